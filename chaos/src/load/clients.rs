@@ -428,6 +428,7 @@ async fn follow(
             WatchItem::SyncEnd { log_index } => (log_index, WatchChange::SyncEnd),
             WatchItem::Bookmark { log_index } => (log_index, WatchChange::Bookmark),
             WatchItem::Restarted => (0, WatchChange::Restarted),
+            other => anyhow::bail!("a watch of jobs with an item that drills do not know: {other:?}"),
         };
         record.watch(WatchEvent { watch: number, tenant: None, at_us: now_us(), log_index, change });
     }

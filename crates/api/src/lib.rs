@@ -32,6 +32,8 @@ mod log_service;
 mod node_service;
 mod original;
 mod policy_service;
+#[cfg(test)]
+mod protocol_tests;
 mod queue_service;
 mod read;
 mod render;

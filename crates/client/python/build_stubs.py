@@ -5,6 +5,7 @@ By hand, for work in the source tree: `python build_stubs.py`.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ HERE = Path(__file__).resolve().parent
 SOURCE = HERE / "src"
 TARGET = SOURCE / "muster" / "v1"
 PROTOCOL = HERE.parents[2] / "proto"
+# What speaks to an agent is one file without dependencies, which programs can also copy.
+AGENT = HERE.parents[1] / "worker" / "python" / "muster_worker.py"
 
 
 def generate() -> None:
@@ -22,6 +25,7 @@ def generate() -> None:
         if (TARGET / "job_pb2.py").is_file():
             return
         raise SystemExit(f"there is no protocol in {PROTOCOL}, and nothing generated in {TARGET}")
+    shutil.copyfile(AGENT, SOURCE / "muster" / "_agent.py")
     from grpc_tools import protoc  # type: ignore[import-untyped]
 
     TARGET.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,6 @@
 //! Requests and answers are the messages of the API themselves. A mutation without a request id gets
 //! one before it is sent for the first time.
 
-use muster_planted::{Rule, breaks};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -19,7 +18,7 @@ use v1::queue_service_client::QueueServiceClient;
 use crate::error::{AttemptError, CallError};
 use crate::read::is_past;
 use crate::repeat::Subject;
-use crate::{Client, Options};
+use crate::{Client, Options, planted};
 
 /// Largest answer that is read: a gang of 16,384 workers with its placement is about 2 MiB, the largest
 /// policy about 4.
@@ -88,7 +87,7 @@ impl Client {
         let repeated = AtomicBool::new(false);
         let send = |channel| {
             let mut request = request.clone();
-            if breaks(Rule::RetryUnderNewId) && repeated.swap(true, Ordering::Relaxed) {
+            if planted::repeats_under_a_new_id() && repeated.swap(true, Ordering::Relaxed) {
                 request.request_id.clear();
                 ensure_request_id(&mut request.request_id);
             }

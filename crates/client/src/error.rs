@@ -8,6 +8,7 @@ use crate::endpoint::ConnectError;
 
 /// Why one attempt failed.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum AttemptError {
     /// No replica could be reached.
     #[error("no replica could be reached")]
@@ -31,6 +32,7 @@ pub enum AttemptError {
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum CallError {
     /// The answer is no; repeating the call unchanged would not help.
     #[error("{operation} was refused by {endpoint}")]

@@ -19,6 +19,7 @@ pub mod endpoint;
 mod error;
 mod log;
 mod output;
+mod planted;
 mod read;
 mod repeat;
 mod submitter;
@@ -45,7 +46,7 @@ pub use watch::{
 
 use connection::Connection;
 
-/// How patient a client is.
+/// How patient a client is. Write it with `..Options::STANDARD`: fields may be added.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Longest time of one call, with all its repetitions. Of a watch: longest time without any

@@ -3,6 +3,7 @@
 //! **Invariant:** every record is delivered once and in order: a new stream begins right behind what was
 //! delivered before.
 
+use futures::stream::{self, Stream};
 use muster_types::RefusalCode;
 use muster_wire::v1;
 use muster_wire::v1::read_log_response::Event;
@@ -18,6 +19,7 @@ use crate::repeat::{Failure, Patience, Subject};
 
 /// One step of a read of the log.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum LogItem {
     /// A record.
     Record(Box<v1::LogRecord>),
@@ -155,6 +157,14 @@ impl LogReader {
             self.stream = None;
             self.client.after_failure(&SUBJECT, &mut self.patience, failure).await?;
         }
+    }
+
+    /// The same as a stream, which ends with what was asked for or behind its first error.
+    pub fn into_stream(self) -> impl Stream<Item = Result<LogItem, CallError>> + Send {
+        stream::try_unfold(self, |mut log| async move {
+            let item = log.next().await?;
+            Ok(item.map(|item| (item, log)))
+        })
     }
 
     async fn open(&mut self) -> Result<(), Failure> {

@@ -5,6 +5,7 @@
 //!
 //! **Invariant:** every byte that was kept is delivered once and in order; what was not kept is said.
 
+use futures::stream::{self, Stream};
 use muster_types::RefusalCode;
 use muster_wire::v1;
 use tonic::Streaming;
@@ -78,6 +79,14 @@ impl LogStream {
             self.recover(failure).await?;
         }
         Ok(None)
+    }
+
+    /// The same as a stream, which ends with the output or behind its first error.
+    pub fn into_stream(self) -> impl Stream<Item = Result<v1::ReadLogsResponse, CallError>> + Send {
+        stream::try_unfold(self, |mut output| async move {
+            let piece = output.next().await?;
+            Ok(piece.map(|piece| (piece, output)))
+        })
     }
 
     async fn open(&mut self) -> Result<(), Failure> {

@@ -7,7 +7,6 @@
 //! **Invariant:** a submission that the stream left without an answer is repeated as a call of its own,
 //! under the same request id, so it has one effect and one answer whatever became of the stream.
 
-use muster_planted::{Rule, breaks};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -18,11 +17,11 @@ use muster_wire::v1::submit_stream_response::Outcome;
 use tokio::sync::{mpsc, oneshot};
 use tonic::{Code, Status, Streaming};
 
-use crate::Client;
 use crate::calls::{ensure_request_id, jobs};
 use crate::connection::{LEADER, Link};
 use crate::error::CallError;
 use crate::repeat::{Subject, Verdict};
+use crate::{Client, planted};
 
 /// Submissions of one stream that may be on their way; more wait for their turn here.
 const UNDER_WAY_MAX: usize = 1_024;
@@ -162,7 +161,7 @@ impl Submitter {
             // The stream broke, or its replica is silent: the next submission opens another.
             None => self.give_up(&pipe).await,
         }
-        if breaks(Rule::RetryUnderNewId) {
+        if planted::repeats_under_a_new_id() {
             request.request_id.clear();
         }
         self.client.submit_job(request).await

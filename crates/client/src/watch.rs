@@ -5,6 +5,7 @@
 //!
 //! **Invariant:** between two `Restarted` every change is delivered once and in log order.
 
+use futures::stream::{self, Stream};
 use muster_types::RefusalCode;
 use muster_wire::v1;
 use tonic::transport::Channel;
@@ -18,6 +19,7 @@ use crate::repeat::{Failure, Patience, Subject, Verdict};
 
 /// One step of a watch of jobs.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum WatchItem {
     /// A job was added or changed; before [`WatchItem::SyncEnd`]: a job as it is at the beginning.
     Changed {
@@ -50,6 +52,7 @@ pub enum WatchItem {
 
 /// One step of a watch of nodes; as [`WatchItem`].
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum NodeItem {
     /// A node was added or changed, or is there at the beginning.
     Changed {
@@ -81,6 +84,7 @@ pub enum NodeItem {
 
 /// One step of a watch of queues; as [`WatchItem`].
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum QueueItem {
     /// What one round of decisions did, or a queue as it is at the beginning.
     Changed {
@@ -350,6 +354,14 @@ impl<W: Watched> Watch<W> {
             self.stream = None;
             self.recover(failure).await?;
         }
+    }
+
+    /// The same as a stream, which ends behind its first error.
+    pub fn into_stream(self) -> impl Stream<Item = Result<W::Item, CallError>> + Send {
+        stream::try_unfold(self, |mut watch| async move {
+            let item = watch.next().await?;
+            Ok(Some((item, watch)))
+        })
     }
 
     async fn open(&mut self) -> Result<(), Failure> {

@@ -130,7 +130,7 @@ class Cluster:
             self.start(f"replica-{at + 1}", "--bootstrap")
         self.start("agent")
         with self.client() as client:
-            eventually("the node is up", lambda: any(node.description.name == "h1" for node in client.nodes()))
+            eventually("the node is up", lambda: any(node.name == "h1" for node in client.nodes()))
 
     def tls(self) -> muster.Tls | None:
         """What a user shows."""
@@ -141,7 +141,7 @@ class Cluster:
 
     def client(self) -> muster.Client:
         """Of all replicas."""
-        return muster.Client(self.clients, tls=self.tls(), options=muster.Options(attempt_timeout_s=4.0))
+        return muster.Client(self.clients, tls=self.tls(), options=muster.Options(deadline=PATIENCE_S, attempt_timeout=4.0))
 
     def kill_leader(self) -> str:
         """SIGKILL; the name of the replica."""

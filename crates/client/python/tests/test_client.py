@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+import multiprocessing
+import pickle
+import re
 import socket
+import threading
 import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import grpc
@@ -12,10 +20,13 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 import muster
-from muster._attempts import Attempts, OutputPlace, Seen, WatchPlace
+import muster.aio
+from muster import worker
+from muster._attempts import Attempts
+from muster._core import Logs, Seen, Watch
 from muster._judge import Verdict, judge
 from muster.options import Endpoints, Options, tls_from_environment
-from muster.v1 import common_pb2, job_pb2
+from muster.v1 import common_pb2, fleet_pb2, job_pb2
 
 
 RETRIES = Path(__file__).resolve().parents[4] / "proto" / "retries.txt"
@@ -45,9 +56,7 @@ def trailers(reason: str, retry_after_s: int = 0, **metadata: str) -> list[tuple
         ("", grpc.StatusCode.UNIMPLEMENTED, Verdict.FINAL),
     ],
 )
-def test_only_what_may_end_differently_is_repeated(
-    reason: str, code: grpc.StatusCode, verdict: Verdict
-) -> None:
+def test_only_what_may_end_differently_is_repeated(reason: str, code: grpc.StatusCode, verdict: Verdict) -> None:
     found = trailers(reason, code="MS-1") if reason else []
     failure = judge("test", code, "why", found, names_log_index=False)
     assert (failure.verdict, failure.refused.reason) == (verdict, reason)
@@ -106,47 +115,239 @@ def test_nobody_there_ends_with_the_deadline_and_the_request_id() -> None:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
     begun = time.monotonic()
-    with muster.Client(address, options=muster.Options(deadline_s=0.5)) as client:
+    with muster.Client(address, options=muster.Options(deadline=0.5)) as client:
         with pytest.raises(muster.Unavailable) as failed:
             client.submit(muster.job("x", ["true"]))
+        with pytest.raises(muster.Unavailable, match="within 0.1 s"):
+            client.submit(muster.job("x", ["true"]), timeout=timedelta(milliseconds=100))
     assert failed.value.request_id and failed.value.attempts > 1
+    assert failed.value.waited == timedelta(seconds=0.5)
     assert time.monotonic() - begun < 10
 
 
-def test_jobs_are_described_like_files() -> None:
-    spec = muster.job("train", ["python"], workers=2, accelerators="h100|a100:4", cpu=0.5, run_time_limit_s=60)
-    group = spec.groups[0]
-    assert [choice.type for choice in group.accelerators.choices] == ["h100", "a100"]
-    assert (group.accelerators.count, group.cpu_milli, spec.run_time_limit_ms) == (4, 500, 60_000)
-    shared = muster.job("x", ["y"], accelerators="any:0.25").groups[0].accelerators
-    assert (len(shared.choices), shared.share_milli) == (0, 250)
-    for bad in ["h100", "h100:", "h100:0", "h100:1.5", "h100:-1", "h100:65", "h100:x"]:
-        with pytest.raises(muster.ConfigurationError):
-            muster.job("x", ["y"], accelerators=bad)
-    with pytest.raises(muster.ConfigurationError):
-        muster.job("x", "echo hello")
-
-
 def test_a_watch_that_lost_its_place_begins_again() -> None:
-    place = WatchPlace(["job-1"], "", "", Seen())
+    what = ("watch jobs", "/x", job_pb2.WatchJobsResponse.FromString)
+    seen = Seen()
+    place: Watch[str] = Watch(what, job_pb2.WatchJobsRequest(job_ids=["job-1"]), lambda job: job.id, "", None, seen)
     assert place.opening() is None
-    place.accept(job_pb2.WatchJobsResponse(resume_token="t", log_index=7, bookmark=True))
-    assert place.request().resume_token == "t" and place.opening() is None
+    item = place.accept(job_pb2.WatchJobsResponse(resume_token="t", log_index=7, bookmark=True))
+    assert item == muster.Bookmark(7, "t") and seen.log_index == 7
+    assert place.resume_token == "t" and place.opening() is None
     code = grpc.StatusCode.OUT_OF_RANGE
-    assert place.lost(judge("w", code, "", trailers("RESUME_TOKEN_COMPACTED"), True))
-    assert place.request().resume_token == ""
+    assert place.judge(judge("w", code, "", trailers("RESUME_TOKEN_COMPACTED"), True)) is None
+    assert place.resume_token == ""
     assert place.opening() == muster.Restarted() and place.opening() is None
+    changed = place.accept(job_pb2.WatchJobsResponse(log_index=9, changed=job_pb2.Job(id="job-1")))
+    assert changed == muster.Changed(9, "", "job-1")
 
 
 def test_output_goes_on_behind_what_was_read() -> None:
-    place = OutputPlace(job_pb2.ReadLogsRequest(job_id="job-1", previous=True, tail_bytes=9))
+    place = Logs(job_pb2.ReadLogsRequest(job_id="job-1", previous=True, tail_bytes=9))
     code = grpc.StatusCode.NOT_FOUND
     away = judge("r", code, "", trailers("LOGS_UNAVAILABLE"), False)
-    assert place.again(away).verdict == Verdict.FINAL
+    assert place.judge(away).verdict == Verdict.FINAL
     token = common_pb2.FencingToken(generation=1, log_index=7)
     piece = job_pb2.ReadLogsResponse(stream="stdout", data=b"x", position=12, dropped_bytes=3, token=token)
     assert place.accept(piece) == muster.Output("stdout", b"x", 3)
     request = place.request()
     assert (request.from_position, request.previous, request.tail_bytes, request.token) == (12, False, 0, token)
-    assert place.again(away).verdict == Verdict.STAY
+    assert place.judge(away).verdict == Verdict.STAY
     assert place.accept(job_pb2.ReadLogsResponse()) is None
+
+
+ERRORS = [
+    muster.ConfigurationError("why"),
+    muster.TimedOut("long"),
+    muster.Unavailable("submit job", 3, timedelta(seconds=30), "a:1: silence", "id", timedelta(seconds=2)),
+    muster.JobFailed("job-1", "failed", "APPLICATION_FAILED", "exit code 3"),
+    muster.InvalidJobFile([muster.Problem(3, "spec.cpu", "must be more")]),
+    muster.Conflict(
+        "cancel job",
+        "it is over",
+        reason="JOB_FINISHED",
+        number="MS-2002",
+        grpc_code="FAILED_PRECONDITION",
+        violations=[muster.Violation("a", "b")],
+        metadata={"phase": "failed"},
+        retry_delay=timedelta(seconds=1),
+    ),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_exceptions_cross_processes(error: muster.MusterError) -> None:
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        found = pickle.loads(pickle.dumps(error, protocol))
+        assert type(found) is type(error) and found.__dict__ == error.__dict__ and str(found) == str(error)
+    assert len({error, error}) == 1, "an exception can be hashed"
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        with pytest.raises(type(error), match=re.escape(str(error))):
+            pool.submit(_throw, error).result(60)
+
+
+def _throw(error: muster.MusterError) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "kind"),
+    [
+        ("INVALID_FIELD", "INVALID_ARGUMENT", muster.InvalidSpec),
+        ("NEVER_FITS", "FAILED_PRECONDITION", muster.InvalidSpec),
+        ("JOB_NOT_FOUND", "NOT_FOUND", muster.NotFound),
+        ("RIGHT_MISSING", "PERMISSION_DENIED", muster.PermissionDenied),
+        ("POLICY_CHANGED", "FAILED_PRECONDITION", muster.Conflict),
+        ("TENANT_LIMIT", "RESOURCE_EXHAUSTED", muster.QuotaExceeded),
+        ("OF_A_NEWER_SERVER", "ABORTED", muster.Conflict),
+        ("OF_A_NEWER_SERVER", "INTERNAL", muster.Refused),
+    ],
+)
+def test_refusals_have_a_kind(reason: str, code: str, kind: type[muster.Refused]) -> None:
+    found = trailers(reason, 3, code="MS-9", needed="2")
+    refused = judge("t", grpc.StatusCode[code], "why", found, False).refused
+    assert type(refused) is kind
+    assert (refused.reason, refused.number, refused.metadata) == (reason, "MS-9", {"needed": "2"})
+    assert refused.retry_delay == timedelta(seconds=3)
+
+
+def test_a_delay_beyond_measure_is_cut() -> None:
+    found = trailers("OVERLOADED", 315_576_000_000)
+    failure = judge("t", grpc.StatusCode.RESOURCE_EXHAUSTED, "", found, False)
+    assert failure.refused.retry_delay == timedelta(days=1)
+
+
+def test_reads_are_what_is_asked_for() -> None:
+    bounded = muster.Read.bounded(timedelta(seconds=2)).to_message(7)
+    assert bounded == common_pb2.ReadOptions(
+        consistency=common_pb2.CONSISTENCY_BOUNDED, max_staleness_ms=2_000, min_log_index=7
+    )
+    assert muster.Read.linearizable(min_log_index=9).to_message(7).min_log_index == 9
+    past = muster.Read.at(datetime(2027, 1, 1, tzinfo=timezone.utc)).to_message(7)
+    assert past == common_pb2.ReadOptions(at_time_ms=1_798_761_600_000), "the past waits for nothing"
+    assert muster.Read.at_log_index(3).to_message(7) == common_pb2.ReadOptions(at_log_index=3)
+    for length in (0, -1, 0.0001):
+        with pytest.raises(muster.ConfigurationError):
+            muster.Read.bounded(length)
+    with pytest.raises(muster.ConfigurationError, match="no time zone"):
+        muster.Read.at(datetime(2027, 1, 1))
+
+
+def test_a_job_has_datetimes() -> None:
+    job = muster.JobView(job_pb2.Job(id="job-1", submitted_at_ms=1_798_761_600_123, phase=job_pb2.JOB_PHASE_RUNNING))
+    assert job.create_time == datetime(2027, 1, 1, 0, 0, 0, 123_000, timezone.utc)
+    assert (job.start_time, job.expected_run_time, job.array_index, job.fencing_token) == (None, None, None, None)
+    assert muster.JobView(job_pb2.Job(submitted_at_ms=(1 << 64) - 1)).create_time is None, "no calendar has it"
+    assert muster.JobView(job_pb2.Job(phase=99)).phase == "unknown"  # type: ignore[arg-type]
+
+
+def surface(of: object) -> dict[str, str]:
+    """Public names with their parameters."""
+    found = {}
+    for name, member in inspect.getmembers(of, inspect.isfunction):
+        if not name.startswith("_"):
+            parameters = inspect.signature(member).parameters.values()
+            found[name.replace("aclose", "close")] = ", ".join(str(one) for one in parameters)
+    return found
+
+
+def test_both_clients_have_the_same_calls() -> None:
+    for blocking, awaited in (
+        (muster.Client, muster.aio.Client),
+        (muster.Job, muster.aio.Job),
+        (muster.Watching, muster.aio.Watching),
+    ):
+        assert surface(blocking) == surface(awaited)
+    for name in ("as_completed", "wait_all"):
+        assert str(inspect.signature(getattr(muster, name)).parameters) == str(
+            inspect.signature(getattr(muster.aio, name)).parameters
+        )
+
+
+def test_a_replica_far_away_is_reached() -> None:
+    """Its first bytes take longer than any in one region do."""
+    listing = grpc.unary_unary_rpc_method_handler(
+        lambda request, context: fleet_pb2.ListNodesResponse(),
+        request_deserializer=fleet_pb2.ListNodesRequest.FromString,
+        response_serializer=fleet_pb2.ListNodesResponse.SerializeToString,
+    )
+    server = grpc.server(ThreadPoolExecutor(2))
+    service = grpc.method_handlers_generic_handler("muster.v1.FleetService", {"ListNodes": listing})
+    server.add_generic_rpc_handlers((service,))
+    behind = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    stop = threading.Event()
+
+    def carry(source: socket.socket, sink: socket.socket, delay_s: float) -> None:
+        with source, sink:
+            try:
+                while data := source.recv(1 << 16):
+                    stop.wait(delay_s)
+                    sink.sendall(data)
+            except OSError:
+                pass
+
+    def accept(listener: socket.socket) -> None:
+        while True:
+            try:
+                near, _ = listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection(("127.0.0.1", behind))
+            for source, sink, delay_s in ((near, far, 0.0), (far, near, 1.2)):
+                threading.Thread(target=carry, args=(source, sink, delay_s), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, args=[listener], daemon=True).start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with muster.Client(address, options=muster.Options(deadline=15, attempt_timeout=8)) as client:
+            assert list(client.nodes()) == []
+        stop.set()
+        listener.shutdown(socket.SHUT_RDWR)
+    server.stop(None).wait()
+
+
+def test_a_worker_knows_where_it_is(tmp_path: Path) -> None:
+    outside = worker.current({})
+    assert (outside.job_id, outside.rank, outside.world_size, outside.array_index) == ("", 0, 1, None)
+    outside.step(1)
+    outside.checkpoint_committed(1)
+    socket_path = tmp_path / "agent.sock"
+    inside = worker.current(
+        {
+            "MUSTER_JOB_ID": "job-7",
+            "MUSTER_FENCING_TOKEN": "1.42",
+            "MUSTER_RANK": "3",
+            "MUSTER_WORLD_SIZE": "8",
+            "MUSTER_ATTEMPT": "2",
+            "MUSTER_ARRAY_INDEX": "5",
+            "MUSTER_RESUME": "1",
+            "MUSTER_CHECKPOINT_SAVED_AT_MS": "1798761600000",
+            "MUSTER_STOP_GRACE_MS": "1500",
+            "MUSTER_AGENT_SOCKET": str(socket_path),
+        }
+    )
+    assert (inside.rank, inside.world_size, inside.attempt, inside.array_index) == (3, 8, 2, 5)
+    assert inside.resumes and inside.last_checkpoint_time == datetime(2027, 1, 1, tzinfo=timezone.utc)
+    assert inside.stop_grace == timedelta(milliseconds=1500)
+    with pytest.raises(worker.Unreachable):
+        inside.checkpoint_committed(1, timeout=timedelta(milliseconds=50))
+    asked = []
+
+    def agent(listener: socket.socket) -> None:
+        for answer in (b'{"ok":true}\n', b'{"error":"old"}\n'):
+            stream, _ = listener.accept()
+            with stream, stream.makefile("rb") as lines:
+                asked.append(json.loads(lines.readline()))
+                stream.sendall(answer)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(socket_path))
+        listener.listen()
+        serving = threading.Thread(target=agent, args=[listener])
+        serving.start()
+        inside.checkpoint_committed(12)
+        with pytest.raises(worker.Refused, match="old"):
+            inside.checkpoint_committed(13)
+        serving.join(60)
+    who = {"job_id": "job-7", "fencing_token": "1.42", "rank": 3}
+    assert asked[0] == {**who, "checkpoint_committed": {"step": 12}}

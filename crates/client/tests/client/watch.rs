@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::fake::{Fake, Step, endpoints, options};
+use futures::StreamExt as _;
 use muster_client::{Client, Options, Watch, WatchItem};
 use muster_types::{Refusal, RefusalCode};
 use muster_wire::status::to_status;
@@ -117,4 +118,25 @@ async fn refusals_end_it_and_so_does_the_deadline() {
     assert_eq!(take(&mut watch, 1).await, ["+1"]);
     drop(fake);
     assert!(watch.next().await.unwrap_err().is_unavailable());
+}
+
+#[tokio::test]
+async fn a_stream_of_changes_goes_on_and_ends_with_the_first_error() {
+    let broken = Err(Status::unavailable("failover"));
+    let refused = Err(to_status(&Refusal::new(RefusalCode::PermissionDenied, "not yours")));
+    let fake = Fake::start([
+        Step::Stream(vec![changed(1), broken], false),
+        Step::Stream(vec![changed(2), refused, changed(3)], false),
+    ]);
+    let watch = watch(&[&fake], "", options()).await;
+    let items: Vec<_> = watch.into_stream().collect().await;
+    let [
+        Ok(WatchItem::Changed { log_index: 1, .. }),
+        Ok(WatchItem::Changed { log_index: 2, .. }),
+        Err(error),
+    ] = &items[..]
+    else {
+        panic!("{items:?}");
+    };
+    assert_eq!(error.refused().and_then(|refused| refused.code), Some(RefusalCode::PermissionDenied));
 }

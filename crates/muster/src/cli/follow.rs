@@ -158,13 +158,11 @@ impl Watched {
 
     fn take(&mut self, item: WatchItem) -> Result<(), Failure> {
         match item {
-            WatchItem::Changed { job, .. } => {
-                if self.ids.contains(&job.id) {
-                    if !self.synced {
-                        self.in_sync.push(job.id.clone());
-                    }
-                    self.jobs.insert(job.id.clone(), *job);
+            WatchItem::Changed { job, .. } if self.ids.contains(&job.id) => {
+                if !self.synced {
+                    self.in_sync.push(job.id.clone());
                 }
+                self.jobs.insert(job.id.clone(), *job);
             }
             WatchItem::SyncEnd { log_index } => {
                 self.synced = true;
@@ -175,12 +173,10 @@ impl Watched {
                 }
             }
             WatchItem::Restarted => self.synced = false,
-            WatchItem::Forgotten { job_id, log_index } => {
-                if self.open().contains(&job_id) {
-                    return Err(gone(&job_id, log_index));
-                }
+            WatchItem::Forgotten { job_id, log_index } if self.open().contains(&job_id) => {
+                return Err(gone(&job_id, log_index));
             }
-            WatchItem::Bookmark { .. } => {}
+            _ => {}
         }
         Ok(())
     }
@@ -231,7 +227,7 @@ pub fn print(console: &Console, item: &WatchItem, synced: bool) -> Result<(), Fa
                 say_restarted(console);
                 Ok(())
             }
-            WatchItem::SyncEnd { .. } | WatchItem::Bookmark { .. } => Ok(()),
+            _ => Ok(()),
         },
     }
 }
@@ -258,6 +254,7 @@ fn document(item: &WatchItem) -> Document<JobEvent> {
             (Some(*log_index), event("forgotten", None, Some(job_id)))
         }
         WatchItem::Restarted => (None, event("restarted", None, None)),
+        _ => (None, event("unknown", None, None)),
     };
     Document::new("JobEvent", log_index, content)
 }

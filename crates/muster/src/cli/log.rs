@@ -255,7 +255,7 @@ async fn tail(client: &Client, console: &Console, args: TailArgs) -> Result<Exit
         };
         match item {
             Some(LogItem::Record(record)) => print(console, &record)?,
-            Some(LogItem::Bookmark { .. } | LogItem::SyncEnd { .. }) => {}
+            Some(_) => {}
             None => return Ok(Exit::Ok),
         }
     }

@@ -299,6 +299,7 @@ fn event(item: &NodeItem) -> Document<NodeEvent> {
             (Some(*log_index), event("forgotten", None, Some(node_id)))
         }
         NodeItem::Restarted => (None, event("restarted", None, None)),
+        _ => (None, event("unknown", None, None)),
     };
     Document::new("NodeEvent", log_index, content)
 }

@@ -113,7 +113,7 @@ fn print(console: &Console, item: &QueueItem) -> Result<(), Failure> {
                 super::follow::say_restarted(console);
                 Ok(())
             }
-            QueueItem::SyncEnd { .. } | QueueItem::Bookmark { .. } => Ok(()),
+            _ => Ok(()),
         },
     }
 }
@@ -128,6 +128,7 @@ fn document(item: &QueueItem) -> Document<QueueEvent> {
         QueueItem::SyncEnd { log_index } => (Some(*log_index), event("syncEnd")),
         QueueItem::Bookmark { log_index } => (Some(*log_index), event("bookmark")),
         QueueItem::Restarted => (None, event("restarted")),
+        _ => (None, event("unknown")),
     };
     Document::new("QueueEvent", log_index, content)
 }

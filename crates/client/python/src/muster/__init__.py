@@ -2,52 +2,96 @@
 
 >>> import muster
 >>> with muster.Client("127.0.0.1:7401,127.0.0.1:7402") as client:  # doctest: +SKIP
-...     [job_id] = client.submit(muster.job("train", ["python", "train.py"], workers=4, accelerators="h100:8"))
-...     client.wait(job_id, until="succeeded")
+...     job = client.submit(muster.JobSpec.from_yaml("train.yaml"))
+...     for piece in job.logs(follow=True):
+...         print(piece.data.decode(), end="")
+...     job.wait(until="succeeded")
 
-:mod:`muster.aio` has the same for asyncio; :mod:`muster.v1` the messages of the protocol.
+:mod:`muster.aio` has the same for asyncio, :mod:`muster.worker` what a program says inside of a job, and
+:mod:`muster.v1` the messages of the protocol.
 """
 
-from ._attempts import Bookmark, Changed, Forgotten, Output, Restarted, SyncEnd, WatchItem
-from .client import Client
+from ._time import Seconds
+from .client import Client, Job, Watching, as_completed, wait_all
 from .errors import (
     ConfigurationError,
+    Conflict,
+    InvalidJobFile,
+    InvalidSpec,
     JobFailed,
     MusterError,
     NotFound,
+    PermissionDenied,
+    Problem,
+    QuotaExceeded,
     Refused,
+    TimedOut,
     Unavailable,
     Violation,
 )
-from .jobs import Phase, Until, has_ended, job, phase
-from .options import Options, Tls
+from .options import Options, Read, Tls
+from .spec import JobSpec, job
+from .types import (
+    Bookmark,
+    Changed,
+    Explanation,
+    Forgotten,
+    JobView,
+    Node,
+    Output,
+    Phase,
+    Quantiles,
+    Restarted,
+    ServerInfo,
+    SyncEnd,
+    Tenant,
+    TenantChanges,
+    Until,
+    WatchItem,
+)
 from .v1.common_pb2 import FencingToken
-from .v1.job_pb2 import Job, JobSpec
 
 __all__ = [
     "Bookmark",
     "Changed",
     "Client",
     "ConfigurationError",
+    "Conflict",
+    "Explanation",
     "FencingToken",
     "Forgotten",
+    "InvalidJobFile",
+    "InvalidSpec",
     "Job",
     "JobFailed",
     "JobSpec",
+    "JobView",
     "MusterError",
+    "Node",
     "NotFound",
     "Options",
     "Output",
+    "PermissionDenied",
     "Phase",
+    "Problem",
+    "Quantiles",
+    "QuotaExceeded",
+    "Read",
     "Refused",
     "Restarted",
+    "Seconds",
+    "ServerInfo",
     "SyncEnd",
+    "Tenant",
+    "TenantChanges",
+    "TimedOut",
     "Tls",
     "Unavailable",
     "Until",
     "Violation",
     "WatchItem",
-    "has_ended",
+    "Watching",
+    "as_completed",
     "job",
-    "phase",
+    "wait_all",
 ]

@@ -1,21 +1,23 @@
-"""The repetitions of one call, and the places of streams: what both kinds of client do alike.
+"""The repetitions of one call: what both kinds of client do alike.
 
 Nothing in here waits or sends; the clients do, each in its own way.
 """
 
 from __future__ import annotations
 
-import time
+import logging
 import uuid
-from dataclasses import dataclass
+from datetime import timedelta
 from typing import Callable, Sequence
 
 import grpc
 
 from ._judge import Failure, Verdict, judge
+from ._time import seconds
 from .errors import ConfigurationError, Refused, Unavailable
 from .options import ANSWER_BYTES_MAX, REPLICA_NAME, Endpoints, Options, Patience, Tls
-from .v1 import common_pb2, job_pb2
+
+_LOG = logging.getLogger("muster")
 
 
 def channel_options(tls: Tls | None) -> list[tuple[str, int | str]]:
@@ -23,7 +25,8 @@ def channel_options(tls: Tls | None) -> list[tuple[str, int | str]]:
     options: list[tuple[str, int | str]] = [
         ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
         ("grpc.initial_reconnect_backoff_ms", 50),
-        ("grpc.min_reconnect_backoff_ms", 50),
+        # Despite its name also how long a connection may take to be made: a region may be far away.
+        ("grpc.min_reconnect_backoff_ms", 3_000),
         ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.keepalive_time_ms", 5_000),
         ("grpc.keepalive_timeout_ms", 5_000),
@@ -49,21 +52,6 @@ def new_request_id(given: str | None) -> str:
         return str(uuid.UUID(given))
     except ValueError as error:
         raise ConfigurationError(f"{given!r} is no request id: it must be a UUID") from error
-
-
-class Seen:
-    """The highest position of the log that any answer named: reads wait for it on whichever replica."""
-
-    def __init__(self) -> None:
-        self.log_index = 0
-
-    def take(self, freshness: common_pb2.Freshness) -> None:
-        """Of an answer."""
-        self.log_index = max(self.log_index, freshness.log_index)
-
-    def read(self) -> common_pb2.ReadOptions:
-        """For a request."""
-        return common_pb2.ReadOptions(min_log_index=self.log_index)
 
 
 class Attempts:
@@ -120,8 +108,12 @@ class Attempts:
         pause = self._patience.pause(failure.retry_after_s)
         if pause is None:
             last = f"{address}: {failure.refused.reason or failure.refused.grpc_code}: {failure.refused.message}"
-            attempts, waited = self._patience.attempts, self._options.deadline_s
-            raise Unavailable(self._operation, attempts, waited, last, self._request_id)
+            waited = timedelta(seconds=seconds(self._options.deadline))
+            refused = failure.refused
+            raise Unavailable(
+                self._operation, self._patience.attempts, waited, last, self._request_id, refused.retry_delay
+            ) from refused
+        _LOG.debug("%s at %s: %s; %s", self._operation, address, failure.refused, failure.verdict.value)
         return pause
 
     def ended(self, address: str) -> float:
@@ -139,158 +131,3 @@ def status_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, Sequence[tupl
     said = details() if details is not None else None
     trailers = (trailing() if trailing is not None else None) or ()
     return found or grpc.StatusCode.UNKNOWN, said or str(error), [(key, value) for key, value in trailers]
-
-
-@dataclass(frozen=True)
-class Changed:
-    """A job was added or changed; before :class:`SyncEnd`: a job as it is at the beginning."""
-
-    log_index: int
-    job: job_pb2.Job
-
-
-@dataclass(frozen=True)
-class SyncEnd:
-    """The jobs as they were at the beginning have all been delivered."""
-
-    log_index: int
-
-
-@dataclass(frozen=True)
-class Bookmark:
-    """Nothing changed up to here."""
-
-    log_index: int
-
-
-@dataclass(frozen=True)
-class Forgotten:
-    """A finished job was dropped from the state."""
-
-    log_index: int
-    job_id: str
-
-
-@dataclass(frozen=True)
-class Restarted:
-    """The place in the log was lost: what follows is a new sync; changes in between were not delivered."""
-
-
-WatchItem = Changed | SyncEnd | Bookmark | Forgotten | Restarted
-
-
-class WatchPlace:
-    """Where a watch is in the log."""
-
-    def __init__(self, job_ids: Sequence[str], tenant: str, resume_token: str, seen: Seen) -> None:
-        self._job_ids = list(job_ids)
-        self._tenant = tenant
-        self._seen = seen
-        self._delivered = bool(resume_token)
-        self.resume_token = resume_token
-
-    def request(self) -> job_pb2.WatchJobsRequest:
-        """What is still wanted."""
-        return job_pb2.WatchJobsRequest(
-            resume_token=self.resume_token, job_ids=self._job_ids, tenant=self._tenant
-        )
-
-    def opening(self) -> Restarted | None:
-        """To be delivered before what a stream brings that is opened now."""
-        if self.resume_token or not self._delivered:
-            return None
-        self._delivered = False
-        return Restarted()
-
-    def accept(self, message: job_pb2.WatchJobsResponse) -> WatchItem | None:
-        """Takes in a message; none for one that only a newer version understands."""
-        if message.resume_token:
-            self.resume_token = message.resume_token
-        index = message.log_index
-        self._seen.log_index = max(self._seen.log_index, index)
-        self._delivered = True
-        event = message.WhichOneof("event")
-        if event == "changed":
-            return Changed(index, message.changed)
-        if event == "sync_end":
-            return SyncEnd(index)
-        if event == "bookmark":
-            return Bookmark(index)
-        if event == "forgotten":
-            return Forgotten(index, message.forgotten)
-        return None
-
-    def lost(self, failure: Failure) -> bool:
-        """Whether the place is not kept any more anywhere, so that the watch begins again."""
-        lost = failure.refused.reason == "RESUME_TOKEN_COMPACTED" and bool(self.resume_token)
-        if lost:
-            self.resume_token = ""
-            self._delivered = True
-        return lost
-
-
-@dataclass(frozen=True)
-class Output:
-    """A piece of a worker's output."""
-
-    stream: str
-    """``stdout`` or ``stderr``."""
-    data: bytes
-    dropped_bytes: int
-    """Bytes right before ``data`` that its node did not keep."""
-
-
-class OutputPlace:
-    """Where a reader is in a worker's output."""
-
-    def __init__(self, request: job_pb2.ReadLogsRequest) -> None:
-        self._request = request
-        self._begun = False
-
-    def request(self) -> job_pb2.ReadLogsRequest:
-        """What is still wanted."""
-        return self._request
-
-    def accept(self, message: job_pb2.ReadLogsResponse) -> Output | None:
-        """Takes in a piece; none for the last one, which only says that there is no more."""
-        self._begun = self._begun or bool(message.data)
-        if message.position > 0 and message.HasField("token"):
-            self._request.token.CopyFrom(message.token)
-            self._request.from_position = message.position
-            self._request.previous = False
-            self._request.tail_bytes = 0
-        if not message.data and not message.dropped_bytes:
-            return None
-        return Output(message.stream, message.data, message.dropped_bytes)
-
-    def again(self, failure: Failure) -> Failure:
-        """A failure, judged by what has been read: once there was output, its node may be back soon."""
-        begun = self._begun or self._request.from_position > 0
-        if begun and not self._request.HasField("token"):
-            return Failure(Verdict.FINAL, failure.refused, "", 0.0)
-        if begun and failure.refused.reason == "LOGS_UNAVAILABLE":
-            return Failure(Verdict.STAY, failure.refused, "", failure.retry_after_s)
-        return failure
-
-
-class Limit:
-    """The time of a whole wait; none for no limit."""
-
-    def __init__(self, timeout_s: float | None, what: str) -> None:
-        self._end = None if timeout_s is None else time.monotonic() + timeout_s
-        self._what = what
-
-    def left(self) -> float | None:
-        """Seconds; raises TimeoutError when there are none."""
-        if self._end is None:
-            return None
-        left = self._end - time.monotonic()
-        if left <= 0:
-            raise TimeoutError(self._what)
-        return left
-
-    def pause(self, pause_s: float) -> float:
-        """A pause, cut to the time that is left."""
-        left = self.left()
-        return pause_s if left is None else min(pause_s, left)
-

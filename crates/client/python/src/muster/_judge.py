@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import Enum
 from typing import Iterable, Sequence
 
@@ -10,10 +11,11 @@ import grpc
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from .errors import NotFound, Refused, Violation
+from .errors import Refused, Violation, kind_of
 
 _DOMAIN = "muster.dev"
 _DETAILS = "grpc-status-details-bin"
+_RETRY_AFTER_MAX_S = 86_400.0
 
 # Refusals that may end differently: at the same replica a moment later, or at another one.
 _STAY = {"OVERLOADED", "OUTCOME_UNKNOWN", "STORAGE_FULL", "CLUSTER_RECOVERING"}
@@ -64,16 +66,18 @@ def judge(
         elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
             retry = error_details_pb2.RetryInfo()
             if detail.Unpack(retry):
-                retry_after_s = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
-    kind = NotFound if code == grpc.StatusCode.NOT_FOUND else Refused
-    refused = kind(
-        operation=operation,
-        message=message,
+                delay = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
+                # What a broken proxy sends must not overflow what it is turned into.
+                retry_after_s = min(max(delay, 0.0), _RETRY_AFTER_MAX_S)
+    refused = kind_of(reason, code.name)(
+        operation,
+        message,
         reason=reason,
         number=number,
         grpc_code=code.name,
-        violations=tuple(violations),
+        violations=violations,
         metadata=metadata,
+        retry_delay=timedelta(seconds=retry_after_s) if retry_after_s > 0 else None,
     )
     leader = metadata.get("leader_endpoint", "")
     return Failure(_verdict(refused, code, leader, names_log_index, retry_after_s), refused, leader, retry_after_s)

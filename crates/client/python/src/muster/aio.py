@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, AsyncIterator, Awaitable, Callable, Sequence, TypeVar
+from typing import Any, AsyncIterator, Generic, Iterable, Sequence, TypeVar
 
 import grpc
 import grpc.aio
 
-from ._attempts import (
-    Attempts,
-    Changed,
-    Forgotten,
-    Limit,
+from ._attempts import channel_options, credentials
+from ._core import Call, Core, Page, Result, Stream, Waiting, Watch
+from ._time import Seconds
+from .errors import ConfigurationError
+from .options import Options, Read, Tls
+from .spec import JobSpec
+from .types import (
+    Explanation,
+    JobView,
+    Node,
     Output,
-    OutputPlace,
-    Seen,
+    OutputStream,
+    Phase,
+    ServerInfo,
+    Tenant,
+    TenantChanges,
+    Until,
     WatchItem,
-    WatchPlace,
-    channel_options,
-    credentials,
-    new_request_id,
 )
-from .errors import NotFound
-from .jobs import Until, reached
-from .options import Endpoints, Options, Tls, tls_from_environment
-from .v1 import cluster_pb2, cluster_pb2_grpc, common_pb2, fleet_pb2, fleet_pb2_grpc, job_pb2, job_pb2_grpc
+from .v1 import cluster_pb2, common_pb2, job_pb2, policy_pb2
 
-if TYPE_CHECKING:
-    # They exist for the types alone.
-    from .v1.cluster_pb2_grpc import ClusterServiceAsyncStub
-    from .v1.fleet_pb2_grpc import FleetServiceAsyncStub
-    from .v1.job_pb2_grpc import JobServiceAsyncStub
-
-_Answer = TypeVar("_Answer")
+_Item = TypeVar("_Item")
 
 
 class Client:
@@ -41,7 +37,8 @@ class Client:
 
     Without ``endpoints`` those of MUSTER_ENDPOINTS, without ``tls`` the files that MUSTER_CA, MUSTER_CERT and
     MUSTER_KEY name, if they do. Mutations are repeated under one request id until their outcome is known, so
-    each has one effect, also when the leader dies on the way.
+    each has one effect, also when the leader dies on the way. ``timeout`` of a call is the time of all its
+    repetitions, in seconds or as a timedelta; without one it is that of ``options``.
     """
 
     def __init__(
@@ -50,13 +47,10 @@ class Client:
         *,
         tls: Tls | None = None,
         options: Options = Options(),
+        read: Read = Read.any(),
     ) -> None:
-        self._endpoints = Endpoints(endpoints)
-        self._tls = tls if tls is not None else tls_from_environment()
-        self._credentials = None if self._tls is None else credentials(self._tls)
-        self._options = options
-        self._seen = Seen()
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._core: Core[Job] = Core(endpoints, tls, options, read, lambda message: Job(message, self))
+        self._channels = _Channels(self._core.tls)
 
     async def __aenter__(self) -> Client:
         return self
@@ -65,134 +59,84 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Ends the connections; streams that are open end with them."""
-        channels, self._channels = list(self._channels.values()), {}
-        for channel in channels:
-            await channel.close(None)
+        """Ends the connections, also of clients made by :meth:`reading`; streams that are open end with them."""
+        await self._channels.close()
 
-    async def submit(self, spec: job_pb2.JobSpec, *, request_id: str | None = None) -> list[str]:
-        """Submits one job, or one array; durable on a quorum when it returns. The ids of its jobs."""
-        request_id = new_request_id(request_id)
-        request = job_pb2.SubmitJobRequest(request_id=request_id, spec=spec)
-        answer = await self._call("submit job", lambda link, t: _jobs(link).SubmitJob(request, timeout=t), request_id)
-        self._seen.take(answer.freshness)
-        return list(answer.job_ids)
+    def reading(self, read: Read) -> Client:
+        """The same client, with the same connections and memory, whose reads are answered like this."""
+        other = Client(self._core.endpoints.addresses, tls=self._core.tls, options=self._core.options, read=read)
+        other._channels, other._core.endpoints, other._core.seen = self._channels, self._core.endpoints, self._core.seen
+        return other
 
-    async def submit_all(self, specs: Sequence[job_pb2.JobSpec], *, request_id: str | None = None) -> list[str]:
-        """Submits several jobs, all or none; the ids in their order."""
-        request_id = new_request_id(request_id)
-        request = job_pb2.SubmitJobsRequest(request_id=request_id, specs=specs)
-        answer = await self._call("submit jobs", lambda link, t: _jobs(link).SubmitJobs(request, timeout=t), request_id)
-        self._seen.take(answer.freshness)
-        return list(answer.job_ids)
+    @property
+    def seen_log_index(self) -> int:
+        """The highest position of the log that any answer named; reads wait for it."""
+        return self._core.seen.log_index
 
-    async def validate(self, spec: job_pb2.JobSpec) -> None:
+    def observe_log_index(self, log_index: int) -> None:
+        """Makes later reads wait for a position, for example one that another process was told."""
+        self._core.seen.take(log_index)
+
+    async def submit(self, spec: JobSpec, *, request_id: str | None = None, timeout: Seconds | None = None) -> Job:
+        """Submits one job; durable on a quorum when it returns."""
+        return await self._run(self._core.submit(spec, request_id, timeout))
+
+    async def submit_array(
+        self, spec: JobSpec, *, request_id: str | None = None, timeout: Seconds | None = None
+    ) -> Jobs:
+        """Submits an array; its jobs in the order of their indexes."""
+        return await self._run(self._core.submit_array(spec, request_id, timeout))
+
+    async def submit_all(
+        self, specs: Sequence[JobSpec], *, request_id: str | None = None, timeout: Seconds | None = None
+    ) -> Jobs:
+        """Submits several jobs, all or none; in their order, arrays expanded."""
+        return await self._run(self._core.submit_all(specs, request_id, timeout))
+
+    async def validate(self, spec: JobSpec, *, timeout: Seconds | None = None) -> None:
         """Raises Refused when the cluster would refuse this job."""
-        request = job_pb2.SubmitJobRequest(request_id=new_request_id(None), spec=spec, validate_only=True)
-        await self._call("validate job", lambda link, t: _jobs(link).SubmitJob(request, timeout=t))
+        return await self._run(self._core.validate(spec, timeout))
 
-    async def cancel(self, job_id: str, *, request_id: str | None = None) -> job_pb2.Job:
+    async def plan(self, spec: JobSpec, *, read: Read | None = None, timeout: Seconds | None = None) -> Explanation:
+        """What would become of a job if it were submitted now, and why. Changes nothing."""
+        return await self._run(self._core.plan(spec, read, timeout))
+
+    async def explain(self, job_id: str, *, read: Read | None = None, timeout: Seconds | None = None) -> Explanation:
+        """Why a job waits, what stands before it and when it will start; or where it is."""
+        return await self._run(self._core.explain(job_id, read, timeout))
+
+    async def cancel(self, job_id: str, *, request_id: str | None = None, timeout: Seconds | None = None) -> Job:
         """Cancels a job: a waiting one at once, a running one after its workers have stopped."""
-        request_id = new_request_id(request_id)
-        request = job_pb2.CancelJobRequest(request_id=request_id, job_id=job_id)
-        answer = await self._call("cancel job", lambda link, t: _jobs(link).CancelJob(request, timeout=t), request_id)
-        self._seen.take(answer.freshness)
-        return answer.job
+        return await self._run(self._core.cancel(job_id, request_id, timeout))
 
-    async def job(self, job_id: str) -> job_pb2.Job:
+    async def job(self, job_id: str, *, read: Read | None = None, timeout: Seconds | None = None) -> Job:
         """One job, with its placement and, while it waits, the reason."""
-        request = job_pb2.GetJobRequest(job_id=job_id, read=self._seen.read())
-        answer = await self._read("get job", lambda link, t: _jobs(link).GetJob(request, timeout=t))
-        self._seen.take(answer.freshness)
-        return answer.job
+        return await self._run(self._core.job(job_id, read, timeout))
 
     async def jobs(
-        self, *, phases: Sequence[job_pb2.JobPhase.ValueType] = (), tenant: str = "", name_prefix: str = ""
-    ) -> AsyncIterator[job_pb2.Job]:
-        """Jobs, newest first, page by page."""
-        request = job_pb2.ListJobsRequest(
-            page_size=1_000, read=self._seen.read(), phases=phases, tenant=tenant, name_prefix=name_prefix
-        )
-        while True:
-            page = await self._read("list jobs", lambda link, t: _jobs(link).ListJobs(request, timeout=t))
-            self._seen.take(page.freshness)
-            for found in page.jobs:
-                yield found
-            if not page.next_page_token:
-                return
-            request.page_token = page.next_page_token
-
-    async def nodes(self) -> AsyncIterator[fleet_pb2.Node]:
-        """The nodes of the fleet by name, page by page."""
-        request = fleet_pb2.ListNodesRequest(page_size=1_000, read=self._seen.read())
-        while True:
-            page = await self._read("list nodes", lambda link, t: _fleet(link).ListNodes(request, timeout=t))
-            self._seen.take(page.freshness)
-            for found in page.nodes:
-                yield found
-            if not page.next_page_token:
-                return
-            request.page_token = page.next_page_token
-
-    async def status(self) -> cluster_pb2.GetStatusResponse:
-        """How some replica stands."""
-        request = cluster_pb2.GetStatusRequest()
-        return await self._read("get status", lambda link, t: _cluster(link).GetStatus(request, timeout=t))
-
-    async def commit_checkpoint(self, job_id: str, token: common_pb2.FencingToken) -> None:
-        """Says that the work of a gang is saved: should it be stopped, only what comes after is lost."""
-        request = job_pb2.CommitCheckpointRequest(job_id=job_id, token=token)
-        answer = await self._call("commit checkpoint", lambda link, t: _jobs(link).CommitCheckpoint(request, timeout=t))
-        self._seen.take(answer.freshness)
-
-    async def watch(
         self,
-        job_ids: Sequence[str] = (),
         *,
+        phases: Iterable[Phase] = (),
         tenant: str = "",
-        resume_token: str = "",
-        timeout_s: float | None = None,
-    ) -> AsyncIterator[WatchItem]:
-        """Changes of jobs, each once and in log order, whatever happens to replicas.
+        name_prefix: str = "",
+        read: Read | None = None,
+        timeout: Seconds | None = None,
+    ) -> AsyncIterator[Job]:
+        """Jobs, newest first, page by page."""
+        async for item in self._pages(self._core.jobs(phases, tenant, name_prefix, read, timeout)):
+            yield item
 
-        Raises TimeoutError after ``timeout_s``.
-        """
-        place = WatchPlace(job_ids, tenant, resume_token, self._seen)
-        attempts = self._attempts("watch jobs", names_log_index=True)
-        limit = Limit(timeout_s, "the watch has lasted as long as it may")
-        while True:
-            address = attempts.address()
-            attempts.begin()
-            stream = _jobs(self._channel(address)).WatchJobs(place.request(), timeout=limit.left())
-            opening = place.opening()
-            if opening is not None:
-                yield opening
-            try:
-                async for message in stream:
-                    attempts.progress()
-                    item = place.accept(message)
-                    if item is not None:
-                        yield item
-                pause = attempts.ended(address)
-            except grpc.RpcError as error:
-                limit.left()
-                failure = attempts.read(error)
-                pause = 0.0 if place.lost(failure) else attempts.failed(address, failure)
-            finally:
-                stream.cancel()
-            await asyncio.sleep(limit.pause(pause))
+    async def commit_checkpoint(
+        self, job_id: str, token: common_pb2.FencingToken, *, timeout: Seconds | None = None
+    ) -> None:
+        """Says that the work of a gang is saved. Inside of a worker, :mod:`muster.worker` does it through the agent."""
+        return await self._run(self._core.commit_checkpoint(job_id, token, timeout))
 
-    async def wait(self, job_id: str, *, until: Until = "finished", timeout_s: float | None = None) -> job_pb2.Job:
-        """Waits until a job is so; the job then.
-
-        Raises JobFailed when it has ended and will never be, TimeoutError after ``timeout_s``.
-        """
-        async for item in self.watch([job_id], timeout_s=timeout_s):
-            if isinstance(item, Changed) and item.job.id == job_id and reached(item.job, until):
-                return item.job
-            if isinstance(item, Forgotten) and item.job_id == job_id:
-                break
-        raise NotFound("wait for job", f"{job_id} is not kept any more", "JOB_NOT_FOUND", "MS-2001", "NOT_FOUND")
+    def watch(
+        self, job_ids: Iterable[str] = (), *, tenant: str = "", resume_token: str = "", timeout: Seconds | None = None
+    ) -> Watching[Job]:
+        """Changes of jobs, each once and in log order, whatever happens to replicas; TimedOut after ``timeout``."""
+        return Watching(self, self._core.watch(job_ids, tenant, resume_token, timeout))
 
     async def logs(
         self,
@@ -201,81 +145,308 @@ class Client:
         rank: int = 0,
         follow: bool = False,
         previous: bool = False,
-        stream: str = "",
+        stream: OutputStream | None = None,
         tail_bytes: int = 0,
+        timeout: Seconds | None = None,
     ) -> AsyncIterator[Output]:
         """The output of one worker, both streams in the order in which they were written.
 
         With ``follow`` until the worker has ended; goes on over the loss of replicas and of its agent.
         """
-        request = job_pb2.ReadLogsRequest(
-            job_id=job_id, rank=rank, follow=follow, previous=previous, stream=stream, tail_bytes=tail_bytes
-        )
-        place = OutputPlace(request)
-        attempts = self._attempts("read logs")
+        async for piece in self._follow(self._core.logs(job_id, rank, follow, previous, stream, tail_bytes, timeout)):
+            yield piece
+
+    async def node(self, name: str, *, read: Read | None = None, timeout: Seconds | None = None) -> Node:
+        """One node."""
+        return await self._run(self._core.node(name, read, timeout))
+
+    async def nodes(
+        self, *, region: str = "", read: Read | None = None, timeout: Seconds | None = None
+    ) -> AsyncIterator[Node]:
+        """The nodes of the fleet by name, page by page."""
+        async for item in self._pages(self._core.nodes(region, read, timeout)):
+            yield item
+
+    def watch_nodes(
+        self, *, region: str = "", resume_token: str = "", timeout: Seconds | None = None
+    ) -> Watching[Node]:
+        """Nodes that register, are lost, taken out of placement, put back or forgotten."""
+        return Watching(self, self._core.watch_nodes(region, resume_token, timeout))
+
+    async def cordon_node(self, name: str, *, request_id: str | None = None, timeout: Seconds | None = None) -> Node:
+        """Takes a node out of placement; what runs there stays."""
+        return await self._run(self._core.change_node("CordonNode", name, request_id, timeout))
+
+    async def uncordon_node(self, name: str, *, request_id: str | None = None, timeout: Seconds | None = None) -> Node:
+        """Puts a cordoned node back into placement."""
+        return await self._run(self._core.change_node("UncordonNode", name, request_id, timeout))
+
+    async def cancel_node_drain(
+        self, name: str, *, request_id: str | None = None, timeout: Seconds | None = None
+    ) -> Node:
+        """Ends a drain: the node takes work again."""
+        return await self._run(self._core.change_node("CancelNodeDrain", name, request_id, timeout))
+
+    async def release_node(self, name: str, *, request_id: str | None = None, timeout: Seconds | None = None) -> Node:
+        """Ends a quarantine: the node takes work again."""
+        return await self._run(self._core.change_node("ReleaseNode", name, request_id, timeout))
+
+    async def drain_node(
+        self,
+        name: str,
+        *,
+        stop_after: Seconds | None = None,
+        request_id: str | None = None,
+        timeout: Seconds | None = None,
+    ) -> Node:
+        """Empties a node; what is still there after ``stop_after`` is stopped."""
+        return await self._run(self._core.drain_node(name, stop_after, request_id, timeout))
+
+    async def quarantine_node(
+        self, name: str, *, reason: str, request_id: str | None = None, timeout: Seconds | None = None
+    ) -> Node:
+        """Keeps a node away from work; what runs there goes on."""
+        return await self._run(self._core.change_node("QuarantineNode", name, request_id, timeout, reason=reason))
+
+    async def tenants(self, *, read: Read | None = None, timeout: Seconds | None = None) -> AsyncIterator[Tenant]:
+        """What each tenant has waiting, holds and has used; by name."""
+        async for item in self._pages(self._core.tenants(read, timeout)):
+            yield item
+
+    def watch_tenants(
+        self, names: Iterable[str] = (), *, resume_token: str = "", timeout: Seconds | None = None
+    ) -> Watching[TenantChanges]:
+        """Changes of tenants: what one round of decisions does comes as one event."""
+        return Watching(self, self._core.watch_tenants(names, resume_token, timeout))
+
+    async def policy(self, *, read: Read | None = None, timeout: Seconds | None = None) -> policy_pb2.GetPolicyResponse:
+        """The policy in force, as its message."""
+        return await self._run(self._core.policy(read, timeout))
+
+    async def status(self, *, timeout: Seconds | None = None) -> cluster_pb2.GetStatusResponse:
+        """How some replica stands."""
+        return await self._run(self._core.status(timeout))
+
+    async def server_info(self, *, timeout: Seconds | None = None) -> ServerInfo:
+        """Versions that one replica speaks."""
+        return await self._run(self._core.server_info(timeout))
+
+    async def wait(self, job_id: str, *, until: Until = "finished", timeout: Seconds | None = None) -> Job:
+        """Waits until a job is so; the job then.
+
+        Raises JobFailed when it has ended and will never be, TimedOut after ``timeout``.
+        """
+        waiting: Waiting[Job] = Waiting([job_id], until, self._core.seen)
+        watch = self.watch(waiting.watched(), timeout=timeout)
+        try:
+            async for item in watch:
+                there = waiting.accept(item)
+                if there is not None:
+                    return there
+        finally:
+            await watch.aclose()
+        raise AssertionError("a watch goes on until it raises")
+
+    async def _completed(self, waiting: Waiting[Job], timeout: Seconds | None) -> AsyncIterator[Job]:
+        if not waiting.left:
+            return
+        watch = self.watch(waiting.watched(), timeout=timeout)
+        try:
+            async for item in watch:
+                there = waiting.accept(item)
+                if there is not None:
+                    yield there
+                    if not waiting.left:
+                        return
+        finally:
+            await watch.aclose()
+
+    async def _run(self, call: Call[Result]) -> Result:
+        attempts = self._core.attempts(call)
+        while True:
+            address = attempts.address()
+            send = self._channels.at(address).unary_unary(
+                call.path, request_serializer=_serialize, response_deserializer=call.answer
+            )
+            try:
+                answer = await send(call.request, timeout=attempts.timeout())
+            except grpc.RpcError as error:
+                pause = attempts.failed(address, attempts.read(error))
+            else:
+                return self._core.finish(call, answer)
+            await asyncio.sleep(pause)
+
+    async def _pages(self, call: Call[Page[_Item]]) -> AsyncIterator[_Item]:
+        following: Call[Page[_Item]] | None = call
+        while following is not None:
+            page = await self._run(following)
+            for item in page.items:
+                yield item
+            following = page.next
+
+    async def _follow(self, stream: Stream[_Item]) -> AsyncIterator[_Item]:
+        attempts = self._core.streaming(stream)
         while True:
             address = attempts.address()
             attempts.begin()
-            pieces = _jobs(self._channel(address)).ReadLogs(place.request())
+            open_stream = self._channels.at(address).unary_stream(
+                stream.path, request_serializer=_serialize, response_deserializer=stream.answer
+            )
+            answers = open_stream(stream.request(), timeout=stream.limit.left())
             try:
-                async for message in pieces:
+                opening = stream.opening()
+                if opening is not None:
+                    yield opening
+                async for message in answers:
                     attempts.progress()
-                    piece = place.accept(message)
-                    if piece is not None:
-                        yield piece
-                return
+                    item = stream.accept(message)
+                    if item is not None:
+                        yield item
+                if stream.ends:
+                    return
+                pause = attempts.ended(address)
             except grpc.RpcError as error:
-                pause = attempts.failed(address, place.again(attempts.read(error)))
+                stream.limit.left()
+                failure = stream.judge(attempts.read(error))
+                pause = 0.0 if failure is None else attempts.failed(address, failure)
             finally:
-                pieces.cancel()
-            await asyncio.sleep(pause)
+                answers.cancel()
+            await asyncio.sleep(stream.limit.pause(pause))
 
-    def _attempts(
-        self, operation: str, request_id: str | None = None, *, names_log_index: bool = False
-    ) -> Attempts:
-        return Attempts(
-            self._endpoints, self._options, operation, request_id=request_id, names_log_index=names_log_index
+
+class Job(JobView):
+    """A job and what can be done about it. Its properties are as of the last call that read it."""
+
+    def __init__(self, message: job_pb2.Job, client: Client) -> None:
+        super().__init__(message)
+        self._client = client
+
+    async def refresh(self, *, read: Read | None = None, timeout: Seconds | None = None) -> Job:
+        """Reads it anew; itself."""
+        self._message = (await self._client.job(self.id, read=read, timeout=timeout))._message
+        return self
+
+    async def wait(self, timeout: Seconds | None = None, *, until: Until = "finished") -> Job:
+        """Waits until it is so; itself then. JobFailed when it will never be, TimedOut after ``timeout``."""
+        self._message = (await self._client.wait(self.id, until=until, timeout=timeout))._message
+        return self
+
+    async def cancel(self, *, request_id: str | None = None, timeout: Seconds | None = None) -> Job:
+        """Cancels it: at once while it waits, else after its workers have stopped; itself."""
+        self._message = (await self._client.cancel(self.id, request_id=request_id, timeout=timeout))._message
+        return self
+
+    async def explain(self, *, read: Read | None = None, timeout: Seconds | None = None) -> Explanation:
+        """Why it waits, what stands before it and when it will start; or where it is."""
+        return await self._client.explain(self.id, read=read, timeout=timeout)
+
+    def logs(
+        self,
+        *,
+        rank: int = 0,
+        follow: bool = False,
+        previous: bool = False,
+        stream: OutputStream | None = None,
+        tail_bytes: int = 0,
+        timeout: Seconds | None = None,
+    ) -> AsyncIterator[Output]:
+        """The output of one of its workers, as :meth:`Client.logs`."""
+        return self._client.logs(
+            self.id, rank=rank, follow=follow, previous=previous, stream=stream, tail_bytes=tail_bytes, timeout=timeout
         )
 
-    async def _call(
-        self,
-        operation: str,
-        send: Callable[[grpc.aio.Channel, float], Awaitable[_Answer]],
-        request_id: str | None = None,
-        *,
-        names_log_index: bool = False,
-    ) -> _Answer:
-        attempts = self._attempts(operation, request_id, names_log_index=names_log_index)
-        while True:
-            address = attempts.address()
-            try:
-                return await send(self._channel(address), attempts.timeout())
-            except grpc.RpcError as error:
-                pause = attempts.failed(address, attempts.read(error))
-            await asyncio.sleep(pause)
+    def watch(self, *, resume_token: str = "", timeout: Seconds | None = None) -> Watching[Job]:
+        """Its changes."""
+        return self._client.watch([self.id], resume_token=resume_token, timeout=timeout)
 
-    async def _read(self, operation: str, send: Callable[[grpc.aio.Channel, float], Awaitable[_Answer]]) -> _Answer:
-        return await self._call(operation, send, names_log_index=True)
 
-    def _channel(self, address: str) -> grpc.aio.Channel:
-        channel = self._channels.get(address)
+class Watching(AsyncIterator[WatchItem[_Item]], Generic[_Item]):
+    """A watch that goes on; :attr:`resume_token` takes it up again, in another process if need be."""
+
+    def __init__(self, client: Client, watch: Watch[_Item]) -> None:
+        self._watch = watch
+        self._items = client._follow(watch)
+
+    @property
+    def resume_token(self) -> str:
+        """Of the last event that was delivered; empty before the present state is complete."""
+        return self._watch.resume_token
+
+    async def __anext__(self) -> WatchItem[_Item]:
+        return await self._items.__anext__()
+
+    async def aclose(self) -> None:
+        """Ends it."""
+        await self._items.aclose()  # type: ignore[attr-defined]
+
+
+Jobs = list[Job]
+
+
+async def as_completed(
+    jobs: Iterable[Job], *, until: Until = "finished", timeout: Seconds | None = None
+) -> AsyncIterator[Job]:
+    """Each job when it is so, or has ended otherwise: look at its phase. TimedOut after ``timeout``."""
+    handles = {job.id: job for job in jobs}
+    if not handles:
+        return
+    client = _client_of(handles.values())
+    waiting: Waiting[Job] = Waiting(handles, until, client._core.seen, ends_count=True)
+    async for there in client._completed(waiting, timeout):
+        handles[there.id]._message = there._message
+        yield handles[there.id]
+
+
+async def wait_all(jobs: Iterable[Job], *, until: Until = "finished", timeout: Seconds | None = None) -> Jobs:
+    """Waits until every job is so; the jobs in their order.
+
+    Raises JobFailed when one has ended and will never be, TimedOut after ``timeout``.
+    """
+    handles = list(jobs)
+    if handles:
+        client = _client_of(handles)
+        latest = {}
+        async for there in client._completed(Waiting((job.id for job in handles), until, client._core.seen), timeout):
+            latest[there.id] = there._message
+        for job in handles:
+            job._message = latest[job.id]
+    return handles
+
+
+def _client_of(jobs: Iterable[Job]) -> Client:
+    clients = {id(job._client._core.seen): job._client for job in jobs}
+    if len(clients) > 1:
+        raise ConfigurationError("the jobs are of several clients; wait for those of each by themselves")
+    return next(iter(clients.values()))
+
+
+def _serialize(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return data
+
+
+class _Channels:
+    """One connection to each replica, made when it is first needed."""
+
+    def __init__(self, tls: Tls | None) -> None:
+        self._tls = tls
+        self._credentials = None if tls is None else credentials(tls)
+        self._open: dict[str, grpc.aio.Channel] = {}
+
+    def at(self, address: str) -> grpc.aio.Channel:
+        """To one address."""
+        channel = self._open.get(address)
         if channel is None:
             options = channel_options(self._tls)
             if self._credentials is None:
                 channel = grpc.aio.insecure_channel(address, options=options)
             else:
                 channel = grpc.aio.secure_channel(address, self._credentials, options=options)
-            self._channels[address] = channel
+            self._open[address] = channel
         return channel
 
-
-def _jobs(channel: grpc.aio.Channel) -> JobServiceAsyncStub:
-    return job_pb2_grpc.JobServiceStub(channel)
-
-
-def _fleet(channel: grpc.aio.Channel) -> FleetServiceAsyncStub:
-    return fleet_pb2_grpc.FleetServiceStub(channel)
-
-
-def _cluster(channel: grpc.aio.Channel) -> ClusterServiceAsyncStub:
-    return cluster_pb2_grpc.ClusterServiceStub(channel)
+    async def close(self) -> None:
+        """Ends all."""
+        channels, self._open = list(self._open.values()), {}
+        for channel in channels:
+            await channel.close(None)

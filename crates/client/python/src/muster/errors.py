@@ -1,9 +1,13 @@
-"""Why a call did not succeed, in the terms a program decides by."""
+"""Why a call did not succeed, in the terms a program decides by.
+
+Every exception can be pickled, so it crosses process pools and the queues of test runners unchanged.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -16,67 +20,164 @@ class Violation:
     """What is wrong and what would be right."""
 
 
+@dataclass(frozen=True)
+class Problem:
+    """A mistake in a job file."""
+
+    line: int | None
+    """From 1; none where the place is not known."""
+    field: str
+    """As in the file, for example ``spec.groups[0].cpu``; empty for the file as a whole."""
+    description: str
+    """What is wrong and what would be right."""
+
+    def __str__(self) -> str:
+        place = "" if self.line is None else f"line {self.line}: "
+        return f"{place}{self.field}: {self.description}" if self.field else f"{place}{self.description}"
+
+
 class MusterError(Exception):
-    """What every error of this package is."""
+    """The base of every error of this package."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The usual way calls the class with `args`, which is the text alone.
+        return _rebuild, (type(self), self.args, dict(self.__dict__))
+
+
+def _rebuild(kind: type[MusterError], arguments: tuple[Any, ...], state: dict[str, Any]) -> MusterError:
+    error = kind.__new__(kind)
+    error.args = arguments
+    error.__dict__.update(state)
+    return error
 
 
 class ConfigurationError(MusterError):
-    """The client was told too little, or what cannot be used."""
+    """The client lacks something, or has something that cannot be used."""
+
+
+class InvalidJobFile(ConfigurationError):
+    """A job file, a script or a description that cannot be read as a job; names every mistake."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        lines = "".join(f"\n  {problem}" for problem in self.problems)
+        super().__init__(f"the job file has {len(self.problems)} problem(s){lines}")
+
+
+class TimedOut(MusterError, TimeoutError):
+    """The time of a wait or of a watch is over; what was waited for may still happen."""
 
 
 class Unavailable(MusterError):
     """No definite answer within the deadline.
 
-    A mutation may have been done. Repeating it with the same ``request_id`` tells, and does it once.
+    A mutation may have been done. The same call with the same ``request_id`` tells, and has one effect.
     """
 
-    def __init__(self, operation: str, attempts: int, waited_s: float, last: str, request_id: str | None) -> None:
+    def __init__(
+        self,
+        operation: str,
+        attempts: int,
+        waited: timedelta,
+        last: str,
+        request_id: str | None = None,
+        retry_delay: timedelta | None = None,
+    ) -> None:
         self.operation = operation
         self.attempts = attempts
-        self.waited_s = waited_s
+        self.waited = waited
         self.last = last
         """How the last attempt failed."""
         self.request_id = request_id
         """Of a mutation."""
-        said = f"{operation}: no definite answer within {waited_s:g} s ({attempts} attempts): {last}"
-        super().__init__(said if request_id is None else f"{said} (request id {request_id})")
+        self.retry_delay = retry_delay
+        """How long the last replica asked to wait; none where it did not."""
+        text = f"{operation}: no definite answer within {waited.total_seconds():g} s ({attempts} attempts): {last}"
+        super().__init__(text if request_id is None else f"{text} (request id {request_id})")
 
 
-@dataclass
 class Refused(MusterError):
-    """The answer is no; repeating the call unchanged would not help."""
+    """The answer is no; the same call would be refused again. Its subclasses say what kind of no."""
 
-    operation: str
-    message: str
-    """One sentence for people."""
-    reason: str = ""
-    """Stable name, for example ``NEVER_FITS``; empty when the status is not the cluster's own."""
-    number: str = ""
-    """Stable number, for example ``MS-1002``."""
-    grpc_code: str = ""
-    """Name of the gRPC status, for example ``NOT_FOUND``."""
-    violations: Sequence[Violation] = ()
-    """Of ``INVALID_FIELD``."""
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    """Facts for programs: what would help, by name."""
-
-    def __str__(self) -> str:
-        code = " ".join(part for part in (self.number, self.reason or self.grpc_code) if part)
+    def __init__(
+        self,
+        operation: str,
+        message: str,
+        *,
+        reason: str = "",
+        number: str = "",
+        grpc_code: str = "",
+        violations: Sequence[Violation] = (),
+        metadata: Mapping[str, str] | None = None,
+        retry_delay: timedelta | None = None,
+    ) -> None:
+        self.operation = operation
+        self.message = message
+        """One sentence for people."""
+        self.reason = reason
+        """Stable name, for example ``NEVER_FITS``; empty when the status is not the cluster's own."""
+        self.number = number
+        """Stable number, for example ``MS-1002``."""
+        self.grpc_code = grpc_code
+        """Name of the gRPC status, for example ``NOT_FOUND``."""
+        self.violations = tuple(violations)
+        """Of ``INVALID_FIELD``."""
+        self.metadata = dict(metadata or {})
+        """Facts for programs: what would help, by name."""
+        self.retry_delay = retry_delay
+        """When another attempt may have another answer; none where the cluster does not say."""
+        code = " ".join(part for part in (number, reason or grpc_code) if part)
         fields = "".join(f"\n  {found.field}: {found.description}" for found in self.violations)
-        return f"{self.operation} was refused: {code}: {self.message}{fields}"
+        super().__init__(f"{operation} was refused: {code}: {message}{fields}")
+
+
+class InvalidSpec(Refused):
+    """The request breaks a rule (``violations``), or no fleet could ever hold the job."""
 
 
 class NotFound(Refused):
-    """There is no such job or node."""
+    """There is no such job, node or replica."""
+
+
+class PermissionDenied(Refused):
+    """The certificate or the rights of the tenant do not allow it."""
+
+
+class Conflict(Refused):
+    """The state does not allow it now: finished, in use, changed by another, held by another."""
+
+
+class QuotaExceeded(Refused):
+    """A limit is reached: of a tenant, of a message, of the state."""
+
+
+_BY_REASON: dict[str, type[Refused]] = {"NEVER_FITS": InvalidSpec, "DEADLINE_UNMEETABLE": InvalidSpec}
+_BY_CODE: dict[str, type[Refused]] = {
+    "INVALID_ARGUMENT": InvalidSpec,
+    "NOT_FOUND": NotFound,
+    "PERMISSION_DENIED": PermissionDenied,
+    "UNAUTHENTICATED": PermissionDenied,
+    "FAILED_PRECONDITION": Conflict,
+    "ABORTED": Conflict,
+    "ALREADY_EXISTS": Conflict,
+    "RESOURCE_EXHAUSTED": QuotaExceeded,
+}
+
+
+def kind_of(reason: str, grpc_code: str) -> type[Refused]:
+    """The class of a refusal; a reason that is not known goes by its code."""
+    return _BY_REASON.get(reason) or _BY_CODE.get(grpc_code, Refused)
 
 
 class JobFailed(MusterError):
     """A job that was waited for ended otherwise than hoped."""
 
-    def __init__(self, job_id: str, phase: str, detail: str) -> None:
+    def __init__(self, job_id: str, phase: str, reason: str, message: str) -> None:
         self.job_id = job_id
         self.phase = phase
         """``failed`` or ``cancelled``."""
-        self.detail = detail
+        self.reason = reason
+        """Stable code."""
+        self.message = message
         """Why, one sentence."""
-        super().__init__(f"{job_id} {phase}: {detail}")
+        super().__init__(f"{job_id} {phase}: {message}")

@@ -6,10 +6,13 @@ import os
 import random
 import time
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Iterator, Sequence
 
+from ._time import Seconds, milliseconds, seconds, unix_ms
 from .errors import ConfigurationError
+from .v1 import common_pb2
 
 # In the certificates of all replicas of a cluster with certificates, and of nobody else.
 REPLICA_NAME = "replica.muster.internal"
@@ -41,15 +44,15 @@ class Tls:
 
 @dataclass(frozen=True)
 class Options:
-    """Times in seconds."""
+    """How patient a client is. Times are :class:`~datetime.timedelta` or seconds."""
 
-    deadline_s: float = 30.0
+    deadline: Seconds = 30.0
     """Longest time of one call with all its repetitions; of a stream without any progress."""
-    attempt_timeout_s: float = 10.0
+    attempt_timeout: Seconds = 10.0
     """Longest time of one attempt; then another replica is asked."""
-    pause_min_s: float = 0.03
+    pause_min: Seconds = 0.03
     """The first pause between two attempts; it doubles, with jitter."""
-    pause_max_s: float = 0.5
+    pause_max: Seconds = 0.5
     """The longest pause."""
 
 
@@ -63,20 +66,76 @@ class Patience:
 
     def left(self) -> float:
         """Seconds until the deadline."""
-        return self.begun + self.options.deadline_s - time.monotonic()
+        return self.begun + seconds(self.options.deadline) - time.monotonic()
 
     def attempt_timeout(self) -> float:
         """Seconds for the attempt that begins now; counts it."""
         self.attempts += 1
-        return max(0.001, min(self.options.attempt_timeout_s, self.left()))
+        return max(0.001, min(seconds(self.options.attempt_timeout), self.left()))
 
     def pause(self, retry_after_s: float) -> float | None:
         """Seconds to wait before another attempt; none when there is no time for one."""
-        doubled = self.options.pause_min_s * 2.0 ** min(self.attempts - 1, 16)
-        own = min(self.options.pause_max_s, doubled) * random.uniform(0.5, 1.0)
+        doubled = seconds(self.options.pause_min) * 2.0 ** min(self.attempts - 1, 16)
+        own = min(seconds(self.options.pause_max), doubled) * random.uniform(0.5, 1.0)
         # A server may ask for more patience than ours, within reason.
         pause = max(own, min(retry_after_s, 5.0))
         return pause if pause < self.left() else None
+
+
+@dataclass(frozen=True)
+class Read:
+    """How current the state behind an answer has to be: :meth:`any`, :meth:`bounded`, :meth:`linearizable`,
+    :meth:`at` or :meth:`at_log_index`.
+
+    A client waits for what it has seen itself with each of the first three.
+    """
+
+    _consistency: common_pb2.Consistency.ValueType = common_pb2.CONSISTENCY_ANY
+    _max_staleness_ms: int = 0
+    _at_ms: int = 0
+    _at_log_index: int = 0
+    min_log_index: int = 0
+    """The answer is complete up to this position at least."""
+
+    @classmethod
+    def any(cls, *, min_log_index: int = 0) -> Read:
+        """What the replica has applied, at once."""
+        return cls(min_log_index=min_log_index)
+
+    @classmethod
+    def bounded(cls, max_staleness: Seconds, *, min_log_index: int = 0) -> Read:
+        """Everything that was committed this long before the request arrived."""
+        ms = milliseconds(max_staleness)
+        if ms == 0:
+            raise ConfigurationError("max_staleness must be above zero; linearizable() is the read that misses nothing")
+        return cls(common_pb2.CONSISTENCY_BOUNDED, ms, min_log_index=min_log_index)
+
+    @classmethod
+    def linearizable(cls, *, min_log_index: int = 0) -> Read:
+        """Everything that was committed before the request arrived."""
+        return cls(common_pb2.CONSISTENCY_LINEARIZABLE, min_log_index=min_log_index)
+
+    @classmethod
+    def at(cls, moment: datetime) -> Read:
+        """The state as it was at a time of the past, from the archive of the log."""
+        return cls(_at_ms=unix_ms(moment))
+
+    @classmethod
+    def at_log_index(cls, log_index: int) -> Read:
+        """The state as it was behind one record of the log, from the archive of the log."""
+        if log_index < 1:
+            raise ConfigurationError("log_index must be above zero")
+        return cls(_at_log_index=log_index)
+
+    def to_message(self, seen_log_index: int = 0) -> common_pb2.ReadOptions:
+        """For a request of a client that has seen this much."""
+        if self._at_ms or self._at_log_index:
+            return common_pb2.ReadOptions(at_time_ms=self._at_ms, at_log_index=self._at_log_index)
+        return common_pb2.ReadOptions(
+            consistency=self._consistency,
+            max_staleness_ms=self._max_staleness_ms,
+            min_log_index=max(self.min_log_index, seen_log_index),
+        )
 
 
 class Endpoints:

@@ -121,6 +121,7 @@ fn failed(error: &CallError) -> Outcome {
     match error {
         CallError::Refuse { refused, .. } => Outcome::Refused { code: refused.reason.clone() },
         CallError::Exhaust { last, .. } | CallError::BreakOff { last, .. } => unknown(last),
+        other => Outcome::Unknown { error: other.to_string() },
     }
 }
 

@@ -230,7 +230,7 @@ struct Begun<'a> {
 fn not_held((replica, error): &(u64, AttemptError)) -> Failure {
     let code = match error {
         AttemptError::Answer { refused, .. } => refused.code,
-        AttemptError::Connect(_) | AttemptError::Timeout { .. } => None,
+        _ => None,
     };
     let headline = format!("replica {replica} does not take part: {}", sight::why(error));
     let exit = match code {

@@ -1,0 +1,279 @@
+//! What the comments of the protocol promise, compared with what is obeyed; and the reference that is made of them.
+//!
+//! `UPDATE_EXPECT=1` writes `proto/REFERENCE.md` again.
+
+use crate::access::rule_of;
+use muster_transport::{PeerName, Principal, Role, ShortName};
+use muster_types::{ClusterId, RefusalCode, ReplicaId};
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+const LABELS: [&str; 4] = ["Idempotency", "Consistency", "Permission", "Reasons"];
+const SETS: [&str; 4] = ["every call", "every write", "every read", "every watch"];
+
+fn directory() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../proto"))
+}
+
+/// A declaration with its comment, as `buf format` lays it out: one to a line, the comment above it.
+#[derive(Debug, PartialEq)]
+struct Item {
+    depth: usize,
+    /// Lines without their marks.
+    comment: Vec<String>,
+    code: String,
+}
+
+/// Everything that a file declares, in its order.
+fn items(text: &str) -> Vec<Item> {
+    let (mut items, mut comment, mut depth) = (Vec::new(), Vec::new(), 0);
+    for line in text.lines().map(str::trim) {
+        if let Some(text) = line.strip_prefix("//") {
+            comment.push(text.trim().to_owned());
+        } else if line == "}" {
+            depth -= 1;
+            comment.clear();
+        } else if line.is_empty() {
+            comment.clear();
+        } else {
+            let code = line.trim_end_matches(['{', '}', ';', ' ']).to_owned();
+            items.push(Item { depth, comment: std::mem::take(&mut comment), code });
+            depth += usize::from(line.ends_with('{'));
+        }
+    }
+    items
+}
+
+/// Files by their names, with what they declare.
+fn protocol() -> Vec<(String, Vec<Item>)> {
+    let mut files: Vec<_> = std::fs::read_dir(directory().join("muster/v1"))
+        .expect("the protocol is there")
+        .map(|entry| entry.expect("it can be listed").path())
+        .collect();
+    files.sort();
+    let read = |path: PathBuf| {
+        let name = path.file_name().expect("a file").to_string_lossy().into_owned();
+        (name, items(&std::fs::read_to_string(&path).expect("it can be read")))
+    };
+    files.into_iter().map(read).collect()
+}
+
+/// Path and comment of every call.
+fn calls() -> Vec<(String, Vec<String>)> {
+    let mut calls = Vec::new();
+    for (_, items) in protocol() {
+        let mut service = String::new();
+        for item in items {
+            if let Some(name) = item.code.strip_prefix("service ") {
+                service = name.to_owned();
+            } else if let Some(call) = item.code.strip_prefix("rpc ") {
+                let name = call.split('(').next().unwrap_or_default();
+                calls.push((format!("/muster.v1.{service}/{name}"), item.comment));
+            }
+        }
+    }
+    calls
+}
+
+/// What a comment states under its labels, in their order.
+fn stated(comment: &[String]) -> Result<Vec<String>, String> {
+    let mut found: Vec<String> = Vec::new();
+    for line in comment {
+        let label = LABELS.iter().position(|label| line.starts_with(&format!("{label}: ")));
+        match label {
+            Some(at) if at == found.len() => found.push(line[LABELS[at].len() + 2..].to_owned()),
+            Some(at) => return Err(format!("{} is not where it belongs", LABELS[at])),
+            None => {
+                if let Some(last) = found.last_mut() {
+                    last.push(' ');
+                    last.push_str(line);
+                }
+            }
+        }
+    }
+    if found.len() < LABELS.len() {
+        return Err(format!("{} is not stated", LABELS[found.len()]));
+    }
+    Ok(found.into_iter().map(|text| text.trim().trim_end_matches('.').to_owned()).collect())
+}
+
+/// Names in capitals: reasons.
+fn reasons(text: &str) -> BTreeSet<&str> {
+    let is_name = |word: &&str| word.len() > 3 && word.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+    text.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(is_name).collect()
+}
+
+#[test]
+fn every_call_states_what_a_client_has_to_know() {
+    let kinds = {
+        let short = |text| ShortName::new(text).expect("a name");
+        [
+            Role::Replica(ReplicaId(1)),
+            Role::Agent(short("h1")),
+            Role::AgentGroup(short("h1")),
+            Role::Client(short("h1")),
+            Role::TenantClient { tenant: short("h1"), user: short("h1") },
+            Role::AllTenants(short("h1")),
+            Role::Admin(short("h1")),
+        ]
+    };
+    let known: BTreeSet<&str> = RefusalCode::ALL.iter().map(|code| code.name()).collect();
+    let mut wrong = Vec::new();
+    let calls = calls();
+    for (path, comment) in &calls {
+        let stated = match stated(comment) {
+            Ok(stated) => stated,
+            Err(why) => {
+                wrong.push(format!("{path}: {why}"));
+                continue;
+            }
+        };
+        let rule = rule_of(path).expect("every call has its line");
+        let may = |role: &Role| {
+            rule.kinds.include(&Principal::Named(PeerName { cluster: ClusterId(1), role: *role }))
+        };
+        let allowed: Vec<&str> = kinds.iter().filter(|role| may(role)).map(Role::kind).collect();
+        if stated[2] != allowed.join(", ") {
+            wrong.push(format!("{path}: Permission is {}", allowed.join(", ")));
+        }
+        if !SETS.iter().any(|set| stated[3].starts_with(set)) {
+            wrong.push(format!("{path}: Reasons begin with none of {SETS:?}"));
+        }
+        let unknown: Vec<&str> = reasons(&stated[3]).difference(&known).copied().collect();
+        if !unknown.is_empty() {
+            wrong.push(format!("{path}: no such reason: {unknown:?}"));
+        }
+    }
+    assert!(calls.len() > 50, "the calls are found: {}", calls.len());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_reason_is_one_of_some_call() {
+    let page = std::fs::read_to_string(directory().join("README.md")).expect("it is there");
+    let sets = page.split("## What a comment of a call states").nth(1).expect("the sets are listed");
+    for set in SETS {
+        assert!(sets.contains(&format!("*{set}*: ")), "{set} is listed");
+    }
+    let comments: Vec<String> = calls().into_iter().map(|(_, comment)| comment.join(" ")).collect();
+    let stated: BTreeSet<&str> =
+        comments.iter().map(String::as_str).chain([sets]).flat_map(reasons).collect();
+    let missing: Vec<&str> =
+        RefusalCode::ALL.iter().map(|code| code.name()).filter(|name| !stated.contains(name)).collect();
+    assert!(missing.is_empty(), "reasons that no call states: {missing:?}");
+}
+
+#[test]
+fn a_comment_that_lacks_something_is_noticed() {
+    let comment = |lines: &[&str]| lines.iter().map(|&line| line.to_owned()).collect::<Vec<_>>();
+    let whole = comment(&[
+        "What it does.",
+        "",
+        "Idempotency: a",
+        "Consistency: b",
+        "c.",
+        "Permission: d",
+        "Reasons: e.",
+    ]);
+    assert_eq!(stated(&whole).expect("it is whole"), ["a", "b c", "d", "e"]);
+    for at in [2, 3, 5, 6] {
+        let mut lacking = whole.clone();
+        lacking.remove(at);
+        assert!(stated(&lacking).is_err(), "without {}", whole[at]);
+    }
+    assert_eq!(reasons("every write, NEVER_FITS; as `a_b`"), BTreeSet::from(["NEVER_FITS"]));
+    let read = items(
+        "// A.\nmessage M {\n  // F.\n  string f = 1;\n\n  oneof o {\n    // G.\n    bool g = 2;\n  }\n}\nmessage N {}\n",
+    );
+    let shown: Vec<_> =
+        read.iter().map(|item| (item.depth, item.comment.join(" "), item.code.as_str())).collect();
+    assert_eq!(
+        shown,
+        [
+            (0, "A.".to_owned(), "message M"),
+            (1, "F.".to_owned(), "string f = 1"),
+            (1, String::new(), "oneof o"),
+            (2, "G.".to_owned(), "bool g = 2"),
+            (0, String::new(), "message N"),
+        ]
+    );
+}
+
+fn cell(comment: &[String]) -> String {
+    let lines: Vec<&str> = comment.iter().map(String::as_str).filter(|line| !line.is_empty()).collect();
+    lines.join(" ").replace('|', "\\|").replace('<', "&lt;")
+}
+
+/// One service: its calls with what each states.
+fn calls_section(page: &mut String, item: &Item) {
+    let call = item.code.strip_prefix("rpc ").unwrap_or_default();
+    let (name, rest) = call.split_once('(').unwrap_or((call, ""));
+    let (request, response) = rest.split_once(") returns (").unwrap_or((rest, ""));
+    let response = response.trim_end_matches(')');
+    let split = item.comment.iter().position(|line| line.starts_with("Idempotency: "));
+    let (described, _) = item.comment.split_at(split.unwrap_or(item.comment.len()));
+    let _ = writeln!(page, "### {name}\n\n`{request}` → `{response}`\n\n{}\n", cell(described));
+    for (label, text) in LABELS.iter().zip(stated(&item.comment).unwrap_or_default()) {
+        let _ = writeln!(page, "- {label}: {text}");
+    }
+    page.push('\n');
+}
+
+/// A file's messages and enums, each with a table of what it holds.
+fn types_section(page: &mut String, items: &[Item]) {
+    let mut is_service = false;
+    for item in items {
+        let (kind, name) = item.code.split_once(' ').unwrap_or((&item.code, ""));
+        match (item.depth, kind) {
+            (0, "service") => is_service = true,
+            (0, "message" | "enum") => {
+                is_service = false;
+                let _ = writeln!(page, "### `{name}`\n\n{}\n", cell(&item.comment));
+            }
+            (0, _) => {}
+            _ if is_service => {}
+            (_, "oneof") => {
+                let _ = writeln!(page, "- one of `{name}`: {}", cell(&item.comment));
+            }
+            (depth, _) => {
+                let code = item.code.split(" = ").next().unwrap_or(&item.code);
+                let indent = "  ".repeat(depth - 1);
+                let _ = writeln!(page, "{indent}- `{code}`: {}", cell(&item.comment));
+            }
+        }
+    }
+    page.push('\n');
+}
+
+#[test]
+fn the_reference_is_made_of_the_comments() {
+    let mut page =
+        "# Reference of the protocol\n\n<!-- Made of the comments in muster/v1 by a test of muster-api; \
+                    UPDATE_EXPECT=1 writes it again. -->\n\n"
+            .to_owned();
+    let files = protocol();
+    for items in files.iter().map(|(_, items)| items) {
+        for item in items {
+            if let Some(name) = item.code.strip_prefix("service ") {
+                let _ = writeln!(page, "## {name}\n\n{}\n", cell(&item.comment));
+            } else if item.code.starts_with("rpc ") {
+                calls_section(&mut page, item);
+            }
+        }
+    }
+    for (name, items) in &files {
+        let _ = writeln!(page, "## Messages of `{name}`\n");
+        types_section(&mut page, items);
+    }
+    let page = format!("{}\n", page.trim_end()).replace("\n\n\n", "\n\n");
+    let path = directory().join("REFERENCE.md");
+    if std::env::var_os("UPDATE_EXPECT").is_some() {
+        std::fs::write(&path, &page).expect("it can be written");
+    }
+    let kept = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        kept == page,
+        "proto/REFERENCE.md is not what the comments state; UPDATE_EXPECT=1 writes it again"
+    );
+}

@@ -1,0 +1,539 @@
+"""The calls and streams of the API as values, which both kinds of client carry out, each in its own way.
+
+Nothing in here waits or sends. A :class:`Call` says what to send and what to make of the answer, a :class:`Stream`
+where it is and how it goes on after a loss; the clients differ only in how they wait.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from typing import Any, Callable, Generic, Iterable, Sequence, TypeVar
+
+from google.protobuf.message import Message
+
+from ._attempts import Attempts, new_request_id
+from ._judge import Failure, Verdict
+from ._time import Seconds, milliseconds, seconds
+from .errors import ConfigurationError, JobFailed, NotFound, TimedOut
+from .options import Endpoints, Options, Read, Tls, tls_from_environment
+from .spec import JobSpec
+from .types import (
+    Bookmark,
+    Changed,
+    Explanation,
+    Forgotten,
+    JobView,
+    Node,
+    Output,
+    OutputStream,
+    PHASES,
+    Phase,
+    Restarted,
+    ServerInfo,
+    SyncEnd,
+    Tenant,
+    TenantChanges,
+    Until,
+    WatchItem,
+)
+from .v1 import cluster_pb2, common_pb2, fleet_pb2, job_pb2, policy_pb2, queue_pb2
+
+Answer = TypeVar("Answer")
+Result = TypeVar("Result")
+JobT = TypeVar("JobT", bound=JobView)
+
+_JOBS, _FLEET, _QUEUES = "/muster.v1.JobService/", "/muster.v1.FleetService/", "/muster.v1.QueueService/"
+_CLUSTER, _POLICY = "/muster.v1.ClusterService/", "/muster.v1.PolicyService/"
+# A watch takes as many ids; of more jobs, everything is watched and the others are left out here.
+WATCHED_IDS_MAX = 1_000
+_PAGE = 1_000
+
+
+@dataclass(frozen=True)
+class Call(Generic[Result]):
+    """One request, and what its answer means."""
+
+    operation: str
+    path: str
+    request: Message
+    answer: Callable[[bytes], Any]
+    """Reads the bytes of the answer."""
+    result: Callable[[Any], Result]
+    request_id: str | None = None
+    is_read: bool = False
+    timeout: Seconds | None = None
+
+
+@dataclass(frozen=True)
+class Page(Generic[Result]):
+    """A part of a list."""
+
+    items: Sequence[Result]
+    next: Call[Page[Result]] | None
+
+
+class Seen:
+    """The highest position of the log that any answer named: reads wait for it on whichever replica."""
+
+    def __init__(self) -> None:
+        self.log_index = 0
+
+    def take(self, log_index: int) -> None:
+        """Of an answer."""
+        self.log_index = max(self.log_index, log_index)
+
+
+class Limit:
+    """The time of a whole wait; none for no limit."""
+
+    def __init__(self, timeout: Seconds | None, what: str) -> None:
+        self._end = None if timeout is None else time.monotonic() + seconds(timeout)
+        self._what = what
+
+    def left(self) -> float | None:
+        """Seconds; raises TimedOut when there are none."""
+        if self._end is None:
+            return None
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimedOut(self._what)
+        return left
+
+    def pause(self, pause_s: float) -> float:
+        """A pause, cut to the time that is left."""
+        left = self.left()
+        return pause_s if left is None else min(pause_s, left)
+
+
+class Stream(Generic[Result]):
+    """Answers that go on, across the loss of replicas."""
+
+    operation: str
+    path: str
+    answer: Callable[[bytes], Any]
+    limit: Limit
+    names_log_index = False
+    ends = False
+    """Whether the end of the answers is the end, and not a replica that stops."""
+
+    def request(self) -> Message:
+        """What is still wanted."""
+        raise NotImplementedError
+
+    def opening(self) -> Result | None:
+        """To be delivered before what comes now."""
+        return None
+
+    def accept(self, message: Any) -> Result | None:
+        """Takes in a message; none for one that only a newer version understands."""
+        raise NotImplementedError
+
+    def judge(self, failure: Failure) -> Failure | None:
+        """A failure, judged by what has been read; none when the stream begins again at once."""
+        return failure
+
+
+class Watch(Stream[WatchItem[Result]]):
+    """Changes, each once and in log order."""
+
+    names_log_index = True
+
+    def __init__(
+        self,
+        what: tuple[str, str, Callable[[bytes], Any]],
+        request: Any,
+        item: Callable[[Any], Result],
+        resume_token: str,
+        timeout: Seconds | None,
+        seen: Seen,
+    ) -> None:
+        self.operation, self.path, self.answer = what
+        self.limit = Limit(timeout, f"{self.operation}: the watch has lasted as long as it may")
+        self._request = request
+        self._item = item
+        self._seen = seen
+        self._delivered = bool(resume_token)
+        self.resume_token = resume_token
+        """A later watch that is given this goes on right behind the last event that was delivered."""
+
+    def request(self) -> Message:
+        self._request.resume_token = self.resume_token
+        request: Message = self._request
+        return request
+
+    def opening(self) -> WatchItem[Result] | None:
+        if self.resume_token or not self._delivered:
+            return None
+        self._delivered = False
+        return Restarted()
+
+    def accept(self, message: Any) -> WatchItem[Result] | None:
+        if message.resume_token:
+            self.resume_token = message.resume_token
+        index, token = message.log_index, message.resume_token
+        self._seen.take(index)
+        self._delivered = True
+        event = message.WhichOneof("event")
+        if event == "changed":
+            return Changed(index, token, self._item(message.changed))
+        if event == "sync_end":
+            return SyncEnd(index, token)
+        if event == "bookmark":
+            return Bookmark(index, token)
+        if event == "forgotten":
+            return Forgotten(index, token, message.forgotten)
+        return None
+
+    def judge(self, failure: Failure) -> Failure | None:
+        # What lies behind the token is kept nowhere any more: begin again with the present state.
+        if failure.refused.reason == "RESUME_TOKEN_COMPACTED" and self.resume_token:
+            self.resume_token = ""
+            self._delivered = True
+            return None
+        return failure
+
+
+class Logs(Stream[Output]):
+    """Output of a worker, from where a reader is."""
+
+    ends = True
+
+    def __init__(self, request: job_pb2.ReadLogsRequest, timeout: Seconds | None = None) -> None:
+        self.operation, self.path = "read logs", _JOBS + "ReadLogs"
+        self.answer = job_pb2.ReadLogsResponse.FromString
+        self.limit = Limit(timeout, "read logs: the output was followed for as long as it may")
+        self._request = request
+        self._begun = False
+
+    def request(self) -> job_pb2.ReadLogsRequest:
+        return self._request
+
+    def accept(self, message: job_pb2.ReadLogsResponse) -> Output | None:
+        self._begun = self._begun or bool(message.data)
+        if message.position > 0 and message.HasField("token"):
+            self._request.token.CopyFrom(message.token)
+            self._request.from_position = message.position
+            self._request.previous = False
+            self._request.tail_bytes = 0
+        if not message.data and not message.dropped_bytes:
+            return None
+        return Output(message.stream, message.data, message.dropped_bytes)
+
+    def judge(self, failure: Failure) -> Failure:
+        begun = self._begun or self._request.from_position > 0
+        if begun and not self._request.HasField("token"):
+            return dataclasses.replace(failure, verdict=Verdict.FINAL, leader="")
+        # Once there was output, its node may be back soon.
+        if begun and failure.refused.reason == "LOGS_UNAVAILABLE":
+            return dataclasses.replace(failure, verdict=Verdict.STAY, leader="")
+        return failure
+
+
+class Waiting(Generic[JobT]):
+    """Jobs that are waited for: which of them are where they are wanted, as a watch goes on."""
+
+    def __init__(self, job_ids: Iterable[str], until: Until, seen: Seen, *, ends_count: bool = False) -> None:
+        self.left = dict.fromkeys(job_ids)
+        self._until = until
+        self._ends_count = ends_count
+        # A replica that has not applied this yet may not know the jobs either.
+        self._known_since = seen.log_index
+        self._shown: set[str] = set()
+
+    def watched(self) -> list[str]:
+        """For the watch; none for everything."""
+        return list(self.left) if len(self.left) <= WATCHED_IDS_MAX else []
+
+    def accept(self, item: WatchItem[JobT]) -> JobT | None:
+        """The job that is there now. Raises JobFailed, or NotFound for one that is not kept any more."""
+        if isinstance(item, Changed):
+            self._shown.add(item.item.id)
+            return self._there(item.item) if item.item.id in self.left else None
+        if isinstance(item, Restarted):
+            self._shown.clear()
+        elif isinstance(item, Forgotten) and item.id in self.left:
+            raise _gone(item.id)
+        elif isinstance(item, SyncEnd) and item.log_index >= self._known_since:
+            missing = next((job_id for job_id in self.left if job_id not in self._shown), None)
+            if missing is not None:
+                raise _gone(missing)
+        return None
+
+    def _there(self, job: JobT) -> JobT | None:
+        try:
+            if not job.has_reached(self._until):
+                return None
+        except JobFailed:
+            if not self._ends_count:
+                raise
+        del self.left[job.id]
+        return job
+
+
+def _gone(job_id: str) -> NotFound:
+    message = f"{job_id} is not kept any more, or never was"
+    return NotFound("wait for job", message, reason="JOB_NOT_FOUND", number="MS-2001", grpc_code="NOT_FOUND")
+
+
+class Core(Generic[JobT]):
+    """What a client knows, and every call that it can make."""
+
+    def __init__(
+        self,
+        endpoints: str | Sequence[str] | None,
+        tls: Tls | None,
+        options: Options,
+        read: Read,
+        job: Callable[[job_pb2.Job], JobT],
+    ) -> None:
+        self.endpoints = Endpoints(endpoints)
+        self.tls = tls if tls is not None else tls_from_environment()
+        self.options = options
+        self.read = read
+        self.seen = Seen()
+        self.job_of = job
+
+    def attempts(self, call: Call[Any]) -> Attempts:
+        """The repetitions of a call."""
+        options = self.options
+        if call.timeout is not None:
+            options = dataclasses.replace(options, deadline=call.timeout)
+        return Attempts(
+            self.endpoints, options, call.operation, request_id=call.request_id, names_log_index=call.is_read
+        )
+
+    def streaming(self, stream: Stream[Any]) -> Attempts:
+        """The repetitions of a stream."""
+        return Attempts(self.endpoints, self.options, stream.operation, names_log_index=stream.names_log_index)
+
+    def finish(self, call: Call[Result], answer: Any) -> Result:
+        """What an answer means."""
+        freshness = getattr(answer, "freshness", None)
+        if freshness is not None:
+            self.seen.take(freshness.log_index)
+        return call.result(answer)
+
+    def reading(self, read: Read | None) -> common_pb2.ReadOptions:
+        """For a request."""
+        return (read or self.read).to_message(self.seen.log_index)
+
+    # Jobs.
+
+    def submit(self, spec: JobSpec, request_id: str | None, timeout: Seconds | None) -> Call[JobT]:
+        if spec.array_size:
+            raise ConfigurationError("this is an array of jobs; submit_array submits it")
+        return self._submit(spec, request_id, timeout, lambda answer: self._submitted([spec], answer.job_ids)[0])
+
+    def submit_array(self, spec: JobSpec, request_id: str | None, timeout: Seconds | None) -> Call[list[JobT]]:
+        if not spec.array_size:
+            raise ConfigurationError("this is a single job; submit submits it")
+        return self._submit(spec, request_id, timeout, lambda answer: self._submitted([spec], answer.job_ids))
+
+    def submit_all(self, specs: Sequence[JobSpec], request_id: str | None, timeout: Seconds | None) -> Call[list[JobT]]:
+        request_id = new_request_id(request_id)
+        request = job_pb2.SubmitJobsRequest(request_id=request_id, specs=[spec.to_message() for spec in specs])
+        parse = job_pb2.SubmitJobsResponse.FromString
+        return Call(
+            "submit jobs", _JOBS + "SubmitJobs", request, parse,
+            lambda answer: self._submitted(specs, answer.job_ids), request_id, timeout=timeout,
+        )  # fmt: skip
+
+    def validate(self, spec: JobSpec, timeout: Seconds | None) -> Call[None]:
+        request = job_pb2.SubmitJobRequest(request_id=new_request_id(None), spec=spec.to_message(), validate_only=True)
+        parse = job_pb2.SubmitJobResponse.FromString
+        return Call("validate job", _JOBS + "SubmitJob", request, parse, _nothing, timeout=timeout)
+
+    def _submit(
+        self, spec: JobSpec, request_id: str | None, timeout: Seconds | None, result: Callable[[Any], Result]
+    ) -> Call[Result]:
+        request_id = new_request_id(request_id)
+        request = job_pb2.SubmitJobRequest(request_id=request_id, spec=spec.to_message())
+        parse = job_pb2.SubmitJobResponse.FromString
+        return Call("submit job", _JOBS + "SubmitJob", request, parse, result, request_id, timeout=timeout)
+
+    def _submitted(self, specs: Sequence[JobSpec], job_ids: Sequence[str]) -> list[JobT]:
+        found, rest = [], iter(job_ids)
+        for spec in specs:
+            for index in range(spec.array_size or 1):
+                job = job_pb2.Job(
+                    id=next(rest), name=spec.name, tenant=spec.tenant or "default", tier=spec.tier or "standard",
+                    phase=job_pb2.JOB_PHASE_PENDING, changed_at_index=self.seen.log_index,
+                )  # fmt: skip
+                if spec.array_size:
+                    job.array_index = index
+                found.append(self.job_of(job))
+        return found
+
+    def cancel(self, job_id: str, request_id: str | None, timeout: Seconds | None) -> Call[JobT]:
+        request_id = new_request_id(request_id)
+        request = job_pb2.CancelJobRequest(request_id=request_id, job_id=job_id)
+        parse = job_pb2.CancelJobResponse.FromString
+        result = lambda answer: self.job_of(answer.job)  # noqa: E731
+        return Call("cancel job", _JOBS + "CancelJob", request, parse, result, request_id, timeout=timeout)
+
+    def job(self, job_id: str, read: Read | None, timeout: Seconds | None) -> Call[JobT]:
+        request = job_pb2.GetJobRequest(job_id=job_id, read=self.reading(read))
+        return self._get(
+            "get job", _JOBS + "GetJob", request, job_pb2.GetJobResponse, lambda a: self.job_of(a.job), timeout
+        )
+
+    def jobs(
+        self, phases: Iterable[Phase], tenant: str, name_prefix: str, read: Read | None, timeout: Seconds | None
+    ) -> Call[Page[JobT]]:
+        numbers = {word: number for number, word in PHASES.items()}
+        wanted = list(phases)
+        unknown = [word for word in wanted if word not in numbers]
+        if unknown:
+            raise ConfigurationError(f"{unknown[0]!r} is no phase of a job: {', '.join(numbers)}")
+        request = job_pb2.ListJobsRequest(
+            page_size=_PAGE, read=self.reading(read), tenant=tenant, name_prefix=name_prefix,
+            phases=[job_pb2.JobPhase.ValueType(numbers[word]) for word in wanted],
+        )  # fmt: skip
+        what = ("list jobs", _JOBS + "ListJobs", job_pb2.ListJobsResponse)
+        return self._list(what, request, lambda page: [self.job_of(job) for job in page.jobs], timeout)
+
+    def plan(self, spec: JobSpec, read: Read | None, timeout: Seconds | None) -> Call[Explanation]:
+        request = job_pb2.PlanJobRequest(spec=spec.to_message(), read=self.reading(read))
+        answer = job_pb2.PlanJobResponse
+        return self._get("plan job", _JOBS + "PlanJob", request, answer, lambda a: Explanation(a.explanation), timeout)
+
+    def explain(self, job_id: str, read: Read | None, timeout: Seconds | None) -> Call[Explanation]:
+        request = job_pb2.ExplainJobRequest(job_id=job_id, read=self.reading(read))
+        answer = job_pb2.ExplainJobResponse
+        return self._get(
+            "explain job", _JOBS + "ExplainJob", request, answer, lambda a: Explanation(a.explanation), timeout
+        )
+
+    def commit_checkpoint(self, job_id: str, token: common_pb2.FencingToken, timeout: Seconds | None) -> Call[None]:
+        request = job_pb2.CommitCheckpointRequest(job_id=job_id, token=token)
+        parse = job_pb2.CommitCheckpointResponse.FromString
+        return Call("commit checkpoint", _JOBS + "CommitCheckpoint", request, parse, _nothing, timeout=timeout)
+
+    def watch(self, job_ids: Iterable[str], tenant: str, resume_token: str, timeout: Seconds | None) -> Watch[JobT]:
+        request = job_pb2.WatchJobsRequest(job_ids=job_ids, tenant=tenant)
+        what = ("watch jobs", _JOBS + "WatchJobs", job_pb2.WatchJobsResponse.FromString)
+        return Watch(what, request, self.job_of, resume_token, timeout, self.seen)
+
+    def logs(
+        self, job_id: str, rank: int, follow: bool, previous: bool, stream: OutputStream | None, tail_bytes: int,
+        timeout: Seconds | None,
+    ) -> Logs:  # fmt: skip
+        request = job_pb2.ReadLogsRequest(
+            job_id=job_id, rank=rank, follow=follow, previous=previous, stream=stream or "", tail_bytes=tail_bytes
+        )
+        return Logs(request, timeout)
+
+    # Nodes, tenants, policy and the replicas themselves.
+
+    def node(self, name: str, read: Read | None, timeout: Seconds | None) -> Call[Node]:
+        request = fleet_pb2.GetNodeRequest(node=name, read=self.reading(read))
+        return self._get(
+            "get node", _FLEET + "GetNode", request, fleet_pb2.GetNodeResponse, lambda a: Node(a.node), timeout
+        )
+
+    def nodes(self, region: str, read: Read | None, timeout: Seconds | None) -> Call[Page[Node]]:
+        request = fleet_pb2.ListNodesRequest(page_size=_PAGE, read=self.reading(read), region=region)
+        what = ("list nodes", _FLEET + "ListNodes", fleet_pb2.ListNodesResponse)
+        return self._list(what, request, lambda page: [Node(node) for node in page.nodes], timeout)
+
+    def watch_nodes(self, region: str, resume_token: str, timeout: Seconds | None) -> Watch[Node]:
+        request = fleet_pb2.WatchNodesRequest(region=region)
+        what = ("watch nodes", _FLEET + "WatchNodes", fleet_pb2.WatchNodesResponse.FromString)
+        return Watch(what, request, Node, resume_token, timeout, self.seen)
+
+    def change_node(
+        self, verb: str, name: str, request_id: str | None, timeout: Seconds | None, **more: Any
+    ) -> Call[Node]:
+        """``verb`` is that of the call, as in ``CordonNode``."""
+        request_id = new_request_id(request_id)
+        request = getattr(fleet_pb2, f"{verb}Request")(request_id=request_id, node=name, **more)
+        parse = getattr(fleet_pb2, f"{verb}Response").FromString
+        result = lambda answer: Node(answer.node)  # noqa: E731
+        return Call(_words(verb), _FLEET + verb, request, parse, result, request_id, timeout=timeout)
+
+    def drain_node(
+        self, name: str, stop_after: Seconds | None, request_id: str | None, timeout: Seconds | None
+    ) -> Call[Node]:
+        more = {} if stop_after is None else {"stop_after_ms": milliseconds(stop_after)}
+        return self.change_node("DrainNode", name, request_id, timeout, **more)
+
+    def tenants(self, read: Read | None, timeout: Seconds | None) -> Call[Page[Tenant]]:
+        request = queue_pb2.ListQueuesRequest(page_size=_PAGE, read=self.reading(read))
+        what = ("list tenants", _QUEUES + "ListQueues", queue_pb2.ListQueuesResponse)
+        return self._list(what, request, lambda page: [Tenant(queue) for queue in page.queues], timeout)
+
+    def watch_tenants(self, names: Iterable[str], resume_token: str, timeout: Seconds | None) -> Watch[TenantChanges]:
+        request = queue_pb2.WatchQueuesRequest(tenants=names)
+        what = ("watch tenants", _QUEUES + "WatchQueues", queue_pb2.WatchQueuesResponse.FromString)
+
+        def item(changes: queue_pb2.QueueChanges) -> TenantChanges:
+            return TenantChanges([Tenant(queue) for queue in changes.changed], list(changes.forgotten))
+
+        return Watch(what, request, item, resume_token, timeout, self.seen)
+
+    def policy(self, read: Read | None, timeout: Seconds | None) -> Call[policy_pb2.GetPolicyResponse]:
+        request = policy_pb2.GetPolicyRequest(read=self.reading(read))
+        return self._get("get policy", _POLICY + "GetPolicy", request, policy_pb2.GetPolicyResponse, _all, timeout)
+
+    def status(self, timeout: Seconds | None) -> Call[cluster_pb2.GetStatusResponse]:
+        # Without what was seen: how far a replica lags is part of its answer.
+        request = cluster_pb2.GetStatusRequest()
+        return self._get("get status", _CLUSTER + "GetStatus", request, cluster_pb2.GetStatusResponse, _all, timeout)
+
+    def server_info(self, timeout: Seconds | None) -> Call[ServerInfo]:
+        def result(answer: cluster_pb2.GetServerInfoResponse) -> ServerInfo:
+            return ServerInfo(
+                answer.version,
+                tuple(answer.api_versions),
+                answer.format_max,
+                answer.replica_id,
+                answer.region,
+                answer.cluster_id,
+            )
+
+        request, answer = cluster_pb2.GetServerInfoRequest(), cluster_pb2.GetServerInfoResponse
+        return self._get("get server info", _CLUSTER + "GetServerInfo", request, answer, result, timeout)
+
+    def _get(
+        self,
+        operation: str,
+        path: str,
+        request: Message,
+        answer: Any,
+        result: Callable[[Any], Result],
+        timeout: Seconds | None,
+    ) -> Call[Result]:
+        return Call(operation, path, request, answer.FromString, result, is_read=True, timeout=timeout)
+
+    def _list(
+        self,
+        what: tuple[str, str, Any],
+        request: Any,
+        items: Callable[[Any], Sequence[Result]],
+        timeout: Seconds | None,
+    ) -> Call[Page[Result]]:
+        operation, path, answer = what
+
+        def result(page: Any) -> Page[Result]:
+            if not page.next_page_token:
+                return Page(items(page), None)
+            following = type(request)()
+            following.CopyFrom(request)
+            following.page_token = page.next_page_token
+            return Page(items(page), self._list(what, following, items, timeout))
+
+        return Call(operation, path, request, answer.FromString, result, is_read=True, timeout=timeout)
+
+
+def _nothing(_: Any) -> None:
+    return None
+
+
+def _all(answer: Any) -> Any:
+    return answer
+
+
+def _words(verb: str) -> str:
+    return "".join(f" {c.lower()}" if c.isupper() else c for c in verb).strip()

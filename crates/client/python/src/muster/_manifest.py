@@ -1,0 +1,378 @@
+"""Job files and scripts, read as the command line reads them: the same file gives the same message.
+
+YAML is taken as a tree of texts with their lines, so ``1.10`` stays what was written, and every mistake is
+named with its line. The tests compare what comes out with what ``muster submit`` sends.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Callable, Iterator, Mapping, Sequence, TypeVar
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from . import _quantity as quantity
+from .errors import InvalidJobFile, Problem
+from .v1 import common_pb2, job_pb2
+
+API_VERSION = "muster.dev/v1"
+FILE_BYTES_MAX = 4 << 20
+_PROBLEMS_MAX = 100
+# Aliases let a small file stand for a document without end. The API takes far fewer values than this.
+_VALUES_MAX = 1_000_000
+_NULL = "tag:yaml.org,2002:null"
+_INT = "tag:yaml.org,2002:int"
+_FLOAT = "tag:yaml.org,2002:float"
+
+_GROUP = ("workers", "workersMin", "slice", "command", "environment", "accelerators", "cpu", "memory")
+_SPEC = (
+    *("tier", "regions", "groups", "runTimeLimit", "stopGrace", "failureRetries", "checkpointDirectory"),
+    *("workingDirectory", "array", "topology", "nodeSelector", "tolerations", "preemptible", "after", "notBefore"),
+    *("deadline", "expectedRun", "datasets", "launch", "retry", "checkpoint", "notice", "spares", "preflight"),
+    *("parallel", *_GROUP),
+)
+_Value = TypeVar("_Value")
+
+
+def nodes_of(text: str) -> list[Node]:
+    """The documents of a file, as trees."""
+    if len(text.encode()) > FILE_BYTES_MAX:
+        raise InvalidJobFile([Problem(None, "", f"the file is larger than {FILE_BYTES_MAX >> 20} MiB")])
+    try:
+        return [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None]
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = None if mark is None else mark.line + 1
+        raise InvalidJobFile([Problem(line, "", str(error.problem or error.context)[:300])]) from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise InvalidJobFile([Problem(None, "", f"the file is not YAML: {str(error)[:300]}")]) from None
+
+
+class Reader:
+    """Reads one document and remembers its problems."""
+
+    def __init__(self, now_ms: int) -> None:
+        self.problems: list[Problem] = []
+        self._now_ms = now_ms
+        self._values = 0
+
+    def done(self, spec: job_pb2.JobSpec) -> job_pb2.JobSpec:
+        """The message, when nothing is wrong."""
+        if self.problems:
+            raise InvalidJobFile(self.problems[:_PROBLEMS_MAX])
+        return spec
+
+    def document(self, node: Node) -> job_pb2.JobSpec:
+        """``apiVersion``, ``kind``, ``metadata`` and ``spec``."""
+        found = self.fields(node, "", ("apiVersion", "kind", "metadata", "spec"))
+        for field, expected in (("apiVersion", API_VERSION), ("kind", "Job")):
+            given = found.get(field)
+            if given is None:
+                self.problem(None, field, f"must be given: {expected}")
+            elif self.text(given, field) != expected:
+                self.problem(given, field, f'must be {expected}, got "{self.text(given, field)[:80]}"')
+        metadata = self.fields(found.get("metadata"), "metadata", ("name", "tenant"))
+        if found.get("spec") is None:
+            self.problem(None, "spec", "must be given")
+        spec = self.spec(found.get("spec"))
+        spec.name = self.text(metadata.get("name"), "metadata.name")
+        spec.tenant = self.text(metadata.get("tenant"), "metadata.tenant")
+        return spec
+
+    def spec(self, node: Node | None) -> job_pb2.JobSpec:
+        """What stands under ``spec``."""
+        at = self.fields(node, "spec", _SPEC)
+        given = {name: found for name, found in at.items() if name in _GROUP}
+        if "groups" in at:
+            for name, found in given.items():
+                self.problem(found, f"spec.{name}", "belongs into each of spec.groups when there are groups")
+            listed = self.items(at["groups"], "spec.groups")
+            groups = [self.group(path, self.fields(found, path, ("name", *_GROUP))) for path, found in listed]
+        else:
+            groups = [self.group("spec", given)]
+        if "parallel" in at:
+            self.problem(at["parallel"], "spec.parallel", "is planned by `muster submit`; state the workers here")
+        time_ms = quantity.time_ms(self._now_ms)
+        spec = job_pb2.JobSpec(
+            tier=self.text(at.get("tier"), "spec.tier"),
+            groups=groups,
+            regions=self.texts(at.get("regions"), "spec.regions"),
+            run_time_limit_ms=self.positive(at, "spec.runTimeLimit", quantity.duration_ms, "for no limit"),
+            failure_retries_max=self.value(at, "spec.failureRetries", quantity.count) or 0,
+            checkpoint_directory=self.text(at.get("checkpointDirectory"), "spec.checkpointDirectory"),
+            working_directory=self.text(at.get("workingDirectory"), "spec.workingDirectory"),
+            array_size=self.positive(at, "spec.array", quantity.count, "for a single job"),
+            tolerations=self.texts(at.get("tolerations"), "spec.tolerations"),
+            dependencies=self.dependencies(at.get("after")),
+            not_before_ms=self.value(at, "spec.notBefore", time_ms) or 0,
+            deadline_ms=self.value(at, "spec.deadline", time_ms) or 0,
+            expected_run_ms=self.positive(at, "spec.expectedRun", quantity.duration_ms, "for what was learned"),
+            datasets=self.texts(at.get("datasets"), "spec.datasets"),
+        )
+        stop_grace = self.value(at, "spec.stopGrace", quantity.duration_ms)
+        if stop_grace is not None:
+            spec.stop_grace_ms = stop_grace
+        preemptible = self.value(at, "spec.preemptible", quantity.flag)
+        if preemptible is not None:
+            spec.preemptible = preemptible
+        if "topology" in at:
+            spec.topology.CopyFrom(self.topology(at["topology"]))
+        for label, values in self.pairs(at.get("nodeSelector"), "spec.nodeSelector"):
+            spec.node_selector[label].values.extend(self.label_values(values, f"spec.nodeSelector.{label[:80]}"))
+        contract = self.contract(at)
+        if contract != job_pb2.JobContract():
+            spec.contract.CopyFrom(contract)
+        return spec
+
+    def group(self, path: str, at: Mapping[str, Node]) -> job_pb2.TaskGroup:
+        """Workers that run the same command."""
+        workers = self.value(at, f"{path}.workers", quantity.count)
+        if "slice" in at and workers == 0:
+            advice = "must be above zero; leave it out: the slice says how many there are"
+            self.problem(at["workers"], f"{path}.workers", advice)
+        environment = {
+            name: self.text(value, f"{path}.environment.{name[:80]}")
+            for name, value in self.pairs(at.get("environment"), f"{path}.environment")
+        }
+        group = job_pb2.TaskGroup(
+            name=self.text(at.get("name"), f"{path}.name"),
+            workers=int("slice" not in at) if workers is None else workers,
+            workers_min=self.positive(
+                at, f"{path}.workersMin", quantity.count, "for a gang that never changes its size"
+            ),
+            command=self.command(at.get("command"), f"{path}.command"),
+            environment=environment,
+            cpu_milli=self.positive(at, f"{path}.cpu", quantity.cpu_milli, "for one CPU"),
+            memory_bytes=self.positive(at, f"{path}.memory", quantity.memory_bytes, "for 1Gi"),
+        )
+        if "slice" in at:
+            group.slice.CopyFrom(self.slice(at["slice"], f"{path}.slice"))
+        if "accelerators" in at:
+            found = self.accelerators(at["accelerators"], f"{path}.accelerators", "slice" in at)
+            group.accelerators.CopyFrom(found)
+        return group
+
+    def command(self, node: Node | None, path: str) -> list[str]:
+        """A list of words."""
+        if isinstance(node, ScalarNode):
+            words = ", ".join(node.value.split()[:4])[:80]
+            self.problem(node, path, f"must be a list of words, like [{words}]; no shell reads it")
+            return []
+        return self.texts(node, path)
+
+    def accelerators(self, node: Node, path: str, has_slice: bool) -> common_pb2.AcceleratorRequest:
+        """``h100:4``, ``h100|a100:1``, ``any:0.25``, or a mapping of type or types and count."""
+        request = common_pb2.AcceleratorRequest()
+        if isinstance(node, ScalarNode):
+            kinds, colon, amount = node.value.partition(":")
+            try:
+                if colon or not has_slice:
+                    _set_amount(request, quantity.devices(amount.strip()))
+            except ValueError:
+                advice = f'must be a type and a count, like h100:4, h100|a100:1 or any:0.25, got "{node.value[:80]}"'
+                self.problem(node, path, advice)
+                return request
+            if kinds.strip() != "any":
+                choices = (common_pb2.AcceleratorChoice(type=kind.strip()) for kind in kinds.strip().split("|"))
+                request.choices.extend(choices)
+            return request
+        at = self.fields(node, path, ("type", "types", "count"))
+        counted = self.value(at, f"{path}.count", quantity.devices)
+        if counted is not None:
+            _set_amount(request, counted)
+        if ("type" in at) == ("types" in at):
+            advice = "must have either type or types, like types: {h100: 1.0, a100: 0.45}"
+            self.problem(node, path, advice)
+        elif "type" in at:
+            kind = self.text(at["type"], f"{path}.type")
+            if kind != "any":
+                request.choices.add(type=kind.strip())
+        else:
+            for kind, throughput in sorted(self.pairs(at["types"], f"{path}.types")):
+                field = f"{path}.types.{kind[:80]}"
+                read = quantity.throughput_milli
+                milli = self.positive({kind: throughput}, field, read, "if it cannot be used", key=kind)
+                request.choices.add(type=kind.strip(), throughput_milli=milli)
+        return request
+
+    def slice(self, node: Node, path: str) -> job_pb2.SliceRequest:
+        """``4x4x8``, or a mapping of shape and count."""
+        if isinstance(node, ScalarNode):
+            return job_pb2.SliceRequest(shape=node.value)
+        at = self.fields(node, path, ("shape", "count"))
+        shape = self.text(at.get("shape"), f"{path}.shape")
+        return job_pb2.SliceRequest(
+            shape=shape, count=self.positive(at, f"{path}.count", quantity.count, "for one slice")
+        )
+
+    def topology(self, node: Node) -> job_pb2.TopologyRule:
+        """How close together the workers have to be."""
+        path = "spec.topology"
+        at = self.fields(node, path, ("required", "preferred", "balanced", "segmentWorkers", "spread"))
+        rule = job_pb2.TopologyRule(
+            required=self.text(at.get("required"), f"{path}.required"),
+            preferred=self.text(at.get("preferred"), f"{path}.preferred"),
+            balanced=self.value(at, f"{path}.balanced", quantity.flag) or False,
+            segment_workers=self.positive(at, f"{path}.segmentWorkers", quantity.count, "for no segments"),
+        )
+        if "spread" in at:
+            spread = self.fields(at["spread"], f"{path}.spread", ("level", "max"))
+            rule.spread.level = self.text(spread.get("level"), f"{path}.spread.level")
+            rule.spread.workers_max = self.positive(spread, f"{path}.spread.max", quantity.count, "with the spread")
+            rule.spread.SetInParent()
+        return rule
+
+    def label_values(self, node: Node, path: str) -> list[str]:
+        """A text, or a list of texts."""
+        if isinstance(node, SequenceNode):
+            return [self.text(found, field) for field, found in self.items(node, path)]
+        if isinstance(node, ScalarNode) and node.style is None and node.tag == _FLOAT:
+            self.problem(node, path, "must be a text, or a list of texts; numbers with a point in quotes")
+        return [self.text(node, path)]
+
+    def dependencies(self, node: Node | None) -> list[job_pb2.Dependency]:
+        """Ids of jobs, or mappings of job and when."""
+        found = []
+        for path, after in self.items(node, "spec.after"):
+            if isinstance(after, ScalarNode):
+                found.append(job_pb2.Dependency(job_id=after.value))
+                continue
+            at = self.fields(after, path, ("job", "when"))
+            job_id, rule = self.text(at.get("job"), f"{path}.job"), self.text(at.get("when"), f"{path}.when")
+            found.append(job_pb2.Dependency(job_id=job_id, rule=rule))
+        return found
+
+    def contract(self, at: Mapping[str, Node]) -> job_pb2.JobContract:
+        """What a job asks of whoever runs it."""
+        contract = job_pb2.JobContract(
+            launch=self.text(at.get("launch"), "spec.launch"),
+            spares=self.value(at, "spec.spares", quantity.count) or 0,
+            preflight=self.text(at.get("preflight"), "spec.preflight"),
+        )
+        if "retry" in at:
+            contract.retry.SetInParent()
+            retry = self.fields(at["retry"], "spec.retry", ("limits", "backoff", "backoffMax", "avoid"))
+            for name, retries in self.pairs(retry.get("limits"), "spec.retry.limits"):
+                field = f"spec.retry.limits.{name[:80]}"
+                contract.retry.limits[name] = self.value({name: retries}, field, quantity.count, key=name) or 0
+            times = (("backoff", "backoff_ms"), ("backoffMax", "backoff_max_ms"), ("avoid", "avoid_ms"))
+            for field, name in times:
+                ms = self.value(retry, f"spec.retry.{field}", quantity.duration_ms)
+                if ms is not None:
+                    setattr(contract.retry, name, ms)
+        if "checkpoint" in at:
+            contract.checkpoint.SetInParent()
+            path, names = "spec.checkpoint", ("place", "step", "save", "interval")
+            rules = self.fields(at["checkpoint"], path, names)
+            contract.checkpoint.place = self.text(rules.get("place"), f"{path}.place")
+            for field in names[1:]:
+                ms = self.positive(rules, f"{path}.{field}", quantity.duration_ms, "when it is not known")
+                setattr(contract.checkpoint, f"{field}_ms", ms)
+        if "notice" in at:
+            contract.notice.SetInParent()
+            notice = self.fields(at["notice"], "spec.notice", ("httpPort", "httpPath"))
+            port = self.positive(notice, "spec.notice.httpPort", quantity.count, "with the notice")
+            contract.notice.http_port = port
+            contract.notice.http_path = self.text(notice.get("httpPath"), "spec.notice.httpPath")
+        return contract
+
+    def problem(self, node: Node | None, field: str, description: str) -> None:
+        """Remembers a mistake."""
+        if len(self.problems) <= _PROBLEMS_MAX:
+            line = None if node is None or node.start_mark is None else node.start_mark.line + 1
+            self.problems.append(Problem(line, field, description))
+
+    def pairs(self, node: Node | None, path: str) -> Iterator[tuple[str, Node]]:
+        """Keys and values of a mapping whose keys are the user's own."""
+        if node is None or _is_null(node):
+            return
+        if not isinstance(node, MappingNode):
+            self.problem(node, path, "must be a mapping")
+            return
+        self._visit(node)
+        seen = set()
+        for key, value in node.value:
+            name = key.value if isinstance(key, ScalarNode) else None
+            if name is None or name in seen:
+                self.problem(key, path, "has a key that is no text" if name is None else f"gives {name[:80]} twice")
+                continue
+            seen.add(name)
+            yield name, value
+
+    def fields(self, node: Node | None, path: str, known: Sequence[str]) -> dict[str, Node]:
+        """Values of a mapping by their names; without those that are null."""
+        found = {}
+        for name, value in self.pairs(node, path):
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                advice = f"did you mean {near[0]}? " if near else ""
+                text = f"unknown field; {advice}(known here: {', '.join(known)})"
+                self.problem(value, f"{path}.{name[:80]}" if path else name[:80], text)
+            elif not _is_null(value):
+                found[name] = value
+        return found
+
+    def items(self, node: Node | None, path: str) -> list[tuple[str, Node]]:
+        """Values of a list, with their paths."""
+        if node is None or _is_null(node):
+            return []
+        if not isinstance(node, SequenceNode):
+            self.problem(node, path, "must be a list")
+            return []
+        self._visit(node)
+        return [(f"{path}[{at}]", found) for at, found in enumerate(node.value)]
+
+    def _visit(self, node: MappingNode | SequenceNode) -> None:
+        self._values += len(node.value)
+        if self._values > _VALUES_MAX:
+            raise InvalidJobFile([Problem(None, "", f"the file has more than {_VALUES_MAX} values")])
+
+    def text(self, node: Node | None, path: str) -> str:
+        """A scalar, as it is written."""
+        if node is None:
+            return ""
+        if not isinstance(node, ScalarNode):
+            self.problem(node, path, "must be a text")
+            return ""
+        return str(node.value)
+
+    def texts(self, node: Node | None, path: str) -> list[str]:
+        """A list of scalars."""
+        return [self.text(found, field) for field, found in self.items(node, path)]
+
+    def value(
+        self, at: Mapping[str, Node], path: str, read: Callable[[str], _Value], *, key: str | None = None
+    ) -> _Value | None:
+        """A quantity; none when it is not given, or wrong."""
+        node = at.get(path.rpartition(".")[2] if key is None else key)
+        if node is None:
+            return None
+        text = self.text(node, path)
+        try:
+            return read(text) if isinstance(node, ScalarNode) else None
+        except ValueError as error:
+            self.problem(node, path, str(error))
+            return None
+
+    def positive(
+        self, at: Mapping[str, Node], path: str, read: Callable[[str], int], advice: str, *, key: str | None = None
+    ) -> int:
+        """A quantity above zero: zero means "the default" in the message, and in a file is a mistake."""
+        value = self.value(at, path, read, key=key)
+        if value == 0:
+            node = at[path.rpartition(".")[2] if key is None else key]
+            self.problem(node, path, f"must be above zero; leave it out {advice}")
+        return value or 0
+
+
+def _is_null(node: Node) -> bool:
+    return isinstance(node, ScalarNode) and node.style is None and node.tag == _NULL
+
+
+def _set_amount(request: common_pb2.AcceleratorRequest, amount: tuple[int | None, int]) -> None:
+    whole, milli = amount
+    if whole is not None:
+        request.count = whole
+    else:
+        request.share_milli = milli

@@ -1,0 +1,147 @@
+"""Durations, times, CPUs, memory and devices as job files write them: exact, or refused.
+
+Each function raises ValueError with a text that goes on behind the name of the field.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta, timezone
+from typing import Callable
+
+_TEXT_MAX = 64
+_U32 = (1 << 32) - 1
+_U64 = (1 << 64) - 1
+_MEMORY = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_MEMORY.update({"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40})
+_DURATION = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m(?!s))?(?:([0-9]+)s)?(?:([0-9]+)ms)?")
+_UNITS_MS = (86_400_000, 3_600_000, 60_000, 1_000, 1)
+_TIME = re.compile(
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt ]([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]{1,9}))?"
+    r"(?:([Zz])|([+-])([0-9]{2}):([0-9]{2}))"
+)
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def _refuse(expected: str, text: str) -> ValueError:
+    return ValueError(f'must be {expected}, got "{text[:40]}"')
+
+
+def _whole(text: str, limit: int = _U64) -> int | None:
+    if not text or len(text) > _TEXT_MAX or not (text.isascii() and text.isdigit()):
+        return None
+    value = int(text)
+    return value if value <= limit else None
+
+
+def _scaled(text: str, scale: int, limit: int = _U64) -> int | None:
+    units, point, fraction = text.partition(".")
+    if not point:
+        whole = _whole(units)
+        value = None if whole is None else whole * scale
+    else:
+        whole, parts = _whole(units), _whole(fraction)
+        if whole is None or parts is None or len(fraction) > 10:
+            return None
+        value, rest = divmod((whole * 10 ** len(fraction) + parts) * scale, 10 ** len(fraction))
+        if rest:
+            return None
+    return value if value is not None and value <= limit else None
+
+
+def duration_ms(text: str) -> int:
+    """``90s``, ``2h`` or ``1h30m``; ``0`` needs no unit."""
+    if text == "0":
+        return 0
+    found = _DURATION.fullmatch(text) if 0 < len(text) <= _TEXT_MAX else None
+    parts = [] if found is None else [int(part or 0) for part in found.groups()]
+    total = sum(part * unit for part, unit in zip(parts, _UNITS_MS))
+    if not parts or total > _U64:
+        raise _refuse("a duration like 90s, 2h or 1h30m (units: d, h, m, s, ms)", text)
+    return total
+
+
+def cpu_milli(text: str) -> int:
+    """``2``, ``0.5`` or ``500m``."""
+    value = _whole(text[:-1]) if text.endswith("m") else _scaled(text, 1_000)
+    if value is None:
+        raise _refuse("CPUs like 2, 0.5 or 500m", text)
+    return value
+
+
+def memory_bytes(text: str) -> int:
+    """``4Gi``, ``512MiB``, ``64G`` or a plain number."""
+    number = text[: len(text) - len(text.lstrip("0123456789."))]
+    scale = _MEMORY.get(text[len(number) :].removesuffix("B"))
+    value = None if scale is None else _scaled(number, scale)
+    if value is None:
+        raise _refuse("memory like 4Gi, 512Mi or 64G (units: Ki, Mi, Gi, Ti, k, M, G, T)", text)
+    return value
+
+
+def count(text: str) -> int:
+    """A number that fits into 32 bits."""
+    value = _whole(text, _U32)
+    if value is None:
+        raise _refuse("a whole number from 0 to 4294967295", text)
+    return value
+
+
+def flag(text: str) -> bool:
+    """``true`` or ``false``."""
+    if text not in ("true", "false"):
+        raise _refuse("true or false", text)
+    return text == "true"
+
+
+def devices(text: str) -> tuple[int | None, int]:
+    """Whole devices, or thousandths of one that is shared."""
+    whole = _whole(text, _U32)
+    if whole is not None:
+        return whole, 0
+    milli = None if _whole(text) is not None else _scaled(text, 1_000, 999)
+    if milli is None:
+        raise _refuse("a whole number of devices, or a share of one like 0.25", text)
+    return None, milli
+
+
+def throughput_milli(text: str) -> int:
+    """``1.0`` or ``0.45``."""
+    value = _scaled(text, 1_000, _U32)
+    if value is None:
+        raise _refuse("a number like 1.0 or 0.45, against the type the job was written for", text)
+    return value
+
+
+def time_ms(now_ms: int) -> Callable[[str], int]:
+    """A reader of RFC 3339, and of ``+2h`` for two hours from now."""
+
+    def read(text: str) -> int:
+        value = _time_ms(text, now_ms) if len(text) <= _TEXT_MAX else None
+        if value is None or not 0 < value <= _U64:
+            raise _refuse("a time like 2027-01-31T18:00:00Z, or +2h for two hours from now", text)
+        return value
+
+    return read
+
+
+def _time_ms(text: str, now_ms: int) -> int | None:
+    if text.startswith("+"):
+        try:
+            return now_ms + duration_ms(text[1:])
+        except ValueError:
+            return None
+    found = _TIME.fullmatch(text)
+    if found is None:
+        return None
+    year, month, day, hour, minute, second = (int(found[at]) for at in range(1, 7))
+    nanos = int((found[7] or "").ljust(9, "0"))
+    try:
+        # A leap second is the second before it.
+        moment = datetime(year, month, day, hour, minute, min(second, 59), tzinfo=timezone.utc)
+        if found[9]:
+            away = timedelta(hours=int(found[10]), minutes=int(found[11]))
+            moment = moment - away if found[9] == "+" else moment + away
+    except (ValueError, OverflowError):
+        return None
+    return (moment - _EPOCH) // timedelta(milliseconds=1) + nanos // 1_000_000

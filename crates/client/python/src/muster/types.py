@@ -1,0 +1,506 @@
+"""Jobs, nodes, tenants and explanations as answers show them.
+
+Each stands over the message that it came in, which :meth:`to_message` gives; times are datetimes in UTC.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Generic, Literal, Sequence, TypeVar, Union
+
+from ._time import moment, span
+from .errors import JobFailed
+from .spec import JobSpec
+from .v1 import common_pb2, explanation_pb2, fleet_pb2, job_pb2, queue_pb2
+
+Phase = Literal["pending", "starting", "running", "stopping", "succeeded", "failed", "cancelled", "unknown"]
+Until = Literal["running", "succeeded", "finished", "checkpointed"]
+OutputStream = Literal["stdout", "stderr"]
+
+PHASES: dict[int, Phase] = {
+    job_pb2.JOB_PHASE_PENDING: "pending",
+    job_pb2.JOB_PHASE_STARTING: "starting",
+    job_pb2.JOB_PHASE_RUNNING: "running",
+    job_pb2.JOB_PHASE_STOPPING: "stopping",
+    job_pb2.JOB_PHASE_SUCCEEDED: "succeeded",
+    job_pb2.JOB_PHASE_FAILED: "failed",
+    job_pb2.JOB_PHASE_CANCELLED: "cancelled",
+}
+_STATUSES: dict[int, Literal["up", "lost"]] = {fleet_pb2.NODE_STATUS_UP: "up", fleet_pb2.NODE_STATUS_LOST: "lost"}
+
+
+class JobView:
+    """A job as it was when this was read."""
+
+    def __init__(self, message: job_pb2.Job) -> None:
+        self._message = message
+
+    def to_message(self) -> job_pb2.Job:
+        """All of it, as it was sent; not to be changed."""
+        return self._message
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self.name!r} {self.phase}>"
+
+    @property
+    def id(self) -> str:
+        """``job-…``."""
+        return self._message.id
+
+    @property
+    def name(self) -> str:
+        """As its file says; need not be unique."""
+        return self._message.name
+
+    @property
+    def tenant(self) -> str:
+        """Who it is for."""
+        return self._message.tenant
+
+    @property
+    def tier(self) -> str:
+        """``free``, ``batch``, ``standard``, ``production`` or ``critical``."""
+        return self._message.tier
+
+    @property
+    def spec(self) -> JobSpec | None:
+        """As submitted, with defaults; none in lists."""
+        return JobSpec.from_message(self._message.spec) if self._message.HasField("spec") else None
+
+    @property
+    def phase(self) -> Phase:
+        """Where it is in its life; ``unknown`` for a phase of a newer cluster."""
+        return PHASES.get(self._message.phase, "unknown")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its phase is final."""
+        return self.phase in ("succeeded", "failed", "cancelled")
+
+    @property
+    def reason(self) -> str:
+        """Stable code of ``message``, such as ``WAITING_FOR_CAPACITY``."""
+        return self._message.status_reason
+
+    @property
+    def message(self) -> str:
+        """Why it waits, stops or ended: one sentence."""
+        return self._message.status_detail
+
+    @property
+    def attempt(self) -> int:
+        """Placements so far."""
+        return self._message.attempt
+
+    @property
+    def failures(self) -> int:
+        """Attempts that failed by the application's fault."""
+        return self._message.failures
+
+    @property
+    def preemptions(self) -> int:
+        """Times that policy stopped it to make room."""
+        return self._message.preemptions
+
+    @property
+    def create_time(self) -> datetime | None:
+        """When it was submitted."""
+        return moment(self._message.submitted_at_ms)
+
+    @property
+    def start_time(self) -> datetime | None:
+        """When its current or last attempt started; none before the first."""
+        return moment(self._message.started_at_ms)
+
+    @property
+    def end_time(self) -> datetime | None:
+        """When it ended; none before."""
+        return moment(self._message.finished_at_ms)
+
+    @property
+    def checkpoint_time(self) -> datetime | None:
+        """When it last saved its work in this attempt; none when it has not."""
+        return moment(self._message.checkpointed_at_ms)
+
+    @property
+    def last_checkpoint_time(self) -> datetime | None:
+        """When it last saved its work in any attempt."""
+        return moment(self._message.recovery.saved_at_ms) or self.checkpoint_time
+
+    @property
+    def expected_run_time(self) -> timedelta | None:
+        """How long one attempt is expected to run; none when nothing is known."""
+        return span(self._message.estimate.run_ms)
+
+    @property
+    def worker_count(self) -> int:
+        """Workers that it has, or asks for while it has none."""
+        return self._message.worker_count
+
+    @property
+    def device_count(self) -> int:
+        """Devices, likewise."""
+        return self._message.device_count
+
+    @property
+    def array_index(self) -> int | None:
+        """Its place in an array, from 0; none outside of one."""
+        return self._message.array_index if self._message.HasField("array_index") else None
+
+    @property
+    def region(self) -> str:
+        """Where its current or last placement is; empty before the first."""
+        return self._message.placement.region
+
+    @property
+    def cluster(self) -> str:
+        """The fleet cluster of that placement."""
+        return self._message.placement.cluster
+
+    @property
+    def nodes(self) -> list[str]:
+        """Names of the nodes of that placement, by rank; empty in lists."""
+        return [worker.node_name for worker in self._message.placement.workers]
+
+    @property
+    def fencing_token(self) -> common_pb2.FencingToken | None:
+        """Of that placement; none before the first."""
+        placement = self._message.placement
+        return placement.token if placement.HasField("token") else None
+
+    @property
+    def log_index(self) -> int:
+        """The record that changed it last."""
+        return self._message.changed_at_index
+
+    def has_reached(self, until: Until) -> bool:
+        """Whether it is where it was waited for; an end that is none of it raises JobFailed."""
+        there = {
+            "running": self.phase in ("running", "succeeded"),
+            "succeeded": self.phase == "succeeded",
+            "finished": self.has_ended,
+            "checkpointed": self._message.checkpointed_at_ms > 0,
+        }[until]
+        if not there and self.has_ended:
+            raise JobFailed(self.id, self.phase, self.reason, self.message)
+        return there
+
+
+class Node:
+    """A host as the cluster sees it."""
+
+    def __init__(self, message: fleet_pb2.Node) -> None:
+        self._message = message
+
+    def to_message(self) -> fleet_pb2.Node:
+        """All of it, as it was sent; not to be changed."""
+        return self._message
+
+    def __repr__(self) -> str:
+        return f"<Node {self.name} {self.status}>"
+
+    @property
+    def id(self) -> str:
+        """``node-…``."""
+        return self._message.id
+
+    @property
+    def name(self) -> str:
+        """Unique; what calls take."""
+        return self._message.description.name
+
+    @property
+    def region(self) -> str:
+        """Where it is."""
+        return self._message.description.region
+
+    @property
+    def cluster(self) -> str:
+        """Its fleet cluster."""
+        return self._message.description.cluster
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What selectors of jobs go by."""
+        return dict(self._message.description.labels)
+
+    @property
+    def status(self) -> Literal["up", "lost", "unknown"]:
+        """Whether its session stands."""
+        return _STATUSES.get(self._message.status, "unknown")
+
+    @property
+    def is_cordoned(self) -> bool:
+        """Whether an operator took it out of placement."""
+        return self._message.cordoned
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether everything is to go from it."""
+        return self._message.restriction.HasField("drain")
+
+    @property
+    def is_quarantined(self) -> bool:
+        """Whether it is kept away from work."""
+        return self._message.restriction.HasField("quarantine")
+
+    @property
+    def maintenance_time(self) -> datetime | None:
+        """When its provider will take it away; none when none is announced."""
+        return moment(self._message.restriction.maintenance_at_ms)
+
+    @property
+    def free_devices(self) -> int:
+        """Devices that nothing runs on."""
+        return self._message.free_devices
+
+    @property
+    def free_cpu(self) -> float:
+        """CPUs that nothing asked for."""
+        return self._message.free_cpu_milli / 1000
+
+    @property
+    def free_memory_bytes(self) -> int:
+        """Bytes that nothing asked for."""
+        return self._message.free_memory_bytes
+
+    @property
+    def update_time(self) -> datetime | None:
+        """When its status changed last."""
+        return moment(self._message.changed_at_ms)
+
+    @property
+    def job_ids(self) -> list[str]:
+        """Jobs with workers here."""
+        return list(self._message.job_ids)
+
+
+class Tenant:
+    """What a tenant has waiting, holds and has used, with the tenants below it where policy counts so."""
+
+    def __init__(self, message: queue_pb2.Queue) -> None:
+        self._message = message
+
+    def to_message(self) -> queue_pb2.Queue:
+        """All of it, as it was sent; not to be changed."""
+        return self._message
+
+    def __repr__(self) -> str:
+        return f"<Tenant {self.name}: {self.pending_jobs} pending, {self.active_jobs} active>"
+
+    @property
+    def name(self) -> str:
+        """As policy and job files have it."""
+        return self._message.tenant
+
+    @property
+    def parent(self) -> str:
+        """The tenant above it; empty on the first level."""
+        return self._message.parent
+
+    @property
+    def weight(self) -> float:
+        """Its share next to its siblings."""
+        return self._message.weight_milli / 1000
+
+    @property
+    def pending_jobs(self) -> int:
+        """Jobs that wait, for whatever reason."""
+        return self._message.pending_jobs
+
+    @property
+    def gated_jobs(self) -> int:
+        """Those of them that wait for another job or for a time."""
+        return self._message.held_jobs
+
+    @property
+    def pending_devices(self) -> float:
+        """What the waiting jobs ask for."""
+        return self._message.pending_devices_milli / 1000
+
+    @property
+    def active_jobs(self) -> int:
+        """Jobs that hold devices."""
+        return self._message.active_jobs
+
+    @property
+    def active_devices(self) -> float:
+        """What those hold."""
+        return self._message.active_devices_milli / 1000
+
+    @property
+    def fair_share(self) -> float:
+        """Decayed use as a part of the fleet, divided by the weight; the smaller goes first."""
+        return self._message.share_billionths / 1e9
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """A moment that is not certain."""
+
+    p10: datetime | None
+    """One chance in ten before."""
+    p50: datetime | None
+    """As likely before as after."""
+    p90: datetime | None
+    """Nine chances in ten before."""
+    basis: str
+    """What it is derived from, one sentence."""
+
+
+class Explanation:
+    """Why a job waits, where it would go and when, with the numbers that the scheduler decides by."""
+
+    def __init__(self, message: explanation_pb2.Explanation) -> None:
+        self._message = message
+
+    def to_message(self) -> explanation_pb2.Explanation:
+        """All of it, with every number, as it was sent; not to be changed."""
+        return self._message
+
+    def __repr__(self) -> str:
+        return f"<Explanation {self.reason}: {self.message}>"
+
+    def __str__(self) -> str:
+        return "\n".join([self.message, *(f"would help: {remedy}" for remedy in self.remedies)])
+
+    @property
+    def reason(self) -> str:
+        """Stable code; take one that you do not know for a reason to wait."""
+        return self._message.reason
+
+    @property
+    def message(self) -> str:
+        """The same as one sentence, with numbers."""
+        return self._message.sentence
+
+    @property
+    def is_placeable(self) -> bool:
+        """Whether it holds a place, or would get one now."""
+        return self._message.HasField("placement")
+
+    @property
+    def region(self) -> str:
+        """Of that place; empty without one."""
+        return self._message.placement.region
+
+    @property
+    def cluster(self) -> str:
+        """Of that place; empty without one."""
+        return self._message.placement.cluster
+
+    @property
+    def nodes(self) -> list[str]:
+        """Names of the nodes of that place."""
+        return [node.node_name for node in self._message.placement.nodes]
+
+    @property
+    def queue_position(self) -> int | None:
+        """Requests that have their turn before it; none when it is not in line."""
+        return self._message.line.requests_before if self._message.HasField("line") else None
+
+    @property
+    def blocking_job_ids(self) -> list[str]:
+        """Gangs before it that room is kept for."""
+        return [blocker.job_id for blocker in self._message.blockers]
+
+    @property
+    def start_time(self) -> Quantiles | None:
+        """When it will start; none when nothing is known."""
+        if not self._message.HasField("start"):
+            return None
+        start = self._message.start
+        return Quantiles(moment(start.q10_ms), moment(start.q50_ms), moment(start.q90_ms), start.basis)
+
+    @property
+    def expected_run_time(self) -> timedelta | None:
+        """How long one attempt is expected to run."""
+        return span(self._message.estimate.run_ms)
+
+    @property
+    def remedies(self) -> list[str]:
+        """What would let it start now, one sentence each; each was tried."""
+        return list(self._message.would_help)
+
+
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True)
+class Changed(Generic[_Item]):
+    """Something was added or changed; before :class:`SyncEnd`: as it is at the beginning."""
+
+    log_index: int
+    resume_token: str
+    """A later watch that is given this goes on right behind this event; empty before :class:`SyncEnd`."""
+    item: _Item
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """A finished job, a lost node or a tenant without anything left was dropped from the state."""
+
+    log_index: int
+    resume_token: str
+    id: str
+
+
+@dataclass(frozen=True)
+class SyncEnd:
+    """What there was at the beginning has all been delivered."""
+
+    log_index: int
+    resume_token: str
+
+
+@dataclass(frozen=True)
+class Bookmark:
+    """Nothing changed up to here."""
+
+    log_index: int
+    resume_token: str
+
+
+@dataclass(frozen=True)
+class Restarted:
+    """The place in the log was lost: what follows is a new sync; changes in between were not delivered."""
+
+    log_index: int = 0
+    resume_token: str = ""
+
+
+WatchItem = Union[Changed[_Item], Forgotten, SyncEnd, Bookmark, Restarted]
+
+
+@dataclass(frozen=True)
+class TenantChanges:
+    """What one round of decisions did to tenants; sums over tenants fit together after each."""
+
+    changed: Sequence[Tenant]
+    forgotten: Sequence[str]
+    """Names of tenants of which nothing is left."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """A piece of a worker's output."""
+
+    stream: str
+    """``stdout`` or ``stderr``."""
+    data: bytes
+    dropped_bytes: int
+    """Bytes right before ``data`` that its node did not keep."""
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """What one replica says of itself."""
+
+    version: str
+    api_versions: Sequence[str]
+    record_format_max: int
+    """Highest record format that it reads and writes."""
+    replica_id: int
+    region: str
+    cluster_id: str
