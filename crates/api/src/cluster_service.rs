@@ -30,8 +30,9 @@ impl ClusterService for Clusters {
         request: Request<v1::GetStatusRequest>,
     ) -> Result<Response<v1::GetStatusResponse>, Status> {
         let engine = self.router.engine();
-        let deadline = self.router.read_deadline(&request);
-        let view = fresh(engine, request.get_ref().read.as_ref(), deadline).await?;
+        let (deadline, account) =
+            (self.router.read_deadline(&request), self.router.caller(&request).account());
+        let view = fresh(&self.router, account, request.get_ref().read.as_ref(), deadline).await?;
         let raft = engine.consensus().status();
         let reports = engine.consensus().peer_reports().borrow().clone();
         let facts = engine.local_facts();

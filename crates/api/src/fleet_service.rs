@@ -100,11 +100,12 @@ impl FleetService for Fleet {
         &self,
         request: Request<v1::ListNodesRequest>,
     ) -> Result<Response<v1::ListNodesResponse>, Status> {
-        let deadline = self.router.read_deadline(&request);
+        let (deadline, account) =
+            (self.router.read_deadline(&request), self.router.caller(&request).account());
         let message = request.into_inner();
         let size = page_size(message.page_size)?;
         let engine = self.router.engine();
-        let view = fresh(engine, message.read.as_ref(), deadline).await?;
+        let view = fresh(&self.router, account, message.read.as_ref(), deadline).await?;
         let cluster = cluster(&view)?;
         let filter = filter_digest([message.region.as_str()]);
         let after = match message.page_token.as_str() {
@@ -137,10 +138,11 @@ impl FleetService for Fleet {
         &self,
         request: Request<v1::GetNodeRequest>,
     ) -> Result<Response<v1::GetNodeResponse>, Status> {
-        let deadline = self.router.read_deadline(&request);
+        let (deadline, account) =
+            (self.router.read_deadline(&request), self.router.caller(&request).account());
         let message = request.into_inner();
         let engine = self.router.engine();
-        let view = fresh(engine, message.read.as_ref(), deadline).await?;
+        let view = fresh(&self.router, account, message.read.as_ref(), deadline).await?;
         let id = find(&view, &message.node).map_err(|refusal| to_status(&refusal))?;
         let node = view.node(id).map(|row| render::node(&view, id, row));
         Ok(Response::new(v1::GetNodeResponse { node, freshness: Some(freshness(engine, &view)) }))
@@ -155,7 +157,7 @@ impl FleetService for Fleet {
         let account = self.router.caller(&request).account();
         let message = request.into_inner();
         let topic = NodeTopic::new(message.region);
-        self.watches.open(self.router.engine(), topic, &message.resume_token, account).map(Response::new)
+        self.watches.open(&self.router, topic, &message.resume_token, account).map(Response::new)
     }
 
     async fn list_pending_nodes(
@@ -375,10 +377,11 @@ impl FleetService for Fleet {
         &self,
         request: Request<v1::GetHealthPolicyRequest>,
     ) -> Result<Response<v1::GetHealthPolicyResponse>, Status> {
-        let deadline = self.router.read_deadline(&request);
+        let (deadline, account) =
+            (self.router.read_deadline(&request), self.router.caller(&request).account());
         let message = request.into_inner();
         let engine = self.router.engine();
-        let view = fresh(engine, message.read.as_ref(), deadline).await?;
+        let view = fresh(&self.router, account, message.read.as_ref(), deadline).await?;
         let row = view.health_policy();
         Ok(Response::new(v1::GetHealthPolicyResponse {
             policy: Some(health_policy_to_proto(&row.policy)),

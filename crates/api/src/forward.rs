@@ -38,8 +38,23 @@ const CHANNELS_MAX: usize = 64;
 
 /// Writes that wait for the decision of the leader here: as many as its lane has places.
 const WRITES_WAITING_MAX: u64 = 8_192;
-/// Explanations that are made at a time: as many as the engine makes.
-const EXPLANATIONS_MAX: usize = 2;
+/// Answers that take a processor for long, made at a time: explanations, plans, pages of lists, pieces of the log. Of one
+/// account one, so that another's first is begun at once.
+const COSTLY_MAX: usize = 2;
+const COSTLY_EACH_MAX: usize = 1;
+/// Reads of the past at a time, and of one account: each may hold a state of its own until it is answered.
+const PAST_MAX: usize = 4;
+const PAST_EACH_MAX: usize = 2;
+/// Watches that go on in the archive at a time, as many as the engine serves, and of one account: each has a state.
+const FOLLOWERS_MAX: usize = 2;
+const FOLLOWERS_EACH_MAX: usize = 1;
+/// Callers of one account that wait for their turn at one of these; more are refused.
+const WAITING_MAX: usize = 256;
+/// What answers that were made and not taken may have in memory, in KiB, and those of one account.
+const ANSWERS_KIB_MAX: usize = 64 << 10;
+const ANSWERS_EACH_KIB_MAX: usize = 16 << 10;
+/// Of streams more may wait: there are only so many of them, and they wait for every piece.
+const STREAMS_WAITING_MAX: usize = 8_192;
 
 /// How long a read whose caller sets no deadline may wait for a leader: an election takes a few seconds.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
@@ -72,8 +87,14 @@ struct Inner {
     channels: Mutex<Channels>,
     /// Places of writes that wait for a decision here.
     writes: Pool,
-    /// Turns of explanations and plans.
-    explanations: Turns,
+    /// Turns at answers that take a processor for long.
+    costly: Turns,
+    /// Turns at reads of the past.
+    past: Turns,
+    /// Turns at following changes of the past.
+    followers: Turns,
+    /// Room for answers that were made and not taken.
+    answers: Turns,
 }
 
 /// To whom, where, and whether for agents: their sessions and what clients send share no connection, so
@@ -201,28 +222,82 @@ fn is_below(own: &str, node: &str) -> bool {
     node.strip_prefix(own).and_then(|rest| rest.strip_prefix('.')).is_some_and(|rest| !rest.is_empty())
 }
 
+fn too_many_wait(account: Account) -> Refusal {
+    let text = format!("{account} has as many costly calls waiting as it may; try again");
+    Refusal::new(RefusalCode::Overloaded, text).with("retry_after_ms", 1_000).with("account", account)
+}
+
 impl Router {
     pub(crate) fn new(engine: Engine, config: ApiConfig, security: Security) -> Router {
-        let (writes, explanations) =
-            (Pool::new(WRITES_WAITING_MAX, WRITES_WAITING_MAX), Turns::new(EXPLANATIONS_MAX));
+        let writes = Pool::new(WRITES_WAITING_MAX, WRITES_WAITING_MAX);
+        let costly = Turns::new(COSTLY_MAX, COSTLY_EACH_MAX);
+        let past = Turns::new(PAST_MAX, PAST_EACH_MAX);
+        let followers = Turns::new(FOLLOWERS_MAX, FOLLOWERS_EACH_MAX);
+        let answers = Turns::new(ANSWERS_KIB_MAX, ANSWERS_EACH_KIB_MAX);
         let channels = Mutex::default();
-        Router { inner: Arc::new(Inner { engine, config, security, channels, writes, explanations }) }
+        Router {
+            inner: Arc::new(Inner {
+                engine,
+                config,
+                security,
+                channels,
+                writes,
+                costly,
+                past,
+                followers,
+                answers,
+            }),
+        }
     }
 
     pub(crate) fn engine(&self) -> &Engine {
         &self.inner.engine
     }
 
-    /// Waits for a turn at an explanation: tenants take turns, however much one of them asks.
+    /// Waits for a turn at an answer that takes a processor for long: tenants take turns, however much one of them asks.
     ///
     /// # Errors
     /// When the caller's account has as many waiting as it may.
-    pub(crate) async fn explaining(&self, account: Account) -> Result<Turn, Refusal> {
-        self.inner.explanations.enter(account).await.ok_or_else(|| {
-            let text = format!("{account} has as many explanations and plans waiting as it may; try again");
-            let refusal = Refusal::new(RefusalCode::Overloaded, text);
-            refusal.with("retry_after_ms", 1_000).with("account", account)
-        })
+    pub(crate) async fn costly(&self, account: Account) -> Result<Turn, Refusal> {
+        self.inner.costly.enter(account, 1, WAITING_MAX).await.ok_or_else(|| too_many_wait(account))
+    }
+
+    /// The same for a piece of a stream.
+    ///
+    /// # Errors
+    /// As [`Router::costly`].
+    pub(crate) async fn costly_piece(&self, account: Account) -> Result<Turn, Refusal> {
+        let turn = self.inner.costly.enter(account, 1, STREAMS_WAITING_MAX).await;
+        turn.ok_or_else(|| too_many_wait(account))
+    }
+
+    /// The same for a state of the past.
+    ///
+    /// # Errors
+    /// As [`Router::costly`].
+    pub(crate) async fn past(&self, account: Account) -> Result<Turn, Refusal> {
+        self.inner.past.enter(account, 1, WAITING_MAX).await.ok_or_else(|| too_many_wait(account))
+    }
+
+    /// The same for a watch that goes on in the archive, for as long as it does.
+    ///
+    /// # Errors
+    /// As [`Router::costly`].
+    pub(crate) async fn following_past(&self, account: Account) -> Result<Turn, Refusal> {
+        self.inner.followers.enter(account, 1, WAITING_MAX).await.ok_or_else(|| too_many_wait(account))
+    }
+
+    /// The same for room of so many bytes, for an answer that is made before it is taken.
+    ///
+    /// # Errors
+    /// As [`Router::costly`].
+    pub(crate) async fn room(&self, account: Account, bytes: usize) -> Result<Turn, Refusal> {
+        let kib = (bytes >> 10) + 1;
+        self.inner
+            .answers
+            .enter(account, kib, STREAMS_WAITING_MAX)
+            .await
+            .ok_or_else(|| too_many_wait(account))
     }
 
     /// A place among the writes that wait for a decision: no tenant takes all of them.

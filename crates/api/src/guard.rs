@@ -25,6 +25,7 @@ use crate::access::{Class, rule_of};
 use crate::assembly::{Assembled, Taken, Terms};
 use crate::forward::{FORWARDED, ON_BEHALF};
 use crate::original::Original;
+use crate::room::{Ledger, Metered, Room};
 use crate::shares::{Account, Pool};
 
 /// What one caller may have open at a time.
@@ -151,6 +152,7 @@ struct Guard {
     open: Arc<Open>,
     traffic: Traffic,
     leads: Leads,
+    unwritten: Ledger,
 }
 
 /// Whether this replica leads.
@@ -342,7 +344,8 @@ impl GuardLayer {
         // A few of the largest messages always fit, whatever they may have.
         let each = limits.message_room_each_bytes.max(message_bytes_max.saturating_mul(4));
         let room = Pool::new(limits.message_room_bytes.max(each.saturating_mul(4)), each);
-        GuardLayer(Arc::new(Guard { limits, message_bytes_max, room, open: Arc::default(), traffic, leads }))
+        let (open, unwritten) = (Arc::default(), Ledger::default());
+        GuardLayer(Arc::new(Guard { limits, message_bytes_max, room, open, traffic, leads, unwritten }))
     }
 }
 
@@ -385,20 +388,34 @@ where
         let original = self.guard.original(&request, permit.class);
         let request = self.guard.assembled(request, taken.clone(), original.clone());
         let answered = self.inner.call(request);
+        let ledger = self.guard.unwritten.clone();
         Box::pin(async move {
             let _taken = taken;
             let answered = match original {
                 Some(original) => original.during(answered).await,
                 None => answered.await,
             };
-            let response = response_in_our_words(answered?);
+            let mut response = response_in_our_words(answered?);
+            let (account, room) =
+                (Account::of(&permit.principal), response.extensions_mut().remove::<Room>());
             match permit.class {
                 // The whole answer is there; one that comes out of a replica gone silent is not heard.
-                Class::Call => match traffic.admit() {
-                    Ok(()) => Ok(response),
-                    Err(silent) => Ok(silent.into_http()),
-                },
-                Class::Stream | Class::Session | Class::Upload => {
+                Class::Call => {
+                    match traffic.admit() {
+                        // The call is open until its answer is written.
+                        Ok(()) => Ok(response
+                            .map(|inner| Body::new(Metered::new(inner, ledger, account, (permit, room))))),
+                        Err(silent) => Ok(silent.into_http()),
+                    }
+                }
+                Class::Stream => {
+                    let cut = Box::pin(traffic.until_refused());
+                    Ok(response.map(|inner| {
+                        let inner = Body::new(Metered::new(inner, ledger, account, room));
+                        Body::new(Held { inner: Some(inner), cut, _permit: permit })
+                    }))
+                }
+                Class::Session | Class::Upload => {
                     let cut = Box::pin(traffic.until_refused());
                     Ok(response.map(|inner| Body::new(Held { inner: Some(inner), cut, _permit: permit })))
                 }

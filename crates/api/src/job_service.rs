@@ -28,6 +28,7 @@ use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router};
 use crate::original::Onward;
 use crate::read::{cluster, fresh, freshness, invalid, page_size};
 use crate::render::{self, Detail};
+use crate::room::Room;
 use crate::shares::{Account, Pool, Share, Tallies, Tally};
 use crate::sight::Sight;
 use crate::submit_stream::{self, naming_leader};
@@ -36,6 +37,8 @@ use crate::watcher::{JobTopic, Messages, Watches};
 /// Jobs that one page looks at: a filter that matches nothing must not walk through millions. The
 /// page ends early then, with a token.
 const JOBS_LOOKED_AT_MAX: usize = 100_000;
+/// What a row of a page takes, with the names in it.
+const ROW_BYTES: usize = 2 << 10;
 /// What submissions that wait for a decision may take in memory, in KiB: as much as the engine has for them.
 const WAITING_KIB_MAX: u64 = 64 << 10;
 /// Outputs that are read at a time.
@@ -309,7 +312,7 @@ impl JobService for Jobs {
         let message = request.into_inner();
         let id = job_id("job_id", &message.job_id).map_err(|v| invalid(vec![v]))?;
         let engine = self.router.engine();
-        let view = fresh(engine, message.read.as_ref(), deadline).await?;
+        let view = fresh(&self.router, caller.account(), message.read.as_ref(), deadline).await?;
         let job = render::job_explained(&self.router, &view, id, caller)
             .await
             .map_err(|refusal| to_status(&refusal))?;
@@ -326,11 +329,11 @@ impl JobService for Jobs {
         let message = request.into_inner();
         let jobs = submissions_from_proto("spec", message.spec).map_err(invalid)?;
         let engine = self.router.engine();
-        let view = fresh(engine, message.read.as_ref(), deadline).await?;
+        let view = fresh(&self.router, account, message.read.as_ref(), deadline).await?;
         let Some(job) = jobs.into_iter().next() else {
             return Err(invalid(vec![Violation::new("spec", "must be a job")]));
         };
-        let _turn = self.router.explaining(account).await.map_err(|refusal| to_status(&refusal))?;
+        let _turn = self.router.costly(account).await.map_err(|refusal| to_status(&refusal))?;
         let explained = engine.explain_spec(&view, job).await;
         let explained = explained.map_err(|refusal| to_status(&refusal))?;
         let explanation = Some(explanation::waiting(&view, &explained));
@@ -346,9 +349,9 @@ impl JobService for Jobs {
         let message = request.into_inner();
         let id = job_id("job_id", &message.job_id).map_err(|v| invalid(vec![v]))?;
         let engine = self.router.engine();
-        let view = fresh(engine, message.read.as_ref(), deadline).await?;
+        let view = fresh(&self.router, caller.account(), message.read.as_ref(), deadline).await?;
         let row = view.job(id).ok_or_else(|| to_status(&no_such_job(id)))?;
-        let _turn = self.router.explaining(caller.account()).await.map_err(|refusal| to_status(&refusal))?;
+        let _turn = self.router.costly(caller.account()).await.map_err(|refusal| to_status(&refusal))?;
         let explained = engine.explain_job(&view, id).await;
         let explanation = match explained.map_err(|refusal| to_status(&refusal))? {
             Some(explained) => explanation::waiting(&view, &explained),
@@ -390,12 +393,26 @@ impl JobService for Jobs {
         &self,
         request: Request<v1::ListJobsRequest>,
     ) -> Result<Response<v1::ListJobsResponse>, Status> {
-        let (deadline, sight) = (self.router.read_deadline(&request), self.router.caller(&request).sight());
+        let (deadline, caller) = (self.router.read_deadline(&request), self.router.caller(&request));
+        let (account, sight) = (caller.account(), caller.sight());
         let message = request.into_inner();
         let size = page_size(message.page_size)?;
         let engine = self.router.engine();
-        let view = fresh(engine, message.read.as_ref(), deadline).await?;
-        list(engine, &view, &message, (size, sight)).map(Response::new)
+        let view = fresh(&self.router, account, message.read.as_ref(), deadline).await?;
+        // Until it is sent: a page that nobody takes has its room.
+        let room =
+            self.router.room(account, size.saturating_mul(ROW_BYTES)).await.map_err(|r| to_status(&r))?;
+        let turn = self.router.costly(account).await.map_err(|refusal| to_status(&refusal))?;
+        let engine = engine.clone();
+        let made = muster_engine::in_background(move || {
+            let answer = list(&engine, &view, &message, (size, sight));
+            drop(turn);
+            answer
+        });
+        let answer = made.await.map_err(|_| Status::internal("the page could not be made"))??;
+        let mut response = Response::new(answer);
+        response.extensions_mut().insert(Room::of(room));
+        Ok(response)
     }
 
     type WatchJobsStream = Messages<v1::WatchJobsResponse>;
@@ -408,7 +425,7 @@ impl JobService for Jobs {
         let message = request.into_inner();
         let topic = JobTopic::new(&message.job_ids, message.tenant, caller.sight())?;
         let account = caller.account();
-        self.watches.open(self.router.engine(), topic, &message.resume_token, account).map(Response::new)
+        self.watches.open(&self.router, topic, &message.resume_token, account).map(Response::new)
     }
 
     type ReadLogsStream = BoxStream<'static, Result<v1::ReadLogsResponse, Status>>;

@@ -38,6 +38,7 @@ mod queue_service;
 mod read;
 mod render;
 mod rendered;
+mod room;
 #[cfg(test)]
 mod sample;
 mod server;

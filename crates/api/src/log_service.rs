@@ -9,6 +9,7 @@ use muster_journal::canonical;
 use muster_state::State;
 use muster_transport::{Expect, Security};
 use muster_types::{LogIndex, Name, Refusal, RefusalCode, ReplicaId, Violation};
+use muster_wire::shared::encoded_len;
 use muster_wire::status::to_status;
 use muster_wire::v1;
 use muster_wire::v1::log_service_client::LogServiceClient;
@@ -25,8 +26,9 @@ use tonic::{Request, Response, Status};
 
 use crate::forward::{ONWARD_BYTES_MAX, Router};
 use crate::read::invalid;
-use crate::shares::{Pool, Share};
+use crate::shares::{Account, Pool, Share};
 use crate::sight::Sight;
+use crate::turns::Turn;
 
 /// Readers of the log that one replica serves at a time.
 const READERS_MAX: u64 = 2_048;
@@ -36,6 +38,9 @@ const READERS_EACH_MAX: u64 = 256;
 const ROUND_READERS_MAX: usize = 2;
 /// Messages made for a reader that it has not taken.
 const MESSAGES_WAITING_MAX: usize = 64;
+/// Room that a reader waits for at least, and what has so few bytes in the log that it is shown at once.
+const PIECE_BYTES_MIN: usize = 16 << 10;
+const RENDERED_HERE_BYTES: usize = 4 << 10;
 /// How long a reader may take nothing before it is cut.
 const STALL_MAX: Duration = Duration::from_secs(60);
 /// Between two messages that only say that nothing was found so far.
@@ -97,18 +102,34 @@ fn render(record: &Record, raw: bool, view: &State, sight: Sight) -> v1::LogReco
 
 /// One stream of records.
 struct Reader {
+    router: Router,
+    account: Account,
     engine: Engine,
     follower: LogFollower,
     to: LogIndex,
     follow: bool,
-    decisions: BTreeSet<String>,
+    decisions: Arc<BTreeSet<String>>,
     raw: bool,
     /// Whose jobs it is shown whole.
     sight: Sight,
+    /// What the last piece took of memory: the next one waits for as much room.
+    piece_bytes: usize,
     _place: Share,
 }
 
-type ToClient = mpsc::Sender<Result<v1::ReadLogResponse, Status>>;
+/// A message, with the room that its piece takes until the last of it is taken.
+type Item = (Result<v1::ReadLogResponse, Status>, Option<Turn>);
+type ToClient = mpsc::Sender<Item>;
+
+/// Some records as messages.
+struct Piece {
+    messages: Vec<v1::ReadLogResponse>,
+    /// Up to here all of them are in it that are wanted.
+    reached: LogIndex,
+    is_over: bool,
+    at_end: bool,
+    room: Turn,
+}
 
 /// Why a stream ends.
 enum Ended {
@@ -141,7 +162,7 @@ impl Reader {
             }
         };
         if let Ended::Refused(status) = ended {
-            last_word.send(Err(status));
+            last_word.send((Err(status), None));
         }
     }
 
@@ -150,26 +171,25 @@ impl Reader {
         let mut sent = LogIndex::ZERO;
         let mut told_at = Instant::now();
         loop {
-            let batch = self.follower.next().await?;
-            let reached = LogIndex(batch.next.0 - 1).min(self.to);
-            for record in batch.records.iter().take_while(|record| record.log_index <= self.to) {
-                if self.decisions.is_empty() || self.decisions.contains(record.decision.name()) {
-                    // Not held while it is sent: a version held keeps every row alive that was replaced since.
-                    let record_message = render(record, self.raw, &self.engine.view(), self.sight);
-                    let event = Event::Record(record_message);
-                    self.send(to_client, record.log_index, event, sent).await?;
-                    (sent, told_at) = (record.log_index, Instant::now());
-                }
+            let Piece { messages, reached, is_over, at_end, room } = self.piece().await?;
+            let mut room = Some(room);
+            let count = messages.len();
+            for (at, message) in messages.into_iter().enumerate() {
+                let index = LogIndex(message.log_index);
+                let room = if at + 1 == count { room.take() } else { None };
+                self.send(to_client, (message, room), sent).await?;
+                (sent, told_at) = (index, Instant::now());
             }
-            let at_end = batch.records.is_empty();
-            if batch.next > self.to || (at_end && !self.follow) {
-                return self.send(to_client, reached, Event::SyncEnd(true), sent).await;
+            drop(room);
+            let word = |event| (v1::ReadLogResponse { log_index: reached.0, event: Some(event) }, None);
+            if is_over || (at_end && !self.follow) {
+                return self.send(to_client, word(Event::SyncEnd(true)), sent).await;
             }
             if at_end && !synced {
-                self.send(to_client, reached, Event::SyncEnd(true), sent).await?;
+                self.send(to_client, word(Event::SyncEnd(true)), sent).await?;
                 (synced, sent, told_at) = (true, reached, Instant::now());
             } else if reached > sent && told_at.elapsed() >= BOOKMARK_INTERVAL {
-                self.send(to_client, reached, Event::Bookmark(true), sent).await?;
+                self.send(to_client, word(Event::Bookmark(true)), sent).await?;
                 (sent, told_at) = (reached, Instant::now());
             }
             if at_end {
@@ -182,9 +202,57 @@ impl Reader {
         }
     }
 
-    async fn send(&self, to: &ToClient, at: LogIndex, event: Event, last: LogIndex) -> Result<(), Ended> {
-        let message = v1::ReadLogResponse { log_index: at.0, event: Some(event) };
-        match to.send_timeout(Ok(message), STALL_MAX).await {
+    /// The next records as messages. They are made in the caller's turn, and only where there is room for them until they
+    /// are taken; where they turn out larger than that, they are made again once there is.
+    async fn piece(&mut self) -> Result<Piece, Ended> {
+        loop {
+            let room = self.router.room(self.account, self.piece_bytes).await?;
+            let turn = self.router.costly_piece(self.account).await?;
+            let before = self.follower.position();
+            let batch = self.follower.next().await?;
+            let (reached, at_end) = (LogIndex(batch.next.0 - 1).min(self.to), batch.records.is_empty());
+            let is_over = batch.next > self.to;
+            let is_small = batch.bytes <= RENDERED_HERE_BYTES;
+            let (engine, decisions) = (self.engine.clone(), Arc::clone(&self.decisions));
+            let (to, raw, sight) = (self.to, self.raw, self.sight);
+            let render = move || {
+                let wanted = |record: &&Record| {
+                    record.log_index <= to
+                        && (decisions.is_empty() || decisions.contains(record.decision.name()))
+                };
+                let view = engine.view();
+                let message = |record: &Record| v1::ReadLogResponse {
+                    log_index: record.log_index.0,
+                    event: Some(Event::Record(render(record, raw, &view, sight))),
+                };
+                let messages: Vec<_> = batch.records.iter().filter(wanted).map(message).collect();
+                let bytes = messages.iter().map(encoded_len).sum::<usize>();
+                (messages, bytes)
+            };
+            let (messages, bytes) = if is_small {
+                render()
+            } else {
+                let rendered = muster_engine::in_background(render).await;
+                rendered.map_err(|_| Ended::Refused(Status::internal("the records could not be shown")))?
+            };
+            drop(turn);
+            if bytes > self.piece_bytes {
+                self.piece_bytes = bytes;
+                self.follower.go_back(before);
+                continue;
+            }
+            self.piece_bytes = bytes.max(PIECE_BYTES_MIN);
+            return Ok(Piece { messages, reached, is_over, at_end, room });
+        }
+    }
+
+    async fn send(
+        &self,
+        to: &ToClient,
+        (message, room): (v1::ReadLogResponse, Option<Turn>),
+        last: LogIndex,
+    ) -> Result<(), Ended> {
+        match to.send_timeout((Ok(message), room), STALL_MAX).await {
             Ok(()) => Ok(()),
             Err(mpsc::error::SendTimeoutError::Closed(_)) => Err(Ended::Gone),
             Err(mpsc::error::SendTimeoutError::Timeout(_)) => {
@@ -226,18 +294,22 @@ impl LogService for Logs {
         let follower = engine.read_log(from).map_err(|refusal| to_status(&refusal))?;
         let engine = engine.clone();
         let reader = Reader {
+            router: self.router.clone(),
+            account,
             engine,
             follower,
             to,
             follow: message.follow,
-            decisions,
+            decisions: Arc::new(decisions),
             raw: message.raw,
             sight,
+            piece_bytes: PIECE_BYTES_MIN,
             _place: place,
         };
         let (to_client, messages) = mpsc::channel(MESSAGES_WAITING_MAX);
         tokio::spawn(reader.run(to_client));
-        Ok(Response::new(ReceiverStream::new(messages).boxed()))
+        // What it took of its account's room is free again once the last message of it is taken.
+        Ok(Response::new(ReceiverStream::new(messages).map(|(message, _)| message).boxed()))
     }
 
     async fn get_archive_status(

@@ -30,8 +30,9 @@ impl PolicyService for Policies {
         request: Request<v1::GetPolicyRequest>,
     ) -> Result<Response<v1::GetPolicyResponse>, Status> {
         let engine = self.router.engine();
-        let deadline = self.router.read_deadline(&request);
-        let view = fresh(engine, request.get_ref().read.as_ref(), deadline).await?;
+        let (deadline, account) =
+            (self.router.read_deadline(&request), self.router.caller(&request).account());
+        let view = fresh(&self.router, account, request.get_ref().read.as_ref(), deadline).await?;
         let row = view.policy();
         Ok(Response::new(v1::GetPolicyResponse {
             policy: Some(policy_to_proto(&row.policy)),

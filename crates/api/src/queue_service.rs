@@ -29,11 +29,12 @@ impl QueueService for Queues {
         &self,
         request: Request<v1::ListQueuesRequest>,
     ) -> Result<Response<v1::ListQueuesResponse>, Status> {
-        let deadline = self.router.read_deadline(&request);
+        let (deadline, account) =
+            (self.router.read_deadline(&request), self.router.caller(&request).account());
         let message = request.into_inner();
         let size = page_size(message.page_size)?;
         let engine = self.router.engine();
-        let view = fresh(engine, message.read.as_ref(), deadline).await?;
+        let view = fresh(&self.router, account, message.read.as_ref(), deadline).await?;
         let cluster = cluster(&view)?;
         let filter = filter_digest(["queues"]);
         let after = match message.page_token.as_str() {
@@ -67,6 +68,6 @@ impl QueueService for Queues {
         let account = self.router.caller(&request).account();
         let message = request.into_inner();
         let topic = QueueTopic::new(&message.tenants)?;
-        self.watches.open(self.router.engine(), topic, &message.resume_token, account).map(Response::new)
+        self.watches.open(&self.router, topic, &message.resume_token, account).map(Response::new)
     }
 }

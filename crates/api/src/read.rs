@@ -4,24 +4,59 @@
 
 use muster_engine::{Engine, Reading, staleness_ms};
 use muster_state::State;
-use muster_types::{ClusterId, Refusal, RefusalCode, Violation};
+use muster_types::{ClusterId, ReadFrom, Refusal, RefusalCode, Violation};
 use muster_wire::convert::read_from_proto;
 use muster_wire::status::to_status;
 use muster_wire::v1;
+use std::ops::Deref;
 use tokio::time::Instant;
 use tonic::Status;
+
+use crate::forward::Router;
+use crate::shares::Account;
+use crate::turns::Turn;
 
 const PAGE_SIZE_DEFAULT: u32 = 100;
 const PAGE_SIZE_MAX: u32 = 1_000;
 
+/// A state that was read, with what had to be waited for before it could be: of the past there are only so many at a time.
+pub(crate) struct Fresh {
+    reading: Reading,
+    _turn: Option<Turn>,
+}
+
+impl Deref for Fresh {
+    type Target = Reading;
+
+    fn deref(&self) -> &Reading {
+        &self.reading
+    }
+}
+
 /// The state that a read asks for, before its caller's time is over.
 pub(crate) async fn fresh(
-    engine: &Engine,
+    router: &Router,
+    account: Account,
     options: Option<&v1::ReadOptions>,
     deadline: Instant,
-) -> Result<Reading, Status> {
+) -> Result<Fresh, Status> {
     let from = read_from_proto("read", options).map_err(invalid)?;
-    engine.read_view(from, deadline).await.map_err(|refusal| to_status(&refusal))
+    let turn = match from {
+        ReadFrom::Present { .. } => None,
+        ReadFrom::Past(_) => {
+            let waited = tokio::time::timeout_at(deadline, router.past(account)).await;
+            let turn = waited.map_err(|_| to_status(&past_waits(account)))?;
+            Some(turn.map_err(|refusal| to_status(&refusal))?)
+        }
+    };
+    let reading = router.engine().read_view(from, deadline).await.map_err(|refusal| to_status(&refusal))?;
+    Ok(Fresh { reading, _turn: turn })
+}
+
+fn past_waits(account: Account) -> Refusal {
+    let text =
+        format!("{account} has other reads of the past before this one, and its time was over; try again");
+    Refusal::new(RefusalCode::Overloaded, text).with("retry_after_ms", 1_000).with("account", account)
 }
 
 /// What an answer from `reading` says about itself.

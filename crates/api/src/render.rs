@@ -165,7 +165,7 @@ pub(crate) async fn job_explained(
     if row.phase != Phase::Pending {
         return Ok(Some(message));
     }
-    let _turn = router.explaining(caller.account()).await?;
+    let _turn = router.costly(caller.account()).await?;
     if let Some((reason, sentence)) = router.engine().explain_briefly(view, id).await? {
         message.status_reason = reason.code().to_owned();
         message.status_detail = sentence;

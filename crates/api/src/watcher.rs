@@ -7,10 +7,10 @@
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use muster_engine::{Change, Engine, Event, Subscription, WatchPosition};
-use muster_state::State;
+use muster_state::{NodeRow, State};
 use muster_types::{ClusterId, JobId, JobSpec, Name, NodeSpec, Refusal, RefusalCode, Violation};
 use muster_wire::convert::job_id;
-use muster_wire::shared::{Part, Shared};
+use muster_wire::shared::{Part, Shared, encoded_len};
 use muster_wire::status::{METADATA_RESUME_TOKEN, to_status};
 use muster_wire::token::{ResumeToken, filter_digest};
 use muster_wire::v1;
@@ -22,11 +22,13 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
+use crate::forward::Router;
 use crate::read::{cluster, invalid};
 use crate::render::{self, Detail};
 use crate::rendered::Rendered;
 use crate::shares::{Account, Pool, Share};
 use crate::sight::Sight;
+use crate::turns::Turn;
 
 /// Watches at once.
 const WATCHES_MAX: u64 = 8_192;
@@ -43,13 +45,20 @@ const WATCHED_QUEUES_MAX: usize = 1_000;
 /// Messages rendered for a watcher that it has not taken. Few: one can carry a gang of thousands; a
 /// slow watcher waits in the hub, which is shared.
 const EVENTS_WAITING_MAX: usize = 32;
+/// Messages above this take room of their account; there are only so many smaller ones for each watcher.
+const SMALL_BYTES: usize = 1 << 10;
+/// Rows of the present that are looked at in one turn, and about what is rendered in it.
+const ROWS_AT_ONCE: usize = 256;
+const RENDERED_AT_ONCE: usize = 16 << 10;
 /// How long a watcher may take nothing before it is cut.
 const STALL_MAX: Duration = Duration::from_secs(60);
 /// Between two messages that only say that nothing has changed: every round of the log would make
 /// one for every watcher.
 const BOOKMARK_INTERVAL: Duration = Duration::from_millis(250);
 
-type ToClient<T> = mpsc::Sender<Result<Shared<<T as Topic>::Message>, Status>>;
+/// A message with the room that it takes until the client takes it; without for a small one.
+type Item<T> = (Result<Shared<<T as Topic>::Message>, Status>, Option<Turn>);
+type ToClient<T> = mpsc::Sender<Item<T>>;
 /// What a client gets.
 pub(crate) type Messages<M> = BoxStream<'static, Result<Shared<M>, Status>>;
 
@@ -85,8 +94,8 @@ pub(crate) trait Topic: Send + Sync + 'static {
     /// Of all that narrows the watch down; no two kinds of watch have one in common.
     fn filter(&self) -> u64;
 
-    /// What is there and wanted.
-    fn present<'a>(&'a self, present: &'a State) -> Box<dyn Iterator<Item = Self::Row> + Send + 'a>;
+    /// What is there: each row, or none for one that is not wanted, so that looking at many of those can be interrupted.
+    fn present<'a>(&'a self, present: &'a State) -> Box<dyn Iterator<Item = Option<Self::Row>> + Send + 'a>;
 
     fn wants(&self, change: &Change) -> Want;
 
@@ -134,15 +143,15 @@ impl Topic for JobTopic {
         filter_digest(names.iter().map(String::as_str).chain(["|", &self.tenant]))
     }
 
-    fn present<'a>(&'a self, present: &'a State) -> Box<dyn Iterator<Item = v1::Job> + Send + 'a> {
+    fn present<'a>(&'a self, present: &'a State) -> Box<dyn Iterator<Item = Option<v1::Job>> + Send + 'a> {
         let job = |id: JobId| {
             let (row, spec) = (present.job(id)?, present.spec(id)?);
             self.covers(id, spec).then(|| render::job(present, id, row, spec, (Detail::Full, self.sight)))
         };
         if self.jobs.is_empty() {
-            Box::new(present.jobs().iter().filter_map(move |(id, _)| job(*id)))
+            Box::new(present.jobs().iter().map(move |(id, _)| job(*id)))
         } else {
-            Box::new(self.jobs.iter().filter_map(move |id| job(*id)))
+            Box::new(self.jobs.iter().map(move |id| job(*id)))
         }
     }
 
@@ -209,9 +218,10 @@ impl Topic for NodeTopic {
         filter_digest(["nodes", &self.region])
     }
 
-    fn present<'a>(&'a self, present: &'a State) -> Box<dyn Iterator<Item = v1::Node> + Send + 'a> {
-        let wanted = present.nodes().iter().filter(|(_, row)| self.covers(&row.spec));
-        Box::new(wanted.map(|(id, row)| render::node(present, *id, row)))
+    fn present<'a>(&'a self, present: &'a State) -> Box<dyn Iterator<Item = Option<v1::Node>> + Send + 'a> {
+        let node =
+            |(id, row): (&_, &NodeRow)| self.covers(&row.spec).then(|| render::node(present, *id, row));
+        Box::new(present.nodes().iter().map(node))
     }
 
     fn wants(&self, change: &Change) -> Want {
@@ -293,10 +303,13 @@ impl Topic for QueueTopic {
         filter_digest(["queues"].into_iter().chain(self.tenants.iter().map(Name::as_str)))
     }
 
-    fn present<'a>(&'a self, present: &'a State) -> Box<dyn Iterator<Item = v1::QueueChanges> + Send + 'a> {
+    fn present<'a>(
+        &'a self,
+        present: &'a State,
+    ) -> Box<dyn Iterator<Item = Option<v1::QueueChanges>> + Send + 'a> {
         let names = present.queues_behind(None, usize::MAX).into_iter().filter(move |name| self.covers(name));
         let capacity = present.capacity();
-        Box::new(names.filter_map(move |name| {
+        Box::new(names.map(move |name| {
             let changed = vec![render::queue(&name, &present.queue(&name)?, &capacity)];
             Some(v1::QueueChanges { changed, forgotten: Vec::new() })
         }))
@@ -374,7 +387,7 @@ impl Watches {
     /// Begins one, with the present or behind a token.
     pub(crate) fn open<T: Topic>(
         &self,
-        engine: &Engine,
+        router: &Router,
         topic: T,
         resume_token: &str,
         account: Account,
@@ -385,16 +398,19 @@ impl Watches {
             );
             to_status(&Refusal::new(RefusalCode::Overloaded, text).with("account", account))
         })?;
-        let watcher = Watcher::open(self, engine, topic, resume_token, place)?;
+        let watcher = Watcher::open(self, router, topic, resume_token, (account, place))?;
         // One more than events may take: the place of the last word.
         let (to_client, events) = mpsc::channel(EVENTS_WAITING_MAX + 1);
         tokio::spawn(watcher.run(to_client));
-        Ok(ReceiverStream::new(events).boxed())
+        // What it took of its account's room is free again once the message is encoded.
+        Ok(ReceiverStream::new(events).map(|(message, _)| message).boxed())
     }
 }
 
 struct Watcher<T> {
     watches: Watches,
+    router: Router,
+    account: Account,
     engine: Engine,
     changes: Subscription,
     /// The present, until it is sent.
@@ -466,11 +482,12 @@ enum End {
 impl<T: Topic> Watcher<T> {
     fn open(
         watches: &Watches,
-        engine: &Engine,
+        router: &Router,
         topic: T,
         resume_token: &str,
-        place: Share,
+        (account, place): (Account, Share),
     ) -> Result<Watcher<T>, Status> {
+        let engine = router.engine();
         let view = engine.view();
         let cluster = cluster(&view)?;
         let generation = view.cluster().map_or(0, |c| c.generation);
@@ -483,8 +500,19 @@ impl<T: Topic> Watcher<T> {
             }
         };
         let changes = engine.watch(from).map_err(|refusal| to_status(&refusal))?;
-        let (watches, engine) = (watches.clone(), engine.clone());
-        Ok(Watcher { watches, engine, changes, present, topic, tokens, reached, _place: place })
+        let (watches, router, engine) = (watches.clone(), router.clone(), engine.clone());
+        Ok(Watcher {
+            watches,
+            router,
+            account,
+            engine,
+            changes,
+            present,
+            topic,
+            tokens,
+            reached,
+            _place: place,
+        })
     }
 
     /// Runs until the client goes, falls too far behind, or the replica stops; says why, and where to go on.
@@ -504,7 +532,7 @@ impl<T: Topic> Watcher<T> {
         if let Some(reached) = self.reached {
             refusal = refusal.with(METADATA_RESUME_TOKEN, self.tokens.at(reached));
         }
-        last_word.send(Err(to_status(&refusal)));
+        last_word.send((Err(to_status(&refusal)), None));
     }
 
     async fn follow(&mut self, to_client: &ToClient<T>) -> End {
@@ -520,7 +548,12 @@ impl<T: Topic> Watcher<T> {
         }
         // The place reached that the client has not been told of, and when it is to be.
         let mut untold: Option<(WatchPosition, Instant)> = None;
+        let mut past = match self.changes.is_past() {
+            true => Some(self.router.following_past(self.account).await.map_err(End::Cut)?),
+            false => None,
+        };
         loop {
+            past = past.filter(|_| self.changes.is_past());
             let due = untold.map_or_else(Instant::now, |(_, due)| due);
             let next = tokio::select! {
                 next = self.changes.next() => next,
@@ -567,7 +600,7 @@ impl<T: Topic> Watcher<T> {
             };
             if let Some(rest) = rest {
                 let own = T::message(self.tokens.at(at), 0, None);
-                deliver::<T>(to_client, Shared::new(own, rest)).await?;
+                self.deliver(to_client, Shared::new(own, rest)).await?;
                 (self.reached, sent) = (Some(at), Some(at));
             }
         }
@@ -578,16 +611,47 @@ impl<T: Topic> Watcher<T> {
     async fn send_present(&mut self, present: &State, to_client: &ToClient<T>) -> Result<(), End> {
         let at = WatchPosition::after(present.log_index());
         let began = Instant::now();
-        for (sent, row) in self.topic.present(present).enumerate() {
-            let message = T::message(String::new(), at.log_index.0, Some(Body::Changed(row)));
-            deliver::<T>(to_client, message.into()).await?;
-            if began.elapsed() > sync_max(sent) {
-                let text =
-                    format!("the present was taken too slowly: {sent} of its rows in {:?}", began.elapsed());
-                return Err(End::Cut(Refusal::new(RefusalCode::Overloaded, text)));
+        let mut sent = 0;
+        let mut rows = self.topic.present(present);
+        loop {
+            let (messages, is_over) = {
+                let turn = self.router.costly_piece(self.account).await;
+                let _turn = turn.map_err(End::Cut)?;
+                some_of::<T>(&mut *rows, at.log_index.0)
+            };
+            for message in messages {
+                self.deliver(to_client, message).await?;
+                sent += 1;
+                if began.elapsed() > sync_max(sent) {
+                    let text = format!(
+                        "the present was taken too slowly: {sent} of its rows in {:?}",
+                        began.elapsed()
+                    );
+                    return Err(End::Cut(Refusal::new(RefusalCode::Overloaded, text)));
+                }
+            }
+            if is_over {
+                break;
             }
         }
+        drop(rows);
         self.send(to_client, at, Body::SyncEnd).await
+    }
+
+    /// Hands a message over, once there is room for it.
+    async fn deliver(&self, to_client: &ToClient<T>, message: Shared<T::Message>) -> Result<(), End> {
+        let bytes = encoded_len(&message);
+        let sending = async {
+            let room = match bytes > SMALL_BYTES {
+                true => Some(self.router.room(self.account, bytes).await.map_err(End::Cut)?),
+                false => None,
+            };
+            to_client.send((Ok(message), room)).await.map_err(|_| End::Gone)
+        };
+        tokio::time::timeout(STALL_MAX, sending).await.unwrap_or_else(|_| {
+            let text = format!("nothing of the watch was taken for {} s", STALL_MAX.as_secs());
+            Err(End::Cut(Refusal::new(RefusalCode::Overloaded, text)))
+        })
     }
 
     async fn send(
@@ -597,7 +661,7 @@ impl<T: Topic> Watcher<T> {
         body: Body<T::Row>,
     ) -> Result<(), End> {
         let message = T::message(self.tokens.at(at), at.log_index.0, Some(body));
-        deliver::<T>(to_client, message.into()).await?;
+        self.deliver(to_client, message.into()).await?;
         self.reached = Some(at);
         Ok(())
     }
@@ -608,13 +672,22 @@ fn sync_max(rows: usize) -> Duration {
     SYNC_MAX + SYNC_ROW_MAX.saturating_mul(u32::try_from(rows).unwrap_or(u32::MAX))
 }
 
-async fn deliver<T: Topic>(to_client: &ToClient<T>, message: Shared<T::Message>) -> Result<(), End> {
-    use mpsc::error::SendTimeoutError;
-    to_client.send_timeout(Ok(message), STALL_MAX).await.map_err(|error| match error {
-        SendTimeoutError::Closed(_) => End::Gone,
-        SendTimeoutError::Timeout(_) => {
-            let text = format!("nothing of the watch was taken for {} s", STALL_MAX.as_secs());
-            End::Cut(Refusal::new(RefusalCode::Overloaded, text))
+/// The next rows of the present as messages, and whether there are no more behind them.
+fn some_of<T: Topic>(
+    rows: &mut (dyn Iterator<Item = Option<T::Row>> + Send),
+    log_index: u64,
+) -> (Vec<Shared<T::Message>>, bool) {
+    let (mut messages, mut bytes) = (Vec::new(), 0);
+    for _ in 0..ROWS_AT_ONCE {
+        let Some(row) = rows.next() else { return (messages, true) };
+        let Some(row) = row else { continue };
+        let message: Shared<T::Message> =
+            T::message(String::new(), log_index, Some(Body::Changed(row))).into();
+        bytes += encoded_len(&message);
+        messages.push(message);
+        if bytes >= RENDERED_AT_ONCE {
+            break;
         }
-    })
+    }
+    (messages, false)
 }

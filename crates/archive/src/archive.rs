@@ -44,6 +44,14 @@ pub struct Slice {
     pub to: LogIndex,
 }
 
+impl Slice {
+    /// Bytes of its rounds.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.rounds.iter().map(|round| round.payload.len()).sum()
+    }
+}
+
 impl Archive {
     /// Opens what `store` holds. Objects of another cluster than `cluster` are refused; without one,
     /// the archive's own counts.

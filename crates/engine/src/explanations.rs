@@ -10,6 +10,7 @@ use muster_types::{JobId, LogTime, Refusal, Submission};
 use std::sync::Arc;
 
 use crate::Engine;
+use crate::background::in_background;
 use crate::clock;
 use crate::engine::stopping;
 use crate::reads::Reading;
@@ -63,7 +64,7 @@ impl Engine {
     ) -> Result<T, Refusal> {
         let place = Arc::clone(&self.inner.explainers).acquire_owned().await.map_err(|_| stopping())?;
         let (view, is_past) = (Arc::clone(view.state()), view.is_past());
-        let explained = tokio::task::spawn_blocking(move || {
+        let explained = in_background(move || {
             let _place = place;
             // Like the leader's: never before what is in the log. Of the past, as it would have been said then.
             let now = if is_past { view.log_time() } else { clock::now::<TokioEnv>().max(view.log_time()) };

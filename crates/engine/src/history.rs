@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Engine;
 use crate::archiver::HistorySettings;
+use crate::background::in_background;
 use crate::engine::stopping;
 use crate::replicated::Shared;
 
@@ -36,7 +37,10 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// Rounds above this together are decoded apart from the threads that serve.
 const DECODE_HERE_BYTES: usize = 32 << 10;
 /// Segments that are read from the archive at a time, for all who follow.
-const ARCHIVE_READS_MAX: usize = 4;
+const ARCHIVE_READS_MAX: usize = 2;
+/// Stretches of the log that are kept for the next who reads them, and what is in them together. One may be larger.
+const SLICES_MAX: usize = 16;
+const SLICES_BYTES_MAX: usize = 32 << 20;
 
 /// A place in the log that can be read from.
 #[derive(Clone, Copy, Debug)]
@@ -95,7 +99,14 @@ pub(crate) struct History {
     pub(crate) end: watch::Sender<LogIndex>,
     pub(crate) status: watch::Sender<ArchiveStatus>,
     archive_reads: Arc<Semaphore>,
+    /// What was read last, for all who follow: none of them keeps a stretch for itself. The last one used is the last.
+    slices: Mutex<VecDeque<KeptSlice>>,
     pub(crate) shutdown: CancellationToken,
+}
+
+struct KeptSlice {
+    is_archived: bool,
+    slice: Arc<Slice>,
 }
 
 impl History {
@@ -131,6 +142,7 @@ impl History {
             end: watch::Sender::new(LogIndex::ZERO),
             status: watch::Sender::new(status),
             archive_reads: Arc::new(Semaphore::new(ARCHIVE_READS_MAX)),
+            slices: Mutex::default(),
             shutdown,
         }
     }
@@ -343,9 +355,9 @@ impl History {
         }
     }
 
-    /// Rounds from a place on: a segment, or about a megabyte of the log; none when there is nothing
-    /// behind it yet.
-    pub(crate) async fn read(&self, place: Place) -> Result<Option<Slice>, Refusal> {
+    /// Rounds around a place: a segment, or about a megabyte of the log; none when there is nothing behind it yet. The
+    /// first of them may be before the place.
+    pub(crate) async fn read(&self, place: Place) -> Result<Option<Arc<Slice>>, Refusal> {
         let next = place.sequence.log_index.next();
         for _ in 0..2 {
             let archived = self.archive().filter(|archive| {
@@ -355,12 +367,17 @@ impl History {
             if let Some(archive) = archived {
                 return self.read_archive(Arc::clone(archive), next).await.map(Some);
             }
+            if let Some(slice) = self.kept_of_log(place.next_raft) {
+                return Ok(Some(slice));
+            }
             match self.consensus.read_applied(place.next_raft).await {
                 Ok(LogSlice::Entries(entries)) if entries.is_empty() => return Ok(None),
                 Ok(LogSlice::Entries(entries)) => {
                     let end = Place { next_raft: entries.last().map_or(0, |e| e.raft_index + 1), ..place };
                     let rounds = entries.into_iter().filter_map(round).collect();
-                    return Ok(Some(Slice { from: place, rounds, end, to: LogIndex(u64::MAX) }));
+                    let slice = Arc::new(Slice { from: place, rounds, end, to: LogIndex(u64::MAX) });
+                    self.keep(false, &slice);
+                    return Ok(Some(slice));
                 }
                 // Perhaps just now, because the archive has it.
                 Ok(LogSlice::Purged { .. }) => {}
@@ -374,17 +391,60 @@ impl History {
         Err(self.compacted(next))
     }
 
-    async fn read_archive(&self, archive: Arc<Archive>, index: LogIndex) -> Result<Slice, Refusal> {
+    async fn read_archive(&self, archive: Arc<Archive>, index: LogIndex) -> Result<Arc<Slice>, Refusal> {
+        if let Some(slice) = self.kept_of_archive(index) {
+            return Ok(slice);
+        }
         let place = Arc::clone(&self.archive_reads).acquire_owned().await.map_err(|_| stopping())?;
-        let read = tokio::task::spawn_blocking(move || {
+        // Who had the place before may have read the same.
+        if let Some(slice) = self.kept_of_archive(index) {
+            return Ok(slice);
+        }
+        let read = in_background(move || {
             // Given back when the work is over, not when its caller has gone.
             let _place = place;
             archive.slice_with(index)
         });
         let read = read.await;
         match read.map_err(|_| stopping())? {
-            Ok(slice) => Ok(slice),
+            Ok(slice) => {
+                let slice = Arc::new(slice);
+                self.keep(true, &slice);
+                Ok(slice)
+            }
             Err(error) => Err(self.refusal(&error)),
+        }
+    }
+
+    fn kept_of_log(&self, next_raft: u64) -> Option<Arc<Slice>> {
+        self.kept(|kept| {
+            let reach = kept.slice.from.next_raft..kept.slice.end.next_raft;
+            !kept.is_archived && reach.contains(&next_raft)
+        })
+    }
+
+    fn kept_of_archive(&self, index: LogIndex) -> Option<Arc<Slice>> {
+        self.kept(|kept| {
+            let (from, end) = (kept.slice.from.sequence.log_index, kept.slice.end.sequence.log_index);
+            kept.is_archived && from < index && index <= end.min(kept.slice.to)
+        })
+    }
+
+    fn kept(&self, has: impl Fn(&KeptSlice) -> bool) -> Option<Arc<Slice>> {
+        let mut slices = self.slices.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = slices.iter().rposition(has)?;
+        let kept = slices.remove(at)?;
+        let slice = Arc::clone(&kept.slice);
+        slices.push_back(kept);
+        Some(slice)
+    }
+
+    fn keep(&self, is_archived: bool, slice: &Arc<Slice>) {
+        let mut slices = self.slices.lock().unwrap_or_else(PoisonError::into_inner);
+        slices.push_back(KeptSlice { is_archived, slice: Arc::clone(slice) });
+        let mut bytes: usize = slices.iter().map(|kept| kept.slice.bytes()).sum();
+        while slices.len() > 1 && (slices.len() > SLICES_MAX || bytes > SLICES_BYTES_MAX) {
+            bytes -= slices.pop_front().map_or(0, |kept| kept.slice.bytes());
         }
     }
 
@@ -469,20 +529,14 @@ async fn advance(mut mark: Mark, entries: Vec<CommittedEntry>) -> Result<Mark, A
     stepped.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }
 
-/// One reader of the log's records.
+/// One reader of the log's records. Between two batches it keeps nothing of the log.
 pub struct LogFollower {
     history: Arc<History>,
+    /// Before the round that the next record is in.
     records: muster_archive::Records,
     /// The next record that is wanted.
     next: LogIndex,
     end: watch::Receiver<LogIndex>,
-    rounds: std::vec::IntoIter<ArchivedRound>,
-    /// The first entry behind them.
-    behind: u64,
-    /// The last record of them that counts.
-    to: LogIndex,
-    /// Whether there are more, which do not.
-    is_cut: bool,
 }
 
 /// What a reader gets at a time.
@@ -492,10 +546,85 @@ pub struct LogBatch {
     pub records: Vec<muster_archive::Record>,
     /// The first record that comes behind them.
     pub next: LogIndex,
+    /// About what they have in the log, in bytes.
+    pub bytes: usize,
+}
+
+/// Where a follower is, to go back to.
+#[derive(Clone, Debug)]
+pub struct LogPosition {
+    records: muster_archive::Records,
+    next: LogIndex,
 }
 
 /// Records handed out at a time, about.
 const BATCH_RECORDS: usize = 256;
+/// What they may have in the log, in bytes; one of them may be larger.
+const BATCH_BYTES: usize = 64 << 10;
+/// Rounds of so many bytes are decoded at once, by whoever wants them.
+const SMALL_BYTES: usize = 4 << 10;
+
+/// A step of a follower, apart from the threads that serve.
+struct Step {
+    slice: Arc<Slice>,
+    records: muster_archive::Records,
+    next: LogIndex,
+    found: Vec<muster_archive::Record>,
+    bytes: usize,
+}
+
+impl Step {
+    /// Takes records out of the rounds until it has a batch, or the rounds are over.
+    fn take(&mut self) -> Result<(), ArchiveError> {
+        let slice = Arc::clone(&self.slice);
+        let place = self.records.place();
+        let is_within = place.next_raft > slice.from.next_raft
+            && place.sequence.log_index >= slice.from.sequence.log_index
+            && place.generation >= slice.from.generation;
+        let first = if is_within {
+            slice.rounds.partition_point(|round| round.raft_index < place.next_raft)
+        } else {
+            // A segment begins before the place; the log begins right there.
+            self.records = muster_archive::Records::from(slice.from);
+            0
+        };
+        let is_cut = slice.to < slice.end.sequence.log_index;
+        for round in slice.rounds.iter().skip(first) {
+            let before = self.records.clone();
+            let taken = self.records.take(round)?;
+            let each = round.payload.len() / taken.len().max(1);
+            for record in taken {
+                if record.log_index < self.next || record.log_index > slice.to {
+                    continue;
+                }
+                if self.is_full() {
+                    // The rest of the round is taken the next time.
+                    self.records = before;
+                    return Ok(());
+                }
+                self.next = record.log_index.next();
+                self.bytes += each;
+                self.found.push(record);
+            }
+            if is_cut && self.records.place().sequence.log_index >= slice.to {
+                // A later life of the cluster goes on from here; the archive knows where.
+                let at = muster_state::Sequence { log_index: slice.to, ..Default::default() };
+                self.records = muster_archive::Records::from(Place { sequence: at, ..Place::default() });
+                return Ok(());
+            }
+            if self.is_full() {
+                return Ok(());
+            }
+        }
+        // Entries of the protocol's own may follow the last round.
+        self.records.pass(slice.end.next_raft);
+        Ok(())
+    }
+
+    fn is_full(&self) -> bool {
+        self.found.len() >= BATCH_RECORDS || self.bytes >= BATCH_BYTES
+    }
+}
 
 impl LogFollower {
     /// The next records that there are, without waiting for new ones.
@@ -503,43 +632,47 @@ impl LogFollower {
     /// # Errors
     /// When they are not kept here any more, or cannot be read.
     pub async fn next(&mut self) -> Result<LogBatch, Refusal> {
-        let mut records = Vec::new();
-        while records.len() < BATCH_RECORDS {
-            let Some(round) = self.rounds.next() else {
-                // Entries of the protocol's own may follow the last round.
-                self.records.pass(self.behind);
-                if !records.is_empty() {
-                    break;
-                }
-                let place = self.records.place();
-                let Some(slice) = self.history.read(place).await? else { break };
-                // A segment begins before the place; the log begins right there.
-                if slice.from.next_raft != place.next_raft || slice.from.sequence != place.sequence {
-                    self.records = muster_archive::Records::from(slice.from);
-                }
-                self.is_cut = slice.to < slice.end.sequence.log_index;
-                (self.rounds, self.behind, self.to) =
-                    (slice.rounds.into_iter(), slice.end.next_raft, slice.to);
-                continue;
+        loop {
+            let place = self.records.place();
+            let Some(slice) = self.history.read(place).await? else {
+                return Ok(LogBatch { records: Vec::new(), next: self.next, bytes: 0 });
             };
-            let taken = self.records.take(&round).map_err(|error| self.history.refusal(&error))?;
-            let wanted = taken.into_iter().filter(|r| r.log_index >= self.next && r.log_index <= self.to);
-            records.extend(wanted);
-            if self.is_cut && self.records.place().sequence.log_index >= self.to {
-                // A later life of the cluster goes on from here; the archive knows where.
-                let at = muster_state::Sequence { log_index: self.to, ..Default::default() };
-                let place = Place { sequence: at, ..Place::default() };
-                (self.records, self.rounds, self.behind) =
-                    (muster_archive::Records::from(place), Vec::new().into_iter(), 0);
+            let is_small = slice.bytes() <= SMALL_BYTES;
+            let (records, next) = (self.records.clone(), self.next);
+            let mut step = Step { slice, records, next, found: Vec::new(), bytes: 0 };
+            let (step, taken) = if is_small {
+                let taken = step.take();
+                (step, taken)
+            } else {
+                let stepped = in_background(move || {
+                    let taken = step.take();
+                    (step, taken)
+                });
+                stepped.await.map_err(|_| stopping())?
+            };
+            taken.map_err(|error| self.history.refusal(&error))?;
+            if let Some(first) = step.found.first()
+                && first.log_index != self.next
+            {
+                return Err(self.history.compacted(self.next));
+            }
+            self.records = step.records;
+            if !step.found.is_empty() {
+                self.next = step.next;
+                return Ok(LogBatch { records: step.found, next: self.next, bytes: step.bytes });
             }
         }
-        if let Some(first) = records.first()
-            && first.log_index != self.next
-        {
-            return Err(self.history.compacted(self.next));
-        }
-        self.next = records.last().map_or(self.next, |last| last.log_index.next());
-        Ok(LogBatch { records, next: self.next })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn position(&self) -> LogPosition {
+        LogPosition { records: self.records.clone(), next: self.next }
+    }
+
+    /// Goes back to where it was.
+    pub fn go_back(&mut self, to: LogPosition) {
+        (self.records, self.next) = (to.records, to.next);
     }
 
     /// Waits until there may be more.
@@ -610,10 +743,6 @@ impl Engine {
             history: Arc::clone(history),
             next: from,
             end: history.end.subscribe(),
-            rounds: Vec::new().into_iter(),
-            behind: 0,
-            to: LogIndex(u64::MAX),
-            is_cut: false,
         })
     }
 
@@ -634,7 +763,7 @@ impl Engine {
         let history = self.history()?;
         if let Some(archive) = history.archive().cloned() {
             let place = Arc::clone(&history.archive_reads).acquire_owned().await.map_err(|_| stopping())?;
-            let read = tokio::task::spawn_blocking(move || {
+            let read = in_background(move || {
                 let _place = place;
                 archive.slice_with_raft(raft_index)
             });

@@ -18,6 +18,7 @@
 //! **Invariant:** parses no request: values come in checked.
 
 mod archiver;
+mod background;
 mod checkpoints;
 mod clock;
 mod contacts;
@@ -53,8 +54,9 @@ mod watch;
 pub use archiver::{
     HistorySettings, PeerHistory, Retention, UnopenedArchive, archive_error_text, open_archive, purge_up_to,
 };
+pub use background::{NotDone, in_background};
 pub use engine::{Engine, EngineConfig, LEADERSHIPS_COUNTED_FOR, LocalFacts, ReplicaInfo, submission_kib};
-pub use history::{ArchiveStatus, LogBatch, LogFollower, round as archived_round};
+pub use history::{ArchiveStatus, LogBatch, LogFollower, LogPosition, round as archived_round};
 pub use logs::{Attempt, LogChunk, LogRequest};
 pub use muster_consensus::{
     ChangeOptions, Changed, Member, PeerReport, ReplicaNode, ReplicaStatus, Role, Space, StateMark,

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// Pieces of output that wait for a slow reader; the agent's upload waits behind them.
-const CHUNKS_WAITING_MAX: usize = 16;
+const CHUNKS_WAITING_MAX: usize = 2;
 /// Reads whose upload has not begun.
 const READS_WAITING_MAX: usize = 1_024;
 /// How long an agent may take from the order to its upload.

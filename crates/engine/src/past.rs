@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::Engine;
+use crate::background::in_background;
 use crate::clock;
 use crate::engine::stopping;
 use crate::history::{History, round};
@@ -204,9 +205,7 @@ async fn make(
         return Err(Refusal::new(RefusalCode::ArchiveUnavailable, text));
     };
     let asked = Arc::clone(&goes_on);
-    let replayed = tokio::task::spawn_blocking(move || {
-        archive.replay_while(at, known, || asked.load(Ordering::Relaxed))
-    });
+    let replayed = in_background(move || archive.replay_while(at, known, || asked.load(Ordering::Relaxed)));
     let replayed = replayed.await.map_err(|_| stopping())?;
     let (mut replay, mut reached) = replayed.map_err(|error| history.refusal(&error))?;
     while !reached {
@@ -226,7 +225,7 @@ async fn make(
                 }
                 Err(_) => return Err(stopping()),
             };
-        let applied = tokio::task::spawn_blocking(move || {
+        let applied = in_background(move || {
             for round in &rounds {
                 if replay.apply(round, Some(at))? {
                     return Ok((replay, true));

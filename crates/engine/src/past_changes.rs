@@ -12,6 +12,7 @@ use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::Engine;
+use crate::background::in_background;
 use crate::engine::stopping;
 use crate::events::EventMaker;
 use crate::history::{History, generation_of};
@@ -90,7 +91,7 @@ impl PastChanges {
                     return Ok((Vec::new(), at));
                 }
             }
-            let stepped = tokio::task::spawn_blocking(move || {
+            let stepped = in_background(move || {
                 let result = run.step();
                 (run, result)
             });
@@ -153,7 +154,7 @@ impl PastChanges {
         };
         let Some(slice) = self.history.read(place).await? else { return Ok(false) };
         run.cut = (slice.to < slice.end.sequence.log_index).then_some(At::Index(slice.to));
-        (run.rounds, run.behind) = (slice.rounds.into_iter(), slice.end.next_raft);
+        (run.rounds, run.behind) = (slice.rounds.clone().into_iter(), slice.end.next_raft);
         Ok(true)
     }
 }

@@ -238,6 +238,12 @@ impl Subscription {
         Subscription { hub: Arc::clone(hub), at: past.from(), end: hub.end.subscribe(), past: Some(past) }
     }
 
+    /// Whether its next changes are no longer in memory: until it has come to those that are it takes a whole state.
+    #[must_use]
+    pub fn is_past(&self) -> bool {
+        self.past.is_some() && !self.hub.keeps(self.at)
+    }
+
     /// The next changes, in order; waits until there are some or the log has moved on. Returns them
     /// with the place reached, which may be further than the last of them.
     ///

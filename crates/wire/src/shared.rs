@@ -41,6 +41,12 @@ impl<M> From<M> for Shared<M> {
     }
 }
 
+/// Bytes of a message on the wire.
+#[must_use]
+pub fn encoded_len(message: &impl Message) -> usize {
+    message.encoded_len()
+}
+
 impl<M: Message> Message for Shared<M> {
     fn encode_raw(&self, buf: &mut impl BufMut) {
         self.own.encode_raw(buf);

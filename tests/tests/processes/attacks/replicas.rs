@@ -130,7 +130,12 @@ fn secured(config: &str, folder: &Path) -> String {
 
 impl Town {
     async fn open() -> Town {
-        let mut cluster = Cluster::lay_out(3);
+        Town::open_with("").await
+    }
+
+    /// The same with more lines of the replicas' configuration.
+    pub(super) async fn open_with(settings: &str) -> Town {
+        let mut cluster = Cluster::lay_out_with(3, 0, settings);
         let folder = cluster.scratch.path().join("certificates");
         let authority = Authority::init(&folder.join("authority"), cluster.id, 30).expect("it is made");
         let issue = |role: Role| {
@@ -194,7 +199,7 @@ impl Town {
             .expect("a member connects")
     }
 
-    fn client(&self, role: Role) -> Client {
+    pub(super) fn client(&self, role: Role) -> Client {
         let addresses: Vec<String> = self.cluster.replicas.iter().map(|r| r.client.to_string()).collect();
         let endpoints = Endpoints::parse_with(&addresses, self.security(role)).expect("addresses");
         Client::lazy(endpoints, Options { deadline: PATIENCE, ..Options::STANDARD })
@@ -633,7 +638,7 @@ async fn secrets(town: &Town, attacks: &mut Table, eve: &Client) {
 }
 
 /// Memory that a process has in use, in MiB.
-fn resident_mib(pid: u32) -> u64 {
+pub(super) fn resident_mib(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap_or_default();
     line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) >> 10
