@@ -1,6 +1,7 @@
 //! The server: services, health, reflection, and their limits.
 
 use muster_engine::Engine;
+use muster_metrics::ReplicaMetrics;
 use muster_transport::{AcceptLimits, Security};
 use muster_wire::v1::cluster_admin_service_server::ClusterAdminServiceServer;
 use muster_wire::v1::cluster_service_server::ClusterServiceServer;
@@ -20,11 +21,13 @@ use crate::admin_service::Admin;
 use crate::cluster_service::Clusters;
 use crate::drill_service::DrillCalls;
 use crate::drills::Drills;
+use crate::facts::LEADER_SILENT_MAX_MS;
 use crate::fleet_service::Fleet;
 use crate::forward::Router;
 use crate::guard::{CallLimits, GuardLayer};
 use crate::job_service::Jobs;
 use crate::log_service::Logs;
+use crate::measure::MeasureLayer;
 use crate::node_service::Nodes;
 use crate::policy_service::Policies;
 use crate::queue_service::Queues;
@@ -116,6 +119,7 @@ const PUBLIC_SERVICES: [&str; 10] = [
 pub async fn serve(
     engine: Engine,
     config: ApiConfig,
+    metrics: ReplicaMetrics,
     security: Security,
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send + 'static,
@@ -149,6 +153,7 @@ pub async fn serve(
         .http2_keepalive_timeout(Some(Duration::from_secs(4)))
         .concurrency_limit_per_connection(config.calls_per_connection_max)
         .max_concurrent_streams(config.streams_per_connection_max)
+        .layer(MeasureLayer(metrics))
         .layer(GuardLayer::new(config.calls, config.message_bytes_max, traffic, leads))
         .add_service(health_service)
         .add_service(reflection_v1()?)
@@ -204,9 +209,6 @@ async fn follow_revocations(engine: Engine, security: Security) {
         }
     }
 }
-
-/// A leader that was not heard for this long passes for lost: longer than an election takes. In milliseconds.
-const LEADER_SILENT_MAX_MS: u64 = 5_000;
 
 /// What this replica is good for, for load balancers and probes:
 /// - `muster.leader`: it leads.

@@ -20,6 +20,7 @@ mod hostile_workers;
 mod leases;
 mod lost_logs;
 mod members;
+mod pages;
 mod parallel;
 mod planted;
 mod probe;

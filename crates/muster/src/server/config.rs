@@ -70,6 +70,7 @@ struct File {
     data_dir: PathBuf,
     client_listen: SocketAddr,
     peer_listen: SocketAddr,
+    http_listen: Option<SocketAddr>,
     #[serde(default)]
     members: Vec<MemberFile>,
     #[serde(default)]
@@ -245,6 +246,8 @@ pub struct ServerConfig {
     pub client_listen: SocketAddr,
     /// Where replicas connect.
     pub peer_listen: SocketAddr,
+    /// Where monitoring systems and probes connect; none for nowhere.
+    pub http_listen: Option<SocketAddr>,
     /// The first membership.
     pub members: BTreeMap<ReplicaId, ReplicaNode>,
     /// Heartbeats and elections.
@@ -319,6 +322,10 @@ impl ServerConfig {
         if file.client_listen == file.peer_listen {
             return Err(refuse("peer_listen", "must differ from client_listen".into()));
         }
+        let others = [("client_listen", file.client_listen), ("peer_listen", file.peer_listen)];
+        if let Some((key, _)) = others.iter().find(|(_, address)| Some(*address) == file.http_listen) {
+            return Err(refuse("http_listen", format!("must differ from {key}")));
+        }
         let timing = file.timing.map_or(Timing::LOCAL, |t| Timing {
             heartbeat_interval_ms: t.heartbeat_interval_ms,
             election_timeout_min_ms: t.election_timeout_min_ms,
@@ -348,6 +355,7 @@ impl ServerConfig {
             region,
             data_dir: file.data_dir,
             client_listen: file.client_listen,
+            http_listen: file.http_listen,
             peer_listen: file.peer_listen,
             members,
             timing,

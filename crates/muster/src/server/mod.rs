@@ -16,6 +16,7 @@ use muster_engine::{
     DivergenceHandler, Engine, EngineConfig, HistorySettings, ReplicaInfo, UnopenedArchive,
     archive_error_text, open_archive, purge_up_to,
 };
+use muster_metrics::ReplicaMetrics;
 use muster_store::StoreError;
 use muster_transport::{PeerName, Role as PeerRole, Security, Tls, TlsError};
 use std::cmp::Reverse;
@@ -292,6 +293,10 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
     let open = args.insecure || matches!(security, Security::Tls(_));
     let clients = listen("client_listen", config.client_listen, open).await?;
     let peers = listen("peer_listen", config.peer_listen, open).await?;
+    let pages = match config.http_listen {
+        Some(address) => Some(listen("http_listen", address, open).await?),
+        None => None,
+    };
     muster_planted::admit(&config.data_dir)?;
     let store = open_store(&config, start).await?;
     let founding = Founding {
@@ -354,9 +359,14 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
         tokio::spawn(engine.clone().raise_format_when_ready(FORMATS_EVERY));
     }
     let stop_serving = CancellationToken::new();
+    let metrics = ReplicaMetrics::default();
+    if let Some(listener) = pages {
+        tokio::spawn(keep_pages(engine.clone(), metrics.clone(), security.clone(), listener));
+    }
     let api = tokio::spawn(muster_api::serve(
         engine.clone(),
         config.api,
+        metrics,
         security.clone(),
         clients,
         stop_serving.clone().cancelled_owned(),
@@ -372,6 +382,18 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
     parts.stop(ended.is_ok()).await;
     fresh.abort();
     ended
+}
+
+/// Serves the pages for monitoring systems as long as the replica runs. Should their listener fail, the replica goes on.
+async fn keep_pages(engine: Engine, metrics: ReplicaMetrics, security: Security, listener: TcpListener) {
+    let stopping = engine.clone();
+    let served = muster_api::serve_pages(engine, metrics, security, listener, async move {
+        stopping.stopping().await;
+    });
+    if let Err(error) = served.await {
+        let error = &error as &dyn std::error::Error;
+        tracing::error!(error, "http_listen: serving the pages for monitoring systems failed");
+    }
 }
 
 /// Keeps what is known of a divergence before the replica stops.

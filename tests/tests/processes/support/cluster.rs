@@ -36,6 +36,8 @@ pub struct ReplicaFiles {
     pub id: u64,
     pub client: SocketAddr,
     pub peer: SocketAddr,
+    /// Where its pages for monitoring systems are.
+    pub http: SocketAddr,
     /// Where other processes find the two: the same, but for proxies in between.
     pub shown: (SocketAddr, SocketAddr),
     pub home: PathBuf,
@@ -96,8 +98,8 @@ impl Cluster {
                 let address = Ipv4Addr::new(127, block[0], block[1], at as u8 + 1);
                 let home = scratch.path().join(format!("replica-{}", at + 1));
                 std::fs::create_dir_all(&home).expect("a folder can be made");
-                let [client, peer] = free_addresses(address);
-                ReplicaFiles { id: at as u64 + 1, client, peer, shown: (client, peer), home }
+                let [client, peer, http] = free_addresses(address);
+                ReplicaFiles { id: at as u64 + 1, client, peer, http, shown: (client, peer), home }
             })
             .collect();
         let cluster = Cluster {
@@ -183,12 +185,13 @@ impl Cluster {
         let members: String = members.map(|(_, files)| member(files)).collect();
         let settings = &self.settings;
         format!(
-            "cluster_id = \"{}\"\nreplica_id = {}\ndata_dir = {:?}\nclient_listen = \"{}\"\npeer_listen = \"{}\"\n\n{PARAMETERS}\n{settings}\n{members}",
+            "cluster_id = \"{}\"\nreplica_id = {}\ndata_dir = {:?}\nclient_listen = \"{}\"\npeer_listen = \"{}\"\nhttp_listen = \"{}\"\n\n{PARAMETERS}\n{settings}\n{members}",
             self.id,
             own.id,
             own.data(),
             own.client,
-            own.peer
+            own.peer,
+            own.http
         )
     }
 

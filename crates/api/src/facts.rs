@@ -1,0 +1,157 @@
+//! What a replica tells monitoring systems of itself: read from its applied state and its consensus when it is asked, at a
+//! cost that depends on tenants and pools and neither on jobs nor on nodes.
+
+use muster_engine::{Engine, Role};
+use muster_metrics::{Facts, PoolFacts, QuotaFacts, TENANTS_MAX, TenantFacts};
+use muster_state::{QuotaUse, State};
+use muster_types::Name;
+
+/// A leader that was not heard for this long passes for lost: longer than an election takes. In milliseconds.
+pub(crate) const LEADER_SILENT_MAX_MS: u64 = 5_000;
+
+/// Whether this replica is good for reads that have to be current, and what it does, in a word or two.
+pub(crate) fn readiness(engine: &Engine) -> (bool, String) {
+    let own = engine.consensus().status();
+    let leads = engine.consensus().leadership().borrow().mine.is_some();
+    let hears = own.leader.is_some() && own.leader_silent_ms.is_some_and(|ms| ms <= LEADER_SILENT_MAX_MS);
+    let behind = own.committed_index.unwrap_or(0).saturating_sub(own.applied_index.unwrap_or(0));
+    if let Some(why) = own.stopped {
+        return (false, format!("stopped: {why}"));
+    }
+    if own.rejoining {
+        return (false, "rejoining: its storage lost what it had promised".to_owned());
+    }
+    if engine.view().cluster().is_none() {
+        return (false, "no state: the cluster is not founded, or not heard of".to_owned());
+    }
+    match (leads, hears) {
+        (true, _) if engine.lacks_room() => (false, "leader, and its disk has too little room".to_owned()),
+        (true, _) => (true, "leader".to_owned()),
+        (false, true) if behind > BEHIND_MAX => (false, format!("follower, catching up: {behind} entries")),
+        (false, true) => (true, "follower".to_owned()),
+        (false, false) if own.role == Role::Leader => (false, "unconfirmed: no quorum answers".to_owned()),
+        (false, false) => (false, "no leader is heard".to_owned()),
+    }
+}
+
+/// Entries that a follower in step may have committed and not yet applied: some rounds.
+const BEHIND_MAX: u64 = 256;
+
+/// Everything that is read at the moment of asking.
+pub(crate) fn facts(engine: &Engine) -> Facts {
+    let view = engine.view();
+    let mut facts = of_state(&view);
+    of_consensus(engine, &mut facts);
+    of_storage(engine, &mut facts);
+    of_process(&mut facts);
+    facts.nodes_awaiting_admission = engine.pending_nodes().len() as u64;
+    facts
+}
+
+fn of_consensus(engine: &Engine, facts: &mut Facts) {
+    let raft = engine.consensus().status();
+    facts.version = env!("CARGO_PKG_VERSION").to_owned();
+    facts.is_leader = engine.consensus().leadership().borrow().mine.is_some();
+    let hears = raft.leader_silent_ms.is_some_and(|ms| ms <= LEADER_SILENT_MAX_MS);
+    facts.has_leader = facts.is_leader || (raft.leader.is_some() && hears);
+    facts.term = raft.term;
+    facts.voters = raft.members.iter().filter(|member| member.votes).count() as u64;
+    facts.last_index = raft.last_log_index.unwrap_or(0);
+    facts.committed_index = raft.committed_index.unwrap_or(0);
+    facts.applied_index = raft.applied_index.unwrap_or(0);
+    facts.snapshot_index = raft.snapshot_index.unwrap_or(0);
+    facts.leader_silent_ms = raft.leader_silent_ms;
+    facts.quorum_silent_ms = raft.quorum_silent_ms;
+    facts.is_rejoining = raft.rejoining;
+    let lags = raft.members.iter().filter(|member| member.replica != raft.replica);
+    let lags = lags.filter_map(|member| Some((member.replica.0.to_string(), member.lag_entries?)));
+    facts.peer_lag_entries = facts.is_leader.then(|| lags.collect());
+}
+
+fn of_storage(engine: &Engine, facts: &mut Facts) {
+    let own = engine.info().replica;
+    let reports = engine.consensus().peer_reports();
+    if let Some(report) = reports.borrow().get(&own) {
+        facts.storage_free_bytes = Some(report.storage.free_bytes);
+        facts.flush_us = Some(report.storage.flush_mean_us);
+        facts.stalled_ms = report.storage.stalled_ms;
+    }
+    let local = engine.local_facts();
+    facts.leaderships_recent = local.leaderships_begun as u64;
+    facts.snapshot_age_ms = local.snapshot_age_ms;
+    facts.archive_log_index = local.archive_log_index;
+    facts.archive_is_failing = local.archive_failing.is_some();
+    facts.archive_damaged_objects = local.archive_unmended.len() as u64;
+    facts.certificate_days_left = local.certificate_days_left;
+}
+
+/// What Linux says of the process. Elsewhere these are not known.
+fn of_process(facts: &mut Facts) {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = resident.and_then(|text| text.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+    facts.resident_bytes = kib.map(|kib| kib << 10);
+    facts.cpu_ms =
+        nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF).ok().map(|usage| {
+            let ms = |time: nix::sys::time::TimeVal| {
+                let ms = time.tv_sec().saturating_mul(1_000).saturating_add(time.tv_usec() / 1_000);
+                u64::try_from(ms).unwrap_or(0)
+            };
+            ms(usage.user_time()) + ms(usage.system_time())
+        });
+    facts.open_descriptors = std::fs::read_dir("/proc/self/fd").ok().map(|all| all.count() as u64);
+}
+
+fn of_state(view: &State) -> Facts {
+    let nodes_up = view.nodes_up();
+    let names = view.queues_behind(None, TENANTS_MAX + 1);
+    let tenants = names.iter().take(TENANTS_MAX).filter_map(|name| tenant(view, name)).collect();
+    let pool = |(key, pool): (&muster_state::PoolKey, &muster_state::Pool)| {
+        Some(PoolFacts {
+            region: key.region.to_string(),
+            cluster: key.cluster.to_string(),
+            kind: key.kind.as_ref()?.to_string(),
+            total: pool.total_devices,
+            free_milli: pool.free_milli,
+            idle: pool.idle_devices,
+        })
+    };
+    Facts {
+        log_index: view.log_index().0,
+        log_time_ms: view.log_time().0,
+        format: view.format().into(),
+        records_rejected: view.rejected(),
+        jobs_pending: view.pending_count() as u64,
+        jobs_active: view.active_count() as u64,
+        jobs_finished: view.finished_count() as u64,
+        nodes_up,
+        nodes_lost: (view.nodes().len() as u64).saturating_sub(nodes_up),
+        nodes_restricted: view.restrictions().count() as u64,
+        tenants,
+        leaves_tenants_out: names.len() > TENANTS_MAX,
+        pools: view.pools().filter_map(pool).collect(),
+        ..Facts::default()
+    }
+}
+
+fn tenant(view: &State, name: &Name) -> Option<TenantFacts> {
+    let row = view.queue(name)?;
+    let quota = |QuotaUse { quota, used_milli }: &QuotaUse| QuotaFacts {
+        kind: quota.kind.to_string(),
+        region: quota.region.as_ref().map(ToString::to_string).unwrap_or_default(),
+        nominal_milli: quota.nominal_milli,
+        used_milli: *used_milli,
+        borrowing_limit_milli: quota.borrowing_limit_milli,
+        lending_limit_milli: quota.lending_limit_milli,
+    };
+    let running = row.usage.iter().flat_map(|usage| usage.running());
+    Some(TenantFacts {
+        tenant: name.to_string(),
+        pending: row.load.pending_jobs,
+        held: row.load.held_jobs,
+        active: row.load.active_jobs,
+        pending_milli: row.load.pending_milli,
+        used_milli: running.map(|(kind, milli)| (kind.to_string(), milli)).collect(),
+        quotas: row.quotas.iter().map(quota).collect(),
+    })
+}

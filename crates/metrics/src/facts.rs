@@ -1,0 +1,137 @@
+//! What a replica knows of itself at one moment.
+
+/// The facts of one scrape. What is not known is none and has no series.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// Version of the program.
+    pub version: String,
+    /// Whether it leads, confirmed by a quorum.
+    pub is_leader: bool,
+    /// Whether it leads or hears a leader.
+    pub has_leader: bool,
+    /// Newest term.
+    pub term: u64,
+    /// Voters.
+    pub voters: u64,
+    /// Leaderships that began lately.
+    pub leaderships_recent: u64,
+    /// Last entry of the log.
+    pub last_index: u64,
+    /// Last committed entry it knows.
+    pub committed_index: u64,
+    /// Last applied entry.
+    pub applied_index: u64,
+    /// End of the newest snapshot.
+    pub snapshot_index: u64,
+    /// Since when it has not heard a leader, in milliseconds.
+    pub leader_silent_ms: Option<u64>,
+    /// Since when no quorum has answered it, in milliseconds.
+    pub quorum_silent_ms: Option<u64>,
+    /// By replica id, entries that it is behind; of a leader alone.
+    pub peer_lag_entries: Option<Vec<(String, u64)>>,
+    /// Whether it lost its storage and is not back.
+    pub is_rejoining: bool,
+    /// Last applied record.
+    pub log_index: u64,
+    /// Its time, in milliseconds since 1970.
+    pub log_time_ms: u64,
+    /// Record format in force.
+    pub format: u64,
+    /// Records that were rejected by every replica.
+    pub records_rejected: u64,
+    /// Jobs that wait.
+    pub jobs_pending: u64,
+    /// Jobs that hold capacity.
+    pub jobs_active: u64,
+    /// Jobs that have ended and are not forgotten.
+    pub jobs_finished: u64,
+    /// Nodes that are up.
+    pub nodes_up: u64,
+    /// Nodes that are lost.
+    pub nodes_lost: u64,
+    /// Nodes that take no jobs, by order or finding.
+    pub nodes_restricted: u64,
+    /// Nodes that want in.
+    pub nodes_awaiting_admission: u64,
+    /// Per tenant, in the order of their names, [`crate::TENANTS_MAX`] at most.
+    pub tenants: Vec<TenantFacts>,
+    /// Whether there are more of them.
+    pub leaves_tenants_out: bool,
+    /// Accelerators per pool.
+    pub pools: Vec<PoolFacts>,
+    /// Space left, in bytes.
+    pub storage_free_bytes: Option<u64>,
+    /// Mean flush, in microseconds.
+    pub flush_us: Option<u64>,
+    /// Age of a flush under way, in milliseconds.
+    pub stalled_ms: Option<u64>,
+    /// Age of the newest snapshot, in milliseconds.
+    pub snapshot_age_ms: Option<u64>,
+    /// Where the archive is complete.
+    pub archive_log_index: Option<u64>,
+    /// Whether the archive is out of order.
+    pub archive_is_failing: bool,
+    /// Objects that are damaged.
+    pub archive_damaged_objects: u64,
+    /// Days that the certificates last.
+    pub certificate_days_left: Option<i64>,
+    /// Memory of the process.
+    pub resident_bytes: Option<u64>,
+    /// Processor time, in milliseconds.
+    pub cpu_ms: Option<u64>,
+    /// Open descriptors.
+    pub open_descriptors: Option<u64>,
+}
+
+/// One tenant.
+#[derive(Clone, Debug, Default)]
+pub struct TenantFacts {
+    /// Its name.
+    pub tenant: String,
+    /// Its jobs that wait.
+    pub pending: u64,
+    /// Its jobs that wait for something else than capacity.
+    pub held: u64,
+    /// Its jobs that hold capacity.
+    pub active: u64,
+    /// What its pending jobs ask for, in thousandths of accelerators.
+    pub pending_milli: u64,
+    /// What it and those below it hold: type and thousandths of accelerators.
+    pub used_milli: Vec<(String, u64)>,
+    /// Its quotas.
+    pub quotas: Vec<QuotaFacts>,
+}
+
+/// A quota of one type, in thousandths of accelerators.
+#[derive(Clone, Debug, Default)]
+pub struct QuotaFacts {
+    /// Accelerator type.
+    pub kind: String,
+    /// Region; empty for all of them.
+    pub region: String,
+    /// Guaranteed.
+    pub nominal_milli: u64,
+    /// In use.
+    pub used_milli: u64,
+    /// The most that is borrowed; none for no limit.
+    pub borrowing_limit_milli: Option<u64>,
+    /// The most that is lent; none for no limit.
+    pub lending_limit_milli: Option<u64>,
+}
+
+/// Accelerators of one type in one cluster of one region.
+#[derive(Clone, Debug, Default)]
+pub struct PoolFacts {
+    /// Region.
+    pub region: String,
+    /// Cluster of hosts.
+    pub cluster: String,
+    /// Type.
+    pub kind: String,
+    /// All of them.
+    pub total: u64,
+    /// Free thousandths.
+    pub free_milli: u64,
+    /// Wholly free.
+    pub idle: u64,
+}

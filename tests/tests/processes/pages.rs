@@ -1,0 +1,140 @@
+//! The pages of a replica for monitoring systems and probes.
+
+use muster_wire::v1;
+use std::net::SocketAddr;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::support::{Cluster, PATIENCE, eventually, say, submit, work};
+
+struct Page {
+    code: u16,
+    head: String,
+    body: String,
+}
+
+/// Asks for a page as any program would, on a connection of its own.
+async fn ask(address: SocketAddr, request_line: &str) -> Option<Page> {
+    let asked = async {
+        let mut stream = TcpStream::connect(address).await.ok()?;
+        let request = format!("{request_line} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.ok()?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.ok()?;
+        let (head, body) = text.split_once("\r\n\r\n")?;
+        let code = head.split(' ').nth(1)?.parse().ok()?;
+        Some(Page { code, head: head.to_lowercase(), body: body.to_owned() })
+    };
+    tokio::time::timeout(PATIENCE, asked).await.ok().flatten()
+}
+
+async fn get(address: SocketAddr, path: &str) -> Page {
+    ask(address, &format!("GET {path}")).await.unwrap_or_else(|| panic!("{path} is not answered"))
+}
+
+/// The value of a series, written as the text format has it.
+fn value(text: &str, series: &str) -> Option<f64> {
+    text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
+}
+
+async fn becomes(cluster: &Cluster, at: usize, series: &str, wanted: f64) {
+    eventually(&format!("{series} is not {wanted}"), || async {
+        let page = ask(cluster.replicas[at].http, "GET /metrics").await?;
+        (value(&page.body, series) == Some(wanted)).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_monitoring_system_sees_what_a_replica_does() {
+    let mut cluster = Cluster::start_with(3, 0, "").await;
+    let leader = cluster.leader().await;
+    let follower = (leader + 1) % 3;
+    let client = cluster.client();
+    let evidence = cluster.scratch.path().join("intervals");
+    // The one host has no agent, so the job holds its devices and never runs; the second waits.
+    submit(&client, work("first", &evidence, 10, 0, (1, 8))).await;
+    submit(&client, work("second", &evidence, 10, 0, (1, 8))).await;
+    let unknown = v1::GetJobRequest { job_id: "job-424242".to_owned(), ..Default::default() };
+    client.get_job(unknown).await.expect_err("there is no such job");
+    for at in [leader, follower] {
+        becomes(&cluster, at, r#"muster_tenant_jobs{tenant="default",state="pending"}"#, 1.0).await;
+        becomes(&cluster, at, r#"muster_jobs{state="active"}"#, 1.0).await;
+    }
+
+    let page = get(cluster.replicas[leader].http, "/metrics").await;
+    assert_eq!(page.code, 200);
+    assert!(page.head.contains("content-type: application/openmetrics-text"), "{}", page.head);
+    assert!(page.body.ends_with("# EOF\n"));
+    let on_leader =
+        |series: &str| value(&page.body, series).unwrap_or_else(|| panic!("{series}: {}", page.body));
+    assert_eq!(on_leader("muster_raft_is_leader"), 1.0);
+    assert_eq!(on_leader("muster_raft_voters"), 3.0);
+    assert_eq!(on_leader(r#"muster_nodes{state="up"}"#), 1.0);
+    assert!(on_leader("muster_log_index") >= 3.0);
+    assert!(on_leader("process_resident_memory_bytes") > 1e6);
+    assert_eq!(page.body.matches("muster_raft_peer_lag_entries{").count(), 2, "{}", page.body);
+    // Whichever replica the client asked has counted the refusal, and each call with its code and its duration.
+    let mut pages = Vec::new();
+    for files in &cluster.replicas {
+        pages.push(get(files.http, "/metrics").await.body);
+    }
+    let sum = |series: &str| pages.iter().filter_map(|text| value(text, series)).sum::<f64>();
+    assert!(sum(r#"muster_refusals_total{reason="JOB_NOT_FOUND"}"#) >= 1.0, "{}", pages.concat());
+    let get_job = r#"method="muster.v1.JobService/GetJob""#;
+    assert!(sum(&format!(r#"muster_grpc_calls_total{{{get_job},code="NOT_FOUND"}}"#)) >= 1.0);
+    assert!(sum(&format!(r#"muster_grpc_call_duration_seconds_count{{{get_job}}}"#)) >= 1.0);
+    say(&format!("a scrape of the leader has {} bytes", page.body.len()));
+
+    // A probe learns what a replica is good for, and another one leads once the first is gone.
+    assert_eq!(get(cluster.replicas[leader].http, "/readyz").await.body, "leader\n");
+    assert_eq!(get(cluster.replicas[follower].http, "/readyz").await.body, "follower\n");
+    cluster.kill(leader).await;
+    let next = cluster.leader().await;
+    becomes(&cluster, next, "muster_raft_is_leader", 1.0).await;
+    cluster.kill(next).await;
+    let last = (0..3).find(|at| ![leader, next].contains(at)).expect("one of three is left");
+    let alone = cluster.replicas[last].http;
+    eventually("a replica without a quorum is ready", || async {
+        let page = ask(alone, "GET /readyz").await?;
+        (page.code == 503).then_some(())
+    })
+    .await;
+    becomes(&cluster, last, "muster_raft_has_leader", 0.0).await;
+    assert_eq!(get(alone, "/livez").await.code, 200, "a restart would not help it");
+    cluster.restart_all().await;
+    cluster.assert_digests_agree().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_no_page_is_refused_and_many_scrapes_hurt_nobody() {
+    let cluster = Cluster::start(1).await;
+    let address = cluster.replicas[0].http;
+    for (line, code) in [
+        ("GET /", 404),
+        ("GET /metrics/../secret", 404),
+        ("POST /metrics", 405),
+        ("DELETE /readyz", 405),
+        ("POST /muster.v1.JobService/SubmitJob", 404),
+    ] {
+        let page = ask(address, line).await.unwrap_or_else(|| panic!("{line} is not answered"));
+        assert_eq!(page.code, code, "{line}: {}", page.body);
+    }
+    // Not HTTP at all: the connection ends, and nothing else does.
+    let mut stream = TcpStream::connect(address).await.expect("it takes connections");
+    stream.write_all(&[0, 255, 13, 10, 13, 10]).await.expect("it is sent");
+    let mut answer = Vec::new();
+    let ended = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await;
+    assert!(ended.is_ok(), "a connection that says nothing sensible is left open");
+
+    let many = (0..64)
+        .map(|_| tokio::spawn(async move { ask(address, "GET /metrics").await.map(|page| page.code) }));
+    let mut codes = Vec::new();
+    for one in many.collect::<Vec<_>>() {
+        codes.push(one.await.expect("a scrape does not panic"));
+    }
+    assert!(codes.iter().all(|code| matches!(code, Some(200 | 503) | None)), "{codes:?}");
+    assert!(codes.contains(&Some(200)), "{codes:?}");
+    assert_eq!(get(address, "/livez").await.body, "ok\n");
+    assert_eq!(get(address, "/readyz").await.body, "leader\n");
+}
