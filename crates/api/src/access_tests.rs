@@ -43,7 +43,14 @@ impl World {
         let address = listener.local_addr().expect("it has one").to_string();
         let mut world = World { folder, authority, engine, address, task: tokio::spawn(async {}) };
         let security = world.security(Role::Replica(ReplicaId(1)));
-        let serving = serve(world.engine.clone(), config, security, listener, std::future::pending());
+        let serving = serve(
+            world.engine.clone(),
+            config,
+            muster_metrics::ReplicaMetrics::default(),
+            security,
+            listener,
+            std::future::pending(),
+        );
         world.task = tokio::spawn(async move { drop(serving.await) });
         world
     }

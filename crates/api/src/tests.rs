@@ -51,8 +51,14 @@ impl Served {
         let address: SocketAddr = listener.local_addr().expect("it has one");
         let (stop, stopped) = oneshot::channel::<()>();
         let stopped = async move { drop(stopped.await) };
-        let task =
-            tokio::spawn(serve(engine.clone(), ApiConfig::DEFAULT, Security::Plaintext, listener, stopped));
+        let task = tokio::spawn(serve(
+            engine.clone(),
+            ApiConfig::DEFAULT,
+            muster_metrics::ReplicaMetrics::default(),
+            Security::Plaintext,
+            listener,
+            stopped,
+        ));
         let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address");
         let channel = guarded("a connection", endpoint.connect()).await.expect("it listens");
         Served { engine, channel, stop, task }

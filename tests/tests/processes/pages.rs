@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{Cluster, PATIENCE, eventually, say, submit, work};
+use crate::support::{Cluster, PATIENCE, eventually, node, register, say, submit, work};
 
 struct Page {
     code: u16,
@@ -52,14 +52,19 @@ async fn a_monitoring_system_sees_what_a_replica_does() {
     let follower = (leader + 1) % 3;
     let client = cluster.client();
     let evidence = cluster.scratch.path().join("intervals");
-    // The one host has no agent, so the job holds its devices and never runs; the second waits.
+    // Behind this host is no agent: it is lost in a moment, and both jobs wait.
+    let mut host = node("with-devices");
+    host.accelerators =
+        Some(v1::Accelerators { r#type: "h100".to_owned(), count: 8, ..v1::Accelerators::default() });
+    register(&cluster.replicas[leader].endpoint(), host).await.expect("a host can be registered");
     submit(&client, work("first", &evidence, 10, 0, (1, 8))).await;
     submit(&client, work("second", &evidence, 10, 0, (1, 8))).await;
     let unknown = v1::GetJobRequest { job_id: "job-424242".to_owned(), ..Default::default() };
     client.get_job(unknown).await.expect_err("there is no such job");
     for at in [leader, follower] {
-        becomes(&cluster, at, r#"muster_tenant_jobs{tenant="default",state="pending"}"#, 1.0).await;
-        becomes(&cluster, at, r#"muster_jobs{state="active"}"#, 1.0).await;
+        becomes(&cluster, at, r#"muster_tenant_jobs{tenant="default",state="pending"}"#, 2.0).await;
+        becomes(&cluster, at, r#"muster_jobs{state="active"}"#, 0.0).await;
+        becomes(&cluster, at, r#"muster_nodes{state="lost"}"#, 2.0).await;
     }
 
     let page = get(cluster.replicas[leader].http, "/metrics").await;
@@ -70,7 +75,9 @@ async fn a_monitoring_system_sees_what_a_replica_does() {
         |series: &str| value(&page.body, series).unwrap_or_else(|| panic!("{series}: {}", page.body));
     assert_eq!(on_leader("muster_raft_is_leader"), 1.0);
     assert_eq!(on_leader("muster_raft_voters"), 3.0);
-    assert_eq!(on_leader(r#"muster_nodes{state="up"}"#), 1.0);
+    let pool = r#"{region="region-1",cluster="region-1-a",type="h100"}"#;
+    assert_eq!(on_leader(&format!("muster_accelerators{pool}")), 8.0);
+    assert_eq!(on_leader(&format!("muster_accelerators_free{pool}")), 0.0, "a lost node takes no jobs");
     assert!(on_leader("muster_log_index") >= 3.0);
     assert!(on_leader("process_resident_memory_bytes") > 1e6);
     assert_eq!(page.body.matches("muster_raft_peer_lag_entries{").count(), 2, "{}", page.body);
