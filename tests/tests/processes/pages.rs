@@ -54,8 +54,7 @@ async fn a_monitoring_system_sees_what_a_replica_does() {
     let evidence = cluster.scratch.path().join("intervals");
     // Behind this host is no agent: it is lost in a moment, and both jobs wait.
     let mut host = node("with-devices");
-    host.accelerators =
-        Some(v1::Accelerators { r#type: "h100".to_owned(), count: 8, ..v1::Accelerators::default() });
+    host.accelerators = Some(v1::Accelerators { r#type: "h100".to_owned(), count: 8 });
     register(&cluster.replicas[leader].endpoint(), host).await.expect("a host can be registered");
     submit(&client, work("first", &evidence, 10, 0, (1, 8))).await;
     submit(&client, work("second", &evidence, 10, 0, (1, 8))).await;
