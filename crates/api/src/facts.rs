@@ -2,7 +2,7 @@
 //! cost that depends on tenants and pools and neither on jobs nor on nodes.
 
 use muster_engine::{Engine, Role};
-use muster_metrics::{Facts, PoolFacts, QuotaFacts, TENANTS_MAX, TenantFacts};
+use muster_metrics::{PoolFacts, QuotaFacts, ReplicaFacts, TENANTS_MAX, TenantFacts};
 use muster_state::{QuotaUse, State};
 use muster_types::Name;
 
@@ -25,7 +25,9 @@ pub(crate) fn readiness(engine: &Engine) -> (bool, String) {
         return (false, "no state: the cluster is not founded, or not heard of".to_owned());
     }
     match (leads, hears) {
-        (true, _) if engine.lacks_room() => (false, "leader, and its disk has too little room".to_owned()),
+        (true, _) if engine.lacks_room() => {
+            (false, "leader, and its disk has too little free space".to_owned())
+        }
         (true, _) => (true, "leader".to_owned()),
         (false, true) if behind > BEHIND_MAX => (false, format!("follower, catching up: {behind} entries")),
         (false, true) => (true, "follower".to_owned()),
@@ -38,7 +40,7 @@ pub(crate) fn readiness(engine: &Engine) -> (bool, String) {
 const BEHIND_MAX: u64 = 256;
 
 /// Everything that is read at the moment of asking.
-pub(crate) fn facts(engine: &Engine) -> Facts {
+pub(crate) fn facts(engine: &Engine) -> ReplicaFacts {
     let view = engine.view();
     let mut facts = of_state(&view);
     of_consensus(engine, &mut facts);
@@ -48,7 +50,7 @@ pub(crate) fn facts(engine: &Engine) -> Facts {
     facts
 }
 
-fn of_consensus(engine: &Engine, facts: &mut Facts) {
+fn of_consensus(engine: &Engine, facts: &mut ReplicaFacts) {
     let raft = engine.consensus().status();
     facts.version = env!("CARGO_PKG_VERSION").to_owned();
     facts.is_leader = engine.consensus().leadership().borrow().mine.is_some();
@@ -68,7 +70,7 @@ fn of_consensus(engine: &Engine, facts: &mut Facts) {
     facts.peer_lag_entries = facts.is_leader.then(|| lags.collect());
 }
 
-fn of_storage(engine: &Engine, facts: &mut Facts) {
+fn of_storage(engine: &Engine, facts: &mut ReplicaFacts) {
     let own = engine.info().replica;
     let reports = engine.consensus().peer_reports();
     if let Some(report) = reports.borrow().get(&own) {
@@ -86,7 +88,7 @@ fn of_storage(engine: &Engine, facts: &mut Facts) {
 }
 
 /// What Linux says of the process. Elsewhere these are not known.
-fn of_process(facts: &mut Facts) {
+fn of_process(facts: &mut ReplicaFacts) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kib = resident.and_then(|text| text.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
@@ -102,7 +104,7 @@ fn of_process(facts: &mut Facts) {
     facts.open_descriptors = std::fs::read_dir("/proc/self/fd").ok().map(|all| all.count() as u64);
 }
 
-fn of_state(view: &State) -> Facts {
+fn of_state(view: &State) -> ReplicaFacts {
     let nodes_up = view.nodes_up();
     let names = view.queues_behind(None, TENANTS_MAX + 1);
     let tenants = names.iter().take(TENANTS_MAX).filter_map(|name| tenant(view, name)).collect();
@@ -116,7 +118,7 @@ fn of_state(view: &State) -> Facts {
             idle: pool.idle_devices,
         })
     };
-    Facts {
+    ReplicaFacts {
         log_index: view.log_index().0,
         log_time_ms: view.log_time().0,
         format: view.format().into(),
@@ -130,7 +132,7 @@ fn of_state(view: &State) -> Facts {
         tenants,
         leaves_tenants_out: names.len() > TENANTS_MAX,
         pools: view.pools().filter_map(pool).collect(),
-        ..Facts::default()
+        ..ReplicaFacts::default()
     }
 }
 

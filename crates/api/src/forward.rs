@@ -42,7 +42,7 @@ const WRITES_WAITING_MAX: u64 = 8_192;
 /// account one, so that another's first is begun at once.
 const COSTLY_MAX: usize = 2;
 const COSTLY_EACH_MAX: usize = 1;
-/// Reads of the past at a time, and of one account: each may hold a state of its own until it is answered.
+/// Reads of the past at a time, and of one account: each may hold a separate state until it is answered.
 const PAST_MAX: usize = 4;
 const PAST_EACH_MAX: usize = 2;
 /// Watches that go on in the archive at a time, as many as the engine serves, and of one account: each has a state.
@@ -53,7 +53,7 @@ const WAITING_MAX: usize = 256;
 /// What answers that were made and not taken may have in memory, in KiB, and those of one account.
 const ANSWERS_KIB_MAX: usize = 64 << 10;
 const ANSWERS_EACH_KIB_MAX: usize = 16 << 10;
-/// Of streams more may wait: there are only so many of them, and they wait for every piece.
+/// More streams may wait: their number is bounded, and they wait for every piece.
 const STREAMS_WAITING_MAX: usize = 8_192;
 
 /// How long a read whose caller sets no deadline may wait for a leader: an election takes a few seconds.
@@ -287,11 +287,11 @@ impl Router {
         self.inner.followers.enter(account, 1, WAITING_MAX).await.ok_or_else(|| too_many_wait(account))
     }
 
-    /// The same for room of so many bytes, for an answer that is made before it is taken.
+    /// The same for this number of bytes of memory, for an answer that is made before it is taken.
     ///
     /// # Errors
     /// As [`Router::costly`].
-    pub(crate) async fn room(&self, account: Account, bytes: usize) -> Result<Turn, Refusal> {
+    pub(crate) async fn memory(&self, account: Account, bytes: usize) -> Result<Turn, Refusal> {
         let kib = (bytes >> 10) + 1;
         self.inner
             .answers

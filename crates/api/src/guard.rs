@@ -25,8 +25,8 @@ use crate::access::{Class, rule_of};
 use crate::assembly::{Assembled, Taken, Terms};
 use crate::forward::{FORWARDED, ON_BEHALF};
 use crate::original::Original;
-use crate::room::{Ledger, Metered, Room};
 use crate::shares::{Account, Pool};
+use crate::unwritten::{AnswerMemory, Ledger, Metered};
 
 /// What one caller may have open at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -396,22 +396,22 @@ where
                 None => answered.await,
             };
             let mut response = response_in_our_words(answered?);
-            let (account, room) =
-                (Account::of(&permit.principal), response.extensions_mut().remove::<Room>());
+            let (account, memory) =
+                (Account::of(&permit.principal), response.extensions_mut().remove::<AnswerMemory>());
             match permit.class {
                 // The whole answer is there; one that comes out of a replica gone silent is not heard.
                 Class::Call => {
                     match traffic.admit() {
                         // The call is open until its answer is written.
                         Ok(()) => Ok(response
-                            .map(|inner| Body::new(Metered::new(inner, ledger, account, (permit, room))))),
+                            .map(|inner| Body::new(Metered::new(inner, ledger, account, (permit, memory))))),
                         Err(silent) => Ok(silent.into_http()),
                     }
                 }
                 Class::Stream => {
                     let cut = Box::pin(traffic.until_refused());
                     Ok(response.map(|inner| {
-                        let inner = Body::new(Metered::new(inner, ledger, account, room));
+                        let inner = Body::new(Metered::new(inner, ledger, account, memory));
                         Body::new(Held { inner: Some(inner), cut, _permit: permit })
                     }))
                 }

@@ -28,10 +28,10 @@ use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router};
 use crate::original::Onward;
 use crate::read::{cluster, fresh, freshness, invalid, page_size};
 use crate::render::{self, Detail};
-use crate::room::Room;
 use crate::shares::{Account, Pool, Share, Tallies, Tally};
 use crate::sight::Sight;
 use crate::submit_stream::{self, naming_leader};
+use crate::unwritten::AnswerMemory;
 use crate::watcher::{JobTopic, Messages, Watches};
 
 /// Jobs that one page looks at: a filter that matches nothing must not walk through millions. The
@@ -399,9 +399,9 @@ impl JobService for Jobs {
         let size = page_size(message.page_size)?;
         let engine = self.router.engine();
         let view = fresh(&self.router, account, message.read.as_ref(), deadline).await?;
-        // Until it is sent: a page that nobody takes has its room.
-        let room =
-            self.router.room(account, size.saturating_mul(ROW_BYTES)).await.map_err(|r| to_status(&r))?;
+        // Until it is sent: a page that nobody takes keeps its memory.
+        let memory =
+            self.router.memory(account, size.saturating_mul(ROW_BYTES)).await.map_err(|r| to_status(&r))?;
         let turn = self.router.costly(account).await.map_err(|refusal| to_status(&refusal))?;
         let engine = engine.clone();
         let made = muster_engine::in_background(move || {
@@ -411,7 +411,7 @@ impl JobService for Jobs {
         });
         let answer = made.await.map_err(|_| Status::internal("the page could not be made"))??;
         let mut response = Response::new(answer);
-        response.extensions_mut().insert(Room::of(room));
+        response.extensions_mut().insert(AnswerMemory::of(memory));
         Ok(response)
     }
 

@@ -41,7 +41,6 @@ mod queue_service;
 mod read;
 mod render;
 mod rendered;
-mod room;
 #[cfg(test)]
 mod sample;
 mod server;
@@ -51,6 +50,7 @@ mod submit_stream;
 #[cfg(test)]
 mod tests;
 mod turns;
+mod unwritten;
 mod warnings;
 mod watcher;
 

@@ -112,12 +112,12 @@ struct Reader {
     raw: bool,
     /// Whose jobs it is shown whole.
     sight: Sight,
-    /// What the last piece took of memory: the next one waits for as much room.
+    /// What the last piece took of memory, which is what the next one waits for.
     piece_bytes: usize,
     _place: Share,
 }
 
-/// A message, with the room that its piece takes until the last of it is taken.
+/// A message, with the memory that its piece takes until the last of it is taken.
 type Item = (Result<v1::ReadLogResponse, Status>, Option<Turn>);
 type ToClient = mpsc::Sender<Item>;
 
@@ -128,7 +128,7 @@ struct Piece {
     reached: LogIndex,
     is_over: bool,
     at_end: bool,
-    room: Turn,
+    memory: Turn,
 }
 
 /// Why a stream ends.
@@ -171,16 +171,16 @@ impl Reader {
         let mut sent = LogIndex::ZERO;
         let mut told_at = Instant::now();
         loop {
-            let Piece { messages, reached, is_over, at_end, room } = self.piece().await?;
-            let mut room = Some(room);
+            let Piece { messages, reached, is_over, at_end, memory } = self.piece().await?;
+            let mut memory = Some(memory);
             let count = messages.len();
             for (at, message) in messages.into_iter().enumerate() {
                 let index = LogIndex(message.log_index);
-                let room = if at + 1 == count { room.take() } else { None };
-                self.send(to_client, (message, room), sent).await?;
+                let memory = if at + 1 == count { memory.take() } else { None };
+                self.send(to_client, (message, memory), sent).await?;
                 (sent, told_at) = (index, Instant::now());
             }
-            drop(room);
+            drop(memory);
             let word = |event| (v1::ReadLogResponse { log_index: reached.0, event: Some(event) }, None);
             if is_over || (at_end && !self.follow) {
                 return self.send(to_client, word(Event::SyncEnd(true)), sent).await;
@@ -202,11 +202,11 @@ impl Reader {
         }
     }
 
-    /// The next records as messages. They are made in the caller's turn, and only where there is room for them until they
+    /// The next records as messages. They are made in the caller's turn, and only where there is memory for them until they
     /// are taken; where they turn out larger than that, they are made again once there is.
     async fn piece(&mut self) -> Result<Piece, Ended> {
         loop {
-            let room = self.router.room(self.account, self.piece_bytes).await?;
+            let memory = self.router.memory(self.account, self.piece_bytes).await?;
             let turn = self.router.costly_piece(self.account).await?;
             let before = self.follower.position();
             let batch = self.follower.next().await?;
@@ -242,17 +242,17 @@ impl Reader {
                 continue;
             }
             self.piece_bytes = bytes.max(PIECE_BYTES_MIN);
-            return Ok(Piece { messages, reached, is_over, at_end, room });
+            return Ok(Piece { messages, reached, is_over, at_end, memory });
         }
     }
 
     async fn send(
         &self,
         to: &ToClient,
-        (message, room): (v1::ReadLogResponse, Option<Turn>),
+        (message, memory): (v1::ReadLogResponse, Option<Turn>),
         last: LogIndex,
     ) -> Result<(), Ended> {
-        match to.send_timeout((Ok(message), room), STALL_MAX).await {
+        match to.send_timeout((Ok(message), memory), STALL_MAX).await {
             Ok(()) => Ok(()),
             Err(mpsc::error::SendTimeoutError::Closed(_)) => Err(Ended::Gone),
             Err(mpsc::error::SendTimeoutError::Timeout(_)) => {
@@ -308,7 +308,7 @@ impl LogService for Logs {
         };
         let (to_client, messages) = mpsc::channel(MESSAGES_WAITING_MAX);
         tokio::spawn(reader.run(to_client));
-        // What it took of its account's room is free again once the last message of it is taken.
+        // What it took of its account's memory is free again once the last message of it is taken.
         Ok(Response::new(ReceiverStream::new(messages).map(|(message, _)| message).boxed()))
     }
 

@@ -65,7 +65,7 @@ struct Count {
     method: &'static str,
     is_stream: bool,
     begun: Instant,
-    /// Cancelled unless something else is said: what is dropped before its end was not waited for.
+    /// Cancelled unless another code comes: what is dropped before its end was not waited for.
     code: Code,
 }
 

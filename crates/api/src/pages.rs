@@ -1,6 +1,6 @@
 //! The pages for monitoring systems and probes, over HTTP: `/metrics`, `/livez`, `/readyz`.
 //!
-//! The listener is one of its own: a monitoring system need not reach the calls of clients. With certificates it asks for
+//! The listener is separate: a monitoring system need not reach the calls of clients. With certificates it asks for
 //! them as the other listeners do; without, it listens on loopback addresses alone. Nothing here changes anything.
 
 use axum::Router;

@@ -19,7 +19,7 @@ use crate::turns::Turn;
 const PAGE_SIZE_DEFAULT: u32 = 100;
 const PAGE_SIZE_MAX: u32 = 1_000;
 
-/// A state that was read, with what had to be waited for before it could be: of the past there are only so many at a time.
+/// A state that was read, with what had to be waited for before it could be: the number of those of the past is bounded.
 pub(crate) struct Fresh {
     reading: Reading,
     _turn: Option<Turn>,

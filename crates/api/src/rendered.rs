@@ -88,7 +88,7 @@ mod tests {
         rendered.get_or_render(at(90_000), bytes(KEPT_BYTES_MAX));
         assert!(rendered.get_or_render(at(90_000), || None).is_some());
         assert_eq!(rendered.get_or_render(at(KEPT_MAX as u64 + 10), || None), None);
-        // One that is older than all that is kept, where there is no room, is not kept.
+        // One that is older than all that is kept, where there is no free space, is not kept.
         rendered.get_or_render(at(2), bytes(1));
         assert_eq!(rendered.get_or_render(at(2), || None), None);
         let kept = rendered.kept.read().expect("nobody panicked");

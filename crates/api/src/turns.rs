@@ -1,7 +1,7 @@
-//! Turns at what there is only so much of at a time: processors for costly answers, room for answers that are not sent.
+//! Turns at what is scarce: processors for costly answers, memory for answers that are not sent.
 //! Accounts take turns, however much one of them asks for, and none of them has all of it.
 //!
-//! **Invariant:** whoever waits has its turn after at most one turn of every other account for each that its own account
+//! **Invariant:** a caller that waits has its turn after at most one turn of every other account for each that its own account
 //! asked for before it; nothing is kept of an account that has nothing and nobody waiting.
 
 use std::collections::{HashMap, VecDeque};
@@ -28,13 +28,13 @@ struct Line {
 }
 
 impl Line {
-    /// Whether an account may have so much more beside what it has. With nothing it may have any amount, one at a time.
+    /// Whether an account may have this much more than it has. With nothing it may have any amount, one at a time.
     fn may_have(&self, account: Account, amount: usize) -> bool {
         let most = if account.is_unbounded() { self.total } else { self.each_max };
         self.held.get(&account).is_none_or(|held| held + amount <= most)
     }
 
-    /// The first in line whose account may have what it waits for; its place among the accounts.
+    /// The first waiting one whose account may have what it waits for; its place among the accounts.
     fn next(&self) -> Option<usize> {
         let may = |(account, own): &(Account, VecDeque<Waiting>)| {
             own.front().is_none_or(|waiting| self.may_have(*account, waiting.amount))
@@ -64,7 +64,7 @@ impl Drop for Turn {
 }
 
 impl Turns {
-    /// So many places in all, and so many of them for each account.
+    /// This number of places in all, and of them for each account.
     pub(crate) fn new(total: usize, each_max: usize) -> Turns {
         let (held, accounts) = (HashMap::new(), VecDeque::new());
         Turns(Arc::new(Mutex::new(Line { total, free: total, each_max, held, accounts })))
@@ -74,7 +74,7 @@ impl Turns {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for so many places; more than there are in all counts as all of them. `None` when the account already has
+    /// Waits for this number of places; more than there are in all counts as all of them. `None` when the account already has
     /// `waiting_max` callers that wait.
     pub(crate) async fn enter(&self, account: Account, amount: usize, waiting_max: usize) -> Option<Turn> {
         let waits = {
@@ -83,7 +83,7 @@ impl Turns {
             let waiting = Waiting { amount: amount.min(line.total), caller };
             match line.accounts.iter_mut().find(|(other, _)| *other == account) {
                 Some((_, own)) => {
-                    // Those who went away while they waited take no room.
+                    // Those who went away while they waited take no place.
                     if own.len() >= waiting_max {
                         own.retain(|waiting| !waiting.caller.is_closed());
                     }

@@ -45,7 +45,7 @@ const WATCHED_QUEUES_MAX: usize = 1_000;
 /// Messages rendered for a watcher that it has not taken. Few: one can carry a gang of thousands; a
 /// slow watcher waits in the hub, which is shared.
 const EVENTS_WAITING_MAX: usize = 32;
-/// Messages above this take room of their account; there are only so many smaller ones for each watcher.
+/// Messages above this take memory of their account; the number of smaller ones is bounded for each watcher.
 const SMALL_BYTES: usize = 1 << 10;
 /// Rows of the present that are looked at in one turn, and about what is rendered in it.
 const ROWS_AT_ONCE: usize = 256;
@@ -56,7 +56,7 @@ const STALL_MAX: Duration = Duration::from_secs(60);
 /// one for every watcher.
 const BOOKMARK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// A message with the room that it takes until the client takes it; without for a small one.
+/// A message with the memory that it takes until the client takes it; without for a small one.
 type Item<T> = (Result<Shared<<T as Topic>::Message>, Status>, Option<Turn>);
 type ToClient<T> = mpsc::Sender<Item<T>>;
 /// What a client gets.
@@ -402,7 +402,7 @@ impl Watches {
         // One more than events may take: the place of the last word.
         let (to_client, events) = mpsc::channel(EVENTS_WAITING_MAX + 1);
         tokio::spawn(watcher.run(to_client));
-        // What it took of its account's room is free again once the message is encoded.
+        // What it took of its account's memory is free again once the message is encoded.
         Ok(ReceiverStream::new(events).map(|(message, _)| message).boxed())
     }
 }
@@ -638,15 +638,15 @@ impl<T: Topic> Watcher<T> {
         self.send(to_client, at, Body::SyncEnd).await
     }
 
-    /// Hands a message over, once there is room for it.
+    /// Hands a message over, once there is memory for it.
     async fn deliver(&self, to_client: &ToClient<T>, message: Shared<T::Message>) -> Result<(), End> {
         let bytes = encoded_len(&message);
         let sending = async {
-            let room = match bytes > SMALL_BYTES {
-                true => Some(self.router.room(self.account, bytes).await.map_err(End::Cut)?),
+            let memory = match bytes > SMALL_BYTES {
+                true => Some(self.router.memory(self.account, bytes).await.map_err(End::Cut)?),
                 false => None,
             };
-            to_client.send((Ok(message), room)).await.map_err(|_| End::Gone)
+            to_client.send((Ok(message), memory)).await.map_err(|_| End::Gone)
         };
         tokio::time::timeout(STALL_MAX, sending).await.unwrap_or_else(|_| {
             let text = format!("nothing of the watch was taken for {} s", STALL_MAX.as_secs());

@@ -367,7 +367,7 @@ impl Speculation {
     }
 
     /// Says which nodes, silent ones all of them, can start nothing before they are heard of again: their agents have
-    /// no lease by their own count. Whoever says so asks for a pass when one of them is heard of; a loss brings one by
+    /// no lease by their own count. The caller asks for a pass when one of them is heard of; a loss brings one by
     /// itself.
     pub fn set_lapsed(&mut self, nodes: impl IntoIterator<Item = NodeId>) {
         self.lapsed = Arc::new(nodes.into_iter().collect());

@@ -2,7 +2,7 @@
 //! the log. They have the lowest priority, so on a machine whose processors are all in use the decision loop,
 //! consensus and the sessions of nodes get theirs first.
 //!
-//! **Invariant:** there are [`THREADS_MAX`] of them at most, whoever asks for how much; who may ask for how much at a time
+//! **Invariant:** there are [`THREADS_MAX`] of them at most, however much is asked for; who may ask for how much at a time
 //! is decided before.
 
 use std::collections::VecDeque;
@@ -29,7 +29,7 @@ static LINE: Mutex<Line> = Mutex::new(Line { waiting: VecDeque::new(), threads: 
 static WORK_CAME: Condvar = Condvar::new();
 
 fn line() -> MutexGuard<'static, Line> {
-    // Work runs without the lock, so whoever panicked has left the line whole.
+    // Work runs without the lock, so a panic leaves the line whole.
     LINE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

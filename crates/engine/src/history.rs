@@ -561,7 +561,7 @@ pub struct LogPosition {
 const BATCH_RECORDS: usize = 256;
 /// What they may have in the log, in bytes; one of them may be larger.
 const BATCH_BYTES: usize = 64 << 10;
-/// Rounds of so many bytes are decoded at once, by whoever wants them.
+/// Bytes of rounds that are decoded at a time, by all readers together.
 const SMALL_BYTES: usize = 4 << 10;
 
 /// A step of a follower, apart from the threads that serve.

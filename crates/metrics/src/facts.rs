@@ -2,7 +2,7 @@
 
 /// The facts of one scrape. What is not known is none and has no series.
 #[derive(Clone, Debug, Default)]
-pub struct Facts {
+pub struct ReplicaFacts {
     /// Version of the program.
     pub version: String,
     /// Whether it leads, confirmed by a quorum.

@@ -70,7 +70,7 @@ families! {
     TENANT_JOBS = "muster_tenant_jobs" Gauge ["tenant", "state"] "Jobs of a tenant in the state: pending, held, active";
     TENANT_PENDING = "muster_tenant_pending_accelerators" Gauge ["tenant"] "Accelerators that pending jobs of a tenant ask for";
     TENANT_DEVICES = "muster_tenant_accelerators" Gauge ["tenant", "type"] "Accelerators that jobs of a tenant and of those below it hold";
-    TENANTS_LEFT_OUT = "muster_tenants_left_out" Gauge [] "1 while there are more tenants than have series of their own";
+    TENANTS_LEFT_OUT = "muster_tenants_left_out" Gauge [] "1 while there are more tenants than have separate series";
     QUOTA_NOMINAL = "muster_quota_nominal_accelerators" Gauge ["tenant", "type", "region"] "Accelerators that a quota guarantees";
     QUOTA_USED = "muster_quota_used_accelerators" Gauge ["tenant", "type", "region"] "Accelerators of a quota that are in use, by the tenant and those below it";
     QUOTA_BORROWING = "muster_quota_borrowing_limit_accelerators" Gauge ["tenant", "type", "region"] "Accelerators that may be borrowed beyond the quota; absent without a limit";

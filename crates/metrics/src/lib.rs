@@ -1,7 +1,7 @@
 //! What is measured: names, types, labels and help of each family, and the registry that a process exposes.
 //!
 //! A family has one row in [`FAMILIES`]. Counters and distributions are counted where something happens; everything else
-//! is read when a monitoring system asks, from facts that the replica hands over, so nothing is kept twice.
+//! is read when a monitoring system asks, from facts that the replica states, so nothing is kept twice.
 //! **Invariant:** no label is a job, a node, a user or a free text; each comes from a closed set or is bounded by [`TENANTS_MAX`].
 
 mod calls;
@@ -10,6 +10,6 @@ mod families;
 mod registry;
 
 pub use calls::CallLabels;
-pub use facts::{Facts, PoolFacts, QuotaFacts, TenantFacts};
+pub use facts::{PoolFacts, QuotaFacts, ReplicaFacts, TenantFacts};
 pub use families::{FAMILIES, Family, Kind};
 pub use registry::{CONTENT_TYPE, ReplicaMetrics, TENANTS_MAX};

@@ -10,12 +10,12 @@ use std::fmt::Error;
 use std::time::Duration;
 
 use crate::calls::{CallLabels, MethodLabel, ReasonLabel};
-use crate::facts::{Facts, QuotaFacts, TenantFacts};
+use crate::facts::{QuotaFacts, ReplicaFacts, TenantFacts};
 use crate::families::{self, Family, Kind};
 
 /// The media type of what [`ReplicaMetrics::scrape`] makes.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// Tenants that have series of their own. A thousand of them with three types and quotas are half a MiB.
+/// Tenants that have separate series. A thousand of them with three types and quotas are half a MiB.
 pub const TENANTS_MAX: usize = 1_000;
 
 /// Bounds of the buckets of durations, in seconds. The promised figures lie on bounds: 5, 10, 50 and 500 ms of a submission,
@@ -68,7 +68,7 @@ impl ReplicaMetrics {
 
     /// Everything in the text format, with these facts.
     #[must_use]
-    pub fn scrape(&self, facts: Facts) -> String {
+    pub fn scrape(&self, facts: ReplicaFacts) -> String {
         let mut registry = Registry::default();
         let [calls, seconds, open, refusals] =
             [families::CALLS, families::CALL_SECONDS, families::CALLS_OPEN, families::REFUSALS];
@@ -137,9 +137,9 @@ fn encode_value(kind: Kind, value: f64, encoder: &mut MetricEncoder<'_>) -> Resu
     }
 }
 
-/// Facts of one moment as series.
+/// ReplicaFacts of one moment as series.
 #[derive(Debug)]
-struct Reading(Facts);
+struct Reading(ReplicaFacts);
 
 impl Collector for Reading {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
@@ -170,7 +170,7 @@ fn units(milli: u64) -> f64 {
     count(milli) / 1_000.0
 }
 
-fn replica(facts: &Facts) -> Vec<Rows<'_>> {
+fn replica(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
     let one = |family, value: f64| Rows::one(family, Some(value));
     let mut build = Rows::new(families::BUILD);
     build.row([&facts.version], 1.0);
@@ -203,7 +203,7 @@ fn replica(facts: &Facts) -> Vec<Rows<'_>> {
     rows
 }
 
-fn storage(facts: &Facts) -> Vec<Rows<'_>> {
+fn storage(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
     vec![
         Rows::one(families::STORAGE_FREE, facts.storage_free_bytes.map(count)),
         Rows::one(families::FLUSH, facts.flush_us.map(|us| count(us) / 1e6)),
@@ -216,7 +216,7 @@ fn storage(facts: &Facts) -> Vec<Rows<'_>> {
     ]
 }
 
-fn process(facts: &Facts) -> Vec<Rows<'_>> {
+fn process(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
     vec![
         Rows::one(families::RESIDENT, facts.resident_bytes.map(count)),
         Rows::one(families::CPU, facts.cpu_ms.map(units)),
@@ -224,7 +224,7 @@ fn process(facts: &Facts) -> Vec<Rows<'_>> {
     ]
 }
 
-fn fleet(facts: &Facts) -> Vec<Rows<'_>> {
+fn fleet(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
     let mut jobs = Rows::new(families::JOBS);
     jobs.row(["pending"], count(facts.jobs_pending));
     jobs.row(["active"], count(facts.jobs_active));
@@ -245,7 +245,7 @@ fn fleet(facts: &Facts) -> Vec<Rows<'_>> {
     vec![jobs, nodes, restricted, pending, total, free, idle]
 }
 
-fn tenants(facts: &Facts) -> Vec<Rows<'_>> {
+fn tenants(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
     let [mut jobs, mut pending, mut used] =
         [families::TENANT_JOBS, families::TENANT_PENDING, families::TENANT_DEVICES].map(Rows::new);
     let [mut nominal, mut of_quota, mut borrowing, mut lending] =
@@ -292,7 +292,7 @@ mod tests {
     use crate::facts::PoolFacts;
     use crate::families::FAMILIES;
 
-    fn everything() -> Facts {
+    fn everything() -> ReplicaFacts {
         let quota = |kind: &str, limit| QuotaFacts {
             kind: kind.to_owned(),
             nominal_milli: 8_000,
@@ -309,7 +309,7 @@ mod tests {
             quotas: vec![quota("h100", Some(4_000)), quota("a100", None)],
             ..TenantFacts::default()
         };
-        Facts {
+        ReplicaFacts {
             version: "1.2.3".to_owned(),
             is_leader: true,
             leader_silent_ms: Some(1_500),
@@ -326,7 +326,7 @@ mod tests {
             resident_bytes: Some(1),
             cpu_ms: Some(1_250),
             open_descriptors: Some(12),
-            ..Facts::default()
+            ..ReplicaFacts::default()
         }
     }
 
@@ -394,7 +394,7 @@ mod tests {
     fn tenants_beyond_the_bound_have_no_series_and_it_is_said() {
         let named = |at: usize| TenantFacts { tenant: format!("tenant-{at}"), ..TenantFacts::default() };
         let tenants = (0..=TENANTS_MAX).map(named).collect();
-        let facts = Facts { tenants, leaves_tenants_out: true, ..Facts::default() };
+        let facts = ReplicaFacts { tenants, leaves_tenants_out: true, ..ReplicaFacts::default() };
         let text = ReplicaMetrics::default().scrape(facts);
         assert_eq!(text.matches("muster_tenant_pending_accelerators{").count(), TENANTS_MAX);
         assert_eq!(value(&text, "muster_tenants_left_out"), Some("1.0"));

@@ -241,7 +241,7 @@ fn picture(body: &mut String, report: &Report, first: &Candidate) {
 /// Hosts with the ranks on each.
 type RanksOfHost<'a> = (&'a str, Vec<&'a crate::ranks::Rank>);
 
-/// The hosts that a picture has room for: of many, as many of each stage.
+/// The hosts that fit into a picture: of many, as many of each stage.
 fn shown_hosts(hosts: Vec<RanksOfHost<'_>>, stages: u64) -> Vec<RanksOfHost<'_>> {
     if hosts.len() <= HOSTS_SHOWN {
         return hosts;

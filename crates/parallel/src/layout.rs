@@ -97,7 +97,7 @@ pub struct Program {
     /// result: a program that calls the layer again does, a compiler that sees the whole step removes them.
     pub repeats_last: bool,
     /// Rows of an expert's matrices over those that tokens fill: the capacity factor of programs that give every expert
-    /// the same room.
+    /// the same capacity.
     pub expert_padding: f64,
     /// Groups that fill no axis of a torus are blocks over two axes, which a ring goes around, instead of parts of one.
     pub rings_in_blocks: bool,
@@ -179,7 +179,7 @@ impl Program {
     /// MaxText on a mesh of rings of 64 and of 4 chips.
     pub const MAXTEXT_RINGS: Program =
         Program { name: "maxtext-rings", rings_in_blocks: true, ..Program::MAXTEXT };
-    /// MaxText with a fixed room for each expert, a quarter more than tokens fill if they are spread evenly.
+    /// MaxText with a fixed capacity for each expert, a quarter more than tokens fill if they are spread evenly.
     pub const MAXTEXT_DROPPED: Program =
         Program { name: "maxtext-dropped", expert_padding: 1.25, ..Program::MAXTEXT };
     /// Both.

@@ -205,7 +205,7 @@ pub fn environment(layout: &Layout, training: &Training) -> Vec<(String, String)
     .collect()
 }
 
-/// Choices that are words: what a calibration from the job has to know besides the sizes.
+/// Choices that are words: what a calibration from the job has to know in addition to the sizes.
 fn choices(layout: &Layout, training: &Training) -> [(String, String); 3] {
     let recompute = match layout.recompute {
         Recompute::None => "none",

@@ -517,7 +517,7 @@ struct MaxTextRun {
     program: Program,
 }
 
-/// Batch, mesh, recomputation and the room of experts are those of the configurations that the authors publish with their
+/// Batch, mesh, recomputation and the capacity of experts are those of the configurations that the authors publish with their
 /// logs; the table of speeds names the configurations alone.
 fn maxtext(rows: &mut Vec<Row>) {
     use Recompute::{Full, Projections, Queries};

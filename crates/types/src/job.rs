@@ -473,7 +473,7 @@ fn check_directory(field: &str, path: &str, found: &mut Vec<Violation>) {
 pub const SIZES_VARIABLE: &str = "PARALLEL_SIZES";
 
 impl TaskGroup {
-    /// The largest number of workers that the group lists, at most so many and at least its fewest. So many where it
+    /// The largest number of workers that the group lists, at most this number and at least its fewest. This number where it
     /// lists none of these.
     #[must_use]
     pub fn size_at_most(&self, workers: u32) -> u32 {

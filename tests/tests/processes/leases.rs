@@ -53,7 +53,7 @@ fn intervals_of(folder: &Path, id: &str) -> Vec<Interval> {
     own
 }
 
-/// Of one job in two attempts: from the last sign of life of the first to the first of the second.
+/// Of one job in two attempts: from the last sign of the first to the first of the second.
 fn pause_between(folder: &Path, id: &str, workers: usize) -> Duration {
     let ran = intervals_of(folder, id);
     assert_eq!(ran.len(), 2 * workers, "two attempts: {ran:#?}");

@@ -13,7 +13,7 @@ struct Page {
     body: String,
 }
 
-/// Asks for a page as any program would, on a connection of its own.
+/// Asks for a page as any program would, on a separate connection.
 async fn ask(address: SocketAddr, request_line: &str) -> Option<Page> {
     let asked = async {
         let mut stream = TcpStream::connect(address).await.ok()?;

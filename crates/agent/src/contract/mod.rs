@@ -148,7 +148,7 @@ pub fn environment(placement: &Placement, worker: &Launch, here: &Here<'_>) -> B
 /// value is a JSON object of variables.
 const LAYOUTS: &str = "PARALLEL_LAYOUT_";
 
-/// What the job planned for a gang of so many workers: nothing outside of what a plan sets, and nothing from a value that
+/// What the job planned for a gang of this number of workers: nothing outside of what a plan sets, and nothing from a value that
 /// is not read.
 fn layout_of_size(worker: &Launch, workers: usize) -> BTreeMap<String, String> {
     let planned = worker.environment.get(&format!("{LAYOUTS}{workers}"));

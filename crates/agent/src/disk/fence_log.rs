@@ -1,5 +1,5 @@
 //! The file that fencing records are appended to: laid out ahead, so that a record is durable by one flush of
-//! data. A launch waits for that flush; a file or directory of its own for each job would cost three, each of which
+//! data. A launch waits for that flush; a separate file or directory for each job would cost three, each of which
 //! waits for whatever else the file system has under way.
 //!
 //! A record is its length, its checksum and that of these two, four bytes each, and a JSON body. Behind the last

@@ -557,7 +557,7 @@ fn left_out(console: &Console) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// Accelerators with published steps; those without a calibration of their own are predicted with that of another.
+/// Accelerators with published steps; those without a separate calibration are predicted with that of another.
 const LEFT_OUT: [&str; 6] = ["a100", "h100", "v6e", "v5p", "v4", "h800"];
 
 fn left_out_summary(console: &Console, rows: &[LeftOutRow]) -> Result<(), Failure> {

@@ -78,7 +78,7 @@ impl Asked {
 /// What the tenant knows of the cluster.
 #[derive(Clone)]
 struct Known {
-    /// Jobs of its own that wait.
+    /// Its jobs that wait.
     jobs: Vec<String>,
     /// One that runs.
     running: String,
@@ -336,7 +336,7 @@ async fn a_flood_of_costly_calls_takes_no_more_than_a_share() {
     let held = if (after.incarnation, after.status()) == (before.incarnation, before.status()) {
         Ok("its session went on".to_owned())
     } else {
-        Err(format!("it registered anew: {after:#?}"))
+        Err(format!("it registered again: {after:#?}"))
     };
     attacks.note(Kind::Stop, "another tenant's node, by a flood", held);
     let now = bob

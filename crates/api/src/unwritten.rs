@@ -1,7 +1,7 @@
 //! What answers take of memory until they are written to the connection.
 //!
 //! A caller that asks and takes nothing leaves its answers here: in the messages that were made for it, and in what the
-//! connection has taken over and cannot write. The first is bounded where answers are made (`Router::room`), the
+//! connection has taken over and cannot write. The first is bounded where answers are made (`Router::memory`), the
 //! second here, by the bytes themselves: they know when they are let go of.
 //!
 //! **Invariant:** of an account that has as much unwritten as it may nothing more is taken, whatever it has asked for; the
@@ -24,15 +24,15 @@ const UNWRITTEN_EACH_MAX: usize = 16 << 20;
 /// Of all accounts together; one that has nothing unwritten may begin all the same.
 const UNWRITTEN_MAX: usize = 128 << 20;
 
-/// Room that an answer has until it is written: among the extensions of a response.
+/// Memory that an answer has until it is written: among the extensions of a response.
 #[derive(Clone, Debug)]
-pub(crate) struct Room {
+pub(crate) struct AnswerMemory {
     _turn: Arc<Turn>,
 }
 
-impl Room {
-    pub(crate) fn of(turn: Turn) -> Room {
-        Room { _turn: Arc::new(turn) }
+impl AnswerMemory {
+    pub(crate) fn of(turn: Turn) -> AnswerMemory {
+        AnswerMemory { _turn: Arc::new(turn) }
     }
 }
 
@@ -58,7 +58,7 @@ impl Ledger {
     }
 
     /// Whether more may be taken of the account's answers; who may not is woken once something was written.
-    fn poll_room(&self, account: Account, context: &Context<'_>) -> Poll<()> {
+    fn poll_memory(&self, account: Account, context: &Context<'_>) -> Poll<()> {
         let mut held = self.lock();
         let all = held.all;
         let Some(own) = held.each.get_mut(&account) else { return Poll::Ready(()) };
@@ -133,7 +133,7 @@ impl<P: Send + Sync + 'static> http_body::Body for Metered<P> {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        if self.ledger.poll_room(self.account, context).is_pending() {
+        if self.ledger.poll_memory(self.account, context).is_pending() {
             return Poll::Pending;
         }
         let polled = std::task::ready!(Pin::new(&mut self.inner).poll_frame(context));
@@ -179,7 +179,7 @@ mod tests {
     fn nothing_more_is_taken_of_who_has_too_much_unwritten_and_others_go_on() {
         let (ledger, kept) = (Ledger::default(), Arc::new(()));
         let mut first = answer(&ledger, "loud", UNWRITTEN_EACH_MAX, &kept);
-        let taken = first.frame().now_or_never().flatten().expect("there is room").expect("it is whole");
+        let taken = first.frame().now_or_never().flatten().expect("there is a frame").expect("it is whole");
         drop(first);
         assert_eq!(Arc::strong_count(&kept), 2, "what goes with the answer is kept until it is written");
         let mut second = answer(&ledger, "loud", 1, &kept);
