@@ -10,7 +10,7 @@ use muster_types::{
 };
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -41,6 +41,7 @@ struct Replica {
 struct Running {
     engine: Engine,
     consensus: Consensus,
+    archive: Weak<Archive>,
 }
 
 impl Replica {
@@ -71,7 +72,9 @@ impl Replica {
         };
         let info = ReplicaInfo { replica: REPLICA, region: name("eu") };
         let engine = Engine::start(config, info, view, consensus.clone());
-        let mut history = HistorySettings::new(archive.map(Arc::new));
+        let archive = archive.map(Arc::new);
+        let kept = archive.as_ref().map(Arc::downgrade).unwrap_or_default();
+        let mut history = HistorySettings::new(archive);
         history.segment_age = Duration::from_millis(200);
         engine.keep_history(history);
         let node = ReplicaNode {
@@ -80,7 +83,7 @@ impl Replica {
             client_endpoint: "http://here".to_owned(),
         };
         consensus.initialize(BTreeMap::from([(REPLICA, node)])).await.expect("it forms");
-        let running = Running { engine, consensus };
+        let running = Running { engine, consensus, archive: kept };
         let register =
             Command::Register { spec: host("h1"), holder: HolderId(1), other_session_is_over: false };
         running.execute(register).await;
@@ -153,9 +156,18 @@ impl Running {
         .await
     }
 
+    /// Ends once nothing of it writes to the archive any more: a segment may be in the making when it is told to stop.
     async fn stop(self) {
-        self.engine.stop();
-        self.consensus.shutdown().await;
+        let Running { engine, consensus, archive } = self;
+        engine.stop();
+        consensus.shutdown().await;
+        drop((engine, consensus));
+        guarded("the archive is closed", async {
+            while archive.strong_count() > 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await;
     }
 }
 
