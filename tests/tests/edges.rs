@@ -42,6 +42,8 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("rcgen", &["muster-transport"]),
     ("ring", &["muster-transport"]),
     ("x509-parser", &["muster-transport"]),
+    ("axum", &["muster-api"]),
+    ("prometheus-client", &["muster-metrics"]),
     ("openraft", &["muster-store", "muster-consensus", "muster-world"]),
     ("sled", &["muster-store"]),
     ("bincode", &["muster-journal"]),

@@ -9,7 +9,7 @@ use tonic::{Request, Response, Status};
 
 use crate::drills::Drills;
 use crate::forward::Router;
-use crate::read::{fresh, freshness};
+use crate::read::freshness;
 use crate::warnings::{Sight, warnings};
 
 pub(crate) struct Clusters {
@@ -32,7 +32,7 @@ impl ClusterService for Clusters {
         let engine = self.router.engine();
         let (deadline, account) =
             (self.router.read_deadline(&request), self.router.caller(&request).account());
-        let view = fresh(&self.router, account, request.get_ref().read.as_ref(), deadline).await?;
+        let view = self.router.fresh(account, request.get_ref().read.as_ref(), deadline).await?;
         let raft = engine.consensus().status();
         let reports = engine.consensus().peer_reports().borrow().clone();
         let facts = engine.local_facts();

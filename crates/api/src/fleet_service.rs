@@ -19,7 +19,7 @@ use tonic::{Request, Response, Status};
 use crate::admission;
 use crate::forward::Router;
 use crate::job_service::{bad_page, written};
-use crate::read::{cluster, fresh, freshness, invalid, page_size};
+use crate::read::{cluster, freshness, invalid, page_size};
 use crate::render;
 use crate::watcher::{Messages, NodeTopic, Watches};
 
@@ -105,7 +105,7 @@ impl FleetService for Fleet {
         let message = request.into_inner();
         let size = page_size(message.page_size)?;
         let engine = self.router.engine();
-        let view = fresh(&self.router, account, message.read.as_ref(), deadline).await?;
+        let view = self.router.fresh(account, message.read.as_ref(), deadline).await?;
         let cluster = cluster(&view)?;
         let filter = filter_digest([message.region.as_str()]);
         let after = match message.page_token.as_str() {
@@ -142,7 +142,7 @@ impl FleetService for Fleet {
             (self.router.read_deadline(&request), self.router.caller(&request).account());
         let message = request.into_inner();
         let engine = self.router.engine();
-        let view = fresh(&self.router, account, message.read.as_ref(), deadline).await?;
+        let view = self.router.fresh(account, message.read.as_ref(), deadline).await?;
         let id = find(&view, &message.node).map_err(|refusal| to_status(&refusal))?;
         let node = view.node(id).map(|row| render::node(&view, id, row));
         Ok(Response::new(v1::GetNodeResponse { node, freshness: Some(freshness(engine, &view)) }))
@@ -381,7 +381,7 @@ impl FleetService for Fleet {
             (self.router.read_deadline(&request), self.router.caller(&request).account());
         let message = request.into_inner();
         let engine = self.router.engine();
-        let view = fresh(&self.router, account, message.read.as_ref(), deadline).await?;
+        let view = self.router.fresh(account, message.read.as_ref(), deadline).await?;
         let row = view.health_policy();
         Ok(Response::new(v1::GetHealthPolicyResponse {
             policy: Some(health_policy_to_proto(&row.policy)),

@@ -15,6 +15,7 @@ use tonic::{Code, Request, Status};
 use crate::access::Class;
 use crate::guard::Admitted;
 use crate::original::{self, Onward};
+use crate::read::{self, Fresh};
 use crate::server::ApiConfig;
 use crate::shares::{Account, Pool, Share};
 use crate::sight::Sight;
@@ -277,6 +278,19 @@ impl Router {
     /// As [`Router::costly`].
     pub(crate) async fn past(&self, account: Account) -> Result<Turn, Refusal> {
         self.inner.past.enter(account, 1, WAITING_MAX).await.ok_or_else(|| too_many_wait(account))
+    }
+
+    /// The state that a read asks for, before its caller's time is over.
+    ///
+    /// # Errors
+    /// As [`read::fresh`].
+    pub(crate) async fn fresh(
+        &self,
+        account: Account,
+        options: Option<&muster_wire::v1::ReadOptions>,
+        deadline: Instant,
+    ) -> Result<Fresh, Status> {
+        read::fresh(self.engine(), (account, self.past(account)), options, deadline).await
     }
 
     /// The same for a watch that goes on in the archive, for as long as it does.

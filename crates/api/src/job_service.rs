@@ -26,7 +26,7 @@ use tonic::{Request, Response, Status};
 use crate::explanation;
 use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router};
 use crate::original::Onward;
-use crate::read::{cluster, fresh, freshness, invalid, page_size};
+use crate::read::{cluster, freshness, invalid, page_size};
 use crate::render::{self, Detail};
 use crate::shares::{Account, Pool, Share, Tallies, Tally};
 use crate::sight::Sight;
@@ -312,7 +312,7 @@ impl JobService for Jobs {
         let message = request.into_inner();
         let id = job_id("job_id", &message.job_id).map_err(|v| invalid(vec![v]))?;
         let engine = self.router.engine();
-        let view = fresh(&self.router, caller.account(), message.read.as_ref(), deadline).await?;
+        let view = self.router.fresh(caller.account(), message.read.as_ref(), deadline).await?;
         let job = render::job_explained(&self.router, &view, id, caller)
             .await
             .map_err(|refusal| to_status(&refusal))?;
@@ -329,7 +329,7 @@ impl JobService for Jobs {
         let message = request.into_inner();
         let jobs = submissions_from_proto("spec", message.spec).map_err(invalid)?;
         let engine = self.router.engine();
-        let view = fresh(&self.router, account, message.read.as_ref(), deadline).await?;
+        let view = self.router.fresh(account, message.read.as_ref(), deadline).await?;
         let Some(job) = jobs.into_iter().next() else {
             return Err(invalid(vec![Violation::new("spec", "must be a job")]));
         };
@@ -349,7 +349,7 @@ impl JobService for Jobs {
         let message = request.into_inner();
         let id = job_id("job_id", &message.job_id).map_err(|v| invalid(vec![v]))?;
         let engine = self.router.engine();
-        let view = fresh(&self.router, caller.account(), message.read.as_ref(), deadline).await?;
+        let view = self.router.fresh(caller.account(), message.read.as_ref(), deadline).await?;
         let row = view.job(id).ok_or_else(|| to_status(&no_such_job(id)))?;
         let _turn = self.router.costly(caller.account()).await.map_err(|refusal| to_status(&refusal))?;
         let explained = engine.explain_job(&view, id).await;
@@ -398,7 +398,7 @@ impl JobService for Jobs {
         let message = request.into_inner();
         let size = page_size(message.page_size)?;
         let engine = self.router.engine();
-        let view = fresh(&self.router, account, message.read.as_ref(), deadline).await?;
+        let view = self.router.fresh(account, message.read.as_ref(), deadline).await?;
         // Until it is sent: a page that nobody takes keeps its memory.
         let memory =
             self.router.memory(account, size.saturating_mul(ROW_BYTES)).await.map_err(|r| to_status(&r))?;

@@ -11,7 +11,7 @@ use tonic::{Request, Response, Status};
 
 use crate::forward::{ONWARD_BYTES_MAX, Router};
 use crate::job_service::written;
-use crate::read::{fresh, freshness, invalid};
+use crate::read::{freshness, invalid};
 
 pub(crate) struct Policies {
     router: Router,
@@ -32,7 +32,7 @@ impl PolicyService for Policies {
         let engine = self.router.engine();
         let (deadline, account) =
             (self.router.read_deadline(&request), self.router.caller(&request).account());
-        let view = fresh(&self.router, account, request.get_ref().read.as_ref(), deadline).await?;
+        let view = self.router.fresh(account, request.get_ref().read.as_ref(), deadline).await?;
         let row = view.policy();
         Ok(Response::new(v1::GetPolicyResponse {
             policy: Some(policy_to_proto(&row.policy)),

@@ -8,7 +8,7 @@ use tonic::{Request, Response, Status};
 
 use crate::forward::Router;
 use crate::job_service::bad_page;
-use crate::read::{cluster, fresh, freshness, page_size};
+use crate::read::{cluster, freshness, page_size};
 use crate::render;
 use crate::watcher::{Messages, QueueTopic, Watches};
 
@@ -34,7 +34,7 @@ impl QueueService for Queues {
         let message = request.into_inner();
         let size = page_size(message.page_size)?;
         let engine = self.router.engine();
-        let view = fresh(&self.router, account, message.read.as_ref(), deadline).await?;
+        let view = self.router.fresh(account, message.read.as_ref(), deadline).await?;
         let cluster = cluster(&view)?;
         let filter = filter_digest(["queues"]);
         let after = match message.page_token.as_str() {

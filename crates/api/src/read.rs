@@ -12,7 +12,6 @@ use std::ops::Deref;
 use tokio::time::Instant;
 use tonic::Status;
 
-use crate::forward::Router;
 use crate::shares::Account;
 use crate::turns::Turn;
 
@@ -33,10 +32,10 @@ impl Deref for Fresh {
     }
 }
 
-/// The state that a read asks for, before its caller's time is over.
+/// The state that a read asks for, before its caller's time is over. A read of the past waits for its turn.
 pub(crate) async fn fresh(
-    router: &Router,
-    account: Account,
+    engine: &Engine,
+    (account, past): (Account, impl Future<Output = Result<Turn, Refusal>>),
     options: Option<&v1::ReadOptions>,
     deadline: Instant,
 ) -> Result<Fresh, Status> {
@@ -44,12 +43,12 @@ pub(crate) async fn fresh(
     let turn = match from {
         ReadFrom::Present { .. } => None,
         ReadFrom::Past(_) => {
-            let waited = tokio::time::timeout_at(deadline, router.past(account)).await;
+            let waited = tokio::time::timeout_at(deadline, past).await;
             let turn = waited.map_err(|_| to_status(&past_waits(account)))?;
             Some(turn.map_err(|refusal| to_status(&refusal))?)
         }
     };
-    let reading = router.engine().read_view(from, deadline).await.map_err(|refusal| to_status(&refusal))?;
+    let reading = engine.read_view(from, deadline).await.map_err(|refusal| to_status(&refusal))?;
     Ok(Fresh { reading, _turn: turn })
 }
 

@@ -5,9 +5,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_planner::Holds;
 use muster_state::State;
-use muster_types::{JobId, JobSpec, Name, NodeId};
-
-use crate::speculation::Speculation;
+use muster_types::{JobId, JobSpec, LogTime, Name, NodeId};
 
 /// The job as it is to be planned: only in regions where its checkpoints can be read. None when there is no such
 /// region.
@@ -32,28 +30,37 @@ pub(crate) fn narrowed(state: &State, spec: &JobSpec, place: &Name) -> Option<Jo
     draft.check().ok()
 }
 
+/// Nodes whose sessions stand and that were not heard for a while. A hint that is in no record: what is decided with it is.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Unheard {
+    /// Not heard for longer than usual: used only where there is nothing else.
+    pub(crate) silent: Arc<BTreeSet<NodeId>>,
+    /// Those of them whose leases have lapsed by their agents' count: they start nothing before they are heard of.
+    pub(crate) lapsed: Arc<BTreeSet<NodeId>>,
+}
+
 /// What is kept from a job, in the order in which it is to be tried: without the nodes that failed under it and those
 /// that nobody has heard of for a while, without those that failed alone, and without either. A node whose lease has
 /// lapsed is in none of them: what began there would be lost with it, or wait until it is heard of.
-pub(crate) fn choices(speculation: &Speculation, job: JobId, holds: &Holds) -> Vec<Holds> {
-    let (silent, lapsed) = (speculation.silent(), speculation.lapsed());
-    let recovery = speculation.state().recovery(job);
+pub(crate) fn choices(
+    state: &State,
+    job: JobId,
+    holds: &Holds,
+    unheard: &Unheard,
+    now: LogTime,
+) -> Vec<Holds> {
+    let Unheard { silent, lapsed } = unheard;
     let failed: BTreeSet<NodeId> =
-        recovery.into_iter().flat_map(|recovery| recovery.avoided_at(speculation.now())).collect();
-    let around = |nodes: &BTreeSet<NodeId>| {
-        if nodes.is_empty() { Arc::clone(lapsed) } else { Arc::new(lapsed.union(nodes).copied().collect()) }
+        state.recovery(job).into_iter().flat_map(|recovery| recovery.avoided_at(now)).collect();
+    let with = |nodes: &Arc<BTreeSet<NodeId>>, more: &BTreeSet<NodeId>| {
+        if more.is_empty() { Arc::clone(nodes) } else { Arc::new(nodes.union(more).copied().collect()) }
     };
     let mut choices = Vec::new();
     if !silent.is_empty() {
-        let all = if failed.is_empty() {
-            Arc::clone(silent)
-        } else {
-            Arc::new(silent.union(&failed).copied().collect())
-        };
-        choices.push(holds.round(all));
+        choices.push(holds.round(with(silent, &failed)));
     }
     if !failed.is_empty() {
-        choices.push(holds.round(around(&failed)));
+        choices.push(holds.round(with(lapsed, &failed)));
     }
     choices.push(if lapsed.is_empty() { holds.clone() } else { holds.round(Arc::clone(lapsed)) });
     choices

@@ -278,7 +278,7 @@ impl Offer<'_> {
                 plan(state, spec, &terms, budget)
             })
         };
-        let choices = choices(speculation, job, &holds);
+        let choices = choices(state, job, &holds, speculation.unheard(), speculation.now());
         let wanted = state.contract(job).map_or(0, |contract| contract.spares);
         if let Some(larger) = (wanted > 0).then(|| with_spares(spec, wanted)).flatten()
             && let Verdict::Fits(found) = place(&larger, &choices[0])
@@ -302,7 +302,7 @@ impl Offer<'_> {
             }
             found = next;
             // A silent node may be back in a moment, so an elastic gang does not start smaller because of it.
-            let goes_round_silent = at == 0 && !speculation.silent().is_empty();
+            let goes_round_silent = at == 0 && !speculation.unheard().silent.is_empty();
             let is_smaller = |workers: usize| goes_round_silent && workers < spec.worker_count() as usize;
             match &found {
                 Verdict::Waits => {}

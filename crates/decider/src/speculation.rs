@@ -16,6 +16,7 @@ use muster_types::{
 };
 
 use crate::future::KeptReservations;
+use crate::planned::Unheard;
 use crate::requests::Requests;
 use crate::rotation::PassMemory;
 use crate::schedule::UnfinishedPass;
@@ -115,10 +116,7 @@ pub struct Speculation {
     valuation: RefCell<Valuation>,
     /// How far the hosts of open windows have been looked at.
     sweep: Sweep,
-    /// Nodes that are up and have not been heard for longer than usual.
-    silent: Arc<BTreeSet<NodeId>>,
-    /// Those of them whose leases have lapsed by their agents' count.
-    lapsed: Arc<BTreeSet<NodeId>>,
+    unheard: Unheard,
     /// How long log time has been steady; none where log time is the only clock.
     steady: Option<Steady>,
     /// Nodes of which a record of this leadership says that they opened a session.
@@ -161,8 +159,7 @@ impl Speculation {
             refresh: Refresh::of(&state, now.max(state.log_time())),
             valuation: RefCell::default(),
             sweep: Sweep::default(),
-            silent: Arc::default(),
-            lapsed: Arc::default(),
+            unheard: Unheard::default(),
             steady: None,
             heard: BTreeSet::new(),
             requests: Requests::default(),
@@ -363,22 +360,18 @@ impl Speculation {
     /// Says which nodes are silent now: their leases stand, so they are not lost, but gangs had better not begin
     /// there as long as there are others. A hint that is in no record: what is decided with it is.
     pub fn set_silent(&mut self, nodes: impl IntoIterator<Item = NodeId>) {
-        self.silent = Arc::new(nodes.into_iter().collect());
+        self.unheard.silent = Arc::new(nodes.into_iter().collect());
     }
 
     /// Says which nodes, silent ones all of them, can start nothing before they are heard of again: their agents have
     /// no lease by their own count. The caller asks for a pass when one of them is heard of; a loss brings one by
     /// itself.
     pub fn set_lapsed(&mut self, nodes: impl IntoIterator<Item = NodeId>) {
-        self.lapsed = Arc::new(nodes.into_iter().collect());
+        self.unheard.lapsed = Arc::new(nodes.into_iter().collect());
     }
 
-    pub(crate) fn lapsed(&self) -> &Arc<BTreeSet<NodeId>> {
-        &self.lapsed
-    }
-
-    pub(crate) fn silent(&self) -> &Arc<BTreeSet<NodeId>> {
-        &self.silent
+    pub(crate) fn unheard(&self) -> &Unheard {
+        &self.unheard
     }
 
     /// When the last pass over the queue began.

@@ -10,8 +10,8 @@ use muster_types::{
 };
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Weak};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::sample::{host, job, name};

@@ -48,6 +48,8 @@ mod session;
 mod steps;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod unheard_tests;
 mod waiters;
 mod watch;
 
