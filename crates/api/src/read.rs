@@ -32,7 +32,7 @@ impl Deref for Fresh {
     }
 }
 
-/// The state that a read asks for, before its caller's time is over. A read of the past waits for its turn.
+/// The state that a read asks for, before its caller's time is over. A read of the past waits for a turn first.
 pub(crate) async fn fresh(
     engine: &Engine,
     (account, past): (Account, impl Future<Output = Result<Turn, Refusal>>),

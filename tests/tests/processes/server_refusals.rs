@@ -103,15 +103,16 @@ async fn wrong_configurations_are_refused() {
             lines.collect()
         }
     };
-    for key in ["client_listen", "peer_listen"] {
+    for key in ["client_listen", "peer_listen", "http_listen"] {
         let ran = server_with(&cluster, open(key), &["--bootstrap"]).await;
         ran.assert_refused(FAILED, &[key, "0.0.0.0:0", "plaintext", "--insecure"]);
         assert!(!data.exists(), "something was written");
     }
 
     // A port in use, by key and address.
+    let replica = &cluster.replicas[0];
     for (key, address) in
-        [("client_listen", cluster.replicas[0].client), ("peer_listen", cluster.replicas[0].peer)]
+        [("client_listen", replica.client), ("peer_listen", replica.peer), ("http_listen", replica.http)]
     {
         let _taken = TcpListener::bind(address).unwrap();
         let ran = server(&config, &["--bootstrap"]).await;
@@ -130,7 +131,7 @@ async fn wrong_data_folders_are_refused() {
     let [x, y] = cluster.block;
     let elsewhere = |text: String| {
         let lines = text.lines().map(|line| match line.split_once(" = ") {
-            Some((key @ ("client_listen" | "peer_listen"), _)) => {
+            Some((key @ ("client_listen" | "peer_listen" | "http_listen"), _)) => {
                 let address = free_address(Ipv4Addr::new(127, x, y, 9));
                 format!("{key} = \"{address}\"\n")
             }
