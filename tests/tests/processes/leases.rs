@@ -230,7 +230,7 @@ async fn a_host_that_slept_or_was_rebooted_takes_nothing_up_again() {
 
     // A whole host stands still for longer than its lease: agent, shim and worker. When it goes on, the
     // shim ends the worker before that runs again.
-    let id = submit(&client, work("slept", &folder, 5_000, 0, (1, WHOLE_HOST))).await;
+    let id = submit(&client, work("slept", &folder, 10_000, 0, (1, WHOLE_HOST))).await;
     let first = wait_for_job(&client, &id, is_running).await;
     begun(&folder, &id, 1).await;
     let host = nodes_of(&first).remove(0);
