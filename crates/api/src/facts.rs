@@ -1,19 +1,24 @@
-//! What a replica tells monitoring systems of itself: read from its applied state and its consensus when it is asked, at a
-//! cost that depends on tenants and pools and neither on jobs nor on nodes.
+//! What a replica tells monitoring systems about itself, read from its applied state and its consensus at the moment of the
+//! request. The cost depends on the numbers of tenants, pools and restricted nodes, not on jobs or on other nodes.
 
-use muster_engine::{Engine, Role};
+use muster_engine::{Engine, ReplicaStatus, Role};
 use muster_metrics::{PoolFacts, QuotaFacts, ReplicaFacts, TENANTS_MAX, TenantFacts};
 use muster_state::{QuotaUse, State};
 use muster_types::Name;
 
 /// A leader that was not heard for this long passes for lost: longer than an election takes. In milliseconds.
-pub(crate) const LEADER_SILENT_MAX_MS: u64 = 5_000;
+const LEADER_SILENT_MAX_MS: u64 = 5_000;
+
+/// Whether a follower knows a leader and heard it lately: one that is cut off still knows who led last.
+pub(crate) fn hears_leader(own: &ReplicaStatus) -> bool {
+    own.leader.is_some() && own.leader_silent_ms.is_some_and(|ms| ms <= LEADER_SILENT_MAX_MS)
+}
 
 /// Whether this replica is good for reads that have to be current, and what it does, in a word or two.
 pub(crate) fn readiness(engine: &Engine) -> (bool, String) {
     let own = engine.consensus().status();
     let leads = engine.consensus().leadership().borrow().mine.is_some();
-    let hears = own.leader.is_some() && own.leader_silent_ms.is_some_and(|ms| ms <= LEADER_SILENT_MAX_MS);
+    let hears = hears_leader(&own);
     let behind = own.committed_index.unwrap_or(0).saturating_sub(own.applied_index.unwrap_or(0));
     if let Some(why) = own.stopped {
         return (false, format!("stopped: {why}"));
@@ -54,8 +59,7 @@ fn of_consensus(engine: &Engine, facts: &mut ReplicaFacts) {
     let raft = engine.consensus().status();
     facts.version = env!("CARGO_PKG_VERSION").to_owned();
     facts.is_leader = engine.consensus().leadership().borrow().mine.is_some();
-    let hears = raft.leader_silent_ms.is_some_and(|ms| ms <= LEADER_SILENT_MAX_MS);
-    facts.has_leader = facts.is_leader || (raft.leader.is_some() && hears);
+    facts.has_leader = facts.is_leader || hears_leader(&raft);
     facts.term = raft.term;
     facts.voters = raft.members.iter().filter(|member| member.votes).count() as u64;
     facts.last_index = raft.last_log_index.unwrap_or(0);
@@ -87,7 +91,7 @@ fn of_storage(engine: &Engine, facts: &mut ReplicaFacts) {
     facts.certificate_days_left = local.certificate_days_left;
 }
 
-/// What Linux says of the process. Elsewhere these are not known.
+/// What Linux reports about the process; unknown on other systems.
 fn of_process(facts: &mut ReplicaFacts) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

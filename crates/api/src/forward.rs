@@ -94,7 +94,7 @@ struct Inner {
     past: Turns,
     /// Turns at following changes of the past.
     followers: Turns,
-    /// Room for answers that were made and not taken.
+    /// Turns at memory for answers that were made and not taken.
     answers: Turns,
 }
 

@@ -38,8 +38,9 @@ const READERS_EACH_MAX: u64 = 256;
 const ROUND_READERS_MAX: usize = 2;
 /// Messages made for a reader that it has not taken.
 const MESSAGES_WAITING_MAX: usize = 64;
-/// Room that a reader waits for at least, and what has so few bytes in the log that it is shown at once.
+/// The least memory that a reader waits for before a piece is made for it.
 const PIECE_BYTES_MIN: usize = 16 << 10;
+/// Records of at most this many bytes in the log are rendered on the thread that serves their reader.
 const RENDERED_HERE_BYTES: usize = 4 << 10;
 /// How long a reader may take nothing before it is cut.
 const STALL_MAX: Duration = Duration::from_secs(60);

@@ -71,7 +71,7 @@ fn text(status: StatusCode, text: String) -> Response {
     response
 }
 
-/// Whoever may list the queues of all tenants may read how full they are.
+/// A caller that may list the queues of all tenants may also read how full they are.
 fn may_scrape(request: &Request) -> bool {
     let peer = request.extensions().get::<PeerInfo>();
     peer.is_some_and(|peer| may_call("/muster.v1.QueueService/ListQueues", &peer.principal) == Some(true))

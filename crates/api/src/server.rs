@@ -21,7 +21,7 @@ use crate::admin_service::Admin;
 use crate::cluster_service::Clusters;
 use crate::drill_service::DrillCalls;
 use crate::drills::Drills;
-use crate::facts::LEADER_SILENT_MAX_MS;
+use crate::facts::hears_leader;
 use crate::fleet_service::Fleet;
 use crate::forward::Router;
 use crate::guard::{CallLimits, GuardLayer};
@@ -227,9 +227,7 @@ async fn report_health(engine: Engine, health: tonic_health::server::HealthRepor
         reports.mark_unchanged();
         let own = engine.consensus().status();
         let is_back = !own.rejoining;
-        // One that is cut off still knows who led last.
-        let hears_leader =
-            knows_leader && own.leader_silent_ms.is_some_and(|silent_ms| silent_ms <= LEADER_SILENT_MAX_MS);
+        let hears_leader = knows_leader && hears_leader(&own);
         let is_founded = engine.view().cluster().is_some();
         let services = [
             ("muster.leader", leads),

@@ -561,7 +561,7 @@ pub struct LogPosition {
 const BATCH_RECORDS: usize = 256;
 /// What they may have in the log, in bytes; one of them may be larger.
 const BATCH_BYTES: usize = 64 << 10;
-/// Bytes of rounds that are decoded at a time, by all readers together.
+/// Rounds of at most this many bytes are decoded on the thread that serves their reader; larger ones in the background.
 const SMALL_BYTES: usize = 4 << 10;
 
 /// A step of a follower, apart from the threads that serve.

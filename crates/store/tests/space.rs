@@ -62,10 +62,10 @@ impl FileLayer for PlayedDisk {
     }
 
     fn write_at(&self, file: &File, path: &Path, bytes: &[u8], offset: u64) -> io::Result<()> {
-        if self.room(path).is_err() {
-            // A part of it may be there all the same.
+        if let Err(full) = self.room(path) {
+            // A part of it may be there all the same. The answer is what was found before: there may be room since.
             SystemFiles.write_at(file, path, &bytes[..bytes.len() / 2], offset)?;
-            return self.room(path);
+            return Err(full);
         }
         SystemFiles.write_at(file, path, bytes, offset)
     }
