@@ -1,4 +1,4 @@
-//! The replicas of a cluster: which run, and what becomes of them.
+//! The replicas of a cluster: starts, stops and replaces them, and knows which of them run.
 
 use crate::replica::{BootError, Replica, Surroundings};
 use crate::runtime::{self, HARNESS, Host, event, spawn_on};

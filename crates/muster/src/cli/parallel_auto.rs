@@ -329,7 +329,7 @@ fn sizes(job: &v1::JobSpec, alternatives: &[Alternative], chosen: usize) -> Vec<
     sizes
 }
 
-/// The number of sizes whose layouts fit into a job.
+/// Whether the layouts of all these sizes fit into the text of one job.
 fn holds(job: &v1::JobSpec, alternatives: &[Alternative], sizes: &[usize]) -> bool {
     let group = combined(job, alternatives, sizes).groups.into_iter().next().unwrap_or_default();
     let variables = group.environment.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();

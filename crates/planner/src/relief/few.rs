@@ -1,8 +1,8 @@
-//! Few gangs on the hosts of a place: every set of them that could cost less than what is known.
+//! An exact search for the cheapest victims on some hosts, for the case that few gangs come into question.
 //!
-//! Host by host the cheapest gangs of each host are found, and not always the cheapest of all: a gang in whose
-//! place two workers fit may cost more for the first than others do, and less than they do for both. Where few gangs could
-//! do better than what was found, their sets are searched.
+//! The greedy search takes the cheapest gang of one host after the other and can miss the cheapest set: a gang that
+//! makes room for two workers may cost more than another does for one worker, and less than two others together. Where
+//! few gangs could be cheaper than what the greedy search found, this module tries all sets of them.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -13,23 +13,23 @@ use super::host::Host;
 use super::{STEPS_PER_VISIT, Search, Trial};
 use crate::Spent;
 
-/// Gangs of which every set is tried.
+/// The largest number of gangs whose sets are all tried.
 const GANGS_MAX: usize = 24;
 
-/// Hosts that are counted in the search; beyond it the best that was found counts.
+/// The largest number of hosts that a search counts. A search that reaches it returns the best set that it found.
 const STEPS_MAX: u32 = 4_096;
 
-/// What the search came to.
+/// The result of a search.
 pub(super) struct Cheapest {
-    /// A set that costs less than what was known.
+    /// The cheapest set that was found, when it costs less than the trial did.
     pub(super) better: Option<(Harm, Vec<JobId>)>,
-    /// Whether there is none that costs still less.
+    /// Whether all sets were tried, so that no other set costs less.
     pub(super) is_exact: bool,
 }
 
 impl<'a> Search<'a, '_> {
-    /// The cheapest set of gangs without which the claimant's only group fits on these hosts, if it costs less than a
-    /// trial does; none when too many gangs cost less each for a search of their sets.
+    /// Finds the cheapest set of gangs that leaves room on these hosts for the claimant's only group when it stops, if
+    /// that set costs less than `trial`. Returns `None` when more than [`GANGS_MAX`] gangs cost less than `trial` each.
     pub(super) fn cheapest_of_few(
         &mut self,
         nodes: &[NodeId],
@@ -73,7 +73,7 @@ impl<'a> Search<'a, '_> {
     }
 }
 
-/// What is decided of a gang on the way through the sets.
+/// What the present branch of the search has decided about a gang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Open,
@@ -84,27 +84,27 @@ enum Part {
 struct Gang {
     job: JobId,
     harm: Harm,
-    /// Those of the place that it is on.
+    /// The hosts of the search on which it has workers.
     hosts: BTreeSet<NodeId>,
     part: Part,
 }
 
-/// Workers of the claimant that fit.
+/// How many workers of the claimant fit.
 #[derive(Clone, Copy, Debug, Default)]
 struct Fitting {
-    /// Without the gangs that stop.
+    /// Once the gangs that stop are gone.
     now: u64,
-    /// Without all but those that go on.
+    /// Once every gang is gone that may still stop: an upper bound for this branch.
     most: u64,
 }
 
 struct Sets<'s, 'a> {
     hosts: BTreeMap<NodeId, &'s Host<'a>>,
-    /// Least harm first.
+    /// Ordered by the harm that stopping them does, the least first.
     gangs: Vec<Gang>,
     places: BTreeMap<JobId, usize>,
     request: &'s WorkerRequest,
-    /// Most workers on one host.
+    /// The largest number of workers on one host.
     workers_max: u32,
     wanted: u64,
     fitting: BTreeMap<NodeId, Fitting>,
@@ -117,20 +117,21 @@ struct Sets<'s, 'a> {
 impl Sets<'_, '_> {
     fn run(&mut self) {
         let nodes: BTreeSet<NodeId> = self.hosts.keys().copied().collect();
-        // That much is counted whatever comes of it.
+        // This first count is charged even when the search ends at once.
         self.count(&nodes);
         if self.sums.now < self.wanted && self.sums.most >= self.wanted {
             self.descend(0, Harm::default());
         }
     }
 
-    /// Every set of the gangs from `next` on, with those that stop already, that could cost less than what is known.
+    /// Tries the sets of the gangs from `next` on, together with those that stop already. A branch that cannot cost less
+    /// than the best set is left out.
     fn descend(&mut self, next: usize, harm: Harm) {
         if self.steps >= STEPS_MAX || next == self.gangs.len() {
             return;
         }
         let with = harm.plus(&self.gangs[next].harm);
-        // Those behind it cost at least as much.
+        // The gangs after it cost at least as much.
         if with >= self.limit {
             return;
         }
@@ -155,7 +156,7 @@ impl Sets<'_, '_> {
         self.count(hosts);
     }
 
-    /// Counts the workers that fit on some hosts again.
+    /// Updates the numbers of workers that fit on some hosts.
     fn count(&mut self, nodes: &BTreeSet<NodeId>) {
         for node in nodes {
             let host = self.hosts[node];
