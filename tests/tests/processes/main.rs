@@ -20,6 +20,7 @@ mod hostile_workers;
 mod leases;
 mod lost_logs;
 mod members;
+mod monitoring;
 mod pages;
 mod parallel;
 mod planted;

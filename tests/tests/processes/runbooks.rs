@@ -404,6 +404,7 @@ pages! {
     full_disk = "full-disk";
     leader_lost = "leader-lost";
     log_and_archive = "log-and-archive";
+    monitoring = "monitoring";
     network_loss = "network-loss";
     partition = "partition";
     paused_host = "paused-host";
@@ -419,6 +420,7 @@ pages! {
     stolen_certificate = "stolen-certificate";
     three_to_five = "three-to-five";
     transfer_leadership = "transfer-leadership";
+    waiting_jobs = "waiting-jobs";
 }
 
 #[test]

@@ -40,6 +40,7 @@ mod reading;
 mod recovery;
 mod run;
 mod sim;
+mod slo;
 mod submit;
 pub mod view;
 
@@ -181,6 +182,9 @@ pub enum ClientCommand {
     /// Plan how a model is split over accelerators: sizes, memory, time, ranks; needs no cluster
     #[command(subcommand)]
     Parallel(parallel::ParallelCommand),
+    /// Make alerts for a monitoring system from service level objectives; needs no cluster
+    #[command(subcommand)]
+    Slo(slo::SloCommand),
     /// Report events of the worker that this command runs in, or query whether it has to stop; needs no cluster
     #[command(subcommand)]
     Ctl(ctl::CtlCommand),
@@ -243,6 +247,7 @@ async fn dispatch(global: &Global, console: &Console, command: ClientCommand) ->
         ClientCommand::Backup(command) => backup::run(global, console, command).await,
         ClientCommand::Sim(command) => sim::run(console, command),
         ClientCommand::Parallel(command) => parallel::run(global, console, command).await,
+        ClientCommand::Slo(command) => slo::run(console, command),
         ClientCommand::Ctl(command) => ctl::run(global, console, command),
         ClientCommand::Logs(args) => logs::run(global, console, args).await,
         ClientCommand::Cancel { ids } => job::run(global, console, job::JobCommand::Cancel { ids }).await,

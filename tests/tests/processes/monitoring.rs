@@ -1,0 +1,189 @@
+//! A real Prometheus and a real Alertmanager watch a real cluster with the rules of `ops/alerts`.
+//!
+//! It runs where `MUSTER_MONITORING=1` asks for it and both programs are there (`.ci/monitoring` installs them), and says
+//! that it is skipped otherwise.
+
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+
+use crate::support::{Cluster, free_address, heavy, job, say, submit};
+
+/// Between two looks: each is a request to another program.
+const LOOK: Duration = Duration::from_millis(500);
+/// An alert has to be there after its `for` (30 s) and a few scrapes and evaluations.
+const ALERT_LIMIT: Duration = Duration::from_secs(90);
+/// The example scrapes every 10 s; a test has less time.
+const SCRAPE: &str = "2s";
+
+fn alerts_folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../ops/alerts")
+}
+
+/// A program on the path, by the first of its names that runs.
+async fn program(names: &[&str]) -> Option<String> {
+    for name in names {
+        let mut version = Command::new(name);
+        version.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        if version.status().await.is_ok_and(|status| status.success()) {
+            return Some((*name).to_owned());
+        }
+    }
+    None
+}
+
+struct Monitoring {
+    /// Killed with the test.
+    _programs: [Child; 2],
+    prometheus: SocketAddr,
+    alertmanager: SocketAddr,
+}
+
+/// The body of an answer with code 200.
+async fn get(address: SocketAddr, path: &str) -> Option<String> {
+    let asked = async {
+        let mut stream = TcpStream::connect(address).await.ok()?;
+        // With this version an answer is not cut into pieces.
+        stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await.ok()?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.ok()?;
+        let (head, body) = text.split_once("\r\n\r\n")?;
+        head.split(' ').nth(1).filter(|code| *code == "200")?;
+        Some(body.to_owned())
+    };
+    tokio::time::timeout(Duration::from_secs(10), asked).await.ok().flatten()
+}
+
+impl Monitoring {
+    fn start(cluster: &Cluster, programs: [String; 2]) -> Monitoring {
+        let home = cluster.scratch.path().join("monitoring");
+        std::fs::create_dir(&home).expect("a folder can be made");
+        let (prometheus, alertmanager) =
+            (free_address(Ipv4Addr::LOCALHOST), free_address(Ipv4Addr::LOCALHOST));
+        let config =
+            std::fs::read_to_string(alerts_folder().join("prometheus.yaml")).expect("the example is there");
+        let targets: Vec<String> = cluster.replicas.iter().map(|files| format!("'{}'", files.http)).collect();
+        let config = config
+            .replace("'127.0.0.1:7601', '127.0.0.1:7602', '127.0.0.1:7603'", &targets.join(", "))
+            .replace("127.0.0.1:9093", &alertmanager.to_string())
+            .replace("interval: 10s", &format!("interval: {SCRAPE}"));
+        assert!(config.contains(&targets[2]) && config.contains(&alertmanager.to_string()), "{config}");
+        std::fs::write(home.join("prometheus.yaml"), config).expect("it can be written");
+        for rules in ["muster.rules.yaml", "objectives.rules.yaml"] {
+            std::fs::copy(alerts_folder().join(rules), home.join(rules)).expect("it can be copied");
+        }
+        let receiver = "route: {receiver: none, group_wait: 0s}\nreceivers: [{name: none}]\n";
+        std::fs::write(home.join("alertmanager.yaml"), receiver).expect("it can be written");
+        let start = |program: &str, words: &[String]| {
+            let log =
+                std::fs::File::create(home.join(format!("{}.log", words.len()))).expect("a log can be made");
+            let mut command = Command::new(program);
+            command.args(words).current_dir(&home).stdin(Stdio::null()).kill_on_drop(true);
+            command.stdout(Stdio::null()).stderr(log).spawn().expect("it starts")
+        };
+        let [first, second] = programs;
+        let started = [
+            start(
+                &first,
+                &[
+                    "--config.file=prometheus.yaml".to_owned(),
+                    "--storage.tsdb.path=data".to_owned(),
+                    format!("--web.listen-address={prometheus}"),
+                ],
+            ),
+            start(
+                &second,
+                &[
+                    "--config.file=alertmanager.yaml".to_owned(),
+                    "--storage.path=alertmanager".to_owned(),
+                    format!("--web.listen-address={alertmanager}"),
+                    "--cluster.listen-address=".to_owned(),
+                ],
+            ),
+        ];
+        Monitoring { _programs: started, prometheus, alertmanager }
+    }
+
+    /// The names of the alerts that Alertmanager holds.
+    async fn alerts(&self) -> Option<BTreeSet<String>> {
+        let body = get(self.alertmanager, "/api/v2/alerts?active=true").await?;
+        let alerts: serde_json::Value = serde_json::from_str(&body).ok()?;
+        let names = alerts.as_array()?.iter().filter_map(|alert| alert["labels"]["alertname"].as_str());
+        Some(names.map(ToOwned::to_owned).collect())
+    }
+
+    /// Waits until the alerts are as wanted; how long that took.
+    async fn until(&self, what: &str, wanted: impl Fn(&BTreeSet<String>) -> bool) -> Duration {
+        let begun = Instant::now();
+        let mut last = None;
+        while begun.elapsed() < ALERT_LIMIT {
+            last = self.alerts().await;
+            if last.as_ref().is_some_and(&wanted) {
+                return begun.elapsed();
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        panic!("{what}: not within {} s; the alerts are {last:?}", ALERT_LIMIT.as_secs());
+    }
+
+    /// How many series Prometheus has under a name.
+    async fn series(&self, name: &str) -> u64 {
+        let path = format!("/api/v1/query?query=count({{__name__=%22{name}%22}})");
+        let answer = get(self.prometheus, &path).await.and_then(|body| serde_json::from_str(&body).ok());
+        let answer: serde_json::Value = answer.unwrap_or_default();
+        answer["data"]["result"][0]["value"][1].as_str().and_then(|count| count.parse().ok()).unwrap_or(0)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_alert_on_a_lost_leader_arrives_and_ends() {
+    if std::env::var_os("MUSTER_MONITORING").is_none_or(|wanted| wanted != "1") {
+        say(
+            "skipped: Prometheus and Alertmanager (MUSTER_MONITORING=1 asks for them; .ci/monitoring installs them)",
+        );
+        return;
+    }
+    let programs =
+        (program(&["prometheus"]).await, program(&["prometheus-alertmanager", "alertmanager"]).await);
+    let (Some(prometheus), Some(alertmanager)) = programs else {
+        say("skipped: Prometheus and Alertmanager are not on the path");
+        return;
+    };
+    let _heavy = heavy().await;
+    let mut cluster = Cluster::start(3).await;
+    let leader = cluster.leader().await;
+    submit(&cluster.client(), job("waits", &["true"])).await;
+    let monitoring = Monitoring::start(&cluster, [prometheus, alertmanager]);
+    let watchdog = BTreeSet::from(["MusterWatchdog".to_owned()]);
+    monitoring
+        .until("a healthy cluster has other alerts than the watchdog", |alerts| *alerts == watchdog)
+        .await;
+    // What the rules read on a healthy cluster is there under those names.
+    for name in
+        ["muster_raft_is_leader", "muster_raft_has_leader", "muster_raft_voters", "muster_storage_free_bytes"]
+    {
+        assert_eq!(monitoring.series(name).await, 3, "{name}");
+    }
+    assert!(monitoring.series("muster_grpc_calls_total").await > 0);
+    assert!(monitoring.series("muster:slo_bad_ratio:5m").await > 0, "the ratios are recorded");
+
+    let follower = (leader + 1) % 3;
+    cluster.kill(leader).await;
+    cluster.kill(follower).await;
+    let fires = |alerts: &BTreeSet<String>| alerts.contains("MusterNoLeader");
+    let after = monitoring.until("no alert although nobody leads", fires).await;
+    cluster.start_replica(leader);
+    cluster.start_replica(follower);
+    cluster.leader().await;
+    let ended = monitoring.until("the alert stays although a replica leads", |alerts| !fires(alerts)).await;
+    say(&format!(
+        "MusterNoLeader arrived {} s after two of three replicas were killed and ended {} s after a replica led again",
+        after.as_secs(),
+        ended.as_secs()
+    ));
+}
