@@ -63,7 +63,7 @@ impl FileLayer for PlayedDisk {
 
     fn write_at(&self, file: &File, path: &Path, bytes: &[u8], offset: u64) -> io::Result<()> {
         if let Err(full) = self.room(path) {
-            // A part of it may be there all the same. The answer is what was found before: there may be room since.
+            // A part of it may be there all the same. The answer is what was found before: space may have returned since.
             SystemFiles.write_at(file, path, &bytes[..bytes.len() / 2], offset)?;
             return Err(full);
         }
