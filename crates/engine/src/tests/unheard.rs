@@ -5,12 +5,12 @@ use muster_state::{NodeStatus, Phase, State};
 use muster_types::{ExitStatus, RefusalCode, RequestId};
 use std::time::Duration;
 
-use crate::probe::{AGAIN_MAX, ProbeOrder, ProbeReport};
-use crate::session::{Inbound, Outbound, Session, WorkerReport};
+use crate::services::probe::AGAIN_MAX;
 use crate::tests::{
     beating, code, guarded, leader, measured, open, opening, parameters, probed, say, submitted, token_of,
     told, until,
 };
+use crate::{Inbound, Outbound, ProbeOrder, ProbeReport, Session, WorkerReport};
 
 #[tokio::test]
 async fn a_pair_that_is_slow_beside_others_is_measured_again_alone() {

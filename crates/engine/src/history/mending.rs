@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-use crate::archiver::{PeerHistory, archive_error_text, blocking};
-use crate::history::{History, generation_of, round};
+use crate::history::records::{History, generation_of, round};
+use crate::history::settings::{PeerHistory, archive_error_text, blocking};
 
 /// Between two objects that are read to see whether they are what was written: a disk full of archive is read in days, at
 /// less than a megabyte a second.
@@ -25,7 +25,7 @@ const PAUSE: Duration = Duration::from_secs(30);
 const SEGMENT_PAYLOADS_MAX: usize = 64 << 20;
 
 /// Finds damage in an archive, and mends it.
-pub(crate) struct Mender {
+pub(super) struct Mender {
     history: Arc<History>,
     archive: Arc<Archive>,
     peers: Option<Arc<dyn PeerHistory>>,
@@ -36,7 +36,7 @@ pub(crate) struct Mender {
 }
 
 impl Mender {
-    pub(crate) fn new(
+    pub(super) fn new(
         history: Arc<History>,
         archive: Arc<Archive>,
         peers: Option<Arc<dyn PeerHistory>>,
@@ -46,7 +46,7 @@ impl Mender {
     }
 
     /// Looks and mends for as long as the replica runs. What cannot be mended is tried again.
-    pub(crate) async fn run(mut self) {
+    pub(super) async fn run(mut self) {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             if let Some(cluster) = self.archive.cluster() {
@@ -203,7 +203,7 @@ impl Mender {
 }
 
 /// What a peer has of a segment; why it does not have all of it.
-pub(crate) async fn rounds_of(
+pub(super) async fn rounds_of(
     peers: &dyn PeerHistory,
     endpoint: &str,
     lack: &Lack,

@@ -23,13 +23,13 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::apply::replicated::Shared;
+use crate::apply::waiters::Reply;
 use crate::clock::{self, LogClock, instant};
-use crate::containment::{Attempt, Faults, Handled, LeftOut};
-use crate::liveness::Liveness;
-use crate::replicated::Shared;
-use crate::session::Sessions;
-use crate::steps::Steps;
-use crate::waiters::Reply;
+use crate::decide::containment::{Attempt, Faults, Handled, LeftOut};
+use crate::sessions::liveness::Liveness;
+use crate::sessions::registry::Sessions;
+use crate::sessions::steps::Steps;
 
 /// Rounds on their way to the quorum at once: covers a round trip of 140 ms at 2 ms a round.
 const ROUNDS_IN_FLIGHT_MAX: usize = 64;

@@ -10,17 +10,18 @@ use muster_decider::KeptReservations;
 use muster_journal::{Decision, Round, decode_round};
 use muster_planted::{Rule, breaks};
 use muster_state::{Applied, Effect, Leadership, State};
-use muster_types::{LogIndex, LogTime, Refusal};
+use muster_types::{LogIndex, LogTime};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use tokio::sync::watch;
 
-use crate::contacts::Contacts;
-use crate::events::EventMaker;
-use crate::orders::OrderBoard;
-use crate::own_rounds::OwnRounds;
-use crate::waiters::Waiters;
-use crate::watch::{Event, Subscription, WatchHub, WatchPosition};
+use crate::apply::contacts::Contacts;
+use crate::apply::orders::OrderBoard;
+use crate::apply::own_rounds::OwnRounds;
+use crate::apply::waiters::Waiters;
+use crate::watch::changes::Event;
+use crate::watch::events::EventMaker;
+use crate::watch::hub::WatchHub;
 
 /// What apply publishes and everybody else reads.
 pub(crate) struct Shared {
@@ -156,14 +157,6 @@ impl View {
     #[must_use]
     pub fn state(&self) -> Arc<State> {
         self.shared.view.load_full()
-    }
-
-    /// Follows the changes behind a position.
-    ///
-    /// # Errors
-    /// `RESUME_TOKEN_COMPACTED` when what follows it is not kept any more.
-    pub fn subscribe(&self, from: WatchPosition) -> Result<Subscription, Refusal> {
-        self.shared.hub.subscribe(from)
     }
 }
 

@@ -27,7 +27,7 @@ fn list(replicas: impl IntoIterator<Item = ReplicaId>) -> String {
 }
 
 /// The refusal that says why a change was not made.
-pub(crate) fn refusal_of(error: &MembershipError) -> Refusal {
+pub(super) fn refusal_of(error: &MembershipError) -> Refusal {
     let text = error.to_string();
     match error {
         MembershipError::NotLeader(_) => Refusal::new(RefusalCode::NotLeader, text),

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-use crate::Engine;
 use crate::clock::{instant, until};
-use crate::engine::stopping;
+use crate::engine::Engine;
+use crate::refusals::stopping;
 
 /// How long a read waits for this replica to reach what the caller has already seen.
 const CATCH_UP_MAX: Duration = Duration::from_secs(5);

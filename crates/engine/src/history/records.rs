@@ -10,7 +10,7 @@
 use muster_archive::{Archive, ArchiveError, ArchivedRound, Place, Slice, Summary};
 use muster_consensus::{CommittedEntry, Consensus, LogSlice};
 use muster_state::State;
-use muster_types::{LogIndex, LogTime, Refusal, RefusalCode};
+use muster_types::{LogIndex, Refusal, RefusalCode};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -18,11 +18,10 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::Engine;
-use crate::archiver::HistorySettings;
+use crate::apply::replicated::Shared;
 use crate::background::in_background;
-use crate::engine::stopping;
-use crate::replicated::Shared;
+use crate::history::settings::HistorySettings;
+use crate::refusals::stopping;
 
 /// Bytes between two marks: what is read in vain at most before a record that is asked for.
 const MARK_BYTES: u64 = 128 << 10;
@@ -44,21 +43,21 @@ const SLICES_BYTES_MAX: usize = 32 << 20;
 
 /// A place in the log that can be read from.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Mark {
-    pub(crate) place: Place,
+pub(super) struct Mark {
+    pub(super) place: Place,
     /// Bytes of payloads before it, counted from the start of the process.
-    pub(crate) bytes: u64,
-    pub(crate) noted_at: Instant,
+    pub(super) bytes: u64,
+    pub(super) noted_at: Instant,
 }
 
 /// The places of what is not in the archive yet.
-pub(crate) struct Trail {
+pub(super) struct Trail {
     /// Ascending; the first is where the archive ends, or ought to.
-    pub(crate) marks: VecDeque<Mark>,
+    pub(super) marks: VecDeque<Mark>,
     /// The newest place, not yet far enough from the last mark to be one.
-    pub(crate) end: Mark,
+    pub(super) end: Mark,
     /// The state at the first mark, where that is not in the archive: what it can go on from.
-    pub(crate) origin: Option<Arc<State>>,
+    pub(super) origin: Option<Arc<State>>,
 }
 
 /// How the archive stands.
@@ -85,7 +84,7 @@ pub struct ArchiveStatus {
 /// Reads the records of the log, and remembers where they are.
 pub(crate) struct History {
     pub(crate) consensus: Consensus,
-    pub(crate) shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     /// Whether an archive is kept: it may be one that cannot be opened so far.
     keeps_archive: bool,
     archive: OnceLock<Arc<Archive>>,
@@ -94,14 +93,14 @@ pub(crate) struct History {
     trail_follows: Notify,
     /// The life of the cluster that this replica's folder is of.
     generation: u32,
-    pub(crate) trail: Mutex<Option<Trail>>,
+    trail: Mutex<Option<Trail>>,
     /// The last record that can be read.
-    pub(crate) end: watch::Sender<LogIndex>,
+    pub(super) end: watch::Sender<LogIndex>,
     pub(crate) status: watch::Sender<ArchiveStatus>,
     archive_reads: Arc<Semaphore>,
     /// What was read last, for all who follow: none of them keeps a stretch for itself. The last one used is the last.
     slices: Mutex<VecDeque<KeptSlice>>,
-    pub(crate) shutdown: CancellationToken,
+    pub(super) shutdown: CancellationToken,
 }
 
 struct KeptSlice {
@@ -147,7 +146,7 @@ impl History {
         }
     }
 
-    pub(crate) fn generation(&self) -> u32 {
+    pub(super) fn generation(&self) -> u32 {
         self.generation
     }
 
@@ -157,7 +156,7 @@ impl History {
     }
 
     /// The archive could be opened at last. Returns when what is noted of the log goes on behind it.
-    pub(crate) async fn archive_is_open(&self, archive: Arc<Archive>) {
+    pub(super) async fn archive_is_open(&self, archive: Arc<Archive>) {
         self.status.send_modify(|status| {
             (status.failing, status.summary) = (None, archive.summary());
             status.damaged = archive.damaged().to_vec();
@@ -168,7 +167,7 @@ impl History {
         self.trail_follows.notified().await;
     }
 
-    pub(crate) fn trail(&self) -> MutexGuard<'_, Option<Trail>> {
+    pub(super) fn trail(&self) -> MutexGuard<'_, Option<Trail>> {
         // Plain data; whoever panicked has left it as it was.
         self.trail.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -416,6 +415,35 @@ impl History {
         }
     }
 
+    /// Rounds from a Raft entry on, as far as one segment or about a megabyte of the log reaches, and the entry behind
+    /// them.
+    pub(crate) async fn rounds_from(&self, raft_index: u64) -> Result<(Vec<ArchivedRound>, u64), Refusal> {
+        if let Some(archive) = self.archive().cloned() {
+            let place = Arc::clone(&self.archive_reads).acquire_owned().await.map_err(|_| stopping())?;
+            let read = in_background(move || {
+                let _place = place;
+                archive.slice_with_raft(raft_index)
+            });
+            let read = read.await;
+            let slice = read.map_err(|_| stopping())?.map_err(|error| self.refusal(&error))?;
+            if let Some(slice) = slice {
+                let rounds = slice.rounds.into_iter().filter(|round| round.raft_index >= raft_index);
+                return Ok((rounds.collect(), slice.end.next_raft));
+            }
+        }
+        match self.consensus.read_applied(raft_index).await {
+            Ok(LogSlice::Entries(entries)) => {
+                let next = entries.last().map_or(raft_index, |entry| entry.raft_index + 1);
+                Ok((entries.into_iter().filter_map(round).collect(), next))
+            }
+            Ok(LogSlice::Purged { .. }) => {
+                let text = format!("the entry at Raft index {raft_index} is not kept here any more");
+                Err(Refusal::new(RefusalCode::ResumeTokenCompacted, text))
+            }
+            Err(_) => Err(stopping()),
+        }
+    }
+
     fn kept_of_log(&self, next_raft: u64) -> Option<Arc<Slice>> {
         self.kept(|kept| {
             let reach = kept.slice.from.next_raft..kept.slice.end.next_raft;
@@ -489,7 +517,7 @@ pub(crate) fn not_yet() -> Refusal {
 }
 
 /// The place right behind a Raft entry at which a state stands.
-pub(crate) fn place_of(raft_index: u64, state: &State) -> Place {
+pub(super) fn place_of(raft_index: u64, state: &State) -> Place {
     Place {
         next_raft: raft_index.saturating_add(1),
         sequence: state.sequence(),
@@ -527,269 +555,4 @@ async fn advance(mut mark: Mark, entries: Vec<CommittedEntry>) -> Result<Mark, A
     }
     let stepped = tokio::task::spawn_blocking(step).await;
     stepped.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
-}
-
-/// One reader of the log's records. Between two batches it keeps nothing of the log.
-pub struct LogFollower {
-    history: Arc<History>,
-    /// Before the round that the next record is in.
-    records: muster_archive::Records,
-    /// The next record that is wanted.
-    next: LogIndex,
-    end: watch::Receiver<LogIndex>,
-}
-
-/// What a reader gets at a time.
-#[derive(Clone, Debug)]
-pub struct LogBatch {
-    /// In order, without a gap to those before; none when it is at the end.
-    pub records: Vec<muster_archive::Record>,
-    /// The first record that comes behind them.
-    pub next: LogIndex,
-    /// About what they have in the log, in bytes.
-    pub bytes: usize,
-}
-
-/// Where a follower is, to go back to.
-#[derive(Clone, Debug)]
-pub struct LogPosition {
-    records: muster_archive::Records,
-    next: LogIndex,
-}
-
-/// Records handed out at a time, about.
-const BATCH_RECORDS: usize = 256;
-/// What they may have in the log, in bytes; one of them may be larger.
-const BATCH_BYTES: usize = 64 << 10;
-/// Rounds of at most this many bytes are decoded on the thread that serves their reader; larger ones in the background.
-const SMALL_BYTES: usize = 4 << 10;
-
-/// A step of a follower, apart from the threads that serve.
-struct Step {
-    slice: Arc<Slice>,
-    records: muster_archive::Records,
-    next: LogIndex,
-    found: Vec<muster_archive::Record>,
-    bytes: usize,
-}
-
-impl Step {
-    /// Takes records out of the rounds until it has a batch, or the rounds are over.
-    fn take(&mut self) -> Result<(), ArchiveError> {
-        let slice = Arc::clone(&self.slice);
-        let place = self.records.place();
-        let is_within = place.next_raft > slice.from.next_raft
-            && place.sequence.log_index >= slice.from.sequence.log_index
-            && place.generation >= slice.from.generation;
-        let first = if is_within {
-            slice.rounds.partition_point(|round| round.raft_index < place.next_raft)
-        } else {
-            // A segment begins before the place; the log begins right there.
-            self.records = muster_archive::Records::from(slice.from);
-            0
-        };
-        let is_cut = slice.to < slice.end.sequence.log_index;
-        for round in slice.rounds.iter().skip(first) {
-            let before = self.records.clone();
-            let taken = self.records.take(round)?;
-            let each = round.payload.len() / taken.len().max(1);
-            for record in taken {
-                if record.log_index < self.next || record.log_index > slice.to {
-                    continue;
-                }
-                if self.is_full() {
-                    // The rest of the round is taken the next time.
-                    self.records = before;
-                    return Ok(());
-                }
-                self.next = record.log_index.next();
-                self.bytes += each;
-                self.found.push(record);
-            }
-            if is_cut && self.records.place().sequence.log_index >= slice.to {
-                // A later life of the cluster goes on from here; the archive knows where.
-                let at = muster_state::Sequence { log_index: slice.to, ..Default::default() };
-                self.records = muster_archive::Records::from(Place { sequence: at, ..Place::default() });
-                return Ok(());
-            }
-            if self.is_full() {
-                return Ok(());
-            }
-        }
-        // Entries of the protocol's own may follow the last round.
-        self.records.pass(slice.end.next_raft);
-        Ok(())
-    }
-
-    fn is_full(&self) -> bool {
-        self.found.len() >= BATCH_RECORDS || self.bytes >= BATCH_BYTES
-    }
-}
-
-impl LogFollower {
-    /// The next records that there are, without waiting for new ones.
-    ///
-    /// # Errors
-    /// When they are not kept here any more, or cannot be read.
-    pub async fn next(&mut self) -> Result<LogBatch, Refusal> {
-        loop {
-            let place = self.records.place();
-            let Some(slice) = self.history.read(place).await? else {
-                return Ok(LogBatch { records: Vec::new(), next: self.next, bytes: 0 });
-            };
-            let is_small = slice.bytes() <= SMALL_BYTES;
-            let (records, next) = (self.records.clone(), self.next);
-            let mut step = Step { slice, records, next, found: Vec::new(), bytes: 0 };
-            let (step, taken) = if is_small {
-                let taken = step.take();
-                (step, taken)
-            } else {
-                let stepped = in_background(move || {
-                    let taken = step.take();
-                    (step, taken)
-                });
-                stepped.await.map_err(|_| stopping())?
-            };
-            taken.map_err(|error| self.history.refusal(&error))?;
-            if let Some(first) = step.found.first()
-                && first.log_index != self.next
-            {
-                return Err(self.history.compacted(self.next));
-            }
-            self.records = step.records;
-            if !step.found.is_empty() {
-                self.next = step.next;
-                return Ok(LogBatch { records: step.found, next: self.next, bytes: step.bytes });
-            }
-        }
-    }
-
-    /// Where it is.
-    #[must_use]
-    pub fn position(&self) -> LogPosition {
-        LogPosition { records: self.records.clone(), next: self.next }
-    }
-
-    /// Goes back to where it was.
-    pub fn go_back(&mut self, to: LogPosition) {
-        (self.records, self.next) = (to.records, to.next);
-    }
-
-    /// Waits until there may be more.
-    ///
-    /// # Errors
-    /// When the replica stops.
-    pub async fn more(&mut self) -> Result<(), Refusal> {
-        let next = self.next;
-        let reached = self.end.wait_for(|end| *end >= next);
-        tokio::select! {
-            reached = reached => reached.map(|_| ()).map_err(|_| stopping()),
-            () = self.history.shutdown.cancelled() => Err(stopping()),
-        }
-    }
-}
-
-impl Engine {
-    pub(crate) fn history(&self) -> Result<&Arc<History>, Refusal> {
-        self.inner.history.get().ok_or_else(not_yet)
-    }
-
-    /// Begins to keep history: the archive, when there is one, and the places of what is in the log.
-    ///
-    /// # Panics
-    /// When it was called before.
-    pub fn keep_history(&self, settings: HistorySettings) {
-        let history = Arc::new(History::new(
-            self.inner.consensus.clone(),
-            Arc::clone(&self.inner.shared),
-            &settings,
-            self.inner.generation,
-            self.inner.shutdown.clone(),
-        ));
-        let first = self.inner.history.set(Arc::clone(&history)).is_ok();
-        assert!(first, "a replica keeps one history");
-        tokio::spawn(Arc::clone(&history).follow());
-        crate::archiver::spawn(history, settings);
-    }
-
-    /// The first record of the log that can be read here, and the last.
-    ///
-    /// # Errors
-    /// When the replica has only just started.
-    pub fn log_range(&self) -> Result<(LogIndex, LogIndex), Refusal> {
-        Ok(self.history()?.range())
-    }
-
-    /// Reads the records of the log from `from` on.
-    ///
-    /// # Errors
-    /// `RESUME_TOKEN_COMPACTED` with the oldest index when `from` is not kept any more,
-    /// `RESUME_TOKEN_INVALID` when it lies in the future.
-    pub fn read_log(&self, from: LogIndex) -> Result<LogFollower, Refusal> {
-        let history = self.history()?;
-        let from = from.max(LogIndex(1));
-        let (first, last) = history.range();
-        if from < first {
-            return Err(history.compacted(from));
-        }
-        // What the view shows may be a moment ahead of what can be read.
-        let newest = last.max(self.view().log_index());
-        if from > newest.next() {
-            let text = format!("record {from} lies in the future; the newest is {newest}");
-            return Err(Refusal::new(RefusalCode::ResumeTokenInvalid, text).with("newest_log_index", newest));
-        }
-        Ok(LogFollower {
-            records: muster_archive::Records::from(history.place_before(from)?),
-            history: Arc::clone(history),
-            next: from,
-            end: history.end.subscribe(),
-        })
-    }
-
-    /// How the archive stands, as it changes.
-    ///
-    /// # Errors
-    /// When the replica has only just started.
-    pub fn archive_status(&self) -> Result<watch::Receiver<ArchiveStatus>, Refusal> {
-        Ok(self.history()?.status.subscribe())
-    }
-
-    /// Rounds as they are in the Raft log, from `raft_index` on, as far as one segment or about a
-    /// megabyte of the log reaches: what another replica's archive lacks.
-    ///
-    /// # Errors
-    /// When they are not kept here.
-    pub async fn read_rounds(&self, raft_index: u64) -> Result<(Vec<ArchivedRound>, u64), Refusal> {
-        let history = self.history()?;
-        if let Some(archive) = history.archive().cloned() {
-            let place = Arc::clone(&history.archive_reads).acquire_owned().await.map_err(|_| stopping())?;
-            let read = in_background(move || {
-                let _place = place;
-                archive.slice_with_raft(raft_index)
-            });
-            let read = read.await;
-            let slice = read.map_err(|_| stopping())?.map_err(|error| history.refusal(&error))?;
-            if let Some(slice) = slice {
-                let rounds = slice.rounds.into_iter().filter(|round| round.raft_index >= raft_index);
-                return Ok((rounds.collect(), slice.end.next_raft));
-            }
-        }
-        match history.consensus.read_applied(raft_index).await {
-            Ok(LogSlice::Entries(entries)) => {
-                let next = entries.last().map_or(raft_index, |entry| entry.raft_index + 1);
-                Ok((entries.into_iter().filter_map(round).collect(), next))
-            }
-            Ok(LogSlice::Purged { .. }) => {
-                let text = format!("the entry at Raft index {raft_index} is not kept here any more");
-                Err(Refusal::new(RefusalCode::ResumeTokenCompacted, text))
-            }
-            Err(_) => Err(stopping()),
-        }
-    }
-
-    /// Log time of the newest record that is applied.
-    #[must_use]
-    pub fn log_time(&self) -> LogTime {
-        self.view().log_time()
-    }
 }

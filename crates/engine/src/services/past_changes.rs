@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::Engine;
 use crate::background::in_background;
-use crate::engine::stopping;
-use crate::events::EventMaker;
-use crate::history::{History, generation_of};
-use crate::watch::{Event, WatchPosition};
+use crate::engine::Engine;
+use crate::history::records::{History, generation_of};
+use crate::refusals::stopping;
+use crate::watch::changes::{Event, WatchPosition};
+use crate::watch::events::EventMaker;
 
 /// Events made at once, about: a round is replayed whole.
 const EVENTS_AT_ONCE: usize = 1_024;
@@ -25,7 +25,7 @@ const EVENTS_AT_ONCE: usize = 1_024;
 const PLACE_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Where one follower is in the past.
-pub(crate) struct PastChanges {
+pub(super) struct PastChanges {
     engine: Engine,
     history: Arc<History>,
     from: WatchPosition,
@@ -47,7 +47,7 @@ struct Run {
 
 impl Engine {
     /// Changes behind a place of the past; none where nothing is known of it here.
-    pub(crate) fn past_changes(&self, from: WatchPosition) -> Option<PastChanges> {
+    pub(super) fn past_changes(&self, from: WatchPosition) -> Option<PastChanges> {
         let history = self.history().ok()?;
         let (first, _) = history.range();
         let kept = history.archive().is_some() && state_before(from).next() >= first;
@@ -63,12 +63,12 @@ fn state_before(from: WatchPosition) -> LogIndex {
 
 impl PastChanges {
     /// Where it begins.
-    pub(crate) fn from(&self) -> WatchPosition {
+    pub(super) fn from(&self) -> WatchPosition {
         self.from
     }
 
     /// The next changes behind `at` and the place reached; the same place at the end of the log.
-    pub(crate) async fn next(&mut self, at: WatchPosition) -> Result<(Vec<Event>, WatchPosition), Refusal> {
+    pub(super) async fn next(&mut self, at: WatchPosition) -> Result<(Vec<Event>, WatchPosition), Refusal> {
         self.try_next(at).await.map_err(|refusal| match refusal.code {
             RefusalCode::ArchiveUnavailable => {
                 let text = format!("changes that old cannot be had here: {}", refusal.message);

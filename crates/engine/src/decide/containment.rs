@@ -14,8 +14,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
-use crate::engine::panic_text;
-use crate::waiters::Reply;
+use crate::apply::waiters::Reply;
 
 /// Commands that are remembered because they panicked. Of more, the oldest fingerprints go.
 const REMEMBERED_MAX: usize = 256;
@@ -70,7 +69,7 @@ impl Faults {
         refusal(fingerprint)
     }
 
-    pub(crate) fn note_step(&self, step: &str, why: &str) {
+    pub(super) fn note_step(&self, step: &str, why: &str) {
         tracing::error!(step, why, "a step of the decision loop met a broken invariant and was undone");
         self.lock().last = Some(format!("the step `{step}` was undone and is left out for a while: {why}"));
     }
@@ -91,16 +90,16 @@ fn refusal(fingerprint: u64) -> Refusal {
 }
 
 /// A command that was carried out in the round being made, and where its answer goes.
-pub(crate) struct Handled {
+pub(super) struct Handled {
     now: LogTime,
     command: Command,
-    pub(crate) reply: Reply,
-    pub(crate) answer: Result<Answer, Refusal>,
+    pub(super) reply: Reply,
+    pub(super) answer: Result<Answer, Refusal>,
 }
 
 /// The round being made, so that it can be made once more.
 #[derive(Default)]
-pub(crate) struct Attempt {
+pub(super) struct Attempt {
     /// The speculation where the round began; none before the first step of it, or where nothing is contained.
     base: Option<Box<Speculation>>,
     handled: Vec<Handled>,
@@ -110,12 +109,12 @@ pub(crate) struct Attempt {
 
 impl Attempt {
     /// With `contain` panics cost what panicked; without it they are passed on.
-    pub(crate) fn new(contain: bool) -> Attempt {
+    pub(super) fn new(contain: bool) -> Attempt {
         Attempt { is_open: !contain, ..Attempt::default() }
     }
 
     /// Carries out a command; its answer waits for the end of the round.
-    pub(crate) fn command(
+    pub(super) fn command(
         &mut self,
         speculation: &mut Speculation,
         faults: &Faults,
@@ -140,7 +139,7 @@ impl Attempt {
 
     /// Takes a step; why it panicked, if it did: then the round is as it was before the step, but for the steps
     /// that are no commands, which are to be taken once more.
-    pub(crate) fn step<T>(
+    pub(super) fn step<T>(
         &mut self,
         speculation: &mut Speculation,
         step: impl FnOnce(&mut Speculation) -> T,
@@ -166,7 +165,7 @@ impl Attempt {
     }
 
     /// The round is over: what was carried out in it.
-    pub(crate) fn take(&mut self) -> Vec<Handled> {
+    pub(super) fn take(&mut self) -> Vec<Handled> {
         self.base = None;
         std::mem::take(&mut self.handled)
     }
@@ -174,19 +173,19 @@ impl Attempt {
 
 /// Steps that panicked, and until when they are left out.
 #[derive(Default)]
-pub(crate) struct LeftOut(BTreeMap<&'static str, tokio::time::Instant>);
+pub(super) struct LeftOut(BTreeMap<&'static str, tokio::time::Instant>);
 
 impl LeftOut {
-    pub(crate) fn until(&mut self, step: &'static str, until: tokio::time::Instant) {
+    pub(super) fn until(&mut self, step: &'static str, until: tokio::time::Instant) {
         self.0.insert(step, until);
     }
 
-    pub(crate) fn holds(&self, step: &'static str, now: tokio::time::Instant) -> bool {
+    pub(super) fn holds(&self, step: &'static str, now: tokio::time::Instant) -> bool {
         self.0.get(step).is_some_and(|until| *until > now)
     }
 
     /// When the next of them is taken again.
-    pub(crate) fn next(&self, now: tokio::time::Instant) -> Option<tokio::time::Instant> {
+    pub(super) fn next(&self, now: tokio::time::Instant) -> Option<tokio::time::Instant> {
         self.0.values().copied().filter(|until| *until > now).min()
     }
 }
@@ -196,4 +195,9 @@ fn carry_out(speculation: &mut Speculation, command: &Command) -> Result<Answer,
     #[cfg(test)]
     crate::tests::poison_command(command);
     answer
+}
+
+pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
 }

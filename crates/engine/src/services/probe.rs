@@ -14,18 +14,15 @@ use muster_state::{NodeStatus, Phase, RankState};
 use muster_types::health::Finding as HealthFinding;
 use muster_types::probe::{Finding, Link, LinkOutcome, Ring, WITNESSES_MIN, better_of, findings, slow_pairs};
 use muster_types::{FailureClass, Feature, FencingToken, JobId, NodeId, Refusal, RefusalCode};
-use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::BuildHasher;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Notify, Semaphore, mpsc};
-use tokio::time::Instant;
+use tokio::sync::Notify;
 
 use crate::clock::{instant, until};
 use crate::engine::Engine;
-use crate::session::Outbound;
+use crate::sessions::messages::{Outbound, ProbeOrder, ProbeReport};
+use crate::sessions::probes::Waits;
 
 /// Nodes of one probe by hand.
 pub const PROBE_NODES_MAX: usize = 256;
@@ -45,8 +42,6 @@ pub(crate) const REFUSALS_MAX: u32 = 5;
 /// Between two measurements of a node that is kept away for its network, and how many others take part.
 const RECHECK_EVERY: Duration = Duration::from_secs(300);
 const RECHECK_PEERS: usize = 3;
-/// Probes at a time: they share networks.
-const PROBES_MAX: usize = 8;
 /// How much is sent, and for how long. Four MiB take 3 ms at 10 Gbit/s; whoever needs longer than the time
 /// is measured by what came within it.
 const PAIR_BYTES: u64 = 4 << 20;
@@ -59,74 +54,6 @@ const RESULT_MAX: Duration = Duration::from_secs(2);
 /// How long the check of one gang may be gathered for, or its verdict be remembered, when nothing happens.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// What an agent says of a probe.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ProbeReport {
-    /// Everything is ready for the workers of a placement but the check.
-    Waiting {
-        /// Which job.
-        job: JobId,
-        /// Which placement.
-        token: FencingToken,
-    },
-    /// Where the node listens, or why it does not.
-    Listening {
-        /// Which probe.
-        probe: u64,
-        /// The port.
-        port: Result<u16, String>,
-    },
-    /// What it measured.
-    Measured {
-        /// Which probe.
-        probe: u64,
-        /// Both directions of the pairs that it led.
-        links: Vec<Link>,
-        /// The ring, when it came to its end.
-        ring: Option<Ring>,
-        /// How loaded its processors were meanwhile, as in [`Link::load_milli`].
-        load_milli: u16,
-    },
-}
-
-/// What an agent is asked to do for a probe.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ProbeOrder {
-    /// Listen.
-    Listen {
-        /// Which probe.
-        probe: u64,
-    },
-    /// Measure.
-    Run {
-        /// Which probe.
-        probe: u64,
-        /// What connections have to show.
-        key: u128,
-        /// This node's place.
-        own: u32,
-        /// Where everybody listens.
-        peers: Arc<Vec<(String, u16)>>,
-        /// Bytes in one direction of one pair.
-        pair_bytes: u64,
-        /// How long that may take.
-        pair_ms: u32,
-        /// Bytes that the ring reduces.
-        ring_bytes: u64,
-        /// Everything together.
-        budget_ms: u32,
-    },
-    /// What came of the check of a placement: start, or why this node is at fault.
-    Verdict {
-        /// Which job.
-        job: JobId,
-        /// Which placement.
-        token: FencingToken,
-        /// None to start.
-        fault: Option<String>,
-    },
-}
-
 /// A probe that came to its end. Places count in the order of the nodes asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProbeResult {
@@ -138,62 +65,8 @@ pub struct ProbeResult {
     pub findings: Vec<Finding>,
 }
 
-type Heard = mpsc::Sender<(NodeId, ProbeReport)>;
-
-/// The check of one placement.
-#[derive(Default)]
-struct Check {
-    waiting: BTreeSet<NodeId>,
-    changed: Arc<Notify>,
-    /// Once it is over, who is at fault and how.
-    verdict: Option<BTreeMap<NodeId, String>>,
-}
-
-/// Probes that run, and checks that gather their nodes.
-pub(crate) struct Probes {
-    next: AtomicU64,
-    /// Keyed anew in every process: neither a number nor a key can be guessed.
-    numbers: RandomState,
-    keys: RandomState,
-    running: Mutex<BTreeMap<u64, Heard>>,
-    checks: Mutex<BTreeMap<(JobId, FencingToken), Check>>,
-    room: Semaphore,
-    /// When nodes that are kept away are measured again.
-    recheck: Mutex<BTreeMap<NodeId, Instant>>,
-}
-
-impl Default for Probes {
-    fn default() -> Probes {
-        Probes {
-            next: AtomicU64::new(0),
-            numbers: RandomState::new(),
-            keys: RandomState::new(),
-            running: Mutex::default(),
-            checks: Mutex::default(),
-            room: Semaphore::new(PROBES_MAX),
-            recheck: Mutex::default(),
-        }
-    }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn unavailable(text: impl Into<String>) -> Refusal {
     Refusal::new(RefusalCode::ProbeUnavailable, text)
-}
-
-/// Takes a probe out of the running ones however its future ends.
-struct Running<'a> {
-    probes: &'a Probes,
-    probe: u64,
-}
-
-impl Drop for Running<'_> {
-    fn drop(&mut self) {
-        locked(&self.probes.running).remove(&self.probe);
-    }
 }
 
 impl<G: Environment> Engine<G> {
@@ -203,11 +76,7 @@ impl<G: Environment> Engine<G> {
     /// # Errors
     /// When a node cannot take part, or too many probes run.
     pub async fn probe(&self, nodes: &[NodeId]) -> Result<ProbeResult, Refusal> {
-        let room = self.inner.probes.room.try_acquire();
-        let _room = room.map_err(|_| {
-            let text = format!("{PROBES_MAX} probes run already; try again in some seconds");
-            Refusal::new(RefusalCode::Overloaded, text)
-        })?;
+        let _room = self.inner.probes.enter()?;
         let view = self.view();
         let names: Vec<String> = nodes
             .iter()
@@ -287,14 +156,9 @@ impl<G: Environment> Engine<G> {
         nodes: &[NodeId],
         names: &[String],
     ) -> Result<(Vec<Link>, Vec<Ring>), Refusal> {
-        let probes = &self.inner.probes;
-        let number = probes.next.fetch_add(1, Ordering::Relaxed);
-        let probe = probes.numbers.hash_one(number);
-        let key = u128::from(probes.keys.hash_one(number)) << 64 | u128::from(probes.keys.hash_one(!number));
         // Two reports of each node at most; a node that says more is not waited for.
-        let (heard, mut reports) = mpsc::channel(2 * nodes.len());
-        locked(&probes.running).insert(probe, heard);
-        let _running = Running { probes, probe };
+        let mut running = self.inner.probes.begin(2 * nodes.len());
+        let (probe, key) = (running.probe, running.key);
         let view = self.view();
         // An agent that comes back is waited for a moment, all of them at once.
         let sessions = nodes.iter().zip(names).map(|(node, name)| async move {
@@ -320,7 +184,8 @@ impl<G: Environment> Engine<G> {
         let mut ports: BTreeMap<usize, u16> = BTreeMap::new();
         let deadline = instant::<G>() + LISTEN_MAX;
         while ports.len() < nodes.len() {
-            let Ok(Some((node, report))) = G::within(until::<G>(deadline), reports.recv()).await else {
+            let Ok(Some((node, report))) = G::within(until::<G>(deadline), running.reports.recv()).await
+            else {
                 let silent = (0..nodes.len()).find(|place| !ports.contains_key(place)).unwrap_or(0);
                 return Err(unavailable(format!("the agent of {} does not answer", names[silent])));
             };
@@ -349,7 +214,8 @@ impl<G: Environment> Engine<G> {
         let (mut links, mut rings, mut told) = (Vec::new(), Vec::new(), BTreeMap::new());
         let deadline = instant::<G>() + Duration::from_millis(BUDGET_MS.into()) + RESULT_MAX;
         while told.len() < nodes.len() {
-            let Ok(Some((node, report))) = G::within(until::<G>(deadline), reports.recv()).await else {
+            let Ok(Some((node, report))) = G::within(until::<G>(deadline), running.reports.recv()).await
+            else {
                 break;
             };
             let (Some(place), ProbeReport::Measured { links: own, ring, load_milli, .. }) =
@@ -393,21 +259,15 @@ impl<G: Environment> Engine<G> {
 
     /// Measures this node again when it is kept away for its network and [`RECHECK_EVERY`] is over, so that no node stays
     /// away for what is over. Called with every heartbeat.
-    pub(crate) fn recheck(&self, node: NodeId) {
+    pub(super) fn recheck(&self, node: NodeId) {
         let view = self.view();
         let Some(row) = view.restriction(node) else { return };
         if !row.health.conditions.iter().any(|c| c.observation.finding == HealthFinding::Network) {
             return;
         }
-        {
-            let mut recheck = locked(&self.inner.probes.recheck);
-            recheck.retain(|node, _| view.restriction(*node).is_some_and(|row| row.health.out_of_service));
-            let now = instant::<G>();
-            let at = recheck.entry(node).or_insert(now + RECHECK_EVERY);
-            if now < *at {
-                return;
-            }
-            *at = now + RECHECK_EVERY;
+        let is_away = |node: NodeId| view.restriction(node).is_some_and(|row| row.health.out_of_service);
+        if !self.inner.probes.is_due(node, instant::<G>(), RECHECK_EVERY, is_away) {
+            return;
         }
         let mut nodes = vec![node];
         nodes.extend(self.witnesses(&nodes, RECHECK_PEERS));
@@ -420,37 +280,23 @@ impl<G: Environment> Engine<G> {
     }
 
     /// An agent says something of a probe.
-    pub(crate) fn probe_reported(&self, node: NodeId, report: ProbeReport) {
-        let probes = &self.inner.probes;
+    pub(super) fn probe_reported(&self, node: NodeId, report: ProbeReport) {
         let probe = match &report {
             ProbeReport::Waiting { job, token } => return self.check_waits(node, *job, *token),
             ProbeReport::Listening { probe, .. } | ProbeReport::Measured { probe, .. } => *probe,
         };
-        let heard = locked(&probes.running).get(&probe).cloned();
-        // Of a probe that is over, or more than it may say.
-        let _ = heard.map(|heard| heard.try_send((node, report)));
+        self.inner.probes.heard(probe, node, report);
     }
 
     /// A node is ready for a placement but for the check. The first one begins it; one that comes back after
     /// the verdict is told it.
     fn check_waits(&self, node: NodeId, job: JobId, token: FencingToken) {
-        let mut checks = locked(&self.inner.probes.checks);
-        let known = checks.contains_key(&(job, token));
-        if !known {
-            let view = self.view();
-            if !is_starting(&view, job, token) {
-                return;
-            }
-            checks.retain(|(job, token), _| is_starting(&view, *job, *token));
-        }
-        let check = checks.entry((job, token)).or_default();
-        check.waiting.insert(node);
-        check.changed.notify_one();
-        match &check.verdict {
-            Some(faults) => self.tell_verdict(node, job, token, faults.get(&node).cloned()),
-            None if known => {}
-            None => {
-                let changed = Arc::clone(&check.changed);
+        let view = self.view();
+        let is_starting = |(job, token): &(JobId, FencingToken)| is_starting(&view, *job, *token);
+        match self.inner.probes.waits(node, (job, token), is_starting) {
+            Waits::Over(fault) => self.tell_verdict(node, job, token, fault),
+            Waits::On => {}
+            Waits::First(changed) => {
                 let engine = self.clone();
                 G::detach(async move { engine.check(job, token, changed).await });
             }
@@ -467,16 +313,11 @@ impl<G: Environment> Engine<G> {
     /// Gathers the nodes of a placement, has them measured, and tells them what came of it.
     async fn check(&self, job: JobId, token: FencingToken, changed: Arc<Notify>) {
         let Some(nodes) = self.gather(job, token, &changed).await else {
-            locked(&self.inner.probes.checks).remove(&(job, token));
+            self.inner.probes.give_up((job, token));
             return;
         };
         let faults = self.faults_among(job, &nodes).await;
-        let told: Vec<NodeId> = {
-            let mut checks = locked(&self.inner.probes.checks);
-            let Some(check) = checks.get_mut(&(job, token)) else { return };
-            check.verdict = Some(faults.clone());
-            check.waiting.iter().copied().collect()
-        };
+        let Some(told) = self.inner.probes.conclude((job, token), faults.clone()) else { return };
         for node in told {
             // Where somebody is at fault the others are stopped by what follows from that.
             if faults.is_empty() || faults.contains_key(&node) {
@@ -502,7 +343,7 @@ impl<G: Environment> Engine<G> {
                 .filter(|(_, state)| **state == RankState::Assigned)
                 .map(|(slot, _)| slot.node)
                 .collect();
-            let waiting = locked(&self.inner.probes.checks).get(&(job, token)).map(|c| c.waiting.clone())?;
+            let waiting = self.inner.probes.waiting((job, token))?;
             if unstarted.is_subset(&waiting) {
                 return Some(unstarted.into_iter().collect());
             }

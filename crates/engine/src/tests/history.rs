@@ -15,6 +15,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::sample::{host, job, name};
+use crate::services::watching::follow;
 use crate::{
     Engine, EngineConfig, HistorySettings, LogFollower, ReplicaInfo, WatchPosition, open_archive, replicated,
 };
@@ -354,7 +355,7 @@ async fn changes_that_are_not_in_memory_any_more_come_from_the_archive_as_they_w
 
     let running = replica.start(10, Some(replica.open())).await;
     let hub = &running.engine.inner.shared.hub;
-    let kept = |from| hub.subscribe(from).is_ok();
+    let kept = |from| follow(hub, from).is_ok();
     assert!(!kept(WatchPosition::after(LogIndex::ZERO)), "it began with a snapshot");
     let places = std::iter::once(WatchPosition::after(LogIndex::ZERO)).chain(told.iter().map(|(at, _)| *at));
     let mut replayed = 0;
@@ -494,7 +495,7 @@ async fn a_watch_of_queues_that_goes_on_in_the_middle_of_a_round_misses_nothing_
     let mut replayed = 0;
     for index in (1..last.0).step_by(3) {
         let from = WatchPosition::after(LogIndex(index));
-        if running.engine.inner.shared.hub.subscribe(from).is_ok() {
+        if follow(&running.engine.inner.shared.hub, from).is_ok() {
             continue;
         }
         let again = changes(&running.engine, from, last).await;

@@ -9,11 +9,11 @@ use muster_state::State;
 use muster_types::{JobId, LogTime, Refusal, Submission};
 use std::sync::Arc;
 
-use crate::Engine;
 use crate::background::in_background;
 use crate::clock;
-use crate::engine::stopping;
-use crate::reads::Reading;
+use crate::engine::Engine;
+use crate::refusals::stopping;
+use crate::services::reads::Reading;
 
 impl Engine {
     /// Why a pending job waits, by the state of `view`; `None` when it does not wait. The leader knows what it keeps for

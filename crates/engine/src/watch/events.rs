@@ -8,7 +8,7 @@ use muster_types::{LogIndex, Name, NodeSpec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::watch::{Change, Event, WatchPosition};
+use crate::watch::changes::{Change, Event, WatchPosition};
 
 /// Makes the events of records, in order.
 pub(crate) struct EventMaker {

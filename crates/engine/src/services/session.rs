@@ -11,23 +11,20 @@ use muster_decider::{Answer, Command};
 use muster_journal::RankUpdate;
 use muster_planted::{Rule, breaks};
 use muster_state::{Leadership, Phase, RankState, State};
-use muster_types::health::{HealthReport, Repair, RepairPhase};
+use muster_types::health::{HealthReport, RepairPhase};
 use muster_types::{
-    ExitStatus, Feature, Features, FencingToken, ForeignLoad, HolderId, JobId, Name, NodeId, NodeSpec,
-    Parameters, Refusal, RefusalCode, limits,
+    ExitStatus, Feature, FencingToken, ForeignLoad, JobId, Name, NodeId, Refusal, RefusalCode, limits,
 };
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-use crate::checkpoints::Lane;
+use crate::apply::orders::{Order, StopOrder, outstanding};
 use crate::clock::{instant, now};
 use crate::engine::Engine;
-use crate::logs::LogRequest;
-use crate::orders::{Order, StopOrder, outstanding};
-use crate::probe::{ProbeOrder, ProbeReport};
+use crate::services::checkpoints::Lane;
+use crate::sessions::messages::{Inbound, Opening, Outbound, WorkerReport};
 
 /// Messages between a session and its transport that wait in either direction.
 const MESSAGES_WAITING_MAX: usize = 256;
@@ -35,220 +32,6 @@ const MESSAGES_WAITING_MAX: usize = 256;
 const STEPS_MAX: usize = 256;
 /// Heartbeats and confirmations of one session that wait for the quorum.
 const CONFIRMATIONS_MAX: usize = 64;
-
-/// One worker as its agent sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WorkerReport {
-    /// Which job.
-    pub job: JobId,
-    /// Which placement.
-    pub token: FencingToken,
-    /// Which worker; none for "nothing of this placement is here, and none will start".
-    pub rank: Option<u32>,
-    /// How it ended; none while it runs.
-    pub exit: Option<ExitStatus>,
-}
-
-/// What an agent opens a session with.
-#[derive(Clone, Debug)]
-pub struct Opening {
-    /// Its host.
-    pub spec: NodeSpec,
-    /// Itself.
-    pub holder: HolderId,
-    /// What it still has.
-    pub workers: Vec<WorkerReport>,
-    /// What it says to take; nothing where it is of a release that says nothing.
-    pub takes: Features,
-}
-
-/// From the agent.
-#[derive(Clone, Debug)]
-pub enum Inbound {
-    /// Renew the lease.
-    Heartbeat {
-        /// To be repeated in the acknowledgement.
-        sequence: u64,
-    },
-    /// Transitions of workers.
-    Report {
-        /// To be repeated in the acknowledgement.
-        sequence: u64,
-        /// What happened.
-        workers: Vec<WorkerReport>,
-    },
-    /// How the host is.
-    Health {
-        /// To be repeated in the acknowledgement.
-        sequence: u64,
-        /// All that is wrong, and what happened.
-        report: Box<HealthReport>,
-    },
-    /// Is this token still the current one?
-    ConfirmStart {
-        /// Which job.
-        job: JobId,
-        /// Which placement.
-        token: FencingToken,
-    },
-    /// A worker on the node says that its work is saved.
-    CheckpointCommitted {
-        /// To be repeated in the answer.
-        sequence: u64,
-        /// Which job.
-        job: JobId,
-        /// Which placement.
-        token: FencingToken,
-    },
-    /// A worker on the node has done a step.
-    Step {
-        /// Which job.
-        job: JobId,
-        /// Which placement.
-        token: FencingToken,
-        /// Which worker.
-        rank: u32,
-        /// Which step, from 1.
-        number: u64,
-        /// How long it took.
-        duration_ms: u64,
-    },
-    /// Of a probe of the network, or of the check before a start.
-    Probe(ProbeReport),
-    /// What others hold of the node.
-    ForeignLoad(ForeignLoad),
-}
-
-/// To the agent.
-#[derive(Clone, Debug)]
-pub enum Outbound {
-    /// The session stands.
-    Registered {
-        /// The node's id.
-        node: NodeId,
-        /// Its incarnation.
-        incarnation: u32,
-        /// The cluster's generation.
-        generation: u32,
-        /// Lease and heartbeat times.
-        parameters: Parameters,
-    },
-    /// The lease is renewed.
-    HeartbeatAck {
-        /// The heartbeat's.
-        sequence: u64,
-    },
-    /// The report is in the log.
-    ReportAck {
-        /// The report's.
-        sequence: u64,
-    },
-    /// What became of a note: in the log, or why it never will be.
-    NoteAck {
-        /// The note's.
-        sequence: u64,
-        /// None when it is in the log.
-        refused: Option<Refusal>,
-    },
-    /// The report of the host's health was taken over.
-    HealthAck {
-        /// The report's.
-        sequence: u64,
-    },
-    /// The node is empty and may be repaired.
-    Repair(Repair),
-    /// The answer to `ConfirmStart`.
-    StartConfirmed {
-        /// Which job.
-        job: JobId,
-        /// Which placement.
-        token: FencingToken,
-        /// Whether it may start.
-        current: bool,
-    },
-    /// Something to do.
-    Order(Order),
-    /// Output to upload.
-    ReadLogs(LogRequest),
-    /// Something to do for a probe of the network.
-    Probe(ProbeOrder),
-}
-
-struct Standing {
-    session: u64,
-    outbound: mpsc::Sender<Outbound>,
-    takes: Features,
-    end: CancellationToken,
-}
-
-/// Sessions that stand at this replica.
-#[derive(Default)]
-pub(crate) struct Sessions {
-    next: AtomicU64,
-    by_node: Mutex<BTreeMap<NodeId, Standing>>,
-    /// Moves with every session that opens.
-    opened: watch::Sender<u64>,
-}
-
-impl Sessions {
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<NodeId, Standing>> {
-        self.by_node.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A later session of a node takes the place of the one before.
-    fn add(
-        &self,
-        node: NodeId,
-        takes: Features,
-        outbound: mpsc::Sender<Outbound>,
-        end: CancellationToken,
-    ) -> u64 {
-        let session = self.next.fetch_add(1, Ordering::Relaxed);
-        if let Some(old) = self.lock().insert(node, Standing { session, outbound, takes, end }) {
-            old.end.cancel();
-        }
-        self.opened.send_replace(session);
-        session
-    }
-
-    /// Changes with every session that opens.
-    pub(crate) fn opened(&self) -> watch::Receiver<u64> {
-        self.opened.subscribe()
-    }
-
-    fn remove(&self, node: NodeId, session: u64) {
-        let mut by_node = self.lock();
-        if by_node.get(&node).is_some_and(|r| r.session == session) {
-            by_node.remove(&node);
-        }
-    }
-
-    pub(crate) fn close_all(&self) {
-        let all = std::mem::take(&mut *self.lock());
-        for registered in all.into_values() {
-            registered.end.cancel();
-        }
-    }
-
-    /// An agent that said nothing of what it takes has brought something that every release brings together with
-    /// all that it takes.
-    fn show(&self, node: NodeId, session: u64) {
-        let mut by_node = self.lock();
-        let standing = by_node.get_mut(&node).filter(|r| r.session == session && r.takes.is_empty());
-        if let Some(standing) = standing {
-            standing.takes = Features::before_names();
-        }
-    }
-
-    /// What the agent of a node takes, as far as it has said or shown.
-    pub(crate) fn takes(&self, node: NodeId) -> Features {
-        self.lock().get(&node).map_or(Features::NONE, |r| r.takes)
-    }
-
-    pub(crate) fn outbound(&self, node: NodeId) -> Option<mpsc::Sender<Outbound>> {
-        self.lock().get(&node).map(|r| r.outbound.clone())
-    }
-}
 
 /// A session as its transport sees it. Dropping it ends it.
 pub struct Session {
