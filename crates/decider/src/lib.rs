@@ -2,8 +2,21 @@
 //!
 //! The leader decides on [`Speculation`]: the applied state plus its own records still in flight.
 //! Every record is checked by the state's own guard when it is pushed, so what is proposed passes
-//! the guard on every replica. Commands become inputs; [`settle`](job) turns inputs into the
+//! the guard on every replica. Commands become inputs; `settle` turns inputs into the
 //! decisions that follow; [`schedule()`] places waiting gangs.
+//!
+//! A module imports only those below it:
+//!
+//! ```text
+//! ticks                        what time alone brings about
+//! passes        commands       the pending queue; what the leader is asked to do
+//! settle                       what follows from an input
+//! speculation                  the state to decide on, and the round in progress
+//! memory        round          what a leader remembers that is in no record; sizes of rounds
+//! answers                      answers for users and operators
+//! future                       reservations
+//! rules                        what follows from the state and the policy alone
+//! ```
 //!
 //! **Invariant:** never waits, never looks at a clock: time is handed in and stamped once a round.
 //! **Invariant:** a refusal pushes nothing.
@@ -12,49 +25,35 @@
 
 extern crate alloc;
 
-mod admission;
-mod asked;
-mod borrowers;
-mod cluster;
-mod command;
-mod deadline;
-mod explain;
+mod answers;
+mod commands;
 mod future;
-mod goodput;
-mod growth;
-mod health;
-mod job;
-mod network;
-mod node;
-mod planned;
-mod policy_warnings;
-mod quarantine;
-mod rearrange;
-mod recovery;
-mod requests;
-mod rotation;
-mod schedule;
-mod searches;
-mod spares;
+mod memory;
+mod passes;
+mod round;
+mod rules;
+mod settle;
 mod speculation;
-mod stuck;
-mod tick;
-mod windows;
+mod ticks;
 
-pub use borrowers::{Borrower, Hindrance};
-pub use command::{Answer, Command, SUBMISSION_BYTES_MAX, check_policy, check_submission, handle};
-pub use explain::{
+pub use answers::borrowers::{Borrower, Hindrance};
+pub use answers::explain::{
     Blocker, JobExplanation, Position, QuotaReport, StartEstimate, explain_briefly, explain_job, explain_spec,
 };
-pub use future::KeptReservations;
-pub use goodput::{CheckpointAdvice, checkpoint_advice};
-pub use health::{DrainOrder, RepairOrder};
-pub use job::settle_all;
-pub use network::suspects_beyond_the_bound;
-pub use policy_warnings::{
+pub use answers::goodput::{CheckpointAdvice, checkpoint_advice};
+pub use answers::policy_warnings::{
     POLICY_WARNINGS_MAX, PolicyWarning, PolicyWarningCode, PolicyWarnings, policy_warnings,
 };
-pub use quarantine::fails_more_often;
-pub use schedule::{Pass, schedule};
-pub use speculation::{Founding, Speculation, Steady, split_round};
-pub use tick::{TICK_STEPS, TickStep, tick};
+pub use commands::answer::Answer;
+pub use commands::command::{Command, DrainOrder, RepairOrder};
+pub use commands::handle::handle;
+pub use commands::policy::check_policy;
+pub use commands::submit::{SUBMISSION_BYTES_MAX, check_submission};
+pub use future::KeptReservations;
+pub use passes::schedule::{Pass, schedule};
+pub use round::split_round;
+pub use rules::faults::fails_more_often;
+pub use rules::network::suspects_beyond_the_bound;
+pub use settle::job::settle_all;
+pub use speculation::{Founding, Speculation, Steady};
+pub use ticks::tick::{TICK_STEPS, TickStep, tick};

@@ -10,7 +10,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// As many as there are places for what they do: see `EXPLANATIONS_MAX`, and in `past.rs` and `history.rs`.
+/// As many as there are places for what they do: see `EXPLANATIONS_MAX`, and in `history/`.
 const THREADS_MAX: usize = 8;
 /// The lowest priority that the kernel knows for ordinary work.
 const NICENESS: i32 = 19;

@@ -15,20 +15,21 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
-use crate::checkpoints::Checkpoints;
+use crate::apply::replicated::{Shared, View};
 use crate::clock;
-use crate::containment::Faults;
-use crate::history::History;
-use crate::leader::{DecisionLoop, Intake, own};
-use crate::liveness::Liveness;
-use crate::logs::{Attempt, LogChunk, LogRelay, LogRequest, UPLOAD_BEGINS_MAX};
-use crate::past::PastStates;
-use crate::pending::{Pending, PendingNode};
-use crate::probe::Probes;
-use crate::replicated::{Shared, View};
-use crate::session::{Outbound, Sessions};
-use crate::steps::Steps;
-use crate::watch::{Subscription, WatchPosition};
+use crate::decide::containment::{Faults, panic_text};
+use crate::decide::leader::{DecisionLoop, Intake, own};
+use crate::history::past_states::PastStates;
+use crate::history::records::History;
+use crate::refusals::{overloaded, stopping, storage_full};
+use crate::sessions::checkpoints::Checkpoints;
+use crate::sessions::liveness::Liveness;
+use crate::sessions::logs::{Attempt, LogChunk, LogRelay, LogRequest, UPLOAD_BEGINS_MAX};
+use crate::sessions::messages::Outbound;
+use crate::sessions::pending::{Pending, PendingNode};
+use crate::sessions::probes::Probes;
+use crate::sessions::registry::Sessions;
+use crate::sessions::steps::Steps;
 
 /// What an engine is started with.
 #[derive(Clone, Copy, Debug)]
@@ -433,24 +434,6 @@ impl Engine {
         muster_decider::check_submission(view, jobs, now)
     }
 
-    /// Follows the changes behind a position of the log; what is not in memory any more comes from the
-    /// archive.
-    ///
-    /// # Errors
-    /// When that position is not kept any more, or not yet reached.
-    pub fn watch(&self, from: WatchPosition) -> Result<Subscription, Refusal> {
-        let at = self.view().log_index();
-        if from.log_index > at {
-            let text = format!("the token is from log index {}, this replica is at {at}", from.log_index);
-            return Err(Refusal::new(RefusalCode::ResumeTokenInvalid, text));
-        }
-        let hub = &self.inner.shared.hub;
-        hub.subscribe(from).or_else(|compacted| match self.past_changes(from) {
-            Some(past) => Ok(Subscription::from_past(hub, past)),
-            None => Err(compacted),
-        })
-    }
-
     /// Asks the agent of a worker for its output; also says which placement's it is. This replica must lead:
     /// sessions are here.
     ///
@@ -617,23 +600,4 @@ fn spec_bytes(spec: &JobSpec) -> usize {
         words + variables + 256
     });
     texts.sum::<usize>() + 512
-}
-
-pub(crate) fn overloaded() -> Refusal {
-    let text = "too many requests wait for the leader; try again";
-    Refusal::new(RefusalCode::Overloaded, text).with("retry_after_ms", 100)
-}
-
-fn storage_full() -> Refusal {
-    let text = "the data disk of the leader has almost no room left: it takes no new work until it has";
-    Refusal::new(RefusalCode::StorageFull, text)
-}
-
-pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
-}
-
-pub(crate) fn stopping() -> Refusal {
-    Refusal::new(RefusalCode::OutcomeUnknown, "this replica stops; repeat the request at another")
 }

@@ -17,57 +17,39 @@
 //! **Invariant:** every queue is bounded; a full one refuses, it never waits for memory.
 //! **Invariant:** parses no request: values come in checked.
 
-mod archiver;
+mod apply;
 mod background;
-mod checkpoints;
 mod clock;
-mod contacts;
-mod containment;
+mod decide;
 mod engine;
-mod events;
-mod explanations;
 mod history;
-#[cfg(test)]
-mod history_tests;
-mod leader;
-mod liveness;
-mod logs;
-mod members;
-mod mending;
-mod orders;
-mod own_rounds;
-mod past;
-mod past_changes;
-mod pending;
-mod probe;
-mod reads;
-mod replicated;
+mod refusals;
 #[cfg(test)]
 mod sample;
-mod session;
-mod steps;
+mod services;
+mod sessions;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod unheard_tests;
-mod waiters;
 mod watch;
 
-pub use archiver::{
-    HistorySettings, PeerHistory, Retention, UnopenedArchive, archive_error_text, open_archive, purge_up_to,
-};
+pub use apply::orders::{Order, StartOrder, StopOrder};
+pub use apply::replicated::{Divergence, DivergenceHandler, Mismatch, Replicated, View, replicated};
 pub use background::{NotDone, in_background};
 pub use engine::{Engine, EngineConfig, LEADERSHIPS_COUNTED_FOR, LocalFacts, ReplicaInfo, submission_kib};
-pub use history::{ArchiveStatus, LogBatch, LogFollower, LogPosition, round as archived_round};
-pub use logs::{Attempt, LogChunk, LogRequest};
+pub use history::follower::{LogBatch, LogFollower, LogPosition};
+pub use history::records::{ArchiveStatus, round as archived_round};
+pub use history::settings::{
+    HistorySettings, PeerHistory, Retention, UnopenedArchive, archive_error_text, open_archive, purge_up_to,
+};
 pub use muster_consensus::{
     ChangeOptions, Changed, Member, PeerReport, ReplicaNode, ReplicaStatus, Role, Space, StateMark,
     StorageHealth, Traffic, TrafficScope,
 };
-pub use orders::{Order, StartOrder, StopOrder};
-pub use pending::PendingNode;
-pub use probe::{PROBE_NODES_MAX, ProbeOrder, ProbeReport, ProbeResult};
-pub use reads::{Reading, staleness_ms};
-pub use replicated::{Divergence, DivergenceHandler, Mismatch, Replicated, View, replicated};
-pub use session::{Inbound, Opening, Outbound, Session, WorkerReport};
-pub use watch::{Change, Event, Subscription, WatchPosition};
+pub use services::probe::{PROBE_NODES_MAX, ProbeResult};
+pub use services::reads::{Reading, staleness_ms};
+pub use services::session::Session;
+pub use services::watching::Subscription;
+pub use sessions::logs::{Attempt, LogChunk, LogRequest};
+pub use sessions::messages::{Inbound, Opening, Outbound, ProbeOrder, ProbeReport, WorkerReport};
+pub use sessions::pending::PendingNode;
+pub use watch::changes::{Change, Event, WatchPosition};

@@ -3,7 +3,8 @@
 use serde::Serialize;
 
 use crate::accelerator;
-use crate::calibration::{self, Calibration, Observation, Origin};
+use crate::calibration::{self, Observation};
+use crate::coefficients::{Calibration, Origin};
 use crate::layout::{Layout, Precision, Program, Recompute, Training};
 use crate::memory;
 use crate::model::{Attention, Model};

@@ -1,7 +1,7 @@
 //! How long collectives take: a latency for each step and a bandwidth for each byte, by what a group crosses.
 
 use crate::accelerator::{Accelerator, Links, Slice};
-use crate::calibration::Calibration;
+use crate::coefficients::Calibration;
 
 /// One step of a ring over fast links, in microseconds.
 const LINK_STEP_US: f64 = 3.4;

@@ -2,12 +2,12 @@
 //!
 //! Products of matrices are priced by their shapes, everything else by the bytes that it moves, collectives by what
 //! their groups cross; a pipeline adds its bubble, and what does not hide behind computation is added whole. What is
-//! not known of a program is assumed, and named in [`crate::calibration::Calibration::terms`].
+//! not known of a program is assumed, and named in [`Calibration::terms`].
 
 use serde::Serialize;
 
 use crate::accelerator::Accelerator;
-use crate::calibration::Calibration;
+use crate::coefficients::Calibration;
 use crate::collective::Fabric;
 use crate::layout::{Layout, Precision, Recompute, Sharding, Training};
 use crate::memory::Held;

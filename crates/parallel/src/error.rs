@@ -3,6 +3,8 @@
 use std::error::Error;
 use std::fmt;
 
+use crate::architectures::{ARCHITECTURES, FIELDS_OF_LLAMA};
+
 /// A question that has no answer. Its text names the field or the limit, and what would help.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PlanError {
@@ -85,14 +87,14 @@ impl fmt::Display for PlanError {
                 out,
                 "the model's description names no architecture: model_type is missing; add it, for instance \
                  \"model_type\": \"llama\"; known are {}",
-                crate::config::ARCHITECTURES.join(", ")
+                ARCHITECTURES.join(", ")
             ),
             PlanError::UnknownArchitecture(name) => write!(
                 out,
                 "architecture {name:?} is not known; known are {}. If the model has the matrices of one of these, \
                  set model_type to it and give its sizes: {}",
-                crate::config::ARCHITECTURES.join(", "),
-                crate::config::FIELDS_OF_LLAMA.join(", ")
+                ARCHITECTURES.join(", "),
+                FIELDS_OF_LLAMA.join(", ")
             ),
             PlanError::MissingField { field, meaning } => {
                 write!(out, "{field} is missing in the model's description: {meaning}; add it")

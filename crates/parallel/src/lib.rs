@@ -9,8 +9,10 @@
 //! says which of its terms are measured, calibrated or assumed.
 
 pub mod accelerator;
+mod architectures;
 pub mod calibration;
 pub mod check;
+mod coefficients;
 pub mod collective;
 mod config;
 pub mod cost;
@@ -28,7 +30,8 @@ pub mod serving;
 mod unique;
 
 pub use accelerator::Accelerator;
-pub use calibration::{Calibration, Observation, Origin};
+pub use calibration::Observation;
+pub use coefficients::{Calibration, Origin};
 pub use config::{CONFIG_BYTES_MAX, parse as parse_config};
 pub use error::PlanError;
 pub use layout::{Layout, Precision, Program, Recompute, Sharding, Training};

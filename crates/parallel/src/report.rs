@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::calibration::Origin;
+use crate::coefficients::Origin;
 use crate::error::PlanError;
 use crate::layout::{Layout, Training};
 use crate::memory::{self, Memory};

@@ -8,7 +8,7 @@
 use serde::Serialize;
 
 use crate::accelerator::Accelerator;
-use crate::calibration::Calibration;
+use crate::coefficients::Calibration;
 use crate::cost::{self, Base, Step};
 use crate::error::PlanError;
 use crate::layout::{DEVICES_MAX, Layout, Precision, Program, Recompute, Sharding, Training};

@@ -7,7 +7,7 @@
 use serde::Serialize;
 
 use crate::accelerator::Accelerator;
-use crate::calibration::{Calibration, Origin};
+use crate::coefficients::{Calibration, Origin};
 use crate::collective::Fabric;
 use crate::config::SEQUENCE_MAX;
 use crate::error::PlanError;

@@ -7,11 +7,10 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use muster_planner::{Hold, Plan};
-use muster_state::{Free, State};
+use muster_state::{Forecast, Free, State};
 use muster_types::{JobId, JobSpec, LogTime, NodeId};
 
 use super::Future;
-use crate::rearrange::LaterRoom;
 
 /// Gangs that room is kept for so, at most.
 const GANGS_MAX: usize = 64;
@@ -52,6 +51,16 @@ impl Lent {
     pub(super) fn forget(&mut self, job: JobId) {
         self.kept.remove(&job);
     }
+}
+
+/// Room that there will be once gangs that may be stopped for the claimant have run for the policy's minimum.
+pub(crate) struct LaterRoom {
+    /// The state without them.
+    pub(crate) forecast: Forecast,
+    /// Where the claimant would go.
+    pub(crate) plan: Plan,
+    /// When the last of them has run for so long.
+    pub(crate) at: LogTime,
 }
 
 impl Future {

@@ -1,0 +1,528 @@
+//! Why a job waits, when it will start, and what would help: asked of a read view, on any replica.
+//!
+//! Nothing here decides: the same policy and planner that place jobs are asked what they would do, on a
+//! state that nobody changes, together with what the leader keeps for others where that is known. Estimates of starts are made by
+//! giving every gang that goes before the job its capacity first, at the time it is expected to get it.
+
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::fmt;
+use muster_journal::Estimate;
+use muster_planner::{Budget, Checkpoints, Holds, Plan, Verdict, WaitReason, plan};
+use muster_policy::{Line, estimate, headroom};
+use muster_state::quota::QuotaBlock;
+use muster_state::{Forecast, JobRow, Phase, State, Turn};
+use muster_types::policy::NonPreemptible;
+use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name, Span};
+
+use crate::answers::borrowers::{Borrower, borrowers, clause};
+use crate::future::{Future, KeptReservations, Pace};
+use crate::rules::planned::{narrowed, planned_spec};
+use crate::rules::terms::with_terms;
+
+/// Jobs before the explained one that are given their room first.
+const AHEAD_MAX: usize = 256;
+
+/// Blockers that are listed.
+const BLOCKERS_MAX: usize = 8;
+
+/// The id of a job that nobody has submitted yet: behind all others.
+const NOT_SUBMITTED: JobId = JobId(u64::MAX);
+
+/// Work of one explanation.
+const VISITS: u64 = 4_000_000;
+
+/// A gang before the job that keeps room for itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blocker {
+    /// Which job.
+    pub job: JobId,
+    /// Its name.
+    pub name: Name,
+    /// Its workers.
+    pub workers: u32,
+    /// When it is expected to start.
+    pub starts_at: LogTime,
+    /// Whether that is later than was expected at first: then nobody else gets any more of the nodes that are kept for
+    /// it, however soon they would be gone. Known only on the leader.
+    pub has_slipped: bool,
+}
+
+/// A quota that has no room for the job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuotaReport {
+    /// Type the job could use.
+    pub kind: Name,
+    /// Region.
+    pub region: Name,
+    /// What the tenant may still use there.
+    pub room_milli: u64,
+    /// What the job asks for.
+    pub wanted_milli: u64,
+    /// The limit that stands in the way first.
+    pub blocked_by: QuotaBlock,
+}
+
+/// When the job is expected to start, with one chance, five and nine in ten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StartEstimate {
+    /// If everything before it ends early.
+    pub q10: LogTime,
+    /// If it ends as expected.
+    pub q50: LogTime,
+    /// If it ends late; none when it is not known to start at all then.
+    pub q90: Option<LogTime>,
+}
+
+/// Where the job stands in line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// Different requests that have their turn before it.
+    pub requests_before: usize,
+    /// Whether counting stopped there.
+    pub or_more: bool,
+}
+
+/// Why a job waits or where it would go, with everything that policy and planner know of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobExplanation {
+    /// The reason, from a closed set.
+    pub reason: WaitReason,
+    /// One sentence.
+    pub sentence: String,
+    /// The policy this follows from.
+    pub policy_version: LogIndex,
+    /// What is expected of the job.
+    pub estimate: Estimate,
+    /// Where it would go now.
+    pub plan: Option<Plan>,
+    /// Its place in line; none when it is not in line.
+    pub position: Option<Position>,
+    /// Cluster by cluster.
+    pub places: muster_planner::Explanation,
+    /// Quotas in the way.
+    pub quotas: Vec<QuotaReport>,
+    /// Gangs before it that keep room for themselves.
+    pub blockers: Vec<Blocker>,
+    /// Who borrows what its tenant is promised, those that hold most first; at most 8 groups.
+    pub borrowers: Vec<Borrower>,
+    /// When it is expected to start.
+    pub start: Option<StartEstimate>,
+    /// Whether it was made with what the leader keeps for others. Otherwise reservations were made again from the state:
+    /// none of them is known to have slipped, and they may be of other nodes.
+    pub knows_reservations: bool,
+}
+
+impl fmt::Display for JobExplanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.reason.code(), self.sentence)
+    }
+}
+
+/// Why a job waits, with what the leader keeps for others; none when there is no such job or it does not wait.
+#[must_use]
+pub fn explain_job(
+    state: &State,
+    now: LogTime,
+    job: JobId,
+    kept: &KeptReservations,
+) -> Option<JobExplanation> {
+    let row = state.job(job)?;
+    let spec = state.spec(job)?;
+    if row.phase != Phase::Pending {
+        return None;
+    }
+    Some(explain(state, now, kept, Some(job), (spec, place_of(state, job)), row))
+}
+
+/// The data set that a job's checkpoints are in.
+fn place_of(state: &State, job: JobId) -> Option<&Name> {
+    state.contract(job)?.checkpoint.place.as_ref()
+}
+
+/// The same without what takes long to find out: its place in line, who keeps room, and when it starts.
+#[must_use]
+pub fn explain_briefly(state: &State, now: LogTime, job: JobId) -> Option<(WaitReason, String)> {
+    let (row, spec) = (state.job(job)?, state.spec(job)?);
+    if row.phase != Phase::Pending {
+        return None;
+    }
+    if let Some(known) = known_reason(state, Some(job), (spec, place_of(state, job)), row, now) {
+        return Some(known);
+    }
+    let planned = planned_spec(state, job);
+    let spec = planned.as_deref().unwrap_or(spec);
+    let holds = Future::of(now).holds_for(state, &spec.tenant);
+    let places =
+        with_terms(state, now, spec, row, &holds, |terms| muster_planner::explain(state, spec, terms, None));
+    Some((places.reason, places.sentence))
+}
+
+/// What would become of a job that was submitted now, with its checkpoints in that data set, if in one, and with what
+/// the leader keeps for others.
+#[must_use]
+pub fn explain_spec(
+    state: &State,
+    now: LogTime,
+    spec: &JobSpec,
+    place: Option<&Name>,
+    kept: &KeptReservations,
+) -> JobExplanation {
+    let row = JobRow::submitted(now, estimate(state, spec, now), spec);
+    explain(state, now, kept, None, (spec, place), &row)
+}
+
+fn explain(
+    state: &State,
+    now: LogTime,
+    kept: &KeptReservations,
+    job: Option<JobId>,
+    (own, place): (&JobSpec, Option<&Name>),
+    row: &JobRow,
+) -> JobExplanation {
+    // Where its checkpoints cannot be read is no place for it.
+    let planned = place.and_then(|place| narrowed(state, own, place));
+    let spec = planned.as_ref().unwrap_or(own);
+    let policy = state.policy();
+    let checkpoints = place.and_then(|data_set| {
+        let copies = &policy.policy.datasets.get(data_set)?.regions;
+        Some(Checkpoints { data_set, copies, regions: &own.regions })
+    });
+    let mut ahead = Ahead::of(state, now, kept, (job, spec, row), None);
+    let holds = ahead.future.holds_for_job(state, job.unwrap_or(NOT_SUBMITTED), spec, row);
+    let mut budget = Budget::new(VISITS);
+    let places = with_terms(state, now, spec, row, &holds, |terms| {
+        muster_planner::explain(state, spec, terms, checkpoints.as_ref())
+    });
+    let verdict = with_terms(state, now, spec, row, &holds, |terms| plan(state, spec, terms, &mut budget));
+    let found = match verdict {
+        Verdict::Fits(plan) => Some(plan),
+        Verdict::Waits | Verdict::OutOfBudget => None,
+    };
+    let mut borrowers = Vec::new();
+    let (reason, sentence) = match known_reason(state, job, (own, place), row, now) {
+        Some(known) => known,
+        None if found.is_none()
+            && ahead.position.requests_before == 0
+            && comes(state, now, spec, row, &holds) =>
+        {
+            let text = "gangs that are stopping leave enough for it; it starts once they have stopped";
+            (WaitReason::MakingRoom, text.to_string())
+        }
+        None => {
+            let (reason, mut sentence) = reason(found.as_ref(), &ahead, &places);
+            if found.is_none() {
+                borrowers = self::borrowers(state, now, spec);
+                sentence.push_str(&must_not_borrow(state, spec, reason));
+                sentence.push_str(&clause(&borrowers, &spec.tenant));
+            }
+            (reason, sentence)
+        }
+    };
+    let mut places = places;
+    if found.is_none() && !spec.preemptible {
+        places.would_help.extend(preemptible_would_fit(state, now, spec, row, &holds));
+    }
+    let blockers = ahead.future.reservations().iter().take(BLOCKERS_MAX).filter_map(|reservation| {
+        let spec = state.spec(reservation.job)?;
+        Some(Blocker {
+            job: reservation.job,
+            name: spec.name.clone(),
+            workers: spec.worker_count(),
+            starts_at: reservation.start.at,
+            has_slipped: reservation.is_closed(),
+        })
+    });
+    let blockers = blockers.collect();
+    let is_next = found.is_some() && ahead.position.requests_before == 0;
+    // When quota comes free that may be borrowed is foreseen, and not what others hold that must not be stopped.
+    let may_borrow = must_not_borrow(state, spec, reason).is_empty();
+    let start = may_borrow.then(|| start(state, now, kept, (job, spec, row), is_next)).flatten();
+    JobExplanation {
+        reason,
+        sentence,
+        policy_version: state.policy().version,
+        estimate: row.estimate,
+        plan: found,
+        position: row.is_in_line().then_some(ahead.position),
+        places,
+        quotas: quotas(state, spec),
+        blockers,
+        borrowers,
+        start,
+        knows_reservations: kept.is_of_a_pass(),
+    }
+}
+
+/// What holds besides for a job that says that policy must not stop it, where quota is in its way.
+fn must_not_borrow(state: &State, spec: &JobSpec, reason: WaitReason) -> String {
+    let rights = state.policy().policy.rights(&spec.tenant);
+    let is_fixed = !spec.preemptible
+        && state.has_rules()
+        && state.has_quotas()
+        && rights.non_preemptible != NonPreemptible::Always;
+    if is_fixed && !could_be_within(state, spec) {
+        return "; it says that policy must not stop it, so it never borrows, and it asks for more than the nominal quota of \
+                its tenant: under this policy it cannot start"
+            .to_string();
+    }
+    if !is_fixed || reason != WaitReason::QuotaExceeded {
+        return String::new();
+    }
+    "; it says that policy must not stop it, so it starts only within nominal quota and never borrows"
+        .to_string()
+}
+
+/// Whether the fewest workers of a job would be within nominal quota somewhere if nobody used any.
+fn could_be_within(state: &State, spec: &JobSpec) -> bool {
+    let usage = state.quota_usage();
+    let mut asks = false;
+    for (key, _) in state.pools() {
+        let Some(kind) = &key.kind else { continue };
+        let wanted_milli = spec.least_milli_of(kind);
+        let is_allowed = spec.regions.is_empty() || spec.regions.contains(&key.region);
+        if wanted_milli == 0 || !is_allowed {
+            continue;
+        }
+        asks = true;
+        let is_unpromised = usage.sides_of(&spec.tenant, kind, &key.region).is_empty();
+        if is_unpromised || usage.nominal_milli(&spec.tenant, kind, &key.region) >= wanted_milli {
+            return true;
+        }
+    }
+    !asks
+}
+
+/// Whether gangs that are stopping leave enough for a job.
+fn comes(state: &State, now: LogTime, spec: &JobSpec, row: &JobRow, holds: &Holds) -> bool {
+    let mut forecast = Forecast::new(state);
+    let mut any = false;
+    for job in state.stopping() {
+        forecast.end(job);
+        any = true;
+    }
+    let mut budget = Budget::new(VISITS);
+    any && with_terms(&forecast, now, spec, row, holds, |terms| {
+        matches!(plan(&forecast, spec, terms, &mut budget), Verdict::Fits(_))
+    })
+}
+
+/// Whether the job would start now if it could be stopped.
+fn preemptible_would_fit(
+    state: &State,
+    now: LogTime,
+    spec: &JobSpec,
+    row: &JobRow,
+    holds: &Holds,
+) -> Option<String> {
+    let mut draft = JobSpec::clone(spec).into_draft();
+    draft.preemptible = true;
+    let spec = draft.check().ok()?;
+    let mut budget = Budget::new(VISITS);
+    let verdict = with_terms(state, now, &spec, row, holds, |terms| plan(state, &spec, terms, &mut budget));
+    matches!(verdict, Verdict::Fits(_)).then(|| "preemptible: true (fits now, by borrowing)".to_string())
+}
+
+/// When a job will start, by giving everybody before it the room they will get; nothing is said of one that
+/// waits for other jobs, or for those that make room for it at this moment.
+fn start(
+    state: &State,
+    now: LogTime,
+    kept: &KeptReservations,
+    (job, spec, row): (Option<JobId>, &JobSpec, &JobRow),
+    is_next: bool,
+) -> Option<StartEstimate> {
+    let waits_for_jobs = !row.released && !spec.dependencies.is_empty();
+    if row.promise.is_some() || waits_for_jobs {
+        return None;
+    }
+    if is_next && row.released {
+        return Some(StartEstimate { q10: now, q50: now, q90: Some(now) });
+    }
+    let at =
+        |pace: Pace| Ahead::of(state, now, kept, (job, spec, row), Some(pace)).start(state, job, spec, row);
+    let expected = at(Pace::Expected)?;
+    Some(StartEstimate {
+        q10: at(Pace::Early).unwrap_or(expected).min(expected),
+        q50: expected,
+        q90: at(Pace::Late).map(|late| late.max(expected)),
+    })
+}
+
+/// Where it would fit, or why nowhere.
+fn reason(found: Option<&Plan>, ahead: &Ahead, places: &muster_planner::Explanation) -> (WaitReason, String) {
+    match found {
+        Some(plan) => {
+            let place = format!("{}/{}", plan.region, plan.cluster);
+            match ahead.position.requests_before {
+                0 => (WaitReason::InLine, format!("it fits now in {place} and is next in line")),
+                before => (
+                    WaitReason::InLine,
+                    format!("it fits now in {place}; {before} different requests have their turn before it"),
+                ),
+            }
+        }
+        None => (places.reason, places.sentence.clone()),
+    }
+}
+
+/// Reasons that lie in the job itself: known without looking at a node.
+fn known_reason(
+    state: &State,
+    job: Option<JobId>,
+    (spec, place): (&JobSpec, Option<&Name>),
+    row: &JobRow,
+    now: LogTime,
+) -> Option<(WaitReason, String)> {
+    if row.promise.is_some() {
+        let text = "others are making room for it; it starts once they have stopped";
+        return Some((WaitReason::MakingRoom, text.to_string()));
+    }
+    if !row.released {
+        let open = spec.dependencies.iter().filter(|dependency| {
+            state.job(dependency.job).is_some_and(|row| !matches!(row.phase, Phase::Finished(_)))
+        });
+        let open: Vec<String> = open.map(|dependency| dependency.job.to_string()).collect();
+        if let Some(first) = open.first() {
+            let more = match open.len() {
+                1 => String::new(),
+                many => format!(" and {} more", many - 1),
+            };
+            return Some((WaitReason::Dependency, format!("it waits for {first}{more}")));
+        }
+        let time = spec.not_before.unwrap_or_default();
+        if let Some(waits) = job.and_then(|job| retry_wait(state, job, now)) {
+            return Some((WaitReason::RetryBackoff, waits));
+        }
+        return Some((WaitReason::NotBefore, format!("it is not to start before {time}")));
+    }
+    if let Some(place) = place
+        && narrowed(state, spec, place).is_none()
+    {
+        let text = format!("no region that it may use has a copy of {place}, which its checkpoints are in");
+        return Some((WaitReason::CheckpointNotReadable, text));
+    }
+    let (most, placed) = state.running_limit_reached(&spec.tenant)?;
+    let text = format!(
+        "tenant {} has {placed} jobs placed and may have {most} (`limits.runningJobs` in the policy); it is placed once one \
+         of them is over",
+        spec.tenant
+    );
+    Some((WaitReason::TenantLimit, text))
+}
+
+/// How long a job waits that failed, and how it did.
+fn retry_wait(state: &State, job: JobId, now: LogTime) -> Option<String> {
+    let recovery = state.recovery(job)?;
+    let until = recovery.wait_until?;
+    let last = recovery.last.as_ref()?;
+    let node = last.node.and_then(|node| state.node(node)).map(|row| format!(" on {}", row.spec.name));
+    let node = node.unwrap_or_default();
+    let rank = last.rank.map(|rank| format!(" of rank {rank}")).unwrap_or_default();
+    Some(format!(
+        "attempt {} failed ({}{rank}{node}: {}); failure {} in a row, it is tried again in {}, at {until}",
+        last.attempt,
+        last.class,
+        last.detail,
+        recovery.streak,
+        Span::about(until.since_ms(now))
+    ))
+}
+
+/// Quotas that have less room than the job asks for.
+fn quotas(state: &State, spec: &JobSpec) -> Vec<QuotaReport> {
+    let mut found: Vec<QuotaReport> = Vec::new();
+    if !state.has_quotas() {
+        return found;
+    }
+    for (key, _) in state.pools() {
+        let Some(kind) = &key.kind else { continue };
+        let wanted_milli = spec.least_milli_of(kind);
+        let known = found.iter().any(|report| report.kind == *kind && report.region == key.region);
+        let allowed = spec.regions.is_empty() || spec.regions.contains(&key.region);
+        if wanted_milli == 0 || known || !allowed {
+            continue;
+        }
+        let capacity = |kind: &Name, region: Option<&Name>| state.registered_milli(kind, region);
+        let room = state.quota_usage().room(capacity, &spec.tenant, kind, &key.region);
+        let fixed = if spec.preemptible || !state.has_rules() {
+            u64::MAX
+        } else {
+            state.fixed_room_milli(&spec.tenant, kind, &key.region)
+        };
+        let room_milli = room.total_milli().min(fixed);
+        if room_milli < wanted_milli {
+            found.push(QuotaReport {
+                kind: kind.clone(),
+                region: key.region.clone(),
+                room_milli,
+                wanted_milli,
+                blocked_by: room.blocked_by,
+            });
+        }
+    }
+    found
+}
+
+/// The line before a job, those in it with the room that is kept for them; at a pace, with the room that
+/// they are expected to get.
+struct Ahead {
+    future: Future,
+    position: Position,
+}
+
+impl Ahead {
+    fn of(
+        state: &State,
+        now: LogTime,
+        kept: &KeptReservations,
+        (job, spec, row): (Option<JobId>, &JobSpec, &JobRow),
+        pace: Option<Pace>,
+    ) -> Ahead {
+        let mut future = Future::resume_at(now, kept.clone(), pace.unwrap_or(Pace::Expected));
+        let mut line = Line::form(state, now);
+        let mut budget = Budget::new(VISITS);
+        future.take_up(state, &mut budget);
+        let within_nominal = headroom(state, spec).is_offered_nominal();
+        let own = Turn { turn: row.estimate.turn, job: job.unwrap_or(NOT_SUBMITTED) };
+        let mut position = Position { requests_before: 0, or_more: false };
+        while let Some(candidate) = line.take_next(state) {
+            if Line::is_behind(&candidate, spec, own, within_nominal) {
+                break;
+            }
+            if position.requests_before == AHEAD_MAX {
+                position.or_more = true;
+                break;
+            }
+            position.requests_before += 1;
+            let before = candidate.turn.job;
+            let Some(row) = state.job(before) else { break };
+            let at_limit = |spec: &JobSpec| state.running_limit_reached(&spec.tenant).is_some();
+            let Some(spec) = planned_spec(state, before).filter(|spec| !at_limit(spec)) else {
+                line.waits(state, &candidate);
+                continue;
+            };
+            future.turn_of(state, before, candidate.within_nominal, &mut budget);
+            match pace {
+                // As in a real pass: only those with the right to it.
+                None => future.reserve(state, before, &spec, row, &mut budget),
+                Some(_) => {
+                    future.forget_who_gives_way(state, before, &spec, row);
+                    future.expect_start(state, before, &spec, row, &mut budget);
+                }
+            };
+            line.waits(state, &candidate);
+        }
+        future.turn_of(state, own.job, within_nominal, &mut budget);
+        future.keep_what_is_owed(state, &mut budget);
+        Ahead { future, position }
+    }
+
+    fn start(&mut self, state: &State, job: Option<JobId>, spec: &JobSpec, row: &JobRow) -> Option<LogTime> {
+        let mut budget = Budget::new(VISITS);
+        self.future.forget_who_gives_way(state, job.unwrap_or(NOT_SUBMITTED), spec, row);
+        let start = self.future.earliest(state, spec, row, &mut budget).map(|(_, start)| start.at)?;
+        Some(start.max(spec.not_before.unwrap_or_default()))
+    }
+}

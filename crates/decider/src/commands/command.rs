@@ -1,0 +1,233 @@
+//! What the leader is asked to do.
+
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use muster_journal::RankUpdate;
+use muster_types::health::{HealthAction, HealthPolicy, HealthReport};
+use muster_types::policy::Policy;
+use muster_types::{
+    Approval, CertificateSerial, DeviceSet, FencingToken, ForeignLoad, HolderId, JobId, LogIndex, Name,
+    NodeAdmission, NodeId, NodeSpec, RequestId, Revocation, Submission,
+};
+
+/// An input for the leader.
+#[derive(Clone, Debug)]
+pub enum Command {
+    /// Submit jobs, all or none.
+    Submit {
+        /// The client's name for it.
+        request: RequestId,
+        /// At most [`muster_types::limits::BATCH_JOBS_MAX`]. Shared with whoever may have to submit them again.
+        jobs: Arc<[Submission]>,
+    },
+    /// Cancel a job.
+    Cancel {
+        /// The client's name for it.
+        request: RequestId,
+        /// Which.
+        job: JobId,
+    },
+    /// Cordon a node or put it back.
+    SetCordon {
+        /// The client's name for it.
+        request: RequestId,
+        /// Which.
+        node: NodeId,
+        /// Which way.
+        cordoned: bool,
+    },
+    /// Set the policy.
+    SetPolicy {
+        /// The client's name for it.
+        request: RequestId,
+        /// All of it.
+        policy: Box<Policy>,
+        /// The version it is meant to replace; none replaces whatever there is.
+        expected_version: Option<LogIndex>,
+    },
+    /// A gang has saved its work.
+    CommitCheckpoint {
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+    },
+    /// A rank takes much longer for its steps than its gang, or keeps up again.
+    NoteStraggler {
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+        /// Which rank.
+        rank: u32,
+        /// In thousandths of what they take the gang's median rank; none when it keeps up again.
+        slow_milli: Option<u32>,
+    },
+    /// An agent opens a session.
+    Register {
+        /// Its host.
+        spec: NodeSpec,
+        /// Itself.
+        holder: HolderId,
+        /// Whether the session of another holder, if there is one, is known to have run out.
+        other_session_is_over: bool,
+    },
+    /// Every replica has said that it knows a newer format: rounds are written in it from the next one on.
+    RaiseFormat {
+        /// Which.
+        format: u16,
+    },
+    /// The cluster begins a new generation. To be given only when one time to live and its margin have passed
+    /// on a monotonic clock since this leadership began, under which no lease was granted: then no agent runs
+    /// anything of the generation before.
+    Recover {
+        /// That of the replica's folder.
+        generation: u32,
+    },
+    /// A lost node will not come back: what it had is not counted with any more.
+    ForgetNode {
+        /// By which request; none from a client that gave no id.
+        request: Option<RequestId>,
+        /// Which.
+        node: NodeId,
+    },
+    /// An agent says how its host is.
+    ReportHealth {
+        /// Which node.
+        node: NodeId,
+        /// Its incarnation.
+        incarnation: u32,
+        /// All that is wrong, and what happened.
+        report: Box<HealthReport>,
+    },
+    /// A probe of several nodes has found nothing wrong with the network of these.
+    NoteSoundNetwork {
+        /// Which.
+        nodes: Vec<NodeId>,
+    },
+    /// An agent says what others hold of its host.
+    ReportForeignLoad {
+        /// Which node.
+        node: NodeId,
+        /// Its incarnation.
+        incarnation: u32,
+        /// All of it.
+        load: ForeignLoad,
+    },
+    /// Drain a node, or end that.
+    SetDrain {
+        /// The client's name for it.
+        request: RequestId,
+        /// Which.
+        node: NodeId,
+        /// Which way.
+        order: DrainOrder,
+    },
+    /// Keep a node away from work, or let it back.
+    SetQuarantine {
+        /// The client's name for it.
+        request: RequestId,
+        /// Which.
+        node: NodeId,
+        /// Why; none lets it back.
+        reason: Option<String>,
+    },
+    /// Begin or end a node's repair.
+    SetRepair {
+        /// The client's name for it.
+        request: RequestId,
+        /// Which.
+        node: NodeId,
+        /// Which way.
+        order: RepairOrder,
+    },
+    /// Set the health policy.
+    SetHealthPolicy {
+        /// The client's name for it.
+        request: RequestId,
+        /// All of it.
+        policy: Box<HealthPolicy>,
+        /// The version it is meant to replace; none replaces whatever there is.
+        expected_version: Option<LogIndex>,
+    },
+    /// Say which nodes are admitted.
+    SetNodeAdmission {
+        /// The client's name for it.
+        request: RequestId,
+        /// All of it.
+        admission: Box<NodeAdmission>,
+    },
+    /// Approve or reject a node by its name.
+    SetNodeApproval {
+        /// The client's name for it.
+        request: RequestId,
+        /// Its name; it need not have registered.
+        name: Name,
+        /// What is said of it; none takes back what was said before.
+        approval: Option<Approval>,
+    },
+    /// A certificate is not good any more.
+    RevokeCertificate {
+        /// The client's name for it.
+        request: RequestId,
+        /// Which.
+        serial: CertificateSerial,
+        /// Whose, and until when it is remembered.
+        revocation: Revocation,
+    },
+    /// A session has run out by the leader's clock.
+    SessionOver {
+        /// Which node.
+        node: NodeId,
+        /// The incarnation whose session it was.
+        incarnation: u32,
+    },
+    /// A node reports on a gang's workers.
+    Report {
+        /// Which node.
+        node: NodeId,
+        /// Its incarnation.
+        incarnation: u32,
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+        /// Rank and what happened; obsolete ones are dropped.
+        updates: Vec<(u32, RankUpdate)>,
+    },
+}
+
+/// What an operator wants of a node's drain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DrainOrder {
+    /// Everything is to go; what is still there after so many milliseconds is stopped. None waits for ever.
+    Begin {
+        /// From now on.
+        deadline_ms: Option<u64>,
+    },
+    /// It may be used again.
+    End,
+}
+
+/// What an operator wants of a node's repair.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RepairOrder {
+    /// It is to be emptied and repaired.
+    Begin {
+        /// What is to be done; none for what the gravest of its conditions asks for.
+        action: Option<HealthAction>,
+        /// The devices concerned; empty for those of its conditions.
+        devices: DeviceSet,
+        /// As for a drain.
+        deadline_ms: Option<u64>,
+    },
+    /// It is repaired: what was known against it is over.
+    Done,
+    /// It could not be repaired.
+    Failed {
+        /// One sentence.
+        detail: String,
+    },
+}

@@ -1,0 +1,77 @@
+//! Carries out what the leader is asked to do.
+
+use muster_journal::NodeLostCause;
+use muster_types::{Refusal, RefusalCode};
+
+use crate::commands::answer::Answer;
+use crate::commands::command::Command;
+use crate::commands::{admission, cluster, health, jobs, network, node, policy, restrictions, submit};
+use crate::speculation::Speculation;
+
+/// Carries out a command on the speculation.
+///
+/// # Errors
+/// A refusal; then nothing was pushed.
+pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer, Refusal> {
+    // What ran in the generation before may be unknown here: nothing is placed, ended or promised beside it.
+    if speculation.is_recovering() && !matches!(command, Command::Recover { .. }) {
+        if matches!(command, Command::SessionOver { .. }) {
+            // Every session ends with the recovery.
+            return Ok(Answer::Done { at: speculation.last_index() });
+        }
+        let text = "the cluster is being recovered, and leases of its earlier life may still be held";
+        return Err(Refusal::new(RefusalCode::ClusterRecovering, text));
+    }
+    match command {
+        Command::RaiseFormat { format } => cluster::raise_format(speculation, *format),
+        Command::Recover { generation } => cluster::recover(speculation, *generation),
+        Command::ForgetNode { request, node } => node::forget(speculation, *request, *node),
+        Command::Submit { request, jobs } => submit::submit(speculation, *request, jobs),
+        Command::Cancel { request, job } => jobs::cancel(speculation, *request, *job),
+        Command::SetCordon { request, node, cordoned } => {
+            restrictions::set_cordon(speculation, *request, *node, *cordoned)
+        }
+        Command::SetPolicy { request, policy, expected_version } => {
+            policy::set_policy(speculation, *request, policy, *expected_version)
+        }
+        Command::ReportHealth { node, incarnation, report } => {
+            health::report(speculation, *node, *incarnation, report)
+        }
+        Command::NoteSoundNetwork { nodes } => Ok(network::sound(speculation, nodes)),
+        Command::ReportForeignLoad { node, incarnation, load } => {
+            node::foreign_load(speculation, *node, *incarnation, *load)
+        }
+        Command::SetDrain { request, node, order } => {
+            restrictions::set_drain(speculation, *request, *node, *order)
+        }
+        Command::SetQuarantine { request, node, reason } => {
+            restrictions::set_quarantine(speculation, *request, *node, reason.as_deref())
+        }
+        Command::SetRepair { request, node, order } => {
+            restrictions::set_repair(speculation, *request, *node, order)
+        }
+        Command::SetHealthPolicy { request, policy, expected_version } => {
+            health::set_policy(speculation, *request, policy, *expected_version)
+        }
+        Command::SetNodeAdmission { request, admission } => admission::set(speculation, *request, admission),
+        Command::SetNodeApproval { request, name, approval } => {
+            admission::approve(speculation, *request, name, approval.as_ref())
+        }
+        Command::RevokeCertificate { request, serial, revocation } => {
+            admission::revoke(speculation, *request, *serial, revocation)
+        }
+        Command::CommitCheckpoint { job, token } => jobs::commit_checkpoint(speculation, *job, *token),
+        Command::NoteStraggler { job, token, rank, slow_milli } => {
+            Ok(jobs::note_straggler(speculation, *job, *token, *rank, *slow_milli))
+        }
+        Command::Register { spec, holder, other_session_is_over } => {
+            node::register(speculation, spec, *holder, *other_session_is_over)
+        }
+        Command::SessionOver { node, incarnation } => {
+            Ok(node::lost(speculation, *node, *incarnation, NodeLostCause::LeaseExpired))
+        }
+        Command::Report { node, incarnation, job, token, updates } => {
+            node::report(speculation, *node, *incarnation, *job, *token, updates)
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! What the leader is asked to do: one module for each subject, and [`handle`] above them.
+
+mod admission;
+pub(crate) mod answer;
+mod cluster;
+pub(crate) mod command;
+pub(crate) mod handle;
+mod health;
+mod jobs;
+mod network;
+mod node;
+pub(crate) mod policy;
+mod restrictions;
+pub(crate) mod submit;

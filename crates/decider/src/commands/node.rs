@@ -1,0 +1,262 @@
+//! Sessions of nodes, and what nodes report.
+
+use alloc::collections::BTreeMap;
+use alloc::format;
+use alloc::vec::Vec;
+use muster_journal::{Decision, NodeLostCause, RankUpdate, RequestKey, hash};
+use muster_state::{NodeStatus, RankState};
+use muster_types::{
+    DeviceSet, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, NodeDraft, NodeId, NodeSpec, Refusal,
+    RefusalCode, RequestId, Violation, limits,
+};
+
+use crate::commands::answer::{Answer, repeated};
+use crate::commands::{admission, network};
+use crate::rules::text::cut;
+use crate::settle::job::{settle, settle_many};
+use crate::speculation::Speculation;
+
+pub(super) fn register(
+    speculation: &mut Speculation,
+    spec: &NodeSpec,
+    holder: HolderId,
+    other_session_is_over: bool,
+) -> Result<Answer, Refusal> {
+    let known = speculation.state().node_named(&spec.name);
+    let Some(id) = known else {
+        if speculation.state().nodes().len() as u64 >= u64::from(limits::NODES_MAX) {
+            let text = format!("the fleet has its most nodes already: {}", limits::NODES_MAX);
+            return Err(Refusal::new(RefusalCode::FleetFull, text));
+        }
+        admission::check(speculation, spec)?;
+        return Ok(registered(speculation, spec, holder));
+    };
+    let row = speculation.state().node(id).expect("a named node has a row").clone();
+    if row.status == NodeStatus::Up {
+        let state = speculation.state();
+        let is_busy = state.gangs_on(id).chain(state.spares_on(id)).next().is_some();
+        // What policy requires must not be taken for there because it was there once.
+        let policy = &state.policy().policy;
+        let loses_isolation = policy.lacking_isolation(spec).any(|guarantee| guarantee.is_of(&row.spec));
+        let is_same = *row.spec == *spec || (is_busy && differ_in_facts(&row.spec, spec) && !loses_isolation);
+        if row.holder == holder && is_same {
+            admission::check_standing(speculation, spec)?;
+            // The same session goes on: nothing has changed but at whom it is.
+            let resumed = Decision::SessionResumed { node: id, incarnation: row.incarnation };
+            let at = match speculation.can_say(&resumed) && speculation.hears(id) {
+                true => speculation.push(resumed),
+                false => speculation.last_index(),
+            };
+            return Ok(Answer::Registered { node: id, incarnation: row.incarnation, at });
+        }
+        if row.holder != holder && !other_session_is_over {
+            let text = format!("another agent holds {}, and its lease has not run out", spec.name);
+            return Err(Refusal::new(RefusalCode::NodeHeldByAnother, text));
+        }
+        // Before the one that is there is given up for it.
+        admission::check(speculation, spec)?;
+        if row.holder != holder {
+            lost(speculation, id, row.incarnation, NodeLostCause::Replaced);
+        } else if is_busy {
+            let text =
+                format!("{} changed its description while gangs run on it; cordon it and wait", spec.name);
+            return Err(Refusal::new(RefusalCode::NodeChanged, text));
+        }
+    }
+    admission::check(speculation, spec)?;
+    admission::keep_what_it_had(speculation, &row.spec, spec);
+    Ok(registered(speculation, spec, holder))
+}
+
+/// Labels with this prefix say how the agent isolates workers. It gives them to its node itself, and another release of
+/// it may say more or others.
+const FACTS: &str = "isolation.";
+
+/// Whether two descriptions of a node differ in nothing but what its agent says of itself. A newer agent that takes over
+/// while gangs run is no reason to end them: it goes on under the description that is known, and says the new one when
+/// it registers while nothing runs.
+fn differ_in_facts(known: &NodeSpec, said: &NodeSpec) -> bool {
+    let without = |spec: &NodeSpec| {
+        let mut draft = NodeDraft::clone(spec);
+        draft.labels.retain(|label, _| !label.starts_with(FACTS));
+        draft
+    };
+    without(known) == without(said)
+}
+
+fn registered(speculation: &mut Speculation, spec: &NodeSpec, holder: HolderId) -> Answer {
+    let at = speculation.push(Decision::NodeRegistered { spec: spec.clone(), holder });
+    let node = speculation.state().node_named(&spec.name).expect("the node was registered just now");
+    let incarnation = speculation.state().node(node).expect("a named node has a row").incarnation;
+    speculation.hears(node);
+    Answer::Registered { node, incarnation, at }
+}
+
+/// The session is over: every gang on the node is stopped, and requeued once nothing of it runs.
+pub(super) fn lost(
+    speculation: &mut Speculation,
+    node: NodeId,
+    incarnation: u32,
+    cause: NodeLostCause,
+) -> Answer {
+    let current = speculation
+        .state()
+        .node(node)
+        .is_some_and(|row| row.status == NodeStatus::Up && row.incarnation == incarnation);
+    if !current {
+        return Answer::Done { at: speculation.last_index() };
+    }
+    let state = speculation.state();
+    let gangs: Vec<JobId> = state.gangs_on(node).chain(state.promised_on(node)).collect();
+    let at = speculation.push(Decision::NodeLost { node, incarnation, cause });
+    settle_many(speculation, gangs);
+    Answer::Done { at }
+}
+
+/// Takes over what others hold of a host; what cannot be true of it is refused, what is known changes nothing.
+pub(super) fn foreign_load(
+    speculation: &mut Speculation,
+    node: NodeId,
+    incarnation: u32,
+    load: ForeignLoad,
+) -> Result<Answer, Refusal> {
+    let state = speculation.state();
+    let row = state.node(node).filter(|row| row.status == NodeStatus::Up && row.incarnation == incarnation);
+    let Some(row) = row else {
+        let text = format!("{node} is not in incarnation {incarnation} any more");
+        return Err(Refusal::new(RefusalCode::Fenced, text));
+    };
+    // More than the host has is all that it has.
+    let all = DeviceSet::first(row.spec.device_count());
+    let load = ForeignLoad {
+        devices: load.devices.difference(load.devices.difference(all)),
+        cpu_milli: load.cpu_milli.min(row.spec.cpu_milli),
+        memory_bytes: load.memory_bytes.min(row.spec.memory_bytes),
+        ..load
+    };
+    let decision = Decision::ForeignLoadSet { node, incarnation, load };
+    // Until the format can say so, what does not fit is found out by trying.
+    if state.foreign_load(node) == load || !speculation.can_say(&decision) {
+        return Ok(Answer::Done { at: speculation.last_index() });
+    }
+    let at = speculation.push(decision);
+    Ok(Answer::Done { at })
+}
+
+/// Drops a lost node. Repeating that changes nothing: the id is never given again, and the request is remembered.
+pub(super) fn forget(
+    speculation: &mut Speculation,
+    request: Option<RequestId>,
+    node: NodeId,
+) -> Result<Answer, Refusal> {
+    let request = request.map(|id| RequestKey { id, fingerprint: hash(&("forget", node)) });
+    if let Some(key) = request
+        && let Some(answer) = repeated(speculation, key)?
+    {
+        return Ok(answer);
+    }
+    let state = speculation.state();
+    let Some(row) = state.node(node) else {
+        if node.0 < state.nodes_registered() {
+            return Ok(Answer::Done { at: speculation.last_index() });
+        }
+        return Err(Refusal::new(RefusalCode::NodeNotFound, format!("there is no {node}")));
+    };
+    let name = row.spec.name.clone();
+    let remembered = request.map(|request| Decision::NodeForgottenOnRequest { request, node });
+    // An older format has no word for the request.
+    let decision = remembered
+        .filter(|decision| speculation.can_say(decision))
+        .unwrap_or(Decision::NodeForgotten { node });
+    if !speculation.can_say(&decision) {
+        let needed = decision.since_format();
+        let text = format!(
+            "forgetting a node needs record format {needed}, and {} is in force; upgrade every replica first",
+            state.format()
+        );
+        return Err(Refusal::new(RefusalCode::FormatNotActive, text).with("needed", needed));
+    }
+    if state.check(&decision).is_err() {
+        let text = if row.status == NodeStatus::Up {
+            format!("{name} is up; stop its agent and wait until its lease has run out")
+        } else {
+            format!("room on {name} is promised to a job; that ends by itself in a moment")
+        };
+        return Err(Refusal::new(RefusalCode::NodeInUse, text));
+    }
+    let at = speculation.push(decision);
+    Ok(Answer::Done { at })
+}
+
+/// Takes over what is news: reports may be repeated, late, or about placements that are gone.
+pub(super) fn report(
+    speculation: &mut Speculation,
+    node: NodeId,
+    incarnation: u32,
+    job: JobId,
+    token: FencingToken,
+    updates: &[(u32, RankUpdate)],
+) -> Result<Answer, Refusal> {
+    if updates.len() > limits::REPORT_RANKS_MAX {
+        let max = limits::REPORT_RANKS_MAX as u64;
+        return Err(Refusal::fields(alloc::vec![Violation::limit("updates", updates.len() as u64, 0, max)]));
+    }
+    let state = speculation.state();
+    let current =
+        state.node(node).is_some_and(|row| row.status == NodeStatus::Up && row.incarnation == incarnation);
+    if !current {
+        let text = format!("{node} is not in incarnation {incarnation} any more");
+        return Err(Refusal::new(RefusalCode::Fenced, text));
+    }
+    let placement = state.job(job).and_then(|row| row.placement.clone()).filter(|p| p.token == token);
+    let Some(placement) = placement else {
+        // Nobody counts on that placement any more.
+        return Ok(Answer::Done { at: speculation.last_index() });
+    };
+    let mut news: BTreeMap<u32, RankUpdate> = BTreeMap::new();
+    for (rank, update) in updates {
+        let at = *rank as usize;
+        let (Some(slot), Some(known)) = (placement.slots.get(at), placement.ranks.get(at)) else { continue };
+        let is_news = match update {
+            RankUpdate::Running => *known == RankState::Assigned,
+            RankUpdate::Exited(_) => !known.is_over(),
+        };
+        // The first end of a rank is the end; whatever else is said of it in one report came before.
+        let has_ended = matches!(news.get(rank), Some(RankUpdate::Exited(_)));
+        if slot.node == node && is_news && !has_ended {
+            news.insert(*rank, sayable(update, speculation.format()));
+        }
+    }
+    if news.is_empty() {
+        return Ok(Answer::Done { at: speculation.last_index() });
+    }
+    let updates: Vec<(u32, RankUpdate)> = news.into_iter().collect();
+    let fault = updates.iter().find_map(|(_, update)| match update {
+        RankUpdate::Exited(ExitStatus::PreflightFailed(fault)) => Some(fault.clone()),
+        _ => None,
+    });
+    let at = speculation.push(Decision::WorkersReported { node, incarnation, job, token, updates });
+    settle(speculation, job);
+    if let Some(fault) = fault {
+        network::at_fault(speculation, node, &fault);
+    }
+    // What has ended may be the room that others were promised.
+    let promised: Vec<JobId> = speculation.state().promised_on(node).collect();
+    settle_many(speculation, promised);
+    Ok(Answer::Done { at })
+}
+
+/// Texts of agents are cut to their bound before they reach the log, and what the format cannot say is said as the
+/// nearest that it can.
+fn sayable(update: &RankUpdate, format: u16) -> RankUpdate {
+    let RankUpdate::Exited(exit) = update else { return update.clone() };
+    let bounded = |text| cut(text, limits::DETAIL_BYTES_MAX);
+    let exit = match exit.clone() {
+        ExitStatus::LaunchFailed(text) => ExitStatus::LaunchFailed(bounded(text)),
+        ExitStatus::NodeFault(text) => ExitStatus::NodeFault(bounded(text)),
+        ExitStatus::BackendLost(text) => ExitStatus::BackendLost(bounded(text)),
+        ExitStatus::PreflightFailed(text) => ExitStatus::PreflightFailed(bounded(text)),
+        other => other,
+    };
+    RankUpdate::Exited(exit.in_format(format))
+}

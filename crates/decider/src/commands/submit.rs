@@ -1,0 +1,303 @@
+//! Jobs that are submitted, and what every submission must pass.
+
+use alloc::collections::BTreeSet;
+use alloc::format;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use muster_journal::{Decision, RequestKey, canonical, hash};
+use muster_planner::could_ever;
+use muster_policy::estimates;
+use muster_state::{ExceededLimit, GangClass, MissingRight, State};
+use muster_types::{
+    JobContract, JobId, JobSpec, LogTime, Name, Refusal, RefusalCode, RequestId, Span, Submission, Violation,
+    limits,
+};
+
+use crate::commands::answer::{Answer, repeated};
+use crate::rules::deadline;
+use crate::settle::job::settle;
+use crate::settle::retention::{can_make_room, make_room};
+use crate::speculation::Speculation;
+
+/// Bytes of one submission: keeps a round far below its bound.
+pub const SUBMISSION_BYTES_MAX: usize = 1 << 20;
+
+/// The format that can say what jobs ask of whoever runs them.
+const CONTRACTS_FORMAT: u16 = 3;
+
+/// Violations that one refusal lists at most.
+const VIOLATIONS_MAX: usize = 32;
+
+/// What every submission must pass besides each job's own rules; also the check without a change.
+///
+/// # Errors
+/// The refusal.
+pub fn check_submission(state: &State, specs: &[Submission], now: LogTime) -> Result<(), Refusal> {
+    let max = limits::BATCH_JOBS_MAX;
+    if specs.is_empty() || specs.len() > max {
+        return Err(Refusal::fields(alloc::vec![Violation::limit(
+            "specs",
+            specs.len() as u64,
+            1,
+            max as u64
+        )]));
+    }
+    // Members of an array ask for the same: one look at the fleet answers for all.
+    let mut seen: BTreeSet<GangClass> = BTreeSet::new();
+    check_rights(state, specs)?;
+    check_limits(state, specs)?;
+    check_dependencies(state, specs)?;
+    check_contracts(state, specs)?;
+    deadline::check(specs, now)?;
+    for (place, spec) in specs.iter().enumerate() {
+        if !seen.insert(GangClass::of(spec)) {
+            continue;
+        }
+        if let Err(never) = could_ever(state, spec) {
+            return Err(Refusal::new(RefusalCode::NeverFits, format!("job {}: {never}", spec.name))
+                .with("spec_index", place)
+                .with("group", &never.group)
+                .with("wanted", &never.wanted)
+                .with("closest", &never.closest));
+        }
+    }
+    Ok(())
+}
+
+/// A tenant has no more jobs than the policy lets it have.
+fn check_limits(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+    let Some(exceeded) = state.exceeded_limit(specs.iter().map(|job| &job.spec)) else { return Ok(()) };
+    let ExceededLimit { tenant, limit, most, held } = exceeded;
+    let what = if limit == "pendingJobs" { "that wait" } else { "that are not over" };
+    let text = format!(
+        "tenant {tenant} may have {most} jobs {what} (`limits.{limit}` in the policy) and has {held}: with this \
+         submission it would have more; wait until some are over, or cancel some"
+    );
+    Err(Refusal::new(RefusalCode::TenantLimit, text)
+        .with("tenant", tenant)
+        .with("limit", limit)
+        .with("limit_max", most)
+        .with("held", held))
+}
+
+/// What jobs ask for beyond what every job may is a right of their tenant.
+fn check_rights(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+    let Some((place, missing)) = state.missing_right(specs.iter().map(|job| &job.spec)) else {
+        return Ok(());
+    };
+    let Some(spec) = specs.get(place).map(|job| &job.spec) else { return Ok(()) };
+    let (right, text) = match missing {
+        MissingRight::Tier { most } => (
+            "tierMax",
+            format!(
+                "job {}: tenant {} may name tiers up to {most}, and this one is {}; name a lower tier, or have the \
+                 policy give the tenant the right `tierMax: {}`",
+                spec.name, spec.tenant, spec.tier, spec.tier
+            ),
+        ),
+        MissingRight::NonPreemptible => (
+            "nonPreemptible",
+            format!(
+                "job {}: tenant {} may not have jobs that policy cannot stop; leave out `preemptible: false`, or \
+                 have the policy give the tenant the right `nonPreemptible: within_nominal`",
+                spec.name, spec.tenant
+            ),
+        ),
+    };
+    Err(Refusal::new(RefusalCode::RightMissing, text)
+        .with("spec_index", place)
+        .with("tenant", &spec.tenant)
+        .with("right", right))
+}
+
+/// Every job that is waited for must exist: one that is gone cannot say how it ended.
+fn check_dependencies(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+    let mut found = Vec::new();
+    for (place, spec) in specs.iter().enumerate() {
+        for (at, dependency) in spec.dependencies.iter().enumerate() {
+            if state.job(dependency.job).is_none() && found.len() < VIOLATIONS_MAX {
+                let field = format!("specs[{place}].dependencies[{at}]");
+                let text = format!(
+                    "there is no {}: it never was, or its history has been dropped; a job can wait for jobs that \
+                     were submitted before it and are still listed",
+                    dependency.job
+                );
+                found.push(Violation::new(field, text));
+            }
+        }
+    }
+    if found.is_empty() {
+        return Ok(());
+    }
+    Err(Refusal { code: RefusalCode::DependencyNotFound, ..Refusal::fields(found) })
+}
+
+/// What jobs ask of whoever runs them must be right, and something that the log can say yet.
+fn check_contracts(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+    let mut found = Vec::new();
+    for (place, job) in specs.iter().enumerate() {
+        if job.contract.is_default() || found.len() >= VIOLATIONS_MAX {
+            continue;
+        }
+        let at = format!("specs[{place}].contract");
+        found.extend(job.contract.violations(&job.spec).into_iter().map(|violation| violation.under(&at)));
+        found.extend(notice_too_short(job).map(|violation| violation.under(&at)));
+        let place = job.contract.checkpoint.place.as_ref();
+        if let Some(unknown) = place.filter(|place| !state.policy().policy.datasets.contains_key(*place)) {
+            let text = format!("policy knows no data set {unknown}");
+            found.push(Violation::new(format!("{at}.checkpoint.place"), text));
+        }
+    }
+    if !found.is_empty() {
+        found.truncate(VIOLATIONS_MAX);
+        return Err(Refusal::fields(found));
+    }
+    contracts_sayable(state.format(), specs)
+}
+
+/// Whoever says how long its steps and its saves take is told to stop two steps and a save before it is killed. That
+/// has to fit into the longest grace there is: a shorter one would promise what it does not keep.
+fn notice_too_short(job: &Submission) -> Option<Violation> {
+    let save_ms = job.contract.checkpoint.save_ms?;
+    let steps_ms = job.contract.checkpoint.step_ms.unwrap_or(0).saturating_mul(2);
+    let (needed, most) = (save_ms.saturating_add(steps_ms), limits::STOP_GRACE_MS_MAX);
+    (needed > most).then(|| {
+        let text = format!(
+            "two steps and a save take {}, and a worker that is told to stop has at most {}; save \
+             faster, or leave it out: then the job is told to stop `stop_grace_ms` before it is killed",
+            Span(needed),
+            Span(most)
+        );
+        Violation::new("checkpoint.save_ms", text)
+    })
+}
+
+/// A format that is raised in a round is that of the next: `format` is the one in force where the round began.
+fn contracts_sayable(format: u16, specs: &[Submission]) -> Result<(), Refusal> {
+    let needed = CONTRACTS_FORMAT;
+    if format < needed && specs.iter().any(|job| !job.contract.is_default()) {
+        let text = format!(
+            "launch, retry, checkpoint, notice, spares and preflight need record format {needed}, and {format} is in force; \
+             upgrade every replica first"
+        );
+        return Err(Refusal::new(RefusalCode::FormatNotActive, text).with("needed", needed));
+    }
+    Ok(())
+}
+
+/// Where a policy names tenants, each may have as many jobs that are not over as there is room beside the others: one
+/// alone gets half, two that take all they can get a third each, and there is always room left for the next.
+fn check_share(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+    if state.policy().policy.tenants.is_empty() {
+        return Ok(());
+    }
+    let most = state.parameters().jobs_held_max;
+    let unfinished = (state.jobs().len() - state.finished_count()) as u64;
+    for of_one in specs.chunk_by(|a, b| a.spec.tenant == b.spec.tenant) {
+        let Some(tenant) = of_one.first().map(|job| &job.spec.tenant) else { continue };
+        // Far below the bound nobody is asked.
+        let own = if unfinished + specs.len() as u64 <= most / 4 { 0 } else { unfinished_of(state, tenant) };
+        let free = most.saturating_sub(unfinished);
+        if own > 0 && own + of_one.len() as u64 > free {
+            let text = format!(
+                "tenant {tenant} has {own} jobs that are not over, of the {most} that the cluster may hold, and {free} are \
+                 left: the rest is kept for other tenants; cancel some, or wait until some are over"
+            );
+            return Err(Refusal::new(RefusalCode::StateFull, text)
+                .with("limit", "jobs_held_share")
+                .with("tenant", tenant)
+                .with("held", own)
+                .with("held_max", free)
+                .with("retry_after_ms", 5_000));
+        }
+    }
+    Ok(())
+}
+
+fn unfinished_of(state: &State, tenant: &Name) -> u64 {
+    state.queue(tenant).map_or(0, |queue| queue.load.pending_jobs + queue.load.active_jobs)
+}
+
+/// Memory is bounded whatever is submitted: what is finished or old goes first (`tick`), then nothing new comes in.
+fn check_room(state: &State, jobs: usize) -> Result<(), Refusal> {
+    let parameters = state.parameters();
+    let refuse = |limit: &'static str, max: u64, held: usize, what: &str| {
+        let text = format!("the cluster holds {held} {what}; it may hold {max}");
+        Err(Refusal::new(RefusalCode::StateFull, text)
+            .with("limit", limit)
+            .with("held", held)
+            .with("held_max", max)
+            .with("retry_after_ms", 5_000))
+    };
+    let held = state.jobs().len();
+    if (held + jobs) as u64 > parameters.jobs_held_max {
+        return refuse("jobs_held_max", parameters.jobs_held_max, held, "jobs");
+    }
+    let held = state.requests_count();
+    if held as u64 >= parameters.requests_held_max {
+        return refuse("requests_held_max", parameters.requests_held_max, held, "requests");
+    }
+    Ok(())
+}
+
+pub(super) fn submit(
+    speculation: &mut Speculation,
+    request: RequestId,
+    submitted: &[Submission],
+) -> Result<Answer, Refusal> {
+    let specs: Vec<&JobSpec> = submitted.iter().map(|job| &job.spec).collect();
+    let mut bytes = canonical(&specs);
+    // Jobs that say nothing of how they are run have the name that they had before anybody could.
+    if submitted.iter().any(|job| !job.contract.is_default()) {
+        let contracts: Vec<&JobContract> = submitted.iter().map(|job| &job.contract).collect();
+        bytes.extend(canonical(&contracts));
+    }
+    if bytes.len() > SUBMISSION_BYTES_MAX {
+        let text = format!("must be at most {SUBMISSION_BYTES_MAX} bytes together, got {}", bytes.len());
+        return Err(Refusal::fields(alloc::vec![Violation::new("specs", text)]));
+    }
+    let key = RequestKey { id: request, fingerprint: hash(&bytes) };
+    if let Some(answer) = repeated(speculation, key)? {
+        return Ok(answer);
+    }
+    // What is over goes first, but not while somebody submits a job that waits for it.
+    let is_free = specs.iter().all(|spec| spec.dependencies.is_empty());
+    let forgets = is_free && can_make_room(speculation, specs.len());
+    check_room(speculation.state(), if forgets { 0 } else { specs.len() })?;
+    check_share(speculation.state(), submitted)?;
+    check_submission(speculation.state(), submitted, speculation.now())?;
+    contracts_sayable(speculation.format(), submitted)?;
+    speculation.count_request(specs.iter().map(|spec| &spec.tenant))?;
+    if forgets {
+        make_room(speculation, specs.len());
+    }
+    let now = speculation.now();
+    let estimates = estimates(speculation.state(), specs.iter().copied(), now);
+    let shared = specs.iter().map(|spec| Arc::new((*spec).clone())).collect();
+    let at = speculation.push(Decision::JobsSubmitted { request: key, specs: shared, estimates });
+    let jobs: Vec<JobId> = (0..specs.len()).map(|n| speculation.state().job_id(at, n)).collect();
+    set_contracts(speculation, &jobs, submitted);
+    for (job, spec) in jobs.iter().zip(specs) {
+        if !spec.dependencies.is_empty() || spec.not_before.is_some() {
+            settle(speculation, *job);
+        }
+    }
+    Ok(Answer::Submitted { jobs, at })
+}
+
+/// Right behind the jobs, in the same round. Jobs that ask for the same share it.
+fn set_contracts(speculation: &mut Speculation, jobs: &[JobId], submitted: &[Submission]) {
+    let mut contracts: Vec<(JobId, Arc<JobContract>)> = Vec::new();
+    for (job, submission) in jobs.iter().zip(submitted) {
+        if submission.contract.is_default() {
+            continue;
+        }
+        let known = contracts.last().filter(|(_, last)| **last == submission.contract);
+        let shared =
+            known.map_or_else(|| Arc::new(submission.contract.clone()), |(_, last)| Arc::clone(last));
+        contracts.push((*job, shared));
+    }
+    if !contracts.is_empty() {
+        speculation.push(Decision::JobContractsSet { contracts });
+    }
+}

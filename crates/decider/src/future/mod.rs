@@ -1,0 +1,769 @@
+//! What of the fleet is kept for later: reservations of gangs that wait, and windows.
+//!
+//! A reservation is capacity promised to a future start: nodes, with what the gang takes of each, and quota. It
+//! is no record. The leader remembers it from pass to pass, so that it keeps its nodes; a new leader makes it
+//! from the state, and so do explanations on the other replicas.
+//!
+//! Others may use its nodes if they are expected, at nine chances in ten, to be gone in time, until its start has
+//! slipped once: from then on nobody else gets any more of them. For a gang that is overdue, which is when it goes
+//! before all that do not wait as long, nodes beside are kept as well, as strict order would keep them: it starts on
+//! whichever are free first, and one run that lasts does not hold it up.
+
+mod lent;
+mod quota;
+
+pub(crate) use lent::LaterRoom;
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+use muster_planner::{Budget, Hold, Holds, Outlook, Plan, Start, Terms};
+use muster_policy::{expected_end, headroom, overdue_since};
+use muster_state::quota::QuotaUsage;
+use muster_state::{Forecast, JobRow, State};
+use muster_types::{AcceleratorRequest, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, PriorityTier};
+
+use crate::rules::planned::planned_spec;
+use crate::rules::terms::with_terms;
+use crate::rules::windows::is_owner;
+use lent::Lent;
+use quota::{KeptQuota, has_quota_now, is_promised_beside};
+
+type Place = (Name, Name);
+
+/// An overdue gang keeps this many times the nodes that it needs, if the cluster has them.
+const KEPT_FOR_OVERDUE: usize = 4;
+/// A start that is so little later has not slipped.
+const SLIP_MS: u64 = 60_000;
+/// A reservation goes to other nodes only for a start that is earlier by this much, and by a quarter of the
+/// time that is left.
+const HOP_MS: u64 = 600_000;
+/// Gangs remembered as having no start; beyond it everybody is tried again.
+const WITHOUT_START_MAX: usize = 4_096;
+/// How long a gang is expected to last that should have stopped by now.
+const STOPPED_LATE_MS: u64 = 1_000;
+/// Visits that it costs to end a gang in a forecast.
+const VISITS_PER_END: u64 = 8;
+
+/// Capacity promised to a future start.
+#[derive(Clone, Debug)]
+pub(crate) struct Reservation {
+    /// For whom.
+    pub(crate) job: JobId,
+    /// Where.
+    pub(crate) place: Place,
+    /// When, on what.
+    pub(crate) start: Start,
+    /// When it is expected to have ended, with nine chances in ten: those who reserve behind it count on that. None
+    /// keeps what it takes for good.
+    until: Option<LogTime>,
+    tier: PriorityTier,
+    /// Since when it is on these nodes.
+    made_at: LogTime,
+    /// When it was first expected to start on these nodes.
+    promised_at: LogTime,
+    /// Whether that has become later.
+    has_slipped: bool,
+    /// Since when it waits, once it is overdue: then it goes before all that do not wait as long.
+    overdue_since: Option<LogTime>,
+    /// Whether it is kept beyond the pass.
+    is_kept: bool,
+    /// What an overdue gang keeps besides.
+    beside: Vec<(NodeId, Hold)>,
+    quota: Option<KeptQuota>,
+}
+
+impl Reservation {
+    /// Whether others get nothing more of its nodes, however soon they would be gone: its start has slipped.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.has_slipped
+    }
+}
+
+/// How what runs is expected to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pace {
+    /// With one chance in ten so early.
+    Early,
+    /// As likely earlier as later.
+    Expected,
+    /// With nine chances in ten by then.
+    Late,
+}
+
+/// What the leader remembers of reservations between two passes. It is made anew by the passes of a new leader.
+/// With it, explanations know which nodes a reservation keeps, and which have slipped. Without it they make
+/// reservations from the state.
+#[derive(Clone, Debug, Default)]
+pub struct KeptReservations {
+    reservations: Vec<Reservation>,
+    /// Gangs for which no start was found since everybody who has the right to one was last tried.
+    without_start: BTreeSet<JobId>,
+    lent: Lent,
+    /// Whether a pass has left it: nothing is known of reservations before.
+    is_of_a_pass: bool,
+}
+
+impl KeptReservations {
+    /// Whether a pass has left it, so that it tells which nodes are kept and which starts have slipped. It is false on
+    /// replicas that do not lead, and on a leader before its first complete pass.
+    #[must_use]
+    pub fn is_of_a_pass(&self) -> bool {
+        self.is_of_a_pass
+    }
+}
+
+/// What is kept for later during one pass.
+#[derive(Clone, Debug)]
+pub(crate) struct Future {
+    now: LogTime,
+    pace: Pace,
+    /// Of the pass before, not looked at yet.
+    remembered: Vec<Reservation>,
+    reservations: Vec<Reservation>,
+    /// That of the gang whose turn it is: nothing is kept from itself.
+    own: Option<Reservation>,
+    /// Gangs that have had their turn in this pass.
+    had_turn: BTreeSet<JobId>,
+    /// Gangs that room was looked for in this pass.
+    tried: usize,
+    /// Whether one had to be left out.
+    has_left_out: bool,
+    without_start: BTreeSet<JobId>,
+    /// What those ask for who were the first that could not start.
+    firsts: BTreeSet<(Option<AcceleratorRequest>, Vec<Name>)>,
+    /// Those who are to have room kept during this pass, once anybody behind them could take it: until then it makes
+    /// no difference, and to foresee it costs a look at all that runs.
+    owed: Vec<JobId>,
+    /// What reservations keep of nodes; none when it is to be made anew. Windows are the planner's own to look
+    /// at.
+    holds: Option<Holds>,
+    /// Made when first asked for, and kept in step with what is placed.
+    outlooks: BTreeMap<Place, Outlook>,
+    /// Everything that holds devices by the time it is expected to end, for quota; made when first asked for.
+    ends: Option<Vec<(LogTime, JobId)>>,
+    /// The state without what is stopping, and where in the log it was made.
+    stopped: Option<(LogIndex, Forecast)>,
+    /// What is stopping for gangs of this pass, kept for them until it is over.
+    coming: Vec<(NodeId, Hold)>,
+    /// What is kept for gangs within nominal until they can take the rest back.
+    lent: Lent,
+}
+
+impl Future {
+    /// Nothing reserved yet.
+    pub(crate) fn of(now: LogTime) -> Future {
+        Future::at_pace(now, Pace::Expected)
+    }
+
+    /// The same, if what runs ends at this pace.
+    pub(crate) fn at_pace(now: LogTime, pace: Pace) -> Future {
+        Future {
+            now,
+            pace,
+            remembered: Vec::new(),
+            reservations: Vec::new(),
+            own: None,
+            had_turn: BTreeSet::new(),
+            tried: 0,
+            has_left_out: false,
+            without_start: BTreeSet::new(),
+            firsts: BTreeSet::new(),
+            owed: Vec::new(),
+            holds: Some(Holds::new()),
+            outlooks: BTreeMap::new(),
+            ends: None,
+            stopped: None,
+            coming: Vec::new(),
+            lent: Lent::default(),
+        }
+    }
+
+    /// With what was kept at the end of the pass before.
+    pub(crate) fn resume(now: LogTime, kept: KeptReservations) -> Future {
+        Future::resume_at(now, kept, Pace::Expected)
+    }
+
+    /// The same, if what runs ends at this pace.
+    pub(crate) fn resume_at(now: LogTime, kept: KeptReservations, pace: Pace) -> Future {
+        let KeptReservations { reservations: remembered, without_start, lent, is_of_a_pass: _ } = kept;
+        Future { remembered, without_start, lent, holds: None, ..Future::at_pace(now, pace) }
+    }
+
+    /// What the next pass is to begin with.
+    pub(crate) fn remember(mut self) -> KeptReservations {
+        self.put_back();
+        let mut without_start = self.without_start;
+        if !self.has_left_out || without_start.len() > WITHOUT_START_MAX {
+            without_start.clear();
+        }
+        let mut reservations = self.reservations;
+        reservations.append(&mut self.remembered);
+        reservations.retain(|reservation| reservation.is_kept);
+        KeptReservations { reservations, without_start, lent: self.lent, is_of_a_pass: true }
+    }
+
+    /// Takes up what is remembered, as far as it still concerns anybody.
+    pub(crate) fn take_up(&mut self, state: &State, budget: &mut Budget) {
+        self.lent.retain(state, self.now);
+        for mut reservation in core::mem::take(&mut self.remembered) {
+            let job = reservation.job;
+            let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
+            if !row.is_in_line() || row.cancel_requested {
+                continue;
+            }
+            let place = reservation.place.clone();
+            // Nodes that are gone take the reservation with them: the gang gets another when it is its turn.
+            let outlook = self.outlook(state, &place, budget);
+            let again = outlook.again(&reservation.start);
+            budget.take(outlook.walk_visits());
+            let Some(at) = again else { continue };
+            // Nodes may be free before there is quota: that it starts earlier is found when it is its turn.
+            let at = at.max(reservation.start.at);
+            reservation.has_slipped |= at > reservation.promised_at.plus_ms(SLIP_MS);
+            reservation.start.at = at;
+            // What did not begin when it could runs from now on.
+            let begins = at.max(self.now);
+            reservation.until = Some(begins.plus_ms(row.estimate.run_high_ms.max(1)));
+            reservation.quota = None;
+            reservation.overdue_since = self.overdue_since(state, job, spec, row);
+            self.install(state, reservation, budget);
+        }
+    }
+
+    fn overdue_since(&self, state: &State, job: JobId, spec: &JobSpec, row: &JobRow) -> Option<LogTime> {
+        // Time that it ran before it was stopped was no waiting.
+        let since = state.waits_since(job).unwrap_or(row.submitted_at);
+        overdue_since(state, spec, since, row.estimate.run_ms, self.now)
+    }
+
+    fn install(&mut self, state: &State, mut reservation: Reservation, budget: &mut Budget) {
+        self.outlook(state, &reservation.place.clone(), budget);
+        let outlook = self.outlooks.get_mut(&reservation.place).expect("it was just made");
+        outlook.reserve(reservation.job, &reservation.start, reservation.until);
+        budget.take(outlook.walk_visits());
+        if reservation.is_closed() {
+            outlook.close(reservation.job);
+        }
+        if reservation.quota.is_none() {
+            reservation.quota = self.quota_then(state, &reservation, budget);
+        }
+        self.count_quota(&reservation, QuotaUsage::add);
+        self.reservations.push(reservation);
+        self.holds = None;
+    }
+
+    /// Takes the gang's own reservation out: it is its turn. What becomes of it says [`Future::reserve`] or
+    /// [`Future::placed`]; without a word of them it stays as it was.
+    pub(crate) fn turn_of(&mut self, state: &State, job: JobId, within_nominal: bool, budget: &mut Budget) {
+        if self.lent.set_turn(job, within_nominal) {
+            self.holds = None;
+        }
+        let own = self.own.as_ref().and_then(|own| self.outlooks.get(&own.place));
+        budget.take(own.map_or(0, Outlook::walk_visits));
+        self.put_back();
+        self.take_up(state, budget);
+        self.had_turn.insert(job);
+        self.take_out(job);
+    }
+
+    /// Whether room is kept for the gang whose turn it is.
+    pub(crate) fn has_own(&self) -> bool {
+        self.own.is_some()
+    }
+
+    fn take_out(&mut self, job: JobId) {
+        let Some(at) = self.reservations.iter().position(|reservation| reservation.job == job) else {
+            return;
+        };
+        let own = self.reservations.remove(at);
+        if let Some(outlook) = self.outlooks.get_mut(&own.place) {
+            outlook.give_back(job);
+        }
+        self.count_quota(&own, QuotaUsage::remove);
+        self.own = Some(own);
+        self.holds = None;
+    }
+
+    /// Gangs that were started on the nodes kept for the gang whose turn it is, once they were kept: they have borrowed
+    /// the time until it starts.
+    pub(crate) fn borrowed_time(&self, state: &State) -> Vec<JobId> {
+        let Some(own) = self.own.as_ref().filter(|own| own.is_kept) else { return Vec::new() };
+        let there = own.start.nodes.iter().flat_map(|(node, _)| state.gangs_on(*node));
+        let since = |job: &JobId| {
+            let placement = state.job(*job).and_then(|row| row.placement.as_ref());
+            placement.is_some_and(|placement| placement.placed_at > own.made_at)
+        };
+        let gangs: BTreeSet<JobId> = there.filter(since).collect();
+        gangs.into_iter().collect()
+    }
+
+    /// The gang whose turn it was keeps what it had.
+    fn put_back(&mut self) {
+        let Some(own) = self.own.take() else { return };
+        if let Some(outlook) = self.outlooks.get_mut(&own.place) {
+            outlook.reserve(own.job, &own.start, own.until);
+            if own.is_closed() {
+                outlook.close(own.job);
+            }
+        }
+        self.count_quota(&own, QuotaUsage::add);
+        self.reservations.push(own);
+        self.holds = None;
+    }
+
+    /// What is kept from a tenant: everything reserved, and the windows that are not its own.
+    pub(crate) fn holds_for(&self, state: &State, tenant: &Name) -> Holds {
+        self.holds_from(state, tenant, &|_| true)
+    }
+
+    /// What is kept from a gang whose turn it is: what those have reserved whom it does not go before.
+    pub(crate) fn holds_for_job(&mut self, state: &State, job: JobId, spec: &JobSpec, row: &JobRow) -> Holds {
+        let behind = self.who_gives_way(state, job, spec, row);
+        if self.holds.is_none() && behind.is_empty() {
+            self.holds = Some(self.node_holds(&|_| true));
+        }
+        self.holds_from(state, &spec.tenant, &|other| !behind.contains(&other.job))
+    }
+
+    /// Those whose reservations keep nothing from a gang.
+    fn who_gives_way(&self, state: &State, job: JobId, spec: &JobSpec, row: &JobRow) -> BTreeSet<JobId> {
+        let overdue = self.overdue_since(state, job, spec, row);
+        // By tenant that has reserved what it would borrow.
+        let borrowers = self.reservations.iter().filter_map(|other| other.quota.as_ref());
+        let borrowers: BTreeSet<&Name> =
+            borrowers.filter(|quota| quota.borrows()).map(KeptQuota::tenant).collect();
+        // Every reservation of a gang that borrows gives way, also inside its own group: what it borrows can be taken back.
+        let is_promised = !borrowers.is_empty() && headroom(state, spec).is_promised;
+        let behind =
+            borrowers.into_iter().filter(|other| is_promised || is_promised_beside(state, spec, other));
+        let behind: BTreeSet<&Name> = behind.collect();
+        // Of two gangs of a tier that both have room kept, the one that was promised its start first goes before the
+        // other: each would keep the other out otherwise, for ever, once both have slipped.
+        let own = self.own.as_ref().filter(|own| own.job == job && own.is_kept);
+        let own = own.map(|own| (overdue.unwrap_or(LogTime(u64::MAX)), own.promised_at, job));
+        let goes_before = |other: &&Reservation| {
+            let theirs = (other.overdue_since.unwrap_or(LogTime(u64::MAX)), other.promised_at, other.job);
+            let is_owed_first = other.is_kept && own.is_some_and(|own| own < theirs);
+            let quota = other.quota.as_ref().filter(|quota| quota.borrows());
+            let gives_way = quota.is_some_and(|quota| behind.contains(quota.tenant()));
+            let is_later =
+                overdue.is_some_and(|at| other.overdue_since.is_none_or(|o| (at, job) < (o, other.job)));
+            // Between equals the order decides, and not who was first to reserve: what the one ahead asks for is as much.
+            let is_ahead = !self.had_turn.contains(&other.job) && other.tier <= spec.tier && {
+                let asked = state.spec(other.job).map(|other| other.device_milli());
+                asked.is_some_and(|asked| asked <= spec.device_milli())
+            };
+            let is_before_in_tier = is_later || is_owed_first;
+            spec.tier > other.tier || gives_way || is_ahead || (spec.tier == other.tier && is_before_in_tier)
+        };
+        self.reservations.iter().filter(goes_before).map(|other| other.job).collect()
+    }
+
+    /// Gives up what those have reserved who have had no turn and whose reservations keep nothing from a gang, for
+    /// estimates of when it starts.
+    pub(crate) fn forget_who_gives_way(&mut self, state: &State, job: JobId, spec: &JobSpec, row: &JobRow) {
+        let own = self.own.take();
+        for other in self.who_gives_way(state, job, spec, row) {
+            if !self.had_turn.contains(&other) {
+                self.take_out(other);
+            }
+        }
+        self.own = own;
+    }
+
+    fn node_holds(&self, concerns: &dyn Fn(&Reservation) -> bool) -> Holds {
+        let mut holds = Holds::new();
+        for (node, hold) in self.coming.iter().chain(self.lent.holds()) {
+            holds.add(*node, *hold);
+        }
+        let owners: BTreeSet<JobId> =
+            self.reservations.iter().filter(|r| concerns(r)).map(|r| r.job).collect();
+        for outlook in self.outlooks.values() {
+            outlook.add_holds(&mut holds, |owner| owners.contains(&owner));
+        }
+        for reservation in self.reservations.iter().filter(|reservation| concerns(reservation)) {
+            for (node, hold) in &reservation.beside {
+                holds.add(*node, *hold);
+            }
+        }
+        holds
+    }
+
+    fn holds_from(&self, state: &State, tenant: &Name, concerns: &dyn Fn(&Reservation) -> bool) -> Holds {
+        let policy = &state.policy().policy;
+        let own = policy.windows.iter().filter(|window| is_owner(policy, window, tenant));
+        let mut own = own.map(|window| window.name.clone()).peekable();
+        let mut holds = match &self.holds {
+            Some(holds) if self.reservations.iter().all(concerns) => holds.clone(),
+            _ => self.node_holds(concerns),
+        };
+        for reservation in self.reservations.iter().filter(|reservation| concerns(reservation)) {
+            self.keep_quota(state, tenant, reservation, &mut holds);
+        }
+        if own.peek().is_none() { holds } else { holds.with_open_windows(own) }
+    }
+
+    /// Gangs have made room or will: what was expected of the cluster is out of date.
+    pub(crate) fn changed(&mut self, region: &Name, cluster: &Name) {
+        let place = (region.clone(), cluster.clone());
+        self.ends = None;
+        self.outlooks.remove(&place);
+        // Taken up again, they are reserved in what is expected then.
+        for reservation in core::mem::take(&mut self.reservations) {
+            if let Some(outlook) = self.outlooks.get_mut(&reservation.place) {
+                outlook.give_back(reservation.job);
+            }
+            self.remembered.push(reservation);
+        }
+        self.holds = None;
+    }
+
+    /// A gang was placed in this pass.
+    pub(crate) fn placed(&mut self, state: &State, job: JobId) {
+        self.lent.forget(job);
+        self.own.take_if(|own| own.job == job);
+        let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { return };
+        let (Some(placement), Some(end)) = (&row.placement, expected_end(row, spec, self.now)) else {
+            return;
+        };
+        let end = at_pace(row, end, self.now, self.pace);
+        let place = (placement.region.clone(), placement.cluster.clone());
+        if let Some(outlook) = self.outlooks.get_mut(&place) {
+            let mut workers = placement.slots.clone();
+            workers.extend_from_slice(state.spares(job));
+            if !outlook.begin(spec, &workers, end) {
+                self.changed(&place.0, &place.1);
+            }
+        }
+        if let Some(ends) = &mut self.ends {
+            // A pass that was interrupted may have known it where it ran before: what it uses comes back once.
+            ends.retain(|(_, known)| *known != job);
+            let behind = ends.partition_point(|known| *known < (end, job));
+            ends.insert(behind, (end, job));
+        }
+        self.count_placed(row, &spec.tenant);
+    }
+
+    /// The state once everything that is stopping has stopped: made once for each state that a pass comes to.
+    /// None when the budget runs out.
+    pub(crate) fn without_stopping(&mut self, state: &State, budget: &mut Budget) -> Option<Forecast> {
+        let at = state.log_index();
+        if let Some((made_at, forecast)) = &self.stopped
+            && *made_at == at
+        {
+            return Some(forecast.clone());
+        }
+        let mut forecast = Forecast::new(state);
+        for job in state.stopping() {
+            if budget.is_spent() {
+                return None;
+            }
+            budget.take(VISITS_PER_END);
+            forecast.end(job);
+        }
+        self.stopped = Some((at, forecast.clone()));
+        Some(forecast)
+    }
+
+    /// Keeps what gangs that are stopping will leave for the gang that waits for it, until the pass is over:
+    /// what is free of it already is not for those behind. `forecast` is the state without those gangs.
+    pub(crate) fn keep_coming(&mut self, forecast: &State, spec: &JobSpec, plan: &Plan) {
+        self.coming.extend(lent::left_beside(forecast, spec, plan, self.now));
+        self.holds = None;
+    }
+
+    /// Who has reserved what.
+    pub(crate) fn reservations(&self) -> &[Reservation] {
+        &self.reservations
+    }
+
+    /// Keeps room for a gang that waits, where it can start first, once it has the right to that: when it is
+    /// overdue; at once if its tier is above the default; and during this pass if it is the first of those that
+    /// ask for the same type and cannot start. In the last case that is done when [`Future::keep_what_is_owed`] asks.
+    pub(crate) fn reserve(
+        &mut self,
+        state: &State,
+        job: JobId,
+        spec: &JobSpec,
+        row: &JobRow,
+        budget: &mut Budget,
+    ) {
+        let wanted = spec.groups.iter().find_map(|group| group.request.accelerators.clone());
+        let is_first = self.firsts.insert((wanted, spec.regions.clone()));
+        let overdue_since = self.overdue_since(state, job, spec, row);
+        let is_kept = overdue_since.is_some() || spec.tier > PriorityTier::default();
+        if is_kept {
+            // In the order of their turns.
+            self.keep_what_is_owed(state, budget);
+            self.reserve_now(state, job, spec, row, overdue_since, budget);
+            return;
+        }
+        self.own.take_if(|own| own.job == job);
+        if is_first {
+            self.owed.push(job);
+        }
+    }
+
+    /// Keeps room for the first of those that could not start so far, if that was put off; whether anything may be kept
+    /// now that was not.
+    pub(crate) fn keep_what_is_owed(&mut self, state: &State, budget: &mut Budget) -> bool {
+        let owed = core::mem::take(&mut self.owed);
+        if owed.is_empty() {
+            return false;
+        }
+        let turn = self.own.as_ref().map(|own| own.job);
+        self.put_back();
+        for job in owed {
+            let waits = state.job(job).filter(|row| row.is_in_line() && !row.cancel_requested);
+            if let (Some(row), Some(spec)) = (waits, planned_spec(state, job)) {
+                self.reserve_now(state, job, &spec, row, None, budget);
+            }
+        }
+        turn.inspect(|job| self.take_out(*job));
+        true
+    }
+
+    fn reserve_now(
+        &mut self,
+        state: &State,
+        job: JobId,
+        spec: &JobSpec,
+        row: &JobRow,
+        overdue_since: Option<LogTime>,
+        budget: &mut Budget,
+    ) {
+        let own = self.own.take_if(|own| own.job == job);
+        let most = state.policy().policy.backfill.reservations_max as usize;
+        let is_kept = overdue_since.is_some() || spec.tier > PriorityTier::default();
+        if most == 0 {
+            return;
+        }
+        if own.is_none() && !self.may_try(job, most, overdue_since.is_some()) {
+            return;
+        }
+        let Some((place, fresh)) = self.earliest(state, spec, row, budget) else {
+            self.without_start.insert(job);
+            return;
+        };
+        // On other nodes it is as little to be kept waiting.
+        let has_slipped = own.as_ref().is_some_and(|own| own.has_slipped);
+        let mut reservation = match own.filter(|own| self.stays(own, &fresh)) {
+            Some(mut own) => {
+                // Its nodes may be free before there is quota. At a start without quota it would count as a gang that
+                // borrows, and keep none of what it is promised.
+                own.start.at = own.start.at.max(fresh.at);
+                own
+            }
+            None => Reservation {
+                job,
+                place,
+                made_at: self.now,
+                promised_at: fresh.at,
+                start: fresh,
+                until: None,
+                tier: spec.tier,
+                has_slipped,
+                overdue_since,
+                is_kept,
+                beside: Vec::new(),
+                quota: None,
+            },
+        };
+        reservation.is_kept = is_kept;
+        reservation.until = Some(reservation.start.at.plus_ms(row.estimate.run_high_ms.max(1)));
+        reservation.overdue_since = overdue_since;
+        reservation.quota = None;
+        reservation.beside = Vec::new();
+        if overdue_since.is_some() {
+            reservation.beside = self.beside(state, spec, row, &reservation, budget);
+        }
+        self.install(state, reservation, budget);
+    }
+
+    /// Whether a start is looked for: there is a reservation to be had, and not too many were tried already. Who
+    /// was tried in vain lets those go first who were not.
+    fn may_try(&mut self, job: JobId, most: usize, is_overdue: bool) -> bool {
+        if self.reservations.len() >= most {
+            let last = |reservation: &&Reservation| reservation.overdue_since.is_none();
+            let last =
+                self.reservations.iter().filter(last).max_by_key(|r| (r.start.at, r.job)).map(|r| r.job);
+            let Some(last) = last.filter(|_| is_overdue) else { return false };
+            self.take_out(last);
+            self.own = None;
+        }
+        // It had its try in this round, and is not left out: otherwise the round would never end, and none of these
+        // would be tried again.
+        if self.without_start.contains(&job) {
+            return false;
+        }
+        if self.tried >= 2 * most {
+            self.has_left_out = true;
+            return false;
+        }
+        self.tried += 1;
+        true
+    }
+
+    /// Whether a reservation stays where it is although there is a start on other nodes.
+    fn stays(&self, own: &Reservation, fresh: &Start) -> bool {
+        // Those nodes are free, and it did not start on them.
+        if own.start.at <= self.now {
+            return false;
+        }
+        let left = own.start.at.since_ms(self.now);
+        fresh.at.plus_ms(HOP_MS.max(left / 4)) >= own.start.at
+    }
+
+    /// The nodes that an overdue gang keeps besides those of its start. Where it is quota that it waits for,
+    /// nodes are of no use to it.
+    fn beside(
+        &mut self,
+        state: &State,
+        spec: &JobSpec,
+        row: &JobRow,
+        reservation: &Reservation,
+        budget: &mut Budget,
+    ) -> Vec<(NodeId, Hold)> {
+        let is_small = spec.device_milli() <= 1_000 || spec.groups.iter().any(|group| group.slice.is_some());
+        let has_quota = !state.has_quotas() || has_quota_now(state, spec);
+        let Some(outlook) = self.outlooks.get(&reservation.place).filter(|_| !is_small && has_quota) else {
+            return Vec::new();
+        };
+        let most = reservation.start.nodes.len() * (KEPT_FOR_OVERDUE - 1);
+        let own = Future::of(self.now).holds_for(state, &spec.tenant);
+        budget.take(outlook.walk_visits());
+        with_terms(state, self.now, spec, row, &own, |terms| {
+            let mut others = outlook.others_like(&reservation.start, spec, terms, most);
+            if !reservation.is_closed() {
+                others.iter_mut().for_each(|(_, hold)| hold.from = reservation.start.at);
+            }
+            others
+        })
+    }
+
+    /// Gives a gang the room where it can start first, until it is expected to end, for estimates of who
+    /// starts when.
+    pub(crate) fn expect_start(
+        &mut self,
+        state: &State,
+        job: JobId,
+        spec: &JobSpec,
+        row: &JobRow,
+        budget: &mut Budget,
+    ) {
+        let Some((place, start)) = self.earliest(state, spec, row, budget) else { return };
+        // What is kept for it stays where it is, as in a pass.
+        let own = self.own.take_if(|own| own.job == job);
+        let has_slipped = own.as_ref().is_some_and(|own| own.has_slipped);
+        if let Some(own) = own.filter(|own| self.stays(own, &start)) {
+            let until = Some(own.start.at.plus_ms(row.estimate.run_ms.max(1)));
+            self.install(state, Reservation { until, ..own }, budget);
+            return;
+        }
+        let until = Some(start.at.plus_ms(row.estimate.run_ms.max(1)));
+        let reservation = Reservation {
+            job,
+            place,
+            made_at: self.now,
+            promised_at: start.at,
+            start,
+            until,
+            tier: spec.tier,
+            has_slipped,
+            overdue_since: None,
+            is_kept: false,
+            beside: Vec::new(),
+            quota: None,
+        };
+        self.install(state, reservation, budget);
+    }
+
+    /// Where and when a gang can start first if what runs ends as expected.
+    pub(crate) fn earliest(
+        &mut self,
+        state: &State,
+        spec: &JobSpec,
+        row: &JobRow,
+        budget: &mut Budget,
+    ) -> Option<(Place, Start)> {
+        let now = self.now;
+        // Reservations are in the outlook itself; of windows the tenant's own are open.
+        let own = Future::of(now).holds_for(state, &spec.tenant);
+        let lanes = self.lanes(state, spec, budget);
+        let mut best: Option<(Place, Start)> = None;
+        for place in places(state, spec) {
+            let outlook = self.outlook(state, &place, budget);
+            let found = with_terms(state, now, spec, row, &own, |terms| {
+                outlook.earliest(spec, &Terms { lanes: &lanes, ..*terms }, budget)
+            });
+            let Some(start) = found else { continue };
+            if best.as_ref().is_none_or(|(_, first)| start.at < first.at) {
+                best = Some((place, start));
+            }
+        }
+        best
+    }
+
+    fn outlook(&mut self, state: &State, place: &Place, budget: &mut Budget) -> &Outlook {
+        let (now, pace, reservations) = (self.now, self.pace, &self.reservations);
+        self.outlooks.entry(place.clone()).or_insert_with(|| {
+            let mut outlook = Outlook::new(state, &place.0, &place.1, releases(state, place, now, pace));
+            budget.take(outlook.visits());
+            for reservation in reservations.iter().filter(|r| r.place == *place) {
+                budget.take(outlook.walk_visits());
+                outlook.reserve(reservation.job, &reservation.start, reservation.until);
+                if reservation.is_closed() {
+                    outlook.close(reservation.job);
+                }
+            }
+            outlook
+        })
+    }
+}
+/// Gangs in a cluster with the times they are expected to end.
+fn releases(state: &State, place: &Place, now: LogTime, pace: Pace) -> Vec<(LogTime, JobId)> {
+    let mut found = Vec::new();
+    for (_, job) in state.ends(&place.0, &place.1) {
+        let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
+        // What is being stopped runs no longer than its grace.
+        if let Some(end) = state.stopped_by(job) {
+            found.push((end.max(now.plus_ms(STOPPED_LATE_MS)), job));
+        } else if let Some(end) = expected_end(row, spec, now) {
+            found.push((at_pace(row, end, now, pace), job));
+        }
+    }
+    found.sort_unstable();
+    found
+}
+
+/// The end of a gang at a pace: the time that is left to run is scaled by what the estimate says of the
+/// spread of run times, which is about the same on both sides of the median in proportion.
+fn at_pace(row: &JobRow, expected: LogTime, now: LogTime, pace: Pace) -> LogTime {
+    let left = u128::from(expected.since_ms(now));
+    let (median, high) =
+        (u128::from(row.estimate.run_ms.max(1)), u128::from(row.estimate.run_high_ms.max(1)));
+    let left = match pace {
+        Pace::Expected => left,
+        Pace::Early => left * median / high.max(median),
+        Pace::Late => left * high.max(median) / median,
+    };
+    now.plus_ms(u64::try_from(left).unwrap_or(u64::MAX))
+}
+
+/// Clusters that a job may use.
+fn places(state: &State, spec: &JobSpec) -> Vec<Place> {
+    let mut found: Vec<Place> = Vec::new();
+    for (key, _) in state.pools() {
+        let allowed = spec.regions.is_empty() || spec.regions.contains(&key.region);
+        let wanted = spec.groups.iter().any(|group| match (&group.request.accelerators, &key.kind) {
+            (Some(request), Some(kind)) => request.accepts(kind),
+            (Some(_), None) => false,
+            (None, _) => true,
+        });
+        let is_new = found.last().is_none_or(|last| last.0 != key.region || last.1 != key.cluster);
+        if allowed && wanted && is_new {
+            found.push((key.region.clone(), key.cluster.clone()));
+        }
+    }
+    found
+}

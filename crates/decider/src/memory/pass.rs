@@ -1,0 +1,101 @@
+//! A pass over the pending queue that has not come to its end.
+
+use alloc::sync::Arc;
+use muster_planner::Budget;
+use muster_policy::{Candidate, Line};
+use muster_state::State;
+use muster_types::LogTime;
+use muster_types::policy::Policy;
+
+use crate::future::{Future, KeptReservations};
+use crate::memory::rotation::{PassMemory, WantedPools};
+use crate::memory::searches::{Claim, Searches, Tries, TryKind};
+
+/// What a pass has found out so far. It goes on where it was interrupted: from the top it would
+/// spend its budget on the same gangs again, and the tail of a long queue would never have a turn.
+#[derive(Clone, Debug)]
+pub(crate) struct UnfinishedPass {
+    line: Line,
+    future: Future,
+    tries: Tries,
+    /// Where those who wait could go.
+    wanted: WantedPools,
+    /// What passes leave for each other.
+    memory: PassMemory,
+    /// What the order was made under.
+    policy: Arc<Policy>,
+}
+
+impl UnfinishedPass {
+    /// Begins a pass with what the ones before left for it.
+    pub(crate) fn begin(
+        state: &State,
+        now: LogTime,
+        mut memory: PassMemory,
+        kept: KeptReservations,
+    ) -> UnfinishedPass {
+        let depth_max = state.policy().policy.backfill.depth_max;
+        UnfinishedPass {
+            line: Line::of_pass(state, now, depth_max, memory.take_marks()),
+            future: Future::resume(now, kept),
+            tries: Tries::default(),
+            wanted: WantedPools::default(),
+            memory,
+            policy: Arc::clone(&state.policy().policy),
+        }
+    }
+
+    /// Whether a policy is the one that the order was made under.
+    pub(crate) fn is_under(&self, policy: &Arc<Policy>) -> bool {
+        Arc::ptr_eq(&self.policy, policy)
+    }
+
+    /// The pending queue as this pass goes through it.
+    pub(crate) fn line(&mut self) -> &mut Line {
+        &mut self.line
+    }
+
+    /// What is kept for later.
+    pub(crate) fn future(&mut self) -> &mut Future {
+        &mut self.future
+    }
+
+    /// The gang whose turn it is next.
+    pub(crate) fn take_next(&mut self, state: &State, budget: &mut Budget) -> Option<Candidate> {
+        let next = self.line.take_next(state);
+        for _ in 0..self.line.take_steps() {
+            budget.visit();
+        }
+        next
+    }
+
+    /// A gang waits for capacity.
+    pub(crate) fn waits(&mut self, state: &State, candidate: &Candidate) {
+        self.wanted.add(state, candidate.turn.job);
+        self.line.waits(state, candidate);
+    }
+
+    /// Whether preemption is tried for a request in this pass.
+    pub(crate) fn may_search(&mut self, searches: &Searches, claim: &Claim) -> Option<TryKind> {
+        self.tries.may_try(searches, claim)
+    }
+
+    /// It was tried in vain.
+    pub(crate) fn searched_in_vain(&mut self, claim: &Claim, kind: TryKind) {
+        self.tries.count(claim, kind);
+    }
+
+    /// What is left of a pass that is not gone on with.
+    pub(crate) fn into_memory(self) -> (PassMemory, KeptReservations) {
+        (self.memory, self.future.remember())
+    }
+
+    /// What is kept for later, what the next pass has to know, and where those who wait could go.
+    pub(crate) fn finish(self, searches: &mut Searches) -> (Future, PassMemory, WantedPools) {
+        let mut memory = self.memory;
+        searches.end_pass(&self.tries);
+        let wanted = memory.wanted_by_all(self.wanted, self.line.is_cut());
+        memory.leave_marks(self.line.into_marks());
+        (self.future, memory, wanted)
+    }
+}

@@ -1,0 +1,146 @@
+//! Counts the requests of each tenant whose ids have to be remembered, so that no tenant fills the table of request ids.
+//!
+//! Each leader counts for itself. The counts are not in the log, so a change of leader forgets them: with each change a tenant
+//! gains at most one minute's requests.
+//!
+//! **Invariant:** a request that is refused is not counted; one that is repeated is answered before it comes here.
+//! **Invariant:** what is kept is bounded by the tenants that the policy names, and by a few minutes.
+
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::format;
+use alloc::vec::Vec;
+use muster_state::State;
+use muster_types::policy::Policy;
+use muster_types::{LogTime, Name, Parameters, Refusal, RefusalCode};
+
+const MINUTE_MS: u64 = 60_000;
+
+/// Minutes that are counted: as long as a request id is kept under any pressure. Older ids are dropped when the table is
+/// full.
+const MINUTES_COUNTED: usize = (Parameters::REQUEST_RETENTION_MIN_MS / MINUTE_MS) as usize + 1;
+
+/// What tenants have asked for of late, under one leadership.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Requests {
+    /// What each tenant with a limit has used of it.
+    used: BTreeMap<Name, Used>,
+    /// By minute, the oldest first.
+    minutes: VecDeque<(u64, BTreeMap<Name, u64>)>,
+}
+
+/// What is used of a limit: it goes down with time, by the limit in a minute.
+#[derive(Clone, Copy, Debug, Default)]
+struct Used {
+    /// Requests times milliseconds of a minute.
+    level: u64,
+    at: LogTime,
+}
+
+impl Used {
+    /// What is left of it by now.
+    fn by(self, now: LogTime, limit: u32) -> u64 {
+        self.level.saturating_sub(u64::from(limit).saturating_mul(now.since_ms(self.at)))
+    }
+}
+
+/// Under which name a tenant's requests are counted: those that the policy does not name are one.
+fn counted<'a>(policy: &'a Policy, tenant: &'a Name) -> &'a Name {
+    if policy.tenants.contains_key(tenant) { tenant } else { policy.unlisted() }
+}
+
+impl Requests {
+    /// Counts one request of these tenants, for each of them.
+    ///
+    /// # Errors
+    /// `OVERLOADED` if a tenant has made as many requests in a minute as the policy allows; `STATE_FULL` if it holds as many
+    /// request ids as are free. Nothing is counted then.
+    pub(crate) fn take<'a>(
+        &mut self,
+        state: &State,
+        now: LogTime,
+        tenants: impl IntoIterator<Item = &'a Name>,
+    ) -> Result<(), Refusal> {
+        let policy = &state.policy().policy;
+        if policy.tenants.is_empty() {
+            return Ok(());
+        }
+        let named: BTreeSet<&Name> = tenants.into_iter().map(|tenant| counted(policy, tenant)).collect();
+        let room = state.parameters().requests_held_max.saturating_sub(state.requests_count() as u64);
+        // Far below the bound nobody is asked.
+        let is_scarce = room < state.parameters().requests_held_max / 2;
+        let mut levels: Vec<(Name, u64)> = Vec::new();
+        for tenant in &named {
+            if let Some(limit) = policy.limits(tenant).requests_per_minute {
+                levels.push(((*tenant).clone(), self.check_rate(tenant, limit, now)?));
+            }
+            if is_scarce {
+                self.check_share(tenant, room, now)?;
+            }
+        }
+        for (tenant, level) in levels {
+            self.used.insert(tenant, Used { level, at: now });
+        }
+        self.count(&named, now);
+        Ok(())
+    }
+
+    /// The part of its limit that a tenant has used with one more request.
+    fn check_rate(&mut self, tenant: &Name, limit: u32, now: LogTime) -> Result<u64, Refusal> {
+        let used = self.used.get(tenant).map_or(0, |used| used.by(now, limit));
+        let most = u64::from(limit) * MINUTE_MS;
+        let with_one = used + MINUTE_MS;
+        if with_one <= most {
+            return Ok(with_one);
+        }
+        // A limit of nothing is looked at again in a minute.
+        let wait_ms = (with_one - most).div_ceil(u64::from(limit).max(1)).min(MINUTE_MS);
+        let text = format!(
+            "tenant {tenant} may make {limit} requests in a minute (`limits.requestsPerMinute` in the policy) and has made \
+             them; try again in {wait_ms} ms"
+        );
+        Err(Refusal::new(RefusalCode::Overloaded, text)
+            .with("tenant", tenant)
+            .with("limit", "requestsPerMinute")
+            .with("limit_max", limit)
+            .with("retry_after_ms", wait_ms))
+    }
+
+    /// Whether more request ids are free than the tenant has taken recently.
+    fn check_share(&mut self, tenant: &Name, room: u64, now: LogTime) -> Result<(), Refusal> {
+        let oldest = (now.0 / MINUTE_MS).saturating_sub(MINUTES_COUNTED as u64);
+        let minutes = self.minutes.iter().filter(|(minute, _)| *minute >= oldest);
+        let own: u64 = minutes.filter_map(|(_, counts)| counts.get(tenant)).sum();
+        if own < room {
+            return Ok(());
+        }
+        let text = format!(
+            "tenant {tenant} has made {own} recent requests whose ids are remembered, and {room} ids are free: these are kept for \
+             other tenants; try again later"
+        );
+        Err(Refusal::new(RefusalCode::StateFull, text)
+            .with("limit", "requests_held_share")
+            .with("tenant", tenant)
+            .with("held", own)
+            .with("held_max", room)
+            .with("retry_after_ms", 5_000))
+    }
+
+    fn count(&mut self, tenants: &BTreeSet<&Name>, now: LogTime) {
+        let minute = now.0 / MINUTE_MS;
+        if self.minutes.back().is_none_or(|(newest, _)| *newest < minute) {
+            self.minutes.push_back((minute, BTreeMap::new()));
+            while self.minutes.len() > MINUTES_COUNTED {
+                self.minutes.pop_front();
+            }
+            // Who has used nothing of its limit, or is not named any more, is not kept. A minute uses up the largest one.
+            self.used.retain(|_, used| now.since_ms(used.at) < MINUTE_MS);
+        }
+        let Some((_, counts)) = self.minutes.back_mut() else { return };
+        for tenant in tenants {
+            match counts.get_mut(*tenant) {
+                Some(count) => *count += 1,
+                None => _ = counts.insert((*tenant).clone(), 1),
+            }
+        }
+    }
+}

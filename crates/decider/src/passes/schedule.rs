@@ -1,0 +1,264 @@
+//! Placing waiting gangs.
+
+use alloc::vec::Vec;
+use muster_journal::{Decision, WorkerSlot};
+use muster_planner::{Budget, Holds, Terms, Verdict, plan};
+use muster_policy::{Candidate, headroom};
+use muster_state::JobRow;
+use muster_types::{JobId, JobSpec};
+
+use crate::future::Future;
+use crate::memory::pass::UnfinishedPass;
+use crate::memory::searches::Searches;
+use crate::passes::turns::renew_turns;
+use crate::passes::{drained, growth, rearrange};
+use crate::round::ROUND_BYTES_SOFT;
+use crate::rules::planned::{choices, planned_spec, with_spares};
+use crate::rules::terms::{QuotaPart, with_terms, with_terms_of};
+use crate::settle::job::settle_left_over;
+use crate::speculation::Speculation;
+
+/// How a pass over the queue ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    /// Every waiting gang had its turn.
+    Complete {
+        /// Gangs placed.
+        placed: u32,
+    },
+    /// The budget or the round is full; the next call goes on from there.
+    Interrupted {
+        /// Gangs placed.
+        placed: u32,
+    },
+}
+
+/// Gives every waiting gang its turn, in the policy's order, after what full rounds left undecided.
+pub fn schedule(speculation: &mut Speculation, budget: &mut Budget) -> Pass {
+    if speculation.is_recovering() {
+        return Pass::Complete { placed: 0 };
+    }
+    if !settle_left_over(speculation) || !renew_turns(speculation) {
+        return Pass::Interrupted { placed: 0 };
+    }
+    let mut pass = speculation.take_pass();
+    let (finished, placed) = walk(speculation, &mut pass, budget);
+    if !finished {
+        speculation.keep_pass(pass);
+        return Pass::Interrupted { placed };
+    }
+    let state = speculation.state();
+    if state.draining().next().is_some() || state.growable().next().is_some() {
+        pass.future().keep_what_is_owed(state, budget);
+    }
+    drained::move_drained(speculation, pass.future(), budget);
+    let (future, mut memory, wanted) = pass.finish(speculation.searches_mut());
+    growth::grow(speculation, &future, &wanted, &mut memory, budget);
+    speculation.keep_memory(memory);
+    speculation.keep_reservations(future.remember());
+    Pass::Complete { placed }
+}
+
+/// What became of a gang whose turn it was.
+enum Outcome {
+    Placed,
+    PromisedRoom,
+    Waits,
+    /// It does not fit within nominal now, and may yet fit by borrowing.
+    MayBorrow,
+    /// Its tenant has as many jobs placed as it may: nothing is kept for it, and nothing kept free.
+    AtLimit,
+    OutOfBudget,
+}
+
+/// Whether every turn was taken, and how many gangs were placed.
+fn walk(speculation: &mut Speculation, pass: &mut UnfinishedPass, budget: &mut Budget) -> (bool, u32) {
+    let mut placed = 0;
+    let mut is_first = true;
+    pass.future().take_up(speculation.state(), budget);
+    loop {
+        if budget.is_spent() || speculation.round_bytes() > ROUND_BYTES_SOFT {
+            return (false, placed);
+        }
+        let Some(candidate) = pass.take_next(speculation.state(), budget) else {
+            pass.future().end_turns();
+            return (true, placed);
+        };
+        match offer(speculation, pass, &candidate, budget) {
+            Outcome::Placed => {
+                placed += 1;
+                pass.line().placed(speculation.state(), &candidate);
+            }
+            Outcome::PromisedRoom => pass.line().placed(speculation.state(), &candidate),
+            // A gang that a whole budget is too small for would stop every pass at itself.
+            Outcome::OutOfBudget if !is_first => {
+                pass.line().put_back(speculation.state(), candidate);
+                return (false, placed);
+            }
+            Outcome::MayBorrow => pass.line().borrows(speculation.state(), &candidate),
+            Outcome::AtLimit => pass.line().waits(speculation.state(), &candidate),
+            Outcome::Waits | Outcome::OutOfBudget => {
+                pass.waits(speculation.state(), &candidate);
+            }
+        }
+        is_first = false;
+    }
+}
+
+/// Offers capacity to one gang: what is free, else what others can make free, else a time when it will be.
+fn offer(
+    speculation: &mut Speculation,
+    pass: &mut UnfinishedPass,
+    candidate: &Candidate,
+    budget: &mut Budget,
+) -> Outcome {
+    speculation.refresh_valuation();
+    let state = speculation.state();
+    let job = candidate.turn.job;
+    let row = state.job(job).expect("a job in line has a row").clone();
+    // Where its checkpoints cannot be read it would begin again.
+    let Some(spec) = planned_spec(state, job) else { return Outcome::Waits };
+    if state.running_limit_reached(&spec.tenant).is_some() {
+        return Outcome::AtLimit;
+    }
+    pass.future().turn_of(state, job, candidate.within_nominal, budget);
+    let quota = if candidate.within_nominal { QuotaPart::Nominal } else { QuotaPart::All };
+    let offer = Offer { job, spec: &spec, row: &row, quota };
+    let mut found = offer.find(speculation, pass.future(), budget);
+    // Where there is something to be had, what those before it are owed is kept from it.
+    if matches!(found, Found::Place(_)) && pass.future().keep_what_is_owed(speculation.state(), budget) {
+        found = offer.find(speculation, pass.future(), budget);
+    }
+    match found {
+        Found::Place(workers) => {
+            speculation.push(Decision::GangPlaced { job, workers });
+            pass.future().placed(speculation.state(), job);
+            return Outcome::Placed;
+        }
+        Found::OutOfBudget => return Outcome::OutOfBudget,
+        Found::Nothing => {}
+    }
+    // What it can have by borrowing is asked for before anybody is stopped for it; what it is promised, right away if
+    // there is nothing for it to borrow.
+    let room = headroom(speculation.state(), &spec);
+    if candidate.within_nominal && room.may_borrow {
+        let state = speculation.state();
+        let mut may_borrow = !room.is_promised || offer.may_borrow(speculation, pass.future(), budget);
+        if may_borrow && room.is_promised && pass.future().keep_what_is_owed(state, budget) {
+            may_borrow = offer.may_borrow(speculation, pass.future(), budget);
+        }
+        if may_borrow {
+            return Outcome::MayBorrow;
+        }
+    }
+    if let Some(outcome) = offer.ask_others(speculation, pass, budget) {
+        return outcome;
+    }
+    pass.future().reserve(speculation.state(), job, &spec, &row, budget);
+    Outcome::Waits
+}
+
+/// A gang whose turn it is, and how much of its quota it is offered.
+struct Offer<'a> {
+    job: JobId,
+    spec: &'a JobSpec,
+    row: &'a JobRow,
+    quota: QuotaPart,
+}
+
+/// What there is for a gang now.
+enum Found {
+    /// It can be placed so; beside its workers are spares, if any.
+    Place(Vec<WorkerSlot>),
+    Nothing,
+    OutOfBudget,
+}
+
+impl Offer<'_> {
+    /// Where the gang can go now, beside what is kept for others.
+    fn find(&self, speculation: &Speculation, future: &mut Future, budget: &mut Budget) -> Found {
+        let Offer { job, spec, row, quota } = *self;
+        let (state, valuation) = (speculation.state(), speculation.valuation());
+        let holds = future.holds_for_job(state, job, spec, row);
+        let mut place = |spec: &JobSpec, holds: &Holds| {
+            with_terms_of(state, speculation.now(), spec, row, holds, quota, |terms| {
+                let terms = Terms { valuation: Some(valuation), ..*terms };
+                plan(state, spec, &terms, budget)
+            })
+        };
+        let choices = choices(state, job, &holds, speculation.unheard(), speculation.now());
+        let wanted = state.contract(job).map_or(0, |contract| contract.spares);
+        if let Some(larger) = (wanted > 0).then(|| with_spares(spec, wanted)).flatten()
+            && let Verdict::Fits(found) = place(&larger, &choices[0])
+        {
+            let decision = Decision::GangPlaced { job, workers: found.workers };
+            // With spares among them, ranks may lie otherwise than its topology rule asks for.
+            if state.check(&decision).is_ok()
+                && let Decision::GangPlaced { workers, .. } = decision
+            {
+                return Found::Place(workers);
+            }
+        }
+        // Away from nodes that failed under it or are silent, as long as there are others.
+        let mut found = Verdict::Waits;
+        for (at, choice) in choices.iter().enumerate() {
+            let next = place(spec, choice);
+            if let Verdict::Fits(known) = &found
+                && !matches!(&next, Verdict::Fits(more) if more.workers.len() > known.workers.len())
+            {
+                break;
+            }
+            found = next;
+            // A silent node may be back in a moment, so an elastic gang does not start smaller because of it.
+            let goes_round_silent = at == 0 && !speculation.unheard().silent.is_empty();
+            let is_smaller = |workers: usize| goes_round_silent && workers < spec.worker_count() as usize;
+            match &found {
+                Verdict::Waits => {}
+                Verdict::Fits(known) if is_smaller(known.workers.len()) => {}
+                Verdict::Fits(_) | Verdict::OutOfBudget => break,
+            }
+        }
+        match found {
+            Verdict::Fits(found) => Found::Place(found.workers),
+            Verdict::OutOfBudget => Found::OutOfBudget,
+            Verdict::Waits => Found::Nothing,
+        }
+    }
+
+    /// Whether there is something for it by borrowing.
+    fn may_borrow(&self, speculation: &Speculation, future: &mut Future, budget: &mut Budget) -> bool {
+        let Offer { job, spec, row, .. } = *self;
+        let state = speculation.state();
+        let holds = future.holds_for_job(state, job, spec, row);
+        let verdict =
+            with_terms(state, speculation.now(), spec, row, &holds, |terms| plan(state, spec, terms, budget));
+        !matches!(verdict, Verdict::Waits)
+    }
+
+    /// Has other gangs make room, if this pass still searches. `None` when they make no room now.
+    fn ask_others(
+        &self,
+        speculation: &mut Speculation,
+        pass: &mut UnfinishedPass,
+        budget: &mut Budget,
+    ) -> Option<Outcome> {
+        let Offer { job, spec, row, .. } = *self;
+        let claim = Searches::claim(speculation.state(), spec);
+        let kind = pass.may_search(speculation.searches(), &claim)?;
+        match rearrange::make_room(speculation, (job, spec, row), claim.clone(), pass.future(), budget) {
+            rearrange::Room::Promised { places } => {
+                pass.future().placed(speculation.state(), job);
+                for (region, cluster) in places {
+                    pass.future().changed(&region, &cluster);
+                }
+                return Some(Outcome::PromisedRoom);
+            }
+            // What it waits for comes within the time that those take to stop.
+            rearrange::Room::Coming => return Some(Outcome::Waits),
+            rearrange::Room::OutOfBudget => return Some(Outcome::OutOfBudget),
+            rearrange::Room::NobodyToAsk => {}
+            rearrange::Room::NotEnough => pass.searched_in_vain(&claim, kind),
+        }
+        None
+    }
+}

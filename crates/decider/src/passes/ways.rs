@@ -1,0 +1,236 @@
+//! The cheapest sets of gangs whose preemption would do.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+use muster_planner::{Budget, Harm, ReliefQuestion, ReliefVerdict, Terms, needs_one_host, relief};
+use muster_policy::{Costing, has_victims};
+use muster_state::{Forecast, PoolKey, State};
+use muster_types::{JobId, Name, NodeId, PriorityTier};
+
+use crate::memory::searches::Look;
+use crate::passes::asking::{Asking, Means, Spent};
+use crate::rules::terms::with_terms;
+
+/// Gangs that may be asked, up to which only their hosts are looked at.
+const FEW_GANGS_MAX: usize = 128;
+
+/// Gangs that would stop together, and what that costs.
+type Set = (Harm, Vec<JobId>);
+
+/// A search for gangs that make room.
+pub(super) struct Ways<'s, 'a> {
+    asking: &'s Asking<'a>,
+    means: Means,
+    /// Gangs that are not asked: they were found not to do.
+    passed_over: &'s BTreeSet<JobId>,
+    costing: Costing<'a>,
+}
+
+impl<'s, 'a> Ways<'s, 'a> {
+    pub(super) fn new(
+        asking: &'s Asking<'a>,
+        means: Means,
+        passed_over: &'s BTreeSet<JobId>,
+    ) -> Ways<'s, 'a> {
+        Ways { asking, means, passed_over, costing: Costing::new(asking.cover, asking.now) }
+    }
+
+    /// The cheapest sets of gangs without whom the claimant would fit, least harm first.
+    pub(super) fn find(&self, budget: &mut Budget) -> Result<Vec<Vec<JobId>>, Spent> {
+        let state = self.asking.state;
+        let mut found = self.on_hosts(state, &BTreeSet::new(), true, &|job| self.harm(job), budget)?;
+        if found.is_empty() && state.has_quotas() && self.means != Means::Move {
+            for pool in self.short_of_quota() {
+                self.with_quota(&pool, &mut found, budget)?;
+            }
+        }
+        // Stable: of equals the host that was looked at first.
+        found.sort_by_key(|(harm, _)| *harm);
+        Ok(found.into_iter().map(|(_, stops)| stops).collect())
+    }
+
+    /// What it costs that a gang makes room; none when it may not be asked.
+    fn harm(&self, job: JobId) -> Option<Harm> {
+        let may = self.asking.may_ask(job, self.asking.state.quota_usage(), self.means);
+        if !may || self.passed_over.contains(&job) {
+            return None;
+        }
+        let cost = self.costing.of(job)?;
+        Some(Harm::new(cost.rank, cost.amount))
+    }
+
+    /// The cheapest sets by where they are, in a state in which some are gone already.
+    fn on_hosts(
+        &self,
+        state: &State,
+        gone: &BTreeSet<JobId>,
+        heeds_quota: bool,
+        harm_of: &dyn Fn(JobId) -> Option<Harm>,
+        budget: &mut Budget,
+    ) -> Result<Vec<Set>, Spent> {
+        let Asking { spec, row, now, holds, .. } = *self.asking;
+        let few = match self.asking.look {
+            Look::Only(changed) => Some(changed.clone()),
+            Look::Everywhere | Look::Nowhere => self.few_hosts(),
+        };
+        let verdict = with_terms(state, now, spec, row, holds, |terms| {
+            let no_limit = |_: &PoolKey| u64::MAX;
+            let room_milli = if heeds_quota { terms.room_milli } else { &no_limit };
+            let terms = Terms { room_milli, ..*terms };
+            let question = ReliefQuestion { state, gone, spec, terms: &terms, only: few.as_ref() };
+            relief(question, &mut |job| harm_of(job), budget)
+        });
+        match verdict {
+            ReliefVerdict::Ways(ways) => Ok(ways.into_iter().map(|way| (way.harm, way.stops)).collect()),
+            ReliefVerdict::NotEnough => Ok(Vec::new()),
+            ReliefVerdict::OutOfBudget => Err(Spent),
+        }
+    }
+}
+
+impl Ways<'_, '_> {
+    /// The hosts of everybody who may be asked, where these are few and the claimant needs one host: then the
+    /// others are not looked at.
+    fn few_hosts(&self) -> Option<BTreeSet<NodeId>> {
+        let Asking { state, spec, .. } = *self.asking;
+        let rules = &state.policy().policy.preemption;
+        let takes_back = rules.reclaim_borrowed && state.has_quotas();
+        let tier = match self.means {
+            Means::Move => Some(spec.tier),
+            Means::Stop | Means::StopLater if takes_back => None,
+            Means::Stop | Means::StopLater => {
+                PriorityTier::ALL.into_iter().rev().find(|tier| *tier < spec.tier)
+            }
+        };
+        let tier = tier.filter(|_| needs_one_host(spec))?;
+        let jobs: Vec<JobId> = state.preemptible(tier).take(FEW_GANGS_MAX + 1).collect();
+        if jobs.len() > FEW_GANGS_MAX {
+            return None;
+        }
+        let placements = jobs.iter().filter_map(|job| state.job(*job)?.placement.as_ref());
+        Some(placements.flat_map(|placement| placement.slots.iter().map(|slot| slot.node)).collect())
+    }
+}
+
+/// Where quota is short.
+impl Ways<'_, '_> {
+    /// Types and regions in which quota leaves less than the claimant needs.
+    fn short_of_quota(&self) -> BTreeSet<(Name, Name)> {
+        let Asking { state, spec, .. } = *self.asking;
+        let mut found = BTreeSet::new();
+        for (key, _) in state.pools() {
+            let Some(kind) = &key.kind else { continue };
+            let is_allowed = spec.regions.is_empty() || spec.regions.contains(&key.region);
+            let pool = (kind.clone(), key.region.clone());
+            if is_allowed && spec.least_milli_of(kind) > self.room_milli(state, &pool) {
+                found.insert(pool);
+            }
+        }
+        found
+    }
+
+    fn room_milli(&self, state: &State, (kind, region): &(Name, Name)) -> u64 {
+        let capacity = |kind: &Name, region: Option<&Name>| state.registered_milli(kind, region);
+        state.quota_usage().room(capacity, &self.asking.spec.tenant, kind, region).total_milli()
+    }
+
+    /// Either those who leave quota are looked for on the hosts, or quota is made first and the hosts are
+    /// looked for in what is left then: the one may stop fewer, the other those who lose less.
+    fn with_quota(
+        &self,
+        pool: &(Name, Name),
+        found: &mut Vec<Set>,
+        budget: &mut Budget,
+    ) -> Result<(), Spent> {
+        let state = self.asking.state;
+        let leave = self.who_leave_quota(pool, budget)?;
+        let of: BTreeMap<JobId, Harm> = leave.iter().map(|(harm, job)| (*job, *harm)).collect();
+        let harm_of = |job: JobId| of.get(&job).copied();
+        for (harm, stops) in self.on_hosts(state, &BTreeSet::new(), false, &harm_of, budget)? {
+            let mut forecast = Forecast::new(state);
+            stops.iter().for_each(|job| forecast.end(*job));
+            if let Some(more) = self.make_quota(&mut forecast, pool, &leave, &stops) {
+                found.push(joined((harm, stops), more));
+            }
+        }
+        let mut forecast = Forecast::new(state);
+        let Some(first) = self.make_quota(&mut forecast, pool, &leave, &[]) else { return Ok(()) };
+        if self.asking.plan_on(&forecast, budget)?.is_some() {
+            found.push(first);
+            return Ok(());
+        }
+        let gone: BTreeSet<JobId> = first.1.iter().copied().collect();
+        for way in self.on_hosts(&forecast, &gone, true, &|job| self.harm(job), budget)? {
+            found.push(joined(first.clone(), way));
+        }
+        Ok(())
+    }
+
+    /// Gangs whose end leaves the claimant more quota, least harm first.
+    fn who_leave_quota(&self, pool: &(Name, Name), budget: &mut Budget) -> Result<Vec<(Harm, JobId)>, Spent> {
+        let Asking { state, spec, .. } = *self.asking;
+        if !has_victims(state, spec) {
+            return Ok(Vec::new());
+        }
+        let before = self.room_milli(state, pool);
+        // Whether it does is the same for all gangs of a tenant.
+        let mut by_tenant: BTreeMap<Name, bool> = BTreeMap::new();
+        let mut found = Vec::new();
+        for job in state.active() {
+            if !budget.visit() {
+                return Err(Spent);
+            }
+            let charge = state.job(job).and_then(|row| row.charge());
+            let is_of_pool = charge.is_some_and(|(region, charge)| {
+                *region == pool.1 && charge.devices_milli.iter().any(|(kind, _)| *kind == pool.0)
+            });
+            let Some(tenant) = state.spec(job).map(|spec| &spec.tenant).filter(|_| is_of_pool) else {
+                continue;
+            };
+            let Some(harm) = self.harm(job) else { continue };
+            let leaves = match by_tenant.get(tenant) {
+                Some(leaves) => *leaves,
+                None => {
+                    let mut forecast = Forecast::new(state);
+                    forecast.end(job);
+                    let leaves = self.room_milli(&forecast, pool) > before;
+                    by_tenant.insert(tenant.clone(), leaves);
+                    leaves
+                }
+            };
+            if leaves {
+                found.push((harm, job));
+            }
+        }
+        found.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.cmp(&a.1)));
+        Ok(found)
+    }
+
+    /// Ends gangs until quota is enough, those that lose least first; none when that is not to be had.
+    fn make_quota(
+        &self,
+        forecast: &mut Forecast,
+        pool: &(Name, Name),
+        leave: &[(Harm, JobId)],
+        ended: &[JobId],
+    ) -> Option<Set> {
+        let wanted = self.asking.spec.least_milli_of(&pool.0);
+        let mut set: Set = (Harm::default(), Vec::new());
+        for (harm, job) in leave.iter().filter(|(_, job)| !ended.contains(job)) {
+            if self.room_milli(forecast, pool) >= wanted {
+                return Some(set);
+            }
+            if self.asking.may_ask(*job, forecast.quota_usage(), self.means) {
+                forecast.end(*job);
+                set = (set.0.plus(harm), set.1);
+                set.1.push(*job);
+            }
+        }
+        (self.room_milli(forecast, pool) >= wanted).then_some(set)
+    }
+}
+
+fn joined((harm, mut stops): Set, (more, others): Set) -> Set {
+    stops.extend(others);
+    (harm.plus(&more), stops)
+}

@@ -1,0 +1,10 @@
+//! Rules that follow from the state, the policy and a time alone: they make no record, and know nothing of the leader.
+
+pub(crate) mod deadline;
+pub(crate) mod faults;
+pub(crate) mod health;
+pub(crate) mod network;
+pub(crate) mod planned;
+pub(crate) mod terms;
+pub(crate) mod text;
+pub(crate) mod windows;

@@ -1,0 +1,79 @@
+//! The terms under which policy lets a job be planned: what a plan may use of quotas, and what it keeps for others.
+
+use alloc::collections::BTreeMap;
+use muster_planner::{Holds, Terms};
+use muster_state::{JobRow, PoolKey, State};
+use muster_types::{JobSpec, LogTime, Name};
+
+/// How much of what its quota allows a gang is offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum QuotaPart {
+    /// What is left of its tenant's nominal quota.
+    Nominal,
+    /// That, and what it may borrow.
+    All,
+}
+
+/// The terms under which policy lets a job be planned in this state.
+pub(crate) fn with_terms<T>(
+    state: &State,
+    now: LogTime,
+    spec: &JobSpec,
+    row: &JobRow,
+    holds: &Holds,
+    plan: impl FnOnce(&Terms<'_>) -> T,
+) -> T {
+    with_terms_of(state, now, spec, row, holds, QuotaPart::All, plan)
+}
+
+/// The same with a part of what its quota allows it.
+pub(crate) fn with_terms_of<T>(
+    state: &State,
+    now: LogTime,
+    spec: &JobSpec,
+    row: &JobRow,
+    holds: &Holds,
+    quota: QuotaPart,
+    plan: impl FnOnce(&Terms<'_>) -> T,
+) -> T {
+    // Quota is asked once for each type and region.
+    let rooms: core::cell::RefCell<BTreeMap<(Name, Name), u64>> = core::cell::RefCell::default();
+    let room_milli = |pool: &PoolKey| -> u64 {
+        let Some(kind) = pool.kind.as_ref().filter(|_| state.has_quotas()) else { return u64::MAX };
+        let mut rooms = rooms.borrow_mut();
+        *rooms.entry((kind.clone(), pool.region.clone())).or_insert_with(|| {
+            let capacity = |kind: &Name, region: Option<&Name>| state.registered_milli(kind, region);
+            let room = state.quota_usage().room(capacity, &spec.tenant, kind, &pool.region).total_milli();
+            let room = match quota {
+                QuotaPart::Nominal => {
+                    let nominal = state.quota_usage().nominal_room_milli(&spec.tenant, kind, &pool.region);
+                    room.min(nominal.unwrap_or(0))
+                }
+                QuotaPart::All => room,
+            };
+            // What policy must not stop is not to borrow: nobody could take it back.
+            let is_fixed = !spec.preemptible && state.has_rules();
+            if is_fixed { room.min(state.fixed_room_milli(&spec.tenant, kind, &pool.region)) } else { room }
+        })
+    };
+    let own_work = |region: &Name, cluster: &Name| {
+        let (here, everywhere) = state.work_of(&spec.tenant, region, cluster);
+        // Of a gang with devices they are what counts.
+        if spec.device_milli() > 0 {
+            (here.devices_milli, everywhere.devices_milli)
+        } else {
+            (here.cpu_milli, everywhere.cpu_milli)
+        }
+    };
+    plan(&Terms {
+        now,
+        run_ms: row.estimate.run_high_ms,
+        room_milli: &room_milli,
+        lanes: &[],
+        holds,
+        policy: &state.policy().policy,
+        own_work: &own_work,
+        elastic: spec.is_elastic(),
+        valuation: None,
+    })
+}

@@ -1,0 +1,8 @@
+//! What follows from an input: the records behind it, until nothing more does.
+
+pub(crate) mod job;
+pub(crate) mod nodes;
+mod quarantine;
+mod recovery;
+pub(crate) mod retention;
+mod spares;

@@ -1,0 +1,105 @@
+//! Gangs that do not come to a start or to an end: what holds them up is taken out of service, and whoever waits for it
+//! looks elsewhere.
+
+use alloc::format;
+use alloc::vec::Vec;
+use muster_journal::{Decision, StopCause};
+use muster_state::{Phase, Placement, RankState, State};
+use muster_types::{FailureClass, JobId, NodeId};
+
+use crate::round::ROUND_BYTES_SOFT;
+use crate::settle::job::{settle, settle_many};
+use crate::speculation::Speculation;
+
+/// Nodes taken out of service, and gangs stopped because they do not start, in one tick.
+const PER_TICK: usize = 256;
+
+/// Acts on gangs that take longer to start or to stop than policy allows. Until format 5 nothing says when a gang began
+/// to stop.
+pub(super) fn advance(speculation: &mut Speculation) {
+    if !speculation.state().has_rules() {
+        return;
+    }
+    give_up_starting(speculation);
+    take_out_of_service(speculation);
+}
+
+/// Stops gangs whose workers have not all started in time, by the fault of a node on which one has not. They are tried
+/// again elsewhere.
+fn give_up_starting(speculation: &mut Speculation) {
+    let now = speculation.now();
+    let state = speculation.state();
+    let allowed_ms = state.policy().policy.preemption.starting_deadline_ms;
+    let late = state.starting().take_while(|(placed, _)| placed.plus_ms(allowed_ms) <= now);
+    let late: Vec<JobId> = late.map(|(_, job)| job).take(PER_TICK).collect();
+    for job in late {
+        if speculation.round_bytes() > ROUND_BYTES_SOFT {
+            return;
+        }
+        let row = speculation.state().job(job).expect("an indexed job has a row");
+        let placement = row.placement.as_deref().expect("a gang that is being started is placed");
+        let Some((rank, node)) = first_in(placement, |rank| *rank == RankState::Assigned) else { continue };
+        let detail = format!("rank {rank} did not start within {}", Minutes(allowed_ms));
+        let cause = StopCause::Fault { class: FailureClass::NodeFault, node, detail };
+        speculation.push(Decision::GangStopRequested { job, token: placement.token, cause });
+        settle(speculation, job);
+    }
+}
+
+/// Takes nodes out of service on which workers run on although they should have been killed long ago. The devices stay
+/// theirs until the node says that they are over, or its session ends; whoever was promised them looks elsewhere.
+fn take_out_of_service(speculation: &mut Speculation) {
+    let now = speculation.now();
+    let state = speculation.state();
+    let allowed_ms = state.policy().policy.preemption.stopping_deadline_ms;
+    // Each holds a node on which nothing new begins, so there are not many.
+    let stuck = state.killed_by().take_while(|(at, _)| at.plus_ms(allowed_ms) <= now);
+    let mut nodes: Vec<(NodeId, JobId, u32)> = Vec::new();
+    for (_, job) in stuck {
+        if nodes.len() >= PER_TICK {
+            break;
+        }
+        nodes.extend(held_by(state, job).map(|(rank, node)| (node, job, rank)));
+    }
+    nodes.sort_unstable();
+    nodes.dedup_by_key(|(node, _, _)| *node);
+    for (node, job, rank) in nodes {
+        if speculation.round_bytes() > ROUND_BYTES_SOFT {
+            return;
+        }
+        let reason = format!(
+            "rank {rank} of {job} still runs, {} after it should have been killed; end it on the host, or end the \
+             agent's session, then release the node",
+            Minutes(allowed_ms)
+        );
+        let decision = Decision::NodeQuarantineSet { request: None, node, reason: Some(reason) };
+        let promised: Vec<JobId> = speculation.state().promised_on(node).collect();
+        speculation.push(decision);
+        settle_many(speculation, promised);
+    }
+}
+
+/// Nodes that are in service on which workers of a gang are not over, each with the first such rank.
+fn held_by(state: &State, job: JobId) -> impl Iterator<Item = (u32, NodeId)> {
+    let row = state.job(job).filter(|row| matches!(row.phase, Phase::Stopping(_)));
+    let placement = row.and_then(|row| row.placement.as_deref());
+    let ranks = placement.into_iter().flat_map(|placement| placement.slots.iter().zip(&placement.ranks));
+    let live = ranks.enumerate().filter(|(_, (_, rank))| !rank.is_over());
+    let in_service = |node: NodeId| state.restriction(node).is_none_or(|row| row.quarantine.is_none());
+    live.map(|(rank, (slot, _))| (rank as u32, slot.node)).filter(move |(_, node)| in_service(*node))
+}
+
+fn first_in(placement: &Placement, wanted: impl Fn(&RankState) -> bool) -> Option<(u32, NodeId)> {
+    let rank = placement.ranks.iter().position(wanted)?;
+    Some((rank as u32, placement.slots[rank].node))
+}
+
+/// A time as people say it.
+struct Minutes(u64);
+
+impl core::fmt::Display for Minutes {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let minutes = self.0.div_ceil(60_000);
+        write!(f, "{minutes} {}", if minutes == 1 { "minute" } else { "minutes" })
+    }
+}

@@ -1,0 +1,177 @@
+//! What only time brings about.
+
+use alloc::vec::Vec;
+use muster_journal::{Decision, StopCause};
+use muster_state::Phase;
+use muster_types::{JobId, LogTime, Parameters, limits};
+
+use crate::passes::turns::renew_turns;
+use crate::settle::job::{has_next_step, settle, settle_left_over};
+use crate::speculation::Speculation;
+use crate::ticks::{deadlines, drains, stuck, windows};
+
+/// Jobs stopped for their limit in one tick.
+const LIMITS_PER_TICK: usize = 1_000;
+
+/// Time from one pass over the queue to the next, when nothing happens.
+const RECONSIDER_MS: u64 = 10_000;
+
+/// Records in one tick that drop history: each drops up to [`limits::PRUNE_ROWS_MAX`] rows of a kind, and a busy
+/// cluster takes in some thousand a second.
+const PRUNES_PER_TICK: usize = 4;
+
+/// Lost nodes forgotten in one tick.
+const NODES_FORGOTTEN_PER_TICK: usize = 256;
+
+/// Jobs released in one tick.
+const RELEASES_PER_TICK: usize = 1_000;
+
+/// One of the things that time brings about.
+#[derive(Clone, Copy, Debug)]
+pub struct TickStep {
+    /// Its name, for people.
+    pub name: &'static str,
+    run: fn(&mut Speculation),
+}
+
+impl TickStep {
+    /// Pushes what is due; nothing while the cluster is being recovered.
+    pub fn run(&self, speculation: &mut Speculation) {
+        if !speculation.is_recovering() {
+            (self.run)(speculation);
+        }
+    }
+}
+
+const fn step(name: &'static str, run: fn(&mut Speculation)) -> TickStep {
+    TickStep { name, run }
+}
+
+/// All steps of a tick, in their order: stops gangs that have run for their limit or to their deadline, are where a window
+/// is open to others, or on nodes that had to be empty by now, releases jobs whose time has come, and drops history
+/// and lost nodes that have been kept for their time. None needs those before it.
+pub const TICK_STEPS: [TickStep; 9] = [
+    step("run limits", stop_overdue),
+    step("deadlines", deadlines::end_late),
+    step("stuck gangs", stuck::advance),
+    step("windows", windows::clear),
+    step("drains and maintenance", drains::advance),
+    step("starts", release),
+    step("retention", prune),
+    step("lost nodes", forget_nodes),
+    step("turns", reconsider),
+];
+
+/// Takes every step of [`TICK_STEPS`].
+pub fn tick(speculation: &mut Speculation) {
+    for step in &TICK_STEPS {
+        step.run(speculation);
+    }
+}
+
+/// Waiting jobs are looked at again now and then even if nothing has happened: rights to a reservation, to
+/// room of others and the ends of windows come about by time alone.
+fn reconsider(speculation: &mut Speculation) {
+    renew_turns(speculation);
+    let state = speculation.state();
+    let waits =
+        state.classes_in_line() > 0 || state.growable().next().is_some() || state.draining().next().is_some();
+    if waits && speculation.now().since_ms(speculation.last_pass()) >= RECONSIDER_MS {
+        speculation.want_schedule();
+    }
+}
+
+/// Jobs that were not to start before now.
+fn release(speculation: &mut Speculation) {
+    let now = speculation.now();
+    let due = speculation.state().not_before().take_while(|(time, _)| *time <= now);
+    // Those that wait for others besides do not count.
+    let due = due.map(|(_, job)| job).filter(|job| has_next_step(speculation, *job));
+    let due: Vec<JobId> = due.take(RELEASES_PER_TICK).collect();
+    for job in due {
+        settle(speculation, job);
+    }
+}
+
+fn stop_overdue(speculation: &mut Speculation) {
+    let now = speculation.now();
+    let due = speculation.state().run_limits().take_while(|(limit, _)| *limit <= now);
+    let overdue: Vec<JobId> = due.map(|(_, job)| job).take(LIMITS_PER_TICK).collect();
+    for job in overdue {
+        let row = speculation.state().job(job).expect("an indexed job has a row");
+        assert!(row.phase == Phase::Running, "only a running job has a limit");
+        let token = row.placement.as_ref().expect("a running job has a placement").token;
+        speculation.push(Decision::GangStopRequested { job, token, cause: StopCause::RunTimeLimit });
+        settle(speculation, job);
+    }
+}
+
+/// Nodes that have been lost for so long that they will not come back under their ids. Until the format can say
+/// so they stay.
+fn forget_nodes(speculation: &mut Speculation) {
+    if !speculation.believes_ages() {
+        return;
+    }
+    let before = speculation.now().minus_ms(speculation.state().parameters().node_retention_ms);
+    let state = speculation.state();
+    let old = state.lost_nodes().take_while(|(at, _)| *at < before).take(NODES_FORGOTTEN_PER_TICK);
+    let old: Vec<Decision> = old.map(|(_, node)| Decision::NodeForgotten { node }).collect();
+    for decision in old {
+        // Promised room on it is dropped first.
+        if speculation.can_say(&decision) && speculation.state().check(&decision).is_ok() {
+            speculation.push(decision);
+        }
+    }
+}
+
+/// Drops what has been kept for long enough, and what there is no room for any more, oldest first.
+fn prune(speculation: &mut Speculation) {
+    // Jobs that wait for one that is over see how it ended before that is forgotten.
+    if !settle_left_over(speculation) {
+        return;
+    }
+    for _ in 0..PRUNES_PER_TICK {
+        let parameters = speculation.state().parameters();
+        let now = speculation.now();
+        let state = speculation.state();
+        let pressed = |held: usize, max: u64| (held as u64).saturating_sub(max - max / 10);
+        // A leader whose clock is wrong would forget a request id that its client still repeats, and the work
+        // would be done twice: nothing goes by its age before this leadership has borne that age out.
+        let by_age = |retention_ms| match speculation.believes_ages() {
+            true => now.minus_ms(retention_ms),
+            false => LogTime(0),
+        };
+        let requests_before = before(
+            by_age(parameters.request_retention_ms),
+            speculation.proved_now().minus_ms(Parameters::REQUEST_RETENTION_MIN_MS),
+            pressed(state.requests_count(), parameters.requests_held_max),
+            state.requests_by_time().map(|(at, _)| at),
+        );
+        let jobs_before = before(
+            by_age(parameters.job_retention_ms),
+            now,
+            pressed(state.jobs().len(), parameters.jobs_held_max),
+            state.finished().map(|(at, _)| at),
+        );
+        let old_request = state.requests_by_time().next().is_some_and(|(at, _)| at < requests_before);
+        let old_job = state.finished().next().is_some_and(|(at, _)| at < jobs_before);
+        if !old_request && !old_job {
+            return;
+        }
+        speculation.push(Decision::HistoryPruned { requests_before, jobs_before });
+    }
+}
+
+/// What is older than this goes: by age, and as far as `excess` asks for, but nothing younger than `youngest`.
+/// `times` are those of what there is, oldest first.
+fn before(
+    by_age: LogTime,
+    youngest: LogTime,
+    excess: u64,
+    mut times: impl Iterator<Item = LogTime>,
+) -> LogTime {
+    // One record drops no more rows than this, so there is no need to look further.
+    let last = usize::try_from(excess.min(u64::from(limits::PRUNE_ROWS_MAX))).unwrap_or(usize::MAX);
+    let Some(last) = last.checked_sub(1).and_then(|last| times.nth(last)) else { return by_age };
+    by_age.max(LogTime(last.0.saturating_add(1)).min(youngest))
+}

@@ -1,0 +1,7 @@
+//! The apply loop of every replica, and what it publishes: the view, orders, answers and contacts.
+
+pub(crate) mod contacts;
+pub(crate) mod orders;
+pub(crate) mod own_rounds;
+pub(crate) mod replicated;
+pub(crate) mod waiters;

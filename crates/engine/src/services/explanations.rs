@@ -1,0 +1,75 @@
+//! Explanations of jobs, from the present and the past.
+//!
+//! **Invariant:** what holds now says nothing of a state of the past.
+
+use muster_consensus::TokioEnv;
+use muster_decider::{JobExplanation, KeptReservations};
+use muster_planner::WaitReason;
+use muster_state::State;
+use muster_types::{JobId, LogTime, Refusal, Submission};
+use std::sync::Arc;
+
+use crate::background::in_background;
+use crate::clock;
+use crate::engine::Engine;
+use crate::refusals::stopping;
+use crate::services::reads::Reading;
+
+impl Engine {
+    /// Why a pending job waits, by the state of `view`; `None` when it does not wait. The leader knows what it keeps for
+    /// other jobs. Every other replica derives that from the state, and so does the leader for a state of the past. An
+    /// explanation runs on a separate thread, and the number that run at a time is bounded.
+    ///
+    /// # Errors
+    /// When the replica stops.
+    pub async fn explain_job(&self, view: &Reading, job: JobId) -> Result<Option<JobExplanation>, Refusal> {
+        let kept = self.kept_at(view);
+        self.explaining(view, move |view, now| muster_decider::explain_job(view, now, job, &kept)).await
+    }
+
+    /// The reason and its sentence alone, for looking at one job.
+    ///
+    /// # Errors
+    /// When the replica stops.
+    pub async fn explain_briefly(
+        &self,
+        view: &Reading,
+        job: JobId,
+    ) -> Result<Option<(WaitReason, String)>, Refusal> {
+        self.explaining(view, move |view, now| muster_decider::explain_briefly(view, now, job)).await
+    }
+
+    /// What would become of a job if it were submitted now, by the state of `view`.
+    ///
+    /// # Errors
+    /// When the replica stops.
+    pub async fn explain_spec(&self, view: &Reading, job: Submission) -> Result<JobExplanation, Refusal> {
+        let kept = self.kept_at(view);
+        let explain = move |view: &State, now| {
+            let place = job.contract.checkpoint.place.as_ref();
+            muster_decider::explain_spec(view, now, &job.spec, place, &kept)
+        };
+        self.explaining(view, explain).await
+    }
+
+    /// What is kept for others, as far as this replica knows.
+    fn kept_at(&self, view: &Reading) -> Arc<KeptReservations> {
+        if view.is_past() { Arc::default() } else { self.inner.shared.kept.load_full() }
+    }
+
+    async fn explaining<T: Send + 'static>(
+        &self,
+        view: &Reading,
+        explain: impl FnOnce(&State, LogTime) -> T + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let place = Arc::clone(&self.inner.explainers).acquire_owned().await.map_err(|_| stopping())?;
+        let (view, is_past) = (Arc::clone(view.state()), view.is_past());
+        let explained = in_background(move || {
+            let _place = place;
+            // Like the leader's: never before what is in the log. Of the past, as it would have been said then.
+            let now = if is_past { view.log_time() } else { clock::now::<TokioEnv>().max(view.log_time()) };
+            explain(&view, now)
+        });
+        explained.await.map_err(|_| stopping())
+    }
+}

@@ -1,0 +1,233 @@
+//! Commands, reads and watches, and what bounds them.
+
+use muster_decider::{Answer, Command};
+use muster_journal::FORMAT_MAX;
+use muster_types::{FencingToken, JobDraft, JobId, LogIndex, LogTime, RefusalCode, RequestId};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::sample::{job, name};
+use crate::tests::{
+    GUARD, REPLICA, code, config, consensus, engine_with, guarded, leader, open, opening, submit, submitted,
+    until,
+};
+use crate::{Change, Engine, EngineConfig, ReplicaInfo, WatchPosition, replicated};
+
+#[tokio::test]
+async fn a_submission_is_answered_when_it_can_be_read_and_repeats_its_answer() {
+    let engine = leader().await;
+    let _session = open(&engine, opening("h1", 1)).await;
+    let first = guarded("a submission", engine.execute(submit(7, 3, 1))).await.expect("it is taken");
+    let Answer::Submitted { jobs, at } = &first else { panic!("{first:?}") };
+    let view = engine.view();
+    assert!(view.log_index() >= *at && jobs.iter().all(|id| view.job(*id).is_some()));
+    let again = guarded("the same again", engine.execute(submit(7, 3, 1))).await.expect("it is repeated");
+    assert_eq!(again, first);
+    let other = guarded("another under its id", engine.execute(submit(7, 2, 1))).await;
+    assert_eq!(code(other), Some(RefusalCode::RequestIdReused));
+    assert_eq!(engine.view().jobs().len(), 3);
+}
+
+#[tokio::test]
+async fn a_job_whose_time_comes_waits_for_nothing_else() {
+    let engine = leader().await;
+    let _session = open(&engine, opening("h1", 1)).await;
+    let soon = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + Duration::from_millis(400);
+    let mut draft = JobDraft::clone(&job("later", 1));
+    draft.not_before = Some(LogTime(u64::try_from(soon.as_millis()).unwrap()));
+    let jobs = muster_types::Submission::plain(vec![draft.check().unwrap()]);
+    let answer = guarded("it", engine.execute(Command::Submit { request: RequestId(1), jobs })).await;
+    assert!(answer.is_ok(), "{answer:?}");
+    assert_eq!(engine.view().not_before().count(), 1);
+    // What is done now and then is done every ten seconds.
+    let released = until(&engine, "its time", |view| view.not_before().next().is_none());
+    tokio::time::timeout(Duration::from_secs(6), released).await.expect("nothing else has to happen");
+}
+
+#[tokio::test]
+async fn a_refusal_changes_nothing_and_is_told() {
+    let engine = leader().await;
+    let before = engine.view().jobs().len();
+    let refused = guarded("a job without a fleet", engine.execute(submit(1, 1, 1))).await;
+    assert_eq!(code(refused), Some(RefusalCode::NeverFits));
+    assert_eq!(engine.view().jobs().len(), before);
+}
+
+#[tokio::test]
+async fn a_watch_goes_on_exactly_inside_a_batch_of_a_thousand() {
+    let engine = leader().await;
+    let _session = open(&engine, opening("h1", 1)).await;
+    let start = WatchPosition::after(engine.view().log_index());
+    let answer = guarded("a batch", engine.execute(submit(1, 1_000, 8))).await.expect("it is taken");
+    let Answer::Submitted { jobs, at } = answer else { panic!("{answer:?}") };
+    let mut places: Vec<(WatchPosition, JobId)> = Vec::new();
+    let mut watch = engine.watch(start).expect("the place is kept");
+    while places.len() < 1_000 {
+        let (events, _) = guarded("changes", watch.next()).await.expect("they are kept");
+        let of_batch = events.into_iter().filter(|e| e.position.log_index == at);
+        places.extend(of_batch.filter_map(|e| match e.change {
+            Change::Job { id, .. } => Some((e.position, id)),
+            // What became of the queue, behind all of them.
+            Change::Queues(_) => None,
+            other => panic!("{other:?}"),
+        }));
+    }
+    assert_eq!(places.iter().map(|(_, id)| *id).collect::<Vec<_>>(), jobs, "each once, in order");
+    for behind in [0, 255, 256, 511, 998] {
+        let mut again = engine.watch(places[behind].0).expect("the place is kept");
+        let (events, _) = guarded("changes", again.next()).await.expect("they are kept");
+        assert_eq!(events[0].position, places[behind + 1].0);
+    }
+    let future = WatchPosition::after(LogIndex(engine.view().log_index().0 + 1_000));
+    assert_eq!(code(engine.watch(future)), Some(RefusalCode::ResumeTokenInvalid));
+}
+
+#[tokio::test]
+async fn a_read_waits_for_its_index_and_not_for_ever() {
+    let engine = leader().await;
+    let next = engine.view().log_index().next();
+    let waiting = engine.wait_applied(next, GUARD);
+    let (view, _session) = tokio::join!(waiting, open(&engine, opening("h1", 1)));
+    assert!(view.expect("it came").log_index() >= next);
+    let never = engine.wait_applied(LogIndex(u64::MAX), Duration::from_millis(50)).await;
+    let refusal = never.expect_err("that far nobody is");
+    assert_eq!(refusal.code, RefusalCode::ResumeTokenInvalid);
+    assert!(refusal.metadata.iter().any(|(key, _)| *key == "applied_log_index"));
+}
+
+#[tokio::test]
+async fn full_lanes_refuse_with_a_hint_and_nodes_have_their_own() {
+    let engine = leader().await;
+    let _session = open(&engine, opening("h1", 1)).await;
+    // One task at a time runs here: the loop takes nothing while these are put in line.
+    let mut waiting: Vec<_> = (0..65).map(|n| Box::pin(engine.execute(submit(100 + n, 1, 1)))).collect();
+    for call in &mut waiting[..64] {
+        assert!(futures::poll!(call.as_mut()).is_pending());
+    }
+    let std::task::Poll::Ready(Err(refused)) = futures::poll!(waiting[64].as_mut()) else {
+        panic!("the lane is full")
+    };
+    assert_eq!(refused.code, RefusalCode::Overloaded);
+    assert!(refused.metadata.iter().any(|(key, value)| *key == "retry_after_ms" && value == "100"));
+    let mut registration = Box::pin(engine.open_session(opening("h2", 2)));
+    assert!(futures::poll!(registration.as_mut()).is_pending(), "nodes are not refused for that");
+    waiting.pop();
+    let answers = guarded("what waited is answered", futures::future::join_all(waiting)).await;
+    assert!(answers.iter().all(Result::is_ok));
+    guarded("the node's session", registration).await.expect("it is opened");
+}
+
+/// The nodes' lane is bounded by size as well, and its room goes round by arrival.
+#[tokio::test]
+async fn what_nodes_say_is_bounded_by_its_size_and_waits_for_its_turn() {
+    let engine = leader().await;
+    let session = open(&engine, opening("h1", 1)).await;
+    let large = || {
+        let exit = muster_types::ExitStatus::LaunchFailed("x".repeat(40 << 20));
+        Command::Report {
+            node: session.node,
+            incarnation: session.incarnation,
+            job: JobId::derive(LogIndex(1), 0),
+            token: FencingToken::default(),
+            updates: vec![(0, muster_journal::RankUpdate::Exited(exit))],
+        }
+    };
+    let mut first = Box::pin(engine.execute_for_node(large()));
+    let mut second = Box::pin(engine.execute_for_node(large()));
+    let mut third = Box::pin(engine.open_session(opening("h2", 2)));
+    assert!(futures::poll!(first.as_mut()).is_pending());
+    assert!(futures::poll!(second.as_mut()).is_pending() && futures::poll!(third.as_mut()).is_pending());
+    let kib = engine.inner.node_room.available_permits();
+    assert!(kib < 24 << 10, "the first alone is in line: {kib} KiB are left");
+    // All of them are answered, one behind the other; nobody knows the job.
+    drop(guarded("the first", first).await);
+    drop(guarded("the second", second).await);
+    guarded("the small one behind them", third).await.expect("it is opened");
+}
+
+#[tokio::test]
+async fn waiting_submissions_are_bounded_by_their_size_too() {
+    let engine = leader().await;
+    let large = |request: u128| {
+        let mut spec = muster_types::JobDraft::clone(&job("large", 1));
+        spec.groups[0].command = vec!["x".repeat(4_000); 8];
+        let spec = spec.check().expect("it is a job");
+        Command::Submit {
+            request: RequestId(request),
+            jobs: muster_types::Submission::plain(vec![spec; 1_000]),
+        }
+    };
+    let mut first = Box::pin(engine.execute(large(1)));
+    let mut second = Box::pin(engine.execute(large(2)));
+    let mut third = Box::pin(engine.execute(large(3)));
+    assert!(futures::poll!(first.as_mut()).is_pending() && futures::poll!(second.as_mut()).is_pending());
+    let std::task::Poll::Ready(refused) = futures::poll!(third.as_mut()) else { panic!("96 MB wait") };
+    assert_eq!(code(refused), Some(RefusalCode::Overloaded));
+    // Too large for a record each; the room they took is free again.
+    assert_eq!(code(guarded("the first", first).await), Some(RefusalCode::InvalidField));
+    assert_eq!(code(guarded("the second", second).await), Some(RefusalCode::InvalidField));
+    assert_eq!(code(guarded("again", engine.execute(large(4))).await), Some(RefusalCode::InvalidField));
+}
+
+#[tokio::test]
+async fn a_replica_that_does_not_lead_refuses_what_only_a_leader_can() {
+    let engine = engine_without_cluster().await;
+    assert_eq!(
+        code(guarded("a submission", engine.execute(submit(1, 1, 1))).await),
+        Some(RefusalCode::NotLeader)
+    );
+    let session = guarded("a session", engine.open_session(opening("h1", 1))).await;
+    assert_eq!(code(session), Some(RefusalCode::NotLeader));
+    assert_eq!(code(guarded("a read", engine.linearizable_view()).await), Some(RefusalCode::NotLeader));
+    engine.stop();
+    guarded("it stops", engine.stopping()).await;
+    let late = guarded("too late", engine.execute(submit(2, 1, 1))).await;
+    assert!(matches!(code(late), Some(RefusalCode::OutcomeUnknown | RefusalCode::NotLeader)));
+}
+
+#[tokio::test]
+async fn a_decision_loop_that_breaks_off_ends_the_sessions_and_is_noticed() {
+    let engine = leader().await;
+    let session = open(&engine, opening("h1", 1)).await;
+    let broken = async { panic!("the guard refused the leader's own record at {}", 7) };
+    guarded("it is noticed", engine.clone().supervise(broken)).await;
+    let detail = engine.failed().borrow().clone();
+    assert_eq!(detail.as_deref(), Some("the guard refused the leader's own record at 7"));
+    guarded("no agent is kept alive", session.ended()).await;
+    assert!(engine.is_stopping());
+}
+
+#[tokio::test]
+async fn a_command_that_meets_a_broken_invariant_costs_itself_alone() {
+    let engine = engine_with(EngineConfig { contain_faults: true, ..config(64) }).await;
+    until(&engine, "the cluster is founded", |view| view.cluster().is_some()).await;
+    let _session = open(&engine, opening("h1", 1)).await;
+    let poison = || {
+        let jobs = muster_types::Submission::plain([job("poison", 1)]);
+        Command::Submit { request: RequestId(9), jobs }
+    };
+    // In one round with others, which are carried out all the same.
+    let (before, poisoned, behind) = guarded("all three", async {
+        tokio::join!(
+            engine.execute(submit(1, 3, 1)),
+            engine.execute(poison()),
+            engine.execute(submit(2, 3, 1))
+        )
+    })
+    .await;
+    assert!(before.is_ok() && behind.is_ok(), "{before:?} {behind:?}");
+    let refusal = poisoned.expect_err("it must not be carried out");
+    assert_eq!(refusal.code, RefusalCode::Internal);
+    let fingerprint = refusal.metadata.iter().find(|(name, _)| *name == "fingerprint").expect("it has one");
+    assert!(engine.local_facts().decision_fault.is_some_and(|fault| fault.contains(&fingerprint.1)));
+    // The client repeats it, and the leader goes on.
+    assert_eq!(code(guarded("the same again", engine.execute(poison())).await), Some(RefusalCode::Internal));
+    assert_eq!(engine.view().jobs().len(), 6);
+    submitted(&engine, 3, 1).await;
+    assert!(engine.is_leader() && engine.failed().borrow().is_none());
+}
+
+async fn engine_without_cluster() -> Engine {
+    let (application, view) = replicated(FORMAT_MAX);
+    let consensus = consensus(application).await;
+    Engine::start(config(8), ReplicaInfo { replica: REPLICA, region: name("eu") }, view, consensus)
+}

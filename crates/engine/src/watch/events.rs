@@ -1,0 +1,148 @@
+//! What followers are told of applied records: made in one place for the records that are applied now and
+//! for those of the past that are replayed, so that it is the same event either way, on every replica.
+
+use muster_archive::Observer;
+use muster_journal::Decision;
+use muster_state::{Applied, Effect, QueueRow, State};
+use muster_types::{LogIndex, Name, NodeSpec};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::watch::changes::{Change, Event, WatchPosition};
+
+/// Makes the events of records, in order.
+pub(crate) struct EventMaker {
+    events: Vec<Event>,
+    /// Every queue as followers know it.
+    queues: BTreeMap<Name, Arc<QueueRow>>,
+    /// Tenants whose queues the present round may have changed.
+    touched: BTreeSet<Name>,
+    policy_changed: bool,
+    /// The last record of the present round that has a position.
+    reached: Option<LogIndex>,
+    /// What a node said of itself that the next record describes anew or forgets.
+    node_before: Option<Arc<NodeSpec>>,
+}
+
+impl EventMaker {
+    /// For the records behind a state.
+    pub(crate) fn behind(state: &State) -> EventMaker {
+        let names = state.queues_behind(None, usize::MAX);
+        let known = names.into_iter().filter_map(|name| Some((name.clone(), Arc::new(state.queue(&name)?))));
+        EventMaker {
+            events: Vec::new(),
+            queues: known.collect(),
+            touched: BTreeSet::new(),
+            policy_changed: false,
+            reached: None,
+            node_before: None,
+        }
+    }
+
+    /// What was made since it was last asked for.
+    pub(crate) fn take(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// How many were made since they were last asked for.
+    pub(crate) fn waiting(&self) -> usize {
+        self.events.len()
+    }
+
+    fn change(&self, state: &State, effect: &Effect) -> Option<Change> {
+        match effect {
+            Effect::ClusterChanged
+            | Effect::PolicyChanged
+            | Effect::HealthPolicyChanged
+            | Effect::OrdersChanged(_)
+            | Effect::Diverged { .. } => None,
+            Effect::JobChanged(id) => {
+                let (row, spec) = (state.job(*id)?, state.spec(*id)?);
+                Some(Change::Job { id: *id, row: Arc::new(row.clone()), spec: Arc::clone(spec) })
+            }
+            Effect::JobForgotten(id) => Some(Change::JobForgotten(*id)),
+            Effect::NodeChanged(id) => Some(Change::Node {
+                id: *id,
+                row: Arc::new(state.node(*id)?.clone()),
+                restriction: state.restriction(*id).cloned().map(Arc::new),
+                gangs: state.gangs_on(*id).collect(),
+                before: self.node_before.clone(),
+            }),
+            Effect::NodeForgotten(id) => {
+                Some(Change::NodeForgotten { id: *id, spec: Arc::clone(self.node_before.as_ref()?) })
+            }
+        }
+    }
+
+    /// A job of the tenant has changed: so may have its queue, and those above it, whose use is counted with
+    /// it.
+    fn touch(&mut self, state: &State, tenant: &Name) {
+        // Most rounds are many jobs of few tenants.
+        if self.touched.contains(tenant) {
+            return;
+        }
+        self.touched.extend(state.policy().policy.ancestry(tenant).cloned());
+    }
+
+    /// What the round did to the queues, as one event behind all others of its last record.
+    fn queues_changed(&mut self, state: &State) -> Option<Change> {
+        let mut touched = std::mem::take(&mut self.touched);
+        if std::mem::take(&mut self.policy_changed) {
+            // Places in the tree and quotas: anybody's.
+            touched.extend(self.queues.keys().cloned());
+            touched.extend(state.queues_behind(None, usize::MAX));
+        }
+        let mut changed = Vec::new();
+        for tenant in touched {
+            let (before, now) = (self.queues.get(&tenant), state.queue(&tenant).map(Arc::new));
+            let is_like = match (before, &now) {
+                (Some(before), Some(now)) => before.is_like(now),
+                (None, None) => true,
+                _ => false,
+            };
+            if is_like {
+                continue;
+            }
+            match &now {
+                Some(row) => _ = self.queues.insert(tenant.clone(), Arc::clone(row)),
+                None => _ = self.queues.remove(&tenant),
+            }
+            changed.push((tenant, now));
+        }
+        if changed.is_empty() { None } else { Some(Change::Queues(changed.into())) }
+    }
+}
+
+impl Observer for EventMaker {
+    fn before(&mut self, state: &State, decision: &Decision) {
+        let node = match decision {
+            Decision::NodeRegistered { spec, .. } => state.node_named(&spec.name),
+            Decision::NodeForgotten { node } | Decision::NodeForgottenOnRequest { node, .. } => Some(*node),
+            _ => None,
+        };
+        self.node_before = node.and_then(|node| state.node(node)).map(|row| Arc::clone(&row.spec));
+    }
+
+    fn after(&mut self, state: &State, applied: &Applied) {
+        let Some(log_index) = applied.log_index else { return };
+        self.reached = Some(log_index);
+        let mut ordinal = 0;
+        for effect in &applied.effects {
+            self.policy_changed |= *effect == Effect::PolicyChanged;
+            if let Some(change) = self.change(state, effect) {
+                if let Change::Job { spec, .. } = &change {
+                    self.touch(state, &spec.tenant);
+                }
+                ordinal += 1;
+                self.events.push(Event { position: WatchPosition { log_index, ordinal }, change });
+            }
+        }
+    }
+
+    fn round_over(&mut self, state: &State) {
+        let Some(log_index) = self.reached.take() else { return };
+        if let Some(change) = self.queues_changed(state) {
+            self.events.push(Event { position: WatchPosition::after(log_index), change });
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! What watchers are told of records: made once, and kept in memory for a while.
+
+pub(crate) mod changes;
+pub(crate) mod events;
+pub(crate) mod hub;
