@@ -8,9 +8,9 @@
 
 mod support;
 
-use muster_wire::v1;
+use muster_wire::agent;
+use muster_wire::agent::session_response::Message as Response;
 use muster_wire::v1::exit_status::Kind;
-use muster_wire::v1::session_response::Message as Response;
 use support::*;
 
 const JOB: &str = "job-9";
@@ -43,7 +43,7 @@ async fn a_worker_starts_after_confirmation_and_its_end_is_reported() {
                 _ => None,
             })
             .await;
-        ends.extend(report.workers.into_iter().filter_map(|w| Some((w.rank, w.exit?.kind?))));
+        ends.extend(report.workers.into_iter().filter_map(|w| Some((rank_of(&w), w.exit?.kind?))));
     }
     assert_eq!(ends[&0], Kind::Code(3));
     assert_eq!(ends[&1], Kind::Code(0));
@@ -76,22 +76,22 @@ async fn an_order_that_is_not_current_never_starts() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gang_that_is_checked_waits_for_the_verdict_and_is_confirmed_anew() {
-    use v1::preflight_order::Step;
-    use v1::preflight_report::Step as Said;
+    use agent::preflight_order::Step;
+    use agent::preflight_report::Step as Said;
     let mut leader = Leader::start(Manner::patient()).await;
     let host = Host::new(&leader);
     let _agent = host.agent();
     leader.registered().await;
     let waits = |h: Heard| match h {
-        Heard::Preflight(v1::PreflightReport { step: Some(Said::Waiting(waiting)) }) => Some(waiting),
+        Heard::Preflight(agent::PreflightReport { step: Some(Said::Waiting(waiting)) }) => Some(waiting),
         _ => None,
     };
-    let verdict = |waiting: &v1::PreflightWaiting, fault: &str| {
-        let v1::PreflightWaiting { job_id, token } = waiting.clone();
-        let verdict = v1::PreflightVerdict { job_id, token, fault: fault.into() };
-        Response::PreflightOrder(v1::PreflightOrder { step: Some(Step::Verdict(verdict)) })
+    let verdict = |waiting: &agent::PreflightWaiting, fault: &str| {
+        let agent::PreflightWaiting { job_id, token } = waiting.clone();
+        let verdict = agent::PreflightVerdict { job_id, token, fault: fault.into() };
+        Response::PreflightOrder(agent::PreflightOrder { step: Some(Step::Verdict(verdict)) })
     };
-    let order = |token| v1::StartOrder { preflight: true, ..start(JOB, token, &["exit 0"], &[]) };
+    let order = |token| agent::StartOrder { preflight: true, ..start(JOB, token, &["exit 0"], &[]) };
 
     leader.send(Response::Start(order(7)));
     let waiting = leader.hear("that it waits", waits).await;
@@ -357,7 +357,7 @@ async fn output_is_read_while_it_grows() {
     let script = format!("echo one; echo wrong >&2; cat {} > /dev/null; echo two", go.display());
     leader.send(Response::Start(start(JOB, 7, &[&script], &[])));
     leader.running(7, 0).await;
-    let read = v1::ReadLogsOrder {
+    let read = agent::ReadLogsOrder {
         read_id: 42,
         job_id: JOB.into(),
         token: token(7),
@@ -388,7 +388,7 @@ async fn output_is_read_while_it_grows() {
     assert_eq!(text["stderr"], "wrong\n");
     // Both streams in the order in which they were written, and on from a position.
     for (read_id, from_position, expected) in [(44, 0, "one\nwrong\ntwo\n"), (45, 4, "wrong\ntwo\n")] {
-        leader.send(Response::ReadLogs(v1::ReadLogsOrder { read_id, from_position, ..read.clone() }));
+        leader.send(Response::ReadLogs(agent::ReadLogsOrder { read_id, from_position, ..read.clone() }));
         let (mut text, mut position) = (String::new(), 0);
         loop {
             let chunk = leader
@@ -406,7 +406,7 @@ async fn output_is_read_while_it_grows() {
         assert_eq!((text.as_str(), position), (expected, 14));
     }
     // A worker that is not here is an error text, not silence.
-    leader.send(Response::ReadLogs(v1::ReadLogsOrder { read_id: 43, rank: 5, ..read }));
+    leader.send(Response::ReadLogs(agent::ReadLogsOrder { read_id: 43, rank: 5, ..read }));
     let error = leader
         .hear("an error", |h| match h {
             Heard::Upload(chunk) if chunk.read_id == 43 => Some(chunk.error),
@@ -556,24 +556,24 @@ async fn a_committed_checkpoint_waits_for_the_log_through_a_lost_session() {
     let step = r#""step":{"number":3,"duration_ms":40}"#;
     assert_eq!(say(&host, who("1.7", 0, step)).await.unwrap(), r#"{"ok":true}"#);
     let note = leader.note().await;
-    let wanted = v1::worker_note::Note::Step(v1::StepNote { number: 3, duration_ms: 40 });
+    let wanted = agent::worker_note::Note::Step(agent::StepNote { number: 3, duration_ms: 40 });
     assert_eq!((note.rank, note.note), (0, Some(wanted)));
 
     let waiting = say(&host, who("1.7", 0, saved));
     let first = leader.note().await;
-    let wanted = v1::worker_note::Note::CheckpointCommitted(v1::CheckpointNote { step: 12 });
+    let wanted = agent::worker_note::Note::CheckpointCommitted(agent::CheckpointNote { step: 12 });
     assert_eq!(first.note, Some(wanted));
     leader.drop_session();
     leader.registered().await;
     let again = leader.note().await;
     assert_eq!((again.sequence, &again.note), (first.sequence, &first.note));
     assert!(!waiting.is_finished(), "answered before the leader did");
-    leader.send(Response::NoteAck(v1::NoteAck { sequence: again.sequence, refused: String::new() }));
+    leader.send(Response::NoteAck(agent::NoteAck { sequence: again.sequence, refused: String::new() }));
     assert_eq!(waiting.await.unwrap(), r#"{"ok":true}"#);
 
     let refused = say(&host, who("1.7", 0, saved));
     let note = leader.note().await;
-    let ack = v1::NoteAck { sequence: note.sequence, refused: "MS-3005 FENCED: gone".to_owned() };
+    let ack = agent::NoteAck { sequence: note.sequence, refused: "MS-3005 FENCED: gone".to_owned() };
     leader.send(Response::NoteAck(ack));
     assert_eq!(refused.await.unwrap(), r#"{"error":"MS-3005 FENCED: gone"}"#);
 

@@ -1,4 +1,4 @@
-//! `muster.v1.ClusterService`.
+//! `muster.v1beta1.ClusterService`.
 
 use muster_engine::{LocalFacts, PeerReport, Role, Space};
 use muster_state::NodeStatus;
@@ -108,7 +108,9 @@ impl ClusterService for Clusters {
         let engine = self.router.engine();
         Ok(Response::new(v1::GetServerInfoResponse {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            api_versions: vec!["muster.v1".to_owned()],
+            api_versions: ["muster.v1beta1", "muster.admin.v1beta1", "muster.agent.v1beta1"]
+                .map(str::to_owned)
+                .to_vec(),
             format_max: engine.format_max().into(),
             replica_id: engine.info().replica.0,
             region: engine.info().region.to_string(),

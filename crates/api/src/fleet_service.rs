@@ -1,19 +1,14 @@
-//! `muster.v1.FleetService`.
+//! `muster.v1beta1.FleetService`.
 
 use muster_decider::{Command, DrainOrder, RepairOrder};
-use muster_engine::PROBE_NODES_MAX;
 use muster_state::{RequestAnswer, State};
 use muster_types::{LogIndex, Name, NodeId, Refusal, RefusalCode, RequestId, Violation};
-use muster_wire::convert::{
-    health_policy_from_proto, health_policy_to_proto, probe_finding_to_proto, probe_link_to_proto,
-    probe_ring_to_proto, repair_from_proto, request_id,
-};
+use muster_wire::convert::{health_policy_from_proto, health_policy_to_proto, repair_from_proto, request_id};
 use muster_wire::status::to_status;
 use muster_wire::token::{List, PageToken, filter_digest};
 use muster_wire::v1;
 use muster_wire::v1::fleet_service_client::FleetServiceClient;
 use muster_wire::v1::fleet_service_server::FleetService;
-use std::collections::BTreeSet;
 use tonic::{Request, Response, Status};
 
 use crate::admission;
@@ -35,7 +30,7 @@ impl Fleet {
 }
 
 /// A node by its name, or by its id where no node has that name. Fleets do name hosts `node-3`, and operators mean the host.
-fn find(view: &State, text: &str) -> Result<NodeId, Refusal> {
+pub(crate) fn find(view: &State, text: &str) -> Result<NodeId, Refusal> {
     let by_name = Name::new(text).and_then(|name| view.node_named(&name));
     let found = by_name.or_else(|| text.parse::<NodeId>().ok().filter(|id| view.node(*id).is_some()));
     found.ok_or_else(|| {
@@ -261,41 +256,6 @@ impl FleetService for Fleet {
         let onward = |channel| {
             let request = Router::onward(message.clone(), caller);
             async move { Ok(FleetServiceClient::new(channel).forget_node(request).await?.into_inner()) }
-        };
-        self.router.write(caller, local, onward).await.map(Response::new)
-    }
-
-    async fn probe_nodes(
-        &self,
-        request: Request<v1::ProbeNodesRequest>,
-    ) -> Result<Response<v1::ProbeNodesResponse>, Status> {
-        let caller = self.router.caller(&request);
-        let message = request.into_inner();
-        let count = message.nodes.len();
-        if !(2..=PROBE_NODES_MAX).contains(&count) {
-            return Err(invalid(vec![Violation::limit("nodes", count as u64, 2, PROBE_NODES_MAX as u64)]));
-        }
-        let engine = self.router.engine();
-        let local = || async {
-            let view = engine.view();
-            let nodes = message.nodes.iter().map(|text| find(&view, text)).collect::<Result<Vec<_>, _>>()?;
-            if nodes.iter().collect::<BTreeSet<_>>().len() < count {
-                return Err(Refusal::fields(vec![Violation::new("nodes", "names a node twice")]));
-            }
-            let result = engine.probe(&nodes).await?;
-            let name = |node: &NodeId| view.node(*node).map(|row| row.spec.name.to_string());
-            let node_names: Vec<String> = nodes.iter().map(|node| name(node).unwrap_or_default()).collect();
-            let finding = |finding| probe_finding_to_proto(finding, &node_names);
-            Ok(v1::ProbeNodesResponse {
-                links: result.links.iter().map(probe_link_to_proto).collect(),
-                rings: result.rings.iter().map(probe_ring_to_proto).collect(),
-                findings: result.findings.iter().map(finding).collect(),
-                node_names,
-            })
-        };
-        let onward = |channel| {
-            let request = Router::onward(message.clone(), caller);
-            async move { Ok(FleetServiceClient::new(channel).probe_nodes(request).await?.into_inner()) }
         };
         self.router.write(caller, local, onward).await.map(Response::new)
     }

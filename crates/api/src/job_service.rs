@@ -1,4 +1,4 @@
-//! `muster.v1.JobService`.
+//! `muster.v1beta1.JobService`.
 
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;

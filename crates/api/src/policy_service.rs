@@ -1,4 +1,4 @@
-//! `muster.v1.PolicyService`.
+//! `muster.v1beta1.PolicyService`.
 
 use muster_decider::{Command, PolicyWarning, PolicyWarnings, check_policy, policy_warnings};
 use muster_types::LogIndex;

@@ -1,4 +1,4 @@
-//! `muster.v1.QueueService`.
+//! `muster.v1beta1.QueueService`.
 
 use muster_types::Name;
 use muster_wire::token::{List, PageToken, TokenError, filter_digest};

@@ -2,15 +2,16 @@
 
 use muster_transport::Security;
 use muster_types::{JobId, LogIndex, RefusalCode};
+use muster_wire::agent::node_service_client::NodeServiceClient;
+use muster_wire::agent::{session_request, session_response};
 use muster_wire::status::Refused;
 use muster_wire::token::{List, PageToken, ResumeToken, filter_digest};
-use muster_wire::v1;
 use muster_wire::v1::cluster_service_client::ClusterServiceClient;
 use muster_wire::v1::fleet_service_client::FleetServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
-use muster_wire::v1::node_service_client::NodeServiceClient;
 use muster_wire::v1::policy_service_client::PolicyServiceClient;
-use muster_wire::v1::{session_request, session_response, submit_stream_response, watch_jobs_response};
+use muster_wire::v1::{submit_stream_response, watch_jobs_response};
+use muster_wire::{agent, v1};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -73,7 +74,7 @@ impl Served {
     }
 
     /// Opens a session for host `h1` and keeps the stream.
-    async fn agent(&self) -> (mpsc::Sender<v1::SessionRequest>, Streaming<v1::SessionResponse>) {
+    async fn agent(&self) -> (mpsc::Sender<agent::SessionRequest>, Streaming<agent::SessionResponse>) {
         self.agent_of("h1", 7).await
     }
 
@@ -82,7 +83,7 @@ impl Served {
         &self,
         name: &str,
         holder: u128,
-    ) -> (mpsc::Sender<v1::SessionRequest>, Streaming<v1::SessionResponse>) {
+    ) -> (mpsc::Sender<agent::SessionRequest>, Streaming<agent::SessionResponse>) {
         let (send, requests) = mpsc::channel(16);
         let node = v1::NodeDescription {
             name: name.to_owned(),
@@ -97,9 +98,9 @@ impl Served {
             ..Default::default()
         };
         let register =
-            v1::Register { node: Some(node), holder_id: format!("{holder:032x}"), ..Default::default() };
+            agent::Register { node: Some(node), holder_id: format!("{holder:032x}"), ..Default::default() };
         let message = Some(session_request::Message::Register(register));
-        send.send(v1::SessionRequest { message }).await.expect("it is taken");
+        send.send(agent::SessionRequest { message }).await.expect("it is taken");
         let mut client = NodeServiceClient::new(self.channel.clone());
         let session = client.session(ReceiverStream::new(requests));
         let mut responses = guarded("a session", session).await.expect("it opens").into_inner();
@@ -150,7 +151,8 @@ async fn every_call_of_the_public_services_is_answered_by_this_server() {
     let served = Served::start().await;
     let all = prost_types::FileDescriptorSet::decode(muster_wire::DESCRIPTORS).expect("they are descriptors");
     let mut methods = Vec::new();
-    for file in all.file.iter().filter(|file| file.package() == "muster.v1") {
+    let is_served = |package: &str| package.starts_with("muster.") && package != "muster.raft.v1";
+    for file in all.file.iter().filter(|file| is_served(file.package())) {
         for service in &file.service {
             let method = |m: &prost_types::MethodDescriptorProto| {
                 format!("/{}.{}/{}", file.package(), service.name(), m.name())
@@ -164,17 +166,18 @@ async fn every_call_of_the_public_services_is_answered_by_this_server() {
         let mut grpc = tonic::client::Grpc::new(served.channel.clone());
         guarded("a connection", grpc.ready()).await.expect("it stands");
         // An empty message: valid on the wire for every call, and refused or answered by the service.
-        let codec = tonic_prost::ProstCodec::<v1::UploadLogsResponse, v1::UploadLogsResponse>::default();
-        let call = grpc.server_streaming(Request::new(v1::UploadLogsResponse {}), path, codec);
+        let codec =
+            tonic_prost::ProstCodec::<agent::UploadLogsResponse, agent::UploadLogsResponse>::default();
+        let call = grpc.server_streaming(Request::new(agent::UploadLogsResponse {}), path, codec);
         if let Err(status) = guarded(&method, call).await {
             assert_ne!(status.code(), Code::Unimplemented, "{method}: {status}");
         }
     }
-    let path = http::uri::PathAndQuery::from_static("/muster.v1.JobService/Nothing");
+    let path = http::uri::PathAndQuery::from_static("/muster.v1beta1.JobService/Nothing");
     let mut grpc = tonic::client::Grpc::new(served.channel.clone());
     guarded("a connection", grpc.ready()).await.expect("it stands");
-    let codec = tonic_prost::ProstCodec::<v1::UploadLogsResponse, v1::UploadLogsResponse>::default();
-    let call = grpc.server_streaming(Request::new(v1::UploadLogsResponse {}), path, codec);
+    let codec = tonic_prost::ProstCodec::<agent::UploadLogsResponse, agent::UploadLogsResponse>::default();
+    let call = grpc.server_streaming(Request::new(agent::UploadLogsResponse {}), path, codec);
     let status = guarded("a call that is none", call).await.expect_err("it is none");
     assert_eq!(status.code(), Code::Unimplemented, "so the test above can tell");
 }
@@ -382,10 +385,15 @@ async fn only_the_current_placement_commits_a_checkpoint() {
         }
     })
     .await;
-    let worker = v1::WorkerState { job_id: job_id.clone(), token: Some(token), rank: 0, exit: None };
-    let report = v1::Report { sequence: 1, workers: vec![worker] };
+    let worker = agent::WorkerState {
+        job_id: job_id.clone(),
+        token: Some(token),
+        subject: Some(agent::worker_state::Subject::Rank(0)),
+        exit: None,
+    };
+    let report = agent::Report { sequence: 1, workers: vec![worker] };
     let message = Some(session_request::Message::Report(report));
-    send.send(v1::SessionRequest { message }).await.expect("it is taken");
+    send.send(agent::SessionRequest { message }).await.expect("it is taken");
     guarded("a start", async {
         while served.engine.view().job(id).is_none_or(|row| row.started_at.is_none()) {
             tokio::task::yield_now().await;

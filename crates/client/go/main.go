@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
-	v1 "muster.dev/muster/v1"
+	v1 "muster.dev/muster/v1beta1"
 )
 
 // again makes a call, at whichever replica, until it is answered. A request id makes it one effect.

@@ -6,7 +6,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use muster_wire::v1;
+use admin::probe_service_client::ProbeServiceClient;
+use muster_wire::{admin, v1};
 use tonic::Request;
 use tonic::transport::Channel;
 use v1::cluster_service_client::ClusterServiceClient;
@@ -30,6 +31,10 @@ pub(crate) fn jobs(channel: Channel) -> JobServiceClient<Channel> {
 
 pub(crate) fn fleet(channel: Channel) -> FleetServiceClient<Channel> {
     FleetServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
+}
+
+fn probes(channel: Channel) -> ProbeServiceClient<Channel> {
+    ProbeServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
 }
 
 fn cluster(channel: Channel) -> ClusterServiceClient<Channel> {
@@ -393,11 +398,11 @@ impl Client {
     /// Refusals at once; everything else when the deadline has passed.
     pub async fn probe_nodes(
         &self,
-        request: v1::ProbeNodesRequest,
-    ) -> Result<v1::ProbeNodesResponse, CallError> {
+        request: admin::ProbeNodesRequest,
+    ) -> Result<admin::ProbeNodesResponse, CallError> {
         let send = |channel| {
             let request = request.clone();
-            async move { fleet(channel).probe_nodes(request).await }
+            async move { probes(channel).probe_nodes(request).await }
         };
         // Longer than any other call: one that is given up is begun again elsewhere, beside itself.
         let options = Options { attempt_timeout: self.options.deadline, ..self.options.clone() };

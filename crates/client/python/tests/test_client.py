@@ -26,7 +26,7 @@ from muster._attempts import Attempts
 from muster._core import Logs, Seen, Watch
 from muster._judge import Verdict, judge
 from muster.options import Endpoints, Options, tls_from_environment
-from muster.v1 import common_pb2, fleet_pb2, job_pb2
+from muster.v1beta1 import common_pb2, fleet_pb2, job_pb2
 
 
 RETRIES = Path(__file__).resolve().parents[4] / "proto" / "retries.txt"
@@ -271,7 +271,7 @@ def test_a_replica_far_away_is_reached() -> None:
         response_serializer=fleet_pb2.ListNodesResponse.SerializeToString,
     )
     server = grpc.server(ThreadPoolExecutor(2))
-    service = grpc.method_handlers_generic_handler("muster.v1.FleetService", {"ListNodes": listing})
+    service = grpc.method_handlers_generic_handler("muster.v1beta1.FleetService", {"ListNodes": listing})
     server.add_generic_rpc_handlers((service,))
     behind = server.add_insecure_port("127.0.0.1:0")
     server.start()

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
+use admin::probe_service_server::{ProbeService, ProbeServiceServer};
 use muster_types::{Refusal, RefusalCode};
 use muster_wire::shared::Shared;
 use muster_wire::status::to_status;
-use muster_wire::{convert, v1};
+use muster_wire::{admin, convert, v1};
 use tokio::runtime::Runtime;
 use tonic::{Request, Response, Status};
 use v1::JobPhase;
@@ -59,6 +60,7 @@ impl Fake {
             tonic::transport::Server::builder()
                 .add_service(JobServiceServer::new(service.clone()))
                 .add_service(FleetServiceServer::new(service.clone()))
+                .add_service(ProbeServiceServer::new(service.clone()))
                 .add_service(PolicyServiceServer::new(service.clone()))
                 .add_service(QueueServiceServer::new(service.clone()))
                 .add_service(ClusterServiceServer::new(service))
@@ -713,11 +715,14 @@ impl FleetService for Service {
         self.book.lock().unwrap().restricted.push(word);
         Ok(Response::new(v1::SetHealthPolicyResponse { version: 48, freshness: freshness() }))
     }
+}
 
+#[tonic::async_trait]
+impl ProbeService for Service {
     async fn probe_nodes(
         &self,
-        request: Request<v1::ProbeNodesRequest>,
-    ) -> Result<Response<v1::ProbeNodesResponse>, Status> {
+        request: Request<admin::ProbeNodesRequest>,
+    ) -> Result<Response<admin::ProbeNodesResponse>, Status> {
         let node_names = request.into_inner().nodes;
         let link = |from, to| v1::ProbeLink {
             from,
@@ -726,13 +731,13 @@ impl FleetService for Service {
             round_trip_us: 80,
             ..Default::default()
         };
-        let finding = v1::ProbeFinding {
+        let finding = admin::ProbeFinding {
             node_name: node_names[1].clone(),
             other_node_name: node_names[0].clone(),
             text: "slow link".into(),
             ..Default::default()
         };
-        Ok(Response::new(v1::ProbeNodesResponse {
+        Ok(Response::new(admin::ProbeNodesResponse {
             node_names,
             links: vec![link(0, 1), link(1, 0)],
             rings: vec![v1::ProbeRing { host: 0, bytes: 1 << 20, duration_us: 500, correct: true }],

@@ -21,7 +21,7 @@ use proptest::prelude::*;
 use prost::Message as _;
 
 use super::*;
-use crate::v1;
+use crate::{agent, v1};
 
 fn group_message() -> v1::TaskGroup {
     v1::TaskGroup { workers: 1, command: vec!["true".into()], ..Default::default() }
@@ -222,9 +222,16 @@ fn devices_are_numbered_and_distinct() {
 
 #[test]
 fn reports_name_their_fields() {
-    let report = v1::WorkerState { rank: limits::GANG_WORKERS_MAX, ..Default::default() };
-    let found = worker_report_from_proto("workers[3]", &report).unwrap_err();
-    assert_eq!(fields(&found), ["workers[3].job_id", "workers[3].token", "workers[3].rank"]);
+    use agent::worker_state::Subject;
+    let of = |subject| {
+        let report = agent::WorkerState { subject, ..Default::default() };
+        let found = worker_report_from_proto("workers[3]", &report).unwrap_err();
+        fields(&found).into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let beside = |field: &str| ["workers[3].job_id", "workers[3].token", field].map(str::to_owned);
+    assert_eq!(of(Some(Subject::Rank(limits::GANG_WORKERS_MAX))), beside("workers[3].rank"));
+    assert_eq!(of(Some(Subject::WholePlacement(agent::WholePlacement {}))), beside("workers[3].exit"));
+    assert_eq!(of(None), beside("workers[3].subject"));
 }
 
 fn name() -> impl Strategy<Value = Name> {
@@ -592,7 +599,7 @@ proptest! {
         if let Ok(message) = v1::Policy::decode(&*bytes) {
             let _ = policy_from_proto("policy", Some(message));
         }
-        if let Ok(message) = v1::Register::decode(&*bytes) {
+        if let Ok(message) = agent::Register::decode(&*bytes) {
             let _ = node_spec_from_proto("node", message.node.as_ref());
             let _ = holder_id_from_text("holder_id", &message.holder_id);
             for worker in &message.workers {

@@ -38,14 +38,14 @@ from .types import (
     Until,
     WatchItem,
 )
-from .v1 import cluster_pb2, common_pb2, fleet_pb2, job_pb2, policy_pb2, queue_pb2
+from .v1beta1 import cluster_pb2, common_pb2, fleet_pb2, job_pb2, policy_pb2, queue_pb2
 
 Answer = TypeVar("Answer")
 Result = TypeVar("Result")
 JobT = TypeVar("JobT", bound=JobView)
 
-_JOBS, _FLEET, _QUEUES = "/muster.v1.JobService/", "/muster.v1.FleetService/", "/muster.v1.QueueService/"
-_CLUSTER, _POLICY = "/muster.v1.ClusterService/", "/muster.v1.PolicyService/"
+_JOBS, _FLEET, _QUEUES = "/muster.v1beta1.JobService/", "/muster.v1beta1.FleetService/", "/muster.v1beta1.QueueService/"
+_CLUSTER, _POLICY = "/muster.v1beta1.ClusterService/", "/muster.v1beta1.PolicyService/"
 # A watch takes as many ids; of more jobs, everything is watched and the others are left out here.
 WATCHED_IDS_MAX = 1_000
 _PAGE = 1_000

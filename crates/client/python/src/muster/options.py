@@ -12,7 +12,7 @@ from typing import Iterator, Sequence
 
 from ._time import Seconds, milliseconds, seconds, unix_ms
 from .errors import ConfigurationError
-from .v1 import common_pb2
+from .v1beta1 import common_pb2
 
 # In the certificates of all replicas of a cluster with certificates, and of nobody else.
 REPLICA_NAME = "replica.muster.internal"
