@@ -107,14 +107,14 @@ async fn a_gang_that_is_checked_waits_for_the_verdict_and_is_confirmed_anew() {
     leader.send(verdict(&waiting, "a slow link"));
     assert_eq!(leader.exit_of(8, 0).await, Kind::PreflightFailed("a slow link".into()));
     leader.send(Response::Start(order(8)));
-    assert_eq!(leader.exit_of(8, 0).await, Kind::Vanished(true));
+    assert_eq!(leader.exit_of(8, 0).await, Kind::Vanished(muster_wire::v1::Vanished {}));
     assert!(!host.task(JOB, 8, 0).exists());
 
     // A stop while it waits, and a verdict that comes too late.
     leader.send(Response::Start(order(9)));
     let waiting = leader.hear("that it waits", waits).await;
     leader.send(stop(JOB, 9, 0));
-    assert_eq!(leader.exit_of(9, 0).await, Kind::NotStarted(true));
+    assert_eq!(leader.exit_of(9, 0).await, Kind::NotStarted(muster_wire::v1::NotStarted {}));
     leader.send(verdict(&waiting, ""));
     leader.quiet_for(2, |h| matches!(h, Heard::Confirm(_))).await;
     assert!(!host.task(JOB, 9, 0).exists());
@@ -136,7 +136,7 @@ async fn stale_and_repeated_tokens_start_nothing() {
     leader.running(7, 0).await;
     // An older one: told that it will not start, and not even asked for.
     leader.send(Response::Start(start(JOB, 6, &[&script], &[])));
-    assert_eq!(leader.exit_of(6, 0).await, Kind::Vanished(true));
+    assert_eq!(leader.exit_of(6, 0).await, Kind::Vanished(muster_wire::v1::Vanished {}));
     leader.quiet_for(3, |h| matches!(h, Heard::Confirm(_))).await;
     assert!(!host.task(JOB, 6, 0).exists());
     // A newer one takes over: the older worker is stopped first.
@@ -264,15 +264,18 @@ async fn a_stop_for_what_was_never_here_is_answered_and_fences() {
     let mut agent = host.agent();
     leader.registered().await;
     leader.send(stop(JOB, 7, 0));
-    assert_eq!(leader.exit_of(7, muster_agent::WHOLE_PLACEMENT).await, Kind::Vanished(true));
+    assert_eq!(
+        leader.exit_of(7, muster_agent::WHOLE_PLACEMENT).await,
+        Kind::Vanished(muster_wire::v1::Vanished {})
+    );
     // The order it was for arrives late: it is refused, also by the next agent.
     leader.send(Response::Start(start(JOB, 7, &["exit 0"], &[])));
-    assert_eq!(leader.exit_of(7, 0).await, Kind::Vanished(true));
+    assert_eq!(leader.exit_of(7, 0).await, Kind::Vanished(muster_wire::v1::Vanished {}));
     agent.kill();
     let _agent = host.agent();
     leader.registered().await;
     leader.send(Response::Start(start(JOB, 7, &["exit 0"], &[])));
-    assert_eq!(leader.exit_of(7, 0).await, Kind::Vanished(true));
+    assert_eq!(leader.exit_of(7, 0).await, Kind::Vanished(muster_wire::v1::Vanished {}));
     assert!(!host.task(JOB, 7, 0).exists());
 }
 
@@ -285,7 +288,7 @@ async fn a_stop_overtakes_a_start_that_is_not_confirmed_yet() {
     leader.send(Response::Start(start(JOB, 7, &["exit 0"], &[])));
     let confirm = leader.confirm_asked().await;
     leader.send(stop(JOB, 7, 0));
-    assert_eq!(leader.exit_of(7, 0).await, Kind::NotStarted(true));
+    assert_eq!(leader.exit_of(7, 0).await, Kind::NotStarted(muster_wire::v1::NotStarted {}));
     leader.send(confirmed(&confirm, true));
     leader.quiet_for(3, |h| matches!(h, Heard::Report(_))).await;
     assert!(!host.task(JOB, 7, 0).exists());

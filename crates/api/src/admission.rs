@@ -34,10 +34,10 @@ pub(crate) fn wanted(message: &v1::SetNodeApprovalRequest) -> Result<(RequestId,
     }
     let wanted = match &message.approval {
         Some(Said::Approve(bounds)) => node_bounds_from_proto("approve", bounds).map(Wanted::Approved),
-        Some(Said::ApproveAsIs(true)) => Ok(Wanted::AsIs),
-        Some(Said::Reject(true)) => Ok(Wanted::Rejected),
-        Some(Said::Clear(true)) => Ok(Wanted::Cleared),
-        Some(Said::ApproveAsIs(false) | Said::Reject(false) | Said::Clear(false)) | None => {
+        Some(Said::ApproveAsIs(v1::ApproveAsIs {})) => Ok(Wanted::AsIs),
+        Some(Said::Reject(v1::RejectNode {})) => Ok(Wanted::Rejected),
+        Some(Said::Clear(v1::ClearApproval {})) => Ok(Wanted::Cleared),
+        None => {
             let text = "must be one of approve, approve_as_is, reject, clear";
             Err(vec![Violation::new("approval", text)])
         }

@@ -99,7 +99,7 @@ async fn a_node_waits_until_an_operator_has_admitted_it() {
     assert_eq!(door.pending().await, [("h1".to_owned(), why)]);
     assert_eq!(door.world.engine.view().nodes().len(), 0);
 
-    door.say("h1", Approval::ApproveAsIs(true)).await.expect("it waits");
+    door.say("h1", Approval::ApproveAsIs(v1::ApproveAsIs {})).await.expect("it waits");
     assert_eq!(door.pending().await, []);
     assert_eq!(door.comes(&h1).await, None);
     // It comes again as less, and as nothing else.
@@ -121,11 +121,12 @@ async fn a_node_waits_until_an_operator_has_admitted_it() {
         "nothing of it was taken over"
     );
 
-    let nobody = door.say("h7", Approval::ApproveAsIs(true)).await.expect_err("it has not come");
+    let nobody =
+        door.say("h7", Approval::ApproveAsIs(v1::ApproveAsIs {})).await.expect_err("it has not come");
     assert_eq!(Refused::from_status(&nobody).code, Some(RefusalCode::NodeNotFound));
-    door.say("h2", Approval::Reject(true)).await.expect("an operator may");
+    door.say("h2", Approval::Reject(v1::RejectNode {})).await.expect("an operator may");
     assert!(door.comes(&host("h2")).await.is_some_and(|why| why.contains("rejected")));
-    door.say("h2", Approval::Clear(true)).await.expect("an operator may");
+    door.say("h2", Approval::Clear(v1::ClearApproval {})).await.expect("an operator may");
     assert!(door.comes(&host("h2")).await.is_some_and(|why| why.contains("nobody has approved")));
     let bounds = v1::NodeBounds { region: "eu".to_owned(), ..Default::default() };
     door.say("h2", Approval::Approve(bounds)).await.expect("an operator may");
@@ -178,7 +179,7 @@ async fn a_node_stays_what_it_was_when_it_first_came() {
         draft.region = name("us-east");
     });
     assert!(door.comes(&evil).await.is_some());
-    door.say("h1", Approval::ApproveAsIs(true)).await.expect("it waits");
+    door.say("h1", Approval::ApproveAsIs(v1::ApproveAsIs {})).await.expect("it waits");
     assert_eq!(door.comes(&evil).await, None, "an operator has said so");
 }
 

@@ -2,7 +2,7 @@
 
 use muster_engine::{LocalFacts, PeerReport, Role, Space};
 use muster_state::NodeStatus;
-use muster_types::ReplicaId;
+use muster_types::{Consistency, ReplicaId};
 use muster_wire::v1;
 use muster_wire::v1::cluster_service_server::ClusterService;
 use tonic::{Request, Response, Status};
@@ -32,7 +32,8 @@ impl ClusterService for Clusters {
         let engine = self.router.engine();
         let (deadline, account) =
             (self.router.read_deadline(&request), self.router.caller(&request).account());
-        let view = self.router.fresh(account, request.get_ref().read.as_ref(), deadline).await?;
+        let view =
+            self.router.fresh(account, (request.get_ref().read.as_ref(), Consistency::Any), deadline).await?;
         let raft = engine.consensus().status();
         let reports = engine.consensus().peer_reports().borrow().clone();
         let facts = engine.local_facts();

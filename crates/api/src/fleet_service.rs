@@ -2,8 +2,10 @@
 
 use muster_decider::{Command, DrainOrder, RepairOrder};
 use muster_state::{RequestAnswer, State};
-use muster_types::{LogIndex, Name, NodeId, Refusal, RefusalCode, RequestId, Violation};
-use muster_wire::convert::{health_policy_from_proto, health_policy_to_proto, repair_from_proto, request_id};
+use muster_types::{Consistency, LogIndex, Name, NodeId, Refusal, RefusalCode, RequestId, Violation};
+use muster_wire::convert::{
+    UNSAID_OF_LISTS, health_policy_from_proto, health_policy_to_proto, repair_from_proto, request_id,
+};
 use muster_wire::status::to_status;
 use muster_wire::token::{List, PageToken, filter_digest};
 use muster_wire::v1;
@@ -100,7 +102,7 @@ impl FleetService for Fleet {
         let message = request.into_inner();
         let size = page_size(message.page_size)?;
         let engine = self.router.engine();
-        let view = self.router.fresh(account, message.read.as_ref(), deadline).await?;
+        let view = self.router.fresh(account, (message.read.as_ref(), UNSAID_OF_LISTS), deadline).await?;
         let cluster = cluster(&view)?;
         let filter = filter_digest([message.region.as_str()]);
         let after = match message.page_token.as_str() {
@@ -137,7 +139,8 @@ impl FleetService for Fleet {
             (self.router.read_deadline(&request), self.router.caller(&request).account());
         let message = request.into_inner();
         let engine = self.router.engine();
-        let view = self.router.fresh(account, message.read.as_ref(), deadline).await?;
+        let view =
+            self.router.fresh(account, (message.read.as_ref(), Consistency::Linearizable), deadline).await?;
         let id = find(&view, &message.node).map_err(|refusal| to_status(&refusal))?;
         let node = view.node(id).map(|row| render::node(&view, id, row));
         Ok(Response::new(v1::GetNodeResponse { node, freshness: Some(freshness(engine, &view)) }))
@@ -341,7 +344,8 @@ impl FleetService for Fleet {
             (self.router.read_deadline(&request), self.router.caller(&request).account());
         let message = request.into_inner();
         let engine = self.router.engine();
-        let view = self.router.fresh(account, message.read.as_ref(), deadline).await?;
+        let view =
+            self.router.fresh(account, (message.read.as_ref(), Consistency::Linearizable), deadline).await?;
         let row = view.health_policy();
         Ok(Response::new(v1::GetHealthPolicyResponse {
             policy: Some(health_policy_to_proto(&row.policy)),

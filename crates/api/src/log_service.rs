@@ -143,7 +143,7 @@ impl Reader {
             ended = self.send_all(&to_client) => ended.err().unwrap_or(Ended::Done),
             () = engine.stopping() => {
                 let text = "this replica stops; read on through another";
-                Refusal::new(RefusalCode::NotLeader, text).into()
+                Refusal::new(RefusalCode::ReplicaStopping, text).into()
             }
         };
         if let Ended::Refused(status) = ended {
@@ -168,13 +168,13 @@ impl Reader {
             drop(memory);
             let word = |event| (v1::ReadLogResponse { log_index: reached.0, event: Some(event) }, None);
             if is_over || (at_end && !self.follow) {
-                return self.send(to_client, word(Event::SyncEnd(true)), sent).await;
+                return self.send(to_client, word(Event::SyncEnd(v1::SyncEnd {})), sent).await;
             }
             if at_end && !synced {
-                self.send(to_client, word(Event::SyncEnd(true)), sent).await?;
+                self.send(to_client, word(Event::SyncEnd(v1::SyncEnd {})), sent).await?;
                 (synced, sent, told_at) = (true, reached, Instant::now());
             } else if reached > sent && told_at.elapsed() >= BOOKMARK_INTERVAL {
-                self.send(to_client, word(Event::Bookmark(true)), sent).await?;
+                self.send(to_client, word(Event::Bookmark(v1::Bookmark {})), sent).await?;
                 (sent, told_at) = (reached, Instant::now());
             }
             if at_end {

@@ -9,7 +9,7 @@ use crate::error::CallError;
 use crate::repeat::Subject;
 
 fn subject(operation: &'static str, request_id: Option<String>) -> Subject {
-    Subject { operation, request_id, names_log_index: false }
+    Subject { operation, request_id }
 }
 
 impl Client {

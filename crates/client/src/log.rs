@@ -54,7 +54,7 @@ fn archive(channel: Channel) -> ArchiveServiceClient<Channel> {
     ArchiveServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
 }
 
-const SUBJECT: Subject = Subject { operation: "read log", request_id: None, names_log_index: true };
+const SUBJECT: Subject = Subject { operation: "read log", request_id: None };
 
 impl Client {
     /// Reads the decision log. Nothing is sent before the first [`LogReader::next`].
@@ -77,7 +77,7 @@ impl Client {
     /// Refusals at once, among them that they are not kept any more; everything else when the deadline
     /// has passed.
     pub async fn read_rounds(&self, from_raft_index: u64) -> Result<(Vec<admin::LogRound>, u64), CallError> {
-        let subject = Subject { operation: "read rounds", request_id: None, names_log_index: false };
+        let subject = Subject { operation: "read rounds", request_id: None };
         let send = |channel| async move {
             let answer = archive(channel).read_rounds(admin::ReadRoundsRequest { from_raft_index }).await?;
             let (mut messages, mut rounds, mut next) = (answer.into_inner(), Vec::new(), from_raft_index);
@@ -95,7 +95,7 @@ impl Client {
     /// # Errors
     /// Refusals at once; everything else when the deadline has passed.
     pub async fn get_archive_status(&self) -> Result<admin::GetArchiveStatusResponse, CallError> {
-        let subject = Subject { operation: "get archive status", request_id: None, names_log_index: false };
+        let subject = Subject { operation: "get archive status", request_id: None };
         let send = |channel| async move {
             archive(channel).get_archive_status(admin::GetArchiveStatusRequest {}).await
         };

@@ -404,7 +404,7 @@ impl<G: Environment> Engine<G> {
             Err(_) => {
                 let at = self.view().log_index();
                 let text = format!("this replica has applied the log up to {at}, not yet up to {index}");
-                Err(Refusal::new(RefusalCode::ResumeTokenInvalid, text).with("applied_log_index", at))
+                Err(Refusal::new(RefusalCode::LogIndexNotReached, text).with("applied_log_index", at))
             }
         }
     }
@@ -442,7 +442,7 @@ impl Engine {
         let at = self.view().log_index();
         if from.log_index > at {
             let text = format!("the token is from log index {}, this replica is at {at}", from.log_index);
-            return Err(Refusal::new(RefusalCode::ResumeTokenInvalid, text));
+            return Err(Refusal::new(RefusalCode::LogIndexNotReached, text));
         }
         let hub = &self.inner.shared.hub;
         hub.subscribe(from).or_else(|compacted| match self.past_changes(from) {

@@ -485,7 +485,10 @@ impl History {
 }
 
 pub(crate) fn not_yet() -> Refusal {
-    Refusal::new(RefusalCode::NotLeader, "this replica has just started; its history is not at hand yet")
+    Refusal::new(
+        RefusalCode::ClusterNotReady,
+        "this replica has just started; its history is not at hand yet",
+    )
 }
 
 /// The place right behind a Raft entry at which a state stands.
@@ -724,7 +727,7 @@ impl Engine {
     ///
     /// # Errors
     /// `RESUME_TOKEN_COMPACTED` with the oldest index when `from` is not kept any more,
-    /// `RESUME_TOKEN_INVALID` when it lies in the future.
+    /// `LOG_INDEX_NOT_REACHED` when it lies in the future.
     pub fn read_log(&self, from: LogIndex) -> Result<LogFollower, Refusal> {
         let history = self.history()?;
         let from = from.max(LogIndex(1));
@@ -736,7 +739,7 @@ impl Engine {
         let newest = last.max(self.view().log_index());
         if from > newest.next() {
             let text = format!("record {from} lies in the future; the newest is {newest}");
-            return Err(Refusal::new(RefusalCode::ResumeTokenInvalid, text).with("newest_log_index", newest));
+            return Err(Refusal::new(RefusalCode::LogIndexNotReached, text).with("newest_log_index", newest));
         }
         Ok(LogFollower {
             records: muster_archive::Records::from(history.place_before(from)?),

@@ -266,7 +266,7 @@ impl Subscription {
             }
             if self.end.changed().await.is_err() {
                 let text = "the replica stops; watch again through another";
-                return Err(Refusal::new(RefusalCode::NotLeader, text));
+                return Err(Refusal::new(RefusalCode::ReplicaStopping, text));
             }
         }
     }

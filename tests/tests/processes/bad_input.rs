@@ -238,8 +238,8 @@ async fn oversized(jobs: &mut Jobs) {
 
 /// What the log has not reached is waited for a moment, then refused; never answered with less.
 async fn ahead_of_the_log(endpoint: &str) {
-    use RefusalCode::ResumeTokenInvalid;
-    let read = Some(v1::ReadOptions { min_log_index: u64::MAX, ..Default::default() });
+    use RefusalCode::LogIndexNotReached;
+    let read = Some(muster_client::Read::any().at_least(u64::MAX).into());
     let connected = Channel::from_shared(endpoint.to_owned()).expect("an address").connect().await;
     let channel = connected.expect("a replica takes connections");
     let (mut jobs, mut again) = (Jobs::new(channel.clone()), Jobs::new(channel.clone()));
@@ -251,10 +251,10 @@ async fn ahead_of_the_log(endpoint: &str) {
         fleet.list_nodes(v1::ListNodesRequest { read, ..Default::default() }),
         cluster.get_status(v1::GetStatusRequest { read }),
     );
-    assert_refused(job, ResumeTokenInvalid, "");
-    assert_refused(list, ResumeTokenInvalid, "");
-    assert_refused(nodes, ResumeTokenInvalid, "");
-    assert_refused(status, ResumeTokenInvalid, "");
+    assert_refused(job, LogIndexNotReached, "");
+    assert_refused(list, LogIndexNotReached, "");
+    assert_refused(nodes, LogIndexNotReached, "");
+    assert_refused(status, LogIndexNotReached, "");
 }
 
 async fn wrong_fleet_calls(endpoint: &str) {

@@ -252,7 +252,7 @@ impl JobService for Service {
             book.jobs.values().filter(|job| request.job_ids.contains(&job.id)).cloned().collect();
         let mut events: Vec<(u64, Event)> =
             jobs.iter().map(|job| (41, Event::Changed(job.clone()))).collect();
-        events.push((41, Event::SyncEnd(true)));
+        events.push((41, Event::SyncEnd(v1::SyncEnd {})));
         let mut index = 41;
         for phase in [JobPhase::Running, JobPhase::Succeeded] {
             for job in jobs.iter().filter(|job| job.name != "stuck") {
@@ -586,7 +586,7 @@ impl FleetService for Service {
         assert_eq!(request.into_inner().region, "eu", "the option arrives");
         let events = [
             (41, Event::Changed(node("host-0", false))),
-            (41, Event::SyncEnd(true)),
+            (41, Event::SyncEnd(v1::SyncEnd {})),
             (43, Event::Changed(node("host-0", true))),
             (44, Event::Forgotten("node-7".to_owned())),
         ];
@@ -837,7 +837,7 @@ impl QueueService for Service {
         let changes = |changed, forgotten| Event::Changed(v1::QueueChanges { changed, forgotten });
         let events = [
             (41, changes(vec![queue("vision", 3)], Vec::new())),
-            (41, Event::SyncEnd(true)),
+            (41, Event::SyncEnd(v1::SyncEnd {})),
             (47, changes(vec![queue("vision", 1)], vec!["speech".to_owned()])),
         ];
         let messages = events.map(|(log_index, event)| {

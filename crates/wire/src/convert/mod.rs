@@ -46,7 +46,7 @@ pub use probe::{
     PROBE_LINKS_MAX, probe_finding_to_proto, probe_link_to_proto, probe_links_from_proto,
     probe_ring_from_proto, probe_ring_to_proto,
 };
-pub use read::read_from_proto;
+pub use read::{ReadAsked, UNSAID_OF_LISTS, read_from_proto};
 pub(crate) use value::cut;
 pub use value::{
     accelerators_from_proto, accelerators_to_proto, device_set_from_proto, device_set_to_proto,

@@ -232,8 +232,7 @@ async fn read(town: &Town, attacks: &mut Table, victim: &str) {
             let channel = town.channel(at, role).await;
             let mut jobs = JobServiceClient::new(channel.clone());
             let job_id = victim.to_owned();
-            let any =
-                Some(v1::ReadOptions { consistency: v1::Consistency::Any.into(), ..Default::default() });
+            let any = Some(muster_client::Read::any().into());
             let get = v1::GetJobRequest { job_id: job_id.clone(), read: any };
             attacks.note(
                 Kind::Read,
@@ -384,7 +383,7 @@ async fn delete(town: &Town, attacks: &mut Table, victim: &str) {
                 reason: "an attack".to_owned(),
             };
             note("its trust", refused(fleet.quarantine_node(quarantine).await));
-            let rejected = Some(v1::set_node_approval_request::Approval::Reject(true));
+            let rejected = Some(v1::set_node_approval_request::Approval::Reject(v1::RejectNode {}));
             let reject =
                 v1::SetNodeApprovalRequest { request_id: request_id(), name: node(), approval: rejected };
             note("its admission", refused(fleet.set_node_approval(reject).await));
