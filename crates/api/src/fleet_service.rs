@@ -20,6 +20,10 @@ use crate::read::{cluster, freshness, invalid, page_size};
 use crate::render;
 use crate::watcher::{Messages, NodeTopic, Watches};
 
+mod probe;
+
+pub(crate) use probe::Probes;
+
 pub(crate) struct Fleet {
     router: Router,
     watches: Watches,
@@ -32,7 +36,7 @@ impl Fleet {
 }
 
 /// A node by its name, or by its id where no node has that name. Fleets do name hosts `node-3`, and operators mean the host.
-pub(crate) fn find(view: &State, text: &str) -> Result<NodeId, Refusal> {
+fn find(view: &State, text: &str) -> Result<NodeId, Refusal> {
     let by_name = Name::new(text).and_then(|name| view.node_named(&name));
     let found = by_name.or_else(|| text.parse::<NodeId>().ok().filter(|id| view.node(*id).is_some()));
     found.ok_or_else(|| {

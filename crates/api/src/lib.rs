@@ -19,7 +19,6 @@ mod admission;
 mod admission_tests;
 #[cfg(test)]
 mod apart_tests;
-mod archive_service;
 mod assembly;
 mod cluster_service;
 mod drill_service;
@@ -36,7 +35,6 @@ mod node_service;
 mod original;
 mod pages;
 mod policy_service;
-mod probe_service;
 #[cfg(test)]
 mod protocol_tests;
 mod queue_service;
@@ -57,7 +55,7 @@ mod warnings;
 mod watcher;
 
 pub use access::may_call;
-pub use archive_service::RemoteHistory;
 pub use guard::CallLimits;
+pub use log_service::RemoteHistory;
 pub use pages::serve_pages;
 pub use server::{ApiConfig, ServeError, serve};

@@ -26,6 +26,11 @@ use crate::shares::{Account, Pool, Share};
 use crate::sight::Sight;
 use crate::turns::Turn;
 
+mod archive;
+
+pub(crate) use archive::Archives;
+pub use archive::RemoteHistory;
+
 /// Readers of the log that one replica serves at a time.
 const READERS_MAX: u64 = 2_048;
 /// Of one tenant, or of one certificate that is of no tenant.

@@ -20,20 +20,18 @@ use tokio::net::TcpListener;
 use tonic::transport::Server;
 
 use crate::admin_service::Admin;
-use crate::archive_service::Archives;
 use crate::cluster_service::Clusters;
 use crate::drill_service::DrillCalls;
 use crate::drills::Drills;
 use crate::facts::hears_leader;
-use crate::fleet_service::Fleet;
+use crate::fleet_service::{Fleet, Probes};
 use crate::forward::Router;
 use crate::guard::{CallLimits, GuardLayer};
 use crate::job_service::Jobs;
-use crate::log_service::Logs;
+use crate::log_service::{Archives, Logs};
 use crate::measure::MeasureLayer;
 use crate::node_service::Nodes;
 use crate::policy_service::Policies;
-use crate::probe_service::Probes;
 use crate::queue_service::Queues;
 use crate::watcher::Watches;
 

@@ -9,7 +9,7 @@ use muster_wire::convert::{probe_finding_to_proto, probe_link_to_proto, probe_ri
 use std::collections::BTreeSet;
 use tonic::{Request, Response, Status};
 
-use crate::fleet_service::find;
+use super::find;
 use crate::forward::Router;
 use crate::read::invalid;
 
