@@ -27,19 +27,29 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = protox::compile(&files, [&root])?;
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
-    let messages_and_clients = tonic_prost_build::configure().build_server(false).bytes(".muster.raft.v1");
-    messages_and_clients.compile_fds(descriptors.clone())?;
+    // The public package by itself: what the others have of it they name as `crate::v1`.
+    tonic_prost_build::configure().build_server(false).compile_fds(descriptors.clone())?;
+    let apart = out.join("apart");
+    std::fs::create_dir_all(&apart)?;
+    tonic_prost_build::configure()
+        .build_server(false)
+        .out_dir(apart)
+        .bytes(".muster.raft.v1")
+        .extern_path(".muster.v1beta1", "crate::v1")
+        .compile_fds(descriptors.clone())?;
     // Servers apart: there, what is said alike to many watchers is encoded once.
     let servers = out.join("servers");
     std::fs::create_dir_all(&servers)?;
     let mut builder = tonic_prost_build::configure()
         .build_client(false)
         .out_dir(servers)
-        .extern_path(".muster.v1", "crate::v1")
+        .extern_path(".muster.v1beta1", "crate::v1")
+        .extern_path(".muster.admin.v1beta1", "crate::admin")
+        .extern_path(".muster.agent.v1beta1", "crate::agent")
         .extern_path(".muster.raft.v1", "crate::raft::v1");
     for response in ["WatchJobsResponse", "WatchNodesResponse", "WatchQueuesResponse"] {
         let shared = format!("crate::shared::Shared<crate::v1::{response}>");
-        builder = builder.extern_path(format!(".muster.v1.{response}"), shared);
+        builder = builder.extern_path(format!(".muster.v1beta1.{response}"), shared);
     }
     builder.compile_fds(descriptors)?;
     Ok(())

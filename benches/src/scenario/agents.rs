@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use futures::SinkExt as _;
-use muster_wire::v1;
-use muster_wire::v1::node_service_client::NodeServiceClient;
-use muster_wire::v1::session_request::Message as Request;
-use muster_wire::v1::session_response::Message as Response;
+use muster_wire::agent::node_service_client::NodeServiceClient;
+use muster_wire::agent::session_request::Message as Request;
+use muster_wire::agent::session_response::Message as Response;
+use muster_wire::{agent, v1};
 use serde_json::json;
 use tokio::sync::{Semaphore, mpsc};
 use tonic::transport::{Channel, Endpoint};
@@ -54,7 +54,7 @@ struct Shared {
     latency: Mutex<Latencies>,
 }
 
-fn registration(n: u32) -> v1::SessionRequest {
+fn registration(n: u32) -> agent::SessionRequest {
     let node = v1::NodeDescription {
         name: format!("sim-{n}"),
         region: "region-1".into(),
@@ -68,14 +68,14 @@ fn registration(n: u32) -> v1::SessionRequest {
         ..Default::default()
     };
     let holder_id = format!("{:032x}", uuid::Uuid::new_v4().as_u128());
-    let register = v1::Register {
+    let register = agent::Register {
         node: Some(node),
         holder_id,
         workers: Vec::new(),
         version: String::new(),
         takes: Vec::new(),
     };
-    v1::SessionRequest { message: Some(Request::Register(register)) }
+    agent::SessionRequest { message: Some(Request::Register(register)) }
 }
 
 /// One session, for as long as it stands.
@@ -99,8 +99,8 @@ async fn agent(n: u32, channel: Channel, shared: Arc<Shared>, ready: mpsc::Sende
             _ = ticks.tick() => {
                 sequence += 1;
                 sent = Instant::now();
-                let beat = Request::Heartbeat(v1::Heartbeat { sequence });
-                to_leader.send(v1::SessionRequest { message: Some(beat) }).await.context("a session ended")?;
+                let beat = Request::Heartbeat(agent::Heartbeat { sequence });
+                to_leader.send(agent::SessionRequest { message: Some(beat) }).await.context("a session ended")?;
             }
             answer = answers.message() => {
                 let answer = answer.context("a session broke")?.context("a session ended")?;

@@ -24,8 +24,8 @@ use muster_drill::judge::{Evidence, Interval, LogRound, Verdict, judge, read_int
 use muster_drill::run::Run;
 use muster_drill::scenario::Scenario;
 use muster_types::{LogIndex, ReplicaId};
-use muster_wire::v1;
-use muster_wire::v1::log_service_client::LogServiceClient;
+use muster_wire::admin;
+use muster_wire::admin::archive_service_client::ArchiveServiceClient;
 use serde::{Deserialize, Serialize};
 
 use super::stage::Effect;
@@ -276,12 +276,12 @@ pub async fn rounds(client: Client, endpoint: String, archive: Option<PathBuf>) 
     };
     let mut next = rounds.last().map_or(1, |last| last.round.raft_index + 1);
     let (_, channel) = client.endpoints().connect_to(&endpoint).await.context("the replica with the log")?;
-    let mut log = LogServiceClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let mut archive = ArchiveServiceClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
     loop {
         let from = next;
         let reading = async {
-            let request = v1::ReadRoundsRequest { from_raft_index: from };
-            let mut messages = log.read_rounds(request).await.context("reading rounds")?.into_inner();
+            let request = admin::ReadRoundsRequest { from_raft_index: from };
+            let mut messages = archive.read_rounds(request).await.context("reading rounds")?.into_inner();
             while let Some(message) = messages.message().await.context("reading rounds")? {
                 next = next.max(message.next_raft_index);
                 rounds.extend(message.rounds.into_iter().map(|round| {

@@ -2,13 +2,13 @@
 //! in: for tests that feed damaged input. Each says whether the input was taken.
 
 use crate::process::transcript::{OutputStream, Reader, Writer};
-use muster_wire::v1;
+use muster_wire::agent;
 use std::io;
 use std::path::Path;
 
 /// A message of the leader.
 #[must_use]
-pub fn order(message: v1::session_response::Message) -> bool {
+pub fn order(message: agent::session_response::Message) -> bool {
     crate::wire::order_of(message).is_ok_and(|order| order.is_some())
 }
 

@@ -15,7 +15,7 @@ use crate::rules::node::{self, Action, Message, Node, Session, Stop, View};
 use crate::rules::{Adopted, ExecutorEvent, Foreign, OutputRequest, Ticket, WorkerState};
 use crate::{uploads, wire};
 use muster_types::{Features, FencingToken, JobId, NodeSpec};
-use muster_wire::v1;
+use muster_wire::agent;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -50,7 +50,7 @@ impl From<WorkerReport> for Event {
 #[derive(Clone, Debug)]
 pub(crate) struct SessionHandle {
     pub(crate) number: u64,
-    pub(crate) outgoing: mpsc::Sender<v1::SessionRequest>,
+    pub(crate) outgoing: mpsc::Sender<agent::SessionRequest>,
     /// The replica it goes through.
     pub(crate) endpoint: String,
     /// How it was reached.

@@ -17,10 +17,10 @@ use crate::rules::{Beats, WorkerState};
 use crate::wire::{grace, order_of, state_message};
 use muster_client::Endpoints;
 use muster_types::{ClusterId, Feature, Features, NodeSpec};
-use muster_wire::v1::node_service_client::NodeServiceClient;
-use muster_wire::v1::session_request::Message as Request;
-use muster_wire::v1::session_response::Message as Response;
-use muster_wire::{convert, v1};
+use muster_wire::agent::node_service_client::NodeServiceClient;
+use muster_wire::agent::session_request::Message as Request;
+use muster_wire::agent::session_response::Message as Response;
+use muster_wire::{agent, convert};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -78,7 +78,7 @@ struct Terms {
 }
 
 impl Terms {
-    fn of(registered: &v1::Registered) -> Result<Terms, SessionError> {
+    fn of(registered: &agent::Registered) -> Result<Terms, SessionError> {
         let (ttl, interval) = (registered.lease_ttl_ms, registered.heartbeat_interval_ms);
         if !(100..=3_600_000).contains(&ttl) {
             return Err(SessionError::Registered("lease_ttl_ms must be 100 ms to one hour"));
@@ -175,7 +175,7 @@ impl Sessions {
             "registered"
         );
         let endpoints = self.endpoints.clone();
-        let takes = convert::features_of_leader(&registered);
+        let takes = convert::features_from_proto(&registered.takes);
         if takes.has(Feature::Health) {
             self.speaking.line.send_replace(Some(Line { number, outgoing: outgoing.clone() }));
         }
@@ -189,8 +189,8 @@ impl Sessions {
         }
     }
 
-    fn register(&self, workers: Vec<WorkerState>) -> v1::Register {
-        v1::Register {
+    fn register(&self, workers: Vec<WorkerState>) -> agent::Register {
+        agent::Register {
             node: Some(convert::node_spec_to_proto(&self.spec)),
             holder_id: convert::holder_id_to_text(self.state.holder()),
             workers: workers.into_iter().map(state_message).collect(),
@@ -199,7 +199,7 @@ impl Sessions {
         }
     }
 
-    async fn bind(&self, registered: &v1::Registered) -> Result<(), SessionError> {
+    async fn bind(&self, registered: &agent::Registered) -> Result<(), SessionError> {
         let theirs: ClusterId = registered
             .cluster_id
             .parse()
@@ -212,8 +212,8 @@ impl Sessions {
     }
 }
 
-fn request(message: Request) -> v1::SessionRequest {
-    v1::SessionRequest { message: Some(message) }
+fn request(message: Request) -> agent::SessionRequest {
+    agent::SessionRequest { message: Some(message) }
 }
 
 fn refused(status: tonic::Status) -> SessionError {
@@ -266,7 +266,7 @@ fn renew(lease: &Mutex<Lease>, events: &mpsc::Sender<Event>, sent: BootTime, ter
 /// Sends heartbeats and renews by their acknowledgements.
 async fn beat(
     terms: Terms,
-    beats: mpsc::Sender<v1::SessionRequest>,
+    beats: mpsc::Sender<agent::SessionRequest>,
     mut acked: mpsc::Receiver<u64>,
     lease: Arc<Mutex<Lease>>,
     events: mpsc::Sender<Event>,
@@ -290,7 +290,7 @@ async fn beat(
                     return Err(SessionError::Silent(terms.silence_max()));
                 }
                 let sequence = unanswered.next_sequence();
-                let beat = Request::Heartbeat(v1::Heartbeat { sequence });
+                let beat = Request::Heartbeat(agent::Heartbeat { sequence });
                 match beats.try_send(request(beat)) {
                     Ok(()) => unanswered.sent(sequence, now),
                     Err(mpsc::error::TrySendError::Closed(_)) => return Err(SessionError::Ended),
@@ -304,7 +304,7 @@ async fn beat(
 
 /// Passes on what comes in; never waits for its receiver.
 async fn read(
-    mut answers: Streaming<v1::SessionResponse>,
+    mut answers: Streaming<agent::SessionResponse>,
     number: u64,
     acks: mpsc::Sender<u64>,
     events: mpsc::Sender<Event>,
@@ -345,13 +345,13 @@ async fn read(
 
 /// The outgoing messages: the registration, then heartbeats before all else.
 struct Outgoing {
-    first: Option<v1::SessionRequest>,
-    beats: mpsc::Receiver<v1::SessionRequest>,
-    others: mpsc::Receiver<v1::SessionRequest>,
+    first: Option<agent::SessionRequest>,
+    beats: mpsc::Receiver<agent::SessionRequest>,
+    others: mpsc::Receiver<agent::SessionRequest>,
 }
 
 impl Stream for Outgoing {
-    type Item = v1::SessionRequest;
+    type Item = agent::SessionRequest;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         if let Some(first) = self.first.take() {

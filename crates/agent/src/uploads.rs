@@ -7,8 +7,8 @@ use crate::executor::{Executor, OutputChunk, OutputRequest};
 use crate::limits;
 use crate::rules::{OutputStream, detail};
 use muster_client::Endpoints;
-use muster_wire::v1;
-use muster_wire::v1::node_service_client::NodeServiceClient;
+use muster_wire::agent;
+use muster_wire::agent::node_service_client::NodeServiceClient;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -50,9 +50,16 @@ pub(crate) async fn run<E: Executor>(upload: Upload, executor: Arc<E>) {
     }
 }
 
-async fn feed<E: Executor>(upload: Upload, executor: Arc<E>, messages: mpsc::Sender<v1::UploadLogsRequest>) {
-    let base =
-        v1::UploadLogsRequest { read_id: upload.read_id, node_name: upload.node_name, ..Default::default() };
+async fn feed<E: Executor>(
+    upload: Upload,
+    executor: Arc<E>,
+    messages: mpsc::Sender<agent::UploadLogsRequest>,
+) {
+    let base = agent::UploadLogsRequest {
+        read_id: upload.read_id,
+        node_name: upload.node_name,
+        ..Default::default()
+    };
     let error = match upload.refused {
         Some(reason) => Some(reason),
         None => {
@@ -63,7 +70,7 @@ async fn feed<E: Executor>(upload: Upload, executor: Arc<E>, messages: mpsc::Sen
             let (sink, mut chunks) = mpsc::channel::<OutputChunk>(1);
             let forward = async {
                 while let Some(chunk) = chunks.recv().await {
-                    let message = v1::UploadLogsRequest {
+                    let message = agent::UploadLogsRequest {
                         stream: chunk.stream.map(OutputStream::name).unwrap_or_default().to_owned(),
                         data: chunk.data,
                         position: chunk.position,
@@ -86,7 +93,7 @@ async fn feed<E: Executor>(upload: Upload, executor: Arc<E>, messages: mpsc::Sen
         }
     };
     // Always a last message, so that an empty output is told from a lost order.
-    let last = v1::UploadLogsRequest { error: error.map(|e| detail(&e)).unwrap_or_default(), ..base };
+    let last = agent::UploadLogsRequest { error: error.map(|e| detail(&e)).unwrap_or_default(), ..base };
     if messages.send(last).await.is_ok() {
         drop(messages);
         // The call's answer ends the select above.

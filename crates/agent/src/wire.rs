@@ -13,11 +13,9 @@ use crate::rules::{
 use muster_types::limits::REPORT_RANKS_MAX;
 use muster_types::tpu::SliceShape;
 use muster_types::{FencingToken, JobId, LaunchForm, StopReason, Violation, limits as bounds};
-use muster_wire::{convert, v1};
+use muster_wire::{agent, convert, v1};
 use std::collections::BTreeSet;
 use std::time::Duration;
-
-const _: () = assert!(WHOLE_PLACEMENT == convert::WHOLE_PLACEMENT, "both stand for the same report");
 
 /// A field of an order that breaks its rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -68,7 +66,7 @@ pub(crate) fn grace(ms: u64) -> Duration {
 ///
 /// # Errors
 /// The first rule that is broken.
-pub(crate) fn placement(order: v1::StartOrder) -> Result<Placement, OrderError> {
+pub(crate) fn placement(order: agent::StartOrder) -> Result<Placement, OrderError> {
     let job = job(&order.job_id)?;
     let token = token(order.token)?;
     let world = order.rank_map.len();
@@ -131,7 +129,7 @@ pub(crate) fn placement(order: v1::StartOrder) -> Result<Placement, OrderError> 
     })
 }
 
-fn rank_place(place: v1::RankPlace) -> Result<RankPlace, OrderError> {
+fn rank_place(place: agent::RankPlace) -> Result<RankPlace, OrderError> {
     short("rank_map.node_name", &place.node_name, bounds::NAME_BYTES_MAX)?;
     short("rank_map.address", &place.address, 253)?;
     let form = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b':' | b'_');
@@ -168,7 +166,7 @@ fn http_notice(rules: v1::NoticeRules) -> Result<Option<HttpNotice>, OrderError>
     Ok(Some(HttpNotice { port, path }))
 }
 
-fn checkpoint(state: v1::CheckpointState) -> Result<Checkpoint, OrderError> {
+fn checkpoint(state: agent::CheckpointState) -> Result<Checkpoint, OrderError> {
     short("checkpoint.place", &state.place, bounds::NAME_BYTES_MAX)?;
     Ok(Checkpoint {
         place: state.place,
@@ -178,7 +176,7 @@ fn checkpoint(state: v1::CheckpointState) -> Result<Checkpoint, OrderError> {
     })
 }
 
-fn tpu_slices(slices: &v1::TpuSlices, world: usize) -> Result<Slices, OrderError> {
+fn tpu_slices(slices: &agent::TpuSlices, world: usize) -> Result<Slices, OrderError> {
     let shape = SliceShape::parse(&slices.shape)
         .ok_or_else(|| broken("slices.shape", format!("must be {}", muster_types::tpu::SHAPE_RULE)))?;
     let ranks = u64::from(slices.hosts) * u64::from(slices.count);
@@ -188,7 +186,7 @@ fn tpu_slices(slices: &v1::TpuSlices, world: usize) -> Result<Slices, OrderError
     Ok(Slices { first_rank: slices.first_rank, hosts: slices.hosts, count: slices.count, shape })
 }
 
-fn launch(worker: v1::WorkerLaunch) -> Result<Launch, OrderError> {
+fn launch(worker: agent::WorkerLaunch) -> Result<Launch, OrderError> {
     if worker.command.is_empty() || worker.command.len() > bounds::COMMAND_WORDS_MAX {
         return Err(broken("workers.command", format!("must have 1 to {} words", bounds::COMMAND_WORDS_MAX)));
     }
@@ -239,48 +237,55 @@ fn short(field: &'static str, text: &str, bytes_max: usize) -> Result<(), OrderE
 
 /// A worker's state as the protocol has it.
 #[must_use]
-pub(crate) fn state_message(state: WorkerState) -> v1::WorkerState {
+pub(crate) fn state_message(state: WorkerState) -> agent::WorkerState {
+    use agent::worker_state::Subject;
     let WorkerState { key, exit } = state;
-    v1::WorkerState {
+    let subject = match key.rank {
+        WHOLE_PLACEMENT => Subject::WholePlacement(agent::WholePlacement {}),
+        rank => Subject::Rank(rank),
+    };
+    agent::WorkerState {
         job_id: key.job.to_string(),
         token: Some(convert::fencing_token_to_proto(key.token)),
-        rank: key.rank,
+        subject: Some(subject),
         exit: exit.as_ref().map(convert::exit_status_to_proto),
     }
 }
 
 /// A message of the node as the protocol has it.
-pub(crate) fn request(message: Message) -> v1::SessionRequest {
-    use v1::session_request::Message as Request;
+pub(crate) fn request(message: Message) -> agent::SessionRequest {
+    use agent::session_request::Message as Request;
     let message = match message {
         Message::ConfirmStart { job, token } => {
             let token = Some(convert::fencing_token_to_proto(token));
-            Request::ConfirmStart(v1::ConfirmStart { job_id: job.to_string(), token })
+            Request::ConfirmStart(agent::ConfirmStart { job_id: job.to_string(), token })
         }
-        Message::Report { sequence, workers } => Request::Report(v1::Report {
+        Message::Report { sequence, workers } => Request::Report(agent::Report {
             sequence,
             workers: workers.into_iter().map(state_message).collect(),
         }),
         Message::WorkerEvent(event) => Request::Note(event_message(event)),
         Message::PreflightWaiting { job, token } => {
             let token = Some(convert::fencing_token_to_proto(token));
-            let waiting = v1::PreflightWaiting { job_id: job.to_string(), token };
-            let step = Some(v1::preflight_report::Step::Waiting(waiting));
-            Request::PreflightReport(v1::PreflightReport { step })
+            let waiting = agent::PreflightWaiting { job_id: job.to_string(), token };
+            let step = Some(agent::preflight_report::Step::Waiting(waiting));
+            Request::PreflightReport(agent::PreflightReport { step })
         }
         Message::ForeignLoad(load) => Request::ForeignLoad(convert::foreign_load_to_proto(load)),
     };
-    v1::SessionRequest { message: Some(message) }
+    agent::SessionRequest { message: Some(message) }
 }
 
-fn event_message(event: SequencedEvent) -> v1::WorkerNote {
-    use v1::worker_note::Note;
+fn event_message(event: SequencedEvent) -> agent::WorkerNote {
+    use agent::worker_note::Note;
     let SequencedEvent { key, sequence, event } = event;
     let note = match event {
-        WorkerEvent::CheckpointCommitted { step } => Note::CheckpointCommitted(v1::CheckpointNote { step }),
-        WorkerEvent::Step { number, duration_ms } => Note::Step(v1::StepNote { number, duration_ms }),
+        WorkerEvent::CheckpointCommitted { step } => {
+            Note::CheckpointCommitted(agent::CheckpointNote { step })
+        }
+        WorkerEvent::Step { number, duration_ms } => Note::Step(agent::StepNote { number, duration_ms }),
     };
-    v1::WorkerNote {
+    agent::WorkerNote {
         job_id: key.job.to_string(),
         token: Some(convert::fencing_token_to_proto(key.token)),
         rank: key.rank,
@@ -290,8 +295,8 @@ fn event_message(event: SequencedEvent) -> v1::WorkerNote {
 }
 
 /// An order from the wire; none for what the session itself handles.
-pub(crate) fn order_of(message: v1::session_response::Message) -> Result<Option<Order>, OrderError> {
-    use v1::session_response::Message;
+pub(crate) fn order_of(message: agent::session_response::Message) -> Result<Option<Order>, OrderError> {
+    use agent::session_response::Message;
     Ok(Some(match message {
         Message::Start(start) => {
             let (of, with) = (job(&start.job_id)?, token(start.token)?);
@@ -323,8 +328,8 @@ pub(crate) fn order_of(message: v1::session_response::Message) -> Result<Option<
     }))
 }
 
-fn preflight_order(order: v1::PreflightOrder) -> Result<Option<Order>, OrderError> {
-    use v1::preflight_order::Step;
+fn preflight_order(order: agent::PreflightOrder) -> Result<Option<Order>, OrderError> {
+    use agent::preflight_order::Step;
     Ok(Some(match order.step {
         Some(Step::Listen(listen)) => Order::ProbeListen(listen.probe_id),
         Some(Step::Run(run)) => {
@@ -341,7 +346,7 @@ fn preflight_order(order: v1::PreflightOrder) -> Result<Option<Order>, OrderErro
     }))
 }
 
-fn output_request(read: v1::ReadLogsOrder) -> Result<OutputRequest, OrderError> {
+fn output_request(read: agent::ReadLogsOrder) -> Result<OutputRequest, OrderError> {
     let streams = match read.stream.as_str() {
         "" | "both" => vec![OutputStream::Stdout, OutputStream::Stderr],
         "stdout" => vec![OutputStream::Stdout],
@@ -352,12 +357,12 @@ fn output_request(read: v1::ReadLogsOrder) -> Result<OutputRequest, OrderError> 
         }
     };
     let key = WorkerKey { job: job(&read.job_id)?, token: token(read.token)?, rank: read.rank };
-    let v1::ReadLogsOrder { follow, tail_bytes, from_position, .. } = read;
+    let agent::ReadLogsOrder { follow, tail_bytes, from_position, .. } = read;
     Ok(OutputRequest { key, streams, follow, tail_bytes, from_position })
 }
 
 /// A plan from the wire; the rule that it breaks.
-fn probe_plan(order: v1::ProbeRun) -> Result<Plan, String> {
+fn probe_plan(order: agent::ProbeRun) -> Result<Plan, String> {
     let key: [u8; 16] = order.key.try_into().map_err(|_| "key must be 16 bytes".to_owned())?;
     let count = order.peers.len();
     if !(2..=crate::limits::PROBE_PEERS_MAX).contains(&count) || order.own as usize >= count {
@@ -390,15 +395,15 @@ pub(crate) mod tests {
     use muster_types::DeviceSet;
     use std::collections::BTreeMap;
 
-    pub(crate) fn order() -> v1::StartOrder {
-        v1::StartOrder {
+    pub(crate) fn order() -> agent::StartOrder {
+        agent::StartOrder {
             job_id: "job-1".into(),
             token: Some(v1::FencingToken { generation: 1, log_index: 7 }),
             rank_map: vec![
-                v1::RankPlace { node_name: "n".into(), address: "10.0.0.1".into(), devices: 2 };
+                agent::RankPlace { node_name: "n".into(), address: "10.0.0.1".into(), devices: 2 };
                 2
             ],
-            workers: vec![v1::WorkerLaunch {
+            workers: vec![agent::WorkerLaunch {
                 rank: 1,
                 command: vec!["true".into()],
                 devices: vec![0, 3],
@@ -409,7 +414,7 @@ pub(crate) mod tests {
         }
     }
 
-    fn refused(change: impl FnOnce(&mut v1::StartOrder)) -> &'static str {
+    fn refused(change: impl FnOnce(&mut agent::StartOrder)) -> &'static str {
         let mut order = order();
         change(&mut order);
         placement(order).expect_err("must be refused").field
@@ -427,7 +432,7 @@ pub(crate) mod tests {
         let mut order = order();
         order.workers[0].devices = vec![3];
         order.workers[0].device_share_milli = 600;
-        let other = v1::WorkerLaunch { rank: 0, device_share_milli: 400, ..order.workers[0].clone() };
+        let other = agent::WorkerLaunch { rank: 0, device_share_milli: 400, ..order.workers[0].clone() };
         order.workers.push(other);
         let placement = placement(order).unwrap();
         assert_eq!(placement.workers.iter().map(|w| w.device_milli).collect::<Vec<_>>(), [400, 600]);
@@ -447,7 +452,7 @@ pub(crate) mod tests {
         assert_eq!(refused(|o| o.rank_map.clear()), "rank_map");
         assert_eq!(refused(|o| o.rank_map[0].address = "a b".into()), "rank_map.address");
         assert_eq!(refused(|o| o.rank_map[0].devices = 65), "rank_map.devices");
-        let slices = |first_rank, hosts, shape: &str| v1::TpuSlices {
+        let slices = |first_rank, hosts, shape: &str| agent::TpuSlices {
             first_rank,
             hosts,
             count: 1,
@@ -466,10 +471,10 @@ pub(crate) mod tests {
         assert_eq!(refused(|o| o.workers.push(o.workers[0].clone())), "workers.rank");
         assert_eq!(refused(|o| o.workers[0].devices = vec![64]), "workers.devices");
         assert_eq!(refused(|o| o.workers[0].devices = vec![1, 1]), "workers.devices");
-        let second = |o: &mut v1::StartOrder, share: u32| {
+        let second = |o: &mut agent::StartOrder, share: u32| {
             let devices = vec![3];
             let other =
-                v1::WorkerLaunch { rank: 0, devices, device_share_milli: share, ..o.workers[0].clone() };
+                agent::WorkerLaunch { rank: 0, devices, device_share_milli: share, ..o.workers[0].clone() };
             o.workers[0].devices = vec![3];
             o.workers[0].device_share_milli = 600;
             o.workers.push(other);
@@ -486,9 +491,9 @@ pub(crate) mod tests {
         assert_eq!(refused(|o| o.job_name = "x".repeat(5_000)), "job_name, tenant, region or cluster");
     }
 
-    fn probe_order() -> v1::ProbeRun {
-        let peer = v1::ProbePeer { address: "10.0.0.1".into(), port: 9 };
-        v1::ProbeRun {
+    fn probe_order() -> agent::ProbeRun {
+        let peer = agent::ProbePeer { address: "10.0.0.1".into(), port: 9 };
+        agent::ProbeRun {
             probe_id: 1,
             key: vec![1; 16],
             own: 1,
@@ -506,7 +511,7 @@ pub(crate) mod tests {
         assert_eq!((plan.own, plan.peers.len()), (1, 2));
         assert_eq!(plan.limits.pair_bytes, crate::limits::PROBE_BYTES_MAX);
         assert_eq!(plan.limits.budget, Duration::from_secs(60));
-        let broken = |change: fn(&mut v1::ProbeRun)| {
+        let broken = |change: fn(&mut agent::ProbeRun)| {
             let mut order = probe_order();
             change(&mut order);
             probe_plan(order).unwrap_err()

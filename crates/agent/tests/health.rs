@@ -5,8 +5,8 @@
 
 mod support;
 
-use muster_wire::v1;
-use muster_wire::v1::session_response::Message as Response;
+use muster_wire::agent;
+use muster_wire::agent::session_response::Message as Response;
 use std::path::PathBuf;
 use support::*;
 
@@ -57,7 +57,11 @@ async fn scene() -> (Leader, Host, Library) {
 }
 
 /// The next report that is so.
-async fn report(leader: &mut Leader, what: &str, so: impl Fn(&v1::HealthReport) -> bool) -> v1::HealthReport {
+async fn report(
+    leader: &mut Leader,
+    what: &str,
+    so: impl Fn(&agent::HealthReport) -> bool,
+) -> agent::HealthReport {
     let wanted = |heard| match heard {
         Heard::Health(report) if so(&report) => Some(report),
         _ => None,
@@ -65,7 +69,7 @@ async fn report(leader: &mut Leader, what: &str, so: impl Fn(&v1::HealthReport) 
     leader.hear(what, wanted).await
 }
 
-fn names(list: &[v1::HealthObservation]) -> Vec<String> {
+fn names(list: &[agent::HealthObservation]) -> Vec<String> {
     let place = |device: Option<u32>| device.map_or(String::new(), |device| format!("@{device}"));
     list.iter().map(|seen| format!("{}{}", seen.finding, place(seen.device))).collect()
 }
@@ -200,7 +204,7 @@ async fn maintenance_and_repairs() {
     assert_eq!(told.maintenance_at_ms, Some(1_900_000_000_000));
     std::fs::write(&announced, "").unwrap();
     report(&mut leader, "its end", |r| r.maintenance_at_ms.is_none()).await;
-    let order = v1::RepairOrder { number: 77, action: "reset-gpu".into(), devices: vec![1] };
+    let order = agent::RepairOrder { number: 77, action: "reset-gpu".into(), devices: vec![1] };
     leader.send(Response::Repair(order.clone()));
     let told = report(&mut leader, "the repair", |r| r.repair_number == 77).await;
     assert_eq!(told.repair_failure, "exit status: 4: GPU-00000000-0000-0000-0000-000000000001");

@@ -6,8 +6,8 @@
 
 mod support;
 
+use muster_wire::agent::session_response::Message as Response;
 use muster_wire::v1::exit_status::Kind;
-use muster_wire::v1::session_response::Message as Response;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::Write as _;
@@ -96,7 +96,7 @@ async fn a_worker_sees_its_own_processes_alone_and_dies_with_its_shim() {
     assert_eq!(read.await, 0);
     let _agent = host.agent();
     leader.registered().await;
-    assert_eq!(leader.exit_of(8, 0).await, Kind::Vanished(true));
+    assert_eq!(leader.exit_of(8, 0).await, Kind::Vanished(muster_wire::v1::Vanished {}));
     assert!(!alive(worker));
 }
 

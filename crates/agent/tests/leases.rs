@@ -7,8 +7,8 @@
 mod support;
 
 use muster_agent::clock::BootTime;
+use muster_wire::agent::session_response::Message as Response;
 use muster_wire::v1::exit_status::Kind;
-use muster_wire::v1::session_response::Message as Response;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::time::Duration;
@@ -77,7 +77,12 @@ async fn without_acknowledgements_everything_stops_and_is_told_later() {
     });
     let register = leader.registered().await;
     let expired = register.workers.iter().filter(|w| {
-        matches!(w.exit, Some(muster_wire::v1::ExitStatus { kind: Some(Kind::LeaseExpired(true)) }))
+        matches!(
+            w.exit,
+            Some(muster_wire::v1::ExitStatus {
+                kind: Some(Kind::LeaseExpired(muster_wire::v1::LeaseExpired {}))
+            })
+        )
     });
     assert_eq!(expired.count(), 2, "{:?}", register.workers);
 }
@@ -100,7 +105,7 @@ async fn shims_stop_the_workers_though_the_agent_is_killed() {
     // The next agent tells it.
     let _agent = host.agent();
     leader.registered().await;
-    assert_eq!(leader.exit_of(7, 0).await, Kind::LeaseExpired(true));
+    assert_eq!(leader.exit_of(7, 0).await, Kind::LeaseExpired(muster_wire::v1::LeaseExpired {}));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -179,7 +184,7 @@ async fn a_shim_that_slept_through_a_lapse_stops_its_worker_though_the_lease_sta
     // The next agent has a new lease, and wakes the shim alone: that ends its worker as it stands there.
     let _agent = host.agent();
     leader.registered().await;
-    assert_eq!(leader.exit_of(7, 0).await, Kind::LeaseExpired(true));
+    assert_eq!(leader.exit_of(7, 0).await, Kind::LeaseExpired(muster_wire::v1::LeaseExpired {}));
     let lease = host.lease();
     assert!(lease.epoch > epoch && lease.deadline > BootTime::now(), "a new lease stands");
     host.assert_gone("pids", 2);

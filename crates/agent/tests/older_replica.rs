@@ -5,10 +5,10 @@
 
 mod support;
 
-use muster_types::{Feature, Features};
-use muster_wire::v1;
+use muster_types::Feature;
+use muster_wire::agent;
+use muster_wire::agent::session_response::Message as Response;
 use muster_wire::v1::exit_status::Kind;
-use muster_wire::v1::session_response::Message as Response;
 use std::io::{BufRead, BufReader, Write};
 use support::*;
 
@@ -34,7 +34,7 @@ async fn stays(leader: &mut Leader, host: &Host, token: u64) {
     let ready = host.file(&format!("ready-{token}"));
     nix::unistd::mkfifo(&ready, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let script = format!("echo > {}; exec sleep 600", ready.display());
-    let order = v1::StartOrder { preflight: true, ..start(JOB, token, &[&script], &[]) };
+    let order = agent::StartOrder { preflight: true, ..start(JOB, token, &[&script], &[]) };
     leader.send(Response::Start(order));
     leader.running(token, 0).await;
     read_fifo(ready).await;
@@ -85,23 +85,11 @@ async fn what_waits_for_a_newer_leader_is_answered_when_an_older_one_follows() {
     leader.hear("a health report", |h| matches!(h, Heard::Health(_)).then_some(())).await;
     let waiting = say(&host, 7, SAVED);
     let sequence = leader.note().await.sequence;
-    leader.send(Response::NoteAck(v1::NoteAck { sequence, refused: String::new() }));
+    leader.send(Response::NoteAck(agent::NoteAck { sequence, refused: String::new() }));
     assert_eq!(waiting.await.unwrap(), r#"{"ok":true}"#);
 }
 
-/// The release between takes everything of its time and names nothing.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_leader_of_before_the_names_is_told_what_it_takes() {
-    let mut leader = Leader::start(Manner { takes: Features::NONE, ..Manner::patient() }).await;
-    let host = Host::new(&leader);
-    let _agent = host.agent();
-    leader.registered().await;
-    leader.hear("a health report", |h| matches!(h, Heard::Health(_)).then_some(())).await;
-    leader.send(Response::Start(v1::StartOrder { preflight: true, ..start(JOB, 7, &["exit 0"], &[]) }));
-    leader.hear("that it waits for the check", |h| matches!(h, Heard::Preflight(_)).then_some(())).await;
-}
-
-/// One that names what it takes is told nothing else, whatever it said of health.
+/// One that names what it takes is told nothing else.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_that_names_some_is_told_those_alone() {
     let takes = [Feature::Notes].into_iter().collect();

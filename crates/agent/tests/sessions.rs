@@ -8,9 +8,9 @@
 
 mod support;
 
-use muster_wire::v1;
+use muster_wire::agent;
+use muster_wire::agent::session_response::Message as Response;
 use muster_wire::v1::exit_status::Kind;
-use muster_wire::v1::session_response::Message as Response;
 use support::*;
 
 const JOB: &str = "job-9";
@@ -43,7 +43,7 @@ async fn a_worker_starts_after_confirmation_and_its_end_is_reported() {
                 _ => None,
             })
             .await;
-        ends.extend(report.workers.into_iter().filter_map(|w| Some((w.rank, w.exit?.kind?))));
+        ends.extend(report.workers.into_iter().filter_map(|w| Some((rank_of(&w), w.exit?.kind?))));
     }
     assert_eq!(ends[&0], Kind::Code(3));
     assert_eq!(ends[&1], Kind::Code(0));
@@ -76,22 +76,22 @@ async fn an_order_that_is_not_current_never_starts() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gang_that_is_checked_waits_for_the_verdict_and_is_confirmed_anew() {
-    use v1::preflight_order::Step;
-    use v1::preflight_report::Step as Said;
+    use agent::preflight_order::Step;
+    use agent::preflight_report::Step as Said;
     let mut leader = Leader::start(Manner::patient()).await;
     let host = Host::new(&leader);
     let _agent = host.agent();
     leader.registered().await;
     let waits = |h: Heard| match h {
-        Heard::Preflight(v1::PreflightReport { step: Some(Said::Waiting(waiting)) }) => Some(waiting),
+        Heard::Preflight(agent::PreflightReport { step: Some(Said::Waiting(waiting)) }) => Some(waiting),
         _ => None,
     };
-    let verdict = |waiting: &v1::PreflightWaiting, fault: &str| {
-        let v1::PreflightWaiting { job_id, token } = waiting.clone();
-        let verdict = v1::PreflightVerdict { job_id, token, fault: fault.into() };
-        Response::PreflightOrder(v1::PreflightOrder { step: Some(Step::Verdict(verdict)) })
+    let verdict = |waiting: &agent::PreflightWaiting, fault: &str| {
+        let agent::PreflightWaiting { job_id, token } = waiting.clone();
+        let verdict = agent::PreflightVerdict { job_id, token, fault: fault.into() };
+        Response::PreflightOrder(agent::PreflightOrder { step: Some(Step::Verdict(verdict)) })
     };
-    let order = |token| v1::StartOrder { preflight: true, ..start(JOB, token, &["exit 0"], &[]) };
+    let order = |token| agent::StartOrder { preflight: true, ..start(JOB, token, &["exit 0"], &[]) };
 
     leader.send(Response::Start(order(7)));
     let waiting = leader.hear("that it waits", waits).await;
@@ -107,14 +107,14 @@ async fn a_gang_that_is_checked_waits_for_the_verdict_and_is_confirmed_anew() {
     leader.send(verdict(&waiting, "a slow link"));
     assert_eq!(leader.exit_of(8, 0).await, Kind::PreflightFailed("a slow link".into()));
     leader.send(Response::Start(order(8)));
-    assert_eq!(leader.exit_of(8, 0).await, Kind::Vanished(true));
+    assert_eq!(leader.exit_of(8, 0).await, Kind::Vanished(muster_wire::v1::Vanished {}));
     assert!(!host.task(JOB, 8, 0).exists());
 
     // A stop while it waits, and a verdict that comes too late.
     leader.send(Response::Start(order(9)));
     let waiting = leader.hear("that it waits", waits).await;
     leader.send(stop(JOB, 9, 0));
-    assert_eq!(leader.exit_of(9, 0).await, Kind::NotStarted(true));
+    assert_eq!(leader.exit_of(9, 0).await, Kind::NotStarted(muster_wire::v1::NotStarted {}));
     leader.send(verdict(&waiting, ""));
     leader.quiet_for(2, |h| matches!(h, Heard::Confirm(_))).await;
     assert!(!host.task(JOB, 9, 0).exists());
@@ -136,7 +136,7 @@ async fn stale_and_repeated_tokens_start_nothing() {
     leader.running(7, 0).await;
     // An older one: told that it will not start, and not even asked for.
     leader.send(Response::Start(start(JOB, 6, &[&script], &[])));
-    assert_eq!(leader.exit_of(6, 0).await, Kind::Vanished(true));
+    assert_eq!(leader.exit_of(6, 0).await, Kind::Vanished(muster_wire::v1::Vanished {}));
     leader.quiet_for(3, |h| matches!(h, Heard::Confirm(_))).await;
     assert!(!host.task(JOB, 6, 0).exists());
     // A newer one takes over: the older worker is stopped first.
@@ -264,15 +264,18 @@ async fn a_stop_for_what_was_never_here_is_answered_and_fences() {
     let mut agent = host.agent();
     leader.registered().await;
     leader.send(stop(JOB, 7, 0));
-    assert_eq!(leader.exit_of(7, muster_agent::WHOLE_PLACEMENT).await, Kind::Vanished(true));
+    assert_eq!(
+        leader.exit_of(7, muster_agent::WHOLE_PLACEMENT).await,
+        Kind::Vanished(muster_wire::v1::Vanished {})
+    );
     // The order it was for arrives late: it is refused, also by the next agent.
     leader.send(Response::Start(start(JOB, 7, &["exit 0"], &[])));
-    assert_eq!(leader.exit_of(7, 0).await, Kind::Vanished(true));
+    assert_eq!(leader.exit_of(7, 0).await, Kind::Vanished(muster_wire::v1::Vanished {}));
     agent.kill();
     let _agent = host.agent();
     leader.registered().await;
     leader.send(Response::Start(start(JOB, 7, &["exit 0"], &[])));
-    assert_eq!(leader.exit_of(7, 0).await, Kind::Vanished(true));
+    assert_eq!(leader.exit_of(7, 0).await, Kind::Vanished(muster_wire::v1::Vanished {}));
     assert!(!host.task(JOB, 7, 0).exists());
 }
 
@@ -285,7 +288,7 @@ async fn a_stop_overtakes_a_start_that_is_not_confirmed_yet() {
     leader.send(Response::Start(start(JOB, 7, &["exit 0"], &[])));
     let confirm = leader.confirm_asked().await;
     leader.send(stop(JOB, 7, 0));
-    assert_eq!(leader.exit_of(7, 0).await, Kind::NotStarted(true));
+    assert_eq!(leader.exit_of(7, 0).await, Kind::NotStarted(muster_wire::v1::NotStarted {}));
     leader.send(confirmed(&confirm, true));
     leader.quiet_for(3, |h| matches!(h, Heard::Report(_))).await;
     assert!(!host.task(JOB, 7, 0).exists());
@@ -357,7 +360,7 @@ async fn output_is_read_while_it_grows() {
     let script = format!("echo one; echo wrong >&2; cat {} > /dev/null; echo two", go.display());
     leader.send(Response::Start(start(JOB, 7, &[&script], &[])));
     leader.running(7, 0).await;
-    let read = v1::ReadLogsOrder {
+    let read = agent::ReadLogsOrder {
         read_id: 42,
         job_id: JOB.into(),
         token: token(7),
@@ -388,7 +391,7 @@ async fn output_is_read_while_it_grows() {
     assert_eq!(text["stderr"], "wrong\n");
     // Both streams in the order in which they were written, and on from a position.
     for (read_id, from_position, expected) in [(44, 0, "one\nwrong\ntwo\n"), (45, 4, "wrong\ntwo\n")] {
-        leader.send(Response::ReadLogs(v1::ReadLogsOrder { read_id, from_position, ..read.clone() }));
+        leader.send(Response::ReadLogs(agent::ReadLogsOrder { read_id, from_position, ..read.clone() }));
         let (mut text, mut position) = (String::new(), 0);
         loop {
             let chunk = leader
@@ -406,7 +409,7 @@ async fn output_is_read_while_it_grows() {
         assert_eq!((text.as_str(), position), (expected, 14));
     }
     // A worker that is not here is an error text, not silence.
-    leader.send(Response::ReadLogs(v1::ReadLogsOrder { read_id: 43, rank: 5, ..read }));
+    leader.send(Response::ReadLogs(agent::ReadLogsOrder { read_id: 43, rank: 5, ..read }));
     let error = leader
         .hear("an error", |h| match h {
             Heard::Upload(chunk) if chunk.read_id == 43 => Some(chunk.error),
@@ -556,24 +559,24 @@ async fn a_committed_checkpoint_waits_for_the_log_through_a_lost_session() {
     let step = r#""step":{"number":3,"duration_ms":40}"#;
     assert_eq!(say(&host, who("1.7", 0, step)).await.unwrap(), r#"{"ok":true}"#);
     let note = leader.note().await;
-    let wanted = v1::worker_note::Note::Step(v1::StepNote { number: 3, duration_ms: 40 });
+    let wanted = agent::worker_note::Note::Step(agent::StepNote { number: 3, duration_ms: 40 });
     assert_eq!((note.rank, note.note), (0, Some(wanted)));
 
     let waiting = say(&host, who("1.7", 0, saved));
     let first = leader.note().await;
-    let wanted = v1::worker_note::Note::CheckpointCommitted(v1::CheckpointNote { step: 12 });
+    let wanted = agent::worker_note::Note::CheckpointCommitted(agent::CheckpointNote { step: 12 });
     assert_eq!(first.note, Some(wanted));
     leader.drop_session();
     leader.registered().await;
     let again = leader.note().await;
     assert_eq!((again.sequence, &again.note), (first.sequence, &first.note));
     assert!(!waiting.is_finished(), "answered before the leader did");
-    leader.send(Response::NoteAck(v1::NoteAck { sequence: again.sequence, refused: String::new() }));
+    leader.send(Response::NoteAck(agent::NoteAck { sequence: again.sequence, refused: String::new() }));
     assert_eq!(waiting.await.unwrap(), r#"{"ok":true}"#);
 
     let refused = say(&host, who("1.7", 0, saved));
     let note = leader.note().await;
-    let ack = v1::NoteAck { sequence: note.sequence, refused: "MS-3005 FENCED: gone".to_owned() };
+    let ack = agent::NoteAck { sequence: note.sequence, refused: "MS-3005 FENCED: gone".to_owned() };
     leader.send(Response::NoteAck(ack));
     assert_eq!(refused.await.unwrap(), r#"{"error":"MS-3005 FENCED: gone"}"#);
 

@@ -6,8 +6,8 @@
 mod support;
 
 use muster_agent::task::TaskDir;
+use muster_wire::agent::session_response::Message as Response;
 use muster_wire::v1::exit_status::Kind;
-use muster_wire::v1::session_response::Message as Response;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::collections::{BTreeMap, BTreeSet};

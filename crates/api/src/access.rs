@@ -81,71 +81,73 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", Class::Stream, MEMBERS),
     rule("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", Class::Stream, MEMBERS),
 
-    rule("/muster.v1.ClusterAdminService/AddReplica", Class::Call, ADMIN),
-    rule("/muster.v1.ClusterAdminService/ChangeVoters", Class::Call, ADMIN),
-    rule("/muster.v1.ClusterAdminService/CreateBackup", Class::Stream, ADMIN),
-    rule("/muster.v1.ClusterAdminService/ListRevokedCertificates", Class::Call, ADMIN),
-    rule("/muster.v1.ClusterAdminService/PromoteReplica", Class::Call, ADMIN),
-    rule("/muster.v1.ClusterAdminService/RaiseFormat", Class::Call, ADMIN),
-    rule("/muster.v1.ClusterAdminService/RemoveReplica", Class::Call, ADMIN),
-    rule("/muster.v1.ClusterAdminService/ReplaceReplica", Class::Call, ADMIN),
-    rule("/muster.v1.ClusterAdminService/RevokeCertificate", Class::Call, ADMIN),
-    rule("/muster.v1.ClusterAdminService/TransferLeadership", Class::Call, ADMIN),
-
-    rule("/muster.v1.ClusterService/GetServerInfo", Class::Call, MEMBERS),
-    rule("/muster.v1.ClusterService/GetStatus", Class::Call, USERS.and(REPLICA)),
-
-    rule("/muster.v1.DrillService/AnnounceDrill", Class::Call, ADMIN),
-    rule("/muster.v1.DrillService/EndDrill", Class::Call, ADMIN),
-    rule("/muster.v1.DrillService/GetDrill", Class::Call, ADMIN),
-    rule("/muster.v1.DrillService/RefuseTraffic", Class::Call, ADMIN),
-
-    rule("/muster.v1.FleetService/BeginNodeRepair", Class::Call, ADMIN),
-    rule("/muster.v1.FleetService/CancelNodeDrain", Class::Call, ADMIN),
-    rule("/muster.v1.FleetService/CordonNode", Class::Call, ADMIN),
-    rule("/muster.v1.FleetService/DrainNode", Class::Call, ADMIN),
-    rule("/muster.v1.FleetService/FinishNodeRepair", Class::Call, ADMIN),
-    rule("/muster.v1.FleetService/ForgetNode", Class::Call, ADMIN),
-    rule("/muster.v1.FleetService/GetHealthPolicy", Class::Call, USERS),
-    rule("/muster.v1.FleetService/GetNode", Class::Call, USERS),
-    rule("/muster.v1.FleetService/GetNodeAdmission", Class::Call, ADMIN),
-    rule("/muster.v1.FleetService/ListNodes", Class::Call, USERS),
-    rule("/muster.v1.FleetService/ListPendingNodes", Class::Call, ADMIN),
-    rule("/muster.v1.FleetService/ProbeNodes", Class::Call, ADMIN),
-    rule("/muster.v1.FleetService/QuarantineNode", Class::Call, ADMIN),
-    rule("/muster.v1.FleetService/ReleaseNode", Class::Call, ADMIN),
-    rule("/muster.v1.FleetService/SetHealthPolicy", Class::Call, ADMIN),
-    rule("/muster.v1.FleetService/SetNodeAdmission", Class::Call, ADMIN),
-    rule("/muster.v1.FleetService/SetNodeApproval", Class::Call, ADMIN),
-    rule("/muster.v1.FleetService/UncordonNode", Class::Call, ADMIN),
-    rule("/muster.v1.FleetService/WatchNodes", Class::Stream, USERS),
-
-    rule("/muster.v1.JobService/CancelJob", Class::Call, WRITERS),
-    // A worker commits with what its agent has given it: an agent for jobs that it runs.
-    rule("/muster.v1.JobService/CommitCheckpoint", Class::Call, WRITERS.and(AGENT)),
-    rule("/muster.v1.JobService/ExplainJob", Class::Call, USERS),
-    rule("/muster.v1.JobService/GetJob", Class::Call, USERS),
-    rule("/muster.v1.JobService/ListJobs", Class::Call, USERS),
-    rule("/muster.v1.JobService/PlanJob", Class::Call, USERS),
-    rule("/muster.v1.JobService/ReadLogs", Class::Stream, WRITERS),
-    rule("/muster.v1.JobService/SubmitJob", Class::Call, WRITERS),
-    rule("/muster.v1.JobService/SubmitJobs", Class::Call, WRITERS),
-    rule("/muster.v1.JobService/SubmitStream", Class::Stream, WRITERS),
-    rule("/muster.v1.JobService/WatchJobs", Class::Stream, USERS),
-
-    rule("/muster.v1.LogService/GetArchiveStatus", Class::Call, USERS.and(REPLICA)),
-    rule("/muster.v1.LogService/ReadLog", Class::Stream, USERS),
+    rule("/muster.admin.v1beta1.ArchiveService/GetArchiveStatus", Class::Call, USERS.and(REPLICA)),
     // For replicas that lack a part, and for operators who copy an archive.
-    rule("/muster.v1.LogService/ReadRounds", Class::Stream, ADMIN.and(REPLICA)),
+    rule("/muster.admin.v1beta1.ArchiveService/ReadRounds", Class::Stream, ADMIN.and(REPLICA)),
 
-    rule("/muster.v1.NodeService/Session", Class::Session, AGENT),
-    rule("/muster.v1.NodeService/UploadLogs", Class::Upload, AGENT),
+    rule("/muster.admin.v1beta1.ClusterAdminService/AddReplica", Class::Call, ADMIN),
+    rule("/muster.admin.v1beta1.ClusterAdminService/ChangeVoters", Class::Call, ADMIN),
+    rule("/muster.admin.v1beta1.ClusterAdminService/CreateBackup", Class::Stream, ADMIN),
+    rule("/muster.admin.v1beta1.ClusterAdminService/ListRevokedCertificates", Class::Call, ADMIN),
+    rule("/muster.admin.v1beta1.ClusterAdminService/PromoteReplica", Class::Call, ADMIN),
+    rule("/muster.admin.v1beta1.ClusterAdminService/RaiseFormat", Class::Call, ADMIN),
+    rule("/muster.admin.v1beta1.ClusterAdminService/RemoveReplica", Class::Call, ADMIN),
+    rule("/muster.admin.v1beta1.ClusterAdminService/ReplaceReplica", Class::Call, ADMIN),
+    rule("/muster.admin.v1beta1.ClusterAdminService/RevokeCertificate", Class::Call, ADMIN),
+    rule("/muster.admin.v1beta1.ClusterAdminService/TransferLeadership", Class::Call, ADMIN),
 
-    rule("/muster.v1.PolicyService/GetPolicy", Class::Call, USERS),
-    rule("/muster.v1.PolicyService/SetPolicy", Class::Call, ADMIN),
+    rule("/muster.admin.v1beta1.DrillService/AnnounceDrill", Class::Call, ADMIN),
+    rule("/muster.admin.v1beta1.DrillService/EndDrill", Class::Call, ADMIN),
+    rule("/muster.admin.v1beta1.DrillService/GetDrill", Class::Call, ADMIN),
+    rule("/muster.admin.v1beta1.DrillService/RefuseTraffic", Class::Call, ADMIN),
 
-    rule("/muster.v1.QueueService/ListQueues", Class::Call, USERS),
-    rule("/muster.v1.QueueService/WatchQueues", Class::Stream, USERS),
+    rule("/muster.admin.v1beta1.ProbeService/ProbeNodes", Class::Call, ADMIN),
+
+    rule("/muster.agent.v1beta1.NodeService/Session", Class::Session, AGENT),
+    rule("/muster.agent.v1beta1.NodeService/UploadLogs", Class::Upload, AGENT),
+
+    rule("/muster.v1beta1.ClusterService/GetServerInfo", Class::Call, MEMBERS),
+    rule("/muster.v1beta1.ClusterService/GetStatus", Class::Call, USERS.and(REPLICA)),
+
+    rule("/muster.v1beta1.FleetService/BeginNodeRepair", Class::Call, ADMIN),
+    rule("/muster.v1beta1.FleetService/CancelNodeDrain", Class::Call, ADMIN),
+    rule("/muster.v1beta1.FleetService/CordonNode", Class::Call, ADMIN),
+    rule("/muster.v1beta1.FleetService/DrainNode", Class::Call, ADMIN),
+    rule("/muster.v1beta1.FleetService/FinishNodeRepair", Class::Call, ADMIN),
+    rule("/muster.v1beta1.FleetService/ForgetNode", Class::Call, ADMIN),
+    rule("/muster.v1beta1.FleetService/GetHealthPolicy", Class::Call, USERS),
+    rule("/muster.v1beta1.FleetService/GetNode", Class::Call, USERS),
+    rule("/muster.v1beta1.FleetService/GetNodeAdmission", Class::Call, ADMIN),
+    rule("/muster.v1beta1.FleetService/ListNodes", Class::Call, USERS),
+    rule("/muster.v1beta1.FleetService/ListPendingNodes", Class::Call, ADMIN),
+    rule("/muster.v1beta1.FleetService/QuarantineNode", Class::Call, ADMIN),
+    rule("/muster.v1beta1.FleetService/ReleaseNode", Class::Call, ADMIN),
+    rule("/muster.v1beta1.FleetService/SetHealthPolicy", Class::Call, ADMIN),
+    rule("/muster.v1beta1.FleetService/SetNodeAdmission", Class::Call, ADMIN),
+    rule("/muster.v1beta1.FleetService/SetNodeApproval", Class::Call, ADMIN),
+    rule("/muster.v1beta1.FleetService/UncordonNode", Class::Call, ADMIN),
+    rule("/muster.v1beta1.FleetService/WatchNodes", Class::Stream, USERS),
+
+    rule("/muster.v1beta1.JobService/CancelJob", Class::Call, WRITERS),
+    // A worker commits with what its agent has given it: an agent for jobs that it runs.
+    rule("/muster.v1beta1.JobService/CommitCheckpoint", Class::Call, WRITERS.and(AGENT)),
+    rule("/muster.v1beta1.JobService/ExplainJob", Class::Call, USERS),
+    rule("/muster.v1beta1.JobService/GetJob", Class::Call, USERS),
+    rule("/muster.v1beta1.JobService/ListJobs", Class::Call, USERS),
+    rule("/muster.v1beta1.JobService/PlanJob", Class::Call, USERS),
+    rule("/muster.v1beta1.JobService/ReadLogs", Class::Stream, WRITERS),
+    rule("/muster.v1beta1.JobService/SubmitJob", Class::Call, WRITERS),
+    rule("/muster.v1beta1.JobService/SubmitJobs", Class::Call, WRITERS),
+    rule("/muster.v1beta1.JobService/SubmitStream", Class::Stream, WRITERS),
+    rule("/muster.v1beta1.JobService/WatchJobs", Class::Stream, USERS),
+
+    rule("/muster.v1beta1.LogService/ReadLog", Class::Stream, USERS),
+
+    rule("/muster.v1beta1.PolicyService/GetPolicy", Class::Call, USERS),
+    rule("/muster.v1beta1.PolicyService/SetPolicy", Class::Call, ADMIN),
+
+    rule("/muster.v1beta1.QueueService/ListQueues", Class::Call, USERS),
+    rule("/muster.v1beta1.QueueService/WatchQueues", Class::Stream, USERS),
 ];
 
 /// The line for a path.
@@ -201,7 +203,7 @@ mod tests {
         assert!(gone.is_empty(), "lines for calls that do not exist: {gone:?}");
         assert!(RULES.is_sorted_by(|a, b| a.path < b.path), "the table is in the order of paths");
         assert!(RULES.iter().all(|rule| rule_of(rule.path).is_some_and(|found| found.path == rule.path)));
-        assert!(rule_of("/muster.v1.JobService/Anything").is_none());
+        assert!(rule_of("/muster.v1beta1.JobService/Anything").is_none());
     }
 
     /// The table that people read says what the table that is obeyed says, of every call and every kind.
@@ -232,7 +234,7 @@ mod tests {
         }
         let mut allowed = BTreeSet::new();
         for rule in RULES.iter().filter(|rule| rule.path.starts_with("/muster.")) {
-            let call = rule.path.trim_start_matches("/muster.v1.");
+            let call = rule.path.rsplit('.').next().expect("a path");
             for role in kinds {
                 if rule.kinds.include(&Principal::Named(PeerName { cluster: ClusterId(1), role })) {
                     allowed.insert((call.to_owned(), role.kind()));

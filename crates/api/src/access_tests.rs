@@ -2,12 +2,12 @@
 
 use muster_transport::{Authority, Expect, Principal, Role, Security, ShortName, Tls, TlsFiles};
 use muster_types::{RefusalCode, ReplicaId};
+use muster_wire::agent::node_service_client::NodeServiceClient;
+use muster_wire::agent::session_request;
 use muster_wire::status::Refused;
-use muster_wire::v1;
 use muster_wire::v1::fleet_service_client::FleetServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
-use muster_wire::v1::node_service_client::NodeServiceClient;
-use muster_wire::v1::session_request;
+use muster_wire::{agent, v1};
 use std::time::Duration;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -147,7 +147,8 @@ async fn every_call_is_refused_to_whoever_may_not_make_it() {
                 rule.path
             );
         }
-        let unknown = call(&channel, "/muster.v1.JobService/Anything", None).await.expect_err("no such call");
+        let unknown =
+            call(&channel, "/muster.v1beta1.JobService/Anything", None).await.expect_err("no such call");
         assert_eq!(unknown.code(), Code::Unimplemented);
     }
     // Without a certificate there is no answer at all.
@@ -164,8 +165,8 @@ async fn every_call_is_refused_to_whoever_may_not_make_it() {
 /// Begins a session with an empty description of this node.
 async fn empty_session(channel: &Channel, name: &str) -> Status {
     let node = v1::NodeDescription { name: name.to_owned(), ..Default::default() };
-    let register = v1::Register { node: Some(node), ..Default::default() };
-    let message = v1::SessionRequest { message: Some(session_request::Message::Register(register)) };
+    let register = agent::Register { node: Some(node), ..Default::default() };
+    let message = agent::SessionRequest { message: Some(session_request::Message::Register(register)) };
     let mut nodes = NodeServiceClient::new(channel.clone());
     let answer = guarded("an answer", nodes.session(tokio_stream::once(message))).await;
     answer.map(drop).expect_err("the description is empty")
@@ -182,7 +183,8 @@ async fn an_agent_speaks_for_its_own_node_alone() {
     let status = empty_session(&channel, "h1").await;
     assert_eq!(refused(&status), Some(RefusalCode::InvalidField), "its own is looked at: {status:?}");
     let upload = |name: &str| {
-        let message = v1::UploadLogsRequest { read_id: 1, node_name: name.to_owned(), ..Default::default() };
+        let message =
+            agent::UploadLogsRequest { read_id: 1, node_name: name.to_owned(), ..Default::default() };
         let mut nodes = NodeServiceClient::new(channel.clone());
         async move { guarded("an answer", nodes.upload_logs(tokio_stream::once(message))).await.map(drop) }
     };
@@ -205,17 +207,20 @@ async fn an_agent_group_speaks_for_the_nodes_below_its_name_and_no_others() {
     }
 }
 
-type Requests = tokio_stream::wrappers::ReceiverStream<v1::SessionRequest>;
+type Requests = tokio_stream::wrappers::ReceiverStream<agent::SessionRequest>;
 
 /// Begins a session of a whole host, and keeps it open.
 pub(crate) async fn session_of(
     channel: &Channel,
     spec: &muster_types::NodeSpec,
-) -> Result<(tokio::sync::mpsc::Sender<v1::SessionRequest>, tonic::Streaming<v1::SessionResponse>), Status> {
+) -> Result<
+    (tokio::sync::mpsc::Sender<agent::SessionRequest>, tonic::Streaming<agent::SessionResponse>),
+    Status,
+> {
     let node = Some(muster_wire::convert::node_spec_to_proto(spec));
     let holder_id = "00000000000000000000000000000009".to_owned();
-    let register = v1::Register { node, holder_id, ..Default::default() };
-    let message = v1::SessionRequest { message: Some(session_request::Message::Register(register)) };
+    let register = agent::Register { node, holder_id, ..Default::default() };
+    let message = agent::SessionRequest { message: Some(session_request::Message::Register(register)) };
     let (to_replica, requests) = tokio::sync::mpsc::channel(4);
     to_replica.try_send(message).expect("there is room");
     let mut nodes = NodeServiceClient::new(channel.clone());
@@ -260,7 +265,8 @@ async fn a_flood_of_one_takes_nothing_from_the_others() {
     guarded("a call", jobs.list_jobs(v1::ListJobsRequest::default())).await.expect("a call is no stream");
     let _others = watch(world.channel(Role::Client(short("bob"))).await).await.expect("another's");
     let agent = world.channel(Role::Agent(short("h1"))).await;
-    let status = call(&agent, "/muster.v1.NodeService/Session", None).await.expect_err("an empty message");
+    let status =
+        call(&agent, "/muster.agent.v1beta1.NodeService/Session", None).await.expect_err("an empty message");
     assert_eq!(refused(&status), Some(RefusalCode::InvalidField), "{status:?}");
     // A place is free again when its stream has ended.
     drop(first);

@@ -1,12 +1,12 @@
-//! `muster.v1.ClusterAdminService`.
+//! `muster.admin.v1beta1.ClusterAdminService`.
 
 use muster_engine::{ChangeOptions, Changed, Engine, ReplicaNode};
 use muster_state::State;
 use muster_types::{LogIndex, Name, Refusal, ReplicaId, Violation};
-use muster_wire::v1;
-use muster_wire::v1::cluster_admin_service_client::ClusterAdminServiceClient;
-use muster_wire::v1::cluster_admin_service_server::ClusterAdminService;
-use muster_wire::v1::create_backup_response::Part;
+use muster_wire::admin;
+use muster_wire::admin::cluster_admin_service_client::ClusterAdminServiceClient;
+use muster_wire::admin::cluster_admin_service_server::ClusterAdminService;
+use muster_wire::admin::create_backup_response::Part;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -70,7 +70,7 @@ fn endpoint_rule(field: &str, text: &str) -> Option<Violation> {
     Some(Violation::new(field, format!("must be host:port or a URL of it, got {shown:?}")))
 }
 
-fn address(field: &str, address: Option<&v1::ReplicaAddress>) -> Result<(ReplicaId, ReplicaNode), Status> {
+fn address(field: &str, address: Option<&admin::ReplicaAddress>) -> Result<(ReplicaId, ReplicaNode), Status> {
     let Some(address) = address else {
         return Err(invalid(vec![Violation::new(field, "must be given")]));
     };
@@ -95,14 +95,14 @@ fn address(field: &str, address: Option<&v1::ReplicaAddress>) -> Result<(Replica
     Ok((ReplicaId(address.id), node))
 }
 
-fn members(changed: Changed) -> v1::MembershipResponse {
+fn members(changed: Changed) -> Option<admin::Membership> {
     let ids = |set: BTreeSet<ReplicaId>| set.into_iter().map(|id| id.0).collect();
-    v1::MembershipResponse {
+    Some(admin::Membership {
         raft_index: changed.raft_index,
         voter_ids: ids(changed.voters),
         learner_ids: ids(changed.learners),
         warnings: changed.warnings,
-    }
+    })
 }
 
 /// Carries a call out at the leader: `$local` here, or the same method there.
@@ -120,81 +120,101 @@ macro_rules! at_leader {
 impl ClusterAdminService for Admin {
     async fn revoke_certificate(
         &self,
-        request: Request<v1::RevokeCertificateRequest>,
-    ) -> Result<Response<v1::RevokeCertificateResponse>, Status> {
+        request: Request<admin::RevokeCertificateRequest>,
+    ) -> Result<Response<admin::RevokeCertificateResponse>, Status> {
         let caller = self.router.caller(&request);
         let message = request.into_inner();
         let command = admission::revoke_command(&message)?;
         let engine = self.router.engine();
         let local = || async {
             let answer = engine.execute(command.clone()).await?;
-            Ok(v1::RevokeCertificateResponse { freshness: written(engine, answer.at()) })
+            Ok(admin::RevokeCertificateResponse { freshness: written(engine, answer.at()) })
         };
         at_leader!(self, caller, message, revoke_certificate, local)
     }
 
     async fn list_revoked_certificates(
         &self,
-        _request: Request<v1::ListRevokedCertificatesRequest>,
-    ) -> Result<Response<v1::ListRevokedCertificatesResponse>, Status> {
+        _request: Request<admin::ListRevokedCertificatesRequest>,
+    ) -> Result<Response<admin::ListRevokedCertificatesResponse>, Status> {
         Ok(Response::new(admission::revoked(self.router.engine())))
     }
 
     async fn add_replica(
         &self,
-        request: Request<v1::AddReplicaRequest>,
-    ) -> Result<Response<v1::MembershipResponse>, Status> {
+        request: Request<admin::AddReplicaRequest>,
+    ) -> Result<Response<admin::AddReplicaResponse>, Status> {
         let caller = self.router.caller(&request);
         let message = request.into_inner();
         let (id, node) = address("replica", message.replica.as_ref())?;
         let engine = self.router.engine();
-        let local = || async { engine.add_replica(id, node.clone()).await.map(members) };
+        let local = || async {
+            engine
+                .add_replica(id, node.clone())
+                .await
+                .map(|changed| admin::AddReplicaResponse { membership: members(changed) })
+        };
         at_leader!(self, caller, message, add_replica, local)
     }
 
     async fn promote_replica(
         &self,
-        request: Request<v1::PromoteReplicaRequest>,
-    ) -> Result<Response<v1::MembershipResponse>, Status> {
+        request: Request<admin::PromoteReplicaRequest>,
+    ) -> Result<Response<admin::PromoteReplicaResponse>, Status> {
         let caller = self.router.caller(&request);
         let message = request.into_inner();
         let id = id_of("replica_id", message.replica_id)?;
         let engine = self.router.engine();
-        let local = || async { engine.promote_replica(id).await.map(members) };
+        let local = || async {
+            engine
+                .promote_replica(id)
+                .await
+                .map(|changed| admin::PromoteReplicaResponse { membership: members(changed) })
+        };
         at_leader!(self, caller, message, promote_replica, local)
     }
 
     async fn remove_replica(
         &self,
-        request: Request<v1::RemoveReplicaRequest>,
-    ) -> Result<Response<v1::MembershipResponse>, Status> {
+        request: Request<admin::RemoveReplicaRequest>,
+    ) -> Result<Response<admin::RemoveReplicaResponse>, Status> {
         let caller = self.router.caller(&request);
         let message = request.into_inner();
         let id = id_of("replica_id", message.replica_id)?;
         let options = ChangeOptions { force: message.force, keep_as_learners: message.keep_as_learner };
         let engine = self.router.engine();
-        let local = || async { engine.remove_replica(id, options).await.map(members) };
+        let local = || async {
+            engine
+                .remove_replica(id, options)
+                .await
+                .map(|changed| admin::RemoveReplicaResponse { membership: members(changed) })
+        };
         at_leader!(self, caller, message, remove_replica, local)
     }
 
     async fn replace_replica(
         &self,
-        request: Request<v1::ReplaceReplicaRequest>,
-    ) -> Result<Response<v1::MembershipResponse>, Status> {
+        request: Request<admin::ReplaceReplicaRequest>,
+    ) -> Result<Response<admin::ReplaceReplicaResponse>, Status> {
         let caller = self.router.caller(&request);
         let message = request.into_inner();
         let gone = id_of("gone_id", message.gone_id)?;
         let (id, node) = address("replacement", message.replacement.as_ref())?;
         let options = ChangeOptions { force: message.force, keep_as_learners: false };
         let engine = self.router.engine();
-        let local = || async { engine.replace_replica(gone, id, node.clone(), options).await.map(members) };
+        let local = || async {
+            engine
+                .replace_replica(gone, id, node.clone(), options)
+                .await
+                .map(|changed| admin::ReplaceReplicaResponse { membership: members(changed) })
+        };
         at_leader!(self, caller, message, replace_replica, local)
     }
 
     async fn change_voters(
         &self,
-        request: Request<v1::ChangeVotersRequest>,
-    ) -> Result<Response<v1::MembershipResponse>, Status> {
+        request: Request<admin::ChangeVotersRequest>,
+    ) -> Result<Response<admin::ChangeVotersResponse>, Status> {
         let caller = self.router.caller(&request);
         let message = request.into_inner();
         let count = message.voter_ids.len();
@@ -206,29 +226,34 @@ impl ClusterAdminService for Admin {
         let voters = voters.collect::<Result<BTreeSet<ReplicaId>, Status>>()?;
         let options = ChangeOptions { force: message.force, keep_as_learners: message.keep_as_learners };
         let engine = self.router.engine();
-        let local = || async { engine.change_voters(voters.clone(), options).await.map(members) };
+        let local = || async {
+            engine
+                .change_voters(voters.clone(), options)
+                .await
+                .map(|changed| admin::ChangeVotersResponse { membership: members(changed) })
+        };
         at_leader!(self, caller, message, change_voters, local)
     }
 
     async fn transfer_leadership(
         &self,
-        request: Request<v1::TransferLeadershipRequest>,
-    ) -> Result<Response<v1::TransferLeadershipResponse>, Status> {
+        request: Request<admin::TransferLeadershipRequest>,
+    ) -> Result<Response<admin::TransferLeadershipResponse>, Status> {
         let caller = self.router.caller(&request);
         let message = request.into_inner();
         let (to, away_from) = (optional(message.to_id), optional(message.away_from_id));
         let engine = self.router.engine();
         let local = || async {
             let leader = engine.transfer_leadership(to, away_from).await?;
-            Ok(v1::TransferLeadershipResponse { leader_id: leader.0 })
+            Ok(admin::TransferLeadershipResponse { leader_id: leader.0 })
         };
         at_leader!(self, caller, message, transfer_leadership, local)
     }
 
     async fn raise_format(
         &self,
-        request: Request<v1::RaiseFormatRequest>,
-    ) -> Result<Response<v1::RaiseFormatResponse>, Status> {
+        request: Request<admin::RaiseFormatRequest>,
+    ) -> Result<Response<admin::RaiseFormatResponse>, Status> {
         let caller = self.router.caller(&request);
         let message = request.into_inner();
         let wanted = u16::try_from(message.format).map_err(|_| {
@@ -238,16 +263,16 @@ impl ClusterAdminService for Admin {
         let engine = self.router.engine();
         let local = || async {
             let (format, at) = engine.raise_format((wanted > 0).then_some(wanted)).await?;
-            Ok(v1::RaiseFormatResponse { format: format.into(), freshness: written(engine, at) })
+            Ok(admin::RaiseFormatResponse { format: format.into(), freshness: written(engine, at) })
         };
         at_leader!(self, caller, message, raise_format, local)
     }
 
-    type CreateBackupStream = ReceiverStream<Result<v1::CreateBackupResponse, Status>>;
+    type CreateBackupStream = ReceiverStream<Result<admin::CreateBackupResponse, Status>>;
 
     async fn create_backup(
         &self,
-        request: Request<v1::CreateBackupRequest>,
+        request: Request<admin::CreateBackupRequest>,
     ) -> Result<Response<Self::CreateBackupStream>, Status> {
         let engine = self.router.engine();
         let place = Arc::clone(&self.backups).try_acquire_owned().map_err(|_| {
@@ -270,8 +295,8 @@ impl ClusterAdminService for Admin {
     }
 }
 
-fn header(engine: &Engine, view: &State) -> v1::BackupHeader {
-    v1::BackupHeader {
+fn header(engine: &Engine, view: &State) -> admin::BackupHeader {
+    admin::BackupHeader {
         cluster_id: view.cluster().map(|c| c.cluster.to_string()).unwrap_or_default(),
         cluster_generation: view.generation(),
         log_index: view.log_index().0,
@@ -283,12 +308,12 @@ fn header(engine: &Engine, view: &State) -> v1::BackupHeader {
     }
 }
 
-type Pieces = mpsc::Sender<Result<v1::CreateBackupResponse, Status>>;
+type Pieces = mpsc::Sender<Result<admin::CreateBackupResponse, Status>>;
 
 /// The state never changes, so a reader may take as long as it likes; what it holds back is one copy of
 /// the rows that change meanwhile.
-fn send_backup(view: &State, header: v1::BackupHeader, to: &Pieces) -> Result<(), ()> {
-    let send = |part| to.blocking_send(Ok(v1::CreateBackupResponse { part: Some(part) })).map_err(|_| ());
+fn send_backup(view: &State, header: admin::BackupHeader, to: &Pieces) -> Result<(), ()> {
+    let send = |part| to.blocking_send(Ok(admin::CreateBackupResponse { part: Some(part) })).map_err(|_| ());
     send(Part::Header(header))?;
     let mut checksums = crc32fast::Hasher::new();
     let (mut number, mut bytes) = (0u64, 0u64);
@@ -296,12 +321,12 @@ fn send_backup(view: &State, header: v1::BackupHeader, to: &Pieces) -> Result<()
         for content in chunk.chunks(PIECE_BYTES) {
             let checksum = crc32fast::hash(content);
             checksums.update(&checksum.to_le_bytes());
-            send(Part::Piece(v1::BackupPiece { number, content: content.to_vec(), checksum }))?;
+            send(Part::Piece(admin::BackupPiece { number, content: content.to_vec(), checksum }))?;
             number += 1;
             bytes += content.len() as u64;
         }
     }
-    send(Part::End(v1::BackupEnd { pieces: number, bytes, checksum: checksums.finalize() }))
+    send(Part::End(admin::BackupEnd { pieces: number, bytes, checksum: checksums.finalize() }))
 }
 
 #[cfg(test)]
@@ -310,7 +335,7 @@ mod tests {
 
     #[test]
     fn addresses_are_checked_whole() {
-        let good = v1::ReplicaAddress {
+        let good = admin::ReplicaAddress {
             id: 4,
             region: "eu-west".to_owned(),
             peer_endpoint: "http://r4:7500".to_owned(),
@@ -318,7 +343,7 @@ mod tests {
         };
         assert!(address("replica", Some(&good)).is_ok());
         assert!(address("replica", None).is_err());
-        let bad = v1::ReplicaAddress { id: 0, region: "EU".into(), peer_endpoint: "r4".into(), ..good };
+        let bad = admin::ReplicaAddress { id: 0, region: "EU".into(), peer_endpoint: "r4".into(), ..good };
         let refused = address("replica", Some(&bad)).expect_err("three rules are broken");
         let refused = muster_wire::status::Refused::from_status(&refused);
         let fields: Vec<&str> = refused.violations.iter().map(|v| v.field.as_str()).collect();

@@ -8,7 +8,7 @@ use muster_wire::convert::{
     admission_rule_to_proto, approval_to_proto, node_admission_from_proto, node_bounds_from_proto,
     node_spec_to_proto, request_id, revocation_from_proto, revocation_to_proto,
 };
-use muster_wire::v1;
+use muster_wire::{admin, v1};
 use tonic::Status;
 
 use crate::job_service::written;
@@ -34,10 +34,10 @@ pub(crate) fn wanted(message: &v1::SetNodeApprovalRequest) -> Result<(RequestId,
     }
     let wanted = match &message.approval {
         Some(Said::Approve(bounds)) => node_bounds_from_proto("approve", bounds).map(Wanted::Approved),
-        Some(Said::ApproveAsIs(true)) => Ok(Wanted::AsIs),
-        Some(Said::Reject(true)) => Ok(Wanted::Rejected),
-        Some(Said::Clear(true)) => Ok(Wanted::Cleared),
-        Some(Said::ApproveAsIs(false) | Said::Reject(false) | Said::Clear(false)) | None => {
+        Some(Said::ApproveAsIs(v1::ApproveAsIs {})) => Ok(Wanted::AsIs),
+        Some(Said::Reject(v1::RejectNode {})) => Ok(Wanted::Rejected),
+        Some(Said::Clear(v1::ClearApproval {})) => Ok(Wanted::Cleared),
+        None => {
             let text = "must be one of approve, approve_as_is, reject, clear";
             Err(vec![Violation::new("approval", text)])
         }
@@ -139,7 +139,7 @@ pub(crate) fn pending(engine: &Engine) -> v1::ListPendingNodesResponse {
     v1::ListPendingNodesResponse { nodes: nodes.collect() }
 }
 
-pub(crate) fn revoke_command(message: &v1::RevokeCertificateRequest) -> Result<Command, Status> {
+pub(crate) fn revoke_command(message: &admin::RevokeCertificateRequest) -> Result<Command, Status> {
     let request = request_id("request_id", &message.request_id).map_err(|v| vec![v]);
     let certificate = message.certificate.clone().unwrap_or_default();
     match (request, revocation_from_proto("certificate", &certificate)) {
@@ -154,10 +154,10 @@ pub(crate) fn revoke_command(message: &v1::RevokeCertificateRequest) -> Result<C
     }
 }
 
-pub(crate) fn revoked(engine: &Engine) -> v1::ListRevokedCertificatesResponse {
+pub(crate) fn revoked(engine: &Engine) -> admin::ListRevokedCertificatesResponse {
     let view = engine.reading();
     let certificates = view.revocations().map(|(serial, row)| revocation_to_proto(serial, row));
-    v1::ListRevokedCertificatesResponse {
+    admin::ListRevokedCertificatesResponse {
         certificates: certificates.collect(),
         freshness: Some(freshness(engine, &view)),
     }

@@ -2,12 +2,12 @@
 
 use muster_transport::Role;
 use muster_types::{NodeDraft, NodeSpec, RefusalCode};
+use muster_wire::admin::cluster_admin_service_client::ClusterAdminServiceClient;
 use muster_wire::status::Refused;
-use muster_wire::v1;
-use muster_wire::v1::cluster_admin_service_client::ClusterAdminServiceClient;
 use muster_wire::v1::fleet_service_client::FleetServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::set_node_approval_request::Approval;
+use muster_wire::{admin, v1};
 use tonic::Status;
 use tonic::transport::Channel;
 
@@ -99,7 +99,7 @@ async fn a_node_waits_until_an_operator_has_admitted_it() {
     assert_eq!(door.pending().await, [("h1".to_owned(), why)]);
     assert_eq!(door.world.engine.view().nodes().len(), 0);
 
-    door.say("h1", Approval::ApproveAsIs(true)).await.expect("it waits");
+    door.say("h1", Approval::ApproveAsIs(v1::ApproveAsIs {})).await.expect("it waits");
     assert_eq!(door.pending().await, []);
     assert_eq!(door.comes(&h1).await, None);
     // It comes again as less, and as nothing else.
@@ -121,11 +121,12 @@ async fn a_node_waits_until_an_operator_has_admitted_it() {
         "nothing of it was taken over"
     );
 
-    let nobody = door.say("h7", Approval::ApproveAsIs(true)).await.expect_err("it has not come");
+    let nobody =
+        door.say("h7", Approval::ApproveAsIs(v1::ApproveAsIs {})).await.expect_err("it has not come");
     assert_eq!(Refused::from_status(&nobody).code, Some(RefusalCode::NodeNotFound));
-    door.say("h2", Approval::Reject(true)).await.expect("an operator may");
+    door.say("h2", Approval::Reject(v1::RejectNode {})).await.expect("an operator may");
     assert!(door.comes(&host("h2")).await.is_some_and(|why| why.contains("rejected")));
-    door.say("h2", Approval::Clear(true)).await.expect("an operator may");
+    door.say("h2", Approval::Clear(v1::ClearApproval {})).await.expect("an operator may");
     assert!(door.comes(&host("h2")).await.is_some_and(|why| why.contains("nobody has approved")));
     let bounds = v1::NodeBounds { region: "eu".to_owned(), ..Default::default() };
     door.say("h2", Approval::Approve(bounds)).await.expect("an operator may");
@@ -178,7 +179,7 @@ async fn a_node_stays_what_it_was_when_it_first_came() {
         draft.region = name("us-east");
     });
     assert!(door.comes(&evil).await.is_some());
-    door.say("h1", Approval::ApproveAsIs(true)).await.expect("it waits");
+    door.say("h1", Approval::ApproveAsIs(v1::ApproveAsIs {})).await.expect("it waits");
     assert_eq!(door.comes(&evil).await, None, "an operator has said so");
 }
 
@@ -194,12 +195,12 @@ async fn a_certificate_that_is_revoked_ends_its_session_and_opens_no_other() {
     let mut bob = JobServiceClient::new(world.channel(of_tenant("speech", "bob")).await);
     for (number, role) in [Role::Agent(short("h1")), of_tenant("vision", "ada")].into_iter().enumerate() {
         let report = muster_transport::describe(&world.certificate(role)).expect("it was issued");
-        let certificate = v1::RevokedCertificate {
+        let certificate = admin::RevokedCertificate {
             serial: report.serial,
             holder: role.to_string(),
             not_after_ms: u64::try_from(report.not_after_s).expect("it ends") * 1_000,
         };
-        let request = v1::RevokeCertificateRequest {
+        let request = admin::RevokeCertificateRequest {
             request_id: format!("00000000-0000-4000-9000-{number:012}"),
             certificate: Some(certificate),
         };
@@ -213,7 +214,7 @@ async fn a_certificate_that_is_revoked_ends_its_session_and_opens_no_other() {
     guarded("an answer", bob.list_jobs(v1::ListJobsRequest::default()))
         .await
         .expect("his is as good as before");
-    let request = v1::ListRevokedCertificatesRequest {};
+    let request = admin::ListRevokedCertificatesRequest {};
     let answer = guarded("a list", admin.list_revoked_certificates(request)).await.expect("an operator may");
     assert_eq!(answer.into_inner().certificates.len(), 2);
     // Another certificate for the same name is another certificate.

@@ -200,7 +200,7 @@ async fn unfinished_messages_of_one_tenant_leave_room_for_the_others() {
                 futures::stream::pending(),
             ));
             let request =
-                http::Request::post(format!("https://{}/muster.v1.JobService/SubmitJob", world.address))
+                http::Request::post(format!("https://{}/muster.v1beta1.JobService/SubmitJob", world.address))
                     .header("content-type", "application/grpc")
                     .body(tonic::body::Body::new(body))
                     .expect("a request");

@@ -1,8 +1,8 @@
-//! `muster.v1.ClusterService`.
+//! `muster.v1beta1.ClusterService`.
 
 use muster_engine::{LocalFacts, PeerReport, Role, Space};
 use muster_state::NodeStatus;
-use muster_types::ReplicaId;
+use muster_types::{Consistency, ReplicaId};
 use muster_wire::v1;
 use muster_wire::v1::cluster_service_server::ClusterService;
 use tonic::{Request, Response, Status};
@@ -32,7 +32,8 @@ impl ClusterService for Clusters {
         let engine = self.router.engine();
         let (deadline, account) =
             (self.router.read_deadline(&request), self.router.caller(&request).account());
-        let view = self.router.fresh(account, request.get_ref().read.as_ref(), deadline).await?;
+        let view =
+            self.router.fresh(account, (request.get_ref().read.as_ref(), Consistency::Any), deadline).await?;
         let raft = engine.consensus().status();
         let reports = engine.consensus().peer_reports().borrow().clone();
         let facts = engine.local_facts();
@@ -108,7 +109,9 @@ impl ClusterService for Clusters {
         let engine = self.router.engine();
         Ok(Response::new(v1::GetServerInfoResponse {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            api_versions: vec!["muster.v1".to_owned()],
+            api_versions: ["muster.v1beta1", "muster.admin.v1beta1", "muster.agent.v1beta1"]
+                .map(str::to_owned)
+                .to_vec(),
             format_max: engine.format_max().into(),
             replica_id: engine.info().replica.0,
             region: engine.info().region.to_string(),

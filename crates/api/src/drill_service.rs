@@ -1,11 +1,11 @@
-//! `muster.v1.DrillService`: always about this replica, never passed on.
+//! `muster.admin.v1beta1.DrillService`: always about this replica, never passed on.
 
 use muster_engine::TrafficScope;
 use muster_transport::Principal;
 use muster_types::{Name, Refusal, RefusalCode, ReplicaId, Violation};
+use muster_wire::admin;
+use muster_wire::admin::drill_service_server::DrillService;
 use muster_wire::status::to_status;
-use muster_wire::v1;
-use muster_wire::v1::drill_service_server::DrillService;
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tonic::{Request, Response, Status};
@@ -70,7 +70,7 @@ fn replicas(field: &str, ids: &[u64]) -> Result<BTreeSet<ReplicaId>, Violation> 
     Ok(ids.iter().copied().map(ReplicaId).collect())
 }
 
-fn announcement(message: &v1::AnnounceDrillRequest, principal: String) -> Result<Announcement, Status> {
+fn announcement(message: &admin::AnnounceDrillRequest, principal: String) -> Result<Announcement, Status> {
     let mut violations = Vec::new();
     let mut wrong = |violation| violations.push(violation);
     let id = named("drill_id", &message.drill_id).map_err(&mut wrong).ok();
@@ -111,14 +111,14 @@ fn announcement(message: &v1::AnnounceDrillRequest, principal: String) -> Result
 }
 
 /// The directions named, each once.
-fn scope(message: &v1::RefuseTrafficRequest) -> Result<TrafficScope, Violation> {
+fn scope(message: &admin::RefuseTrafficRequest) -> Result<TrafficScope, Violation> {
     let mut scope = TrafficScope::default();
     for traffic in message.traffic() {
         let direction = match traffic {
-            v1::Traffic::PeersIn => &mut scope.peers_in,
-            v1::Traffic::PeersOut => &mut scope.peers_out,
-            v1::Traffic::Clients => &mut scope.clients,
-            v1::Traffic::Unspecified => {
+            admin::Traffic::PeersIn => &mut scope.peers_in,
+            admin::Traffic::PeersOut => &mut scope.peers_out,
+            admin::Traffic::Clients => &mut scope.clients,
+            admin::Traffic::Unspecified => {
                 return Err(Violation::new("traffic", "must be PEERS_IN, PEERS_OUT or CLIENTS"));
             }
         };
@@ -136,14 +136,14 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn drill(held: &Held) -> v1::Drill {
+fn drill(held: &Held) -> admin::Drill {
     let (scope, left) = held.refused.unwrap_or_default();
     let kinds = [
-        (scope.peers_in, v1::Traffic::PeersIn),
-        (scope.peers_out, v1::Traffic::PeersOut),
-        (scope.clients, v1::Traffic::Clients),
+        (scope.peers_in, admin::Traffic::PeersIn),
+        (scope.peers_out, admin::Traffic::PeersOut),
+        (scope.clients, admin::Traffic::Clients),
     ];
-    v1::Drill {
+    admin::Drill {
         id: held.id.to_string(),
         name: held.name.to_string(),
         started_by: held.started_by.clone(),
@@ -160,21 +160,21 @@ fn drill(held: &Held) -> v1::Drill {
 impl DrillService for DrillCalls {
     async fn announce_drill(
         &self,
-        request: Request<v1::AnnounceDrillRequest>,
-    ) -> Result<Response<v1::AnnounceDrillResponse>, Status> {
+        request: Request<admin::AnnounceDrillRequest>,
+    ) -> Result<Response<admin::AnnounceDrillResponse>, Status> {
         let said = announcement(request.get_ref(), principal(&request))?;
         if self.drills.refusal_max().is_zero() {
             let text = "this replica takes part in no drill: limits.drill_refusal_max_ms is 0";
             return Err(to_status(&Refusal::new(RefusalCode::PermissionDenied, text)));
         }
         let held = self.drills.announce(said).map_err(|refusal| to_status(&refusal))?;
-        Ok(Response::new(v1::AnnounceDrillResponse { drill: Some(drill(&held)) }))
+        Ok(Response::new(admin::AnnounceDrillResponse { drill: Some(drill(&held)) }))
     }
 
     async fn refuse_traffic(
         &self,
-        request: Request<v1::RefuseTrafficRequest>,
-    ) -> Result<Response<v1::RefuseTrafficResponse>, Status> {
+        request: Request<admin::RefuseTrafficRequest>,
+    ) -> Result<Response<admin::RefuseTrafficResponse>, Status> {
         let message = request.get_ref();
         let mut violations = Vec::new();
         let mut wrong = |violation| violations.push(violation);
@@ -193,25 +193,25 @@ impl DrillService for DrillCalls {
         self.check_quorum(&silent).map_err(|refusal| to_status(&refusal))?;
         let held = self.drills.refuse(&id, scope, Duration::from_millis(message.duration_ms));
         let held = held.map_err(|refusal| to_status(&refusal))?;
-        Ok(Response::new(v1::RefuseTrafficResponse { drill: Some(drill(&held)) }))
+        Ok(Response::new(admin::RefuseTrafficResponse { drill: Some(drill(&held)) }))
     }
 
     async fn end_drill(
         &self,
-        request: Request<v1::EndDrillRequest>,
-    ) -> Result<Response<v1::EndDrillResponse>, Status> {
+        request: Request<admin::EndDrillRequest>,
+    ) -> Result<Response<admin::EndDrillResponse>, Status> {
         let text = &request.get_ref().drill_id;
         let id = if text.is_empty() { Ok(None) } else { named("drill_id", text).map(Some) };
         let id = id.map_err(|violation| invalid(vec![violation]))?;
         let ended = self.drills.end(id.as_ref(), &principal(&request));
-        Ok(Response::new(v1::EndDrillResponse { drill: ended.as_ref().map(drill) }))
+        Ok(Response::new(admin::EndDrillResponse { drill: ended.as_ref().map(drill) }))
     }
 
     async fn get_drill(
         &self,
-        _request: Request<v1::GetDrillRequest>,
-    ) -> Result<Response<v1::GetDrillResponse>, Status> {
-        Ok(Response::new(v1::GetDrillResponse {
+        _request: Request<admin::GetDrillRequest>,
+    ) -> Result<Response<admin::GetDrillResponse>, Status> {
+        Ok(Response::new(admin::GetDrillResponse {
             drill: self.drills.current().as_ref().map(drill),
             replica_id: self.router.engine().info().replica.0,
             refuse_max_ms: millis(self.drills.refusal_max()),

@@ -1,19 +1,16 @@
-//! `muster.v1.FleetService`.
+//! `muster.v1beta1.FleetService`.
 
 use muster_decider::{Command, DrainOrder, RepairOrder};
-use muster_engine::PROBE_NODES_MAX;
 use muster_state::{RequestAnswer, State};
-use muster_types::{LogIndex, Name, NodeId, Refusal, RefusalCode, RequestId, Violation};
+use muster_types::{Consistency, LogIndex, Name, NodeId, Refusal, RefusalCode, RequestId, Violation};
 use muster_wire::convert::{
-    health_policy_from_proto, health_policy_to_proto, probe_finding_to_proto, probe_link_to_proto,
-    probe_ring_to_proto, repair_from_proto, request_id,
+    UNSAID_OF_LISTS, health_policy_from_proto, health_policy_to_proto, repair_from_proto, request_id,
 };
 use muster_wire::status::to_status;
 use muster_wire::token::{List, PageToken, filter_digest};
 use muster_wire::v1;
 use muster_wire::v1::fleet_service_client::FleetServiceClient;
 use muster_wire::v1::fleet_service_server::FleetService;
-use std::collections::BTreeSet;
 use tonic::{Request, Response, Status};
 
 use crate::admission;
@@ -22,6 +19,10 @@ use crate::job_service::{bad_page, written};
 use crate::read::{cluster, freshness, invalid, page_size};
 use crate::render;
 use crate::watcher::{Messages, NodeTopic, Watches};
+
+mod probe;
+
+pub(crate) use probe::Probes;
 
 pub(crate) struct Fleet {
     router: Router,
@@ -105,7 +106,7 @@ impl FleetService for Fleet {
         let message = request.into_inner();
         let size = page_size(message.page_size)?;
         let engine = self.router.engine();
-        let view = self.router.fresh(account, message.read.as_ref(), deadline).await?;
+        let view = self.router.fresh(account, (message.read.as_ref(), UNSAID_OF_LISTS), deadline).await?;
         let cluster = cluster(&view)?;
         let filter = filter_digest([message.region.as_str()]);
         let after = match message.page_token.as_str() {
@@ -142,7 +143,8 @@ impl FleetService for Fleet {
             (self.router.read_deadline(&request), self.router.caller(&request).account());
         let message = request.into_inner();
         let engine = self.router.engine();
-        let view = self.router.fresh(account, message.read.as_ref(), deadline).await?;
+        let view =
+            self.router.fresh(account, (message.read.as_ref(), Consistency::Linearizable), deadline).await?;
         let id = find(&view, &message.node).map_err(|refusal| to_status(&refusal))?;
         let node = view.node(id).map(|row| render::node(&view, id, row));
         Ok(Response::new(v1::GetNodeResponse { node, freshness: Some(freshness(engine, &view)) }))
@@ -265,41 +267,6 @@ impl FleetService for Fleet {
         self.router.write(caller, local, onward).await.map(Response::new)
     }
 
-    async fn probe_nodes(
-        &self,
-        request: Request<v1::ProbeNodesRequest>,
-    ) -> Result<Response<v1::ProbeNodesResponse>, Status> {
-        let caller = self.router.caller(&request);
-        let message = request.into_inner();
-        let count = message.nodes.len();
-        if !(2..=PROBE_NODES_MAX).contains(&count) {
-            return Err(invalid(vec![Violation::limit("nodes", count as u64, 2, PROBE_NODES_MAX as u64)]));
-        }
-        let engine = self.router.engine();
-        let local = || async {
-            let view = engine.view();
-            let nodes = message.nodes.iter().map(|text| find(&view, text)).collect::<Result<Vec<_>, _>>()?;
-            if nodes.iter().collect::<BTreeSet<_>>().len() < count {
-                return Err(Refusal::fields(vec![Violation::new("nodes", "names a node twice")]));
-            }
-            let result = engine.probe(&nodes).await?;
-            let name = |node: &NodeId| view.node(*node).map(|row| row.spec.name.to_string());
-            let node_names: Vec<String> = nodes.iter().map(|node| name(node).unwrap_or_default()).collect();
-            let finding = |finding| probe_finding_to_proto(finding, &node_names);
-            Ok(v1::ProbeNodesResponse {
-                links: result.links.iter().map(probe_link_to_proto).collect(),
-                rings: result.rings.iter().map(probe_ring_to_proto).collect(),
-                findings: result.findings.iter().map(finding).collect(),
-                node_names,
-            })
-        };
-        let onward = |channel| {
-            let request = Router::onward(message.clone(), caller);
-            async move { Ok(FleetServiceClient::new(channel).probe_nodes(request).await?.into_inner()) }
-        };
-        self.router.write(caller, local, onward).await.map(Response::new)
-    }
-
     async fn drain_node(
         &self,
         request: Request<v1::DrainNodeRequest>,
@@ -381,7 +348,8 @@ impl FleetService for Fleet {
             (self.router.read_deadline(&request), self.router.caller(&request).account());
         let message = request.into_inner();
         let engine = self.router.engine();
-        let view = self.router.fresh(account, message.read.as_ref(), deadline).await?;
+        let view =
+            self.router.fresh(account, (message.read.as_ref(), Consistency::Linearizable), deadline).await?;
         let row = view.health_policy();
         Ok(Response::new(v1::GetHealthPolicyResponse {
             policy: Some(health_policy_to_proto(&row.policy)),

@@ -3,7 +3,7 @@
 use muster_engine::Engine;
 use muster_state::State;
 use muster_transport::{Expect, Principal, Role, Security};
-use muster_types::{JobId, Name, Refusal, RefusalCode, ReplicaId};
+use muster_types::{Consistency, JobId, Name, Refusal, RefusalCode, ReplicaId};
 use muster_wire::status::to_status;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -287,10 +287,10 @@ impl Router {
     pub(crate) async fn fresh(
         &self,
         account: Account,
-        options: Option<&muster_wire::v1::ReadOptions>,
+        asked: (Option<&muster_wire::v1::ReadOptions>, Consistency),
         deadline: Instant,
     ) -> Result<Fresh, Status> {
-        read::fresh(self.engine(), (account, self.past(account)), options, deadline).await
+        read::fresh(self.engine(), (account, self.past(account)), asked, deadline).await
     }
 
     /// The same for a watch that goes on in the archive, for as long as it does.
@@ -531,6 +531,8 @@ fn is_transient(code: RefusalCode) -> bool {
     matches!(
         code,
         RefusalCode::NotLeader
+            | RefusalCode::ReplicaStopping
+            | RefusalCode::ClusterNotReady
             | RefusalCode::OutcomeUnknown
             | RefusalCode::ClusterRecovering
             | RefusalCode::TrafficRefused

@@ -159,13 +159,13 @@ struct Guard {
 pub(crate) type Leads = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Calls about a drill, by which a replica that refuses everything else is made to take it again.
-const DRILL_CALLS: &str = "/muster.v1.DrillService/";
+const DRILL_CALLS: &str = "/muster.admin.v1beta1.DrillService/";
 
 /// Calls in which the caller sends one message after the other, as long as it likes.
 const CLIENT_STREAMS: [&str; 5] = [
-    "/muster.v1.JobService/SubmitStream",
-    "/muster.v1.NodeService/Session",
-    "/muster.v1.NodeService/UploadLogs",
+    "/muster.v1beta1.JobService/SubmitStream",
+    "/muster.agent.v1beta1.NodeService/Session",
+    "/muster.agent.v1beta1.NodeService/UploadLogs",
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 ];

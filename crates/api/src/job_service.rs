@@ -1,4 +1,4 @@
-//! `muster.v1.JobService`.
+//! `muster.v1beta1.JobService`.
 
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
@@ -7,10 +7,10 @@ use muster_decider::{Answer, Command};
 use muster_engine::{Attempt, LogRequest, Reading};
 use muster_state::State;
 use muster_types::{
-    FencingToken, JobId, LogIndex, NodeId, Refusal, RefusalCode, Submission, Violation, limits,
+    Consistency, FencingToken, JobId, LogIndex, NodeId, Refusal, RefusalCode, Submission, Violation, limits,
 };
 use muster_wire::convert::{
-    fencing_token_from_proto, fencing_token_to_proto, job_id, jobs_from_proto, request_id,
+    UNSAID_OF_LISTS, fencing_token_from_proto, fencing_token_to_proto, job_id, jobs_from_proto, request_id,
     submission_to_proto, submissions_from_proto,
 };
 use muster_wire::status::to_status;
@@ -312,7 +312,10 @@ impl JobService for Jobs {
         let message = request.into_inner();
         let id = job_id("job_id", &message.job_id).map_err(|v| invalid(vec![v]))?;
         let engine = self.router.engine();
-        let view = self.router.fresh(caller.account(), message.read.as_ref(), deadline).await?;
+        let view = self
+            .router
+            .fresh(caller.account(), (message.read.as_ref(), Consistency::Linearizable), deadline)
+            .await?;
         let job = render::job_explained(&self.router, &view, id, caller)
             .await
             .map_err(|refusal| to_status(&refusal))?;
@@ -329,7 +332,8 @@ impl JobService for Jobs {
         let message = request.into_inner();
         let jobs = submissions_from_proto("spec", message.spec).map_err(invalid)?;
         let engine = self.router.engine();
-        let view = self.router.fresh(account, message.read.as_ref(), deadline).await?;
+        let view =
+            self.router.fresh(account, (message.read.as_ref(), Consistency::Linearizable), deadline).await?;
         let Some(job) = jobs.into_iter().next() else {
             return Err(invalid(vec![Violation::new("spec", "must be a job")]));
         };
@@ -349,7 +353,10 @@ impl JobService for Jobs {
         let message = request.into_inner();
         let id = job_id("job_id", &message.job_id).map_err(|v| invalid(vec![v]))?;
         let engine = self.router.engine();
-        let view = self.router.fresh(caller.account(), message.read.as_ref(), deadline).await?;
+        let view = self
+            .router
+            .fresh(caller.account(), (message.read.as_ref(), Consistency::Linearizable), deadline)
+            .await?;
         let row = view.job(id).ok_or_else(|| to_status(&no_such_job(id)))?;
         let _turn = self.router.costly(caller.account()).await.map_err(|refusal| to_status(&refusal))?;
         let explained = engine.explain_job(&view, id).await;
@@ -398,7 +405,7 @@ impl JobService for Jobs {
         let message = request.into_inner();
         let size = page_size(message.page_size)?;
         let engine = self.router.engine();
-        let view = self.router.fresh(account, message.read.as_ref(), deadline).await?;
+        let view = self.router.fresh(account, (message.read.as_ref(), UNSAID_OF_LISTS), deadline).await?;
         // Until it is sent: a page that nobody takes keeps its memory.
         let memory =
             self.router.memory(account, size.saturating_mul(ROW_BYTES)).await.map_err(|r| to_status(&r))?;

@@ -1,41 +1,40 @@
-//! `muster.v1.LogService`.
+//! `muster.v1beta1.LogService`.
 
 use futures::StreamExt;
-use futures::future::BoxFuture;
 use futures::stream::BoxStream;
-use muster_archive::{ArchivedRound, Record, content, summary};
-use muster_engine::{Engine, LogFollower, PeerHistory};
+use muster_archive::{Record, content, summary};
+use muster_engine::{Engine, LogFollower};
 use muster_journal::canonical;
 use muster_state::State;
-use muster_transport::{Expect, Security};
-use muster_types::{LogIndex, Name, Refusal, RefusalCode, ReplicaId, Violation};
+use muster_types::{LogIndex, Name, Refusal, RefusalCode, Violation};
 use muster_wire::shared::encoded_len;
 use muster_wire::status::to_status;
 use muster_wire::v1;
-use muster_wire::v1::log_service_client::LogServiceClient;
 use muster_wire::v1::log_service_server::LogService;
 use muster_wire::v1::read_log_response::Event;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::Endpoint;
 use tonic::{Request, Response, Status};
 
-use crate::forward::{ONWARD_BYTES_MAX, Router};
+use crate::forward::Router;
 use crate::read::invalid;
 use crate::shares::{Account, Pool, Share};
 use crate::sight::Sight;
 use crate::turns::Turn;
 
+mod archive;
+
+pub(crate) use archive::Archives;
+pub use archive::RemoteHistory;
+
 /// Readers of the log that one replica serves at a time.
 const READERS_MAX: u64 = 2_048;
 /// Of one tenant, or of one certificate that is of no tenant.
 const READERS_EACH_MAX: u64 = 256;
-/// Streams of rounds at a time: each holds a segment.
-const ROUND_READERS_MAX: usize = 2;
 /// Messages made for a reader that it has not taken.
 const MESSAGES_WAITING_MAX: usize = 64;
 /// The least memory that a reader waits for before a piece is made for it.
@@ -48,27 +47,17 @@ const STALL_MAX: Duration = Duration::from_secs(60);
 const BOOKMARK_INTERVAL: Duration = Duration::from_millis(500);
 /// Names of decisions that one request may ask for.
 const DECISIONS_MAX: usize = 64;
-/// Bytes of rounds in one message.
-const ROUNDS_BYTES: usize = 1 << 20;
-/// How long another replica may take for one segment.
-const PEER_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) struct Logs {
     router: Router,
     readers: Pool,
-    round_readers: Arc<Semaphore>,
 }
 
 impl Logs {
     pub(crate) fn new(router: Router) -> Logs {
         let readers = Pool::new(READERS_MAX, READERS_EACH_MAX);
-        Logs { router, readers, round_readers: Arc::new(Semaphore::new(ROUND_READERS_MAX)) }
+        Logs { router, readers }
     }
-}
-
-fn place(of: &Arc<Semaphore>, text: &str) -> Result<OwnedSemaphorePermit, Status> {
-    let refusal = |_| to_status(&Refusal::new(RefusalCode::Overloaded, text));
-    Arc::clone(of).try_acquire_owned().map_err(refusal)
 }
 
 fn decisions(names: &[String]) -> Result<BTreeSet<String>, Status> {
@@ -159,7 +148,7 @@ impl Reader {
             ended = self.send_all(&to_client) => ended.err().unwrap_or(Ended::Done),
             () = engine.stopping() => {
                 let text = "this replica stops; read on through another";
-                Refusal::new(RefusalCode::NotLeader, text).into()
+                Refusal::new(RefusalCode::ReplicaStopping, text).into()
             }
         };
         if let Ended::Refused(status) = ended {
@@ -184,13 +173,13 @@ impl Reader {
             drop(memory);
             let word = |event| (v1::ReadLogResponse { log_index: reached.0, event: Some(event) }, None);
             if is_over || (at_end && !self.follow) {
-                return self.send(to_client, word(Event::SyncEnd(true)), sent).await;
+                return self.send(to_client, word(Event::SyncEnd(v1::SyncEnd {})), sent).await;
             }
             if at_end && !synced {
-                self.send(to_client, word(Event::SyncEnd(true)), sent).await?;
+                self.send(to_client, word(Event::SyncEnd(v1::SyncEnd {})), sent).await?;
                 (synced, sent, told_at) = (true, reached, Instant::now());
             } else if reached > sent && told_at.elapsed() >= BOOKMARK_INTERVAL {
-                self.send(to_client, word(Event::Bookmark(true)), sent).await?;
+                self.send(to_client, word(Event::Bookmark(v1::Bookmark {})), sent).await?;
                 (sent, told_at) = (reached, Instant::now());
             }
             if at_end {
@@ -311,122 +300,5 @@ impl LogService for Logs {
         tokio::spawn(reader.run(to_client));
         // What it took of its account's memory is free again once the last message of it is taken.
         Ok(Response::new(ReceiverStream::new(messages).map(|(message, _)| message).boxed()))
-    }
-
-    async fn get_archive_status(
-        &self,
-        _request: Request<v1::GetArchiveStatusRequest>,
-    ) -> Result<Response<v1::GetArchiveStatusResponse>, Status> {
-        let engine = self.router.engine();
-        let status = engine.archive_status().map_err(|refusal| to_status(&refusal))?.borrow().clone();
-        let (oldest, newest) = engine.log_range().map_err(|refusal| to_status(&refusal))?;
-        let gap = |gap: &muster_archive::Gap| v1::LogGap { from_index: gap.from.0, to_index: gap.to.0 };
-        Ok(Response::new(v1::GetArchiveStatusResponse {
-            enabled: status.enabled,
-            place: status.place,
-            first_log_index: status.summary.first.map_or(0, |index| index.0),
-            last_log_index: status.summary.last.map_or(0, |index| index.0),
-            last_log_time_ms: status.summary.last_time.0,
-            segments: status.summary.segments,
-            segment_bytes: status.summary.segment_bytes,
-            bases: status.summary.bases,
-            base_bytes: status.summary.base_bytes,
-            gaps: status.summary.gaps.iter().map(gap).collect(),
-            failing: status.failing.unwrap_or_default(),
-            oldest_log_index: oldest.0,
-            newest_log_index: newest.0,
-            replica_id: engine.info().replica.0,
-            offloaded_through_index: status.summary.floor.as_ref().map_or(0, |floor| floor.through.0),
-            offloaded_to: status.summary.floor.map_or_else(String::new, |floor| floor.place),
-            offload_failing: status.offload_failing.unwrap_or_default(),
-        }))
-    }
-
-    type ReadRoundsStream = BoxStream<'static, Result<v1::ReadRoundsResponse, Status>>;
-
-    async fn read_rounds(
-        &self,
-        request: Request<v1::ReadRoundsRequest>,
-    ) -> Result<Response<Self::ReadRoundsStream>, Status> {
-        let place = place(&self.round_readers, "this replica gives its archive to others already")?;
-        let from = request.into_inner().from_raft_index;
-        let read = self.router.engine().read_rounds(from).await;
-        let (rounds, next) = read.map_err(|refusal| to_status(&refusal))?;
-        let mut messages = Vec::new();
-        let mut open = v1::ReadRoundsResponse { rounds: Vec::new(), next_raft_index: from };
-        let mut bytes = 0;
-        for round in rounds {
-            bytes += round.payload.len();
-            open.next_raft_index = round.raft_index + 1;
-            open.rounds.push(v1::LogRound {
-                raft_index: round.raft_index,
-                term: round.term,
-                leader_id: round.leader.0,
-                payload: round.payload.to_vec(),
-            });
-            if bytes >= ROUNDS_BYTES {
-                let empty = v1::ReadRoundsResponse { rounds: Vec::new(), next_raft_index: next };
-                messages.push(Ok(std::mem::replace(&mut open, empty)));
-                bytes = 0;
-            }
-        }
-        open.next_raft_index = next;
-        messages.push(Ok(open));
-        // The place is kept until the last message was taken.
-        let stream = futures::stream::iter(messages).inspect(move |_| {
-            let _ = &place;
-        });
-        Ok(Response::new(stream.boxed()))
-    }
-}
-
-/// Rounds of the other replicas, through their public API.
-#[derive(Debug)]
-pub struct RemoteHistory {
-    security: Security,
-}
-
-impl RemoteHistory {
-    /// Over connections like those of the replica itself.
-    #[must_use]
-    pub fn new(security: Security) -> RemoteHistory {
-        RemoteHistory { security }
-    }
-}
-
-impl PeerHistory for RemoteHistory {
-    fn rounds(
-        &self,
-        endpoint: String,
-        raft_index: u64,
-    ) -> BoxFuture<'static, Result<(Vec<ArchivedRound>, u64), String>> {
-        let security = self.security.clone();
-        let read = async move {
-            let uri = security.address(&endpoint).map_err(|error| error.to_string())?;
-            let to = Endpoint::from_shared(uri).map_err(|error| error.to_string())?;
-            let connector = security.connector(Expect::AnyReplica);
-            let channel = to.connect_timeout(Duration::from_secs(1)).connect_with_connector_lazy(connector);
-            let mut client = LogServiceClient::new(channel).max_decoding_message_size(ONWARD_BYTES_MAX);
-            let request = v1::ReadRoundsRequest { from_raft_index: raft_index };
-            let answer = client.read_rounds(request).await.map_err(|status| status.to_string())?;
-            let mut messages = answer.into_inner();
-            let mut rounds = Vec::new();
-            let mut next = raft_index;
-            while let Some(message) = messages.message().await.map_err(|status| status.to_string())? {
-                next = message.next_raft_index;
-                rounds.extend(message.rounds.into_iter().map(|round| ArchivedRound {
-                    raft_index: round.raft_index,
-                    term: round.term,
-                    leader: ReplicaId(round.leader_id),
-                    payload: round.payload.into(),
-                }));
-            }
-            Ok((rounds, next))
-        };
-        Box::pin(async move {
-            tokio::time::timeout(PEER_TIMEOUT, read)
-                .await
-                .unwrap_or_else(|_| Err("no answer in time".to_owned()))
-        })
     }
 }

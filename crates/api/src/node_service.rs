@@ -1,4 +1,4 @@
-//! `muster.v1.NodeService`: sessions of agents, here or passed on to the leader.
+//! `muster.agent.v1beta1.NodeService`: sessions of agents, here or passed on to the leader.
 
 use bytes::Bytes;
 use futures::stream::BoxStream;
@@ -9,17 +9,16 @@ use muster_engine::{
 use muster_state::State;
 use muster_transport::ShortName;
 use muster_types::{Features, NodeId, Refusal, RefusalCode, Violation, limits};
+use muster_wire::agent;
+use muster_wire::agent::node_service_client::NodeServiceClient;
+use muster_wire::agent::node_service_server::NodeService;
+use muster_wire::agent::{session_request, session_response};
 use muster_wire::convert::{
-    device_set_to_proto, features_from_proto, features_of_leader, features_to_proto,
-    fencing_token_from_proto, fencing_token_to_proto, foreign_load_from_proto, health_report_from_proto,
-    holder_id_from_text, job_id, node_spec_from_proto, probe_links_from_proto, probe_ring_from_proto,
-    worker_report_from_proto,
+    device_set_to_proto, features_from_proto, features_to_proto, fencing_token_from_proto,
+    fencing_token_to_proto, foreign_load_from_proto, health_report_from_proto, holder_id_from_text, job_id,
+    node_spec_from_proto, probe_links_from_proto, probe_ring_from_proto, worker_report_from_proto,
 };
 use muster_wire::status::to_status;
-use muster_wire::v1;
-use muster_wire::v1::node_service_client::NodeServiceClient;
-use muster_wire::v1::node_service_server::NodeService;
-use muster_wire::v1::{session_request, session_response};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -79,7 +78,7 @@ impl OpenSessions {
     }
 }
 
-type Responses = BoxStream<'static, Result<v1::SessionResponse, Status>>;
+type Responses = BoxStream<'static, Result<agent::SessionResponse, Status>>;
 
 #[tonic::async_trait]
 impl NodeService for Nodes {
@@ -87,7 +86,7 @@ impl NodeService for Nodes {
 
     async fn session(
         &self,
-        request: Request<Streaming<v1::SessionRequest>>,
+        request: Request<Streaming<agent::SessionRequest>>,
     ) -> Result<Response<Responses>, Status> {
         let caller = self.router.caller(&request);
         let mut requests = request.into_inner();
@@ -95,7 +94,8 @@ impl NodeService for Nodes {
         let Ok(first) = first else {
             return Err(Status::deadline_exceeded("the first message must come within 5 s, and be register"));
         };
-        let Some(v1::SessionRequest { message: Some(session_request::Message::Register(register)) }) = first?
+        let Some(agent::SessionRequest { message: Some(session_request::Message::Register(register)) }) =
+            first?
         else {
             return Err(invalid(vec![Violation::new("message", "the first message must be register")]));
         };
@@ -120,8 +120,8 @@ impl NodeService for Nodes {
 
     async fn upload_logs(
         &self,
-        request: Request<Streaming<v1::UploadLogsRequest>>,
-    ) -> Result<Response<v1::UploadLogsResponse>, Status> {
+        request: Request<Streaming<agent::UploadLogsRequest>>,
+    ) -> Result<Response<agent::UploadLogsResponse>, Status> {
         let caller = self.router.caller(&request);
         let uploads = request.into_inner();
         match self.router.route(caller).await? {
@@ -132,7 +132,7 @@ impl NodeService for Nodes {
                 onward_client(leader.channel).upload_logs(onward).await?;
             }
         }
-        Ok(Response::new(v1::UploadLogsResponse {}))
+        Ok(Response::new(agent::UploadLogsResponse {}))
     }
 }
 
@@ -150,8 +150,8 @@ fn without_end<T: Send + 'static>(stream: Streaming<T>) -> impl Stream<Item = T>
 /// An upload on its way to the leader, which sees only an end where the stream here failed; so the
 /// failure becomes a last message.
 fn with_failure(
-    uploads: Streaming<v1::UploadLogsRequest>,
-) -> impl Stream<Item = v1::UploadLogsRequest> + Send + 'static {
+    uploads: Streaming<agent::UploadLogsRequest>,
+) -> impl Stream<Item = agent::UploadLogsRequest> + Send + 'static {
     futures::stream::unfold((Some(uploads), 0, String::new()), |(uploads, read_id, node_name)| async move {
         let mut uploads = uploads?;
         match uploads.message().await {
@@ -162,7 +162,7 @@ fn with_failure(
             Ok(None) => None,
             Err(_) => {
                 let error = BROKEN_OFF.to_owned();
-                let last = v1::UploadLogsRequest { read_id, node_name, error, ..Default::default() };
+                let last = agent::UploadLogsRequest { read_id, node_name, error, ..Default::default() };
                 Some((last, (None, read_id, String::new())))
             }
         }
@@ -175,13 +175,13 @@ async fn pass_on(
     router: Router,
     Remote { channel, leader }: Remote,
     caller: Caller,
-    mut register: v1::Register,
-    requests: Streaming<v1::SessionRequest>,
+    mut register: agent::Register,
+    requests: Streaming<agent::SessionRequest>,
 ) -> Result<Responses, Status> {
     // A kind of message that this replica does not know would be empty behind it: each side is to hear of what it
     // can pass on, and no more.
     register.takes = features_to_proto(features_from_proto(&register.takes));
-    let first = v1::SessionRequest { message: Some(session_request::Message::Register(register)) };
+    let first = agent::SessionRequest { message: Some(session_request::Message::Register(register)) };
     let all = futures::stream::once(std::future::ready(first)).chain(without_end(requests));
     let mut onward = Router::onward(all, caller);
     onward.metadata_mut().remove("grpc-timeout");
@@ -197,14 +197,14 @@ async fn pass_on(
 }
 
 /// The leader's word, as far as this replica can pass on what follows from it.
-fn passable(mut response: v1::SessionResponse) -> v1::SessionResponse {
+fn passable(mut response: agent::SessionResponse) -> agent::SessionResponse {
     if let Some(session_response::Message::Registered(registered)) = &mut response.message {
-        registered.takes = features_to_proto(features_of_leader(registered));
+        registered.takes = features_to_proto(features_from_proto(&registered.takes));
     }
     response
 }
 
-fn opening(register: &v1::Register) -> Result<Opening, Status> {
+fn opening(register: &agent::Register) -> Result<Opening, Status> {
     let mut violations = Vec::new();
     let node = register.node.clone();
     let spec = node_spec_from_proto("node", node.as_ref()).map_err(|v| violations.extend(v)).ok();
@@ -220,7 +220,7 @@ fn opening(register: &v1::Register) -> Result<Opening, Status> {
 }
 
 /// Workers as the engine takes them.
-fn worker_reports(at: &str, messages: &[v1::WorkerState]) -> Result<Vec<WorkerReport>, Vec<Violation>> {
+fn worker_reports(at: &str, messages: &[agent::WorkerState]) -> Result<Vec<WorkerReport>, Vec<Violation>> {
     if messages.len() > WORKERS_MAX {
         return Err(vec![Violation::limit(at, messages.len() as u64, 0, WORKERS_MAX as u64)]);
     }
@@ -239,7 +239,7 @@ fn worker_reports(at: &str, messages: &[v1::WorkerState]) -> Result<Vec<WorkerRe
 }
 
 /// Runs a session: the agent's messages in, the engine's out. Ends when either side does.
-fn serve(router: Router, session: Session, requests: Streaming<v1::SessionRequest>) -> Responses {
+fn serve(router: Router, session: Session, requests: Streaming<agent::SessionRequest>) -> Responses {
     let (to_agent, responses) = mpsc::channel(MESSAGES_WAITING_MAX);
     tokio::spawn(async move {
         let ended = carry(&router, session, requests, &to_agent).await;
@@ -254,15 +254,15 @@ fn serve(router: Router, session: Session, requests: Streaming<v1::SessionReques
 async fn carry(
     router: &Router,
     mut session: Session,
-    mut requests: Streaming<v1::SessionRequest>,
-    to_agent: &mpsc::Sender<Result<v1::SessionResponse, Status>>,
+    mut requests: Streaming<agent::SessionRequest>,
+    to_agent: &mpsc::Sender<Result<agent::SessionResponse, Status>>,
 ) -> Status {
     let over = || Status::unavailable("the session ended; open another");
     let node = session.node;
     let inbound = session.inbound();
     let ended = session.ended();
     tokio::pin!(ended);
-    let mut out: Option<(v1::SessionResponse, Instant)> = None;
+    let mut out: Option<(agent::SessionResponse, Instant)> = None;
     let mut inward: Option<Inbound> = None;
     loop {
         let stalled = out.as_ref().map_or_else(Instant::now, |(_, since)| *since + STALL_MAX);
@@ -296,7 +296,7 @@ async fn carry(
     }
 }
 
-fn inbound_of(request: v1::SessionRequest) -> Result<Inbound, Vec<Violation>> {
+fn inbound_of(request: agent::SessionRequest) -> Result<Inbound, Vec<Violation>> {
     let refuse = |field: &str, text: &str| Err(vec![Violation::new(field, text)]);
     match request.message {
         Some(session_request::Message::Heartbeat(heartbeat)) => {
@@ -329,23 +329,23 @@ fn inbound_of(request: v1::SessionRequest) -> Result<Inbound, Vec<Violation>> {
     }
 }
 
-fn inbound_note(note: v1::WorkerNote) -> Result<Inbound, Vec<Violation>> {
+fn inbound_note(note: agent::WorkerNote) -> Result<Inbound, Vec<Violation>> {
     let job = job_id("note.job_id", &note.job_id).map_err(|v| vec![v])?;
     let token = fencing_token_from_proto("note.token", note.token.as_ref()).map_err(|v| vec![v])?;
     match note.note {
-        Some(v1::worker_note::Note::CheckpointCommitted(_)) => {
+        Some(agent::worker_note::Note::CheckpointCommitted(_)) => {
             Ok(Inbound::CheckpointCommitted { sequence: note.sequence, job, token })
         }
-        Some(v1::worker_note::Note::Step(step)) => {
-            let v1::StepNote { number, duration_ms } = step;
+        Some(agent::worker_note::Note::Step(step)) => {
+            let agent::StepNote { number, duration_ms } = step;
             Ok(Inbound::Step { job, token, rank: note.rank, number, duration_ms })
         }
         None => Err(vec![Violation::new("note.note", "must be one of checkpoint_committed, step")]),
     }
 }
 
-fn probe_report(report: v1::PreflightReport) -> Result<ProbeReport, Vec<Violation>> {
-    use v1::preflight_report::Step;
+fn probe_report(report: agent::PreflightReport) -> Result<ProbeReport, Vec<Violation>> {
+    use agent::preflight_report::Step;
     match report.step {
         Some(Step::Waiting(waiting)) => {
             let job = job_id("preflight_report.waiting.job_id", &waiting.job_id).map_err(|v| vec![v])?;
@@ -353,7 +353,7 @@ fn probe_report(report: v1::PreflightReport) -> Result<ProbeReport, Vec<Violatio
             Ok(ProbeReport::Waiting { job, token: token.map_err(|v| vec![v])? })
         }
         Some(Step::Listening(listening)) => {
-            let v1::ProbeListening { probe_id, port, failure } = listening;
+            let agent::ProbeListening { probe_id, port, failure } = listening;
             let checked = u16::try_from(port).ok().filter(|port| *port > 0);
             let port = match checked {
                 Some(port) if failure.is_empty() => Ok(port),
@@ -375,16 +375,16 @@ fn probe_report(report: v1::PreflightReport) -> Result<ProbeReport, Vec<Violatio
     }
 }
 
-fn preflight_order(order: ProbeOrder) -> v1::PreflightOrder {
-    use v1::preflight_order::Step;
+fn preflight_order(order: ProbeOrder) -> agent::PreflightOrder {
+    use agent::preflight_order::Step;
     let step = match order {
-        ProbeOrder::Listen { probe } => Step::Listen(v1::ProbeListen { probe_id: probe }),
+        ProbeOrder::Listen { probe } => Step::Listen(agent::ProbeListen { probe_id: probe }),
         ProbeOrder::Run { probe, key, own, peers, pair_bytes, pair_ms, ring_bytes, budget_ms } => {
-            let peer = |(address, port): &(String, u16)| v1::ProbePeer {
+            let peer = |(address, port): &(String, u16)| agent::ProbePeer {
                 address: address.clone(),
                 port: u32::from(*port),
             };
-            Step::Run(v1::ProbeRun {
+            Step::Run(agent::ProbeRun {
                 probe_id: probe,
                 key: key.to_be_bytes().to_vec(),
                 own,
@@ -395,57 +395,56 @@ fn preflight_order(order: ProbeOrder) -> v1::PreflightOrder {
                 budget_ms,
             })
         }
-        ProbeOrder::Verdict { job, token, fault } => Step::Verdict(v1::PreflightVerdict {
+        ProbeOrder::Verdict { job, token, fault } => Step::Verdict(agent::PreflightVerdict {
             job_id: job.to_string(),
             token: Some(fencing_token_to_proto(token)),
             fault: fault.unwrap_or_default(),
         }),
     };
-    v1::PreflightOrder { step: Some(step) }
+    agent::PreflightOrder { step: Some(step) }
 }
 
-fn response(view: &State, node: NodeId, message: Outbound) -> v1::SessionResponse {
+fn response(view: &State, node: NodeId, message: Outbound) -> agent::SessionResponse {
     use session_response::Message;
     let message = match message {
         Outbound::Registered { node, incarnation, generation, parameters } => {
-            Message::Registered(v1::Registered {
+            Message::Registered(agent::Registered {
                 node_id: node.to_string(),
                 incarnation,
                 cluster_generation: generation,
                 lease_ttl_ms: parameters.lease_ttl_ms,
                 heartbeat_interval_ms: parameters.heartbeat_interval_ms,
                 lease_stop_grace_ms: parameters.lease_stop_grace_ms(),
-                takes_health: true,
                 takes: features_to_proto(Features::all()),
                 cluster_id: view.cluster().map(|c| c.cluster.to_string()).unwrap_or_default(),
             })
         }
-        Outbound::HeartbeatAck { sequence } => Message::HeartbeatAck(v1::HeartbeatAck { sequence }),
-        Outbound::NoteAck { sequence, refused } => Message::NoteAck(v1::NoteAck {
+        Outbound::HeartbeatAck { sequence } => Message::HeartbeatAck(agent::HeartbeatAck { sequence }),
+        Outbound::NoteAck { sequence, refused } => Message::NoteAck(agent::NoteAck {
             sequence,
             refused: refused.map(|refusal| refusal.to_string()).unwrap_or_default(),
         }),
-        Outbound::HealthAck { sequence } => Message::HealthAck(v1::HealthAck { sequence }),
-        Outbound::Repair(repair) => Message::Repair(v1::RepairOrder {
+        Outbound::HealthAck { sequence } => Message::HealthAck(agent::HealthAck { sequence }),
+        Outbound::Repair(repair) => Message::Repair(agent::RepairOrder {
             number: repair.number,
             action: repair.action.name().to_owned(),
             devices: device_set_to_proto(repair.devices),
         }),
-        Outbound::ReportAck { sequence } => Message::ReportAck(v1::ReportAck { sequence }),
-        Outbound::StartConfirmed { job, token, current } => Message::StartConfirmed(v1::StartConfirmed {
+        Outbound::ReportAck { sequence } => Message::ReportAck(agent::ReportAck { sequence }),
+        Outbound::StartConfirmed { job, token, current } => Message::StartConfirmed(agent::StartConfirmed {
             job_id: job.to_string(),
             token: Some(fencing_token_to_proto(token)),
             current,
         }),
         Outbound::Order(Order::Start(order)) => Message::Start(crate::render::start_order(&order, node)),
-        Outbound::Order(Order::Stop(stop)) => Message::Stop(v1::StopOrder {
+        Outbound::Order(Order::Stop(stop)) => Message::Stop(agent::StopOrder {
             job_id: stop.job.to_string(),
             token: Some(fencing_token_to_proto(stop.token)),
             grace_ms: stop.grace_ms,
             reason: stop.reason.map(|reason| reason.name().to_owned()).unwrap_or_default(),
         }),
         Outbound::Probe(order) => Message::PreflightOrder(preflight_order(order)),
-        Outbound::ReadLogs(read) => Message::ReadLogs(v1::ReadLogsOrder {
+        Outbound::ReadLogs(read) => Message::ReadLogs(agent::ReadLogsOrder {
             read_id: read.read_id,
             job_id: read.job.to_string(),
             token: Some(fencing_token_to_proto(read.token)),
@@ -456,14 +455,14 @@ fn response(view: &State, node: NodeId, message: Outbound) -> v1::SessionRespons
             from_position: read.from_position,
         }),
     };
-    v1::SessionResponse { message: Some(message) }
+    agent::SessionResponse { message: Some(message) }
 }
 
 /// Hands an upload to whoever reads it. The agent is told to stop when nobody does any more.
 async fn take_upload(
     router: &Router,
     caller: Caller,
-    mut uploads: Streaming<v1::UploadLogsRequest>,
+    mut uploads: Streaming<agent::UploadLogsRequest>,
 ) -> Result<(), Status> {
     let nobody = || Status::cancelled("nobody reads this output any more");
     let mut reader = None;
@@ -485,7 +484,7 @@ async fn take_upload(
         }
         let Some(to_reader) = &reader else { return Err(nobody()) };
         let piece = if upload.error.is_empty() {
-            let v1::UploadLogsRequest { stream, data, position, dropped_bytes, .. } = upload;
+            let agent::UploadLogsRequest { stream, data, position, dropped_bytes, .. } = upload;
             Ok(LogChunk { stream, data: Bytes::from(data), position, dropped_bytes })
         } else {
             Err(Refusal::new(RefusalCode::LogsUnavailable, upload.error))
@@ -523,10 +522,10 @@ mod tests {
         assert_eq!(sessions.open.len(), 2, "nothing is kept of what has ended");
     }
 
-    fn passed(registered: v1::Registered) -> Features {
+    fn passed(registered: agent::Registered) -> Features {
         let message = Some(session_response::Message::Registered(registered));
-        match passable(v1::SessionResponse { message }).message {
-            Some(session_response::Message::Registered(registered)) => features_of_leader(&registered),
+        match passable(agent::SessionResponse { message }).message {
+            Some(session_response::Message::Registered(registered)) => features_from_proto(&registered.takes),
             other => panic!("{other:?}"),
         }
     }
@@ -534,12 +533,11 @@ mod tests {
     #[test]
     fn a_replica_between_names_what_both_it_and_the_leader_know() {
         let later = 1_000;
-        let named = |takes| v1::Registered { takes, takes_health: true, ..Default::default() };
+        let named = |takes| agent::Registered { takes, ..Default::default() };
         let some: Features = [Feature::Notes].into_iter().collect();
         let mut takes = features_to_proto(some);
         takes.push(later);
         assert_eq!(passed(named(takes)), some);
-        assert_eq!(passed(named(Vec::new())), Features::before_names());
-        assert_eq!(passed(v1::Registered::default()), Features::NONE);
+        assert_eq!(passed(agent::Registered::default()), Features::NONE);
     }
 }

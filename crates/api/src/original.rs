@@ -114,7 +114,7 @@ mod tests {
     use crate::guard::{CallLimits, GuardLayer};
     use crate::sample;
 
-    const SUBMIT: &str = "/muster.v1.JobService/SubmitJob";
+    const SUBMIT: &str = "/muster.v1beta1.JobService/SubmitJob";
 
     type Answered<E> = Pin<Box<dyn Future<Output = Result<http::Response<Body>, E>> + Send>>;
 
@@ -123,7 +123,7 @@ mod tests {
     struct Leader(UnboundedSender<Bytes>);
 
     impl tonic::server::NamedService for Leader {
-        const NAME: &'static str = "muster.v1.JobService";
+        const NAME: &'static str = "muster.v1beta1.JobService";
     }
 
     impl Service<http::Request<Body>> for Leader {
@@ -244,7 +244,7 @@ mod tests {
         let is_read = |heard: Bytes, what: &str| assert_eq!(heard, read, "{what}");
         is_read(heard(true, SUBMIT, false, vec![sent.clone()]).await, "a leader keeps nothing");
         is_read(heard(false, SUBMIT, true, vec![sent.clone()]).await, "it was passed on already");
-        let other = "/muster.v1.JobService/CancelJob";
+        let other = "/muster.v1beta1.JobService/CancelJob";
         is_read(heard(false, other, false, vec![sent.clone()]).await, "another method's message");
         let nothing = framed(0, &[]);
         for (what, bytes) in [

@@ -74,7 +74,9 @@ fn text(status: StatusCode, text: String) -> Response {
 /// A caller that may list the queues of all tenants may also read how full they are.
 fn may_scrape(request: &Request) -> bool {
     let peer = request.extensions().get::<PeerInfo>();
-    peer.is_some_and(|peer| may_call("/muster.v1.QueueService/ListQueues", &peer.principal) == Some(true))
+    peer.is_some_and(|peer| {
+        may_call("/muster.v1beta1.QueueService/ListQueues", &peer.principal) == Some(true)
+    })
 }
 
 async fn scrape(State(pages): State<Pages>, request: Request) -> Response {

@@ -1,7 +1,7 @@
-//! `muster.v1.PolicyService`.
+//! `muster.v1beta1.PolicyService`.
 
 use muster_decider::{Command, PolicyWarning, PolicyWarnings, check_policy, policy_warnings};
-use muster_types::LogIndex;
+use muster_types::{Consistency, LogIndex};
 use muster_wire::convert::{policy_from_proto, policy_to_proto, request_id};
 use muster_wire::v1;
 use muster_wire::v1::policy_service_client::PolicyServiceClient;
@@ -32,7 +32,10 @@ impl PolicyService for Policies {
         let engine = self.router.engine();
         let (deadline, account) =
             (self.router.read_deadline(&request), self.router.caller(&request).account());
-        let view = self.router.fresh(account, request.get_ref().read.as_ref(), deadline).await?;
+        let view = self
+            .router
+            .fresh(account, (request.get_ref().read.as_ref(), Consistency::Linearizable), deadline)
+            .await?;
         let row = view.policy();
         Ok(Response::new(v1::GetPolicyResponse {
             policy: Some(policy_to_proto(&row.policy)),

@@ -45,31 +45,66 @@ fn items(text: &str) -> Vec<Item> {
     items
 }
 
-/// Files by their names, with what they declare.
-fn protocol() -> Vec<(String, Vec<Item>)> {
-    let mut files: Vec<_> = std::fs::read_dir(directory().join("muster/v1"))
-        .expect("the protocol is there")
-        .map(|entry| entry.expect("it can be listed").path())
-        .collect();
-    files.sort();
-    let read = |path: PathBuf| {
-        let name = path.file_name().expect("a file").to_string_lossy().into_owned();
-        (name, items(&std::fs::read_to_string(&path).expect("it can be read")))
-    };
-    files.into_iter().map(read).collect()
+/// A file of one of the packages.
+struct File {
+    package: &'static str,
+    /// From `proto` on.
+    name: String,
+    items: Vec<Item>,
+}
+
+/// What is served to clients, operators and agents: package after package, and their files by name.
+fn protocol() -> Vec<File> {
+    let mut all = Vec::new();
+    for (package, path) in [
+        ("muster.v1beta1", "muster/v1beta1"),
+        ("muster.admin.v1beta1", "muster/admin/v1beta1"),
+        ("muster.agent.v1beta1", "muster/agent/v1beta1"),
+    ] {
+        let mut files: Vec<_> = std::fs::read_dir(directory().join(path))
+            .expect("the protocol is there")
+            .map(|entry| entry.expect("it can be listed").path())
+            .collect();
+        files.sort();
+        all.extend(files.into_iter().map(|file| {
+            let name = file.file_name().expect("a file").to_string_lossy().into_owned();
+            let items = items(&std::fs::read_to_string(&file).expect("it can be read"));
+            File { package, name: format!("{path}/{name}"), items }
+        }));
+    }
+    all
+}
+
+/// Only agents depend on the agents' package, and only operators' tools on theirs.
+#[test]
+fn the_public_packages_import_nothing_of_the_others() {
+    let mut imports = 0;
+    for file in protocol() {
+        let allowed: &[&str] = match file.package {
+            "muster.v1beta1" => &["muster/v1beta1/"],
+            "muster.admin.v1beta1" => &["muster/v1beta1/", "muster/admin/v1beta1/"],
+            _ => &["muster/v1beta1/", "muster/agent/v1beta1/"],
+        };
+        for import in file.items.iter().filter_map(|item| item.code.strip_prefix("import ")) {
+            let path = import.trim_matches('"');
+            imports += 1;
+            assert!(allowed.iter().any(|allowed| path.starts_with(allowed)), "{} imports {path}", file.name);
+        }
+    }
+    assert!(imports > 5, "imports are found: {imports}");
 }
 
 /// Path and comment of every call.
 fn calls() -> Vec<(String, Vec<String>)> {
     let mut calls = Vec::new();
-    for (_, items) in protocol() {
+    for File { package, items, .. } in protocol() {
         let mut service = String::new();
         for item in items {
             if let Some(name) = item.code.strip_prefix("service ") {
                 service = name.to_owned();
             } else if let Some(call) = item.code.strip_prefix("rpc ") {
                 let name = call.split('(').next().unwrap_or_default();
-                calls.push((format!("/muster.v1.{service}/{name}"), item.comment));
+                calls.push((format!("/{package}.{service}/{name}"), item.comment));
             }
         }
     }
@@ -249,20 +284,20 @@ fn types_section(page: &mut String, items: &[Item]) {
 #[test]
 fn the_reference_is_made_of_the_comments() {
     let mut page =
-        "# Reference of the protocol\n\n<!-- Made of the comments in muster/v1 by a test of muster-api; \
+        "# Reference of the protocol\n\n<!-- Made of the comments in `muster` by a test of muster-api; \
                     UPDATE_EXPECT=1 writes it again. -->\n\n"
             .to_owned();
     let files = protocol();
-    for items in files.iter().map(|(_, items)| items) {
+    for File { package, items, .. } in &files {
         for item in items {
             if let Some(name) = item.code.strip_prefix("service ") {
-                let _ = writeln!(page, "## {name}\n\n{}\n", cell(&item.comment));
+                let _ = writeln!(page, "## {name}\n\nOf `{package}`. {}\n", cell(&item.comment));
             } else if item.code.starts_with("rpc ") {
                 calls_section(&mut page, item);
             }
         }
     }
-    for (name, items) in &files {
+    for File { name, items, .. } in &files {
         let _ = writeln!(page, "## Messages of `{name}`\n");
         types_section(&mut page, items);
     }

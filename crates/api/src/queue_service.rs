@@ -1,6 +1,7 @@
-//! `muster.v1.QueueService`.
+//! `muster.v1beta1.QueueService`.
 
 use muster_types::Name;
+use muster_wire::convert::UNSAID_OF_LISTS;
 use muster_wire::token::{List, PageToken, TokenError, filter_digest};
 use muster_wire::v1;
 use muster_wire::v1::queue_service_server::QueueService;
@@ -34,7 +35,7 @@ impl QueueService for Queues {
         let message = request.into_inner();
         let size = page_size(message.page_size)?;
         let engine = self.router.engine();
-        let view = self.router.fresh(account, message.read.as_ref(), deadline).await?;
+        let view = self.router.fresh(account, (message.read.as_ref(), UNSAID_OF_LISTS), deadline).await?;
         let cluster = cluster(&view)?;
         let filter = filter_digest(["queues"]);
         let after = match message.page_token.as_str() {

@@ -4,8 +4,8 @@
 
 use muster_engine::{Engine, Reading, staleness_ms};
 use muster_state::State;
-use muster_types::{ClusterId, ReadFrom, Refusal, RefusalCode, Violation};
-use muster_wire::convert::read_from_proto;
+use muster_types::{ClusterId, Consistency, ReadFrom, Refusal, RefusalCode, Violation};
+use muster_wire::convert::{ReadAsked, read_from_proto};
 use muster_wire::status::to_status;
 use muster_wire::v1;
 use std::ops::Deref;
@@ -32,14 +32,15 @@ impl Deref for Fresh {
     }
 }
 
-/// The state that a read asks for, before its caller's time is over. A read of the past waits for a turn first.
+/// The state that a read asks for, before its caller's time is over, or where it says nothing of that, one of the
+/// consistency that its call has then. A read of the past waits for a turn first.
 pub(crate) async fn fresh(
     engine: &Engine,
     (account, past): (Account, impl Future<Output = Result<Turn, Refusal>>),
-    options: Option<&v1::ReadOptions>,
+    (options, unsaid): (Option<&v1::ReadOptions>, Consistency),
     deadline: Instant,
 ) -> Result<Fresh, Status> {
-    let from = read_from_proto("read", options).map_err(invalid)?;
+    let ReadAsked { from, min_log_index } = read_from_proto("read", options, unsaid).map_err(invalid)?;
     let turn = match from {
         ReadFrom::Present { .. } => None,
         ReadFrom::Past(_) => {
@@ -48,6 +49,10 @@ pub(crate) async fn fresh(
             Some(turn.map_err(|refusal| to_status(&refusal))?)
         }
     };
+    if turn.is_some() {
+        let applied = engine.read_present(Consistency::Any, min_log_index, deadline).await;
+        applied.map_err(|refusal| to_status(&refusal))?;
+    }
     let reading = engine.read_view(from, deadline).await.map_err(|refusal| to_status(&refusal))?;
     Ok(Fresh { reading, _turn: turn })
 }
@@ -81,7 +86,10 @@ pub(crate) fn page_size(asked: u32) -> Result<usize, Status> {
 /// The cluster's identity; it exists once the first leader has written it.
 pub(crate) fn cluster(view: &State) -> Result<ClusterId, Status> {
     view.cluster().map(|c| c.cluster).ok_or_else(|| {
-        to_status(&Refusal::new(RefusalCode::NotLeader, "the cluster has not elected its first leader yet"))
+        to_status(&Refusal::new(
+            RefusalCode::ClusterNotReady,
+            "the cluster has not elected its first leader yet",
+        ))
     })
 }
 

@@ -12,7 +12,7 @@ use muster_wire::convert::{
     contract_to_proto, device_set_to_proto, exit_status_to_proto, fencing_token_to_proto,
     foreign_load_to_proto, job_spec_to_proto, node_spec_to_proto, notice_to_proto, restriction_to_proto,
 };
-use muster_wire::v1;
+use muster_wire::{agent, v1};
 use sha2::{Digest, Sha256};
 
 use crate::forward::{Caller, Router};
@@ -401,9 +401,9 @@ fn rendezvous_port(token: FencingToken) -> u32 {
     RENDEZVOUS_PORT_FIRST + (token.log_index.0 % RENDEZVOUS_PORTS) as u32
 }
 
-fn checkpoint_state(view: &State, job: JobId, rules: &CheckpointRules) -> v1::CheckpointState {
+fn checkpoint_state(view: &State, job: JobId, rules: &CheckpointRules) -> agent::CheckpointState {
     let saved = view.recovery(job).and_then(|row| row.saved);
-    v1::CheckpointState {
+    agent::CheckpointState {
         place: rules.place.as_ref().map(ToString::to_string).unwrap_or_default(),
         step_ms: rules.step_ms.unwrap_or(0),
         save_ms: rules.save_ms.unwrap_or(0),
@@ -414,13 +414,13 @@ fn checkpoint_state(view: &State, job: JobId, rules: &CheckpointRules) -> v1::Ch
 }
 
 /// A start order for one node: the whole rank map, and the workers that are to run there.
-pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
+pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder {
     let (spec, placement, view) = (&order.spec, &order.placement, &order.view);
     let contract = view.contract(order.job).map(|contract| (**contract).clone()).unwrap_or_default();
     let mut nodes: Vec<NodeId> = placement.slots.iter().map(|slot| slot.node).collect();
     nodes.sort_unstable();
     nodes.dedup();
-    let rank_place = |slot: &WorkerSlot| v1::RankPlace {
+    let rank_place = |slot: &WorkerSlot| agent::RankPlace {
         node_name: node_name(view, slot.node),
         address: view.node(slot.node).map(|row| row.spec.address.clone()).unwrap_or_default(),
         devices: slot.devices.count().into(),
@@ -429,7 +429,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
     let mine = placement.slots.iter().enumerate().filter(|(_, slot)| slot.node == node);
     let workers = mine.filter_map(|(rank, slot)| {
         let (group, _) = spec.group_of(rank as u32)?;
-        Some(v1::WorkerLaunch {
+        Some(agent::WorkerLaunch {
             rank: rank as u32,
             group: group.name.to_string(),
             command: group.command.clone(),
@@ -451,7 +451,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> v1::StartOrder {
         })
     });
     let checkpoint = spec.checkpoint_directory.as_ref();
-    v1::StartOrder {
+    agent::StartOrder {
         job_id: order.job.to_string(),
         token: Some(fencing_token_to_proto(placement.token)),
         job_name: spec.name.to_string(),
@@ -495,7 +495,7 @@ fn gang_secret(order: &StartOrder) -> String {
 }
 
 /// The slices of a gang's groups, by rank.
-fn tpu_slices(spec: &JobSpec, world: usize) -> Vec<v1::TpuSlices> {
+fn tpu_slices(spec: &JobSpec, world: usize) -> Vec<agent::TpuSlices> {
     let mut first_rank = 0;
     let mut found = Vec::new();
     for group in &spec.groups {
@@ -505,7 +505,7 @@ fn tpu_slices(spec: &JobSpec, world: usize) -> Vec<v1::TpuSlices> {
             // some of them.
             let hosts = group.workers / count.max(1);
             if hosts > 0 && (first_rank + hosts * count) as usize <= world {
-                found.push(v1::TpuSlices { first_rank, hosts, count, shape: slice.shape.to_string() });
+                found.push(agent::TpuSlices { first_rank, hosts, count, shape: slice.shape.to_string() });
             }
         }
         first_rank += group.workers;

@@ -3,13 +3,15 @@
 use muster_engine::Engine;
 use muster_metrics::ReplicaMetrics;
 use muster_transport::{AcceptLimits, Security};
-use muster_wire::v1::cluster_admin_service_server::ClusterAdminServiceServer;
+use muster_wire::admin::archive_service_server::ArchiveServiceServer;
+use muster_wire::admin::cluster_admin_service_server::ClusterAdminServiceServer;
+use muster_wire::admin::drill_service_server::DrillServiceServer;
+use muster_wire::admin::probe_service_server::ProbeServiceServer;
+use muster_wire::agent::node_service_server::NodeServiceServer;
 use muster_wire::v1::cluster_service_server::ClusterServiceServer;
-use muster_wire::v1::drill_service_server::DrillServiceServer;
 use muster_wire::v1::fleet_service_server::FleetServiceServer;
 use muster_wire::v1::job_service_server::JobServiceServer;
 use muster_wire::v1::log_service_server::LogServiceServer;
-use muster_wire::v1::node_service_server::NodeServiceServer;
 use muster_wire::v1::policy_service_server::PolicyServiceServer;
 use muster_wire::v1::queue_service_server::QueueServiceServer;
 use std::sync::Arc;
@@ -22,11 +24,11 @@ use crate::cluster_service::Clusters;
 use crate::drill_service::DrillCalls;
 use crate::drills::Drills;
 use crate::facts::hears_leader;
-use crate::fleet_service::Fleet;
+use crate::fleet_service::{Fleet, Probes};
 use crate::forward::Router;
 use crate::guard::{CallLimits, GuardLayer};
 use crate::job_service::Jobs;
-use crate::log_service::Logs;
+use crate::log_service::{Archives, Logs};
 use crate::measure::MeasureLayer;
 use crate::node_service::Nodes;
 use crate::policy_service::Policies;
@@ -99,16 +101,18 @@ impl std::error::Error for ServeError {
     }
 }
 
-const PUBLIC_SERVICES: [&str; 10] = [
-    "muster.v1.JobService",
-    "muster.v1.NodeService",
-    "muster.v1.FleetService",
-    "muster.v1.PolicyService",
-    "muster.v1.QueueService",
-    "muster.v1.ClusterService",
-    "muster.v1.LogService",
-    "muster.v1.ClusterAdminService",
-    "muster.v1.DrillService",
+const PUBLIC_SERVICES: [&str; 12] = [
+    "muster.v1beta1.JobService",
+    "muster.v1beta1.FleetService",
+    "muster.v1beta1.PolicyService",
+    "muster.v1beta1.QueueService",
+    "muster.v1beta1.ClusterService",
+    "muster.v1beta1.LogService",
+    "muster.admin.v1beta1.ArchiveService",
+    "muster.admin.v1beta1.ClusterAdminService",
+    "muster.admin.v1beta1.DrillService",
+    "muster.admin.v1beta1.ProbeService",
+    "muster.agent.v1beta1.NodeService",
     "grpc.health.v1.Health",
 ];
 
@@ -134,17 +138,7 @@ pub async fn serve(
     let leads = Arc::new(move || leading.is_leader());
     let (limit, small) = (config.message_bytes_max, config.small_message_bytes_max);
     let (health, health_service) = tonic_health::server::health_reporter();
-    for service in [
-        "muster.v1.JobService",
-        "muster.v1.NodeService",
-        "muster.v1.FleetService",
-        "muster.v1.PolicyService",
-        "muster.v1.QueueService",
-        "muster.v1.ClusterService",
-        "muster.v1.LogService",
-        "muster.v1.ClusterAdminService",
-        "muster.v1.DrillService",
-    ] {
+    for service in PUBLIC_SERVICES.into_iter().filter(|service| service.starts_with("muster.")) {
         health.set_service_status(service, tonic_health::ServingStatus::Serving).await;
     }
     let reporting = tokio::spawn(report_health(engine.clone(), health));
@@ -175,6 +169,10 @@ pub async fn serve(
         )
         .add_service(PolicyServiceServer::new(Policies::new(router.clone())).max_decoding_message_size(limit))
         .add_service(LogServiceServer::new(Logs::new(router.clone())).max_decoding_message_size(small))
+        .add_service(
+            ArchiveServiceServer::new(Archives::new(router.clone())).max_decoding_message_size(small),
+        )
+        .add_service(ProbeServiceServer::new(Probes::new(router.clone())).max_decoding_message_size(small))
         .add_service(
             ClusterAdminServiceServer::new(Admin::new(router.clone())).max_decoding_message_size(small),
         )

@@ -128,7 +128,7 @@ where
                 Some(answer) = self.under_way.next() => return Some(Ok(answer)),
                 () = self.router.engine().stopping() => {
                     let text = "this replica stops; repeat what was not answered at another";
-                    return Some(Err(to_status(&Refusal::new(RefusalCode::NotLeader, text))));
+                    return Some(Err(to_status(&Refusal::new(RefusalCode::ReplicaStopping, text))));
                 }
             }
         }

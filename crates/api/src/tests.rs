@@ -2,15 +2,18 @@
 
 use muster_transport::Security;
 use muster_types::{JobId, LogIndex, RefusalCode};
+use muster_wire::agent::node_service_client::NodeServiceClient;
+use muster_wire::agent::{session_request, session_response};
 use muster_wire::status::Refused;
 use muster_wire::token::{List, PageToken, ResumeToken, filter_digest};
-use muster_wire::v1;
 use muster_wire::v1::cluster_service_client::ClusterServiceClient;
 use muster_wire::v1::fleet_service_client::FleetServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
-use muster_wire::v1::node_service_client::NodeServiceClient;
+use muster_wire::v1::past_state::Moment;
 use muster_wire::v1::policy_service_client::PolicyServiceClient;
-use muster_wire::v1::{session_request, session_response, submit_stream_response, watch_jobs_response};
+use muster_wire::v1::read_options::State;
+use muster_wire::v1::{submit_stream_response, watch_jobs_response};
+use muster_wire::{agent, v1};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -35,7 +38,27 @@ async fn guarded<T>(what: &str, future: impl Future<Output = T>) -> T {
 }
 
 fn at_least(min_log_index: u64) -> Option<v1::ReadOptions> {
-    Some(v1::ReadOptions { min_log_index, ..Default::default() })
+    Some(v1::ReadOptions { min_log_index, ..any() })
+}
+
+fn state(state: State) -> v1::ReadOptions {
+    v1::ReadOptions { state: Some(state), min_log_index: 0 }
+}
+
+fn any() -> v1::ReadOptions {
+    state(State::Any(v1::AnyState {}))
+}
+
+fn linearizable() -> v1::ReadOptions {
+    state(State::Linearizable(v1::LinearizableState {}))
+}
+
+fn bounded(max_staleness_ms: u64) -> v1::ReadOptions {
+    state(State::Bounded(v1::BoundedState { max_staleness_ms }))
+}
+
+fn past(moment: Option<Moment>) -> v1::ReadOptions {
+    state(State::Past(v1::PastState { moment }))
 }
 
 struct Served {
@@ -73,7 +96,7 @@ impl Served {
     }
 
     /// Opens a session for host `h1` and keeps the stream.
-    async fn agent(&self) -> (mpsc::Sender<v1::SessionRequest>, Streaming<v1::SessionResponse>) {
+    async fn agent(&self) -> (mpsc::Sender<agent::SessionRequest>, Streaming<agent::SessionResponse>) {
         self.agent_of("h1", 7).await
     }
 
@@ -82,7 +105,7 @@ impl Served {
         &self,
         name: &str,
         holder: u128,
-    ) -> (mpsc::Sender<v1::SessionRequest>, Streaming<v1::SessionResponse>) {
+    ) -> (mpsc::Sender<agent::SessionRequest>, Streaming<agent::SessionResponse>) {
         let (send, requests) = mpsc::channel(16);
         let node = v1::NodeDescription {
             name: name.to_owned(),
@@ -97,9 +120,9 @@ impl Served {
             ..Default::default()
         };
         let register =
-            v1::Register { node: Some(node), holder_id: format!("{holder:032x}"), ..Default::default() };
+            agent::Register { node: Some(node), holder_id: format!("{holder:032x}"), ..Default::default() };
         let message = Some(session_request::Message::Register(register));
-        send.send(v1::SessionRequest { message }).await.expect("it is taken");
+        send.send(agent::SessionRequest { message }).await.expect("it is taken");
         let mut client = NodeServiceClient::new(self.channel.clone());
         let session = client.session(ReceiverStream::new(requests));
         let mut responses = guarded("a session", session).await.expect("it opens").into_inner();
@@ -150,7 +173,8 @@ async fn every_call_of_the_public_services_is_answered_by_this_server() {
     let served = Served::start().await;
     let all = prost_types::FileDescriptorSet::decode(muster_wire::DESCRIPTORS).expect("they are descriptors");
     let mut methods = Vec::new();
-    for file in all.file.iter().filter(|file| file.package() == "muster.v1") {
+    let is_served = |package: &str| package.starts_with("muster.") && package != "muster.raft.v1";
+    for file in all.file.iter().filter(|file| is_served(file.package())) {
         for service in &file.service {
             let method = |m: &prost_types::MethodDescriptorProto| {
                 format!("/{}.{}/{}", file.package(), service.name(), m.name())
@@ -164,17 +188,18 @@ async fn every_call_of_the_public_services_is_answered_by_this_server() {
         let mut grpc = tonic::client::Grpc::new(served.channel.clone());
         guarded("a connection", grpc.ready()).await.expect("it stands");
         // An empty message: valid on the wire for every call, and refused or answered by the service.
-        let codec = tonic_prost::ProstCodec::<v1::UploadLogsResponse, v1::UploadLogsResponse>::default();
-        let call = grpc.server_streaming(Request::new(v1::UploadLogsResponse {}), path, codec);
+        let codec =
+            tonic_prost::ProstCodec::<agent::UploadLogsResponse, agent::UploadLogsResponse>::default();
+        let call = grpc.server_streaming(Request::new(agent::UploadLogsResponse {}), path, codec);
         if let Err(status) = guarded(&method, call).await {
             assert_ne!(status.code(), Code::Unimplemented, "{method}: {status}");
         }
     }
-    let path = http::uri::PathAndQuery::from_static("/muster.v1.JobService/Nothing");
+    let path = http::uri::PathAndQuery::from_static("/muster.v1beta1.JobService/Nothing");
     let mut grpc = tonic::client::Grpc::new(served.channel.clone());
     guarded("a connection", grpc.ready()).await.expect("it stands");
-    let codec = tonic_prost::ProstCodec::<v1::UploadLogsResponse, v1::UploadLogsResponse>::default();
-    let call = grpc.server_streaming(Request::new(v1::UploadLogsResponse {}), path, codec);
+    let codec = tonic_prost::ProstCodec::<agent::UploadLogsResponse, agent::UploadLogsResponse>::default();
+    let call = grpc.server_streaming(Request::new(agent::UploadLogsResponse {}), path, codec);
     let status = guarded("a call that is none", call).await.expect_err("it is none");
     assert_eq!(status.code(), Code::Unimplemented, "so the test above can tell");
 }
@@ -350,7 +375,7 @@ async fn the_leader_knows_what_it_reserves_now_and_nobody_what_was_reserved_befo
     // Of the newest state no archive is needed, unless there is a newer one by now.
     let past = guarded("the past", async {
         loop {
-            let read = Some(v1::ReadOptions { at_log_index: index, ..Default::default() });
+            let read = Some(past(Some(Moment::LogIndex(index))));
             match explain(read).await {
                 Ok(said) => break said,
                 Err(_) => {
@@ -382,10 +407,15 @@ async fn only_the_current_placement_commits_a_checkpoint() {
         }
     })
     .await;
-    let worker = v1::WorkerState { job_id: job_id.clone(), token: Some(token), rank: 0, exit: None };
-    let report = v1::Report { sequence: 1, workers: vec![worker] };
+    let worker = agent::WorkerState {
+        job_id: job_id.clone(),
+        token: Some(token),
+        subject: Some(agent::worker_state::Subject::Rank(0)),
+        exit: None,
+    };
+    let report = agent::Report { sequence: 1, workers: vec![worker] };
     let message = Some(session_request::Message::Report(report));
-    send.send(v1::SessionRequest { message }).await.expect("it is taken");
+    send.send(agent::SessionRequest { message }).await.expect("it is taken");
     guarded("a start", async {
         while served.engine.view().job(id).is_none_or(|row| row.started_at.is_none()) {
             tokio::task::yield_now().await;
@@ -430,7 +460,7 @@ async fn tokens_that_cannot_be_used_name_their_field_and_those_of_the_future_do_
         assert_eq!(refused.violations[0].field, "resume_token", "{token}");
     }
     let ahead = ResumeToken::behind(generation, LogIndex(1 << 40)).encode(CLUSTER, filter);
-    assert_eq!(refused(watch(ahead).await).code, Some(RefusalCode::ResumeTokenInvalid));
+    assert_eq!(refused(watch(ahead).await).code, Some(RefusalCode::LogIndexNotReached));
     let before = ResumeToken::behind(generation + 1, LogIndex(1)).encode(CLUSTER, filter);
     assert_eq!(refused(watch(before).await).code, Some(RefusalCode::ResumeTokenCompacted));
     watch(place.encode(CLUSTER, filter)).await.expect("it is a place in this log");
@@ -445,7 +475,7 @@ async fn an_index_that_nobody_has_reached_is_waited_for_and_then_refused() {
     let far = v1::GetStatusRequest { read: at_least(1 << 40) };
     let mut cluster = ClusterServiceClient::new(served.channel.clone());
     let refused = refused(guarded("a read", cluster.get_status(far)).await);
-    assert_eq!(refused.code, Some(RefusalCode::ResumeTokenInvalid));
+    assert_eq!(refused.code, Some(RefusalCode::LogIndexNotReached));
     assert!(refused.metadata.contains_key("applied_log_index"), "{refused:?}");
     let caught_up = v1::GetStatusRequest { read: at_least(1) };
     guarded("a read", cluster.get_status(caught_up)).await.expect("it is reached");
@@ -480,7 +510,7 @@ async fn a_watch_shows_the_present_then_each_change_and_names_nodes_that_came_la
     let watch = guarded("a watch", served.jobs().watch_jobs(v1::WatchJobsRequest::default())).await;
     let mut events = watch.expect("it opens").into_inner();
     let first = guarded("the present", events.message()).await.expect("it stands").expect("an event");
-    assert_eq!(first.event, Some(watch_jobs_response::Event::SyncEnd(true)));
+    assert_eq!(first.event, Some(watch_jobs_response::Event::SyncEnd(v1::SyncEnd {})));
     let (_send, _session) = served.agent().await;
     served.submit(ONE, "a").await.expect("it is taken");
     let named = guarded("a placement", async {
@@ -515,7 +545,7 @@ async fn the_server_ends_although_watches_and_sessions_are_open() {
         }
     });
     let told = told.await;
-    assert_eq!(told.code, Some(RefusalCode::NotLeader), "another replica can go on with it");
+    assert_eq!(told.code, Some(RefusalCode::ReplicaStopping), "another replica can go on with it");
     let place = ResumeToken::decode(&told.metadata["resume_token"], CLUSTER, filter_digest(["|", ""]));
     assert!(place.is_ok_and(|place| place.log_index > LogIndex(0)), "{told:?}");
     guarded("the session ends", async { while let Ok(Some(_)) = session.message().await {} }).await;
@@ -523,12 +553,8 @@ async fn the_server_ends_although_watches_and_sessions_are_open() {
     guarded("the server ends", served.task).await.expect("it does not panic").expect("it ends well");
 }
 
-fn options(consistency: v1::Consistency, max_staleness_ms: u64) -> v1::ReadOptions {
-    v1::ReadOptions { consistency: consistency.into(), max_staleness_ms, ..Default::default() }
-}
-
 #[tokio::test]
-async fn contradicting_read_options_are_refused_by_every_read_with_their_fields() {
+async fn wrong_read_options_are_refused_by_every_read_with_their_fields() {
     let served = Served::start().await;
     let mut jobs = served.jobs();
     let mut cluster = ClusterServiceClient::new(served.channel.clone());
@@ -536,14 +562,11 @@ async fn contradicting_read_options_are_refused_by_every_read_with_their_fields(
     let mut policy = PolicyServiceClient::new(served.channel.clone());
     let job_id = JobId(1).to_string();
     let cases = [
-        (options(v1::Consistency::Any, 5), "read.max_staleness_ms"),
-        (options(v1::Consistency::Bounded, 0), "read.max_staleness_ms"),
-        (v1::ReadOptions { at_log_index: 1, at_time_ms: 1, ..Default::default() }, "read.at_time_ms"),
-        (
-            v1::ReadOptions { at_log_index: 1, ..options(v1::Consistency::Linearizable, 0) },
-            "read.consistency",
-        ),
-        (v1::ReadOptions { consistency: 9, ..Default::default() }, "read.consistency"),
+        (bounded(0), "read.bounded.max_staleness_ms"),
+        (bounded(u64::MAX), "read.bounded.max_staleness_ms"),
+        (past(None), "read.past"),
+        (past(Some(Moment::LogIndex(0))), "read.past.log_index"),
+        (past(Some(Moment::TimeMs(0))), "read.past.time_ms"),
     ];
     for (wrong, field) in cases {
         let read = Some(wrong);
@@ -561,7 +584,7 @@ async fn contradicting_read_options_are_refused_by_every_read_with_their_fields(
             cluster.get_status(v1::GetStatusRequest { read }).await.map(drop),
         ];
         for answer in answers {
-            let refused = Refused::from_status(&answer.expect_err("it contradicts itself"));
+            let refused = Refused::from_status(&answer.expect_err("it is out of bounds"));
             assert_eq!(refused.code, Some(RefusalCode::InvalidField), "{wrong:?}");
             assert_eq!(refused.violations[0].field, field, "{wrong:?}");
         }
@@ -578,12 +601,7 @@ async fn a_page_token_goes_on_under_any_read_options() {
     }
     let mut request = v1::ListJobsRequest { page_size: 1, ..Default::default() };
     let mut seen = Vec::new();
-    for read in [
-        None,
-        Some(options(v1::Consistency::Any, 0)),
-        Some(options(v1::Consistency::Bounded, 60_000)),
-        Some(options(v1::Consistency::Linearizable, 0)),
-    ] {
+    for read in [None, Some(any()), Some(bounded(60_000)), Some(linearizable())] {
         request.read = read;
         let page = guarded("a page", served.jobs().list_jobs(request.clone())).await.expect("it is there");
         let page = page.into_inner();
@@ -597,17 +615,17 @@ async fn a_page_token_goes_on_under_any_read_options() {
 async fn a_confirmed_answer_says_how_old_it_may_be_and_one_of_the_past_needs_an_archive() {
     let served = Served::start().await;
     let mut cluster = ClusterServiceClient::new(served.channel.clone());
-    let read = Some(options(v1::Consistency::Linearizable, 0));
+    let read = Some(linearizable());
     let began = std::time::Instant::now();
     let status = guarded("a read", cluster.get_status(v1::GetStatusRequest { read })).await;
     let fresh = status.expect("the replica leads").into_inner().freshness.expect("it says so");
     assert!(fresh.log_index > 0 && fresh.log_time_ms > 0, "{fresh:?}");
     let staleness = fresh.staleness_ms.expect("it was just proved");
     assert!(u128::from(staleness) <= began.elapsed().as_millis() + 1, "no older than the read");
-    let past = Some(v1::ReadOptions { at_log_index: 1, ..Default::default() });
+    let past = Some(past(Some(Moment::LogIndex(1))));
     let refused = refused(guarded("the past", cluster.get_status(v1::GetStatusRequest { read: past })).await);
     // Nobody has said yet where history is kept.
-    assert_eq!(refused.code, Some(RefusalCode::NotLeader));
+    assert_eq!(refused.code, Some(RefusalCode::ClusterNotReady));
     assert_eq!(refused.grpc, Code::Unavailable);
 }
 
@@ -623,13 +641,40 @@ async fn without_a_leader_reads_are_answered_or_refused_before_their_caller_give
     let status = read(None).await.expect("there is a state, however old").into_inner();
     let fresh = status.freshness.expect("it says so");
     assert_eq!((fresh.staleness_ms, fresh.leader_id), (None, 0), "nothing is proved");
-    let stale = refused(read(Some(options(v1::Consistency::Bounded, 1_000))).await);
+    let stale = refused(read(Some(bounded(1_000))).await);
     assert_eq!((stale.code, stale.grpc), (Some(RefusalCode::TooStale), Code::Unavailable));
     assert!(!stale.metadata.contains_key("staleness_ms"), "{stale:?}");
     let began = std::time::Instant::now();
-    let held = refused(read(Some(options(v1::Consistency::Linearizable, 0))).await);
+    let held = refused(read(Some(linearizable())).await);
     assert_eq!((held.code, held.grpc), (Some(RefusalCode::ReadUnconfirmed), Code::Unavailable));
     assert!(began.elapsed() >= Duration::from_millis(900), "a leader may come while the caller waits");
+}
+
+/// Whoever says nothing of the state is told nothing that is older than it may be: what has no answer is refused.
+#[tokio::test]
+async fn a_read_that_says_nothing_of_the_state_is_a_safe_one() {
+    fn soon<T>(message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        request.set_timeout(Duration::from_millis(1_500));
+        request
+    }
+    let served = Served::of(sample::engine_alone().await).await;
+    let (mut jobs, mut fleet) = (served.jobs(), FleetServiceClient::new(served.channel.clone()));
+    let job_id = JobId(1).to_string();
+    let empty = Some(v1::ReadOptions::default());
+    for read in [None, empty] {
+        let get = v1::GetJobRequest { job_id: job_id.clone(), read };
+        let get = refused(guarded("a job", jobs.get_job(soon(get))).await);
+        assert_eq!(get.code, Some(RefusalCode::ReadUnconfirmed));
+        let explain = v1::ExplainJobRequest { job_id: job_id.clone(), read };
+        let explain = refused(guarded("an explanation", jobs.explain_job(soon(explain))).await);
+        assert_eq!(explain.code, Some(RefusalCode::ReadUnconfirmed));
+        let list = v1::ListNodesRequest { read, ..Default::default() };
+        let list = refused(guarded("a list", fleet.list_nodes(soon(list))).await);
+        assert_eq!(list.code, Some(RefusalCode::TooStale));
+    }
+    let list = v1::ListNodesRequest { read: Some(any()), ..Default::default() };
+    guarded("a list", fleet.list_nodes(soon(list))).await.expect("there is a state, however old");
 }
 
 #[tokio::test]

@@ -178,8 +178,8 @@ impl Topic for JobTopic {
         use v1::watch_jobs_response::Event;
         let event = body.map(|body| match body {
             Body::Changed(job) => Event::Changed(job),
-            Body::SyncEnd => Event::SyncEnd(true),
-            Body::Bookmark => Event::Bookmark(true),
+            Body::SyncEnd => Event::SyncEnd(v1::SyncEnd {}),
+            Body::Bookmark => Event::Bookmark(v1::Bookmark {}),
             Body::Forgotten(id) => Event::Forgotten(id),
         });
         v1::WatchJobsResponse { resume_token, log_index, event }
@@ -251,8 +251,8 @@ impl Topic for NodeTopic {
         use v1::watch_nodes_response::Event;
         let event = body.map(|body| match body {
             Body::Changed(node) => Event::Changed(node),
-            Body::SyncEnd => Event::SyncEnd(true),
-            Body::Bookmark => Event::Bookmark(true),
+            Body::SyncEnd => Event::SyncEnd(v1::SyncEnd {}),
+            Body::Bookmark => Event::Bookmark(v1::Bookmark {}),
             Body::Forgotten(id) => Event::Forgotten(id),
         });
         v1::WatchNodesResponse { resume_token, log_index, event }
@@ -347,8 +347,8 @@ impl Topic for QueueTopic {
         use v1::watch_queues_response::Event;
         let event = body.map(|body| match body {
             Body::Changed(changes) => Event::Changed(changes),
-            Body::SyncEnd => Event::SyncEnd(true),
-            Body::Bookmark => Event::Bookmark(true),
+            Body::SyncEnd => Event::SyncEnd(v1::SyncEnd {}),
+            Body::Bookmark => Event::Bookmark(v1::Bookmark {}),
             Body::Forgotten(tenant) => {
                 Event::Changed(v1::QueueChanges { changed: Vec::new(), forgotten: vec![tenant] })
             }
@@ -525,7 +525,7 @@ impl<T: Topic> Watcher<T> {
             end = self.follow(&to_client) => end,
             () = engine.stopping() => {
                 let text = "this replica stops; watch again through another";
-                End::Cut(Refusal::new(RefusalCode::NotLeader, text))
+                End::Cut(Refusal::new(RefusalCode::ReplicaStopping, text))
             }
         };
         let End::Cut(mut refusal) = end else { return };

@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
-	v1 "muster.dev/muster/v1"
+	v1 "muster.dev/muster/v1beta1"
 )
 
 // again makes a call, at whichever replica, until it is answered. A request id makes it one effect.
@@ -68,7 +68,7 @@ func main() {
 	})
 	fmt.Println("submitted", id)
 
-	linearizable := &v1.ReadOptions{Consistency: v1.Consistency_CONSISTENCY_LINEARIZABLE}
+	linearizable := &v1.ReadOptions{State: &v1.ReadOptions_Linearizable{Linearizable: &v1.LinearizableState{}}}
 	again(func(ctx context.Context) error {
 		answer, err := jobs.ExplainJob(ctx, &v1.ExplainJobRequest{JobId: id, Read: linearizable})
 		if err == nil {

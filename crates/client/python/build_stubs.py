@@ -1,4 +1,4 @@
-"""Generates `muster.v1` from the protocol when the package is built.
+"""Generates `muster.v1beta1` from the protocol when the package is built.
 
 By hand, for work in the source tree: `python build_stubs.py`.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE / "src"
-TARGET = SOURCE / "muster" / "v1"
+TARGET = SOURCE / "muster" / "v1beta1"
 PROTOCOL = HERE.parents[2] / "proto"
 # What speaks to an agent is one file without dependencies, which programs can also copy.
 AGENT = HERE.parents[1] / "worker" / "python" / "muster_worker.py"
@@ -20,7 +20,7 @@ AGENT = HERE.parents[1] / "worker" / "python" / "muster_worker.py"
 
 def generate() -> None:
     """Writes messages, services and their types; an unpacked source distribution brings them along."""
-    files = sorted(PROTOCOL.glob("muster/v1/*.proto"))
+    files = sorted(PROTOCOL.glob("muster/v1beta1/*.proto"))
     if not files:
         if (TARGET / "job_pb2.py").is_file():
             return

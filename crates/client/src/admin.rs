@@ -1,10 +1,10 @@
 //! One method per call for the operators of a cluster. All are safe to repeat.
 
+use admin::cluster_admin_service_client::ClusterAdminServiceClient;
+use muster_wire::admin;
+use muster_wire::admin::create_backup_response::Part;
 use muster_wire::status::Refused;
-use muster_wire::v1;
-use muster_wire::v1::create_backup_response::Part;
 use tonic::transport::Channel;
-use v1::cluster_admin_service_client::ClusterAdminServiceClient;
 
 use crate::Client;
 use crate::calls::repeatable;
@@ -18,7 +18,7 @@ pub(crate) fn admin(channel: Channel) -> ClusterAdminServiceClient<Channel> {
 }
 
 macro_rules! calls {
-    ($($(#[$doc:meta])* $method:ident($request:ty) -> $answer:ty, $operation:literal;)*) => {
+    ($($(#[$doc:meta])* $method:ident($request:ty) -> $answer:ty, $operation:literal $(, $part:ident)?;)*) => {
         impl Client {
             $(
                 $(#[$doc])*
@@ -30,7 +30,8 @@ macro_rules! calls {
                         let request = request.clone();
                         async move { admin(channel).$method(request).await }
                     };
-                    self.repeat(repeatable($operation), send).await
+                    let answer = self.repeat(repeatable($operation), send).await?;
+                    Ok(answer$(.$part.unwrap_or_default())?)
                 }
             )*
         }
@@ -39,19 +40,19 @@ macro_rules! calls {
 
 calls! {
     /// Adds a replica that follows without a vote.
-    add_replica(v1::AddReplicaRequest) -> v1::MembershipResponse, "add replica";
+    add_replica(admin::AddReplicaRequest) -> admin::Membership, "add replica", membership;
     /// Gives a replica a vote.
-    promote_replica(v1::PromoteReplicaRequest) -> v1::MembershipResponse, "promote replica";
+    promote_replica(admin::PromoteReplicaRequest) -> admin::Membership, "promote replica", membership;
     /// Removes a voter or a learner.
-    remove_replica(v1::RemoveReplicaRequest) -> v1::MembershipResponse, "remove replica";
+    remove_replica(admin::RemoveReplicaRequest) -> admin::Membership, "remove replica", membership;
     /// Goes on with putting one replica in the place of another.
-    replace_replica(v1::ReplaceReplicaRequest) -> v1::MembershipResponse, "replace replica";
+    replace_replica(admin::ReplaceReplicaRequest) -> admin::Membership, "replace replica", membership;
     /// Makes exactly these replicas vote.
-    change_voters(v1::ChangeVotersRequest) -> v1::MembershipResponse, "change voters";
+    change_voters(admin::ChangeVotersRequest) -> admin::Membership, "change voters", membership;
     /// Hands the leadership over.
-    transfer_leadership(v1::TransferLeadershipRequest) -> v1::TransferLeadershipResponse, "transfer leadership";
+    transfer_leadership(admin::TransferLeadershipRequest) -> admin::TransferLeadershipResponse, "transfer leadership";
     /// Raises the record format.
-    raise_format(v1::RaiseFormatRequest) -> v1::RaiseFormatResponse, "raise format";
+    raise_format(admin::RaiseFormatRequest) -> admin::RaiseFormatResponse, "raise format";
 }
 
 /// A backup on its way. What comes is checked piece by piece; only after [`BackupStream::next`] has
@@ -59,8 +60,8 @@ calls! {
 #[derive(Debug)]
 pub struct BackupStream {
     endpoint: String,
-    stream: tonic::Streaming<v1::CreateBackupResponse>,
-    header: v1::BackupHeader,
+    stream: tonic::Streaming<admin::CreateBackupResponse>,
+    header: admin::BackupHeader,
     pieces: u64,
     bytes: u64,
     checksums: crc32fast::Hasher,
@@ -70,7 +71,7 @@ pub struct BackupStream {
 impl BackupStream {
     /// What the backup holds.
     #[must_use]
-    pub fn header(&self) -> &v1::BackupHeader {
+    pub fn header(&self) -> &admin::BackupHeader {
         &self.header
     }
 
@@ -126,7 +127,10 @@ impl Client {
     ///
     /// # Errors
     /// When none can be reached or the one that answers refuses.
-    pub async fn create_backup(&self, request: v1::CreateBackupRequest) -> Result<BackupStream, CallError> {
+    pub async fn create_backup(
+        &self,
+        request: admin::CreateBackupRequest,
+    ) -> Result<BackupStream, CallError> {
         let failed = |last| CallError::BreakOff { operation: "create backup", bytes: 0, last };
         let link = self.endpoints().connect_next().await;
         let (endpoint, channel) = link.map_err(|error| failed(AttemptError::Connect(error)))?;

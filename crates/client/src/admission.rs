@@ -1,6 +1,6 @@
 //! Which nodes are admitted, and which certificates are revoked.
 
-use muster_wire::v1;
+use muster_wire::{admin, v1};
 
 use crate::Client;
 use crate::admin::admin;
@@ -9,7 +9,7 @@ use crate::error::CallError;
 use crate::repeat::Subject;
 
 fn subject(operation: &'static str, request_id: Option<String>) -> Subject {
-    Subject { operation, request_id, names_log_index: false }
+    Subject { operation, request_id }
 }
 
 impl Client {
@@ -82,14 +82,14 @@ impl Client {
     /// Refusals at once; everything else when the deadline has passed.
     pub async fn revoke_certificate(
         &self,
-        mut request: v1::RevokeCertificateRequest,
-    ) -> Result<v1::RevokeCertificateResponse, CallError> {
+        mut request: admin::RevokeCertificateRequest,
+    ) -> Result<admin::RevokeCertificateResponse, CallError> {
         let request_id = ensure_request_id(&mut request.request_id);
         let send = |channel| {
             let request = request.clone();
             async move { admin(channel).revoke_certificate(request).await }
         };
-        let answer: v1::RevokeCertificateResponse =
+        let answer: admin::RevokeCertificateResponse =
             self.repeat(subject("revoke certificate", request_id), send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
@@ -99,9 +99,11 @@ impl Client {
     ///
     /// # Errors
     /// Refusals at once; everything else when the deadline has passed.
-    pub async fn list_revoked_certificates(&self) -> Result<v1::ListRevokedCertificatesResponse, CallError> {
+    pub async fn list_revoked_certificates(
+        &self,
+    ) -> Result<admin::ListRevokedCertificatesResponse, CallError> {
         let send = |channel| async move {
-            admin(channel).list_revoked_certificates(v1::ListRevokedCertificatesRequest {}).await
+            admin(channel).list_revoked_certificates(admin::ListRevokedCertificatesRequest {}).await
         };
         self.repeat(subject("list revoked certificates", None), send).await
     }

@@ -6,7 +6,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use muster_wire::v1;
+use admin::probe_service_client::ProbeServiceClient;
+use muster_wire::{admin, v1};
 use tonic::Request;
 use tonic::transport::Channel;
 use v1::cluster_service_client::ClusterServiceClient;
@@ -16,7 +17,6 @@ use v1::policy_service_client::PolicyServiceClient;
 use v1::queue_service_client::QueueServiceClient;
 
 use crate::error::{AttemptError, CallError};
-use crate::read::is_past;
 use crate::repeat::Subject;
 use crate::{Client, Options, planted};
 
@@ -30,6 +30,10 @@ pub(crate) fn jobs(channel: Channel) -> JobServiceClient<Channel> {
 
 pub(crate) fn fleet(channel: Channel) -> FleetServiceClient<Channel> {
     FleetServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
+}
+
+fn probes(channel: Channel) -> ProbeServiceClient<Channel> {
+    ProbeServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
 }
 
 fn cluster(channel: Channel) -> ClusterServiceClient<Channel> {
@@ -61,7 +65,7 @@ macro_rules! changes_of_a_node {
         /// Refusals at once; everything else when the deadline has passed.
         pub async fn $call(&self, mut request: v1::$request) -> Result<v1::$answer, CallError> {
             let request_id = ensure_request_id(&mut request.request_id);
-            let subject = Subject { operation: $operation, request_id, names_log_index: false };
+            let subject = Subject { operation: $operation, request_id };
             let send = |channel| {
                 let request = request.clone();
                 async move { fleet(channel).$call(request).await }
@@ -83,7 +87,7 @@ impl Client {
         mut request: v1::SubmitJobRequest,
     ) -> Result<v1::SubmitJobResponse, CallError> {
         let request_id = ensure_request_id(&mut request.request_id);
-        let subject = Subject { operation: "submit job", request_id, names_log_index: false };
+        let subject = Subject { operation: "submit job", request_id };
         let repeated = AtomicBool::new(false);
         let send = |channel| {
             let mut request = request.clone();
@@ -107,7 +111,7 @@ impl Client {
         mut request: v1::SubmitJobsRequest,
     ) -> Result<v1::SubmitJobsResponse, CallError> {
         let request_id = ensure_request_id(&mut request.request_id);
-        let subject = Subject { operation: "submit jobs", request_id, names_log_index: false };
+        let subject = Subject { operation: "submit jobs", request_id };
         let send = |channel| {
             let request = request.clone();
             async move { jobs(channel).submit_jobs(request).await }
@@ -126,7 +130,7 @@ impl Client {
         mut request: v1::CancelJobRequest,
     ) -> Result<v1::CancelJobResponse, CallError> {
         let request_id = ensure_request_id(&mut request.request_id);
-        let subject = Subject { operation: "cancel job", request_id, names_log_index: false };
+        let subject = Subject { operation: "cancel job", request_id };
         let send = |channel| {
             let request = request.clone();
             async move { jobs(channel).cancel_job(request).await }
@@ -144,7 +148,7 @@ impl Client {
         let read = self.wanted_read(request.read);
         request.read = Some(read);
         let limit = self.confirmed_within(&read);
-        let subject = reading("get job", &read);
+        let subject = repeatable("get job");
         let send = |channel| {
             let request = request.clone();
             async move { jobs(channel).get_job(within(limit, request)).await }
@@ -165,7 +169,7 @@ impl Client {
         let read = self.wanted_read(request.read);
         request.read = Some(read);
         let limit = self.confirmed_within(&read);
-        let subject = reading("list jobs", &read);
+        let subject = repeatable("list jobs");
         let send = |channel| {
             let request = request.clone();
             async move { jobs(channel).list_jobs(within(limit, request)).await }
@@ -183,7 +187,7 @@ impl Client {
         let read = self.wanted_read(request.read);
         request.read = Some(read);
         let limit = self.confirmed_within(&read);
-        let subject = reading("plan job", &read);
+        let subject = repeatable("plan job");
         let send = |channel| {
             let request = request.clone();
             async move { jobs(channel).plan_job(within(limit, request)).await }
@@ -204,7 +208,7 @@ impl Client {
         let read = self.wanted_read(request.read);
         request.read = Some(read);
         let limit = self.confirmed_within(&read);
-        let subject = reading("explain job", &read);
+        let subject = repeatable("explain job");
         let send = |channel| {
             let request = request.clone();
             async move { jobs(channel).explain_job(within(limit, request)).await }
@@ -222,7 +226,7 @@ impl Client {
         &self,
         request: v1::CommitCheckpointRequest,
     ) -> Result<v1::CommitCheckpointResponse, CallError> {
-        let subject = Subject { operation: "commit checkpoint", request_id: None, names_log_index: false };
+        let subject = Subject { operation: "commit checkpoint", request_id: None };
         let send = |channel| {
             let request = request.clone();
             async move { jobs(channel).commit_checkpoint(request).await }
@@ -243,7 +247,7 @@ impl Client {
         let read = self.wanted_read(request.read);
         request.read = Some(read);
         let limit = self.confirmed_within(&read);
-        let subject = reading("get policy", &read);
+        let subject = repeatable("get policy");
         let send = |channel| async move { policy(channel).get_policy(within(limit, request)).await };
         let answer: v1::GetPolicyResponse = self.repeat(subject, send).await?;
         self.observe(answer.freshness.as_ref());
@@ -259,7 +263,7 @@ impl Client {
         mut request: v1::SetPolicyRequest,
     ) -> Result<v1::SetPolicyResponse, CallError> {
         let request_id = ensure_request_id(&mut request.request_id);
-        let subject = Subject { operation: "set policy", request_id, names_log_index: false };
+        let subject = Subject { operation: "set policy", request_id };
         let send = |channel| {
             let request = request.clone();
             async move { policy(channel).set_policy(request).await }
@@ -280,7 +284,7 @@ impl Client {
         let read = self.wanted_read(request.read);
         request.read = Some(read);
         let limit = self.confirmed_within(&read);
-        let subject = reading("list nodes", &read);
+        let subject = repeatable("list nodes");
         let send = |channel| {
             let request = request.clone();
             async move { fleet(channel).list_nodes(within(limit, request)).await }
@@ -298,7 +302,7 @@ impl Client {
         let read = self.wanted_read(request.read);
         request.read = Some(read);
         let limit = self.confirmed_within(&read);
-        let subject = reading("get node", &read);
+        let subject = repeatable("get node");
         let send = |channel| {
             let request = request.clone();
             async move { fleet(channel).get_node(within(limit, request)).await }
@@ -319,7 +323,7 @@ impl Client {
         let read = self.wanted_read(request.read);
         request.read = Some(read);
         let limit = self.confirmed_within(&read);
-        let subject = reading("list queues", &read);
+        let subject = repeatable("list queues");
         let send = |channel| {
             let request = request.clone();
             async move { queues(channel).list_queues(within(limit, request)).await }
@@ -359,7 +363,7 @@ impl Client {
         mut request: v1::SetHealthPolicyRequest,
     ) -> Result<v1::SetHealthPolicyResponse, CallError> {
         let request_id = ensure_request_id(&mut request.request_id);
-        let subject = Subject { operation: "set health policy", request_id, names_log_index: false };
+        let subject = Subject { operation: "set health policy", request_id };
         let send = |channel| {
             let request = request.clone();
             async move { fleet(channel).set_health_policy(request).await }
@@ -380,7 +384,7 @@ impl Client {
         let read = self.wanted_read(request.read);
         request.read = Some(read);
         let limit = self.confirmed_within(&read);
-        let subject = reading("get health policy", &read);
+        let subject = repeatable("get health policy");
         let send = |channel| async move { fleet(channel).get_health_policy(within(limit, request)).await };
         let answer: v1::GetHealthPolicyResponse = self.repeat(subject, send).await?;
         self.observe(answer.freshness.as_ref());
@@ -393,11 +397,11 @@ impl Client {
     /// Refusals at once; everything else when the deadline has passed.
     pub async fn probe_nodes(
         &self,
-        request: v1::ProbeNodesRequest,
-    ) -> Result<v1::ProbeNodesResponse, CallError> {
+        request: admin::ProbeNodesRequest,
+    ) -> Result<admin::ProbeNodesResponse, CallError> {
         let send = |channel| {
             let request = request.clone();
-            async move { fleet(channel).probe_nodes(request).await }
+            async move { probes(channel).probe_nodes(request).await }
         };
         // Longer than any other call: one that is given up is begun again elsewhere, beside itself.
         let options = Options { attempt_timeout: self.options.deadline, ..self.options.clone() };
@@ -416,7 +420,7 @@ impl Client {
         let read = request.read.unwrap_or(self.options.read.into());
         request.read = Some(read);
         let limit = self.confirmed_within(&read);
-        let subject = reading("get status", &read);
+        let subject = repeatable("get status");
         let send = |channel| async move { cluster(channel).get_status(within(limit, request)).await };
         self.repeat(subject, send).await
     }
@@ -447,7 +451,7 @@ impl Client {
     pub async fn get_server_info(&self) -> Result<v1::GetServerInfoResponse, CallError> {
         let send =
             |channel| async move { cluster(channel).get_server_info(v1::GetServerInfoRequest {}).await };
-        self.repeat(reading("get server info", &v1::ReadOptions::default()), send).await
+        self.repeat(repeatable("get server info"), send).await
     }
 }
 
@@ -460,11 +464,7 @@ fn within<T>(limit: Option<Duration>, message: T) -> Request<T> {
     request
 }
 
-/// A call that may be repeated as it is and names no index.
+/// A call that may be repeated as it is.
 pub(crate) fn repeatable(operation: &'static str) -> Subject {
-    Subject { operation, request_id: None, names_log_index: false }
-}
-
-pub(crate) fn reading(operation: &'static str, read: &v1::ReadOptions) -> Subject {
-    Subject { operation, request_id: None, names_log_index: read.min_log_index > 0 || is_past(read) }
+    Subject { operation, request_id: None }
 }

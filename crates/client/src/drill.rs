@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use admin::drill_service_client::DrillServiceClient;
+use muster_wire::admin;
 use muster_wire::status::Refused;
-use muster_wire::v1;
 use tokio::sync::Mutex;
 use tonic::transport::Channel;
 use tonic::{Response, Status};
-use v1::drill_service_client::DrillServiceClient;
 
 use crate::error::AttemptError;
 use crate::{Client, Options};
@@ -38,13 +38,13 @@ macro_rules! calls {
 
 calls! {
     /// A drill begins, or goes on.
-    announce_drill(v1::AnnounceDrillRequest) -> v1::AnnounceDrillResponse;
+    announce_drill(admin::AnnounceDrillRequest) -> admin::AnnounceDrillResponse;
     /// Makes the replica silent for a while.
-    refuse_traffic(v1::RefuseTrafficRequest) -> v1::RefuseTrafficResponse;
+    refuse_traffic(admin::RefuseTrafficRequest) -> admin::RefuseTrafficResponse;
     /// Ends a drill there.
-    end_drill(v1::EndDrillRequest) -> v1::EndDrillResponse;
+    end_drill(admin::EndDrillRequest) -> admin::EndDrillResponse;
     /// Which drill runs there.
-    get_drill(v1::GetDrillRequest) -> v1::GetDrillResponse;
+    get_drill(admin::GetDrillRequest) -> admin::GetDrillResponse;
 }
 
 impl ReplicaDrills {

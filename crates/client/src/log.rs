@@ -3,10 +3,11 @@
 //! **Invariant:** every record is delivered once and in order: a new stream begins right behind what was
 //! delivered before.
 
+use admin::archive_service_client::ArchiveServiceClient;
 use futures::stream::{self, Stream};
 use muster_types::RefusalCode;
-use muster_wire::v1;
 use muster_wire::v1::read_log_response::Event;
+use muster_wire::{admin, v1};
 use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 use v1::log_service_client::LogServiceClient;
@@ -49,7 +50,11 @@ fn log(channel: Channel) -> LogServiceClient<Channel> {
     LogServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
 }
 
-const SUBJECT: Subject = Subject { operation: "read log", request_id: None, names_log_index: true };
+fn archive(channel: Channel) -> ArchiveServiceClient<Channel> {
+    ArchiveServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
+}
+
+const SUBJECT: Subject = Subject { operation: "read log", request_id: None };
 
 impl Client {
     /// Reads the decision log. Nothing is sent before the first [`LogReader::next`].
@@ -71,10 +76,10 @@ impl Client {
     /// # Errors
     /// Refusals at once, among them that they are not kept any more; everything else when the deadline
     /// has passed.
-    pub async fn read_rounds(&self, from_raft_index: u64) -> Result<(Vec<v1::LogRound>, u64), CallError> {
-        let subject = Subject { operation: "read rounds", request_id: None, names_log_index: false };
+    pub async fn read_rounds(&self, from_raft_index: u64) -> Result<(Vec<admin::LogRound>, u64), CallError> {
+        let subject = Subject { operation: "read rounds", request_id: None };
         let send = |channel| async move {
-            let answer = log(channel).read_rounds(v1::ReadRoundsRequest { from_raft_index }).await?;
+            let answer = archive(channel).read_rounds(admin::ReadRoundsRequest { from_raft_index }).await?;
             let (mut messages, mut rounds, mut next) = (answer.into_inner(), Vec::new(), from_raft_index);
             while let Some(message) = messages.message().await? {
                 next = message.next_raft_index;
@@ -89,10 +94,11 @@ impl Client {
     ///
     /// # Errors
     /// Refusals at once; everything else when the deadline has passed.
-    pub async fn get_archive_status(&self) -> Result<v1::GetArchiveStatusResponse, CallError> {
-        let subject = Subject { operation: "get archive status", request_id: None, names_log_index: false };
-        let send =
-            |channel| async move { log(channel).get_archive_status(v1::GetArchiveStatusRequest {}).await };
+    pub async fn get_archive_status(&self) -> Result<admin::GetArchiveStatusResponse, CallError> {
+        let subject = Subject { operation: "get archive status", request_id: None };
+        let send = |channel| async move {
+            archive(channel).get_archive_status(admin::GetArchiveStatusRequest {}).await
+        };
         self.repeat(subject, send).await
     }
 
@@ -103,13 +109,14 @@ impl Client {
     pub async fn get_archive_status_of(
         &self,
         address: &str,
-    ) -> Result<v1::GetArchiveStatusResponse, crate::AttemptError> {
+    ) -> Result<admin::GetArchiveStatusResponse, crate::AttemptError> {
         use crate::AttemptError;
         let (endpoint, channel) =
             self.endpoints().connect_to(address).await.map_err(AttemptError::Connect)?;
         let limit = self.options.attempt_timeout.min(self.options.deadline);
-        let mut log = log(channel);
-        match tokio::time::timeout(limit, log.get_archive_status(v1::GetArchiveStatusRequest {})).await {
+        let mut archive = archive(channel);
+        match tokio::time::timeout(limit, archive.get_archive_status(admin::GetArchiveStatusRequest {})).await
+        {
             Ok(Ok(response)) => Ok(response.into_inner()),
             Ok(Err(status)) => {
                 let refused = muster_wire::status::Refused::from_status(&status);

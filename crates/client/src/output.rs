@@ -16,7 +16,7 @@ use crate::connection::Link;
 use crate::error::{AttemptError, CallError};
 use crate::repeat::{Failure, Patience, Subject, Verdict};
 
-const SUBJECT: Subject = Subject { operation: "read logs", request_id: None, names_log_index: false };
+const SUBJECT: Subject = Subject { operation: "read logs", request_id: None };
 
 /// Output of one worker, as it was written.
 pub struct LogStream {

@@ -43,8 +43,6 @@ pub(crate) enum Verdict {
 pub(crate) struct Subject {
     pub(crate) operation: &'static str,
     pub(crate) request_id: Option<String>,
-    /// Whether the request names a log index or token that a replica may not have reached yet.
-    pub(crate) names_log_index: bool,
 }
 
 impl Subject {
@@ -66,9 +64,11 @@ impl Subject {
                 RefusalCode::Diverged
                 | RefusalCode::TooStale
                 | RefusalCode::ReadUnconfirmed
+                | RefusalCode::LogIndexNotReached
+                | RefusalCode::ReplicaStopping
+                | RefusalCode::ClusterNotReady
                 | RefusalCode::TrafficRefused,
             ) => Verdict::Rotate,
-            Some(RefusalCode::ResumeTokenInvalid) if self.names_log_index => Verdict::Rotate,
             Some(_) => Verdict::Final,
             None if refused.reason.is_empty() => judge_by_grpc(refused.grpc, transport),
             None => judge_unknown(refused),
@@ -402,7 +402,7 @@ mod tests {
     use tonic_types::{ErrorDetails, StatusExt};
 
     fn judge(code: RefusalCode) -> Verdict {
-        let subject = Subject { operation: "test", request_id: None, names_log_index: false };
+        let subject = Subject { operation: "test", request_id: None };
         subject.judge(&Refused::from_status(&to_status(&Refusal::new(code, "why"))), false)
     }
 
@@ -416,6 +416,9 @@ mod tests {
                 RefusalCode::NotLeader,
                 RefusalCode::Overloaded,
                 RefusalCode::OutcomeUnknown,
+                RefusalCode::LogIndexNotReached,
+                RefusalCode::ReplicaStopping,
+                RefusalCode::ClusterNotReady,
                 RefusalCode::Diverged,
                 RefusalCode::ClusterRecovering,
                 RefusalCode::TooStale,
@@ -427,18 +430,15 @@ mod tests {
     }
 
     /// A line of the table: what the client does about a status.
-    fn line(named: &str, status: &Status, names_log_index: bool) -> String {
+    fn line(named: &str, status: &Status) -> String {
         let refused = Refused::from_status(status);
-        let carries: Vec<&str> = [
-            (refused.retry_after.is_some(), "retry_info"),
-            (refused.leader_endpoint().is_some(), "leader"),
-            (names_log_index, "position"),
-        ]
-        .into_iter()
-        .filter_map(|(does, name)| does.then_some(name))
-        .collect();
+        let carries: Vec<&str> =
+            [(refused.retry_after.is_some(), "retry_info"), (refused.leader_endpoint().is_some(), "leader")]
+                .into_iter()
+                .filter_map(|(does, name)| does.then_some(name))
+                .collect();
         let with = if carries.is_empty() { "-".to_owned() } else { carries.join("+") };
-        let subject = Subject { operation: "test", request_id: None, names_log_index };
+        let subject = Subject { operation: "test", request_id: None };
         let verdict = match subject.judge(&refused, false) {
             Verdict::Final => "final",
             Verdict::Stay => "stay",
@@ -474,12 +474,10 @@ mod tests {
     fn the_table_of_both_sdks_says_what_this_one_does() {
         let mut table = String::new();
         for code in RefusalCode::ALL {
-            table += &line(code.name(), &to_status(&Refusal::new(*code, "why")), false);
+            table += &line(code.name(), &to_status(&Refusal::new(*code, "why")));
         }
         let leader = Refusal::new(RefusalCode::NotLeader, "why").with(METADATA_LEADER_ENDPOINT, "http://c:3");
-        table += &line("NOT_LEADER", &to_status(&leader), false);
-        let ahead = Refusal::new(RefusalCode::ResumeTokenInvalid, "why");
-        table += &line("RESUME_TOKEN_INVALID", &to_status(&ahead), true);
+        table += &line("NOT_LEADER", &to_status(&leader));
         let codes = [
             Code::Unavailable,
             Code::ResourceExhausted,
@@ -489,11 +487,11 @@ mod tests {
             Code::Unimplemented,
         ];
         for code in codes {
-            table += &line("?", &unknown(code, None), false);
-            table += &line("?", &unknown(code, Some(Duration::from_secs(1))), false);
+            table += &line("?", &unknown(code, None));
+            table += &line("?", &unknown(code, Some(Duration::from_secs(1))));
             // A client cannot tell an INTERNAL of a proxy from a broken connection.
             if code != Code::Internal {
-                table += &line("-", &Status::new(code, "why"), false);
+                table += &line("-", &Status::new(code, "why"));
             }
         }
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../proto/retries.txt");

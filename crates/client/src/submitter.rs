@@ -152,7 +152,7 @@ impl Submitter {
             }
             Some(Err(status)) => {
                 let refused = Refused::from_status(&status);
-                let subject = Subject { operation: "submit job", request_id, names_log_index: false };
+                let subject = Subject { operation: "submit job", request_id };
                 if subject.judge(&refused, false) == Verdict::Final {
                     let endpoint = pipe.link.address.to_string();
                     return Err(CallError::Refuse { operation: subject.operation, endpoint, refused });

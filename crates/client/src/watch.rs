@@ -337,9 +337,9 @@ impl<W: Watched> Watch<W> {
                     // A replica that shuts down or rebalances its connections ends streams so.
                     Ok(None) => {
                         let ended = Status::unavailable("the stream ended");
-                        Failure::answer(link, &ended, &subject::<W>(true))
+                        Failure::answer(link, &ended, &subject::<W>())
                     }
-                    Err(status) => Failure::answer(link, &status, &subject::<W>(true)),
+                    Err(status) => Failure::answer(link, &status, &subject::<W>()),
                 },
                 None => match self.open().await {
                     Ok(()) => {
@@ -366,7 +366,7 @@ impl<W: Watched> Watch<W> {
 
     async fn open(&mut self) -> Result<(), Failure> {
         self.patience.attempts += 1;
-        let subject = subject::<W>(self.goes_on());
+        let subject = subject::<W>();
         let link =
             self.client.connection.current_within(self.patience.left()).await.map_err(Failure::connect)?;
         let limit = self.patience.left().min(self.client.options.attempt_timeout);
@@ -382,7 +382,7 @@ impl<W: Watched> Watch<W> {
     }
 
     async fn recover(&mut self, failure: Failure) -> Result<(), CallError> {
-        let subject = subject::<W>(true);
+        let subject = subject::<W>();
         if is_compacted(&failure.error) && self.goes_on() {
             // What lies behind the token is gone everywhere: begin again with the present state.
             W::set_token(&mut self.request, String::new());
@@ -406,8 +406,8 @@ impl<W: Watched> Watch<W> {
     }
 }
 
-fn subject<W: Watched>(names_log_index: bool) -> Subject {
-    Subject { operation: W::OPERATION, request_id: None, names_log_index }
+fn subject<W: Watched>() -> Subject {
+    Subject { operation: W::OPERATION, request_id: None }
 }
 
 fn is_compacted(error: &AttemptError) -> bool {

@@ -405,7 +405,7 @@ impl<G: Environment> Engine<G> {
             Err(_) => {
                 let at = self.view().log_index();
                 let text = format!("this replica has applied the log up to {at}, not yet up to {index}");
-                Err(Refusal::new(RefusalCode::ResumeTokenInvalid, text).with("applied_log_index", at))
+                Err(Refusal::new(RefusalCode::LogIndexNotReached, text).with("applied_log_index", at))
             }
         }
     }

@@ -237,13 +237,13 @@ async fn the_past_needs_an_archive_and_the_future_is_waited_for_and_refused() {
         let refusal =
             guarded("the past", engine.read_view(ReadFrom::Past(at), deadline())).await.err().unwrap();
         // Nobody has said here where history is kept.
-        assert_eq!(refusal.code, RefusalCode::NotLeader);
+        assert_eq!(refusal.code, RefusalCode::ClusterNotReady);
     }
     for consistency in [Consistency::Any, HALF_A_SECOND, Consistency::Linearizable] {
         let from = ReadFrom::Present { consistency, min_log_index: LogIndex(1 << 40) };
         let began = Instant::now();
         let refusal = guarded("the future", engine.read_view(from, deadline())).await.err().unwrap();
-        assert_eq!(refusal.code, RefusalCode::ResumeTokenInvalid);
+        assert_eq!(refusal.code, RefusalCode::LogIndexNotReached);
         assert!(began.elapsed() >= Duration::from_millis(250), "it is waited for");
     }
 }

@@ -108,8 +108,12 @@ refusal_codes! {
     OutcomeUnknown = "MS-4003", "OUTCOME_UNKNOWN";
     /// The resume token is older than what is kept.
     ResumeTokenCompacted = "MS-4004", "RESUME_TOKEN_COMPACTED";
-    /// The resume token or index lies in the future of this replica's log.
-    ResumeTokenInvalid = "MS-4005", "RESUME_TOKEN_INVALID";
+    /// This replica has not applied the log up to the index, token or time that the request names.
+    LogIndexNotReached = "MS-4005", "LOG_INDEX_NOT_REACHED";
+    /// This replica stops.
+    ReplicaStopping = "MS-4012", "REPLICA_STOPPING";
+    /// The cluster has had no leader yet, or this replica has just started.
+    ClusterNotReady = "MS-4013", "CLUSTER_NOT_READY";
     /// A page token was not made by this cluster for this request.
     PageTokenInvalid = "MS-4006", "PAGE_TOKEN_INVALID";
     /// The cluster holds as many jobs or requests as it may.

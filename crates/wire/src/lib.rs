@@ -13,16 +13,30 @@ pub mod raft {
     /// First version.
     pub mod v1 {
         #![allow(missing_docs, clippy::all, clippy::pedantic)]
-        tonic::include_proto!("muster.raft.v1");
+        include!(concat!(env!("OUT_DIR"), "/apart/muster.raft.v1.rs"));
         include!(concat!(env!("OUT_DIR"), "/servers/muster.raft.v1.rs"));
     }
 }
 
-/// The public API, first version.
+/// The public API, `muster.v1beta1`.
 pub mod v1 {
     #![allow(missing_docs, clippy::all, clippy::pedantic)]
-    tonic::include_proto!("muster.v1");
-    include!(concat!(env!("OUT_DIR"), "/servers/muster.v1.rs"));
+    tonic::include_proto!("muster.v1beta1");
+    include!(concat!(env!("OUT_DIR"), "/servers/muster.v1beta1.rs"));
+}
+
+/// What the operators of a cluster call, `muster.admin.v1beta1`.
+pub mod admin {
+    #![allow(missing_docs, clippy::all, clippy::pedantic)]
+    include!(concat!(env!("OUT_DIR"), "/apart/muster.admin.v1beta1.rs"));
+    include!(concat!(env!("OUT_DIR"), "/servers/muster.admin.v1beta1.rs"));
+}
+
+/// What agents and replicas tell each other, `muster.agent.v1beta1`.
+pub mod agent {
+    #![allow(missing_docs, clippy::all, clippy::pedantic)]
+    include!(concat!(env!("OUT_DIR"), "/apart/muster.agent.v1beta1.rs"));
+    include!(concat!(env!("OUT_DIR"), "/servers/muster.agent.v1beta1.rs"));
 }
 
 /// Encoded descriptor set of every proto of the project, for server reflection.

@@ -52,11 +52,10 @@ const _: () = {
 #[must_use]
 pub fn grpc_code(code: RefusalCode) -> Code {
     match code {
-        RefusalCode::InvalidField | RefusalCode::PageTokenInvalid => Code::InvalidArgument,
+        RefusalCode::InvalidField | RefusalCode::PageTokenInvalid | RefusalCode::RequestIdReused => Code::InvalidArgument,
         RefusalCode::NeverFits
         | RefusalCode::DeadlineUnmeetable
         | RefusalCode::DependencyNotFound
-        | RefusalCode::PolicyChanged
         | RefusalCode::JobFinished
         | RefusalCode::NodeHeldByAnother
         | RefusalCode::NodeChanged
@@ -75,10 +74,9 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::DrillOver
         // Nothing but its operators will make this replica answer.
         | RefusalCode::ArchiveUnavailable => Code::FailedPrecondition,
-        // Repeating it once the change that runs is over is right.
-        RefusalCode::MembershipBusy => Code::Aborted,
+        // Repeating it once the change that runs is over, or with what is in force now, is right.
+        RefusalCode::MembershipBusy | RefusalCode::PolicyChanged => Code::Aborted,
         RefusalCode::Internal => Code::Internal,
-        RefusalCode::RequestIdReused => Code::AlreadyExists,
         RefusalCode::JobNotFound | RefusalCode::NodeNotFound | RefusalCode::ReplicaUnknown => Code::NotFound,
         RefusalCode::FleetFull
         | RefusalCode::Overloaded
@@ -98,9 +96,12 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::TrafficRefused
         // Another replica may answer at once, and this one as soon as it hears of the leader.
         | RefusalCode::TooStale
+        | RefusalCode::LogIndexNotReached
+        | RefusalCode::ReplicaStopping
+        | RefusalCode::ClusterNotReady
         | RefusalCode::ReadUnconfirmed => Code::Unavailable,
         // Unlike INVALID_ARGUMENT this may pass when the state moves on, or on another replica.
-        RefusalCode::ResumeTokenCompacted | RefusalCode::ResumeTokenInvalid => Code::OutOfRange,
+        RefusalCode::ResumeTokenCompacted => Code::OutOfRange,
     }
 }
 
@@ -110,7 +111,11 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
     match code {
         // Housekeeping makes room within seconds, where it can.
         RefusalCode::StateFull => Some(Duration::from_millis(5_000)),
-        RefusalCode::NotLeader | RefusalCode::ReadUnconfirmed => Some(Duration::from_millis(200)),
+        RefusalCode::NotLeader
+        | RefusalCode::LogIndexNotReached
+        | RefusalCode::ReplicaStopping
+        | RefusalCode::ClusterNotReady
+        | RefusalCode::ReadUnconfirmed => Some(Duration::from_millis(200)),
         RefusalCode::Overloaded | RefusalCode::ClusterRecovering => Some(Duration::from_millis(500)),
         RefusalCode::StorageFull | RefusalCode::MembershipBusy => Some(Duration::from_millis(1_000)),
         RefusalCode::ReplicaNotCaughtUp => Some(Duration::from_millis(250)),
@@ -138,7 +143,6 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::FleetFull
         | RefusalCode::Fenced
         | RefusalCode::ResumeTokenCompacted
-        | RefusalCode::ResumeTokenInvalid
         | RefusalCode::PageTokenInvalid
         | RefusalCode::Diverged
         | RefusalCode::WouldLoseQuorum

@@ -312,7 +312,7 @@ impl Client {
                             place = None;
                         }
                         // A replica that is behind: another may not be.
-                        Some(Err(refusal)) if refusal.code == RefusalCode::ResumeTokenInvalid => {}
+                        Some(Err(refusal)) if refusal.code == RefusalCode::LogIndexNotReached => {}
                         Some(Err(refusal)) => {
                             self.cluster.site.checks.fail(format!("a watch was refused: {refusal}"));
                         }

@@ -173,7 +173,7 @@ impl Replica {
     /// Changes behind a place; waits a moment for some.
     pub async fn changes(&self, from: WatchPosition) -> Result<(Vec<Event>, WatchPosition), Refusal> {
         if from.log_index > self.view.state().log_index() {
-            return Err(Refusal::new(RefusalCode::ResumeTokenInvalid, "not applied here yet"));
+            return Err(Refusal::new(RefusalCode::LogIndexNotReached, "not applied here yet"));
         }
         let mut subscription = self.view.subscribe(from)?;
         match timeout(NEWS_PATIENCE, subscription.next()).await {

@@ -1,12 +1,13 @@
 //! Nothing that comes in over a network or in a file harms a replica, and every refusal says why.
 
 use muster_types::{ClusterId, LogIndex, RefusalCode};
+use muster_wire::admin::probe_service_client::ProbeServiceClient;
 use muster_wire::status::Refused;
 use muster_wire::token::{List, PageToken, ResumeToken, filter_digest};
-use muster_wire::v1;
 use muster_wire::v1::cluster_service_client::ClusterServiceClient;
 use muster_wire::v1::fleet_service_client::FleetServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
+use muster_wire::{admin, agent, v1};
 use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -237,8 +238,8 @@ async fn oversized(jobs: &mut Jobs) {
 
 /// What the log has not reached is waited for a moment, then refused; never answered with less.
 async fn ahead_of_the_log(endpoint: &str) {
-    use RefusalCode::ResumeTokenInvalid;
-    let read = Some(v1::ReadOptions { min_log_index: u64::MAX, ..Default::default() });
+    use RefusalCode::LogIndexNotReached;
+    let read = Some(muster_client::Read::any().at_least(u64::MAX).into());
     let connected = Channel::from_shared(endpoint.to_owned()).expect("an address").connect().await;
     let channel = connected.expect("a replica takes connections");
     let (mut jobs, mut again) = (Jobs::new(channel.clone()), Jobs::new(channel.clone()));
@@ -250,10 +251,10 @@ async fn ahead_of_the_log(endpoint: &str) {
         fleet.list_nodes(v1::ListNodesRequest { read, ..Default::default() }),
         cluster.get_status(v1::GetStatusRequest { read }),
     );
-    assert_refused(job, ResumeTokenInvalid, "");
-    assert_refused(list, ResumeTokenInvalid, "");
-    assert_refused(nodes, ResumeTokenInvalid, "");
-    assert_refused(status, ResumeTokenInvalid, "");
+    assert_refused(job, LogIndexNotReached, "");
+    assert_refused(list, LogIndexNotReached, "");
+    assert_refused(nodes, LogIndexNotReached, "");
+    assert_refused(status, LogIndexNotReached, "");
 }
 
 async fn wrong_fleet_calls(endpoint: &str) {
@@ -272,14 +273,16 @@ async fn wrong_fleet_calls(endpoint: &str) {
     assert_refused(fleet.cordon_node(request).await, InvalidField, "request_id");
     let request = v1::ForgetNodeRequest { request_id: "x".to_owned(), node: "h1".to_owned() };
     assert_refused(fleet.forget_node(request).await, InvalidField, "request_id");
-    let probe = |nodes: &[&str]| v1::ProbeNodesRequest {
+    let mut probes =
+        ProbeServiceClient::connect(endpoint.to_owned()).await.expect("a replica takes connections");
+    let probe = |nodes: &[&str]| admin::ProbeNodesRequest {
         nodes: nodes.iter().map(|node| (*node).to_owned()).collect(),
     };
     for wrong in [probe(&[]), probe(&["h1"]), probe(&["h1"; 257])] {
-        assert_refused(fleet.probe_nodes(wrong).await, InvalidField, "nodes");
+        assert_refused(probes.probe_nodes(wrong).await, InvalidField, "nodes");
     }
-    assert_refused(fleet.probe_nodes(probe(&["h1", "h1"])).await, InvalidField, "nodes");
-    assert_refused(fleet.probe_nodes(probe(&["h1", "nobody"])).await, NodeNotFound, "");
+    assert_refused(probes.probe_nodes(probe(&["h1", "h1"])).await, InvalidField, "nodes");
+    assert_refused(probes.probe_nodes(probe(&["h1", "nobody"])).await, NodeNotFound, "");
     let request = v1::ListNodesRequest { page_token: "x".to_owned(), ..Default::default() };
     assert_refused(fleet.list_nodes(request).await, PageTokenInvalid, "");
     let request = v1::ListNodesRequest { page_size: 1_001, ..Default::default() };
@@ -287,11 +290,11 @@ async fn wrong_fleet_calls(endpoint: &str) {
 
     // Sessions.
     let holder = "0123456789abcdef0123456789abcdef";
-    let heartbeat = v1::session_request::Message::Heartbeat(v1::Heartbeat { sequence: 1 });
+    let heartbeat = agent::session_request::Message::Heartbeat(agent::Heartbeat { sequence: 1 });
     let large = v1::NodeDescription { cpu_milli: u64::MAX, ..node("h9") };
-    let cases: [(&str, RefusalCode, v1::SessionRequest); 6] = [
-        ("message", InvalidField, v1::SessionRequest { message: Some(heartbeat) }),
-        ("message", InvalidField, v1::SessionRequest { message: None }),
+    let cases: [(&str, RefusalCode, agent::SessionRequest); 6] = [
+        ("message", InvalidField, agent::SessionRequest { message: Some(heartbeat) }),
+        ("message", InvalidField, agent::SessionRequest { message: None }),
         ("holder_id", InvalidField, registration(node("h9"), "x")),
         ("node.name", InvalidField, registration(node("No Name"), holder)),
         ("node.cpu_milli", InvalidField, registration(large, holder)),
@@ -307,7 +310,7 @@ async fn wrong_fleet_calls(endpoint: &str) {
 async fn notes(endpoint: &str) {
     let token = Some(v1::FencingToken { generation: 1, log_index: 1 });
     let note =
-        |job_id: &str, token| v1::WorkerNote { job_id: job_id.to_owned(), token, ..Default::default() };
+        |job_id: &str, token| agent::WorkerNote { job_id: job_id.to_owned(), token, ..Default::default() };
     let cases = [
         ("note.job_id", note("../job", token)),
         ("note.token", note("job-1", None)),
@@ -315,7 +318,7 @@ async fn notes(endpoint: &str) {
     ];
     for (field, note) in cases {
         let holder = format!("{:032x}", uuid::Uuid::new_v4().as_u128());
-        let note = v1::SessionRequest { message: Some(v1::session_request::Message::Note(note)) };
+        let note = agent::SessionRequest { message: Some(agent::session_request::Message::Note(note)) };
         let opening = vec![registration(node(&field.replace(['.', '_'], "-")), &holder), note];
         let ended = session_end(endpoint, opening).await;
         assert_refused(Err::<Response<()>, _>(ended), RefusalCode::InvalidField, field);

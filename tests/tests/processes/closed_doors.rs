@@ -35,7 +35,7 @@ use crate::support::{Cluster, PATIENCE, heavy, say};
 /// The package of what replicas say to one another.
 const PEER_PACKAGE: &str = "/muster.raft.";
 /// A call that every member may make, and that answers an empty message.
-const HARMLESS: &str = "/muster.v1.ClusterService/GetServerInfo";
+const HARMLESS: &str = "/muster.v1beta1.ClusterService/GetServerInfo";
 
 /// Every call of every service that a replica could serve.
 fn described() -> BTreeSet<String> {

@@ -1,6 +1,6 @@
 //! Drills on a live cluster: each does what it says and leaves everything as it was, also when its driver dies.
 
-use muster_wire::v1;
+use muster_wire::{admin, v1};
 use nix::sys::signal::Signal;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -47,9 +47,9 @@ impl Drilled {
         spawn(home, &[&["--endpoint", endpoints.as_str()], self.words(file).as_slice()].concat())
     }
 
-    async fn drill_at(&self, at: usize) -> Option<v1::Drill> {
+    async fn drill_at(&self, at: usize) -> Option<admin::Drill> {
         let service = self.cluster.client_of(at).drills_of(&self.cluster.replicas[at].endpoint());
-        service.get_drill(v1::GetDrillRequest {}).await.expect("a replica says which drill it holds").drill
+        service.get_drill(admin::GetDrillRequest {}).await.expect("a replica says which drill it holds").drill
     }
 
     /// Waits until a replica refuses traffic.
@@ -213,7 +213,7 @@ async fn a_drill_is_stopped_from_elsewhere_also_through_the_silent_replica_itsel
     second.assert_refused(5, &["one-drill", "drill long"]);
     let only = drilled.cluster.replicas[leader].endpoint();
     let service = drilled.cluster.client_of(leader).drills_of(&only);
-    service.end_drill(v1::EndDrillRequest::default()).await.expect("it is answered");
+    service.end_drill(admin::EndDrillRequest::default()).await.expect("it is answered");
     eventually("the replica is still silent", || async { drilled.cluster.status_of(leader).await.ok() })
         .await;
     // Its driver learns of it and ends the drill everywhere.
@@ -336,16 +336,16 @@ async fn a_replica_believes_no_driver() {
     let _heavy = heavy().await;
     let mut drilled = Drilled::start().await;
     let service = drilled.cluster.client_of(0).drills_of(&drilled.cluster.replicas[0].endpoint());
-    let announcement = v1::AnnounceDrillRequest {
+    let announcement = admin::AnnounceDrillRequest {
         drill_id: "d-1".to_owned(),
         name: "by-hand".to_owned(),
         started_by: "a test".to_owned(),
         hold_ms: 1_000,
         ..Default::default()
     };
-    let refusal = v1::RefuseTrafficRequest {
+    let refusal = admin::RefuseTrafficRequest {
         drill_id: "d-1".to_owned(),
-        traffic: vec![v1::Traffic::Clients.into()],
+        traffic: vec![admin::Traffic::Clients.into()],
         duration_ms: 30_000,
         silent_replica_ids: vec![1],
     };
@@ -356,7 +356,7 @@ async fn a_replica_believes_no_driver() {
         }
         other => panic!("{other:?}"),
     };
-    let bad = v1::AnnounceDrillRequest {
+    let bad = admin::AnnounceDrillRequest {
         drill_id: "No".to_owned(),
         name: String::new(),
         started_by: "two\nlines".to_owned(),
@@ -373,10 +373,10 @@ async fn a_replica_believes_no_driver() {
         fields(service.refuse_traffic(refusal.clone()).await.expect_err("it was not announced"));
     assert_eq!(reason, "DRILL_OVER");
     service.announce_drill(announcement.clone()).await.expect("nothing runs");
-    let bad = v1::RefuseTrafficRequest { traffic: vec![], duration_ms: 60_001, ..refusal.clone() };
+    let bad = admin::RefuseTrafficRequest { traffic: vec![], duration_ms: 60_001, ..refusal.clone() };
     let (_, named) = fields(service.refuse_traffic(bad).await.expect_err("no kind, and too long"));
     assert_eq!(named, ["traffic", "duration_ms"]);
-    let two = v1::RefuseTrafficRequest { silent_replica_ids: vec![2], ..refusal.clone() };
+    let two = admin::RefuseTrafficRequest { silent_replica_ids: vec![2], ..refusal.clone() };
     let (reason, _) = fields(service.refuse_traffic(two).await.expect_err("one would be left"));
     assert_eq!(reason, "WOULD_LOSE_QUORUM");
     // Never renewed: over after the second that was asked for, not after thirty.

@@ -264,7 +264,11 @@ async fn too_much_memory(client: &Client) {
     let mut spec = script("h1", eat);
     spec.groups[0].memory_bytes = 64 << 20;
     let ended = run(client, spec).await;
-    assert_eq!((ended.phase(), exit_of(&ended)), (JobPhase::Failed, &Kind::OutOfMemory(true)), "{ended:#?}");
+    assert_eq!(
+        (ended.phase(), exit_of(&ended)),
+        (JobPhase::Failed, &Kind::OutOfMemory(v1::OutOfMemory {})),
+        "{ended:#?}"
+    );
     assert!(ended.status_detail.contains("used more memory than it had asked for"), "{ended:#?}");
     let (text, _) = output(client, &ended.id).await;
     assert!(text["stderr"].contains("muster: the "), "{text:?}");

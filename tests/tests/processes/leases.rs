@@ -3,9 +3,10 @@
 
 use muster_client::Client;
 use muster_example::intervals::{self, Interval};
-use muster_wire::v1::node_service_client::NodeServiceClient;
-use muster_wire::v1::session_request::Message as Request;
-use muster_wire::v1::session_response::Message as Response;
+use muster_wire::agent;
+use muster_wire::agent::node_service_client::NodeServiceClient;
+use muster_wire::agent::session_request::Message as Request;
+use muster_wire::agent::session_response::Message as Response;
 use muster_wire::v1::{self, JobPhase, NodeStatus};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -79,8 +80,8 @@ async fn incarnation_of(client: &Client, name: &str) -> u32 {
 
 /// An agent that does nothing but heartbeats, and remembers which of them were acknowledged.
 struct Witness {
-    beats: mpsc::Sender<v1::SessionRequest>,
-    answers: tonic::Streaming<v1::SessionResponse>,
+    beats: mpsc::Sender<agent::SessionRequest>,
+    answers: tonic::Streaming<agent::SessionResponse>,
     sent: Vec<Instant>,
 }
 
@@ -98,8 +99,8 @@ impl Witness {
 
     async fn beat(&mut self) {
         self.sent.push(Instant::now());
-        let beat = v1::Heartbeat { sequence: self.sent.len() as u64 };
-        let message = v1::SessionRequest { message: Some(Request::Heartbeat(beat)) };
+        let beat = agent::Heartbeat { sequence: self.sent.len() as u64 };
+        let message = agent::SessionRequest { message: Some(Request::Heartbeat(beat)) };
         // Where the session has ended there is nothing left to be acknowledged.
         let _ = self.beats.try_send(message);
     }
@@ -114,7 +115,7 @@ impl Witness {
                 () = tokio::time::sleep_until(end) => return acknowledged,
                 _ = interval.tick() => self.beat().await,
                 answer = self.answers.message() => match answer {
-                    Ok(Some(v1::SessionResponse { message: Some(Response::HeartbeatAck(ack)) })) => {
+                    Ok(Some(agent::SessionResponse { message: Some(Response::HeartbeatAck(ack)) })) => {
                         acknowledged.push(self.sent[ack.sequence as usize - 1]);
                     }
                     Ok(Some(_)) => {}
@@ -358,7 +359,7 @@ async fn a_start_order_of_yesterday_is_not_carried_out() {
     assert_eq!((ended.phase(), ended.attempt), (JobPhase::Failed, 2), "{ended:#?}");
     let ran = intervals_of(&folder, &id).len();
     assert_eq!(ran, 2);
-    let mut orders: Vec<v1::StartOrder> = between.values().flat_map(Between::starts).collect();
+    let mut orders: Vec<agent::StartOrder> = between.values().flat_map(Between::starts).collect();
     orders.sort_by_key(|order| order.token.as_ref().map(|token| token.log_index));
     assert_eq!(orders.len(), 2, "one for each attempt");
     let yesterday = orders.swap_remove(0);

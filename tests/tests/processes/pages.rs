@@ -87,7 +87,7 @@ async fn a_monitoring_system_sees_what_a_replica_does() {
     }
     let sum = |series: &str| pages.iter().filter_map(|text| value(text, series)).sum::<f64>();
     assert!(sum(r#"muster_refusals_total{reason="JOB_NOT_FOUND"}"#) >= 1.0, "{}", pages.concat());
-    let get_job = r#"method="muster.v1.JobService/GetJob""#;
+    let get_job = r#"method="muster.v1beta1.JobService/GetJob""#;
     assert!(sum(&format!(r#"muster_grpc_calls_total{{{get_job},code="NOT_FOUND"}}"#)) >= 1.0);
     assert!(sum(&format!(r#"muster_grpc_call_duration_seconds_count{{{get_job}}}"#)) >= 1.0);
     say(&format!("a scrape of the leader has {} bytes", page.body.len()));
@@ -121,7 +121,7 @@ async fn what_is_no_page_is_refused_and_many_scrapes_hurt_nobody() {
         ("GET /metrics/../secret", 404),
         ("POST /metrics", 405),
         ("DELETE /readyz", 405),
-        ("POST /muster.v1.JobService/SubmitJob", 404),
+        ("POST /muster.v1beta1.JobService/SubmitJob", 404),
     ] {
         let page = ask(address, line).await.unwrap_or_else(|| panic!("{line} is not answered"));
         assert_eq!(page.code, code, "{line}: {}", page.body);

@@ -58,15 +58,17 @@ async fn reflection_and_health() {
     let mut cluster = Cluster::start(3).await;
     let expected: BTreeSet<&str> = [
         "grpc.health.v1.Health",
-        "muster.v1.ClusterAdminService",
-        "muster.v1.ClusterService",
-        "muster.v1.DrillService",
-        "muster.v1.FleetService",
-        "muster.v1.JobService",
-        "muster.v1.LogService",
-        "muster.v1.NodeService",
-        "muster.v1.PolicyService",
-        "muster.v1.QueueService",
+        "muster.admin.v1beta1.ArchiveService",
+        "muster.admin.v1beta1.ClusterAdminService",
+        "muster.admin.v1beta1.DrillService",
+        "muster.admin.v1beta1.ProbeService",
+        "muster.agent.v1beta1.NodeService",
+        "muster.v1beta1.ClusterService",
+        "muster.v1beta1.FleetService",
+        "muster.v1beta1.JobService",
+        "muster.v1beta1.LogService",
+        "muster.v1beta1.PolicyService",
+        "muster.v1beta1.QueueService",
     ]
     .into();
     for at in 0..3 {

@@ -5,12 +5,12 @@
 use muster_client::{Client, Endpoints, Options};
 use muster_transport::{Expect, Security, Tls, TlsFiles};
 use muster_types::{RefusalCode, ReplicaId};
+use muster_wire::agent::node_service_client::NodeServiceClient;
 use muster_wire::raft::v1 as raft;
 use muster_wire::raft::v1::raft_service_client::RaftServiceClient;
 use muster_wire::status::Refused;
 use muster_wire::v1;
 use muster_wire::v1::job_service_client::JobServiceClient;
-use muster_wire::v1::node_service_client::NodeServiceClient;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

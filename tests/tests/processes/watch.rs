@@ -67,7 +67,7 @@ async fn a_slow_watcher_is_cut_with_its_place_and_goes_on_there_exactly() {
     // It takes the present, and then nothing for a while.
     loop {
         let message = slow.message().await.expect("it stands").expect("the present");
-        if message.event == Some(Event::SyncEnd(true)) {
+        if message.event == Some(Event::SyncEnd(v1::SyncEnd {})) {
             break;
         }
     }

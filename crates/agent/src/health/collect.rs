@@ -2,7 +2,7 @@
 
 use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
 use muster_types::{DeviceSet, LogTime, limits};
-use muster_wire::{convert, v1};
+use muster_wire::{agent, convert};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -146,7 +146,11 @@ impl Collector {
     }
 
     /// The next report, when there is something to tell and nothing on its way.
-    pub(crate) fn due(&mut self, now: Instant, repair: Option<(u64, RepairEnd)>) -> Option<v1::HealthReport> {
+    pub(crate) fn due(
+        &mut self,
+        now: Instant,
+        repair: Option<(u64, RepairEnd)>,
+    ) -> Option<agent::HealthReport> {
         let repair = repair.filter(|(number, _)| self.told_repair != Some(*number));
         let too_early = self.last_sent.is_some_and(|at| now.duration_since(at) < BETWEEN_REPORTS);
         if self.sent.is_some() || (too_early && self.known.is_some()) {

@@ -18,7 +18,7 @@ use crate::disk::state_dir::StateDir;
 use collect::Collector;
 use monitor::Monitor;
 use muster_types::LogTime;
-use muster_wire::v1;
+use muster_wire::agent;
 use repair::Repairs;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -107,7 +107,7 @@ impl HealthConfig {
 pub(crate) struct Line {
     /// Of the session.
     pub(crate) number: u64,
-    pub(crate) outgoing: mpsc::Sender<v1::SessionRequest>,
+    pub(crate) outgoing: mpsc::Sender<agent::SessionRequest>,
 }
 
 /// What the leader says of health.
@@ -116,7 +116,7 @@ pub(crate) enum FromLeader {
     /// A report was taken over.
     Ack(u64),
     /// The host is empty: repair it.
-    Repair(v1::RepairOrder),
+    Repair(agent::RepairOrder),
 }
 
 /// Watches the host, from before its description is made.
@@ -184,8 +184,8 @@ impl Health {
             collector.maintenance(self.config.maintenance_file.as_deref().and_then(maintenance::read));
             let Some(line) = line.borrow_and_update().clone() else { continue };
             if let Some(report) = collector.due(Instant::now(), repairs.outcome()) {
-                let message = v1::session_request::Message::Health(report);
-                let request = v1::SessionRequest { message: Some(message) };
+                let message = agent::session_request::Message::Health(report);
+                let request = agent::SessionRequest { message: Some(message) };
                 // A session that takes nothing ends soon, and the next one is told again.
                 if line.outgoing.try_send(request).is_err() {
                     tracing::debug!(session = line.number, "a health report waits for the next session");

@@ -7,7 +7,7 @@ use super::Inventory;
 use crate::disk::durable::{read_record, write_record};
 use muster_types::health::{HealthAction, RepairEnd};
 use muster_types::limits::DETAIL_BYTES_MAX;
-use muster_wire::v1;
+use muster_wire::agent;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -49,7 +49,7 @@ impl Repairs {
     }
 
     /// The leader wants one.
-    pub(crate) fn ordered(&mut self, order: v1::RepairOrder, inventory: Option<Inventory>) {
+    pub(crate) fn ordered(&mut self, order: agent::RepairOrder, inventory: Option<Inventory>) {
         let number = order.number;
         let is_known = self.outcome.as_ref().is_some_and(|(known, _)| *known == number);
         if is_known || self.running.as_ref().is_some_and(|(running, _)| *running == number) {
@@ -147,8 +147,8 @@ async fn carry_out(mut command: Command) -> RepairEnd {
 mod tests {
     use super::*;
 
-    fn order(number: u64, action: &str) -> v1::RepairOrder {
-        v1::RepairOrder { number, action: action.into(), devices: vec![3] }
+    fn order(number: u64, action: &str) -> agent::RepairOrder {
+        agent::RepairOrder { number, action: action.into(), devices: vec![3] }
     }
 
     fn shell(script: &str) -> Vec<String> {

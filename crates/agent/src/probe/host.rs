@@ -5,14 +5,14 @@ use super::{Measured, listen, run};
 use crate::limits;
 use crate::rules::Plan;
 use muster_types::probe::{Link, LinkOutcome};
+use muster_wire::agent;
 use muster_wire::convert::{probe_link_to_proto, probe_ring_to_proto};
-use muster_wire::v1;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
-type Outgoing = mpsc::Sender<v1::SessionRequest>;
+type Outgoing = mpsc::Sender<agent::SessionRequest>;
 
 /// Probes that wait for their beginning, and those that run.
 pub(crate) struct Prober {
@@ -71,20 +71,20 @@ async fn take_part(probe_id: u64, at: SocketAddr, told: oneshot::Receiver<Plan>,
     let _ = outgoing.send(result(probe_id, measured, load.milli())).await;
 }
 
-fn report(step: v1::preflight_report::Step) -> v1::SessionRequest {
-    let report = v1::PreflightReport { step: Some(step) };
-    v1::SessionRequest { message: Some(v1::session_request::Message::PreflightReport(report)) }
+fn report(step: agent::preflight_report::Step) -> agent::SessionRequest {
+    let report = agent::PreflightReport { step: Some(step) };
+    agent::SessionRequest { message: Some(agent::session_request::Message::PreflightReport(report)) }
 }
 
-fn listening(probe_id: u64, port: Result<u16, String>) -> v1::SessionRequest {
+fn listening(probe_id: u64, port: Result<u16, String>) -> agent::SessionRequest {
     let (port, failure) = match port {
         Ok(port) => (port.into(), String::new()),
         Err(failure) => (0, failure),
     };
-    report(v1::preflight_report::Step::Listening(v1::ProbeListening { probe_id, port, failure }))
+    report(agent::preflight_report::Step::Listening(agent::ProbeListening { probe_id, port, failure }))
 }
 
-fn result(probe_id: u64, measured: Measured, load_milli: u16) -> v1::SessionRequest {
+fn result(probe_id: u64, measured: Measured, load_milli: u16) -> agent::SessionRequest {
     // What the system says of a connection is short; what it is bounded by is the protocol's.
     let bounded = |link: &Link| {
         let mut message = probe_link_to_proto(link);
@@ -95,7 +95,7 @@ fn result(probe_id: u64, measured: Measured, load_milli: u16) -> v1::SessionRequ
     };
     let links = measured.links.iter().map(bounded).collect();
     let ring = measured.ring.as_ref().map(probe_ring_to_proto);
-    report(v1::preflight_report::Step::Measured(v1::ProbeMeasured {
+    report(agent::preflight_report::Step::Measured(agent::ProbeMeasured {
         probe_id,
         links,
         ring,

@@ -4,11 +4,11 @@
 
 use muster_agent::lease::LeaseSlot;
 use muster_types::{Feature, Features};
+use muster_wire::agent::node_service_server::{NodeService, NodeServiceServer};
+use muster_wire::agent::session_request::Message as Request;
+use muster_wire::agent::session_response::Message as Response;
 use muster_wire::convert;
-use muster_wire::v1;
-use muster_wire::v1::node_service_server::{NodeService, NodeServiceServer};
-use muster_wire::v1::session_request::Message as Request;
-use muster_wire::v1::session_response::Message as Response;
+use muster_wire::{agent, v1};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -27,14 +27,14 @@ pub const CLUSTER: &str = "0000000000000000000000000000abcd";
 /// What the leader hears.
 #[derive(Clone, Debug)]
 pub enum Heard {
-    Register(v1::Register),
+    Register(agent::Register),
     Heartbeat(u64),
-    Report(v1::Report),
-    Confirm(v1::ConfirmStart),
-    Note(v1::WorkerNote),
-    Health(v1::HealthReport),
-    Preflight(v1::PreflightReport),
-    Upload(v1::UploadLogsRequest),
+    Report(agent::Report),
+    Confirm(agent::ConfirmStart),
+    Note(agent::WorkerNote),
+    Health(agent::HealthReport),
+    Preflight(agent::PreflightReport),
+    Upload(agent::UploadLogsRequest),
     UploadEnded,
     /// Something that a leader of its release cannot read; the session is over.
     Unknown,
@@ -57,8 +57,6 @@ pub struct Manner {
     pub cluster_id: String,
     /// What it names of what it takes. It ends a session that brings anything else.
     pub takes: Features,
-    /// Says that it takes what there was before features had names.
-    pub takes_health: bool,
 }
 
 impl Manner {
@@ -74,17 +72,16 @@ impl Manner {
             stop_grace_ms: 500,
             cluster_id: CLUSTER.to_owned(),
             takes: Features::all(),
-            takes_health: true,
         }
     }
 
     /// Of a release that knows nothing but workers.
     pub fn first_release() -> Manner {
-        Manner { takes: Features::NONE, takes_health: false, ..Manner::patient() }
+        Manner { takes: Features::NONE, ..Manner::patient() }
     }
 
-    fn registered(&self) -> v1::Registered {
-        v1::Registered {
+    fn registered(&self) -> agent::Registered {
+        agent::Registered {
             node_id: "node-0".into(),
             incarnation: 1,
             cluster_generation: 1,
@@ -92,14 +89,13 @@ impl Manner {
             heartbeat_interval_ms: self.heartbeat_ms,
             lease_stop_grace_ms: self.stop_grace_ms,
             cluster_id: self.cluster_id.clone(),
-            takes_health: self.takes_health,
             takes: convert::features_to_proto(self.takes),
         }
     }
 
     /// Whether a leader of that release could read it.
     fn knows(&self, message: &Request) -> bool {
-        let takes = convert::features_of_leader(&self.registered());
+        let takes = self.takes;
         match message {
             Request::Register(_) | Request::Heartbeat(_) | Request::Report(_) | Request::ConfirmStart(_) => {
                 true
@@ -117,7 +113,7 @@ impl Manner {
     }
 }
 
-type Outgoing = mpsc::UnboundedSender<Result<v1::SessionResponse, Status>>;
+type Outgoing = mpsc::UnboundedSender<Result<agent::SessionResponse, Status>>;
 
 struct Shared {
     manner: Mutex<Manner>,
@@ -142,11 +138,11 @@ struct Service(Arc<Shared>);
 
 #[tonic::async_trait]
 impl NodeService for Service {
-    type SessionStream = Pin<Box<dyn Stream<Item = Result<v1::SessionResponse, Status>> + Send>>;
+    type SessionStream = Pin<Box<dyn Stream<Item = Result<agent::SessionResponse, Status>> + Send>>;
 
     async fn session(
         &self,
-        request: tonic::Request<Streaming<v1::SessionRequest>>,
+        request: tonic::Request<Streaming<agent::SessionRequest>>,
     ) -> Result<tonic::Response<Self::SessionStream>, Status> {
         if let Some(status) = self.0.manner.lock().unwrap().refuse.clone() {
             return Err(status);
@@ -165,8 +161,8 @@ impl NodeService for Service {
 
     async fn upload_logs(
         &self,
-        request: tonic::Request<Streaming<v1::UploadLogsRequest>>,
-    ) -> Result<tonic::Response<v1::UploadLogsResponse>, Status> {
+        request: tonic::Request<Streaming<agent::UploadLogsRequest>>,
+    ) -> Result<tonic::Response<agent::UploadLogsResponse>, Status> {
         let mut incoming = request.into_inner();
         let mut opened = false;
         while let Some(message) = incoming.next().await {
@@ -182,12 +178,12 @@ impl NodeService for Service {
             }
         }
         let _ = self.0.heard.send(Heard::UploadEnded);
-        Ok(tonic::Response::new(v1::UploadLogsResponse {}))
+        Ok(tonic::Response::new(agent::UploadLogsResponse {}))
     }
 }
 
-fn response(message: Response) -> Result<v1::SessionResponse, Status> {
-    Ok(v1::SessionResponse { message: Some(message) })
+fn response(message: Response) -> Result<agent::SessionResponse, Status> {
+    Ok(agent::SessionResponse { message: Some(message) })
 }
 
 impl Shared {
@@ -208,18 +204,18 @@ impl Shared {
             Request::Heartbeat(beat) => {
                 if manner.ack_heartbeats {
                     let sequence = manner.ack_always.unwrap_or(beat.sequence);
-                    reply(Response::HeartbeatAck(v1::HeartbeatAck { sequence }));
+                    reply(Response::HeartbeatAck(agent::HeartbeatAck { sequence }));
                 }
                 Heard::Heartbeat(beat.sequence)
             }
             Request::Report(report) => {
                 if manner.ack_reports {
-                    reply(Response::ReportAck(v1::ReportAck { sequence: report.sequence }));
+                    reply(Response::ReportAck(agent::ReportAck { sequence: report.sequence }));
                 }
                 Heard::Report(report)
             }
             Request::Health(report) => {
-                reply(Response::HealthAck(v1::HealthAck { sequence: report.sequence }));
+                reply(Response::HealthAck(agent::HealthAck { sequence: report.sequence }));
                 Heard::Health(report)
             }
             Request::ConfirmStart(confirm) => {
@@ -237,8 +233,8 @@ impl Shared {
     }
 }
 
-pub fn confirmed(confirm: &v1::ConfirmStart, current: bool) -> Response {
-    Response::StartConfirmed(v1::StartConfirmed {
+pub fn confirmed(confirm: &agent::ConfirmStart, current: bool) -> Response {
+    Response::StartConfirmed(agent::StartConfirmed {
         job_id: confirm.job_id.clone(),
         token: confirm.token,
         current,
@@ -288,7 +284,7 @@ impl Leader {
         tokio::time::timeout(PATIENCE, search).await.unwrap_or_else(|_| panic!("never heard {what}"))
     }
 
-    pub async fn registered(&mut self) -> v1::Register {
+    pub async fn registered(&mut self) -> agent::Register {
         self.hear("a registration", |h| match h {
             Heard::Register(register) => Some(register),
             _ => None,
@@ -321,7 +317,7 @@ impl Leader {
         .await;
     }
 
-    pub async fn note(&mut self) -> v1::WorkerNote {
+    pub async fn note(&mut self) -> agent::WorkerNote {
         self.hear("a note", |h| match h {
             Heard::Note(note) => Some(note),
             _ => None,
@@ -329,7 +325,7 @@ impl Leader {
         .await
     }
 
-    pub async fn confirm_asked(&mut self) -> v1::ConfirmStart {
+    pub async fn confirm_asked(&mut self) -> agent::ConfirmStart {
         self.hear("a confirmation", |h| match h {
             Heard::Confirm(confirm) => Some(confirm),
             _ => None,
@@ -349,10 +345,18 @@ impl Leader {
     }
 }
 
-pub fn state_in(heard: &Heard, token: u64, rank: u32) -> Option<v1::WorkerState> {
+/// The rank of a report; the node's own number where it is about the whole placement.
+pub fn rank_of(state: &agent::WorkerState) -> u32 {
+    match state.subject.expect("a report has a subject") {
+        agent::worker_state::Subject::Rank(rank) => rank,
+        agent::worker_state::Subject::WholePlacement(_) => muster_agent::WHOLE_PLACEMENT,
+    }
+}
+
+pub fn state_in(heard: &Heard, token: u64, rank: u32) -> Option<agent::WorkerState> {
     let Heard::Report(report) = heard else { return None };
     let mut states = report.workers.iter();
-    states.find(|w| w.token.is_some_and(|t| t.log_index == token) && w.rank == rank).cloned()
+    states.find(|w| w.token.is_some_and(|t| t.log_index == token) && rank_of(w) == rank).cloned()
 }
 
 pub fn token(log_index: u64) -> Option<v1::FencingToken> {
@@ -360,8 +364,8 @@ pub fn token(log_index: u64) -> Option<v1::FencingToken> {
 }
 
 /// A start order with one worker per script, each a shell.
-pub fn start(job: &str, log_index: u64, scripts: &[&str], devices: &[&[u32]]) -> v1::StartOrder {
-    let workers = scripts.iter().enumerate().map(|(rank, script)| v1::WorkerLaunch {
+pub fn start(job: &str, log_index: u64, scripts: &[&str], devices: &[&[u32]]) -> agent::StartOrder {
+    let workers = scripts.iter().enumerate().map(|(rank, script)| agent::WorkerLaunch {
         rank: rank as u32,
         group: "main".into(),
         command: vec!["sh".into(), "-c".into(), (*script).to_owned()],
@@ -372,14 +376,18 @@ pub fn start(job: &str, log_index: u64, scripts: &[&str], devices: &[&[u32]]) ->
         memory_bytes: 1 << 28,
         device_share_milli: 0,
     });
-    v1::StartOrder {
+    agent::StartOrder {
         job_id: job.to_owned(),
         token: token(log_index),
         job_name: "test".into(),
         tenant: "default".into(),
         attempt: 1,
         rank_map: vec![
-            v1::RankPlace { node_name: "host-a".into(), address: "127.0.0.1".into(), devices: 0 };
+            agent::RankPlace {
+                node_name: "host-a".into(),
+                address: "127.0.0.1".into(),
+                devices: 0
+            };
             scripts.len()
         ],
         workers: workers.collect(),
@@ -392,7 +400,7 @@ pub fn start(job: &str, log_index: u64, scripts: &[&str], devices: &[&[u32]]) ->
 }
 
 pub fn stop(job: &str, log_index: u64, grace_ms: u64) -> Response {
-    Response::Stop(v1::StopOrder {
+    Response::Stop(agent::StopOrder {
         job_id: job.to_owned(),
         token: token(log_index),
         grace_ms,

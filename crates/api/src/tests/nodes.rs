@@ -74,7 +74,7 @@ async fn each_change_of_a_node_comes_once_as_it_was_then_behind_any_event() {
     assert!(present.resume_token.is_empty(), "a part of the present is no place to go on from");
     assert!(matches!(present.event, Some(Event::Changed(node)) if !node.cordoned && node.free_devices == 8));
     let synced = guarded("the present", whole.message()).await.expect("it stands").expect("an event");
-    assert_eq!(synced.event, Some(Event::SyncEnd(true)));
+    assert_eq!(synced.event, Some(Event::SyncEnd(v1::SyncEnd {})));
     let mut last = 0;
     for number in 0..6 {
         last = served.cordon(number, number % 2 == 0).await;
@@ -108,7 +108,7 @@ async fn each_change_of_a_node_comes_once_as_it_was_then_behind_any_event() {
         }
     })
     .await;
-    assert_eq!(told.code, Some(RefusalCode::NotLeader));
+    assert_eq!(told.code, Some(RefusalCode::ReplicaStopping));
     let place = token_of(&told.metadata["resume_token"], "");
     assert!(place.log_index.0 >= last, "behind everything that was sent: {told:?}");
 }
@@ -132,7 +132,7 @@ async fn a_forgotten_node_is_said_to_be_and_only_where_its_region_is_watched() {
     });
     assert_eq!(lost, Some(v1::NodeStatus::Lost));
     let other: Vec<_> = up_to(&mut elsewhere, last).await.into_iter().map(|event| event.event).collect();
-    assert_eq!(other, [Some(Event::SyncEnd(true))]);
+    assert_eq!(other, [Some(Event::SyncEnd(v1::SyncEnd {}))]);
 }
 
 #[tokio::test]
@@ -151,7 +151,7 @@ async fn tokens_of_another_watch_and_of_the_future_are_refused() {
     let jobs = guarded("a watch", served.jobs().watch_jobs(request)).await;
     assert_eq!(refused(jobs).code, Some(RefusalCode::InvalidField));
     let ahead = ResumeToken::behind(1, LogIndex(1 << 40)).encode(CLUSTER, nodes(""));
-    assert_eq!(refused(served.watch_nodes("", &ahead).await).code, Some(RefusalCode::ResumeTokenInvalid));
+    assert_eq!(refused(served.watch_nodes("", &ahead).await).code, Some(RefusalCode::LogIndexNotReached));
     served.watch_nodes("", &of_nodes).await.expect("it is a place in this log");
 }
 

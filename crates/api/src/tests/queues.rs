@@ -131,7 +131,7 @@ async fn what_a_round_did_comes_once_behind_any_event_and_for_whoever_asked() {
     let mut whole = served.watch_queues(&[], "").await.expect("it opens");
     let mut one = served.watch_queues(&["b"], "").await.expect("it opens");
     let synced = guarded("the present", whole.message()).await.expect("it stands").expect("an event");
-    assert_eq!(synced.event, Some(Event::SyncEnd(true)), "there is none yet");
+    assert_eq!(synced.event, Some(Event::SyncEnd(v1::SyncEnd {})), "there is none yet");
     let mut last = 0;
     for number in 0..6 {
         last = served.submit_for(number, if number % 2 == 0 { "a" } else { "b" }).await;

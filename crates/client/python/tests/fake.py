@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from muster.v1 import job_pb2
+from muster.v1beta1 import job_pb2
 
 
 class CommandLine:
@@ -28,7 +28,7 @@ class CommandLine:
             request_deserializer=job_pb2.SubmitJobRequest.FromString,
             response_serializer=job_pb2.SubmitJobResponse.SerializeToString,
         )
-        service = grpc.method_handlers_generic_handler("muster.v1.JobService", {"SubmitJob": submit})
+        service = grpc.method_handlers_generic_handler("muster.v1beta1.JobService", {"SubmitJob": submit})
         self._server = grpc.server(futures.ThreadPoolExecutor(2))
         self._server.add_generic_rpc_handlers((service,))
         self._port = self._server.add_insecure_port("127.0.0.1:0")

@@ -26,7 +26,7 @@ from muster._attempts import Attempts
 from muster._core import Logs, Seen, Watch
 from muster._judge import Verdict, judge
 from muster.options import Endpoints, Options, tls_from_environment
-from muster.v1 import common_pb2, fleet_pb2, job_pb2
+from muster.v1beta1 import common_pb2, fleet_pb2, job_pb2
 
 
 RETRIES = Path(__file__).resolve().parents[4] / "proto" / "retries.txt"
@@ -58,7 +58,7 @@ def trailers(reason: str, retry_after_s: int = 0, **metadata: str) -> list[tuple
 )
 def test_only_what_may_end_differently_is_repeated(reason: str, code: grpc.StatusCode, verdict: Verdict) -> None:
     found = trailers(reason, code="MS-1") if reason else []
-    failure = judge("test", code, "why", found, names_log_index=False)
+    failure = judge("test", code, "why", found)
     assert (failure.verdict, failure.refused.reason) == (verdict, reason)
 
 
@@ -70,24 +70,22 @@ def test_refusals_are_judged_as_the_table_says() -> None:
         metadata = {"leader_endpoint": "http://c:3"} if "leader" in extras else {}
         named = {"?": "OF_A_NEWER_SERVER", "-": ""}.get(reason, reason)
         found = trailers(named, 1 if "retry_info" in extras else 0, **metadata) if named else []
-        failure = judge("t", grpc.StatusCode[code], "", found, names_log_index="position" in extras)
+        failure = judge("t", grpc.StatusCode[code], "", found)
         assert failure.verdict.value == verdict, (reason, code, carries)
 
 
 def test_a_position_that_is_not_reached_is_asked_for_elsewhere() -> None:
-    found = trailers("RESUME_TOKEN_INVALID")
-    code = grpc.StatusCode.UNAVAILABLE
-    assert judge("test", code, "", found, names_log_index=True).verdict == Verdict.ROTATE
-    assert judge("test", code, "", found, names_log_index=False).verdict == Verdict.FINAL
+    found = trailers("LOG_INDEX_NOT_REACHED", 1)
+    assert judge("test", grpc.StatusCode.UNAVAILABLE, "", found).verdict == Verdict.ROTATE
 
 
 def test_the_leader_is_followed_and_damage_is_borne() -> None:
     endpoints = Endpoints("a:1,b:2")
-    failure = judge("t", grpc.StatusCode.UNAVAILABLE, "", trailers("NOT_LEADER", leader_endpoint="http://c:3"), False)
+    failure = judge("t", grpc.StatusCode.UNAVAILABLE, "", trailers("NOT_LEADER", leader_endpoint="http://c:3"))
     Attempts(endpoints, Options(), "t").failed(endpoints.current(), failure)
     assert endpoints.current() == "c:3"
     damaged = [("grpc-status-details-bin", b"\xff\xff\xff")]
-    assert judge("t", grpc.StatusCode.UNAVAILABLE, "", damaged, False).verdict == Verdict.ROTATE
+    assert judge("t", grpc.StatusCode.UNAVAILABLE, "", damaged).verdict == Verdict.ROTATE
 
 
 @pytest.mark.parametrize("bad", ["", ",", "host", "host:", "host:0", "host:70000", "host:1/x", ":1"])
@@ -130,11 +128,11 @@ def test_a_watch_that_lost_its_place_begins_again() -> None:
     seen = Seen()
     place: Watch[str] = Watch(what, job_pb2.WatchJobsRequest(job_ids=["job-1"]), lambda job: job.id, "", None, seen)
     assert place.opening() is None
-    item = place.accept(job_pb2.WatchJobsResponse(resume_token="t", log_index=7, bookmark=True))
+    item = place.accept(job_pb2.WatchJobsResponse(resume_token="t", log_index=7, bookmark=common_pb2.Bookmark()))
     assert item == muster.Bookmark(7, "t") and seen.log_index == 7
     assert place.resume_token == "t" and place.opening() is None
     code = grpc.StatusCode.OUT_OF_RANGE
-    assert place.judge(judge("w", code, "", trailers("RESUME_TOKEN_COMPACTED"), True)) is None
+    assert place.judge(judge("w", code, "", trailers("RESUME_TOKEN_COMPACTED"))) is None
     assert place.resume_token == ""
     assert place.opening() == muster.Restarted() and place.opening() is None
     changed = place.accept(job_pb2.WatchJobsResponse(log_index=9, changed=job_pb2.Job(id="job-1")))
@@ -144,7 +142,7 @@ def test_a_watch_that_lost_its_place_begins_again() -> None:
 def test_output_goes_on_behind_what_was_read() -> None:
     place = Logs(job_pb2.ReadLogsRequest(job_id="job-1", previous=True, tail_bytes=9))
     code = grpc.StatusCode.NOT_FOUND
-    away = judge("r", code, "", trailers("LOGS_UNAVAILABLE"), False)
+    away = judge("r", code, "", trailers("LOGS_UNAVAILABLE"))
     assert place.judge(away).verdict == Verdict.FINAL
     token = common_pb2.FencingToken(generation=1, log_index=7)
     piece = job_pb2.ReadLogsResponse(stream="stdout", data=b"x", position=12, dropped_bytes=3, token=token)
@@ -196,7 +194,8 @@ def _throw(error: muster.MusterError) -> None:
         ("NEVER_FITS", "FAILED_PRECONDITION", muster.InvalidSpec),
         ("JOB_NOT_FOUND", "NOT_FOUND", muster.NotFound),
         ("RIGHT_MISSING", "PERMISSION_DENIED", muster.PermissionDenied),
-        ("POLICY_CHANGED", "FAILED_PRECONDITION", muster.Conflict),
+        ("POLICY_CHANGED", "ABORTED", muster.Conflict),
+        ("REQUEST_ID_REUSED", "INVALID_ARGUMENT", muster.Conflict),
         ("TENANT_LIMIT", "RESOURCE_EXHAUSTED", muster.QuotaExceeded),
         ("OF_A_NEWER_SERVER", "ABORTED", muster.Conflict),
         ("OF_A_NEWER_SERVER", "INTERNAL", muster.Refused),
@@ -204,7 +203,7 @@ def _throw(error: muster.MusterError) -> None:
 )
 def test_refusals_have_a_kind(reason: str, code: str, kind: type[muster.Refused]) -> None:
     found = trailers(reason, 3, code="MS-9", needed="2")
-    refused = judge("t", grpc.StatusCode[code], "why", found, False).refused
+    refused = judge("t", grpc.StatusCode[code], "why", found).refused
     assert type(refused) is kind
     assert (refused.reason, refused.number, refused.metadata) == (reason, "MS-9", {"needed": "2"})
     assert refused.retry_delay == timedelta(seconds=3)
@@ -212,19 +211,21 @@ def test_refusals_have_a_kind(reason: str, code: str, kind: type[muster.Refused]
 
 def test_a_delay_beyond_measure_is_cut() -> None:
     found = trailers("OVERLOADED", 315_576_000_000)
-    failure = judge("t", grpc.StatusCode.RESOURCE_EXHAUSTED, "", found, False)
+    failure = judge("t", grpc.StatusCode.RESOURCE_EXHAUSTED, "", found)
     assert failure.refused.retry_delay == timedelta(days=1)
 
 
 def test_reads_are_what_is_asked_for() -> None:
     bounded = muster.Read.bounded(timedelta(seconds=2)).to_message(7)
     assert bounded == common_pb2.ReadOptions(
-        consistency=common_pb2.CONSISTENCY_BOUNDED, max_staleness_ms=2_000, min_log_index=7
+        bounded=common_pb2.BoundedState(max_staleness_ms=2_000), min_log_index=7
     )
-    assert muster.Read.linearizable(min_log_index=9).to_message(7).min_log_index == 9
+    latest = muster.Read.linearizable(min_log_index=9).to_message(7)
+    assert (latest.WhichOneof("state"), latest.min_log_index) == ("linearizable", 9)
+    assert muster.Read.any().to_message(7) == common_pb2.ReadOptions(any=common_pb2.AnyState(), min_log_index=7)
     past = muster.Read.at(datetime(2027, 1, 1, tzinfo=timezone.utc)).to_message(7)
-    assert past == common_pb2.ReadOptions(at_time_ms=1_798_761_600_000), "the past waits for nothing"
-    assert muster.Read.at_log_index(3).to_message(7) == common_pb2.ReadOptions(at_log_index=3)
+    assert past == common_pb2.ReadOptions(past=common_pb2.PastState(time_ms=1_798_761_600_000)), "the past waits for nothing"
+    assert muster.Read.at_log_index(3).to_message(7) == common_pb2.ReadOptions(past=common_pb2.PastState(log_index=3))
     for length in (0, -1, 0.0001):
         with pytest.raises(muster.ConfigurationError):
             muster.Read.bounded(length)
@@ -271,7 +272,7 @@ def test_a_replica_far_away_is_reached() -> None:
         response_serializer=fleet_pb2.ListNodesResponse.SerializeToString,
     )
     server = grpc.server(ThreadPoolExecutor(2))
-    service = grpc.method_handlers_generic_handler("muster.v1.FleetService", {"ListNodes": listing})
+    service = grpc.method_handlers_generic_handler("muster.v1beta1.FleetService", {"ListNodes": listing})
     server.add_generic_rpc_handlers((service,))
     behind = server.add_insecure_port("127.0.0.1:0")
     server.start()

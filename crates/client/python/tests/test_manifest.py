@@ -14,7 +14,7 @@ import yaml
 
 import muster
 from fake import CommandLine
-from muster.v1 import job_pb2
+from muster.v1beta1 import job_pb2
 
 EXAMPLES = Path(__file__).resolve().parents[4] / "ops" / "examples"
 # Whose file leaves something to the planner of `muster submit`.

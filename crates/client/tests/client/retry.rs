@@ -247,7 +247,7 @@ async fn reads_wait_for_what_was_written() {
 
 #[tokio::test]
 async fn a_replica_behind_the_wanted_index_is_left_for_the_next() {
-    let behind = Fake::start([refuse(RefusalCode::ResumeTokenInvalid)]);
+    let behind = Fake::start([refuse(RefusalCode::LogIndexNotReached)]);
     let ahead = Fake::start([]);
     let client = client(&[behind.endpoint(), ahead.endpoint()], options()).await;
     client.observe_log_index(40);

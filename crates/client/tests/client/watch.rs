@@ -20,7 +20,7 @@ fn changed(log_index: u64) -> Result<v1::WatchJobsResponse, Status> {
 }
 
 fn sync_end(log_index: u64) -> Result<v1::WatchJobsResponse, Status> {
-    message(log_index, &format!("t{log_index}"), Event::SyncEnd(true))
+    message(log_index, &format!("t{log_index}"), Event::SyncEnd(v1::SyncEnd {}))
 }
 
 async fn watch(fakes: &[&Fake], token: &str, options: Options) -> Watch {
@@ -99,7 +99,7 @@ async fn a_sync_that_breaks_off_is_begun_again_and_said() {
 
 #[tokio::test]
 async fn a_token_ahead_of_one_replica_is_shown_to_another() {
-    let ahead = to_status(&Refusal::new(RefusalCode::ResumeTokenInvalid, "in the future"));
+    let ahead = to_status(&Refusal::new(RefusalCode::LogIndexNotReached, "in the future"));
     let behind = Fake::start([Step::Refuse(ahead)]);
     let current = Fake::start([Step::Stream(vec![changed(8)], true)]);
     let mut watch = watch(&[&behind, &current], "t7", options()).await;

@@ -46,7 +46,7 @@ impl Engine {
     ///
     /// # Errors
     /// `RESUME_TOKEN_COMPACTED` with the oldest index when `from` is not kept any more,
-    /// `RESUME_TOKEN_INVALID` when it lies in the future.
+    /// `LOG_INDEX_NOT_REACHED` when it lies in the future.
     pub fn read_log(&self, from: LogIndex) -> Result<LogFollower, Refusal> {
         let history = self.history()?;
         let from = from.max(LogIndex(1));
@@ -58,7 +58,7 @@ impl Engine {
         let newest = last.max(self.view().log_index());
         if from > newest.next() {
             let text = format!("record {from} lies in the future; the newest is {newest}");
-            return Err(Refusal::new(RefusalCode::ResumeTokenInvalid, text).with("newest_log_index", newest));
+            return Err(Refusal::new(RefusalCode::LogIndexNotReached, text).with("newest_log_index", newest));
         }
         Ok(LogFollower::new(Arc::clone(history), history.place_before(from)?, from))
     }

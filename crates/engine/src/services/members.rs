@@ -33,7 +33,7 @@ pub(super) fn refusal_of(error: &MembershipError) -> Refusal {
         MembershipError::NotLeader(_) => Refusal::new(RefusalCode::NotLeader, text),
         MembershipError::Unknown { .. } => Refusal::new(RefusalCode::OutcomeUnknown, text),
         MembershipError::Shutdown => {
-            Refusal::new(RefusalCode::NotLeader, "this replica stops; another one will lead")
+            Refusal::new(RefusalCode::ReplicaStopping, "this replica stops; another one will lead")
         }
         MembershipError::Busy { running } => {
             Refusal::new(RefusalCode::MembershipBusy, text).with("running", running)

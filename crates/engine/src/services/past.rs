@@ -25,7 +25,7 @@ impl Engine {
     /// The state as it was at a moment of the past.
     ///
     /// # Errors
-    /// `RESUME_TOKEN_INVALID` for the future, `RESUME_TOKEN_COMPACTED` for what is not kept here,
+    /// `LOG_INDEX_NOT_REACHED` for the future, `RESUME_TOKEN_COMPACTED` for what is not kept here,
     /// `ARCHIVE_UNAVAILABLE` on a replica that keeps no archive of its log or cannot read it.
     pub async fn view_at(&self, at: At) -> Result<Arc<State>, Refusal> {
         let view = self.view();
@@ -106,7 +106,7 @@ fn future(at: At, view: &State) -> Refusal {
         }
         At::Time(time) => format!("{} ms lies in the future", time.0),
     };
-    Refusal::new(RefusalCode::ResumeTokenInvalid, text).with("newest_log_index", view.log_index())
+    Refusal::new(RefusalCode::LogIndexNotReached, text).with("newest_log_index", view.log_index())
 }
 
 /// Replays the archive, and behind it the log.

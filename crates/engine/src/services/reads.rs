@@ -68,7 +68,7 @@ impl Engine {
     /// would not help.
     ///
     /// # Errors
-    /// `RESUME_TOKEN_INVALID` when this replica does not reach the position asked for, `TOO_STALE` when
+    /// `LOG_INDEX_NOT_REACHED` when this replica does not reach the position asked for, `TOO_STALE` when
     /// a bounded read cannot be proved here, `READ_UNCONFIRMED` when no leader confirms a linearizable
     /// one, and the refusals of [`Engine::view_at`].
     pub async fn read_view(&self, from: ReadFrom, deadline: Instant) -> Result<Reading, Refusal> {

@@ -53,7 +53,7 @@ impl Subscription {
             }
             if self.end.changed().await.is_err() {
                 let text = "the replica stops; watch again through another";
-                return Err(Refusal::new(RefusalCode::NotLeader, text));
+                return Err(Refusal::new(RefusalCode::ReplicaStopping, text));
             }
         }
     }
@@ -85,7 +85,7 @@ impl Engine {
         let at = self.view().log_index();
         if from.log_index > at {
             let text = format!("the token is from log index {}, this replica is at {at}", from.log_index);
-            return Err(Refusal::new(RefusalCode::ResumeTokenInvalid, text));
+            return Err(Refusal::new(RefusalCode::LogIndexNotReached, text));
         }
         let hub = &self.inner.shared.hub;
         follow(hub, from).or_else(|compacted| match self.past_changes(from) {

@@ -78,7 +78,7 @@ async fn a_watch_goes_on_exactly_inside_a_batch_of_a_thousand() {
         assert_eq!(events[0].position, places[behind + 1].0);
     }
     let future = WatchPosition::after(LogIndex(engine.view().log_index().0 + 1_000));
-    assert_eq!(code(engine.watch(future)), Some(RefusalCode::ResumeTokenInvalid));
+    assert_eq!(code(engine.watch(future)), Some(RefusalCode::LogIndexNotReached));
 }
 
 #[tokio::test]
@@ -90,7 +90,7 @@ async fn a_read_waits_for_its_index_and_not_for_ever() {
     assert!(view.expect("it came").log_index() >= next);
     let never = engine.wait_applied(LogIndex(u64::MAX), Duration::from_millis(50)).await;
     let refusal = never.expect_err("that far nobody is");
-    assert_eq!(refusal.code, RefusalCode::ResumeTokenInvalid);
+    assert_eq!(refusal.code, RefusalCode::LogIndexNotReached);
     assert!(refusal.metadata.iter().any(|(key, _)| *key == "applied_log_index"));
 }
 

@@ -244,7 +244,7 @@ async fn a_follower_of_the_log_sees_every_record_once() {
     }
     let newest = running.engine.view().log_index();
     let refused = running.engine.read_log(LogIndex(newest.0 + 1_000)).err().expect("it is not there yet");
-    assert_eq!(refused.code, RefusalCode::ResumeTokenInvalid);
+    assert_eq!(refused.code, RefusalCode::LogIndexNotReached);
     running.stop().await;
 }
 
@@ -264,8 +264,8 @@ async fn the_past_by_time_and_what_is_no_past() {
         let engine = running.engine.clone();
         async move { engine.view_at(at).await.err().map(|refusal| refusal.code) }
     };
-    assert_eq!(code(At::Index(LogIndex(1 << 40))).await, Some(RefusalCode::ResumeTokenInvalid));
-    assert_eq!(code(At::Time(LogTime(u64::MAX))).await, Some(RefusalCode::ResumeTokenInvalid));
+    assert_eq!(code(At::Index(LogIndex(1 << 40))).await, Some(RefusalCode::LogIndexNotReached));
+    assert_eq!(code(At::Time(LogTime(u64::MAX))).await, Some(RefusalCode::LogIndexNotReached));
     assert_eq!(code(At::Time(LogTime(1))).await, Some(RefusalCode::ResumeTokenCompacted));
     running.stop().await;
 }

@@ -149,7 +149,11 @@ pub async fn run(global: &Global, console: &Console, command: AdmissionCommand) 
         AdmissionCommand::Pending => pending(&client, console).await,
         AdmissionCommand::Approve(args) => approve(&client, console, args).await,
         AdmissionCommand::Reject { node, clear } => {
-            let said = if clear { Approval::Clear(true) } else { Approval::Reject(true) };
+            let said = if clear {
+                Approval::Clear(v1::ClearApproval {})
+            } else {
+                Approval::Reject(v1::RejectNode {})
+            };
             say(&client, console, node, said).await
         }
         AdmissionCommand::Admission(RulesCommand::Show) => show(&client, console).await,
@@ -169,7 +173,7 @@ async fn approve(client: &Client, console: &Console, args: ApproveArgs) -> Resul
     let ApproveArgs { node, region, cluster, devices, no_devices } = args;
     let is_bare = region.is_none() && cluster.is_none() && devices.is_empty() && !no_devices;
     let said = if is_bare {
-        Approval::ApproveAsIs(true)
+        Approval::ApproveAsIs(v1::ApproveAsIs {})
     } else {
         Approval::Approve(v1::NodeBounds {
             region: region.unwrap_or_default(),

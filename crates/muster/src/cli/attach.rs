@@ -367,7 +367,7 @@ mod tests {
         assert_eq!(exit(Succeeded, &[Kind::Code(0)]), Exit::Ok);
         assert_eq!(exit(Failed, &[Kind::Signal(15), Kind::Code(0), Kind::Code(7)]), Exit::Job(7));
         assert_eq!(exit(Failed, &[Kind::Code(0), Kind::Signal(9)]), Exit::Job(137));
-        assert_eq!(exit(Failed, &[Kind::OutOfMemory(true)]), Exit::Job(137));
+        assert_eq!(exit(Failed, &[Kind::OutOfMemory(v1::OutOfMemory {})]), Exit::Job(137));
         assert_eq!(exit(Failed, &[Kind::Code(256)]), Exit::Failed);
         assert_eq!(exit(Failed, &[Kind::Code(-1)]), Exit::Failed);
         assert_eq!(exit(Failed, &[Kind::LaunchFailed("no such file".into())]), Exit::Failed);

@@ -11,7 +11,7 @@ use muster_archive::{Archive, DirectoryStore};
 use muster_backup::{BackupError, BackupHeader, BackupReader, BackupWriter, Verified};
 use muster_state::State;
 use muster_types::ClusterId;
-use muster_wire::v1;
+use muster_wire::admin;
 
 use super::Global;
 use super::console::{Console, Format};
@@ -92,7 +92,7 @@ async fn create(global: &Global, console: &Console, out: &Path) -> Result<Exit, 
         return Err(BackupError::Exists { path: out.to_path_buf() }.into());
     }
     let client = global.client().await?;
-    let mut backup = client.create_backup(v1::CreateBackupRequest::default()).await?;
+    let mut backup = client.create_backup(admin::CreateBackupRequest::default()).await?;
     let header = header(backup.header())?;
     let mut writer = BackupWriter::create(out, &header)?;
     while let Some(piece) = backup.next().await? {
@@ -104,7 +104,7 @@ async fn create(global: &Global, console: &Console, out: &Path) -> Result<Exit, 
     show(console, out, header, verified, None)
 }
 
-fn header(sent: &v1::BackupHeader) -> Result<BackupHeader, Failure> {
+fn header(sent: &admin::BackupHeader) -> Result<BackupHeader, Failure> {
     let strange =
         |what: &str| Failure::new(Exit::Failed, format!("the replica sent a backup with a wrong {what}"));
     Ok(BackupHeader {

@@ -7,7 +7,7 @@ use muster_transport::{
     Authority, AuthorityError, AuthorityReport, CertificateReport, PeerName, Role, describe,
 };
 use muster_types::ClusterId;
-use muster_wire::v1;
+use muster_wire::admin;
 use serde::Serialize;
 
 use super::Global;
@@ -260,9 +260,9 @@ fn unix_now() -> i64 {
     jiff::Timestamp::now().as_second()
 }
 
-fn certificate(serial: String, holder: String, not_after_s: i64) -> v1::RevokedCertificate {
+fn certificate(serial: String, holder: String, not_after_s: i64) -> admin::RevokedCertificate {
     let not_after_ms = u64::try_from(not_after_s.saturating_mul(1_000)).unwrap_or(0);
-    v1::RevokedCertificate { serial, holder, not_after_ms }
+    admin::RevokedCertificate { serial, holder, not_after_ms }
 }
 
 /// The name without its cluster, as people say it.
@@ -301,7 +301,7 @@ async fn revoke(global: &Global, console: &Console, args: &RevokeArgs) -> Result
     }
     let client = global.client().await?;
     for certificate in &certificates {
-        let request = v1::RevokeCertificateRequest {
+        let request = admin::RevokeCertificateRequest {
             request_id: String::new(),
             certificate: Some(certificate.clone()),
         };
@@ -335,7 +335,7 @@ struct RevokedList {
 
 fn print_revoked(
     console: &Console,
-    certificates: Vec<v1::RevokedCertificate>,
+    certificates: Vec<admin::RevokedCertificate>,
     dry_run: bool,
 ) -> Result<(), Failure> {
     let rows: Vec<RevokedView> = certificates

@@ -116,7 +116,12 @@ impl Failure {
             _ => refused.to_string(),
         };
         let next = refused.code.map(next_step).map(str::to_owned);
-        Failure { exit: exit_of(refused.grpc), headline, details, next }
+        // Of one kind with other conflicts for scripts, although it is an argument that is wrong.
+        let exit = match refused.code {
+            Some(RefusalCode::RequestIdReused) => Exit::Conflict,
+            _ => exit_of(refused.grpc),
+        };
+        Failure { exit, headline, details, next }
     }
 }
 
@@ -187,8 +192,15 @@ fn next_step(code: RefusalCode) -> &'static str {
             "cancel jobs that nobody needs any more, or try again later with the same --request-id"
         }
         RefusalCode::OutcomeUnknown => "repeat the command with the same --request-id to learn the outcome",
-        RefusalCode::ResumeTokenCompacted | RefusalCode::ResumeTokenInvalid => {
+        RefusalCode::ResumeTokenCompacted => {
             "the replica does not have that part of the log; ask again without the token or index"
+        }
+        RefusalCode::LogIndexNotReached => {
+            "no replica that was asked has applied the log that far; ask for an earlier index or time"
+        }
+        RefusalCode::ReplicaStopping => "the replica stops; use another --endpoint",
+        RefusalCode::ClusterNotReady => {
+            "the replicas have just started; `muster cluster status` shows which of them are up"
         }
         RefusalCode::PageTokenInvalid => "begin the list again from its first page",
         RefusalCode::Internal => {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueEnum};
 use muster_client::{Client, LogItem, LogReader, oldest_kept};
-use muster_wire::v1;
+use muster_wire::{admin, v1};
 use serde::Serialize;
 use serde_json::Value;
 use tokio::task::JoinSet;
@@ -452,7 +452,7 @@ struct Archives {
 fn archive_view(
     endpoint: String,
     replica: u64,
-    answer: Result<v1::GetArchiveStatusResponse, String>,
+    answer: Result<admin::GetArchiveStatusResponse, String>,
 ) -> ArchiveView {
     let error = answer.as_ref().err().cloned();
     let status = answer.unwrap_or_default();

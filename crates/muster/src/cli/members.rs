@@ -12,7 +12,7 @@ use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use muster_client::{CallError, Client};
 use muster_types::RefusalCode;
-use muster_wire::v1;
+use muster_wire::{admin, v1};
 use tokio::time::Instant;
 
 use super::Global;
@@ -151,8 +151,13 @@ pub struct AddressArgs {
 }
 
 impl AddressArgs {
-    fn of(self, id: u64) -> v1::ReplicaAddress {
-        v1::ReplicaAddress { id, region: self.region, peer_endpoint: self.peer, client_endpoint: self.client }
+    fn of(self, id: u64) -> admin::ReplicaAddress {
+        admin::ReplicaAddress {
+            id,
+            region: self.region,
+            peer_endpoint: self.peer,
+            client_endpoint: self.client,
+        }
     }
 }
 
@@ -211,7 +216,7 @@ pub async fn run(
     let answer = match command {
         ChangeCommand::Add(args) => {
             let id = args.id;
-            let request = v1::AddReplicaRequest { replica: Some(args.address.of(id)) };
+            let request = admin::AddReplicaRequest { replica: Some(args.address.of(id)) };
             let added = client.add_replica(request).await?;
             if args.learner {
                 added
@@ -232,7 +237,7 @@ pub async fn run(
             if !consent.to_voters(client, console, without).await? {
                 return Ok(Exit::Ok);
             }
-            let request = v1::RemoveReplicaRequest { replica_id: id, force, keep_as_learner };
+            let request = admin::RemoveReplicaRequest { replica_id: id, force, keep_as_learner };
             client.remove_replica(request).await?
         }
         ChangeCommand::Replace(args) => {
@@ -246,7 +251,7 @@ pub async fn run(
                 return Ok(Exit::Ok);
             }
             let replacement = Some(args.address.of(id));
-            let request = v1::ReplaceReplicaRequest { gone_id, replacement, force };
+            let request = admin::ReplaceReplicaRequest { gone_id, replacement, force };
             wait.until_caught_up(id, || client.replace_replica(request.clone())).await?
         }
         ChangeCommand::Voters { ids, keep_as_learners, force, consent } => {
@@ -254,7 +259,7 @@ pub async fn run(
             if !consent.to_voters(client, console, |_| these).await? {
                 return Ok(Exit::Ok);
             }
-            let request = v1::ChangeVotersRequest { voter_ids: ids, force, keep_as_learners };
+            let request = admin::ChangeVotersRequest { voter_ids: ids, force, keep_as_learners };
             client.change_voters(request).await?
         }
         ChangeCommand::Transfer { to, away_from } => return transfer(client, console, to, away_from).await,
@@ -266,8 +271,8 @@ pub async fn run(
     Ok(Exit::Ok)
 }
 
-async fn promote(client: &Client, id: u64) -> Result<v1::MembershipResponse, CallError> {
-    client.promote_replica(v1::PromoteReplicaRequest { replica_id: id }).await
+async fn promote(client: &Client, id: u64) -> Result<admin::Membership, CallError> {
+    client.promote_replica(admin::PromoteReplicaRequest { replica_id: id }).await
 }
 
 async fn transfer(
@@ -277,7 +282,7 @@ async fn transfer(
     away_from: Option<u64>,
 ) -> Result<Exit, Failure> {
     let request =
-        v1::TransferLeadershipRequest { to_id: to.unwrap_or(0), away_from_id: away_from.unwrap_or(0) };
+        admin::TransferLeadershipRequest { to_id: to.unwrap_or(0), away_from_id: away_from.unwrap_or(0) };
     let leader = client.transfer_leadership(request).await?.leader_id;
     match console.format {
         Format::Json | Format::Yaml => {
@@ -300,7 +305,7 @@ async fn upgrade(
         console.line(&would_be_in_force(&status, to))?;
         return Ok(Exit::Ok);
     }
-    let answer = client.raise_format(v1::RaiseFormatRequest { format: to.unwrap_or(0) }).await?;
+    let answer = client.raise_format(admin::RaiseFormatRequest { format: to.unwrap_or(0) }).await?;
     let format = answer.format;
     match console.format {
         Format::Json | Format::Yaml => {
@@ -335,7 +340,7 @@ fn would_be_in_force(status: &v1::GetStatusResponse, to: Option<u32>) -> String 
     format!("record format {} is in force, and {then}", status.format)
 }
 
-fn show(console: &Console, answer: v1::MembershipResponse) -> Result<(), Failure> {
+fn show(console: &Console, answer: admin::Membership) -> Result<(), Failure> {
     let members = Members {
         changed: answer.raft_index > 0,
         voters: answer.voter_ids,
@@ -372,13 +377,9 @@ struct Wait<'a> {
 
 impl Wait<'_> {
     /// Repeats a call until the replica has caught up, showing what it lacks.
-    async fn until_caught_up<F>(
-        &self,
-        id: u64,
-        call: impl Fn() -> F,
-    ) -> Result<v1::MembershipResponse, Failure>
+    async fn until_caught_up<F>(&self, id: u64, call: impl Fn() -> F) -> Result<admin::Membership, Failure>
     where
-        F: Future<Output = Result<v1::MembershipResponse, CallError>>,
+        F: Future<Output = Result<admin::Membership, CallError>>,
     {
         let end = self.limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut meter = Meter::new(self.console, id);

@@ -3,7 +3,7 @@
 use clap::Args;
 use muster_client::Client;
 use muster_types::probe;
-use muster_wire::v1;
+use muster_wire::{admin, v1};
 use serde::Serialize;
 
 use super::Global;
@@ -83,7 +83,7 @@ pub async fn run(global: &Global, console: &Console, args: ProbeArgs) -> Result<
     let client = global.client().await?;
     let nodes = chosen(&client, args).await?;
     console.progress(&format!("measuring the network between {} nodes", nodes.len()));
-    let answer = client.probe_nodes(v1::ProbeNodesRequest { nodes }).await?;
+    let answer = client.probe_nodes(admin::ProbeNodesRequest { nodes }).await?;
     let exit = if answer.findings.is_empty() { Exit::Ok } else { Exit::Failed };
     match console.format {
         Format::Json | Format::Yaml => {
@@ -129,11 +129,11 @@ async fn chosen(client: &Client, args: ProbeArgs) -> Result<Vec<String>, Failure
     Ok(nodes)
 }
 
-fn name(answer: &v1::ProbeNodesResponse, place: u32) -> String {
+fn name(answer: &admin::ProbeNodesResponse, place: u32) -> String {
     answer.node_names.get(place as usize).cloned().unwrap_or_default()
 }
 
-fn shaped(answer: &v1::ProbeNodesResponse) -> Probe {
+fn shaped(answer: &admin::ProbeNodesResponse) -> Probe {
     let link = |link: &v1::ProbeLink| {
         let measured = link.failure.is_empty();
         Link {
@@ -150,7 +150,7 @@ fn shaped(answer: &v1::ProbeNodesResponse) -> Probe {
         duration_us: ring.duration_us,
         correct: ring.correct,
     };
-    let finding = |finding: &v1::ProbeFinding| Finding {
+    let finding = |finding: &admin::ProbeFinding| Finding {
         node: finding.node_name.clone(),
         other_node: (!finding.other_node_name.is_empty()).then(|| finding.other_node_name.clone()),
         at_fault: finding.at_fault,
@@ -165,7 +165,7 @@ fn shaped(answer: &v1::ProbeNodesResponse) -> Probe {
 }
 
 /// The matrix, the ring, and what is wrong.
-fn print(console: &Console, answer: &v1::ProbeNodesResponse) -> Result<(), Failure> {
+fn print(console: &Console, answer: &admin::ProbeNodesResponse) -> Result<(), Failure> {
     let mut text = matrix(answer);
     text.push_str("MB/s; rows send, columns receive; * is slow\n");
     let trips: Vec<u64> =
@@ -216,7 +216,7 @@ fn measured(link: &v1::ProbeLink) -> probe::Link {
 }
 
 /// Rows of senders; what was not measured is a dash.
-fn matrix(answer: &v1::ProbeNodesResponse) -> String {
+fn matrix(answer: &admin::ProbeNodesResponse) -> String {
     let count = answer.node_names.len();
     let links: Vec<probe::Link> = answer.links.iter().map(measured).collect();
     let median = probe::median_rate(&links).unwrap_or(0);
@@ -265,7 +265,7 @@ mod tests {
             failure: failure.into(),
             load_milli: 0,
         };
-        let answer = v1::ProbeNodesResponse {
+        let answer = admin::ProbeNodesResponse {
             node_names: vec!["a".into(), "b".into(), "c".into()],
             links: vec![
                 link(0, 1, 1_200_000_000, ""),

@@ -443,7 +443,7 @@ impl Reader<'_> {
         let place = window.maintenance.as_ref().or(window.reserved_for.as_ref()).map(|text| text.referenced);
         let maintenance = self.value(&path("maintenance"), window.maintenance, quantity::flag);
         let purpose = match (maintenance, window.reserved_for) {
-            (Some(true), None) => Some(Purpose::Maintenance(true)),
+            (Some(true), None) => Some(Purpose::Maintenance(v1::Maintenance {})),
             (None, Some(tenant)) => {
                 Some(Purpose::ReservedForTenant(self.text(&path("reservedFor"), Some(tenant))))
             }

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
+use admin::probe_service_server::{ProbeService, ProbeServiceServer};
 use muster_types::{Refusal, RefusalCode};
 use muster_wire::shared::Shared;
 use muster_wire::status::to_status;
-use muster_wire::{convert, v1};
+use muster_wire::{admin, convert, v1};
 use tokio::runtime::Runtime;
 use tonic::{Request, Response, Status};
 use v1::JobPhase;
@@ -59,6 +60,7 @@ impl Fake {
             tonic::transport::Server::builder()
                 .add_service(JobServiceServer::new(service.clone()))
                 .add_service(FleetServiceServer::new(service.clone()))
+                .add_service(ProbeServiceServer::new(service.clone()))
                 .add_service(PolicyServiceServer::new(service.clone()))
                 .add_service(QueueServiceServer::new(service.clone()))
                 .add_service(ClusterServiceServer::new(service))
@@ -250,7 +252,7 @@ impl JobService for Service {
             book.jobs.values().filter(|job| request.job_ids.contains(&job.id)).cloned().collect();
         let mut events: Vec<(u64, Event)> =
             jobs.iter().map(|job| (41, Event::Changed(job.clone()))).collect();
-        events.push((41, Event::SyncEnd(true)));
+        events.push((41, Event::SyncEnd(v1::SyncEnd {})));
         let mut index = 41;
         for phase in [JobPhase::Running, JobPhase::Succeeded] {
             for job in jobs.iter().filter(|job| job.name != "stuck") {
@@ -584,7 +586,7 @@ impl FleetService for Service {
         assert_eq!(request.into_inner().region, "eu", "the option arrives");
         let events = [
             (41, Event::Changed(node("host-0", false))),
-            (41, Event::SyncEnd(true)),
+            (41, Event::SyncEnd(v1::SyncEnd {})),
             (43, Event::Changed(node("host-0", true))),
             (44, Event::Forgotten("node-7".to_owned())),
         ];
@@ -713,11 +715,14 @@ impl FleetService for Service {
         self.book.lock().unwrap().restricted.push(word);
         Ok(Response::new(v1::SetHealthPolicyResponse { version: 48, freshness: freshness() }))
     }
+}
 
+#[tonic::async_trait]
+impl ProbeService for Service {
     async fn probe_nodes(
         &self,
-        request: Request<v1::ProbeNodesRequest>,
-    ) -> Result<Response<v1::ProbeNodesResponse>, Status> {
+        request: Request<admin::ProbeNodesRequest>,
+    ) -> Result<Response<admin::ProbeNodesResponse>, Status> {
         let node_names = request.into_inner().nodes;
         let link = |from, to| v1::ProbeLink {
             from,
@@ -726,13 +731,13 @@ impl FleetService for Service {
             round_trip_us: 80,
             ..Default::default()
         };
-        let finding = v1::ProbeFinding {
+        let finding = admin::ProbeFinding {
             node_name: node_names[1].clone(),
             other_node_name: node_names[0].clone(),
             text: "slow link".into(),
             ..Default::default()
         };
-        Ok(Response::new(v1::ProbeNodesResponse {
+        Ok(Response::new(admin::ProbeNodesResponse {
             node_names,
             links: vec![link(0, 1), link(1, 0)],
             rings: vec![v1::ProbeRing { host: 0, bytes: 1 << 20, duration_us: 500, correct: true }],
@@ -832,7 +837,7 @@ impl QueueService for Service {
         let changes = |changed, forgotten| Event::Changed(v1::QueueChanges { changed, forgotten });
         let events = [
             (41, changes(vec![queue("vision", 3)], Vec::new())),
-            (41, Event::SyncEnd(true)),
+            (41, Event::SyncEnd(v1::SyncEnd {})),
             (47, changes(vec![queue("vision", 1)], vec!["speech".to_owned()])),
         ];
         let messages = events.map(|(log_index, event)| {

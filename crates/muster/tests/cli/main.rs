@@ -739,7 +739,9 @@ fn a_reader_that_goes_away_is_no_error() {
 
 #[test]
 fn reads_say_how_fresh_they_have_to_be() {
-    use muster_wire::v1::Consistency;
+    use muster_client::Read;
+    use muster_wire::v1::ReadOptions;
+    use std::time::Duration;
     let fake = Fake::start();
     fake.add("job-1", "train", JobPhase::Pending);
     for options in [
@@ -755,21 +757,16 @@ fn reads_say_how_fresh_they_have_to_be() {
         assert_eq!(ran.code, 0, "{options:?}: {}", ran.err);
     }
     let reads = std::mem::take(&mut fake.book.lock().unwrap().reads);
-    let asked: Vec<_> =
-        reads.iter().map(|r| (r.consistency(), r.max_staleness_ms, r.at_log_index, r.at_time_ms)).collect();
-    let nothing = Consistency::Unspecified;
-    assert_eq!(
-        asked,
-        [
-            (nothing, 0, 0, 0),
-            (Consistency::Any, 0, 0, 0),
-            (Consistency::Bounded, 2_000, 0, 0),
-            (Consistency::Bounded, 250, 0, 0),
-            (Consistency::Linearizable, 0, 0, 0),
-            (nothing, 0, 4_711, 0),
-            (nothing, 0, 0, 2_000),
-        ]
-    );
+    let expected = [
+        Read::any(),
+        Read::any(),
+        Read::bounded(Duration::from_secs(2)),
+        Read::bounded(Duration::from_millis(250)),
+        Read::linearizable(),
+        Read::at_log_index(4_711),
+        Read::at_time_ms(2_000),
+    ];
+    assert_eq!(reads, expected.map(ReadOptions::from));
     // Every page of a list is asked for alike; the later ones with what the first was complete up to.
     for n in 2..=5 {
         fake.add(&format!("job-{n}"), "train", JobPhase::Pending);
@@ -777,7 +774,7 @@ fn reads_say_how_fresh_they_have_to_be() {
     muster(&fake, &["job", "list", "--consistency", "linearizable"]);
     let reads = std::mem::take(&mut fake.book.lock().unwrap().reads);
     assert_eq!(reads.len(), 3);
-    assert!(reads.iter().all(|r| r.consistency() == Consistency::Linearizable), "{reads:?}");
+    assert!(reads.iter().all(|r| r.state == ReadOptions::from(Read::linearizable()).state), "{reads:?}");
     assert_eq!(reads[1].min_log_index, 41);
 }
 

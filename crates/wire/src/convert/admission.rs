@@ -8,7 +8,7 @@ use muster_types::{
 
 use super::value::{accelerators_from_proto, accelerators_to_proto};
 use super::{Found, below};
-use crate::v1;
+use crate::{admin, v1};
 
 /// Bounds of a node. `at` is the path of the message.
 ///
@@ -105,7 +105,7 @@ pub fn approval_to_proto(name: &Name, approval: &Approval) -> v1::NodeApproval {
 /// Lists every field that breaks a rule.
 pub fn revocation_from_proto(
     at: &str,
-    message: &v1::RevokedCertificate,
+    message: &admin::RevokedCertificate,
 ) -> Result<(CertificateSerial, Revocation), Vec<Violation>> {
     let revocation = Revocation { holder: message.holder.clone(), until: LogTime(message.not_after_ms) };
     let mut found: Vec<Violation> = revocation.violations().into_iter().map(|v| v.under(at)).collect();
@@ -121,8 +121,8 @@ pub fn revocation_from_proto(
 
 /// The message of a revoked certificate.
 #[must_use]
-pub fn revocation_to_proto(serial: CertificateSerial, revocation: &Revocation) -> v1::RevokedCertificate {
-    v1::RevokedCertificate {
+pub fn revocation_to_proto(serial: CertificateSerial, revocation: &Revocation) -> admin::RevokedCertificate {
+    admin::RevokedCertificate {
         serial: serial.to_string(),
         holder: revocation.holder.clone(),
         not_after_ms: revocation.until.0,

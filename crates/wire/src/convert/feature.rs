@@ -2,8 +2,7 @@
 
 use muster_types::{Feature, Features};
 
-use crate::v1;
-use crate::v1::SessionFeature;
+use crate::agent::SessionFeature;
 
 /// Those of a message that are known here; others are of a later release.
 #[must_use]
@@ -30,14 +29,4 @@ pub fn features_to_proto(features: Features) -> Vec<i32> {
         Feature::ForeignLoad => SessionFeature::ForeignLoad,
     };
     features.iter().map(|feature| number(feature) as i32).collect()
-}
-
-/// What the leader takes of an agent, by the answer to its registration.
-#[must_use]
-pub fn features_of_leader(registered: &v1::Registered) -> Features {
-    let named = features_from_proto(&registered.takes);
-    match (named.is_empty(), registered.takes_health) {
-        (true, true) => Features::before_names(),
-        _ => named,
-    }
 }

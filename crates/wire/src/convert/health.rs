@@ -9,7 +9,7 @@ use muster_types::health::{
 use muster_types::{DeviceSet, LogTime, Violation, limits};
 
 use super::{Found, below, device_set_from_proto, device_set_to_proto, shown};
-use crate::v1;
+use crate::{agent, v1};
 
 /// What keeps work away from a node.
 #[must_use]
@@ -69,7 +69,7 @@ fn condition_to_proto(condition: &Condition) -> v1::NodeCondition {
 /// Lists every field that breaks a rule.
 pub fn health_report_from_proto(
     at: &str,
-    message: &v1::HealthReport,
+    message: &agent::HealthReport,
 ) -> Result<HealthReport, Vec<Violation>> {
     let mut found = Found::default();
     let lists = [
@@ -107,7 +107,7 @@ pub fn health_report_from_proto(
     if found.is_empty() { Ok(report) } else { Err(found.into_violations()) }
 }
 
-fn observation(at: &str, message: &v1::HealthObservation, found: &mut Found) -> Option<Observation> {
+fn observation(at: &str, message: &agent::HealthObservation, found: &mut Found) -> Option<Observation> {
     let finding = message.finding.parse::<Finding>().map_err(|error| {
         let text = format!("must be a finding, got {}: {error}", shown(&message.finding));
         Violation::new(below(at, "finding"), text)
@@ -134,9 +134,9 @@ fn observation(at: &str, message: &v1::HealthObservation, found: &mut Found) -> 
 
 /// What an agent has seen, as a message. A repair's number is the agent's to add.
 #[must_use]
-pub fn health_report_to_proto(report: &HealthReport) -> v1::HealthReport {
+pub fn health_report_to_proto(report: &HealthReport) -> agent::HealthReport {
     let said = |list: &[Observation]| list.iter().map(observation_to_proto).collect();
-    v1::HealthReport {
+    agent::HealthReport {
         sequence: 0,
         boot: report.boot,
         findings: said(&report.findings),
@@ -148,8 +148,8 @@ pub fn health_report_to_proto(report: &HealthReport) -> v1::HealthReport {
     }
 }
 
-fn observation_to_proto(observation: &Observation) -> v1::HealthObservation {
-    v1::HealthObservation {
+fn observation_to_proto(observation: &Observation) -> agent::HealthObservation {
+    agent::HealthObservation {
         finding: observation.finding.to_string(),
         device: observation.device.map(u32::from),
         group: device_set_to_proto(observation.group),
@@ -322,20 +322,23 @@ mod tests {
         };
         let message = health_report_to_proto(&report);
         assert_eq!(health_report_from_proto("health", &message), Ok(report));
-        let ended = v1::HealthReport { repair_number: 4, ..message };
+        let ended = agent::HealthReport { repair_number: 4, ..message };
         let read = health_report_from_proto("health", &ended).unwrap();
         assert_eq!(read.repair, Some(RepairEnd::Done));
     }
 
     #[test]
     fn a_bad_report_names_its_fields() {
-        let bad = v1::HealthObservation { finding: "xid-079".into(), ..Default::default() };
+        let bad = agent::HealthObservation { finding: "xid-079".into(), ..Default::default() };
         let far =
-            v1::HealthObservation { finding: "slowdown".into(), device: Some(64), ..Default::default() };
-        let swapped = v1::HealthObservation { finding: "xid-1".into(), ..Default::default() };
-        let long =
-            v1::HealthObservation { finding: "xid-1".into(), detail: "x".repeat(161), ..Default::default() };
-        let report = v1::HealthReport {
+            agent::HealthObservation { finding: "slowdown".into(), device: Some(64), ..Default::default() };
+        let swapped = agent::HealthObservation { finding: "xid-1".into(), ..Default::default() };
+        let long = agent::HealthObservation {
+            finding: "xid-1".into(),
+            detail: "x".repeat(161),
+            ..Default::default()
+        };
+        let report = agent::HealthReport {
             findings: vec![bad, far, swapped],
             events: vec![long],
             reset_devices: vec![64],
@@ -345,7 +348,7 @@ mod tests {
         let fields: Vec<&str> = found.iter().map(|v| v.field.as_str()).collect();
         assert!(fields.contains(&"health.findings[0].finding"), "{fields:?}");
         assert!(fields.iter().any(|field| field.starts_with("health.reset_devices")), "{fields:?}");
-        let many = v1::HealthReport { events: vec![Default::default(); 65], ..Default::default() };
+        let many = agent::HealthReport { events: vec![Default::default(); 65], ..Default::default() };
         assert!(health_report_from_proto("health", &many).is_err());
     }
 }

@@ -30,7 +30,7 @@ pub use admission::{
 };
 pub use contract::{contract_to_proto, notice_to_proto};
 pub use demand::{accelerator_request_from_proto, accelerator_request_to_proto, level_from_text};
-pub use feature::{features_from_proto, features_of_leader, features_to_proto};
+pub use feature::{features_from_proto, features_to_proto};
 pub use health::{
     health_action_from_text, health_policy_from_proto, health_policy_to_proto, health_report_from_proto,
     health_report_to_proto, repair_from_proto, restriction_to_proto,
@@ -38,15 +38,15 @@ pub use health::{
 pub use id::{holder_id_from_text, holder_id_to_text, job_id, node_id, request_id};
 pub use job::{job_spec_to_proto, jobs_from_proto, submission_to_proto, submissions_from_proto};
 pub use node::{
-    WHOLE_PLACEMENT, WorkerReport, foreign_load_from_proto, foreign_load_to_proto, node_spec_from_proto,
-    node_spec_to_proto, worker_report_from_proto, worker_report_to_proto,
+    WorkerReport, foreign_load_from_proto, foreign_load_to_proto, node_spec_from_proto, node_spec_to_proto,
+    worker_report_from_proto, worker_report_to_proto,
 };
 pub use policy::{policy_from_proto, policy_to_proto};
 pub use probe::{
     PROBE_LINKS_MAX, probe_finding_to_proto, probe_link_to_proto, probe_links_from_proto,
     probe_ring_from_proto, probe_ring_to_proto,
 };
-pub use read::read_from_proto;
+pub use read::{ReadAsked, UNSAID_OF_LISTS, read_from_proto};
 pub(crate) use value::cut;
 pub use value::{
     accelerators_from_proto, accelerators_to_proto, device_set_from_proto, device_set_to_proto,

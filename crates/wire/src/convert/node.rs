@@ -14,7 +14,8 @@ use super::value::{
     exit_status_from_proto, exit_status_to_proto, fencing_token_from_proto, fencing_token_to_proto,
 };
 use super::{Found, below};
-use crate::v1;
+use crate::agent::worker_state::Subject;
+use crate::{agent, v1};
 
 /// The host an agent describes. `at` is the path of the message, for example `register.node`.
 ///
@@ -129,9 +130,6 @@ pub fn node_spec_to_proto(spec: &NodeSpec) -> v1::NodeDescription {
     }
 }
 
-/// The rank in a message that stands for every worker of a placement on the node; see `StopOrder`.
-pub const WHOLE_PLACEMENT: u32 = u32::MAX;
-
 /// One worker as its agent sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerReport {
@@ -139,8 +137,7 @@ pub struct WorkerReport {
     pub job: JobId,
     /// The placement it belongs to.
     pub token: FencingToken,
-    /// Its place in the gang; none for "nothing of this placement is here, and none will start", which
-    /// a message says with the greatest rank there is.
+    /// Its place in the gang; none for "nothing of this placement is here, and none will start".
     pub rank: Option<u32>,
     /// None while it runs or is about to.
     pub exit: Option<ExitStatus>,
@@ -150,15 +147,31 @@ pub struct WorkerReport {
 ///
 /// # Errors
 /// Lists every field that breaks a rule.
-pub fn worker_report_from_proto(at: &str, message: &v1::WorkerState) -> Result<WorkerReport, Vec<Violation>> {
+pub fn worker_report_from_proto(
+    at: &str,
+    message: &agent::WorkerState,
+) -> Result<WorkerReport, Vec<Violation>> {
     let mut found = Found::default();
     let job = found.take(job_id(&below(at, "job_id"), &message.job_id));
     let token = found.take(fencing_token_from_proto(&below(at, "token"), message.token.as_ref()));
-    let rank = (message.rank != WHOLE_PLACEMENT).then_some(message.rank);
-    if rank.is_some_and(|rank| rank >= limits::GANG_WORKERS_MAX) {
-        let max = u64::from(limits::GANG_WORKERS_MAX) - 1;
-        found.push(Violation::limit(&below(at, "rank"), message.rank.into(), 0, max));
-    }
+    let rank = match message.subject {
+        Some(Subject::Rank(rank)) if rank >= limits::GANG_WORKERS_MAX => {
+            let max = u64::from(limits::GANG_WORKERS_MAX) - 1;
+            found.push(Violation::limit(&below(at, "rank"), rank.into(), 0, max));
+            None
+        }
+        Some(Subject::Rank(rank)) => Some(rank),
+        Some(Subject::WholePlacement(agent::WholePlacement {})) => {
+            if message.exit.is_none() {
+                found.push(Violation::new(below(at, "exit"), "must be given with `whole_placement`"));
+            }
+            None
+        }
+        None => {
+            found.push(Violation::new(below(at, "subject"), "must be given"));
+            None
+        }
+    };
     let exit = message.exit.as_ref().and_then(|e| found.take(exit_status_from_proto(&below(at, "exit"), e)));
     match (job, token) {
         (Some(job), Some(token)) if found.is_empty() => Ok(WorkerReport { job, token, rank, exit }),
@@ -168,11 +181,11 @@ pub fn worker_report_from_proto(at: &str, message: &v1::WorkerState) -> Result<W
 
 /// As a message.
 #[must_use]
-pub fn worker_report_to_proto(report: &WorkerReport) -> v1::WorkerState {
-    v1::WorkerState {
+pub fn worker_report_to_proto(report: &WorkerReport) -> agent::WorkerState {
+    agent::WorkerState {
         job_id: report.job.to_string(),
         token: Some(fencing_token_to_proto(report.token)),
-        rank: report.rank.unwrap_or(WHOLE_PLACEMENT),
+        subject: Some(report.rank.map_or(Subject::WholePlacement(agent::WholePlacement {}), Subject::Rank)),
         exit: report.exit.as_ref().map(exit_status_to_proto),
     }
 }

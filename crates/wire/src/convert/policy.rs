@@ -348,12 +348,7 @@ fn windows(at: &str, mut messages: Vec<v1::Window>, found: &mut Found) -> Vec<Wi
 
 fn purpose(at: &str, message: Option<Purpose>, found: &mut Found) -> Option<WindowPurpose> {
     match message {
-        Some(Purpose::Maintenance(true)) => Some(WindowPurpose::Maintenance),
-        Some(Purpose::Maintenance(false)) => {
-            let rule = "must be true when it is the one that is set";
-            found.push(Violation::new(below(at, "maintenance"), rule));
-            None
-        }
+        Some(Purpose::Maintenance(v1::Maintenance {})) => Some(WindowPurpose::Maintenance),
         Some(Purpose::ReservedForTenant(tenant)) => {
             let tenant = found.take(checked_name(&below(at, "reserved_for_tenant"), &tenant))?;
             Some(WindowPurpose::ReservedFor { tenant })
@@ -475,7 +470,7 @@ fn transfer_to_proto(transfer: &Transfer) -> v1::Transfer {
 fn window_to_proto(window: &Window) -> v1::Window {
     let WindowScope { region, cluster, block, rack, node } = &window.scope;
     let purpose = match &window.purpose {
-        WindowPurpose::Maintenance => Purpose::Maintenance(true),
+        WindowPurpose::Maintenance => Purpose::Maintenance(v1::Maintenance {}),
         WindowPurpose::ReservedFor { tenant } => Purpose::ReservedForTenant(tenant.to_string()),
     };
     v1::Window {

@@ -4,7 +4,7 @@ use muster_types::probe::{Finding, Link, LinkOutcome, Ring};
 use muster_types::{Violation, limits};
 
 use super::below;
-use crate::v1;
+use crate::{admin, v1};
 
 /// Links that one node may speak of: both directions to every other of the largest probe.
 pub const PROBE_LINKS_MAX: usize = 2_048;
@@ -61,9 +61,9 @@ pub fn probe_ring_to_proto(ring: &Ring) -> v1::ProbeRing {
 
 /// As a message, for nodes with these names.
 #[must_use]
-pub fn probe_finding_to_proto(finding: &Finding, names: &[String]) -> v1::ProbeFinding {
+pub fn probe_finding_to_proto(finding: &Finding, names: &[String]) -> admin::ProbeFinding {
     let name = |host: u32| names.get(host as usize).cloned().unwrap_or_default();
-    v1::ProbeFinding {
+    admin::ProbeFinding {
         node_name: name(finding.host),
         other_node_name: finding.other.map(name).unwrap_or_default(),
         text: finding.text.clone(),

@@ -5,121 +5,115 @@ use muster_types::{At, Consistency, LogIndex, LogTime, ReadFrom, Violation};
 
 use super::below;
 use crate::v1;
+use v1::past_state::Moment;
+use v1::read_options::State;
 
-/// The options of a read; none is the empty message. `at` is the path of the message itself.
-///
-/// # Errors
-/// Names every field that contradicts another or is out of bounds.
-pub fn read_from_proto(at: &str, message: Option<&v1::ReadOptions>) -> Result<ReadFrom, Vec<Violation>> {
-    let Some(message) = message else { return Ok(ReadFrom::default()) };
-    let mut found = Vec::new();
-    let consistency = consistency(at, message).map_err(|violation| found.push(violation)).ok();
-    let past = match (message.at_log_index, message.at_time_ms) {
-        (0, 0) => None,
-        (index, 0) => Some(At::Index(LogIndex(index))),
-        (0, time) => Some(At::Time(LogTime(time))),
-        (_, _) => {
-            found.push(Violation::new(below(at, "at_time_ms"), "must not be given with at_log_index"));
-            None
-        }
-    };
-    if past.is_some() {
-        let present = [
-            ("consistency", message.consistency != i32::from(v1::Consistency::Unspecified)),
-            ("max_staleness_ms", message.max_staleness_ms > 0),
-            ("min_log_index", message.min_log_index > 0),
-        ];
-        for (field, _) in present.into_iter().filter(|(_, given)| *given) {
-            let text = "must not be given with at_log_index or at_time_ms: the past does not get fresher";
-            let violation = Violation::new(below(at, field), text);
-            // A value that is wrong by itself has been named already.
-            if found.iter().all(|other| other.field != violation.field) {
-                found.push(violation);
-            }
-        }
-    }
-    match (consistency, past) {
-        (Some(consistency), None) if found.is_empty() => {
-            Ok(ReadFrom::Present { consistency, min_log_index: LogIndex(message.min_log_index) })
-        }
-        (Some(_), Some(past)) if found.is_empty() => Ok(ReadFrom::Past(past)),
-        _ => Err(found),
-    }
+/// A read whose options say nothing of the state, of a list.
+pub const UNSAID_OF_LISTS: Consistency = Consistency::Bounded { max_staleness_ms: 10_000 };
+
+/// What a read asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadAsked {
+    /// Which state. One of the present is complete up to `min_log_index` at least.
+    pub from: ReadFrom,
+    /// What the replica has to have applied before it answers, of whatever state.
+    pub min_log_index: LogIndex,
 }
 
-fn consistency(at: &str, message: &v1::ReadOptions) -> Result<Consistency, Violation> {
-    let bound = message.max_staleness_ms;
-    let unbounded = |consistency| match bound {
-        0 => Ok(consistency),
-        _ => {
-            Err(Violation::new(below(at, "max_staleness_ms"), "must be given with consistency BOUNDED only"))
+/// The options of a read; none is the empty message. `at` is the path of the message itself, `unsaid` what a read of
+/// this kind is without a state.
+///
+/// # Errors
+/// Names the field that is out of bounds.
+pub fn read_from_proto(
+    at: &str,
+    message: Option<&v1::ReadOptions>,
+    unsaid: Consistency,
+) -> Result<ReadAsked, Vec<Violation>> {
+    let min_log_index = LogIndex(message.map_or(0, |message| message.min_log_index));
+    let present = |consistency| ReadFrom::Present { consistency, min_log_index };
+    let from = match message.and_then(|message| message.state) {
+        None => present(unsaid),
+        Some(State::Any(v1::AnyState {})) => present(Consistency::Any),
+        Some(State::Linearizable(v1::LinearizableState {})) => present(Consistency::Linearizable),
+        Some(State::Bounded(v1::BoundedState { max_staleness_ms })) => {
+            if !(1..=MAX_STALENESS_MS_MAX).contains(&max_staleness_ms) {
+                let field = below(at, "bounded.max_staleness_ms");
+                return Err(vec![Violation::limit(&field, max_staleness_ms, 1, MAX_STALENESS_MS_MAX)]);
+            }
+            present(Consistency::Bounded { max_staleness_ms })
         }
+        Some(State::Past(past)) => ReadFrom::Past(moment(&below(at, "past"), past)?),
     };
-    match v1::Consistency::try_from(message.consistency) {
-        Ok(v1::Consistency::Unspecified | v1::Consistency::Any) => unbounded(Consistency::Any),
-        Ok(v1::Consistency::Linearizable) => unbounded(Consistency::Linearizable),
-        Ok(v1::Consistency::Bounded) if (1..=MAX_STALENESS_MS_MAX).contains(&bound) => {
-            Ok(Consistency::Bounded { max_staleness_ms: bound })
-        }
-        Ok(v1::Consistency::Bounded) => {
-            Err(Violation::limit(&below(at, "max_staleness_ms"), bound, 1, MAX_STALENESS_MS_MAX))
-        }
-        Err(_) => Err(Violation::new(
-            below(at, "consistency"),
-            format!("must be ANY, BOUNDED or LINEARIZABLE, got {}", message.consistency),
-        )),
+    Ok(ReadAsked { from, min_log_index })
+}
+
+fn moment(at: &str, past: v1::PastState) -> Result<At, Vec<Violation>> {
+    let from_one = |field| Err(vec![Violation::new(below(at, field), "must be above 0")]);
+    match past.moment {
+        Some(Moment::LogIndex(0)) => from_one("log_index"),
+        Some(Moment::TimeMs(0)) => from_one("time_ms"),
+        Some(Moment::LogIndex(index)) => Ok(At::Index(LogIndex(index))),
+        Some(Moment::TimeMs(time)) => Ok(At::Time(LogTime(time))),
+        None => Err(vec![Violation::new(at, "must have log_index or time_ms")]),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use v1::Consistency as Asked;
 
-    fn options(consistency: Asked, numbers: [u64; 4]) -> v1::ReadOptions {
-        let [max_staleness_ms, min_log_index, at_log_index, at_time_ms] = numbers;
-        let consistency = consistency.into();
-        v1::ReadOptions { consistency, max_staleness_ms, min_log_index, at_log_index, at_time_ms }
+    fn read(state: Option<State>, min_log_index: u64) -> Result<ReadAsked, Vec<String>> {
+        let message = v1::ReadOptions { state, min_log_index };
+        let read = read_from_proto("read", Some(&message), UNSAID_OF_LISTS);
+        read.map_err(|found| found.into_iter().map(|violation| violation.field).collect())
     }
 
-    fn read(consistency: Asked, numbers: [u64; 4]) -> Result<ReadFrom, Vec<String>> {
-        let read = read_from_proto("read", Some(&options(consistency, numbers)));
-        read.map_err(|found| found.into_iter().map(|violation| violation.field).collect())
+    fn bounded(max_staleness_ms: u64) -> Option<State> {
+        Some(State::Bounded(v1::BoundedState { max_staleness_ms }))
+    }
+
+    fn past(moment: Option<Moment>) -> Option<State> {
+        Some(State::Past(v1::PastState { moment }))
     }
 
     #[test]
     fn what_is_asked_for_is_what_is_read() {
-        let present =
-            |consistency, index| Ok(ReadFrom::Present { consistency, min_log_index: LogIndex(index) });
-        assert_eq!(read_from_proto("read", None).ok(), Some(ReadFrom::default()));
-        assert_eq!(read(Asked::Unspecified, [0; 4]), Ok(ReadFrom::default()));
-        assert_eq!(read(Asked::Any, [0, 7, 0, 0]), present(Consistency::Any, 7));
-        let bounded = Consistency::Bounded { max_staleness_ms: 250 };
-        assert_eq!(read(Asked::Bounded, [250, 7, 0, 0]), present(bounded, 7));
-        assert_eq!(read(Asked::Linearizable, [0; 4]), present(Consistency::Linearizable, 0));
-        assert_eq!(read(Asked::Unspecified, [0, 0, 9, 0]), Ok(ReadFrom::Past(At::Index(LogIndex(9)))));
-        assert_eq!(read(Asked::Unspecified, [0, 0, 0, 9]), Ok(ReadFrom::Past(At::Time(LogTime(9)))));
+        let present = |consistency, index| {
+            let min_log_index = LogIndex(index);
+            Ok(ReadAsked { from: ReadFrom::Present { consistency, min_log_index }, min_log_index })
+        };
+        let then = |at, index| Ok(ReadAsked { from: ReadFrom::Past(at), min_log_index: LogIndex(index) });
+        let (any, linearizable) =
+            (State::Any(v1::AnyState {}), State::Linearizable(v1::LinearizableState {}));
+        assert_eq!(read(Some(any), 7), present(Consistency::Any, 7));
+        assert_eq!(read(bounded(250), 7), present(Consistency::Bounded { max_staleness_ms: 250 }, 7));
+        assert_eq!(read(Some(linearizable), 0), present(Consistency::Linearizable, 0));
+        assert_eq!(read(past(Some(Moment::LogIndex(9))), 0), then(At::Index(LogIndex(9)), 0));
+        assert_eq!(read(past(Some(Moment::TimeMs(9))), 3), then(At::Time(LogTime(9)), 3));
     }
 
     #[test]
-    fn contradictions_name_their_fields() {
-        let refused = |consistency, numbers, fields: &[&str]| {
-            let fields: Vec<String> = fields.iter().map(|field| format!("read.{field}")).collect();
-            assert_eq!(read(consistency, numbers), Err(fields), "{consistency:?} {numbers:?}");
+    fn what_is_not_said_is_what_the_call_takes_it_for() {
+        let unsaid = |consistency| {
+            let nothing = read_from_proto("read", None, consistency).expect("it may be left out");
+            let empty = read_from_proto("read", Some(&v1::ReadOptions::default()), consistency);
+            assert_eq!(empty, Ok(nothing));
+            nothing.from
         };
-        for unbounded in [Asked::Unspecified, Asked::Any, Asked::Linearizable] {
-            refused(unbounded, [1, 0, 0, 0], &["max_staleness_ms"]);
+        for consistency in [Consistency::Any, Consistency::Linearizable, UNSAID_OF_LISTS] {
+            let present = ReadFrom::Present { consistency, min_log_index: LogIndex::ZERO };
+            assert_eq!(unsaid(consistency), present);
         }
-        refused(Asked::Bounded, [0; 4], &["max_staleness_ms"]);
-        refused(Asked::Bounded, [MAX_STALENESS_MS_MAX + 1, 0, 0, 0], &["max_staleness_ms"]);
-        refused(Asked::Unspecified, [0, 0, 1, 1], &["at_time_ms"]);
-        for (at_log_index, at_time_ms) in [(1, 0), (0, 1)] {
-            refused(Asked::Any, [0, 0, at_log_index, at_time_ms], &["consistency"]);
-            refused(Asked::Linearizable, [0, 3, at_log_index, at_time_ms], &["consistency", "min_log_index"]);
-            refused(Asked::Unspecified, [5, 0, at_log_index, at_time_ms], &["max_staleness_ms"]);
-        }
-        let unknown = v1::ReadOptions { consistency: 77, ..Default::default() };
-        let found = read_from_proto("read", Some(&unknown)).expect_err("there is no such consistency");
-        assert_eq!(found[0].field, "read.consistency");
+    }
+
+    #[test]
+    fn what_is_out_of_bounds_names_its_field() {
+        let refused = |state, field: &str| assert_eq!(read(state, 0), Err(vec![field.to_owned()]));
+        refused(bounded(0), "read.bounded.max_staleness_ms");
+        refused(bounded(MAX_STALENESS_MS_MAX + 1), "read.bounded.max_staleness_ms");
+        refused(past(None), "read.past");
+        refused(past(Some(Moment::LogIndex(0))), "read.past.log_index");
+        refused(past(Some(Moment::TimeMs(0))), "read.past.time_ms");
     }
 }

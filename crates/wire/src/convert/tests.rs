@@ -21,7 +21,7 @@ use proptest::prelude::*;
 use prost::Message as _;
 
 use super::*;
-use crate::v1;
+use crate::{agent, v1};
 
 fn group_message() -> v1::TaskGroup {
     v1::TaskGroup { workers: 1, command: vec!["true".into()], ..Default::default() }
@@ -206,8 +206,6 @@ fn ids_are_required_and_checked() {
 fn exits_say_how() {
     let empty = v1::ExitStatus { kind: None };
     assert!(exit_status_from_proto("exit", &empty).is_err());
-    let unset = v1::ExitStatus { kind: Some(v1::exit_status::Kind::Vanished(false)) };
-    assert_eq!(exit_status_from_proto("exit", &unset).unwrap_err().field, "exit.vanished");
     let long = v1::ExitStatus { kind: Some(v1::exit_status::Kind::LaunchFailed("é".repeat(1_000))) };
     let ExitStatus::LaunchFailed(why) = exit_status_from_proto("exit", &long).unwrap() else { panic!() };
     assert_eq!(why.len(), limits::DETAIL_BYTES_MAX);
@@ -222,9 +220,16 @@ fn devices_are_numbered_and_distinct() {
 
 #[test]
 fn reports_name_their_fields() {
-    let report = v1::WorkerState { rank: limits::GANG_WORKERS_MAX, ..Default::default() };
-    let found = worker_report_from_proto("workers[3]", &report).unwrap_err();
-    assert_eq!(fields(&found), ["workers[3].job_id", "workers[3].token", "workers[3].rank"]);
+    use agent::worker_state::Subject;
+    let of = |subject| {
+        let report = agent::WorkerState { subject, ..Default::default() };
+        let found = worker_report_from_proto("workers[3]", &report).unwrap_err();
+        fields(&found).into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let beside = |field: &str| ["workers[3].job_id", "workers[3].token", field].map(str::to_owned);
+    assert_eq!(of(Some(Subject::Rank(limits::GANG_WORKERS_MAX))), beside("workers[3].rank"));
+    assert_eq!(of(Some(Subject::WholePlacement(agent::WholePlacement {}))), beside("workers[3].exit"));
+    assert_eq!(of(None), beside("workers[3].subject"));
 }
 
 fn name() -> impl Strategy<Value = Name> {
@@ -592,7 +597,7 @@ proptest! {
         if let Ok(message) = v1::Policy::decode(&*bytes) {
             let _ = policy_from_proto("policy", Some(message));
         }
-        if let Ok(message) = v1::Register::decode(&*bytes) {
+        if let Ok(message) = agent::Register::decode(&*bytes) {
             let _ = node_spec_from_proto("node", message.node.as_ref());
             let _ = holder_id_from_text("holder_id", &message.holder_id);
             for worker in &message.workers {
@@ -936,13 +941,7 @@ fn every_mistake_in_a_policy_is_named_by_its_path() {
         }),
         limits: None,
     };
-    let window = v1::Window {
-        name: "w".into(),
-        from_ms: 5,
-        until_ms: 5,
-        scope: None,
-        purpose: Some(v1::window::Purpose::Maintenance(false)),
-    };
+    let window = v1::Window { name: "w".into(), from_ms: 5, until_ms: 5, scope: None, purpose: None };
     let wrong = v1::Policy {
         tenants: HashMap::from([("a".to_owned(), tenant)]),
         order: Some(v1::OrderPolicy {

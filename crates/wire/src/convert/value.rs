@@ -72,23 +72,16 @@ pub fn fencing_token_to_proto(value: FencingToken) -> v1::FencingToken {
 /// When it says nothing, or something only a newer version knows.
 pub fn exit_status_from_proto(field: &str, message: &v1::ExitStatus) -> Result<ExitStatus, Violation> {
     use v1::exit_status::Kind;
-    let set = |value: ExitStatus, flag: bool, name: &str| {
-        if flag {
-            Ok(value)
-        } else {
-            Err(Violation::new(below(field, name), "must be true when it is the one that is set"))
-        }
-    };
     match &message.kind {
         Some(Kind::Code(code)) => Ok(ExitStatus::Code(*code)),
         Some(Kind::Signal(signal)) => Ok(ExitStatus::Signal(*signal)),
-        Some(Kind::LeaseExpired(flag)) => set(ExitStatus::LeaseExpired, *flag, "lease_expired"),
+        Some(Kind::LeaseExpired(v1::LeaseExpired {})) => Ok(ExitStatus::LeaseExpired),
         Some(Kind::LaunchFailed(why)) => {
             Ok(ExitStatus::LaunchFailed(cut(why, limits::DETAIL_BYTES_MAX).to_owned()))
         }
-        Some(Kind::Vanished(flag)) => set(ExitStatus::Vanished, *flag, "vanished"),
-        Some(Kind::NotStarted(flag)) => set(ExitStatus::NotStarted, *flag, "not_started"),
-        Some(Kind::OutOfMemory(flag)) => set(ExitStatus::OutOfMemory, *flag, "out_of_memory"),
+        Some(Kind::Vanished(v1::Vanished {})) => Ok(ExitStatus::Vanished),
+        Some(Kind::NotStarted(v1::NotStarted {})) => Ok(ExitStatus::NotStarted),
+        Some(Kind::OutOfMemory(v1::OutOfMemory {})) => Ok(ExitStatus::OutOfMemory),
         Some(Kind::NodeFault(how)) => {
             Ok(ExitStatus::NodeFault(cut(how, limits::DETAIL_BYTES_MAX).to_owned()))
         }
@@ -109,11 +102,11 @@ pub fn exit_status_to_proto(value: &ExitStatus) -> v1::ExitStatus {
     let kind = match value {
         ExitStatus::Code(code) => Kind::Code(*code),
         ExitStatus::Signal(signal) => Kind::Signal(*signal),
-        ExitStatus::LeaseExpired => Kind::LeaseExpired(true),
+        ExitStatus::LeaseExpired => Kind::LeaseExpired(v1::LeaseExpired {}),
         ExitStatus::LaunchFailed(why) => Kind::LaunchFailed(why.clone()),
-        ExitStatus::Vanished => Kind::Vanished(true),
-        ExitStatus::NotStarted => Kind::NotStarted(true),
-        ExitStatus::OutOfMemory => Kind::OutOfMemory(true),
+        ExitStatus::Vanished => Kind::Vanished(v1::Vanished {}),
+        ExitStatus::NotStarted => Kind::NotStarted(v1::NotStarted {}),
+        ExitStatus::OutOfMemory => Kind::OutOfMemory(v1::OutOfMemory {}),
         ExitStatus::NodeFault(how) => Kind::NodeFault(how.clone()),
         ExitStatus::BackendLost(how) => Kind::BackendLost(how.clone()),
         ExitStatus::PreflightFailed(how) => Kind::PreflightFailed(how.clone()),

@@ -3,7 +3,7 @@
 use muster_agent::decoders;
 use muster_agent::fencing::Fences;
 use muster_types::{FencingToken, JobId, LogIndex};
-use muster_wire::v1;
+use muster_wire::{agent, v1};
 use prost::Message as _;
 
 fn nothing(_: &mut Vec<u8>) {}
@@ -12,22 +12,22 @@ fn token() -> Option<v1::FencingToken> {
     Some(v1::FencingToken { generation: 1, log_index: 40 })
 }
 
-fn order(message: v1::session_response::Message) -> Vec<u8> {
-    v1::SessionResponse { message: Some(message) }.encode_to_vec()
+fn order(message: agent::session_response::Message) -> Vec<u8> {
+    agent::SessionResponse { message: Some(message) }.encode_to_vec()
 }
 
 #[test]
 fn no_order_of_a_leader_makes_an_agent_panic() {
-    use v1::session_response::Message;
-    let worker = v1::WorkerLaunch {
+    use agent::session_response::Message;
+    let worker = agent::WorkerLaunch {
         command: vec!["true".into()],
         devices: vec![0, 1],
         cpu_milli: 100,
         memory_bytes: 1 << 20,
         ..Default::default()
     };
-    let place = v1::RankPlace { node_name: "h".into(), address: "127.0.0.1".into(), devices: 2 };
-    let start = v1::StartOrder {
+    let place = agent::RankPlace { node_name: "h".into(), address: "127.0.0.1".into(), devices: 2 };
+    let start = agent::StartOrder {
         job_id: "job-7".into(),
         token: token(),
         job_name: "j".into(),
@@ -42,8 +42,8 @@ fn no_order_of_a_leader_makes_an_agent_panic() {
         notice: Some(v1::NoticeRules { http_port: 80, http_path: "/stop".into() }),
         ..Default::default()
     };
-    let peers = vec![v1::ProbePeer { address: "10.0.0.1".into(), port: 7_000 }; 2];
-    let run = v1::ProbeRun {
+    let peers = vec![agent::ProbePeer { address: "10.0.0.1".into(), port: 7_000 }; 2];
+    let run = agent::ProbeRun {
         probe_id: 3,
         key: vec![7; 16],
         peers,
@@ -53,17 +53,17 @@ fn no_order_of_a_leader_makes_an_agent_panic() {
         budget_ms: 1_000,
         ..Default::default()
     };
-    let probe = v1::PreflightOrder { step: Some(v1::preflight_order::Step::Run(run)) };
+    let probe = agent::PreflightOrder { step: Some(agent::preflight_order::Step::Run(run)) };
     let stop =
-        v1::StopOrder { job_id: "job-7".into(), token: token(), grace_ms: 5, reason: "preempted".into() };
+        agent::StopOrder { job_id: "job-7".into(), token: token(), grace_ms: 5, reason: "preempted".into() };
     let seeds =
         [order(Message::Start(start)), order(Message::PreflightOrder(probe)), order(Message::Stop(stop))];
     for seed in &seeds {
-        let message = v1::SessionResponse::decode(&seed[..]).unwrap().message.unwrap();
+        let message = agent::SessionResponse::decode(&seed[..]).unwrap().message.unwrap();
         assert!(decoders::order(message), "a real order is taken");
     }
     muster_fuzz::run("agent-order", &seeds, nothing, |input| {
-        let Ok(response) = v1::SessionResponse::decode(input) else { return false };
+        let Ok(response) = agent::SessionResponse::decode(input) else { return false };
         response.message.is_some_and(decoders::order)
     });
 }

@@ -7,7 +7,7 @@ use muster_wire::convert::{
 };
 use muster_wire::status::Refused;
 use muster_wire::token::{List, PageToken, ResumeToken, filter_digest};
-use muster_wire::v1;
+use muster_wire::{agent, v1};
 use prost::Message;
 
 fn nothing(_: &mut Vec<u8>) {}
@@ -97,14 +97,14 @@ fn no_message_of_a_policy_makes_it_panic() {
 #[test]
 fn no_report_of_an_agent_makes_it_panic() {
     let exit = v1::ExitStatus { kind: Some(v1::exit_status::Kind::Code(3)) };
-    let seed = v1::WorkerState {
+    let seed = agent::WorkerState {
         job_id: "job-17".into(),
         token: Some(v1::FencingToken { generation: 1, log_index: 40 }),
+        subject: Some(agent::worker_state::Subject::Rank(3)),
         exit: Some(exit),
-        ..v1::WorkerState::default()
     };
     muster_fuzz::run("wire-report", &[seed.encode_to_vec()], nothing, |input| {
-        let Ok(message) = v1::WorkerState::decode(input) else { return false };
+        let Ok(message) = agent::WorkerState::decode(input) else { return false };
         worker_report_from_proto("report", &message).is_ok()
     });
 }
@@ -134,22 +134,27 @@ fn no_details_of_a_status_make_a_client_panic() {
 
 #[test]
 fn nothing_that_an_agent_says_of_its_host_makes_it_panic() {
-    use v1::session_request::Message as Said;
+    use agent::session_request::Message as Said;
     let link = v1::ProbeLink { from: 0, to: 1, bytes_per_s: 1 << 30, round_trip_us: 9, ..Default::default() };
     let ring = v1::ProbeRing { host: 0, bytes: 1 << 20, duration_us: 900, correct: true };
-    let measured = v1::ProbeMeasured { probe_id: 3, links: vec![link; 2], ring: Some(ring), load_milli: 700 };
-    let report = v1::PreflightReport { step: Some(v1::preflight_report::Step::Measured(measured)) };
-    let seen =
-        v1::HealthObservation { finding: "xid-79".into(), device: Some(0), count: 1, ..Default::default() };
-    let health = v1::HealthReport { sequence: 1, boot: 7, events: vec![seen], ..Default::default() };
+    let measured =
+        agent::ProbeMeasured { probe_id: 3, links: vec![link; 2], ring: Some(ring), load_milli: 700 };
+    let report = agent::PreflightReport { step: Some(agent::preflight_report::Step::Measured(measured)) };
+    let seen = agent::HealthObservation {
+        finding: "xid-79".into(),
+        device: Some(0),
+        count: 1,
+        ..Default::default()
+    };
+    let health = agent::HealthReport { sequence: 1, boot: 7, events: vec![seen], ..Default::default() };
     let load = v1::ForeignLoad { devices: vec![0, 3], cpu_milli: 5, ..Default::default() };
     let seeds = [Said::PreflightReport(report), Said::Health(health), Said::ForeignLoad(load)]
-        .map(|message| v1::SessionRequest { message: Some(message) }.encode_to_vec());
+        .map(|message| agent::SessionRequest { message: Some(message) }.encode_to_vec());
     muster_fuzz::run("wire-host", &seeds, nothing, |input| {
-        let Ok(request) = v1::SessionRequest::decode(input) else { return false };
+        let Ok(request) = agent::SessionRequest::decode(input) else { return false };
         match request.message {
-            Some(Said::PreflightReport(v1::PreflightReport {
-                step: Some(v1::preflight_report::Step::Measured(measured)),
+            Some(Said::PreflightReport(agent::PreflightReport {
+                step: Some(agent::preflight_report::Step::Measured(measured)),
             })) => {
                 let rings = measured.ring.iter().map(muster_wire::convert::probe_ring_from_proto).count();
                 muster_wire::convert::probe_links_from_proto("links", &measured.links).is_ok() && rings <= 1

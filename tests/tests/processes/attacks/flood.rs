@@ -131,7 +131,7 @@ async fn ask(what: Asked, channel: Channel, known: Arc<Known>, number: usize, ta
         let job_id = known.jobs[at % known.jobs.len()].clone();
         let (first, last) = known.records;
         let at_log_index = first + at as u64 % (last - first);
-        let then = Some(v1::ReadOptions { at_log_index, ..Default::default() });
+        let then = Some(muster_client::Read::at_log_index(at_log_index).into());
         match what {
             Asked::Explanation => {
                 let request = v1::ExplainJobRequest { job_id, ..Default::default() };

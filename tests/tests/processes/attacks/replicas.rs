@@ -6,14 +6,15 @@
 use muster_client::{Client, Endpoints, Options};
 use muster_transport::{Authority, Expect, Role, Security, ShortName, Tls, TlsFiles};
 use muster_types::{RefusalCode, ReplicaId};
+use muster_wire::admin::archive_service_client::ArchiveServiceClient;
+use muster_wire::admin::cluster_admin_service_client::ClusterAdminServiceClient;
+use muster_wire::agent::node_service_client::NodeServiceClient;
 use muster_wire::status::Refused;
-use muster_wire::v1;
-use muster_wire::v1::cluster_admin_service_client::ClusterAdminServiceClient;
 use muster_wire::v1::fleet_service_client::FleetServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::log_service_client::LogServiceClient;
-use muster_wire::v1::node_service_client::NodeServiceClient;
 use muster_wire::v1::policy_service_client::PolicyServiceClient;
+use muster_wire::{admin, agent, v1};
 use prost::Message;
 use std::path::{Path, PathBuf};
 use tokio::process::Child;
@@ -231,8 +232,7 @@ async fn read(town: &Town, attacks: &mut Table, victim: &str) {
             let channel = town.channel(at, role).await;
             let mut jobs = JobServiceClient::new(channel.clone());
             let job_id = victim.to_owned();
-            let any =
-                Some(v1::ReadOptions { consistency: v1::Consistency::Any.into(), ..Default::default() });
+            let any = Some(muster_client::Read::any().into());
             let get = v1::GetJobRequest { job_id: job_id.clone(), read: any };
             attacks.note(
                 Kind::Read,
@@ -272,12 +272,13 @@ async fn read(town: &Town, attacks: &mut Table, victim: &str) {
                     told_without(&drained(log.read_log(request).await).await, "victim"),
                 );
             }
-            let rounds = log.read_rounds(v1::ReadRoundsRequest { from_raft_index: 1 }).await;
+            let mut archive = ArchiveServiceClient::new(channel.clone());
+            let rounds = archive.read_rounds(admin::ReadRoundsRequest { from_raft_index: 1 }).await;
             attacks.note(Kind::Read, "rounds", refused(rounds.map(drop)));
             let output = v1::ReadLogsRequest { job_id: job_id.clone(), ..Default::default() };
             attacks.note(Kind::Read, "output", refused(jobs.read_logs(output).await.map(drop)));
             let mut admin = ClusterAdminServiceClient::new(channel);
-            let backup = admin.create_backup(v1::CreateBackupRequest::default());
+            let backup = admin.create_backup(admin::CreateBackupRequest::default());
             attacks.note(Kind::Read, "a backup", refused(backup.await.map(drop)));
         }
     }
@@ -382,7 +383,7 @@ async fn delete(town: &Town, attacks: &mut Table, victim: &str) {
                 reason: "an attack".to_owned(),
             };
             note("its trust", refused(fleet.quarantine_node(quarantine).await));
-            let rejected = Some(v1::set_node_approval_request::Approval::Reject(true));
+            let rejected = Some(v1::set_node_approval_request::Approval::Reject(v1::RejectNode {}));
             let reject =
                 v1::SetNodeApprovalRequest { request_id: request_id(), name: node(), approval: rejected };
             note("its admission", refused(fleet.set_node_approval(reject).await));
@@ -392,12 +393,13 @@ async fn delete(town: &Town, attacks: &mut Table, victim: &str) {
                 rules: Vec::new(),
             };
             note("the rules of admission", refused(fleet.set_node_admission(admission).await));
-            let remove = v1::RemoveReplicaRequest { replica_id: 1, ..Default::default() };
+            let remove = admin::RemoveReplicaRequest { replica_id: 1, ..Default::default() };
             note("a replica", refused(admin.remove_replica(remove).await));
-            let voters = v1::ChangeVotersRequest { voter_ids: vec![1], ..Default::default() };
+            let voters = admin::ChangeVotersRequest { voter_ids: vec![1], ..Default::default() };
             note("the voters", refused(admin.change_voters(voters).await));
-            let certificate = Some(v1::RevokedCertificate { serial: "01".to_owned(), ..Default::default() });
-            let revoke = v1::RevokeCertificateRequest { request_id: request_id(), certificate };
+            let certificate =
+                Some(admin::RevokedCertificate { serial: "01".to_owned(), ..Default::default() });
+            let revoke = admin::RevokeCertificateRequest { request_id: request_id(), certificate };
             note("a certificate", refused(admin.revoke_certificate(revoke).await));
             let policy = v1::SetPolicyRequest {
                 request_id: request_id(),
@@ -458,7 +460,7 @@ async fn speak_for_others(town: &Town, attacks: &mut Table, victim: &v1::Job) {
             }
             let mut nodes = NodeServiceClient::new(town.channel(at, role).await);
             let upload =
-                v1::UploadLogsRequest { read_id: 1, node_name: "h3".to_owned(), ..Default::default() };
+                agent::UploadLogsRequest { read_id: 1, node_name: "h3".to_owned(), ..Default::default() };
             let answer = nodes.upload_logs(tokio_stream::once(upload)).await;
             let codes = [tonic::Code::PermissionDenied, tonic::Code::NotFound];
             attacks.note(Kind::Forge, "output of another node", turned_away(answer, &codes));
@@ -563,7 +565,7 @@ async fn exhaust(town: &Town, attacks: &mut Table, own: &v1::Job) {
 async fn revoked(town: &Town, attacks: &mut Table) {
     let folder = town.folder.join(of_tenant("vision", "eve").to_string().replace('/', "-"));
     let report = muster_transport::describe(&folder.join("tls.crt")).expect("it was issued");
-    let certificate = v1::RevokedCertificate {
+    let certificate = admin::RevokedCertificate {
         serial: report.serial,
         holder: report.name,
         not_after_ms: u64::try_from(report.not_after_s).unwrap() * 1_000,
@@ -571,7 +573,7 @@ async fn revoked(town: &Town, attacks: &mut Table) {
     let open = JobServiceClient::new(town.channel(1, of_tenant("vision", "eve")).await)
         .watch_jobs(v1::WatchJobsRequest::default())
         .await;
-    let request = v1::RevokeCertificateRequest { certificate: Some(certificate), ..Default::default() };
+    let request = admin::RevokeCertificateRequest { certificate: Some(certificate), ..Default::default() };
     town.cluster.client().revoke_certificate(request).await.expect("an operator may");
     let mut watch = open.expect("until now she may look").into_inner();
     let ended = async { while let Ok(Some(_)) = watch.message().await {} };
@@ -654,8 +656,10 @@ async fn unfinished_messages(town: &Town, leader: usize, before: Result<(), Stri
         let channel = town.channel(leader, of_tenant("vision", user)).await;
         for _ in 0..32 {
             let mut channel = channel.clone();
-            let uri =
-                format!("https://{}/muster.v1.JobService/SubmitJob", town.cluster.replicas[leader].client);
+            let uri = format!(
+                "https://{}/muster.v1beta1.JobService/SubmitJob",
+                town.cluster.replicas[leader].client
+            );
             let request = tonic::codegen::http::Request::post(uri).header("content-type", "application/grpc");
             let request = request.body(tonic::body::Body::new(unfinished())).unwrap();
             tasks.push(tokio::spawn(async move {

@@ -41,13 +41,13 @@ pub(super) async fn read_all(town: &Town, attacks: &mut Table, bob: &Client, vic
             let mut note = |name: &str, outcome: Outcome| attacks.note(Kind::Read, name, outcome);
             let mut jobs = JobServiceClient::new(channel.clone());
             // Behind everything that was done so far.
-            let fresh = Some(v1::ReadOptions { min_log_index: past, ..Default::default() });
+            let fresh = Some(muster_client::Read::any().at_least(past).into());
             let get = v1::GetJobRequest { job_id: failed.clone(), read: fresh };
             note("how a job failed", silent(jobs.get_job(get).await.map(|r| r.into_inner()), &failed));
             let explain = v1::ExplainJobRequest { job_id: failed.clone(), read: fresh };
             let answer = jobs.explain_job(explain).await.map(|r| r.into_inner());
             note("how a job failed, explained", silent(answer, ""));
-            let then = Some(v1::ReadOptions { at_log_index: past, ..Default::default() });
+            let then = Some(muster_client::Read::at_log_index(past).into());
             for (name, id) in [("the job, as it was", &victim.id), ("how a job failed, as it was", &failed)] {
                 let get = v1::GetJobRequest { job_id: id.clone(), read: then };
                 note(name, past_or_silent(jobs.get_job(get).await.map(|r| r.into_inner()), id));

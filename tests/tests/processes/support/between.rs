@@ -1,11 +1,11 @@
 //! Something between one agent and the cluster: it passes a session on, remembers what was ordered, and can
 //! say to the agent what a replica that is behind could say.
 
-use muster_wire::v1;
-use muster_wire::v1::node_service_client::NodeServiceClient;
-use muster_wire::v1::node_service_server::{NodeService, NodeServiceServer};
-use muster_wire::v1::session_request::Message as Request;
-use muster_wire::v1::session_response::Message as Response;
+use muster_wire::agent;
+use muster_wire::agent::node_service_client::NodeServiceClient;
+use muster_wire::agent::node_service_server::{NodeService, NodeServiceServer};
+use muster_wire::agent::session_request::Message as Request;
+use muster_wire::agent::session_response::Message as Response;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc;
@@ -13,16 +13,16 @@ use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Status, Streaming};
 
-type ToAgent = mpsc::Sender<Result<v1::SessionResponse, Status>>;
+type ToAgent = mpsc::Sender<Result<agent::SessionResponse, Status>>;
 
 #[derive(Default)]
 struct Heard {
     /// Of the session that stands.
     to_agent: Option<ToAgent>,
-    starts: Vec<v1::StartOrder>,
+    starts: Vec<agent::StartOrder>,
     /// Answers of the leader to `ConfirmStart`.
-    confirmed: Vec<v1::StartConfirmed>,
-    reported: Vec<v1::WorkerState>,
+    confirmed: Vec<agent::StartConfirmed>,
+    reported: Vec<agent::WorkerState>,
 }
 
 struct Shared {
@@ -71,7 +71,7 @@ impl Between {
     }
 
     /// The start orders that the leader has sent so far.
-    pub fn starts(&self) -> Vec<v1::StartOrder> {
+    pub fn starts(&self) -> Vec<agent::StartOrder> {
         self.shared.heard().starts.clone()
     }
 
@@ -80,12 +80,12 @@ impl Between {
         let mut heard = self.shared.heard();
         heard.reported.clear();
         let to_agent = heard.to_agent.as_ref().expect("a session stands");
-        to_agent.try_send(Ok(v1::SessionResponse { message: Some(message) })).expect("the agent listens");
+        to_agent.try_send(Ok(agent::SessionResponse { message: Some(message) })).expect("the agent listens");
     }
 
     /// What came of an order: the leader's answers when the agent asked, none of them when it said by itself
     /// what it knows of it; nothing while neither has happened.
-    pub fn verdict_on(&self, order: &v1::StartOrder) -> Option<Vec<bool>> {
+    pub fn verdict_on(&self, order: &agent::StartOrder) -> Option<Vec<bool>> {
         let heard = self.shared.heard();
         let asked = heard.confirmed.iter().filter(|c| c.job_id == order.job_id && c.token == order.token);
         let asked: Vec<bool> = asked.map(|confirmed| confirmed.current).collect();
@@ -105,16 +105,16 @@ struct Service(Arc<Shared>);
 
 #[tonic::async_trait]
 impl NodeService for Service {
-    type SessionStream = Pin<Box<dyn Stream<Item = Result<v1::SessionResponse, Status>> + Send>>;
+    type SessionStream = Pin<Box<dyn Stream<Item = Result<agent::SessionResponse, Status>> + Send>>;
 
     async fn session(
         &self,
-        request: tonic::Request<Streaming<v1::SessionRequest>>,
+        request: tonic::Request<Streaming<agent::SessionRequest>>,
     ) -> Result<tonic::Response<Self::SessionStream>, Status> {
         let shared = Arc::clone(&self.0);
         let from_agent = request.into_inner().take_while(Result::is_ok).filter_map(Result::ok).map({
             let shared = Arc::clone(&shared);
-            move |message: v1::SessionRequest| {
+            move |message: agent::SessionRequest| {
                 if let Some(Request::Report(report)) = &message.message {
                     shared.heard().reported.extend(report.workers.iter().cloned());
                 }
@@ -129,7 +129,7 @@ impl NodeService for Service {
         shared.heard().to_agent = Some(to_agent.clone());
         tokio::spawn(async move {
             while let Some(answer) = answers.next().await {
-                if let Ok(v1::SessionResponse { message: Some(message) }) = &answer {
+                if let Ok(agent::SessionResponse { message: Some(message) }) = &answer {
                     match message {
                         Response::Start(start) => shared.heard().starts.push(start.clone()),
                         Response::StartConfirmed(word) => shared.heard().confirmed.push(word.clone()),
@@ -146,8 +146,8 @@ impl NodeService for Service {
 
     async fn upload_logs(
         &self,
-        _request: tonic::Request<Streaming<v1::UploadLogsRequest>>,
-    ) -> Result<tonic::Response<v1::UploadLogsResponse>, Status> {
+        _request: tonic::Request<Streaming<agent::UploadLogsRequest>>,
+    ) -> Result<tonic::Response<agent::UploadLogsResponse>, Status> {
         Err(Status::unimplemented("no output is read here"))
     }
 }

@@ -41,6 +41,13 @@ fn commit(root: &Path) -> Result<String, String> {
         .map_err(|_| format!("the history here has no {named}"))
 }
 
+/// A release from before `muster.v1beta1` was never published, and speaks to no other: nothing can be upgraded from it.
+fn speaks_this_protocol(root: &Path, commit: &str) -> Result<(), String> {
+    let folder = format!("{commit}:proto/muster/v1beta1");
+    let found = ran(git(root).args(["cat-file", "-e", &folder]));
+    found.map(drop).map_err(|_| format!("the release before, {commit}, has no package muster.v1beta1"))
+}
+
 /// Builds the program of a commit, unless that was done before; where it is.
 fn build(root: &Path, target: &Path, commit: &str) -> Result<PathBuf, String> {
     let home = target.join("previous").join(commit);
@@ -90,6 +97,7 @@ pub fn previous_release() -> Result<PathBuf, String> {
     // target/<profile>/deps/<this test>
     let target = own.ancestors().nth(3).ok_or("the tests were not built by cargo")?;
     let commit = commit(root)?;
+    speaks_this_protocol(root, &commit)?;
     // From here on a failure is one of the test: the history has the release, so it has to build.
     Ok(build(root, target, &commit).unwrap_or_else(|why| panic!("the release before cannot be built: {why}")))
 }

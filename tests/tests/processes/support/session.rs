@@ -1,15 +1,15 @@
 //! Sessions of agents, message by message: what an agent that is none could send.
 
-use muster_wire::v1;
-use muster_wire::v1::node_service_client::NodeServiceClient;
+use muster_wire::agent::node_service_client::NodeServiceClient;
+use muster_wire::{agent, v1};
 use tokio_stream::StreamExt;
 use tonic::Status;
 
 /// Opens a session with these messages; the first answer.
 pub async fn session(
     endpoint: &str,
-    messages: Vec<v1::SessionRequest>,
-) -> Result<v1::SessionResponse, Status> {
+    messages: Vec<agent::SessionRequest>,
+) -> Result<agent::SessionResponse, Status> {
     let mut nodes =
         NodeServiceClient::connect(endpoint.to_owned()).await.expect("a replica takes connections");
     // The stream stays open: its end would end the session.
@@ -19,7 +19,7 @@ pub async fn session(
 }
 
 /// Opens a session with these messages; how it ends.
-pub async fn session_end(endpoint: &str, messages: Vec<v1::SessionRequest>) -> Status {
+pub async fn session_end(endpoint: &str, messages: Vec<agent::SessionRequest>) -> Status {
     let mut nodes =
         NodeServiceClient::connect(endpoint.to_owned()).await.expect("a replica takes connections");
     let messages = tokio_stream::iter(messages).chain(tokio_stream::pending());
@@ -37,19 +37,19 @@ pub async fn session_end(endpoint: &str, messages: Vec<v1::SessionRequest>) -> S
 }
 
 /// The first message of a session.
-pub fn registration(node: v1::NodeDescription, holder_id: &str) -> v1::SessionRequest {
-    let register = v1::Register {
+pub fn registration(node: v1::NodeDescription, holder_id: &str) -> agent::SessionRequest {
+    let register = agent::Register {
         node: Some(node),
         holder_id: holder_id.to_owned(),
         workers: Vec::new(),
         version: String::new(),
         takes: Vec::new(),
     };
-    v1::SessionRequest { message: Some(v1::session_request::Message::Register(register)) }
+    agent::SessionRequest { message: Some(agent::session_request::Message::Register(register)) }
 }
 
 /// Makes a node known, with no agent behind it.
-pub async fn register(endpoint: &str, node: v1::NodeDescription) -> Result<v1::SessionResponse, Status> {
+pub async fn register(endpoint: &str, node: v1::NodeDescription) -> Result<agent::SessionResponse, Status> {
     session(endpoint, vec![registration(node, &format!("{:032x}", uuid::Uuid::new_v4().as_u128()))]).await
 }
 

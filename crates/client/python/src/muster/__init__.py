@@ -8,7 +8,7 @@
 ...     job.wait(until="succeeded")
 
 :mod:`muster.aio` has the same for asyncio, :mod:`muster.worker` what a program says inside of a job, and
-:mod:`muster.v1` the messages of the protocol.
+:mod:`muster.v1beta1` the messages of the protocol.
 """
 
 from ._time import Seconds
@@ -49,7 +49,7 @@ from .types import (
     Until,
     WatchItem,
 )
-from .v1.common_pb2 import FencingToken
+from .v1beta1.common_pb2 import FencingToken
 
 __all__ = [
     "Bookmark",

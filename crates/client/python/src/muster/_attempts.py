@@ -64,13 +64,11 @@ class Attempts:
         operation: str,
         *,
         request_id: str | None = None,
-        names_log_index: bool = False,
     ) -> None:
         self._endpoints = endpoints
         self._options = options
         self._operation = operation
         self._request_id = request_id
-        self._names_log_index = names_log_index
         self._patience = Patience(options)
 
     def address(self) -> str:
@@ -92,7 +90,7 @@ class Attempts:
     def read(self, error: grpc.RpcError) -> Failure:
         """What an error says."""
         code, message, trailers = status_of(error)
-        return judge(self._operation, code, message, trailers, self._names_log_index)
+        return judge(self._operation, code, message, trailers)
 
     def failed(self, address: str, failure: Failure) -> float:
         """Seconds to wait before the next attempt.

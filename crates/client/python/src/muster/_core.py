@@ -38,14 +38,14 @@ from .types import (
     Until,
     WatchItem,
 )
-from .v1 import cluster_pb2, common_pb2, fleet_pb2, job_pb2, policy_pb2, queue_pb2
+from .v1beta1 import cluster_pb2, common_pb2, fleet_pb2, job_pb2, policy_pb2, queue_pb2
 
 Answer = TypeVar("Answer")
 Result = TypeVar("Result")
 JobT = TypeVar("JobT", bound=JobView)
 
-_JOBS, _FLEET, _QUEUES = "/muster.v1.JobService/", "/muster.v1.FleetService/", "/muster.v1.QueueService/"
-_CLUSTER, _POLICY = "/muster.v1.ClusterService/", "/muster.v1.PolicyService/"
+_JOBS, _FLEET, _QUEUES = "/muster.v1beta1.JobService/", "/muster.v1beta1.FleetService/", "/muster.v1beta1.QueueService/"
+_CLUSTER, _POLICY = "/muster.v1beta1.ClusterService/", "/muster.v1beta1.PolicyService/"
 # A watch takes as many ids; of more jobs, everything is watched and the others are left out here.
 WATCHED_IDS_MAX = 1_000
 _PAGE = 1_000
@@ -62,7 +62,6 @@ class Call(Generic[Result]):
     """Reads the bytes of the answer."""
     result: Callable[[Any], Result]
     request_id: str | None = None
-    is_read: bool = False
     timeout: Seconds | None = None
 
 
@@ -114,7 +113,6 @@ class Stream(Generic[Result]):
     path: str
     answer: Callable[[bytes], Any]
     limit: Limit
-    names_log_index = False
     ends = False
     """Whether the end of the answers is the end, and not a replica that stops."""
 
@@ -138,7 +136,6 @@ class Stream(Generic[Result]):
 class Watch(Stream[WatchItem[Result]]):
     """Changes, each once and in log order."""
 
-    names_log_index = True
 
     def __init__(
         self,
@@ -300,13 +297,11 @@ class Core(Generic[JobT]):
         options = self.options
         if call.timeout is not None:
             options = dataclasses.replace(options, deadline=call.timeout)
-        return Attempts(
-            self.endpoints, options, call.operation, request_id=call.request_id, names_log_index=call.is_read
-        )
+        return Attempts(self.endpoints, options, call.operation, request_id=call.request_id)
 
     def streaming(self, stream: Stream[Any]) -> Attempts:
         """The repetitions of a stream."""
-        return Attempts(self.endpoints, self.options, stream.operation, names_log_index=stream.names_log_index)
+        return Attempts(self.endpoints, self.options, stream.operation)
 
     def finish(self, call: Call[Result], answer: Any) -> Result:
         """What an answer means."""
@@ -505,7 +500,7 @@ class Core(Generic[JobT]):
         result: Callable[[Any], Result],
         timeout: Seconds | None,
     ) -> Call[Result]:
-        return Call(operation, path, request, answer.FromString, result, is_read=True, timeout=timeout)
+        return Call(operation, path, request, answer.FromString, result, timeout=timeout)
 
     def _list(
         self,
@@ -524,7 +519,7 @@ class Core(Generic[JobT]):
             following.page_token = page.next_page_token
             return Page(items(page), self._list(what, following, items, timeout))
 
-        return Call(operation, path, request, answer.FromString, result, is_read=True, timeout=timeout)
+        return Call(operation, path, request, answer.FromString, result, timeout=timeout)
 
 
 def _nothing(_: Any) -> None:

@@ -19,9 +19,17 @@ _RETRY_AFTER_MAX_S = 86_400.0
 
 # Refusals that may end differently: at the same replica a moment later, or at another one.
 _STAY = {"OVERLOADED", "OUTCOME_UNKNOWN", "STORAGE_FULL", "CLUSTER_RECOVERING"}
-_ROTATE = {"DIVERGED", "TOO_STALE", "READ_UNCONFIRMED", "TRAFFIC_REFUSED"}
+_ROTATE = {
+    "CLUSTER_NOT_READY",
+    "DIVERGED",
+    "LOG_INDEX_NOT_REACHED",
+    "READ_UNCONFIRMED",
+    "REPLICA_STOPPING",
+    "TOO_STALE",
+    "TRAFFIC_REFUSED",
+}
 # These end a call, though they say when things may be different, or that another replica may know better.
-_FINAL = {"STATE_FULL", "MEMBERSHIP_BUSY", "REPLICA_NOT_CAUGHT_UP", "LOGS_UNAVAILABLE", "RESUME_TOKEN_INVALID"}
+_FINAL = {"STATE_FULL", "MEMBERSHIP_BUSY", "REPLICA_NOT_CAUGHT_UP", "LOGS_UNAVAILABLE"}
 _BROKEN = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED}
 
 
@@ -49,9 +57,8 @@ def judge(
     code: grpc.StatusCode,
     message: str,
     trailers: Iterable[tuple[str, str | bytes]],
-    names_log_index: bool,
 ) -> Failure:
-    """Reads a status. ``names_log_index``: the request names a position that a replica may not have reached."""
+    """Reads a status."""
     reason, number, metadata, violations, retry_after_s = "", "", {}, [], 0.0
     for detail in _details(trailers):
         if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
@@ -80,18 +87,16 @@ def judge(
         retry_delay=timedelta(seconds=retry_after_s) if retry_after_s > 0 else None,
     )
     leader = metadata.get("leader_endpoint", "")
-    return Failure(_verdict(refused, code, leader, names_log_index, retry_after_s), refused, leader, retry_after_s)
+    return Failure(_verdict(refused, code, leader, retry_after_s), refused, leader, retry_after_s)
 
 
-def _verdict(
-    refused: Refused, code: grpc.StatusCode, leader: str, names_log_index: bool, retry_after_s: float
-) -> Verdict:
+def _verdict(refused: Refused, code: grpc.StatusCode, leader: str, retry_after_s: float) -> Verdict:
     reason = refused.reason
     if reason == "NOT_LEADER":
         return Verdict.FOLLOW if leader else Verdict.ROTATE
     if reason in _STAY:
         return Verdict.STAY
-    if reason in _ROTATE or (reason == "RESUME_TOKEN_INVALID" and names_log_index):
+    if reason in _ROTATE:
         return Verdict.ROTATE
     if reason in _FINAL:
         return Verdict.FINAL

@@ -14,7 +14,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from . import _quantity as quantity
 from .errors import InvalidJobFile, Problem
-from .v1 import common_pb2, job_pb2
+from .v1beta1 import common_pb2, job_pb2
 
 API_VERSION = "muster.dev/v1"
 FILE_BYTES_MAX = 4 << 20

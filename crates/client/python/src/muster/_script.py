@@ -8,7 +8,7 @@ from yaml.nodes import Node
 
 from ._manifest import Reader, nodes_of
 from .errors import InvalidJobFile, Problem
-from .v1 import job_pb2
+from .v1beta1 import job_pb2
 
 _DIRECTIVE = "#MUSTER"
 _WORD_BYTES_MAX = 4_096

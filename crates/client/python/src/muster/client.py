@@ -27,7 +27,7 @@ from .types import (
     Until,
     WatchItem,
 )
-from .v1 import cluster_pb2, common_pb2, job_pb2, policy_pb2
+from .v1beta1 import cluster_pb2, common_pb2, job_pb2, policy_pb2
 
 _Item = TypeVar("_Item")
 

@@ -151,7 +151,11 @@ class QuotaExceeded(Refused):
     """A limit is reached: of a tenant, of a message, of the state."""
 
 
-_BY_REASON: dict[str, type[Refused]] = {"NEVER_FITS": InvalidSpec, "DEADLINE_UNMEETABLE": InvalidSpec}
+_BY_REASON: dict[str, type[Refused]] = {
+    "NEVER_FITS": InvalidSpec,
+    "DEADLINE_UNMEETABLE": InvalidSpec,
+    "REQUEST_ID_REUSED": Conflict,
+}
 _BY_CODE: dict[str, type[Refused]] = {
     "INVALID_ARGUMENT": InvalidSpec,
     "NOT_FOUND": NotFound,
@@ -159,7 +163,6 @@ _BY_CODE: dict[str, type[Refused]] = {
     "UNAUTHENTICATED": PermissionDenied,
     "FAILED_PRECONDITION": Conflict,
     "ABORTED": Conflict,
-    "ALREADY_EXISTS": Conflict,
     "RESOURCE_EXHAUSTED": QuotaExceeded,
 }
 

@@ -12,7 +12,7 @@ from typing import Iterator, Sequence
 
 from ._time import Seconds, milliseconds, seconds, unix_ms
 from .errors import ConfigurationError
-from .v1 import common_pb2
+from .v1beta1 import common_pb2
 
 # In the certificates of all replicas of a cluster with certificates, and of nobody else.
 REPLICA_NAME = "replica.muster.internal"
@@ -90,7 +90,7 @@ class Read:
     A client waits for what it has seen itself with each of the first three.
     """
 
-    _consistency: common_pb2.Consistency.ValueType = common_pb2.CONSISTENCY_ANY
+    _is_linearizable: bool = False
     _max_staleness_ms: int = 0
     _at_ms: int = 0
     _at_log_index: int = 0
@@ -108,12 +108,12 @@ class Read:
         ms = milliseconds(max_staleness)
         if ms == 0:
             raise ConfigurationError("max_staleness must be above zero; linearizable() is the read that misses nothing")
-        return cls(common_pb2.CONSISTENCY_BOUNDED, ms, min_log_index=min_log_index)
+        return cls(_max_staleness_ms=ms, min_log_index=min_log_index)
 
     @classmethod
     def linearizable(cls, *, min_log_index: int = 0) -> Read:
         """Everything that was committed before the request arrived."""
-        return cls(common_pb2.CONSISTENCY_LINEARIZABLE, min_log_index=min_log_index)
+        return cls(_is_linearizable=True, min_log_index=min_log_index)
 
     @classmethod
     def at(cls, moment: datetime) -> Read:
@@ -129,13 +129,18 @@ class Read:
 
     def to_message(self, seen_log_index: int = 0) -> common_pb2.ReadOptions:
         """For a request of a client that has seen this much."""
-        if self._at_ms or self._at_log_index:
-            return common_pb2.ReadOptions(at_time_ms=self._at_ms, at_log_index=self._at_log_index)
-        return common_pb2.ReadOptions(
-            consistency=self._consistency,
-            max_staleness_ms=self._max_staleness_ms,
-            min_log_index=max(self.min_log_index, seen_log_index),
-        )
+        if self._at_log_index:
+            return common_pb2.ReadOptions(past=common_pb2.PastState(log_index=self._at_log_index))
+        if self._at_ms:
+            return common_pb2.ReadOptions(past=common_pb2.PastState(time_ms=self._at_ms))
+        message = common_pb2.ReadOptions(min_log_index=max(self.min_log_index, seen_log_index))
+        if self._is_linearizable:
+            message.linearizable.SetInParent()
+        elif self._max_staleness_ms:
+            message.bounded.max_staleness_ms = self._max_staleness_ms
+        else:
+            message.any.SetInParent()
+        return message
 
 
 class Endpoints:

@@ -14,7 +14,7 @@ from ._manifest import FILE_BYTES_MAX, Reader, nodes_of
 from ._script import read_script
 from ._time import Seconds, milliseconds, unix_ms
 from .errors import ConfigurationError, InvalidJobFile, Problem
-from .v1 import job_pb2
+from .v1beta1 import job_pb2
 
 PathLike = Union[str, "os.PathLike[str]"]
 

@@ -12,7 +12,7 @@ from typing import Generic, Literal, Sequence, TypeVar, Union
 from ._time import moment, span
 from .errors import JobFailed
 from .spec import JobSpec
-from .v1 import common_pb2, explanation_pb2, fleet_pb2, job_pb2, queue_pb2
+from .v1beta1 import common_pb2, explanation_pb2, fleet_pb2, job_pb2, queue_pb2
 
 Phase = Literal["pending", "starting", "running", "stopping", "succeeded", "failed", "cancelled", "unknown"]
 Until = Literal["running", "succeeded", "finished", "checkpointed"]

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use muster_client::{CallError, Client};
-use muster_wire::v1;
+use muster_wire::admin;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -195,7 +195,7 @@ impl<'a> Driver<'a> {
                 self.hold.cordon(self.client, region, nodes).await.map_err(failed)?;
             }
             Deed::Transfer { to } => {
-                let request = v1::TransferLeadershipRequest { to_id: to.unwrap_or(0), away_from_id: 0 };
+                let request = admin::TransferLeadershipRequest { to_id: to.unwrap_or(0), away_from_id: 0 };
                 let led = self.client.transfer_leadership(request).await.map_err(failed)?;
                 self.say("leader", &format!("replica {} leads", led.leader_id));
             }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use muster_client::{AttemptError, CallError, Client, Read, ReplicaDrills};
 use muster_types::RefusalCode;
-use muster_wire::v1;
+use muster_wire::{admin, v1};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -63,8 +63,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    fn announcement(&self, in_force: &InForce) -> v1::AnnounceDrillRequest {
-        v1::AnnounceDrillRequest {
+    fn announcement(&self, in_force: &InForce) -> admin::AnnounceDrillRequest {
+        admin::AnnounceDrillRequest {
             drill_id: self.id.clone(),
             name: self.name.clone(),
             started_by: self.started_by.clone(),
@@ -142,8 +142,8 @@ impl Hold {
             let Some(service) = self.service(*id).cloned() else {
                 return Err(format!("replica {id} is no member"));
             };
-            let traffic = [v1::Traffic::PeersIn, v1::Traffic::PeersOut, v1::Traffic::Clients];
-            let request = v1::RefuseTrafficRequest {
+            let traffic = [admin::Traffic::PeersIn, admin::Traffic::PeersOut, admin::Traffic::Clients];
+            let request = admin::RefuseTrafficRequest {
                 drill_id: self.identity.id.clone(),
                 traffic: traffic.into_iter().map(Into::into).collect(),
                 duration_ms: for_ms,
@@ -248,7 +248,7 @@ fn over(error: &AttemptError) -> Option<String> {
 pub async fn end_at(services: &[(u64, ReplicaDrills)], id: &str) -> Vec<(u64, String)> {
     let mut asking = JoinSet::new();
     for (replica, service) in services.iter().cloned() {
-        let request = v1::EndDrillRequest { drill_id: id.to_owned() };
+        let request = admin::EndDrillRequest { drill_id: id.to_owned() };
         asking.spawn(async move { (replica, service.end_drill(request).await) });
     }
     let mut untold = Vec::new();

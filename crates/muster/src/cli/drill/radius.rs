@@ -237,7 +237,7 @@ mod tests {
     use super::super::plan::{Deed, PlannedStep};
     use super::super::sight::{Gang, Warning};
     use super::*;
-    use muster_wire::v1;
+    use muster_wire::admin;
 
     const LIMITS: Limits = Limits { share_max_percent: 40, allow_unsaved: false, duration_max_ms: 60_000 };
 
@@ -254,8 +254,8 @@ mod tests {
         of(Deed::Cordon { region: region.to_owned(), nodes: vec!["n".to_owned()], for_ms: 10_000 })
     }
 
-    fn drill(id: &str) -> Option<v1::Drill> {
-        Some(v1::Drill { id: id.to_owned(), ..Default::default() })
+    fn drill(id: &str) -> Option<admin::Drill> {
+        Some(admin::Drill { id: id.to_owned(), ..Default::default() })
     }
 
     /// Five voters in regions a, a, b, b, c, and gangs in a and c.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use muster_client::{AttemptError, CallError, Client, Options, Read, ReplicaDrills};
 use muster_types::RefusalCode;
-use muster_wire::v1;
+use muster_wire::{admin, v1};
 
 /// Replicas that are asked at most; a cluster has three or five.
 const REPLICAS_MAX: usize = 64;
@@ -29,7 +29,7 @@ pub struct ReplicaSight {
     /// What keeps it from being well, in words; none when nothing does.
     pub ailing: Option<String>,
     /// The drill it holds.
-    pub drill: Option<v1::Drill>,
+    pub drill: Option<admin::Drill>,
     /// That the caller may do nothing about drills there, in the replica's words.
     pub denied: Option<String>,
     /// How long it may be made silent, in milliseconds; none where it did not say.
@@ -119,7 +119,7 @@ pub async fn replicas(client: &Client) -> Result<Sight, CallError> {
         asking.spawn(async move {
             let drills = client.drills_of(&member.client_endpoint);
             let status = client.get_status_of(&member.client_endpoint);
-            let (status, drill) = tokio::join!(status, drills.get_drill(v1::GetDrillRequest {}));
+            let (status, drill) = tokio::join!(status, drills.get_drill(admin::GetDrillRequest {}));
             (member, status, drill)
         });
     }

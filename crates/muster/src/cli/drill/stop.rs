@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use muster_client::{Client, Options};
-use muster_wire::v1;
+use muster_wire::admin;
 use serde::Serialize;
 
 use super::super::Global;
@@ -50,7 +50,7 @@ pub async fn run(global: &Global, console: &Console, _args: StopArgs) -> Result<
     let services = services(&client).await;
     let mut drills = BTreeSet::new();
     for (replica, service) in &services {
-        match service.get_drill(v1::GetDrillRequest {}).await {
+        match service.get_drill(admin::GetDrillRequest {}).await {
             Ok(answer) => drills.extend(answer.drill.map(|drill| drill.id)),
             Err(error) if is_denied(&error) => return Err(Failure::new(Exit::Denied, why(&error))),
             Err(error) => {

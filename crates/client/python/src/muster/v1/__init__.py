@@ -1,0 +1,1 @@
+"""Messages and services, generated from the protocol."""
