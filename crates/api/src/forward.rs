@@ -607,6 +607,7 @@ mod tests {
                 RefusalCode::LogsUnavailable
                     | RefusalCode::Diverged
                     | RefusalCode::TooStale
+                    | RefusalCode::LogIndexNotReached
                     | RefusalCode::ReadUnconfirmed
             );
             assert!(here == there || reads_only, "{code}");

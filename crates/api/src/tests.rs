@@ -387,7 +387,7 @@ async fn the_leader_knows_what_it_reserves_now_and_nobody_what_was_reserved_befo
     });
     assert!(!past.await.explanation.expect("it says").knows_reservations);
     let alone = Served::of(sample::engine_alone().await).await;
-    let plan = v1::PlanJobRequest { spec: submission(ONE, "plan").spec, read: None };
+    let plan = v1::PlanJobRequest { spec: submission(ONE, "plan").spec, read: Some(any()) };
     let plan = guarded("a plan", alone.jobs().plan_job(plan)).await.expect("it is answered").into_inner();
     assert!(!plan.explanation.expect("it says").knows_reservations, "it has never led");
 }
@@ -673,8 +673,9 @@ async fn a_read_that_says_nothing_of_the_state_is_a_safe_one() {
         let list = refused(guarded("a list", fleet.list_nodes(soon(list))).await);
         assert_eq!(list.code, Some(RefusalCode::TooStale));
     }
-    let list = v1::ListNodesRequest { read: Some(any()), ..Default::default() };
-    guarded("a list", fleet.list_nodes(soon(list))).await.expect("there is a state, however old");
+    let get = v1::GetJobRequest { job_id, read: Some(any()) };
+    let get = refused(guarded("a job", jobs.get_job(soon(get))).await);
+    assert_eq!(get.code, Some(RefusalCode::JobNotFound), "there is a state, however old");
 }
 
 #[tokio::test]
