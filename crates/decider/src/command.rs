@@ -20,7 +20,7 @@ use muster_types::{
 
 use crate::health::{DrainOrder, RepairOrder};
 use crate::speculation::Speculation;
-use crate::tick::{can_make_room, make_room};
+use crate::tick::room_for;
 use crate::{admission, cluster, deadline, health, job, network, node, requests};
 
 /// Bytes of one submission: keeps a round far below its bound.
@@ -537,28 +537,6 @@ fn unfinished_of(state: &State, tenant: &Name) -> u64 {
     state.queue(tenant).map_or(0, |queue| queue.load.pending_jobs + queue.load.active_jobs)
 }
 
-/// Memory is bounded whatever is submitted: what is finished or old goes first (`tick`), then nothing new comes in.
-fn check_room(state: &State, jobs: usize) -> Result<(), Refusal> {
-    let parameters = state.parameters();
-    let refuse = |limit: &'static str, max: u64, held: usize, what: &str| {
-        let text = format!("the cluster holds {held} {what}; it may hold {max}");
-        Err(Refusal::new(RefusalCode::StateFull, text)
-            .with("limit", limit)
-            .with("held", held)
-            .with("held_max", max)
-            .with("retry_after_ms", 5_000))
-    };
-    let held = state.jobs().len();
-    if (held + jobs) as u64 > parameters.jobs_held_max {
-        return refuse("jobs_held_max", parameters.jobs_held_max, held, "jobs");
-    }
-    let held = state.requests_count();
-    if held as u64 >= parameters.requests_held_max {
-        return refuse("requests_held_max", parameters.requests_held_max, held, "requests");
-    }
-    Ok(())
-}
-
 fn submit(
     speculation: &mut Speculation,
     request: RequestId,
@@ -579,17 +557,12 @@ fn submit(
     if let Some(answer) = repeated(speculation, key)? {
         return Ok(answer);
     }
-    // What is over goes first, but not while somebody submits a job that waits for it.
-    let is_free = specs.iter().all(|spec| spec.dependencies.is_empty());
-    let forgets = is_free && can_make_room(speculation, specs.len());
-    check_room(speculation.state(), if forgets { 0 } else { specs.len() })?;
+    let room = room_for(speculation, &specs)?;
     check_share(speculation.state(), submitted)?;
     check_submission(speculation.state(), submitted, speculation.now())?;
     contracts_sayable(speculation.format(), submitted)?;
     requests::take(speculation, specs.iter().map(|spec| &spec.tenant))?;
-    if forgets {
-        make_room(speculation, specs.len());
-    }
+    room.make(speculation);
     let now = speculation.now();
     let estimates = estimates(speculation.state(), specs.iter().copied(), now);
     let shared = specs.iter().map(|spec| Arc::new((*spec).clone())).collect();
