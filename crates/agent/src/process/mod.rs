@@ -10,13 +10,16 @@ pub mod isolation;
 mod memory;
 pub mod notice;
 mod prewarm_pool;
+pub(crate) mod priority;
 pub mod processes;
 mod secrets;
 pub(crate) mod shim;
 pub(crate) mod socket;
 mod speaker;
 pub mod task;
+pub(crate) mod temporary;
 pub mod transcript;
+mod unlisted;
 
 pub(crate) use ended_workers::EndedWorkers;
 pub use executor::{ProcessExecutor, ProcessSettings};
