@@ -107,7 +107,7 @@ async fn temporary_files_go_with_the_attempt() {
         let register = leader.registered().await;
         let labels = register.node.unwrap().labels;
         if private && labels.get("isolation.tmp").map(String::as_str) != Some("private") {
-            say("skipped: workers have no /tmp of their own here");
+            say("skipped: workers have no private /tmp here");
             continue;
         }
         let script =
@@ -128,7 +128,7 @@ async fn temporary_files_go_with_the_attempt() {
         let at = if private { task.join("tmp").join(made.strip_prefix("/tmp").unwrap()) } else { made };
         assert!(at.join("left").exists(), "{}", at.display());
         let parent = at.parent().unwrap().to_owned();
-        assert!(private || parent != Path::new("/tmp"), "it has a directory of its own");
+        assert!(private || parent != Path::new("/tmp"), "it has a separate directory");
         leader.send(stop(JOB, 7, 100));
         leader.exit_of(7, 0).await;
         // The leader's acknowledgement has to be on its way, and the thread that removes has its turn.

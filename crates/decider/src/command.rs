@@ -20,7 +20,7 @@ use muster_types::{
 
 use crate::health::{DrainOrder, RepairOrder};
 use crate::speculation::Speculation;
-use crate::tick::room_for;
+use crate::tick::headroom_for;
 use crate::{admission, cluster, deadline, health, job, network, node, requests};
 
 /// Bytes of one submission: keeps a round far below its bound.
@@ -557,12 +557,12 @@ fn submit(
     if let Some(answer) = repeated(speculation, key)? {
         return Ok(answer);
     }
-    let room = room_for(speculation, &specs)?;
+    let headroom = headroom_for(speculation, &specs)?;
     check_share(speculation.state(), submitted)?;
     check_submission(speculation.state(), submitted, speculation.now())?;
     contracts_sayable(speculation.format(), submitted)?;
     requests::take(speculation, specs.iter().map(|spec| &spec.tenant))?;
-    room.make(speculation);
+    headroom.make(speculation);
     let now = speculation.now();
     let estimates = estimates(speculation.state(), specs.iter().copied(), now);
     let shared = specs.iter().map(|spec| Arc::new((*spec).clone())).collect();

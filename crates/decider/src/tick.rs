@@ -128,7 +128,7 @@ fn forget_nodes(speculation: &mut Speculation) {
     }
 }
 
-/// The time before which finished jobs have to go so that `specs` have room, if they have none as it is: none where not enough may
+/// The time before which finished jobs have to go so that `specs` fit, if they do not as it is: none where not enough may
 /// go. A job that these wait for stays, and so do those that finished later.
 fn jobs_to_forget(speculation: &Speculation, specs: &[&JobSpec]) -> Option<LogTime> {
     let state = speculation.state();
@@ -151,7 +151,7 @@ fn jobs_to_forget(speculation: &Speculation, specs: &[&JobSpec]) -> Option<LogTi
     last.filter(|_| count >= excess).map(|last| LogTime(last.0.saturating_add(1)))
 }
 
-/// The time before which requests have to go so that one more has room: none where all are so young that they may be repeated.
+/// The time before which requests have to go so that one more fits: none where all are so young that they may be repeated.
 fn requests_to_forget(speculation: &Speculation) -> Option<LogTime> {
     let state = speculation.state();
     let max = state.parameters().requests_held_max;
@@ -164,17 +164,17 @@ fn requests_to_forget(speculation: &Speculation) -> Option<LogTime> {
     old.last().map(|last| LogTime(last.0.saturating_add(1)))
 }
 
-/// What is forgotten before its time, so that a submission has room.
+/// What is forgotten before its time, so that a submission fits.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Room {
+pub(crate) struct Headroom {
     requests_before: LogTime,
     jobs_before: LogTime,
 }
 
-impl Room {
+impl Headroom {
     /// Forgets it.
     pub(crate) fn make(self, speculation: &mut Speculation) {
-        let Room { requests_before, jobs_before } = self;
+        let Headroom { requests_before, jobs_before } = self;
         if requests_before > LogTime(0) || jobs_before > LogTime(0) {
             speculation.push(Decision::HistoryPruned { requests_before, jobs_before });
         }
@@ -182,7 +182,7 @@ impl Room {
 }
 
 /// Memory is bounded whatever is submitted: what is finished or old goes first, then nothing new comes in.
-pub(crate) fn room_for(speculation: &Speculation, specs: &[&JobSpec]) -> Result<Room, Refusal> {
+pub(crate) fn headroom_for(speculation: &Speculation, specs: &[&JobSpec]) -> Result<Headroom, Refusal> {
     let refusal = |limit: &'static str, max: u64, held: usize, what: &str| {
         let text = format!("the cluster holds {held} {what}; it may hold {max}");
         Refusal::new(RefusalCode::StateFull, text)
@@ -197,7 +197,7 @@ pub(crate) fn room_for(speculation: &Speculation, specs: &[&JobSpec]) -> Result<
         || refusal("requests_held_max", parameters.requests_held_max, state.requests_count(), "requests");
     let jobs_before = jobs_to_forget(speculation, specs).ok_or_else(jobs)?;
     let requests_before = requests_to_forget(speculation).ok_or_else(requests)?;
-    Ok(Room { requests_before, jobs_before })
+    Ok(Headroom { requests_before, jobs_before })
 }
 
 /// Drops what has been kept for long enough, and what there is no room for any more, oldest first.

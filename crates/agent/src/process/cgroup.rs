@@ -141,7 +141,7 @@ pub fn delegate(parent: &Path) -> Result<(), String> {
     })
 }
 
-/// Gives an agent that moved into a group of its own, and its shims with it, the processor before any worker has it.
+/// Gives an agent that moved into a separate group, and its shims with it, the processor before any worker has it.
 pub fn prefer_agent(parent: &Path) {
     let (leaf, own) = (parent.join(AGENT_GROUP), std::process::id().to_string());
     let is_in =

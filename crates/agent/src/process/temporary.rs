@@ -1,4 +1,4 @@
-//! Temporary files of a worker that shares `/tmp` with the host: a directory of its own (`TMPDIR`), which goes with the attempt. What
+//! Temporary files of a worker that shares `/tmp` with the host: a separate directory (`TMPDIR`), which goes with the attempt. What
 //! has its own `/tmp` needs none.
 
 use crate::process::isolation::Isolation;

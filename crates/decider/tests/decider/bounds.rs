@@ -518,7 +518,7 @@ fn what_is_over_goes_before_anything_new_is_refused() {
     assert_eq!((refused.code, speculation.last_index()), (RefusalCode::StateFull, before));
 }
 
-/// A job that waits for one that is over keeps that one, and those that finished later; the older ones make room for it.
+/// A job that waits for one that is over keeps that one, and those that finished later; the older ones go for it.
 #[test]
 fn what_is_over_goes_before_a_job_that_waits_for_another_is_refused() {
     let parameters = Parameters { jobs_held_max: 1_000, ..Parameters::DEFAULT };
@@ -559,7 +559,7 @@ fn what_is_over_goes_before_a_job_that_waits_for_another_is_refused() {
     commit(&mut speculation, &mut state);
     assert!(waited_for.iter().all(|job| state.job(*job).is_some()), "what is waited for is kept");
     assert_eq!((state.jobs().len(), state.finished_count()), (1_000, 12));
-    // What would make room now is waited for.
+    // What could go now is waited for.
     let before = speculation.last_index();
     let refused = handle(&mut speculation, &waiting(21, 1, &waited_for)).unwrap_err();
     assert_eq!((refused.code, speculation.last_index()), (RefusalCode::StateFull, before));
