@@ -29,6 +29,7 @@ mod session;
 mod settings;
 pub mod slurm;
 mod subcommand;
+mod temporary;
 mod uploads;
 mod wire;
 

@@ -37,6 +37,15 @@ fn copy(from: &Path, to: &Path) {
     assert!(std::process::Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
 }
 
+/// Removes everything in a directory, also what shims that end put there meanwhile.
+fn clear(directory: &Path) {
+    while let Some(entry) = std::fs::read_dir(directory).unwrap().next() {
+        let path = entry.unwrap().path();
+        // What could not be removed is found again.
+        let _ = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
+    }
+}
+
 /// A field of `/proc/<pid>/stat` behind the name, counted from the state, which is 0.
 fn stat(pid: i32, field: usize) -> i32 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
@@ -62,10 +71,8 @@ async fn a_state_directory_that_is_set_back_leaves_no_worker_running() {
     let pids = host.pids("pids");
     assert!(pids.len() == 2 && pids.iter().all(|pid| alive(*pid)), "{pids:?}");
     agent.kill();
-    for entry in std::fs::read_dir(host.state()).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) }.unwrap();
-    }
+    let state = host.state();
+    within_patience("the state directory to be empty", move || clear(&state)).await;
     copy(&backup.join("."), &host.state());
     let _agent = host.agent();
     let register = leader.registered().await;

@@ -1,7 +1,7 @@
 //! Who a launcher is, from what the contract put into its environment.
 
 use super::Failure;
-use crate::process::temporary;
+use crate::temporary;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};

@@ -12,7 +12,7 @@ use super::mpi::part;
 use super::protocol::Told;
 use super::{Failure, GATHER_MAX, Gang, say};
 use crate::contract::{Family, family};
-use crate::process::temporary;
+use crate::temporary;
 use nix::sys::signal::Signal;
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;

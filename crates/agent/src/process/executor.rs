@@ -22,10 +22,10 @@ use crate::process::processes::{self, MARK_VARIABLE};
 use crate::process::secrets;
 use crate::process::shim;
 use crate::process::task::{self, GangFiles, TaskDir, TaskError, TaskSpec};
-use crate::process::temporary;
 use crate::process::unlisted;
 use crate::rules::{DEVICE_MILLI, HttpNotice, Launch, Placement, WorkerKey, detail};
 use crate::settings::{ControlGroups, LogLimits, MemoryLimit};
+use crate::temporary;
 use muster_types::{DeviceSet, ExitStatus, HolderId};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
@@ -173,9 +173,9 @@ impl ProcessExecutor {
             let home = task.work().display().to_string();
             environment.insert("HOME".to_owned(), home);
         }
-        // A directory that the job names for that is the job's.
-        let temporary = temporary::of(key, settings.holder, isolation)
-            .filter(|_| !worker.environment.contains_key(temporary::VARIABLE));
+        // With its own `/tmp` it needs none, and a directory that the job names for that is the job's.
+        let has_its_own = isolation.private_tmp || worker.environment.contains_key(temporary::VARIABLE);
+        let temporary = (!has_its_own).then(|| temporary::of(key, settings.holder));
         if let Some(directory) = &temporary {
             environment.insert(temporary::VARIABLE.to_owned(), directory.display().to_string());
         }

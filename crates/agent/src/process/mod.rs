@@ -17,7 +17,6 @@ pub(crate) mod shim;
 pub(crate) mod socket;
 mod speaker;
 pub mod task;
-pub(crate) mod temporary;
 pub mod transcript;
 mod unlisted;
 

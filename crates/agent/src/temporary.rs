@@ -1,7 +1,6 @@
 //! Temporary files of a worker that shares `/tmp` with the host: a separate directory (`TMPDIR`), which goes with the attempt. What
 //! has its own `/tmp` needs none.
 
-use crate::process::isolation::Isolation;
 use crate::rules::WorkerKey;
 use muster_types::HolderId;
 use sha2::{Digest, Sha256};
@@ -21,8 +20,8 @@ pub(crate) fn short_base() -> PathBuf {
     if usual.as_os_str().len() <= BASE_BYTES_MAX { usual } else { PathBuf::from("/tmp") }
 }
 
-/// The directory of a worker that has none by its isolation. Nobody else can guess it, and so nobody take it.
-pub(super) fn of(key: WorkerKey, holder: HolderId, isolation: &Isolation) -> Option<PathBuf> {
+/// The directory of a worker. Nobody else can guess it, and so nobody take it.
+pub(crate) fn of(key: WorkerKey, holder: HolderId) -> PathBuf {
     let worker = format!("{}_{}_{}", key.job, key.token, key.rank);
     let hash = Sha256::new()
         .chain_update(b"muster temporary files\0")
@@ -30,7 +29,7 @@ pub(super) fn of(key: WorkerKey, holder: HolderId, isolation: &Isolation) -> Opt
         .chain_update(worker.as_bytes())
         .finalize();
     let name: String = hash.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
-    (!isolation.private_tmp).then(|| short_base().join(format!("{PREFIX}{name}")))
+    short_base().join(format!("{PREFIX}{name}"))
 }
 
 /// The directory of the worker that this process belongs to, if it has one.
@@ -47,15 +46,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_worker_that_shares_tmp_has_a_directory_that_no_other_has() {
+    fn a_worker_has_a_directory_that_no_other_has() {
         let key = |rank| WorkerKey { job: muster_types::JobId(7), token: Default::default(), rank };
-        let shares = Isolation::default();
-        let directory = of(key(0), HolderId(1), &shares).unwrap();
+        let directory = of(key(0), HolderId(1));
         assert!(is_one(&directory) && directory.as_os_str().len() <= 36, "{}", directory.display());
-        assert_ne!(of(key(1), HolderId(1), &shares).unwrap(), directory);
-        assert_ne!(of(key(0), HolderId(2), &shares).unwrap(), directory);
-        let own_tmp = Isolation { private_tmp: true, ..Isolation::default() };
-        assert_eq!(of(key(0), HolderId(1), &own_tmp), None);
+        assert_ne!(of(key(1), HolderId(1)), directory);
+        assert_ne!(of(key(0), HolderId(2)), directory);
         assert!(!is_one(Path::new("/tmp")));
     }
 }
