@@ -33,8 +33,20 @@ fn running_on(host: &Host, fifo: &str) -> String {
     )
 }
 
-fn copy(from: &Path, to: &Path) {
-    assert!(std::process::Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
+fn copy(from: &Path, to: &Path) -> bool {
+    std::process::Command::new("cp").arg("-a").args([from, to]).output().unwrap().status.success()
+}
+
+/// A copy of the state directory of an agent that runs: what waits for workers comes and goes in it meanwhile.
+async fn backup(host: &Host) -> PathBuf {
+    let (state, backup) = (host.state(), host.file("backup"));
+    within_patience("a whole copy of the state directory", move || {
+        while !copy(&state, &backup) {
+            std::fs::remove_dir_all(&backup).unwrap();
+        }
+        backup
+    })
+    .await
 }
 
 /// Removes everything in a directory, also what shims that end put there meanwhile.
@@ -60,10 +72,9 @@ async fn a_state_directory_that_is_set_back_leaves_no_worker_running() {
     let host = Host::new(&leader);
     let mut agent = host.agent();
     leader.registered().await;
-    let backup = host.file("backup");
-    copy(&host.state(), &backup);
+    let backup = backup(&host).await;
     let plain = running_on(&host, "ready0");
-    let away = format!("exec env -i setsid sh -c \"{}\"", running_on(&host, "ready1").replace('$', "\\$"));
+    let away = format!("exec env -i setsid -w sh -c \"{}\"", running_on(&host, "ready1").replace('$', "\\$"));
     leader.send(Response::Start(start(JOB, 7, &[&plain, &away], &[&[0], &[1]])));
     for rank in 0..2 {
         read_fifo(host.file(&format!("ready{rank}"))).await;
@@ -73,7 +84,7 @@ async fn a_state_directory_that_is_set_back_leaves_no_worker_running() {
     agent.kill();
     let state = host.state();
     within_patience("the state directory to be empty", move || clear(&state)).await;
-    copy(&backup.join("."), &host.state());
+    assert!(copy(&backup.join("."), &host.state()));
     let _agent = host.agent();
     let register = leader.registered().await;
     assert!(register.workers.is_empty(), "{:?}", register.workers);
