@@ -20,7 +20,7 @@ async fn copy(from: &Path, to: &Path) {
         if done.expect("cp can be run").status.success() {
             return Some(());
         }
-        std::fs::remove_dir_all(to).expect("a folder of this test");
+        std::fs::remove_dir_all(to).expect("a copy of this test");
         None
     })
     .await;
