@@ -29,6 +29,7 @@ mod session;
 mod settings;
 pub mod slurm;
 mod subcommand;
+mod temporary;
 mod uploads;
 mod wire;
 
@@ -58,6 +59,9 @@ use tokio::sync::{mpsc, watch};
 /// # Errors
 /// When it cannot start.
 pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) -> Result<(), AgentError> {
+    if !process::priority::raise() {
+        tracing::info!("this agent may not raise its priority, so workers have a lower one");
+    }
     if let Some(slurm) = config.slurm.take() {
         return run_slurm(config, slurm, shutdown).await;
     }

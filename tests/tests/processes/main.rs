@@ -10,6 +10,7 @@ mod bad_input;
 mod clocks;
 mod closed_doors;
 mod contracts;
+mod copied_state;
 mod drills;
 mod durability;
 mod failover;

@@ -1,6 +1,7 @@
 //! Who a launcher is, from what the contract put into its environment.
 
 use super::Failure;
+use crate::temporary;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
@@ -78,7 +79,10 @@ impl Identity {
 
     /// Where what this launcher starts keeps its temporary files. Tokens of two clusters on one machine may be alike.
     pub(super) fn scratch(&self) -> PathBuf {
-        short_temp_dir().join(format!("muster-{}-{}-{}", self.token, self.rank, std::process::id()))
+        // What a launcher that is killed leaves goes with the worker's own temporary files.
+        let own = temporary::own().map(|own| own.join("launch"));
+        let name = || format!("muster-{}-{}-{}", self.token, self.rank, std::process::id());
+        own.unwrap_or_else(|| temporary::short_base().join(name()))
     }
 
     /// Where the launcher keeps its files: the worker's user owns no other part of the worker's directory.
@@ -95,19 +99,13 @@ impl Identity {
         let hash =
             Sha256::new().chain_update(what.as_bytes()).chain_update(self.gang_secret.as_bytes()).finalize();
         let name: String = hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-        short_temp_dir().join(format!("muster-{what}-{name}"))
+        temporary::short_base().join(format!("muster-{what}-{name}"))
     }
 
     /// This worker's address.
     pub(super) fn own(&self) -> &str {
         self.ranks.get(self.rank).map_or("", |rank| rank.address.as_str())
     }
-}
-
-/// Where temporary files go that may be sockets, whose paths have 107 bytes at most.
-pub(super) fn short_temp_dir() -> PathBuf {
-    let usual = std::env::temp_dir();
-    if usual.as_os_str().len() <= 16 { usual } else { PathBuf::from("/tmp") }
 }
 
 /// Host and port as one word.

@@ -12,6 +12,7 @@ use super::mpi::part;
 use super::protocol::Told;
 use super::{Failure, GATHER_MAX, Gang, say};
 use crate::contract::{Family, family};
+use crate::temporary;
 use nix::sys::signal::Signal;
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
@@ -231,7 +232,7 @@ fn free_port(host: &str) -> Result<u16, Failure> {
 
 /// Holds sockets, whose paths may have 107 bytes, of which Ray takes some 65 for itself.
 fn session_folder(token: &str) -> PathBuf {
-    identity::short_temp_dir().join(format!("muster-ray-{token}-{}", std::process::id()))
+    temporary::short_base().join(format!("muster-ray-{token}-{}", std::process::id()))
 }
 
 #[cfg(test)]

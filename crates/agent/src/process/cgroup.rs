@@ -95,6 +95,8 @@ fn locate(membership: &str, mounts: &str) -> Result<PathBuf, String> {
 const AGENT_GROUP: &str = "muster-agent";
 /// What workers are limited with.
 const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
+/// The largest that the kernel takes.
+const CPU_WEIGHT_MAX: &str = "10000";
 /// Processes and threads of one worker: far above any program, far below what a host has.
 const PIDS_MAX: u64 = 65_536;
 
@@ -137,6 +139,16 @@ pub fn delegate(parent: &Path) -> Result<(), String> {
         let _ = fs::write(parent.join("cgroup.procs"), &own);
         format!("{}: {error}", control.display())
     })
+}
+
+/// Gives an agent that moved into a separate group, and its shims with it, the processor before any worker has it.
+pub fn prefer_agent(parent: &Path) {
+    let (leaf, own) = (parent.join(AGENT_GROUP), std::process::id().to_string());
+    let is_in =
+        fs::read_to_string(leaf.join("cgroup.procs")).is_ok_and(|text| text.lines().any(|pid| pid == own));
+    if is_in {
+        Cgroup::at(leaf).limit("cpu.weight", CPU_WEIGHT_MAX);
+    }
 }
 
 impl Cgroup {
@@ -313,6 +325,17 @@ mod tests {
         delegate(dir.path()).unwrap();
         assert_eq!(control(), "cpu memory pids io\n");
         assert!(delegate(&dir.path().join("nowhere")).is_err());
+        // The agent's own group, once it is in it.
+        let leaf = dir.path().join(AGENT_GROUP);
+        fs::create_dir(&leaf).unwrap();
+        fs::write(leaf.join("cpu.weight"), "100").unwrap();
+        let weight = |procs: &str| {
+            fs::write(leaf.join("cgroup.procs"), procs).unwrap();
+            prefer_agent(dir.path());
+            fs::read_to_string(leaf.join("cpu.weight")).unwrap()
+        };
+        assert_eq!(weight("1\n"), "100");
+        assert_eq!(weight(&format!("1\n{}\n", std::process::id())), CPU_WEIGHT_MAX);
         // What a worker's group is made with, and what it says.
         let group = Cgroup::create(dir.path(), "worker", Limits::default()).unwrap();
         assert!(!group.limits_memory() && !group.ran_out_of_memory());

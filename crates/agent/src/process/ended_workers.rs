@@ -3,8 +3,9 @@
 //! All of them are counted and removed on the [disposal](crate::disk::disposal) thread. What was counted is on record in the
 //! directory, so that no later agent counts it again.
 //!
-//! Beyond the number of directories, the oldest goes first. Beyond the bytes, the largest working directory goes first,
-//! and output only after all of them, the oldest first. So one worker's files cost no other worker's output.
+//! Temporary files go at once, wherever they are. Beyond the number of directories, the oldest goes first. Beyond the bytes,
+//! the largest working directory goes first, and output only after all of them, the oldest first. So one worker's files cost no
+//! other worker's output.
 
 use crate::disk::disposal;
 use crate::disk::durable::{read_record, write_record_of_boot};
@@ -88,6 +89,7 @@ struct Directories {
 
 impl Directories {
     fn add(&mut self, directory: PathBuf) {
+        remove_temporary(&TaskDir::at(directory.clone()));
         let counted = count(&directory);
         self.bytes = self.bytes.saturating_add(counted.bytes());
         self.all.push_back((directory, counted));
@@ -141,6 +143,19 @@ impl Directories {
         let Some((directory, _)) = self.all.pop_front() else { return Ok(()) };
         self.bytes = self.all.iter().map(|(_, counted)| counted.bytes()).fold(0, u64::saturating_add);
         disposal::remove_now(tasks, &directory)
+    }
+}
+
+/// Removes the temporary files of an ended worker: nobody can use them any more.
+fn remove_temporary(task: &TaskDir) {
+    let named = task.spec().ok().flatten().and_then(|spec| spec.temporary);
+    for directory in task.own_tmp().into_iter().chain(named) {
+        match tree::remove(&directory) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(directory = %directory.display(), %error, "temporary files of an ended worker stay");
+            }
+            _ => {}
+        }
     }
 }
 

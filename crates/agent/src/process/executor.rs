@@ -22,8 +22,10 @@ use crate::process::processes::{self, MARK_VARIABLE};
 use crate::process::secrets;
 use crate::process::shim;
 use crate::process::task::{self, GangFiles, TaskDir, TaskError, TaskSpec};
+use crate::process::unlisted;
 use crate::rules::{DEVICE_MILLI, HttpNotice, Launch, Placement, WorkerKey, detail};
 use crate::settings::{ControlGroups, LogLimits, MemoryLimit};
+use crate::temporary;
 use muster_types::{DeviceSet, ExitStatus, HolderId};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
@@ -107,6 +109,9 @@ impl ProcessExecutor {
         {
             tracing::info!(why, "the control groups of workers have no separate limits");
         }
+        if let Some(parent) = &cgroup_parent {
+            cgroup::prefer_agent(parent);
+        }
         let ended = EndedWorkers::new(settings.tasks.clone(), settings.logs.clone());
         let (tasks, guard) = (settings.tasks.clone(), settings.guard_command.clone());
         let namespaces = settings.isolating.namespaces();
@@ -168,6 +173,12 @@ impl ProcessExecutor {
             let home = task.work().display().to_string();
             environment.insert("HOME".to_owned(), home);
         }
+        // With its own `/tmp` it needs none, and a directory that the job names for that is the job's.
+        let has_its_own = isolation.private_tmp || worker.environment.contains_key(temporary::VARIABLE);
+        let temporary = (!has_its_own).then(|| temporary::of(key, settings.holder));
+        if let Some(directory) = &temporary {
+            environment.insert(temporary::VARIABLE.to_owned(), directory.display().to_string());
+        }
         let seen = contract::seen_devices(placement, worker, &settings.node);
         TaskSpec {
             isolation: settings.isolating.with_seen(isolation, seen),
@@ -192,6 +203,7 @@ impl ProcessExecutor {
             memory_watched: settings.memory_limit == MemoryLimit::Enforced,
             cpu_milli: worker.cpu_milli,
             cpu_max_milli: settings.isolating.cpu_max_milli(worker.cpu_milli),
+            temporary,
             disk_bytes_max: settings.isolating.disk_bytes_max(),
             notice: placement.notice.as_ref().and_then(|to| {
                 let local_rank = contract::local_rank(placement, &settings.node, worker.rank);
@@ -483,6 +495,14 @@ impl Executor for ProcessExecutor {
         let (tasks, parent) = (self.shared.settings.tasks.clone(), self.shared.cgroup_parent.clone());
         let holder = self.shared.settings.holder;
         let listed = blocking(move || {
+            let of_holder = holder_mark(holder);
+            let ended = unlisted::end(&tasks, |mark| mark.ends_with(&of_holder))?;
+            if ended > 0 {
+                tracing::error!(
+                    processes = ended,
+                    "workers ran that the state directory does not list, as if it was set back to an older copy: they were ended"
+                );
+            }
             shim::remove_unused_shared_memory(holder);
             if let Some(parent) = parent {
                 cgroup::remove_unused(&parent, shim::WAITING_GROUP);
@@ -539,11 +559,16 @@ impl Executor for ProcessExecutor {
 
 /// A value that is this worker's alone and can be made again after a restart.
 fn mark(key: WorkerKey, holder: HolderId) -> String {
+    format!("{}_{}_{}{}", key.job, key.token, key.rank, holder_mark(holder))
+}
+
+/// How the marks of all workers of a holder end.
+fn holder_mark(holder: HolderId) -> String {
     // The holder itself is nothing for a worker to know: what its gang is known by follows from it.
     let hash =
         Sha256::new().chain_update(b"muster worker mark\0").chain_update(holder.0.to_le_bytes()).finalize();
     let of_holder: String = hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-    format!("{}_{}_{}_{of_holder}", key.job, key.token, key.rank)
+    format!("_{of_holder}")
 }
 
 /// Waits for the end-of-file of the FIFO that the shim holds open.

@@ -65,6 +65,9 @@ pub struct Isolation {
     /// Device files that cannot be opened where it sees them.
     #[serde(default)]
     pub hidden: Vec<PathBuf>,
+    /// Sockets of the host that nothing answers at where it sees them.
+    #[serde(default)]
+    pub closed_sockets: Vec<PathBuf>,
     /// The only devices that its control group lets it open; none where the group asks nobody.
     #[serde(default)]
     pub allowed: Option<Vec<CharacterDevices>>,
@@ -132,6 +135,9 @@ pub struct WorkersConfig {
     /// Device files, or directories of them, that every worker may open in addition to those that every program needs, its own
     /// accelerators and the fabric of the hosts; for example `/dev/fuse`.
     pub devices: Vec<PathBuf>,
+    /// Whether workers find the sockets of container daemons. Who may speak to one of these is the host's root in effect, and what it
+    /// starts is in no namespace of the worker and outlives its lease.
+    pub container_sockets: bool,
     /// What the kernel bounds of each process of a worker.
     pub rlimits: Rlimits,
     /// What a promise of processor time means.
@@ -166,6 +172,18 @@ pub struct UidRange {
     /// How many.
     pub count: u32,
 }
+
+/// Where the daemons that start containers listen; `/var/run` is `/run` on most hosts.
+pub const CONTAINER_SOCKETS: [&str; 8] = [
+    "/run/docker.sock",
+    "/var/run/docker.sock",
+    "/run/containerd/containerd.sock",
+    "/run/k3s/containerd/containerd.sock",
+    "/run/podman/podman.sock",
+    "/run/crio/crio.sock",
+    "/run/buildkit/buildkitd.sock",
+    "/run/lxd/unix.socket",
+];
 
 const FACT_PREFIX: &str = "isolation.";
 /// Labels of a node: what its workers are isolated by.
@@ -352,6 +370,11 @@ impl Isolating {
         wanted && self.namespaces != Namespaces::Host
     }
 
+    fn closed_sockets(&self) -> Vec<PathBuf> {
+        let are_closed = self.namespaces != Namespaces::Host && !self.config.container_sockets;
+        if are_closed { CONTAINER_SOCKETS.map(PathBuf::from).to_vec() } else { Vec::new() }
+    }
+
     /// Labels of the node and their values: what its workers are isolated by.
     #[must_use]
     pub fn facts(&self) -> [(&'static str, &'static str); 4] {
@@ -402,6 +425,7 @@ impl Isolating {
             private_tmp,
             shown: if private_tmp { shown.to_vec() } else { Vec::new() },
             hidden: Vec::new(),
+            closed_sockets: self.closed_sockets(),
             allowed: None,
             rlimits: self.config.rlimits,
         })

@@ -10,6 +10,7 @@ pub mod isolation;
 mod memory;
 pub mod notice;
 mod prewarm_pool;
+pub(crate) mod priority;
 pub mod processes;
 mod secrets;
 pub(crate) mod shim;
@@ -17,6 +18,7 @@ pub(crate) mod socket;
 mod speaker;
 pub mod task;
 pub mod transcript;
+mod unlisted;
 
 pub(crate) use ended_workers::EndedWorkers;
 pub use executor::{ProcessExecutor, ProcessSettings};

@@ -143,6 +143,29 @@ pub fn left_behind(session: Option<i32>, mark: &str) -> BTreeSet<Process> {
         .collect()
 }
 
+/// Living processes with a worker's mark in their environment of which this holds.
+#[must_use]
+pub fn marked(wanted: impl Fn(&str) -> bool) -> BTreeSet<Process> {
+    let prefix = format!("{MARK_VARIABLE}=");
+    let bears = |pid: i32| {
+        let environment = environment(pid);
+        let mut marks =
+            environment.split(|b| *b == 0).filter_map(|entry| entry.strip_prefix(prefix.as_bytes()));
+        marks.any(|mark| std::str::from_utf8(mark).is_ok_and(&wanted))
+    };
+    let own = std::process::id().cast_signed();
+    let living = all().into_iter().filter(|(pid, stat)| *pid != own && !stat.zombie && bears(*pid));
+    living.map(|(pid, stat)| Process { pid, started: stat.started }).collect()
+}
+
+/// Living processes that lead a session, as every shim does.
+#[must_use]
+pub fn session_leaders() -> BTreeSet<Process> {
+    let own = std::process::id().cast_signed();
+    let leads = |(pid, stat): &(i32, Stat)| *pid != own && stat.session == *pid && !stat.zombie;
+    all().into_iter().filter(leads).map(|(pid, stat)| Process { pid, started: stat.started }).collect()
+}
+
 fn environment(pid: i32) -> Vec<u8> {
     crate::disk::durable::read_bounded(format!("/proc/{pid}/environ").as_ref(), 4 << 20).unwrap_or_default()
 }

@@ -82,6 +82,9 @@ pub struct TaskSpec {
     /// The most of it, for the control group; 0 for no ceiling.
     #[serde(default)]
     pub cpu_max_milli: u64,
+    /// Its own directory for temporary files, where it shares `/tmp` with others; launches of earlier versions have none.
+    #[serde(default)]
+    pub temporary: Option<PathBuf>,
     /// What its files may take of the disk; 0 for no bound.
     #[serde(default)]
     pub disk_bytes_max: u64,
@@ -213,6 +216,12 @@ impl TaskDir {
     #[must_use]
     pub fn work(&self) -> PathBuf {
         self.path.join("work")
+    }
+
+    /// What it has in the place of `/tmp` and `/var/tmp`, where these are its own.
+    #[must_use]
+    pub fn own_tmp(&self) -> [PathBuf; 2] {
+        ["tmp", "var_tmp"].map(|name| self.path.join(name))
     }
 
     /// The rank map file.

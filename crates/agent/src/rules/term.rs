@@ -87,6 +87,25 @@ mod tests {
         assert_eq!(renewed(first.1, 0, at(100), TTL, at(130)), (Renewal::Stale, None));
     }
 
+    /// A hypervisor stops the whole machine, which this clock does not count. Nothing can be told from it, so whatever answers
+    /// arrive after the resume, work goes on for one lease at most: the leader answers no heartbeat that is sent then, and those before
+    /// count from when they were sent.
+    #[test]
+    fn a_pause_that_the_clock_does_not_count_adds_one_lease_at_most() {
+        for paused_at in [101, 105, 109] {
+            // Heartbeats of every second, none of them answered yet; the lease is that of the first.
+            let (_, mut lease) = renewed(None, 0, at(100), TTL, at(100));
+            for (sent, arrives) in
+                (101..=paused_at).flat_map(|sent| (paused_at..=120).map(move |now| (sent, now)))
+            {
+                let (_, next) = renewed(lease, 0, at(sent), TTL, at(arrives));
+                lease = next.or(lease);
+                let deadline = lease.unwrap().deadline;
+                assert!(deadline <= at(paused_at).after(TTL), "{deadline:?} by what was sent at {sent}");
+            }
+        }
+    }
+
     #[test]
     fn a_worker_runs_under_its_own_epoch_alone() {
         let lease = Some(LeaseTerm { epoch: 3, deadline: at(110) });

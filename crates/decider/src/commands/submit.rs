@@ -16,7 +16,7 @@ use muster_types::{
 use crate::commands::answer::{Answer, repeated};
 use crate::rules::deadline;
 use crate::settle::job::settle;
-use crate::settle::retention::{can_make_room, make_room};
+use crate::settle::retention::headroom_for;
 use crate::speculation::Speculation;
 
 /// Bytes of one submission: keeps a round far below its bound.
@@ -218,28 +218,6 @@ fn unfinished_of(state: &State, tenant: &Name) -> u64 {
     state.queue(tenant).map_or(0, |queue| queue.load.pending_jobs + queue.load.active_jobs)
 }
 
-/// Memory is bounded whatever is submitted: what is finished or old goes first (`tick`), then nothing new comes in.
-fn check_room(state: &State, jobs: usize) -> Result<(), Refusal> {
-    let parameters = state.parameters();
-    let refuse = |limit: &'static str, max: u64, held: usize, what: &str| {
-        let text = format!("the cluster holds {held} {what}; it may hold {max}");
-        Err(Refusal::new(RefusalCode::StateFull, text)
-            .with("limit", limit)
-            .with("held", held)
-            .with("held_max", max)
-            .with("retry_after_ms", 5_000))
-    };
-    let held = state.jobs().len();
-    if (held + jobs) as u64 > parameters.jobs_held_max {
-        return refuse("jobs_held_max", parameters.jobs_held_max, held, "jobs");
-    }
-    let held = state.requests_count();
-    if held as u64 >= parameters.requests_held_max {
-        return refuse("requests_held_max", parameters.requests_held_max, held, "requests");
-    }
-    Ok(())
-}
-
 pub(super) fn submit(
     speculation: &mut Speculation,
     request: RequestId,
@@ -260,17 +238,12 @@ pub(super) fn submit(
     if let Some(answer) = repeated(speculation, key)? {
         return Ok(answer);
     }
-    // What is over goes first, but not while somebody submits a job that waits for it.
-    let is_free = specs.iter().all(|spec| spec.dependencies.is_empty());
-    let forgets = is_free && can_make_room(speculation, specs.len());
-    check_room(speculation.state(), if forgets { 0 } else { specs.len() })?;
+    let headroom = headroom_for(speculation, &specs)?;
     check_share(speculation.state(), submitted)?;
     check_submission(speculation.state(), submitted, speculation.now())?;
     contracts_sayable(speculation.format(), submitted)?;
     speculation.count_request(specs.iter().map(|spec| &spec.tenant))?;
-    if forgets {
-        make_room(speculation, specs.len());
-    }
+    headroom.make(speculation);
     let now = speculation.now();
     let estimates = estimates(speculation.state(), specs.iter().copied(), now);
     let shared = specs.iter().map(|spec| Arc::new((*spec).clone())).collect();

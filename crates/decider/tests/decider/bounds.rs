@@ -13,7 +13,10 @@ use muster_planner::Budget;
 use muster_state::{Phase, State};
 use muster_types::health::HealthReport;
 use muster_types::policy::{TenantLimits, TenantPolicy};
-use muster_types::{ClusterId, ExitStatus, LogTime, NodeId, Parameters, Refusal, RefusalCode, limits};
+use muster_types::{
+    ClusterId, Dependency, DependencyRule, ExitStatus, JobId, LogTime, NodeId, Parameters, Refusal,
+    RefusalCode, limits,
+};
 
 use crate::support::{
     FOUNDING, FOUNDING_NEWEST, accelerators, check, commit, founded, founded_as, group, holder, job,
@@ -513,6 +516,94 @@ fn what_is_over_goes_before_anything_new_is_refused() {
     let before = speculation.last_index();
     let refused = handle(&mut speculation, &batch(14, 100)).unwrap_err();
     assert_eq!((refused.code, speculation.last_index()), (RefusalCode::StateFull, before));
+}
+
+/// A job that waits for one that is over keeps that one, and those that finished later; the older ones go for it.
+#[test]
+fn what_is_over_goes_before_a_job_that_waits_for_another_is_refused() {
+    let parameters = Parameters { jobs_held_max: 1_000, ..Parameters::DEFAULT };
+    let founding = Founding { parameters, ..FOUNDING_NEWEST };
+    let start = LogTime(1_000_000);
+    let mut speculation = Speculation::begin(State::default(), leadership(1, 1), start, founding);
+    let mut state = State::default();
+    register(&mut speculation, node_spec("n0", "eu", "c1", Some(accelerators("h100", 8))));
+    let mut finished = Vec::new();
+    for n in 0..10 {
+        let specs = (0..100).map(|k| job(&format!("j{n}-{k}"), 1, Some(accelerators("h100", 8)))).collect();
+        let Answer::Submitted { jobs, .. } = submit(&mut speculation, n, specs) else {
+            panic!("there is room")
+        };
+        for job in jobs.into_iter().take(2) {
+            let cancel = Command::Cancel { request: request(1_000_000 + u128::from(job.0)), job };
+            handle(&mut speculation, &cancel).unwrap();
+            finished.push(job);
+        }
+        commit(&mut speculation, &mut state);
+        speculation.set_now(start.plus_ms(1_000 * (1 + n as u64)));
+    }
+    assert_eq!((state.jobs().len(), state.finished_count()), (1_000, 20));
+    let waiting = |n: u128, count: usize, waited_for: &[JobId]| {
+        let one = |k: usize| {
+            let mut draft = job_draft(&format!("w{n}-{k}"), vec![group("main", 1, None)]);
+            let rule = DependencyRule::Finished;
+            draft.dependencies = waited_for.iter().map(|job| Dependency { job: *job, rule }).collect();
+            draft.check().unwrap()
+        };
+        let jobs = muster_types::Submission::plain((0..count).map(one));
+        Command::Submit { request: request(n), jobs }
+    };
+    // The tenth and the last that finished: eight finished before both.
+    let waited_for = [finished[9], finished[19]];
+    let answer = handle(&mut speculation, &waiting(20, 8, &waited_for));
+    assert!(matches!(answer, Ok(Answer::Submitted { .. })), "{answer:?}");
+    commit(&mut speculation, &mut state);
+    assert!(waited_for.iter().all(|job| state.job(*job).is_some()), "what is waited for is kept");
+    assert_eq!((state.jobs().len(), state.finished_count()), (1_000, 12));
+    // What could go now is waited for.
+    let before = speculation.last_index();
+    let refused = handle(&mut speculation, &waiting(21, 1, &waited_for)).unwrap_err();
+    assert_eq!((refused.code, speculation.last_index()), (RefusalCode::StateFull, before));
+    check(&state);
+}
+
+/// A submission is not refused for the requests that are remembered while some are older than their callers repeat them.
+#[test]
+fn old_requests_go_before_anything_new_is_refused() {
+    let parameters = Parameters { requests_held_max: 1_000, ..Parameters::DEFAULT };
+    let founding = Founding { parameters, ..FOUNDING_NEWEST };
+    let start = LogTime(1_000_000);
+    let mut speculation = Speculation::begin(State::default(), leadership(1, 1), start, founding);
+    let mut state = State::default();
+    register(&mut speculation, node_spec("n0", "eu", "c1", None));
+    let one = |n: u128| Command::Submit {
+        request: request(n),
+        jobs: muster_types::Submission::plain([job(&format!("j{n}"), 1, None)]),
+    };
+    for n in 0..1_000 {
+        if n == 500 {
+            commit(&mut speculation, &mut state);
+            speculation.set_now(start.plus_ms(30_000));
+        }
+        handle(&mut speculation, &one(n)).unwrap();
+    }
+    commit(&mut speculation, &mut state);
+    let youngest = Parameters::REQUEST_RETENTION_MIN_MS;
+    speculation.set_now(start.plus_ms(youngest));
+    let refused = handle(&mut speculation, &one(1_000)).unwrap_err();
+    assert!(refused.metadata.contains(&("limit", "requests_held_max".to_owned())), "{refused:?}");
+    assert!(speculation.take_round().is_none(), "a refusal leaves no record");
+    // A millisecond later half of them are old enough.
+    speculation.set_now(start.plus_ms(youngest + 1));
+    for n in 1_000..1_500 {
+        handle(&mut speculation, &one(n)).unwrap_or_else(|refusal| panic!("{n}: {refusal:?}"));
+    }
+    assert_eq!(handle(&mut speculation, &one(1_500)).unwrap_err().code, RefusalCode::StateFull);
+    commit(&mut speculation, &mut state);
+    assert!(
+        state.request(request(499)).is_none() && state.request(request(500)).is_some(),
+        "the oldest went"
+    );
+    check(&state);
 }
 
 /// How many jobs a tenant may have is what the policy says of it, or of the nearest tenant above.

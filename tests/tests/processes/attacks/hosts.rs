@@ -11,6 +11,7 @@ use muster_wire::v1::{self, JobPhase};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -29,6 +30,33 @@ const KEPT_BYTES: usize = 64 << 10;
 
 /// What the files of one worker may take.
 const DISK_BYTES_MAX: usize = 48 << 20;
+
+/// Where a daemon listens that starts containers, for everybody: one of the paths at which such daemons do.
+const DAEMON: &str = "/run/crio/crio.sock";
+
+/// Listens there; gone with this. None where there is one already.
+struct Daemon {
+    _listener: UnixListener,
+}
+
+impl Daemon {
+    fn listen() -> Option<Daemon> {
+        let socket = Path::new(DAEMON);
+        std::fs::create_dir_all(socket.parent()?).ok()?;
+        let listener = UnixListener::bind(socket).ok()?;
+        let everybody = std::fs::Permissions::from_mode(0o666);
+        let daemon = Daemon { _listener: listener };
+        std::fs::set_permissions(socket, everybody).ok().map(|()| daemon)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(DAEMON);
+        // It stays where something else is in it.
+        let _ = Path::new(DAEMON).parent().map(std::fs::remove_dir);
+    }
+}
 
 /// An attack.
 struct Attack {
@@ -219,6 +247,12 @@ const ESCAPE: &[Attack] = &[
         "for g in $(find /sys/fs/cgroup -name cgroup.procs 2> /dev/null | head -50); do echo $$ > $g && echo BROKEN; done",
         DENIED,
         "find /sys/fs/cgroup -name cgroup.procs | grep -q .",
+    ),
+    attack(
+        "a daemon that starts containers",
+        "perl -MIO::Socket::UNIX -e 'print IO::Socket::UNIX->new($ENV{DAEMON}) ? \"BROKEN\\n\" : \"$!\\n\"'",
+        &["Connection refused"],
+        "perl -MIO::Socket::UNIX -e 'exit !IO::Socket::UNIX->new($ENV{DAEMON})'",
     ),
     attack("a setting of the kernel", "echo x > /proc/sys/kernel/core_pattern && echo BROKEN", DENIED, ""),
     attack("the host's name", "echo evil > /proc/sys/kernel/hostname && echo BROKEN", DENIED, ""),
@@ -550,6 +584,7 @@ async fn no_attack_of_a_worker_reaches_its_host_or_another_tenant() {
         return say("skipped: attacks of workers (this takes root, and namespaces)");
     }
     let _heavy = heavy().await;
+    let _daemon = Daemon::listen();
     let mut cluster = Cluster::start(1).await;
     passable(cluster.scratch.path());
     let home = cluster.scratch.path().join("agent-h1");
@@ -667,6 +702,7 @@ fn environment_of(scene: &Scene<'_>, victim: &str) -> Vec<(String, String)> {
         ("LEASE", value(&launch, "lease_path")),
         ("ACCELERATOR", text(&accelerator)),
         ("DISK", disk()),
+        ("DAEMON", DAEMON.to_owned()),
     ];
     known.map(|(name, value)| (name.to_owned(), value)).to_vec()
 }

@@ -20,7 +20,7 @@ use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Where every gang finds its shared memory on a host.
@@ -86,10 +86,17 @@ pub(crate) fn remove_unused_shared_memory(holder: HolderId) {
 /// Confines this process as the launch says.
 pub(super) fn confine(task: &TaskDir, spec: &TaskSpec) -> Result<(), String> {
     let isolation = &spec.isolation;
+    if let Some(directory) = &spec.temporary {
+        let made = own_folder(directory, isolation.user);
+        made.map_err(|e| format!("make {} for temporary files: {e}", directory.display()))?;
+    }
     give(task, spec).map_err(|e| format!("give the worker its directory: {e}"))?;
     if isolation.namespaces != Namespaces::Host {
         for device in &isolation.hidden {
             hide(device).map_err(|e| format!("hide device {}: {e}", device.display()))?;
+        }
+        for socket in &isolation.closed_sockets {
+            close_socket(socket).map_err(|e| format!("close socket {}: {e}", socket.display()))?;
         }
         if isolation.private_tmp {
             private_tmp(task, spec)?;
@@ -131,6 +138,20 @@ fn hide(device: &Path) -> Result<(), Errno> {
     let kept = kept.iter().filter(|(flag, _)| has.contains(*flag)).map(|(_, kept)| *kept);
     let flags = kept.fold(MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_NODEV, |all, one| all | one);
     mount(None::<&str>, device, None::<&str>, flags, None::<&str>)
+}
+
+/// Puts a file in the place of a socket, so that nothing answers there. One that is not there, or that this user cannot reach, is
+/// none of the worker's either.
+fn close_socket(socket: &Path) -> Result<(), Errno> {
+    match fs::symlink_metadata(socket).map(|found| found.file_type()) {
+        Ok(found) if found.is_socket() || found.is_symlink() => {}
+        _ => return Ok(()),
+    }
+    match bind(Path::new("/dev/null"), socket) {
+        // Gone meanwhile, or a link that leads nowhere.
+        Err(Errno::ENOENT) => Ok(()),
+        bound => bound,
+    }
 }
 
 /// Sets what the kernel bounds of each process.
@@ -183,11 +204,10 @@ fn private_tmp(task: &TaskDir, spec: &TaskSpec) -> Result<(), String> {
             open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).map_err(|e| failed(path, &e))?;
         shown.push((path.clone(), held));
     }
-    for (number, tmp) in ["/tmp", "/var/tmp"].map(Path::new).into_iter().enumerate() {
+    for (tmp, own) in ["/tmp", "/var/tmp"].map(Path::new).into_iter().zip(task.own_tmp()) {
         if !tmp.is_dir() {
             continue;
         }
-        let own = task.path().join(if number == 0 { "tmp" } else { "var_tmp" });
         own_folder(&own, isolation.user).map_err(|e| failed(tmp, &e))?;
         bind(&own, tmp).map_err(|e| failed(tmp, &e))?;
         for (path, held) in shown.iter().filter(|(path, _)| path.starts_with(tmp)) {

@@ -21,15 +21,20 @@ pub(super) struct DiskWatch {
 }
 
 impl DiskWatch {
-    /// Counts the directories of `task` that the worker may write, and `shared`. None without a bound.
-    pub(super) fn start(task: &TaskDir, shared: Option<PathBuf>, max: u64) -> Option<DiskWatch> {
+    /// Counts the directories of `task` that the worker may write, and `others`. None without a bound.
+    pub(super) fn start(
+        task: &TaskDir,
+        others: impl IntoIterator<Item = PathBuf>,
+        max: u64,
+    ) -> Option<DiskWatch> {
         if max == 0 {
             return None;
         }
-        let own = [task.work(), task.path().join("tmp"), task.path().join("var_tmp")];
-        let directories: Vec<PathBuf> = own.into_iter().chain(shared).collect();
+        let [tmp, var_tmp] = task.own_tmp();
+        let directories: Vec<PathBuf> = [task.work(), tmp, var_tmp].into_iter().chain(others).collect();
         let (tell, counted) = sync_channel(1);
         std::thread::spawn(move || {
+            crate::process::priority::step_back();
             let mut pause = LOOK;
             loop {
                 std::thread::sleep(pause);

@@ -51,7 +51,7 @@ pub(crate) const WAIT: &str = "wait";
 pub(crate) const SPEAKS: &str = "speaks";
 /// What agent and shim say to one another: rises with every change of it, so that an agent finds a program
 /// of another release out that is installed next to it.
-pub(crate) const SPEECH: &str = concat!(env!("CARGO_PKG_VERSION"), " 2");
+pub(crate) const SPEECH: &str = concat!(env!("CARGO_PKG_VERSION"), " 3");
 /// How the control groups of workers begin whose shims waited for them.
 pub(crate) const WAITING_GROUP: &str = "muster_ready_";
 /// What a waiting shim writes to its standard output once nothing but its worker is missing.
@@ -350,7 +350,8 @@ fn worker_life(
     let end = match guard::Guard::new(lease, watch, launched, cgroup.as_ref(), spec.stop_grace_ms) {
         Ok(guard) => {
             let shared = shared_memory.is_some().then(|| confine::shared_memory_of(spec));
-            let disk = disk::DiskWatch::start(task, shared, spec.disk_bytes_max);
+            let others = shared.into_iter().chain(spec.temporary.clone());
+            let disk = disk::DiskWatch::start(task, others, spec.disk_bytes_max);
             guard.with_memory(memory_max, note).with_disk(disk).watch()
         }
         Err(why) => failed(why),

@@ -29,6 +29,7 @@ impl Copying {
     pub(super) fn start(pipes: Vec<(OwnedFd, OutputStream)>, writer: Writer) -> Copying {
         let (tell, done): (Sender<()>, _) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
+            crate::process::priority::step_back();
             copy(pipes, writer);
             // The receiver is gone only when the shim is about to end anyway.
             let _ = tell.send(());

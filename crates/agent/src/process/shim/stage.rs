@@ -239,6 +239,7 @@ fn execute(
     // The shim is hard to kill for want of memory; its worker must not inherit that. Where it could
     // not be set, there is nothing to undo.
     let _ = std::fs::write("/proc/self/oom_score_adj", oom_score.as_bytes());
+    crate::process::priority::step_back();
     let spec = task
         .spec()
         .map_err(|e| format!("read the launch: {e}"))?

@@ -1,1 +1,0 @@
-"""Messages and services, generated from the protocol."""
