@@ -988,7 +988,7 @@ fn every_mistake_in_a_policy_is_named_by_its_path() {
             "policy.transfers[0].from",
             "policy.weights.cost",
             "policy.weights.data",
-            "policy.windows[0].maintenance",
+            "policy.windows[0].purpose",
             "policy.windows[0].scope",
             "policy.windows[0].until_ms",
             "policy.windows[1].name",
