@@ -13,9 +13,9 @@ use muster_state::{ExceededLimit, GangClass, MissingRight, Phase, RequestAnswer,
 use muster_types::health::{HealthPolicy, HealthReport};
 use muster_types::policy::{Policy, PolicyDraft};
 use muster_types::{
-    Approval, CertificateSerial, FencingToken, ForeignLoad, HolderId, JobContract, JobId, JobSpec, LogIndex,
-    LogTime, Name, NodeAdmission, NodeId, NodeSpec, Refusal, RefusalCode, RequestId, Revocation, Span,
-    Submission, Violation, limits,
+    Approval, CertificateSerial, FencingToken, ForeignLoad, HolderId, JobContract, JobId, JobMetadata,
+    JobSpec, LogIndex, LogTime, Name, NodeAdmission, NodeId, NodeSpec, Refusal, RefusalCode, RequestId,
+    Revocation, Span, Submission, Violation, limits,
 };
 
 use crate::health::{DrainOrder, RepairOrder};
@@ -31,6 +31,9 @@ const CONTRACTS_FORMAT: u16 = 3;
 
 /// The format that has the second record of a policy: [`Decision::PolicyRulesSet`].
 const RULES_FORMAT: u16 = 5;
+
+/// The format that has labels, annotations and creators of jobs: [`Decision::JobMetadataSet`].
+const METADATA_FORMAT: u16 = 5;
 
 /// Violations that one refusal lists at most.
 const VIOLATIONS_MAX: usize = 32;
@@ -367,6 +370,7 @@ pub fn check_submission(state: &State, specs: &[Submission], now: LogTime) -> Re
     check_limits(state, specs)?;
     check_dependencies(state, specs)?;
     check_contracts(state, specs)?;
+    check_metadata(state.format(), specs)?;
     deadline::check(specs, now)?;
     for (place, spec) in specs.iter().enumerate() {
         if !seen.insert(GangClass::of(spec)) {
@@ -474,6 +478,44 @@ fn check_contracts(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
     contracts_sayable(state.format(), specs)
 }
 
+/// Labels and annotations must be right, and something that the log can say yet. That a creator cannot be kept yet
+/// refuses nothing: nobody asked for it.
+fn check_metadata(format: u16, specs: &[Submission]) -> Result<(), Refusal> {
+    let mut found = Vec::new();
+    let mut says_something = false;
+    for (place, metadata) in distinct_metadata(specs) {
+        says_something |= !(metadata.labels.is_empty() && metadata.annotations.is_empty());
+        let at = format!("specs[{place}]");
+        found.extend(metadata.violations().into_iter().map(|violation| violation.under(&at)));
+        if found.len() >= VIOLATIONS_MAX {
+            break;
+        }
+    }
+    if !found.is_empty() {
+        found.truncate(VIOLATIONS_MAX);
+        return Err(Refusal::fields(found));
+    }
+    let needed = METADATA_FORMAT;
+    if says_something && format < needed {
+        let text = format!(
+            "labels and annotations need record format {needed}, and {format} is in force; upgrade every replica first"
+        );
+        return Err(Refusal::new(RefusalCode::FormatNotActive, text).with("needed", needed));
+    }
+    Ok(())
+}
+
+/// The metadata of jobs, once for neighbours that share it, with the place of the first of them.
+fn distinct_metadata(jobs: &[Submission]) -> impl Iterator<Item = (usize, &Arc<JobMetadata>)> {
+    let mut last: Option<&Arc<JobMetadata>> = None;
+    jobs.iter().enumerate().filter_map(move |(place, job)| {
+        let metadata = job.metadata.as_ref()?;
+        let is_new = last.is_none_or(|last| !Arc::ptr_eq(last, metadata));
+        last = Some(metadata);
+        is_new.then_some((place, metadata))
+    })
+}
+
 /// Whoever says how long its steps and its saves take is told to stop two steps and a save before it is killed. That
 /// has to fit into the longest grace there is: a shorter one would promise what it does not keep.
 fn notice_too_short(job: &Submission) -> Option<Violation> {
@@ -571,8 +613,13 @@ fn submit(
         let contracts: Vec<&JobContract> = submitted.iter().map(|job| &job.contract).collect();
         bytes.extend(canonical(&contracts));
     }
-    if bytes.len() > SUBMISSION_BYTES_MAX {
-        let text = format!("must be at most {SUBMISSION_BYTES_MAX} bytes together, got {}", bytes.len());
+    bytes.extend(metadata_name(submitted));
+    // Each job has a row: texts that an array shares count once for every job.
+    let texts: usize =
+        submitted.iter().filter_map(|job| job.metadata.as_ref()).map(|shared| shared.text_bytes()).sum();
+    if bytes.len() + texts > SUBMISSION_BYTES_MAX {
+        let text =
+            format!("must be at most {SUBMISSION_BYTES_MAX} bytes together, got {}", bytes.len() + texts);
         return Err(Refusal::fields(alloc::vec![Violation::new("specs", text)]));
     }
     let key = RequestKey { id: request, fingerprint: hash(&bytes) };
@@ -586,6 +633,7 @@ fn submit(
     check_share(speculation.state(), submitted)?;
     check_submission(speculation.state(), submitted, speculation.now())?;
     contracts_sayable(speculation.format(), submitted)?;
+    check_metadata(speculation.format(), submitted)?;
     requests::take(speculation, specs.iter().map(|spec| &spec.tenant))?;
     if forgets {
         make_room(speculation, specs.len());
@@ -596,6 +644,7 @@ fn submit(
     let at = speculation.push(Decision::JobsSubmitted { request: key, specs: shared, estimates });
     let jobs: Vec<JobId> = (0..specs.len()).map(|n| speculation.state().job_id(at, n)).collect();
     set_contracts(speculation, &jobs, submitted);
+    set_metadata(speculation, &jobs, submitted);
     for (job, spec) in jobs.iter().zip(specs) {
         if !spec.dependencies.is_empty() || spec.not_before.is_some() {
             job::settle(speculation, *job);
@@ -618,6 +667,47 @@ fn set_contracts(speculation: &mut Speculation, jobs: &[JobId], submitted: &[Sub
     }
     if !contracts.is_empty() {
         speculation.push(Decision::JobContractsSet { contracts });
+    }
+}
+
+/// What labels and annotations add to a request's fingerprint: nothing when there are none. The creator does not count:
+/// a request that is repeated over another connection is the same request.
+fn metadata_name(submitted: &[Submission]) -> Vec<u8> {
+    let said = |job: &Submission| {
+        job.metadata.as_ref().is_some_and(|said| !(said.labels.is_empty() && said.annotations.is_empty()))
+    };
+    if !submitted.iter().any(said) {
+        return Vec::new();
+    }
+    let runs: Vec<_> = submitted
+        .chunk_by(|a, b| a.metadata == b.metadata)
+        .map(|run| {
+            let texts = run.first().and_then(|job| job.metadata.as_ref());
+            (run.len() as u64, texts.map(|texts| (&texts.labels, &texts.annotations)))
+        })
+        .collect();
+    canonical(&("metadata", runs))
+}
+
+/// Right behind the jobs, in the same round: neighbours that have the same are one run.
+fn set_metadata(speculation: &mut Speculation, jobs: &[JobId], submitted: &[Submission]) {
+    if speculation.format() < METADATA_FORMAT {
+        return;
+    }
+    let mut runs: Vec<(JobId, u32, Arc<JobMetadata>)> = Vec::new();
+    for (job, submission) in jobs.iter().zip(submitted) {
+        let Some(metadata) = submission.metadata.as_ref().filter(|metadata| !metadata.is_default()) else {
+            continue;
+        };
+        match runs.last_mut() {
+            Some((first, count, last)) if first.0 + u64::from(*count) == job.0 && *last == *metadata => {
+                *count += 1;
+            }
+            _ => runs.push((*job, 1, Arc::clone(metadata))),
+        }
+    }
+    if !runs.is_empty() {
+        speculation.push(Decision::JobMetadataSet { runs });
     }
 }
 

@@ -11,8 +11,8 @@ use muster_policy::Refresh;
 use muster_state::{Leadership, State};
 use muster_types::health::RepairStep;
 use muster_types::{
-    AdmissionMode, ClusterId, ExitStatus, JobContract, JobId, JobSpec, LogIndex, LogTime, NodeId, Parameters,
-    TaskGroup, limits,
+    AdmissionMode, ClusterId, ExitStatus, JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime,
+    NodeId, Parameters, TaskGroup, limits,
 };
 
 use crate::future::KeptReservations;
@@ -585,6 +585,7 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::Rearranged { .. }
         | Decision::CheckpointCommitted { .. }
         | Decision::JobContractsSet { .. }
+        | Decision::JobMetadataSet { .. }
         | Decision::AttemptFailed { .. }
         | Decision::SparesTaken { .. }
         | Decision::StragglerNoted { .. }
@@ -634,6 +635,13 @@ fn bytes_max(decision: &Decision) -> usize {
         Decision::JobFinished { outcome: Outcome::Failed { detail }, .. } => 64 + detail.len(),
         Decision::JobContractsSet { contracts } => {
             32 + contracts.iter().map(|(_, contract)| contract_bytes_max(contract)).sum::<usize>()
+        }
+        Decision::JobMetadataSet { runs } => {
+            let bytes = |metadata: &JobMetadata| {
+                let texts = metadata.labels.len() + metadata.annotations.len();
+                64 + metadata.text_bytes() + texts * 10
+            };
+            32 + runs.iter().map(|(_, _, metadata)| bytes(metadata)).sum::<usize>()
         }
         Decision::AttemptFailed { detail, .. } => 96 + detail.len(),
         Decision::SparesTaken { ranks, .. } => 64 + ranks.len() * 26,

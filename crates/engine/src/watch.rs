@@ -2,7 +2,7 @@
 
 use muster_planted::{Rule, breaks};
 use muster_state::{JobRow, NodeRow, QueueRow, RestrictionRow};
-use muster_types::{JobId, JobSpec, LogIndex, Name, NodeId, NodeSpec, Refusal, RefusalCode};
+use muster_types::{JobId, JobMetadata, JobSpec, LogIndex, Name, NodeId, NodeSpec, Refusal, RefusalCode};
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, RwLock};
 use tokio::sync::watch;
@@ -55,6 +55,8 @@ pub enum Change {
         row: Arc<JobRow>,
         /// What was submitted.
         spec: Arc<JobSpec>,
+        /// Its labels, annotations and creator.
+        metadata: Option<Arc<JobMetadata>>,
     },
     /// A finished job was dropped.
     JobForgotten(JobId),
@@ -372,7 +374,8 @@ mod tests {
         let (row, spec) = (Arc::new(row), Arc::new(spec));
         let fitting = EVENT_WEIGHT_MAX / workers;
         for index in 1..=fitting as u64 + 10 {
-            let change = Change::Job { id: JobId(1), row: Arc::clone(&row), spec: Arc::clone(&spec) };
+            let change =
+                Change::Job { id: JobId(1), row: Arc::clone(&row), spec: Arc::clone(&spec), metadata: None };
             let position = WatchPosition { log_index: LogIndex(index), ordinal: 1 };
             hub.append(LogIndex(index), vec![Event { position, change }]);
         }
