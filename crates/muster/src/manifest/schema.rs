@@ -102,11 +102,11 @@ impl Learned {
         self.forms.values().all(|tried| tried.len() == Form::ALL.len())
     }
 
-    /// The next form to try at a path; one that is taken when all were tried.
+    /// The next form to try at a path. When all were tried it is the last that is taken: a mapping has more to try in it.
     fn next_form(&self, path: &str) -> Form {
         let Some(tried) = self.forms.get(path) else { return Form::Text };
         let untried = Form::ALL.into_iter().find(|form| !tried.contains_key(form));
-        let taken = tried.iter().find(|(_, taken)| **taken).map(|(form, _)| *form);
+        let taken = tried.iter().rfind(|(_, taken)| **taken).map(|(form, _)| *form);
         untried.or(taken).unwrap_or(Form::Text)
     }
 
