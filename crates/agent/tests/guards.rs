@@ -6,8 +6,8 @@
 
 mod support;
 
+use muster_wire::agent::session_response::Message as Response;
 use muster_wire::v1::exit_status::Kind;
-use muster_wire::v1::session_response::Message as Response;
 use std::io::Write as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};

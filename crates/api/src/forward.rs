@@ -169,6 +169,14 @@ impl Caller {
         Account::of(&self.principal)
     }
 
+    /// The principal as it is kept with jobs that it submits; empty when nobody knows.
+    pub(crate) fn creator(&self) -> String {
+        match self.principal {
+            Principal::Plaintext => String::new(),
+            Principal::Named(_) => self.principal.to_string(),
+        }
+    }
+
     /// Whose jobs it is shown whole.
     pub(crate) fn sight(&self) -> Sight {
         Sight::of(&self.principal)

@@ -5,7 +5,8 @@ use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use muster_decider::{Answer, Command};
 use muster_engine::{Attempt, LogRequest, Reading};
-use muster_state::State;
+use muster_state::{JobRow, State};
+use muster_types::metadata::ANONYMOUS;
 use muster_types::{
     Consistency, FencingToken, JobId, LogIndex, NodeId, Refusal, RefusalCode, Submission, Violation, limits,
 };
@@ -25,6 +26,7 @@ use tonic::{Request, Response, Status};
 
 use crate::explanation;
 use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router};
+use crate::job_filter::MetadataFilter;
 use crate::original::Onward;
 use crate::read::{cluster, freshness, invalid, page_size};
 use crate::render::{self, Detail};
@@ -37,6 +39,8 @@ use crate::watcher::{JobTopic, Messages, Watches};
 /// Jobs that one page looks at: a filter that matches nothing must not walk through millions. The
 /// page ends early then, with a token.
 const JOBS_LOOKED_AT_MAX: usize = 100_000;
+/// Rows of labels and creators that one page looks at: each is far cheaper than a job.
+const METADATA_LOOKED_AT_MAX: usize = 1_000_000;
 /// What a row of a page takes, with the names in it.
 const ROW_BYTES: usize = 2 << 10;
 /// What submissions that wait for a decision may take in memory, in KiB: as much as the engine has for them.
@@ -187,12 +191,13 @@ struct Checked {
 }
 
 impl Checked {
-    fn check(message: v1::SubmitJobRequest) -> Result<Checked, Status> {
+    fn check(message: v1::SubmitJobRequest, caller: Caller) -> Result<Checked, Status> {
         let v1::SubmitJobRequest { request_id: text, spec, validate_only } = message;
         let mut violations = Vec::new();
         let id = request_id("request_id", &text).map_err(|v| violations.push(v)).ok();
         let jobs = submissions_from_proto("spec", spec).map_err(|v| violations.extend(v)).ok();
-        let (Some(id), Some(jobs)) = (id, jobs) else { return Err(invalid(violations)) };
+        let (Some(id), Some(mut jobs)) = (id, jobs) else { return Err(invalid(violations)) };
+        Submission::set_creator(&mut jobs, &caller.creator());
         Ok(Checked { id, text, jobs: jobs.into(), validate_only })
     }
 }
@@ -228,7 +233,7 @@ impl JobService for Jobs {
         request: Request<v1::SubmitJobRequest>,
     ) -> Result<Response<v1::SubmitJobResponse>, Status> {
         let caller = self.router.caller(&request);
-        let submission = Checked::check(request.into_inner())?;
+        let submission = Checked::check(request.into_inner(), caller)?;
         let answer = self.submit_one(caller, submission).await?;
         Ok(naming_leader(&self.router, answer))
     }
@@ -244,7 +249,7 @@ impl JobService for Jobs {
         let submit = move |message| {
             let jobs = jobs.clone();
             let caller = jobs.router.once_more(caller);
-            let submission = Checked::check(message);
+            let submission = Checked::check(message, caller);
             async move { jobs.submit_one(caller, submission?).await }
         };
         let answers = submit_stream::answers(self.router.clone(), request.into_inner(), submit);
@@ -264,7 +269,8 @@ impl JobService for Jobs {
         let mut violations = Vec::new();
         let id = request_id("request_id", &text).map_err(|v| violations.push(v)).ok();
         let jobs = jobs_from_proto("specs", specs).map_err(|v| violations.extend(v)).ok();
-        let (Some(id), Some(jobs)) = (id, jobs) else { return Err(invalid(violations)) };
+        let (Some(id), Some(mut jobs)) = (id, jobs) else { return Err(invalid(violations)) };
+        Submission::set_creator(&mut jobs, &caller.creator());
         let jobs: Arc<[Submission]> = jobs.into();
         let onward = |channel| {
             let message =
@@ -402,8 +408,19 @@ impl JobService for Jobs {
     ) -> Result<Response<v1::ListJobsResponse>, Status> {
         let (deadline, caller) = (self.router.read_deadline(&request), self.router.caller(&request));
         let (account, sight) = (caller.account(), caller.sight());
-        let message = request.into_inner();
+        let mut message = request.into_inner();
         let size = page_size(message.page_size)?;
+        if message.mine {
+            if !message.creator.is_empty() {
+                let text = "cannot be given together with `mine`, which is the creator that asks";
+                return Err(invalid(vec![Violation::new("creator", text)]));
+            }
+            message.creator = match caller.creator() {
+                nobody if nobody.is_empty() => ANONYMOUS.to_owned(),
+                creator => creator,
+            };
+        }
+        let filter = MetadataFilter::new(&message.label_selector, &message.creator)?;
         let engine = self.router.engine();
         let view = self.router.fresh(account, (message.read.as_ref(), UNSAID_OF_LISTS), deadline).await?;
         // Until it is sent: a page that nobody takes keeps its memory.
@@ -412,7 +429,7 @@ impl JobService for Jobs {
         let turn = self.router.costly(account).await.map_err(|refusal| to_status(&refusal))?;
         let engine = engine.clone();
         let made = muster_engine::in_background(move || {
-            let answer = list(&engine, &view, &message, (size, sight));
+            let answer = list(&engine, &view, &message, &filter, (size, sight));
             drop(turn);
             answer
         });
@@ -430,7 +447,8 @@ impl JobService for Jobs {
     ) -> Result<Response<Self::WatchJobsStream>, Status> {
         let caller = self.router.caller(&request);
         let message = request.into_inner();
-        let topic = JobTopic::new(&message.job_ids, message.tenant, caller.sight())?;
+        let metadata = MetadataFilter::new(&message.label_selector, &message.creator)?;
+        let topic = JobTopic::new(&message.job_ids, message.tenant, metadata, caller.sight())?;
         let account = caller.account();
         self.watches.open(&self.router, topic, &message.resume_token, account).map(Response::new)
     }
@@ -543,6 +561,7 @@ fn list(
     engine: &muster_engine::Engine,
     view: &Reading,
     message: &v1::ListJobsRequest,
+    metadata: &MetadataFilter,
     (size, sight): (usize, Sight),
 ) -> Result<v1::ListJobsResponse, Status> {
     let cluster = cluster(view)?;
@@ -555,8 +574,9 @@ fn list(
             Ok(known) => phases.push(known.as_str_name().to_owned()),
         }
     }
+    let carried = metadata.parts();
     let parts = phases.iter().map(String::as_str).chain(["|", &message.tenant, &message.name_prefix]);
-    let filter = filter_digest(parts);
+    let filter = filter_digest(parts.chain(carried.iter().map(String::as_str)));
     let after = match message.page_token.as_str() {
         "" => None,
         text => {
@@ -565,7 +585,7 @@ fn list(
         }
     };
     let wanted: BTreeSet<i32> = message.phases.iter().copied().collect();
-    let matches = |row: &muster_state::JobRow, spec: &muster_types::JobSpec| {
+    let matches = |row: &JobRow, spec: &muster_types::JobSpec| {
         let phase: i32 = render::phase_of(&row.phase).into();
         (wanted.is_empty() || wanted.contains(&phase))
             && (message.tenant.is_empty() || *spec.tenant == *message.tenant)
@@ -574,16 +594,17 @@ fn list(
     let mut jobs = Vec::new();
     let mut last = None;
     let mut more = false;
+    let looked_at_max = if metadata.needs_metadata() { METADATA_LOOKED_AT_MAX } else { JOBS_LOOKED_AT_MAX };
     // Newest first; a page ends before the one it began behind.
-    for (looked_at, (id, row)) in view.jobs().range(..after.unwrap_or(JobId(u64::MAX))).rev().enumerate() {
-        if jobs.len() == size || looked_at == JOBS_LOOKED_AT_MAX {
+    for (looked_at, (id, row)) in candidates(view, metadata, after).enumerate() {
+        if jobs.len() == size || looked_at == looked_at_max {
             more = true;
             break;
         }
-        last = Some(*id);
-        let Some(spec) = view.spec(*id) else { continue };
+        last = Some(id);
+        let Some((row, spec)) = row.zip(view.spec(id)) else { continue };
         if matches(row, spec) {
-            jobs.push(render::job(view, *id, row, spec, (Detail::Basic, sight)));
+            jobs.push(render::job(view, id, row, spec, (Detail::Basic, sight)));
         }
     }
     let next = last.filter(|_| more).map(|id| {
@@ -591,6 +612,25 @@ fn list(
     });
     let freshness = Some(freshness(engine, view));
     Ok(v1::ListJobsResponse { jobs, next_page_token: next.unwrap_or_default(), freshness })
+}
+
+/// Jobs that a page looks at, newest first: those before `after`. Where only jobs that carry something can pass, all those
+/// that do are walked through and nothing else is read of the others.
+fn candidates<'a>(
+    view: &'a State,
+    metadata: &'a MetadataFilter,
+    after: Option<JobId>,
+) -> Box<dyn Iterator<Item = (JobId, Option<&'a JobRow>)> + 'a> {
+    let before = ..after.unwrap_or(JobId(u64::MAX));
+    if metadata.needs_metadata() {
+        let carrying = view.all_metadata().range(before).rev();
+        let passing = |carried| metadata.passes(Some(carried));
+        return Box::new(
+            carrying.map(move |(id, carried)| (*id, passing(carried).then(|| view.job(*id)).flatten())),
+        );
+    }
+    let jobs = view.jobs().range(before).rev();
+    Box::new(jobs.map(|(id, row)| (*id, Some(row).filter(|_| metadata.passes(view.metadata(*id))))))
 }
 
 pub(crate) fn bad_page(error: TokenError) -> Status {

@@ -28,7 +28,10 @@ mod facts;
 mod fleet_service;
 mod forward;
 mod guard;
+mod job_filter;
 mod job_service;
+#[cfg(test)]
+mod label_tests;
 mod log_service;
 mod measure;
 mod node_service;

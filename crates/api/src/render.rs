@@ -7,10 +7,11 @@ use muster_state::{
     Failure, JobRow, NodeRow, NodeStatus, Phase, Placement, PromiseRow, QueueRow, QuotaUse, RankState,
     RestrictionRow, State, Straggler,
 };
+use muster_types::metadata::ANONYMOUS;
 use muster_types::{CheckpointRules, DeviceAmount, FencingToken, JobId, JobSpec, Name, NodeId, Refusal};
 use muster_wire::convert::{
-    contract_to_proto, device_set_to_proto, exit_status_to_proto, fencing_token_to_proto,
-    foreign_load_to_proto, job_spec_to_proto, node_spec_to_proto, notice_to_proto, restriction_to_proto,
+    described_to_proto, device_set_to_proto, exit_status_to_proto, fencing_token_to_proto,
+    foreign_load_to_proto, node_spec_to_proto, notice_to_proto, restriction_to_proto,
 };
 use muster_wire::{agent, v1};
 use sha2::{Digest, Sha256};
@@ -50,6 +51,7 @@ fn whole(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail) 
     let full = detail == Detail::Full;
     let (status_reason, status_detail) = status_of(view, id, row);
     let (workers, devices) = size_now(row, spec);
+    let metadata = view.metadata(id);
     v1::Job {
         id: id.to_string(),
         spec: full.then(|| described(view, id, spec)),
@@ -79,6 +81,9 @@ fn whole(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail) 
         promise: row.promise.as_deref().map(|p| promise(view, p, detail)),
         recovery: recovery(view, id, detail),
         redacted: false,
+        labels: metadata.map(|said| said.labels.clone().into_iter().collect()).unwrap_or_default(),
+        creator: metadata.map_or(ANONYMOUS, |said| said.creator()).to_owned(),
+        etag: format!("{}-{}", view.generation(), row.changed_at),
     }
 }
 
@@ -97,8 +102,7 @@ fn size_now(row: &JobRow, spec: &JobSpec) -> (u32, u64) {
 
 /// What was submitted, with what it asks of whoever runs it.
 fn described(view: &State, id: JobId, spec: &JobSpec) -> v1::JobSpec {
-    let contract = view.contract(id).and_then(|contract| contract_to_proto(contract));
-    v1::JobSpec { contract, ..job_spec_to_proto(spec) }
+    described_to_proto(spec, view.contract(id).map(|said| &**said), view.metadata(id).map(|said| &**said))
 }
 
 /// What became of a job's attempts; none when nothing has.

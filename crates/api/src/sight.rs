@@ -1,7 +1,7 @@
 //! What of a job a caller is shown.
 //!
 //! That a job is there, what it asks for and where it runs, every user of the cluster may see: who waits wants to know
-//! for what. What its workers are started with, where they save their work and what they said when they failed is
+//! for what; its labels and who submitted it as well. What its workers are started with, its annotations, where they save their work and what they said when they failed is
 //! shown to its tenant, to those above that, and to operators: environments hold keys.
 //!
 //! **Invariant:** every way to read a job or a record about one goes through here.
@@ -95,6 +95,11 @@ impl Sight {
                 let hidden = shown.zip(specs).filter(|(_, spec)| !self.sees(view, &spec.tenant));
                 hidden.map(|(content, _)| blank(content, &PRIVATE)).count() > 0
             }
+            Decision::JobMetadataSet { runs } => {
+                let shown = content.get_mut("runs").and_then(Value::as_array_mut).into_iter().flatten();
+                let hidden = shown.zip(runs).filter(|(_, (job, ..))| !self.sees_job(view, *job));
+                hidden.map(|(content, _)| blank(content, &["annotations"])).count() > 0
+            }
             Decision::WorkersReported { job, .. }
             | Decision::GangStopRequested { job, .. }
             | Decision::JobFinished { job, .. }
@@ -169,6 +174,9 @@ fn redact_spec(spec: &mut v1::JobSpec) {
             group.environment = [(word(), word())].into();
         }
     }
+    if !spec.annotations.is_empty() {
+        spec.annotations = [(word(), word())].into();
+    }
     hide(&mut spec.checkpoint_directory);
     hide(&mut spec.working_directory);
 }
@@ -216,6 +224,20 @@ mod tests {
         assert_eq!(times(Sight::Below(ShortName::new("speech").expect("a name")), &submitted), (2, true));
         assert_eq!(times(Sight::All, &finished), (1, false));
         assert_eq!(times(Sight::Nobodys, &finished), (0, true));
+        let carried = muster_types::JobMetadata {
+            labels: [("team".to_owned(), "vision".to_owned())].into(),
+            annotations: [("note".to_owned(), "hunter2".to_owned())].into(),
+            creator: "tenant/vision/ada".to_owned(),
+        };
+        let carried = Decision::JobMetadataSet { runs: vec![(JobId(9), 1, Arc::new(carried))] };
+        assert_eq!(times(Sight::All, &carried), (1, false));
+        assert_eq!(times(Sight::Nobodys, &carried), (0, true));
+        let mut shown = content(&carried);
+        Sight::Nobodys.redact(&view, &carried, &mut shown);
+        assert!(
+            shown.to_string().contains("tenant/vision/ada") && shown.to_string().contains("team"),
+            "{shown}"
+        );
         let created = Decision::LeaderStarted;
         assert_eq!(times(Sight::Nobodys, &created), (0, false));
     }

@@ -8,7 +8,7 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use muster_engine::{Change, Engine, Event, Subscription, WatchPosition};
 use muster_state::{NodeRow, State};
-use muster_types::{ClusterId, JobId, JobSpec, Name, NodeSpec, Refusal, RefusalCode, Violation};
+use muster_types::{ClusterId, JobId, JobMetadata, JobSpec, Name, NodeSpec, Refusal, RefusalCode, Violation};
 use muster_wire::convert::job_id;
 use muster_wire::shared::{Part, Shared, encoded_len};
 use muster_wire::status::{METADATA_RESUME_TOKEN, to_status};
@@ -23,6 +23,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use crate::forward::Router;
+use crate::job_filter::MetadataFilter;
 use crate::read::{cluster, invalid};
 use crate::render::{self, Detail};
 use crate::rendered::Rendered;
@@ -119,18 +120,26 @@ pub(crate) struct JobTopic {
     jobs: BTreeSet<JobId>,
     /// Empty for all.
     tenant: String,
+    /// By labels and creator.
+    metadata: MetadataFilter,
     /// Whose jobs it shows whole.
     sight: Sight,
 }
 
 impl JobTopic {
-    pub(crate) fn new(ids: &[String], tenant: String, sight: Sight) -> Result<JobTopic, Status> {
-        Ok(JobTopic { jobs: job_ids(ids)?, tenant, sight })
+    pub(crate) fn new(
+        ids: &[String],
+        tenant: String,
+        metadata: MetadataFilter,
+        sight: Sight,
+    ) -> Result<JobTopic, Status> {
+        Ok(JobTopic { jobs: job_ids(ids)?, tenant, metadata, sight })
     }
 
-    fn covers(&self, id: JobId, spec: &JobSpec) -> bool {
+    fn covers(&self, id: JobId, spec: &JobSpec, metadata: Option<&Arc<JobMetadata>>) -> bool {
         (self.jobs.is_empty() || self.jobs.contains(&id))
             && (self.tenant.is_empty() || *spec.tenant == *self.tenant)
+            && self.metadata.passes(metadata)
     }
 }
 
@@ -140,13 +149,16 @@ impl Topic for JobTopic {
 
     fn filter(&self) -> u64 {
         let names: Vec<String> = self.jobs.iter().map(JobId::to_string).collect();
-        filter_digest(names.iter().map(String::as_str).chain(["|", &self.tenant]))
+        let metadata = self.metadata.parts();
+        let metadata = metadata.iter().map(String::as_str);
+        filter_digest(names.iter().map(String::as_str).chain(["|", &self.tenant]).chain(metadata))
     }
 
     fn present<'a>(&'a self, present: &'a State) -> Box<dyn Iterator<Item = Option<v1::Job>> + Send + 'a> {
         let job = |id: JobId| {
             let (row, spec) = (present.job(id)?, present.spec(id)?);
-            self.covers(id, spec).then(|| render::job(present, id, row, spec, (Detail::Full, self.sight)))
+            let covered = self.covers(id, spec, present.metadata(id));
+            covered.then(|| render::job(present, id, row, spec, (Detail::Full, self.sight)))
         };
         if self.jobs.is_empty() {
             Box::new(present.jobs().iter().map(move |(id, _)| job(*id)))
@@ -157,7 +169,7 @@ impl Topic for JobTopic {
 
     fn wants(&self, change: &Change) -> Want {
         match change {
-            Change::Job { id, spec, .. } => whole(self.covers(*id, spec)),
+            Change::Job { id, spec, metadata, .. } => whole(self.covers(*id, spec, metadata.as_ref())),
             Change::JobForgotten(id) => whole(self.jobs.is_empty() || self.jobs.contains(id)),
             Change::Node { .. } | Change::NodeForgotten { .. } | Change::Queues(_) => Want::Nothing,
         }
@@ -166,7 +178,7 @@ impl Topic for JobTopic {
     fn body(&self, engine: &Engine, change: &Change) -> Option<Body<v1::Job>> {
         match change {
             // Names of nodes never change, and a view of now knows every node of the change.
-            Change::Job { id, row, spec } => {
+            Change::Job { id, row, spec, .. } => {
                 Some(Body::Changed(render::job(&engine.view(), *id, row, spec, (Detail::Full, self.sight))))
             }
             Change::JobForgotten(id) => Some(Body::Forgotten(id.to_string())),

@@ -5,7 +5,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use muster_journal::{Decision, Outcome, ROUND_BYTES_MAX, RankUpdate, Round, StopCause};
 use muster_types::health::RepairStep;
-use muster_types::{ExitStatus, JobContract, JobSpec, LogIndex, TaskGroup, limits};
+use muster_types::{ExitStatus, JobContract, JobMetadata, JobSpec, LogIndex, TaskGroup, limits};
 
 /// Bytes of a round at which a pass stops, so that placements never make a round too large.
 pub(crate) const ROUND_BYTES_SOFT: usize = 256 << 10;
@@ -87,6 +87,13 @@ pub(crate) fn bytes_max(decision: &Decision) -> usize {
         Decision::JobFinished { outcome: Outcome::Failed { detail }, .. } => 64 + detail.len(),
         Decision::JobContractsSet { contracts } => {
             32 + contracts.iter().map(|(_, contract)| contract_bytes_max(contract)).sum::<usize>()
+        }
+        Decision::JobMetadataSet { runs } => {
+            let bytes = |metadata: &JobMetadata| {
+                let texts = metadata.labels.len() + metadata.annotations.len();
+                64 + metadata.text_bytes() + texts * 10
+            };
+            32 + runs.iter().map(|(_, _, metadata)| bytes(metadata)).sum::<usize>()
         }
         Decision::AttemptFailed { detail, .. } => 96 + detail.len(),
         Decision::SparesTaken { ranks, .. } => 64 + ranks.len() * 26,

@@ -548,6 +548,7 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::Rearranged { .. }
         | Decision::CheckpointCommitted { .. }
         | Decision::JobContractsSet { .. }
+        | Decision::JobMetadataSet { .. }
         | Decision::AttemptFailed { .. }
         | Decision::SparesTaken { .. }
         | Decision::StragglerNoted { .. }

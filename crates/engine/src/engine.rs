@@ -589,7 +589,8 @@ fn exit_bytes(exit: &ExitStatus) -> usize {
 /// About what a submission takes in memory while it waits for the decision loop, in KiB.
 #[must_use]
 pub fn submission_kib(jobs: &[Submission]) -> u64 {
-    let bytes: usize = jobs.iter().map(|job| spec_bytes(&job.spec)).sum();
+    let texts = |job: &Submission| job.metadata.as_ref().map_or(0, |metadata| metadata.text_bytes());
+    let bytes: usize = jobs.iter().map(|job| spec_bytes(&job.spec) + texts(job)).sum();
     (bytes >> 10) as u64
 }
 

@@ -12,8 +12,8 @@ use muster_types::health::{Condition, Drain, HealthPolicy, NodeHealth, RepairSte
 use muster_types::policy::{Policy, PolicyRules};
 use muster_types::{
     Approval, CertificateSerial, ClusterId, DeviceSet, ExitStatus, FailureClass, FencingToken, ForeignLoad,
-    HolderId, JobContract, JobId, JobSpec, LogIndex, LogTime, Name, NodeAdmission, NodeId, NodeSpec,
-    Parameters, ReplicaId, RequestId, Revocation,
+    HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeAdmission, NodeId,
+    NodeSpec, Parameters, ReplicaId, RequestId, Revocation,
 };
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +29,7 @@ pub const FORMAT_MIN: u16 = 1;
 /// | 3 | [`Decision::JobContractsSet`], [`Decision::AttemptFailed`], [`Decision::SparesTaken`], [`Decision::StragglerNoted`], [`StopCause::Fault`], more ways for a worker to end |
 /// | 3 | [`Decision::NodeHealthChanged`] and what restricts a node, [`Decision::ForeignLoadSet`], [`RearrangeCause::Drained`] |
 /// | 4 | [`Finding::Network`](muster_types::health::Finding::Network) |
-/// | 5 | [`Decision::PolicyRulesSet`]: rights of tenants; the guard keeps what is promised to tenants; [`StopCause::Deadline`]; what is learned of run times; [`Decision::NodeAdmissionSet`], [`Decision::NodeApprovalSet`], [`Decision::CertificateRevoked`], [`Decision::SessionResumed`], [`Decision::NodeForgottenOnRequest`]; each generation has ids of jobs of its own; tenants without a row in the policy are forgotten |
+/// | 5 | [`Decision::PolicyRulesSet`]: rights of tenants; the guard keeps what is promised to tenants; [`StopCause::Deadline`]; what is learned of run times; [`Decision::NodeAdmissionSet`], [`Decision::NodeApprovalSet`], [`Decision::CertificateRevoked`], [`Decision::SessionResumed`], [`Decision::NodeForgottenOnRequest`]; each generation has ids of jobs of its own; tenants without a row in the policy are forgotten; [`Decision::JobMetadataSet`] |
 pub const FORMAT_MAX: u16 = 5;
 
 /// A batch of decisions made by one leader at one log time: what one Raft entry carries.
@@ -534,6 +534,12 @@ pub enum Decision {
         /// Which.
         node: NodeId,
     },
+    /// Input, since format 5: labels, annotations and the creator of jobs that were submitted just before. A job
+    /// without any of them is not here.
+    JobMetadataSet {
+        /// The first job, how many have consecutive ids from it on, and what each of them has; ascending.
+        runs: Vec<(JobId, u32, Arc<JobMetadata>)>,
+    },
 }
 
 impl StopCause {
@@ -582,7 +588,8 @@ impl Decision {
             | Decision::NodeApprovalSet { .. }
             | Decision::CertificateRevoked { .. }
             | Decision::SessionResumed { .. }
-            | Decision::NodeForgottenOnRequest { .. } => 5,
+            | Decision::NodeForgottenOnRequest { .. }
+            | Decision::JobMetadataSet { .. } => 5,
             Decision::Rearranged { stops, .. } if stops.iter().any(Stop::is_drained) => 3,
             _ => FORMAT_MIN,
         }
@@ -631,6 +638,7 @@ impl Decision {
             Decision::NodeApprovalSet { .. } => "node_approval_set",
             Decision::CertificateRevoked { .. } => "certificate_revoked",
             Decision::SessionResumed { .. } => "session_resumed",
+            Decision::JobMetadataSet { .. } => "job_metadata_set",
         }
     }
 }

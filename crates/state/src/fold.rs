@@ -108,6 +108,7 @@ impl State {
             Decision::ClusterRecovered { generation } => self.fold_recovered(*generation),
             Decision::NodeForgotten { node } => self.fold_forgotten(*node),
             Decision::JobContractsSet { contracts } => self.fold_contracts(contracts),
+            Decision::JobMetadataSet { runs } => self.fold_metadata(runs),
             Decision::AttemptFailed { .. } => self.fold_failed(decision),
             Decision::SparesTaken { job, ranks, .. } => self.fold_taken(*job, ranks),
             Decision::StragglerNoted { job, rank, slow_milli, .. } => {
@@ -571,6 +572,7 @@ impl State {
             self.jobs.remove(&id);
             self.specs.remove(&id);
             self.forget_recovery(id);
+            self.metadata.remove(&id);
             self.times.remove(&id);
             effects.push(Effect::JobForgotten(id));
         }

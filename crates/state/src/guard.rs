@@ -114,6 +114,7 @@ impl State {
             }
             Decision::NodeForgotten { node } => self.check_forgotten(*node),
             Decision::JobContractsSet { contracts } => self.check_contracts(contracts),
+            Decision::JobMetadataSet { runs } => self.check_metadata(runs),
             Decision::AttemptFailed { .. } => self.check_failed(decision),
             Decision::SparesTaken { job, token, ranks } => self.check_taken(*job, *token, ranks),
             Decision::StragglerNoted { job, token, rank, slow_milli } => {

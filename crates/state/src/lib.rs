@@ -26,6 +26,7 @@ mod guard;
 mod guard_error;
 mod history;
 mod index;
+mod metadata;
 mod policy;
 mod queue;
 mod recovery;

@@ -238,6 +238,7 @@ impl State {
             ("policy_rules", self.policy_rules.is_empty(), self.policy_rules.digest()),
             ("times", self.times.is_empty(), self.times.digest()),
             ("doors", self.doors.is_empty(), self.doors.digest()),
+            ("metadata", self.metadata.is_empty(), self.metadata.digest()),
         ];
         let weigh = tables.into_iter().filter(|(_, is_empty, _)| !is_empty);
         weigh.map(|(name, _, digest)| muster_journal::hash(&(name, digest))).fold(0, u64::wrapping_add)

@@ -12,7 +12,7 @@ use core::fmt;
 use muster_journal::frame::{FrameError, FrameReader, encode_frame};
 use muster_journal::{FORMAT_MAX, FORMAT_MIN, WorkerSlot, canonical, from_canonical};
 use muster_types::policy::PolicyRules;
-use muster_types::{JobContract, JobId, JobSpec, LogTime, Name, NodeId, RequestId};
+use muster_types::{JobContract, JobId, JobMetadata, JobSpec, LogTime, Name, NodeId, RequestId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +47,7 @@ const HEALTH_POLICY: u8 = 16;
 const POLICY_RULES: u8 = 17;
 const TIMES: u8 = 18;
 const DOORS: u8 = 19;
+const METADATA: u8 = 20;
 
 /// Rows of one frame end at this many bytes.
 const BATCH_BYTES: usize = 256 << 10;
@@ -122,6 +123,7 @@ enum Step {
     PolicyRules(Option<()>),
     Times(Option<JobId>),
     Doors(Option<DoorKey>),
+    Metadata(Option<JobId>),
     Tail,
     Done,
 }
@@ -294,6 +296,13 @@ impl Iterator for SnapshotChunks {
                         *after = Some(last);
                         return Some(frame);
                     }
+                    None => self.step = Step::Metadata(None),
+                },
+                Step::Metadata(after) => match batch(METADATA, &self.state.metadata, after.as_ref()) {
+                    Some((frame, last)) => {
+                        *after = Some(last);
+                        return Some(frame);
+                    }
                     None => self.step = Step::Tail,
                 },
                 Step::Tail => {
@@ -352,6 +361,7 @@ struct Tables {
     policy_rules: TableBuilder<(), PolicyRules, ()>,
     times: TableBuilder<JobId, JobTimes, ()>,
     doors: TableBuilder<DoorKey, DoorRow, ()>,
+    metadata: TableBuilder<JobId, Arc<JobMetadata>, ()>,
 }
 
 impl Tables {
@@ -374,6 +384,7 @@ impl Tables {
             policy_rules: self.policy_rules.finish(),
             times: self.times.finish(),
             doors: self.doors.finish(),
+            metadata: self.metadata.finish(),
             ..State::default()
         };
         state.demand.set_sample(self.demand.finish());
@@ -434,6 +445,7 @@ impl State {
                     POLICY_RULES => load(&payload, &mut tables.policy_rules, "rules of the policy")?,
                     TIMES => load(&payload, &mut tables.times, "times of a job")?,
                     DOORS => load(&payload, &mut tables.doors, "row of admission")?,
+                    METADATA => load(&payload, &mut tables.metadata, "metadata of a job")?,
                     TAIL => ended = true,
                     _ => return Err(RestoreError::Content("kind of frame")),
                 }

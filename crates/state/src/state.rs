@@ -7,7 +7,8 @@ use core::ops::Bound;
 use muster_journal::{FORMAT_MIN, WorkerSlot};
 use muster_types::policy::PolicyRules;
 use muster_types::{
-    JobContract, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, RequestId,
+    JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier,
+    RequestId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -73,6 +74,8 @@ pub struct State {
     pub(crate) demand: Demand,
     /// The contracts of jobs; jobs with the default contract are not here. Since format 3.
     pub(crate) contracts: Table<JobId, Arc<JobContract>>,
+    /// Labels, annotations and creators of jobs; jobs without any are not here. Since format 5.
+    pub(crate) metadata: Table<JobId, Arc<JobMetadata>>,
     /// What became of attempts. Since format 3.
     pub(crate) recoveries: Table<JobId, RecoveryRow>,
     /// Spares of gangs. Since format 3.

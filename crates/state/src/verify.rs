@@ -32,6 +32,7 @@ impl State {
         self.verify_restrictions()?;
         self.verify_leases()?;
         self.verify_jobs()?;
+        self.verify_metadata()?;
         self.verify_bursts()?;
         self.demand.verify().map_err(BrokenInvariant)
     }

@@ -4,6 +4,7 @@
 use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use core::ops::Deref;
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::job::JobSpec;
 use crate::limits;
+use crate::metadata::JobMetadata;
 use crate::name::Name;
 use crate::reason::Violation;
 
@@ -344,19 +346,44 @@ pub struct Submission {
     pub spec: JobSpec,
     /// What it asks of whoever runs it; checked by whoever takes it in.
     pub contract: JobContract,
+    /// Its labels, annotations and creator; none when it has none of them. Jobs of one array share it.
+    pub metadata: Option<Arc<JobMetadata>>,
 }
 
 impl Submission {
+    /// A job with its contract, without labels, annotations or a creator.
+    #[must_use]
+    pub fn new(spec: JobSpec, contract: JobContract) -> Submission {
+        Submission { spec, contract, metadata: None }
+    }
+
+    /// Says who submits these jobs, whatever they said of it themselves. Jobs that shared their metadata go on sharing
+    /// it.
+    pub fn set_creator(jobs: &mut [Submission], creator: &str) {
+        let mut last: Option<(Option<Arc<JobMetadata>>, Option<Arc<JobMetadata>>)> = None;
+        for job in jobs {
+            if let Some((_, made)) = last.as_ref().filter(|(before, _)| *before == job.metadata) {
+                job.metadata.clone_from(made);
+                continue;
+            }
+            let before = job.metadata.take();
+            let mut metadata = before.as_deref().cloned().unwrap_or_default();
+            metadata.creator = String::from(creator);
+            job.metadata = (!metadata.is_default()).then(|| Arc::new(metadata));
+            last = Some((before, job.metadata.clone()));
+        }
+    }
+
     /// Jobs that say nothing of how they are run.
     #[must_use]
-    pub fn plain(specs: impl IntoIterator<Item = JobSpec>) -> alloc::sync::Arc<[Submission]> {
+    pub fn plain(specs: impl IntoIterator<Item = JobSpec>) -> Arc<[Submission]> {
         specs.into_iter().map(Submission::from).collect()
     }
 }
 
 impl From<JobSpec> for Submission {
     fn from(spec: JobSpec) -> Submission {
-        Submission { spec, contract: JobContract::default() }
+        Submission::new(spec, JobContract::default())
     }
 }
 

@@ -21,11 +21,13 @@ pub mod ids;
 pub mod job;
 pub mod lease;
 pub mod limits;
+pub mod metadata;
 pub mod name;
 pub mod policy;
 pub mod probe;
 pub mod read;
 pub mod reason;
+pub mod selector;
 pub mod stop;
 pub mod time;
 pub mod topology;
@@ -45,9 +47,11 @@ pub use job::{
     Dependency, DependencyRule, JobDraft, JobSpec, PriorityTier, SIZES_VARIABLE, TaskGroup, WorkerRequest,
 };
 pub use lease::{ExitStatus, FencingToken, Parameters};
+pub use metadata::JobMetadata;
 pub use name::{NAME_RULE, Name};
 pub use read::{At, Consistency, ReadFrom};
 pub use reason::{Refusal, RefusalCode, Violation};
+pub use selector::{LabelSelector, SelectorError};
 pub use stop::StopReason;
 pub use time::{LogTime, Span};
 pub use topology::{Level, Spread, TopologyRule};

@@ -31,6 +31,20 @@ pub const MEMORY_BYTES_MAX: u64 = 64 << 40;
 pub const NODE_LABELS_MAX: usize = 64;
 /// Bytes of a label's value.
 pub const LABEL_BYTES_MAX: usize = 256;
+/// Labels of one job.
+pub const LABELS_MAX: usize = 32;
+/// Bytes of the key of a job's label or annotation, with its prefix.
+pub const LABEL_KEY_BYTES_MAX: usize = 63;
+/// Bytes of the value of a job's label.
+pub const LABEL_VALUE_BYTES_MAX: usize = 63;
+/// Bytes of all annotations of one job, keys and values.
+pub const ANNOTATIONS_BYTES_MAX: usize = 8 << 10;
+/// Bytes of the principal that submitted a job: the longest is a tenant's user.
+pub const CREATOR_BYTES_MAX: usize = 160;
+/// Bytes of a selector of labels.
+pub const SELECTOR_BYTES_MAX: usize = 4_096;
+/// Terms of a selector of labels.
+pub const SELECTOR_TERMS_MAX: usize = 32;
 /// Rules by which nodes are admitted.
 pub const ADMISSION_RULES_MAX: usize = 256;
 /// Nodes that an operator has approved or rejected by name.

@@ -232,8 +232,7 @@ impl Client {
         let mut request = self.new_request();
         let count = 1 + below(2);
         let names = (0..count).map(|place| format!("j{:x}-{place}", request.0 >> 88));
-        let jobs: Arc<[Submission]> =
-            names.map(|name| Submission { spec: job(&name), contract: contract() }).collect();
+        let jobs: Arc<[Submission]> = names.map(|name| Submission::new(job(&name), contract())).collect();
         let forgets = self.cluster.site.settings.bug == Some(Rule::RetryUnderNewId);
         let mut newest = request;
         let answer = ask(&self.cluster, self.host, tries, |attempt| {

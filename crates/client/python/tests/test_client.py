@@ -251,6 +251,20 @@ def surface(of: object) -> dict[str, str]:
     return found
 
 
+def test_labels_go_into_the_message_and_come_back() -> None:
+    spec = muster.job("a", ["x"], labels={"team": "vision", "v": "1.10"}, annotations={"note": "a\nb"})
+    assert spec.labels == {"team": "vision", "v": "1.10"} and spec.annotations == {"note": "a\nb"}
+    text = "apiVersion: muster.dev/v1\nkind: Job\nmetadata: {name: a, labels: {v: 1.10}}\nspec: {command: [x]}\n"
+    shown = muster.JobSpec.from_yaml(text + "status: {phase: running}\n")
+    assert shown.labels == {"v": "1.10"} and shown == muster.JobSpec.from_yaml(text)
+    script = "#!/bin/sh\n#MUSTER labels: {team: vision}\ntrue\n"
+    assert muster.JobSpec.from_script(script).labels == {"team": "vision"}
+    with pytest.raises(muster.InvalidJobFile, match="twice"):
+        muster.JobSpec.from_yaml(text.replace("{v: 1.10}", "{v: 1.10, v: 2}"))
+    job = muster.JobView(job_pb2.Job(labels={"team": "vision"}, creator="tenant/vision/ada", etag="1-7"))
+    assert (job.labels, job.creator, job.etag) == ({"team": "vision"}, "tenant/vision/ada", "1-7")
+
+
 def test_both_clients_have_the_same_calls() -> None:
     for blocking, awaited in (
         (muster.Client, muster.aio.Client),

@@ -7,6 +7,7 @@ pub(crate) mod command;
 pub(crate) mod handle;
 mod health;
 mod jobs;
+mod metadata;
 mod network;
 mod node;
 pub(crate) mod policy;

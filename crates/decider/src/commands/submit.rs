@@ -14,6 +14,7 @@ use muster_types::{
 };
 
 use crate::commands::answer::{Answer, repeated};
+use crate::commands::metadata::{check_metadata, metadata_name, set_metadata};
 use crate::rules::deadline;
 use crate::settle::job::settle;
 use crate::settle::retention::headroom_for;
@@ -48,6 +49,7 @@ pub fn check_submission(state: &State, specs: &[Submission], now: LogTime) -> Re
     check_limits(state, specs)?;
     check_dependencies(state, specs)?;
     check_contracts(state, specs)?;
+    check_metadata(state.format(), specs)?;
     deadline::check(specs, now)?;
     for (place, spec) in specs.iter().enumerate() {
         if !seen.insert(GangClass::of(spec)) {
@@ -230,8 +232,13 @@ pub(super) fn submit(
         let contracts: Vec<&JobContract> = submitted.iter().map(|job| &job.contract).collect();
         bytes.extend(canonical(&contracts));
     }
-    if bytes.len() > SUBMISSION_BYTES_MAX {
-        let text = format!("must be at most {SUBMISSION_BYTES_MAX} bytes together, got {}", bytes.len());
+    bytes.extend(metadata_name(submitted));
+    // Each job has a row: texts that an array shares count once for every job.
+    let texts: usize =
+        submitted.iter().filter_map(|job| job.metadata.as_ref()).map(|shared| shared.text_bytes()).sum();
+    if bytes.len() + texts > SUBMISSION_BYTES_MAX {
+        let text =
+            format!("must be at most {SUBMISSION_BYTES_MAX} bytes together, got {}", bytes.len() + texts);
         return Err(Refusal::fields(alloc::vec![Violation::new("specs", text)]));
     }
     let key = RequestKey { id: request, fingerprint: hash(&bytes) };
@@ -242,6 +249,7 @@ pub(super) fn submit(
     check_share(speculation.state(), submitted)?;
     check_submission(speculation.state(), submitted, speculation.now())?;
     contracts_sayable(speculation.format(), submitted)?;
+    check_metadata(speculation.format(), submitted)?;
     speculation.count_request(specs.iter().map(|spec| &spec.tenant))?;
     headroom.make(speculation);
     let now = speculation.now();
@@ -250,6 +258,7 @@ pub(super) fn submit(
     let at = speculation.push(Decision::JobsSubmitted { request: key, specs: shared, estimates });
     let jobs: Vec<JobId> = (0..specs.len()).map(|n| speculation.state().job_id(at, n)).collect();
     set_contracts(speculation, &jobs, submitted);
+    set_metadata(speculation, &jobs, submitted);
     for (job, spec) in jobs.iter().zip(specs) {
         if !spec.dependencies.is_empty() || spec.not_before.is_some() {
             settle(speculation, *job);

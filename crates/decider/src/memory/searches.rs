@@ -107,6 +107,7 @@ impl Searches {
             // These bring no room, and who was placed may not be stopped at once.
             Decision::JobsSubmitted { .. }
             | Decision::JobContractsSet { .. }
+            | Decision::JobMetadataSet { .. }
             | Decision::GangPlaced { .. }
             | Decision::CheckpointCommitted { .. }
             | Decision::TurnsChanged { .. }

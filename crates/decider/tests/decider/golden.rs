@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use muster_decider::{
     Command, DrainOrder, Founding, RepairOrder, Speculation, handle, schedule, settle_all, tick,
@@ -16,11 +17,12 @@ use muster_journal::{
 use muster_planner::Budget;
 use muster_state::{Phase, RestoreError, State};
 use muster_types::health::{Finding, HealthReport, Observation};
+use muster_types::job::ArrayMember;
 use muster_types::policy::{Order, PolicyDraft, Quota, TenantLimits, TenantPolicy};
 use muster_types::{
     AdmissionMode, AdmissionRule, Approval, CertificateSerial, CheckpointRules, Dependency, DependencyRule,
-    DeviceSet, ExitStatus, FailureClass, JobContract, JobId, LaunchForm, LogTime, NodeAdmission, NodeBounds,
-    NodeId, NoticeRules, Preflight, PriorityTier, RetryRules, Revocation, Submission,
+    DeviceSet, ExitStatus, FailureClass, JobContract, JobId, JobMetadata, LaunchForm, LogTime, NodeAdmission,
+    NodeBounds, NodeId, NoticeRules, Preflight, PriorityTier, RetryRules, Revocation, Submission,
 };
 
 use crate::support::{
@@ -81,7 +83,7 @@ fn every_released_format_replays_to_its_digests() {
         assert_eq!(lines.next(), None);
         assert_eq!(state.rejected(), 1, "the log holds one refused record");
         assert_eq!(state.stale(), 2, "the log holds two records of an ended leadership");
-        let expected = [21, 23, 32, 32, 37][usize::from(format) - 1];
+        let expected = [21, 23, 32, 32, 38][usize::from(format) - 1];
         assert_eq!(variants.len(), expected, "{variants:?}");
         assert_eq!((state.format(), state.generation()), (format, 2));
         let phases: BTreeSet<&str> = state.jobs().iter().map(|(_, row)| phase(&row.phase)).collect();
@@ -261,6 +263,7 @@ fn scenario(format: u16) -> Vec<Round> {
     if format >= 5 {
         admit(&mut run);
         resume(&mut run);
+        label(&mut run);
     }
     // A job in each phase is left.
     run.submit(job("starting", 1, None));
@@ -308,6 +311,27 @@ fn admit(run: &mut Run) {
         let revocation = Revocation { holder: "agent/gpu-x".into(), until: LogTime(until) };
         handle(&mut run.speculation, &Command::RevokeCertificate { request, serial, revocation }).unwrap();
     }
+    run.end_round(10);
+}
+
+/// An array with labels, annotations and a creator, and a job that has a creator alone.
+fn label(run: &mut Run) {
+    let all = JobMetadata {
+        labels: [("team".into(), "vision".into()), ("muster.example/stage".into(), String::new())].into(),
+        annotations: [("note".into(), "two\nlines".into())].into(),
+        creator: "tenant/vision/ada".into(),
+    };
+    let (all, by) = (Arc::new(all), JobMetadata { creator: "admin/ops".into(), ..JobMetadata::default() });
+    let mut draft = job_draft("labelled", vec![group("main", 1, None)]);
+    let member = |index| {
+        draft.array = Some(ArrayMember { index, size: 2 });
+        Submission { metadata: Some(all.clone()), ..draft.clone().check().unwrap().into() }
+    };
+    let array: Vec<Submission> = (0..2).map(member).collect();
+    let single = Submission { metadata: Some(Arc::new(by)), ..job("made", 1, None).into() };
+    let request = run.next_request();
+    let jobs = array.into_iter().chain([single]).collect();
+    handle(&mut run.speculation, &Command::Submit { request, jobs }).unwrap();
     run.end_round(10);
 }
 
@@ -424,7 +448,7 @@ fn attempts(run: &mut Run) {
         preflight: Preflight::On,
     };
     let request = run.next_request();
-    let jobs = [Submission { spec: draft.check().unwrap(), contract }].into();
+    let jobs = [Submission::new(draft.check().unwrap(), contract)].into();
     let job = match handle(&mut run.speculation, &Command::Submit { request, jobs }).unwrap() {
         muster_decider::Answer::Submitted { jobs, .. } => jobs[0],
         other => panic!("{other:?}"),

@@ -1,6 +1,9 @@
 //! One refusal of the guard after another, by hand: a refused record is counted, takes its index,
 //! and changes nothing else.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use muster_decider::{Command, Speculation, handle, schedule};
 use muster_journal::{
     Decision, NodeLostCause, Outcome, RankUpdate, RequestKey, Round, StopCause, WorkerSlot,
@@ -13,7 +16,8 @@ use muster_types::health::{
 };
 use muster_types::policy::{Guarantee, PolicyDraft};
 use muster_types::{
-    ClusterId, DeviceSet, ExitStatus, FencingToken, JobId, LogIndex, LogTime, NodeId, Parameters, limits,
+    ClusterId, DeviceSet, ExitStatus, FencingToken, JobId, JobMetadata, LogIndex, LogTime, NodeId,
+    Parameters, limits,
 };
 
 use crate::support::{
@@ -508,4 +512,67 @@ fn a_gang_on_a_node_that_lacks_required_isolation_is_refused() {
     commit(&mut speculation, &mut state);
     let refused = Err(GuardError::NotTheGang(GangFault::Node));
     assert_eq!((state.check(&on(0)), state.check(&on(1))), (refused, Ok(())));
+}
+
+/// What jobs carry is recorded once for each, before anything becomes of it, and within the bounds.
+#[test]
+fn what_jobs_carry_is_checked() {
+    let (mut speculation, mut state) = founded();
+    let spec = node_spec("n0", "eu", "c1", None);
+    let command = Command::Register { spec, holder: holder(1), other_session_is_over: false };
+    handle(&mut speculation, &command).unwrap();
+    let submit = |speculation: &mut Speculation, n: u128, count: usize| {
+        let jobs = muster_types::Submission::plain((0..count).map(|_| job("plain", 1, None)));
+        match handle(speculation, &Command::Submit { request: request(n), jobs }).unwrap() {
+            muster_decider::Answer::Submitted { jobs, .. } => jobs,
+            other => panic!("{other:?}"),
+        }
+    };
+    let jobs = submit(&mut speculation, 1, 3);
+    let over = submit(&mut speculation, 2, 1)[0];
+    handle(&mut speculation, &Command::Cancel { request: request(3), job: over }).unwrap();
+    commit(&mut speculation, &mut state);
+    let says = |labels: &[(&str, &str)]| {
+        let labels = labels.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+        Arc::new(JobMetadata { labels, ..JobMetadata::default() })
+    };
+    let good = says(&[("team", "a")]);
+    let runs = |runs: Vec<(JobId, u32, Arc<JobMetadata>)>| Decision::JobMetadataSet { runs };
+    let many: BTreeMap<String, String> = (0..33).map(|n| (format!("k{n}"), String::new())).collect();
+    let many = Arc::new(JobMetadata { labels: many, ..JobMetadata::default() });
+    let large = [("note".to_string(), "x".repeat(limits::ANNOTATIONS_BYTES_MAX))].into();
+    let large = Arc::new(JobMetadata { annotations: large, ..JobMetadata::default() });
+    let unprintable = Arc::new(JobMetadata { creator: "a\u{1b}".into(), ..JobMetadata::default() });
+    let cases = [
+        (GuardError::Limit, runs(vec![])),
+        (GuardError::Limit, runs(vec![(jobs[0], 0, good.clone())])),
+        (GuardError::Limit, runs(vec![(jobs[0], limits::BATCH_JOBS_MAX as u32 + 1, good.clone())])),
+        (GuardError::Limit, runs(vec![(jobs[1], 1, good.clone()), (jobs[0], 1, good.clone())])),
+        (GuardError::Limit, runs(vec![(jobs[0], 2, good.clone()), (jobs[1], 1, good.clone())])),
+        (GuardError::Limit, runs(vec![(JobId(u64::MAX), 2, good.clone())])),
+        (GuardError::Limit, runs(vec![(jobs[0], 1, many)])),
+        (GuardError::Limit, runs(vec![(jobs[0], 1, large)])),
+        (GuardError::Limit, runs(vec![(jobs[0], 1, unprintable)])),
+        (GuardError::Limit, runs(vec![(jobs[0], 1, says(&[("", "x")]))])),
+        (GuardError::Limit, runs(vec![(jobs[0], 1, says(&[("team", "a b")]))])),
+        (GuardError::NothingToDo, runs(vec![(jobs[0], 1, Arc::default())])),
+        (GuardError::JobUnknown, runs(vec![(JobId(1), 1, good.clone())])),
+        (GuardError::JobUnknown, runs(vec![(jobs[0], 9, good.clone())])),
+        (GuardError::JobPhase, runs(vec![(over, 1, good.clone())])),
+    ];
+    let leads = speculation.leadership();
+    for (expected, decision) in cases {
+        let mut other = state.clone();
+        let index = other.log_index().next();
+        let applied = other.apply(leads, index, state.log_time(), &decision);
+        assert_eq!(applied.rejection, Some(expected), "{decision:?}");
+        assert_eq!(rows(&other), rows(&state), "{decision:?}");
+    }
+    let index = state.log_index().next();
+    let said = runs(vec![(jobs[0], 1, good.clone()), (jobs[1], 2, says(&[("team", "b")]))]);
+    assert_eq!(state.apply(leads, index, state.log_time(), &said).rejection, None);
+    assert_eq!(state.metadata(jobs[2]).unwrap().labels["team"], "b");
+    let again = state.apply(leads, index.next(), state.log_time(), &runs(vec![(jobs[2], 1, good)]));
+    assert_eq!(again.rejection, Some(GuardError::NothingToDo));
+    state.verify().unwrap();
 }

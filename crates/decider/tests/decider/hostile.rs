@@ -10,8 +10,8 @@ use muster_types::health::{
 };
 use muster_types::policy::{PolicyDraft, TenantPolicy, TenantRights};
 use muster_types::{
-    ClusterId, DeviceSet, ExitStatus, FailureClass, FencingToken, ForeignLoad, JobContract, JobId, LogIndex,
-    LogTime, Name, NodeId, Parameters, ReplicaId, limits,
+    ClusterId, DeviceSet, ExitStatus, FailureClass, FencingToken, ForeignLoad, JobContract, JobId,
+    JobMetadata, LogIndex, LogTime, Name, NodeId, Parameters, ReplicaId, limits,
 };
 
 use crate::random::Random;
@@ -22,7 +22,7 @@ use crate::support::{
 const SEEDS: u64 = 16;
 const STEPS: u64 = 900;
 /// Decisions that are tried here.
-const VARIANTS: usize = 28;
+const VARIANTS: usize = 29;
 
 #[test]
 fn whatever_is_accepted_keeps_every_invariant() {
@@ -101,6 +101,7 @@ fn variant(decision: &Decision) -> usize {
         "node_forgotten",
         "node_forgotten_on_request",
         "job_contracts_set",
+        "job_metadata_set",
         "attempt_failed",
         "spares_taken",
         "straggler_noted",
@@ -252,7 +253,17 @@ fn decision(random: &mut Random, state: &State) -> Decision {
             }
             Decision::JobContractsSet { contracts }
         }
-        48..54 => Decision::AttemptFailed {
+        48..50 => {
+            let metadata = JobMetadata {
+                labels: [("team".to_owned(), ["a", "b", "not a value"][random.below(3) as usize].to_owned())]
+                    .into(),
+                ..JobMetadata::default()
+            };
+            let first = JobId(job.0.saturating_add(random.below(2)));
+            let runs = (0..random.below(3)).map(|n| (first, n as u32 + 1, metadata.clone().into()));
+            Decision::JobMetadataSet { runs: runs.collect() }
+        }
+        50..54 => Decision::AttemptFailed {
             job,
             token,
             class: FailureClass::ALL[random.below(9) as usize],

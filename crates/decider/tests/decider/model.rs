@@ -2,6 +2,7 @@
 //! late. The seed in a failure's message is the whole bug report.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use muster_decider::{
     Command, DrainOrder, Founding, RepairOrder, Speculation, handle, schedule, settle_all, tick,
@@ -13,8 +14,8 @@ use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
 use muster_types::policy::{Order, PolicyDraft, Quota, TenantPolicy, Window, WindowPurpose, WindowScope};
 use muster_types::{
     AcceleratorChoice, Dependency, DependencyRule, DeviceAmount, DeviceSet, ExitStatus, FailureClass,
-    JobContract, JobDraft, JobId, JobSpec, Level, LogTime, NodeId, NodeSpec, PriorityTier, Spread,
-    Submission, TaskGroup,
+    JobContract, JobDraft, JobId, JobMetadata, JobSpec, Level, LogTime, NodeId, NodeSpec, PriorityTier,
+    Spread, Submission, TaskGroup,
 };
 
 use crate::random::Random;
@@ -28,7 +29,7 @@ const SEEDS: u64 = 40;
 /// Seeds within which the generator has to reach what is rare.
 const SEEDS_MAX: u64 = 400;
 /// Decisions that the generator is there for and that come about in few seeds.
-const RARE: [&str; 13] = [
+const RARE: [&str; 14] = [
     "rearranged",
     "promise_dropped",
     "job_released",
@@ -39,6 +40,7 @@ const RARE: [&str; 13] = [
     "cluster_recovered",
     "node_forgotten",
     "job_contracts_set",
+    "job_metadata_set",
     "attempt_failed",
     "spares_taken",
     "straggler_noted",
@@ -399,10 +401,28 @@ impl Model {
     fn submit(&mut self) {
         let count = 1 + self.random.below(3);
         let specs: Vec<_> = (0..count).map(|_| self.spec()).collect();
-        let jobs =
-            specs.into_iter().map(|spec| Submission { contract: self.contract(&spec), spec }).collect();
+        let jobs = specs
+            .into_iter()
+            .map(|spec| {
+                let (contract, metadata) = (self.contract(&spec), self.metadata());
+                Submission { spec, contract, metadata }
+            })
+            .collect();
         let request = self.request();
         let _ = handle(&mut self.speculation, &Command::Submit { request, jobs });
+    }
+
+    /// Labels are refused while the format cannot say them; a creator is then not kept.
+    fn metadata(&mut self) -> Option<Arc<JobMetadata>> {
+        if self.random.once_in(2) {
+            return None;
+        }
+        let mut metadata = JobMetadata { creator: "tenant/a/ada".into(), ..JobMetadata::default() };
+        if self.speculation.state().format() >= 5 || self.random.once_in(20) {
+            metadata.labels.insert("team".into(), ["a", "b"][self.random.below(2) as usize].into());
+            metadata.annotations.insert("note".into(), "of nobody's interest".into());
+        }
+        Some(Arc::new(metadata))
     }
 
     /// Refused while the format cannot say it, and where the job's form does not allow for it.

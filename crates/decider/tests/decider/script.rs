@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::Arc;
 
 use muster_decider::{
     Answer, Command, DrainOrder, Founding, Pass, RepairOrder, Speculation, checkpoint_advice, explain_job,
@@ -23,8 +24,8 @@ use muster_types::policy::{
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, Dependency, DependencyRule, DeviceAmount, DeviceSet,
-    ExitStatus, FailureClass, ForeignLoad, JobContract, JobId, LogTime, NodeId, PriorityTier, RefusalCode,
-    SIZES_VARIABLE, Submission, TaskGroup,
+    ExitStatus, FailureClass, ForeignLoad, JobContract, JobId, JobMetadata, LogTime, NodeId, PriorityTier,
+    RefusalCode, SIZES_VARIABLE, Submission, TaskGroup,
 };
 
 use crate::support::{
@@ -412,7 +413,11 @@ impl World {
             })
             .collect();
         let request = self.request(words);
-        let jobs = specs.into_iter().map(|spec| Submission { spec, contract: contract.clone() }).collect();
+        let metadata = Self::metadata(words);
+        let jobs = specs
+            .into_iter()
+            .map(|spec| Submission { spec, contract: contract.clone(), metadata: metadata.clone() })
+            .collect();
         let before = self.state().log_index();
         let answer = handle(&mut self.speculation, &Command::Submit { request, jobs });
         if let Ok(Answer::Submitted { jobs, at }) = &answer
@@ -782,6 +787,17 @@ impl World {
             Decision::JobContractsSet { contracts } => {
                 contracts.iter().map(|(job, _)| format!(" {}", self.label(*job))).collect()
             }
+            Decision::JobMetadataSet { runs } => runs
+                .iter()
+                .map(|(first, count, metadata)| {
+                    let labels: Vec<String> =
+                        metadata.labels.iter().map(|(key, value)| format!(" {key}={value}")).collect();
+                    let labels = labels.concat();
+                    format!(" {}x{count} by {}{labels};", self.label(*first), metadata.creator())
+                })
+                .collect::<String>()
+                .trim_end_matches(';')
+                .to_owned(),
             Decision::AttemptFailed { job, class, rank, node, detail, streak, wait_until, avoid, .. } => {
                 let mut text = format!(" {}: {class}", self.label(*job));
                 rank.inspect(|rank| write!(text, " of rank {rank}").unwrap());
@@ -949,6 +965,23 @@ impl World {
         contract.checkpoint.interval_ms = self.number(words, "interval=").map(duration_ms);
         contract.spares = self.number(words, "spares=").map_or(0, |text| text.parse().unwrap());
         contract
+    }
+
+    /// `label=KEY:VALUE`, `annotation=KEY:VALUE`, `by=CREATOR`.
+    fn metadata(words: &[&str]) -> Option<Arc<JobMetadata>> {
+        let texts = |start: &str| {
+            let said = words.iter().filter_map(|word| word.strip_prefix(start));
+            said.map(|said| said.split_once(':').expect("KEY:VALUE"))
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .collect()
+        };
+        let creator = words.iter().find_map(|word| word.strip_prefix("by=")).unwrap_or_default();
+        let metadata = JobMetadata {
+            labels: texts("label="),
+            annotations: texts("annotation="),
+            creator: creator.to_owned(),
+        };
+        (!metadata.is_default()).then(|| Arc::new(metadata))
     }
 
     fn show_recoveries(&self) -> String {

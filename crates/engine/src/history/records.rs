@@ -513,7 +513,10 @@ impl History {
 }
 
 pub(crate) fn not_yet() -> Refusal {
-    Refusal::new(RefusalCode::ClusterNotReady, "this replica has just started; its history is not at hand yet")
+    Refusal::new(
+        RefusalCode::ClusterNotReady,
+        "this replica has just started; its history is not at hand yet",
+    )
 }
 
 /// The place right behind a Raft entry at which a state stands.

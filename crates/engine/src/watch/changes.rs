@@ -1,7 +1,7 @@
 //! Changes that watchers receive, and places between them.
 
 use muster_state::{JobRow, NodeRow, QueueRow, RestrictionRow};
-use muster_types::{JobId, JobSpec, LogIndex, Name, NodeId, NodeSpec};
+use muster_types::{JobId, JobMetadata, JobSpec, LogIndex, Name, NodeId, NodeSpec};
 use std::sync::Arc;
 
 /// Weight of a node's description without its labels and taints.
@@ -42,6 +42,8 @@ pub enum Change {
         row: Arc<JobRow>,
         /// What was submitted.
         spec: Arc<JobSpec>,
+        /// Its labels, annotations and creator.
+        metadata: Option<Arc<JobMetadata>>,
     },
     /// A finished job was dropped.
     JobForgotten(JobId),

@@ -18,6 +18,8 @@ pub(crate) struct EventMaker {
     /// Tenants whose queues the present round may have changed.
     touched: BTreeSet<Name>,
     policy_changed: bool,
+    /// Whether the present round says what jobs carry that were submitted in it.
+    metadata_set: bool,
     /// The last record of the present round that has a position.
     reached: Option<LogIndex>,
     /// What a node said of itself that the next record describes anew or forgets.
@@ -34,6 +36,7 @@ impl EventMaker {
             queues: known.collect(),
             touched: BTreeSet::new(),
             policy_changed: false,
+            metadata_set: false,
             reached: None,
             node_before: None,
         }
@@ -58,7 +61,8 @@ impl EventMaker {
             | Effect::Diverged { .. } => None,
             Effect::JobChanged(id) => {
                 let (row, spec) = (state.job(*id)?, state.spec(*id)?);
-                Some(Change::Job { id: *id, row: Arc::new(row.clone()), spec: Arc::clone(spec) })
+                let metadata = state.metadata(*id).cloned();
+                Some(Change::Job { id: *id, row: Arc::new(row.clone()), spec: Arc::clone(spec), metadata })
             }
             Effect::JobForgotten(id) => Some(Change::JobForgotten(*id)),
             Effect::NodeChanged(id) => Some(Change::Node {
@@ -82,6 +86,19 @@ impl EventMaker {
             return;
         }
         self.touched.extend(state.policy().policy.ancestry(tenant).cloned());
+    }
+
+    /// Labels and creators are recorded behind the jobs, in the same round: a watch that selects jobs by them must know
+    /// them from the first event on.
+    fn complete_submissions(&mut self, state: &State) {
+        if !std::mem::take(&mut self.metadata_set) {
+            return;
+        }
+        for event in &mut self.events {
+            if let Change::Job { id, metadata: metadata @ None, .. } = &mut event.change {
+                *metadata = state.metadata(*id).cloned();
+            }
+        }
     }
 
     /// What the round did to the queues, as one event behind all others of its last record.
@@ -115,6 +132,7 @@ impl EventMaker {
 
 impl Observer for EventMaker {
     fn before(&mut self, state: &State, decision: &Decision) {
+        self.metadata_set |= matches!(decision, Decision::JobMetadataSet { .. });
         let node = match decision {
             Decision::NodeRegistered { spec, .. } => state.node_named(&spec.name),
             Decision::NodeForgotten { node } | Decision::NodeForgottenOnRequest { node, .. } => Some(*node),
@@ -140,6 +158,7 @@ impl Observer for EventMaker {
     }
 
     fn round_over(&mut self, state: &State) {
+        self.complete_submissions(state);
         let Some(log_index) = self.reached.take() else { return };
         if let Some(change) = self.queues_changed(state) {
             self.events.push(Event { position: WatchPosition::after(log_index), change });

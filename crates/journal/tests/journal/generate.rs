@@ -16,10 +16,10 @@ use muster_types::policy::{Guarantee, NonPreemptible, PolicyRules, TenantLimits,
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval,
     CertificateSerial, CheckpointRules, ClusterId, Dependency, DependencyRule, DeviceAmount, DeviceSet,
-    ExitStatus, FailureClass, FencingToken, ForeignLoad, HolderId, JobContract, JobDraft, JobId, JobSpec,
-    LaunchForm, Level, LogIndex, LogTime, Name, NodeAdmission, NodeBounds, NodeDraft, NodeId, NodeSpec,
-    NoticeRules, Parameters, Preflight, PriorityTier, ReplicaId, RequestId, RetryRules, Revocation, Spread,
-    TaskGroup, TopologyRule, WorkerRequest, limits,
+    ExitStatus, FailureClass, FencingToken, ForeignLoad, HolderId, JobContract, JobDraft, JobId, JobMetadata,
+    JobSpec, LaunchForm, Level, LogIndex, LogTime, Name, NodeAdmission, NodeBounds, NodeDraft, NodeId,
+    NodeSpec, NoticeRules, Parameters, Preflight, PriorityTier, ReplicaId, RequestId, RetryRules, Revocation,
+    Spread, TaskGroup, TopologyRule, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -176,6 +176,12 @@ fn exit() -> impl Strategy<Value = ExitStatus> {
 
 fn class() -> impl Strategy<Value = FailureClass> {
     prop::sample::select(FailureClass::ALL)
+}
+
+fn metadata() -> impl Strategy<Value = Arc<JobMetadata>> {
+    let texts = || btree_map("[a-z/.]{0,9}", "[ -~é]{0,12}", 0..4);
+    (texts(), texts(), "[a-z/]{0,20}")
+        .prop_map(|(labels, annotations, creator)| Arc::new(JobMetadata { labels, annotations, creator }))
 }
 
 fn contract() -> impl Strategy<Value = Arc<JobContract>> {
@@ -381,6 +387,7 @@ fn decisions() -> impl Strategy<Value = Decision> {
         (request(), any::<u32>())
             .prop_map(|(request, node)| Decision::NodeForgottenOnRequest { request, node: NodeId(node) }),
         vec((job(), contract()), 0..3).prop_map(|contracts| Decision::JobContractsSet { contracts }),
+        vec((job(), any::<u32>(), metadata()), 0..3).prop_map(|runs| Decision::JobMetadataSet { runs }),
         failed(),
         (job(), token(), vec((any::<u32>(), slot()), 0..3))
             .prop_map(|(job, token, ranks)| Decision::SparesTaken { job, token, ranks }),

@@ -372,7 +372,8 @@ fn quota_view(message: v1::QuotaReport) -> Quota {
 }
 
 pub async fn plan(global: &Global, console: &Console, args: PlanArgs) -> Result<Exit, Failure> {
-    let overrides = Overrides { name: None, tenant: args.tenant, tier: args.tier, regions: args.region };
+    let overrides =
+        Overrides { tenant: args.tenant, tier: args.tier, regions: args.region, ..Overrides::default() };
     let mut manifests = read_manifests(&args.file, &overrides)?;
     let client = args.read.client(global).await?;
     parallel_auto::choose(&client, console, &args.file, &mut manifests).await?;

@@ -30,8 +30,17 @@ pub struct Subject {
     pub ids: Vec<String>,
     /// Only this tenant; empty for all.
     pub tenant: String,
+    /// Only jobs whose labels match; empty for all.
+    pub selector: String,
     pub until: Until,
     pub limit: Option<Duration>,
+}
+
+impl Subject {
+    /// Jobs by their ids, until they have ended.
+    pub fn of(ids: Vec<String>) -> Subject {
+        Subject { ids, tenant: String::new(), selector: String::new(), until: Until::Finished, limit: None }
+    }
 }
 
 /// Whether a job in this phase has ended.
@@ -70,6 +79,8 @@ pub async fn follow(
         resume_token: String::new(),
         job_ids: subject.ids.clone(),
         tenant: subject.tenant.clone(),
+        label_selector: subject.selector.clone(),
+        creator: String::new(),
     };
     let mut watch = client.watch_jobs(request);
     let end = subject.limit.and_then(|limit| Instant::now().checked_add(limit));

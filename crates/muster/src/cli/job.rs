@@ -7,6 +7,7 @@ use clap_complete::engine::ArgValueCompleter;
 use muster_client::Client;
 use muster_types::{JobId, Name};
 use muster_wire::v1;
+use serde_json::Value;
 
 use super::Global;
 use super::complete;
@@ -19,7 +20,7 @@ use super::logs::{self, LogsArgs};
 use super::reading::ReadArgs;
 use super::recovery;
 use super::view::{self, Document, Items, Position};
-use crate::manifest::quantity;
+use crate::manifest::{self, quantity};
 
 /// Commands about jobs.
 #[derive(Subcommand)]
@@ -27,7 +28,13 @@ pub enum JobCommand {
     /// List jobs, newest first
     List(ListArgs),
     /// Show one job: where it runs, or why it waits
-    #[command(after_help = "Examples:\n  muster job show job-3f0\n  muster job show job-3f0 -o yaml")]
+    #[command(after_help = "\
+Examples:
+  muster job show job-3f0
+  muster job show job-3f0 -o yaml > again.yaml && muster submit again.yaml
+
+With -o yaml it is shown as a job file, which can be submitted again; what became of it stands under `status`, which is
+not read.")]
     Show {
         /// Its id, or its name
         #[arg(add = ArgValueCompleter::new(complete::jobs))]
@@ -64,6 +71,9 @@ Survives the loss of replicas: goes on exactly behind the last change that was p
         /// Only jobs of this tenant
         #[arg(long, value_name = "TENANT")]
         tenant: Option<String>,
+        /// Only jobs whose labels match, as for `muster job list`
+        #[arg(short = 'l', long, value_name = "SELECTOR")]
+        selector: Option<String>,
     },
     /// Print the output of a worker
     Logs(LogsArgs),
@@ -111,18 +121,18 @@ pub async fn run(global: &Global, console: &Console, command: JobCommand) -> Res
             let ids = all_resolved(&client, &ids, Find::Active).await?;
             cancel(&client, console, ids).await
         }
-        JobCommand::Watch { ids, tenant } => {
+        JobCommand::Watch { ids, tenant, selector } => {
             let client = global.client().await?;
             let ids = all_resolved(&client, &ids, Find::Newest).await?;
-            let tenant = tenant.unwrap_or_default();
-            let subject = Subject { ids, tenant, until: Until::Finished, limit: global.timeout };
+            let (tenant, selector) = (tenant.unwrap_or_default(), selector.unwrap_or_default());
+            let subject = Subject { tenant, selector, limit: global.timeout, ..Subject::of(ids) };
             let show = |item: &_, synced| follow::print(console, item, synced);
             Ok(follow::follow(&client, console, subject, show).await?.0)
         }
         JobCommand::Wait { ids, until } => {
             let client = global.client().await?;
             let ids = all_resolved(&client, &ids, Find::Newest).await?;
-            let subject = Subject { ids, tenant: String::new(), until, limit: global.timeout };
+            let subject = Subject { until, limit: global.timeout, ..Subject::of(ids) };
             wait(&client, console, subject).await
         }
     }
@@ -196,14 +206,29 @@ async fn all_resolved(client: &Client, texts: &[String], find: Find) -> Result<V
 
 async fn show(client: &Client, console: &Console, job_id: String, read: &ReadArgs) -> Result<Exit, Failure> {
     let answer = client.get_job(v1::GetJobRequest { job_id, read: None }).await?;
-    let job = view::Job::from(answer.job.unwrap_or_default());
+    let message = answer.job.unwrap_or_default();
+    let spec = message.spec.clone().unwrap_or_default();
+    let job = view::Job::from(message);
     match console.format {
-        Format::Json | Format::Yaml => console.object(&Document::new("Job", answer.freshness, job))?,
+        Format::Json => console.object(&Document::new("Job", answer.freshness, job))?,
+        Format::Yaml => console.object(&manifest::job_file(&spec, status(answer.freshness, job)?))?,
         Format::Name => console.line(&job.id)?,
         Format::Table | Format::Wide | Format::Html => describe(console, &job)?,
     }
     read.tell_age(console, answer.freshness.as_ref());
     Ok(Exit::Ok)
+}
+
+/// What became of a job, next to its job file.
+fn status(position: impl Into<Position>, job: view::Job) -> Result<Value, Failure> {
+    const IN_FILE: [&str; 8] = ["schema", "kind", "name", "tenant", "labels", "annotations", "tier", "spec"];
+    let content = serde_json::to_value(Document::new("Job", position, job));
+    let mut content = content
+        .map_err(|error| Failure::new(Exit::Failed, format!("the answer could not be written: {error}")))?;
+    if let Value::Object(fields) = &mut content {
+        fields.retain(|name, _| !IN_FILE.contains(&name.as_str()));
+    }
+    Ok(content)
 }
 
 fn describe(console: &Console, job: &view::Job) -> Result<(), Failure> {
@@ -216,6 +241,13 @@ fn describe(console: &Console, job: &view::Job) -> Result<(), Failure> {
     say("id", job.id.clone());
     say("name", job.name.clone());
     say("tenant", job.tenant.clone());
+    say("creator", job.creator.clone());
+    for (key, value) in &job.labels {
+        say("label", format!("{key}={value}"));
+    }
+    for (key, value) in &job.annotations {
+        say("annotation", format!("{key}: {value}"));
+    }
     say("tier", job.tier.clone());
     say("phase", job.phase.to_owned());
     say("reason", reason(job));

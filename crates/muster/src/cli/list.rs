@@ -56,6 +56,7 @@ Examples:
   muster job list --all --since 2h                    and what ended, of the jobs of the last two hours
   muster job list --phase pending,running --tenant vision -o wide
   muster job list --name train- --limit 20 -o json
+  muster job list --mine -l 'team=vision,stage in (train,eval),!debug'
 
 Jobs of an array that are in the same phase are one row; --each gives each its own, and so does every form for
 programs.")]
@@ -78,6 +79,15 @@ pub struct ListArgs {
     /// Only names that start so
     #[arg(long, value_name = "PREFIX")]
     name: Option<String>,
+    /// Only jobs whose labels match: team=vision, stage!=eval, stage in (train,eval), team, !debug; several by commas
+    #[arg(short = 'l', long, value_name = "SELECTOR")]
+    selector: Option<String>,
+    /// Only jobs that you submitted, by the certificate that you use
+    #[arg(long, conflicts_with = "creator")]
+    mine: bool,
+    /// Only jobs that this principal submitted, such as tenant/vision/ada
+    #[arg(long, value_name = "PRINCIPAL")]
+    creator: Option<String>,
     /// At most so many, the newest [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     limit: Option<u32>,
@@ -108,6 +118,9 @@ pub async fn run(global: &Global, console: &Console, args: ListArgs) -> Result<E
         phases: args.phases(),
         tenant: args.tenant.clone().unwrap_or_default(),
         name_prefix: args.name.clone().unwrap_or_default(),
+        label_selector: args.selector.clone().unwrap_or_default(),
+        creator: args.creator.clone().unwrap_or_default(),
+        mine: args.mine,
         ..Default::default()
     };
     let mut jobs: Vec<view::Job> = Vec::new();

@@ -135,8 +135,7 @@ pub async fn run(global: &Global, console: &Console, args: LogsArgs) -> Result<E
             Err(error) if std::mem::take(&mut may_wait) && read == 0 && is_absent(&error) => {
                 console.progress(&format!("waiting for {} to start", request.job_id));
                 let ids = vec![request.job_id.clone()];
-                let subject =
-                    Subject { ids, tenant: String::new(), until: Until::Running, limit: global.timeout };
+                let subject = Subject { until: Until::Running, limit: global.timeout, ..Subject::of(ids) };
                 let (exit, _) = follow::follow(&client, console, subject, |_, _| Ok(())).await?;
                 if exit == Exit::Interrupted {
                     return Ok(exit);

@@ -117,6 +117,13 @@ fn timeout(text: &str) -> Result<Duration, String> {
     if ms == 0 { Err("must be above zero".to_owned()) } else { Ok(Duration::from_millis(ms)) }
 }
 
+/// What there is a schema of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Described {
+    /// A job file
+    Job,
+}
+
 /// What a client of the cluster can do.
 #[derive(Subcommand)]
 pub enum ClientCommand {
@@ -196,6 +203,15 @@ pub enum ClientCommand {
         /// For which shell
         shell: Shell,
     },
+    /// Print the JSON Schema of what this program reads, for editors and for checks
+    #[command(
+        after_help = "Examples:\n  muster schema job > job.schema.json\n\nAn editor with a YAML language server takes it for a file that begins with\n# yaml-language-server: $schema=job.schema.json"
+    )]
+    Schema {
+        /// Of what
+        #[arg(value_enum)]
+        of: Described,
+    },
     /// Print the version of this program and, with --server, of a replica
     Version {
         /// Ask a replica too
@@ -257,6 +273,12 @@ async fn dispatch(global: &Global, console: &Console, command: ClientCommand) ->
         ClientCommand::List(args) => list::run(global, console, args).await,
         ClientCommand::Status => cluster::run(global, console, cluster::ClusterCommand::Status).await,
         ClientCommand::Completion { shell } => completion(console, shell),
+        ClientCommand::Schema { of: Described::Job } => {
+            let schema = serde_json::to_string_pretty(&crate::manifest::job_schema());
+            let text = schema.map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
+            console.line(&text)?;
+            Ok(Exit::Ok)
+        }
         ClientCommand::Version { server } => version(global, console, server).await,
     }
 }

@@ -13,7 +13,7 @@ use super::attach::{self, Ranks};
 use super::console::Console;
 use super::failure::{Exit, Failure};
 use super::parallel_auto;
-use super::submit::{self, located, now_ms};
+use super::submit::{self, MetadataArgs, located, now_ms};
 use crate::dev::local;
 use crate::manifest::{self, Manifest, ManifestError, Overrides};
 
@@ -73,6 +73,8 @@ pub struct RunArgs {
     /// Only the output of this worker; else of all, or of rank 0 when there are more than 16
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..i64::from(limits::GANG_WORKERS_MAX)))]
     rank: Option<u32>,
+    #[command(flatten)]
+    metadata: MetadataArgs,
     /// Print the id and return at once
     #[arg(long)]
     detach: bool,
@@ -138,6 +140,8 @@ fn of_file(file: &str, args: &RunArgs) -> Result<Manifest, Failure> {
         tenant: args.tenant.clone(),
         tier: args.tier.clone(),
         regions: args.region.clone(),
+        labels: args.metadata.label.clone(),
+        annotations: args.metadata.annotation.clone(),
     };
     let mut manifests = submit::read_manifests_with(file, &args.command, &overrides)?;
     let one = manifests.pop().filter(|job| manifests.is_empty() && job.message.array_size == 0);
@@ -153,8 +157,14 @@ fn of_command(args: &RunArgs) -> Result<Manifest, Failure> {
     }
     let text =
         |key: &'static str, value: &Option<String>| value.clone().map(|text| (key, Value::String(text)));
-    let metadata: Vec<_> =
+    let mut metadata: Vec<_> =
         [text("name", &args.name), text("tenant", &args.tenant)].into_iter().flatten().collect();
+    for (key, pairs) in [("labels", &args.metadata.label), ("annotations", &args.metadata.annotation)] {
+        if !pairs.is_empty() {
+            let texts = pairs.iter().map(|(key, value)| (key.clone(), Value::String(value.clone())));
+            metadata.push((key, Value::Object(texts.collect())));
+        }
+    }
     let mut spec: Vec<_> = [
         text("tier", &args.tier),
         text("workers", &args.workers),

@@ -12,7 +12,7 @@ use muster_wire::v1;
 use super::Global;
 use super::console::Console;
 use super::failure::{Exit, Failure};
-use super::follow::{self, Subject, Until};
+use super::follow::{self, Subject};
 use super::parallel_auto;
 use super::view::{Document, Submission};
 use crate::dev::local;
@@ -24,6 +24,7 @@ use crate::manifest::{self, FILE_BYTES_MAX, Manifest, Overrides, Problem};
 Examples:
   muster submit train.yaml
   muster submit train.yaml --name try-2 --tier batch --region eu-north --wait
+  muster submit train.yaml --label team=vision --annotation ticket=1234
   muster submit train.sh --epochs 3       a script; what follows is for it
   generate-jobs | muster submit - --request-id $(uuidgen)
   ID=$(muster submit train.yaml) && muster job logs $ID -f
@@ -32,7 +33,8 @@ The ids of the jobs go to stdout, one per line. Several YAML documents in one fi
 none. The same --request-id never submits twice, however often it is used.
 
 A script begins with #! and says in lines like `#MUSTER workers: 4` before its first command what a job
-file says under `spec`; `#MUSTER name: …` and `#MUSTER tenant: …` besides. It travels with the job.")]
+file says under `spec`; `#MUSTER name: …`, `tenant: …` and `labels: {team: vision}` besides. It travels with the
+job.")]
 pub struct SubmitArgs {
     /// Job file (YAML) or script, or - for stdin
     file: String,
@@ -51,6 +53,8 @@ pub struct SubmitArgs {
     /// Instead of the file's regions; repeat it or separate several by commas
     #[arg(long, value_name = "REGION", value_delimiter = ',')]
     region: Vec<String>,
+    #[command(flatten)]
+    metadata: MetadataArgs,
     /// A UUID for this submission; made up when there is none
     #[arg(long, value_name = "UUID")]
     request_id: Option<RequestId>,
@@ -65,12 +69,32 @@ pub struct SubmitArgs {
     validate_only: bool,
 }
 
+/// Options for what jobs carry.
+#[derive(Args)]
+pub struct MetadataArgs {
+    /// A label to select the jobs by, in addition to the file's; repeat it
+    #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
+    pub label: Vec<(String, String)>,
+    /// A text that is kept with the jobs and not read, in addition to the file's; repeat it
+    #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
+    pub annotation: Vec<(String, String)>,
+}
+
+/// `KEY=VALUE`; what keys and values may be is judged with the rest of the job.
+fn pair(text: &str) -> Result<(String, String), String> {
+    let (key, value) =
+        text.split_once('=').ok_or("a key and a value have `=` between them, like team=vision")?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
 pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result<Exit, Failure> {
     let overrides = Overrides {
         name: args.name.clone(),
         tenant: args.tenant.clone(),
         tier: args.tier.clone(),
         regions: args.region.clone(),
+        labels: args.metadata.label.clone(),
+        annotations: args.metadata.annotation.clone(),
     };
     let mut manifests = read_manifests_with(&args.file, &args.arguments, &overrides)?;
     if global.is_local() {
@@ -103,8 +127,7 @@ pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result
     }
     console.progress(&format!("submitted {} at log index {}", count(job_ids.len()), submission.log_index));
     if args.wait || args.watch {
-        let subject =
-            Subject { ids: job_ids, tenant: String::new(), until: Until::Finished, limit: global.timeout };
+        let subject = Subject { limit: global.timeout, ..Subject::of(job_ids) };
         return wait(&client, console, subject, args.watch).await;
     }
     Ok(Exit::Ok)

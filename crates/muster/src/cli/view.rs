@@ -115,6 +115,16 @@ pub struct Job {
     pub id: String,
     pub name: String,
     pub tenant: String,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+    /// Who submitted it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub creator: String,
+    /// Changes whenever the job does.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub etag: String,
     pub tier: String,
     /// pending, starting, running, stopping, succeeded, failed or cancelled.
     pub phase: &'static str,
@@ -759,6 +769,10 @@ impl From<v1::Job> for Job {
             id: job.id,
             name: job.name,
             tenant: job.tenant,
+            labels: job.labels.into_iter().collect(),
+            annotations: job.spec.iter().flat_map(|spec| spec.annotations.clone()).collect(),
+            creator: job.creator,
+            etag: job.etag,
             tier: job.tier,
             attempt: job.attempt,
             failures: job.failures,

@@ -13,8 +13,10 @@ mod parallel;
 mod policy;
 pub mod quantity;
 mod read;
+mod schema;
 mod script;
 mod shape;
+mod show;
 pub mod suggest;
 
 use std::collections::BTreeMap;
@@ -26,7 +28,9 @@ use muster_wire::{convert, v1};
 pub use parallel::{ModelSource, Parallel};
 pub use policy::{PolicyFile, parse_policy};
 pub use quantity::duration_ms;
+pub use schema::job_schema;
 pub use script::{from_options, is_script, parse_script};
+pub use show::job_file;
 
 /// Largest job file. The API takes 4 MiB at once.
 pub const FILE_BYTES_MAX: usize = 4 << 20;
@@ -90,11 +94,13 @@ impl Form {
             Form::File => problem,
             Form::Script => Problem { field: short(&problem.field), ..problem },
             Form::Options => {
-                const OPTIONS: [(&str, &str); 4] = [
+                const OPTIONS: [(&str, &str); 6] = [
                     ("runTimeLimit", "time-limit"),
                     ("environment", "env"),
                     ("workingDirectory", "directory"),
                     ("regions", "region"),
+                    ("labels", "label"),
+                    ("annotations", "annotation"),
                 ];
                 let field = short(&problem.field);
                 let name = field.split(['.', '[']).next().unwrap_or_default();
@@ -130,6 +136,10 @@ pub struct Overrides {
     pub tier: Option<String>,
     /// Empty for the file's.
     pub regions: Vec<String>,
+    /// In addition to the file's, or in their place where the key is the same.
+    pub labels: Vec<(String, String)>,
+    /// Likewise.
+    pub annotations: Vec<(String, String)>,
 }
 
 /// Reads a job file. `now_ms` is what times like `+2h` count from, since the Unix epoch.
@@ -174,7 +184,7 @@ fn line_of(field: &str, lines: &BTreeMap<String, u64>, first_line: u64) -> Optio
 impl Manifest {
     /// Lets the command line have the last word.
     pub fn apply(&mut self, overrides: &Overrides) {
-        let Overrides { name, tenant, tier, regions } = overrides;
+        let Overrides { name, tenant, tier, regions, labels, annotations } = overrides;
         let fields = [
             (&mut self.message.name, name),
             (&mut self.message.tenant, tenant),
@@ -185,6 +195,8 @@ impl Manifest {
                 field.clone_from(value);
             }
         }
+        self.message.labels.extend(labels.iter().cloned());
+        self.message.annotations.extend(annotations.iter().cloned());
         if !regions.is_empty() {
             self.message.regions.clone_from(regions);
         }
@@ -248,6 +260,9 @@ impl Manifest {
         if let Some(rest) = rest.strip_prefix("contract.") {
             return contract::path_in_file(rest);
         }
+        if ["labels", "annotations"].iter().any(|field| is_below(rest, field)) {
+            return format!("metadata.{rest}");
+        }
         if let Some(label) = rest.strip_prefix("node_selector") {
             return format!("spec.nodeSelector{label}");
         }
@@ -272,6 +287,11 @@ impl Manifest {
     }
 }
 
+/// Whether a path is a field or something in it.
+fn is_below(path: &str, field: &str) -> bool {
+    path.strip_prefix(field).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
 /// The file and job of a violation in a batch (`specs[3].groups[0].workers`): its number in the list and
 /// the path as of a single job (`spec.groups[0].workers`).
 pub fn split_batch_path(path: &str) -> Option<(usize, String)> {
@@ -279,5 +299,7 @@ pub fn split_batch_path(path: &str) -> Option<(usize, String)> {
     Some((index.parse().ok()?, format!("spec{rest}")))
 }
 
+#[cfg(test)]
+mod shown_tests;
 #[cfg(test)]
 mod tests;

@@ -9,15 +9,15 @@ use super::contract;
 use super::parallel::Parallel;
 use super::quantity::{self, QuantityError};
 use super::shape::{
-    AcceleratorFields, Accelerators, After, AfterFields, Command, Document, Group, Slice, SliceFields, Spec,
-    Text, Topology, Values,
+    AcceleratorFields, Accelerators, After, AfterFields, Command, Document, Group, Metadata, Slice,
+    SliceFields, Spec, Text, Topology, Values,
 };
 use super::suggest::nearest;
 use super::{Form, Manifest, ManifestError, PROBLEMS_MAX, Problem};
 
 /// What `apiVersion` must be.
 pub const API_VERSION: &str = "muster.dev/v1";
-const KIND: &str = "Job";
+pub const KIND: &str = "Job";
 
 /// Every document of a file. `now_ms` is what times like `+2h` count from.
 pub fn documents(text: &str, now_ms: u64) -> Result<Vec<Manifest>, ManifestError> {
@@ -77,23 +77,19 @@ impl Reader<'_> {
     fn document(&mut self, document: Document) -> (v1::JobSpec, bool, Option<Parallel>) {
         self.constant("apiVersion", document.api_version, API_VERSION);
         self.constant("kind", document.kind, KIND);
+        if let Some(status) = document.status {
+            self.place("status", status.referenced);
+        }
         let metadata = document.metadata.unwrap_or_default();
-        let name = self.text("metadata.name", metadata.name);
-        let tenant = self.text("metadata.tenant", metadata.tenant);
         let Some(spec) = document.spec else {
             self.problem(None, "spec", "must be given");
-            return (v1::JobSpec { name, tenant, ..Default::default() }, false, None);
+            return (v1::JobSpec::default(), false, None);
         };
-        self.spec(name, tenant, spec)
+        self.spec(metadata, spec)
     }
 
     /// The message, whether its only group is written directly in `spec`, and what is left to the parallelism planner.
-    pub fn spec(
-        &mut self,
-        name: String,
-        tenant: String,
-        spec: Spec,
-    ) -> (v1::JobSpec, bool, Option<Parallel>) {
+    pub fn spec(&mut self, metadata: Metadata, spec: Spec) -> (v1::JobSpec, bool, Option<Parallel>) {
         let Spec { workers, workers_min, slice, command, environment, accelerators, cpu, memory, .. } = spec;
         let only = Group {
             name: None,
@@ -130,8 +126,10 @@ impl Reader<'_> {
         });
         let regions = spec.regions.unwrap_or_default();
         let message = v1::JobSpec {
-            name,
-            tenant,
+            name: self.text("metadata.name", metadata.name),
+            tenant: self.text("metadata.tenant", metadata.tenant),
+            labels: self.texts("metadata.labels", metadata.labels.unwrap_or_default()),
+            annotations: self.texts("metadata.annotations", metadata.annotations.unwrap_or_default()),
             tier: self.text("spec.tier", spec.tier),
             groups,
             regions: self.list("spec.regions", regions),
@@ -220,7 +218,7 @@ impl Reader<'_> {
             ),
             slice: group.slice.map(|slice| self.slice(&path("slice"), slice)),
             command: self.command(&path("command"), group.command),
-            environment: self.environment(&path("environment"), group.environment.unwrap_or_default()),
+            environment: self.texts(&path("environment"), group.environment.unwrap_or_default()),
             accelerators: self.accelerators(&path("accelerators"), group.accelerators, has_slice),
             cpu_milli: self.above_zero(
                 &path("cpu"),
@@ -252,7 +250,8 @@ impl Reader<'_> {
         }
     }
 
-    fn environment(&mut self, field: &str, variables: BTreeMap<String, Text>) -> HashMap<String, String> {
+    /// Texts by names of the user's own.
+    fn texts(&mut self, field: &str, variables: BTreeMap<String, Text>) -> HashMap<String, String> {
         let mut message = HashMap::new();
         for (name, value) in variables {
             self.place(field, value.referenced);

@@ -1,7 +1,8 @@
 //! Jobs that are no file of their own: scripts with directives, and command lines.
 //!
-//! A script says in lines `#MUSTER key: value` what a job file says under `spec`, and `name` and `tenant`
-//! besides. Its text travels with the job, so the nodes need not have it.
+//! A script says in lines `#MUSTER key: value` what a job file says under `spec`, and also `name`, `tenant`, `labels` and
+//! `annotations`; the last two in one line each, like `labels: {team: vision}`. Its text travels with the job, so the
+//! nodes need not have it.
 //!
 //! **Invariant:** pure. A directive that would be overlooked (behind the first command, misspelt) is an
 //! error, never a comment.
@@ -107,7 +108,8 @@ fn directives(script: &str, problems: &mut Vec<Problem>) -> Directives {
             if commands {
                 problem("comes after the first command, where directives are not looked for; move it up");
             } else if let Some(said) = rest.strip_prefix(' ') {
-                let of_job = ["name:", "tenant:"].iter().any(|key| said.starts_with(key));
+                let of_job =
+                    ["name:", "tenant:", "labels:", "annotations:"].iter().any(|key| said.starts_with(key));
                 let (text, said_there) =
                     if of_job { (&mut metadata, &mut found.metadata) } else { (&mut spec, &mut found.spec) };
                 text.push_str(said);
@@ -176,9 +178,7 @@ fn build(
             "must be left out: the script is the command",
         );
     }
-    let job_name = reader.text("metadata.name", metadata.name);
-    let tenant = reader.text("metadata.tenant", metadata.tenant);
-    let (mut message, shorthand, parallel) = reader.spec(job_name, tenant, spec);
+    let (mut message, shorthand, parallel) = reader.spec(metadata, spec);
     let lines = reader.lines;
     if !problems.is_empty() {
         problems.truncate(PROBLEMS_MAX);

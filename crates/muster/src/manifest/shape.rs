@@ -8,7 +8,7 @@ use std::fmt;
 
 use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::Spanned;
 
 /// A scalar as it was written.
@@ -21,6 +21,8 @@ pub struct Document {
     pub kind: Option<Text>,
     pub metadata: Option<Metadata>,
     pub spec: Option<Spec>,
+    /// What became of a job that was shown as a file; not read.
+    pub status: Option<Spanned<IgnoredAny>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -28,6 +30,8 @@ pub struct Document {
 pub struct Metadata {
     pub name: Option<Text>,
     pub tenant: Option<Text>,
+    pub labels: Option<BTreeMap<String, Text>>,
+    pub annotations: Option<BTreeMap<String, Text>>,
 }
 
 #[derive(Default, Deserialize)]

@@ -436,11 +436,14 @@ fn a_missing_name_points_to_the_option_and_the_option_helps() {
         name: Some("y".into()),
         tier: Some("free".into()),
         regions: vec!["eu".into()],
-        tenant: None,
+        labels: vec![("team".into(), "b".into())],
+        ..Overrides::default()
     };
+    manifest.message.labels = [("team".into(), "a".into()), ("stage".into(), "train".into())].into();
     manifest.apply(&overrides);
     manifest.check().unwrap();
     assert_eq!((manifest.message.tier.as_str(), manifest.message.regions.len()), ("free", 1));
+    assert_eq!((manifest.message.labels["team"].as_str(), manifest.message.labels.len()), ("b", 2));
 }
 
 #[test]

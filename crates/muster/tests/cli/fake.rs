@@ -25,6 +25,8 @@ pub struct Book {
     pub request_ids: Vec<String>,
     pub watches: usize,
     pub list_pages: usize,
+    /// What jobs were listed by.
+    pub lists: Vec<v1::ListJobsRequest>,
     pub cordoned: Vec<String>,
     pub restricted: Vec<String>,
     pub forgotten: Vec<String>,
@@ -175,6 +177,14 @@ impl JobService for Service {
         }
         let job_ids =
             if request.validate_only { Vec::new() } else { self.accept(&specs[0].name, specs.len())? };
+        let shown = convert::submission_to_proto(&specs[0]);
+        for id in &job_ids {
+            if let Some(job) = self.book.lock().unwrap().jobs.get_mut(id) {
+                job.labels.clone_from(&shown.labels);
+                job.creator = "tenant/vision/ada".to_owned();
+                job.spec = Some(shown.clone());
+            }
+        }
         Ok(Response::new(v1::SubmitJobResponse { job_ids, freshness: freshness() }))
     }
 
@@ -226,6 +236,7 @@ impl JobService for Service {
         let request = request.into_inner();
         let mut book = self.book.lock().unwrap();
         book.list_pages += 1;
+        book.lists.push(request.clone());
         book.reads.extend(request.read);
         let start: usize =
             if request.page_token.is_empty() { 0 } else { request.page_token.parse().unwrap() };

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod fake;
+mod labels;
 mod policy_files;
 
 use std::io::Write;

@@ -8,6 +8,7 @@
 mod drafts;
 mod fleet;
 mod ids;
+mod labels;
 mod policy;
 mod reasons;
 mod tpu;

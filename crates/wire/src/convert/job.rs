@@ -4,11 +4,12 @@
 //! may choose other defaults without changing what an accepted job means.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
 use muster_types::job::ArrayMember;
 use muster_types::{
-    Dependency, DependencyRule, JobContract, JobDraft, JobSpec, LogTime, Name, Submission, TaskGroup,
-    Violation, WorkerRequest, fleet::checked_name, limits,
+    Dependency, DependencyRule, JobContract, JobDraft, JobMetadata, JobSpec, LogTime, Name, Submission,
+    TaskGroup, Violation, WorkerRequest, fleet::checked_name, limits,
 };
 
 use super::contract::{contract, contract_to_proto};
@@ -79,13 +80,31 @@ pub fn jobs_from_proto(at: &str, messages: Vec<v1::JobSpec>) -> Result<Vec<Submi
     if found.is_empty() { Ok(specs) } else { Err(found.into_violations()) }
 }
 
-/// The message of a job with its contract.
+/// The message of a job with its contract, labels and annotations.
 #[must_use]
 pub fn submission_to_proto(job: &Submission) -> v1::JobSpec {
-    v1::JobSpec { contract: contract_to_proto(&job.contract), ..job_spec_to_proto(&job.spec) }
+    described_to_proto(&job.spec, Some(&job.contract), job.metadata.as_deref())
 }
 
-/// The message of an accepted job, without its contract. A job of an array shows the array's size; its own place in it is
+/// The same of a job that was taken apart.
+#[must_use]
+pub fn described_to_proto(
+    spec: &JobSpec,
+    contract: Option<&JobContract>,
+    metadata: Option<&JobMetadata>,
+) -> v1::JobSpec {
+    let texts = |texts: Option<&BTreeMap<String, String>>| {
+        texts.map(|texts| texts.clone().into_iter().collect()).unwrap_or_default()
+    };
+    v1::JobSpec {
+        contract: contract.and_then(contract_to_proto),
+        labels: texts(metadata.map(|metadata| &metadata.labels)),
+        annotations: texts(metadata.map(|metadata| &metadata.annotations)),
+        ..job_spec_to_proto(spec)
+    }
+}
+
+/// The message of an accepted job, without its contract, labels and annotations. A job of an array shows the array's size; its own place in it is
 /// `Job.array_index`.
 #[must_use]
 pub fn job_spec_to_proto(spec: &JobSpec) -> v1::JobSpec {
@@ -111,6 +130,8 @@ pub fn job_spec_to_proto(spec: &JobSpec) -> v1::JobSpec {
         expected_run_ms: spec.expected_run_ms.unwrap_or(0),
         datasets: spec.datasets.iter().map(Name::to_string).collect(),
         contract: None,
+        labels: HashMap::new(),
+        annotations: HashMap::new(),
     }
 }
 
@@ -152,6 +173,9 @@ fn convert_into(
     }
     let below_contract = below(at, "contract");
     let contract = contract(&below_contract, message.contract.take(), found);
+    let (labels, annotations) =
+        (std::mem::take(&mut message.labels), std::mem::take(&mut message.annotations));
+    let metadata = metadata(at, labels, annotations, found);
     let mut draft = draft(at, message, found);
     // Jobs that save in different places go different ways: so it counts among what a job reads.
     if let Some(place) = contract.checkpoint.place.as_ref().filter(|place| !draft.datasets.contains(place)) {
@@ -163,7 +187,7 @@ fn convert_into(
         return;
     }
     if array_size == 0 {
-        jobs.push(Submission { spec: checked, contract });
+        jobs.push(Submission { spec: checked, contract, metadata });
         return;
     }
     for index in 0..array_size {
@@ -171,7 +195,11 @@ fn convert_into(
         member.array = Some(ArrayMember { index, size: array_size });
         // Cannot fail: the index is below the size, the size in bounds, the rest checked above.
         let member = check(at, member, found);
-        jobs.extend(member.map(|spec| Submission { spec, contract: contract.clone() }));
+        jobs.extend(member.map(|spec| Submission {
+            spec,
+            contract: contract.clone(),
+            metadata: metadata.clone(),
+        }));
     }
 }
 
@@ -182,6 +210,24 @@ fn check(at: &str, draft: JobDraft, found: &mut Found) -> Option<JobSpec> {
     };
     found.extend(violations.into_iter().map(|v| in_message(v).under(at)).collect());
     None
+}
+
+/// Labels and annotations; none when there are none. Too many are not looked at one by one: which of them would be, a
+/// hash map cannot say.
+fn metadata(
+    at: &str,
+    labels: HashMap<String, String>,
+    annotations: HashMap<String, String>,
+    found: &mut Found,
+) -> Option<Arc<JobMetadata>> {
+    if labels.is_empty() && annotations.is_empty() {
+        return None;
+    }
+    let sorted = |texts: HashMap<String, String>| texts.into_iter().collect();
+    let metadata =
+        JobMetadata { labels: sorted(labels), annotations: sorted(annotations), creator: String::new() };
+    found.extend(metadata.violations().into_iter().map(|violation| violation.under(at)).collect());
+    Some(Arc::new(metadata))
 }
 
 /// Most jobs say nothing, and cost nothing here.

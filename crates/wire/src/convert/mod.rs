@@ -36,7 +36,9 @@ pub use health::{
     health_report_to_proto, repair_from_proto, restriction_to_proto,
 };
 pub use id::{holder_id_from_text, holder_id_to_text, job_id, node_id, request_id};
-pub use job::{job_spec_to_proto, jobs_from_proto, submission_to_proto, submissions_from_proto};
+pub use job::{
+    described_to_proto, job_spec_to_proto, jobs_from_proto, submission_to_proto, submissions_from_proto,
+};
 pub use node::{
     WorkerReport, foreign_load_from_proto, foreign_load_to_proto, node_spec_from_proto, node_spec_to_proto,
     worker_report_from_proto, worker_report_to_proto,

@@ -439,6 +439,7 @@ prop_compose! {
         preemptible: Option<bool>,
         dependencies in vec((any::<String>(), any::<String>()), 0..3),
         contract in option::of(wild_contract()),
+        carried in (wild_texts(), wild_texts()),
     ) -> v1::JobSpec {
         let (name, tenant, tier, checkpoint_directory, working_directory) = texts;
         let (regions, tolerations, datasets) = lists;
@@ -451,8 +452,13 @@ prop_compose! {
             name, tenant, tier, groups, regions, run_time_limit_ms, stop_grace_ms, failure_retries_max,
             checkpoint_directory, working_directory, array_size, topology, node_selector, tolerations,
             preemptible, dependencies, not_before_ms, deadline_ms, expected_run_ms, datasets, contract,
+            labels: carried.0, annotations: carried.1,
         }
     }
+}
+
+fn wild_texts() -> impl Strategy<Value = HashMap<String, String>> {
+    prop_oneof![3 => Just(HashMap::new()), 1 => hash_map(any::<String>(), any::<String>(), 0..40)]
 }
 
 prop_compose! {
@@ -514,6 +520,24 @@ proptest! {
         prop_assert_eq!(members.len(), spec.array.map_or(1, |array| array.size as usize));
         prop_assert_eq!(&members[place].spec, &spec);
         prop_assert!(members[place].contract.is_default());
+        prop_assert_eq!(&members[place].metadata, &None);
+    }
+
+    #[test]
+    fn labels_and_annotations_return_and_are_shared_by_an_array(
+        labels in hash_map("[a-zA-Z0-9]{1,9}", "[a-zA-Z0-9]{0,9}", 0..9),
+        annotations in hash_map("[a-z]{1,9}(/[a-z]{1,9})?", "[ -~é\n]{0,40}", 0..9),
+        array_size in 0u32..4,
+    ) {
+        let sent = v1::JobSpec { labels, annotations, array_size, ..message() };
+        let jobs = submissions_from_proto("spec", Some(sent.clone())).unwrap();
+        let kept = submission_to_proto(jobs.last().unwrap());
+        prop_assert_eq!((&kept.labels, &kept.annotations), (&sent.labels, &sent.annotations));
+        let says_nothing = sent.labels.is_empty() && sent.annotations.is_empty();
+        prop_assert_eq!(jobs[0].metadata.is_none(), says_nothing);
+        if let (Some(first), Some(last)) = (&jobs[0].metadata, &jobs.last().unwrap().metadata) {
+            prop_assert!(std::sync::Arc::ptr_eq(first, last));
+        }
     }
 
     #[test]

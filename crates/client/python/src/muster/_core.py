@@ -375,8 +375,9 @@ class Core(Generic[JobT]):
         )
 
     def jobs(
-        self, phases: Iterable[Phase], tenant: str, name_prefix: str, read: Read | None, timeout: Seconds | None
-    ) -> Call[Page[JobT]]:
+        self, phases: Iterable[Phase], tenant: str, name_prefix: str, selector: str, creator: str, mine: bool,
+        read: Read | None, timeout: Seconds | None,
+    ) -> Call[Page[JobT]]:  # fmt: skip
         numbers = {word: number for number, word in PHASES.items()}
         wanted = list(phases)
         unknown = [word for word in wanted if word not in numbers]
@@ -385,6 +386,7 @@ class Core(Generic[JobT]):
         request = job_pb2.ListJobsRequest(
             page_size=_PAGE, read=self.reading(read), tenant=tenant, name_prefix=name_prefix,
             phases=[job_pb2.JobPhase.ValueType(numbers[word]) for word in wanted],
+            label_selector=selector, creator=creator, mine=mine,
         )  # fmt: skip
         what = ("list jobs", _JOBS + "ListJobs", job_pb2.ListJobsResponse)
         return self._list(what, request, lambda page: [self.job_of(job) for job in page.jobs], timeout)
@@ -406,8 +408,10 @@ class Core(Generic[JobT]):
         parse = job_pb2.CommitCheckpointResponse.FromString
         return Call("commit checkpoint", _JOBS + "CommitCheckpoint", request, parse, _nothing, timeout=timeout)
 
-    def watch(self, job_ids: Iterable[str], tenant: str, resume_token: str, timeout: Seconds | None) -> Watch[JobT]:
-        request = job_pb2.WatchJobsRequest(job_ids=job_ids, tenant=tenant)
+    def watch(
+        self, job_ids: Iterable[str], tenant: str, selector: str, resume_token: str, timeout: Seconds | None
+    ) -> Watch[JobT]:
+        request = job_pb2.WatchJobsRequest(job_ids=job_ids, tenant=tenant, label_selector=selector)
         what = ("watch jobs", _JOBS + "WatchJobs", job_pb2.WatchJobsResponse.FromString)
         return Watch(what, request, self.job_of, resume_token, timeout, self.seen)
 

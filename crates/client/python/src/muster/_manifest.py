@@ -25,6 +25,7 @@ _NULL = "tag:yaml.org,2002:null"
 _INT = "tag:yaml.org,2002:int"
 _FLOAT = "tag:yaml.org,2002:float"
 
+METADATA = ("name", "tenant", "labels", "annotations")
 _GROUP = ("workers", "workersMin", "slice", "command", "environment", "accelerators", "cpu", "memory")
 _SPEC = (
     *("tier", "regions", "groups", "runTimeLimit", "stopGrace", "failureRetries", "checkpointDirectory"),
@@ -64,21 +65,28 @@ class Reader:
         return spec
 
     def document(self, node: Node) -> job_pb2.JobSpec:
-        """``apiVersion``, ``kind``, ``metadata`` and ``spec``."""
-        found = self.fields(node, "", ("apiVersion", "kind", "metadata", "spec"))
+        """``apiVersion``, ``kind``, ``metadata`` and ``spec``; ``status`` is of a job that was shown, and not read."""
+        found = self.fields(node, "", ("apiVersion", "kind", "metadata", "spec", "status"))
         for field, expected in (("apiVersion", API_VERSION), ("kind", "Job")):
             given = found.get(field)
             if given is None:
                 self.problem(None, field, f"must be given: {expected}")
             elif self.text(given, field) != expected:
                 self.problem(given, field, f'must be {expected}, got "{self.text(given, field)[:80]}"')
-        metadata = self.fields(found.get("metadata"), "metadata", ("name", "tenant"))
+        metadata = self.fields(found.get("metadata"), "metadata", METADATA)
         if found.get("spec") is None:
             self.problem(None, "spec", "must be given")
         spec = self.spec(found.get("spec"))
-        spec.name = self.text(metadata.get("name"), "metadata.name")
-        spec.tenant = self.text(metadata.get("tenant"), "metadata.tenant")
+        self.metadata(metadata, spec)
         return spec
+
+    def metadata(self, at: Mapping[str, Node], spec: job_pb2.JobSpec) -> None:
+        """What stands under ``metadata``, into the message."""
+        spec.name = self.text(at.get("name"), "metadata.name")
+        spec.tenant = self.text(at.get("tenant"), "metadata.tenant")
+        for field, texts in (("labels", spec.labels), ("annotations", spec.annotations)):
+            for key, value in self.pairs(at.get(field), f"metadata.{field}"):
+                texts[key] = self.text(value, f"metadata.{field}.{key[:80]}")
 
     def spec(self, node: Node | None) -> job_pb2.JobSpec:
         """What stands under ``spec``."""

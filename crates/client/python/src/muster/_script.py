@@ -6,7 +6,7 @@ from typing import Sequence
 
 from yaml.nodes import Node
 
-from ._manifest import Reader, nodes_of
+from ._manifest import METADATA, Reader, nodes_of
 from .errors import InvalidJobFile, Problem
 from .v1beta1 import job_pb2
 
@@ -35,13 +35,13 @@ def read_script(script: str, name: str, arguments: Sequence[str], now_ms: int) -
     if problems:
         raise InvalidJobFile(problems)
     reader = Reader(now_ms)
-    metadata = reader.fields(_only(metadata_text), "metadata", ("name", "tenant"))
+    metadata = reader.fields(_only(metadata_text), "metadata", METADATA)
     spec_node = _only(spec_text)
     spec = reader.spec(spec_node)
     if any(key == "command" for key, _ in Reader(now_ms).pairs(spec_node, "spec")):
         reader.problem(spec_node, "command", "must be left out: the script is the command")
-    spec.name = reader.text(metadata.get("name"), "metadata.name") or _name_of(name)
-    spec.tenant = reader.text(metadata.get("tenant"), "metadata.tenant")
+    reader.metadata(metadata, spec)
+    spec.name = spec.name or _name_of(name)
     for group in spec.groups:
         if not group.command:
             group.command.extend(command)
@@ -59,7 +59,7 @@ def _directives(script: str, problems: list[Problem]) -> tuple[str, str]:
             if commands:
                 wrong = "comes after the first command, where directives are not looked for; move it up"
             elif rest.startswith(" "):
-                of_job = rest[1:].startswith(("name:", "tenant:"))
+                of_job = rest[1:].startswith(tuple(f"{field}:" for field in METADATA))
                 in_metadata, in_spec = (rest[1:], "") if of_job else ("", rest[1:])
             elif rest:
                 wrong = "must be followed by a space and `key: value`, as in a job file"

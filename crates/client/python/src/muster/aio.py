@@ -119,11 +119,19 @@ class Client:
         phases: Iterable[Phase] = (),
         tenant: str = "",
         name_prefix: str = "",
+        selector: str = "",
+        creator: str = "",
+        mine: bool = False,
         read: Read | None = None,
         timeout: Seconds | None = None,
     ) -> AsyncIterator[Job]:
-        """Jobs, newest first, page by page."""
-        async for item in self._pages(self._core.jobs(phases, tenant, name_prefix, read, timeout)):
+        """Jobs, newest first, page by page.
+
+        ``selector`` is of labels, such as ``team=vision,stage in (train,eval),!debug``; ``mine`` are those that the
+        principal of this client submitted.
+        """
+        call = self._core.jobs(phases, tenant, name_prefix, selector, creator, mine, read, timeout)
+        async for item in self._pages(call):
             yield item
 
     async def commit_checkpoint(
@@ -133,10 +141,16 @@ class Client:
         return await self._run(self._core.commit_checkpoint(job_id, token, timeout))
 
     def watch(
-        self, job_ids: Iterable[str] = (), *, tenant: str = "", resume_token: str = "", timeout: Seconds | None = None
+        self,
+        job_ids: Iterable[str] = (),
+        *,
+        tenant: str = "",
+        selector: str = "",
+        resume_token: str = "",
+        timeout: Seconds | None = None,
     ) -> Watching[Job]:
         """Changes of jobs, each once and in log order, whatever happens to replicas; TimedOut after ``timeout``."""
-        return Watching(self, self._core.watch(job_ids, tenant, resume_token, timeout))
+        return Watching(self, self._core.watch(job_ids, tenant, selector, resume_token, timeout))
 
     async def logs(
         self,

@@ -117,21 +117,35 @@ class Client:
         phases: Iterable[Phase] = (),
         tenant: str = "",
         name_prefix: str = "",
+        selector: str = "",
+        creator: str = "",
+        mine: bool = False,
         read: Read | None = None,
         timeout: Seconds | None = None,
     ) -> Iterator[Job]:
-        """Jobs, newest first, page by page."""
-        yield from self._pages(self._core.jobs(phases, tenant, name_prefix, read, timeout))
+        """Jobs, newest first, page by page.
+
+        ``selector`` is of labels, such as ``team=vision,stage in (train,eval),!debug``; ``mine`` are those that the
+        principal of this client submitted.
+        """
+        call = self._core.jobs(phases, tenant, name_prefix, selector, creator, mine, read, timeout)
+        yield from self._pages(call)
 
     def commit_checkpoint(self, job_id: str, token: common_pb2.FencingToken, *, timeout: Seconds | None = None) -> None:
         """Says that the work of a gang is saved. Inside of a worker, :mod:`muster.worker` does it through the agent."""
         return self._run(self._core.commit_checkpoint(job_id, token, timeout))
 
     def watch(
-        self, job_ids: Iterable[str] = (), *, tenant: str = "", resume_token: str = "", timeout: Seconds | None = None
+        self,
+        job_ids: Iterable[str] = (),
+        *,
+        tenant: str = "",
+        selector: str = "",
+        resume_token: str = "",
+        timeout: Seconds | None = None,
     ) -> Watching[Job]:
         """Changes of jobs, each once and in log order, whatever happens to replicas; TimedOut after ``timeout``."""
-        return Watching(self, self._core.watch(job_ids, tenant, resume_token, timeout))
+        return Watching(self, self._core.watch(job_ids, tenant, selector, resume_token, timeout))
 
     def logs(
         self,

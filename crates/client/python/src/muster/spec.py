@@ -105,6 +105,16 @@ class JobSpec:
         return self._message.tenant
 
     @property
+    def labels(self) -> dict[str, str]:
+        """What jobs are selected by."""
+        return dict(self._message.labels)
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """Texts of other programs, which Muster keeps and never reads."""
+        return dict(self._message.annotations)
+
+    @property
     def tier(self) -> str:
         """Empty means ``standard``."""
         return self._message.tier
@@ -142,6 +152,8 @@ def job(
     memory: int | str | None = None,
     environment: Mapping[str, str] | None = None,
     tenant: str = "",
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
     tier: str = "",
     regions: Sequence[str] = (),
     node_selector: Mapping[str, str | Sequence[str]] | None = None,
@@ -167,7 +179,7 @@ def job(
     """A job of one group of workers, in the words of job files.
 
     ``accelerators`` is a type and a count per worker (``h100:8``, ``h100|a100:1``, ``any:0.25``), ``memory`` bytes
-    or ``4Gi``. ``not_before`` and ``deadline`` are times with a zone, or lengths of time from now.
+    or ``4Gi``. ``labels`` are for selecting jobs, ``annotations`` for other programs. ``not_before`` and ``deadline`` are times with a zone, or lengths of time from now.
     """
     if isinstance(command, str):
         raise ConfigurationError("command must be a list of words; no shell reads it")
@@ -203,7 +215,7 @@ def job(
         "spares": spares,
     }
     spec = {field: value for field, value in given.items() if value is not None and value != "" and value != []}
-    metadata = {"name": name, "tenant": tenant}
+    metadata = {"name": name, "tenant": tenant, "labels": labels, "annotations": annotations}
     return JobSpec.from_dict({"apiVersion": "muster.dev/v1", "kind": "Job", "metadata": metadata, "spec": spec})
 
 

@@ -59,6 +59,21 @@ class JobView:
         return self._message.tenant
 
     @property
+    def labels(self) -> dict[str, str]:
+        """What it is selected by. Its annotations are in :attr:`spec`."""
+        return dict(self._message.labels)
+
+    @property
+    def creator(self) -> str:
+        """Who submitted it, as the certificate says; ``anonymous`` where none was asked for."""
+        return self._message.creator
+
+    @property
+    def etag(self) -> str:
+        """Changes whenever the job does; opaque."""
+        return self._message.etag
+
+    @property
     def tier(self) -> str:
         """``free``, ``batch``, ``standard``, ``production`` or ``critical``."""
         return self._message.tier

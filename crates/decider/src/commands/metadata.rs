@@ -1,0 +1,94 @@
+//! Labels, annotations and creators of jobs that are submitted.
+
+use alloc::format;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use muster_journal::{Decision, canonical};
+use muster_types::{JobId, JobMetadata, Refusal, RefusalCode, Submission};
+
+use crate::speculation::Speculation;
+
+/// The format that has labels, annotations and creators of jobs: [`Decision::JobMetadataSet`].
+const METADATA_FORMAT: u16 = 5;
+
+/// Violations that one refusal lists at most.
+const VIOLATIONS_MAX: usize = 32;
+
+/// Labels and annotations must be right, and something that the log can say yet. That a creator cannot be kept yet
+/// refuses nothing: nobody asked for it.
+pub(super) fn check_metadata(format: u16, specs: &[Submission]) -> Result<(), Refusal> {
+    let mut found = Vec::new();
+    let mut says_something = false;
+    for (place, metadata) in distinct_metadata(specs) {
+        says_something |= !(metadata.labels.is_empty() && metadata.annotations.is_empty());
+        let at = format!("specs[{place}]");
+        found.extend(metadata.violations().into_iter().map(|violation| violation.under(&at)));
+        if found.len() >= VIOLATIONS_MAX {
+            break;
+        }
+    }
+    if !found.is_empty() {
+        found.truncate(VIOLATIONS_MAX);
+        return Err(Refusal::fields(found));
+    }
+    let needed = METADATA_FORMAT;
+    if says_something && format < needed {
+        let text = format!(
+            "labels and annotations need record format {needed}, and {format} is in force; upgrade every replica first"
+        );
+        return Err(Refusal::new(RefusalCode::FormatNotActive, text).with("needed", needed));
+    }
+    Ok(())
+}
+
+/// The metadata of jobs, once for neighbours that share it, with the place of the first of them.
+fn distinct_metadata(jobs: &[Submission]) -> impl Iterator<Item = (usize, &Arc<JobMetadata>)> {
+    let mut last: Option<&Arc<JobMetadata>> = None;
+    jobs.iter().enumerate().filter_map(move |(place, job)| {
+        let metadata = job.metadata.as_ref()?;
+        let is_new = last.is_none_or(|last| !Arc::ptr_eq(last, metadata));
+        last = Some(metadata);
+        is_new.then_some((place, metadata))
+    })
+}
+
+/// What labels and annotations add to a request's fingerprint: nothing when there are none. The creator does not count:
+/// a request that is repeated over another connection is the same request.
+pub(super) fn metadata_name(submitted: &[Submission]) -> Vec<u8> {
+    let said = |job: &Submission| {
+        job.metadata.as_ref().is_some_and(|said| !(said.labels.is_empty() && said.annotations.is_empty()))
+    };
+    if !submitted.iter().any(said) {
+        return Vec::new();
+    }
+    let runs: Vec<_> = submitted
+        .chunk_by(|a, b| a.metadata == b.metadata)
+        .map(|run| {
+            let texts = run.first().and_then(|job| job.metadata.as_ref());
+            (run.len() as u64, texts.map(|texts| (&texts.labels, &texts.annotations)))
+        })
+        .collect();
+    canonical(&("metadata", runs))
+}
+
+/// Right behind the jobs, in the same round: neighbours that have the same are one run.
+pub(super) fn set_metadata(speculation: &mut Speculation, jobs: &[JobId], submitted: &[Submission]) {
+    if speculation.format() < METADATA_FORMAT {
+        return;
+    }
+    let mut runs: Vec<(JobId, u32, Arc<JobMetadata>)> = Vec::new();
+    for (job, submission) in jobs.iter().zip(submitted) {
+        let Some(metadata) = submission.metadata.as_ref().filter(|metadata| !metadata.is_default()) else {
+            continue;
+        };
+        match runs.last_mut() {
+            Some((first, count, last)) if first.0 + u64::from(*count) == job.0 && *last == *metadata => {
+                *count += 1;
+            }
+            _ => runs.push((*job, 1, Arc::clone(metadata))),
+        }
+    }
+    if !runs.is_empty() {
+        speculation.push(Decision::JobMetadataSet { runs });
+    }
+}

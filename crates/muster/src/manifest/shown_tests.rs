@@ -1,0 +1,404 @@
+//! What is shown of a job is a job file again, and the schema is of what is read.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use muster_wire::convert::{submission_to_proto, submissions_from_proto};
+use proptest::collection::{btree_map, hash_map, vec};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use v1::accelerator_request::Amount;
+
+use super::*;
+
+/// 2027-01-15T08:00:00Z.
+const NOW_MS: u64 = 1_800_000_000_000;
+
+/// What a replica shows of a job that was submitted so: defaults are filled in.
+fn as_kept(message: v1::JobSpec) -> Result<v1::JobSpec, String> {
+    let jobs = submissions_from_proto("spec", Some(message)).map_err(|found| format!("{found:?}"))?;
+    Ok(submission_to_proto(&jobs[0]))
+}
+
+/// Texts that YAML could take for something else, and any others.
+fn text() -> impl Strategy<Value = String> {
+    prop_oneof![
+        prop::sample::select(vec![
+            "",
+            " ",
+            "1",
+            "007",
+            "1e3",
+            "0x1F",
+            "true",
+            "no",
+            "null",
+            "~",
+            "- a",
+            "a: b",
+            "# c",
+            "'",
+            "\"",
+            "{}",
+            "[a]",
+            "*a",
+            "&a",
+            "!t",
+            "%",
+            "@",
+            "`",
+            "a\nb",
+            "a\n",
+            "\ta",
+            "2027-01-15",
+            ".inf",
+            "<<",
+            "---",
+            "...",
+            "é\u{301}",
+        ])
+        .prop_map(str::to_owned),
+        "\\PC{0,12}",
+    ]
+}
+
+fn name() -> impl Strategy<Value = String> {
+    "[a-z0-9]([a-z0-9._-]{0,8}[a-z0-9])?"
+}
+
+fn group(only: bool) -> impl Strategy<Value = v1::TaskGroup> {
+    let accelerators = prop::option::of((
+        btree_map(prop::sample::select(vec!["h100", "a100", "l4"]), prop_oneof![Just(0), 1..5_000u32], 0..3),
+        prop_oneof![(1..9u32).prop_map(Amount::Count), (1..1_000u32).prop_map(Amount::ShareMilli)],
+    ));
+    let command = vec("[!-~é]{1,8}|\\PC{1,5}", 1..4);
+    let numbers = (
+        1..9u32,
+        0..3u32,
+        0..9_000u64,
+        prop_oneof![Just(0), 1..1u64 << 40, (1..64u64).prop_map(|g| g << 30)],
+    );
+    (name(), command, hash_map("[A-Z_]{1,6}", text(), 0..3), accelerators, numbers).prop_map(
+        move |(name, command, environment, accelerators, (workers, least, cpu_milli, memory_bytes))| {
+            v1::TaskGroup {
+                name: if only { String::new() } else { name },
+                workers,
+                workers_min: if only && least > 0 { least.min(workers) } else { 0 },
+                command,
+                environment,
+                accelerators: accelerators.map(|(choices, amount)| v1::AcceleratorRequest {
+                    choices: choices
+                        .into_iter()
+                        .map(|(kind, throughput_milli)| v1::AcceleratorChoice {
+                            r#type: kind.to_owned(),
+                            throughput_milli,
+                        })
+                        .collect(),
+                    amount: Some(amount),
+                }),
+                cpu_milli,
+                memory_bytes,
+                slice: None,
+            }
+        },
+    )
+}
+
+fn contract() -> impl Strategy<Value = Option<v1::JobContract>> {
+    let time = || prop::option::of(0..86_400_000u64);
+    let retry =
+        (prop::sample::select(vec!["application", "lost", "evicted"]), 0..9u32, time(), time(), time());
+    let checkpoint =
+        (prop_oneof![Just(String::new()), name()], 0..100_000u64, 0..100_000u64, 0..9_000_000u64);
+    let launch = prop::sample::select(vec!["", "torchrun", "ray", "environment"]);
+    let preflight = prop::sample::select(vec!["", "on", "off"]);
+    let notice = prop::option::of((1..65_536u32, prop_oneof![Just(String::new()), Just("/stop".to_owned())]));
+    prop::option::of((launch, retry, checkpoint, notice, preflight, 0..3u32)).prop_map(|said| {
+        said.map(|(launch, retry, checkpoint, notice, preflight, spares)| v1::JobContract {
+            launch: launch.to_owned(),
+            retry: Some(v1::RetryRules {
+                limits: [(retry.0.to_owned(), retry.1)].into(),
+                backoff_ms: retry.2,
+                backoff_max_ms: retry.3,
+                avoid_ms: retry.4,
+            }),
+            checkpoint: Some(v1::CheckpointRules {
+                place: checkpoint.0,
+                step_ms: checkpoint.1,
+                save_ms: checkpoint.2,
+                interval_ms: checkpoint.3,
+            }),
+            notice: notice.map(|(http_port, http_path)| v1::NoticeRules { http_port, http_path }),
+            spares,
+            preflight: preflight.to_owned(),
+        })
+    })
+}
+
+fn topology() -> impl Strategy<Value = Option<v1::TopologyRule>> {
+    let level = || prop::sample::select(vec!["", "block", "rack", "host"]);
+    prop::option::of((level(), level(), any::<bool>(), 0..3u32, prop::option::of((level(), 1..9u32))))
+        .prop_map(|said| {
+            said.map(|(required, preferred, balanced, segment_workers, spread)| v1::TopologyRule {
+                required: required.to_owned(),
+                preferred: preferred.to_owned(),
+                balanced,
+                segment_workers,
+                spread: spread
+                    .map(|(level, workers_max)| v1::Spread { level: level.to_owned(), workers_max }),
+            })
+        })
+}
+
+/// Jobs of which most are right; what a server would refuse is left out by the test.
+fn spec() -> impl Strategy<Value = v1::JobSpec> {
+    let groups = prop_oneof![
+        3 => group(true).prop_map(|only| vec![only]),
+        1 => (group(false), group(false)).prop_map(|(a, b)| vec![a, b]),
+    ];
+    let label = "[A-Za-z0-9]([A-Za-z0-9._-]{0,6}[A-Za-z0-9])?";
+    let key =
+        || prop_oneof![Just("team.example/x".to_owned()), "[A-Za-z0-9]([A-Za-z0-9._-]{0,6}[A-Za-z0-9])?"];
+    let metadata = (name(), name(), hash_map(key(), label, 0..4), hash_map(key(), text(), 0..4));
+    let times =
+        (0..99_999_999u64, prop::option::of(0..600_000u64), 0..99_999_999u64, any::<bool>(), any::<bool>());
+    let lists =
+        (vec(name(), 0..3), vec(name(), 0..3), vec(name(), 0..3), hash_map(name(), vec(text(), 1..3), 0..3));
+    let numbers = (0..5u32, prop_oneof![3 => Just(0u32), 1 => 1..4u32], prop::option::of(any::<bool>()));
+    let paths =
+        (prop_oneof![Just(String::new()), "/[a-z é]{1,8}"], prop_oneof![Just(String::new()), "/[a-z]{1,8}"]);
+    let tier = prop::sample::select(vec!["", "free", "production"]);
+    let rest = (topology(), contract(), prop::sample::select(vec!["", "succeeded", "finished"]), 0..3usize);
+    (groups, metadata, times, lists, numbers, paths, tier, rest).prop_map(
+        |(groups, metadata, times, lists, numbers, paths, tier, (topology, contract, rule, after))| {
+            v1::JobSpec {
+                name: metadata.0,
+                tenant: metadata.1,
+                labels: metadata.2,
+                annotations: metadata.3,
+                tier: tier.to_owned(),
+                groups,
+                regions: lists.0,
+                run_time_limit_ms: times.0,
+                stop_grace_ms: times.1,
+                failure_retries_max: numbers.0,
+                checkpoint_directory: paths.0,
+                working_directory: paths.1,
+                array_size: numbers.1,
+                topology,
+                node_selector: lists
+                    .3
+                    .into_iter()
+                    .map(|(label, values)| (label, v1::LabelValues { values }))
+                    .collect(),
+                tolerations: lists.1,
+                preemptible: numbers.2,
+                dependencies: (0..after)
+                    .map(|n| v1::Dependency { job_id: format!("job-{:x}", n + 1), rule: rule.to_owned() })
+                    .collect(),
+                not_before_ms: if times.3 { NOW_MS + times.0 } else { 0 },
+                deadline_ms: if times.4 { 2 * NOW_MS + times.0 } else { 0 },
+                expected_run_ms: times.2,
+                datasets: lists.2,
+                contract,
+            }
+        },
+    )
+}
+
+/// The file as it is shown, and the job that is read from it.
+fn shown_and_read(kept: &v1::JobSpec) -> (String, Vec<Manifest>) {
+    let status = json!({ "id": "job-1", "phase": "running", "placement": { "workers": [{ "rank": 0 }] } });
+    let text = serde_saphyr::to_string(&job_file(kept, status)).expect("it can be written");
+    let read = parse(text.as_bytes(), NOW_MS).unwrap_or_else(|error| panic!("{:?}\n{text}", error.0));
+    (text, read)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1_024))]
+
+    #[test]
+    fn what_is_shown_can_be_submitted_again(message in spec()) {
+        let Ok(kept) = as_kept(message) else { return Ok(()) };
+        let (text, mut read) = shown_and_read(&kept);
+        prop_assert_eq!(read.len(), 1);
+        let again = as_kept(read.remove(0).message).map_err(|found| TestCaseError::fail(format!("{found}\n{text}")))?;
+        prop_assert_eq!(&again, &kept, "{}", text);
+        // A member of an array and a job that is read a second time are shown as the same file.
+        prop_assert_eq!(shown_and_read(&again).0, text);
+    }
+}
+
+/// The property says something only when enough of the generated jobs are right.
+#[test]
+fn most_generated_jobs_are_jobs() {
+    use proptest::strategy::ValueTree;
+    use proptest::test_runner::TestRunner;
+    let mut runner = TestRunner::deterministic();
+    let mut right = 0;
+    for _ in 0..200 {
+        let message = spec().new_tree(&mut runner).expect("a value").current();
+        right += usize::from(as_kept(message).is_ok());
+    }
+    assert!(right > 40, "{right} of 200");
+}
+
+fn job_files() -> Vec<(PathBuf, String)> {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ops/examples");
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(examples).expect("the examples") {
+        let path = entry.expect("an entry").path();
+        let is_yaml = path.extension().is_some_and(|end| end == "yaml");
+        let text = if is_yaml { std::fs::read_to_string(&path).expect("a text") } else { continue };
+        if text.contains("kind: Job") {
+            found.push((path, text));
+        }
+    }
+    assert!(found.len() > 8, "{found:?}");
+    found
+}
+
+/// As far as the schemas here go: every keyword that they use.
+fn broken(schema: &Value, value: &Value, at: &str) -> Option<String> {
+    let wrong = |what: &str| Some(format!("{at}: {what}: {value}"));
+    let Value::Object(schema) = schema else { return None };
+    if let Some(constant) = schema.get("const") {
+        return if constant == value { None } else { wrong("another value") };
+    }
+    if let Some(Value::Array(any)) = schema.get("anyOf") {
+        let tried: Vec<String> = any.iter().filter_map(|schema| broken(schema, value, at)).collect();
+        return if tried.len() < any.len() { None } else { Some(tried.join(" or ")) };
+    }
+    let kind = match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(number) if number.is_u64() || number.is_i64() => "integer",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    };
+    let is_kind = |known: &Value| known == kind || (known == "number" && kind == "integer");
+    match schema.get("type") {
+        Some(Value::Array(kinds)) if !kinds.iter().any(is_kind) => return wrong("of another type"),
+        Some(known @ Value::String(_)) if !is_kind(known) => return wrong("of another type"),
+        _ => {}
+    }
+    if let (Some(items), Value::Array(values)) = (schema.get("items"), value) {
+        return values.iter().enumerate().find_map(|(n, value)| broken(items, value, &format!("{at}[{n}]")));
+    }
+    let Value::Object(fields) = value else { return None };
+    let none = Value::Object(Default::default());
+    let properties = schema.get("properties").unwrap_or(&none);
+    for required in schema.get("required").and_then(Value::as_array).into_iter().flatten() {
+        if !required.as_str().is_some_and(|name| fields.contains_key(name)) {
+            return wrong(&format!("{required} is missing"));
+        }
+    }
+    fields.iter().find_map(|(name, value)| match (properties.get(name), schema.get("additionalProperties")) {
+        (Some(schema), _) => broken(schema, value, &format!("{at}.{name}")),
+        (None, Some(Value::Bool(false))) => Some(format!("{at}.{name}: unknown field")),
+        (None, Some(schema)) => broken(schema, value, &format!("{at}.{name}")),
+        (None, None) => None,
+    })
+}
+
+#[test]
+fn the_schema_takes_every_job_file_and_no_unknown_field() {
+    let schema = job_schema();
+    for (path, text) in job_files() {
+        for document in serde_saphyr::from_multiple::<Value>(&text).expect("YAML") {
+            assert_eq!(broken(&schema, &document, ""), None, "{}", path.display());
+            let kept = one_of(&text);
+            for shown in kept.iter().map(|job| shown_and_read(job).0) {
+                let shown: Value = serde_saphyr::from_str(&shown).expect("YAML");
+                assert_eq!(broken(&schema, &shown, ""), None, "{}", path.display());
+            }
+        }
+    }
+    let good = "apiVersion: muster.dev/v1\nkind: Job\nmetadata: {name: a, labels: {team: x}}\nspec:\n  command: [a]\n";
+    for (more, expected) in [
+        ("", None),
+        ("  workers: 2\n  cpu: 500m\n  preemptible: false\n  tier:\n", None),
+        ("  accelerators: h100:8\n", None),
+        ("  accelerators: {types: {h100: 1.0}, count: 8}\n", None),
+        ("  accelerators: {kind: h100}\n", Some(".spec.accelerators")),
+        ("  wrokers: 2\n", Some(".spec.wrokers: unknown field")),
+        ("  topology: {requird: rack}\n", Some(".spec.topology.requird: unknown field")),
+        ("  groups: [{comand: [a]}]\n", Some(".spec.groups[0].comand: unknown field")),
+        ("  regions: eu\n", Some(".spec.regions: of another type")),
+        ("  nodeSelector: {zone: [a, b], rack: c, gen: 4}\n", None),
+        ("  nodeSelector: {zone: {a: b}}\n", Some(".spec.nodeSelector.zone")),
+        ("  slice: {shape: 4x4, cuont: 2}\n", Some(".spec.slice")),
+        ("  after: [job-1, {job: job-2, when: finished}]\n", None),
+        ("  parallel: auto\n", None),
+        ("  parallel: {model: {layers: 4, x: {y: [1]}}, batch: 8}\n", None),
+        ("  parallel: {modle: a}\n", Some(".spec.parallel")),
+        ("status: {phase: running, any: [1]}\n", None),
+        ("statsu: 1\n", Some(".statsu: unknown field")),
+        ("metadata: 1\n", None),
+    ] {
+        let text = format!("{good}{more}");
+        let Ok(document) = serde_saphyr::from_str::<Value>(&text) else { continue };
+        let found = broken(&schema, &document, "");
+        match expected {
+            None => assert_eq!(found, None, "{more}"),
+            Some(expected) => {
+                assert!(found.as_ref().is_some_and(|f| f.contains(expected)), "{more}: {found:?}")
+            }
+        }
+        // The parser agrees on which fields there are.
+        let read = parse(text.as_bytes(), NOW_MS);
+        assert_eq!(read.is_ok(), expected.is_none(), "{more}: {read:?}");
+    }
+    let missing = json!({ "kind": "Job", "spec": {} });
+    assert!(broken(&schema, &missing, "").is_some_and(|found| found.contains("apiVersion")));
+    let other = json!({ "apiVersion": "v1", "kind": "Job", "spec": {} });
+    assert!(broken(&schema, &other, "").is_some_and(|found| found.contains("another value")));
+}
+
+/// The jobs of a file, as they are kept.
+fn one_of(text: &str) -> Vec<v1::JobSpec> {
+    let read = parse(text.as_bytes(), NOW_MS).expect("a job file");
+    read.into_iter().filter_map(|job| as_kept(job.message).ok()).collect()
+}
+
+#[test]
+fn labels_and_annotations_are_read_and_mistakes_name_the_key() {
+    let file = |metadata: &str| {
+        format!(
+            "apiVersion: muster.dev/v1\nkind: Job\nmetadata:\n  name: a\n{metadata}spec: {{command: [a]}}\n"
+        )
+    };
+    let read = |metadata: &str| {
+        let mut read = parse(file(metadata).as_bytes(), NOW_MS).map_err(|error| error.0[0].to_string())?;
+        let job = read.remove(0);
+        job.check().map_err(|error| error.0[0].to_string())?;
+        Ok::<_, String>(job.message)
+    };
+    let job = read(
+        "  labels: {team: vision, version: 1.10, debug: true}\n  annotations:\n    note: |\n      a\n      b\n",
+    );
+    let job = job.unwrap();
+    let texts = |of: &HashMap<String, String>, key: &str| of[key].clone();
+    assert_eq!(texts(&job.labels, "version"), "1.10");
+    assert_eq!(texts(&job.labels, "debug"), "true");
+    assert_eq!(texts(&job.annotations, "note"), "a\nb\n");
+    for (metadata, expected) in [
+        ("  labels:\n    team: a\n    team: b\n", "line 7: team: is given twice"),
+        ("  labels:\n    good: a\n    te am: b\n", "line 7: metadata.labels.te am: the key must be"),
+        ("  labels:\n    team: b!\n", "line 6: metadata.labels.team: the value must be"),
+        ("  labels: {\"\": b}\n", "line 5: metadata.labels.\"\": the key must be"),
+        ("  labels: {é: b}\n", "line 5: metadata.labels.é: the key must be"),
+        ("  annotations: {a: \"\\e[1m\"}\n", "line 5: metadata.annotations.a: the value must be text"),
+        ("  labels: [a]\n", "line 5"),
+        ("  lables: {a: b}\n", "line 5: lables: unknown field; did you mean labels?"),
+        ("  creator: root\n", "line 5: creator: unknown field"),
+    ] {
+        let found = read(metadata).unwrap_err();
+        assert!(found.starts_with(expected), "{metadata:?}: {found}");
+    }
+    let many: String = (0..33).map(|n| format!("k{n}: x, ")).collect();
+    let found = read(&format!("  labels: {{{many}}}\n")).unwrap_err();
+    assert_eq!(found, "line 5: metadata.labels: must be between 0 and 32, got 33");
+}

@@ -1,0 +1,70 @@
+//! Labels, annotations and creators of jobs.
+
+use alloc::format;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use muster_types::{JobId, JobMetadata, limits};
+
+use crate::effect::Effect;
+use crate::guard_error::{GuardError, require};
+use crate::rows::Phase;
+use crate::state::State;
+use crate::table::Table;
+use crate::verify::BrokenInvariant;
+
+type Run = (JobId, u32, Arc<JobMetadata>);
+
+impl State {
+    /// The labels, annotations and creator of a job; `None` when it has none of them.
+    #[must_use]
+    pub fn metadata(&self, job: JobId) -> Option<&Arc<JobMetadata>> {
+        self.metadata.get(&job)
+    }
+
+    /// The rows of all jobs that have labels, annotations or a creator.
+    #[must_use]
+    pub fn all_metadata(&self) -> &Table<JobId, Arc<JobMetadata>> {
+        &self.metadata
+    }
+
+    /// Said once of a job, before anything becomes of it.
+    pub(crate) fn check_metadata(&self, runs: &[Run]) -> Result<(), GuardError> {
+        require(!runs.is_empty(), GuardError::Limit)?;
+        let (mut jobs, mut end) = (0_u64, 0_u64);
+        for (first, count, metadata) in runs {
+            jobs = jobs.saturating_add(u64::from(*count));
+            require(*count > 0 && jobs <= limits::BATCH_JOBS_MAX as u64, GuardError::Limit)?;
+            require(first.0 >= end, GuardError::Limit)?;
+            end = first.0.checked_add(u64::from(*count)).ok_or(GuardError::Limit)?;
+            require(!metadata.is_default(), GuardError::NothingToDo)?;
+            require(metadata.violations().is_empty(), GuardError::Limit)?;
+            for job in (first.0..end).map(JobId) {
+                let row = self.jobs.get(&job).ok_or(GuardError::JobUnknown)?;
+                require(row.phase == Phase::Pending && row.attempt == 0, GuardError::JobPhase)?;
+                require(!self.metadata.contains(&job), GuardError::NothingToDo)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A row says something, of a job that is there.
+    pub(crate) fn verify_metadata(&self) -> Result<(), BrokenInvariant> {
+        for (job, metadata) in self.metadata.iter() {
+            if metadata.is_default() || !self.jobs.contains(job) {
+                return Err(BrokenInvariant(format!("{job} has a row of metadata without a meaning")));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn fold_metadata(&mut self, runs: &[Run]) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        for (first, count, metadata) in runs {
+            for job in (0..u64::from(*count)).map(|n| JobId(first.0 + n)) {
+                self.metadata.insert(job, Arc::clone(metadata));
+                effects.push(Effect::JobChanged(job));
+            }
+        }
+        effects
+    }
+}
