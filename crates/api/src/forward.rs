@@ -39,9 +39,10 @@ const CHANNELS_MAX: usize = 64;
 
 /// Writes that wait for the decision of the leader here: as many as its lane has places.
 const WRITES_WAITING_MAX: u64 = 8_192;
-/// Answers that take a processor for long, made at a time: explanations, plans, pages of lists, pieces of the log. Of one
-/// account one, so that another's first is begun at once.
+/// Answers that take a processor for long, made at a time: explanations, plans, pages of lists, pieces of the log. One
+/// account has only one of them, so that another's first is begun at once.
 const COSTLY_MAX: usize = 2;
+/// The same of one account.
 const COSTLY_EACH_MAX: usize = 1;
 /// Reads of the past at a time, and of one account: each may hold a separate state until it is answered.
 const PAST_MAX: usize = 4;

@@ -12,13 +12,13 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The files of a folder whose names end so, by name.
-fn files(folder: &str, suffix: &str) -> Vec<PathBuf> {
+/// The files of a directory whose names end so, by name.
+fn files(directory: &str, suffix: &str) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> =
-        fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().path()).collect();
+        fs::read_dir(root().join(directory)).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.to_str().is_some_and(|name| name.ends_with(suffix)));
     files.sort();
-    assert!(!files.is_empty(), "{folder} has no {suffix}");
+    assert!(!files.is_empty(), "{directory} has no {suffix}");
     files
 }
 

@@ -21,7 +21,7 @@ const ALERT_LIMIT: Duration = Duration::from_secs(90);
 /// The example scrapes every 10 s; a test has less time.
 const SCRAPE: &str = "2s";
 
-fn alerts_folder() -> PathBuf {
+fn alerts_directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../ops/alerts")
 }
 
@@ -62,11 +62,11 @@ async fn get(address: SocketAddr, path: &str) -> Option<String> {
 impl Monitoring {
     fn start(cluster: &Cluster, programs: [String; 2]) -> Monitoring {
         let home = cluster.scratch.path().join("monitoring");
-        std::fs::create_dir(&home).expect("a folder can be made");
+        std::fs::create_dir(&home).expect("a directory can be made");
         let (prometheus, alertmanager) =
             (free_address(Ipv4Addr::LOCALHOST), free_address(Ipv4Addr::LOCALHOST));
-        let config =
-            std::fs::read_to_string(alerts_folder().join("prometheus.yaml")).expect("the example is there");
+        let config = std::fs::read_to_string(alerts_directory().join("prometheus.yaml"))
+            .expect("the example is there");
         let targets: Vec<String> = cluster.replicas.iter().map(|files| format!("'{}'", files.http)).collect();
         let config = config
             .replace("'127.0.0.1:7601', '127.0.0.1:7602', '127.0.0.1:7603'", &targets.join(", "))
@@ -75,7 +75,7 @@ impl Monitoring {
         assert!(config.contains(&targets[2]) && config.contains(&alertmanager.to_string()), "{config}");
         std::fs::write(home.join("prometheus.yaml"), config).expect("it can be written");
         for rules in ["muster.rules.yaml", "objectives.rules.yaml"] {
-            std::fs::copy(alerts_folder().join(rules), home.join(rules)).expect("it can be copied");
+            std::fs::copy(alerts_directory().join(rules), home.join(rules)).expect("it can be copied");
         }
         let receiver = "route: {receiver: none, group_wait: 0s}\nreceivers: [{name: none}]\n";
         std::fs::write(home.join("alertmanager.yaml"), receiver).expect("it can be written");

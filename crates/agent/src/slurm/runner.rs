@@ -326,10 +326,10 @@ impl Running {
         exit_code(&self.ends)
     }
 
-    /// Dials again while the workers go on; none when there is nothing left to report.
+    /// Connects again while the workers run. Returns `None` when there is nothing left to report.
     async fn without_link(&mut self, dialler: &mut Dialler, term: &mut Signal) -> Option<Link> {
         loop {
-            // Only while workers run is there no end to it: their lease is one.
+            // While workers run there is no limit, because their lease is one.
             let until = self.alive.is_empty().then(|| Instant::now() + TELL_MAX);
             let opened = tokio::select! {
                 opened = dialler.open(until) => opened,

@@ -30,6 +30,7 @@ struct Inner {
     leadership: Option<Leadership>,
     /// Time to live plus margin.
     term: Duration,
+    /// What the leader adds to a lease for the difference between clocks.
     margin: Duration,
     leases: BTreeMap<NodeId, Lease>,
     by_deadline: BTreeSet<(Instant, NodeId)>,

@@ -1,7 +1,7 @@
 //! An exact search for the cheapest victims on some hosts, for the case that few gangs come into question.
 //!
 //! The greedy search takes the cheapest gang of one host after the other and can miss the cheapest set: a gang that
-//! makes room for two workers may cost more than another does for one worker, and less than two others together. Where
+//! frees space for two workers may cost more than another does for one worker, and less than two others together. Where
 //! few gangs could be cheaper than what the greedy search found, this module tries all sets of them.
 
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -28,7 +28,7 @@ pub(super) struct Cheapest {
 }
 
 impl<'a> Search<'a, '_> {
-    /// Finds the cheapest set of gangs that leaves room on these hosts for the claimant's only group when it stops, if
+    /// Finds the cheapest set of gangs that leaves space on these hosts for the claimant's only group when it stops, if
     /// that set costs less than `trial`. Returns `None` when more than [`GANGS_MAX`] gangs cost less than `trial` each.
     pub(super) fn cheapest_of_few(
         &mut self,
