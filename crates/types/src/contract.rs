@@ -360,7 +360,8 @@ impl Submission {
     /// Says who submits these jobs, whatever they said of it themselves. Jobs that shared their metadata go on sharing
     /// it.
     pub fn set_creator(jobs: &mut [Submission], creator: &str) {
-        let mut last: Option<(Option<Arc<JobMetadata>>, Option<Arc<JobMetadata>>)> = None;
+        type Shared = Option<Arc<JobMetadata>>;
+        let mut last: Option<(Shared, Shared)> = None;
         for job in jobs {
             if let Some((_, made)) = last.as_ref().filter(|(before, _)| *before == job.metadata) {
                 job.metadata.clone_from(made);
