@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
-use crate::support::{Cluster, free_address, heavy, job, say, submit};
+use crate::support::{Cluster, free_address, heavy, say};
 
 /// Between two looks: each is a request to another program.
 const LOOK: Duration = Duration::from_millis(500);
@@ -157,7 +157,6 @@ async fn the_alert_on_a_lost_leader_arrives_and_ends() {
     let _heavy = heavy().await;
     let mut cluster = Cluster::start(3).await;
     let leader = cluster.leader().await;
-    submit(&cluster.client(), job("waits", &["true"])).await;
     let monitoring = Monitoring::start(&cluster, [prometheus, alertmanager]);
     let watchdog = BTreeSet::from(["MusterWatchdog".to_owned()]);
     monitoring
