@@ -12,7 +12,7 @@ use crate::read::invalid;
 #[derive(Debug, Default)]
 pub(crate) struct MetadataFilter {
     selector: LabelSelector,
-    /// Empty for any.
+    /// The creator that a job must have; empty when every creator is selected.
     creator: String,
 }
 

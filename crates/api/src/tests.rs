@@ -650,7 +650,7 @@ async fn without_a_leader_reads_are_answered_or_refused_before_their_caller_give
     assert!(began.elapsed() >= Duration::from_millis(900), "a leader may come while the caller waits");
 }
 
-/// Whoever says nothing of the state is told nothing that is older than it may be: what has no answer is refused.
+/// A read without options is linearizable, and a list is bounded: each is refused when no leader can confirm it.
 #[tokio::test]
 async fn a_read_that_says_nothing_of_the_state_is_a_safe_one() {
     fn soon<T>(message: T) -> Request<T> {

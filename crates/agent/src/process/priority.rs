@@ -7,7 +7,7 @@ use rustix::process::{Pid, getpriority_process, setpriority_process};
 const GUARD: i32 = -10;
 /// By how much a worker is nicer than an agent that may not.
 const STEP: i32 = 5;
-/// The most.
+/// The largest niceness, which is the lowest priority.
 const NICEST: i32 = 19;
 
 /// Raises every thread of this process, unless an operator has given it another priority; those that are made later have it from

@@ -8,6 +8,9 @@ use muster_types::{JobId, LogIndex, NodeId, Refusal, RefusalCode};
 
 use crate::speculation::Speculation;
 
+/// The largest number of violations that one refusal lists.
+pub(super) const VIOLATIONS_MAX: usize = 32;
+
 /// What a command led to. `at` is the record to wait for before anybody is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
@@ -69,7 +72,7 @@ pub(super) fn repeated(speculation: &Speculation, key: RequestKey) -> Result<Opt
     }))
 }
 
-/// The refusal of what the format that is in force cannot say; none when it can.
+/// A refusal when the record format in force has no form for this decision.
 pub(super) fn not_active(speculation: &Speculation, decision: &Decision, what: &str) -> Option<Refusal> {
     if speculation.can_say(decision) {
         return None;

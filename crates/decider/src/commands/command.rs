@@ -19,7 +19,7 @@ pub enum Command {
     Submit {
         /// The client's name for it.
         request: RequestId,
-        /// At most [`muster_types::limits::BATCH_JOBS_MAX`]. Shared with whoever may have to submit them again.
+        /// At most [`muster_types::limits::BATCH_JOBS_MAX`]. Shared, because a caller may have to submit them again.
         jobs: Arc<[Submission]>,
     },
     /// Cancel a job.
@@ -62,7 +62,7 @@ pub enum Command {
         token: FencingToken,
         /// Which rank.
         rank: u32,
-        /// In thousandths of what they take the gang's median rank; none when it keeps up again.
+        /// The duration of its steps, in thousandths of the gang's median; `None` when it keeps up again.
         slow_milli: Option<u32>,
     },
     /// An agent opens a session.
@@ -202,9 +202,9 @@ pub enum Command {
 /// What an operator wants of a node's drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DrainOrder {
-    /// Everything is to go; what is still there after so many milliseconds is stopped. None waits for ever.
+    /// Move everything away. What still runs after the deadline is stopped.
     Begin {
-        /// From now on.
+        /// Milliseconds from now; `None` waits without a limit.
         deadline_ms: Option<u64>,
     },
     /// It may be used again.

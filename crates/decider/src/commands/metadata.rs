@@ -6,13 +6,11 @@ use alloc::vec::Vec;
 use muster_journal::{Decision, canonical};
 use muster_types::{JobId, JobMetadata, Refusal, RefusalCode, Submission};
 
+use crate::commands::answer::VIOLATIONS_MAX;
 use crate::speculation::Speculation;
 
 /// The format that has labels, annotations and creators of jobs: [`Decision::JobMetadataSet`].
 const METADATA_FORMAT: u16 = 5;
-
-/// Violations that one refusal lists at most.
-const VIOLATIONS_MAX: usize = 32;
 
 /// Labels and annotations must be right, and something that the log can say yet. That a creator cannot be kept yet
 /// refuses nothing: nobody asked for it.

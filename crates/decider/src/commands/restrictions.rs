@@ -180,7 +180,7 @@ pub(super) fn set_repair(
     }
 }
 
-/// Empties the node first: whoever repairs it, a program or a person, finds nothing running.
+/// Empties the node first, so that the program or person that repairs it finds nothing running.
 fn begin_repair(
     speculation: &mut Speculation,
     key: RequestKey,

@@ -13,7 +13,7 @@ use muster_types::{
     limits,
 };
 
-use crate::commands::answer::{Answer, repeated};
+use crate::commands::answer::{Answer, VIOLATIONS_MAX, repeated};
 use crate::commands::metadata::{check_metadata, metadata_name, set_metadata};
 use crate::rules::deadline;
 use crate::settle::job::settle;
@@ -23,11 +23,8 @@ use crate::speculation::Speculation;
 /// Bytes of one submission: keeps a round far below its bound.
 pub const SUBMISSION_BYTES_MAX: usize = 1 << 20;
 
-/// The format that can say what jobs ask of whoever runs them.
+/// The first format that has contracts: what jobs ask of the agents that run them.
 const CONTRACTS_FORMAT: u16 = 3;
-
-/// Violations that one refusal lists at most.
-const VIOLATIONS_MAX: usize = 32;
 
 /// What every submission must pass besides each job's own rules; also the check without a change.
 ///
@@ -134,7 +131,7 @@ fn check_dependencies(state: &State, specs: &[Submission]) -> Result<(), Refusal
     Err(Refusal { code: RefusalCode::DependencyNotFound, ..Refusal::fields(found) })
 }
 
-/// What jobs ask of whoever runs them must be right, and something that the log can say yet.
+/// Contracts must be valid, and the format in force must have a form for them.
 fn check_contracts(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
     let mut found = Vec::new();
     for (place, job) in specs.iter().enumerate() {
@@ -157,8 +154,8 @@ fn check_contracts(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
     contracts_sayable(state.format(), specs)
 }
 
-/// Whoever says how long its steps and its saves take is told to stop two steps and a save before it is killed. That
-/// has to fit into the longest grace there is: a shorter one would promise what it does not keep.
+/// A job that says how long its steps and saves take is told to stop two steps and one save before it is killed. That time
+/// has to fit into the longest grace, or the notice would be shorter than promised.
 fn notice_too_short(job: &Submission) -> Option<Violation> {
     let save_ms = job.contract.checkpoint.save_ms?;
     let steps_ms = job.contract.checkpoint.step_ms.unwrap_or(0).saturating_mul(2);

@@ -59,7 +59,7 @@ pub(crate) struct LaterRoom {
     pub(crate) forecast: Forecast,
     /// Where the claimant would go.
     pub(crate) plan: Plan,
-    /// When the last of them has run for so long.
+    /// When the last of these gangs has run for that minimum.
     pub(crate) at: LogTime,
 }
 

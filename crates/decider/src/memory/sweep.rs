@@ -14,7 +14,7 @@ pub(crate) struct Sweep {
     policy: LogIndex,
     /// When it began; none before the first.
     began: Option<LogTime>,
-    /// The host to go on with; none when all have been looked at.
+    /// The host to continue with; `None` when all have been looked at.
     next: Option<Place>,
 }
 
@@ -22,7 +22,7 @@ pub(crate) struct Sweep {
 pub(crate) type Place = (PoolKey, RackKey, NodeId);
 
 impl Sweep {
-    /// The sweep to go on with, or a new one when it is time; none when there is nothing to be done.
+    /// The sweep to continue, or a new one when it is due; `None` when there is nothing to do.
     pub(crate) fn due(self, policy: LogIndex, open: &[&Window], now: LogTime) -> Option<Sweep> {
         if open.is_empty() {
             return None;
@@ -38,7 +38,7 @@ impl Sweep {
         (!is_over).then_some(self)
     }
 
-    /// The host to go on with; none when all have been looked at.
+    /// The host to continue with; `None` when all have been looked at.
     pub(crate) fn next(&self) -> Option<&Place> {
         self.next.as_ref()
     }
