@@ -1,14 +1,13 @@
 //! `muster slo …`: alerts on error budgets, made from service level objectives.
 
-use std::fs::File;
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use muster_metrics::{OBJECTIVE_BYTES_MAX, Objective, rules};
 
 use super::console::Console;
 use super::failure::{Exit, Failure};
+use super::parallel;
 
 /// The most objectives of one rule file.
 const OBJECTIVES_MAX: usize = 100;
@@ -31,7 +30,7 @@ that opens a ticket (10 % in 1 d or in 3 d).")]
 /// Options of `muster slo rules`.
 #[derive(Args)]
 pub struct RulesArgs {
-    /// Files of objectives, one in each
+    /// Files of objectives, one in each; - is stdin
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
 }
@@ -43,7 +42,7 @@ pub fn run(console: &Console, command: SloCommand) -> Result<Exit, Failure> {
     }
     let mut objectives: Vec<Objective> = Vec::with_capacity(args.files.len());
     for file in &args.files {
-        let objective = Objective::parse(&text_of(file)?)
+        let objective = Objective::parse(&parallel::read(file, OBJECTIVE_BYTES_MAX as u64)?)
             .map_err(|error| Failure::usage(format!("{}: {error}", file.display())))?;
         if objectives.iter().any(|other| other.name() == objective.name()) {
             let name = objective.name();
@@ -53,13 +52,4 @@ pub fn run(console: &Console, command: SloCommand) -> Result<Exit, Failure> {
     }
     console.bytes(rules(&objectives).as_bytes())?;
     Ok(Exit::Ok)
-}
-
-fn text_of(file: &Path) -> Result<String, Failure> {
-    let failed = |error: std::io::Error| Failure::usage(format!("{}: {error}", file.display()));
-    let mut text = String::new();
-    // One byte more than is allowed, so that a file which is too large is noticed and not read.
-    let limit = OBJECTIVE_BYTES_MAX as u64 + 1;
-    File::open(file).map_err(failed)?.take(limit).read_to_string(&mut text).map_err(failed)?;
-    Ok(text)
 }
