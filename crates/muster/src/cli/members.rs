@@ -217,7 +217,7 @@ pub async fn run(
         ChangeCommand::Add(args) => {
             let id = args.id;
             let request = admin::AddReplicaRequest { replica: Some(args.address.of(id)) };
-            let added = client.add_replica(request).await?;
+            let added = wait.until_caught_up(id, || client.add_replica(request.clone())).await?;
             if args.learner {
                 added
             } else {
@@ -403,8 +403,8 @@ impl Wait<'_> {
                     let lag = refused.and_then(|r| r.metadata.get("lag_entries")?.parse().ok());
                     meter.lacks(lag);
                 }
-                // A replica that is admitted again is a change of its own.
-                Some(RefusalCode::MembershipBusy) => {}
+                // Another change, or that of a replica that is admitted again, is not over.
+                Some(RefusalCode::MembershipBusy) => meter.waits_for_another_change(),
                 // Between the two steps of that change the replica is no member.
                 Some(RefusalCode::ReplicaUnknown) if unknown_left > 0 => unknown_left -= 1,
                 _ => return Err(error.into()),
@@ -435,6 +435,7 @@ struct Meter<'a> {
     bar: Option<ProgressBar>,
     most: u64,
     said: Option<(Option<u64>, Instant)>,
+    said_busy: bool,
 }
 
 impl Meter<'_> {
@@ -445,7 +446,7 @@ impl Meter<'_> {
             let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
             ProgressBar::new(0).with_style(style).with_prefix(id.to_string())
         });
-        Meter { console, id, bar, most: 0, said: None }
+        Meter { console, id, bar, most: 0, said: None, said_busy: false }
     }
 
     fn lacks(&mut self, lag_entries: Option<u64>) {
@@ -465,6 +466,12 @@ impl Meter<'_> {
                 None => format!("replica {id} has not answered so far; is it started with --join?"),
             });
             self.said = Some((lag_entries, Instant::now()));
+        }
+    }
+
+    fn waits_for_another_change(&mut self) {
+        if !std::mem::replace(&mut self.said_busy, true) {
+            self.console.progress("another change of the members is under way; waiting until it is over");
         }
     }
 
