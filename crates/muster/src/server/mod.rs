@@ -312,7 +312,10 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
         },
     };
     let (replicated, view) = muster_engine::replicated(founding.format_max);
-    let replicated = replicated.on_divergence(keep_evidence(config.data_dir.clone()));
+    let metrics = ReplicaMetrics::default();
+    let counter = muster_api::DecisionObserver::new(metrics.decisions().clone());
+    let replicated =
+        replicated.on_divergence(keep_evidence(config.data_dir.clone())).observed_by(Box::new(counter));
     let mut history = open_history(&config).await?;
     if config.archive.is_some() {
         // Before anything is purged.
@@ -359,7 +362,6 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
         tokio::spawn(engine.clone().raise_format_when_ready(FORMATS_EVERY));
     }
     let stop_serving = CancellationToken::new();
-    let metrics = ReplicaMetrics::default();
     if let Some(listener) = pages {
         tokio::spawn(keep_pages(engine.clone(), metrics.clone(), security.clone(), listener));
     }
