@@ -9,7 +9,6 @@ mod dev;
 #[cfg(test)]
 mod documents;
 mod fleet;
-mod manifest;
 mod process;
 mod quickstart;
 mod server;

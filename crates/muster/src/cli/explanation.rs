@@ -2,6 +2,8 @@
 
 use clap::Args;
 use muster_client::Client;
+use muster_manifest::Overrides;
+use muster_manifest::quantity::{show_about, show_scaled};
 use muster_wire::v1;
 use serde::Serialize;
 
@@ -13,8 +15,6 @@ use super::reading::ReadArgs;
 use super::recovery::{self, Advice, Recovery};
 use super::submit::{now_ms, read_manifests, refused};
 use super::view::{Decimal, Document, Estimate, time};
-use crate::manifest::Overrides;
-use crate::manifest::quantity::{show_about, show_scaled};
 
 /// What a terminal shows without breaking lines of its own.
 const WIDTH: usize = 80;

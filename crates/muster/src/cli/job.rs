@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use clap::Subcommand;
 use clap_complete::engine::ArgValueCompleter;
 use muster_client::Client;
+use muster_manifest::quantity;
 use muster_types::{JobId, Name};
 use muster_wire::v1;
 use serde_json::Value;
@@ -20,7 +21,6 @@ use super::logs::{self, LogsArgs};
 use super::reading::ReadArgs;
 use super::recovery;
 use super::view::{self, Document, Items, Position};
-use crate::manifest::{self, quantity};
 
 /// Commands about jobs.
 #[derive(Subcommand)]
@@ -211,7 +211,7 @@ async fn show(client: &Client, console: &Console, job_id: String, read: &ReadArg
     let job = view::Job::from(message);
     match console.format {
         Format::Json => console.object(&Document::new("Job", answer.freshness, job))?,
-        Format::Yaml => console.object(&manifest::job_file(&spec, status(answer.freshness, job)?))?,
+        Format::Yaml => console.object(&muster_manifest::job_file(&spec, status(answer.freshness, job)?))?,
         Format::Name => console.line(&job.id)?,
         Format::Table | Format::Wide | Format::Html => describe(console, &job)?,
     }

@@ -52,8 +52,8 @@ use clap::{Args, CommandFactory as _, Subcommand};
 use clap_complete::Shell;
 use clap_complete::engine::ArgValueCompleter;
 use muster_client::{Client, Options};
+use muster_manifest::quantity;
 
-use crate::manifest::quantity;
 use console::Console;
 pub use console::Format;
 use failure::{Exit, Failure};
@@ -274,7 +274,7 @@ async fn dispatch(global: &Global, console: &Console, command: ClientCommand) ->
         ClientCommand::Status => cluster::run(global, console, cluster::ClusterCommand::Status).await,
         ClientCommand::Completion { shell } => completion(console, shell),
         ClientCommand::Schema { of: Described::Job } => {
-            let schema = serde_json::to_string_pretty(&crate::manifest::job_schema());
+            let schema = serde_json::to_string_pretty(&muster_manifest::job_schema());
             let text = schema.map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
             console.line(&text)?;
             Ok(Exit::Ok)
@@ -349,7 +349,7 @@ fn unknown(words: &[String]) -> Failure {
     let command = crate::Arguments::command();
     let names: Vec<&str> =
         command.get_subcommands().filter(|known| !known.is_hide_set()).map(clap::Command::get_name).collect();
-    match crate::manifest::suggest::nearest(&word, &names) {
+    match muster_manifest::suggest::nearest(&word, &names) {
         Some(name) => failure.with_next(format!("did you mean: muster {name}")),
         None => failure.with_next("muster --help lists the commands"),
     }

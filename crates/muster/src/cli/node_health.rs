@@ -3,6 +3,7 @@
 use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCompleter;
 use muster_client::Client;
+use muster_manifest::duration_ms;
 use muster_wire::v1;
 use serde::Serialize;
 
@@ -14,7 +15,6 @@ use super::failure::{Exit, Failure};
 use super::node::Changed;
 use super::reading::ReadArgs;
 use super::view::{self, Document};
-use crate::manifest::duration_ms;
 
 /// Commands about what keeps work away from nodes.
 #[derive(Subcommand)]

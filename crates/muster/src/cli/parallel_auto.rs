@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use muster_client::Client;
+use muster_manifest::{Manifest, ModelSource, Parallel, Problem};
 use muster_parallel::accelerator::{self, Links};
 use muster_parallel::ranks::{self, Order};
 use muster_parallel::search::{Candidate, Question, device_counts, usual_program};
@@ -26,7 +27,6 @@ use super::failure::{Exit, Failure};
 use super::parallel::read;
 use super::submit::{located, now_ms, refused};
 use super::view::time;
-use crate::manifest::{Manifest, ModelSource, Parallel, Problem};
 
 /// Most alternatives of a job: the cluster is asked for each.
 const ALTERNATIVES_MAX: usize = 32;

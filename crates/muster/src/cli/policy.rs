@@ -2,6 +2,7 @@
 
 use clap::Subcommand;
 use muster_client::CallError;
+use muster_manifest::{PolicyFile, Problem, parse_policy};
 use muster_types::{RequestId, Violation};
 use muster_wire::v1;
 use serde::Serialize;
@@ -12,7 +13,6 @@ use super::failure::{Exit, Failure};
 use super::policy_view::{self, settings, tables};
 use super::reading::ReadArgs;
 use super::submit::{self, located, now_ms};
-use crate::manifest::{PolicyFile, Problem, parse_policy};
 
 /// Commands about the policy.
 #[derive(Subcommand)]

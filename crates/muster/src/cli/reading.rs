@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use muster_client::{Client, Read};
+use muster_manifest::quantity;
+use muster_manifest::quantity::show_about;
 use muster_wire::v1;
 
 use super::Global;
 use super::console::{Console, Format};
 use super::failure::Failure;
 use super::view::time;
-use crate::manifest::quantity;
-use crate::manifest::quantity::show_about;
 
 const HEADING: &str = "Freshness";
 /// An answer that is older is said to be, below a table.

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
+use muster_manifest::{Manifest, ManifestError, Overrides};
 use muster_types::{RequestId, limits};
 use muster_wire::v1;
 use serde_json::{Value, json};
@@ -15,7 +16,6 @@ use super::failure::{Exit, Failure};
 use super::parallel_auto;
 use super::submit::{self, MetadataArgs, located, now_ms};
 use crate::dev::local;
-use crate::manifest::{self, Manifest, ManifestError, Overrides};
 
 /// Options of `muster run`.
 #[derive(Args)]
@@ -193,7 +193,8 @@ fn of_command(args: &RunArgs) -> Result<Manifest, Failure> {
             .with_details(problems.iter().map(|problem| located("muster run", problem)))
             .with_next("muster run --help shows what the options take")
     };
-    let manifest = manifest::from_options(&metadata, &spec, args.command.clone(), now_ms()).map_err(wrong)?;
+    let manifest =
+        muster_manifest::from_options(&metadata, &spec, args.command.clone(), now_ms()).map_err(wrong)?;
     manifest.check().map_err(wrong)?;
     Ok(manifest)
 }

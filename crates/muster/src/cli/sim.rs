@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::{Args, Subcommand, ValueEnum};
+use muster_manifest::{Problem, parse_policy, quantity};
 use muster_sim::generate::{self, GenerateError, Like, Shape};
 use muster_sim::trace::{self, Jobs, Order, SubmitOrder, TraceError};
 use muster_sim::{EPOCH_MS, Preset, Quantiles, ReplayPolicy, TenantReport, html, pack, queue, side_by_side};
@@ -14,7 +15,6 @@ use muster_wire::convert;
 use super::console::{Console, Grid};
 use super::failure::{Exit, Failure};
 use super::submit::{self, located};
-use crate::manifest::{Problem, parse_policy, quantity};
 
 /// Most policies of one call.
 const POLICIES_MAX: usize = 8;

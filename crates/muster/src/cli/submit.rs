@@ -6,6 +6,7 @@ use std::time::SystemTime;
 
 use clap::Args;
 use muster_client::{CallError, Client};
+use muster_manifest::{FILE_BYTES_MAX, Manifest, Overrides, Problem};
 use muster_types::RequestId;
 use muster_wire::v1;
 
@@ -16,7 +17,6 @@ use super::follow::{self, Subject};
 use super::parallel_auto;
 use super::view::{Document, Submission};
 use crate::dev::local;
-use crate::manifest::{self, FILE_BYTES_MAX, Manifest, Overrides, Problem};
 
 /// Options of `muster submit`.
 #[derive(Args)]
@@ -197,7 +197,7 @@ pub fn refused(error: CallError, file: &str, manifests: &[Manifest], only: Optio
         return Failure::from(error);
     };
     let explain = |violation: &muster_types::Violation| {
-        let (index, path) = manifest::split_batch_path(&violation.field)
+        let (index, path) = muster_manifest::split_batch_path(&violation.field)
             .unwrap_or_else(|| (only.unwrap_or(0), violation.field.clone()));
         let violation = muster_types::Violation::new(path, violation.description.clone());
         match manifests.get(index) {
@@ -235,10 +235,10 @@ pub fn read_manifests_with(
             .with_details(problems.iter().map(|p| located(file, p)))
             .with_next("correct the file; `muster submit --validate-only FILE` checks it without submitting")
     };
-    let parsed = if manifest::is_script(&bytes) {
-        manifest::parse_script(&bytes, file, arguments, now_ms()).map(|job| vec![job])
+    let parsed = if muster_manifest::is_script(&bytes) {
+        muster_manifest::parse_script(&bytes, file, arguments, now_ms()).map(|job| vec![job])
     } else if arguments.is_empty() {
-        manifest::parse(&bytes, now_ms())
+        muster_manifest::parse(&bytes, now_ms())
     } else {
         return Err(Failure::usage(format!("{file} is a job file, which takes no arguments: {arguments:?}"))
             .with_next("options go before the file; only a script (#!) has arguments of its own"));

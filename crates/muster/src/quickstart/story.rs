@@ -12,7 +12,6 @@ use super::report::{LeaderKill, Preemption, RegionLoss, Summary};
 use super::tracker::{Jobs, Tracker, is_finished, is_placed, running_in};
 use super::{DEVICES_PER_HOST, HOSTS_PER_REGION, Progress};
 use crate::fleet::{Fleet, REGIONS, wait_for, wait_for_hosts, wait_for_leader};
-use crate::manifest;
 
 const TRAIN: &str = include_str!("../../../../ops/examples/train.yaml");
 const SHORT_ARRAY: &str = include_str!("../../../../ops/examples/short-array.yaml");
@@ -455,6 +454,6 @@ fn has_file(folder: &Path) -> bool {
 /// The one job of an example file.
 fn example(text: &str) -> Result<v1::JobSpec> {
     // No example names a time.
-    let manifests = manifest::parse(text.as_bytes(), 0).context("reading an example")?;
+    let manifests = muster_manifest::parse(text.as_bytes(), 0).context("reading an example")?;
     manifests.into_iter().next().map(|manifest| manifest.message).context("an example has a job")
 }

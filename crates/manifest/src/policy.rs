@@ -12,7 +12,7 @@ use muster_wire::{convert, v1};
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
-use super::read::{API_VERSION, Reader, structure};
+use super::reader::{API_VERSION, Reader, structure};
 use super::shape::Text;
 use super::{ManifestError, PROBLEMS_MAX, Problem, line_of, quantity, text};
 

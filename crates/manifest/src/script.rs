@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use muster_types::limits::{JOB_TEXT_BYTES_MAX, NAME_BYTES_MAX, TEXT_BYTES_MAX};
 use serde::de::DeserializeOwned;
 
-use super::read::{Reader, structure};
+use super::reader::{Reader, structure};
 use super::shape::{Metadata, Spec};
 use super::{Form, Manifest, ManifestError, PROBLEMS_MAX, Problem, text};
 

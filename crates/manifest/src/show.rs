@@ -7,7 +7,8 @@ use serde::ser::{SerializeMap, Serializer};
 use serde_json::{Value, json};
 
 use super::quantity::{show_bytes, show_duration, show_scaled};
-use super::read::{API_VERSION, KIND};
+use super::read::KIND;
+use super::reader::API_VERSION;
 
 /// The name that the only group of a job gets from the server when it has none.
 const ONLY_GROUP: &str = "workers";

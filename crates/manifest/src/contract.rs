@@ -3,7 +3,7 @@
 use muster_wire::v1;
 
 use super::quantity;
-use super::read::Reader;
+use super::reader::Reader;
 use super::shape::{Checkpoint, Notice, Retry, Text};
 
 /// The fields of a file that become a contract.

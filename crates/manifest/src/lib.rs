@@ -13,6 +13,7 @@ mod parallel;
 mod policy;
 pub mod quantity;
 mod read;
+mod reader;
 mod schema;
 mod script;
 mod shape;
@@ -131,8 +132,11 @@ pub struct Manifest {
 /// What the command line says over what the file says; nothing where it is silent.
 #[derive(Clone, Debug, Default)]
 pub struct Overrides {
+    /// The name of the job.
     pub name: Option<String>,
+    /// The tenant it belongs to.
     pub tenant: Option<String>,
+    /// Its priority tier.
     pub tier: Option<String>,
     /// Empty for the file's.
     pub regions: Vec<String>,

@@ -5,7 +5,7 @@ use muster_parallel::{Precision, Recompute, Sharding};
 use serde_saphyr::Spanned;
 
 use super::quantity;
-use super::read::Reader;
+use super::reader::Reader;
 use super::shape::{Description, Parallel as Written, ParallelFields, Text};
 
 /// Sequences of a step, where a file does not state them: as `muster parallel plan`.

@@ -13,7 +13,8 @@ use serde::de::value::{BorrowedStrDeserializer, StrDeserializer};
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value, json};
 
-use super::read::{API_VERSION, KIND};
+use super::read::KIND;
+use super::reader::API_VERSION;
 use super::shape::Document;
 
 /// The parser wraps what has a place in the file in another type, and asks for it by this name.
