@@ -33,6 +33,7 @@ const CONFINED: &[(&str, &[&str])] = &[
             "muster-client",
             "muster-agent",
             "muster",
+            "muster-server",
             "muster-bench",
             "muster-chaos",
         ],

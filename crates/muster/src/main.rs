@@ -11,7 +11,6 @@ mod documents;
 mod fleet;
 mod process;
 mod quickstart;
-mod server;
 
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
@@ -36,7 +35,7 @@ pub struct Arguments {
 enum Command {
     #[command(flatten)]
     Client(cli::ClientCommand),
-    Server(server::ServerArgs),
+    Server(muster_server::ServerArgs),
     Agent(agent::AgentArgs),
     Quickstart(quickstart::QuickstartArgs),
     Dev(dev::DevArgs),
@@ -89,7 +88,7 @@ fn main() -> ExitCode {
             process::log_to_stderr("info,openraft=warn,openraft::raft::stream_append=off");
             process::die_with_parent();
             process::run(None, |shutdown| async {
-                match server::run(args, shutdown).await {
+                match muster_server::run(args, VERSION, shutdown).await {
                     Ok(()) => ExitCode::SUCCESS,
                     Err(error) => process::complain(&error),
                 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use clap::{Args, Subcommand};
 use muster_archive::{Archive, DirectoryStore};
 use muster_backup::{BackupError, BackupHeader, BackupReader, BackupWriter, Verified};
+use muster_server::{ServerConfig, now_ms};
 use muster_state::State;
 use muster_types::ClusterId;
 use muster_wire::admin;
@@ -17,7 +18,6 @@ use super::Global;
 use super::console::{Console, Format};
 use super::failure::{Exit, Failure};
 use super::view::{self, Document};
-use crate::server::{self, ServerConfig, now_ms};
 
 /// Commands about backups.
 #[derive(Subcommand)]
@@ -164,13 +164,13 @@ async fn restore(console: &Console, args: RestoreArgs) -> Result<Exit, Failure> 
         return Err(Failure::usage(format!("--generation must be {least} or more, got {generation}")));
     }
     muster_planted::admit(&config.data_dir).map_err(|error| chain(Exit::Conflict, &error))?;
-    let begun = server::begin_from(&config, &state, generation).await;
+    let begun = muster_server::begin_from(&config, &state, generation).await;
     begun.map_err(|error| {
         chain(Exit::Conflict, &error).with_next("restore into a data folder that holds no replica")
     })?;
     let dir = config.data_dir.display();
     if let Some((from, to)) = history {
-        let taken = server::take_archive(from, to, config.cluster_id).map_err(|error| {
+        let taken = muster_server::take_archive(from, to, config.cluster_id).map_err(|error| {
             Failure::new(Exit::Failed, format!("{dir} is restored, but without its history: {error}"))
                 .with_next(format!("copy {} to {} before the first start", from.display(), to.display()))
         })?;

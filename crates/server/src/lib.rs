@@ -1,4 +1,4 @@
-//! `muster server`: one replica, put together from its rooms.
+//! `muster server`: one replica, assembled from its parts.
 
 mod config;
 mod evidence;
@@ -278,11 +278,11 @@ async fn open_history(config: &ServerConfig) -> Result<HistorySettings, ServerEr
     Ok(history)
 }
 
-/// Runs a replica until `shutdown` or until it stops by itself.
+/// Runs a replica until `shutdown` or until it stops by itself. `version` is what it tells the other replicas.
 ///
 /// # Errors
 /// Says which part failed and what to do about it.
-pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), ServerError> {
+pub async fn run(args: ServerArgs, version: &str, shutdown: CancellationToken) -> Result<(), ServerError> {
     let start = args.start();
     if let Some(ServerCommand::Recover(args)) = args.command {
         return Ok(recover::run(args).await?);
@@ -327,7 +327,7 @@ pub async fn run(args: ServerArgs, shutdown: CancellationToken) -> Result<(), Se
     settings.known_peers = config.members.clone();
     settings.security = security.clone();
     settings.advertise = Advertise {
-        version: crate::VERSION.to_owned(),
+        version: version.to_owned(),
         format_max: config.format_max().into(),
         marks: view.marks(),
         is_volatile: volatile(&config.data_dir),
