@@ -32,7 +32,7 @@ const CONFINED: &[(&str, &[&str])] = &[
             "muster-api",
             "muster-client",
             "muster-agent",
-            "muster",
+            "muster-console",
             "muster-server",
             "muster-bench",
             "muster-chaos",

@@ -25,7 +25,7 @@ pub(crate) use agent::VERSION;
 #[command(name = "muster", version = VERSION, propagate_version = true, after_help = cli::ROOT_AFTER_HELP)]
 pub struct Arguments {
     #[command(flatten)]
-    global: cli::Global,
+    global: muster_console::Global,
     #[command(subcommand)]
     command: Command,
 }

@@ -2,14 +2,10 @@
 
 use clap::{Args, Subcommand, ValueEnum};
 use muster_client::Client;
+use muster_console::{Console, Document, Exit, Failure, Global, Grid, Items, time};
 use muster_wire::v1;
 use muster_wire::v1::set_node_approval_request::Approval;
 use serde::Serialize;
-
-use super::Global;
-use super::console::{Console, Grid};
-use super::failure::{Exit, Failure};
-use super::view::{Document, Items, time};
 
 /// Approvals of one page.
 const PAGE_SIZE: u32 = 1_000;

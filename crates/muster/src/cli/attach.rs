@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_client::{Client, WatchItem};
+use muster_console::{Console, Exit, Failure, one_line};
 use muster_types::RefusalCode;
 use muster_wire::v1;
 use tokio::signal::unix::{SignalKind, signal};
@@ -11,8 +12,6 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use v1::exit_status::Kind;
 
-use super::console::{Console, one_line};
-use super::failure::{Exit, Failure};
 use super::follow::has_ended;
 use super::job::reason;
 use super::view;

@@ -9,15 +9,13 @@ use std::sync::Arc;
 use clap::{Args, Subcommand};
 use muster_archive::{Archive, DirectoryStore};
 use muster_backup::{BackupError, BackupHeader, BackupReader, BackupWriter, Verified};
+use muster_console::{Console, Document, Exit, Failure, Format, Global, time};
 use muster_server::{ServerConfig, now_ms};
 use muster_state::State;
 use muster_types::ClusterId;
 use muster_wire::admin;
 
-use super::Global;
-use super::console::{Console, Format};
-use super::failure::{Exit, Failure};
-use super::view::{self, Document};
+use super::view;
 
 /// Commands about backups.
 #[derive(Subcommand)]
@@ -89,17 +87,17 @@ pub async fn run(global: &Global, console: &Console, command: BackupCommand) -> 
 
 async fn create(global: &Global, console: &Console, out: &Path) -> Result<Exit, Failure> {
     if out.symlink_metadata().is_ok() {
-        return Err(BackupError::Exists { path: out.to_path_buf() }.into());
+        return Err(refused(BackupError::Exists { path: out.to_path_buf() }));
     }
     let client = global.client().await?;
     let mut backup = client.create_backup(admin::CreateBackupRequest::default()).await?;
     let header = header(backup.header())?;
-    let mut writer = BackupWriter::create(out, &header)?;
+    let mut writer = BackupWriter::create(out, &header).map_err(refused)?;
     while let Some(piece) = backup.next().await? {
         // One reader and one disk: nothing else waits on this thread.
-        writer.write(&piece)?;
+        writer.write(&piece).map_err(refused)?;
     }
-    let written = writer.finish()?;
+    let written = writer.finish().map_err(refused)?;
     let verified = Verified { pieces: written.pieces, bytes: written.bytes };
     show(console, out, header, verified, None)
 }
@@ -122,11 +120,11 @@ fn header(sent: &admin::BackupHeader) -> Result<BackupHeader, Failure> {
 
 /// Reads a whole backup: every checksum, and the state with its digest and its invariants.
 fn check(path: &Path) -> Result<(BackupHeader, Verified, State), Failure> {
-    let mut reader = BackupReader::open(path)?;
+    let mut reader = BackupReader::open(path).map_err(refused)?;
     let header = reader.header().clone();
     let mut pieces = Vec::new();
     for piece in reader.by_ref() {
-        pieces.push(piece?);
+        pieces.push(piece.map_err(refused)?);
     }
     let Some(verified) = reader.verified() else {
         return Err(Failure::new(Exit::Failed, format!("{} has no end", path.display())));
@@ -217,7 +215,7 @@ fn show(
         cluster_id: header.cluster_id.to_string(),
         cluster_generation: header.cluster_generation,
         backup_log_index: header.log_index,
-        log_time: view::time(header.log_time_ms),
+        log_time: time(header.log_time_ms),
         state_digest: format!("{:016x}", header.state_digest),
         format: header.format,
         replica: header.replica_id,
@@ -269,19 +267,14 @@ fn chain(exit: Exit, error: &dyn std::error::Error) -> Failure {
     Failure::new(exit, error.to_string()).with_details(details)
 }
 
-impl From<BackupError> for Failure {
-    fn from(error: BackupError) -> Failure {
-        let (exit, next) = match &error {
-            BackupError::Exists { .. } => {
-                (Exit::Conflict, "a backup never replaces a file; give another name")
-            }
-            BackupError::Damaged { .. } => {
-                (Exit::Failed, "take another backup; this one must not be restored")
-            }
-            BackupError::Newer { .. } => (Exit::Failed, "use the release that wrote it"),
-            BackupError::Foreign { .. } => (Exit::Usage, "give a file that `muster backup create` wrote"),
-            BackupError::File { .. } => (Exit::Failed, "see that the folder is there, writable and has room"),
-        };
-        chain(exit, &error).with_next(next)
-    }
+/// A backup that was not written or not accepted, with what to do.
+fn refused(error: BackupError) -> Failure {
+    let (exit, next) = match &error {
+        BackupError::Exists { .. } => (Exit::Conflict, "a backup never replaces a file; give another name"),
+        BackupError::Damaged { .. } => (Exit::Failed, "take another backup; this one must not be restored"),
+        BackupError::Newer { .. } => (Exit::Failed, "use the release that wrote it"),
+        BackupError::Foreign { .. } => (Exit::Usage, "give a file that `muster backup create` wrote"),
+        BackupError::File { .. } => (Exit::Failed, "see that the folder is there, writable and has room"),
+    };
+    chain(exit, &error).with_next(next)
 }

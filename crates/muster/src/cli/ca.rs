@@ -3,17 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use muster_transport::{
-    Authority, AuthorityError, AuthorityReport, CertificateReport, PeerName, Role, describe,
-};
+use muster_console::{Console, Document, Exit, Failure, Global, Grid, time};
+use muster_transport::{Authority, AuthorityReport, CertificateReport, PeerName, Role, describe};
 use muster_types::ClusterId;
 use muster_wire::admin;
 use serde::Serialize;
-
-use super::Global;
-use super::console::{Console, Grid};
-use super::failure::{Exit, Failure};
-use super::view::{Document, time};
 
 /// Commands about certificates. Most need no cluster, only the authority's folder.
 #[derive(Subcommand)]
@@ -166,23 +160,6 @@ pub struct RotateArgs {
     /// How long the new authority lasts
     #[arg(long, default_value_t = 3_650)]
     days: u32,
-}
-
-impl From<AuthorityError> for Failure {
-    fn from(error: AuthorityError) -> Failure {
-        let exit = match &error {
-            AuthorityError::Exists { .. }
-            | AuthorityError::AuthorityExists { .. }
-            | AuthorityError::Step { .. } => Exit::Conflict,
-            AuthorityError::Days { .. } => Exit::Usage,
-            AuthorityError::NoAuthority { .. } => Exit::NotFound,
-            AuthorityError::File { .. } | AuthorityError::Content { .. } | AuthorityError::Make { .. } => {
-                Exit::Failed
-            }
-        };
-        let cause = std::error::Error::source(&error).map(ToString::to_string);
-        Failure::new(exit, error.to_string()).with_details(cause)
-    }
 }
 
 pub async fn run(global: &Global, console: &Console, command: CaCommand) -> Result<Exit, Failure> {

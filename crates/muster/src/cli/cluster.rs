@@ -5,15 +5,13 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use muster_client::{AttemptError, Client};
+use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, one_line};
 use muster_wire::v1;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::Global;
-use super::console::{Console, Format, Grid, one_line};
-use super::failure::{Exit, Failure};
 use super::members;
-use super::view::{ClusterStatus, Document, Health, JobCounts, NodeCounts, Replica, ReplicaStatus, Warning};
+use super::view::{ClusterStatus, Health, JobCounts, NodeCounts, Replica, ReplicaStatus, Warning};
 
 /// Replicas are three or five; more than this is a broken answer, not a cluster.
 const REPLICAS_MAX: usize = 64;
@@ -46,7 +44,7 @@ pub struct WatchArgs {
     #[arg(long, value_enum)]
     until: Option<Until>,
     /// Between two looks
-    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = super::timeout)]
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = muster_console::timeout)]
     every: Duration,
 }
 

@@ -12,9 +12,9 @@ use clap_complete::Shell;
 use clap_complete::engine::CompletionCandidate;
 use clap_complete::env::Shells;
 use muster_client::{Client, Options};
+use muster_console::config;
 use muster_wire::v1;
 
-use super::config;
 use super::view::phase_word;
 
 /// Longest wait of a key press.

@@ -6,10 +6,8 @@ use std::collections::BTreeSet;
 
 use clap::Args;
 use muster_client::Client;
+use muster_console::{Console, Exit, Failure};
 use muster_wire::v1;
-
-use super::console::Console;
-use super::failure::{Exit, Failure};
 
 /// Options of commands that may take something away.
 #[derive(Args, Clone, Copy, Debug)]

@@ -5,11 +5,8 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use muster_console::{Console, Exit, Failure, Global};
 use muster_worker::{COMMIT_MAX, NoteError, Worker};
-
-use super::Global;
-use super::console::Console;
-use super::failure::{Exit, Failure};
 
 #[derive(Subcommand)]
 pub enum CtlCommand {

@@ -2,19 +2,17 @@
 
 use clap::Args;
 use muster_client::Client;
+use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, one_line, time};
 use muster_manifest::Overrides;
 use muster_manifest::quantity::{show_about, show_scaled};
 use muster_wire::v1;
 use serde::Serialize;
 
-use super::Global;
-use super::console::{Console, Format, Grid, one_line};
-use super::failure::{Exit, Failure};
 use super::parallel_auto;
 use super::reading::ReadArgs;
 use super::recovery::{self, Advice, Recovery};
 use super::submit::{now_ms, read_manifests, refused};
-use super::view::{Decimal, Document, Estimate, time};
+use super::view::{Decimal, Estimate};
 
 /// What a terminal shows without breaking lines of its own.
 const WIDTH: usize = 80;

@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_client::{CallError, Client, WatchItem};
+use muster_console::{Console, Document, Exit, Failure, Format, one_line};
 use muster_wire::v1;
 use tokio::time::Instant;
 
-use super::console::{Console, Format};
-use super::failure::{Exit, Failure};
-use super::view::{self, Document, JobEvent};
+use super::view::{self, JobEvent};
 
 /// When to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -248,7 +247,7 @@ fn line(log_index: u64, job: &v1::Job) -> String {
     let attempt = if job.attempt > 1 { format!("  attempt {}", job.attempt) } else { String::new() };
     let why = super::job::reason(&job);
     let line = format!("#{log_index}  {}  {}  {}{attempt}  {why}", job.id, job.name, job.phase);
-    super::console::one_line(line.trim_end())
+    one_line(line.trim_end())
 }
 
 fn document(item: &WatchItem) -> Document<JobEvent> {

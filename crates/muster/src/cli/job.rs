@@ -5,22 +5,20 @@ use std::collections::BTreeMap;
 use clap::Subcommand;
 use clap_complete::engine::ArgValueCompleter;
 use muster_client::Client;
+use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items, Position, one_line};
 use muster_manifest::quantity;
 use muster_types::{JobId, Name};
 use muster_wire::v1;
 use serde_json::Value;
 
-use super::Global;
 use super::complete;
-use super::console::{Console, Format, Grid, one_line};
 use super::explanation;
-use super::failure::{Exit, Failure};
 use super::follow::{self, Subject, Until};
 use super::list::{self, ListArgs, age};
 use super::logs::{self, LogsArgs};
 use super::reading::ReadArgs;
 use super::recovery;
-use super::view::{self, Document, Items, Position};
+use super::view;
 
 /// Commands about jobs.
 #[derive(Subcommand)]
@@ -458,7 +456,7 @@ async fn cancel(client: &Client, console: &Console, ids: Vec<String>) -> Result<
                 match &first_failure {
                     None => first_failure = Some(failure),
                     Some(_) => {
-                        failure.report(console);
+                        console.report(&failure);
                     }
                 }
             }

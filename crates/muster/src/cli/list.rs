@@ -5,11 +5,9 @@ use std::time::{Duration, SystemTime};
 
 use clap::{Args, ValueEnum};
 use muster_client::Client;
+use muster_console::{Console, Exit, Failure, Format, Global};
 use muster_wire::v1;
 
-use super::Global;
-use super::console::{Console, Format};
-use super::failure::{Exit, Failure};
 use super::job::{self, print_jobs};
 use super::reading::ReadArgs;
 use super::view;
@@ -65,7 +63,7 @@ pub struct ListArgs {
     #[arg(short, long, conflicts_with = "phase")]
     all: bool,
     /// Only jobs that were submitted within this time, such as 2h
-    #[arg(long, value_name = "DURATION", value_parser = super::timeout)]
+    #[arg(long, value_name = "DURATION", value_parser = muster_console::timeout)]
     since: Option<Duration>,
     /// One row for each job of an array
     #[arg(long)]

@@ -7,16 +7,13 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueEnum};
 use muster_client::{Client, LogItem, LogReader, oldest_kept};
+use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, one_line};
 use muster_wire::{admin, v1};
 use serde::Serialize;
 use serde_json::Value;
 use tokio::task::JoinSet;
 
-use super::Global;
-use super::console::{Console, Format, Grid, one_line};
-use super::failure::{Exit, Failure};
 use super::log_archive;
-use super::view::Document;
 
 /// Columns of a line when nobody says how many there are.
 const COLUMNS_DEFAULT: usize = 120;

@@ -7,13 +7,11 @@ use muster_archive::{
     Archive, ArchiveError, DirectoryStore, JoinedStores, ObjectStore, SegmentReport, Sizes, csv_line,
     json_line,
 };
+use muster_console::{Console, Document, Exit, Failure, Grid};
 use muster_types::{At, LogIndex, LogTime};
 use serde::Serialize;
 
-use super::console::{Console, Grid};
-use super::failure::{Exit, Failure};
 use super::log::{ExportArgs, ExportFormat, Output, StateArgs, time};
-use super::view::Document;
 
 /// A log index or an RFC 3339 time.
 pub fn moment(text: &str) -> Result<At, String> {

@@ -3,14 +3,12 @@
 use clap::{Args, ValueEnum};
 use clap_complete::engine::ArgValueCompleter;
 use muster_client::{CallError, Client};
+use muster_console::{Console, Exit, Failure, Global};
 use muster_types::{RefusalCode, limits};
 use muster_wire::v1;
 
-use super::Global;
 use super::attach;
 use super::complete;
-use super::console::Console;
-use super::failure::{Exit, Failure};
 use super::follow::{self, Subject, Until};
 use super::job::{self, Find};
 

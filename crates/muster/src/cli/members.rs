@@ -11,15 +11,13 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use muster_client::{CallError, Client};
+use muster_console::{Console, Document, Exit, Failure, Format, Global};
 use muster_types::RefusalCode;
 use muster_wire::{admin, v1};
 use tokio::time::Instant;
 
-use super::Global;
 use super::consent::Consent;
-use super::console::{Console, Format};
-use super::failure::{Exit, Failure};
-use super::view::{ClusterFormat, ClusterLeader, Document, Members};
+use super::view::{ClusterFormat, ClusterLeader, Members};
 
 /// Between two looks at a replica that catches up.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);

@@ -2,7 +2,7 @@
 //!
 //! Promises to scripts: data goes to stdout and nothing else does; progress and errors go to stderr.
 //! `-o json` and `-o yaml` have the stable shape of [`view`]. The exit code says how it ended; see
-//! [`failure::Exit`].
+//! [`Exit`].
 //!
 //! **Invariant:** no command decides anything about a job: it asks, shows, and checks what the server
 //! would check anyway.
@@ -13,13 +13,9 @@ mod backup;
 mod ca;
 mod cluster;
 pub mod complete;
-mod config;
 mod consent;
-mod console;
 mod ctl;
-mod drill;
 mod explanation;
-pub mod failure;
 mod follow;
 mod job;
 mod list;
@@ -48,15 +44,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, CommandFactory as _, Subcommand};
+use clap::{CommandFactory as _, Subcommand};
 use clap_complete::Shell;
 use clap_complete::engine::ArgValueCompleter;
-use muster_client::{Client, Options};
 use muster_manifest::quantity;
 
-use console::Console;
-pub use console::Format;
-use failure::{Exit, Failure};
+use muster_console::{Console, Exit, Failure, Format, Global};
 
 /// Shown under `muster --help`.
 pub const ROOT_AFTER_HELP: &str = "\
@@ -78,44 +71,6 @@ With what: --ca, --cert and --key, else MUSTER_CA, MUSTER_CERT and MUSTER_KEY, e
 
 Exit codes: 0 ok, 1 failed or the job failed, 2 usage or a wrong job file, 3 not found, 4 denied,
 5 conflict or precondition, 6 unavailable, 7 timeout, 130 interrupted; of `muster run` that of the job.";
-
-/// Apart from the options of a command itself; commands that run a part of the cluster show them too.
-const HEADING: &str = "Client options";
-
-/// Options of every client command.
-#[derive(Args)]
-pub struct Global {
-    /// A replica; repeat it or separate several by commas. Any replica will do, more survive its loss
-    #[arg(long, global = true, help_heading = HEADING, env = "MUSTER_ENDPOINTS", value_delimiter = ',', value_name = "HOST:PORT")]
-    endpoint: Vec<String>,
-    /// Authorities of the cluster (PEM), for a cluster with certificates; needs --cert and --key
-    #[arg(long, global = true, help_heading = HEADING, env = "MUSTER_CA", value_name = "FILE")]
-    ca: Option<PathBuf>,
-    /// Own certificate (PEM)
-    #[arg(long, global = true, help_heading = HEADING, env = "MUSTER_CERT", value_name = "FILE")]
-    cert: Option<PathBuf>,
-    /// Private key of it (PEM)
-    #[arg(long, global = true, help_heading = HEADING, env = "MUSTER_KEY", value_name = "FILE")]
-    key: Option<PathBuf>,
-    /// How to print the answer
-    #[arg(short, long, global = true, help_heading = HEADING, value_enum, default_value_t = Format::Table)]
-    output: Format,
-    /// No colours; so does a non-empty NO_COLOR
-    #[arg(long, global = true, help_heading = HEADING)]
-    no_color: bool,
-    /// No progress on stderr; errors still come
-    #[arg(short, long, global = true, help_heading = HEADING)]
-    quiet: bool,
-    /// Longest time for one call, repetitions included [default: 30s]; with wait and watch: for the
-    /// whole command [default: no limit]
-    #[arg(long, global = true, help_heading = HEADING, value_name = "DURATION", value_parser = timeout)]
-    timeout: Option<Duration>,
-}
-
-fn timeout(text: &str) -> Result<Duration, String> {
-    let ms = quantity::duration_ms(text).map_err(|e| e.to_string())?;
-    if ms == 0 { Err("must be above zero".to_owned()) } else { Ok(Duration::from_millis(ms)) }
-}
 
 /// What there is a schema of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -176,7 +131,7 @@ pub enum ClientCommand {
     Cluster(cluster::ClusterCommand),
     /// Drills on this cluster: what there are, one under way, its report; each undoes itself
     #[command(subcommand, visible_alias = "drills")]
-    Drill(drill::DrillCommand),
+    Drill(muster_live_drill::DrillCommand),
     /// The cluster's own certificates: make an authority, issue, rotate, look; needs no cluster
     #[command(subcommand)]
     Ca(ca::CaCommand),
@@ -222,12 +177,12 @@ pub enum ClientCommand {
 
 /// Runs one command to its exit code.
 pub fn run(global: &Global, command: ClientCommand) -> ExitCode {
-    let console = Console::new(global.output, global.no_color, global.quiet);
+    let console = global.console();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
             let failure = Failure::new(Exit::Failed, format!("the runtime could not start: {error}"));
-            return failure.report(&console);
+            return console.report(&failure);
         }
     };
     let done = runtime.block_on(async {
@@ -238,7 +193,7 @@ pub fn run(global: &Global, command: ClientCommand) -> ExitCode {
     });
     match done {
         Ok(exit) => exit.code(),
-        Err(failure) => failure.report(&console),
+        Err(failure) => console.report(&failure),
     }
 }
 
@@ -258,7 +213,7 @@ async fn dispatch(global: &Global, console: &Console, command: ClientCommand) ->
         ClientCommand::Policy(command) => policy::run(global, console, command).await,
         ClientCommand::Log(command) => log::run(global, console, command).await,
         ClientCommand::Cluster(command) => cluster::run(global, console, command).await,
-        ClientCommand::Drill(command) => drill::run(global, console, command).await,
+        ClientCommand::Drill(command) => muster_live_drill::run(global, console, command).await,
         ClientCommand::Ca(command) => ca::run(global, console, command).await,
         ClientCommand::Backup(command) => backup::run(global, console, command).await,
         ClientCommand::Sim(command) => sim::run(console, command),
@@ -280,29 +235,6 @@ async fn dispatch(global: &Global, console: &Console, command: ClientCommand) ->
             Ok(Exit::Ok)
         }
         ClientCommand::Version { server } => version(global, console, server).await,
-    }
-}
-
-impl Global {
-    /// When the time of the whole command is up.
-    fn end(&self) -> Option<tokio::time::Instant> {
-        self.timeout.and_then(|limit| tokio::time::Instant::now().checked_add(limit))
-    }
-
-    /// Whether the cluster is the running `muster dev`, whose hosts are this machine.
-    fn is_local(&self) -> bool {
-        self.ca.is_none() && config::is_local(&self.endpoint)
-    }
-
-    /// A connected client.
-    async fn client(&self) -> Result<Client, Failure> {
-        let endpoints = config::endpoints(&self.endpoint, (&self.ca, &self.cert, &self.key))?;
-        let mut options = Options::STANDARD;
-        if let Some(timeout) = self.timeout {
-            options.deadline = timeout;
-            options.attempt_timeout = options.attempt_timeout.min(timeout);
-        }
-        Ok(Client::connect(endpoints, options).await?)
     }
 }
 
@@ -337,7 +269,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
 
 /// Ends a command line whose first word is no command, and says what it may mean.
 pub fn run_unknown(global: &Global, words: &[String]) -> ExitCode {
-    unknown(words).report(&Console::new(global.output, global.no_color, global.quiet))
+    global.console().report(&unknown(words))
 }
 
 fn unknown(words: &[String]) -> Failure {

@@ -3,18 +3,16 @@
 use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCompleter;
 use muster_client::{Client, NodeItem};
+use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items, Position, one_line};
 use muster_wire::v1;
 use serde::Serialize;
 
-use super::Global;
 use super::admission::{self, AdmissionCommand};
 use super::complete;
-use super::console::{Console, Format, Grid, one_line};
-use super::failure::{Exit, Failure};
 use super::follow::{Next, next_until, say_restarted};
 use super::node_health::{self, HealthCommand};
 use super::reading::ReadArgs;
-use super::view::{self, Document, Items, NodeEvent, Position};
+use super::view::{self, NodeEvent};
 
 const PAGE_SIZE: u32 = 1_000;
 

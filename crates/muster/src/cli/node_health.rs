@@ -3,18 +3,16 @@
 use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCompleter;
 use muster_client::Client;
+use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, time};
 use muster_manifest::duration_ms;
 use muster_wire::v1;
 use serde::Serialize;
 
-use super::Global;
 use super::complete;
 use super::consent::{self, Consent};
-use super::console::{Console, Format, Grid};
-use super::failure::{Exit, Failure};
 use super::node::Changed;
 use super::reading::ReadArgs;
-use super::view::{self, Document};
+use super::view;
 
 /// Commands about what keeps work away from nodes.
 #[derive(Subcommand)]
@@ -200,7 +198,7 @@ pub struct Condition {
 }
 
 fn time(at_ms: u64) -> Option<String> {
-    view::time(at_ms)
+    time(at_ms)
 }
 
 impl From<v1::NodeCondition> for Condition {

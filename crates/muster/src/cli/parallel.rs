@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::{Args, Subcommand, ValueEnum};
+use muster_console::{Console, Exit, Failure, Format, Global, Grid};
 use muster_parallel::accelerator;
 use muster_parallel::calibration;
 use muster_parallel::check::{self, Check, LeftOutRow};
@@ -17,9 +18,6 @@ use muster_parallel::{
 };
 use serde::Serialize;
 
-use super::Global;
-use super::console::{Console, Format, Grid};
-use super::failure::{Exit, Failure};
 use super::parallel_steps;
 
 /// Plans of each model whose time is taken.

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use muster_client::Client;
+use muster_console::{Console, Exit, Failure, Grid, time};
 use muster_manifest::{Manifest, ModelSource, Parallel, Problem};
 use muster_parallel::accelerator::{self, Links};
 use muster_parallel::ranks::{self, Order};
@@ -22,11 +23,8 @@ use muster_types::SIZES_VARIABLE;
 use muster_types::limits::{GANG_WORKERS_MAX, JOB_TEXT_BYTES_MAX, RUN_TIME_LIMIT_MS_MAX, TEXT_BYTES_MAX};
 use muster_wire::v1::{self, accelerator_request::Amount};
 
-use super::console::{Console, Grid};
-use super::failure::{Exit, Failure};
 use super::parallel::read;
 use super::submit::{located, now_ms, refused};
-use super::view::time;
 
 /// Most alternatives of a job: the cluster is asked for each.
 const ALTERNATIVES_MAX: usize = 32;

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use muster_client::Client;
+use muster_console::Failure;
 use muster_parallel::calibration::Observation;
 use muster_parallel::search::Question;
 use muster_parallel::{Layout, PlanError, Precision, Recompute, Sharding, Training};
 use muster_wire::v1;
 use serde::Deserialize;
 
-use super::failure::Failure;
 use super::job::{self, Find};
 use super::parallel::{coded, read};
 

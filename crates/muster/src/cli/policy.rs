@@ -2,14 +2,12 @@
 
 use clap::Subcommand;
 use muster_client::CallError;
+use muster_console::{Console, Exit, Failure, Format, Global};
 use muster_manifest::{PolicyFile, Problem, parse_policy};
 use muster_types::{RequestId, Violation};
 use muster_wire::v1;
 use serde::Serialize;
 
-use super::Global;
-use super::console::{Console, Format};
-use super::failure::{Exit, Failure};
 use super::policy_view::{self, settings, tables};
 use super::reading::ReadArgs;
 use super::submit::{self, located, now_ms};

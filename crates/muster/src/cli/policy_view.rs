@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use muster_console::{Grid, time};
 use muster_manifest::quantity::{show_bytes, show_duration, show_scaled};
 use muster_wire::v1;
 use muster_wire::v1::window::Purpose;
 use serde::Serialize;
 
-use super::console::Grid;
-use super::view::{Decimal, time};
+use super::view::Decimal;
 
 /// The document `Policy`; the same shape as a policy file.
 #[derive(Serialize)]

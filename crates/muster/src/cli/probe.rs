@@ -2,14 +2,10 @@
 
 use clap::Args;
 use muster_client::Client;
+use muster_console::{Console, Document, Exit, Failure, Format, Global};
 use muster_types::probe;
 use muster_wire::{admin, v1};
 use serde::Serialize;
-
-use super::Global;
-use super::console::{Console, Format};
-use super::failure::{Exit, Failure};
-use super::view::Document;
 
 const PAGE_SIZE: u32 = 1_000;
 

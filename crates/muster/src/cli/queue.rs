@@ -2,14 +2,12 @@
 
 use clap::{Args, Subcommand};
 use muster_client::QueueItem;
+use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items};
 use muster_wire::v1;
 
-use super::Global;
-use super::console::{Console, Format, Grid};
-use super::failure::{Exit, Failure};
 use super::follow::{Next, next_until};
 use super::reading::ReadArgs;
-use super::view::{self, Document, Items, QueueEvent};
+use super::view::{self, QueueEvent};
 
 const PAGE_SIZE: u32 = 1_000;
 

@@ -4,14 +4,10 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use muster_client::{Client, Read};
+use muster_console::{Console, Failure, Format, Global, time};
 use muster_manifest::quantity;
 use muster_manifest::quantity::show_about;
 use muster_wire::v1;
-
-use super::Global;
-use super::console::{Console, Format};
-use super::failure::Failure;
-use super::view::time;
 
 const HEADING: &str = "Freshness";
 /// An answer that is older is said to be, below a table.

@@ -1,11 +1,10 @@
 //! What became of a job's attempts, and what it asks of whoever runs it, as commands show it.
 
+use muster_console::time;
 use muster_manifest::quantity::show_about;
 use muster_wire::v1;
 use serde::Serialize;
 use std::collections::BTreeMap;
-
-use super::view::time;
 
 /// Content of `Recovery`.
 #[derive(Serialize)]

@@ -4,18 +4,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
+use muster_console::{Console, Exit, Failure, Global, local};
 use muster_manifest::{Manifest, ManifestError, Overrides};
 use muster_types::{RequestId, limits};
 use muster_wire::v1;
 use serde_json::{Value, json};
 
-use super::Global;
 use super::attach::{self, Ranks};
-use super::console::Console;
-use super::failure::{Exit, Failure};
 use super::parallel_auto;
 use super::submit::{self, MetadataArgs, located, now_ms};
-use crate::dev::local;
 
 /// Options of `muster run`.
 #[derive(Args)]

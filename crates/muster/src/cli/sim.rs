@@ -6,14 +6,13 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::{Args, Subcommand, ValueEnum};
+use muster_console::{Console, Exit, Failure, Grid, one_line};
 use muster_manifest::{Problem, parse_policy, quantity};
 use muster_sim::generate::{self, GenerateError, Like, Shape};
 use muster_sim::trace::{self, Jobs, Order, SubmitOrder, TraceError};
 use muster_sim::{EPOCH_MS, Preset, Quantiles, ReplayPolicy, TenantReport, html, pack, queue, side_by_side};
 use muster_wire::convert;
 
-use super::console::{Console, Grid};
-use super::failure::{Exit, Failure};
 use super::submit::{self, located};
 
 /// Most policies of one call.
@@ -202,10 +201,9 @@ fn wrong(exit: Exit, error: &dyn Error) -> Failure {
     Failure::new(exit, error.to_string()).with_details(causes)
 }
 
-impl From<TraceError> for Failure {
-    fn from(error: TraceError) -> Failure {
-        wrong(Exit::Usage, &error)
-    }
+/// A trace that cannot be read.
+fn wrong_trace(error: TraceError) -> Failure {
+    wrong(Exit::Usage, &error)
 }
 
 /// The policies named on a command line; the default one where there is none.
@@ -523,7 +521,7 @@ fn print_queue(console: &Console, report: &queue::Report) -> Result<(), Failure>
         }
         console.line(&format!("{} {what}:", missing.count))?;
         for example in &missing.examples {
-            console.line(&format!("  {}: {}", example.job, super::console::one_line(&example.reason)))?;
+            console.line(&format!("  {}: {}", example.job, one_line(&example.reason)))?;
         }
     }
     for note in &report.notes {

@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use muster_console::{Console, Exit, Failure};
 use muster_metrics::{OBJECTIVE_BYTES_MAX, Objective, rules};
 
-use super::console::Console;
-use super::failure::{Exit, Failure};
 use super::parallel;
 
 /// The most objectives of one rule file.

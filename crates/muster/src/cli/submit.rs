@@ -6,17 +6,14 @@ use std::time::SystemTime;
 
 use clap::Args;
 use muster_client::{CallError, Client};
+use muster_console::{Console, Document, Exit, Failure, Global, local};
 use muster_manifest::{FILE_BYTES_MAX, Manifest, Overrides, Problem};
 use muster_types::RequestId;
 use muster_wire::v1;
 
-use super::Global;
-use super::console::Console;
-use super::failure::{Exit, Failure};
 use super::follow::{self, Subject};
 use super::parallel_auto;
-use super::view::{Document, Submission};
-use crate::dev::local;
+use super::view::Submission;
 
 /// Options of `muster submit`.
 #[derive(Args)]

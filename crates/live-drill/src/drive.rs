@@ -6,12 +6,12 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use muster_client::{CallError, Client};
+use muster_console::Console;
 use muster_wire::admin;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::super::console::Console;
 use super::means::{Hold, News};
 use super::plan::{Deed, Plan};
 use super::probes::Probes;

@@ -2,11 +2,9 @@
 
 use clap::{Args, ValueEnum};
 use muster_client::Client;
+use muster_console::{Console, Exit, Failure, Format, Global};
 use muster_drill::judge::{Kind, Verdict};
 
-use super::super::Global;
-use super::super::console::{Console, Format};
-use super::super::failure::{Exit, Failure};
 use super::FolderArgs;
 use super::evidence::{Judged, judged};
 use super::record::{Folder, Record};

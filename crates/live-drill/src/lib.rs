@@ -23,10 +23,7 @@ mod stop;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-
-use super::Global;
-use super::console::Console;
-use super::failure::{Exit, Failure};
+use muster_console::{Console, Exit, Failure, Global};
 
 /// Commands about drills.
 #[derive(Subcommand)]
@@ -75,6 +72,10 @@ pub struct FolderArgs {
     dir: Option<PathBuf>,
 }
 
+/// Runs one command.
+///
+/// # Errors
+/// Says what failed, and what to do next.
 pub async fn run(global: &Global, console: &Console, command: DrillCommand) -> Result<Exit, Failure> {
     match command {
         DrillCommand::List(args) => list::run(console, args),

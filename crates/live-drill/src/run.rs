@@ -7,16 +7,13 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use muster_client::{AttemptError, Client};
+use muster_console::{Console, Document, Exit, Failure, Format, Global};
 use muster_drill::history::{Line, Operation, Writer};
 use muster_types::RefusalCode;
 use nix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
-use super::super::Global;
-use super::super::console::{Console, Format};
-use super::super::failure::{Exit, Failure};
-use super::super::view::Document;
 use super::drive::{Driver, End, Interrupts, Parts};
 use super::means::{Hold, Identity, cancel_probes, probe_name, release};
 use super::plan::{Plan, span};
@@ -55,10 +52,10 @@ pub struct RunArgs {
     #[arg(long)]
     allow_unsaved: bool,
     /// Refuse to run what lasts longer
-    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = super::super::timeout)]
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = muster_console::timeout)]
     max_duration: Duration,
     /// How long probes are made before anything is done
-    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = super::super::timeout)]
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = muster_console::timeout)]
     baseline: Duration,
     #[command(flatten)]
     folder: FolderArgs,

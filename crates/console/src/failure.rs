@@ -5,10 +5,9 @@ use std::io;
 use std::process::ExitCode;
 
 use muster_client::{AttemptError, CallError, ConnectError, Refused};
+use muster_transport::AuthorityError;
 use muster_types::RefusalCode;
 use tonic::Code;
-
-use super::console::{Console, one_line};
 
 /// Exit codes; stable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,36 +64,46 @@ pub struct Failure {
 }
 
 impl Failure {
+    /// A failure without details.
     pub fn new(exit: Exit, headline: impl Into<String>) -> Failure {
         Failure { exit, headline: headline.into(), details: Vec::new(), next: None }
     }
 
+    /// A wrong command line or file.
     pub fn usage(headline: impl Into<String>) -> Failure {
         Failure::new(Exit::Usage, headline)
     }
 
+    /// With a line for each field or cause.
     pub fn with_details(mut self, details: impl IntoIterator<Item = String>) -> Failure {
         self.details.extend(details);
         self
     }
 
+    /// With what to do next.
     pub fn with_next(mut self, next: impl Into<String>) -> Failure {
         self.next = Some(next.into());
         self
     }
 
-    /// Writes it to stderr; the exit code.
-    pub fn report(&self, console: &Console) -> ExitCode {
-        if !self.headline.is_empty() {
-            console.error(&format!("error: {}", one_line(&self.headline)));
-            for detail in &self.details {
-                console.error(&format!("  {}", one_line(detail)));
-            }
-            if let Some(next) = &self.next {
-                console.error(&format!("next: {next}"));
-            }
-        }
-        self.exit.code()
+    /// How the command ends.
+    pub fn exit(&self) -> Exit {
+        self.exit
+    }
+
+    /// What is wrong, in one line; empty when there is nothing to say.
+    pub fn headline(&self) -> &str {
+        &self.headline
+    }
+
+    /// One line for each field or cause.
+    pub fn details(&self) -> &[String] {
+        &self.details
+    }
+
+    /// What to do next, where that is known.
+    pub fn next(&self) -> Option<&str> {
+        self.next.as_deref()
     }
 
     /// A refusal; its violations are listed as they are.
@@ -321,6 +330,23 @@ impl From<io::Error> for Failure {
             return Failure::new(Exit::Ok, "");
         }
         Failure::new(Exit::Failed, format!("the output could not be written: {error}"))
+    }
+}
+
+impl From<AuthorityError> for Failure {
+    fn from(error: AuthorityError) -> Failure {
+        let exit = match &error {
+            AuthorityError::Exists { .. }
+            | AuthorityError::AuthorityExists { .. }
+            | AuthorityError::Step { .. } => Exit::Conflict,
+            AuthorityError::Days { .. } => Exit::Usage,
+            AuthorityError::NoAuthority { .. } => Exit::NotFound,
+            AuthorityError::File { .. } | AuthorityError::Content { .. } | AuthorityError::Make { .. } => {
+                Exit::Failed
+            }
+        };
+        let cause = std::error::Error::source(&error).map(ToString::to_string);
+        Failure::new(exit, error.to_string()).with_details(cause)
     }
 }
 

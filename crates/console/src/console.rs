@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
 
 use clap::ValueEnum;
 use comfy_table::{Cell as TableCell, Color, ContentArrangement, Table, presets};
@@ -28,6 +29,7 @@ pub enum Format {
 
 /// Stdout and stderr with what the user wants of them.
 pub struct Console {
+    /// The form of the output.
     pub format: Format,
     colour: bool,
     quiet: bool,
@@ -36,6 +38,7 @@ pub struct Console {
 }
 
 impl Console {
+    /// A console for these options.
     pub fn new(format: Format, no_color: bool, quiet: bool) -> Console {
         let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         Console {
@@ -56,6 +59,7 @@ impl Console {
         matches!(self.format, Format::Json | Format::Yaml)
     }
 
+    /// Whether more columns are wanted.
     pub fn is_wide(&self) -> bool {
         self.format == Format::Wide
     }
@@ -65,6 +69,7 @@ impl Console {
         self.silent.get()
     }
 
+    /// Bytes of data, flushed.
     pub fn bytes(&self, bytes: &[u8]) -> Result<(), Failure> {
         self.silent.set(false);
         let mut out = io::stdout().lock();
@@ -123,6 +128,20 @@ impl Console {
         !self.quiet && io::stderr().is_terminal()
     }
 
+    /// Writes a failure to stderr; the exit code.
+    pub fn report(&self, failure: &Failure) -> ExitCode {
+        if !failure.headline().is_empty() {
+            self.error(&format!("error: {}", one_line(failure.headline())));
+            for detail in failure.details() {
+                self.error(&format!("  {}", one_line(detail)));
+            }
+            if let Some(next) = failure.next() {
+                self.error(&format!("next: {next}"));
+            }
+        }
+        failure.exit().code()
+    }
+
     /// What is said in any case.
     pub fn error(&self, line: &str) {
         self.silent.set(false);
@@ -165,6 +184,7 @@ const CELL_WIDTH_MAX: usize = 32;
 const GAP: usize = 2;
 
 impl Grid {
+    /// A table without rows.
     pub fn new(header: Vec<&'static str>) -> Grid {
         let state = header.iter().position(|title| matches!(*title, "PHASE" | "STATUS" | "ROLE" | "STATE"));
         Grid { header, rows: Vec::new(), state, optional: Vec::new() }
@@ -176,6 +196,7 @@ impl Grid {
         self
     }
 
+    /// Adds a row.
     pub fn row(&mut self, cells: Vec<String>) {
         // An empty cell would shift the fields of whoever splits at blanks.
         let shown = |cell: String| if cell.is_empty() { "-".to_owned() } else { one_line(&cell) };

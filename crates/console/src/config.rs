@@ -7,7 +7,7 @@ use muster_transport::{Security, Tls, TlsFiles};
 use serde::Deserialize;
 
 use super::failure::Failure;
-use crate::dev::local;
+use super::local;
 
 /// Nobody's configuration is larger.
 const FILE_BYTES_MAX: u64 = 1 << 20;

@@ -4,8 +4,6 @@
 //! without an endpoint use it ([`local`]), and jobs start in the directory that they are submitted from, because
 //! the hosts are this machine.
 
-pub mod local;
-
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use muster_client::{Client, Endpoints, Options};
+use muster_console::local;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 

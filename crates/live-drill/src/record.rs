@@ -3,9 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use muster_console::{Exit, Failure};
 use serde::{Deserialize, Serialize};
-
-use super::super::failure::{Exit, Failure};
 
 /// Nobody's record is larger.
 const RECORD_BYTES_MAX: u64 = 16 << 20;

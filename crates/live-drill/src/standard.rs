@@ -2,15 +2,14 @@
 
 use std::path::Path;
 
+use muster_console::{Exit, Failure};
 use muster_drill::scenario::{FILE_BYTES_MAX, Scenario, ScenarioError};
-
-use super::super::failure::{Exit, Failure};
 
 macro_rules! standard {
     ($($name:literal),* $(,)?) => {
         /// Every scenario of `ops/drills` with steps for a live cluster: name and text.
         const STANDARD: &[(&str, &str)] =
-            &[$(($name, include_str!(concat!("../../../../../ops/drills/", $name, ".yaml")))),*];
+            &[$(($name, include_str!(concat!("../../../ops/drills/", $name, ".yaml")))),*];
     };
 }
 

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use muster_archive::ArchivedRound;
 use muster_client::{CallError, Client};
+use muster_console::{Console, Exit, Failure};
 use muster_drill::history::History;
 use muster_drill::judge::{Evidence, LogRound, Verdict, judge};
 use muster_drill::report::Page;
@@ -14,8 +15,6 @@ use muster_drill::scenario::Scenario;
 use muster_journal::Decision;
 use muster_types::{LogIndex, Parameters, ReplicaId};
 
-use super::super::console::Console;
-use super::super::failure::{Exit, Failure};
 use super::record::Record;
 
 /// Bytes of a log that are read for one report; a longer one is judged without it, and that is said.

@@ -5,13 +5,10 @@ use std::time::Duration;
 
 use clap::Args;
 use muster_client::{Client, Options};
+use muster_console::{Console, Document, Exit, Failure, Format, Global};
 use muster_wire::admin;
 use serde::Serialize;
 
-use super::super::Global;
-use super::super::console::{Console, Format};
-use super::super::failure::{Exit, Failure};
-use super::super::view::Document;
 use super::means::{cancel_probes, end_at, release};
 use super::sight::{self, is_denied, why};
 

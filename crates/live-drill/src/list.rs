@@ -1,11 +1,9 @@
 //! `muster drill list`.
 
 use clap::Args;
+use muster_console::{Console, Document, Exit, Failure, Format, Grid};
 use serde::Serialize;
 
-use super::super::console::{Console, Format, Grid};
-use super::super::failure::{Exit, Failure};
-use super::super::view::Document;
 use super::FolderArgs;
 use super::plan::{span, step_text};
 use super::record::Folder;
