@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
 use clap::{Args, Subcommand};
-use muster_backup::{BackupError, BackupHeader, BackupReader, BackupWriter, Verified};
+use muster_archive::backup::{BackupError, BackupHeader, BackupReader, BackupWriter, Verified};
 use muster_console::{Console, Document, Exit, Failure, Format, Global, time};
 use muster_state::State;
 use muster_types::ClusterId;

@@ -8,7 +8,7 @@
 //! **Invariant:** while the mark is there, the replica does not start; it is written before the replica
 //! stops, and moved to the evidence only by a rebuild.
 
-use muster_backup::{BackupHeader, BackupWriter};
+use muster_archive::backup::{BackupHeader, BackupWriter};
 use muster_engine::{Divergence, Mismatch};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -105,7 +105,7 @@ pub fn keep(dir: &Path, divergence: &Divergence<'_>) -> std::io::Result<()> {
     Ok(())
 }
 
-fn keep_state(dir: &Path, divergence: &Divergence<'_>) -> Result<(), muster_backup::BackupError> {
+fn keep_state(dir: &Path, divergence: &Divergence<'_>) -> Result<(), muster_archive::backup::BackupError> {
     let state = divergence.state;
     let leadership = state.leadership();
     let header = BackupHeader {
@@ -169,7 +169,7 @@ mod tests {
         keep(dir, &divergence).expect("it can be written");
         let mark = mark_in(dir).expect("it can be looked into").expect("there is one");
         assert_eq!((mark.log_index, mark.expected_digest.as_str()), (7, "00000000000000ab"));
-        let reader = muster_backup::BackupReader::open(&dir.join(STATE)).expect("the state is kept");
+        let reader = muster_archive::backup::BackupReader::open(&dir.join(STATE)).expect("the state is kept");
         assert_eq!(reader.header().state_digest, state.digest());
         // A mark that cannot be read is a mark.
         std::fs::write(dir.join(MARK), b"\xff{").expect("it can be written");

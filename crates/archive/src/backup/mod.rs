@@ -5,7 +5,7 @@
 //! piece: length u32 (not 0) · CRC-32 of number and bytes · bytes      as often as needed
 //! end:   length 0 · pieces u64 · bytes u64 · CRC-32 of all piece checksums · CRC-32 of the end
 //! ```
-//! Numbers are little-endian. The pieces together are the state's own snapshot; this crate does not
+//! Numbers are little-endian. The pieces together are the state's own snapshot; this module does not
 //! look into them. A file is written under a temporary name, flushed, and only then given its own.
 //!
 //! **Invariant:** a file under its own name is complete: it was flushed before it was named.

@@ -1,7 +1,7 @@
 //! Reading a backup, checked piece by piece and as a whole.
 
-use crate::error::{BackupError, file_error};
-use crate::{BackupHeader, HEADER_BYTES_MAX, LAYOUT, MAGIC, PIECE_BYTES_MAX, piece_checksum};
+use super::error::{BackupError, file_error};
+use super::{BackupHeader, HEADER_BYTES_MAX, LAYOUT, MAGIC, PIECE_BYTES_MAX, piece_checksum};
 use std::fs::File;
 use std::io::{BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};

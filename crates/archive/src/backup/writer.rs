@@ -1,7 +1,7 @@
 //! Writing a backup.
 
-use crate::error::{BackupError, file_error};
-use crate::{BackupHeader, LAYOUT, MAGIC, PIECE_BYTES_MAX, piece_checksum};
+use super::error::{BackupError, file_error};
+use super::{BackupHeader, LAYOUT, MAGIC, PIECE_BYTES_MAX, piece_checksum};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};

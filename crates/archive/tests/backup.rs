@@ -1,7 +1,9 @@
 //! What a backup promises: all of it or nothing, the same bytes or an error.
 #![allow(clippy::unwrap_used, reason = "a panic is the report of a test")]
 
-use muster_backup::{BackupError, BackupHeader, BackupReader, BackupWriter, PIECE_BYTES_MAX, Verified};
+use muster_archive::backup::{
+    BackupError, BackupHeader, BackupReader, BackupWriter, PIECE_BYTES_MAX, Verified,
+};
 use muster_types::ClusterId;
 use std::path::Path;
 
