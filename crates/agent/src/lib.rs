@@ -149,7 +149,7 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     let (line, lines) = watch::channel(None);
     let (of_health, to_health) = mpsc::channel(limits::HEALTH_QUEUED_MAX);
     let health = health.run(Arc::clone(&state), &config.boot_id_path, lines, to_health);
-    let speaking = session::Speaking { line, of_health };
+    let speaking = session::HealthLink { line, of_health };
     let sessions = session::Sessions { endpoints, state, spec, lease, events, speaking };
     tokio::select! {
         () = keep_fresh(security) => {}

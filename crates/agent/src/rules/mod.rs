@@ -22,7 +22,7 @@ mod worker_events;
 
 pub use beats::Beats;
 pub use boot_time::BootTime;
-pub use fences::{Fence, FenceTable, Standing};
+pub use fences::{Fence, FenceTable, TokenOrder};
 pub use node::WHOLE_PLACEMENT;
 pub use placement::{Checkpoint, HttpNotice, Launch, Placement, RankPlace, Slices};
 pub use probe_plan::{Limits, Plan};

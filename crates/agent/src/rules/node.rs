@@ -13,7 +13,7 @@
 //! Orders of an earlier session are never acted on.
 
 use super::boot_time::BootTime;
-use super::fences::{FenceTable, Standing};
+use super::fences::{FenceTable, TokenOrder};
 use super::placement::Placement;
 use super::probe_plan::Plan;
 use super::starts::{Admission, Fit, Held, Wait, admit, epoch_for_start, room_for, withdraw};
@@ -472,7 +472,7 @@ impl Node {
         let standing = view.fences.standing(job, token);
         match admit(&mut self.pending, limits::PENDING_PLACEMENTS_MAX, standing, job, token) {
             Admission::Known(standing) => {
-                if standing == Standing::Older {
+                if standing == TokenOrder::Older {
                     // Its leader is behind, or it is below the floor and needs a new token.
                     tracing::warn!(%job, %token, "a start order with a token older than one seen is refused");
                 }
