@@ -208,7 +208,13 @@ impl State {
 
     /// Nodes in the order of their names.
     pub fn nodes_by_name(&self) -> impl Iterator<Item = (&Name, NodeId)> {
-        self.indexes.nodes_by_name.iter().map(|(name, id)| (name, *id))
+        self.nodes_by_name_behind(None)
+    }
+
+    /// The same from the first name behind `after` on.
+    pub fn nodes_by_name_behind(&self, after: Option<&Name>) -> impl Iterator<Item = (&Name, NodeId)> {
+        let range = (after.cloned().map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        self.indexes.nodes_by_name.range(range).map(|(name, id)| (name, *id))
     }
 
     /// Nodes whose session stands.
