@@ -55,10 +55,10 @@ impl State {
     #[must_use]
     pub fn digest(&self) -> u64 {
         // The binary's own format stays out: two versions in one cluster have one digest.
-        hash(&(&self.meta, self.table_digests())).wrapping_add(self.later_digest())
+        hash(&(&self.meta, self.table_digests()))
     }
 
-    pub(crate) fn table_digests(&self) -> [u64; 10] {
+    pub(crate) fn table_digests(&self) -> [u64; 19] {
         let [demand_sample, demand_sums] = self.demand.digests();
         [
             self.nodes.digest(),
@@ -66,8 +66,17 @@ impl State {
             self.specs.digest(),
             self.requests.digest(),
             self.tenants.digest(),
-            self.bursts.digest(),
             self.history.digest(),
+            self.bursts.digest(),
+            self.contracts.digest(),
+            self.recoveries.digest(),
+            self.spares.digest(),
+            self.node_faults.digest(),
+            self.restrictions.digest(),
+            self.health_policy.digest(),
+            self.times.digest(),
+            self.doors.digest(),
+            self.metadata.digest(),
             demand_sample,
             demand_sums,
             // Hashed when asked: it is one row and changes by hand.

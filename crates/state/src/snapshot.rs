@@ -11,7 +11,6 @@ use alloc::vec::Vec;
 use core::fmt;
 use muster_journal::frame::{FrameError, FrameReader, encode_frame};
 use muster_journal::{FORMAT_MAX, FORMAT_MIN, WorkerSlot, canonical, from_canonical};
-use muster_types::policy::PolicyRules;
 use muster_types::{JobContract, JobId, JobMetadata, JobSpec, LogTime, Name, NodeId, RequestId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -40,14 +39,11 @@ const CONTRACTS: u8 = 11;
 const RECOVERIES: u8 = 12;
 const SPARES: u8 = 13;
 const NODE_FAULTS: u8 = 14;
-/// Since format 3, like every frame of a table that may be empty: one that is has no frame.
 const RESTRICTIONS: u8 = 15;
 const HEALTH_POLICY: u8 = 16;
-/// Since format 5, like the next.
-const POLICY_RULES: u8 = 17;
-const TIMES: u8 = 18;
-const DOORS: u8 = 19;
-const METADATA: u8 = 20;
+const TIMES: u8 = 17;
+const DOORS: u8 = 18;
+const METADATA: u8 = 19;
 
 /// Rows of one frame end at this many bytes.
 const BATCH_BYTES: usize = 256 << 10;
@@ -120,7 +116,6 @@ enum Step {
     NodeFaults(Option<NodeId>),
     Restrictions(Option<NodeId>),
     HealthPolicy(Option<()>),
-    PolicyRules(Option<()>),
     Times(Option<JobId>),
     Doors(Option<DoorKey>),
     Metadata(Option<JobId>),
@@ -272,15 +267,6 @@ impl Iterator for SnapshotChunks {
                             *after = Some(last);
                             return Some(frame);
                         }
-                        None => self.step = Step::PolicyRules(None),
-                    }
-                }
-                Step::PolicyRules(after) => {
-                    match batch(POLICY_RULES, &self.state.policy_rules, after.as_ref()) {
-                        Some((frame, last)) => {
-                            *after = Some(last);
-                            return Some(frame);
-                        }
                         None => self.step = Step::Times(None),
                     }
                 }
@@ -358,7 +344,6 @@ struct Tables {
     node_faults: TableBuilder<NodeId, Vec<LogTime>, ()>,
     restrictions: TableBuilder<NodeId, RestrictionRow, ()>,
     health_policy: TableBuilder<(), HealthPolicyRow, ()>,
-    policy_rules: TableBuilder<(), PolicyRules, ()>,
     times: TableBuilder<JobId, JobTimes, ()>,
     doors: TableBuilder<DoorKey, DoorRow, ()>,
     metadata: TableBuilder<JobId, Arc<JobMetadata>, ()>,
@@ -381,7 +366,6 @@ impl Tables {
             node_faults: self.node_faults.finish(),
             restrictions: self.restrictions.finish(),
             health_policy: self.health_policy.finish(),
-            policy_rules: self.policy_rules.finish(),
             times: self.times.finish(),
             doors: self.doors.finish(),
             metadata: self.metadata.finish(),
@@ -442,7 +426,6 @@ impl State {
                     NODE_FAULTS => load(&payload, &mut tables.node_faults, "fault of a node")?,
                     RESTRICTIONS => load(&payload, &mut tables.restrictions, "row of restrictions")?,
                     HEALTH_POLICY => load(&payload, &mut tables.health_policy, "health policy")?,
-                    POLICY_RULES => load(&payload, &mut tables.policy_rules, "rules of the policy")?,
                     TIMES => load(&payload, &mut tables.times, "times of a job")?,
                     DOORS => load(&payload, &mut tables.doors, "row of admission")?,
                     METADATA => load(&payload, &mut tables.metadata, "metadata of a job")?,
@@ -458,7 +441,6 @@ impl State {
         let mut state = tables.finish();
         state.meta = head.meta;
         state.policy = head.policy;
-        state.complete_policy().ok_or(RestoreError::Content("rules of the policy"))?;
         state.demand.set_sums(head.demand);
         if state.digest() != head.digest {
             return Err(RestoreError::Digest);

@@ -5,7 +5,6 @@ use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::ops::Bound;
 use muster_journal::{FORMAT_MIN, WorkerSlot};
-use muster_types::policy::PolicyRules;
 use muster_types::{
     JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier,
     RequestId,
@@ -72,28 +71,26 @@ pub struct State {
     pub(crate) history: Table<HistoryKey, HistoryRow>,
     /// What workers asked for.
     pub(crate) demand: Demand,
-    /// The contracts of jobs; jobs with the default contract are not here. Since format 3.
+    /// The contracts of jobs; jobs with the default contract are not here.
     pub(crate) contracts: Table<JobId, Arc<JobContract>>,
-    /// Labels, annotations and creators of jobs; jobs without any are not here. Since format 5.
+    /// Labels, annotations and creators of jobs; jobs without any are not here.
     pub(crate) metadata: Table<JobId, Arc<JobMetadata>>,
-    /// What became of attempts. Since format 3.
+    /// What became of attempts.
     pub(crate) recoveries: Table<JobId, RecoveryRow>,
-    /// Spares of gangs. Since format 3.
+    /// Spares of gangs.
     pub(crate) spares: Table<JobId, Vec<WorkerSlot>>,
-    /// Faults of nodes that jobs met. Since format 3.
+    /// Faults of nodes that jobs met.
     pub(crate) node_faults: Table<NodeId, Vec<LogTime>>,
     pub(crate) policy: PolicyRow,
-    /// What restricts nodes, since format 3.
+    /// What restricts nodes.
     pub(crate) restrictions: Table<NodeId, RestrictionRow>,
-    /// The health policy, once one was set; since format 3.
+    /// The health policy, once one was set.
     pub(crate) health_policy: Table<(), HealthPolicyRow>,
     /// The one that every cluster begins with.
     pub(crate) first_health_policy: HealthPolicyRow,
-    /// What the policy says in its second record; since format 5, and empty while the policy in force has none.
-    pub(crate) policy_rules: Table<(), PolicyRules>,
-    /// Admitted nodes and revoked certificates; since format 5.
+    /// Admitted nodes and revoked certificates.
     pub(crate) doors: Table<DoorKey, DoorRow>,
-    /// What happened to jobs when; since format 5.
+    /// What happened to jobs when.
     pub(crate) times: Table<JobId, JobTimes>,
     pub(crate) indexes: Indexes,
 }
@@ -250,7 +247,7 @@ impl State {
         self.indexes.maintenance.iter().copied()
     }
 
-    /// What happened to a job when, as far as formats know.
+    /// What happened to a job when.
     #[must_use]
     pub fn times(&self, job: JobId) -> JobTimes {
         self.times.get(&job).copied().unwrap_or_default()
@@ -466,8 +463,7 @@ impl State {
         self.indexes.starting.iter().copied()
     }
 
-    /// Gangs that are being stopped, by when their workers should have been killed. What began to stop before format 5
-    /// is not among them.
+    /// Gangs that are being stopped, by when their workers should have been killed.
     pub fn killed_by(&self) -> impl Iterator<Item = (LogTime, JobId)> {
         self.indexes.killed_by.iter().copied()
     }
