@@ -19,6 +19,7 @@ use crate::rows::{
     JobTimes, Leadership, NodeFacts, NodeRow, PolicyRow, RecoveryRow, RequestRow, RestrictionRow,
 };
 use crate::table::Table;
+use crate::tables::tables;
 use crate::usage::TenantUsage;
 
 /// What is not a row of a table.
@@ -54,46 +55,37 @@ impl Default for Meta {
     }
 }
 
-/// The replicated state at one position of the log.
-#[derive(Clone, Debug, Default)]
-pub struct State {
-    pub(crate) meta: Meta,
-    pub(crate) nodes: Table<NodeId, NodeRow, NodeFacts>,
-    pub(crate) jobs: Table<JobId, JobRow>,
-    /// Apart from the rows: hashed once, shared by every version of the row.
-    pub(crate) specs: Table<JobId, Arc<JobSpec>, SpecFacts>,
-    pub(crate) requests: Table<RequestId, RequestRow>,
-    /// What tenants have used, decayed.
-    pub(crate) tenants: Table<Name, TenantUsage>,
-    /// Submission groups of two or more jobs.
-    pub(crate) bursts: Table<JobId, BurstRow>,
-    /// What run times were seen.
-    pub(crate) history: Table<HistoryKey, HistoryRow>,
-    /// What workers asked for.
-    pub(crate) demand: Demand,
-    /// The contracts of jobs; jobs with the default contract are not here.
-    pub(crate) contracts: Table<JobId, Arc<JobContract>>,
-    /// Labels, annotations and creators of jobs; jobs without any are not here.
-    pub(crate) metadata: Table<JobId, Arc<JobMetadata>>,
-    /// What became of attempts.
-    pub(crate) recoveries: Table<JobId, RecoveryRow>,
-    /// Spares of gangs.
-    pub(crate) spares: Table<JobId, Vec<WorkerSlot>>,
-    /// Faults of nodes that jobs met.
-    pub(crate) node_faults: Table<NodeId, Vec<LogTime>>,
-    pub(crate) policy: PolicyRow,
-    /// What restricts nodes.
-    pub(crate) restrictions: Table<NodeId, RestrictionRow>,
-    /// The health policy, once one was set.
-    pub(crate) health_policy: Table<(), HealthPolicyRow>,
-    /// The one that every cluster begins with.
-    pub(crate) first_health_policy: HealthPolicyRow,
-    /// Admitted nodes and revoked certificates.
-    pub(crate) doors: Table<DoorKey, DoorRow>,
-    /// What happened to jobs when.
-    pub(crate) times: Table<JobId, JobTimes>,
-    pub(crate) indexes: Indexes,
+macro_rules! define_state {
+    ($($(#[$doc:meta])* $name:ident: $key:ty => $row:ty, $facts:ty; $tag:literal, $what:literal;)*) => {
+        /// The replicated state at one position of the log.
+        #[derive(Clone, Debug, Default)]
+        pub struct State {
+            pub(crate) meta: Meta,
+            $($(#[$doc])* pub(crate) $name: Table<$key, $row, $facts>,)*
+            pub(crate) policy: PolicyRow,
+            /// What workers asked for; its sample is a table of its own.
+            pub(crate) demand: Demand,
+            /// The one that every cluster begins with.
+            pub(crate) first_health_policy: HealthPolicyRow,
+            pub(crate) indexes: Indexes,
+        }
+
+        impl State {
+            /// The digest of each table.
+            pub(crate) fn digests(&self) -> [u64; [$($tag),*].len()] {
+                [$(self.$name.digest()),*]
+            }
+
+            /// The first table whose digest is not that of its rows, by what its rows are called.
+            pub(crate) fn wrong_digest(&self) -> Option<&'static str> {
+                let tables = [$((self.$name.has_digest_of_rows(), $what)),*];
+                tables.into_iter().find(|(is_right, _)| !is_right).map(|(_, what)| what)
+            }
+        }
+    };
 }
+
+tables!(define_state);
 
 impl State {
     /// Position of the last record.
