@@ -43,9 +43,6 @@ pub(crate) struct Shared {
     pub(crate) kept: ArcSwap<KeptReservations>,
 }
 
-/// The first format whose records say under which leadership a node opened its session.
-const SESSIONS_FORMAT: u16 = 5;
-
 /// A state and the last Raft entry in it.
 #[derive(Debug, Default)]
 pub(crate) struct Position {
@@ -294,8 +291,7 @@ impl Replicated {
         let leadership = Leadership { term: round.term, replica: round.replica };
         match decision {
             Decision::LeaderStarted => {
-                let says = self.state.format() >= SESSIONS_FORMAT;
-                self.shared.contacts().began(leadership, (self.clock)(), round.log_time, says);
+                self.shared.contacts().began(leadership, (self.clock)(), round.log_time);
             }
             Decision::NodeRegistered { spec, .. } => {
                 if let Some(node) = self.state.node_named(&spec.name) {
@@ -303,9 +299,7 @@ impl Replicated {
                 }
             }
             Decision::SessionResumed { node, .. } => self.shared.contacts().opened(*node, leadership),
-            Decision::NodeLost { node, .. }
-            | Decision::NodeForgotten { node }
-            | Decision::NodeForgottenOnRequest { node, .. } => {
+            Decision::NodeLost { node, .. } | Decision::NodeForgotten { node, .. } => {
                 self.shared.contacts().lost(*node);
             }
             _ => {}
