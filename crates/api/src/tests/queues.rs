@@ -100,7 +100,7 @@ async fn a_queue_is_there_while_the_policy_or_a_job_says_so() {
     let first = served.list_queues(3, "").await;
     assert_eq!(names(&first), ["a", "b", "c"]);
     let second = served.list_queues(3, &first.next_page_token).await;
-    assert_eq!((names(&second), second.next_page_token.as_str()), (vec!["lab"], ""));
+    assert_eq!((names(&second), second.next_page_token.as_str()), (vec!["lab", "unlisted"], ""));
     let quota = &first.queues[0].quotas[0];
     assert_eq!((quota.r#type.as_str(), quota.nominal_milli, quota.used_milli), ("h100", 4_000, 0));
     assert_eq!((first.queues[0].weight_milli, first.queues[0].pending_jobs), (1_000, 0));
@@ -117,8 +117,8 @@ async fn a_queue_is_there_while_the_policy_or_a_job_says_so() {
         .collect();
     assert_eq!(gone, ["a", "c"], "the tenant that has a job stays");
     let listed = served.list_queues(0, "").await;
-    assert_eq!(names(&listed), ["b", "lab"]);
-    assert_eq!(known(&seen).into_keys().collect::<Vec<_>>(), ["b", "lab"]);
+    assert_eq!(names(&listed), ["b", "lab", "unlisted"]);
+    assert_eq!(known(&seen).into_keys().collect::<Vec<_>>(), ["b", "lab", "unlisted"]);
     let lab = &listed.queues[1];
     assert_eq!(lab.pending_jobs + lab.active_jobs, 1, "{lab:?}");
     assert_eq!(lab.pending_devices_milli + lab.active_devices_milli, 1_000, "{lab:?}");

@@ -1,4 +1,4 @@
-//! What is stored is compressed; what earlier releases stored as it was is read on.
+//! What is stored is compressed, and what a newer release stored is left alone.
 
 use muster_archive::Archive;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::support::{CLUSTER, Log, files, open, store};
 
-/// An archive that a release wrote which compressed nothing, of the same log as [`Log::of_steps`] makes.
+/// An archive whose segments are of the version before compression.
 fn uncompressed() -> tempfile::TempDir {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/archive/testdata/uncompressed");
     let dir = tempfile::tempdir().unwrap();
@@ -16,29 +16,6 @@ fn uncompressed() -> tempfile::TempDir {
         fs::copy(file, to).unwrap();
     }
     dir
-}
-
-#[test]
-fn uncompressed_segments_are_read_and_compressed_ones_follow_them() {
-    let dir = uncompressed();
-    let mut log = Log::of_steps(12);
-    let archive = open(dir.path());
-    let report = archive.verify(|_| true);
-    assert!(report.is_whole(), "{report:?}");
-    assert_eq!(report.replayed, Some((log.state.log_index(), log.state.digest())));
-    assert_eq!(report.bases_good, 2);
-    // This release goes on behind them.
-    let written = log.rounds.len();
-    log.submit(40);
-    log.digest();
-    archive.append(CLUSTER, &log.rounds[written..], 0).unwrap();
-    archive.put_base(CLUSTER, archive.end().unwrap(), &log.state).unwrap();
-    let report = open(dir.path()).verify(|_| true);
-    assert!(report.is_whole(), "{report:?}");
-    assert_eq!(report.replayed, Some((log.state.log_index(), log.state.digest())));
-    assert_eq!(report.bases_good, 3);
-    let versions: Vec<u8> = files(dir.path()).iter().map(|file| fs::read(file).unwrap()[4]).collect();
-    assert_eq!(versions, [1, 1, 2, 1, 1, 1, 1, 2]);
 }
 
 #[test]
