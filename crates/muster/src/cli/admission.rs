@@ -2,6 +2,8 @@
 
 use clap::{Args, Subcommand, ValueEnum};
 use muster_client::Client;
+use muster_types::AdmissionMode;
+use muster_wire::closed::word;
 use muster_wire::v1;
 use muster_wire::v1::set_node_approval_request::Approval;
 use serde::Serialize;
@@ -9,7 +11,7 @@ use serde::Serialize;
 use super::Global;
 use super::console::{Console, Grid};
 use super::failure::{Exit, Failure};
-use super::view::{Document, Items, time};
+use super::view::{Document, Items, moment};
 
 /// Approvals of one page.
 const PAGE_SIZE: u32 = 1_000;
@@ -110,11 +112,11 @@ pub enum Mode {
 }
 
 impl Mode {
-    fn name(self) -> &'static str {
+    fn to_message(self) -> v1::AdmissionMode {
         match self {
-            Mode::Open => "open",
-            Mode::Pinned => "pinned",
-            Mode::Approve => "approve",
+            Mode::Open => v1::AdmissionMode::Open,
+            Mode::Pinned => v1::AdmissionMode::Pinned,
+            Mode::Approve => v1::AdmissionMode::Approve,
         }
     }
 }
@@ -160,7 +162,7 @@ pub async fn run(global: &Global, console: &Console, command: AdmissionCommand) 
         AdmissionCommand::Admission(RulesCommand::Set { mode, rules }) => {
             let request = v1::SetNodeAdmissionRequest {
                 request_id: String::new(),
-                mode: mode.name().to_owned(),
+                mode: mode.to_message().into(),
                 rules,
             };
             client.set_node_admission(request).await?;
@@ -275,9 +277,9 @@ struct PendingView {
     devices: Option<String>,
     address: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    first_seen: Option<String>,
+    first_seen_time: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    last_seen: Option<String>,
+    last_seen_time: Option<String>,
     reason: String,
 }
 
@@ -293,8 +295,8 @@ async fn pending(client: &Client, console: &Console) -> Result<Exit, Failure> {
                 cluster: described.cluster,
                 devices: described.accelerators.map(|a| format!("{}:{}", a.r#type, a.count)),
                 address: described.address,
-                first_seen: time(node.first_seen_ms),
-                last_seen: time(node.last_seen_ms),
+                first_seen_time: moment(node.first_seen_time),
+                last_seen_time: moment(node.last_seen_time),
                 reason: node.reason,
             }
         })
@@ -306,7 +308,7 @@ async fn pending(client: &Client, console: &Console) -> Result<Exit, Failure> {
     let mut grid = Grid::new(vec!["NAME", "REGION", "CLUSTER", "DEVICES", "LAST-SEEN", "REASON"]);
     for node in nodes {
         let devices = node.devices.unwrap_or_else(|| "none".to_owned());
-        let seen = node.last_seen.unwrap_or_default();
+        let seen = node.last_seen_time.unwrap_or_default();
         grid.row(vec![node.name, node.region, node.cluster, devices, seen, node.reason]);
     }
     console.table(&grid)?;
@@ -346,8 +348,12 @@ async fn show(client: &Client, console: &Console) -> Result<Exit, Failure> {
         pattern: rule.pattern.clone(),
         bounds: BoundsView::of(&rule.bounds.clone().unwrap_or_default()),
     });
-    let view =
-        AdmissionView { mode: answer.mode.clone(), is_set: answer.is_set, rules: rules.collect(), approvals };
+    let view = AdmissionView {
+        mode: word::<AdmissionMode>(answer.mode).to_owned(),
+        is_set: answer.is_set,
+        rules: rules.collect(),
+        approvals,
+    };
     if console.is_structured() {
         console.object(&Document::new("NodeAdmission", answer.freshness, view))?;
         return Ok(Exit::Ok);

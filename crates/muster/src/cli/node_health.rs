@@ -3,6 +3,9 @@
 use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCompleter;
 use muster_client::Client;
+use muster_types::health::{DrainCause, HealthAction, XidRule};
+use muster_wire::closed::{ClosedSet, number_or_zero, of_word, word, words};
+use muster_wire::time::{duration, span_ms};
 use muster_wire::v1;
 use serde::Serialize;
 
@@ -13,7 +16,7 @@ use super::console::{Console, Format, Grid};
 use super::failure::{Exit, Failure};
 use super::node::Changed;
 use super::reading::ReadArgs;
-use super::view::{self, Document};
+use super::view::{self, Document, moment};
 use crate::manifest::duration_ms;
 
 /// Commands about what keeps work away from nodes.
@@ -32,7 +35,7 @@ A node is empty when its status is `drained`.")]
         #[arg(required = true, add = ArgValueCompleter::new(complete::nodes))]
         nodes: Vec<String>,
         /// When what is still there is stopped: 90s, 30m, 12h [default: never]
-        #[arg(long, value_name = "DURATION", value_parser = duration)]
+        #[arg(long, value_name = "DURATION", value_parser = span)]
         deadline: Option<u64>,
         #[command(flatten)]
         consent: Consent,
@@ -91,13 +94,13 @@ pub struct RepairArgs {
     /// Its name or id
     node: String,
     /// What is to be done [default: what the gravest of its conditions asks for]
-    #[arg(long, value_parser = ["reset-gpu", "reboot-node", "inspect"])]
-    action: Option<String>,
+    #[arg(long, value_parser = repair_action)]
+    action: Option<HealthAction>,
     /// A device concerned, by its number; may be repeated [default: those that are not to be used]
     #[arg(long, value_name = "N")]
     device: Vec<u32>,
     /// When what is still there is stopped [default: 10m]
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", value_parser = span)]
     deadline: Option<u64>,
     /// It is repaired
     #[arg(long, conflicts_with_all = ["failed", "action", "device", "deadline"])]
@@ -131,7 +134,18 @@ Refused when somebody else changed it meanwhile. What was concluded before stand
     },
 }
 
-fn duration(text: &str) -> Result<u64, String> {
+fn repair_action(text: &str) -> Result<HealthAction, String> {
+    let known = [HealthAction::ResetGpu, HealthAction::RebootNode, HealthAction::Inspect];
+    let action = HealthAction::of_name(text).filter(|action| known.contains(action));
+    action.ok_or_else(|| "must be one of reset-gpu, reboot-node, inspect".to_owned())
+}
+
+/// The number of a word; the set is closed.
+fn closed<T: ClosedSet>(word: &str) -> Result<i32, String> {
+    of_word::<T>(word).map(T::number).ok_or_else(|| format!("must be one of {}", words::<T>()))
+}
+
+fn span(text: &str) -> Result<u64, String> {
     duration_ms(text).map_err(|error| error.to_string())
 }
 
@@ -150,7 +164,7 @@ pub struct Restriction {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub recent: Vec<Condition>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub maintenance_at: Option<String>,
+    pub maintenance_time: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unusable_devices: Vec<u32>,
     pub out_of_service: bool,
@@ -160,16 +174,16 @@ pub struct Restriction {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Drain {
-    pub since: Option<String>,
+    pub start_time: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub deadline: Option<String>,
+    pub stop_time: Option<String>,
     pub cause: String,
 }
 
 /// Kept away from work.
 #[derive(Clone, Debug, Serialize)]
 pub struct Quarantine {
-    pub since: Option<String>,
+    pub start_time: Option<String>,
     pub reason: String,
 }
 
@@ -180,7 +194,7 @@ pub struct Repair {
     pub action: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<u32>,
-    pub since: Option<String>,
+    pub start_time: Option<String>,
     pub phase: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub detail: String,
@@ -193,14 +207,10 @@ pub struct Condition {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<u32>,
     pub action: String,
-    pub since: Option<String>,
+    pub start_time: Option<String>,
     pub count: u32,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub detail: String,
-}
-
-fn time(at_ms: u64) -> Option<String> {
-    view::time(at_ms)
 }
 
 impl From<v1::NodeCondition> for Condition {
@@ -208,8 +218,8 @@ impl From<v1::NodeCondition> for Condition {
         Condition {
             finding: condition.finding,
             device: condition.device,
-            action: condition.action,
-            since: time(condition.since_ms),
+            action: word::<HealthAction>(condition.action).to_owned(),
+            start_time: moment(condition.start_time),
             count: condition.count,
             detail: condition.detail,
         }
@@ -220,24 +230,25 @@ impl From<v1::NodeRestriction> for Restriction {
     fn from(restriction: v1::NodeRestriction) -> Restriction {
         Restriction {
             drain: restriction.drain.map(|drain| Drain {
-                since: time(drain.since_ms),
-                deadline: drain.deadline_ms.and_then(time),
-                cause: drain.cause,
+                start_time: moment(drain.start_time),
+                stop_time: moment(drain.stop_time),
+                cause: word::<DrainCause>(drain.cause).to_owned(),
             }),
-            quarantine: restriction
-                .quarantine
-                .map(|quarantine| Quarantine { since: time(quarantine.since_ms), reason: quarantine.reason }),
+            quarantine: restriction.quarantine.map(|quarantine| Quarantine {
+                start_time: moment(quarantine.start_time),
+                reason: quarantine.reason,
+            }),
             repair: restriction.repair.map(|repair| Repair {
                 number: repair.number,
-                action: repair.action,
+                action: word::<HealthAction>(repair.action).to_owned(),
                 devices: repair.devices,
-                since: time(repair.since_ms),
-                phase: repair.phase,
+                start_time: moment(repair.start_time),
+                phase: word::<v1::RepairPhase>(repair.phase).to_owned(),
                 detail: repair.detail,
             }),
             conditions: restriction.conditions.into_iter().map(Into::into).collect(),
             recent: restriction.recent.into_iter().map(Into::into).collect(),
-            maintenance_at: restriction.maintenance_at_ms.and_then(time),
+            maintenance_time: moment(restriction.maintenance_time),
             unusable_devices: restriction.unusable_devices,
             out_of_service: restriction.out_of_service,
         }
@@ -303,7 +314,8 @@ async fn drain(
 ) -> Result<Exit, Failure> {
     let mut changed = Changed::default();
     for node in names {
-        let request = v1::DrainNodeRequest { request_id: String::new(), node, stop_after_ms };
+        let request =
+            v1::DrainNodeRequest { request_id: String::new(), node, stop_after: stop_after_ms.map(duration) };
         let answer = client.drain_node(request).await?;
         changed.note(answer.node, answer.freshness);
     }
@@ -363,9 +375,9 @@ async fn repair(client: &Client, console: &Console, args: RepairArgs) -> Result<
         let request = v1::BeginNodeRepairRequest {
             request_id,
             node,
-            action: args.action.unwrap_or_default(),
+            action: number_or_zero(args.action),
             devices: args.device,
-            stop_after_ms: args.deadline,
+            stop_after: args.deadline.map(duration),
         };
         let answer = client.begin_node_repair(request).await?;
         changed.note(answer.node, answer.freshness);
@@ -396,19 +408,23 @@ fn tell(console: &Console, node: &view::Node) -> Result<(), Failure> {
     console.line(&format!("{}: {status}, {} jobs", node.name, node.job_ids.len()))?;
     let since = |at: &Option<String>| at.clone().unwrap_or_default();
     if let Some(drain) = &restriction.drain {
-        let deadline = drain.deadline.as_ref().map_or("no deadline".to_owned(), |at| format!("until {at}"));
-        console.line(&format!("drained since {} ({}), {deadline}", since(&drain.since), drain.cause))?;
+        let deadline = drain.stop_time.as_ref().map_or("no deadline".to_owned(), |at| format!("until {at}"));
+        console.line(&format!("drained since {} ({}), {deadline}", since(&drain.start_time), drain.cause))?;
     }
     if let Some(quarantine) = &restriction.quarantine {
-        console.line(&format!("quarantined since {}: {}", since(&quarantine.since), quarantine.reason))?;
+        console.line(&format!(
+            "quarantined since {}: {}",
+            since(&quarantine.start_time),
+            quarantine.reason
+        ))?;
     }
     if let Some(repair) = &restriction.repair {
         let detail = if repair.detail.is_empty() { String::new() } else { format!(": {}", repair.detail) };
         let line =
-            format!("repair {} since {}: {}{detail}", repair.action, since(&repair.since), repair.phase);
+            format!("repair {} since {}: {}{detail}", repair.action, since(&repair.start_time), repair.phase);
         console.line(&line)?;
     }
-    if let Some(at) = &restriction.maintenance_at {
+    if let Some(at) = &restriction.maintenance_time {
         console.line(&format!("its provider takes it away at {at}"))?;
     }
     if !restriction.unusable_devices.is_empty() {
@@ -426,7 +442,7 @@ fn tell(console: &Console, node: &view::Node) -> Result<(), Failure> {
                 condition.finding.clone(),
                 condition.device.map(|device| device.to_string()).unwrap_or_default(),
                 condition.action.clone(),
-                since(&condition.since),
+                since(&condition.start_time),
                 condition.count.to_string(),
                 condition.detail.clone(),
             ]);
@@ -449,9 +465,9 @@ struct Policy {
 impl Policy {
     fn of(version: u64, policy: v1::HealthPolicy) -> Policy {
         let flag = |value: Option<bool>| value.unwrap_or_default().to_string();
-        let lead_ms = policy.maintenance_lead_ms.unwrap_or_default();
+        let lead_ms = span_ms(policy.maintenance_lead).unwrap_or_default();
         let settings = [
-            ("xid-unlisted", policy.xid_unlisted),
+            ("xid-unlisted", word::<XidRule>(policy.xid_unlisted).to_owned()),
             ("trust-driver", flag(policy.trust_driver)),
             ("reboots-max", policy.reboots_max.unwrap_or_default().to_string()),
             ("reset-takes-group", flag(policy.reset_takes_group)),
@@ -460,8 +476,16 @@ impl Policy {
         Policy {
             version,
             settings: settings.into(),
-            findings: policy.findings.into_iter().collect(),
-            xids: policy.xids.into_iter().collect(),
+            findings: policy
+                .findings
+                .into_iter()
+                .map(|(finding, action)| (finding, word::<HealthAction>(action).to_owned()))
+                .collect(),
+            xids: policy
+                .xids
+                .into_iter()
+                .map(|(code, rule)| (code, word::<XidRule>(rule).to_owned()))
+                .collect(),
         }
     }
 }
@@ -504,27 +528,27 @@ async fn set_policy(client: &Client, console: &Console, changes: &[String]) -> R
     Ok(Exit::Ok)
 }
 
-/// One change; what the names of findings and actions may be, the cluster knows.
+/// One change; what the names of findings may be, the cluster knows.
 fn apply(policy: &mut v1::HealthPolicy, change: &str) -> Result<(), String> {
     let (name, value) = change.split_once('=').ok_or("must be NAME=VALUE")?;
     let flag = || value.parse::<bool>().map_err(|_| "must be true or false");
     match name {
-        "xid-unlisted" => value.clone_into(&mut policy.xid_unlisted),
+        "xid-unlisted" => policy.xid_unlisted = closed::<XidRule>(value)?,
         "trust-driver" => policy.trust_driver = Some(flag()?),
         "reset-takes-group" => policy.reset_takes_group = Some(flag()?),
         "reboots-max" => policy.reboots_max = Some(value.parse().map_err(|_| "must be a number")?),
-        "maintenance-lead" => policy.maintenance_lead_ms = Some(duration(value)?),
+        "maintenance-lead" => policy.maintenance_lead = Some(duration(span(value)?)),
         _ => match (name.strip_prefix("xid-"), value) {
             (Some(code), value) => {
                 let code: u32 = code.parse().map_err(|_| "an XID is a number")?;
                 if value == "default" {
                     policy.xids.remove(&code);
                 } else {
-                    policy.xids.insert(code, value.to_owned());
+                    policy.xids.insert(code, closed::<XidRule>(value)?);
                 }
             }
             (None, value) => {
-                policy.findings.insert(name.to_owned(), value.to_owned());
+                policy.findings.insert(name.to_owned(), closed::<HealthAction>(value)?);
             }
         },
     }
@@ -541,9 +565,9 @@ mod tests {
         for change in ["xid-79=inspect", "slowdown=ignore", "trust-driver=false", "maintenance-lead=5m"] {
             apply(&mut policy, change).unwrap();
         }
-        assert_eq!(policy.xids[&79], "inspect");
-        assert_eq!(policy.findings["slowdown"], "ignore");
-        assert_eq!((policy.trust_driver, policy.maintenance_lead_ms), (Some(false), Some(300_000)));
+        assert_eq!(policy.xids[&79], i32::from(v1::XidAction::Inspect));
+        assert_eq!(policy.findings["slowdown"], i32::from(v1::HealthAction::Ignore));
+        assert_eq!((policy.trust_driver, policy.maintenance_lead), (Some(false), Some(duration(300_000))));
         apply(&mut policy, "xid-79=default").unwrap();
         assert!(policy.xids.is_empty());
         for bad in ["slowdown", "xid-a=ignore", "reboots-max=many", "trust-driver=yes", "maintenance-lead=5"]
@@ -560,7 +584,7 @@ mod tests {
         let drained = v1::NodeRestriction { drain: Some(v1::NodeDrain::default()), ..Default::default() };
         assert_eq!(restriction(drained.clone()).status(true), "drained");
         assert_eq!(restriction(drained.clone()).status(false), "draining");
-        let repair = v1::NodeRepair { phase: "failed".into(), ..Default::default() };
+        let repair = v1::NodeRepair { phase: v1::RepairPhase::Failed.into(), ..Default::default() };
         let failed = v1::NodeRestriction { repair: Some(repair), ..drained };
         assert_eq!(restriction(failed).status(true), "repair-failed");
         let degraded = v1::NodeRestriction { unusable_devices: vec![1], ..Default::default() };

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use clap::Args;
 use muster_client::{CallError, Client};
-use muster_types::RequestId;
+use muster_types::{PriorityTier, RequestId};
 use muster_wire::v1;
 
 use super::Global;
@@ -48,8 +48,8 @@ pub struct SubmitArgs {
     #[arg(long, value_name = "TENANT")]
     tenant: Option<String>,
     /// Instead of the file's tier: free, batch, standard, production or critical
-    #[arg(long, value_name = "TIER")]
-    tier: Option<String>,
+    #[arg(long, value_name = "TIER", value_parser = manifest::tier)]
+    tier: Option<PriorityTier>,
     /// Instead of the file's regions; repeat it or separate several by commas
     #[arg(long, value_name = "REGION", value_delimiter = ',')]
     region: Vec<String>,
@@ -91,7 +91,7 @@ pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result
     let overrides = Overrides {
         name: args.name.clone(),
         tenant: args.tenant.clone(),
-        tier: args.tier.clone(),
+        tier: args.tier,
         regions: args.region.clone(),
         labels: args.metadata.label.clone(),
         annotations: args.metadata.annotation.clone(),

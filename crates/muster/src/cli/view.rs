@@ -8,10 +8,14 @@
 
 use std::collections::BTreeMap;
 
+use muster_types::{DependencyRule, Level, PriorityTier};
+use muster_wire::closed::word;
+use muster_wire::time::{Duration, Timestamp, span_ms, span_us, unix_ms};
 use muster_wire::v1;
 use serde::Serialize;
 
 use super::recovery::{Contract, Recovery};
+use crate::manifest::quantity::show_duration;
 
 const SCHEMA: &str = "muster.dev/v1";
 
@@ -56,7 +60,7 @@ struct Freshness {
     /// The answer holds everything that was committed so long before; left out when that is not known,
     /// and of the past.
     #[serde(skip_serializing_if = "Option::is_none")]
-    staleness_ms: Option<u64>,
+    staleness: Option<String>,
     /// Log time of the last record it holds.
     #[serde(skip_serializing_if = "Option::is_none")]
     log_time: Option<String>,
@@ -73,8 +77,8 @@ impl From<Option<v1::Freshness>> for Position {
         let shown = |of: v1::Freshness| Freshness {
             replica: of.replica_id,
             leader: Some(of.leader_id).filter(|leader| *leader > 0),
-            staleness_ms: of.staleness_ms,
-            log_time: time(of.log_time_ms),
+            staleness: span(of.staleness),
+            log_time: moment(of.log_time),
         };
         Position { log_index: freshness.map(|of| of.log_index), freshness: freshness.map(shown) }
     }
@@ -135,11 +139,11 @@ pub struct Job {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub array_index: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub submitted_at: Option<String>,
+    pub create_time: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub started_at: Option<String>,
+    pub start_time: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub finished_at: Option<String>,
+    pub end_time: Option<String>,
     pub changed_at_index: u64,
     /// Whether nothing but capacity keeps it from starting: dependencies are met, and its time has come.
     pub released: bool,
@@ -150,7 +154,7 @@ pub struct Job {
     pub preemptions: u32,
     /// When it last saved its work in this attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub checkpointed_at: Option<String>,
+    pub checkpoint_time: Option<String>,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub status_reason: String,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -174,9 +178,18 @@ pub struct Job {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Estimate {
-    pub run_ms: u64,
-    /// The 90th percentile.
-    pub run_high_ms: u64,
+    pub run_time: String,
+    #[serde(rename = "runTimeP90")]
+    pub run_time_p90: String,
+}
+
+impl From<v1::Estimate> for Estimate {
+    fn from(estimate: v1::Estimate) -> Estimate {
+        Estimate {
+            run_time: span(estimate.run_time).unwrap_or_default(),
+            run_time_p90: span(estimate.run_time_p90).unwrap_or_default(),
+        }
+    }
 }
 
 /// Room that is kept for a job.
@@ -210,7 +223,7 @@ pub struct Placement {
     pub region: String,
     pub cluster: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub placed_at: Option<String>,
+    pub create_time: Option<String>,
     /// By rank; left out in lists.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub workers: Vec<Worker>,
@@ -240,8 +253,8 @@ pub struct Spec {
     pub regions: Vec<String>,
     pub groups: Vec<Group>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub run_time_limit_ms: Option<u64>,
-    pub stop_grace_ms: u64,
+    pub run_time_limit: Option<String>,
+    pub stop_grace: String,
     pub failure_retries: u32,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub checkpoint_directory: String,
@@ -263,7 +276,7 @@ pub struct Spec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deadline: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub expected_run_ms: Option<u64>,
+    pub expected_run: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub datasets: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -402,7 +415,7 @@ pub struct Node {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub changed_at: Option<String>,
+    pub change_time: Option<String>,
     pub changed_at_index: u64,
     pub job_ids: Vec<String>,
     /// Absent when nothing is known against it.
@@ -629,7 +642,7 @@ pub struct Replica {
     pub lag_entries: Option<u64>,
     /// How long ago it last answered the leader.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub silent_ms: Option<u64>,
+    pub silence: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -643,7 +656,7 @@ pub struct ReplicaStatus {
     pub log_index: u64,
     /// How far it may be behind the others; left out when it does not know.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub staleness_ms: Option<u64>,
+    pub staleness: Option<String>,
     pub state_digest: String,
     pub term: u64,
     pub raft_last_index: u64,
@@ -666,12 +679,13 @@ pub struct Health {
     pub space: &'static str,
     pub free_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub stalled_ms: Option<u64>,
-    pub flush_us: u64,
+    pub flush_stall: Option<String>,
+    /// Of the recent ones, as in `350us`.
+    pub flush_time: String,
     pub rejoining: bool,
     pub cluster_generation: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub snapshot_age_ms: Option<u64>,
+    pub snapshot_age: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub archive_log_index: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -691,11 +705,11 @@ impl From<v1::ReplicaHealth> for Health {
             format_max: health.format_max,
             space,
             free_bytes: health.free_bytes,
-            stalled_ms: health.stalled_ms,
-            flush_us: health.flush_us,
+            flush_stall: span(health.flush_stall),
+            flush_time: format!("{}us", span_us(health.flush_time).unwrap_or_default()),
             rejoining: health.rejoining,
             cluster_generation: health.cluster_generation,
-            snapshot_age_ms: health.snapshot_age_ms,
+            snapshot_age: span(health.snapshot_age),
             archive_log_index: health.archive_log_index,
             certificate_days_left: health.certificate_days_left,
         }
@@ -752,6 +766,16 @@ pub fn phase_word(phase: i32) -> &'static str {
     }
 }
 
+/// A moment of an answer by RFC 3339; none when there is none.
+pub fn moment(at: Option<Timestamp>) -> Option<String> {
+    time(unix_ms(at)?)
+}
+
+/// A span of an answer as job files have it; none when there is none.
+pub fn span(span: Option<Duration>) -> Option<String> {
+    span_ms(span).map(show_duration)
+}
+
 /// RFC 3339; none for 0 ("has not happened") and for what no calendar can say.
 pub fn time(ms: u64) -> Option<String> {
     let ms = i64::try_from(ms).ok().filter(|ms| *ms > 0)?;
@@ -773,20 +797,20 @@ impl From<v1::Job> for Job {
             annotations: job.spec.iter().flat_map(|spec| spec.annotations.clone()).collect(),
             creator: job.creator,
             etag: job.etag,
-            tier: job.tier,
+            tier: word::<PriorityTier>(job.tier).to_owned(),
             attempt: job.attempt,
             failures: job.failures,
             workers: job.worker_count,
             devices: job.device_count,
             array_index: job.array_index,
-            submitted_at: time(job.submitted_at_ms),
-            started_at: time(job.started_at_ms),
-            finished_at: time(job.finished_at_ms),
+            create_time: moment(job.create_time),
+            start_time: moment(job.start_time),
+            end_time: moment(job.end_time),
             changed_at_index: job.changed_at_index,
             released: job.released,
-            estimate: job.estimate.map(|e| Estimate { run_ms: e.run_ms, run_high_ms: e.run_high_ms }),
+            estimate: job.estimate.map(Estimate::from),
             preemptions: job.preemptions,
-            checkpointed_at: time(job.checkpointed_at_ms),
+            checkpoint_time: moment(job.checkpoint_time),
             status_reason: job.status_reason,
             status_detail: job.status_detail,
             redacted: job.redacted,
@@ -822,7 +846,7 @@ impl From<v1::Placement> for Placement {
             fencing_token: format!("{}.{}", token.generation, token.log_index),
             region: placement.region,
             cluster: placement.cluster,
-            placed_at: time(placement.placed_at_ms),
+            create_time: moment(placement.create_time),
             workers: placement.workers.into_iter().map(Worker::from).collect(),
         }
     }
@@ -841,7 +865,7 @@ impl From<v1::WorkerPlacement> for Worker {
             node: worker.node_name,
             node_id: worker.node_id,
             devices: worker.devices,
-            state: worker.state,
+            state: word::<v1::WorkerState>(worker.state).to_owned(),
             exit: exit.map(|e| words(e).unwrap_or_else(|_| "unknown".to_owned())),
             exit_code,
         }
@@ -853,8 +877,8 @@ impl From<v1::JobSpec> for Spec {
         Spec {
             regions: spec.regions,
             groups: spec.groups.into_iter().map(Group::from).collect(),
-            run_time_limit_ms: Some(spec.run_time_limit_ms).filter(|ms| *ms > 0),
-            stop_grace_ms: spec.stop_grace_ms.unwrap_or_default(),
+            run_time_limit: span(spec.run_time_limit),
+            stop_grace: span(spec.stop_grace).unwrap_or_default(),
             failure_retries: spec.failure_retries_max,
             checkpoint_directory: spec.checkpoint_directory,
             working_directory: spec.working_directory,
@@ -866,11 +890,11 @@ impl From<v1::JobSpec> for Spec {
             after: spec
                 .dependencies
                 .into_iter()
-                .map(|d| Dependency { job: d.job_id, when: d.rule })
+                .map(|d| Dependency { job: d.job_id, when: word::<DependencyRule>(d.rule).to_owned() })
                 .collect(),
-            not_before: time(spec.not_before_ms),
-            deadline: time(spec.deadline_ms),
-            expected_run_ms: Some(spec.expected_run_ms).filter(|ms| *ms > 0),
+            not_before: moment(spec.not_before),
+            deadline: moment(spec.deadline),
+            expected_run: span(spec.expected_run),
             datasets: spec.datasets,
             contract: spec.contract.map(Contract::from),
         }
@@ -880,11 +904,14 @@ impl From<v1::JobSpec> for Spec {
 impl From<v1::TopologyRule> for Topology {
     fn from(rule: v1::TopologyRule) -> Topology {
         Topology {
-            required: rule.required,
-            preferred: rule.preferred,
+            required: word::<Level>(rule.required).to_owned(),
+            preferred: word::<Level>(rule.preferred).to_owned(),
             balanced: rule.balanced,
             segment_workers: rule.segment_workers,
-            spread: rule.spread.map(|spread| Spread { level: spread.level, max: spread.workers_max }),
+            spread: rule.spread.map(|spread| Spread {
+                level: word::<Level>(spread.level).to_owned(),
+                max: spread.workers_max,
+            }),
         }
     }
 }
@@ -951,7 +978,7 @@ impl From<v1::Node> for Node {
             free_devices: node.free_devices,
             free_cpu_milli: node.free_cpu_milli,
             free_memory_bytes: node.free_memory_bytes,
-            changed_at: time(node.changed_at_ms),
+            change_time: moment(node.change_time),
             changed_at_index: node.changed_at_index,
             job_ids: node.job_ids,
             restriction: node.restriction.map(Into::into),
@@ -992,7 +1019,7 @@ mod tests {
                 workers: vec![v1::WorkerPlacement {
                     node_name: "n0".into(),
                     devices: vec![0, 1],
-                    state: "exited".into(),
+                    state: v1::WorkerState::Exited.into(),
                     exit: Some(v1::ExitStatus { kind: Some(v1::exit_status::Kind::Code(3)) }),
                     ..Default::default()
                 }],

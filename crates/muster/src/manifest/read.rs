@@ -2,6 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use muster_types::{DependencyRule, Level, PriorityTier};
+use muster_wire::closed::{ClosedSet, number_or_zero, of_word, words};
+use muster_wire::time::{Duration, Timestamp, duration, timestamp};
 use muster_wire::v1;
 use serde_saphyr::{Error, Location, Spanned};
 
@@ -130,16 +133,15 @@ impl Reader<'_> {
             tenant: self.text("metadata.tenant", metadata.tenant),
             labels: self.texts("metadata.labels", metadata.labels.unwrap_or_default()),
             annotations: self.texts("metadata.annotations", metadata.annotations.unwrap_or_default()),
-            tier: self.text("spec.tier", spec.tier),
+            tier: self.closed::<PriorityTier>("spec.tier", spec.tier),
             groups,
             regions: self.list("spec.regions", regions),
-            run_time_limit_ms: self.above_zero(
+            run_time_limit: self.span_above_zero(
                 "spec.runTimeLimit",
                 spec.run_time_limit,
-                quantity::duration_ms,
                 "leave it out for no limit",
             ),
-            stop_grace_ms: self.value("spec.stopGrace", spec.stop_grace, quantity::duration_ms),
+            stop_grace: self.span("spec.stopGrace", spec.stop_grace),
             failure_retries_max: self
                 .value("spec.failureRetries", spec.failure_retries, quantity::count)
                 .unwrap_or_default(),
@@ -156,12 +158,11 @@ impl Reader<'_> {
             tolerations: self.list("spec.tolerations", spec.tolerations.unwrap_or_default()),
             preemptible: self.value("spec.preemptible", spec.preemptible, quantity::flag),
             dependencies: self.dependencies("spec.after", spec.after.unwrap_or_default()),
-            not_before_ms: self.time("spec.notBefore", spec.not_before),
-            deadline_ms: self.time("spec.deadline", spec.deadline),
-            expected_run_ms: self.above_zero(
+            not_before: self.time("spec.notBefore", spec.not_before),
+            deadline: self.time("spec.deadline", spec.deadline),
+            expected_run: self.span_above_zero(
                 "spec.expectedRun",
                 spec.expected_run,
-                quantity::duration_ms,
                 "leave it out for what was learned",
             ),
             datasets: self.list("spec.datasets", spec.datasets.unwrap_or_default()),
@@ -343,13 +344,13 @@ impl Reader<'_> {
             self.place(&path("spread"), spread.referenced);
             let advice = "it is how many workers a domain may have";
             v1::Spread {
-                level: self.text(&path("spread.level"), spread.value.level),
+                level: self.closed::<Level>(&path("spread.level"), spread.value.level),
                 workers_max: self.above_zero(&path("spread.max"), spread.value.max, quantity::count, advice),
             }
         });
         v1::TopologyRule {
-            required: self.text(&path("required"), given.required),
-            preferred: self.text(&path("preferred"), given.preferred),
+            required: self.closed::<Level>(&path("required"), given.required),
+            preferred: self.closed::<Level>(&path("preferred"), given.preferred),
             balanced: self.value(&path("balanced"), given.balanced, quantity::flag).unwrap_or_default(),
             segment_workers: self.above_zero(
                 &path("segmentWorkers"),
@@ -382,10 +383,10 @@ impl Reader<'_> {
             let field = format!("{at}[{index}]");
             self.place(&field, after.referenced);
             dependencies.push(match after.value {
-                After::Short(job_id) => v1::Dependency { job_id, rule: String::new() },
+                After::Short(job_id) => v1::Dependency { job_id, rule: 0 },
                 After::Long(AfterFields { job, when }) => v1::Dependency {
                     job_id: self.text(&format!("{field}.job"), job),
-                    rule: self.text(&format!("{field}.when"), when),
+                    rule: self.closed::<DependencyRule>(&format!("{field}.when"), when),
                 },
             });
         }
@@ -395,10 +396,33 @@ impl Reader<'_> {
 
 /// Scalars and lists, of jobs and policies.
 impl Reader<'_> {
-    /// A moment, as milliseconds since the Unix epoch; 0 when none is given.
-    pub fn time(&mut self, field: &str, text: Option<Text>) -> u64 {
+    /// The number of a word of a closed set; zero when none is given.
+    pub fn closed<T: ClosedSet>(&mut self, field: &str, text: Option<Text>) -> i32 {
+        let place = text.as_ref().map(|text| text.referenced);
+        let text = self.text(field, text);
+        let value = of_word::<T>(&text);
+        if value.is_none() && !text.is_empty() {
+            let short: String = text.chars().take(80).collect();
+            self.problem(place, field, format!("must be one of {}, got {short:?}", words::<T>()));
+        }
+        number_or_zero(value)
+    }
+
+    /// A moment; none when none is given.
+    pub fn time(&mut self, field: &str, text: Option<Text>) -> Option<Timestamp> {
         let now_ms = self.now_ms;
-        self.value(field, text, |text| quantity::time_ms(text, now_ms)).unwrap_or_default()
+        self.value(field, text, |text| quantity::time_ms(text, now_ms)).map(timestamp)
+    }
+
+    /// A span; none when none is given.
+    pub fn span(&mut self, field: &str, text: Option<Text>) -> Option<Duration> {
+        self.value(field, text, quantity::duration_ms).map(duration)
+    }
+
+    /// A span that may be left out and not be zero.
+    pub fn span_above_zero(&mut self, field: &str, text: Option<Text>, advice: &str) -> Option<Duration> {
+        let ms = self.above_zero(field, text, quantity::duration_ms, advice);
+        (ms > 0).then(|| duration(ms))
     }
 
     pub fn list(&mut self, field: &str, texts: Vec<Text>) -> Vec<String> {
