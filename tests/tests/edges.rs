@@ -32,7 +32,8 @@ const CONFINED: &[(&str, &[&str])] = &[
             "muster-api",
             "muster-client",
             "muster-agent",
-            "muster",
+            "muster-console",
+            "muster-server",
             "muster-bench",
             "muster-chaos",
         ],
@@ -163,6 +164,25 @@ fn rules_are_broken_only_where_somebody_asks_for_it() {
         usual.iter().any(|word| word.contains("planted")).then_some(&package.name)
     });
     assert_eq!(by_itself.count(), 0, "no build breaks rules by itself");
+}
+
+/// The record format that there is only for tests is in no build but theirs and one that asks for it by name.
+#[test]
+fn the_test_format_is_only_in_builds_for_tests() {
+    let mut asked = BTreeSet::new();
+    for package in &metadata().packages {
+        for (feature, means) in &package.features {
+            if means.iter().any(|word| word.contains("test-format")) {
+                asked.insert(format!("{}/{feature}", package.name));
+            }
+        }
+        let built_with = package
+            .dependencies
+            .iter()
+            .find(|d| d.kind != DependencyKind::Development && d.features.iter().any(|f| f == "test-format"));
+        assert!(built_with.is_none(), "{} has the test format whenever it is built", package.name);
+    }
+    assert_eq!(asked, BTreeSet::from(["muster/test-format".to_owned()]));
 }
 
 #[test]

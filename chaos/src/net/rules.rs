@@ -171,11 +171,6 @@ impl Rule {
         both(one, other).map(|(from, to)| Rule::Cut { from, to }).collect()
     }
 
-    /// Ends a cut in both directions.
-    pub fn mend_both(one: &Place, other: &Place) -> Vec<Rule> {
-        both(one, other).map(|(from, to)| Rule::Mend { from, to }).collect()
-    }
-
     /// Changes both directions.
     pub fn link_both(one: &Place, other: &Place, change: LinkChange) -> Vec<Rule> {
         both(one, other).map(|(from, to)| Rule::Link { from, to, change }).collect()

@@ -17,7 +17,7 @@ use crate::unable::Unable;
 /// Drills on one cluster: its log, which every judge replays whole, stays short.
 const DRILLS_PER_CLUSTER: u32 = 12;
 /// The format of before, where no older program is given.
-const FORMAT_BEFORE: u16 = 3;
+const FORMAT_BEFORE: u16 = 1;
 
 /// How drills are run.
 #[derive(Clone, Debug)]

@@ -152,6 +152,16 @@ pub enum AcceleratorConfig {
     },
 }
 
+impl AcceleratorConfig {
+    /// What was found, so that nobody looks again.
+    pub(crate) fn of(found: Option<&Accelerators>) -> AcceleratorConfig {
+        found.map_or(AcceleratorConfig::None, |found| AcceleratorConfig::Declared {
+            r#type: found.kind.to_string(),
+            count: found.count.into(),
+        })
+    }
+}
+
 fn probe_listen() -> SocketAddr {
     SocketAddr::from(([0, 0, 0, 0], 0))
 }

@@ -87,7 +87,7 @@ fn nvidia(root: &Path) -> Option<Accelerators> {
 }
 
 /// Whether the driver lists an instance of a device.
-fn has_instances(root: &Path) -> bool {
+pub(crate) fn has_instances(root: &Path) -> bool {
     let entries = |directory: &Path| std::fs::read_dir(directory).into_iter().flatten().flatten();
     entries(&root.join("proc/driver/nvidia/capabilities"))
         .flat_map(|device| entries(&device.path().join("mig")).collect::<Vec<_>>())
@@ -150,20 +150,29 @@ fn tpu(root: &Path) -> Option<Accelerators> {
 
 /// The TPU generation of a device; none in it where it is of no known kind, and none at all where it is not Google's.
 fn chip(device: &Path) -> Option<Option<Name>> {
-    let read = |name: &str| {
-        crate::disk::durable::read_bounded(&device.join(name), 64)
-            .map(|b| String::from_utf8_lossy(&b).trim().to_owned())
-            .unwrap_or_default()
-    };
-    if read("vendor") != PCI_VENDOR_GOOGLE {
-        return None;
-    }
-    let device = read("device");
-    let known = TPU_CHIPS.iter().find(|(id, _)| *id == device).map(|(_, name)| Name::literal(name));
+    let id = google_id(device)?;
+    let known = TPU_CHIPS.iter().find(|(known, _)| *known == id).map(|(_, name)| Name::literal(name));
     if known.is_none() {
-        tracing::info!(device, "a device of Google's that is no known TPU chip; declare it if it is one");
+        tracing::info!(
+            device = id,
+            "a device of Google's that is no known TPU chip; declare it if it is one"
+        );
     }
     Some(known)
+}
+
+/// Whether a device of the PCI bus is a TPU chip of a known kind.
+pub(crate) fn is_tpu(device: &Path) -> bool {
+    google_id(device).is_some_and(|id| TPU_CHIPS.iter().any(|(known, _)| *known == id))
+}
+
+/// The number of one of Google's devices.
+fn google_id(device: &Path) -> Option<String> {
+    let read = |name: &str| {
+        let bytes = crate::disk::durable::read_bounded(&device.join(name), 64).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).trim().to_owned()
+    };
+    (read("vendor") == PCI_VENDOR_GOOGLE).then(|| read("device"))
 }
 
 /// How many entries are `prefix` and a number.

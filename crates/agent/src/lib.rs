@@ -77,9 +77,10 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
         );
     }
     let root = config.host_root.clone();
-    let devices = config.check_with(&root, listed.as_ref())?.device_count();
-    let isolating = isolate(&config, devices).await.map_err(AgentError::Isolation)?;
+    let found = config.check_with(&root, listed.as_ref())?.accelerators.clone();
+    let isolating = isolate(&config, found.as_ref()).await.map_err(AgentError::Isolation)?;
     if let Some(node) = &mut config.node {
+        node.accelerators = AcceleratorConfig::of(found.as_ref());
         let taints = isolating.taints().filter(|taint| !node.taints.contains(taint)).collect::<Vec<_>>();
         node.taints.extend(taints);
         // What is so goes before what an operator says.
@@ -148,7 +149,7 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     let (line, lines) = watch::channel(None);
     let (of_health, to_health) = mpsc::channel(limits::HEALTH_QUEUED_MAX);
     let health = health.run(Arc::clone(&state), &config.boot_id_path, lines, to_health);
-    let speaking = session::Speaking { line, of_health };
+    let speaking = session::HealthLink { line, of_health };
     let sessions = session::Sessions { endpoints, state, spec, lease, events, speaking };
     tokio::select! {
         () = keep_fresh(security) => {}
@@ -162,14 +163,19 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
 }
 
 /// What keeps workers from this host, tried out.
-async fn isolate(config: &AgentConfig, devices: u16) -> Result<process::isolation::Isolating, String> {
+async fn isolate(
+    config: &AgentConfig,
+    accelerators: Option<&muster_types::Accelerators>,
+) -> Result<process::isolation::Isolating, String> {
+    let family = accelerators.map_or(contract::Family::Other, |found| contract::family(found.kind.as_str()));
+    let count = accelerators.map_or(0, |found| found.count);
     let (workers, before) = (config.workers.clone(), config.shim_command.clone());
     let (root, groups) = (config.host_root.clone(), config.control_groups.clone());
     offload::blocking(move || {
         let isolating = process::isolation::Isolating::find(&workers, |namespaces| {
             process::shim::try_out(before.get(1..).unwrap_or_default(), namespaces)
         })?;
-        let files = process::devices::DeviceFiles::find(&root, devices, &workers.devices);
+        let files = process::devices::DeviceFiles::find(&root, family, count, &workers.devices);
         Ok(isolating.with_devices(files, || process::cgroup::try_filter(&process::cgroup::parent(&groups)?)))
     })
     .await

@@ -60,11 +60,11 @@ pub(crate) struct Sessions {
     pub(crate) spec: NodeSpec,
     pub(crate) lease: Arc<Mutex<Lease>>,
     pub(crate) events: mpsc::Sender<Event>,
-    pub(crate) speaking: Speaking,
+    pub(crate) speaking: HealthLink,
 }
 
 /// How sessions and the health of the host know of one another.
-pub(crate) struct Speaking {
+pub(crate) struct HealthLink {
     pub(crate) line: watch::Sender<Option<Line>>,
     pub(crate) of_health: mpsc::Sender<FromLeader>,
 }

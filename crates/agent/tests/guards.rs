@@ -64,21 +64,52 @@ fn stat(pid: i32, field: usize) -> i32 {
     text.rsplit(')').next().unwrap().split_ascii_whitespace().nth(field).unwrap().parse().unwrap()
 }
 
+/// Control groups of workers below the agent's, as the kernel shows them to a worker that wrote them down.
+fn groups(host: &Host, file: &str) -> Vec<PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let mut mounts = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let mount = mounts.find_map(|fields| (fields.get(2) == Some(&"cgroup2")).then(|| fields[1].to_owned()));
+    let Some(mount) = mount else { return Vec::new() };
+    let text = std::fs::read_to_string(host.file(file)).unwrap();
+    let own = text.lines().filter_map(|line| line.strip_prefix("0::/"));
+    own.filter(|group| group.contains("muster_")).map(|group| Path::new(&mount).join(group)).collect()
+}
+
 /// The contents of the directory are those of a copy that is older than a worker: nobody is told that the worker is gone before
-/// it is, though it is in no session and control group, and has no mark.
+/// it is, though it is in no session and control group, and has no mark. Nothing that such a worker had stays behind.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_state_directory_that_is_set_back_leaves_no_worker_running() {
     let mut leader = Leader::start(Manner::patient()).await;
-    let host = Host::new(&leader);
+    let mut host = Host::new(&leader);
+    host.control_groups = "auto";
     let mut agent = host.agent();
     leader.registered().await;
     let backup = backup(&host).await;
-    let plain = running_on(&host, "ready0");
-    let away = format!("exec env -i setsid -w sh -c \"{}\"", running_on(&host, "ready1").replace('$', "\\$"));
+    let (groups_file, temporary_file) = (host.file("groups"), host.file("temporary"));
+    let tell = format!(
+        "cat /proc/self/cgroup >> {}; echo $TMPDIR >> {}; touch $TMPDIR/left",
+        groups_file.display(),
+        temporary_file.display()
+    );
+    let plain = format!("{tell}; {}", running_on(&host, "ready0"));
+    let away = format!(
+        "{tell}; exec env -i setsid -w sh -c \"{}\"",
+        running_on(&host, "ready1").replace('$', "\\$")
+    );
     leader.send(Response::Start(start(JOB, 7, &[&plain, &away], &[&[0], &[1]])));
     for rank in 0..2 {
         read_fifo(host.file(&format!("ready{rank}"))).await;
     }
+    let groups = groups(&host, "groups");
+    if groups.is_empty() {
+        say("skipped: workers have no control groups here");
+    }
+    let told = std::fs::read_to_string(&temporary_file).unwrap();
+    let temporary: Vec<PathBuf> = told.lines().map(PathBuf::from).collect();
+    for directory in groups.iter().chain(&temporary) {
+        assert!(directory.is_dir(), "{}", directory.display());
+    }
+    assert_eq!(temporary.len(), 2);
     let pids = host.pids("pids");
     assert!(pids.len() == 2 && pids.iter().all(|pid| alive(*pid)), "{pids:?}");
     agent.kill();
@@ -89,6 +120,16 @@ async fn a_state_directory_that_is_set_back_leaves_no_worker_running() {
     let register = leader.registered().await;
     assert!(register.workers.is_empty(), "{:?}", register.workers);
     host.assert_gone("pids", 2);
+    for group in groups {
+        assert!(!group.exists(), "{} stays behind", group.display());
+    }
+    // The thread that removes has its turn.
+    within_patience("temporary files to be removed", move || {
+        while temporary.iter().any(|directory| directory.exists()) {
+            std::thread::sleep(LOOK);
+        }
+    })
+    .await;
 }
 
 /// Work that takes all processors delays neither heartbeats nor the end of a lease: agent and shim are less nice than it is.

@@ -63,7 +63,7 @@ async fn report(
     so: impl Fn(&agent::HealthReport) -> bool,
 ) -> agent::HealthReport {
     let wanted = |heard| match heard {
-        Heard::Health(report) if so(&report) => Some(report),
+        AgentMessage::Health(report) if so(&report) => Some(report),
         _ => None,
     };
     leader.hear(what, wanted).await
@@ -156,7 +156,7 @@ async fn a_library_that_hangs_is_told_and_hurts_nobody() {
     let mut beats = 0;
     leader
         .hear("heartbeats meanwhile", |h| {
-            beats += usize::from(matches!(h, Heard::Heartbeat(_)));
+            beats += usize::from(matches!(h, AgentMessage::Heartbeat(_)));
             (beats == 3).then_some(())
         })
         .await;

@@ -145,8 +145,8 @@ async fn an_acknowledgement_of_an_old_heartbeat_does_not_extend() {
     two_running(&mut leader, &host).await;
     // From now on every heartbeat is answered, but always for the first one.
     leader.change(|m| m.ack_always = Some(1));
-    leader.hear("a heartbeat", |h| matches!(h, Heard::Heartbeat(_)).then_some(())).await;
-    leader.hear("a heartbeat", |h| matches!(h, Heard::Heartbeat(_)).then_some(())).await;
+    leader.hear("a heartbeat", |h| matches!(h, AgentMessage::Heartbeat(_)).then_some(())).await;
+    leader.hear("a heartbeat", |h| matches!(h, AgentMessage::Heartbeat(_)).then_some(())).await;
     // Whatever was acknowledged properly before is in by now; no later session may add to it.
     leader.change(|m| m.refuse = Some(tonic::Status::unavailable("once is enough")));
     let deadline = host.lease().deadline;

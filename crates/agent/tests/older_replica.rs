@@ -53,7 +53,7 @@ async fn an_agent_keeps_its_session_with_a_leader_of_the_first_release() {
     assert_eq!(say(&host, 7, STEP).await.unwrap(), r#"{"ok":true}"#);
     let answer = say(&host, 7, SAVED).await.unwrap();
     assert!(answer.contains("takes no checkpoints"), "{answer}");
-    leader.quiet_for(5, |h| matches!(h, Heard::Unknown | Heard::SessionEnded)).await;
+    leader.quiet_for(5, |h| matches!(h, AgentMessage::Unknown | AgentMessage::SessionEnded)).await;
     leader.send(stop(JOB, 7, 0));
     assert!(matches!(leader.exit_of(7, 0).await, Kind::Signal(_)));
 }
@@ -77,12 +77,12 @@ async fn what_waits_for_a_newer_leader_is_answered_when_an_older_one_follows() {
     leader.drop_session();
     leader.registered().await;
     assert!(waiting.await.unwrap().contains("takes no checkpoints"));
-    leader.quiet_for(3, |h| matches!(h, Heard::Unknown)).await;
+    leader.quiet_for(3, |h| matches!(h, AgentMessage::Unknown)).await;
     // And back: a newer one is told everything again.
     leader.change(|manner| *manner = Manner::patient());
     leader.drop_session();
     leader.registered().await;
-    leader.hear("a health report", |h| matches!(h, Heard::Health(_)).then_some(())).await;
+    leader.hear("a health report", |h| matches!(h, AgentMessage::Health(_)).then_some(())).await;
     let waiting = say(&host, 7, SAVED);
     let sequence = leader.note().await.sequence;
     leader.send(Response::NoteAck(agent::NoteAck { sequence, refused: String::new() }));
@@ -100,5 +100,9 @@ async fn a_leader_that_names_some_is_told_those_alone() {
     stays(&mut leader, &host, 7).await;
     say(&host, 7, STEP).await.unwrap();
     leader.note().await;
-    leader.quiet_for(5, |h| matches!(h, Heard::Unknown | Heard::Health(_) | Heard::SessionEnded)).await;
+    leader
+        .quiet_for(5, |h| {
+            matches!(h, AgentMessage::Unknown | AgentMessage::Health(_) | AgentMessage::SessionEnded)
+        })
+        .await;
 }

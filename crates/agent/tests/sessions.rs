@@ -39,7 +39,7 @@ async fn a_worker_starts_after_confirmation_and_its_end_is_reported() {
     while ends.len() < 2 {
         let report = leader
             .hear("reports", |h| match h {
-                Heard::Report(report) => Some(report),
+                AgentMessage::Report(report) => Some(report),
                 _ => None,
             })
             .await;
@@ -68,7 +68,7 @@ async fn an_order_that_is_not_current_never_starts() {
     leader.registered().await;
     leader.send(Response::Start(start(JOB, 7, &["exit 0"], &[])));
     leader.confirm_asked().await;
-    leader.quiet_for(3, |h| matches!(h, Heard::Report(_))).await;
+    leader.quiet_for(3, |h| matches!(h, AgentMessage::Report(_))).await;
     assert!(!host.task(JOB, 7, 0).exists());
     let fences = muster_agent::fencing::Fences::open(&host.state().join("jobs"), 16).unwrap();
     assert!(fences.of(JOB.parse().unwrap()).is_none(), "a token was kept of an order that was not current");
@@ -82,8 +82,10 @@ async fn a_gang_that_is_checked_waits_for_the_verdict_and_is_confirmed_anew() {
     let host = Host::new(&leader);
     let _agent = host.agent();
     leader.registered().await;
-    let waits = |h: Heard| match h {
-        Heard::Preflight(agent::PreflightReport { step: Some(Said::Waiting(waiting)) }) => Some(waiting),
+    let waits = |h: AgentMessage| match h {
+        AgentMessage::Preflight(agent::PreflightReport { step: Some(Said::Waiting(waiting)) }) => {
+            Some(waiting)
+        }
         _ => None,
     };
     let verdict = |waiting: &agent::PreflightWaiting, fault: &str| {
@@ -95,7 +97,7 @@ async fn a_gang_that_is_checked_waits_for_the_verdict_and_is_confirmed_anew() {
 
     leader.send(Response::Start(order(7)));
     let waiting = leader.hear("that it waits", waits).await;
-    leader.quiet_for(2, |h| matches!(h, Heard::Report(_) | Heard::Confirm(_))).await;
+    leader.quiet_for(2, |h| matches!(h, AgentMessage::Report(_) | AgentMessage::Confirm(_))).await;
     assert!(!host.task(JOB, 7, 0).exists(), "nothing starts before the verdict");
     leader.send(verdict(&waiting, ""));
     leader.confirm_asked().await;
@@ -116,7 +118,7 @@ async fn a_gang_that_is_checked_waits_for_the_verdict_and_is_confirmed_anew() {
     leader.send(stop(JOB, 9, 0));
     assert_eq!(leader.exit_of(9, 0).await, Kind::NotStarted(muster_wire::v1::NotStarted {}));
     leader.send(verdict(&waiting, ""));
-    leader.quiet_for(2, |h| matches!(h, Heard::Confirm(_))).await;
+    leader.quiet_for(2, |h| matches!(h, AgentMessage::Confirm(_))).await;
     assert!(!host.task(JOB, 9, 0).exists());
 }
 
@@ -137,7 +139,7 @@ async fn stale_and_repeated_tokens_start_nothing() {
     // An older one: told that it will not start, and not even asked for.
     leader.send(Response::Start(start(JOB, 6, &[&script], &[])));
     assert_eq!(leader.exit_of(6, 0).await, Kind::Vanished(muster_wire::v1::Vanished {}));
-    leader.quiet_for(3, |h| matches!(h, Heard::Confirm(_))).await;
+    leader.quiet_for(3, |h| matches!(h, AgentMessage::Confirm(_))).await;
     assert!(!host.task(JOB, 6, 0).exists());
     // A newer one takes over: the older worker is stopped first.
     leader.send(Response::Start(start(JOB, 8, &["exit 0"], &[])));
@@ -146,7 +148,7 @@ async fn stale_and_repeated_tokens_start_nothing() {
         order.extend(
             leader
                 .hear("both ends", |h| {
-                    let Heard::Report(report) = h else { return None };
+                    let AgentMessage::Report(report) = h else { return None };
                     let ended = report.workers.into_iter().filter(|w| w.exit.is_some());
                     Some(ended.map(|w| w.token.unwrap().log_index).collect::<Vec<_>>())
                 })
@@ -290,7 +292,7 @@ async fn a_stop_overtakes_a_start_that_is_not_confirmed_yet() {
     leader.send(stop(JOB, 7, 0));
     assert_eq!(leader.exit_of(7, 0).await, Kind::NotStarted(muster_wire::v1::NotStarted {}));
     leader.send(confirmed(&confirm, true));
-    leader.quiet_for(3, |h| matches!(h, Heard::Report(_))).await;
+    leader.quiet_for(3, |h| matches!(h, AgentMessage::Report(_))).await;
     assert!(!host.task(JOB, 7, 0).exists());
 }
 
@@ -374,11 +376,11 @@ async fn output_is_read_while_it_grows() {
     loop {
         let heard = leader
             .hear("output", |h| match h {
-                Heard::Upload(_) | Heard::UploadEnded => Some(h),
+                AgentMessage::Upload(_) | AgentMessage::UploadEnded => Some(h),
                 _ => None,
             })
             .await;
-        let Heard::Upload(chunk) = heard else { break };
+        let AgentMessage::Upload(chunk) = heard else { break };
         assert_eq!((chunk.read_id, chunk.node_name.as_str(), chunk.error.as_str()), (42, "host-a", ""));
         text.entry(chunk.stream).or_default().push_str(&String::from_utf8(chunk.data).unwrap());
         let both = text.get("stdout").is_some_and(|t| t == "one\n")
@@ -396,7 +398,7 @@ async fn output_is_read_while_it_grows() {
         loop {
             let chunk = leader
                 .hear("output", |h| match h {
-                    Heard::Upload(chunk) if chunk.read_id == read_id => Some(chunk),
+                    AgentMessage::Upload(chunk) if chunk.read_id == read_id => Some(chunk),
                     _ => None,
                 })
                 .await;
@@ -412,7 +414,7 @@ async fn output_is_read_while_it_grows() {
     leader.send(Response::ReadLogs(agent::ReadLogsOrder { read_id: 43, rank: 5, ..read }));
     let error = leader
         .hear("an error", |h| match h {
-            Heard::Upload(chunk) if chunk.read_id == 43 => Some(chunk.error),
+            AgentMessage::Upload(chunk) if chunk.read_id == 43 => Some(chunk.error),
             _ => None,
         })
         .await;
@@ -446,8 +448,8 @@ async fn another_cluster_is_refused() {
     while registrations < 3 {
         other
             .hear("registrations", |h| {
-                assert!(!matches!(h, Heard::Heartbeat(_)), "no heartbeat for another cluster");
-                matches!(h, Heard::Register(_)).then(|| registrations += 1)
+                assert!(!matches!(h, AgentMessage::Heartbeat(_)), "no heartbeat for another cluster");
+                matches!(h, AgentMessage::Register(_)).then(|| registrations += 1)
             })
             .await;
     }
@@ -479,7 +481,7 @@ async fn unacknowledged_ends_are_told_again_on_the_next_session() {
     leader.send(Response::Start(start(JOB, 7, &["exit 4"], &[])));
     // Without an acknowledgement of the first report there is no second: the end may only be in the list
     // of the next registration.
-    leader.hear("a report", |h| matches!(h, Heard::Report(_)).then_some(())).await;
+    leader.hear("a report", |h| matches!(h, AgentMessage::Report(_)).then_some(())).await;
     host.shim_gone(&host.task(JOB, 7, 0)).await;
     leader.change(|m| m.ack_reports = true);
     leader.drop_session();
@@ -513,7 +515,7 @@ async fn an_order_of_an_earlier_session_is_dropped() {
     leader.registered().await;
     // The answer to the earlier question: nothing comes of it.
     leader.send(confirmed(&confirm, true));
-    leader.quiet_for(3, |h| matches!(h, Heard::Report(_) | Heard::Confirm(_))).await;
+    leader.quiet_for(3, |h| matches!(h, AgentMessage::Report(_) | AgentMessage::Confirm(_))).await;
     assert!(!host.task(JOB, 7, 0).exists());
     // Sent again, it is asked for again.
     leader.send(Response::Start(start(JOB, 7, &["exit 0"], &[])));

@@ -1,6 +1,7 @@
 //! `muster.v1beta1.FleetService`.
 
 use muster_decider::{Command, DrainOrder, RepairOrder};
+use muster_engine::{Engine, Reading};
 use muster_state::{RequestAnswer, State};
 use muster_types::{Consistency, LogIndex, Name, NodeId, Refusal, RefusalCode, RequestId, Violation};
 use muster_wire::convert::{
@@ -9,7 +10,7 @@ use muster_wire::convert::{
 };
 use muster_wire::status::to_status;
 use muster_wire::time::log_time;
-use muster_wire::token::{List, PageToken, filter_digest};
+use muster_wire::token::{List, PageToken, TokenError, filter_digest};
 use muster_wire::v1;
 use muster_wire::v1::fleet_service_client::FleetServiceClient;
 use muster_wire::v1::fleet_service_server::FleetService;
@@ -26,6 +27,9 @@ mod probe;
 
 pub(crate) use probe::Probes;
 
+/// What a row of a page takes, with its labels and devices.
+const ROW_BYTES: usize = 4 << 10;
+
 pub(crate) struct Fleet {
     router: Router,
     watches: Watches,
@@ -35,6 +39,41 @@ impl Fleet {
     pub(crate) fn new(router: Router, watches: Watches) -> Fleet {
         Fleet { router, watches }
     }
+}
+
+fn list(
+    engine: &Engine,
+    view: &Reading,
+    message: &v1::ListNodesRequest,
+    size: usize,
+) -> Result<v1::ListNodesResponse, Status> {
+    let cluster = cluster(view)?;
+    let filter = filter_digest([message.region.as_str()]);
+    let after = match message.page_token.as_str() {
+        "" => None,
+        text => {
+            let token = PageToken::decode(text, cluster, List::Nodes, filter).map_err(bad_page)?;
+            Some(Name::new(&token.after).ok_or_else(|| bad_page(TokenError::ReadToken))?)
+        }
+    };
+    let mut nodes = Vec::new();
+    let mut last: Option<&Name> = None;
+    let mut next_page_token = String::new();
+    for (name, id) in view.nodes_by_name_behind(after.as_ref()) {
+        let Some(row) = view.node(id) else { continue };
+        if !message.region.is_empty() && *row.spec.region != *message.region {
+            continue;
+        }
+        if nodes.len() == size {
+            let after = last.map(ToString::to_string).unwrap_or_default();
+            next_page_token =
+                PageToken { after, log_index: view.log_index() }.encode(cluster, List::Nodes, filter);
+            break;
+        }
+        nodes.push(render::node(view, id, row));
+        last = Some(name);
+    }
+    Ok(v1::ListNodesResponse { nodes, next_page_token, freshness: Some(freshness(engine, view)) })
 }
 
 /// A node by its name, or by its id where no node has that name. Fleets do name hosts `node-3`, and operators mean the host.
@@ -107,34 +146,10 @@ impl FleetService for Fleet {
             (self.router.read_deadline(&request), self.router.caller(&request).account());
         let message = request.into_inner();
         let size = page_size(message.page_size)?;
-        let engine = self.router.engine();
+        let engine = self.router.engine().clone();
         let view = self.router.fresh(account, (message.read.as_ref(), UNSAID_OF_LISTS), deadline).await?;
-        let cluster = cluster(&view)?;
-        let filter = filter_digest([message.region.as_str()]);
-        let after = match message.page_token.as_str() {
-            "" => None,
-            text => Some(PageToken::decode(text, cluster, List::Nodes, filter).map_err(bad_page)?.after),
-        };
-        let behind = |name: &Name| after.as_ref().is_none_or(|after| name.as_str() > after.as_str());
-        let mut nodes = Vec::new();
-        let mut last: Option<&Name> = None;
-        let mut next_page_token = String::new();
-        for (name, id) in view.nodes_by_name().filter(|(name, _)| behind(name)) {
-            let Some(row) = view.node(id) else { continue };
-            if !message.region.is_empty() && *row.spec.region != *message.region {
-                continue;
-            }
-            if nodes.len() == size {
-                let after = last.map(ToString::to_string).unwrap_or_default();
-                next_page_token =
-                    PageToken { after, log_index: view.log_index() }.encode(cluster, List::Nodes, filter);
-                break;
-            }
-            nodes.push(render::node(&view, id, row));
-            last = Some(name);
-        }
-        let freshness = Some(freshness(engine, &view));
-        Ok(Response::new(v1::ListNodesResponse { nodes, next_page_token, freshness }))
+        let make = move || list(&engine, &view, &message, size);
+        self.router.page(account, size.saturating_mul(ROW_BYTES), make).await
     }
 
     async fn get_node(

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Request, Status};
+use tonic::{Code, Request, Response, Status};
 
 use crate::access::Class;
 use crate::guard::Admitted;
@@ -20,6 +20,7 @@ use crate::server::ApiConfig;
 use crate::shares::{Account, Pool, Share};
 use crate::sight::Sight;
 use crate::turns::{Turn, Turns};
+use crate::unwritten::AnswerMemory;
 
 /// On a request that another replica passed on: carried out here or refused, never passed on again.
 pub(crate) const FORWARDED: &str = "muster-forwarded";
@@ -321,6 +322,30 @@ impl Router {
             .enter(account, kib, STREAMS_WAITING_MAX)
             .await
             .ok_or_else(|| too_many_wait(account))
+    }
+
+    /// Makes a page of a list, in its caller's turn and on a thread for such work: who serves is not held up by it.
+    /// The memory of its rows is held until it is sent: a page that nobody takes keeps it.
+    ///
+    /// # Errors
+    /// As [`Router::costly`], and as `make`.
+    pub(crate) async fn page<T: Send + 'static>(
+        &self,
+        account: Account,
+        bytes: usize,
+        make: impl FnOnce() -> Result<T, Status> + Send + 'static,
+    ) -> Result<Response<T>, Status> {
+        let memory = self.memory(account, bytes).await.map_err(|refusal| to_status(&refusal))?;
+        let turn = self.costly(account).await.map_err(|refusal| to_status(&refusal))?;
+        let made = muster_engine::in_background(move || {
+            let answer = make();
+            drop(turn);
+            answer
+        });
+        let answer = made.await.map_err(|_| Status::internal("the page could not be made"))??;
+        let mut response = Response::new(answer);
+        response.extensions_mut().insert(AnswerMemory::of(memory));
+        Ok(response)
     }
 
     /// A place among the writes that wait for a decision: no tenant takes all of them.
@@ -695,5 +720,57 @@ mod tests {
         let refused = router.write(caller, local, remote).await.expect_err("no answer came");
         let refused = muster_wire::status::Refused::from_status(&refused);
         assert_eq!(refused.code, Some(RefusalCode::OutcomeUnknown));
+    }
+
+    /// Makes the call while no turn is free; whether it waits for one. Its answer once there is one.
+    async fn waits_for_a_turn<T: Send + 'static>(
+        router: &Router,
+        call: impl Future<Output = Result<Response<T>, Status>> + Send + 'static,
+    ) -> (bool, T) {
+        let operator = Principal::Plaintext;
+        let mut turns = Vec::new();
+        for _ in 0..COSTLY_MAX {
+            turns.push(router.costly(Account::of(&operator)).await.expect("it is free"));
+        }
+        let call = tokio::spawn(call);
+        let waits = || router.inner.costly.somebody_waits();
+        let (limit, mut is_seen) = (Instant::now() + Duration::from_secs(60), false);
+        while !is_seen && !call.is_finished() && Instant::now() < limit {
+            tokio::task::yield_now().await;
+            is_seen = waits();
+        }
+        drop(turns);
+        (is_seen, call.await.expect("no panic").expect("it is answered").into_inner())
+    }
+
+    /// A page of a thousand rows takes long: none is made on a thread that serves.
+    #[tokio::test]
+    async fn pages_of_lists_wait_for_their_turn() {
+        use crate::fleet_service::Fleet;
+        use crate::job_service::Jobs;
+        use crate::queue_service::Queues;
+        use crate::watcher::Watches;
+        use muster_wire::v1::fleet_service_server::FleetService as _;
+        use muster_wire::v1::job_service_server::JobService as _;
+        use muster_wire::v1::queue_service_server::QueueService as _;
+        use muster_wire::v1::{ListJobsRequest, ListNodesRequest, ListQueuesRequest};
+        let router = Router::new(sample::leader().await, ApiConfig::DEFAULT, Security::Plaintext);
+        let jobs = Jobs::new(router.clone(), Watches::new());
+        let call = async move { jobs.list_jobs(Request::new(ListJobsRequest::default())).await };
+        assert!(waits_for_a_turn(&router, call).await.0);
+        let fleet = Fleet::new(router.clone(), Watches::new());
+        let call = async move { fleet.list_nodes(Request::new(ListNodesRequest::default())).await };
+        let (waits, nodes) = waits_for_a_turn(&router, call).await;
+        assert!(waits && nodes.nodes.is_empty());
+        let queues = Queues::new(router.clone(), Watches::new());
+        let call = async move { queues.list_queues(Request::new(ListQueuesRequest::default())).await };
+        let (waits, queues) = waits_for_a_turn(&router, call).await;
+        assert!(waits && queues.queues.is_empty());
+        let account = Account::of(&Principal::Plaintext);
+        let thread = || Ok(std::thread::current().name().map(ToOwned::to_owned));
+        let made = router.page(account, 1, thread).await.expect("it is made").into_inner();
+        assert_eq!(made.as_deref(), Some("muster-background"));
+        assert!(router.page(account, 1, || Err::<(), _>(Status::aborted("no"))).await.is_err());
+        assert!(!router.inner.costly.somebody_waits());
     }
 }

@@ -34,7 +34,6 @@ use crate::render::{self, Detail};
 use crate::shares::{Account, Pool, Share, Tallies, Tally};
 use crate::sight::Sight;
 use crate::submit_stream::{self, naming_leader};
-use crate::unwritten::AnswerMemory;
 use crate::watcher::{JobTopic, Messages, Watches};
 
 /// Jobs that one page looks at: a filter that matches nothing must not walk through millions. The
@@ -415,20 +414,9 @@ impl JobService for Jobs {
         let filter = MetadataFilter::new(&message.label_selector, &message.creator)?;
         let engine = self.router.engine();
         let view = self.router.fresh(account, (message.read.as_ref(), UNSAID_OF_LISTS), deadline).await?;
-        // Until it is sent: a page that nobody takes keeps its memory.
-        let memory =
-            self.router.memory(account, size.saturating_mul(ROW_BYTES)).await.map_err(|r| to_status(&r))?;
-        let turn = self.router.costly(account).await.map_err(|refusal| to_status(&refusal))?;
         let engine = engine.clone();
-        let made = muster_engine::in_background(move || {
-            let answer = list(&engine, &view, &message, &filter, (size, sight));
-            drop(turn);
-            answer
-        });
-        let answer = made.await.map_err(|_| Status::internal("the page could not be made"))??;
-        let mut response = Response::new(answer);
-        response.extensions_mut().insert(AnswerMemory::of(memory));
-        Ok(response)
+        let make = move || list(&engine, &view, &message, &filter, (size, sight));
+        self.router.page(account, size.saturating_mul(ROW_BYTES), make).await
     }
 
     type WatchJobsStream = Messages<v1::WatchJobsResponse>;

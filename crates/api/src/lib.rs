@@ -21,6 +21,7 @@ mod admission_tests;
 mod apart_tests;
 mod assembly;
 mod cluster_service;
+mod decisions;
 mod drill_service;
 mod drills;
 mod explanation;
@@ -58,6 +59,7 @@ mod warnings;
 mod watcher;
 
 pub use access::may_call;
+pub use decisions::DecisionObserver;
 pub use guard::CallLimits;
 pub use log_service::RemoteHistory;
 pub use pages::serve_pages;

@@ -6,7 +6,7 @@ use muster_archive::{Record, content, summary};
 use muster_engine::{Engine, LogFollower};
 use muster_journal::canonical;
 use muster_state::State;
-use muster_types::{LogIndex, Name, Refusal, RefusalCode, Violation};
+use muster_types::{At, LogIndex, Name, Refusal, RefusalCode, Violation};
 use muster_wire::shared::encoded_len;
 use muster_wire::status::to_status;
 use muster_wire::time::log_time;
@@ -265,7 +265,7 @@ impl LogService for Logs {
         &self,
         request: Request<v1::ReadLogRequest>,
     ) -> Result<Response<Self::ReadLogStream>, Status> {
-        let caller = self.router.caller(&request);
+        let (caller, deadline) = (self.router.caller(&request), self.router.read_deadline(&request));
         let (sight, account) = (caller.sight(), caller.account());
         let place = self.readers.enter(account, 1).ok_or_else(|| {
             let text = format!(
@@ -282,7 +282,13 @@ impl LogService for Logs {
             return Err(invalid(vec![Violation::new("to_index", text)]));
         }
         let engine = self.router.engine();
-        let follower = engine.read_log(from).map_err(|refusal| to_status(&refusal))?;
+        let follower = match engine.read_log(from) {
+            Ok(follower) => follower,
+            Err(refusal) => {
+                let refusal = engine.unless_future("from_index", At::Index(from), refusal, deadline).await;
+                return Err(to_status(&refusal));
+            }
+        };
         let engine = engine.clone();
         let reader = Reader {
             router: self.router.clone(),

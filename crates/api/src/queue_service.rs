@@ -1,5 +1,6 @@
 //! `muster.v1beta1.QueueService`.
 
+use muster_engine::{Engine, Reading};
 use muster_types::Name;
 use muster_wire::convert::UNSAID_OF_LISTS;
 use muster_wire::token::{List, PageToken, TokenError, filter_digest};
@@ -12,6 +13,9 @@ use crate::job_service::bad_page;
 use crate::read::{cluster, freshness, page_size};
 use crate::render;
 use crate::watcher::{Messages, QueueTopic, Watches};
+
+/// What a row of a page takes, with the quotas in it.
+const ROW_BYTES: usize = 2 << 10;
 
 pub(crate) struct Queues {
     router: Router,
@@ -34,30 +38,10 @@ impl QueueService for Queues {
             (self.router.read_deadline(&request), self.router.caller(&request).account());
         let message = request.into_inner();
         let size = page_size(message.page_size)?;
-        let engine = self.router.engine();
+        let engine = self.router.engine().clone();
         let view = self.router.fresh(account, (message.read.as_ref(), UNSAID_OF_LISTS), deadline).await?;
-        let cluster = cluster(&view)?;
-        let filter = filter_digest(["queues"]);
-        let after = match message.page_token.as_str() {
-            "" => None,
-            text => {
-                let token = PageToken::decode(text, cluster, List::Queues, filter).map_err(bad_page)?;
-                Some(Name::new(&token.after).ok_or_else(|| bad_page(TokenError::ReadToken))?)
-            }
-        };
-        let mut names = view.queues_behind(after.as_ref(), size + 1);
-        let more = names.len() > size;
-        names.truncate(size);
-        let capacity = view.capacity();
-        let row = |name: &Name| Some(render::queue(name, &view.queue(name)?, &capacity));
-        let queues = names.iter().filter_map(row).collect();
-        let next = names.last().filter(|_| more).map(|last| {
-            let token = PageToken { after: last.to_string(), log_index: view.log_index() };
-            token.encode(cluster, List::Queues, filter)
-        });
-        let freshness = Some(freshness(engine, &view));
-        let next_page_token = next.unwrap_or_default();
-        Ok(Response::new(v1::ListQueuesResponse { queues, next_page_token, freshness }))
+        let make = move || list(&engine, &view, &message, size);
+        self.router.page(account, size.saturating_mul(ROW_BYTES), make).await
     }
 
     type WatchQueuesStream = Messages<v1::WatchQueuesResponse>;
@@ -71,4 +55,33 @@ impl QueueService for Queues {
         let topic = QueueTopic::new(&message.tenants)?;
         self.watches.open(&self.router, topic, &message.resume_token, account).map(Response::new)
     }
+}
+
+fn list(
+    engine: &Engine,
+    view: &Reading,
+    message: &v1::ListQueuesRequest,
+    size: usize,
+) -> Result<v1::ListQueuesResponse, Status> {
+    let cluster = cluster(view)?;
+    let filter = filter_digest(["queues"]);
+    let after = match message.page_token.as_str() {
+        "" => None,
+        text => {
+            let token = PageToken::decode(text, cluster, List::Queues, filter).map_err(bad_page)?;
+            Some(Name::new(&token.after).ok_or_else(|| bad_page(TokenError::ReadToken))?)
+        }
+    };
+    let mut names = view.queues_behind(after.as_ref(), size + 1);
+    let more = names.len() > size;
+    names.truncate(size);
+    let capacity = view.capacity();
+    let row = |name: &Name| Some(render::queue(name, &view.queue(name)?, &capacity));
+    let queues = names.iter().filter_map(row).collect();
+    let next = names.last().filter(|_| more).map(|last| {
+        let token = PageToken { after: last.to_string(), log_index: view.log_index() };
+        token.encode(cluster, List::Queues, filter)
+    });
+    let freshness = Some(freshness(engine, view));
+    Ok(v1::ListQueuesResponse { queues, next_page_token: next.unwrap_or_default(), freshness })
 }

@@ -40,10 +40,9 @@ pub(crate) async fn leader() -> Engine {
     lead(engine_alone().await).await
 }
 
-/// The same as one is founded today, with certificates: in the newest format.
+/// The same with certificates.
 pub(crate) async fn leader_with_certificates() -> Engine {
     let founding = Founding {
-        new_cluster_format: Some(muster_journal::FORMAT_MAX),
         admission: muster_types::AdmissionMode::Pinned,
         ..Founding::new(CLUSTER, Parameters::DEFAULT)
     };

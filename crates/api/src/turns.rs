@@ -74,6 +74,11 @@ impl Turns {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    #[cfg(test)]
+    pub(crate) fn somebody_waits(&self) -> bool {
+        !self.lock().accounts.is_empty()
+    }
+
     /// Waits for this number of places; more than there are in all counts as all of them. `None` when the account already has
     /// `waiting_max` callers that wait.
     pub(crate) async fn enter(&self, account: Account, amount: usize, waiting_max: usize) -> Option<Turn> {

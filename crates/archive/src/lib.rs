@@ -19,6 +19,7 @@
 #![deny(missing_docs)]
 
 mod archive;
+pub mod backup;
 mod base;
 mod catalog;
 mod codec;

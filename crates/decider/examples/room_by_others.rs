@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use muster_decider::{Answer, Command, Founding, Pass, Speculation, handle, schedule};
-use muster_journal::{Decision, FORMAT_MAX, RankUpdate};
+use muster_journal::{Decision, RankUpdate};
 use muster_planner::Budget;
 use muster_state::{Leadership, State};
 use muster_types::policy::{PolicyDraft, TenantRights, UNLISTED_TENANT};
@@ -103,8 +103,7 @@ impl Fleet {
 
     /// So many gangs of this kind for each host, a tenth of them every ten minutes.
     fn full(nodes: Vec<NodeDraft>, group: TaskGroup, per_host: usize) -> Fleet {
-        let mut founding = Founding::new(ClusterId(1), Parameters::DEFAULT);
-        founding.new_cluster_format = Some(FORMAT_MAX);
+        let founding = Founding::new(ClusterId(1), Parameters::DEFAULT);
         let leadership = Leadership { term: 1, replica: ReplicaId(1) };
         let now = LogTime(1_600_000_000_000);
         let speculation = Speculation::begin(State::default(), leadership, now, founding);

@@ -70,7 +70,6 @@ pub(crate) fn bytes_max(decision: &Decision) -> usize {
             64 + name.len() + muster_journal::canonical(approval).len()
         }
         Decision::CertificateRevoked { revocation, .. } => 128 + revocation.holder.len(),
-        Decision::PolicyRulesSet { rules } => 64 + muster_journal::canonical(rules).len(),
         Decision::PolicySet { policy, .. } => 64 + muster_journal::canonical(policy).len(),
         Decision::GangPlaced { workers, .. } => 32 + workers.len() * 20,
         Decision::WorkersReported { updates, .. } => {

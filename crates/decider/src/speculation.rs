@@ -213,11 +213,6 @@ impl Speculation {
         self.founding.format_max
     }
 
-    /// The format of the round being made.
-    pub(crate) fn format(&self) -> u16 {
-        self.format
-    }
-
     /// Whether the round being made can say this. A format raised in a round is that of the next.
     pub(crate) fn can_say(&self, decision: &Decision) -> bool {
         decision.since_format() <= self.format
@@ -526,7 +521,6 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::NodeLost { .. }
         | Decision::JobRequeued { .. }
         | Decision::PolicySet { .. }
-        | Decision::PolicyRulesSet { .. }
         | Decision::PromiseDropped { .. }
         | Decision::JobReleased { .. }
         | Decision::TurnsChanged { .. }
@@ -536,7 +530,6 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::LeaderStarted
         | Decision::FormatRaised { .. }
         | Decision::NodeForgotten { .. }
-        | Decision::NodeForgottenOnRequest { .. }
         | Decision::HealthPolicySet { .. }
         | Decision::NodeAdmissionSet { .. }
         | Decision::NodeApprovalSet { .. }

@@ -170,12 +170,4 @@ impl Run {
     pub fn unix_ms(&self, at_us: u64) -> u64 {
         self.fault_unix_ms.saturating_add_signed(self.since_fault_ms(at_us))
     }
-
-    /// A log time as a time of the harness, as far as its clock and the leader's agree.
-    #[must_use]
-    pub fn harness_us(&self, unix_ms: u64) -> u64 {
-        let behind_us = unix_ms.saturating_sub(self.fault_unix_ms).saturating_mul(1_000);
-        let before_us = self.fault_unix_ms.saturating_sub(unix_ms).saturating_mul(1_000);
-        self.fault_us.saturating_add(behind_us).saturating_sub(before_us)
-    }
 }

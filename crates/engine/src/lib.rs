@@ -33,7 +33,9 @@ mod tests;
 mod watch;
 
 pub use apply::orders::{Order, StartOrder, StopOrder};
-pub use apply::replicated::{Divergence, DivergenceHandler, Mismatch, Replicated, View, replicated};
+pub use apply::replicated::{
+    Divergence, DivergenceHandler, Mismatch, RecordObserver, Replicated, View, replicated,
+};
 pub use background::{NotDone, in_background};
 pub use engine::{Engine, EngineConfig, LEADERSHIPS_COUNTED_FOR, LocalFacts, ReplicaInfo, submission_kib};
 pub use history::follower::{LogBatch, LogFollower, LogPosition};

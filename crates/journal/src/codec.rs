@@ -136,7 +136,7 @@ pub fn decode_round(bytes: &[u8], format_max: u16) -> Result<Round, DecodeError>
     if bytes.len() > ROUND_BYTES_MAX {
         return Err(DecodeError::Length);
     }
-    // Formats 1 and 2 have one layout; they differ in the decisions that may occur.
+    // All formats have one layout; they differ in the decisions that may occur.
     let round: Round = from_canonical(payload).ok_or(DecodeError::Payload)?;
     match round.decisions.iter().find(|decision| decision.since_format() > format) {
         Some(newer) => {

@@ -9,7 +9,7 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_types::health::{Condition, Drain, HealthPolicy, NodeHealth, RepairStep};
-use muster_types::policy::{Policy, PolicyRules};
+use muster_types::policy::Policy;
 use muster_types::{
     Approval, CertificateSerial, ClusterId, DeviceSet, ExitStatus, FailureClass, FencingToken, ForeignLoad,
     HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeAdmission, NodeId,
@@ -25,12 +25,14 @@ pub const FORMAT_MIN: u16 = 1;
 /// | format | what it added |
 /// |---|---|
 /// | 1 | the beginning |
-/// | 2 | [`Decision::NodeForgotten`] |
-/// | 3 | [`Decision::JobContractsSet`], [`Decision::AttemptFailed`], [`Decision::SparesTaken`], [`Decision::StragglerNoted`], [`StopCause::Fault`], more ways for a worker to end |
-/// | 3 | [`Decision::NodeHealthChanged`] and what restricts a node, [`Decision::ForeignLoadSet`], [`RearrangeCause::Drained`] |
-/// | 4 | [`Finding::Network`](muster_types::health::Finding::Network) |
-/// | 5 | [`Decision::PolicyRulesSet`]: rights of tenants; the guard keeps what is promised to tenants; [`StopCause::Deadline`]; what is learned of run times; [`Decision::NodeAdmissionSet`], [`Decision::NodeApprovalSet`], [`Decision::CertificateRevoked`], [`Decision::SessionResumed`], [`Decision::NodeForgottenOnRequest`]; each generation has ids of jobs of its own; tenants without a row in the policy are forgotten; [`Decision::JobMetadataSet`] |
-pub const FORMAT_MAX: u16 = 5;
+///
+/// Builds with the feature `test-format` know one more, in which a quarantine can have `TEST_FORMAT_REASON`. With it
+/// tests show how a cluster gets from one format to the next.
+pub const FORMAT_MAX: u16 = if cfg!(feature = "test-format") { 2 } else { 1 };
+
+/// The reason of a quarantine that needs format 2 in builds with the feature `test-format`.
+#[cfg(feature = "test-format")]
+pub const TEST_FORMAT_REASON: &str = "recorded in format 2";
 
 /// A batch of decisions made by one leader at one log time: what one Raft entry carries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,12 +103,6 @@ pub struct Stop {
     pub cause: RearrangeCause,
 }
 
-impl Stop {
-    fn is_drained(&self) -> bool {
-        self.cause.is_drained()
-    }
-}
-
 /// Why a running gang has to make room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum RearrangeCause {
@@ -122,17 +118,11 @@ pub enum RearrangeCause {
     },
     /// It goes on with more or fewer workers.
     Resized,
-    /// Since format 3: it goes on elsewhere, because everything is to go from a node.
+    /// It goes on elsewhere, because everything is to go from a node.
     Drained {
         /// That node.
         node: NodeId,
     },
-}
-
-impl RearrangeCause {
-    fn is_drained(self) -> bool {
-        matches!(self, RearrangeCause::Drained { .. })
-    }
 }
 
 /// Room that is kept for a job until what runs there has ended.
@@ -183,7 +173,7 @@ pub enum StopCause {
     RunTimeLimit,
     /// Policy gave its room away, moved it or changed its size.
     Rearranged(RearrangeCause),
-    /// A place of the gang is not fit for it, whatever its workers say. Since format 3.
+    /// A place of the gang is not fit for it, whatever its workers say.
     Fault {
         /// What kind of failure of the place it is.
         class: FailureClass,
@@ -192,7 +182,7 @@ pub enum StopCause {
         /// What was found, at most `limits::DETAIL_BYTES_MAX` bytes.
         detail: String,
     },
-    /// Its deadline has passed before it was over. Since format 5.
+    /// Its deadline has passed before it was over.
     Deadline,
 }
 
@@ -375,18 +365,21 @@ pub enum Decision {
         /// The generation from now on.
         generation: u32,
     },
-    /// Decision, since format 2: a lost node is not counted with any more. Its id is never given again.
+    /// A lost node is not counted with any more. Its id is never given again.
     NodeForgotten {
+        /// By which request; none when it was decided here. It is remembered, so that repeating it does not find the
+        /// node missing.
+        request: Option<RequestKey>,
         /// Which.
         node: NodeId,
     },
-    /// Input, since format 3: what jobs that were submitted just before ask of whoever runs them. A job that says
+    /// Input: what jobs that were submitted just before ask of whoever runs them. A job that says
     /// nothing is not here.
     JobContractsSet {
         /// By job, ascending.
         contracts: Vec<(JobId, Arc<JobContract>)>,
     },
-    /// Decision, since format 3: an attempt is over before its work was done, and why. Behind the end of its last
+    /// Decision: an attempt is over before its work was done, and why. Behind the end of its last
     /// worker, before the job waits again or is over.
     AttemptFailed {
         /// Which job.
@@ -408,7 +401,7 @@ pub enum Decision {
         /// The node is avoided until then; none for not at all.
         avoid: Option<LogTime>,
     },
-    /// Decision, since format 3: ranks of a gang that is being stopped, on nodes that failed, go on in its spares; the
+    /// Decision: ranks of a gang that is being stopped, on nodes that failed, go on in its spares; the
     /// room of the others is kept for them. The next placement is that.
     SparesTaken {
         /// Which job.
@@ -418,7 +411,7 @@ pub enum Decision {
         /// Rank and its new place, one of the spares; ranks ascending.
         ranks: Vec<(u32, WorkerSlot)>,
     },
-    /// Decision, since format 3: a rank takes much longer for its steps than its gang, or does so no more.
+    /// Decision: a rank takes much longer for its steps than its gang, or does so no more.
     StragglerNoted {
         /// Which job.
         job: JobId,
@@ -430,7 +423,7 @@ pub enum Decision {
         /// again.
         slow_milli: Option<u32>,
     },
-    /// Decision, since format 3: what is known of a node's health is this now. What stops because of it stands
+    /// Decision: what is known of a node's health is this now. What stops because of it stands
     /// in records of its own behind it.
     NodeHealthChanged {
         /// Which.
@@ -442,7 +435,7 @@ pub enum Decision {
         /// What happened, with what was concluded from each: the evidence.
         events: Vec<Condition>,
     },
-    /// Since format 3: everything is to go from a node, or may come back to it.
+    /// Everything is to go from a node, or may come back to it.
     NodeDrainSet {
         /// By which request; none when it was decided here.
         request: Option<RequestKey>,
@@ -451,7 +444,7 @@ pub enum Decision {
         /// How; none ends it.
         drain: Option<Drain>,
     },
-    /// Since format 3: a node is kept away from work, or let back. What runs on it goes on.
+    /// A node is kept away from work, or let back. What runs on it goes on.
     NodeQuarantineSet {
         /// By which request; none when it was decided here.
         request: Option<RequestKey>,
@@ -460,7 +453,7 @@ pub enum Decision {
         /// Why; none ends it.
         reason: Option<String>,
     },
-    /// Since format 3: a step of a node's repair.
+    /// A step of a node's repair.
     NodeRepairSet {
         /// By which request; none when it was decided here.
         request: Option<RequestKey>,
@@ -469,14 +462,14 @@ pub enum Decision {
         /// Which step.
         step: RepairStep,
     },
-    /// Input, since format 3: an operator set the health policy; the record's index is its version.
+    /// Input: an operator set the health policy; the record's index is its version.
     HealthPolicySet {
         /// By which request.
         request: RequestKey,
         /// All of it.
         policy: Box<HealthPolicy>,
     },
-    /// Input, since format 3: what others hold of a node is this now.
+    /// Input: what others hold of a node is this now.
     ForeignLoadSet {
         /// Which.
         node: NodeId,
@@ -485,20 +478,14 @@ pub enum Decision {
         /// All of it.
         load: ForeignLoad,
     },
-    /// Input, since format 5: what the policy that was set just before says besides. Directly behind it, in the same
-    /// round.
-    PolicyRulesSet {
-        /// All of it.
-        rules: Box<PolicyRules>,
-    },
-    /// Input, since format 5: an operator said which nodes are admitted.
+    /// Input: an operator said which nodes are admitted.
     NodeAdmissionSet {
         /// By which request.
         request: RequestKey,
         /// All of it.
         admission: Box<NodeAdmission>,
     },
-    /// Input, since format 5: an operator approved or rejected a node by its name. Or a node came back with fewer
+    /// Input: an operator approved or rejected a node by its name. Or a node came back with fewer
     /// devices, and may have again what it had.
     NodeApprovalSet {
         /// By which request; none when it was decided here.
@@ -508,7 +495,7 @@ pub enum Decision {
         /// What was said; none takes back what was said before.
         approval: Option<Approval>,
     },
-    /// Input, since format 5: a certificate is not good any more.
+    /// Input: a certificate is not good any more.
     CertificateRevoked {
         /// By which request.
         request: RequestKey,
@@ -517,7 +504,7 @@ pub enum Decision {
         /// Whose, and until when it is remembered.
         revocation: Revocation,
     },
-    /// Input, since format 5: a node's agent has opened its session at this leader and goes on as it is. No leader
+    /// Input: a node's agent has opened its session at this leader and goes on as it is. No leader
     /// acknowledges heartbeats of a node before this or its registration, so a leadership without either has not
     /// been heard by it. It changes nothing in the state.
     SessionResumed {
@@ -526,15 +513,7 @@ pub enum Decision {
         /// Its incarnation, which stays the same.
         incarnation: u32,
     },
-    /// Input, since format 5: an operator dropped a lost node. Does what [`Decision::NodeForgotten`] does, and the
-    /// request is remembered, so that repeating it does not find the node missing.
-    NodeForgottenOnRequest {
-        /// By which request.
-        request: RequestKey,
-        /// Which.
-        node: NodeId,
-    },
-    /// Input, since format 5: labels, annotations and the creator of jobs that were submitted just before. A job
+    /// Input: labels, annotations and the creator of jobs that were submitted just before. A job
     /// without any of them is not here.
     JobMetadataSet {
         /// The first job, how many have consecutive ids from it on, and what each of them has; ascending.
@@ -542,55 +521,13 @@ pub enum Decision {
     },
 }
 
-impl StopCause {
-    /// The lowest format that can say it.
-    #[must_use]
-    pub fn since_format(&self) -> u16 {
-        match self {
-            StopCause::Fault { .. } => 3,
-            StopCause::Deadline => 5,
-            StopCause::WorkerFailed { exit, .. } => exit.since_format(),
-            StopCause::Rearranged(cause) if cause.is_drained() => 3,
-            _ => FORMAT_MIN,
-        }
-    }
-}
-
 impl Decision {
     /// The lowest format that can say this.
     #[must_use]
     pub fn since_format(&self) -> u16 {
         match self {
-            Decision::NodeForgotten { .. } => 2,
-            Decision::JobContractsSet { .. }
-            | Decision::AttemptFailed { .. }
-            | Decision::SparesTaken { .. }
-            | Decision::StragglerNoted { .. } => 3,
-            Decision::GangStopRequested { cause, .. } => cause.since_format(),
-            Decision::WorkersReported { updates, .. } => {
-                let exits = updates.iter().filter_map(|(_, update)| match update {
-                    RankUpdate::Exited(exit) => Some(exit.since_format()),
-                    RankUpdate::Running => None,
-                });
-                exits.max().unwrap_or(FORMAT_MIN)
-            }
-            Decision::NodeHealthChanged { health, events, .. } => {
-                let events = events.iter().map(|event| event.observation.finding.since_format());
-                events.max().unwrap_or(3).max(health.since_format())
-            }
-            Decision::HealthPolicySet { policy, .. } => policy.since_format(),
-            Decision::NodeDrainSet { .. }
-            | Decision::NodeQuarantineSet { .. }
-            | Decision::NodeRepairSet { .. }
-            | Decision::ForeignLoadSet { .. } => 3,
-            Decision::PolicyRulesSet { .. }
-            | Decision::NodeAdmissionSet { .. }
-            | Decision::NodeApprovalSet { .. }
-            | Decision::CertificateRevoked { .. }
-            | Decision::SessionResumed { .. }
-            | Decision::NodeForgottenOnRequest { .. }
-            | Decision::JobMetadataSet { .. } => 5,
-            Decision::Rearranged { stops, .. } if stops.iter().any(Stop::is_drained) => 3,
+            #[cfg(feature = "test-format")]
+            Decision::NodeQuarantineSet { reason: Some(reason), .. } if reason == TEST_FORMAT_REASON => 2,
             _ => FORMAT_MIN,
         }
     }
@@ -622,7 +559,6 @@ impl Decision {
             Decision::FormatRaised { .. } => "format_raised",
             Decision::ClusterRecovered { .. } => "cluster_recovered",
             Decision::NodeForgotten { .. } => "node_forgotten",
-            Decision::NodeForgottenOnRequest { .. } => "node_forgotten_on_request",
             Decision::JobContractsSet { .. } => "job_contracts_set",
             Decision::AttemptFailed { .. } => "attempt_failed",
             Decision::SparesTaken { .. } => "spares_taken",
@@ -633,7 +569,6 @@ impl Decision {
             Decision::NodeRepairSet { .. } => "node_repair_set",
             Decision::HealthPolicySet { .. } => "health_policy_set",
             Decision::ForeignLoadSet { .. } => "foreign_load_set",
-            Decision::PolicyRulesSet { .. } => "policy_rules_set",
             Decision::NodeAdmissionSet { .. } => "node_admission_set",
             Decision::NodeApprovalSet { .. } => "node_approval_set",
             Decision::CertificateRevoked { .. } => "certificate_revoked",

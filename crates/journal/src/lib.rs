@@ -21,6 +21,8 @@ pub mod decision;
 pub mod frame;
 
 pub use codec::{DecodeError, ROUND_BYTES_MAX, canonical, decode_round, encode_round, from_canonical, hash};
+#[cfg(feature = "test-format")]
+pub use decision::TEST_FORMAT_REASON;
 pub use decision::{
     Decision, Estimate, FORMAT_MAX, FORMAT_MIN, NodeLostCause, Outcome, Promise, RankUpdate, RearrangeCause,
     RequestKey, Round, Stop, StopCause, WorkerSlot,

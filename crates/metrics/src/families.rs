@@ -66,6 +66,14 @@ families! {
     LOG_TIME = "muster_log_time_seconds" Gauge [] "Time of that record, as seconds since 1970";
     FORMAT = "muster_log_format" Gauge [] "The record format in force";
     RECORDS_REJECTED = "muster_log_records_rejected" Gauge [] "Records that every replica rejected when it applied them";
+    RECORDS = "muster_log_records" Counter ["decision"] "Records of the decision log by kind, of those decided since this process started";
+    SUBMITTED = "muster_jobs_submitted" Counter ["tier"] "Jobs that were submitted";
+    QUEUE_SECONDS = "muster_job_queue_duration_seconds" Histogram ["tier"] "From submission, or a requeue, to placement; without jobs that other jobs or a time hold back";
+    START_SECONDS = "muster_job_start_duration_seconds" Histogram ["tier"] "From the placement of a gang until every worker has started";
+    STOPPED = "muster_gangs_stopped" Counter ["cause"] "Gangs that were told to stop before their end";
+    FAILED = "muster_attempts_failed" Counter ["class"] "Attempts that ended before their work was done";
+    FINISHED = "muster_jobs_finished" Counter ["outcome"] "Jobs that ended";
+    LOST = "muster_nodes_lost" Counter ["cause"] "Nodes that were declared lost";
     JOBS = "muster_jobs" Gauge ["state"] "Jobs in the state: pending, active, finished";
     TENANT_JOBS = "muster_tenant_jobs" Gauge ["tenant", "state"] "Jobs of a tenant in the state: pending, held, active";
     TENANT_PENDING = "muster_tenant_pending_accelerators" Gauge ["tenant"] "Accelerators that pending jobs of a tenant ask for";

@@ -6,12 +6,14 @@
 //! **Invariant:** no label is a job, a node, a user or a free text; each comes from a closed set or is bounded by [`TENANTS_MAX`].
 
 mod calls;
+mod decisions;
 mod facts;
 mod families;
 mod objectives;
 mod registry;
 
 pub use calls::CallLabels;
+pub use decisions::{DecisionCounts, DecisionLabels};
 pub use facts::{PoolFacts, QuotaFacts, ReplicaFacts, TenantFacts};
 pub use families::{FAMILIES, Family, Kind};
 pub use objectives::{FILE_BYTES_MAX as OBJECTIVE_BYTES_MAX, Objective, ObjectiveError, rules};

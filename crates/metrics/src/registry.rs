@@ -10,6 +10,7 @@ use std::fmt::Error;
 use std::time::Duration;
 
 use crate::calls::{CallLabels, MethodLabel, ReasonLabel};
+use crate::decisions::DecisionCounts;
 use crate::facts::{QuotaFacts, ReplicaFacts, TenantFacts};
 use crate::families::{self, Family, Kind};
 
@@ -32,6 +33,7 @@ pub struct ReplicaMetrics {
     seconds: Durations,
     open: Gauge,
     refusals: Series<ReasonLabel, Counter>,
+    decisions: DecisionCounts,
 }
 
 impl Default for ReplicaMetrics {
@@ -41,6 +43,7 @@ impl Default for ReplicaMetrics {
             seconds: Series::new_with_constructor(|| Histogram::new(BUCKETS_S)),
             open: Gauge::default(),
             refusals: Series::default(),
+            decisions: DecisionCounts::default(),
         }
     }
 }
@@ -66,6 +69,12 @@ impl ReplicaMetrics {
         self.refusals.get_or_create(&ReasonLabel { reason }).inc();
     }
 
+    /// What is counted of the decisions that this replica applies.
+    #[must_use]
+    pub fn decisions(&self) -> &DecisionCounts {
+        &self.decisions
+    }
+
     /// Everything in the text format, with these facts.
     #[must_use]
     pub fn scrape(&self, facts: ReplicaFacts) -> String {
@@ -76,6 +85,7 @@ impl ReplicaMetrics {
         registry.register(seconds.name, seconds.help, self.seconds.clone());
         registry.register(open.name, open.help, self.open.clone());
         registry.register(refusals.name, refusals.help, self.refusals.clone());
+        self.decisions.register(&mut registry);
         registry.register_collector(Box::new(Reading(facts)));
         let mut text = String::new();
         // Writing into a string cannot fail.
@@ -289,6 +299,7 @@ fn tenants(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decisions::DecisionLabels;
     use crate::facts::PoolFacts;
     use crate::families::FAMILIES;
 
@@ -343,6 +354,15 @@ mod tests {
             Some(Duration::from_millis(3)),
         );
         metrics.refused("JOB_NOT_FOUND");
+        let decisions = metrics.decisions();
+        decisions.record("gang_placed");
+        decisions.begin(DecisionLabels {
+            tiers: &["standard"],
+            stop_causes: &["preempted"],
+            failure_classes: &["application"],
+            outcomes: &["succeeded"],
+            loss_causes: &["lease_expired"],
+        });
         let text = metrics.scrape(everything());
         let described = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
         let mut described: Vec<&str> = described.collect();
@@ -388,6 +408,34 @@ mod tests {
             format!(r#"muster_quota_lending_limit_accelerators{{tenant="{escaped}",type="a100""#);
         assert!(!text.contains(&without_limit), "{text}");
         assert!(!text.contains("muster_grpc_call_duration_seconds_count"), "a stream has no duration");
+    }
+
+    #[test]
+    fn decisions_begin_at_zero_and_waits_have_their_buckets() {
+        let metrics = ReplicaMetrics::default();
+        let decisions = metrics.decisions();
+        decisions.begin(DecisionLabels {
+            tiers: &["batch", "production"],
+            stop_causes: &["preempted"],
+            failure_classes: &[],
+            outcomes: &[],
+            loss_causes: &[],
+        });
+        decisions.submitted("batch", 3);
+        decisions.placed("batch", Duration::from_secs(90));
+        decisions.started("production", Duration::from_millis(300));
+        let text = metrics.scrape(ReplicaFacts::default());
+        for (series, wanted) in [
+            (r#"muster_jobs_submitted_total{tier="batch"}"#, "3"),
+            (r#"muster_jobs_submitted_total{tier="production"}"#, "0"),
+            (r#"muster_gangs_stopped_total{cause="preempted"}"#, "0"),
+            (r#"muster_job_queue_duration_seconds_bucket{le="60.0",tier="batch"}"#, "0"),
+            (r#"muster_job_queue_duration_seconds_bucket{le="300.0",tier="batch"}"#, "1"),
+            (r#"muster_job_start_duration_seconds_count{tier="production"}"#, "1"),
+            (r#"muster_job_start_duration_seconds_count{tier="batch"}"#, "0"),
+        ] {
+            assert_eq!(value(&text, series), Some(wanted), "{series} in {text}");
+        }
     }
 
     #[test]

@@ -72,7 +72,7 @@ fn job_files_of_the_documents_are_job_files() {
         for (language, block) in blocks(&text) {
             if language.trim() == "yaml" && block.contains("kind: Job") {
                 checked += 1;
-                let read = crate::manifest::parse(block.as_bytes(), 0);
+                let read = muster_manifest::parse(block.as_bytes(), 0);
                 assert!(read.is_ok(), "{}: {:?}", page.display(), read.err());
             }
         }

@@ -1,18 +1,13 @@
 //! One binary: the servers, the agents, and the command line. Config and assembly only.
 //!
-//! Each subcommand is a module; this file only mounts them. `cli` documents what the client commands promise
-//! to scripts (output shapes, exit codes).
+//! This file mounts the subcommands; `muster-cli` documents what those of a client promise to scripts (output shapes, exit
+//! codes).
 
 mod agent;
-mod cli;
-mod dev;
 #[cfg(test)]
 mod documents;
-mod fleet;
-mod manifest;
 mod process;
-mod quickstart;
-mod server;
+mod restore;
 
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
@@ -24,10 +19,10 @@ pub(crate) use agent::VERSION;
 
 /// Muster: a scheduler cluster for fleets of accelerators that span regions.
 #[derive(Parser)]
-#[command(name = "muster", version = VERSION, propagate_version = true, after_help = cli::ROOT_AFTER_HELP)]
+#[command(name = "muster", version = VERSION, propagate_version = true, after_help = muster_cli::ROOT_AFTER_HELP)]
 pub struct Arguments {
     #[command(flatten)]
-    global: cli::Global,
+    global: muster_console::Global,
     #[command(subcommand)]
     command: Command,
 }
@@ -36,11 +31,11 @@ pub struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     #[command(flatten)]
-    Client(cli::ClientCommand),
-    Server(server::ServerArgs),
+    Client(muster_cli::ClientCommand),
+    Server(muster_server::ServerArgs),
     Agent(agent::AgentArgs),
-    Quickstart(quickstart::QuickstartArgs),
-    Dev(dev::DevArgs),
+    Quickstart(muster_local_cluster::quickstart::QuickstartArgs),
+    Dev(muster_local_cluster::dev::DevArgs),
     /// Workers to try the scheduler with
     #[command(subcommand)]
     Example(ExampleCommand),
@@ -61,6 +56,13 @@ enum ExampleCommand {
     Work(muster_example::WorkArgs),
 }
 
+/// What the commands need of this program.
+const PROGRAM: muster_cli::Program = muster_cli::Program {
+    version: VERSION,
+    commands: Arguments::command,
+    restore: |console, args| Box::pin(restore::restore(console, args)),
+};
+
 /// The first word of a shim's command line.
 const SHIM: &str = "shim";
 
@@ -71,8 +73,10 @@ fn main() -> ExitCode {
     if words.next().is_some_and(|first| first == SHIM) {
         return shim(words);
     }
-    if std::env::var_os(cli::complete::VARIABLE).is_some() {
-        clap_complete::CompleteEnv::with_factory(Arguments::command).var(cli::complete::VARIABLE).complete();
+    if std::env::var_os(muster_cli::complete::VARIABLE).is_some() {
+        clap_complete::CompleteEnv::with_factory(Arguments::command)
+            .var(muster_cli::complete::VARIABLE)
+            .complete();
     }
     if std::env::args_os().len() <= 1 {
         return if Arguments::command().print_help().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
@@ -82,15 +86,15 @@ fn main() -> ExitCode {
         let _ = writeln!(std::io::stderr().lock(), "muster: {confession}");
     }
     match arguments.command {
-        Command::Client(command) => cli::run(&arguments.global, command),
-        Command::Unknown(words) => cli::run_unknown(&arguments.global, &words),
+        Command::Client(command) => muster_cli::run(&PROGRAM, &arguments.global, command),
+        Command::Unknown(words) => muster_cli::run_unknown(&PROGRAM, &arguments.global, &words),
         Command::Server(args) => {
             // The protocol's own steps are for those who look for a fault in it; that an answer is not to be had any
             // more because this replica stops is no fault, and why it stops the replica says itself.
             process::log_to_stderr("info,openraft=warn,openraft::raft::stream_append=off");
             process::die_with_parent();
             process::run(None, |shutdown| async {
-                match server::run(args, shutdown).await {
+                match muster_server::run(args, VERSION, shutdown).await {
                     Ok(()) => ExitCode::SUCCESS,
                     Err(error) => process::complain(&error),
                 }
@@ -103,7 +107,7 @@ fn main() -> ExitCode {
         Command::Quickstart(args) => {
             process::log_to_stderr("error");
             process::run(None, |shutdown| async {
-                match quickstart::run(args, shutdown).await {
+                match muster_local_cluster::quickstart::run(args, shutdown).await {
                     Ok(code) => code,
                     Err(error) => process::complain(error.as_ref()),
                 }
@@ -112,7 +116,7 @@ fn main() -> ExitCode {
         Command::Dev(args) => {
             process::log_to_stderr("error");
             process::run(None, |shutdown| async {
-                match dev::run(args, shutdown).await {
+                match muster_local_cluster::dev::run(args, shutdown).await {
                     Ok(code) => code,
                     Err(error) => process::complain(error.as_ref()),
                 }

@@ -1,5 +1,6 @@
 //! What the long-running commands share: logging, signals, and how an error is shown.
 
+use muster_local_cluster::DIE_WITH_PARENT;
 use std::error::Error;
 use std::io::Write;
 use std::process::ExitCode;
@@ -8,8 +9,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// In the environment of a process that is to end when the one that started it does.
-pub const DIE_WITH_PARENT: &str = "MUSTER_DIE_WITH_PARENT";
 /// How long calls that block may take to end when the work is over.
 const BLOCKING_CALLS_MAX: Duration = Duration::from_millis(500);
 

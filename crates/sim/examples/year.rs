@@ -13,7 +13,7 @@
 //! days, one that is scaled down within years, so its rows grow in the table and are no part of the comparison.
 
 use muster_decider::{Answer, Command, Founding, Pass, Speculation, handle, schedule, tick};
-use muster_journal::{Decision, FORMAT_MAX, RankUpdate, encode_round};
+use muster_journal::{Decision, RankUpdate, encode_round};
 use muster_planner::Budget;
 use muster_state::{HISTORY_ROWS_MAX, Leadership, State};
 use muster_types::demand::THROUGHPUT_MILLI;
@@ -99,8 +99,7 @@ fn name(text: &str) -> Name {
 
 impl Year {
     fn new(nodes: u64) -> Year {
-        let mut founding = Founding::new(ClusterId(1), Parameters::DEFAULT);
-        founding.new_cluster_format = Some(FORMAT_MAX);
+        let founding = Founding::new(ClusterId(1), Parameters::DEFAULT);
         let leadership = Leadership { term: 1, replica: ReplicaId(1) };
         let mut year = Year {
             speculation: Speculation::begin(State::default(), leadership, LogTime(EPOCH_MS), founding),

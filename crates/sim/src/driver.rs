@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use muster_decider::{
     Answer, Command, Founding, Pass, Speculation, explain_briefly, handle, policy_warnings, schedule, tick,
 };
-use muster_journal::{Decision, FORMAT_MAX, Outcome, RankUpdate, RearrangeCause, Stop, StopCause};
+use muster_journal::{Decision, Outcome, RankUpdate, RearrangeCause, Stop, StopCause};
 use muster_planner::Budget;
 use muster_state::{GangStanding, Leadership, NodeStatus, NominalCover, State};
 use muster_types::demand::THROUGHPUT_MILLI;
@@ -172,8 +172,7 @@ impl<'a> Driver<'a> {
         clock: Clock<'a>,
     ) -> Result<Driver<'a>, FleetError> {
         let known = KnownNames::of(&settings);
-        let mut founding = Founding::new(ClusterId(1), PARAMETERS);
-        founding.new_cluster_format = Some(FORMAT_MAX);
+        let founding = Founding::new(ClusterId(1), PARAMETERS);
         let leadership = Leadership { term: 1, replica: ReplicaId(1) };
         let now = LogTime(start_ms);
         let mut driver = Driver {

@@ -1,4 +1,4 @@
-//! Who may take part: admitted nodes and revoked certificates. Since format 5; one table for all of it.
+//! Who may take part: admitted nodes and revoked certificates. One table for all of it.
 
 use alloc::format;
 use alloc::string::String;
@@ -99,7 +99,7 @@ impl State {
         }
     }
 
-    /// Before the format knows of it, and where nobody has said anything, every node is admitted.
+    /// Where nobody has said anything, every node is admitted.
     pub(crate) fn check_admitted(&self, spec: &NodeSpec) -> Result<(), GuardError> {
         require(self.admits(spec, AdmissionMode::Open).is_ok(), GuardError::NotAdmitted)
     }

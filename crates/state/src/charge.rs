@@ -93,12 +93,9 @@ impl State {
         }
     }
 
-    /// Since format 5: forgets tenants that the policy does not name, that hold nothing, and whose past use has decayed to
+    /// Forgets tenants that the policy does not name, that hold nothing, and whose past use has decayed to
     /// next to nothing. Names of tenants come from those who submit jobs, so rows that stayed would be without a bound.
     pub(crate) fn sweep_tenants(&mut self) {
-        if !self.has_rules() {
-            return;
-        }
         let (now, policy) = (self.meta.log_time, &self.policy.policy);
         let is_named = |tenant: &Name| policy.tenants.contains_key(tenant) || tenant == policy.unlisted();
         let spent = self.tenants.iter().filter(|(tenant, row)| !is_named(tenant) && row.is_negligible(now));

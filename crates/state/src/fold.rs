@@ -104,9 +104,17 @@ impl State {
                 self.change_job(*job, |row| row.checkpointed_at = Some(now));
                 vec![Effect::JobChanged(*job)]
             }
-            Decision::FormatRaised { format } => self.fold_format(*format),
+            Decision::FormatRaised { format } => {
+                self.meta.format = *format;
+                vec![Effect::ClusterChanged]
+            }
             Decision::ClusterRecovered { generation } => self.fold_recovered(*generation),
-            Decision::NodeForgotten { node } => self.fold_forgotten(*node),
+            Decision::NodeForgotten { request, node } => {
+                if let Some(request) = request {
+                    self.remember(*request, RequestAnswer::NodeForgotten { node: *node });
+                }
+                self.fold_forgotten(*node)
+            }
             Decision::JobContractsSet { contracts } => self.fold_contracts(contracts),
             Decision::JobMetadataSet { runs } => self.fold_metadata(runs),
             Decision::AttemptFailed { .. } => self.fold_failed(decision),
@@ -136,17 +144,12 @@ impl State {
                 self.change_restriction(*node, |row, now| repair(row, step, now))
             }
             Decision::HealthPolicySet { request, policy } => self.fold_health_policy(*request, policy),
-            Decision::PolicyRulesSet { rules } => self.fold_policy_rules(rules),
             Decision::NodeAdmissionSet { request, admission } => self.fold_admission(*request, admission),
             Decision::NodeApprovalSet { request, name, approval } => {
                 self.fold_approval(*request, name, approval.as_ref())
             }
             Decision::CertificateRevoked { request, serial, revocation } => {
                 self.fold_revoked(*request, *serial, revocation)
-            }
-            Decision::NodeForgottenOnRequest { request, node } => {
-                self.remember(*request, RequestAnswer::NodeForgotten { node: *node });
-                self.fold_forgotten(*node)
             }
             // Who leads next asks the log for it.
             Decision::SessionResumed { .. } => Vec::new(),
@@ -163,14 +166,7 @@ impl State {
     #[must_use]
     pub fn rows_digest(&self) -> u64 {
         let Meta { format, nodes_registered, rejected, .. } = self.meta;
-        let first = muster_journal::hash(&(
-            self.table_digests(),
-            &self.meta.cluster,
-            format,
-            nodes_registered,
-            rejected,
-        ));
-        first.wrapping_add(self.later_digest())
+        muster_journal::hash(&(self.table_digests(), &self.meta.cluster, format, nodes_registered, rejected))
     }
 
     pub(crate) fn remember(&mut self, request: RequestKey, answer: RequestAnswer) {
@@ -240,16 +236,7 @@ impl State {
         estimates: &[Estimate],
     ) -> Vec<Effect> {
         let (index, jobs) = (self.meta.log_index, specs.len() as u32);
-        let first = self.job_id(index, 0);
-        let is_plain = first == JobId::derive(index, 0);
-        self.remember(
-            request,
-            if is_plain {
-                RequestAnswer::Submitted { jobs }
-            } else {
-                RequestAnswer::SubmittedFrom { first, jobs }
-            },
-        );
+        self.remember(request, RequestAnswer::Submitted { first: self.job_id(index, 0), jobs });
         let mut effects = Vec::with_capacity(specs.len());
         for (ordinal, (spec, estimate)) in specs.iter().zip(estimates).enumerate() {
             let id = self.job_id(index, ordinal);

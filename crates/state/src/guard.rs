@@ -112,7 +112,11 @@ impl State {
             Decision::ClusterRecovered { generation } => {
                 require(*generation > self.generation(), GuardError::NothingToDo)
             }
-            Decision::NodeForgotten { node } => self.check_forgotten(*node),
+            Decision::NodeForgotten { request, node } => {
+                let is_repeated = request.is_some_and(|request| self.requests.contains(&request.id));
+                require(!is_repeated, GuardError::RequestRepeated)?;
+                self.check_forgotten(*node)
+            }
             Decision::JobContractsSet { contracts } => self.check_contracts(contracts),
             Decision::JobMetadataSet { runs } => self.check_metadata(runs),
             Decision::AttemptFailed { .. } => self.check_failed(decision),
@@ -136,17 +140,12 @@ impl State {
                 self.check_restriction(*request, *node)?;
                 self.check_repair(*node, step, request.is_some())
             }
-            Decision::PolicyRulesSet { rules } => self.check_policy_rules(rules),
             Decision::NodeAdmissionSet { request, admission } => self.check_admission(*request, admission),
             Decision::NodeApprovalSet { request, name, approval } => {
                 self.check_approval(*request, name, approval.as_ref())
             }
             Decision::CertificateRevoked { request, serial, revocation } => {
                 self.check_revocation(*request, *serial, revocation)
-            }
-            Decision::NodeForgottenOnRequest { request, node } => {
-                require(!self.requests.contains(&request.id), GuardError::RequestRepeated)?;
-                self.check_forgotten(*node)
             }
             Decision::SessionResumed { node, incarnation } => {
                 let row = self.nodes.get(node).ok_or(GuardError::NodeUnknown)?;
@@ -160,12 +159,9 @@ impl State {
         }
     }
 
-    /// Since format 5: what a job waits for is over, and has succeeded where that was asked. What is gone from the state
+    /// What a job waits for is over, and has succeeded where that was asked. What is gone from the state
     /// was looked at before it went.
     fn check_dependencies_met(&self, job: JobId) -> Check {
-        if !self.has_rules() {
-            return Ok(());
-        }
         let spec = self.specs.get(&job).ok_or(GuardError::JobUnknown)?;
         let is_met = |dependency: &Dependency| match self.jobs.get(&dependency.job).map(|row| &row.phase) {
             None | Some(Phase::Finished(Outcome::Succeeded)) => true,
@@ -350,7 +346,7 @@ impl State {
                 }
             };
             // What borrows can be taken back whatever it says of itself: `check_grounds`.
-            let is_taken = self.has_rules() && matches!(stop.cause, RearrangeCause::Preempted { .. });
+            let is_taken = matches!(stop.cause, RearrangeCause::Preempted { .. });
             require(so && (spec.preemptible || is_taken), GuardError::JobPhase)?;
             self.give_all(stop.job, spec, placement, &mut left)?;
         }

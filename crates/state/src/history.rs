@@ -43,14 +43,11 @@ impl State {
         Some(lesson.bucket())
     }
 
-    /// What there is to learn. Until format 5 the last attempt counted, however it ended: jobs that were cancelled or
-    /// failed early made all jobs like them look short.
+    /// What there is to learn. Jobs that were cancelled or failed early teach nothing: they would make all jobs like them
+    /// look short.
     fn lesson(&self, job: JobId, outcome: &Outcome) -> Option<Lesson> {
         let row = self.jobs.get(&job)?;
         let last_ms = self.meta.log_time.since_ms(row.started_at?);
-        if !self.has_rules() {
-            return Some(Lesson::Ran(last_ms));
-        }
         let run_ms = self.times(job).ran_ms.saturating_add(last_ms);
         match (outcome, &row.phase) {
             (Outcome::Succeeded, _) => Some(Lesson::Ran(run_ms)),

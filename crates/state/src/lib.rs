@@ -39,6 +39,7 @@ pub mod standing;
 mod state;
 mod submission_group;
 mod table;
+mod tables;
 pub mod tree;
 mod verify;
 

@@ -5,12 +5,11 @@ use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use muster_journal::{RearrangeCause, RequestKey, StopCause};
-use muster_types::policy::{NonPreemptible, Policy, PolicyRules, Rights, TenantLimits};
+use muster_types::policy::{NonPreemptible, Policy, Rights, TenantLimits};
 use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name, PriorityTier};
 
 use crate::effect::Effect;
-use crate::guard_error::{GuardError, require};
-use crate::rows::{JobTimes, Phase, PolicyRow, RequestAnswer};
+use crate::rows::{JobTimes, Phase, RequestAnswer};
 use crate::state::State;
 
 /// What a tenant lacks for one of its jobs.
@@ -50,28 +49,14 @@ pub struct ExceededLimit {
     pub held: u64,
 }
 
-/// The first format in which tenants have rights, and the guard keeps what they are promised.
-pub(crate) const RULES_FORMAT: u16 = 5;
-
 impl State {
-    /// Whether the format in force knows rights of tenants, and its guard keeps what they are promised.
-    #[must_use]
-    pub fn has_rules(&self) -> bool {
-        self.meta.format >= RULES_FORMAT
-    }
-
-    /// The id of the `ordinal`-th job that the record at `index` submits. Since format 5, no other generation of the cluster
-    /// gives it, so that what a recovery lost is never taken for what came after it.
+    /// The id of the `ordinal`-th job that the record at `index` submits. No other generation of the cluster gives it, so that what a recovery lost is never taken for what came after it.
     ///
     /// # Panics
     /// When the ordinal is out of bounds: the guard has checked the batch before.
     #[must_use]
     pub fn job_id(&self, index: LogIndex, ordinal: usize) -> JobId {
-        if self.has_rules() {
-            JobId::derive_in(self.generation(), index, ordinal)
-        } else {
-            JobId::derive(index, ordinal)
-        }
+        JobId::derive_in(self.generation(), index, ordinal)
     }
 
     /// The first of some submitted jobs that asks for more than the policy lets its tenant, by its place among them,
@@ -101,9 +86,7 @@ impl State {
     #[must_use]
     pub fn exceeded_limit<'a>(&self, specs: impl IntoIterator<Item = &'a JobSpec>) -> Option<ExceededLimit> {
         let policy = &self.policy.policy;
-        if !policy.has_rules()
-            || policy.tenants.values().all(|tenant| tenant.limits == TenantLimits::default())
-        {
+        if policy.tenants.values().all(|tenant| tenant.limits == TenantLimits::default()) {
             return None;
         }
         let mut new: BTreeMap<&Name, u64> = BTreeMap::new();
@@ -135,61 +118,17 @@ impl State {
         (placed >= u64::from(most)).then_some((most, placed))
     }
 
-    /// Directly behind the policy that it belongs to, and sound together with that.
-    pub(crate) fn check_policy_rules(&self, rules: &PolicyRules) -> Result<(), GuardError> {
-        require(self.policy.version == self.meta.log_index, GuardError::NothingToDo)?;
-        require(self.policy.policy.with_rules(rules).is_some(), GuardError::Limit)
-    }
-
-    /// The version is the record's own index. Until its rules are set nobody is asked for rights.
+    /// The version is the record's own index. What is in use counts against the new policy from now on.
     pub(crate) fn fold_policy(&mut self, request: RequestKey, policy: &Policy) -> Vec<Effect> {
         self.remember(request, RequestAnswer::PolicySet);
         self.policy.version = self.meta.log_index;
         self.policy.set_at = self.meta.log_time;
-        self.policy_rules.remove(&());
-        self.take_policy(policy.without_rules())
-    }
-
-    pub(crate) fn fold_policy_rules(&mut self, rules: &PolicyRules) -> Vec<Effect> {
-        let policy = self.policy.policy.with_rules(rules).expect("the guard has seen the rules");
-        self.policy_rules.insert((), rules.clone());
-        self.take_policy(policy)
-    }
-
-    /// A cluster for which nobody has set a policy yet gets the one of the new format with it. One that somebody has
-    /// set stays as it is: no upgrade takes rights away.
-    pub(crate) fn fold_format(&mut self, format: u16) -> Vec<Effect> {
-        let before = core::mem::replace(&mut self.meta.format, format);
-        let mut effects = vec![Effect::ClusterChanged];
-        if before < RULES_FORMAT
-            && format >= RULES_FORMAT
-            && self.policy.version == PolicyRow::default().version
-        {
-            let policy = Policy::default();
-            self.policy_rules.insert((), policy.rules());
-            effects.extend(self.take_policy(policy));
-        }
-        effects
-    }
-
-    /// What is in use counts against the new policy from now on.
-    fn take_policy(&mut self, policy: Policy) -> Vec<Effect> {
-        self.policy.policy = Arc::new(policy);
+        self.policy.policy = Arc::new(policy.clone());
         let mut indexes = self.indexes.clone();
         self.count_quotas(&mut indexes);
         self.indexes = indexes;
         self.rehome_usage();
         vec![Effect::PolicyChanged]
-    }
-
-    /// A restored policy, as its own record and the one behind it say; none when the two do not go together.
-    pub(crate) fn complete_policy(&mut self) -> Option<()> {
-        let policy = match self.policy_rules.get(&()) {
-            Some(rules) => self.policy.policy.with_rules(rules)?,
-            None => self.policy.policy.without_rules(),
-        };
-        self.policy.policy = Arc::new(policy);
-        Some(())
     }
 
     /// The workers of a gang were told to stop.
@@ -217,7 +156,7 @@ impl State {
         Some(times.stopping_since?.plus_ms(self.stop_grace_ms(job)))
     }
 
-    /// By when nothing of a gang that is being stopped should run any more; none for others, and before format 5.
+    /// By when nothing of a gang that is being stopped should run any more; none for others.
     #[must_use]
     pub fn stopped_by(&self, job: JobId) -> Option<LogTime> {
         let is_stopping = matches!(self.job(job)?.phase, Phase::Stopping(_));
@@ -225,9 +164,6 @@ impl State {
     }
 
     pub(crate) fn change_times(&mut self, job: JobId, change: impl FnOnce(&mut JobTimes)) {
-        if !self.has_rules() {
-            return;
-        }
         let before = self.times(job);
         let mut times = before;
         change(&mut times);

@@ -29,7 +29,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_types::Name;
-use muster_types::policy::{Policy, Quota};
+use muster_types::policy::{Policy, Quota, UNLISTED_TENANT};
 
 use crate::rows::PolicyRow;
 
@@ -57,26 +57,34 @@ struct Entitlement {
 }
 
 /// The promises of a policy, by flavour and tenant; the fleet is the tenant that has no name.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 struct Tree {
     parents: BTreeMap<Name, Name>,
     /// Of tenants that the policy names; those of the first level without a name.
     children: BTreeMap<Option<Name>, Vec<Name>>,
-    /// Those that the policy names; all others are below `unlisted`, if that is there.
+    /// Those that the policy names; all others are below `unlisted`.
     listed: BTreeSet<Name>,
-    unlisted: Option<Name>,
+    unlisted: Name,
     promises: BTreeMap<Flavour, BTreeMap<Option<Name>, Entitlement>>,
+}
+
+impl Default for Tree {
+    fn default() -> Tree {
+        Tree {
+            parents: BTreeMap::new(),
+            children: BTreeMap::new(),
+            listed: BTreeSet::new(),
+            unlisted: Name::literal(UNLISTED_TENANT),
+            promises: BTreeMap::new(),
+        }
+    }
 }
 
 impl Tree {
     fn new(policy: &Policy) -> Tree {
         let mut deepest_first: Vec<_> = policy.tenants.keys().collect();
         deepest_first.sort_by_key(|name| core::cmp::Reverse(policy.ancestry(name).count()));
-        let mut tree = Tree {
-            listed: policy.tenants.keys().cloned().collect(),
-            unlisted: policy.has_rules().then(|| policy.unlisted().clone()),
-            ..Tree::default()
-        };
+        let mut tree = Tree { listed: policy.tenants.keys().cloned().collect(), ..Tree::default() };
         // Of each tenant, and of the fleet, what the tenants below it add up to: nominal and kept.
         let mut below: BTreeMap<Option<&Name>, BTreeMap<Flavour, (u64, u64)>> = BTreeMap::new();
         for name in deepest_first {
@@ -116,7 +124,7 @@ impl Tree {
     }
 
     fn parent(&self, tenant: &Name) -> Option<&Name> {
-        let unlisted = || self.unlisted.as_ref().filter(|unlisted| *unlisted != tenant);
+        let unlisted = || Some(&self.unlisted).filter(|unlisted| *unlisted != tenant);
         if self.listed.contains(tenant) { self.parents.get(tenant) } else { unlisted() }
     }
 
@@ -654,7 +662,7 @@ impl QuotaUsage {
 
     /// Whether tenants that the policy does not name are below this one.
     pub(crate) fn is_unlisted(&self, tenant: &Name) -> bool {
-        self.tree.unlisted.as_ref() == Some(tenant)
+        self.tree.unlisted == *tenant
     }
 
     /// Whether a side is promised something of a type, and stays within all that it is promised when a tenant of it

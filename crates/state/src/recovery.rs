@@ -51,11 +51,8 @@ impl State {
         dataset.is_some_and(|dataset| dataset.regions.contains(region))
     }
 
-    /// Since format 5: a gang is placed only where its checkpoints can be read.
+    /// A gang is placed only where its checkpoints can be read.
     pub(crate) fn check_checkpoints(&self, job: JobId, workers: &[WorkerSlot]) -> Result<(), GuardError> {
-        if self.meta.format < 5 {
-            return Ok(());
-        }
         for slot in workers {
             let row = self.nodes.get(&slot.node).ok_or(GuardError::NodeUnknown)?;
             require(self.reads_checkpoints_in(job, &row.spec.region), GuardError::CheckpointsOutOfReach)?;
@@ -214,33 +211,11 @@ impl State {
         self.recoveries.remove(&job);
     }
 
-    /// Remembers that a job has saved its work, as soon as the format knows how.
+    /// Remembers that a job has saved its work.
     pub(crate) fn note_saved(&mut self, job: JobId) {
-        if self.meta.format < 3 {
-            return;
-        }
         let attempt = self.jobs.get(&job).expect("the guard has seen the job").attempt;
         let mut row = self.recoveries.get(&job).cloned().unwrap_or_default();
         row.saved = Some(Saved { at: self.meta.log_time, attempt });
         self.recoveries.insert(job, row);
-    }
-
-    /// What the tables that began with a later format add to the digest: those that are empty weigh nothing, so that
-    /// logs of older formats keep their digests. Each is hashed with its name, lest rows of two outweigh each other.
-    pub(crate) fn later_digest(&self) -> u64 {
-        let tables = [
-            ("contracts", self.contracts.is_empty(), self.contracts.digest()),
-            ("recoveries", self.recoveries.is_empty(), self.recoveries.digest()),
-            ("spares", self.spares.is_empty(), self.spares.digest()),
-            ("node_faults", self.node_faults.is_empty(), self.node_faults.digest()),
-            ("restrictions", self.restrictions.is_empty(), self.restrictions.digest()),
-            ("health_policy", self.health_policy.is_empty(), self.health_policy.digest()),
-            ("policy_rules", self.policy_rules.is_empty(), self.policy_rules.digest()),
-            ("times", self.times.is_empty(), self.times.digest()),
-            ("doors", self.doors.is_empty(), self.doors.digest()),
-            ("metadata", self.metadata.is_empty(), self.metadata.digest()),
-        ];
-        let weigh = tables.into_iter().filter(|(_, is_empty, _)| !is_empty);
-        weigh.map(|(name, _, digest)| muster_journal::hash(&(name, digest))).fold(0, u64::wrapping_add)
     }
 }

@@ -11,7 +11,6 @@ use alloc::vec::Vec;
 use core::fmt;
 use muster_journal::frame::{FrameError, FrameReader, encode_frame};
 use muster_journal::{FORMAT_MAX, FORMAT_MIN, WorkerSlot, canonical, from_canonical};
-use muster_types::policy::PolicyRules;
 use muster_types::{JobContract, JobId, JobMetadata, JobSpec, LogTime, Name, NodeId, RequestId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -24,30 +23,13 @@ use crate::rows::{
 };
 use crate::state::{Meta, State};
 use crate::table::{Facts, Table, TableBuilder};
+use crate::tables::tables;
 use crate::usage::TenantUsage;
 
+/// Numbers of frames; those of tables are in the list of tables.
 const HEAD: u8 = 1;
-const NODES: u8 = 2;
-const JOBS: u8 = 3;
-const SPECS: u8 = 4;
-const REQUESTS: u8 = 5;
 const TAIL: u8 = 6;
-const TENANTS: u8 = 7;
-const HISTORY: u8 = 8;
-const BURSTS: u8 = 10;
 const DEMAND: u8 = 9;
-const CONTRACTS: u8 = 11;
-const RECOVERIES: u8 = 12;
-const SPARES: u8 = 13;
-const NODE_FAULTS: u8 = 14;
-/// Since format 3, like every frame of a table that may be empty: one that is has no frame.
-const RESTRICTIONS: u8 = 15;
-const HEALTH_POLICY: u8 = 16;
-/// Since format 5, like the next.
-const POLICY_RULES: u8 = 17;
-const TIMES: u8 = 18;
-const DOORS: u8 = 19;
-const METADATA: u8 = 20;
 
 /// Rows of one frame end at this many bytes.
 const BATCH_BYTES: usize = 256 << 10;
@@ -106,50 +88,37 @@ pub struct SnapshotChunks {
 
 enum Step {
     Head,
-    Nodes(Option<NodeId>),
-    Jobs(Option<JobId>),
-    Specs(Option<JobId>),
-    Requests(Option<RequestId>),
-    Tenants(Option<Name>),
-    History(Option<HistoryKey>),
-    Bursts(Option<JobId>),
-    Demand(Option<u16>),
-    Contracts(Option<JobId>),
-    Recoveries(Option<JobId>),
-    Spares(Option<JobId>),
-    NodeFaults(Option<NodeId>),
-    Restrictions(Option<NodeId>),
-    HealthPolicy(Option<()>),
-    PolicyRules(Option<()>),
-    Times(Option<JobId>),
-    Doors(Option<DoorKey>),
-    Metadata(Option<JobId>),
+    /// The table with this place in the list, behind this key in its canonical bytes.
+    Rows(usize, Option<Vec<u8>>),
     Tail,
     Done,
 }
 
+/// The next frame of a table, and the last key in it; none at the end of the table.
+type NextBatch = fn(&State, Option<&[u8]>) -> Option<(Vec<u8>, Vec<u8>)>;
+
 /// One frame of rows, each behind its length, from behind `after`, and the last key in it; none at the end of the table.
-fn batch<K, V, F>(tag: u8, table: &Table<K, V, F>, after: Option<&K>) -> Option<(Vec<u8>, K)>
+fn batch<K, V, F>(tag: u8, table: &Table<K, V, F>, after: Option<&[u8]>) -> Option<(Vec<u8>, Vec<u8>)>
 where
-    K: Ord + Clone + Serialize,
+    K: Ord + Clone + Serialize + DeserializeOwned,
     V: Clone + Serialize,
 {
     use core::ops::Bound;
-    let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+    let key = |bytes| from_canonical::<K>(bytes).expect("a key that was encoded here decodes");
+    let start = after.map_or(Bound::Unbounded, |bytes| Bound::Excluded(key(bytes)));
     let mut payload: Vec<u8> = Vec::new();
     let mut last = None;
-    for (key, value) in table.range((start.cloned(), Bound::Unbounded)) {
+    for (key, value) in table.range((start, Bound::Unbounded)) {
         let row = canonical(&(key, value));
         let length = u32::try_from(row.len()).expect("a row is far below a frame");
         payload.extend_from_slice(&length.to_le_bytes());
         payload.extend_from_slice(&row);
-        last = Some(key.clone());
+        last = Some(key);
         if payload.len() >= BATCH_BYTES {
             break;
         }
     }
-    let last = last?;
-    Some((encode_frame(tag, &payload), last))
+    Some((encode_frame(tag, &payload), canonical(last?)))
 }
 
 impl Iterator for SnapshotChunks {
@@ -166,143 +135,17 @@ impl Iterator for SnapshotChunks {
                         demand: self.state.demand.sums().clone(),
                         digest: self.state.digest(),
                     };
-                    self.step = Step::Nodes(None);
+                    self.step = Step::Rows(0, None);
                     return Some(encode_frame(HEAD, &canonical(&head)));
                 }
-                Step::Nodes(after) => match batch(NODES, &self.state.nodes, after.as_ref()) {
-                    Some((frame, last)) => {
-                        *after = Some(last);
-                        return Some(frame);
-                    }
-                    None => self.step = Step::Jobs(None),
-                },
-                Step::Jobs(after) => match batch(JOBS, &self.state.jobs, after.as_ref()) {
-                    Some((frame, last)) => {
-                        *after = Some(last);
-                        return Some(frame);
-                    }
-                    None => self.step = Step::Specs(None),
-                },
-                Step::Specs(after) => match batch(SPECS, &self.state.specs, after.as_ref()) {
-                    Some((frame, last)) => {
-                        *after = Some(last);
-                        return Some(frame);
-                    }
-                    None => self.step = Step::Requests(None),
-                },
-                Step::Requests(after) => match batch(REQUESTS, &self.state.requests, after.as_ref()) {
-                    Some((frame, last)) => {
-                        *after = Some(last);
-                        return Some(frame);
-                    }
-                    None => self.step = Step::Tenants(None),
-                },
-                Step::Tenants(after) => match batch(TENANTS, &self.state.tenants, after.as_ref()) {
-                    Some((frame, last)) => {
-                        *after = Some(last);
-                        return Some(frame);
-                    }
-                    None => self.step = Step::History(None),
-                },
-                Step::History(after) => match batch(HISTORY, &self.state.history, after.as_ref()) {
-                    Some((frame, last)) => {
-                        *after = Some(last);
-                        return Some(frame);
-                    }
-                    None => self.step = Step::Bursts(None),
-                },
-                Step::Bursts(after) => match batch(BURSTS, &self.state.bursts, after.as_ref()) {
-                    Some((frame, last)) => {
-                        *after = Some(last);
-                        return Some(frame);
-                    }
-                    None => self.step = Step::Demand(None),
-                },
-                Step::Demand(after) => {
-                    match batch(DEMAND, self.state.demand.sample_table(), after.as_ref()) {
+                Step::Rows(place, after) => match BATCHES.get(*place) {
+                    Some(next) => match next(&self.state, after.as_deref()) {
                         Some((frame, last)) => {
                             *after = Some(last);
                             return Some(frame);
                         }
-                        None => self.step = Step::Contracts(None),
-                    }
-                }
-                Step::Contracts(after) => match batch(CONTRACTS, &self.state.contracts, after.as_ref()) {
-                    Some((frame, last)) => {
-                        *after = Some(last);
-                        return Some(frame);
-                    }
-                    None => self.step = Step::Recoveries(None),
-                },
-                Step::Recoveries(after) => match batch(RECOVERIES, &self.state.recoveries, after.as_ref()) {
-                    Some((frame, last)) => {
-                        *after = Some(last);
-                        return Some(frame);
-                    }
-                    None => self.step = Step::Spares(None),
-                },
-                Step::Spares(after) => match batch(SPARES, &self.state.spares, after.as_ref()) {
-                    Some((frame, last)) => {
-                        *after = Some(last);
-                        return Some(frame);
-                    }
-                    None => self.step = Step::NodeFaults(None),
-                },
-                Step::NodeFaults(after) => {
-                    match batch(NODE_FAULTS, &self.state.node_faults, after.as_ref()) {
-                        Some((frame, last)) => {
-                            *after = Some(last);
-                            return Some(frame);
-                        }
-                        None => self.step = Step::Restrictions(None),
-                    }
-                }
-                Step::Restrictions(after) => {
-                    match batch(RESTRICTIONS, &self.state.restrictions, after.as_ref()) {
-                        Some((frame, last)) => {
-                            *after = Some(last);
-                            return Some(frame);
-                        }
-                        None => self.step = Step::HealthPolicy(None),
-                    }
-                }
-                Step::HealthPolicy(after) => {
-                    match batch(HEALTH_POLICY, &self.state.health_policy, after.as_ref()) {
-                        Some((frame, last)) => {
-                            *after = Some(last);
-                            return Some(frame);
-                        }
-                        None => self.step = Step::PolicyRules(None),
-                    }
-                }
-                Step::PolicyRules(after) => {
-                    match batch(POLICY_RULES, &self.state.policy_rules, after.as_ref()) {
-                        Some((frame, last)) => {
-                            *after = Some(last);
-                            return Some(frame);
-                        }
-                        None => self.step = Step::Times(None),
-                    }
-                }
-                Step::Times(after) => match batch(TIMES, &self.state.times, after.as_ref()) {
-                    Some((frame, last)) => {
-                        *after = Some(last);
-                        return Some(frame);
-                    }
-                    None => self.step = Step::Doors(None),
-                },
-                Step::Doors(after) => match batch(DOORS, &self.state.doors, after.as_ref()) {
-                    Some((frame, last)) => {
-                        *after = Some(last);
-                        return Some(frame);
-                    }
-                    None => self.step = Step::Metadata(None),
-                },
-                Step::Metadata(after) => match batch(METADATA, &self.state.metadata, after.as_ref()) {
-                    Some((frame, last)) => {
-                        *after = Some(last);
-                        return Some(frame);
-                    }
+                        None => self.step = Step::Rows(*place + 1, None),
+                    },
                     None => self.step = Step::Tail,
                 },
                 Step::Tail => {
@@ -341,57 +184,43 @@ where
     Ok(())
 }
 
-/// The tables of a snapshot while they are read.
-#[derive(Default)]
-struct Tables {
-    nodes: TableBuilder<NodeId, NodeRow, NodeFacts>,
-    jobs: TableBuilder<JobId, JobRow, ()>,
-    specs: TableBuilder<JobId, Arc<JobSpec>, SpecFacts>,
-    requests: TableBuilder<RequestId, RequestRow, ()>,
-    tenants: TableBuilder<Name, TenantUsage, ()>,
-    history: TableBuilder<HistoryKey, HistoryRow, ()>,
-    bursts: TableBuilder<JobId, BurstRow, ()>,
-    demand: TableBuilder<u16, WorkerDemand, ()>,
-    contracts: TableBuilder<JobId, Arc<JobContract>, ()>,
-    recoveries: TableBuilder<JobId, RecoveryRow, ()>,
-    spares: TableBuilder<JobId, Vec<WorkerSlot>, ()>,
-    node_faults: TableBuilder<NodeId, Vec<LogTime>, ()>,
-    restrictions: TableBuilder<NodeId, RestrictionRow, ()>,
-    health_policy: TableBuilder<(), HealthPolicyRow, ()>,
-    policy_rules: TableBuilder<(), PolicyRules, ()>,
-    times: TableBuilder<JobId, JobTimes, ()>,
-    doors: TableBuilder<DoorKey, DoorRow, ()>,
-    metadata: TableBuilder<JobId, Arc<JobMetadata>, ()>,
+macro_rules! define_frames {
+    ($($(#[$doc:meta])* $name:ident: $key:ty => $row:ty, $facts:ty; $tag:literal, $what:literal;)*) => {
+        /// By the table's place in the list. The sample of demand is behind them.
+        const BATCHES: &[NextBatch] = &[
+            $(|state, after| batch($tag, &state.$name, after),)*
+            |state, after| batch(DEMAND, state.demand.sample_table(), after),
+        ];
+
+        /// The tables of a snapshot while they are read.
+        #[derive(Default)]
+        struct Tables {
+            $($name: TableBuilder<$key, $row, $facts>,)*
+            demand: TableBuilder<u16, WorkerDemand, ()>,
+        }
+
+        impl Tables {
+            /// Takes the rows of a frame.
+            fn load(&mut self, tag: u8, payload: &[u8]) -> Result<(), RestoreError> {
+                match tag {
+                    $($tag => load(payload, &mut self.$name, $what),)*
+                    DEMAND => load(payload, &mut self.demand, "row of demand"),
+                    _ => Err(RestoreError::Content("kind of frame")),
+                }
+            }
+
+            /// A state of these rows and nothing else yet.
+            fn finish(self) -> State {
+                let mut state = State { $($name: self.$name.finish(),)* ..State::default() };
+                state.demand.set_sample(self.demand.finish());
+                state.set_restricted();
+                state
+            }
+        }
+    };
 }
 
-impl Tables {
-    /// A state of these rows and nothing else yet.
-    fn finish(self) -> State {
-        let mut state = State {
-            nodes: self.nodes.finish(),
-            jobs: self.jobs.finish(),
-            specs: self.specs.finish(),
-            requests: self.requests.finish(),
-            tenants: self.tenants.finish(),
-            history: self.history.finish(),
-            bursts: self.bursts.finish(),
-            contracts: self.contracts.finish(),
-            recoveries: self.recoveries.finish(),
-            spares: self.spares.finish(),
-            node_faults: self.node_faults.finish(),
-            restrictions: self.restrictions.finish(),
-            health_policy: self.health_policy.finish(),
-            policy_rules: self.policy_rules.finish(),
-            times: self.times.finish(),
-            doors: self.doors.finish(),
-            metadata: self.metadata.finish(),
-            ..State::default()
-        };
-        state.demand.set_sample(self.demand.finish());
-        state.set_restricted();
-        state
-    }
-}
+tables!(define_frames);
 
 impl State {
     /// This state's snapshot, chunk by chunk. The state itself goes on changing meanwhile.
@@ -428,26 +257,8 @@ impl State {
                 }
                 match tag {
                     HEAD => head = Some(load_head(&payload, format_max.min(FORMAT_MAX))?),
-                    NODES => load(&payload, &mut tables.nodes, "node row")?,
-                    JOBS => load(&payload, &mut tables.jobs, "job row")?,
-                    SPECS => load(&payload, &mut tables.specs, "job spec")?,
-                    REQUESTS => load(&payload, &mut tables.requests, "request row")?,
-                    TENANTS => load(&payload, &mut tables.tenants, "tenant row")?,
-                    HISTORY => load(&payload, &mut tables.history, "history row")?,
-                    BURSTS => load(&payload, &mut tables.bursts, "burst row")?,
-                    DEMAND => load(&payload, &mut tables.demand, "row of demand")?,
-                    CONTRACTS => load(&payload, &mut tables.contracts, "job contract")?,
-                    RECOVERIES => load(&payload, &mut tables.recoveries, "row of recoveries")?,
-                    SPARES => load(&payload, &mut tables.spares, "spare")?,
-                    NODE_FAULTS => load(&payload, &mut tables.node_faults, "fault of a node")?,
-                    RESTRICTIONS => load(&payload, &mut tables.restrictions, "row of restrictions")?,
-                    HEALTH_POLICY => load(&payload, &mut tables.health_policy, "health policy")?,
-                    POLICY_RULES => load(&payload, &mut tables.policy_rules, "rules of the policy")?,
-                    TIMES => load(&payload, &mut tables.times, "times of a job")?,
-                    DOORS => load(&payload, &mut tables.doors, "row of admission")?,
-                    METADATA => load(&payload, &mut tables.metadata, "metadata of a job")?,
                     TAIL => ended = true,
-                    _ => return Err(RestoreError::Content("kind of frame")),
+                    table => tables.load(table, &payload)?,
                 }
             }
         }
@@ -458,7 +269,6 @@ impl State {
         let mut state = tables.finish();
         state.meta = head.meta;
         state.policy = head.policy;
-        state.complete_policy().ok_or(RestoreError::Content("rules of the policy"))?;
         state.demand.set_sums(head.demand);
         if state.digest() != head.digest {
             return Err(RestoreError::Digest);

@@ -21,7 +21,7 @@
 //!
 //! Of the same tenant, those of a lower tier, and for the owner of a reservation those of no higher tier that have
 //! outlived what was expected of them, within nominal or not: the quota is their tenant's, whichever of its gangs uses
-//! it. The guard holds every preemption to that, since format 5.
+//! it. The guard holds every preemption to that.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
@@ -356,7 +356,7 @@ impl State {
     }
 }
 
-/// What the guard holds decisions to, since format 5.
+/// What the guard holds decisions to.
 impl State {
     /// Every gang that is preempted may be stopped for who gets its place.
     pub(crate) fn check_grounds(&self, stops: &[Stop]) -> Result<(), GuardError> {
@@ -366,7 +366,7 @@ impl State {
                 _ => None,
             })
         };
-        if !self.has_rules() || preempted().next().is_none() {
+        if preempted().next().is_none() {
             return Ok(());
         }
         let cover = NominalCover::of(self);
@@ -405,7 +405,7 @@ impl State {
     ) -> Result<(), GuardError> {
         let is_fixed = |spec: &JobSpec| !spec.preemptible;
         let is_asked = gangs.iter().any(|(_, spec, _)| is_fixed(spec));
-        if !is_asked || !self.has_rules() || !self.has_quotas() {
+        if !is_asked || !self.has_quotas() {
             return Ok(());
         }
         let mut fixed = self.indexes.fixed_quota.clone();

@@ -5,7 +5,6 @@ use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::ops::Bound;
 use muster_journal::{FORMAT_MIN, WorkerSlot};
-use muster_types::policy::PolicyRules;
 use muster_types::{
     JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier,
     RequestId,
@@ -20,6 +19,7 @@ use crate::rows::{
     JobTimes, Leadership, NodeFacts, NodeRow, PolicyRow, RecoveryRow, RequestRow, RestrictionRow,
 };
 use crate::table::Table;
+use crate::tables::tables;
 use crate::usage::TenantUsage;
 
 /// What is not a row of a table.
@@ -55,48 +55,37 @@ impl Default for Meta {
     }
 }
 
-/// The replicated state at one position of the log.
-#[derive(Clone, Debug, Default)]
-pub struct State {
-    pub(crate) meta: Meta,
-    pub(crate) nodes: Table<NodeId, NodeRow, NodeFacts>,
-    pub(crate) jobs: Table<JobId, JobRow>,
-    /// Apart from the rows: hashed once, shared by every version of the row.
-    pub(crate) specs: Table<JobId, Arc<JobSpec>, SpecFacts>,
-    pub(crate) requests: Table<RequestId, RequestRow>,
-    /// What tenants have used, decayed.
-    pub(crate) tenants: Table<Name, TenantUsage>,
-    /// Submission groups of two or more jobs.
-    pub(crate) bursts: Table<JobId, BurstRow>,
-    /// What run times were seen.
-    pub(crate) history: Table<HistoryKey, HistoryRow>,
-    /// What workers asked for.
-    pub(crate) demand: Demand,
-    /// The contracts of jobs; jobs with the default contract are not here. Since format 3.
-    pub(crate) contracts: Table<JobId, Arc<JobContract>>,
-    /// Labels, annotations and creators of jobs; jobs without any are not here. Since format 5.
-    pub(crate) metadata: Table<JobId, Arc<JobMetadata>>,
-    /// What became of attempts. Since format 3.
-    pub(crate) recoveries: Table<JobId, RecoveryRow>,
-    /// Spares of gangs. Since format 3.
-    pub(crate) spares: Table<JobId, Vec<WorkerSlot>>,
-    /// Faults of nodes that jobs met. Since format 3.
-    pub(crate) node_faults: Table<NodeId, Vec<LogTime>>,
-    pub(crate) policy: PolicyRow,
-    /// What restricts nodes, since format 3.
-    pub(crate) restrictions: Table<NodeId, RestrictionRow>,
-    /// The health policy, once one was set; since format 3.
-    pub(crate) health_policy: Table<(), HealthPolicyRow>,
-    /// The one that every cluster begins with.
-    pub(crate) first_health_policy: HealthPolicyRow,
-    /// What the policy says in its second record; since format 5, and empty while the policy in force has none.
-    pub(crate) policy_rules: Table<(), PolicyRules>,
-    /// Admitted nodes and revoked certificates; since format 5.
-    pub(crate) doors: Table<DoorKey, DoorRow>,
-    /// What happened to jobs when; since format 5.
-    pub(crate) times: Table<JobId, JobTimes>,
-    pub(crate) indexes: Indexes,
+macro_rules! define_state {
+    ($($(#[$doc:meta])* $name:ident: $key:ty => $row:ty, $facts:ty; $tag:literal, $what:literal;)*) => {
+        /// The replicated state at one position of the log.
+        #[derive(Clone, Debug, Default)]
+        pub struct State {
+            pub(crate) meta: Meta,
+            $($(#[$doc])* pub(crate) $name: Table<$key, $row, $facts>,)*
+            pub(crate) policy: PolicyRow,
+            /// What workers asked for; its sample is a table of its own.
+            pub(crate) demand: Demand,
+            /// The one that every cluster begins with.
+            pub(crate) first_health_policy: HealthPolicyRow,
+            pub(crate) indexes: Indexes,
+        }
+
+        impl State {
+            /// The digest of each table.
+            pub(crate) fn digests(&self) -> [u64; [$($tag),*].len()] {
+                [$(self.$name.digest()),*]
+            }
+
+            /// The first table whose digest is not that of its rows, by what its rows are called.
+            pub(crate) fn wrong_digest(&self) -> Option<&'static str> {
+                let tables = [$((self.$name.has_digest_of_rows(), $what)),*];
+                tables.into_iter().find(|(is_right, _)| !is_right).map(|(_, what)| what)
+            }
+        }
+    };
 }
+
+tables!(define_state);
 
 impl State {
     /// Position of the last record.
@@ -208,7 +197,13 @@ impl State {
 
     /// Nodes in the order of their names.
     pub fn nodes_by_name(&self) -> impl Iterator<Item = (&Name, NodeId)> {
-        self.indexes.nodes_by_name.iter().map(|(name, id)| (name, *id))
+        self.nodes_by_name_behind(None)
+    }
+
+    /// The same from the first name behind `after` on.
+    pub fn nodes_by_name_behind(&self, after: Option<&Name>) -> impl Iterator<Item = (&Name, NodeId)> {
+        let range = (after.cloned().map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        self.indexes.nodes_by_name.range(range).map(|(name, id)| (name, *id))
     }
 
     /// Nodes whose session stands.
@@ -250,7 +245,7 @@ impl State {
         self.indexes.maintenance.iter().copied()
     }
 
-    /// What happened to a job when, as far as formats know.
+    /// What happened to a job when.
     #[must_use]
     pub fn times(&self, job: JobId) -> JobTimes {
         self.times.get(&job).copied().unwrap_or_default()
@@ -466,8 +461,7 @@ impl State {
         self.indexes.starting.iter().copied()
     }
 
-    /// Gangs that are being stopped, by when their workers should have been killed. What began to stop before format 5
-    /// is not among them.
+    /// Gangs that are being stopped, by when their workers should have been killed.
     pub fn killed_by(&self) -> impl Iterator<Item = (LogTime, JobId)> {
         self.indexes.killed_by.iter().copied()
     }

@@ -136,6 +136,14 @@ impl<K: Ord, V, F> Table<K, V, F> {
     }
 }
 
+impl<K: Ord + Clone, V: Clone, F: Facts<K, V>> Table<K, V, F> {
+    /// Whether the digest is that of the rows as they are. Costs the whole table.
+    pub(crate) fn has_digest_of_rows(&self) -> bool {
+        let hashes = self.rows.iter().map(|(key, row)| row.facts.hash(key, &row.value));
+        hashes.fold(0, u64::wrapping_add) == self.digest
+    }
+}
+
 /// Builds a table from rows in key order, as a snapshot holds them.
 pub(crate) struct TableBuilder<K, V, F> {
     rows: Builder<K, Row<V, F>>,
@@ -163,5 +171,19 @@ impl<K: Ord + Clone, V: Clone, F: Facts<K, V>> TableBuilder<K, V, F> {
 
     pub(crate) fn finish(self) -> Table<K, V, F> {
         Table { rows: self.rows.finish(), digest: self.digest }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_that_is_not_of_the_rows_is_noticed() {
+        let mut table: Table<u8, u8> = Table::default();
+        table.insert(1, 2);
+        assert!(table.has_digest_of_rows());
+        table.digest ^= 1;
+        assert!(!table.has_digest_of_rows());
     }
 }

@@ -22,6 +22,9 @@ impl State {
     /// # Errors
     /// The first that does not hold.
     pub fn verify(&self) -> Result<(), BrokenInvariant> {
+        if let Some(what) = self.wrong_digest() {
+            return Err(broken(format!("the digest of a table is not that of its rows: {what}")));
+        }
         self.verify_rows()?;
         self.verify_indexes()
     }

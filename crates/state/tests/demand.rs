@@ -38,7 +38,7 @@ fn job(workers: u32, amount: Option<DeviceAmount>, cpu_milli: u64) -> JobSpec {
         topology: TopologyRule::default(),
         node_selector: BTreeMap::new(),
         tolerations: BTreeSet::new(),
-        preemptible: false,
+        preemptible: true,
         dependencies: Vec::new(),
         not_before: None,
         deadline: None,

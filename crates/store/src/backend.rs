@@ -37,6 +37,77 @@ pub struct WriteBatch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogFloor(pub LogId);
 
+/// What the writer asks of storage, one at a time; [`LogBackend`] has the contract of each.
+#[derive(Debug)]
+pub enum StorageOperation {
+    /// Make a batch durable.
+    Write(WriteBatch),
+    /// Remove every entry after `keep`; all where it is `None`.
+    Truncate {
+        /// The last entry that stays.
+        keep: Option<LogId>,
+    },
+    /// Make the new floor durable.
+    Purge(LogFloor),
+    /// Entries from `start` until before `end`.
+    Read {
+        /// The first.
+        start: u64,
+        /// Behind the last.
+        end: u64,
+        /// Where to stop early.
+        bytes_max: usize,
+    },
+    /// Make the mark say exactly what the log has.
+    Settle,
+    /// Give back a bounded piece of purged space.
+    Tidy,
+}
+
+impl StorageOperation {
+    /// Whether it counts as a flush, which may stall.
+    pub(crate) const fn is_watched(&self) -> bool {
+        !matches!(self, StorageOperation::Read { .. })
+    }
+
+    /// As error reports name it.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            StorageOperation::Write(_) => "writing a batch",
+            StorageOperation::Truncate { .. } => "truncating",
+            StorageOperation::Purge(_) => "purging",
+            StorageOperation::Read { .. } => "reading",
+            StorageOperation::Settle => "settling",
+            StorageOperation::Tidy => "giving back purged entries",
+        }
+    }
+}
+
+/// What a storage operation returned.
+#[derive(Debug)]
+pub enum StorageOutcome {
+    /// It is done.
+    Done,
+    /// What was read.
+    Entries(Vec<Entry>),
+    /// It is done, and whether there is more to tidy.
+    Tidied {
+        /// Whether there is more.
+        more: bool,
+    },
+}
+
+impl StorageOutcome {
+    /// What was read; nothing, of another operation.
+    pub(crate) fn into_entries(self) -> Vec<Entry> {
+        match self {
+            StorageOutcome::Entries(entries) => entries,
+            StorageOutcome::Done | StorageOutcome::Tidied { .. } => Vec::new(),
+        }
+    }
+}
+
 /// Whatever keeps the log.
 pub trait LogBackend: Send + 'static {
     /// Verifies what is there, finishes a purge that a crash interrupted, and says what was found.
@@ -88,4 +159,21 @@ pub trait LogBackend: Send + 'static {
     /// # Errors
     /// Fatal: the caller never tries again.
     fn tidy(&mut self) -> Result<bool, StoreError>;
+
+    /// Carries out what the writer asks for.
+    ///
+    /// # Errors
+    /// What the method for it says.
+    fn carry_out(&mut self, operation: &StorageOperation) -> Result<StorageOutcome, StoreError> {
+        match operation {
+            StorageOperation::Write(batch) => self.write(batch).map(|()| StorageOutcome::Done),
+            StorageOperation::Truncate { keep } => self.truncate_after(*keep).map(|()| StorageOutcome::Done),
+            StorageOperation::Purge(floor) => self.purge(*floor).map(|()| StorageOutcome::Done),
+            StorageOperation::Read { start, end, bytes_max } => {
+                self.read(*start, *end, *bytes_max).map(StorageOutcome::Entries)
+            }
+            StorageOperation::Settle => self.settle().map(|()| StorageOutcome::Done),
+            StorageOperation::Tidy => self.tidy().map(|more| StorageOutcome::Tidied { more }),
+        }
+    }
 }

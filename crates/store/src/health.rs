@@ -5,7 +5,6 @@
 use crate::options::StoreOptions;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::thread::Thread;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
@@ -47,6 +46,9 @@ const MEAN_WEIGHT: u64 = 16;
 /// again, so that the report does not flutter.
 const RETURN_MARGIN: u64 = 8;
 
+/// Wakes the watchdog while it pauses.
+pub(crate) type Waker = Box<dyn Fn() + Send + Sync>;
+
 #[derive(Debug)]
 struct Flushes {
     mean_us: u64,
@@ -57,6 +59,7 @@ struct Flushes {
 
 /// What the storage thread, the watchdog and readers of the health share.
 pub(crate) struct Health {
+    clock: fn() -> Instant,
     base: Instant,
     /// Microseconds after `base` at which the running flush started; 0 when none runs.
     flush_started_us: AtomicU64,
@@ -72,16 +75,17 @@ pub(crate) struct Health {
     refused: AtomicBool,
     full: AtomicBool,
     published: watch::Sender<StorageHealth>,
-    watchdog: OnceLock<Thread>,
+    watchdog: OnceLock<Waker>,
     watchdog_sleeps: AtomicBool,
     pub(crate) closed: AtomicBool,
 }
 
 impl Health {
-    pub(crate) fn new() -> Self {
-        let base = Instant::now();
+    pub(crate) fn new(clock: fn() -> Instant) -> Self {
+        let base = clock();
         let flushes = Flushes { mean_us: 0, slowest_us: 0, slowest_before_us: 0, window_started: base };
         Health {
+            clock,
             base,
             flush_started_us: AtomicU64::new(0),
             flushes: Mutex::new(flushes),
@@ -103,7 +107,7 @@ impl Health {
     }
 
     fn elapsed_us(&self) -> u64 {
-        u64::try_from(self.base.elapsed().as_micros()).unwrap_or(u64::MAX)
+        u64::try_from((self.clock)().saturating_duration_since(self.base).as_micros()).unwrap_or(u64::MAX)
     }
 
     pub(crate) fn flush_begins(&self) {
@@ -118,7 +122,7 @@ impl Health {
         let started = self.flush_started_us.swap(0, Ordering::SeqCst);
         let took_us = self.elapsed_us().saturating_sub(started);
         let mut flushes = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
-        flushes.turn_window();
+        flushes.turn_window((self.clock)());
         flushes.slowest_us = flushes.slowest_us.max(took_us);
         flushes.mean_us = match flushes.mean_us {
             0 => took_us,
@@ -187,7 +191,7 @@ impl Health {
         let log_bytes = self.log_bytes.load(Ordering::SeqCst);
         let (flush_mean_us, flush_slowest_ms) = {
             let mut flushes = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
-            flushes.turn_window();
+            flushes.turn_window((self.clock)());
             (flushes.mean_us, flushes.slowest_us.max(flushes.slowest_before_us) / 1_000)
         };
         self.published.send_if_modified(|health| {
@@ -196,13 +200,13 @@ impl Health {
         });
     }
 
-    pub(crate) fn set_watchdog(&self, thread: Thread) {
-        let _ = self.watchdog.set(thread);
+    pub(crate) fn set_watchdog(&self, waker: Waker) {
+        let _ = self.watchdog.set(waker);
     }
 
     pub(crate) fn wake_watchdog(&self) {
-        if let Some(watchdog) = self.watchdog.get() {
-            watchdog.unpark();
+        if let Some(wake) = self.watchdog.get() {
+            wake();
         }
     }
 
@@ -225,12 +229,12 @@ impl Health {
 }
 
 impl Flushes {
-    fn turn_window(&mut self) {
-        let age = self.window_started.elapsed();
+    fn turn_window(&mut self, now: Instant) {
+        let age = now.saturating_duration_since(self.window_started);
         if age >= SLOWEST_WINDOW {
             self.slowest_before_us = if age < SLOWEST_WINDOW * 2 { self.slowest_us } else { 0 };
             self.slowest_us = 0;
-            self.window_started = Instant::now();
+            self.window_started = now;
         }
     }
 }

@@ -29,8 +29,9 @@ mod segment;
 mod snapshot;
 mod store;
 mod watchdog;
+mod writer;
 
-pub use backend::{LogBackend, LogFloor, Recovered, WriteBatch};
+pub use backend::{LogBackend, LogFloor, Recovered, StorageOperation, StorageOutcome, WriteBatch};
 pub use codec::{
     CodecError, ENVELOPE_HEADER_BYTES, decode_entry, decode_snapshot_meta, encode_entry, encode_snapshot_meta,
 };
@@ -40,12 +41,14 @@ pub use files::{FileLayer, SystemFiles};
 pub use health::{Space, StorageHealth};
 pub use identity::{FIRST_GENERATION, FORMAT_VERSION, Founding, Identity, OpenMode, Rejoin};
 pub use log_state::FlushProgress;
-pub use log_store::{LogEntries, LogReader, LogStore};
+pub use log_store::{LogEntries, LogParts, LogReader, LogStore};
 pub use memory::{MemoryBackend, MemoryDisk};
 pub use options::{FatalHandler, StoreOptions, abort_on_fatal};
 pub use raft_types::{
-    Entry, EntryPayload, LeaderId, LogId, Membership, Payload, RaftConfig, ReplicaNode, SnapshotMeta,
-    StoredMembership, Vote,
+    Entry, EntryPayload, LeaderId, LogConfig, LogId, Membership, Payload, RaftConfig, ReplicaNode,
+    SnapshotMeta, StoredMembership, Vote,
 };
 pub use snapshot::{SnapshotDigest, SnapshotHandle, SnapshotReader, SnapshotStore, SnapshotWriter};
 pub use store::ReplicaStore;
+pub use watchdog::Watchdog;
+pub use writer::{Closing, LogWriter, Step};

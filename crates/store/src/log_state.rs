@@ -77,7 +77,11 @@ impl Shared {
         };
         let progress =
             FlushProgress { last_index: recovered.last.map(|last| last.index()), app_entries_flushed: 0 };
-        Shared { health: Health::new(), state: Mutex::new(state), progress: watch::Sender::new(progress) }
+        Shared {
+            health: Health::new(options.clock),
+            state: Mutex::new(state),
+            progress: watch::Sender::new(progress),
+        }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {

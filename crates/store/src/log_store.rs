@@ -1,4 +1,4 @@
-//! openraft's view of the log: the newest entries in memory, the rest behind the storage thread.
+//! openraft's view of the log: the newest entries in memory, the rest behind the writer.
 //!
 //! **Invariant:** an entry is readable from the moment `append` returns, and leaves memory only
 //! after it is durable.
@@ -8,12 +8,13 @@ use crate::backend::{LogBackend, Recovered};
 use crate::error::StoreError;
 use crate::health::StorageHealth;
 use crate::identity::FolderLock;
-use crate::io_thread::{IoThread, Operation, contained};
+use crate::io_thread::{IoThread, contained};
 use crate::log_state::{FlushProgress, Shared};
 use crate::memory::entry_bytes;
 use crate::options::StoreOptions;
-use crate::raft_types::{Entry, LogId, RaftConfig, Vote};
+use crate::raft_types::{Entry, LogConfig, LogId, RaftConfig, Vote};
 use crate::watchdog::Watchdog;
+use crate::writer::{LogWriter, Operation};
 use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
 use openraft::{OptionalSend, RaftLogReader};
 use std::collections::VecDeque;
@@ -28,17 +29,27 @@ const READ_ENTRIES_MAX: u64 = 1_024;
 
 /// The log of one replica. Clones are handles to the same log.
 #[derive(Clone)]
-pub struct LogStore {
+pub struct LogStore<C: LogConfig = RaftConfig> {
     shared: Arc<Shared>,
-    queue: mpsc::Sender<Operation>,
+    queue: mpsc::Sender<Operation<C>>,
     read_bytes_max: usize,
 }
 
 /// Reads the log; the same handle.
 pub type LogReader = LogStore;
 
+/// A log whose writer and watchdog nobody drives yet.
+pub struct LogParts<C: LogConfig> {
+    /// The log as openraft uses it.
+    pub store: LogStore<C>,
+    /// What writes it.
+    pub writer: LogWriter<C>,
+    /// What looks after the writer.
+    pub watchdog: Watchdog<C>,
+}
+
 impl LogStore {
-    /// Opens the log a backend keeps, and starts its thread.
+    /// Opens the log a backend keeps, and starts its threads.
     ///
     /// # Errors
     /// What the backend found at open; see [`StoreError::Damaged`].
@@ -57,29 +68,44 @@ impl LogStore {
     ) -> Result<LogStore, StoreError> {
         let recovered = contained("opening", || backend.recover())?;
         accept(&recovered)?;
-        let shared = Arc::new(Shared::new(&recovered, &options));
-        let (queue, operations) = mpsc::channel(options.queue_depth_max.max(1));
-        let read_bytes_max = options.read_bytes_max;
-        let watchdog = Watchdog {
-            shared: Arc::clone(&shared),
-            queue: queue.downgrade(),
-            options: options.clone(),
-            dir: dir.to_path_buf(),
-        };
-        watchdog.look();
-        let thread = IoThread::new(backend, operations, Arc::clone(&shared), options, lock);
+        let LogParts { store, writer, watchdog } = LogStore::assemble(&recovered, &options, dir);
         let watching = std::thread::Builder::new()
             .name("muster-log-watch".to_owned())
-            .spawn(move || watchdog.run())
+            .spawn(move || watch(watchdog))
             .map_err(StoreError::StartThread)?;
-        shared.health.set_watchdog(watching.thread().clone());
+        drop(watching);
+        let thread = IoThread { backend, writer, lock };
         let started =
             std::thread::Builder::new().name("muster-log-io".to_owned()).spawn(move || thread.run());
         if let Err(error) = started {
-            shared.health.closed.store(true, std::sync::atomic::Ordering::SeqCst);
+            store.shared.health.closed.store(true, std::sync::atomic::Ordering::SeqCst);
             return Err(StoreError::StartThread(error));
         }
-        Ok(LogStore { shared, queue, read_bytes_max })
+        Ok(store)
+    }
+}
+
+/// Drives the watchdog on this thread.
+fn watch(mut watchdog: Watchdog<RaftConfig>) {
+    let thread = std::thread::current();
+    watchdog.set_waker(move || thread.unpark());
+    while let Some(pause) = watchdog.pause() {
+        std::thread::park_timeout(pause);
+        watchdog.look();
+    }
+}
+
+impl<C: LogConfig> LogStore<C> {
+    /// The parts of a log over whatever was recovered; `dir` is on the disk whose free space counts.
+    #[must_use]
+    pub fn assemble(recovered: &Recovered, options: &StoreOptions, dir: &Path) -> LogParts<C> {
+        let shared = Arc::new(Shared::new(recovered, options));
+        let (queue, operations) = mpsc::channel(options.queue_depth_max.max(1));
+        let watchdog =
+            Watchdog::new(Arc::clone(&shared), queue.downgrade(), options.clone(), dir.to_path_buf());
+        let writer = LogWriter::new(operations, Arc::clone(&shared), options.clone());
+        let store = LogStore { shared, queue, read_bytes_max: options.read_bytes_max };
+        LogParts { store, writer, watchdog }
     }
 
     /// How the storage is doing, as it changes.
@@ -96,7 +122,7 @@ impl LogStore {
     /// not held back: what follows the snapshot could not be appended.
     pub fn hold_purge(&self, hold: Option<u64>) {
         self.shared.lock().purge_hold = hold;
-        // While the queue is full, the storage thread sees it after its next operation.
+        // While the queue is full, the writer sees it after its next operation.
         let _ = self.queue.try_send(Operation::Poke);
     }
 
@@ -133,7 +159,7 @@ impl LogStore {
     /// Every entry the log has from `start` on, up to the last at the time of the call. Blocks: not
     /// for an async task.
     #[must_use]
-    pub fn entries_from(&self, start: u64) -> LogEntries {
+    pub fn entries_from(&self, start: u64) -> LogEntries<C> {
         let next = start.max(self.first_index().unwrap_or(u64::MAX));
         let end = self.last().map_or(0, |last| last.index() + 1);
         LogEntries { store: self.clone(), next, end, step: VecDeque::new() }
@@ -164,7 +190,7 @@ impl LogStore {
         StoreError::Stopped { reason: reason.unwrap_or_else(|| "it was closed".to_owned()) }
     }
 
-    async fn enqueue(&self, operation: Operation) -> Result<(), StoreError> {
+    async fn enqueue(&self, operation: Operation<C>) -> Result<(), StoreError> {
         self.queue.send(operation).await.map_err(|_| self.stopped())
     }
 
@@ -223,14 +249,14 @@ impl LogStore {
 }
 
 /// Entries of a log, one after the other; after an error there is nothing more.
-pub struct LogEntries {
-    store: LogStore,
+pub struct LogEntries<C: LogConfig = RaftConfig> {
+    store: LogStore<C>,
     next: u64,
     end: u64,
     step: VecDeque<Entry>,
 }
 
-impl Iterator for LogEntries {
+impl<C: LogConfig> Iterator for LogEntries<C> {
     type Item = Result<Entry, StoreError>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -269,7 +295,7 @@ fn bounds(range: &impl RangeBounds<u64>) -> (u64, u64) {
     (start, end)
 }
 
-impl RaftLogReader<RaftConfig> for LogStore {
+impl<C: LogConfig> RaftLogReader<C> for LogStore<C> {
     async fn try_get_log_entries<RB: RangeBounds<u64> + Clone + Debug + OptionalSend>(
         &mut self,
         range: RB,
@@ -319,15 +345,15 @@ impl RaftLogReader<RaftConfig> for LogStore {
     }
 }
 
-impl RaftLogStorage<RaftConfig> for LogStore {
-    type LogReader = LogStore;
+impl<C: LogConfig> RaftLogStorage<C> for LogStore<C> {
+    type LogReader = LogStore<C>;
 
-    async fn get_log_state(&mut self) -> Result<LogState<RaftConfig>, std::io::Error> {
+    async fn get_log_state(&mut self) -> Result<LogState<C>, std::io::Error> {
         let state = self.shared.lock();
         Ok(LogState { last_purged_log_id: state.floor, last_log_id: state.last })
     }
 
-    async fn get_log_reader(&mut self) -> LogStore {
+    async fn get_log_reader(&mut self) -> LogStore<C> {
         self.clone()
     }
 
@@ -347,7 +373,7 @@ impl RaftLogStorage<RaftConfig> for LogStore {
         Ok(self.shared.lock().committed)
     }
 
-    async fn append<I>(&mut self, entries: I, callback: IOFlushed<RaftConfig>) -> Result<(), std::io::Error>
+    async fn append<I>(&mut self, entries: I, callback: IOFlushed<C>) -> Result<(), std::io::Error>
     where
         I: IntoIterator<Item = Entry> + OptionalSend,
         I::IntoIter: OptionalSend,

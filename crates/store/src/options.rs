@@ -3,6 +3,7 @@
 use crate::error::StoreError;
 use crate::files::{FileLayer, SystemFiles};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// What to do when a write or a flush failed. It is called once, on the storage thread; whether it
 /// returns or not, nothing is acknowledged any more.
@@ -52,6 +53,8 @@ pub struct StoreOptions {
     pub stall_ms: u64,
     /// The files.
     pub files: Arc<dyn FileLayer>,
+    /// The monotonic clock by which flushes are measured.
+    pub clock: fn() -> Instant,
     /// What happens when a write or a flush failed.
     pub fatal: FatalHandler,
 }
@@ -78,6 +81,7 @@ impl StoreOptions {
             space_poll_ms: 500,
             stall_ms: 50,
             files: Arc::new(SystemFiles),
+            clock: Instant::now,
             fatal: abort_on_fatal(),
         }
     }

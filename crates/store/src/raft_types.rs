@@ -4,6 +4,7 @@
 //! reaches a disk or a wire.
 
 use bytes::Bytes;
+use openraft::RaftTypeConfig;
 use openraft::type_config::alias;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -44,6 +45,36 @@ openraft::declare_raft_types!(
         NodeId = u64,
         Node = ReplicaNode,
 );
+
+/// How openraft may be instantiated over this log: entries, votes and members are the same types, and only the runtime
+/// may be another.
+pub trait LogConfig:
+    RaftTypeConfig<
+        D = Payload,
+        R = (),
+        NodeId = u64,
+        Node = ReplicaNode,
+        Term = u64,
+        LeaderId = LeaderId,
+        Vote = Vote,
+        Entry = Entry,
+    >
+{
+}
+
+impl<C> LogConfig for C where
+    C: RaftTypeConfig<
+            D = Payload,
+            R = (),
+            NodeId = u64,
+            Node = ReplicaNode,
+            Term = u64,
+            LeaderId = LeaderId,
+            Vote = Vote,
+            Entry = Entry,
+        >
+{
+}
 
 /// Position of an entry: who led when it was appended, and its index.
 pub type LogId = alias::LogIdOf<RaftConfig>;

@@ -136,12 +136,6 @@ impl Tls {
         (self.inner.current.load().own.not_after - unix_now()).div_euclid(24 * 3_600)
     }
 
-    /// When the certificate in force ends, in Unix milliseconds.
-    #[must_use]
-    pub fn expires_at_ms(&self) -> i64 {
-        self.inner.current.load().own.not_after.saturating_mul(1_000)
-    }
-
     fn revoke(&self, serials: BTreeSet<CertificateSerial>) {
         if **self.inner.revoked.load() == serials {
             return;

@@ -94,8 +94,8 @@ pub enum Finding {
     DeviceLost,
     /// The driver's library does not return: nothing is known of the host's devices any more.
     MonitorHung,
-    /// Since record format 4: its links to other hosts are much slower than theirs. Never said by an agent of its own
-    /// host, but by a check of several.
+    /// Its links to other hosts are much slower than theirs. Never said by an agent of its own host, but by a check of
+    /// several.
     Network,
 }
 
@@ -111,12 +111,6 @@ impl Finding {
         Finding::MonitorHung,
         Finding::Network,
     ];
-
-    /// The lowest record format that can say it.
-    #[must_use]
-    pub fn since_format(self) -> u16 {
-        if self == Finding::Network { 4 } else { 3 }
-    }
 }
 
 impl fmt::Display for Finding {
@@ -496,19 +490,6 @@ const XID_DEFAULTS: &[(XidRule, &[(u16, u16)])] = &[
 ];
 
 impl HealthPolicy {
-    /// The lowest record format that can say it.
-    #[must_use]
-    pub fn since_format(&self) -> u16 {
-        self.findings.keys().map(|finding| finding.since_format()).max().unwrap_or(3)
-    }
-
-    /// The same as far as a record format can say it: a line about what cannot be found yet is left out.
-    #[must_use]
-    pub fn in_format(mut self, format: u16) -> HealthPolicy {
-        self.findings.retain(|finding, _| finding.since_format() <= format.max(3));
-        self
-    }
-
     /// Every rule that it breaks.
     #[must_use]
     pub fn violations(&self) -> Vec<Violation> {
@@ -626,14 +607,6 @@ pub struct NodeHealth {
 }
 
 impl NodeHealth {
-    /// The lowest record format that can say it.
-    #[must_use]
-    pub fn since_format(&self) -> u16 {
-        let conditions = self.conditions.iter().chain(&self.recent).map(|c| c.observation.finding);
-        let findings = conditions.chain(self.reboots.iter().map(|count| count.finding));
-        findings.map(Finding::since_format).max().unwrap_or(3)
-    }
-
     /// Whether nothing is known against it.
     #[must_use]
     pub fn is_blank(&self) -> bool {

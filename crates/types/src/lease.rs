@@ -61,14 +61,13 @@ pub enum ExitStatus {
     Vanished,
     /// The gang was stopped before this worker's process existed.
     NotStarted,
-    /// It used more memory than it had asked for. Since format 3.
+    /// It used more memory than it had asked for.
     OutOfMemory,
-    /// A device or the host failed under it; the text says how. Since format 3.
+    /// A device or the host failed under it; the text says how.
     NodeFault(String),
-    /// The cluster below, another scheduler, lost it; the text says how. Since format 3.
+    /// The cluster below, another scheduler, lost it; the text says how.
     BackendLost(String),
-    /// It never started: the check of its gang's network found its node at fault; the text says how. Since
-    /// format 3.
+    /// It never started: the check of its gang's network found its node at fault; the text says how.
     PreflightFailed(String),
 }
 
@@ -113,31 +112,6 @@ impl ExitStatus {
             | ExitStatus::BackendLost(text)
             | ExitStatus::PreflightFailed(text) => Some(text),
             _ => None,
-        }
-    }
-
-    /// The lowest record format that can say it.
-    #[must_use]
-    pub fn since_format(&self) -> u16 {
-        match self {
-            ExitStatus::OutOfMemory
-            | ExitStatus::NodeFault(_)
-            | ExitStatus::BackendLost(_)
-            | ExitStatus::PreflightFailed(_) => 3,
-            _ => 1,
-        }
-    }
-
-    /// The same as far as a record format can say it.
-    #[must_use]
-    pub fn in_format(self, format: u16) -> ExitStatus {
-        if self.since_format() <= format {
-            return self;
-        }
-        match self {
-            // What the kernel does to whoever has no memory left.
-            ExitStatus::OutOfMemory => ExitStatus::Signal(9),
-            _ => ExitStatus::Vanished,
         }
     }
 }

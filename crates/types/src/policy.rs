@@ -21,7 +21,7 @@ mod isolation;
 mod rules;
 
 pub use isolation::Guarantee;
-pub use rules::{NonPreemptible, PolicyRules, Rights, TenantLimits, TenantRights, UNLISTED_TENANT};
+pub use rules::{NonPreemptible, Rights, TenantLimits, TenantRights, UNLISTED_TENANT};
 
 /// Tenants of one policy.
 pub const TENANTS_MAX: usize = 10_000;
@@ -113,11 +113,9 @@ pub struct TenantPolicy {
     pub weight_milli: u32,
     /// Its quotas, at most one for each accelerator type and region.
     pub quotas: Vec<Quota>,
-    /// What its jobs may ask for beyond what every job may. Not in the layout of format 1: see [`PolicyRules`].
-    #[serde(skip)]
+    /// What its jobs may ask for beyond what every job may.
     pub rights: TenantRights,
-    /// What it may have at a time, beside devices. Not in the layout of format 1 either.
-    #[serde(skip)]
+    /// What it may have at a time, beside devices.
     pub limits: TenantLimits,
 }
 
@@ -193,8 +191,7 @@ pub struct BackfillPolicy {
     /// See `reserve_after_ms`.
     pub reserve_after_runs_milli: u32,
     /// Whether the owner of a reservation may end what was started in its place to fill the time, once that has
-    /// run for longer than was expected of it. Not in the layout of format 1: see [`PolicyRules`].
-    #[serde(skip)]
+    /// run for longer than was expected of it.
     pub end_overrunners: bool,
 }
 
@@ -236,16 +233,12 @@ pub struct PreemptionPolicy {
     /// How long that one must have waited.
     pub defragment_wait_ms: u64,
     /// A job that policy has stopped is not stopped again for so long, while others would do; twice as long after
-    /// each further time, up to [`BACKOFF_DOUBLINGS_MAX`] doublings. Not in the layout of format 1, like the two
-    /// below: see [`PolicyRules`].
-    #[serde(skip)]
+    /// each further time, up to [`BACKOFF_DOUBLINGS_MAX`] doublings.
     pub backoff_ms: u64,
     /// How long the workers of a gang that is being stopped may take, beyond the gang's own grace. After that their
     /// nodes are taken out of service.
-    #[serde(skip)]
     pub stopping_deadline_ms: u64,
     /// How long a gang may take from its placement until every worker has started. After that it is placed again.
-    #[serde(skip)]
     pub starting_deadline_ms: u64,
 }
 
@@ -458,9 +451,7 @@ pub struct PolicyDraft {
     pub spare_hosts_per_rack: BTreeMap<Name, u16>,
     /// Maintenance and reservations.
     pub windows: Vec<Window>,
-    /// What a node must isolate its workers by; on one that lacks any of it nothing is placed. Not in the layout of
-    /// format 1: see [`PolicyRules`].
-    #[serde(skip)]
+    /// What a node must isolate its workers by; on one that lacks any of it nothing is placed.
     pub required_isolation: BTreeSet<Guarantee>,
 }
 
@@ -481,8 +472,6 @@ pub struct Policy {
     draft: PolicyDraft,
     prices: BTreeMap<Name, BTreeMap<Option<Name>, u64>>,
     transfers: BTreeMap<(Option<Name>, Option<Name>), usize>,
-    /// See [`Policy::has_rules`].
-    has_rules: bool,
     /// [`UNLISTED_TENANT`], to be lent out.
     unlisted: Name,
 }
@@ -565,12 +554,12 @@ impl Policy {
     }
 
     /// The tenant above another; none on the first level. A tenant that the policy does not name is below
-    /// [`UNLISTED_TENANT`], if the policy has rules, and else on the first level.
+    /// [`UNLISTED_TENANT`].
     #[must_use]
     pub fn parent(&self, tenant: &Name) -> Option<&Name> {
         match self.tenants.get(tenant) {
             Some(listed) => listed.parent.as_ref(),
-            None => Some(&self.unlisted).filter(|unlisted| self.has_rules && *unlisted != tenant),
+            None => Some(&self.unlisted).filter(|unlisted| *unlisted != tenant),
         }
     }
 
@@ -630,7 +619,7 @@ impl PolicyDraft {
         let rules = self.transfers.iter().enumerate();
         let transfers = rules.map(|(index, rule)| ((rule.from.clone(), rule.to.clone()), index)).collect();
         let unlisted = Name::literal(UNLISTED_TENANT);
-        Ok(Policy { draft: self, prices, transfers, has_rules: true, unlisted })
+        Ok(Policy { draft: self, prices, transfers, unlisted })
     }
 
     fn check_tenants(&self, found: &mut Vec<Violation>) {

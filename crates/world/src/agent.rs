@@ -1,110 +1,39 @@
-//! Machines with accelerators: an agent, and the worker processes with their guards.
+//! Machines with accelerators, and the agents on them.
 //!
-//! Agent and workers live on two hosts of the simulation, with one clock: an agent can die or stand still
-//! while its workers go on, and the guard of each worker stops it when the lease runs out, agent or not. What
-//! an agent would have on disk (fences) and in memory of the machine (lease, workers) outlives it as there.
-//!
-//! What is decided about leases, tokens and starts is the product's (`muster_agent::rules`): when a lease stands and in which
-//! epoch, until when a worker may run, what becomes of a start order, when devices are free, when a leader is silent.
-//! Sessions, reports and processes are written here a second time.
+//! An agent has two tasks, as in the product: one opens sessions, sends heartbeats and passes orders on, the other is the
+//! node's loop. What that loop decides is the product's (`muster_agent::rules::node::Node`), and so is what is decided
+//! about leases, tokens and the silence of a leader. Dialling and what carries the actions out are written here a second
+//! time, and workers are simulated (`workers`).
 
-use crate::checks::WorkerKey;
 use crate::cluster::Cluster;
 use crate::link::{End, connect};
 use crate::replica::ToAgent;
 use crate::runtime::{self, HARNESS, Host, Sleep, below, event, local_ns, pick, sleep_ms, spawn_on};
 use crate::site::{FIRST_AGENT, FIRST_MACHINE, lock};
-use muster_agent::clock::BootTime;
+use crate::workers::{News, Workers, now};
+use muster_agent::limits;
+use muster_agent::rules::node::{self, Action, Message, Node, Session, View};
 use muster_agent::rules::{
-    self, Admission, Beats, Fence, FenceTable, Fit, Held, LeaseTerm, Wait, admit, deadline_of,
-    epoch_for_start, renewed, room_for, withdraw,
+    Beats, Checkpoint, DEVICE_MILLI, Launch, Placement, RankPlace, SequencedEvent, StopRequest, Ticket,
+    WHOLE_PLACEMENT, WorkerEvent, WorkerState,
 };
-use muster_engine::{Inbound, Opening, Order, Outbound, StartOrder, StopOrder, WorkerReport};
-use muster_types::health::{Finding, HealthReport, Observation, Repair, RepairEnd};
+use muster_engine::{Inbound, Opening, Order, Outbound, ProbeReport, StartOrder, StopOrder, WorkerReport};
+use muster_types::health::Finding;
 use muster_types::{
-    Accelerators, DeviceSet, ExitStatus, Features, FencingToken, HolderId, JobId, Name, NodeDraft, NodeId,
-    NodeSpec, Parameters,
+    Accelerators, DeviceAmount, Features, FencingToken, JobId, LaunchForm, Name, NodeDraft, NodeId, NodeSpec,
+    Parameters,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::{mpsc, oneshot};
 
 /// Devices of each machine.
 pub const DEVICES: u16 = 4;
 /// The one type there is.
 pub const KIND: &str = "h100";
-/// Fences that are kept one by one: few, so that those below the floor come about.
-const FENCES_MAX: usize = 24;
-/// Placements that may wait to be started.
-const WAITING_MAX: usize = 64;
 /// How long an agent waits for a session to begin.
 const OPEN_PATIENCE: Duration = Duration::from_secs(3);
-/// Checkpoints waiting to be noted.
-const NOTES_MAX: usize = 64;
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Told {
-    Nothing,
-    Running,
-}
-
-struct Worker {
-    exit: Option<ExitStatus>,
-    told: Told,
-    stop: Arc<Notify>,
-    /// From being asked to stop to being made to.
-    notice_ms: u64,
-    is_stopping: bool,
-    devices: DeviceSet,
-    /// The epoch of the lease that it was started in.
-    epoch: u64,
-    /// When it ends by itself, by the machine's clock.
-    ends_at: u64,
-}
-
-struct Inner {
-    holder: u128,
-    fences: FenceTable,
-    lease: Option<LeaseTerm>,
-    /// The highest epoch that any worker belonged to.
-    epoch_floor: u64,
-    workers: BTreeMap<WorkerKey, Worker>,
-    /// How many have ended.
-    ended: u64,
-    /// What became of workers that are not here; without a rank, of a whole placement.
-    elsewhere: BTreeMap<(JobId, FencingToken, Option<u32>), ExitStatus>,
-    /// Checkpoints that the leader is to be told of.
-    notes: VecDeque<(JobId, FencingToken)>,
-    boot: u64,
-    /// What is wrong with the machine.
-    ills: Vec<Observation>,
-    /// How the repair that was ordered has ended.
-    repaired: Option<RepairEnd>,
-    /// Rises with every change of these; and which the leader was told of in this session.
-    health: u64,
-    health_told: Option<u64>,
-}
-
-impl Inner {
-    fn new(holder: u128) -> Inner {
-        Inner {
-            holder,
-            fences: FenceTable::new(FENCES_MAX),
-            lease: None,
-            epoch_floor: 0,
-            workers: BTreeMap::new(),
-            ended: 0,
-            elsewhere: BTreeMap::new(),
-            notes: VecDeque::new(),
-            boot: 0,
-            ills: Vec::new(),
-            repaired: None,
-            health: 0,
-            health_told: None,
-        }
-    }
-}
 
 /// One machine.
 pub struct Machine {
@@ -114,8 +43,7 @@ pub struct Machine {
     pub machine: Host,
     /// What the agent says of it.
     pub spec: NodeSpec,
-    inner: Mutex<Inner>,
-    news: Notify,
+    workers: Arc<Workers>,
 }
 
 fn spec(place: u32) -> NodeSpec {
@@ -139,104 +67,54 @@ fn spec(place: u32) -> NodeSpec {
 impl Machine {
     /// Not started yet.
     pub fn new(place: u32) -> Machine {
-        Machine {
-            agent: FIRST_AGENT + place,
-            machine: FIRST_MACHINE + place,
-            spec: spec(place),
-            inner: Mutex::new(Inner::new(u128::from(place) << 64)),
-            news: Notify::new(),
-        }
+        let machine = FIRST_MACHINE + place;
+        let workers = Arc::new(Workers::new(machine, place, DEVICES));
+        Machine { agent: FIRST_AGENT + place, machine, spec: spec(place), workers }
     }
 
     /// The agent starts, on a machine that runs.
     pub fn start_agent(self: &Arc<Self>, cluster: &Arc<Cluster>) {
         event("agent", format_args!("{} starts", self.agent));
-        let this = Agent { machine: Arc::clone(self), cluster: Arc::clone(cluster) };
-        spawn_on(self.agent, async move { this.run().await });
+        let (tell, news) = mpsc::unbounded_channel();
+        let adopted = self.workers.adopt(tell);
+        let (events, received) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
+        let (machine, cluster) = (Arc::clone(self), Arc::clone(cluster));
+        let sessions = Sessions { machine: Arc::clone(&machine), cluster: Arc::clone(&cluster), events };
+        spawn_on(self.agent, sessions.run());
+        let node = Node::new(self.spec.clone(), true, None, adopted);
+        spawn_on(self.agent, async move {
+            let (started, session) = (local_ns(), None);
+            let (issued, saves) = (0, BTreeMap::new());
+            NodeLoop { machine, cluster, node, started, session, issued, saves }.run(received, news).await;
+        });
     }
 
     /// The agent dies; the workers go on.
     pub fn kill_agent(&self) {
         event("agent", format_args!("{} dies", self.agent));
         runtime::kill(self.agent);
-        lock(&self.inner).elsewhere.clear();
     }
 
     /// When the last of its workers ends by itself, by the machine's clock; none where none runs.
     pub fn busy_until(&self) -> Option<u64> {
-        let inner = lock(&self.inner);
-        inner.workers.values().filter(|worker| worker.exit.is_none()).map(|worker| worker.ends_at).max()
+        self.workers.busy_until()
     }
 
     /// The machine loses power and comes back: nothing runs, the disk is as it was, and it is another boot.
     pub fn reboot(self: &Arc<Self>, cluster: &Arc<Cluster>) {
         self.kill_agent();
-        runtime::kill(self.machine);
-        cluster.site.checks.machine_lost(self.machine);
-        {
-            let mut inner = lock(&self.inner);
-            inner.holder += 1;
-            inner.boot += 1;
-            inner.ills.clear();
-            inner.health += 1;
-            inner.lease = None;
-            inner.workers.clear();
-        }
+        self.workers.lose_power(&cluster.site);
         self.start_agent(cluster);
     }
 
     /// Something is wrong with a device, until the machine is repaired or restarts.
     pub fn fall_ill(&self, finding: Finding) {
-        event("ill", format_args!("{} {finding:?}", self.machine));
-        let mut inner = lock(&self.inner);
-        inner.ills.push(Observation {
-            finding,
-            device: Some(below(u64::from(DEVICES)) as u16),
-            group: DeviceSet::EMPTY,
-            recovery: None,
-            count: 1,
-            detail: "simulated".to_owned(),
-        });
-        inner.health += 1;
-        drop(inner);
-        self.news.notify_one();
+        self.workers.fall_ill(finding);
     }
 
     /// Nothing is wrong any more.
     pub fn recover(&self) {
-        let mut inner = lock(&self.inner);
-        inner.ills.clear();
-        inner.health += 1;
-        drop(inner);
-        self.news.notify_one();
-    }
-
-    /// What the leader does not know yet of how the machine is.
-    fn health_to_tell(&self) -> Option<(u64, HealthReport)> {
-        let inner = lock(&self.inner);
-        if inner.health_told == Some(inner.health) {
-            return None;
-        }
-        let report = HealthReport {
-            boot: inner.boot,
-            findings: inner.ills.clone(),
-            events: Vec::new(),
-            reset: DeviceSet::EMPTY,
-            maintenance_at: None,
-            repair: inner.repaired.clone(),
-        };
-        Some((inner.health, report))
-    }
-
-    /// The node is empty: it is repaired at once.
-    fn repair(&self, repair: &Repair) {
-        event("repair", format_args!("{} {:?}", self.machine, repair.action));
-        let mut inner = lock(&self.inner);
-        inner.ills.clear();
-        inner.repaired = Some(RepairEnd::Done);
-        inner.health += 1;
-        drop(inner);
-        self.news.notify_one();
+        self.workers.recover();
     }
 
     /// Both hosts stand still, as a virtual machine that is paused.
@@ -253,252 +131,214 @@ impl Machine {
         sleep_ms(200).await;
         cluster.site.checks.set_suspended(self.machine, false);
     }
+}
 
-    /// The leader acknowledged what was sent at `sent`.
-    fn renew(&self, sent: BootTime, parameters: Parameters) {
-        let ttl = Duration::from_millis(parameters.lease_ttl_ms);
-        let mut inner = lock(&self.inner);
-        let (_, lease) = renewed(inner.lease, inner.epoch_floor, sent, ttl, now());
-        if let Some(lease) = lease {
-            inner.lease = Some(lease);
-            inner.epoch_floor = inner.epoch_floor.max(lease.epoch);
+/// What the loop hears of sessions.
+enum Event {
+    Opened(SessionHandle),
+    Closed(u64),
+    Order(u64, node::Order),
+    LeaseRenewed,
+    /// The list of workers for a registration.
+    Holdings(oneshot::Sender<Vec<WorkerState>>),
+}
+
+/// A session, as the loop uses it.
+struct SessionHandle {
+    number: u64,
+    outgoing: mpsc::Sender<Inbound>,
+    stop_grace: Duration,
+}
+
+/// A worker's state, as the leader is told.
+fn report_of(WorkerState { key, exit }: WorkerState) -> WorkerReport {
+    let rank = (key.rank != WHOLE_PLACEMENT).then_some(key.rank);
+    WorkerReport { job: key.job, token: key.token, rank, exit }
+}
+
+/// A message of the node, as the engine has it.
+fn inbound(message: Message) -> Inbound {
+    match message {
+        Message::ConfirmStart { job, token } => Inbound::ConfirmStart { job, token },
+        Message::Report { sequence, workers } => {
+            Inbound::Report { sequence, workers: workers.into_iter().map(report_of).collect() }
         }
-    }
-
-    /// A gang's work is saved; the leader is to hear of it.
-    fn save(&self, (job, token, _): WorkerKey) {
-        let mut inner = lock(&self.inner);
-        if inner.notes.len() < NOTES_MAX && !inner.notes.contains(&(job, token)) {
-            inner.notes.push_back((job, token));
-        }
-        drop(inner);
-        self.news.notify_one();
-    }
-
-    fn reports(&self, all: bool) -> Vec<WorkerReport> {
-        let inner = lock(&self.inner);
-        let due = inner
-            .workers
-            .iter()
-            .filter(|(_, worker)| all || worker.exit.is_some() || worker.told == Told::Nothing);
-        let of_worker = |((job, token, rank), worker): (&WorkerKey, &Worker)| WorkerReport {
-            job: *job,
-            token: *token,
-            rank: Some(*rank),
-            exit: worker.exit.clone(),
-        };
-        let elsewhere = inner.elsewhere.iter().map(|((job, token, rank), exit)| WorkerReport {
-            job: *job,
-            token: *token,
-            rank: *rank,
-            exit: Some(exit.clone()),
-        });
-        due.map(of_worker).chain(elsewhere).collect()
-    }
-
-    fn reported(&self, reports: &[WorkerReport]) {
-        let mut inner = lock(&self.inner);
-        for report in reports {
-            inner.elsewhere.remove(&(report.job, report.token, report.rank));
-            let Some(rank) = report.rank else { continue };
-            let key = (report.job, report.token, rank);
-            if report.exit.is_some() {
-                inner.workers.remove(&key);
-            } else if let Some(worker) = inner.workers.get_mut(&key) {
-                worker.told = Told::Running;
+        Message::WorkerEvent(SequencedEvent { key, sequence, event }) => match event {
+            WorkerEvent::CheckpointCommitted { .. } => {
+                Inbound::CheckpointCommitted { sequence, job: key.job, token: key.token }
             }
-        }
+            WorkerEvent::Step { number, duration_ms } => {
+                Inbound::Step { job: key.job, token: key.token, rank: key.rank, number, duration_ms }
+            }
+        },
+        Message::PreflightWaiting { job, token } => Inbound::Probe(ProbeReport::Waiting { job, token }),
+        Message::ForeignLoad(load) => Inbound::ForeignLoad(load),
     }
 }
 
-/// The present host's clock, as the agent reads it.
-fn now() -> BootTime {
-    BootTime(local_ns())
-}
-
-/// A worker that runs so long saves its work half way.
-const LONG_MS: u64 = 1_500;
-
-/// How long a worker runs, and how it ends: the same for every rank and attempt.
-fn fate(job: JobId) -> (u64, i32) {
-    let hash = muster_journal::hash(&job);
-    // Some outlast a lease, and some an election and a lease, so that one that does not hold is seen.
-    let long_ms = match hash % 16 {
-        0 => 7_000,
-        1 => 18_000,
-        _ => 0,
+/// This node's share of a placement, as an agent reads it from an order.
+fn placement_of(order: &StartOrder, node: NodeId) -> Placement {
+    let (spec, placement, view) = (&order.spec, &order.placement, &order.view);
+    let stop_grace_ms = view.stop_grace_ms(order.job);
+    let place = |slot: &muster_journal::WorkerSlot| {
+        let host = view.node(slot.node).map(|row| &row.spec);
+        RankPlace {
+            node_name: host.map(|host| host.name.to_string()).unwrap_or_default(),
+            address: host.map(|host| host.address.clone()).unwrap_or_default(),
+            devices: slot.devices.count(),
+        }
     };
-    (200 + hash % 2_300 + long_ms, i32::from(hash.is_multiple_of(23)))
+    let mine = (0u32..).zip(&placement.slots).filter(|(_, slot)| slot.node == node);
+    let workers = mine.filter_map(|(rank, slot)| {
+        let (group, _) = spec.group_of(rank)?;
+        let asked = group.request.accelerators.as_ref();
+        Some(Launch {
+            rank,
+            group: group.name.to_string(),
+            command: group.command.clone(),
+            environment: group.environment.clone(),
+            devices: slot.devices,
+            accelerator_type: asked.map(|_| KIND.to_owned()).unwrap_or_default(),
+            cpu_milli: group.request.cpu_milli,
+            memory_bytes: group.request.memory_bytes,
+            device_milli: match asked.map(|asked| asked.amount) {
+                Some(DeviceAmount::Share(milli)) => milli,
+                Some(DeviceAmount::Whole(_)) | None => DEVICE_MILLI,
+            },
+        })
+    });
+    Placement {
+        job: order.job,
+        token: placement.token,
+        job_name: spec.name.to_string(),
+        tenant: spec.tenant.to_string(),
+        attempt: order.attempt,
+        rank_map: placement.slots.iter().map(place).collect(),
+        workers: workers.collect(),
+        rendezvous_port: 1,
+        stop_grace: Duration::from_millis(stop_grace_ms),
+        checkpoint_directory: String::new(),
+        working_directory: String::new(),
+        array: spec.array.map(|array| (array.index, array.size)),
+        region: placement.region.to_string(),
+        cluster: placement.cluster.to_string(),
+        preflight: false,
+        form: LaunchForm::Environment,
+        world_size_min: spec.worker_count_min(),
+        slices: Vec::new(),
+        notice: None,
+        checkpoint: Checkpoint::default(),
+        gang_secret: String::new(),
+    }
 }
 
-/// A worker and its guard, in one task of the machine.
-struct Guard {
+/// An order of the engine, as the node has it; none for what is not simulated.
+fn order_of(message: Outbound, node: NodeId) -> Option<node::Order> {
+    Some(match message {
+        Outbound::Order(Order::Start(start)) => node::Order::Start(Box::new(placement_of(&start, node))),
+        Outbound::Order(Order::Stop(StopOrder { job, token, grace_ms, reason })) => {
+            let request = StopRequest { grace: Duration::from_millis(grace_ms), reason };
+            node::Order::Stop { job, token, request }
+        }
+        Outbound::StartConfirmed { job, token, current } => {
+            node::Order::StartConfirmed { job, token, current }
+        }
+        Outbound::ReportAck { sequence } => node::Order::ReportAck(sequence),
+        Outbound::NoteAck { sequence, refused } => {
+            node::Order::EventAck(sequence, refused.map(|refusal| refusal.to_string()))
+        }
+        Outbound::Registered { .. }
+        | Outbound::HeartbeatAck { .. }
+        | Outbound::HealthAck { .. }
+        | Outbound::Repair(_)
+        | Outbound::ReadLogs(_)
+        | Outbound::Probe(_) => return None,
+    })
+}
+
+/// Opens one session after the other.
+struct Sessions {
     machine: Arc<Machine>,
     cluster: Arc<Cluster>,
-    key: WorkerKey,
-    epoch: u64,
-    stop: Arc<Notify>,
-    grace_ns: u64,
-    /// When the worker ends by itself, by the machine's clock.
-    end: u64,
+    events: mpsc::Sender<Event>,
 }
 
-impl Guard {
-    /// When everything of this epoch is to be stopped; long ago where it is over.
-    fn deadline(&self) -> u64 {
-        deadline_of(lock(&self.machine.inner).lease, self.epoch).map_or(0, |deadline| deadline.0)
-    }
-
-    /// Told to stop, it saves its work and ends within its notice, and never outlives its lease.
-    async fn save_and_stop(&self, now: u64) {
-        let notice_ms = lock(&self.machine.inner).workers.get(&self.key).map_or(0, |worker| worker.notice_ms);
-        let last = now + below(notice_ms.max(1) * 1_000_000);
-        let lease_over = self.deadline().saturating_add(below(self.grace_ns));
-        if self.key.2 == 0 && notice_ms > 0 {
-            self.machine.save(self.key);
-        }
-        Sleep::until(last.min(lease_over)).await;
-    }
-
-    async fn run(self) {
-        let (run_ms, code) = fate(self.key.0);
-        let end = self.end;
-        let half = end - run_ms * 500_000;
-        let mut saved = self.key.2 != 0 || run_ms < LONG_MS;
-        let exit = loop {
-            let (now, deadline) = (local_ns(), self.deadline());
-            if now >= deadline {
-                // Asked to end at the deadline, made to end a grace later.
-                let last = deadline.saturating_add(below(self.grace_ns));
-                Sleep::until(last).await;
-                break ExitStatus::LeaseExpired;
-            }
-            if now >= half && !saved {
-                // The rank that speaks for the gang saves its work half way.
-                saved = true;
-                self.machine.save(self.key);
-            }
-            if now >= end {
-                break ExitStatus::Code(code);
-            }
-            let next = if saved { end } else { half };
-            tokio::select! {
-                biased;
-                () = self.stop.notified() => {
-                    self.save_and_stop(now).await;
-                    break ExitStatus::Signal(15);
-                }
-                () = Sleep::until(next.min(deadline)) => {}
-            }
-        };
-        self.cluster.site.checks.process_ended(self.key);
-        let mut inner = lock(&self.machine.inner);
-        inner.ended += 1;
-        if let Some(worker) = inner.workers.get_mut(&self.key) {
-            worker.exit = Some(exit);
-        }
-        drop(inner);
-        self.machine.news.notify_one();
-    }
-}
-
-#[derive(Clone)]
-struct Agent {
-    machine: Arc<Machine>,
-    cluster: Arc<Cluster>,
-}
-
-/// What a session waits for.
+/// What a session that stands has.
 struct Live {
+    number: u64,
     link: End<Inbound, ToAgent>,
-    parameters: Parameters,
-    sequence: u64,
-    beats: Beats,
-    /// What is being reported.
-    reporting: Option<(u64, Vec<WorkerReport>)>,
-    /// Which checkpoint is being noted.
-    noting: Option<(u64, JobId, FencingToken)>,
-    /// Which report of its health is under way.
-    ailing: Option<(u64, u64)>,
-    /// Starts that are not decided, and what they wait for.
-    waiting: BTreeMap<(JobId, FencingToken), (StartOrder, Wait)>,
-    /// How many workers had ended when starts that wait for one were looked at.
-    ended: u64,
+    /// What the loop sends.
+    outgoing: mpsc::Receiver<Inbound>,
     node: NodeId,
+    parameters: Parameters,
+    beats: Beats,
+    /// Of reports of health.
+    sequence: u64,
+    /// Which report of health is under way.
+    telling: Option<(u64, u64)>,
 }
 
 impl Live {
-    fn next(&mut self) -> u64 {
-        self.sequence += 1;
-        self.sequence
-    }
-
     /// Longest silence of a leader.
     fn silence_max(&self) -> Duration {
         let ttl = Duration::from_millis(self.parameters.lease_ttl_ms);
         Beats::silence_max(ttl, Duration::from_millis(self.parameters.heartbeat_interval_ms))
     }
-
-    /// Asks again about every start that waited for this; whether the link takes it.
-    fn reconfirm(&mut self, waited: Wait) -> bool {
-        let mut goes = true;
-        for ((job, token), (_, wait)) in self.waiting.iter_mut().filter(|(_, (_, wait))| *wait == waited) {
-            *wait = Wait::Confirmation;
-            goes &= self.link.send(Inbound::ConfirmStart { job: *job, token: *token });
-        }
-        goes
-    }
 }
 
-/// Ranks of a placement that are on a node.
-fn ranks_on(order: &StartOrder, node: NodeId) -> impl Iterator<Item = (u32, DeviceSet)> {
-    let slots = (0u32..).zip(&order.placement.slots);
-    slots.filter(move |(_, slot)| slot.node == node).map(|(rank, slot)| (rank, slot.devices))
-}
-
-fn held_of((key, worker): (&WorkerKey, &Worker)) -> Held {
-    Held {
-        key: rules::WorkerKey { job: key.0, token: key.1, rank: key.2 },
-        devices: worker.devices,
-        device_milli: rules::DEVICE_MILLI,
-        epoch: worker.epoch,
-        is_stopping: worker.is_stopping,
-    }
-}
-
-impl Agent {
+impl Sessions {
     async fn run(self) {
         let mut hint: Option<Host> = None;
-        loop {
+        for number in 1.. {
             let replica = match hint.take() {
                 Some(hint) => hint,
                 None => pick(&self.cluster.site.replica_hosts()).unwrap_or(1),
             };
-            let sent = now();
-            let mut link = self.dial(replica);
-            match runtime::timeout(OPEN_PATIENCE, link.next()).await {
-                Ok(Some(ToAgent::Said(Outbound::Registered { node, parameters, .. }))) => {
-                    self.machine.renew(sent, parameters);
-                    self.session(link, node, parameters).await;
-                }
-                Ok(Some(ToAgent::Refused(told))) => hint = told.filter(|told| *told != replica),
-                Ok(Some(ToAgent::Said(other))) => {
-                    self.cluster.site.checks.fail(format!("a session began with {other:?}"));
-                }
-                Ok(None) | Err(_) => {}
+            hint = self.one(number, replica).await.filter(|told| *told != replica);
+            if self.events.send(Event::Closed(number)).await.is_err() {
+                return;
             }
             sleep_ms(50 + below(250)).await;
         }
     }
 
+    /// One session, or an attempt; which replica leads instead, as far as this one knows.
+    async fn one(&self, number: u64, replica: Host) -> Option<Host> {
+        let (ask, held) = oneshot::channel();
+        self.events.send(Event::Holdings(ask)).await.ok()?;
+        let workers = held.await.ok()?;
+        let sent = now();
+        let mut link = self.dial(replica, workers);
+        match runtime::timeout(OPEN_PATIENCE, link.next()).await {
+            Ok(Some(ToAgent::Said(Outbound::Registered { node, parameters, .. }))) => {
+                self.renew(sent, parameters);
+                let (outgoing, queued) = mpsc::channel(limits::OUTGOING_QUEUED_MAX);
+                let stop_grace = Duration::from_millis(parameters.lease_stop_grace_ms());
+                let handle = SessionHandle { number, outgoing, stop_grace };
+                self.events.send(Event::Opened(handle)).await.ok()?;
+                self.machine.workers.forget_told();
+                let (beats, sequence, telling) = (Beats::default(), 0, None);
+                let live =
+                    Live { number, link, outgoing: queued, node, parameters, beats, sequence, telling };
+                self.serve(live).await;
+                None
+            }
+            Ok(Some(ToAgent::Refused(told))) => told,
+            Ok(Some(ToAgent::Said(other))) => {
+                self.cluster.site.checks.fail(format!("a session began with {other:?}"));
+                None
+            }
+            Ok(None) | Err(_) => None,
+        }
+    }
+
     /// Connects to a replica, which serves the session if it leads.
-    fn dial(&self, replica: Host) -> End<Inbound, ToAgent> {
+    fn dial(&self, replica: Host, workers: Vec<WorkerState>) -> End<Inbound, ToAgent> {
         let (mine, theirs) = connect(&self.cluster.site, self.machine.agent, replica);
-        let holder = HolderId(lock(&self.machine.inner).holder + 1);
         let opening = Opening {
             spec: self.machine.spec.clone(),
-            holder,
-            workers: self.machine.reports(true),
+            holder: self.machine.workers.holder(),
+            workers: workers.into_iter().map(report_of).collect(),
             takes: Features::all(),
         };
         let (cluster, agent) = (Arc::clone(&self.cluster), self.machine.agent);
@@ -517,34 +357,25 @@ impl Agent {
         mine
     }
 
-    async fn session(&self, link: End<Inbound, ToAgent>, node: NodeId, parameters: Parameters) {
-        let live = Live {
-            link,
-            parameters,
-            sequence: 0,
-            beats: Beats::default(),
-            reporting: None,
-            noting: None,
-            ailing: None,
-            waiting: BTreeMap::new(),
-            ended: lock(&self.machine.inner).ended,
-            node,
-        };
-        lock(&self.machine.inner).health_told = None;
-        self.serve(live).await;
+    /// The leader acknowledged what was sent at `sent`.
+    fn renew(&self, sent: muster_agent::clock::BootTime, parameters: Parameters) {
+        if self.machine.workers.renew(sent, parameters) {
+            // A full queue will look at the lease anyway.
+            let _ = self.events.try_send(Event::LeaseRenewed);
+        }
     }
 
     async fn serve(&self, mut live: Live) {
         let interval = live.parameters.heartbeat_interval_ms * 1_000_000;
         let mut beat = local_ns() + interval;
         loop {
-            if !self.look_again(&mut live) || !self.tell(&mut live) {
+            if !self.tell_health(&mut live) {
                 return;
             }
             tokio::select! {
                 biased;
                 message = live.link.next() => match message {
-                    Some(ToAgent::Said(message)) => if !self.hear(&mut live, message).await { return },
+                    Some(ToAgent::Said(message)) => if !self.hear(&mut live, message) { return },
                     Some(ToAgent::Refused(_)) | None => return,
                 },
                 () = Sleep::until(beat) => {
@@ -558,262 +389,191 @@ impl Agent {
                     }
                     beat = local_ns() + interval;
                 }
-                () = self.machine.news.notified() => {}
+                message = live.outgoing.recv() => match message {
+                    Some(message) => if !live.link.send(message) { return },
+                    // The loop has had enough of this session.
+                    None => return,
+                },
+                () = self.machine.workers.health_changed() => {}
             }
         }
     }
 
-    /// Asks again about starts that waited for an end, once there was one; whether the link takes it.
-    fn look_again(&self, live: &mut Live) -> bool {
-        let ended = lock(&self.machine.inner).ended;
-        ended == std::mem::replace(&mut live.ended, ended) || live.reconfirm(Wait::End)
+    /// Says how the machine is, one report at a time; whether the link takes it.
+    fn tell_health(&self, live: &mut Live) -> bool {
+        if live.telling.is_some() {
+            return true;
+        }
+        let Some((change, report)) = self.machine.workers.health_to_tell() else { return true };
+        live.sequence += 1;
+        live.telling = Some((live.sequence, change));
+        live.link.send(Inbound::Health { sequence: live.sequence, report: Box::new(report) })
     }
 
-    /// Says what there is to say; one report, one note and one word of its health at a time.
-    fn tell(&self, live: &mut Live) -> bool {
-        let mut goes = true;
-        if live.reporting.is_none() {
-            let workers = self.machine.reports(false);
-            if !workers.is_empty() {
-                let sequence = live.next();
-                live.reporting = Some((sequence, workers.clone()));
-                goes &= live.link.send(Inbound::Report { sequence, workers });
-            }
-        }
-        let note = lock(&self.machine.inner).notes.front().copied();
-        if let (None, Some((job, token))) = (live.noting, note) {
-            let sequence = live.next();
-            live.noting = Some((sequence, job, token));
-            goes &= live.link.send(Inbound::CheckpointCommitted { sequence, job, token });
-        }
-        if live.ailing.is_none()
-            && let Some((version, report)) = self.machine.health_to_tell()
-        {
-            let sequence = live.next();
-            live.ailing = Some((sequence, version));
-            goes &= live.link.send(Inbound::Health { sequence, report: Box::new(report) });
-        }
-        goes
-    }
-
-    /// Does what a message asks for; whether the session goes on.
-    async fn hear(&self, live: &mut Live, message: Outbound) -> bool {
+    /// Whether the session goes on.
+    fn hear(&self, live: &mut Live, message: Outbound) -> bool {
         match message {
             Outbound::HeartbeatAck { sequence } => {
                 if let Some(sent) = live.beats.acknowledged(sequence) {
-                    self.machine.renew(sent, live.parameters);
-                    return live.reconfirm(Wait::Lease);
+                    self.renew(sent, live.parameters);
                 }
-            }
-            Outbound::ReportAck { sequence } => {
-                if let Some((_, workers)) = live.reporting.take_if(|(asked, _)| *asked == sequence) {
-                    self.machine.reported(&workers);
-                }
-            }
-            Outbound::NoteAck { sequence, refused } => {
-                if let Some((_, job, token)) = live.noting.take_if(|(asked, ..)| *asked == sequence) {
-                    lock(&self.machine.inner).notes.pop_front();
-                    if refused.is_none() {
-                        self.cluster.site.checks.checkpointed(job, token);
-                    }
-                }
-            }
-            Outbound::HealthAck { sequence } => {
-                if let Some((_, version)) = live.ailing.take_if(|(asked, _)| *asked == sequence) {
-                    let mut inner = lock(&self.machine.inner);
-                    inner.health_told = Some(version);
-                    if inner.health == version {
-                        inner.repaired = None;
-                    }
-                }
-            }
-            Outbound::StartConfirmed { job, token, current } => {
-                self.confirmed(live, (job, token), current).await;
-            }
-            Outbound::Order(Order::Stop(stop)) => self.stop(live, stop).await,
-            Outbound::Order(Order::Start(start)) => return self.start(live, start),
-            Outbound::Repair(repair) => self.machine.repair(&repair),
-            Outbound::Registered { .. } | Outbound::ReadLogs(_) | Outbound::Probe(_) => {}
-        }
-        true
-    }
-
-    /// A start order: the leader is asked whether it still holds; whether the link takes it.
-    fn start(&self, live: &mut Live, order: StartOrder) -> bool {
-        let (job, token) = (order.job, order.placement.token);
-        let standing = lock(&self.machine.inner).fences.standing(job, token);
-        match admit(&mut live.waiting, WAITING_MAX, standing, job, token) {
-            Admission::New => {
-                live.waiting.insert((job, token), (order, Wait::Confirmation));
-                live.link.send(Inbound::ConfirmStart { job, token })
-            }
-            Admission::Known(_) => {
-                self.say_again(live.node, &order);
                 true
             }
-            Admission::Waiting | Admission::Outdated | Admission::Full => true,
-        }
-    }
-
-    /// The order is known: says what became of each of its workers. One that is not here will not start.
-    fn say_again(&self, node: NodeId, order: &StartOrder) {
-        let (job, token) = (order.job, order.placement.token);
-        let mut inner = lock(&self.machine.inner);
-        for (rank, _) in ranks_on(order, node) {
-            match inner.workers.get_mut(&(job, token, rank)) {
-                Some(worker) => worker.told = Told::Nothing,
-                None => _ = inner.elsewhere.insert((job, token, Some(rank)), ExitStatus::Vanished),
-            }
-        }
-        drop(inner);
-        self.machine.news.notify_one();
-    }
-
-    /// The leader's word about a start that waits for it.
-    async fn confirmed(&self, live: &mut Live, id: (JobId, FencingToken), current: bool) {
-        let Some((order, wait)) = live.waiting.get_mut(&id).filter(|(_, wait)| *wait == Wait::Confirmation)
-        else {
-            return;
-        };
-        if current {
-            self.stop_older(order);
-            let grace = Duration::from_millis(live.parameters.lease_stop_grace_ms());
-            match self.fit(live.node, order, grace) {
-                Fit::Wait(waits) => *wait = waits,
-                Fit::Go { epoch } => {
-                    let (order, _) = live.waiting.remove(&id).expect("it was just there");
-                    self.launch(live.node, &order, epoch, live.parameters).await;
+            Outbound::HealthAck { sequence } => {
+                if let Some((_, change)) = live.telling.take_if(|(asked, _)| *asked == sequence) {
+                    self.machine.workers.health_told(change);
                 }
-                Fit::Refuse(why) => {
-                    let (order, _) = live.waiting.remove(&id).expect("it was just there");
-                    self.refuse(live.node, &order, &why).await;
+                true
+            }
+            Outbound::Repair(repair) => {
+                self.machine.workers.repair(&repair);
+                true
+            }
+            message => match order_of(message, live.node) {
+                Some(order) => self.events.try_send(Event::Order(live.number, order)).is_ok(),
+                None => true,
+            },
+        }
+    }
+}
+
+/// Brings events to the node, and carries out the actions that follow, in order and before the next event.
+struct NodeLoop {
+    machine: Arc<Machine>,
+    cluster: Arc<Cluster>,
+    node: Node,
+    started: u64,
+    session: Option<SessionHandle>,
+    /// Tickets so far.
+    issued: u64,
+    /// Workers that wait for an answer.
+    saves: BTreeMap<Ticket, (JobId, FencingToken)>,
+}
+
+impl NodeLoop {
+    async fn run(mut self, mut events: mpsc::Receiver<Event>, mut news: mpsc::UnboundedReceiver<News>) {
+        let look = u64::try_from(limits::OVERDUE_LOOK.as_nanos()).unwrap_or(u64::MAX);
+        let mut tick = self.started + look;
+        loop {
+            let due = self.node.events_due().map(|due| self.started + due.as_nanos() as u64);
+            let event = tokio::select! {
+                biased;
+                event = events.recv() => match event.map(|event| self.translate(event)) {
+                    Some(Some(event)) => event,
+                    Some(None) => continue,
+                    None => return,
+                },
+                Some(news) = news.recv() => self.heard(news),
+                () = Sleep::until(due.unwrap_or(u64::MAX).min(tick)) => {
+                    if local_ns() >= tick {
+                        tick = local_ns() + look;
+                        node::Event::Tick
+                    } else {
+                        node::Event::EventsDue
+                    }
                 }
-            }
-        } else {
-            live.waiting.remove(&id);
-        }
-    }
-
-    /// A newer placement of a job is the end of its older ones.
-    fn stop_older(&self, order: &StartOrder) {
-        let mut inner = lock(&self.machine.inner);
-        let older = inner.workers.iter_mut().filter(|((job, token, _), worker)| {
-            *job == order.job
-                && *token < order.placement.token
-                && worker.exit.is_none()
-                && !worker.is_stopping
-        });
-        for (_, worker) in older {
-            (worker.is_stopping, worker.notice_ms) = (true, order.spec.stop_grace_ms);
-            worker.stop.notify_one();
-        }
-    }
-
-    fn fit(&self, node: NodeId, order: &StartOrder, grace: Duration) -> Fit {
-        let inner = lock(&self.machine.inner);
-        let mut load = rules::DeviceLoad::NONE;
-        for (_, devices) in ranks_on(order, node) {
-            load.add(devices, rules::DEVICE_MILLI);
-        }
-        let lease = inner.lease.filter(|lease| lease.stands(now()));
-        let Some(epoch) = epoch_for_start(lease, now(), grace) else { return Fit::Wait(Wait::Lease) };
-        let live = inner.workers.iter().filter(|(_, worker)| worker.exit.is_none());
-        room_for(live.map(held_of), order.job, order.placement.token, &load, epoch)
-    }
-
-    /// Makes a token durable: from then on nothing up to it is launched.
-    async fn raise(&self, job: JobId, token: FencingToken, ranks: BTreeSet<u32>) {
-        sleep_ms(1 + below(4)).await;
-        let mut inner = lock(&self.machine.inner);
-        inner.fences.raise(job, Fence { token, ranks });
-        inner.fences.fold(job);
-    }
-
-    async fn refuse(&self, node: NodeId, order: &StartOrder, why: &str) {
-        let (job, token) = (order.job, order.placement.token);
-        let ranks: BTreeSet<u32> = ranks_on(order, node).map(|(rank, _)| rank).collect();
-        event("refuse", format_args!("{job} {token} on {}: {why}", self.machine.agent));
-        self.raise(job, token, ranks.clone()).await;
-        let mut inner = lock(&self.machine.inner);
-        for rank in ranks {
-            inner.elsewhere.insert((job, token, Some(rank)), ExitStatus::LaunchFailed(why.to_owned()));
-        }
-        drop(inner);
-        self.machine.news.notify_one();
-    }
-
-    /// Stops what there is of a job up to a token; nothing older starts any more.
-    async fn stop(&self, live: &mut Live, stop: StopOrder) {
-        let (job, token) = (stop.job, stop.token);
-        let order = live.waiting.get(&(job, token)).map(|(order, _)| order);
-        let never: BTreeSet<u32> =
-            order.into_iter().flat_map(|order| ranks_on(order, live.node)).map(|(rank, _)| rank).collect();
-        withdraw(&mut live.waiting, job, token);
-        let (mut ranks, mut here) = (never.clone(), BTreeSet::new());
-        {
-            let mut inner = lock(&self.machine.inner);
-            if let Some(fence) = inner.fences.of(job).filter(|fence| fence.token == token) {
-                ranks.extend(&fence.ranks);
-            }
-            let held = inner.workers.range_mut((job, FencingToken::default(), 0)..=(job, token, u32::MAX));
-            for (key, worker) in held {
-                if key.1 == token {
-                    here.insert(key.2);
-                }
-                if worker.exit.is_some() {
-                    worker.told = Told::Nothing;
-                    continue;
-                }
-                (worker.is_stopping, worker.notice_ms) = (true, stop.grace_ms);
-                worker.stop.notify_one();
-            }
-        }
-        self.raise(job, token, ranks.clone()).await;
-        let mut inner = lock(&self.machine.inner);
-        if ranks.is_empty() && here.is_empty() {
-            inner.elsewhere.insert((job, token, None), ExitStatus::NotStarted);
-        }
-        for rank in ranks.difference(&here) {
-            let exit = if never.contains(rank) { ExitStatus::NotStarted } else { ExitStatus::Vanished };
-            inner.elsewhere.insert((job, token, Some(*rank)), exit);
-        }
-        drop(inner);
-        self.machine.news.notify_one();
-    }
-
-    /// Persists the token, and starts all ranks that are here.
-    async fn launch(&self, node: NodeId, order: &StartOrder, epoch: u64, parameters: Parameters) {
-        let (job, token) = (order.job, order.placement.token);
-        self.raise(job, token, ranks_on(order, node).map(|(rank, _)| rank).collect()).await;
-        let grace_ns = parameters.lease_stop_grace_ms().min(order.spec.stop_grace_ms.max(1)) * 1_000_000;
-        let end = local_ns() + fate(job).0 * 1_000_000;
-        for (rank, devices) in ranks_on(order, node) {
-            let key = (job, token, rank);
-            let mut inner = lock(&self.machine.inner);
-            if deadline_of(inner.lease, epoch).is_none_or(|deadline| deadline <= now()) {
-                // Its guard finds no lease, and starts nothing.
-                let exit = ExitStatus::LaunchFailed("the lease had run out before the launch".to_owned());
-                inner.elsewhere.insert((job, token, Some(rank)), exit);
-                continue;
-            }
-            let stop = Arc::new(Notify::new());
-            let worker = Worker {
-                exit: None,
-                told: Told::Nothing,
-                stop: Arc::clone(&stop),
-                notice_ms: 0,
-                is_stopping: false,
-                devices,
-                epoch,
-                ends_at: end,
             };
-            inner.workers.insert(key, worker);
-            drop(inner);
-            let (machine, cluster) = (Arc::clone(&self.machine), Arc::clone(&self.cluster));
-            let guard = Guard { machine, cluster, key, epoch, stop, grace_ns, end };
-            self.cluster.site.checks.process_started(key, self.machine.machine, devices);
-            spawn_on(self.machine.machine, guard.run());
+            let actions = self.decide(|node, view| node.handle(event, view));
+            self.perform(actions).await;
+            let actions = self.decide(Node::report);
+            self.perform(actions).await;
         }
-        self.machine.news.notify_one();
+    }
+
+    fn heard(&mut self, news: News) -> node::Event {
+        match news {
+            News::Executor(event) => node::Event::Executor(event),
+            News::Saved(key) => {
+                self.issued += 1;
+                let ticket = Ticket(self.issued);
+                self.saves.insert(ticket, (key.job, key.token));
+                node::Event::Worker { key, event: WorkerEvent::CheckpointCommitted { step: 0 }, ticket }
+            }
+        }
+    }
+
+    /// An event as the node takes it; none where the loop has dealt with it.
+    fn translate(&mut self, event: Event) -> Option<node::Event> {
+        Some(match event {
+            Event::Opened(session) => {
+                let (number, stop_grace) = (session.number, session.stop_grace);
+                self.session = Some(session);
+                node::Event::Opened(Session { number, stop_grace, takes: Features::all() })
+            }
+            Event::Closed(number) => {
+                self.session.take_if(|session| session.number == number);
+                node::Event::Closed(number)
+            }
+            Event::Order(number, order) => node::Event::Order(number, order),
+            Event::LeaseRenewed => node::Event::LeaseRenewed,
+            Event::Holdings(answer) => {
+                // A session that has given up waiting asks again.
+                let _ = answer.send(self.node.states());
+                return None;
+            }
+        })
+    }
+
+    /// Has the node decide something by what is known now.
+    fn decide(&mut self, decide: impl FnOnce(&mut Node, &View<'_>) -> Vec<Action>) -> Vec<Action> {
+        let uptime = Duration::from_nanos(local_ns().saturating_sub(self.started));
+        let node = &mut self.node;
+        self.machine.workers.decide(|lease, fences| decide(node, &View { now: now(), uptime, lease, fences }))
+    }
+
+    async fn perform(&mut self, actions: Vec<Action>) {
+        let mut actions = VecDeque::from(actions);
+        while let Some(action) = actions.pop_front() {
+            let following = self.perform_one(action).await;
+            // What follows from an action goes before the next one.
+            following.into_iter().rev().for_each(|action| actions.push_front(action));
+        }
+    }
+
+    async fn perform_one(&mut self, action: Action) -> Vec<Action> {
+        let workers = &self.machine.workers;
+        match action {
+            Action::Send(message) => return self.send(message),
+            Action::SendIfTaken(message) => {
+                if let Some(session) = &self.session {
+                    let _ = session.outgoing.try_send(inbound(message));
+                }
+            }
+            Action::Answer((ticket, outcome)) => {
+                if let (Some((job, token)), Ok(())) = (self.saves.remove(&ticket), outcome) {
+                    self.cluster.site.checks.checkpointed(job, token);
+                }
+            }
+            Action::Fence { job, token, ranks, then } => {
+                workers.raise(job, token, ranks).await;
+                return self.node.fenced(then, Ok(()));
+            }
+            Action::Stop(stops) => stops.into_iter().for_each(|stop| workers.stop(stop.key, stop.request)),
+            Action::DecideStart { job, token } => {
+                return self.decide(|node, view| node.decide_start(job, token, view));
+            }
+            // In a task: a slow launch must not delay a stop.
+            Action::Start { placement, epoch } => {
+                let (workers, site) = (Arc::clone(workers), Arc::clone(&self.cluster.site));
+                spawn_on(self.machine.agent, workers.start(site, placement, epoch));
+            }
+            Action::Refuse { key, reason } => workers.refuse(key, reason),
+            Action::Acknowledge(key) => workers.acknowledge(key),
+            Action::Upload { number, .. } => {
+                return self.decide(|node, view| node.handle(node::Event::UploadEnded(number), view));
+            }
+            Action::ListenForProbe(_) | Action::RunProbe(..) => {}
+        }
+        Vec::new()
+    }
+
+    fn send(&mut self, message: Message) -> Vec<Action> {
+        let Some(session) = &self.session else { return Vec::new() };
+        if session.outgoing.try_send(inbound(message)).is_ok() {
+            return Vec::new();
+        }
+        let number = session.number;
+        self.session = None;
+        self.decide(|node, view| node.handle(node::Event::Closed(number), view))
     }
 }

@@ -13,6 +13,11 @@ const GARBAGE_BYTES_MAX: u64 = 64;
 /// A sync of a healthy disk: from this, to twice this.
 const SYNC_NS: u64 = 600_000;
 
+/// Free space while there is enough.
+const ENOUGH_BYTES: u64 = 1 << 40;
+/// With less free than this, a replica holds entries back and writes no snapshot.
+pub const RESERVE_BYTES: u64 = 1 << 20;
+
 /// The disk is full.
 #[derive(Debug)]
 pub struct Full;
@@ -27,10 +32,12 @@ struct Content {
     synced: usize,
     files: BTreeMap<&'static str, Vec<u8>>,
     full: bool,
+    /// There is space for what cannot wait, though not for more.
+    has_reserve: bool,
     fail_next_sync: bool,
     slow_factor: u64,
     /// Rises with every power cut: a sync that was under way then has synced nothing.
-    life: u64,
+    cuts: u64,
 }
 
 /// One host's disk. Clones share it; it survives its host's processes.
@@ -52,17 +59,14 @@ impl Disk {
         self.lock().synced
     }
 
-    /// Writes behind the end of the log; where that ends now.
-    ///
-    /// # Errors
-    /// When the disk is full; nothing was written.
-    pub fn append(&self, bytes: &[u8]) -> Result<usize, Full> {
-        let mut content = self.lock();
-        if content.full {
-            return Err(Full);
-        }
-        content.log.extend_from_slice(bytes);
-        Ok(content.log.len())
+    /// Where the log ends.
+    pub fn log_bytes(&self) -> usize {
+        self.lock().log.len()
+    }
+
+    /// Writes behind the end of the log, in space that there is.
+    pub fn append(&self, bytes: &[u8]) {
+        self.lock().log.extend_from_slice(bytes);
     }
 
     /// Cuts the log, durably; what a start does with a torn tail.
@@ -77,13 +81,13 @@ impl Disk {
     /// # Errors
     /// When the disk fails.
     pub async fn sync(&self) -> Result<(), SyncFailed> {
-        let (end, factor, life) = {
+        let (end, factor, cuts) = {
             let content = self.lock();
-            (content.log.len(), content.slow_factor.max(1), content.life)
+            (content.log.len(), content.slow_factor.max(1), content.cuts)
         };
         sleep_true_ns((SYNC_NS + below(SYNC_NS)) * factor).await;
         let mut content = self.lock();
-        if content.life != life {
+        if content.cuts != cuts {
             return Err(SyncFailed);
         }
         if std::mem::take(&mut content.fail_next_sync) {
@@ -100,9 +104,20 @@ impl Disk {
         self.lock().files.get(name).cloned()
     }
 
-    /// Whether the disk is full.
+    /// Whether a write finds no space.
     pub fn is_full(&self) -> bool {
-        self.lock().full
+        let content = self.lock();
+        content.full && !content.has_reserve
+    }
+
+    /// How much may still be written.
+    pub fn free_bytes(&self) -> u64 {
+        let content = self.lock();
+        match (content.full, content.has_reserve) {
+            (false, _) => ENOUGH_BYTES,
+            (true, true) => RESERVE_BYTES / 2,
+            (true, false) => 0,
+        }
     }
 
     /// A small file is there, or none is; by who sets the disk up.
@@ -119,18 +134,23 @@ impl Disk {
     /// # Errors
     /// When the disk is full, which leaves the old one.
     pub async fn set(&self, name: &'static str, bytes: Option<Vec<u8>>) -> Result<(), Full> {
-        let (factor, full, life) = {
-            let content = self.lock();
-            (content.slow_factor.max(1), content.full, content.life)
-        };
-        if full {
+        if self.lock().full {
             return Err(Full);
         }
+        self.overwrite(name, bytes).await;
+        Ok(())
+    }
+
+    /// The same in space that the file has already.
+    pub async fn overwrite(&self, name: &'static str, bytes: Option<Vec<u8>>) {
+        let (factor, cuts) = {
+            let content = self.lock();
+            (content.slow_factor.max(1), content.cuts)
+        };
         sleep_true_ns((SYNC_NS / 2 + below(SYNC_NS)) * factor).await;
-        if self.lock().life == life {
+        if self.lock().cuts == cuts {
             self.put(name, bytes);
         }
-        Ok(())
     }
 
     /// Replaces a small file in the same way.
@@ -156,7 +176,7 @@ impl Disk {
         }
         // What was found after a power cut is on the disk.
         content.synced = end;
-        content.life += 1;
+        content.cuts += 1;
         content.fail_next_sync = false;
     }
 
@@ -174,12 +194,14 @@ impl Disk {
     /// An empty disk in place of this one.
     pub fn wipe(&self) {
         let mut content = self.lock();
-        *content = Content { life: content.life + 1, ..Content::default() };
+        *content = Content { cuts: content.cuts + 1, ..Content::default() };
     }
 
-    /// Whether there is space.
+    /// Whether the disk is full: of such disks half have a little left, and half have nothing.
     pub fn set_full(&self, full: bool) {
-        self.lock().full = full;
+        let has_reserve = chance(500);
+        let mut content = self.lock();
+        (content.full, content.has_reserve) = (full, has_reserve);
     }
 
     /// The next sync fails.

@@ -4,9 +4,9 @@ use muster_consensus::Timing;
 use muster_planted::Rule;
 use muster_types::Parameters;
 
-/// Rules that the simulator breaks itself, since what it simulates keeps them in the product: storage and clients. The
-/// others are broken in the product, by a build with the feature `planted-bugs`.
-pub const OWN: [Rule; 3] = [Rule::VoteAfterLoss, Rule::AckBeforeFlush, Rule::RetryUnderNewId];
+/// Rules that the simulator breaks itself, since what it simulates keeps them in the product: the opening of a directory, and
+/// clients. The others are broken in the product, by a build with the feature `planted-bugs`.
+pub const OWN: [Rule; 2] = [Rule::VoteAfterLoss, Rule::RetryUnderNewId];
 
 /// Rules that this build can break.
 #[must_use]

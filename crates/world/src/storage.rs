@@ -1,20 +1,14 @@
-//! The files next to a replica's log on its disk: the mark of a storage that was lost; and how the disk fares.
+//! The files next to a replica's log on its disk: the mark of a storage that was lost.
 
 use crate::disk::Disk;
 use crate::log_store::SimLog;
-use crate::runtime::{Host, event, local_ns, sleep_ms, spawn};
+use crate::runtime::{Host, event};
 use muster_consensus::Storage;
-use muster_store::{Entry, FlushProgress, Rejoin, SnapshotStore, Space, StorageHealth, StoreError};
-use openraft::RaftLogReader as _;
+use muster_store::{Entry, FlushProgress, Rejoin, SnapshotStore, StorageHealth, StoreError};
 use std::sync::Arc;
 use tokio::sync::watch;
 
 const MARK: &str = "rejoin";
-/// Between two looks at the disk.
-const LOOK_MS: u64 = 100;
-/// A flush that takes longer counts as stalled, as in `muster-store`.
-const STALL_MS: u64 = 100;
-
 /// Storage as the agreement sees it. Clones share it.
 #[derive(Clone)]
 pub struct SimStorage {
@@ -23,7 +17,6 @@ pub struct SimStorage {
     log: SimLog,
     snapshots: SnapshotStore,
     mark: Arc<watch::Sender<Option<Rejoin>>>,
-    health: Arc<watch::Sender<StorageHealth>>,
 }
 
 fn encode(mark: Rejoin) -> Vec<u8> {
@@ -59,32 +52,8 @@ impl SimStorage {
     /// Over a log that was opened.
     pub fn new(host: Host, disk: &Disk, log: &SimLog, snapshots: SnapshotStore) -> SimStorage {
         let mark = disk.file(MARK).and_then(|bytes| decode(&bytes));
-        let storage = SimStorage {
-            host,
-            disk: disk.clone(),
-            log: log.clone(),
-            snapshots,
-            mark: Arc::new(watch::Sender::new(mark)),
-            health: Arc::default(),
-        };
-        spawn(storage.clone().look_after());
-        storage
-    }
-
-    async fn look_after(self) {
-        loop {
-            let (mean_ns, began) = self.log.flushes();
-            let since_ms = began.map(|began| local_ns().saturating_sub(began) / 1_000_000);
-            let space = if self.disk.is_full() { Space::Full } else { Space::Enough };
-            let health = StorageHealth {
-                space,
-                stalled_ms: since_ms.filter(|ms| *ms >= STALL_MS),
-                flush_mean_us: mean_ns / 1_000,
-                ..StorageHealth::default()
-            };
-            self.health.send_replace(health);
-            sleep_ms(LOOK_MS).await;
-        }
+        let mark = Arc::new(watch::Sender::new(mark));
+        SimStorage { host, disk: disk.clone(), log: log.clone(), snapshots, mark }
     }
 }
 
@@ -94,7 +63,7 @@ impl Storage for SimStorage {
     }
 
     fn health(&self) -> watch::Receiver<StorageHealth> {
-        self.health.subscribe()
+        self.log.health()
     }
 
     fn flushed(&self) -> watch::Receiver<FlushProgress> {
@@ -114,7 +83,9 @@ impl Storage for SimStorage {
         Ok(())
     }
 
-    async fn close(&self) {}
+    async fn close(&self) {
+        self.log.close().await;
+    }
 
     fn is_blank(&self) -> bool {
         self.log.is_blank()
@@ -124,9 +95,8 @@ impl Storage for SimStorage {
         self.snapshots.clone()
     }
 
-    async fn read(&self, start: u64, end: u64, _bytes_max: usize) -> Result<Vec<Entry>, StoreError> {
-        let read = self.log.clone().try_get_log_entries(start..end).await;
-        read.map_err(|error| StoreError::Stopped { reason: error.to_string() })
+    async fn read(&self, start: u64, end: u64, bytes_max: usize) -> Result<Vec<Entry>, StoreError> {
+        self.log.read(start, end, bytes_max).await
     }
 
     async fn adopt_generation(&self, _generation: u32) -> Result<(), String> {

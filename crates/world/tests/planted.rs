@@ -47,7 +47,9 @@ macro_rules! rules {
 
 rules! {
     a_vote_after_a_loss_is_noticed: VoteAfterLoss, [1], [];
-    an_acknowledgement_before_the_flush_is_noticed: AckBeforeFlush, [4], ["lost:", "acknowledged", "applied", "committed", "log matching"];
+    // What follows from it, and not only that the disk has less than the log says.
+    #[cfg(feature = "planted-bugs")]
+    an_acknowledgement_before_the_flush_is_noticed: AckBeforeFlush, [4], ["lost:", "applied", "committed", "log matching"];
     #[cfg(feature = "planted-bugs")]
     an_agent_that_ignores_its_lease_is_noticed: AgentIgnoresLease, [3], ["two incarnations", "a device of machine"];
     a_retry_under_a_new_id_is_noticed: RetryUnderNewId, [1], [];

@@ -96,11 +96,6 @@ async fn workers_that_misbehave_harm_nobody() {
     let endpoints = |_: &str| cluster.endpoints();
     let agents = Agents::start_with(&cluster, &["h1", "h2"], endpoints, |host, _| settings(host)).await;
     let client = cluster.client();
-    // What is said of workers without memory is newer than what a cluster begins with.
-    eventually("the format was not raised", || async {
-        (cluster.operate(&["cluster", "upgrade"]).await.code == Some(0)).then_some(())
-    })
-    .await;
 
     cannot_start(&client, cluster.scratch.path()).await;
     too_much_environment(&client).await;

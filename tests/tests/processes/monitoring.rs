@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
-use crate::support::{Cluster, free_address, heavy, say};
+use crate::support::{Agents, Cluster, free_address, heavy, is_finished, job, say, submit, wait_for_job};
 
 /// Between two looks: each is a request to another program.
 const LOOK: Duration = Duration::from_millis(500);
@@ -140,24 +140,95 @@ impl Monitoring {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_alert_on_a_lost_leader_arrives_and_ends() {
+/// Both programs, where they are asked for and there.
+async fn programs() -> Option<[String; 2]> {
     if std::env::var_os("MUSTER_MONITORING").is_none_or(|wanted| wanted != "1") {
         say(
             "skipped: Prometheus and Alertmanager (MUSTER_MONITORING=1 asks for them; .ci/monitoring installs them)",
         );
-        return;
+        return None;
     }
     let programs =
         (program(&["prometheus"]).await, program(&["prometheus-alertmanager", "alertmanager"]).await);
     let (Some(prometheus), Some(alertmanager)) = programs else {
         say("skipped: Prometheus and Alertmanager are not on the path");
-        return;
+        return None;
     };
+    Some([prometheus, alertmanager])
+}
+
+/// The expressions of every dashboard, with the titles of their panels.
+fn expressions() -> Vec<(String, String)> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ops/dashboards");
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(directory).expect("there are dashboards") {
+        let path = entry.expect("it can be listed").path();
+        let text = std::fs::read_to_string(&path).expect("it can be read");
+        let dashboard: serde_json::Value = serde_json::from_str(&text).expect("it is JSON");
+        for panel in dashboard["panels"].as_array().expect("it has panels") {
+            for target in panel["targets"].as_array().expect("a panel has targets") {
+                let expression = target["expr"].as_str().expect("a target has an expression");
+                found.push((format!("{}: {}", dashboard["title"], panel["title"]), expression.to_owned()));
+            }
+        }
+    }
+    assert!(found.len() > 30, "{found:?}");
+    found
+}
+
+/// Every byte that is no letter or digit as its number, for an address.
+fn escaped(text: &str) -> String {
+    text.bytes()
+        .map(|byte| match byte {
+            byte if byte.is_ascii_alphanumeric() => char::from(byte).to_string(),
+            byte => format!("%{byte:02x}"),
+        })
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_panel_of_a_dashboard_has_data() {
+    let Some(programs) = programs().await else { return };
+    let _heavy = heavy().await;
+    let cluster = Cluster::start(3).await;
+    cluster.leader().await;
+    let _agents = Agents::start(&cluster, &["a"]).await;
+    let policy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ops/examples/policy.yaml");
+    cluster.operated(&["policy", "set", policy.to_str().expect("a path")]).await;
+    let monitoring = Monitoring::start(&cluster, programs);
+    let client = cluster.client();
+    let mut empty = Vec::new();
+    let begun = Instant::now();
+    // Rates need two scrapes with a call between them.
+    while begun.elapsed() < ALERT_LIMIT {
+        let id = submit(&client, job("good", &["true"])).await;
+        wait_for_job(&client, &id, is_finished).await;
+        empty.clear();
+        for (panel, expression) in expressions() {
+            let path = format!("/api/v1/query?query={}", escaped(&expression));
+            let answer =
+                get(monitoring.prometheus, &path).await.and_then(|body| serde_json::from_str(&body).ok());
+            let answer: serde_json::Value = answer.unwrap_or_default();
+            if answer["data"]["result"].as_array().is_none_or(Vec::is_empty) {
+                empty.push((panel, expression));
+            }
+        }
+        if empty.is_empty() {
+            say(&format!("{} expressions of dashboards have data", expressions().len()));
+            return;
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+    panic!("no data for {empty:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_alert_on_a_lost_leader_arrives_and_ends() {
+    let Some(programs) = programs().await else { return };
     let _heavy = heavy().await;
     let mut cluster = Cluster::start(3).await;
     let leader = cluster.leader().await;
-    let monitoring = Monitoring::start(&cluster, [prometheus, alertmanager]);
+    let monitoring = Monitoring::start(&cluster, programs);
     let watchdog = BTreeSet::from(["MusterWatchdog".to_owned()]);
     monitoring
         .until("a healthy cluster has other alerts than the watchdog", |alerts| *alerts == watchdog)

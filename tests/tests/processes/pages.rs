@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{Cluster, PATIENCE, eventually, node, register, say, submit, work};
+use crate::support::{
+    Agents, Cluster, PATIENCE, eventually, is_finished, job, node, register, say, submit, wait_for_job, work,
+};
 
 struct Page {
     code: u16,
@@ -110,6 +112,44 @@ async fn a_monitoring_system_sees_what_a_replica_does() {
     assert_eq!(get(alone, "/livez").await.code, 200, "a restart would not help it");
     cluster.restart_all().await;
     cluster.assert_digests_agree().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn decisions_are_counted_on_every_replica_while_it_runs() {
+    let mut cluster = Cluster::start(3).await;
+    let leader = cluster.leader().await;
+    let follower = (leader + 1) % 3;
+    let _agents = Agents::start(&cluster, &["a"]).await;
+    let client = cluster.client();
+    for (name, command) in [("good", "true"), ("bad", "false")] {
+        let id = submit(&client, job(name, &[command])).await;
+        wait_for_job(&client, &id, is_finished).await;
+    }
+    for at in [leader, follower] {
+        for (series, wanted) in [
+            (r#"muster_jobs_submitted_total{tier="standard"}"#, 2.0),
+            (r#"muster_jobs_submitted_total{tier="critical"}"#, 0.0),
+            (r#"muster_job_queue_duration_seconds_count{tier="standard"}"#, 2.0),
+            (r#"muster_jobs_finished_total{outcome="succeeded"}"#, 1.0),
+            (r#"muster_jobs_finished_total{outcome="failed"}"#, 1.0),
+            (r#"muster_attempts_failed_total{class="application"}"#, 1.0),
+            (r#"muster_gangs_stopped_total{cause="preempted"}"#, 0.0),
+            (r#"muster_log_records_total{decision="jobs_submitted"}"#, 2.0),
+        ] {
+            becomes(&cluster, at, series, wanted).await;
+        }
+        let page = get(cluster.replicas[at].http, "/metrics").await.body;
+        let started = value(&page, r#"muster_job_start_duration_seconds_count{tier="standard"}"#);
+        assert!(started >= Some(1.0), "{page}");
+    }
+    // It applies the log a second time, and counts nothing of that.
+    cluster.kill(follower).await;
+    cluster.start_replica(follower);
+    becomes(&cluster, follower, r#"muster_jobs{state="finished"}"#, 2.0).await;
+    becomes(&cluster, follower, r#"muster_jobs_submitted_total{tier="standard"}"#, 0.0).await;
+    let id = submit(&client, job("good", &["true"])).await;
+    wait_for_job(&client, &id, is_finished).await;
+    becomes(&cluster, follower, r#"muster_jobs_submitted_total{tier="standard"}"#, 1.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

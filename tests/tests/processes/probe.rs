@@ -8,9 +8,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::support::{
-    Agents, Cluster, eventually, free_address, heavy, is_finished, say, wait_for_job, work,
-};
+use crate::support::{Agents, Cluster, free_address, heavy, is_finished, say, wait_for_job, work};
 
 /// The host behind the narrow line, and what that takes: less than any network for training.
 const SLOW: &str = "h3";
@@ -84,10 +82,6 @@ async fn a_slow_host_is_named_and_a_gang_does_not_start_on_it() {
     cluster.operate(&["probe", "h1", "no-such"]).await.assert_refused(3, &["NODE_NOT_FOUND"]);
 
     // A gang on the sound hosts starts, checked.
-    eventually("the format is not raised", || async {
-        (cluster.operate(&["cluster", "upgrade"]).await.code == Some(0)).then_some(())
-    })
-    .await;
     let evidence = cluster.scratch.path().join("intervals");
     std::fs::create_dir(&evidence).unwrap();
     let submit = |spec| {

@@ -65,11 +65,6 @@ async fn a_slurm_cluster_runs_what_is_placed_on_it() {
     let Some(lab) = start_or_skip(Shape::default()) else { return };
     let _heavy = heavy().await;
     let mut cluster = Cluster::start(1).await;
-    // What others hold can be said since format 3.
-    eventually("the format cannot be raised", || async {
-        (cluster.operate(&["cluster", "upgrade"]).await.code == Some(0)).then_some(())
-    })
-    .await;
     let client = cluster.client();
     let home = cluster.scratch.path().join("agent-slurm");
     lay_out(&cluster, &lab, &home);

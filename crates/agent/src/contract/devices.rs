@@ -7,8 +7,8 @@
 //! peer access needs the peers visible. Otherwise a worker sees its own devices only. TPU chips are
 //! always its own.
 //!
-//! Where a worker cannot open the other devices of its host, CUDA counts those that are left: the numbers are then among
-//! the worker's own, from 0, as in a container or under Slurm's `ConstrainDevices`.
+//! Where a worker cannot open the other devices of its host, CUDA and ROCm count those that are left: the numbers are then
+//! among the worker's own, from 0, as in a container or under Slurm's `ConstrainDevices`. `libtpu` counts the chips of the host.
 //!
 //! A worker with a share of a device sees that device, `MUSTER_DEVICE_SHARE_MILLI`, and on NVIDIA
 //! `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` (CUDA Multi-Process Service, "Environment Variables"). Nothing but an MPS server
@@ -93,7 +93,7 @@ pub(super) fn visible(
     let seen = seen(placement, worker, local);
     let ids = if is_one_each(placement, worker, local) { comma([local.rank]) } else { comma(0..seen.len()) };
     // Those that cannot be opened are not counted by the driver's libraries: the rest have other numbers.
-    let visible = if here.hides_devices && kind == Family::Nvidia {
+    let visible = if here.hides_devices && matches!(kind, Family::Nvidia | Family::Amd) {
         comma(seen.iter().map(|device| seen.iter().filter(|other| *other < device).count()))
     } else {
         comma(seen)

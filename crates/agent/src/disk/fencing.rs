@@ -12,7 +12,7 @@
 use crate::disk::durable::{DurableError, read_record};
 use crate::disk::fence_log::FenceLog;
 use crate::rules::FenceTable;
-pub use crate::rules::{Fence, Standing};
+pub use crate::rules::{Fence, TokenOrder};
 use muster_types::{FencingToken, JobId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -98,7 +98,7 @@ impl Fences {
 
     /// What `token` is for `job`.
     #[must_use]
-    pub fn standing(&self, job: JobId, token: FencingToken) -> Standing {
+    pub fn standing(&self, job: JobId, token: FencingToken) -> TokenOrder {
         self.table.standing(job, token)
     }
 
@@ -123,7 +123,7 @@ impl Fences {
         token: FencingToken,
         ranks: BTreeSet<u32>,
     ) -> Result<(), DurableError> {
-        if self.standing(job, token) != Standing::Newer {
+        if self.standing(job, token) != TokenOrder::Newer {
             return Ok(());
         }
         let fence = Fence { token, ranks };
@@ -191,14 +191,14 @@ mod tests {
     fn only_a_newer_token_passes_and_it_survives_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         let mut fences = Fences::open(dir.path(), 10).unwrap();
-        assert_eq!(fences.standing(JobId(1), token(5)), Standing::Newer);
+        assert_eq!(fences.standing(JobId(1), token(5)), TokenOrder::Newer);
         fences.raise(JobId(1), token(5), BTreeSet::from([0, 2])).unwrap();
         fences.raise(JobId(1), token(4), BTreeSet::from([9])).unwrap();
         let fences = Fences::open(dir.path(), 10).unwrap();
-        assert_eq!(fences.standing(JobId(1), token(5)), Standing::Same);
-        assert_eq!(fences.standing(JobId(1), token(4)), Standing::Older);
+        assert_eq!(fences.standing(JobId(1), token(5)), TokenOrder::Same);
+        assert_eq!(fences.standing(JobId(1), token(4)), TokenOrder::Older);
         let rebuilt = FencingToken { generation: 2, log_index: LogIndex(1) };
-        assert_eq!(fences.standing(JobId(1), rebuilt), Standing::Newer);
+        assert_eq!(fences.standing(JobId(1), rebuilt), TokenOrder::Newer);
         assert_eq!(fences.of(JobId(1)).unwrap().ranks, BTreeSet::from([0, 2]));
     }
 
@@ -226,7 +226,7 @@ mod tests {
         for _ in 0..2 {
             let fences = Fences::open(dir.path(), 10).unwrap();
             assert_eq!(fences.of(JobId(1)), Some(&fence));
-            assert_eq!(fences.standing(JobId(9), token(2)), Standing::Older);
+            assert_eq!(fences.standing(JobId(9), token(2)), TokenOrder::Older);
             assert!(!dir.path().join("job-1").exists());
         }
         std::fs::create_dir(dir.path().join("job-1")).unwrap();
@@ -245,7 +245,7 @@ mod tests {
         }
         assert!(fences.log.bytes() <= LOG_BYTES_REWRITTEN + (128 << 10), "{}", fences.log.bytes());
         let fences = Fences::open(dir.path(), 10).unwrap();
-        assert_eq!(fences.standing(JobId(1), token(40)), Standing::Same);
+        assert_eq!(fences.standing(JobId(1), token(40)), TokenOrder::Same);
     }
 
     #[test]
@@ -258,8 +258,8 @@ mod tests {
         let fences = Fences::open(dir.path(), 8).unwrap();
         assert!(fences.table.jobs().len() <= 9);
         for job in 1..=30 {
-            assert_ne!(fences.standing(JobId(job), token(100 + job)), Standing::Newer, "job {job}");
+            assert_ne!(fences.standing(JobId(job), token(100 + job)), TokenOrder::Newer, "job {job}");
         }
-        assert_eq!(fences.standing(JobId(31), token(131)), Standing::Newer);
+        assert_eq!(fences.standing(JobId(31), token(131)), TokenOrder::Newer);
     }
 }

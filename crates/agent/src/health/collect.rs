@@ -27,7 +27,7 @@ fn key(observation: &Observation) -> Key {
 }
 
 /// A report on its way.
-struct Sent {
+struct ReportInFlight {
     sequence: u64,
     report: HealthReport,
     repair: Option<(u64, RepairEnd)>,
@@ -47,7 +47,7 @@ pub(crate) struct Collector {
     reset: DeviceSet,
     dropped: u64,
     sequence: u64,
-    sent: Option<Sent>,
+    sent: Option<ReportInFlight>,
     last_sent: Option<Instant>,
     /// What the leader knows, in this session; none before it was told anything.
     known: Option<(Vec<Observation>, Option<LogTime>)>,
@@ -189,7 +189,7 @@ impl Collector {
                 message.repair_failure.clone_from(why);
             }
         }
-        self.sent = Some(Sent { sequence: self.sequence, report, repair });
+        self.sent = Some(ReportInFlight { sequence: self.sequence, report, repair });
         Some(message)
     }
 }

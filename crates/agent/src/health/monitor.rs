@@ -106,7 +106,7 @@ impl Inventory {
 
 /// What the thread has seen.
 #[derive(Default)]
-struct Seen {
+struct MonitorState {
     inventory: Option<Inventory>,
     findings: Vec<Observation>,
     events: VecDeque<Observation>,
@@ -118,14 +118,14 @@ struct Seen {
 
 /// The thread, from outside.
 pub(crate) struct Monitor {
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<MonitorState>>,
     hang: Duration,
 }
 
 impl Monitor {
     /// Starts the thread, and waits a moment for its list of devices.
     pub(crate) fn begin(config: &HealthConfig, said: Arc<Notify>) -> Monitor {
-        let seen = Arc::new(Mutex::new(Seen::default()));
+        let seen = Arc::new(Mutex::new(MonitorState::default()));
         let monitor = Monitor { seen: Arc::clone(&seen), hang: Duration::from_millis(config.hang_ms) };
         let path = match &config.nvml {
             Source::Off => return monitor,
@@ -137,7 +137,7 @@ impl Monitor {
         let window = (config.slowdown_window_ms / config.poll_interval_ms.max(1)).clamp(1, 100_000) as usize;
         lock(&seen).alive = Some(Instant::now());
         let thread = std::thread::Builder::new().name("nvml".to_owned()).spawn(move || {
-            if let Some(mut asking) = Asking::begin(path.as_deref(), &seen, (poll, window)) {
+            if let Some(mut asking) = Poller::begin(path.as_deref(), &seen, (poll, window)) {
                 // Nobody waits any more when the list took too long.
                 let _ = listed.send(());
                 asking.run(&said);
@@ -179,7 +179,7 @@ impl Monitor {
     }
 }
 
-fn lock(seen: &Mutex<Seen>) -> std::sync::MutexGuard<'_, Seen> {
+fn lock(seen: &Mutex<MonitorState>) -> std::sync::MutexGuard<'_, MonitorState> {
     // A panic under the lock leaves whole values.
     seen.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -195,21 +195,21 @@ struct Watched {
 }
 
 /// The thread, from inside.
-struct Asking {
+struct Poller {
     nvml: Nvml,
     watch: Option<Watch>,
     devices: Vec<Watched>,
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<MonitorState>>,
     poll: Duration,
     window: usize,
 }
 
-impl Asking {
+impl Poller {
     fn begin(
         path: Option<&Path>,
-        seen: &Arc<Mutex<Seen>>,
+        seen: &Arc<Mutex<MonitorState>>,
         (poll, window): (Duration, usize),
-    ) -> Option<Asking> {
+    ) -> Option<Poller> {
         let nvml = match Nvml::open(path) {
             Ok(nvml) => nvml,
             Err(LoadError::Absent(why)) if path.is_none() => {
@@ -237,7 +237,7 @@ impl Asking {
             None
         });
         let devices = (0..count).map(|index| watched(index, &handles)).collect();
-        let mut asking = Asking { nvml, watch, devices, seen: Arc::clone(seen), poll, window };
+        let mut asking = Poller { nvml, watch, devices, seen: Arc::clone(seen), poll, window };
         let inventory = asking.list();
         tracing::info!(
             driver = inventory.driver,

@@ -21,7 +21,7 @@ const REPAIR_MAX: Duration = Duration::from_secs(1_800);
 const DEVICES_MAX: usize = muster_types::limits::HOST_DEVICES_MAX as usize;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Begun {
+struct StartedRepair {
     number: u64,
     boot: u64,
     reboots: bool,
@@ -32,7 +32,7 @@ pub(crate) struct Repairs {
     command: Vec<String>,
     path: PathBuf,
     boot: u64,
-    begun: Option<Begun>,
+    begun: Option<StartedRepair>,
     running: Option<(u64, JoinHandle<RepairEnd>)>,
     outcome: Option<(u64, RepairEnd)>,
     /// The order that nobody here carries out; said once.
@@ -77,7 +77,7 @@ impl Repairs {
             }
             return;
         }
-        let begun = Begun { number, boot: self.boot, reboots };
+        let begun = StartedRepair { number, boot: self.boot, reboots };
         if let Err(error) = write_record(&self.path, &begun) {
             tracing::error!(%error, "a repair is not begun, because that cannot be written down");
             self.outcome = Some((number, RepairEnd::Failed("it could not be written down".to_owned())));

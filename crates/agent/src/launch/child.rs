@@ -1,6 +1,6 @@
 //! Processes that a launcher starts, and the events it acts on.
 
-use super::protocol::Told;
+use super::protocol::HubMessage;
 use super::{Failure, PART_MAX, TERM_MAX};
 use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::unistd::Pid;
@@ -35,7 +35,7 @@ pub(super) enum Event {
     /// Its `remote` is gone.
     KillHere { id: u64 },
     /// Where a member stands, the hub's word; none when the hub is gone.
-    Hub(Option<Told>),
+    Hub(Option<HubMessage>),
 }
 
 /// Turns the signals to this process into events. To be called before any other thread exists.

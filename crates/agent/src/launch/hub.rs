@@ -2,7 +2,7 @@
 
 use super::child::Event;
 use super::identity::Identity;
-use super::protocol::{self, Answer, Hello, Lines, Role, Side, Told, is_proof, send};
+use super::protocol::{self, Answer, Hello, HubMessage, Lines, Role, Side, is_proof, send};
 use super::{Failure, say};
 use std::collections::BTreeMap;
 use std::net::{Ipv6Addr, TcpListener, TcpStream};
@@ -42,7 +42,7 @@ struct Board {
     commands_so_far: u64,
     connections: usize,
     /// Told to everybody who joins.
-    greeting: Option<Told>,
+    greeting: Option<HubMessage>,
 }
 
 /// Commands of `remote` in rank 0 have these numbers and above; its own children lower ones.
@@ -78,7 +78,7 @@ impl Hub {
     }
 
     /// Tells every member, now or when it joins.
-    pub(super) fn greet(&self, told: Told) {
+    pub(super) fn greet(&self, told: HubMessage) {
         let mut board = self.shared.board();
         for stream in board.members.values() {
             // One that is gone is told as such by its own thread.
@@ -102,7 +102,7 @@ impl Hub {
     pub(super) fn end(&self) -> usize {
         let board = self.shared.board();
         for stream in board.members.values() {
-            let _ = send(stream, &Told::End);
+            let _ = send(stream, &HubMessage::End);
         }
         board.members.len()
     }
@@ -163,7 +163,8 @@ fn serve(shared: &Shared, stream: TcpStream) {
 fn knows_gang(shared: &Shared, rank: usize, nonce: &str, stream: &TcpStream, lines: &mut Lines) -> bool {
     let own = protocol::nonce();
     let proof = |side| protocol::proof(&shared.gang, side, rank, [nonce, &own]);
-    let welcome = Told::Welcome { token: shared.token.clone(), nonce: own.clone(), proof: proof(Side::Hub) };
+    let welcome =
+        HubMessage::Welcome { token: shared.token.clone(), nonce: own.clone(), proof: proof(Side::Hub) };
     if send(stream, &welcome).is_err() {
         return false;
     }
@@ -214,7 +215,7 @@ fn serve_remote(shared: &Shared, rank: usize, shell: String, stream: &TcpStream,
         let id = COMMANDS_FROM + board.commands_so_far;
         board.commands.insert(id, (rank, answering));
         let sent = match board.members.get(&rank) {
-            Some(member) => send(member, &Told::Run { id, shell: shell.clone() }).is_ok(),
+            Some(member) => send(member, &HubMessage::Run { id, shell: shell.clone() }).is_ok(),
             None => rank == 0,
         };
         (id, sent)
@@ -234,7 +235,7 @@ fn serve_remote(shared: &Shared, rank: usize, shell: String, stream: &TcpStream,
     }
     match board.members.get(&rank) {
         Some(member) => {
-            let _ = send(member, &Told::Kill { id });
+            let _ = send(member, &HubMessage::Kill { id });
         }
         None => {
             drop(board);
@@ -247,7 +248,7 @@ impl Shared {
     /// Tells a `remote` how its command ended.
     fn conclude(&self, id: u64, code: i32) {
         let Some((_, stream)) = self.board().commands.remove(&id) else { return };
-        let _ = send(&stream, &Told::Exited { code });
+        let _ = send(&stream, &HubMessage::Exited { code });
         let _ = stream.shutdown(std::net::Shutdown::Both);
     }
 }
@@ -283,7 +284,7 @@ mod tests {
             let hello = Hello { token: "1.7".into(), nonce: own.clone(), role: Role::Member { rank: 1 } };
             send(&member, &hello).unwrap();
             let mut lines = Lines::of(member.try_clone().unwrap());
-            let Some(Told::Welcome { nonce, proof, .. }) = lines.next().unwrap() else {
+            let Some(HubMessage::Welcome { nonce, proof, .. }) = lines.next().unwrap() else {
                 panic!("no welcome")
             };
             let wanted = |side| protocol::proof(secret, side, 1, [&own, &nonce]);

@@ -1,7 +1,7 @@
 //! A member: every rank but the first.
 
 use super::child::{self, Event, shell};
-use super::protocol::{self, Answer, Hello, Lines, Role, Side, Told, is_proof, send};
+use super::protocol::{self, Answer, Hello, HubMessage, Lines, Role, Side, is_proof, send};
 use super::{Failure, GATHER_MAX, Gang, ray, say};
 use nix::sys::signal::Signal;
 use std::io;
@@ -34,14 +34,14 @@ fn follow(gang: &mut Gang, command: &[String]) -> Result<i32, Failure> {
         match event {
             // The work that saves runs next to rank 0 and ends this with the hub's word; or the grace ends it.
             Event::Stop => say("asked to stop: waiting for rank 0 to finish"),
-            Event::Hub(Some(Told::Run { id, shell: line })) => {
+            Event::Hub(Some(HubMessage::Run { id, shell: line })) => {
                 if let Err(failure) = gang.children.start(id, &mut shell(&line, &gang.identity.scratch())) {
                     say(&failure);
                     let _ = send(&hub, &Answer::Exited { id, code: 127 });
                 }
             }
-            Event::Hub(Some(Told::Kill { id })) => gang.children.signal(id, Signal::SIGTERM),
-            Event::Hub(Some(Told::Ray { address })) => {
+            Event::Hub(Some(HubMessage::Kill { id })) => gang.children.signal(id, Signal::SIGTERM),
+            Event::Hub(Some(HubMessage::Ray { address })) => {
                 cluster = Some(address);
                 ray::await_turn(&gang.identity, gang.children.events.clone());
             }
@@ -51,11 +51,11 @@ fn follow(gang: &mut Gang, command: &[String]) -> Result<i32, Failure> {
                     ray::node(gang, RAY_NODE, address, command)?;
                 }
             }
-            Event::Hub(Some(Told::End)) => {
+            Event::Hub(Some(HubMessage::End)) => {
                 child::wind_down(&mut gang.children, &gang.incoming, 0);
                 return Ok(0);
             }
-            Event::Hub(Some(Told::Welcome { .. } | Told::Exited { .. })) => {}
+            Event::Hub(Some(HubMessage::Welcome { .. } | HubMessage::Exited { .. })) => {}
             Event::Hub(None) => {
                 child::wind_down(&mut gang.children, &gang.incoming, 0);
                 return Err("rank 0 is gone".to_owned());
@@ -116,7 +116,7 @@ fn attempt(gang: &Gang) -> io::Result<(TcpStream, Lines)> {
     let role = Role::Member { rank: identity.rank };
     send(&stream, &Hello { token: identity.token.clone(), nonce: own.clone(), role })?;
     let mut lines = Lines::of(stream.try_clone()?);
-    let Some(Told::Welcome { token, nonce, proof: told }) = lines.next()? else {
+    let Some(HubMessage::Welcome { token, nonce, proof: told }) = lines.next()? else {
         return Err(io::Error::other("it is not this gang's hub"));
     };
     let proof = |side| protocol::proof(&identity.gang_secret, side, identity.rank, [&own, &nonce]);

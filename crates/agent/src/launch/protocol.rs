@@ -76,7 +76,7 @@ pub(super) enum Role {
 /// From the hub.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Told {
+pub(super) enum HubMessage {
     /// The connection stands; the token is the hub's own, and it proves that it is this gang's.
     Welcome {
         token: String,

@@ -9,7 +9,7 @@ use super::child::Event;
 use super::hub::Hub;
 use super::identity::{self, Identity};
 use super::mpi::part;
-use super::protocol::Told;
+use super::protocol::HubMessage;
 use super::{Failure, GATHER_MAX, Gang, say};
 use crate::contract::{Family, family};
 use crate::temporary;
@@ -66,7 +66,7 @@ fn cluster(
     if !answers(gang, address)? {
         return Ok(128 + Signal::SIGTERM as i32);
     }
-    hub.greet(Told::Ray { address: address.to_owned() });
+    hub.greet(HubMessage::Ray { address: address.to_owned() });
     if !assembled(gang, hub)? {
         return Ok(128 + Signal::SIGTERM as i32);
     }

@@ -4,7 +4,7 @@
 //! ssh's (`-x`, `-q`), and there is nothing to do for them.
 
 use super::Failure;
-use super::protocol::{Hello, Lines, Role, Told, send};
+use super::protocol::{Hello, HubMessage, Lines, Role, send};
 use std::net::TcpStream;
 
 /// Where the hub listens, for `remote`.
@@ -23,7 +23,7 @@ pub(super) fn run(args: &[&str]) -> Result<i32, Failure> {
     let role = Role::Remote { secret: variable(SECRET_VARIABLE)?, rank, shell };
     send(&stream, &Hello { token: variable(TOKEN_VARIABLE)?, nonce: String::new(), role }).map_err(lost)?;
     match Lines::of(stream).next().map_err(lost)? {
-        Some(Told::Exited { code }) => Ok(code),
+        Some(HubMessage::Exited { code }) => Ok(code),
         _ => Err("the launcher did not take the command".to_owned()),
     }
 }

@@ -262,11 +262,11 @@ impl Cgroup {
     }
 }
 
-/// Removes the groups below `parent` with such names in which nothing is: a shim that was killed while it waited has
-/// left its own. The kernel keeps those that are in use.
-pub(crate) fn remove_unused(parent: &Path, prefix: &str) {
+/// Removes the groups below `parent` with such names in which nothing is: a shim that was killed has left its own. The
+/// kernel keeps those that are in use.
+pub(crate) fn remove_unused(parent: &Path, is_left: impl Fn(&str) -> bool) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-        if entry.file_name().to_str().is_some_and(|name| name.starts_with(prefix)) {
+        if entry.file_name().to_str().is_some_and(&is_left) {
             let _ = fs::remove_dir(entry.path());
         }
     }

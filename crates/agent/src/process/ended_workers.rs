@@ -12,7 +12,10 @@ use crate::disk::durable::{read_record, write_record_of_boot};
 use crate::disk::tree;
 use crate::limits;
 use crate::process::task::TaskDir;
+use crate::rules::WorkerKey;
 use crate::settings::LogLimits;
+use crate::temporary;
+use muster_types::HolderId;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io;
@@ -150,12 +153,24 @@ impl Directories {
 fn remove_temporary(task: &TaskDir) {
     let named = task.spec().ok().flatten().and_then(|spec| spec.temporary);
     for directory in task.own_tmp().into_iter().chain(named) {
-        match tree::remove(&directory) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(directory = %directory.display(), %error, "temporary files of an ended worker stay");
-            }
-            _ => {}
+        remove_if_there(&directory);
+    }
+}
+
+/// Has the same done for a worker that has no directory any more.
+pub(crate) fn remove_temporary_of(key: WorkerKey, holder: HolderId) {
+    disposal::run(move || {
+        remove_if_there(&temporary::of(key, holder));
+        Ok(())
+    });
+}
+
+fn remove_if_there(directory: &Path) {
+    match tree::remove(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(directory = %directory.display(), %error, "temporary files of an ended worker stay");
         }
+        _ => {}
     }
 }
 

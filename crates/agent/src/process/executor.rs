@@ -13,7 +13,7 @@ use crate::executor::{
 use crate::limits;
 use crate::offload::blocking;
 use crate::process::cgroup::{self, Cgroup};
-use crate::process::ended_workers::EndedWorkers;
+use crate::process::ended_workers::{self, EndedWorkers};
 use crate::process::guards::{self, Guarded};
 use crate::process::isolation::{Isolating, Isolation, Namespaces};
 use crate::process::notice;
@@ -497,17 +497,25 @@ impl Executor for ProcessExecutor {
         let listed = blocking(move || {
             let of_holder = holder_mark(holder);
             let ended = unlisted::end(&tasks, |mark| mark.ends_with(&of_holder))?;
-            if ended > 0 {
+            if !ended.processes.is_empty() {
                 tracing::error!(
-                    processes = ended,
+                    processes = ended.processes.len(),
                     "workers ran that the state directory does not list, as if it was set back to an older copy: they were ended"
                 );
             }
             shim::remove_unused_shared_memory(holder);
-            if let Some(parent) = parent {
-                cgroup::remove_unused(&parent, shim::WAITING_GROUP);
+            let listed = task::list(&tasks)?;
+            let is_listed = |key: &WorkerKey| listed.binary_search(key).is_ok();
+            for key in ended.workers.iter().filter(|key| !is_listed(key)) {
+                ended_workers::remove_temporary_of(*key, holder);
             }
-            task::list(&tasks)
+            if let Some(parent) = parent {
+                cgroup::remove_unused(&parent, |name| {
+                    let own = shim::worker_of_group(name, holder);
+                    name.starts_with(shim::WAITING_GROUP) || own.is_some_and(|key| !is_listed(&key))
+                });
+            }
+            Ok(listed)
         });
         for key in listed.await.map_err(ExecutorError::List)? {
             let executor = self.clone();

@@ -308,9 +308,14 @@ impl Isolating {
             && try_filter()
                 .inspect_err(|why| tracing::info!(why, "control groups keep no worker from devices"))
                 .is_ok();
-        if !self.files.are_told_apart() {
+        if let Some(why) = self.files.why_not_told_apart() {
             tracing::warn!(
+                why,
                 "which device file is whose is not known: workers with accelerators see all of them"
+            );
+        } else if !self.files.can_be_hidden() && !self.has_filter {
+            tracing::warn!(
+                "only control groups keep workers from these accelerators: workers with some see all of them"
             );
         }
         for (label, fact) in self.facts() {
@@ -324,21 +329,20 @@ impl Isolating {
     pub fn device_guard(&self) -> DeviceGuard {
         // A worker that is root can do everything here to itself that its agent can undo.
         let can_undo = !self.has_users() && self.namespaces != Namespaces::User;
-        if !self.files.are_told_apart() || can_undo {
+        if can_undo || !self.hides_devices() {
             DeviceGuard::None
         } else if self.has_filter {
             DeviceGuard::Filtered
-        } else if self.namespaces != Namespaces::Host {
-            DeviceGuard::Hidden
         } else {
-            DeviceGuard::None
+            DeviceGuard::Hidden
         }
     }
 
     /// Whether a worker that has some of the host's devices finds no others: programs then count from 0.
     #[must_use]
     pub fn hides_devices(&self) -> bool {
-        self.files.are_told_apart() && (self.has_filter || self.namespaces != Namespaces::Host)
+        let can_hide = self.namespaces != Namespaces::Host && self.files.can_be_hidden();
+        self.files.why_not_told_apart().is_none() && (self.has_filter || can_hide)
     }
 
     /// What the files of a worker may take of the disk; 0 for no bound.
@@ -446,6 +450,7 @@ impl Isolating {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::contract::Family;
 
     fn placement(tenant: &str) -> Placement {
         let mut order = crate::wire::tests::order();
@@ -472,13 +477,16 @@ mod tests {
 
     #[test]
     fn what_a_worker_could_undo_is_no_guarantee() {
-        let files = |count| DeviceFiles::find(std::path::Path::new("/nowhere"), count, &[]);
+        let files = |family, count| DeviceFiles::find(std::path::Path::new("/nowhere"), family, count, &[]);
         let users = Some(UidRange { first: 70_000, count: 1 });
-        let guard = |uid_range, namespaces, can_filter: bool, count| {
+        let guard_of = |family, uid_range, namespaces, can_filter: bool, count| {
             let config = WorkersConfig { uid_range, ..WorkersConfig::default() };
             let isolating = Isolating { config, namespaces, ..Isolating::default() };
             let filter = || if can_filter { Ok(()) } else { Err("no".to_owned()) };
-            isolating.with_devices(files(count), filter).device_guard()
+            isolating.with_devices(files(family, count), filter).device_guard()
+        };
+        let guard = |uid_range, namespaces, can_filter, count| {
+            guard_of(Family::Nvidia, uid_range, namespaces, can_filter, count)
         };
         assert_eq!(guard(users, Namespaces::Root, true, 0), DeviceGuard::Filtered);
         assert_eq!(guard(users, Namespaces::Host, true, 0), DeviceGuard::Filtered);
@@ -486,6 +494,9 @@ mod tests {
         assert_eq!(guard(None, Namespaces::User, true, 0), DeviceGuard::Hidden);
         assert_eq!(guard(None, Namespaces::Root, true, 0), DeviceGuard::None);
         assert_eq!(guard(users, Namespaces::Host, false, 0), DeviceGuard::None);
+        // AMD's library does not pass by files that are hidden.
+        assert_eq!(guard_of(Family::Amd, users, Namespaces::Root, false, 0), DeviceGuard::None);
+        assert_eq!(guard_of(Family::Amd, users, Namespaces::Root, true, 0), DeviceGuard::Filtered);
         // Which file is whose is not known.
         assert_eq!(guard(users, Namespaces::Root, true, 8), DeviceGuard::None);
     }

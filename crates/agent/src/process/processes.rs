@@ -3,10 +3,17 @@
 //! **Invariant:** only processes that were just seen to belong to a worker are signalled: descendants
 //! of the shim, members of its session, or bearers of the worker's own mark in their environment.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
 /// The variable that marks everything that a worker started, with a value no other worker has.
 pub const MARK_VARIABLE: &str = "MUSTER_WORKER_MARK";
+/// Processes whose ends are waited for at a time: each takes a descriptor.
+const WAITED_FOR_MAX: usize = 128;
+/// The pause where no end can be waited for.
+const WITHOUT_EVENT: Duration = Duration::from_millis(20);
 
 /// What `/proc/<pid>/stat` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,19 +150,19 @@ pub fn left_behind(session: Option<i32>, mark: &str) -> BTreeSet<Process> {
         .collect()
 }
 
-/// Living processes with a worker's mark in their environment of which this holds.
+/// Living processes with a worker's mark in their environment of which something is wanted, with that.
 #[must_use]
-pub fn marked(wanted: impl Fn(&str) -> bool) -> BTreeSet<Process> {
+pub fn marked<T>(wanted: impl Fn(&str) -> Option<T>) -> BTreeMap<Process, T> {
     let prefix = format!("{MARK_VARIABLE}=");
-    let bears = |pid: i32| {
+    let found = |pid: i32| {
         let environment = environment(pid);
         let mut marks =
             environment.split(|b| *b == 0).filter_map(|entry| entry.strip_prefix(prefix.as_bytes()));
-        marks.any(|mark| std::str::from_utf8(mark).is_ok_and(&wanted))
+        marks.find_map(|mark| std::str::from_utf8(mark).ok().and_then(&wanted))
     };
     let own = std::process::id().cast_signed();
-    let living = all().into_iter().filter(|(pid, stat)| *pid != own && !stat.zombie && bears(*pid));
-    living.map(|(pid, stat)| Process { pid, started: stat.started }).collect()
+    let living = all().into_iter().filter(|(pid, stat)| *pid != own && !stat.zombie);
+    living.filter_map(|(pid, stat)| Some((Process { pid, started: stat.started }, found(pid)?))).collect()
 }
 
 /// Living processes that lead a session, as every shim does.
@@ -188,18 +195,43 @@ pub fn kill_all(seen: &BTreeSet<Process>) {
     }
 }
 
-fn kill_one(seen: Process) -> rustix::io::Result<()> {
+/// Kills, and waits until they have ended, for so long at most. Of very many it waits for the first ones: who comes again finds
+/// the others.
+pub(crate) fn end_all(seen: &BTreeSet<Process>, wait_max: Duration) {
+    let mut handles: Vec<OwnedFd> = Vec::new();
+    for process in seen {
+        if let Ok(Some(handle)) = kill_one(*process)
+            && handles.len() < WAITED_FOR_MAX
+        {
+            handles.push(handle);
+        }
+    }
+    let until = Instant::now() + wait_max;
+    if handles.is_empty() && !seen.is_empty() {
+        // All of them are gone, or without a handle there is no event.
+        std::thread::sleep(wait_max.min(WITHOUT_EVENT));
+    }
+    for handle in handles {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+        // Readable once the process has ended. After an interruption who comes again waits on.
+        let _ = poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&left));
+    }
+}
+
+/// Kills; a handle that tells the end, where the kernel has such, and it was still there.
+fn kill_one(seen: Process) -> rustix::io::Result<Option<OwnedFd>> {
     use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
-    let Some(pid) = Pid::from_raw(seen.pid) else { return Ok(()) };
+    let Some(pid) = Pid::from_raw(seen.pid) else { return Ok(None) };
     // The handle first: what it is of stays the same, whatever becomes of the number.
     let handle = pidfd_open(pid, PidfdFlags::empty());
     if stat(seen.pid).is_none_or(|now| now.started != seen.started) {
-        return Ok(());
+        return Ok(None);
     }
     match handle {
-        Ok(handle) => pidfd_send_signal(handle, Signal::KILL),
+        Ok(handle) => pidfd_send_signal(&handle, Signal::KILL).map(|()| Some(handle)),
         // No descriptor is free, or the kernel has none of this kind. The process was checked a moment ago.
-        Err(_) => kill_process(pid, Signal::KILL),
+        Err(_) => kill_process(pid, Signal::KILL).map(|()| None),
     }
 }
 
@@ -243,7 +275,8 @@ mod tests {
         // Another one that had the number is not meant.
         kill_all(&seen.iter().map(|process| Process { started: process.started + 1, ..*process }).collect());
         assert_eq!(descendants(pid), seen);
-        kill_all(&seen);
+        end_all(&seen, Duration::from_secs(60));
+        assert!(descendants(pid).is_empty(), "it has ended when that returns");
         shell.wait().unwrap();
     }
 }

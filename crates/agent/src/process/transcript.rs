@@ -513,11 +513,11 @@ mod tests {
     use super::*;
     use OutputStream::{Stderr, Stdout};
 
-    struct Place(tempfile::TempDir);
+    struct TestDirectory(tempfile::TempDir);
 
-    impl Place {
-        fn new() -> Place {
-            Place(tempfile::tempdir().unwrap())
+    impl TestDirectory {
+        fn new() -> TestDirectory {
+            TestDirectory(tempfile::tempdir().unwrap())
         }
 
         fn paths(&self) -> (PathBuf, PathBuf) {
@@ -546,7 +546,7 @@ mod tests {
 
     #[test]
     fn both_streams_come_back_in_order_and_each_by_itself() {
-        let place = Place::new();
+        let place = TestDirectory::new();
         let mut writer = place.writer(4_096);
         for (stream, text) in [(Stdout, "one "), (Stdout, "two "), (Stderr, "oh "), (Stdout, "three")] {
             writer.write(stream, text.as_bytes()).unwrap();
@@ -572,7 +572,7 @@ mod tests {
 
     #[test]
     fn the_newest_is_kept_within_the_limit_and_the_rest_is_counted() {
-        let place = Place::new();
+        let place = TestDirectory::new();
         let mut writer = place.writer(1_000);
         let all: Vec<u8> = (0..=255u8).cycle().take(12_345).collect();
         for (count, chunk) in all.chunks(7).enumerate() {
@@ -595,7 +595,7 @@ mod tests {
 
     #[test]
     fn a_follower_misses_nothing_over_rotations_that_it_keeps_up_with() {
-        let place = Place::new();
+        let place = TestDirectory::new();
         let mut writer = place.writer(600);
         let mut reader = place.reader(&[Stdout], 0, 0);
         let mut seen = Vec::new();
@@ -614,7 +614,7 @@ mod tests {
 
     #[test]
     fn a_disk_without_room_costs_output_and_says_how_much() {
-        let place = Place::new();
+        let place = TestDirectory::new();
         let (path, before) = place.paths();
         let mut writer = Writer::new(path, before, 4_096, 0);
         writer.write(Stdout, b"kept ").unwrap();
@@ -638,7 +638,7 @@ mod tests {
 
     #[test]
     fn a_writer_goes_on_behind_an_earlier_one() {
-        let place = Place::new();
+        let place = TestDirectory::new();
         let (path, before) = place.paths();
         let resume = || Writer::resume(place.paths().0, place.paths().1, 400, 0);
         let mut expected = Vec::new();
@@ -672,7 +672,7 @@ mod tests {
 
     #[test]
     fn parts_of_frames_are_waited_for_and_damage_is_an_error() {
-        let place = Place::new();
+        let place = TestDirectory::new();
         let (path, _) = place.paths();
         let mut writer = place.writer(4_096);
         writer.write(Stdout, b"whole").unwrap();

@@ -6,7 +6,8 @@
 
 use crate::process::processes::{self, Process};
 use crate::process::task::TaskDir;
-use std::collections::BTreeSet;
+use crate::rules::WorkerKey;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -14,67 +15,77 @@ use std::time::{Duration, Instant};
 
 /// How long the ends of such workers may take; one that a driver holds takes longer, and the agent is then started again.
 const END_MAX: Duration = Duration::from_secs(30);
-/// From one look to the next.
-const LOOK: Duration = Duration::from_millis(20);
+/// How long the ends of those that were found are waited for before others are looked for.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// Ends every worker that runs and is not listed below `tasks`; how many processes that were. `is_of_holder` says of a mark whether
-/// a worker of this holder has it.
+/// What was ended.
+#[derive(Debug, Default)]
+pub(super) struct Ended {
+    pub(super) processes: BTreeSet<Process>,
+    /// Whose they were.
+    pub(super) workers: BTreeSet<WorkerKey>,
+}
+
+/// Ends every worker that runs and is not listed below `tasks`. `is_of_holder` says of a mark whether a worker of this holder
+/// has it.
 ///
 /// # Errors
 /// When some do not end.
-pub(super) fn end(tasks: &Path, is_of_holder: impl Fn(&str) -> bool) -> io::Result<usize> {
+pub(super) fn end(tasks: &Path, is_of_holder: impl Fn(&str) -> bool) -> io::Result<Ended> {
     let until = Instant::now() + END_MAX;
-    let mut seen = BTreeSet::new();
+    let mut ended = Ended::default();
     loop {
         let found = find(tasks, &is_of_holder);
         if found.is_empty() {
-            return Ok(seen.len());
+            return Ok(ended);
         }
         if Instant::now() > until {
             let text = format!("workers that are not listed do not end: {found:?}");
             return Err(io::Error::other(text));
         }
-        processes::kill_all(&found);
-        seen.extend(found);
-        std::thread::sleep(LOOK);
+        let (processes, workers): (BTreeSet<Process>, BTreeSet<WorkerKey>) = found.into_iter().unzip();
+        processes::end_all(&processes, LOOK_AGAIN);
+        ended.processes.extend(processes);
+        ended.workers.extend(workers);
     }
 }
 
-fn find(tasks: &Path, is_of_holder: impl Fn(&str) -> bool) -> BTreeSet<Process> {
-    let is_unlisted = |mark: &str| {
-        let worker = mark.rsplit_once('_').map(|(worker, _)| worker);
-        let key = worker.and_then(TaskDir::key_of_name);
-        is_of_holder(mark) && key.is_some_and(|key| !TaskDir::of(tasks, key).path().exists())
+/// The processes of such workers: those with a mark, shims, and whatever is below a shim, which ends with it but not at once.
+fn find(tasks: &Path, is_of_holder: impl Fn(&str) -> bool) -> BTreeMap<Process, WorkerKey> {
+    let unlisted = |mark: &str| {
+        let key = mark.rsplit_once('_').and_then(|(worker, _)| TaskDir::key_of_name(worker))?;
+        (is_of_holder(mark) && !TaskDir::of(tasks, key).path().exists()).then_some(key)
     };
-    let mut found = processes::marked(is_unlisted);
-    found.extend(
-        processes::session_leaders().into_iter().filter(|leader| is_unlisted_shim(tasks, leader.pid)),
-    );
+    let mut found = processes::marked(unlisted);
+    for leader in processes::session_leaders() {
+        if let Some(key) = unlisted_worker_of_shim(tasks, leader.pid) {
+            found.extend(processes::descendants(leader.pid).into_iter().map(|process| (process, key)));
+            found.insert(leader, key);
+        }
+    }
     found
 }
 
-/// Whether the process is a shim of a worker below `tasks` whose directory is not there any more, or another one by now.
-fn is_unlisted_shim(tasks: &Path, pid: i32) -> bool {
-    let Ok(open) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
-    open.flatten().any(|descriptor| {
-        let Some(alive) = std::fs::read_link(descriptor.path()).ok().and_then(|to| alive_of(tasks, &to))
-        else {
-            return false;
-        };
+/// The worker below `tasks` whose shim the process is, where its directory is not there any more, or another one by now.
+fn unlisted_worker_of_shim(tasks: &Path, pid: i32) -> Option<WorkerKey> {
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
+    open.flatten().find_map(|descriptor| {
+        let to = std::fs::read_link(descriptor.path()).ok()?;
+        let (key, alive) = alive_of(tasks, &to)?;
         let id = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
         let held = id(&descriptor.path());
-        held.is_some() && held != id(&alive)
+        (held.is_some() && held != id(&alive)).then_some(key)
     })
 }
 
-/// The FIFO of a worker below `tasks` that an open descriptor leads to. A shim that waits for its worker ends by itself.
-fn alive_of(tasks: &Path, open: &Path) -> Option<PathBuf> {
+/// The worker below `tasks` to whose FIFO an open descriptor leads, and that. A shim that waits for its worker ends by itself.
+fn alive_of(tasks: &Path, open: &Path) -> Option<(WorkerKey, PathBuf)> {
     let text = open.to_str()?;
     let path = Path::new(text.strip_suffix(" (deleted)").unwrap_or(text));
     let task = path.parent()?;
     let name = task.file_name()?.to_str()?;
-    let is_worker = task.parent() == Some(tasks) && TaskDir::key_of_name(name).is_some();
-    (is_worker && TaskDir::at(task.to_owned()).alive() == path).then(|| path.to_owned())
+    let key = TaskDir::key_of_name(name).filter(|_| task.parent() == Some(tasks))?;
+    (TaskDir::at(task.to_owned()).alive() == path).then(|| (key, path.to_owned()))
 }
 
 #[cfg(test)]
@@ -84,7 +95,7 @@ mod tests {
     #[test]
     fn a_shim_is_known_by_the_fifo_that_it_holds() {
         let tasks = Path::new("/state/tasks");
-        let alive = |text: &str| alive_of(tasks, Path::new(text)).map(|path| path.display().to_string());
+        let alive = |text: &str| alive_of(tasks, Path::new(text)).map(|(_, path)| path.display().to_string());
         let own = "/state/tasks/job-7@3.2_1.9_0/alive";
         let name = format!("{}_{}_0", muster_types::JobId(7), muster_types::FencingToken::default());
         let own = own.replace("job-7@3.2_1.9_0", &name);

@@ -15,7 +15,7 @@ pub struct Fence {
 
 /// What a token is against what was seen before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum TokenOrder {
     /// Newer than all: may be launched.
     Newer,
     /// The one that is already persisted: never launched a second time.
@@ -53,13 +53,13 @@ impl FenceTable {
 
     /// What `token` is for `job`.
     #[must_use]
-    pub fn standing(&self, job: JobId, token: FencingToken) -> Standing {
+    pub fn standing(&self, job: JobId, token: FencingToken) -> TokenOrder {
         match self.jobs.get(&job) {
-            Some(fence) if token == fence.token => Standing::Same,
-            Some(fence) if token < fence.token => Standing::Older,
-            Some(_) => Standing::Newer,
-            None if token <= self.floor => Standing::Older,
-            None => Standing::Newer,
+            Some(fence) if token == fence.token => TokenOrder::Same,
+            Some(fence) if token < fence.token => TokenOrder::Older,
+            Some(_) => TokenOrder::Newer,
+            None if token <= self.floor => TokenOrder::Older,
+            None => TokenOrder::Newer,
         }
     }
 
@@ -83,7 +83,7 @@ impl FenceTable {
 
     /// Takes a newer token with its ranks; an older or equal one changes nothing. Whether it was taken.
     pub fn raise(&mut self, job: JobId, fence: Fence) -> bool {
-        let newer = self.standing(job, fence.token) == Standing::Newer;
+        let newer = self.standing(job, fence.token) == TokenOrder::Newer;
         if newer {
             self.jobs.insert(job, fence);
         }

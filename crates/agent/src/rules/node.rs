@@ -13,7 +13,7 @@
 //! Orders of an earlier session are never acted on.
 
 use super::boot_time::BootTime;
-use super::fences::{FenceTable, Standing};
+use super::fences::{FenceTable, TokenOrder};
 use super::placement::Placement;
 use super::probe_plan::Plan;
 use super::starts::{Admission, Fit, Held, Wait, admit, epoch_for_start, room_for, withdraw};
@@ -41,58 +41,80 @@ const EVENTS_NOT_TAKEN: &str = "the cluster's leader is of a release that takes 
 
 /// An order, checked.
 #[derive(Debug)]
-pub(crate) enum Order {
+pub enum Order {
+    /// Start workers.
     Start(Box<Placement>),
     /// A start order that breaks a rule: its workers cannot be launched.
     Malformed {
+        /// The job.
         job: JobId,
+        /// The placement.
         token: FencingToken,
+        /// Its workers here.
         ranks: BTreeSet<u32>,
+        /// Which rule.
         reason: String,
     },
+    /// Stop what there is of a job up to a token.
     Stop {
+        /// The job.
         job: JobId,
+        /// Up to this placement.
         token: FencingToken,
+        /// How.
         request: StopRequest,
     },
+    /// The answer to [`Message::ConfirmStart`].
     StartConfirmed {
+        /// The job.
         job: JobId,
+        /// The placement.
         token: FencingToken,
+        /// Whether it may start.
         current: bool,
     },
+    /// A report is in the log.
     ReportAck(u64),
     /// What became of a worker's event; the reason where it can never be taken.
     EventAck(u64, Option<String>),
+    /// Send output.
     ReadLogs {
+        /// For which request.
         read_id: u64,
+        /// Which output.
         request: OutputRequest,
     },
+    /// Listen for a probe.
     ProbeListen(u64),
+    /// Carry out a probe.
     ProbeRun(u64, Plan),
-    /// What came of the check of a placement's network; the fault of this node.
+    /// What came of the check of a placement's network.
     Verdict {
+        /// The job.
         job: JobId,
+        /// The placement.
         token: FencingToken,
+        /// The fault of this node, where there is one.
         fault: Option<String>,
     },
 }
 
 /// What the decisions depend on, in addition to the node's own state, at the time of an event.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct View<'a> {
+pub struct View<'a> {
     /// By the clock of leases.
-    pub(crate) now: BootTime,
+    pub now: BootTime,
     /// Since the agent's start, without the time that the host was suspended.
-    pub(crate) uptime: Duration,
+    pub uptime: Duration,
     /// The lease, while it stands.
-    pub(crate) lease: Option<LeaseTerm>,
+    pub lease: Option<LeaseTerm>,
     /// The persisted tokens.
-    pub(crate) fences: &'a FenceTable,
+    pub fences: &'a FenceTable,
 }
 
 /// Everything the node reacts to.
 #[derive(Debug)]
-pub(crate) enum Event {
+pub enum Event {
     /// A session was opened.
     Opened(Session),
     /// It was closed, or takes no more messages.
@@ -102,7 +124,14 @@ pub(crate) enum Event {
     /// The lease moved.
     LeaseRenewed,
     /// A worker reported something.
-    Worker { key: WorkerKey, event: WorkerEvent, ticket: Ticket },
+    Worker {
+        /// Which worker.
+        key: WorkerKey,
+        /// What it reported.
+        event: WorkerEvent,
+        /// Stands for the worker until it is answered.
+        ticket: Ticket,
+    },
     /// Nobody waits for these answers any more.
     Abandoned(BTreeSet<Ticket>),
     /// Events of workers may be due.
@@ -119,95 +148,154 @@ pub(crate) enum Event {
 
 /// The terms of a session.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Session {
-    pub(crate) number: u64,
-    pub(crate) stop_grace: Duration,
+pub struct Session {
+    /// Rises from one to the next.
+    pub number: u64,
+    /// What a stop takes of the lease.
+    pub stop_grace: Duration,
     /// What the leader takes: a session that brings something else is ended, and its lease with it.
-    pub(crate) takes: Features,
+    pub takes: Features,
 }
 
 /// A message to the leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Message {
-    ConfirmStart { job: JobId, token: FencingToken },
-    Report { sequence: u64, workers: Vec<WorkerState> },
+pub enum Message {
+    /// Does this placement still hold?
+    ConfirmStart {
+        /// The job.
+        job: JobId,
+        /// The placement.
+        token: FencingToken,
+    },
+    /// What became of workers.
+    Report {
+        /// Repeated in the acknowledgement.
+        sequence: u64,
+        /// The workers.
+        workers: Vec<WorkerState>,
+    },
+    /// What a worker reported.
     WorkerEvent(SequencedEvent),
-    PreflightWaiting { job: JobId, token: FencingToken },
+    /// Only the check of its gang's network is missing.
+    PreflightWaiting {
+        /// The job.
+        job: JobId,
+        /// The placement.
+        token: FencingToken,
+    },
+    /// What others hold of the node.
     ForeignLoad(ForeignLoad),
 }
 
 /// How a worker is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stop {
-    pub(crate) key: WorkerKey,
-    pub(crate) request: StopRequest,
+pub struct Stop {
+    /// Which worker.
+    pub key: WorkerKey,
+    /// How.
+    pub request: StopRequest,
     /// It is being launched: where the stop cannot be delivered, it is delivered once the worker runs.
-    pub(crate) is_launching: bool,
+    pub is_launching: bool,
 }
 
 /// What follows once a token is durable, or cannot be made so.
 #[derive(Debug)]
-pub(crate) enum AfterFence {
+pub enum AfterFence {
+    /// Its workers start.
     Launch {
+        /// What starts.
         placement: Arc<Placement>,
+        /// The epoch of the lease that they belong to.
         epoch: u64,
     },
+    /// Its workers are refused.
     Refuse {
+        /// What is refused.
         placement: Arc<Placement>,
+        /// Why.
         reason: String,
     },
+    /// This node is at fault.
     Fault {
+        /// What does not start.
         placement: Arc<Placement>,
+        /// The fault.
         fault: String,
     },
+    /// The stop is reported.
     Stopped {
+        /// The job.
         job: JobId,
+        /// Up to this placement.
         token: FencingToken,
+        /// Its workers on this node.
         ranks: BTreeSet<u32>,
+        /// Those that waited to be started.
         never: BTreeSet<u32>,
+        /// Those that are held here.
         here: BTreeSet<u32>,
     },
 }
 
 /// What the loop is to do.
 #[derive(Debug)]
-pub(crate) enum Action {
+pub enum Action {
     /// A session that does not take the message is closed: a new one starts from what is outstanding.
     Send(Message),
     /// The next message of its kind will do where this one is not taken.
     SendIfTaken(Message),
+    /// The answer to a worker.
     Answer(Answer),
     /// Persist the token, and call [`Node::fenced`].
     Fence {
+        /// The job.
         job: JobId,
+        /// The token.
         token: FencingToken,
+        /// The workers of that placement on this node.
         ranks: BTreeSet<u32>,
+        /// What follows.
         then: AfterFence,
     },
     /// Stop all of these at the same time, and wait until the stops are delivered.
     Stop(Vec<Stop>),
     /// Call [`Node::decide_start`].
     DecideStart {
+        /// The job.
         job: JobId,
+        /// The placement.
         token: FencingToken,
     },
+    /// Launch the workers, without waiting for them.
     Start {
+        /// What is launched.
         placement: Arc<Placement>,
+        /// The epoch of the lease.
         epoch: u64,
     },
+    /// Record that a worker will not be launched.
     Refuse {
+        /// Which worker.
         key: WorkerKey,
+        /// Why.
         reason: String,
     },
+    /// The leader knows the end of this worker.
     Acknowledge(WorkerKey),
     /// Send output, or the reason why it is not sent.
     Upload {
+        /// Which upload.
         number: u64,
+        /// For which request.
         read_id: u64,
+        /// Which output.
         request: OutputRequest,
+        /// Why none is sent.
         refused: Option<String>,
     },
+    /// Listen for a probe.
     ListenForProbe(u64),
+    /// Carry out a probe.
     RunProbe(u64, Plan),
 }
 
@@ -272,7 +360,7 @@ struct InFlight {
 
 /// The node's state.
 #[derive(Debug)]
-pub(crate) struct Node {
+pub struct Node {
     spec: NodeSpec,
     /// Its workers run on the host of the agent.
     is_on_this_host: bool,
@@ -294,7 +382,10 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn new(
+    /// Without a session; `foreign` is what others hold of it, none where nobody else can, and `adopted` are the workers
+    /// that an earlier agent left.
+    #[must_use]
+    pub fn new(
         spec: NodeSpec,
         is_on_this_host: bool,
         foreign: Option<Foreign>,
@@ -322,22 +413,26 @@ impl Node {
         }
     }
 
-    pub(crate) fn spec(&self) -> &NodeSpec {
+    /// What the leader is told of it.
+    #[must_use]
+    pub fn spec(&self) -> &NodeSpec {
         &self.spec
     }
 
     /// All workers, for a registration.
-    pub(crate) fn states(&self) -> Vec<WorkerState> {
+    #[must_use]
+    pub fn states(&self) -> Vec<WorkerState> {
         self.workers.iter().map(|(key, worker)| worker.state(*key)).collect()
     }
 
     /// When events of workers are due next.
-    pub(crate) fn events_due(&self) -> Option<Duration> {
+    #[must_use]
+    pub fn events_due(&self) -> Option<Duration> {
         self.events.next_due()
     }
 
     /// Takes an event.
-    pub(crate) fn handle(&mut self, event: Event, view: &View<'_>) -> Vec<Action> {
+    pub fn handle(&mut self, event: Event, view: &View<'_>) -> Vec<Action> {
         match event {
             Event::Opened(session) => self.on_opened(session),
             Event::Closed(number) => self.session = self.session.filter(|s| s.number != number),
@@ -361,7 +456,7 @@ impl Node {
     }
 
     /// The reports that are due: to be called once the actions of an event are carried out.
-    pub(crate) fn report(&mut self, view: &View<'_>) -> Vec<Action> {
+    pub fn report(&mut self, view: &View<'_>) -> Vec<Action> {
         self.send_report();
         self.send_foreign(view);
         self.take_actions()
@@ -472,7 +567,7 @@ impl Node {
         let standing = view.fences.standing(job, token);
         match admit(&mut self.pending, limits::PENDING_PLACEMENTS_MAX, standing, job, token) {
             Admission::Known(standing) => {
-                if standing == Standing::Older {
+                if standing == TokenOrder::Older {
                     // Its leader is behind, or it is below the floor and needs a new token.
                     tracing::warn!(%job, %token, "a start order with a token older than one seen is refused");
                 }
@@ -524,7 +619,7 @@ impl Node {
     }
 
     /// Starts a placement that is confirmed, or says what it waits for.
-    pub(crate) fn decide_start(&mut self, job: JobId, token: FencingToken, view: &View<'_>) -> Vec<Action> {
+    pub fn decide_start(&mut self, job: JobId, token: FencingToken, view: &View<'_>) -> Vec<Action> {
         let Some(pending) = self.pending.get(&(job, token)) else { return Vec::new() };
         let (placement, checked) = (Arc::clone(&pending.placement), pending.checked);
         match self.fit(&placement, view) {
@@ -630,7 +725,7 @@ impl Node {
     }
 
     /// Goes on once the token is durable, or is not: then nothing was started with it.
-    pub(crate) fn fenced(&mut self, then: AfterFence, outcome: Result<(), String>) -> Vec<Action> {
+    pub fn fenced(&mut self, then: AfterFence, outcome: Result<(), String>) -> Vec<Action> {
         match (then, outcome) {
             (AfterFence::Launch { placement, epoch }, Ok(())) => self.launch(placement, epoch),
             (AfterFence::Launch { placement, .. }, Err(reason)) => {

@@ -1,7 +1,7 @@
 //! Decisions about a start order: whether the agent accepts it, what it waits for, and when its workers may start.
 
 use super::boot_time::BootTime;
-use super::fences::Standing;
+use super::fences::TokenOrder;
 use super::term::LeaseTerm;
 use super::worker::{DeviceLoad, WorkerKey};
 use muster_types::{DeviceSet, FencingToken, JobId};
@@ -39,7 +39,7 @@ pub enum Fit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
     /// Its token is the one that was persisted, or below it: it is answered with what became of its workers.
-    Known(Standing),
+    Known(TokenOrder),
     /// It waits here already.
     Waiting,
     /// A newer one of the same job waits.
@@ -54,11 +54,11 @@ pub enum Admission {
 pub fn admit<P>(
     waiting: &mut BTreeMap<(JobId, FencingToken), P>,
     waiting_max: usize,
-    standing: Standing,
+    standing: TokenOrder,
     job: JobId,
     token: FencingToken,
 ) -> Admission {
-    if standing != Standing::Newer {
+    if standing != TokenOrder::Newer {
         return Admission::Known(standing);
     }
     if waiting.contains_key(&(job, token)) {
@@ -152,17 +152,17 @@ mod tests {
             }
             (admission, waiting.len())
         };
-        assert_eq!(take(Standing::Same, 5), (Admission::Known(Standing::Same), 0));
-        assert_eq!(take(Standing::Newer, 6), (Admission::New, 1));
-        assert_eq!(take(Standing::Newer, 6), (Admission::Waiting, 1));
-        assert_eq!(take(Standing::Newer, 5), (Admission::Outdated, 1));
-        assert_eq!(take(Standing::Newer, 8), (Admission::New, 1), "the older one is taken out");
+        assert_eq!(take(TokenOrder::Same, 5), (Admission::Known(TokenOrder::Same), 0));
+        assert_eq!(take(TokenOrder::Newer, 6), (Admission::New, 1));
+        assert_eq!(take(TokenOrder::Newer, 6), (Admission::Waiting, 1));
+        assert_eq!(take(TokenOrder::Newer, 5), (Admission::Outdated, 1));
+        assert_eq!(take(TokenOrder::Newer, 8), (Admission::New, 1), "the older one is taken out");
         waiting.insert((JobId(8), token(9)), ());
-        assert_eq!(admit(&mut waiting, 2, Standing::Newer, JobId(6), token(9)), Admission::Full);
-        let older = admit(&mut waiting, 2, Standing::Newer, JOB, token(7));
+        assert_eq!(admit(&mut waiting, 2, TokenOrder::Newer, JobId(6), token(9)), Admission::Full);
+        let older = admit(&mut waiting, 2, TokenOrder::Newer, JOB, token(7));
         assert_eq!(older, Admission::Outdated, "though another job's start waits behind it");
         assert_eq!(
-            admit(&mut waiting, 2, Standing::Newer, JOB, token(9)),
+            admit(&mut waiting, 2, TokenOrder::Newer, JOB, token(9)),
             Admission::New,
             "in its own place"
         );

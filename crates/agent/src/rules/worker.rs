@@ -24,19 +24,28 @@ impl fmt::Display for WorkerKey {
 
 /// The state of a worker, as the leader is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct WorkerState {
-    pub(crate) key: WorkerKey,
+pub struct WorkerState {
+    /// Which worker.
+    pub key: WorkerKey,
     /// How it ended; none while it runs.
-    pub(crate) exit: Option<ExitStatus>,
+    pub exit: Option<ExitStatus>,
 }
 
 /// What a worker reports of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum WorkerEvent {
-    /// Its work is saved, after this step; 0 where it does not state the step.
-    CheckpointCommitted { step: u64 },
+pub enum WorkerEvent {
+    /// Its work is saved.
+    CheckpointCommitted {
+        /// After this step; 0 where it does not state the step.
+        step: u64,
+    },
     /// It has completed a step.
-    Step { number: u64, duration_ms: u64 },
+    Step {
+        /// Which one, from 1.
+        number: u64,
+        /// How long it took.
+        duration_ms: u64,
+    },
 }
 
 /// Which of a worker's streams.

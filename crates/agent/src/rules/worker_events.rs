@@ -14,17 +14,20 @@ use std::time::Duration;
 
 /// Stands for one worker that waits for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Ticket(pub(crate) u64);
+pub struct Ticket(pub u64);
 
 /// An answer to a worker; the reason where its event can never be taken.
-pub(crate) type Answer = (Ticket, Result<(), String>);
+pub type Answer = (Ticket, Result<(), String>);
 
 /// An event as the leader is told; the sequence is 0 where no acknowledgement is expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SequencedEvent {
-    pub(crate) key: WorkerKey,
-    pub(crate) sequence: u64,
-    pub(crate) event: WorkerEvent,
+pub struct SequencedEvent {
+    /// Which worker.
+    pub key: WorkerKey,
+    /// Repeated in the acknowledgement.
+    pub sequence: u64,
+    /// What it reported.
+    pub event: WorkerEvent,
 }
 
 /// A checkpoint that was reported and is not sent.

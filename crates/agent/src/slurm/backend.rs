@@ -8,7 +8,7 @@
 
 use super::command::{CallError, Cli};
 use super::config::Settings;
-use super::link::{Left, ToRunner};
+use super::link::{LeaseRemainder, ToRunner};
 use super::parse::{self, JOB_FIELDS, Partition, SlurmJob, SlurmNode};
 use super::record::Stage;
 use crate::clock::BootTime;
@@ -64,14 +64,14 @@ pub(super) enum ToShare {
 
 /// The lease as a share's runner may count on it.
 #[derive(Debug)]
-pub(super) struct Promise {
+pub(super) struct RunnerLease {
     lease: Arc<Mutex<Lease>>,
     epoch: u64,
-    state: Mutex<PromiseState>,
+    state: Mutex<RunnerLeaseState>,
 }
 
 #[derive(Debug)]
-struct PromiseState {
+struct RunnerLeaseState {
     /// Set once: nothing is promised any more.
     over: bool,
     /// Up to when anything launched may run, the grace of the lease's end included; none when this agent
@@ -84,14 +84,14 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Promise {
+impl RunnerLease {
     /// For workers of one epoch of a lease.
-    pub(super) fn new(lease: Arc<Mutex<Lease>>, epoch: u64) -> Promise {
-        Promise { lease, epoch, state: Mutex::new(PromiseState { over: false, until: None }) }
+    pub(super) fn new(lease: Arc<Mutex<Lease>>, epoch: u64) -> RunnerLease {
+        RunnerLease { lease, epoch, state: Mutex::new(RunnerLeaseState { over: false, until: None }) }
     }
 
     /// What is left now; none when the share's lease is over.
-    pub(super) fn left(&self) -> Option<Left> {
+    pub(super) fn left(&self) -> Option<LeaseRemainder> {
         let mut state = locked(&self.state);
         let now = BootTime::now();
         let slot =
@@ -99,7 +99,7 @@ impl Promise {
         let end = slot.deadline.after(Duration::from_millis(slot.grace_ms));
         state.until = Some(state.until.map_or(end, |before| before.max(end)));
         let nanos = u64::try_from(now.until(slot.deadline).as_nanos()).unwrap_or(u64::MAX);
-        Some(Left { nanos, grace_ms: slot.grace_ms })
+        Some(LeaseRemainder { nanos, grace_ms: slot.grace_ms })
     }
 
     /// Whether the share's lease is over: it never comes back.
@@ -131,7 +131,7 @@ impl Promise {
 pub(super) struct Registered {
     pub(super) secret: Secret,
     pub(super) inbox: mpsc::Sender<ToShare>,
-    pub(super) promise: Arc<Promise>,
+    pub(super) promise: Arc<RunnerLease>,
     pub(super) holds: Held,
 }
 

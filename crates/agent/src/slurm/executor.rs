@@ -3,9 +3,9 @@
 //! **Invariant:** a placement's share exists on disk before its task does; a task is the only one that
 //! changes it.
 
-use super::backend::{Backend, Held, Promise, Registered, ToShare};
+use super::backend::{Backend, Held, Registered, RunnerLease, ToShare};
 use super::record::{Folders, Record, Stage};
-use super::share::Share;
+use super::share::Allocation;
 use crate::disk::lease::Lease;
 use crate::disk::state_dir::StateDir;
 use crate::executor::{
@@ -114,9 +114,9 @@ impl SlurmExecutor {
         let (inbox, messages) = mpsc::channel(SHARE_QUEUED_MAX);
         let placement = &record.placement;
         let name = self.share_name(placement.key(0));
-        let promise = Arc::new(Promise::new(Arc::clone(&self.lease), record.epoch));
+        let promise = Arc::new(RunnerLease::new(Arc::clone(&self.lease), record.epoch));
         let holds = holds(placement, &self.slurm_node);
-        let share = Share {
+        let share = Allocation {
             backend: Arc::clone(&self.backend),
             name: name.clone(),
             directories: self.directories.clone(),

@@ -65,7 +65,7 @@ pub(super) struct Piece {
 
 /// What the lease still allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Left {
+pub(super) struct LeaseRemainder {
     /// Until everything is stopped.
     pub(super) nanos: u64,
     /// SIGTERM to SIGKILL after that.
@@ -76,7 +76,7 @@ pub(super) struct Left {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Grant {
     pub(super) placement: Placement,
-    pub(super) left: Left,
+    pub(super) left: LeaseRemainder,
     /// This node's name in Muster.
     pub(super) node: String,
     /// Empty when it has none.
@@ -95,7 +95,7 @@ pub(super) enum ToRunner {
     Launch(Box<Grant>),
     /// It was said to this very runner before; go on.
     GoOn {
-        left: Left,
+        left: LeaseRemainder,
     },
     /// Launch nothing, or stop what was launched.
     Refused {
@@ -103,7 +103,7 @@ pub(super) enum ToRunner {
     },
     Lease {
         number: u64,
-        left: Left,
+        left: LeaseRemainder,
     },
     /// There is no lease for this share any more, and will not be.
     Lapsed,

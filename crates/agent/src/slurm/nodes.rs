@@ -14,7 +14,7 @@ use crate::disk::fencing;
 use crate::disk::lease::Lease;
 use crate::disk::state_dir::StateDir;
 use crate::executor::Executor as _;
-use crate::session::{Sessions, Speaking};
+use crate::session::{HealthLink, Sessions};
 use crate::{limits, node_loop};
 use muster_client::Endpoints;
 use muster_types::{Accelerators, Name, NodeDraft, NodeSpec};
@@ -29,7 +29,7 @@ use tokio::task::{AbortHandle, JoinSet};
 const NODES_MAX: usize = 4_096;
 
 /// One node that is served.
-struct Served {
+struct ServedNode {
     spec: NodeSpec,
     executor: SlurmExecutor,
     task: AbortHandle,
@@ -41,7 +41,7 @@ pub(super) struct Nodes {
     root: PathBuf,
     boot_id_path: PathBuf,
     endpoints: Endpoints,
-    served: BTreeMap<String, Served>,
+    served: BTreeMap<String, ServedNode>,
     tasks: JoinSet<()>,
     /// Nodes that cannot be served, and why, said once.
     said: BTreeMap<String, String>,
@@ -226,7 +226,7 @@ impl Nodes {
                 let task = self.tasks.spawn(work);
                 tracing::info!(node = %spec.name, slurm_node, "serving a node of Slurm");
                 self.said.remove(slurm_node);
-                let served = Served { spec, executor, task };
+                let served = ServedNode { spec, executor, task };
                 self.served.insert(slurm_node.to_owned(), served);
             }
             Err(error) => {
@@ -266,7 +266,7 @@ impl Nodes {
             adopted,
         );
         // Nobody here watches another host's health.
-        let speaking = Speaking { line: watch::Sender::new(None), of_health: mpsc::channel(1).0 };
+        let speaking = HealthLink { line: watch::Sender::new(None), of_health: mpsc::channel(1).0 };
         let endpoints = self.endpoints.clone();
         let sessions = Sessions { endpoints, state, spec: spec.clone(), lease, events, speaking };
         let work = async move {

@@ -9,7 +9,7 @@
 //! agent's; when the runner ends nothing of its workers is left, or their shims are about to end them.
 
 use super::ends::code;
-use super::link::{self, Grant, Left, Piece, Ticket, ToAgent, ToRunner};
+use super::link::{self, Grant, LeaseRemainder, Piece, Ticket, ToAgent, ToRunner};
 use crate::clock::BootTime;
 use crate::disk::lease::Lease;
 use crate::executor::{Executor, ExecutorEvent, OutputChunk, OutputRequest, StopRequest};
@@ -646,7 +646,7 @@ async fn read_output(executor: ProcessExecutor, key: WorkerKey, say: mpsc::Sende
     }
 }
 
-fn renew(lease: &mut Lease, sent: BootTime, left: Left) {
+fn renew(lease: &mut Lease, sent: BootTime, left: LeaseRemainder) {
     let (ttl, grace) = (Duration::from_nanos(left.nanos), Duration::from_millis(left.grace_ms));
     if let Err(error) = lease.renew(sent, ttl, grace, BootTime::now()) {
         // The shims go by the file: without it they stop, which is the safe side.
@@ -654,7 +654,7 @@ fn renew(lease: &mut Lease, sent: BootTime, left: Left) {
     }
 }
 
-fn pause(left: Left) -> Duration {
+fn pause(left: LeaseRemainder) -> Duration {
     (Duration::from_nanos(left.nanos) / 4).clamp(RENEW.0, RENEW.1)
 }
 

@@ -10,7 +10,7 @@
 //! end is told only when the runner said that nothing is left, when none was ever told to launch, or when
 //! no lease that was promised to it can still stand.
 
-use super::backend::{Backend, Held, Promise, ToShare, View};
+use super::backend::{Backend, Held, RunnerLease, ToShare, View};
 use super::command::CallError;
 use super::ends;
 use super::link::{Frame, Grant, Ticket, ToAgent, ToRunner};
@@ -53,14 +53,14 @@ struct Linked {
     out: mpsc::Sender<ToRunner>,
 }
 
-/// What one share is made of; see [`Share::run`].
-pub(super) struct Share {
+/// What one share is made of; see [`Allocation::run`].
+pub(super) struct Allocation {
     pub(super) backend: Arc<Backend>,
     pub(super) name: String,
     pub(super) record: Record,
     pub(super) directories: Folders,
     pub(super) holds: Held,
-    pub(super) promise: Arc<Promise>,
+    pub(super) promise: Arc<RunnerLease>,
     pub(super) inbox: mpsc::Receiver<ToShare>,
     pub(super) own_inbox: mpsc::WeakSender<ToShare>,
     pub(super) events: mpsc::Sender<ExecutorEvent>,
@@ -73,7 +73,7 @@ pub(super) struct Share {
 
 /// The share at work.
 struct Work {
-    share: Share,
+    share: Allocation,
     views: watch::Receiver<Arc<View>>,
     /// Ranks whose end is not durable yet.
     open: BTreeSet<u32>,
@@ -108,7 +108,7 @@ struct Work {
     said: String,
 }
 
-impl Share {
+impl Allocation {
     /// Until nothing of it is left.
     pub(super) async fn run(self) {
         let open = self.record.placement.ranks().filter(|rank| self.is_open(*rank)).collect();
@@ -636,7 +636,7 @@ impl Work {
                 return match self.share.promise.left() {
                     Some(left) => ToRunner::GoOn { left },
                     // It may still tell how its workers ended.
-                    None => ToRunner::GoOn { left: super::link::Left { nanos: 0, grace_ms: 0 } },
+                    None => ToRunner::GoOn { left: super::link::LeaseRemainder { nanos: 0, grace_ms: 0 } },
                 };
             }
             Some(_) => return refused("another runner has this placement"),

@@ -26,7 +26,7 @@ pub const CLUSTER: &str = "0000000000000000000000000000abcd";
 
 /// What the leader hears.
 #[derive(Clone, Debug)]
-pub enum Heard {
+pub enum AgentMessage {
     Register(agent::Register),
     Heartbeat(u64),
     Report(agent::Report),
@@ -117,13 +117,13 @@ type Outgoing = mpsc::UnboundedSender<Result<agent::SessionResponse, Status>>;
 
 struct Shared {
     manner: Mutex<Manner>,
-    heard: mpsc::UnboundedSender<Heard>,
+    heard: mpsc::UnboundedSender<AgentMessage>,
     session: Mutex<Option<Outgoing>>,
 }
 
 pub struct Leader {
     shared: Arc<Shared>,
-    heard: mpsc::UnboundedReceiver<Heard>,
+    heard: mpsc::UnboundedReceiver<AgentMessage>,
     pub address: String,
     server: tokio::task::JoinHandle<()>,
 }
@@ -154,7 +154,7 @@ impl NodeService for Service {
             while let Some(Ok(message)) = incoming.next().await {
                 shared.answer(message.message.unwrap(), &out);
             }
-            let _ = shared.heard.send(Heard::SessionEnded);
+            let _ = shared.heard.send(AgentMessage::SessionEnded);
         });
         Ok(tonic::Response::new(Box::pin(UnboundedReceiverStream::new(stream))))
     }
@@ -172,12 +172,12 @@ impl NodeService for Service {
                 continue;
             }
             let last = message.data.is_empty();
-            let _ = self.0.heard.send(Heard::Upload(message));
+            let _ = self.0.heard.send(AgentMessage::Upload(message));
             if last {
                 break;
             }
         }
-        let _ = self.0.heard.send(Heard::UploadEnded);
+        let _ = self.0.heard.send(AgentMessage::UploadEnded);
         Ok(tonic::Response::new(agent::UploadLogsResponse {}))
     }
 }
@@ -192,40 +192,40 @@ impl Shared {
         let reply = |message| drop(out.send(response(message)));
         if !manner.knows(&message) {
             let _ = out.send(Err(Status::invalid_argument("message: must be one that this release knows")));
-            let _ = self.heard.send(Heard::Unknown);
+            let _ = self.heard.send(AgentMessage::Unknown);
             return;
         }
         let heard = match message {
             Request::Register(register) => {
                 *self.session.lock().unwrap() = Some(out.clone());
                 reply(Response::Registered(manner.registered()));
-                Heard::Register(register)
+                AgentMessage::Register(register)
             }
             Request::Heartbeat(beat) => {
                 if manner.ack_heartbeats {
                     let sequence = manner.ack_always.unwrap_or(beat.sequence);
                     reply(Response::HeartbeatAck(agent::HeartbeatAck { sequence }));
                 }
-                Heard::Heartbeat(beat.sequence)
+                AgentMessage::Heartbeat(beat.sequence)
             }
             Request::Report(report) => {
                 if manner.ack_reports {
                     reply(Response::ReportAck(agent::ReportAck { sequence: report.sequence }));
                 }
-                Heard::Report(report)
+                AgentMessage::Report(report)
             }
             Request::Health(report) => {
                 reply(Response::HealthAck(agent::HealthAck { sequence: report.sequence }));
-                Heard::Health(report)
+                AgentMessage::Health(report)
             }
             Request::ConfirmStart(confirm) => {
                 if let Some(current) = manner.confirm {
                     reply(confirmed(&confirm, current));
                 }
-                Heard::Confirm(confirm)
+                AgentMessage::Confirm(confirm)
             }
-            Request::Note(note) => Heard::Note(note),
-            Request::PreflightReport(report) => Heard::Preflight(report),
+            Request::Note(note) => AgentMessage::Note(note),
+            Request::PreflightReport(report) => AgentMessage::Preflight(report),
             // Only a cluster agent tells of it, and its own tests listen.
             Request::ForeignLoad(_) => return,
         };
@@ -272,7 +272,7 @@ impl Leader {
     }
 
     /// The next thing heard that `wanted` makes something of.
-    pub async fn hear<T>(&mut self, what: &str, mut wanted: impl FnMut(Heard) -> Option<T>) -> T {
+    pub async fn hear<T>(&mut self, what: &str, mut wanted: impl FnMut(AgentMessage) -> Option<T>) -> T {
         let search = async {
             loop {
                 let heard = self.heard.recv().await.expect("the leader runs");
@@ -286,7 +286,7 @@ impl Leader {
 
     pub async fn registered(&mut self) -> agent::Register {
         self.hear("a registration", |h| match h {
-            Heard::Register(register) => Some(register),
+            AgentMessage::Register(register) => Some(register),
             _ => None,
         })
         .await
@@ -319,7 +319,7 @@ impl Leader {
 
     pub async fn note(&mut self) -> agent::WorkerNote {
         self.hear("a note", |h| match h {
-            Heard::Note(note) => Some(note),
+            AgentMessage::Note(note) => Some(note),
             _ => None,
         })
         .await
@@ -327,18 +327,18 @@ impl Leader {
 
     pub async fn confirm_asked(&mut self) -> agent::ConfirmStart {
         self.hear("a confirmation", |h| match h {
-            Heard::Confirm(confirm) => Some(confirm),
+            AgentMessage::Confirm(confirm) => Some(confirm),
             _ => None,
         })
         .await
     }
 
     /// Lets this many heartbeats pass; nothing else may have happened that `forbidden` names.
-    pub async fn quiet_for(&mut self, beats: usize, forbidden: impl Fn(&Heard) -> bool) {
+    pub async fn quiet_for(&mut self, beats: usize, forbidden: impl Fn(&AgentMessage) -> bool) {
         for _ in 0..beats {
             self.hear("a heartbeat", |h| {
                 assert!(!forbidden(&h), "must not happen: {h:?}");
-                matches!(h, Heard::Heartbeat(_)).then_some(())
+                matches!(h, AgentMessage::Heartbeat(_)).then_some(())
             })
             .await;
         }
@@ -353,8 +353,8 @@ pub fn rank_of(state: &agent::WorkerState) -> u32 {
     }
 }
 
-pub fn state_in(heard: &Heard, token: u64, rank: u32) -> Option<agent::WorkerState> {
-    let Heard::Report(report) = heard else { return None };
+pub fn state_in(heard: &AgentMessage, token: u64, rank: u32) -> Option<agent::WorkerState> {
+    let AgentMessage::Report(report) = heard else { return None };
     let mut states = report.workers.iter();
     states.find(|w| w.token.is_some_and(|t| t.log_index == token) && rank_of(w) == rank).cloned()
 }

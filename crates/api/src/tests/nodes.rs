@@ -121,7 +121,6 @@ async fn a_forgotten_node_is_said_to_be_and_only_where_its_region_is_watched() {
     let mut here = served.watch_nodes("eu", "").await.expect("it opens");
     let mut elsewhere = served.watch_nodes("us", "").await.expect("it opens");
     let node = NodeId(0);
-    served.run(Command::RaiseFormat { format: muster_journal::FORMAT_MAX }).await;
     served.run(Command::SessionOver { node, incarnation: 1 }).await;
     let last = served.run(Command::ForgetNode { request: None, node }).await;
     // The session may have been over before the watch began; then the present says so.
@@ -168,9 +167,13 @@ async fn what_restricts_a_node_is_asked_for_answered_and_refused() {
         stop_after: stop_after_ms.map(duration),
     };
     let reason = |answer: Status| Refused::from_status(&answer).code;
-    let early = fleet.drain_node(drain(1, "h1", None)).await.unwrap_err();
+    let early = v1::QuarantineNodeRequest {
+        request_id: id(1),
+        node: "h1".into(),
+        reason: muster_journal::TEST_FORMAT_REASON.into(),
+    };
+    let early = fleet.quarantine_node(early).await.unwrap_err();
     assert_eq!(reason(early), Some(RefusalCode::FormatNotActive));
-    served.run(Command::RaiseFormat { format: 3 }).await;
 
     for (request, expected) in [
         (drain(2, "h9", None), RefusalCode::NodeNotFound),
@@ -292,7 +295,6 @@ async fn a_node_is_forgotten_once_however_often_that_is_asked() {
     let (send, session) = served.agent().await;
     let node = served.engine.view().node_named(&Name::literal("h1")).expect("it has registered");
     drop((send, session));
-    served.run(Command::RaiseFormat { format: 5 }).await;
     served.run(Command::SessionOver { node, incarnation: 1 }).await;
     let forget = |n: u32, node: &str| v1::ForgetNodeRequest {
         request_id: if n == 0 { String::new() } else { format!("00000000-0000-4000-9200-{n:012}") },

@@ -97,21 +97,3 @@ async fn hostile_policies_are_refused_with_their_field_and_change_nothing() {
     assert_eq!((row.policy().version, row.policy().policy.tenants.len()), (LogIndex::ZERO, 0));
     assert!(row.request(ONE.parse().expect("an id")).is_none(), "the request id was not used up");
 }
-
-/// A cluster of an older format has no rights of tenants.
-#[tokio::test]
-async fn the_check_without_a_change_knows_what_the_format_cannot_say() {
-    let served = Served::start().await;
-    let mut policies = PolicyServiceClient::new(served.channel.clone());
-    let rights = v1::TenantRights { tier_max: v1::Tier::Critical.into(), ..Default::default() };
-    for validate_only in [true, false] {
-        let request = v1::SetPolicyRequest {
-            request_id: ONE.to_owned(),
-            policy: Some(policy(vec![("a", with_rights(rights.clone()))])),
-            expected_version: None,
-            validate_only,
-        };
-        let refused = refused(guarded("a change", policies.set_policy(request)).await);
-        assert_eq!(refused.code, Some(RefusalCode::FormatNotActive), "validate only: {validate_only}");
-    }
-}

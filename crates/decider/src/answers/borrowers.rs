@@ -115,7 +115,7 @@ pub(crate) fn devices(milli: u64) -> String {
 
 /// Those that hold what a job could use and its tenant is promised, those that hold most first.
 pub(crate) fn borrowers(state: &State, now: LogTime, claimant: &JobSpec) -> Vec<Borrower> {
-    if !state.has_quotas() || !state.has_rules() {
+    if !state.has_quotas() {
         return Vec::new();
     }
     let cover = NominalCover::of(state);

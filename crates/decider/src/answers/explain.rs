@@ -258,10 +258,8 @@ fn explain(
 /// What holds besides for a job that says that policy must not stop it, where quota is in its way.
 fn must_not_borrow(state: &State, spec: &JobSpec, reason: WaitReason) -> String {
     let rights = state.policy().policy.rights(&spec.tenant);
-    let is_fixed = !spec.preemptible
-        && state.has_rules()
-        && state.has_quotas()
-        && rights.non_preemptible != NonPreemptible::Always;
+    let is_fixed =
+        !spec.preemptible && state.has_quotas() && rights.non_preemptible != NonPreemptible::Always;
     if is_fixed && !could_be_within(state, spec) {
         return "; it says that policy must not stop it, so it never borrows, and it asks for more than the nominal quota of \
                 its tenant: under this policy it cannot start"
@@ -446,11 +444,8 @@ fn quotas(state: &State, spec: &JobSpec) -> Vec<QuotaReport> {
         }
         let capacity = |kind: &Name, region: Option<&Name>| state.registered_milli(kind, region);
         let room = state.quota_usage().room(capacity, &spec.tenant, kind, &key.region);
-        let fixed = if spec.preemptible || !state.has_rules() {
-            u64::MAX
-        } else {
-            state.fixed_room_milli(&spec.tenant, kind, &key.region)
-        };
+        let fixed =
+            if spec.preemptible { u64::MAX } else { state.fixed_room_milli(&spec.tenant, kind, &key.region) };
         let room_milli = room.total_milli().min(fixed);
         if room_milli < wanted_milli {
             found.push(QuotaReport {

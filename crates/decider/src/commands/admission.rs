@@ -18,19 +18,14 @@ use crate::speculation::Speculation;
 /// With what an operator can do.
 pub(super) fn check(speculation: &Speculation, spec: &NodeSpec) -> Result<(), Refusal> {
     let state = speculation.state();
-    state.admits(spec, usual(speculation)).map_err(|why| refused(spec, &why))
-}
-
-/// Before the format knows what operators say of nodes, nothing is asked that they could not answer.
-fn usual(speculation: &Speculation) -> AdmissionMode {
-    if speculation.state().has_rules() { speculation.usual_admission() } else { AdmissionMode::Open }
+    state.admits(spec, speculation.usual_admission()).map_err(|why| refused(spec, &why))
 }
 
 /// A node that is about to come back with fewer devices may have again what it had: a device that was taken out is put
 /// in again.
 pub(super) fn keep_what_it_had(speculation: &mut Speculation, known: &NodeSpec, spec: &NodeSpec) {
     let state = speculation.state();
-    let mode = state.admission().map_or_else(|| usual(speculation), |row| row.admission.mode);
+    let mode = state.admission().map_or_else(|| speculation.usual_admission(), |row| row.admission.mode);
     let mut rules = state.admission().into_iter().flat_map(|row| &row.admission.rules);
     let is_covered = rules.any(|rule| rule.covers(&spec.name));
     let is_held_to = mode != AdmissionMode::Open && !is_covered && state.approval(&spec.name).is_none();
@@ -39,7 +34,7 @@ pub(super) fn keep_what_it_had(speculation: &mut Speculation, known: &NodeSpec, 
     }
     let approval = Some(Approval::Approved(NodeBounds::of(known)));
     let decision = Decision::NodeApprovalSet { request: None, name: spec.name.clone(), approval };
-    if speculation.can_say(&decision) && speculation.state().check(&decision).is_ok() {
+    if speculation.state().check(&decision).is_ok() {
         speculation.push(decision);
     }
 }
@@ -70,19 +65,6 @@ fn refused(spec: &NodeSpec, why: &NotAdmitted) -> Refusal {
     Refusal::new(RefusalCode::NodeNotAdmitted, text).with("node", name)
 }
 
-fn sayable(speculation: &Speculation, decision: &Decision) -> Result<(), Refusal> {
-    if speculation.can_say(decision) {
-        return Ok(());
-    }
-    let needed = decision.since_format();
-    let text = format!(
-        "admission of nodes and revoked certificates need record format {needed}, and {} is in force; upgrade every \
-         replica first",
-        speculation.state().format()
-    );
-    Err(Refusal::new(RefusalCode::FormatNotActive, text).with("needed", needed))
-}
-
 fn full(what: &str, limit: &'static str, max: usize) -> Refusal {
     let text = format!("the cluster holds as many {what} as it may: {max}");
     Refusal::new(RefusalCode::StateFull, text).with("limit", limit).with("held_max", max)
@@ -102,7 +84,6 @@ pub(super) fn set(
         return Err(Refusal::fields(violations));
     }
     let decision = Decision::NodeAdmissionSet { request: key, admission: Box::new(admission.clone()) };
-    sayable(speculation, &decision)?;
     Ok(Answer::Done { at: speculation.push(decision) })
 }
 
@@ -122,7 +103,6 @@ pub(super) fn approve(
     }
     let decision =
         Decision::NodeApprovalSet { request: Some(key), name: name.clone(), approval: approval.cloned() };
-    sayable(speculation, &decision)?;
     if speculation.state().check(&decision).is_err() {
         return Err(full("approvals of nodes", "approvals_max", limits::APPROVALS_MAX));
     }
@@ -145,7 +125,6 @@ pub(super) fn revoke(
         return Err(Refusal::fields(violations));
     }
     let decision = Decision::CertificateRevoked { request: key, serial, revocation: revocation.clone() };
-    sayable(speculation, &decision)?;
     if speculation.state().check(&decision).is_err() {
         return Err(full("revoked certificates", "revocations_max", limits::REVOCATIONS_MAX));
     }

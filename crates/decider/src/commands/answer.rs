@@ -56,10 +56,7 @@ pub(super) fn repeated(speculation: &Speculation, key: RequestKey) -> Result<Opt
     }
     let at = row.log_index;
     Ok(Some(match row.answer {
-        RequestAnswer::Submitted { jobs } => {
-            Answer::Submitted { jobs: (0..jobs as usize).map(|n| JobId::derive(at, n)).collect(), at }
-        }
-        RequestAnswer::SubmittedFrom { first, jobs } => {
+        RequestAnswer::Submitted { first, jobs } => {
             Answer::Submitted { jobs: (0..u64::from(jobs)).map(|n| JobId(first.0 + n)).collect(), at }
         }
         RequestAnswer::CancelRequested { .. }

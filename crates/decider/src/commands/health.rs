@@ -11,7 +11,7 @@ use muster_state::NodeStatus;
 use muster_types::health::{HealthPolicy, HealthReport, RepairEnd, RepairPhase, RepairStep};
 use muster_types::{DeviceSet, JobId, LogIndex, NodeId, Refusal, RefusalCode, RequestId};
 
-use crate::commands::answer::{Answer, not_active, repeated};
+use crate::commands::answer::{Answer, repeated};
 use crate::rules::health::conclude;
 use crate::settle::job::settle_many;
 use crate::settle::nodes::{end_repair, follow_maintenance, stop_failed, stop_faulty};
@@ -42,12 +42,7 @@ pub(super) fn report(
     let mut at = speculation.last_index();
     if health != *before || !events.is_empty() {
         let (health, happened) = (Box::new(health), events.clone());
-        let decision = Decision::NodeHealthChanged { node, policy: policy.version, health, events };
-        // Until the format can say so, health is the agent's log alone.
-        if !speculation.can_say(&decision) {
-            return Ok(Answer::Done { at });
-        }
-        at = speculation.push(decision);
+        at = speculation.push(Decision::NodeHealthChanged { node, policy: policy.version, health, events });
         stop_faulty(speculation, node);
         stop_failed(speculation, node, &happened);
         let promised: Vec<JobId> = speculation.state().promised_on(node).collect();
@@ -90,11 +85,6 @@ pub(super) fn set_policy(
         );
         return Err(Refusal::new(RefusalCode::PolicyChanged, text).with("version", current));
     }
-    // A policy that was read and changed has lines about what only a later format can find.
-    let policy = policy.clone().in_format(speculation.state().format());
-    let decision = Decision::HealthPolicySet { request: key, policy: Box::new(policy) };
-    if let Some(refusal) = not_active(speculation, &decision, "a health policy") {
-        return Err(refusal);
-    }
+    let decision = Decision::HealthPolicySet { request: key, policy: Box::new(policy.clone()) };
     Ok(Answer::Done { at: speculation.push(decision) })
 }

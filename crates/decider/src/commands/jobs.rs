@@ -39,7 +39,7 @@ pub(super) fn cancel(
     Ok(Answer::Done { at })
 }
 
-/// What comes too late, or the format cannot say yet, is not worth a refusal: it is said again if it stays so.
+/// What comes too late is not worth a refusal: it is said again if it stays so.
 pub(super) fn note_straggler(
     speculation: &mut Speculation,
     job: JobId,
@@ -48,7 +48,7 @@ pub(super) fn note_straggler(
     slow_milli: Option<u32>,
 ) -> Answer {
     let decision = Decision::StragglerNoted { job, token, rank, slow_milli };
-    if !speculation.can_say(&decision) || speculation.state().check(&decision).is_err() {
+    if speculation.state().check(&decision).is_err() {
         return Answer::Done { at: speculation.last_index() };
     }
     Answer::Done { at: speculation.push(decision) }

@@ -4,21 +4,15 @@ use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::{Decision, canonical};
-use muster_types::{JobId, JobMetadata, Refusal, RefusalCode, Submission};
+use muster_types::{JobId, JobMetadata, Refusal, Submission};
 
 use crate::commands::answer::VIOLATIONS_MAX;
 use crate::speculation::Speculation;
 
-/// The format that has labels, annotations and creators of jobs: [`Decision::JobMetadataSet`].
-const METADATA_FORMAT: u16 = 5;
-
-/// Labels and annotations must be right, and something that the log can say yet. That a creator cannot be kept yet
-/// refuses nothing: nobody asked for it.
-pub(super) fn check_metadata(format: u16, specs: &[Submission]) -> Result<(), Refusal> {
+/// Labels and annotations must be right.
+pub(super) fn check_metadata(specs: &[Submission]) -> Result<(), Refusal> {
     let mut found = Vec::new();
-    let mut says_something = false;
     for (place, metadata) in distinct_metadata(specs) {
-        says_something |= !(metadata.labels.is_empty() && metadata.annotations.is_empty());
         let at = format!("specs[{place}]");
         found.extend(metadata.violations().into_iter().map(|violation| violation.under(&at)));
         if found.len() >= VIOLATIONS_MAX {
@@ -28,13 +22,6 @@ pub(super) fn check_metadata(format: u16, specs: &[Submission]) -> Result<(), Re
     if !found.is_empty() {
         found.truncate(VIOLATIONS_MAX);
         return Err(Refusal::fields(found));
-    }
-    let needed = METADATA_FORMAT;
-    if says_something && format < needed {
-        let text = format!(
-            "labels and annotations need record format {needed}, and {format} is in force; upgrade every replica first"
-        );
-        return Err(Refusal::new(RefusalCode::FormatNotActive, text).with("needed", needed));
     }
     Ok(())
 }
@@ -71,9 +58,6 @@ pub(super) fn metadata_name(submitted: &[Submission]) -> Vec<u8> {
 
 /// Right behind the jobs, in the same round: neighbours that have the same are one run.
 pub(super) fn set_metadata(speculation: &mut Speculation, jobs: &[JobId], submitted: &[Submission]) {
-    if speculation.format() < METADATA_FORMAT {
-        return;
-    }
     let mut runs: Vec<(JobId, u32, Arc<JobMetadata>)> = Vec::new();
     for (job, submission) in jobs.iter().zip(submitted) {
         let Some(metadata) = submission.metadata.as_ref().filter(|metadata| !metadata.is_default()) else {

@@ -43,7 +43,7 @@ pub(super) fn register(
             admission::check_standing(speculation, spec)?;
             // The same session goes on: nothing has changed but at whom it is.
             let resumed = Decision::SessionResumed { node: id, incarnation: row.incarnation };
-            let at = match speculation.can_say(&resumed) && speculation.hears(id) {
+            let at = match speculation.hears(id) {
                 true => speculation.push(resumed),
                 false => speculation.last_index(),
             };
@@ -135,8 +135,7 @@ pub(super) fn foreign_load(
         ..load
     };
     let decision = Decision::ForeignLoadSet { node, incarnation, load };
-    // Until the format can say so, what does not fit is found out by trying.
-    if state.foreign_load(node) == load || !speculation.can_say(&decision) {
+    if state.foreign_load(node) == load {
         return Ok(Answer::Done { at: speculation.last_index() });
     }
     let at = speculation.push(decision);
@@ -163,19 +162,7 @@ pub(super) fn forget(
         return Err(Refusal::new(RefusalCode::NodeNotFound, format!("there is no {node}")));
     };
     let name = row.spec.name.clone();
-    let remembered = request.map(|request| Decision::NodeForgottenOnRequest { request, node });
-    // An older format has no word for the request.
-    let decision = remembered
-        .filter(|decision| speculation.can_say(decision))
-        .unwrap_or(Decision::NodeForgotten { node });
-    if !speculation.can_say(&decision) {
-        let needed = decision.since_format();
-        let text = format!(
-            "forgetting a node needs record format {needed}, and {} is in force; upgrade every replica first",
-            state.format()
-        );
-        return Err(Refusal::new(RefusalCode::FormatNotActive, text).with("needed", needed));
-    }
+    let decision = Decision::NodeForgotten { request, node };
     if state.check(&decision).is_err() {
         let text = if row.status == NodeStatus::Up {
             format!("{name} is up; stop its agent and wait until its lease has run out")
@@ -224,7 +211,7 @@ pub(super) fn report(
         // The first end of a rank is the end; whatever else is said of it in one report came before.
         let has_ended = matches!(news.get(rank), Some(RankUpdate::Exited(_)));
         if slot.node == node && is_news && !has_ended {
-            news.insert(*rank, sayable(update, speculation.format()));
+            news.insert(*rank, bounded(update));
         }
     }
     if news.is_empty() {
@@ -246,9 +233,8 @@ pub(super) fn report(
     Ok(Answer::Done { at })
 }
 
-/// Texts of agents are cut to their bound before they reach the log, and what the format cannot say is said as the
-/// nearest that it can.
-fn sayable(update: &RankUpdate, format: u16) -> RankUpdate {
+/// Texts of agents are cut to their bound before they reach the log.
+fn bounded(update: &RankUpdate) -> RankUpdate {
     let RankUpdate::Exited(exit) = update else { return update.clone() };
     let bounded = |text| cut(text, limits::DETAIL_BYTES_MAX);
     let exit = match exit.clone() {
@@ -258,5 +244,5 @@ fn sayable(update: &RankUpdate, format: u16) -> RankUpdate {
         ExitStatus::PreflightFailed(text) => ExitStatus::PreflightFailed(bounded(text)),
         other => other,
     };
-    RankUpdate::Exited(exit.in_format(format))
+    RankUpdate::Exited(exit)
 }

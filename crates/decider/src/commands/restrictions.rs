@@ -69,9 +69,6 @@ pub(super) fn set_drain(
         }
     };
     let decision = Decision::NodeDrainSet { request: Some(key), node, drain };
-    if let Some(refusal) = not_active(speculation, &decision, "draining a node") {
-        return Err(refusal);
-    }
     let at = speculation.push(decision);
     after_restriction(speculation, node);
     Ok(Answer::Done { at })
@@ -128,7 +125,7 @@ pub(super) fn set_quarantine(
     }
     let reason = reason.map(String::from);
     let decision = Decision::NodeQuarantineSet { request: Some(key), node, reason };
-    if let Some(refusal) = not_active(speculation, &decision, "a quarantine") {
+    if let Some(refusal) = not_active(speculation, &decision, "this reason of a quarantine") {
         return Err(refusal);
     }
     let at = speculation.push(decision);
@@ -153,10 +150,6 @@ pub(super) fn set_repair(
         return Ok(answer);
     }
     let row = known(speculation.state(), node)?;
-    let probe = Decision::NodeRepairSet { request: Some(key), node, step: RepairStep::End };
-    if let Some(refusal) = not_active(speculation, &probe, "a repair") {
-        return Err(refusal);
-    }
     match order {
         RepairOrder::Begin { action, devices, deadline_ms } => {
             begin_repair(speculation, key, node, (*action, *devices), *deadline_ms)

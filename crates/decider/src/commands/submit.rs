@@ -23,9 +23,6 @@ use crate::speculation::Speculation;
 /// Bytes of one submission: keeps a round far below its bound.
 pub const SUBMISSION_BYTES_MAX: usize = 1 << 20;
 
-/// The first format that has contracts: what jobs ask of the agents that run them.
-const CONTRACTS_FORMAT: u16 = 3;
-
 /// What every submission must pass besides each job's own rules; also the check without a change.
 ///
 /// # Errors
@@ -46,7 +43,7 @@ pub fn check_submission(state: &State, specs: &[Submission], now: LogTime) -> Re
     check_limits(state, specs)?;
     check_dependencies(state, specs)?;
     check_contracts(state, specs)?;
-    check_metadata(state.format(), specs)?;
+    check_metadata(specs)?;
     deadline::check(specs, now)?;
     for (place, spec) in specs.iter().enumerate() {
         if !seen.insert(GangClass::of(spec)) {
@@ -151,7 +148,7 @@ fn check_contracts(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
         found.truncate(VIOLATIONS_MAX);
         return Err(Refusal::fields(found));
     }
-    contracts_sayable(state.format(), specs)
+    Ok(())
 }
 
 /// A job that says how long its steps and saves take is told to stop two steps and one save before it is killed. That time
@@ -169,19 +166,6 @@ fn notice_too_short(job: &Submission) -> Option<Violation> {
         );
         Violation::new("checkpoint.save", text)
     })
-}
-
-/// A format that is raised in a round is that of the next: `format` is the one in force where the round began.
-fn contracts_sayable(format: u16, specs: &[Submission]) -> Result<(), Refusal> {
-    let needed = CONTRACTS_FORMAT;
-    if format < needed && specs.iter().any(|job| !job.contract.is_default()) {
-        let text = format!(
-            "launch, retry, checkpoint, notice, spares and preflight need record format {needed}, and {format} is in force; \
-             upgrade every replica first"
-        );
-        return Err(Refusal::new(RefusalCode::FormatNotActive, text).with("needed", needed));
-    }
-    Ok(())
 }
 
 /// Where a policy names tenants, each may have as many jobs that are not over as there is room beside the others: one
@@ -224,7 +208,7 @@ pub(super) fn submit(
 ) -> Result<Answer, Refusal> {
     let specs: Vec<&JobSpec> = submitted.iter().map(|job| &job.spec).collect();
     let mut bytes = canonical(&specs);
-    // Jobs that say nothing of how they are run have the name that they had before anybody could.
+    // Jobs that say nothing of how they are run add nothing.
     if submitted.iter().any(|job| !job.contract.is_default()) {
         let contracts: Vec<&JobContract> = submitted.iter().map(|job| &job.contract).collect();
         bytes.extend(canonical(&contracts));
@@ -245,8 +229,6 @@ pub(super) fn submit(
     let headroom = headroom_for(speculation, &specs)?;
     check_share(speculation.state(), submitted)?;
     check_submission(speculation.state(), submitted, speculation.now())?;
-    contracts_sayable(speculation.format(), submitted)?;
-    check_metadata(speculation.format(), submitted)?;
     speculation.count_request(specs.iter().map(|spec| &spec.tenant))?;
     headroom.make(speculation);
     let now = speculation.now();

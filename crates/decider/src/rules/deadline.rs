@@ -7,9 +7,6 @@ use muster_state::State;
 use muster_types::demand::THROUGHPUT_MILLI;
 use muster_types::{JobId, JobSpec, LogTime, Refusal, RefusalCode, Submission, TaskGroup, Violation};
 
-/// The format that can say that a deadline has passed.
-pub(crate) const DEADLINES_FORMAT: u16 = 5;
-
 /// The end of a job that was not over by its deadline.
 pub(crate) fn finished_late(job: JobId) -> Decision {
     let detail = String::from("its deadline passed before it was over");
@@ -17,10 +14,9 @@ pub(crate) fn finished_late(job: JobId) -> Decision {
 }
 
 /// The end of a job that waits although its deadline has passed; none when it may go on waiting.
-pub(crate) fn of_waiting(state: &State, job: JobId, now: LogTime, format: u16) -> Option<Decision> {
+pub(crate) fn of_waiting(state: &State, job: JobId, now: LogTime) -> Option<Decision> {
     let deadline = state.spec(job)?.deadline?;
-    let is_late = deadline <= now && format >= DEADLINES_FORMAT;
-    is_late.then(|| finished_late(job))
+    (deadline <= now).then(|| finished_late(job))
 }
 
 /// Refuses jobs that could not be over by their deadline even if they began at once, by what their owner expects. What

@@ -52,8 +52,10 @@ pub(crate) fn with_terms_of<T>(
                 QuotaPart::All => room,
             };
             // What policy must not stop is not to borrow: nobody could take it back.
-            let is_fixed = !spec.preemptible && state.has_rules();
-            if is_fixed { room.min(state.fixed_room_milli(&spec.tenant, kind, &pool.region)) } else { room }
+            if spec.preemptible {
+                return room;
+            }
+            room.min(state.fixed_room_milli(&spec.tenant, kind, &pool.region))
         })
     };
     let own_work = |region: &Name, cluster: &Name| {

@@ -86,7 +86,7 @@ pub(crate) fn has_next_step(speculation: &Speculation, job: JobId) -> bool {
 fn next_step(speculation: &Speculation, job: JobId) -> Option<Decision> {
     let (state, now) = (speculation.state(), speculation.now());
     let row = state.job(job)?;
-    let late = || deadline::of_waiting(state, job, now, speculation.format());
+    let late = || deadline::of_waiting(state, job, now);
     match &row.phase {
         Phase::Finished(_) => None,
         Phase::Pending if row.cancel_requested => {

@@ -137,10 +137,8 @@ pub(crate) fn follow_maintenance(speculation: &mut Speculation, node: NodeId) {
         _ => return,
     };
     let decision = Decision::NodeDrainSet { request: None, node, drain };
-    if speculation.can_say(&decision) {
-        speculation.push(decision);
-        after_restriction(speculation, node);
-    }
+    speculation.push(decision);
+    after_restriction(speculation, node);
 }
 
 /// Stops what is still on a node behind its deadline; at most so many gangs.

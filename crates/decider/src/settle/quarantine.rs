@@ -16,7 +16,7 @@ pub(super) fn consider(speculation: &mut Speculation, node: NodeId) {
     }
     let Some(reason) = fails_more_often(state, node, speculation.now(), held) else { return };
     let decision = Decision::NodeQuarantineSet { request: None, node, reason: Some(reason) };
-    if !speculation.can_say(&decision) || state.check(&decision).is_err() {
+    if state.check(&decision).is_err() {
         return;
     }
     let promised: Vec<JobId> = state.promised_on(node).collect();

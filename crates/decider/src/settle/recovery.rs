@@ -55,7 +55,7 @@ pub(super) fn failed_attempt(
     let rules = contract(state, job).map(|contract| contract.retry.clone()).unwrap_or_default();
     let wait_ms = if ends { 0 } else { rules.wait_ms(class, streak) };
     let avoid_ms = if class.avoids_node() && !ends { rules.avoid_ms() } else { 0 };
-    let decision = Decision::AttemptFailed {
+    Some(Decision::AttemptFailed {
         job,
         token: placement.token,
         class,
@@ -65,8 +65,7 @@ pub(super) fn failed_attempt(
         streak,
         wait_until: (wait_ms > 0).then(|| now.plus_ms(wait_ms)),
         avoid: node.filter(|_| avoid_ms > 0).map(|_| now.plus_ms(avoid_ms)),
-    };
-    speculation.can_say(&decision).then_some(decision)
+    })
 }
 
 /// What follows a recorded failure; none when none was recorded of this placement.

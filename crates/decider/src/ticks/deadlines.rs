@@ -5,7 +5,7 @@ use muster_journal::{Decision, StopCause};
 use muster_state::Phase;
 use muster_types::JobId;
 
-use crate::rules::deadline::{DEADLINES_FORMAT, finished_late};
+use crate::rules::deadline::finished_late;
 use crate::settle::job::end;
 use crate::speculation::Speculation;
 
@@ -15,9 +15,6 @@ const ENDED_PER_TICK: usize = 1_000;
 /// Ends jobs whose deadline has passed: those that wait at once, those that run once they have been stopped. One that
 /// is being stopped for another reason ends when nothing of it runs any more.
 pub(super) fn end_late(speculation: &mut Speculation) {
-    if speculation.format() < DEADLINES_FORMAT {
-        return;
-    }
     let now = speculation.now();
     let due = speculation.state().deadlines().take_while(|(deadline, _)| *deadline <= now);
     let late: Vec<JobId> = due.map(|(_, job)| job).take(ENDED_PER_TICK).collect();

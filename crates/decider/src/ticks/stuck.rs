@@ -14,12 +14,8 @@ use crate::speculation::Speculation;
 /// Nodes taken out of service, and gangs stopped because they do not start, in one tick.
 const PER_TICK: usize = 256;
 
-/// Acts on gangs that take longer to start or to stop than policy allows. Until format 5 nothing says when a gang began
-/// to stop.
+/// Acts on gangs that take longer to start or to stop than policy allows.
 pub(super) fn advance(speculation: &mut Speculation) {
-    if !speculation.state().has_rules() {
-        return;
-    }
     give_up_starting(speculation);
     take_out_of_service(speculation);
 }

@@ -106,8 +106,7 @@ fn stop_overdue(speculation: &mut Speculation) {
     }
 }
 
-/// Nodes that have been lost for so long that they will not come back under their ids. Until the format can say
-/// so they stay.
+/// Nodes that have been lost for so long that they will not come back under their ids.
 fn forget_nodes(speculation: &mut Speculation) {
     if !speculation.believes_ages() {
         return;
@@ -115,10 +114,10 @@ fn forget_nodes(speculation: &mut Speculation) {
     let before = speculation.now().minus_ms(speculation.state().parameters().node_retention_ms);
     let state = speculation.state();
     let old = state.lost_nodes().take_while(|(at, _)| *at < before).take(NODES_FORGOTTEN_PER_TICK);
-    let old: Vec<Decision> = old.map(|(_, node)| Decision::NodeForgotten { node }).collect();
+    let old: Vec<Decision> = old.map(|(_, node)| Decision::NodeForgotten { request: None, node }).collect();
     for decision in old {
         // Promised room on it is dropped first.
-        if speculation.can_say(&decision) && speculation.state().check(&decision).is_ok() {
+        if speculation.state().check(&decision).is_ok() {
             speculation.push(decision);
         }
     }

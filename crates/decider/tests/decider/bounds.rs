@@ -19,8 +19,8 @@ use muster_types::{
 };
 
 use crate::support::{
-    FOUNDING, FOUNDING_NEWEST, accelerators, check, commit, founded, founded_as, group, holder, job,
-    job_draft, leadership, name, node_draft, node_spec, request,
+    FOUNDING, accelerators, check, commit, founded, founded_as, group, holder, job, job_draft, leadership,
+    name, node_draft, node_spec, request,
 };
 
 fn register(speculation: &mut Speculation, spec: muster_types::NodeSpec) {
@@ -334,7 +334,7 @@ fn a_full_state_forgets_what_is_over_and_then_takes_nothing_new() {
 #[test]
 fn nothing_is_forgotten_by_age_before_a_monotonic_clock_bears_the_age_out() {
     let (first, day) = (LogTime(1_000_000), 24 * 3_600_000);
-    let founding = FOUNDING_NEWEST;
+    let founding = FOUNDING;
     let mut speculation = Speculation::begin(State::default(), leadership(1, 1), first, founding);
     let mut state = State::default();
     let spec = node_spec("n0", "eu", "c1", Some(accelerators("h100", 8)));
@@ -487,7 +487,7 @@ fn a_round_that_is_too_large_is_cut_into_several_that_say_the_same() {
 #[test]
 fn what_is_over_goes_before_anything_new_is_refused() {
     let parameters = Parameters { jobs_held_max: 1_000, ..Parameters::DEFAULT };
-    let founding = Founding { parameters, ..FOUNDING_NEWEST };
+    let founding = Founding { parameters, ..FOUNDING };
     let mut speculation =
         Speculation::begin(State::default(), leadership(1, 1), LogTime(1_000_000), founding);
     let mut state = State::default();
@@ -522,7 +522,7 @@ fn what_is_over_goes_before_anything_new_is_refused() {
 #[test]
 fn what_is_over_goes_before_a_job_that_waits_for_another_is_refused() {
     let parameters = Parameters { jobs_held_max: 1_000, ..Parameters::DEFAULT };
-    let founding = Founding { parameters, ..FOUNDING_NEWEST };
+    let founding = Founding { parameters, ..FOUNDING };
     let start = LogTime(1_000_000);
     let mut speculation = Speculation::begin(State::default(), leadership(1, 1), start, founding);
     let mut state = State::default();
@@ -570,7 +570,7 @@ fn what_is_over_goes_before_a_job_that_waits_for_another_is_refused() {
 #[test]
 fn old_requests_go_before_anything_new_is_refused() {
     let parameters = Parameters { requests_held_max: 1_000, ..Parameters::DEFAULT };
-    let founding = Founding { parameters, ..FOUNDING_NEWEST };
+    let founding = Founding { parameters, ..FOUNDING };
     let start = LogTime(1_000_000);
     let mut speculation = Speculation::begin(State::default(), leadership(1, 1), start, founding);
     let mut state = State::default();
@@ -609,7 +609,7 @@ fn old_requests_go_before_anything_new_is_refused() {
 /// How many jobs a tenant may have is what the policy says of it, or of the nearest tenant above.
 #[test]
 fn a_tenant_has_no_more_jobs_than_its_policy_lets_it_have() {
-    let (mut speculation, mut state) = founded_as(FOUNDING_NEWEST);
+    let (mut speculation, mut state) = founded_as(FOUNDING);
     register(&mut speculation, node_spec("n0", "eu", "c1", None));
     let mut draft = muster_types::policy::PolicyDraft::default();
     let limits = TenantLimits { pending_jobs: Some(3), unfinished_jobs: Some(4), ..TenantLimits::default() };
@@ -679,7 +679,7 @@ fn a_session_that_goes_on_is_recorded_once_under_each_leadership() {
     let mut records = Vec::new();
     for term in 1..=3 {
         let now = LogTime(1_000_000 + term * 1_000);
-        let mut speculation = Speculation::begin(state.clone(), leadership(term, 1), now, FOUNDING_NEWEST);
+        let mut speculation = Speculation::begin(state.clone(), leadership(term, 1), now, FOUNDING);
         commit(&mut speculation, &mut state);
         for _ in 0..2 {
             let before = speculation.last_index();

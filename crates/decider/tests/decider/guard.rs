@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use muster_decider::{Command, Speculation, handle, schedule};
 use muster_journal::{
-    Decision, NodeLostCause, Outcome, RankUpdate, RequestKey, Round, StopCause, WorkerSlot,
+    Decision, NodeLostCause, Outcome, RankUpdate, RequestKey, Round, StopCause, TEST_FORMAT_REASON,
+    WorkerSlot,
 };
 use muster_planner::Budget;
 use muster_state::fit::GangFault;
@@ -225,12 +226,19 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
             },
         ),
         (E::WorkersRemain, Decision::JobFinished { job: starting, outcome: Outcome::Succeeded }),
-        (E::Format, Decision::NodeForgotten { node: NodeId(2) }),
-        (E::Format, Decision::NodeForgottenOnRequest { request: key(9), node: NodeId(2) }),
+        (E::NodeNotCurrent, Decision::NodeForgotten { request: None, node: NodeId(2) }),
+        (E::NodeNotCurrent, Decision::NodeForgotten { request: Some(key(9)), node: NodeId(2) }),
+        (E::Format, needs_format_2()),
         (E::Format, Decision::FormatRaised { format: 1 }),
         (E::Format, Decision::FormatRaised { format: 0 }),
         (E::NothingToDo, Decision::ClusterRecovered { generation: 1 }),
     ]
+}
+
+/// What the format in force does not support.
+fn needs_format_2() -> Decision {
+    let reason = Some(TEST_FORMAT_REASON.to_owned());
+    Decision::NodeQuarantineSet { request: None, node: NodeId(0), reason }
 }
 
 fn round(scene: &Scene, decisions: Vec<Decision>) -> Round {
@@ -403,9 +411,10 @@ fn what_restricts_a_node_is_checked() {
     let mut scene = scene();
     let drain = Drain { since: LogTime(0), deadline: None, cause: DrainCause::Operator };
     let drained = |node, request| Decision::NodeDrainSet { request, node: NodeId(node), drain: Some(drain) };
-    assert_eq!(scene.state.check(&drained(0, None)), Err(GuardError::Format));
-    handle(&mut scene.speculation, &Command::RaiseFormat { format: 4 }).unwrap();
+    assert_eq!(scene.state.check(&needs_format_2()), Err(GuardError::Format));
+    handle(&mut scene.speculation, &Command::RaiseFormat { format: 2 }).unwrap();
     commit(&mut scene.speculation, &mut scene.state);
+    assert_eq!(scene.state.check(&needs_format_2()), Ok(()));
     let quarantine = |reason: &str| {
         let reason = Some(reason.to_owned());
         Decision::NodeQuarantineSet { request: None, node: NodeId(0), reason }
@@ -463,9 +472,7 @@ fn what_restricts_a_node_is_checked() {
 #[test]
 fn a_node_that_is_counted_with_is_not_forgotten() {
     let mut scene = scene();
-    handle(&mut scene.speculation, &Command::RaiseFormat { format: 2 }).unwrap();
-    commit(&mut scene.speculation, &mut scene.state);
-    let forget = |node| Decision::NodeForgotten { node: NodeId(node) };
+    let forget = |node| Decision::NodeForgotten { request: None, node: NodeId(node) };
     assert_eq!(scene.state.check(&forget(9)), Err(GuardError::NodeUnknown));
     assert_eq!(scene.state.check(&forget(2)), Err(GuardError::NodeNotCurrent), "it is up");
     handle(&mut scene.speculation, &Command::SessionOver { node: NodeId(2), incarnation: 1 }).unwrap();

@@ -99,7 +99,6 @@ fn variant(decision: &Decision) -> usize {
         "format_raised",
         "cluster_recovered",
         "node_forgotten",
-        "node_forgotten_on_request",
         "job_contracts_set",
         "job_metadata_set",
         "attempt_failed",
@@ -111,7 +110,7 @@ fn variant(decision: &Decision) -> usize {
         "node_repair_set",
         "health_policy_set",
         "foreign_load_set",
-        "policy_rules_set",
+        "policy_set",
     ];
     names.iter().position(|n| *n == decision.name()).expect("a known variant")
 }
@@ -233,15 +232,15 @@ fn decision(random: &mut Random, state: &State) -> Decision {
             Decision::HistoryPruned { requests_before: before, jobs_before: before }
         }
         39 => Decision::DigestRecorded { digest: random.next() },
-        40 => Decision::FormatRaised { format: random.below(6) as u16 },
+        40 => Decision::FormatRaised { format: random.below(u64::from(FORMAT_MAX) + 1) as u16 },
         42 => {
             let mut draft = PolicyDraft::default();
-            draft.preemption.backoff_ms = random.next();
+            draft.preemption.backoff_ms = random.below(1_000);
             draft.tenants.insert(
                 Name::literal("research"),
                 TenantPolicy { rights: TenantRights::ALL, ..Default::default() },
             );
-            Decision::PolicyRulesSet { rules: Box::new(draft.rules()) }
+            Decision::PolicySet { request: key, policy: Box::new(draft.check().expect("a policy")) }
         }
         44..48 => {
             let contract = JobContract { spares: 1 + random.below(2) as u32, ..JobContract::default() };
@@ -299,8 +298,7 @@ fn decision(random: &mut Random, state: &State) -> Decision {
         41 if random.once_in(8) => {
             Decision::ClusterRecovered { generation: state.generation() + random.below(2) as u32 }
         }
-        43 => Decision::NodeForgottenOnRequest { request: key, node },
-        _ => Decision::NodeForgotten { node },
+        _ => Decision::NodeForgotten { request: random.once_in(2).then_some(key), node },
     }
 }
 

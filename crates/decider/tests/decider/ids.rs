@@ -6,9 +6,7 @@ use muster_decider::{Answer, Command, Founding, Speculation, handle};
 use muster_state::State;
 use muster_types::{JobId, LogTime, Submission};
 
-use crate::support::{
-    FOUNDING_NEWEST, accelerators, commit, founded, founded_as, holder, job, leadership, node_spec, request,
-};
+use crate::support::{FOUNDING, accelerators, commit, founded, holder, job, leadership, node_spec, request};
 
 /// With a host that the jobs would fit on.
 fn with_host((mut speculation, mut replica): (Speculation, State)) -> (Speculation, State) {
@@ -43,7 +41,7 @@ fn ids(mut speculation: Speculation, mut replica: State, from: u128) -> BTreeSet
 
 /// A new generation of the cluster begins with an earlier state.
 fn recovered(state: &State, generation: u32, term: u64) -> (Speculation, State) {
-    let founding = Founding { generation, ..FOUNDING_NEWEST };
+    let founding = Founding { generation, ..FOUNDING };
     let now = LogTime(state.log_time().0 + 1_000);
     let mut speculation = Speculation::begin(state.clone(), leadership(term, 1), now, founding);
     let mut replica = state.clone();
@@ -87,14 +85,4 @@ fn a_repeated_request_is_answered_with_the_ids_it_was_given() {
     assert_eq!(restored.digest(), replica.digest());
     let (mut speculation, _) = recovered(&restored, 3, 3);
     assert_eq!((submit(&mut speculation, 7), submit(&mut speculation, 8)), (first, second));
-}
-
-/// In a format that is in people's logs, ids are what they were: there, a recovery gives them again.
-#[test]
-fn older_formats_derive_ids_as_they_did() {
-    let founding = Founding { new_cluster_format: Some(4), ..FOUNDING_NEWEST };
-    let (speculation, replica) = with_host(founded_as(founding));
-    let (second, second_replica) = recovered(&replica, 2, 2);
-    let (first, again) = (ids(speculation, replica, 1_000), ids(second, second_replica, 1_000));
-    assert!(first.intersection(&again).count() > 0);
 }

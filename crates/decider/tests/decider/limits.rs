@@ -8,7 +8,7 @@ use muster_types::policy::{PolicyDraft, TenantLimits, TenantPolicy};
 use muster_types::{ExitStatus, JobId, LogTime, NodeId, Parameters, Refusal, RefusalCode, Submission};
 
 use crate::support::{
-    FOUNDING_NEWEST, check, commit, founded_as, holder, job, leadership, name, node_spec, request,
+    FOUNDING, check, commit, founded_as, holder, job, leadership, name, node_spec, request,
 };
 
 const NONE: TenantLimits =
@@ -61,7 +61,7 @@ fn fact(refusal: &Refusal, key: &str) -> String {
 #[test]
 fn a_tenant_has_no_more_jobs_placed_than_its_policy_lets_it_have() {
     let limits = TenantLimits { running_jobs: Some(2), ..NONE };
-    let (mut speculation, mut state) = cluster(FOUNDING_NEWEST, &[("team", limits), ("other", NONE)]);
+    let (mut speculation, mut state) = cluster(FOUNDING, &[("team", limits), ("other", NONE)]);
     let own: Vec<JobId> = (0..4).map(|n| submit(&mut speculation, n, "team").unwrap()).collect();
     let other = submit(&mut speculation, 10, "other").unwrap();
     pass(&mut speculation, &mut state);
@@ -95,7 +95,7 @@ fn a_tenant_has_no_more_jobs_placed_than_its_policy_lets_it_have() {
 #[test]
 fn a_limit_of_nothing_places_nothing_and_stops_nobody_else() {
     let limits = TenantLimits { running_jobs: Some(0), ..NONE };
-    let (mut speculation, mut state) = cluster(FOUNDING_NEWEST, &[("team", limits), ("other", NONE)]);
+    let (mut speculation, mut state) = cluster(FOUNDING, &[("team", limits), ("other", NONE)]);
     let own = submit(&mut speculation, 1, "team").unwrap();
     let other = submit(&mut speculation, 2, "other").unwrap();
     pass(&mut speculation, &mut state);
@@ -105,7 +105,7 @@ fn a_limit_of_nothing_places_nothing_and_stops_nobody_else() {
 #[test]
 fn a_tenant_makes_no_more_requests_in_a_minute_than_its_policy_lets_it() {
     let limits = TenantLimits { requests_per_minute: Some(3), ..NONE };
-    let (mut speculation, mut state) = cluster(FOUNDING_NEWEST, &[("team", limits), ("other", NONE)]);
+    let (mut speculation, mut state) = cluster(FOUNDING, &[("team", limits), ("other", NONE)]);
     let first = submit(&mut speculation, 1, "team").unwrap();
     submit(&mut speculation, 2, "team").unwrap();
     pass(&mut speculation, &mut state);
@@ -150,7 +150,7 @@ fn tenants_that_nobody_named_share_one_limit() {
     draft.tenants.insert(name("team"), TenantPolicy::default());
     let unlisted = draft.clone().check().unwrap().unlisted().clone();
     let limits = TenantLimits { requests_per_minute: Some(2), ..NONE };
-    let (mut speculation, _) = cluster(FOUNDING_NEWEST, &[("team", NONE), (unlisted.as_str(), limits)]);
+    let (mut speculation, _) = cluster(FOUNDING, &[("team", NONE), (unlisted.as_str(), limits)]);
     submit(&mut speculation, 1, "made-up-1").unwrap();
     submit(&mut speculation, 2, "made-up-2").unwrap();
     assert_eq!(submit(&mut speculation, 3, "made-up-3").unwrap_err().code, RefusalCode::Overloaded);
@@ -161,7 +161,7 @@ fn tenants_that_nobody_named_share_one_limit() {
 #[test]
 fn no_tenant_takes_all_the_room_for_request_ids() {
     let parameters = Parameters { requests_held_max: 1_000, ..Parameters::DEFAULT };
-    let founding = Founding { parameters, ..FOUNDING_NEWEST };
+    let founding = Founding { parameters, ..FOUNDING };
     let tenants = [("loud", NONE), ("quiet", NONE), ("third", NONE)];
     let (mut speculation, mut state) = cluster(founding, &tenants);
     let mut n = 0;
@@ -198,12 +198,12 @@ fn no_tenant_takes_all_the_room_for_request_ids() {
 #[test]
 fn a_new_leader_begins_to_count() {
     let limits = TenantLimits { requests_per_minute: Some(1), ..NONE };
-    let (mut speculation, mut state) = cluster(FOUNDING_NEWEST, &[("team", limits)]);
+    let (mut speculation, mut state) = cluster(FOUNDING, &[("team", limits)]);
     submit(&mut speculation, 1, "team").unwrap();
     assert!(submit(&mut speculation, 2, "team").is_err());
     commit(&mut speculation, &mut state);
     let now = speculation.now();
-    let mut next = Speculation::begin(state.clone(), leadership(7, 2), now, FOUNDING_NEWEST);
+    let mut next = Speculation::begin(state.clone(), leadership(7, 2), now, FOUNDING);
     submit(&mut next, 2, "team").unwrap();
     assert!(submit(&mut next, 3, "team").is_err());
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use muster_decider::{
     Command, DrainOrder, Founding, RepairOrder, Speculation, handle, schedule, settle_all, tick,
 };
-use muster_journal::{FORMAT_MAX, RankUpdate, Round};
+use muster_journal::{FORMAT_MAX, FORMAT_MIN, RankUpdate, Round};
 use muster_planner::Budget;
 use muster_state::{NodeStatus, Phase, State};
 use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
@@ -29,12 +29,11 @@ const SEEDS: u64 = 40;
 /// Seeds within which the generator has to reach what is rare.
 const SEEDS_MAX: u64 = 400;
 /// Decisions that the generator is there for and that come about in few seeds.
-const RARE: [&str; 14] = [
+const RARE: [&str; 13] = [
     "rearranged",
     "promise_dropped",
     "job_released",
     "policy_set",
-    "policy_rules_set",
     "checkpoint_committed",
     "format_raised",
     "cluster_recovered",
@@ -133,8 +132,8 @@ impl Model {
             requests: 0,
             term: 1,
             founding: FOUNDING,
-            // In every other run nobody ever knows more than format 2.
-            format: if seed.is_multiple_of(2) { FORMAT_MAX } else { 2 },
+            // In every other run nobody ever knows more than the first format.
+            format: if seed.is_multiple_of(2) { FORMAT_MAX } else { FORMAT_MIN },
             made: BTreeSet::new(),
         }
     }
@@ -412,24 +411,22 @@ impl Model {
         let _ = handle(&mut self.speculation, &Command::Submit { request, jobs });
     }
 
-    /// Labels are refused while the format cannot say them; a creator is then not kept.
     fn metadata(&mut self) -> Option<Arc<JobMetadata>> {
         if self.random.once_in(2) {
             return None;
         }
         let mut metadata = JobMetadata { creator: "tenant/a/ada".into(), ..JobMetadata::default() };
-        if self.speculation.state().format() >= 5 || self.random.once_in(20) {
+        if !self.random.once_in(20) {
             metadata.labels.insert("team".into(), ["a", "b"][self.random.below(2) as usize].into());
             metadata.annotations.insert("note".into(), "of nobody's interest".into());
         }
         Some(Arc::new(metadata))
     }
 
-    /// Refused while the format cannot say it, and where the job's form does not allow for it.
+    /// Refused where the job's form does not allow for it.
     fn contract(&mut self, spec: &JobSpec) -> JobContract {
         let mut contract = JobContract::default();
-        let can_say = self.speculation.state().format() >= 3;
-        if self.random.once_in(3) || !(can_say || self.random.once_in(20)) {
+        if self.random.once_in(3) {
             return contract;
         }
         let is_one_group = spec.groups.len() == 1 && spec.groups[0].slice.is_none();
@@ -568,10 +565,7 @@ impl Model {
         let Some(node) = self.any_node() else { return };
         if self.random.once_in(10) {
             let format = self.format;
-            if handle(&mut self.speculation, &Command::RaiseFormat { format }).is_ok() {
-                // From format 5 on most of what is submitted needs a right.
-                self.set_policy();
-            }
+            let _ = handle(&mut self.speculation, &Command::RaiseFormat { format });
             return;
         }
         let request = self.request();

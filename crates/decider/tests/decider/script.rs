@@ -29,8 +29,7 @@ use muster_types::{
 };
 
 use crate::support::{
-    self, FOUNDING, FOUNDING_NEWEST, accelerators, commit, holder, job_draft, leadership, name, node_draft,
-    request,
+    self, FOUNDING, accelerators, commit, holder, job_draft, leadership, name, node_draft, request,
 };
 
 #[test]
@@ -103,10 +102,10 @@ struct World {
 
 impl World {
     fn new() -> World {
-        World::of(support::founded(), FOUNDING_NEWEST)
+        World::of(support::founded())
     }
 
-    fn of((speculation, replica): (Speculation, State), founding: Founding) -> World {
+    fn of((speculation, replica): (Speculation, State)) -> World {
         World {
             now: speculation.now(),
             speculation,
@@ -114,7 +113,7 @@ impl World {
             jobs: BTreeMap::new(),
             labels: BTreeMap::new(),
             requests: 1_000,
-            founding,
+            founding: FOUNDING,
         }
     }
 
@@ -122,15 +121,10 @@ impl World {
         let words: Vec<&str> = line.split_whitespace().collect();
         let (verb, rest) = words.split_first().expect("a command has a verb");
         match *verb {
-            // In place of the cluster that every script begins with: one in an older format, or one for which nobody
-            // has set a policy.
+            // In place of the cluster that every script begins with: one for which nobody has set a policy.
             "cluster" => {
-                let founding = match rest {
-                    ["old"] => FOUNDING,
-                    ["new"] => FOUNDING_NEWEST,
-                    other => panic!("no cluster {other:?}"),
-                };
-                *self = World::of(support::founded_as(founding), founding);
+                assert_eq!(rest, ["new"], "no other cluster is known");
+                *self = World::of(support::founded_as(FOUNDING));
                 String::new()
             }
             "node" => {
@@ -633,8 +627,7 @@ impl World {
             }
         }
         let request = self.request(words);
-        let knows_rights = self.state().format() >= 5;
-        match if knows_rights { support::with_all_rights(draft) } else { draft }.check() {
+        match support::with_all_rights(draft).check() {
             Ok(policy) => self.carry_out(&Command::SetPolicy {
                 request,
                 policy: Box::new(policy),
@@ -757,7 +750,6 @@ impl World {
             }
             Decision::HistoryPruned { .. } => String::new(),
             Decision::PolicySet { .. }
-            | Decision::PolicyRulesSet { .. }
             | Decision::NodeAdmissionSet { .. }
             | Decision::NodeApprovalSet { .. }
             | Decision::CertificateRevoked { .. } => String::new(),
@@ -781,9 +773,7 @@ impl World {
             | Decision::CheckpointCommitted { job, .. } => format!(" {}", self.label(*job)),
             Decision::FormatRaised { format } => format!(" {format}"),
             Decision::ClusterRecovered { generation } => format!(" generation={generation}"),
-            Decision::NodeForgotten { node } | Decision::NodeForgottenOnRequest { node, .. } => {
-                format!(" {node}")
-            }
+            Decision::NodeForgotten { node, .. } => format!(" {node}"),
             Decision::JobContractsSet { contracts } => {
                 contracts.iter().map(|(job, _)| format!(" {}", self.label(*job))).collect()
             }

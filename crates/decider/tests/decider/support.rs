@@ -18,9 +18,6 @@ pub const GIB: u64 = 1 << 30;
 /// A cluster that begins in the lowest format.
 pub const FOUNDING: Founding = Founding::new(ClusterId(0xc1), Parameters::DEFAULT);
 
-/// A cluster as people found it: in the newest format at once.
-pub const FOUNDING_NEWEST: Founding = Founding { new_cluster_format: Some(FORMAT_MAX), ..FOUNDING };
-
 pub fn name(text: &str) -> Name {
     Name::new(text).expect("a name")
 }
@@ -82,10 +79,9 @@ pub fn holder(n: u128) -> HolderId {
     HolderId(n)
 }
 
-/// A founded cluster under its first leader, and a replica that has applied the founding. It is in the newest format,
-/// and everybody has every right.
+/// A founded cluster under its first leader, and a replica that has applied the founding. Everybody has every right.
 pub fn founded() -> (Speculation, State) {
-    let (mut speculation, mut replica) = founded_as(FOUNDING_NEWEST);
+    let (mut speculation, mut replica) = founded_as(FOUNDING);
     let policy = with_all_rights(PolicyDraft::default()).check().expect("a policy");
     let command =
         Command::SetPolicy { request: request(999), policy: Box::new(policy), expected_version: None };

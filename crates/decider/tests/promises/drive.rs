@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_decider::{Answer, Command, DrainOrder, Founding, Pass, Speculation, handle, schedule, tick};
-use muster_journal::{Decision, FORMAT_MAX, RankUpdate, RearrangeCause, StopCause};
+use muster_journal::{Decision, RankUpdate, RearrangeCause, StopCause};
 use muster_planner::Budget;
 use muster_state::{Leadership, State};
 use muster_types::{
@@ -25,7 +25,7 @@ const ROUNDS_MAX: u32 = 10_000;
 const FIRST: Leadership = Leadership { term: 1, replica: ReplicaId(1) };
 
 fn founding() -> Founding {
-    Founding { new_cluster_format: Some(FORMAT_MAX), ..Founding::new(ClusterId(1), Parameters::DEFAULT) }
+    Founding::new(ClusterId(1), Parameters::DEFAULT)
 }
 
 /// What became of a job.

@@ -85,7 +85,6 @@ impl Leases {
                 | Decision::NodeLost { .. }
                 | Decision::ClusterRecovered { .. }
                 | Decision::PolicySet { .. }
-                | Decision::PolicyRulesSet { .. }
                 | Decision::GangPlaced { .. }
                 | Decision::Rearranged { .. }
                 | Decision::PromiseDropped { .. }
@@ -276,7 +275,7 @@ impl Leases {
                 self.specs.extend(specs.map(|(place, spec)| ((index, place as u64), spec)));
             }
             Decision::NodeRegistered { spec, .. } => self.register(spec),
-            Decision::NodeForgotten { node } => {
+            Decision::NodeForgotten { node, .. } => {
                 if let Some(host) = self.hosts.remove(&node) {
                     self.names.remove(&host.spec.name);
                 }
@@ -286,12 +285,7 @@ impl Leases {
                 let nodes: Vec<NodeId> = self.hosts.keys().copied().collect();
                 nodes.into_iter().for_each(|node| self.end_session(node));
             }
-            Decision::PolicySet { policy, .. } => self.policy = policy.without_rules(),
-            Decision::PolicyRulesSet { rules } => {
-                if let Some(policy) = self.policy.with_rules(&rules) {
-                    self.policy = policy;
-                }
-            }
+            Decision::PolicySet { policy, .. } => self.policy = *policy,
             Decision::GangPlaced { job, workers } => self.place(job, workers),
             Decision::Rearranged { stops, promises } => {
                 for stop in stops {

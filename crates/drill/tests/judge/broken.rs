@@ -4,11 +4,11 @@ use muster_drill::history::{
     Call, Consistency, JobPhase, Operation, Outcome, Query, Seen, Torn, WatchChange,
 };
 use muster_drill::judge::{LogRound, Rule};
-use muster_journal::{Decision, Estimate, RequestKey, Round, WorkerSlot, encode_round};
+use muster_journal::{Decision, Estimate, NodeLostCause, RequestKey, Round, WorkerSlot, encode_round};
 use muster_types::policy::{PolicyDraft, Quota, TenantPolicy};
-use muster_types::{DeviceSet, JobId, LogIndex, LogTime, Name, NodeId, RequestId};
+use muster_types::{DeviceSet, HolderId, JobId, LogIndex, LogTime, Name, NodeId, RequestId};
 
-use crate::support::{Sample, seen};
+use crate::support::{self, Sample, seen};
 
 /// Breaks a sample; none where this one has no place for it.
 type Breach = fn(&mut Sample) -> Option<()>;
@@ -186,6 +186,23 @@ fn lost_node(sample: &mut Sample) -> Option<()> {
     placed_again(sample, Vec::new(), |slot| slot.node = NodeId(0))
 }
 
+/// A node is forgotten, comes back under its name as another node, and a gang is placed there: nothing is broken.
+pub fn node_came_back(sample: &mut Sample, request: Option<RequestKey>) -> Option<()> {
+    let (_, state) = sample.past.last()?;
+    let (node, incarnation) = (NodeId(state.nodes_registered()), 1);
+    let registered =
+        |holder| Decision::NodeRegistered { spec: support::node("again", "a"), holder: HolderId(holder) };
+    let before = vec![
+        registered(70),
+        Decision::NodeLost { node, incarnation, cause: NodeLostCause::LeaseExpired },
+        Decision::NodeForgotten { request, node },
+        registered(71),
+    ];
+    placed_again(sample, before, |slot| {
+        (slot.node, slot.incarnation) = (NodeId(node.0 + 1), 1);
+    })
+}
+
 /// There are free devices, and its tenant may have one only.
 fn over_quota(sample: &mut Sample) -> Option<()> {
     let quota = Quota {
@@ -197,7 +214,7 @@ fn over_quota(sample: &mut Sample) -> Option<()> {
     };
     let tenant = TenantPolicy { quotas: vec![quota], ..TenantPolicy::default() };
     let tenants = [(Name::literal("lab"), tenant)].into();
-    let policy = PolicyDraft { tenants, ..PolicyDraft::default() }.check().ok()?.as_recorded();
+    let policy = PolicyDraft { tenants, ..PolicyDraft::default() }.check().ok()?;
     let request = RequestKey { id: RequestId(0xbeef), fingerprint: 1 };
     let set = Decision::PolicySet { request, policy: Box::new(policy) };
     placed_again(sample, vec![set], |slot| slot.devices = DeviceSet(0xf0))

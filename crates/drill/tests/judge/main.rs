@@ -6,6 +6,8 @@ mod page;
 mod support;
 
 use muster_drill::judge::Rule;
+use muster_journal::RequestKey;
+use muster_types::RequestId;
 use proptest::prelude::*;
 use support::sample;
 
@@ -36,6 +38,20 @@ proptest! {
         let verdict = sample.judge();
         prop_assert!(!verdict.held, "{what}");
         prop_assert!(verdict.findings.count(rule) > 0, "{what} is not {rule}: {:#?}", verdict.findings);
+    }
+}
+
+/// A node that was forgotten, by a request or without one, is another node when it comes back.
+#[test]
+fn a_forgotten_node_that_comes_back_is_a_new_one() {
+    let by_request = RequestKey { id: RequestId(0xf0), fingerprint: 1 };
+    for request in [None, Some(by_request)] {
+        let mut sample = sample(3, 120);
+        broken::node_came_back(&mut sample, request).expect("a gang runs in the sample");
+        let verdict = sample.judge();
+        for rule in [Rule::LeaseWithoutSession, Rule::LeasedTwice, Rule::RecordRefused] {
+            assert_eq!(verdict.findings.count(rule), 0, "{request:?}: {:#?}", verdict.findings);
+        }
     }
 }
 

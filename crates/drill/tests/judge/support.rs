@@ -68,7 +68,7 @@ fn job(text: &str, tenant: &str, wants: Option<Accelerators>) -> JobSpec {
     JobDraft::new(name(text), name(tenant), vec![group]).check().expect("a job")
 }
 
-fn node(text: &str, region: &str) -> NodeSpec {
+pub fn node(text: &str, region: &str) -> NodeSpec {
     let draft = NodeDraft {
         name: name(text),
         region: name(region),

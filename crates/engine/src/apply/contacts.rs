@@ -1,6 +1,6 @@
 //! Until when each node may have been told that its lease goes on, by what the log says.
 //!
-//! Since format 5 a leader acknowledges no heartbeat of a node before a record of its own leadership says that the node
+//! A leader acknowledges no heartbeat of a node before a record of its own leadership says that the node
 //! has opened a session: `NodeRegistered` or `SessionResumed`. A leadership without such a record has acknowledged
 //! nothing, so the last acknowledgement came before that leadership began; and the one before it, if it has no such
 //! record either, moves that bound further back. Without this every leader would have to wait a whole lease from
@@ -28,8 +28,6 @@ struct Beginning {
     /// When its first record was applied here.
     at: Instant,
     log_time: LogTime,
-    /// Whether its records say which nodes opened a session.
-    says: bool,
 }
 
 /// What the log has said of leaderships and sessions since this replica started.
@@ -42,12 +40,12 @@ pub(crate) struct Contacts {
 }
 
 impl Contacts {
-    /// A leadership has begun. `says` is whether the format in force then had records of sessions that go on.
-    pub(crate) fn began(&mut self, leadership: Leadership, at: Instant, log_time: LogTime, says: bool) {
+    /// A leadership has begun.
+    pub(crate) fn began(&mut self, leadership: Leadership, at: Instant, log_time: LogTime) {
         if self.beginnings.len() == BEGINNINGS_MAX {
             self.beginnings.pop_front();
         }
-        self.beginnings.push_back(Beginning { leadership, at, log_time, says });
+        self.beginnings.push_back(Beginning { leadership, at, log_time });
     }
 
     /// A node has opened a session.
@@ -70,11 +68,11 @@ impl Contacts {
     pub(crate) fn last_before(&self, mine: Leadership, node: NodeId) -> Option<Instant> {
         let session = self.sessions.get(&node);
         let mut back = self.beginnings.iter().rev();
-        let newest = back.next().filter(|newest| newest.leadership == mine && newest.says)?;
+        let newest = back.next().filter(|newest| newest.leadership == mine)?;
         if session == Some(&mine) {
             return None;
         }
-        let silent = back.take_while(|before| before.says && session != Some(&before.leadership));
+        let silent = back.take_while(|before| session != Some(&before.leadership));
         Some(silent.last().unwrap_or(newest).at)
     }
 
@@ -102,7 +100,7 @@ mod tests {
         let at = move |second| start + Duration::from_secs(second);
         let mut contacts = Contacts::default();
         for number in 1..=count {
-            contacts.began(term(number), at(number), LogTime(number * 1_000), true);
+            contacts.began(term(number), at(number), LogTime(number * 1_000));
         }
         (contacts, at)
     }
@@ -125,16 +123,9 @@ mod tests {
     fn what_is_not_known_moves_no_bound() {
         let (mut contacts, at) = begun(3);
         assert_eq!(contacts.last_before(term(9), NODE), None, "it has not begun here");
-        // The fourth and fifth were of an older format, whose records do not say who was heard.
-        contacts.began(term(4), at(4), LogTime(4_000), false);
-        contacts.began(term(5), at(5), LogTime(5_000), true);
-        contacts.began(term(6), at(6), LogTime(6_000), true);
-        assert_eq!(contacts.last_before(term(6), NODE), Some(at(5)));
-        contacts.began(term(7), at(7), LogTime(7_000), false);
-        assert_eq!(contacts.last_before(term(7), NODE), None);
         contacts.forget();
-        contacts.began(term(8), at(8), LogTime(8_000), true);
-        assert_eq!(contacts.last_before(term(8), NODE), Some(at(8)));
+        contacts.began(term(4), at(4), LogTime(4_000));
+        assert_eq!(contacts.last_before(term(4), NODE), Some(at(4)));
     }
 
     #[test]

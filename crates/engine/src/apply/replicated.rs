@@ -43,9 +43,6 @@ pub(crate) struct Shared {
     pub(crate) kept: ArcSwap<KeptReservations>,
 }
 
-/// The first format whose records say under which leadership a node opened its session.
-const SESSIONS_FORMAT: u16 = 5;
-
 /// A state and the last Raft entry in it.
 #[derive(Debug, Default)]
 pub(crate) struct Position {
@@ -76,8 +73,12 @@ pub struct Replicated {
     events: EventMaker,
     shared: Arc<Shared>,
     on_divergence: Option<DivergenceHandler>,
+    observer: Option<RecordObserver>,
     clock: fn() -> Instant,
 }
+
+/// Sees each record with the state before and behind it. It runs within apply, so it has to be quick, and it changes nothing.
+pub type RecordObserver = Box<dyn muster_archive::Observer + Send + Sync>;
 
 /// What shows that a replica has diverged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,6 +136,7 @@ pub fn replicated(format_max: u16) -> (Replicated, View) {
         events,
         shared: Arc::clone(&shared),
         on_divergence: None,
+        observer: None,
         clock: Instant::now,
     };
     (replicated, View { shared })
@@ -165,6 +167,13 @@ impl Replicated {
     #[must_use]
     pub fn on_divergence(mut self, handler: DivergenceHandler) -> Replicated {
         self.on_divergence = Some(handler);
+        self
+    }
+
+    /// The same with someone who sees each record that is applied.
+    #[must_use]
+    pub fn observed_by(mut self, observer: RecordObserver) -> Replicated {
+        self.observer = Some(observer);
         self
     }
 
@@ -230,9 +239,15 @@ impl Replicated {
         for (ordinal, decision) in round.decisions.iter().enumerate() {
             let (leadership, index, log_time) = self.header(&round, ordinal);
             self.events.before(&self.state, decision);
+            if let Some(observer) = &mut self.observer {
+                observer.before(&self.state, decision);
+            }
             let applied = self.state.apply(leadership, index, log_time, decision);
             self.after_record(&round, ordinal, &applied);
             self.events.after(&self.state, &applied);
+            if let Some(observer) = &mut self.observer {
+                observer.after(&self.state, &applied);
+            }
         }
         self.events.round_over(&self.state);
     }
@@ -276,8 +291,7 @@ impl Replicated {
         let leadership = Leadership { term: round.term, replica: round.replica };
         match decision {
             Decision::LeaderStarted => {
-                let says = self.state.format() >= SESSIONS_FORMAT;
-                self.shared.contacts().began(leadership, (self.clock)(), round.log_time, says);
+                self.shared.contacts().began(leadership, (self.clock)(), round.log_time);
             }
             Decision::NodeRegistered { spec, .. } => {
                 if let Some(node) = self.state.node_named(&spec.name) {
@@ -285,9 +299,7 @@ impl Replicated {
                 }
             }
             Decision::SessionResumed { node, .. } => self.shared.contacts().opened(*node, leadership),
-            Decision::NodeLost { node, .. }
-            | Decision::NodeForgotten { node }
-            | Decision::NodeForgottenOnRequest { node, .. } => {
+            Decision::NodeLost { node, .. } | Decision::NodeForgotten { node, .. } => {
                 self.shared.contacts().lost(*node);
             }
             _ => {}

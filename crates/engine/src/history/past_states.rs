@@ -2,7 +2,7 @@
 
 use muster_archive::Replay;
 use muster_state::State;
-use muster_types::{At, LogIndex};
+use muster_types::At;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -31,7 +31,8 @@ pub(crate) struct PastStates {
 
 struct Kept {
     used: Instant,
-    index: LogIndex,
+    /// What was asked for.
+    at: At,
     replay: Replay,
     state: Arc<State>,
 }
@@ -47,35 +48,37 @@ impl Default for PastStates {
 }
 
 impl PastStates {
-    /// The state at a record, if it is kept.
-    pub(crate) fn find(&self, index: LogIndex) -> Option<Arc<State>> {
+    /// The state at a record or time, if it is kept.
+    pub(crate) fn find(&self, at: At) -> Option<Arc<State>> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = kept.iter().position(|kept| kept.index == index)?;
-        let found = Kept { used: Instant::now(), ..kept.remove(at)? };
+        let place = kept.iter().position(|kept| kept.at == at)?;
+        let found = Kept { used: Instant::now(), ..kept.remove(place)? };
         let state = Arc::clone(&found.state);
         kept.push_back(found);
         Some(state)
     }
 
-    /// The nearest one before: going on from it is often shorter than from a base.
+    /// The nearest one before: going on from it is often shorter than from a base. One of a time may have passed rounds
+    /// without a record behind its last one, so nothing goes on from it.
     pub(crate) fn before(&self, at: At) -> Option<Replay> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits = |kept: &&Kept| match at {
-            At::Index(index) => kept.index <= index,
-            At::Time(time) => kept.state.log_time() <= time,
+        let fits = |kept: &&Kept| match (kept.at, at) {
+            (At::Index(kept), At::Index(index)) => kept <= index,
+            (At::Index(_), At::Time(time)) => kept.state.log_time() <= time,
+            (At::Time(_), _) => false,
         };
-        kept.iter().filter(fits).max_by_key(|kept| kept.index).map(|kept| kept.replay.clone())
+        let nearest = kept.iter().filter(fits).max_by_key(|kept| kept.state.log_index());
+        nearest.map(|kept| kept.replay.clone())
     }
 
-    /// Keeps a state for the next who asks.
-    pub(crate) fn keep(&self, replay: Replay, state: Arc<State>) {
+    /// Keeps the state that was asked for, for the next who asks.
+    pub(crate) fn keep(&self, at: At, replay: Replay, state: Arc<State>) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let index = state.log_index();
-        kept.retain(|kept| kept.index != index);
+        kept.retain(|kept| kept.at != at);
         while kept.len() >= KEPT_MAX {
             kept.pop_front();
         }
-        kept.push_back(Kept { used: Instant::now(), index, replay, state });
+        kept.push_back(Kept { used: Instant::now(), at, replay, state });
         drop(kept);
         // Each is as large as the present state: none outlives its use for long.
         let kept = Arc::downgrade(&self.kept);
@@ -85,7 +88,7 @@ impl PastStates {
                 let Some(kept) = kept.upgrade() else { return };
                 let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
                 kept.retain(|kept| kept.used.elapsed() < KEPT_FOR);
-                if kept.iter().all(|kept| kept.index != index) {
+                if kept.iter().all(|kept| kept.at != at) {
                     return;
                 }
             }

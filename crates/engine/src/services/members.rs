@@ -187,6 +187,8 @@ impl Engine {
             }
         }
         self.check_reads_format(id)?;
+        // Others may have changed the voters meanwhile: only one of them goes.
+        let members = self.settled_members()?;
         let voters = members.values().filter(|member| member.votes && member.replica != gone);
         let voters = voters.map(|member| member.replica).chain([id]).collect();
         self.consensus().change_voters(voters, options).await.map_err(|error| refusal_of(&error))

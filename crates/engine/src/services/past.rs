@@ -40,15 +40,11 @@ impl Engine {
         }
         // Not held while the past is made: it keeps alive what was replaced since.
         drop(view);
-        if let At::Index(index) = at
-            && let Some(state) = self.inner.past.find(index)
-        {
+        if let Some(state) = self.inner.past.find(at) {
             return Ok(state);
         }
         let making = Arc::clone(&self.inner.past.making).acquire_owned().await.map_err(|_| stopping())?;
-        if let At::Index(index) = at
-            && let Some(state) = self.inner.past.find(index)
-        {
+        if let Some(state) = self.inner.past.find(at) {
             return Ok(state);
         }
         let replay = self.make(at, making).await?;
@@ -84,11 +80,10 @@ impl Engine {
                     work.await
                 }
             };
-            // Behind a time may also lie rounds without a record; they would be in the state already.
-            if let (At::Index(_), Ok(replay)) = (at, &replay) {
+            if let Ok(replay) = &replay {
                 let state = Arc::new(replay.state().clone());
                 if state.log_index() > LogIndex::ZERO {
-                    engine.inner.past.keep(replay.clone(), state);
+                    engine.inner.past.keep(at, replay.clone(), state);
                 }
             }
             drop(making);

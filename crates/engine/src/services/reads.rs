@@ -5,15 +5,15 @@
 //! **Invariant:** the proof of freshness is read before the state it speaks of: the state may be newer
 //! than the proof says, never older.
 
-use muster_consensus::Environment;
+use muster_consensus::{Environment, TokioEnv};
 use muster_state::State;
-use muster_types::{Consistency, LogIndex, ReadFrom, Refusal, RefusalCode};
+use muster_types::{At, Consistency, LogIndex, ReadFrom, Refusal, RefusalCode, Violation};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-use crate::clock::{instant, until};
+use crate::clock::{self, instant, until};
 use crate::engine::Engine;
 use crate::refusals::stopping;
 
@@ -21,6 +21,8 @@ use crate::refusals::stopping;
 const CATCH_UP_MAX: Duration = Duration::from_secs(5);
 /// How long a bounded read that is not answered at once tries to hear of the leader.
 const BOUNDED_TRY_MAX: Duration = Duration::from_secs(1);
+/// A time further ahead than this is no difference between clocks.
+const CLOCKS_APART_MS: u64 = 60_000;
 /// Between two attempts at a leader: the first, and the longest it grows to. A change of leadership
 /// cuts it short.
 const PAUSE_FIRST: Duration = Duration::from_millis(10);
@@ -75,13 +77,38 @@ impl Engine {
         match from {
             ReadFrom::Past(at) => {
                 let made = tokio::time::timeout_at(deadline, self.view_at(at)).await;
-                let state = made.map_err(|_| unmade())??;
-                Ok(Reading { state, as_of: None, is_past: true })
+                match made.map_err(|_| unmade())? {
+                    Ok(state) => Ok(Reading { state, as_of: None, is_past: true }),
+                    Err(refusal) => Err(self.unless_future("read.past", at, refusal, deadline).await),
+                }
             }
             ReadFrom::Present { consistency, min_log_index } => {
                 self.read_present(consistency, min_log_index, deadline).await
             }
         }
+    }
+}
+
+impl Engine {
+    /// The refusal of a position that this replica has not reached: where the whole cluster has not, no other replica is to
+    /// be asked, and the field is wrong.
+    pub async fn unless_future(&self, field: &str, at: At, refusal: Refusal, deadline: Instant) -> Refusal {
+        if refusal.code != RefusalCode::LogIndexNotReached {
+            return refusal;
+        }
+        let Ok(newest) = self.linearizable(deadline).await else { return refusal };
+        let (is_future, named) = match at {
+            At::Index(index) => (index > newest.log_index().next(), format!("record {index}")),
+            At::Time(time) => {
+                let by_clock = clock::now::<TokioEnv>().max(newest.log_time());
+                (time > by_clock.plus_ms(CLOCKS_APART_MS), format!("the time {time}"))
+            }
+        };
+        if !is_future {
+            return refusal;
+        }
+        let text = format!("{named} lies in the future; the newest record is {}", newest.log_index());
+        Refusal::fields(vec![Violation::new(field, text)])
     }
 }
 

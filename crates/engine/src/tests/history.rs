@@ -260,6 +260,11 @@ async fn the_past_by_time_and_what_is_no_past() {
         let past = guarded("a past state", running.engine.view_at(At::Time(record.log_time))).await;
         assert_eq!(past.expect("it is kept").log_index(), last.log_index);
     }
+    // Kept for the next who asks: a state that takes longer to make than its caller waits is there the next time.
+    let time = records[0].log_time;
+    let again = async || guarded("a past state", running.engine.view_at(At::Time(time))).await.expect("kept");
+    let _made = again().await;
+    assert!(Arc::ptr_eq(&again().await, &again().await), "it is made once");
     let code = |at| {
         let engine = running.engine.clone();
         async move { engine.view_at(at).await.err().map(|refusal| refusal.code) }
@@ -267,6 +272,14 @@ async fn the_past_by_time_and_what_is_no_past() {
     assert_eq!(code(At::Index(LogIndex(1 << 40))).await, Some(RefusalCode::LogIndexNotReached));
     assert_eq!(code(At::Time(LogTime(u64::MAX))).await, Some(RefusalCode::LogIndexNotReached));
     assert_eq!(code(At::Time(LogTime(1))).await, Some(RefusalCode::ResumeTokenCompacted));
+    // A caller who asks for it is told at once, and asks no other replica: a leader says that nobody has it.
+    for at in [At::Index(LogIndex(1 << 40)), At::Time(LogTime(u64::MAX))] {
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+        let read = running.engine.read_view(ReadFrom::Past(at), deadline);
+        let refusal = guarded("a refusal", read).await.err().expect("nobody has it");
+        assert_eq!(refusal.code, RefusalCode::InvalidField);
+        assert!(refusal.message.contains("lies in the future"), "{}", refusal.message);
+    }
     running.stop().await;
 }
 

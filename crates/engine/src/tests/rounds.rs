@@ -1,7 +1,7 @@
 //! Rounds that are applied, rounds that stop a replica, and what a change of leadership means for nodes.
 
 use muster_consensus::{Application as _, CommittedEntry};
-use muster_decider::{Answer, Command, Founding};
+use muster_decider::{Answer, Command};
 use muster_journal::{Decision, FORMAT_MAX, FORMAT_MIN, Round, encode_round};
 use muster_state::State;
 use muster_types::{HolderId, LogIndex, LogTime, Parameters, RefusalCode, ReplicaId};
@@ -76,7 +76,7 @@ fn a_node_that_no_leader_hears_is_over_though_leaders_change_faster_than_a_lease
     let mut raft_index = 0;
     let leases = crate::sessions::liveness::Liveness::default();
     let parameters = Parameters { lease_ttl_ms: 10_000, lease_margin_ms: 3_000, ..Parameters::DEFAULT };
-    let founding = Founding { new_cluster_format: Some(FORMAT_MAX), ..config(1).founding };
+    let founding = config(1).founding;
     // One leadership: what it decides is applied, and a leader of its term counts leases from there.
     let mut lead = |term: u64, second: u64, agents: &[&str]| -> Vec<String> {
         SECONDS.set(second);

@@ -1,7 +1,6 @@
 //! Sessions of nodes: leases, orders and reports.
 
 use muster_decider::{Answer, Command};
-use muster_journal::FORMAT_MAX;
 use muster_state::{NodeStatus, Phase, RankState, State};
 use muster_types::health::HealthAction;
 use muster_types::{
@@ -335,8 +334,6 @@ async fn an_older_agent_is_sent_nothing_that_it_has_not_shown_to_take() {
     assert!(refused.to_string().contains("the agent of h1 is of a release that cannot probe"), "{refused}");
     assert!(begun.elapsed() < Duration::from_secs(4), "it was asked all the same");
 
-    let raise = Command::RaiseFormat { format: FORMAT_MAX };
-    guarded("the newest format", engine.execute(raise)).await.expect("it is raised");
     // A repair waits for an agent that can be told of it.
     let order = muster_decider::RepairOrder::Begin {
         action: Some(HealthAction::ResetGpu),
@@ -370,8 +367,6 @@ async fn an_older_agent_is_sent_nothing_that_it_has_not_shown_to_take() {
 #[tokio::test]
 async fn a_stop_says_why() {
     let engine = leader().await;
-    let raise = Command::RaiseFormat { format: FORMAT_MAX };
-    guarded("the newest format", engine.execute(raise)).await.expect("it is raised");
     let mut session = open(&engine, opening("h1", 1)).await;
     let beat = beating(&session);
     let reason = |message| match message {

@@ -135,7 +135,7 @@ impl Observer for EventMaker {
         self.metadata_set |= matches!(decision, Decision::JobMetadataSet { .. });
         let node = match decision {
             Decision::NodeRegistered { spec, .. } => state.node_named(&spec.name),
-            Decision::NodeForgotten { node } | Decision::NodeForgottenOnRequest { node, .. } => Some(*node),
+            Decision::NodeForgotten { node, .. } => Some(*node),
             _ => None,
         };
         self.node_before = node.and_then(|node| state.node(node)).map(|row| Arc::clone(&row.spec));

@@ -12,7 +12,9 @@ use muster_types::health::{
     RecoveryAction, RepairStep,
 };
 use muster_types::job::ArrayMember;
-use muster_types::policy::{Guarantee, NonPreemptible, PolicyRules, TenantLimits, TenantRights};
+use muster_types::policy::{
+    Guarantee, NonPreemptible, Policy, PolicyDraft, TenantLimits, TenantPolicy, TenantRights,
+};
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval,
     CertificateSerial, CheckpointRules, ClusterId, Dependency, DependencyRule, DeviceAmount, DeviceSet,
@@ -289,7 +291,8 @@ fn inputs() -> impl Strategy<Value = Decision> {
             Decision::JobsSubmitted { request, specs, estimates }
         }),
         (job(), token()).prop_map(|(job, token)| Decision::CheckpointCommitted { job, token }),
-        request().prop_map(|request| Decision::PolicySet { request, policy: Box::default() }),
+        (request(), policy())
+            .prop_map(|(request, policy)| Decision::PolicySet { request, policy: Box::new(policy) }),
         (request(), prop::sample::select(AdmissionMode::ALL.to_vec()), option::of("[a-z*.]{1,9}")).prop_map(
             |(request, mode, pattern)| {
                 let rule = |pattern| AdmissionRule { pattern, bounds: NodeBounds::default() };
@@ -313,7 +316,6 @@ fn inputs() -> impl Strategy<Value = Decision> {
         }),
         (node_id(), any::<u32>())
             .prop_map(|(node, incarnation)| Decision::SessionResumed { node, incarnation }),
-        policy_rules().prop_map(|rules| Decision::PolicyRulesSet { rules: Box::new(rules) }),
         (request(), job()).prop_map(|(request, job)| Decision::JobCancelRequested { request, job }),
         (node(), any::<u128>()).prop_map(|(spec, h)| Decision::NodeRegistered { spec, holder: HolderId(h) }),
         (request(), node_id(), any::<bool>()).prop_map(|(request, node, cordoned)| Decision::NodeCordonSet {
@@ -383,9 +385,8 @@ fn decisions() -> impl Strategy<Value = Decision> {
         vec((job(), any::<u64>()), 0..4).prop_map(|bursts| Decision::TurnsChanged { bursts }),
         any::<u16>().prop_map(|format| Decision::FormatRaised { format }),
         any::<u32>().prop_map(|generation| Decision::ClusterRecovered { generation }),
-        any::<u32>().prop_map(|node| Decision::NodeForgotten { node: NodeId(node) }),
-        (request(), any::<u32>())
-            .prop_map(|(request, node)| Decision::NodeForgottenOnRequest { request, node: NodeId(node) }),
+        (option::of(request()), any::<u32>())
+            .prop_map(|(request, node)| Decision::NodeForgotten { request, node: NodeId(node) }),
         vec((job(), contract()), 0..3).prop_map(|contracts| Decision::JobContractsSet { contracts }),
         vec((job(), any::<u32>(), metadata()), 0..3).prop_map(|runs| Decision::JobMetadataSet { runs }),
         failed(),
@@ -493,7 +494,7 @@ pub fn round() -> impl Strategy<Value = Round> {
     })
 }
 
-fn policy_rules() -> impl Strategy<Value = PolicyRules> {
+fn policy() -> impl Strategy<Value = Policy> {
     let rights = (
         option::of(prop::sample::select(PriorityTier::ALL.to_vec())),
         option::of(prop::sample::select(NonPreemptible::ALL.to_vec())),
@@ -504,7 +505,7 @@ fn policy_rules() -> impl Strategy<Value = PolicyRules> {
         non_preemptible,
         deadlines,
     });
-    let limit = || option::of(any::<u32>());
+    let limit = || option::of(1..1_000_u32);
     let limits = (limit(), limit(), limit(), limit()).prop_map(
         |(pending_jobs, unfinished_jobs, running_jobs, requests_per_minute)| TenantLimits {
             pending_jobs,
@@ -513,23 +514,18 @@ fn policy_rules() -> impl Strategy<Value = PolicyRules> {
             requests_per_minute,
         },
     );
-    let tenants = (btree_map(name(), rights, 0..4), btree_map(name(), limits, 0..4));
+    let tenant = (rights, limits).prop_map(|(rights, limits)| TenantPolicy {
+        rights,
+        limits,
+        ..TenantPolicy::default()
+    });
     let isolation = prop::collection::btree_set(prop::sample::select(Guarantee::ALL.to_vec()), 0..4);
-    ((tenants, isolation), any::<bool>(), any::<[u64; 3]>()).prop_map(
-        |(
-            ((rights, limits), required_isolation),
-            end_overrunners,
-            [backoff_ms, stopping_deadline_ms, starting_deadline_ms],
-        )| {
-            PolicyRules {
-                rights,
-                limits,
-                end_overrunners,
-                backoff_ms,
-                stopping_deadline_ms,
-                starting_deadline_ms,
-                required_isolation,
-            }
+    (btree_map(name(), tenant, 0..4), isolation, any::<bool>(), 0..60_000_u64).prop_map(
+        |(tenants, required_isolation, end_overrunners, backoff_ms)| {
+            let mut draft = PolicyDraft { tenants, required_isolation, ..PolicyDraft::default() };
+            draft.backfill.end_overrunners = end_overrunners;
+            draft.preemption.backoff_ms = backoff_ms;
+            draft.check().expect("it breaks no rule")
         },
     )
 }

@@ -304,7 +304,7 @@ pub(crate) struct Indexes {
     pub(crate) finished: Set<(LogTime, JobId)>,
     /// Running jobs with a limit, by the time it is reached.
     pub(crate) run_limits: Set<(LogTime, JobId)>,
-    /// Gangs that are being stopped, by when their workers should have been killed; since format 5.
+    /// Gangs that are being stopped, by when their workers should have been killed.
     pub(crate) killed_by: Set<(LogTime, JobId)>,
     /// Gangs that are being started, by when they were placed.
     pub(crate) starting: Set<(LogTime, JobId)>,
@@ -432,7 +432,7 @@ impl Indexes {
         self.first_with_class(burst).map(|(job, _)| job)
     }
 
-    /// The same with its class: logs of formats below 5 may have jobs of several classes in one group.
+    /// The same with its class.
     fn first_with_class(&self, burst: JobId) -> Option<(JobId, GangClass)> {
         let range = (burst, JobId(0))..=(burst, JobId(u64::MAX));
         self.waiting.range(range).next().map(|((_, job), class)| (*job, *class))

@@ -11,7 +11,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::{Estimate, Outcome, StopCause, WorkerSlot, hash};
 use muster_types::health::{Drain, HealthPolicy, NodeHealth, Quarantine, Repair};
-use muster_types::policy::{Policy, PolicyDraft};
+use muster_types::policy::Policy;
 use muster_types::{
     ClusterId, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, JobSpec, LogIndex, LogTime, Name,
     NodeId, NodeSpec, Parameters, ReplicaId,
@@ -359,7 +359,7 @@ impl JobTimes {
 }
 
 /// The policy in force.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicyRow {
     /// The record that set it; zero for the one every cluster begins with.
     pub version: LogIndex,
@@ -367,18 +367,6 @@ pub struct PolicyRow {
     pub set_at: LogTime,
     /// All of it.
     pub policy: Arc<Policy>,
-}
-
-impl Default for PolicyRow {
-    /// What every cluster begins with, in format 1.
-    fn default() -> PolicyRow {
-        let first = PolicyDraft::before_format_5().check().expect("the first policy breaks no rule");
-        PolicyRow {
-            version: LogIndex::default(),
-            set_at: LogTime::default(),
-            policy: Arc::new(first.without_rules()),
-        }
-    }
 }
 
 /// The phase of a job.
@@ -497,8 +485,10 @@ impl JobRow {
 /// What a request led to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RequestAnswer {
-    /// These many jobs, with ids derived from the record, in a cluster that was never recovered.
+    /// These many jobs, with ids from this one on.
     Submitted {
+        /// The id of the first.
+        first: JobId,
         /// How many.
         jobs: u32,
     },
@@ -521,16 +511,9 @@ pub enum RequestAnswer {
     },
     /// The health policy was set.
     HealthPolicySet,
-    /// What was asked for was done; there is nothing more to say of it. Since format 5.
+    /// What was asked for was done; there is nothing more to say of it.
     Done,
-    /// These many jobs, with ids from this one on. Since format 5, where ids depend on the generation as well.
-    SubmittedFrom {
-        /// The id of the first.
-        first: JobId,
-        /// How many.
-        jobs: u32,
-    },
-    /// A lost node was dropped. Since format 5.
+    /// A lost node was dropped.
     NodeForgotten {
         /// Which; its id is never given again.
         node: NodeId,

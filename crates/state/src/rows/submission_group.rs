@@ -40,7 +40,7 @@ pub struct BurstRow {
     pub members: u32,
     /// When the last of them was submitted.
     pub last_submitted: LogTime,
-    /// Members that ran and ended, by the bucket of their run time; since format 5 those that succeeded, and in the
+    /// Members that ran and ended, by the bucket of their run time: those that succeeded, and in the
     /// bucket behind it those that were stopped at their limit. Buckets ascending.
     pub ended: Vec<(u8, u32)>,
 }

@@ -2,6 +2,7 @@
 
 use muster_journal::{Decision, Estimate, Outcome, RequestKey};
 use muster_state::{BURST_GAP_MS, BurstKey, GuardError, Leadership, State};
+use muster_types::policy::{PolicyDraft, TenantRights, UNLISTED_TENANT};
 use muster_types::{
     Accelerators, ClusterId, JobDraft, JobId, JobSpec, LogTime, Name, Parameters, ReplicaId, RequestId,
     TaskGroup, WorkerRequest,
@@ -137,8 +138,13 @@ fn a_burst_moves_as_one() {
 }
 
 #[test]
-fn a_burst_of_an_older_log_stands_in_the_lane_of_its_first_job() {
+fn a_burst_of_two_classes_stands_in_the_lane_of_its_first_job() {
     let mut state = founded();
+    let mut policy = PolicyDraft::default();
+    policy.tenants.entry(Name::literal(UNLISTED_TENANT)).or_default().rights = TenantRights::ALL;
+    let request = RequestKey { id: RequestId(u128::MAX), fingerprint: 0 };
+    let policy = Box::new(policy.check().unwrap());
+    push(&mut state, NOW, &Decision::PolicySet { request, policy }).unwrap();
     let like = |name: &str, preemptible| {
         let mut draft = spec("t", name, 1).into_draft();
         draft.preemptible = preemptible;

@@ -1,9 +1,8 @@
-//! Rights of tenants, and the other parts of a policy that records before format 5 cannot say.
+//! Rights and limits of tenants.
 
-use alloc::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
-use super::{BackfillPolicy, Guarantee, OrderPolicy, Policy, PolicyDraft, PreemptionPolicy};
+use super::Policy;
 use crate::job::PriorityTier;
 use crate::name::Name;
 
@@ -66,10 +65,6 @@ impl TenantRights {
         non_preemptible: Some(NonPreemptible::Always),
         deadlines: Some(true),
     };
-
-    fn is_blank(&self) -> bool {
-        *self == TenantRights::default()
-    }
 }
 
 /// How much a tenant may have at a time, beside devices. A limit that is not stated is that of the nearest tenant above
@@ -89,12 +84,6 @@ pub struct TenantLimits {
     pub requests_per_minute: Option<u32>,
 }
 
-impl TenantLimits {
-    fn is_blank(&self) -> bool {
-        *self == TenantLimits::default()
-    }
-}
-
 /// The rights of a tenant, once the tree has been asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rights {
@@ -111,121 +100,15 @@ impl Rights {
     pub const LEAST: Rights =
         Rights { tier_max: PriorityTier::Standard, non_preemptible: NonPreemptible::Never, deadlines: false };
 
-    /// Everything, as before rights were asked for.
+    /// Everything.
     pub const ALL: Rights =
         Rights { tier_max: PriorityTier::Critical, non_preemptible: NonPreemptible::Always, deadlines: true };
 }
 
-/// What a policy says that its record cannot: the record's layout is that of format 1. It stands in a record of its
-/// own, right behind the policy's.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PolicyRules {
-    /// By tenant; one that states none is not here. Every tenant here is in the policy.
-    pub rights: BTreeMap<Name, TenantRights>,
-    /// By tenant, in the same way.
-    pub limits: BTreeMap<Name, TenantLimits>,
-    /// See [`BackfillPolicy::end_overrunners`].
-    pub end_overrunners: bool,
-    /// See [`PreemptionPolicy::backoff_ms`].
-    pub backoff_ms: u64,
-    /// See [`PreemptionPolicy::stopping_deadline_ms`].
-    pub stopping_deadline_ms: u64,
-    /// See [`PreemptionPolicy::starting_deadline_ms`].
-    pub starting_deadline_ms: u64,
-    /// See [`PolicyDraft::required_isolation`].
-    pub required_isolation: BTreeSet<Guarantee>,
-}
-
-impl PolicyDraft {
-    /// The policy that every cluster begins with in formats below 5. It is part of their digests, so it never
-    /// changes.
-    #[must_use]
-    pub fn before_format_5() -> PolicyDraft {
-        PolicyDraft {
-            order: OrderPolicy::default(),
-            backfill: BackfillPolicy {
-                reservations_max: 16,
-                depth_max: 1_000,
-                reserve_after_ms: 24 * 3_600 * 1_000,
-                reserve_after_runs_milli: 20_000,
-                end_overrunners: false,
-            },
-            preemption: PreemptionPolicy { backoff_ms: 0, ..PreemptionPolicy::default() },
-            ..PolicyDraft::default()
-        }
-    }
-
-    /// What of it stands in the second record.
-    #[must_use]
-    pub fn rules(&self) -> PolicyRules {
-        let stated = self.tenants.iter().filter(|(_, tenant)| !tenant.rights.is_blank());
-        let limited = self.tenants.iter().filter(|(_, tenant)| !tenant.limits.is_blank());
-        PolicyRules {
-            rights: stated.map(|(name, tenant)| (name.clone(), tenant.rights)).collect(),
-            limits: limited.map(|(name, tenant)| (name.clone(), tenant.limits)).collect(),
-            end_overrunners: self.backfill.end_overrunners,
-            backoff_ms: self.preemption.backoff_ms,
-            stopping_deadline_ms: self.preemption.stopping_deadline_ms,
-            starting_deadline_ms: self.preemption.starting_deadline_ms,
-            required_isolation: self.required_isolation.clone(),
-        }
-    }
-}
-
 impl Policy {
-    /// The same policy with what its second record says; none when a rule of it is broken.
-    #[must_use]
-    pub fn with_rules(&self, rules: &PolicyRules) -> Option<Policy> {
-        let mut draft = self.draft.clone();
-        for tenant in draft.tenants.values_mut() {
-            tenant.rights = TenantRights::default();
-            tenant.limits = TenantLimits::default();
-        }
-        for (name, rights) in &rules.rights {
-            draft.tenants.get_mut(name)?.rights = *rights;
-        }
-        for (name, limits) in &rules.limits {
-            draft.tenants.get_mut(name)?.limits = *limits;
-        }
-        draft.backfill.end_overrunners = rules.end_overrunners;
-        draft.preemption.backoff_ms = rules.backoff_ms;
-        draft.preemption.stopping_deadline_ms = rules.stopping_deadline_ms;
-        draft.preemption.starting_deadline_ms = rules.starting_deadline_ms;
-        draft.required_isolation = rules.required_isolation.clone();
-        draft.check().ok()
-    }
-
-    /// The same policy as its own record says it, with the defaults for what stands in the second.
-    #[must_use]
-    pub fn as_recorded(&self) -> Policy {
-        self.with_rules(&PolicyDraft::default().rules()).expect("the default rules suit every policy")
-    }
-
-    /// The same policy as formats below 5 know it: nobody is asked for rights, and tenants that it does not name
-    /// stand on the first level.
-    #[must_use]
-    pub fn without_rules(&self) -> Policy {
-        let mut policy = self.clone();
-        policy.has_rules = false;
-        policy.draft.backfill.end_overrunners = false;
-        policy.draft.preemption.backoff_ms = 0;
-        policy
-    }
-
-    /// Whether tenants have the rights that the policy gives them, and those it does not name stand below one of
-    /// their own: since format 5.
-    #[must_use]
-    pub fn has_rules(&self) -> bool {
-        self.has_rules
-    }
-
     /// How much a tenant may have at a time.
     #[must_use]
     pub fn limits(&self, tenant: &Name) -> TenantLimits {
-        if !self.has_rules {
-            return TenantLimits::default();
-        }
         let stated = || self.ancestry(tenant).filter_map(|name| self.tenants.get(name)).map(|t| t.limits);
         TenantLimits {
             pending_jobs: stated().find_map(|limits| limits.pending_jobs),
@@ -238,9 +121,6 @@ impl Policy {
     /// What a tenant's jobs may ask for.
     #[must_use]
     pub fn rights(&self, tenant: &Name) -> Rights {
-        if !self.has_rules {
-            return Rights::ALL;
-        }
         let stated = || self.ancestry(tenant).filter_map(|name| self.tenants.get(name)).map(|t| t.rights);
         Rights {
             tier_max: stated().find_map(|rights| rights.tier_max).unwrap_or(Rights::LEAST.tier_max),

@@ -22,7 +22,7 @@ fn repair(input: &mut [u8]) {
 #[test]
 fn no_bytes_of_a_snapshot_make_it_panic_and_what_is_accepted_comes_back() {
     let seeds: Vec<Vec<u8>> =
-        (1..=muster_journal::FORMAT_MAX).map(|format| crate::golden(format, "snapshot.bin")).collect();
+        crate::GOLDEN_FORMATS.map(|format| crate::golden(format, "snapshot.bin")).into();
     muster_fuzz::run(
         "state-snapshot",
         &seeds,

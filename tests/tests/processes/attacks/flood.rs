@@ -7,8 +7,10 @@
 use muster_client::Client;
 use muster_types::JobId;
 use muster_wire::v1;
+use muster_wire::v1::fleet_service_client::FleetServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::log_service_client::LogServiceClient;
+use muster_wire::v1::queue_service_client::QueueServiceClient;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -54,6 +56,8 @@ enum Asked {
     /// The same, of which nothing is taken.
     LogUntaken,
     Jobs,
+    Nodes,
+    Queues,
     Watch,
     /// A watch that goes on far in the past.
     WatchOfPast,
@@ -61,7 +65,7 @@ enum Asked {
 }
 
 impl Asked {
-    const ALL: [Asked; 10] = [
+    const ALL: [Asked; 12] = [
         Asked::Explanation,
         Asked::Plan,
         Asked::Past,
@@ -69,6 +73,8 @@ impl Asked {
         Asked::Log,
         Asked::LogUntaken,
         Asked::Jobs,
+        Asked::Nodes,
+        Asked::Queues,
         Asked::Watch,
         Asked::WatchOfPast,
         Asked::Output,
@@ -125,7 +131,9 @@ async fn held<M>(stream: Option<tonic::Response<tonic::Streaming<M>>>, takes: bo
 /// One call after the other.
 async fn ask(what: Asked, channel: Channel, known: Arc<Known>, number: usize, tally: Arc<Tally>) {
     let mut jobs = JobServiceClient::new(channel.clone());
-    let mut log = LogServiceClient::new(channel);
+    let mut log = LogServiceClient::new(channel.clone());
+    let mut fleet = FleetServiceClient::new(channel.clone());
+    let mut queues = QueueServiceClient::new(channel);
     for turn in 0.. {
         let at = number * 31 + turn * 7;
         let job_id = known.jobs[at % known.jobs.len()].clone();
@@ -156,6 +164,14 @@ async fn ask(what: Asked, channel: Channel, known: Arc<Known>, number: usize, ta
             Asked::Jobs => {
                 let request = v1::ListJobsRequest { page_size: 1_000, ..Default::default() };
                 tally.note(jobs.list_jobs(request).await);
+            }
+            Asked::Nodes => {
+                let request = v1::ListNodesRequest { page_size: 1_000, ..Default::default() };
+                tally.note(fleet.list_nodes(request).await);
+            }
+            Asked::Queues => {
+                let request = v1::ListQueuesRequest { page_size: 1_000, ..Default::default() };
+                tally.note(queues.list_queues(request).await);
             }
             Asked::Watch => {
                 held(tally.note(jobs.watch_jobs(v1::WatchJobsRequest::default()).await), false).await;

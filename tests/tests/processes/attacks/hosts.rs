@@ -605,11 +605,6 @@ async fn no_attack_of_a_worker_reaches_its_host_or_another_tenant() {
         Agents::start_with(&cluster, &["h1"], |_| endpoints.clone(), |_, _| settings.clone()).await;
     let client = cluster.client();
     passable(&home);
-    // What is said of workers without memory is newer than what a cluster begins with.
-    eventually("the format was not raised", || async {
-        (cluster.operate(&["cluster", "upgrade"]).await.code == Some(0)).then_some(())
-    })
-    .await;
 
     let mut victim =
         script("bob", "touch of-victim /tmp/of-victim /dev/shm/of-victim; echo mine; exec sleep 600");

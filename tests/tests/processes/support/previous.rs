@@ -48,6 +48,23 @@ fn speaks_this_protocol(root: &Path, commit: &str) -> Result<(), String> {
     found.map(drop).map_err(|_| format!("the release before, {commit}, has no package muster.v1beta1"))
 }
 
+/// The first golden log, which no release changes.
+const GOLDEN: &str = "tests/golden/v1/digests.txt";
+
+/// A commit with another golden log of the first format has formats that were never released, and that this program does
+/// not read: no cluster of it can be upgraded.
+fn has_these_formats(root: &Path, commit: &str) -> Result<(), String> {
+    let golden = std::fs::read_to_string(root.join(GOLDEN)).map_err(|error| format!("{GOLDEN}: {error}"))?;
+    let theirs = ran(git(root).args(["show", &format!("{commit}:{GOLDEN}")])).unwrap_or_default();
+    if theirs.trim() == golden.trim() {
+        return Ok(());
+    }
+    Err(format!(
+        "the release before, {commit}, has record formats that were never released, and this program does not read \
+         them; tests/previous-release must name a commit with the same {GOLDEN}"
+    ))
+}
+
 /// Builds the program of a commit, unless that was done before; where it is.
 fn build(root: &Path, target: &Path, commit: &str) -> Result<PathBuf, String> {
     let home = target.join("previous").join(commit);
@@ -98,6 +115,7 @@ pub fn previous_release() -> Result<PathBuf, String> {
     let target = own.ancestors().nth(3).ok_or("the tests were not built by cargo")?;
     let commit = commit(root)?;
     speaks_this_protocol(root, &commit)?;
+    has_these_formats(root, &commit)?;
     // From here on a failure is one of the test: the history has the release, so it has to build.
     Ok(build(root, target, &commit).unwrap_or_else(|why| panic!("the release before cannot be built: {why}")))
 }

@@ -37,14 +37,14 @@ fn find_program() -> PathBuf {
     };
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = std::process::Command::new(cargo);
-    build.args(["build", "--locked", "-p", "muster", "--profile", profile]);
+    build.args(["build", "--locked", "-p", "muster", "--features", "test-format", "--profile", profile]);
     if let Some(target) = folder.parent() {
         build.arg("--target-dir").arg(target);
     }
     let built = build.current_dir(env!("CARGO_MANIFEST_DIR")).status();
     assert!(
         program.is_file(),
-        "{} is not there and could not be built ({built:?}); run `cargo build -p muster --profile {profile}` first",
+        "{} is not there and could not be built ({built:?}); run `cargo build -p muster --features test-format --profile {profile}` first",
         program.display()
     );
     program

@@ -31,8 +31,8 @@ use crate::process::isolation::Namespaces;
 use crate::process::processes;
 use crate::process::task::{Running, TaskDir, TaskSpec};
 use crate::process::transcript::{OutputStream, Writer};
-use crate::rules::detail;
-use muster_types::ExitStatus;
+use crate::rules::{WorkerKey, detail};
+use muster_types::{ExitStatus, HolderId};
 use nix::sys::prctl::set_child_subreaper;
 use nix::sys::signal::{SigSet, Signal};
 use std::ffi::{CString, OsString};
@@ -54,6 +54,8 @@ pub(crate) const SPEAKS: &str = "speaks";
 pub(crate) const SPEECH: &str = concat!(env!("CARGO_PKG_VERSION"), " 3");
 /// How the control groups of workers begin whose shims waited for them.
 pub(crate) const WAITING_GROUP: &str = "muster_ready_";
+/// How the name of a worker's own group begins.
+const GROUP: &str = "muster_";
 /// What a waiting shim writes to its standard output once nothing but its worker is missing.
 pub(crate) const READY_LINE: &str = "ready";
 /// First argument of the process that makes the worker's namespaces.
@@ -373,14 +375,26 @@ fn memory_max(spec: &TaskSpec, cgroup: Option<&Cgroup>) -> Option<u64> {
     (spec.memory_watched && spec.memory_bytes > 0 && !by_kernel).then_some(spec.memory_bytes)
 }
 
+/// The group of a worker whose shim has not waited for it in one. Two agents on one machine (tests, drills) may have the same
+/// job ids of different clusters.
+fn group_name(key: WorkerKey, holder: HolderId) -> String {
+    format!("{GROUP}{}_{}_{}{}", key.job, key.token, key.rank, holder_suffix(holder))
+}
+
+fn holder_suffix(holder: HolderId) -> String {
+    format!("_{:08x}", holder.0 >> 96)
+}
+
+/// The worker of this holder whose group has such a name.
+pub(crate) fn worker_of_group(name: &str, holder: HolderId) -> Option<WorkerKey> {
+    TaskDir::key_of_name(name.strip_prefix(GROUP)?.strip_suffix(&holder_suffix(holder))?)
+}
+
 fn make_cgroup(spec: &TaskSpec) -> (Option<Cgroup>, Option<String>) {
     let Some(parent) = &spec.cgroup_parent else {
         return (None, Some("not configured".to_owned()));
     };
-    let key = spec.key;
-    // Two agents on one machine (tests, drills) may have the same job ids of different clusters.
-    let name = format!("muster_{}_{}_{}_{:08x}", key.job, key.token, key.rank, spec.holder.0 >> 96);
-    match Cgroup::create(parent, &name, spec.group_limits()) {
+    match Cgroup::create(parent, &group_name(spec.key, spec.holder), spec.group_limits()) {
         Ok(group) => (Some(group), None),
         Err(error) => (None, Some(format!("{}: {error}", parent.display()))),
     }
@@ -455,6 +469,21 @@ fn say(line: &str) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_group_tells_whose_it_is() {
+        let key = WorkerKey { job: muster_types::JobId(7), token: Default::default(), rank: 3 };
+        let (holder, other) = (HolderId(5 << 96), HolderId(6 << 96));
+        let name = group_name(key, holder);
+        assert_eq!(worker_of_group(&name, holder), Some(key));
+        for none in [
+            worker_of_group(&name, other),
+            worker_of_group(&format!("{WAITING_GROUP}12_ab"), holder),
+            worker_of_group("muster-agent", holder),
+        ] {
+            assert_eq!(none, None);
+        }
+    }
 
     #[test]
     fn a_waiting_shim_takes_a_whole_path_or_goes() {

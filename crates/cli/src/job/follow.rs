@@ -1,0 +1,264 @@
+//! Following jobs until something is so: the engine of watch and wait.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use muster_client::{CallError, Client, WatchItem};
+use muster_console::{Console, Document, Exit, Failure, Format, one_line};
+use muster_wire::v1;
+use tokio::time::Instant;
+
+use crate::view::{self, JobEvent, has_ended};
+
+/// When to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Until {
+    /// Every job has ended
+    Finished,
+    /// Every worker of every job has started (or the job has ended)
+    Running,
+    /// Every job has ended well; at once when one has ended otherwise
+    Succeeded,
+    /// Every job has saved its work in its present attempt (or has ended)
+    Checkpointed,
+}
+
+/// What to follow and for how long.
+pub struct Subject {
+    /// None for every job, until Ctrl-C.
+    pub ids: Vec<String>,
+    /// Only this tenant; empty for all.
+    pub tenant: String,
+    /// Only jobs whose labels match; empty for all.
+    pub selector: String,
+    pub until: Until,
+    pub limit: Option<Duration>,
+}
+
+impl Subject {
+    /// Jobs by their ids, until they have ended.
+    pub fn of(ids: Vec<String>) -> Subject {
+        Subject { ids, tenant: String::new(), selector: String::new(), until: Until::Finished, limit: None }
+    }
+}
+
+fn has_reached(until: Until, job: &v1::Job) -> bool {
+    let so = match until {
+        Until::Finished | Until::Succeeded => false,
+        Until::Running => job.phase == i32::from(v1::JobPhase::Running),
+        Until::Checkpointed => job.checkpoint_time.is_some(),
+    };
+    so || has_ended(job.phase)
+}
+
+/// Whether this is what was waited for rather than the end of waiting.
+fn is_well(until: Until, job: &v1::Job) -> bool {
+    match until {
+        Until::Checkpointed => job.checkpoint_time.is_some(),
+        _ => !has_ended(job.phase) || job.phase == i32::from(v1::JobPhase::Succeeded),
+    }
+}
+
+/// Follows; hands each item to `show` with whether the first sync is complete. Ends when every job is
+/// where it should be; `Exit::Failed` when one of them ended otherwise than well.
+pub async fn follow(
+    client: &Client,
+    console: &Console,
+    subject: Subject,
+    mut show: impl FnMut(&WatchItem, bool) -> Result<(), Failure>,
+) -> Result<(Exit, BTreeMap<String, v1::Job>), Failure> {
+    let mut watched = Watched::new(&subject, client.seen_log_index());
+    let request = v1::WatchJobsRequest {
+        resume_token: String::new(),
+        job_ids: subject.ids.clone(),
+        tenant: subject.tenant.clone(),
+        label_selector: subject.selector.clone(),
+        ..Default::default()
+    };
+    let mut watch = client.watch_jobs(request);
+    let end = subject.limit.and_then(|limit| Instant::now().checked_add(limit));
+    let forever = subject.ids.is_empty();
+    loop {
+        let item = tokio::select! {
+            item = watch.next() => item?,
+            () = sleep_until(end) => {
+                let ids = watched.open().join(" ");
+                return Err(Failure::new(Exit::Timeout, "the time is up; the jobs go on")
+                    .with_next(format!("muster job wait {ids}")));
+            }
+            interrupt = tokio::signal::ctrl_c() => {
+                interrupt?;
+                if forever {
+                    return Ok((Exit::Ok, watched.jobs));
+                }
+                console.progress(&format!("the jobs go on; follow them with: muster job watch {}", watched.open().join(" ")));
+                return Ok((Exit::Interrupted, watched.jobs));
+            }
+        };
+        show(&item, watched.synced)?;
+        watched.take(item)?;
+        if !forever && watched.is_complete() {
+            return Ok((watched.exit(), watched.jobs));
+        }
+    }
+}
+
+/// What came of waiting for the next item of a watch that has no end of its own.
+pub enum Next<T> {
+    Item(T),
+    Ended(Exit),
+}
+
+/// The next item, unless Ctrl-C or the end of the command's time comes first.
+pub async fn next_until<T>(
+    item: impl Future<Output = Result<T, CallError>>,
+    end: Option<Instant>,
+) -> Result<Next<T>, Failure> {
+    tokio::select! {
+        item = item => Ok(Next::Item(item?)),
+        () = sleep_until(end) => Err(Failure::new(Exit::Timeout, "the time is up")),
+        interrupt = tokio::signal::ctrl_c() => {
+            interrupt?;
+            Ok(Next::Ended(Exit::Ok))
+        }
+    }
+}
+
+/// Says on stderr that changes were not printed one by one.
+pub fn say_restarted(console: &Console) {
+    console.progress("the cluster no longer has the changes in between; starting from the present state");
+}
+
+async fn sleep_until(end: Option<Instant>) {
+    match end {
+        Some(end) => tokio::time::sleep_until(end).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What is known of the jobs.
+struct Watched {
+    ids: Vec<String>,
+    until: Until,
+    jobs: BTreeMap<String, v1::Job>,
+    /// A replica that is behind this cannot say that a job does not exist.
+    known_log_index: u64,
+    synced: bool,
+    /// Ids in the sync that is going on.
+    in_sync: Vec<String>,
+}
+
+impl Watched {
+    fn new(subject: &Subject, known_log_index: u64) -> Watched {
+        Watched {
+            ids: subject.ids.clone(),
+            until: subject.until,
+            jobs: BTreeMap::new(),
+            known_log_index,
+            synced: false,
+            in_sync: Vec::new(),
+        }
+    }
+
+    fn take(&mut self, item: WatchItem) -> Result<(), Failure> {
+        match item {
+            WatchItem::Changed { job, .. } if self.ids.contains(&job.id) => {
+                if !self.synced {
+                    self.in_sync.push(job.id.clone());
+                }
+                self.jobs.insert(job.id.clone(), *job);
+            }
+            WatchItem::SyncEnd { log_index } => {
+                self.synced = true;
+                let in_sync = std::mem::take(&mut self.in_sync);
+                let missing = self.open().into_iter().find(|id| !in_sync.contains(id));
+                if let Some(id) = missing.filter(|_| log_index >= self.known_log_index) {
+                    return Err(gone(&id, log_index));
+                }
+            }
+            WatchItem::Restarted => self.synced = false,
+            WatchItem::Forgotten { job_id, log_index } if self.open().contains(&job_id) => {
+                return Err(gone(&job_id, log_index));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn reached(&self, id: &str) -> bool {
+        self.jobs.get(id).is_some_and(|job| has_reached(self.until, job))
+    }
+
+    /// Those that are not yet where they should be.
+    fn open(&self) -> Vec<String> {
+        self.ids.iter().filter(|id| !self.reached(id)).cloned().collect()
+    }
+
+    fn is_complete(&self) -> bool {
+        // Waiting longer would not make one succeed that has failed.
+        let in_vain = self.until == Until::Succeeded && self.exit() == Exit::Failed;
+        in_vain || self.ids.iter().all(|id| self.reached(id))
+    }
+
+    fn exit(&self) -> Exit {
+        if self.jobs.values().all(|job| is_well(self.until, job)) { Exit::Ok } else { Exit::Failed }
+    }
+}
+
+fn gone(id: &str, log_index: u64) -> Failure {
+    Failure::new(Exit::NotFound, format!("there is no job {id} (as of log index {log_index})"))
+        .with_next("`muster job list` shows the ids; finished jobs are kept for a limited time")
+}
+
+/// Prints one item of a watch.
+pub fn print(console: &Console, item: &WatchItem, synced: bool) -> Result<(), Failure> {
+    match console.format {
+        Format::Json | Format::Yaml => console.event(&document(item)),
+        Format::Name => match item {
+            WatchItem::Changed { job, .. } => console.line(&job.id),
+            _ => Ok(()),
+        },
+        Format::Table | Format::Wide | Format::Html => match item {
+            WatchItem::Changed { log_index, job } => {
+                // In the first sync the position is that of the sync; the job's own says more.
+                let index = if synced { *log_index } else { job.changed_at_index };
+                console.line(&line(index, job))
+            }
+            WatchItem::Forgotten { log_index, job_id } => {
+                console.line(&format!("#{log_index}  {job_id}  forgotten"))
+            }
+            WatchItem::Restarted => {
+                say_restarted(console);
+                Ok(())
+            }
+            _ => Ok(()),
+        },
+    }
+}
+
+fn line(log_index: u64, job: &v1::Job) -> String {
+    let job = view::Job::from(job.clone());
+    let attempt = if job.attempt > 1 { format!("  attempt {}", job.attempt) } else { String::new() };
+    let why = super::reason(&job);
+    let line = format!("#{log_index}  {}  {}  {}{attempt}  {why}", job.id, job.name, job.phase);
+    one_line(line.trim_end())
+}
+
+fn document(item: &WatchItem) -> Document<JobEvent> {
+    let event = |r#type, job: Option<&v1::Job>, job_id: Option<&String>| JobEvent {
+        r#type,
+        job: job.cloned().map(view::Job::from),
+        job_id: job_id.cloned(),
+    };
+    let (log_index, content) = match item {
+        WatchItem::Changed { log_index, job } => (Some(*log_index), event("changed", Some(job), None)),
+        WatchItem::SyncEnd { log_index } => (Some(*log_index), event("syncEnd", None, None)),
+        WatchItem::Bookmark { log_index } => (Some(*log_index), event("bookmark", None, None)),
+        WatchItem::Forgotten { log_index, job_id } => {
+            (Some(*log_index), event("forgotten", None, Some(job_id)))
+        }
+        WatchItem::Restarted => (None, event("restarted", None, None)),
+        _ => (None, event("unknown", None, None)),
+    };
+    Document::new("JobEvent", log_index, content)
+}

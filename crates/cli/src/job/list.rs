@@ -1,0 +1,216 @@
+//! `muster job list`.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use clap::{Args, ValueEnum};
+use muster_client::Client;
+use muster_console::{Console, Exit, Failure, Format, Global};
+use muster_wire::time::unix_ms;
+use muster_wire::v1;
+
+use super::{grouped, print_jobs};
+use crate::reading::ReadArgs;
+use crate::view;
+
+/// What the server gives at most at once.
+const PAGE_SIZE: u32 = 1_000;
+/// Jobs of one list that are explained, and how long that may take: an explanation costs the replica a plan.
+const EXPLAINED_MAX: usize = 16;
+const EXPLAINED_WITHIN: Duration = Duration::from_millis(600);
+/// What a list states of a pending job without asking the planner.
+const UNEXPLAINED: &str = "PENDING";
+
+/// A phase, as people write it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Phase {
+    Pending,
+    Starting,
+    Running,
+    Stopping,
+    Succeeded,
+    Failed,
+    Cancelled,
+}
+
+impl Phase {
+    fn to_message(self) -> i32 {
+        i32::from(match self {
+            Phase::Pending => v1::JobPhase::Pending,
+            Phase::Starting => v1::JobPhase::Starting,
+            Phase::Running => v1::JobPhase::Running,
+            Phase::Stopping => v1::JobPhase::Stopping,
+            Phase::Succeeded => v1::JobPhase::Succeeded,
+            Phase::Failed => v1::JobPhase::Failed,
+            Phase::Cancelled => v1::JobPhase::Cancelled,
+        })
+    }
+}
+
+/// Options of `muster job list`.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  muster job list                                     what waits, runs or stops now
+  muster job list --all --since 2h                    and what ended, of the jobs of the last two hours
+  muster job list --phase pending,running --tenant vision -o wide
+  muster job list --name train- --limit 20 -o json
+  muster job list --mine -l 'team=vision,stage in (train,eval),!debug'
+
+Jobs of an array that are in the same phase are one row; --each gives each its own, and so does every form for
+programs.")]
+pub struct ListArgs {
+    /// Jobs that have ended too
+    #[arg(short, long, conflicts_with = "phase")]
+    all: bool,
+    /// Only jobs that were submitted within this time, such as 2h
+    #[arg(long, value_name = "DURATION", value_parser = muster_console::timeout)]
+    since: Option<Duration>,
+    /// One row for each job of an array
+    #[arg(long)]
+    each: bool,
+    /// Only these phases; repeat it or separate several by commas
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PHASE")]
+    phase: Vec<Phase>,
+    /// Only this tenant
+    #[arg(long, value_name = "TENANT")]
+    tenant: Option<String>,
+    /// Only names that start so
+    #[arg(long, value_name = "PREFIX")]
+    name: Option<String>,
+    /// Only jobs whose labels match: team=vision, stage!=eval, stage in (train,eval), team, !debug; several by commas
+    #[arg(short = 'l', long, value_name = "SELECTOR")]
+    selector: Option<String>,
+    /// Only jobs that you submitted, by the certificate that you use
+    #[arg(long, conflicts_with = "creator")]
+    mine: bool,
+    /// Only jobs that this principal submitted, such as tenant/vision/ada
+    #[arg(long, value_name = "PRINCIPAL")]
+    creator: Option<String>,
+    /// At most so many, the newest [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    limit: Option<u32>,
+    #[command(flatten)]
+    read: ReadArgs,
+}
+
+impl ListArgs {
+    /// The phases to ask for; empty for all.
+    fn phases(&self) -> Vec<i32> {
+        const ACTIVE: [Phase; 4] = [Phase::Pending, Phase::Starting, Phase::Running, Phase::Stopping];
+        let phases = match self.phase.as_slice() {
+            [] if self.all => &[],
+            [] => ACTIVE.as_slice(),
+            named => named,
+        };
+        phases.iter().map(|phase| phase.to_message()).collect()
+    }
+}
+
+pub async fn run(global: &Global, console: &Console, args: ListArgs) -> Result<Exit, Failure> {
+    let client = args.read.client(global).await?;
+    let limit = args.limit.map_or(usize::MAX, |limit| limit as usize);
+    let oldest_ms = args.since.map(|since| now_ms().saturating_sub(since.as_millis() as u64));
+    let is_recent = |job: &v1::Job| oldest_ms.is_none_or(|oldest| unix_ms(job.create_time) >= Some(oldest));
+    let mut request = v1::ListJobsRequest {
+        page_size: args.limit.unwrap_or(PAGE_SIZE).min(PAGE_SIZE),
+        phases: args.phases(),
+        tenant: args.tenant.clone().unwrap_or_default(),
+        name_prefix: args.name.clone().unwrap_or_default(),
+        label_selector: args.selector.clone().unwrap_or_default(),
+        creator: args.creator.clone().unwrap_or_default(),
+        mine: args.mine,
+        ..Default::default()
+    };
+    let mut jobs: Vec<view::Job> = Vec::new();
+    let mut freshness: Option<v1::Freshness> = None;
+    loop {
+        let page = client.list_jobs(request.clone()).await?;
+        // The first page's position is the one the whole list is complete up to.
+        freshness = freshness.or(page.freshness);
+        let room = limit - jobs.len();
+        // Newest first: behind one that is too old are older ones.
+        let too_old = page.jobs.iter().any(|job| !is_recent(job));
+        jobs.extend(page.jobs.into_iter().filter(is_recent).take(room).map(view::Job::from));
+        let over = page.next_page_token.is_empty() || page.next_page_token == request.page_token;
+        if over || too_old || jobs.len() >= limit {
+            break;
+        }
+        request.page_token = page.next_page_token;
+    }
+    let (is_empty, is_table) = (jobs.is_empty(), !console.is_structured() && console.format != Format::Name);
+    if is_table {
+        // As many as are answered in time; the others lead to `muster explain`.
+        let _ = tokio::time::timeout(EXPLAINED_WITHIN, explain(&client, &mut jobs)).await;
+    }
+    if is_table && !args.each {
+        console.table(&grouped(&jobs, console.is_wide()))?;
+    } else {
+        print_jobs(console, freshness, jobs)?;
+    }
+    if is_table && is_empty && !args.all && args.phase.is_empty() {
+        console.progress("nothing waits or runs; --all shows the jobs that have ended");
+    }
+    args.read.tell_age(console, freshness.as_ref());
+    Ok(Exit::Ok)
+}
+
+/// Asks why pending jobs wait, the newest first. The jobs of an array wait for the same reason.
+async fn explain(client: &Client, jobs: &mut [view::Job]) {
+    let mut arrays: BTreeMap<(String, String, Option<String>), v1::Explanation> = BTreeMap::new();
+    let mut asked = 0;
+    for job in jobs.iter_mut().filter(|job| job.status_reason == UNEXPLAINED) {
+        let key = (job.name.clone(), job.tenant.clone(), job.create_time.clone());
+        let explanation = match arrays.get(&key).filter(|_| job.array_index.is_some()) {
+            Some(known) => known.clone(),
+            None if asked == EXPLAINED_MAX => return,
+            None => {
+                asked += 1;
+                let request = v1::ExplainJobRequest { job_id: job.id.clone(), ..Default::default() };
+                // It may have started or ended since; then the next list shows that.
+                let answer = client.explain_job(request).await.ok();
+                let Some(explanation) = answer.and_then(|answer| answer.explanation) else { continue };
+                explanation
+            }
+        };
+        job.status_reason.clone_from(&explanation.reason);
+        job.status_detail.clone_from(&explanation.sentence);
+        arrays.insert(key, explanation);
+    }
+}
+
+fn now_ms() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+/// How long ago, in the largest unit that says something.
+pub fn age(submitted_at: Option<&str>) -> String {
+    let Some(then) = submitted_at.and_then(|text| text.parse::<jiff::Timestamp>().ok()) else {
+        return String::new();
+    };
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let seconds = (now.as_secs() as i64).saturating_sub(then.as_second());
+    duration(u64::try_from(seconds).unwrap_or(0))
+}
+
+fn duration(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7_200 => format!("{}m", seconds / 60),
+        7_200..172_800 => format!("{}h", seconds / 3_600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages() {
+        let shown = [0, 119, 120, 7_199, 7_200, 172_800].map(duration);
+        assert_eq!(shown, ["0s", "119s", "2m", "119m", "2h", "2d"]);
+        assert_eq!(age(None), "");
+        assert_eq!(age(Some("2999-01-01T00:00:00Z")), "0s");
+    }
+}

@@ -1,0 +1,416 @@
+//! `muster job …`.
+
+pub mod attach;
+pub mod explanation;
+pub mod follow;
+pub mod list;
+pub mod logs;
+
+use std::collections::BTreeMap;
+
+use clap::Subcommand;
+use clap_complete::engine::ArgValueCompleter;
+use muster_client::Client;
+use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items, Position, one_line};
+use muster_manifest::quantity;
+use muster_wire::v1;
+use serde_json::Value;
+
+use self::follow::{Subject, Until};
+use self::list::{ListArgs, age};
+use self::logs::LogsArgs;
+use crate::complete;
+use crate::find::{Find, all_resolved, resolve};
+use crate::reading::ReadArgs;
+use crate::view;
+use crate::view::recovery;
+
+/// Commands about jobs.
+#[derive(Subcommand)]
+pub enum JobCommand {
+    /// List jobs, newest first
+    List(ListArgs),
+    /// Show one job: where it runs, or why it waits
+    #[command(after_help = "\
+Examples:
+  muster job show job-3f0
+  muster job show job-3f0 -o yaml > again.yaml && muster submit again.yaml
+
+With -o yaml it is shown as a job file, which can be submitted again; what became of it stands under `status`, which is
+not read.")]
+    Show {
+        /// Its id, or its name
+        #[arg(add = ArgValueCompleter::new(complete::jobs))]
+        id: String,
+        #[command(flatten)]
+        read: ReadArgs,
+    },
+    /// Say why a job waits, what stands before it, what would help and when it will start
+    #[command(after_help = "\
+Examples:
+  muster job explain job-3f0
+  muster job explain job-3f0 -o json | jq .start
+
+`muster plan FILE` says the same of a job that has not been submitted.")]
+    Explain {
+        /// Its id, or its name
+        #[arg(add = ArgValueCompleter::new(complete::jobs))]
+        id: String,
+        #[command(flatten)]
+        read: ReadArgs,
+    },
+    /// Print each change of jobs, with its log index, until they end
+    #[command(after_help = "\
+Examples:
+  muster job watch job-3f0
+  muster job watch --tenant vision      every job of a tenant, until Ctrl-C
+  muster job watch -o json | jq .job.phase
+
+Survives the loss of replicas: goes on exactly behind the last change that was printed.")]
+    Watch {
+        /// Ids or names; none for every job, until Ctrl-C
+        #[arg(add = ArgValueCompleter::new(complete::jobs))]
+        ids: Vec<String>,
+        /// Only jobs of this tenant
+        #[arg(long, value_name = "TENANT")]
+        tenant: Option<String>,
+        /// Only jobs whose labels match, as for `muster job list`
+        #[arg(short = 'l', long, value_name = "SELECTOR")]
+        selector: Option<String>,
+    },
+    /// Print the output of a worker
+    Logs(LogsArgs),
+    /// Cancel jobs: a waiting one at once, a running one after its workers have stopped
+    #[command(
+        after_help = "Examples:\n  muster cancel job-3f0\n  muster cancel train                                    the job of that name, when there is one\n  muster cancel $(muster job list --phase pending -o name)"
+    )]
+    Cancel {
+        /// Their ids, or names
+        #[arg(required = true, add = ArgValueCompleter::new(complete::jobs))]
+        ids: Vec<String>,
+    },
+    /// Wait for jobs; exit code 1 unless all of them went well
+    #[command(after_help = "\
+Examples:
+  muster job wait job-3f0 --for running --timeout 10m
+  muster job wait job-3f0 --for checkpointed && muster job cancel job-3f0
+  muster job wait $(muster submit array.yaml) && echo all succeeded")]
+    Wait {
+        /// Their ids, or names
+        #[arg(required = true, add = ArgValueCompleter::new(complete::jobs))]
+        ids: Vec<String>,
+        /// For what
+        #[arg(long = "for", value_enum, default_value_t = Until::Finished)]
+        until: Until,
+    },
+}
+
+pub async fn run(global: &Global, console: &Console, command: JobCommand) -> Result<Exit, Failure> {
+    match command {
+        JobCommand::List(args) => list::run(global, console, args).await,
+        JobCommand::Show { id, read } => {
+            let client = read.client(global).await?;
+            let id = resolve(&client, &id, Find::Newest).await?;
+            show(&client, console, id, &read).await
+        }
+        JobCommand::Explain { id, read } => {
+            let client = read.client(global).await?;
+            let id = resolve(&client, &id, Find::Newest).await?;
+            explanation::explain(&client, console, id, &read).await
+        }
+        JobCommand::Logs(args) => logs::run(global, console, args).await,
+        JobCommand::Cancel { ids } => {
+            let client = global.client().await?;
+            let ids = all_resolved(&client, &ids, Find::Active).await?;
+            cancel(&client, console, ids).await
+        }
+        JobCommand::Watch { ids, tenant, selector } => {
+            let client = global.client().await?;
+            let ids = all_resolved(&client, &ids, Find::Newest).await?;
+            let (tenant, selector) = (tenant.unwrap_or_default(), selector.unwrap_or_default());
+            let subject = Subject { tenant, selector, limit: global.timeout, ..Subject::of(ids) };
+            let show = |item: &_, synced| follow::print(console, item, synced);
+            Ok(follow::follow(&client, console, subject, show).await?.0)
+        }
+        JobCommand::Wait { ids, until } => {
+            let client = global.client().await?;
+            let ids = all_resolved(&client, &ids, Find::Newest).await?;
+            let subject = Subject { until, limit: global.timeout, ..Subject::of(ids) };
+            wait(&client, console, subject).await
+        }
+    }
+}
+
+async fn show(client: &Client, console: &Console, job_id: String, read: &ReadArgs) -> Result<Exit, Failure> {
+    let answer = client.get_job(v1::GetJobRequest { job_id, read: None }).await?;
+    let message = answer.job.unwrap_or_default();
+    let spec = message.spec.clone().unwrap_or_default();
+    let job = view::Job::from(message);
+    match console.format {
+        Format::Json => console.object(&Document::new("Job", answer.freshness, job))?,
+        Format::Yaml => console.object(&muster_manifest::job_file(&spec, status(answer.freshness, job)?))?,
+        Format::Name => console.line(&job.id)?,
+        Format::Table | Format::Wide | Format::Html => describe(console, &job)?,
+    }
+    read.tell_age(console, answer.freshness.as_ref());
+    Ok(Exit::Ok)
+}
+
+/// What became of a job, next to its job file.
+fn status(position: impl Into<Position>, job: view::Job) -> Result<Value, Failure> {
+    const IN_FILE: [&str; 8] = ["schema", "kind", "name", "tenant", "labels", "annotations", "tier", "spec"];
+    let content = serde_json::to_value(Document::new("Job", position, job));
+    let mut content = content
+        .map_err(|error| Failure::new(Exit::Failed, format!("the answer could not be written: {error}")))?;
+    if let Value::Object(fields) = &mut content {
+        fields.retain(|name, _| !IN_FILE.contains(&name.as_str()));
+    }
+    Ok(content)
+}
+
+fn describe(console: &Console, job: &view::Job) -> Result<(), Failure> {
+    let mut pairs: Vec<(String, String)> = Vec::new();
+    let mut say = |name: &str, value: String| {
+        if !value.is_empty() {
+            pairs.push((name.to_owned(), value));
+        }
+    };
+    say("id", job.id.clone());
+    say("name", job.name.clone());
+    say("tenant", job.tenant.clone());
+    say("creator", job.creator.clone());
+    for (key, value) in &job.labels {
+        say("label", format!("{key}={value}"));
+    }
+    for (key, value) in &job.annotations {
+        say("annotation", format!("{key}: {value}"));
+    }
+    say("tier", job.tier.clone());
+    say("phase", job.phase.to_owned());
+    say("reason", reason(job));
+    say("workers", format!("{} with {} devices", job.workers, job.devices));
+    say("estimate", job.estimate.as_ref().map(estimate).unwrap_or_default());
+    say("array index", job.array_index.map(|i| i.to_string()).unwrap_or_default());
+    say("attempt", job.attempt.to_string());
+    say("failures", job.failures.to_string());
+    if job.preemptions > 0 {
+        say("preemptions", job.preemptions.to_string());
+    }
+    say("checkpointed", job.checkpoint_time.clone().unwrap_or_default());
+    say("submitted", job.create_time.clone().unwrap_or_default());
+    say("started", job.start_time.clone().unwrap_or_default());
+    say("finished", job.end_time.clone().unwrap_or_default());
+    say("changed at", format!("log index {}", job.changed_at_index));
+    for (name, text) in job.recovery.iter().flat_map(recovery::lines) {
+        say(name, text);
+    }
+    if let Some(placement) = &job.placement {
+        say("placed in", format!("{} / {}", placement.region, placement.cluster));
+        say("fencing token", placement.fencing_token.clone());
+    }
+    if let Some(promise) = &job.promise {
+        say("room kept in", format!("{} / {}", promise.region, promise.cluster));
+        say("room kept at", format!("log index {}", promise.promised_at_index));
+    }
+    if job.redacted {
+        say("redacted", "what it is started with is shown to its tenant and to operators".to_owned());
+    }
+    for group in job.spec.iter().flat_map(|spec| &spec.groups) {
+        say("group", format!("{}: {} x {:?}", group.name, group.workers, group.command));
+    }
+    let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let lines = pairs.iter().map(|(name, value)| format!("{name:width$}  {}\n", one_line(value)));
+    console.bytes(lines.collect::<String>().as_bytes())?;
+    match &job.placement {
+        Some(placement) if !placement.workers.is_empty() => {
+            console.line("")?;
+            console.table(&workers(placement))?;
+        }
+        _ => {}
+    }
+    match &job.promise {
+        Some(promise) if !promise.workers.is_empty() => {
+            console.line("")?;
+            console.table(&promised(promise))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn estimate(estimate: &view::Estimate) -> String {
+    let view::Estimate { run_time, run_time_p90 } = estimate;
+    format!("runs about {run_time}, p90 {run_time_p90}")
+}
+
+fn promised(promise: &view::Promise) -> Grid {
+    let mut grid = Grid::new(vec!["RANK", "WILL BE ON", "DEVICES"]);
+    for worker in &promise.workers {
+        let devices: Vec<String> = worker.devices.iter().map(u32::to_string).collect();
+        grid.row(vec![worker.rank.to_string(), worker.node.clone(), devices.join(",")]);
+    }
+    grid
+}
+
+fn workers(placement: &view::Placement) -> Grid {
+    let mut grid = Grid::new(vec!["RANK", "NODE", "DEVICES", "STATE", "EXIT"]);
+    for worker in &placement.workers {
+        let devices: Vec<String> = worker.devices.iter().map(u32::to_string).collect();
+        grid.row(vec![
+            worker.rank.to_string(),
+            worker.node.clone(),
+            devices.join(","),
+            worker.state.clone(),
+            worker.exit.clone().unwrap_or_default(),
+        ]);
+    }
+    grid
+}
+
+/// Code and sentence of why it waits, stops or ended; a code that only repeats the phase is left out.
+pub fn reason(job: &view::Job) -> String {
+    let code =
+        if job.status_reason.eq_ignore_ascii_case(job.phase) { "" } else { job.status_reason.as_str() };
+    match (code, job.status_detail.as_str()) {
+        (code, "") => code.to_owned(),
+        ("", detail) => detail.to_owned(),
+        (code, detail) => format!("{code}: {detail}"),
+    }
+}
+
+/// Jobs as a table in which those of an array that are in the same phase, for the same reason, are one row.
+pub fn grouped(jobs: &[view::Job], wide: bool) -> Grid {
+    let mut groups: Vec<Vec<&view::Job>> = Vec::new();
+    let mut of_key: BTreeMap<_, usize> = BTreeMap::new();
+    for job in jobs {
+        let key = job.array_index.map(|_| {
+            (&job.name, &job.tenant, &job.tier, job.phase, &job.create_time, &job.status_reason, job.attempt)
+        });
+        let group = key.map(|key| *of_key.entry(key).or_insert(groups.len()));
+        match group.and_then(|group| groups.get_mut(group)) {
+            Some(group) => group.push(job),
+            None => groups.push(vec![job]),
+        }
+    }
+    rows(&groups, wide)
+}
+
+/// Jobs as a table, a row each.
+pub fn table(jobs: &[view::Job], wide: bool) -> Grid {
+    rows(&jobs.iter().map(|job| vec![job]).collect::<Vec<_>>(), wide)
+}
+
+/// Numbers as ranges: `0-3,7`.
+fn ranges(mut numbers: Vec<u32>) -> String {
+    numbers.sort_unstable();
+    let mut found: Vec<(u32, u32)> = Vec::new();
+    for number in numbers {
+        match found.last_mut() {
+            Some((_, last)) if number <= last.saturating_add(1) => *last = number,
+            _ => found.push((number, number)),
+        }
+    }
+    let shown = |(first, last): (u32, u32)| {
+        if first == last { first.to_string() } else { format!("{first}-{last}") }
+    };
+    found.into_iter().map(shown).collect::<Vec<_>>().join(",")
+}
+
+/// A row for each group of jobs that differ in nothing that is shown but their ids and array indexes.
+fn rows(groups: &[Vec<&view::Job>], wide: bool) -> Grid {
+    let mut header = vec!["ID", "NAME", "TENANT", "TIER", "PHASE", "WORKERS", "DEVICES", "AGE"];
+    if wide {
+        header.extend(["REGION", "CLUSTER", "ATTEMPT", "FAILURES", "CHANGED-AT"]);
+    }
+    header.push("REASON");
+    let mut grid = Grid::new(header).optional(&["TIER", "DEVICES", "TENANT", "WORKERS"]);
+    for group in groups {
+        let Some(job) = group.first() else { continue };
+        let indexes: Vec<u32> = group.iter().filter_map(|job| job.array_index).collect();
+        let name = match indexes.as_slice() {
+            [] => job.name.clone(),
+            _ => format!("{}[{}]", job.name, ranges(indexes)),
+        };
+        let mut cells = vec![
+            job.id.clone(),
+            name,
+            job.tenant.clone(),
+            job.tier.clone(),
+            job.phase.to_owned(),
+            group.iter().map(|job| u64::from(job.workers)).sum::<u64>().to_string(),
+            group.iter().map(|job| job.devices).sum::<u64>().to_string(),
+            age(job.create_time.as_deref()),
+        ];
+        if wide {
+            let place = |of: fn(&view::Placement) -> &String| {
+                job.placement.as_ref().map(of).cloned().unwrap_or_default()
+            };
+            cells.push(place(|p| &p.region));
+            cells.push(place(|p| &p.cluster));
+            cells.push(job.attempt.to_string());
+            cells.push(job.failures.to_string());
+            cells.push(job.changed_at_index.to_string());
+        }
+        cells.push(reason(job));
+        grid.row(cells);
+    }
+    grid
+}
+
+/// Jobs in whichever form was asked for.
+pub fn print_jobs(
+    console: &Console,
+    position: impl Into<Position>,
+    jobs: Vec<view::Job>,
+) -> Result<(), Failure> {
+    match console.format {
+        Format::Json | Format::Yaml => {
+            console.object(&Document::new("JobList", position, Items { items: jobs }))
+        }
+        Format::Name => {
+            let lines: String = jobs.iter().map(|job| format!("{}\n", job.id)).collect();
+            console.bytes(lines.as_bytes())
+        }
+        Format::Table | Format::Wide | Format::Html => console.table(&table(&jobs, console.is_wide())),
+    }
+}
+
+async fn cancel(client: &Client, console: &Console, ids: Vec<String>) -> Result<Exit, Failure> {
+    let mut jobs = Vec::with_capacity(ids.len());
+    let mut log_index = None;
+    let mut first_failure: Option<Failure> = None;
+    for job_id in ids {
+        // One that has ended must not keep the others from being cancelled.
+        match client
+            .cancel_job(v1::CancelJobRequest { request_id: String::new(), job_id: job_id.clone() })
+            .await
+        {
+            Ok(answer) => {
+                log_index = answer.freshness.map(|f| f.log_index);
+                let job = view::Job::from(answer.job.unwrap_or_default());
+                console.progress(&format!("{job_id}: {}", job.phase));
+                jobs.push(job);
+            }
+            Err(error) => {
+                let failure = Failure::from(error);
+                match &first_failure {
+                    None => first_failure = Some(failure),
+                    Some(_) => {
+                        console.report(&failure);
+                    }
+                }
+            }
+        }
+    }
+    if !jobs.is_empty() {
+        print_jobs(console, log_index, jobs)?;
+    }
+    first_failure.map_or(Ok(Exit::Ok), Err)
+}
+
+async fn wait(client: &Client, console: &Console, subject: Subject) -> Result<Exit, Failure> {
+    let ids = subject.ids.clone();
+    let (exit, mut jobs) = follow::follow(client, console, subject, |_, _| Ok(())).await?;
+    let in_order = ids.iter().filter_map(|id| jobs.remove(id)).map(view::Job::from).collect();
+    print_jobs(console, Some(client.seen_log_index()), in_order)?;
+    Ok(exit)
+}

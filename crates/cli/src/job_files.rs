@@ -1,0 +1,97 @@
+//! Job files and policy files on this machine: read, checked, and refusals in their words.
+
+use std::io::Read as _;
+use std::path::Path;
+use std::time::SystemTime;
+
+use muster_client::CallError;
+use muster_console::Failure;
+use muster_manifest::{FILE_BYTES_MAX, Manifest, Overrides, Problem};
+
+/// A server's refusal in the words of the file. `only` is the document it is about, when it is one.
+pub fn refused(error: CallError, file: &str, manifests: &[Manifest], only: Option<usize>) -> Failure {
+    let CallError::Refuse { refused, .. } = &error else {
+        return Failure::from(error);
+    };
+    let explain = |violation: &muster_types::Violation| {
+        let (index, path) = muster_manifest::split_batch_path(&violation.field)
+            .unwrap_or_else(|| (only.unwrap_or(0), violation.field.clone()));
+        let violation = muster_types::Violation::new(path, violation.description.clone());
+        match manifests.get(index) {
+            Some(manifest) => located(file, &manifest.explain(&violation)),
+            None => violation.to_string(),
+        }
+    };
+    Failure::refused_with(refused, refused.violations.iter().map(explain).collect())
+}
+
+/// `file:line: field: what is wrong`, as compilers write it.
+pub fn located(file: &str, problem: &Problem) -> String {
+    let file = if file == "-" { "stdin" } else { file };
+    let field = if problem.field.is_empty() { String::new() } else { format!("{}: ", problem.field) };
+    match problem.line {
+        Some(line) => format!("{file}:{line}: {field}{}", problem.description),
+        None => format!("{file}: {field}{}", problem.description),
+    }
+}
+
+/// The jobs of a file, each checked as the server would.
+pub fn read_manifests(file: &str, overrides: &Overrides) -> Result<Vec<Manifest>, Failure> {
+    read_manifests_with(file, &[], overrides)
+}
+
+/// The same; `arguments` are those of the script that the file is.
+pub fn read_manifests_with(
+    file: &str,
+    arguments: &[String],
+    overrides: &Overrides,
+) -> Result<Vec<Manifest>, Failure> {
+    let bytes = read(file)?;
+    let wrong = |problems: Vec<Problem>| {
+        Failure::usage("the job file is not valid")
+            .with_details(problems.iter().map(|p| located(file, p)))
+            .with_next("correct the file; `muster submit --validate-only FILE` checks it without submitting")
+    };
+    let parsed = if muster_manifest::is_script(&bytes) {
+        muster_manifest::parse_script(&bytes, file, arguments, now_ms()).map(|job| vec![job])
+    } else if arguments.is_empty() {
+        muster_manifest::parse(&bytes, now_ms())
+    } else {
+        return Err(Failure::usage(format!("{file} is a job file, which takes no arguments: {arguments:?}"))
+            .with_next("options go before the file; only a script (#!) has arguments of its own"));
+    };
+    let mut manifests = parsed.map_err(|e| wrong(e.0))?;
+    let mut problems = Vec::new();
+    for manifest in &mut manifests {
+        manifest.apply(overrides);
+        if let Err(error) = manifest.check() {
+            problems.extend(error.0);
+        }
+    }
+    problems.truncate(100);
+    if problems.is_empty() { Ok(manifests) } else { Err(wrong(problems)) }
+}
+
+/// Milliseconds since the Unix epoch, by this machine's clock: what `+2h` in a file counts from.
+pub fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The bytes of a file, or of stdin; one more than is allowed when there are more.
+pub fn read(file: &str) -> Result<Vec<u8>, Failure> {
+    let failed = |error: std::io::Error| {
+        Failure::usage(format!("{file} could not be read: {error}"))
+            .with_next("name a file, or - to read one from stdin")
+    };
+    // One byte more than is allowed shows that there is more than is allowed.
+    let limit = FILE_BYTES_MAX as u64 + 1;
+    let mut bytes = Vec::new();
+    if file == "-" {
+        std::io::stdin().lock().take(limit).read_to_end(&mut bytes).map_err(failed)?;
+    } else {
+        let opened = std::fs::File::open(Path::new(file)).map_err(failed)?;
+        opened.take(limit).read_to_end(&mut bytes).map_err(failed)?;
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,331 @@
+//! The client commands.
+//!
+//! Promises to scripts: data goes to stdout and nothing else does; progress and errors go to stderr.
+//! `-o json` and `-o yaml` have the stable shape of [`view`]. The exit code says how it ended; see
+//! [`Exit`].
+//!
+//! **Invariant:** no command decides anything about a job: it asks, shows, and checks what the server
+//! would check anyway.
+
+mod backup;
+mod ca;
+mod cluster;
+pub mod complete;
+mod consent;
+mod ctl;
+mod find;
+mod job;
+mod job_files;
+mod log;
+mod node;
+mod parallel;
+mod policy;
+mod probe;
+mod queue;
+mod reading;
+mod run;
+mod sim;
+mod slo;
+mod submit;
+mod view;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Subcommand;
+use clap_complete::Shell;
+use clap_complete::engine::ArgValueCompleter;
+use muster_console::{Console, Exit, Failure, Format, Global};
+
+pub use backup::{Restore, RestoreArgs, read_backup, show_backup, with_causes};
+
+/// What the commands need of the program that they are part of.
+pub struct Program {
+    /// Its version.
+    pub version: &'static str,
+    /// The description of all its commands.
+    pub commands: fn() -> clap::Command,
+    /// Makes the data directory of a first replica from a backup, as `muster backup restore` does.
+    pub restore: Restore,
+}
+
+/// Shown under `muster --help`.
+pub const ROOT_AFTER_HELP: &str = "\
+Examples:
+  muster dev                              a cluster on this machine, to try things
+  muster --endpoint replica-1:7401,replica-2:7401 cluster status
+  muster plan train.yaml
+  muster submit train.yaml --watch
+  muster run --workers 2 --accelerators h100:8 -- python train.py
+  muster job explain job-3f0
+  muster job list --phase pending
+  muster job logs job-3f0 --rank 0 -f
+
+Where the cluster is: --endpoint, else MUSTER_ENDPOINTS, else `endpoints = [\"host:port\", …]` in
+$XDG_CONFIG_HOME/muster/config.toml (~/.config/muster/config.toml), else a running `muster dev`.
+
+With what: --ca, --cert and --key, else MUSTER_CA, MUSTER_CERT and MUSTER_KEY, else `[tls]` with `ca`, `cert` and
+`key` in the same file; without them the cluster is spoken to in plaintext.
+
+Exit codes: 0 ok, 1 failed or the job failed, 2 usage or a wrong job file, 3 not found, 4 denied,
+5 conflict or precondition, 6 unavailable, 7 timeout, 130 interrupted; of `muster run` that of the job.";
+
+/// What there is a schema of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Described {
+    /// A job file
+    Job,
+}
+
+/// What a client of the cluster can do.
+#[derive(Subcommand)]
+pub enum ClientCommand {
+    /// Submit the jobs of a file, or a script
+    Submit(submit::SubmitArgs),
+    /// Submit a command and stay with it: its output here, its exit code as the exit code
+    Run(Box<run::RunArgs>),
+    /// Say what would become of a job if it were submitted now: where, when, and why not
+    Plan(job::explanation::PlanArgs),
+    /// Look at jobs, follow and cancel them
+    #[command(subcommand, visible_alias = "jobs")]
+    Job(job::JobCommand),
+    /// Print the output of a worker: `muster job logs`
+    Logs(job::logs::LogsArgs),
+    /// Cancel jobs: `muster job cancel`
+    Cancel {
+        /// Their ids, or names
+        #[arg(required = true, add = ArgValueCompleter::new(complete::jobs))]
+        ids: Vec<String>,
+    },
+    /// Say why a job waits and when it will start: `muster job explain`
+    Explain {
+        /// Its id, or its name
+        #[arg(add = ArgValueCompleter::new(complete::jobs))]
+        id: String,
+        #[command(flatten)]
+        #[allow(missing_docs, reason = "a flattened field has no help text")]
+        read: reading::ReadArgs,
+    },
+    /// List jobs that wait or run: `muster job list`
+    #[command(visible_alias = "ps")]
+    List(job::list::ListArgs),
+    /// Members, lag, disks and warnings of the cluster: `muster cluster status`
+    Status,
+    /// Look at the nodes of the fleet; take them out of placement
+    #[command(subcommand, visible_alias = "nodes")]
+    Node(node::NodeCommand),
+    /// Measure the network between nodes: every pair, and a ring all-reduce
+    Probe(probe::ProbeArgs),
+    /// Look at queues: what each tenant has waiting, holds and may use
+    #[command(subcommand, visible_alias = "queues")]
+    Queue(queue::QueueCommand),
+    /// Look at the policy, check and set it: tenants, quotas, order, preemption, prices, windows
+    #[command(subcommand)]
+    Policy(policy::PolicyCommand),
+    /// The decision log: follow it, look at single records, export and verify history
+    #[command(subcommand)]
+    Log(log::LogCommand),
+    /// The scheduler cluster itself
+    #[command(subcommand)]
+    Cluster(cluster::ClusterCommand),
+    /// Drills on this cluster: what there are, one under way, its report; each undoes itself
+    #[command(subcommand, visible_alias = "drills")]
+    Drill(muster_live_drill::DrillCommand),
+    /// The cluster's own certificates: make an authority, issue, rotate, look; needs no cluster
+    #[command(subcommand)]
+    Ca(ca::CaCommand),
+    /// Save the state of the cluster into one file, check such a file, begin a cluster from it
+    #[command(subcommand)]
+    Backup(backup::BackupCommand),
+    /// Replay a trace under a virtual clock with this program's own scheduler; needs no cluster
+    #[command(subcommand)]
+    Sim(sim::SimCommand),
+    /// Plan how a model is split over accelerators: sizes, memory, time, ranks; needs no cluster
+    #[command(subcommand)]
+    Parallel(parallel::ParallelCommand),
+    /// Make alerts for a monitoring system from service level objectives; needs no cluster
+    #[command(subcommand)]
+    Slo(slo::SloCommand),
+    /// Report events of the worker that this command runs in, or query whether it has to stop; needs no cluster
+    #[command(subcommand)]
+    Ctl(ctl::CtlCommand),
+    /// Print a completion script for a shell
+    #[command(
+        after_help = "Examples:\n  source <(muster completion bash)             in ~/.bashrc\n  source <(muster completion zsh)              in ~/.zshrc\n  muster completion fish | source              in ~/.config/fish/config.fish\n\nThe script asks this program for each word: ids and names of jobs and nodes come from the cluster that the\nenvironment names. A script that is kept in a file has to be made again after an upgrade."
+    )]
+    Completion {
+        /// For which shell
+        shell: Shell,
+    },
+    /// Print the JSON Schema of what this program reads, for editors and for checks
+    #[command(
+        after_help = "Examples:\n  muster schema job > job.schema.json\n\nAn editor with a YAML language server takes it for a file that begins with\n# yaml-language-server: $schema=job.schema.json"
+    )]
+    Schema {
+        /// Of what
+        #[arg(value_enum)]
+        of: Described,
+    },
+    /// Print the version of this program and, with --server, of a replica
+    Version {
+        /// Ask a replica too
+        #[arg(long)]
+        server: bool,
+    },
+}
+
+/// Runs one command to its exit code.
+pub fn run(program: &Program, global: &Global, command: ClientCommand) -> ExitCode {
+    let console = global.console();
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            let failure = Failure::new(Exit::Failed, format!("the runtime could not start: {error}"));
+            return console.report(&failure);
+        }
+    };
+    let done = runtime.block_on(async {
+        tokio::select! {
+            done = dispatch(program, global, &console, command) => done,
+            () = tell_waiting(&console) => unreachable!("it waits for ever"),
+        }
+    });
+    match done {
+        Ok(exit) => exit.code(),
+        Err(failure) => console.report(&failure),
+    }
+}
+
+async fn dispatch(
+    program: &Program,
+    global: &Global,
+    console: &Console,
+    command: ClientCommand,
+) -> Result<Exit, Failure> {
+    let is_plan = matches!(&command, ClientCommand::Parallel(parallel::ParallelCommand::Plan(_)));
+    if console.format == Format::Html && !is_plan {
+        return Err(Failure::usage("-o html is for muster parallel plan alone"));
+    }
+    match command {
+        ClientCommand::Submit(args) => submit::run(global, console, args).await,
+        ClientCommand::Run(args) => run::run(global, console, *args).await,
+        ClientCommand::Plan(args) => job::explanation::plan(global, console, args).await,
+        ClientCommand::Job(command) => job::run(global, console, command).await,
+        ClientCommand::Node(command) => node::run(global, console, command).await,
+        ClientCommand::Probe(args) => probe::run(global, console, args).await,
+        ClientCommand::Queue(command) => queue::run(global, console, command).await,
+        ClientCommand::Policy(command) => policy::run(global, console, command).await,
+        ClientCommand::Log(command) => log::run(global, console, command).await,
+        ClientCommand::Cluster(command) => cluster::run(global, console, command).await,
+        ClientCommand::Drill(command) => muster_live_drill::run(global, console, command).await,
+        ClientCommand::Ca(command) => ca::run(global, console, command).await,
+        ClientCommand::Backup(command) => backup::run(program, global, console, command).await,
+        ClientCommand::Sim(command) => sim::run(console, command),
+        ClientCommand::Parallel(command) => parallel::run(global, console, command).await,
+        ClientCommand::Slo(command) => slo::run(console, command),
+        ClientCommand::Ctl(command) => ctl::run(global, console, command),
+        ClientCommand::Logs(args) => job::logs::run(global, console, args).await,
+        ClientCommand::Cancel { ids } => job::run(global, console, job::JobCommand::Cancel { ids }).await,
+        ClientCommand::Explain { id, read } => {
+            job::run(global, console, job::JobCommand::Explain { id, read }).await
+        }
+        ClientCommand::List(args) => job::list::run(global, console, args).await,
+        ClientCommand::Status => cluster::run(global, console, cluster::ClusterCommand::Status).await,
+        ClientCommand::Completion { shell } => completion(console, shell),
+        ClientCommand::Schema { of: Described::Job } => {
+            let schema = serde_json::to_string_pretty(&muster_manifest::job_schema());
+            let text = schema.map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
+            console.line(&text)?;
+            Ok(Exit::Ok)
+        }
+        ClientCommand::Version { server } => version(program, global, console, server).await,
+    }
+}
+
+/// Commands of other tools, and the one here that does it.
+const ELSEWHERE: &[(&str, &str)] = &[
+    ("get", "muster job list, muster node list, muster queue list; one of them: muster job show ID"),
+    ("describe", "muster job show ID, muster node show NAME; why a job waits: muster explain ID"),
+    ("show", "muster job show ID, muster node show NAME"),
+    ("delete", "muster cancel ID"),
+    ("kill", "muster cancel ID"),
+    ("stop", "muster cancel ID"),
+    ("scancel", "muster cancel ID"),
+    ("apply", "muster submit FILE, muster policy set FILE"),
+    ("create", "muster submit FILE"),
+    ("sbatch", "muster submit SCRIPT"),
+    ("srun", "muster run -- COMMAND"),
+    ("start", "muster submit FILE, muster run -- COMMAND"),
+    ("squeue", "muster list"),
+    ("queue-status", "muster queue list"),
+    ("sinfo", "muster node list"),
+    ("sacct", "muster job list --all"),
+    ("attach", "muster logs ID -f"),
+    ("tail", "muster logs ID -f"),
+    ("watch", "muster job watch ID, muster node watch, muster queue watch, muster cluster watch"),
+    ("wait", "muster job wait ID"),
+    ("top", "muster node list -o wide, muster queue list"),
+    ("info", "muster status"),
+    ("why", "muster explain ID"),
+    ("drain", "muster node drain NAME"),
+    ("cordon", "muster node cordon NAME"),
+];
+
+/// Ends a command line whose first word is no command, and says what it may mean.
+pub fn run_unknown(program: &Program, global: &Global, words: &[String]) -> ExitCode {
+    global.console().report(&unknown(program, words))
+}
+
+fn unknown(program: &Program, words: &[String]) -> Failure {
+    let word: String = words.first().map_or("", String::as_str).chars().take(40).collect();
+    let failure = Failure::usage(format!("there is no command {word:?}"));
+    if let Some((_, here)) = ELSEWHERE.iter().find(|(known, _)| *known == word) {
+        return failure.with_next(*here);
+    }
+    let command = (program.commands)();
+    let names: Vec<&str> =
+        command.get_subcommands().filter(|known| !known.is_hide_set()).map(clap::Command::get_name).collect();
+    match muster_manifest::suggest::nearest(&word, &names) {
+        Some(name) => failure.with_next(format!("did you mean: muster {name}")),
+        None => failure.with_next("muster --help lists the commands"),
+    }
+}
+
+/// How long a command may be silent before it says that it waits.
+const SILENCE_MAX: Duration = Duration::from_secs(1);
+
+/// Says once, after a second, that the answer has not come: on a terminal nobody is left without a word.
+async fn tell_waiting(console: &Console) {
+    tokio::time::sleep(SILENCE_MAX).await;
+    if console.has_been_silent() && console.shows_bars() {
+        console.progress("waiting for the cluster to answer; Ctrl-C gives up");
+    }
+    std::future::pending::<()>().await;
+}
+
+fn completion(console: &Console, shell: Shell) -> Result<Exit, Failure> {
+    let script = complete::script(shell);
+    let script = script.map_err(|error| Failure::new(Exit::Failed, format!("making the script: {error}")))?;
+    console.bytes(&script)?;
+    Ok(Exit::Ok)
+}
+
+async fn version(
+    program: &Program,
+    global: &Global,
+    console: &Console,
+    server: bool,
+) -> Result<Exit, Failure> {
+    let info = if server { Some(global.client().await?.get_server_info().await?) } else { None };
+    let version = view::Version::new(program.version, info);
+    if console.is_structured() {
+        console.object(&version)?;
+        return Ok(Exit::Ok);
+    }
+    console.line(&format!("muster {}", version.client))?;
+    if let Some(server) = &version.server {
+        let at = if server.region.is_empty() { String::new() } else { format!(" in {}", server.region) };
+        console.line(&format!("replica {}{at}: {}", server.replica_id, server.version))?;
+    }
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,200 @@
+//! `muster policy …`.
+
+mod display;
+
+use clap::Subcommand;
+use muster_client::CallError;
+use muster_console::{Console, Exit, Failure, Format, Global};
+use muster_manifest::{PolicyFile, Problem, parse_policy};
+use muster_types::{RequestId, Violation};
+use muster_wire::v1;
+use serde::Serialize;
+
+use self::display::{settings, tables};
+use crate::job_files::{self, located, now_ms};
+use crate::reading::ReadArgs;
+
+/// Commands about the policy.
+#[derive(Subcommand)]
+pub enum PolicyCommand {
+    /// Show the policy in force
+    #[command(after_help = "\
+Examples:
+  muster policy show
+  muster policy show -o yaml > policy.yaml     a file that `muster policy set` takes back
+
+The file carries the version it was made from: set refuses it when somebody else was faster.")]
+    Show {
+        #[command(flatten)]
+        read: ReadArgs,
+    },
+    /// Check a policy file without asking a cluster
+    #[command(after_help = "Examples:\n  muster policy check ops/examples/policy.yaml")]
+    Check {
+        /// Policy file (YAML), or - for stdin
+        file: String,
+    },
+    /// Set the policy: all of it; what the file leaves out has its default
+    #[command(after_help = "\
+Examples:
+  muster policy set policy.yaml --dry-run
+  muster policy set policy.yaml --expect-version 812
+
+The new version, a log index, goes to stdout. In force for every decision behind it. What the policy would mean on
+this fleet and for the jobs that wait goes to stderr as warnings: types that no node has, more guaranteed than there
+is, tenants that can use nothing. With -o json all of it goes to stdout. A trace shows more: `muster sim queue --policy FILE`.")]
+    Set {
+        /// Policy file (YAML), or - for stdin
+        file: String,
+        /// Refuse unless this is the version in force; instead of the file's metadata.version
+        #[arg(long, value_name = "N")]
+        expect_version: Option<u64>,
+        /// A UUID for this change; made up when there is none
+        #[arg(long, value_name = "UUID")]
+        request_id: Option<RequestId>,
+        /// Only let the cluster check it: nothing is set
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+pub async fn run(global: &Global, console: &Console, command: PolicyCommand) -> Result<Exit, Failure> {
+    match command {
+        PolicyCommand::Show { read } => show(global, console, &read).await,
+        PolicyCommand::Check { file } => {
+            read_policy(&file)?;
+            console.progress(&format!("{file} is valid"));
+            Ok(Exit::Ok)
+        }
+        PolicyCommand::Set { file, expect_version, request_id, dry_run } => {
+            let policy = read_policy(&file)?;
+            let request = v1::SetPolicyRequest {
+                request_id: request_id.map(|id| id.to_string()).unwrap_or_default(),
+                policy: Some(policy.message.clone()),
+                expected_version: expect_version.or(policy.version),
+                validate_only: dry_run,
+            };
+            set(global, console, &file, &policy, request).await
+        }
+    }
+}
+
+async fn show(global: &Global, console: &Console, read: &ReadArgs) -> Result<Exit, Failure> {
+    let answer = read.client(global).await?.get_policy(v1::GetPolicyRequest::default()).await?;
+    match console.format {
+        Format::Json | Format::Yaml => console.object(&display::document(&answer))?,
+        Format::Name => console.line(&answer.version.to_string())?,
+        Format::Table | Format::Wide | Format::Html => {
+            let pairs = settings(&answer);
+            let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+            for (name, value) in pairs {
+                console.line(&format!("{name:width$}  {value}"))?;
+            }
+            for table in tables(&answer.policy.unwrap_or_default()) {
+                console.line("")?;
+                console.table(&table)?;
+            }
+        }
+    }
+    read.tell_age(console, answer.freshness.as_ref());
+    Ok(Exit::Ok)
+}
+
+async fn set(
+    global: &Global,
+    console: &Console,
+    file: &str,
+    policy: &PolicyFile,
+    request: v1::SetPolicyRequest,
+) -> Result<Exit, Failure> {
+    let dry_run = request.validate_only;
+    let answer = match global.client().await?.set_policy(request).await {
+        Ok(answer) => answer,
+        Err(CallError::Refuse { refused, .. }) => {
+            let explain = |violation| located(file, &policy.explain(violation));
+            return Err(Failure::refused_with(&refused, refused.violations.iter().map(explain).collect()));
+        }
+        Err(error) => return Err(Failure::from(error)),
+    };
+    let warnings = warnings(policy, &answer);
+    if console.is_structured() {
+        return shown(console, &answer, dry_run, warnings);
+    }
+    for warning in &warnings {
+        let problem = Problem {
+            line: warning.line,
+            field: warning.field.clone(),
+            description: format!("{} ({})", warning.text, warning.code),
+        };
+        console.error(&format!("warning: {}", located(file, &problem)));
+    }
+    if answer.warnings_left_out > 0 {
+        console.error(&format!("warning: and {} more", answer.warnings_left_out));
+    }
+    if dry_run {
+        console
+            .progress(&format!("{file} is valid; nothing was set, version {} is in force", answer.version));
+        return Ok(Exit::Ok);
+    }
+    console.line(&answer.version.to_string())?;
+    console.progress(&format!("the policy of {file} is in force from log index {} on", answer.version));
+    Ok(Exit::Ok)
+}
+
+/// One thing that an operator should know of a policy, in the words of its file.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Warning {
+    code: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    field: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line: Option<u64>,
+    text: String,
+}
+
+/// What became of a policy, for programs.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SetAnswer {
+    version: u64,
+    dry_run: bool,
+    warnings: Vec<Warning>,
+    warnings_left_out: u32,
+}
+
+fn warnings(policy: &PolicyFile, answer: &v1::SetPolicyResponse) -> Vec<Warning> {
+    let warning = |warning: &v1::PolicyWarning| {
+        let (code, text) = (warning.code.clone(), warning.text.clone());
+        if warning.field.is_empty() {
+            return Warning { code, field: String::new(), line: None, text };
+        }
+        let place = policy.explain(&Violation::new(&warning.field, ""));
+        Warning { code, field: place.field, line: place.line, text }
+    };
+    answer.warnings.iter().map(warning).collect()
+}
+
+fn shown(
+    console: &Console,
+    answer: &v1::SetPolicyResponse,
+    dry_run: bool,
+    warnings: Vec<Warning>,
+) -> Result<Exit, Failure> {
+    let (version, warnings_left_out) = (answer.version, answer.warnings_left_out);
+    console.object(&SetAnswer { version, dry_run, warnings, warnings_left_out })?;
+    Ok(Exit::Ok)
+}
+
+/// The policy of a file, checked as the server would.
+fn read_policy(file: &str) -> Result<PolicyFile, Failure> {
+    let bytes = job_files::read(file)?;
+    let wrong = |problems: Vec<Problem>| {
+        Failure::usage("the policy file is not valid")
+            .with_details(problems.iter().map(|p| located(file, p)))
+            .with_next("correct the file; `muster policy check FILE` checks it")
+    };
+    let policy = parse_policy(&bytes, now_ms()).map_err(|e| wrong(e.0))?;
+    policy.check().map_err(|e| wrong(e.0))?;
+    Ok(policy)
+}

@@ -1,0 +1,218 @@
+//! `muster queue …`.
+
+use clap::{Args, Subcommand};
+use muster_client::QueueItem;
+use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items};
+use muster_wire::v1;
+
+use crate::job::follow::{Next, next_until};
+use crate::reading::ReadArgs;
+use crate::view::{self, QueueEvent};
+
+const PAGE_SIZE: u32 = 1_000;
+
+/// Commands about queues.
+#[derive(Subcommand)]
+pub enum QueueCommand {
+    /// List queues by tenant: what waits, what runs, shares and quotas
+    List(ListArgs),
+    /// Print each change of queues, with its log index, until Ctrl-C
+    #[command(after_help = "\
+Examples:
+  muster queue watch
+  muster queue watch vision speech
+  muster queue watch -o json | jq '.queues[] | {tenant, pendingJobs}'
+
+What one round of decisions changes comes together. Survives the loss of replicas: goes on exactly behind the
+last change that was printed.")]
+    Watch {
+        /// Tenants; none for all
+        tenants: Vec<String>,
+    },
+}
+
+/// Options of `muster queue list`.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  muster queue list
+  muster queue list -o wide
+  muster queue list --at 2026-11-22T08:00:00Z
+
+PENDING and ACTIVE are the tenant's own jobs, with the devices that they ask for or hold. IN-USE and QUOTAS count
+the tenants below it as well. The smaller SHARE goes first.")]
+pub struct ListArgs {
+    #[command(flatten)]
+    read: ReadArgs,
+}
+
+pub async fn run(global: &Global, console: &Console, command: QueueCommand) -> Result<Exit, Failure> {
+    match command {
+        QueueCommand::List(args) => list(global, console, &args.read).await,
+        QueueCommand::Watch { tenants } => watch(global, console, tenants).await,
+    }
+}
+
+async fn list(global: &Global, console: &Console, read: &ReadArgs) -> Result<Exit, Failure> {
+    let client = read.client(global).await?;
+    let mut request = v1::ListQueuesRequest { page_size: PAGE_SIZE, ..Default::default() };
+    let mut queues: Vec<view::Queue> = Vec::new();
+    let mut freshness: Option<v1::Freshness> = None;
+    loop {
+        let page = client.list_queues(request.clone()).await?;
+        freshness = freshness.or(page.freshness);
+        queues.extend(page.queues.into_iter().map(view::Queue::from));
+        if page.next_page_token.is_empty() || page.next_page_token == request.page_token {
+            break;
+        }
+        request.page_token = page.next_page_token;
+    }
+    match console.format {
+        Format::Json | Format::Yaml => {
+            console.object(&Document::new("QueueList", freshness, Items { items: queues }))?;
+        }
+        Format::Name => {
+            let lines: String = queues.iter().map(|queue| format!("{}\n", queue.tenant)).collect();
+            console.bytes(lines.as_bytes())?;
+        }
+        Format::Table | Format::Wide | Format::Html => console.table(&table(&queues, console.is_wide()))?,
+    }
+    read.tell_age(console, freshness.as_ref());
+    Ok(Exit::Ok)
+}
+
+async fn watch(global: &Global, console: &Console, tenants: Vec<String>) -> Result<Exit, Failure> {
+    let client = global.client().await?;
+    let mut watch = client.watch_queues(v1::WatchQueuesRequest { tenants, ..Default::default() });
+    let end = global.end();
+    loop {
+        match next_until(watch.next(), end).await? {
+            Next::Item(item) => print(console, &item)?,
+            Next::Ended(exit) => return Ok(exit),
+        }
+    }
+}
+
+fn print(console: &Console, item: &QueueItem) -> Result<(), Failure> {
+    match console.format {
+        Format::Json | Format::Yaml => console.event(&document(item)),
+        Format::Name | Format::Table | Format::Wide | Format::Html => match item {
+            QueueItem::Changed { log_index, queues, forgotten } => {
+                for queue in queues {
+                    let line = line(*log_index, &view::Queue::from(queue.clone()));
+                    console.line(if console.format == Format::Name { &queue.tenant } else { &line })?;
+                }
+                for tenant in forgotten.iter().filter(|_| console.format != Format::Name) {
+                    console.line(&format!("#{log_index}  {tenant}  gone"))?;
+                }
+                Ok(())
+            }
+            QueueItem::Restarted => {
+                crate::job::follow::say_restarted(console);
+                Ok(())
+            }
+            _ => Ok(()),
+        },
+    }
+}
+
+fn document(item: &QueueItem) -> Document<QueueEvent> {
+    let event = |r#type| QueueEvent { r#type, queues: Vec::new(), forgotten: Vec::new() };
+    let (log_index, content) = match item {
+        QueueItem::Changed { log_index, queues, forgotten } => {
+            let queues = queues.iter().cloned().map(view::Queue::from).collect();
+            (Some(*log_index), QueueEvent { r#type: "changed", queues, forgotten: forgotten.clone() })
+        }
+        QueueItem::SyncEnd { log_index } => (Some(*log_index), event("syncEnd")),
+        QueueItem::Bookmark { log_index } => (Some(*log_index), event("bookmark")),
+        QueueItem::Restarted => (None, event("restarted")),
+        _ => (None, event("unknown")),
+    };
+    Document::new("QueueEvent", log_index, content)
+}
+
+fn line(log_index: u64, queue: &view::Queue) -> String {
+    let (pending, active) = (jobs(queue.pending_jobs), jobs(queue.active_jobs));
+    let (asked, held) = (devices(queue.pending_devices_milli), devices(queue.active_devices_milli));
+    let quotas = quotas(queue);
+    let quotas = if quotas.is_empty() { quotas } else { format!("  quotas {quotas}") };
+    let tenant = &queue.tenant;
+    format!("#{log_index}  {tenant}  {pending} pending for {asked}  {active} active on {held}{quotas}")
+}
+
+fn jobs(count: u64) -> String {
+    if count == 1 { "1 job".to_owned() } else { format!("{count} jobs") }
+}
+
+fn table(queues: &[view::Queue], wide: bool) -> Grid {
+    let mut header = vec!["TENANT"];
+    if wide {
+        header.extend(["PARENT", "WEIGHT"]);
+    }
+    header.extend(["PENDING", "ASKED"]);
+    if wide {
+        header.push("HELD");
+    }
+    header.extend(["ACTIVE", "DEVICES", "IN-USE", "SHARE", "QUOTAS"]);
+    let mut grid = Grid::new(header);
+    for queue in queues {
+        let mut cells = vec![queue.tenant.clone()];
+        if wide {
+            cells.push(queue.parent.clone());
+            cells.push(milli(queue.weight_milli.into()));
+        }
+        cells.push(queue.pending_jobs.to_string());
+        cells.push(milli(queue.pending_devices_milli));
+        if wide {
+            cells.push(queue.held_jobs.to_string());
+        }
+        cells.push(queue.active_jobs.to_string());
+        cells.push(milli(queue.active_devices_milli));
+        let in_use = queue.uses.iter().filter(|used| used.used_milli > 0);
+        let in_use: Vec<String> =
+            in_use.map(|used| format!("{}:{}", used.r#type, milli(used.used_milli))).collect();
+        cells.push(in_use.join(","));
+        cells.push(share(queue.share_billionths));
+        cells.push(quotas(queue));
+        grid.row(cells);
+    }
+    grid
+}
+
+/// In use of nominal, by type and region: `h100:12/16@eu-north`.
+fn quotas(queue: &view::Queue) -> String {
+    let shown = queue.quotas.iter().map(|quota| {
+        let at = if quota.region.is_empty() { String::new() } else { format!("@{}", quota.region) };
+        format!("{}:{}/{}{at}", quota.r#type, milli(quota.used_milli), milli(quota.nominal_milli))
+    });
+    shown.collect::<Vec<_>>().join(",")
+}
+
+/// As a decimal: `4`, `0.25`.
+fn milli(value: u64) -> String {
+    let (whole, part) = (value / 1_000, value % 1_000);
+    if part == 0 { whole.to_string() } else { format!("{whole}.{part:03}").trim_end_matches('0').to_owned() }
+}
+
+fn devices(value: u64) -> String {
+    if value == 1_000 { "1 device".to_owned() } else { format!("{} devices", milli(value)) }
+}
+
+/// A part of the fleet, in per cent.
+fn share(billionths: u64) -> String {
+    format!("{}.{:03}%", billionths / 10_000_000, billionths % 10_000_000 / 10_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_as_people_write_them() {
+        assert_eq!([0, 250, 1_000, 12_500].map(milli), ["0", "0.25", "1", "12.5"]);
+        assert_eq!(
+            [0, 1_000_000_000, 125_000_000, 10_000].map(share),
+            ["0.000%", "100.000%", "12.500%", "0.001%"]
+        );
+    }
+}

@@ -1,0 +1,211 @@
+//! `muster run`.
+
+use std::path::Path;
+use std::time::Duration;
+
+use clap::Args;
+use muster_console::{Console, Exit, Failure, Global, local};
+use muster_manifest::{Manifest, ManifestError, Overrides};
+use muster_types::{PriorityTier, RequestId, limits};
+use muster_wire::v1;
+use serde_json::{Value, json};
+
+use crate::job::attach::{self, Ranks};
+use crate::job_files::{self, located, now_ms};
+use crate::parallel::auto;
+use crate::submit::MetadataArgs;
+
+/// Options of `muster run`.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  muster run -- hostname
+  muster run --workers 4 --accelerators h100:8 --time-limit 2h -- python train.py --epochs 3
+  muster run --file train.sh --epochs 3
+
+The output of the workers comes to stdout and stderr as they write it; that of several with their ranks in
+front. Ctrl-C detaches and the job goes on; a second one within two seconds cancels it. The exit code is the
+job's: that of the worker that failed, 128 and the signal of one that was killed, and 6 when the job succeeded but its
+output could not be read to the end. The command has to be on the nodes; a script given with --file travels with
+the job. With a running `muster dev` the command starts in this directory.")]
+pub struct RunArgs {
+    /// The command, after --; with --file the arguments of the script
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    command: Vec<String>,
+    /// A job file with one job, or a script, instead of a command; - for stdin
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["workers", "accelerators", "cpu", "memory", "time_limit", "env", "directory"])]
+    file: Option<String>,
+    /// Name of the job; else that of the program or file
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Who it is for
+    #[arg(long, value_name = "TENANT")]
+    tenant: Option<String>,
+    /// free, batch, standard, production or critical
+    #[arg(long, value_name = "TIER", value_parser = muster_manifest::tier)]
+    tier: Option<PriorityTier>,
+    /// Regions it may run in; repeat it or separate several by commas
+    #[arg(long, value_name = "REGION", value_delimiter = ',')]
+    region: Vec<String>,
+    /// How many workers, all at once or none [default: 1]
+    #[arg(long, value_name = "N")]
+    workers: Option<String>,
+    /// Type and count per worker, as in a job file: h100:8, any:0.25
+    #[arg(long, value_name = "TYPE:COUNT")]
+    accelerators: Option<String>,
+    /// CPUs per worker: 4, 500m
+    #[arg(long, value_name = "CPUS")]
+    cpu: Option<String>,
+    /// Memory per worker: 16Gi
+    #[arg(long, value_name = "BYTES")]
+    memory: Option<String>,
+    /// Longest run of one attempt: 2h
+    #[arg(long, value_name = "DURATION")]
+    time_limit: Option<String>,
+    /// A variable of the workers, or one to pass on; repeat it
+    #[arg(short, long, value_name = "NAME[=VALUE]")]
+    env: Vec<String>,
+    /// Where the command starts on the nodes
+    #[arg(long, value_name = "PATH")]
+    directory: Option<String>,
+    /// Only the output of this worker; else of all, or of rank 0 when there are more than 16
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..i64::from(limits::GANG_WORKERS_MAX)))]
+    rank: Option<u32>,
+    #[command(flatten)]
+    metadata: MetadataArgs,
+    /// Print the id and return at once
+    #[arg(long)]
+    detach: bool,
+    /// A UUID for this submission; made up when there is none
+    #[arg(long, value_name = "UUID")]
+    request_id: Option<RequestId>,
+}
+
+pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Exit, Failure> {
+    let what = args.file.clone().unwrap_or_else(|| "muster run".to_owned());
+    let mut manifest = match &args.file {
+        Some(file) => of_file(file, &args)?,
+        None => of_command(&args)?,
+    };
+    if global.is_local() {
+        local::localize(&mut manifest.message);
+    } else if let Some(file) = left_behind(&manifest.message) {
+        console.progress(&format!(
+            "note: workers start in an empty directory on their node, and {file} is in this one; where the nodes share \
+             this file system, --directory \"$PWD\" starts them here"
+        ));
+    }
+    let request_id = args.request_id.unwrap_or_else(|| RequestId(uuid::Uuid::new_v4().as_u128()));
+    let client = global.client().await?;
+    let mut manifests = [manifest];
+    auto::choose(&client, console, &what, &mut manifests).await?;
+    let [manifest] = &manifests;
+    let request = v1::SubmitJobRequest {
+        request_id: request_id.to_string(),
+        spec: Some(manifest.message.clone()),
+        validate_only: false,
+    };
+    let answer =
+        client.submit_job(request).await.map_err(|e| job_files::refused(e, &what, &manifests, None))?;
+    let Some(id) = answer.job_ids.into_iter().next() else {
+        return Err(Failure::new(Exit::Failed, "the answer names no job"));
+    };
+    if args.detach {
+        console.line(&id)?;
+        return Ok(Exit::Ok);
+    }
+    console.progress(&format!("{id}; Ctrl-C detaches, a second one cancels the job"));
+    let ranks = args.rank.map_or(Ranks::All, Ranks::One);
+    attach::attach(&client, console, &id, ranks, global.timeout.unwrap_or(Duration::MAX)).await
+}
+
+/// A word of the command that names a file of this directory, which workers would look for in theirs.
+fn left_behind(spec: &v1::JobSpec) -> Option<&str> {
+    if !spec.working_directory.is_empty() {
+        return None;
+    }
+    let words = spec.groups.iter().flat_map(|group| &group.command);
+    let mut words = words.map(String::as_str);
+    words.find(|word| is_left_behind(Path::new(word)))
+}
+
+fn is_left_behind(path: &Path) -> bool {
+    path.is_relative() && path.is_file()
+}
+
+fn of_file(file: &str, args: &RunArgs) -> Result<Manifest, Failure> {
+    let overrides = Overrides {
+        name: args.name.clone(),
+        tenant: args.tenant.clone(),
+        tier: args.tier,
+        regions: args.region.clone(),
+        labels: args.metadata.label.clone(),
+        annotations: args.metadata.annotation.clone(),
+    };
+    let mut manifests = job_files::read_manifests_with(file, &args.command, &overrides)?;
+    let one = manifests.pop().filter(|job| manifests.is_empty() && job.message.array_size == 0);
+    one.ok_or_else(|| {
+        Failure::usage(format!("{file} holds more than one job"))
+            .with_next(format!("muster submit {file} --watch follows them all"))
+    })
+}
+
+fn of_command(args: &RunArgs) -> Result<Manifest, Failure> {
+    if args.command.is_empty() {
+        return Err(Failure::usage("there is no command to run").with_next("muster run -- COMMAND …"));
+    }
+    let text =
+        |key: &'static str, value: &Option<String>| value.clone().map(|text| (key, Value::String(text)));
+    let mut metadata: Vec<_> =
+        [text("name", &args.name), text("tenant", &args.tenant)].into_iter().flatten().collect();
+    for (key, pairs) in [("labels", &args.metadata.label), ("annotations", &args.metadata.annotation)] {
+        if !pairs.is_empty() {
+            let texts = pairs.iter().map(|(key, value)| (key.clone(), Value::String(value.clone())));
+            metadata.push((key, Value::Object(texts.collect())));
+        }
+    }
+    let mut spec: Vec<_> = [
+        text("tier", &args.tier.map(|tier| tier.to_string())),
+        text("workers", &args.workers),
+        text("accelerators", &args.accelerators),
+        text("cpu", &args.cpu),
+        text("memory", &args.memory),
+        text("runTimeLimit", &args.time_limit),
+        text("workingDirectory", &args.directory),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    if !args.region.is_empty() {
+        spec.push(("regions", json!(args.region)));
+    }
+    if !args.env.is_empty() {
+        let mut variables = serde_json::Map::new();
+        for given in &args.env {
+            let (name, value) = variable(given)?;
+            variables.insert(name, Value::String(value));
+        }
+        spec.push(("environment", Value::Object(variables)));
+    }
+    let wrong = |ManifestError(problems): ManifestError| {
+        Failure::usage("the job is not valid")
+            .with_details(problems.iter().map(|problem| located("muster run", problem)))
+            .with_next("muster run --help shows what the options take")
+    };
+    let manifest =
+        muster_manifest::from_options(&metadata, &spec, args.command.clone(), now_ms()).map_err(wrong)?;
+    manifest.check().map_err(wrong)?;
+    Ok(manifest)
+}
+
+/// `NAME=VALUE`, or `NAME` with the value that it has here.
+fn variable(given: &str) -> Result<(String, String), Failure> {
+    if let Some((name, value)) = given.split_once('=') {
+        return Ok((name.to_owned(), value.to_owned()));
+    }
+    match std::env::var(given) {
+        Ok(value) => Ok((given.to_owned(), value)),
+        Err(error) => Err(Failure::usage(format!("--env {given}: {error}"))
+            .with_next(format!("give it a value: --env {given}=…"))),
+    }
+}

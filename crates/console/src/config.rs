@@ -1,0 +1,133 @@
+//! Which cluster is meant: flags, then the environment, then the configuration file, then the running `muster dev`.
+
+use std::path::{Path, PathBuf};
+
+use muster_client::Endpoints;
+use muster_transport::{Security, Tls, TlsFiles};
+use serde::Deserialize;
+
+use super::failure::Failure;
+use super::local;
+
+/// Nobody's configuration is larger.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ConfigFile {
+    #[serde(default)]
+    endpoints: Vec<String>,
+    #[serde(default)]
+    tls: Option<TlsFiles>,
+}
+
+/// Authorities, certificate and key, as given by flags or the environment.
+type GivenFiles<'a> = (&'a Option<PathBuf>, &'a Option<PathBuf>, &'a Option<PathBuf>);
+
+/// The replicas to talk to. `given` comes from the command line or, through it, the environment.
+pub fn endpoints(given: &[String], files: GivenFiles<'_>) -> Result<Endpoints, Failure> {
+    let path = path();
+    let named = given.iter().any(|text| !text.trim().is_empty());
+    let (ca, cert, key) = files;
+    let flags = match (ca, cert, key) {
+        (Some(ca), Some(cert), Some(key)) => {
+            Some(TlsFiles { ca: ca.clone(), cert: cert.clone(), key: key.clone() })
+        }
+        (None, None, None) => None,
+        _ => {
+            let text = "--ca, --cert and --key (MUSTER_CA, MUSTER_CERT, MUSTER_KEY) are given together or not at all";
+            return Err(Failure::usage(text));
+        }
+    };
+    // With everything given there is nothing to be looked up.
+    let configured = match &path {
+        Some(path) if !(named && flags.is_some()) => read(path)?,
+        _ => ConfigFile::default(),
+    };
+    let security = security(flags.or(configured.tls))?;
+    let configured = configured.endpoints;
+    if named {
+        return parse(given, "--endpoint or MUSTER_ENDPOINTS", security);
+    }
+    if configured.is_empty() {
+        if let (Security::Plaintext, Some(running)) = (&security, local::running()) {
+            return parse(&running, "the running `muster dev`", security);
+        }
+        let place = path.map_or_else(|| "a configuration file".to_owned(), |p| p.display().to_string());
+        return Err(Failure::usage("no endpoint given").with_next(format!(
+            "name a replica: --endpoint HOST:PORT, MUSTER_ENDPOINTS, or `endpoints = [\"HOST:PORT\"]` in {place}; \
+             `muster dev` starts a cluster on this machine"
+        )));
+    }
+    let place = path.map(|p| p.display().to_string()).unwrap_or_default();
+    parse(&configured, &place, security)
+}
+
+/// Whether the cluster that [`endpoints`] finds is the running `muster dev`, whose hosts are this machine.
+pub fn is_local(given: &[String]) -> bool {
+    let Some(running) = local::running() else { return false };
+    let plain = |text: &str| text.trim().trim_start_matches("http://").trim_end_matches('/').to_owned();
+    let running: Vec<String> = running.iter().map(|text| plain(text)).collect();
+    let named: Vec<String> = given.iter().map(|text| plain(text)).filter(|text| !text.is_empty()).collect();
+    if !named.is_empty() {
+        return named.iter().all(|endpoint| running.contains(endpoint));
+    }
+    path()
+        .and_then(|path| read(&path).ok())
+        .is_none_or(|file| file.endpoints.is_empty() && file.tls.is_none())
+}
+
+/// Plaintext without certificates.
+fn security(files: Option<TlsFiles>) -> Result<Security, Failure> {
+    let Some(files) = files else { return Ok(Security::Plaintext) };
+    match Tls::load(files) {
+        Ok(tls) => Ok(Security::Tls(tls)),
+        Err(error) => {
+            let cause = std::error::Error::source(&error).map(ToString::to_string);
+            Err(Failure::usage(error.to_string()).with_details(cause))
+        }
+    }
+}
+
+fn parse(texts: &[String], place: &str, security: Security) -> Result<Endpoints, Failure> {
+    Endpoints::parse_with(texts, security).map_err(|error| Failure::usage(format!("{place}: {error}")))
+}
+
+/// `$XDG_CONFIG_HOME/muster/config.toml`, or below `~/.config`.
+fn path() -> Option<PathBuf> {
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    let base = absolute("XDG_CONFIG_HOME").or_else(|| Some(absolute("HOME")?.join(".config")))?;
+    Some(base.join("muster").join("config.toml"))
+}
+
+fn read(path: &Path) -> Result<ConfigFile, Failure> {
+    let failed = |why: String| Failure::usage(format!("{}: {why}", path.display()));
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.len() > FILE_BYTES_MAX => return Err(failed("is larger than 1 MiB".into())),
+        Ok(_) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(ConfigFile::default()),
+        Err(error) => return Err(failed(error.to_string())),
+    }
+    let text = std::fs::read_to_string(path).map_err(|e| failed(e.to_string()))?;
+    toml::from_str(&text).map_err(|e| failed(e.message().to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_read_and_their_mistakes_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.toml");
+        assert!(read(&path).unwrap().endpoints.is_empty());
+        std::fs::write(&path, "endpoints = [\"a:1\", \"b:2\"]\n").unwrap();
+        assert_eq!(read(&path).unwrap().endpoints, ["a:1", "b:2"]);
+        std::fs::write(&path, "[tls]\nca = \"a\"\ncert = \"c\"\nkey = \"k\"\n").unwrap();
+        assert_eq!(read(&path).unwrap().tls.unwrap().cert, Path::new("c"));
+        for wrong in ["endpoint = [\"a:1\"]\n", "endpoints = 1\n", "[", "\u{0}", "[tls]\nca = \"a\"\n"] {
+            std::fs::write(&path, wrong).unwrap();
+            assert!(read(&path).is_err(), "{wrong:?}");
+        }
+    }
+}

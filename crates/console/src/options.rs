@@ -1,0 +1,82 @@
+//! Options of every client command: where the cluster is, and how answers are printed.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use muster_client::{Client, Options};
+use muster_manifest::quantity;
+
+use super::config;
+use super::console::{Console, Format};
+use super::failure::Failure;
+
+/// Apart from the options of a command itself; commands that run a part of the cluster show them too.
+const HEADING: &str = "Client options";
+
+/// Options of every client command.
+#[derive(Args)]
+pub struct Global {
+    /// A replica; repeat it or separate several by commas. Any replica will do, more survive its loss
+    #[arg(long, global = true, help_heading = HEADING, env = "MUSTER_ENDPOINTS", value_delimiter = ',', value_name = "HOST:PORT")]
+    pub endpoint: Vec<String>,
+    /// Authorities of the cluster (PEM), for a cluster with certificates; needs --cert and --key
+    #[arg(long, global = true, help_heading = HEADING, env = "MUSTER_CA", value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+    /// Own certificate (PEM)
+    #[arg(long, global = true, help_heading = HEADING, env = "MUSTER_CERT", value_name = "FILE")]
+    pub cert: Option<PathBuf>,
+    /// Private key of it (PEM)
+    #[arg(long, global = true, help_heading = HEADING, env = "MUSTER_KEY", value_name = "FILE")]
+    pub key: Option<PathBuf>,
+    /// How to print the answer
+    #[arg(short, long, global = true, help_heading = HEADING, value_enum, default_value_t = Format::Table)]
+    pub output: Format,
+    /// No colours; so does a non-empty NO_COLOR
+    #[arg(long, global = true, help_heading = HEADING)]
+    pub no_color: bool,
+    /// No progress on stderr; errors still come
+    #[arg(short, long, global = true, help_heading = HEADING)]
+    pub quiet: bool,
+    /// Longest time for one call, repetitions included [default: 30s]; with wait and watch: for the
+    /// whole command [default: no limit]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "DURATION", value_parser = timeout)]
+    pub timeout: Option<Duration>,
+}
+
+/// A duration above zero, as an option of a command line.
+///
+/// # Errors
+/// Says what is wrong with the text.
+pub fn timeout(text: &str) -> Result<Duration, String> {
+    let ms = quantity::duration_ms(text).map_err(|e| e.to_string())?;
+    if ms == 0 { Err("must be above zero".to_owned()) } else { Ok(Duration::from_millis(ms)) }
+}
+
+impl Global {
+    /// When the time of the whole command is up.
+    pub fn end(&self) -> Option<tokio::time::Instant> {
+        self.timeout.and_then(|limit| tokio::time::Instant::now().checked_add(limit))
+    }
+
+    /// Whether the cluster is the running `muster dev`, whose hosts are this machine.
+    pub fn is_local(&self) -> bool {
+        self.ca.is_none() && config::is_local(&self.endpoint)
+    }
+
+    /// The console that these options ask for.
+    pub fn console(&self) -> Console {
+        Console::new(self.output, self.no_color, self.quiet)
+    }
+
+    /// A connected client.
+    pub async fn client(&self) -> Result<Client, Failure> {
+        let endpoints = config::endpoints(&self.endpoint, (&self.ca, &self.cert, &self.key))?;
+        let mut options = Options::STANDARD;
+        if let Some(timeout) = self.timeout {
+            options.deadline = timeout;
+            options.attempt_timeout = options.attempt_timeout.min(timeout);
+        }
+        Ok(Client::connect(endpoints, options).await?)
+    }
+}

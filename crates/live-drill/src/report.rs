@@ -1,0 +1,127 @@
+//! `muster drill report`, and what is said when a drill is over.
+
+use clap::{Args, ValueEnum};
+use muster_client::Client;
+use muster_console::{Console, Exit, Failure, Format, Global};
+use muster_drill::judge::{Kind, Verdict};
+
+use super::FolderArgs;
+use super::evidence::{Judged, judged};
+use super::record::{Folder, Record};
+use super::standard;
+
+/// Options of `muster drill report`.
+#[derive(Args)]
+pub struct ReportArgs {
+    /// The drill [default: the newest]
+    #[arg(value_name = "ID")]
+    id: Option<String>,
+    /// The form of the page
+    #[arg(short, long, value_enum, default_value_t = Page::Markdown)]
+    format: Page,
+    #[command(flatten)]
+    folder: FolderArgs,
+}
+
+/// Forms of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Page {
+    /// For a terminal, a ticket or a wiki
+    Markdown,
+    /// One file for a browser, with the picture of what happened when
+    Html,
+    /// For programs; so does -o json
+    Json,
+}
+
+pub async fn run(global: &Global, console: &Console, args: ReportArgs) -> Result<Exit, Failure> {
+    let folder = Folder::find(args.folder.dir)?;
+    let record = folder.load(args.id.as_deref())?;
+    let client = global.client().await?;
+    let judged = of(&client, console, &folder, &record).await?;
+    let page = if console.format == Format::Json { Page::Json } else { args.format };
+    let text = match page {
+        Page::Markdown => judged.page().markdown(),
+        Page::Html => judged.page().html(),
+        Page::Json => judged.page().json() + "\n",
+    };
+    console.bytes(text.as_bytes())?;
+    Ok(Exit::Ok)
+}
+
+async fn of(client: &Client, console: &Console, folder: &Folder, record: &Record) -> Result<Judged, Failure> {
+    let given = standard::kept(&record.name, &record.scenario)?;
+    judged(client, console, &folder.of(&record.id), record, given.scenario).await
+}
+
+fn ms(value: Option<u64>) -> String {
+    value.map_or_else(|| "not measured".to_owned(), |ms| format!("{ms} ms"))
+}
+
+/// What came of it, for a person.
+fn lines(record: &Record, verdict: &Verdict) -> Vec<String> {
+    let figures = &verdict.figures;
+    let silence = |kind| figures.kinds.get(&kind).and_then(|kind| kind.silence_ms);
+    let checked = &verdict.checked;
+    let mut lines = vec![
+        record.end_detail.clone(),
+        format!(
+            "longest time without an acknowledged submission: {}; the slowest submission: {}; failed: {}",
+            ms(silence(Kind::Submission)),
+            ms(figures.submission_worst_ms),
+            figures.submissions_failed
+        ),
+        format!(
+            "longest time without a linearizable read: {}; without any read on a replica that was left alone: {}",
+            ms(silence(Kind::LinearizableRead)),
+            ms(figures.survivors_silence_ms)
+        ),
+        format!(
+            "acknowledged and lost: {}; linearizable: {} ({} reads, {} answers and {} acknowledgements held against {} records)",
+            figures.lost,
+            if verdict.is_linearizable() { "yes" } else { "NOT SHOWN" },
+            checked.linearizable_reads,
+            checked.contents,
+            checked.acknowledgements,
+            checked.records
+        ),
+        format!(
+            "gangs that ran when it began: {}; interrupted: {}; accelerator time lost: {} s",
+            verdict.gangs_at_fault,
+            verdict.ledger.total.interruptions,
+            verdict.ledger.total.accelerator_ms / 1_000
+        ),
+    ];
+    for (rule, breaches) in &verdict.findings.0 {
+        for finding in &breaches.first {
+            lines.push(format!("FOUND {}: {}", rule.code(), finding.text));
+        }
+    }
+    lines
+}
+
+/// What is said when a drill is over; whether everything was as it should be.
+pub async fn after_run(
+    client: &Client,
+    console: &Console,
+    folder: &Folder,
+    record: &Record,
+) -> Result<bool, Failure> {
+    if record.fault_at_ms.is_none() {
+        console.line(&format!("drill {}: nothing was done: {}", record.id, record.end_detail))?;
+        return Ok(false);
+    }
+    let judged = of(client, console, folder, record).await?;
+    match console.format {
+        Format::Json | Format::Yaml => console.object(&judged.page())?,
+        Format::Name => console.line(&record.id)?,
+        Format::Table | Format::Wide | Format::Html => {
+            for line in lines(record, &judged.verdict) {
+                console.line(&line)?;
+            }
+            let held = if judged.verdict.held { "everything held" } else { "NOT EVERYTHING HELD" };
+            console.line(&format!("{held}; the page: muster drill report {}", record.id))?;
+        }
+    }
+    Ok(judged.verdict.held)
+}

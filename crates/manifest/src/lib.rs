@@ -1,0 +1,313 @@
+//! Job files: YAML in, `JobSpec` messages out.
+//!
+//! A file holds one or more documents of `apiVersion: muster.dev/v1`, `kind: Job`. What people write is
+//! kept apart from what is sent: `2h`, `4Gi` and `h100:4` here, milliseconds, bytes and a type with a
+//! count there. The places of all values are remembered, so that a refusal, ours or the server's, names
+//! the field *of the file* and its line.
+//!
+//! **Invariant:** pure, and no bytes panic. A file that passes [`Manifest::check`] is refused by a
+//! server of the same version only for what the file cannot show (capacity, quota, permission).
+
+mod contract;
+mod parallel;
+mod policy;
+pub mod quantity;
+mod read;
+mod reader;
+mod schema;
+mod script;
+mod shape;
+mod show;
+pub mod suggest;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use muster_types::{PriorityTier, Violation};
+use muster_wire::closed::{number_or_zero, words};
+use muster_wire::{convert, v1};
+
+pub use parallel::{ModelSource, Parallel};
+pub use policy::{PolicyFile, parse_policy};
+pub use quantity::duration_ms;
+pub use schema::job_schema;
+pub use script::{from_options, is_script, parse_script};
+pub use show::job_file;
+
+/// Largest job file. The API takes 4 MiB at once.
+pub const FILE_BYTES_MAX: usize = 4 << 20;
+
+/// Most problems that are listed.
+const PROBLEMS_MAX: usize = 100;
+
+/// One mistake in a job file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// From 1; none when the place is not known.
+    pub line: Option<u64>,
+    /// As in the file, for example `spec.groups[0].cpu`; empty for the file as a whole.
+    pub field: String,
+    /// What is wrong and what would be right.
+    pub description: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(line) = self.line {
+            write!(f, "line {line}: ")?;
+        }
+        if !self.field.is_empty() {
+            write!(f, "{}: ", self.field)?;
+        }
+        f.write_str(&self.description)
+    }
+}
+
+/// Everything that is wrong with a job file; at least one problem.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the job file has {} problem(s)", .0.len())]
+pub struct ManifestError(pub Vec<Problem>);
+
+impl ManifestError {
+    fn whole(description: impl Into<String>) -> ManifestError {
+        ManifestError(vec![Problem { line: None, field: String::new(), description: description.into() }])
+    }
+}
+
+/// How a job was written, and so what its fields are called there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// A document of a job file.
+    File,
+    /// Directives of a script.
+    Script,
+    /// Options of a command line.
+    Options,
+}
+
+impl Form {
+    /// A problem in the words of this form.
+    fn show(self, problem: Problem) -> Problem {
+        let short = |field: &str| {
+            let inner = field.strip_prefix("spec.").or_else(|| field.strip_prefix("metadata."));
+            inner.unwrap_or(field).to_owned()
+        };
+        match self {
+            Form::File => problem,
+            Form::Script => Problem { field: short(&problem.field), ..problem },
+            Form::Options => {
+                const OPTIONS: [(&str, &str); 6] = [
+                    ("runTimeLimit", "time-limit"),
+                    ("environment", "env"),
+                    ("workingDirectory", "directory"),
+                    ("regions", "region"),
+                    ("labels", "label"),
+                    ("annotations", "annotation"),
+                ];
+                let field = short(&problem.field);
+                let name = field.split(['.', '[']).next().unwrap_or_default();
+                let option = OPTIONS.iter().find(|(key, _)| *key == name).map_or(name, |(_, option)| option);
+                let field = if option.is_empty() { field } else { format!("--{option}") };
+                Problem { field, line: None, ..problem }
+            }
+        }
+    }
+}
+
+/// One job (or array of jobs) of a file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Manifest {
+    /// What is sent.
+    pub message: v1::JobSpec,
+    /// Whether the only group is written directly in `spec`.
+    shorthand: bool,
+    /// How the model is split, where that is left to the parallelism planner; the message then asks for the most workers.
+    pub parallel: Option<Parallel>,
+    form: Form,
+    /// Lines of fields, by their paths in the file.
+    lines: BTreeMap<String, u64>,
+    /// Where the document begins.
+    first_line: u64,
+}
+
+/// What the command line says over what the file says; nothing where it is silent.
+#[derive(Clone, Debug, Default)]
+pub struct Overrides {
+    /// The name of the job.
+    pub name: Option<String>,
+    /// The tenant it belongs to.
+    pub tenant: Option<String>,
+    /// Its priority tier.
+    pub tier: Option<PriorityTier>,
+    /// Empty for the file's.
+    pub regions: Vec<String>,
+    /// In addition to the file's, or in their place where the key is the same.
+    pub labels: Vec<(String, String)>,
+    /// Likewise.
+    pub annotations: Vec<(String, String)>,
+}
+
+/// The tier that an option names.
+pub fn tier(text: &str) -> Result<PriorityTier, String> {
+    PriorityTier::parse(text).ok_or_else(|| format!("must be one of {}", words::<PriorityTier>()))
+}
+
+/// Reads a job file. `now_ms` is what times like `+2h` count from, since the Unix epoch.
+pub fn parse(bytes: &[u8], now_ms: u64) -> Result<Vec<Manifest>, ManifestError> {
+    let manifests = read::documents(text(bytes)?, now_ms)?;
+    if manifests.is_empty() {
+        return Err(ManifestError::whole("the file holds no job (expected kind: Job)"));
+    }
+    Ok(manifests)
+}
+
+/// The text of a file, when it is one and not too long.
+fn text(bytes: &[u8]) -> Result<&str, ManifestError> {
+    if bytes.len() > FILE_BYTES_MAX {
+        let mib = FILE_BYTES_MAX >> 20;
+        return Err(ManifestError::whole(format!("the file is larger than {mib} MiB")));
+    }
+    std::str::from_utf8(bytes).map_err(|error| {
+        let line = 1 + bytes[..error.valid_up_to()].iter().filter(|b| **b == b'\n').count();
+        ManifestError(vec![Problem {
+            line: Some(line as u64),
+            field: String::new(),
+            description: "the file is not UTF-8 text".into(),
+        }])
+    })
+}
+
+/// The line of a field, or of the nearest one around it; else the first.
+fn line_of(field: &str, lines: &BTreeMap<String, u64>, first_line: u64) -> Option<u64> {
+    let mut path = field;
+    loop {
+        if let Some(line) = lines.get(path) {
+            return Some(*line);
+        }
+        match path.rfind(['.', '[']) {
+            Some(end) => path = &path[..end],
+            None => return Some(first_line).filter(|line| *line > 0),
+        }
+    }
+}
+
+impl Manifest {
+    /// Lets the command line have the last word.
+    pub fn apply(&mut self, overrides: &Overrides) {
+        let Overrides { name, tenant, tier, regions, labels, annotations } = overrides;
+        if tier.is_some() {
+            self.message.tier = number_or_zero(*tier);
+        }
+        let fields = [(&mut self.message.name, name), (&mut self.message.tenant, tenant)];
+        for (field, value) in fields {
+            if let Some(value) = value {
+                field.clone_from(value);
+            }
+        }
+        self.message.labels.extend(labels.iter().cloned());
+        self.message.annotations.extend(annotations.iter().cloned());
+        if !regions.is_empty() {
+            self.message.regions.clone_from(regions);
+        }
+    }
+
+    /// Every rule the server would refuse this job for, in the file's words.
+    pub fn check(&self) -> Result<(), ManifestError> {
+        match convert::submissions_from_proto("spec", Some(self.message.clone())) {
+            Ok(_) => Ok(()),
+            Err(found) => {
+                Err(ManifestError(found.iter().take(PROBLEMS_MAX).map(|v| self.explain(v)).collect()))
+            }
+        }
+    }
+
+    /// A violation in the message, as a problem of the file. The path starts with `spec`.
+    pub fn explain(&self, violation: &Violation) -> Problem {
+        let field = self.path_in_file(&violation.field);
+        let line = line_of(&field, &self.lines, self.first_line);
+        let description = match field.as_str() {
+            "metadata.name" if self.message.name.is_empty() => "must be given (or --name)".to_owned(),
+            // Sentences name other fields as the messages do.
+            _ => violation
+                .description
+                .replace("not_before", "notBefore")
+                .replace("segment_workers", "segmentWorkers"),
+        };
+        self.form.show(Problem { line, field, description })
+    }
+
+    /// A problem with a field of the file.
+    pub fn problem(&self, field: &str, description: impl Into<String>) -> Problem {
+        let line = line_of(field, &self.lines, self.first_line);
+        self.form.show(Problem { line, field: field.to_owned(), description: description.into() })
+    }
+
+    fn path_in_file(&self, path: &str) -> String {
+        const RENAMED: [(&str, &str); 14] = [
+            ("name", "metadata.name"),
+            ("tenant", "metadata.tenant"),
+            ("run_time_limit", "spec.runTimeLimit"),
+            ("stop_grace", "spec.stopGrace"),
+            ("failure_retries_max", "spec.failureRetries"),
+            ("checkpoint_directory", "spec.checkpointDirectory"),
+            ("working_directory", "spec.workingDirectory"),
+            ("array_size", "spec.array"),
+            ("array", "spec.array"),
+            ("not_before", "spec.notBefore"),
+            ("expected_run", "spec.expectedRun"),
+            ("topology.segment_workers", "spec.topology.segmentWorkers"),
+            ("topology.spread.workers_max", "spec.topology.spread.max"),
+            ("dependencies", "spec.after"),
+        ];
+        let Some(rest) = path.strip_prefix("spec.") else {
+            return path.to_owned();
+        };
+        if let Some((_, renamed)) = RENAMED.iter().find(|(name, _)| *name == rest) {
+            return (*renamed).to_owned();
+        }
+        if let Some(rest) = rest.strip_prefix("contract.") {
+            return contract::path_in_file(rest);
+        }
+        if ["labels", "annotations"].iter().any(|field| is_below(rest, field)) {
+            return format!("metadata.{rest}");
+        }
+        if let Some(label) = rest.strip_prefix("node_selector") {
+            return format!("spec.nodeSelector{label}");
+        }
+        if let Some(place) = rest.strip_prefix("dependencies[") {
+            return format!("spec.after[{}", place.replace(".job_id", ".job").replace(".rule", ".when"));
+        }
+        let mut path = format!("spec.{rest}");
+        // Names of variables are the user's own and stay as they are.
+        if !path.contains(".environment.") {
+            for (name, renamed) in
+                [(".cpu_milli", ".cpu"), (".memory_bytes", ".memory"), (".workers_min", ".workersMin")]
+            {
+                path = path.replace(name, renamed);
+            }
+            // The types of accelerators have no numbers in a file, and the short form has no fields.
+            if let Some((group, field)) = path.split_once(".accelerators.") {
+                let field = if field == "count" { ".count" } else { "" };
+                path = format!("{group}.accelerators{field}");
+            }
+        }
+        if self.shorthand { path.replacen("spec.groups[0].", "spec.", 1) } else { path }
+    }
+}
+
+/// Whether a path is a field or something in it.
+fn is_below(path: &str, field: &str) -> bool {
+    path.strip_prefix(field).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+/// The file and job of a violation in a batch (`specs[3].groups[0].workers`): its number in the list and
+/// the path as of a single job (`spec.groups[0].workers`).
+pub fn split_batch_path(path: &str) -> Option<(usize, String)> {
+    let (index, rest) = path.strip_prefix("specs[")?.split_once(']')?;
+    Some((index.parse().ok()?, format!("spec{rest}")))
+}
+
+#[cfg(test)]
+mod shown_tests;
+#[cfg(test)]
+mod tests;

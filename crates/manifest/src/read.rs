@@ -1,0 +1,356 @@
+//! From YAML to messages.
+
+use std::collections::{BTreeMap, HashMap};
+
+use muster_types::{DependencyRule, Level, PriorityTier};
+use muster_wire::v1;
+use serde_saphyr::{Location, Spanned};
+
+use super::contract;
+use super::parallel::Parallel;
+use super::quantity;
+use super::reader::{API_VERSION, Reader, structure};
+use super::shape::{
+    AcceleratorFields, Accelerators, After, AfterFields, Command, Document, Group, Metadata, Slice,
+    SliceFields, Spec, Text, Topology, Values,
+};
+use super::{Form, Manifest, ManifestError, PROBLEMS_MAX};
+
+/// What `kind` must be.
+pub const KIND: &str = "Job";
+
+/// Every document of a file. `now_ms` is what times like `+2h` count from.
+pub fn documents(text: &str, now_ms: u64) -> Result<Vec<Manifest>, ManifestError> {
+    let documents: Vec<Spanned<Document>> =
+        serde_saphyr::from_multiple(text).map_err(|error| ManifestError(vec![structure(&error)]))?;
+    let mut problems = Vec::new();
+    let mut manifests = Vec::with_capacity(documents.len());
+    for document in documents {
+        let mut reader = Reader { lines: BTreeMap::new(), problems: &mut problems, now_ms };
+        let (message, shorthand, parallel) = reader.document(document.value);
+        let lines = reader.lines;
+        let (form, first_line) = (Form::File, document.referenced.line());
+        manifests.push(Manifest { message, shorthand, parallel, form, lines, first_line });
+    }
+    problems.truncate(PROBLEMS_MAX);
+    if problems.is_empty() { Ok(manifests) } else { Err(ManifestError(problems)) }
+}
+
+/// What a job and its groups are read from.
+impl Reader<'_> {
+    fn document(&mut self, document: Document) -> (v1::JobSpec, bool, Option<Parallel>) {
+        self.constant("apiVersion", document.api_version, API_VERSION);
+        self.constant("kind", document.kind, KIND);
+        if let Some(status) = document.status {
+            self.place("status", status.referenced);
+        }
+        let metadata = document.metadata.unwrap_or_default();
+        let Some(spec) = document.spec else {
+            self.problem(None, "spec", "must be given");
+            return (v1::JobSpec::default(), false, None);
+        };
+        self.spec(metadata, spec)
+    }
+
+    /// The message, whether its only group is written directly in `spec`, and what is left to the parallelism planner.
+    pub fn spec(&mut self, metadata: Metadata, spec: Spec) -> (v1::JobSpec, bool, Option<Parallel>) {
+        let Spec { workers, workers_min, slice, command, environment, accelerators, cpu, memory, .. } = spec;
+        let only = Group {
+            name: None,
+            workers,
+            workers_min,
+            slice,
+            command,
+            environment,
+            accelerators,
+            cpu,
+            memory,
+        };
+        let shorthand = spec.groups.is_none();
+        let parallel = spec.parallel.map(|given| self.parallel("spec.parallel", given));
+        let mut groups = match spec.groups {
+            Some(groups) => {
+                if parallel.is_some() {
+                    let advice = "plans a job of one group; write the group directly in spec";
+                    self.problem(None, "spec.parallel", advice);
+                }
+                self.no_shorthand_beside_groups(&only);
+                groups
+                    .into_iter()
+                    .enumerate()
+                    .map(|(i, g)| self.group(&format!("spec.groups[{i}]"), g))
+                    .collect()
+            }
+            None => vec![self.group("spec", only)],
+        };
+        // Fewest workers of a job whose size is chosen when it is submitted, and then stays.
+        let parallel = parallel.map(|parallel| Parallel {
+            workers_min: groups.first_mut().map_or(0, |group| std::mem::take(&mut group.workers_min)),
+            ..parallel
+        });
+        let regions = spec.regions.unwrap_or_default();
+        let message = v1::JobSpec {
+            name: self.text("metadata.name", metadata.name),
+            tenant: self.text("metadata.tenant", metadata.tenant),
+            labels: self.texts("metadata.labels", metadata.labels.unwrap_or_default()),
+            annotations: self.texts("metadata.annotations", metadata.annotations.unwrap_or_default()),
+            tier: self.closed::<PriorityTier>("spec.tier", spec.tier),
+            groups,
+            regions: self.list("spec.regions", regions),
+            run_time_limit: self.span_above_zero(
+                "spec.runTimeLimit",
+                spec.run_time_limit,
+                "leave it out for no limit",
+            ),
+            stop_grace: self.span("spec.stopGrace", spec.stop_grace),
+            failure_retries_max: self
+                .value("spec.failureRetries", spec.failure_retries, quantity::count)
+                .unwrap_or_default(),
+            checkpoint_directory: self.text("spec.checkpointDirectory", spec.checkpoint_directory),
+            working_directory: self.text("spec.workingDirectory", spec.working_directory),
+            array_size: self.above_zero(
+                "spec.array",
+                spec.array,
+                quantity::count,
+                "leave it out for a single job",
+            ),
+            topology: spec.topology.map(|topology| self.topology("spec.topology", topology)),
+            node_selector: self.node_selector("spec.nodeSelector", spec.node_selector.unwrap_or_default()),
+            tolerations: self.list("spec.tolerations", spec.tolerations.unwrap_or_default()),
+            preemptible: self.value("spec.preemptible", spec.preemptible, quantity::flag),
+            dependencies: self.dependencies("spec.after", spec.after.unwrap_or_default()),
+            not_before: self.time("spec.notBefore", spec.not_before),
+            deadline: self.time("spec.deadline", spec.deadline),
+            expected_run: self.span_above_zero(
+                "spec.expectedRun",
+                spec.expected_run,
+                "leave it out for what was learned",
+            ),
+            datasets: self.list("spec.datasets", spec.datasets.unwrap_or_default()),
+            contract: self.contract(contract::Fields {
+                launch: spec.launch,
+                retry: spec.retry,
+                checkpoint: spec.checkpoint,
+                notice: spec.notice,
+                spares: spec.spares,
+                preflight: spec.preflight,
+            }),
+        };
+        (message, shorthand, parallel)
+    }
+
+    fn no_shorthand_beside_groups(&mut self, only: &Group) {
+        let Group { name: _, workers, workers_min, slice, command, environment, accelerators, cpu, memory } =
+            only;
+        let given = [
+            ("spec.workers", workers.as_ref().map(|v| v.referenced)),
+            ("spec.workersMin", workers_min.as_ref().map(|v| v.referenced)),
+            ("spec.slice", slice.as_ref().map(|v| v.referenced)),
+            ("spec.command", command.as_ref().map(|v| v.referenced)),
+            ("spec.environment", environment.as_ref().map(|_| Location::UNKNOWN)),
+            ("spec.accelerators", accelerators.as_ref().map(|v| v.referenced)),
+            ("spec.cpu", cpu.as_ref().map(|v| v.referenced)),
+            ("spec.memory", memory.as_ref().map(|v| v.referenced)),
+        ];
+        for (field, place) in given {
+            if let Some(place) = place {
+                self.problem(Some(place), field, "belongs into each of spec.groups when there are groups");
+            }
+        }
+    }
+
+    fn group(&mut self, at: &str, group: Group) -> v1::TaskGroup {
+        let path = |field: &str| format!("{at}.{field}");
+        let has_slice = group.slice.is_some();
+        let workers_place = group.workers.as_ref().map(|workers| workers.referenced);
+        let workers = self.value(&path("workers"), group.workers, quantity::count);
+        if has_slice && workers == Some(0) {
+            let advice = "must be above zero; leave it out: the slice says how many there are";
+            self.problem(workers_place, &path("workers"), advice);
+        }
+        v1::TaskGroup {
+            name: self.text(&path("name"), group.name),
+            // One worker is what a job without a number means; a slice says it itself.
+            workers: workers.unwrap_or(u32::from(!has_slice)),
+            workers_min: self.above_zero(
+                &path("workersMin"),
+                group.workers_min,
+                quantity::count,
+                "leave it out for a gang that never changes its size",
+            ),
+            slice: group.slice.map(|slice| self.slice(&path("slice"), slice)),
+            command: self.command(&path("command"), group.command),
+            environment: self.texts(&path("environment"), group.environment.unwrap_or_default()),
+            accelerators: self.accelerators(&path("accelerators"), group.accelerators, has_slice),
+            cpu_milli: self.above_zero(
+                &path("cpu"),
+                group.cpu,
+                quantity::cpu_milli,
+                "leave it out for one CPU",
+            ),
+            memory_bytes: self.above_zero(
+                &path("memory"),
+                group.memory,
+                quantity::memory_bytes,
+                "leave it out for 1Gi",
+            ),
+        }
+    }
+
+    fn command(&mut self, field: &str, command: Option<Spanned<Command>>) -> Vec<String> {
+        let Some(command) = command else { return Vec::new() };
+        self.place(field, command.referenced);
+        match command.value {
+            Command::Words(words) => self.list(field, words),
+            Command::Line(line) => {
+                let words: Vec<&str> = line.split_whitespace().take(4).collect();
+                let shown: String = words.join(", ").chars().take(80).collect();
+                let advice = format!("must be a list of words, like [{shown}]; no shell reads it");
+                self.problem(Some(command.referenced), field, advice);
+                Vec::new()
+            }
+        }
+    }
+
+    /// Texts by names of the user's own.
+    fn texts(&mut self, field: &str, variables: BTreeMap<String, Text>) -> HashMap<String, String> {
+        let mut message = HashMap::new();
+        for (name, value) in variables {
+            self.place(field, value.referenced);
+            let shown: String = name.chars().take(80).collect();
+            self.place(&format!("{field}.{shown}"), value.referenced);
+            message.insert(name, value.value);
+        }
+        message
+    }
+
+    fn accelerators(
+        &mut self,
+        field: &str,
+        given: Option<Spanned<Accelerators>>,
+        has_slice: bool,
+    ) -> Option<v1::AcceleratorRequest> {
+        let given = given?;
+        self.place(field, given.referenced);
+        let choice = |kind: &str, throughput_milli| v1::AcceleratorChoice {
+            r#type: kind.trim().to_owned(),
+            throughput_milli,
+        };
+        match given.value {
+            Accelerators::Short(text) => {
+                let (kinds, amount) = match text.split_once(':') {
+                    Some((kinds, amount)) => (kinds, quantity::devices(amount.trim()).ok()),
+                    None => (text.as_str(), None),
+                };
+                if amount.is_none() && (!has_slice || text.contains(':')) {
+                    let shown: String = text.chars().take(80).collect();
+                    let advice = format!(
+                        "must be a type and a count, like h100:4, h100|a100:1 or any:0.25, got {shown:?}"
+                    );
+                    self.problem(Some(given.referenced), field, advice);
+                    return None;
+                }
+                let kinds = kinds.trim();
+                let any = kinds == "any";
+                let choices = kinds.split('|').filter(|_| !any).map(|kind| choice(kind, 0));
+                Some(v1::AcceleratorRequest { choices: choices.collect(), amount })
+            }
+            Accelerators::Long(AcceleratorFields { r#type, types, count }) => {
+                let amount = self.value(&format!("{field}.count"), count, quantity::devices);
+                let mut choices = Vec::new();
+                match (r#type, types) {
+                    (Some(kind), None) if kind.value == "any" => {}
+                    (Some(kind), None) => {
+                        choices.push(choice(&self.text(&format!("{field}.type"), Some(kind)), 0))
+                    }
+                    (None, Some(types)) => {
+                        for (kind, throughput) in types {
+                            let shown: String = kind.chars().take(80).collect();
+                            let field = format!("{field}.types.{shown}");
+                            let advice = "leave the type out if it cannot be used";
+                            let milli =
+                                self.above_zero(&field, Some(throughput), quantity::throughput_milli, advice);
+                            choices.push(choice(&kind, milli));
+                        }
+                    }
+                    _ => {
+                        let advice = "must have either type or types, like types: {h100: 1.0, a100: 0.45}";
+                        self.problem(Some(given.referenced), field, advice);
+                    }
+                }
+                Some(v1::AcceleratorRequest { choices, amount })
+            }
+        }
+    }
+
+    fn slice(&mut self, field: &str, given: Spanned<Slice>) -> v1::SliceRequest {
+        self.place(field, given.referenced);
+        match given.value {
+            Slice::Short(shape) => v1::SliceRequest { shape, count: 0 },
+            Slice::Long(SliceFields { shape, count }) => v1::SliceRequest {
+                shape: self.text(&format!("{field}.shape"), shape),
+                count: self.above_zero(
+                    &format!("{field}.count"),
+                    count,
+                    quantity::count,
+                    "leave it out for one slice",
+                ),
+            },
+        }
+    }
+
+    fn topology(&mut self, at: &str, given: Topology) -> v1::TopologyRule {
+        let path = |field: &str| format!("{at}.{field}");
+        let spread = given.spread.map(|spread| {
+            self.place(&path("spread"), spread.referenced);
+            let advice = "it is how many workers a domain may have";
+            v1::Spread {
+                level: self.closed::<Level>(&path("spread.level"), spread.value.level),
+                workers_max: self.above_zero(&path("spread.max"), spread.value.max, quantity::count, advice),
+            }
+        });
+        v1::TopologyRule {
+            required: self.closed::<Level>(&path("required"), given.required),
+            preferred: self.closed::<Level>(&path("preferred"), given.preferred),
+            balanced: self.value(&path("balanced"), given.balanced, quantity::flag).unwrap_or_default(),
+            segment_workers: self.above_zero(
+                &path("segmentWorkers"),
+                given.segment_workers,
+                quantity::count,
+                "leave it out for no segments",
+            ),
+            spread,
+        }
+    }
+
+    fn node_selector(
+        &mut self,
+        field: &str,
+        given: BTreeMap<String, Spanned<Values>>,
+    ) -> HashMap<String, v1::LabelValues> {
+        let mut message = HashMap::new();
+        for (label, values) in given {
+            self.place(field, values.referenced);
+            let shown: String = label.chars().take(80).collect();
+            self.place(&format!("{field}.{shown}"), values.referenced);
+            message.insert(label, v1::LabelValues { values: values.value.0 });
+        }
+        message
+    }
+
+    fn dependencies(&mut self, at: &str, given: Vec<Spanned<After>>) -> Vec<v1::Dependency> {
+        let mut dependencies = Vec::with_capacity(given.len());
+        for (index, after) in given.into_iter().enumerate() {
+            let field = format!("{at}[{index}]");
+            self.place(&field, after.referenced);
+            dependencies.push(match after.value {
+                After::Short(job_id) => v1::Dependency { job_id, rule: 0 },
+                After::Long(AfterFields { job, when }) => v1::Dependency {
+                    job_id: self.text(&format!("{field}.job"), job),
+                    rule: self.closed::<DependencyRule>(&format!("{field}.when"), when),
+                },
+            });
+        }
+        dependencies
+    }
+}

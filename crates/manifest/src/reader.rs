@@ -1,0 +1,157 @@
+//! Scalars and lists of a file, with the lines of their fields and the problems found.
+
+use std::collections::BTreeMap;
+
+use muster_wire::closed::{ClosedSet, number_or_zero, of_word, words};
+use muster_wire::time::{Duration, Timestamp, duration, timestamp};
+use serde_saphyr::{Error, Location};
+
+use super::quantity::{self, QuantityError};
+use super::shape::Text;
+use super::suggest::nearest;
+use super::{PROBLEMS_MAX, Problem};
+
+/// What `apiVersion` must be.
+pub const API_VERSION: &str = "muster.dev/v1";
+
+/// What keeps a file from being read at all: syntax, an unknown field, a list where a mapping belongs.
+pub fn structure(error: &Error) -> Problem {
+    let error = error.without_snippet();
+    let line = error.location().as_ref().map(Location::line).filter(|line| *line > 0);
+    let (field, description) = match error {
+        Error::SerdeUnknownField { field, expected, .. } => {
+            let shown: String = field.chars().take(80).collect();
+            let known = expected.join(", ");
+            let advice = match nearest(field, expected) {
+                Some(name) => format!("unknown field; did you mean {name}? (known here: {known})"),
+                None => format!("unknown field (known here: {known})"),
+            };
+            (shown, advice)
+        }
+        Error::DuplicateMappingKey { key, .. } => {
+            (key.clone().unwrap_or_default().chars().take(80).collect(), "is given twice".to_owned())
+        }
+        other => {
+            let text = other.to_string();
+            // The place is shown in front; the parser repeats it at the end.
+            let plain = text.rsplit_once(" at line ").map_or(text.as_str(), |(message, _)| message);
+            (String::new(), plain.chars().take(300).collect())
+        }
+    };
+    Problem { line, field, description }
+}
+
+/// Reads one document, remembering places and problems.
+pub struct Reader<'a> {
+    /// By their paths in the file.
+    pub lines: BTreeMap<String, u64>,
+    pub problems: &'a mut Vec<Problem>,
+    /// Since the Unix epoch.
+    pub now_ms: u64,
+}
+
+/// Scalars and lists, of jobs and policies.
+impl Reader<'_> {
+    /// The number of a word of a closed set; zero when none is given.
+    pub fn closed<T: ClosedSet>(&mut self, field: &str, text: Option<Text>) -> i32 {
+        let place = text.as_ref().map(|text| text.referenced);
+        let text = self.text(field, text);
+        let value = of_word::<T>(&text);
+        if value.is_none() && !text.is_empty() {
+            let short: String = text.chars().take(80).collect();
+            self.problem(place, field, format!("must be one of {}, got {short:?}", words::<T>()));
+        }
+        number_or_zero(value)
+    }
+
+    /// A moment; none when none is given.
+    pub fn time(&mut self, field: &str, text: Option<Text>) -> Option<Timestamp> {
+        let now_ms = self.now_ms;
+        self.value(field, text, |text| quantity::time_ms(text, now_ms)).map(timestamp)
+    }
+
+    /// A span; none when none is given.
+    pub fn span(&mut self, field: &str, text: Option<Text>) -> Option<Duration> {
+        self.value(field, text, quantity::duration_ms).map(duration)
+    }
+
+    /// A span that may be left out and not be zero.
+    pub fn span_above_zero(&mut self, field: &str, text: Option<Text>, advice: &str) -> Option<Duration> {
+        let ms = self.above_zero(field, text, quantity::duration_ms, advice);
+        (ms > 0).then(|| duration(ms))
+    }
+
+    pub fn list(&mut self, field: &str, texts: Vec<Text>) -> Vec<String> {
+        let mut values = Vec::with_capacity(texts.len());
+        if let Some(first) = texts.first() {
+            self.place(field, first.referenced);
+        }
+        for (index, text) in texts.into_iter().enumerate() {
+            values.push(self.text(&format!("{field}[{index}]"), Some(text)));
+        }
+        values
+    }
+
+    pub fn text(&mut self, field: &str, text: Option<Text>) -> String {
+        let Some(text) = text else { return String::new() };
+        self.place(field, text.referenced);
+        text.value
+    }
+
+    pub fn value<T>(
+        &mut self,
+        field: &str,
+        text: Option<Text>,
+        read: impl Fn(&str) -> Result<T, QuantityError>,
+    ) -> Option<T> {
+        let text = text?;
+        self.place(field, text.referenced);
+        read(&text.value).map_err(|e| self.problem(Some(text.referenced), field, e.to_string())).ok()
+    }
+
+    /// Zero means "the default" in the message; in a file it can only be a mistake.
+    pub fn above_zero<T: Default + PartialEq>(
+        &mut self,
+        field: &str,
+        text: Option<Text>,
+        read: impl Fn(&str) -> Result<T, QuantityError>,
+        advice: &str,
+    ) -> T {
+        let place = text.as_ref().map(|t| t.referenced);
+        let given = text.is_some();
+        match self.value(field, text, read) {
+            Some(value) if given && value == T::default() => {
+                self.problem(place, field, format!("must be above zero; {advice}"));
+                value
+            }
+            value => value.unwrap_or_default(),
+        }
+    }
+
+    pub fn constant(&mut self, field: &str, text: Option<Text>, expected: &str) {
+        let place = text.as_ref().map(|t| t.referenced);
+        match text {
+            Some(text) if text.value == expected => {}
+            Some(text) => {
+                let shown: String = text.value.chars().take(80).collect();
+                self.problem(place, field, format!("must be {expected}, got {shown:?}"));
+            }
+            None => self.problem(None, field, format!("must be given: {expected}")),
+        }
+    }
+
+    pub fn place(&mut self, field: &str, location: Location) {
+        if location.line() > 0 {
+            self.lines.entry(field.to_owned()).or_insert(location.line());
+        }
+    }
+
+    pub fn problem(&mut self, place: Option<Location>, field: &str, description: impl Into<String>) {
+        // One more than is shown would do; the rest is not worth its memory.
+        if self.problems.len() > PROBLEMS_MAX {
+            return;
+        }
+        let line = place.map(|l| l.line()).filter(|line| *line > 0);
+        self.problems.push(Problem { line, field: field.to_owned(), description: description.into() });
+    }
+}

@@ -1,0 +1,251 @@
+//! From messages back to job files: what is shown of a job can be submitted again.
+
+use muster_types::{DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier};
+use muster_wire::closed::word;
+use muster_wire::time::{Duration, Timestamp, span_ms, unix_ms};
+use muster_wire::v1;
+use muster_wire::v1::accelerator_request::Amount;
+use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
+use serde_json::{Value, json};
+
+use super::quantity::{show_bytes, show_duration, show_scaled};
+use super::read::KIND;
+use super::reader::API_VERSION;
+
+/// The name that the only group of a job gets from the server when it has none.
+const ONLY_GROUP: &str = "workers";
+
+/// A mapping whose fields keep their order; those without a value are left out.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Fields(Vec<(&'static str, Content)>);
+
+/// What a field has.
+#[derive(Clone, Debug, PartialEq)]
+enum Content {
+    Value(Value),
+    Fields(Fields),
+    List(Vec<Fields>),
+}
+
+impl Serialize for Fields {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (name, value) in &self.0 {
+            map.serialize_entry(name, value)?;
+        }
+        map.end()
+    }
+}
+
+impl Serialize for Content {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Content::Value(value) => value.serialize(serializer),
+            Content::Fields(fields) => fields.serialize(serializer),
+            Content::List(list) => list.serialize(serializer),
+        }
+    }
+}
+
+impl Fields {
+    /// A field with a value; one that is empty says nothing and is left out.
+    fn say(&mut self, name: &'static str, value: impl Into<Value>) {
+        let value = value.into();
+        let is_empty = match &value {
+            Value::Null => true,
+            Value::String(text) => text.is_empty(),
+            Value::Array(list) => list.is_empty(),
+            Value::Object(fields) => fields.is_empty(),
+            Value::Bool(_) | Value::Number(_) => false,
+        };
+        if !is_empty {
+            self.0.push((name, Content::Value(value)));
+        }
+    }
+
+    fn say_fields(&mut self, name: &'static str, fields: Fields) {
+        if !fields.0.is_empty() {
+            self.0.push((name, Content::Fields(fields)));
+        }
+    }
+}
+
+/// A job as a job file, with what became of it under `status`, which is not read back.
+pub fn job_file(spec: &v1::JobSpec, status: Value) -> Fields {
+    let mut metadata = Fields::default();
+    metadata.say("name", spec.name.as_str());
+    metadata.say("tenant", spec.tenant.as_str());
+    metadata.say("labels", texts(&spec.labels));
+    metadata.say("annotations", texts(&spec.annotations));
+    let mut file = Fields::default();
+    file.say("apiVersion", API_VERSION);
+    file.say("kind", KIND);
+    file.say_fields("metadata", metadata);
+    file.say_fields("spec", described(spec));
+    file.say("status", status);
+    file
+}
+
+/// By name, whatever the order of the message.
+fn texts(texts: &std::collections::HashMap<String, String>) -> Value {
+    texts.iter().map(|(key, value)| (key.clone(), Value::from(value.as_str()))).collect()
+}
+
+fn described(spec: &v1::JobSpec) -> Fields {
+    let mut shown = Fields::default();
+    shown.say("tier", word::<PriorityTier>(spec.tier));
+    shown.say("regions", spec.regions.clone());
+    match spec.groups.as_slice() {
+        [only] if only.name.is_empty() || only.name == ONLY_GROUP => {
+            shown.0.extend(group(only).0.into_iter().filter(|(field, _)| *field != "name"));
+        }
+        groups => shown.0.push(("groups", Content::List(groups.iter().map(group).collect()))),
+    }
+    shown.say("runTimeLimit", span(spec.run_time_limit));
+    shown.say("stopGrace", span(spec.stop_grace));
+    shown.say("failureRetries", count(spec.failure_retries_max));
+    shown.say("checkpointDirectory", spec.checkpoint_directory.as_str());
+    shown.say("workingDirectory", spec.working_directory.as_str());
+    shown.say("array", count(spec.array_size));
+    shown.say_fields("topology", spec.topology.as_ref().map(topology).unwrap_or_default());
+    let selector = spec.node_selector.iter();
+    let selector: Value = selector.map(|(label, of)| (label.clone(), json!(of.values))).collect();
+    shown.say("nodeSelector", selector);
+    shown.say("tolerations", spec.tolerations.clone());
+    shown.say("preemptible", spec.preemptible);
+    let after = |dependency: &v1::Dependency| {
+        let mut after = Fields::default();
+        after.say("job", dependency.job_id.as_str());
+        after.say("when", word::<DependencyRule>(dependency.rule));
+        after
+    };
+    if !spec.dependencies.is_empty() {
+        shown.0.push(("after", Content::List(spec.dependencies.iter().map(after).collect())));
+    }
+    shown.say("notBefore", moment(spec.not_before));
+    shown.say("deadline", moment(spec.deadline));
+    shown.say("expectedRun", span(spec.expected_run));
+    shown.say("datasets", spec.datasets.clone());
+    if let Some(contract) = &spec.contract {
+        say_contract(contract, &mut shown);
+    }
+    shown
+}
+
+fn say_contract(contract: &v1::JobContract, shown: &mut Fields) {
+    shown.say("launch", word::<LaunchForm>(contract.launch));
+    if let Some(rules) = &contract.retry {
+        let mut retry = Fields::default();
+        let limits = rules
+            .limits
+            .iter()
+            .map(|limit| (word::<FailureClass>(limit.failure_class).to_owned(), json!(limit.retries)));
+        retry.say("limits", limits.collect::<Value>());
+        retry.say("backoff", span(rules.backoff));
+        retry.say("backoffMax", span(rules.backoff_max));
+        retry.say("avoid", span(rules.avoid));
+        shown.say_fields("retry", retry);
+    }
+    if let Some(rules) = &contract.checkpoint {
+        let mut checkpoint = Fields::default();
+        checkpoint.say("place", rules.place.as_str());
+        checkpoint.say("step", span(rules.step));
+        checkpoint.say("save", span(rules.save));
+        checkpoint.say("interval", span(rules.interval));
+        shown.say_fields("checkpoint", checkpoint);
+    }
+    if let Some(rules) = &contract.notice {
+        let mut notice = Fields::default();
+        notice.say("httpPort", count(rules.http_port));
+        notice.say("httpPath", rules.http_path.as_str());
+        shown.say_fields("notice", notice);
+    }
+    shown.say("spares", count(contract.spares));
+    shown.say("preflight", word::<Preflight>(contract.preflight));
+}
+
+fn topology(rule: &v1::TopologyRule) -> Fields {
+    let mut shown = Fields::default();
+    shown.say("required", word::<Level>(rule.required));
+    shown.say("preferred", word::<Level>(rule.preferred));
+    shown.say("balanced", Some(true).filter(|_| rule.balanced));
+    shown.say("segmentWorkers", count(rule.segment_workers));
+    if let Some(spread) = &rule.spread {
+        let mut limit = Fields::default();
+        limit.say("level", word::<Level>(spread.level));
+        limit.say("max", count(spread.workers_max));
+        shown.say_fields("spread", limit);
+    }
+    shown
+}
+
+fn group(group: &v1::TaskGroup) -> Fields {
+    let mut shown = Fields::default();
+    shown.say("name", group.name.as_str());
+    shown.say("workers", count(group.workers));
+    shown.say("workersMin", count(group.workers_min));
+    if let Some(slice) = &group.slice {
+        let mut slices = Fields::default();
+        slices.say("shape", slice.shape.as_str());
+        slices.say("count", count(slice.count));
+        shown.say_fields("slice", slices);
+    }
+    shown.say("command", group.command.clone());
+    shown.say("environment", texts(&group.environment));
+    if let Some(request) = &group.accelerators {
+        say_accelerators(request, &mut shown);
+    }
+    let cpu = match group.cpu_milli {
+        0 => String::new(),
+        whole if whole.is_multiple_of(1_000) => (whole / 1_000).to_string(),
+        milli => format!("{milli}m"),
+    };
+    shown.say("cpu", cpu);
+    shown.say("memory", Some(group.memory_bytes).filter(|bytes| *bytes > 0).map(show_bytes));
+    shown
+}
+
+/// Short where the types are alike, else with their throughput.
+fn say_accelerators(request: &v1::AcceleratorRequest, shown: &mut Fields) {
+    let amount = match request.amount {
+        Some(Amount::Count(count)) => count.to_string(),
+        Some(Amount::ShareMilli(milli)) => show_scaled(milli.into(), 3),
+        None => String::new(),
+    };
+    let are_alike = request.choices.iter().all(|choice| matches!(choice.throughput_milli, 0 | 1_000));
+    let kinds: Vec<&str> = request.choices.iter().map(|choice| choice.r#type.as_str()).collect();
+    let kinds = if kinds.is_empty() { "any".to_owned() } else { kinds.join("|") };
+    match (are_alike, amount.as_str()) {
+        (true, "") => shown.say("accelerators", kinds),
+        (true, amount) => shown.say("accelerators", format!("{kinds}:{amount}")),
+        (false, amount) => {
+            let throughput = |milli| match milli {
+                0 => "1".to_owned(),
+                milli => show_scaled(u64::from(milli), 3),
+            };
+            let choices = request.choices.iter();
+            let types: Value = choices
+                .map(|choice| (choice.r#type.clone(), json!(throughput(choice.throughput_milli))))
+                .collect();
+            let mut fields = Fields::default();
+            fields.say("types", types);
+            fields.say("count", amount);
+            shown.say_fields("accelerators", fields);
+        }
+    }
+}
+
+/// Zero stands for what is not there.
+fn count(count: u32) -> Option<u32> {
+    Some(count).filter(|count| *count > 0)
+}
+
+fn span(span: Option<Duration>) -> Option<String> {
+    span_ms(span).map(show_duration)
+}
+
+fn moment(moment: Option<Timestamp>) -> Option<String> {
+    let ms = i64::try_from(unix_ms(moment)?).ok()?;
+    jiff::Timestamp::from_millisecond(ms).ok().map(|time| time.to_string())
+}

@@ -1,0 +1,331 @@
+//! The dashboards under `ops/dashboards` are made from the table below: `UPDATE_EXPECT=1` writes them. They name series that
+//! replicas have; `.ci/monitoring` asks a Prometheus that watches a cluster for each of their expressions.
+#![allow(clippy::unwrap_used, reason = "a panic is the report of a test")]
+
+use muster_metrics::{FAMILIES, Kind};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The version of the format that is written.
+const SCHEMA_VERSION: u32 = 39;
+const WIDTH: usize = 12;
+const HEIGHT: usize = 8;
+
+struct Dashboard {
+    file: &'static str,
+    title: &'static str,
+    panels: &'static [Panel],
+}
+
+/// A title, the unit as Grafana names it, and legends with their expressions.
+struct Panel(&'static str, &'static str, &'static [(&'static str, &'static str)]);
+
+const DASHBOARDS: &[Dashboard] = &[
+    Dashboard {
+        file: "fleet",
+        title: "Muster: fleet",
+        panels: &[
+            Panel(
+                "Accelerators",
+                "short",
+                &[
+                    (
+                        "{{region}} {{type}}",
+                        "max by (region, type) (sum by (instance, region, type) (muster_accelerators))",
+                    ),
+                    (
+                        "{{region}} {{type}} free",
+                        "max by (region, type) (sum by (instance, region, type) (muster_accelerators_free))",
+                    ),
+                ],
+            ),
+            Panel(
+                "Share in use",
+                "percentunit",
+                &[(
+                    "{{type}}",
+                    "1 - max by (type) (sum by (instance, type) (muster_accelerators_free)) / max by (type) (sum by (instance, type) (muster_accelerators))",
+                )],
+            ),
+            Panel(
+                "Free accelerators that are no whole ones",
+                "short",
+                &[(
+                    "{{region}} {{cluster}} {{type}}",
+                    "max by (region, cluster, type) (muster_accelerators_free - muster_accelerators_idle)",
+                )],
+            ),
+            Panel("Nodes", "short", &[("{{state}}", "max by (state) (muster_nodes)")]),
+            Panel(
+                "Nodes kept from work",
+                "short",
+                &[
+                    ("restricted or draining", "max(muster_nodes_restricted)"),
+                    ("awaiting admission", "max(muster_nodes_awaiting_admission)"),
+                ],
+            ),
+            Panel(
+                "Nodes lost per hour",
+                "short",
+                &[("{{cause}}", "max by (cause) (increase(muster_nodes_lost_total[1h]))")],
+            ),
+        ],
+    },
+    Dashboard {
+        file: "queues",
+        title: "Muster: queues and fairness",
+        panels: &[
+            Panel("Jobs", "short", &[("{{state}}", "max by (state) (muster_jobs{state!=\"finished\"})")]),
+            Panel(
+                "Pending jobs by tenant",
+                "short",
+                &[("{{tenant}}", "topk(10, max by (tenant) (muster_tenant_jobs{state=\"pending\"}))")],
+            ),
+            Panel(
+                "Accelerators that pending jobs ask for",
+                "short",
+                &[("{{tenant}}", "topk(10, max by (tenant) (muster_tenant_pending_accelerators))")],
+            ),
+            Panel(
+                "Submissions per second",
+                "short",
+                &[("{{tier}}", "max by (tier) (rate(muster_jobs_submitted_total[5m]))")],
+            ),
+            Panel(
+                "Gangs stopped before their end, per hour",
+                "short",
+                &[("{{cause}}", "max by (cause) (increase(muster_gangs_stopped_total[1h]))")],
+            ),
+            Panel(
+                "Quota",
+                "short",
+                &[
+                    ("{{tenant}} {{type}} used", "max by (tenant, type) (muster_quota_used_accelerators)"),
+                    (
+                        "{{tenant}} {{type}} guaranteed",
+                        "max by (tenant, type) (muster_quota_nominal_accelerators)",
+                    ),
+                ],
+            ),
+        ],
+    },
+    Dashboard {
+        file: "starts",
+        title: "Muster: how long jobs wait and start",
+        panels: &[
+            Panel(
+                "Wait for capacity, p50 and p90",
+                "s",
+                &[
+                    (
+                        "{{tier}} p50",
+                        "histogram_quantile(0.5, max by (tier, le) (increase(muster_job_queue_duration_seconds_bucket[1h])))",
+                    ),
+                    (
+                        "{{tier}} p90",
+                        "histogram_quantile(0.9, max by (tier, le) (increase(muster_job_queue_duration_seconds_bucket[1h])))",
+                    ),
+                ],
+            ),
+            Panel(
+                "From placement to the last worker, p50 and p99",
+                "s",
+                &[
+                    (
+                        "{{tier}} p50",
+                        "histogram_quantile(0.5, max by (tier, le) (increase(muster_job_start_duration_seconds_bucket[1h])))",
+                    ),
+                    (
+                        "{{tier}} p99",
+                        "histogram_quantile(0.99, max by (tier, le) (increase(muster_job_start_duration_seconds_bucket[1h])))",
+                    ),
+                ],
+            ),
+            Panel(
+                "Placements per minute",
+                "short",
+                &[("{{tier}}", "60 * max by (tier) (rate(muster_job_queue_duration_seconds_count[5m]))")],
+            ),
+            Panel(
+                "Jobs that ended, per hour",
+                "short",
+                &[("{{outcome}}", "max by (outcome) (increase(muster_jobs_finished_total[1h]))")],
+            ),
+            Panel(
+                "Failed attempts per hour",
+                "short",
+                &[("{{class}}", "max by (class) (increase(muster_attempts_failed_total[1h]))")],
+            ),
+        ],
+    },
+    Dashboard {
+        file: "replicas",
+        title: "Muster: replicas",
+        panels: &[
+            Panel("Leader", "short", &[("{{instance}}", "muster_raft_is_leader")]),
+            Panel("Term", "short", &[("{{instance}}", "muster_raft_term")]),
+            Panel(
+                "Entries committed and not applied",
+                "short",
+                &[("{{instance}}", "muster_raft_committed_index - muster_raft_applied_index")],
+            ),
+            Panel(
+                "Entries behind the leader",
+                "short",
+                &[("replica {{replica}}", "max by (replica) (muster_raft_peer_lag_entries)")],
+            ),
+            Panel(
+                "Records per second",
+                "short",
+                &[("{{decision}}", "topk(8, max by (decision) (rate(muster_log_records_total[5m])))")],
+            ),
+            Panel("Mean flush", "s", &[("{{instance}}", "muster_storage_flush_seconds")]),
+            Panel("Free disk", "bytes", &[("{{instance}}", "muster_storage_free_bytes")]),
+            Panel(
+                "Entries since the last snapshot",
+                "short",
+                &[("{{instance}}", "muster_raft_applied_index - muster_raft_snapshot_index")],
+            ),
+            Panel(
+                "Archive",
+                "short",
+                &[
+                    ("{{instance}} failing", "muster_archive_failing"),
+                    ("{{instance}} damaged objects", "muster_archive_damaged_objects"),
+                ],
+            ),
+            Panel("Memory", "bytes", &[("{{instance}}", "process_resident_memory_bytes")]),
+            Panel("Processors in use", "short", &[("{{instance}}", "rate(process_cpu_seconds_total[5m])")]),
+        ],
+    },
+    Dashboard {
+        file: "calls",
+        title: "Muster: calls and failover",
+        panels: &[
+            Panel(
+                "Calls per second",
+                "short",
+                &[("{{method}}", "topk(8, sum by (method) (rate(muster_grpc_calls_total[5m])))")],
+            ),
+            Panel(
+                "Calls that failed, per second",
+                "short",
+                &[(
+                    "{{code}}",
+                    "sum by (code) (rate(muster_grpc_calls_total{code!~\"OK|CANCELLED\"}[5m])) or vector(0)",
+                )],
+            ),
+            Panel(
+                "Duration of submissions, p50 and p99",
+                "s",
+                &[
+                    (
+                        "p50",
+                        "histogram_quantile(0.5, sum by (le) (rate(muster_grpc_call_duration_seconds_bucket{method=~\".*/SubmitJobs?\"}[5m])))",
+                    ),
+                    (
+                        "p99",
+                        "histogram_quantile(0.99, sum by (le) (rate(muster_grpc_call_duration_seconds_bucket{method=~\".*/SubmitJobs?\"}[5m])))",
+                    ),
+                ],
+            ),
+            Panel(
+                "Refusals per second",
+                "short",
+                &[("{{reason}}", "sum by (reason) (rate(muster_refusals_total[5m])) or vector(0)")],
+            ),
+            Panel("Open calls and streams", "short", &[("{{instance}}", "muster_grpc_calls_open")]),
+            Panel(
+                "Leaderships within ten minutes",
+                "short",
+                &[("{{instance}}", "muster_raft_leaderships_recent")],
+            ),
+            Panel("Silence of the leader", "s", &[("{{instance}}", "muster_raft_leader_silent_seconds")]),
+        ],
+    },
+];
+
+fn directory() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ops/dashboards")
+}
+
+fn panel(at: usize, Panel(title, unit, queries): &Panel) -> Value {
+    let targets: Vec<Value> = (b'A'..)
+        .zip(*queries)
+        .map(|(letter, (legend, expression))| {
+            json!({ "refId": char::from(letter).to_string(), "legendFormat": legend, "expr": expression })
+        })
+        .collect();
+    json!({
+        "id": at + 1,
+        "type": "timeseries",
+        "title": title,
+        "datasource": { "type": "prometheus", "uid": "${datasource}" },
+        "gridPos": { "x": at % 2 * WIDTH, "y": at / 2 * HEIGHT, "w": WIDTH, "h": HEIGHT },
+        "fieldConfig": { "defaults": { "unit": unit, "min": 0 }, "overrides": [] },
+        "targets": targets,
+    })
+}
+
+fn rendered(dashboard: &Dashboard) -> String {
+    let panels: Vec<Value> = dashboard.panels.iter().enumerate().map(|(at, one)| panel(at, one)).collect();
+    let document = json!({
+        "uid": format!("muster-{}", dashboard.file),
+        "title": dashboard.title,
+        "tags": ["muster"],
+        "schemaVersion": SCHEMA_VERSION,
+        "time": { "from": "now-6h", "to": "now" },
+        "refresh": "30s",
+        "templating": { "list": [{ "name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus" }] },
+        "panels": panels,
+    });
+    format!("{}\n", serde_json::to_string_pretty(&document).unwrap())
+}
+
+#[test]
+fn the_files_are_what_the_table_gives() {
+    let mut wanted = BTreeSet::new();
+    for dashboard in DASHBOARDS {
+        let path = directory().join(format!("{}.json", dashboard.file));
+        let text = rendered(dashboard);
+        if std::env::var_os("UPDATE_EXPECT").is_some() {
+            fs::write(&path, &text).unwrap();
+        }
+        assert_eq!(fs::read_to_string(&path).unwrap(), text, "{}", path.display());
+        wanted.insert(path.file_name().unwrap().to_owned());
+    }
+    let there: BTreeSet<_> =
+        fs::read_dir(directory()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let there: BTreeSet<_> =
+        there.into_iter().filter(|name| name.to_str().unwrap().ends_with(".json")).collect();
+    assert_eq!(there, wanted, "no other dashboards are there");
+}
+
+#[test]
+fn every_series_of_a_dashboard_is_one_that_a_replica_exposes() {
+    let suffixes = |kind| match kind {
+        Kind::Gauge => &[""][..],
+        Kind::Counter => &["_total"],
+        Kind::Histogram => &["_bucket", "_count", "_sum"],
+        Kind::Info => &["_info"],
+    };
+    let exposed: BTreeSet<String> = FAMILIES
+        .iter()
+        .flat_map(|family| suffixes(family.kind).iter().map(move |suffix| format!("{}{suffix}", family.name)))
+        .collect();
+    let mut named = BTreeSet::new();
+    for (_, expression) in DASHBOARDS.iter().flat_map(|dashboard| dashboard.panels).flat_map(|panel| panel.2)
+    {
+        let words = expression.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+        let series: Vec<&str> =
+            words.filter(|word| word.starts_with("muster_") || word.starts_with("process_")).collect();
+        assert!(!series.is_empty(), "{expression}");
+        named.extend(series);
+    }
+    for series in &named {
+        assert!(exposed.contains(*series), "no replica exposes {series}");
+    }
+    assert!(named.len() > 30, "{named:?}");
+}

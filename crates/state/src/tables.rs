@@ -1,0 +1,46 @@
+//! The list of the state's tables. What goes over all of them is made from it: the fields of
+//! [`State`](crate::state::State), the digest, the frames of a snapshot, restore, and the check of the rows' hashes.
+
+/// Calls a macro with every table: its name, key and row, what is derived from a row, the number of its frames in a
+/// snapshot, and what one of its rows is called in errors. A number is never used for another table. The order is that
+/// of the digest and of the snapshot.
+macro_rules! tables {
+    ($then:ident) => {
+        $then! {
+            /// Hosts.
+            nodes: NodeId => NodeRow, NodeFacts; 2, "node row";
+            /// Jobs, apart from what was submitted.
+            jobs: JobId => JobRow, (); 3, "job row";
+            /// Apart from the rows: hashed once, shared by every version of the row.
+            specs: JobId => Arc<JobSpec>, SpecFacts; 4, "job spec";
+            /// Requests that were carried out.
+            requests: RequestId => RequestRow, (); 5, "request row";
+            /// What tenants have used, decayed.
+            tenants: Name => TenantUsage, (); 7, "tenant row";
+            /// What run times were seen.
+            history: HistoryKey => HistoryRow, (); 8, "history row";
+            /// Submission groups of two or more jobs.
+            bursts: JobId => BurstRow, (); 10, "burst row";
+            /// The contracts of jobs; jobs with the default contract are not here.
+            contracts: JobId => Arc<JobContract>, (); 11, "job contract";
+            /// What became of attempts.
+            recoveries: JobId => RecoveryRow, (); 12, "row of recoveries";
+            /// Spares of gangs.
+            spares: JobId => Vec<WorkerSlot>, (); 13, "spare";
+            /// Faults of nodes that jobs met.
+            node_faults: NodeId => Vec<LogTime>, (); 14, "fault of a node";
+            /// What restricts nodes.
+            restrictions: NodeId => RestrictionRow, (); 15, "row of restrictions";
+            /// The health policy, once one was set.
+            health_policy: () => HealthPolicyRow, (); 16, "health policy";
+            /// What happened to jobs when.
+            times: JobId => JobTimes, (); 17, "times of a job";
+            /// Admitted nodes and revoked certificates.
+            doors: DoorKey => DoorRow, (); 18, "row of admission";
+            /// Labels, annotations and creators of jobs; jobs without any are not here.
+            metadata: JobId => Arc<JobMetadata>, (); 19, "metadata of a job";
+        }
+    };
+}
+
+pub(crate) use tables;
