@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use muster_client::{Client, Read};
-use muster_console::{Console, Failure, Format, Global, time};
+use muster_console::{Console, Failure, Format, Global};
 use muster_manifest::quantity;
 use muster_manifest::quantity::show_about;
 use muster_wire::time::span_ms;
@@ -104,7 +104,7 @@ impl ReadArgs {
 
 fn age(freshness: &v1::Freshness, is_past: bool) -> Option<String> {
     let index = freshness.log_index;
-    let at = view::moment(freshness.log_time).map(|time| format!(" ({time})")).unwrap_or_default();
+    let at = muster_console::moment(freshness.log_time).map(|time| format!(" ({time})")).unwrap_or_default();
     if is_past {
         return Some(format!("as it was at log index {index}{at}"));
     }

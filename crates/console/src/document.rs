@@ -96,3 +96,16 @@ pub fn time(ms: u64) -> Option<String> {
     let ms = i64::try_from(ms).ok().filter(|ms| *ms > 0)?;
     jiff::Timestamp::from_millisecond(ms).ok().map(|time| time.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_calendar_times_or_nothing() {
+        assert_eq!(time(0), None);
+        assert_eq!(time(1_700_000_000_123).as_deref(), Some("2023-11-14T22:13:20.123Z"));
+        assert_eq!(time(u64::MAX), None);
+        assert_eq!(time(i64::MAX as u64), None);
+    }
+}

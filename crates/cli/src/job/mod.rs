@@ -12,7 +12,6 @@ use clap::Subcommand;
 use clap_complete::engine::ArgValueCompleter;
 use muster_client::Client;
 use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items, Position, one_line};
-use muster_manifest::quantity;
 use muster_wire::v1;
 use serde_json::Value;
 

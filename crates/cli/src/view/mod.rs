@@ -918,14 +918,6 @@ mod tests {
     use muster_console::Document;
 
     #[test]
-    fn times_are_calendar_times_or_nothing() {
-        assert_eq!(time(0), None);
-        assert_eq!(time(1_700_000_000_123).as_deref(), Some("2023-11-14T22:13:20.123Z"));
-        assert_eq!(time(u64::MAX), None);
-        assert_eq!(time(i64::MAX as u64), None);
-    }
-
-    #[test]
     fn the_shape_of_a_job_is_stable() {
         let job = v1::Job {
             id: "job-1".into(),
