@@ -11,7 +11,7 @@ use super::failure::{Exit, Failure};
 use super::parallel_auto;
 use super::reading::ReadArgs;
 use super::recovery::{self, Advice, Recovery};
-use super::submit::{now_ms, read_manifests, refused};
+use super::submit::{name_own_tenant, now_ms, read_manifests, refused};
 use super::view::{Decimal, Document, Estimate, time};
 use crate::manifest::Overrides;
 use crate::manifest::quantity::{show_about, show_scaled};
@@ -35,7 +35,7 @@ explanation.")]
 pub struct PlanArgs {
     /// Job file (YAML), or - for stdin
     file: String,
-    /// Instead of the file's metadata.tenant
+    /// Instead of the file's metadata.tenant; without either, that of the certificate
     #[arg(long, value_name = "TENANT")]
     tenant: Option<String>,
     /// Instead of the file's tier: free, batch, standard, production or critical
@@ -376,6 +376,7 @@ pub async fn plan(global: &Global, console: &Console, args: PlanArgs) -> Result<
         Overrides { tenant: args.tenant, tier: args.tier, regions: args.region, ..Overrides::default() };
     let mut manifests = read_manifests(&args.file, &overrides)?;
     let client = args.read.client(global).await?;
+    name_own_tenant(&client, &mut manifests);
     parallel_auto::choose(&client, console, &args.file, &mut manifests).await?;
     let console = if args.json { &console.with_format(Format::Json) } else { console };
     for (index, manifest) in manifests.iter().enumerate() {

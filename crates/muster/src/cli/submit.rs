@@ -6,6 +6,7 @@ use std::time::SystemTime;
 
 use clap::Args;
 use muster_client::{CallError, Client};
+use muster_transport::{Role, Security};
 use muster_types::RequestId;
 use muster_wire::v1;
 
@@ -44,7 +45,7 @@ pub struct SubmitArgs {
     /// Instead of the file's metadata.name
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Instead of the file's metadata.tenant
+    /// Instead of the file's metadata.tenant; without either, that of the certificate
     #[arg(long, value_name = "TENANT")]
     tenant: Option<String>,
     /// Instead of the file's tier: free, batch, standard, production or critical
@@ -87,6 +88,15 @@ fn pair(text: &str) -> Result<(String, String), String> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
+/// A job that names no tenant is of the one that the user's certificate acts for.
+pub fn name_own_tenant(client: &Client, manifests: &mut [Manifest]) {
+    let Security::Tls(tls) = client.endpoints().security() else { return };
+    let Role::TenantClient { tenant, .. } = tls.name().role else { return };
+    for manifest in manifests.iter_mut().filter(|manifest| manifest.message.tenant.is_empty()) {
+        manifest.message.tenant = tenant.to_string();
+    }
+}
+
 pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result<Exit, Failure> {
     let overrides = Overrides {
         name: args.name.clone(),
@@ -102,6 +112,7 @@ pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result
     }
     let request_id = args.request_id.unwrap_or_else(|| RequestId(uuid::Uuid::new_v4().as_u128()));
     let client = global.client().await?;
+    name_own_tenant(&client, &mut manifests);
     parallel_auto::choose(&client, console, &args.file, &mut manifests).await?;
     let submission = if args.validate_only {
         validate(&client, &args.file, &manifests).await?
