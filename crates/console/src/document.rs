@@ -45,7 +45,7 @@ struct Freshness {
     /// The leader it knows of; left out when it knows none.
     #[serde(skip_serializing_if = "Option::is_none")]
     leader: Option<u64>,
-    /// The answer holds everything that was committed so long before; left out when that is not known,
+    /// How old the answer may be: it holds everything that was committed this long before. Left out when that is not known,
     /// and of the past.
     #[serde(skip_serializing_if = "Option::is_none")]
     staleness_ms: Option<u64>,

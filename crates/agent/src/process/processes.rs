@@ -195,8 +195,8 @@ pub fn kill_all(seen: &BTreeSet<Process>) {
     }
 }
 
-/// Kills, and waits until they have ended, for so long at most. Of very many it waits for the first ones: who comes again finds
-/// the others.
+/// Kills the processes and waits at most `wait_max` for them to end. It waits for the first [`WAITED_FOR_MAX`] only: a caller
+/// that looks again finds those that are left.
 pub(crate) fn end_all(seen: &BTreeSet<Process>, wait_max: Duration) {
     let mut handles: Vec<OwnedFd> = Vec::new();
     for process in seen {
@@ -214,7 +214,7 @@ pub(crate) fn end_all(seen: &BTreeSet<Process>, wait_max: Duration) {
     for handle in handles {
         let left = until.saturating_duration_since(Instant::now());
         let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
-        // Readable once the process has ended. After an interruption who comes again waits on.
+        // Readable once the process has ended. If the wait is interrupted, the caller looks again and waits again.
         let _ = poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&left));
     }
 }

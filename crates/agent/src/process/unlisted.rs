@@ -18,11 +18,11 @@ const END_MAX: Duration = Duration::from_secs(30);
 /// How long the ends of those that were found are waited for before others are looked for.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// What was ended.
+/// The processes that [`end`] killed, and the workers that they belonged to.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
     pub(super) processes: BTreeSet<Process>,
-    /// Whose they were.
+    /// Their control groups and temporary files may be removed.
     pub(super) workers: BTreeSet<WorkerKey>,
 }
 
