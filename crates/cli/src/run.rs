@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use muster_console::{Console, Exit, Failure, Global, local};
 use muster_manifest::{Manifest, ManifestError, Overrides};
-use muster_types::{RequestId, limits};
+use muster_types::{PriorityTier, RequestId, limits};
 use muster_wire::v1;
 use serde_json::{Value, json};
 
@@ -42,8 +42,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "TENANT")]
     tenant: Option<String>,
     /// free, batch, standard, production or critical
-    #[arg(long, value_name = "TIER")]
-    tier: Option<String>,
+    #[arg(long, value_name = "TIER", value_parser = muster_manifest::tier)]
+    tier: Option<PriorityTier>,
     /// Regions it may run in; repeat it or separate several by commas
     #[arg(long, value_name = "REGION", value_delimiter = ',')]
     region: Vec<String>,
@@ -137,7 +137,7 @@ fn of_file(file: &str, args: &RunArgs) -> Result<Manifest, Failure> {
     let overrides = Overrides {
         name: args.name.clone(),
         tenant: args.tenant.clone(),
-        tier: args.tier.clone(),
+        tier: args.tier,
         regions: args.region.clone(),
         labels: args.metadata.label.clone(),
         annotations: args.metadata.annotation.clone(),
@@ -165,7 +165,7 @@ fn of_command(args: &RunArgs) -> Result<Manifest, Failure> {
         }
     }
     let mut spec: Vec<_> = [
-        text("tier", &args.tier),
+        text("tier", &args.tier.map(|tier| tier.to_string())),
         text("workers", &args.workers),
         text("accelerators", &args.accelerators),
         text("cpu", &args.cpu),

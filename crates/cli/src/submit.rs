@@ -4,7 +4,7 @@ use clap::Args;
 use muster_client::Client;
 use muster_console::{Console, Document, Exit, Failure, Global, local};
 use muster_manifest::{Manifest, Overrides};
-use muster_types::RequestId;
+use muster_types::{PriorityTier, RequestId};
 use muster_wire::v1;
 
 use crate::job::follow::{self, Subject};
@@ -42,8 +42,8 @@ pub struct SubmitArgs {
     #[arg(long, value_name = "TENANT")]
     tenant: Option<String>,
     /// Instead of the file's tier: free, batch, standard, production or critical
-    #[arg(long, value_name = "TIER")]
-    tier: Option<String>,
+    #[arg(long, value_name = "TIER", value_parser = muster_manifest::tier)]
+    tier: Option<PriorityTier>,
     /// Instead of the file's regions; repeat it or separate several by commas
     #[arg(long, value_name = "REGION", value_delimiter = ',')]
     region: Vec<String>,
@@ -85,7 +85,7 @@ pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result
     let overrides = Overrides {
         name: args.name.clone(),
         tenant: args.tenant.clone(),
-        tier: args.tier.clone(),
+        tier: args.tier,
         regions: args.region.clone(),
         labels: args.metadata.label.clone(),
         annotations: args.metadata.annotation.clone(),

@@ -6,6 +6,8 @@ use alloc::vec::Vec;
 use core::fmt;
 use serde::{Deserialize, Serialize};
 
+use crate::time::Span;
+
 /// One rule that a value breaks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
@@ -25,6 +27,12 @@ impl Violation {
     #[must_use]
     pub fn limit(field: &str, value: u64, min: u64, max: u64) -> Violation {
         Violation::new(field, format!("must be between {min} and {max}, got {value}"))
+    }
+
+    /// A span of `field`, in milliseconds, lies outside `min..=max`.
+    pub fn span(field: &str, ms: u64, min: u64, max: u64) -> Violation {
+        let (ms, min, max) = (Span(ms), Span(min), Span(max));
+        Violation::new(field, format!("must be between {min} and {max}, got {ms}"))
     }
 
     /// The same rule, seen from one level further out.

@@ -263,7 +263,7 @@ impl<'a> Shown<'a> {
         match said {
             Said::Piece(rank, piece) => {
                 tell_dropped(self.console, rank, piece.dropped_bytes);
-                self.show(rank, piece.stream == "stderr", &piece.data)
+                self.show(rank, piece.stream() == v1::OutputStream::Stderr, &piece.data)
             }
             Said::End(Ending { rank, token, why }) => {
                 self.readers -= 1;

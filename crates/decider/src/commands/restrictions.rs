@@ -101,7 +101,7 @@ fn order_key(order: DrainOrder) -> Option<Option<u64>> {
 fn deadline(now: LogTime, deadline_ms: Option<u64>) -> Result<Option<LogTime>, Refusal> {
     let Some(ms) = deadline_ms else { return Ok(None) };
     if ms > limits::DRAIN_MS_MAX {
-        let violation = Violation::limit("deadline_ms", ms, 0, limits::DRAIN_MS_MAX);
+        let violation = Violation::span("stop_after", ms, 0, limits::DRAIN_MS_MAX);
         return Err(Refusal::fields(alloc::vec![violation]));
     }
     Ok(Some(now.plus_ms(ms)))
