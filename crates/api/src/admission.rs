@@ -87,7 +87,7 @@ fn as_it_is(engine: &Engine, view: &State, name: &Name) -> Result<NodeBounds, Re
             "node {name} has not tried to register within the last minutes, and is not known; say --region, --cluster or \
              --devices to admit it before it comes"
         );
-        Refusal::new(RefusalCode::NodeNotFound, text)
+        Refusal::new(RefusalCode::NodeNotFound, text).with("node", name)
     })
 }
 

@@ -82,7 +82,7 @@ fn find(view: &State, text: &str) -> Result<NodeId, Refusal> {
     let found = by_name.or_else(|| text.parse::<NodeId>().ok().filter(|id| view.node(*id).is_some()));
     found.ok_or_else(|| {
         let shown: String = text.chars().take(80).collect();
-        Refusal::new(RefusalCode::NodeNotFound, format!("there is no node {shown:?}"))
+        Refusal::new(RefusalCode::NodeNotFound, format!("there is no node {shown:?}")).with("node", shown)
     })
 }
 

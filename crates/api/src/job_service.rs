@@ -4,8 +4,8 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use muster_decider::{Answer, Command};
-use muster_engine::{Attempt, LogRequest, Reading};
-use muster_state::{JobRow, State};
+use muster_engine::{Attempt, Engine, LogRequest, Reading};
+use muster_state::{JobRow, Phase, State};
 use muster_types::metadata::ANONYMOUS;
 use muster_types::{
     Consistency, FencingToken, JobId, LogIndex, NodeId, Refusal, RefusalCode, Submission, Violation, limits,
@@ -494,7 +494,7 @@ impl JobService for Jobs {
                         dropped_bytes: chunk.dropped_bytes,
                         token: Some(fencing_token_to_proto(token)),
                     })
-                    .map_err(|refusal| to_status(&refusal));
+                    .map_err(move |refusal| to_status(&of_unlaunched(&engine, job, token, message_rank, refusal)));
                 // The place is taken until the output ends.
                 let held = stream.inspect(move |_| {
                     let _ = &of_node;
@@ -508,6 +508,19 @@ impl JobService for Jobs {
         });
         Ok(Response::new(held.boxed()))
     }
+}
+
+/// A node that knows nothing of a worker whose gang is under way has not launched it yet.
+fn of_unlaunched(engine: &Engine, job: JobId, token: FencingToken, rank: u32, refusal: Refusal) -> Refusal {
+    let view = engine.view();
+    let placement = view.job(job).filter(|row| !matches!(row.phase, Phase::Finished(_)));
+    let is_under_way =
+        placement.and_then(|row| row.placement.as_ref()).is_some_and(|placement| placement.token == token);
+    if refusal.code != RefusalCode::OutputNotFound || !is_under_way {
+        return refusal;
+    }
+    let text = format!("rank {rank} of {job} is placed and has not started");
+    Refusal::new(RefusalCode::WorkerNotStarted, text).with("job_id", job).with("rank", rank)
 }
 
 /// A status of a stream that the leader serves, for the caller: a connection that broke between here and there
@@ -556,7 +569,7 @@ fn creator(caller: &Caller, mine: bool, creator: String) -> Result<String, Statu
 }
 
 fn no_such_job(id: JobId) -> Refusal {
-    Refusal::new(RefusalCode::JobNotFound, format!("there is no job {id}"))
+    Refusal::new(RefusalCode::JobNotFound, format!("there is no job {id}")).with("job_id", id)
 }
 
 fn list(

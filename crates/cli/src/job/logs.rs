@@ -146,5 +146,5 @@ pub async fn run(global: &Global, console: &Console, args: LogsArgs) -> Result<E
 }
 
 fn is_absent(error: &CallError) -> bool {
-    error.refused().is_some_and(|refused| refused.code == Some(RefusalCode::LogsUnavailable))
+    error.refused().is_some_and(|refused| refused.code == Some(RefusalCode::WorkerNotStarted))
 }
