@@ -12,7 +12,7 @@ use muster_wire::time::{Timestamp, span_ms, unix_ms};
 use muster_wire::v1;
 use serde::Serialize;
 
-use crate::job_files::{now_ms, read_manifests, refused};
+use crate::job_files::{name_own_tenant, now_ms, read_manifests, refused};
 use crate::parallel::auto;
 use crate::reading::ReadArgs;
 use crate::view::recovery::{self, Advice, Recovery};
@@ -37,7 +37,7 @@ explanation.")]
 pub struct PlanArgs {
     /// Job file (YAML), or - for stdin
     file: String,
-    /// Instead of the file's metadata.tenant
+    /// Instead of the file's metadata.tenant; without either, that of the certificate
     #[arg(long, value_name = "TENANT")]
     tenant: Option<String>,
     /// Instead of the file's tier: free, batch, standard, production or critical
@@ -378,6 +378,7 @@ pub async fn plan(global: &Global, console: &Console, args: PlanArgs) -> Result<
         Overrides { tenant: args.tenant, tier: args.tier, regions: args.region, ..Overrides::default() };
     let mut manifests = read_manifests(&args.file, &overrides)?;
     let client = args.read.client(global).await?;
+    name_own_tenant(&client, &mut manifests);
     auto::choose(&client, console, &args.file, &mut manifests).await?;
     let console = if args.json { &console.with_format(Format::Json) } else { console };
     for (index, manifest) in manifests.iter().enumerate() {
