@@ -165,7 +165,8 @@ async fn launches(
         let word = format!("w{workers}-{n}");
         let mut spec = lines.job(&word, workers, "exit 0");
         if !checked {
-            spec.contract = Some(v1::JobContract { preflight: "off".into(), ..Default::default() });
+            spec.contract =
+                Some(v1::JobContract { preflight: v1::Preflight::Off.into(), ..Default::default() });
         }
         let sent = Instant::now();
         let id = submit(client, spec).await?;

@@ -35,7 +35,7 @@ impl Seen {
     pub fn leader(&self) -> Option<u64> {
         let newest = self.statuses.values().map(|status| status.term).max()?;
         let of_newest = self.statuses.iter().filter(|(_, status)| status.term == newest);
-        of_newest.filter(|(_, status)| status.role == "leader").map(|(id, _)| *id).next()
+        of_newest.filter(|(_, status)| status.role() == v1::ReplicaRole::Leader).map(|(id, _)| *id).next()
     }
 
     /// What the leader says.
@@ -78,7 +78,7 @@ impl Seen {
             }
             if let Some(health) = &status.health
                 && (health.rejoining
-                    || health.stalled_ms.is_some()
+                    || health.flush_stall.is_some()
                     || health.space() == v1::StorageSpace::Full)
             {
                 return Some(format!("replica {voter} is not well: {health:?}"));

@@ -13,6 +13,7 @@ use muster_drill::history::{
 };
 use muster_transport::Security;
 use muster_types::{JobId, RequestId};
+use muster_wire::time::{span_ms, timestamp};
 use muster_wire::v1;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -249,7 +250,7 @@ impl One {
 fn answered(freshness: Option<v1::Freshness>, seen: Seen) -> Outcome {
     match freshness {
         Some(fresh) => {
-            Outcome::Answered { log_index: fresh.log_index, staleness_ms: fresh.staleness_ms, seen }
+            Outcome::Answered { log_index: fresh.log_index, staleness_ms: span_ms(fresh.staleness), seen }
         }
         None => malformed("a read without a position"),
     }
@@ -266,7 +267,12 @@ fn waiting_job(name: String) -> v1::JobSpec {
     };
     let now_ms = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let not_before_ms = u64::try_from(now_ms.as_millis()).unwrap_or_default() + NOT_BEFORE_MS;
-    v1::JobSpec { name, groups: vec![group], not_before_ms, ..Default::default() }
+    v1::JobSpec {
+        name,
+        groups: vec![group],
+        not_before: Some(timestamp(not_before_ms)),
+        ..Default::default()
+    }
 }
 
 /// Makes operations until it is told to stop, then ends those under way and cancels what was submitted.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use muster_client::{Client, Read};
+use muster_wire::time::duration;
 use muster_wire::v1;
 
 use crate::cluster::plan::REGIONS;
@@ -119,13 +120,13 @@ impl Gangs {
             groups: vec![group],
             datasets: vec![format!("data-{region}")],
             checkpoint_directory: if kind.name == "train" { self.checkpoints.clone() } else { String::new() },
-            stop_grace_ms: Some(STOP_GRACE_MS),
+            stop_grace: Some(duration(STOP_GRACE_MS)),
             contract: Some(v1::JobContract {
                 retry: Some(v1::RetryRules {
                     // A rank that dies with its host takes its gang with it: it is tried again at once.
-                    backoff_ms: Some(100),
-                    backoff_max_ms: Some(1_000),
-                    avoid_ms: Some(0),
+                    backoff: Some(duration(100)),
+                    backoff_max: Some(duration(1_000)),
+                    avoid: Some(duration(0)),
                     ..Default::default()
                 }),
                 ..Default::default()

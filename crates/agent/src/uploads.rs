@@ -3,7 +3,7 @@
 //! **Invariant:** output never shares a stream or a queue with heartbeats; at most a few chunks are in
 //! memory, whatever the worker writes and however slowly it is taken.
 
-use crate::executor::{Executor, OutputChunk, OutputRequest};
+use crate::executor::{Executor, ExecutorError, OutputChunk, OutputRequest};
 use crate::limits;
 use crate::rules::{OutputStream, detail};
 use muster_client::Endpoints;
@@ -60,8 +60,8 @@ async fn feed<E: Executor>(
         node_name: upload.node_name,
         ..Default::default()
     };
-    let error = match upload.refused {
-        Some(reason) => Some(reason),
+    let failed = match upload.refused {
+        Some(reason) => Some((agent::OutputFailure::Unreadable, reason)),
         None => {
             // An opening without output: the reader learns that the order has arrived, however long the worker is silent.
             if messages.send(base.clone()).await.is_err() {
@@ -87,13 +87,20 @@ async fn feed<E: Executor>(
                 executor.read_output(upload.request, sink).await
             };
             tokio::join!(read, forward).0.err().map(|error| {
+                let failure = match error {
+                    ExecutorError::Unknown(_) => agent::OutputFailure::NotFound,
+                    ExecutorError::List(_) | ExecutorError::Output(_) => agent::OutputFailure::Unreadable,
+                };
                 let source = std::error::Error::source(&error).map(|s| format!(": {s}"));
-                format!("{error}{}", source.unwrap_or_default())
+                (failure, format!("{error}{}", source.unwrap_or_default()))
             })
         }
     };
     // Always a last message, so that an empty output is told from a lost order.
-    let last = agent::UploadLogsRequest { error: error.map(|e| detail(&e)).unwrap_or_default(), ..base };
+    let last = failed.map_or_else(
+        || base.clone(),
+        |(failure, text)| agent::UploadLogsRequest { failure: failure.into(), error: detail(&text), ..base.clone() },
+    );
     if messages.send(last).await.is_ok() {
         drop(messages);
         // The call's answer ends the select above.

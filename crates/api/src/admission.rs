@@ -4,10 +4,12 @@ use muster_decider::Command;
 use muster_engine::Engine;
 use muster_state::State;
 use muster_types::{Approval, Name, NodeBounds, Refusal, RefusalCode, RequestId, Violation};
+use muster_wire::closed::ClosedSet as _;
 use muster_wire::convert::{
     admission_rule_to_proto, approval_to_proto, node_admission_from_proto, node_bounds_from_proto,
     node_spec_to_proto, request_id, revocation_from_proto, revocation_to_proto,
 };
+use muster_wire::time::log_time;
 use muster_wire::{admin, v1};
 use tonic::Status;
 
@@ -85,13 +87,13 @@ fn as_it_is(engine: &Engine, view: &State, name: &Name) -> Result<NodeBounds, Re
             "node {name} has not tried to register within the last minutes, and is not known; say --region, --cluster or \
              --devices to admit it before it comes"
         );
-        Refusal::new(RefusalCode::NodeNotFound, text)
+        Refusal::new(RefusalCode::NodeNotFound, text).with("node", name)
     })
 }
 
 pub(crate) fn admission_command(message: &v1::SetNodeAdmissionRequest) -> Result<Command, Status> {
     let request = request_id("request_id", &message.request_id).map_err(|v| vec![v]);
-    let admission = node_admission_from_proto(&message.mode, &message.rules);
+    let admission = node_admission_from_proto(message.mode, &message.rules);
     match (request, admission) {
         (Ok(request), Ok(admission)) => {
             Ok(Command::SetNodeAdmission { request, admission: Box::new(admission) })
@@ -120,7 +122,7 @@ pub(crate) fn admission(
     let row = view.admission();
     let mut approvals = view.approvals(after.as_ref()).map(|(name, said)| approval_to_proto(name, said));
     Ok(v1::GetNodeAdmissionResponse {
-        mode: row.map_or_else(|| engine.usual_admission(), |row| row.admission.mode).name().to_owned(),
+        mode: row.map_or_else(|| engine.usual_admission(), |row| row.admission.mode).number(),
         is_set: row.is_some(),
         rules: row.iter().flat_map(|row| &row.admission.rules).map(admission_rule_to_proto).collect(),
         approvals: approvals.by_ref().take(size).collect(),
@@ -132,8 +134,8 @@ pub(crate) fn admission(
 pub(crate) fn pending(engine: &Engine) -> v1::ListPendingNodesResponse {
     let nodes = engine.pending_nodes().into_iter().map(|node| v1::PendingNode {
         description: Some(node_spec_to_proto(&node.spec)),
-        first_seen_ms: node.first_seen.0,
-        last_seen_ms: node.last_seen.0,
+        first_seen_time: log_time(node.first_seen),
+        last_seen_time: log_time(node.last_seen),
         reason: node.reason,
     });
     v1::ListPendingNodesResponse { nodes: nodes.collect() }

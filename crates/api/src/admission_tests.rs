@@ -1,8 +1,9 @@
 //! Admission of nodes and revoked certificates, through a real listener with certificates.
 
 use muster_transport::Role;
-use muster_types::{NodeDraft, NodeSpec, RefusalCode};
+use muster_types::{AdmissionMode, NodeDraft, NodeSpec, RefusalCode};
 use muster_wire::admin::cluster_admin_service_client::ClusterAdminServiceClient;
+use muster_wire::closed::{number_or_zero, of_word};
 use muster_wire::status::Refused;
 use muster_wire::v1::fleet_service_client::FleetServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
@@ -54,8 +55,11 @@ impl Door {
     }
 
     async fn set(&mut self, mode: &str, rules: Vec<v1::NodeAdmissionRule>) -> Result<(), Status> {
-        let request =
-            v1::SetNodeAdmissionRequest { request_id: self.request_id(), mode: mode.to_owned(), rules };
+        let request = v1::SetNodeAdmissionRequest {
+            request_id: self.request_id(),
+            mode: number_or_zero(of_word::<AdmissionMode>(mode)),
+            rules,
+        };
         guarded("an answer", self.fleet.set_node_admission(request)).await.map(drop)
     }
 
@@ -167,7 +171,7 @@ async fn a_node_stays_what_it_was_when_it_first_came() {
     let request = v1::GetNodeAdmissionRequest::default();
     let answer = guarded("an answer", door.fleet.get_node_admission(request)).await.expect("an operator may");
     let answer = answer.into_inner();
-    assert_eq!((answer.mode.as_str(), answer.is_set), ("pinned", false));
+    assert_eq!((answer.mode(), answer.is_set), (v1::AdmissionMode::Pinned, false));
     assert_eq!(door.comes(&host_with("h1", devices("h100", 8))).await, None);
     // A device is taken out and put in again; one more is another matter.
     for (count, is_admitted) in [(7, true), (8, true), (9, false), (6, true), (8, true)] {

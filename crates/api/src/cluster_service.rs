@@ -3,6 +3,7 @@
 use muster_engine::{LocalFacts, PeerReport, Role, Space};
 use muster_state::NodeStatus;
 use muster_types::{Consistency, ReplicaId};
+use muster_wire::time::{duration, duration_us};
 use muster_wire::v1;
 use muster_wire::v1::cluster_service_server::ClusterService;
 use tonic::{Request, Response, Status};
@@ -65,7 +66,7 @@ impl ClusterService for Clusters {
             leader: raft.leader == Some(member.replica),
             matched_index: member.matched_index.unwrap_or(0),
             lag_entries: member.lag_entries,
-            silent_ms: member.silent_ms.filter(|_| member.replica != own),
+            silence: member.silent_ms.filter(|_| member.replica != own).map(duration),
             health: health(member.replica),
         });
         let nodes_up = view.nodes_up();
@@ -81,9 +82,14 @@ impl ClusterService for Clusters {
             term: raft.term,
             role: match raft.role {
                 // By its own account alone: it takes nothing and confirms nothing.
-                Role::Leader if !acts => "unconfirmed".to_owned(),
-                role => format!("{role:?}").to_lowercase(),
-            },
+                Role::Leader if !acts => v1::ReplicaRole::Unconfirmed,
+                Role::Leader => v1::ReplicaRole::Leader,
+                Role::Follower => v1::ReplicaRole::Follower,
+                Role::Candidate => v1::ReplicaRole::Candidate,
+                Role::Learner => v1::ReplicaRole::Learner,
+                Role::Stopped => v1::ReplicaRole::Stopped,
+            }
+            .into(),
             raft_last_index: raft.last_log_index.unwrap_or(0),
             raft_committed_index: raft.committed_index.unwrap_or(0),
             raft_applied_index: raft.applied_index.unwrap_or(0),
@@ -132,14 +138,14 @@ fn health(report: &PeerReport, facts: &LocalFacts, is_own: bool) -> v1::ReplicaH
         format_max: report.format_max,
         space: space.into(),
         free_bytes: report.storage.free_bytes,
-        stalled_ms: report.storage.stalled_ms,
-        flush_us: report.storage.flush_mean_us,
+        flush_stall: report.storage.stalled_ms.map(duration),
+        flush_time: Some(duration_us(report.storage.flush_mean_us)),
         rejoining: report.rejoining,
         cluster_generation: report.generation,
-        snapshot_age_ms: facts.snapshot_age_ms,
+        snapshot_age: facts.snapshot_age_ms.map(duration),
         archive_log_index: facts.archive_log_index,
         certificate_days_left: facts.certificate_days_left,
-        age_ms: if is_own { 0 } else { u64::try_from(report.age().as_millis()).unwrap_or(u64::MAX) },
+        age: (!is_own).then(|| duration(u64::try_from(report.age().as_millis()).unwrap_or(u64::MAX))),
     }
 }
 

@@ -6,6 +6,8 @@ use muster_planner::{ClusterReport, NodeCounts, Plan, Score};
 use muster_state::quota::QuotaLimit;
 use muster_state::{GangStanding, JobRow, NominalCover, State};
 use muster_types::{JobId, LogTime, Name};
+use muster_wire::closed::{number, number_or_zero};
+use muster_wire::time::{duration, log_time};
 use muster_wire::v1;
 
 use crate::render;
@@ -20,7 +22,7 @@ pub(crate) fn waiting(view: &State, explanation: &JobExplanation) -> v1::Explana
         job_id: blocker.job.to_string(),
         name: blocker.name.to_string(),
         workers: blocker.workers,
-        starts_at_ms: blocker.starts_at.0,
+        start_time: log_time(blocker.starts_at),
         has_slipped: blocker.has_slipped,
     });
     v1::Explanation {
@@ -36,23 +38,23 @@ pub(crate) fn waiting(view: &State, explanation: &JobExplanation) -> v1::Explana
         quotas: explanation.quotas.iter().map(quota).collect(),
         blockers: blockers.collect(),
         start: explanation.start.map(|start| v1::StartEstimate {
-            q10_ms: start.q10.0,
-            q50_ms: start.q50.0,
-            q90_ms: start.q90.map_or(0, |time| time.0),
+            p10: log_time(start.q10),
+            p50: log_time(start.q50),
+            p90: start.q90.and_then(log_time),
             basis: START_BASIS.to_owned(),
         }),
         would_help: explanation.places.would_help.clone(),
         estimate: Some(render::estimate(&explanation.estimate)),
         borrowers: explanation.borrowers.iter().map(borrower).collect(),
-        standing: String::new(),
+        standing: 0,
         knows_reservations: explanation.knows_reservations,
     }
 }
 
 fn borrower(borrower: &Borrower) -> v1::Borrower {
-    let until_ms = match borrower.hindrance {
-        Some(Hindrance::MinimumRun { until, .. }) => until.0,
-        _ => 0,
+    let available_time = match borrower.hindrance {
+        Some(Hindrance::MinimumRun { until, .. }) => log_time(until),
+        _ => None,
     };
     v1::Borrower {
         tenant: borrower.tenant.to_string(),
@@ -63,7 +65,7 @@ fn borrower(borrower: &Borrower) -> v1::Borrower {
         largest_job_id: borrower.largest.to_string(),
         hindrance: borrower.hindrance.map(|hindrance| hindrance.code().to_owned()).unwrap_or_default(),
         hindrance_detail: borrower.hindrance.map(|hindrance| hindrance.to_string()).unwrap_or_default(),
-        until_ms,
+        available_time,
     }
 }
 
@@ -83,19 +85,18 @@ pub(crate) fn placed(view: &State, job: JobId, row: &JobRow) -> v1::Explanation 
         policy_version: view.policy().version.0,
         placement,
         estimate: Some(render::estimate(&row.estimate)),
-        standing: standing(view, job).to_owned(),
+        standing: number_or_zero(standing(view, job)),
         ..Default::default()
     }
 }
 
-/// Whether what a job holds is promised to its tenant; empty when it holds nothing.
-fn standing(view: &State, job: JobId) -> &'static str {
-    match NominalCover::of(view).standing(job) {
-        Some(GangStanding::WithinNominal) => "within_nominal",
-        Some(GangStanding::Borrowing) => "borrowing",
-        Some(GangStanding::Unpromised) => "unpromised",
-        None => "",
-    }
+/// Whether what a job holds is promised to its tenant; none when it holds nothing.
+fn standing(view: &State, job: JobId) -> Option<v1::QuotaStanding> {
+    NominalCover::of(view).standing(job).map(|standing| match standing {
+        GangStanding::WithinNominal => v1::QuotaStanding::WithinNominal,
+        GangStanding::Borrowing => v1::QuotaStanding::Borrowing,
+        GangStanding::Unpromised => v1::QuotaStanding::Unpromised,
+    })
 }
 
 /// How often to save a job's work, when it says how long that takes.
@@ -103,12 +104,12 @@ pub(crate) fn checkpoint_advice(view: &State, job: JobId, now: LogTime) -> Optio
     let advice = muster_decider::checkpoint_advice(view, job, now)?;
     Some(v1::CheckpointAdvice {
         nodes: advice.nodes,
-        mttf_ms: advice.mttf_ms,
-        save_ms: advice.save_ms,
-        restart_ms: advice.restart_ms,
-        interval_ms: advice.interval_ms.unwrap_or(0),
+        mttf: Some(duration(advice.mttf_ms)),
+        save: Some(duration(advice.save_ms)),
+        restart: Some(duration(advice.restart_ms)),
+        interval: advice.interval_ms.map(duration),
         ettr_milli: advice.ettr_milli,
-        advised_interval_ms: advice.advised_interval_ms,
+        advised_interval: Some(duration(advice.advised_interval_ms)),
         advised_ettr_milli: advice.advised_ettr_milli,
     })
 }
@@ -169,7 +170,7 @@ fn cluster(report: &ClusterReport) -> v1::ClusterReport {
         largest_domain_workers: report.largest_domain_workers,
         quota_room_milli: (report.room_milli != u64::MAX).then_some(report.room_milli),
         score: report.score.as_ref().map(score).unwrap_or_default(),
-        lacking_isolation: report.lacking_isolation.iter().map(ToString::to_string).collect(),
+        lacking_isolation: report.lacking_isolation.iter().map(|guarantee| number(*guarantee)).collect(),
     }
 }
 
@@ -193,10 +194,10 @@ fn quota(report: &QuotaReport) -> v1::QuotaReport {
     let block = &report.blocked_by;
     let name = |name: &Option<Name>| name.as_ref().map(Name::to_string).unwrap_or_default();
     let limit = match block.limit {
-        QuotaLimit::Nominal => "nominal",
-        QuotaLimit::Borrowing => "borrowing",
-        QuotaLimit::ParentCapacity => "parent_capacity",
-        QuotaLimit::LentReserve => "lent_reserve",
+        QuotaLimit::Nominal => v1::QuotaLimit::Nominal,
+        QuotaLimit::Borrowing => v1::QuotaLimit::Borrowing,
+        QuotaLimit::ParentCapacity => v1::QuotaLimit::ParentCapacity,
+        QuotaLimit::LentReserve => v1::QuotaLimit::LentReserve,
     };
     v1::QuotaReport {
         r#type: report.kind.to_string(),
@@ -205,7 +206,7 @@ fn quota(report: &QuotaReport) -> v1::QuotaReport {
         room_milli: report.room_milli,
         short_milli: report.wanted_milli.saturating_sub(report.room_milli),
         tenant: name(&block.tenant),
-        limit: limit.to_owned(),
+        limit: number(limit),
         limit_region: name(&block.region),
         used_milli: block.used_milli,
         kept_milli: block.kept_milli,

@@ -6,8 +6,10 @@ use muster_state::{RequestAnswer, State};
 use muster_types::{Consistency, LogIndex, Name, NodeId, Refusal, RefusalCode, RequestId, Violation};
 use muster_wire::convert::{
     UNSAID_OF_LISTS, health_policy_from_proto, health_policy_to_proto, repair_from_proto, request_id,
+    stop_after_from_proto,
 };
 use muster_wire::status::to_status;
+use muster_wire::time::log_time;
 use muster_wire::token::{List, PageToken, TokenError, filter_digest};
 use muster_wire::v1;
 use muster_wire::v1::fleet_service_client::FleetServiceClient;
@@ -80,7 +82,7 @@ fn find(view: &State, text: &str) -> Result<NodeId, Refusal> {
     let found = by_name.or_else(|| text.parse::<NodeId>().ok().filter(|id| view.node(*id).is_some()));
     found.ok_or_else(|| {
         let shown: String = text.chars().take(80).collect();
-        Refusal::new(RefusalCode::NodeNotFound, format!("there is no node {shown:?}"))
+        Refusal::new(RefusalCode::NodeNotFound, format!("there is no node {shown:?}")).with("node", shown)
     })
 }
 
@@ -287,7 +289,7 @@ impl FleetService for Fleet {
         request: Request<v1::DrainNodeRequest>,
     ) -> Result<Response<v1::DrainNodeResponse>, Status> {
         let order = |message: &v1::DrainNodeRequest| {
-            let deadline_ms = message.stop_after_ms;
+            let deadline_ms = stop_after_from_proto(message.stop_after).map_err(invalid)?;
             Ok::<_, Status>(move |request, node| Command::SetDrain {
                 request,
                 node,
@@ -369,7 +371,7 @@ impl FleetService for Fleet {
         Ok(Response::new(v1::GetHealthPolicyResponse {
             policy: Some(health_policy_to_proto(&row.policy)),
             version: row.version.0,
-            set_at_ms: row.set_at.0,
+            set_time: log_time(row.set_at),
             freshness: Some(freshness(engine, &view)),
         }))
     }

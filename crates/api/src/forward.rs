@@ -639,6 +639,7 @@ mod tests {
             let reads_only = matches!(
                 code,
                 RefusalCode::LogsUnavailable
+                    | RefusalCode::WorkerNotStarted
                     | RefusalCode::Diverged
                     | RefusalCode::TooStale
                     | RefusalCode::LogIndexNotReached

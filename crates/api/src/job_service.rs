@@ -4,12 +4,13 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use muster_decider::{Answer, Command};
-use muster_engine::{Attempt, LogRequest, Reading};
-use muster_state::{JobRow, State};
+use muster_engine::{Attempt, Engine, LogRequest, Reading};
+use muster_state::{JobRow, Phase, State};
 use muster_types::metadata::ANONYMOUS;
 use muster_types::{
     Consistency, FencingToken, JobId, LogIndex, NodeId, Refusal, RefusalCode, Submission, Violation, limits,
 };
+use muster_wire::closed::{number_or_zero, of_word, value_from_proto, word};
 use muster_wire::convert::{
     UNSAID_OF_LISTS, fencing_token_from_proto, fencing_token_to_proto, job_id, jobs_from_proto, request_id,
     submission_to_proto, submissions_from_proto,
@@ -218,7 +219,7 @@ type Submitted = (Vec<String>, Option<v1::Freshness>);
 pub(crate) fn written(engine: &muster_engine::Engine, at: LogIndex) -> Option<v1::Freshness> {
     let own = freshness(engine, &engine.reading());
     // The rest is of whatever state is here by now.
-    Some(v1::Freshness { log_index: at.0, log_time_ms: 0, staleness_ms: None, ..own })
+    Some(v1::Freshness { log_index: at.0, log_time: None, staleness: None, ..own })
 }
 
 fn too_many_jobs(field: &str, count: usize) -> Status {
@@ -409,16 +410,7 @@ impl JobService for Jobs {
         let (account, sight) = (caller.account(), caller.sight());
         let mut message = request.into_inner();
         let size = page_size(message.page_size)?;
-        if message.mine {
-            if !message.creator.is_empty() {
-                let text = "cannot be given together with `mine`, which is the creator that asks";
-                return Err(invalid(vec![Violation::new("creator", text)]));
-            }
-            message.creator = match caller.creator() {
-                nobody if nobody.is_empty() => ANONYMOUS.to_owned(),
-                creator => creator,
-            };
-        }
+        message.creator = creator(&caller, message.mine, message.creator)?;
         let filter = MetadataFilter::new(&message.label_selector, &message.creator)?;
         let engine = self.router.engine();
         let view = self.router.fresh(account, (message.read.as_ref(), UNSAID_OF_LISTS), deadline).await?;
@@ -435,8 +427,19 @@ impl JobService for Jobs {
     ) -> Result<Response<Self::WatchJobsStream>, Status> {
         let caller = self.router.caller(&request);
         let message = request.into_inner();
-        let metadata = MetadataFilter::new(&message.label_selector, &message.creator)?;
-        let topic = JobTopic::new(&message.job_ids, message.tenant, metadata, caller.sight())?;
+        let detail = match v1::JobView::try_from(message.view) {
+            Ok(v1::JobView::Basic) => Detail::Basic,
+            Ok(v1::JobView::Unspecified | v1::JobView::Full) => Detail::Full,
+            Err(_) => {
+                let text =
+                    format!("must be JOB_VIEW_BASIC or JOB_VIEW_FULL, got the number {}", message.view);
+                return Err(invalid(vec![Violation::new("view", text)]));
+            }
+        };
+        let creator = creator(&caller, message.mine, message.creator)?;
+        let metadata = MetadataFilter::new(&message.label_selector, &creator)?;
+        let names = (message.tenant, message.name_prefix);
+        let topic = JobTopic::new(&message.job_ids, names, metadata, (detail, caller.sight()))?;
         let account = caller.account();
         self.watches.open(&self.router, topic, &message.resume_token, account).map(Response::new)
     }
@@ -450,9 +453,7 @@ impl JobService for Jobs {
         let caller = self.router.caller(&request);
         let message = request.into_inner();
         let job = job_id("job_id", &message.job_id).map_err(|v| invalid(vec![v]))?;
-        if !matches!(message.stream.as_str(), "" | "stdout" | "stderr") {
-            return Err(invalid(vec![Violation::new("stream", "must be stdout, stderr or empty for both")]));
-        }
+        value_from_proto::<v1::OutputStream>("stream", message.stream).map_err(|v| invalid(vec![v]))?;
         let attempt = attempt(&message).map_err(|v| invalid(vec![v]))?;
         let message_rank = message.rank;
         let account = caller.account();
@@ -476,7 +477,7 @@ impl JobService for Jobs {
                     token: FencingToken::default(),
                     rank: message.rank,
                     follow: message.follow,
-                    stream: message.stream,
+                    stream: word::<v1::OutputStream>(message.stream).to_owned(),
                     tail_bytes: message.tail_bytes,
                     from_position: message.from_position,
                 };
@@ -487,13 +488,13 @@ impl JobService for Jobs {
                 let (token, chunks) = reading.map_err(|refusal| to_status(&refusal))?;
                 let stream = ReceiverStream::new(chunks)
                     .map_ok(move |chunk| v1::ReadLogsResponse {
-                        stream: chunk.stream,
+                        stream: number_or_zero(of_word::<v1::OutputStream>(&chunk.stream)),
                         data: chunk.data.into(),
                         position: chunk.position,
                         dropped_bytes: chunk.dropped_bytes,
                         token: Some(fencing_token_to_proto(token)),
                     })
-                    .map_err(|refusal| to_status(&refusal));
+                    .map_err(move |refusal| to_status(&of_unlaunched(&engine, job, token, message_rank, refusal)));
                 // The place is taken until the output ends.
                 let held = stream.inspect(move |_| {
                     let _ = &of_node;
@@ -507,6 +508,19 @@ impl JobService for Jobs {
         });
         Ok(Response::new(held.boxed()))
     }
+}
+
+/// A node that knows nothing of a worker whose gang is under way has not launched it yet.
+fn of_unlaunched(engine: &Engine, job: JobId, token: FencingToken, rank: u32, refusal: Refusal) -> Refusal {
+    let view = engine.view();
+    let placement = view.job(job).filter(|row| !matches!(row.phase, Phase::Finished(_)));
+    let is_under_way =
+        placement.and_then(|row| row.placement.as_ref()).is_some_and(|placement| placement.token == token);
+    if refusal.code != RefusalCode::OutputNotFound || !is_under_way {
+        return refusal;
+    }
+    let text = format!("rank {rank} of {job} is placed and has not started");
+    Refusal::new(RefusalCode::WorkerNotStarted, text).with("job_id", job).with("rank", rank)
 }
 
 /// A status of a stream that the leader serves, for the caller: a connection that broke between here and there
@@ -541,8 +555,21 @@ fn check_tenants(caller: Caller, view: &State, jobs: &[Submission]) -> Result<()
     })
 }
 
+/// The creator that a list or a watch is narrowed to.
+fn creator(caller: &Caller, mine: bool, creator: String) -> Result<String, Status> {
+    match (mine, caller.creator()) {
+        (false, _) => Ok(creator),
+        (true, _) if !creator.is_empty() => {
+            let text = "cannot be given together with `mine`, which is the creator that asks";
+            Err(invalid(vec![Violation::new("creator", text)]))
+        }
+        (true, nobody) if nobody.is_empty() => Ok(ANONYMOUS.to_owned()),
+        (true, creator) => Ok(creator),
+    }
+}
+
 fn no_such_job(id: JobId) -> Refusal {
-    Refusal::new(RefusalCode::JobNotFound, format!("there is no job {id}"))
+    Refusal::new(RefusalCode::JobNotFound, format!("there is no job {id}")).with("job_id", id)
 }
 
 fn list(
@@ -565,10 +592,13 @@ fn list(
     let carried = metadata.parts();
     let parts = phases.iter().map(String::as_str).chain(["|", &message.tenant, &message.name_prefix]);
     let filter = filter_digest(parts.chain(carried.iter().map(String::as_str)));
+    // The oldest state that one of the pages shows.
+    let mut oldest = view.log_index();
     let after = match message.page_token.as_str() {
         "" => None,
         text => {
             let token = PageToken::decode(text, cluster, List::Jobs, filter).map_err(bad_page)?;
+            oldest = oldest.min(token.log_index);
             Some(token.after.parse::<JobId>().map_err(|_| bad_page(TokenError::ReadToken))?)
         }
     };
@@ -595,11 +625,19 @@ fn list(
             jobs.push(render::job(view, id, row, spec, (Detail::Basic, sight)));
         }
     }
-    let next = last.filter(|_| more).map(|id| {
-        PageToken { after: id.to_string(), log_index: view.log_index() }.encode(cluster, List::Jobs, filter)
-    });
+    let next = last
+        .filter(|_| more)
+        .map(|id| PageToken { after: id.to_string(), log_index: oldest }.encode(cluster, List::Jobs, filter));
+    let resume_token = match &next {
+        Some(_) => String::new(),
+        None => {
+            let names = (message.tenant.clone(), message.name_prefix.clone());
+            let carried = MetadataFilter::new(&message.label_selector, &message.creator)?;
+            JobTopic::new(&[], names, carried, (Detail::Basic, sight))?.resume_behind(view, oldest)?
+        }
+    };
     let freshness = Some(freshness(engine, view));
-    Ok(v1::ListJobsResponse { jobs, next_page_token: next.unwrap_or_default(), freshness })
+    Ok(v1::ListJobsResponse { jobs, next_page_token: next.unwrap_or_default(), freshness, resume_token })
 }
 
 /// Jobs that a page looks at, newest first: those before `after`. Where only jobs that carry something can pass, all those

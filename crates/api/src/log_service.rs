@@ -9,6 +9,7 @@ use muster_state::State;
 use muster_types::{At, LogIndex, Name, Refusal, RefusalCode, Violation};
 use muster_wire::shared::encoded_len;
 use muster_wire::status::to_status;
+use muster_wire::time::log_time;
 use muster_wire::v1;
 use muster_wire::v1::log_service_server::LogService;
 use muster_wire::v1::read_log_response::Event;
@@ -77,7 +78,7 @@ fn render(record: &Record, raw: bool, view: &State, sight: Sight) -> v1::LogReco
     let redacted = sight.redact(view, &record.decision, &mut content);
     v1::LogRecord {
         log_index: record.log_index.0,
-        log_time_ms: record.log_time.0,
+        log_time: log_time(record.log_time),
         term: record.term,
         leader_id: record.leader.0,
         raft_index: record.raft_index,

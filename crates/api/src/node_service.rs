@@ -483,12 +483,7 @@ async fn take_upload(
             reader = router.engine().log_reader(upload.read_id);
         }
         let Some(to_reader) = &reader else { return Err(nobody()) };
-        let piece = if upload.error.is_empty() {
-            let agent::UploadLogsRequest { stream, data, position, dropped_bytes, .. } = upload;
-            Ok(LogChunk { stream, data: Bytes::from(data), position, dropped_bytes })
-        } else {
-            Err(Refusal::new(RefusalCode::LogsUnavailable, upload.error))
-        };
+        let piece = piece_of_output(upload);
         tokio::select! {
             () = router.engine().stopping() => break Status::unavailable("this replica stops"),
             sent = to_reader.send(piece) => sent.map_err(|_| nobody())?,
@@ -499,6 +494,19 @@ async fn take_upload(
         let _ = to_reader.send(Err(Refusal::new(RefusalCode::LogsUnavailable, BROKEN_OFF))).await;
     }
     Err(broken)
+}
+
+fn piece_of_output(upload: agent::UploadLogsRequest) -> Result<LogChunk, Refusal> {
+    let code = match upload.failure() {
+        agent::OutputFailure::NotFound => RefusalCode::OutputNotFound,
+        agent::OutputFailure::Unspecified if upload.failure == 0 && upload.error.is_empty() => {
+            let agent::UploadLogsRequest { stream, data, position, dropped_bytes, .. } = upload;
+            return Ok(LogChunk { stream, data: Bytes::from(data), position, dropped_bytes });
+        }
+        // What a newer agent says beyond these is a failure as well, and its text says which.
+        agent::OutputFailure::Unreadable | agent::OutputFailure::Unspecified => RefusalCode::LogsUnavailable,
+    };
+    Err(Refusal::new(code, upload.error).with("node", upload.node_name))
 }
 
 #[cfg(test)]

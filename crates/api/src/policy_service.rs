@@ -3,6 +3,7 @@
 use muster_decider::{Command, PolicyWarning, PolicyWarnings, check_policy, policy_warnings};
 use muster_types::{Consistency, LogIndex};
 use muster_wire::convert::{policy_from_proto, policy_to_proto, request_id};
+use muster_wire::time::log_time;
 use muster_wire::v1;
 use muster_wire::v1::policy_service_client::PolicyServiceClient;
 use muster_wire::v1::policy_service_server::PolicyService;
@@ -40,7 +41,7 @@ impl PolicyService for Policies {
         Ok(Response::new(v1::GetPolicyResponse {
             policy: Some(policy_to_proto(&row.policy)),
             version: row.version.0,
-            set_at_ms: row.set_at.0,
+            set_time: log_time(row.set_at),
             freshness: Some(freshness(engine, &view)),
         }))
     }

@@ -81,8 +81,8 @@ fn the_public_packages_import_nothing_of_the_others() {
     let mut imports = 0;
     for file in protocol() {
         let allowed: &[&str] = match file.package {
-            "muster.v1beta1" => &["muster/v1beta1/"],
-            "muster.admin.v1beta1" => &["muster/v1beta1/", "muster/admin/v1beta1/"],
+            "muster.v1beta1" => &["google/protobuf/", "muster/v1beta1/"],
+            "muster.admin.v1beta1" => &["google/protobuf/", "muster/v1beta1/", "muster/admin/v1beta1/"],
             _ => &["muster/v1beta1/", "muster/agent/v1beta1/"],
         };
         for import in file.items.iter().filter_map(|item| item.code.strip_prefix("import ")) {
@@ -92,6 +92,23 @@ fn the_public_packages_import_nothing_of_the_others() {
         }
     }
     assert!(imports > 5, "imports are found: {imports}");
+}
+
+/// Only messages that agents exchange count in milliseconds and microseconds.
+#[test]
+fn public_fields_have_types_for_moments_and_spans() {
+    const OF_AGENTS: [&str; 2] = ["round_trip_us", "duration_us"];
+    let mut fields = 0;
+    for file in protocol().iter().filter(|file| file.package == "muster.v1beta1") {
+        for item in &file.items {
+            let Some((declared, _)) = item.code.split_once(" = ") else { continue };
+            let name = declared.rsplit(' ').next().unwrap_or_default();
+            fields += 1;
+            let counts = name.ends_with("_ms") || name.ends_with("_us");
+            assert!(!counts || OF_AGENTS.contains(&name), "{}: {declared}", file.name);
+        }
+    }
+    assert!(fields > 300, "fields are found: {fields}");
 }
 
 /// Path and comment of every call.

@@ -7,6 +7,7 @@ use muster_state::State;
 use muster_types::{ClusterId, Consistency, ReadFrom, Refusal, RefusalCode, Violation};
 use muster_wire::convert::{ReadAsked, read_from_proto};
 use muster_wire::status::to_status;
+use muster_wire::time::{duration, log_time};
 use muster_wire::v1;
 use std::ops::Deref;
 use tokio::time::Instant;
@@ -67,8 +68,8 @@ fn past_waits(account: Account) -> Refusal {
 pub(crate) fn freshness(engine: &Engine, reading: &Reading) -> v1::Freshness {
     v1::Freshness {
         log_index: reading.log_index().0,
-        log_time_ms: reading.log_time().0,
-        staleness_ms: reading.staleness().map(staleness_ms),
+        log_time: log_time(reading.log_time()),
+        staleness: reading.staleness().map(|staleness| duration(staleness_ms(staleness))),
         replica_id: engine.info().replica.0,
         leader_id: engine.leader_id().map_or(0, |leader| leader.0),
     }

@@ -9,10 +9,12 @@ use muster_state::{
 };
 use muster_types::metadata::ANONYMOUS;
 use muster_types::{CheckpointRules, DeviceAmount, FencingToken, JobId, JobSpec, Name, NodeId, Refusal};
+use muster_wire::closed::number;
 use muster_wire::convert::{
     described_to_proto, device_set_to_proto, exit_status_to_proto, fencing_token_to_proto,
     foreign_load_to_proto, node_spec_to_proto, notice_to_proto, restriction_to_proto,
 };
+use muster_wire::time::{duration, log_time};
 use muster_wire::{agent, v1};
 use sha2::{Digest, Sha256};
 
@@ -27,12 +29,15 @@ const RENDEZVOUS_PORTS: u64 = 4_096;
 /// Thousandths of a device times milliseconds, in a device-second.
 const MILLI_MS_IN_DEVICE_SECOND: u128 = 1_000_000;
 
+/// Text about a job in a basic view: an event then has at most 1 KiB, and the labels of its job.
+const BASIC_TEXT_BYTES_MAX: usize = 80;
+
 /// How much of a job a message carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Detail {
     /// Everything.
     Full,
-    /// Without spec and workers.
+    /// Without spec, workers, promise and how attempts failed; [`BASIC_TEXT_BYTES_MAX`] bounds its text.
     Basic,
 }
 
@@ -49,7 +54,10 @@ pub(crate) fn job(
 
 fn whole(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail) -> v1::Job {
     let full = detail == Detail::Full;
-    let (status_reason, status_detail) = status_of(view, id, row);
+    let (status_reason, mut status_detail) = status_of(view, id, row);
+    if !full {
+        status_detail.truncate(status_detail.floor_char_boundary(BASIC_TEXT_BYTES_MAX));
+    }
     let (workers, devices) = size_now(row, spec);
     let metadata = view.metadata(id);
     v1::Job {
@@ -57,13 +65,13 @@ fn whole(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail) 
         spec: full.then(|| described(view, id, spec)),
         name: spec.name.to_string(),
         tenant: spec.tenant.to_string(),
-        tier: spec.tier.to_string(),
+        tier: number(spec.tier),
         phase: phase_of(&row.phase).into(),
         attempt: row.attempt,
         failures: row.failures,
-        submitted_at_ms: row.submitted_at.0,
-        started_at_ms: row.started_at.map_or(0, |t| t.0),
-        finished_at_ms: row.finished_at.map_or(0, |t| t.0),
+        create_time: log_time(row.submitted_at),
+        start_time: row.started_at.and_then(log_time),
+        end_time: row.finished_at.and_then(log_time),
         changed_at_index: row.changed_at.0,
         placement: row
             .placement
@@ -76,9 +84,9 @@ fn whole(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail) 
         array_index: spec.array.map(|a| a.index),
         estimate: Some(estimate(&row.estimate)),
         preemptions: row.preemptions,
-        checkpointed_at_ms: row.checkpointed_at.map_or(0, |t| t.0),
+        checkpoint_time: row.checkpointed_at.and_then(log_time),
         released: row.released,
-        promise: row.promise.as_deref().map(|p| promise(view, p, detail)),
+        promise: row.promise.as_deref().filter(|_| full).map(|p| promise(view, p, detail)),
         recovery: recovery(view, id, detail),
         redacted: false,
         labels: metadata.map(|said| said.labels.clone().into_iter().collect()).unwrap_or_default(),
@@ -112,49 +120,52 @@ pub(crate) fn recovery(view: &State, job: JobId, detail: Detail) -> Option<v1::R
     let straggler = |(rank, slow): (&u32, &Straggler)| v1::Straggler {
         rank: *rank,
         slow_milli: slow.slow_milli,
-        since_ms: slow.since.0,
+        start_time: log_time(slow.since),
         node_name: placement
             .and_then(|placement| placement.slots.get(*rank as usize))
             .map(|slot| node_name(view, slot.node))
             .unwrap_or_default(),
     };
     let count = |(class, count): (&muster_types::FailureClass, &u32)| v1::FailureCount {
-        failure_class: class.to_string(),
+        failure_class: number(*class),
         count: *count,
     };
     let avoided = |(node, until): (&NodeId, &muster_types::LogTime)| v1::AvoidedNode {
         node_name: node_name(view, *node),
         node_id: node.to_string(),
-        until_ms: until.0,
+        expire_time: log_time(*until),
     };
     let full = detail == Detail::Full;
     Some(v1::Recovery {
-        last_failure: row.last.as_ref().map(|last| failure(view, last)),
+        last_failure: row.last.as_ref().filter(|_| full).map(|last| failure(view, last)),
         failures: if full { row.counts.iter().map(count).collect() } else { Vec::new() },
         streak: row.streak,
-        wait_until_ms: row.wait_until.map_or(0, |time| time.0),
+        retry_time: row.wait_until.and_then(log_time),
         avoided: if full { row.avoided.iter().map(avoided).collect() } else { Vec::new() },
-        saved_at_ms: row.saved.map_or(0, |saved| saved.at.0),
+        checkpoint_time: row.saved.and_then(|saved| log_time(saved.at)),
         saved_attempt: row.saved.map_or(0, |saved| saved.attempt),
-        stragglers: row.stragglers.iter().map(straggler).collect(),
+        stragglers: if full { row.stragglers.iter().map(straggler).collect() } else { Vec::new() },
     })
 }
 
 fn failure(view: &State, failure: &Failure) -> v1::Failure {
     v1::Failure {
-        failure_class: failure.class.to_string(),
+        failure_class: number(failure.class),
         rank: failure.rank,
         node_name: failure.node.map(|node| node_name(view, node)).unwrap_or_default(),
         node_id: failure.node.map(|node| node.to_string()).unwrap_or_default(),
         detail: failure.detail.clone(),
-        at_ms: failure.at.0,
+        time: log_time(failure.at),
         attempt: failure.attempt,
         token: Some(fencing_token_to_proto(failure.token)),
     }
 }
 
 pub(crate) fn estimate(estimate: &muster_journal::Estimate) -> v1::Estimate {
-    v1::Estimate { run_ms: estimate.run_ms, run_high_ms: estimate.run_high_ms }
+    v1::Estimate {
+        run_time: Some(duration(estimate.run_ms)),
+        run_time_p90: Some(duration(estimate.run_high_ms)),
+    }
 }
 
 /// A job with the reason why it waits, when it does, as it is shown to a caller; none when there is no such job.
@@ -267,18 +278,18 @@ fn status_of_row(id: JobId, row: &JobRow, phase: &Phase) -> (String, String) {
 
 fn placement(view: &State, placement: &Placement, detail: Detail) -> v1::Placement {
     let workers = placement.slots.iter().zip(&placement.ranks).enumerate().map(|(rank, (slot, state))| {
-        let (text, exit) = match state {
-            RankState::Assigned => ("assigned", None),
-            RankState::Running => ("running", None),
-            RankState::Exited(exit) => ("exited", Some(exit_status_to_proto(exit))),
-            RankState::Lost => ("lost", None),
+        let (state, exit) = match state {
+            RankState::Assigned => (v1::WorkerState::Assigned, None),
+            RankState::Running => (v1::WorkerState::Running, None),
+            RankState::Exited(exit) => (v1::WorkerState::Exited, Some(exit_status_to_proto(exit))),
+            RankState::Lost => (v1::WorkerState::Lost, None),
         };
         v1::WorkerPlacement {
             rank: rank as u32,
             node_name: node_name(view, slot.node),
             node_id: slot.node.to_string(),
             devices: device_set_to_proto(slot.devices),
-            state: text.to_owned(),
+            state: number(state),
             exit,
         }
     });
@@ -286,7 +297,7 @@ fn placement(view: &State, placement: &Placement, detail: Detail) -> v1::Placeme
         token: Some(fencing_token_to_proto(placement.token)),
         region: placement.region.to_string(),
         cluster: placement.cluster.to_string(),
-        placed_at_ms: placement.placed_at.0,
+        create_time: log_time(placement.placed_at),
         workers: if detail == Detail::Full { workers.collect() } else { Vec::new() },
         spares: Vec::new(),
     }
@@ -353,7 +364,7 @@ pub(crate) fn node_with(
         free_devices: if up { usable.devices.count().into() } else { 0 },
         free_cpu_milli: if up { usable.cpu_milli } else { 0 },
         free_memory_bytes: if up { usable.memory_bytes } else { 0 },
-        changed_at_ms: row.changed_at.0,
+        change_time: log_time(row.changed_at),
         changed_at_index: row.changed_index.0,
         job_ids: gangs.map(|job| job.to_string()).collect(),
         restriction: restriction.map(restriction_message),

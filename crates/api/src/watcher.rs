@@ -8,7 +8,9 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use muster_engine::{Change, Engine, Event, Subscription, WatchPosition};
 use muster_state::{NodeRow, State};
-use muster_types::{ClusterId, JobId, JobMetadata, JobSpec, Name, NodeSpec, Refusal, RefusalCode, Violation};
+use muster_types::{
+    ClusterId, JobId, JobMetadata, JobSpec, LogIndex, Name, NodeSpec, Refusal, RefusalCode, Violation,
+};
 use muster_wire::convert::job_id;
 use muster_wire::shared::{Part, Shared, encoded_len};
 use muster_wire::status::{METADATA_RESUME_TOKEN, to_status};
@@ -120,25 +122,35 @@ pub(crate) struct JobTopic {
     jobs: BTreeSet<JobId>,
     /// Empty for all.
     tenant: String,
+    /// Empty for all.
+    name_prefix: String,
     /// By labels and creator.
     metadata: MetadataFilter,
     /// Whose jobs it shows whole.
     sight: Sight,
+    detail: Detail,
 }
 
 impl JobTopic {
     pub(crate) fn new(
         ids: &[String],
-        tenant: String,
+        (tenant, name_prefix): (String, String),
         metadata: MetadataFilter,
-        sight: Sight,
+        (detail, sight): (Detail, Sight),
     ) -> Result<JobTopic, Status> {
-        Ok(JobTopic { jobs: job_ids(ids)?, tenant, metadata, sight })
+        Ok(JobTopic { jobs: job_ids(ids)?, tenant, name_prefix, metadata, sight, detail })
+    }
+
+    /// A token of a watch with this filter that goes on behind `at`.
+    pub(crate) fn resume_behind(&self, view: &State, at: LogIndex) -> Result<String, Status> {
+        let generation = view.cluster().map_or(0, |c| c.generation);
+        Ok(ResumeToken::behind(generation, at).encode(cluster(view)?, self.filter()))
     }
 
     fn covers(&self, id: JobId, spec: &JobSpec, metadata: Option<&Arc<JobMetadata>>) -> bool {
         (self.jobs.is_empty() || self.jobs.contains(&id))
             && (self.tenant.is_empty() || *spec.tenant == *self.tenant)
+            && spec.name.starts_with(&self.name_prefix)
             && self.metadata.passes(metadata)
     }
 }
@@ -151,14 +163,15 @@ impl Topic for JobTopic {
         let names: Vec<String> = self.jobs.iter().map(JobId::to_string).collect();
         let metadata = self.metadata.parts();
         let metadata = metadata.iter().map(String::as_str);
-        filter_digest(names.iter().map(String::as_str).chain(["|", &self.tenant]).chain(metadata))
+        let names = names.iter().map(String::as_str);
+        filter_digest(names.chain(["|", &self.tenant, &self.name_prefix]).chain(metadata))
     }
 
     fn present<'a>(&'a self, present: &'a State) -> Box<dyn Iterator<Item = Option<v1::Job>> + Send + 'a> {
         let job = |id: JobId| {
             let (row, spec) = (present.job(id)?, present.spec(id)?);
             let covered = self.covers(id, spec, present.metadata(id));
-            covered.then(|| render::job(present, id, row, spec, (Detail::Full, self.sight)))
+            covered.then(|| render::job(present, id, row, spec, (self.detail, self.sight)))
         };
         if self.jobs.is_empty() {
             Box::new(present.jobs().iter().map(move |(id, _)| job(*id)))
@@ -179,7 +192,8 @@ impl Topic for JobTopic {
         match change {
             // Names of nodes never change, and a view of now knows every node of the change.
             Change::Job { id, row, spec, .. } => {
-                Some(Body::Changed(render::job(&engine.view(), *id, row, spec, (Detail::Full, self.sight))))
+                let shown = (self.detail, self.sight);
+                Some(Body::Changed(render::job(&engine.view(), *id, row, spec, shown)))
             }
             Change::JobForgotten(id) => Some(Body::Forgotten(id.to_string())),
             Change::Node { .. } | Change::NodeForgotten { .. } | Change::Queues(_) => None,
@@ -199,8 +213,14 @@ impl Topic for JobTopic {
 
     fn rendered<'a>(&self, watches: &'a Watches, view: &State, change: &Change) -> &'a Rendered {
         match change {
-            Change::Job { spec, .. } if !self.sight.sees(view, &spec.tenant) => &watches.redacted_jobs,
-            _ => &watches.jobs,
+            Change::Job { spec, .. } if !self.sight.sees(view, &spec.tenant) => match self.detail {
+                Detail::Full => &watches.redacted_jobs,
+                Detail::Basic => &watches.redacted_basic_jobs,
+            },
+            _ => match self.detail {
+                Detail::Full => &watches.jobs,
+                Detail::Basic => &watches.basic_jobs,
+            },
         }
     }
 }
@@ -380,6 +400,9 @@ pub(crate) struct Watches {
     jobs: Arc<Rendered>,
     /// As those see them who are not of the job's tenant.
     redacted_jobs: Arc<Rendered>,
+    /// The same in the basic view.
+    basic_jobs: Arc<Rendered>,
+    redacted_basic_jobs: Arc<Rendered>,
     nodes: Arc<Rendered>,
     queues: Arc<Rendered>,
 }
@@ -391,6 +414,8 @@ impl Watches {
             places,
             jobs: Arc::default(),
             redacted_jobs: Arc::default(),
+            basic_jobs: Arc::default(),
+            redacted_basic_jobs: Arc::default(),
             nodes: Arc::default(),
             queues: Arc::default(),
         }

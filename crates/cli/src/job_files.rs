@@ -4,9 +4,10 @@ use std::io::Read as _;
 use std::path::Path;
 use std::time::SystemTime;
 
-use muster_client::CallError;
+use muster_client::{CallError, Client};
 use muster_console::Failure;
 use muster_manifest::{FILE_BYTES_MAX, Manifest, Overrides, Problem};
+use muster_transport::{Role, Security};
 
 /// A server's refusal in the words of the file. `only` is the document it is about, when it is one.
 pub fn refused(error: CallError, file: &str, manifests: &[Manifest], only: Option<usize>) -> Failure {
@@ -94,4 +95,13 @@ pub fn read(file: &str) -> Result<Vec<u8>, Failure> {
         opened.take(limit).read_to_end(&mut bytes).map_err(failed)?;
     }
     Ok(bytes)
+}
+
+/// A job that names no tenant is of the one that the user's certificate acts for.
+pub fn name_own_tenant(client: &Client, manifests: &mut [Manifest]) {
+    let Security::Tls(tls) = client.endpoints().security() else { return };
+    let Role::TenantClient { tenant, .. } = tls.name().role else { return };
+    for manifest in manifests.iter_mut().filter(|manifest| manifest.message.tenant.is_empty()) {
+        manifest.message.tenant = tenant.to_string();
+    }
 }

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use muster_client::{Client, Read};
-use muster_console::{Console, Failure, Format, Global, time};
+use muster_console::{Console, Failure, Format, Global};
 use muster_manifest::quantity;
 use muster_manifest::quantity::show_about;
+use muster_wire::time::span_ms;
 use muster_wire::v1;
 
 const HEADING: &str = "Freshness";
@@ -103,12 +104,12 @@ impl ReadArgs {
 
 fn age(freshness: &v1::Freshness, is_past: bool) -> Option<String> {
     let index = freshness.log_index;
-    let at = time(freshness.log_time_ms).map(|time| format!(" ({time})")).unwrap_or_default();
+    let at = muster_console::moment(freshness.log_time).map(|time| format!(" ({time})")).unwrap_or_default();
     if is_past {
         return Some(format!("as it was at log index {index}{at}"));
     }
     let replica = freshness.replica_id;
-    match freshness.staleness_ms {
+    match span_ms(freshness.staleness) {
         Some(..=STALE_MS) => None,
         Some(ms) => {
             Some(format!("as of log index {index}{at}: replica {replica} may be {} behind", show_about(ms)))
@@ -121,6 +122,8 @@ fn age(freshness: &v1::Freshness, is_past: bool) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use muster_wire::time::{duration, timestamp};
+
     use super::*;
 
     #[test]
@@ -136,11 +139,11 @@ mod tests {
 
     #[test]
     fn only_what_is_unexpectedly_old_is_told() {
-        let freshness = |staleness_ms| v1::Freshness {
+        let freshness = |staleness_ms: Option<u64>| v1::Freshness {
             log_index: 41,
             replica_id: 2,
-            log_time_ms: 1_000,
-            staleness_ms,
+            log_time: Some(timestamp(1_000)),
+            staleness: staleness_ms.map(duration),
             ..Default::default()
         };
         assert_eq!(age(&freshness(Some(1_000)), false), None);

@@ -6,12 +6,12 @@ use std::time::Duration;
 use clap::Args;
 use muster_console::{Console, Exit, Failure, Global, local};
 use muster_manifest::{Manifest, ManifestError, Overrides};
-use muster_types::{RequestId, limits};
+use muster_types::{PriorityTier, RequestId, limits};
 use muster_wire::v1;
 use serde_json::{Value, json};
 
 use crate::job::attach::{self, Ranks};
-use crate::job_files::{self, located, now_ms};
+use crate::job_files::{self, located, name_own_tenant, now_ms};
 use crate::parallel::auto;
 use crate::submit::MetadataArgs;
 
@@ -26,7 +26,8 @@ Examples:
 The output of the workers comes to stdout and stderr as they write it; that of several with their ranks in
 front. Ctrl-C detaches and the job goes on; a second one within two seconds cancels it. The exit code is the
 job's: that of the worker that failed, 128 and the signal of one that was killed, and 6 when the job succeeded but its
-output could not be read to the end. The command has to be on the nodes; a script given with --file travels with
+output could not be read to the end. Workers read nothing from stdin: what is piped into this command does not reach
+them. The command has to be on the nodes; a script given with --file travels with
 the job. With a running `muster dev` the command starts in this directory.")]
 pub struct RunArgs {
     /// The command, after --; with --file the arguments of the script
@@ -38,12 +39,12 @@ pub struct RunArgs {
     /// Name of the job; else that of the program or file
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Who it is for
+    /// Who it is for; else the tenant of the certificate
     #[arg(long, value_name = "TENANT")]
     tenant: Option<String>,
     /// free, batch, standard, production or critical
-    #[arg(long, value_name = "TIER")]
-    tier: Option<String>,
+    #[arg(long, value_name = "TIER", value_parser = muster_manifest::tier)]
+    tier: Option<PriorityTier>,
     /// Regions it may run in; repeat it or separate several by commas
     #[arg(long, value_name = "REGION", value_delimiter = ',')]
     region: Vec<String>,
@@ -98,6 +99,7 @@ pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Ex
     let request_id = args.request_id.unwrap_or_else(|| RequestId(uuid::Uuid::new_v4().as_u128()));
     let client = global.client().await?;
     let mut manifests = [manifest];
+    name_own_tenant(&client, &mut manifests);
     auto::choose(&client, console, &what, &mut manifests).await?;
     let [manifest] = &manifests;
     let request = v1::SubmitJobRequest {
@@ -137,7 +139,7 @@ fn of_file(file: &str, args: &RunArgs) -> Result<Manifest, Failure> {
     let overrides = Overrides {
         name: args.name.clone(),
         tenant: args.tenant.clone(),
-        tier: args.tier.clone(),
+        tier: args.tier,
         regions: args.region.clone(),
         labels: args.metadata.label.clone(),
         annotations: args.metadata.annotation.clone(),
@@ -165,7 +167,7 @@ fn of_command(args: &RunArgs) -> Result<Manifest, Failure> {
         }
     }
     let mut spec: Vec<_> = [
-        text("tier", &args.tier),
+        text("tier", &args.tier.map(|tier| tier.to_string())),
         text("workers", &args.workers),
         text("accelerators", &args.accelerators),
         text("cpu", &args.cpu),

@@ -4,11 +4,11 @@ use clap::Args;
 use muster_client::Client;
 use muster_console::{Console, Document, Exit, Failure, Global, local};
 use muster_manifest::{Manifest, Overrides};
-use muster_types::RequestId;
+use muster_types::{PriorityTier, RequestId};
 use muster_wire::v1;
 
 use crate::job::follow::{self, Subject};
-use crate::job_files::{read_manifests_with, refused};
+use crate::job_files::{name_own_tenant, read_manifests_with, refused};
 use crate::parallel::auto;
 use crate::view::Submission;
 
@@ -38,12 +38,12 @@ pub struct SubmitArgs {
     /// Instead of the file's metadata.name
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Instead of the file's metadata.tenant
+    /// Instead of the file's metadata.tenant; without either, that of the certificate
     #[arg(long, value_name = "TENANT")]
     tenant: Option<String>,
     /// Instead of the file's tier: free, batch, standard, production or critical
-    #[arg(long, value_name = "TIER")]
-    tier: Option<String>,
+    #[arg(long, value_name = "TIER", value_parser = muster_manifest::tier)]
+    tier: Option<PriorityTier>,
     /// Instead of the file's regions; repeat it or separate several by commas
     #[arg(long, value_name = "REGION", value_delimiter = ',')]
     region: Vec<String>,
@@ -85,7 +85,7 @@ pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result
     let overrides = Overrides {
         name: args.name.clone(),
         tenant: args.tenant.clone(),
-        tier: args.tier.clone(),
+        tier: args.tier,
         regions: args.region.clone(),
         labels: args.metadata.label.clone(),
         annotations: args.metadata.annotation.clone(),
@@ -96,6 +96,7 @@ pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result
     }
     let request_id = args.request_id.unwrap_or_else(|| RequestId(uuid::Uuid::new_v4().as_u128()));
     let client = global.client().await?;
+    name_own_tenant(&client, &mut manifests);
     auto::choose(&client, console, &args.file, &mut manifests).await?;
     let submission = if args.validate_only {
         validate(&client, &args.file, &manifests).await?

@@ -26,13 +26,17 @@ def generate() -> None:
             return
         raise SystemExit(f"there is no protocol in {PROTOCOL}, and nothing generated in {TARGET}")
     shutil.copyfile(AGENT, SOURCE / "muster" / "_agent.py")
-    from grpc_tools import protoc  # type: ignore[import-untyped]
+    import grpc_tools  # type: ignore[import-untyped]
+    from grpc_tools import protoc
 
     TARGET.mkdir(parents=True, exist_ok=True)
     for old in TARGET.glob("*_pb2*"):
         old.unlink()
     outputs = ["python_out", "grpc_python_out", "mypy_out", "mypy_grpc_out"]
-    arguments = ["protoc", f"--proto_path={PROTOCOL}", *(f"--{name}={SOURCE}" for name in outputs)]
+    # `google/protobuf`: moments and spans.
+    common = Path(grpc_tools.__file__).parent / "_proto"
+    paths = [f"--proto_path={PROTOCOL}", f"--proto_path={common}"]
+    arguments = ["protoc", *paths, *(f"--{name}={SOURCE}" for name in outputs)]
     # The plug-ins of the same environment, whatever the path says.
     for plugin in ("protoc-gen-mypy", "protoc-gen-mypy_grpc"):
         path = Path(sys.executable).parent / plugin

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use muster_wire::time::{duration, timestamp};
 use muster_wire::v1;
 use muster_wire::v1::past_state::Moment;
 use muster_wire::v1::read_options::State;
@@ -37,7 +38,7 @@ impl Read {
     pub fn bounded(max_staleness: Duration) -> Read {
         let max_staleness_ms =
             u64::try_from(max_staleness.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
-        Read::with(State::Bounded(v1::BoundedState { max_staleness_ms }))
+        Read::with(State::Bounded(v1::BoundedState { max_staleness: Some(duration(max_staleness_ms)) }))
     }
 
     /// Everything that was committed before the replica was asked.
@@ -55,7 +56,7 @@ impl Read {
     /// The state as it was at a log time, in milliseconds since the Unix epoch, from 1.
     #[must_use]
     pub fn at_time_ms(time_ms: u64) -> Read {
-        Read::with(State::Past(v1::PastState { moment: Some(Moment::TimeMs(time_ms)) }))
+        Read::with(State::Past(v1::PastState { moment: Some(Moment::Time(timestamp(time_ms))) }))
     }
 
     /// The same, by a replica that has applied this position of the log at least.

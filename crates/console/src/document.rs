@@ -1,5 +1,7 @@
 //! What every document of `-o json` and `-o yaml` begins with: its schema, its kind, and where in the log it stands.
 
+use muster_manifest::quantity::show_duration;
+use muster_wire::time::{Duration, Timestamp, span_ms, unix_ms};
 use muster_wire::v1;
 use serde::Serialize;
 
@@ -48,7 +50,7 @@ struct Freshness {
     /// How old the answer may be: it holds everything that was committed this long before. Left out when that is not known,
     /// and of the past.
     #[serde(skip_serializing_if = "Option::is_none")]
-    staleness_ms: Option<u64>,
+    staleness: Option<String>,
     /// Log time of the last record it holds.
     #[serde(skip_serializing_if = "Option::is_none")]
     log_time: Option<String>,
@@ -65,8 +67,8 @@ impl From<Option<v1::Freshness>> for Position {
         let shown = |of: v1::Freshness| Freshness {
             replica: of.replica_id,
             leader: Some(of.leader_id).filter(|leader| *leader > 0),
-            staleness_ms: of.staleness_ms,
-            log_time: time(of.log_time_ms),
+            staleness: span(of.staleness),
+            log_time: moment(of.log_time),
         };
         Position { log_index: freshness.map(|of| of.log_index), freshness: freshness.map(shown) }
     }
@@ -79,8 +81,31 @@ pub struct Items<T> {
     pub items: Vec<T>,
 }
 
+/// A moment of an answer by RFC 3339; none when there is none.
+pub fn moment(at: Option<Timestamp>) -> Option<String> {
+    time(unix_ms(at)?)
+}
+
+/// A span of an answer as job files have it; none when there is none.
+pub fn span(span: Option<Duration>) -> Option<String> {
+    span_ms(span).map(show_duration)
+}
+
 /// RFC 3339; none for 0 ("has not happened") and for what no calendar can say.
 pub fn time(ms: u64) -> Option<String> {
     let ms = i64::try_from(ms).ok().filter(|ms| *ms > 0)?;
     jiff::Timestamp::from_millisecond(ms).ok().map(|time| time.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_calendar_times_or_nothing() {
+        assert_eq!(time(0), None);
+        assert_eq!(time(1_700_000_000_123).as_deref(), Some("2023-11-14T22:13:20.123Z"));
+        assert_eq!(time(u64::MAX), None);
+        assert_eq!(time(i64::MAX as u64), None);
+    }
 }

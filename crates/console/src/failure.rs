@@ -261,8 +261,14 @@ fn next_step(code: RefusalCode) -> &'static str {
         RefusalCode::DrillRunning => "wait until it is over, or end it with `muster drill stop`",
         RefusalCode::DrillOver => "find out who stopped it and why before you start another",
         RefusalCode::ProbeUnavailable => "leave that node out, or try again when its agent is back",
+        RefusalCode::WorkerNotStarted => {
+            "`muster job logs --follow` waits for it; `muster job explain ID` shows why the job waits"
+        }
+        RefusalCode::OutputNotFound => {
+            "only the current attempt and the one before have output; `muster job show ID` lists the attempts"
+        }
         RefusalCode::LogsUnavailable => {
-            "the worker's node cannot be reached or has dropped its output; `muster job show ID` shows where it ran"
+            "try again when the worker's node is back; `muster node list` shows which nodes are up"
         }
     }
 }

@@ -11,6 +11,6 @@ pub mod local;
 mod options;
 
 pub use console::{Console, Format, Grid, one_line};
-pub use document::{Document, Items, Position, SCHEMA, time};
+pub use document::{Document, Items, Position, SCHEMA, moment, span, time};
 pub use failure::{Exit, Failure};
 pub use options::{Global, timeout};

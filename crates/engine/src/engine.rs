@@ -4,7 +4,7 @@ use futures::FutureExt;
 use muster_consensus::{Consensus, Environment, Leader, LeadershipView, Space, TokioEnv};
 use muster_decider::{Answer, Command, Founding};
 use muster_journal::RankUpdate;
-use muster_state::{NodeStatus, Phase, State};
+use muster_state::{JobRow, NodeStatus, Phase, State};
 use muster_types::{
     AdmissionMode, ExitStatus, FencingToken, JobId, JobSpec, LogIndex, Name, NodeId, Refusal, RefusalCode,
     ReplicaId, Submission, Violation,
@@ -449,8 +449,7 @@ impl Engine {
         let view = self.view();
         let row = view
             .job(job)
-            .ok_or_else(|| Refusal::new(RefusalCode::JobNotFound, format!("there is no job {job}")))?;
-        let gone = |text: String| Refusal::new(RefusalCode::LogsUnavailable, text);
+            .ok_or_else(|| Refusal::new(RefusalCode::JobNotFound, format!("there is no job {job}")).with("job_id", job))?;
         let placement = match attempt {
             Attempt::Current => row.placement.as_ref(),
             Attempt::Previous => row.previous.as_ref(),
@@ -459,7 +458,7 @@ impl Engine {
                 .flatten()
                 .find(|placement| placement.token == token),
         };
-        let placement = placement.ok_or_else(|| gone(not_placed(job, attempt, row.previous.is_some())))?;
+        let placement = placement.ok_or_else(|| not_placed(row, job, rank, attempt))?;
         let slot = placement.slots.get(rank as usize).ok_or_else(|| {
             let last = placement.slots.len().saturating_sub(1);
             let text = format!("{job} has no rank {rank}; its ranks are 0 to {last}");
@@ -508,9 +507,13 @@ impl<G: Environment> Engine<G> {
             let is_up = row.is_some_and(|row| row.status == NodeStatus::Up);
             let waited = !is_up || G::within(clock::until::<G>(deadline), opened.changed()).await.is_err();
             if waited {
-                let name = row.map_or_else(|| node.to_string(), |row| row.spec.name.to_string());
+                let Some(row) = row else {
+                    let text = format!("the output was on {node}, which has been forgotten");
+                    return Err(Refusal::new(RefusalCode::OutputNotFound, text));
+                };
+                let name = &row.spec.name;
                 let text = format!("the output is on {name}, which has no session at present");
-                return Err(Refusal::new(RefusalCode::LogsUnavailable, text));
+                return Err(Refusal::new(RefusalCode::LogsUnavailable, text).with("node", name));
             }
         }
     }
@@ -536,15 +539,26 @@ fn retention_cut(view: &State) -> Option<String> {
 }
 
 /// Why there is no output to read.
-fn not_placed(job: JobId, attempt: Attempt, has_previous: bool) -> String {
-    match attempt {
-        Attempt::Current if has_previous => {
-            format!("{job} waits for its next attempt; the one before has output (--previous)")
+/// Why an attempt has no output: it has not come so far, or it is not known any more.
+fn not_placed(row: &JobRow, job: JobId, rank: u32, attempt: Attempt) -> Refusal {
+    let waits = !matches!(row.phase, Phase::Finished(_));
+    let (code, text) = match attempt {
+        Attempt::Current if waits && row.previous.is_some() => (
+            RefusalCode::WorkerNotStarted,
+            format!("{job} waits for its next attempt; the one before has output (--previous)"),
+        ),
+        Attempt::Current if waits => {
+            (RefusalCode::WorkerNotStarted, format!("{job} has not been placed so far"))
         }
-        Attempt::Current => format!("{job} has not been placed so far"),
-        Attempt::Previous => format!("{job} has had no attempt before the current one"),
-        Attempt::Token(token) => format!("{job} has had newer attempts since that of token {token}"),
-    }
+        Attempt::Current => (RefusalCode::OutputNotFound, format!("{job} ended before it was placed")),
+        Attempt::Previous => {
+            (RefusalCode::OutputNotFound, format!("{job} has had no attempt before the current one"))
+        }
+        Attempt::Token(token) => {
+            (RefusalCode::OutputNotFound, format!("{job} has had newer attempts since that of token {token}"))
+        }
+    };
+    Refusal::new(code, text).with("job_id", job).with("rank", rank)
 }
 
 /// About what a waiting command takes in memory, in KiB.

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use muster_client::{AttemptError, CallError, Client, Endpoints, Options, Read};
 use muster_drill::history::{Call, Consistency, Operation, Outcome, Query, Seen};
 use muster_types::{JobId, RefusalCode, RequestId};
+use muster_wire::time::{span_ms, timestamp};
 use muster_wire::v1;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
@@ -101,9 +102,9 @@ impl Shared {
         v1::JobSpec {
             name: self.load.name.clone(),
             tenant: self.load.tenant.clone(),
-            tier: "free".to_owned(),
+            tier: v1::Tier::Free.into(),
             groups: vec![group],
-            not_before_ms,
+            not_before: Some(timestamp(not_before_ms)),
             ..Default::default()
         }
     }
@@ -177,7 +178,7 @@ async fn read(shared: Arc<Shared>, client: Client, reader: u32, replica: u64, co
         Ok(status) => match u64::from_str_radix(&status.state_digest, 16) {
             Ok(digest) => Outcome::Answered {
                 log_index: log_index(status.freshness),
-                staleness_ms: status.freshness.and_then(|fresh| fresh.staleness_ms),
+                staleness_ms: status.freshness.and_then(|fresh| span_ms(fresh.staleness)),
                 seen: Seen::Status {
                     digest,
                     pending: status.jobs_pending,

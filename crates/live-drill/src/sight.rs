@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use muster_client::{AttemptError, CallError, Client, Options, Read, ReplicaDrills};
 use muster_types::RefusalCode;
+use muster_wire::time::span_ms;
 use muster_wire::{admin, v1};
 
 /// Replicas that are asked at most; a cluster has three or five.
@@ -105,7 +106,7 @@ fn ailing(seen: &v1::Replica) -> Option<String> {
     if health.space() != v1::StorageSpace::Enough {
         return Some("its disk has little room left".to_owned());
     }
-    health.stalled_ms.map(|ms| format!("its disk has been flushing for {ms} ms"))
+    span_ms(health.flush_stall).map(|ms| format!("its disk has been flushing for {ms} ms"))
 }
 
 /// Replicas, warnings and drills. Asks every replica itself, at the same time.
@@ -157,7 +158,7 @@ fn state_of(status: &v1::GetStatusResponse) -> Option<(u64, String)> {
 
 /// Puts together what the replicas said; the leader knows most.
 fn take_answers(sight: &mut Sight, mut answers: Vec<v1::GetStatusResponse>) {
-    answers.sort_by_key(|answer| answer.role != "leader");
+    answers.sort_by_key(|answer| answer.role() != v1::ReplicaRole::Leader);
     let named = answers.iter().filter_map(|answer| Some(answer.freshness?.leader_id)).filter(|id| *id > 0);
     let mut votes = std::collections::BTreeMap::new();
     for id in named {
@@ -168,7 +169,7 @@ fn take_answers(sight: &mut Sight, mut answers: Vec<v1::GetStatusResponse>) {
     sight.leader = most.filter(|(_, count)| *count * 2 > voters).map(|(id, _)| id);
     for answer in answers {
         sight.log_index = sight.log_index.max(answer.freshness.map_or(0, |f| f.log_index));
-        let by_leader = answer.role == "leader";
+        let by_leader = answer.role() == v1::ReplicaRole::Leader;
         for seen in answer.replicas.iter().filter(|_| by_leader) {
             if let Some(replica) = sight.replicas.iter_mut().find(|replica| replica.id == seen.id) {
                 replica.ailing = ailing(seen);
@@ -231,9 +232,9 @@ async fn gangs(client: &Client) -> Result<Vec<Gang>, CallError> {
     loop {
         let page = client.list_jobs(request.clone()).await?;
         gangs.extend(page.jobs.into_iter().map(|job| {
-            let saved = job.checkpointed_at_ms.max(job.recovery.map_or(0, |recovery| recovery.saved_at_ms));
+            let saved = job.checkpoint_time.or(job.recovery.and_then(|recovery| recovery.checkpoint_time));
             let region = job.placement.map(|placement| placement.region).unwrap_or_default();
-            Gang { region, accelerators: job.device_count, is_saved: saved > 0 }
+            Gang { region, accelerators: job.device_count, is_saved: saved.is_some() }
         }));
         if page.next_page_token.is_empty() {
             return Ok(gangs);

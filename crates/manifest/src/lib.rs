@@ -23,7 +23,8 @@ pub mod suggest;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use muster_types::Violation;
+use muster_types::{PriorityTier, Violation};
+use muster_wire::closed::{number_or_zero, words};
 use muster_wire::{convert, v1};
 
 pub use parallel::{ModelSource, Parallel};
@@ -137,13 +138,18 @@ pub struct Overrides {
     /// The tenant it belongs to.
     pub tenant: Option<String>,
     /// Its priority tier.
-    pub tier: Option<String>,
+    pub tier: Option<PriorityTier>,
     /// Empty for the file's.
     pub regions: Vec<String>,
     /// In addition to the file's, or in their place where the key is the same.
     pub labels: Vec<(String, String)>,
     /// Likewise.
     pub annotations: Vec<(String, String)>,
+}
+
+/// The tier that an option names.
+pub fn tier(text: &str) -> Result<PriorityTier, String> {
+    PriorityTier::parse(text).ok_or_else(|| format!("must be one of {}", words::<PriorityTier>()))
 }
 
 /// Reads a job file. `now_ms` is what times like `+2h` count from, since the Unix epoch.
@@ -189,11 +195,10 @@ impl Manifest {
     /// Lets the command line have the last word.
     pub fn apply(&mut self, overrides: &Overrides) {
         let Overrides { name, tenant, tier, regions, labels, annotations } = overrides;
-        let fields = [
-            (&mut self.message.name, name),
-            (&mut self.message.tenant, tenant),
-            (&mut self.message.tier, tier),
-        ];
+        if tier.is_some() {
+            self.message.tier = number_or_zero(*tier);
+        }
+        let fields = [(&mut self.message.name, name), (&mut self.message.tenant, tenant)];
         for (field, value) in fields {
             if let Some(value) = value {
                 field.clone_from(value);
@@ -238,19 +243,18 @@ impl Manifest {
     }
 
     fn path_in_file(&self, path: &str) -> String {
-        const RENAMED: [(&str, &str); 15] = [
+        const RENAMED: [(&str, &str); 14] = [
             ("name", "metadata.name"),
             ("tenant", "metadata.tenant"),
-            ("run_time_limit_ms", "spec.runTimeLimit"),
-            ("stop_grace_ms", "spec.stopGrace"),
+            ("run_time_limit", "spec.runTimeLimit"),
+            ("stop_grace", "spec.stopGrace"),
             ("failure_retries_max", "spec.failureRetries"),
             ("checkpoint_directory", "spec.checkpointDirectory"),
             ("working_directory", "spec.workingDirectory"),
             ("array_size", "spec.array"),
             ("array", "spec.array"),
-            ("not_before_ms", "spec.notBefore"),
-            ("deadline_ms", "spec.deadline"),
-            ("expected_run_ms", "spec.expectedRun"),
+            ("not_before", "spec.notBefore"),
+            ("expected_run", "spec.expectedRun"),
             ("topology.segment_workers", "spec.topology.segmentWorkers"),
             ("topology.spread.workers_max", "spec.topology.spread.max"),
             ("dependencies", "spec.after"),

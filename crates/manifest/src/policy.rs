@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use muster_types::Violation;
+use muster_types::{PriorityTier, Violation, policy};
 use muster_wire::v1::window::Purpose;
 use muster_wire::{convert, v1};
 use serde::Deserialize;
@@ -42,7 +42,7 @@ struct Document {
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct Metadata {
     version: Option<Text>,
-    set_at: Option<Text>,
+    set_time: Option<Text>,
 }
 
 #[derive(Default, Deserialize)]
@@ -133,8 +133,8 @@ struct Preemption {
     defragment: Option<Text>,
     defragment_wait: Option<Text>,
     backoff: Option<Text>,
-    stopping_deadline: Option<Text>,
-    starting_deadline: Option<Text>,
+    stopping_timeout: Option<Text>,
+    starting_timeout: Option<Text>,
 }
 
 #[derive(Default, Deserialize)]
@@ -176,8 +176,8 @@ struct Transfer {
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct Window {
     name: Option<Text>,
-    from: Option<Text>,
-    until: Option<Text>,
+    start_time: Option<Text>,
+    end_time: Option<Text>,
     scope: Option<Scope>,
     maintenance: Option<Text>,
     reserved_for: Option<Text>,
@@ -218,7 +218,7 @@ impl Reader<'_> {
         let metadata = document.metadata.unwrap_or_default();
         let version = self.value("metadata.version", metadata.version, quantity::index);
         // Only shown, never set.
-        let _ = self.text("metadata.setAt", metadata.set_at);
+        let _ = self.text("metadata.setTime", metadata.set_time);
         let Some(spec) = document.spec else {
             self.problem(None, "spec", "must be given; {} is a policy of nothing but defaults");
             return (v1::Policy::default(), version);
@@ -257,9 +257,17 @@ impl Reader<'_> {
             spare_hosts_per_rack,
             windows: self.each("spec.windows", spec.windows, Self::window),
             isolation: spec.isolation.map(|isolation| v1::IsolationPolicy {
-                require: self.list("spec.isolation.require", isolation.require.unwrap_or_default()),
+                require: self.isolation(isolation.require.unwrap_or_default()),
             }),
         }
+    }
+
+    fn isolation(&mut self, words: Vec<Text>) -> Vec<i32> {
+        let read = |(index, text)| {
+            let field = format!("spec.isolation.require[{index}]");
+            self.closed::<policy::Guarantee>(&field, Some(text))
+        };
+        words.into_iter().enumerate().map(read).collect()
     }
 
     /// The items of a list, each read with its path.
@@ -295,8 +303,9 @@ impl Reader<'_> {
 
     fn rights(&mut self, at: &str, rights: Rights) -> v1::TenantRights {
         v1::TenantRights {
-            tier_max: self.text(&format!("{at}.tierMax"), rights.tier_max),
-            non_preemptible: self.text(&format!("{at}.nonPreemptible"), rights.non_preemptible),
+            tier_max: self.closed::<PriorityTier>(&format!("{at}.tierMax"), rights.tier_max),
+            non_preemptible: self
+                .closed::<policy::NonPreemptible>(&format!("{at}.nonPreemptible"), rights.non_preemptible),
             deadlines: self.value(&format!("{at}.deadlines"), rights.deadlines, quantity::flag),
         }
     }
@@ -339,13 +348,9 @@ impl Reader<'_> {
 
     fn order(&mut self, order: Order) -> v1::OrderPolicy {
         v1::OrderPolicy {
-            order: self.text("spec.order.by", order.by),
+            order: self.closed::<policy::Order>("spec.order.by", order.by),
             fair_share: self.value("spec.order.fairShare", order.fair_share, quantity::flag),
-            usage_half_life_ms: self.value(
-                "spec.order.usageHalfLife",
-                order.usage_half_life,
-                quantity::duration_ms,
-            ),
+            usage_half_life: self.span("spec.order.usageHalfLife", order.usage_half_life),
             ageing_milli: self.value("spec.order.ageing", order.ageing, quantity::milli_small),
         }
     }
@@ -355,7 +360,7 @@ impl Reader<'_> {
         v1::BackfillPolicy {
             reservations_max: self.value(&path("reservations"), given.reservations, quantity::count),
             depth_max: self.value(&path("depth"), given.depth, quantity::count),
-            reserve_after_ms: self.value(&path("reserveAfter"), given.reserve_after, quantity::duration_ms),
+            reserve_after: self.span(&path("reserveAfter"), given.reserve_after),
             reserve_after_runs_milli: self.value(
                 &path("reserveAfterRuns"),
                 given.reserve_after_runs,
@@ -370,25 +375,13 @@ impl Reader<'_> {
         v1::PreemptionPolicy {
             enabled: self.value(&path("enabled"), given.enabled, quantity::flag),
             reclaim_borrowed: self.value(&path("reclaimBorrowed"), given.reclaim_borrowed, quantity::flag),
-            minimum_run_ms: self.value(&path("minimumRun"), given.minimum_run, quantity::duration_ms),
+            minimum_run: self.span(&path("minimumRun"), given.minimum_run),
             victims_max: self.value(&path("victims"), given.victims, quantity::count),
             defragment: self.value(&path("defragment"), given.defragment, quantity::flag),
-            defragment_wait_ms: self.value(
-                &path("defragmentWait"),
-                given.defragment_wait,
-                quantity::duration_ms,
-            ),
-            backoff_ms: self.value(&path("backoff"), given.backoff, quantity::duration_ms),
-            stopping_deadline_ms: self.value(
-                &path("stoppingDeadline"),
-                given.stopping_deadline,
-                quantity::duration_ms,
-            ),
-            starting_deadline_ms: self.value(
-                &path("startingDeadline"),
-                given.starting_deadline,
-                quantity::duration_ms,
-            ),
+            defragment_wait: self.span(&path("defragmentWait"), given.defragment_wait),
+            backoff: self.span(&path("backoff"), given.backoff),
+            stopping_timeout: self.span(&path("stoppingTimeout"), given.stopping_timeout),
+            starting_timeout: self.span(&path("startingTimeout"), given.starting_timeout),
         }
     }
 
@@ -455,8 +448,8 @@ impl Reader<'_> {
         };
         v1::Window {
             name,
-            from_ms: self.time(&path("from"), window.from),
-            until_ms: self.time(&path("until"), window.until),
+            start_time: self.time(&path("startTime"), window.start_time),
+            end_time: self.time(&path("endTime"), window.end_time),
             scope: Some(scope),
             purpose,
         }
@@ -504,35 +497,33 @@ impl PolicyFile {
 fn in_file(path: &str) -> (String, &'static str) {
     const THOUSANDTHS: &str = " (in thousandths)";
     const MILLIONTHS: &str = " (in millionths of a dollar)";
-    const MILLISECONDS: &str = " (in milliseconds)";
-    const RENAMED: [(&str, &str, &str); 28] = [
+    const RENAMED: [(&str, &str, &str); 27] = [
         ("weight_milli", "weight", THOUSANDTHS),
         ("nominal_milli", "nominal", THOUSANDTHS),
         ("borrowing_limit_milli", "borrowingLimit", THOUSANDTHS),
         ("lending_limit_milli", "lendingLimit", THOUSANDTHS),
         ("order", "by", ""),
         ("fair_share", "fairShare", ""),
-        ("usage_half_life_ms", "usageHalfLife", MILLISECONDS),
+        ("usage_half_life", "usageHalfLife", ""),
         ("ageing_milli", "ageing", THOUSANDTHS),
         ("reservations_max", "reservations", ""),
         ("depth_max", "depth", ""),
-        ("reserve_after_ms", "reserveAfter", MILLISECONDS),
+        ("reserve_after", "reserveAfter", ""),
         ("reserve_after_runs_milli", "reserveAfterRuns", THOUSANDTHS),
         ("reclaim_borrowed", "reclaimBorrowed", ""),
-        ("minimum_run_ms", "minimumRun", MILLISECONDS),
+        ("minimum_run", "minimumRun", ""),
         ("victims_max", "victims", ""),
-        ("defragment_wait_ms", "defragmentWait", MILLISECONDS),
-        ("backoff_ms", "backoff", MILLISECONDS),
-        ("stopping_deadline_ms", "stoppingDeadline", MILLISECONDS),
-        ("starting_deadline_ms", "startingDeadline", MILLISECONDS),
+        ("defragment_wait", "defragmentWait", ""),
+        ("stopping_timeout", "stoppingTimeout", ""),
+        ("starting_timeout", "startingTimeout", ""),
         ("end_overrunners", "endOverrunners", ""),
         ("tier_max", "tierMax", ""),
         ("non_preemptible", "nonPreemptible", ""),
         ("micro_dollars_per_device_hour", "perDeviceHour", MILLIONTHS),
         ("micro_dollars_per_gib", "perGib", MILLIONTHS),
         ("bytes_per_second", "bytesPerSecond", ""),
-        ("from_ms", "from", ""),
-        ("until_ms", "until", ""),
+        ("start_time", "startTime", ""),
+        ("end_time", "endTime", ""),
         ("reserved_for_tenant", "reservedFor", ""),
     ];
     let Some(rest) = path.strip_prefix("policy") else { return (path.to_owned(), "") };

@@ -6,6 +6,7 @@
 use std::fmt;
 
 use muster_types::Span;
+use muster_wire::time::{MOMENT_MS_MAX, SPAN_MS_MAX};
 use muster_wire::v1::accelerator_request::Amount;
 
 /// Why a quantity was refused; reads on behind the name of the field.
@@ -51,7 +52,10 @@ pub fn duration_ms(text: &str) -> Result<u64, QuantityError> {
         units = &units[place + 1..];
         rest = after;
     }
-    if text.is_empty() || text.len() > TEXT_BYTES_MAX { Err(error()) } else { Ok(total) }
+    if text.is_empty() || text.len() > TEXT_BYTES_MAX || total > SPAN_MS_MAX {
+        return Err(error());
+    }
+    Ok(total)
 }
 
 /// Milli-CPUs: `2`, `0.5` or `500m`.
@@ -151,11 +155,10 @@ pub fn time_ms(text: &str, now_ms: u64) -> Result<u64, QuantityError> {
     }
     if let Some(duration) = text.strip_prefix('+') {
         let ms = duration_ms(duration).map_err(|_| error())?;
-        return now_ms.checked_add(ms).ok_or_else(error);
+        return now_ms.checked_add(ms).filter(|ms| *ms <= MOMENT_MS_MAX).ok_or_else(error);
     }
     let time: jiff::Timestamp = text.parse().map_err(|_| error())?;
-    // The epoch itself stands for "no such time" in the messages.
-    u64::try_from(time.as_millisecond()).ok().filter(|ms| *ms > 0).ok_or_else(error)
+    u64::try_from(time.as_millisecond()).ok().filter(|ms| (1..=MOMENT_MS_MAX).contains(ms)).ok_or_else(error)
 }
 
 /// A duration as [`duration_ms`] reads it.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use muster_types::{DependencyRule, Level, PriorityTier};
 use muster_wire::v1;
 use serde_saphyr::{Location, Spanned};
 
@@ -93,16 +94,15 @@ impl Reader<'_> {
             tenant: self.text("metadata.tenant", metadata.tenant),
             labels: self.texts("metadata.labels", metadata.labels.unwrap_or_default()),
             annotations: self.texts("metadata.annotations", metadata.annotations.unwrap_or_default()),
-            tier: self.text("spec.tier", spec.tier),
+            tier: self.closed::<PriorityTier>("spec.tier", spec.tier),
             groups,
             regions: self.list("spec.regions", regions),
-            run_time_limit_ms: self.above_zero(
+            run_time_limit: self.span_above_zero(
                 "spec.runTimeLimit",
                 spec.run_time_limit,
-                quantity::duration_ms,
                 "leave it out for no limit",
             ),
-            stop_grace_ms: self.value("spec.stopGrace", spec.stop_grace, quantity::duration_ms),
+            stop_grace: self.span("spec.stopGrace", spec.stop_grace),
             failure_retries_max: self
                 .value("spec.failureRetries", spec.failure_retries, quantity::count)
                 .unwrap_or_default(),
@@ -119,12 +119,11 @@ impl Reader<'_> {
             tolerations: self.list("spec.tolerations", spec.tolerations.unwrap_or_default()),
             preemptible: self.value("spec.preemptible", spec.preemptible, quantity::flag),
             dependencies: self.dependencies("spec.after", spec.after.unwrap_or_default()),
-            not_before_ms: self.time("spec.notBefore", spec.not_before),
-            deadline_ms: self.time("spec.deadline", spec.deadline),
-            expected_run_ms: self.above_zero(
+            not_before: self.time("spec.notBefore", spec.not_before),
+            deadline: self.time("spec.deadline", spec.deadline),
+            expected_run: self.span_above_zero(
                 "spec.expectedRun",
                 spec.expected_run,
-                quantity::duration_ms,
                 "leave it out for what was learned",
             ),
             datasets: self.list("spec.datasets", spec.datasets.unwrap_or_default()),
@@ -306,13 +305,13 @@ impl Reader<'_> {
             self.place(&path("spread"), spread.referenced);
             let advice = "it is how many workers a domain may have";
             v1::Spread {
-                level: self.text(&path("spread.level"), spread.value.level),
+                level: self.closed::<Level>(&path("spread.level"), spread.value.level),
                 workers_max: self.above_zero(&path("spread.max"), spread.value.max, quantity::count, advice),
             }
         });
         v1::TopologyRule {
-            required: self.text(&path("required"), given.required),
-            preferred: self.text(&path("preferred"), given.preferred),
+            required: self.closed::<Level>(&path("required"), given.required),
+            preferred: self.closed::<Level>(&path("preferred"), given.preferred),
             balanced: self.value(&path("balanced"), given.balanced, quantity::flag).unwrap_or_default(),
             segment_workers: self.above_zero(
                 &path("segmentWorkers"),
@@ -345,10 +344,10 @@ impl Reader<'_> {
             let field = format!("{at}[{index}]");
             self.place(&field, after.referenced);
             dependencies.push(match after.value {
-                After::Short(job_id) => v1::Dependency { job_id, rule: String::new() },
+                After::Short(job_id) => v1::Dependency { job_id, rule: 0 },
                 After::Long(AfterFields { job, when }) => v1::Dependency {
                     job_id: self.text(&format!("{field}.job"), job),
-                    rule: self.text(&format!("{field}.when"), when),
+                    rule: self.closed::<DependencyRule>(&format!("{field}.when"), when),
                 },
             });
         }

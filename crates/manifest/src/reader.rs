@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use muster_wire::closed::{ClosedSet, number_or_zero, of_word, words};
+use muster_wire::time::{Duration, Timestamp, duration, timestamp};
 use serde_saphyr::{Error, Location};
 
 use super::quantity::{self, QuantityError};
@@ -50,10 +52,33 @@ pub struct Reader<'a> {
 
 /// Scalars and lists, of jobs and policies.
 impl Reader<'_> {
-    /// A moment, as milliseconds since the Unix epoch; 0 when none is given.
-    pub fn time(&mut self, field: &str, text: Option<Text>) -> u64 {
+    /// The number of a word of a closed set; zero when none is given.
+    pub fn closed<T: ClosedSet>(&mut self, field: &str, text: Option<Text>) -> i32 {
+        let place = text.as_ref().map(|text| text.referenced);
+        let text = self.text(field, text);
+        let value = of_word::<T>(&text);
+        if value.is_none() && !text.is_empty() {
+            let short: String = text.chars().take(80).collect();
+            self.problem(place, field, format!("must be one of {}, got {short:?}", words::<T>()));
+        }
+        number_or_zero(value)
+    }
+
+    /// A moment; none when none is given.
+    pub fn time(&mut self, field: &str, text: Option<Text>) -> Option<Timestamp> {
         let now_ms = self.now_ms;
-        self.value(field, text, |text| quantity::time_ms(text, now_ms)).unwrap_or_default()
+        self.value(field, text, |text| quantity::time_ms(text, now_ms)).map(timestamp)
+    }
+
+    /// A span; none when none is given.
+    pub fn span(&mut self, field: &str, text: Option<Text>) -> Option<Duration> {
+        self.value(field, text, quantity::duration_ms).map(duration)
+    }
+
+    /// A span that may be left out and not be zero.
+    pub fn span_above_zero(&mut self, field: &str, text: Option<Text>, advice: &str) -> Option<Duration> {
+        let ms = self.above_zero(field, text, quantity::duration_ms, advice);
+        (ms > 0).then(|| duration(ms))
     }
 
     pub fn list(&mut self, field: &str, texts: Vec<Text>) -> Vec<String> {

@@ -1,5 +1,8 @@
 //! From messages back to job files: what is shown of a job can be submitted again.
 
+use muster_types::{DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier};
+use muster_wire::closed::word;
+use muster_wire::time::{Duration, Timestamp, span_ms, unix_ms};
 use muster_wire::v1;
 use muster_wire::v1::accelerator_request::Amount;
 use serde::Serialize;
@@ -91,7 +94,7 @@ fn texts(texts: &std::collections::HashMap<String, String>) -> Value {
 
 fn described(spec: &v1::JobSpec) -> Fields {
     let mut shown = Fields::default();
-    shown.say("tier", spec.tier.as_str());
+    shown.say("tier", word::<PriorityTier>(spec.tier));
     shown.say("regions", spec.regions.clone());
     match spec.groups.as_slice() {
         [only] if only.name.is_empty() || only.name == ONLY_GROUP => {
@@ -99,8 +102,8 @@ fn described(spec: &v1::JobSpec) -> Fields {
         }
         groups => shown.0.push(("groups", Content::List(groups.iter().map(group).collect()))),
     }
-    shown.say("runTimeLimit", length(spec.run_time_limit_ms));
-    shown.say("stopGrace", spec.stop_grace_ms.map(show_duration));
+    shown.say("runTimeLimit", span(spec.run_time_limit));
+    shown.say("stopGrace", span(spec.stop_grace));
     shown.say("failureRetries", count(spec.failure_retries_max));
     shown.say("checkpointDirectory", spec.checkpoint_directory.as_str());
     shown.say("workingDirectory", spec.working_directory.as_str());
@@ -114,15 +117,15 @@ fn described(spec: &v1::JobSpec) -> Fields {
     let after = |dependency: &v1::Dependency| {
         let mut after = Fields::default();
         after.say("job", dependency.job_id.as_str());
-        after.say("when", dependency.rule.as_str());
+        after.say("when", word::<DependencyRule>(dependency.rule));
         after
     };
     if !spec.dependencies.is_empty() {
         shown.0.push(("after", Content::List(spec.dependencies.iter().map(after).collect())));
     }
-    shown.say("notBefore", moment(spec.not_before_ms));
-    shown.say("deadline", moment(spec.deadline_ms));
-    shown.say("expectedRun", length(spec.expected_run_ms));
+    shown.say("notBefore", moment(spec.not_before));
+    shown.say("deadline", moment(spec.deadline));
+    shown.say("expectedRun", span(spec.expected_run));
     shown.say("datasets", spec.datasets.clone());
     if let Some(contract) = &spec.contract {
         say_contract(contract, &mut shown);
@@ -131,22 +134,25 @@ fn described(spec: &v1::JobSpec) -> Fields {
 }
 
 fn say_contract(contract: &v1::JobContract, shown: &mut Fields) {
-    shown.say("launch", contract.launch.as_str());
+    shown.say("launch", word::<LaunchForm>(contract.launch));
     if let Some(rules) = &contract.retry {
         let mut retry = Fields::default();
-        let limits = rules.limits.iter().map(|(class, limit)| (class.clone(), json!(limit)));
+        let limits = rules
+            .limits
+            .iter()
+            .map(|limit| (word::<FailureClass>(limit.failure_class).to_owned(), json!(limit.retries)));
         retry.say("limits", limits.collect::<Value>());
-        retry.say("backoff", rules.backoff_ms.map(show_duration));
-        retry.say("backoffMax", rules.backoff_max_ms.map(show_duration));
-        retry.say("avoid", rules.avoid_ms.map(show_duration));
+        retry.say("backoff", span(rules.backoff));
+        retry.say("backoffMax", span(rules.backoff_max));
+        retry.say("avoid", span(rules.avoid));
         shown.say_fields("retry", retry);
     }
     if let Some(rules) = &contract.checkpoint {
         let mut checkpoint = Fields::default();
         checkpoint.say("place", rules.place.as_str());
-        checkpoint.say("step", length(rules.step_ms));
-        checkpoint.say("save", length(rules.save_ms));
-        checkpoint.say("interval", length(rules.interval_ms));
+        checkpoint.say("step", span(rules.step));
+        checkpoint.say("save", span(rules.save));
+        checkpoint.say("interval", span(rules.interval));
         shown.say_fields("checkpoint", checkpoint);
     }
     if let Some(rules) = &contract.notice {
@@ -156,18 +162,18 @@ fn say_contract(contract: &v1::JobContract, shown: &mut Fields) {
         shown.say_fields("notice", notice);
     }
     shown.say("spares", count(contract.spares));
-    shown.say("preflight", contract.preflight.as_str());
+    shown.say("preflight", word::<Preflight>(contract.preflight));
 }
 
 fn topology(rule: &v1::TopologyRule) -> Fields {
     let mut shown = Fields::default();
-    shown.say("required", rule.required.as_str());
-    shown.say("preferred", rule.preferred.as_str());
+    shown.say("required", word::<Level>(rule.required));
+    shown.say("preferred", word::<Level>(rule.preferred));
     shown.say("balanced", Some(true).filter(|_| rule.balanced));
     shown.say("segmentWorkers", count(rule.segment_workers));
     if let Some(spread) = &rule.spread {
         let mut limit = Fields::default();
-        limit.say("level", spread.level.as_str());
+        limit.say("level", word::<Level>(spread.level));
         limit.say("max", count(spread.workers_max));
         shown.say_fields("spread", limit);
     }
@@ -235,12 +241,11 @@ fn count(count: u32) -> Option<u32> {
     Some(count).filter(|count| *count > 0)
 }
 
-fn length(ms: u64) -> Option<String> {
-    Some(ms).filter(|ms| *ms > 0).map(show_duration)
+fn span(span: Option<Duration>) -> Option<String> {
+    span_ms(span).map(show_duration)
 }
 
-/// None as well for a moment that no calendar has; the API takes it, and nothing comes before it.
-fn moment(ms: u64) -> Option<String> {
-    let ms = i64::try_from(ms).ok().filter(|ms| *ms > 0)?;
+fn moment(moment: Option<Timestamp>) -> Option<String> {
+    let ms = i64::try_from(unix_ms(moment)?).ok()?;
     jiff::Timestamp::from_millisecond(ms).ok().map(|time| time.to_string())
 }

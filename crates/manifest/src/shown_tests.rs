@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use muster_wire::convert::{submission_to_proto, submissions_from_proto};
+use muster_wire::time::{Duration, duration, timestamp};
 use proptest::collection::{btree_map, hash_map, vec};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -104,48 +105,60 @@ fn group(only: bool) -> impl Strategy<Value = v1::TaskGroup> {
     )
 }
 
+fn above_zero(ms: u64) -> Option<Duration> {
+    (ms > 0).then(|| duration(ms))
+}
+
 fn contract() -> impl Strategy<Value = Option<v1::JobContract>> {
     let time = || prop::option::of(0..86_400_000u64);
-    let retry =
-        (prop::sample::select(vec!["application", "lost", "evicted"]), 0..9u32, time(), time(), time());
+    let retry = (
+        prop::sample::select(vec![
+            v1::FailureClass::Application,
+            v1::FailureClass::Lost,
+            v1::FailureClass::Evicted,
+        ]),
+        0..9u32,
+        time(),
+        time(),
+        time(),
+    );
     let checkpoint =
         (prop_oneof![Just(String::new()), name()], 0..100_000u64, 0..100_000u64, 0..9_000_000u64);
-    let launch = prop::sample::select(vec!["", "torchrun", "ray", "environment"]);
-    let preflight = prop::sample::select(vec!["", "on", "off"]);
+    let launch = 0..7i32;
+    let preflight = 0..4i32;
     let notice = prop::option::of((1..65_536u32, prop_oneof![Just(String::new()), Just("/stop".to_owned())]));
     prop::option::of((launch, retry, checkpoint, notice, preflight, 0..3u32)).prop_map(|said| {
         said.map(|(launch, retry, checkpoint, notice, preflight, spares)| v1::JobContract {
-            launch: launch.to_owned(),
+            launch,
             retry: Some(v1::RetryRules {
-                limits: [(retry.0.to_owned(), retry.1)].into(),
-                backoff_ms: retry.2,
-                backoff_max_ms: retry.3,
-                avoid_ms: retry.4,
+                limits: vec![v1::RetryLimit { failure_class: retry.0.into(), retries: retry.1 }],
+                backoff: retry.2.map(duration),
+                backoff_max: retry.3.map(duration),
+                avoid: retry.4.map(duration),
             }),
             checkpoint: Some(v1::CheckpointRules {
                 place: checkpoint.0,
-                step_ms: checkpoint.1,
-                save_ms: checkpoint.2,
-                interval_ms: checkpoint.3,
+                step: above_zero(checkpoint.1),
+                save: above_zero(checkpoint.2),
+                interval: above_zero(checkpoint.3),
             }),
             notice: notice.map(|(http_port, http_path)| v1::NoticeRules { http_port, http_path }),
             spares,
-            preflight: preflight.to_owned(),
+            preflight,
         })
     })
 }
 
 fn topology() -> impl Strategy<Value = Option<v1::TopologyRule>> {
-    let level = || prop::sample::select(vec!["", "block", "rack", "host"]);
+    let level = || 0..4i32;
     prop::option::of((level(), level(), any::<bool>(), 0..3u32, prop::option::of((level(), 1..9u32))))
         .prop_map(|said| {
             said.map(|(required, preferred, balanced, segment_workers, spread)| v1::TopologyRule {
-                required: required.to_owned(),
-                preferred: preferred.to_owned(),
+                required,
+                preferred,
                 balanced,
                 segment_workers,
-                spread: spread
-                    .map(|(level, workers_max)| v1::Spread { level: level.to_owned(), workers_max }),
+                spread: spread.map(|(level, workers_max)| v1::Spread { level, workers_max }),
             })
         })
 }
@@ -167,8 +180,8 @@ fn spec() -> impl Strategy<Value = v1::JobSpec> {
     let numbers = (0..5u32, prop_oneof![3 => Just(0u32), 1 => 1..4u32], prop::option::of(any::<bool>()));
     let paths =
         (prop_oneof![Just(String::new()), "/[a-z é]{1,8}"], prop_oneof![Just(String::new()), "/[a-z]{1,8}"]);
-    let tier = prop::sample::select(vec!["", "free", "production"]);
-    let rest = (topology(), contract(), prop::sample::select(vec!["", "succeeded", "finished"]), 0..3usize);
+    let tier = 0..6i32;
+    let rest = (topology(), contract(), 0..3i32, 0..3usize);
     (groups, metadata, times, lists, numbers, paths, tier, rest).prop_map(
         |(groups, metadata, times, lists, numbers, paths, tier, (topology, contract, rule, after))| {
             v1::JobSpec {
@@ -176,11 +189,11 @@ fn spec() -> impl Strategy<Value = v1::JobSpec> {
                 tenant: metadata.1,
                 labels: metadata.2,
                 annotations: metadata.3,
-                tier: tier.to_owned(),
+                tier,
                 groups,
                 regions: lists.0,
-                run_time_limit_ms: times.0,
-                stop_grace_ms: times.1,
+                run_time_limit: above_zero(times.0),
+                stop_grace: times.1.map(duration),
                 failure_retries_max: numbers.0,
                 checkpoint_directory: paths.0,
                 working_directory: paths.1,
@@ -194,11 +207,11 @@ fn spec() -> impl Strategy<Value = v1::JobSpec> {
                 tolerations: lists.1,
                 preemptible: numbers.2,
                 dependencies: (0..after)
-                    .map(|n| v1::Dependency { job_id: format!("job-{:x}", n + 1), rule: rule.to_owned() })
+                    .map(|n| v1::Dependency { job_id: format!("job-{:x}", n + 1), rule })
                     .collect(),
-                not_before_ms: if times.3 { NOW_MS + times.0 } else { 0 },
-                deadline_ms: if times.4 { 2 * NOW_MS + times.0 } else { 0 },
-                expected_run_ms: times.2,
+                not_before: times.3.then(|| timestamp(NOW_MS + times.0)),
+                deadline: times.4.then(|| timestamp(2 * NOW_MS + times.0)),
+                expected_run: above_zero(times.2),
                 datasets: lists.2,
                 contract,
             }

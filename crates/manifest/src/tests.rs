@@ -1,5 +1,8 @@
 //! What people write is read; what they get wrong is named with its line.
 
+use muster_types::{DependencyRule, PriorityTier};
+use muster_wire::closed::word;
+use muster_wire::time::{duration, timestamp, unix_ms};
 use proptest::prelude::*;
 
 use super::*;
@@ -76,9 +79,12 @@ fn everything_is_read() {
     manifest.check().unwrap();
     let message = &manifest.message;
     assert_eq!((message.name.as_str(), message.tenant.as_str()), ("train", "vision"));
-    assert_eq!(message.tier, "production");
+    assert_eq!(message.tier(), v1::Tier::Production);
     assert_eq!(message.regions, ["eu-north", "us-east"]);
-    assert_eq!((message.run_time_limit_ms, message.stop_grace_ms), (7_200_000, Some(30_000)));
+    assert_eq!(
+        (message.run_time_limit, message.stop_grace),
+        (Some(duration(7_200_000)), Some(duration(30_000)))
+    );
     assert_eq!((message.failure_retries_max, message.array_size), (3, 0));
     assert_eq!(message.checkpoint_directory, "/shared/checkpoints");
     assert_eq!(message.working_directory, "/work");
@@ -163,7 +169,10 @@ fn place_and_time_are_read() {
     let message = &manifest.message;
     assert_eq!((message.groups[0].workers, message.groups[0].workers_min), (8, 2));
     let topology = message.topology.clone().unwrap();
-    assert_eq!((topology.required.as_str(), topology.preferred.as_str()), ("block", "rack"));
+    assert_eq!(
+        (topology.required(), topology.preferred()),
+        (v1::TopologyLevel::Block, v1::TopologyLevel::Rack)
+    );
     assert_eq!((topology.balanced, topology.segment_workers), (true, 4));
     let values = |label: &str| message.node_selector[label].values.clone();
     assert_eq!(
@@ -174,16 +183,20 @@ fn place_and_time_are_read() {
         (message.tolerations.as_slice(), message.preemptible),
         (["spot".to_owned()].as_slice(), Some(false))
     );
-    let rules: Vec<_> = message.dependencies.iter().map(|d| (d.job_id.as_str(), d.rule.as_str())).collect();
+    let rules: Vec<_> =
+        message.dependencies.iter().map(|d| (d.job_id.as_str(), word::<DependencyRule>(d.rule))).collect();
     assert_eq!(rules, [("job-3f0", ""), ("job-3f1", "finished")]);
-    assert_eq!((message.not_before_ms, message.deadline_ms), (NOW_MS + 7_200_000, NOW_MS + 86_400_000));
     assert_eq!(
-        (message.expected_run_ms, message.datasets.as_slice()),
-        (5_400_000, ["imagenet".to_owned()].as_slice())
+        (unix_ms(message.not_before), unix_ms(message.deadline)),
+        (Some(NOW_MS + 7_200_000), Some(NOW_MS + 86_400_000))
+    );
+    assert_eq!(
+        (message.expected_run, message.datasets.as_slice()),
+        (Some(duration(5_400_000)), ["imagenet".to_owned()].as_slice())
     );
     let spread = one(&job("  command: [run]\n  topology:\n    spread: {level: host, max: 1}\n"));
     let spread = spread.message.topology.unwrap().spread.unwrap();
-    assert_eq!((spread.level.as_str(), spread.workers_max), ("host", 1));
+    assert_eq!((spread.level(), spread.workers_max), (v1::TopologyLevel::Host, 1));
 }
 
 #[test]
@@ -271,7 +284,7 @@ fn a_policy_is_read() {
     assert_eq!(policy.tenants["vision"].parent, "research");
     let order = policy.order.unwrap();
     assert_eq!(
-        (order.order.as_str(), order.fair_share, order.ageing_milli),
+        (word::<muster_types::policy::Order>(order.order), order.fair_share, order.ageing_milli),
         ("submission", Some(false), Some(20))
     );
     assert_eq!(policy.backfill.unwrap().reservations_max, Some(0));
@@ -283,8 +296,11 @@ fn a_policy_is_read() {
         (policy.transfers[0].micro_dollars_per_gib, policy.transfers[0].bytes_per_second),
         (20_000, 1 << 30)
     );
-    assert_eq!(policy.windows[1].until_ms, NOW_MS + 7_200_000);
-    assert_eq!(policy.isolation.unwrap().require, ["pid", "devices"]);
+    assert_eq!(policy.windows[1].end_time, Some(timestamp(NOW_MS + 7_200_000)));
+    assert_eq!(
+        policy.isolation.unwrap().require,
+        [v1::Isolation::Pid, v1::Isolation::Devices].map(i32::from)
+    );
     let empty = parse_policy(b"apiVersion: muster.dev/v1\nkind: Policy\nspec: {}\n", NOW_MS).unwrap();
     empty.check().unwrap();
     assert_eq!(empty.message, v1::Policy::default());
@@ -298,7 +314,7 @@ fn mistakes_of_a_policy_have_their_lines_and_its_words() {
         .replace("maintenance: true", "maintenance: false");
     assert_eq!(
         policy_problems(&POLICY.replace("[pid, devices]", "[pid, processes]")),
-        ["line 21: spec.isolation.require[1]: must be devices, pid, tmp or user, got \"processes\""]
+        ["line 21: spec.isolation.require[1]: must be one of devices, pid, tmp, user, got \"processes\""]
     );
     assert_eq!(
         policy_problems(&text),
@@ -411,7 +427,7 @@ fn the_servers_rules_speak_of_the_file() {
         found,
         [
             "line 10: spec.environment.MUSTER_X: MUSTER_ variables are set by Muster",
-            "line 11: spec.stopGrace: must be between 0 and 600000, got 86400000",
+            "line 11: spec.stopGrace: must be between 0s and 10m, got 1d",
             "line 12: spec.array: must be between 0 and 1000, got 2000",
             "line 5: spec.tier: must be one of free, batch, standard, production, critical, got \"urgent\"",
             "line 6: spec.workers: must be between 1 and 16384, got 0",
@@ -434,7 +450,7 @@ fn a_missing_name_points_to_the_option_and_the_option_helps() {
     let mut manifest = one(text);
     let overrides = Overrides {
         name: Some("y".into()),
-        tier: Some("free".into()),
+        tier: Some(PriorityTier::Free),
         regions: vec!["eu".into()],
         labels: vec![("team".into(), "b".into())],
         ..Overrides::default()
@@ -442,7 +458,7 @@ fn a_missing_name_points_to_the_option_and_the_option_helps() {
     manifest.message.labels = [("team".into(), "a".into()), ("stage".into(), "train".into())].into();
     manifest.apply(&overrides);
     manifest.check().unwrap();
-    assert_eq!((manifest.message.tier.as_str(), manifest.message.regions.len()), ("free", 1));
+    assert_eq!((manifest.message.tier(), manifest.message.regions.len()), (v1::Tier::Free, 1));
     assert_eq!((manifest.message.labels["team"].as_str(), manifest.message.labels.len()), ("b", 2));
 }
 

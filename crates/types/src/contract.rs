@@ -217,9 +217,9 @@ impl RetryRules {
             }
         }
         let times = [
-            ("retry.backoff_ms", self.backoff_ms, limits::BACKOFF_MS_MAX),
-            ("retry.backoff_max_ms", self.backoff_max_ms, limits::BACKOFF_MS_MAX),
-            ("retry.avoid_ms", self.avoid_ms, limits::AVOID_MS_MAX),
+            ("retry.backoff", self.backoff_ms, limits::BACKOFF_MS_MAX),
+            ("retry.backoff_max", self.backoff_max_ms, limits::BACKOFF_MS_MAX),
+            ("retry.avoid", self.avoid_ms, limits::AVOID_MS_MAX),
         ];
         check_times(&times, 0, found);
     }
@@ -243,9 +243,9 @@ impl CheckpointRules {
     fn check(&self, found: &mut Vec<Violation>) {
         let max = limits::CHECKPOINT_MS_MAX;
         let times = [
-            ("checkpoint.step_ms", self.step_ms, max),
-            ("checkpoint.save_ms", self.save_ms, max),
-            ("checkpoint.interval_ms", self.interval_ms, max),
+            ("checkpoint.step", self.step_ms, max),
+            ("checkpoint.save", self.save_ms, max),
+            ("checkpoint.interval", self.interval_ms, max),
         ];
         check_times(&times, 1, found);
     }
@@ -334,7 +334,7 @@ impl JobContract {
 fn check_times(times: &[(&str, Option<u64>, u64)], min: u64, found: &mut Vec<Violation>) {
     for (field, value, max) in times {
         if let Some(value) = value.filter(|value| !(min..=*max).contains(value)) {
-            found.push(Violation::limit(field, value, min, *max));
+            found.push(Violation::span(field, value, min, *max));
         }
     }
 }

@@ -509,8 +509,8 @@ impl HealthPolicy {
             found.push(Violation::limit("reboots_max", self.reboots_max.into(), 0, max));
         }
         if self.maintenance_lead_ms > limits::DRAIN_MS_MAX {
-            found.push(Violation::limit(
-                "maintenance_lead_ms",
+            found.push(Violation::span(
+                "maintenance_lead",
                 self.maintenance_lead_ms,
                 0,
                 limits::DRAIN_MS_MAX,

@@ -323,10 +323,10 @@ impl JobDraft {
         if let Some(limit) = self.run_time_limit_ms
             && (limit == 0 || limit > limits::RUN_TIME_LIMIT_MS_MAX)
         {
-            found.push(Violation::limit("run_time_limit_ms", limit, 1, limits::RUN_TIME_LIMIT_MS_MAX));
+            found.push(Violation::span("run_time_limit", limit, 1, limits::RUN_TIME_LIMIT_MS_MAX));
         }
         if self.stop_grace_ms > limits::STOP_GRACE_MS_MAX {
-            found.push(Violation::limit("stop_grace_ms", self.stop_grace_ms, 0, limits::STOP_GRACE_MS_MAX));
+            found.push(Violation::span("stop_grace", self.stop_grace_ms, 0, limits::STOP_GRACE_MS_MAX));
         }
         if self.failure_retries_max > limits::FAILURE_RETRIES_MAX {
             let max = limits::FAILURE_RETRIES_MAX.into();
@@ -408,7 +408,7 @@ impl JobDraft {
             && (expected == 0 || expected > limits::RUN_TIME_LIMIT_MS_MAX)
         {
             let max = limits::RUN_TIME_LIMIT_MS_MAX;
-            found.push(Violation::limit("expected_run_ms", expected, 1, max));
+            found.push(Violation::span("expected_run", expected, 1, max));
         }
     }
 

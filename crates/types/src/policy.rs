@@ -752,25 +752,27 @@ impl PolicyDraft {
         let order = &self.order;
         let preemption = &self.preemption;
         let (step_min, longest) = (STEP_DEADLINE_MS_MIN, POLICY_DURATION_MS_MAX);
-        let bounds: [(&str, u64, u64, u64); 10] = [
-            (
-                "order.usage_half_life_ms",
-                order.usage_half_life_ms,
-                USAGE_HALF_LIFE_MS_MIN,
-                POLICY_DURATION_MS_MAX,
-            ),
-            ("order.ageing_milli", order.ageing_milli.into(), 0, AGEING_MILLI_MAX.into()),
-            ("backfill.reservations_max", self.backfill.reservations_max.into(), 0, RESERVATIONS_MAX.into()),
-            ("backfill.depth_max", self.backfill.depth_max.into(), 1, BACKFILL_DEPTH_MAX.into()),
-            ("preemption.minimum_run_ms", preemption.minimum_run_ms, 0, POLICY_DURATION_MS_MAX),
-            ("preemption.victims_max", preemption.victims_max.into(), 0, VICTIMS_MAX.into()),
-            ("preemption.defragment_wait_ms", preemption.defragment_wait_ms, 0, POLICY_DURATION_MS_MAX),
-            ("preemption.backoff_ms", preemption.backoff_ms, 0, POLICY_DURATION_MS_MAX),
-            ("preemption.stopping_deadline_ms", preemption.stopping_deadline_ms, step_min, longest),
-            ("preemption.starting_deadline_ms", preemption.starting_deadline_ms, step_min, longest),
+        let counts: [(&str, u32, u32, u32); 4] = [
+            ("order.ageing_milli", order.ageing_milli, 0, AGEING_MILLI_MAX),
+            ("backfill.reservations_max", self.backfill.reservations_max, 0, RESERVATIONS_MAX),
+            ("backfill.depth_max", self.backfill.depth_max, 1, BACKFILL_DEPTH_MAX),
+            ("preemption.victims_max", preemption.victims_max, 0, VICTIMS_MAX),
         ];
-        for (field, value, min, max) in bounds {
-            check_bound(field, value, min, max, found);
+        for (field, value, min, max) in counts {
+            check_bound(field, value.into(), min.into(), max.into(), found);
+        }
+        let spans: [(&str, u64, u64, u64); 6] = [
+            ("order.usage_half_life", order.usage_half_life_ms, USAGE_HALF_LIFE_MS_MIN, longest),
+            ("preemption.minimum_run", preemption.minimum_run_ms, 0, longest),
+            ("preemption.defragment_wait", preemption.defragment_wait_ms, 0, longest),
+            ("preemption.backoff", preemption.backoff_ms, 0, longest),
+            ("preemption.stopping_timeout", preemption.stopping_deadline_ms, step_min, longest),
+            ("preemption.starting_timeout", preemption.starting_deadline_ms, step_min, longest),
+        ];
+        for (field, ms, min, max) in spans {
+            if ms < min || ms > max {
+                found.push(Violation::span(field, ms, min, max));
+            }
         }
     }
 

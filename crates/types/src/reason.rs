@@ -6,6 +6,8 @@ use alloc::vec::Vec;
 use core::fmt;
 use serde::{Deserialize, Serialize};
 
+use crate::time::Span;
+
 /// One rule that a value breaks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
@@ -27,6 +29,12 @@ impl Violation {
         Violation::new(field, format!("must be between {min} and {max}, got {value}"))
     }
 
+    /// A span of `field`, in milliseconds, lies outside `min..=max`.
+    pub fn span(field: &str, ms: u64, min: u64, max: u64) -> Violation {
+        let (ms, min, max) = (Span(ms), Span(min), Span(max));
+        Violation::new(field, format!("must be between {min} and {max}, got {ms}"))
+    }
+
     /// The same rule, seen from one level further out.
     #[must_use]
     pub fn under(self, parent: &str) -> Violation {
@@ -41,7 +49,7 @@ impl fmt::Display for Violation {
 }
 
 macro_rules! refusal_codes {
-    ($($(#[$doc:meta])* $variant:ident = $number:literal, $text:literal;)*) => {
+    ($($(#[$doc:meta])* $variant:ident = $number:literal, $text:literal, [$($fact:literal),*];)*) => {
         /// Why a request was refused. The set is closed; numbers and names never change meaning.
         /// Each has a page in `crates/types/src/reasons/`.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -64,112 +72,123 @@ macro_rules! refusal_codes {
             pub fn name(self) -> &'static str {
                 match self { $(RefusalCode::$variant => $text,)* }
             }
+
+            /// The facts that a refusal of this code may carry, as keys of `google.rpc.ErrorInfo.metadata`: the
+            /// code's page says what each means. A client may rely on a key's meaning and on no other key.
+            #[must_use]
+            pub fn facts(self) -> &'static [&'static str] {
+                match self { $(RefusalCode::$variant => &[$($fact),*],)* }
+            }
         }
     };
 }
 
 refusal_codes! {
     /// A field breaks a rule or a limit.
-    InvalidField = "MS-1001", "INVALID_FIELD";
+    InvalidField = "MS-1001", "INVALID_FIELD", [];
     /// No capacity that the fleet has ever had could hold this job.
-    NeverFits = "MS-1002", "NEVER_FITS";
+    NeverFits = "MS-1002", "NEVER_FITS", ["spec_index", "group", "wanted", "closest"];
     /// The request id was used before for a different request.
-    RequestIdReused = "MS-1003", "REQUEST_ID_REUSED";
+    RequestIdReused = "MS-1003", "REQUEST_ID_REUSED", ["log_index"];
     /// The policy has changed since the version that the request meant to replace.
-    PolicyChanged = "MS-1004", "POLICY_CHANGED";
+    PolicyChanged = "MS-1004", "POLICY_CHANGED", ["version"];
     /// A deadline has passed already, or comes before the job can be over.
-    DeadlineUnmeetable = "MS-1010", "DEADLINE_UNMEETABLE";
+    DeadlineUnmeetable = "MS-1010", "DEADLINE_UNMEETABLE", ["spec_index", "deadline_ms", "earliest_ms"];
     /// A job is to wait for one that is not there.
-    DependencyNotFound = "MS-1011", "DEPENDENCY_NOT_FOUND";
+    DependencyNotFound = "MS-1011", "DEPENDENCY_NOT_FOUND", [];
     /// No such job.
-    JobNotFound = "MS-2001", "JOB_NOT_FOUND";
+    JobNotFound = "MS-2001", "JOB_NOT_FOUND", ["job_id"];
     /// The job has already finished.
-    JobFinished = "MS-2002", "JOB_FINISHED";
+    JobFinished = "MS-2002", "JOB_FINISHED", ["job_id"];
     /// No such node.
-    NodeNotFound = "MS-3001", "NODE_NOT_FOUND";
+    NodeNotFound = "MS-3001", "NODE_NOT_FOUND", ["node"];
     /// Another agent holds this node's name, and its session has not run out.
-    NodeHeldByAnother = "MS-3002", "NODE_HELD_BY_ANOTHER";
+    NodeHeldByAnother = "MS-3002", "NODE_HELD_BY_ANOTHER", ["node", "retry_after_ms"];
     /// The node tries to change where it is or what it has while work runs on it.
-    NodeChanged = "MS-3003", "NODE_CHANGED";
+    NodeChanged = "MS-3003", "NODE_CHANGED", ["node"];
     /// The fleet has as many nodes as one cluster may have.
-    FleetFull = "MS-3004", "FLEET_FULL";
+    FleetFull = "MS-3004", "FLEET_FULL", [];
     /// Nobody has admitted a node of this name that is where this one is and has what this one has.
-    NodeNotAdmitted = "MS-3007", "NODE_NOT_ADMITTED";
+    NodeNotAdmitted = "MS-3007", "NODE_NOT_ADMITTED", ["node"];
     /// The node cannot be forgotten: its session stands, or room on it is promised.
-    NodeInUse = "MS-3006", "NODE_IN_USE";
+    NodeInUse = "MS-3006", "NODE_IN_USE", ["node"];
     /// The session, incarnation or fencing token is not the current one.
-    Fenced = "MS-3005", "FENCED";
+    Fenced = "MS-3005", "FENCED", [];
     /// This replica does not lead, and no leader is known.
-    NotLeader = "MS-4001", "NOT_LEADER";
+    NotLeader = "MS-4001", "NOT_LEADER", ["leader_endpoint"];
     /// Too many requests wait; try again after the hint.
-    Overloaded = "MS-4002", "OVERLOADED";
+    Overloaded = "MS-4002", "OVERLOADED", ["account", "tenant", "node", "principal", "limit", "limit_max", "last_log_index", "retry_after_ms"];
     /// The leader changed while the request was on its way; its outcome is unknown until it is
     /// repeated under the same request id.
-    OutcomeUnknown = "MS-4003", "OUTCOME_UNKNOWN";
+    OutcomeUnknown = "MS-4003", "OUTCOME_UNKNOWN", [];
     /// The resume token is older than what is kept.
-    ResumeTokenCompacted = "MS-4004", "RESUME_TOKEN_COMPACTED";
+    ResumeTokenCompacted = "MS-4004", "RESUME_TOKEN_COMPACTED", ["oldest_log_index", "offloaded_to"];
     /// This replica has not applied the log up to the index, token or time that the request names.
-    LogIndexNotReached = "MS-4005", "LOG_INDEX_NOT_REACHED";
+    LogIndexNotReached = "MS-4005", "LOG_INDEX_NOT_REACHED", ["applied_log_index", "newest_log_index"];
     /// This replica stops.
-    ReplicaStopping = "MS-4012", "REPLICA_STOPPING";
+    ReplicaStopping = "MS-4012", "REPLICA_STOPPING", [];
     /// The cluster has had no leader yet, or this replica has just started.
-    ClusterNotReady = "MS-4013", "CLUSTER_NOT_READY";
+    ClusterNotReady = "MS-4013", "CLUSTER_NOT_READY", [];
     /// A page token was not made by this cluster for this request.
-    PageTokenInvalid = "MS-4006", "PAGE_TOKEN_INVALID";
+    PageTokenInvalid = "MS-4006", "PAGE_TOKEN_INVALID", [];
     /// The cluster holds as many jobs or requests as it may.
-    StateFull = "MS-4010", "STATE_FULL";
+    StateFull = "MS-4010", "STATE_FULL", ["limit", "held", "held_max", "tenant", "retry_after_ms"];
     /// The replica stopped serving: its state differs from the log's digest.
-    Diverged = "MS-5001", "DIVERGED";
+    Diverged = "MS-5001", "DIVERGED", [];
     /// Carrying out the request failed on a broken invariant; it was undone.
-    Internal = "MS-5002", "INTERNAL";
+    Internal = "MS-5002", "INTERNAL", ["fingerprint"];
     /// The record format in force cannot say this yet.
-    FormatNotActive = "MS-6001", "FORMAT_NOT_ACTIVE";
+    FormatNotActive = "MS-6001", "FORMAT_NOT_ACTIVE", ["needed"];
     /// The cluster is being recovered: leases of its earlier life may still be held.
-    ClusterRecovering = "MS-6002", "CLUSTER_RECOVERING";
+    ClusterRecovering = "MS-6002", "CLUSTER_RECOVERING", [];
     /// The replica cannot prove that its state is as current as the read asks for.
-    TooStale = "MS-4007", "TOO_STALE";
+    TooStale = "MS-4007", "TOO_STALE", ["staleness_ms", "applied_log_index"];
     /// No leader confirmed in time that the state here holds everything that was committed.
-    ReadUnconfirmed = "MS-4008", "READ_UNCONFIRMED";
+    ReadUnconfirmed = "MS-4008", "READ_UNCONFIRMED", ["staleness_ms"];
     /// The state of the past that a read asks for is not at hand here.
-    ArchiveUnavailable = "MS-4009", "ARCHIVE_UNAVAILABLE";
+    ArchiveUnavailable = "MS-4009", "ARCHIVE_UNAVAILABLE", [];
     /// After the change, the voters that answer would not be a quorum.
-    WouldLoseQuorum = "MS-7001", "WOULD_LOSE_QUORUM";
+    WouldLoseQuorum = "MS-7001", "WOULD_LOSE_QUORUM", ["healthy", "needed", "silent"];
     /// No such replica among the members.
-    ReplicaUnknown = "MS-7002", "REPLICA_UNKNOWN";
+    ReplicaUnknown = "MS-7002", "REPLICA_UNKNOWN", [];
     /// The replica lacks too much of the log for what is asked of it.
-    ReplicaNotCaughtUp = "MS-7003", "REPLICA_NOT_CAUGHT_UP";
+    ReplicaNotCaughtUp = "MS-7003", "REPLICA_NOT_CAUGHT_UP", ["lag_entries"];
     /// Another change of the members is being made.
-    MembershipBusy = "MS-7004", "MEMBERSHIP_BUSY";
+    MembershipBusy = "MS-7004", "MEMBERSHIP_BUSY", ["running"];
     /// The change of the members or of the leadership is not possible.
-    MembershipRefused = "MS-7005", "MEMBERSHIP_REFUSED";
+    MembershipRefused = "MS-7005", "MEMBERSHIP_REFUSED", [];
     /// Some replica does not read that record format, or has not said so.
-    FormatNotReady = "MS-7006", "FORMAT_NOT_READY";
+    FormatNotReady = "MS-7006", "FORMAT_NOT_READY", ["replicas"];
     /// The disk of the leader has no room for new work.
-    StorageFull = "MS-7007", "STORAGE_FULL";
-    /// The logs of this worker cannot be reached.
-    LogsUnavailable = "MS-2003", "LOGS_UNAVAILABLE";
+    StorageFull = "MS-7007", "STORAGE_FULL", [];
+    /// The worker has not started, so that it has no output yet.
+    WorkerNotStarted = "MS-2004", "WORKER_NOT_STARTED", ["job_id", "rank"];
+    /// The output of this worker is gone, or there never was any.
+    OutputNotFound = "MS-2005", "OUTPUT_NOT_FOUND", ["job_id", "rank", "node"];
+    /// The node that has the output of this worker does not answer.
+    LogsUnavailable = "MS-2003", "LOGS_UNAVAILABLE", ["node"];
     /// The caller's certificate does not permit this call.
-    PermissionDenied = "MS-8001", "PERMISSION_DENIED";
+    PermissionDenied = "MS-8001", "PERMISSION_DENIED", ["principal", "tenant"];
     /// The policy does not give the tenant a right that the job needs.
-    RightMissing = "MS-8003", "RIGHT_MISSING";
+    RightMissing = "MS-8003", "RIGHT_MISSING", ["spec_index", "tenant", "right"];
     /// The tenant has as many jobs as the policy lets it have.
-    TenantLimit = "MS-8004", "TENANT_LIMIT";
+    TenantLimit = "MS-8004", "TENANT_LIMIT", ["tenant", "limit", "limit_max", "held"];
     /// The message is larger than this service takes.
-    MessageTooLarge = "MS-8002", "MESSAGE_TOO_LARGE";
+    MessageTooLarge = "MS-8002", "MESSAGE_TOO_LARGE", [];
     /// The node is being repaired.
-    RepairUnderWay = "MS-9050", "REPAIR_UNDER_WAY";
+    RepairUnderWay = "MS-9050", "REPAIR_UNDER_WAY", [];
     /// The node is not being repaired, and nothing is known against it.
-    RepairNotBegun = "MS-9051", "REPAIR_NOT_BEGUN";
+    RepairNotBegun = "MS-9051", "REPAIR_NOT_BEGUN", [];
     /// The node is drained because its provider is about to take the host away.
-    MaintenanceDue = "MS-9052", "MAINTENANCE_DUE";
+    MaintenanceDue = "MS-9052", "MAINTENANCE_DUE", ["maintenance_at_ms"];
     /// A node cannot take part in a probe of the network at present.
-    ProbeUnavailable = "MS-9250", "PROBE_UNAVAILABLE";
+    ProbeUnavailable = "MS-9250", "PROBE_UNAVAILABLE", [];
     /// The replica is silent on purpose, for a drill.
-    TrafficRefused = "MS-4011", "TRAFFIC_REFUSED";
+    TrafficRefused = "MS-4011", "TRAFFIC_REFUSED", ["refused_ms"];
     /// Another drill runs on the cluster.
-    DrillRunning = "MS-7101", "DRILL_RUNNING";
+    DrillRunning = "MS-7101", "DRILL_RUNNING", ["drill_id", "name", "started_by"];
     /// The drill does not run any more.
-    DrillOver = "MS-7102", "DRILL_OVER";
+    DrillOver = "MS-7102", "DRILL_OVER", ["drill_id"];
 }
 
 impl fmt::Display for RefusalCode {
@@ -211,9 +230,11 @@ impl Refusal {
         Refusal { code: RefusalCode::InvalidField, message, violations, metadata: Vec::new() }
     }
 
-    /// Adds a fact for programs.
+    /// Adds a fact for programs: one of those that the code lists ([`RefusalCode::facts`]).
     #[must_use]
     pub fn with(mut self, name: &'static str, value: impl ToString) -> Refusal {
+        // A fact too many harms nobody in production; every test sees it.
+        debug_assert!(self.code.facts().contains(&name), "{} lists no fact {name:?}", self.code);
         self.metadata.push((name, value.to_string()));
         self
     }

@@ -3,9 +3,11 @@
 //! **Invariant:** no logic: a message becomes a value of `types` or a refusal that names the field;
 //! nothing here decides. Only this crate names prost.
 
+pub mod closed;
 pub mod convert;
 pub mod shared;
 pub mod status;
+pub mod time;
 pub mod token;
 
 /// Internal protocol between replicas; unstable.

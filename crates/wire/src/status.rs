@@ -1,8 +1,10 @@
 //! Refusals as gRPC statuses, and back.
 //!
 //! Every refusal leaves as a status with `google.rpc` details: always an `ErrorInfo` (reason = the
-//! stable name, domain = [`ERROR_DOMAIN`], metadata with the stable number), a `BadRequest` for fields,
-//! a `RetryInfo` where repeating helps. Programs decide by these, never by the sentence.
+//! stable name, domain = [`ERROR_DOMAIN`], metadata with the stable number and the facts of its code), a
+//! `BadRequest` for fields, a `RetryInfo` where repeating helps. What standard tools know how to show comes from the
+//! same facts: a `QuotaFailure` for a limit, a `ResourceInfo` for what was not found or is in the way, a
+//! `PreconditionFailure` for what must change first. Programs decide by these, never by the sentence.
 //!
 //! **Invariant:** the details always fit into the 16 KiB of headers that HTTP/2 peers accept; what does
 //! not fit is left out and counted, never the status as a whole.
@@ -39,12 +41,19 @@ const VIOLATIONS_BYTES_MAX: usize = 4_096;
 const METADATA_BYTES_MAX: usize = 2_048;
 /// One violation or one metadata value, at most.
 const VALUE_BYTES_MAX: usize = 512;
+/// A name in the messages of `google.rpc` that repeat facts.
+const NAME_BYTES_MAX: usize = 128;
+/// The sentence in each of them.
+const SENTENCE_BYTES_MAX: usize = 256;
+/// What they take together.
+const DESCRIPTIONS_BYTES_MAX: usize = 3 * SENTENCE_BYTES_MAX + 6 * NAME_BYTES_MAX;
 /// An entry's tags and lengths, generously.
 const ENTRY_OVERHEAD_BYTES: usize = 16;
 
 const HEADER_BYTES_MAX: usize = 16 * 1_024;
 const _: () = {
-    let details = MESSAGE_BYTES_MAX + VIOLATIONS_BYTES_MAX + METADATA_BYTES_MAX + 512;
+    let details =
+        MESSAGE_BYTES_MAX + VIOLATIONS_BYTES_MAX + METADATA_BYTES_MAX + DESCRIPTIONS_BYTES_MAX + 512;
     assert!(MESSAGE_BYTES_MAX * 3 + details * 4 / 3 + 512 < HEADER_BYTES_MAX);
 };
 
@@ -77,7 +86,10 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         // Repeating it once the change that runs is over, or with what is in force now, is right.
         RefusalCode::MembershipBusy | RefusalCode::PolicyChanged => Code::Aborted,
         RefusalCode::Internal => Code::Internal,
-        RefusalCode::JobNotFound | RefusalCode::NodeNotFound | RefusalCode::ReplicaUnknown => Code::NotFound,
+        RefusalCode::JobNotFound
+        | RefusalCode::OutputNotFound
+        | RefusalCode::NodeNotFound
+        | RefusalCode::ReplicaUnknown => Code::NotFound,
         RefusalCode::FleetFull
         | RefusalCode::Overloaded
         | RefusalCode::StateFull
@@ -90,6 +102,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         // Repeating the same bytes, request id included, is right at once: what UNAVAILABLE says.
         RefusalCode::NotLeader
         | RefusalCode::OutcomeUnknown
+        | RefusalCode::WorkerNotStarted
         | RefusalCode::LogsUnavailable
         | RefusalCode::ClusterRecovering
         | RefusalCode::Diverged
@@ -117,7 +130,11 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::ClusterNotReady
         | RefusalCode::ReadUnconfirmed => Some(Duration::from_millis(200)),
         RefusalCode::Overloaded | RefusalCode::ClusterRecovering => Some(Duration::from_millis(500)),
-        RefusalCode::StorageFull | RefusalCode::MembershipBusy => Some(Duration::from_millis(1_000)),
+        RefusalCode::StorageFull
+        | RefusalCode::MembershipBusy
+        // They come with the next round of placement or the next session of the node.
+        | RefusalCode::WorkerNotStarted
+        | RefusalCode::LogsUnavailable => Some(Duration::from_millis(1_000)),
         RefusalCode::ReplicaNotCaughtUp => Some(Duration::from_millis(250)),
         RefusalCode::OutcomeUnknown | RefusalCode::TooStale => Some(Duration::from_millis(100)),
         RefusalCode::InvalidField
@@ -150,7 +167,7 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::MembershipRefused
         | RefusalCode::FormatNotReady
         | RefusalCode::ArchiveUnavailable
-        | RefusalCode::LogsUnavailable
+        | RefusalCode::OutputNotFound
         | RefusalCode::ProbeUnavailable
         | RefusalCode::DrillRunning
         | RefusalCode::DrillOver
@@ -170,17 +187,42 @@ pub fn to_status(refusal: &Refusal) -> Status {
     if !violations.is_empty() {
         details.set_bad_request(violations);
     }
-    let hinted = refusal
-        .metadata
-        .iter()
-        .find(|(name, _)| *name == METADATA_RETRY_AFTER_MS)
-        .and_then(|(_, value)| value.parse().ok())
+    let hinted = fact(refusal, METADATA_RETRY_AFTER_MS)
+        .and_then(|value| value.parse().ok())
         .map(Duration::from_millis);
     if let Some(delay) = hinted.or_else(|| retry_after(refusal.code)) {
         details.set_retry_info(Some(delay));
     }
     let message = cut(&refusal.message, MESSAGE_BYTES_MAX);
+    describe(refusal, &mut details);
     Status::with_error_details(grpc_code(refusal.code), message, details)
+}
+
+fn fact<'a>(refusal: &'a Refusal, name: &str) -> Option<&'a str> {
+    refusal.metadata.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str())
+}
+
+/// The facts again in the messages that `google.rpc` has for them.
+fn describe(refusal: &Refusal, details: &mut ErrorDetails) {
+    let text = cut(&refusal.message, SENTENCE_BYTES_MAX);
+    let grpc = grpc_code(refusal.code);
+    if let Some(limit) = fact(refusal, "limit").filter(|_| grpc == Code::ResourceExhausted) {
+        let owner = ["tenant", "account", "principal", "node"]
+            .into_iter()
+            .find_map(|kind| fact(refusal, kind).map(|name| format!("{kind}:{}", cut(name, NAME_BYTES_MAX))));
+        let subject = owner.unwrap_or_else(|| "cluster".to_owned());
+        details.add_quota_failure_violation(subject, format!("{}: {text}", cut(limit, NAME_BYTES_MAX)));
+    }
+    let resource = [("job_id", "muster.dev/Job"), ("node", "muster.dev/Node"), ("drill_id", "muster.dev/Drill")]
+        .into_iter()
+        .find_map(|(name, kind)| fact(refusal, name).map(|value| (kind, cut(value, NAME_BYTES_MAX))));
+    let (kind, name) = resource.unwrap_or_default();
+    if !kind.is_empty() && matches!(grpc, Code::NotFound | Code::FailedPrecondition | Code::Unavailable) {
+        details.set_resource_info(kind, name, "", text);
+    }
+    if grpc == Code::FailedPrecondition {
+        details.add_precondition_failure_violation(refusal.code.name(), name, text);
+    }
 }
 
 fn metadata(refusal: &Refusal, violations_omitted: usize) -> HashMap<String, String> {
@@ -293,7 +335,8 @@ mod tests {
     #[test]
     fn every_code_goes_there_and_back() {
         for code in RefusalCode::ALL {
-            let refusal = Refusal::new(*code, "why").with("limit", 7);
+            let facts = code.facts().iter().filter(|fact| **fact != METADATA_RETRY_AFTER_MS);
+            let refusal = facts.fold(Refusal::new(*code, "why"), |refusal, fact| refusal.with(fact, 7));
             let refused = Refused::from_status(&to_status(&refusal));
             assert_eq!(refused.code, Some(*code));
             assert_eq!(refused.reason, code.name());
@@ -301,7 +344,7 @@ mod tests {
             assert_eq!(refused.grpc, grpc_code(*code));
             assert_ne!(refused.grpc, Code::Ok);
             assert_eq!(refused.retry_after, retry_after(*code));
-            assert_eq!(refused.metadata["limit"], "7");
+            assert!(refusal.metadata.iter().all(|(fact, _)| refused.metadata[*fact] == "7"), "{code}");
             assert_eq!(refused.message, "why");
         }
     }
@@ -311,11 +354,10 @@ mod tests {
         let violations = vec![Violation::new("spec.name", "must be given"), Violation::limit("b", 3, 1, 2)];
         let refused = Refused::from_status(&to_status(&Refusal::fields(violations.clone())));
         assert_eq!(refused.violations, violations);
-        let refusal = Refusal::new(RefusalCode::NotLeader, "elsewhere")
-            .with(METADATA_LEADER_ENDPOINT, "http://a:1")
-            .with(METADATA_RETRY_AFTER_MS, 40);
+        let refusal = Refusal::new(RefusalCode::NotLeader, "elsewhere").with(METADATA_LEADER_ENDPOINT, "http://a:1");
+        assert_eq!(Refused::from_status(&to_status(&refusal)).leader_endpoint(), Some("http://a:1"));
+        let refusal = Refusal::new(RefusalCode::Overloaded, "later").with(METADATA_RETRY_AFTER_MS, 40);
         let refused = Refused::from_status(&to_status(&refusal));
-        assert_eq!(refused.leader_endpoint(), Some("http://a:1"));
         assert_eq!(refused.retry_after, Some(Duration::from_millis(40)));
     }
 
@@ -326,6 +368,52 @@ mod tests {
         assert_eq!(refused.to_string(), "Unavailable: no route");
     }
 
+    #[test]
+    fn limits_and_things_are_said_as_tools_expect_them() {
+        let refusal = Refusal::new(RefusalCode::TenantLimit, "too many jobs")
+            .with("tenant", "vision")
+            .with("limit", "jobsWaiting");
+        let details = to_status(&refusal).get_error_details();
+        let quota = &details.quota_failure().expect("a limit").violations[0];
+        assert_eq!((quota.subject.as_str(), quota.description.as_str()), ("tenant:vision", "jobsWaiting: too many jobs"));
+        assert!(details.resource_info().is_none() && details.precondition_failure().is_none());
+
+        let refusal = Refusal::new(RefusalCode::NodeInUse, "it is up").with("node", "h1");
+        let details = to_status(&refusal).get_error_details();
+        let resource = details.resource_info().expect("a node");
+        assert_eq!((resource.resource_type.as_str(), resource.resource_name.as_str()), ("muster.dev/Node", "h1"));
+        let first = &details.precondition_failure().expect("it must stop first").violations[0];
+        assert_eq!((first.r#type.as_str(), first.subject.as_str()), ("NODE_IN_USE", "h1"));
+
+        let refusal = Refusal::new(RefusalCode::StateFull, "full").with("limit", "jobs_held_max");
+        let details = to_status(&refusal).get_error_details();
+        assert_eq!(details.quota_failure().expect("a limit").violations[0].subject, "cluster");
+    }
+
+    /// What programs may rely on, in one table for people and for generators of clients.
+    #[test]
+    fn the_table_of_reasons_is_that_of_the_code() {
+        let mut table = String::from(
+            "# Reasons of refusals\n\nEvery refused call carries `google.rpc.ErrorInfo` with the reason, the domain `muster.dev` and, in its \
+             metadata, the number as `code` and the facts listed here, where the refusal knows them. A client may rely on these and must \
+             expect others. `retry` is the usual delay of `google.rpc.RetryInfo`; a reason without one is not worth repeating unchanged. \
+             A `QuotaFailure`, `ResourceInfo` or `PreconditionFailure` repeats facts for standard tools. Each reason has a page in \
+             [crates/types/src/reasons](../crates/types/src/reasons), which says what to do.\n\nMade by the tests of `muster-wire` with \
+             `UPDATE_EXPECT=1`.\n\n| number | reason | gRPC code | retry | facts |\n|---|---|---|---|---|\n",
+        );
+        for code in RefusalCode::ALL {
+            let retry = retry_after(*code).map_or_else(|| "-".to_owned(), |delay| format!("{} ms", delay.as_millis()));
+            let facts: Vec<String> = code.facts().iter().map(|fact| format!("`{fact}`")).collect();
+            let facts = if facts.is_empty() { "-".to_owned() } else { facts.join(", ") };
+            table += &format!("| {} | {} | {:?} | {retry} | {facts} |\n", code.number(), code.name(), grpc_code(*code));
+        }
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../proto/REASONS.md");
+        if std::env::var_os("UPDATE_EXPECT").is_some() {
+            std::fs::write(path, &table).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(path).unwrap(), table, "run the test with UPDATE_EXPECT=1");
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
@@ -333,13 +421,12 @@ mod tests {
         fn any_refusal_fits_into_headers(
             message in "\\PC{0,2000}",
             fields in proptest::collection::vec(("\\PC{0,300}", "\\PC{0,300}"), 0..300),
+            code in proptest::sample::select(RefusalCode::ALL),
             facts in proptest::collection::vec("\\PC{0,900}", 0..30),
         ) {
-            let mut refusal = Refusal::new(RefusalCode::InvalidField, message);
+            let mut refusal = Refusal::new(code, message);
             refusal.violations = fields.into_iter().map(|(f, d)| Violation::new(f, d)).collect();
-            for fact in facts {
-                refusal = refusal.with("fact", fact);
-            }
+            refusal.metadata = code.facts().iter().copied().cycle().zip(facts).collect();
             let status = to_status(&refusal);
             let mut headers = tonic::codegen::http::HeaderMap::new();
             status.add_header(&mut headers).unwrap();

@@ -82,7 +82,7 @@ pub fn filter_digest<'a>(parts: impl IntoIterator<Item = &'a str>) -> u64 {
 pub struct PageToken {
     /// The last row of the page before: its id or name.
     pub after: String,
-    /// What the first page was read at.
+    /// The oldest state that one of the pages so far shows.
     pub log_index: LogIndex,
 }
 

@@ -95,7 +95,7 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
     assert_refused(jobs.cancel_job(request).await, JobNotFound, "");
     let request = v1::ReadLogsRequest { job_id: nobody.clone(), ..Default::default() };
     assert_refused(jobs.read_logs(request).await.map(|_| Response::new(())), JobNotFound, "");
-    let request = v1::ReadLogsRequest { job_id: nobody, stream: "stdlog".to_owned(), ..Default::default() };
+    let request = v1::ReadLogsRequest { job_id: nobody, stream: 17, ..Default::default() };
     assert_refused(jobs.read_logs(request).await.map(|_| Response::new(())), InvalidField, "stream");
 
     let token = Some(v1::FencingToken { generation: 1, log_index: 7 });
@@ -185,7 +185,7 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
         ("spec.groups[0].cpu_milli", |spec| spec.groups[0].cpu_milli = u64::MAX),
         ("spec.groups", |spec| spec.groups.clear()),
         ("spec.groups", |spec| spec.groups = vec![spec.groups[0].clone(); 17]),
-        ("spec.tier", |spec| spec.tier = "royal".to_owned()),
+        ("spec.tier", |spec| spec.tier = 17),
         ("spec.tenant", |spec| spec.tenant = "No Name".to_owned()),
         ("spec.regions[0]", |spec| spec.regions = vec!["No Name".to_owned()]),
         ("spec.checkpoint_directory", |spec| spec.checkpoint_directory = "here".to_owned()),

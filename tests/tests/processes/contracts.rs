@@ -1,5 +1,6 @@
 //! What a worker finds, says and is told: checkpoints in the log, notices, steps, and where it goes on.
 
+use muster_wire::time::duration;
 use muster_wire::v1::{self, JobPhase};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -120,11 +121,15 @@ async fn a_worker_that_has_to_stop_is_told_in_three_ways() {
     spec.groups[0].environment.insert("PORT".to_owned(), port.to_string());
     let listener = if listens { LISTENER } else { "" };
     spec.groups[0].environment.insert("LISTENER".to_owned(), listener.to_owned());
-    spec.stop_grace_ms = Some(1_000);
+    spec.stop_grace = Some(duration(1_000));
     spec.contract = Some(v1::JobContract {
         notice: Some(v1::NoticeRules { http_port: port.into(), http_path: "/stop".to_owned() }),
         // Two steps and a save are longer than the grace that the job asks for.
-        checkpoint: Some(v1::CheckpointRules { step_ms: 2_000, save_ms: 11_000, ..Default::default() }),
+        checkpoint: Some(v1::CheckpointRules {
+            step: Some(duration(2_000)),
+            save: Some(duration(11_000)),
+            ..Default::default()
+        }),
         ..Default::default()
     });
     let id = submit(&client, spec).await;
@@ -139,7 +144,7 @@ async fn a_worker_that_has_to_stop_is_told_in_three_ways() {
     {
         assert!(told.contains(line), "{line}: {told}");
     }
-    assert!(ended.checkpointed_at_ms > 0, "saved while it was stopping: {ended:#?}");
+    assert!(ended.checkpoint_time.is_some(), "saved while it was stopping: {ended:#?}");
     if listens {
         let call = eventually("nobody called", || async { std::fs::read_to_string(&call).ok() }).await;
         assert!(call.starts_with("POST /stop HTTP/1.1\r\n") && call.contains("\"grace_ms\":15000"), "{call}");
@@ -177,7 +182,7 @@ async fn the_python_helper_speaks_to_a_real_agent() {
     let told = output(&client, &id).await;
     assert_eq!(ended.phase(), JobPhase::Succeeded, "{told}");
     assert!(told.contains("refused") && told.contains("resumes False notice None"), "{told}");
-    assert!(ended.checkpointed_at_ms > 0, "{ended:#?}");
+    assert!(ended.checkpoint_time.is_some(), "{ended:#?}");
     drop(agents);
     cluster.assert_digests_agree().await;
 }

@@ -4,6 +4,8 @@
 //! what they skip otherwise: the frameworks are gigabytes, and no part of the house.
 
 use muster_client::{Client, WatchItem};
+use muster_types::LaunchForm;
+use muster_wire::closed::{number_or_zero, of_word};
 use muster_wire::v1;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -60,7 +62,8 @@ fn gang(launch: &str, command: &[&str], environment: &[(&str, &str)]) -> v1::Job
     ];
     let all = settings.iter().chain(environment);
     group.environment = all.map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-    spec.contract = Some(v1::JobContract { launch: launch.to_owned(), ..Default::default() });
+    spec.contract =
+        Some(v1::JobContract { launch: number_or_zero(of_word::<LaunchForm>(launch)), ..Default::default() });
     spec
 }
 

@@ -3,6 +3,8 @@
 
 use muster_client::Client;
 use muster_types::RefusalCode;
+use muster_wire::closed::word;
+use muster_wire::time::duration;
 use muster_wire::v1::exit_status::Kind;
 use muster_wire::v1::{self, JobPhase};
 use std::collections::BTreeMap;
@@ -48,7 +50,8 @@ async fn output(client: &Client, id: &str) -> (BTreeMap<String, String>, u64) {
     let (mut text, mut dropped) = (BTreeMap::<String, String>::new(), 0);
     while let Some(piece) = logs.next().await.expect("output comes to its end") {
         dropped += piece.dropped_bytes;
-        text.entry(piece.stream).or_default().push_str(&String::from_utf8_lossy(&piece.data));
+        let stream = word::<v1::OutputStream>(piece.stream).to_owned();
+        text.entry(stream).or_default().push_str(&String::from_utf8_lossy(&piece.data));
     }
     (text, dropped)
 }
@@ -230,7 +233,7 @@ async fn will_not_go(client: &Client) {
             "trap '' TERM; {away} sh -c 'trap \"\" TERM; sleep {sleeper}' & echo ready; wait; wait; sleep {sleeper}"
         ),
     );
-    spec.stop_grace_ms = Some(500);
+    spec.stop_grace = Some(duration(500));
     let id = submit(client, spec).await;
     wait_for_job(client, &id, |job| job.phase() == JobPhase::Running).await;
     let request = v1::ReadLogsRequest { job_id: id.clone(), follow: true, ..Default::default() };

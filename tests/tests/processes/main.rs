@@ -15,6 +15,7 @@ mod drills;
 mod durability;
 mod failover;
 mod frameworks;
+mod full_state;
 mod gpus;
 mod history;
 mod hostile_workers;

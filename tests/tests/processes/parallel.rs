@@ -1,5 +1,6 @@
 //! A job whose split is left to the parallelism planner is placed in one of its sizes, and its workers get the layout.
 
+use muster_wire::time::duration;
 use muster_wire::v1::{self, JobPhase};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -44,8 +45,8 @@ async fn occupy(client: &muster_client::Client, hosts: u32, expected_run_ms: u64
     let mut spec = job("holds", &["/bin/sleep", "600"]);
     spec.groups[0].workers = hosts;
     spec.groups[0].accelerators = Some(accelerators("h100", DEVICES as u32));
-    spec.expected_run_ms = expected_run_ms;
-    spec.stop_grace_ms = Some(100);
+    spec.expected_run = Some(duration(expected_run_ms));
+    spec.stop_grace = Some(duration(100));
     let id = submit(client, spec).await;
     wait_for_job(client, &id, |job| job.phase() == JobPhase::Running).await;
     id

@@ -41,7 +41,7 @@ async fn narrow_line(at: SocketAddr, target: SocketAddr) {
 
 fn gang(evidence: &std::path::Path, workers: u32) -> v1::JobSpec {
     let mut spec = work("checked", evidence, 300, 0, (workers, 4));
-    spec.contract = Some(v1::JobContract { preflight: "on".into(), ..Default::default() });
+    spec.contract = Some(v1::JobContract { preflight: v1::Preflight::On.into(), ..Default::default() });
     spec
 }
 
@@ -102,7 +102,10 @@ async fn a_slow_host_is_named_and_a_gang_does_not_start_on_it() {
     // One that needs all three does not: no worker of it ever runs, and the job says on which node that was.
     let mut spec = gang(&evidence, 3);
     spec.contract = spec.contract.map(|contract| v1::JobContract {
-        retry: Some(v1::RetryRules { limits: [("preflight".to_owned(), 0)].into(), ..Default::default() }),
+        retry: Some(v1::RetryRules {
+            limits: vec![v1::RetryLimit { failure_class: v1::FailureClass::Preflight.into(), retries: 0 }],
+            ..Default::default()
+        }),
         ..contract
     });
     let id = submit(spec).await;
@@ -110,8 +113,8 @@ async fn a_slow_host_is_named_and_a_gang_does_not_start_on_it() {
     assert_eq!((ended.phase(), ended.attempt), (JobPhase::Failed, 1), "{ended:#?}");
     let failure = ended.recovery.and_then(|recovery| recovery.last_failure).expect("a failed job says why");
     assert_eq!(
-        (failure.failure_class.as_str(), failure.node_name.as_str()),
-        ("preflight", SLOW),
+        (failure.failure_class(), failure.node_name.as_str()),
+        (v1::FailureClass::Preflight, SLOW),
         "{failure:#?}"
     );
     assert!(failure.detail.contains("slow"), "{failure:#?}");

@@ -2,6 +2,7 @@
 
 use muster_client::{Client, Options, Read};
 use muster_types::RefusalCode;
+use muster_wire::time::span_ms;
 use muster_wire::v1;
 use nix::sys::signal::Signal;
 use std::time::Duration;
@@ -46,7 +47,7 @@ async fn a_write_is_seen_by_linearizable_reads_everywhere_at_once() {
             let answer = answer.unwrap_or_else(|error| panic!("replica {at} misses {id}: {error:?}"));
             let freshness = answer.freshness.expect("it says how fresh it is");
             assert_eq!(freshness.replica_id, cluster.replicas[at].id);
-            assert!(freshness.staleness_ms.is_some(), "{freshness:?}");
+            assert!(freshness.staleness.is_some(), "{freshness:?}");
         }
     }
     cluster.assert_digests_agree().await;
@@ -86,7 +87,7 @@ async fn reads_while_replicas_stand_still() {
     let told: u64 = refused.metadata["staleness_ms"].parse().expect("a number");
     assert!(u128::from(told) > BOUND.as_millis(), "{refused:?}");
     let any = reader.get_job(get(&id, Read::any())).await.expect("whatever it has");
-    let staleness = any.freshness.and_then(|f| f.staleness_ms).expect("it heard of a leader before");
+    let staleness = any.freshness.and_then(|f| span_ms(f.staleness)).expect("it heard of a leader before");
     assert!(staleness >= told, "staleness grows: {staleness} after {told}");
     let error = reader.get_job(get(&id, Read::linearizable())).await.expect_err("nobody confirms it");
     let refused =

@@ -54,8 +54,8 @@ impl Cluster {
         eventually(&format!("replica {at} does not vote again"), || async {
             let own = self.status_of(at).await.ok()?;
             let votes = own.replicas.iter().any(|replica| replica.id == id && replica.voter);
-            let is_back = own.health.is_some_and(|health| !health.rejoining);
-            (votes && is_back && own.role == "follower").then_some(())
+            let is_back = own.health.as_ref().is_some_and(|health| !health.rejoining);
+            (votes && is_back && own.role() == v1::ReplicaRole::Follower).then_some(())
         })
         .await;
     }
@@ -93,7 +93,11 @@ async fn a_damaged_replica_rebuilds_itself_and_never_votes_meanwhile() {
     assert!(status.health.is_some_and(|health| health.rejoining));
     for at in [other, damaged] {
         let status = eventually("it does not serve", || async { cluster.status_of(at).await.ok() }).await;
-        assert_ne!(status.role, "leader", "it was elected with a vote that nobody may give: {status:?}");
+        assert_ne!(
+            status.role(),
+            v1::ReplicaRole::Leader,
+            "it was elected with a vote that nobody may give: {status:?}"
+        );
     }
 
     // With the third there is a majority of those who know what they promised.

@@ -127,8 +127,12 @@ async fn jobs_run_once() {
     assert!(text.contains(&format!("job {id} attempt 2 ")), "{text:?}");
     let id = submit(&client, work("followed", &evidence, 1_000, 0, (1, 1))).await;
     wait_for_job(&client, &id, is_running).await;
-    let following =
-        v1::ReadLogsRequest { job_id: id, follow: true, stream: "stdout".to_owned(), ..Default::default() };
+    let following = v1::ReadLogsRequest {
+        job_id: id,
+        follow: true,
+        stream: v1::OutputStream::Stdout.into(),
+        ..Default::default()
+    };
     let text = output(&follower, following).await;
     assert!(text.contains("working for 1000 ms") && text.ends_with("done\n"), "{text:?}");
 

@@ -42,7 +42,8 @@ async fn output_is_followed_over_the_loss_of_replicas_and_agents() {
                 let (mut out, mut err) = (Vec::new(), Vec::new());
                 while let Some(piece) = logs.next().await.expect("output goes on") {
                     assert_eq!(piece.dropped_bytes, 0);
-                    if piece.stream == "stdout" { &mut out } else { &mut err }.extend(piece.data);
+                    if piece.stream() == v1::OutputStream::Stdout { &mut out } else { &mut err }
+                        .extend(piece.data);
                 }
                 (String::from_utf8(out).expect("text"), String::from_utf8(err).expect("text"))
             })

@@ -344,6 +344,19 @@ async fn a_cluster_with_certificates() {
         run_to_end(&words, "").await.assert_refused(4, &["MS-8001", "all-tenants/ada"]);
     }
 
+    // A job that names no tenant is of the one that its submitter's certificate acts for.
+    let eve = certified.folder("client", "eve");
+    let of_tenant = ["client", "eve", "--tenant", "vision", "--out", text(&eve)];
+    ca(&[&["issue", text(&certified.authority)], &of_tenant[..]].concat()).await;
+    let own = files(&eve);
+    let eve = ["--ca", text(&own.ca), "--cert", text(&own.cert), "--key", text(&own.key)];
+    let run = ["--endpoint", &endpoints.join(","), "run", "--detach", "--cpu", "100m", "--", "true"];
+    let ran = run_to_end(&[&eve[..], &run[..]].concat(), "").await;
+    assert_eq!(ran.code, Some(0), "{ran:#?}");
+    let get = v1::GetJobRequest { job_id: ran.out.trim().to_owned(), ..Default::default() };
+    let job = cluster.client().get_job(get).await.expect("it was submitted").job.expect("it is there");
+    assert_eq!(job.spec.expect("it has one").tenant, "vision");
+
     // The load is about calls, not about work.
     let cordon = v1::CordonNodeRequest { node: "h1".to_owned(), ..Default::default() };
     cluster.client().cordon_node(cordon).await.expect("an operator may");

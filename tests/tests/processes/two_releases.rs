@@ -2,6 +2,7 @@
 
 use muster_client::{Client, Read};
 use muster_example::intervals;
+use muster_wire::time::{duration, timestamp};
 use muster_wire::v1::{self, JobPhase};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -66,10 +67,10 @@ impl OlderClient {
 /// What a submission can say in every part of its message, as both releases know it.
 fn full(name: &str) -> v1::JobSpec {
     let mut spec = job(name, &["sleep", "0"]);
-    spec.tier = "batch".to_owned();
+    spec.tier = v1::Tier::Batch.into();
     spec.regions = vec!["region-1".to_owned()];
-    spec.run_time_limit_ms = 60_000;
-    spec.stop_grace_ms = Some(1_234);
+    spec.run_time_limit = Some(duration(60_000));
+    spec.stop_grace = Some(duration(1_234));
     spec.failure_retries_max = 2;
     spec.checkpoint_directory = "/checkpoints".to_owned();
     spec.working_directory = "/work".to_owned();
@@ -77,19 +78,23 @@ fn full(name: &str) -> v1::JobSpec {
     spec.node_selector.insert("host".to_owned(), host);
     // Nothing of it ever runs.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is behind 1970");
-    spec.not_before_ms = (now + NOT_BEFORE).as_secs() * 1_000;
+    spec.not_before = Some(timestamp((now + NOT_BEFORE).as_secs() * 1_000));
     spec.tolerations = vec!["spot".to_owned()];
-    spec.expected_run_ms = 40_000;
-    let limits = [("node_fault".to_owned(), 7)].into();
-    let retry =
-        v1::RetryRules { limits, backoff_ms: Some(77), backoff_max_ms: Some(7_777), avoid_ms: Some(77_777) };
-    let checkpoint = v1::CheckpointRules { save_ms: 500, ..Default::default() };
+    spec.expected_run = Some(duration(40_000));
+    let limits = vec![v1::RetryLimit { failure_class: v1::FailureClass::NodeFault.into(), retries: 7 }];
+    let retry = v1::RetryRules {
+        limits,
+        backoff: Some(duration(77)),
+        backoff_max: Some(duration(7_777)),
+        avoid: Some(duration(77_777)),
+    };
+    let checkpoint = v1::CheckpointRules { save: Some(duration(500)), ..Default::default() };
     spec.contract = Some(v1::JobContract {
-        launch: "torchrun".to_owned(),
+        launch: v1::LaunchForm::Torchrun.into(),
         retry: Some(retry),
         checkpoint: Some(checkpoint),
         spares: 1,
-        preflight: "off".to_owned(),
+        preflight: v1::Preflight::Off.into(),
         ..Default::default()
     });
     if let Some(group) = spec.groups.first_mut() {

@@ -2,6 +2,7 @@
 
 use muster_decider::Command;
 use muster_types::{Name, NodeId};
+use muster_wire::time::{duration, unix_ms};
 use muster_wire::v1::watch_nodes_response::Event;
 
 use super::*;
@@ -160,10 +161,10 @@ async fn what_restricts_a_node_is_asked_for_answered_and_refused() {
     let (_send, _session) = served.agent().await;
     let mut fleet = FleetServiceClient::new(served.channel.clone());
     let id = |n: u32| format!("00000000-0000-4000-9100-{n:012}");
-    let drain = |n, node: &str, stop_after_ms| v1::DrainNodeRequest {
+    let drain = |n, node: &str, stop_after_ms: Option<u64>| v1::DrainNodeRequest {
         request_id: id(n),
         node: node.into(),
-        stop_after_ms,
+        stop_after: stop_after_ms.map(duration),
     };
     let reason = |answer: Status| Refused::from_status(&answer).code;
     let early = v1::QuarantineNodeRequest {
@@ -185,7 +186,10 @@ async fn what_restricts_a_node_is_asked_for_answered_and_refused() {
     let drained = fleet.drain_node(drain(5, "h1", Some(60_000))).await.unwrap().into_inner();
     let restriction = drained.node.unwrap().restriction.unwrap();
     let drain = restriction.drain.unwrap();
-    assert_eq!((drain.cause.as_str(), drain.deadline_ms), ("operator", Some(drain.since_ms + 60_000)));
+    assert_eq!(
+        (drain.cause(), unix_ms(drain.stop_time)),
+        (v1::DrainCause::Operator, unix_ms(drain.start_time).map(|since| since + 60_000))
+    );
 
     let quarantine = |n, reason: &str| v1::QuarantineNodeRequest {
         request_id: id(n),
@@ -198,16 +202,19 @@ async fn what_restricts_a_node_is_asked_for_answered_and_refused() {
     }
     assert!(fleet.quarantine_node(quarantine(8, "odd")).await.is_ok());
 
-    let begin = |n, action: &str, devices| v1::BeginNodeRepairRequest {
+    let begin = |n, action: i32, devices| v1::BeginNodeRepairRequest {
         request_id: id(n),
         node: "h1".into(),
-        action: action.into(),
+        action,
         devices,
-        stop_after_ms: None,
+        stop_after: None,
     };
-    for (n, action, devices) in
-        [(12, "dance", vec![]), (13, "cordon", vec![]), (14, "", vec![64]), (15, "", vec![63])]
-    {
+    for (n, action, devices) in [
+        (12, 17, vec![]),
+        (13, v1::HealthAction::Cordon.into(), vec![]),
+        (14, 0, vec![64]),
+        (15, 0, vec![63]),
+    ] {
         let refused = fleet.begin_node_repair(begin(n, action, devices)).await.unwrap_err();
         assert_eq!(reason(refused), Some(RefusalCode::InvalidField), "request {n}");
     }
@@ -229,19 +236,29 @@ async fn what_restricts_a_node_is_asked_for_answered_and_refused() {
     let unknown = v1::FinishNodeRepairRequest { outcome: 99, ..finish(19, Repair::Done, "") };
     let refused = fleet.finish_node_repair(unknown).await.unwrap_err();
     assert_eq!(reason(refused), Some(RefusalCode::InvalidField), "an outcome of a newer release");
-    let begun = fleet.begin_node_repair(begin(17, "reset-gpu", vec![3])).await.unwrap().into_inner();
+    let begun = fleet
+        .begin_node_repair(begin(17, v1::HealthAction::ResetGpu.into(), vec![3]))
+        .await
+        .unwrap()
+        .into_inner();
     let repairing = begun.node.unwrap().restriction.unwrap().repair.unwrap();
-    assert_eq!((repairing.action.as_str(), repairing.devices.as_slice()), ("reset-gpu", [3].as_slice()));
+    assert_eq!(
+        (repairing.action(), repairing.devices.as_slice()),
+        (v1::HealthAction::ResetGpu, [3].as_slice())
+    );
     assert!(fleet.finish_node_repair(finish(18, Repair::Done, "")).await.is_ok());
 
     let policy = fleet.get_health_policy(v1::GetHealthPolicyRequest::default()).await.unwrap().into_inner();
-    assert_eq!((policy.version, policy.policy.as_ref().unwrap().xids[&79].as_str()), (0, "reboot-node"));
+    assert_eq!(
+        (policy.version, policy.policy.as_ref().unwrap().xids[&79]),
+        (0, v1::XidAction::RebootNode.into())
+    );
     let set = |n, policy, expected_version| v1::SetHealthPolicyRequest {
         request_id: id(n),
         policy,
         expected_version,
     };
-    let bad = v1::HealthPolicy { xid_unlisted: "explode".into(), ..Default::default() };
+    let bad = v1::HealthPolicy { xid_unlisted: 99, ..Default::default() };
     for (request, expected) in [
         (set(20, None, None), RefusalCode::InvalidField),
         (set(21, Some(bad), None), RefusalCode::InvalidField),

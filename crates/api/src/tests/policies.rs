@@ -2,6 +2,7 @@
 //! same of them, and nothing changes.
 
 use super::*;
+use muster_wire::time::duration;
 
 fn tenant(parent: &str) -> v1::TenantPolicy {
     v1::TenantPolicy { parent: parent.to_owned(), ..Default::default() }
@@ -26,12 +27,8 @@ fn policy(tenants: Vec<(&str, v1::TenantPolicy)>) -> v1::Policy {
 
 /// Each policy with the field that it is refused for.
 fn attacks() -> Vec<(v1::Policy, &'static str)> {
-    let rights = |tier: &str, non_preemptible: &str| {
-        with_rights(v1::TenantRights {
-            tier_max: tier.to_owned(),
-            non_preemptible: non_preemptible.to_owned(),
-            deadlines: None,
-        })
+    let rights = |tier_max: i32, non_preemptible: i32| {
+        with_rights(v1::TenantRights { tier_max, non_preemptible, deadlines: None })
     };
     let preemption = |preemption| v1::Policy { preemption: Some(preemption), ..Default::default() };
     let twice = v1::TenantPolicy { quotas: vec![quota("h100", 1), quota("h100", 2)], ..Default::default() };
@@ -63,15 +60,15 @@ fn attacks() -> Vec<(v1::Policy, &'static str)> {
             policy(vec![("a", v1::TenantPolicy { weight_milli: u32::MAX, ..tenant("") })]),
             "policy.tenants.a.weight_milli",
         ),
-        (policy(vec![("a", rights("urgent", ""))]), "policy.tenants.a.rights.tier_max"),
-        (policy(vec![("a", rights("", "sometimes"))]), "policy.tenants.a.rights.non_preemptible"),
+        (policy(vec![("a", rights(17, 0))]), "policy.tenants.a.rights.tier_max"),
+        (policy(vec![("a", rights(0, 17))]), "policy.tenants.a.rights.non_preemptible"),
         (
             preemption(v1::PreemptionPolicy { victims_max: Some(u32::MAX), ..Default::default() }),
             "policy.preemption.victims_max",
         ),
         (
-            preemption(v1::PreemptionPolicy { minimum_run_ms: Some(u64::MAX), ..Default::default() }),
-            "policy.preemption.minimum_run_ms",
+            preemption(v1::PreemptionPolicy { minimum_run: Some(duration(u64::MAX)), ..Default::default() }),
+            "policy.preemption.minimum_run",
         ),
         (too_many, "policy.tenants"),
         (too_large, "policy"),

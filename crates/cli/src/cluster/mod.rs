@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use muster_client::{AttemptError, Client};
-use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, one_line};
+use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, one_line, span};
+use muster_wire::closed::word;
 use muster_wire::v1;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -228,12 +229,12 @@ async fn ask_all(client: &Client, first: &v1::GetStatusResponse) -> (Vec<Replica
         }
     }
     // The leader sees the others; each sees its own disk.
-    answers.sort_by_key(|answer| answer.role != "leader");
-    if let Some(leader) = answers.first().filter(|answer| answer.role == "leader") {
+    answers.sort_by_key(|answer| answer.role() != v1::ReplicaRole::Leader);
+    if let Some(leader) = answers.first().filter(|answer| answer.role() == v1::ReplicaRole::Leader) {
         for seen in &leader.replicas {
             if let Some(replica) = replicas.get_mut(&seen.id) {
                 replica.lag_entries = seen.lag_entries;
-                replica.silent_ms = seen.silent_ms;
+                replica.silence = span(seen.silence);
             }
         }
     }
@@ -250,10 +251,10 @@ async fn ask_all(client: &Client, first: &v1::GetStatusResponse) -> (Vec<Replica
 fn fill(replica: &mut Replica, answer: Result<v1::GetStatusResponse, AttemptError>) {
     match answer {
         Ok(status) => {
-            replica.role = status.role;
+            replica.role = word::<v1::ReplicaRole>(status.role).to_owned();
             replica.status = Some(ReplicaStatus {
                 log_index: status.freshness.map_or(0, |f| f.log_index),
-                staleness_ms: status.freshness.and_then(|f| f.staleness_ms),
+                staleness: status.freshness.and_then(|f| span(f.staleness)),
                 state_digest: status.state_digest,
                 term: status.term,
                 raft_last_index: status.raft_last_index,
@@ -323,8 +324,8 @@ fn print(console: &Console, content: &ClusterStatus) -> Result<(), Failure> {
             replica.status.as_ref().map(|s| s.state_digest.clone()).unwrap_or_default(),
         ];
         if console.is_wide() {
-            let staleness = replica.status.as_ref().and_then(|s| s.staleness_ms);
-            cells.push(staleness.map(|ms| ms.to_string()).unwrap_or_default());
+            let staleness = replica.status.as_ref().and_then(|s| s.staleness.clone());
+            cells.push(staleness.unwrap_or_default());
             cells.push(number(|s| s.raft_last_index));
             cells.push(number(|s| s.raft_committed_index));
             cells.push(number(|s| s.raft_applied_index));
@@ -337,7 +338,7 @@ fn print(console: &Console, content: &ClusterStatus) -> Result<(), Failure> {
             cells.push(of(&|h| Some(h.version.clone())));
             cells.push(of(&|h| Some(h.format_max.to_string())));
             cells.push(of(&|h| Some(format!("{}Gi", h.free_bytes >> 30))));
-            cells.push(of(&|h| h.snapshot_age_ms.map(|ms| format!("{}s", ms / 1_000))));
+            cells.push(of(&|h| h.snapshot_age.clone()));
             cells.push(of(&|h| h.archive_log_index.map(|index| index.to_string())));
             cells.push(of(&|h| h.certificate_days_left.map(|days| days.to_string())));
         }

@@ -197,6 +197,11 @@ fn begin(
     wanted.len()
 }
 
+/// Whether output that is not there now may be there in a moment.
+fn may_come(code: RefusalCode) -> bool {
+    matches!(code, RefusalCode::WorkerNotStarted | RefusalCode::LogsUnavailable)
+}
+
 /// Reads the output of one worker to its end. A node that cannot be reached is asked again as long as anybody listens:
 /// its agent may be back in a moment, and the caller ends with the job.
 async fn read(client: Client, request: v1::ReadLogsRequest, say: mpsc::Sender<Said>) {
@@ -214,7 +219,7 @@ async fn read(client: Client, request: v1::ReadLogsRequest, say: mpsc::Sender<Sa
         };
         let Err(error) = reading.await else { break None };
         let is_unavailable =
-            error.refused().is_some_and(|refused| refused.code == Some(RefusalCode::LogsUnavailable));
+            error.refused().is_some_and(|refused| refused.code.is_some_and(may_come));
         // What has begun goes on by itself behind what was read; asked again it would begin again.
         if has_begun || !is_unavailable {
             break Some(error.refused().map_or_else(|| error.to_string(), |refused| refused.message.clone()));
@@ -263,7 +268,7 @@ impl<'a> Shown<'a> {
         match said {
             Said::Piece(rank, piece) => {
                 tell_dropped(self.console, rank, piece.dropped_bytes);
-                self.show(rank, piece.stream == "stderr", &piece.data)
+                self.show(rank, piece.stream() == v1::OutputStream::Stderr, &piece.data)
             }
             Said::End(Ending { rank, token, why }) => {
                 self.readers -= 1;

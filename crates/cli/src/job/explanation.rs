@@ -2,13 +2,17 @@
 
 use clap::Args;
 use muster_client::Client;
-use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, one_line, time};
+use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, moment, one_line, time};
 use muster_manifest::Overrides;
 use muster_manifest::quantity::{show_about, show_scaled};
+use muster_types::PriorityTier;
+use muster_types::policy::Guarantee;
+use muster_wire::closed::word;
+use muster_wire::time::{Timestamp, span_ms, unix_ms};
 use muster_wire::v1;
 use serde::Serialize;
 
-use crate::job_files::{now_ms, read_manifests, refused};
+use crate::job_files::{name_own_tenant, now_ms, read_manifests, refused};
 use crate::parallel::auto;
 use crate::reading::ReadArgs;
 use crate::view::recovery::{self, Advice, Recovery};
@@ -33,12 +37,12 @@ explanation.")]
 pub struct PlanArgs {
     /// Job file (YAML), or - for stdin
     file: String,
-    /// Instead of the file's metadata.tenant
+    /// Instead of the file's metadata.tenant; without either, that of the certificate
     #[arg(long, value_name = "TENANT")]
     tenant: Option<String>,
     /// Instead of the file's tier: free, batch, standard, production or critical
-    #[arg(long, value_name = "TIER")]
-    tier: Option<String>,
+    #[arg(long, value_name = "TIER", value_parser = muster_manifest::tier)]
+    tier: Option<PriorityTier>,
     /// Instead of the file's regions; repeat it or separate several by commas
     #[arg(long, value_name = "REGION", value_delimiter = ',')]
     region: Vec<String>,
@@ -211,7 +215,7 @@ struct Blocker {
     name: String,
     workers: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    starts_at: Option<String>,
+    start_time: Option<String>,
     /// Whether that is later than was expected at first.
     slipped: bool,
 }
@@ -229,7 +233,7 @@ struct Borrower {
     #[serde(skip_serializing_if = "String::is_empty")]
     hindrance: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    until: Option<String>,
+    available_time: Option<String>,
 }
 
 impl From<v1::Borrower> for Borrower {
@@ -242,7 +246,7 @@ impl From<v1::Borrower> for Borrower {
             jobs: message.jobs,
             largest_job: message.largest_job_id,
             hindrance: message.hindrance,
-            until: time(message.until_ms),
+            available_time: moment(message.available_time),
         }
     }
 }
@@ -251,11 +255,11 @@ impl From<v1::Borrower> for Borrower {
 #[serde(rename_all = "camelCase")]
 struct Start {
     #[serde(skip_serializing_if = "Option::is_none")]
-    q10: Option<String>,
+    p10: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    q50: Option<String>,
+    p50: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    q90: Option<String>,
+    p90: Option<String>,
     basis: String,
 }
 
@@ -265,7 +269,7 @@ impl Explanation {
             job: b.job_id,
             name: b.name,
             workers: b.workers,
-            starts_at: time(b.starts_at_ms),
+            start_time: moment(b.start_time),
             slipped: b.has_slipped,
         };
         Explanation {
@@ -281,15 +285,15 @@ impl Explanation {
             quotas: message.quotas.into_iter().map(quota_view).collect(),
             blockers: message.blockers.into_iter().map(blocker).collect(),
             borrowers: message.borrowers.into_iter().map(Borrower::from).collect(),
-            standing: message.standing,
+            standing: word::<v1::QuotaStanding>(message.standing).to_owned(),
             start: message.start.map(|start| Start {
-                q10: time(start.q10_ms),
-                q50: time(start.q50_ms),
-                q90: time(start.q90_ms),
+                p10: moment(start.p10),
+                p50: moment(start.p50),
+                p90: moment(start.p90),
                 basis: start.basis,
             }),
             would_help: message.would_help,
-            estimate: message.estimate.map(|e| Estimate { run_ms: e.run_ms, run_high_ms: e.run_high_ms }),
+            estimate: message.estimate.map(Estimate::from),
             knows_reservations: message.knows_reservations,
             known: Known::default(),
         }
@@ -361,7 +365,7 @@ fn quota_view(message: v1::QuotaReport) -> Quota {
         room: Decimal::milli(message.room_milli),
         short: Decimal::milli(message.short_milli),
         tenant: message.tenant,
-        limited_by: message.limit,
+        limited_by: word::<v1::QuotaLimit>(message.limit).to_owned(),
         limit_region: message.limit_region,
         used: Decimal::milli(message.used_milli),
         kept: Decimal::milli(message.kept_milli),
@@ -374,6 +378,7 @@ pub async fn plan(global: &Global, console: &Console, args: PlanArgs) -> Result<
         Overrides { tenant: args.tenant, tier: args.tier, regions: args.region, ..Overrides::default() };
     let mut manifests = read_manifests(&args.file, &overrides)?;
     let client = args.read.client(global).await?;
+    name_own_tenant(&client, &mut manifests);
     auto::choose(&client, console, &args.file, &mut manifests).await?;
     let console = if args.json { &console.with_format(Format::Json) } else { console };
     for (index, manifest) in manifests.iter().enumerate() {
@@ -493,14 +498,17 @@ fn tree(job: &str, explanation: &v1::Explanation, who: &Who, now_ms: u64) -> Str
         tree.line(1, &text);
     }
     if let Some(estimate) = &explanation.estimate {
-        let (likely, high) = (show_about(estimate.run_ms), show_about(estimate.run_high_ms));
+        let about = |span| show_about(span_ms(span).unwrap_or_default());
+        let (likely, high) = (about(estimate.run_time), about(estimate.run_time_p90));
         tree.line(1, &format!("expected to run {likely} (p90 {high})"));
     }
-    match explanation.standing.as_str() {
-        "within_nominal" => {
+    match explanation.standing() {
+        v1::QuotaStanding::WithinNominal => {
             tree.line(1, "within nominal quota: other tenants cannot take back what it holds")
         }
-        "borrowing" => tree.line(1, "borrowing: those who are promised what it holds may take it back"),
+        v1::QuotaStanding::Borrowing => {
+            tree.line(1, "borrowing: those who are promised what it holds may take it back")
+        }
         _ => {}
     }
     tree.line(1, &format!("by policy version {}", explanation.policy_version));
@@ -513,7 +521,7 @@ fn tree(job: &str, explanation: &v1::Explanation, who: &Who, now_ms: u64) -> Str
     if !explanation.blockers.is_empty() {
         tree.line(0, "capacity is reserved for");
         tree.each(1, &explanation.blockers, |tree, blocker| {
-            let at = match moment(blocker.starts_at_ms, now_ms) {
+            let at = match start_of(blocker.start_time, now_ms) {
                 Some(at) => format!("starts {at}"),
                 None => "start not known".to_owned(),
             };
@@ -590,9 +598,9 @@ fn score_line(parts: &[v1::ScorePart]) -> String {
 
 fn start_lines(tree: &mut Tree, start: &v1::StartEstimate, now_ms: u64) {
     tree.line(0, "start");
-    let said = [("p10", start.q10_ms), ("p50", start.q50_ms), ("p90", start.q90_ms)];
-    for (words, ms) in said {
-        if let Some(at) = moment(ms, now_ms) {
+    let said = [("p10", start.p10), ("p50", start.p50), ("p90", start.p90)];
+    for (words, at) in said {
+        if let Some(at) = start_of(at, now_ms) {
             tree.line(1, &format!("{words}  {at}"));
         }
     }
@@ -601,8 +609,9 @@ fn start_lines(tree: &mut Tree, start: &v1::StartEstimate, now_ms: u64) {
     }
 }
 
-/// A moment and how far it is; none for 0.
-fn moment(ms: u64, now_ms: u64) -> Option<String> {
+/// A moment and how far it is.
+fn start_of(at: Option<Timestamp>, now_ms: u64) -> Option<String> {
+    let ms = unix_ms(at)?;
     // Nobody plans by milliseconds.
     let at = time(ms / 1_000 * 1_000)?;
     Some(match ms.checked_sub(now_ms) {
@@ -630,12 +639,12 @@ fn borrower_line(borrower: &v1::Borrower) -> String {
 
 fn quota_line(quota: &v1::QuotaReport) -> String {
     let number = |milli: u64| show_scaled(milli, 3);
-    let limit = match quota.limit.as_str() {
-        "nominal" => "nominal quota",
-        "borrowing" => "nominal quota and borrowing limit",
-        "parent_capacity" => "capacity",
-        "lent_reserve" => "capacity without what is not lent",
-        other => other,
+    let limit = match quota.limit() {
+        v1::QuotaLimit::Nominal => "nominal quota",
+        v1::QuotaLimit::Borrowing => "nominal quota and borrowing limit",
+        v1::QuotaLimit::ParentCapacity => "capacity",
+        v1::QuotaLimit::LentReserve => "capacity without what is not lent",
+        v1::QuotaLimit::Unspecified => "a limit",
     };
     let whose = if quota.tenant.is_empty() { "the fleet" } else { quota.tenant.as_str() };
     let counted =
@@ -679,7 +688,8 @@ fn cluster_lines(tree: &mut Tree, clusters: &[v1::ClusterReport]) {
     tree.0.push_str(&grid.plain());
     tree.each(0, clusters, |tree, report| {
         let nodes = report.nodes.unwrap_or_default();
-        let lacking = report.lacking_isolation.join(", ");
+        let lacking: Vec<&str> = report.lacking_isolation.iter().map(|n| word::<Guarantee>(*n)).collect();
+        let lacking = lacking.join(", ");
         let not_isolated = format!("without the isolation that policy requires ({lacking})");
         let counts = [
             ("fit", nodes.fit),

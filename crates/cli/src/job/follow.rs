@@ -46,7 +46,7 @@ fn has_reached(until: Until, job: &v1::Job) -> bool {
     let so = match until {
         Until::Finished | Until::Succeeded => false,
         Until::Running => job.phase == i32::from(v1::JobPhase::Running),
-        Until::Checkpointed => job.checkpointed_at_ms > 0,
+        Until::Checkpointed => job.checkpoint_time.is_some(),
     };
     so || has_ended(job.phase)
 }
@@ -54,7 +54,7 @@ fn has_reached(until: Until, job: &v1::Job) -> bool {
 /// Whether this is what was waited for rather than the end of waiting.
 fn is_well(until: Until, job: &v1::Job) -> bool {
     match until {
-        Until::Checkpointed => job.checkpointed_at_ms > 0,
+        Until::Checkpointed => job.checkpoint_time.is_some(),
         _ => !has_ended(job.phase) || job.phase == i32::from(v1::JobPhase::Succeeded),
     }
 }
@@ -73,7 +73,7 @@ pub async fn follow(
         job_ids: subject.ids.clone(),
         tenant: subject.tenant.clone(),
         label_selector: subject.selector.clone(),
-        creator: String::new(),
+        ..Default::default()
     };
     let mut watch = client.watch_jobs(request);
     let end = subject.limit.and_then(|limit| Instant::now().checked_add(limit));

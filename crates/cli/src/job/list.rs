@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use clap::{Args, ValueEnum};
 use muster_client::Client;
 use muster_console::{Console, Exit, Failure, Format, Global};
+use muster_wire::time::unix_ms;
 use muster_wire::v1;
 
 use super::{grouped, print_jobs};
@@ -110,7 +111,7 @@ pub async fn run(global: &Global, console: &Console, args: ListArgs) -> Result<E
     let client = args.read.client(global).await?;
     let limit = args.limit.map_or(usize::MAX, |limit| limit as usize);
     let oldest_ms = args.since.map(|since| now_ms().saturating_sub(since.as_millis() as u64));
-    let is_recent = |job: &v1::Job| oldest_ms.is_none_or(|oldest| job.submitted_at_ms >= oldest);
+    let is_recent = |job: &v1::Job| oldest_ms.is_none_or(|oldest| unix_ms(job.create_time) >= Some(oldest));
     let mut request = v1::ListJobsRequest {
         page_size: args.limit.unwrap_or(PAGE_SIZE).min(PAGE_SIZE),
         phases: args.phases(),
@@ -159,7 +160,7 @@ async fn explain(client: &Client, jobs: &mut [view::Job]) {
     let mut arrays: BTreeMap<(String, String, Option<String>), v1::Explanation> = BTreeMap::new();
     let mut asked = 0;
     for job in jobs.iter_mut().filter(|job| job.status_reason == UNEXPLAINED) {
-        let key = (job.name.clone(), job.tenant.clone(), job.submitted_at.clone());
+        let key = (job.name.clone(), job.tenant.clone(), job.create_time.clone());
         let explanation = match arrays.get(&key).filter(|_| job.array_index.is_some()) {
             Some(known) => known.clone(),
             None if asked == EXPLAINED_MAX => return,

@@ -92,9 +92,9 @@ pub async fn run(global: &Global, console: &Console, args: LogsArgs) -> Result<E
         rank: args.rank,
         follow: args.follow,
         stream: match args.stream {
-            Stream::Stdout => "stdout".to_owned(),
-            Stream::Stderr => "stderr".to_owned(),
-            Stream::Both => String::new(),
+            Stream::Stdout => v1::OutputStream::Stdout.into(),
+            Stream::Stderr => v1::OutputStream::Stderr.into(),
+            Stream::Both => 0,
         },
         previous: args.previous,
         tail_bytes: args.tail_bytes.unwrap_or(0),
@@ -146,5 +146,5 @@ pub async fn run(global: &Global, console: &Console, args: LogsArgs) -> Result<E
 }
 
 fn is_absent(error: &CallError) -> bool {
-    error.refused().is_some_and(|refused| refused.code == Some(RefusalCode::LogsUnavailable))
+    error.refused().is_some_and(|refused| refused.code == Some(RefusalCode::WorkerNotStarted))
 }

@@ -12,7 +12,6 @@ use clap::Subcommand;
 use clap_complete::engine::ArgValueCompleter;
 use muster_client::Client;
 use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items, Position, one_line};
-use muster_manifest::quantity;
 use muster_wire::v1;
 use serde_json::Value;
 
@@ -196,10 +195,10 @@ fn describe(console: &Console, job: &view::Job) -> Result<(), Failure> {
     if job.preemptions > 0 {
         say("preemptions", job.preemptions.to_string());
     }
-    say("checkpointed", job.checkpointed_at.clone().unwrap_or_default());
-    say("submitted", job.submitted_at.clone().unwrap_or_default());
-    say("started", job.started_at.clone().unwrap_or_default());
-    say("finished", job.finished_at.clone().unwrap_or_default());
+    say("checkpointed", job.checkpoint_time.clone().unwrap_or_default());
+    say("submitted", job.create_time.clone().unwrap_or_default());
+    say("started", job.start_time.clone().unwrap_or_default());
+    say("finished", job.end_time.clone().unwrap_or_default());
     say("changed at", format!("log index {}", job.changed_at_index));
     for (name, text) in job.recovery.iter().flat_map(recovery::lines) {
         say(name, text);
@@ -238,8 +237,8 @@ fn describe(console: &Console, job: &view::Job) -> Result<(), Failure> {
 }
 
 fn estimate(estimate: &view::Estimate) -> String {
-    let (likely, high) = (quantity::show_about(estimate.run_ms), quantity::show_about(estimate.run_high_ms));
-    format!("runs about {likely}, p90 {high}")
+    let view::Estimate { run_time, run_time_p90 } = estimate;
+    format!("runs about {run_time}, p90 {run_time_p90}")
 }
 
 fn promised(promise: &view::Promise) -> Grid {
@@ -283,7 +282,7 @@ pub fn grouped(jobs: &[view::Job], wide: bool) -> Grid {
     let mut of_key: BTreeMap<_, usize> = BTreeMap::new();
     for job in jobs {
         let key = job.array_index.map(|_| {
-            (&job.name, &job.tenant, &job.tier, job.phase, &job.submitted_at, &job.status_reason, job.attempt)
+            (&job.name, &job.tenant, &job.tier, job.phase, &job.create_time, &job.status_reason, job.attempt)
         });
         let group = key.map(|key| *of_key.entry(key).or_insert(groups.len()));
         match group.and_then(|group| groups.get_mut(group)) {
@@ -338,7 +337,7 @@ fn rows(groups: &[Vec<&view::Job>], wide: bool) -> Grid {
             job.phase.to_owned(),
             group.iter().map(|job| u64::from(job.workers)).sum::<u64>().to_string(),
             group.iter().map(|job| job.devices).sum::<u64>().to_string(),
-            age(job.submitted_at.as_deref()),
+            age(job.create_time.as_deref()),
         ];
         if wide {
             let place = |of: fn(&view::Placement) -> &String| {

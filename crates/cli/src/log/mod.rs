@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueEnum};
 use muster_client::{Client, LogItem, LogReader, oldest_kept};
-use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, one_line};
+use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, moment, one_line};
+use muster_wire::time::unix_ms;
 use muster_wire::{admin, v1};
 use serde::Serialize;
 use serde_json::Value;
@@ -159,7 +160,6 @@ pub struct StateArgs {
 #[serde(rename_all = "camelCase")]
 struct RecordView {
     log_time: Option<String>,
-    log_time_ms: u64,
     term: u64,
     leader: u64,
     raft_index: u64,
@@ -190,8 +190,7 @@ pub fn time(ms: u64) -> Option<String> {
 
 fn view(record: &v1::LogRecord) -> RecordView {
     RecordView {
-        log_time: time(record.log_time_ms),
-        log_time_ms: record.log_time_ms,
+        log_time: moment(record.log_time),
         term: record.term,
         leader: record.leader_id,
         raft_index: record.raft_index,
@@ -204,7 +203,7 @@ fn view(record: &v1::LogRecord) -> RecordView {
 
 /// One record on one line, no longer than the terminal is wide.
 fn line(record: &v1::LogRecord, columns: usize) -> String {
-    let at = time(record.log_time_ms).unwrap_or_default();
+    let at = moment(record.log_time).unwrap_or_default();
     let text = format!("{:>8}  {at:<24}  {:<20}  {}", record.log_index, record.decision, record.summary);
     let mut line: String = one_line(text.trim_end()).chars().take(columns).collect();
     if line.chars().count() == columns {
@@ -363,7 +362,7 @@ fn export_line(form: ExportFormat, record: &v1::LogRecord) -> String {
     match form {
         ExportFormat::Jsonl => serde_json::json!({
             "logIndex": record.log_index,
-            "logTimeMs": record.log_time_ms,
+            "logTimeMs": unix_ms(record.log_time).unwrap_or_default(),
             "term": record.term,
             "leader": record.leader_id,
             "raftIndex": record.raft_index,
@@ -375,7 +374,7 @@ fn export_line(form: ExportFormat, record: &v1::LogRecord) -> String {
         ExportFormat::Csv => format!(
             "{},{},{},{},{},{},{},\"{}\"",
             record.log_index,
-            record.log_time_ms,
+            unix_ms(record.log_time).unwrap_or_default(),
             record.term,
             record.leader_id,
             record.raft_index,

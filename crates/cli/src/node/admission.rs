@@ -2,7 +2,9 @@
 
 use clap::{Args, Subcommand, ValueEnum};
 use muster_client::Client;
-use muster_console::{Console, Document, Exit, Failure, Global, Grid, Items, time};
+use muster_console::{Console, Document, Exit, Failure, Global, Grid, Items, moment};
+use muster_types::AdmissionMode;
+use muster_wire::closed::word;
 use muster_wire::v1;
 use muster_wire::v1::set_node_approval_request::Approval;
 use serde::Serialize;
@@ -106,11 +108,11 @@ pub enum Mode {
 }
 
 impl Mode {
-    fn name(self) -> &'static str {
+    fn to_message(self) -> v1::AdmissionMode {
         match self {
-            Mode::Open => "open",
-            Mode::Pinned => "pinned",
-            Mode::Approve => "approve",
+            Mode::Open => v1::AdmissionMode::Open,
+            Mode::Pinned => v1::AdmissionMode::Pinned,
+            Mode::Approve => v1::AdmissionMode::Approve,
         }
     }
 }
@@ -156,7 +158,7 @@ pub async fn run(global: &Global, console: &Console, command: AdmissionCommand) 
         AdmissionCommand::Admission(RulesCommand::Set { mode, rules }) => {
             let request = v1::SetNodeAdmissionRequest {
                 request_id: String::new(),
-                mode: mode.name().to_owned(),
+                mode: mode.to_message().into(),
                 rules,
             };
             client.set_node_admission(request).await?;
@@ -271,9 +273,9 @@ struct PendingView {
     devices: Option<String>,
     address: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    first_seen: Option<String>,
+    first_seen_time: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    last_seen: Option<String>,
+    last_seen_time: Option<String>,
     reason: String,
 }
 
@@ -289,8 +291,8 @@ async fn pending(client: &Client, console: &Console) -> Result<Exit, Failure> {
                 cluster: described.cluster,
                 devices: described.accelerators.map(|a| format!("{}:{}", a.r#type, a.count)),
                 address: described.address,
-                first_seen: time(node.first_seen_ms),
-                last_seen: time(node.last_seen_ms),
+                first_seen_time: moment(node.first_seen_time),
+                last_seen_time: moment(node.last_seen_time),
                 reason: node.reason,
             }
         })
@@ -302,7 +304,7 @@ async fn pending(client: &Client, console: &Console) -> Result<Exit, Failure> {
     let mut grid = Grid::new(vec!["NAME", "REGION", "CLUSTER", "DEVICES", "LAST-SEEN", "REASON"]);
     for node in nodes {
         let devices = node.devices.unwrap_or_else(|| "none".to_owned());
-        let seen = node.last_seen.unwrap_or_default();
+        let seen = node.last_seen_time.unwrap_or_default();
         grid.row(vec![node.name, node.region, node.cluster, devices, seen, node.reason]);
     }
     console.table(&grid)?;
@@ -342,8 +344,12 @@ async fn show(client: &Client, console: &Console) -> Result<Exit, Failure> {
         pattern: rule.pattern.clone(),
         bounds: BoundsView::of(&rule.bounds.clone().unwrap_or_default()),
     });
-    let view =
-        AdmissionView { mode: answer.mode.clone(), is_set: answer.is_set, rules: rules.collect(), approvals };
+    let view = AdmissionView {
+        mode: word::<AdmissionMode>(answer.mode).to_owned(),
+        is_set: answer.is_set,
+        rules: rules.collect(),
+        approvals,
+    };
     if console.is_structured() {
         console.object(&Document::new("NodeAdmission", answer.freshness, view))?;
         return Ok(Exit::Ok);

@@ -5,6 +5,9 @@ use clap_complete::engine::ArgValueCompleter;
 use muster_client::Client;
 use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid};
 use muster_manifest::duration_ms;
+use muster_types::health::{HealthAction, XidRule};
+use muster_wire::closed::{ClosedSet, number_or_zero, of_word, word, words};
+use muster_wire::time::{duration, span_ms};
 use muster_wire::v1;
 use serde::Serialize;
 
@@ -30,7 +33,7 @@ A node is empty when its status is `drained`.")]
         #[arg(required = true, add = ArgValueCompleter::new(complete::nodes))]
         nodes: Vec<String>,
         /// When what is still there is stopped: 90s, 30m, 12h [default: never]
-        #[arg(long, value_name = "DURATION", value_parser = duration)]
+        #[arg(long, value_name = "DURATION", value_parser = span)]
         deadline: Option<u64>,
         #[command(flatten)]
         consent: Consent,
@@ -89,13 +92,13 @@ pub struct RepairArgs {
     /// Its name or id
     node: String,
     /// What is to be done [default: what the gravest of its conditions asks for]
-    #[arg(long, value_parser = ["reset-gpu", "reboot-node", "inspect"])]
-    action: Option<String>,
+    #[arg(long, value_parser = repair_action)]
+    action: Option<HealthAction>,
     /// A device concerned, by its number; may be repeated [default: those that are not to be used]
     #[arg(long, value_name = "N")]
     device: Vec<u32>,
     /// When what is still there is stopped [default: 10m]
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", value_parser = span)]
     deadline: Option<u64>,
     /// It is repaired
     #[arg(long, conflicts_with_all = ["failed", "action", "device", "deadline"])]
@@ -129,7 +132,18 @@ Refused when somebody else changed it meanwhile. What was concluded before stand
     },
 }
 
-fn duration(text: &str) -> Result<u64, String> {
+fn repair_action(text: &str) -> Result<HealthAction, String> {
+    let known = [HealthAction::ResetGpu, HealthAction::RebootNode, HealthAction::Inspect];
+    let action = HealthAction::of_name(text).filter(|action| known.contains(action));
+    action.ok_or_else(|| "must be one of reset-gpu, reboot-node, inspect".to_owned())
+}
+
+/// The number of a word; the set is closed.
+fn closed<T: ClosedSet>(word: &str) -> Result<i32, String> {
+    of_word::<T>(word).map(T::number).ok_or_else(|| format!("must be one of {}", words::<T>()))
+}
+
+fn span(text: &str) -> Result<u64, String> {
     duration_ms(text).map_err(|error| error.to_string())
 }
 
@@ -168,7 +182,8 @@ async fn drain(
 ) -> Result<Exit, Failure> {
     let mut changed = Changed::default();
     for node in names {
-        let request = v1::DrainNodeRequest { request_id: String::new(), node, stop_after_ms };
+        let request =
+            v1::DrainNodeRequest { request_id: String::new(), node, stop_after: stop_after_ms.map(duration) };
         let answer = client.drain_node(request).await?;
         changed.note(answer.node, answer.freshness);
     }
@@ -228,9 +243,9 @@ async fn repair(client: &Client, console: &Console, args: RepairArgs) -> Result<
         let request = v1::BeginNodeRepairRequest {
             request_id,
             node,
-            action: args.action.unwrap_or_default(),
+            action: number_or_zero(args.action),
             devices: args.device,
-            stop_after_ms: args.deadline,
+            stop_after: args.deadline.map(duration),
         };
         let answer = client.begin_node_repair(request).await?;
         changed.note(answer.node, answer.freshness);
@@ -261,19 +276,23 @@ fn tell(console: &Console, node: &view::Node) -> Result<(), Failure> {
     console.line(&format!("{}: {status}, {} jobs", node.name, node.job_ids.len()))?;
     let since = |at: &Option<String>| at.clone().unwrap_or_default();
     if let Some(drain) = &restriction.drain {
-        let deadline = drain.deadline.as_ref().map_or("no deadline".to_owned(), |at| format!("until {at}"));
-        console.line(&format!("drained since {} ({}), {deadline}", since(&drain.since), drain.cause))?;
+        let deadline = drain.stop_time.as_ref().map_or("no deadline".to_owned(), |at| format!("until {at}"));
+        console.line(&format!("drained since {} ({}), {deadline}", since(&drain.start_time), drain.cause))?;
     }
     if let Some(quarantine) = &restriction.quarantine {
-        console.line(&format!("quarantined since {}: {}", since(&quarantine.since), quarantine.reason))?;
+        console.line(&format!(
+            "quarantined since {}: {}",
+            since(&quarantine.start_time),
+            quarantine.reason
+        ))?;
     }
     if let Some(repair) = &restriction.repair {
         let detail = if repair.detail.is_empty() { String::new() } else { format!(": {}", repair.detail) };
         let line =
-            format!("repair {} since {}: {}{detail}", repair.action, since(&repair.since), repair.phase);
+            format!("repair {} since {}: {}{detail}", repair.action, since(&repair.start_time), repair.phase);
         console.line(&line)?;
     }
-    if let Some(at) = &restriction.maintenance_at {
+    if let Some(at) = &restriction.maintenance_time {
         console.line(&format!("its provider takes it away at {at}"))?;
     }
     if !restriction.unusable_devices.is_empty() {
@@ -291,7 +310,7 @@ fn tell(console: &Console, node: &view::Node) -> Result<(), Failure> {
                 condition.finding.clone(),
                 condition.device.map(|device| device.to_string()).unwrap_or_default(),
                 condition.action.clone(),
-                since(&condition.since),
+                since(&condition.start_time),
                 condition.count.to_string(),
                 condition.detail.clone(),
             ]);
@@ -314,9 +333,9 @@ struct Policy {
 impl Policy {
     fn of(version: u64, policy: v1::HealthPolicy) -> Policy {
         let flag = |value: Option<bool>| value.unwrap_or_default().to_string();
-        let lead_ms = policy.maintenance_lead_ms.unwrap_or_default();
+        let lead_ms = span_ms(policy.maintenance_lead).unwrap_or_default();
         let settings = [
-            ("xid-unlisted", policy.xid_unlisted),
+            ("xid-unlisted", word::<XidRule>(policy.xid_unlisted).to_owned()),
             ("trust-driver", flag(policy.trust_driver)),
             ("reboots-max", policy.reboots_max.unwrap_or_default().to_string()),
             ("reset-takes-group", flag(policy.reset_takes_group)),
@@ -325,8 +344,16 @@ impl Policy {
         Policy {
             version,
             settings: settings.into(),
-            findings: policy.findings.into_iter().collect(),
-            xids: policy.xids.into_iter().collect(),
+            findings: policy
+                .findings
+                .into_iter()
+                .map(|(finding, action)| (finding, word::<HealthAction>(action).to_owned()))
+                .collect(),
+            xids: policy
+                .xids
+                .into_iter()
+                .map(|(code, rule)| (code, word::<XidRule>(rule).to_owned()))
+                .collect(),
         }
     }
 }
@@ -369,27 +396,27 @@ async fn set_policy(client: &Client, console: &Console, changes: &[String]) -> R
     Ok(Exit::Ok)
 }
 
-/// One change; what the names of findings and actions may be, the cluster knows.
+/// One change; what the names of findings may be, the cluster knows.
 fn apply(policy: &mut v1::HealthPolicy, change: &str) -> Result<(), String> {
     let (name, value) = change.split_once('=').ok_or("must be NAME=VALUE")?;
     let flag = || value.parse::<bool>().map_err(|_| "must be true or false");
     match name {
-        "xid-unlisted" => value.clone_into(&mut policy.xid_unlisted),
+        "xid-unlisted" => policy.xid_unlisted = closed::<XidRule>(value)?,
         "trust-driver" => policy.trust_driver = Some(flag()?),
         "reset-takes-group" => policy.reset_takes_group = Some(flag()?),
         "reboots-max" => policy.reboots_max = Some(value.parse().map_err(|_| "must be a number")?),
-        "maintenance-lead" => policy.maintenance_lead_ms = Some(duration(value)?),
+        "maintenance-lead" => policy.maintenance_lead = Some(duration(span(value)?)),
         _ => match (name.strip_prefix("xid-"), value) {
             (Some(code), value) => {
                 let code: u32 = code.parse().map_err(|_| "an XID is a number")?;
                 if value == "default" {
                     policy.xids.remove(&code);
                 } else {
-                    policy.xids.insert(code, value.to_owned());
+                    policy.xids.insert(code, closed::<XidRule>(value)?);
                 }
             }
             (None, value) => {
-                policy.findings.insert(name.to_owned(), value.to_owned());
+                policy.findings.insert(name.to_owned(), closed::<HealthAction>(value)?);
             }
         },
     }
@@ -406,9 +433,9 @@ mod tests {
         for change in ["xid-79=inspect", "slowdown=ignore", "trust-driver=false", "maintenance-lead=5m"] {
             apply(&mut policy, change).unwrap();
         }
-        assert_eq!(policy.xids[&79], "inspect");
-        assert_eq!(policy.findings["slowdown"], "ignore");
-        assert_eq!((policy.trust_driver, policy.maintenance_lead_ms), (Some(false), Some(300_000)));
+        assert_eq!(policy.xids[&79], i32::from(v1::XidAction::Inspect));
+        assert_eq!(policy.findings["slowdown"], i32::from(v1::HealthAction::Ignore));
+        assert_eq!((policy.trust_driver, policy.maintenance_lead), (Some(false), Some(duration(300_000))));
         apply(&mut policy, "xid-79=default").unwrap();
         assert!(policy.xids.is_empty());
         for bad in ["slowdown", "xid-a=ignore", "reboots-max=many", "trust-driver=yes", "maintenance-lead=5"]

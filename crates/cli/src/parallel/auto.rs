@@ -21,6 +21,7 @@ use muster_parallel::{
 };
 use muster_types::SIZES_VARIABLE;
 use muster_types::limits::{GANG_WORKERS_MAX, JOB_TEXT_BYTES_MAX, RUN_TIME_LIMIT_MS_MAX, TEXT_BYTES_MAX};
+use muster_wire::time::{duration, unix_ms};
 use muster_wire::v1::{self, accelerator_request::Amount};
 
 use super::read;
@@ -277,21 +278,21 @@ fn message(
             group.environment.entry(name.clone()).or_insert_with(|| value.clone());
         }
     }
-    if parallel.steps > 0 && message.expected_run_ms == 0 {
-        message.expected_run_ms =
-            run_ms(candidate.step.step_time_us, parallel.steps).clamp(1, RUN_TIME_LIMIT_MS_MAX);
+    if parallel.steps > 0 && message.expected_run.is_none() {
+        let run_ms = run_ms(candidate.step.step_time_us, parallel.steps).clamp(1, RUN_TIME_LIMIT_MS_MAX);
+        message.expected_run = Some(duration(run_ms));
     }
     message
 }
 
 /// The launcher whose gangs change their size without a new placement: the layout would stay behind.
-const RESIZED_IN_PLACE: &str = "torchrun_elastic";
+const RESIZED_IN_PLACE: v1::LaunchForm = v1::LaunchForm::TorchrunElastic;
 
 /// The sizes that a job is submitted with, the smallest first: the chosen one, or for a job that goes on from what it saved
 /// the smallest of that type, and every larger one that is faster.
 fn sizes(job: &v1::JobSpec, alternatives: &[Alternative], chosen: usize) -> Vec<usize> {
     let contract = job.contract.as_ref();
-    let is_resized = contract.is_some_and(|contract| contract.launch == RESIZED_IN_PLACE);
+    let is_resized = contract.is_some_and(|contract| contract.launch() == RESIZED_IN_PLACE);
     let is_slice = job.groups.iter().any(|group| group.slice.is_some());
     let has_spares = contract.is_some_and(|contract| contract.spares > 0);
     let Some(best) = alternatives.get(chosen).filter(|_| !is_resized && !is_slice && !has_spares) else {
@@ -407,8 +408,11 @@ fn run_ms(step_us: f64, steps: u64) -> u64 {
 /// When a job would start and end, by what the cluster answers.
 fn forecast(explanation: &v1::Explanation, step_us: f64, steps: u64, now_ms: u64) -> Forecast {
     let starts_now = explanation.placement.is_some();
-    let start_ms =
-        if starts_now { Some(now_ms) } else { explanation.start.as_ref().map(|start| start.q50_ms) };
+    let start_ms = if starts_now {
+        Some(now_ms)
+    } else {
+        explanation.start.as_ref().and_then(|start| unix_ms(start.p50))
+    };
     let run_ms = run_ms(step_us, steps);
     let end_ms = start_ms.filter(|_| steps > 0).map(|start| start.saturating_add(run_ms));
     Forecast { starts_now, start_ms, end_ms }
@@ -470,13 +474,15 @@ fn show(
 
 #[cfg(test)]
 mod tests {
+    use muster_wire::time::timestamp;
+
     use super::*;
 
     const NOW_MS: u64 = 1_000_000;
 
     fn starting_at(start_ms: Option<u64>) -> v1::Explanation {
         v1::Explanation {
-            start: start_ms.map(|q50_ms| v1::StartEstimate { q50_ms, ..Default::default() }),
+            start: start_ms.map(|ms| v1::StartEstimate { p50: Some(timestamp(ms)), ..Default::default() }),
             ..Default::default()
         }
     }

@@ -8,6 +8,7 @@ use muster_console::Failure;
 use muster_parallel::calibration::Observation;
 use muster_parallel::search::Question;
 use muster_parallel::{Layout, PlanError, Precision, Recompute, Sharding, Training};
+use muster_wire::time::span_ms;
 use muster_wire::v1;
 use serde::Deserialize;
 
@@ -197,7 +198,10 @@ async fn step_time_s(client: &Client, job: &v1::Job) -> Result<Option<f64>, Fail
         }
     }
     let contract = job.spec.as_ref().and_then(|spec| spec.contract.as_ref());
-    let stated = contract.and_then(|contract| contract.checkpoint.as_ref()).map_or(0, |rules| rules.step_ms);
+    let stated = contract
+        .and_then(|contract| contract.checkpoint.as_ref())
+        .and_then(|rules| span_ms(rules.step))
+        .unwrap_or(0);
     Ok((stated > 0).then_some(stated as f64 / 1e3))
 }
 

@@ -2,8 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use muster_console::{Grid, time};
-use muster_manifest::quantity::{show_bytes, show_duration, show_scaled};
+use muster_console::{Grid, moment, span};
+use muster_manifest::quantity::{show_bytes, show_scaled};
+use muster_types::PriorityTier;
+use muster_types::policy::Order as JobOrder;
+use muster_types::policy::{Guarantee, NonPreemptible};
+use muster_wire::closed::word;
 use muster_wire::v1;
 use muster_wire::v1::window::Purpose;
 use serde::Serialize;
@@ -25,7 +29,7 @@ pub struct Document {
 struct Metadata {
     version: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    set_at: Option<String>,
+    set_time: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -130,8 +134,8 @@ struct Preemption {
     defragment: bool,
     defragment_wait: String,
     backoff: String,
-    stopping_deadline: String,
-    starting_deadline: String,
+    stopping_timeout: String,
+    starting_timeout: String,
 }
 
 #[derive(Serialize)]
@@ -164,8 +168,8 @@ struct Transfer {
 #[serde(rename_all = "camelCase")]
 struct Window {
     name: String,
-    from: String,
-    until: String,
+    start_time: String,
+    end_time: String,
     scope: BTreeMap<&'static str, String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     maintenance: Option<bool>,
@@ -183,19 +187,19 @@ pub fn document(answer: &v1::GetPolicyResponse) -> Document {
     Document {
         api_version: "muster.dev/v1",
         kind: "Policy",
-        metadata: Metadata { version: answer.version, set_at: time(answer.set_at_ms) },
+        metadata: Metadata { version: answer.version, set_time: moment(answer.set_time) },
         spec: Spec {
             tenants: policy.tenants.into_iter().map(|(name, t)| (name, tenant(t))).collect(),
             order: Order {
-                by: order.order,
+                by: word::<JobOrder>(order.order).to_owned(),
                 fair_share: order.fair_share.unwrap_or_default(),
-                usage_half_life: show_duration(order.usage_half_life_ms.unwrap_or_default()),
+                usage_half_life: span(order.usage_half_life).unwrap_or_default(),
                 ageing: Decimal::milli(order.ageing_milli.unwrap_or_default().into()),
             },
             backfill: Backfill {
                 reservations: backfill.reservations_max.unwrap_or_default(),
                 depth: backfill.depth_max.unwrap_or_default(),
-                reserve_after: show_duration(backfill.reserve_after_ms.unwrap_or_default()),
+                reserve_after: span(backfill.reserve_after).unwrap_or_default(),
                 reserve_after_runs: Decimal::milli(
                     backfill.reserve_after_runs_milli.unwrap_or_default().into(),
                 ),
@@ -204,13 +208,13 @@ pub fn document(answer: &v1::GetPolicyResponse) -> Document {
             preemption: Preemption {
                 enabled: preemption.enabled.unwrap_or_default(),
                 reclaim_borrowed: preemption.reclaim_borrowed.unwrap_or_default(),
-                minimum_run: show_duration(preemption.minimum_run_ms.unwrap_or_default()),
+                minimum_run: span(preemption.minimum_run).unwrap_or_default(),
                 victims: preemption.victims_max.unwrap_or_default(),
                 defragment: preemption.defragment.unwrap_or_default(),
-                defragment_wait: show_duration(preemption.defragment_wait_ms.unwrap_or_default()),
-                backoff: show_duration(preemption.backoff_ms.unwrap_or_default()),
-                stopping_deadline: show_duration(preemption.stopping_deadline_ms.unwrap_or_default()),
-                starting_deadline: show_duration(preemption.starting_deadline_ms.unwrap_or_default()),
+                defragment_wait: span(preemption.defragment_wait).unwrap_or_default(),
+                backoff: span(preemption.backoff).unwrap_or_default(),
+                stopping_timeout: span(preemption.stopping_timeout).unwrap_or_default(),
+                starting_timeout: span(preemption.starting_timeout).unwrap_or_default(),
             },
             weights: named_weights(&weights).into_iter().collect(),
             prices: policy.prices.into_iter().map(price).collect(),
@@ -218,9 +222,15 @@ pub fn document(answer: &v1::GetPolicyResponse) -> Document {
             transfers: policy.transfers.into_iter().map(transfer).collect(),
             spare_hosts_per_rack: policy.spare_hosts_per_rack.into_iter().collect(),
             windows: policy.windows.into_iter().map(window).collect(),
-            isolation: Isolation { require: policy.isolation.unwrap_or_default().require },
+            isolation: Isolation { require: isolation(policy.isolation) },
         },
     }
+}
+
+/// The words of what is required.
+fn isolation(policy: Option<v1::IsolationPolicy>) -> Vec<String> {
+    let required = policy.unwrap_or_default().require;
+    required.into_iter().map(|number| word::<Guarantee>(number).to_owned()).collect()
 }
 
 fn named_weights(weights: &v1::PlacementWeights) -> [(&'static str, u32); 6] {
@@ -248,8 +258,8 @@ fn tenant(tenant: v1::TenantPolicy) -> Tenant {
         weight: Decimal::milli(tenant.weight_milli.into()),
         quotas: tenant.quotas.into_iter().map(quota).collect(),
         rights: tenant.rights.map(|rights| Rights {
-            tier_max: rights.tier_max,
-            non_preemptible: rights.non_preemptible,
+            tier_max: word::<PriorityTier>(rights.tier_max).to_owned(),
+            non_preemptible: word::<NonPreemptible>(rights.non_preemptible).to_owned(),
             deadlines: rights.deadlines,
         }),
         limits: tenant.limits.map(|limits| Limits {
@@ -298,8 +308,8 @@ fn window(window: v1::Window) -> Window {
     };
     Window {
         name: window.name,
-        from: time(window.from_ms).unwrap_or_default(),
-        until: time(window.until_ms).unwrap_or_default(),
+        start_time: moment(window.start_time).unwrap_or_default(),
+        end_time: moment(window.end_time).unwrap_or_default(),
         scope: scope(window.scope.unwrap_or_default()),
         maintenance,
         reserved_for,
@@ -312,14 +322,14 @@ pub fn settings(answer: &v1::GetPolicyResponse) -> Vec<(&'static str, String)> {
     let order = policy.order.unwrap_or_default();
     let backfill = policy.backfill.unwrap_or_default();
     let preemption = policy.preemption.unwrap_or_default();
-    let duration = |ms: Option<u64>| show_duration(ms.unwrap_or_default());
+    let duration = |given| span(given).unwrap_or_default();
     let on = |flag: Option<bool>| if flag.unwrap_or_default() { "on" } else { "off" };
     let weights = named_weights(&policy.weights.unwrap_or_default());
     let weights: Vec<String> = weights.iter().map(|(name, weight)| format!("{name} {weight}")).collect();
     vec![
         (
             "version",
-            match time(answer.set_at_ms) {
+            match moment(answer.set_time) {
                 Some(at) => format!("{}, set {at}", answer.version),
                 None => format!("{}, as every cluster begins", answer.version),
             },
@@ -328,9 +338,9 @@ pub fn settings(answer: &v1::GetPolicyResponse) -> Vec<(&'static str, String)> {
             "order",
             format!(
                 "{}, fair share {}, half-life of usage {}, ageing {}",
-                order.order,
+                word::<JobOrder>(order.order),
                 on(order.fair_share),
-                duration(order.usage_half_life_ms),
+                duration(order.usage_half_life),
                 show_scaled(order.ageing_milli.unwrap_or_default().into(), 3)
             ),
         ),
@@ -340,7 +350,7 @@ pub fn settings(answer: &v1::GetPolicyResponse) -> Vec<(&'static str, String)> {
                 "{} reservations, {} jobs deep, reserved after {} and {} runs",
                 backfill.reservations_max.unwrap_or_default(),
                 backfill.depth_max.unwrap_or_default(),
-                duration(backfill.reserve_after_ms),
+                duration(backfill.reserve_after),
                 show_scaled(backfill.reserve_after_runs_milli.unwrap_or_default().into(), 3)
             ),
         ),
@@ -350,28 +360,28 @@ pub fn settings(answer: &v1::GetPolicyResponse) -> Vec<(&'static str, String)> {
                 "{}, reclaim {}, after {}, at most {} victims, not again for {}",
                 on(preemption.enabled),
                 on(preemption.reclaim_borrowed),
-                duration(preemption.minimum_run_ms),
+                duration(preemption.minimum_run),
                 preemption.victims_max.unwrap_or_default(),
-                duration(preemption.backoff_ms)
+                duration(preemption.backoff)
             ),
         ),
         (
             "overdue",
             format!(
                 "starts after {}, stops after {}, owners of reservations end overrunners: {}",
-                duration(preemption.starting_deadline_ms),
-                duration(preemption.stopping_deadline_ms),
+                duration(preemption.starting_timeout),
+                duration(preemption.stopping_timeout),
                 on(backfill.end_overrunners)
             ),
         ),
         (
             "defragment",
-            format!("{}, after {}", on(preemption.defragment), duration(preemption.defragment_wait_ms)),
+            format!("{}, after {}", on(preemption.defragment), duration(preemption.defragment_wait)),
         ),
         ("weights", weights.join(", ")),
         (
             "isolation",
-            match policy.isolation.unwrap_or_default().require {
+            match isolation(policy.isolation) {
                 required if required.is_empty() => "not required".to_owned(),
                 required => format!("nodes must isolate workers by {}", required.join(", ")),
             },
@@ -437,8 +447,8 @@ fn rights_rows(policy: &v1::Policy) -> Vec<Vec<String>> {
         let deadlines = rights.deadlines.map_or("-", |may| if may { "yes" } else { "no" });
         Some(vec![
             (*name).clone(),
-            stated(&rights.tier_max),
-            stated(&rights.non_preemptible),
+            stated(word::<PriorityTier>(rights.tier_max)),
+            stated(word::<NonPreemptible>(rights.non_preemptible)),
             deadlines.to_owned(),
         ])
     };
@@ -466,7 +476,7 @@ fn window_row(message: &v1::Window) -> Vec<String> {
     let view = window(message.clone());
     let purpose = view.reserved_for.map_or("maintenance".to_owned(), |tenant| format!("for {tenant}"));
     let scope: Vec<String> = view.scope.iter().map(|(level, name)| format!("{level} {name}")).collect();
-    vec![view.name, view.from, view.until, purpose, scope.join(", ")]
+    vec![view.name, view.start_time, view.end_time, purpose, scope.join(", ")]
 }
 
 /// The tree, tenants below their parents; a row for each quota.

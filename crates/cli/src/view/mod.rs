@@ -11,7 +11,10 @@ pub mod restriction;
 
 use std::collections::BTreeMap;
 
-use muster_console::{SCHEMA, time};
+use muster_console::{SCHEMA, moment, span};
+use muster_types::{DependencyRule, Level, PriorityTier};
+use muster_wire::closed::word;
+use muster_wire::time::span_us;
 use muster_wire::v1;
 use serde::Serialize;
 
@@ -66,11 +69,11 @@ pub struct Job {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub array_index: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub submitted_at: Option<String>,
+    pub create_time: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub started_at: Option<String>,
+    pub start_time: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub finished_at: Option<String>,
+    pub end_time: Option<String>,
     pub changed_at_index: u64,
     /// Whether nothing but capacity keeps it from starting: dependencies are met, and its time has come.
     pub released: bool,
@@ -81,7 +84,7 @@ pub struct Job {
     pub preemptions: u32,
     /// When it last saved its work in this attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub checkpointed_at: Option<String>,
+    pub checkpoint_time: Option<String>,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub status_reason: String,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -105,9 +108,18 @@ pub struct Job {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Estimate {
-    pub run_ms: u64,
-    /// The 90th percentile.
-    pub run_high_ms: u64,
+    pub run_time: String,
+    #[serde(rename = "runTimeP90")]
+    pub run_time_p90: String,
+}
+
+impl From<v1::Estimate> for Estimate {
+    fn from(estimate: v1::Estimate) -> Estimate {
+        Estimate {
+            run_time: span(estimate.run_time).unwrap_or_default(),
+            run_time_p90: span(estimate.run_time_p90).unwrap_or_default(),
+        }
+    }
 }
 
 /// Room that is kept for a job.
@@ -141,7 +153,7 @@ pub struct Placement {
     pub region: String,
     pub cluster: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub placed_at: Option<String>,
+    pub create_time: Option<String>,
     /// By rank; left out in lists.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub workers: Vec<Worker>,
@@ -171,8 +183,8 @@ pub struct Spec {
     pub regions: Vec<String>,
     pub groups: Vec<Group>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub run_time_limit_ms: Option<u64>,
-    pub stop_grace_ms: u64,
+    pub run_time_limit: Option<String>,
+    pub stop_grace: String,
     pub failure_retries: u32,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub checkpoint_directory: String,
@@ -194,7 +206,7 @@ pub struct Spec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deadline: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub expected_run_ms: Option<u64>,
+    pub expected_run: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub datasets: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -333,7 +345,7 @@ pub struct Node {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub changed_at: Option<String>,
+    pub change_time: Option<String>,
     pub changed_at_index: u64,
     pub job_ids: Vec<String>,
     /// Absent when nothing is known against it.
@@ -560,7 +572,7 @@ pub struct Replica {
     pub lag_entries: Option<u64>,
     /// How long ago it last answered the leader.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub silent_ms: Option<u64>,
+    pub silence: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -574,7 +586,7 @@ pub struct ReplicaStatus {
     pub log_index: u64,
     /// How far it may be behind the others; left out when it does not know.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub staleness_ms: Option<u64>,
+    pub staleness: Option<String>,
     pub state_digest: String,
     pub term: u64,
     pub raft_last_index: u64,
@@ -597,12 +609,13 @@ pub struct Health {
     pub space: &'static str,
     pub free_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub stalled_ms: Option<u64>,
-    pub flush_us: u64,
+    pub flush_stall: Option<String>,
+    /// Of the recent ones, as in `350us`.
+    pub flush_time: String,
     pub rejoining: bool,
     pub cluster_generation: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub snapshot_age_ms: Option<u64>,
+    pub snapshot_age: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub archive_log_index: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -622,11 +635,11 @@ impl From<v1::ReplicaHealth> for Health {
             format_max: health.format_max,
             space,
             free_bytes: health.free_bytes,
-            stalled_ms: health.stalled_ms,
-            flush_us: health.flush_us,
+            flush_stall: span(health.flush_stall),
+            flush_time: format!("{}us", span_us(health.flush_time).unwrap_or_default()),
             rejoining: health.rejoining,
             cluster_generation: health.cluster_generation,
-            snapshot_age_ms: health.snapshot_age_ms,
+            snapshot_age: span(health.snapshot_age),
             archive_log_index: health.archive_log_index,
             certificate_days_left: health.certificate_days_left,
         }
@@ -704,20 +717,20 @@ impl From<v1::Job> for Job {
             annotations: job.spec.iter().flat_map(|spec| spec.annotations.clone()).collect(),
             creator: job.creator,
             etag: job.etag,
-            tier: job.tier,
+            tier: word::<PriorityTier>(job.tier).to_owned(),
             attempt: job.attempt,
             failures: job.failures,
             workers: job.worker_count,
             devices: job.device_count,
             array_index: job.array_index,
-            submitted_at: time(job.submitted_at_ms),
-            started_at: time(job.started_at_ms),
-            finished_at: time(job.finished_at_ms),
+            create_time: moment(job.create_time),
+            start_time: moment(job.start_time),
+            end_time: moment(job.end_time),
             changed_at_index: job.changed_at_index,
             released: job.released,
-            estimate: job.estimate.map(|e| Estimate { run_ms: e.run_ms, run_high_ms: e.run_high_ms }),
+            estimate: job.estimate.map(Estimate::from),
             preemptions: job.preemptions,
-            checkpointed_at: time(job.checkpointed_at_ms),
+            checkpoint_time: moment(job.checkpoint_time),
             status_reason: job.status_reason,
             status_detail: job.status_detail,
             redacted: job.redacted,
@@ -753,7 +766,7 @@ impl From<v1::Placement> for Placement {
             fencing_token: format!("{}.{}", token.generation, token.log_index),
             region: placement.region,
             cluster: placement.cluster,
-            placed_at: time(placement.placed_at_ms),
+            create_time: moment(placement.create_time),
             workers: placement.workers.into_iter().map(Worker::from).collect(),
         }
     }
@@ -772,7 +785,7 @@ impl From<v1::WorkerPlacement> for Worker {
             node: worker.node_name,
             node_id: worker.node_id,
             devices: worker.devices,
-            state: worker.state,
+            state: word::<v1::WorkerState>(worker.state).to_owned(),
             exit: exit.map(|e| words(e).unwrap_or_else(|_| "unknown".to_owned())),
             exit_code,
         }
@@ -784,8 +797,8 @@ impl From<v1::JobSpec> for Spec {
         Spec {
             regions: spec.regions,
             groups: spec.groups.into_iter().map(Group::from).collect(),
-            run_time_limit_ms: Some(spec.run_time_limit_ms).filter(|ms| *ms > 0),
-            stop_grace_ms: spec.stop_grace_ms.unwrap_or_default(),
+            run_time_limit: span(spec.run_time_limit),
+            stop_grace: span(spec.stop_grace).unwrap_or_default(),
             failure_retries: spec.failure_retries_max,
             checkpoint_directory: spec.checkpoint_directory,
             working_directory: spec.working_directory,
@@ -797,11 +810,11 @@ impl From<v1::JobSpec> for Spec {
             after: spec
                 .dependencies
                 .into_iter()
-                .map(|d| Dependency { job: d.job_id, when: d.rule })
+                .map(|d| Dependency { job: d.job_id, when: word::<DependencyRule>(d.rule).to_owned() })
                 .collect(),
-            not_before: time(spec.not_before_ms),
-            deadline: time(spec.deadline_ms),
-            expected_run_ms: Some(spec.expected_run_ms).filter(|ms| *ms > 0),
+            not_before: moment(spec.not_before),
+            deadline: moment(spec.deadline),
+            expected_run: span(spec.expected_run),
             datasets: spec.datasets,
             contract: spec.contract.map(Contract::from),
         }
@@ -811,11 +824,14 @@ impl From<v1::JobSpec> for Spec {
 impl From<v1::TopologyRule> for Topology {
     fn from(rule: v1::TopologyRule) -> Topology {
         Topology {
-            required: rule.required,
-            preferred: rule.preferred,
+            required: word::<Level>(rule.required).to_owned(),
+            preferred: word::<Level>(rule.preferred).to_owned(),
             balanced: rule.balanced,
             segment_workers: rule.segment_workers,
-            spread: rule.spread.map(|spread| Spread { level: spread.level, max: spread.workers_max }),
+            spread: rule.spread.map(|spread| Spread {
+                level: word::<Level>(spread.level).to_owned(),
+                max: spread.workers_max,
+            }),
         }
     }
 }
@@ -882,7 +898,7 @@ impl From<v1::Node> for Node {
             free_devices: node.free_devices,
             free_cpu_milli: node.free_cpu_milli,
             free_memory_bytes: node.free_memory_bytes,
-            changed_at: time(node.changed_at_ms),
+            change_time: moment(node.change_time),
             changed_at_index: node.changed_at_index,
             job_ids: node.job_ids,
             restriction: node.restriction.map(Into::into),
@@ -902,14 +918,6 @@ mod tests {
     use muster_console::Document;
 
     #[test]
-    fn times_are_calendar_times_or_nothing() {
-        assert_eq!(time(0), None);
-        assert_eq!(time(1_700_000_000_123).as_deref(), Some("2023-11-14T22:13:20.123Z"));
-        assert_eq!(time(u64::MAX), None);
-        assert_eq!(time(i64::MAX as u64), None);
-    }
-
-    #[test]
     fn the_shape_of_a_job_is_stable() {
         let job = v1::Job {
             id: "job-1".into(),
@@ -924,7 +932,7 @@ mod tests {
                 workers: vec![v1::WorkerPlacement {
                     node_name: "n0".into(),
                     devices: vec![0, 1],
-                    state: "exited".into(),
+                    state: v1::WorkerState::Exited.into(),
                     exit: Some(v1::ExitStatus { kind: Some(v1::exit_status::Kind::Code(3)) }),
                     ..Default::default()
                 }],

@@ -1,7 +1,10 @@
 //! What became of a job's attempts, and what it asks of whoever runs it, as commands show it.
 
-use muster_console::time;
+use muster_console::{moment, span};
 use muster_manifest::quantity::show_about;
+use muster_types::{FailureClass, LaunchForm, Preflight};
+use muster_wire::closed::word;
+use muster_wire::time::{Duration, span_ms};
 use muster_wire::v1;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -19,12 +22,12 @@ pub struct Recovery {
     pub streak: u32,
     /// Not to be placed again before.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub wait_until: Option<String>,
+    pub retry_time: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub avoided: Vec<Avoided>,
     /// When it last saved its work, in whatever attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub saved_at: Option<String>,
+    pub checkpoint_time: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub saved_attempt: Option<u32>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -42,7 +45,7 @@ pub struct Failure {
     pub node: String,
     pub detail: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub at: Option<String>,
+    pub time: Option<String>,
     pub attempt: u32,
 }
 
@@ -52,7 +55,7 @@ pub struct Failure {
 pub struct Avoided {
     pub node: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub until: Option<String>,
+    pub expire_time: Option<String>,
 }
 
 /// A rank that takes much longer for its steps than its gang.
@@ -64,7 +67,7 @@ pub struct Straggler {
     /// In thousandths of what the steps take the median rank.
     pub slow_milli: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub since: Option<String>,
+    pub start_time: Option<String>,
 }
 
 /// Content of `CheckpointAdvice`.
@@ -72,15 +75,15 @@ pub struct Straggler {
 #[serde(rename_all = "camelCase")]
 pub struct Advice {
     pub nodes: u64,
-    pub mttf_ms: u64,
-    pub save_ms: u64,
-    pub restart_ms: u64,
+    pub mttf: String,
+    pub save: String,
+    pub restart: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub interval_ms: Option<u64>,
+    pub interval: Option<String>,
     /// Part of the time that is work which is kept.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ettr_milli: Option<u32>,
-    pub advised_interval_ms: u64,
+    pub advised_interval: String,
     pub advised_ettr_milli: u32,
 }
 
@@ -92,19 +95,19 @@ pub struct Contract {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub retry_limits: BTreeMap<String, u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub backoff_ms: Option<u64>,
+    pub backoff: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub backoff_max_ms: Option<u64>,
+    pub backoff_max: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub avoid_ms: Option<u64>,
+    pub avoid: Option<String>,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub checkpoint_place: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub step_ms: Option<u64>,
+    pub step: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub save_ms: Option<u64>,
+    pub save: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub interval_ms: Option<u64>,
+    pub interval: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub notice: Option<String>,
     pub spares: u32,
@@ -114,27 +117,32 @@ pub struct Contract {
 impl From<v1::Recovery> for Recovery {
     fn from(message: v1::Recovery) -> Recovery {
         let failure = |failure: v1::Failure| Failure {
-            class: failure.failure_class,
+            class: word::<FailureClass>(failure.failure_class).to_owned(),
             rank: failure.rank,
             node: failure.node_name,
             detail: failure.detail,
-            at: time(failure.at_ms),
+            time: moment(failure.time),
             attempt: failure.attempt,
         };
-        let avoided = |node: v1::AvoidedNode| Avoided { node: node.node_name, until: time(node.until_ms) };
+        let avoided =
+            |node: v1::AvoidedNode| Avoided { node: node.node_name, expire_time: moment(node.expire_time) };
         let straggler = |slow: v1::Straggler| Straggler {
             rank: slow.rank,
             node: slow.node_name,
             slow_milli: slow.slow_milli,
-            since: time(slow.since_ms),
+            start_time: moment(slow.start_time),
         };
         Recovery {
             last_failure: message.last_failure.map(failure),
-            failures: message.failures.into_iter().map(|f| (f.failure_class, f.count)).collect(),
+            failures: message
+                .failures
+                .into_iter()
+                .map(|f| (word::<FailureClass>(f.failure_class).to_owned(), f.count))
+                .collect(),
             streak: message.streak,
-            wait_until: time(message.wait_until_ms),
+            retry_time: moment(message.retry_time),
             avoided: message.avoided.into_iter().map(avoided).collect(),
-            saved_at: time(message.saved_at_ms),
+            checkpoint_time: moment(message.checkpoint_time),
             saved_attempt: Some(message.saved_attempt).filter(|attempt| *attempt > 0),
             stragglers: message.stragglers.into_iter().map(straggler).collect(),
         }
@@ -143,14 +151,15 @@ impl From<v1::Recovery> for Recovery {
 
 impl From<v1::CheckpointAdvice> for Advice {
     fn from(advice: v1::CheckpointAdvice) -> Advice {
+        let about = |span: Option<Duration>| show_about(span_ms(span).unwrap_or_default());
         Advice {
             nodes: advice.nodes,
-            mttf_ms: advice.mttf_ms,
-            save_ms: advice.save_ms,
-            restart_ms: advice.restart_ms,
-            interval_ms: Some(advice.interval_ms).filter(|ms| *ms > 0),
+            mttf: about(advice.mttf),
+            save: about(advice.save),
+            restart: about(advice.restart),
+            interval: advice.interval.map(|interval| about(Some(interval))),
             ettr_milli: advice.ettr_milli,
-            advised_interval_ms: advice.advised_interval_ms,
+            advised_interval: about(advice.advised_interval),
             advised_ettr_milli: advice.advised_ettr_milli,
         }
     }
@@ -158,24 +167,27 @@ impl From<v1::CheckpointAdvice> for Advice {
 
 impl From<v1::JobContract> for Contract {
     fn from(contract: v1::JobContract) -> Contract {
-        let said = |ms: u64| Some(ms).filter(|ms| *ms > 0);
         let retry = contract.retry.unwrap_or_default();
         let checkpoint = contract.checkpoint.unwrap_or_default();
         Contract {
-            launch: contract.launch,
-            retry_limits: retry.limits.into_iter().collect(),
-            backoff_ms: retry.backoff_ms,
-            backoff_max_ms: retry.backoff_max_ms,
-            avoid_ms: retry.avoid_ms,
+            launch: word::<LaunchForm>(contract.launch).to_owned(),
+            retry_limits: retry
+                .limits
+                .into_iter()
+                .map(|limit| (word::<FailureClass>(limit.failure_class).to_owned(), limit.retries))
+                .collect(),
+            backoff: span(retry.backoff),
+            backoff_max: span(retry.backoff_max),
+            avoid: span(retry.avoid),
             checkpoint_place: checkpoint.place,
-            step_ms: said(checkpoint.step_ms),
-            save_ms: said(checkpoint.save_ms),
-            interval_ms: said(checkpoint.interval_ms),
+            step: span(checkpoint.step),
+            save: span(checkpoint.save),
+            interval: span(checkpoint.interval),
             notice: contract
                 .notice
                 .map(|to| format!("POST http://127.0.0.1:{}{}", to.http_port, to.http_path)),
             spares: contract.spares,
-            preflight: contract.preflight,
+            preflight: word::<Preflight>(contract.preflight).to_owned(),
         }
     }
 }
@@ -196,11 +208,11 @@ pub fn lines(recovery: &Recovery) -> Vec<(&'static str, String)> {
     if recovery.streak > 1 {
         lines.push(("failed in a row", recovery.streak.to_string()));
     }
-    if let Some(until) = &recovery.wait_until {
+    if let Some(until) = &recovery.retry_time {
         lines.push(("tried again", format!("not before {until}")));
     }
-    for Avoided { node, until } in &recovery.avoided {
-        let until = until.as_deref().unwrap_or_default();
+    for Avoided { node, expire_time } in &recovery.avoided {
+        let until = expire_time.as_deref().unwrap_or_default();
         lines.push(("keeps away from", format!("{node} until {until}")));
     }
     for slow in &recovery.stragglers {
@@ -208,7 +220,7 @@ pub fn lines(recovery: &Recovery) -> Vec<(&'static str, String)> {
         let text = format!("rank {} on {}: {whole}.{tenths} times as long for a step", slow.rank, slow.node);
         lines.push(("straggler", text));
     }
-    lines.extend(recovery.saved_at.as_ref().map(|at| {
+    lines.extend(recovery.checkpoint_time.as_ref().map(|at| {
         let attempt = recovery.saved_attempt.map(|n| format!(" in attempt {n}")).unwrap_or_default();
         ("last saved", format!("{at}{attempt}"))
     }));
@@ -220,16 +232,12 @@ pub fn advice_lines(advice: &Advice) -> Vec<String> {
     let percent = |milli: u32| format!("{}.{} %", milli / 10, milli % 10);
     let mut lines = vec![format!(
         "one failure in {} on {} nodes; a save takes {}, a restart {}",
-        show_about(advice.mttf_ms),
-        advice.nodes,
-        show_about(advice.save_ms),
-        show_about(advice.restart_ms)
+        advice.mttf, advice.nodes, advice.save, advice.restart
     )];
-    if let (Some(interval_ms), Some(ettr)) = (advice.interval_ms, advice.ettr_milli) {
-        let interval = show_about(interval_ms);
+    if let (Some(interval), Some(ettr)) = (&advice.interval, advice.ettr_milli) {
         lines.push(format!("saved every {interval}, {} of its time is work that is kept", percent(ettr)));
     }
-    let (interval, ettr) = (show_about(advice.advised_interval_ms), percent(advice.advised_ettr_milli));
+    let (interval, ettr) = (&advice.advised_interval, percent(advice.advised_ettr_milli));
     lines.push(format!("saving every {interval} would keep most: {ettr}"));
     lines
 }
@@ -237,18 +245,19 @@ pub fn advice_lines(advice: &Advice) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::{Advice, advice_lines};
+    use muster_wire::time::duration;
     use muster_wire::v1;
 
     #[test]
     fn advice_says_what_is_expected_and_what_would_be_best() {
         let advice = v1::CheckpointAdvice {
             nodes: 1_024,
-            mttf_ms: 28_440_000,
-            save_ms: 60_000,
-            restart_ms: 300_000,
-            interval_ms: 3_600_000,
+            mttf: Some(duration(28_440_000)),
+            save: Some(duration(60_000)),
+            restart: Some(duration(300_000)),
+            interval: Some(duration(3_600_000)),
             ettr_milli: Some(912),
-            advised_interval_ms: 1_847_000,
+            advised_interval: Some(duration(1_847_000)),
             advised_ettr_milli: 926,
         };
         let lines = advice_lines(&Advice::from(advice));

@@ -1,6 +1,8 @@
 //! What keeps work away from a node, as commands show it.
 
-use muster_console::time;
+use muster_console::moment;
+use muster_types::health::{DrainCause, HealthAction};
+use muster_wire::closed::word;
 use muster_wire::v1;
 use serde::Serialize;
 
@@ -19,7 +21,7 @@ pub struct Restriction {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub recent: Vec<Condition>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub maintenance_at: Option<String>,
+    pub maintenance_time: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unusable_devices: Vec<u32>,
     pub out_of_service: bool,
@@ -29,27 +31,29 @@ pub struct Restriction {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Drain {
-    pub since: Option<String>,
+    pub start_time: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub deadline: Option<String>,
+    pub stop_time: Option<String>,
     pub cause: String,
 }
 
 /// Kept away from work.
 #[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Quarantine {
-    pub since: Option<String>,
+    pub start_time: Option<String>,
     pub reason: String,
 }
 
 /// Being repaired.
 #[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Repair {
     pub number: u64,
     pub action: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<u32>,
-    pub since: Option<String>,
+    pub start_time: Option<String>,
     pub phase: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub detail: String,
@@ -57,12 +61,13 @@ pub struct Repair {
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Condition {
     pub finding: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<u32>,
     pub action: String,
-    pub since: Option<String>,
+    pub start_time: Option<String>,
     pub count: u32,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub detail: String,
@@ -73,8 +78,8 @@ impl From<v1::NodeCondition> for Condition {
         Condition {
             finding: condition.finding,
             device: condition.device,
-            action: condition.action,
-            since: time(condition.since_ms),
+            action: word::<HealthAction>(condition.action).to_owned(),
+            start_time: moment(condition.start_time),
             count: condition.count,
             detail: condition.detail,
         }
@@ -85,24 +90,25 @@ impl From<v1::NodeRestriction> for Restriction {
     fn from(restriction: v1::NodeRestriction) -> Restriction {
         Restriction {
             drain: restriction.drain.map(|drain| Drain {
-                since: time(drain.since_ms),
-                deadline: drain.deadline_ms.and_then(time),
-                cause: drain.cause,
+                start_time: moment(drain.start_time),
+                stop_time: moment(drain.stop_time),
+                cause: word::<DrainCause>(drain.cause).to_owned(),
             }),
-            quarantine: restriction
-                .quarantine
-                .map(|quarantine| Quarantine { since: time(quarantine.since_ms), reason: quarantine.reason }),
+            quarantine: restriction.quarantine.map(|quarantine| Quarantine {
+                start_time: moment(quarantine.start_time),
+                reason: quarantine.reason,
+            }),
             repair: restriction.repair.map(|repair| Repair {
                 number: repair.number,
-                action: repair.action,
+                action: word::<HealthAction>(repair.action).to_owned(),
                 devices: repair.devices,
-                since: time(repair.since_ms),
-                phase: repair.phase,
+                start_time: moment(repair.start_time),
+                phase: word::<v1::RepairPhase>(repair.phase).to_owned(),
                 detail: repair.detail,
             }),
             conditions: restriction.conditions.into_iter().map(Into::into).collect(),
             recent: restriction.recent.into_iter().map(Into::into).collect(),
-            maintenance_at: restriction.maintenance_at_ms.and_then(time),
+            maintenance_time: moment(restriction.maintenance_time),
             unusable_devices: restriction.unusable_devices,
             out_of_service: restriction.out_of_service,
         }
@@ -145,7 +151,7 @@ mod tests {
         let drained = v1::NodeRestriction { drain: Some(v1::NodeDrain::default()), ..Default::default() };
         assert_eq!(restriction(drained.clone()).status(true), "drained");
         assert_eq!(restriction(drained.clone()).status(false), "draining");
-        let repair = v1::NodeRepair { phase: "failed".into(), ..Default::default() };
+        let repair = v1::NodeRepair { phase: v1::RepairPhase::Failed.into(), ..Default::default() };
         let failed = v1::NodeRestriction { repair: Some(repair), ..drained };
         assert_eq!(restriction(failed).status(true), "repair-failed");
         let degraded = v1::NodeRestriction { unusable_devices: vec![1], ..Default::default() };

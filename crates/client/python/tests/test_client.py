@@ -25,6 +25,7 @@ from muster import worker
 from muster._attempts import Attempts
 from muster._core import Logs, Seen, Watch
 from muster._judge import Verdict, judge
+from muster._time import duration, timestamp
 from muster.options import Endpoints, Options, tls_from_environment
 from muster.v1beta1 import common_pb2, fleet_pb2, job_pb2
 
@@ -145,7 +146,7 @@ def test_output_goes_on_behind_what_was_read() -> None:
     away = judge("r", code, "", trailers("LOGS_UNAVAILABLE"))
     assert place.judge(away).verdict == Verdict.FINAL
     token = common_pb2.FencingToken(generation=1, log_index=7)
-    piece = job_pb2.ReadLogsResponse(stream="stdout", data=b"x", position=12, dropped_bytes=3, token=token)
+    piece = job_pb2.ReadLogsResponse(stream=job_pb2.OUTPUT_STREAM_STDOUT, data=b"x", position=12, dropped_bytes=3, token=token)
     assert place.accept(piece) == muster.Output("stdout", b"x", 3)
     request = place.request()
     assert (request.from_position, request.previous, request.tail_bytes, request.token) == (12, False, 0, token)
@@ -218,13 +219,13 @@ def test_a_delay_beyond_measure_is_cut() -> None:
 def test_reads_are_what_is_asked_for() -> None:
     bounded = muster.Read.bounded(timedelta(seconds=2)).to_message(7)
     assert bounded == common_pb2.ReadOptions(
-        bounded=common_pb2.BoundedState(max_staleness_ms=2_000), min_log_index=7
+        bounded=common_pb2.BoundedState(max_staleness=duration(2_000)), min_log_index=7
     )
     latest = muster.Read.linearizable(min_log_index=9).to_message(7)
     assert (latest.WhichOneof("state"), latest.min_log_index) == ("linearizable", 9)
     assert muster.Read.any().to_message(7) == common_pb2.ReadOptions(any=common_pb2.AnyState(), min_log_index=7)
     past = muster.Read.at(datetime(2027, 1, 1, tzinfo=timezone.utc)).to_message(7)
-    assert past == common_pb2.ReadOptions(past=common_pb2.PastState(time_ms=1_798_761_600_000)), "the past waits for nothing"
+    assert past == common_pb2.ReadOptions(past=common_pb2.PastState(time=timestamp(1_798_761_600_000))), "the past waits for nothing"
     assert muster.Read.at_log_index(3).to_message(7) == common_pb2.ReadOptions(past=common_pb2.PastState(log_index=3))
     for length in (0, -1, 0.0001):
         with pytest.raises(muster.ConfigurationError):
@@ -234,10 +235,10 @@ def test_reads_are_what_is_asked_for() -> None:
 
 
 def test_a_job_has_datetimes() -> None:
-    job = muster.JobView(job_pb2.Job(id="job-1", submitted_at_ms=1_798_761_600_123, phase=job_pb2.JOB_PHASE_RUNNING))
+    job = muster.JobView(job_pb2.Job(id="job-1", create_time=timestamp(1_798_761_600_123), phase=job_pb2.JOB_PHASE_RUNNING))
     assert job.create_time == datetime(2027, 1, 1, 0, 0, 0, 123_000, timezone.utc)
     assert (job.start_time, job.expected_run_time, job.array_index, job.fencing_token) == (None, None, None, None)
-    assert muster.JobView(job_pb2.Job(submitted_at_ms=(1 << 64) - 1)).create_time is None, "no calendar has it"
+    assert muster.JobView(job_pb2.Job(create_time=timestamp((1 << 63) - 1))).create_time is None, "no calendar has it"
     assert muster.JobView(job_pb2.Job(phase=99)).phase == "unknown"  # type: ignore[arg-type]
 
 

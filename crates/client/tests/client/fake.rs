@@ -297,7 +297,7 @@ impl JobService for Service {
         let length = rest.iter().position(|byte| *byte == b'\n').map_or(rest.len(), |at| at + 1);
         let token = script.names_positions.then_some(v1::FencingToken { generation: 1, log_index: 7 });
         let piece = v1::ReadLogsResponse {
-            stream: "stdout".into(),
+            stream: v1::OutputStream::Stdout.into(),
             data: rest[..length].to_vec(),
             position: if script.names_positions { (from + length) as u64 } else { 0 },
             dropped_bytes: 0,

@@ -19,7 +19,7 @@ pub(super) fn cancel(
         return Ok(answer);
     }
     let Some(row) = speculation.state().job(job) else {
-        return Err(Refusal::new(RefusalCode::JobNotFound, format!("there is no job {job}")));
+        return Err(Refusal::new(RefusalCode::JobNotFound, format!("there is no job {job}")).with("job_id", job));
     };
     if let Phase::Finished(outcome) = &row.phase {
         let text = match outcome {
@@ -27,7 +27,7 @@ pub(super) fn cancel(
             Outcome::Cancelled => format!("{job} has already finished: it was cancelled"),
             Outcome::Failed { detail } => format!("{job} has already finished: it failed, {detail}"),
         };
-        return Err(Refusal::new(RefusalCode::JobFinished, text));
+        return Err(Refusal::new(RefusalCode::JobFinished, text).with("job_id", job));
     }
     // An operator who ends many jobs is not held up. Repeated cancellations of one job count, because they end it no sooner.
     if row.cancel_requested {
@@ -61,7 +61,7 @@ pub(super) fn commit_checkpoint(
     token: FencingToken,
 ) -> Result<Answer, Refusal> {
     let Some(row) = speculation.state().job(job) else {
-        return Err(Refusal::new(RefusalCode::JobNotFound, format!("there is no {job}")));
+        return Err(Refusal::new(RefusalCode::JobNotFound, format!("there is no {job}")).with("job_id", job));
     };
     let runs = matches!(row.phase, Phase::Running | Phase::Stopping(_));
     let current = row.placement.as_ref().is_some_and(|p| p.token == token && p.live > 0);

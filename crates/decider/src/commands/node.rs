@@ -51,7 +51,7 @@ pub(super) fn register(
         }
         if row.holder != holder && !other_session_is_over {
             let text = format!("another agent holds {}, and its lease has not run out", spec.name);
-            return Err(Refusal::new(RefusalCode::NodeHeldByAnother, text));
+            return Err(Refusal::new(RefusalCode::NodeHeldByAnother, text).with("node", &spec.name));
         }
         // Before the one that is there is given up for it.
         admission::check(speculation, spec)?;
@@ -60,7 +60,7 @@ pub(super) fn register(
         } else if is_busy {
             let text =
                 format!("{} changed its description while gangs run on it; cordon it and wait", spec.name);
-            return Err(Refusal::new(RefusalCode::NodeChanged, text));
+            return Err(Refusal::new(RefusalCode::NodeChanged, text).with("node", &spec.name));
         }
     }
     admission::check(speculation, spec)?;
@@ -159,7 +159,7 @@ pub(super) fn forget(
         if node.0 < state.nodes_registered() {
             return Ok(Answer::Done { at: speculation.last_index() });
         }
-        return Err(Refusal::new(RefusalCode::NodeNotFound, format!("there is no {node}")));
+        return Err(Refusal::new(RefusalCode::NodeNotFound, format!("there is no {node}")).with("node", node));
     };
     let name = row.spec.name.clone();
     let decision = Decision::NodeForgotten { request, node };
@@ -169,7 +169,7 @@ pub(super) fn forget(
         } else {
             format!("room on {name} is promised to a job; that ends by itself in a moment")
         };
-        return Err(Refusal::new(RefusalCode::NodeInUse, text));
+        return Err(Refusal::new(RefusalCode::NodeInUse, text).with("node", name));
     }
     let at = speculation.push(decision);
     Ok(Answer::Done { at })

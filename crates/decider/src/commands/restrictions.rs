@@ -19,7 +19,7 @@ const REPAIR_DRAIN_MS: u64 = 600_000;
 
 fn known(state: &State, node: NodeId) -> Result<RestrictionRow, Refusal> {
     if state.node(node).is_none() {
-        return Err(Refusal::new(RefusalCode::NodeNotFound, format!("there is no {node}")));
+        return Err(Refusal::new(RefusalCode::NodeNotFound, format!("there is no {node}")).with("node", node));
     }
     Ok(state.restriction(node).cloned().unwrap_or_default())
 }
@@ -36,7 +36,7 @@ pub(super) fn set_cordon(
         return Ok(answer);
     }
     if speculation.state().node(node).is_none() {
-        return Err(Refusal::new(RefusalCode::NodeNotFound, format!("there is no {node}")));
+        return Err(Refusal::new(RefusalCode::NodeNotFound, format!("there is no {node}")).with("node", node));
     }
     let at = speculation.push(Decision::NodeCordonSet { request: key, node, cordoned });
     let promised: Vec<JobId> = speculation.state().promised_on(node).collect();
@@ -101,7 +101,7 @@ fn order_key(order: DrainOrder) -> Option<Option<u64>> {
 fn deadline(now: LogTime, deadline_ms: Option<u64>) -> Result<Option<LogTime>, Refusal> {
     let Some(ms) = deadline_ms else { return Ok(None) };
     if ms > limits::DRAIN_MS_MAX {
-        let violation = Violation::limit("deadline_ms", ms, 0, limits::DRAIN_MS_MAX);
+        let violation = Violation::span("stop_after", ms, 0, limits::DRAIN_MS_MAX);
         return Err(Refusal::fields(alloc::vec![violation]));
     }
     Ok(Some(now.plus_ms(ms)))

@@ -197,7 +197,7 @@ fn notice_too_short(job: &Submission) -> Option<Violation> {
             Span(needed),
             Span(most)
         );
-        Violation::new("checkpoint.save_ms", text)
+        Violation::new("checkpoint.save", text)
     })
 }
 

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, bail};
 use muster_client::{Client, Endpoints, Options};
 use muster_types::policy::UNLISTED_TENANT;
+use muster_wire::time::duration;
 use muster_wire::v1::{self, Job, JobPhase};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -240,7 +241,7 @@ impl Story<'_> {
         let mut spec = self.example(SHORT_ARRAY)?;
         spec.array_size = 0;
         spec.name = "urgent".to_owned();
-        spec.tier = "production".to_owned();
+        spec.tier = v1::Tier::Production.into();
         spec.regions = vec![region.clone()];
         for group in &mut spec.groups {
             // What is free in the region, and one gang more.
@@ -277,9 +278,9 @@ impl Story<'_> {
         let found =
             self.client.get_policy(v1::GetPolicyRequest::default()).await.context("reading the policy")?;
         let mut policy = found.policy.context("a cluster has a policy")?;
-        policy.preemption.get_or_insert_default().minimum_run_ms = Some(0);
+        policy.preemption.get_or_insert_default().minimum_run = Some(duration(0));
         // Who may name which tier is a right of tenants.
-        let rights = v1::TenantRights { tier_max: "production".to_owned(), ..Default::default() };
+        let rights = v1::TenantRights { tier_max: v1::Tier::Production.into(), ..Default::default() };
         let unlisted = policy.tenants.entry(UNLISTED_TENANT.to_owned()).or_default();
         unlisted.rights = Some(rights);
         let request = v1::SetPolicyRequest { policy: Some(policy), ..Default::default() };
@@ -381,8 +382,11 @@ impl Story<'_> {
     }
 
     async fn output(&self, id: &str) -> Result<String> {
-        let request =
-            v1::ReadLogsRequest { job_id: id.to_owned(), stream: "stdout".to_owned(), ..Default::default() };
+        let request = v1::ReadLogsRequest {
+            job_id: id.to_owned(),
+            stream: v1::OutputStream::Stdout.into(),
+            ..Default::default()
+        };
         let mut stream =
             self.client.read_logs(request).await.with_context(|| format!("reading the output of {id}"))?;
         let mut bytes = Vec::new();

@@ -8,6 +8,7 @@ use admin::probe_service_server::{ProbeService, ProbeServiceServer};
 use muster_types::{Refusal, RefusalCode};
 use muster_wire::shared::Shared;
 use muster_wire::status::to_status;
+use muster_wire::time::{duration, span_ms, timestamp};
 use muster_wire::{admin, convert, v1};
 use tokio::runtime::Runtime;
 use tonic::{Request, Response, Status};
@@ -93,13 +94,13 @@ fn job(id: &str, name: &str, phase: JobPhase) -> v1::Job {
         id: id.into(),
         name: name.into(),
         tenant: "default".into(),
-        tier: "standard".into(),
+        tier: v1::Tier::Standard.into(),
         phase: phase.into(),
         worker_count: 4,
         device_count: 8,
         attempt: 1,
         changed_at_index: 12,
-        submitted_at_ms: 1_700_000_000_000,
+        create_time: Some(timestamp(1_700_000_000_000)),
         ..Default::default()
     }
 }
@@ -115,8 +116,8 @@ fn freshness() -> Option<v1::Freshness> {
         log_index: 41,
         replica_id: 1,
         leader_id: 1,
-        staleness_ms: Some(12),
-        log_time_ms: 1_700_000_000_000,
+        staleness: Some(duration(12)),
+        log_time: Some(timestamp(1_700_000_000_000)),
     })
 }
 
@@ -224,7 +225,8 @@ impl JobService for Service {
         let job = self.find(&request.job_id)?;
         let mut book = self.book.lock().unwrap();
         book.reads.extend(request.read);
-        let freshness = freshness().map(|f| v1::Freshness { staleness_ms: book.staleness_ms, ..f });
+        let freshness =
+            freshness().map(|f| v1::Freshness { staleness: book.staleness_ms.map(duration), ..f });
         Ok(Response::new(v1::GetJobResponse { job: Some(job), freshness }))
     }
 
@@ -248,7 +250,12 @@ impl JobService for Service {
         let end = (start + 2).min(all.len());
         let next_page_token = if end < all.len() { end.to_string() } else { String::new() };
         let jobs = all[start..end].to_vec();
-        Ok(Response::new(v1::ListJobsResponse { jobs, next_page_token, freshness: freshness() }))
+        Ok(Response::new(v1::ListJobsResponse {
+            jobs,
+            next_page_token,
+            freshness: freshness(),
+            resume_token: String::new(),
+        }))
     }
 
     /// Jobs named `fails` fail, all others succeed.
@@ -325,10 +332,13 @@ impl JobService for Service {
         let request = request.into_inner();
         self.find(&request.job_id)?;
         self.book.lock().unwrap().logs.push(request);
-        let piece = |stream: &str, data: &[u8]| {
+        let piece = |stream: v1::OutputStream, data: &[u8]| {
             Ok(v1::ReadLogsResponse { stream: stream.into(), data: data.to_vec(), ..Default::default() })
         };
-        let pieces = [piece("stdout", b"step 1\n"), piece("stderr", b"\xff\x00warn\n")];
+        let pieces = [
+            piece(v1::OutputStream::Stdout, b"step 1\n"),
+            piece(v1::OutputStream::Stderr, b"\xff\x00warn\n"),
+        ];
         Ok(Response::new(Box::pin(futures::stream::iter(pieces))))
     }
 }
@@ -371,7 +381,7 @@ fn explanation(workers: u32) -> v1::Explanation {
              r2 of eu-north-1"
         ),
         borrowers: Vec::new(),
-        standing: String::new(),
+        standing: 0,
         knows_reservations: true,
         policy_version: 812,
         placement: Some(v1::PlannedPlacement {
@@ -397,7 +407,7 @@ fn explanation(workers: u32) -> v1::Explanation {
             room_milli: 4_000,
             short_milli: 500,
             tenant: "research".into(),
-            limit: "borrowing".into(),
+            limit: v1::QuotaLimit::Borrowing.into(),
             limit_region: String::new(),
             used_milli: 92_000,
             kept_milli: 0,
@@ -407,17 +417,20 @@ fn explanation(workers: u32) -> v1::Explanation {
             job_id: "job-3e1".into(),
             name: "big".into(),
             workers: 64,
-            starts_at_ms: 4_102_444_800_000,
+            start_time: Some(timestamp(4_102_444_800_000)),
             has_slipped: true,
         }],
         start: Some(v1::StartEstimate {
-            q10_ms: 4_102_444_800_000,
-            q50_ms: 4_102_448_400_000,
-            q90_ms: 0,
+            p10: Some(timestamp(4_102_444_800_000)),
+            p50: Some(timestamp(4_102_448_400_000)),
+            p90: None,
             basis: "when 5 running gangs are expected to end".into(),
         }),
         would_help: vec!["topology.required: block instead of rack: it would start now".into()],
-        estimate: Some(v1::Estimate { run_ms: 7_200_000, run_high_ms: 10_800_000 }),
+        estimate: Some(v1::Estimate {
+            run_time: Some(duration(7_200_000)),
+            run_time_p90: Some(duration(10_800_000)),
+        }),
     }
 }
 
@@ -432,7 +445,7 @@ impl PolicyService for Service {
         Ok(Response::new(v1::GetPolicyResponse {
             policy: Some(convert::policy_to_proto(&policy)),
             version,
-            set_at_ms: if version > 0 { 1_700_000_000_000 } else { 0 },
+            set_time: (version > 0).then(|| timestamp(1_700_000_000_000)),
             freshness: freshness(),
         }))
     }
@@ -515,7 +528,7 @@ impl FleetService for Service {
         let rule = v1::NodeAdmissionRule { pattern: "eu-*".into(), bounds: None };
         let rejected = v1::NodeApproval { name: "host-8".into(), approved: None };
         Ok(Response::new(v1::GetNodeAdmissionResponse {
-            mode: "approve".into(),
+            mode: v1::AdmissionMode::Approve.into(),
             is_set: true,
             rules: vec![rule],
             approvals: vec![rejected],
@@ -634,9 +647,9 @@ impl FleetService for Service {
         request: Request<v1::DrainNodeRequest>,
     ) -> Result<Response<v1::DrainNodeResponse>, Status> {
         let request = request.into_inner();
-        let word = format!("{} drained {:?}", request.node, request.stop_after_ms);
+        let word = format!("{} drained {:?}", request.node, span_ms(request.stop_after));
         self.book.lock().unwrap().restricted.push(word);
-        let drain = v1::NodeDrain { cause: "operator".into(), ..Default::default() };
+        let drain = v1::NodeDrain { cause: v1::DrainCause::Operator.into(), ..Default::default() };
         let restriction = Some(v1::NodeRestriction { drain: Some(drain), ..Default::default() });
         let node = Some(v1::Node { restriction, ..node(&request.node, false) });
         Ok(Response::new(v1::DrainNodeResponse { node, freshness: freshness() }))
@@ -683,7 +696,10 @@ impl FleetService for Service {
         let request = request.into_inner();
         let word = format!(
             "{} repair {:?} {:?} {:?}",
-            request.node, request.action, request.devices, request.stop_after_ms
+            request.node,
+            request.action,
+            request.devices,
+            span_ms(request.stop_after)
         );
         self.book.lock().unwrap().restricted.push(word);
         let node = Some(node(&request.node, false));
@@ -711,7 +727,7 @@ impl FleetService for Service {
     ) -> Result<Response<v1::GetHealthPolicyResponse>, Status> {
         let policy = Some(convert::health_policy_to_proto(&Default::default()));
         let freshness = freshness();
-        Ok(Response::new(v1::GetHealthPolicyResponse { policy, version: 7, set_at_ms: 0, freshness }))
+        Ok(Response::new(v1::GetHealthPolicyResponse { policy, version: 7, set_time: None, freshness }))
     }
 
     async fn set_health_policy(
@@ -782,7 +798,7 @@ impl ClusterService for Service {
             freshness: freshness(),
             state_digest: "00000000000000aa".into(),
             term: 3,
-            role: "leader".into(),
+            role: v1::ReplicaRole::Leader.into(),
             replicas,
             jobs_pending: 2,
             nodes_up: 12,

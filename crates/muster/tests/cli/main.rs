@@ -357,7 +357,7 @@ fn a_plan_fits_a_terminal_and_has_every_number() {
     assert_eq!(document["kind"], "Explanation");
     assert_eq!(document["placement"]["nodes"].as_array().unwrap().len(), 20);
     assert_eq!(document["quotas"][0]["short"], 0.5);
-    assert_eq!(document["start"]["q50"], "2100-01-01T01:00:00Z");
+    assert_eq!(document["start"]["p50"], "2100-01-01T01:00:00Z");
     assert!(fake.book.lock().unwrap().jobs.is_empty());
     let wrong = with_stdin(&fake, &["plan", "-"], &job("x", "command: [run]\n  slice: 4x4x8"));
     assert_eq!(wrong.code, 2);
@@ -629,7 +629,10 @@ fn logs_are_written_as_they_are() {
     assert_eq!(output.stdout, b"step 1\n\xff\x00warn\n");
     let book = fake.book.lock().unwrap();
     let asked = &book.logs[0];
-    assert_eq!((asked.rank, asked.follow, asked.previous, asked.stream.as_str()), (2, true, true, "stderr"));
+    assert_eq!(
+        (asked.rank, asked.follow, asked.previous, asked.stream()),
+        (2, true, true, muster_wire::v1::OutputStream::Stderr)
+    );
 }
 
 #[test]
@@ -791,10 +794,10 @@ fn answers_say_how_fresh_they_are() {
     assert_eq!(document["logIndex"], 41);
     assert_eq!(
         document["freshness"],
-        serde_json::json!({ "replica": 1, "leader": 1, "stalenessMs": 12, "logTime": "2023-11-14T22:13:20Z" })
+        serde_json::json!({ "replica": 1, "leader": 1, "staleness": "12ms", "logTime": "2023-11-14T22:13:20Z" })
     );
     let unknown: serde_json::Value = serde_json::from_str(&show(None, &["-o", "json"]).out).unwrap();
-    assert_eq!(unknown["freshness"].get("stalenessMs"), None);
+    assert_eq!(unknown["freshness"].get("staleness"), None);
     assert!(!show(Some(12), &[]).err.contains("as of log index"));
     let old = show(Some(72_000), &[]);
     assert!(old.err.contains("as of log index 41 (2023-11-14T22:13:20Z): replica 1 may be 1m12s behind"));

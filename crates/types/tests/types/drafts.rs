@@ -142,9 +142,9 @@ fn every_rule_of_a_job_is_named() {
         |j| j.regions = (0..=limits::JOB_REGIONS_MAX).map(|n| name(&format!("r{n}"))).collect(),
         &["regions"],
     );
-    job_violates(|j| j.run_time_limit_ms = Some(0), &["run_time_limit_ms"]);
-    job_violates(|j| j.run_time_limit_ms = Some(u64::MAX), &["run_time_limit_ms"]);
-    job_violates(|j| j.stop_grace_ms = limits::STOP_GRACE_MS_MAX + 1, &["stop_grace_ms"]);
+    job_violates(|j| j.run_time_limit_ms = Some(0), &["run_time_limit"]);
+    job_violates(|j| j.run_time_limit_ms = Some(u64::MAX), &["run_time_limit"]);
+    job_violates(|j| j.stop_grace_ms = limits::STOP_GRACE_MS_MAX + 1, &["stop_grace"]);
     job_violates(|j| j.failure_retries_max = u32::MAX, &["failure_retries_max"]);
     for bad in ["", "relative", "/a\0b", &format!("/{long}")] {
         job_violates(|j| j.checkpoint_directory = Some(bad.into()), &["checkpoint_directory"]);
@@ -169,7 +169,7 @@ fn all_violations_of_a_job_are_found_at_once() {
             "groups[0].workers",
             "groups[1].request.cpu_milli",
             "regions",
-            "run_time_limit_ms",
+            "run_time_limit",
             "working_directory",
         ],
     );

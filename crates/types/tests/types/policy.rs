@@ -88,18 +88,18 @@ fn the_default_is_one_flat_world() {
 #[test]
 fn every_number_has_its_bounds() {
     let day_ms = 86_400_000;
-    violates(|p| p.order.usage_half_life_ms = 59_999, &["order.usage_half_life_ms"]);
+    violates(|p| p.order.usage_half_life_ms = 59_999, &["order.usage_half_life"]);
     violates(|p| p.order.usage_half_life_ms = 60_000, &[]);
     violates(|p| p.order.usage_half_life_ms = 366 * day_ms, &[]);
-    violates(|p| p.order.usage_half_life_ms = 366 * day_ms + 1, &["order.usage_half_life_ms"]);
+    violates(|p| p.order.usage_half_life_ms = 366 * day_ms + 1, &["order.usage_half_life"]);
     violates(|p| p.order.ageing_milli = 1_000_001, &["order.ageing_milli"]);
     violates(|p| p.backfill.reservations_max = 0, &[]);
     violates(|p| p.backfill.reservations_max = 65, &["backfill.reservations_max"]);
     violates(|p| p.backfill.depth_max = 0, &["backfill.depth_max"]);
     violates(|p| p.backfill.depth_max = 10_001, &["backfill.depth_max"]);
-    violates(|p| p.preemption.minimum_run_ms = 366 * day_ms + 1, &["preemption.minimum_run_ms"]);
+    violates(|p| p.preemption.minimum_run_ms = 366 * day_ms + 1, &["preemption.minimum_run"]);
     violates(|p| p.preemption.victims_max = 4_097, &["preemption.victims_max"]);
-    violates(|p| p.preemption.defragment_wait_ms = u64::MAX, &["preemption.defragment_wait_ms"]);
+    violates(|p| p.preemption.defragment_wait_ms = u64::MAX, &["preemption.defragment_wait"]);
     violates(|p| p.weights.packing = 1_000, &[]);
     violates(|p| p.weights.packing = 1_001, &["weights.packing"]);
     violates(|p| p.weights.spread = 1_001, &["weights.spread"]);
@@ -396,9 +396,7 @@ fn what_is_read_is_checked_and_what_is_left_out_is_the_default() {
     let mut expected = PolicyDraft::default();
     expected.order.usage_half_life_ms = 60_000;
     assert_eq!(read("usage_half_life_ms", 60_000).map(Policy::into_draft), Ok(expected));
-    assert!(
-        read("usage_half_life_ms", 0).unwrap_err().starts_with("order.usage_half_life_ms: must be between")
-    );
+    assert!(read("usage_half_life_ms", 0).unwrap_err().starts_with("order.usage_half_life: must be between"));
     assert!(read("half_life", 1).unwrap_err().contains("unknown field `half_life`"));
 }
 
@@ -417,6 +415,6 @@ fn rights_are_inherited() {
     assert_eq!((of("a").tier_max, of("a").deadlines), (PriorityTier::Critical, false));
     assert_eq!((of("c").tier_max, of("c").deadlines), (PriorityTier::Batch, true));
     assert_eq!(of("anyone"), Rights::ALL);
-    violates(|p| p.preemption.stopping_deadline_ms = 59_999, &["preemption.stopping_deadline_ms"]);
-    violates(|p| p.preemption.starting_deadline_ms = 0, &["preemption.starting_deadline_ms"]);
+    violates(|p| p.preemption.stopping_deadline_ms = 59_999, &["preemption.stopping_timeout"]);
+    violates(|p| p.preemption.starting_deadline_ms = 0, &["preemption.starting_timeout"]);
 }

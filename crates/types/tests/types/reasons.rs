@@ -21,6 +21,10 @@ fn every_code_has_its_page() {
         assert_eq!(page.lines().next(), Some(title.as_str()));
         assert_eq!(page.lines().filter(|line| line.starts_with("# ")).count(), 1);
         assert!(page.contains("\n## What to do\n"), "{code} says what to do next");
+        let section = page.split("\n## Facts\n").nth(1).and_then(|rest| rest.split("\n## ").next()).unwrap_or_default();
+        let listed: Vec<&str> =
+            section.lines().filter_map(|line| line.strip_prefix("- `")?.split('`').next()).collect();
+        assert_eq!(listed, code.facts(), "{code} explains its facts");
     }
 }
 
@@ -44,8 +48,15 @@ fn a_refusal_says_first_what_is_wrong() {
         "MS-1001 INVALID_FIELD: groups: must be something else"
     );
     let two = vec![one[0].clone(), Violation::limit("workers", 0, 1, 5).under("groups[0]")];
-    let refusal = Refusal::fields(two).with("fact", 7);
+    let refusal = Refusal::fields(two);
     assert_eq!(refusal.message, "groups: must be something else (and 1 more)");
     assert_eq!(refusal.violations[1].to_string(), "groups[0].workers: must be between 1 and 5, got 0");
-    assert_eq!(refusal.metadata, [("fact", "7".to_string())]);
+    let refusal = Refusal::new(RefusalCode::PolicyChanged, "it has changed").with("version", 7);
+    assert_eq!(refusal.metadata, [("version", "7".to_string())]);
+}
+
+#[test]
+#[should_panic(expected = "lists no fact")]
+fn a_fact_that_is_not_listed_is_noticed() {
+    let _ = Refusal::new(RefusalCode::JobNotFound, "there is none").with("versoin", 7);
 }

@@ -8,6 +8,7 @@ use muster_types::{
 
 use super::value::{accelerators_from_proto, accelerators_to_proto};
 use super::{Found, below};
+use crate::closed::given_from_proto;
 use crate::{admin, v1};
 
 /// Bounds of a node. `at` is the path of the message.
@@ -58,12 +59,10 @@ pub fn node_bounds_to_proto(bounds: &NodeBounds) -> v1::NodeBounds {
 /// # Errors
 /// Lists every field that breaks a rule.
 pub fn node_admission_from_proto(
-    mode: &str,
+    mode: i32,
     rules: &[v1::NodeAdmissionRule],
 ) -> Result<NodeAdmission, Vec<Violation>> {
-    let Some(mode) = AdmissionMode::named(mode) else {
-        return Err(vec![Violation::new("mode", "must be open, pinned or approve")]);
-    };
+    let mode: AdmissionMode = given_from_proto("mode", mode).map_err(|violation| vec![violation])?;
     if rules.len() > limits::ADMISSION_RULES_MAX {
         let max = limits::ADMISSION_RULES_MAX as u64;
         return Err(vec![Violation::limit("rules", rules.len() as u64, 0, max)]);

@@ -1,21 +1,22 @@
 //! What jobs ask of whoever runs them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use muster_types::{
-    CheckpointRules, FailureClass, JobContract, LaunchForm, NoticeRules, Preflight, RetryRules, Violation,
-    fleet::checked_name,
+    CheckpointRules, FailureClass, JobContract, NoticeRules, RetryRules, Violation, fleet::checked_name,
 };
 
-use super::{Found, below, shown};
+use super::{Found, below, bound, one_of, span};
+use crate::closed::{given_from_proto, number};
+use crate::time::duration;
 use crate::v1;
 
 /// The contract in a message, checked as far as it needs no job beside it. `at` is its path.
 pub(super) fn contract(at: &str, message: Option<v1::JobContract>, found: &mut Found) -> JobContract {
     let Some(message) = message else { return JobContract::default() };
     let field = |name: &str| below(at, name);
-    let launch = known(&field("launch"), &message.launch, LaunchForm::ALL, LaunchForm::as_str, found);
-    let preflight = known(&field("preflight"), &message.preflight, Preflight::ALL, Preflight::as_str, found);
+    let launch = one_of(at, "launch", message.launch, found);
+    let preflight = one_of(at, "preflight", message.preflight, found);
     JobContract {
         launch,
         retry: message.retry.map(|rules| retry(&field("retry"), rules, found)).unwrap_or_default(),
@@ -29,41 +30,16 @@ pub(super) fn contract(at: &str, message: Option<v1::JobContract>, found: &mut F
     }
 }
 
-/// One of a closed set; empty is the default.
-fn known<T: Copy + Default>(
-    field: &str,
-    text: &str,
-    all: &[T],
-    as_str: impl Fn(T) -> &'static str,
-    found: &mut Found,
-) -> T {
-    if text.is_empty() {
-        return T::default();
-    }
-    all.iter().copied().find(|value| as_str(*value) == text).unwrap_or_else(|| {
-        let known: Vec<&str> = all.iter().map(|value| as_str(*value)).collect();
-        let text = format!("must be one of {}, got {}", known.join(", "), shown(text));
-        found.push(Violation::new(field, text));
-        T::default()
-    })
-}
-
-/// Too many limits are not looked at one by one: which of them would be, a hash map cannot say.
-fn limits(field: &str, messages: HashMap<String, u32>, found: &mut Found) -> BTreeMap<FailureClass, u32> {
-    let max = FailureClass::ALL.len();
-    if messages.len() > max {
-        found.push(Violation::limit(field, messages.len() as u64, 0, max as u64));
-        return BTreeMap::new();
-    }
+fn limits(at: &str, mut messages: Vec<v1::RetryLimit>, found: &mut Found) -> BTreeMap<FailureClass, u32> {
+    bound(at, &mut messages, FailureClass::ALL.len(), found);
     let mut limits = BTreeMap::new();
-    // By name, so that the same message always leads to the same answer.
-    for (name, retries) in messages.into_iter().collect::<BTreeMap<_, _>>() {
-        if let Some(class) = FailureClass::parse(&name) {
-            limits.insert(class, retries);
-        } else {
-            let known: Vec<&str> = FailureClass::ALL.iter().map(|class| class.as_str()).collect();
-            let text = format!("has classes {}, not {}", known.join(", "), shown(&name));
-            found.push(Violation::new(field, text));
+    for (index, message) in messages.iter().enumerate() {
+        let field = format!("{at}[{index}].failure_class");
+        let class = found.take(given_from_proto::<FailureClass>(&field, message.failure_class));
+        if let Some(class) = class
+            && limits.insert(class, message.retries).is_some()
+        {
+            found.push(Violation::new(field, format!("must not name {class} twice")));
         }
     }
     limits
@@ -72,20 +48,19 @@ fn limits(field: &str, messages: HashMap<String, u32>, found: &mut Found) -> BTr
 fn retry(at: &str, message: v1::RetryRules, found: &mut Found) -> RetryRules {
     RetryRules {
         limits: limits(&below(at, "limits"), message.limits, found),
-        backoff_ms: message.backoff_ms,
-        backoff_max_ms: message.backoff_max_ms,
-        avoid_ms: message.avoid_ms,
+        backoff_ms: span(at, "backoff", message.backoff, found),
+        backoff_max_ms: span(at, "backoff_max", message.backoff_max, found),
+        avoid_ms: span(at, "avoid", message.avoid, found),
     }
 }
 
 fn checkpoint(at: &str, message: v1::CheckpointRules, found: &mut Found) -> CheckpointRules {
-    let given = |ms: u64| (ms != 0).then_some(ms);
     let place = Some(message.place).filter(|place| !place.is_empty());
     CheckpointRules {
         place: place.and_then(|place| found.take(checked_name(&below(at, "place"), &place))),
-        step_ms: given(message.step_ms),
-        save_ms: given(message.save_ms),
-        interval_ms: given(message.interval_ms),
+        step_ms: span(at, "step", message.step, found),
+        save_ms: span(at, "save", message.save, found),
+        interval_ms: span(at, "interval", message.interval, found),
     }
 }
 
@@ -105,26 +80,29 @@ pub fn contract_to_proto(contract: &JobContract) -> Option<v1::JobContract> {
         return None;
     }
     let JobContract { launch, retry, checkpoint, notice, spares, preflight } = contract;
-    let limits = retry.limits.iter().map(|(class, retries)| (class.to_string(), *retries));
+    let limits = retry
+        .limits
+        .iter()
+        .map(|(class, retries)| v1::RetryLimit { failure_class: number(*class), retries: *retries });
     let rules = v1::RetryRules {
         limits: limits.collect(),
-        backoff_ms: retry.backoff_ms,
-        backoff_max_ms: retry.backoff_max_ms,
-        avoid_ms: retry.avoid_ms,
+        backoff: retry.backoff_ms.map(duration),
+        backoff_max: retry.backoff_max_ms.map(duration),
+        avoid: retry.avoid_ms.map(duration),
     };
     let saves = v1::CheckpointRules {
         place: checkpoint.place.as_ref().map(ToString::to_string).unwrap_or_default(),
-        step_ms: checkpoint.step_ms.unwrap_or(0),
-        save_ms: checkpoint.save_ms.unwrap_or(0),
-        interval_ms: checkpoint.interval_ms.unwrap_or(0),
+        step: checkpoint.step_ms.map(duration),
+        save: checkpoint.save_ms.map(duration),
+        interval: checkpoint.interval_ms.map(duration),
     };
     Some(v1::JobContract {
-        launch: launch.to_string(),
+        launch: number(*launch),
         retry: (*retry != RetryRules::default()).then_some(rules),
         checkpoint: (*checkpoint != CheckpointRules::default()).then_some(saves),
         notice: notice_to_proto(notice),
         spares: *spares,
-        preflight: preflight.to_string(),
+        preflight: number(*preflight),
     })
 }
 

@@ -2,11 +2,12 @@
 
 use muster_types::tpu::{SHAPE_RULE, SliceRequest, SliceShape};
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, DeviceAmount, Level, Spread, TopologyRule, Violation,
+    AcceleratorChoice, AcceleratorRequest, DeviceAmount, Spread, TopologyRule, Violation,
     fleet::checked_name, limits,
 };
 
 use super::{Found, below, bound, shown};
+use crate::closed::{given_from_proto, number, number_or_zero, value_from_proto};
 use crate::v1;
 use v1::accelerator_request::Amount;
 
@@ -132,32 +133,18 @@ pub(super) fn slice_to_proto(value: &SliceRequest) -> v1::SliceRequest {
     v1::SliceRequest { shape: value.shape.to_string(), count: value.count.into() }
 }
 
-/// A level of the fleet's tree; none for an empty text.
-///
-/// # Errors
-/// When there is no such level.
-pub fn level_from_text(field: &str, text: &str) -> Result<Option<Level>, Violation> {
-    if text.is_empty() {
-        return Ok(None);
-    }
-    Level::parse(text).map(Some).ok_or_else(|| {
-        let known = Level::ALL.map(Level::as_str).join(", ");
-        Violation::new(field, format!("must be one of {known}, got {}", shown(text)))
-    })
-}
-
 pub(super) fn topology(at: &str, message: Option<v1::TopologyRule>, found: &mut Found) -> TopologyRule {
     let Some(message) = message else { return TopologyRule::default() };
     let spread = message.spread.and_then(|spread| {
         let field = below(at, "spread.level");
-        let level = level_from_text(&field, &spread.level)
-            .and_then(|level| level.ok_or_else(|| Violation::new(field, "must be given")));
+        let level = given_from_proto(&field, spread.level);
         Some(Spread { level: found.take(level)?, workers_max: spread.workers_max })
     });
-    let mut level = |field: &str, text: &str| found.take(level_from_text(&below(at, field), text)).flatten();
+    let mut level =
+        |field: &str, number: i32| found.take(value_from_proto(&below(at, field), number)).flatten();
     TopologyRule {
-        required: level("required", &message.required),
-        preferred: level("preferred", &message.preferred),
+        required: level("required", message.required),
+        preferred: level("preferred", message.preferred),
         balanced: message.balanced,
         segment_workers: message.segment_workers,
         spread,
@@ -169,14 +156,13 @@ pub(super) fn topology_to_proto(value: &TopologyRule) -> Option<v1::TopologyRule
     if value.is_free() {
         return None;
     }
-    let text = |level: Option<Level>| level.map(|level| level.to_string()).unwrap_or_default();
     Some(v1::TopologyRule {
-        required: text(value.required),
-        preferred: text(value.preferred),
+        required: number_or_zero(value.required),
+        preferred: number_or_zero(value.preferred),
         balanced: value.balanced,
         segment_workers: value.segment_workers,
         spread: value
             .spread
-            .map(|spread| v1::Spread { level: spread.level.to_string(), workers_max: spread.workers_max }),
+            .map(|spread| v1::Spread { level: number(spread.level), workers_max: spread.workers_max }),
     })
 }

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 
 use muster_types::health::{
     Condition, Drain, Finding, HealthAction, HealthPolicy, HealthReport, NodeHealth, Observation, Quarantine,
-    RecoveryAction, Repair, RepairEnd, RepairPhase, XidRule,
+    RecoveryAction, Repair, RepairEnd, RepairPhase,
 };
 use muster_types::{DeviceSet, LogTime, Violation, limits};
 
-use super::{Found, below, device_set_from_proto, device_set_to_proto, shown};
+use super::{Found, below, device_set_from_proto, device_set_to_proto, shown, span};
+use crate::closed::{given_from_proto, number, value_from_proto};
+use crate::time::{Duration, duration, duration_from_proto, log_time, timestamp};
 use crate::{agent, v1};
 
 /// What keeps work away from a node.
@@ -21,15 +23,16 @@ pub fn restriction_to_proto(
 ) -> v1::NodeRestriction {
     v1::NodeRestriction {
         drain: drain.map(|drain| v1::NodeDrain {
-            since_ms: drain.since.0,
-            deadline_ms: drain.deadline.map(|at| at.0),
-            cause: drain.cause.name().to_owned(),
+            start_time: log_time(drain.since),
+            stop_time: drain.deadline.map(|at| timestamp(at.0)),
+            cause: number(drain.cause),
         }),
-        quarantine: quarantine.map(|q| v1::NodeQuarantine { since_ms: q.since.0, reason: q.reason.clone() }),
+        quarantine: quarantine
+            .map(|q| v1::NodeQuarantine { start_time: log_time(q.since), reason: q.reason.clone() }),
         repair: repair.map(repair_to_proto),
         conditions: health.conditions.iter().map(condition_to_proto).collect(),
         recent: health.recent.iter().map(condition_to_proto).collect(),
-        maintenance_at_ms: health.maintenance_at.map(|at| at.0),
+        maintenance_time: health.maintenance_at.map(|at| timestamp(at.0)),
         unusable_devices: device_set_to_proto(health.unusable),
         out_of_service: health.out_of_service,
     }
@@ -42,10 +45,14 @@ fn repair_to_proto(repair: &Repair) -> v1::NodeRepair {
     };
     v1::NodeRepair {
         number: repair.number,
-        action: repair.action.name().to_owned(),
+        action: number(repair.action),
         devices: device_set_to_proto(repair.devices),
-        since_ms: repair.since.0,
-        phase: repair.phase.name().to_owned(),
+        start_time: log_time(repair.since),
+        phase: number(match repair.phase {
+            RepairPhase::Draining => v1::RepairPhase::Draining,
+            RepairPhase::Working => v1::RepairPhase::Working,
+            RepairPhase::Failed(_) => v1::RepairPhase::Failed,
+        }),
         detail,
     }
 }
@@ -55,8 +62,8 @@ fn condition_to_proto(condition: &Condition) -> v1::NodeCondition {
     v1::NodeCondition {
         finding: observation.finding.to_string(),
         device: observation.device.map(u32::from),
-        action: condition.action.name().to_owned(),
-        since_ms: condition.since.0,
+        action: number(condition.action),
+        start_time: log_time(condition.since),
         detail: observation.detail.clone(),
         count: observation.count,
     }
@@ -159,27 +166,6 @@ fn observation_to_proto(observation: &Observation) -> agent::HealthObservation {
     }
 }
 
-/// The action of a name. `at` is the field.
-///
-/// # Errors
-/// When there is none of that name.
-pub fn health_action_from_text(at: &str, text: &str) -> Result<HealthAction, Violation> {
-    HealthAction::of_name(text).ok_or_else(|| {
-        let names: Vec<&str> = HealthAction::ALL.iter().map(|action| action.name()).collect();
-        Violation::new(at, format!("must be one of {}, got {}", names.join(", "), shown(text)))
-    })
-}
-
-fn xid_rule(at: &str, text: &str) -> Result<XidRule, Violation> {
-    XidRule::of_name(text).map_or_else(
-        || {
-            let refused = health_action_from_text(at, text).err();
-            Err(refused.unwrap_or_else(|| Violation::new(at, "must be an action or as-driver-says")))
-        },
-        Ok,
-    )
-}
-
 /// The health policy an operator sets. `at` is the path of the message.
 ///
 /// # Errors
@@ -201,7 +187,8 @@ pub fn health_policy_from_proto(
         let field = format!("{}[{code}]", below(at, "xids"));
         let number = u16::try_from(*code)
             .map_err(|_| Violation::limit(&field, (*code).into(), 0, u64::from(u16::MAX)));
-        if let (Some(number), Some(rule)) = (found.take(number), found.take(xid_rule(&field, rule))) {
+        if let (Some(number), Some(rule)) = (found.take(number), found.take(given_from_proto(&field, *rule)))
+        {
             xids.insert(number, rule);
         }
     }
@@ -210,25 +197,23 @@ pub fn health_policy_from_proto(
         let field = format!("{}[{}]", below(at, "findings"), shown(finding));
         let parsed = finding.parse::<Finding>();
         let parsed = parsed.map_err(|error| Violation::new(&field, error.to_string()));
-        let action = health_action_from_text(&field, action);
+        let action = given_from_proto(&field, *action);
         if let (Some(finding), Some(action)) = (found.take(parsed), found.take(action)) {
             findings.insert(finding, action);
         }
     }
     let usual = HealthPolicy::default();
-    let unlisted = match message.xid_unlisted.as_str() {
-        "" => Ok(usual.xid_unlisted),
-        text => xid_rule(&below(at, "xid_unlisted"), text),
-    };
+    let unlisted = value_from_proto(&below(at, "xid_unlisted"), message.xid_unlisted);
     let reboots_max = message.reboots_max.unwrap_or(usual.reboots_max.into());
     let policy = HealthPolicy {
         xids,
-        xid_unlisted: found.take(unlisted).unwrap_or(usual.xid_unlisted),
+        xid_unlisted: found.take(unlisted).flatten().unwrap_or(usual.xid_unlisted),
         trust_driver: message.trust_driver.unwrap_or(usual.trust_driver),
         findings,
         reboots_max: u16::try_from(reboots_max).unwrap_or(u16::MAX),
         reset_takes_group: message.reset_takes_group.unwrap_or(usual.reset_takes_group),
-        maintenance_lead_ms: message.maintenance_lead_ms.unwrap_or(usual.maintenance_lead_ms),
+        maintenance_lead_ms: span(at, "maintenance_lead", message.maintenance_lead, &mut found)
+            .unwrap_or(usual.maintenance_lead_ms),
     };
     found.extend(policy.violations().into_iter().map(|v| v.under(at)).collect());
     if found.is_empty() { Ok(policy) } else { Err(found.into_violations()) }
@@ -239,17 +224,26 @@ pub fn health_policy_from_proto(
 pub fn health_policy_to_proto(policy: &HealthPolicy) -> v1::HealthPolicy {
     let findings = policy.findings.iter();
     v1::HealthPolicy {
-        xids: policy.xids.iter().map(|(code, rule)| ((*code).into(), rule.name().to_owned())).collect(),
-        xid_unlisted: policy.xid_unlisted.name().to_owned(),
+        xids: policy.xids.iter().map(|(code, rule)| ((*code).into(), number(*rule))).collect(),
+        xid_unlisted: number(policy.xid_unlisted),
         trust_driver: Some(policy.trust_driver),
-        findings: findings.map(|(finding, action)| (finding.to_string(), action.name().to_owned())).collect(),
+        findings: findings.map(|(finding, action)| (finding.to_string(), number(*action))).collect(),
         reboots_max: Some(policy.reboots_max.into()),
         reset_takes_group: Some(policy.reset_takes_group),
-        maintenance_lead_ms: Some(policy.maintenance_lead_ms),
+        maintenance_lead: Some(duration(policy.maintenance_lead_ms)),
     }
 }
 
-/// The action of a repair, its devices, and how long work has before it is stopped, in milliseconds; an empty action is none.
+/// How long work has before it is stopped, in milliseconds; none for as long as it takes.
+///
+/// # Errors
+/// When it is no whole number of milliseconds, or out of range.
+pub fn stop_after_from_proto(stop_after: Option<Duration>) -> Result<Option<u64>, Vec<Violation>> {
+    let read = stop_after.map(|stop_after| duration_from_proto("stop_after", stop_after));
+    read.transpose().map_err(|violation| vec![violation])
+}
+
+/// The action of a repair, its devices, and how long work has before it is stopped, in milliseconds; an action that is not specified is none.
 ///
 /// # Errors
 /// Lists every field that breaks a rule.
@@ -257,13 +251,11 @@ pub fn repair_from_proto(
     message: &v1::BeginNodeRepairRequest,
 ) -> Result<(Option<HealthAction>, DeviceSet, Option<u64>), Vec<Violation>> {
     let mut found = Found::default();
-    let action = match message.action.as_str() {
-        "" => None,
-        text => found.take(health_action_from_text("action", text)),
-    };
+    let action = found.take(value_from_proto("action", message.action)).flatten();
     let devices = found.take(device_set_from_proto("devices", &message.devices));
+    let stop_after_ms = span("", "stop_after", message.stop_after, &mut found);
     if found.is_empty() {
-        Ok((action, devices.unwrap_or_default(), message.stop_after_ms))
+        Ok((action, devices.unwrap_or_default(), stop_after_ms))
     } else {
         Err(found.into_violations())
     }
@@ -283,12 +275,12 @@ mod tests {
     #[test]
     fn a_bad_policy_names_its_fields() {
         let mut message = health_policy_to_proto(&HealthPolicy::default());
-        message.xids.insert(70_000, "ignore".into());
-        message.xids.insert(13, "explode".into());
-        message.findings.insert("xid-13".into(), "ignore".into());
-        message.findings.insert("heat".into(), "ignore".into());
+        message.xids.insert(70_000, v1::XidAction::Ignore.into());
+        message.xids.insert(13, 99);
+        message.findings.insert("xid-13".into(), v1::HealthAction::Ignore.into());
+        message.findings.insert("heat".into(), v1::HealthAction::Ignore.into());
         message.reboots_max = Some(70_000);
-        message.xid_unlisted = "no".into();
+        message.xid_unlisted = -1;
         let found = health_policy_from_proto("policy", Some(&message)).unwrap_err();
         let mut fields: Vec<&str> = found.iter().map(|v| v.field.as_str()).collect();
         fields.sort_unstable();

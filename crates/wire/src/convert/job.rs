@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use muster_types::job::ArrayMember;
 use muster_types::{
-    Dependency, DependencyRule, JobContract, JobDraft, JobMetadata, JobSpec, LogTime, Name, Submission,
-    TaskGroup, Violation, WorkerRequest, fleet::checked_name, limits,
+    Dependency, DependencyRule, JobContract, JobDraft, JobMetadata, JobSpec, Name, Submission, TaskGroup,
+    Violation, WorkerRequest, fleet::checked_name, limits,
 };
 
 use super::contract::{contract, contract_to_proto};
@@ -17,8 +17,9 @@ use super::demand::{
     self, accelerator_request_to_proto, slice_to_proto, slice_workers, topology, topology_to_proto,
 };
 use super::id::job_id;
-use super::value::tier_from_text;
-use super::{Found, below, bound, shown};
+use super::{Found, below, bound, moment, one_of, span};
+use crate::closed::{number, value_from_proto};
+use crate::time::{duration, timestamp};
 use crate::v1;
 
 const TENANT_DEFAULT: &str = "default";
@@ -26,10 +27,6 @@ const GROUP_NAME_DEFAULT: &str = "workers";
 const STOP_GRACE_MS_DEFAULT: u64 = 30_000;
 const CPU_MILLI_DEFAULT: u64 = 1_000;
 const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;
-
-/// As people write them; the first is the default.
-const RULES: [(&str, DependencyRule); 2] =
-    [("succeeded", DependencyRule::Succeeded), ("finished", DependencyRule::Finished)];
 
 /// The jobs of one submission: one, or as many as the array has. `at` is the path of the message,
 /// for example `spec`.
@@ -111,11 +108,11 @@ pub fn job_spec_to_proto(spec: &JobSpec) -> v1::JobSpec {
     v1::JobSpec {
         name: spec.name.to_string(),
         tenant: spec.tenant.to_string(),
-        tier: spec.tier.to_string(),
+        tier: number(spec.tier),
         groups: spec.groups.iter().map(group_to_proto).collect(),
         regions: spec.regions.iter().map(Name::to_string).collect(),
-        run_time_limit_ms: spec.run_time_limit_ms.unwrap_or(0),
-        stop_grace_ms: Some(spec.stop_grace_ms),
+        run_time_limit: spec.run_time_limit_ms.map(duration),
+        stop_grace: Some(duration(spec.stop_grace_ms)),
         failure_retries_max: spec.failure_retries_max,
         checkpoint_directory: spec.checkpoint_directory.clone().unwrap_or_default(),
         working_directory: spec.working_directory.clone().unwrap_or_default(),
@@ -125,9 +122,9 @@ pub fn job_spec_to_proto(spec: &JobSpec) -> v1::JobSpec {
         tolerations: spec.tolerations.iter().map(Name::to_string).collect(),
         preemptible: Some(spec.preemptible),
         dependencies: spec.dependencies.iter().map(dependency_to_proto).collect(),
-        not_before_ms: spec.not_before.map_or(0, |time| time.0),
-        deadline_ms: spec.deadline.map_or(0, |time| time.0),
-        expected_run_ms: spec.expected_run_ms.unwrap_or(0),
+        not_before: spec.not_before.map(|time| timestamp(time.0)),
+        deadline: spec.deadline.map(|time| timestamp(time.0)),
+        expected_run: spec.expected_run_ms.map(duration),
         datasets: spec.datasets.iter().map(Name::to_string).collect(),
         contract: None,
         labels: HashMap::new(),
@@ -140,8 +137,7 @@ fn selector_to_proto((label, values): (&Name, &BTreeSet<String>)) -> (String, v1
 }
 
 fn dependency_to_proto(dependency: &Dependency) -> v1::Dependency {
-    let rule = RULES.iter().find(|(_, rule)| *rule == dependency.rule).map_or("", |(text, _)| text);
-    v1::Dependency { job_id: dependency.job.to_string(), rule: rule.to_owned() }
+    v1::Dependency { job_id: dependency.job.to_string(), rule: number(dependency.rule) }
 }
 
 fn group_to_proto(group: &TaskGroup) -> v1::TaskGroup {
@@ -241,8 +237,6 @@ fn check_contract(at: &str, spec: &JobSpec, contract: &JobContract, found: &mut 
 fn in_message(violation: Violation) -> Violation {
     let field = match violation.field.as_str() {
         "array" => "array_size".to_owned(),
-        "not_before" => "not_before_ms".to_owned(),
-        "deadline" => "deadline_ms".to_owned(),
         other => other.replacen("].request.", "].", 1),
     };
     Violation { field, description: violation.description }
@@ -253,7 +247,7 @@ fn draft(at: &str, message: v1::JobSpec, found: &mut Found) -> JobDraft {
     let name = found.take(name_below(at, "name", &message.name));
     let tenant = if message.tenant.is_empty() { TENANT_DEFAULT } else { &message.tenant };
     let tenant = found.take(name_below(at, "tenant", tenant));
-    let tier = found.take(tier_from_text(&below(at, "tier"), &message.tier));
+    let tier = one_of(at, "tier", message.tier, found);
     let groups = groups(at, message.groups, found);
     let mut names_in = |field: &str, texts: Vec<String>, max| match texts.as_slice() {
         [] => Vec::new(),
@@ -262,15 +256,14 @@ fn draft(at: &str, message: v1::JobSpec, found: &mut Found) -> JobDraft {
     let regions = names_in("regions", message.regions, limits::JOB_REGIONS_MAX);
     let tolerations = names_in("tolerations", message.tolerations, limits::NODE_TAINTS_MAX);
     let datasets = names_in("datasets", message.datasets, limits::JOB_DATASETS_MAX);
-    let time = |ms: u64| (ms != 0).then_some(LogTime(ms));
     JobDraft {
         name: name.unwrap_or_else(|| Name::literal("invalid")),
         tenant: tenant.unwrap_or_else(|| Name::literal(TENANT_DEFAULT)),
-        tier: tier.unwrap_or_default(),
+        tier,
         groups,
         regions,
-        run_time_limit_ms: (message.run_time_limit_ms != 0).then_some(message.run_time_limit_ms),
-        stop_grace_ms: message.stop_grace_ms.unwrap_or(STOP_GRACE_MS_DEFAULT),
+        run_time_limit_ms: span(at, "run_time_limit", message.run_time_limit, found),
+        stop_grace_ms: span(at, "stop_grace", message.stop_grace, found).unwrap_or(STOP_GRACE_MS_DEFAULT),
         failure_retries_max: message.failure_retries_max,
         checkpoint_directory: given(message.checkpoint_directory),
         working_directory: given(message.working_directory),
@@ -280,9 +273,9 @@ fn draft(at: &str, message: v1::JobSpec, found: &mut Found) -> JobDraft {
         tolerations: tolerations.into_iter().collect(),
         preemptible: message.preemptible.unwrap_or(true),
         dependencies: dependencies(at, message.dependencies, found),
-        not_before: time(message.not_before_ms),
-        deadline: time(message.deadline_ms),
-        expected_run_ms: (message.expected_run_ms != 0).then_some(message.expected_run_ms),
+        not_before: moment(at, "not_before", message.not_before, found),
+        deadline: moment(at, "deadline", message.deadline, found),
+        expected_run_ms: span(at, "expected_run", message.expected_run, found),
         datasets,
     }
 }
@@ -347,19 +340,11 @@ fn dependencies(at: &str, mut messages: Vec<v1::Dependency>, found: &mut Found) 
     for (index, message) in messages.iter().enumerate() {
         let at = format!("{at}[{index}]");
         let job = found.take(job_id(&below(&at, "job_id"), &message.job_id));
-        let rule = found.take(rule_from_text(&below(&at, "rule"), &message.rule));
+        let rule = found.take(value_from_proto(&below(&at, "rule"), message.rule));
+        let rule = rule.map(|rule| rule.unwrap_or(DependencyRule::Succeeded));
         dependencies.extend(job.zip(rule).map(|(job, rule)| Dependency { job, rule }));
     }
     dependencies
-}
-
-fn rule_from_text(field: &str, text: &str) -> Result<DependencyRule, Violation> {
-    if text.is_empty() {
-        return Ok(DependencyRule::Succeeded);
-    }
-    RULES.iter().find(|(known, _)| *known == text).map(|(_, rule)| *rule).ok_or_else(|| {
-        Violation::new(field, format!("must be one of succeeded, finished, got {}", shown(text)))
-    })
 }
 
 fn groups(at: &str, mut messages: Vec<v1::TaskGroup>, found: &mut Found) -> Vec<TaskGroup> {

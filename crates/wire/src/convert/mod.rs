@@ -22,18 +22,21 @@ mod probe;
 mod read;
 mod value;
 
-use muster_types::Violation;
+use muster_types::{LogTime, Violation};
+
+use crate::closed::{ClosedSet, value_from_proto};
+use crate::time::{Duration, Timestamp, duration_from_proto, timestamp_from_proto};
 
 pub use admission::{
     admission_rule_to_proto, approval_to_proto, node_admission_from_proto, node_bounds_from_proto,
     node_bounds_to_proto, revocation_from_proto, revocation_to_proto,
 };
 pub use contract::{contract_to_proto, notice_to_proto};
-pub use demand::{accelerator_request_from_proto, accelerator_request_to_proto, level_from_text};
+pub use demand::{accelerator_request_from_proto, accelerator_request_to_proto};
 pub use feature::{features_from_proto, features_to_proto};
 pub use health::{
-    health_action_from_text, health_policy_from_proto, health_policy_to_proto, health_report_from_proto,
-    health_report_to_proto, repair_from_proto, restriction_to_proto,
+    health_policy_from_proto, health_policy_to_proto, health_report_from_proto, health_report_to_proto,
+    repair_from_proto, restriction_to_proto, stop_after_from_proto,
 };
 pub use id::{holder_id_from_text, holder_id_to_text, job_id, node_id, request_id};
 pub use job::{
@@ -53,7 +56,6 @@ pub(crate) use value::cut;
 pub use value::{
     accelerators_from_proto, accelerators_to_proto, device_set_from_proto, device_set_to_proto,
     exit_status_from_proto, exit_status_to_proto, fencing_token_from_proto, fencing_token_to_proto,
-    tier_from_text,
 };
 
 /// Most violations one refusal carries. Nobody reads more, and a message of four megabytes can break
@@ -92,6 +94,28 @@ impl Found {
     pub(crate) fn into_violations(self) -> Vec<Violation> {
         self.0
     }
+}
+
+/// One of a closed set, and what stands for it when it is left out or wrong.
+pub(crate) fn one_of<T: ClosedSet + Default>(at: &str, field: &str, number: i32, found: &mut Found) -> T {
+    let read = value_from_proto(field, number).map_err(|violation| in_message(at, violation));
+    found.take(read).flatten().unwrap_or_default()
+}
+
+/// A moment that may be left out, and is when it is wrong. `at` and `field` are the path, made only for the violation.
+pub(crate) fn moment(at: &str, field: &str, moment: Option<Timestamp>, found: &mut Found) -> Option<LogTime> {
+    let read = moment.map(|moment| timestamp_from_proto(field, moment));
+    found.take(read?.map_err(|violation| in_message(at, violation))).map(LogTime)
+}
+
+/// A span in milliseconds, likewise.
+pub(crate) fn span(at: &str, field: &str, span: Option<Duration>, found: &mut Found) -> Option<u64> {
+    let read = span.map(|span| duration_from_proto(field, span));
+    found.take(read?.map_err(|violation| in_message(at, violation)))
+}
+
+fn in_message(at: &str, violation: Violation) -> Violation {
+    if at.is_empty() { violation } else { violation.under(at) }
 }
 
 /// A user's text in a message to the user: quoted, escaped and short.

@@ -7,13 +7,15 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use muster_types::policy::{
-    self, BackfillPolicy, Dataset, Guarantee, NonPreemptible, Order, OrderPolicy, PlacementWeights, Policy,
-    PolicyDraft, PreemptionPolicy, Price, Quota, TenantLimits, TenantPolicy, TenantRights, Transfer, Window,
+    self, BackfillPolicy, Dataset, Guarantee, OrderPolicy, PlacementWeights, Policy, PolicyDraft,
+    PreemptionPolicy, Price, Quota, TenantLimits, TenantPolicy, TenantRights, Transfer, Window,
     WindowPurpose, WindowScope,
 };
-use muster_types::{LogTime, Name, PriorityTier, Violation, fleet::checked_name, limits};
+use muster_types::{Name, Violation, fleet::checked_name, limits};
 
-use super::{Found, below, bound, shown};
+use super::{Found, below, bound, moment, span};
+use crate::closed::{given_from_proto, number, number_or_zero, value_from_proto};
+use crate::time::{duration, timestamp};
 use crate::v1;
 use v1::window::Purpose;
 
@@ -41,7 +43,7 @@ pub fn policy_from_proto(at: &str, message: Option<v1::Policy>) -> Result<Policy
 fn in_message(violation: Violation) -> Violation {
     let Violation { mut field, description } = violation;
     if field.starts_with("windows[") {
-        for (own, renamed) in [("].from", "].from_ms"), ("].until", "].until_ms")] {
+        for (own, renamed) in [("].from", "].start_time"), ("].until", "].end_time")] {
             if field.ends_with(own) {
                 field = field.replacen(own, renamed, 1);
             }
@@ -54,8 +56,8 @@ fn draft(at: &str, message: v1::Policy, found: &mut Found) -> PolicyDraft {
     PolicyDraft {
         tenants: tenants(&below(at, "tenants"), message.tenants, found),
         order: order(&below(at, "order"), message.order.unwrap_or_default(), found),
-        backfill: backfill(message.backfill.unwrap_or_default()),
-        preemption: preemption(message.preemption.unwrap_or_default()),
+        backfill: backfill(&below(at, "backfill"), message.backfill.unwrap_or_default(), found),
+        preemption: preemption(&below(at, "preemption"), message.preemption.unwrap_or_default(), found),
         weights: weights(&below(at, "weights"), message.weights.unwrap_or_default(), found),
         prices: prices(&below(at, "prices"), message.prices, found),
         datasets: datasets(&below(at, "datasets"), message.datasets, found),
@@ -71,17 +73,11 @@ fn draft(at: &str, message: v1::Policy, found: &mut Found) -> PolicyDraft {
 }
 
 fn isolation(at: &str, message: v1::IsolationPolicy, found: &mut Found) -> BTreeSet<Guarantee> {
-    let mut words = message.require;
-    bound(at, &mut words, Guarantee::ALL.len(), found);
+    let mut numbers = message.require;
+    bound(at, &mut numbers, Guarantee::ALL.len(), found);
     let mut required = BTreeSet::new();
-    for (index, word) in words.iter().enumerate() {
-        match Guarantee::parse(word) {
-            Some(guarantee) => _ = required.insert(guarantee),
-            None => found.push(Violation::new(
-                format!("{at}[{index}]"),
-                format!("must be devices, pid, tmp or user, got {}", shown(word)),
-            )),
-        }
+    for (index, number) in numbers.iter().enumerate() {
+        required.extend(found.take(given_from_proto::<Guarantee>(&format!("{at}[{index}]"), *number)));
     }
     required
 }
@@ -152,25 +148,19 @@ fn tenants(
 }
 
 fn rights(at: &str, message: &v1::TenantRights, found: &mut Found) -> TenantRights {
-    let mut one_of = |field: &str, text: &str, known: bool, names: &str| {
-        if !text.is_empty() && !known {
-            let rule = format!("must be one of {names}, got {}", shown(text));
-            found.push(Violation::new(below(at, field), rule));
-        }
-    };
-    let tier_max = PriorityTier::parse(&message.tier_max);
-    let tiers = PriorityTier::ALL.map(PriorityTier::as_str).join(", ");
-    one_of("tier_max", &message.tier_max, tier_max.is_some(), &tiers);
-    let non_preemptible = NonPreemptible::parse(&message.non_preemptible);
-    let names = NonPreemptible::ALL.map(NonPreemptible::as_str).join(", ");
-    one_of("non_preemptible", &message.non_preemptible, non_preemptible.is_some(), &names);
-    TenantRights { tier_max, non_preemptible, deadlines: message.deadlines }
+    let tier_max = value_from_proto(&below(at, "tier_max"), message.tier_max);
+    let non_preemptible = value_from_proto(&below(at, "non_preemptible"), message.non_preemptible);
+    TenantRights {
+        tier_max: found.take(tier_max).flatten(),
+        non_preemptible: found.take(non_preemptible).flatten(),
+        deadlines: message.deadlines,
+    }
 }
 
 fn rights_to_proto(rights: &TenantRights) -> Option<v1::TenantRights> {
     (*rights != TenantRights::default()).then(|| v1::TenantRights {
-        tier_max: rights.tier_max.map_or("", PriorityTier::as_str).to_owned(),
-        non_preemptible: rights.non_preemptible.map_or("", NonPreemptible::as_str).to_owned(),
+        tier_max: number_or_zero(rights.tier_max),
+        non_preemptible: number_or_zero(rights.non_preemptible),
         deadlines: rights.deadlines,
     })
 }
@@ -187,53 +177,45 @@ fn quota(at: &str, message: &v1::Quota, stand_in: Option<Name>, found: &mut Foun
     })
 }
 
-/// As people write them.
-const ORDERS: [(&str, Order); 2] = [("submission", Order::Submission), ("predicted", Order::Predicted)];
-
 fn order(at: &str, message: v1::OrderPolicy, found: &mut Found) -> OrderPolicy {
     let usual = OrderPolicy::default();
-    let known = ORDERS.iter().find(|(text, _)| *text == message.order).map(|(_, order)| *order);
-    let order = match known {
-        Some(order) => order,
-        None if message.order.is_empty() => usual.order,
-        None => {
-            let got = shown(&message.order);
-            let rule = format!("must be one of submission, predicted, got {got}");
-            found.push(Violation::new(below(at, "order"), rule));
-            usual.order
-        }
-    };
+    let order = found.take(value_from_proto(&below(at, "order"), message.order)).flatten();
+    let order = order.unwrap_or(usual.order);
     OrderPolicy {
         order,
         fair_share: message.fair_share.unwrap_or(usual.fair_share),
-        usage_half_life_ms: message.usage_half_life_ms.unwrap_or(usual.usage_half_life_ms),
+        usage_half_life_ms: span(at, "usage_half_life", message.usage_half_life, found)
+            .unwrap_or(usual.usage_half_life_ms),
         ageing_milli: message.ageing_milli.unwrap_or(usual.ageing_milli),
     }
 }
 
-fn backfill(message: v1::BackfillPolicy) -> BackfillPolicy {
+fn backfill(at: &str, message: v1::BackfillPolicy, found: &mut Found) -> BackfillPolicy {
     let usual = BackfillPolicy::default();
     BackfillPolicy {
         reservations_max: message.reservations_max.unwrap_or(usual.reservations_max),
         depth_max: message.depth_max.unwrap_or(usual.depth_max),
-        reserve_after_ms: message.reserve_after_ms.unwrap_or(usual.reserve_after_ms),
+        reserve_after_ms: span(at, "reserve_after", message.reserve_after, found)
+            .unwrap_or(usual.reserve_after_ms),
         reserve_after_runs_milli: message.reserve_after_runs_milli.unwrap_or(usual.reserve_after_runs_milli),
         end_overrunners: message.end_overrunners.unwrap_or(usual.end_overrunners),
     }
 }
 
-fn preemption(message: v1::PreemptionPolicy) -> PreemptionPolicy {
+fn preemption(at: &str, message: v1::PreemptionPolicy, found: &mut Found) -> PreemptionPolicy {
     let usual = PreemptionPolicy::default();
+    let mut span =
+        |field: &str, given, usual_ms: u64| super::span(at, field, given, found).unwrap_or(usual_ms);
     PreemptionPolicy {
         enabled: message.enabled.unwrap_or(usual.enabled),
         reclaim_borrowed: message.reclaim_borrowed.unwrap_or(usual.reclaim_borrowed),
-        minimum_run_ms: message.minimum_run_ms.unwrap_or(usual.minimum_run_ms),
+        minimum_run_ms: span("minimum_run", message.minimum_run, usual.minimum_run_ms),
         victims_max: message.victims_max.unwrap_or(usual.victims_max),
         defragment: message.defragment.unwrap_or(usual.defragment),
-        defragment_wait_ms: message.defragment_wait_ms.unwrap_or(usual.defragment_wait_ms),
-        backoff_ms: message.backoff_ms.unwrap_or(usual.backoff_ms),
-        stopping_deadline_ms: message.stopping_deadline_ms.unwrap_or(usual.stopping_deadline_ms),
-        starting_deadline_ms: message.starting_deadline_ms.unwrap_or(usual.starting_deadline_ms),
+        defragment_wait_ms: span("defragment_wait", message.defragment_wait, usual.defragment_wait_ms),
+        backoff_ms: span("backoff", message.backoff, usual.backoff_ms),
+        stopping_deadline_ms: span("stopping_timeout", message.stopping_timeout, usual.stopping_deadline_ms),
+        starting_deadline_ms: span("starting_timeout", message.starting_timeout, usual.starting_deadline_ms),
     }
 }
 
@@ -340,7 +322,8 @@ fn windows(at: &str, mut messages: Vec<v1::Window>, found: &mut Found) -> Vec<Wi
             node: part("node", &asked.node),
         };
         let purpose = purpose(&at, message.purpose, found).unwrap_or(WindowPurpose::Maintenance);
-        let (from, until) = (LogTime(message.from_ms), LogTime(message.until_ms));
+        let from = moment(&at, "start_time", message.start_time, found).unwrap_or_default();
+        let until = moment(&at, "end_time", message.end_time, found).unwrap_or_default();
         windows.extend(name.map(|name| Window { name, from, until, scope, purpose }));
     }
     windows
@@ -374,32 +357,31 @@ fn text(name: &Option<Name>) -> String {
 #[must_use]
 pub fn policy_to_proto(policy: &PolicyDraft) -> v1::Policy {
     let PolicyDraft { order, backfill, preemption, weights, .. } = policy;
-    let order_text = ORDERS.iter().find(|(_, known)| *known == order.order).map_or("", |(text, _)| text);
     v1::Policy {
         tenants: policy.tenants.iter().map(|(name, t)| (name.to_string(), tenant_to_proto(t))).collect(),
         order: Some(v1::OrderPolicy {
-            order: order_text.to_owned(),
+            order: number(order.order),
             fair_share: Some(order.fair_share),
-            usage_half_life_ms: Some(order.usage_half_life_ms),
+            usage_half_life: Some(duration(order.usage_half_life_ms)),
             ageing_milli: Some(order.ageing_milli),
         }),
         backfill: Some(v1::BackfillPolicy {
             reservations_max: Some(backfill.reservations_max),
             depth_max: Some(backfill.depth_max),
-            reserve_after_ms: Some(backfill.reserve_after_ms),
+            reserve_after: Some(duration(backfill.reserve_after_ms)),
             reserve_after_runs_milli: Some(backfill.reserve_after_runs_milli),
             end_overrunners: Some(backfill.end_overrunners),
         }),
         preemption: Some(v1::PreemptionPolicy {
             enabled: Some(preemption.enabled),
             reclaim_borrowed: Some(preemption.reclaim_borrowed),
-            minimum_run_ms: Some(preemption.minimum_run_ms),
+            minimum_run: Some(duration(preemption.minimum_run_ms)),
             victims_max: Some(preemption.victims_max),
             defragment: Some(preemption.defragment),
-            defragment_wait_ms: Some(preemption.defragment_wait_ms),
-            backoff_ms: Some(preemption.backoff_ms),
-            stopping_deadline_ms: Some(preemption.stopping_deadline_ms),
-            starting_deadline_ms: Some(preemption.starting_deadline_ms),
+            defragment_wait: Some(duration(preemption.defragment_wait_ms)),
+            backoff: Some(duration(preemption.backoff_ms)),
+            stopping_timeout: Some(duration(preemption.stopping_deadline_ms)),
+            starting_timeout: Some(duration(preemption.starting_deadline_ms)),
         }),
         weights: Some(v1::PlacementWeights {
             packing: Some(weights.packing.into()),
@@ -419,7 +401,7 @@ pub fn policy_to_proto(policy: &PolicyDraft) -> v1::Policy {
             .collect(),
         windows: policy.windows.iter().map(window_to_proto).collect(),
         isolation: Some(v1::IsolationPolicy {
-            require: policy.required_isolation.iter().map(ToString::to_string).collect(),
+            require: policy.required_isolation.iter().map(|guarantee| number(*guarantee)).collect(),
         }),
     }
 }
@@ -475,8 +457,8 @@ fn window_to_proto(window: &Window) -> v1::Window {
     };
     v1::Window {
         name: window.name.to_string(),
-        from_ms: window.from.0,
-        until_ms: window.until.0,
+        start_time: Some(timestamp(window.from.0)),
+        end_time: Some(timestamp(window.until.0)),
         scope: Some(v1::WindowScope {
             region: text(region),
             cluster: text(cluster),

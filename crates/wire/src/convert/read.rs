@@ -4,6 +4,7 @@ use muster_types::read::MAX_STALENESS_MS_MAX;
 use muster_types::{At, Consistency, LogIndex, LogTime, ReadFrom, Violation};
 
 use super::below;
+use crate::time::{duration_from_proto, timestamp_from_proto};
 use crate::v1;
 use v1::past_state::Moment;
 use v1::read_options::State;
@@ -36,10 +37,12 @@ pub fn read_from_proto(
         None => present(unsaid),
         Some(State::Any(v1::AnyState {})) => present(Consistency::Any),
         Some(State::Linearizable(v1::LinearizableState {})) => present(Consistency::Linearizable),
-        Some(State::Bounded(v1::BoundedState { max_staleness_ms })) => {
+        Some(State::Bounded(v1::BoundedState { max_staleness })) => {
+            let field = below(at, "bounded.max_staleness");
+            let read = duration_from_proto(&field, max_staleness.unwrap_or_default());
+            let max_staleness_ms = read.map_err(|violation| vec![violation])?;
             if !(1..=MAX_STALENESS_MS_MAX).contains(&max_staleness_ms) {
-                let field = below(at, "bounded.max_staleness_ms");
-                return Err(vec![Violation::limit(&field, max_staleness_ms, 1, MAX_STALENESS_MS_MAX)]);
+                return Err(vec![Violation::span(&field, max_staleness_ms, 1, MAX_STALENESS_MS_MAX)]);
             }
             present(Consistency::Bounded { max_staleness_ms })
         }
@@ -49,19 +52,23 @@ pub fn read_from_proto(
 }
 
 fn moment(at: &str, past: v1::PastState) -> Result<At, Vec<Violation>> {
-    let from_one = |field| Err(vec![Violation::new(below(at, field), "must be above 0")]);
+    let refused = |field, rule| Err(vec![Violation::new(below(at, field), rule)]);
     match past.moment {
-        Some(Moment::LogIndex(0)) => from_one("log_index"),
-        Some(Moment::TimeMs(0)) => from_one("time_ms"),
+        Some(Moment::LogIndex(0)) => refused("log_index", "must be above 0"),
         Some(Moment::LogIndex(index)) => Ok(At::Index(LogIndex(index))),
-        Some(Moment::TimeMs(time)) => Ok(At::Time(LogTime(time))),
-        None => Err(vec![Violation::new(at, "must have log_index or time_ms")]),
+        Some(Moment::Time(time)) => match timestamp_from_proto(&below(at, "time"), time) {
+            Ok(0) => refused("time", "must be after the Unix epoch"),
+            Ok(ms) => Ok(At::Time(LogTime(ms))),
+            Err(violation) => Err(vec![violation]),
+        },
+        None => Err(vec![Violation::new(at, "must have log_index or time")]),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::time::{Duration, Timestamp, duration, timestamp};
 
     fn read(state: Option<State>, min_log_index: u64) -> Result<ReadAsked, Vec<String>> {
         let message = v1::ReadOptions { state, min_log_index };
@@ -70,7 +77,7 @@ mod tests {
     }
 
     fn bounded(max_staleness_ms: u64) -> Option<State> {
-        Some(State::Bounded(v1::BoundedState { max_staleness_ms }))
+        Some(State::Bounded(v1::BoundedState { max_staleness: Some(duration(max_staleness_ms)) }))
     }
 
     fn past(moment: Option<Moment>) -> Option<State> {
@@ -90,7 +97,7 @@ mod tests {
         assert_eq!(read(bounded(250), 7), present(Consistency::Bounded { max_staleness_ms: 250 }, 7));
         assert_eq!(read(Some(linearizable), 0), present(Consistency::Linearizable, 0));
         assert_eq!(read(past(Some(Moment::LogIndex(9))), 0), then(At::Index(LogIndex(9)), 0));
-        assert_eq!(read(past(Some(Moment::TimeMs(9))), 3), then(At::Time(LogTime(9)), 3));
+        assert_eq!(read(past(Some(Moment::Time(timestamp(9)))), 3), then(At::Time(LogTime(9)), 3));
     }
 
     #[test]
@@ -110,10 +117,14 @@ mod tests {
     #[test]
     fn what_is_out_of_bounds_names_its_field() {
         let refused = |state, field: &str| assert_eq!(read(state, 0), Err(vec![field.to_owned()]));
-        refused(bounded(0), "read.bounded.max_staleness_ms");
-        refused(bounded(MAX_STALENESS_MS_MAX + 1), "read.bounded.max_staleness_ms");
+        refused(bounded(0), "read.bounded.max_staleness");
+        refused(bounded(MAX_STALENESS_MS_MAX + 1), "read.bounded.max_staleness");
         refused(past(None), "read.past");
         refused(past(Some(Moment::LogIndex(0))), "read.past.log_index");
-        refused(past(Some(Moment::TimeMs(0))), "read.past.time_ms");
+        refused(past(Some(Moment::Time(timestamp(0)))), "read.past.time");
+        refused(past(Some(Moment::Time(Timestamp { seconds: -1, nanos: 0 }))), "read.past.time");
+        let half_a_ms = Duration { seconds: 1, nanos: 500_000 };
+        let state = v1::BoundedState { max_staleness: Some(half_a_ms) };
+        refused(Some(State::Bounded(state)), "read.bounded.max_staleness");
     }
 }

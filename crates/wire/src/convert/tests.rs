@@ -21,6 +21,7 @@ use proptest::prelude::*;
 use prost::Message as _;
 
 use super::*;
+use crate::time::{Duration, MOMENT_MS_MAX, Timestamp, duration, timestamp};
 use crate::{agent, v1};
 
 fn group_message() -> v1::TaskGroup {
@@ -90,11 +91,11 @@ fn defaults_are_those_of_the_proto_comments() {
     assert_eq!((spec.not_before, spec.deadline, spec.expected_run_ms), (None, None, None));
     // Nothing of it is a default any more.
     let filled = job_spec_to_proto(&spec);
-    assert_eq!((filled.tenant.as_str(), filled.stop_grace_ms), ("default", Some(30_000)));
+    assert_eq!((filled.tenant.as_str(), filled.stop_grace), ("default", Some(duration(30_000))));
     assert_eq!((filled.groups[0].cpu_milli, filled.groups[0].workers_min), (1_000, 1));
     assert_eq!(filled.preemptible, Some(true));
     // A grace of zero is not an absent one.
-    assert_eq!(one(v1::JobSpec { stop_grace_ms: Some(0), ..message() }).stop_grace_ms, 0);
+    assert_eq!(one(v1::JobSpec { stop_grace: Some(duration(0)), ..message() }).stop_grace_ms, 0);
 }
 
 #[test]
@@ -113,7 +114,7 @@ fn all_violations_are_named_by_their_path_in_the_message() {
     let wrong = v1::JobSpec {
         name: "Bad Name".into(),
         tenant: "-".into(),
-        tier: "urgent".into(),
+        tier: 17,
         groups: vec![
             v1::TaskGroup {
                 workers: 0,
@@ -125,7 +126,7 @@ fn all_violations_are_named_by_their_path_in_the_message() {
             v1::TaskGroup { environment: HashMap::from([("1X".into(), "v".into())]), ..group_message() },
         ],
         regions: vec!["eu".into(), "EU".into()],
-        stop_grace_ms: Some(u64::MAX),
+        stop_grace: Some(duration(u64::MAX)),
         checkpoint_directory: "relative".into(),
         array_size: 1_001,
         ..Default::default()
@@ -148,7 +149,7 @@ fn all_violations_are_named_by_their_path_in_the_message() {
             "spec.groups[1].name",
             "spec.name",
             "spec.regions[1]",
-            "spec.stop_grace_ms",
+            "spec.stop_grace",
             "spec.tenant",
             "spec.tier",
         ]
@@ -323,7 +324,7 @@ prop_compose! {
         tolerations in btree_set(name(), 0..4),
         preemptible: bool,
         dependencies in dependencies(),
-        times in (option::of(1u64..1_000), option::of(1_000u64..u64::MAX)),
+        times in (option::of(1u64..1_000), option::of(1_000u64..=MOMENT_MS_MAX)),
         expected_run_ms in option::of(1..=limits::RUN_TIME_LIMIT_MS_MAX),
         datasets in btree_set(name(), 0..4),
         elastic: bool,
@@ -413,7 +414,7 @@ prop_compose! {
 }
 
 fn wild_topology() -> impl Strategy<Value = v1::TopologyRule> {
-    let level = || prop_oneof![any::<String>(), Just("rack".to_owned()), Just(String::new())];
+    let level = || prop_oneof![any::<i32>(), 0..4i32];
     let spread = (level(), any::<u32>()).prop_map(|(level, workers_max)| v1::Spread { level, workers_max });
     (level(), level(), any::<bool>(), 0u32..5, option::of(spread)).prop_map(
         |(required, preferred, balanced, segment_workers, spread)| v1::TopologyRule {
@@ -428,33 +429,41 @@ fn wild_topology() -> impl Strategy<Value = v1::TopologyRule> {
 
 prop_compose! {
     fn wild_spec()(
-        texts in (any::<String>(), any::<String>(), any::<String>(), any::<String>(), any::<String>()),
+        texts in (any::<String>(), any::<String>(), prop_oneof![any::<i32>(), 0..6i32], any::<String>(), any::<String>()),
         groups in vec(wild_group(), 0..20),
         lists in (vec(any::<String>(), 0..4), vec(any::<String>(), 0..4), vec(any::<String>(), 0..4)),
-        numbers in (any::<u64>(), any::<u64>(), any::<u64>(), any::<u64>(), any::<u32>()),
-        stop_grace_ms in option::of(any::<u64>()),
-        array_size in prop_oneof![0u32..4, any::<u32>()],
+        times in ((wild_duration(), wild_duration(), wild_duration()), (wild_timestamp(), wild_timestamp())),
+        numbers in (prop_oneof![0u32..4, any::<u32>()], any::<u32>()),
         topology in option::of(wild_topology()),
         node_selector in hash_map(any::<String>(), vec(any::<String>(), 0..3), 0..3),
         preemptible: Option<bool>,
-        dependencies in vec((any::<String>(), any::<String>()), 0..3),
+        dependencies in vec((any::<String>(), any::<i32>()), 0..3),
         contract in option::of(wild_contract()),
         carried in (wild_texts(), wild_texts()),
     ) -> v1::JobSpec {
         let (name, tenant, tier, checkpoint_directory, working_directory) = texts;
         let (regions, tolerations, datasets) = lists;
-        let (run_time_limit_ms, not_before_ms, deadline_ms, expected_run_ms, failure_retries_max) = numbers;
+        let ((run_time_limit, stop_grace, expected_run), (not_before, deadline)) = times;
+        let (array_size, failure_retries_max) = numbers;
         let values = |(label, values)| (label, v1::LabelValues { values });
         let node_selector = node_selector.into_iter().map(values).collect();
         let dependency = |(job_id, rule)| v1::Dependency { job_id, rule };
         let dependencies = dependencies.into_iter().map(dependency).collect();
         v1::JobSpec {
-            name, tenant, tier, groups, regions, run_time_limit_ms, stop_grace_ms, failure_retries_max,
+            name, tenant, tier, groups, regions, run_time_limit, stop_grace, failure_retries_max,
             checkpoint_directory, working_directory, array_size, topology, node_selector, tolerations,
-            preemptible, dependencies, not_before_ms, deadline_ms, expected_run_ms, datasets, contract,
+            preemptible, dependencies, not_before, deadline, expected_run, datasets, contract,
             labels: carried.0, annotations: carried.1,
         }
     }
+}
+
+fn wild_duration() -> impl Strategy<Value = Option<Duration>> {
+    option::of((any::<i64>(), any::<i32>()).prop_map(|(seconds, nanos)| Duration { seconds, nanos }))
+}
+
+fn wild_timestamp() -> impl Strategy<Value = Option<Timestamp>> {
+    option::of((any::<i64>(), any::<i32>()).prop_map(|(seconds, nanos)| Timestamp { seconds, nanos }))
 }
 
 fn wild_texts() -> impl Strategy<Value = HashMap<String, String>> {
@@ -463,20 +472,23 @@ fn wild_texts() -> impl Strategy<Value = HashMap<String, String>> {
 
 prop_compose! {
     fn wild_contract()(
-        texts in (any::<String>(), any::<String>(), any::<String>(), any::<String>()),
-        limits in hash_map(any::<String>(), any::<u32>(), 0..12),
-        waits in (option::of(any::<u64>()), option::of(any::<u64>()), option::of(any::<u64>())),
-        times in (any::<u64>(), any::<u64>(), any::<u64>()),
+        texts in (any::<String>(), any::<String>()),
+        closed in (any::<i32>(), any::<i32>()),
+        limits in vec((0..11i32, any::<u32>()), 0..12),
+        waits in (wild_duration(), wild_duration(), wild_duration()),
+        times in (wild_duration(), wild_duration(), wild_duration()),
         numbers in (any::<u32>(), any::<u32>()),
     ) -> v1::JobContract {
-        let (launch, place, http_path, preflight) = texts;
-        let (backoff_ms, backoff_max_ms, avoid_ms) = waits;
-        let (step_ms, save_ms, interval_ms) = times;
+        let ((place, http_path), (launch, preflight)) = (texts, closed);
+        let limit = |(failure_class, retries)| v1::RetryLimit { failure_class, retries };
+        let limits = limits.into_iter().map(limit).collect();
+        let (backoff, backoff_max, avoid) = waits;
+        let (step, save, interval) = times;
         let (http_port, spares) = numbers;
         v1::JobContract {
             launch,
-            retry: Some(v1::RetryRules { limits, backoff_ms, backoff_max_ms, avoid_ms }),
-            checkpoint: Some(v1::CheckpointRules { place, step_ms, save_ms, interval_ms }),
+            retry: Some(v1::RetryRules { limits, backoff, backoff_max, avoid }),
+            checkpoint: Some(v1::CheckpointRules { place, step, save, interval }),
             notice: Some(v1::NoticeRules { http_port, http_path }),
             spares,
             preflight,
@@ -717,10 +729,10 @@ fn fields_of(message: v1::JobSpec) -> Vec<String> {
 fn what_a_job_says_of_place_and_time_is_checked_field_by_field() {
     let wrong = v1::JobSpec {
         topology: Some(v1::TopologyRule {
-            required: "row".into(),
-            preferred: "rack".into(),
+            required: 17,
+            preferred: v1::TopologyLevel::Rack.into(),
             segment_workers: 3,
-            spread: Some(v1::Spread { level: String::new(), workers_max: 1 }),
+            spread: Some(v1::Spread { level: 0, workers_max: 1 }),
             ..Default::default()
         }),
         node_selector: HashMap::from([
@@ -730,13 +742,13 @@ fn what_a_job_says_of_place_and_time_is_checked_field_by_field() {
         ]),
         tolerations: vec!["ok".into(), "NO".into()],
         dependencies: vec![
-            v1::Dependency { job_id: "train".into(), rule: "started".into() },
-            v1::Dependency { job_id: "job-1".into(), rule: String::new() },
-            v1::Dependency { job_id: "job-1".into(), rule: "finished".into() },
+            v1::Dependency { job_id: "train".into(), rule: -1 },
+            v1::Dependency { job_id: "job-1".into(), rule: 0 },
+            v1::Dependency { job_id: "job-1".into(), rule: v1::DependencyRule::Finished.into() },
         ],
-        not_before_ms: 2_000,
-        deadline_ms: 1_000,
-        expected_run_ms: u64::MAX,
+        not_before: Some(timestamp(2_000)),
+        deadline: Some(timestamp(1_000)),
+        expected_run: Some(duration(u64::MAX)),
         datasets: vec!["a".into(), "a".into()],
         ..with_group(v1::TaskGroup { workers: 4, workers_min: 5, ..group_message() })
     };
@@ -744,11 +756,11 @@ fn what_a_job_says_of_place_and_time_is_checked_field_by_field() {
         fields_of(wrong),
         [
             "spec.datasets",
-            "spec.deadline_ms",
+            "spec.deadline",
             "spec.dependencies",
             "spec.dependencies[0].job_id",
             "spec.dependencies[0].rule",
-            "spec.expected_run_ms",
+            "spec.expected_run",
             "spec.groups[0].workers_min",
             "spec.node_selector",
             "spec.node_selector.empty",
@@ -866,16 +878,15 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
 }
 
 fn window() -> impl Strategy<Value = Window> {
-    (name(), 0..u64::MAX / 2, 1..u64::MAX / 2, name(), option::of(name()), option::of(name())).prop_map(
-        |(name, from, length, cluster, rack, tenant)| Window {
+    (name(), 0..MOMENT_MS_MAX / 2, 1..MOMENT_MS_MAX / 2, name(), option::of(name()), option::of(name()))
+        .prop_map(|(name, from, length, cluster, rack, tenant)| Window {
             name,
             from: LogTime(from),
             until: LogTime(from + length),
             scope: WindowScope { cluster: Some(cluster), rack, ..WindowScope::default() },
             purpose: tenant
                 .map_or(WindowPurpose::Maintenance, |tenant| WindowPurpose::ReservedFor { tenant }),
-        },
-    )
+        })
 }
 
 prop_compose! {
@@ -958,21 +969,19 @@ fn every_mistake_in_a_policy_is_named_by_its_path() {
         parent: "No".into(),
         weight_milli: u32::MAX,
         quotas: vec![quota("h100"), quota("H100"), quota("h100")],
-        rights: Some(v1::TenantRights {
-            tier_max: "urgent".into(),
-            non_preemptible: "sometimes".into(),
-            deadlines: None,
-        }),
+        rights: Some(v1::TenantRights { tier_max: 17, non_preemptible: 17, deadlines: None }),
         limits: None,
     };
-    let window = v1::Window { name: "w".into(), from_ms: 5, until_ms: 5, scope: None, purpose: None };
+    let window = v1::Window {
+        name: "w".into(),
+        start_time: Some(timestamp(5)),
+        end_time: Some(timestamp(5)),
+        scope: None,
+        purpose: None,
+    };
     let wrong = v1::Policy {
         tenants: HashMap::from([("a".to_owned(), tenant)]),
-        order: Some(v1::OrderPolicy {
-            order: "random".into(),
-            usage_half_life_ms: Some(0),
-            ..Default::default()
-        }),
+        order: Some(v1::OrderPolicy { order: 17, usage_half_life: Some(duration(0)), ..Default::default() }),
         backfill: Some(v1::BackfillPolicy {
             reservations_max: Some(65),
             depth_max: Some(0),
@@ -984,7 +993,7 @@ fn every_mistake_in_a_policy_is_named_by_its_path() {
         transfers: vec![v1::Transfer { from: "EU".into(), ..Default::default() }],
         spare_hosts_per_rack: HashMap::from([("gb200".to_owned(), 70_000)]),
         windows: vec![window.clone(), v1::Window { name: "W".into(), purpose: None, ..window }],
-        isolation: Some(v1::IsolationPolicy { require: vec!["pid".into(), "processes".into()] }),
+        isolation: Some(v1::IsolationPolicy { require: vec![v1::Isolation::Pid.into(), 17] }),
         ..Default::default()
     };
     let found = policy_from_proto("policy", Some(wrong)).unwrap_err();
@@ -999,7 +1008,7 @@ fn every_mistake_in_a_policy_is_named_by_its_path() {
             "policy.datasets.d.regions",
             "policy.isolation.require[1]",
             "policy.order.order",
-            "policy.order.usage_half_life_ms",
+            "policy.order.usage_half_life",
             "policy.prices[0].type",
             "policy.spare_hosts_per_rack.gb200",
             "policy.tenants.a.parent",
@@ -1012,13 +1021,13 @@ fn every_mistake_in_a_policy_is_named_by_its_path() {
             "policy.transfers[0].from",
             "policy.weights.cost",
             "policy.weights.data",
+            "policy.windows[0].end_time",
             "policy.windows[0].purpose",
             "policy.windows[0].scope",
-            "policy.windows[0].until_ms",
+            "policy.windows[1].end_time",
             "policy.windows[1].name",
             "policy.windows[1].purpose",
             "policy.windows[1].scope",
-            "policy.windows[1].until_ms",
         ]
     );
 }

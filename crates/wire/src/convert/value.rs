@@ -1,25 +1,9 @@
 //! Small values that several messages share.
 
-use muster_types::{
-    Accelerators, DeviceSet, ExitStatus, FencingToken, LogIndex, PriorityTier, Violation, limits,
-};
+use muster_types::{Accelerators, DeviceSet, ExitStatus, FencingToken, LogIndex, Violation, limits};
 
-use super::{below, shown};
+use super::below;
 use crate::v1;
-
-/// The tier a user named; empty means standard.
-///
-/// # Errors
-/// When there is no such tier.
-pub fn tier_from_text(field: &str, text: &str) -> Result<PriorityTier, Violation> {
-    if text.is_empty() {
-        return Ok(PriorityTier::default());
-    }
-    PriorityTier::parse(text).ok_or_else(|| {
-        let known = PriorityTier::ALL.map(PriorityTier::as_str).join(", ");
-        Violation::new(field, format!("must be one of {known}, got {}", shown(text)))
-    })
-}
 
 /// Accelerators of a host or a worker. `at` is the path of the message itself.
 ///

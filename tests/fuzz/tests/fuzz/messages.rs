@@ -6,6 +6,7 @@ use muster_wire::convert::{
     worker_report_from_proto,
 };
 use muster_wire::status::Refused;
+use muster_wire::time::{duration, timestamp};
 use muster_wire::token::{List, PageToken, ResumeToken, filter_digest};
 use muster_wire::{agent, v1};
 use prost::Message;
@@ -16,7 +17,7 @@ fn job() -> v1::JobSpec {
     v1::JobSpec {
         name: "train".into(),
         tenant: "vision".into(),
-        tier: "production".into(),
+        tier: v1::Tier::Production.into(),
         groups: vec![v1::TaskGroup {
             name: "trainers".into(),
             workers: 4,
@@ -29,26 +30,32 @@ fn job() -> v1::JobSpec {
             ..v1::TaskGroup::default()
         }],
         regions: vec!["eu-north".into()],
-        run_time_limit_ms: 7_200_000,
-        stop_grace_ms: Some(30_000),
+        run_time_limit: Some(duration(7_200_000)),
+        stop_grace: Some(duration(30_000)),
         array_size: 3,
-        topology: Some(v1::TopologyRule { required: "rack".into(), ..v1::TopologyRule::default() }),
-        deadline_ms: 1_900_000_000_000,
+        topology: Some(v1::TopologyRule {
+            required: v1::TopologyLevel::Rack.into(),
+            ..v1::TopologyRule::default()
+        }),
+        deadline: Some(timestamp(1_900_000_000_000)),
         contract: Some(v1::JobContract {
-            launch: "torchrun".into(),
+            launch: v1::LaunchForm::Torchrun.into(),
             retry: Some(v1::RetryRules {
-                limits: [("application".to_owned(), 3)].into(),
-                backoff_ms: Some(500),
+                limits: vec![v1::RetryLimit {
+                    failure_class: v1::FailureClass::Application.into(),
+                    retries: 3,
+                }],
+                backoff: Some(duration(500)),
                 ..v1::RetryRules::default()
             }),
             checkpoint: Some(v1::CheckpointRules {
                 place: "saves".into(),
-                save_ms: 20_000,
+                save: Some(duration(20_000)),
                 ..Default::default()
             }),
             notice: Some(v1::NoticeRules { http_port: 8_080, http_path: "/stop".into() }),
             spares: 1,
-            preflight: "on".into(),
+            preflight: v1::Preflight::On.into(),
         }),
         ..v1::JobSpec::default()
     }

@@ -7,6 +7,7 @@
 //! said.
 
 use muster_client::Client;
+use muster_wire::time::duration;
 use muster_wire::v1::{self, JobPhase};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -400,7 +401,7 @@ fn script(tenant: &str, text: &str) -> v1::JobSpec {
     let mut spec = job("attempt", &["sh", "-c", text]);
     spec.tenant = tenant.to_owned();
     spec.groups[0].memory_bytes = 256 << 20;
-    spec.stop_grace_ms = Some(500);
+    spec.stop_grace = Some(duration(500));
     spec
 }
 

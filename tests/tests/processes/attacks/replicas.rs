@@ -10,6 +10,7 @@ use muster_wire::admin::archive_service_client::ArchiveServiceClient;
 use muster_wire::admin::cluster_admin_service_client::ClusterAdminServiceClient;
 use muster_wire::agent::node_service_client::NodeServiceClient;
 use muster_wire::status::Refused;
+use muster_wire::time::duration;
 use muster_wire::v1::fleet_service_client::FleetServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::log_service_client::LogServiceClient;
@@ -216,7 +217,7 @@ impl Town {
 pub(super) fn endless(name: &str, tenant: &str, script: &str) -> v1::JobSpec {
     let mut spec = job(name, &["/bin/sh", "-c", script]);
     spec.tenant = tenant.to_owned();
-    spec.stop_grace_ms = Some(500);
+    spec.stop_grace = Some(duration(500));
     spec
 }
 
@@ -389,7 +390,7 @@ async fn delete(town: &Town, attacks: &mut Table, victim: &str) {
             note("its admission", refused(fleet.set_node_approval(reject).await));
             let admission = v1::SetNodeAdmissionRequest {
                 request_id: request_id(),
-                mode: "open".to_owned(),
+                mode: v1::AdmissionMode::Open.into(),
                 rules: Vec::new(),
             };
             note("the rules of admission", refused(fleet.set_node_admission(admission).await));
@@ -743,7 +744,7 @@ async fn whatever_they_try_fails_and_the_victims_work_goes_on() {
     // It has noticed nothing of all that.
     let request = v1::GetJobRequest { job_id: victim.id.clone(), ..Default::default() };
     let now = bob.get_job(request).await.unwrap().job.unwrap();
-    assert!(runs(&now) && now.attempt == victim.attempt && now.checkpointed_at_ms == 0, "{now:#?}");
+    assert!(runs(&now) && now.attempt == victim.attempt && now.checkpoint_time.is_none(), "{now:#?}");
     let jobs = bob.list_jobs(v1::ListJobsRequest::default()).await.unwrap().jobs;
     let of_speech = jobs.iter().filter(|job| job.tenant == "speech").count();
     // Its own three: the victim, one that failed, and one that was cancelled.

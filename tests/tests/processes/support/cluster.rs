@@ -13,8 +13,9 @@ use tokio::process::Child;
 
 use super::{Scratch, eventually, muster, signal, spawn_program};
 
-/// Short leases, so that a dead agent is noticed within a test; elections that a busy machine can hold.
-const PARAMETERS: &str = "[parameters]\nlease_ttl_ms = 3000\nlease_margin_ms = 1000\nheartbeat_interval_ms = 500\ndigest_interval_records = 50\n\n[timing]\nheartbeat_interval_ms = 100\nelection_timeout_min_ms = 250\nelection_timeout_max_ms = 500\n";
+/// Short leases, so that a dead agent is noticed within a test; elections that a busy machine can hold. Lines of a test that
+/// begin no section are parameters too.
+const PARAMETERS: &str = "[timing]\nheartbeat_interval_ms = 100\nelection_timeout_min_ms = 250\nelection_timeout_max_ms = 500\n\n[parameters]\nlease_ttl_ms = 3000\nlease_margin_ms = 1000\nheartbeat_interval_ms = 500\ndigest_interval_records = 50\n";
 
 /// A free port of a loopback address.
 pub fn free_address(address: Ipv4Addr) -> SocketAddr {

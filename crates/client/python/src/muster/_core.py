@@ -14,8 +14,9 @@ from typing import Any, Callable, Generic, Iterable, Sequence, TypeVar
 from google.protobuf.message import Message
 
 from ._attempts import Attempts, new_request_id
+from ._closed import OUTPUT_STREAMS, TIERS
 from ._judge import Failure, Verdict
-from ._time import Seconds, milliseconds, seconds
+from ._time import Seconds, duration, milliseconds, seconds
 from .errors import ConfigurationError, JobFailed, NotFound, TimedOut
 from .options import Endpoints, Options, Read, Tls, tls_from_environment
 from .spec import JobSpec
@@ -216,7 +217,7 @@ class Logs(Stream[Output]):
             self._request.tail_bytes = 0
         if not message.data and not message.dropped_bytes:
             return None
-        return Output(message.stream, message.data, message.dropped_bytes)
+        return Output(OUTPUT_STREAMS.word(message.stream), message.data, message.dropped_bytes)
 
     def judge(self, failure: Failure) -> Failure:
         begun = self._begun or self._request.from_position > 0
@@ -353,7 +354,7 @@ class Core(Generic[JobT]):
         for spec in specs:
             for index in range(spec.array_size or 1):
                 job = job_pb2.Job(
-                    id=next(rest), name=spec.name, tenant=spec.tenant or "default", tier=spec.tier or "standard",
+                    id=next(rest), name=spec.name, tenant=spec.tenant or "default", tier=TIERS.number(spec.tier or "standard"),
                     phase=job_pb2.JOB_PHASE_PENDING, changed_at_index=self.seen.log_index,
                 )  # fmt: skip
                 if spec.array_size:
@@ -420,8 +421,10 @@ class Core(Generic[JobT]):
         timeout: Seconds | None,
     ) -> Logs:  # fmt: skip
         request = job_pb2.ReadLogsRequest(
-            job_id=job_id, rank=rank, follow=follow, previous=previous, stream=stream or "", tail_bytes=tail_bytes
+            job_id=job_id, rank=rank, follow=follow, previous=previous, tail_bytes=tail_bytes
         )
+        if stream is not None:
+            request.stream = OUTPUT_STREAMS.number(stream)
         return Logs(request, timeout)
 
     # Nodes, tenants, policy and the replicas themselves.
@@ -455,7 +458,7 @@ class Core(Generic[JobT]):
     def drain_node(
         self, name: str, stop_after: Seconds | None, request_id: str | None, timeout: Seconds | None
     ) -> Call[Node]:
-        more = {} if stop_after is None else {"stop_after_ms": milliseconds(stop_after)}
+        more = {} if stop_after is None else {"stop_after": duration(milliseconds(stop_after))}
         return self.change_node("DrainNode", name, request_id, timeout, **more)
 
     def tenants(self, read: Read | None, timeout: Seconds | None) -> Call[Page[Tenant]]:

@@ -29,7 +29,14 @@ _ROTATE = {
     "TRAFFIC_REFUSED",
 }
 # These end a call, though they say when things may be different, or that another replica may know better.
-_FINAL = {"STATE_FULL", "MEMBERSHIP_BUSY", "REPLICA_NOT_CAUGHT_UP", "LOGS_UNAVAILABLE"}
+_FINAL = {
+    "STATE_FULL",
+    "MEMBERSHIP_BUSY",
+    "REPLICA_NOT_CAUGHT_UP",
+    "WORKER_NOT_STARTED",
+    "OUTPUT_NOT_FOUND",
+    "LOGS_UNAVAILABLE",
+}
 _BROKEN = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED}
 
 

@@ -7,12 +7,15 @@ named with its line. The tests compare what comes out with what ``muster submit`
 from __future__ import annotations
 
 import difflib
-from typing import Callable, Iterator, Mapping, Sequence, TypeVar
+from typing import Any, Callable, Iterator, Mapping, Sequence, TypeVar
 
 import yaml
+from google.protobuf.duration_pb2 import Duration
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from . import _quantity as quantity
+from ._closed import DEPENDENCY_RULES, FAILURE_CLASSES, LAUNCH_FORMS, LEVELS, PREFLIGHTS, TIERS, ClosedSet
+from ._time import duration, timestamp
 from .errors import InvalidJobFile, Problem
 from .v1beta1 import common_pb2, job_pb2
 
@@ -103,24 +106,27 @@ class Reader:
             self.problem(at["parallel"], "spec.parallel", "is planned by `muster submit`; state the workers here")
         time_ms = quantity.time_ms(self._now_ms)
         spec = job_pb2.JobSpec(
-            tier=self.text(at.get("tier"), "spec.tier"),
+            tier=self.word(at.get("tier"), "spec.tier", TIERS),
             groups=groups,
             regions=self.texts(at.get("regions"), "spec.regions"),
-            run_time_limit_ms=self.positive(at, "spec.runTimeLimit", quantity.duration_ms, "for no limit"),
             failure_retries_max=self.value(at, "spec.failureRetries", quantity.count) or 0,
             checkpoint_directory=self.text(at.get("checkpointDirectory"), "spec.checkpointDirectory"),
             working_directory=self.text(at.get("workingDirectory"), "spec.workingDirectory"),
             array_size=self.positive(at, "spec.array", quantity.count, "for a single job"),
             tolerations=self.texts(at.get("tolerations"), "spec.tolerations"),
             dependencies=self.dependencies(at.get("after")),
-            not_before_ms=self.value(at, "spec.notBefore", time_ms) or 0,
-            deadline_ms=self.value(at, "spec.deadline", time_ms) or 0,
-            expected_run_ms=self.positive(at, "spec.expectedRun", quantity.duration_ms, "for what was learned"),
             datasets=self.texts(at.get("datasets"), "spec.datasets"),
         )
+        for field, target in (("notBefore", spec.not_before), ("deadline", spec.deadline)):
+            ms = self.value(at, f"spec.{field}", time_ms)
+            if ms is not None:
+                target.CopyFrom(timestamp(ms))
+        self.span(spec.run_time_limit, self.positive(at, "spec.runTimeLimit", quantity.duration_ms, "for no limit"))
+        advice = "for what was learned"
+        self.span(spec.expected_run, self.positive(at, "spec.expectedRun", quantity.duration_ms, advice))
         stop_grace = self.value(at, "spec.stopGrace", quantity.duration_ms)
         if stop_grace is not None:
-            spec.stop_grace_ms = stop_grace
+            spec.stop_grace.CopyFrom(duration(stop_grace))
         preemptible = self.value(at, "spec.preemptible", quantity.flag)
         if preemptible is not None:
             spec.preemptible = preemptible
@@ -219,14 +225,14 @@ class Reader:
         path = "spec.topology"
         at = self.fields(node, path, ("required", "preferred", "balanced", "segmentWorkers", "spread"))
         rule = job_pb2.TopologyRule(
-            required=self.text(at.get("required"), f"{path}.required"),
-            preferred=self.text(at.get("preferred"), f"{path}.preferred"),
+            required=self.word(at.get("required"), f"{path}.required", LEVELS),
+            preferred=self.word(at.get("preferred"), f"{path}.preferred", LEVELS),
             balanced=self.value(at, f"{path}.balanced", quantity.flag) or False,
             segment_workers=self.positive(at, f"{path}.segmentWorkers", quantity.count, "for no segments"),
         )
         if "spread" in at:
             spread = self.fields(at["spread"], f"{path}.spread", ("level", "max"))
-            rule.spread.level = self.text(spread.get("level"), f"{path}.spread.level")
+            rule.spread.level = self.word(spread.get("level"), f"{path}.spread.level", LEVELS)
             rule.spread.workers_max = self.positive(spread, f"{path}.spread.max", quantity.count, "with the spread")
             rule.spread.SetInParent()
         return rule
@@ -247,28 +253,35 @@ class Reader:
                 found.append(job_pb2.Dependency(job_id=after.value))
                 continue
             at = self.fields(after, path, ("job", "when"))
-            job_id, rule = self.text(at.get("job"), f"{path}.job"), self.text(at.get("when"), f"{path}.when")
+            job_id = self.text(at.get("job"), f"{path}.job")
+            rule = self.word(at.get("when"), f"{path}.when", DEPENDENCY_RULES)
             found.append(job_pb2.Dependency(job_id=job_id, rule=rule))
         return found
 
     def contract(self, at: Mapping[str, Node]) -> job_pb2.JobContract:
         """What a job asks of whoever runs it."""
         contract = job_pb2.JobContract(
-            launch=self.text(at.get("launch"), "spec.launch"),
+            launch=self.word(at.get("launch"), "spec.launch", LAUNCH_FORMS),
             spares=self.value(at, "spec.spares", quantity.count) or 0,
-            preflight=self.text(at.get("preflight"), "spec.preflight"),
+            preflight=self.word(at.get("preflight"), "spec.preflight", PREFLIGHTS),
         )
         if "retry" in at:
             contract.retry.SetInParent()
             retry = self.fields(at["retry"], "spec.retry", ("limits", "backoff", "backoffMax", "avoid"))
             for name, retries in self.pairs(retry.get("limits"), "spec.retry.limits"):
                 field = f"spec.retry.limits.{name[:80]}"
-                contract.retry.limits[name] = self.value({name: retries}, field, quantity.count, key=name) or 0
-            times = (("backoff", "backoff_ms"), ("backoffMax", "backoff_max_ms"), ("avoid", "avoid_ms"))
-            for field, name in times:
+                count = self.value({name: retries}, field, quantity.count, key=name) or 0
+                number = FAILURE_CLASSES.number(name)
+                if number is None:
+                    advice = f"has classes {FAILURE_CLASSES.words()}, not {name[:80]!r}"
+                    self.problem(retries, "spec.retry.limits", advice)
+                else:
+                    contract.retry.limits.add(failure_class=number, retries=count)
+            rule = contract.retry
+            for field, target in (("backoff", rule.backoff), ("backoffMax", rule.backoff_max), ("avoid", rule.avoid)):
                 ms = self.value(retry, f"spec.retry.{field}", quantity.duration_ms)
                 if ms is not None:
-                    setattr(contract.retry, name, ms)
+                    target.CopyFrom(duration(ms))
         if "checkpoint" in at:
             contract.checkpoint.SetInParent()
             path, names = "spec.checkpoint", ("place", "step", "save", "interval")
@@ -276,7 +289,7 @@ class Reader:
             contract.checkpoint.place = self.text(rules.get("place"), f"{path}.place")
             for field in names[1:]:
                 ms = self.positive(rules, f"{path}.{field}", quantity.duration_ms, "when it is not known")
-                setattr(contract.checkpoint, f"{field}_ms", ms)
+                self.span(getattr(contract.checkpoint, field), ms)
         if "notice" in at:
             contract.notice.SetInParent()
             notice = self.fields(at["notice"], "spec.notice", ("httpPort", "httpPath"))
@@ -284,6 +297,12 @@ class Reader:
             contract.notice.http_port = port
             contract.notice.http_path = self.text(notice.get("httpPath"), "spec.notice.httpPath")
         return contract
+
+    @staticmethod
+    def span(target: Duration, ms: int) -> None:
+        """Sets a span, which zero leaves out."""
+        if ms:
+            target.CopyFrom(duration(ms))
 
     def problem(self, node: Node | None, field: str, description: str) -> None:
         """Remembers a mistake."""
@@ -344,6 +363,14 @@ class Reader:
             self.problem(node, path, "must be a text")
             return ""
         return str(node.value)
+
+    def word(self, node: Node | None, path: str, known: ClosedSet) -> Any:
+        """The number of a word of a closed set; zero when none is given."""
+        text = self.text(node, path)
+        number = known.number(text)
+        if number is None and text:
+            self.problem(node, path, f"must be one of {known.words()}, got {text[:80]!r}")
+        return number or 0
 
     def texts(self, node: Node | None, path: str) -> list[str]:
         """A list of scalars."""

@@ -12,6 +12,9 @@ from typing import Callable
 _TEXT_MAX = 64
 _U32 = (1 << 32) - 1
 _U64 = (1 << 64) - 1
+# The longest `Duration`, and the last `Timestamp`.
+_SPAN_MS_MAX = 315_576_000_000_000
+_MOMENT_MS_MAX = 253_402_300_799_999
 _MEMORY = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _MEMORY.update({"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40})
 _DURATION = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m(?!s))?(?:([0-9]+)s)?(?:([0-9]+)ms)?")
@@ -56,7 +59,7 @@ def duration_ms(text: str) -> int:
     found = _DURATION.fullmatch(text) if 0 < len(text) <= _TEXT_MAX else None
     parts = [] if found is None else [int(part or 0) for part in found.groups()]
     total = sum(part * unit for part, unit in zip(parts, _UNITS_MS))
-    if not parts or total > _U64:
+    if not parts or total > _SPAN_MS_MAX:
         raise _refuse("a duration like 90s, 2h or 1h30m (units: d, h, m, s, ms)", text)
     return total
 
@@ -118,7 +121,7 @@ def time_ms(now_ms: int) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         value = _time_ms(text, now_ms) if len(text) <= _TEXT_MAX else None
-        if value is None or not 0 < value <= _U64:
+        if value is None or not 0 < value <= _MOMENT_MS_MAX:
             raise _refuse("a time like 2027-01-31T18:00:00Z, or +2h for two hours from now", text)
         return value
 

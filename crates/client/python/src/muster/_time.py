@@ -1,9 +1,12 @@
-"""Times: `datetime` and `timedelta` at the surface, integers on the wire."""
+"""Times: `datetime` and `timedelta` at the surface, `Timestamp` and `Duration` on the wire."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 from typing import Union
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from .errors import ConfigurationError
 
@@ -31,15 +34,30 @@ def milliseconds(value: Seconds) -> int:
     return whole
 
 
-def span(ms: int) -> timedelta | None:
-    """Of a message; none for 0, which there says nothing."""
-    return timedelta(milliseconds=ms) if ms else None
+def timestamp(ms: int) -> Timestamp:
+    """For a message, of milliseconds since 1970."""
+    return Timestamp(seconds=ms // 1_000, nanos=ms % 1_000 * 1_000_000)
 
 
-def moment(ms: int) -> datetime | None:
-    """Of a message, in UTC; none for 0, and for what no calendar has."""
+def duration(ms: int) -> Duration:
+    """For a message, of milliseconds."""
+    return Duration(seconds=ms // 1_000, nanos=ms % 1_000 * 1_000_000)
+
+
+def span(message: Duration) -> timedelta | None:
+    """Of a message; none when it is absent or zero."""
     try:
-        return EPOCH + timedelta(milliseconds=ms) if ms else None
+        return timedelta(seconds=message.seconds, microseconds=message.nanos // 1_000) or None
+    except OverflowError:
+        return None
+
+
+def moment(message: Timestamp) -> datetime | None:
+    """Of a message, in UTC; none when it is absent, and for what no calendar has."""
+    if not message.seconds and not message.nanos:
+        return None
+    try:
+        return EPOCH + timedelta(seconds=message.seconds, microseconds=message.nanos // 1_000)
     except OverflowError:
         return None
 

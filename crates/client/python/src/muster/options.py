@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Iterator, Sequence
 
-from ._time import Seconds, milliseconds, seconds, unix_ms
+from ._time import Seconds, duration, milliseconds, seconds, timestamp, unix_ms
 from .errors import ConfigurationError
 from .v1beta1 import common_pb2
 
@@ -132,12 +132,12 @@ class Read:
         if self._at_log_index:
             return common_pb2.ReadOptions(past=common_pb2.PastState(log_index=self._at_log_index))
         if self._at_ms:
-            return common_pb2.ReadOptions(past=common_pb2.PastState(time_ms=self._at_ms))
+            return common_pb2.ReadOptions(past=common_pb2.PastState(time=timestamp(self._at_ms)))
         message = common_pb2.ReadOptions(min_log_index=max(self.min_log_index, seen_log_index))
         if self._is_linearizable:
             message.linearizable.SetInParent()
         elif self._max_staleness_ms:
-            message.bounded.max_staleness_ms = self._max_staleness_ms
+            message.bounded.max_staleness.CopyFrom(duration(self._max_staleness_ms))
         else:
             message.any.SetInParent()
         return message

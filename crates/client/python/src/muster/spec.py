@@ -12,6 +12,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from ._manifest import FILE_BYTES_MAX, Reader, nodes_of
 from ._script import read_script
+from ._closed import TIERS
 from ._time import Seconds, milliseconds, unix_ms
 from .errors import ConfigurationError, InvalidJobFile, Problem
 from .v1beta1 import job_pb2
@@ -89,7 +90,11 @@ class JobSpec:
         message = changed._message
         message.name = message.name if name is None else name
         message.tenant = message.tenant if tenant is None else tenant
-        message.tier = message.tier if tier is None else tier
+        if tier is not None:
+            number = TIERS.number(tier)
+            if number is None:
+                raise ConfigurationError(f"tier must be one of {TIERS.words()}, got {tier!r}")
+            message.tier = number
         if regions is not None:
             message.regions[:] = regions
         return changed
@@ -117,7 +122,7 @@ class JobSpec:
     @property
     def tier(self) -> str:
         """Empty means ``standard``."""
-        return self._message.tier
+        return TIERS.word(self._message.tier)
 
     @property
     def array_size(self) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Generic, Literal, Sequence, TypeVar, Union
 
+from ._closed import TIERS
 from ._time import moment, span
 from .errors import JobFailed
 from .spec import JobSpec
@@ -76,7 +77,7 @@ class JobView:
     @property
     def tier(self) -> str:
         """``free``, ``batch``, ``standard``, ``production`` or ``critical``."""
-        return self._message.tier
+        return TIERS.word(self._message.tier)
 
     @property
     def spec(self) -> JobSpec | None:
@@ -121,32 +122,32 @@ class JobView:
     @property
     def create_time(self) -> datetime | None:
         """When it was submitted."""
-        return moment(self._message.submitted_at_ms)
+        return moment(self._message.create_time)
 
     @property
     def start_time(self) -> datetime | None:
         """When its current or last attempt started; none before the first."""
-        return moment(self._message.started_at_ms)
+        return moment(self._message.start_time)
 
     @property
     def end_time(self) -> datetime | None:
         """When it ended; none before."""
-        return moment(self._message.finished_at_ms)
+        return moment(self._message.end_time)
 
     @property
     def checkpoint_time(self) -> datetime | None:
         """When it last saved its work in this attempt; none when it has not."""
-        return moment(self._message.checkpointed_at_ms)
+        return moment(self._message.checkpoint_time)
 
     @property
     def last_checkpoint_time(self) -> datetime | None:
         """When it last saved its work in any attempt."""
-        return moment(self._message.recovery.saved_at_ms) or self.checkpoint_time
+        return moment(self._message.recovery.checkpoint_time) or self.checkpoint_time
 
     @property
     def expected_run_time(self) -> timedelta | None:
         """How long one attempt is expected to run; none when nothing is known."""
-        return span(self._message.estimate.run_ms)
+        return span(self._message.estimate.run_time)
 
     @property
     def worker_count(self) -> int:
@@ -195,7 +196,7 @@ class JobView:
             "running": self.phase in ("running", "succeeded"),
             "succeeded": self.phase == "succeeded",
             "finished": self.has_ended,
-            "checkpointed": self._message.checkpointed_at_ms > 0,
+            "checkpointed": self._message.HasField("checkpoint_time"),
         }[until]
         if not there and self.has_ended:
             raise JobFailed(self.id, self.phase, self.reason, self.message)
@@ -263,7 +264,7 @@ class Node:
     @property
     def maintenance_time(self) -> datetime | None:
         """When its provider will take it away; none when none is announced."""
-        return moment(self._message.restriction.maintenance_at_ms)
+        return moment(self._message.restriction.maintenance_time)
 
     @property
     def free_devices(self) -> int:
@@ -283,7 +284,7 @@ class Node:
     @property
     def update_time(self) -> datetime | None:
         """When its status changed last."""
-        return moment(self._message.changed_at_ms)
+        return moment(self._message.change_time)
 
     @property
     def job_ids(self) -> list[str]:
@@ -426,12 +427,12 @@ class Explanation:
         if not self._message.HasField("start"):
             return None
         start = self._message.start
-        return Quantiles(moment(start.q10_ms), moment(start.q50_ms), moment(start.q90_ms), start.basis)
+        return Quantiles(moment(start.p10), moment(start.p50), moment(start.p90), start.basis)
 
     @property
     def expected_run_time(self) -> timedelta | None:
         """How long one attempt is expected to run."""
-        return span(self._message.estimate.run_ms)
+        return span(self._message.estimate.run_time)
 
     @property
     def remedies(self) -> list[str]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Mapping
 
-from ._time import Seconds, moment, seconds
+from ._time import Seconds, moment, seconds, timestamp
 from ._agent import COMMIT_MAX_S, NoteError, Notice, Refused, Unreachable
 from ._agent import Worker as _AgentWorker
 
@@ -77,7 +77,7 @@ class Worker:
     @property
     def last_checkpoint_time(self) -> datetime | None:
         """When that was."""
-        return moment(self._number("MUSTER_CHECKPOINT_SAVED_AT_MS", 0))
+        return moment(timestamp(self._number("MUSTER_CHECKPOINT_SAVED_AT_MS", 0)))
 
     @property
     def stop_grace(self) -> timedelta:
