@@ -19,7 +19,9 @@ pub(super) fn cancel(
         return Ok(answer);
     }
     let Some(row) = speculation.state().job(job) else {
-        return Err(Refusal::new(RefusalCode::JobNotFound, format!("there is no job {job}")).with("job_id", job));
+        return Err(
+            Refusal::new(RefusalCode::JobNotFound, format!("there is no job {job}")).with("job_id", job)
+        );
     };
     if let Phase::Finished(outcome) = &row.phase {
         let text = match outcome {
