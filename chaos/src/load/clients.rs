@@ -450,9 +450,12 @@ pub async fn cancel_all(client: &Client) -> Result<u64> {
     loop {
         let request = v1::ListJobsRequest {
             page_size: 500,
-            phases: vec![v1::JobPhase::Pending.into()],
-            name_prefix: PREFIX.to_owned(),
             read: Read::linearizable().into(),
+            filter: Some(v1::JobFilter {
+                phases: vec![v1::JobPhase::Pending.into()],
+                name_prefix: PREFIX.to_owned(),
+                ..Default::default()
+            }),
             ..Default::default()
         };
         let page = client.list_jobs(request).await.context("listing what clients submitted")?.jobs;

@@ -187,9 +187,12 @@ async fn list(client: &Client) -> Result<Vec<v1::Job>> {
         [v1::JobPhase::Pending, v1::JobPhase::Starting, v1::JobPhase::Running, v1::JobPhase::Stopping];
     let request = v1::ListJobsRequest {
         page_size: 1_000,
-        phases: phases.map(i32::from).to_vec(),
-        name_prefix: PREFIX.to_owned(),
         read: Read::linearizable().into(),
+        filter: Some(v1::JobFilter {
+            phases: phases.map(i32::from).to_vec(),
+            name_prefix: PREFIX.to_owned(),
+            ..Default::default()
+        }),
         ..Default::default()
     };
     Ok(client.list_jobs(request).await.context("listing the work")?.jobs)

@@ -287,7 +287,10 @@ async fn what_is_too_large_is_refused_in_our_words() {
     let told = Refused::from_status(&status.expect_err("a name has 63 bytes, not a million"));
     assert_eq!((told.grpc, told.code), (Code::ResourceExhausted, Some(RefusalCode::MessageTooLarge)));
     assert!(told.message.contains("262144"), "the limit is said: {told}");
-    let request = v1::ListJobsRequest { name_prefix: "n".repeat(5 << 20), ..Default::default() };
+    let request = v1::ListJobsRequest {
+        filter: Some(v1::JobFilter { name_prefix: "n".repeat(5 << 20), ..Default::default() }),
+        ..Default::default()
+    };
     let status = guarded("an answer", JobServiceClient::new(channel).list_jobs(request)).await;
     assert_eq!(refused(&status.expect_err("more than 4 MiB")), Some(RefusalCode::MessageTooLarge));
 }

@@ -219,7 +219,10 @@ async fn unfinished_messages_of_one_tenant_leave_room_for_the_others() {
     }
     // Somebody else is served meanwhile.
     let mut jobs = JobServiceClient::new(world.channel(of_tenant("speech", "bob")).await);
-    let large = v1::ListJobsRequest { name_prefix: "n".repeat(3 << 20), ..Default::default() };
+    let large = v1::ListJobsRequest {
+        filter: Some(v1::JobFilter { name_prefix: "n".repeat(3 << 20), ..Default::default() }),
+        ..Default::default()
+    };
     guarded("a list", jobs.list_jobs(large)).await.expect("there is room for others");
     let mut codes = Vec::new();
     for call in calls {

@@ -5,8 +5,7 @@ use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use muster_decider::{Answer, Command};
 use muster_engine::{Attempt, Engine, LogRequest, Reading};
-use muster_state::{JobRow, Phase, State};
-use muster_types::metadata::ANONYMOUS;
+use muster_state::{Phase, State};
 use muster_types::{
     Consistency, FencingToken, JobId, LogIndex, NodeId, Refusal, RefusalCode, Submission, Violation, limits,
 };
@@ -15,19 +14,19 @@ use muster_wire::convert::{
     UNSAID_OF_LISTS, fencing_token_from_proto, fencing_token_to_proto, job_id, jobs_from_proto, request_id,
     submission_to_proto, submissions_from_proto,
 };
+use muster_wire::shared::encoded_len;
 use muster_wire::status::to_status;
-use muster_wire::token::{List, PageToken, TokenError, filter_digest};
+use muster_wire::token::{List, PageToken, TokenError};
 use muster_wire::v1;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::job_service_server::JobService;
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::explanation;
 use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router};
-use crate::job_filter::MetadataFilter;
+use crate::job_filter::JobFilter;
 use crate::original::Onward;
 use crate::read::{cluster, freshness, invalid, page_size};
 use crate::render::{self, Detail};
@@ -36,13 +35,11 @@ use crate::sight::Sight;
 use crate::submit_stream::{self, naming_leader};
 use crate::watcher::{JobTopic, Messages, Watches};
 
-/// Jobs that one page looks at: a filter that matches nothing must not walk through millions. The
-/// page ends early then, with a token.
-const JOBS_LOOKED_AT_MAX: usize = 100_000;
-/// Rows of labels and creators that one page looks at: each is far cheaper than a job.
-const METADATA_LOOKED_AT_MAX: usize = 1_000_000;
 /// What a row of a page takes, with the names in it.
 const ROW_BYTES: usize = 2 << 10;
+/// A page of full jobs ends when it has come to this size, and what one may take: the largest job comes behind that.
+const PAGE_BYTES: usize = 1 << 20;
+const FULL_PAGE_BYTES: usize = 4 * PAGE_BYTES;
 /// What submissions that wait for a decision may take in memory, in KiB: as much as the engine has for them.
 const WAITING_KIB_MAX: u64 = 64 << 10;
 /// Outputs that are read at a time.
@@ -410,13 +407,17 @@ impl JobService for Jobs {
         let (account, sight) = (caller.account(), caller.sight());
         let mut message = request.into_inner();
         let size = page_size(message.page_size)?;
-        message.creator = creator(&caller, message.mine, message.creator)?;
-        let filter = MetadataFilter::new(&message.label_selector, &message.creator)?;
+        let detail = detail(message.view, Detail::Basic)?;
+        let filter = JobFilter::new(message.filter.take(), &caller)?;
         let engine = self.router.engine();
         let view = self.router.fresh(account, (message.read.as_ref(), UNSAID_OF_LISTS), deadline).await?;
         let engine = engine.clone();
-        let make = move || list(&engine, &view, &message, &filter, (size, sight));
-        self.router.page(account, size.saturating_mul(ROW_BYTES), make).await
+        let bytes = match detail {
+            Detail::Basic => size.saturating_mul(ROW_BYTES),
+            Detail::Full => FULL_PAGE_BYTES,
+        };
+        let make = move || list(&engine, &view, &message.page_token, filter, (size, detail, sight));
+        self.router.page(account, bytes, make).await
     }
 
     type WatchJobsStream = Messages<v1::WatchJobsResponse>;
@@ -427,19 +428,9 @@ impl JobService for Jobs {
     ) -> Result<Response<Self::WatchJobsStream>, Status> {
         let caller = self.router.caller(&request);
         let message = request.into_inner();
-        let detail = match v1::JobView::try_from(message.view) {
-            Ok(v1::JobView::Basic) => Detail::Basic,
-            Ok(v1::JobView::Unspecified | v1::JobView::Full) => Detail::Full,
-            Err(_) => {
-                let text =
-                    format!("must be JOB_VIEW_BASIC or JOB_VIEW_FULL, got the number {}", message.view);
-                return Err(invalid(vec![Violation::new("view", text)]));
-            }
-        };
-        let creator = creator(&caller, message.mine, message.creator)?;
-        let metadata = MetadataFilter::new(&message.label_selector, &creator)?;
-        let names = (message.tenant, message.name_prefix);
-        let topic = JobTopic::new(&message.job_ids, names, metadata, (detail, caller.sight()))?;
+        let detail = detail(message.view, Detail::Full)?;
+        let filter = JobFilter::new(message.filter, &caller)?;
+        let topic = JobTopic::new(filter, message.skip_initial, (detail, caller.sight()));
         let account = caller.account();
         self.watches.open(&self.router, topic, &message.resume_token, account).map(Response::new)
     }
@@ -558,16 +549,16 @@ fn check_tenants(caller: Caller, view: &State, jobs: &[Submission]) -> Result<()
     })
 }
 
-/// The creator that a list or a watch is narrowed to.
-fn creator(caller: &Caller, mine: bool, creator: String) -> Result<String, Status> {
-    match (mine, caller.creator()) {
-        (false, _) => Ok(creator),
-        (true, _) if !creator.is_empty() => {
-            let text = "cannot be given together with `mine`, which is the creator that asks";
-            Err(invalid(vec![Violation::new("creator", text)]))
+/// How much of each job a list or a watch carries.
+fn detail(view: i32, unsaid: Detail) -> Result<Detail, Status> {
+    match v1::JobView::try_from(view) {
+        Ok(v1::JobView::Unspecified) => Ok(unsaid),
+        Ok(v1::JobView::Basic) => Ok(Detail::Basic),
+        Ok(v1::JobView::Full) => Ok(Detail::Full),
+        Err(_) => {
+            let text = format!("must be JOB_VIEW_BASIC or JOB_VIEW_FULL, got the number {view}");
+            Err(invalid(vec![Violation::new("view", text)]))
         }
-        (true, nobody) if nobody.is_empty() => Ok(ANONYMOUS.to_owned()),
-        (true, creator) => Ok(creator),
     }
 }
 
@@ -578,88 +569,52 @@ fn no_such_job(id: JobId) -> Refusal {
 fn list(
     engine: &muster_engine::Engine,
     view: &Reading,
-    message: &v1::ListJobsRequest,
-    metadata: &MetadataFilter,
-    (size, sight): (usize, Sight),
+    page_token: &str,
+    filter: JobFilter,
+    (size, detail, sight): (usize, Detail, Sight),
 ) -> Result<v1::ListJobsResponse, Status> {
-    let cluster = cluster(view)?;
-    let mut phases: Vec<String> = Vec::new();
-    for phase in &message.phases {
-        match v1::JobPhase::try_from(*phase) {
-            Ok(v1::JobPhase::Unspecified) | Err(_) => {
-                return Err(invalid(vec![Violation::new("phases", format!("{phase} is not a phase"))]));
-            }
-            Ok(known) => phases.push(known.as_str_name().to_owned()),
-        }
-    }
-    let carried = metadata.parts();
-    let parts = phases.iter().map(String::as_str).chain(["|", &message.tenant, &message.name_prefix]);
-    let filter = filter_digest(parts.chain(carried.iter().map(String::as_str)));
+    let (cluster, digest) = (cluster(view)?, filter.digest());
     // The oldest state that one of the pages shows.
     let mut oldest = view.log_index();
-    let after = match message.page_token.as_str() {
+    let after = match page_token {
         "" => None,
         text => {
-            let token = PageToken::decode(text, cluster, List::Jobs, filter).map_err(bad_page)?;
+            let token = PageToken::decode(text, cluster, List::Jobs, digest).map_err(bad_page)?;
             oldest = oldest.min(token.log_index);
             Some(token.after.parse::<JobId>().map_err(|_| bad_page(TokenError::ReadToken))?)
         }
     };
-    let wanted: BTreeSet<i32> = message.phases.iter().copied().collect();
-    let matches = |row: &JobRow, spec: &muster_types::JobSpec| {
-        let phase: i32 = render::phase_of(&row.phase).into();
-        (wanted.is_empty() || wanted.contains(&phase))
-            && (message.tenant.is_empty() || *spec.tenant == *message.tenant)
-            && spec.name.starts_with(&message.name_prefix)
-    };
     let mut jobs = Vec::new();
+    let mut bytes = 0;
     let mut last = None;
     let mut more = false;
-    let looked_at_max = if metadata.needs_metadata() { METADATA_LOOKED_AT_MAX } else { JOBS_LOOKED_AT_MAX };
     // Newest first; a page ends before the one it began behind.
-    for (looked_at, (id, row)) in candidates(view, metadata, after).enumerate() {
-        if jobs.len() == size || looked_at == looked_at_max {
+    let (candidates, looked_at_max) = filter.candidates(view, after);
+    for (looked_at, (id, candidate)) in candidates.enumerate() {
+        if jobs.len() == size || looked_at == looked_at_max || bytes > PAGE_BYTES {
             more = true;
             break;
         }
         last = Some(id);
-        let Some((row, spec)) = row.zip(view.spec(id)) else { continue };
-        if matches(row, spec) {
-            jobs.push(render::job(view, id, row, spec, (Detail::Basic, sight)));
+        let Some(candidate) = candidate else { continue };
+        if filter.is_past(candidate) {
+            break;
+        }
+        if filter.shows(view, candidate) {
+            let job = render::job(view, id, candidate.row, candidate.spec, (detail, sight));
+            bytes += if detail == Detail::Full { encoded_len(&job) } else { 0 };
+            jobs.push(job);
         }
     }
     let next = last
         .filter(|_| more)
-        .map(|id| PageToken { after: id.to_string(), log_index: oldest }.encode(cluster, List::Jobs, filter));
+        .map(|id| PageToken { after: id.to_string(), log_index: oldest }.encode(cluster, List::Jobs, digest));
     let resume_token = match &next {
         Some(_) => String::new(),
-        None => {
-            let names = (message.tenant.clone(), message.name_prefix.clone());
-            let carried = MetadataFilter::new(&message.label_selector, &message.creator)?;
-            JobTopic::new(&[], names, carried, (Detail::Basic, sight))?.resume_behind(view, oldest)?
-        }
+        None => JobTopic::new(filter, false, (detail, sight)).resume_behind(view, oldest)?,
     };
     let freshness = Some(freshness(engine, view));
     Ok(v1::ListJobsResponse { jobs, next_page_token: next.unwrap_or_default(), freshness, resume_token })
-}
-
-/// Jobs that a page looks at, newest first: those before `after`. Where only jobs that carry something can pass, all those
-/// that do are walked through and nothing else is read of the others.
-fn candidates<'a>(
-    view: &'a State,
-    metadata: &'a MetadataFilter,
-    after: Option<JobId>,
-) -> Box<dyn Iterator<Item = (JobId, Option<&'a JobRow>)> + 'a> {
-    let before = ..after.unwrap_or(JobId(u64::MAX));
-    if metadata.needs_metadata() {
-        let carrying = view.all_metadata().range(before).rev();
-        let passing = |carried| metadata.passes(Some(carried));
-        return Box::new(
-            carrying.map(move |(id, carried)| (*id, passing(carried).then(|| view.job(*id)).flatten())),
-        );
-    }
-    let jobs = view.jobs().range(before).rev();
-    Box::new(jobs.map(|(id, row)| (*id, Some(row).filter(|_| metadata.passes(view.metadata(*id))))))
 }
 
 pub(crate) fn bad_page(error: TokenError) -> Status {

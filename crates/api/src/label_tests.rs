@@ -53,11 +53,17 @@ async fn list(jobs: &mut Jobs, request: v1::ListJobsRequest) -> Result<Vec<Strin
 }
 
 fn selected(label_selector: &str) -> v1::ListJobsRequest {
-    v1::ListJobsRequest { label_selector: label_selector.to_owned(), ..Default::default() }
+    v1::ListJobsRequest {
+        filter: Some(v1::JobFilter { label_selector: label_selector.to_owned(), ..Default::default() }),
+        ..Default::default()
+    }
 }
 
 fn by(creator: &str) -> v1::ListJobsRequest {
-    v1::ListJobsRequest { creator: creator.to_owned(), ..Default::default() }
+    v1::ListJobsRequest {
+        filter: Some(v1::JobFilter { creator: creator.to_owned(), ..Default::default() }),
+        ..Default::default()
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -102,14 +108,20 @@ async fn the_creator_is_who_submits_whatever_is_said() {
     let again = submit(&mut bob, labelled("vision", 1, &[("creator", "root"), ("team", "a")])).await;
     assert_eq!(again, first);
     assert_eq!(show(&mut bob, &first).await.creator, "tenant/vision/ada");
-    let mine = v1::ListJobsRequest { mine: true, ..Default::default() };
+    let mine = v1::ListJobsRequest {
+        filter: Some(v1::JobFilter { mine: true, ..Default::default() }),
+        ..Default::default()
+    };
     assert_eq!(list(&mut bob, mine.clone()).await.expect("a list").len(), 4);
     assert_eq!(list(&mut ada, mine.clone()).await.expect("a list").len(), 3);
     assert_eq!(list(&mut bob, by("tenant/vision/ada")).await.expect("a list").len(), 3);
     assert_eq!(list(&mut bob, by("anonymous")).await.expect("a list"), Vec::<String>::new());
-    let both = v1::ListJobsRequest { creator: "x".to_owned(), ..mine };
+    let both = v1::ListJobsRequest {
+        filter: Some(v1::JobFilter { creator: "x".to_owned(), mine: true, ..Default::default() }),
+        ..mine
+    };
     let told = Refused::from_status(&list(&mut ada, both).await.expect_err("one or the other"));
-    assert_eq!(told.violations[0].field, "creator");
+    assert_eq!(told.violations[0].field, "filter.creator");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -119,7 +131,10 @@ async fn lists_and_watches_select_by_labels() {
     // Watches that are open before there is any job.
     let mut watched = Vec::new();
     for selector in ["team=a", "!team", "team in (b,c)"] {
-        let request = v1::WatchJobsRequest { label_selector: selector.to_owned(), ..Default::default() };
+        let request = v1::WatchJobsRequest {
+            filter: Some(v1::JobFilter { label_selector: selector.to_owned(), ..Default::default() }),
+            ..Default::default()
+        };
         let watch = guarded("a watch", ada.watch_jobs(request)).await.expect("it opens");
         watched.push((watch.into_inner(), Vec::new()));
     }
@@ -144,18 +159,24 @@ async fn lists_and_watches_select_by_labels() {
     let told = Refused::from_status(&wrong);
     assert_eq!(told.code, Some(RefusalCode::InvalidField));
     let violation = told.violations[0].to_string();
-    assert_eq!(violation, "label_selector: character 8: expected the key of a label, found \",b\"");
-    let request = v1::WatchJobsRequest { label_selector: "=".to_owned(), ..Default::default() };
+    assert_eq!(violation, "filter.label_selector: character 8: expected the key of a label, found \",b\"");
+    let request = v1::WatchJobsRequest {
+        filter: Some(v1::JobFilter { label_selector: "=".to_owned(), ..Default::default() }),
+        ..Default::default()
+    };
     let told =
         Refused::from_status(&guarded("an answer", ada.watch_jobs(request)).await.expect_err("so here"));
-    assert_eq!(told.violations[0].field, "label_selector");
+    assert_eq!(told.violations[0].field, "filter.label_selector");
     // A page goes on under its own selector alone.
     let page = v1::ListJobsRequest { page_size: 1, ..selected("team") };
     let first = guarded("a page", ada.list_jobs(page.clone())).await.expect("a page").into_inner();
     assert_eq!(first.jobs[0].id, b);
     let next = v1::ListJobsRequest { page_token: first.next_page_token, ..page };
     assert_eq!(list(&mut ada, next.clone()).await.expect("a page"), std::slice::from_ref(&a));
-    let other = v1::ListJobsRequest { label_selector: "team=a".to_owned(), ..next };
+    let other = v1::ListJobsRequest {
+        filter: Some(v1::JobFilter { label_selector: "team=a".to_owned(), ..Default::default() }),
+        ..next
+    };
     let told = Refused::from_status(&list(&mut ada, other).await.expect_err("of another list"));
     assert_eq!(told.code, Some(RefusalCode::PageTokenInvalid));
     // From the first event on a watch is of those jobs alone. Each watch has come to the last job when it sees a job

@@ -22,7 +22,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let job_id = submitted.job_ids.first().ok_or("no id")?.clone();
     println!("submitted {job_id}");
 
-    let mine = v1::WatchJobsRequest { job_ids: vec![job_id.clone()], ..Default::default() };
+    let mine = v1::WatchJobsRequest {
+        filter: Some(v1::JobFilter { job_ids: vec![job_id.clone()], ..Default::default() }),
+        ..Default::default()
+    };
     let mut changes = Box::pin(client.watch_jobs(mine).into_stream());
     let mut until = async |phase| loop {
         match changes.next().await.ok_or("the watch has ended")?? {

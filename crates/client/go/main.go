@@ -95,7 +95,7 @@ func main() {
 		_, err := jobs.CancelJob(ctx, cancel)
 		return err
 	})
-	watch := &v1.WatchJobsRequest{JobIds: []string{id}}
+	watch := &v1.WatchJobsRequest{Filter: &v1.JobFilter{JobIds: []string{id}}}
 	again(func(ctx context.Context) error {
 		events, err := jobs.WatchJobs(ctx, watch)
 		for err == nil {

@@ -315,8 +315,11 @@ pub async fn cancel_probes(client: &Client, id: Option<&str>) -> Result<usize, C
     let mut request = v1::ListJobsRequest {
         page_size: PAGE_SIZE,
         read: Read::linearizable().into(),
-        phases: vec![v1::JobPhase::Pending.into()],
-        name_prefix: id.map_or_else(|| format!("{PROBE}d-"), probe_name),
+        filter: Some(v1::JobFilter {
+            phases: vec![v1::JobPhase::Pending.into()],
+            name_prefix: id.map_or_else(|| format!("{PROBE}d-"), probe_name),
+            ..Default::default()
+        }),
         ..Default::default()
     };
     let mut ids = Vec::new();

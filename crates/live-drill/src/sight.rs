@@ -226,7 +226,10 @@ async fn gangs(client: &Client) -> Result<Vec<Gang>, CallError> {
     let mut request = v1::ListJobsRequest {
         page_size: PAGE_SIZE,
         read: Read::linearizable().into(),
-        phases: phases.into_iter().map(Into::into).collect(),
+        filter: Some(v1::JobFilter {
+            phases: phases.into_iter().map(Into::into).collect(),
+            ..Default::default()
+        }),
         ..Default::default()
     };
     loop {

@@ -85,7 +85,10 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
         assert_refused(jobs.cancel_job(request).await, InvalidField, "job_id");
         let request = v1::ReadLogsRequest { job_id: job_id.clone(), ..Default::default() };
         assert_refused(jobs.read_logs(request).await.map(|_| Response::new(())), InvalidField, "job_id");
-        let request = v1::WatchJobsRequest { job_ids: vec![job_id], ..Default::default() };
+        let request = v1::WatchJobsRequest {
+            filter: Some(v1::JobFilter { job_ids: vec![job_id], ..Default::default() }),
+            ..Default::default()
+        };
         assert_refused(jobs.watch_jobs(request).await.map(|_| Response::new(())), InvalidField, "job_ids[0]");
     }
     let nobody = "job-fffffffff".to_owned();
@@ -110,13 +113,16 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
 
     let request = v1::ListJobsRequest { page_size: 1_001, ..Default::default() };
     assert_refused(jobs.list_jobs(request).await, InvalidField, "page_size");
-    let request = v1::ListJobsRequest { phases: vec![99], ..Default::default() };
-    assert_refused(jobs.list_jobs(request).await, InvalidField, "phases");
+    let request = v1::ListJobsRequest {
+        filter: Some(v1::JobFilter { phases: vec![99], ..Default::default() }),
+        ..Default::default()
+    };
+    assert_refused(jobs.list_jobs(request).await, InvalidField, "filter.phases");
     let page = |cluster, list, filter: &[&str]| {
         let token = PageToken { after: "job-1".to_owned(), log_index: LogIndex(1) };
         token.encode(cluster, list, filter_digest(filter.iter().copied()))
     };
-    let good = page(cluster, List::Jobs, &["|", "", ""]);
+    let good = page(cluster, List::Jobs, &["jobs"]);
     let request = v1::ListJobsRequest { page_token: good.clone(), ..Default::default() };
     assert!(jobs.list_jobs(request).await.is_ok(), "the token that the bad ones are made from is good");
     let resume = |cluster: ClusterId, filter: &[&str]| {
@@ -128,10 +134,10 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
         "ü".to_owned(),
         "a".repeat(100_000),
         good[..good.len() - 2].to_owned(),
-        page(ClusterId(cluster.0 ^ 1), List::Jobs, &["|", "", ""]),
-        page(cluster, List::Nodes, &["|", "", ""]),
-        page(cluster, List::Jobs, &["|", "somebody", ""]),
-        resume(cluster, &["|", ""]),
+        page(ClusterId(cluster.0 ^ 1), List::Jobs, &["jobs"]),
+        page(cluster, List::Nodes, &["jobs"]),
+        page(cluster, List::Jobs, &["jobs", "tenant=somebody"]),
+        resume(cluster, &["jobs"]),
     ];
     for page_token in bad_pages {
         let request = v1::ListJobsRequest { page_token, ..Default::default() };
@@ -142,8 +148,8 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
         "00".to_owned(),
         "ü".to_owned(),
         "a".repeat(100_000),
-        resume(ClusterId(cluster.0 ^ 1), &["|", ""]),
-        resume(cluster, &["|", "somebody"]),
+        resume(ClusterId(cluster.0 ^ 1), &["jobs"]),
+        resume(cluster, &["jobs", "tenant=somebody"]),
         good,
     ];
     for resume_token in bad_resumes {
@@ -155,8 +161,11 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
             "resume_token",
         );
     }
-    let request = v1::WatchJobsRequest { job_ids: vec!["job-1".to_owned(); 1_001], ..Default::default() };
-    assert_refused(jobs.watch_jobs(request).await.map(|_| Response::new(())), InvalidField, "job_ids");
+    let request = v1::WatchJobsRequest {
+        filter: Some(v1::JobFilter { job_ids: vec!["job-1".to_owned(); 1_001], ..Default::default() }),
+        ..Default::default()
+    };
+    assert_refused(jobs.watch_jobs(request).await.map(|_| Response::new(())), InvalidField, "filter.job_ids");
 
     for count in [0, 1_001] {
         let request =

@@ -82,8 +82,11 @@ impl Drilled {
 
     async fn probes_waiting(&self) -> usize {
         let request = v1::ListJobsRequest {
-            phases: vec![v1::JobPhase::Pending.into()],
-            name_prefix: "drill-probe-".to_owned(),
+            filter: Some(v1::JobFilter {
+                phases: vec![v1::JobPhase::Pending.into()],
+                name_prefix: "drill-probe-".to_owned(),
+                ..Default::default()
+            }),
             ..Default::default()
         };
         self.cluster.client().list_jobs(request).await.expect("jobs are listed").jobs.len()

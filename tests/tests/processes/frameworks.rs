@@ -90,7 +90,10 @@ async fn run(spec: v1::JobSpec) -> Vec<String> {
 }
 
 async fn end_of(client: &Client, id: &str) -> v1::Job {
-    let request = v1::WatchJobsRequest { job_ids: vec![id.to_owned()], ..Default::default() };
+    let request = v1::WatchJobsRequest {
+        filter: Some(v1::JobFilter { job_ids: vec![id.to_owned()], ..Default::default() }),
+        ..Default::default()
+    };
     let mut watch = client.watch_jobs(request);
     loop {
         let item = watch.next().await.unwrap_or_else(|error| panic!("watching {id}: {error:?}"));

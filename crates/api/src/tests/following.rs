@@ -36,8 +36,11 @@ async fn a_watch_goes_on_from_the_last_page_of_a_list() {
     for n in 1..=3 {
         served.submit(&id_of(n), &format!("train-{n}")).await.expect("it is taken");
     }
-    let mut request =
-        v1::ListJobsRequest { page_size: 2, name_prefix: "train-".to_owned(), ..Default::default() };
+    let mut request = v1::ListJobsRequest {
+        page_size: 2,
+        filter: Some(v1::JobFilter { name_prefix: "train-".to_owned(), ..Default::default() }),
+        ..Default::default()
+    };
     let page =
         guarded("a page", served.jobs().list_jobs(request.clone())).await.expect("a page").into_inner();
     assert_eq!((page.jobs.len(), page.resume_token.as_str()), (2, ""), "more is to come");
@@ -51,8 +54,8 @@ async fn a_watch_goes_on_from_the_last_page_of_a_list() {
 
     let watch = v1::WatchJobsRequest {
         resume_token: page.resume_token.clone(),
-        name_prefix: "train-".to_owned(),
         view: v1::JobView::Basic.into(),
+        filter: Some(v1::JobFilter { name_prefix: "train-".to_owned(), ..Default::default() }),
         ..Default::default()
     };
     let mut events =
@@ -81,9 +84,12 @@ async fn a_view_that_nobody_knows_is_refused() {
     let watch = v1::WatchJobsRequest { view: 17, ..Default::default() };
     let refused = refused(guarded("a watch", served.jobs().watch_jobs(watch)).await);
     assert_eq!(refused.violations[0].field, "view");
-    let both = v1::WatchJobsRequest { mine: true, creator: "x".to_owned(), ..Default::default() };
+    let both = v1::WatchJobsRequest {
+        filter: Some(v1::JobFilter { mine: true, creator: "x".to_owned(), ..Default::default() }),
+        ..Default::default()
+    };
     let refused = self::refused(guarded("a watch", served.jobs().watch_jobs(both)).await);
-    assert_eq!(refused.violations[0].field, "creator");
+    assert_eq!(refused.violations[0].field, "filter.creator");
 }
 
 /// A large job in both views, as it is sent.
@@ -115,8 +121,8 @@ async fn an_event_of_the_basic_view_is_within_1_kib() {
     };
     let job = answer.into_inner().job_ids[0].clone();
     let watch = |view: v1::JobView| v1::WatchJobsRequest {
-        job_ids: vec![job.clone()],
         view: view.into(),
+        filter: Some(v1::JobFilter { job_ids: vec![job.clone()], ..Default::default() }),
         ..Default::default()
     };
     let mut sizes = Vec::new();

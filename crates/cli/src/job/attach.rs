@@ -69,7 +69,10 @@ pub async fn attach(
     limit: Duration,
 ) -> Result<Exit, Failure> {
     let mut interrupts = signal(SignalKind::interrupt())?;
-    let request = v1::WatchJobsRequest { job_ids: vec![job_id.to_owned()], ..Default::default() };
+    let request = v1::WatchJobsRequest {
+        filter: Some(v1::JobFilter { job_ids: vec![job_id.to_owned()], ..Default::default() }),
+        ..Default::default()
+    };
     let mut watch = client.watch_jobs(request);
     let (say, mut said) = mpsc::channel(PIECES_QUEUED_MAX);
     let mut shown = Shown::new(console);

@@ -70,9 +70,12 @@ pub async fn follow(
     let mut watched = Watched::new(&subject, client.seen_log_index());
     let request = v1::WatchJobsRequest {
         resume_token: String::new(),
-        job_ids: subject.ids.clone(),
-        tenant: subject.tenant.clone(),
-        label_selector: subject.selector.clone(),
+        filter: Some(v1::JobFilter {
+            job_ids: subject.ids.clone(),
+            tenant: subject.tenant.clone(),
+            label_selector: subject.selector.clone(),
+            ..Default::default()
+        }),
         ..Default::default()
     };
     let mut watch = client.watch_jobs(request);

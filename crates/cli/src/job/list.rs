@@ -75,6 +75,18 @@ pub struct ListArgs {
     /// Only this tenant
     #[arg(long, value_name = "TENANT")]
     tenant: Option<String>,
+    /// With --tenant: and the tenants below it
+    #[arg(long, requires = "tenant")]
+    descendants: bool,
+    /// Only jobs of this array
+    #[arg(long, value_name = "ARRAY_ID")]
+    array: Option<String>,
+    /// Only jobs that are or were last placed in this region
+    #[arg(long, value_name = "REGION")]
+    region: Option<String>,
+    /// Only jobs that are or were last placed on this node
+    #[arg(long, value_name = "NODE")]
+    node: Option<String>,
     /// Only names that start so
     #[arg(long, value_name = "PREFIX")]
     name: Option<String>,
@@ -114,12 +126,19 @@ pub async fn run(global: &Global, console: &Console, args: ListArgs) -> Result<E
     let is_recent = |job: &v1::Job| oldest_ms.is_none_or(|oldest| unix_ms(job.create_time) >= Some(oldest));
     let mut request = v1::ListJobsRequest {
         page_size: args.limit.unwrap_or(PAGE_SIZE).min(PAGE_SIZE),
-        phases: args.phases(),
-        tenant: args.tenant.clone().unwrap_or_default(),
-        name_prefix: args.name.clone().unwrap_or_default(),
-        label_selector: args.selector.clone().unwrap_or_default(),
-        creator: args.creator.clone().unwrap_or_default(),
-        mine: args.mine,
+        filter: Some(v1::JobFilter {
+            phases: args.phases(),
+            tenant: args.tenant.clone().unwrap_or_default(),
+            name_prefix: args.name.clone().unwrap_or_default(),
+            label_selector: args.selector.clone().unwrap_or_default(),
+            creator: args.creator.clone().unwrap_or_default(),
+            mine: args.mine,
+            descendants: args.descendants,
+            array_id: args.array.clone().unwrap_or_default(),
+            region: args.region.clone().unwrap_or_default(),
+            node: args.node.clone().unwrap_or_default(),
+            ..Default::default()
+        }),
         ..Default::default()
     };
     let mut jobs: Vec<view::Job> = Vec::new();

@@ -127,7 +127,8 @@ def test_nobody_there_ends_with_the_deadline_and_the_request_id() -> None:
 def test_a_watch_that_lost_its_place_begins_again() -> None:
     what = ("watch jobs", "/x", job_pb2.WatchJobsResponse.FromString)
     seen = Seen()
-    place: Watch[str] = Watch(what, job_pb2.WatchJobsRequest(job_ids=["job-1"]), lambda job: job.id, "", None, seen)
+    request = job_pb2.WatchJobsRequest(filter=job_pb2.JobFilter(job_ids=["job-1"]))
+    place: Watch[str] = Watch(what, request, lambda job: job.id, "", None, seen)
     assert place.opening() is None
     item = place.accept(job_pb2.WatchJobsResponse(resume_token="t", log_index=7, bookmark=common_pb2.Bookmark()))
     assert item == muster.Bookmark(7, "t") and seen.log_index == 7

@@ -242,9 +242,10 @@ impl JobService for Service {
         book.reads.extend(request.read);
         let start: usize =
             if request.page_token.is_empty() { 0 } else { request.page_token.parse().unwrap() };
+        let filter = request.filter.unwrap_or_default();
         let wanted = |job: &&v1::Job| {
-            (request.phases.is_empty() || request.phases.contains(&job.phase))
-                && job.name.starts_with(&request.name_prefix)
+            (filter.phases.is_empty() || filter.phases.contains(&job.phase))
+                && job.name.starts_with(&filter.name_prefix)
         };
         let all: Vec<v1::Job> = book.jobs.values().filter(wanted).cloned().collect();
         let end = (start + 2).min(all.len());
@@ -263,11 +264,11 @@ impl JobService for Service {
         &self,
         request: Request<v1::WatchJobsRequest>,
     ) -> Result<Response<Self::WatchJobsStream>, Status> {
-        let request = request.into_inner();
+        let wanted = request.into_inner().filter.unwrap_or_default();
         let mut book = self.book.lock().unwrap();
         book.watches += 1;
         let jobs: Vec<v1::Job> =
-            book.jobs.values().filter(|job| request.job_ids.contains(&job.id)).cloned().collect();
+            book.jobs.values().filter(|job| wanted.job_ids.contains(&job.id)).cloned().collect();
         let mut events: Vec<(u64, Event)> =
             jobs.iter().map(|job| (41, Event::Changed(job.clone()))).collect();
         events.push((41, Event::SyncEnd(v1::SyncEnd {})));

@@ -38,7 +38,7 @@ pub use health::{
     health_policy_from_proto, health_policy_to_proto, health_report_from_proto, health_report_to_proto,
     repair_from_proto, restriction_to_proto, stop_after_from_proto,
 };
-pub use id::{holder_id_from_text, holder_id_to_text, job_id, node_id, request_id};
+pub use id::{array_id, holder_id_from_text, holder_id_to_text, job_id, node_id, request_id};
 pub use job::{
     described_to_proto, job_spec_to_proto, jobs_from_proto, submission_to_proto, submissions_from_proto,
 };

@@ -246,7 +246,10 @@ async fn read(town: &Town, attacks: &mut Table, victim: &str) {
                 "the job, confirmed",
                 silent(jobs.get_job(confirmed).await.map(|r| r.into_inner()), victim),
             );
-            let list = v1::ListJobsRequest { tenant: "speech".to_owned(), ..Default::default() };
+            let list = v1::ListJobsRequest {
+                filter: Some(v1::JobFilter { tenant: "speech".to_owned(), ..Default::default() }),
+                ..Default::default()
+            };
             attacks.note(
                 Kind::Read,
                 "a list",
@@ -258,7 +261,10 @@ async fn read(town: &Town, attacks: &mut Table, victim: &str) {
                 "an explanation",
                 silent(jobs.explain_job(explain).await.map(|r| r.into_inner()), ""),
             );
-            let watch = v1::WatchJobsRequest { job_ids: vec![job_id.clone()], ..Default::default() };
+            let watch = v1::WatchJobsRequest {
+                filter: Some(v1::JobFilter { job_ids: vec![job_id.clone()], ..Default::default() }),
+                ..Default::default()
+            };
             attacks.note(
                 Kind::Read,
                 "a watch",
@@ -541,12 +547,18 @@ async fn exhaust(town: &Town, attacks: &mut Table, own: &v1::Job) {
     attacks.note(Kind::Exhaust, "the log, by checkpoints", outcome);
     // Messages that no call takes.
     let mut jobs = JobServiceClient::new(channel.clone());
-    let huge = v1::ListJobsRequest { name_prefix: "n".repeat(5 << 20), ..Default::default() };
+    let huge = v1::ListJobsRequest {
+        filter: Some(v1::JobFilter { name_prefix: "n".repeat(5 << 20), ..Default::default() }),
+        ..Default::default()
+    };
     let codes = [tonic::Code::OutOfRange, tonic::Code::ResourceExhausted, tonic::Code::InvalidArgument];
     let outcome = turned_away(jobs.list_jobs(huge).await, &codes);
     attacks.note(Kind::Exhaust, "a message that is too large", outcome);
     let ids: Vec<String> = (0..2_000).map(|id| format!("job-{id}")).collect();
-    let many = v1::WatchJobsRequest { job_ids: ids, ..Default::default() };
+    let many = v1::WatchJobsRequest {
+        filter: Some(v1::JobFilter { job_ids: ids, ..Default::default() }),
+        ..Default::default()
+    };
     let outcome = turned_away(jobs.watch_jobs(many).await, &codes);
     attacks.note(Kind::Exhaust, "a watch of too many jobs", outcome);
     // Nodes that nobody knows.

@@ -62,7 +62,10 @@ pub(super) async fn read_all(town: &Town, attacks: &mut Table, bob: &Client, vic
             note("an explanation of the past", past_or_silent(answer, ""));
             let plan = v1::PlanJobRequest { spec: Some(endless("like-it", "vision", "true")), read: None };
             note("a plan", silent(jobs.plan_job(plan).await.map(|r| r.into_inner()), ""));
-            let tenant = v1::WatchJobsRequest { tenant: "speech".to_owned(), ..Default::default() };
+            let tenant = v1::WatchJobsRequest {
+                filter: Some(v1::JobFilter { tenant: "speech".to_owned(), ..Default::default() }),
+                ..Default::default()
+            };
             note(
                 "a watch of the tenant",
                 told_without(&drained(jobs.watch_jobs(tenant).await).await, &failed),

@@ -63,7 +63,10 @@ pub async fn wait_for_job(client: &Client, id: &str, done: impl Fn(&v1::Job) -> 
 
 /// The same, with everything that was seen of it on the way.
 pub async fn follow_until(client: &Client, id: &str, done: impl Fn(&v1::Job) -> bool) -> Vec<v1::Job> {
-    let request = v1::WatchJobsRequest { job_ids: vec![id.to_owned()], ..Default::default() };
+    let request = v1::WatchJobsRequest {
+        filter: Some(v1::JobFilter { job_ids: vec![id.to_owned()], ..Default::default() }),
+        ..Default::default()
+    };
     let mut watch = client.watch_jobs(request);
     let mut seen: Vec<v1::Job> = Vec::new();
     let following = async {

@@ -384,11 +384,12 @@ class Core(Generic[JobT]):
         unknown = [word for word in wanted if word not in numbers]
         if unknown:
             raise ConfigurationError(f"{unknown[0]!r} is no phase of a job: {', '.join(numbers)}")
-        request = job_pb2.ListJobsRequest(
-            page_size=_PAGE, read=self.reading(read), tenant=tenant, name_prefix=name_prefix,
+        narrowed = job_pb2.JobFilter(
+            tenant=tenant, name_prefix=name_prefix,
             phases=[job_pb2.JobPhase.ValueType(numbers[word]) for word in wanted],
             label_selector=selector, creator=creator, mine=mine,
         )  # fmt: skip
+        request = job_pb2.ListJobsRequest(page_size=_PAGE, read=self.reading(read), filter=narrowed)
         what = ("list jobs", _JOBS + "ListJobs", job_pb2.ListJobsResponse)
         return self._list(what, request, lambda page: [self.job_of(job) for job in page.jobs], timeout)
 
@@ -412,7 +413,8 @@ class Core(Generic[JobT]):
     def watch(
         self, job_ids: Iterable[str], tenant: str, selector: str, resume_token: str, timeout: Seconds | None
     ) -> Watch[JobT]:
-        request = job_pb2.WatchJobsRequest(job_ids=job_ids, tenant=tenant, label_selector=selector)
+        narrowed = job_pb2.JobFilter(job_ids=job_ids, tenant=tenant, label_selector=selector)
+        request = job_pb2.WatchJobsRequest(filter=narrowed)
         what = ("watch jobs", _JOBS + "WatchJobs", job_pb2.WatchJobsResponse.FromString)
         return Watch(what, request, self.job_of, resume_token, timeout, self.seen)
 
