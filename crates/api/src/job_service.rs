@@ -20,6 +20,7 @@ use muster_wire::token::{List, PageToken, TokenError};
 use muster_wire::v1;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::job_service_server::JobService;
+use muster_wire::v1::task_group::Runtime;
 use std::sync::Arc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -125,9 +126,9 @@ impl Jobs {
             Ok(v1::SubmitJobResponse { job_ids: Vec::new(), freshness: Some(freshness(engine, &view)) })
         };
         let onward = |channel| {
-            let spec = messages(jobs).next();
+            let job = messages(jobs).next();
             let message =
-                v1::SubmitJobRequest { request_id: request_id.to_owned(), spec, validate_only: true };
+                v1::SubmitJobRequest { request_id: request_id.to_owned(), job, validate_only: true };
             let request = Router::onward(message, caller);
             async move { Ok(onward_client(channel).submit_job(request).await?.into_inner()) }
         };
@@ -165,8 +166,8 @@ impl Jobs {
             return Box::pin(self.validate(caller, &text, &jobs)).await;
         }
         let onward = |channel| {
-            let spec = messages(&jobs).next();
-            let message = v1::SubmitJobRequest { request_id: text.clone(), spec, validate_only };
+            let job = messages(&jobs).next();
+            let message = v1::SubmitJobRequest { request_id: text.clone(), job, validate_only };
             let request = Router::onward(message, caller);
             let call: BoxFuture<'static, Result<Submitted, Status>> = Box::pin(async move {
                 let answer = onward_client(channel).submit_job(request).await?.into_inner();
@@ -189,10 +190,11 @@ struct Checked {
 
 impl Checked {
     fn check(message: v1::SubmitJobRequest, caller: Caller) -> Result<Checked, Status> {
-        let v1::SubmitJobRequest { request_id: text, spec, validate_only } = message;
+        let v1::SubmitJobRequest { request_id: text, job, validate_only } = message;
+        check_features("job", job.as_ref())?;
         let mut violations = Vec::new();
         let id = request_id("request_id", &text).map_err(|v| violations.push(v)).ok();
-        let jobs = submissions_from_proto("spec", spec).map_err(|v| violations.extend(v)).ok();
+        let jobs = submissions_from_proto("job", job).map_err(|v| violations.extend(v)).ok();
         let (Some(id), Some(mut jobs)) = (id, jobs) else { return Err(invalid(violations)) };
         Submission::set_creator(&mut jobs, &caller.creator());
         Ok(Checked { id, text, jobs: jobs.into(), validate_only })
@@ -201,7 +203,7 @@ impl Checked {
 
 /// The messages that become these jobs at another replica: defaults are filled in already, and an array is
 /// one message, made from its first job.
-fn messages(jobs: &[Submission]) -> impl Iterator<Item = v1::JobSpec> {
+fn messages(jobs: &[Submission]) -> impl Iterator<Item = v1::Job> {
     let first = |job: &&Submission| job.array.is_none_or(|array| array.index == 0);
     jobs.iter().filter(first).map(submission_to_proto)
 }
@@ -217,6 +219,20 @@ pub(crate) fn written(engine: &muster_engine::Engine, at: LogIndex) -> Option<v1
     let own = freshness(engine, &engine.reading());
     // The rest is of whatever state is here by now.
     Some(v1::Freshness { log_index: at.0, log_time: None, staleness: None, ..own })
+}
+
+/// Refuses jobs that ask for what no replica of this release can do. `at` is the path of the message or of the list.
+fn check_features<'a>(at: &str, jobs: impl IntoIterator<Item = &'a v1::Job>) -> Result<(), Status> {
+    let is_container = |group: &v1::TaskGroup| matches!(group.runtime, Some(Runtime::Container(_)));
+    let asks = |job: &v1::Job| job.spec().groups.iter().any(is_container);
+    match jobs.into_iter().any(asks) {
+        false => Ok(()),
+        true => {
+            let text = "no release runs containers yet; submit the job with `process`";
+            let refusal = Refusal::new(RefusalCode::FeatureUnknown, text);
+            Err(to_status(&refusal.with("feature", "container").with("field", at)))
+        }
+    }
 }
 
 fn too_many_jobs(field: &str, count: usize) -> Status {
@@ -258,20 +274,21 @@ impl JobService for Jobs {
         request: Request<v1::SubmitJobsRequest>,
     ) -> Result<Response<v1::SubmitJobsResponse>, Status> {
         let caller = self.router.caller(&request);
-        let v1::SubmitJobsRequest { request_id: text, specs } = request.into_inner();
-        let count = specs.len();
+        let v1::SubmitJobsRequest { request_id: text, jobs: messages } = request.into_inner();
+        let count = messages.len();
         if count == 0 || count > limits::BATCH_JOBS_MAX {
-            return Err(too_many_jobs("specs", count));
+            return Err(too_many_jobs("jobs", count));
         }
+        check_features("jobs", &messages)?;
         let mut violations = Vec::new();
         let id = request_id("request_id", &text).map_err(|v| violations.push(v)).ok();
-        let jobs = jobs_from_proto("specs", specs).map_err(|v| violations.extend(v)).ok();
+        let jobs = jobs_from_proto("jobs", messages).map_err(|v| violations.extend(v)).ok();
         let (Some(id), Some(mut jobs)) = (id, jobs) else { return Err(invalid(violations)) };
         Submission::set_creator(&mut jobs, &caller.creator());
         let jobs: Arc<[Submission]> = jobs.into();
         let onward = |channel| {
             let message =
-                v1::SubmitJobsRequest { request_id: text.clone(), specs: messages(&jobs).collect() };
+                v1::SubmitJobsRequest { request_id: text.clone(), jobs: self::messages(&jobs).collect() };
             let call: BoxFuture<'static, Result<Submitted, Status>> = Box::pin(async move {
                 let request = Router::onward(message, caller);
                 let answer = onward_client(channel).submit_jobs(request).await?.into_inner();
@@ -333,7 +350,8 @@ impl JobService for Jobs {
         let (deadline, account) =
             (self.router.read_deadline(&request), self.router.caller(&request).account());
         let message = request.into_inner();
-        let jobs = submissions_from_proto("spec", message.spec).map_err(invalid)?;
+        check_features("job", message.job.as_ref())?;
+        let jobs = submissions_from_proto("job", message.job).map_err(invalid)?;
         let engine = self.router.engine();
         let view =
             self.router.fresh(account, (message.read.as_ref(), Consistency::Linearizable), deadline).await?;
@@ -370,7 +388,7 @@ impl JobService for Jobs {
         Ok(Response::new(v1::ExplainJobResponse {
             explanation: Some(sight.explanation(&view, id, explanation)),
             freshness: Some(freshness(engine, &view)),
-            recovery: sight.recovery(&view, id, render::recovery(&view, id, Detail::Full)),
+            history: sight.history(&view, id, render::attempt_history(&view, id, Detail::Full)),
             checkpoint_advice: explanation::checkpoint_advice(&view, id, view.log_time()),
         }))
     }

@@ -52,7 +52,7 @@ pub fn jobs(current: &OsStr) -> Vec<CompletionCandidate> {
     };
     let found =
         ask(async |client| client.list_jobs(request).await.ok()).map_or_else(Vec::new, |page| page.jobs);
-    let about = |job: &v1::Job, other: &str| format!("{other} {}", phase_word(job.phase));
+    let about = |job: &v1::Job, other: &str| format!("{other} {}", phase_word(job.phase()));
     let pairs: BTreeMap<String, String> = if is_id {
         found.iter().map(|job| (job.id.clone(), about(job, &job.name))).collect()
     } else {

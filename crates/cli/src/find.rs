@@ -46,7 +46,7 @@ pub async fn resolve(client: &Client, text: &str, find: Find) -> Result<String, 
         }
         request.page_token = page.next_page_token;
     }
-    let active: Vec<&v1::Job> = named.iter().filter(|job| !has_ended(job.phase)).collect();
+    let active: Vec<&v1::Job> = named.iter().filter(|job| !has_ended(job.phase())).collect();
     match (active.as_slice(), named.first()) {
         ([job], _) => Ok(job.id.clone()),
         ([], Some(newest)) if find == Find::Newest => Ok(newest.id.clone()),

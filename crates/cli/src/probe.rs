@@ -100,7 +100,8 @@ async fn chosen(client: &Client, args: ProbeArgs) -> Result<Vec<String>, Failure
     let mut nodes = args.nodes;
     if let Some(job_id) = args.job {
         let job = client.get_job(v1::GetJobRequest { job_id, ..Default::default() }).await?.job;
-        let placement = job.and_then(|job| job.placement).unwrap_or_default();
+        let placement =
+            job.and_then(|job| job.status).and_then(|status| status.placement).unwrap_or_default();
         nodes = placement.workers.into_iter().map(|worker| worker.node_name).collect();
     }
     if let Some(cluster) = args.cluster {

@@ -235,9 +235,9 @@ async fn gangs(client: &Client) -> Result<Vec<Gang>, CallError> {
     loop {
         let page = client.list_jobs(request.clone()).await?;
         gangs.extend(page.jobs.into_iter().map(|job| {
-            let saved = job.checkpoint_time.or(job.recovery.and_then(|recovery| recovery.checkpoint_time));
-            let region = job.placement.map(|placement| placement.region).unwrap_or_default();
-            Gang { region, accelerators: job.device_count, is_saved: saved.is_some() }
+            let status = job.status.unwrap_or_default();
+            let region = status.placement.map(|placement| placement.region).unwrap_or_default();
+            Gang { region, accelerators: status.device_count, is_saved: status.last_checkpoint.is_some() }
         }));
         if page.next_page_token.is_empty() {
             return Ok(gangs);

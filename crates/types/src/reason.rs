@@ -96,6 +96,8 @@ refusal_codes! {
     DeadlineUnmeetable = "MS-1010", "DEADLINE_UNMEETABLE", ["spec_index", "deadline_ms", "earliest_ms"];
     /// A job is to wait for one that is not there.
     DependencyNotFound = "MS-1011", "DEPENDENCY_NOT_FOUND", [];
+    /// The request asks for something that this release does not do.
+    FeatureUnknown = "MS-1012", "FEATURE_UNKNOWN", ["feature", "field"];
     /// No such job.
     JobNotFound = "MS-2001", "JOB_NOT_FOUND", ["job_id"];
     /// The job has already finished.

@@ -31,8 +31,8 @@ async fn start(cluster: &Cluster) {
 async fn submit(cluster: &Cluster, count: usize, what: &str) -> u64 {
     let client = cluster.client();
     for number in 0..count {
-        let spec = Some(job(&format!("{what}-{number}"), &["true"]));
-        let request = v1::SubmitJobRequest { spec, ..Default::default() };
+        let wanted = Some(job(&format!("{what}-{number}"), &["true"]));
+        let request = v1::SubmitJobRequest { job: wanted, ..Default::default() };
         client.submit_job(request).await.expect("it is taken");
     }
     client.seen_log_index()

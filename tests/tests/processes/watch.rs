@@ -74,11 +74,11 @@ async fn a_slow_watcher_is_cut_with_its_place_and_goes_on_there_exactly() {
     let mut submitted = 0;
     while submitted < MORE_THAN_KEPT {
         let specs = (0..BATCH).map(|n| job(&format!("job-{}", submitted + n), &["true"])).collect();
-        let request = v1::SubmitJobsRequest { specs, ..Default::default() };
+        let request = v1::SubmitJobsRequest { jobs: specs, ..Default::default() };
         submitted += client.submit_jobs(request).await.expect("they are taken").job_ids.len();
     }
     // A record with one change: a reader that has come to it has come to the end.
-    let last = v1::SubmitJobRequest { spec: Some(job("last", &["true"])), ..Default::default() };
+    let last = v1::SubmitJobRequest { job: Some(job("last", &["true"])), ..Default::default() };
     client.submit_job(last).await.expect("it is taken");
     submitted += 1;
     let end = client.seen_log_index();
@@ -119,8 +119,8 @@ async fn purging() -> Cluster {
 async fn submit(cluster: &Cluster, count: usize, what: &str) -> u64 {
     let client = cluster.client();
     for number in 0..count {
-        let spec = Some(job(&format!("{what}-{number}"), &["true"]));
-        let request = v1::SubmitJobRequest { spec, ..Default::default() };
+        let wanted = Some(job(&format!("{what}-{number}"), &["true"]));
+        let request = v1::SubmitJobRequest { job: wanted, ..Default::default() };
         client.submit_job(request).await.expect("it is taken");
     }
     client.seen_log_index()

@@ -17,9 +17,9 @@ async fn set_policy(served: &Served) {
     guarded("a policy", client.set_policy(request)).await.expect("it is a policy");
 }
 
-async fn submit(served: &Served, n: u32, name: &str, of: impl FnOnce(&mut v1::JobSpec)) -> Vec<String> {
+async fn submit(served: &Served, n: u32, name: &str, of: impl FnOnce(&mut v1::Job)) -> Vec<String> {
     let mut request = submission(&id_of(n), name);
-    of(request.spec.as_mut().expect("it has one"));
+    of(request.job.as_mut().expect("it has one"));
     guarded("a submission", served.jobs().submit_job(request))
         .await
         .expect("it is taken")
@@ -62,13 +62,13 @@ async fn a_watch_begins_with_what_a_list_with_its_filter_shows() {
     let (_send, _session) = served.agent().await;
     set_policy(&served).await;
     let first = submit(&served, 10, "first", |_| ()).await;
-    let array = submit(&served, 11, "array", |spec| spec.array_size = 3).await;
-    submit(&served, 12, "deep", |spec| spec.tenant = "video".to_owned()).await;
-    submit(&served, 13, "other", |spec| spec.tenant = "speech".to_owned()).await;
-    let free = |spec: &mut v1::JobSpec| spec.tier = v1::Tier::Free.into();
+    let array = submit(&served, 11, "array", |wanted| wanted.spec_mut().array_size = 3).await;
+    submit(&served, 12, "deep", |wanted| wanted.tenant = "video".to_owned()).await;
+    submit(&served, 13, "other", |wanted| wanted.tenant = "speech".to_owned()).await;
+    let free = |wanted: &mut v1::Job| wanted.spec_mut().tier = v1::Tier::Free.into();
     submit(&served, 14, "free", free).await;
     // Eight devices: what is submitted behind these waits.
-    submit(&served, 15, "large", |spec| spec.array_size = 8).await;
+    submit(&served, 15, "large", |wanted| wanted.spec_mut().array_size = 8).await;
     let array_id = array[0].replace("job-", "array-");
     let none = v1::JobFilter::default;
     let tenant =
@@ -144,9 +144,9 @@ async fn what_a_filter_cannot_be_is_refused_with_every_field() {
 async fn a_page_of_full_jobs_has_their_specs_and_ends_before_it_is_too_large() {
     let served = Served::start().await;
     let (_send, _session) = served.agent().await;
-    let padded = |spec: &mut v1::JobSpec| {
-        spec.groups[0].command = vec!["x".repeat(4_000); 7];
-        spec.array_size = 20;
+    let padded = |wanted: &mut v1::Job| {
+        *wanted.spec_mut().groups[0].command_mut() = vec!["x".repeat(4_000); 7];
+        wanted.spec_mut().array_size = 20;
     };
     for n in 0..3 {
         submit(&served, 10 + n, "large", padded).await;

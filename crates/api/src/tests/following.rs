@@ -99,21 +99,21 @@ async fn an_event_of_the_basic_view_is_within_1_kib() {
     let (_send, _session) = served.agent().await;
     let group = v1::TaskGroup {
         workers: 16_384,
-        command: vec!["x".repeat(4_000); 4],
-        environment: (0..100).map(|n| (format!("V{n}"), "x".repeat(500))).collect(),
+        runtime: muster_wire::process(vec!["x".repeat(4_000); 4]),
+        environment: (0..100).map(|n| v1::EnvVar::new(format!("V{n}"), "x".repeat(500))).collect(),
         ..Default::default()
     };
-    let spec = v1::JobSpec {
+    let wanted = v1::Job {
         name: "n".repeat(63),
         tenant: "t".repeat(63),
-        groups: vec![group],
+        spec: Some(v1::JobSpec { groups: vec![group], ..Default::default() }),
         ..Default::default()
     };
-    let request = v1::SubmitJobRequest { request_id: id_of(1), spec: Some(spec), validate_only: false };
+    let request = v1::SubmitJobRequest { request_id: id_of(1), job: Some(wanted), validate_only: false };
     // One that no fleet can hold is refused, so the gang is as large as what there is; the spec is large anyway.
     let mut smaller = request.clone();
-    if let Some(spec) = &mut smaller.spec {
-        spec.groups[0].workers = 1;
+    if let Some(wanted) = &mut smaller.job {
+        wanted.spec_mut().groups[0].workers = 1;
     }
     let answer = match served.jobs().submit_job(request).await {
         Ok(answer) => answer,
@@ -143,18 +143,14 @@ fn the_largest_event_of_the_basic_view_is_within_1_kib() {
     let time = Some(timestamp(MOMENT_MS_MAX));
     let span = Some(duration(366 * 86_400_000 - 1));
     let token = Some(v1::FencingToken { generation: u32::MAX, log_index: u64::MAX });
-    let job = v1::Job {
-        id: "job-zzzzzzzzzzzzz-zzzzzzz".to_owned(),
-        name: name(),
-        tenant: name(),
-        tier: v1::Tier::Critical.into(),
+    let status = v1::JobStatus {
         phase: v1::JobPhase::Cancelled.into(),
+        reason: "RESERVED_FOR_ANOTHER_TENANT_HERE".to_owned(),
+        message: "x".repeat(80),
         attempt: u32::MAX,
-        failures: u32::MAX,
         create_time: time,
         start_time: time,
         end_time: time,
-        changed_at_index: u64::MAX,
         placement: Some(v1::Placement {
             token,
             region: name(),
@@ -162,25 +158,35 @@ fn the_largest_event_of_the_basic_view_is_within_1_kib() {
             create_time: time,
             ..Default::default()
         }),
-        status_detail: "x".repeat(80),
-        status_reason: "RESERVED_FOR_ANOTHER_TENANT_HERE".to_owned(),
+        tier: v1::Tier::Critical.into(),
         worker_count: u32::MAX,
         device_count: u64::MAX,
-        array_index: Some(u32::MAX),
+        failures: u32::MAX,
+        changed_at_index: u64::MAX,
         estimate: Some(v1::Estimate { run_time: span, run_time_p90: span }),
         preemptions: u32::MAX,
-        checkpoint_time: time,
-        released: true,
-        recovery: Some(v1::Recovery {
-            streak: u32::MAX,
+        last_checkpoint: Some(v1::Checkpoint { attempt: u32::MAX, time }),
+        eligible: true,
+        history: Some(v1::AttemptHistory {
+            consecutive_failures: u32::MAX,
             retry_time: time,
-            checkpoint_time: time,
-            saved_attempt: u32::MAX,
             ..Default::default()
         }),
-        redacted: true,
+        ..Default::default()
+    };
+    let job = v1::Job {
+        id: "job-zzzzzzzzzzzzz-zzzzzzz".to_owned(),
+        name: name(),
+        tenant: name(),
         creator: "c".repeat(160),
+        array: Some(v1::ArrayMember {
+            array_id: "array-zzzzzzzzzzzzz".to_owned(),
+            index: u32::MAX,
+            size: u32::MAX,
+        }),
         etag: format!("{}-{}", u32::MAX, u64::MAX),
+        status: Some(status),
+        redacted: true,
         ..Default::default()
     };
     let token = ResumeToken::behind(u32::MAX, LogIndex(u64::MAX)).encode(CLUSTER, u64::MAX);

@@ -22,7 +22,7 @@ impl Served {
 
     async fn submit_for(&self, number: u32, tenant: &str) -> u64 {
         let mut request = submission(&format!("00000000-0000-4000-a000-{number:012}"), "a");
-        request.spec.as_mut().expect("it has one").tenant = tenant.to_owned();
+        request.job.as_mut().expect("it has one").tenant = tenant.to_owned();
         let answer = guarded("a submission", self.jobs().submit_job(request)).await.expect("it is taken");
         answer.into_inner().freshness.expect("it says").log_index
     }

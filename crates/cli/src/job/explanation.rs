@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::job_files::{name_own_tenant, now_ms, read_manifests, refused};
 use crate::parallel::auto;
 use crate::reading::ReadArgs;
-use crate::view::recovery::{self, Advice, Recovery};
+use crate::view::recovery::{self, Advice, AttemptHistory};
 use crate::view::{Decimal, Estimate};
 
 /// What a terminal shows without breaking lines of its own.
@@ -89,7 +89,7 @@ struct Explanation {
 #[serde(rename_all = "camelCase")]
 struct Known {
     #[serde(skip_serializing_if = "Option::is_none")]
-    recovery: Option<Recovery>,
+    history: Option<AttemptHistory>,
     #[serde(skip_serializing_if = "Option::is_none")]
     checkpoint_advice: Option<Advice>,
 }
@@ -97,9 +97,9 @@ struct Known {
 impl Known {
     fn tree(&self) -> String {
         let mut tree = Tree(String::new());
-        if let Some(recovery) = &self.recovery {
+        if let Some(history) = &self.history {
             tree.line(0, "attempts");
-            for (name, text) in recovery::lines(recovery) {
+            for (name, text) in recovery::lines(history) {
                 tree.line(1, &format!("{name}: {text}"));
             }
         }
@@ -382,7 +382,7 @@ pub async fn plan(global: &Global, console: &Console, args: PlanArgs) -> Result<
     auto::choose(&client, console, &args.file, &mut manifests).await?;
     let console = if args.json { &console.with_format(Format::Json) } else { console };
     for (index, manifest) in manifests.iter().enumerate() {
-        let request = v1::PlanJobRequest { spec: Some(manifest.message.clone()), read: None };
+        let request = v1::PlanJobRequest { job: Some(manifest.message.clone()), read: None };
         let answer = client.plan_job(request).await;
         let answer = answer.map_err(|e| refused(e, &args.file, &manifests, Some(index)))?;
         if index > 0 && !console.is_structured() {
@@ -406,7 +406,7 @@ pub async fn explain(
     let request = v1::ExplainJobRequest { job_id: job_id.clone(), read: None };
     let answer = client.explain_job(request).await?;
     let known = Known {
-        recovery: answer.recovery.map(Recovery::from),
+        history: answer.history.map(AttemptHistory::from),
         checkpoint_advice: answer.checkpoint_advice.map(Advice::from),
     };
     let explanation = answer.explanation.unwrap_or_default();

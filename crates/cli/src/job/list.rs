@@ -123,7 +123,8 @@ pub async fn run(global: &Global, console: &Console, args: ListArgs) -> Result<E
     let client = args.read.client(global).await?;
     let limit = args.limit.map_or(usize::MAX, |limit| limit as usize);
     let oldest_ms = args.since.map(|since| now_ms().saturating_sub(since.as_millis() as u64));
-    let is_recent = |job: &v1::Job| oldest_ms.is_none_or(|oldest| unix_ms(job.create_time) >= Some(oldest));
+    let is_recent =
+        |job: &v1::Job| oldest_ms.is_none_or(|oldest| unix_ms(job.status().create_time) >= Some(oldest));
     let mut request = v1::ListJobsRequest {
         page_size: args.limit.unwrap_or(PAGE_SIZE).min(PAGE_SIZE),
         filter: Some(v1::JobFilter {
@@ -176,11 +177,11 @@ pub async fn run(global: &Global, console: &Console, args: ListArgs) -> Result<E
 
 /// Asks why pending jobs wait, the newest first. The jobs of an array wait for the same reason.
 async fn explain(client: &Client, jobs: &mut [view::Job]) {
-    let mut arrays: BTreeMap<(String, String, Option<String>), v1::Explanation> = BTreeMap::new();
+    let mut arrays: BTreeMap<String, v1::Explanation> = BTreeMap::new();
     let mut asked = 0;
-    for job in jobs.iter_mut().filter(|job| job.status_reason == UNEXPLAINED) {
-        let key = (job.name.clone(), job.tenant.clone(), job.create_time.clone());
-        let explanation = match arrays.get(&key).filter(|_| job.array_index.is_some()) {
+    for job in jobs.iter_mut().filter(|job| job.status.reason == UNEXPLAINED) {
+        let array = job.array.as_ref().map(|array| array.array_id.clone());
+        let explanation = match array.as_ref().and_then(|array| arrays.get(array)) {
             Some(known) => known.clone(),
             None if asked == EXPLAINED_MAX => return,
             None => {
@@ -192,9 +193,9 @@ async fn explain(client: &Client, jobs: &mut [view::Job]) {
                 explanation
             }
         };
-        job.status_reason.clone_from(&explanation.reason);
-        job.status_detail.clone_from(&explanation.sentence);
-        arrays.insert(key, explanation);
+        job.status.reason.clone_from(&explanation.reason);
+        job.status.message.clone_from(&explanation.sentence);
+        arrays.extend(array.map(|array| (array, explanation)));
     }
 }
 

@@ -236,11 +236,11 @@ def test_reads_are_what_is_asked_for() -> None:
 
 
 def test_a_job_has_datetimes() -> None:
-    job = muster.JobView(job_pb2.Job(id="job-1", create_time=timestamp(1_798_761_600_123), phase=job_pb2.JOB_PHASE_RUNNING))
+    job = muster.JobView(job_pb2.Job(id="job-1", status=job_pb2.JobStatus(create_time=timestamp(1_798_761_600_123), phase=job_pb2.JOB_PHASE_RUNNING)))
     assert job.create_time == datetime(2027, 1, 1, 0, 0, 0, 123_000, timezone.utc)
     assert (job.start_time, job.expected_run_time, job.array_index, job.fencing_token) == (None, None, None, None)
-    assert muster.JobView(job_pb2.Job(create_time=timestamp((1 << 63) - 1))).create_time is None, "no calendar has it"
-    assert muster.JobView(job_pb2.Job(phase=99)).phase == "unknown"  # type: ignore[arg-type]
+    assert muster.JobView(job_pb2.Job(status=job_pb2.JobStatus(create_time=timestamp((1 << 63) - 1)))).create_time is None, "no calendar has it"
+    assert muster.JobView(job_pb2.Job(status=job_pb2.JobStatus(phase=99))).phase == "unknown"  # type: ignore[arg-type]
 
 
 def surface(of: object) -> dict[str, str]:

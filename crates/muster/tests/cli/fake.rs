@@ -76,7 +76,8 @@ impl Fake {
 
     /// Puts a job into the book.
     pub fn add(&self, id: &str, name: &str, phase: JobPhase) {
-        let job = v1::Job { status_reason: "WAITING_FOR_CAPACITY".into(), ..job(id, name, phase) };
+        let mut job = job(id, name, phase);
+        job.status_mut().reason = "WAITING_FOR_CAPACITY".into();
         self.book.lock().unwrap().jobs.insert(id.to_owned(), job);
     }
 }
@@ -94,13 +95,16 @@ fn job(id: &str, name: &str, phase: JobPhase) -> v1::Job {
         id: id.into(),
         name: name.into(),
         tenant: "default".into(),
-        tier: v1::Tier::Standard.into(),
-        phase: phase.into(),
-        worker_count: 4,
-        device_count: 8,
-        attempt: 1,
-        changed_at_index: 12,
-        create_time: Some(timestamp(1_700_000_000_000)),
+        status: Some(v1::JobStatus {
+            tier: v1::Tier::Standard.into(),
+            phase: phase.into(),
+            worker_count: 4,
+            device_count: 8,
+            attempt: 1,
+            changed_at_index: 12,
+            create_time: Some(timestamp(1_700_000_000_000)),
+            ..Default::default()
+        }),
         ..Default::default()
     }
 }
@@ -170,10 +174,11 @@ impl JobService for Service {
     ) -> Result<Response<v1::SubmitJobResponse>, Status> {
         let request = request.into_inner();
         self.book.lock().unwrap().request_ids.push(request.request_id);
-        let specs = convert::submissions_from_proto("spec", request.spec)
+        let specs = convert::submissions_from_proto("job", request.job)
             .map_err(|found| to_status(&Refusal::fields(found)))?;
         if specs[0].name.as_str() == "forbidden-group" {
-            let violation = muster_types::Violation::new("spec.groups[0].cpu_milli", "must be odd today");
+            let violation =
+                muster_types::Violation::new("job.spec.groups[0].resources.cpu_milli", "must be odd today");
             return Err(to_status(&Refusal::fields(vec![violation])));
         }
         let job_ids =
@@ -182,8 +187,10 @@ impl JobService for Service {
         for id in &job_ids {
             if let Some(job) = self.book.lock().unwrap().jobs.get_mut(id) {
                 job.labels.clone_from(&shown.labels);
+                job.annotations.clone_from(&shown.annotations);
+                job.tenant.clone_from(&shown.tenant);
                 job.creator = "tenant/vision/ada".to_owned();
-                job.spec = Some(shown.clone());
+                job.spec.clone_from(&shown.spec);
             }
         }
         Ok(Response::new(v1::SubmitJobResponse { job_ids, freshness: freshness() }))
@@ -195,10 +202,11 @@ impl JobService for Service {
     ) -> Result<Response<v1::SubmitJobsResponse>, Status> {
         let request = request.into_inner();
         self.book.lock().unwrap().request_ids.push(request.request_id);
-        let specs = convert::jobs_from_proto("specs", request.specs)
+        let specs = convert::jobs_from_proto("jobs", request.jobs)
             .map_err(|found| to_status(&Refusal::fields(found)))?;
         if specs[1].name.as_str() == "forbidden-group" {
-            let violation = muster_types::Violation::new("specs[1].groups[0].memory_bytes", "must be even");
+            let violation =
+                muster_types::Violation::new("jobs[1].spec.groups[0].resources.memory_bytes", "must be even");
             return Err(to_status(&Refusal::fields(vec![violation])));
         }
         let job_ids = self.accept(&specs[0].name, specs.len())?;
@@ -210,10 +218,10 @@ impl JobService for Service {
         request: Request<v1::CancelJobRequest>,
     ) -> Result<Response<v1::CancelJobResponse>, Status> {
         let mut job = self.find(&request.into_inner().job_id)?;
-        if job.phase == i32::from(JobPhase::Succeeded) {
+        if job.phase() == JobPhase::Succeeded {
             return Err(refuse(RefusalCode::JobFinished, "the job has already finished"));
         }
-        job.phase = JobPhase::Cancelled.into();
+        job.status_mut().phase = JobPhase::Cancelled.into();
         Ok(Response::new(v1::CancelJobResponse { job: Some(job), freshness: freshness() }))
     }
 
@@ -244,7 +252,7 @@ impl JobService for Service {
             if request.page_token.is_empty() { 0 } else { request.page_token.parse().unwrap() };
         let filter = request.filter.unwrap_or_default();
         let wanted = |job: &&v1::Job| {
-            (filter.phases.is_empty() || filter.phases.contains(&job.phase))
+            (filter.phases.is_empty() || filter.phases.contains(&job.status().phase))
                 && job.name.starts_with(&filter.name_prefix)
         };
         let all: Vec<v1::Job> = book.jobs.values().filter(wanted).cloned().collect();
@@ -278,9 +286,10 @@ impl JobService for Service {
                 index += 1;
                 let fails = phase == JobPhase::Succeeded && job.name == "fails";
                 let phase = if fails { JobPhase::Failed } else { phase };
-                let status_reason = if fails { "APPLICATION_FAILED".to_owned() } else { String::new() };
-                let job =
-                    v1::Job { phase: phase.into(), changed_at_index: index, status_reason, ..job.clone() };
+                let mut job = job.clone();
+                let status = job.status_mut();
+                (status.phase, status.changed_at_index) = (phase.into(), index);
+                status.reason = if fails { "APPLICATION_FAILED".to_owned() } else { String::new() };
                 events.push((index, Event::Changed(job)));
             }
         }
@@ -297,7 +306,7 @@ impl JobService for Service {
         &self,
         request: Request<v1::PlanJobRequest>,
     ) -> Result<Response<v1::PlanJobResponse>, Status> {
-        let specs = convert::submissions_from_proto("spec", request.into_inner().spec)
+        let specs = convert::submissions_from_proto("job", request.into_inner().job)
             .map_err(|found| to_status(&Refusal::fields(found)))?;
         let explanation = Some(explanation(specs[0].worker_count()));
         Ok(Response::new(v1::PlanJobResponse { explanation, freshness: freshness() }))
@@ -309,7 +318,8 @@ impl JobService for Service {
     ) -> Result<Response<v1::ExplainJobResponse>, Status> {
         let job = self.find(&request.into_inner().job_id)?;
         let follows = self.book.lock().unwrap().follows;
-        let explanation = v1::Explanation { knows_reservations: !follows, ..explanation(job.worker_count) };
+        let explanation =
+            v1::Explanation { knows_reservations: !follows, ..explanation(job.status().worker_count) };
         let replica_id = if follows { 2 } else { 1 };
         Ok(Response::new(v1::ExplainJobResponse {
             explanation: Some(explanation),

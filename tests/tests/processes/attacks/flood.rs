@@ -146,8 +146,8 @@ async fn ask(what: Asked, channel: Channel, known: Arc<Known>, number: usize, ta
                 tally.note(jobs.explain_job(request).await);
             }
             Asked::Plan => {
-                let spec = Some(endless("planned", "vision", "true"));
-                tally.note(jobs.plan_job(v1::PlanJobRequest { spec, read: None }).await);
+                let wanted = Some(endless("planned", "vision", "true"));
+                tally.note(jobs.plan_job(v1::PlanJobRequest { job: wanted, read: None }).await);
             }
             Asked::Past => {
                 let request = v1::GetJobRequest { job_id, read: then };
@@ -227,10 +227,10 @@ async fn submits(
     let (mut answered, mut longest) = (0, Duration::ZERO);
     while !stop.load(Ordering::Relaxed) {
         let request_id = request_id();
-        let mut spec = endless("asked-meanwhile", "speech", "true");
-        spec.groups[0].cpu_milli = 50;
+        let mut wanted = endless("asked-meanwhile", "speech", "true");
+        wanted.spec_mut().groups[0].resources_mut().cpu_milli = 50;
         let began = Instant::now();
-        let request = v1::SubmitJobRequest { request_id, spec: Some(spec), validate_only: false };
+        let request = v1::SubmitJobRequest { request_id, job: Some(wanted), validate_only: false };
         jobs.submit_job(request).await?;
         (answered, longest) = (answered + 1, longest.max(began.elapsed()));
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -279,14 +279,14 @@ async fn waiting(eve: &Client) -> Vec<String> {
     let mut ids = Vec::new();
     for batch in 0..BATCHES {
         let specs = (0..BATCH_JOBS).map(|number| {
-            let mut spec = endless(&format!("waits-{batch}-{number}"), "vision", "true");
-            spec.groups[0].cpu_milli = 15_950;
-            spec.groups[0].environment = (0..VARIABLES)
-                .map(|at| (format!("V{at}"), format!("{batch}-{number}-").repeat(VARIABLE_BYTES / 5)))
+            let mut wanted = endless(&format!("waits-{batch}-{number}"), "vision", "true");
+            wanted.spec_mut().groups[0].resources_mut().cpu_milli = 15_950;
+            wanted.spec_mut().groups[0].environment = (0..VARIABLES)
+                .map(|at| (format!("V{at}"), format!("{batch}-{number}-").repeat(VARIABLE_BYTES / 5)).into())
                 .collect();
-            spec
+            wanted
         });
-        let request = v1::SubmitJobsRequest { specs: specs.collect(), ..Default::default() };
+        let request = v1::SubmitJobsRequest { jobs: specs.collect(), ..Default::default() };
         ids.extend(eve.submit_jobs(request).await.expect("they are taken").job_ids);
     }
     ids
@@ -361,7 +361,7 @@ async fn a_flood_of_costly_calls_takes_no_more_than_a_share() {
         .unwrap()
         .job
         .unwrap();
-    let held = if runs(&now) && now.attempt == 1 {
+    let held = if runs(&now) && now.status().attempt == 1 {
         Ok("it ran on in its first attempt".to_owned())
     } else {
         Err(format!("{now:#?}"))

@@ -23,11 +23,11 @@ use crate::support::{is_finished, wait_for_job};
 
 /// A job of the victim's tenant that fails with a sentence of the host about a private path; its id.
 async fn failing(bob: &Client) -> String {
-    let mut spec = endless("failing", "speech", "true");
-    spec.groups[0].command = vec![format!("/nowhere/{SECRET}/train")];
-    let id = submitted(bob, spec).await;
+    let mut wanted = endless("failing", "speech", "true");
+    *wanted.spec_mut().groups[0].command_mut() = vec![format!("/nowhere/{SECRET}/train")];
+    let id = submitted(bob, wanted).await;
     let ended = wait_for_job(bob, &id, is_finished).await;
-    assert!(ended.status_detail.contains(SECRET), "its own tenant reads why: {ended:#?}");
+    assert!(ended.status().message.contains(SECRET), "its own tenant reads why: {ended:#?}");
     id
 }
 
@@ -60,7 +60,7 @@ pub(super) async fn read_all(town: &Town, attacks: &mut Table, bob: &Client, vic
             let explain = v1::ExplainJobRequest { job_id: victim.id.clone(), read: then };
             let answer = jobs.explain_job(explain).await.map(|r| r.into_inner());
             note("an explanation of the past", past_or_silent(answer, ""));
-            let plan = v1::PlanJobRequest { spec: Some(endless("like-it", "vision", "true")), read: None };
+            let plan = v1::PlanJobRequest { job: Some(endless("like-it", "vision", "true")), read: None };
             note("a plan", silent(jobs.plan_job(plan).await.map(|r| r.into_inner()), ""));
             let tenant = v1::WatchJobsRequest {
                 filter: Some(v1::JobFilter { tenant: "speech".to_owned(), ..Default::default() }),
@@ -79,7 +79,7 @@ pub(super) async fn read_all(town: &Town, attacks: &mut Table, bob: &Client, vic
                 };
                 note("output, followed", refused(jobs.read_logs(output).await.map(drop)));
             }
-            let token = victim.placement.as_ref().and_then(|placement| placement.token);
+            let token = victim.status().placement.as_ref().and_then(|placement| placement.token);
             let output = v1::ReadLogsRequest {
                 job_id: victim.id.clone(),
                 token,
@@ -145,8 +145,8 @@ async fn read_around(channel: tonic::transport::Channel, note: &mut impl FnMut(&
 /// Repeats what the victim's tenant asked for, under its own request ids, and asks under ids that others will want.
 pub(super) async fn replay(town: &Town, attacks: &mut Table, bob: &Client, victim: &v1::Job) {
     let (id, cancel_id) = (request_id(), request_id());
-    let spec = || endless("asked-once", "speech", "exec sleep 600");
-    let asked = v1::SubmitJobRequest { request_id: id.clone(), spec: Some(spec()), validate_only: false };
+    let wanted = || endless("asked-once", "speech", "exec sleep 600");
+    let asked = v1::SubmitJobRequest { request_id: id.clone(), job: Some(wanted()), validate_only: false };
     let own = bob.submit_job(asked.clone()).await.expect("it is taken").job_ids.remove(0);
     for at in 0..3 {
         for role in [of_tenant("vision", "eve"), Role::Client(short("spy"))] {
@@ -163,7 +163,7 @@ pub(super) async fn replay(town: &Town, attacks: &mut Table, bob: &Client, victi
         let mut jobs = JobServiceClient::new(town.channel(at, of_tenant("vision", "eve")).await);
         let mine = v1::SubmitJobRequest {
             request_id: id.clone(),
-            spec: Some(endless("mine", "vision", "true")),
+            job: Some(endless("mine", "vision", "true")),
             validate_only: false,
         };
         let answer = jobs.submit_job(mine).await;
@@ -257,21 +257,28 @@ async fn metadata(channel: &tonic::transport::Channel, attacks: &mut Table) {
 
 /// Jobs that keep the bound of a message and break those of what is in it.
 async fn large_jobs(channel: &tonic::transport::Channel, attacks: &mut Table) {
-    type Change = fn(&mut v1::JobSpec);
+    type Change = fn(&mut v1::Job);
     let changes: [(&str, Change); 5] = [
-        ("a job of 100,000 groups", |spec| spec.groups = vec![v1::TaskGroup::default(); 100_000]),
-        ("a job of 100,000 variables", |spec| {
-            spec.groups[0].environment = (0..100_000).map(|n| (format!("V{n}"), String::new())).collect();
+        ("a job of 100,000 groups", |wanted| {
+            wanted.spec_mut().groups = vec![v1::TaskGroup::default(); 100_000]
         }),
-        ("a command of three MiB", |spec| spec.groups[0].command.push("x".repeat(3 << 20))),
-        ("a job for 100,000 regions", |spec| spec.regions = vec!["r".to_owned(); 100_000]),
-        ("a job that tolerates 100,000 taints", |spec| spec.tolerations = vec!["t".to_owned(); 100_000]),
+        ("a job of 100,000 variables", |wanted| {
+            wanted.spec_mut().groups[0].environment =
+                (0..100_000).map(|n| v1::EnvVar::new(format!("V{n}"), "")).collect();
+        }),
+        ("a command of three MiB", |wanted| {
+            wanted.spec_mut().groups[0].command_mut().push("x".repeat(3 << 20))
+        }),
+        ("a job for 100,000 regions", |wanted| wanted.spec_mut().regions = vec!["r".to_owned(); 100_000]),
+        ("a job that tolerates 100,000 taints", |wanted| {
+            wanted.spec_mut().tolerations = vec!["t".to_owned(); 100_000]
+        }),
     ];
     for (name, change) in changes {
-        let mut spec = endless("large", "vision", "true");
-        change(&mut spec);
+        let mut wanted = endless("large", "vision", "true");
+        change(&mut wanted);
         let request =
-            v1::SubmitJobRequest { request_id: request_id(), spec: Some(spec), validate_only: false };
+            v1::SubmitJobRequest { request_id: request_id(), job: Some(wanted), validate_only: false };
         let answer = JobServiceClient::new(channel.clone()).submit_job(request).await;
         attacks.note(Kind::Exhaust, name, turned_away(answer, &[Code::InvalidArgument]));
     }

@@ -329,7 +329,7 @@ class Core(Generic[JobT]):
 
     def submit_all(self, specs: Sequence[JobSpec], request_id: str | None, timeout: Seconds | None) -> Call[list[JobT]]:
         request_id = new_request_id(request_id)
-        request = job_pb2.SubmitJobsRequest(request_id=request_id, specs=[spec.to_message() for spec in specs])
+        request = job_pb2.SubmitJobsRequest(request_id=request_id, jobs=[spec.to_message() for spec in specs])
         parse = job_pb2.SubmitJobsResponse.FromString
         return Call(
             "submit jobs", _JOBS + "SubmitJobs", request, parse,
@@ -337,7 +337,7 @@ class Core(Generic[JobT]):
         )  # fmt: skip
 
     def validate(self, spec: JobSpec, timeout: Seconds | None) -> Call[None]:
-        request = job_pb2.SubmitJobRequest(request_id=new_request_id(None), spec=spec.to_message(), validate_only=True)
+        request = job_pb2.SubmitJobRequest(request_id=new_request_id(None), job=spec.to_message(), validate_only=True)
         parse = job_pb2.SubmitJobResponse.FromString
         return Call("validate job", _JOBS + "SubmitJob", request, parse, _nothing, timeout=timeout)
 
@@ -345,20 +345,24 @@ class Core(Generic[JobT]):
         self, spec: JobSpec, request_id: str | None, timeout: Seconds | None, result: Callable[[Any], Result]
     ) -> Call[Result]:
         request_id = new_request_id(request_id)
-        request = job_pb2.SubmitJobRequest(request_id=request_id, spec=spec.to_message())
+        request = job_pb2.SubmitJobRequest(request_id=request_id, job=spec.to_message())
         parse = job_pb2.SubmitJobResponse.FromString
         return Call("submit job", _JOBS + "SubmitJob", request, parse, result, request_id, timeout=timeout)
 
     def _submitted(self, specs: Sequence[JobSpec], job_ids: Sequence[str]) -> list[JobT]:
         found, rest = [], iter(job_ids)
         for spec in specs:
+            array_id = ""
             for index in range(spec.array_size or 1):
-                job = job_pb2.Job(
-                    id=next(rest), name=spec.name, tenant=spec.tenant or "default", tier=TIERS.number(spec.tier or "standard"),
-                    phase=job_pb2.JOB_PHASE_PENDING, changed_at_index=self.seen.log_index,
+                status = job_pb2.JobStatus(
+                    phase=job_pb2.JOB_PHASE_PENDING, tier=TIERS.number(spec.tier or "standard"),
+                    changed_at_index=self.seen.log_index,
                 )  # fmt: skip
+                job = job_pb2.Job(id=next(rest), name=spec.name, tenant=spec.tenant or "default", status=status)
                 if spec.array_size:
-                    job.array_index = index
+                    # An array has the number of its first job.
+                    array_id = array_id or job.id.replace("job-", "array-", 1)
+                    job.array.CopyFrom(job_pb2.ArrayMember(array_id=array_id, index=index, size=spec.array_size))
                 found.append(self.job_of(job))
         return found
 
@@ -394,7 +398,7 @@ class Core(Generic[JobT]):
         return self._list(what, request, lambda page: [self.job_of(job) for job in page.jobs], timeout)
 
     def plan(self, spec: JobSpec, read: Read | None, timeout: Seconds | None) -> Call[Explanation]:
-        request = job_pb2.PlanJobRequest(spec=spec.to_message(), read=self.reading(read))
+        request = job_pb2.PlanJobRequest(job=spec.to_message(), read=self.reading(read))
         answer = job_pb2.PlanJobResponse
         return self._get("plan job", _JOBS + "PlanJob", request, answer, lambda a: Explanation(a.explanation), timeout)
 

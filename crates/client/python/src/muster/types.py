@@ -61,7 +61,7 @@ class JobView:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What it is selected by. Its annotations are in :attr:`spec`."""
+        """What it is selected by."""
         return dict(self._message.labels)
 
     @property
@@ -77,17 +77,22 @@ class JobView:
     @property
     def tier(self) -> str:
         """``free``, ``batch``, ``standard``, ``production`` or ``critical``."""
-        return TIERS.word(self._message.tier)
+        return TIERS.word(self._message.status.tier)
 
     @property
     def spec(self) -> JobSpec | None:
-        """As submitted, with defaults; none in lists."""
-        return JobSpec.from_message(self._message.spec) if self._message.HasField("spec") else None
+        """As submitted, with defaults, so that it can be submitted again; none in lists."""
+        if not self._message.HasField("spec"):
+            return None
+        shown = self._message
+        message = job_pb2.Job(name=shown.name, tenant=shown.tenant, labels=shown.labels, annotations=shown.annotations)
+        message.spec.CopyFrom(shown.spec)
+        return JobSpec.from_message(message)
 
     @property
     def phase(self) -> Phase:
         """Where it is in its life; ``unknown`` for a phase of a newer cluster."""
-        return PHASES.get(self._message.phase, "unknown")
+        return PHASES.get(self._message.status.phase, "unknown")
 
     @property
     def has_ended(self) -> bool:
@@ -97,98 +102,104 @@ class JobView:
     @property
     def reason(self) -> str:
         """Stable code of ``message``, such as ``WAITING_FOR_CAPACITY``."""
-        return self._message.status_reason
+        return self._message.status.reason
 
     @property
     def message(self) -> str:
         """Why it waits, stops or ended: one sentence."""
-        return self._message.status_detail
+        return self._message.status.message
 
     @property
     def attempt(self) -> int:
         """Placements so far."""
-        return self._message.attempt
+        return self._message.status.attempt
 
     @property
     def failures(self) -> int:
         """Attempts that failed by the application's fault."""
-        return self._message.failures
+        return self._message.status.failures
 
     @property
     def preemptions(self) -> int:
         """Times that policy stopped it to make room."""
-        return self._message.preemptions
+        return self._message.status.preemptions
 
     @property
     def create_time(self) -> datetime | None:
         """When it was submitted."""
-        return moment(self._message.create_time)
+        return moment(self._message.status.create_time)
 
     @property
     def start_time(self) -> datetime | None:
         """When its current or last attempt started; none before the first."""
-        return moment(self._message.start_time)
+        return moment(self._message.status.start_time)
 
     @property
     def end_time(self) -> datetime | None:
         """When it ended; none before."""
-        return moment(self._message.end_time)
+        return moment(self._message.status.end_time)
 
     @property
     def checkpoint_time(self) -> datetime | None:
         """When it last saved its work in this attempt; none when it has not."""
-        return moment(self._message.checkpoint_time)
+        status = self._message.status
+        return self.last_checkpoint_time if status.last_checkpoint.attempt == status.attempt else None
 
     @property
     def last_checkpoint_time(self) -> datetime | None:
         """When it last saved its work in any attempt."""
-        return moment(self._message.recovery.checkpoint_time) or self.checkpoint_time
+        return moment(self._message.status.last_checkpoint.time)
 
     @property
     def expected_run_time(self) -> timedelta | None:
         """How long one attempt is expected to run; none when nothing is known."""
-        return span(self._message.estimate.run_time)
+        return span(self._message.status.estimate.run_time)
 
     @property
     def worker_count(self) -> int:
         """Workers that it has, or asks for while it has none."""
-        return self._message.worker_count
+        return self._message.status.worker_count
 
     @property
     def device_count(self) -> int:
         """Devices, likewise."""
-        return self._message.device_count
+        return self._message.status.device_count
 
     @property
     def array_index(self) -> int | None:
         """Its place in an array, from 0; none outside of one."""
-        return self._message.array_index if self._message.HasField("array_index") else None
+        return self._message.array.index if self._message.HasField("array") else None
+
+    @property
+    def array_id(self) -> str:
+        """``array-…``; empty outside of one."""
+        return self._message.array.array_id
 
     @property
     def region(self) -> str:
         """Where its current or last placement is; empty before the first."""
-        return self._message.placement.region
+        return self._message.status.placement.region
 
     @property
     def cluster(self) -> str:
         """The fleet cluster of that placement."""
-        return self._message.placement.cluster
+        return self._message.status.placement.cluster
 
     @property
     def nodes(self) -> list[str]:
         """Names of the nodes of that placement, by rank; empty in lists."""
-        return [worker.node_name for worker in self._message.placement.workers]
+        return [worker.node_name for worker in self._message.status.placement.workers]
 
     @property
     def fencing_token(self) -> common_pb2.FencingToken | None:
         """Of that placement; none before the first."""
-        placement = self._message.placement
+        placement = self._message.status.placement
         return placement.token if placement.HasField("token") else None
 
     @property
     def log_index(self) -> int:
         """The record that changed it last."""
-        return self._message.changed_at_index
+        return self._message.status.changed_at_index
 
     def has_reached(self, until: Until) -> bool:
         """Whether it is where it was waited for; an end that is none of it raises JobFailed."""
@@ -196,7 +207,7 @@ class JobView:
             "running": self.phase in ("running", "succeeded"),
             "succeeded": self.phase == "succeeded",
             "finished": self.has_ended,
-            "checkpointed": self._message.HasField("checkpoint_time"),
+            "checkpointed": self.checkpoint_time is not None,
         }[until]
         if not there and self.has_ended:
             raise JobFailed(self.id, self.phase, self.reason, self.message)
@@ -399,17 +410,17 @@ class Explanation:
     @property
     def region(self) -> str:
         """Of that place; empty without one."""
-        return self._message.placement.region
+        return self._message.status.placement.region
 
     @property
     def cluster(self) -> str:
         """Of that place; empty without one."""
-        return self._message.placement.cluster
+        return self._message.status.placement.cluster
 
     @property
     def nodes(self) -> list[str]:
         """Names of the nodes of that place."""
-        return [node.node_name for node in self._message.placement.nodes]
+        return [node.node_name for node in self._message.status.placement.nodes]
 
     @property
     def queue_position(self) -> int | None:
@@ -432,7 +443,7 @@ class Explanation:
     @property
     def expected_run_time(self) -> timedelta | None:
         """How long one attempt is expected to run."""
-        return span(self._message.estimate.run_time)
+        return span(self._message.status.estimate.run_time)
 
     @property
     def remedies(self) -> list[str]:
