@@ -7,6 +7,7 @@ use muster_wire::admin;
 use muster_wire::admin::cluster_admin_service_client::ClusterAdminServiceClient;
 use muster_wire::admin::cluster_admin_service_server::ClusterAdminService;
 use muster_wire::admin::create_backup_response::Part;
+use muster_wire::time::log_time;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -300,7 +301,7 @@ fn header(engine: &Engine, view: &State) -> admin::BackupHeader {
         cluster_id: view.cluster().map(|c| c.cluster.to_string()).unwrap_or_default(),
         cluster_generation: view.generation(),
         log_index: view.log_index().0,
-        log_time_ms: view.log_time().0,
+        log_time: log_time(view.log_time()),
         state_digest: format!("{:016x}", view.digest()),
         format: view.format().into(),
         replica_id: engine.info().replica.0,

@@ -130,7 +130,7 @@ pub async fn replicas(client: &Client) -> Result<Sight, CallError> {
         // A task ends otherwise only by a panic, which has been reported.
         let Ok((member, status, drill)) = asked else { continue };
         let (drill, refuse_max_ms, denied) = match drill {
-            Ok(answer) => (answer.drill, Some(answer.refuse_max_ms), None),
+            Ok(answer) => (answer.drill, Some(span_ms(answer.max_refusal).unwrap_or(0)), None),
             Err(error) => (None, None, is_denied(&error).then(|| why(&error))),
         };
         sight.replicas.push(ReplicaSight {

@@ -11,6 +11,7 @@ use muster_wire::admin;
 use muster_wire::admin::archive_service_client::ArchiveServiceClient;
 use muster_wire::admin::archive_service_server::ArchiveService;
 use muster_wire::status::to_status;
+use muster_wire::time::log_time;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -57,7 +58,7 @@ impl ArchiveService for Archives {
             place: status.place,
             first_log_index: status.summary.first.map_or(0, |index| index.0),
             last_log_index: status.summary.last.map_or(0, |index| index.0),
-            last_log_time_ms: status.summary.last_time.0,
+            last_log_time: log_time(status.summary.last_time),
             segments: status.summary.segments,
             segment_bytes: status.summary.segment_bytes,
             bases: status.summary.bases,

@@ -257,16 +257,27 @@ async fn what_restricts_a_node_is_asked_for_answered_and_refused() {
         request_id: id(n),
         policy,
         expected_version,
+        validate_only: false,
+    };
+    let check = |policy: Option<v1::HealthPolicy>, expected_version| v1::SetHealthPolicyRequest {
+        request_id: String::new(),
+        policy,
+        expected_version,
+        validate_only: true,
     };
     let bad = v1::HealthPolicy { xid_unlisted: 99, ..Default::default() };
     for (request, expected) in [
         (set(20, None, None), RefusalCode::InvalidField),
         (set(21, Some(bad), None), RefusalCode::InvalidField),
         (set(22, policy.policy.clone(), Some(9)), RefusalCode::PolicyChanged),
+        (check(policy.policy.clone(), Some(9)), RefusalCode::PolicyChanged),
+        (check(None, None), RefusalCode::InvalidField),
     ] {
         let refused = fleet.set_health_policy(request).await.unwrap_err();
         assert_eq!(reason(refused), Some(expected));
     }
+    let checked = fleet.set_health_policy(check(policy.policy.clone(), Some(0))).await.unwrap().into_inner();
+    assert_eq!((checked.version, served.engine.view().health_policy().version), (0, LogIndex::ZERO));
     assert!(fleet.set_health_policy(set(23, policy.policy, Some(0))).await.is_ok());
 }
 

@@ -389,6 +389,7 @@ async fn set_policy(client: &Client, console: &Console, changes: &[String]) -> R
         request_id: String::new(),
         policy: Some(policy),
         expected_version: Some(now.version),
+        validate_only: false,
     };
     let answer = client.set_health_policy(request).await?;
     console.line(&answer.version.to_string())?;

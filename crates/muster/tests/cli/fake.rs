@@ -545,6 +545,8 @@ impl FleetService for Service {
             approvals: vec![rejected],
             has_more: false,
             freshness: freshness(),
+            version: 41,
+            set_time: None,
         }))
     }
 
@@ -552,7 +554,7 @@ impl FleetService for Service {
         &self,
         _: Request<v1::SetNodeAdmissionRequest>,
     ) -> Result<Response<v1::SetNodeAdmissionResponse>, Status> {
-        Ok(Response::new(v1::SetNodeAdmissionResponse { freshness: freshness() }))
+        Ok(Response::new(v1::SetNodeAdmissionResponse { freshness: freshness(), version: 41 }))
     }
 
     async fn set_node_approval(

@@ -10,7 +10,7 @@ use muster_wire::admin::archive_service_client::ArchiveServiceClient;
 use muster_wire::admin::cluster_admin_service_client::ClusterAdminServiceClient;
 use muster_wire::agent::node_service_client::NodeServiceClient;
 use muster_wire::status::Refused;
-use muster_wire::time::duration;
+use muster_wire::time::{duration, timestamp};
 use muster_wire::v1::fleet_service_client::FleetServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::log_service_client::LogServiceClient;
@@ -398,6 +398,7 @@ async fn delete(town: &Town, attacks: &mut Table, victim: &str) {
                 request_id: request_id(),
                 mode: v1::AdmissionMode::Open.into(),
                 rules: Vec::new(),
+                expected_version: None,
             };
             note("the rules of admission", refused(fleet.set_node_admission(admission).await));
             let remove = admin::RemoveReplicaRequest { replica_id: 1, ..Default::default() };
@@ -581,7 +582,7 @@ async fn revoked(town: &Town, attacks: &mut Table) {
     let certificate = admin::RevokedCertificate {
         serial: report.serial,
         holder: report.name,
-        not_after_ms: u64::try_from(report.not_after_s).unwrap() * 1_000,
+        expire_time: Some(timestamp(u64::try_from(report.not_after_s).unwrap() * 1_000)),
     };
     let open = JobServiceClient::new(town.channel(1, of_tenant("vision", "eve")).await)
         .watch_jobs(v1::WatchJobsRequest::default())
