@@ -141,13 +141,13 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.v1beta1.JobService/SubmitStream", Class::Stream, WRITERS),
     rule("/muster.v1beta1.JobService/WatchJobs", Class::Stream, USERS),
 
-    rule("/muster.v1beta1.LogService/ReadLog", Class::Stream, USERS),
+    rule("/muster.v1beta1.HistoryService/ReadDecisions", Class::Stream, USERS),
 
     rule("/muster.v1beta1.PolicyService/GetPolicy", Class::Call, USERS),
     rule("/muster.v1beta1.PolicyService/SetPolicy", Class::Call, ADMIN),
 
-    rule("/muster.v1beta1.QueueService/ListQueues", Class::Call, USERS),
-    rule("/muster.v1beta1.QueueService/WatchQueues", Class::Stream, USERS),
+    rule("/muster.v1beta1.TenantService/ListTenants", Class::Call, USERS),
+    rule("/muster.v1beta1.TenantService/WatchTenants", Class::Stream, USERS),
 ];
 
 /// The line for a path.

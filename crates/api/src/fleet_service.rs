@@ -101,11 +101,11 @@ fn find_to_forget(view: &State, text: &str, request: Option<RequestId>) -> Resul
 /// How a repair ended, as a request says it.
 fn repair_outcome(message: &v1::FinishNodeRepairRequest) -> Result<RepairOrder, Status> {
     match message.outcome() {
-        v1::RepairOutcome::Done if message.detail.is_empty() => Ok(RepairOrder::Done),
+        v1::RepairOutcome::Done if message.message.is_empty() => Ok(RepairOrder::Done),
         v1::RepairOutcome::Done => {
-            Err(invalid(vec![Violation::new("detail", "must be left out of a repair that is done")]))
+            Err(invalid(vec![Violation::new("message", "must be left out of a repair that is done")]))
         }
-        v1::RepairOutcome::Failed => Ok(RepairOrder::Failed { detail: message.detail.clone() }),
+        v1::RepairOutcome::Failed => Ok(RepairOrder::Failed { detail: message.message.clone() }),
         v1::RepairOutcome::Unspecified => {
             let text = "must be REPAIR_OUTCOME_DONE or REPAIR_OUTCOME_FAILED";
             Err(invalid(vec![Violation::new("outcome", text)]))

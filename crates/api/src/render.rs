@@ -176,7 +176,7 @@ fn failure(view: &State, failure: &Failure) -> v1::Failure {
         rank: failure.rank,
         node_name: failure.node.map(|node| node_name(view, node)).unwrap_or_default(),
         node_id: failure.node.map(|node| node.to_string()).unwrap_or_default(),
-        detail: failure.detail.clone(),
+        message: failure.detail.clone(),
         time: log_time(failure.at),
         attempt: failure.attempt,
         token: Some(fencing_token_to_proto(failure.token)),
@@ -254,7 +254,7 @@ pub(crate) fn status_of(view: &State, id: JobId, row: &JobRow) -> (String, Strin
 fn status_of_row(id: JobId, row: &JobRow, phase: &Phase) -> (String, String) {
     let (code, text) = match phase {
         Phase::Pending if row.promise.is_some() => {
-            ("MAKING_ROOM", "others are making room for it; it starts once they have stopped".to_owned())
+            ("PREEMPTING", "others are making room for it; it starts once they have stopped".to_owned())
         }
         Phase::Pending if row.attempt == 0 && !row.released => (
             "NOT_RELEASED",
@@ -399,7 +399,7 @@ pub(crate) fn node_with(
 }
 
 /// A queue, with its share of what there is.
-pub(crate) fn queue(tenant: &Name, row: &QueueRow, capacity: &Capacity) -> v1::Queue {
+pub(crate) fn queue(tenant: &Name, row: &QueueRow, capacity: &Capacity) -> v1::TenantUsage {
     let device_use = |(kind, used_milli): (&Name, u64)| {
         let decayed = row.usage.as_ref().map_or(0, |usage| usage.decayed_milli_ms(kind, row.at));
         let seconds = decayed / MILLI_MS_IN_DEVICE_SECOND;
@@ -417,12 +417,12 @@ pub(crate) fn queue(tenant: &Name, row: &QueueRow, capacity: &Capacity) -> v1::Q
         lending_limit_milli: quota.lending_limit_milli,
         used_milli: *used_milli,
     };
-    v1::Queue {
+    v1::TenantUsage {
         tenant: tenant.to_string(),
         parent: row.parent.as_ref().map(ToString::to_string).unwrap_or_default(),
         weight_milli: row.weight_milli,
         pending_jobs: row.load.pending_jobs,
-        held_jobs: row.load.held_jobs,
+        gated_jobs: row.load.held_jobs,
         pending_devices_milli: row.load.pending_milli,
         active_jobs: row.load.active_jobs,
         active_devices_milli: row.load.active_milli,

@@ -69,7 +69,7 @@ impl Sight {
         mut explained: v1::Explanation,
     ) -> v1::Explanation {
         if !self.sees_job(view, job) && tells_how_it_failed(&explained.reason) {
-            hide(&mut explained.sentence);
+            hide(&mut explained.message);
         }
         explained
     }
@@ -186,7 +186,7 @@ fn redact_spec(spec: &mut v1::JobSpec) {
 
 fn redacted_history(mut history: v1::AttemptHistory) -> v1::AttemptHistory {
     if let Some(last) = &mut history.last_failure {
-        hide(&mut last.detail);
+        hide(&mut last.message);
     }
     history
 }

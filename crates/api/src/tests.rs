@@ -285,7 +285,7 @@ async fn plans_and_explanations_say_where_and_why_and_change_nothing() {
     let plan = || v1::PlanJobRequest { job: submission(ONE, "a").job, read: None };
     let explained = guarded("a plan", served.jobs().plan_job(plan())).await.expect("it is answered");
     let explanation = explained.into_inner().explanation.expect("it says");
-    assert!(explanation.placement.is_none() && !explanation.sentence.is_empty(), "{explanation:?}");
+    assert!(explanation.placement.is_none() && !explanation.message.is_empty(), "{explanation:?}");
     let (_send, _session) = served.agent().await;
     let explained = guarded("a plan", served.jobs().plan_job(plan())).await.expect("it is answered");
     let explanation = explained.into_inner().explanation.expect("it says");
@@ -325,7 +325,7 @@ async fn plans_and_explanations_say_where_and_why_and_change_nothing() {
         async move { jobs.explain_job(request).await.expect("it is answered").into_inner().explanation }
     };
     let why = guarded("why", explain(&waiting.job_ids[0])).await.expect("it says");
-    assert_eq!((why.reason.as_str(), why.placement), ("WAITING_FOR_CAPACITY", None), "{}", why.sentence);
+    assert_eq!((why.reason.as_str(), why.placement), ("WAITING_FOR_CAPACITY", None), "{}", why.message);
     assert_eq!((why.clusters[0].free_devices, why.clusters[0].workers_that_fit), (2, 0));
     let place = guarded("where", explain(&running)).await.expect("it says").placement.expect("it has one");
     assert_eq!((place.nodes[0].node_name.as_str(), place.nodes[0].devices), ("h1", 6));

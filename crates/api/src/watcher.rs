@@ -300,8 +300,8 @@ impl QueueTopic {
 }
 
 impl Topic for QueueTopic {
-    type Row = v1::QueueChanges;
-    type Message = v1::WatchQueuesResponse;
+    type Row = v1::TenantChanges;
+    type Message = v1::WatchTenantsResponse;
 
     fn filter(&self) -> u64 {
         filter_digest(["queues"].into_iter().chain(self.tenants.iter().map(Name::as_str)))
@@ -310,12 +310,12 @@ impl Topic for QueueTopic {
     fn present<'a>(
         &'a self,
         present: &'a State,
-    ) -> Box<dyn Iterator<Item = Option<v1::QueueChanges>> + Send + 'a> {
+    ) -> Box<dyn Iterator<Item = Option<v1::TenantChanges>> + Send + 'a> {
         let names = present.queues_behind(None, usize::MAX).into_iter().filter(move |name| self.covers(name));
         let capacity = present.capacity();
         Box::new(names.map(move |name| {
             let changed = vec![render::queue(&name, &present.queue(&name)?, &capacity)];
-            Some(v1::QueueChanges { changed, forgotten: Vec::new() })
+            Some(v1::TenantChanges { changed, forgotten: Vec::new() })
         }))
     }
 
@@ -329,11 +329,11 @@ impl Topic for QueueTopic {
         }
     }
 
-    fn body(&self, engine: &Engine, change: &Change) -> Option<Body<v1::QueueChanges>> {
+    fn body(&self, engine: &Engine, change: &Change) -> Option<Body<v1::TenantChanges>> {
         let Change::Queues(queues) = change else { return None };
         // Shares are parts of the fleet as it is now.
         let capacity = engine.view().capacity();
-        let mut changes = v1::QueueChanges::default();
+        let mut changes = v1::TenantChanges::default();
         for (name, row) in queues.iter().filter(|(name, _)| self.covers(name)) {
             match row {
                 Some(row) => changes.changed.push(render::queue(name, row, &capacity)),
@@ -346,18 +346,18 @@ impl Topic for QueueTopic {
     fn message(
         resume_token: String,
         log_index: u64,
-        body: Option<Body<v1::QueueChanges>>,
-    ) -> v1::WatchQueuesResponse {
-        use v1::watch_queues_response::Event;
+        body: Option<Body<v1::TenantChanges>>,
+    ) -> v1::WatchTenantsResponse {
+        use v1::watch_tenants_response::Event;
         let event = body.map(|body| match body {
             Body::Changed(changes) => Event::Changed(changes),
             Body::SyncEnd => Event::SyncEnd(v1::SyncEnd {}),
             Body::Bookmark => Event::Bookmark(v1::Bookmark {}),
             Body::Forgotten(tenant) => {
-                Event::Changed(v1::QueueChanges { changed: Vec::new(), forgotten: vec![tenant] })
+                Event::Changed(v1::TenantChanges { changed: Vec::new(), forgotten: vec![tenant] })
             }
         });
-        v1::WatchQueuesResponse { resume_token, log_index, event }
+        v1::WatchTenantsResponse { resume_token, log_index, event }
     }
 
     fn rendered<'a>(&self, watches: &'a Watches, _: &State, _: &Change) -> &'a Rendered {

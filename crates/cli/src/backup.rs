@@ -120,7 +120,7 @@ fn header(sent: &admin::BackupHeader) -> Result<BackupHeader, Failure> {
         log_index: sent.log_index,
         log_time_ms: unix_ms(sent.log_time).unwrap_or_default(),
         state_digest: u64::from_str_radix(&sent.state_digest, 16).map_err(|_| strange("digest"))?,
-        format: u16::try_from(sent.format).map_err(|_| strange("format"))?,
+        format: u16::try_from(sent.record_format).map_err(|_| strange("format"))?,
         replica_id: sent.replica_id,
         created_at_ms: now_ms(),
         version: sent.version.clone(),

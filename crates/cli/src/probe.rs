@@ -151,7 +151,7 @@ fn shaped(answer: &admin::ProbeNodesResponse) -> Probe {
         node: finding.node_name.clone(),
         other_node: (!finding.other_node_name.is_empty()).then(|| finding.other_node_name.clone()),
         at_fault: finding.at_fault,
-        text: finding.text.clone(),
+        text: finding.message.clone(),
     };
     Probe {
         nodes: answer.node_names.clone(),
@@ -188,10 +188,10 @@ fn print(console: &Console, answer: &admin::ProbeNodesResponse) -> Result<(), Fa
     }
     for finding in &answer.findings {
         let text_of = match (finding.at_fault, finding.other_node_name.as_str()) {
-            (true, _) => format!("do without {}: {}\n", finding.node_name, finding.text),
-            (false, "") => format!("suspected: {}: {}\n", finding.node_name, finding.text),
+            (true, _) => format!("do without {}: {}\n", finding.node_name, finding.message),
+            (false, "") => format!("suspected: {}: {}\n", finding.node_name, finding.message),
             (false, other) => {
-                let (one, text) = (&finding.node_name, &finding.text);
+                let (one, text) = (&finding.node_name, &finding.message);
                 format!(
                     "{text}; whether it is {one}, {other} or what is between them, nobody else confirms\n"
                 )

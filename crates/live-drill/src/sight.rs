@@ -178,7 +178,7 @@ fn take_answers(sight: &mut Sight, mut answers: Vec<v1::GetStatusResponse>) {
         for warning in answer.warnings {
             let known = |w: &Warning| w.code == warning.code && w.replica == warning.replica_id;
             if !sight.warnings.iter().any(known) {
-                let v1::ClusterWarning { code, text, replica_id } = warning;
+                let v1::ClusterWarning { code, message: text, replica_id } = warning;
                 sight.warnings.push(Warning { code, text, replica: replica_id });
             }
         }

@@ -292,7 +292,7 @@ fn a_policy_is_read() {
         (word::<muster_types::policy::Order>(order.order), order.fair_share, order.ageing_milli),
         ("submission", Some(false), Some(20))
     );
-    assert_eq!(policy.backfill.unwrap().reservations_max, Some(0));
+    assert_eq!(policy.backfill.unwrap().max_reservations, Some(0));
     assert_eq!(policy.preemption, None);
     assert_eq!(policy.weights.unwrap().cost, Some(700));
     assert_eq!(policy.prices[0].micro_dollars_per_device_hour, 1_950_000);

@@ -62,8 +62,8 @@ impl Cluster {
     /// Reads every record that a replica has, from the first one on; the generations they are of.
     async fn whole_history(&self, at: usize) -> Vec<u32> {
         let end = self.position(at).await;
-        let request = v1::ReadLogRequest { from_index: 1, to_index: end, ..Default::default() };
-        let mut reader = self.client_of(at).read_log(request);
+        let request = v1::ReadDecisionsRequest { from_index: 1, to_index: end, ..Default::default() };
+        let mut reader = self.client_of(at).read_decisions(request);
         let (mut next, mut generations) = (1, Vec::new());
         while let Some(item) = reader.next().await.expect("history can be read") {
             if let muster_client::LogItem::Record(record) = item {

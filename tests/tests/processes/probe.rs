@@ -113,7 +113,7 @@ async fn a_slow_host_is_named_and_a_gang_does_not_start_on_it() {
         (v1::FailureClass::Preflight, SLOW),
         "{failure:#?}"
     );
-    assert!(failure.detail.contains("slow"), "{failure:#?}");
+    assert!(failure.message.contains("slow"), "{failure:#?}");
     let ran = intervals::read(&evidence).unwrap();
     assert!(ran.iter().all(|interval| interval.job != id), "a worker started on a faulty network: {ran:#?}");
     sound.wait_status("h1", v1::NodeStatus::Up).await;

@@ -64,13 +64,13 @@ impl ArchiveService for Archives {
             bases: status.summary.bases,
             base_bytes: status.summary.base_bytes,
             gaps: status.summary.gaps.iter().map(gap).collect(),
-            failing: status.failing.unwrap_or_default(),
+            failure_message: status.failing.unwrap_or_default(),
             oldest_log_index: oldest.0,
             newest_log_index: newest.0,
             replica_id: engine.info().replica.0,
             offloaded_through_index: status.summary.floor.as_ref().map_or(0, |floor| floor.through.0),
             offloaded_to: status.summary.floor.map_or_else(String::new, |floor| floor.place),
-            offload_failing: status.offload_failing.unwrap_or_default(),
+            offload_failure_message: status.offload_failing.unwrap_or_default(),
         }))
     }
 

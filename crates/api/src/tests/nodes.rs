@@ -218,11 +218,11 @@ async fn what_restricts_a_node_is_asked_for_answered_and_refused() {
         let refused = fleet.begin_node_repair(begin(n, action, devices)).await.unwrap_err();
         assert_eq!(reason(refused), Some(RefusalCode::InvalidField), "request {n}");
     }
-    let finish = |n, outcome: v1::RepairOutcome, detail: &str| v1::FinishNodeRepairRequest {
+    let finish = |n, outcome: v1::RepairOutcome, message: &str| v1::FinishNodeRepairRequest {
         request_id: id(n),
         node: "h1".into(),
         outcome: outcome.into(),
-        detail: detail.into(),
+        message: message.into(),
     };
     use v1::RepairOutcome as Repair;
     for (n, outcome, detail, expected) in [

@@ -194,7 +194,7 @@ async fn explain(client: &Client, jobs: &mut [view::Job]) {
             }
         };
         job.status.reason.clone_from(&explanation.reason);
-        job.status.message.clone_from(&explanation.sentence);
+        job.status.message.clone_from(&explanation.message);
         arrays.extend(array.map(|array| (array, explanation)));
     }
 }

@@ -329,7 +329,7 @@ pub struct Queue {
     pub weight_milli: u32,
     pub pending_jobs: u64,
     /// Those of them that wait for another job or for a time.
-    pub held_jobs: u64,
+    pub gated_jobs: u64,
     pub pending_devices_milli: u64,
     pub active_jobs: u64,
     pub active_devices_milli: u64,
@@ -364,8 +364,8 @@ pub struct QuotaUse {
     pub used_milli: u64,
 }
 
-impl From<v1::Queue> for Queue {
-    fn from(queue: v1::Queue) -> Queue {
+impl From<v1::TenantUsage> for Queue {
+    fn from(queue: v1::TenantUsage) -> Queue {
         let device_use = |used: v1::DeviceUse| DeviceUse {
             r#type: used.r#type,
             used_milli: used.used_milli,
@@ -384,7 +384,7 @@ impl From<v1::Queue> for Queue {
             parent: queue.parent,
             weight_milli: queue.weight_milli,
             pending_jobs: queue.pending_jobs,
-            held_jobs: queue.held_jobs,
+            gated_jobs: queue.gated_jobs,
             pending_devices_milli: queue.pending_devices_milli,
             active_jobs: queue.active_jobs,
             active_devices_milli: queue.active_devices_milli,
@@ -404,7 +404,7 @@ pub struct ClusterStatus {
     pub jobs: JobCounts,
     pub nodes: NodeCounts,
     /// The record format in force.
-    pub format: u32,
+    pub record_format: u32,
     /// What should be looked at, the most urgent first.
     pub warnings: Vec<Warning>,
     /// A change of the members that is being made.
@@ -418,7 +418,7 @@ pub struct ClusterStatus {
 #[serde(rename_all = "camelCase")]
 pub struct Warning {
     pub code: String,
-    pub text: String,
+    pub message: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replica: Option<u64>,
 }
@@ -436,7 +436,7 @@ pub struct Members {
 /// Content of `ClusterFormat`.
 #[derive(Serialize)]
 pub struct ClusterFormat {
-    pub format: u32,
+    pub record_format: u32,
 }
 
 /// Content of `ClusterLeader`.
@@ -520,7 +520,7 @@ pub struct ReplicaStatus {
     pub raft_applied_index: u64,
     pub raft_snapshot_index: u64,
     pub records_rejected: u64,
-    pub format: u32,
+    pub record_format: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub health: Option<Health>,
 }
@@ -530,7 +530,7 @@ pub struct ReplicaStatus {
 #[serde(rename_all = "camelCase")]
 pub struct Health {
     pub version: String,
-    pub format_max: u32,
+    pub max_record_format: u32,
     /// enough, low or full.
     pub space: &'static str,
     pub free_bytes: u64,
@@ -558,7 +558,7 @@ impl From<v1::ReplicaHealth> for Health {
         };
         Health {
             version: health.version,
-            format_max: health.format_max,
+            max_record_format: health.max_record_format,
             space,
             free_bytes: health.free_bytes,
             flush_stall: span(health.flush_stall),
@@ -588,7 +588,7 @@ pub struct Version {
 pub struct ServerVersion {
     pub version: String,
     pub api_versions: Vec<String>,
-    pub format_max: u32,
+    pub max_record_format: u32,
     pub replica_id: u64,
     pub region: String,
     pub cluster_id: String,
@@ -599,7 +599,7 @@ impl Version {
         let server = info.map(|info| ServerVersion {
             version: info.version,
             api_versions: info.api_versions,
-            format_max: info.format_max,
+            max_record_format: info.max_record_format,
             replica_id: info.replica_id,
             region: info.region,
             cluster_id: info.cluster_id,

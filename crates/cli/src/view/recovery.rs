@@ -38,7 +38,7 @@ pub struct Failure {
     pub rank: Option<u32>,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub node: String,
-    pub detail: String,
+    pub message: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<String>,
     pub attempt: u32,
@@ -88,7 +88,7 @@ impl From<v1::AttemptHistory> for AttemptHistory {
             class: word::<FailureClass>(failure.failure_class).to_owned(),
             rank: failure.rank,
             node: failure.node_name,
-            detail: failure.detail,
+            message: failure.message,
             time: moment(failure.time),
             attempt: failure.attempt,
         };
@@ -137,8 +137,8 @@ pub fn lines(history: &AttemptHistory) -> Vec<(&'static str, String)> {
     if let Some(last) = &history.last_failure {
         let rank = last.rank.map(|rank| format!(" of rank {rank}")).unwrap_or_default();
         let node = if last.node.is_empty() { String::new() } else { format!(" on {}", last.node) };
-        let Failure { class, detail, attempt, .. } = last;
-        lines.push(("last failure", format!("attempt {attempt}: {class}{rank}{node}: {detail}")));
+        let Failure { class, message, attempt, .. } = last;
+        lines.push(("last failure", format!("attempt {attempt}: {class}{rank}{node}: {message}")));
     }
     if !history.failures.is_empty() {
         let counts = history.failures.iter().map(|(class, count)| format!("{class} {count}"));

@@ -17,7 +17,7 @@ use v1::cluster_service_server::{ClusterService, ClusterServiceServer};
 use v1::fleet_service_server::{FleetService, FleetServiceServer};
 use v1::job_service_server::{JobService, JobServiceServer};
 use v1::policy_service_server::{PolicyService, PolicyServiceServer};
-use v1::queue_service_server::{QueueService, QueueServiceServer};
+use v1::tenant_service_server::{TenantService, TenantServiceServer};
 use v1::watch_jobs_response::Event;
 
 #[derive(Default)]
@@ -65,7 +65,7 @@ impl Fake {
                 .add_service(FleetServiceServer::new(service.clone()))
                 .add_service(ProbeServiceServer::new(service.clone()))
                 .add_service(PolicyServiceServer::new(service.clone()))
-                .add_service(QueueServiceServer::new(service.clone()))
+                .add_service(TenantServiceServer::new(service.clone()))
                 .add_service(ClusterServiceServer::new(service))
                 .serve_with_incoming(incoming)
                 .await
@@ -363,7 +363,7 @@ fn explanation(workers: u32) -> v1::Explanation {
         points: i64::from(weight * value_milli),
     };
     let score = vec![part("topology", 500, 900), part("packing", 400, 250)];
-    let cluster = |region: &str, fit, full| v1::ClusterReport {
+    let cluster = |region: &str, fit, full| v1::ClusterFit {
         lacking_isolation: Vec::new(),
         region: region.into(),
         cluster: format!("{region}-1"),
@@ -387,7 +387,7 @@ fn explanation(workers: u32) -> v1::Explanation {
     };
     v1::Explanation {
         reason: "WAITING_FOR_CAPACITY".into(),
-        sentence: format!(
+        message: format!(
             "{workers} workers with h100:8 have to be in one rack; the largest room is that of 3 workers in rack \
              r2 of eu-north-1"
         ),
@@ -409,7 +409,7 @@ fn explanation(workers: u32) -> v1::Explanation {
                 .collect(),
             score: score.clone(),
         }),
-        line: Some(v1::LinePosition { requests_before: 2, or_more: false }),
+        queue_position: Some(v1::QueuePosition { requests_before: 2, or_more: false }),
         clusters: vec![cluster("eu-north", 3, 7), cluster("us-east", 0, 12)],
         quotas: vec![v1::QuotaReport {
             r#type: "h100".into(),
@@ -424,7 +424,7 @@ fn explanation(workers: u32) -> v1::Explanation {
             kept_milli: 0,
             limit_milli: 96_000,
         }],
-        blockers: vec![v1::Blocker {
+        blocking_jobs: vec![v1::BlockingJob {
             job_id: "job-3e1".into(),
             name: "big".into(),
             workers: 64,
@@ -437,7 +437,9 @@ fn explanation(workers: u32) -> v1::Explanation {
             p90: None,
             basis: "when 5 running gangs are expected to end".into(),
         }),
-        would_help: vec!["topology.required: block instead of rack: it would start now".into()],
+        remedies: vec![v1::Remedy {
+            message: "topology.required: block instead of rack: it would start now".into(),
+        }],
         estimate: Some(v1::Estimate {
             run_time: Some(duration(7_200_000)),
             run_time_p90: Some(duration(10_800_000)),
@@ -485,7 +487,7 @@ impl PolicyService for Service {
                 warnings: vec![v1::PolicyWarning {
                     code: "UNKNOWN_TYPE".to_owned(),
                     field: "policy.tenants.research.quotas[1]".to_owned(),
-                    text: "no node has accelerators of type v5p".to_owned(),
+                    message: "no node has accelerators of type v5p".to_owned(),
                 }],
                 warnings_left_out: 2,
             }));
@@ -728,7 +730,7 @@ impl FleetService for Service {
             "{} repair {:?} {:?}",
             request.node,
             request.outcome(),
-            request.detail
+            request.message
         ));
         let node = Some(node(&request.node, false));
         Ok(Response::new(v1::FinishNodeRepairResponse { node, freshness: freshness() }))
@@ -774,7 +776,7 @@ impl ProbeService for Service {
         let finding = admin::ProbeFinding {
             node_name: node_names[1].clone(),
             other_node_name: node_names[0].clone(),
-            text: "slow link".into(),
+            message: "slow link".into(),
             ..Default::default()
         };
         Ok(Response::new(admin::ProbeNodesResponse {
@@ -832,8 +834,8 @@ impl ClusterService for Service {
     }
 }
 
-fn queue(tenant: &str, pending_jobs: u64) -> v1::Queue {
-    v1::Queue {
+fn queue(tenant: &str, pending_jobs: u64) -> v1::TenantUsage {
+    v1::TenantUsage {
         tenant: tenant.into(),
         weight_milli: 1_500,
         pending_jobs,
@@ -854,27 +856,31 @@ fn queue(tenant: &str, pending_jobs: u64) -> v1::Queue {
 }
 
 #[tonic::async_trait]
-impl QueueService for Service {
+impl TenantService for Service {
     /// Two pages.
-    async fn list_queues(
+    async fn list_tenants(
         &self,
-        request: Request<v1::ListQueuesRequest>,
-    ) -> Result<Response<v1::ListQueuesResponse>, Status> {
+        request: Request<v1::ListTenantsRequest>,
+    ) -> Result<Response<v1::ListTenantsResponse>, Status> {
         let (queues, next_page_token) = match request.into_inner().page_token.as_str() {
             "" => (vec![queue("speech", 0)], "more".to_owned()),
             _ => (vec![queue("vision", 3)], String::new()),
         };
-        Ok(Response::new(v1::ListQueuesResponse { queues, next_page_token, freshness: freshness() }))
+        Ok(Response::new(v1::ListTenantsResponse {
+            tenants: queues,
+            next_page_token,
+            freshness: freshness(),
+        }))
     }
 
-    type WatchQueuesStream = Boxed<Shared<v1::WatchQueuesResponse>>;
+    type WatchTenantsStream = Boxed<Shared<v1::WatchTenantsResponse>>;
 
-    async fn watch_queues(
+    async fn watch_tenants(
         &self,
-        _: Request<v1::WatchQueuesRequest>,
-    ) -> Result<Response<Self::WatchQueuesStream>, Status> {
-        use v1::watch_queues_response::Event;
-        let changes = |changed, forgotten| Event::Changed(v1::QueueChanges { changed, forgotten });
+        _: Request<v1::WatchTenantsRequest>,
+    ) -> Result<Response<Self::WatchTenantsStream>, Status> {
+        use v1::watch_tenants_response::Event;
+        let changes = |changed, forgotten| Event::Changed(v1::TenantChanges { changed, forgotten });
         let events = [
             (41, changes(vec![queue("vision", 3)], Vec::new())),
             (41, Event::SyncEnd(v1::SyncEnd {})),
@@ -882,7 +888,7 @@ impl QueueService for Service {
         ];
         let messages = events.map(|(log_index, event)| {
             let resume_token = log_index.to_string();
-            Ok(v1::WatchQueuesResponse { resume_token, log_index, event: Some(event) }.into())
+            Ok(v1::WatchTenantsResponse { resume_token, log_index, event: Some(event) }.into())
         });
         use futures::StreamExt as _;
         Ok(Response::new(Box::pin(futures::stream::iter(messages).chain(futures::stream::pending()))))

@@ -1049,7 +1049,7 @@ fn an_empty_policy_is_the_default_one() {
     assert_eq!(policy_from_proto("policy", Some(v1::Policy::default())), Ok(Policy::default()));
     assert_eq!(fields(&policy_from_proto("policy", None).unwrap_err()), ["policy"]);
     // A zero that means zero is not an absent one.
-    let none = v1::BackfillPolicy { reservations_max: Some(0), ..Default::default() };
+    let none = v1::BackfillPolicy { max_reservations: Some(0), ..Default::default() };
     let policy = v1::Policy { backfill: Some(none), ..Default::default() };
     assert_eq!(policy_from_proto("policy", Some(policy)).unwrap().backfill.reservations_max, 0);
 }
@@ -1075,8 +1075,8 @@ fn every_mistake_in_a_policy_is_named_by_its_path() {
         tenants: HashMap::from([("a".to_owned(), tenant)]),
         order: Some(v1::OrderPolicy { order: 17, usage_half_life: Some(duration(0)), ..Default::default() }),
         backfill: Some(v1::BackfillPolicy {
-            reservations_max: Some(65),
-            depth_max: Some(0),
+            max_reservations: Some(65),
+            max_depth: Some(0),
             ..Default::default()
         }),
         weights: Some(v1::PlacementWeights { cost: Some(1_001), data: Some(70_000), ..Default::default() }),
@@ -1094,8 +1094,8 @@ fn every_mistake_in_a_policy_is_named_by_its_path() {
     assert_eq!(
         found,
         [
-            "policy.backfill.depth_max",
-            "policy.backfill.reservations_max",
+            "policy.backfill.max_depth",
+            "policy.backfill.max_reservations",
             "policy.datasets.d.bytes",
             "policy.datasets.d.regions",
             "policy.isolation.require[1]",

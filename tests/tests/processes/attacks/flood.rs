@@ -8,9 +8,9 @@ use muster_client::Client;
 use muster_types::JobId;
 use muster_wire::v1;
 use muster_wire::v1::fleet_service_client::FleetServiceClient;
+use muster_wire::v1::history_service_client::HistoryServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
-use muster_wire::v1::log_service_client::LogServiceClient;
-use muster_wire::v1::queue_service_client::QueueServiceClient;
+use muster_wire::v1::tenant_service_client::TenantServiceClient;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -131,9 +131,9 @@ async fn held<M>(stream: Option<tonic::Response<tonic::Streaming<M>>>, takes: bo
 /// One call after the other.
 async fn ask(what: Asked, channel: Channel, known: Arc<Known>, number: usize, tally: Arc<Tally>) {
     let mut jobs = JobServiceClient::new(channel.clone());
-    let mut log = LogServiceClient::new(channel.clone());
+    let mut log = HistoryServiceClient::new(channel.clone());
     let mut fleet = FleetServiceClient::new(channel.clone());
-    let mut queues = QueueServiceClient::new(channel);
+    let mut queues = TenantServiceClient::new(channel);
     for turn in 0.. {
         let at = number * 31 + turn * 7;
         let job_id = known.jobs[at % known.jobs.len()].clone();
@@ -158,8 +158,8 @@ async fn ask(what: Asked, channel: Channel, known: Arc<Known>, number: usize, ta
                 tally.note(jobs.explain_job(request).await);
             }
             Asked::Log | Asked::LogUntaken => {
-                let request = v1::ReadLogRequest { from_index: 1, ..Default::default() };
-                held(tally.note(log.read_log(request).await), what == Asked::Log).await;
+                let request = v1::ReadDecisionsRequest { from_index: 1, ..Default::default() };
+                held(tally.note(log.read_decisions(request).await), what == Asked::Log).await;
             }
             Asked::Jobs => {
                 let request = v1::ListJobsRequest { page_size: 1_000, ..Default::default() };
@@ -170,8 +170,8 @@ async fn ask(what: Asked, channel: Channel, known: Arc<Known>, number: usize, ta
                 tally.note(fleet.list_nodes(request).await);
             }
             Asked::Queues => {
-                let request = v1::ListQueuesRequest { page_size: 1_000, ..Default::default() };
-                tally.note(queues.list_queues(request).await);
+                let request = v1::ListTenantsRequest { page_size: 1_000, ..Default::default() };
+                tally.note(queues.list_tenants(request).await);
             }
             Asked::Watch => {
                 held(tally.note(jobs.watch_jobs(v1::WatchJobsRequest::default()).await), false).await;

@@ -12,8 +12,8 @@ use muster_wire::agent::node_service_client::NodeServiceClient;
 use muster_wire::status::Refused;
 use muster_wire::time::{duration, timestamp};
 use muster_wire::v1::fleet_service_client::FleetServiceClient;
+use muster_wire::v1::history_service_client::HistoryServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
-use muster_wire::v1::log_service_client::LogServiceClient;
 use muster_wire::v1::policy_service_client::PolicyServiceClient;
 use muster_wire::{admin, agent, v1};
 use prost::Message;
@@ -270,13 +270,13 @@ async fn read(town: &Town, attacks: &mut Table, victim: &str) {
                 "a watch",
                 told_without(&drained(jobs.watch_jobs(watch).await).await, victim),
             );
-            let mut log = LogServiceClient::new(channel.clone());
+            let mut log = HistoryServiceClient::new(channel.clone());
             for raw in [false, true] {
-                let request = v1::ReadLogRequest { raw, ..Default::default() };
+                let request = v1::ReadDecisionsRequest { raw, ..Default::default() };
                 attacks.note(
                     Kind::Read,
                     if raw { "the log, raw" } else { "the log" },
-                    told_without(&drained(log.read_log(request).await).await, "victim"),
+                    told_without(&drained(log.read_decisions(request).await).await, "victim"),
                 );
             }
             let mut archive = ArchiveServiceClient::new(channel.clone());
@@ -632,9 +632,9 @@ async fn secrets(town: &Town, attacks: &mut Table, eve: &Client) {
         };
         attacks.note(Kind::Read, &format!("the secret {name:?}"), outcome);
     }
-    let mut log = LogServiceClient::new(town.channel(0, Role::Admin(short("root"))).await);
-    let request = v1::ReadLogRequest { raw: true, ..Default::default() };
-    let bytes = drained(log.read_log(request).await).await;
+    let mut log = HistoryServiceClient::new(town.channel(0, Role::Admin(short("root"))).await);
+    let request = v1::ReadDecisionsRequest { raw: true, ..Default::default() };
+    let bytes = drained(log.read_decisions(request).await).await;
     assert!(
         bytes.windows(SECRET.len()).any(|part| part == SECRET.as_bytes()),
         "an operator sees what was submitted"

@@ -6,10 +6,10 @@ use muster_transport::Role;
 use muster_wire::v1;
 use muster_wire::v1::cluster_service_client::ClusterServiceClient;
 use muster_wire::v1::fleet_service_client::FleetServiceClient;
+use muster_wire::v1::history_service_client::HistoryServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
-use muster_wire::v1::log_service_client::LogServiceClient;
 use muster_wire::v1::policy_service_client::PolicyServiceClient;
-use muster_wire::v1::queue_service_client::QueueServiceClient;
+use muster_wire::v1::tenant_service_client::TenantServiceClient;
 use prost::Message;
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Request};
@@ -118,23 +118,23 @@ async fn read_around(channel: tonic::transport::Channel, note: &mut impl FnMut(&
     note("a watch of nodes", told_without(&watched, "h1"));
     let health = fleet.get_health_policy(v1::GetHealthPolicyRequest::default()).await;
     note("the rules of health", silent(health.map(|r| r.into_inner()), ""));
-    let mut queues = QueueServiceClient::new(channel.clone());
-    let list = queues.list_queues(v1::ListQueuesRequest::default()).await.map(|r| r.into_inner());
+    let mut queues = TenantServiceClient::new(channel.clone());
+    let list = queues.list_tenants(v1::ListTenantsRequest::default()).await.map(|r| r.into_inner());
     note("the queues", silent(list, "speech"));
-    let watched = drained(queues.watch_queues(v1::WatchQueuesRequest::default()).await).await;
+    let watched = drained(queues.watch_tenants(v1::WatchTenantsRequest::default()).await).await;
     note("a watch of queues", told_without(&watched, "speech"));
     let policy = PolicyServiceClient::new(channel.clone()).get_policy(v1::GetPolicyRequest::default()).await;
     note("the policy", silent(policy.map(|r| r.into_inner()), "speech"));
-    let mut log = LogServiceClient::new(channel.clone());
+    let mut log = HistoryServiceClient::new(channel.clone());
     for decision in ["jobs_submitted", "workers_reported", "job_finished", "gang_placed", "attempt_failed"] {
-        let request = v1::ReadLogRequest {
+        let request = v1::ReadDecisionsRequest {
             decisions: vec![decision.to_owned()],
             from_index: 1,
             follow: true,
             raw: true,
             ..Default::default()
         };
-        let read = drained(log.read_log(request).await).await;
+        let read = drained(log.read_decisions(request).await).await;
         note(&format!("records {decision}, followed"), told_without(&read, ""));
     }
     let mut cluster = ClusterServiceClient::new(channel);
@@ -219,8 +219,8 @@ async fn pages(channel: &tonic::transport::Channel, attacks: &mut Table) {
     let list = v1::ListNodesRequest { page_size: size, ..Default::default() };
     let nodes = FleetServiceClient::new(channel.clone()).list_nodes(list).await;
     note("a giant page of nodes", turned_away(nodes, &bad));
-    let list = v1::ListQueuesRequest { page_size: size, ..Default::default() };
-    let queues = QueueServiceClient::new(channel.clone()).list_queues(list).await;
+    let list = v1::ListTenantsRequest { page_size: size, ..Default::default() };
+    let queues = TenantServiceClient::new(channel.clone()).list_tenants(list).await;
     note("a giant page of queues", turned_away(queues, &bad));
     for token in ["x".repeat(1 << 20), "\u{1F980}".repeat(40), "AAAA".to_owned()] {
         let list = v1::ListJobsRequest { page_token: token, ..Default::default() };
@@ -229,8 +229,8 @@ async fn pages(channel: &tonic::transport::Channel, attacks: &mut Table) {
     let watch = v1::WatchJobsRequest { resume_token: "x".repeat(1 << 20), ..Default::default() };
     let codes = [Code::InvalidArgument, Code::OutOfRange, Code::FailedPrecondition];
     note("a watch behind an invented token", turned_away(jobs.watch_jobs(watch).await, &codes));
-    let log = v1::ReadLogRequest { decisions: vec!["x".to_owned(); 100_000], ..Default::default() };
-    let read = LogServiceClient::new(channel.clone()).read_log(log).await;
+    let log = v1::ReadDecisionsRequest { decisions: vec!["x".to_owned(); 100_000], ..Default::default() };
+    let read = HistoryServiceClient::new(channel.clone()).read_decisions(log).await;
     note("a filter of 100,000 names", turned_away(read, &[Code::InvalidArgument, Code::ResourceExhausted]));
 }
 

@@ -39,13 +39,13 @@ from .types import (
     Until,
     WatchItem,
 )
-from .v1beta1 import cluster_pb2, common_pb2, fleet_pb2, job_pb2, policy_pb2, queue_pb2
+from .v1beta1 import cluster_pb2, common_pb2, fleet_pb2, job_pb2, policy_pb2, tenant_pb2
 
 Answer = TypeVar("Answer")
 Result = TypeVar("Result")
 JobT = TypeVar("JobT", bound=JobView)
 
-_JOBS, _FLEET, _QUEUES = "/muster.v1beta1.JobService/", "/muster.v1beta1.FleetService/", "/muster.v1beta1.QueueService/"
+_JOBS, _FLEET, _QUEUES = "/muster.v1beta1.JobService/", "/muster.v1beta1.FleetService/", "/muster.v1beta1.TenantService/"
 _CLUSTER, _POLICY = "/muster.v1beta1.ClusterService/", "/muster.v1beta1.PolicyService/"
 # A watch takes as many ids; of more jobs, everything is watched and the others are left out here.
 WATCHED_IDS_MAX = 1_000
@@ -468,16 +468,16 @@ class Core(Generic[JobT]):
         return self.change_node("DrainNode", name, request_id, timeout, **more)
 
     def tenants(self, read: Read | None, timeout: Seconds | None) -> Call[Page[Tenant]]:
-        request = queue_pb2.ListQueuesRequest(page_size=_PAGE, read=self.reading(read))
-        what = ("list tenants", _QUEUES + "ListQueues", queue_pb2.ListQueuesResponse)
-        return self._list(what, request, lambda page: [Tenant(queue) for queue in page.queues], timeout)
+        request = tenant_pb2.ListTenantsRequest(page_size=_PAGE, read=self.reading(read))
+        what = ("list tenants", _QUEUES + "ListTenants", tenant_pb2.ListTenantsResponse)
+        return self._list(what, request, lambda page: [Tenant(usage) for usage in page.tenants], timeout)
 
     def watch_tenants(self, names: Iterable[str], resume_token: str, timeout: Seconds | None) -> Watch[TenantChanges]:
-        request = queue_pb2.WatchQueuesRequest(tenants=names)
-        what = ("watch tenants", _QUEUES + "WatchQueues", queue_pb2.WatchQueuesResponse.FromString)
+        request = tenant_pb2.WatchTenantsRequest(tenants=names)
+        what = ("watch tenants", _QUEUES + "WatchTenants", tenant_pb2.WatchTenantsResponse.FromString)
 
-        def item(changes: queue_pb2.QueueChanges) -> TenantChanges:
-            return TenantChanges([Tenant(queue) for queue in changes.changed], list(changes.forgotten))
+        def item(changes: tenant_pb2.TenantChanges) -> TenantChanges:
+            return TenantChanges([Tenant(usage) for usage in changes.changed], list(changes.forgotten))
 
         return Watch(what, request, item, resume_token, timeout, self.seen)
 
@@ -495,7 +495,7 @@ class Core(Generic[JobT]):
             return ServerInfo(
                 answer.version,
                 tuple(answer.api_versions),
-                answer.format_max,
+                answer.max_record_format,
                 answer.replica_id,
                 answer.region,
                 answer.cluster_id,

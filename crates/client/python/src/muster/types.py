@@ -13,7 +13,7 @@ from ._closed import TIERS
 from ._time import moment, span
 from .errors import JobFailed
 from .spec import JobSpec
-from .v1beta1 import common_pb2, explanation_pb2, fleet_pb2, job_pb2, queue_pb2
+from .v1beta1 import common_pb2, explanation_pb2, fleet_pb2, job_pb2, tenant_pb2
 
 Phase = Literal["pending", "starting", "running", "stopping", "succeeded", "failed", "cancelled", "unknown"]
 Until = Literal["running", "succeeded", "finished", "checkpointed"]
@@ -306,10 +306,10 @@ class Node:
 class Tenant:
     """What a tenant has waiting, holds and has used, with the tenants below it where policy counts so."""
 
-    def __init__(self, message: queue_pb2.Queue) -> None:
+    def __init__(self, message: tenant_pb2.TenantUsage) -> None:
         self._message = message
 
-    def to_message(self) -> queue_pb2.Queue:
+    def to_message(self) -> tenant_pb2.TenantUsage:
         """All of it, as it was sent; not to be changed."""
         return self._message
 
@@ -339,7 +339,7 @@ class Tenant:
     @property
     def gated_jobs(self) -> int:
         """Those of them that wait for another job or for a time."""
-        return self._message.held_jobs
+        return self._message.gated_jobs
 
     @property
     def pending_devices(self) -> float:
@@ -400,7 +400,7 @@ class Explanation:
     @property
     def message(self) -> str:
         """The same as one sentence, with numbers."""
-        return self._message.sentence
+        return self._message.message
 
     @property
     def is_placeable(self) -> bool:
@@ -410,27 +410,27 @@ class Explanation:
     @property
     def region(self) -> str:
         """Of that place; empty without one."""
-        return self._message.status.placement.region
+        return self._message.placement.region
 
     @property
     def cluster(self) -> str:
         """Of that place; empty without one."""
-        return self._message.status.placement.cluster
+        return self._message.placement.cluster
 
     @property
     def nodes(self) -> list[str]:
         """Names of the nodes of that place."""
-        return [node.node_name for node in self._message.status.placement.nodes]
+        return [node.node_name for node in self._message.placement.nodes]
 
     @property
     def queue_position(self) -> int | None:
         """Requests that have their turn before it; none when it is not in line."""
-        return self._message.line.requests_before if self._message.HasField("line") else None
+        return self._message.queue_position.requests_before if self._message.HasField("queue_position") else None
 
     @property
     def blocking_job_ids(self) -> list[str]:
         """Gangs before it that room is kept for."""
-        return [blocker.job_id for blocker in self._message.blockers]
+        return [blocker.job_id for blocker in self._message.blocking_jobs]
 
     @property
     def start_time(self) -> Quantiles | None:
@@ -443,12 +443,12 @@ class Explanation:
     @property
     def expected_run_time(self) -> timedelta | None:
         """How long one attempt is expected to run."""
-        return span(self._message.status.estimate.run_time)
+        return span(self._message.estimate.run_time)
 
     @property
     def remedies(self) -> list[str]:
         """What would let it start now, one sentence each; each was tried."""
-        return list(self._message.would_help)
+        return [remedy.message for remedy in self._message.remedies]
 
 
 _Item = TypeVar("_Item")
