@@ -265,8 +265,8 @@ spec:
   spareHostsPerRack: {gb200: 2}
   isolation: {require: [pid, devices]}
   windows:
-    - {name: works, from: +1h, until: +2h, scope: {rack: r1}, maintenance: true}
-    - {name: ours, from: +1h, until: +2h, scope: {region: eu}, reservedFor: vision}
+    - {name: works, startTime: +1h, endTime: +2h, scope: {rack: r1}, maintenance: true}
+    - {name: ours, startTime: +1h, endTime: +2h, scope: {region: eu}, reservedFor: vision}
 ";
 
 fn policy_problems(text: &str) -> Vec<String> {
@@ -333,7 +333,7 @@ fn mistakes_of_a_policy_have_their_lines_and_its_words() {
     let text = POLICY
         .replace("parent: research", "parent: nobody")
         .replace("reservations: 0", "reservations: 65")
-        .replace("until: +2h, scope: {rack: r1}", "until: +1h, scope: {}")
+        .replace("endTime: +2h, scope: {rack: r1}", "endTime: +1h, scope: {}")
         .replace("by: submission", "by: luck");
     let mut found = policy_problems(&text);
     found.sort();
@@ -343,8 +343,8 @@ fn mistakes_of_a_policy_have_their_lines_and_its_words() {
             "line 10: spec.tenants.vision.parent",
             "line 11: spec.order.by",
             "line 12: spec.backfill.reservations",
+            "line 23: spec.windows[0].endTime",
             "line 23: spec.windows[0].scope",
-            "line 23: spec.windows[0].until",
         ]
     );
     let quota = POLICY.replace(
@@ -496,10 +496,10 @@ fn what_is_no_job_is_said() {
 #[test]
 fn paths_of_a_batch_name_the_document() {
     assert_eq!(
-        split_batch_path("specs[3].groups[0].workers"),
-        Some((3, "spec.groups[0].workers".to_owned()))
+        split_batch_path("jobs[3].spec.groups[0].workers"),
+        Some((3, "job.spec.groups[0].workers".to_owned()))
     );
-    for path in ["specs", "specs[", "specs[x].a", "spec.name", ""] {
+    for path in ["jobs", "jobs[", "jobs[x].a", "job.name", ""] {
         assert_eq!(split_batch_path(path), None);
     }
 }

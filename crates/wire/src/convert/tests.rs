@@ -840,41 +840,18 @@ fn what_a_job_says_of_place_and_time_is_checked_field_by_field() {
 fn lists_are_cut_before_they_are_looked_into() {
     let names = vec!["?".to_owned(); 10_000];
     let labels = (0..10_000).map(|n| (format!("?{n}"), v1::LabelValues::default())).collect();
-    let wrong = v1::Job {
-        spec: Some(v1::JobSpec {
-            tolerations: names.clone(),
-            datasets: names,
-            dependencies: vec![v1::Dependency::default(); 10_000],
-            node_selector: labels,
-            ..with_group(v1::TaskGroup {
-                resources: Some(v1::Resources {
-                    accelerators: Some(v1::AcceleratorRequest {
-                        choices: vec![choice("?", 0); 10_000],
-                        ..whole("?", 1)
-                    }),
-                    ..Default::default()
-                }),
-                ..group_message()
-            })
-            .spec()
-            .clone()
-        }),
-        ..with_group(v1::TaskGroup {
-            resources: Some(v1::Resources {
-                accelerators: Some(v1::AcceleratorRequest {
-                    choices: vec![choice("?", 0); 10_000],
-                    ..whole("?", 1)
-                }),
-                ..Default::default()
-            }),
-            ..group_message()
-        })
-    };
+    let accelerators = v1::AcceleratorRequest { choices: vec![choice("?", 0); 10_000], ..whole("?", 1) };
+    let resources = Some(v1::Resources { accelerators: Some(accelerators), ..Default::default() });
+    let mut wrong = with_group(v1::TaskGroup { resources, ..group_message() });
+    let spec = wrong.spec_mut();
+    (spec.tolerations, spec.datasets) = (names.clone(), names);
+    spec.dependencies = vec![v1::Dependency::default(); 10_000];
+    spec.node_selector = labels;
     let found = fields_of(wrong);
     assert_eq!(found.len(), 32 + 32 + 64 + 16 + 5, "{found:?}");
     let count = |field: &str| found.iter().filter(|f| f.starts_with(&format!("job.spec.{field}"))).count();
     assert_eq!((count("tolerations"), count("datasets"), count("dependencies")), (33, 33, 65));
-    assert_eq!((count("node_selector"), count("groups[0].accelerators")), (1, 17));
+    assert_eq!((count("node_selector"), count("groups[0].resources.accelerators")), (1, 17));
 }
 
 #[test]
