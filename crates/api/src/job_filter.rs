@@ -11,7 +11,7 @@ use muster_wire::time::timestamp_from_proto;
 use muster_wire::token::filter_digest;
 use muster_wire::v1;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 use tonic::Status;
 
@@ -144,14 +144,15 @@ impl JobFilter {
     pub(crate) fn shows(&self, view: &State, job: Candidate<'_>) -> bool {
         let phase: i32 = render::phase_of(&job.row.phase).into();
         (self.phases.is_empty() || self.phases.contains(&phase))
-            && self.covers(view, job)
-            && self.is_placed(view, [job.row.placement.as_deref()])
+            && self.covers(&|| view, job)
+            && self.is_placed(&|| view, [job.row.placement.as_deref()])
     }
 
-    /// Whether a watch tells of a change of the job: also of one that it left the filter's place by, or its phases.
-    pub(crate) fn follows(&self, view: &State, job: Candidate<'_>) -> bool {
-        self.covers(view, job)
-            && self.is_placed(view, [job.row.placement.as_deref(), job.row.previous.as_deref()])
+    /// Whether a watch tells of a change of the job: also of one that it left the filter's place by, or its phases. Most
+    /// filters need no state for that, and every watch asks for every change.
+    pub(crate) fn follows(&self, view: impl Fn() -> Arc<State>, job: Candidate<'_>) -> bool {
+        self.covers(&view, job)
+            && self.is_placed(&view, [job.row.placement.as_deref(), job.row.previous.as_deref()])
     }
 
     /// Whether a watch tells that the job is not kept any more: what it was, nobody knows by then.
@@ -161,7 +162,8 @@ impl JobFilter {
     }
 
     /// Whether it passes by what never changes of it.
-    fn covers(&self, view: &State, Candidate { id, row, spec, metadata }: Candidate<'_>) -> bool {
+    fn covers<V: Deref<Target = State>>(&self, view: &impl Fn() -> V, job: Candidate<'_>) -> bool {
+        let Candidate { id, row, spec, metadata } = job;
         let array = || spec.array.map(|member| ArrayId::of_member(id, member.index));
         (self.jobs.is_empty() || self.jobs.contains(&id))
             && (self.array.is_none() || self.array == array())
@@ -173,18 +175,22 @@ impl JobFilter {
             && self.metadata.passes(metadata)
     }
 
-    fn is_of_tenant(&self, view: &State, tenant: &Name) -> bool {
+    fn is_of_tenant<V: Deref<Target = State>>(&self, view: &impl Fn() -> V, tenant: &Name) -> bool {
         let is_it = |tenant: &Name| **tenant == *self.tenant;
         self.tenant.is_empty()
             || is_it(tenant)
-            || (self.descendants && view.policy().policy.ancestry(tenant).any(is_it))
+            || (self.descendants && view().policy().policy.ancestry(tenant).any(is_it))
     }
 
-    fn is_placed<const N: usize>(&self, view: &State, places: [Option<&Placement>; N]) -> bool {
+    fn is_placed<V: Deref<Target = State>, const N: usize>(
+        &self,
+        view: &impl Fn() -> V,
+        places: [Option<&Placement>; N],
+    ) -> bool {
         if self.region.is_empty() && self.cluster.is_empty() && self.node.is_empty() {
             return true;
         }
-        let node = Name::new(&self.node).and_then(|name| view.node_named(&name));
+        let node = Name::new(&self.node).and_then(|name| view().node_named(&name));
         places.into_iter().flatten().any(|place| {
             (self.region.is_empty() || *place.region == *self.region)
                 && (self.cluster.is_empty() || *place.cluster == *self.cluster)

@@ -96,7 +96,7 @@ pub(crate) trait Topic: Send + Sync + 'static {
     fn present<'a>(&'a self, present: &'a State) -> Box<dyn Iterator<Item = Option<Self::Row>> + Send + 'a>;
 
     /// By the state as it is now: names of nodes never change, and tenants are where the policy in force has them.
-    fn wants(&self, view: &State, change: &Change) -> Want;
+    fn wants(&self, engine: &Engine, change: &Change) -> Want;
 
     /// What is to be said of a change that is wanted: the same for everybody who wants it whole.
     fn body(&self, engine: &Engine, change: &Change) -> Option<Body<Self::Row>>;
@@ -151,11 +151,11 @@ impl Topic for JobTopic {
         Box::new(self.filter.present(present).map(move |candidate| candidate.map(job)))
     }
 
-    fn wants(&self, view: &State, change: &Change) -> Want {
+    fn wants(&self, engine: &Engine, change: &Change) -> Want {
         match change {
             Change::Job { id, row, spec, metadata } => {
                 let job = Candidate { id: *id, row, spec, metadata: metadata.as_ref() };
-                whole(self.filter.follows(view, job))
+                whole(self.filter.follows(|| engine.view(), job))
             }
             Change::JobForgotten(id) => whole(self.filter.may_have_shown(*id)),
             Change::Node { .. } | Change::NodeForgotten { .. } | Change::Queues(_) => Want::Nothing,
@@ -229,7 +229,7 @@ impl Topic for NodeTopic {
         Box::new(present.nodes().iter().map(node))
     }
 
-    fn wants(&self, _: &State, change: &Change) -> Want {
+    fn wants(&self, _: &Engine, change: &Change) -> Want {
         match change {
             // Also one that leaves the region: who watches only that has to hear of it.
             Change::Node { row, before, .. } => {
@@ -319,7 +319,7 @@ impl Topic for QueueTopic {
         }))
     }
 
-    fn wants(&self, _: &State, change: &Change) -> Want {
+    fn wants(&self, _: &Engine, change: &Change) -> Want {
         match change {
             Change::Queues(_) if self.tenants.is_empty() => Want::Whole,
             Change::Queues(queues) if queues.iter().any(|(name, _)| self.tenants.contains(name)) => {
@@ -574,7 +574,7 @@ impl<T: Topic> Watcher<T> {
     ) -> Result<Option<WatchPosition>, End> {
         let mut sent = None;
         for event in events {
-            let (want, at) = (self.topic.wants(&self.engine.view(), &event.change), event.position);
+            let (want, at) = (self.topic.wants(&self.engine, &event.change), event.position);
             let render = || {
                 let body = self.topic.body(&self.engine, &event.change)?;
                 Some(T::message(String::new(), at.log_index.0, Some(body)).to_shared())
