@@ -193,7 +193,7 @@ fn notice_too_short(job: &Submission) -> Option<Violation> {
     (needed > most).then(|| {
         let text = format!(
             "two steps and a save take {}, and a worker that is told to stop has at most {}; save \
-             faster, or leave it out: then the job is told to stop `stop_grace_ms` before it is killed",
+             faster, or leave it out: then the job is told to stop `stop_grace` before it is killed",
             Span(needed),
             Span(most)
         );
