@@ -48,7 +48,7 @@ pub use commands::answer::Answer;
 pub use commands::command::{Command, DrainOrder, RepairOrder};
 pub use commands::handle::handle;
 pub use commands::policy::check_policy;
-pub use commands::submit::{SUBMISSION_BYTES_MAX, check_submission};
+pub use commands::submit::{SUBMISSION_BYTES_MAX, check_datasets, check_submission};
 pub use future::KeptReservations;
 pub use passes::schedule::{Pass, schedule};
 pub use round::split_round;

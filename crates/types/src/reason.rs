@@ -77,7 +77,7 @@ macro_rules! refusal_codes {
             /// where a watch that it ends goes on.
             pub const COMMON_FACTS: [&'static str; 2] = ["retry_after_ms", "resume_token"];
 
-            /// The facts that a refusal of this code may carry beside [`RefusalCode::COMMON_FACTS`], as keys of `google.rpc.ErrorInfo.metadata`: the
+            /// The facts that a refusal of this code may carry in addition to [`RefusalCode::COMMON_FACTS`], as keys of `google.rpc.ErrorInfo.metadata`: the
             /// code's page says what each means. A client may rely on a key's meaning and on no other key.
             #[must_use]
             pub fn facts(self) -> &'static [&'static str] {
