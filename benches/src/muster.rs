@@ -14,24 +14,32 @@ use crate::load::Caller;
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
 /// A job as people write them, small enough that nothing but its number counts.
-pub(crate) fn job() -> v1::JobSpec {
+pub(crate) fn job() -> v1::Job {
     let group = v1::TaskGroup {
         workers: 1,
-        command: vec!["python3".into(), "train.py".into(), "--config".into(), "base.yaml".into()],
-        cpu_milli: 1,
-        memory_bytes: 1 << 20,
+        runtime: muster_wire::process(vec![
+            "python3".into(),
+            "train.py".into(),
+            "--config".into(),
+            "base.yaml".into(),
+        ]),
+        resources: Some(v1::Resources { cpu_milli: 1, memory_bytes: 1 << 20, ..Default::default() }),
         ..Default::default()
     };
-    v1::JobSpec { name: "bench".into(), groups: vec![group], ..Default::default() }
+    v1::Job {
+        name: "bench".into(),
+        spec: Some(v1::JobSpec { groups: vec![group], ..Default::default() }),
+        ..Default::default()
+    }
 }
 
 /// Submits jobs; the ids of those that were acknowledged.
 pub(crate) async fn submit(client: &Client, jobs: usize) -> Option<Vec<String>> {
     let answer = if jobs == 1 {
-        let request = v1::SubmitJobRequest { spec: Some(job()), ..Default::default() };
+        let request = v1::SubmitJobRequest { job: Some(job()), ..Default::default() };
         client.submit_job(request).await.map(|answer| answer.job_ids)
     } else {
-        let request = v1::SubmitJobsRequest { request_id: String::new(), specs: vec![job(); jobs] };
+        let request = v1::SubmitJobsRequest { request_id: String::new(), jobs: vec![job(); jobs] };
         client.submit_jobs(request).await.map(|answer| answer.job_ids)
     };
     answer.inspect_err(|error| eprintln!("not acknowledged: {error}")).ok()
@@ -76,7 +84,7 @@ impl Caller for Submitter {
     async fn call(&self) -> bool {
         match &self.stream {
             Some(stream) if self.jobs == 1 => {
-                let request = v1::SubmitJobRequest { spec: Some(job()), ..Default::default() };
+                let request = v1::SubmitJobRequest { job: Some(job()), ..Default::default() };
                 let answer = stream.submit_job(request).await;
                 answer.inspect_err(|error| eprintln!("not acknowledged: {error}")).is_ok()
             }

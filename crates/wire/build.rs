@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .extern_path(".muster.admin.v1beta1", "crate::admin")
         .extern_path(".muster.agent.v1beta1", "crate::agent")
         .extern_path(".muster.raft.v1", "crate::raft::v1");
-    for response in ["WatchJobsResponse", "WatchNodesResponse", "WatchQueuesResponse"] {
+    for response in ["WatchJobsResponse", "WatchNodesResponse", "WatchTenantsResponse"] {
         let shared = format!("crate::shared::Shared<crate::v1::{response}>");
         builder = builder.extern_path(format!(".muster.v1beta1.{response}"), shared);
     }

@@ -9,7 +9,8 @@
 #MUSTER cpu: 16
 #MUSTER memory: 128Gi
 #MUSTER runTimeLimit: 12h
-#MUSTER checkpointDirectory: /shared/checkpoints
+#MUSTER checkpoint:
+#MUSTER   directory: /shared/checkpoints
 #MUSTER topology: {required: rack}
 #MUSTER environment:
 #MUSTER   NCCL_DEBUG: WARN

@@ -68,7 +68,7 @@ fn written(file: std::fs::File) -> std::io::Result<u64> {
 
 /// Bytes of the record of a submission of so many jobs, per job.
 fn record_bytes_per_job(jobs: usize) -> Result<f64> {
-    let specs = jobs_from_proto("specs", vec![job(); jobs])
+    let specs = jobs_from_proto("jobs", vec![job(); jobs])
         .map_err(|violations| anyhow::anyhow!("the job of the benches is refused: {violations:?}"))?;
     let decision = Decision::JobsSubmitted {
         request: RequestKey { id: RequestId(u128::MAX), fingerprint: u64::MAX },

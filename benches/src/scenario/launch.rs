@@ -85,7 +85,7 @@ impl Lines {
     }
 
     /// A gang whose workers say a word and go on with `then`.
-    fn job(&self, word: &str, workers: usize, then: &str) -> v1::JobSpec {
+    fn job(&self, word: &str, workers: usize, then: &str) -> v1::Job {
         let script = format!("echo {word} > {}; {then}", self.path.display());
         let choice = v1::AcceleratorChoice { r#type: "h100".into(), throughput_milli: 0 };
         let accelerators = v1::AcceleratorRequest {
@@ -94,18 +94,24 @@ impl Lines {
         };
         let group = v1::TaskGroup {
             workers: workers as u32,
-            command: vec!["/bin/sh".into(), "-c".into(), script],
-            cpu_milli: 100,
-            memory_bytes: 1 << 20,
-            accelerators: Some(accelerators),
+            runtime: muster_wire::process(vec!["/bin/sh".into(), "-c".into(), script]),
+            resources: Some(v1::Resources {
+                cpu_milli: 100,
+                memory_bytes: 1 << 20,
+                accelerators: Some(accelerators),
+            }),
             ..Default::default()
         };
-        v1::JobSpec { name: "launch".into(), groups: vec![group], ..Default::default() }
+        v1::Job {
+            name: "launch".into(),
+            spec: Some(v1::JobSpec { groups: vec![group], ..Default::default() }),
+            ..Default::default()
+        }
     }
 }
 
-async fn submit(client: &Client, spec: v1::JobSpec) -> Result<String> {
-    let request = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
+async fn submit(client: &Client, job: v1::Job) -> Result<String> {
+    let request = v1::SubmitJobRequest { job: Some(job), ..Default::default() };
     let mut answer = client.submit_job(request).await.context("a submission was not acknowledged")?;
     answer.job_ids.pop().context("the answer has no job")
 }
@@ -118,8 +124,8 @@ async fn ended(client: &Client, id: &str) -> Result<()> {
         let job = client.get_job(request).await.context("asking for a job")?.job.context("no such job")?;
         match job.phase() {
             v1::JobPhase::Succeeded | v1::JobPhase::Cancelled => return Ok(()),
-            v1::JobPhase::Failed => anyhow::bail!("{id} failed: {}", job.status_detail),
-            _ => ensure!(begun.elapsed() < PATIENCE, "{id} did not end: {}", job.status_detail),
+            v1::JobPhase::Failed => anyhow::bail!("{id} failed: {}", job.status().message),
+            _ => ensure!(begun.elapsed() < PATIENCE, "{id} did not end: {}", job.status().message),
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -129,7 +135,7 @@ async fn ended(client: &Client, id: &str) -> Result<()> {
 async fn stands(client: &Client, id: &str) -> String {
     let request = v1::GetJobRequest { job_id: id.to_owned(), ..Default::default() };
     let job = match client.get_job(request).await {
-        Ok(answer) => answer.job.map(|job| format!("{:?}: {}", job.phase(), job.status_detail)),
+        Ok(answer) => answer.job.map(|job| format!("{:?}: {}", job.phase(), job.status().message)),
         Err(error) => Some(format!("cannot be asked for: {error}")),
     };
     let nodes = match client.list_nodes(v1::ListNodesRequest::default()).await {
@@ -163,13 +169,12 @@ async fn launches(
     for n in 0..count {
         tokio::time::sleep(pause).await;
         let word = format!("w{workers}-{n}");
-        let mut spec = lines.job(&word, workers, "exit 0");
+        let mut job = lines.job(&word, workers, "exit 0");
         if !checked {
-            spec.contract =
-                Some(v1::JobContract { preflight: v1::Preflight::Off.into(), ..Default::default() });
+            job.spec_mut().preflight = v1::Preflight::Off.into();
         }
         let sent = Instant::now();
-        let id = submit(client, spec).await?;
+        let id = submit(client, job).await?;
         acknowledged.record(sent.elapsed());
         let mut last = sent;
         for _ in 0..workers {
@@ -198,7 +203,8 @@ async fn deaths(cluster: &mut Cluster, client: &Client, lines: &mut Lines, count
         }
         let request = v1::GetJobRequest { job_id: id.clone(), ..Default::default() };
         let job = client.get_job(request).await.context("asking for a job")?.job.context("no such job")?;
-        let name = job.placement.and_then(|p| p.workers.first().map(|w| w.node_name.clone()));
+        let placement = job.status().placement.as_ref();
+        let name = placement.and_then(|p| p.workers.first().map(|w| w.node_name.clone()));
         let host = (0..cluster.agents().len()).find(|n| name.as_deref() == Some(&Cluster::host_name(*n)));
         let host = host.context("the gang is on no host of ours")?;
         let died = Instant::now();

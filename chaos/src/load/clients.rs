@@ -138,7 +138,7 @@ impl One {
         let name = format!("{PREFIX}{}-{number}", self.region.region);
         let request = v1::SubmitJobRequest {
             request_id: id.to_string(),
-            spec: Some(waiting_job(name)),
+            job: Some(waiting_job(name)),
             ..Default::default()
         };
         let outcome = match self.client.submit_job(request).await {
@@ -257,20 +257,22 @@ fn answered(freshness: Option<v1::Freshness>, seen: Seen) -> Outcome {
 }
 
 /// A job that takes part in everything but is never started.
-fn waiting_job(name: String) -> v1::JobSpec {
+fn waiting_job(name: String) -> v1::Job {
     let group = v1::TaskGroup {
         workers: 1,
-        command: vec!["true".to_owned()],
-        cpu_milli: 100,
-        memory_bytes: 1 << 20,
+        runtime: muster_wire::process(vec!["true".to_owned()]),
+        resources: Some(v1::Resources { cpu_milli: 100, memory_bytes: 1 << 20, ..Default::default() }),
         ..Default::default()
     };
     let now_ms = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let not_before_ms = u64::try_from(now_ms.as_millis()).unwrap_or_default() + NOT_BEFORE_MS;
-    v1::JobSpec {
+    v1::Job {
         name,
-        groups: vec![group],
-        not_before: Some(timestamp(not_before_ms)),
+        spec: Some(v1::JobSpec {
+            groups: vec![group],
+            not_before: Some(timestamp(not_before_ms)),
+            ..Default::default()
+        }),
         ..Default::default()
     }
 }
@@ -450,9 +452,12 @@ pub async fn cancel_all(client: &Client) -> Result<u64> {
     loop {
         let request = v1::ListJobsRequest {
             page_size: 500,
-            phases: vec![v1::JobPhase::Pending.into()],
-            name_prefix: PREFIX.to_owned(),
             read: Read::linearizable().into(),
+            filter: Some(v1::JobFilter {
+                phases: vec![v1::JobPhase::Pending.into()],
+                name_prefix: PREFIX.to_owned(),
+                ..Default::default()
+            }),
             ..Default::default()
         };
         let page = client.list_jobs(request).await.context("listing what clients submitted")?.jobs;

@@ -69,7 +69,7 @@ impl Gangs {
         v1::Policy { datasets, weights: Some(weights), transfers: vec![transfer], ..Default::default() }
     }
 
-    fn spec(&self, kind: &Kind, region: &str) -> v1::JobSpec {
+    fn job(&self, kind: &Kind, region: &str) -> v1::Job {
         let command: Vec<&str> = match kind.name {
             "train" => vec![
                 &self.program,
@@ -109,30 +109,30 @@ impl Gangs {
         };
         let group = v1::TaskGroup {
             workers: kind.workers,
-            command: command.into_iter().map(str::to_owned).collect(),
-            accelerators: Some(accelerators),
-            cpu_milli: 100,
-            memory_bytes: 256 << 20,
+            runtime: muster_wire::process(command.into_iter().map(str::to_owned).collect()),
+            resources: Some(v1::Resources {
+                accelerators: Some(accelerators),
+                cpu_milli: 100,
+                memory_bytes: 256 << 20,
+            }),
             ..Default::default()
         };
-        v1::JobSpec {
-            name: format!("{PREFIX}{}-{region}", kind.name),
+        let checkpoints = if kind.name == "train" { self.checkpoints.clone() } else { String::new() };
+        let spec = v1::JobSpec {
             groups: vec![group],
             datasets: vec![format!("data-{region}")],
-            checkpoint_directory: if kind.name == "train" { self.checkpoints.clone() } else { String::new() },
+            checkpoint: Some(v1::CheckpointPolicy { directory: checkpoints, ..Default::default() }),
             stop_grace: Some(duration(STOP_GRACE_MS)),
-            contract: Some(v1::JobContract {
-                retry: Some(v1::RetryRules {
-                    // A rank that dies with its host takes its gang with it: it is tried again at once.
-                    backoff: Some(duration(100)),
-                    backoff_max: Some(duration(1_000)),
-                    avoid: Some(duration(0)),
-                    ..Default::default()
-                }),
+            retry: Some(v1::RetryPolicy {
+                // A rank that dies with its host takes its gang with it: it is tried again at once.
+                backoff: Some(duration(100)),
+                max_backoff: Some(duration(1_000)),
+                avoid: Some(duration(0)),
                 ..Default::default()
             }),
             ..Default::default()
-        }
+        };
+        v1::Job { name: format!("{PREFIX}{}-{region}", kind.name), spec: Some(spec), ..Default::default() }
     }
 
     /// Sees to it that every region has its work, and that all of it runs where it belongs.
@@ -149,7 +149,7 @@ impl Gangs {
                 let name = format!("{PREFIX}{}-{region}", kind.name);
                 let mut own = jobs.iter().filter(|job| job.name == name && !cancelled.contains_key(&job.id));
                 match own.next() {
-                    None => submit(client, self.spec(kind, region)).await?,
+                    None => submit(client, self.job(kind, region)).await?,
                     Some(job) if is_placed(job) && place(job) != Some(region) => {
                         cancel(client, &job.id).await?;
                         cancelled.insert(job.id.clone(), ());
@@ -170,7 +170,7 @@ impl Gangs {
                         job.name,
                         job.phase(),
                         place(job),
-                        job.status_detail
+                        job.status().message
                     )
                 });
                 let states: Vec<String> = states.collect();
@@ -187,9 +187,12 @@ async fn list(client: &Client) -> Result<Vec<v1::Job>> {
         [v1::JobPhase::Pending, v1::JobPhase::Starting, v1::JobPhase::Running, v1::JobPhase::Stopping];
     let request = v1::ListJobsRequest {
         page_size: 1_000,
-        phases: phases.map(i32::from).to_vec(),
-        name_prefix: PREFIX.to_owned(),
         read: Read::linearizable().into(),
+        filter: Some(v1::JobFilter {
+            phases: phases.map(i32::from).to_vec(),
+            name_prefix: PREFIX.to_owned(),
+            ..Default::default()
+        }),
         ..Default::default()
     };
     Ok(client.list_jobs(request).await.context("listing the work")?.jobs)
@@ -204,15 +207,19 @@ pub async fn busy_nodes(client: &Client, gangs: &[v1::Job]) -> Result<std::colle
     for gang in gangs {
         let request = v1::GetJobRequest { job_id: gang.id.clone(), read: Read::linearizable().into() };
         let job = client.get_job(request).await.context("looking at a gang")?.job.unwrap_or_default();
-        let workers = job.placement.map(|placement| placement.workers).unwrap_or_default();
+        let workers = job
+            .status
+            .and_then(|status| status.placement)
+            .map(|placement| placement.workers)
+            .unwrap_or_default();
         nodes.extend(workers.into_iter().map(|worker| worker.node_name));
     }
     Ok(nodes)
 }
 
-async fn submit(client: &Client, spec: v1::JobSpec) -> Result<()> {
-    let name = spec.name.clone();
-    let request = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
+async fn submit(client: &Client, job: v1::Job) -> Result<()> {
+    let name = job.name.clone();
+    let request = v1::SubmitJobRequest { job: Some(job), ..Default::default() };
     client.submit_job(request).await.with_context(|| format!("submitting {name}"))?;
     Ok(())
 }
@@ -228,5 +235,5 @@ fn is_placed(job: &v1::Job) -> bool {
 }
 
 fn place(job: &v1::Job) -> Option<&str> {
-    job.placement.as_ref().map(|placement| placement.region.as_str())
+    job.status().placement.as_ref().map(|placement| placement.region.as_str())
 }

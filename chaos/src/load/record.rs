@@ -113,9 +113,9 @@ pub fn us_of(moment: Instant) -> u64 {
 pub fn seen(job: &v1::Job) -> Option<JobSeen> {
     Some(JobSeen {
         job: job.id.parse().ok()?,
-        phase: JobPhase::from_number(job.phase)?,
-        attempt: job.attempt,
-        changed_at_index: job.changed_at_index,
+        phase: JobPhase::from_number(job.status().phase)?,
+        attempt: job.status().attempt,
+        changed_at_index: job.status().changed_at_index,
     })
 }
 

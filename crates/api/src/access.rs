@@ -128,6 +128,8 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.v1beta1.FleetService/UncordonNode", Class::Call, ADMIN),
     rule("/muster.v1beta1.FleetService/WatchNodes", Class::Stream, USERS),
 
+    rule("/muster.v1beta1.HistoryService/ReadDecisions", Class::Stream, USERS),
+
     rule("/muster.v1beta1.JobService/CancelJob", Class::Call, WRITERS),
     // A worker commits with what its agent has given it: an agent for jobs that it runs.
     rule("/muster.v1beta1.JobService/CommitCheckpoint", Class::Call, WRITERS.and(AGENT)),
@@ -141,13 +143,11 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.v1beta1.JobService/SubmitStream", Class::Stream, WRITERS),
     rule("/muster.v1beta1.JobService/WatchJobs", Class::Stream, USERS),
 
-    rule("/muster.v1beta1.LogService/ReadLog", Class::Stream, USERS),
-
     rule("/muster.v1beta1.PolicyService/GetPolicy", Class::Call, USERS),
     rule("/muster.v1beta1.PolicyService/SetPolicy", Class::Call, ADMIN),
 
-    rule("/muster.v1beta1.QueueService/ListQueues", Class::Call, USERS),
-    rule("/muster.v1beta1.QueueService/WatchQueues", Class::Stream, USERS),
+    rule("/muster.v1beta1.TenantService/ListTenants", Class::Call, USERS),
+    rule("/muster.v1beta1.TenantService/WatchTenants", Class::Stream, USERS),
 ];
 
 /// The line for a path.

@@ -287,7 +287,10 @@ async fn what_is_too_large_is_refused_in_our_words() {
     let told = Refused::from_status(&status.expect_err("a name has 63 bytes, not a million"));
     assert_eq!((told.grpc, told.code), (Code::ResourceExhausted, Some(RefusalCode::MessageTooLarge)));
     assert!(told.message.contains("262144"), "the limit is said: {told}");
-    let request = v1::ListJobsRequest { name_prefix: "n".repeat(5 << 20), ..Default::default() };
+    let request = v1::ListJobsRequest {
+        filter: Some(v1::JobFilter { name_prefix: "n".repeat(5 << 20), ..Default::default() }),
+        ..Default::default()
+    };
     let status = guarded("an answer", JobServiceClient::new(channel).list_jobs(request)).await;
     assert_eq!(refused(&status.expect_err("more than 4 MiB")), Some(RefusalCode::MessageTooLarge));
 }
@@ -314,19 +317,18 @@ pub(crate) fn host(name: &str) -> muster_types::NodeSpec {
 pub(crate) fn submission(tenant: &str, number: u32) -> v1::SubmitJobRequest {
     let group = v1::TaskGroup {
         workers: 1,
-        command: vec!["true".to_owned()],
-        cpu_milli: 100,
-        memory_bytes: 1 << 20,
+        runtime: muster_wire::process(vec!["true".to_owned()]),
+        resources: Some(v1::Resources { cpu_milli: 100, memory_bytes: 1 << 20, ..Default::default() }),
         ..Default::default()
     };
-    let spec = v1::JobSpec {
+    let spec = v1::Job {
         name: "a".to_owned(),
         tenant: tenant.to_owned(),
-        groups: vec![group],
+        spec: Some(v1::JobSpec { groups: vec![group], ..Default::default() }),
         ..Default::default()
     };
     let request_id = format!("00000000-0000-4000-9000-{number:012}");
-    v1::SubmitJobRequest { request_id, spec: Some(spec), validate_only: false }
+    v1::SubmitJobRequest { request_id, job: Some(spec), validate_only: false }
 }
 
 pub(crate) fn of_tenant(tenant: &str, user: &str) -> Role {
@@ -366,7 +368,7 @@ impl World {
             other_session_is_over: false,
         };
         self.engine.execute(register).await.expect("a host comes");
-        let jobs = muster_wire::convert::submissions_from_proto("spec", submission(tenant, 0).spec);
+        let jobs = muster_wire::convert::submissions_from_proto("job", submission(tenant, 0).job);
         let jobs = jobs.expect("it is a job").into();
         let submit = Command::Submit { request: muster_types::RequestId(7), jobs };
         let answer = self.engine.execute(submit).await.expect("it fits");
@@ -394,7 +396,7 @@ async fn a_tenants_user_submits_for_that_tenant_and_those_below_it() {
         assert_eq!(code(answer), expected, "{tenant}, only checked");
         let batch = v1::SubmitJobsRequest {
             request_id: format!("00000000-0000-4000-a000-{number:012}"),
-            specs: submission("vision", 0).spec.into_iter().chain(request.spec.clone()).collect(),
+            jobs: submission("vision", 0).job.into_iter().chain(request.job.clone()).collect(),
         };
         let answer = guarded("an answer", direct.submit_jobs(batch)).await;
         assert_eq!(code(answer), expected, "{tenant}, among others");

@@ -7,6 +7,7 @@ use muster_wire::admin;
 use muster_wire::admin::cluster_admin_service_client::ClusterAdminServiceClient;
 use muster_wire::admin::cluster_admin_service_server::ClusterAdminService;
 use muster_wire::admin::create_backup_response::Part;
+use muster_wire::time::log_time;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -198,7 +199,7 @@ impl ClusterAdminService for Admin {
     ) -> Result<Response<admin::ReplaceReplicaResponse>, Status> {
         let caller = self.router.caller(&request);
         let message = request.into_inner();
-        let gone = id_of("gone_id", message.gone_id)?;
+        let gone = id_of("replaced_replica_id", message.replaced_replica_id)?;
         let (id, node) = address("replacement", message.replacement.as_ref())?;
         let options = ChangeOptions { force: message.force, keep_as_learners: false };
         let engine = self.router.engine();
@@ -241,7 +242,7 @@ impl ClusterAdminService for Admin {
     ) -> Result<Response<admin::TransferLeadershipResponse>, Status> {
         let caller = self.router.caller(&request);
         let message = request.into_inner();
-        let (to, away_from) = (optional(message.to_id), optional(message.away_from_id));
+        let (to, away_from) = (optional(message.target_replica_id), optional(message.from_replica_id));
         let engine = self.router.engine();
         let local = || async {
             let leader = engine.transfer_leadership(to, away_from).await?;
@@ -256,14 +257,14 @@ impl ClusterAdminService for Admin {
     ) -> Result<Response<admin::RaiseFormatResponse>, Status> {
         let caller = self.router.caller(&request);
         let message = request.into_inner();
-        let wanted = u16::try_from(message.format).map_err(|_| {
+        let wanted = u16::try_from(message.record_format).map_err(|_| {
             let max = u64::from(u16::MAX);
-            invalid(vec![Violation::limit("format", message.format.into(), 0, max)])
+            invalid(vec![Violation::limit("record_format", message.record_format.into(), 0, max)])
         })?;
         let engine = self.router.engine();
         let local = || async {
             let (format, at) = engine.raise_format((wanted > 0).then_some(wanted)).await?;
-            Ok(admin::RaiseFormatResponse { format: format.into(), freshness: written(engine, at) })
+            Ok(admin::RaiseFormatResponse { record_format: format.into(), freshness: written(engine, at) })
         };
         at_leader!(self, caller, message, raise_format, local)
     }
@@ -300,9 +301,9 @@ fn header(engine: &Engine, view: &State) -> admin::BackupHeader {
         cluster_id: view.cluster().map(|c| c.cluster.to_string()).unwrap_or_default(),
         cluster_generation: view.generation(),
         log_index: view.log_index().0,
-        log_time_ms: view.log_time().0,
+        log_time: log_time(view.log_time()),
         state_digest: format!("{:016x}", view.digest()),
-        format: view.format().into(),
+        record_format: view.format().into(),
         replica_id: engine.info().replica.0,
         version: env!("CARGO_PKG_VERSION").to_owned(),
     }

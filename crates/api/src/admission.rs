@@ -3,7 +3,7 @@
 use muster_decider::Command;
 use muster_engine::Engine;
 use muster_state::State;
-use muster_types::{Approval, Name, NodeBounds, Refusal, RefusalCode, RequestId, Violation};
+use muster_types::{Approval, LogIndex, Name, NodeBounds, Refusal, RefusalCode, RequestId, Violation};
 use muster_wire::closed::ClosedSet as _;
 use muster_wire::convert::{
     admission_rule_to_proto, approval_to_proto, node_admission_from_proto, node_bounds_from_proto,
@@ -96,7 +96,8 @@ pub(crate) fn admission_command(message: &v1::SetNodeAdmissionRequest) -> Result
     let admission = node_admission_from_proto(message.mode, &message.rules);
     match (request, admission) {
         (Ok(request), Ok(admission)) => {
-            Ok(Command::SetNodeAdmission { request, admission: Box::new(admission) })
+            let expected_version = message.expected_version.map(LogIndex);
+            Ok(Command::SetNodeAdmission { request, admission: Box::new(admission), expected_version })
         }
         (request, admission) => {
             let mut violations = request.err().unwrap_or_default();
@@ -124,6 +125,8 @@ pub(crate) fn admission(
     Ok(v1::GetNodeAdmissionResponse {
         mode: row.map_or_else(|| engine.usual_admission(), |row| row.admission.mode).number(),
         is_set: row.is_some(),
+        version: row.map_or(0, |row| row.version.0),
+        set_time: row.and_then(|row| log_time(row.set_at)),
         rules: row.iter().flat_map(|row| &row.admission.rules).map(admission_rule_to_proto).collect(),
         approvals: approvals.by_ref().take(size).collect(),
         has_more: approvals.next().is_some(),

@@ -5,6 +5,7 @@ use muster_types::{AdmissionMode, NodeDraft, NodeSpec, RefusalCode};
 use muster_wire::admin::cluster_admin_service_client::ClusterAdminServiceClient;
 use muster_wire::closed::{number_or_zero, of_word};
 use muster_wire::status::Refused;
+use muster_wire::time::timestamp;
 use muster_wire::v1::fleet_service_client::FleetServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::set_node_approval_request::Approval;
@@ -59,6 +60,7 @@ impl Door {
             request_id: self.request_id(),
             mode: number_or_zero(of_word::<AdmissionMode>(mode)),
             rules,
+            expected_version: None,
         };
         guarded("an answer", self.fleet.set_node_admission(request)).await.map(drop)
     }
@@ -202,7 +204,7 @@ async fn a_certificate_that_is_revoked_ends_its_session_and_opens_no_other() {
         let certificate = admin::RevokedCertificate {
             serial: report.serial,
             holder: role.to_string(),
-            not_after_ms: u64::try_from(report.not_after_s).expect("it ends") * 1_000,
+            expire_time: Some(timestamp(u64::try_from(report.not_after_s).expect("it ends") * 1_000)),
         };
         let request = admin::RevokeCertificateRequest {
             request_id: format!("00000000-0000-4000-9000-{number:012}"),

@@ -20,12 +20,12 @@ async fn secretive(world: &World) -> String {
         other_session_is_over: false,
     };
     world.engine.execute(register).await.expect("a host comes");
-    let mut spec = submission("speech", 0).spec.expect("it has one");
-    spec.groups[0].command = vec!["/opt/train".to_owned(), format!("--key={SECRET}")];
-    spec.groups[0].environment = [("HF_TOKEN".to_owned(), SECRET.to_owned())].into();
-    spec.checkpoint_directory = format!("/data/{SECRET}/saved");
-    spec.working_directory = format!("/home/{SECRET}");
-    let jobs = muster_wire::convert::submissions_from_proto("spec", Some(spec)).expect("it is a job").into();
+    let mut wanted = submission("speech", 0).job.expect("it has one");
+    *wanted.spec_mut().groups[0].command_mut() = vec!["/opt/train".to_owned(), format!("--key={SECRET}")];
+    wanted.spec_mut().groups[0].set_variable("HF_TOKEN", SECRET);
+    wanted.spec_mut().checkpoint_mut().directory = format!("/data/{SECRET}/saved");
+    wanted.spec_mut().working_directory = format!("/home/{SECRET}");
+    let jobs = muster_wire::convert::submissions_from_proto("job", Some(wanted)).expect("it is a job").into();
     let submit = Command::Submit { request: muster_types::RequestId(7), jobs };
     let answer = world.engine.execute(submit).await.expect("it fits");
     let Answer::Submitted { jobs, .. } = answer else { panic!("{answer:?}") };
@@ -72,7 +72,7 @@ fn tells(bytes: &[u8]) -> bool {
 /// Changes the job once more: another checkpoint, as it were.
 async fn touch(world: &World, number: u128) {
     use muster_decider::Command;
-    let jobs = muster_wire::convert::submissions_from_proto("spec", submission("speech", 0).spec);
+    let jobs = muster_wire::convert::submissions_from_proto("job", submission("speech", 0).job);
     let jobs = jobs.expect("it is a job").into();
     let submit = Command::Submit { request: muster_types::RequestId(number), jobs };
     world.engine.execute(submit).await.expect("it fits");
@@ -93,7 +93,7 @@ async fn what_is_private_to_a_job_is_shown_to_its_tenant_and_to_operators_alone(
         let job = guarded("a job", jobs.get_job(get)).await.expect("everybody may look").into_inner().job;
         let job = job.expect("it is there");
         let group = &job.spec.as_ref().expect("it has one").groups[0];
-        assert!(job.redacted && group.command == ["redacted"] && group.workers == 1, "{role}: {job:?}");
+        assert!(job.redacted && group.command() == ["redacted"] && group.workers == 1, "{role}: {job:?}");
     }
     let own = [of_tenant("speech", "bob"), Role::AllTenants(short("gateway")), Role::Admin(short("root"))];
     for (number, role) in own.into_iter().enumerate() {
@@ -219,7 +219,10 @@ async fn unfinished_messages_of_one_tenant_leave_room_for_the_others() {
     }
     // Somebody else is served meanwhile.
     let mut jobs = JobServiceClient::new(world.channel(of_tenant("speech", "bob")).await);
-    let large = v1::ListJobsRequest { name_prefix: "n".repeat(3 << 20), ..Default::default() };
+    let large = v1::ListJobsRequest {
+        filter: Some(v1::JobFilter { name_prefix: "n".repeat(3 << 20), ..Default::default() }),
+        ..Default::default()
+    };
     guarded("a list", jobs.list_jobs(large)).await.expect("there is room for others");
     let mut codes = Vec::new();
     for call in calls {

@@ -101,7 +101,7 @@ impl ClusterService for Clusters {
             nodes_up,
             nodes_lost: view.nodes().len() as u64 - nodes_up,
             records_rejected: view.rejected(),
-            format: view.format().into(),
+            record_format: view.format().into(),
             health: health(own),
             warnings,
             change_running: change.unwrap_or_default(),
@@ -118,7 +118,7 @@ impl ClusterService for Clusters {
             api_versions: ["muster.v1beta1", "muster.admin.v1beta1", "muster.agent.v1beta1"]
                 .map(str::to_owned)
                 .to_vec(),
-            format_max: engine.format_max().into(),
+            max_record_format: engine.format_max().into(),
             replica_id: engine.info().replica.0,
             region: engine.info().region.to_string(),
             cluster_id: engine.view().cluster().map(|c| c.cluster.to_string()).unwrap_or_default(),
@@ -135,7 +135,7 @@ fn health(report: &PeerReport, facts: &LocalFacts, is_own: bool) -> v1::ReplicaH
     };
     v1::ReplicaHealth {
         version: report.version.clone(),
-        format_max: report.format_max,
+        max_record_format: report.format_max,
         space: space.into(),
         free_bytes: report.storage.free_bytes,
         flush_stall: report.storage.stalled_ms.map(duration),

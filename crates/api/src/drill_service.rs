@@ -6,6 +6,7 @@ use muster_types::{Name, Refusal, RefusalCode, ReplicaId, Violation};
 use muster_wire::admin;
 use muster_wire::admin::drill_service_server::DrillService;
 use muster_wire::status::to_status;
+use muster_wire::time::{self, duration, duration_from_proto};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tonic::{Request, Response, Status};
@@ -81,9 +82,7 @@ fn announcement(message: &admin::AnnounceDrillRequest, principal: String) -> Res
         wrong(Violation::new("started_by", rule));
     }
     let (min, max) = HOLD_MS;
-    if !(min..=max).contains(&message.hold_ms) {
-        wrong(Violation::limit("hold_ms", message.hold_ms, min, max));
-    }
+    let hold = span("hold", message.hold, (min, max)).map_err(&mut wrong).ok();
     let silent = replicas("silent_replica_ids", &message.silent_replica_ids).map_err(&mut wrong).ok();
     if message.cordoned_regions.len() > NAMED_MAX {
         wrong(Violation::limit(
@@ -96,13 +95,13 @@ fn announcement(message: &admin::AnnounceDrillRequest, principal: String) -> Res
     let regions = message.cordoned_regions.iter().take(NAMED_MAX);
     let regions: Vec<Name> =
         regions.filter_map(|region| named("cordoned_regions", region).map_err(&mut wrong).ok()).collect();
-    match (id, name, silent) {
-        (Some(id), Some(name), Some(silent)) if violations.is_empty() => Ok(Announcement {
+    match (id, name, silent, hold) {
+        (Some(id), Some(name), Some(silent), Some(hold)) if violations.is_empty() => Ok(Announcement {
             id,
             name,
             started_by: message.started_by.clone(),
             principal,
-            hold: Duration::from_millis(message.hold_ms),
+            hold,
             silent: silent.into_iter().collect(),
             cordoned_regions: regions,
         }),
@@ -132,6 +131,16 @@ fn scope(message: &admin::RefuseTrafficRequest) -> Result<TrafficScope, Violatio
     Ok(scope)
 }
 
+/// A span that has to be given, between two others.
+fn span(field: &str, given: Option<time::Duration>, (min, max): (u64, u64)) -> Result<Duration, Violation> {
+    let given = given.ok_or_else(|| Violation::new(field, "must be given"))?;
+    let ms = duration_from_proto(field, given)?;
+    match (min..=max).contains(&ms) {
+        true => Ok(Duration::from_millis(ms)),
+        false => Err(Violation::span(field, ms, min, max)),
+    }
+}
+
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -148,11 +157,11 @@ fn drill(held: &Held) -> admin::Drill {
         name: held.name.to_string(),
         started_by: held.started_by.clone(),
         principal: held.principal.clone(),
-        held_ms: millis(held.left),
+        held: Some(duration(millis(held.left))),
         silent_replica_ids: held.silent.iter().map(|id| id.0).collect(),
         cordoned_regions: held.cordoned_regions.iter().map(ToString::to_string).collect(),
         refused: kinds.into_iter().filter(|(is, _)| *is).map(|(_, kind)| kind.into()).collect(),
-        refused_ms: millis(left),
+        refused_for: held.refused.map(|_| duration(millis(left))),
     }
 }
 
@@ -182,16 +191,15 @@ impl DrillService for DrillCalls {
         let scope = scope(message).map_err(&mut wrong).ok();
         let silent = replicas("silent_replica_ids", &message.silent_replica_ids).map_err(&mut wrong).ok();
         let max = millis(self.drills.refusal_max());
-        if !(REFUSAL_MS_MIN..=max).contains(&message.duration_ms) {
-            wrong(Violation::limit("duration_ms", message.duration_ms, REFUSAL_MS_MIN, max));
-        }
-        let (Some(id), Some(scope), Some(mut silent), true) = (id, scope, silent, violations.is_empty())
+        let length = span("duration", message.duration, (REFUSAL_MS_MIN, max)).map_err(&mut wrong).ok();
+        let (Some(id), Some(scope), Some(mut silent), Some(length), true) =
+            (id, scope, silent, length, violations.is_empty())
         else {
             return Err(invalid(violations));
         };
         silent.insert(self.router.engine().info().replica);
         self.check_quorum(&silent).map_err(|refusal| to_status(&refusal))?;
-        let held = self.drills.refuse(&id, scope, Duration::from_millis(message.duration_ms));
+        let held = self.drills.refuse(&id, scope, length);
         let held = held.map_err(|refusal| to_status(&refusal))?;
         Ok(Response::new(admin::RefuseTrafficResponse { drill: Some(drill(&held)) }))
     }
@@ -214,7 +222,7 @@ impl DrillService for DrillCalls {
         Ok(Response::new(admin::GetDrillResponse {
             drill: self.drills.current().as_ref().map(drill),
             replica_id: self.router.engine().info().replica.0,
-            refuse_max_ms: millis(self.drills.refusal_max()),
+            max_refusal: Some(millis(self.drills.refusal_max())).filter(|ms| *ms > 0).map(duration),
         }))
     }
 }

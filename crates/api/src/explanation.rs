@@ -18,7 +18,7 @@ const START_BASIS: &str = "every job before it gets its room first, as what runs
 
 /// Why a job waits, or what would become of it.
 pub(crate) fn waiting(view: &State, explanation: &JobExplanation) -> v1::Explanation {
-    let blockers = explanation.blockers.iter().map(|blocker| v1::Blocker {
+    let blockers = explanation.blockers.iter().map(|blocker| v1::BlockingJob {
         job_id: blocker.job.to_string(),
         name: blocker.name.to_string(),
         workers: blocker.workers,
@@ -27,23 +27,28 @@ pub(crate) fn waiting(view: &State, explanation: &JobExplanation) -> v1::Explana
     });
     v1::Explanation {
         reason: explanation.reason.code().to_owned(),
-        sentence: explanation.sentence.clone(),
+        message: explanation.sentence.clone(),
         policy_version: explanation.policy_version.0,
         placement: explanation.plan.as_ref().map(|plan| planned(view, plan)),
-        line: explanation.position.map(|position| v1::LinePosition {
+        queue_position: explanation.position.map(|position| v1::QueuePosition {
             requests_before: position.requests_before as u64,
             or_more: position.or_more,
         }),
         clusters: explanation.places.clusters.iter().map(cluster).collect(),
         quotas: explanation.quotas.iter().map(quota).collect(),
-        blockers: blockers.collect(),
+        blocking_jobs: blockers.collect(),
         start: explanation.start.map(|start| v1::StartEstimate {
             p10: log_time(start.q10),
             p50: log_time(start.q50),
             p90: start.q90.and_then(log_time),
             basis: START_BASIS.to_owned(),
         }),
-        would_help: explanation.places.would_help.clone(),
+        remedies: explanation
+            .places
+            .would_help
+            .iter()
+            .map(|text| v1::Remedy { message: text.clone() })
+            .collect(),
         estimate: Some(render::estimate(&explanation.estimate)),
         borrowers: explanation.borrowers.iter().map(borrower).collect(),
         standing: 0,
@@ -64,14 +69,14 @@ fn borrower(borrower: &Borrower) -> v1::Borrower {
         jobs: borrower.jobs,
         largest_job_id: borrower.largest.to_string(),
         hindrance: borrower.hindrance.map(|hindrance| hindrance.code().to_owned()).unwrap_or_default(),
-        hindrance_detail: borrower.hindrance.map(|hindrance| hindrance.to_string()).unwrap_or_default(),
+        hindrance_message: borrower.hindrance.map(|hindrance| hindrance.to_string()).unwrap_or_default(),
         available_time,
     }
 }
 
 /// Where a job is that does not wait, or how it ended.
 pub(crate) fn placed(view: &State, job: JobId, row: &JobRow) -> v1::Explanation {
-    let (reason, sentence) = render::status_of(view, job, row);
+    let (reason, message) = render::status_of(view, job, row);
     let placement = row.placement.as_deref().map(|placement| v1::PlannedPlacement {
         region: placement.region.to_string(),
         cluster: placement.cluster.to_string(),
@@ -81,7 +86,7 @@ pub(crate) fn placed(view: &State, job: JobId, row: &JobRow) -> v1::Explanation 
     });
     v1::Explanation {
         reason,
-        sentence,
+        message,
         policy_version: view.policy().version.0,
         placement,
         estimate: Some(render::estimate(&row.estimate)),
@@ -155,8 +160,8 @@ fn score(score: &Score) -> Vec<v1::ScorePart> {
     score.parts.iter().map(part).collect()
 }
 
-fn cluster(report: &ClusterReport) -> v1::ClusterReport {
-    v1::ClusterReport {
+fn cluster(report: &ClusterReport) -> v1::ClusterFit {
+    v1::ClusterFit {
         region: report.region.to_string(),
         cluster: report.cluster.to_string(),
         accelerator_type: report.kind.as_ref().map(Name::to_string).unwrap_or_default(),
@@ -183,8 +188,8 @@ fn nodes(counts: &NodeCounts) -> v1::NodeCounts {
         tainted: counts.tainted,
         not_isolated: counts.not_isolated,
         too_small: counts.too_small,
-        in_window: counts.in_window,
-        held: counts.held,
+        blocked_by_window: counts.in_window,
+        reserved: counts.held,
         full: counts.full,
         fit: counts.fit,
     }

@@ -1,6 +1,6 @@
 //! `muster.v1beta1.FleetService`.
 
-use muster_decider::{Command, DrainOrder, RepairOrder};
+use muster_decider::{Command, DrainOrder, RepairOrder, check_health_policy};
 use muster_engine::{Engine, Reading};
 use muster_state::{RequestAnswer, State};
 use muster_types::{Consistency, LogIndex, Name, NodeId, Refusal, RefusalCode, RequestId, Violation};
@@ -101,11 +101,11 @@ fn find_to_forget(view: &State, text: &str, request: Option<RequestId>) -> Resul
 /// How a repair ended, as a request says it.
 fn repair_outcome(message: &v1::FinishNodeRepairRequest) -> Result<RepairOrder, Status> {
     match message.outcome() {
-        v1::RepairOutcome::Done if message.detail.is_empty() => Ok(RepairOrder::Done),
+        v1::RepairOutcome::Done if message.message.is_empty() => Ok(RepairOrder::Done),
         v1::RepairOutcome::Done => {
-            Err(invalid(vec![Violation::new("detail", "must be left out of a repair that is done")]))
+            Err(invalid(vec![Violation::new("message", "must be left out of a repair that is done")]))
         }
-        v1::RepairOutcome::Failed => Ok(RepairOrder::Failed { detail: message.detail.clone() }),
+        v1::RepairOutcome::Failed => Ok(RepairOrder::Failed { detail: message.message.clone() }),
         v1::RepairOutcome::Unspecified => {
             let text = "must be REPAIR_OUTCOME_DONE or REPAIR_OUTCOME_FAILED";
             Err(invalid(vec![Violation::new("outcome", text)]))
@@ -215,8 +215,8 @@ impl FleetService for Fleet {
         let command = admission::admission_command(&message)?;
         let engine = self.router.engine();
         let local = || async {
-            let answer = engine.execute(command.clone()).await?;
-            Ok(v1::SetNodeAdmissionResponse { freshness: written(engine, answer.at()) })
+            let at = engine.execute(command.clone()).await?.at();
+            Ok(v1::SetNodeAdmissionResponse { freshness: written(engine, at), version: at.0 })
         };
         let onward = |channel| {
             let request = Router::onward(message.clone(), caller);
@@ -382,11 +382,22 @@ impl FleetService for Fleet {
     ) -> Result<Response<v1::SetHealthPolicyResponse>, Status> {
         let caller = self.router.caller(&request);
         let message = request.into_inner();
-        let id = request_id("request_id", &message.request_id).map_err(|v| invalid(vec![v]))?;
         let policy = health_policy_from_proto("policy", message.policy.as_ref()).map_err(invalid)?;
         let expected_version = message.expected_version.map(LogIndex);
+        let id = match message.validate_only {
+            true => None,
+            false => Some(request_id("request_id", &message.request_id).map_err(|v| invalid(vec![v]))?),
+        };
         let engine = self.router.engine();
         let local = || async {
+            let Some(id) = id else {
+                let view = engine.reading();
+                let version = check_health_policy(&view, &policy, expected_version)?;
+                return Ok(v1::SetHealthPolicyResponse {
+                    version: version.0,
+                    freshness: Some(freshness(engine, &view)),
+                });
+            };
             let policy = Box::new(policy.clone());
             let command = Command::SetHealthPolicy { request: id, policy, expected_version };
             let at = engine.execute(command).await?.at();

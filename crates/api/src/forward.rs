@@ -753,8 +753,8 @@ mod tests {
         use crate::watcher::Watches;
         use muster_wire::v1::fleet_service_server::FleetService as _;
         use muster_wire::v1::job_service_server::JobService as _;
-        use muster_wire::v1::queue_service_server::QueueService as _;
-        use muster_wire::v1::{ListJobsRequest, ListNodesRequest, ListQueuesRequest};
+        use muster_wire::v1::tenant_service_server::TenantService as _;
+        use muster_wire::v1::{ListJobsRequest, ListNodesRequest, ListTenantsRequest};
         let router = Router::new(sample::leader().await, ApiConfig::DEFAULT, Security::Plaintext);
         let jobs = Jobs::new(router.clone(), Watches::new());
         let call = async move { jobs.list_jobs(Request::new(ListJobsRequest::default())).await };
@@ -764,9 +764,9 @@ mod tests {
         let (waits, nodes) = waits_for_a_turn(&router, call).await;
         assert!(waits && nodes.nodes.is_empty());
         let queues = Queues::new(router.clone(), Watches::new());
-        let call = async move { queues.list_queues(Request::new(ListQueuesRequest::default())).await };
+        let call = async move { queues.list_tenants(Request::new(ListTenantsRequest::default())).await };
         let (waits, queues) = waits_for_a_turn(&router, call).await;
-        assert!(waits && queues.queues.is_empty());
+        assert!(waits && queues.tenants.is_empty());
         let account = Account::of(&Principal::Plaintext);
         let thread = || Ok(std::thread::current().name().map(ToOwned::to_owned));
         let made = router.page(account, 1, thread).await.expect("it is made").into_inner();

@@ -1,16 +1,301 @@
-//! Which jobs a list or a watch is of, by what jobs carry.
+//! Which jobs a list or a watch is of.
 
+use muster_state::{JobRow, Placement, State};
 use muster_types::metadata::ANONYMOUS;
-use muster_types::{JobMetadata, LabelSelector, Violation, limits};
-use std::collections::BTreeMap;
+use muster_types::{
+    ArrayId, JobId, JobMetadata, JobSpec, LabelSelector, LogTime, Name, PriorityTier, Violation, limits,
+};
+use muster_wire::closed::given_from_proto;
+use muster_wire::convert::{array_id, job_id};
+use muster_wire::time::timestamp_from_proto;
+use muster_wire::token::filter_digest;
+use muster_wire::v1;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 use tonic::Status;
 
+use crate::forward::Caller;
 use crate::read::invalid;
+use crate::render;
+
+/// Jobs that one filter may name.
+const JOBS_MAX: usize = 1_000;
+/// Jobs that one page looks at: a filter that matches nothing must not walk through millions. The
+/// page ends early then, with a token.
+const JOBS_LOOKED_AT_MAX: usize = 100_000;
+/// Rows of labels and creators that one page looks at: each is far cheaper than a job.
+const METADATA_LOOKED_AT_MAX: usize = 1_000_000;
+
+/// The jobs of a list or a watch. What is empty narrows nothing.
+#[derive(Debug, Default)]
+pub(crate) struct JobFilter {
+    jobs: BTreeSet<JobId>,
+    array: Option<ArrayId>,
+    tenant: String,
+    /// Whether the tenants below that one are meant, too.
+    descendants: bool,
+    phases: BTreeSet<i32>,
+    tiers: BTreeSet<PriorityTier>,
+    name_prefix: String,
+    metadata: MetadataFilter,
+    region: String,
+    cluster: String,
+    node: String,
+    created_from: Option<LogTime>,
+    created_until: Option<LogTime>,
+}
+
+/// A job with what a filter looks at.
+#[derive(Clone, Copy)]
+pub(crate) struct Candidate<'a> {
+    pub(crate) id: JobId,
+    pub(crate) row: &'a JobRow,
+    pub(crate) spec: &'a JobSpec,
+    pub(crate) metadata: Option<&'a Arc<JobMetadata>>,
+}
+
+impl JobFilter {
+    /// The filter of a request, with the caller in the place of `mine`.
+    ///
+    /// # Errors
+    /// Lists the fields that cannot be read.
+    pub(crate) fn new(message: Option<v1::JobFilter>, caller: &Caller) -> Result<JobFilter, Status> {
+        let mut found = Vec::new();
+        let filter = JobFilter::read(message.unwrap_or_default(), caller, &mut found);
+        match found.is_empty() {
+            true => Ok(filter),
+            false => Err(invalid(found.into_iter().map(|violation| violation.under("filter")).collect())),
+        }
+    }
+
+    fn read(message: v1::JobFilter, caller: &Caller, found: &mut Vec<Violation>) -> JobFilter {
+        if message.descendants && message.tenant.is_empty() {
+            found.push(Violation::new("descendants", "needs `tenant`, which they are below"));
+        }
+        let creator = creator(caller, message.mine, message.creator, found);
+        let metadata = MetadataFilter::new(&message.label_selector, &creator).map_err(|v| found.extend(v));
+        let mut moment = |field: &str, moment| {
+            let read = Option::map(moment, |moment| timestamp_from_proto(field, moment));
+            read.transpose().map_err(|violation| found.push(violation)).ok().flatten().map(LogTime)
+        };
+        let created_from = moment("created_from", message.created_from);
+        let created_until = moment("created_until", message.created_until);
+        let mut tiers = BTreeSet::new();
+        for (place, tier) in message.tiers.into_iter().enumerate() {
+            match given_from_proto(&format!("tiers[{place}]"), tier) {
+                Ok(tier) => _ = tiers.insert(tier),
+                Err(violation) => {
+                    found.push(violation);
+                    break;
+                }
+            }
+        }
+        let array = match message.array_id.as_str() {
+            "" => None,
+            text => array_id("array_id", text).map_err(|violation| found.push(violation)).ok(),
+        };
+        JobFilter {
+            jobs: job_ids(&message.job_ids, found),
+            array,
+            tenant: message.tenant,
+            descendants: message.descendants,
+            phases: phases(&message.phases, found),
+            tiers,
+            name_prefix: message.name_prefix,
+            metadata: metadata.unwrap_or_default(),
+            region: message.region,
+            cluster: message.cluster,
+            node: message.node,
+            created_from,
+            created_until,
+        }
+    }
+
+    /// Of all that narrows it down, to tell it from another one.
+    pub(crate) fn digest(&self) -> u64 {
+        // No watch of anything else begins with this word.
+        let mut parts = vec!["jobs".to_owned()];
+        let mut part = |key: &str, value: String| parts.push(format!("{key}={value}"));
+        self.jobs.iter().for_each(|id| part("job", id.to_string()));
+        self.phases.iter().for_each(|phase| part("phase", phase.to_string()));
+        self.tiers.iter().for_each(|tier| part("tier", tier.to_string()));
+        self.array.iter().for_each(|id| part("array", id.to_string()));
+        self.created_from.iter().for_each(|at| part("from", at.0.to_string()));
+        self.created_until.iter().for_each(|at| part("until", at.0.to_string()));
+        if self.descendants {
+            part("descendants", String::new());
+        }
+        let texts = [
+            ("tenant", &self.tenant),
+            ("name", &self.name_prefix),
+            ("region", &self.region),
+            ("cluster", &self.cluster),
+            ("node", &self.node),
+        ];
+        for (key, text) in texts.into_iter().filter(|(_, text)| !text.is_empty()) {
+            part(key, text.clone());
+        }
+        parts.extend(self.metadata.parts());
+        filter_digest(parts.iter().map(String::as_str))
+    }
+
+    /// Whether a list shows the job, and a watch that begins.
+    pub(crate) fn shows(&self, view: &State, job: Candidate<'_>) -> bool {
+        let phase: i32 = render::phase_of(&job.row.phase).into();
+        (self.phases.is_empty() || self.phases.contains(&phase))
+            && self.covers(view, job)
+            && self.is_placed(view, [job.row.placement.as_deref()])
+    }
+
+    /// Whether a watch tells of a change of the job: also of one that it left the filter's place by, or its phases.
+    pub(crate) fn follows(&self, view: &State, job: Candidate<'_>) -> bool {
+        self.covers(view, job)
+            && self.is_placed(view, [job.row.placement.as_deref(), job.row.previous.as_deref()])
+    }
+
+    /// Whether a watch tells that the job is not kept any more: what it was, nobody knows by then.
+    pub(crate) fn may_have_shown(&self, id: JobId) -> bool {
+        (self.jobs.is_empty() || self.jobs.contains(&id))
+            && self.array.is_none_or(|array| range_of(array).contains(&id))
+    }
+
+    /// Whether it passes by what never changes of it.
+    fn covers(&self, view: &State, Candidate { id, row, spec, metadata }: Candidate<'_>) -> bool {
+        let array = || spec.array.map(|member| ArrayId::of_member(id, member.index));
+        (self.jobs.is_empty() || self.jobs.contains(&id))
+            && (self.array.is_none() || self.array == array())
+            && self.is_of_tenant(view, &spec.tenant)
+            && (self.tiers.is_empty() || self.tiers.contains(&spec.tier))
+            && spec.name.starts_with(&self.name_prefix)
+            && self.created_from.is_none_or(|from| row.submitted_at >= from)
+            && self.created_until.is_none_or(|until| row.submitted_at < until)
+            && self.metadata.passes(metadata)
+    }
+
+    fn is_of_tenant(&self, view: &State, tenant: &Name) -> bool {
+        let is_it = |tenant: &Name| **tenant == *self.tenant;
+        self.tenant.is_empty()
+            || is_it(tenant)
+            || (self.descendants && view.policy().policy.ancestry(tenant).any(is_it))
+    }
+
+    fn is_placed<const N: usize>(&self, view: &State, places: [Option<&Placement>; N]) -> bool {
+        if self.region.is_empty() && self.cluster.is_empty() && self.node.is_empty() {
+            return true;
+        }
+        let node = Name::new(&self.node).and_then(|name| view.node_named(&name));
+        places.into_iter().flatten().any(|place| {
+            (self.region.is_empty() || *place.region == *self.region)
+                && (self.cluster.is_empty() || *place.cluster == *self.cluster)
+                && (self.node.is_empty() || place.slots.iter().any(|slot| Some(slot.node) == node))
+        })
+    }
+
+    /// Jobs that a page looks at, newest first: those before `after`, and how many of them it may look at. Where only jobs
+    /// that carry something can pass, all those that do are walked through and nothing else is read of the others.
+    pub(crate) fn candidates<'a>(
+        &'a self,
+        view: &'a State,
+        after: Option<JobId>,
+    ) -> (Box<dyn Iterator<Item = (JobId, Option<Candidate<'a>>)> + 'a>, usize) {
+        let end = after.unwrap_or(JobId(u64::MAX));
+        let of = move |id: JobId, row| {
+            let spec = view.spec(id)?;
+            Some(Candidate { id, row, spec, metadata: view.metadata(id) })
+        };
+        if !self.jobs.is_empty() {
+            let named = self.jobs.range(..end).rev();
+            let jobs = named.map(move |id| (*id, view.job(*id).and_then(|row| of(*id, row))));
+            return (Box::new(jobs), JOBS_LOOKED_AT_MAX);
+        }
+        let range = match self.array.map(range_of) {
+            Some(array) => array.start.min(end)..array.end.min(end),
+            None => JobId(0)..end,
+        };
+        if self.metadata.needs_metadata() && self.array.is_none() {
+            let carrying = view.all_metadata().range(range).rev();
+            let passing = |carried| self.metadata.passes(Some(carried));
+            let jobs = carrying.map(move |(id, carried)| {
+                let row = passing(carried).then(|| view.job(*id)).flatten();
+                (*id, row.and_then(|row| of(*id, row)))
+            });
+            return (Box::new(jobs), METADATA_LOOKED_AT_MAX);
+        }
+        let jobs = view.jobs().range(range).rev();
+        (Box::new(jobs.map(move |(id, row)| (*id, of(*id, row)))), JOBS_LOOKED_AT_MAX)
+    }
+
+    /// The jobs that a watch begins with, and none for each that is looked at and not one of them.
+    pub(crate) fn present<'a>(
+        &'a self,
+        view: &'a State,
+    ) -> Box<dyn Iterator<Item = Option<Candidate<'a>>> + Send + 'a> {
+        let of = move |id: JobId| {
+            let (row, spec) = (view.job(id)?, view.spec(id)?);
+            let job = Candidate { id, row, spec, metadata: view.metadata(id) };
+            self.shows(view, job).then_some(job)
+        };
+        match (self.jobs.is_empty(), self.array.map(range_of)) {
+            (false, _) => Box::new(self.jobs.iter().map(move |id| of(*id))),
+            (true, Some(range)) => Box::new(view.jobs().range(range).map(move |(id, _)| of(*id))),
+            (true, None) => Box::new(view.jobs().iter().map(move |(id, _)| of(*id))),
+        }
+    }
+
+    /// Whether every job behind this one, which are older, was submitted too early.
+    pub(crate) fn is_past(&self, job: Candidate<'_>) -> bool {
+        self.created_from.is_some_and(|from| job.row.submitted_at < from)
+    }
+}
+
+/// Ids that jobs of an array have: those of one record, from its first job on.
+fn range_of(ArrayId(first): ArrayId) -> Range<JobId> {
+    JobId(first)..JobId(first.saturating_add(JobId::PER_RECORD))
+}
+
+/// The creator that a list or a watch is narrowed to.
+fn creator(caller: &Caller, mine: bool, creator: String, found: &mut Vec<Violation>) -> String {
+    match (mine, caller.creator()) {
+        (false, _) => creator,
+        (true, _) if !creator.is_empty() => {
+            let text = "cannot be given together with `mine`, which is the creator that asks";
+            found.push(Violation::new("creator", text));
+            String::new()
+        }
+        (true, nobody) if nobody.is_empty() => ANONYMOUS.to_owned(),
+        (true, creator) => creator,
+    }
+}
+
+fn job_ids(texts: &[String], found: &mut Vec<Violation>) -> BTreeSet<JobId> {
+    if texts.len() > JOBS_MAX {
+        found.push(Violation::limit("job_ids", texts.len() as u64, 0, JOBS_MAX as u64));
+        return BTreeSet::new();
+    }
+    let mut jobs = BTreeSet::new();
+    for (place, text) in texts.iter().enumerate() {
+        match job_id(&format!("job_ids[{place}]"), text) {
+            Ok(id) => drop(jobs.insert(id)),
+            Err(violation) => found.push(violation),
+        }
+    }
+    jobs
+}
+
+fn phases(numbers: &[i32], found: &mut Vec<Violation>) -> BTreeSet<i32> {
+    for number in numbers {
+        if let Ok(v1::JobPhase::Unspecified) | Err(_) = v1::JobPhase::try_from(*number) {
+            found.push(Violation::new("phases", format!("{number} is not a phase")));
+            return BTreeSet::new();
+        }
+    }
+    numbers.iter().copied().collect()
+}
 
 /// The labels and the creator that jobs must have.
 #[derive(Debug, Default)]
-pub(crate) struct MetadataFilter {
+struct MetadataFilter {
     selector: LabelSelector,
     /// The creator that a job must have; empty when every creator is selected.
     creator: String,
@@ -18,8 +303,8 @@ pub(crate) struct MetadataFilter {
 
 impl MetadataFilter {
     /// # Errors
-    /// When the selector cannot be read; the refusal says at which character.
-    pub(crate) fn new(label_selector: &str, creator: &str) -> Result<MetadataFilter, Status> {
+    /// When the selector cannot be read; the violation says at which character.
+    fn new(label_selector: &str, creator: &str) -> Result<MetadataFilter, Vec<Violation>> {
         let mut violations = Vec::new();
         let selector = LabelSelector::parse(label_selector).unwrap_or_else(|error| {
             violations.push(Violation::new("label_selector", error.to_string()));
@@ -30,22 +315,22 @@ impl MetadataFilter {
             violations.push(Violation::new("creator", format!("must be at most {max} bytes")));
         }
         if !violations.is_empty() {
-            return Err(invalid(violations));
+            return Err(violations);
         }
         Ok(MetadataFilter { selector, creator: creator.to_owned() })
     }
 
     /// Whether it passes every job.
-    pub(crate) fn is_empty(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.selector.is_empty() && self.creator.is_empty()
     }
 
     /// Whether a job that has neither labels nor a known creator cannot pass.
-    pub(crate) fn needs_metadata(&self) -> bool {
+    fn needs_metadata(&self) -> bool {
         self.selector.needs_labels() || !(self.creator.is_empty() || self.creator == ANONYMOUS)
     }
 
-    pub(crate) fn passes(&self, metadata: Option<&Arc<JobMetadata>>) -> bool {
+    fn passes(&self, metadata: Option<&Arc<JobMetadata>>) -> bool {
         if self.is_empty() {
             return true;
         }
@@ -58,9 +343,8 @@ impl MetadataFilter {
             && self.selector.matches(&metadata.labels)
     }
 
-    /// What it adds to the filter that a token belongs to: nothing when it is empty, so that earlier tokens stay
-    /// good.
-    pub(crate) fn parts(&self) -> Vec<String> {
+    /// What it adds to the filter that a token belongs to.
+    fn parts(&self) -> Vec<String> {
         if self.is_empty() {
             return Vec::new();
         }

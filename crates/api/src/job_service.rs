@@ -5,8 +5,7 @@ use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use muster_decider::{Answer, Command};
 use muster_engine::{Attempt, Engine, LogRequest, Reading};
-use muster_state::{JobRow, Phase, RankState, State};
-use muster_types::metadata::ANONYMOUS;
+use muster_state::{Phase, RankState, State};
 use muster_types::{
     Consistency, FencingToken, JobId, LogIndex, NodeId, Refusal, RefusalCode, Submission, Violation, limits,
 };
@@ -15,19 +14,20 @@ use muster_wire::convert::{
     UNSAID_OF_LISTS, fencing_token_from_proto, fencing_token_to_proto, job_id, jobs_from_proto, request_id,
     submission_to_proto, submissions_from_proto,
 };
+use muster_wire::shared::encoded_len;
 use muster_wire::status::to_status;
-use muster_wire::token::{List, PageToken, TokenError, filter_digest};
+use muster_wire::token::{List, PageToken, TokenError};
 use muster_wire::v1;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::job_service_server::JobService;
-use std::collections::BTreeSet;
+use muster_wire::v1::task_group::Runtime;
 use std::sync::Arc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::explanation;
 use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router};
-use crate::job_filter::MetadataFilter;
+use crate::job_filter::JobFilter;
 use crate::original::Onward;
 use crate::read::{cluster, freshness, invalid, page_size};
 use crate::render::{self, Detail};
@@ -36,13 +36,11 @@ use crate::sight::Sight;
 use crate::submit_stream::{self, naming_leader};
 use crate::watcher::{JobTopic, Messages, Watches};
 
-/// Jobs that one page looks at: a filter that matches nothing must not walk through millions. The
-/// page ends early then, with a token.
-const JOBS_LOOKED_AT_MAX: usize = 100_000;
-/// Rows of labels and creators that one page looks at: each is far cheaper than a job.
-const METADATA_LOOKED_AT_MAX: usize = 1_000_000;
 /// What a row of a page takes, with the names in it.
 const ROW_BYTES: usize = 2 << 10;
+/// A page of full jobs ends when it has come to this size, and what one may take: the largest job comes behind that.
+const PAGE_BYTES: usize = 1 << 20;
+const FULL_PAGE_BYTES: usize = 4 * PAGE_BYTES;
 /// What submissions that wait for a decision may take in memory, in KiB: as much as the engine has for them.
 const WAITING_KIB_MAX: u64 = 64 << 10;
 /// Outputs that are read at a time.
@@ -124,13 +122,13 @@ impl Jobs {
         let local = || async {
             let view = engine.reading();
             check_tenants(caller, &view, jobs)?;
-            engine.check_submission(&view, jobs).map_err(of_one_spec)?;
+            engine.check_submission(&view, jobs).map_err(of_one_job)?;
             Ok(v1::SubmitJobResponse { job_ids: Vec::new(), freshness: Some(freshness(engine, &view)) })
         };
         let onward = |channel| {
-            let spec = messages(jobs).next();
+            let job = messages(jobs).next();
             let message =
-                v1::SubmitJobRequest { request_id: request_id.to_owned(), spec, validate_only: true };
+                v1::SubmitJobRequest { request_id: request_id.to_owned(), job, validate_only: true };
             let request = Router::onward(message, caller);
             async move { Ok(onward_client(channel).submit_job(request).await?.into_inner()) }
         };
@@ -170,8 +168,8 @@ impl Jobs {
             return Box::pin(self.validate(caller, &text, &jobs)).await;
         }
         let onward = |channel| {
-            let spec = messages(&jobs).next();
-            let message = v1::SubmitJobRequest { request_id: text.clone(), spec, validate_only };
+            let job = messages(&jobs).next();
+            let message = v1::SubmitJobRequest { request_id: text.clone(), job, validate_only };
             let request = Router::onward(message, caller);
             let call: BoxFuture<'static, Result<Submitted, Status>> = Box::pin(async move {
                 let answer = onward_client(channel).submit_job(request).await?.into_inner();
@@ -179,7 +177,7 @@ impl Jobs {
             });
             call
         };
-        let (job_ids, freshness) = self.submit(caller, id, &jobs, of_one_spec, onward).await?;
+        let (job_ids, freshness) = self.submit(caller, id, &jobs, of_one_job, onward).await?;
         Ok(v1::SubmitJobResponse { job_ids, freshness })
     }
 }
@@ -194,30 +192,31 @@ struct Checked {
 
 impl Checked {
     fn check(message: v1::SubmitJobRequest, caller: Caller) -> Result<Checked, Status> {
-        let v1::SubmitJobRequest { request_id: text, spec, validate_only } = message;
+        let v1::SubmitJobRequest { request_id: text, job, validate_only } = message;
+        check_features("job", job.as_ref())?;
         let mut violations = Vec::new();
         let id = request_id("request_id", &text).map_err(|v| violations.push(v)).ok();
-        let jobs = submissions_from_proto("spec", spec).map_err(|v| violations.extend(v)).ok();
+        let jobs = submissions_from_proto("job", job).map_err(|v| violations.extend(v)).ok();
         let (Some(id), Some(mut jobs)) = (id, jobs) else { return Err(invalid(violations)) };
         Submission::set_creator(&mut jobs, &caller.creator());
         Ok(Checked { id, text, jobs: jobs.into(), validate_only })
     }
 }
 
-/// A refusal in the words of a request that has one spec and no list of them.
-fn of_one_spec(mut refusal: Refusal) -> Refusal {
+/// A refusal in the words of a request that has one job and no list of them.
+fn of_one_job(mut refusal: Refusal) -> Refusal {
     for violation in &mut refusal.violations {
-        if let Some(rest) = violation.field.strip_prefix("specs[0]") {
-            violation.field = format!("spec{rest}");
+        if let Some(rest) = violation.field.strip_prefix("jobs[0]") {
+            violation.field = format!("job{rest}");
         }
     }
-    refusal.message = refusal.message.replace("specs[0]", "spec");
+    refusal.message = refusal.message.replace("jobs[0]", "job");
     refusal
 }
 
 /// The messages that become these jobs at another replica: defaults are filled in already, and an array is
 /// one message, made from its first job.
-fn messages(jobs: &[Submission]) -> impl Iterator<Item = v1::JobSpec> {
+fn messages(jobs: &[Submission]) -> impl Iterator<Item = v1::Job> {
     let first = |job: &&Submission| job.array.is_none_or(|array| array.index == 0);
     jobs.iter().filter(first).map(submission_to_proto)
 }
@@ -233,6 +232,20 @@ pub(crate) fn written(engine: &muster_engine::Engine, at: LogIndex) -> Option<v1
     let own = freshness(engine, &engine.reading());
     // The rest is of whatever state is here by now.
     Some(v1::Freshness { log_index: at.0, log_time: None, staleness: None, ..own })
+}
+
+/// Refuses jobs that ask for what no replica of this release can do. `at` is the path of the message or of the list.
+fn check_features<'a>(at: &str, jobs: impl IntoIterator<Item = &'a v1::Job>) -> Result<(), Status> {
+    let is_container = |group: &v1::TaskGroup| matches!(group.runtime, Some(Runtime::Container(_)));
+    let asks = |job: &v1::Job| job.spec().groups.iter().any(is_container);
+    match jobs.into_iter().any(asks) {
+        false => Ok(()),
+        true => {
+            let text = "no release runs containers yet; submit the job with `process`";
+            let refusal = Refusal::new(RefusalCode::FeatureUnknown, text);
+            Err(to_status(&refusal.with("feature", "container").with("field", at)))
+        }
+    }
 }
 
 fn too_many_jobs(field: &str, count: usize) -> Status {
@@ -274,20 +287,21 @@ impl JobService for Jobs {
         request: Request<v1::SubmitJobsRequest>,
     ) -> Result<Response<v1::SubmitJobsResponse>, Status> {
         let caller = self.router.caller(&request);
-        let v1::SubmitJobsRequest { request_id: text, specs } = request.into_inner();
-        let count = specs.len();
+        let v1::SubmitJobsRequest { request_id: text, jobs: messages } = request.into_inner();
+        let count = messages.len();
         if count == 0 || count > limits::BATCH_JOBS_MAX {
-            return Err(too_many_jobs("specs", count));
+            return Err(too_many_jobs("jobs", count));
         }
+        check_features("jobs", &messages)?;
         let mut violations = Vec::new();
         let id = request_id("request_id", &text).map_err(|v| violations.push(v)).ok();
-        let jobs = jobs_from_proto("specs", specs).map_err(|v| violations.extend(v)).ok();
+        let jobs = jobs_from_proto("jobs", messages).map_err(|v| violations.extend(v)).ok();
         let (Some(id), Some(mut jobs)) = (id, jobs) else { return Err(invalid(violations)) };
         Submission::set_creator(&mut jobs, &caller.creator());
         let jobs: Arc<[Submission]> = jobs.into();
         let onward = |channel| {
             let message =
-                v1::SubmitJobsRequest { request_id: text.clone(), specs: messages(&jobs).collect() };
+                v1::SubmitJobsRequest { request_id: text.clone(), jobs: self::messages(&jobs).collect() };
             let call: BoxFuture<'static, Result<Submitted, Status>> = Box::pin(async move {
                 let request = Router::onward(message, caller);
                 let answer = onward_client(channel).submit_jobs(request).await?.into_inner();
@@ -349,7 +363,8 @@ impl JobService for Jobs {
         let (deadline, account) =
             (self.router.read_deadline(&request), self.router.caller(&request).account());
         let message = request.into_inner();
-        let jobs = submissions_from_proto("spec", message.spec).map_err(invalid)?;
+        check_features("job", message.job.as_ref())?;
+        let jobs = submissions_from_proto("job", message.job).map_err(invalid)?;
         let engine = self.router.engine();
         let view =
             self.router.fresh(account, (message.read.as_ref(), Consistency::Linearizable), deadline).await?;
@@ -386,7 +401,7 @@ impl JobService for Jobs {
         Ok(Response::new(v1::ExplainJobResponse {
             explanation: Some(sight.explanation(&view, id, explanation)),
             freshness: Some(freshness(engine, &view)),
-            recovery: sight.recovery(&view, id, render::recovery(&view, id, Detail::Full)),
+            history: sight.history(&view, id, render::attempt_history(&view, id, Detail::Full)),
             checkpoint_advice: explanation::checkpoint_advice(&view, id, view.log_time()),
         }))
     }
@@ -423,13 +438,17 @@ impl JobService for Jobs {
         let (account, sight) = (caller.account(), caller.sight());
         let mut message = request.into_inner();
         let size = page_size(message.page_size)?;
-        message.creator = creator(&caller, message.mine, message.creator)?;
-        let filter = MetadataFilter::new(&message.label_selector, &message.creator)?;
+        let detail = detail(message.view, Detail::Basic)?;
+        let filter = JobFilter::new(message.filter.take(), &caller)?;
         let engine = self.router.engine();
         let view = self.router.fresh(account, (message.read.as_ref(), UNSAID_OF_LISTS), deadline).await?;
         let engine = engine.clone();
-        let make = move || list(&engine, &view, &message, &filter, (size, sight));
-        self.router.page(account, size.saturating_mul(ROW_BYTES), make).await
+        let bytes = match detail {
+            Detail::Basic => size.saturating_mul(ROW_BYTES),
+            Detail::Full => FULL_PAGE_BYTES,
+        };
+        let make = move || list(&engine, &view, &message.page_token, filter, (size, detail, sight));
+        self.router.page(account, bytes, make).await
     }
 
     type WatchJobsStream = Messages<v1::WatchJobsResponse>;
@@ -440,19 +459,9 @@ impl JobService for Jobs {
     ) -> Result<Response<Self::WatchJobsStream>, Status> {
         let caller = self.router.caller(&request);
         let message = request.into_inner();
-        let detail = match v1::JobView::try_from(message.view) {
-            Ok(v1::JobView::Basic) => Detail::Basic,
-            Ok(v1::JobView::Unspecified | v1::JobView::Full) => Detail::Full,
-            Err(_) => {
-                let text =
-                    format!("must be JOB_VIEW_BASIC or JOB_VIEW_FULL, got the number {}", message.view);
-                return Err(invalid(vec![Violation::new("view", text)]));
-            }
-        };
-        let creator = creator(&caller, message.mine, message.creator)?;
-        let metadata = MetadataFilter::new(&message.label_selector, &creator)?;
-        let names = (message.tenant, message.name_prefix);
-        let topic = JobTopic::new(&message.job_ids, names, metadata, (detail, caller.sight()))?;
+        let detail = detail(message.view, Detail::Full)?;
+        let filter = JobFilter::new(message.filter, &caller)?;
+        let topic = JobTopic::new(filter, message.skip_initial, (detail, caller.sight()));
         let account = caller.account();
         self.watches.open(&self.router, topic, &message.resume_token, account).map(Response::new)
     }
@@ -572,16 +581,16 @@ fn check_tenants(caller: Caller, view: &State, jobs: &[Submission]) -> Result<()
     })
 }
 
-/// The creator that a list or a watch is narrowed to.
-fn creator(caller: &Caller, mine: bool, creator: String) -> Result<String, Status> {
-    match (mine, caller.creator()) {
-        (false, _) => Ok(creator),
-        (true, _) if !creator.is_empty() => {
-            let text = "cannot be given together with `mine`, which is the creator that asks";
-            Err(invalid(vec![Violation::new("creator", text)]))
+/// How much of each job a list or a watch carries.
+fn detail(view: i32, unsaid: Detail) -> Result<Detail, Status> {
+    match v1::JobView::try_from(view) {
+        Ok(v1::JobView::Unspecified) => Ok(unsaid),
+        Ok(v1::JobView::Basic) => Ok(Detail::Basic),
+        Ok(v1::JobView::Full) => Ok(Detail::Full),
+        Err(_) => {
+            let text = format!("must be JOB_VIEW_BASIC or JOB_VIEW_FULL, got the number {view}");
+            Err(invalid(vec![Violation::new("view", text)]))
         }
-        (true, nobody) if nobody.is_empty() => Ok(ANONYMOUS.to_owned()),
-        (true, creator) => Ok(creator),
     }
 }
 
@@ -592,88 +601,52 @@ fn no_such_job(id: JobId) -> Refusal {
 fn list(
     engine: &muster_engine::Engine,
     view: &Reading,
-    message: &v1::ListJobsRequest,
-    metadata: &MetadataFilter,
-    (size, sight): (usize, Sight),
+    page_token: &str,
+    filter: JobFilter,
+    (size, detail, sight): (usize, Detail, Sight),
 ) -> Result<v1::ListJobsResponse, Status> {
-    let cluster = cluster(view)?;
-    let mut phases: Vec<String> = Vec::new();
-    for phase in &message.phases {
-        match v1::JobPhase::try_from(*phase) {
-            Ok(v1::JobPhase::Unspecified) | Err(_) => {
-                return Err(invalid(vec![Violation::new("phases", format!("{phase} is not a phase"))]));
-            }
-            Ok(known) => phases.push(known.as_str_name().to_owned()),
-        }
-    }
-    let carried = metadata.parts();
-    let parts = phases.iter().map(String::as_str).chain(["|", &message.tenant, &message.name_prefix]);
-    let filter = filter_digest(parts.chain(carried.iter().map(String::as_str)));
+    let (cluster, digest) = (cluster(view)?, filter.digest());
     // The oldest state that one of the pages shows.
     let mut oldest = view.log_index();
-    let after = match message.page_token.as_str() {
+    let after = match page_token {
         "" => None,
         text => {
-            let token = PageToken::decode(text, cluster, List::Jobs, filter).map_err(bad_page)?;
+            let token = PageToken::decode(text, cluster, List::Jobs, digest).map_err(bad_page)?;
             oldest = oldest.min(token.log_index);
             Some(token.after.parse::<JobId>().map_err(|_| bad_page(TokenError::ReadToken))?)
         }
     };
-    let wanted: BTreeSet<i32> = message.phases.iter().copied().collect();
-    let matches = |row: &JobRow, spec: &muster_types::JobSpec| {
-        let phase: i32 = render::phase_of(&row.phase).into();
-        (wanted.is_empty() || wanted.contains(&phase))
-            && (message.tenant.is_empty() || *spec.tenant == *message.tenant)
-            && spec.name.starts_with(&message.name_prefix)
-    };
     let mut jobs = Vec::new();
+    let mut bytes = 0;
     let mut last = None;
     let mut more = false;
-    let looked_at_max = if metadata.needs_metadata() { METADATA_LOOKED_AT_MAX } else { JOBS_LOOKED_AT_MAX };
     // Newest first; a page ends before the one it began behind.
-    for (looked_at, (id, row)) in candidates(view, metadata, after).enumerate() {
-        if jobs.len() == size || looked_at == looked_at_max {
+    let (candidates, looked_at_max) = filter.candidates(view, after);
+    for (looked_at, (id, candidate)) in candidates.enumerate() {
+        if jobs.len() == size || looked_at == looked_at_max || bytes > PAGE_BYTES {
             more = true;
             break;
         }
         last = Some(id);
-        let Some((row, spec)) = row.zip(view.spec(id)) else { continue };
-        if matches(row, spec) {
-            jobs.push(render::job(view, id, row, spec, (Detail::Basic, sight)));
+        let Some(candidate) = candidate else { continue };
+        if filter.is_past(candidate) {
+            break;
+        }
+        if filter.shows(view, candidate) {
+            let job = render::job(view, id, candidate.row, candidate.spec, (detail, sight));
+            bytes += if detail == Detail::Full { encoded_len(&job) } else { 0 };
+            jobs.push(job);
         }
     }
     let next = last
         .filter(|_| more)
-        .map(|id| PageToken { after: id.to_string(), log_index: oldest }.encode(cluster, List::Jobs, filter));
+        .map(|id| PageToken { after: id.to_string(), log_index: oldest }.encode(cluster, List::Jobs, digest));
     let resume_token = match &next {
         Some(_) => String::new(),
-        None => {
-            let names = (message.tenant.clone(), message.name_prefix.clone());
-            let carried = MetadataFilter::new(&message.label_selector, &message.creator)?;
-            JobTopic::new(&[], names, carried, (Detail::Basic, sight))?.resume_behind(view, oldest)?
-        }
+        None => JobTopic::new(filter, false, (detail, sight)).resume_behind(view, oldest)?,
     };
     let freshness = Some(freshness(engine, view));
     Ok(v1::ListJobsResponse { jobs, next_page_token: next.unwrap_or_default(), freshness, resume_token })
-}
-
-/// Jobs that a page looks at, newest first: those before `after`. Where only jobs that carry something can pass, all those
-/// that do are walked through and nothing else is read of the others.
-fn candidates<'a>(
-    view: &'a State,
-    metadata: &'a MetadataFilter,
-    after: Option<JobId>,
-) -> Box<dyn Iterator<Item = (JobId, Option<&'a JobRow>)> + 'a> {
-    let before = ..after.unwrap_or(JobId(u64::MAX));
-    if metadata.needs_metadata() {
-        let carrying = view.all_metadata().range(before).rev();
-        let passing = |carried| metadata.passes(Some(carried));
-        return Box::new(
-            carrying.map(move |(id, carried)| (*id, passing(carried).then(|| view.job(*id)).flatten())),
-        );
-    }
-    let jobs = view.jobs().range(before).rev();
-    Box::new(jobs.map(|(id, row)| (*id, Some(row).filter(|_| metadata.passes(view.metadata(*id))))))
 }
 
 pub(crate) fn bad_page(error: TokenError) -> Status {

@@ -22,9 +22,9 @@ fn texts(pairs: &[(&str, &str)]) -> HashMap<String, String> {
 
 fn labelled(tenant: &str, number: u32, labels: &[(&str, &str)]) -> v1::SubmitJobRequest {
     let mut request = submission(tenant, number);
-    let spec = request.spec.as_mut().expect("it has one");
-    spec.labels = texts(labels);
-    spec.annotations = texts(&[("note", "between\nus")]);
+    let job = request.job.as_mut().expect("it has one");
+    job.labels = texts(labels);
+    job.annotations = texts(&[("note", "between\nus")]);
     request
 }
 
@@ -53,11 +53,17 @@ async fn list(jobs: &mut Jobs, request: v1::ListJobsRequest) -> Result<Vec<Strin
 }
 
 fn selected(label_selector: &str) -> v1::ListJobsRequest {
-    v1::ListJobsRequest { label_selector: label_selector.to_owned(), ..Default::default() }
+    v1::ListJobsRequest {
+        filter: Some(v1::JobFilter { label_selector: label_selector.to_owned(), ..Default::default() }),
+        ..Default::default()
+    }
 }
 
 fn by(creator: &str) -> v1::ListJobsRequest {
-    v1::ListJobsRequest { creator: creator.to_owned(), ..Default::default() }
+    v1::ListJobsRequest {
+        filter: Some(v1::JobFilter { creator: creator.to_owned(), ..Default::default() }),
+        ..Default::default()
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -68,8 +74,8 @@ async fn the_creator_is_who_submits_whatever_is_said() {
     let first = submit(&mut ada, labelled("vision", 1, &[("creator", "root"), ("team", "a")])).await;
     let shown = show(&mut ada, &first).await;
     assert_eq!((shown.creator.as_str(), shown.labels["team"].as_str()), ("tenant/vision/ada", "a"));
-    assert_eq!(shown.spec.expect("it is shown").annotations["note"], "between\nus");
-    assert_eq!(shown.etag, format!("1-{}", shown.changed_at_index));
+    assert_eq!(shown.annotations["note"], "between\nus");
+    assert_eq!(shown.etag, format!("1-{}", shown.status().changed_at_index));
     // What only replicas may say, said by a client.
     let mut spoofed = Request::new(submission("vision", 2));
     let root = format!("spiffe://{CLUSTER}/admin/root");
@@ -85,11 +91,11 @@ async fn the_creator_is_who_submits_whatever_is_said() {
     let answer = guarded("an answer", replica.submit_job(onward)).await.expect("it is taken").into_inner();
     assert_eq!(show(&mut ada, &answer.job_ids[0]).await.creator, "tenant/vision/ada");
     // A batch as well, with an array in it.
-    let mut array = labelled("vision", 4, &[("team", "a")]).spec.expect("it has one");
-    array.array_size = 3;
+    let mut array = labelled("vision", 4, &[("team", "a")]).job.expect("it has one");
+    array.spec_mut().array_size = 3;
     let batch = v1::SubmitJobsRequest {
         request_id: "00000000-0000-4000-a000-000000000004".to_owned(),
-        specs: vec![array, submission("vision", 4).spec.expect("it has one")],
+        jobs: vec![array, submission("vision", 4).job.expect("it has one")],
     };
     let mut bob = JobServiceClient::new(world.channel(of_tenant("vision", "bob")).await);
     let batch = guarded("an answer", bob.submit_jobs(batch)).await.expect("it is taken").into_inner();
@@ -102,14 +108,20 @@ async fn the_creator_is_who_submits_whatever_is_said() {
     let again = submit(&mut bob, labelled("vision", 1, &[("creator", "root"), ("team", "a")])).await;
     assert_eq!(again, first);
     assert_eq!(show(&mut bob, &first).await.creator, "tenant/vision/ada");
-    let mine = v1::ListJobsRequest { mine: true, ..Default::default() };
+    let mine = v1::ListJobsRequest {
+        filter: Some(v1::JobFilter { mine: true, ..Default::default() }),
+        ..Default::default()
+    };
     assert_eq!(list(&mut bob, mine.clone()).await.expect("a list").len(), 4);
     assert_eq!(list(&mut ada, mine.clone()).await.expect("a list").len(), 3);
     assert_eq!(list(&mut bob, by("tenant/vision/ada")).await.expect("a list").len(), 3);
     assert_eq!(list(&mut bob, by("anonymous")).await.expect("a list"), Vec::<String>::new());
-    let both = v1::ListJobsRequest { creator: "x".to_owned(), ..mine };
+    let both = v1::ListJobsRequest {
+        filter: Some(v1::JobFilter { creator: "x".to_owned(), mine: true, ..Default::default() }),
+        ..mine
+    };
     let told = Refused::from_status(&list(&mut ada, both).await.expect_err("one or the other"));
-    assert_eq!(told.violations[0].field, "creator");
+    assert_eq!(told.violations[0].field, "filter.creator");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -119,7 +131,10 @@ async fn lists_and_watches_select_by_labels() {
     // Watches that are open before there is any job.
     let mut watched = Vec::new();
     for selector in ["team=a", "!team", "team in (b,c)"] {
-        let request = v1::WatchJobsRequest { label_selector: selector.to_owned(), ..Default::default() };
+        let request = v1::WatchJobsRequest {
+            filter: Some(v1::JobFilter { label_selector: selector.to_owned(), ..Default::default() }),
+            ..Default::default()
+        };
         let watch = guarded("a watch", ada.watch_jobs(request)).await.expect("it opens");
         watched.push((watch.into_inner(), Vec::new()));
     }
@@ -144,18 +159,24 @@ async fn lists_and_watches_select_by_labels() {
     let told = Refused::from_status(&wrong);
     assert_eq!(told.code, Some(RefusalCode::InvalidField));
     let violation = told.violations[0].to_string();
-    assert_eq!(violation, "label_selector: character 8: expected the key of a label, found \",b\"");
-    let request = v1::WatchJobsRequest { label_selector: "=".to_owned(), ..Default::default() };
+    assert_eq!(violation, "filter.label_selector: character 8: expected the key of a label, found \",b\"");
+    let request = v1::WatchJobsRequest {
+        filter: Some(v1::JobFilter { label_selector: "=".to_owned(), ..Default::default() }),
+        ..Default::default()
+    };
     let told =
         Refused::from_status(&guarded("an answer", ada.watch_jobs(request)).await.expect_err("so here"));
-    assert_eq!(told.violations[0].field, "label_selector");
+    assert_eq!(told.violations[0].field, "filter.label_selector");
     // A page goes on under its own selector alone.
     let page = v1::ListJobsRequest { page_size: 1, ..selected("team") };
     let first = guarded("a page", ada.list_jobs(page.clone())).await.expect("a page").into_inner();
     assert_eq!(first.jobs[0].id, b);
     let next = v1::ListJobsRequest { page_token: first.next_page_token, ..page };
     assert_eq!(list(&mut ada, next.clone()).await.expect("a page"), std::slice::from_ref(&a));
-    let other = v1::ListJobsRequest { label_selector: "team=a".to_owned(), ..next };
+    let other = v1::ListJobsRequest {
+        filter: Some(v1::JobFilter { label_selector: "team=a".to_owned(), ..Default::default() }),
+        ..next
+    };
     let told = Refused::from_status(&list(&mut ada, other).await.expect_err("of another list"));
     assert_eq!(told.code, Some(RefusalCode::PageTokenInvalid));
     // From the first event on a watch is of those jobs alone. Each watch has come to the last job when it sees a job
@@ -193,12 +214,12 @@ async fn bad_labels_name_the_key_and_change_nothing() {
     let many: Vec<(&str, &str)> = many.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
     let long = "k".repeat(64);
     let cases: [(&[(&str, &str)], &str); 6] = [
-        (&many, "spec.labels"),
-        (&[(&long, "x")], &format!("spec.labels.{long}")),
-        (&[("", "x")], "spec.labels.\"\""),
-        (&[("tëam", "x")], "spec.labels.tëam"),
-        (&[("team\n", "x")], "spec.labels.team\\n"),
-        (&[("team", "x\u{0}")], "spec.labels.team"),
+        (&many, "job.labels"),
+        (&[(&long, "x")], &format!("job.labels.{long}")),
+        (&[("", "x")], "job.labels.\"\""),
+        (&[("tëam", "x")], "job.labels.tëam"),
+        (&[("team\n", "x")], "job.labels.team\\n"),
+        (&[("team", "x\u{0}")], "job.labels.team"),
     ];
     for (number, (labels, field)) in cases.into_iter().enumerate() {
         let answer = guarded("an answer", ada.submit_job(labelled("vision", number as u32, labels))).await;
@@ -208,9 +229,9 @@ async fn bad_labels_name_the_key_and_change_nothing() {
         assert_eq!(fields, [field]);
     }
     let mut request = submission("vision", 90);
-    request.spec.as_mut().expect("it has one").annotations = texts(&[("a", &"x".repeat(8 << 10))]);
+    request.job.as_mut().expect("it has one").annotations = texts(&[("a", &"x".repeat(8 << 10))]);
     let told = Refused::from_status(&guarded("an answer", ada.submit_job(request)).await.expect_err("8 KiB"));
-    assert_eq!(told.violations[0].field, "spec.annotations");
+    assert_eq!(told.violations[0].field, "job.annotations");
     assert_eq!(world.engine.view().jobs().len(), before);
 }
 
@@ -228,7 +249,7 @@ async fn annotations_are_shown_to_the_tenant_alone() {
         let channel = world.channel(role).await;
         let shown = show(&mut JobServiceClient::new(channel), &job).await;
         assert_eq!((shown.labels["team"].as_str(), shown.creator.as_str()), ("a", "tenant/vision/ada"));
-        let annotations = shown.spec.expect("it is shown").annotations;
+        let annotations = shown.annotations;
         assert_eq!(annotations.values().any(|value| value.contains("between")), sees, "{role}");
     }
 }

@@ -1,4 +1,4 @@
-//! `muster.v1beta1.LogService`.
+//! `muster.v1beta1.HistoryService`.
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
@@ -11,8 +11,8 @@ use muster_wire::shared::encoded_len;
 use muster_wire::status::to_status;
 use muster_wire::time::log_time;
 use muster_wire::v1;
-use muster_wire::v1::log_service_server::LogService;
-use muster_wire::v1::read_log_response::Event;
+use muster_wire::v1::history_service_server::HistoryService;
+use muster_wire::v1::read_decisions_response::Event;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -109,12 +109,12 @@ struct Reader {
 }
 
 /// A message, with the memory that its piece takes until the last of it is taken.
-type Item = (Result<v1::ReadLogResponse, Status>, Option<Turn>);
+type Item = (Result<v1::ReadDecisionsResponse, Status>, Option<Turn>);
 type ToClient = mpsc::Sender<Item>;
 
 /// Some records as messages.
 struct Piece {
-    messages: Vec<v1::ReadLogResponse>,
+    messages: Vec<v1::ReadDecisionsResponse>,
     /// Up to here all of them are in it that are wanted.
     reached: LogIndex,
     is_over: bool,
@@ -172,7 +172,7 @@ impl Reader {
                 (sent, told_at) = (index, Instant::now());
             }
             drop(memory);
-            let word = |event| (v1::ReadLogResponse { log_index: reached.0, event: Some(event) }, None);
+            let word = |event| (v1::ReadDecisionsResponse { log_index: reached.0, event: Some(event) }, None);
             if is_over || (at_end && !self.follow) {
                 return self.send(to_client, word(Event::SyncEnd(v1::SyncEnd {})), sent).await;
             }
@@ -212,7 +212,7 @@ impl Reader {
                         && (decisions.is_empty() || decisions.contains(record.decision.name()))
                 };
                 let view = engine.view();
-                let message = |record: &Record| v1::ReadLogResponse {
+                let message = |record: &Record| v1::ReadDecisionsResponse {
                     log_index: record.log_index.0,
                     event: Some(Event::Record(render(record, raw, &view, sight))),
                 };
@@ -240,7 +240,7 @@ impl Reader {
     async fn send(
         &self,
         to: &ToClient,
-        (message, memory): (v1::ReadLogResponse, Option<Turn>),
+        (message, memory): (v1::ReadDecisionsResponse, Option<Turn>),
         last: LogIndex,
     ) -> Result<(), Ended> {
         match to.send_timeout((Ok(message), memory), STALL_MAX).await {
@@ -258,13 +258,13 @@ impl Reader {
 }
 
 #[tonic::async_trait]
-impl LogService for Logs {
-    type ReadLogStream = BoxStream<'static, Result<v1::ReadLogResponse, Status>>;
+impl HistoryService for Logs {
+    type ReadDecisionsStream = BoxStream<'static, Result<v1::ReadDecisionsResponse, Status>>;
 
-    async fn read_log(
+    async fn read_decisions(
         &self,
-        request: Request<v1::ReadLogRequest>,
-    ) -> Result<Response<Self::ReadLogStream>, Status> {
+        request: Request<v1::ReadDecisionsRequest>,
+    ) -> Result<Response<Self::ReadDecisionsStream>, Status> {
         let (caller, deadline) = (self.router.caller(&request), self.router.read_deadline(&request));
         let (sight, account) = (caller.sight(), caller.account());
         let place = self.readers.enter(account, 1).ok_or_else(|| {

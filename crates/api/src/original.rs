@@ -198,8 +198,8 @@ mod tests {
 
     /// A submission with a field of a later release.
     fn of_a_later_release() -> Vec<u8> {
-        let spec = v1::JobSpec { name: "train".to_owned(), ..Default::default() };
-        let known = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
+        let spec = v1::Job { name: "train".to_owned(), ..Default::default() };
+        let known = v1::SubmitJobRequest { job: Some(spec), ..Default::default() };
         // Field 1,000, a number: 7.
         [&known.encode_to_vec()[..], &[0xc0, 0x3e, 7]].concat()
     }

@@ -75,7 +75,7 @@ fn text(status: StatusCode, text: String) -> Response {
 fn may_scrape(request: &Request) -> bool {
     let peer = request.extensions().get::<PeerInfo>();
     peer.is_some_and(|peer| {
-        may_call("/muster.v1beta1.QueueService/ListQueues", &peer.principal) == Some(true)
+        may_call("/muster.v1beta1.TenantService/ListTenants", &peer.principal) == Some(true)
     })
 }
 

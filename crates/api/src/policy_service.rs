@@ -94,7 +94,7 @@ fn answer(version: LogIndex, warnings: PolicyWarnings) -> v1::SetPolicyResponse 
     let warning = |PolicyWarning { code, field, text }| v1::PolicyWarning {
         code: code.as_str().to_owned(),
         field: within(field),
-        text,
+        message: text,
     };
     v1::SetPolicyResponse {
         version: version.0,

@@ -1,11 +1,11 @@
-//! `muster.v1beta1.QueueService`.
+//! `muster.v1beta1.TenantService`.
 
 use muster_engine::{Engine, Reading};
 use muster_types::Name;
 use muster_wire::convert::UNSAID_OF_LISTS;
 use muster_wire::token::{List, PageToken, TokenError, filter_digest};
 use muster_wire::v1;
-use muster_wire::v1::queue_service_server::QueueService;
+use muster_wire::v1::tenant_service_server::TenantService;
 use tonic::{Request, Response, Status};
 
 use crate::forward::Router;
@@ -29,11 +29,11 @@ impl Queues {
 }
 
 #[tonic::async_trait]
-impl QueueService for Queues {
-    async fn list_queues(
+impl TenantService for Queues {
+    async fn list_tenants(
         &self,
-        request: Request<v1::ListQueuesRequest>,
-    ) -> Result<Response<v1::ListQueuesResponse>, Status> {
+        request: Request<v1::ListTenantsRequest>,
+    ) -> Result<Response<v1::ListTenantsResponse>, Status> {
         let (deadline, account) =
             (self.router.read_deadline(&request), self.router.caller(&request).account());
         let message = request.into_inner();
@@ -44,12 +44,12 @@ impl QueueService for Queues {
         self.router.page(account, size.saturating_mul(ROW_BYTES), make).await
     }
 
-    type WatchQueuesStream = Messages<v1::WatchQueuesResponse>;
+    type WatchTenantsStream = Messages<v1::WatchTenantsResponse>;
 
-    async fn watch_queues(
+    async fn watch_tenants(
         &self,
-        request: Request<v1::WatchQueuesRequest>,
-    ) -> Result<Response<Self::WatchQueuesStream>, Status> {
+        request: Request<v1::WatchTenantsRequest>,
+    ) -> Result<Response<Self::WatchTenantsStream>, Status> {
         let account = self.router.caller(&request).account();
         let message = request.into_inner();
         let topic = QueueTopic::new(&message.tenants)?;
@@ -60,9 +60,9 @@ impl QueueService for Queues {
 fn list(
     engine: &Engine,
     view: &Reading,
-    message: &v1::ListQueuesRequest,
+    message: &v1::ListTenantsRequest,
     size: usize,
-) -> Result<v1::ListQueuesResponse, Status> {
+) -> Result<v1::ListTenantsResponse, Status> {
     let cluster = cluster(view)?;
     let filter = filter_digest(["queues"]);
     let after = match message.page_token.as_str() {
@@ -77,11 +77,11 @@ fn list(
     names.truncate(size);
     let capacity = view.capacity();
     let row = |name: &Name| Some(render::queue(name, &view.queue(name)?, &capacity));
-    let queues = names.iter().filter_map(row).collect();
+    let tenants = names.iter().filter_map(row).collect();
     let next = names.last().filter(|_| more).map(|last| {
         let token = PageToken { after: last.to_string(), log_index: view.log_index() };
         token.encode(cluster, List::Queues, filter)
     });
     let freshness = Some(freshness(engine, view));
-    Ok(v1::ListQueuesResponse { queues, next_page_token: next.unwrap_or_default(), freshness })
+    Ok(v1::ListTenantsResponse { tenants, next_page_token: next.unwrap_or_default(), freshness })
 }

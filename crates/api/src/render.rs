@@ -8,15 +8,18 @@ use muster_state::{
     RestrictionRow, State, Straggler,
 };
 use muster_types::metadata::ANONYMOUS;
-use muster_types::{CheckpointRules, DeviceAmount, FencingToken, JobId, JobSpec, Name, NodeId, Refusal};
+use muster_types::{
+    ArrayId, CheckpointRules, DeviceAmount, FencingToken, JobId, JobMetadata, JobSpec, Name, NodeId, Refusal,
+};
 use muster_wire::closed::number;
 use muster_wire::convert::{
-    described_to_proto, device_set_to_proto, exit_status_to_proto, fencing_token_to_proto,
-    foreign_load_to_proto, node_spec_to_proto, notice_to_proto, restriction_to_proto,
+    device_set_to_proto, exit_status_to_proto, fencing_token_to_proto, foreign_load_to_proto,
+    job_spec_to_proto, node_spec_to_proto, notice_to_proto, restriction_to_proto,
 };
 use muster_wire::time::{duration, log_time};
 use muster_wire::{agent, v1};
 use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, HashMap};
 
 use crate::forward::{Caller, Router};
 use crate::sight::Sight;
@@ -37,7 +40,7 @@ const BASIC_TEXT_BYTES_MAX: usize = 80;
 pub(crate) enum Detail {
     /// Everything.
     Full,
-    /// Without spec, workers, promise and how attempts failed; [`BASIC_TEXT_BYTES_MAX`] bounds its text.
+    /// Without spec, annotations, workers, nominated placement and how attempts failed; [`BASIC_TEXT_BYTES_MAX`] bounds its text.
     Basic,
 }
 
@@ -54,45 +57,71 @@ pub(crate) fn job(
 
 fn whole(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail) -> v1::Job {
     let full = detail == Detail::Full;
-    let (status_reason, mut status_detail) = status_of(view, id, row);
-    if !full {
-        status_detail.truncate(status_detail.floor_char_boundary(BASIC_TEXT_BYTES_MAX));
-    }
-    let (workers, devices) = size_now(row, spec);
     let metadata = view.metadata(id);
+    let texts = |of: fn(&JobMetadata) -> &BTreeMap<String, String>| {
+        metadata.map(|said| of(said).clone().into_iter().collect()).unwrap_or_default()
+    };
+    let contract = view.contract(id).map(|said| &**said);
     v1::Job {
         id: id.to_string(),
-        spec: full.then(|| described(view, id, spec)),
         name: spec.name.to_string(),
         tenant: spec.tenant.to_string(),
-        tier: number(spec.tier),
+        labels: texts(|said| &said.labels),
+        annotations: if full { texts(|said| &said.annotations) } else { HashMap::new() },
+        creator: metadata.map_or(ANONYMOUS, |said| said.creator()).to_owned(),
+        array: spec.array.map(|member| v1::ArrayMember {
+            array_id: ArrayId::of_member(id, member.index).to_string(),
+            index: member.index,
+            size: member.size,
+        }),
+        etag: format!("{}-{}", view.generation(), row.changed_at),
+        spec: full.then(|| job_spec_to_proto(spec, contract)),
+        status: Some(status(view, id, row, spec, detail)),
+        redacted: false,
+    }
+}
+
+fn status(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail) -> v1::JobStatus {
+    let full = detail == Detail::Full;
+    let (reason, mut message) = status_of(view, id, row);
+    if !full {
+        message.truncate(message.floor_char_boundary(BASIC_TEXT_BYTES_MAX));
+    }
+    let (worker_count, device_count) = size_now(row, spec);
+    let placement =
+        |held| v1::Placement { spares: spares(view, id, detail), ..placement(view, held, detail) };
+    v1::JobStatus {
         phase: phase_of(&row.phase).into(),
+        reason,
+        message,
         attempt: row.attempt,
-        failures: row.failures,
         create_time: log_time(row.submitted_at),
         start_time: row.started_at.and_then(log_time),
         end_time: row.finished_at.and_then(log_time),
+        placement: row.placement.as_deref().map(placement),
+        tier: number(spec.tier),
+        worker_count,
+        device_count,
+        failures: row.failures,
         changed_at_index: row.changed_at.0,
-        placement: row
-            .placement
-            .as_deref()
-            .map(|p| v1::Placement { spares: spares(view, id, detail), ..placement(view, p, detail) }),
-        status_detail,
-        status_reason,
-        worker_count: workers,
-        device_count: devices,
-        array_index: spec.array.map(|a| a.index),
         estimate: Some(estimate(&row.estimate)),
         preemptions: row.preemptions,
-        checkpoint_time: row.checkpointed_at.and_then(log_time),
-        released: row.released,
-        promise: row.promise.as_deref().filter(|_| full).map(|p| promise(view, p, detail)),
-        recovery: recovery(view, id, detail),
-        redacted: false,
-        labels: metadata.map(|said| said.labels.clone().into_iter().collect()).unwrap_or_default(),
-        creator: metadata.map_or(ANONYMOUS, |said| said.creator()).to_owned(),
-        etag: format!("{}-{}", view.generation(), row.changed_at),
+        last_checkpoint: last_checkpoint(view, id, row),
+        eligible: row.released,
+        nominated_placement: row
+            .promise
+            .as_deref()
+            .filter(|_| full)
+            .map(|promise| nominated_placement(view, promise, detail)),
+        history: attempt_history(view, id, detail),
     }
+}
+
+/// What a job saved last, in whatever attempt.
+fn last_checkpoint(view: &State, id: JobId, row: &JobRow) -> Option<v1::Checkpoint> {
+    let saved = view.recovery(id).and_then(|known| known.saved).map(|saved| (saved.attempt, saved.at));
+    let (attempt, at) = row.checkpointed_at.map(|at| (row.attempt, at)).or(saved)?;
+    Some(v1::Checkpoint { attempt, time: log_time(at) })
 }
 
 /// Workers and devices that a gang has, or asks for while it has none: an elastic one may have fewer than it asked for.
@@ -108,13 +137,8 @@ fn size_now(row: &JobRow, spec: &JobSpec) -> (u32, u64) {
     }
 }
 
-/// What was submitted, with what it asks of whoever runs it.
-fn described(view: &State, id: JobId, spec: &JobSpec) -> v1::JobSpec {
-    described_to_proto(spec, view.contract(id).map(|said| &**said), view.metadata(id).map(|said| &**said))
-}
-
 /// What became of a job's attempts; none when nothing has.
-pub(crate) fn recovery(view: &State, job: JobId, detail: Detail) -> Option<v1::Recovery> {
+pub(crate) fn attempt_history(view: &State, job: JobId, detail: Detail) -> Option<v1::AttemptHistory> {
     let row = view.recovery(job)?;
     let placement = view.job(job).and_then(|row| row.placement.as_deref());
     let straggler = |(rank, slow): (&u32, &Straggler)| v1::Straggler {
@@ -136,14 +160,12 @@ pub(crate) fn recovery(view: &State, job: JobId, detail: Detail) -> Option<v1::R
         expire_time: log_time(*until),
     };
     let full = detail == Detail::Full;
-    Some(v1::Recovery {
+    Some(v1::AttemptHistory {
         last_failure: row.last.as_ref().filter(|_| full).map(|last| failure(view, last)),
         failures: if full { row.counts.iter().map(count).collect() } else { Vec::new() },
-        streak: row.streak,
+        consecutive_failures: row.streak,
         retry_time: row.wait_until.and_then(log_time),
         avoided: if full { row.avoided.iter().map(avoided).collect() } else { Vec::new() },
-        checkpoint_time: row.saved.and_then(|saved| log_time(saved.at)),
-        saved_attempt: row.saved.map_or(0, |saved| saved.attempt),
         stragglers: if full { row.stragglers.iter().map(straggler).collect() } else { Vec::new() },
     })
 }
@@ -154,7 +176,7 @@ fn failure(view: &State, failure: &Failure) -> v1::Failure {
         rank: failure.rank,
         node_name: failure.node.map(|node| node_name(view, node)).unwrap_or_default(),
         node_id: failure.node.map(|node| node.to_string()).unwrap_or_default(),
-        detail: failure.detail.clone(),
+        message: failure.detail.clone(),
         time: log_time(failure.at),
         attempt: failure.attempt,
         token: Some(fencing_token_to_proto(failure.token)),
@@ -182,8 +204,9 @@ pub(crate) async fn job_explained(
     }
     let _turn = router.costly(caller.account()).await?;
     if let Some((reason, sentence)) = router.engine().explain_briefly(view, id).await? {
-        message.status_reason = reason.code().to_owned();
-        message.status_detail = sentence;
+        let status = message.status_mut();
+        status.reason = reason.code().to_owned();
+        status.message = sentence;
     }
     Ok(Some(message))
 }
@@ -231,7 +254,7 @@ pub(crate) fn status_of(view: &State, id: JobId, row: &JobRow) -> (String, Strin
 fn status_of_row(id: JobId, row: &JobRow, phase: &Phase) -> (String, String) {
     let (code, text) = match phase {
         Phase::Pending if row.promise.is_some() => {
-            ("MAKING_ROOM", "others are making room for it; it starts once they have stopped".to_owned())
+            ("PREEMPTING", "others are making room for it; it starts once they have stopped".to_owned())
         }
         Phase::Pending if row.attempt == 0 && !row.released => (
             "NOT_RELEASED",
@@ -303,25 +326,25 @@ fn placement(view: &State, placement: &Placement, detail: Detail) -> v1::Placeme
     }
 }
 
-fn spares(view: &State, job: JobId, detail: Detail) -> Vec<v1::PromisedWorker> {
+fn spares(view: &State, job: JobId, detail: Detail) -> Vec<v1::WorkerSlot> {
     let spares = if detail == Detail::Full { view.spares(job) } else { &[] };
     spares.iter().enumerate().map(|place| place_of(view, place)).collect()
 }
 
-fn place_of(view: &State, (number, slot): (usize, &WorkerSlot)) -> v1::PromisedWorker {
-    v1::PromisedWorker {
-        rank: number as u32,
+fn place_of(view: &State, (index, slot): (usize, &WorkerSlot)) -> v1::WorkerSlot {
+    v1::WorkerSlot {
+        index: index as u32,
         node_name: node_name(view, slot.node),
         node_id: slot.node.to_string(),
         devices: device_set_to_proto(slot.devices),
     }
 }
 
-fn promise(view: &State, promise: &PromiseRow, detail: Detail) -> v1::Promise {
+fn nominated_placement(view: &State, promise: &PromiseRow, detail: Detail) -> v1::NominatedPlacement {
     let first = promise.slots.first().and_then(|slot| view.node(slot.node));
     let workers = promise.slots.iter().enumerate().map(|place| place_of(view, place));
-    v1::Promise {
-        promised_at_index: promise.since.0,
+    v1::NominatedPlacement {
+        nominated_at_index: promise.since.0,
         region: promise.region.to_string(),
         cluster: first.map(|row| row.spec.cluster.to_string()).unwrap_or_default(),
         workers: if detail == Detail::Full { workers.collect() } else { Vec::new() },
@@ -376,7 +399,7 @@ pub(crate) fn node_with(
 }
 
 /// A queue, with its share of what there is.
-pub(crate) fn queue(tenant: &Name, row: &QueueRow, capacity: &Capacity) -> v1::Queue {
+pub(crate) fn queue(tenant: &Name, row: &QueueRow, capacity: &Capacity) -> v1::TenantUsage {
     let device_use = |(kind, used_milli): (&Name, u64)| {
         let decayed = row.usage.as_ref().map_or(0, |usage| usage.decayed_milli_ms(kind, row.at));
         let seconds = decayed / MILLI_MS_IN_DEVICE_SECOND;
@@ -394,12 +417,12 @@ pub(crate) fn queue(tenant: &Name, row: &QueueRow, capacity: &Capacity) -> v1::Q
         lending_limit_milli: quota.lending_limit_milli,
         used_milli: *used_milli,
     };
-    v1::Queue {
+    v1::TenantUsage {
         tenant: tenant.to_string(),
         parent: row.parent.as_ref().map(ToString::to_string).unwrap_or_default(),
         weight_milli: row.weight_milli,
         pending_jobs: row.load.pending_jobs,
-        held_jobs: row.load.held_jobs,
+        gated_jobs: row.load.held_jobs,
         pending_devices_milli: row.load.pending_milli,
         active_jobs: row.load.active_jobs,
         active_devices_milli: row.load.active_milli,

@@ -10,10 +10,10 @@ use muster_wire::admin::probe_service_server::ProbeServiceServer;
 use muster_wire::agent::node_service_server::NodeServiceServer;
 use muster_wire::v1::cluster_service_server::ClusterServiceServer;
 use muster_wire::v1::fleet_service_server::FleetServiceServer;
+use muster_wire::v1::history_service_server::HistoryServiceServer;
 use muster_wire::v1::job_service_server::JobServiceServer;
-use muster_wire::v1::log_service_server::LogServiceServer;
 use muster_wire::v1::policy_service_server::PolicyServiceServer;
-use muster_wire::v1::queue_service_server::QueueServiceServer;
+use muster_wire::v1::tenant_service_server::TenantServiceServer;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -105,9 +105,9 @@ const PUBLIC_SERVICES: [&str; 12] = [
     "muster.v1beta1.JobService",
     "muster.v1beta1.FleetService",
     "muster.v1beta1.PolicyService",
-    "muster.v1beta1.QueueService",
+    "muster.v1beta1.TenantService",
     "muster.v1beta1.ClusterService",
-    "muster.v1beta1.LogService",
+    "muster.v1beta1.HistoryService",
     "muster.admin.v1beta1.ArchiveService",
     "muster.admin.v1beta1.ClusterAdminService",
     "muster.admin.v1beta1.DrillService",
@@ -165,10 +165,10 @@ pub async fn serve(
                 .max_decoding_message_size(small),
         )
         .add_service(
-            QueueServiceServer::new(Queues::new(router.clone(), watches)).max_decoding_message_size(small),
+            TenantServiceServer::new(Queues::new(router.clone(), watches)).max_decoding_message_size(small),
         )
         .add_service(PolicyServiceServer::new(Policies::new(router.clone())).max_decoding_message_size(limit))
-        .add_service(LogServiceServer::new(Logs::new(router.clone())).max_decoding_message_size(small))
+        .add_service(HistoryServiceServer::new(Logs::new(router.clone())).max_decoding_message_size(small))
         .add_service(
             ArchiveServiceServer::new(Archives::new(router.clone())).max_decoding_message_size(small),
         )

@@ -10,7 +10,7 @@ use muster_journal::Decision;
 use muster_state::State;
 use muster_transport::{Principal, Role, ShortName};
 use muster_types::{JobId, Name};
-use muster_wire::v1;
+use muster_wire::{process, v1};
 use serde_json::Value;
 
 /// In the place of what is not shown.
@@ -69,19 +69,19 @@ impl Sight {
         mut explained: v1::Explanation,
     ) -> v1::Explanation {
         if !self.sees_job(view, job) && tells_how_it_failed(&explained.reason) {
-            hide(&mut explained.sentence);
+            hide(&mut explained.message);
         }
         explained
     }
 
     /// What became of a job's attempts, as it is shown.
-    pub(crate) fn recovery(
+    pub(crate) fn history(
         self,
         view: &State,
         job: JobId,
-        recovery: Option<v1::Recovery>,
-    ) -> Option<v1::Recovery> {
-        if self.sees_job(view, job) { recovery } else { recovery.map(redacted_recovery) }
+        history: Option<v1::AttemptHistory>,
+    ) -> Option<v1::AttemptHistory> {
+        if self.sees_job(view, job) { history } else { history.map(redacted_history) }
     }
 
     /// Takes out of a record's content what is not shown; whether that was anything.
@@ -148,17 +148,21 @@ fn redacted(mut job: v1::Job) -> v1::Job {
     if let Some(spec) = &mut job.spec {
         redact_spec(spec);
     }
-    if let Some(placement) = &mut job.placement {
+    if !job.annotations.is_empty() {
+        job.annotations = [(word(), word())].into();
+    }
+    let Some(status) = &mut job.status else { return job };
+    if let Some(placement) = &mut status.placement {
         for exit in placement.workers.iter_mut().filter_map(|worker| worker.exit.as_mut()) {
             if let Some(v1::exit_status::Kind::LaunchFailed(text)) = &mut exit.kind {
                 hide(text);
             }
         }
     }
-    if tells_how_it_failed(&job.status_reason) {
-        hide(&mut job.status_detail);
+    if tells_how_it_failed(&status.reason) {
+        hide(&mut status.message);
     }
-    job.recovery = job.recovery.map(redacted_recovery);
+    status.history = status.history.take().map(redacted_history);
     job
 }
 
@@ -169,23 +173,22 @@ fn tells_how_it_failed(reason: &str) -> bool {
 
 fn redact_spec(spec: &mut v1::JobSpec) {
     for group in &mut spec.groups {
-        group.command = vec![word()];
+        group.runtime = process(vec![word()]);
         if !group.environment.is_empty() {
-            group.environment = [(word(), word())].into();
+            group.environment = vec![v1::EnvVar::new(word(), word())];
         }
     }
-    if !spec.annotations.is_empty() {
-        spec.annotations = [(word(), word())].into();
+    if let Some(checkpoint) = &mut spec.checkpoint {
+        hide(&mut checkpoint.directory);
     }
-    hide(&mut spec.checkpoint_directory);
     hide(&mut spec.working_directory);
 }
 
-fn redacted_recovery(mut recovery: v1::Recovery) -> v1::Recovery {
-    if let Some(last) = &mut recovery.last_failure {
-        hide(&mut last.detail);
+fn redacted_history(mut history: v1::AttemptHistory) -> v1::AttemptHistory {
+    if let Some(last) = &mut history.last_failure {
+        hide(&mut last.message);
     }
-    recovery
+    history
 }
 
 #[cfg(test)]
@@ -197,10 +200,11 @@ mod tests {
     use std::sync::Arc;
 
     fn spec(tenant: &str) -> Arc<muster_types::JobSpec> {
-        let mut spec = crate::access_tests::submission(tenant, 0).spec.expect("it has one");
-        spec.groups[0].environment = [("KEY".to_owned(), "hunter2".to_owned())].into();
-        spec.groups[0].command = vec!["hunter2".to_owned()];
-        let jobs = muster_wire::convert::submissions_from_proto("spec", Some(spec)).expect("it is a job");
+        let mut job = crate::access_tests::submission(tenant, 0).job.expect("it has one");
+        let group = &mut job.spec_mut().groups[0];
+        group.set_variable("KEY", "hunter2");
+        *group.command_mut() = vec!["hunter2".to_owned()];
+        let jobs = muster_wire::convert::submissions_from_proto("job", Some(job)).expect("it is a job");
         Arc::new(jobs[0].spec.clone())
     }
 

@@ -27,10 +27,12 @@ use tonic::{Code, Request, Status, Streaming};
 use crate::sample::{self, CLUSTER};
 use crate::{ApiConfig, ServeError, serve};
 
+mod filters;
 mod following;
 mod nodes;
 mod policies;
 mod queues;
+mod shapes;
 
 async fn guarded<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(Duration::from_secs(30), future).await {
@@ -144,22 +146,24 @@ fn submission(request: &str, name: &str) -> v1::SubmitJobRequest {
     let group = v1::TaskGroup {
         name: "main".to_owned(),
         workers: 1,
-        command: vec!["true".to_owned()],
-        accelerators: Some(v1::AcceleratorRequest {
-            choices: vec![v1::AcceleratorChoice { r#type: "h100".to_owned(), throughput_milli: 0 }],
-            amount: Some(v1::accelerator_request::Amount::Count(1)),
+        runtime: muster_wire::process(vec!["true".to_owned()]),
+        resources: Some(v1::Resources {
+            accelerators: Some(v1::AcceleratorRequest {
+                choices: vec![v1::AcceleratorChoice { r#type: "h100".to_owned(), throughput_milli: 0 }],
+                amount: Some(v1::accelerator_request::Amount::Count(1)),
+            }),
+            cpu_milli: 100,
+            memory_bytes: 1 << 20,
         }),
-        cpu_milli: 100,
-        memory_bytes: 1 << 20,
         ..Default::default()
     };
-    let spec = v1::JobSpec {
+    let spec = v1::Job {
         name: name.to_owned(),
         tenant: "lab".to_owned(),
-        groups: vec![group],
+        spec: Some(v1::JobSpec { groups: vec![group], ..Default::default() }),
         ..Default::default()
     };
-    v1::SubmitJobRequest { request_id: request.to_owned(), spec: Some(spec), validate_only: false }
+    v1::SubmitJobRequest { request_id: request.to_owned(), job: Some(spec), validate_only: false }
 }
 
 const ONE: &str = "00000000-0000-4000-8000-000000000001";
@@ -278,10 +282,10 @@ async fn a_policy_is_set_once_compared_and_shown() {
 #[tokio::test]
 async fn plans_and_explanations_say_where_and_why_and_change_nothing() {
     let served = Served::start().await;
-    let plan = || v1::PlanJobRequest { spec: submission(ONE, "a").spec, read: None };
+    let plan = || v1::PlanJobRequest { job: submission(ONE, "a").job, read: None };
     let explained = guarded("a plan", served.jobs().plan_job(plan())).await.expect("it is answered");
     let explanation = explained.into_inner().explanation.expect("it says");
-    assert!(explanation.placement.is_none() && !explanation.sentence.is_empty(), "{explanation:?}");
+    assert!(explanation.placement.is_none() && !explanation.message.is_empty(), "{explanation:?}");
     let (_send, _session) = served.agent().await;
     let explained = guarded("a plan", served.jobs().plan_job(plan())).await.expect("it is answered");
     let explanation = explained.into_inner().explanation.expect("it says");
@@ -299,8 +303,8 @@ async fn plans_and_explanations_say_where_and_why_and_change_nothing() {
     // One that waits: it asks for more than is free beside the one that runs.
     let wide = |id: &str, name: &str, count| {
         let mut request = submission(id, name);
-        let groups = &mut request.spec.as_mut().expect("it has one").groups;
-        groups[0].accelerators.as_mut().expect("it asks for some").amount =
+        let groups = &mut request.job.as_mut().expect("it has one").spec_mut().groups;
+        groups[0].resources_mut().accelerators.as_mut().expect("it asks for some").amount =
             Some(v1::accelerator_request::Amount::Count(count));
         request
     };
@@ -321,17 +325,17 @@ async fn plans_and_explanations_say_where_and_why_and_change_nothing() {
         async move { jobs.explain_job(request).await.expect("it is answered").into_inner().explanation }
     };
     let why = guarded("why", explain(&waiting.job_ids[0])).await.expect("it says");
-    assert_eq!((why.reason.as_str(), why.placement), ("WAITING_FOR_CAPACITY", None), "{}", why.sentence);
+    assert_eq!((why.reason.as_str(), why.placement), ("WAITING_FOR_CAPACITY", None), "{}", why.message);
     assert_eq!((why.clusters[0].free_devices, why.clusters[0].workers_that_fit), (2, 0));
     let place = guarded("where", explain(&running)).await.expect("it says").placement.expect("it has one");
     assert_eq!((place.nodes[0].node_name.as_str(), place.nodes[0].devices), ("h1", 6));
     let job = v1::GetJobRequest { job_id: waiting.job_ids[0].clone(), read: None };
     let job = guarded("a read", served.jobs().get_job(job)).await.expect("it is there").into_inner().job;
     let job = job.expect("it is shown");
-    assert_eq!(job.status_reason, "WAITING_FOR_CAPACITY");
+    assert_eq!(job.status().reason, "WAITING_FOR_CAPACITY");
     assert!(
-        job.released
-            && job.estimate.is_some_and(|e| {
+        job.status().eligible
+            && job.status().estimate.is_some_and(|e| {
                 let (run, high) = (span_ms(e.run_time), span_ms(e.run_time_p90));
                 run > Some(0) && high >= run
             }),
@@ -348,8 +352,8 @@ async fn the_leader_knows_what_it_reserves_now_and_nobody_what_was_reserved_befo
     let (_send, _session) = served.agent().await;
     let whole = |id: &str, name: &str| {
         let mut request = submission(id, name);
-        let groups = &mut request.spec.as_mut().expect("there is one").groups;
-        groups[0].accelerators.as_mut().expect("it asks for some").amount =
+        let groups = &mut request.job.as_mut().expect("there is one").spec_mut().groups;
+        groups[0].resources_mut().accelerators.as_mut().expect("it asks for some").amount =
             Some(v1::accelerator_request::Amount::Count(8));
         request
     };
@@ -375,7 +379,7 @@ async fn the_leader_knows_what_it_reserves_now_and_nobody_what_was_reserved_befo
         }
     })
     .await;
-    let plan = v1::PlanJobRequest { spec: submission(ONE, "plan").spec, read: None };
+    let plan = v1::PlanJobRequest { job: submission(ONE, "plan").job, read: None };
     let plan = guarded("a plan", served.jobs().plan_job(plan)).await.expect("it is answered").into_inner();
     assert!(plan.explanation.expect("it says").knows_reservations);
     // Of the newest state no archive is needed, unless there is a newer one by now.
@@ -393,7 +397,7 @@ async fn the_leader_knows_what_it_reserves_now_and_nobody_what_was_reserved_befo
     });
     assert!(!past.await.explanation.expect("it says").knows_reservations);
     let alone = Served::of(sample::engine_alone().await).await;
-    let plan = v1::PlanJobRequest { spec: submission(ONE, "plan").spec, read: Some(any()) };
+    let plan = v1::PlanJobRequest { job: submission(ONE, "plan").job, read: Some(any()) };
     let plan = guarded("a plan", alone.jobs().plan_job(plan)).await.expect("it is answered").into_inner();
     assert!(!plan.explanation.expect("it says").knows_reservations, "it has never led");
 }
@@ -440,13 +444,13 @@ async fn only_the_current_placement_commits_a_checkpoint() {
     let done = guarded("a commit", commit(Some(token))).await.expect("it holds its devices").into_inner();
     let read = v1::GetJobRequest { job_id, read: at_least(done.freshness.map_or(0, |f| f.log_index)) };
     let job = guarded("a read", served.jobs().get_job(read)).await.expect("it is there").into_inner().job;
-    assert!(job.is_some_and(|job| job.checkpoint_time.is_some()));
+    assert!(job.is_some_and(|job| job.status().last_checkpoint.is_some()));
 }
 
 #[tokio::test]
 async fn tokens_that_cannot_be_used_name_their_field_and_those_of_the_future_do_not() {
     let served = Served::start().await;
-    let filter = filter_digest(["|", "", ""]);
+    let filter = filter_digest(["jobs"]);
     let generation = 1;
     let watch = |resume_token: String| async {
         let request = v1::WatchJobsRequest { resume_token, ..Default::default() };
@@ -524,7 +528,7 @@ async fn a_watch_shows_the_present_then_each_change_and_names_nodes_that_came_la
             let event = events.message().await.expect("it stands").expect("an event");
             assert!(!event.resume_token.is_empty());
             if let Some(watch_jobs_response::Event::Changed(job)) = event.event
-                && let Some(placement) = job.placement
+                && let Some(placement) = &job.status().placement
             {
                 return placement.workers[0].node_name.clone();
             }
@@ -552,7 +556,7 @@ async fn the_server_ends_although_watches_and_sessions_are_open() {
     });
     let told = told.await;
     assert_eq!(told.code, Some(RefusalCode::ReplicaStopping), "another replica can go on with it");
-    let place = ResumeToken::decode(&told.metadata["resume_token"], CLUSTER, filter_digest(["|", ""]));
+    let place = ResumeToken::decode(&told.metadata["resume_token"], CLUSTER, filter_digest(["jobs"]));
     assert!(place.is_ok_and(|place| place.log_index > LogIndex(0)), "{told:?}");
     guarded("the session ends", async { while let Ok(Some(_)) = session.message().await {} }).await;
     drop(served.channel);
@@ -576,13 +580,13 @@ async fn wrong_read_options_are_refused_by_every_read_with_their_fields() {
     ];
     for (wrong, field) in cases {
         let read = Some(wrong);
-        let spec = submission(ONE, "a").spec;
+        let spec = submission(ONE, "a").job;
         let job_id = job_id.clone();
         let get = v1::GetJobRequest { job_id: job_id.clone(), read };
         let answers = [
             jobs.get_job(get).await.map(drop),
             jobs.list_jobs(v1::ListJobsRequest { read, ..Default::default() }).await.map(drop),
-            jobs.plan_job(v1::PlanJobRequest { spec, read }).await.map(drop),
+            jobs.plan_job(v1::PlanJobRequest { job: spec, read }).await.map(drop),
             jobs.explain_job(v1::ExplainJobRequest { job_id, read }).await.map(drop),
             fleet.list_nodes(v1::ListNodesRequest { read, ..Default::default() }).await.map(drop),
             fleet.get_node(v1::GetNodeRequest { node: "h1".to_owned(), read }).await.map(drop),
@@ -705,7 +709,7 @@ async fn a_stream_answers_each_submission_as_a_call_would() {
     };
     let numbered = |sequence, submission| v1::SubmitStreamRequest { sequence, submission };
     let mut nameless = submission(TWO, "a");
-    nameless.spec = None;
+    nameless.job = None;
     let outcomes = stream(vec![
         numbered(7, Some(submission(ONE, "a"))),
         numbered(8, Some(submission(ONE, "a"))),
@@ -731,6 +735,6 @@ async fn a_stream_answers_each_submission_as_a_call_would() {
     assert_eq!(accepted(7), by_call.job_ids);
     assert_eq!(accepted(8), by_call.job_ids, "the same request id, the same answer");
     assert_eq!(refused(9).code, Some(RefusalCode::RequestIdReused));
-    assert_eq!(refused(10).violations[0].field, "spec");
+    assert_eq!(refused(10).violations[0].field, "job");
     assert_eq!(refused(11).violations[0].field, "submission");
 }

@@ -35,7 +35,7 @@ pub(crate) struct Sight<'a> {
 }
 
 fn warn(code: &str, replica: Option<ReplicaId>, text: String) -> v1::ClusterWarning {
-    v1::ClusterWarning { code: code.to_owned(), text, replica_id: replica.map_or(0, |id| id.0) }
+    v1::ClusterWarning { code: code.to_owned(), message: text, replica_id: replica.map_or(0, |id| id.0) }
 }
 
 fn joined(words: impl IntoIterator<Item = impl ToString>) -> String {

@@ -8,10 +8,7 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use muster_engine::{Change, Engine, Event, Subscription, WatchPosition};
 use muster_state::{NodeRow, State};
-use muster_types::{
-    ClusterId, JobId, JobMetadata, JobSpec, LogIndex, Name, NodeSpec, Refusal, RefusalCode, Violation,
-};
-use muster_wire::convert::job_id;
+use muster_types::{ClusterId, LogIndex, Name, NodeSpec, Refusal, RefusalCode, Violation};
 use muster_wire::shared::{Part, Shared, encoded_len};
 use muster_wire::status::{METADATA_RESUME_TOKEN, to_status};
 use muster_wire::token::{ResumeToken, filter_digest};
@@ -25,7 +22,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use crate::forward::Router;
-use crate::job_filter::MetadataFilter;
+use crate::job_filter::{Candidate, JobFilter};
 use crate::read::{cluster, invalid};
 use crate::render::{self, Detail};
 use crate::rendered::Rendered;
@@ -41,8 +38,6 @@ const WATCHES_EACH_MAX: u64 = 1_024;
 /// is of is held.
 const SYNC_MAX: Duration = Duration::from_secs(60);
 const SYNC_ROW_MAX: Duration = Duration::from_millis(2);
-/// Jobs one watch may name.
-const WATCHED_JOBS_MAX: usize = 1_000;
 /// Queues one watch may name.
 const WATCHED_QUEUES_MAX: usize = 1_000;
 /// Messages rendered for a watcher that it has not taken. Few: one can carry a gang of thousands; a
@@ -100,7 +95,8 @@ pub(crate) trait Topic: Send + Sync + 'static {
     /// What is there: each row, or none for one that is not wanted, so that looking at many of those can be interrupted.
     fn present<'a>(&'a self, present: &'a State) -> Box<dyn Iterator<Item = Option<Self::Row>> + Send + 'a>;
 
-    fn wants(&self, change: &Change) -> Want;
+    /// By the state as it is now: names of nodes never change, and tenants are where the policy in force has them.
+    fn wants(&self, view: &State, change: &Change) -> Want;
 
     /// What is to be said of a change that is wanted: the same for everybody who wants it whole.
     fn body(&self, engine: &Engine, change: &Change) -> Option<Body<Self::Row>>;
@@ -118,40 +114,23 @@ fn whole(is_wanted: bool) -> Want {
 
 /// Of some jobs.
 pub(crate) struct JobTopic {
-    /// Empty for all.
-    jobs: BTreeSet<JobId>,
-    /// Empty for all.
-    tenant: String,
-    /// Empty for all.
-    name_prefix: String,
-    /// By labels and creator.
-    metadata: MetadataFilter,
+    filter: JobFilter,
+    /// Whether the present is left out.
+    skips_present: bool,
     /// Whose jobs it shows whole.
     sight: Sight,
     detail: Detail,
 }
 
 impl JobTopic {
-    pub(crate) fn new(
-        ids: &[String],
-        (tenant, name_prefix): (String, String),
-        metadata: MetadataFilter,
-        (detail, sight): (Detail, Sight),
-    ) -> Result<JobTopic, Status> {
-        Ok(JobTopic { jobs: job_ids(ids)?, tenant, name_prefix, metadata, sight, detail })
+    pub(crate) fn new(filter: JobFilter, skips_present: bool, (detail, sight): (Detail, Sight)) -> JobTopic {
+        JobTopic { filter, skips_present, sight, detail }
     }
 
     /// A token of a watch with this filter that goes on behind `at`.
     pub(crate) fn resume_behind(&self, view: &State, at: LogIndex) -> Result<String, Status> {
         let generation = view.cluster().map_or(0, |c| c.generation);
         Ok(ResumeToken::behind(generation, at).encode(cluster(view)?, self.filter()))
-    }
-
-    fn covers(&self, id: JobId, spec: &JobSpec, metadata: Option<&Arc<JobMetadata>>) -> bool {
-        (self.jobs.is_empty() || self.jobs.contains(&id))
-            && (self.tenant.is_empty() || *spec.tenant == *self.tenant)
-            && spec.name.starts_with(&self.name_prefix)
-            && self.metadata.passes(metadata)
     }
 }
 
@@ -160,30 +139,25 @@ impl Topic for JobTopic {
     type Message = v1::WatchJobsResponse;
 
     fn filter(&self) -> u64 {
-        let names: Vec<String> = self.jobs.iter().map(JobId::to_string).collect();
-        let metadata = self.metadata.parts();
-        let metadata = metadata.iter().map(String::as_str);
-        let names = names.iter().map(String::as_str);
-        filter_digest(names.chain(["|", &self.tenant, &self.name_prefix]).chain(metadata))
+        self.filter.digest()
     }
 
     fn present<'a>(&'a self, present: &'a State) -> Box<dyn Iterator<Item = Option<v1::Job>> + Send + 'a> {
-        let job = |id: JobId| {
-            let (row, spec) = (present.job(id)?, present.spec(id)?);
-            let covered = self.covers(id, spec, present.metadata(id));
-            covered.then(|| render::job(present, id, row, spec, (self.detail, self.sight)))
-        };
-        if self.jobs.is_empty() {
-            Box::new(present.jobs().iter().map(move |(id, _)| job(*id)))
-        } else {
-            Box::new(self.jobs.iter().map(move |id| job(*id)))
+        if self.skips_present {
+            return Box::new(std::iter::empty());
         }
+        let shown = (self.detail, self.sight);
+        let job = move |job: Candidate<'_>| render::job(present, job.id, job.row, job.spec, shown);
+        Box::new(self.filter.present(present).map(move |candidate| candidate.map(job)))
     }
 
-    fn wants(&self, change: &Change) -> Want {
+    fn wants(&self, view: &State, change: &Change) -> Want {
         match change {
-            Change::Job { id, spec, metadata, .. } => whole(self.covers(*id, spec, metadata.as_ref())),
-            Change::JobForgotten(id) => whole(self.jobs.is_empty() || self.jobs.contains(id)),
+            Change::Job { id, row, spec, metadata } => {
+                let job = Candidate { id: *id, row, spec, metadata: metadata.as_ref() };
+                whole(self.filter.follows(view, job))
+            }
+            Change::JobForgotten(id) => whole(self.filter.may_have_shown(*id)),
             Change::Node { .. } | Change::NodeForgotten { .. } | Change::Queues(_) => Want::Nothing,
         }
     }
@@ -246,7 +220,6 @@ impl Topic for NodeTopic {
     type Message = v1::WatchNodesResponse;
 
     fn filter(&self) -> u64 {
-        // A watch of jobs begins with an id or a bar.
         filter_digest(["nodes", &self.region])
     }
 
@@ -256,7 +229,7 @@ impl Topic for NodeTopic {
         Box::new(present.nodes().iter().map(node))
     }
 
-    fn wants(&self, change: &Change) -> Want {
+    fn wants(&self, _: &State, change: &Change) -> Want {
         match change {
             // Also one that leaves the region: who watches only that has to hear of it.
             Change::Node { row, before, .. } => {
@@ -327,27 +300,26 @@ impl QueueTopic {
 }
 
 impl Topic for QueueTopic {
-    type Row = v1::QueueChanges;
-    type Message = v1::WatchQueuesResponse;
+    type Row = v1::TenantChanges;
+    type Message = v1::WatchTenantsResponse;
 
     fn filter(&self) -> u64 {
-        // No job has that id.
         filter_digest(["queues"].into_iter().chain(self.tenants.iter().map(Name::as_str)))
     }
 
     fn present<'a>(
         &'a self,
         present: &'a State,
-    ) -> Box<dyn Iterator<Item = Option<v1::QueueChanges>> + Send + 'a> {
+    ) -> Box<dyn Iterator<Item = Option<v1::TenantChanges>> + Send + 'a> {
         let names = present.queues_behind(None, usize::MAX).into_iter().filter(move |name| self.covers(name));
         let capacity = present.capacity();
         Box::new(names.map(move |name| {
             let changed = vec![render::queue(&name, &present.queue(&name)?, &capacity)];
-            Some(v1::QueueChanges { changed, forgotten: Vec::new() })
+            Some(v1::TenantChanges { changed, forgotten: Vec::new() })
         }))
     }
 
-    fn wants(&self, change: &Change) -> Want {
+    fn wants(&self, _: &State, change: &Change) -> Want {
         match change {
             Change::Queues(_) if self.tenants.is_empty() => Want::Whole,
             Change::Queues(queues) if queues.iter().any(|(name, _)| self.tenants.contains(name)) => {
@@ -357,11 +329,11 @@ impl Topic for QueueTopic {
         }
     }
 
-    fn body(&self, engine: &Engine, change: &Change) -> Option<Body<v1::QueueChanges>> {
+    fn body(&self, engine: &Engine, change: &Change) -> Option<Body<v1::TenantChanges>> {
         let Change::Queues(queues) = change else { return None };
         // Shares are parts of the fleet as it is now.
         let capacity = engine.view().capacity();
-        let mut changes = v1::QueueChanges::default();
+        let mut changes = v1::TenantChanges::default();
         for (name, row) in queues.iter().filter(|(name, _)| self.covers(name)) {
             match row {
                 Some(row) => changes.changed.push(render::queue(name, row, &capacity)),
@@ -374,18 +346,18 @@ impl Topic for QueueTopic {
     fn message(
         resume_token: String,
         log_index: u64,
-        body: Option<Body<v1::QueueChanges>>,
-    ) -> v1::WatchQueuesResponse {
-        use v1::watch_queues_response::Event;
+        body: Option<Body<v1::TenantChanges>>,
+    ) -> v1::WatchTenantsResponse {
+        use v1::watch_tenants_response::Event;
         let event = body.map(|body| match body {
             Body::Changed(changes) => Event::Changed(changes),
             Body::SyncEnd => Event::SyncEnd(v1::SyncEnd {}),
             Body::Bookmark => Event::Bookmark(v1::Bookmark {}),
             Body::Forgotten(tenant) => {
-                Event::Changed(v1::QueueChanges { changed: Vec::new(), forgotten: vec![tenant] })
+                Event::Changed(v1::TenantChanges { changed: Vec::new(), forgotten: vec![tenant] })
             }
         });
-        v1::WatchQueuesResponse { resume_token, log_index, event }
+        v1::WatchTenantsResponse { resume_token, log_index, event }
     }
 
     fn rendered<'a>(&self, watches: &'a Watches, _: &State, _: &Change) -> &'a Rendered {
@@ -487,26 +459,6 @@ impl Tokens {
         }
         Ok(WatchPosition { log_index: token.log_index, ordinal: token.events })
     }
-}
-
-fn job_ids(texts: &[String]) -> Result<BTreeSet<JobId>, Status> {
-    if texts.len() > WATCHED_JOBS_MAX {
-        return Err(invalid(vec![Violation::limit(
-            "job_ids",
-            texts.len() as u64,
-            0,
-            WATCHED_JOBS_MAX as u64,
-        )]));
-    }
-    let mut jobs = BTreeSet::new();
-    let mut violations = Vec::new();
-    for (place, text) in texts.iter().enumerate() {
-        match job_id(&format!("job_ids[{place}]"), text) {
-            Ok(id) => drop(jobs.insert(id)),
-            Err(violation) => violations.push(violation),
-        }
-    }
-    if violations.is_empty() { Ok(jobs) } else { Err(invalid(violations)) }
 }
 
 /// Why a watch does not go on.
@@ -622,7 +574,7 @@ impl<T: Topic> Watcher<T> {
     ) -> Result<Option<WatchPosition>, End> {
         let mut sent = None;
         for event in events {
-            let (want, at) = (self.topic.wants(&event.change), event.position);
+            let (want, at) = (self.topic.wants(&self.engine.view(), &event.change), event.position);
             let render = || {
                 let body = self.topic.body(&self.engine, &event.change)?;
                 Some(T::message(String::new(), at.log_index.0, Some(body)).to_shared())

@@ -12,6 +12,7 @@ use muster_console::{Console, Document, Exit, Failure, Format, Global, time};
 use muster_state::State;
 use muster_types::ClusterId;
 use muster_wire::admin;
+use muster_wire::time::unix_ms;
 
 use crate::job_files::now_ms;
 use crate::{Program, view};
@@ -117,9 +118,9 @@ fn header(sent: &admin::BackupHeader) -> Result<BackupHeader, Failure> {
         cluster_id: sent.cluster_id.parse::<ClusterId>().map_err(|_| strange("cluster id"))?,
         cluster_generation: sent.cluster_generation,
         log_index: sent.log_index,
-        log_time_ms: sent.log_time_ms,
+        log_time_ms: unix_ms(sent.log_time).unwrap_or_default(),
         state_digest: u64::from_str_radix(&sent.state_digest, 16).map_err(|_| strange("digest"))?,
-        format: u16::try_from(sent.format).map_err(|_| strange("format"))?,
+        format: u16::try_from(sent.record_format).map_err(|_| strange("format"))?,
         replica_id: sent.replica_id,
         created_at_ms: now_ms(),
         version: sent.version.clone(),

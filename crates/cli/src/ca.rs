@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use muster_console::{Console, Document, Exit, Failure, Global, Grid, time};
+use muster_console::{Console, Document, Exit, Failure, Global, Grid, moment};
 use muster_transport::{Authority, AuthorityReport, CertificateReport, PeerName, Role, describe};
 use muster_types::ClusterId;
 use muster_wire::admin;
+use muster_wire::time::timestamp;
 use serde::Serialize;
 
 /// Commands about certificates. Most need no cluster, only the authority's folder.
@@ -239,7 +240,7 @@ fn unix_now() -> i64 {
 
 fn certificate(serial: String, holder: String, not_after_s: i64) -> admin::RevokedCertificate {
     let not_after_ms = u64::try_from(not_after_s.saturating_mul(1_000)).unwrap_or(0);
-    admin::RevokedCertificate { serial, holder, not_after_ms }
+    admin::RevokedCertificate { serial, holder, expire_time: Some(timestamp(not_after_ms)) }
 }
 
 /// The name without its cluster, as people say it.
@@ -317,7 +318,7 @@ fn print_revoked(
 ) -> Result<(), Failure> {
     let rows: Vec<RevokedView> = certificates
         .into_iter()
-        .map(|row| RevokedView { serial: row.serial, holder: row.holder, not_after: time(row.not_after_ms) })
+        .map(|row| RevokedView { serial: row.serial, holder: row.holder, not_after: moment(row.expire_time) })
         .collect();
     if console.is_structured() {
         return console.object(&Document::new(

@@ -45,10 +45,14 @@ pub fn jobs(current: &OsStr) -> Vec<CompletionCandidate> {
     let Some(word) = current.to_str() else { return Vec::new() };
     let is_id = word.is_empty() || word.starts_with(JOB_ID) || JOB_ID.starts_with(word);
     let name_prefix = if is_id { String::new() } else { word.to_owned() };
-    let request = v1::ListJobsRequest { page_size: CANDIDATES_MAX, name_prefix, ..Default::default() };
+    let request = v1::ListJobsRequest {
+        page_size: CANDIDATES_MAX,
+        filter: Some(v1::JobFilter { name_prefix, ..Default::default() }),
+        ..Default::default()
+    };
     let found =
         ask(async |client| client.list_jobs(request).await.ok()).map_or_else(Vec::new, |page| page.jobs);
-    let about = |job: &v1::Job, other: &str| format!("{other} {}", phase_word(job.phase));
+    let about = |job: &v1::Job, other: &str| format!("{other} {}", phase_word(job.phase()));
     let pairs: BTreeMap<String, String> = if is_id {
         found.iter().map(|job| (job.id.clone(), about(job, &job.name))).collect()
     } else {

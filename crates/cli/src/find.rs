@@ -33,8 +33,11 @@ pub async fn resolve(client: &Client, text: &str, find: Find) -> Result<String, 
         return Err(no_id());
     }
     let mut named: Vec<v1::Job> = Vec::new();
-    let mut request =
-        v1::ListJobsRequest { page_size: 1_000, name_prefix: text.to_owned(), ..Default::default() };
+    let mut request = v1::ListJobsRequest {
+        page_size: 1_000,
+        filter: Some(v1::JobFilter { name_prefix: text.to_owned(), ..Default::default() }),
+        ..Default::default()
+    };
     loop {
         let page = client.list_jobs(request.clone()).await?;
         named.extend(page.jobs.into_iter().filter(|job| job.name == text));
@@ -43,7 +46,7 @@ pub async fn resolve(client: &Client, text: &str, find: Find) -> Result<String, 
         }
         request.page_token = page.next_page_token;
     }
-    let active: Vec<&v1::Job> = named.iter().filter(|job| !has_ended(job.phase)).collect();
+    let active: Vec<&v1::Job> = named.iter().filter(|job| !has_ended(job.phase())).collect();
     match (active.as_slice(), named.first()) {
         ([job], _) => Ok(job.id.clone()),
         ([], Some(newest)) if find == Find::Newest => Ok(newest.id.clone()),

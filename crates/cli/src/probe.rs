@@ -100,7 +100,8 @@ async fn chosen(client: &Client, args: ProbeArgs) -> Result<Vec<String>, Failure
     let mut nodes = args.nodes;
     if let Some(job_id) = args.job {
         let job = client.get_job(v1::GetJobRequest { job_id, ..Default::default() }).await?.job;
-        let placement = job.and_then(|job| job.placement).unwrap_or_default();
+        let placement =
+            job.and_then(|job| job.status).and_then(|status| status.placement).unwrap_or_default();
         nodes = placement.workers.into_iter().map(|worker| worker.node_name).collect();
     }
     if let Some(cluster) = args.cluster {
@@ -150,7 +151,7 @@ fn shaped(answer: &admin::ProbeNodesResponse) -> Probe {
         node: finding.node_name.clone(),
         other_node: (!finding.other_node_name.is_empty()).then(|| finding.other_node_name.clone()),
         at_fault: finding.at_fault,
-        text: finding.text.clone(),
+        text: finding.message.clone(),
     };
     Probe {
         nodes: answer.node_names.clone(),
@@ -187,10 +188,10 @@ fn print(console: &Console, answer: &admin::ProbeNodesResponse) -> Result<(), Fa
     }
     for finding in &answer.findings {
         let text_of = match (finding.at_fault, finding.other_node_name.as_str()) {
-            (true, _) => format!("do without {}: {}\n", finding.node_name, finding.text),
-            (false, "") => format!("suspected: {}: {}\n", finding.node_name, finding.text),
+            (true, _) => format!("do without {}: {}\n", finding.node_name, finding.message),
+            (false, "") => format!("suspected: {}: {}\n", finding.node_name, finding.message),
             (false, other) => {
-                let (one, text) = (&finding.node_name, &finding.text);
+                let (one, text) = (&finding.node_name, &finding.message);
                 format!(
                     "{text}; whether it is {one}, {other} or what is between them, nobody else confirms\n"
                 )

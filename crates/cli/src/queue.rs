@@ -55,13 +55,13 @@ pub async fn run(global: &Global, console: &Console, command: QueueCommand) -> R
 
 async fn list(global: &Global, console: &Console, read: &ReadArgs) -> Result<Exit, Failure> {
     let client = read.client(global).await?;
-    let mut request = v1::ListQueuesRequest { page_size: PAGE_SIZE, ..Default::default() };
+    let mut request = v1::ListTenantsRequest { page_size: PAGE_SIZE, ..Default::default() };
     let mut queues: Vec<view::Queue> = Vec::new();
     let mut freshness: Option<v1::Freshness> = None;
     loop {
-        let page = client.list_queues(request.clone()).await?;
+        let page = client.list_tenants(request.clone()).await?;
         freshness = freshness.or(page.freshness);
-        queues.extend(page.queues.into_iter().map(view::Queue::from));
+        queues.extend(page.tenants.into_iter().map(view::Queue::from));
         if page.next_page_token.is_empty() || page.next_page_token == request.page_token {
             break;
         }
@@ -83,7 +83,7 @@ async fn list(global: &Global, console: &Console, read: &ReadArgs) -> Result<Exi
 
 async fn watch(global: &Global, console: &Console, tenants: Vec<String>) -> Result<Exit, Failure> {
     let client = global.client().await?;
-    let mut watch = client.watch_queues(v1::WatchQueuesRequest { tenants, ..Default::default() });
+    let mut watch = client.watch_tenants(v1::WatchTenantsRequest { tenants, ..Default::default() });
     let end = global.end();
     loop {
         match next_until(watch.next(), end).await? {
@@ -164,7 +164,7 @@ fn table(queues: &[view::Queue], wide: bool) -> Grid {
         cells.push(queue.pending_jobs.to_string());
         cells.push(milli(queue.pending_devices_milli));
         if wide {
-            cells.push(queue.held_jobs.to_string());
+            cells.push(queue.gated_jobs.to_string());
         }
         cells.push(queue.active_jobs.to_string());
         cells.push(milli(queue.active_devices_milli));

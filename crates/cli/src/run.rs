@@ -104,7 +104,7 @@ pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Ex
     let [manifest] = &manifests;
     let request = v1::SubmitJobRequest {
         request_id: request_id.to_string(),
-        spec: Some(manifest.message.clone()),
+        job: Some(manifest.message.clone()),
         validate_only: false,
     };
     let answer =
@@ -122,11 +122,11 @@ pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Ex
 }
 
 /// A word of the command that names a file of this directory, which workers would look for in theirs.
-fn left_behind(spec: &v1::JobSpec) -> Option<&str> {
-    if !spec.working_directory.is_empty() {
+fn left_behind(job: &v1::Job) -> Option<&str> {
+    if !job.spec().working_directory.is_empty() {
         return None;
     }
-    let words = spec.groups.iter().flat_map(|group| &group.command);
+    let words = job.spec().groups.iter().flat_map(v1::TaskGroup::command);
     let mut words = words.map(String::as_str);
     words.find(|word| is_left_behind(Path::new(word)))
 }
@@ -145,7 +145,7 @@ fn of_file(file: &str, args: &RunArgs) -> Result<Manifest, Failure> {
         annotations: args.metadata.annotation.clone(),
     };
     let mut manifests = job_files::read_manifests_with(file, &args.command, &overrides)?;
-    let one = manifests.pop().filter(|job| manifests.is_empty() && job.message.array_size == 0);
+    let one = manifests.pop().filter(|job| manifests.is_empty() && job.message.spec().array_size == 0);
     one.ok_or_else(|| {
         Failure::usage(format!("{file} holds more than one job"))
             .with_next(format!("muster submit {file} --watch follows them all"))

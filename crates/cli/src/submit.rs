@@ -132,8 +132,8 @@ async fn wait(client: &Client, console: &Console, subject: Subject, print: bool)
     let show = |item: &_, synced| if print { follow::print(console, item, synced) } else { Ok(()) };
     let (exit, jobs) = follow::follow(client, console, subject, show).await?;
     for job in jobs.values().filter(|_| !print) {
-        let phase = crate::view::phase_word(job.phase);
-        console.progress(format!("{} {phase} {}", job.id, job.status_detail).trim_end());
+        let phase = crate::view::phase_word(job.phase());
+        console.progress(format!("{} {phase} {}", job.id, job.status().message).trim_end());
     }
     Ok(exit)
 }
@@ -163,12 +163,12 @@ async fn submit(
     let request_id = request_id.to_string();
     if let [manifest] = manifests {
         let spec = Some(manifest.message.clone());
-        let request = v1::SubmitJobRequest { request_id, spec, validate_only: false };
+        let request = v1::SubmitJobRequest { request_id, job: spec, validate_only: false };
         let answer = client.submit_job(request).await.map_err(|e| refused(e, file, manifests, None))?;
         return Ok(Submitted::new(answer.job_ids, answer.freshness));
     }
     let specs = manifests.iter().map(|m| m.message.clone()).collect();
-    let request = v1::SubmitJobsRequest { request_id, specs };
+    let request = v1::SubmitJobsRequest { request_id, jobs: specs };
     let answer = client.submit_jobs(request).await.map_err(|e| refused(e, file, manifests, None))?;
     Ok(Submitted::new(answer.job_ids, answer.freshness))
 }
@@ -178,7 +178,7 @@ async fn validate(client: &Client, file: &str, manifests: &[Manifest]) -> Result
     let mut log_index = 0;
     for (index, manifest) in manifests.iter().enumerate() {
         let spec = Some(manifest.message.clone());
-        let request = v1::SubmitJobRequest { request_id: String::new(), spec, validate_only: true };
+        let request = v1::SubmitJobRequest { request_id: String::new(), job: spec, validate_only: true };
         let answer =
             client.submit_job(request).await.map_err(|e| refused(e, file, manifests, Some(index)))?;
         log_index = answer.freshness.map_or(0, |f| f.log_index);

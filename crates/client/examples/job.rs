@@ -14,15 +14,25 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let client = Client::connect(endpoints, Options::STANDARD).await?.reading(Read::linearizable());
 
     let command = std::env::args().skip(1).collect();
-    let group =
-        v1::TaskGroup { command, workers: 1, cpu_milli: 100, memory_bytes: 64 << 20, ..Default::default() };
-    let spec = v1::JobSpec { name: "example".to_owned(), groups: vec![group], ..Default::default() };
-    let submitted =
-        client.submit_job(v1::SubmitJobRequest { spec: Some(spec), ..Default::default() }).await?;
+    let group = v1::TaskGroup {
+        runtime: muster_wire::process(command),
+        workers: 1,
+        resources: Some(v1::Resources { cpu_milli: 100, memory_bytes: 64 << 20, ..Default::default() }),
+        ..Default::default()
+    };
+    let spec = v1::Job {
+        name: "example".to_owned(),
+        spec: Some(v1::JobSpec { groups: vec![group], ..Default::default() }),
+        ..Default::default()
+    };
+    let submitted = client.submit_job(v1::SubmitJobRequest { job: Some(spec), ..Default::default() }).await?;
     let job_id = submitted.job_ids.first().ok_or("no id")?.clone();
     println!("submitted {job_id}");
 
-    let mine = v1::WatchJobsRequest { job_ids: vec![job_id.clone()], ..Default::default() };
+    let mine = v1::WatchJobsRequest {
+        filter: Some(v1::JobFilter { job_ids: vec![job_id.clone()], ..Default::default() }),
+        ..Default::default()
+    };
     let mut changes = Box::pin(client.watch_jobs(mine).into_stream());
     let mut until = async |phase| loop {
         match changes.next().await.ok_or("the watch has ended")?? {

@@ -58,9 +58,13 @@ func main() {
 	}
 	jobs := v1.NewJobServiceClient(connection)
 
-	group := &v1.TaskGroup{Command: os.Args[1:], CpuMilli: 100, MemoryBytes: 64 << 20, Workers: 1}
-	spec := &v1.JobSpec{Name: "example", Groups: []*v1.TaskGroup{group}}
-	submit, id := &v1.SubmitJobRequest{RequestId: uuid(), Spec: spec}, ""
+	group := &v1.TaskGroup{
+		Workers:   1,
+		Runtime:   &v1.TaskGroup_Process{Process: &v1.ProcessRuntime{Command: os.Args[1:]}},
+		Resources: &v1.Resources{CpuMilli: 100, MemoryBytes: 64 << 20},
+	}
+	job := &v1.Job{Name: "example", Spec: &v1.JobSpec{Groups: []*v1.TaskGroup{group}}}
+	submit, id := &v1.SubmitJobRequest{RequestId: uuid(), Job: job}, ""
 	again(func(ctx context.Context) error {
 		answer, err := jobs.SubmitJob(ctx, submit)
 		id = strings.Join(answer.GetJobIds(), "")
@@ -95,15 +99,15 @@ func main() {
 		_, err := jobs.CancelJob(ctx, cancel)
 		return err
 	})
-	watch := &v1.WatchJobsRequest{JobIds: []string{id}}
+	watch := &v1.WatchJobsRequest{Filter: &v1.JobFilter{JobIds: []string{id}}}
 	again(func(ctx context.Context) error {
 		events, err := jobs.WatchJobs(ctx, watch)
 		for err == nil {
 			var event *v1.WatchJobsResponse
 			if event, err = events.Recv(); err == nil {
 				watch.ResumeToken = event.ResumeToken
-				if event.GetChanged().GetFinishedAtMs() > 0 {
-					phase := strings.TrimPrefix(event.GetChanged().Phase.String(), "JOB_PHASE_")
+				if status := event.GetChanged().GetStatus(); status.GetEndTime() != nil {
+					phase := strings.TrimPrefix(status.Phase.String(), "JOB_PHASE_")
 					fmt.Println("ended", strings.ToLower(phase))
 					return nil
 				}

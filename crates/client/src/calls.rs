@@ -14,7 +14,7 @@ use v1::cluster_service_client::ClusterServiceClient;
 use v1::fleet_service_client::FleetServiceClient;
 use v1::job_service_client::JobServiceClient;
 use v1::policy_service_client::PolicyServiceClient;
-use v1::queue_service_client::QueueServiceClient;
+use v1::tenant_service_client::TenantServiceClient;
 
 use crate::error::{AttemptError, CallError};
 use crate::repeat::Subject;
@@ -44,8 +44,8 @@ fn policy(channel: Channel) -> PolicyServiceClient<Channel> {
     PolicyServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
 }
 
-pub(crate) fn queues(channel: Channel) -> QueueServiceClient<Channel> {
-    QueueServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
+pub(crate) fn queues(channel: Channel) -> TenantServiceClient<Channel> {
+    TenantServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
 }
 
 /// A request id of this call's own, unless the caller brought one.
@@ -316,19 +316,19 @@ impl Client {
     ///
     /// # Errors
     /// Refusals at once; everything else when the deadline has passed.
-    pub async fn list_queues(
+    pub async fn list_tenants(
         &self,
-        mut request: v1::ListQueuesRequest,
-    ) -> Result<v1::ListQueuesResponse, CallError> {
+        mut request: v1::ListTenantsRequest,
+    ) -> Result<v1::ListTenantsResponse, CallError> {
         let read = self.wanted_read(request.read);
         request.read = Some(read);
         let limit = self.confirmed_within(&read);
         let subject = repeatable("list queues");
         let send = |channel| {
             let request = request.clone();
-            async move { queues(channel).list_queues(within(limit, request)).await }
+            async move { queues(channel).list_tenants(within(limit, request)).await }
         };
-        let answer: v1::ListQueuesResponse = self.repeat(subject, send).await?;
+        let answer: v1::ListTenantsResponse = self.repeat(subject, send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
     }

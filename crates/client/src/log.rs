@@ -6,11 +6,11 @@
 use admin::archive_service_client::ArchiveServiceClient;
 use futures::stream::{self, Stream};
 use muster_types::RefusalCode;
-use muster_wire::v1::read_log_response::Event;
+use muster_wire::v1::read_decisions_response::Event;
 use muster_wire::{admin, v1};
 use tonic::transport::Channel;
 use tonic::{Status, Streaming};
-use v1::log_service_client::LogServiceClient;
+use v1::history_service_client::HistoryServiceClient;
 
 use crate::Client;
 use crate::calls::ANSWER_BYTES_MAX;
@@ -40,14 +40,14 @@ pub enum LogItem {
 pub struct LogReader {
     client: Client,
     /// Its `from_index` is always the next record that is wanted.
-    request: v1::ReadLogRequest,
-    stream: Option<(Link, Streaming<v1::ReadLogResponse>)>,
+    request: v1::ReadDecisionsRequest,
+    stream: Option<(Link, Streaming<v1::ReadDecisionsResponse>)>,
     patience: Patience,
     ended: bool,
 }
 
-fn log(channel: Channel) -> LogServiceClient<Channel> {
-    LogServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
+fn log(channel: Channel) -> HistoryServiceClient<Channel> {
+    HistoryServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
 }
 
 fn archive(channel: Channel) -> ArchiveServiceClient<Channel> {
@@ -59,7 +59,7 @@ const SUBJECT: Subject = Subject { operation: "read log", request_id: None };
 impl Client {
     /// Reads the decision log. Nothing is sent before the first [`LogReader::next`].
     #[must_use]
-    pub fn read_log(&self, mut request: v1::ReadLogRequest) -> LogReader {
+    pub fn read_decisions(&self, mut request: v1::ReadDecisionsRequest) -> LogReader {
         request.from_index = request.from_index.max(1);
         LogReader {
             client: self.clone(),
@@ -180,7 +180,7 @@ impl LogReader {
             self.client.connection.current_within(self.patience.left()).await.map_err(Failure::connect)?;
         let limit = self.patience.left().min(self.client.options.attempt_timeout);
         let mut log = log(link.channel.clone());
-        match tokio::time::timeout(limit, log.read_log(self.request.clone())).await {
+        match tokio::time::timeout(limit, log.read_decisions(self.request.clone())).await {
             Ok(Ok(response)) => {
                 self.stream = Some((link, response.into_inner()));
                 Ok(())
@@ -191,8 +191,8 @@ impl LogReader {
     }
 
     /// Takes in a message; none for one that only a newer version understands.
-    fn accept(&mut self, message: v1::ReadLogResponse) -> Option<LogItem> {
-        let v1::ReadLogResponse { log_index, event } = message;
+    fn accept(&mut self, message: v1::ReadDecisionsResponse) -> Option<LogItem> {
+        let v1::ReadDecisionsResponse { log_index, event } = message;
         self.patience = Patience::new(&self.client.options);
         self.client.observe_log_index(log_index);
         let event = event?;

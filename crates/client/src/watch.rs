@@ -91,7 +91,7 @@ pub enum QueueItem {
         /// The last record of the round.
         log_index: u64,
         /// Queues that were added or changed, as they are after it.
-        queues: Vec<v1::Queue>,
+        queues: Vec<v1::TenantUsage>,
         /// Tenants whose queues are gone.
         forgotten: Vec<String>,
     },
@@ -227,31 +227,31 @@ impl Watched for OfNodes {
 pub struct OfQueues;
 
 impl Watched for OfQueues {
-    type Request = v1::WatchQueuesRequest;
-    type Response = v1::WatchQueuesResponse;
+    type Request = v1::WatchTenantsRequest;
+    type Response = v1::WatchTenantsResponse;
     type Item = QueueItem;
     const OPERATION: &'static str = "watch queues";
 
     async fn open(
         channel: Channel,
-        request: v1::WatchQueuesRequest,
-    ) -> Result<Response<Streaming<v1::WatchQueuesResponse>>, Status> {
-        queues(channel).watch_queues(request).await
+        request: v1::WatchTenantsRequest,
+    ) -> Result<Response<Streaming<v1::WatchTenantsResponse>>, Status> {
+        queues(channel).watch_tenants(request).await
     }
 
-    fn token(request: &v1::WatchQueuesRequest) -> &str {
+    fn token(request: &v1::WatchTenantsRequest) -> &str {
         &request.resume_token
     }
 
-    fn set_token(request: &mut v1::WatchQueuesRequest, token: String) {
+    fn set_token(request: &mut v1::WatchTenantsRequest, token: String) {
         request.resume_token = token;
     }
 
-    fn read(message: v1::WatchQueuesResponse) -> (String, u64, Option<QueueItem>) {
-        use v1::watch_queues_response::Event;
-        let v1::WatchQueuesResponse { resume_token, log_index, event } = message;
+    fn read(message: v1::WatchTenantsResponse) -> (String, u64, Option<QueueItem>) {
+        use v1::watch_tenants_response::Event;
+        let v1::WatchTenantsResponse { resume_token, log_index, event } = message;
         let item = event.map(|event| match event {
-            Event::Changed(v1::QueueChanges { changed, forgotten }) => {
+            Event::Changed(v1::TenantChanges { changed, forgotten }) => {
                 QueueItem::Changed { log_index, queues: changed, forgotten }
             }
             Event::SyncEnd(_) => QueueItem::SyncEnd { log_index },
@@ -297,7 +297,7 @@ impl Client {
 
     /// Watches the queues that match; as [`Client::watch_jobs`].
     #[must_use]
-    pub fn watch_queues(&self, request: v1::WatchQueuesRequest) -> QueueWatch {
+    pub fn watch_tenants(&self, request: v1::WatchTenantsRequest) -> QueueWatch {
         Watch::new(self, request)
     }
 }

@@ -164,6 +164,9 @@ fn next_step(code: RefusalCode) -> &'static str {
         RefusalCode::DependencyNotFound => {
             "name jobs that exist; `muster job list` shows the ids, and jobs that ended long ago are forgotten"
         }
+        RefusalCode::FeatureUnknown => {
+            "ask for it in another way; `muster version` shows the release, and its notes what it has"
+        }
         RefusalCode::PolicyChanged => {
             "`muster policy show -o yaml` shows the present one; put your change into that and set it again"
         }

@@ -81,7 +81,8 @@ fn running_at(path: &Path) -> Option<Vec<String>> {
 
 /// Has a job start where the command was given, with the command's PATH; what the job states itself stays. Only for a
 /// cluster whose hosts are this machine.
-pub fn localize(spec: &mut v1::JobSpec) {
+pub fn localize(job: &mut v1::Job) {
+    let spec = job.spec_mut();
     if spec.working_directory.is_empty()
         && let Some(here) =
             std::env::current_dir().ok().and_then(|here| here.into_os_string().into_string().ok())
@@ -91,7 +92,9 @@ pub fn localize(spec: &mut v1::JobSpec) {
     for name in VARIABLES {
         if let Ok(value) = std::env::var(name) {
             for group in &mut spec.groups {
-                group.environment.entry(name.to_owned()).or_insert_with(|| value.clone());
+                if group.environment.iter().all(|known| known.name != name) {
+                    group.set_variable(name, &value);
+                }
             }
         }
     }
@@ -134,15 +137,16 @@ mod tests {
     #[test]
     fn a_job_starts_here_unless_it_states_where() {
         let here = std::env::current_dir().unwrap().display().to_string();
-        let group = v1::TaskGroup::default();
-        let mut spec = v1::JobSpec { groups: vec![group.clone()], ..v1::JobSpec::default() };
-        localize(&mut spec);
-        assert_eq!(spec.working_directory, here);
-        assert_eq!(spec.groups[0].environment.get("PATH").cloned(), std::env::var("PATH").ok());
-        let mut own = v1::JobSpec { working_directory: "/work".to_owned(), ..spec.clone() };
-        own.groups[0].environment.insert("PATH".to_owned(), "/bin".to_owned());
+        let mut job = v1::Job::default();
+        job.spec_mut().groups.push(v1::TaskGroup::default());
+        localize(&mut job);
+        assert_eq!(job.spec().working_directory, here);
+        assert_eq!(job.spec().groups[0].variable("PATH"), std::env::var("PATH").ok().as_deref());
+        let mut own = job.clone();
+        own.spec_mut().working_directory = "/work".to_owned();
+        own.spec_mut().groups[0].set_variable("PATH", "/bin");
         localize(&mut own);
-        let path = own.groups[0].environment["PATH"].as_str();
-        assert_eq!((own.working_directory.as_str(), path), ("/work", "/bin"));
+        assert_eq!(own.spec().working_directory, "/work");
+        assert_eq!(own.spec().groups[0].variable("PATH"), Some("/bin"));
     }
 }

@@ -47,6 +47,7 @@ pub use answers::policy_warnings::{
 pub use commands::answer::Answer;
 pub use commands::command::{Command, DrainOrder, RepairOrder};
 pub use commands::handle::handle;
+pub use commands::health::check_policy as check_health_policy;
 pub use commands::policy::check_policy;
 pub use commands::submit::{SUBMISSION_BYTES_MAX, check_datasets, check_submission};
 pub use future::KeptReservations;

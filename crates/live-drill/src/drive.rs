@@ -195,7 +195,10 @@ impl<'a> Driver<'a> {
                 self.hold.cordon(self.client, region, nodes).await.map_err(failed)?;
             }
             Deed::Transfer { to } => {
-                let request = admin::TransferLeadershipRequest { to_id: to.unwrap_or(0), away_from_id: 0 };
+                let request = admin::TransferLeadershipRequest {
+                    target_replica_id: to.unwrap_or(0),
+                    from_replica_id: 0,
+                };
                 let led = self.client.transfer_leadership(request).await.map_err(failed)?;
                 self.say("leader", &format!("replica {} leads", led.leader_id));
             }

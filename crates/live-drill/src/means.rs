@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use muster_client::{AttemptError, CallError, Client, Read, ReplicaDrills};
 use muster_types::RefusalCode;
+use muster_wire::time::duration;
 use muster_wire::{admin, v1};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
@@ -68,7 +69,7 @@ impl Identity {
             drill_id: self.id.clone(),
             name: self.name.clone(),
             started_by: self.started_by.clone(),
-            hold_ms: u64::try_from(HOLD.as_millis()).unwrap_or(u64::MAX),
+            hold: Some(duration(u64::try_from(HOLD.as_millis()).unwrap_or(u64::MAX))),
             silent_replica_ids: in_force.silent.iter().copied().collect(),
             cordoned_regions: in_force.cordoned.iter().cloned().collect(),
         }
@@ -146,7 +147,7 @@ impl Hold {
             let request = admin::RefuseTrafficRequest {
                 drill_id: self.identity.id.clone(),
                 traffic: traffic.into_iter().map(Into::into).collect(),
-                duration_ms: for_ms,
+                duration: Some(duration(for_ms)),
                 silent_replica_ids: silent.iter().copied().collect(),
             };
             let id = *id;
@@ -315,8 +316,11 @@ pub async fn cancel_probes(client: &Client, id: Option<&str>) -> Result<usize, C
     let mut request = v1::ListJobsRequest {
         page_size: PAGE_SIZE,
         read: Read::linearizable().into(),
-        phases: vec![v1::JobPhase::Pending.into()],
-        name_prefix: id.map_or_else(|| format!("{PROBE}d-"), probe_name),
+        filter: Some(v1::JobFilter {
+            phases: vec![v1::JobPhase::Pending.into()],
+            name_prefix: id.map_or_else(|| format!("{PROBE}d-"), probe_name),
+            ..Default::default()
+        }),
         ..Default::default()
     };
     let mut ids = Vec::new();

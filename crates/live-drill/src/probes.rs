@@ -89,22 +89,24 @@ impl Shared {
         let _ = self.results.send(operation).await;
     }
 
-    fn spec(&self) -> v1::JobSpec {
+    fn job(&self) -> v1::Job {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let not_before_ms = u64::try_from(now.as_millis()).unwrap_or(0) + NEVER_MS;
         let group = v1::TaskGroup {
             workers: 1,
-            command: vec!["true".to_owned()],
-            cpu_milli: 1,
-            memory_bytes: 1 << 20,
+            runtime: muster_wire::process(vec!["true".to_owned()]),
+            resources: Some(v1::Resources { cpu_milli: 1, memory_bytes: 1 << 20, ..Default::default() }),
             ..Default::default()
         };
-        v1::JobSpec {
+        v1::Job {
             name: self.load.name.clone(),
             tenant: self.load.tenant.clone(),
-            tier: v1::Tier::Free.into(),
-            groups: vec![group],
-            not_before: Some(timestamp(not_before_ms)),
+            spec: Some(v1::JobSpec {
+                tier: v1::Tier::Free.into(),
+                groups: vec![group],
+                not_before: Some(timestamp(not_before_ms)),
+                ..Default::default()
+            }),
             ..Default::default()
         }
     }
@@ -140,7 +142,7 @@ async fn submit(shared: Arc<Shared>, client: Client) {
     let id = uuid::Uuid::new_v4();
     let call = Call::Submit { request: RequestId(id.as_u128()), jobs: 1 };
     let request =
-        v1::SubmitJobRequest { request_id: id.to_string(), spec: Some(shared.spec()), validate_only: false };
+        v1::SubmitJobRequest { request_id: id.to_string(), job: Some(shared.job()), validate_only: false };
     let mut job = None;
     let outcome = match client.submit_job(request).await {
         Ok(done) => {

@@ -130,7 +130,7 @@ pub async fn replicas(client: &Client) -> Result<Sight, CallError> {
         // A task ends otherwise only by a panic, which has been reported.
         let Ok((member, status, drill)) = asked else { continue };
         let (drill, refuse_max_ms, denied) = match drill {
-            Ok(answer) => (answer.drill, Some(answer.refuse_max_ms), None),
+            Ok(answer) => (answer.drill, Some(span_ms(answer.max_refusal).unwrap_or(0)), None),
             Err(error) => (None, None, is_denied(&error).then(|| why(&error))),
         };
         sight.replicas.push(ReplicaSight {
@@ -178,7 +178,7 @@ fn take_answers(sight: &mut Sight, mut answers: Vec<v1::GetStatusResponse>) {
         for warning in answer.warnings {
             let known = |w: &Warning| w.code == warning.code && w.replica == warning.replica_id;
             if !sight.warnings.iter().any(known) {
-                let v1::ClusterWarning { code, text, replica_id } = warning;
+                let v1::ClusterWarning { code, message: text, replica_id } = warning;
                 sight.warnings.push(Warning { code, text, replica: replica_id });
             }
         }
@@ -226,15 +226,18 @@ async fn gangs(client: &Client) -> Result<Vec<Gang>, CallError> {
     let mut request = v1::ListJobsRequest {
         page_size: PAGE_SIZE,
         read: Read::linearizable().into(),
-        phases: phases.into_iter().map(Into::into).collect(),
+        filter: Some(v1::JobFilter {
+            phases: phases.into_iter().map(Into::into).collect(),
+            ..Default::default()
+        }),
         ..Default::default()
     };
     loop {
         let page = client.list_jobs(request.clone()).await?;
         gangs.extend(page.jobs.into_iter().map(|job| {
-            let saved = job.checkpoint_time.or(job.recovery.and_then(|recovery| recovery.checkpoint_time));
-            let region = job.placement.map(|placement| placement.region).unwrap_or_default();
-            Gang { region, accelerators: job.device_count, is_saved: saved.is_some() }
+            let status = job.status.unwrap_or_default();
+            let region = status.placement.map(|placement| placement.region).unwrap_or_default();
+            Gang { region, accelerators: status.device_count, is_saved: status.last_checkpoint.is_some() }
         }));
         if page.next_page_token.is_empty() {
             return Ok(gangs);

@@ -8,12 +8,12 @@
 //! **Invariant:** pure, and no bytes panic. A file that passes [`Manifest::check`] is refused by a
 //! server of the same version only for what the file cannot show (capacity, quota, permission).
 
-mod contract;
 mod parallel;
 mod policy;
 pub mod quantity;
 mod read;
 mod reader;
+mod rules;
 mod schema;
 mod script;
 mod shape;
@@ -32,7 +32,7 @@ pub use policy::{PolicyFile, parse_policy};
 pub use quantity::duration_ms;
 pub use schema::job_schema;
 pub use script::{from_options, is_script, parse_script};
-pub use show::job_file;
+pub use show::{Fields, job_file, spec_fields};
 
 /// Largest job file. The API takes 4 MiB at once.
 pub const FILE_BYTES_MAX: usize = 4 << 20;
@@ -118,7 +118,7 @@ impl Form {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Manifest {
     /// What is sent.
-    pub message: v1::JobSpec,
+    pub message: v1::Job,
     /// Whether the only group is written directly in `spec`.
     shorthand: bool,
     /// How the model is split, where that is left to the parallelism planner; the message then asks for the most workers.
@@ -196,7 +196,7 @@ impl Manifest {
     pub fn apply(&mut self, overrides: &Overrides) {
         let Overrides { name, tenant, tier, regions, labels, annotations } = overrides;
         if tier.is_some() {
-            self.message.tier = number_or_zero(*tier);
+            self.message.spec_mut().tier = number_or_zero(*tier);
         }
         let fields = [(&mut self.message.name, name), (&mut self.message.tenant, tenant)];
         for (field, value) in fields {
@@ -207,13 +207,13 @@ impl Manifest {
         self.message.labels.extend(labels.iter().cloned());
         self.message.annotations.extend(annotations.iter().cloned());
         if !regions.is_empty() {
-            self.message.regions.clone_from(regions);
+            self.message.spec_mut().regions.clone_from(regions);
         }
     }
 
     /// Every rule the server would refuse this job for, in the file's words.
     pub fn check(&self) -> Result<(), ManifestError> {
-        match convert::submissions_from_proto("spec", Some(self.message.clone())) {
+        match convert::submissions_from_proto("job", Some(self.message.clone())) {
             Ok(_) => Ok(()),
             Err(found) => {
                 Err(ManifestError(found.iter().take(PROBLEMS_MAX).map(|v| self.explain(v)).collect()))
@@ -221,7 +221,7 @@ impl Manifest {
         }
     }
 
-    /// A violation in the message, as a problem of the file. The path starts with `spec`.
+    /// A violation in the message, as a problem of the file. The path starts with `job`.
     pub fn explain(&self, violation: &Violation) -> Problem {
         let field = self.path_in_file(&violation.field);
         let line = line_of(&field, &self.lines, self.first_line);
@@ -248,68 +248,66 @@ impl Manifest {
     }
 
     fn path_in_file(&self, path: &str) -> String {
-        const RENAMED: [(&str, &str); 14] = [
-            ("name", "metadata.name"),
-            ("tenant", "metadata.tenant"),
-            ("run_time_limit", "spec.runTimeLimit"),
-            ("stop_grace", "spec.stopGrace"),
-            ("failure_retries_max", "spec.failureRetries"),
-            ("checkpoint_directory", "spec.checkpointDirectory"),
-            ("working_directory", "spec.workingDirectory"),
-            ("array_size", "spec.array"),
-            ("array", "spec.array"),
-            ("not_before", "spec.notBefore"),
-            ("expected_run", "spec.expectedRun"),
-            ("topology.segment_workers", "spec.topology.segmentWorkers"),
-            ("topology.spread.workers_max", "spec.topology.spread.max"),
-            ("dependencies", "spec.after"),
-        ];
-        let Some(rest) = path.strip_prefix("spec.") else {
-            return path.to_owned();
-        };
-        if let Some((_, renamed)) = RENAMED.iter().find(|(name, _)| *name == rest) {
-            return (*renamed).to_owned();
-        }
-        if let Some(rest) = rest.strip_prefix("contract.") {
-            return contract::path_in_file(rest);
-        }
-        if ["labels", "annotations"].iter().any(|field| is_below(rest, field)) {
-            return format!("metadata.{rest}");
-        }
-        if let Some(label) = rest.strip_prefix("node_selector") {
-            return format!("spec.nodeSelector{label}");
-        }
+        // What a file has another name for. Everything else has the name of the message, in camel case.
+        const RENAMED: [(&str, &str); 3] =
+            [("array_size", "array"), ("array", "array"), ("dependencies", "after")];
+        let Some(rest) = path.strip_prefix("job.") else { return path.to_owned() };
+        let Some(rest) = rest.strip_prefix("spec.") else { return format!("metadata.{rest}") };
         if let Some(place) = rest.strip_prefix("dependencies[") {
             return format!("spec.after[{}", place.replace(".job_id", ".job").replace(".rule", ".when"));
         }
-        let mut path = format!("spec.{rest}");
-        // Names of variables are the user's own and stay as they are.
-        if !path.contains(".environment.") {
-            for (name, renamed) in
-                [(".cpu_milli", ".cpu"), (".memory_bytes", ".memory"), (".workers_min", ".workersMin")]
-            {
-                path = path.replace(name, renamed);
-            }
-            // The types of accelerators have no numbers in a file, and the short form has no fields.
-            if let Some((group, field)) = path.split_once(".accelerators.") {
-                let field = if field == "count" { ".count" } else { "" };
-                path = format!("{group}.accelerators{field}");
-            }
+        // Names of labels, variables and classes are the user's own and stay as they are.
+        if let Some(label) = rest.strip_prefix("node_selector") {
+            return format!("spec.nodeSelector{label}");
         }
+        let (known, own) = match rest.find(".environment.") {
+            Some(at) => rest.split_at(at),
+            None => (rest, ""),
+        };
+        let mut known = known.to_owned();
+        if let Some((name, renamed)) = RENAMED.iter().find(|(name, _)| *name == known) {
+            known = known.replace(name, renamed);
+        }
+        for (name, renamed) in [
+            (".resources.cpu_milli", ".cpu"),
+            (".resources.memory_bytes", ".memory"),
+            (".resources.", "."),
+            (".process.", "."),
+        ] {
+            known = known.replace(name, renamed);
+        }
+        // The types of accelerators have no numbers in a file, and the short form has no fields.
+        if let Some((group, field)) = known.split_once(".accelerators.") {
+            let field = if field == "count" { ".count" } else { "" };
+            known = format!("{group}.accelerators{field}");
+        }
+        let path = format!("spec.{}{own}", camel_case(&known));
         if self.shorthand { path.replacen("spec.groups[0].", "spec.", 1) } else { path }
     }
 }
 
-/// Whether a path is a field or something in it.
-fn is_below(path: &str, field: &str) -> bool {
-    path.strip_prefix(field).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+/// `run_time_limit` as files have it: `runTimeLimit`. Classes of failures keep their names.
+fn camel_case(path: &str) -> String {
+    if path.starts_with("retry.limits.") {
+        return path.to_owned();
+    }
+    let mut shown = String::with_capacity(path.len());
+    let mut is_next_capital = false;
+    for letter in path.chars() {
+        match letter {
+            '_' => is_next_capital = true,
+            letter if std::mem::take(&mut is_next_capital) => shown.extend(letter.to_uppercase()),
+            letter => shown.push(letter),
+        }
+    }
+    shown
 }
 
-/// The file and job of a violation in a batch (`specs[3].groups[0].workers`): its number in the list and
-/// the path as of a single job (`spec.groups[0].workers`).
+/// The file and job of a violation in a batch (`jobs[3].spec.groups[0].workers`): its number in the list and
+/// the path as of a single job (`job.spec.groups[0].workers`).
 pub fn split_batch_path(path: &str) -> Option<(usize, String)> {
-    let (index, rest) = path.strip_prefix("specs[")?.split_once(']')?;
-    Some((index.parse().ok()?, format!("spec{rest}")))
+    let (index, rest) = path.strip_prefix("jobs[")?.split_once(']')?;
+    Some((index.parse().ok()?, format!("job{rest}")))
 }
 
 #[cfg(test)]

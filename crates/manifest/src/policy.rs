@@ -358,8 +358,8 @@ impl Reader<'_> {
     fn backfill(&mut self, given: Backfill) -> v1::BackfillPolicy {
         let path = |field: &str| format!("spec.backfill.{field}");
         v1::BackfillPolicy {
-            reservations_max: self.value(&path("reservations"), given.reservations, quantity::count),
-            depth_max: self.value(&path("depth"), given.depth, quantity::count),
+            max_reservations: self.value(&path("reservations"), given.reservations, quantity::count),
+            max_depth: self.value(&path("depth"), given.depth, quantity::count),
             reserve_after: self.span(&path("reserveAfter"), given.reserve_after),
             reserve_after_runs_milli: self.value(
                 &path("reserveAfterRuns"),
@@ -376,7 +376,7 @@ impl Reader<'_> {
             enabled: self.value(&path("enabled"), given.enabled, quantity::flag),
             reclaim_borrowed: self.value(&path("reclaimBorrowed"), given.reclaim_borrowed, quantity::flag),
             minimum_run: self.span(&path("minimumRun"), given.minimum_run),
-            victims_max: self.value(&path("victims"), given.victims, quantity::count),
+            max_victims: self.value(&path("victims"), given.victims, quantity::count),
             defragment: self.value(&path("defragment"), given.defragment, quantity::flag),
             defragment_wait: self.span(&path("defragmentWait"), given.defragment_wait),
             backoff: self.span(&path("backoff"), given.backoff),
@@ -506,13 +506,13 @@ fn in_file(path: &str) -> (String, &'static str) {
         ("fair_share", "fairShare", ""),
         ("usage_half_life", "usageHalfLife", ""),
         ("ageing_milli", "ageing", THOUSANDTHS),
-        ("reservations_max", "reservations", ""),
-        ("depth_max", "depth", ""),
+        ("max_reservations", "reservations", ""),
+        ("max_depth", "depth", ""),
         ("reserve_after", "reserveAfter", ""),
         ("reserve_after_runs_milli", "reserveAfterRuns", THOUSANDTHS),
         ("reclaim_borrowed", "reclaimBorrowed", ""),
         ("minimum_run", "minimumRun", ""),
-        ("victims_max", "victims", ""),
+        ("max_victims", "victims", ""),
         ("defragment_wait", "defragmentWait", ""),
         ("stopping_timeout", "stoppingTimeout", ""),
         ("starting_timeout", "startingTimeout", ""),

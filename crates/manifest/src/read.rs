@@ -2,11 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use muster_types::{DependencyRule, Level, PriorityTier};
-use muster_wire::v1;
+use muster_types::{DependencyRule, LaunchForm, Level, Preflight, PriorityTier};
+use muster_wire::{process, v1};
 use serde_saphyr::{Location, Spanned};
 
-use super::contract;
 use super::parallel::Parallel;
 use super::quantity;
 use super::reader::{API_VERSION, Reader, structure};
@@ -16,6 +15,8 @@ use super::shape::{
 };
 use super::{Form, Manifest, ManifestError, PROBLEMS_MAX};
 
+/// What stands before the name of a secret where a variable has a value.
+pub const SECRET: &str = "muster-secret://";
 /// What `kind` must be.
 pub const KIND: &str = "Job";
 
@@ -38,7 +39,7 @@ pub fn documents(text: &str, now_ms: u64) -> Result<Vec<Manifest>, ManifestError
 
 /// What a job and its groups are read from.
 impl Reader<'_> {
-    fn document(&mut self, document: Document) -> (v1::JobSpec, bool, Option<Parallel>) {
+    fn document(&mut self, document: Document) -> (v1::Job, bool, Option<Parallel>) {
         self.constant("apiVersion", document.api_version, API_VERSION);
         self.constant("kind", document.kind, KIND);
         if let Some(status) = document.status {
@@ -47,18 +48,18 @@ impl Reader<'_> {
         let metadata = document.metadata.unwrap_or_default();
         let Some(spec) = document.spec else {
             self.problem(None, "spec", "must be given");
-            return (v1::JobSpec::default(), false, None);
+            return (v1::Job::default(), false, None);
         };
         self.spec(metadata, spec)
     }
 
     /// The message, whether its only group is written directly in `spec`, and what is left to the parallelism planner.
-    pub fn spec(&mut self, metadata: Metadata, spec: Spec) -> (v1::JobSpec, bool, Option<Parallel>) {
-        let Spec { workers, workers_min, slice, command, environment, accelerators, cpu, memory, .. } = spec;
+    pub fn spec(&mut self, metadata: Metadata, spec: Spec) -> (v1::Job, bool, Option<Parallel>) {
+        let Spec { workers, min_workers, slice, command, environment, accelerators, cpu, memory, .. } = spec;
         let only = Group {
             name: None,
             workers,
-            workers_min,
+            min_workers,
             slice,
             command,
             environment,
@@ -85,15 +86,18 @@ impl Reader<'_> {
         };
         // Fewest workers of a job whose size is chosen when it is submitted, and then stays.
         let parallel = parallel.map(|parallel| Parallel {
-            workers_min: groups.first_mut().map_or(0, |group| std::mem::take(&mut group.workers_min)),
+            workers_min: groups.first_mut().map_or(0, |group| std::mem::take(&mut group.min_workers)),
             ..parallel
         });
         let regions = spec.regions.unwrap_or_default();
-        let message = v1::JobSpec {
+        let message = v1::Job {
             name: self.text("metadata.name", metadata.name),
             tenant: self.text("metadata.tenant", metadata.tenant),
             labels: self.texts("metadata.labels", metadata.labels.unwrap_or_default()),
             annotations: self.texts("metadata.annotations", metadata.annotations.unwrap_or_default()),
+            ..v1::Job::default()
+        };
+        let asked = v1::JobSpec {
             tier: self.closed::<PriorityTier>("spec.tier", spec.tier),
             groups,
             regions: self.list("spec.regions", regions),
@@ -103,10 +107,6 @@ impl Reader<'_> {
                 "leave it out for no limit",
             ),
             stop_grace: self.span("spec.stopGrace", spec.stop_grace),
-            failure_retries_max: self
-                .value("spec.failureRetries", spec.failure_retries, quantity::count)
-                .unwrap_or_default(),
-            checkpoint_directory: self.text("spec.checkpointDirectory", spec.checkpoint_directory),
             working_directory: self.text("spec.workingDirectory", spec.working_directory),
             array_size: self.above_zero(
                 "spec.array",
@@ -127,24 +127,25 @@ impl Reader<'_> {
                 "leave it out for what was learned",
             ),
             datasets: self.list("spec.datasets", spec.datasets.unwrap_or_default()),
-            contract: self.contract(contract::Fields {
-                launch: spec.launch,
-                retry: spec.retry,
-                checkpoint: spec.checkpoint,
-                notice: spec.notice,
-                spares: spec.spares,
-                preflight: spec.preflight,
-            }),
+            launch: self.closed::<LaunchForm>("spec.launch", spec.launch),
+            retry: spec.retry.map(|rules| self.retry(rules)),
+            checkpoint: spec.checkpoint.map(|rules| self.checkpoint(rules)),
+            notice: spec.notice.map(|rules| self.notice(rules)),
+            spare_workers: self
+                .value("spec.spareWorkers", spec.spare_workers, quantity::count)
+                .unwrap_or_default(),
+            preflight: self.closed::<Preflight>("spec.preflight", spec.preflight),
         };
+        let message = v1::Job { spec: Some(asked), ..message };
         (message, shorthand, parallel)
     }
 
     fn no_shorthand_beside_groups(&mut self, only: &Group) {
-        let Group { name: _, workers, workers_min, slice, command, environment, accelerators, cpu, memory } =
+        let Group { name: _, workers, min_workers, slice, command, environment, accelerators, cpu, memory } =
             only;
         let given = [
             ("spec.workers", workers.as_ref().map(|v| v.referenced)),
-            ("spec.workersMin", workers_min.as_ref().map(|v| v.referenced)),
+            ("spec.minWorkers", min_workers.as_ref().map(|v| v.referenced)),
             ("spec.slice", slice.as_ref().map(|v| v.referenced)),
             ("spec.command", command.as_ref().map(|v| v.referenced)),
             ("spec.environment", environment.as_ref().map(|_| Location::UNKNOWN)),
@@ -172,29 +173,49 @@ impl Reader<'_> {
             name: self.text(&path("name"), group.name),
             // One worker is what a job without a number means; a slice says it itself.
             workers: workers.unwrap_or(u32::from(!has_slice)),
-            workers_min: self.above_zero(
-                &path("workersMin"),
-                group.workers_min,
+            min_workers: self.above_zero(
+                &path("minWorkers"),
+                group.min_workers,
                 quantity::count,
                 "leave it out for a gang that never changes its size",
             ),
             slice: group.slice.map(|slice| self.slice(&path("slice"), slice)),
-            command: self.command(&path("command"), group.command),
-            environment: self.texts(&path("environment"), group.environment.unwrap_or_default()),
-            accelerators: self.accelerators(&path("accelerators"), group.accelerators, has_slice),
-            cpu_milli: self.above_zero(
-                &path("cpu"),
-                group.cpu,
-                quantity::cpu_milli,
-                "leave it out for one CPU",
-            ),
+            runtime: process(self.command(&path("command"), group.command)),
+            environment: self.environment(&path("environment"), group.environment.unwrap_or_default()),
+            resources: self.resources(at, (group.accelerators, has_slice), group.cpu, group.memory),
+        }
+    }
+
+    /// None where the file says nothing of it.
+    fn resources(
+        &mut self,
+        at: &str,
+        (accelerators, has_slice): (Option<Spanned<Accelerators>>, bool),
+        cpu: Option<Text>,
+        memory: Option<Text>,
+    ) -> Option<v1::Resources> {
+        let path = |field: &str| format!("{at}.{field}");
+        let asked = v1::Resources {
+            accelerators: self.accelerators(&path("accelerators"), accelerators, has_slice),
+            cpu_milli: self.above_zero(&path("cpu"), cpu, quantity::cpu_milli, "leave it out for one CPU"),
             memory_bytes: self.above_zero(
                 &path("memory"),
-                group.memory,
+                memory,
                 quantity::memory_bytes,
                 "leave it out for 1Gi",
             ),
-        }
+        };
+        (asked != v1::Resources::default()).then_some(asked)
+    }
+
+    /// Variables by name; a value like `muster-secret://NAME` is a reference.
+    fn environment(&mut self, field: &str, variables: BTreeMap<String, Text>) -> Vec<v1::EnvVar> {
+        let named: BTreeMap<String, String> = self.texts(field, variables).into_iter().collect();
+        let variable = |(name, value): (String, String)| match value.strip_prefix(SECRET) {
+            Some(secret) => v1::EnvVar::secret(name, secret),
+            None => v1::EnvVar::new(name, value),
+        };
+        named.into_iter().map(variable).collect()
     }
 
     fn command(&mut self, field: &str, command: Option<Spanned<Command>>) -> Vec<String> {
@@ -306,7 +327,12 @@ impl Reader<'_> {
             let advice = "it is how many workers a domain may have";
             v1::Spread {
                 level: self.closed::<Level>(&path("spread.level"), spread.value.level),
-                workers_max: self.above_zero(&path("spread.max"), spread.value.max, quantity::count, advice),
+                max_workers: self.above_zero(
+                    &path("spread.maxWorkers"),
+                    spread.value.max_workers,
+                    quantity::count,
+                    advice,
+                ),
             }
         });
         v1::TopologyRule {

@@ -187,8 +187,8 @@ fn build(
     if message.name.is_empty() {
         message.name = name_of(name);
     }
-    for group in message.groups.iter_mut().filter(|group| group.command.is_empty()) {
-        group.command.clone_from(&command);
+    for group in message.spec_mut().groups.iter_mut().filter(|group| group.command().is_empty()) {
+        group.command_mut().clone_from(&command);
     }
     Ok(Manifest { message, shorthand, parallel, form, lines, first_line: 1 })
 }
@@ -232,9 +232,9 @@ mod tests {
         manifest.check().unwrap();
         let job = &manifest.message;
         assert_eq!((job.name.as_str(), job.tenant.as_str()), ("try", "vision"));
-        let group = &job.groups[0];
-        assert_eq!((group.workers, group.environment["A"].as_str()), (4, "1"));
-        assert_eq!(group.accelerators.as_ref().unwrap().choices[0].r#type, "h100");
+        let group = &job.spec().groups[0];
+        assert_eq!((group.workers, group.variable("A")), (4, Some("1")));
+        assert_eq!(group.resources().accelerators.as_ref().unwrap().choices[0].r#type, "h100");
         assert_eq!(parse("#!/bin/sh\ntrue\n").unwrap().message.name, "my-job");
     }
 
@@ -275,7 +275,7 @@ mod tests {
         let arguments = ["x y".to_owned(), "'\"$HOME".to_owned()];
         let manifest = parse_script(script.as_bytes(), "job.sh", &arguments, 0).unwrap();
         manifest.check().unwrap();
-        let words = &manifest.message.groups[0].command;
+        let words = manifest.message.spec().groups[0].command();
         assert!(words.iter().all(|word| word.len() <= TEXT_BYTES_MAX));
         let folder = tempfile::tempdir().unwrap();
         let input = folder.path().join("input");
@@ -299,8 +299,14 @@ mod tests {
         let manifest = from_options(&[], &spec, command.clone(), 0).unwrap();
         manifest.check().unwrap();
         assert_eq!(manifest.message.name, "train");
-        assert_eq!(manifest.message.groups[0].command, command);
-        assert_eq!((manifest.message.groups[0].cpu_milli, manifest.message.regions[0].as_str()), (500, "eu"));
+        assert_eq!(manifest.message.spec().groups[0].command(), command);
+        assert_eq!(
+            (
+                manifest.message.spec().groups[0].resources().cpu_milli,
+                manifest.message.spec().regions[0].as_str()
+            ),
+            (500, "eu")
+        );
         let wrong = from_options(&[], &[("runTimeLimit", json("soon"))], command, 0).unwrap_err();
         let shown = wrong.0[0].to_string();
         assert!(shown.starts_with("--time-limit: "), "{shown}");

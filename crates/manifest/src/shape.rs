@@ -42,8 +42,6 @@ pub struct Spec {
     pub groups: Option<Vec<Group>>,
     pub run_time_limit: Option<Text>,
     pub stop_grace: Option<Text>,
-    pub failure_retries: Option<Text>,
-    pub checkpoint_directory: Option<Text>,
     pub working_directory: Option<Text>,
     pub array: Option<Text>,
     pub topology: Option<Topology>,
@@ -59,12 +57,12 @@ pub struct Spec {
     pub retry: Option<Retry>,
     pub checkpoint: Option<Checkpoint>,
     pub notice: Option<Notice>,
-    pub spares: Option<Text>,
+    pub spare_workers: Option<Text>,
     pub preflight: Option<Text>,
     pub parallel: Option<Spanned<Parallel>>,
     // The only group, written without a list around it. Not `flatten`: that loses places and names.
     pub workers: Option<Text>,
-    pub workers_min: Option<Text>,
+    pub min_workers: Option<Text>,
     pub slice: Option<Spanned<Slice>>,
     pub command: Option<Spanned<Command>>,
     pub environment: Option<BTreeMap<String, Text>>,
@@ -76,16 +74,18 @@ pub struct Spec {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Retry {
+    pub max_failures: Option<Text>,
     pub limits: Option<BTreeMap<String, Text>>,
     pub backoff: Option<Text>,
-    pub backoff_max: Option<Text>,
+    pub max_backoff: Option<Text>,
     pub avoid: Option<Text>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Checkpoint {
-    pub place: Option<Text>,
+    pub directory: Option<Text>,
+    pub dataset: Option<Text>,
     pub step: Option<Text>,
     pub save: Option<Text>,
     pub interval: Option<Text>,
@@ -103,7 +103,7 @@ pub struct Notice {
 pub struct Group {
     pub name: Option<Text>,
     pub workers: Option<Text>,
-    pub workers_min: Option<Text>,
+    pub min_workers: Option<Text>,
     pub slice: Option<Spanned<Slice>>,
     pub command: Option<Spanned<Command>>,
     pub environment: Option<BTreeMap<String, Text>>,
@@ -294,7 +294,7 @@ pub struct Topology {
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Spread {
     pub level: Option<Text>,
-    pub max: Option<Text>,
+    pub max_workers: Option<Text>,
 }
 
 /// A text, or a list of texts.

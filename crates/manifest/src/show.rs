@@ -5,12 +5,13 @@ use muster_wire::closed::word;
 use muster_wire::time::{Duration, Timestamp, span_ms, unix_ms};
 use muster_wire::v1;
 use muster_wire::v1::accelerator_request::Amount;
+use muster_wire::v1::env_var::Source;
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 use serde_json::{Value, json};
 
 use super::quantity::{show_bytes, show_duration, show_scaled};
-use super::read::KIND;
+use super::read::{KIND, SECRET};
 use super::reader::API_VERSION;
 
 /// The name that the only group of a job gets from the server when it has none.
@@ -72,17 +73,17 @@ impl Fields {
 }
 
 /// A job as a job file, with what became of it under `status`, which is not read back.
-pub fn job_file(spec: &v1::JobSpec, status: Value) -> Fields {
+pub fn job_file(job: &v1::Job, status: Value) -> Fields {
     let mut metadata = Fields::default();
-    metadata.say("name", spec.name.as_str());
-    metadata.say("tenant", spec.tenant.as_str());
-    metadata.say("labels", texts(&spec.labels));
-    metadata.say("annotations", texts(&spec.annotations));
+    metadata.say("name", job.name.as_str());
+    metadata.say("tenant", job.tenant.as_str());
+    metadata.say("labels", texts(&job.labels));
+    metadata.say("annotations", texts(&job.annotations));
     let mut file = Fields::default();
     file.say("apiVersion", API_VERSION);
     file.say("kind", KIND);
     file.say_fields("metadata", metadata);
-    file.say_fields("spec", described(spec));
+    file.say_fields("spec", described(job.spec(), true));
     file.say("status", status);
     file
 }
@@ -92,20 +93,24 @@ fn texts(texts: &std::collections::HashMap<String, String>) -> Value {
     texts.iter().map(|(key, value)| (key.clone(), Value::from(value.as_str()))).collect()
 }
 
-fn described(spec: &v1::JobSpec) -> Fields {
+/// What a job asks for, as its file has it, and always with `groups`.
+pub fn spec_fields(spec: &v1::JobSpec) -> Fields {
+    described(spec, false)
+}
+
+/// `is_short`: whether an only group may stand without a list around it.
+fn described(spec: &v1::JobSpec, is_short: bool) -> Fields {
     let mut shown = Fields::default();
     shown.say("tier", word::<PriorityTier>(spec.tier));
     shown.say("regions", spec.regions.clone());
     match spec.groups.as_slice() {
-        [only] if only.name.is_empty() || only.name == ONLY_GROUP => {
+        [only] if is_short && (only.name.is_empty() || only.name == ONLY_GROUP) => {
             shown.0.extend(group(only).0.into_iter().filter(|(field, _)| *field != "name"));
         }
         groups => shown.0.push(("groups", Content::List(groups.iter().map(group).collect()))),
     }
     shown.say("runTimeLimit", span(spec.run_time_limit));
     shown.say("stopGrace", span(spec.stop_grace));
-    shown.say("failureRetries", count(spec.failure_retries_max));
-    shown.say("checkpointDirectory", spec.checkpoint_directory.as_str());
     shown.say("workingDirectory", spec.working_directory.as_str());
     shown.say("array", count(spec.array_size));
     shown.say_fields("topology", spec.topology.as_ref().map(topology).unwrap_or_default());
@@ -127,42 +132,42 @@ fn described(spec: &v1::JobSpec) -> Fields {
     shown.say("deadline", moment(spec.deadline));
     shown.say("expectedRun", span(spec.expected_run));
     shown.say("datasets", spec.datasets.clone());
-    if let Some(contract) = &spec.contract {
-        say_contract(contract, &mut shown);
-    }
+    shown.say("launch", word::<LaunchForm>(spec.launch));
+    say_rules(spec, &mut shown);
+    shown.say("spareWorkers", count(spec.spare_workers));
+    shown.say("preflight", word::<Preflight>(spec.preflight));
     shown
 }
 
-fn say_contract(contract: &v1::JobContract, shown: &mut Fields) {
-    shown.say("launch", word::<LaunchForm>(contract.launch));
-    if let Some(rules) = &contract.retry {
+fn say_rules(spec: &v1::JobSpec, shown: &mut Fields) {
+    if let Some(rules) = &spec.retry {
         let mut retry = Fields::default();
         let limits = rules
             .limits
             .iter()
             .map(|limit| (word::<FailureClass>(limit.failure_class).to_owned(), json!(limit.retries)));
+        retry.say("maxFailures", count(rules.max_failures));
         retry.say("limits", limits.collect::<Value>());
         retry.say("backoff", span(rules.backoff));
-        retry.say("backoffMax", span(rules.backoff_max));
+        retry.say("maxBackoff", span(rules.max_backoff));
         retry.say("avoid", span(rules.avoid));
         shown.say_fields("retry", retry);
     }
-    if let Some(rules) = &contract.checkpoint {
+    if let Some(rules) = &spec.checkpoint {
         let mut checkpoint = Fields::default();
-        checkpoint.say("place", rules.place.as_str());
+        checkpoint.say("directory", rules.directory.as_str());
+        checkpoint.say("dataset", rules.dataset.as_str());
         checkpoint.say("step", span(rules.step));
         checkpoint.say("save", span(rules.save));
         checkpoint.say("interval", span(rules.interval));
         shown.say_fields("checkpoint", checkpoint);
     }
-    if let Some(rules) = &contract.notice {
+    if let Some(rules) = &spec.notice {
         let mut notice = Fields::default();
         notice.say("httpPort", count(rules.http_port));
         notice.say("httpPath", rules.http_path.as_str());
         shown.say_fields("notice", notice);
     }
-    shown.say("spares", count(contract.spares));
-    shown.say("preflight", word::<Preflight>(contract.preflight));
 }
 
 fn topology(rule: &v1::TopologyRule) -> Fields {
@@ -174,7 +179,7 @@ fn topology(rule: &v1::TopologyRule) -> Fields {
     if let Some(spread) = &rule.spread {
         let mut limit = Fields::default();
         limit.say("level", word::<Level>(spread.level));
-        limit.say("max", count(spread.workers_max));
+        limit.say("maxWorkers", count(spread.max_workers));
         shown.say_fields("spread", limit);
     }
     shown
@@ -184,26 +189,36 @@ fn group(group: &v1::TaskGroup) -> Fields {
     let mut shown = Fields::default();
     shown.say("name", group.name.as_str());
     shown.say("workers", count(group.workers));
-    shown.say("workersMin", count(group.workers_min));
+    shown.say("minWorkers", count(group.min_workers));
     if let Some(slice) = &group.slice {
         let mut slices = Fields::default();
         slices.say("shape", slice.shape.as_str());
         slices.say("count", count(slice.count));
         shown.say_fields("slice", slices);
     }
-    shown.say("command", group.command.clone());
-    shown.say("environment", texts(&group.environment));
-    if let Some(request) = &group.accelerators {
+    shown.say("command", group.command().to_vec());
+    shown.say("environment", group.environment.iter().map(variable).collect::<Value>());
+    let resources = group.resources();
+    if let Some(request) = &resources.accelerators {
         say_accelerators(request, &mut shown);
     }
-    let cpu = match group.cpu_milli {
+    let cpu = match resources.cpu_milli {
         0 => String::new(),
         whole if whole.is_multiple_of(1_000) => (whole / 1_000).to_string(),
         milli => format!("{milli}m"),
     };
     shown.say("cpu", cpu);
-    shown.say("memory", Some(group.memory_bytes).filter(|bytes| *bytes > 0).map(show_bytes));
+    shown.say("memory", Some(resources.memory_bytes).filter(|bytes| *bytes > 0).map(show_bytes));
     shown
+}
+
+fn variable(variable: &v1::EnvVar) -> (String, Value) {
+    let value = match &variable.source {
+        Some(Source::Value(value)) => value.clone(),
+        Some(Source::SecretRef(secret)) => format!("{SECRET}{secret}"),
+        None => String::new(),
+    };
+    (variable.name.clone(), Value::from(value))
 }
 
 /// Short where the types are alike, else with their throughput.

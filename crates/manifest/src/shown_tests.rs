@@ -16,8 +16,8 @@ use super::*;
 const NOW_MS: u64 = 1_800_000_000_000;
 
 /// What a replica shows of a job that was submitted so: defaults are filled in.
-fn as_kept(message: v1::JobSpec) -> Result<v1::JobSpec, String> {
-    let jobs = submissions_from_proto("spec", Some(message)).map_err(|found| format!("{found:?}"))?;
+fn as_kept(message: v1::Job) -> Result<v1::Job, String> {
+    let jobs = submissions_from_proto("job", Some(message)).map_err(|found| format!("{found:?}"))?;
     Ok(submission_to_proto(&jobs[0]))
 }
 
@@ -67,6 +67,11 @@ fn name() -> impl Strategy<Value = String> {
     "[a-z0-9]([a-z0-9._-]{0,8}[a-z0-9])?"
 }
 
+/// The value of a variable: a text of its own, or a reference.
+fn variable() -> impl Strategy<Value = v1::env_var::Source> {
+    prop_oneof![text().prop_map(v1::env_var::Source::Value), name().prop_map(v1::env_var::Source::SecretRef)]
+}
+
 fn group(only: bool) -> impl Strategy<Value = v1::TaskGroup> {
     let accelerators = prop::option::of((
         btree_map(prop::sample::select(vec!["h100", "a100", "l4"]), prop_oneof![Just(0), 1..5_000u32], 0..3),
@@ -79,26 +84,31 @@ fn group(only: bool) -> impl Strategy<Value = v1::TaskGroup> {
         0..9_000u64,
         prop_oneof![Just(0), 1..1u64 << 40, (1..64u64).prop_map(|g| g << 30)],
     );
-    (name(), command, hash_map("[A-Z_]{1,6}", text(), 0..3), accelerators, numbers).prop_map(
+    (name(), command, hash_map("[A-Z_]{1,6}", variable(), 0..3), accelerators, numbers).prop_map(
         move |(name, command, environment, accelerators, (workers, least, cpu_milli, memory_bytes))| {
             v1::TaskGroup {
                 name: if only { String::new() } else { name },
                 workers,
-                workers_min: if only && least > 0 { least.min(workers) } else { 0 },
-                command,
-                environment,
-                accelerators: accelerators.map(|(choices, amount)| v1::AcceleratorRequest {
-                    choices: choices
-                        .into_iter()
-                        .map(|(kind, throughput_milli)| v1::AcceleratorChoice {
-                            r#type: kind.to_owned(),
-                            throughput_milli,
-                        })
-                        .collect(),
-                    amount: Some(amount),
+                min_workers: if only && least > 0 { least.min(workers) } else { 0 },
+                runtime: muster_wire::process(command),
+                environment: environment
+                    .into_iter()
+                    .map(|(name, source)| v1::EnvVar { name, source: Some(source) })
+                    .collect(),
+                resources: Some(v1::Resources {
+                    accelerators: accelerators.map(|(choices, amount)| v1::AcceleratorRequest {
+                        choices: choices
+                            .into_iter()
+                            .map(|(kind, throughput_milli)| v1::AcceleratorChoice {
+                                r#type: kind.to_owned(),
+                                throughput_milli,
+                            })
+                            .collect(),
+                        amount: Some(amount),
+                    }),
+                    cpu_milli,
+                    memory_bytes,
                 }),
-                cpu_milli,
-                memory_bytes,
                 slice: None,
             }
         },
@@ -109,7 +119,8 @@ fn above_zero(ms: u64) -> Option<Duration> {
     (ms > 0).then(|| duration(ms))
 }
 
-fn contract() -> impl Strategy<Value = Option<v1::JobContract>> {
+/// What a job asks of whoever runs it.
+fn rules() -> impl Strategy<Value = v1::JobSpec> {
     let time = || prop::option::of(0..86_400_000u64);
     let retry = (
         prop::sample::select(vec![
@@ -128,24 +139,28 @@ fn contract() -> impl Strategy<Value = Option<v1::JobContract>> {
     let preflight = 0..4i32;
     let notice = prop::option::of((1..65_536u32, prop_oneof![Just(String::new()), Just("/stop".to_owned())]));
     prop::option::of((launch, retry, checkpoint, notice, preflight, 0..3u32)).prop_map(|said| {
-        said.map(|(launch, retry, checkpoint, notice, preflight, spares)| v1::JobContract {
+        said.map(|(launch, retry, checkpoint, notice, preflight, spare_workers)| v1::JobSpec {
             launch,
-            retry: Some(v1::RetryRules {
+            retry: Some(v1::RetryPolicy {
+                max_failures: 0,
                 limits: vec![v1::RetryLimit { failure_class: retry.0.into(), retries: retry.1 }],
                 backoff: retry.2.map(duration),
-                backoff_max: retry.3.map(duration),
+                max_backoff: retry.3.map(duration),
                 avoid: retry.4.map(duration),
             }),
-            checkpoint: Some(v1::CheckpointRules {
-                place: checkpoint.0,
+            checkpoint: Some(v1::CheckpointPolicy {
+                directory: String::new(),
+                dataset: checkpoint.0,
                 step: above_zero(checkpoint.1),
                 save: above_zero(checkpoint.2),
                 interval: above_zero(checkpoint.3),
             }),
             notice: notice.map(|(http_port, http_path)| v1::NoticeRules { http_port, http_path }),
-            spares,
+            spare_workers,
             preflight,
+            ..v1::JobSpec::default()
         })
+        .unwrap_or_default()
     })
 }
 
@@ -158,13 +173,13 @@ fn topology() -> impl Strategy<Value = Option<v1::TopologyRule>> {
                 preferred,
                 balanced,
                 segment_workers,
-                spread: spread.map(|(level, workers_max)| v1::Spread { level, workers_max }),
+                spread: spread.map(|(level, max_workers)| v1::Spread { level, max_workers }),
             })
         })
 }
 
 /// Jobs of which most are right; what a server would refuse is left out by the test.
-fn spec() -> impl Strategy<Value = v1::JobSpec> {
+fn job() -> impl Strategy<Value = v1::Job> {
     let groups = prop_oneof![
         3 => group(true).prop_map(|only| vec![only]),
         1 => (group(false), group(false)).prop_map(|(a, b)| vec![a, b]),
@@ -181,21 +196,17 @@ fn spec() -> impl Strategy<Value = v1::JobSpec> {
     let paths =
         (prop_oneof![Just(String::new()), "/[a-z é]{1,8}"], prop_oneof![Just(String::new()), "/[a-z]{1,8}"]);
     let tier = 0..6i32;
-    let rest = (topology(), contract(), 0..3i32, 0..3usize);
+    let rest = (topology(), rules(), 0..3i32, 0..3usize);
     (groups, metadata, times, lists, numbers, paths, tier, rest).prop_map(
-        |(groups, metadata, times, lists, numbers, paths, tier, (topology, contract, rule, after))| {
-            v1::JobSpec {
-                name: metadata.0,
-                tenant: metadata.1,
-                labels: metadata.2,
-                annotations: metadata.3,
+        |(groups, metadata, times, lists, numbers, paths, tier, (topology, mut rules, rule, after))| {
+            rules.retry_mut().max_failures = numbers.0;
+            rules.checkpoint_mut().directory = paths.0;
+            let asked = v1::JobSpec {
                 tier,
                 groups,
                 regions: lists.0,
                 run_time_limit: above_zero(times.0),
                 stop_grace: times.1.map(duration),
-                failure_retries_max: numbers.0,
-                checkpoint_directory: paths.0,
                 working_directory: paths.1,
                 array_size: numbers.1,
                 topology,
@@ -213,14 +224,22 @@ fn spec() -> impl Strategy<Value = v1::JobSpec> {
                 deadline: times.4.then(|| timestamp(2 * NOW_MS + times.0)),
                 expected_run: above_zero(times.2),
                 datasets: lists.2,
-                contract,
+                ..rules
+            };
+            v1::Job {
+                name: metadata.0,
+                tenant: metadata.1,
+                labels: metadata.2,
+                annotations: metadata.3,
+                spec: Some(asked),
+                ..v1::Job::default()
             }
         },
     )
 }
 
 /// The file as it is shown, and the job that is read from it.
-fn shown_and_read(kept: &v1::JobSpec) -> (String, Vec<Manifest>) {
+fn shown_and_read(kept: &v1::Job) -> (String, Vec<Manifest>) {
     let status = json!({ "id": "job-1", "phase": "running", "placement": { "workers": [{ "rank": 0 }] } });
     let text = serde_saphyr::to_string(&job_file(kept, status)).expect("it can be written");
     let read = parse(text.as_bytes(), NOW_MS).unwrap_or_else(|error| panic!("{:?}\n{text}", error.0));
@@ -231,7 +250,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_024))]
 
     #[test]
-    fn what_is_shown_can_be_submitted_again(message in spec()) {
+    fn what_is_shown_can_be_submitted_again(message in job()) {
         let Ok(kept) = as_kept(message) else { return Ok(()) };
         let (text, mut read) = shown_and_read(&kept);
         prop_assert_eq!(read.len(), 1);
@@ -250,7 +269,7 @@ fn most_generated_jobs_are_jobs() {
     let mut runner = TestRunner::deterministic();
     let mut right = 0;
     for _ in 0..200 {
-        let message = spec().new_tree(&mut runner).expect("a value").current();
+        let message = job().new_tree(&mut runner).expect("a value").current();
         right += usize::from(as_kept(message).is_ok());
     }
     assert!(right > 40, "{right} of 200");
@@ -371,7 +390,7 @@ fn the_schema_takes_every_job_file_and_no_unknown_field() {
 }
 
 /// The jobs of a file, as they are kept.
-fn one_of(text: &str) -> Vec<v1::JobSpec> {
+fn one_of(text: &str) -> Vec<v1::Job> {
     let read = parse(text.as_bytes(), NOW_MS).expect("a job file");
     read.into_iter().filter_map(|job| as_kept(job.message).ok()).collect()
 }

@@ -1,7 +1,7 @@
 //! "Did you mean …": the known name that is nearest to an unknown one.
 
 /// What people bring from other systems, where no spelling distance leads.
-const SYNONYMS: [(&str, &str); 17] = [
+const SYNONYMS: [(&str, &str); 20] = [
     ("gpus", "accelerators"),
     ("gpu", "accelerators"),
     ("tpus", "accelerators"),
@@ -16,7 +16,10 @@ const SYNONYMS: [(&str, &str); 17] = [
     ("dependsOn", "after"),
     ("walltime", "expectedRun"),
     ("constraint", "nodeSelector"),
-    ("minWorkers", "workersMin"),
+    ("workersMin", "minWorkers"),
+    ("failureRetries", "retry"),
+    ("checkpointDirectory", "checkpoint"),
+    ("spares", "spareWorkers"),
     ("quota", "quotas"),
     ("maxBorrow", "borrowingLimit"),
 ];

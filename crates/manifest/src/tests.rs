@@ -20,8 +20,8 @@ spec:
   regions: [eu-north, us-east]
   runTimeLimit: 2h
   stopGrace: 30s
-  failureRetries: 3
-  checkpointDirectory: /shared/checkpoints
+  retry: {maxFailures: 3}
+  checkpoint: {directory: /shared/checkpoints}
   workingDirectory: /work
   groups:
     - name: trainers
@@ -79,23 +79,24 @@ fn everything_is_read() {
     manifest.check().unwrap();
     let message = &manifest.message;
     assert_eq!((message.name.as_str(), message.tenant.as_str()), ("train", "vision"));
+    let message = message.spec();
     assert_eq!(message.tier(), v1::Tier::Production);
     assert_eq!(message.regions, ["eu-north", "us-east"]);
     assert_eq!(
         (message.run_time_limit, message.stop_grace),
         (Some(duration(7_200_000)), Some(duration(30_000)))
     );
-    assert_eq!((message.failure_retries_max, message.array_size), (3, 0));
-    assert_eq!(message.checkpoint_directory, "/shared/checkpoints");
+    assert_eq!((message.retry.as_ref().map(|retry| retry.max_failures), message.array_size), (Some(3), 0));
+    assert_eq!(message.checkpoint.as_ref().unwrap().directory, "/shared/checkpoints");
     assert_eq!(message.working_directory, "/work");
     let [trainers, server] = message.groups.as_slice() else { panic!() };
     assert_eq!((trainers.name.as_str(), trainers.workers), ("trainers", 4));
     // Numbers in a command or an environment stay what was written.
-    assert_eq!(trainers.command, ["python", "train.py", "--epochs", "300"]);
-    assert_eq!(trainers.environment["SEED"], "7");
-    assert_eq!(trainers.accelerators, request(&[("h100", 0)], Amount::Count(8)));
-    assert_eq!((trainers.cpu_milli, trainers.memory_bytes), (500, 4 << 30));
-    assert_eq!(server.accelerators, request(&[("l4", 0)], Amount::Count(1)));
+    assert_eq!(trainers.command(), ["python", "train.py", "--epochs", "300"]);
+    assert_eq!(trainers.variable("SEED"), Some("7"));
+    assert_eq!(trainers.resources().accelerators, request(&[("h100", 0)], Amount::Count(8)));
+    assert_eq!((trainers.resources().cpu_milli, trainers.resources().memory_bytes), (500, 4 << 30));
+    assert_eq!(server.resources().accelerators, request(&[("l4", 0)], Amount::Count(1)));
 }
 
 #[test]
@@ -114,7 +115,11 @@ fn accelerators_have_a_short_and_a_long_form() {
     ] {
         let manifest = one(&job(&format!("  command: [run]\n  accelerators: {text}\n")));
         manifest.check().unwrap();
-        assert_eq!(manifest.message.groups[0].accelerators, request(&types, amount), "{text}");
+        assert_eq!(
+            manifest.message.spec().groups[0].resources().accelerators,
+            request(&types, amount),
+            "{text}"
+        );
     }
     for (text, part) in [
         ("h100", "must be a type and a count"),
@@ -139,7 +144,7 @@ fn a_slice_needs_no_numbers() {
     for (text, workers) in [("4x4x8", 32), ("{shape: 4x4x8, count: 2}", 64)] {
         let manifest = slice(text);
         manifest.check().unwrap();
-        let specs = convert::submissions_from_proto("spec", Some(manifest.message)).unwrap();
+        let specs = convert::submissions_from_proto("job", Some(manifest.message)).unwrap();
         assert_eq!((specs[0].worker_count(), specs[0].device_count()), (workers, u64::from(workers) * 4));
     }
     let found = problems(&job("  command: [run]\n  accelerators: v5p\n  slice: 3x4x4\n"));
@@ -160,14 +165,14 @@ fn a_slice_needs_no_numbers() {
 
 #[test]
 fn place_and_time_are_read() {
-    let manifest = one(&job("  command: [run]\n  workers: 8\n  workersMin: 2\n  \
+    let manifest = one(&job("  command: [run]\n  workers: 8\n  minWorkers: 2\n  \
          topology: {required: block, preferred: rack, balanced: true, segmentWorkers: 4}\n  \
          nodeSelector: {zone: [a, b], gen: 3, spot: false}\n  tolerations: [spot]\n  preemptible: false\n  \
          after: [job-3f0, {job: job-3f1, when: finished}]\n  notBefore: +2h\n  \
          deadline: 2027-01-16T08:00:00Z\n  expectedRun: 90m\n  datasets: [imagenet]\n"));
     manifest.check().unwrap();
-    let message = &manifest.message;
-    assert_eq!((message.groups[0].workers, message.groups[0].workers_min), (8, 2));
+    let message = manifest.message.spec();
+    assert_eq!((message.groups[0].workers, message.groups[0].min_workers), (8, 2));
     let topology = message.topology.clone().unwrap();
     assert_eq!(
         (topology.required(), topology.preferred()),
@@ -194,9 +199,9 @@ fn place_and_time_are_read() {
         (message.expected_run, message.datasets.as_slice()),
         (Some(duration(5_400_000)), ["imagenet".to_owned()].as_slice())
     );
-    let spread = one(&job("  command: [run]\n  topology:\n    spread: {level: host, max: 1}\n"));
-    let spread = spread.message.topology.unwrap().spread.unwrap();
-    assert_eq!((spread.level(), spread.workers_max), (v1::TopologyLevel::Host, 1));
+    let spread = one(&job("  command: [run]\n  topology:\n    spread: {level: host, maxWorkers: 1}\n"));
+    let spread = spread.message.spec().topology.unwrap().spread.unwrap();
+    assert_eq!((spread.level(), spread.max_workers), (v1::TopologyLevel::Host, 1));
 }
 
 #[test]
@@ -287,7 +292,7 @@ fn a_policy_is_read() {
         (word::<muster_types::policy::Order>(order.order), order.fair_share, order.ageing_milli),
         ("submission", Some(false), Some(20))
     );
-    assert_eq!(policy.backfill.unwrap().reservations_max, Some(0));
+    assert_eq!(policy.backfill.unwrap().max_reservations, Some(0));
     assert_eq!(policy.preemption, None);
     assert_eq!(policy.weights.unwrap().cost, Some(700));
     assert_eq!(policy.prices[0].micro_dollars_per_device_hour, 1_950_000);
@@ -363,10 +368,10 @@ fn mistakes_of_a_policy_have_their_lines_and_its_words() {
 fn one_group_needs_no_list() {
     let manifest = one(&job("  workers: 2\n  command: [run]\n  accelerators: h100:2\n  array: 20\n"));
     manifest.check().unwrap();
-    assert_eq!(manifest.message.groups.len(), 1);
-    assert_eq!(manifest.message.groups[0].workers, 2);
-    assert_eq!(manifest.message.array_size, 20);
-    assert_eq!(one(&job("  command: [run]\n")).message.groups[0].workers, 1);
+    assert_eq!(manifest.message.spec().groups.len(), 1);
+    assert_eq!(manifest.message.spec().groups[0].workers, 2);
+    assert_eq!(manifest.message.spec().array_size, 20);
+    assert_eq!(one(&job("  command: [run]\n")).message.spec().groups[0].workers, 1);
 }
 
 #[test]
@@ -374,7 +379,7 @@ fn several_documents_are_several_jobs() {
     let text = format!("{}---\n{}", job("  command: [a]\n"), job("  command: [b]\n"));
     let manifests = parse(text.as_bytes()).unwrap();
     assert_eq!(manifests.len(), 2);
-    assert_eq!(manifests[1].message.groups[0].command, ["b"]);
+    assert_eq!(manifests[1].message.spec().groups[0].command(), ["b"]);
 }
 
 #[test]
@@ -382,9 +387,9 @@ fn unknown_fields_are_named_with_line_and_neighbour() {
     assert_eq!(
         problems(&job("  comand: [run]\n")),
         ["line 5: comand: unknown field; did you mean command? (known here: tier, regions, groups, \
-          runTimeLimit, stopGrace, failureRetries, checkpointDirectory, workingDirectory, array, topology, \
+          runTimeLimit, stopGrace, workingDirectory, array, topology, \
           nodeSelector, tolerations, preemptible, after, notBefore, deadline, expectedRun, datasets, launch, \
-          retry, checkpoint, notice, spares, preflight, parallel, workers, workersMin, slice, command, environment, \
+          retry, checkpoint, notice, spareWorkers, preflight, parallel, workers, minWorkers, slice, command, environment, \
           accelerators, cpu, memory)"]
     );
     assert!(
@@ -458,7 +463,7 @@ fn a_missing_name_points_to_the_option_and_the_option_helps() {
     manifest.message.labels = [("team".into(), "a".into()), ("stage".into(), "train".into())].into();
     manifest.apply(&overrides);
     manifest.check().unwrap();
-    assert_eq!((manifest.message.tier(), manifest.message.regions.len()), (v1::Tier::Free, 1));
+    assert_eq!((manifest.message.spec().tier(), manifest.message.spec().regions.len()), (v1::Tier::Free, 1));
     assert_eq!((manifest.message.labels["team"].as_str(), manifest.message.labels.len()), ("b", 2));
 }
 
@@ -491,10 +496,10 @@ fn what_is_no_job_is_said() {
 #[test]
 fn paths_of_a_batch_name_the_document() {
     assert_eq!(
-        split_batch_path("specs[3].groups[0].workers"),
-        Some((3, "spec.groups[0].workers".to_owned()))
+        split_batch_path("jobs[3].spec.groups[0].workers"),
+        Some((3, "job.spec.groups[0].workers".to_owned()))
     );
-    for path in ["specs", "specs[", "specs[x].a", "spec.name", ""] {
+    for path in ["jobs", "jobs[", "jobs[x].a", "job.name", ""] {
         assert_eq!(split_batch_path(path), None);
     }
 }

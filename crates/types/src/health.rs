@@ -506,7 +506,7 @@ impl HealthPolicy {
         }
         if self.reboots_max > limits::HEALTH_REBOOTS_MAX {
             let max = limits::HEALTH_REBOOTS_MAX.into();
-            found.push(Violation::limit("reboots_max", self.reboots_max.into(), 0, max));
+            found.push(Violation::limit("max_reboots", self.reboots_max.into(), 0, max));
         }
         if self.maintenance_lead_ms > limits::DRAIN_MS_MAX {
             found.push(Violation::span(

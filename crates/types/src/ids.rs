@@ -233,6 +233,38 @@ impl FromStr for JobId {
     }
 }
 
+/// An array of jobs. Its number is that of its first job; the others follow it, one by one.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ArrayId(pub u64);
+
+impl ArrayId {
+    /// The array that a job with this index is in.
+    #[must_use]
+    pub fn of_member(job: JobId, index: u32) -> ArrayId {
+        ArrayId(job.0.saturating_sub(u64::from(index)))
+    }
+}
+
+impl fmt::Display for ArrayId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_base32("array-", self.0, f)
+    }
+}
+
+impl fmt::Debug for ArrayId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for ArrayId {
+    type Err = ParseIdError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        parse_base32("array-", text).map(ArrayId).ok_or(ParseIdError { expected: "array-<base 32 digits>" })
+    }
+}
+
 /// A node: a host as lease holder. Dense, in order of first registration, so that it indexes arrays.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NodeId(pub u32);

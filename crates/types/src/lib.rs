@@ -42,7 +42,7 @@ pub use contract::{
 pub use demand::{AcceleratorChoice, AcceleratorRequest, DeviceAmount};
 pub use feature::{Feature, Features};
 pub use fleet::{Accelerators, DeviceSet, ForeignLoad, HolderId, NodeDraft, NodeSpec};
-pub use ids::{ClusterId, JobId, LogIndex, NodeId, ParseIdError, ReplicaId, RequestId};
+pub use ids::{ArrayId, ClusterId, JobId, LogIndex, NodeId, ParseIdError, ReplicaId, RequestId};
 pub use job::{
     Dependency, DependencyRule, JobDraft, JobSpec, PriorityTier, SIZES_VARIABLE, TaskGroup, WorkerRequest,
 };

@@ -754,9 +754,9 @@ impl PolicyDraft {
         let (step_min, longest) = (STEP_DEADLINE_MS_MIN, POLICY_DURATION_MS_MAX);
         let counts: [(&str, u32, u32, u32); 4] = [
             ("order.ageing_milli", order.ageing_milli, 0, AGEING_MILLI_MAX),
-            ("backfill.reservations_max", self.backfill.reservations_max, 0, RESERVATIONS_MAX),
-            ("backfill.depth_max", self.backfill.depth_max, 1, BACKFILL_DEPTH_MAX),
-            ("preemption.victims_max", preemption.victims_max, 0, VICTIMS_MAX),
+            ("backfill.max_reservations", self.backfill.reservations_max, 0, RESERVATIONS_MAX),
+            ("backfill.max_depth", self.backfill.depth_max, 1, BACKFILL_DEPTH_MAX),
+            ("preemption.max_victims", preemption.victims_max, 0, VICTIMS_MAX),
         ];
         for (field, value, min, max) in counts {
             check_bound(field, value.into(), min.into(), max.into(), found);

@@ -91,15 +91,17 @@ refusal_codes! {
     /// A field breaks a rule or a limit.
     InvalidField = "MS-1001", "INVALID_FIELD", [];
     /// No capacity that the fleet has ever had could hold this job.
-    NeverFits = "MS-1002", "NEVER_FITS", ["spec_index", "group", "wanted", "closest"];
+    NeverFits = "MS-1002", "NEVER_FITS", ["job_index", "group", "wanted", "closest"];
     /// The request id was used before for a different request.
     RequestIdReused = "MS-1003", "REQUEST_ID_REUSED", ["log_index"];
     /// The policy has changed since the version that the request meant to replace.
     PolicyChanged = "MS-1004", "POLICY_CHANGED", ["version"];
     /// A deadline has passed already, or comes before the job can be over.
-    DeadlineUnmeetable = "MS-1010", "DEADLINE_UNMEETABLE", ["spec_index", "deadline_ms", "earliest_ms"];
+    DeadlineUnmeetable = "MS-1010", "DEADLINE_UNMEETABLE", ["job_index", "deadline_ms", "earliest_ms"];
     /// A job is to wait for one that is not there.
     DependencyNotFound = "MS-1011", "DEPENDENCY_NOT_FOUND", [];
+    /// The request asks for something that this release does not do.
+    FeatureUnknown = "MS-1012", "FEATURE_UNKNOWN", ["feature", "field"];
     /// No such job.
     JobNotFound = "MS-2001", "JOB_NOT_FOUND", ["job_id"];
     /// The job has already finished.
@@ -174,7 +176,7 @@ refusal_codes! {
     /// The caller's certificate does not permit this call.
     PermissionDenied = "MS-8001", "PERMISSION_DENIED", ["principal", "tenant"];
     /// The policy does not give the tenant a right that the job needs.
-    RightMissing = "MS-8003", "RIGHT_MISSING", ["spec_index", "tenant", "right"];
+    RightMissing = "MS-8003", "RIGHT_MISSING", ["job_index", "tenant", "right"];
     /// The tenant has as many jobs as the policy lets it have.
     TenantLimit = "MS-8004", "TENANT_LIMIT", ["tenant", "limit", "limit_max", "held"];
     /// The message is larger than this service takes.

@@ -5,10 +5,13 @@
 
 pub mod closed;
 pub mod convert;
+mod shape;
 pub mod shared;
 pub mod status;
 pub mod time;
 pub mod token;
+
+pub use shape::process;
 
 /// Internal protocol between replicas; unstable.
 pub mod raft {

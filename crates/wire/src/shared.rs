@@ -80,7 +80,8 @@ mod tests {
 
     #[test]
     fn both_parts_arrive_as_one_message() {
-        let job = v1::Job { id: "job-1".to_owned(), attempt: 3, ..Default::default() };
+        let status = v1::JobStatus { attempt: 3, ..Default::default() };
+        let job = v1::Job { id: "job-1".to_owned(), status: Some(status), ..Default::default() };
         let event = Some(v1::watch_jobs_response::Event::Changed(job));
         let all = v1::WatchJobsResponse { log_index: 7, event: event.clone(), ..Default::default() };
         let own = v1::WatchJobsResponse { resume_token: "here".to_owned(), ..Default::default() };

@@ -65,6 +65,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         RefusalCode::NeverFits
         | RefusalCode::DeadlineUnmeetable
         | RefusalCode::DependencyNotFound
+        | RefusalCode::FeatureUnknown
         | RefusalCode::JobFinished
         | RefusalCode::NodeHeldByAnother
         | RefusalCode::NodeChanged
@@ -141,6 +142,7 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::NeverFits
         | RefusalCode::DeadlineUnmeetable
         | RefusalCode::DependencyNotFound
+        | RefusalCode::FeatureUnknown
         | RefusalCode::RequestIdReused
         | RefusalCode::PolicyChanged
         | RefusalCode::Internal

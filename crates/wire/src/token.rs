@@ -50,7 +50,7 @@ pub enum List {
     Jobs,
     /// `ListNodes`.
     Nodes,
-    /// `ListQueues`.
+    /// `ListTenants`.
     Queues,
 }
 

@@ -21,7 +21,7 @@ impl Cluster {
     async fn fill(&self, count: usize) -> usize {
         let client = self.client();
         let specs = (0..count).map(|number| job(&format!("kept-{number}"), &["true"])).collect();
-        let request = v1::SubmitJobsRequest { specs, ..Default::default() };
+        let request = v1::SubmitJobsRequest { jobs: specs, ..Default::default() };
         client.submit_jobs(request).await.expect("jobs that fit are accepted");
         all_jobs(&client).await.len()
     }
@@ -62,8 +62,8 @@ impl Cluster {
     /// Reads every record that a replica has, from the first one on; the generations they are of.
     async fn whole_history(&self, at: usize) -> Vec<u32> {
         let end = self.position(at).await;
-        let request = v1::ReadLogRequest { from_index: 1, to_index: end, ..Default::default() };
-        let mut reader = self.client_of(at).read_log(request);
+        let request = v1::ReadDecisionsRequest { from_index: 1, to_index: end, ..Default::default() };
+        let mut reader = self.client_of(at).read_decisions(request);
         let (mut next, mut generations) = (1, Vec::new());
         while let Some(item) = reader.next().await.expect("history can be read") {
             if let muster_client::LogItem::Record(record) = item {
@@ -154,7 +154,7 @@ async fn a_backup_is_checked_and_restored_into_a_new_generation() {
     cluster.generation(3, 2).await;
     let client = cluster.client_of(3);
     assert_eq!(all_jobs(&client).await.len(), jobs);
-    let request = v1::SubmitJobRequest { spec: Some(job("after", &["true"])), ..Default::default() };
+    let request = v1::SubmitJobRequest { job: Some(job("after", &["true"])), ..Default::default() };
     client.submit_job(request).await.expect("it takes work");
     // History from the first record on, through both lives, in the archive as well.
     let seen = client.seen_log_index();
@@ -177,13 +177,12 @@ async fn one_survivor_goes_on_and_those_of_before_are_refused() {
     let _agents = Agents::start(&cluster, &["h1"]).await;
     let evidence: PathBuf = cluster.scratch.path().join("intervals");
     std::fs::create_dir(&evidence).unwrap();
-    let request = v1::SubmitJobRequest {
-        spec: Some(work("held", &evidence, 600_000, 0, (1, 1))),
-        ..Default::default()
-    };
+    let request =
+        v1::SubmitJobRequest { job: Some(work("held", &evidence, 600_000, 0, (1, 1))), ..Default::default() };
     let id = cluster.client().submit_job(request).await.expect("it fits").job_ids.remove(0);
     let running = wait_for_job(&cluster.client(), &id, |job| job.phase() == JobPhase::Running).await;
-    let old = running.placement.and_then(|placement| placement.token).expect("it is placed");
+    let old =
+        running.status().placement.as_ref().and_then(|placement| placement.token).expect("it is placed");
     assert_eq!((old.generation, use_token(&cluster, &id, old).await), (1, None));
 
     // Two are lost for good; what one has is taken, all of it.
@@ -214,10 +213,10 @@ async fn one_survivor_goes_on_and_those_of_before_are_refused() {
     // The agent has come back by itself, and the work goes on under a newer token.
     let again = wait_for_job(&cluster.client_of(survivor), &id, |job| {
         job.phase() == JobPhase::Running
-            && job.placement.as_ref().is_some_and(|p| p.token.is_some_and(|t| t.generation == 2))
+            && job.status().placement.as_ref().is_some_and(|p| p.token.is_some_and(|t| t.generation == 2))
     })
     .await;
-    let new = again.placement.and_then(|placement| placement.token).expect("it is placed");
+    let new = again.status().placement.as_ref().and_then(|placement| placement.token).expect("it is placed");
     assert!((new.generation, new.log_index) > (old.generation, old.log_index));
 
     // What was decided before is known here, down to the first record.

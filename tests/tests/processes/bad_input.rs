@@ -49,15 +49,15 @@ fn request_id() -> String {
     uuid::Uuid::new_v4().to_string()
 }
 
-fn submission(spec: v1::JobSpec) -> v1::SubmitJobRequest {
-    v1::SubmitJobRequest { request_id: request_id(), spec: Some(spec), validate_only: false }
+fn submission(wanted: v1::Job) -> v1::SubmitJobRequest {
+    v1::SubmitJobRequest { request_id: request_id(), job: Some(wanted), validate_only: false }
 }
 
 /// A good job with something changed.
-fn changed(change: impl FnOnce(&mut v1::JobSpec)) -> v1::SubmitJobRequest {
-    let mut spec = job("fine", &["true"]);
-    change(&mut spec);
-    submission(spec)
+fn changed(change: impl FnOnce(&mut v1::Job)) -> v1::SubmitJobRequest {
+    let mut wanted = job("fine", &["true"]);
+    change(&mut wanted);
+    submission(wanted)
 }
 
 /// Everything that can be wrong in a call about jobs.
@@ -69,7 +69,7 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
         request.request_id = bad.to_owned();
         assert_refused(jobs.submit_job(request).await, InvalidField, "request_id");
         let request =
-            v1::SubmitJobsRequest { request_id: bad.to_owned(), specs: vec![job("fine", &["true"])] };
+            v1::SubmitJobsRequest { request_id: bad.to_owned(), jobs: vec![job("fine", &["true"])] };
         assert_refused(jobs.submit_jobs(request).await, InvalidField, "request_id");
         let request = v1::CancelJobRequest { request_id: bad.to_owned(), job_id: "job-1".to_owned() };
         assert_refused(jobs.cancel_job(request).await, InvalidField, "request_id");
@@ -85,7 +85,10 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
         assert_refused(jobs.cancel_job(request).await, InvalidField, "job_id");
         let request = v1::ReadLogsRequest { job_id: job_id.clone(), ..Default::default() };
         assert_refused(jobs.read_logs(request).await.map(|_| Response::new(())), InvalidField, "job_id");
-        let request = v1::WatchJobsRequest { job_ids: vec![job_id], ..Default::default() };
+        let request = v1::WatchJobsRequest {
+            filter: Some(v1::JobFilter { job_ids: vec![job_id], ..Default::default() }),
+            ..Default::default()
+        };
         assert_refused(jobs.watch_jobs(request).await.map(|_| Response::new(())), InvalidField, "job_ids[0]");
     }
     let nobody = "job-fffffffff".to_owned();
@@ -110,13 +113,16 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
 
     let request = v1::ListJobsRequest { page_size: 1_001, ..Default::default() };
     assert_refused(jobs.list_jobs(request).await, InvalidField, "page_size");
-    let request = v1::ListJobsRequest { phases: vec![99], ..Default::default() };
-    assert_refused(jobs.list_jobs(request).await, InvalidField, "phases");
+    let request = v1::ListJobsRequest {
+        filter: Some(v1::JobFilter { phases: vec![99], ..Default::default() }),
+        ..Default::default()
+    };
+    assert_refused(jobs.list_jobs(request).await, InvalidField, "filter.phases");
     let page = |cluster, list, filter: &[&str]| {
         let token = PageToken { after: "job-1".to_owned(), log_index: LogIndex(1) };
         token.encode(cluster, list, filter_digest(filter.iter().copied()))
     };
-    let good = page(cluster, List::Jobs, &["|", "", ""]);
+    let good = page(cluster, List::Jobs, &["jobs"]);
     let request = v1::ListJobsRequest { page_token: good.clone(), ..Default::default() };
     assert!(jobs.list_jobs(request).await.is_ok(), "the token that the bad ones are made from is good");
     let resume = |cluster: ClusterId, filter: &[&str]| {
@@ -128,10 +134,10 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
         "ü".to_owned(),
         "a".repeat(100_000),
         good[..good.len() - 2].to_owned(),
-        page(ClusterId(cluster.0 ^ 1), List::Jobs, &["|", "", ""]),
-        page(cluster, List::Nodes, &["|", "", ""]),
-        page(cluster, List::Jobs, &["|", "somebody", ""]),
-        resume(cluster, &["|", ""]),
+        page(ClusterId(cluster.0 ^ 1), List::Jobs, &["jobs"]),
+        page(cluster, List::Nodes, &["jobs"]),
+        page(cluster, List::Jobs, &["jobs", "tenant=somebody"]),
+        resume(cluster, &["jobs"]),
     ];
     for page_token in bad_pages {
         let request = v1::ListJobsRequest { page_token, ..Default::default() };
@@ -142,8 +148,8 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
         "00".to_owned(),
         "ü".to_owned(),
         "a".repeat(100_000),
-        resume(ClusterId(cluster.0 ^ 1), &["|", ""]),
-        resume(cluster, &["|", "somebody"]),
+        resume(ClusterId(cluster.0 ^ 1), &["jobs"]),
+        resume(cluster, &["jobs", "tenant=somebody"]),
         good,
     ];
     for resume_token in bad_resumes {
@@ -155,49 +161,61 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
             "resume_token",
         );
     }
-    let request = v1::WatchJobsRequest { job_ids: vec!["job-1".to_owned(); 1_001], ..Default::default() };
-    assert_refused(jobs.watch_jobs(request).await.map(|_| Response::new(())), InvalidField, "job_ids");
+    let request = v1::WatchJobsRequest {
+        filter: Some(v1::JobFilter { job_ids: vec!["job-1".to_owned(); 1_001], ..Default::default() }),
+        ..Default::default()
+    };
+    assert_refused(jobs.watch_jobs(request).await.map(|_| Response::new(())), InvalidField, "filter.job_ids");
 
     for count in [0, 1_001] {
         let request =
-            v1::SubmitJobsRequest { request_id: request_id(), specs: vec![job("fine", &["true"]); count] };
-        assert_refused(jobs.submit_jobs(request).await, InvalidField, "specs");
+            v1::SubmitJobsRequest { request_id: request_id(), jobs: vec![job("fine", &["true"]); count] };
+        assert_refused(jobs.submit_jobs(request).await, InvalidField, "jobs");
     }
-    let half = v1::JobSpec { array_size: 501, ..job("fine", &["true"]) };
-    let request = v1::SubmitJobsRequest { request_id: request_id(), specs: vec![half.clone(), half] };
-    assert_refused(jobs.submit_jobs(request).await, InvalidField, "specs");
-    let request = v1::SubmitJobRequest { request_id: request_id(), spec: None, validate_only: false };
-    assert_refused(jobs.submit_job(request).await, InvalidField, "spec");
+    let half = v1::Job {
+        spec: Some(v1::JobSpec { array_size: 501, ..job("fine", &["true"]).spec().clone() }),
+        ..job("fine", &["true"])
+    };
+    let request = v1::SubmitJobsRequest { request_id: request_id(), jobs: vec![half.clone(), half] };
+    assert_refused(jobs.submit_jobs(request).await, InvalidField, "jobs");
+    let request = v1::SubmitJobRequest { request_id: request_id(), job: None, validate_only: false };
+    assert_refused(jobs.submit_job(request).await, InvalidField, "job");
 
     for name in ["", "UPPER", "a b", "-a", "ü", "a\n", "a/b", &"a".repeat(64), &"a".repeat(100_000)] {
-        let request = changed(|spec| spec.name = name.to_owned());
-        assert_refused(jobs.submit_job(request).await, InvalidField, "spec.name");
+        let request = changed(|wanted| wanted.name = name.to_owned());
+        assert_refused(jobs.submit_job(request).await, InvalidField, "job.name");
         let batch = vec![job("fine", &["true"]), job(name, &["true"])];
-        let request = v1::SubmitJobsRequest { request_id: request_id(), specs: batch };
-        assert_refused(jobs.submit_jobs(request).await, InvalidField, "specs[1].name");
+        let request = v1::SubmitJobsRequest { request_id: request_id(), jobs: batch };
+        assert_refused(jobs.submit_jobs(request).await, InvalidField, "jobs[1].name");
     }
-    type Change = fn(&mut v1::JobSpec);
+    type Change = fn(&mut v1::Job);
     let changes: [(&str, Change); 11] = [
-        ("spec.groups[0].workers", |spec| spec.groups[0].workers = 0),
-        ("spec.groups[0].workers", |spec| spec.groups[0].workers = u32::MAX),
-        ("spec.groups[0].command", |spec| spec.groups[0].command.clear()),
-        ("spec.groups[0].command[1]", |spec| spec.groups[0].command.push("a".repeat(5_000))),
-        ("spec.groups[0].cpu_milli", |spec| spec.groups[0].cpu_milli = u64::MAX),
-        ("spec.groups", |spec| spec.groups.clear()),
-        ("spec.groups", |spec| spec.groups = vec![spec.groups[0].clone(); 17]),
-        ("spec.tier", |spec| spec.tier = 17),
-        ("spec.tenant", |spec| spec.tenant = "No Name".to_owned()),
-        ("spec.regions[0]", |spec| spec.regions = vec!["No Name".to_owned()]),
-        ("spec.checkpoint_directory", |spec| spec.checkpoint_directory = "here".to_owned()),
+        ("job.spec.groups[0].workers", |wanted| wanted.spec_mut().groups[0].workers = 0),
+        ("job.spec.groups[0].workers", |wanted| wanted.spec_mut().groups[0].workers = u32::MAX),
+        ("job.spec.groups[0].process.command", |wanted| wanted.spec_mut().groups[0].command_mut().clear()),
+        ("job.spec.groups[0].process.command[1]", |wanted| {
+            wanted.spec_mut().groups[0].command_mut().push("a".repeat(5_000))
+        }),
+        ("job.spec.groups[0].resources.cpu_milli", |wanted| {
+            wanted.spec_mut().groups[0].resources_mut().cpu_milli = u64::MAX
+        }),
+        ("job.spec.groups", |wanted| wanted.spec_mut().groups.clear()),
+        ("job.spec.groups", |wanted| wanted.spec_mut().groups = vec![wanted.spec().groups[0].clone(); 17]),
+        ("job.spec.tier", |wanted| wanted.spec_mut().tier = 17),
+        ("job.tenant", |wanted| wanted.tenant = "No Name".to_owned()),
+        ("job.spec.regions[0]", |wanted| wanted.spec_mut().regions = vec!["No Name".to_owned()]),
+        ("job.spec.checkpoint.directory", |wanted| {
+            wanted.spec_mut().checkpoint_mut().directory = "here".to_owned()
+        }),
     ];
     for (field, change) in changes {
         assert_refused(jobs.submit_job(changed(change)).await, InvalidField, field);
     }
 
     // Nothing here is that large; what would fit is said.
-    let mut giant = changed(|spec| {
-        spec.groups[0].workers = 64;
-        spec.groups[0].accelerators = Some(accelerators("h100", 4));
+    let mut giant = changed(|wanted| {
+        wanted.spec_mut().groups[0].workers = 64;
+        wanted.spec_mut().groups[0].resources_mut().accelerators = Some(accelerators("h100", 4));
     });
     for validate_only in [false, true] {
         giant.validate_only = validate_only;
@@ -208,7 +226,7 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
 
     // The id of another request; the request itself is answered as before.
     let mut reused = used.clone();
-    reused.spec = Some(job("another", &["true"]));
+    reused.job = Some(job("another", &["true"]));
     assert_refused(jobs.submit_job(reused).await, RequestIdReused, "");
     let other_call = v1::CancelJobRequest { request_id: used.request_id.clone(), job_id: "job-1".to_owned() };
     let refused = refusal(&jobs.cancel_job(other_call).await.expect_err("the id of another call"));
@@ -223,7 +241,7 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
 async fn oversized(jobs: &mut Jobs) {
     let much = "x".repeat(5 << 20);
     let answers = [
-        jobs.submit_job(changed(|spec| spec.name = much.clone())).await.map(drop),
+        jobs.submit_job(changed(|wanted| wanted.name = much.clone())).await.map(drop),
         jobs.get_job(v1::GetJobRequest { job_id: much.clone(), read: None }).await.map(drop),
         jobs.list_jobs(v1::ListJobsRequest { page_token: much.clone(), ..Default::default() })
             .await

@@ -69,7 +69,7 @@ async fn get(client: &Client, id: &str) -> v1::Job {
 async fn longer_than_a_lease(client: &Client) {
     let id = submit(client, job("clock", &["/bin/sleep", "6"])).await;
     let ended = wait_for_job(client, &id, is_finished).await;
-    assert_eq!((ended.phase(), ended.attempt), (JobPhase::Succeeded, 1), "{ended:#?}");
+    assert_eq!((ended.phase(), ended.status().attempt), (JobPhase::Succeeded, 1), "{ended:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -112,12 +112,12 @@ async fn leases_stand_while_wall_clocks_are_set() {
             // The clock of one replica alone is not believed, though it leads: the log goes on with the time that it had.
             let later = submit(&client, job("later", &["/bin/true"])).await;
             let later = wait_for_job(&client, &later, is_finished).await;
-            assert!(unix_ms(later.create_time) < Some(begun_ms + HOUR_MS / 2), "{later:#?}");
+            assert!(unix_ms(later.status().create_time) < Some(begun_ms + HOUR_MS / 2), "{later:#?}");
         }
         let now = client.get_node(node("a")).await.unwrap().node.unwrap();
         assert_eq!((now.status(), now.incarnation), (v1::NodeStatus::Up, before.incarnation), "{ahead}");
         let kept = get(&client, &id).await;
-        assert_eq!((kept.phase(), kept.attempt), (JobPhase::Running, 1), "{ahead}: {kept:#?}");
+        assert_eq!((kept.phase(), kept.status().attempt), (JobPhase::Running, 1), "{ahead}: {kept:#?}");
     }
 
     // The agent's clock is an hour ahead as well, and the time it gives is what it was given.

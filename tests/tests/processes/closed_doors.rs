@@ -272,8 +272,8 @@ impl House {
 
     /// The decisions in the log, by name, but for those that a leader makes by itself: it may be elected again at any time.
     async fn decided(&self) -> Vec<String> {
-        let request = v1::ReadLogRequest { from_index: 1, ..Default::default() };
-        let mut reader = self.cluster.client_of(0).read_log(request);
+        let request = v1::ReadDecisionsRequest { from_index: 1, ..Default::default() };
+        let mut reader = self.cluster.client_of(0).read_decisions(request);
         let mut decided = Vec::new();
         while let Some(item) = reader.next().await.expect("an operator may look") {
             if let LogItem::Record(record) = item

@@ -11,12 +11,13 @@ use crate::support::{
 };
 
 /// A job of one shell script, which finds the program as `$MUSTER`.
-fn script(name: &str, text: &str, checkpoints: &Path) -> v1::JobSpec {
-    let mut spec = job(name, &["/bin/sh", "-c", text]);
+fn script(name: &str, text: &str, checkpoints: &Path) -> v1::Job {
+    let mut wanted = job(name, &["/bin/sh", "-c", text]);
     let program = muster().to_str().expect("the program's path is text").to_owned();
-    spec.groups[0].environment.insert("PROGRAM".to_owned(), program);
-    spec.checkpoint_directory = checkpoints.to_str().expect("the test's folder is text").to_owned();
-    spec
+    wanted.spec_mut().groups[0].set_variable("PROGRAM".to_owned(), program);
+    wanted.spec_mut().checkpoint_mut().directory =
+        checkpoints.to_str().expect("the test's folder is text").to_owned();
+    wanted
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -33,13 +34,13 @@ async fn a_worker_says_that_it_saved_and_goes_on_from_there() {
         "$PROGRAM" ctl step --number 1 --duration-ms 5 || exit 2
         if [ "$MUSTER_RESUME" = 0 ]; then "$PROGRAM" ctl checkpoint-committed --step 7 && exit 9; exit 3; fi
         echo "from attempt $MUSTER_CHECKPOINT_ATTEMPT""#;
-    let mut spec = script("resumes", text, &checkpoints);
-    spec.failure_retries_max = 1;
-    let id = submit(&client, spec).await;
+    let mut wanted = script("resumes", text, &checkpoints);
+    wanted.spec_mut().retry_mut().max_failures = 1;
+    let id = submit(&client, wanted).await;
     let ended = wait_for_job(&client, &id, is_finished).await;
     let told = output(&client, &id).await;
     assert_eq!(
-        (ended.phase(), ended.attempt, ended.failures),
+        (ended.phase(), ended.status().attempt, ended.status().failures),
         (JobPhase::Succeeded, 2, 1),
         "{told}\n{ended:#?}"
     );
@@ -115,24 +116,19 @@ async fn a_worker_that_has_to_stop_is_told_in_three_ways() {
         fi
         echo yes > "$READY"
         while true; do sleep 0.05; done"#;
-    let mut spec = script("told", text, cluster.scratch.path());
-    spec.groups[0].environment.insert("READY".to_owned(), ready.to_str().unwrap().to_owned());
-    spec.groups[0].environment.insert("CALL".to_owned(), call.to_str().unwrap().to_owned());
-    spec.groups[0].environment.insert("PORT".to_owned(), port.to_string());
+    let mut wanted = script("told", text, cluster.scratch.path());
+    wanted.spec_mut().groups[0].set_variable("READY".to_owned(), ready.to_str().unwrap().to_owned());
+    wanted.spec_mut().groups[0].set_variable("CALL".to_owned(), call.to_str().unwrap().to_owned());
+    wanted.spec_mut().groups[0].set_variable("PORT".to_owned(), port.to_string());
     let listener = if listens { LISTENER } else { "" };
-    spec.groups[0].environment.insert("LISTENER".to_owned(), listener.to_owned());
-    spec.stop_grace = Some(duration(1_000));
-    spec.contract = Some(v1::JobContract {
-        notice: Some(v1::NoticeRules { http_port: port.into(), http_path: "/stop".to_owned() }),
-        // Two steps and a save are longer than the grace that the job asks for.
-        checkpoint: Some(v1::CheckpointRules {
-            step: Some(duration(2_000)),
-            save: Some(duration(11_000)),
-            ..Default::default()
-        }),
-        ..Default::default()
-    });
-    let id = submit(&client, spec).await;
+    wanted.spec_mut().groups[0].set_variable("LISTENER".to_owned(), listener.to_owned());
+    wanted.spec_mut().stop_grace = Some(duration(1_000));
+    wanted.spec_mut().notice =
+        Some(v1::NoticeRules { http_port: port.into(), http_path: "/stop".to_owned() });
+    // Two steps and a save are longer than the grace that the job asks for.
+    let checkpoint = wanted.spec_mut().checkpoint_mut();
+    (checkpoint.step, checkpoint.save) = (Some(duration(2_000)), Some(duration(11_000)));
+    let id = submit(&client, wanted).await;
     eventually("the worker did not begin", || async { ready.exists().then_some(()) }).await;
     let request = v1::CancelJobRequest { job_id: id.clone(), ..Default::default() };
     client.cancel_job(request).await.unwrap();
@@ -144,7 +140,7 @@ async fn a_worker_that_has_to_stop_is_told_in_three_ways() {
     {
         assert!(told.contains(line), "{line}: {told}");
     }
-    assert!(ended.checkpoint_time.is_some(), "saved while it was stopping: {ended:#?}");
+    assert!(ended.status().last_checkpoint.is_some(), "saved while it was stopping: {ended:#?}");
     if listens {
         let call = eventually("nobody called", || async { std::fs::read_to_string(&call).ok() }).await;
         assert!(call.starts_with("POST /stop HTTP/1.1\r\n") && call.contains("\"grace_ms\":15000"), "{call}");
@@ -173,16 +169,16 @@ async fn the_python_helper_speaks_to_a_real_agent() {
         except Refused as why:\n    print('refused', why)\n\
         print('resumes', worker.resumes, 'notice', worker.notice())\n\
         Worker.from_env({}).checkpoint_committed(1)\n";
-    let mut spec = job("python", &["python3", "-c", text]);
+    let mut wanted = job("python", &["python3", "-c", text]);
     let folder = helper.to_str().expect("the repository's path is text").to_owned();
-    spec.groups[0].environment.insert("PYTHONPATH".to_owned(), folder);
-    spec.groups[0].environment.insert("PYTHONDONTWRITEBYTECODE".to_owned(), "1".to_owned());
-    let id = submit(&client, spec).await;
+    wanted.spec_mut().groups[0].set_variable("PYTHONPATH".to_owned(), folder);
+    wanted.spec_mut().groups[0].set_variable("PYTHONDONTWRITEBYTECODE".to_owned(), "1".to_owned());
+    let id = submit(&client, wanted).await;
     let ended = wait_for_job(&client, &id, is_finished).await;
     let told = output(&client, &id).await;
     assert_eq!(ended.phase(), JobPhase::Succeeded, "{told}");
     assert!(told.contains("refused") && told.contains("resumes False notice None"), "{told}");
-    assert!(ended.checkpoint_time.is_some(), "{ended:#?}");
+    assert!(ended.status().last_checkpoint.is_some(), "{ended:#?}");
     drop(agents);
     cluster.assert_digests_agree().await;
 }

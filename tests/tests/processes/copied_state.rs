@@ -77,7 +77,7 @@ async fn work_that_a_copied_state_directory_does_not_know_never_runs_twice() {
     .await;
     copy(&backup.join("."), &state).await;
     agents.start_agent("h1");
-    assert!(succeeded(&client, &id).await.attempt > 1, "its worker was lost with the records of it");
+    assert!(succeeded(&client, &id).await.status().attempt > 1, "its worker was lost with the records of it");
     assert_never_twice(&evidence, "contents put back");
 
     // The directory is another one, with the same contents.
@@ -86,7 +86,7 @@ async fn work_that_a_copied_state_directory_does_not_know_never_runs_twice() {
     std::fs::rename(&state, home.join("away")).unwrap();
     copy(&backup, &state).await;
     agents.start_agent("h1");
-    assert!(succeeded(&client, &id).await.attempt > 1, "its worker was lost with the records of it");
+    assert!(succeeded(&client, &id).await.status().attempt > 1, "its worker was lost with the records of it");
     assert_never_twice(&evidence, "directory put back");
 
     // A second agent on a copy, on the same host and boot: it has no part in what the first one does.
@@ -107,7 +107,7 @@ async fn work_that_a_copied_state_directory_does_not_know_never_runs_twice() {
         log.contains("another agent holds h1").then_some(())
     })
     .await;
-    assert_eq!(succeeded(&client, &id).await.attempt, 1, "the first one's work goes on");
+    assert_eq!(succeeded(&client, &id).await.status().attempt, 1, "the first one's work goes on");
     second.start_kill().unwrap();
     second.wait().await.unwrap();
     assert_never_twice(&evidence, "a second agent");

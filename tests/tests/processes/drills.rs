@@ -1,5 +1,6 @@
 //! Drills on a live cluster: each does what it says and leaves everything as it was, also when its driver dies.
 
+use muster_wire::time::{duration, span_ms};
 use muster_wire::{admin, v1};
 use nix::sys::signal::Signal;
 use std::path::{Path, PathBuf};
@@ -82,8 +83,11 @@ impl Drilled {
 
     async fn probes_waiting(&self) -> usize {
         let request = v1::ListJobsRequest {
-            phases: vec![v1::JobPhase::Pending.into()],
-            name_prefix: "drill-probe-".to_owned(),
+            filter: Some(v1::JobFilter {
+                phases: vec![v1::JobPhase::Pending.into()],
+                name_prefix: "drill-probe-".to_owned(),
+                ..Default::default()
+            }),
             ..Default::default()
         };
         self.cluster.client().list_jobs(request).await.expect("jobs are listed").jobs.len()
@@ -340,13 +344,13 @@ async fn a_replica_believes_no_driver() {
         drill_id: "d-1".to_owned(),
         name: "by-hand".to_owned(),
         started_by: "a test".to_owned(),
-        hold_ms: 1_000,
+        hold: Some(duration(1_000)),
         ..Default::default()
     };
     let refusal = admin::RefuseTrafficRequest {
         drill_id: "d-1".to_owned(),
         traffic: vec![admin::Traffic::Clients.into()],
-        duration_ms: 30_000,
+        duration: Some(duration(30_000)),
         silent_replica_ids: vec![1],
     };
     let fields = |error: muster_client::AttemptError| match error {
@@ -360,28 +364,26 @@ async fn a_replica_believes_no_driver() {
         drill_id: "No".to_owned(),
         name: String::new(),
         started_by: "two\nlines".to_owned(),
-        hold_ms: 1,
+        hold: Some(duration(1)),
         silent_replica_ids: vec![0],
         cordoned_regions: vec!["?".to_owned()],
     };
     let (_, named) = fields(service.announce_drill(bad).await.expect_err("nothing of it is right"));
-    assert_eq!(
-        named,
-        ["drill_id", "name", "started_by", "hold_ms", "silent_replica_ids", "cordoned_regions"]
-    );
+    assert_eq!(named, ["drill_id", "name", "started_by", "hold", "silent_replica_ids", "cordoned_regions"]);
     let (reason, _) =
         fields(service.refuse_traffic(refusal.clone()).await.expect_err("it was not announced"));
     assert_eq!(reason, "DRILL_OVER");
     service.announce_drill(announcement.clone()).await.expect("nothing runs");
-    let bad = admin::RefuseTrafficRequest { traffic: vec![], duration_ms: 60_001, ..refusal.clone() };
+    let bad =
+        admin::RefuseTrafficRequest { traffic: vec![], duration: Some(duration(60_001)), ..refusal.clone() };
     let (_, named) = fields(service.refuse_traffic(bad).await.expect_err("no kind, and too long"));
-    assert_eq!(named, ["traffic", "duration_ms"]);
+    assert_eq!(named, ["traffic", "duration"]);
     let two = admin::RefuseTrafficRequest { silent_replica_ids: vec![2], ..refusal.clone() };
     let (reason, _) = fields(service.refuse_traffic(two).await.expect_err("one would be left"));
     assert_eq!(reason, "WOULD_LOSE_QUORUM");
     // Never renewed: over after the second that was asked for, not after thirty.
     let held = service.refuse_traffic(refusal).await.expect("it runs").drill.expect("it is held");
-    assert!(held.refused_ms <= 1_000, "{held:?}");
+    assert!(span_ms(held.refused_for).is_some_and(|ms| ms <= 1_000), "{held:?}");
     let began = Instant::now();
     eventually("the replica is still silent", || async { drilled.cluster.status_of(0).await.ok() }).await;
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());

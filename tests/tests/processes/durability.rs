@@ -42,12 +42,12 @@ impl Ledger {
         let request_id = request_id.to_owned();
         // Singles and batches are two calls with one promise.
         let ids = if let [name] = names.as_slice() {
-            let spec = Some(job(name, &["true"]));
-            let request = v1::SubmitJobRequest { request_id, spec, validate_only: false };
+            let wanted = Some(job(name, &["true"]));
+            let request = v1::SubmitJobRequest { request_id, job: wanted, validate_only: false };
             client.submit_job(request).await.map(|answer| answer.job_ids)
         } else {
             let specs = names.iter().map(|name| job(name, &["true"])).collect();
-            let request = v1::SubmitJobsRequest { request_id, specs };
+            let request = v1::SubmitJobsRequest { request_id, jobs: specs };
             client.submit_jobs(request).await.map(|answer| answer.job_ids)
         };
         let ids = ids.unwrap_or_else(|error| panic!("submitting {names:?}: {error:?}"));

@@ -31,8 +31,8 @@ async fn next_change(watch: &mut muster_client::Watch) -> Option<(Seen, Box<v1::
     let item = watch.next().await.unwrap_or_else(|error| panic!("the watch ended: {error:?}"));
     match item {
         WatchItem::Changed { log_index, job } => {
-            let (id, changed_at_index) = (job.id.clone(), job.changed_at_index);
-            Some((Seen { log_index, id, changed_at_index, phase: job.phase }, job))
+            let (id, changed_at_index) = (job.id.clone(), job.status().changed_at_index);
+            Some((Seen { log_index, id, changed_at_index, phase: job.status().phase }, job))
         }
         WatchItem::SyncEnd { .. } | WatchItem::Bookmark { .. } => None,
         other => panic!("the watch lost its place: {other:?}"),
@@ -82,7 +82,7 @@ async fn submit_in_open_loop(
         let (client, answers) = (client.clone(), answers.clone());
         open.spawn(async move {
             let name = format!("c{who}-{number}");
-            let request = v1::SubmitJobRequest { spec: Some(job(&name, &["true"])), ..Default::default() };
+            let request = v1::SubmitJobRequest { job: Some(job(&name, &["true"])), ..Default::default() };
             let answer = client.submit_job(request).await;
             let id = answer.unwrap_or_else(|e| panic!("submitting {name}: {e:?}")).job_ids.remove(0);
             if number % 5 == 0 {
@@ -167,7 +167,12 @@ async fn leader_kill_under_load() {
     }
     for job in &jobs {
         let seen = last[job.id.as_str()];
-        assert_eq!((seen.phase, seen.changed_at_index), (job.phase, job.changed_at_index), "{}", job.id);
+        assert_eq!(
+            (seen.phase, seen.changed_at_index),
+            (job.status().phase, job.status().changed_at_index),
+            "{}",
+            job.id
+        );
     }
 
     // Each replica tells the same history from the same beginning, restarted or not.

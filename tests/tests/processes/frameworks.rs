@@ -46,13 +46,12 @@ fn program(name: &str) -> String {
 }
 
 /// A gang of four, each of which fills its node.
-fn gang(launch: &str, command: &[&str], environment: &[(&str, &str)]) -> v1::JobSpec {
-    let mut spec = job(launch, command);
-    let group = &mut spec.groups[0];
+fn gang(launch: &str, command: &[&str], environment: &[(&str, &str)]) -> v1::Job {
+    let mut wanted = job(launch, command);
+    let group = &mut wanted.spec_mut().groups[0];
     group.workers = 4;
     // More than half of a node's CPUs.
-    group.cpu_milli = 9_000;
-    group.memory_bytes = 1 << 30;
+    group.resources = Some(v1::Resources { cpu_milli: 9_000, memory_bytes: 1 << 30, ..Default::default() });
     let settings = [
         // Where a machine has no accelerator, and where its test has loopback addresses only.
         ("JAX_PLATFORMS", "cpu"),
@@ -61,20 +60,19 @@ fn gang(launch: &str, command: &[&str], environment: &[(&str, &str)]) -> v1::Job
         ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
     ];
     let all = settings.iter().chain(environment);
-    group.environment = all.map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-    spec.contract =
-        Some(v1::JobContract { launch: number_or_zero(of_word::<LaunchForm>(launch)), ..Default::default() });
-    spec
+    group.environment = all.copied().map(v1::EnvVar::from).collect();
+    wanted.spec_mut().launch = number_or_zero(of_word::<LaunchForm>(launch));
+    wanted
 }
 
 /// Runs a gang to its end; its output, by rank.
-async fn run(spec: v1::JobSpec) -> Vec<String> {
+async fn run(wanted: v1::Job) -> Vec<String> {
     let _heavy = heavy().await;
     let mut cluster = Cluster::start(1).await;
     let agents = Agents::start(&cluster, &["a", "b", "c", "d"]).await;
     let client = cluster.client();
-    let workers = spec.groups[0].workers;
-    let request = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
+    let workers = wanted.spec().groups[0].workers;
+    let request = v1::SubmitJobRequest { job: Some(wanted), ..Default::default() };
     let id = client.submit_job(request).await.expect("a gang that fits is accepted").job_ids.remove(0);
     let ended = tokio::time::timeout(LIMIT, end_of(&client, &id)).await;
     let mut output = Vec::new();
@@ -90,7 +88,10 @@ async fn run(spec: v1::JobSpec) -> Vec<String> {
 }
 
 async fn end_of(client: &Client, id: &str) -> v1::Job {
-    let request = v1::WatchJobsRequest { job_ids: vec![id.to_owned()], ..Default::default() };
+    let request = v1::WatchJobsRequest {
+        filter: Some(v1::JobFilter { job_ids: vec![id.to_owned()], ..Default::default() }),
+        ..Default::default()
+    };
     let mut watch = client.watch_jobs(request);
     loop {
         let item = watch.next().await.unwrap_or_else(|error| panic!("watching {id}: {error:?}"));
@@ -156,10 +157,10 @@ async fn deepspeed_trains_over_the_gang() {
     let path = format!("{}:/usr/local/bin:/usr/bin:/bin", tools.display());
     let python = python.to_str().expect("a path of text");
     let cpu = [("DS_ACCELERATOR", "cpu"), ("PATH", &path)];
-    let mut spec = gang("deepspeed", &[python, &program("deepspeed_train.py")], &cpu);
+    let mut wanted = gang("deepspeed", &[python, &program("deepspeed_train.py")], &cpu);
     // Its launcher is two processes beside the program, and each of the three brings all of torch.
-    spec.groups[0].memory_bytes = 3 << 30;
-    let output = run(spec).await;
+    wanted.spec_mut().groups[0].resources_mut().memory_bytes = 3 << 30;
+    let output = run(wanted).await;
     assert_sums("deepspeed", &output);
 }
 
@@ -187,9 +188,9 @@ async fn an_mpi_program_runs_in_one_worker_that_has_no_launch_form() {
     let built = built.to_str().expect("a path of text");
     // Not started by mpirun, as every `import mpi4py` is; and by one that finds the variables of Slurm.
     let script = format!("{built} && mpirun --oversubscribe -np 2 {built}");
-    let mut spec = gang("environment", &["sh", "-c", &script], &[]);
-    spec.groups[0].workers = 1;
-    let output = run(spec).await;
+    let mut wanted = gang("environment", &["sh", "-c", &script], &[]);
+    wanted.spec_mut().groups[0].workers = 1;
+    let output = run(wanted).await;
     for line in ["mpi rank 0 of 1 sum 1", "mpi rank 0 of 2 sum 3", "mpi rank 1 of 2 sum 3"] {
         assert!(output[0].contains(line), "{line}: {}", output[0]);
     }

@@ -13,16 +13,20 @@ const SETTINGS: &str = "jobs_held_max = 1000\n";
 /// A time that does not come while the test runs.
 const FAR: u64 = 32_503_680_000_000;
 
-fn waiting(name: &str) -> v1::JobSpec {
-    v1::JobSpec { not_before: Some(timestamp(FAR)), ..job(name, &["true"]) }
+fn waiting(name: &str) -> v1::Job {
+    v1::Job {
+        spec: Some(v1::JobSpec { not_before: Some(timestamp(FAR)), ..job(name, &["true"]).spec().clone() }),
+        ..job(name, &["true"])
+    }
 }
 
 async fn submit_all(
     client: &Client,
     request_id: &str,
-    specs: Vec<v1::JobSpec>,
+    specs: Vec<v1::Job>,
 ) -> Result<Vec<String>, CallError> {
-    let request = v1::SubmitJobsRequest { request_id: request_id.to_owned(), specs, ..Default::default() };
+    let request =
+        v1::SubmitJobsRequest { request_id: request_id.to_owned(), jobs: specs, ..Default::default() };
     Ok(client.submit_jobs(request).await?.job_ids)
 }
 
@@ -55,7 +59,7 @@ async fn a_full_state_refuses_jobs_and_serves_everything_else() {
     let running = submit_all(&client, "", vec![job("runs", &["sh", "-c", &script])]).await;
     let running = running.expect("there is space for it").remove(0);
     wait_for_job(&client, &running, |job| job.phase() == JobPhase::Running).await;
-    let batch: Vec<v1::JobSpec> = (1..HELD_MAX).map(|number| waiting(&format!("waits-{number}"))).collect();
+    let batch: Vec<v1::Job> = (1..HELD_MAX).map(|number| waiting(&format!("waits-{number}"))).collect();
     let request_id = "00000000-0000-4000-8000-000000000001";
     let accepted =
         submit_all(&client, request_id, batch.clone()).await.expect("there is just space for them");
@@ -98,7 +102,7 @@ async fn a_full_state_refuses_jobs_and_serves_everything_else() {
     let too_many = (0..11).map(|number| waiting(&format!("new-{number}"))).collect();
     let refused = submit_all(&client, "", too_many).await.expect_err("ten are over");
     assert_eq!(code(&refused), Some(RefusalCode::StateFull), "{refused}");
-    let ten: Vec<v1::JobSpec> = (0..10).map(|number| waiting(&format!("new-{number}"))).collect();
+    let ten: Vec<v1::Job> = (0..10).map(|number| waiting(&format!("new-{number}"))).collect();
     // What ended in this very moment may go in the next.
     let taken = eventually("ten jobs that are over do not give way", || async {
         match submit_all(&client, "00000000-0000-4000-8000-000000000002", ten.clone()).await {

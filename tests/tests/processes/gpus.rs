@@ -77,18 +77,18 @@ async fn has(client: &Client, name: &str, conditions: &[&str]) -> v1::Node {
 }
 
 /// A gang of one worker with `devices`, whose first attempt stays until it is told to stop, and the second succeeds.
-fn stays(name: &str, devices: u32, evidence: &Path) -> v1::JobSpec {
+fn stays(name: &str, devices: u32, evidence: &Path) -> v1::Job {
     let said = evidence.join(name);
     let text = format!(
         "echo $MUSTER_ATTEMPT $MUSTER_NODE >> {said:?}; [ $MUSTER_ATTEMPT = 1 ] && exec sleep 600; exit 0"
     );
-    let mut spec = job(name, &["/bin/sh", "-c", &text]);
-    spec.groups[0].accelerators = Some(accelerators("h100", devices));
-    spec
+    let mut wanted = job(name, &["/bin/sh", "-c", &text]);
+    wanted.spec_mut().groups[0].resources_mut().accelerators = Some(accelerators("h100", devices));
+    wanted
 }
 
-async fn submit(client: &Client, spec: v1::JobSpec) -> String {
-    let request = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
+async fn submit(client: &Client, wanted: v1::Job) -> String {
+    let request = v1::SubmitJobRequest { job: Some(wanted), ..Default::default() };
     client.submit_job(request).await.expect("a job that fits is accepted").job_ids.remove(0)
 }
 
@@ -131,7 +131,11 @@ async fn a_gang_leaves_failing_gpus_and_the_host_comes_back_repaired() {
     let restriction = sick_node.restriction.expect("something is wrong with it");
     assert!(restriction.recent.len() <= 8, "a storm is some lines: {:#?}", restriction.recent);
     let ended = wait_for_job(&client, &id, is_finished).await;
-    assert_eq!((ended.phase(), ended.attempt, ended.failures), (JobPhase::Succeeded, 2, 0), "{ended:#?}");
+    assert_eq!(
+        (ended.phase(), ended.status().attempt, ended.status().failures),
+        (JobPhase::Succeeded, 2, 0),
+        "{ended:#?}"
+    );
     assert_eq!(places(&evidence, "moves"), ["1 g1", "2 g2"]);
 
     // Repaired, by the agent's own command, and as good as before.
@@ -142,9 +146,12 @@ async fn a_gang_leaves_failing_gpus_and_the_host_comes_back_repaired() {
     let asked = std::fs::read_to_string(&repaired).unwrap();
     assert!(asked.starts_with("reset-gpu") && asked.contains('2'), "{asked}");
     let pinned = |name, devices| {
-        let mut spec = stays(name, devices, &evidence);
-        spec.node_selector.insert("host".to_owned(), v1::LabelValues { values: vec!["g1".to_owned()] });
-        spec
+        let mut wanted = stays(name, devices, &evidence);
+        wanted
+            .spec_mut()
+            .node_selector
+            .insert("host".to_owned(), v1::LabelValues { values: vec!["g1".to_owned()] });
+        wanted
     };
     let stayed = submit(&client, pinned("stays", 2)).await;
     runs(&client, &stayed).await;
@@ -163,7 +170,7 @@ async fn a_gang_leaves_failing_gpus_and_the_host_comes_back_repaired() {
     assert_eq!((still.status(), still.incarnation), (v1::NodeStatus::Up, hung.incarnation), "{still:#?}");
     let kept = client.get_job(v1::GetJobRequest { job_id: stayed.clone(), ..Default::default() }).await;
     let kept = kept.unwrap().job.unwrap();
-    assert_eq!((kept.phase(), kept.attempt), (JobPhase::Running, 1), "{kept:#?}");
+    assert_eq!((kept.phase(), kept.status().attempt), (JobPhase::Running, 1), "{kept:#?}");
     library.play(&good);
     has(&client, "g1", &[]).await;
 
@@ -180,7 +187,11 @@ async fn a_gang_leaves_failing_gpus_and_the_host_comes_back_repaired() {
     has(&client, "g1", &[]).await;
     // It may go nowhere else, so it goes back there, and comes to its end.
     let ended = wait_for_job(&client, &stayed, is_finished).await;
-    assert_eq!((ended.phase(), ended.attempt, ended.failures), (JobPhase::Succeeded, 2, 0), "{ended:#?}");
+    assert_eq!(
+        (ended.phase(), ended.status().attempt, ended.status().failures),
+        (JobPhase::Succeeded, 2, 0),
+        "{ended:#?}"
+    );
     assert_eq!(places(&evidence, "stays"), ["1 g1", "2 g1"]);
     drop(sick);
     cluster.assert_digests_agree().await;

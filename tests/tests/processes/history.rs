@@ -31,8 +31,8 @@ async fn start(cluster: &Cluster) {
 async fn submit(cluster: &Cluster, count: usize, what: &str) -> u64 {
     let client = cluster.client();
     for number in 0..count {
-        let spec = Some(job(&format!("{what}-{number}"), &["true"]));
-        let request = v1::SubmitJobRequest { spec, ..Default::default() };
+        let wanted = Some(job(&format!("{what}-{number}"), &["true"]));
+        let request = v1::SubmitJobRequest { job: wanted, ..Default::default() };
         client.submit_job(request).await.expect("it is taken");
     }
     client.seen_log_index()
@@ -138,8 +138,8 @@ async fn a_follower_survives_its_replica() {
         cluster.start_replica_first(at);
     }
     start(&cluster).await;
-    let request = v1::ReadLogRequest { from_index: 1, follow: true, ..Default::default() };
-    let mut reader = cluster.client().read_log(request);
+    let request = v1::ReadDecisionsRequest { from_index: 1, follow: true, ..Default::default() };
+    let mut reader = cluster.client().read_decisions(request);
     let first = submit(&cluster, 20, "first").await;
     let mut seen: Vec<u64> = Vec::new();
     read_to(&mut reader, &mut seen, first).await;
@@ -197,7 +197,7 @@ async fn a_replica_serves_without_its_archive_and_goes_on_with_it() {
     })
     .await;
     let status = cluster.client_of(0).get_archive_status().await.expect("it answers");
-    assert!(status.enabled && !status.failing.is_empty() && status.segments == 0, "{status:?}");
+    assert!(status.enabled && !status.failure_message.is_empty() && status.segments == 0, "{status:?}");
     let past = cluster.client_of(0).reading(Read::at_log_index(early));
     let refused = past.get_status(v1::GetStatusRequest::default()).await.expect_err("there is no past");
     let code = refused.refused().and_then(|refused| refused.code);
@@ -209,7 +209,7 @@ async fn a_replica_serves_without_its_archive_and_goes_on_with_it() {
     let later = submit(&cluster, 5, "later").await;
     eventually("the archive does not go on", || async {
         let status = cluster.client_of(0).get_archive_status().await.ok()?;
-        (status.failing.is_empty() && status.last_log_index >= later).then_some(())
+        (status.failure_message.is_empty() && status.last_log_index >= later).then_some(())
     })
     .await;
     eventually("the warning stays", || async {
@@ -244,7 +244,7 @@ async fn old_segments_are_moved_to_another_folder() {
     let through = eventually("nothing is moved", || async {
         submit(&cluster, 5, "some").await;
         let status = cluster.client_of(0).get_archive_status().await.ok()?;
-        assert_eq!(status.offload_failing, "");
+        assert_eq!(status.offload_failure_message, "");
         (status.offloaded_through_index > 0).then_some(status.offloaded_through_index)
     })
     .await;
@@ -316,7 +316,7 @@ async fn a_damaged_segment_in_the_middle_is_named_and_fetched_from_another_repli
         status.warnings.into_iter().find(|warning| warning.code == "ARCHIVE_DAMAGED")
     })
     .await;
-    assert!(warned.text.contains("rebuilt"), "{warned:?}");
+    assert!(warned.message.contains("rebuilt"), "{warned:?}");
     assert!(archive.join("damaged").is_dir(), "what was damaged is kept");
     assert_whole(&export(&endpoint).await, last);
     cluster.stop(0).await;

@@ -22,15 +22,15 @@ const SMALL_DISK_BYTES: u64 = 16 << 20;
 const SMALL_DISK_FREE_MIN: u64 = 8 << 20;
 
 /// A shell script on one host.
-fn script(host: &str, text: &str) -> v1::JobSpec {
-    let mut spec = job("hostile", &["sh", "-c", text]);
+fn script(host: &str, text: &str) -> v1::Job {
+    let mut wanted = job("hostile", &["sh", "-c", text]);
     let values = v1::LabelValues { values: vec![host.to_owned()] };
-    spec.node_selector.insert("host".to_owned(), values);
-    spec
+    wanted.spec_mut().node_selector.insert("host".to_owned(), values);
+    wanted
 }
 
-async fn run(client: &Client, spec: v1::JobSpec) -> v1::Job {
-    let id = submit(client, spec).await;
+async fn run(client: &Client, wanted: v1::Job) -> v1::Job {
+    let id = submit(client, wanted).await;
     let ended = follow_until(client, &id, is_finished).await.pop().expect("its end was seen");
     let request = v1::GetJobRequest { job_id: ended.id.clone(), read: None };
     client.get_job(request).await.expect("it is kept").job.expect("with all of it")
@@ -38,7 +38,7 @@ async fn run(client: &Client, spec: v1::JobSpec) -> v1::Job {
 
 #[track_caller]
 fn exit_of(job: &v1::Job) -> &Kind {
-    let workers = job.placement.iter().flat_map(|placement| &placement.workers);
+    let workers = job.status().placement.iter().flat_map(|placement| &placement.workers);
     let mut kinds = workers.filter_map(|worker| worker.exit.as_ref()?.kind.as_ref());
     kinds.next().unwrap_or_else(|| panic!("without an end: {job:#?}"))
 }
@@ -135,24 +135,24 @@ async fn workers_that_misbehave_harm_nobody() {
 
 async fn cannot_start(client: &Client, scratch: &Path) {
     let failed = |job: &v1::Job, text: &str| {
-        assert_eq!((job.phase(), job.attempt), (JobPhase::Failed, 1), "{job:#?}");
+        assert_eq!((job.phase(), job.status().attempt), (JobPhase::Failed, 1), "{job:#?}");
         let Kind::LaunchFailed(why) = exit_of(job) else { panic!("{job:#?}") };
-        assert!(why.contains(text) && job.status_detail.contains(text), "{text:?} is not said: {job:#?}");
+        assert!(why.contains(text) && job.status().message.contains(text), "{text:?} is not said: {job:#?}");
     };
-    let mut spec = script("h1", "");
-    spec.groups[0].command = vec!["/no/such/program".to_owned(), "--fast".to_owned()];
-    failed(&run(client, spec).await, "execute /no/such/program: No such file or directory");
-    let mut spec = script("h1", "");
+    let mut wanted = script("h1", "");
+    *wanted.spec_mut().groups[0].command_mut() = vec!["/no/such/program".to_owned(), "--fast".to_owned()];
+    failed(&run(client, wanted).await, "execute /no/such/program: No such file or directory");
+    let mut wanted = script("h1", "");
     let file = scratch.join("no-program-and-no-folder");
     std::fs::write(&file, "").expect("a file can be written");
-    spec.groups[0].command = vec![file.to_str().expect("text").to_owned()];
-    failed(&run(client, spec).await, &format!("execute {}: Permission denied", file.display()));
+    *wanted.spec_mut().groups[0].command_mut() = vec![file.to_str().expect("text").to_owned()];
+    failed(&run(client, wanted).await, &format!("execute {}: Permission denied", file.display()));
 
     let absent = PathBuf::from("/no/such/folder");
     for (folder, text) in [(&absent, "No such file or directory"), (&file, "Not a directory")] {
-        let mut spec = script("h1", "true");
-        spec.working_directory = folder.to_str().expect("text").to_owned();
-        failed(&run(client, spec).await, &format!("working directory {}: {text}", folder.display()));
+        let mut wanted = script("h1", "true");
+        wanted.spec_mut().working_directory = folder.to_str().expect("text").to_owned();
+        failed(&run(client, wanted).await, &format!("working directory {}: {text}", folder.display()));
     }
     let closed = scratch.join("closed");
     std::fs::create_dir(&closed).expect("a folder can be made");
@@ -162,28 +162,30 @@ async fn cannot_start(client: &Client, scratch: &Path) {
         say("skipped: an unreadable working directory (this user may read everything)");
         return;
     }
-    let mut spec = script("h1", "true");
-    spec.working_directory = closed.to_str().expect("text").to_owned();
-    failed(&run(client, spec).await, &format!("working directory {}: Permission denied", closed.display()));
+    let mut wanted = script("h1", "true");
+    wanted.spec_mut().working_directory = closed.to_str().expect("text").to_owned();
+    failed(&run(client, wanted).await, &format!("working directory {}: Permission denied", closed.display()));
 }
 
 async fn too_much_environment(client: &Client) {
-    let refused = |spec: v1::JobSpec| async {
-        let request = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
+    let refused = |wanted: v1::Job| async {
+        let request = v1::SubmitJobRequest { job: Some(wanted), ..Default::default() };
         let error = client.submit_job(request).await.expect_err("too much");
         let refused = error.refused().expect("a server says so").clone();
         assert_eq!(refused.code, Some(RefusalCode::InvalidField), "{refused:?}");
         refused.violations.into_iter().map(|violation| violation.field).collect::<Vec<_>>()
     };
     let mut many = script("h1", "true");
-    many.groups[0].environment = (0..=128).map(|i| (format!("V{i}"), "x".to_owned())).collect();
-    assert_eq!(refused(many).await, ["spec.groups[0].environment"]);
+    many.spec_mut().groups[0].environment =
+        (0..=128).map(|i| v1::EnvVar::new(format!("V{i}"), "x")).collect();
+    assert_eq!(refused(many).await, ["job.spec.groups[0].environment"]);
     let mut long = script("h1", "true");
-    long.groups[0].environment.insert("LONG".to_owned(), "x".repeat(4_097));
-    assert_eq!(refused(long).await, ["spec.groups[0].environment.LONG"]);
+    long.spec_mut().groups[0].set_variable("LONG", "x".repeat(4_097));
+    assert_eq!(refused(long).await, ["job.spec.groups[0].environment.LONG"]);
     let mut large = script("h1", "true");
-    large.groups[0].environment = (0..9).map(|i| (format!("V{i}"), "x".repeat(4_096))).collect();
-    assert_eq!(refused(large).await, ["spec.groups"]);
+    large.spec_mut().groups[0].environment =
+        (0..9).map(|i| v1::EnvVar::new(format!("V{i}"), "x".repeat(4_096))).collect();
+    assert_eq!(refused(large).await, ["job.spec.groups"]);
 }
 
 async fn too_much_output(client: &Client, agents: &Agents) {
@@ -227,14 +229,14 @@ async fn will_not_go(client: &Client) {
     // A worker, a child of it and a daemon that shares nothing with them, all deaf to SIGTERM.
     let sleeper = format!("6{:09}", u64::from(std::process::id()));
     let away = format!("setsid env -i sh -c 'trap \"\" TERM; sleep {sleeper}' > /dev/null 2>&1 &");
-    let mut spec = script(
+    let mut wanted = script(
         "h1",
         &format!(
             "trap '' TERM; {away} sh -c 'trap \"\" TERM; sleep {sleeper}' & echo ready; wait; wait; sleep {sleeper}"
         ),
     );
-    spec.stop_grace = Some(duration(500));
-    let id = submit(client, spec).await;
+    wanted.spec_mut().stop_grace = Some(duration(500));
+    let id = submit(client, wanted).await;
     wait_for_job(client, &id, |job| job.phase() == JobPhase::Running).await;
     let request = v1::ReadLogsRequest { job_id: id.clone(), follow: true, ..Default::default() };
     let mut logs = client.read_logs(request).await.expect("output can be read");
@@ -259,20 +261,21 @@ async fn will_not_go(client: &Client) {
 async fn too_much_memory(client: &Client) {
     // `tail` keeps what nobody takes: 300 MB where 64 MiB were asked for.
     let eat = "head -c 300000000 /dev/zero | tail -c 300000000 | (sleep 600; cat)";
-    let mut spec = script("h1", eat);
-    spec.groups[0].memory_bytes = 64 << 20;
-    let ended = run(client, spec).await;
+    let mut wanted = script("h1", eat);
+    wanted.spec_mut().groups[0].resources_mut().memory_bytes = 64 << 20;
+    let ended = run(client, wanted).await;
     assert_eq!(
         (ended.phase(), exit_of(&ended)),
         (JobPhase::Failed, &Kind::OutOfMemory(v1::OutOfMemory {})),
         "{ended:#?}"
     );
-    assert!(ended.status_detail.contains("used more memory than it had asked for"), "{ended:#?}");
+    assert!(ended.status().message.contains("used more memory than it had asked for"), "{ended:#?}");
     let (text, _) = output(client, &ended.id).await;
     assert!(text["stderr"].contains("muster: the "), "{text:?}");
     // One that stays within what it asked for is left alone.
-    let mut spec = script("h1", "head -c 30000000 /dev/zero | tail -c 30000000 | (sleep 2; cat > /dev/null)");
-    spec.groups[0].memory_bytes = 256 << 20;
-    let ended = run(client, spec).await;
+    let mut wanted =
+        script("h1", "head -c 30000000 /dev/zero | tail -c 30000000 | (sleep 2; cat > /dev/null)");
+    wanted.spec_mut().groups[0].resources_mut().memory_bytes = 256 << 20;
+    let ended = run(client, wanted).await;
     assert_eq!(ended.phase(), JobPhase::Succeeded, "{ended:#?}");
 }

@@ -29,7 +29,7 @@ fn is_running(job: &v1::Job) -> bool {
 
 /// The nodes of a placed job, by rank.
 fn nodes_of(job: &v1::Job) -> Vec<String> {
-    let placement = job.placement.as_ref().expect("a running job is placed");
+    let placement = job.status().placement.as_ref().expect("a running job is placed");
     placement.workers.iter().map(|worker| worker.node_name.clone()).collect()
 }
 
@@ -169,7 +169,7 @@ async fn what_is_cut_off_stops_before_the_others_go_on() {
         "a heartbeat was acknowledged that was sent after the leader was cut off"
     );
     let survivors = cluster.client_of(others[0]);
-    let moved = |job: &v1::Job| is_running(job) && job.attempt > first.attempt;
+    let moved = |job: &v1::Job| is_running(job) && job.status().attempt > first.status().attempt;
     let again = wait_for_job(&survivors, &id, moved).await;
     let took = parted.elapsed();
     assert!(nodes_of(&again).iter().all(|node| outside.contains(&node.as_str())), "{again:#?}");
@@ -183,7 +183,11 @@ async fn what_is_cut_off_stops_before_the_others_go_on() {
         agents.wait_status(host, NodeStatus::Up).await;
     }
     let ended = wait_for_job(&client, &id, is_finished).await;
-    assert_eq!((ended.phase(), ended.attempt, ended.failures), (JobPhase::Succeeded, 2, 0), "{ended:#?}");
+    assert_eq!(
+        (ended.phase(), ended.status().attempt, ended.status().failures),
+        (JobPhase::Succeeded, 2, 0),
+        "{ended:#?}"
+    );
 
     // An agent, cut off from everybody: its shims stop the worker though it lives and nobody tells it to.
     let id = submit(&client, work("alone", &folder, 5_000, 0, (1, WHOLE_HOST))).await;
@@ -192,7 +196,7 @@ async fn what_is_cut_off_stops_before_the_others_go_on() {
     let host = nodes_of(&first).remove(0);
     let rest: Vec<&str> = hosts.iter().copied().filter(|other| *other != host).collect();
     network.part(&[&names(&[&host], &[]), &names(&rest, &[0, 1, 2])]);
-    let moved = |job: &v1::Job| is_running(job) && job.attempt > first.attempt;
+    let moved = |job: &v1::Job| is_running(job) && job.status().attempt > first.status().attempt;
     let again = wait_for_job(&client, &id, moved).await;
     assert_ne!(nodes_of(&again)[0], host, "placed on a lost node");
     begun(&folder, &id, 2).await;
@@ -200,7 +204,11 @@ async fn what_is_cut_off_stops_before_the_others_go_on() {
     network.heal();
     agents.wait_status(&host, NodeStatus::Up).await;
     let ended = wait_for_job(&client, &id, is_finished).await;
-    assert_eq!((ended.phase(), ended.attempt, ended.failures), (JobPhase::Succeeded, 2, 0), "{ended:#?}");
+    assert_eq!(
+        (ended.phase(), ended.status().attempt, ended.status().failures),
+        (JobPhase::Succeeded, 2, 0),
+        "{ended:#?}"
+    );
 
     assert_never_twice(&folder, "partitions");
     cluster.assert_digests_agree().await;
@@ -244,7 +252,7 @@ async fn a_host_that_slept_or_was_rebooted_takes_nothing_up_again() {
     signal_all(&asleep, Signal::SIGSTOP);
     let (shims, rest): (Vec<i32>, Vec<i32>) = asleep.iter().partition(|pid| is_shim(pid));
     assert_eq!((shims.len(), rest.len()), (1, 3), "a shim, and three others");
-    let moved = |job: &v1::Job| is_running(job) && job.attempt > first.attempt;
+    let moved = |job: &v1::Job| is_running(job) && job.status().attempt > first.status().attempt;
     wait_for_job(&client, &id, moved).await;
     begun(&folder, &id, 2).await;
     signal_all(&shims, Signal::SIGCONT);
@@ -256,7 +264,11 @@ async fn a_host_that_slept_or_was_rebooted_takes_nothing_up_again() {
     signal_all(&rest, Signal::SIGCONT);
     agents.wait_status(&host, NodeStatus::Up).await;
     let ended = wait_for_job(&client, &id, is_finished).await;
-    assert_eq!((ended.phase(), ended.attempt, ended.failures), (JobPhase::Succeeded, 2, 0), "{ended:#?}");
+    assert_eq!(
+        (ended.phase(), ended.status().attempt, ended.status().failures),
+        (JobPhase::Succeeded, 2, 0),
+        "{ended:#?}"
+    );
     pause_between(&folder, &id, 1);
 
     // A power cut: another boot is another holder of the node, and what ran before is nobody's any more.
@@ -267,14 +279,18 @@ async fn a_host_that_slept_or_was_rebooted_takes_nothing_up_again() {
     let before = incarnation_of(&client, &host).await;
     agents.crash(&host, "second").await;
     agents.start_agent(&host);
-    let moved = |job: &v1::Job| is_running(job) && job.attempt > first.attempt;
+    let moved = |job: &v1::Job| is_running(job) && job.status().attempt > first.status().attempt;
     wait_for_job(&client, &id, moved).await;
     eventually("the node was not taken over", || async {
         (incarnation_of(&client, &host).await == before + 1).then_some(())
     })
     .await;
     let ended = wait_for_job(&client, &id, is_finished).await;
-    assert_eq!((ended.phase(), ended.attempt, ended.failures), (JobPhase::Succeeded, 2, 0), "{ended:#?}");
+    assert_eq!(
+        (ended.phase(), ended.status().attempt, ended.status().failures),
+        (JobPhase::Succeeded, 2, 0),
+        "{ended:#?}"
+    );
     pause_between(&folder, &id, 1);
 
     // The boot changes below running workers (a container that is moved, a state folder that is copied):
@@ -286,10 +302,10 @@ async fn a_host_that_slept_or_was_rebooted_takes_nothing_up_again() {
     agents.kill(&host).await;
     std::fs::write(agents.home(&host).join("boot_id"), "third").unwrap();
     agents.start_agent(&host);
-    let moved = |job: &v1::Job| is_running(job) && job.attempt > first.attempt;
+    let moved = |job: &v1::Job| is_running(job) && job.status().attempt > first.status().attempt;
     wait_for_job(&client, &id, moved).await;
     let ended = wait_for_job(&client, &id, is_finished).await;
-    assert_eq!((ended.phase(), ended.attempt), (JobPhase::Succeeded, 2), "{ended:#?}");
+    assert_eq!((ended.phase(), ended.status().attempt), (JobPhase::Succeeded, 2), "{ended:#?}");
     pause_between(&folder, &id, 1);
 
     assert_never_twice(&folder, "sleep and reboots");
@@ -320,7 +336,7 @@ async fn clocks_that_jump_do_not_lengthen_a_lease() {
     let other = if host == "h1" { "h2" } else { "h1" };
     agents.kill(&host).await;
     agents.start_agent_below(&A_DAY_AHEAD, &host);
-    let moved = |job: &v1::Job| is_running(job) && job.attempt > first.attempt;
+    let moved = |job: &v1::Job| is_running(job) && job.status().attempt > first.status().attempt;
     let again = wait_for_job(&client, &id, moved).await;
     assert_eq!(nodes_of(&again), [other], "the host was not up again when its lease had run out");
     begun(&folder, &id, 2).await;
@@ -352,11 +368,11 @@ async fn a_start_order_of_yesterday_is_not_carried_out() {
     let folder = evidence(&cluster);
     let client = cluster.client();
 
-    let mut spec = work("fails-once", &folder, 50, 3, (1, WHOLE_HOST));
-    spec.failure_retries_max = 1;
-    let id = submit(&client, spec).await;
+    let mut wanted = work("fails-once", &folder, 50, 3, (1, WHOLE_HOST));
+    wanted.spec_mut().retry_mut().max_failures = 1;
+    let id = submit(&client, wanted).await;
     let ended = wait_for_job(&client, &id, is_finished).await;
-    assert_eq!((ended.phase(), ended.attempt), (JobPhase::Failed, 2), "{ended:#?}");
+    assert_eq!((ended.phase(), ended.status().attempt), (JobPhase::Failed, 2), "{ended:#?}");
     let ran = intervals_of(&folder, &id).len();
     assert_eq!(ran, 2);
     let mut orders: Vec<agent::StartOrder> = between.values().flat_map(Between::starts).collect();

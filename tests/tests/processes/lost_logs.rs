@@ -26,10 +26,10 @@ async fn a_log_that_cannot_be_written_ends_no_process() {
     }
     let client = cluster.client();
     for host in ["h1", "h2"] {
-        let mut spec = job("quiet", &["sh", "-c", "echo fine"]);
+        let mut wanted = job("quiet", &["sh", "-c", "echo fine"]);
         let values = muster_wire::v1::LabelValues { values: vec![host.to_owned()] };
-        spec.node_selector.insert("host".to_owned(), values);
-        let request = muster_wire::v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
+        wanted.spec_mut().node_selector.insert("host".to_owned(), values);
+        let request = muster_wire::v1::SubmitJobRequest { job: Some(wanted), ..Default::default() };
         let id = client.submit_job(request).await.expect("it is taken").job_ids.remove(0);
         let ended = wait_for_job(&client, &id, is_finished).await;
         assert_eq!(ended.phase(), JobPhase::Succeeded, "{ended:#?}");

@@ -42,12 +42,12 @@ fn manifest(name: &str, parallel: &str) -> String {
 
 /// A gang that holds hosts until it is cancelled, and for how long it is expected to hold them.
 async fn occupy(client: &muster_client::Client, hosts: u32, expected_run_ms: u64) -> String {
-    let mut spec = job("holds", &["/bin/sleep", "600"]);
-    spec.groups[0].workers = hosts;
-    spec.groups[0].accelerators = Some(accelerators("h100", DEVICES as u32));
-    spec.expected_run = Some(duration(expected_run_ms));
-    spec.stop_grace = Some(duration(100));
-    let id = submit(client, spec).await;
+    let mut wanted = job("holds", &["/bin/sleep", "600"]);
+    wanted.spec_mut().groups[0].workers = hosts;
+    wanted.spec_mut().groups[0].resources_mut().accelerators = Some(accelerators("h100", DEVICES as u32));
+    wanted.spec_mut().expected_run = Some(duration(expected_run_ms));
+    wanted.spec_mut().stop_grace = Some(duration(100));
+    let id = submit(client, wanted).await;
     wait_for_job(client, &id, |job| job.phase() == JobPhase::Running).await;
     id
 }
@@ -62,7 +62,7 @@ fn chosen(table: &str) -> Option<u64> {
 async fn ended(client: &muster_client::Client, id: &str) -> ([u64; 5], String) {
     let job = wait_for_job(client, id, is_finished).await;
     let mut told = String::new();
-    let workers = job.placement.as_ref().map_or(0, |placement| placement.workers.len());
+    let workers = job.status().placement.as_ref().map_or(0, |placement| placement.workers.len());
     for rank in 0..workers as u32 {
         told.push_str(&output_of_rank(client, id, rank).await);
     }
@@ -145,14 +145,14 @@ async fn a_job_gets_the_size_that_ends_first_and_its_workers_the_layout() {
     let id = ran.out.trim().to_owned();
     let pending = client.get_job(v1::GetJobRequest { job_id: id.clone(), read: None }).await.unwrap();
     let pending = pending.job.unwrap();
-    assert_eq!((pending.phase(), pending.worker_count), (JobPhase::Pending, 4), "{pending:#?}");
+    assert_eq!((pending.phase(), pending.status().worker_count), (JobPhase::Pending, 4), "{pending:#?}");
     client.cancel_job(v1::CancelJobRequest { job_id: holder, ..Default::default() }).await.unwrap();
     let (sizes, told) = ended(&client, &id).await;
     assert_ranks(&told, sizes, 4);
 
     // Not fewer than the file permits, though they were free.
     let holder = occupy(&client, 2, 3_600_000).await;
-    let text = manifest("most", small).replace("  workers: 4\n", "  workers: 4\n  workersMin: 3\n");
+    let text = manifest("most", small).replace("  workers: 4\n", "  workers: 4\n  minWorkers: 3\n");
     let file = write(&directory, "most.yaml", &text);
     let ran = cluster.operate(&["plan", &file]).await;
     let is_offered = ran.err.lines().any(|line| line.contains(" h100  8 "));
@@ -184,8 +184,10 @@ async fn the_leader_takes_the_largest_listed_size_that_is_free_and_plans_learn_f
     let config = write(&directory, "config.json", CONFIG);
     let text = |name: &str, seconds: u32| {
         let text = manifest(name, "{model: config.json, steps: 20}");
-        let text = text
-            .replace("  cpu: 100m\n", &format!("  cpu: 100m\n  checkpointDirectory: {}\n", saved.display()));
+        let text = text.replace(
+            "  cpu: 100m\n",
+            &format!("  cpu: 100m\n  checkpoint: {{directory: {}}}\n", saved.display()),
+        );
         text.replace(
             "titan $PARALLEL_TORCHTITAN",
             &format!("titan $PARALLEL_TORCHTITAN\\\"; echo \\\"step_time_s={seconds}"),
@@ -202,8 +204,8 @@ async fn the_leader_takes_the_largest_listed_size_that_is_free_and_plans_learn_f
     assert_ranks(&told, sizes, 2);
     let job = client.get_job(v1::GetJobRequest { job_id: id, read: None }).await.unwrap().job.unwrap();
     let group = job.spec.unwrap().groups.remove(0);
-    assert_eq!((group.workers_min, group.workers), (1, 4));
-    assert_eq!(group.environment["PARALLEL_SIZES"], "1,2,4");
+    assert_eq!((group.min_workers, group.workers), (1, 4));
+    assert_eq!(group.variable("PARALLEL_SIZES"), Some("1,2,4"));
     assert!(!told.contains("PARALLEL_LAYOUT"), "{told}");
 
     let plan = ["parallel", "plan", &config, "--accelerators", "h100", "--max", "16"];
@@ -263,9 +265,9 @@ async fn refusals(cluster: &Cluster, directory: &Path) {
         (auto("auto").replace("h100:4", "h900:4"), 2, "spec.accelerators: UNKNOWN_ACCELERATOR: "),
         (auto("auto").replace("  accelerators: h100:4\n", ""), 2, "spec.accelerators: must name the types"),
         (
-            auto("auto").replace("  workers: 4\n", "  workers: 4\n  workersMin: 5\n"),
+            auto("auto").replace("  workers: 4\n", "  workers: 4\n  minWorkers: 5\n"),
             2,
-            "spec.workersMin: must be at most workers, which is 4, got 5",
+            "spec.minWorkers: must be at most workers, which is 4, got 5",
         ),
         (
             auto("auto").replace("  cpu: 100m\n", "  cpu: 100m\n  environment: {PARALLEL_TENSOR: \"2\"}\n"),

@@ -39,10 +39,10 @@ async fn narrow_line(at: SocketAddr, target: SocketAddr) {
     });
 }
 
-fn gang(evidence: &std::path::Path, workers: u32) -> v1::JobSpec {
-    let mut spec = work("checked", evidence, 300, 0, (workers, 4));
-    spec.contract = Some(v1::JobContract { preflight: v1::Preflight::On.into(), ..Default::default() });
-    spec
+fn gang(evidence: &std::path::Path, workers: u32) -> v1::Job {
+    let mut wanted = work("checked", evidence, 300, 0, (workers, 4));
+    wanted.spec_mut().preflight = v1::Preflight::On.into();
+    wanted
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -84,10 +84,10 @@ async fn a_slow_host_is_named_and_a_gang_does_not_start_on_it() {
     // A gang on the sound hosts starts, checked.
     let evidence = cluster.scratch.path().join("intervals");
     std::fs::create_dir(&evidence).unwrap();
-    let submit = |spec| {
+    let submit = |wanted| {
         let client = client.clone();
         async move {
-            let request = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
+            let request = v1::SubmitJobRequest { job: Some(wanted), ..Default::default() };
             client.submit_job(request).await.expect("a job that fits is accepted").job_ids.remove(0)
         }
     };
@@ -95,29 +95,25 @@ async fn a_slow_host_is_named_and_a_gang_does_not_start_on_it() {
     client.cordon_node(cordon).await.unwrap();
     let id = submit(gang(&evidence, 2)).await;
     let ended = wait_for_job(&client, &id, is_finished).await;
-    assert_eq!((ended.phase(), ended.attempt), (JobPhase::Succeeded, 1), "{ended:#?}");
+    assert_eq!((ended.phase(), ended.status().attempt), (JobPhase::Succeeded, 1), "{ended:#?}");
     let uncordon = v1::UncordonNodeRequest { node: SLOW.to_owned(), ..Default::default() };
     client.uncordon_node(uncordon).await.unwrap();
 
     // One that needs all three does not: no worker of it ever runs, and the job says on which node that was.
-    let mut spec = gang(&evidence, 3);
-    spec.contract = spec.contract.map(|contract| v1::JobContract {
-        retry: Some(v1::RetryRules {
-            limits: vec![v1::RetryLimit { failure_class: v1::FailureClass::Preflight.into(), retries: 0 }],
-            ..Default::default()
-        }),
-        ..contract
-    });
-    let id = submit(spec).await;
+    let mut wanted = gang(&evidence, 3);
+    let never = v1::RetryLimit { failure_class: v1::FailureClass::Preflight.into(), retries: 0 };
+    wanted.spec_mut().retry_mut().limits = vec![never];
+    let id = submit(wanted).await;
     let ended = wait_for_job(&client, &id, is_finished).await;
-    assert_eq!((ended.phase(), ended.attempt), (JobPhase::Failed, 1), "{ended:#?}");
-    let failure = ended.recovery.and_then(|recovery| recovery.last_failure).expect("a failed job says why");
+    assert_eq!((ended.phase(), ended.status().attempt), (JobPhase::Failed, 1), "{ended:#?}");
+    let history = ended.status().history.as_ref();
+    let failure = history.and_then(|history| history.last_failure.as_ref()).expect("a failed job says why");
     assert_eq!(
         (failure.failure_class(), failure.node_name.as_str()),
         (v1::FailureClass::Preflight, SLOW),
         "{failure:#?}"
     );
-    assert!(failure.detail.contains("slow"), "{failure:#?}");
+    assert!(failure.message.contains("slow"), "{failure:#?}");
     let ran = intervals::read(&evidence).unwrap();
     assert!(ran.iter().all(|interval| interval.job != id), "a worker started on a faulty network: {ran:#?}");
     sound.wait_status("h1", v1::NodeStatus::Up).await;

@@ -23,7 +23,7 @@ fn impatient(cluster: &Cluster, at: usize) -> Client {
 }
 
 async fn submit(client: &Client, name: &str) -> String {
-    let request = v1::SubmitJobRequest { spec: Some(job(name, &["true"])), ..Default::default() };
+    let request = v1::SubmitJobRequest { job: Some(job(name, &["true"])), ..Default::default() };
     let answer =
         client.submit_job(request).await.unwrap_or_else(|error| panic!("submitting {name}: {error:?}"));
     answer.job_ids[0].clone()

@@ -19,8 +19,8 @@ use crate::support::{Cluster, Load, eventually, heavy, job, run_to_end, say};
 pub async fn fill(cluster: &Cluster, count: usize) {
     let client = cluster.client();
     for number in 0..count {
-        let spec = Some(job(&format!("kept-{number}"), &["true"]));
-        let request = v1::SubmitJobRequest { spec, ..Default::default() };
+        let wanted = Some(job(&format!("kept-{number}"), &["true"]));
+        let request = v1::SubmitJobRequest { job: wanted, ..Default::default() };
         client.submit_job(request).await.expect("a job that fits is accepted");
     }
 }
@@ -312,7 +312,7 @@ async fn a_full_disk_costs_the_leadership_then_new_work_and_nothing_else() {
         muster_client::Options { deadline: Duration::from_secs(3), ..muster_client::Options::STANDARD };
     let hasty = cluster.client().with_options(options);
     eventually("new work is not refused", || async {
-        let request = v1::SubmitJobRequest { spec: Some(job("too-much", &["true"])), ..Default::default() };
+        let request = v1::SubmitJobRequest { job: Some(job("too-much", &["true"])), ..Default::default() };
         let error = hasty.submit_job(request).await.err()?;
         let refused = error.refused()?;
         let is_full = refused.code == Some(RefusalCode::StorageFull);

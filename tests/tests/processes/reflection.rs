@@ -66,9 +66,9 @@ async fn reflection_and_health() {
         "muster.v1beta1.ClusterService",
         "muster.v1beta1.FleetService",
         "muster.v1beta1.JobService",
-        "muster.v1beta1.LogService",
+        "muster.v1beta1.HistoryService",
         "muster.v1beta1.PolicyService",
-        "muster.v1beta1.QueueService",
+        "muster.v1beta1.TenantService",
     ]
     .into();
     for at in 0..3 {

@@ -9,8 +9,8 @@ use crate::support::{
     Agents, Cluster, eventually, follow_until, heavy, is_finished, say, wait_for_job, work,
 };
 
-async fn submit(client: &Client, spec: v1::JobSpec) -> String {
-    let request = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
+async fn submit(client: &Client, wanted: v1::Job) -> String {
+    let request = v1::SubmitJobRequest { job: Some(wanted), ..Default::default() };
     client.submit_job(request).await.expect("a job that fits is accepted").job_ids.remove(0)
 }
 
@@ -19,7 +19,7 @@ fn is_running(job: &v1::Job) -> bool {
 }
 
 fn node_of(job: &v1::Job) -> String {
-    let placement = job.placement.as_ref().expect("a running job is placed");
+    let placement = job.status().placement.as_ref().expect("a running job is placed");
     placement.workers[0].node_name.clone()
 }
 
@@ -56,7 +56,11 @@ async fn jobs_run_once() {
     agents.kill(&host).await;
     agents.start_agent(&host);
     let ended = wait_for_job(&client, &id, is_finished).await;
-    assert_eq!((ended.phase(), ended.attempt, ended.failures), (JobPhase::Succeeded, 1, 0), "{ended:#?}");
+    assert_eq!(
+        (ended.phase(), ended.status().attempt, ended.status().failures),
+        (JobPhase::Succeeded, 1, 0),
+        "{ended:#?}"
+    );
     let ran = intervals_of(&evidence, &id);
     assert!(matches!(ran.as_slice(), [only] if only.stopped), "restarted or cut short: {ran:#?}");
     let goes_on = id;
@@ -71,20 +75,26 @@ async fn jobs_run_once() {
     .await;
     agents.start_agent(&host);
     let ended = wait_for_job(&client, &id, is_finished).await;
-    assert_eq!((ended.phase(), ended.attempt), (JobPhase::Succeeded, 1), "{ended:#?}");
+    assert_eq!((ended.phase(), ended.status().attempt), (JobPhase::Succeeded, 1), "{ended:#?}");
 
     // An agent stands still for longer than its lease: the gang runs elsewhere, and never twice at once.
     let id = submit(&client, work("moves", &evidence, 6_000, 0, (2, 2))).await;
     let first = wait_for_job(&client, &id, is_running).await;
     let frozen = node_of(&first);
     agents.freeze(&frozen);
-    let again = wait_for_job(&client, &id, |job| is_running(job) && job.attempt > first.attempt).await;
+    let again =
+        wait_for_job(&client, &id, |job| is_running(job) && job.status().attempt > first.status().attempt)
+            .await;
     let elsewhere = node_of(&again);
     assert_ne!(elsewhere, frozen, "placed on a lost node");
     agents.thaw(&frozen);
     agents.wait_status(&frozen, v1::NodeStatus::Up).await;
     let ended = wait_for_job(&client, &id, is_finished).await;
-    assert_eq!((ended.phase(), ended.attempt, ended.failures), (JobPhase::Succeeded, 2, 0), "{ended:#?}");
+    assert_eq!(
+        (ended.phase(), ended.status().attempt, ended.status().failures),
+        (JobPhase::Succeeded, 2, 0),
+        "{ended:#?}"
+    );
     assert_eq!(node_of(&ended), elsewhere);
     let ran = intervals_of(&evidence, &id);
     assert_eq!(ran.len(), 4, "two workers in two attempts: {ran:#?}");
@@ -100,17 +110,17 @@ async fn jobs_run_once() {
     client.cancel_job(v1::CancelJobRequest { job_id: id.clone(), ..Default::default() }).await.unwrap();
     let seen = follow_until(&client, &id, is_finished).await;
     let ended = seen.last().unwrap();
-    assert_eq!((ended.phase(), ended.attempt), (JobPhase::Cancelled, 1), "{seen:#?}");
+    assert_eq!((ended.phase(), ended.status().attempt), (JobPhase::Cancelled, 1), "{seen:#?}");
     let before = intervals_of(&evidence, &id);
     assert!(matches!(before.as_slice(), [only] if only.stopped), "{before:#?}");
 
     // A failing job is tried again as often as it may, and no more.
-    let mut spec = work("fails", &evidence, 50, 3, (1, 1));
-    spec.failure_retries_max = 2;
-    let id = submit(&client, spec).await;
+    let mut wanted = work("fails", &evidence, 50, 3, (1, 1));
+    wanted.spec_mut().retry_mut().max_failures = 2;
+    let id = submit(&client, wanted).await;
     let ended = wait_for_job(&client, &id, is_finished).await;
-    assert_eq!((ended.phase(), ended.attempt), (JobPhase::Failed, 3), "{ended:#?}");
-    assert_eq!(ended.status_detail, "rank 0: exit code 3 (failure 3, retries allowed: 2)");
+    assert_eq!((ended.phase(), ended.status().attempt), (JobPhase::Failed, 3), "{ended:#?}");
+    assert_eq!(ended.status().message, "rank 0: exit code 3 (failure 3, retries allowed: 2)");
     assert_eq!(intervals_of(&evidence, &id).len(), 3);
 
     // Output, through a replica that does not lead: what is kept, and as it comes.

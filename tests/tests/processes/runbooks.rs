@@ -313,9 +313,9 @@ async fn run_gang(cluster: &Cluster, hosts: &[(String, String)], host: &str) {
     for other in &others {
         cluster.operated(&["node", "cordon", other]).await;
     }
-    let mut spec = job(&format!("gang-on-{host}"), &["/bin/sleep", "3600"]);
-    spec.groups[0].accelerators = Some(accelerators("h100", 4));
-    let request = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
+    let mut wanted = job(&format!("gang-on-{host}"), &["/bin/sleep", "3600"]);
+    wanted.spec_mut().groups[0].resources_mut().accelerators = Some(accelerators("h100", 4));
+    let request = v1::SubmitJobRequest { job: Some(wanted), ..Default::default() };
     let id = client.submit_job(request).await.expect("a job that fits is accepted").job_ids.remove(0);
     wait_for_job(&client, &id, |job| job.phase() == v1::JobPhase::Running).await;
     for other in &others {

@@ -185,8 +185,8 @@ async fn damaged_data_is_refused_with_advice() {
     let client = cluster.client();
     register(&cluster.replicas[0].endpoint(), node("h1")).await.unwrap();
     for number in 0..20 {
-        let spec = job(&format!("kept-{number}"), &["true"]);
-        let request = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
+        let wanted = job(&format!("kept-{number}"), &["true"]);
+        let request = v1::SubmitJobRequest { job: Some(wanted), ..Default::default() };
         client.submit_job(request).await.unwrap();
     }
     cluster.assert_digests_agree().await;

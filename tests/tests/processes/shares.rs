@@ -15,7 +15,7 @@ async fn devices(client: &Client, id: &str) -> Vec<(String, Vec<u32>)> {
     assert_eq!(job.phase(), JobPhase::Running, "{job:#?}");
     let request = v1::GetJobRequest { job_id: id.to_owned(), read: None };
     let job = client.get_job(request).await.expect("it is kept").job.expect("with all of it");
-    let placement = job.placement.as_ref().expect("a running job is placed");
+    let placement = job.status().placement.as_ref().expect("a running job is placed");
     placement.workers.iter().map(|worker| (worker.node_name.clone(), worker.devices.clone())).collect()
 }
 
@@ -50,13 +50,13 @@ async fn jobs_with_shares_of_a_device_run_beside_each_other() {
     assert_eq!(devices(&client, &jobs[1].id).await, first, "shares are packed on one device");
 
     // A gang of two shares, which is told how much it has, on the rest of that device.
-    let mut spec = job(
+    let mut wanted = job(
         "both",
         &["sh", "-c", "echo has $MUSTER_DEVICE_SHARE_MILLI $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE; sleep 600"],
     );
-    spec.groups[0].workers = 2;
-    spec.groups[0].accelerators = share(250);
-    let gang = submit(&client, spec).await;
+    wanted.spec_mut().groups[0].workers = 2;
+    wanted.spec_mut().groups[0].resources_mut().accelerators = share(250);
+    let gang = submit(&client, wanted).await;
     assert_eq!(devices(&client, &gang).await, [first[0].clone(), first[0].clone()]);
     let request = v1::ReadLogsRequest { job_id: gang.clone(), follow: true, ..Default::default() };
     let mut logs = client.read_logs(request).await.expect("output can be read");
@@ -65,9 +65,9 @@ async fn jobs_with_shares_of_a_device_run_beside_each_other() {
     drop(logs);
 
     // Whole devices are nobody else's: three are left.
-    let mut spec = job("whole", &["sleep", "600"]);
-    spec.groups[0].accelerators = Some(accelerators("h100", 3));
-    let whole = submit(&client, spec).await;
+    let mut wanted = job("whole", &["sleep", "600"]);
+    wanted.spec_mut().groups[0].resources_mut().accelerators = Some(accelerators("h100", 3));
+    let whole = submit(&client, wanted).await;
     let (_, held) = devices(&client, &whole).await.remove(0);
     assert!(!held.contains(&first[0].1[0]), "{held:?} and {first:?}");
     // A share has room again where one has ended.
@@ -76,9 +76,9 @@ async fn jobs_with_shares_of_a_device_run_beside_each_other() {
         .await
         .expect("cancelled");
     wait_for_job(&client, &gang, is_finished).await;
-    let mut spec = job("again", &["sleep", "600"]);
-    spec.groups[0].accelerators = share(500);
-    let again = submit(&client, spec).await;
+    let mut wanted = job("again", &["sleep", "600"]);
+    wanted.spec_mut().groups[0].resources_mut().accelerators = share(500);
+    let again = submit(&client, wanted).await;
     assert_eq!(devices(&client, &again).await, first);
 
     drop(agents);

@@ -60,15 +60,15 @@ async fn output_is_followed_over_the_loss_of_replicas_and_agents() {
         assert_eq!(seen, (lines("out"), lines("err")));
     }
     let ended = wait_for_job(&client, &id, is_finished).await;
-    assert_eq!((ended.phase(), ended.attempt), (JobPhase::Succeeded, 1), "{ended:#?}");
+    assert_eq!((ended.phase(), ended.status().attempt), (JobPhase::Succeeded, 1), "{ended:#?}");
 
     // The attempt before the present one has output of its own, and a position names its attempt.
     let again = r#"echo attempt; [ "$MUSTER_ATTEMPT" = 2 ] && echo second"#;
-    let mut spec = job("again", &["sh", "-c", again]);
-    spec.failure_retries_max = 1;
-    let id = submit(&client, spec).await;
+    let mut wanted = job("again", &["sh", "-c", again]);
+    wanted.spec_mut().retry_mut().max_failures = 1;
+    let id = submit(&client, wanted).await;
     let ended = wait_for_job(&client, &id, is_finished).await;
-    assert_eq!((ended.phase(), ended.attempt), (JobPhase::Succeeded, 2), "{ended:#?}");
+    assert_eq!((ended.phase(), ended.status().attempt), (JobPhase::Succeeded, 2), "{ended:#?}");
     for (args, expected) in [
         (&["--previous"][..], "attempt\n"),
         (&[], "attempt\nsecond\n"),
@@ -227,7 +227,7 @@ async fn waits(cluster: &Cluster, client: &Client, id: &str) {
     let early = cluster.operate(&["job", "wait", id, "--for=checkpointed", "--timeout", "300ms"]).await;
     assert_eq!(early.code, Some(7), "{early:#?}");
     let job = client.get_job(v1::GetJobRequest { job_id: id.to_owned(), read: None }).await.expect("there");
-    let token = job.job.and_then(|job| job.placement?.token);
+    let token = job.job.and_then(|job| job.status().placement.as_ref()?.token);
     let saved = v1::CommitCheckpointRequest { job_id: id.to_owned(), token };
     client.commit_checkpoint(saved).await.expect("its own token");
     cluster.operated(&["job", "wait", id, "--for=checkpointed", "--timeout", "20s"]).await;

@@ -110,14 +110,14 @@ async fn a_slurm_cluster_runs_what_is_placed_on_it() {
     // A gang over both nodes, and a job whose agent is killed meanwhile.
     let gang = submit(&client, work("gang", &evidence, 1_000, 0, (2, 4))).await;
     let ended = wait_for_job(&client, &gang, is_finished).await;
-    assert_eq!((ended.phase(), ended.attempt), (JobPhase::Succeeded, 1), "{ended:#?}");
+    assert_eq!((ended.phase(), ended.status().attempt), (JobPhase::Succeeded, 1), "{ended:#?}");
     let id = submit(&client, work("goes-on", &evidence, 3_000, 0, (1, 1))).await;
     wait_for_job(&client, &id, is_running).await;
     signal(&agent, Signal::SIGKILL);
     agent.wait().await.unwrap();
     agent = start(&home);
     let ended = wait_for_job(&client, &id, is_finished).await;
-    assert_eq!((ended.phase(), ended.attempt), (JobPhase::Succeeded, 1), "{ended:#?}");
+    assert_eq!((ended.phase(), ended.status().attempt), (JobPhase::Succeeded, 1), "{ended:#?}");
 
     // A worker says that its work is saved, also while the agent is away: the answer comes when it is back. The next
     // attempt goes on from there.
@@ -128,14 +128,14 @@ async fn a_slurm_cluster_runs_what_is_placed_on_it() {
         touch "$AT/begun"; until test -e "$AT/away"; do sleep 0.05; done
         MUSTER_FENCING_TOKEN=1.1 "$PROGRAM" ctl checkpoint-committed && exit 5
         "$PROGRAM" ctl checkpoint-committed --step 7 && exit 9; exit 3"#;
-    let mut spec = work("saves", &evidence, 0, 0, (1, 1));
-    let group = &mut spec.groups[0];
-    group.command = ["/bin/sh", "-c", text].map(str::to_owned).to_vec();
-    group.environment.insert("PROGRAM".to_owned(), muster().to_str().expect("it is text").to_owned());
-    group.environment.insert("AT".to_owned(), checkpoints.to_str().expect("it is text").to_owned());
-    spec.checkpoint_directory = checkpoints.to_str().expect("it is text").to_owned();
-    spec.failure_retries_max = 1;
-    let id = submit(&client, spec).await;
+    let mut wanted = work("saves", &evidence, 0, 0, (1, 1));
+    let group = &mut wanted.spec_mut().groups[0];
+    *group.command_mut() = ["/bin/sh", "-c", text].map(str::to_owned).to_vec();
+    group.set_variable("PROGRAM", muster().to_str().expect("it is text"));
+    group.set_variable("AT", checkpoints.to_str().expect("it is text"));
+    wanted.spec_mut().checkpoint_mut().directory = checkpoints.to_str().expect("it is text").to_owned();
+    wanted.spec_mut().retry_mut().max_failures = 1;
+    let id = submit(&client, wanted).await;
     eventually("the worker has not begun", || async { checkpoints.join("begun").exists().then_some(()) })
         .await;
     signal(&agent, Signal::SIGKILL);
@@ -144,7 +144,7 @@ async fn a_slurm_cluster_runs_what_is_placed_on_it() {
     agent = start(&home);
     let ended = wait_for_job(&client, &id, is_finished).await;
     assert_eq!(
-        (ended.phase(), ended.attempt, ended.failures),
+        (ended.phase(), ended.status().attempt, ended.status().failures),
         (JobPhase::Succeeded, 2, 1),
         "code 9 says saved, 3 that it was refused: {ended:#?}"
     );
@@ -153,7 +153,7 @@ async fn a_slurm_cluster_runs_what_is_placed_on_it() {
     let id = submit(&client, work("fails", &evidence, 50, 3, (1, 2))).await;
     let ended = wait_for_job(&client, &id, is_finished).await;
     assert_eq!(ended.phase(), JobPhase::Failed, "{ended:#?}");
-    assert!(ended.status_detail.contains("exit code 3"), "{}", ended.status_detail);
+    assert!(ended.status().message.contains("exit code 3"), "{}", ended.status().message);
     let id = submit(&client, work("cancelled", &evidence, 600_000, 0, (1, 1))).await;
     wait_for_job(&client, &id, is_running).await;
     client.cancel_job(v1::CancelJobRequest { job_id: id.clone(), ..Default::default() }).await.unwrap();
@@ -174,7 +174,11 @@ async fn a_slurm_cluster_runs_what_is_placed_on_it() {
     .await;
     signal(&agent, Signal::SIGCONT);
     let ended = wait_for_job(&client, &id, is_finished).await;
-    assert_eq!((ended.phase(), ended.attempt), (JobPhase::Succeeded, first.attempt + 1), "{ended:#?}");
+    assert_eq!(
+        (ended.phase(), ended.status().attempt),
+        (JobPhase::Succeeded, first.status().attempt + 1),
+        "{ended:#?}"
+    );
     nothing_left(&lab).await;
 
     let report = intervals::check(&intervals::read(&evidence).unwrap());

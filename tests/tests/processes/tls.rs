@@ -107,7 +107,7 @@ fn client(endpoints: &[String], security: Security) -> Client {
 fn submission(name: &str) -> v1::SubmitJobRequest {
     v1::SubmitJobRequest {
         request_id: uuid::Uuid::new_v4().to_string(),
-        spec: Some(job(name, &["/bin/true"])),
+        job: Some(job(name, &["/bin/true"])),
         ..Default::default()
     }
 }
@@ -355,7 +355,7 @@ async fn a_cluster_with_certificates() {
     assert_eq!(ran.code, Some(0), "{ran:#?}");
     let get = v1::GetJobRequest { job_id: ran.out.trim().to_owned(), ..Default::default() };
     let job = cluster.client().get_job(get).await.expect("it was submitted").job.expect("it is there");
-    assert_eq!(job.spec.expect("it has one").tenant, "vision");
+    assert_eq!(job.tenant, "vision");
 
     // The load is about calls, not about work.
     let cordon = v1::CordonNodeRequest { node: "h1".to_owned(), ..Default::default() };

@@ -65,48 +65,43 @@ impl OlderClient {
 }
 
 /// What a submission can say in every part of its message, as both releases know it.
-fn full(name: &str) -> v1::JobSpec {
-    let mut spec = job(name, &["sleep", "0"]);
-    spec.tier = v1::Tier::Batch.into();
-    spec.regions = vec!["region-1".to_owned()];
-    spec.run_time_limit = Some(duration(60_000));
-    spec.stop_grace = Some(duration(1_234));
-    spec.failure_retries_max = 2;
-    spec.checkpoint_directory = "/checkpoints".to_owned();
-    spec.working_directory = "/work".to_owned();
+fn full(name: &str) -> v1::Job {
+    let mut wanted = job(name, &["sleep", "0"]);
+    wanted.spec_mut().tier = v1::Tier::Batch.into();
+    wanted.spec_mut().regions = vec!["region-1".to_owned()];
+    wanted.spec_mut().run_time_limit = Some(duration(60_000));
+    wanted.spec_mut().stop_grace = Some(duration(1_234));
+    wanted.spec_mut().checkpoint_mut().directory = "/checkpoints".to_owned();
+    wanted.spec_mut().working_directory = "/work".to_owned();
     let host = v1::LabelValues { values: vec!["h1".to_owned()] };
-    spec.node_selector.insert("host".to_owned(), host);
+    wanted.spec_mut().node_selector.insert("host".to_owned(), host);
     // Nothing of it ever runs.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is behind 1970");
-    spec.not_before = Some(timestamp((now + NOT_BEFORE).as_secs() * 1_000));
-    spec.tolerations = vec!["spot".to_owned()];
-    spec.expected_run = Some(duration(40_000));
+    wanted.spec_mut().not_before = Some(timestamp((now + NOT_BEFORE).as_secs() * 1_000));
+    wanted.spec_mut().tolerations = vec!["spot".to_owned()];
+    wanted.spec_mut().expected_run = Some(duration(40_000));
     let limits = vec![v1::RetryLimit { failure_class: v1::FailureClass::NodeFault.into(), retries: 7 }];
-    let retry = v1::RetryRules {
+    wanted.spec_mut().retry = Some(v1::RetryPolicy {
+        max_failures: 2,
         limits,
         backoff: Some(duration(77)),
-        backoff_max: Some(duration(7_777)),
+        max_backoff: Some(duration(7_777)),
         avoid: Some(duration(77_777)),
-    };
-    let checkpoint = v1::CheckpointRules { save: Some(duration(500)), ..Default::default() };
-    spec.contract = Some(v1::JobContract {
-        launch: v1::LaunchForm::Torchrun.into(),
-        retry: Some(retry),
-        checkpoint: Some(checkpoint),
-        spares: 1,
-        preflight: v1::Preflight::Off.into(),
-        ..Default::default()
     });
-    if let Some(group) = spec.groups.first_mut() {
+    wanted.spec_mut().checkpoint_mut().save = Some(duration(500));
+    wanted.spec_mut().launch = v1::LaunchForm::Torchrun.into();
+    wanted.spec_mut().spare_workers = 1;
+    wanted.spec_mut().preflight = v1::Preflight::Off.into();
+    if let Some(group) = wanted.spec_mut().groups.first_mut() {
         group.workers = 2;
-        group.environment.insert("KEY".to_owned(), "value".to_owned());
-        group.accelerators = Some(accelerators("h100", 1));
+        group.set_variable("KEY", "value");
+        group.resources_mut().accelerators = Some(accelerators("h100", 1));
     }
-    spec
+    wanted
 }
 
-async fn submitted(client: &Client, spec: v1::JobSpec) -> String {
-    let request = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
+async fn submitted(client: &Client, wanted: v1::Job) -> String {
+    let request = v1::SubmitJobRequest { job: Some(wanted), ..Default::default() };
     let answer = client.submit_job(request).await.expect("it is taken");
     answer.job_ids.into_iter().next().expect("a job has an id")
 }
@@ -120,14 +115,14 @@ async fn spec_of(client: &Client, id: &str) -> v1::JobSpec {
 /// A submission that one replica passes on to a leader of another release is what it would be there at once.
 async fn nothing_is_dropped_on_the_way(cluster: &Cluster, follower: usize, leader: usize) {
     let name = format!("full-{follower}-{leader}");
-    let spec = full(&name);
-    let there = submitted(&cluster.client_of(leader), spec.clone()).await;
-    let passed_on = submitted(&cluster.client_of(follower), spec).await;
+    let wanted = full(&name);
+    let there = submitted(&cluster.client_of(leader), wanted.clone()).await;
+    let passed_on = submitted(&cluster.client_of(follower), wanted).await;
     let client = cluster.client().reading(Read::linearizable());
     let (there, passed_on) = (spec_of(&client, &there).await, spec_of(&client, &passed_on).await);
     assert_eq!(there, passed_on, "replica {follower} passed on another submission to {leader}");
     let group = passed_on.groups.first().expect("it has a group");
-    assert_eq!(group.environment.get("KEY").map(String::as_str), Some("value"), "{passed_on:#?}");
+    assert_eq!(group.variable("KEY"), Some("value"), "{passed_on:#?}");
 }
 
 async fn lead(cluster: &Cluster, at: usize) {
@@ -141,7 +136,11 @@ async fn lead(cluster: &Cluster, at: usize) {
 
 async fn succeeded_at_once(client: &Client, id: &str) {
     let ended = wait_for_job(client, id, is_finished).await;
-    assert_eq!((ended.phase(), ended.attempt, ended.failures), (JobPhase::Succeeded, 1, 0), "{ended:#?}");
+    assert_eq!(
+        (ended.phase(), ended.status().attempt, ended.status().failures),
+        (JobPhase::Succeeded, 1, 0),
+        "{ended:#?}"
+    );
 }
 
 /// Upgrades one replica after the other, and changes the leader at each step: to the new release, and back to

@@ -11,7 +11,7 @@ const NEWEST: u32 = muster_journal::FORMAT_MAX as u32;
 impl Cluster {
     async fn formats(&self, at: usize) -> Option<(u32, u32)> {
         let status = self.status_of(at).await.ok()?;
-        Some((status.format, status.health?.format_max))
+        Some((status.record_format, status.health?.max_record_format))
     }
 }
 

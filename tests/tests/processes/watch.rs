@@ -74,11 +74,11 @@ async fn a_slow_watcher_is_cut_with_its_place_and_goes_on_there_exactly() {
     let mut submitted = 0;
     while submitted < MORE_THAN_KEPT {
         let specs = (0..BATCH).map(|n| job(&format!("job-{}", submitted + n), &["true"])).collect();
-        let request = v1::SubmitJobsRequest { specs, ..Default::default() };
+        let request = v1::SubmitJobsRequest { jobs: specs, ..Default::default() };
         submitted += client.submit_jobs(request).await.expect("they are taken").job_ids.len();
     }
     // A record with one change: a reader that has come to it has come to the end.
-    let last = v1::SubmitJobRequest { spec: Some(job("last", &["true"])), ..Default::default() };
+    let last = v1::SubmitJobRequest { job: Some(job("last", &["true"])), ..Default::default() };
     client.submit_job(last).await.expect("it is taken");
     submitted += 1;
     let end = client.seen_log_index();
@@ -119,8 +119,8 @@ async fn purging() -> Cluster {
 async fn submit(cluster: &Cluster, count: usize, what: &str) -> u64 {
     let client = cluster.client();
     for number in 0..count {
-        let spec = Some(job(&format!("{what}-{number}"), &["true"]));
-        let request = v1::SubmitJobRequest { spec, ..Default::default() };
+        let wanted = Some(job(&format!("{what}-{number}"), &["true"]));
+        let request = v1::SubmitJobRequest { job: wanted, ..Default::default() };
         client.submit_job(request).await.expect("it is taken");
     }
     client.seen_log_index()
@@ -157,8 +157,8 @@ async fn what_a_snapshot_took_a_replica_past_its_archive_gets_from_a_peer() {
     assert!(status.gaps.is_empty() && status.first_log_index == 1, "{status:?}");
     // Everything, read there: from the first record on, and as a watch from before it went.
     cluster.caught_up(late, end).await;
-    let request = v1::ReadLogRequest { from_index: 1, to_index: end, ..Default::default() };
-    let mut reader = cluster.client_of(late).read_log(request);
+    let request = v1::ReadDecisionsRequest { from_index: 1, to_index: end, ..Default::default() };
+    let mut reader = cluster.client_of(late).read_decisions(request);
     let mut next = 1;
     while let Some(item) = reader.next().await.expect("the log can be read") {
         if let muster_client::LogItem::Record(record) = item {
@@ -198,7 +198,7 @@ async fn late_watchers_are_told_everything_by_every_replica() {
     let client = cluster.client();
     let mut jobs = client.watch_jobs(v1::WatchJobsRequest::default());
     let mut nodes = client.watch_nodes(v1::WatchNodesRequest::default());
-    let mut queues = client.watch_queues(v1::WatchQueuesRequest::default());
+    let mut queues = client.watch_tenants(v1::WatchTenantsRequest::default());
     while !matches!(jobs.next().await.expect("it opens"), WatchItem::SyncEnd { .. }) {}
     while !matches!(nodes.next().await.expect("it opens"), NodeItem::SyncEnd { .. }) {}
     while !matches!(queues.next().await.expect("it opens"), QueueItem::SyncEnd { .. }) {}
@@ -269,8 +269,8 @@ async fn told_by(
             _ => {}
         }
     }
-    let request = v1::WatchQueuesRequest { resume_token: tokens.2.clone(), ..Default::default() };
-    let mut queues = client.watch_queues(request);
+    let request = v1::WatchTenantsRequest { resume_token: tokens.2.clone(), ..Default::default() };
+    let mut queues = client.watch_tenants(request);
     loop {
         match queues.next().await.expect("it tells") {
             QueueItem::Changed { log_index, .. } | QueueItem::Bookmark { log_index } if log_index > end => {

@@ -11,6 +11,7 @@ use muster_wire::admin;
 use muster_wire::admin::archive_service_client::ArchiveServiceClient;
 use muster_wire::admin::archive_service_server::ArchiveService;
 use muster_wire::status::to_status;
+use muster_wire::time::log_time;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -57,19 +58,19 @@ impl ArchiveService for Archives {
             place: status.place,
             first_log_index: status.summary.first.map_or(0, |index| index.0),
             last_log_index: status.summary.last.map_or(0, |index| index.0),
-            last_log_time_ms: status.summary.last_time.0,
+            last_log_time: log_time(status.summary.last_time),
             segments: status.summary.segments,
             segment_bytes: status.summary.segment_bytes,
             bases: status.summary.bases,
             base_bytes: status.summary.base_bytes,
             gaps: status.summary.gaps.iter().map(gap).collect(),
-            failing: status.failing.unwrap_or_default(),
+            failure_message: status.failing.unwrap_or_default(),
             oldest_log_index: oldest.0,
             newest_log_index: newest.0,
             replica_id: engine.info().replica.0,
             offloaded_through_index: status.summary.floor.as_ref().map_or(0, |floor| floor.through.0),
             offloaded_to: status.summary.floor.map_or_else(String::new, |floor| floor.place),
-            offload_failing: status.offload_failing.unwrap_or_default(),
+            offload_failure_message: status.offload_failing.unwrap_or_default(),
         }))
     }
 

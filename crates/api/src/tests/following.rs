@@ -36,8 +36,11 @@ async fn a_watch_goes_on_from_the_last_page_of_a_list() {
     for n in 1..=3 {
         served.submit(&id_of(n), &format!("train-{n}")).await.expect("it is taken");
     }
-    let mut request =
-        v1::ListJobsRequest { page_size: 2, name_prefix: "train-".to_owned(), ..Default::default() };
+    let mut request = v1::ListJobsRequest {
+        page_size: 2,
+        filter: Some(v1::JobFilter { name_prefix: "train-".to_owned(), ..Default::default() }),
+        ..Default::default()
+    };
     let page =
         guarded("a page", served.jobs().list_jobs(request.clone())).await.expect("a page").into_inner();
     assert_eq!((page.jobs.len(), page.resume_token.as_str()), (2, ""), "more is to come");
@@ -51,8 +54,8 @@ async fn a_watch_goes_on_from_the_last_page_of_a_list() {
 
     let watch = v1::WatchJobsRequest {
         resume_token: page.resume_token.clone(),
-        name_prefix: "train-".to_owned(),
         view: v1::JobView::Basic.into(),
+        filter: Some(v1::JobFilter { name_prefix: "train-".to_owned(), ..Default::default() }),
         ..Default::default()
     };
     let mut events =
@@ -81,9 +84,12 @@ async fn a_view_that_nobody_knows_is_refused() {
     let watch = v1::WatchJobsRequest { view: 17, ..Default::default() };
     let refused = refused(guarded("a watch", served.jobs().watch_jobs(watch)).await);
     assert_eq!(refused.violations[0].field, "view");
-    let both = v1::WatchJobsRequest { mine: true, creator: "x".to_owned(), ..Default::default() };
+    let both = v1::WatchJobsRequest {
+        filter: Some(v1::JobFilter { mine: true, creator: "x".to_owned(), ..Default::default() }),
+        ..Default::default()
+    };
     let refused = self::refused(guarded("a watch", served.jobs().watch_jobs(both)).await);
-    assert_eq!(refused.violations[0].field, "creator");
+    assert_eq!(refused.violations[0].field, "filter.creator");
 }
 
 /// A large job in both views, as it is sent.
@@ -93,21 +99,21 @@ async fn an_event_of_the_basic_view_is_within_1_kib() {
     let (_send, _session) = served.agent().await;
     let group = v1::TaskGroup {
         workers: 16_384,
-        command: vec!["x".repeat(4_000); 4],
-        environment: (0..60).map(|n| (format!("V{n}"), "x".repeat(250))).collect(),
+        runtime: muster_wire::process(vec!["x".repeat(4_000); 4]),
+        environment: (0..60).map(|n| v1::EnvVar::new(format!("V{n}"), "x".repeat(250))).collect(),
         ..Default::default()
     };
-    let spec = v1::JobSpec {
+    let wanted = v1::Job {
         name: "n".repeat(63),
         tenant: "t".repeat(63),
-        groups: vec![group],
+        spec: Some(v1::JobSpec { groups: vec![group], ..Default::default() }),
         ..Default::default()
     };
-    let request = v1::SubmitJobRequest { request_id: id_of(1), spec: Some(spec), validate_only: false };
+    let request = v1::SubmitJobRequest { request_id: id_of(1), job: Some(wanted), validate_only: false };
     // One that no fleet can hold is refused, so the gang is as large as what there is; the spec is large anyway.
     let mut smaller = request.clone();
-    if let Some(spec) = &mut smaller.spec {
-        spec.groups[0].workers = 1;
+    if let Some(wanted) = &mut smaller.job {
+        wanted.spec_mut().groups[0].workers = 1;
     }
     let answer = match served.jobs().submit_job(request).await {
         Ok(answer) => answer,
@@ -115,8 +121,8 @@ async fn an_event_of_the_basic_view_is_within_1_kib() {
     };
     let job = answer.into_inner().job_ids[0].clone();
     let watch = |view: v1::JobView| v1::WatchJobsRequest {
-        job_ids: vec![job.clone()],
         view: view.into(),
+        filter: Some(v1::JobFilter { job_ids: vec![job.clone()], ..Default::default() }),
         ..Default::default()
     };
     let mut sizes = Vec::new();
@@ -137,18 +143,14 @@ fn the_largest_event_of_the_basic_view_is_within_1_kib() {
     let time = Some(timestamp(MOMENT_MS_MAX));
     let span = Some(duration(366 * 86_400_000 - 1));
     let token = Some(v1::FencingToken { generation: u32::MAX, log_index: u64::MAX });
-    let job = v1::Job {
-        id: "job-zzzzzzzzzzzzz-zzzzzzz".to_owned(),
-        name: name(),
-        tenant: name(),
-        tier: v1::Tier::Critical.into(),
+    let status = v1::JobStatus {
         phase: v1::JobPhase::Cancelled.into(),
+        reason: "RESERVED_FOR_ANOTHER_TENANT_HERE".to_owned(),
+        message: "x".repeat(80),
         attempt: u32::MAX,
-        failures: u32::MAX,
         create_time: time,
         start_time: time,
         end_time: time,
-        changed_at_index: u64::MAX,
         placement: Some(v1::Placement {
             token,
             region: name(),
@@ -156,25 +158,35 @@ fn the_largest_event_of_the_basic_view_is_within_1_kib() {
             create_time: time,
             ..Default::default()
         }),
-        status_detail: "x".repeat(80),
-        status_reason: "RESERVED_FOR_ANOTHER_TENANT_HERE".to_owned(),
+        tier: v1::Tier::Critical.into(),
         worker_count: u32::MAX,
         device_count: u64::MAX,
-        array_index: Some(u32::MAX),
+        failures: u32::MAX,
+        changed_at_index: u64::MAX,
         estimate: Some(v1::Estimate { run_time: span, run_time_p90: span }),
         preemptions: u32::MAX,
-        checkpoint_time: time,
-        released: true,
-        recovery: Some(v1::Recovery {
-            streak: u32::MAX,
+        last_checkpoint: Some(v1::Checkpoint { attempt: u32::MAX, time }),
+        eligible: true,
+        history: Some(v1::AttemptHistory {
+            consecutive_failures: u32::MAX,
             retry_time: time,
-            checkpoint_time: time,
-            saved_attempt: u32::MAX,
             ..Default::default()
         }),
-        redacted: true,
+        ..Default::default()
+    };
+    let job = v1::Job {
+        id: "job-zzzzzzzzzzzzz-zzzzzzz".to_owned(),
+        name: name(),
+        tenant: name(),
         creator: "c".repeat(160),
+        array: Some(v1::ArrayMember {
+            array_id: "array-zzzzzzzzzzzzz".to_owned(),
+            index: u32::MAX,
+            size: u32::MAX,
+        }),
         etag: format!("{}-{}", u32::MAX, u64::MAX),
+        status: Some(status),
+        redacted: true,
         ..Default::default()
     };
     let token = ResumeToken::behind(u32::MAX, LogIndex(u64::MAX)).encode(CLUSTER, u64::MAX);

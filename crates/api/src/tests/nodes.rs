@@ -140,7 +140,7 @@ async fn tokens_of_another_watch_and_of_the_future_are_refused() {
     let served = Served::start().await;
     let place = ResumeToken::behind(1, LogIndex(1));
     let nodes = |region| filter_digest(["nodes", region]);
-    let of_jobs = place.encode(CLUSTER, filter_digest(["|", ""]));
+    let of_jobs = place.encode(CLUSTER, filter_digest(["jobs"]));
     for token in [of_jobs, place.encode(CLUSTER, nodes("us")), "zz".to_owned()] {
         let refused = refused(served.watch_nodes("", &token).await);
         assert_eq!(refused.code, Some(RefusalCode::InvalidField), "{token}");
@@ -218,11 +218,11 @@ async fn what_restricts_a_node_is_asked_for_answered_and_refused() {
         let refused = fleet.begin_node_repair(begin(n, action, devices)).await.unwrap_err();
         assert_eq!(reason(refused), Some(RefusalCode::InvalidField), "request {n}");
     }
-    let finish = |n, outcome: v1::RepairOutcome, detail: &str| v1::FinishNodeRepairRequest {
+    let finish = |n, outcome: v1::RepairOutcome, message: &str| v1::FinishNodeRepairRequest {
         request_id: id(n),
         node: "h1".into(),
         outcome: outcome.into(),
-        detail: detail.into(),
+        message: message.into(),
     };
     use v1::RepairOutcome as Repair;
     for (n, outcome, detail, expected) in [
@@ -257,16 +257,27 @@ async fn what_restricts_a_node_is_asked_for_answered_and_refused() {
         request_id: id(n),
         policy,
         expected_version,
+        validate_only: false,
+    };
+    let check = |policy: Option<v1::HealthPolicy>, expected_version| v1::SetHealthPolicyRequest {
+        request_id: String::new(),
+        policy,
+        expected_version,
+        validate_only: true,
     };
     let bad = v1::HealthPolicy { xid_unlisted: 99, ..Default::default() };
     for (request, expected) in [
         (set(20, None, None), RefusalCode::InvalidField),
         (set(21, Some(bad), None), RefusalCode::InvalidField),
         (set(22, policy.policy.clone(), Some(9)), RefusalCode::PolicyChanged),
+        (check(policy.policy.clone(), Some(9)), RefusalCode::PolicyChanged),
+        (check(None, None), RefusalCode::InvalidField),
     ] {
         let refused = fleet.set_health_policy(request).await.unwrap_err();
         assert_eq!(reason(refused), Some(expected));
     }
+    let checked = fleet.set_health_policy(check(policy.policy.clone(), Some(0))).await.unwrap().into_inner();
+    assert_eq!((checked.version, served.engine.view().health_policy().version), (0, LogIndex::ZERO));
     assert!(fleet.set_health_policy(set(23, policy.policy, Some(0))).await.is_ok());
 }
 

@@ -63,8 +63,8 @@ fn attacks() -> Vec<(v1::Policy, &'static str)> {
         (policy(vec![("a", rights(17, 0))]), "policy.tenants.a.rights.tier_max"),
         (policy(vec![("a", rights(0, 17))]), "policy.tenants.a.rights.non_preemptible"),
         (
-            preemption(v1::PreemptionPolicy { victims_max: Some(u32::MAX), ..Default::default() }),
-            "policy.preemption.victims_max",
+            preemption(v1::PreemptionPolicy { max_victims: Some(u32::MAX), ..Default::default() }),
+            "policy.preemption.max_victims",
         ),
         (
             preemption(v1::PreemptionPolicy { minimum_run: Some(duration(u64::MAX)), ..Default::default() }),

@@ -1,28 +1,28 @@
 //! Queues: listed and watched.
 
-use muster_wire::v1::queue_service_client::QueueServiceClient;
-use muster_wire::v1::watch_queues_response::Event;
+use muster_wire::v1::tenant_service_client::TenantServiceClient;
+use muster_wire::v1::watch_tenants_response::Event;
 
 use super::*;
 
 impl Served {
-    fn queues(&self) -> QueueServiceClient<Channel> {
-        QueueServiceClient::new(self.channel.clone())
+    fn queues(&self) -> TenantServiceClient<Channel> {
+        TenantServiceClient::new(self.channel.clone())
     }
 
-    async fn watch_queues(
+    async fn watch_tenants(
         &self,
         tenants: &[&str],
         resume_token: &str,
-    ) -> Result<Streaming<v1::WatchQueuesResponse>, Status> {
+    ) -> Result<Streaming<v1::WatchTenantsResponse>, Status> {
         let tenants = tenants.iter().map(ToString::to_string).collect();
-        let request = v1::WatchQueuesRequest { resume_token: resume_token.into(), tenants };
-        guarded("a watch", self.queues().watch_queues(request)).await.map(tonic::Response::into_inner)
+        let request = v1::WatchTenantsRequest { resume_token: resume_token.into(), tenants };
+        guarded("a watch", self.queues().watch_tenants(request)).await.map(tonic::Response::into_inner)
     }
 
     async fn submit_for(&self, number: u32, tenant: &str) -> u64 {
         let mut request = submission(&format!("00000000-0000-4000-a000-{number:012}"), "a");
-        request.spec.as_mut().expect("it has one").tenant = tenant.to_owned();
+        request.job.as_mut().expect("it has one").tenant = tenant.to_owned();
         let answer = guarded("a submission", self.jobs().submit_job(request)).await.expect("it is taken");
         answer.into_inner().freshness.expect("it says").log_index
     }
@@ -41,17 +41,17 @@ impl Served {
         guarded("a policy", policies.set_policy(request)).await.expect("it is set").into_inner().version
     }
 
-    async fn list_queues(&self, page_size: u32, page_token: &str) -> v1::ListQueuesResponse {
-        let request = v1::ListQueuesRequest { page_size, page_token: page_token.to_owned(), read: None };
-        guarded("a list", self.queues().list_queues(request)).await.expect("it is answered").into_inner()
+    async fn list_tenants(&self, page_size: u32, page_token: &str) -> v1::ListTenantsResponse {
+        let request = v1::ListTenantsRequest { page_size, page_token: page_token.to_owned(), read: None };
+        guarded("a list", self.queues().list_tenants(request)).await.expect("it is answered").into_inner()
     }
 }
 
 /// Every change, until the watch has come to the index.
 async fn up_to(
-    events: &mut Streaming<v1::WatchQueuesResponse>,
+    events: &mut Streaming<v1::WatchTenantsResponse>,
     log_index: u64,
-) -> Vec<v1::WatchQueuesResponse> {
+) -> Vec<v1::WatchTenantsResponse> {
     let mut seen = Vec::new();
     guarded("the events", async {
         loop {
@@ -70,7 +70,7 @@ async fn up_to(
 }
 
 /// What a client knows that took in these events: tenant, waiting and running jobs.
-fn known(events: &[v1::WatchQueuesResponse]) -> BTreeMap<String, (u64, u64)> {
+fn known(events: &[v1::WatchTenantsResponse]) -> BTreeMap<String, (u64, u64)> {
     let mut known = BTreeMap::new();
     for event in events {
         let Some(Event::Changed(changes)) = &event.event else { continue };
@@ -84,26 +84,26 @@ fn known(events: &[v1::WatchQueuesResponse]) -> BTreeMap<String, (u64, u64)> {
     known
 }
 
-fn names(list: &v1::ListQueuesResponse) -> Vec<&str> {
-    list.queues.iter().map(|queue| queue.tenant.as_str()).collect()
+fn names(list: &v1::ListTenantsResponse) -> Vec<&str> {
+    list.tenants.iter().map(|queue| queue.tenant.as_str()).collect()
 }
 
 #[tokio::test]
 async fn a_queue_is_there_while_the_policy_or_a_job_says_so() {
     let served = Served::start().await;
     let (_send, _session) = served.agent().await;
-    assert!(names(&served.list_queues(0, "").await).is_empty());
-    let mut watch = served.watch_queues(&[], "").await.expect("it opens");
+    assert!(names(&served.list_tenants(0, "").await).is_empty());
+    let mut watch = served.watch_tenants(&[], "").await.expect("it opens");
     served.tenants(1, &["a", "b", "c"]).await;
     let last = served.submit_for(1, "lab").await;
     let mut seen = up_to(&mut watch, last).await;
-    let first = served.list_queues(3, "").await;
+    let first = served.list_tenants(3, "").await;
     assert_eq!(names(&first), ["a", "b", "c"]);
-    let second = served.list_queues(3, &first.next_page_token).await;
+    let second = served.list_tenants(3, &first.next_page_token).await;
     assert_eq!((names(&second), second.next_page_token.as_str()), (vec!["lab", "unlisted"], ""));
-    let quota = &first.queues[0].quotas[0];
+    let quota = &first.tenants[0].quotas[0];
     assert_eq!((quota.r#type.as_str(), quota.nominal_milli, quota.used_milli), ("h100", 4_000, 0));
-    assert_eq!((first.queues[0].weight_milli, first.queues[0].pending_jobs), (1_000, 0));
+    assert_eq!((first.tenants[0].weight_milli, first.tenants[0].pending_jobs), (1_000, 0));
 
     let last = served.tenants(2, &["b"]).await;
     seen.extend(up_to(&mut watch, last).await);
@@ -116,10 +116,10 @@ async fn a_queue_is_there_while_the_policy_or_a_job_says_so() {
         .flatten()
         .collect();
     assert_eq!(gone, ["a", "c"], "the tenant that has a job stays");
-    let listed = served.list_queues(0, "").await;
+    let listed = served.list_tenants(0, "").await;
     assert_eq!(names(&listed), ["b", "lab", "unlisted"]);
     assert_eq!(known(&seen).into_keys().collect::<Vec<_>>(), ["b", "lab", "unlisted"]);
-    let lab = &listed.queues[1];
+    let lab = &listed.tenants[1];
     assert_eq!(lab.pending_jobs + lab.active_jobs, 1, "{lab:?}");
     assert_eq!(lab.pending_devices_milli + lab.active_devices_milli, 1_000, "{lab:?}");
 }
@@ -128,8 +128,8 @@ async fn a_queue_is_there_while_the_policy_or_a_job_says_so() {
 async fn what_a_round_did_comes_once_behind_any_event_and_for_whoever_asked() {
     let served = Served::start().await;
     let (_send, _session) = served.agent().await;
-    let mut whole = served.watch_queues(&[], "").await.expect("it opens");
-    let mut one = served.watch_queues(&["b"], "").await.expect("it opens");
+    let mut whole = served.watch_tenants(&[], "").await.expect("it opens");
+    let mut one = served.watch_tenants(&["b"], "").await.expect("it opens");
     let synced = guarded("the present", whole.message()).await.expect("it stands").expect("an event");
     assert_eq!(synced.event, Some(Event::SyncEnd(v1::SyncEnd {})), "there is none yet");
     let mut last = 0;
@@ -145,7 +145,7 @@ async fn what_a_round_did_comes_once_behind_any_event_and_for_whoever_asked() {
     let behind_present = std::iter::once((&synced, &seen[..]));
     let behind_each = seen.iter().enumerate().map(|(at, event)| (event, &seen[at + 1..]));
     for (event, rest) in behind_present.chain(behind_each).filter(|(_, rest)| !rest.is_empty()) {
-        let mut again = served.watch_queues(&[], &event.resume_token).await.expect("it is kept");
+        let mut again = served.watch_tenants(&[], &event.resume_token).await.expect("it is kept");
         let last = rest.last().map_or(0, |event| event.log_index);
         assert_eq!(up_to(&mut again, last).await, rest, "behind {}", event.log_index);
     }
@@ -154,22 +154,22 @@ async fn what_a_round_did_comes_once_behind_any_event_and_for_whoever_asked() {
 #[tokio::test]
 async fn names_and_tokens_that_are_none_are_refused() {
     let served = Served::start().await;
-    let wrong = refused(served.watch_queues(&["a", "No Name"], "").await);
+    let wrong = refused(served.watch_tenants(&["a", "No Name"], "").await);
     assert_eq!(wrong.code, Some(RefusalCode::InvalidField));
     assert_eq!(wrong.violations[0].field, "tenants[1]");
     let many = vec!["a"; 1_001];
-    assert_eq!(refused(served.watch_queues(&many, "").await).violations[0].field, "tenants");
+    assert_eq!(refused(served.watch_tenants(&many, "").await).violations[0].field, "tenants");
     let place = ResumeToken::behind(1, LogIndex(1));
     let of = |tenants: &[&str]| place.encode(CLUSTER, filter_digest([&["queues"], tenants].concat()));
-    served.watch_queues(&["a"], &of(&["a"])).await.expect("it is a place in this log");
+    served.watch_tenants(&["a"], &of(&["a"])).await.expect("it is a place in this log");
     for token in [of(&["b"]), place.encode(CLUSTER, filter_digest(["nodes", ""])), "zz".to_owned()] {
-        let refused = refused(served.watch_queues(&["a"], &token).await);
+        let refused = refused(served.watch_tenants(&["a"], &token).await);
         assert_eq!(refused.violations[0].field, "resume_token", "{token}");
     }
     let page = |token: String| {
         let mut queues = served.queues();
-        let request = v1::ListQueuesRequest { page_token: token, ..Default::default() };
-        async move { guarded("a list", queues.list_queues(request)).await }
+        let request = v1::ListTenantsRequest { page_token: token, ..Default::default() };
+        async move { guarded("a list", queues.list_tenants(request)).await }
     };
     let of_jobs = PageToken { after: "a".to_owned(), log_index: LogIndex(1) };
     let of_jobs = of_jobs.encode(CLUSTER, List::Jobs, filter_digest(["queues"]));

@@ -239,9 +239,9 @@ pub async fn run(
             client.remove_replica(request).await?
         }
         ChangeCommand::Replace(args) => {
-            let (id, gone_id, force) = (args.with, args.gone, args.force);
+            let (id, replaced_replica_id, force) = (args.with, args.gone, args.force);
             let instead = |mut voters: BTreeSet<u64>| {
-                voters.remove(&gone_id);
+                voters.remove(&replaced_replica_id);
                 voters.insert(id);
                 voters
             };
@@ -249,7 +249,7 @@ pub async fn run(
                 return Ok(Exit::Ok);
             }
             let replacement = Some(args.address.of(id));
-            let request = admin::ReplaceReplicaRequest { gone_id, replacement, force };
+            let request = admin::ReplaceReplicaRequest { replaced_replica_id, replacement, force };
             wait.until_caught_up(id, || client.replace_replica(request.clone())).await?
         }
         ChangeCommand::Voters { ids, keep_as_learners, force, consent } => {
@@ -279,8 +279,10 @@ async fn transfer(
     to: Option<u64>,
     away_from: Option<u64>,
 ) -> Result<Exit, Failure> {
-    let request =
-        admin::TransferLeadershipRequest { to_id: to.unwrap_or(0), away_from_id: away_from.unwrap_or(0) };
+    let request = admin::TransferLeadershipRequest {
+        target_replica_id: to.unwrap_or(0),
+        from_replica_id: away_from.unwrap_or(0),
+    };
     let leader = client.transfer_leadership(request).await?.leader_id;
     match console.format {
         Format::Json | Format::Yaml => {
@@ -303,12 +305,16 @@ async fn upgrade(
         console.line(&would_be_in_force(&status, to))?;
         return Ok(Exit::Ok);
     }
-    let answer = client.raise_format(admin::RaiseFormatRequest { format: to.unwrap_or(0) }).await?;
-    let format = answer.format;
+    let answer = client.raise_format(admin::RaiseFormatRequest { record_format: to.unwrap_or(0) }).await?;
+    let format = answer.record_format;
     match console.format {
         Format::Json | Format::Yaml => {
             let log_index = answer.freshness.map(|f| f.log_index);
-            console.object(&Document::new("ClusterFormat", log_index, ClusterFormat { format }))?;
+            console.object(&Document::new(
+                "ClusterFormat",
+                log_index,
+                ClusterFormat { record_format: format },
+            ))?;
         }
         Format::Name => console.line(&format.to_string())?,
         Format::Table | Format::Wide | Format::Html => {
@@ -321,7 +327,7 @@ async fn upgrade(
 /// What raising the format would do, as far as the replica that was asked knows: only the leader hears what others read.
 fn would_be_in_force(status: &v1::GetStatusResponse, to: Option<u32>) -> String {
     let read: Option<Vec<u32>> =
-        status.replicas.iter().map(|r| Some(r.health.as_ref()?.format_max)).collect();
+        status.replicas.iter().map(|r| Some(r.health.as_ref()?.max_record_format)).collect();
     let readable = read.and_then(|read| read.into_iter().min());
     let then = match (to, readable) {
         (Some(format), Some(max)) if format > max => {
@@ -335,7 +341,7 @@ fn would_be_in_force(status: &v1::GetStatusResponse, to: Option<u32>) -> String 
             "the highest that every replica reads, which the leader knows, would be for good".to_owned()
         }
     };
-    format!("record format {} is in force, and {then}", status.format)
+    format!("record format {} is in force, and {then}", status.record_format)
 }
 
 fn show(console: &Console, answer: admin::Membership) -> Result<(), Failure> {
@@ -501,12 +507,13 @@ mod tests {
     #[test]
     fn what_raising_the_format_would_do_is_said_as_far_as_it_is_known() {
         let replica = |format_max: Option<u32>| v1::Replica {
-            health: format_max.map(|format_max| v1::ReplicaHealth { format_max, ..Default::default() }),
+            health: format_max
+                .map(|max_record_format| v1::ReplicaHealth { max_record_format, ..Default::default() }),
             ..Default::default()
         };
         let said = |read: [Option<u32>; 2], to| {
             let replicas = read.map(replica).into();
-            let status = v1::GetStatusResponse { format: 4, replicas, ..Default::default() };
+            let status = v1::GetStatusResponse { record_format: 4, replicas, ..Default::default() };
             would_be_in_force(&status, to)
         };
         let known = [Some(6), Some(5)];

@@ -25,7 +25,7 @@ pub enum ClusterCommand {
 Examples:
   muster cluster status
   muster cluster status -o wide
-  muster cluster status -o json | jq '.warnings[].text'
+  muster cluster status -o json | jq '.warnings[].message'
 
 Each replica is asked itself. Two replicas with the same log index must have the same digest.")]
     Status,
@@ -82,7 +82,7 @@ async fn look(client: &Client) -> Result<(Option<u64>, ClusterStatus), Failure> 
             finished: first.jobs_finished,
         },
         nodes: NodeCounts { up: first.nodes_up, lost: first.nodes_lost },
-        format: first.format,
+        record_format: first.record_format,
         warnings,
         change_running: first.change_running,
         replicas,
@@ -171,7 +171,7 @@ async fn watch(
                 if reached {
                     return Ok(Exit::Ok);
                 }
-                let now = content.warnings.iter().map(|w| w.text.as_str()).collect::<Vec<_>>().join("; ");
+                let now = content.warnings.iter().map(|w| w.message.as_str()).collect::<Vec<_>>().join("; ");
                 if args.until.is_some() && now != said && !now.is_empty() {
                     console.progress(&format!("not yet: {now}"));
                     said = now;
@@ -242,7 +242,7 @@ async fn ask_all(client: &Client, first: &v1::GetStatusResponse) -> (Vec<Replica
     for warning in answers.into_iter().flat_map(|answer| answer.warnings) {
         let replica = Some(warning.replica_id).filter(|id| *id > 0);
         if !warnings.iter().any(|known| known.code == warning.code && known.replica == replica) {
-            warnings.push(Warning { code: warning.code, text: warning.text, replica });
+            warnings.push(Warning { code: warning.code, message: warning.message, replica });
         }
     }
     (replicas.into_values().collect(), warnings)
@@ -262,7 +262,7 @@ fn fill(replica: &mut Replica, answer: Result<v1::GetStatusResponse, AttemptErro
                 raft_applied_index: status.raft_applied_index,
                 raft_snapshot_index: status.raft_snapshot_index,
                 records_rejected: status.records_rejected,
-                format: status.format,
+                record_format: status.record_format,
                 health: status.health.map(Health::from),
             });
         }
@@ -294,7 +294,7 @@ fn print(console: &Console, content: &ClusterStatus) -> Result<(), Failure> {
         "cluster {} generation {} format {}: {} jobs pending, {} active, {} finished; {} nodes up, {} lost",
         content.cluster_id,
         content.cluster_generation,
-        content.format,
+        content.record_format,
         content.jobs.pending,
         content.jobs.active,
         content.jobs.finished,
@@ -331,12 +331,12 @@ fn print(console: &Console, content: &ClusterStatus) -> Result<(), Failure> {
             cells.push(number(|s| s.raft_applied_index));
             cells.push(number(|s| s.raft_snapshot_index));
             cells.push(number(|s| s.records_rejected));
-            cells.push(number(|s| s.format.into()));
+            cells.push(number(|s| s.record_format.into()));
             cells.push(if replica.voter { "yes" } else { "no" }.to_owned());
             let health = replica.status.as_ref().and_then(|status| status.health.as_ref());
             let of = |get: &dyn Fn(&Health) -> Option<String>| health.and_then(get).unwrap_or_default();
             cells.push(of(&|h| Some(h.version.clone())));
-            cells.push(of(&|h| Some(h.format_max.to_string())));
+            cells.push(of(&|h| Some(h.max_record_format.to_string())));
             cells.push(of(&|h| Some(format!("{}Gi", h.free_bytes >> 30))));
             cells.push(of(&|h| h.snapshot_age.clone()));
             cells.push(of(&|h| h.archive_log_index.map(|index| index.to_string())));
@@ -353,7 +353,7 @@ fn print(console: &Console, content: &ClusterStatus) -> Result<(), Failure> {
         console.line("")?;
     }
     for warning in &content.warnings {
-        console.line(&format!("warning: {}", one_line(&warning.text)))?;
+        console.line(&format!("warning: {}", one_line(&warning.message)))?;
     }
     Ok(())
 }

@@ -69,7 +69,10 @@ pub async fn attach(
     limit: Duration,
 ) -> Result<Exit, Failure> {
     let mut interrupts = signal(SignalKind::interrupt())?;
-    let request = v1::WatchJobsRequest { job_ids: vec![job_id.to_owned()], ..Default::default() };
+    let request = v1::WatchJobsRequest {
+        filter: Some(v1::JobFilter { job_ids: vec![job_id.to_owned()], ..Default::default() }),
+        ..Default::default()
+    };
     let mut watch = client.watch_jobs(request);
     let (say, mut said) = mpsc::channel(PIECES_QUEUED_MAX);
     let mut shown = Shown::new(console);
@@ -85,11 +88,11 @@ pub async fn attach(
             item = watch.next(), if ended.is_none() => match item? {
                 WatchItem::Changed { job, .. } if job.id == job_id => {
                     shown.readers += begin(client, console, &job, ranks, &mut shown.token, &say);
-                    if shown.readers > 1 || job.worker_count > 1 && matches!(ranks, Ranks::All) {
+                    if shown.readers > 1 || job.status().worker_count > 1 && matches!(ranks, Ranks::All) {
                         shown.lines.get_or_insert_default();
                     }
                     shown.tell_waiting(&job);
-                    ended = has_ended(job.phase).then(|| Instant::now() + REST_MAX);
+                    ended = has_ended(job.phase()).then(|| Instant::now() + REST_MAX);
                 }
                 WatchItem::Forgotten { job_id: gone, .. } if gone == job_id => {
                     return Err(Failure::new(Exit::NotFound, format!("{job_id} is not kept any more")));
@@ -129,12 +132,12 @@ pub async fn attach(
     shown.flush()?;
     let answer = client.get_job(v1::GetJobRequest { job_id: job_id.to_owned(), read: None }).await?;
     let job = answer.job.unwrap_or_default();
-    if job.phase != i32::from(v1::JobPhase::Succeeded) {
+    if job.phase() != v1::JobPhase::Succeeded {
         let seen = view::Job::from(job.clone());
-        console.progress(&one_line(&format!("{job_id} {}: {}", seen.phase, reason(&seen))));
+        console.progress(&one_line(&format!("{job_id} {}: {}", seen.status.phase, reason(&seen))));
     }
     let cancelled = matches!(interrupt, Interrupt::Cancelled);
-    if cancelled && job.phase == i32::from(v1::JobPhase::Cancelled) {
+    if cancelled && job.phase() == v1::JobPhase::Cancelled {
         return Ok(Exit::Interrupted);
     }
     match exit_of(&job) {
@@ -163,18 +166,18 @@ fn begin(
     say: &mpsc::Sender<Said>,
 ) -> usize {
     use v1::JobPhase::{Pending, Starting};
-    let Some(placement) = &job.placement else { return 0 };
+    let Some(placement) = &job.status().placement else { return 0 };
     let Some(current) = placement.token else { return 0 };
     // An elastic gang may have fewer than it would like.
     let placed = u32::try_from(placement.workers.len()).unwrap_or(u32::MAX);
-    let workers = if placed > 0 { placed } else { job.worker_count };
+    let workers = if placed > 0 { placed } else { job.status().worker_count };
     // Before that some workers have no output yet that could be asked for.
-    let early = [Pending, Starting].into_iter().any(|phase| job.phase == i32::from(phase));
+    let early = [Pending, Starting].into_iter().any(|phase| job.phase() == phase);
     if early || *token == Some(current) {
         return 0;
     }
     if token.replace(current).is_some() {
-        console.progress(&format!("{}: attempt {}", job.id, job.attempt));
+        console.progress(&format!("{}: attempt {}", job.id, job.status().attempt));
     }
     let wanted: Vec<u32> = match ranks {
         Ranks::One(rank) => vec![rank],
@@ -253,7 +256,7 @@ impl<'a> Shown<'a> {
     }
 
     fn tell_waiting(&mut self, job: &v1::Job) {
-        if job.phase != i32::from(v1::JobPhase::Pending) {
+        if job.phase() != v1::JobPhase::Pending {
             return;
         }
         let why = reason(&view::Job::from(job.clone()));
@@ -327,10 +330,10 @@ pub fn tell_dropped(console: &Console, rank: u32, bytes: u64) {
 /// What a job ended with: the code of the lowest rank that ended with one by itself, else 128 and the signal
 /// that ended one.
 fn exit_of(job: &v1::Job) -> Exit {
-    if job.phase == i32::from(v1::JobPhase::Succeeded) {
+    if job.phase() == v1::JobPhase::Succeeded {
         return Exit::Ok;
     }
-    let workers = job.placement.iter().flat_map(|placement| &placement.workers);
+    let workers = job.status().placement.iter().flat_map(|placement| &placement.workers);
     let kinds: Vec<&Kind> = workers.filter_map(|worker| worker.exit.as_ref()?.kind.as_ref()).collect();
     let by = |code: &dyn Fn(&Kind) -> Option<i32>| kinds.iter().find_map(|kind| code(kind));
     let code = by(&|kind| match kind {
@@ -359,7 +362,8 @@ mod tests {
         };
         let workers = kinds.iter().map(worker).collect();
         let placement = Some(v1::Placement { workers, ..Default::default() });
-        v1::Job { phase: phase.into(), placement, ..Default::default() }
+        let status = v1::JobStatus { phase: phase.into(), placement, ..Default::default() };
+        v1::Job { status: Some(status), ..Default::default() }
     }
 
     #[test]

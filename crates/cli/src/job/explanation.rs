@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::job_files::{name_own_tenant, now_ms, read_manifests, refused};
 use crate::parallel::auto;
 use crate::reading::ReadArgs;
-use crate::view::recovery::{self, Advice, Recovery};
+use crate::view::recovery::{self, Advice, AttemptHistory};
 use crate::view::{Decimal, Estimate};
 
 /// What a terminal shows without breaking lines of its own.
@@ -60,22 +60,22 @@ struct Explanation {
     /// The job's id, or the name of one that is only planned.
     job: String,
     reason: String,
-    sentence: String,
+    message: String,
     policy_version: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     placement: Option<Placement>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    line: Option<Line>,
+    queue_position: Option<Line>,
     clusters: Vec<Cluster>,
     quotas: Vec<Quota>,
-    blockers: Vec<Blocker>,
+    blocking_jobs: Vec<BlockingJob>,
     borrowers: Vec<Borrower>,
     /// within_nominal, borrowing or unpromised; left out for a job that holds nothing.
     #[serde(skip_serializing_if = "String::is_empty")]
     standing: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     start: Option<Start>,
-    would_help: Vec<String>,
+    remedies: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     estimate: Option<Estimate>,
     /// Whether the replica knows which nodes are kept for others, and which starts have slipped: the leader does.
@@ -89,7 +89,7 @@ struct Explanation {
 #[serde(rename_all = "camelCase")]
 struct Known {
     #[serde(skip_serializing_if = "Option::is_none")]
-    recovery: Option<Recovery>,
+    history: Option<AttemptHistory>,
     #[serde(skip_serializing_if = "Option::is_none")]
     checkpoint_advice: Option<Advice>,
 }
@@ -97,9 +97,9 @@ struct Known {
 impl Known {
     fn tree(&self) -> String {
         let mut tree = Tree(String::new());
-        if let Some(recovery) = &self.recovery {
+        if let Some(history) = &self.history {
             tree.line(0, "attempts");
-            for (name, text) in recovery::lines(recovery) {
+            for (name, text) in recovery::lines(history) {
                 tree.line(1, &format!("{name}: {text}"));
             }
         }
@@ -181,8 +181,8 @@ struct Nodes {
     tainted: u32,
     not_isolated: u32,
     too_small: u32,
-    in_window: u32,
-    held: u32,
+    blocked_by_window: u32,
+    reserved: u32,
     full: u32,
     fit: u32,
 }
@@ -210,7 +210,7 @@ struct Quota {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Blocker {
+struct BlockingJob {
     job: String,
     name: String,
     workers: u32,
@@ -265,7 +265,7 @@ struct Start {
 
 impl Explanation {
     fn new(job: String, message: v1::Explanation) -> Explanation {
-        let blocker = |b: v1::Blocker| Blocker {
+        let blocker = |b: v1::BlockingJob| BlockingJob {
             job: b.job_id,
             name: b.name,
             workers: b.workers,
@@ -275,15 +275,15 @@ impl Explanation {
         Explanation {
             job,
             reason: message.reason,
-            sentence: message.sentence,
+            message: message.message,
             policy_version: message.policy_version,
             placement: message.placement.map(placement_view),
-            line: message
-                .line
+            queue_position: message
+                .queue_position
                 .map(|line| Line { requests_before: line.requests_before, or_more: line.or_more }),
             clusters: message.clusters.into_iter().map(cluster_view).collect(),
             quotas: message.quotas.into_iter().map(quota_view).collect(),
-            blockers: message.blockers.into_iter().map(blocker).collect(),
+            blocking_jobs: message.blocking_jobs.into_iter().map(blocker).collect(),
             borrowers: message.borrowers.into_iter().map(Borrower::from).collect(),
             standing: word::<v1::QuotaStanding>(message.standing).to_owned(),
             start: message.start.map(|start| Start {
@@ -292,7 +292,7 @@ impl Explanation {
                 p90: moment(start.p90),
                 basis: start.basis,
             }),
-            would_help: message.would_help,
+            remedies: message.remedies.into_iter().map(|remedy| remedy.message).collect(),
             estimate: message.estimate.map(Estimate::from),
             knows_reservations: message.knows_reservations,
             known: Known::default(),
@@ -326,7 +326,7 @@ fn score_view(parts: Vec<v1::ScorePart>) -> Vec<Score> {
     parts.into_iter().map(part).collect()
 }
 
-fn cluster_view(message: v1::ClusterReport) -> Cluster {
+fn cluster_view(message: v1::ClusterFit) -> Cluster {
     let nodes = message.nodes.unwrap_or_default();
     Cluster {
         region: message.region,
@@ -340,8 +340,8 @@ fn cluster_view(message: v1::ClusterReport) -> Cluster {
             tainted: nodes.tainted,
             not_isolated: nodes.not_isolated,
             too_small: nodes.too_small,
-            in_window: nodes.in_window,
-            held: nodes.held,
+            blocked_by_window: nodes.blocked_by_window,
+            reserved: nodes.reserved,
             full: nodes.full,
             fit: nodes.fit,
         },
@@ -382,7 +382,7 @@ pub async fn plan(global: &Global, console: &Console, args: PlanArgs) -> Result<
     auto::choose(&client, console, &args.file, &mut manifests).await?;
     let console = if args.json { &console.with_format(Format::Json) } else { console };
     for (index, manifest) in manifests.iter().enumerate() {
-        let request = v1::PlanJobRequest { spec: Some(manifest.message.clone()), read: None };
+        let request = v1::PlanJobRequest { job: Some(manifest.message.clone()), read: None };
         let answer = client.plan_job(request).await;
         let answer = answer.map_err(|e| refused(e, &args.file, &manifests, Some(index)))?;
         if index > 0 && !console.is_structured() {
@@ -406,7 +406,7 @@ pub async fn explain(
     let request = v1::ExplainJobRequest { job_id: job_id.clone(), read: None };
     let answer = client.explain_job(request).await?;
     let known = Known {
-        recovery: answer.recovery.map(Recovery::from),
+        history: answer.history.map(AttemptHistory::from),
         checkpoint_advice: answer.checkpoint_advice.map(Advice::from),
     };
     let explanation = answer.explanation.unwrap_or_default();
@@ -486,8 +486,8 @@ impl Tree {
 fn tree(job: &str, explanation: &v1::Explanation, who: &Who, now_ms: u64) -> String {
     let mut tree = Tree(String::new());
     tree.line(0, &format!("{job}: {}", explanation.reason));
-    tree.line(1, &explanation.sentence);
-    if let Some(line) = &explanation.line {
+    tree.line(1, &explanation.message);
+    if let Some(line) = &explanation.queue_position {
         let text = match (line.requests_before, line.or_more) {
             (0, _) => "first in the pending queue".to_owned(),
             (before, false) => format!("{before} different requests are before it in the pending queue"),
@@ -518,9 +518,9 @@ fn tree(job: &str, explanation: &v1::Explanation, who: &Who, now_ms: u64) -> Str
     if let Some(start) = &explanation.start {
         start_lines(&mut tree, start, now_ms);
     }
-    if !explanation.blockers.is_empty() {
+    if !explanation.blocking_jobs.is_empty() {
         tree.line(0, "capacity is reserved for");
-        tree.each(1, &explanation.blockers, |tree, blocker| {
+        tree.each(1, &explanation.blocking_jobs, |tree, blocker| {
             let at = match start_of(blocker.start_time, now_ms) {
                 Some(at) => format!("starts {at}"),
                 None => "start not known".to_owned(),
@@ -545,16 +545,16 @@ fn tree(job: &str, explanation: &v1::Explanation, who: &Who, now_ms: u64) -> Str
     if !explanation.clusters.is_empty() {
         cluster_lines(&mut tree, &explanation.clusters);
     }
-    if !explanation.would_help.is_empty() {
+    if !explanation.remedies.is_empty() {
         tree.line(0, "would help");
-        tree.each(1, &explanation.would_help, |tree, sentence| tree.line(1, &format!("- {sentence}")));
+        tree.each(1, &explanation.remedies, |tree, remedy| tree.line(1, &format!("- {}", remedy.message)));
     }
     tree.0
 }
 
 /// What an answer of another replica than the leader leaves out, of a job in the pending queue.
 fn unknown_reservations(explanation: &v1::Explanation, who: &Who) -> Option<String> {
-    if explanation.knows_reservations || explanation.line.is_none() {
+    if explanation.knows_reservations || explanation.queue_position.is_none() {
         return None;
     }
     if who.is_past {
@@ -622,7 +622,7 @@ fn start_of(at: Option<Timestamp>, now_ms: u64) -> Option<String> {
 
 fn borrower_line(borrower: &v1::Borrower) -> String {
     let plural = if borrower.jobs == 1 { "job" } else { "jobs" };
-    let hindrance = match borrower.hindrance_detail.as_str() {
+    let hindrance = match borrower.hindrance_message.as_str() {
         "" => "they can be taken back",
         detail => detail,
     };
@@ -665,7 +665,7 @@ fn quota_line(quota: &v1::QuotaReport) -> String {
     )
 }
 
-fn cluster_lines(tree: &mut Tree, clusters: &[v1::ClusterReport]) {
+fn cluster_lines(tree: &mut Tree, clusters: &[v1::ClusterFit]) {
     tree.0.push('\n');
     let mut grid = Grid::new(vec!["CLUSTER", "TYPE", "FREE", "OF", "KEPT", "FIT", "DOMAIN", "HOLDS"]);
     for report in clusters.iter().take(ROWS_MAX) {
@@ -700,8 +700,8 @@ fn cluster_lines(tree: &mut Tree, clusters: &[v1::ClusterReport]) {
             ("tainted", nodes.tainted),
             (&not_isolated, nodes.not_isolated),
             ("too small", nodes.too_small),
-            ("in a window", nodes.in_window),
-            ("kept for gangs before it", nodes.held),
+            ("in a window", nodes.blocked_by_window),
+            ("kept for gangs before it", nodes.reserved),
         ];
         let counts = counts.iter().filter(|(_, count)| *count > 0);
         let counts: Vec<String> = counts.map(|(words, count)| format!("{count} {words}")).collect();

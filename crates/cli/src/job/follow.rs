@@ -42,20 +42,26 @@ impl Subject {
     }
 }
 
+/// Whether it has saved its work in its present attempt.
+fn has_saved(job: &v1::Job) -> bool {
+    let status = job.status();
+    status.last_checkpoint.is_some_and(|saved| saved.attempt == status.attempt)
+}
+
 fn has_reached(until: Until, job: &v1::Job) -> bool {
     let so = match until {
         Until::Finished | Until::Succeeded => false,
-        Until::Running => job.phase == i32::from(v1::JobPhase::Running),
-        Until::Checkpointed => job.checkpoint_time.is_some(),
+        Until::Running => job.phase() == v1::JobPhase::Running,
+        Until::Checkpointed => has_saved(job),
     };
-    so || has_ended(job.phase)
+    so || has_ended(job.phase())
 }
 
 /// Whether this is what was waited for rather than the end of waiting.
 fn is_well(until: Until, job: &v1::Job) -> bool {
     match until {
-        Until::Checkpointed => job.checkpoint_time.is_some(),
-        _ => !has_ended(job.phase) || job.phase == i32::from(v1::JobPhase::Succeeded),
+        Until::Checkpointed => has_saved(job),
+        _ => !has_ended(job.phase()) || job.phase() == v1::JobPhase::Succeeded,
     }
 }
 
@@ -70,9 +76,12 @@ pub async fn follow(
     let mut watched = Watched::new(&subject, client.seen_log_index());
     let request = v1::WatchJobsRequest {
         resume_token: String::new(),
-        job_ids: subject.ids.clone(),
-        tenant: subject.tenant.clone(),
-        label_selector: subject.selector.clone(),
+        filter: Some(v1::JobFilter {
+            job_ids: subject.ids.clone(),
+            tenant: subject.tenant.clone(),
+            label_selector: subject.selector.clone(),
+            ..Default::default()
+        }),
         ..Default::default()
     };
     let mut watch = client.watch_jobs(request);
@@ -221,7 +230,7 @@ pub fn print(console: &Console, item: &WatchItem, synced: bool) -> Result<(), Fa
         Format::Table | Format::Wide | Format::Html => match item {
             WatchItem::Changed { log_index, job } => {
                 // In the first sync the position is that of the sync; the job's own says more.
-                let index = if synced { *log_index } else { job.changed_at_index };
+                let index = if synced { *log_index } else { job.status().changed_at_index };
                 console.line(&line(index, job))
             }
             WatchItem::Forgotten { log_index, job_id } => {
@@ -238,9 +247,10 @@ pub fn print(console: &Console, item: &WatchItem, synced: bool) -> Result<(), Fa
 
 fn line(log_index: u64, job: &v1::Job) -> String {
     let job = view::Job::from(job.clone());
-    let attempt = if job.attempt > 1 { format!("  attempt {}", job.attempt) } else { String::new() };
+    let attempt =
+        if job.status.attempt > 1 { format!("  attempt {}", job.status.attempt) } else { String::new() };
     let why = super::reason(&job);
-    let line = format!("#{log_index}  {}  {}  {}{attempt}  {why}", job.id, job.name, job.phase);
+    let line = format!("#{log_index}  {}  {}  {}{attempt}  {why}", job.id, job.name, job.status.phase);
     one_line(line.trim_end())
 }
 

@@ -75,6 +75,18 @@ pub struct ListArgs {
     /// Only this tenant
     #[arg(long, value_name = "TENANT")]
     tenant: Option<String>,
+    /// With --tenant: and the tenants below it
+    #[arg(long, requires = "tenant")]
+    descendants: bool,
+    /// Only jobs of this array
+    #[arg(long, value_name = "ARRAY_ID")]
+    array: Option<String>,
+    /// Only jobs that are or were last placed in this region
+    #[arg(long, value_name = "REGION")]
+    region: Option<String>,
+    /// Only jobs that are or were last placed on this node
+    #[arg(long, value_name = "NODE")]
+    node: Option<String>,
     /// Only names that start so
     #[arg(long, value_name = "PREFIX")]
     name: Option<String>,
@@ -111,15 +123,23 @@ pub async fn run(global: &Global, console: &Console, args: ListArgs) -> Result<E
     let client = args.read.client(global).await?;
     let limit = args.limit.map_or(usize::MAX, |limit| limit as usize);
     let oldest_ms = args.since.map(|since| now_ms().saturating_sub(since.as_millis() as u64));
-    let is_recent = |job: &v1::Job| oldest_ms.is_none_or(|oldest| unix_ms(job.create_time) >= Some(oldest));
+    let is_recent =
+        |job: &v1::Job| oldest_ms.is_none_or(|oldest| unix_ms(job.status().create_time) >= Some(oldest));
     let mut request = v1::ListJobsRequest {
         page_size: args.limit.unwrap_or(PAGE_SIZE).min(PAGE_SIZE),
-        phases: args.phases(),
-        tenant: args.tenant.clone().unwrap_or_default(),
-        name_prefix: args.name.clone().unwrap_or_default(),
-        label_selector: args.selector.clone().unwrap_or_default(),
-        creator: args.creator.clone().unwrap_or_default(),
-        mine: args.mine,
+        filter: Some(v1::JobFilter {
+            phases: args.phases(),
+            tenant: args.tenant.clone().unwrap_or_default(),
+            name_prefix: args.name.clone().unwrap_or_default(),
+            label_selector: args.selector.clone().unwrap_or_default(),
+            creator: args.creator.clone().unwrap_or_default(),
+            mine: args.mine,
+            descendants: args.descendants,
+            array_id: args.array.clone().unwrap_or_default(),
+            region: args.region.clone().unwrap_or_default(),
+            node: args.node.clone().unwrap_or_default(),
+            ..Default::default()
+        }),
         ..Default::default()
     };
     let mut jobs: Vec<view::Job> = Vec::new();
@@ -157,11 +177,11 @@ pub async fn run(global: &Global, console: &Console, args: ListArgs) -> Result<E
 
 /// Asks why pending jobs wait, the newest first. The jobs of an array wait for the same reason.
 async fn explain(client: &Client, jobs: &mut [view::Job]) {
-    let mut arrays: BTreeMap<(String, String, Option<String>), v1::Explanation> = BTreeMap::new();
+    let mut arrays: BTreeMap<String, v1::Explanation> = BTreeMap::new();
     let mut asked = 0;
-    for job in jobs.iter_mut().filter(|job| job.status_reason == UNEXPLAINED) {
-        let key = (job.name.clone(), job.tenant.clone(), job.create_time.clone());
-        let explanation = match arrays.get(&key).filter(|_| job.array_index.is_some()) {
+    for job in jobs.iter_mut().filter(|job| job.status.reason == UNEXPLAINED) {
+        let array = job.array.as_ref().map(|array| array.array_id.clone());
+        let explanation = match array.as_ref().and_then(|array| arrays.get(array)) {
             Some(known) => known.clone(),
             None if asked == EXPLAINED_MAX => return,
             None => {
@@ -173,9 +193,9 @@ async fn explain(client: &Client, jobs: &mut [view::Job]) {
                 explanation
             }
         };
-        job.status_reason.clone_from(&explanation.reason);
-        job.status_detail.clone_from(&explanation.sentence);
-        arrays.insert(key, explanation);
+        job.status.reason.clone_from(&explanation.reason);
+        job.status.message.clone_from(&explanation.message);
+        arrays.extend(array.map(|array| (array, explanation)));
     }
 }
 

@@ -63,7 +63,7 @@ Examples:
 Examples:
   muster job watch job-3f0
   muster job watch --tenant vision      every job of a tenant, until Ctrl-C
-  muster job watch -o json | jq .job.phase
+  muster job watch -o json | jq .job.status.phase
 
 Survives the loss of replicas: goes on exactly behind the last change that was printed.")]
     Watch {
@@ -143,13 +143,14 @@ pub async fn run(global: &Global, console: &Console, command: JobCommand) -> Res
 async fn show(client: &Client, console: &Console, job_id: String, read: &ReadArgs) -> Result<Exit, Failure> {
     let answer = client.get_job(v1::GetJobRequest { job_id, read: None }).await?;
     let message = answer.job.unwrap_or_default();
-    let spec = message.spec.clone().unwrap_or_default();
-    let job = view::Job::from(message);
+    let job = view::Job::from(message.clone());
     match console.format {
         Format::Json => console.object(&Document::new("Job", answer.freshness, job))?,
-        Format::Yaml => console.object(&muster_manifest::job_file(&spec, status(answer.freshness, job)?))?,
+        Format::Yaml => {
+            console.object(&muster_manifest::job_file(&message, status(answer.freshness, job)?))?
+        }
         Format::Name => console.line(&job.id)?,
-        Format::Table | Format::Wide | Format::Html => describe(console, &job)?,
+        Format::Table | Format::Wide | Format::Html => describe(console, &job, message.spec())?,
     }
     read.tell_age(console, answer.freshness.as_ref());
     Ok(Exit::Ok)
@@ -157,17 +158,21 @@ async fn show(client: &Client, console: &Console, job_id: String, read: &ReadArg
 
 /// What became of a job, next to its job file.
 fn status(position: impl Into<Position>, job: view::Job) -> Result<Value, Failure> {
-    const IN_FILE: [&str; 8] = ["schema", "kind", "name", "tenant", "labels", "annotations", "tier", "spec"];
+    const IN_FILE: [&str; 7] = ["schema", "kind", "name", "tenant", "labels", "annotations", "spec"];
     let content = serde_json::to_value(Document::new("Job", position, job));
     let mut content = content
         .map_err(|error| Failure::new(Exit::Failed, format!("the answer could not be written: {error}")))?;
     if let Value::Object(fields) = &mut content {
         fields.retain(|name, _| !IN_FILE.contains(&name.as_str()));
+        if let Some(Value::Object(status)) = fields.remove("status") {
+            fields.extend(status);
+        }
     }
     Ok(content)
 }
 
-fn describe(console: &Console, job: &view::Job) -> Result<(), Failure> {
+fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<(), Failure> {
+    let status = &job.status;
     let mut pairs: Vec<(String, String)> = Vec::new();
     let mut say = |name: &str, value: String| {
         if !value.is_empty() {
@@ -184,53 +189,57 @@ fn describe(console: &Console, job: &view::Job) -> Result<(), Failure> {
     for (key, value) in &job.annotations {
         say("annotation", format!("{key}: {value}"));
     }
-    say("tier", job.tier.clone());
-    say("phase", job.phase.to_owned());
+    say("tier", status.tier.clone());
+    say("phase", status.phase.to_owned());
     say("reason", reason(job));
-    say("workers", format!("{} with {} devices", job.workers, job.devices));
-    say("estimate", job.estimate.as_ref().map(estimate).unwrap_or_default());
-    say("array index", job.array_index.map(|i| i.to_string()).unwrap_or_default());
-    say("attempt", job.attempt.to_string());
-    say("failures", job.failures.to_string());
-    if job.preemptions > 0 {
-        say("preemptions", job.preemptions.to_string());
+    say("workers", format!("{} with {} devices", status.worker_count, status.device_count));
+    say("estimate", status.estimate.as_ref().map(estimate).unwrap_or_default());
+    if let Some(view::ArrayMember { array_id, index, size }) = &job.array {
+        say("array", format!("{array_id}, index {index} of {size}"));
     }
-    say("checkpointed", job.checkpoint_time.clone().unwrap_or_default());
-    say("submitted", job.create_time.clone().unwrap_or_default());
-    say("started", job.start_time.clone().unwrap_or_default());
-    say("finished", job.end_time.clone().unwrap_or_default());
-    say("changed at", format!("log index {}", job.changed_at_index));
-    for (name, text) in job.recovery.iter().flat_map(recovery::lines) {
+    say("attempt", status.attempt.to_string());
+    say("failures", status.failures.to_string());
+    if status.preemptions > 0 {
+        say("preemptions", status.preemptions.to_string());
+    }
+    if let Some(view::Checkpoint { attempt, time }) = &status.last_checkpoint {
+        say("last saved", format!("{} in attempt {attempt}", time.as_deref().unwrap_or_default()));
+    }
+    say("submitted", status.create_time.clone().unwrap_or_default());
+    say("started", status.start_time.clone().unwrap_or_default());
+    say("finished", status.end_time.clone().unwrap_or_default());
+    say("changed at", format!("log index {}", status.changed_at_index));
+    for (name, text) in status.history.iter().flat_map(recovery::lines) {
         say(name, text);
     }
-    if let Some(placement) = &job.placement {
+    if let Some(placement) = &status.placement {
         say("placed in", format!("{} / {}", placement.region, placement.cluster));
         say("fencing token", placement.fencing_token.clone());
     }
-    if let Some(promise) = &job.promise {
-        say("room kept in", format!("{} / {}", promise.region, promise.cluster));
-        say("room kept at", format!("log index {}", promise.promised_at_index));
+    if let Some(nominated) = &status.nominated_placement {
+        say("reserved in", format!("{} / {}", nominated.region, nominated.cluster));
+        say("reserved at", format!("log index {}", nominated.nominated_at_index));
     }
     if job.redacted {
         say("redacted", "what it is started with is shown to its tenant and to operators".to_owned());
     }
-    for group in job.spec.iter().flat_map(|spec| &spec.groups) {
-        say("group", format!("{}: {} x {:?}", group.name, group.workers, group.command));
+    for group in &spec.groups {
+        say("group", format!("{}: {} x {:?}", group.name, group.workers, group.command()));
     }
     let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let lines = pairs.iter().map(|(name, value)| format!("{name:width$}  {}\n", one_line(value)));
     console.bytes(lines.collect::<String>().as_bytes())?;
-    match &job.placement {
+    match &status.placement {
         Some(placement) if !placement.workers.is_empty() => {
             console.line("")?;
             console.table(&workers(placement))?;
         }
         _ => {}
     }
-    match &job.promise {
-        Some(promise) if !promise.workers.is_empty() => {
+    match &status.nominated_placement {
+        Some(nominated) if !nominated.workers.is_empty() => {
             console.line("")?;
-            console.table(&promised(promise))
+            console.table(&reserved(nominated))
         }
         _ => Ok(()),
     }
@@ -241,11 +250,11 @@ fn estimate(estimate: &view::Estimate) -> String {
     format!("runs about {run_time}, p90 {run_time_p90}")
 }
 
-fn promised(promise: &view::Promise) -> Grid {
+fn reserved(nominated: &view::NominatedPlacement) -> Grid {
     let mut grid = Grid::new(vec!["RANK", "WILL BE ON", "DEVICES"]);
-    for worker in &promise.workers {
-        let devices: Vec<String> = worker.devices.iter().map(u32::to_string).collect();
-        grid.row(vec![worker.rank.to_string(), worker.node.clone(), devices.join(",")]);
+    for slot in &nominated.workers {
+        let devices: Vec<String> = slot.devices.iter().map(u32::to_string).collect();
+        grid.row(vec![slot.index.to_string(), slot.node.clone(), devices.join(",")]);
     }
     grid
 }
@@ -267,9 +276,9 @@ fn workers(placement: &view::Placement) -> Grid {
 
 /// Code and sentence of why it waits, stops or ended; a code that only repeats the phase is left out.
 pub fn reason(job: &view::Job) -> String {
-    let code =
-        if job.status_reason.eq_ignore_ascii_case(job.phase) { "" } else { job.status_reason.as_str() };
-    match (code, job.status_detail.as_str()) {
+    let status = &job.status;
+    let code = if status.reason.eq_ignore_ascii_case(status.phase) { "" } else { status.reason.as_str() };
+    match (code, status.message.as_str()) {
         (code, "") => code.to_owned(),
         ("", detail) => detail.to_owned(),
         (code, detail) => format!("{code}: {detail}"),
@@ -281,9 +290,9 @@ pub fn grouped(jobs: &[view::Job], wide: bool) -> Grid {
     let mut groups: Vec<Vec<&view::Job>> = Vec::new();
     let mut of_key: BTreeMap<_, usize> = BTreeMap::new();
     for job in jobs {
-        let key = job.array_index.map(|_| {
-            (&job.name, &job.tenant, &job.tier, job.phase, &job.create_time, &job.status_reason, job.attempt)
-        });
+        let status = &job.status;
+        let key =
+            job.array.as_ref().map(|array| (&array.array_id, status.phase, &status.reason, status.attempt));
         let group = key.map(|key| *of_key.entry(key).or_insert(groups.len()));
         match group.and_then(|group| groups.get_mut(group)) {
             Some(group) => group.push(job),
@@ -324,30 +333,32 @@ fn rows(groups: &[Vec<&view::Job>], wide: bool) -> Grid {
     let mut grid = Grid::new(header).optional(&["TIER", "DEVICES", "TENANT", "WORKERS"]);
     for group in groups {
         let Some(job) = group.first() else { continue };
-        let indexes: Vec<u32> = group.iter().filter_map(|job| job.array_index).collect();
+        let indexes: Vec<u32> =
+            group.iter().filter_map(|job| job.array.as_ref().map(|array| array.index)).collect();
         let name = match indexes.as_slice() {
             [] => job.name.clone(),
             _ => format!("{}[{}]", job.name, ranges(indexes)),
         };
+        let status = &job.status;
         let mut cells = vec![
             job.id.clone(),
             name,
             job.tenant.clone(),
-            job.tier.clone(),
-            job.phase.to_owned(),
-            group.iter().map(|job| u64::from(job.workers)).sum::<u64>().to_string(),
-            group.iter().map(|job| job.devices).sum::<u64>().to_string(),
-            age(job.create_time.as_deref()),
+            status.tier.clone(),
+            status.phase.to_owned(),
+            group.iter().map(|job| u64::from(job.status.worker_count)).sum::<u64>().to_string(),
+            group.iter().map(|job| job.status.device_count).sum::<u64>().to_string(),
+            age(status.create_time.as_deref()),
         ];
         if wide {
             let place = |of: fn(&view::Placement) -> &String| {
-                job.placement.as_ref().map(of).cloned().unwrap_or_default()
+                status.placement.as_ref().map(of).cloned().unwrap_or_default()
             };
             cells.push(place(|p| &p.region));
             cells.push(place(|p| &p.cluster));
-            cells.push(job.attempt.to_string());
-            cells.push(job.failures.to_string());
-            cells.push(job.changed_at_index.to_string());
+            cells.push(status.attempt.to_string());
+            cells.push(status.failures.to_string());
+            cells.push(status.changed_at_index.to_string());
         }
         cells.push(reason(job));
         grid.row(cells);
@@ -386,7 +397,7 @@ async fn cancel(client: &Client, console: &Console, ids: Vec<String>) -> Result<
             Ok(answer) => {
                 log_index = answer.freshness.map(|f| f.log_index);
                 let job = view::Job::from(answer.job.unwrap_or_default());
-                console.progress(&format!("{job_id}: {}", job.phase));
+                console.progress(&format!("{job_id}: {}", job.status.phase));
                 jobs.push(job);
             }
             Err(error) => {

@@ -238,8 +238,9 @@ async fn tail(client: &Client, console: &Console, args: TailArgs) -> Result<Exit
         }
     };
     let decisions = args.decision;
-    let request = v1::ReadLogRequest { from_index, follow: args.follow, decisions, ..Default::default() };
-    let mut reader = client.read_log(request);
+    let request =
+        v1::ReadDecisionsRequest { from_index, follow: args.follow, decisions, ..Default::default() };
+    let mut reader = client.read_decisions(request);
     loop {
         let item = tokio::select! {
             item = reader.next() => item.map_err(|error| kept(error, &reader))?,
@@ -271,8 +272,8 @@ fn kept(error: muster_client::CallError, reader: &LogReader) -> Failure {
 }
 
 async fn one(client: &Client, index: u64) -> Result<v1::LogRecord, Failure> {
-    let request = v1::ReadLogRequest { from_index: index, to_index: index, ..Default::default() };
-    let mut reader = client.read_log(request);
+    let request = v1::ReadDecisionsRequest { from_index: index, to_index: index, ..Default::default() };
+    let mut reader = client.read_decisions(request);
     while let Some(item) = reader.next().await.map_err(|error| kept(error, &reader))? {
         if let LogItem::Record(record) = item {
             return Ok(*record);
@@ -391,8 +392,8 @@ async fn export(client: &Client, console: &Console, args: &ExportArgs) -> Result
     if to_index < args.from {
         return Err(Failure::usage(format!("there is nothing from {} to {to_index}", args.from)));
     }
-    let request = v1::ReadLogRequest { from_index: args.from, to_index, ..Default::default() };
-    let mut reader = client.read_log(request);
+    let request = v1::ReadDecisionsRequest { from_index: args.from, to_index, ..Default::default() };
+    let mut reader = client.read_decisions(request);
     let mut output = Output::open(args)?;
     while let Some(item) = reader.next().await.map_err(|error| kept(error, &reader))? {
         if let LogItem::Record(record) = item {
@@ -466,12 +467,12 @@ fn archive_view(
         bases: status.bases,
         base_bytes: status.base_bytes,
         gaps: status.gaps.iter().map(|gap| [gap.from_index, gap.to_index]).collect(),
-        failing: status.failing,
+        failing: status.failure_message,
         offloaded: (status.offloaded_through_index > 0).then_some(OffloadedView {
             through_log_index: status.offloaded_through_index,
             place: status.offloaded_to,
         }),
-        offload_failing: status.offload_failing,
+        offload_failing: status.offload_failure_message,
     }
 }
 

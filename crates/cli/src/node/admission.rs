@@ -160,6 +160,7 @@ pub async fn run(global: &Global, console: &Console, command: AdmissionCommand) 
                 request_id: String::new(),
                 mode: mode.to_message().into(),
                 rules,
+                expected_version: None,
             };
             client.set_node_admission(request).await?;
             show(&client, console).await

@@ -234,9 +234,9 @@ async fn repair(client: &Client, console: &Console, args: RepairArgs) -> Result<
         (false, Some(why)) => Some((v1::RepairOutcome::Failed, why)),
         (false, None) => None,
     };
-    if let Some((outcome, detail)) = ended {
+    if let Some((outcome, message)) = ended {
         let outcome = outcome.into();
-        let request = v1::FinishNodeRepairRequest { request_id, node, outcome, detail };
+        let request = v1::FinishNodeRepairRequest { request_id, node, outcome, message };
         let answer = client.finish_node_repair(request).await?;
         changed.note(answer.node, answer.freshness);
     } else {
@@ -287,7 +287,7 @@ fn tell(console: &Console, node: &view::Node) -> Result<(), Failure> {
         ))?;
     }
     if let Some(repair) = &restriction.repair {
-        let detail = if repair.detail.is_empty() { String::new() } else { format!(": {}", repair.detail) };
+        let detail = if repair.message.is_empty() { String::new() } else { format!(": {}", repair.message) };
         let line =
             format!("repair {} since {}: {}{detail}", repair.action, since(&repair.start_time), repair.phase);
         console.line(&line)?;
@@ -312,7 +312,7 @@ fn tell(console: &Console, node: &view::Node) -> Result<(), Failure> {
                 condition.action.clone(),
                 since(&condition.start_time),
                 condition.count.to_string(),
-                condition.detail.clone(),
+                condition.message.clone(),
             ]);
         }
         console.table(&grid)?;
@@ -337,7 +337,7 @@ impl Policy {
         let settings = [
             ("xid-unlisted", word::<XidRule>(policy.xid_unlisted).to_owned()),
             ("trust-driver", flag(policy.trust_driver)),
-            ("reboots-max", policy.reboots_max.unwrap_or_default().to_string()),
+            ("reboots-max", policy.max_reboots.unwrap_or_default().to_string()),
             ("reset-takes-group", flag(policy.reset_takes_group)),
             ("maintenance-lead", format!("{}s", lead_ms / 1_000)),
         ];
@@ -389,6 +389,7 @@ async fn set_policy(client: &Client, console: &Console, changes: &[String]) -> R
         request_id: String::new(),
         policy: Some(policy),
         expected_version: Some(now.version),
+        validate_only: false,
     };
     let answer = client.set_health_policy(request).await?;
     console.line(&answer.version.to_string())?;
@@ -404,7 +405,7 @@ fn apply(policy: &mut v1::HealthPolicy, change: &str) -> Result<(), String> {
         "xid-unlisted" => policy.xid_unlisted = closed::<XidRule>(value)?,
         "trust-driver" => policy.trust_driver = Some(flag()?),
         "reset-takes-group" => policy.reset_takes_group = Some(flag()?),
-        "reboots-max" => policy.reboots_max = Some(value.parse().map_err(|_| "must be a number")?),
+        "reboots-max" => policy.max_reboots = Some(value.parse().map_err(|_| "must be a number")?),
         "maintenance-lead" => policy.maintenance_lead = Some(duration(span(value)?)),
         _ => match (name.strip_prefix("xid-"), value) {
             (Some(code), value) => {

@@ -34,7 +34,7 @@ const CHIPS_MAX: u64 = 1 << 20;
 
 /// One size that a job may have.
 struct Alternative {
-    message: v1::JobSpec,
+    message: v1::Job,
     kind: &'static str,
     candidate: Candidate,
     /// What its layout sets in the environment of its workers.
@@ -64,7 +64,7 @@ pub async fn choose(
         let now_ms = now_ms();
         let mut forecasts = Vec::new();
         for alternative in &alternatives {
-            let request = v1::PlanJobRequest { spec: Some(alternative.message.clone()), read: None };
+            let request = v1::PlanJobRequest { job: Some(alternative.message.clone()), read: None };
             let answer = client.plan_job(request).await;
             let answer = answer.map_err(|error| refused(error, file, manifests, Some(index)))?;
             let step_us = alternative.candidate.step.step_time_us;
@@ -181,13 +181,13 @@ struct Shape {
 impl Shape {
     fn of(manifest: &Manifest, parallel: &Parallel) -> Result<Shape, Problem> {
         let bad = |field: &str, text: String| Err(manifest.problem(field, text));
-        let [group] = manifest.message.groups.as_slice() else {
+        let [group] = manifest.message.spec().groups.as_slice() else {
             return bad(
                 "spec.parallel",
                 "plans a job of one group; write the group directly in spec".to_owned(),
             );
         };
-        let request = group.accelerators.as_ref();
+        let request = group.resources().accelerators.as_ref();
         let choices = request.map(|request| request.choices.clone()).unwrap_or_default();
         if choices.is_empty() {
             let text = "must name the types, like h100:8, where parallel is given: a layout is for a type";
@@ -214,7 +214,7 @@ impl Shape {
             }
         };
         if fewest > most {
-            return bad("spec.workersMin", format!("must be at most workers, which is {most}, got {fewest}"));
+            return bad("spec.minWorkers", format!("must be at most workers, which is {most}, got {fewest}"));
         }
         Ok(Shape { choices, each: Some(each), fewest, most, chips: 0 })
     }
@@ -259,28 +259,31 @@ fn question(model: &Model, parallel: &Parallel, kind: &Accelerator, shape: &Shap
 
 /// The job at one of its sizes, with the layout in its workers' environment.
 fn message(
-    job: &v1::JobSpec,
+    job: &v1::Job,
     choice: &v1::AcceleratorChoice,
     workers: u64,
     candidate: &Candidate,
     parallel: &Parallel,
     variables: &[(String, String)],
-) -> v1::JobSpec {
+) -> v1::Job {
     let mut message = job.clone();
-    if let Some(group) = message.groups.first_mut() {
+    let asked = message.spec_mut();
+    if let Some(group) = asked.groups.first_mut() {
         group.workers = u32::try_from(workers).unwrap_or(GANG_WORKERS_MAX);
-        group.workers_min = 0;
-        if let Some(accelerators) = &mut group.accelerators {
+        group.min_workers = 0;
+        if let Some(accelerators) = &mut group.resources_mut().accelerators {
             accelerators.choices = vec![choice.clone()];
         }
         for (name, value) in variables {
             // What the file sets for NCCL counts for more.
-            group.environment.entry(name.clone()).or_insert_with(|| value.clone());
+            if group.environment.iter().all(|known| known.name != *name) {
+                group.set_variable(name, value);
+            }
         }
     }
-    if parallel.steps > 0 && message.expected_run.is_none() {
+    if parallel.steps > 0 && asked.expected_run.is_none() {
         let run_ms = run_ms(candidate.step.step_time_us, parallel.steps).clamp(1, RUN_TIME_LIMIT_MS_MAX);
-        message.expected_run = Some(duration(run_ms));
+        asked.expected_run = Some(duration(run_ms));
     }
     message
 }
@@ -290,17 +293,17 @@ const RESIZED_IN_PLACE: v1::LaunchForm = v1::LaunchForm::TorchrunElastic;
 
 /// The sizes that a job is submitted with, the smallest first: the chosen one, or for a job that goes on from what it saved
 /// the smallest of that type, and every larger one that is faster.
-fn sizes(job: &v1::JobSpec, alternatives: &[Alternative], chosen: usize) -> Vec<usize> {
-    let contract = job.contract.as_ref();
-    let is_resized = contract.is_some_and(|contract| contract.launch() == RESIZED_IN_PLACE);
-    let is_slice = job.groups.iter().any(|group| group.slice.is_some());
-    let has_spares = contract.is_some_and(|contract| contract.spares > 0);
+fn sizes(job: &v1::Job, alternatives: &[Alternative], chosen: usize) -> Vec<usize> {
+    let asked = job.spec();
+    let is_resized = asked.launch() == RESIZED_IN_PLACE;
+    let is_slice = asked.groups.iter().any(|group| group.slice.is_some());
+    let has_spares = asked.spare_workers > 0;
     let Some(best) = alternatives.get(chosen).filter(|_| !is_resized && !is_slice && !has_spares) else {
         return vec![chosen];
     };
-    let place = contract.and_then(|contract| contract.checkpoint.as_ref()).map(|rules| rules.place.as_str());
-    let saves = !job.checkpoint_directory.is_empty() || place.is_some_and(|place| !place.is_empty());
-    let segment = job.topology.as_ref().map_or(0, |topology| topology.segment_workers).max(1);
+    let checkpoint = asked.checkpoint.as_ref();
+    let saves = checkpoint.is_some_and(|rules| !rules.directory.is_empty() || !rules.dataset.is_empty());
+    let segment = asked.topology.as_ref().map_or(0, |topology| topology.segment_workers).max(1);
     let workers = |at: &usize| alternatives[*at].workers();
     let fits = |at: &usize| {
         let other = &alternatives[*at];
@@ -329,27 +332,30 @@ fn sizes(job: &v1::JobSpec, alternatives: &[Alternative], chosen: usize) -> Vec<
 }
 
 /// Whether the layouts of all these sizes fit into the text of one job.
-fn holds(job: &v1::JobSpec, alternatives: &[Alternative], sizes: &[usize]) -> bool {
-    let group = combined(job, alternatives, sizes).groups.into_iter().next().unwrap_or_default();
-    let variables = group.environment.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
-    let words = group.command.iter().map(String::len).sum::<usize>();
-    variables + words <= JOB_TEXT_BYTES_MAX
-        && group.environment.values().all(|value| value.len() <= TEXT_BYTES_MAX)
+fn holds(job: &v1::Job, alternatives: &[Alternative], sizes: &[usize]) -> bool {
+    let combined = combined(job, alternatives, sizes);
+    let Some(group) = combined.spec().groups.first() else { return true };
+    let variables = group.environment.iter().map(|variable| (&variable.name, group.variable(&variable.name)));
+    let lengths: Vec<(usize, usize)> =
+        variables.map(|(name, value)| (name.len(), value.map_or(0, str::len))).collect();
+    let words = group.command().iter().map(String::len).sum::<usize>();
+    lengths.iter().map(|(name, value)| name + value).sum::<usize>() + words <= JOB_TEXT_BYTES_MAX
+        && lengths.iter().all(|(_, value)| *value <= TEXT_BYTES_MAX)
 }
 
 /// One job with these sizes: with several of them an elastic gang that lists them, with a layout for each.
-fn combined(job: &v1::JobSpec, alternatives: &[Alternative], sizes: &[usize]) -> v1::JobSpec {
+fn combined(job: &v1::Job, alternatives: &[Alternative], sizes: &[usize]) -> v1::Job {
     let [smallest, .., largest] = sizes else {
         return sizes.first().map_or_else(|| job.clone(), |only| alternatives[*only].message.clone());
     };
     let mut message = alternatives[*smallest].message.clone();
-    let own = job.groups.first().map(|group| group.environment.clone()).unwrap_or_default();
-    if let Some(group) = message.groups.first_mut() {
-        group.workers_min = group.workers;
+    let own = job.spec().groups.first().map(|group| group.environment.clone()).unwrap_or_default();
+    if let Some(group) = message.spec_mut().groups.first_mut() {
+        group.min_workers = group.workers;
         group.workers = alternatives[*largest].workers();
         group.environment = own;
         let listed: Vec<String> = sizes.iter().map(|at| alternatives[*at].workers().to_string()).collect();
-        group.environment.insert(SIZES_VARIABLE.to_owned(), listed.join(","));
+        group.set_variable(SIZES_VARIABLE, listed.join(","));
         for at in sizes {
             let layout: BTreeMap<&str, &str> = alternatives[*at]
                 .variables
@@ -357,7 +363,7 @@ fn combined(job: &v1::JobSpec, alternatives: &[Alternative], sizes: &[usize]) ->
                 .map(|(name, value)| (name.as_str(), value.as_str()))
                 .collect();
             let text = serde_json::to_string(&layout).unwrap_or_default();
-            group.environment.insert(format!("PARALLEL_LAYOUT_{}", alternatives[*at].workers()), text);
+            group.set_variable(format!("PARALLEL_LAYOUT_{}", alternatives[*at].workers()), text);
         }
     }
     message
@@ -365,7 +371,7 @@ fn combined(job: &v1::JobSpec, alternatives: &[Alternative], sizes: &[usize]) ->
 
 impl Alternative {
     fn workers(&self) -> u32 {
-        self.message.groups.first().map_or(0, |group| group.workers)
+        self.message.spec().groups.first().map_or(0, |group| group.workers)
     }
 }
 
@@ -390,8 +396,8 @@ fn variables(question: &Question, candidate: &Candidate) -> Result<Vec<(String, 
 
 /// A file that sets what the planner sets would tell the program two things.
 fn check_variables(file: &str, manifest: &Manifest) -> Result<(), Failure> {
-    let groups = manifest.message.groups.iter();
-    let names = groups.flat_map(|group| group.environment.keys());
+    let groups = manifest.message.spec().groups.iter();
+    let names = groups.flat_map(|group| group.environment.iter().map(|variable| &variable.name));
     let mut names: Vec<&String> = names.filter(|name| name.starts_with("PARALLEL_")).collect();
     names.sort_unstable();
     let advice = "is set by the planner; leave it out, or give the size under spec.parallel";

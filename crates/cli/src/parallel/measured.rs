@@ -132,8 +132,8 @@ pub async fn of_jobs(
 
 /// Workers that a job has or had.
 fn workers_of(job: &v1::Job) -> usize {
-    let placed = job.placement.as_ref().map_or(0, |placement| placement.workers.len());
-    if placed > 0 { placed } else { job.worker_count as usize }
+    let placed = job.status().placement.as_ref().map_or(0, |placement| placement.workers.len());
+    if placed > 0 { placed } else { job.status().worker_count as usize }
 }
 
 /// The layout of a job that was submitted with one, with no time yet.
@@ -141,24 +141,25 @@ fn layout_of(job: &v1::Job, question: &Question) -> Result<MeasuredStep, String>
     if job.redacted {
         return Err("its environment is shown to its own tenant alone".to_owned());
     }
-    let groups = job.spec.as_ref().map(|spec| spec.groups.as_slice()).unwrap_or_default();
+    let groups = job.spec().groups.as_slice();
     let [group] = groups else { return Err("it has more than one group".to_owned()) };
-    let choices = group.accelerators.as_ref().map(|request| request.choices.as_slice()).unwrap_or_default();
+    let request = group.resources().accelerators.as_ref();
+    let choices = request.map(|request| request.choices.as_slice()).unwrap_or_default();
     if !matches!(choices, [only] if only.r#type == question.accelerator.name) {
         return Err(format!("it does not ask for {} alone", question.accelerator.name));
     }
     let workers = workers_of(job);
-    let planned = group.environment.get(&format!("PARALLEL_LAYOUT_{workers}"));
+    let planned = group.variable(&format!("PARALLEL_LAYOUT_{workers}"));
     let planned: BTreeMap<String, String> =
         planned.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
-    let text = |name: &str| planned.get(name).or_else(|| group.environment.get(name));
+    let text = |name: &str| planned.get(name).map(String::as_str).or_else(|| group.variable(name));
     let size = |name: &str| -> Result<u64, String> {
         let value =
             text(name).ok_or_else(|| format!("it was submitted without a layout: {name} is not set"))?;
         value.parse().map_err(|_| format!("{name} is no size: {value:.40}"))
     };
-    fn word<T: serde::de::DeserializeOwned>(value: Option<&String>) -> Option<T> {
-        serde_json::from_value(serde_json::Value::String(value?.clone())).ok()
+    fn word<T: serde::de::DeserializeOwned>(value: Option<&str>) -> Option<T> {
+        serde_json::from_value(serde_json::Value::String(value?.to_owned())).ok()
     }
     Ok(MeasuredStep {
         step_time_s: 0.0,
@@ -197,11 +198,8 @@ async fn step_time_s(client: &Client, job: &v1::Job) -> Result<Option<f64>, Fail
             return Ok(Some(median));
         }
     }
-    let contract = job.spec.as_ref().and_then(|spec| spec.contract.as_ref());
-    let stated = contract
-        .and_then(|contract| contract.checkpoint.as_ref())
-        .and_then(|rules| span_ms(rules.step))
-        .unwrap_or(0);
+    let checkpoint = job.spec().checkpoint.as_ref();
+    let stated = checkpoint.and_then(|rules| span_ms(rules.step)).unwrap_or(0);
     Ok((stated > 0).then_some(stated as f64 / 1e3))
 }
 

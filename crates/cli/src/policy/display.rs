@@ -197,8 +197,8 @@ pub fn document(answer: &v1::GetPolicyResponse) -> Document {
                 ageing: Decimal::milli(order.ageing_milli.unwrap_or_default().into()),
             },
             backfill: Backfill {
-                reservations: backfill.reservations_max.unwrap_or_default(),
-                depth: backfill.depth_max.unwrap_or_default(),
+                reservations: backfill.max_reservations.unwrap_or_default(),
+                depth: backfill.max_depth.unwrap_or_default(),
                 reserve_after: span(backfill.reserve_after).unwrap_or_default(),
                 reserve_after_runs: Decimal::milli(
                     backfill.reserve_after_runs_milli.unwrap_or_default().into(),
@@ -209,7 +209,7 @@ pub fn document(answer: &v1::GetPolicyResponse) -> Document {
                 enabled: preemption.enabled.unwrap_or_default(),
                 reclaim_borrowed: preemption.reclaim_borrowed.unwrap_or_default(),
                 minimum_run: span(preemption.minimum_run).unwrap_or_default(),
-                victims: preemption.victims_max.unwrap_or_default(),
+                victims: preemption.max_victims.unwrap_or_default(),
                 defragment: preemption.defragment.unwrap_or_default(),
                 defragment_wait: span(preemption.defragment_wait).unwrap_or_default(),
                 backoff: span(preemption.backoff).unwrap_or_default(),
@@ -348,8 +348,8 @@ pub fn settings(answer: &v1::GetPolicyResponse) -> Vec<(&'static str, String)> {
             "backfill",
             format!(
                 "{} reservations, {} jobs deep, reserved after {} and {} runs",
-                backfill.reservations_max.unwrap_or_default(),
-                backfill.depth_max.unwrap_or_default(),
+                backfill.max_reservations.unwrap_or_default(),
+                backfill.max_depth.unwrap_or_default(),
                 duration(backfill.reserve_after),
                 show_scaled(backfill.reserve_after_runs_milli.unwrap_or_default().into(), 3)
             ),
@@ -361,7 +361,7 @@ pub fn settings(answer: &v1::GetPolicyResponse) -> Vec<(&'static str, String)> {
                 on(preemption.enabled),
                 on(preemption.reclaim_borrowed),
                 duration(preemption.minimum_run),
-                preemption.victims_max.unwrap_or_default(),
+                preemption.max_victims.unwrap_or_default(),
                 duration(preemption.backoff)
             ),
         ),

@@ -124,7 +124,7 @@ async fn set(
         let problem = Problem {
             line: warning.line,
             field: warning.field.clone(),
-            description: format!("{} ({})", warning.text, warning.code),
+            description: format!("{} ({})", warning.message, warning.code),
         };
         console.error(&format!("warning: {}", located(file, &problem)));
     }
@@ -150,7 +150,7 @@ struct Warning {
     field: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     line: Option<u64>,
-    text: String,
+    message: String,
 }
 
 /// What became of a policy, for programs.
@@ -165,12 +165,12 @@ struct SetAnswer {
 
 fn warnings(policy: &PolicyFile, answer: &v1::SetPolicyResponse) -> Vec<Warning> {
     let warning = |warning: &v1::PolicyWarning| {
-        let (code, text) = (warning.code.clone(), warning.text.clone());
+        let (code, message) = (warning.code.clone(), warning.message.clone());
         if warning.field.is_empty() {
-            return Warning { code, field: String::new(), line: None, text };
+            return Warning { code, field: String::new(), line: None, message };
         }
         let place = policy.explain(&Violation::new(&warning.field, ""));
-        Warning { code, field: place.field, line: place.line, text }
+        Warning { code, field: place.field, line: place.line, message }
     };
     answer.warnings.iter().map(warning).collect()
 }

@@ -12,13 +12,14 @@ pub mod restriction;
 use std::collections::BTreeMap;
 
 use muster_console::{SCHEMA, moment, span};
-use muster_types::{DependencyRule, Level, PriorityTier};
+use muster_manifest::Fields;
+use muster_types::PriorityTier;
 use muster_wire::closed::word;
 use muster_wire::time::span_us;
 use muster_wire::v1;
 use serde::Serialize;
 
-use self::recovery::{Contract, Recovery};
+use self::recovery::AttemptHistory;
 
 /// Content of `Submission`.
 #[derive(Serialize)]
@@ -42,7 +43,7 @@ pub struct JobEvent {
     pub job_id: Option<String>,
 }
 
-/// Content of `Job`, and an item of `JobList`.
+/// Content of `Job`, and an item of `JobList`: who it is, what it asks for, and what became of it.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Job {
@@ -56,18 +57,45 @@ pub struct Job {
     /// Who submitted it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub creator: String,
+    /// Its place in an array.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub array: Option<ArrayMember>,
     /// Changes whenever the job does.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub etag: String,
-    pub tier: String,
+    /// Parts are shown to its tenant and to operators alone.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub redacted: bool,
+    /// As a job file has it, and always with `groups`; left out in lists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spec: Option<Fields>,
+    pub status: JobStatus,
+}
+
+/// The place of a job in an array of like jobs.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ArrayMember {
+    pub array_id: String,
+    pub index: u32,
+    pub size: u32,
+}
+
+/// What became of a job.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct JobStatus {
     /// pending, starting, running, stopping, succeeded, failed or cancelled.
     pub phase: &'static str,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    pub tier: String,
     pub attempt: u32,
     pub failures: u32,
-    pub workers: u32,
-    pub devices: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub array_index: Option<u32>,
+    pub worker_count: u32,
+    pub device_count: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub create_time: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -76,32 +104,31 @@ pub struct Job {
     pub end_time: Option<String>,
     pub changed_at_index: u64,
     /// Whether nothing but capacity keeps it from starting: dependencies are met, and its time has come.
-    pub released: bool,
+    pub eligible: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub estimate: Option<Estimate>,
     /// Times that policy stopped it to make room.
     #[serde(skip_serializing_if = "is_zero")]
     pub preemptions: u32,
-    /// When it last saved its work in this attempt.
+    /// When it last saved its work, in whatever attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub checkpoint_time: Option<String>,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub status_reason: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub status_detail: String,
-    /// Parts are shown to its tenant and to operators alone.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub redacted: bool,
+    pub last_checkpoint: Option<Checkpoint>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<Placement>,
-    /// Room that is kept for it.
+    /// Capacity that is reserved for it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub promise: Option<Promise>,
+    pub nominated_placement: Option<NominatedPlacement>,
     /// What became of its attempts.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub recovery: Option<Recovery>,
+    pub history: Option<AttemptHistory>,
+}
+
+/// Work that was saved.
+#[derive(Serialize)]
+pub struct Checkpoint {
+    pub attempt: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub spec: Option<Spec>,
+    pub time: Option<String>,
 }
 
 /// What the cluster expects of a job.
@@ -122,23 +149,23 @@ impl From<v1::Estimate> for Estimate {
     }
 }
 
-/// Room that is kept for a job.
+/// Capacity that is reserved for a job.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Promise {
-    pub promised_at_index: u64,
+pub struct NominatedPlacement {
+    pub nominated_at_index: u64,
     pub region: String,
     pub cluster: String,
     /// By rank; left out in lists.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub workers: Vec<PromisedWorker>,
+    pub workers: Vec<WorkerSlot>,
 }
 
-/// One worker of a promise.
+/// Capacity for one worker.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PromisedWorker {
-    pub rank: u32,
+pub struct WorkerSlot {
+    pub index: u32,
     pub node: String,
     pub node_id: String,
     pub devices: Vec<u32>,
@@ -173,107 +200,6 @@ pub struct Worker {
     pub exit: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
-}
-
-/// A job as it was submitted, defaults filled in.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Spec {
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub regions: Vec<String>,
-    pub groups: Vec<Group>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub run_time_limit: Option<String>,
-    pub stop_grace: String,
-    pub failure_retries: u32,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub checkpoint_directory: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub working_directory: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub array: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub topology: Option<Topology>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub node_selector: BTreeMap<String, Vec<String>>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub tolerations: Vec<String>,
-    pub preemptible: bool,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub after: Vec<Dependency>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub not_before: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub deadline: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub expected_run: Option<String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub datasets: Vec<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub contract: Option<Contract>,
-}
-
-/// How close together or how far apart workers have to be.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Topology {
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub required: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub preferred: String,
-    pub balanced: bool,
-    #[serde(skip_serializing_if = "is_zero")]
-    pub segment_workers: u32,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub spread: Option<Spread>,
-}
-
-/// At most so many workers in one domain.
-#[derive(Serialize)]
-pub struct Spread {
-    pub level: String,
-    pub max: u32,
-}
-
-/// A job that another one waits for.
-#[derive(Serialize)]
-pub struct Dependency {
-    pub job: String,
-    pub when: String,
-}
-
-/// A task group of a spec.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Group {
-    pub name: String,
-    pub workers: u32,
-    pub workers_min: u32,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub slice: Option<Slice>,
-    pub command: Vec<String>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub environment: BTreeMap<String, String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub accelerators: Option<AcceleratorRequest>,
-    pub cpu_milli: u64,
-    pub memory_bytes: u64,
-}
-
-/// Slices of a group.
-#[derive(Serialize)]
-pub struct Slice {
-    pub shape: String,
-    pub count: u32,
-}
-
-/// Accelerators of a worker.
-#[derive(Serialize)]
-pub struct AcceleratorRequest {
-    /// Types with their throughput; empty for any type.
-    pub types: BTreeMap<String, Decimal>,
-    /// Whole devices, or a share of one below 1.
-    pub count: Decimal,
 }
 
 /// A number with so many decimals, as people write it: `8`, `0.25`.
@@ -403,7 +329,7 @@ pub struct Queue {
     pub weight_milli: u32,
     pub pending_jobs: u64,
     /// Those of them that wait for another job or for a time.
-    pub held_jobs: u64,
+    pub gated_jobs: u64,
     pub pending_devices_milli: u64,
     pub active_jobs: u64,
     pub active_devices_milli: u64,
@@ -438,8 +364,8 @@ pub struct QuotaUse {
     pub used_milli: u64,
 }
 
-impl From<v1::Queue> for Queue {
-    fn from(queue: v1::Queue) -> Queue {
+impl From<v1::TenantUsage> for Queue {
+    fn from(queue: v1::TenantUsage) -> Queue {
         let device_use = |used: v1::DeviceUse| DeviceUse {
             r#type: used.r#type,
             used_milli: used.used_milli,
@@ -458,7 +384,7 @@ impl From<v1::Queue> for Queue {
             parent: queue.parent,
             weight_milli: queue.weight_milli,
             pending_jobs: queue.pending_jobs,
-            held_jobs: queue.held_jobs,
+            gated_jobs: queue.gated_jobs,
             pending_devices_milli: queue.pending_devices_milli,
             active_jobs: queue.active_jobs,
             active_devices_milli: queue.active_devices_milli,
@@ -478,7 +404,7 @@ pub struct ClusterStatus {
     pub jobs: JobCounts,
     pub nodes: NodeCounts,
     /// The record format in force.
-    pub format: u32,
+    pub record_format: u32,
     /// What should be looked at, the most urgent first.
     pub warnings: Vec<Warning>,
     /// A change of the members that is being made.
@@ -492,7 +418,7 @@ pub struct ClusterStatus {
 #[serde(rename_all = "camelCase")]
 pub struct Warning {
     pub code: String,
-    pub text: String,
+    pub message: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replica: Option<u64>,
 }
@@ -510,7 +436,7 @@ pub struct Members {
 /// Content of `ClusterFormat`.
 #[derive(Serialize)]
 pub struct ClusterFormat {
-    pub format: u32,
+    pub record_format: u32,
 }
 
 /// Content of `ClusterLeader`.
@@ -594,7 +520,7 @@ pub struct ReplicaStatus {
     pub raft_applied_index: u64,
     pub raft_snapshot_index: u64,
     pub records_rejected: u64,
-    pub format: u32,
+    pub record_format: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub health: Option<Health>,
 }
@@ -604,7 +530,7 @@ pub struct ReplicaStatus {
 #[serde(rename_all = "camelCase")]
 pub struct Health {
     pub version: String,
-    pub format_max: u32,
+    pub max_record_format: u32,
     /// enough, low or full.
     pub space: &'static str,
     pub free_bytes: u64,
@@ -632,7 +558,7 @@ impl From<v1::ReplicaHealth> for Health {
         };
         Health {
             version: health.version,
-            format_max: health.format_max,
+            max_record_format: health.max_record_format,
             space,
             free_bytes: health.free_bytes,
             flush_stall: span(health.flush_stall),
@@ -662,7 +588,7 @@ pub struct Version {
 pub struct ServerVersion {
     pub version: String,
     pub api_versions: Vec<String>,
-    pub format_max: u32,
+    pub max_record_format: u32,
     pub replica_id: u64,
     pub region: String,
     pub cluster_id: String,
@@ -673,7 +599,7 @@ impl Version {
         let server = info.map(|info| ServerVersion {
             version: info.version,
             api_versions: info.api_versions,
-            format_max: info.format_max,
+            max_record_format: info.max_record_format,
             replica_id: info.replica_id,
             region: info.region,
             cluster_id: info.cluster_id,
@@ -683,22 +609,22 @@ impl Version {
 }
 
 /// Whether a job in this phase has ended.
-pub fn has_ended(phase: i32) -> bool {
+pub fn has_ended(phase: v1::JobPhase) -> bool {
     use v1::JobPhase::{Cancelled, Failed, Succeeded};
-    [Succeeded, Failed, Cancelled].into_iter().any(|end| phase == i32::from(end))
+    matches!(phase, Succeeded | Failed | Cancelled)
 }
 
 /// A phase as people write it; `unknown` for one of a newer server.
-pub fn phase_word(phase: i32) -> &'static str {
-    match v1::JobPhase::try_from(phase) {
-        Ok(v1::JobPhase::Pending) => "pending",
-        Ok(v1::JobPhase::Starting) => "starting",
-        Ok(v1::JobPhase::Running) => "running",
-        Ok(v1::JobPhase::Stopping) => "stopping",
-        Ok(v1::JobPhase::Succeeded) => "succeeded",
-        Ok(v1::JobPhase::Failed) => "failed",
-        Ok(v1::JobPhase::Cancelled) => "cancelled",
-        Ok(v1::JobPhase::Unspecified) | Err(_) => "unknown",
+pub fn phase_word(phase: v1::JobPhase) -> &'static str {
+    match phase {
+        v1::JobPhase::Pending => "pending",
+        v1::JobPhase::Starting => "starting",
+        v1::JobPhase::Running => "running",
+        v1::JobPhase::Stopping => "stopping",
+        v1::JobPhase::Succeeded => "succeeded",
+        v1::JobPhase::Failed => "failed",
+        v1::JobPhase::Cancelled => "cancelled",
+        v1::JobPhase::Unspecified => "unknown",
     }
 }
 
@@ -709,52 +635,66 @@ fn accelerators(message: v1::Accelerators) -> Accelerators {
 impl From<v1::Job> for Job {
     fn from(job: v1::Job) -> Job {
         Job {
-            phase: phase_word(job.phase),
             id: job.id,
             name: job.name,
             tenant: job.tenant,
             labels: job.labels.into_iter().collect(),
-            annotations: job.spec.iter().flat_map(|spec| spec.annotations.clone()).collect(),
+            annotations: job.annotations.into_iter().collect(),
             creator: job.creator,
+            array: job.array.map(|member| ArrayMember {
+                array_id: member.array_id,
+                index: member.index,
+                size: member.size,
+            }),
             etag: job.etag,
-            tier: word::<PriorityTier>(job.tier).to_owned(),
-            attempt: job.attempt,
-            failures: job.failures,
-            workers: job.worker_count,
-            devices: job.device_count,
-            array_index: job.array_index,
-            create_time: moment(job.create_time),
-            start_time: moment(job.start_time),
-            end_time: moment(job.end_time),
-            changed_at_index: job.changed_at_index,
-            released: job.released,
-            estimate: job.estimate.map(Estimate::from),
-            preemptions: job.preemptions,
-            checkpoint_time: moment(job.checkpoint_time),
-            status_reason: job.status_reason,
-            status_detail: job.status_detail,
             redacted: job.redacted,
-            placement: job.placement.map(Placement::from),
-            promise: job.promise.map(Promise::from),
-            recovery: job.recovery.map(Recovery::from),
-            spec: job.spec.map(Spec::from),
+            spec: job.spec.as_ref().map(muster_manifest::spec_fields),
+            status: JobStatus::from(job.status.unwrap_or_default()),
         }
     }
 }
 
-impl From<v1::Promise> for Promise {
-    fn from(promise: v1::Promise) -> Promise {
-        let worker = |worker: v1::PromisedWorker| PromisedWorker {
-            rank: worker.rank,
-            node: worker.node_name,
-            node_id: worker.node_id,
-            devices: worker.devices,
+impl From<v1::JobStatus> for JobStatus {
+    fn from(status: v1::JobStatus) -> JobStatus {
+        let checkpoint =
+            |saved: v1::Checkpoint| Checkpoint { attempt: saved.attempt, time: moment(saved.time) };
+        JobStatus {
+            phase: phase_word(status.phase()),
+            tier: word::<PriorityTier>(status.tier).to_owned(),
+            reason: status.reason,
+            message: status.message,
+            attempt: status.attempt,
+            failures: status.failures,
+            worker_count: status.worker_count,
+            device_count: status.device_count,
+            create_time: moment(status.create_time),
+            start_time: moment(status.start_time),
+            end_time: moment(status.end_time),
+            changed_at_index: status.changed_at_index,
+            eligible: status.eligible,
+            estimate: status.estimate.map(Estimate::from),
+            preemptions: status.preemptions,
+            last_checkpoint: status.last_checkpoint.map(checkpoint),
+            placement: status.placement.map(Placement::from),
+            nominated_placement: status.nominated_placement.map(NominatedPlacement::from),
+            history: status.history.map(AttemptHistory::from),
+        }
+    }
+}
+
+impl From<v1::NominatedPlacement> for NominatedPlacement {
+    fn from(nominated: v1::NominatedPlacement) -> NominatedPlacement {
+        let slot = |slot: v1::WorkerSlot| WorkerSlot {
+            index: slot.index,
+            node: slot.node_name,
+            node_id: slot.node_id,
+            devices: slot.devices,
         };
-        Promise {
-            promised_at_index: promise.promised_at_index,
-            region: promise.region,
-            cluster: promise.cluster,
-            workers: promise.workers.into_iter().map(worker).collect(),
+        NominatedPlacement {
+            nominated_at_index: nominated.nominated_at_index,
+            region: nominated.region,
+            cluster: nominated.cluster,
+            workers: nominated.workers.into_iter().map(slot).collect(),
         }
     }
 }
@@ -788,82 +728,6 @@ impl From<v1::WorkerPlacement> for Worker {
             state: word::<v1::WorkerState>(worker.state).to_owned(),
             exit: exit.map(|e| words(e).unwrap_or_else(|_| "unknown".to_owned())),
             exit_code,
-        }
-    }
-}
-
-impl From<v1::JobSpec> for Spec {
-    fn from(spec: v1::JobSpec) -> Spec {
-        Spec {
-            regions: spec.regions,
-            groups: spec.groups.into_iter().map(Group::from).collect(),
-            run_time_limit: span(spec.run_time_limit),
-            stop_grace: span(spec.stop_grace).unwrap_or_default(),
-            failure_retries: spec.failure_retries_max,
-            checkpoint_directory: spec.checkpoint_directory,
-            working_directory: spec.working_directory,
-            array: Some(spec.array_size).filter(|size| *size > 0),
-            topology: spec.topology.map(Topology::from),
-            node_selector: spec.node_selector.into_iter().map(|(label, v)| (label, v.values)).collect(),
-            tolerations: spec.tolerations,
-            preemptible: spec.preemptible.unwrap_or(true),
-            after: spec
-                .dependencies
-                .into_iter()
-                .map(|d| Dependency { job: d.job_id, when: word::<DependencyRule>(d.rule).to_owned() })
-                .collect(),
-            not_before: moment(spec.not_before),
-            deadline: moment(spec.deadline),
-            expected_run: span(spec.expected_run),
-            datasets: spec.datasets,
-            contract: spec.contract.map(Contract::from),
-        }
-    }
-}
-
-impl From<v1::TopologyRule> for Topology {
-    fn from(rule: v1::TopologyRule) -> Topology {
-        Topology {
-            required: word::<Level>(rule.required).to_owned(),
-            preferred: word::<Level>(rule.preferred).to_owned(),
-            balanced: rule.balanced,
-            segment_workers: rule.segment_workers,
-            spread: rule.spread.map(|spread| Spread {
-                level: word::<Level>(spread.level).to_owned(),
-                max: spread.workers_max,
-            }),
-        }
-    }
-}
-
-impl From<v1::AcceleratorRequest> for AcceleratorRequest {
-    fn from(request: v1::AcceleratorRequest) -> AcceleratorRequest {
-        use v1::accelerator_request::Amount;
-        let milli = match request.amount {
-            Some(Amount::Count(count)) => u64::from(count) * 1_000,
-            Some(Amount::ShareMilli(milli)) => milli.into(),
-            None => 0,
-        };
-        let choice = |c: v1::AcceleratorChoice| (c.r#type, Decimal::milli(c.throughput_milli.into()));
-        AcceleratorRequest {
-            types: request.choices.into_iter().map(choice).collect(),
-            count: Decimal::milli(milli),
-        }
-    }
-}
-
-impl From<v1::TaskGroup> for Group {
-    fn from(group: v1::TaskGroup) -> Group {
-        Group {
-            name: group.name,
-            workers: group.workers,
-            workers_min: group.workers_min,
-            slice: group.slice.map(|slice| Slice { shape: slice.shape, count: slice.count }),
-            command: group.command,
-            environment: group.environment.into_iter().collect(),
-            accelerators: group.accelerators.map(AcceleratorRequest::from),
-            cpu_milli: group.cpu_milli,
-            memory_bytes: group.memory_bytes,
         }
     }
 }
@@ -919,9 +783,7 @@ mod tests {
 
     #[test]
     fn the_shape_of_a_job_is_stable() {
-        let job = v1::Job {
-            id: "job-1".into(),
-            name: "train".into(),
+        let status = v1::JobStatus {
             phase: v1::JobPhase::Running.into(),
             changed_at_index: 7,
             worker_count: 2,
@@ -940,10 +802,12 @@ mod tests {
             }),
             ..Default::default()
         };
+        let job =
+            v1::Job { id: "job-1".into(), name: "train".into(), status: Some(status), ..Default::default() };
         let document = Document::new("Job", Some(9), Job::from(job));
         assert_eq!(
             serde_json::to_string(&document).unwrap(),
-            r#"{"schema":"muster.dev/v1","kind":"Job","logIndex":9,"id":"job-1","name":"train","tenant":"","tier":"","phase":"running","attempt":0,"failures":0,"workers":2,"devices":4,"changedAtIndex":7,"released":false,"placement":{"fencingToken":"1.6","region":"eu","cluster":"","workers":[{"rank":0,"node":"n0","nodeId":"","devices":[0,1],"state":"exited","exit":"exit code 3","exitCode":3}]}}"#
+            r#"{"schema":"muster.dev/v1","kind":"Job","logIndex":9,"id":"job-1","name":"train","tenant":"","status":{"phase":"running","tier":"","attempt":0,"failures":0,"workerCount":2,"deviceCount":4,"changedAtIndex":7,"eligible":false,"placement":{"fencingToken":"1.6","region":"eu","cluster":"","workers":[{"rank":0,"node":"n0","nodeId":"","devices":[0,1],"state":"exited","exit":"exit code 3","exitCode":3}]}}}"#
         );
     }
 }

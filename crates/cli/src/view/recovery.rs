@@ -1,35 +1,30 @@
-//! What became of a job's attempts, and what it asks of whoever runs it, as commands show it.
+//! What became of a job's attempts, as commands show it.
 
-use muster_console::{moment, span};
+use muster_console::moment;
 use muster_manifest::quantity::show_about;
-use muster_types::{FailureClass, LaunchForm, Preflight};
+use muster_types::FailureClass;
 use muster_wire::closed::word;
 use muster_wire::time::{Duration, span_ms};
 use muster_wire::v1;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Content of `Recovery`.
+/// Content of `AttemptHistory`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Recovery {
+pub struct AttemptHistory {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_failure: Option<Failure>,
     /// By class; left out in lists.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub failures: BTreeMap<String, u32>,
     /// Failures in a row, without an attempt that made headway.
-    pub streak: u32,
+    pub consecutive_failures: u32,
     /// Not to be placed again before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry_time: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub avoided: Vec<Avoided>,
-    /// When it last saved its work, in whatever attempt.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub checkpoint_time: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub saved_attempt: Option<u32>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stragglers: Vec<Straggler>,
 }
@@ -43,7 +38,7 @@ pub struct Failure {
     pub rank: Option<u32>,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub node: String,
-    pub detail: String,
+    pub message: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<String>,
     pub attempt: u32,
@@ -87,40 +82,13 @@ pub struct Advice {
     pub advised_ettr_milli: u32,
 }
 
-/// Content of `JobContract`.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Contract {
-    pub launch: String,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub retry_limits: BTreeMap<String, u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub backoff: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub backoff_max: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub avoid: Option<String>,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub checkpoint_place: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub step: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub save: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub interval: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub notice: Option<String>,
-    pub spares: u32,
-    pub preflight: String,
-}
-
-impl From<v1::Recovery> for Recovery {
-    fn from(message: v1::Recovery) -> Recovery {
+impl From<v1::AttemptHistory> for AttemptHistory {
+    fn from(message: v1::AttemptHistory) -> AttemptHistory {
         let failure = |failure: v1::Failure| Failure {
             class: word::<FailureClass>(failure.failure_class).to_owned(),
             rank: failure.rank,
             node: failure.node_name,
-            detail: failure.detail,
+            message: failure.message,
             time: moment(failure.time),
             attempt: failure.attempt,
         };
@@ -132,18 +100,16 @@ impl From<v1::Recovery> for Recovery {
             slow_milli: slow.slow_milli,
             start_time: moment(slow.start_time),
         };
-        Recovery {
+        AttemptHistory {
             last_failure: message.last_failure.map(failure),
             failures: message
                 .failures
                 .into_iter()
                 .map(|f| (word::<FailureClass>(f.failure_class).to_owned(), f.count))
                 .collect(),
-            streak: message.streak,
+            consecutive_failures: message.consecutive_failures,
             retry_time: moment(message.retry_time),
             avoided: message.avoided.into_iter().map(avoided).collect(),
-            checkpoint_time: moment(message.checkpoint_time),
-            saved_attempt: Some(message.saved_attempt).filter(|attempt| *attempt > 0),
             stragglers: message.stragglers.into_iter().map(straggler).collect(),
         }
     }
@@ -165,65 +131,34 @@ impl From<v1::CheckpointAdvice> for Advice {
     }
 }
 
-impl From<v1::JobContract> for Contract {
-    fn from(contract: v1::JobContract) -> Contract {
-        let retry = contract.retry.unwrap_or_default();
-        let checkpoint = contract.checkpoint.unwrap_or_default();
-        Contract {
-            launch: word::<LaunchForm>(contract.launch).to_owned(),
-            retry_limits: retry
-                .limits
-                .into_iter()
-                .map(|limit| (word::<FailureClass>(limit.failure_class).to_owned(), limit.retries))
-                .collect(),
-            backoff: span(retry.backoff),
-            backoff_max: span(retry.backoff_max),
-            avoid: span(retry.avoid),
-            checkpoint_place: checkpoint.place,
-            step: span(checkpoint.step),
-            save: span(checkpoint.save),
-            interval: span(checkpoint.interval),
-            notice: contract
-                .notice
-                .map(|to| format!("POST http://127.0.0.1:{}{}", to.http_port, to.http_path)),
-            spares: contract.spares,
-            preflight: word::<Preflight>(contract.preflight).to_owned(),
-        }
-    }
-}
-
 /// What people are told of a job's attempts: a name and a text each.
-pub fn lines(recovery: &Recovery) -> Vec<(&'static str, String)> {
+pub fn lines(history: &AttemptHistory) -> Vec<(&'static str, String)> {
     let mut lines = Vec::new();
-    if let Some(last) = &recovery.last_failure {
+    if let Some(last) = &history.last_failure {
         let rank = last.rank.map(|rank| format!(" of rank {rank}")).unwrap_or_default();
         let node = if last.node.is_empty() { String::new() } else { format!(" on {}", last.node) };
-        let Failure { class, detail, attempt, .. } = last;
-        lines.push(("last failure", format!("attempt {attempt}: {class}{rank}{node}: {detail}")));
+        let Failure { class, message, attempt, .. } = last;
+        lines.push(("last failure", format!("attempt {attempt}: {class}{rank}{node}: {message}")));
     }
-    if !recovery.failures.is_empty() {
-        let counts = recovery.failures.iter().map(|(class, count)| format!("{class} {count}"));
+    if !history.failures.is_empty() {
+        let counts = history.failures.iter().map(|(class, count)| format!("{class} {count}"));
         lines.push(("failed attempts", counts.collect::<Vec<_>>().join(", ")));
     }
-    if recovery.streak > 1 {
-        lines.push(("failed in a row", recovery.streak.to_string()));
+    if history.consecutive_failures > 1 {
+        lines.push(("failed in a row", history.consecutive_failures.to_string()));
     }
-    if let Some(until) = &recovery.retry_time {
+    if let Some(until) = &history.retry_time {
         lines.push(("tried again", format!("not before {until}")));
     }
-    for Avoided { node, expire_time } in &recovery.avoided {
+    for Avoided { node, expire_time } in &history.avoided {
         let until = expire_time.as_deref().unwrap_or_default();
         lines.push(("keeps away from", format!("{node} until {until}")));
     }
-    for slow in &recovery.stragglers {
+    for slow in &history.stragglers {
         let (whole, tenths) = (slow.slow_milli / 1_000, slow.slow_milli % 1_000 / 100);
         let text = format!("rank {} on {}: {whole}.{tenths} times as long for a step", slow.rank, slow.node);
         lines.push(("straggler", text));
     }
-    lines.extend(recovery.checkpoint_time.as_ref().map(|at| {
-        let attempt = recovery.saved_attempt.map(|n| format!(" in attempt {n}")).unwrap_or_default();
-        ("last saved", format!("{at}{attempt}"))
-    }));
     lines
 }
 

@@ -56,7 +56,7 @@ pub struct Repair {
     pub start_time: Option<String>,
     pub phase: String,
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub detail: String,
+    pub message: String,
 }
 
 /// One thing that is wrong.
@@ -70,7 +70,7 @@ pub struct Condition {
     pub start_time: Option<String>,
     pub count: u32,
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub detail: String,
+    pub message: String,
 }
 
 impl From<v1::NodeCondition> for Condition {
@@ -81,7 +81,7 @@ impl From<v1::NodeCondition> for Condition {
             action: word::<HealthAction>(condition.action).to_owned(),
             start_time: moment(condition.start_time),
             count: condition.count,
-            detail: condition.detail,
+            message: condition.message,
         }
     }
 }
@@ -104,7 +104,7 @@ impl From<v1::NodeRestriction> for Restriction {
                 devices: repair.devices,
                 start_time: moment(repair.start_time),
                 phase: word::<v1::RepairPhase>(repair.phase).to_owned(),
-                detail: repair.detail,
+                message: repair.message,
             }),
             conditions: restriction.conditions.into_iter().map(Into::into).collect(),
             recent: restriction.recent.into_iter().map(Into::into).collect(),

@@ -22,7 +22,7 @@ class CommandLine:
             pytest.skip("MUSTER_BIN does not name a muster program")
         self._program = program
         # By request id: a client repeats a call whose answer is late.
-        self._specs: dict[str, job_pb2.JobSpec] = {}
+        self._specs: dict[str, job_pb2.Job] = {}
         submit = grpc.unary_unary_rpc_method_handler(
             self._submit,
             request_deserializer=job_pb2.SubmitJobRequest.FromString,
@@ -35,13 +35,13 @@ class CommandLine:
         self._server.start()
 
     def _submit(self, request: job_pb2.SubmitJobRequest, context: object) -> job_pb2.SubmitJobResponse:
-        self._specs[request.request_id] = request.spec
+        self._specs[request.request_id] = request.job
         return job_pb2.SubmitJobResponse()
 
     def close(self) -> None:
         self._server.stop(None).wait()
 
-    def sent(self, file: Path, *arguments: str) -> list[job_pb2.JobSpec]:
+    def sent(self, file: Path, *arguments: str) -> list[job_pb2.Job]:
         """The messages that it sends for a file; none when it finds the file wrong."""
         self._specs.clear()
         endpoint = f"127.0.0.1:{self._port}"

@@ -127,7 +127,8 @@ def test_nobody_there_ends_with_the_deadline_and_the_request_id() -> None:
 def test_a_watch_that_lost_its_place_begins_again() -> None:
     what = ("watch jobs", "/x", job_pb2.WatchJobsResponse.FromString)
     seen = Seen()
-    place: Watch[str] = Watch(what, job_pb2.WatchJobsRequest(job_ids=["job-1"]), lambda job: job.id, "", None, seen)
+    request = job_pb2.WatchJobsRequest(filter=job_pb2.JobFilter(job_ids=["job-1"]))
+    place: Watch[str] = Watch(what, request, lambda job: job.id, "", None, seen)
     assert place.opening() is None
     item = place.accept(job_pb2.WatchJobsResponse(resume_token="t", log_index=7, bookmark=common_pb2.Bookmark()))
     assert item == muster.Bookmark(7, "t") and seen.log_index == 7
@@ -241,11 +242,11 @@ def test_reads_are_what_is_asked_for() -> None:
 
 
 def test_a_job_has_datetimes() -> None:
-    job = muster.JobView(job_pb2.Job(id="job-1", create_time=timestamp(1_798_761_600_123), phase=job_pb2.JOB_PHASE_RUNNING))
+    job = muster.JobView(job_pb2.Job(id="job-1", status=job_pb2.JobStatus(create_time=timestamp(1_798_761_600_123), phase=job_pb2.JOB_PHASE_RUNNING)))
     assert job.create_time == datetime(2027, 1, 1, 0, 0, 0, 123_000, timezone.utc)
     assert (job.start_time, job.expected_run_time, job.array_index, job.fencing_token) == (None, None, None, None)
-    assert muster.JobView(job_pb2.Job(create_time=timestamp((1 << 63) - 1))).create_time is None, "no calendar has it"
-    assert muster.JobView(job_pb2.Job(phase=99)).phase == "unknown"  # type: ignore[arg-type]
+    assert muster.JobView(job_pb2.Job(status=job_pb2.JobStatus(create_time=timestamp((1 << 63) - 1)))).create_time is None, "no calendar has it"
+    assert muster.JobView(job_pb2.Job(status=job_pb2.JobStatus(phase=99))).phase == "unknown"  # type: ignore[arg-type]
 
 
 def surface(of: object) -> dict[str, str]:

@@ -44,7 +44,7 @@ def test_a_job_from_submission_to_output(cluster: Cluster) -> None:
         assert (found.name, found.nodes, found.region) == ("hello", ["h1"], "region-1")
         assert found.create_time and found.start_time and found.end_time
         assert begun - timedelta(minutes=1) < found.create_time <= found.start_time <= found.end_time
-        assert found.spec is not None and found.spec.to_message().groups[0].environment == {"A": "b"}
+        assert found.spec is not None and [v.value for v in found.spec.to_message().spec.groups[0].environment] == ["b"]
         assert [one.id for one in client.jobs(name_prefix="hello", phases=["succeeded"])] == [job.id]
         assert list(client.jobs(name_prefix="hello", phases=["failed"])) == []
         assert [node.name for node in client.nodes()] == ["h1"]
@@ -199,7 +199,7 @@ def test_refusals_are_told_apart(cluster: Cluster) -> None:
         with pytest.raises(muster.InvalidSpec) as refused:
             client.submit(muster.job("No Name", ["true"]))
         assert (refused.value.reason, refused.value.number) == ("INVALID_FIELD", "MS-1001")
-        assert [violation.field for violation in refused.value.violations] == ["spec.name"]
+        assert [violation.field for violation in refused.value.violations] == ["job.name"]
         assert pickle.loads(pickle.dumps(refused.value)).violations == refused.value.violations
         with pytest.raises(muster.InvalidSpec, match="NEVER_FITS"):
             client.validate(muster.job("giant", ["true"], workers=64, accelerators="h100:4"))

@@ -79,13 +79,13 @@ RIGHT = [
     "accelerators: {type: h100, count: 0.5}",
     "accelerators: {types: {h100: 1.0, a100: 0.45}, count: 8}",
     "array: 20",
-    "environment: {A: 1, B: true, C: 1.10, D: '', E: 0x1f, F: 'null'}",
+    "environment: {A: 1, B: true, C: 1.10, D: '', E: 0x1f, F: 'null', G: 'muster-secret://token'}",
     "regions: [eu, us]",
     "regions: ~",
     "tier:",
     "topology: {required: block, preferred: rack, balanced: true}",
     "topology: {segmentWorkers: 1}",
-    "topology: {spread: {level: host, max: 2}}",
+    "topology: {spread: {level: host, maxWorkers: 2}}",
     "topology: {}",
     "nodeSelector: {zone: a, rack: [b, c], fast: true, number: 7}",
     "tolerations: [a, b]",
@@ -95,13 +95,13 @@ RIGHT = [
     "datasets: [imagenet]",
     "launch: torchrun",
     "retry: {}",
-    "retry: {limits: {application: 3, preempted: 0}, backoff: 0, backoffMax: 5m, avoid: 1h}",
-    "checkpoint: {place: imagenet, step: 2s, save: 10s, interval: 5m}",
+    "retry: {limits: {application: 3, preempted: 0}, backoff: 0, maxBackoff: 5m, avoid: 1h}",
+    "checkpoint: {directory: /shared/x, dataset: imagenet, step: 2s, save: 10s, interval: 5m}",
     "notice: {httpPort: 8080, httpPath: /stop}",
-    "spares: 2",
+    "spareWorkers: 2",
     "preflight: off",
-    "expectedRun: 90m\n  failureRetries: 0",
-    "workers: 8\n  workersMin: 2",
+    "expectedRun: 90m\n  retry: {maxFailures: 0}",
+    "workers: 8\n  minWorkers: 2",
 ]
 
 
@@ -116,13 +116,13 @@ def command_line() -> Iterator[CommandLine]:
     found.close()
 
 
-def alike(ours: job_pb2.JobSpec, theirs: job_pb2.JobSpec) -> None:
+def alike(ours: job_pb2.Job, theirs: job_pb2.Job) -> None:
     """Times like `+2h` count from the moment at which each of the two read the file."""
     for field in ("not_before", "deadline"):
-        assert ours.HasField(field) == theirs.HasField(field)
-        if ours.HasField(field):
-            assert abs(getattr(ours, field).seconds - getattr(theirs, field).seconds) < 120
-            getattr(ours, field).CopyFrom(getattr(theirs, field))
+        assert ours.spec.HasField(field) == theirs.spec.HasField(field)
+        if ours.spec.HasField(field):
+            assert abs(getattr(ours.spec, field).seconds - getattr(theirs.spec, field).seconds) < 120
+            getattr(ours.spec, field).CopyFrom(getattr(theirs.spec, field))
     assert ours == theirs
 
 
@@ -181,8 +181,6 @@ def world(draw: random.Random) -> dict[str, Any]:
         "regions": ["eu-1", "us-2"][: draw.randrange(3)],
         "runTimeLimit": span(),
         "stopGrace": "10s",
-        "failureRetries": draw.randrange(5),
-        "checkpointDirectory": "/shared/x",
         "workingDirectory": "/work",
         "array": draw.randrange(1, 9),
         "topology": draw.choice([{"required": "rack"}, {"preferred": "block", "balanced": True}]),
@@ -192,8 +190,8 @@ def world(draw: random.Random) -> dict[str, Any]:
         "after": draw.choice([["job-1"], [{"job": "job-2", "when": "finished"}]]),
         "expectedRun": span(),
         "datasets": ["d"],
-        "retry": {"limits": {"application": draw.randrange(4)}, "backoff": "2s"},
-        "checkpoint": {"step": "1s", "save": "2s", "interval": "1m"},
+        "retry": {"maxFailures": draw.randrange(5), "limits": {"application": draw.randrange(4)}, "backoff": "2s"},
+        "checkpoint": {"directory": "/shared/x", "step": "1s", "save": "2s", "interval": "1m"},
         "notice": {"httpPort": draw.randrange(1, 65536)},
         "preflight": draw.choice(["on", "off", "default"]),
     }
@@ -280,7 +278,7 @@ def test_jobs_in_python_are_those_of_files() -> None:
         node_selector={"zone": ["a", "b"]},
     )
     assert made == muster.JobSpec.from_yaml(text)
-    assert muster.job("x", ["y"], run_time_limit=90).to_message().run_time_limit.seconds == 90
+    assert muster.job("x", ["y"], run_time_limit=90).to_message().spec.run_time_limit.seconds == 90
     assert made.replace(name="z", regions=["eu"]).name == "z" and made.name == "x"
     for bad in ({"accelerators": "h100"}, {"cpu": 0.00001}, {"array": 0}):
         with pytest.raises(muster.InvalidJobFile):

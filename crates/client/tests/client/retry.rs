@@ -185,7 +185,7 @@ async fn a_hint_to_nowhere_is_forgotten() {
 
 #[tokio::test]
 async fn refusals_come_at_once_with_their_fields() {
-    let violation = Violation::new("spec.groups[0].workers", "must be between 1 and 16384, got 0");
+    let violation = Violation::new("job.spec.groups[0].workers", "must be between 1 and 16384, got 0");
     let refusal = Refusal::fields(vec![violation.clone()]);
     let fake = Fake::start([Step::Refuse(to_status(&refusal))]);
     let client = client(&[fake.endpoint()], options()).await;

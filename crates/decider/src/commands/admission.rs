@@ -74,14 +74,22 @@ pub(super) fn set(
     speculation: &mut Speculation,
     request: RequestId,
     admission: &NodeAdmission,
+    expected_version: Option<LogIndex>,
 ) -> Result<Answer, Refusal> {
-    let key = RequestKey { id: request, fingerprint: hash(&("node admission", admission)) };
+    let key = RequestKey { id: request, fingerprint: hash(&("node admission", admission, expected_version)) };
     if let Some(answer) = repeated(speculation, key)? {
         return Ok(answer);
     }
     let violations = admission.violations();
     if !violations.is_empty() {
         return Err(Refusal::fields(violations));
+    }
+    let current = speculation.state().admission().map_or(LogIndex::ZERO, |row| row.version);
+    if let Some(expected) = expected_version.filter(|expected| *expected != current) {
+        let text = format!(
+            "the admission of nodes is at version {current}, not {expected}; read it again and apply the change to that"
+        );
+        return Err(Refusal::new(RefusalCode::PolicyChanged, text).with("version", current));
     }
     let decision = Decision::NodeAdmissionSet { request: key, admission: Box::new(admission.clone()) };
     Ok(Answer::Done { at: speculation.push(decision) })

@@ -158,6 +158,8 @@ pub enum Command {
         request: RequestId,
         /// All of it.
         admission: Box<NodeAdmission>,
+        /// The version it is meant to replace; none replaces whatever there is.
+        expected_version: Option<LogIndex>,
     },
     /// Approve or reject a node by its name.
     SetNodeApproval {

@@ -53,7 +53,9 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         Command::SetHealthPolicy { request, policy, expected_version } => {
             health::set_policy(speculation, *request, policy, *expected_version)
         }
-        Command::SetNodeAdmission { request, admission } => admission::set(speculation, *request, admission),
+        Command::SetNodeAdmission { request, admission, expected_version } => {
+            admission::set(speculation, *request, admission, *expected_version)
+        }
         Command::SetNodeApproval { request, name, approval } => {
             admission::approve(speculation, *request, name, approval.as_ref())
         }

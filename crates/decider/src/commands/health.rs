@@ -7,7 +7,7 @@ use alloc::boxed::Box;
 use alloc::format;
 use alloc::vec::Vec;
 use muster_journal::{Decision, RequestKey, hash};
-use muster_state::NodeStatus;
+use muster_state::{NodeStatus, State};
 use muster_types::health::{HealthPolicy, HealthReport, RepairEnd, RepairPhase, RepairStep};
 use muster_types::{DeviceSet, JobId, LogIndex, NodeId, Refusal, RefusalCode, RequestId};
 
@@ -74,17 +74,30 @@ pub(super) fn set_policy(
     if let Some(answer) = repeated(speculation, key)? {
         return Ok(answer);
     }
+    check_policy(speculation.state(), policy, expected_version)?;
+    let decision = Decision::HealthPolicySet { request: key, policy: Box::new(policy.clone()) };
+    Ok(Answer::Done { at: speculation.push(decision) })
+}
+
+/// Whether a health policy could be set now; the version in force.
+///
+/// # Errors
+/// With its violations, or when another version is in force than the one that is expected.
+pub fn check_policy(
+    state: &State,
+    policy: &HealthPolicy,
+    expected_version: Option<LogIndex>,
+) -> Result<LogIndex, Refusal> {
     let violations = policy.violations();
     if !violations.is_empty() {
         return Err(Refusal::fields(violations));
     }
-    let current = speculation.state().health_policy().version;
+    let current = state.health_policy().version;
     if let Some(expected) = expected_version.filter(|expected| *expected != current) {
         let text = format!(
             "the health policy is at version {current}, not {expected}; read it again and apply the change to that"
         );
         return Err(Refusal::new(RefusalCode::PolicyChanged, text).with("version", current));
     }
-    let decision = Decision::HealthPolicySet { request: key, policy: Box::new(policy.clone()) };
-    Ok(Answer::Done { at: speculation.push(decision) })
+    Ok(current)
 }

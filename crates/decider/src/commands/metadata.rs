@@ -15,7 +15,7 @@ pub(super) fn check_metadata(specs: &[Submission]) -> Result<(), Refusal> {
     let mut found = Vec::new();
     for (place, job) in distinct_specs(specs) {
         let Some(metadata) = &job.metadata else { continue };
-        let at = format!("specs[{place}]");
+        let at = format!("jobs[{place}]");
         found.extend(metadata.violations().into_iter().map(|violation| violation.under(&at)));
         if found.len() >= VIOLATIONS_MAX {
             break;

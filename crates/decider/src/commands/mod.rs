@@ -5,7 +5,7 @@ pub(crate) mod answer;
 mod cluster;
 pub(crate) mod command;
 pub(crate) mod handle;
-mod health;
+pub(crate) mod health;
 mod jobs;
 mod metadata;
 mod network;

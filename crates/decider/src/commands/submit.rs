@@ -32,7 +32,7 @@ pub fn check_submission(state: &State, specs: &[Submission], now: LogTime) -> Re
     let max = limits::BATCH_JOBS_MAX;
     if specs.is_empty() || specs.len() > max {
         return Err(Refusal::fields(alloc::vec![Violation::limit(
-            "specs",
+            "jobs",
             specs.len() as u64,
             1,
             max as u64
@@ -53,7 +53,7 @@ pub fn check_submission(state: &State, specs: &[Submission], now: LogTime) -> Re
         }
         if let Err(never) = could_ever(state, spec) {
             return Err(Refusal::new(RefusalCode::NeverFits, format!("job {}: {never}", spec.name))
-                .with("spec_index", spec_index(specs, place))
+                .with("job_index", job_index(specs, place))
                 .with("group", &never.group)
                 .with("wanted", &never.wanted)
                 .with("closest", &never.closest));
@@ -84,7 +84,7 @@ fn check_rights(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
         return Ok(());
     };
     let Some(spec) = specs.get(place).map(|job| &job.spec) else { return Ok(()) };
-    let place = spec_index(specs, place);
+    let place = job_index(specs, place);
     let (right, text) = match missing {
         MissingRight::Tier { most } => (
             "tierMax",
@@ -104,7 +104,7 @@ fn check_rights(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
         ),
     };
     Err(Refusal::new(RefusalCode::RightMissing, text)
-        .with("spec_index", place)
+        .with("job_index", place)
         .with("tenant", &spec.tenant)
         .with("right", right))
 }
@@ -116,7 +116,7 @@ pub(crate) fn distinct_specs(jobs: &[Submission]) -> impl Iterator<Item = (usize
 }
 
 /// The place in the request of the spec that a job came from.
-fn spec_index(jobs: &[Submission], job: usize) -> usize {
+fn job_index(jobs: &[Submission], job: usize) -> usize {
     jobs.iter().take(job.saturating_add(1)).filter(|job| begins_a_spec(job)).count().saturating_sub(1)
 }
 
@@ -130,7 +130,7 @@ fn check_dependencies(state: &State, specs: &[Submission]) -> Result<(), Refusal
     for (place, spec) in distinct_specs(specs) {
         for (at, dependency) in spec.dependencies.iter().enumerate() {
             if state.job(dependency.job).is_none() && found.len() < VIOLATIONS_MAX {
-                let field = format!("specs[{place}].dependencies[{at}]");
+                let field = format!("jobs[{place}].spec.dependencies[{at}]");
                 let text = format!(
                     "there is no {}: it never was, or its history has been dropped; a job can wait for jobs that \
                      were submitted before it and are still listed",
@@ -153,7 +153,7 @@ fn check_contracts(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
         if job.contract.is_default() || found.len() >= VIOLATIONS_MAX {
             continue;
         }
-        let at = format!("specs[{place}].contract");
+        let at = format!("jobs[{place}].spec");
         found.extend(job.contract.violations(&job.spec).into_iter().map(|violation| violation.under(&at)));
         found.extend(notice_too_short(job).map(|violation| violation.under(&at)));
         let checkpoints = job.contract.checkpoint.place.as_ref();
@@ -182,7 +182,7 @@ pub fn check_datasets(state: &State, specs: &[Submission]) -> Result<(), Refusal
             break;
         }
         if let Some(text) = unknown_dataset(state, name) {
-            found.push(Violation::new(format!("specs[{place}].datasets[{at}]"), text));
+            found.push(Violation::new(format!("jobs[{place}].spec.datasets[{at}]"), text));
         }
     }
     if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
@@ -275,7 +275,7 @@ pub(super) fn submit(
     if bytes.len() + texts > SUBMISSION_BYTES_MAX {
         let text =
             format!("must be at most {SUBMISSION_BYTES_MAX} bytes together, got {}", bytes.len() + texts);
-        return Err(Refusal::fields(alloc::vec![Violation::new("specs", text)]));
+        return Err(Refusal::fields(alloc::vec![Violation::new("jobs", text)]));
     }
     let key = RequestKey { id: request, fingerprint: hash(&bytes) };
     if let Some(answer) = repeated(speculation, key)? {

@@ -30,7 +30,7 @@ pub(crate) fn check(specs: &[Submission], now: LogTime) -> Result<(), Refusal> {
         if now < deadline && earliest <= deadline {
             continue;
         }
-        let field = format!("specs[{place}].deadline");
+        let field = format!("jobs[{place}].spec.deadline");
         let text = if deadline <= now {
             format!("must be after the present time, {now}, got {deadline}; set a later deadline, or none")
         } else {
@@ -41,7 +41,7 @@ pub(crate) fn check(specs: &[Submission], now: LogTime) -> Result<(), Refusal> {
         };
         let refusal = Refusal::fields(alloc::vec![Violation::new(field, text)]);
         return Err(Refusal { code: RefusalCode::DeadlineUnmeetable, ..refusal }
-            .with("spec_index", place)
+            .with("job_index", place)
             .with("deadline_ms", deadline.0)
             .with("earliest_ms", earliest.0));
     }

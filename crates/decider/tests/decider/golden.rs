@@ -294,7 +294,8 @@ fn admit(run: &mut Run) {
     let rule = AdmissionRule { pattern: "eu-*".into(), bounds: bounds.clone() };
     let admission = NodeAdmission { mode: AdmissionMode::Pinned, rules: vec![rule] };
     let request = run.next_request();
-    let command = Command::SetNodeAdmission { request, admission: Box::new(admission) };
+    let command =
+        Command::SetNodeAdmission { request, admission: Box::new(admission), expected_version: None };
     handle(&mut run.speculation, &command).unwrap();
     for (text, approval) in [
         ("gpu-x", Some(Approval::Rejected)),

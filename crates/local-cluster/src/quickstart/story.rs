@@ -112,8 +112,8 @@ impl Story<'_> {
         self.progress.say(text);
     }
 
-    async fn submit(&mut self, specs: Vec<v1::JobSpec>) -> Result<Vec<String>> {
-        let request = v1::SubmitJobsRequest { request_id: String::new(), specs };
+    async fn submit(&mut self, specs: Vec<v1::Job>) -> Result<Vec<String>> {
+        let request = v1::SubmitJobsRequest { request_id: String::new(), jobs: specs };
         let ids = self.client.submit_jobs(request).await.context("submitting jobs")?.job_ids;
         self.acknowledged.extend(ids.iter().cloned());
         Ok(ids)
@@ -121,14 +121,14 @@ impl Story<'_> {
 
     async fn submit_jobs(&mut self) -> Result<()> {
         let mut train = self.example(TRAIN)?;
-        train.checkpoint_directory = self.fleet.checkpoints().display().to_string();
-        for group in &mut train.groups {
+        train.spec_mut().checkpoint_mut().directory = self.fleet.checkpoints().display().to_string();
+        for group in &mut train.spec_mut().groups {
             // Half of a region each: two gangs share one, the third has another to itself.
             group.workers = GANG_WORKERS;
-            group.accelerators = Some(devices(GANG_WORKER_DEVICES));
+            group.resources_mut().accelerators = Some(devices(GANG_WORKER_DEVICES));
         }
         let gangs =
-            (0..TRAINING_GANGS).map(|n| v1::JobSpec { name: format!("{}-{n}", train.name), ..train.clone() });
+            (0..TRAINING_GANGS).map(|n| v1::Job { name: format!("{}-{n}", train.name), ..train.clone() });
         self.training = self.submit(gangs.collect()).await?;
         let short = self.submit(vec![self.example(SHORT_ARRAY)?]).await?;
         self.say(&format!(
@@ -136,7 +136,7 @@ impl Story<'_> {
             TRAINING_GANGS,
             short.len()
         ));
-        let request = v1::SubmitJobRequest { spec: Some(self.example(TOO_BIG)?), ..Default::default() };
+        let request = v1::SubmitJobRequest { job: Some(self.example(TOO_BIG)?), ..Default::default() };
         match self.client.submit_job(request).await {
             Ok(_) => bail!("a job that can never fit was accepted"),
             Err(error) => {
@@ -165,13 +165,13 @@ impl Story<'_> {
     }
 
     /// The one job of an example file, told where to write down when it ran.
-    fn example(&self, text: &str) -> Result<v1::JobSpec> {
-        let mut spec = example(text)?;
+    fn example(&self, text: &str) -> Result<v1::Job> {
+        let mut job = example(text)?;
         let evidence = ["--interval-dir".to_owned(), self.fleet.intervals().display().to_string()];
-        for group in &mut spec.groups {
-            group.command.extend(evidence.clone());
+        for group in &mut job.spec_mut().groups {
+            group.command_mut().extend(evidence.clone());
         }
-        Ok(spec)
+        Ok(job)
     }
 
     fn places(&self) -> String {
@@ -183,10 +183,10 @@ impl Story<'_> {
     /// One short job: milliseconds from `since` to its acknowledgement and to its placement.
     async fn probe(&mut self, since: Instant) -> Result<(u64, u64)> {
         self.probes += 1;
-        let mut spec = self.example(SHORT_ARRAY)?;
-        spec.name = format!("probe-{}", self.probes);
-        spec.array_size = 0;
-        let ids = self.submit(vec![spec]).await?;
+        let mut job = self.example(SHORT_ARRAY)?;
+        job.name = format!("probe-{}", self.probes);
+        job.spec_mut().array_size = 0;
+        let ids = self.submit(vec![job]).await?;
         let acknowledged = Instant::now();
         let id = ids.first().context("an acknowledged job has an id")?;
         let placed = |jobs: &Jobs| jobs.get(id).is_some_and(is_placed);
@@ -236,21 +236,24 @@ impl Story<'_> {
         self.may_preempt_at_once().await?;
         let before: BTreeMap<String, u32> = {
             let jobs = self.tracker.jobs();
-            self.training.iter().filter_map(|id| Some((id.clone(), jobs.get(id)?.attempt))).collect()
+            self.training.iter().filter_map(|id| Some((id.clone(), jobs.get(id)?.status().attempt))).collect()
         };
-        let mut spec = self.example(SHORT_ARRAY)?;
-        spec.array_size = 0;
-        spec.name = "urgent".to_owned();
-        spec.tier = v1::Tier::Production.into();
-        spec.regions = vec![region.clone()];
-        for group in &mut spec.groups {
+        let mut job = self.example(SHORT_ARRAY)?;
+        job.spec_mut().array_size = 0;
+        job.name = "urgent".to_owned();
+        job.spec_mut().tier = v1::Tier::Production.into();
+        job.spec_mut().regions = vec![region.clone()];
+        for group in &mut job.spec_mut().groups {
             // What is free in the region, and one gang more.
             group.workers = free / GANG_WORKER_DEVICES + GANG_WORKERS;
-            group.accelerators = Some(devices(GANG_WORKER_DEVICES));
+            group.resources_mut().accelerators = Some(devices(GANG_WORKER_DEVICES));
         }
-        self.say(&format!("a production gang of {} workers comes for {region}", spec.groups[0].workers));
+        self.say(&format!(
+            "a production gang of {} workers comes for {region}",
+            job.spec().groups[0].workers
+        ));
         let asked = Instant::now();
-        let ids = self.submit(vec![spec]).await?;
+        let ids = self.submit(vec![job]).await?;
         let urgent = ids.first().context("an acknowledged job has an id")?.clone();
         let placed = |jobs: &Jobs| jobs.get(&urgent).is_some_and(is_placed);
         let placed = self.tracker.wait(PATIENCE, placed).await.context("the production gang got no room")?;
@@ -321,7 +324,7 @@ impl Story<'_> {
         let (region, victims) =
             here.iter().max_by_key(|(_, jobs)| jobs.len()).context("no training is running")?;
         let attempts: BTreeMap<String, u32> =
-            victims.iter().map(|job| (job.id.clone(), job.attempt)).collect();
+            victims.iter().map(|job| (job.id.clone(), job.status().attempt)).collect();
         let region = (*region).to_owned();
         self.victims.extend(attempts.keys().cloned());
         self.say(&format!(
@@ -353,7 +356,7 @@ impl Story<'_> {
             let open: Vec<String> = ids
                 .iter()
                 .filter(|id| !jobs.get(*id).is_some_and(is_finished))
-                .map(|id| format!("{id} {}", jobs.get(id).map_or("unseen", |j| j.status_reason.as_str())))
+                .map(|id| format!("{id} {}", jobs.get(id).map_or("unseen", |j| j.status().reason.as_str())))
                 .collect();
             bail!("jobs that did not finish: {}", open.join(", "));
         }
@@ -448,7 +451,7 @@ fn devices(count: u32) -> v1::AcceleratorRequest {
 
 /// Runs, or has run, in a later attempt.
 fn is_again(job: &Job, before: u32) -> bool {
-    job.attempt > before && matches!(job.phase(), JobPhase::Running | JobPhase::Succeeded)
+    job.status().attempt > before && matches!(job.phase(), JobPhase::Running | JobPhase::Succeeded)
 }
 
 fn has_file(folder: &Path) -> bool {
@@ -456,7 +459,7 @@ fn has_file(folder: &Path) -> bool {
 }
 
 /// The one job of an example file.
-fn example(text: &str) -> Result<v1::JobSpec> {
+fn example(text: &str) -> Result<v1::Job> {
     // No example names a time.
     let manifests = muster_manifest::parse(text.as_bytes(), 0).context("reading an example")?;
     manifests.into_iter().next().map(|manifest| manifest.message).context("an example has a job")

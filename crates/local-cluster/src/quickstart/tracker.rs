@@ -73,11 +73,11 @@ pub fn is_finished(job: &Job) -> bool {
 
 /// Whether the job was placed at all.
 pub fn is_placed(job: &Job) -> bool {
-    job.placement.is_some()
+    job.status().placement.is_some()
 }
 
 /// Where it runs, while it does.
 pub fn running_in(job: &Job) -> Option<&str> {
     let active = matches!(job.phase(), JobPhase::Starting | JobPhase::Running);
-    job.placement.as_ref().filter(|_| active).map(|p| p.region.as_str())
+    job.status().placement.as_ref().filter(|_| active).map(|p| p.region.as_str())
 }

@@ -17,7 +17,7 @@ use v1::cluster_service_server::{ClusterService, ClusterServiceServer};
 use v1::fleet_service_server::{FleetService, FleetServiceServer};
 use v1::job_service_server::{JobService, JobServiceServer};
 use v1::policy_service_server::{PolicyService, PolicyServiceServer};
-use v1::queue_service_server::{QueueService, QueueServiceServer};
+use v1::tenant_service_server::{TenantService, TenantServiceServer};
 use v1::watch_jobs_response::Event;
 
 #[derive(Default)]
@@ -65,7 +65,7 @@ impl Fake {
                 .add_service(FleetServiceServer::new(service.clone()))
                 .add_service(ProbeServiceServer::new(service.clone()))
                 .add_service(PolicyServiceServer::new(service.clone()))
-                .add_service(QueueServiceServer::new(service.clone()))
+                .add_service(TenantServiceServer::new(service.clone()))
                 .add_service(ClusterServiceServer::new(service))
                 .serve_with_incoming(incoming)
                 .await
@@ -76,7 +76,8 @@ impl Fake {
 
     /// Puts a job into the book.
     pub fn add(&self, id: &str, name: &str, phase: JobPhase) {
-        let job = v1::Job { status_reason: "WAITING_FOR_CAPACITY".into(), ..job(id, name, phase) };
+        let mut job = job(id, name, phase);
+        job.status_mut().reason = "WAITING_FOR_CAPACITY".into();
         self.book.lock().unwrap().jobs.insert(id.to_owned(), job);
     }
 }
@@ -94,13 +95,16 @@ fn job(id: &str, name: &str, phase: JobPhase) -> v1::Job {
         id: id.into(),
         name: name.into(),
         tenant: "default".into(),
-        tier: v1::Tier::Standard.into(),
-        phase: phase.into(),
-        worker_count: 4,
-        device_count: 8,
-        attempt: 1,
-        changed_at_index: 12,
-        create_time: Some(timestamp(1_700_000_000_000)),
+        status: Some(v1::JobStatus {
+            tier: v1::Tier::Standard.into(),
+            phase: phase.into(),
+            worker_count: 4,
+            device_count: 8,
+            attempt: 1,
+            changed_at_index: 12,
+            create_time: Some(timestamp(1_700_000_000_000)),
+            ..Default::default()
+        }),
         ..Default::default()
     }
 }
@@ -170,10 +174,11 @@ impl JobService for Service {
     ) -> Result<Response<v1::SubmitJobResponse>, Status> {
         let request = request.into_inner();
         self.book.lock().unwrap().request_ids.push(request.request_id);
-        let specs = convert::submissions_from_proto("spec", request.spec)
+        let specs = convert::submissions_from_proto("job", request.job)
             .map_err(|found| to_status(&Refusal::fields(found)))?;
         if specs[0].name.as_str() == "forbidden-group" {
-            let violation = muster_types::Violation::new("spec.groups[0].cpu_milli", "must be odd today");
+            let violation =
+                muster_types::Violation::new("job.spec.groups[0].resources.cpu_milli", "must be odd today");
             return Err(to_status(&Refusal::fields(vec![violation])));
         }
         let job_ids =
@@ -182,8 +187,10 @@ impl JobService for Service {
         for id in &job_ids {
             if let Some(job) = self.book.lock().unwrap().jobs.get_mut(id) {
                 job.labels.clone_from(&shown.labels);
+                job.annotations.clone_from(&shown.annotations);
+                job.tenant.clone_from(&shown.tenant);
                 job.creator = "tenant/vision/ada".to_owned();
-                job.spec = Some(shown.clone());
+                job.spec.clone_from(&shown.spec);
             }
         }
         Ok(Response::new(v1::SubmitJobResponse { job_ids, freshness: freshness() }))
@@ -195,10 +202,11 @@ impl JobService for Service {
     ) -> Result<Response<v1::SubmitJobsResponse>, Status> {
         let request = request.into_inner();
         self.book.lock().unwrap().request_ids.push(request.request_id);
-        let specs = convert::jobs_from_proto("specs", request.specs)
+        let specs = convert::jobs_from_proto("jobs", request.jobs)
             .map_err(|found| to_status(&Refusal::fields(found)))?;
         if specs[1].name.as_str() == "forbidden-group" {
-            let violation = muster_types::Violation::new("specs[1].groups[0].memory_bytes", "must be even");
+            let violation =
+                muster_types::Violation::new("jobs[1].spec.groups[0].resources.memory_bytes", "must be even");
             return Err(to_status(&Refusal::fields(vec![violation])));
         }
         let job_ids = self.accept(&specs[0].name, specs.len())?;
@@ -210,10 +218,10 @@ impl JobService for Service {
         request: Request<v1::CancelJobRequest>,
     ) -> Result<Response<v1::CancelJobResponse>, Status> {
         let mut job = self.find(&request.into_inner().job_id)?;
-        if job.phase == i32::from(JobPhase::Succeeded) {
+        if job.phase() == JobPhase::Succeeded {
             return Err(refuse(RefusalCode::JobFinished, "the job has already finished"));
         }
-        job.phase = JobPhase::Cancelled.into();
+        job.status_mut().phase = JobPhase::Cancelled.into();
         Ok(Response::new(v1::CancelJobResponse { job: Some(job), freshness: freshness() }))
     }
 
@@ -242,9 +250,10 @@ impl JobService for Service {
         book.reads.extend(request.read);
         let start: usize =
             if request.page_token.is_empty() { 0 } else { request.page_token.parse().unwrap() };
+        let filter = request.filter.unwrap_or_default();
         let wanted = |job: &&v1::Job| {
-            (request.phases.is_empty() || request.phases.contains(&job.phase))
-                && job.name.starts_with(&request.name_prefix)
+            (filter.phases.is_empty() || filter.phases.contains(&job.status().phase))
+                && job.name.starts_with(&filter.name_prefix)
         };
         let all: Vec<v1::Job> = book.jobs.values().filter(wanted).cloned().collect();
         let end = (start + 2).min(all.len());
@@ -263,11 +272,11 @@ impl JobService for Service {
         &self,
         request: Request<v1::WatchJobsRequest>,
     ) -> Result<Response<Self::WatchJobsStream>, Status> {
-        let request = request.into_inner();
+        let wanted = request.into_inner().filter.unwrap_or_default();
         let mut book = self.book.lock().unwrap();
         book.watches += 1;
         let jobs: Vec<v1::Job> =
-            book.jobs.values().filter(|job| request.job_ids.contains(&job.id)).cloned().collect();
+            book.jobs.values().filter(|job| wanted.job_ids.contains(&job.id)).cloned().collect();
         let mut events: Vec<(u64, Event)> =
             jobs.iter().map(|job| (41, Event::Changed(job.clone()))).collect();
         events.push((41, Event::SyncEnd(v1::SyncEnd {})));
@@ -277,9 +286,10 @@ impl JobService for Service {
                 index += 1;
                 let fails = phase == JobPhase::Succeeded && job.name == "fails";
                 let phase = if fails { JobPhase::Failed } else { phase };
-                let status_reason = if fails { "APPLICATION_FAILED".to_owned() } else { String::new() };
-                let job =
-                    v1::Job { phase: phase.into(), changed_at_index: index, status_reason, ..job.clone() };
+                let mut job = job.clone();
+                let status = job.status_mut();
+                (status.phase, status.changed_at_index) = (phase.into(), index);
+                status.reason = if fails { "APPLICATION_FAILED".to_owned() } else { String::new() };
                 events.push((index, Event::Changed(job)));
             }
         }
@@ -296,7 +306,7 @@ impl JobService for Service {
         &self,
         request: Request<v1::PlanJobRequest>,
     ) -> Result<Response<v1::PlanJobResponse>, Status> {
-        let specs = convert::submissions_from_proto("spec", request.into_inner().spec)
+        let specs = convert::submissions_from_proto("job", request.into_inner().job)
             .map_err(|found| to_status(&Refusal::fields(found)))?;
         let explanation = Some(explanation(specs[0].worker_count()));
         Ok(Response::new(v1::PlanJobResponse { explanation, freshness: freshness() }))
@@ -308,7 +318,8 @@ impl JobService for Service {
     ) -> Result<Response<v1::ExplainJobResponse>, Status> {
         let job = self.find(&request.into_inner().job_id)?;
         let follows = self.book.lock().unwrap().follows;
-        let explanation = v1::Explanation { knows_reservations: !follows, ..explanation(job.worker_count) };
+        let explanation =
+            v1::Explanation { knows_reservations: !follows, ..explanation(job.status().worker_count) };
         let replica_id = if follows { 2 } else { 1 };
         Ok(Response::new(v1::ExplainJobResponse {
             explanation: Some(explanation),
@@ -352,7 +363,7 @@ fn explanation(workers: u32) -> v1::Explanation {
         points: i64::from(weight * value_milli),
     };
     let score = vec![part("topology", 500, 900), part("packing", 400, 250)];
-    let cluster = |region: &str, fit, full| v1::ClusterReport {
+    let cluster = |region: &str, fit, full| v1::ClusterFit {
         lacking_isolation: Vec::new(),
         region: region.into(),
         cluster: format!("{region}-1"),
@@ -376,7 +387,7 @@ fn explanation(workers: u32) -> v1::Explanation {
     };
     v1::Explanation {
         reason: "WAITING_FOR_CAPACITY".into(),
-        sentence: format!(
+        message: format!(
             "{workers} workers with h100:8 have to be in one rack; the largest room is that of 3 workers in rack \
              r2 of eu-north-1"
         ),
@@ -398,7 +409,7 @@ fn explanation(workers: u32) -> v1::Explanation {
                 .collect(),
             score: score.clone(),
         }),
-        line: Some(v1::LinePosition { requests_before: 2, or_more: false }),
+        queue_position: Some(v1::QueuePosition { requests_before: 2, or_more: false }),
         clusters: vec![cluster("eu-north", 3, 7), cluster("us-east", 0, 12)],
         quotas: vec![v1::QuotaReport {
             r#type: "h100".into(),
@@ -413,7 +424,7 @@ fn explanation(workers: u32) -> v1::Explanation {
             kept_milli: 0,
             limit_milli: 96_000,
         }],
-        blockers: vec![v1::Blocker {
+        blocking_jobs: vec![v1::BlockingJob {
             job_id: "job-3e1".into(),
             name: "big".into(),
             workers: 64,
@@ -426,7 +437,9 @@ fn explanation(workers: u32) -> v1::Explanation {
             p90: None,
             basis: "when 5 running gangs are expected to end".into(),
         }),
-        would_help: vec!["topology.required: block instead of rack: it would start now".into()],
+        remedies: vec![v1::Remedy {
+            message: "topology.required: block instead of rack: it would start now".into(),
+        }],
         estimate: Some(v1::Estimate {
             run_time: Some(duration(7_200_000)),
             run_time_p90: Some(duration(10_800_000)),
@@ -474,7 +487,7 @@ impl PolicyService for Service {
                 warnings: vec![v1::PolicyWarning {
                     code: "UNKNOWN_TYPE".to_owned(),
                     field: "policy.tenants.research.quotas[1]".to_owned(),
-                    text: "no node has accelerators of type v5p".to_owned(),
+                    message: "no node has accelerators of type v5p".to_owned(),
                 }],
                 warnings_left_out: 2,
             }));
@@ -534,6 +547,8 @@ impl FleetService for Service {
             approvals: vec![rejected],
             has_more: false,
             freshness: freshness(),
+            version: 41,
+            set_time: None,
         }))
     }
 
@@ -541,7 +556,7 @@ impl FleetService for Service {
         &self,
         _: Request<v1::SetNodeAdmissionRequest>,
     ) -> Result<Response<v1::SetNodeAdmissionResponse>, Status> {
-        Ok(Response::new(v1::SetNodeAdmissionResponse { freshness: freshness() }))
+        Ok(Response::new(v1::SetNodeAdmissionResponse { freshness: freshness(), version: 41 }))
     }
 
     async fn set_node_approval(
@@ -715,7 +730,7 @@ impl FleetService for Service {
             "{} repair {:?} {:?}",
             request.node,
             request.outcome(),
-            request.detail
+            request.message
         ));
         let node = Some(node(&request.node, false));
         Ok(Response::new(v1::FinishNodeRepairResponse { node, freshness: freshness() }))
@@ -761,7 +776,7 @@ impl ProbeService for Service {
         let finding = admin::ProbeFinding {
             node_name: node_names[1].clone(),
             other_node_name: node_names[0].clone(),
-            text: "slow link".into(),
+            message: "slow link".into(),
             ..Default::default()
         };
         Ok(Response::new(admin::ProbeNodesResponse {
@@ -819,8 +834,8 @@ impl ClusterService for Service {
     }
 }
 
-fn queue(tenant: &str, pending_jobs: u64) -> v1::Queue {
-    v1::Queue {
+fn queue(tenant: &str, pending_jobs: u64) -> v1::TenantUsage {
+    v1::TenantUsage {
         tenant: tenant.into(),
         weight_milli: 1_500,
         pending_jobs,
@@ -841,27 +856,31 @@ fn queue(tenant: &str, pending_jobs: u64) -> v1::Queue {
 }
 
 #[tonic::async_trait]
-impl QueueService for Service {
+impl TenantService for Service {
     /// Two pages.
-    async fn list_queues(
+    async fn list_tenants(
         &self,
-        request: Request<v1::ListQueuesRequest>,
-    ) -> Result<Response<v1::ListQueuesResponse>, Status> {
+        request: Request<v1::ListTenantsRequest>,
+    ) -> Result<Response<v1::ListTenantsResponse>, Status> {
         let (queues, next_page_token) = match request.into_inner().page_token.as_str() {
             "" => (vec![queue("speech", 0)], "more".to_owned()),
             _ => (vec![queue("vision", 3)], String::new()),
         };
-        Ok(Response::new(v1::ListQueuesResponse { queues, next_page_token, freshness: freshness() }))
+        Ok(Response::new(v1::ListTenantsResponse {
+            tenants: queues,
+            next_page_token,
+            freshness: freshness(),
+        }))
     }
 
-    type WatchQueuesStream = Boxed<Shared<v1::WatchQueuesResponse>>;
+    type WatchTenantsStream = Boxed<Shared<v1::WatchTenantsResponse>>;
 
-    async fn watch_queues(
+    async fn watch_tenants(
         &self,
-        _: Request<v1::WatchQueuesRequest>,
-    ) -> Result<Response<Self::WatchQueuesStream>, Status> {
-        use v1::watch_queues_response::Event;
-        let changes = |changed, forgotten| Event::Changed(v1::QueueChanges { changed, forgotten });
+        _: Request<v1::WatchTenantsRequest>,
+    ) -> Result<Response<Self::WatchTenantsStream>, Status> {
+        use v1::watch_tenants_response::Event;
+        let changes = |changed, forgotten| Event::Changed(v1::TenantChanges { changed, forgotten });
         let events = [
             (41, changes(vec![queue("vision", 3)], Vec::new())),
             (41, Event::SyncEnd(v1::SyncEnd {})),
@@ -869,7 +888,7 @@ impl QueueService for Service {
         ];
         let messages = events.map(|(log_index, event)| {
             let resume_token = log_index.to_string();
-            Ok(v1::WatchQueuesResponse { resume_token, log_index, event: Some(event) }.into())
+            Ok(v1::WatchTenantsResponse { resume_token, log_index, event: Some(event) }.into())
         });
         use futures::StreamExt as _;
         Ok(Response::new(Box::pin(futures::stream::iter(messages).chain(futures::stream::pending()))))

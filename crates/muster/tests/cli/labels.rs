@@ -1,5 +1,7 @@
 //! Labels, annotations, and jobs that are shown as job files.
 
+use muster_wire::v1;
+
 use super::{Fake, example, finish, muster, with_stdin};
 
 #[test]
@@ -55,6 +57,7 @@ fn a_list_asks_for_labels_and_for_who_submitted() {
         assert_eq!(ran.code, 0, "{}", ran.err);
     }
     let lists = fake.book.lock().unwrap().lists.clone();
+    let lists: Vec<v1::JobFilter> = lists.into_iter().map(|list| list.filter.unwrap_or_default()).collect();
     assert_eq!((lists[0].label_selector.as_str(), lists[0].mine), ("team=a,!debug", false));
     assert_eq!((lists[1].label_selector.as_str(), lists[1].mine), ("", true));
     assert_eq!((lists[2].creator.as_str(), lists[2].mine), ("admin/ops", false));

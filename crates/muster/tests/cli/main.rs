@@ -285,7 +285,8 @@ fn a_list_shows_what_is_active_and_an_array_as_one_row() {
         fake.add(&format!("job-{n}"), "sweep", JobPhase::Pending);
     }
     for (id, job) in &mut fake.book.lock().unwrap().jobs {
-        job.array_index = (job.name == "sweep").then(|| id[4..].parse::<u32>().unwrap() - 2);
+        let member = |index| muster_wire::v1::ArrayMember { array_id: "array-2".to_owned(), index, size: 5 };
+        job.array = (job.name == "sweep").then(|| member(id[4..].parse::<u32>().unwrap() - 2));
     }
     let ran = muster(&fake, &["job", "list"]);
     let rows: Vec<Vec<&str>> = ran.out.lines().skip(1).map(|l| l.split_whitespace().collect()).collect();
@@ -581,7 +582,7 @@ fn watching_in_json_is_one_document_per_line() {
     let events: Vec<serde_json::Value> = ran.out.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     let kinds: Vec<_> = events.iter().map(|e| e["type"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["changed", "syncEnd", "changed", "changed"]);
-    assert_eq!(events[3]["job"]["phase"], "succeeded");
+    assert_eq!(events[3]["job"]["status"]["phase"], "succeeded");
     assert_eq!(events[3]["logIndex"], 43);
 }
 
@@ -617,7 +618,7 @@ fn show_and_cancel() {
     assert!(ran.out.contains("phase       pending\nreason      WAITING_FOR_CAPACITY\n"), "{}", ran.out);
     let ran = muster(&fake, &["job", "cancel", "job-1", "-o", "json"]);
     let document: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
-    assert_eq!(document["items"][0]["phase"], "cancelled");
+    assert_eq!(document["items"][0]["status"]["phase"], "cancelled");
 }
 
 #[test]

@@ -94,11 +94,11 @@ fn every_number_has_its_bounds() {
     violates(|p| p.order.usage_half_life_ms = 366 * day_ms + 1, &["order.usage_half_life"]);
     violates(|p| p.order.ageing_milli = 1_000_001, &["order.ageing_milli"]);
     violates(|p| p.backfill.reservations_max = 0, &[]);
-    violates(|p| p.backfill.reservations_max = 65, &["backfill.reservations_max"]);
-    violates(|p| p.backfill.depth_max = 0, &["backfill.depth_max"]);
-    violates(|p| p.backfill.depth_max = 10_001, &["backfill.depth_max"]);
+    violates(|p| p.backfill.reservations_max = 65, &["backfill.max_reservations"]);
+    violates(|p| p.backfill.depth_max = 0, &["backfill.max_depth"]);
+    violates(|p| p.backfill.depth_max = 10_001, &["backfill.max_depth"]);
     violates(|p| p.preemption.minimum_run_ms = 366 * day_ms + 1, &["preemption.minimum_run"]);
-    violates(|p| p.preemption.victims_max = 4_097, &["preemption.victims_max"]);
+    violates(|p| p.preemption.victims_max = 4_097, &["preemption.max_victims"]);
     violates(|p| p.preemption.defragment_wait_ms = u64::MAX, &["preemption.defragment_wait"]);
     violates(|p| p.weights.packing = 1_000, &[]);
     violates(|p| p.weights.packing = 1_001, &["weights.packing"]);

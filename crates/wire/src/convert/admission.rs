@@ -9,6 +9,7 @@ use muster_types::{
 use super::value::{accelerators_from_proto, accelerators_to_proto};
 use super::{Found, below};
 use crate::closed::given_from_proto;
+use crate::time::{log_time, timestamp_from_proto};
 use crate::{admin, v1};
 
 /// Bounds of a node. `at` is the path of the message.
@@ -106,7 +107,9 @@ pub fn revocation_from_proto(
     at: &str,
     message: &admin::RevokedCertificate,
 ) -> Result<(CertificateSerial, Revocation), Vec<Violation>> {
-    let revocation = Revocation { holder: message.holder.clone(), until: LogTime(message.not_after_ms) };
+    let until = message.expire_time.map_or(Ok(0), |time| timestamp_from_proto("expire_time", time));
+    let until = until.map_err(|violation| vec![violation.under(at)])?;
+    let revocation = Revocation { holder: message.holder.clone(), until: LogTime(until) };
     let mut found: Vec<Violation> = revocation.violations().into_iter().map(|v| v.under(at)).collect();
     match message.serial.parse() {
         Ok(serial) if found.is_empty() => Ok((serial, revocation)),
@@ -124,6 +127,6 @@ pub fn revocation_to_proto(serial: CertificateSerial, revocation: &Revocation) -
     admin::RevokedCertificate {
         serial: serial.to_string(),
         holder: revocation.holder.clone(),
-        not_after_ms: revocation.until.0,
+        expire_time: log_time(revocation.until),
     }
 }

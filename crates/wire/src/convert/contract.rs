@@ -11,23 +11,19 @@ use crate::closed::{given_from_proto, number};
 use crate::time::duration;
 use crate::v1;
 
-/// The contract in a message, checked as far as it needs no job beside it. `at` is its path.
-pub(super) fn contract(at: &str, message: Option<v1::JobContract>, found: &mut Found) -> JobContract {
-    let Some(message) = message else { return JobContract::default() };
+/// What the message of a job says of its contract, checked as far as it needs no job beside it; what it says of the job
+/// itself stays. `at` is the path of the message.
+pub(super) fn contract(at: &str, message: &mut v1::JobSpec, found: &mut Found) -> JobContract {
     let field = |name: &str| below(at, name);
     let launch = one_of(at, "launch", message.launch, found);
     let preflight = one_of(at, "preflight", message.preflight, found);
-    JobContract {
-        launch,
-        retry: message.retry.map(|rules| retry(&field("retry"), rules, found)).unwrap_or_default(),
-        checkpoint: message
-            .checkpoint
-            .map(|rules| checkpoint(&field("checkpoint"), rules, found))
-            .unwrap_or_default(),
-        notice: message.notice.map(|rules| notice(&field("notice"), rules, found)).unwrap_or_default(),
-        spares: message.spares,
-        preflight,
-    }
+    let rules = message.retry.as_mut();
+    let retry = rules.map(|rules| retry(&field("retry"), rules, found)).unwrap_or_default();
+    let rules = message.checkpoint.as_mut();
+    let checkpoint = rules.map(|rules| checkpoint(&field("checkpoint"), rules, found)).unwrap_or_default();
+    let rules = message.notice.take();
+    let notice = rules.map(|rules| notice(&field("notice"), rules, found)).unwrap_or_default();
+    JobContract { launch, retry, checkpoint, notice, spares: message.spare_workers, preflight }
 }
 
 fn limits(at: &str, mut messages: Vec<v1::RetryLimit>, found: &mut Found) -> BTreeMap<FailureClass, u32> {
@@ -45,19 +41,19 @@ fn limits(at: &str, mut messages: Vec<v1::RetryLimit>, found: &mut Found) -> BTr
     limits
 }
 
-fn retry(at: &str, message: v1::RetryRules, found: &mut Found) -> RetryRules {
+fn retry(at: &str, message: &mut v1::RetryPolicy, found: &mut Found) -> RetryRules {
     RetryRules {
-        limits: limits(&below(at, "limits"), message.limits, found),
+        limits: limits(&below(at, "limits"), std::mem::take(&mut message.limits), found),
         backoff_ms: span(at, "backoff", message.backoff, found),
-        backoff_max_ms: span(at, "backoff_max", message.backoff_max, found),
+        backoff_max_ms: span(at, "max_backoff", message.max_backoff, found),
         avoid_ms: span(at, "avoid", message.avoid, found),
     }
 }
 
-fn checkpoint(at: &str, message: v1::CheckpointRules, found: &mut Found) -> CheckpointRules {
-    let place = Some(message.place).filter(|place| !place.is_empty());
+fn checkpoint(at: &str, message: &v1::CheckpointPolicy, found: &mut Found) -> CheckpointRules {
+    let dataset = Some(message.dataset.as_str()).filter(|dataset| !dataset.is_empty());
     CheckpointRules {
-        place: place.and_then(|place| found.take(checked_name(&below(at, "place"), &place))),
+        place: dataset.and_then(|dataset| found.take(checked_name(&below(at, "dataset"), dataset))),
         step_ms: span(at, "step", message.step, found),
         save_ms: span(at, "save", message.save, found),
         interval_ms: span(at, "interval", message.interval, found),
@@ -73,37 +69,39 @@ fn notice(at: &str, message: v1::NoticeRules, found: &mut Found) -> NoticeRules 
     NoticeRules { http_port: port.ok().filter(|port| *port != 0), http_path: message.http_path }
 }
 
-/// The message of a contract; none for one that says nothing.
-#[must_use]
-pub fn contract_to_proto(contract: &JobContract) -> Option<v1::JobContract> {
+/// What the message of a job says of its contract.
+pub(super) fn contract_to_proto(contract: &JobContract) -> v1::JobSpec {
     if contract.is_default() {
-        return None;
+        return v1::JobSpec::default();
     }
     let JobContract { launch, retry, checkpoint, notice, spares, preflight } = contract;
     let limits = retry
         .limits
         .iter()
         .map(|(class, retries)| v1::RetryLimit { failure_class: number(*class), retries: *retries });
-    let rules = v1::RetryRules {
+    let rules = v1::RetryPolicy {
+        max_failures: 0,
         limits: limits.collect(),
         backoff: retry.backoff_ms.map(duration),
-        backoff_max: retry.backoff_max_ms.map(duration),
+        max_backoff: retry.backoff_max_ms.map(duration),
         avoid: retry.avoid_ms.map(duration),
     };
-    let saves = v1::CheckpointRules {
-        place: checkpoint.place.as_ref().map(ToString::to_string).unwrap_or_default(),
+    let saves = v1::CheckpointPolicy {
+        directory: String::new(),
+        dataset: checkpoint.place.as_ref().map(ToString::to_string).unwrap_or_default(),
         step: checkpoint.step_ms.map(duration),
         save: checkpoint.save_ms.map(duration),
         interval: checkpoint.interval_ms.map(duration),
     };
-    Some(v1::JobContract {
+    v1::JobSpec {
         launch: number(*launch),
-        retry: (*retry != RetryRules::default()).then_some(rules),
-        checkpoint: (*checkpoint != CheckpointRules::default()).then_some(saves),
+        retry: Some(rules),
+        checkpoint: Some(saves),
         notice: notice_to_proto(notice),
-        spares: *spares,
+        spare_workers: *spares,
         preflight: number(*preflight),
-    })
+        ..v1::JobSpec::default()
+    }
 }
 
 /// As a message; none when there is no other way than SIGTERM and a file.

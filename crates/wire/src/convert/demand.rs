@@ -138,7 +138,7 @@ pub(super) fn topology(at: &str, message: Option<v1::TopologyRule>, found: &mut 
     let spread = message.spread.and_then(|spread| {
         let field = below(at, "spread.level");
         let level = given_from_proto(&field, spread.level);
-        Some(Spread { level: found.take(level)?, workers_max: spread.workers_max })
+        Some(Spread { level: found.take(level)?, workers_max: spread.max_workers })
     });
     let mut level =
         |field: &str, number: i32| found.take(value_from_proto(&below(at, field), number)).flatten();
@@ -163,6 +163,6 @@ pub(super) fn topology_to_proto(value: &TopologyRule) -> Option<v1::TopologyRule
         segment_workers: value.segment_workers,
         spread: value
             .spread
-            .map(|spread| v1::Spread { level: number(spread.level), workers_max: spread.workers_max }),
+            .map(|spread| v1::Spread { level: number(spread.level), max_workers: spread.workers_max }),
     })
 }

@@ -53,7 +53,7 @@ fn repair_to_proto(repair: &Repair) -> v1::NodeRepair {
             RepairPhase::Working => v1::RepairPhase::Working,
             RepairPhase::Failed(_) => v1::RepairPhase::Failed,
         }),
-        detail,
+        message: detail,
     }
 }
 
@@ -64,7 +64,7 @@ fn condition_to_proto(condition: &Condition) -> v1::NodeCondition {
         device: observation.device.map(u32::from),
         action: number(condition.action),
         start_time: log_time(condition.since),
-        detail: observation.detail.clone(),
+        message: observation.detail.clone(),
         count: observation.count,
     }
 }
@@ -204,7 +204,7 @@ pub fn health_policy_from_proto(
     }
     let usual = HealthPolicy::default();
     let unlisted = value_from_proto(&below(at, "xid_unlisted"), message.xid_unlisted);
-    let reboots_max = message.reboots_max.unwrap_or(usual.reboots_max.into());
+    let reboots_max = message.max_reboots.unwrap_or(usual.reboots_max.into());
     let policy = HealthPolicy {
         xids,
         xid_unlisted: found.take(unlisted).flatten().unwrap_or(usual.xid_unlisted),
@@ -228,7 +228,7 @@ pub fn health_policy_to_proto(policy: &HealthPolicy) -> v1::HealthPolicy {
         xid_unlisted: number(policy.xid_unlisted),
         trust_driver: Some(policy.trust_driver),
         findings: findings.map(|(finding, action)| (finding.to_string(), number(*action))).collect(),
-        reboots_max: Some(policy.reboots_max.into()),
+        max_reboots: Some(policy.reboots_max.into()),
         reset_takes_group: Some(policy.reset_takes_group),
         maintenance_lead: Some(duration(policy.maintenance_lead_ms)),
     }
@@ -279,7 +279,7 @@ mod tests {
         message.xids.insert(13, 99);
         message.findings.insert("xid-13".into(), v1::HealthAction::Ignore.into());
         message.findings.insert("heat".into(), v1::HealthAction::Ignore.into());
-        message.reboots_max = Some(70_000);
+        message.max_reboots = Some(70_000);
         message.xid_unlisted = -1;
         let found = health_policy_from_proto("policy", Some(&message)).unwrap_err();
         let mut fields: Vec<&str> = found.iter().map(|v| v.field.as_str()).collect();
@@ -289,7 +289,7 @@ mod tests {
             [
                 "policy.findings.xid-13",
                 "policy.findings[\"heat\"]",
-                "policy.reboots_max",
+                "policy.max_reboots",
                 "policy.xid_unlisted",
                 "policy.xids[13]",
                 "policy.xids[70000]",

@@ -4,7 +4,7 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
-use muster_types::{HolderId, JobId, NodeId, ParseIdError, RequestId, Violation};
+use muster_types::{ArrayId, HolderId, JobId, NodeId, ParseIdError, RequestId, Violation};
 
 use super::shown;
 
@@ -39,6 +39,14 @@ pub fn request_id(field: &str, text: &str) -> Result<RequestId, Violation> {
 /// # Errors
 /// When it is absent or malformed.
 pub fn job_id(field: &str, text: &str) -> Result<JobId, Violation> {
+    parse(field, text)
+}
+
+/// An array's id.
+///
+/// # Errors
+/// When it is absent or malformed.
+pub fn array_id(field: &str, text: &str) -> Result<ArrayId, Violation> {
     parse(field, text)
 }
 

@@ -17,10 +17,13 @@ use super::demand::{
     self, accelerator_request_to_proto, slice_to_proto, slice_workers, topology, topology_to_proto,
 };
 use super::id::job_id;
-use super::{Found, below, bound, moment, one_of, span};
+use super::{Found, below, bound, moment, one_of, shown, span};
 use crate::closed::{number, value_from_proto};
+use crate::shape::process;
 use crate::time::{duration, timestamp};
 use crate::v1;
+use crate::v1::env_var::Source;
+use crate::v1::task_group::Runtime;
 
 const TENANT_DEFAULT: &str = "default";
 const GROUP_NAME_DEFAULT: &str = "workers";
@@ -28,15 +31,15 @@ const STOP_GRACE_MS_DEFAULT: u64 = 30_000;
 const CPU_MILLI_DEFAULT: u64 = 1_000;
 const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;
 
+/// What stands before the name of a secret in the environment of a recorded job.
+const SECRET: &str = "muster-secret://";
+
 /// The jobs of one submission: one, or as many as the array has. `at` is the path of the message,
-/// for example `spec`.
+/// for example `job`.
 ///
 /// # Errors
 /// Lists every field that breaks a rule, up to [`VIOLATIONS_MAX`](super::VIOLATIONS_MAX).
-pub fn submissions_from_proto(
-    at: &str,
-    message: Option<v1::JobSpec>,
-) -> Result<Vec<Submission>, Vec<Violation>> {
+pub fn submissions_from_proto(at: &str, message: Option<v1::Job>) -> Result<Vec<Submission>, Vec<Violation>> {
     let mut found = Found::default();
     let mut specs = Vec::new();
     match message {
@@ -46,18 +49,18 @@ pub fn submissions_from_proto(
     if found.is_empty() { Ok(specs) } else { Err(found.into_violations()) }
 }
 
-/// The jobs of a batch, arrays expanded in place. `at` is the path of the list, for example `specs`.
+/// The jobs of a batch, arrays expanded in place. `at` is the path of the list, for example `jobs`.
 ///
 /// # Errors
 /// Lists every field that breaks a rule, up to [`VIOLATIONS_MAX`](super::VIOLATIONS_MAX).
-pub fn jobs_from_proto(at: &str, messages: Vec<v1::JobSpec>) -> Result<Vec<Submission>, Vec<Violation>> {
+pub fn jobs_from_proto(at: &str, messages: Vec<v1::Job>) -> Result<Vec<Submission>, Vec<Violation>> {
     let max = limits::BATCH_JOBS_MAX;
     // Each message is at least one job, so the count alone bounds what is converted at all.
     if messages.is_empty() || messages.len() > max {
         return Err(vec![Violation::limit(at, messages.len() as u64, 1, max as u64)]);
     }
     // Arrays count as what they expand to, whether or not the rest of their spec is right.
-    let jobs: u64 = messages.iter().map(|m| u64::from(m.array_size.max(1))).sum();
+    let jobs: u64 = messages.iter().map(|m| u64::from(m.spec().array_size.max(1))).sum();
     let mut found = Found::default();
     if jobs > max as u64 {
         found.push(Violation::new(
@@ -77,44 +80,38 @@ pub fn jobs_from_proto(at: &str, messages: Vec<v1::JobSpec>) -> Result<Vec<Submi
     if found.is_empty() { Ok(specs) } else { Err(found.into_violations()) }
 }
 
-/// The message of a job with its contract, labels and annotations.
+/// The message that a job can be submitted by again.
 #[must_use]
-pub fn submission_to_proto(job: &Submission) -> v1::JobSpec {
-    described_to_proto(&job.spec, Some(&job.contract), job.metadata.as_deref())
-}
-
-/// The same of a job that was taken apart.
-#[must_use]
-pub fn described_to_proto(
-    spec: &JobSpec,
-    contract: Option<&JobContract>,
-    metadata: Option<&JobMetadata>,
-) -> v1::JobSpec {
+pub fn submission_to_proto(job: &Submission) -> v1::Job {
     let texts = |texts: Option<&BTreeMap<String, String>>| {
         texts.map(|texts| texts.clone().into_iter().collect()).unwrap_or_default()
     };
-    v1::JobSpec {
-        contract: contract.and_then(contract_to_proto),
+    let metadata = job.metadata.as_deref();
+    v1::Job {
+        name: job.spec.name.to_string(),
+        tenant: job.spec.tenant.to_string(),
         labels: texts(metadata.map(|metadata| &metadata.labels)),
         annotations: texts(metadata.map(|metadata| &metadata.annotations)),
-        ..job_spec_to_proto(spec)
+        spec: Some(job_spec_to_proto(&job.spec, Some(&job.contract))),
+        ..v1::Job::default()
     }
 }
 
-/// The message of an accepted job, without its contract, labels and annotations. A job of an array shows the array's size; its own place in it is
-/// `Job.array_index`.
+/// What an accepted job asks for. One of an array shows the array's size; its own place in it is `Job.array`.
 #[must_use]
-pub fn job_spec_to_proto(spec: &JobSpec) -> v1::JobSpec {
+pub fn job_spec_to_proto(spec: &JobSpec, contract: Option<&JobContract>) -> v1::JobSpec {
+    let said = contract.map(contract_to_proto).unwrap_or_default();
+    let retry = v1::RetryPolicy { max_failures: spec.failure_retries_max, ..said.retry.unwrap_or_default() };
+    let checkpoint = v1::CheckpointPolicy {
+        directory: spec.checkpoint_directory.clone().unwrap_or_default(),
+        ..said.checkpoint.unwrap_or_default()
+    };
     v1::JobSpec {
-        name: spec.name.to_string(),
-        tenant: spec.tenant.to_string(),
         tier: number(spec.tier),
         groups: spec.groups.iter().map(group_to_proto).collect(),
         regions: spec.regions.iter().map(Name::to_string).collect(),
         run_time_limit: spec.run_time_limit_ms.map(duration),
         stop_grace: Some(duration(spec.stop_grace_ms)),
-        failure_retries_max: spec.failure_retries_max,
-        checkpoint_directory: spec.checkpoint_directory.clone().unwrap_or_default(),
         working_directory: spec.working_directory.clone().unwrap_or_default(),
         array_size: spec.array.map_or(0, |array| array.size),
         topology: topology_to_proto(&spec.topology),
@@ -126,9 +123,9 @@ pub fn job_spec_to_proto(spec: &JobSpec) -> v1::JobSpec {
         deadline: spec.deadline.map(|time| timestamp(time.0)),
         expected_run: spec.expected_run_ms.map(duration),
         datasets: spec.datasets.iter().map(Name::to_string).collect(),
-        contract: None,
-        labels: HashMap::new(),
-        annotations: HashMap::new(),
+        retry: (retry != v1::RetryPolicy::default()).then_some(retry),
+        checkpoint: (checkpoint != v1::CheckpointPolicy::default()).then_some(checkpoint),
+        ..said
     }
 }
 
@@ -141,15 +138,21 @@ fn dependency_to_proto(dependency: &Dependency) -> v1::Dependency {
 }
 
 fn group_to_proto(group: &TaskGroup) -> v1::TaskGroup {
+    let variable = |(name, value): (&String, &String)| match value.strip_prefix(SECRET) {
+        Some(secret) => v1::EnvVar::secret(name, secret),
+        None => v1::EnvVar::new(name, value),
+    };
     v1::TaskGroup {
         name: group.name.to_string(),
         workers: group.workers,
-        command: group.command.clone(),
-        environment: group.environment.clone().into_iter().collect(),
-        accelerators: group.request.accelerators.as_ref().map(accelerator_request_to_proto),
-        cpu_milli: group.request.cpu_milli,
-        memory_bytes: group.request.memory_bytes,
-        workers_min: group.workers_min,
+        min_workers: group.workers_min,
+        runtime: process(group.command.clone()),
+        environment: group.environment.iter().map(variable).collect(),
+        resources: Some(v1::Resources {
+            accelerators: group.request.accelerators.as_ref().map(accelerator_request_to_proto),
+            cpu_milli: group.request.cpu_milli,
+            memory_bytes: group.request.memory_bytes,
+        }),
         slice: group.slice.as_ref().map(slice_to_proto),
     }
 }
@@ -158,27 +161,29 @@ fn group_to_proto(group: &TaskGroup) -> v1::TaskGroup {
 fn convert_into(
     jobs: &mut Vec<Submission>,
     at: &str,
-    mut message: v1::JobSpec,
+    message: v1::Job,
     expand_max: usize,
     found: &mut Found,
 ) {
-    let array_size = message.array_size;
+    let v1::Job { name, tenant, labels, annotations, spec, .. } = message;
+    let Some(mut spec) = spec else {
+        found.push(Violation::new(below(at, "spec"), "must be given"));
+        return;
+    };
+    let array_size = spec.array_size;
     if array_size as usize > limits::BATCH_JOBS_MAX {
         let max = limits::BATCH_JOBS_MAX as u64;
-        found.push(Violation::limit(&below(at, "array_size"), array_size.into(), 0, max));
+        found.push(Violation::limit(&below(at, "spec.array_size"), array_size.into(), 0, max));
     }
-    let below_contract = below(at, "contract");
-    let contract = contract(&below_contract, message.contract.take(), found);
-    let (labels, annotations) =
-        (std::mem::take(&mut message.labels), std::mem::take(&mut message.annotations));
+    let contract = contract(&below(at, "spec"), &mut spec, found);
     let metadata = metadata(at, labels, annotations, found);
-    let mut draft = draft(at, message, found);
+    let mut draft = draft(at, (name, tenant), spec, found);
     // Jobs that save in different places go different ways: so it counts among what a job reads.
     if let Some(place) = contract.checkpoint.place.as_ref().filter(|place| !draft.datasets.contains(place)) {
         draft.datasets.push(place.clone());
     }
     let Some(checked) = check(at, draft, found) else { return };
-    check_contract(&below_contract, &checked, &contract, found);
+    check_contract(at, &checked, &contract, found);
     if !found.is_empty() || array_size as usize > expand_max {
         return;
     }
@@ -229,24 +234,44 @@ fn metadata(
 /// Most jobs say nothing, and cost nothing here.
 fn check_contract(at: &str, spec: &JobSpec, contract: &JobContract, found: &mut Found) {
     if !contract.is_default() {
-        found.extend(contract.violations(spec).into_iter().map(|violation| violation.under(at)).collect());
+        found.extend(contract.violations(spec).into_iter().map(|v| in_message(v).under(at)).collect());
     }
 }
 
-/// The same rule by the message's field names: a worker's request is not a message of its own.
+/// The same rule by the message's field names.
 fn in_message(violation: Violation) -> Violation {
-    let field = match violation.field.as_str() {
+    let field = violation.field.as_str();
+    let field = match field {
+        "name" | "tenant" => return violation,
         "array" => "array_size".to_owned(),
-        other => other.replacen("].request.", "].", 1),
+        "failure_retries_max" => "retry.max_failures".to_owned(),
+        "checkpoint_directory" => "checkpoint.directory".to_owned(),
+        "checkpoint.place" => "checkpoint.dataset".to_owned(),
+        "retry.backoff_max" => "retry.max_backoff".to_owned(),
+        "topology.spread.workers_max" => "topology.spread.max_workers".to_owned(),
+        "spares" => "spare_workers".to_owned(),
+        of_group if of_group.starts_with("groups[") => {
+            let in_group = [
+                ("].request.", "].resources."),
+                ("].command", "].process.command"),
+                ("].workers_min", "].min_workers"),
+            ];
+            in_group.iter().fold(of_group.to_owned(), |field, (name, message)| {
+                let is_it = field.split_once(name).is_some_and(|(group, _)| !group.contains(']'));
+                if is_it { field.replacen(name, message, 1) } else { field }
+            })
+        }
+        other => other.to_owned(),
     };
-    Violation { field, description: violation.description }
+    Violation { field: format!("spec.{field}"), description: violation.description }
 }
 
 /// A draft with stand-ins for what is wrong, so that the remaining rules are checked too.
-fn draft(at: &str, message: v1::JobSpec, found: &mut Found) -> JobDraft {
-    let name = found.take(name_below(at, "name", &message.name));
-    let tenant = if message.tenant.is_empty() { TENANT_DEFAULT } else { &message.tenant };
+fn draft(at: &str, (name, tenant): (String, String), message: v1::JobSpec, found: &mut Found) -> JobDraft {
+    let name = found.take(name_below(at, "name", &name));
+    let tenant = if tenant.is_empty() { TENANT_DEFAULT } else { &tenant };
     let tenant = found.take(name_below(at, "tenant", tenant));
+    let at = &below(at, "spec");
     let tier = one_of(at, "tier", message.tier, found);
     let groups = groups(at, message.groups, found);
     let mut names_in = |field: &str, texts: Vec<String>, max| match texts.as_slice() {
@@ -264,8 +289,8 @@ fn draft(at: &str, message: v1::JobSpec, found: &mut Found) -> JobDraft {
         regions,
         run_time_limit_ms: span(at, "run_time_limit", message.run_time_limit, found),
         stop_grace_ms: span(at, "stop_grace", message.stop_grace, found).unwrap_or(STOP_GRACE_MS_DEFAULT),
-        failure_retries_max: message.failure_retries_max,
-        checkpoint_directory: given(message.checkpoint_directory),
+        failure_retries_max: message.retry.map_or(0, |retry| retry.max_failures),
+        checkpoint_directory: message.checkpoint.and_then(|checkpoint| given(checkpoint.directory)),
         working_directory: given(message.working_directory),
         array: None,
         topology: topology(&below(at, "topology"), message.topology, found),
@@ -367,15 +392,15 @@ fn group(at: &str, index: usize, only: bool, message: v1::TaskGroup, found: &mut
     // A stand-in of its own per group: two wrong names are not one name used twice.
     let stand_in = || Name::new(&format!("invalid-{index}")).unwrap_or_else(|| Name::literal("invalid"));
     let name = found.take(name).unwrap_or_else(stand_in);
-    let mut command = message.command;
-    bound_below(at, "command", &mut command, limits::COMMAND_WORDS_MAX, found);
+    let command = command(at, message.runtime, found);
     let asked_slice = message.slice.is_some();
     let slice = message.slice.and_then(|slice| demand::slice(&below(at, "slice"), &slice, found));
     // What a slice that cannot be read would have said is not missing besides.
     let chips = asked_slice.then(|| slice.as_ref().map_or(1, demand::slice_chips));
-    let accelerators = message
+    let asked = message.resources.unwrap_or_default();
+    let accelerators = asked
         .accelerators
-        .map(|request| demand::accelerators(&below(at, "accelerators"), request, chips, found));
+        .map(|request| demand::accelerators(&below(at, "resources.accelerators"), request, chips, found));
     let workers = match (message.workers, &slice) {
         (0, Some(slice)) => slice_workers(slice, accelerators.as_ref()),
         (0, None) if asked_slice => 1,
@@ -384,24 +409,60 @@ fn group(at: &str, index: usize, only: bool, message: v1::TaskGroup, found: &mut
     TaskGroup {
         name,
         workers,
-        workers_min: if message.workers_min == 0 { workers } else { message.workers_min },
+        workers_min: if message.min_workers == 0 { workers } else { message.min_workers },
         command,
-        environment: environment(at, message.environment, found).into_iter().collect(),
+        environment: environment(&below(at, "environment"), message.environment, found),
         request: WorkerRequest {
             accelerators,
-            cpu_milli: if message.cpu_milli == 0 { CPU_MILLI_DEFAULT } else { message.cpu_milli },
-            memory_bytes: if message.memory_bytes == 0 { MEMORY_BYTES_DEFAULT } else { message.memory_bytes },
+            cpu_milli: if asked.cpu_milli == 0 { CPU_MILLI_DEFAULT } else { asked.cpu_milli },
+            memory_bytes: if asked.memory_bytes == 0 { MEMORY_BYTES_DEFAULT } else { asked.memory_bytes },
         },
         slice,
     }
 }
 
-/// Too many variables are not looked at one by one: which of them would be, a hash map cannot say.
-fn environment(at: &str, variables: HashMap<String, String>, found: &mut Found) -> HashMap<String, String> {
-    let max = limits::ENVIRONMENT_MAX;
-    if variables.len() > max {
-        found.push(Violation::limit(&below(at, "environment"), variables.len() as u64, 0, max as u64));
-        return HashMap::new();
+/// The command of a process. A container is refused before: nobody asks what is wrong with one besides.
+fn command(at: &str, runtime: Option<Runtime>, found: &mut Found) -> Vec<String> {
+    match runtime {
+        Some(Runtime::Process(v1::ProcessRuntime { mut command })) => {
+            bound_below(at, "process.command", &mut command, limits::COMMAND_WORDS_MAX, found);
+            command
+        }
+        Some(Runtime::Container(_)) => {
+            found.push(Violation::new(
+                below(at, "container"),
+                "no release runs containers yet; use `process`",
+            ));
+            Vec::new()
+        }
+        None => Vec::new(),
+    }
+}
+
+/// Variables by name. A reference to a secret is recorded as a text that no value may have.
+fn environment(at: &str, mut messages: Vec<v1::EnvVar>, found: &mut Found) -> BTreeMap<String, String> {
+    bound(at, &mut messages, limits::ENVIRONMENT_MAX, found);
+    let mut variables = BTreeMap::new();
+    for (index, v1::EnvVar { name, source }) in messages.into_iter().enumerate() {
+        let field = |part: &str| format!("{at}[{index}].{part}");
+        let value = match source {
+            Some(Source::Value(value)) if value.starts_with(SECRET) => {
+                found.push(Violation::new(field("value"), "names a secret; use `secret_ref`"));
+                continue;
+            }
+            Some(Source::Value(value)) => value,
+            Some(Source::SecretRef(secret)) if secret.is_empty() => {
+                found.push(Violation::new(field("secret_ref"), "must be given"));
+                continue;
+            }
+            Some(Source::SecretRef(secret)) => format!("{SECRET}{secret}"),
+            None => String::new(),
+        };
+        if variables.contains_key(&name) {
+            found.push(Violation::new(field("name"), format!("must not name {} twice", shown(&name))));
+            continue;
+        }
+        variables.insert(name, value);
     }
     variables
 }

@@ -31,17 +31,15 @@ pub use admission::{
     admission_rule_to_proto, approval_to_proto, node_admission_from_proto, node_bounds_from_proto,
     node_bounds_to_proto, revocation_from_proto, revocation_to_proto,
 };
-pub use contract::{contract_to_proto, notice_to_proto};
+pub use contract::notice_to_proto;
 pub use demand::{accelerator_request_from_proto, accelerator_request_to_proto};
 pub use feature::{features_from_proto, features_to_proto};
 pub use health::{
     health_policy_from_proto, health_policy_to_proto, health_report_from_proto, health_report_to_proto,
     repair_from_proto, restriction_to_proto, stop_after_from_proto,
 };
-pub use id::{holder_id_from_text, holder_id_to_text, job_id, node_id, request_id};
-pub use job::{
-    described_to_proto, job_spec_to_proto, jobs_from_proto, submission_to_proto, submissions_from_proto,
-};
+pub use id::{array_id, holder_id_from_text, holder_id_to_text, job_id, node_id, request_id};
+pub use job::{job_spec_to_proto, jobs_from_proto, submission_to_proto, submissions_from_proto};
 pub use node::{
     WorkerReport, foreign_load_from_proto, foreign_load_to_proto, node_spec_from_proto, node_spec_to_proto,
     worker_report_from_proto, worker_report_to_proto,

@@ -193,8 +193,8 @@ fn order(at: &str, message: v1::OrderPolicy, found: &mut Found) -> OrderPolicy {
 fn backfill(at: &str, message: v1::BackfillPolicy, found: &mut Found) -> BackfillPolicy {
     let usual = BackfillPolicy::default();
     BackfillPolicy {
-        reservations_max: message.reservations_max.unwrap_or(usual.reservations_max),
-        depth_max: message.depth_max.unwrap_or(usual.depth_max),
+        reservations_max: message.max_reservations.unwrap_or(usual.reservations_max),
+        depth_max: message.max_depth.unwrap_or(usual.depth_max),
         reserve_after_ms: span(at, "reserve_after", message.reserve_after, found)
             .unwrap_or(usual.reserve_after_ms),
         reserve_after_runs_milli: message.reserve_after_runs_milli.unwrap_or(usual.reserve_after_runs_milli),
@@ -210,7 +210,7 @@ fn preemption(at: &str, message: v1::PreemptionPolicy, found: &mut Found) -> Pre
         enabled: message.enabled.unwrap_or(usual.enabled),
         reclaim_borrowed: message.reclaim_borrowed.unwrap_or(usual.reclaim_borrowed),
         minimum_run_ms: span("minimum_run", message.minimum_run, usual.minimum_run_ms),
-        victims_max: message.victims_max.unwrap_or(usual.victims_max),
+        victims_max: message.max_victims.unwrap_or(usual.victims_max),
         defragment: message.defragment.unwrap_or(usual.defragment),
         defragment_wait_ms: span("defragment_wait", message.defragment_wait, usual.defragment_wait_ms),
         backoff_ms: span("backoff", message.backoff, usual.backoff_ms),
@@ -366,8 +366,8 @@ pub fn policy_to_proto(policy: &PolicyDraft) -> v1::Policy {
             ageing_milli: Some(order.ageing_milli),
         }),
         backfill: Some(v1::BackfillPolicy {
-            reservations_max: Some(backfill.reservations_max),
-            depth_max: Some(backfill.depth_max),
+            max_reservations: Some(backfill.reservations_max),
+            max_depth: Some(backfill.depth_max),
             reserve_after: Some(duration(backfill.reserve_after_ms)),
             reserve_after_runs_milli: Some(backfill.reserve_after_runs_milli),
             end_overrunners: Some(backfill.end_overrunners),
@@ -376,7 +376,7 @@ pub fn policy_to_proto(policy: &PolicyDraft) -> v1::Policy {
             enabled: Some(preemption.enabled),
             reclaim_borrowed: Some(preemption.reclaim_borrowed),
             minimum_run: Some(duration(preemption.minimum_run_ms)),
-            victims_max: Some(preemption.victims_max),
+            max_victims: Some(preemption.victims_max),
             defragment: Some(preemption.defragment),
             defragment_wait: Some(duration(preemption.defragment_wait_ms)),
             backoff: Some(duration(preemption.backoff_ms)),

@@ -66,7 +66,7 @@ pub fn probe_finding_to_proto(finding: &Finding, names: &[String]) -> admin::Pro
     admin::ProbeFinding {
         node_name: name(finding.host),
         other_node_name: finding.other.map(name).unwrap_or_default(),
-        text: finding.text.clone(),
+        message: finding.text.clone(),
         at_fault: finding.is_blamed,
     }
 }

@@ -13,7 +13,8 @@ use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, CheckpointRules, Dependency, DependencyRule,
     DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, HolderId, JobContract, JobDraft, JobId,
     JobSpec, LaunchForm, Level, LogIndex, LogTime, Name, NodeDraft, NodeSpec, NoticeRules, Preflight,
-    PriorityTier, RequestId, RetryRules, Spread, TaskGroup, TopologyRule, Violation, WorkerRequest, limits,
+    PriorityTier, RequestId, RetryRules, Spread, Submission, TaskGroup, TopologyRule, Violation,
+    WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, btree_set, hash_map, vec};
 use proptest::option;
@@ -25,11 +26,15 @@ use crate::time::{Duration, MOMENT_MS_MAX, Timestamp, duration, timestamp};
 use crate::{agent, v1};
 
 fn group_message() -> v1::TaskGroup {
-    v1::TaskGroup { workers: 1, command: vec!["true".into()], ..Default::default() }
+    v1::TaskGroup { workers: 1, runtime: crate::process(vec!["true".into()]), ..Default::default() }
 }
 
-fn message() -> v1::JobSpec {
-    v1::JobSpec { name: "train".into(), groups: vec![group_message()], ..Default::default() }
+fn message() -> v1::Job {
+    v1::Job {
+        name: "train".into(),
+        spec: Some(v1::JobSpec { groups: vec![group_message()], ..Default::default() }),
+        ..Default::default()
+    }
 }
 
 fn choice(kind: &str, throughput_milli: u32) -> v1::AcceleratorChoice {
@@ -46,26 +51,29 @@ fn whole(kind: &str, count: u32) -> v1::AcceleratorRequest {
 fn slice_group(kind: &str, shape: &str) -> v1::TaskGroup {
     v1::TaskGroup {
         workers: 0,
-        accelerators: Some(v1::AcceleratorRequest { choices: vec![choice(kind, 0)], amount: None }),
         slice: Some(v1::SliceRequest { shape: shape.into(), count: 0 }),
+        resources: Some(v1::Resources {
+            accelerators: Some(v1::AcceleratorRequest { choices: vec![choice(kind, 0)], amount: None }),
+            ..Default::default()
+        }),
         ..group_message()
     }
 }
 
-fn with_group(group: v1::TaskGroup) -> v1::JobSpec {
-    v1::JobSpec { groups: vec![group], ..message() }
+fn with_group(group: v1::TaskGroup) -> v1::Job {
+    v1::Job { spec: Some(v1::JobSpec { groups: vec![group], ..message().spec().clone() }), ..message() }
 }
 
 /// Every violation as `field: description`, sorted.
-fn said(message: v1::JobSpec) -> Vec<String> {
-    let found = submissions_from_proto("spec", Some(message)).expect_err("it breaks a rule");
+fn said(message: v1::Job) -> Vec<String> {
+    let found = submissions_from_proto("job", Some(message)).expect_err("it breaks a rule");
     let mut said: Vec<String> = found.iter().map(Violation::to_string).collect();
     said.sort();
     said
 }
 
-fn one(message: v1::JobSpec) -> JobSpec {
-    let mut specs = submissions_from_proto("spec", Some(message)).unwrap();
+fn one(message: v1::Job) -> JobSpec {
+    let mut specs = submissions_from_proto("job", Some(message)).unwrap();
     assert_eq!(specs.len(), 1);
     specs.remove(0).spec
 }
@@ -90,98 +98,138 @@ fn defaults_are_those_of_the_proto_comments() {
     assert!(spec.preemptible && spec.topology.is_free() && spec.groups[0].slice.is_none());
     assert_eq!((spec.not_before, spec.deadline, spec.expected_run_ms), (None, None, None));
     // Nothing of it is a default any more.
-    let filled = job_spec_to_proto(&spec);
-    assert_eq!((filled.tenant.as_str(), filled.stop_grace), ("default", Some(duration(30_000))));
-    assert_eq!((filled.groups[0].cpu_milli, filled.groups[0].workers_min), (1_000, 1));
+    let filled = job_spec_to_proto(&spec, None);
+    assert_eq!(filled.stop_grace, Some(duration(30_000)));
+    assert_eq!((filled.groups[0].resources().cpu_milli, filled.groups[0].min_workers), (1_000, 1));
     assert_eq!(filled.preemptible, Some(true));
     // A grace of zero is not an absent one.
-    assert_eq!(one(v1::JobSpec { stop_grace: Some(duration(0)), ..message() }).stop_grace_ms, 0);
+    assert_eq!(
+        one(v1::Job {
+            spec: Some(v1::JobSpec { stop_grace: Some(duration(0)), ..message().spec().clone() }),
+            ..message()
+        })
+        .stop_grace_ms,
+        0
+    );
 }
 
 #[test]
 fn arrays_expand_in_place() {
-    let specs = submissions_from_proto("spec", Some(v1::JobSpec { array_size: 3, ..message() })).unwrap();
+    let specs = submissions_from_proto(
+        "job",
+        Some(v1::Job { spec: Some(v1::JobSpec { array_size: 3, ..message().spec().clone() }), ..message() }),
+    )
+    .unwrap();
     let places: Vec<_> = specs.iter().map(|s| s.array.unwrap()).collect();
     assert_eq!(places, [0, 1, 2].map(|index| ArrayMember { index, size: 3 }));
-    let batch = vec![message(), v1::JobSpec { array_size: 2, ..message() }, message()];
+    let batch = vec![
+        message(),
+        v1::Job { spec: Some(v1::JobSpec { array_size: 2, ..message().spec().clone() }), ..message() },
+        message(),
+    ];
     let arrays: Vec<_> =
-        jobs_from_proto("specs", batch).unwrap().iter().map(|s| s.array.map(|a| a.index)).collect();
+        jobs_from_proto("jobs", batch).unwrap().iter().map(|s| s.array.map(|a| a.index)).collect();
     assert_eq!(arrays, [None, Some(0), Some(1), None]);
 }
 
 #[test]
 fn all_violations_are_named_by_their_path_in_the_message() {
-    let wrong = v1::JobSpec {
+    let wrong = v1::Job {
         name: "Bad Name".into(),
         tenant: "-".into(),
-        tier: 17,
-        groups: vec![
-            v1::TaskGroup {
-                workers: 0,
-                command: vec![],
-                accelerators: Some(whole("H100", 65)),
-                cpu_milli: u64::MAX,
-                ..Default::default()
-            },
-            v1::TaskGroup { environment: HashMap::from([("1X".into(), "v".into())]), ..group_message() },
-        ],
-        regions: vec!["eu".into(), "EU".into()],
-        stop_grace: Some(duration(u64::MAX)),
-        checkpoint_directory: "relative".into(),
-        array_size: 1_001,
+        spec: Some(v1::JobSpec {
+            tier: 17,
+            groups: vec![
+                v1::TaskGroup {
+                    workers: 0,
+                    runtime: crate::process(vec![]),
+                    resources: Some(v1::Resources {
+                        accelerators: Some(whole("H100", 65)),
+                        cpu_milli: u64::MAX,
+                        ..Default::default()
+                    }),
+                    ..Default::default()
+                },
+                v1::TaskGroup { environment: vec![v1::EnvVar::new("1X", "v")], ..group_message() },
+            ],
+            regions: vec!["eu".into(), "EU".into()],
+            stop_grace: Some(duration(u64::MAX)),
+            checkpoint: Some(v1::CheckpointPolicy { directory: "relative".into(), ..Default::default() }),
+            array_size: 1_001,
+            ..Default::default()
+        }),
         ..Default::default()
     };
     let mut found: Vec<String> =
-        submissions_from_proto("spec", Some(wrong)).unwrap_err().into_iter().map(|v| v.field).collect();
+        submissions_from_proto("job", Some(wrong)).unwrap_err().into_iter().map(|v| v.field).collect();
     found.sort();
     assert_eq!(
         found,
         [
-            "spec.array_size",
-            "spec.checkpoint_directory",
-            "spec.groups[0].accelerators.choices[0].type",
-            "spec.groups[0].accelerators.count",
-            "spec.groups[0].command",
-            "spec.groups[0].cpu_milli",
-            "spec.groups[0].name",
-            "spec.groups[0].workers",
-            "spec.groups[1].environment.1X",
-            "spec.groups[1].name",
-            "spec.name",
-            "spec.regions[1]",
-            "spec.stop_grace",
-            "spec.tenant",
-            "spec.tier",
+            "job.name",
+            "job.spec.array_size",
+            "job.spec.checkpoint.directory",
+            "job.spec.groups[0].name",
+            "job.spec.groups[0].process.command",
+            "job.spec.groups[0].resources.accelerators.choices[0].type",
+            "job.spec.groups[0].resources.accelerators.count",
+            "job.spec.groups[0].resources.cpu_milli",
+            "job.spec.groups[0].workers",
+            "job.spec.groups[1].environment.1X",
+            "job.spec.groups[1].name",
+            "job.spec.regions[1]",
+            "job.spec.stop_grace",
+            "job.spec.tier",
+            "job.tenant",
         ]
     );
-    assert_eq!(fields(&submissions_from_proto("spec", None).unwrap_err()), ["spec"]);
+    assert_eq!(fields(&submissions_from_proto("job", None).unwrap_err()), ["job"]);
+    assert_eq!(fields(&submissions_from_proto("job", Some(v1::Job::default())).unwrap_err()), ["job.spec"]);
 }
 
 #[test]
 fn batches_are_bounded_as_a_whole() {
     let max = limits::BATCH_JOBS_MAX;
-    assert_eq!(jobs_from_proto("specs", vec![message(); max]).unwrap().len(), max);
+    assert_eq!(jobs_from_proto("jobs", vec![message(); max]).unwrap().len(), max);
     for batch in [
         vec![],
         vec![message(); max + 1],
-        vec![v1::JobSpec { array_size: 600, ..message() }; 2],
-        vec![v1::JobSpec { array_size: u32::MAX, ..message() }; 1_000],
+        vec![
+            v1::Job { spec: Some(v1::JobSpec { array_size: 600, ..message().spec().clone() }), ..message() };
+            2
+        ],
+        vec![
+            v1::Job {
+                spec: Some(v1::JobSpec { array_size: u32::MAX, ..message().spec().clone() }),
+                ..message()
+            };
+            1_000
+        ],
     ] {
-        assert_eq!(fields(&jobs_from_proto("specs", batch).unwrap_err())[0], "specs");
+        assert_eq!(fields(&jobs_from_proto("jobs", batch).unwrap_err())[0], "jobs");
     }
     let mut batch = vec![message(); 4];
     batch[3].name.clear();
-    assert_eq!(fields(&jobs_from_proto("specs", batch).unwrap_err()), ["specs[3].name"]);
+    assert_eq!(fields(&jobs_from_proto("jobs", batch).unwrap_err()), ["jobs[3].name"]);
 }
 
 #[test]
 fn a_message_of_nothing_but_mistakes_stays_small() {
-    let worst = v1::JobSpec {
-        groups: vec![v1::TaskGroup { command: vec!["\0".into(); 300], ..Default::default() }; 100],
-        regions: vec!["?".into(); 1_000],
+    let worst = v1::Job {
+        spec: Some(v1::JobSpec {
+            groups: vec![
+                v1::TaskGroup {
+                    runtime: crate::process(vec!["\0".into(); 300]),
+                    ..Default::default()
+                };
+                100
+            ],
+            regions: vec!["?".into(); 1_000],
+            ..Default::default()
+        }),
         ..Default::default()
     };
-    let found = jobs_from_proto("specs", vec![worst; 2]).unwrap_err();
+    let found = jobs_from_proto("jobs", vec![worst; 2]).unwrap_err();
     assert_eq!(found.len(), VIOLATIONS_MAX);
 }
 
@@ -395,27 +443,32 @@ fn wild_slice() -> impl Strategy<Value = v1::SliceRequest> {
     (shape, prop_oneof![0u32..4, any::<u32>()]).prop_map(|(shape, count)| v1::SliceRequest { shape, count })
 }
 
+fn wild_variable() -> impl Strategy<Value = v1::EnvVar> {
+    use v1::env_var::Source;
+    let source =
+        prop_oneof![any::<String>().prop_map(Source::Value), any::<String>().prop_map(Source::SecretRef)];
+    (any::<String>(), option::of(source)).prop_map(|(name, source)| v1::EnvVar { name, source })
+}
+
 prop_compose! {
     fn wild_group()(
         name: String,
         workers in prop_oneof![0u32..4, any::<u32>()],
-        workers_min in prop_oneof![0u32..4, any::<u32>()],
+        min_workers in prop_oneof![0u32..4, any::<u32>()],
         command in vec(any::<String>(), 0..4),
-        environment in hash_map(any::<String>(), any::<String>(), 0..4),
+        environment in vec(wild_variable(), 0..4),
         accelerators in option::of(wild_accelerators()),
         slice in option::of(wild_slice()),
         cpu_milli: u64,
         memory_bytes: u64,
     ) -> v1::TaskGroup {
-        v1::TaskGroup {
-            name, workers, workers_min, command, environment, accelerators, slice, cpu_milli, memory_bytes,
-        }
+        v1::TaskGroup { name, workers, min_workers, runtime: crate::process(command), environment, slice, resources: Some(v1::Resources { accelerators, cpu_milli, memory_bytes }) }
     }
 }
 
 fn wild_topology() -> impl Strategy<Value = v1::TopologyRule> {
     let level = || prop_oneof![any::<i32>(), 0..4i32];
-    let spread = (level(), any::<u32>()).prop_map(|(level, workers_max)| v1::Spread { level, workers_max });
+    let spread = (level(), any::<u32>()).prop_map(|(level, max_workers)| v1::Spread { level, max_workers });
     (level(), level(), any::<bool>(), 0u32..5, option::of(spread)).prop_map(
         |(required, preferred, balanced, segment_workers, spread)| v1::TopologyRule {
             required,
@@ -438,23 +491,24 @@ prop_compose! {
         node_selector in hash_map(any::<String>(), vec(any::<String>(), 0..3), 0..3),
         preemptible: Option<bool>,
         dependencies in vec((any::<String>(), any::<i32>()), 0..3),
-        contract in option::of(wild_contract()),
+        rules in wild_rules(),
         carried in (wild_texts(), wild_texts()),
-    ) -> v1::JobSpec {
-        let (name, tenant, tier, checkpoint_directory, working_directory) = texts;
+    ) -> v1::Job {
+        let (name, tenant, tier, directory, working_directory) = texts;
         let (regions, tolerations, datasets) = lists;
         let ((run_time_limit, stop_grace, expected_run), (not_before, deadline)) = times;
-        let (array_size, failure_retries_max) = numbers;
+        let (array_size, max_failures) = numbers;
         let values = |(label, values)| (label, v1::LabelValues { values });
         let node_selector = node_selector.into_iter().map(values).collect();
         let dependency = |(job_id, rule)| v1::Dependency { job_id, rule };
         let dependencies = dependencies.into_iter().map(dependency).collect();
-        v1::JobSpec {
-            name, tenant, tier, groups, regions, run_time_limit, stop_grace, failure_retries_max,
-            checkpoint_directory, working_directory, array_size, topology, node_selector, tolerations,
-            preemptible, dependencies, not_before, deadline, expected_run, datasets, contract,
-            labels: carried.0, annotations: carried.1,
-        }
+        let mut spec = v1::JobSpec {
+            tier, groups, regions, run_time_limit, stop_grace, working_directory, array_size, topology, node_selector,
+            tolerations, preemptible, dependencies, not_before, deadline, expected_run, datasets, ..rules
+        };
+        spec.retry_mut().max_failures = max_failures;
+        spec.checkpoint_mut().directory = directory;
+        v1::Job { name, tenant, labels: carried.0, annotations: carried.1, spec: Some(spec), ..Default::default() }
     }
 }
 
@@ -471,27 +525,28 @@ fn wild_texts() -> impl Strategy<Value = HashMap<String, String>> {
 }
 
 prop_compose! {
-    fn wild_contract()(
+    fn wild_rules()(
         texts in (any::<String>(), any::<String>()),
         closed in (any::<i32>(), any::<i32>()),
         limits in vec((0..11i32, any::<u32>()), 0..12),
         waits in (wild_duration(), wild_duration(), wild_duration()),
         times in (wild_duration(), wild_duration(), wild_duration()),
         numbers in (any::<u32>(), any::<u32>()),
-    ) -> v1::JobContract {
-        let ((place, http_path), (launch, preflight)) = (texts, closed);
+    ) -> v1::JobSpec {
+        let ((dataset, http_path), (launch, preflight)) = (texts, closed);
         let limit = |(failure_class, retries)| v1::RetryLimit { failure_class, retries };
         let limits = limits.into_iter().map(limit).collect();
-        let (backoff, backoff_max, avoid) = waits;
+        let (backoff, max_backoff, avoid) = waits;
         let (step, save, interval) = times;
-        let (http_port, spares) = numbers;
-        v1::JobContract {
+        let (http_port, spare_workers) = numbers;
+        v1::JobSpec {
             launch,
-            retry: Some(v1::RetryRules { limits, backoff, backoff_max, avoid }),
-            checkpoint: Some(v1::CheckpointRules { place, step, save, interval }),
+            retry: Some(v1::RetryPolicy { limits, backoff, max_backoff, avoid, ..Default::default() }),
+            checkpoint: Some(v1::CheckpointPolicy { dataset, step, save, interval, ..Default::default() }),
             notice: Some(v1::NoticeRules { http_port, http_path }),
-            spares,
+            spare_workers,
             preflight,
+            ..Default::default()
         }
     }
 }
@@ -527,7 +582,8 @@ proptest! {
 
     #[test]
     fn specs_return(spec in spec()) {
-        let members = submissions_from_proto("spec", Some(job_spec_to_proto(&spec))).unwrap();
+        let sent = Submission { spec: spec.clone(), contract: JobContract::default(), metadata: None };
+        let members = submissions_from_proto("job", Some(submission_to_proto(&sent))).unwrap();
         let place = spec.array.map_or(0, |array| array.index as usize);
         prop_assert_eq!(members.len(), spec.array.map_or(1, |array| array.size as usize));
         prop_assert_eq!(&members[place].spec, &spec);
@@ -541,8 +597,8 @@ proptest! {
         annotations in hash_map("[a-z]{1,9}(/[a-z]{1,9})?", "[ -~é\n]{0,40}", 0..9),
         array_size in 0u32..4,
     ) {
-        let sent = v1::JobSpec { labels, annotations, array_size, ..message() };
-        let jobs = submissions_from_proto("spec", Some(sent.clone())).unwrap();
+        let sent = v1::Job { labels, annotations, spec: Some(v1::JobSpec { array_size, ..message().spec().clone() }), ..message() };
+        let jobs = submissions_from_proto("job", Some(sent.clone())).unwrap();
         let kept = submission_to_proto(jobs.last().unwrap());
         prop_assert_eq!((&kept.labels, &kept.annotations), (&sent.labels, &sent.annotations));
         let says_nothing = sent.labels.is_empty() && sent.annotations.is_empty();
@@ -555,7 +611,8 @@ proptest! {
     #[test]
     fn contracts_return(contract in contract()) {
         let mut found = Found::default();
-        let returned = super::contract::contract("contract", contract_to_proto(&contract), &mut found);
+        let mut message = super::contract::contract_to_proto(&contract);
+        let returned = super::contract::contract("spec", &mut message, &mut found);
         prop_assert_eq!(returned, contract);
     }
 
@@ -593,11 +650,11 @@ proptest! {
         let mut group = slice_group(generation.as_str(), &shape.to_string());
         group.slice = Some(v1::SliceRequest { shape: shape.to_string(), count: count.into() });
         // Larger gangs than there may be are refused for their size.
-        if let Ok(specs) = submissions_from_proto("spec", Some(with_group(group))) {
+        if let Ok(specs) = submissions_from_proto("job", Some(with_group(group))) {
             let group = &specs[0].groups[0];
             prop_assert_eq!(group.slice, Some(SliceRequest { shape, count }));
             prop_assert_eq!(specs[0].device_count(), u64::from(shape.chips()) * u64::from(count));
-            let again = submissions_from_proto("spec", Some(job_spec_to_proto(&specs[0])));
+            let again = submissions_from_proto("job", Some(submission_to_proto(&specs[0])));
             prop_assert_eq!(again.as_deref(), Ok(specs.as_slice()));
         } else {
             prop_assert!(shape.chips() * u32::from(count) / 4 > limits::GANG_WORKERS_MAX, "{shape} x {count}");
@@ -612,23 +669,23 @@ proptest! {
 
     #[test]
     fn wild_specs_are_refused_with_paths(messages in vec(wild_spec(), 1..4)) {
-        match jobs_from_proto("specs", messages) {
+        match jobs_from_proto("jobs", messages) {
             Ok(specs) => prop_assert!(specs.len() <= limits::BATCH_JOBS_MAX),
             Err(found) => {
                 prop_assert!(!found.is_empty() && found.len() <= VIOLATIONS_MAX);
-                prop_assert!(found.iter().all(|v| v.field.starts_with("specs")), "{found:?}");
+                prop_assert!(found.iter().all(|v| v.field.starts_with("jobs")), "{found:?}");
             }
         }
     }
 
     #[test]
     fn no_bytes_panic(bytes: Vec<u8>) {
-        if let Ok(message) = v1::JobSpec::decode(&*bytes) {
-            let _ = submissions_from_proto("spec", Some(message));
+        if let Ok(message) = v1::Job::decode(&*bytes) {
+            let _ = submissions_from_proto("job", Some(message));
         }
         if let Ok(message) = v1::SubmitJobsRequest::decode(&*bytes) {
             let _ = request_id("request_id", &message.request_id);
-            let _ = jobs_from_proto("specs", message.specs);
+            let _ = jobs_from_proto("jobs", message.jobs);
         }
         if let Ok(message) = v1::Policy::decode(&*bytes) {
             let _ = policy_from_proto("policy", Some(message));
@@ -694,7 +751,7 @@ fn a_slice_says_how_many_workers_there_are_and_what_each_has() {
     }
     // Hosts of another size are asked for by the count.
     let mut group = slice_group("v5e", "4x4");
-    group.accelerators = Some(whole("v5e", 8));
+    group.resources_mut().accelerators = Some(whole("v5e", 8));
     assert_eq!(one(with_group(group)).groups[0].workers, 2);
     let mut two = slice_group("v5p", "4x4x4");
     two.slice = Some(v1::SliceRequest { shape: "4x4x4".into(), count: 2 });
@@ -705,21 +762,24 @@ fn a_slice_says_how_many_workers_there_are_and_what_each_has() {
 fn a_shape_that_is_not_offered_is_answered_with_its_neighbours() {
     let found = said(with_group(slice_group("v5p", "3x4x4")));
     assert_eq!(found.len(), 1, "{found:?}");
-    assert!(found[0].starts_with("spec.groups[0].slice"), "{found:?}");
+    assert!(found[0].starts_with("job.spec.groups[0].slice"), "{found:?}");
     assert!(found[0].contains("3x4x4 is no v5p slice; legal neighbours: "), "{found:?}");
     assert!(found[0].contains("4x4x4 (64 chips)"), "{found:?}");
     let text = said(with_group(slice_group("v5p", "large")));
-    assert!(text[0].starts_with("spec.groups[0].slice.shape: must be two or three numbers"), "{text:?}");
+    assert!(text[0].starts_with("job.spec.groups[0].slice.shape: must be two or three numbers"), "{text:?}");
     assert_eq!(text.len(), 1, "{text:?}");
     let other = said(with_group(slice_group("h100", "4x4x4")));
-    assert_eq!(other, ["spec.groups[0].slice: h100 is no TPU generation: v4, v5e, v5p, v6e or tpu7x"]);
+    assert_eq!(other, ["job.spec.groups[0].slice: h100 is no TPU generation: v4, v5e, v5p, v6e or tpu7x"]);
     let mut bare = slice_group("v5p", "4x4x4");
-    bare.accelerators = None;
-    assert_eq!(said(with_group(bare)), ["spec.groups[0].slice: needs whole accelerators of one TPU type"]);
+    bare.resources = None;
+    assert_eq!(
+        said(with_group(bare)),
+        ["job.spec.groups[0].slice: needs whole accelerators of one TPU type"]
+    );
 }
 
-fn fields_of(message: v1::JobSpec) -> Vec<String> {
-    let found = submissions_from_proto("spec", Some(message)).expect_err("it breaks a rule");
+fn fields_of(message: v1::Job) -> Vec<String> {
+    let found = submissions_from_proto("job", Some(message)).expect_err("it breaks a rule");
     let mut fields: Vec<String> = found.into_iter().map(|violation| violation.field).collect();
     fields.sort();
     fields
@@ -727,48 +787,51 @@ fn fields_of(message: v1::JobSpec) -> Vec<String> {
 
 #[test]
 fn what_a_job_says_of_place_and_time_is_checked_field_by_field() {
-    let wrong = v1::JobSpec {
-        topology: Some(v1::TopologyRule {
-            required: 17,
-            preferred: v1::TopologyLevel::Rack.into(),
-            segment_workers: 3,
-            spread: Some(v1::Spread { level: 0, workers_max: 1 }),
-            ..Default::default()
+    let wrong = v1::Job {
+        spec: Some(v1::JobSpec {
+            topology: Some(v1::TopologyRule {
+                required: 17,
+                preferred: v1::TopologyLevel::Rack.into(),
+                segment_workers: 3,
+                spread: Some(v1::Spread { level: 0, max_workers: 1 }),
+                ..Default::default()
+            }),
+            node_selector: HashMap::from([
+                ("Zone".to_owned(), v1::LabelValues { values: vec!["a".into()] }),
+                ("empty".to_owned(), v1::LabelValues::default()),
+                ("many".to_owned(), v1::LabelValues { values: (0..33).map(|n| n.to_string()).collect() }),
+            ]),
+            tolerations: vec!["ok".into(), "NO".into()],
+            dependencies: vec![
+                v1::Dependency { job_id: "train".into(), rule: -1 },
+                v1::Dependency { job_id: "job-1".into(), rule: 0 },
+                v1::Dependency { job_id: "job-1".into(), rule: v1::DependencyRule::Finished.into() },
+            ],
+            not_before: Some(timestamp(2_000)),
+            deadline: Some(timestamp(1_000)),
+            expected_run: Some(duration(u64::MAX)),
+            datasets: vec!["a".into(), "a".into()],
+            ..with_group(v1::TaskGroup { workers: 4, min_workers: 5, ..group_message() }).spec().clone()
         }),
-        node_selector: HashMap::from([
-            ("Zone".to_owned(), v1::LabelValues { values: vec!["a".into()] }),
-            ("empty".to_owned(), v1::LabelValues::default()),
-            ("many".to_owned(), v1::LabelValues { values: (0..33).map(|n| n.to_string()).collect() }),
-        ]),
-        tolerations: vec!["ok".into(), "NO".into()],
-        dependencies: vec![
-            v1::Dependency { job_id: "train".into(), rule: -1 },
-            v1::Dependency { job_id: "job-1".into(), rule: 0 },
-            v1::Dependency { job_id: "job-1".into(), rule: v1::DependencyRule::Finished.into() },
-        ],
-        not_before: Some(timestamp(2_000)),
-        deadline: Some(timestamp(1_000)),
-        expected_run: Some(duration(u64::MAX)),
-        datasets: vec!["a".into(), "a".into()],
-        ..with_group(v1::TaskGroup { workers: 4, workers_min: 5, ..group_message() })
+        ..with_group(v1::TaskGroup { workers: 4, min_workers: 5, ..group_message() })
     };
     assert_eq!(
         fields_of(wrong),
         [
-            "spec.datasets",
-            "spec.deadline",
-            "spec.dependencies",
-            "spec.dependencies[0].job_id",
-            "spec.dependencies[0].rule",
-            "spec.expected_run",
-            "spec.groups[0].workers_min",
-            "spec.node_selector",
-            "spec.node_selector.empty",
-            "spec.node_selector.many",
-            "spec.tolerations[1]",
-            "spec.topology.required",
-            "spec.topology.segment_workers",
-            "spec.topology.spread.level",
+            "job.spec.datasets",
+            "job.spec.deadline",
+            "job.spec.dependencies",
+            "job.spec.dependencies[0].job_id",
+            "job.spec.dependencies[0].rule",
+            "job.spec.expected_run",
+            "job.spec.groups[0].min_workers",
+            "job.spec.node_selector",
+            "job.spec.node_selector.empty",
+            "job.spec.node_selector.many",
+            "job.spec.tolerations[1]",
+            "job.spec.topology.required",
+            "job.spec.topology.segment_workers",
+            "job.spec.topology.spread.level",
         ]
     );
 }
@@ -777,56 +840,62 @@ fn what_a_job_says_of_place_and_time_is_checked_field_by_field() {
 fn lists_are_cut_before_they_are_looked_into() {
     let names = vec!["?".to_owned(); 10_000];
     let labels = (0..10_000).map(|n| (format!("?{n}"), v1::LabelValues::default())).collect();
-    let wrong = v1::JobSpec {
-        tolerations: names.clone(),
-        datasets: names,
-        dependencies: vec![v1::Dependency::default(); 10_000],
-        node_selector: labels,
-        ..with_group(v1::TaskGroup {
-            accelerators: Some(v1::AcceleratorRequest {
-                choices: vec![choice("?", 0); 10_000],
-                ..whole("?", 1)
-            }),
-            ..group_message()
-        })
-    };
+    let accelerators = v1::AcceleratorRequest { choices: vec![choice("?", 0); 10_000], ..whole("?", 1) };
+    let resources = Some(v1::Resources { accelerators: Some(accelerators), ..Default::default() });
+    let mut wrong = with_group(v1::TaskGroup { resources, ..group_message() });
+    let spec = wrong.spec_mut();
+    (spec.tolerations, spec.datasets) = (names.clone(), names);
+    spec.dependencies = vec![v1::Dependency::default(); 10_000];
+    spec.node_selector = labels;
     let found = fields_of(wrong);
     assert_eq!(found.len(), 32 + 32 + 64 + 16 + 5, "{found:?}");
-    let count = |field: &str| found.iter().filter(|f| f.starts_with(&format!("spec.{field}"))).count();
+    let count = |field: &str| found.iter().filter(|f| f.starts_with(&format!("job.spec.{field}"))).count();
     assert_eq!((count("tolerations"), count("datasets"), count("dependencies")), (33, 33, 65));
-    assert_eq!((count("node_selector"), count("groups[0].accelerators")), (1, 17));
+    assert_eq!((count("node_selector"), count("groups[0].resources.accelerators")), (1, 17));
 }
 
 #[test]
 fn amounts_of_accelerators_are_whole_devices_or_a_share_of_one() {
     use v1::accelerator_request::Amount;
     let with = |amount| v1::TaskGroup {
-        accelerators: Some(v1::AcceleratorRequest { choices: Vec::new(), amount }),
+        resources: Some(v1::Resources {
+            accelerators: Some(v1::AcceleratorRequest { choices: Vec::new(), amount }),
+            ..Default::default()
+        }),
         ..group_message()
     };
     let share = one(with_group(with(Some(Amount::ShareMilli(250)))));
     let request = share.groups[0].request.accelerators.clone().expect("it asks for some");
     assert_eq!((request.amount, request.to_string()), (DeviceAmount::Share(250), "any:0.25".to_owned()));
     for (amount, said_of) in [
-        (None, "spec.groups[0].accelerators.count: must be given, or share_milli"),
-        (Some(Amount::Count(0)), "spec.groups[0].accelerators.count: must be between 1 and 64, got 0"),
+        (None, "job.spec.groups[0].resources.accelerators.count: must be given, or share_milli"),
+        (
+            Some(Amount::Count(0)),
+            "job.spec.groups[0].resources.accelerators.count: must be between 1 and 64, got 0",
+        ),
         (
             Some(Amount::Count(70_000)),
-            "spec.groups[0].accelerators.count: must be between 1 and 64, got 70000",
+            "job.spec.groups[0].resources.accelerators.count: must be between 1 and 64, got 70000",
         ),
         (
             Some(Amount::ShareMilli(1_000)),
-            "spec.groups[0].accelerators.share_milli: must be between 1 and 999, got 1000",
+            "job.spec.groups[0].resources.accelerators.share_milli: must be between 1 and 999, got 1000",
         ),
     ] {
         assert_eq!(said(with_group(with(amount))), [said_of]);
     }
     let mut fast = whole("h100", 1);
     fast.choices = vec![choice("h100", 0), choice("a100", 450), choice("l4", u32::MAX), choice("h100", 1)];
-    let found = fields_of(with_group(v1::TaskGroup { accelerators: Some(fast), ..group_message() }));
+    let found = fields_of(with_group(v1::TaskGroup {
+        resources: Some(v1::Resources { accelerators: Some(fast), ..Default::default() }),
+        ..group_message()
+    }));
     assert_eq!(
         found,
-        ["spec.groups[0].accelerators.choices", "spec.groups[0].accelerators.choices[2].throughput_milli"]
+        [
+            "job.spec.groups[0].resources.accelerators.choices",
+            "job.spec.groups[0].resources.accelerators.choices[2].throughput_milli"
+        ]
     );
 }
 
@@ -957,7 +1026,7 @@ fn an_empty_policy_is_the_default_one() {
     assert_eq!(policy_from_proto("policy", Some(v1::Policy::default())), Ok(Policy::default()));
     assert_eq!(fields(&policy_from_proto("policy", None).unwrap_err()), ["policy"]);
     // A zero that means zero is not an absent one.
-    let none = v1::BackfillPolicy { reservations_max: Some(0), ..Default::default() };
+    let none = v1::BackfillPolicy { max_reservations: Some(0), ..Default::default() };
     let policy = v1::Policy { backfill: Some(none), ..Default::default() };
     assert_eq!(policy_from_proto("policy", Some(policy)).unwrap().backfill.reservations_max, 0);
 }
@@ -983,8 +1052,8 @@ fn every_mistake_in_a_policy_is_named_by_its_path() {
         tenants: HashMap::from([("a".to_owned(), tenant)]),
         order: Some(v1::OrderPolicy { order: 17, usage_half_life: Some(duration(0)), ..Default::default() }),
         backfill: Some(v1::BackfillPolicy {
-            reservations_max: Some(65),
-            depth_max: Some(0),
+            max_reservations: Some(65),
+            max_depth: Some(0),
             ..Default::default()
         }),
         weights: Some(v1::PlacementWeights { cost: Some(1_001), data: Some(70_000), ..Default::default() }),
@@ -1002,8 +1071,8 @@ fn every_mistake_in_a_policy_is_named_by_its_path() {
     assert_eq!(
         found,
         [
-            "policy.backfill.depth_max",
-            "policy.backfill.reservations_max",
+            "policy.backfill.max_depth",
+            "policy.backfill.max_reservations",
             "policy.datasets.d.bytes",
             "policy.datasets.d.regions",
             "policy.isolation.require[1]",
@@ -1042,4 +1111,31 @@ fn a_policy_of_nothing_but_mistakes_stays_small() {
         ..Default::default()
     };
     assert_eq!(policy_from_proto("policy", Some(worst)).unwrap_err().len(), VIOLATIONS_MAX);
+}
+
+#[test]
+fn secrets_are_references_and_return_as_such() {
+    let group = v1::TaskGroup {
+        environment: vec![v1::EnvVar::secret("TOKEN", "hub/token"), v1::EnvVar::new("A", "b")],
+        ..group_message()
+    };
+    let jobs = submissions_from_proto("job", Some(with_group(group))).unwrap();
+    assert_eq!(jobs[0].spec.groups[0].environment["TOKEN"], "muster-secret://hub/token");
+    let shown = submission_to_proto(&jobs[0]);
+    let shown = &shown.spec().groups[0].environment;
+    assert_eq!(shown, &[v1::EnvVar::new("A", "b"), v1::EnvVar::secret("TOKEN", "hub/token")]);
+    for (variables, expected) in [
+        (
+            vec![v1::EnvVar::new("A", "muster-secret://x")],
+            "environment[0].value: names a secret; use `secret_ref`",
+        ),
+        (vec![v1::EnvVar::secret("A", "")], "environment[0].secret_ref: must be given"),
+        (
+            vec![v1::EnvVar::new("A", "b"), v1::EnvVar::new("A", "c")],
+            "environment[1].name: must not name \"A\" twice",
+        ),
+    ] {
+        let group = v1::TaskGroup { environment: variables, ..group_message() };
+        assert_eq!(said(with_group(group)), [format!("job.spec.groups[0].{expected}")]);
+    }
 }

@@ -13,58 +13,65 @@ use prost::Message;
 
 fn nothing(_: &mut Vec<u8>) {}
 
-fn job() -> v1::JobSpec {
-    v1::JobSpec {
+fn job() -> v1::Job {
+    v1::Job {
         name: "train".into(),
         tenant: "vision".into(),
-        tier: v1::Tier::Production.into(),
-        groups: vec![v1::TaskGroup {
-            name: "trainers".into(),
-            workers: 4,
-            command: vec!["python".into(), "train.py".into()],
-            environment: [("SEED".to_owned(), "7".to_owned())].into(),
-            accelerators: Some(v1::AcceleratorRequest {
-                choices: vec![v1::AcceleratorChoice { r#type: "h100".into(), throughput_milli: 1_000 }],
-                amount: Some(v1::accelerator_request::Amount::Count(8)),
+        spec: Some(v1::JobSpec {
+            tier: v1::Tier::Production.into(),
+            groups: vec![v1::TaskGroup {
+                name: "trainers".into(),
+                workers: 4,
+                runtime: muster_wire::process(vec!["python".into(), "train.py".into()]),
+                environment: vec![v1::EnvVar::new("SEED", "7"), v1::EnvVar::secret("TOKEN", "token")],
+                resources: Some(v1::Resources {
+                    accelerators: Some(v1::AcceleratorRequest {
+                        choices: vec![v1::AcceleratorChoice {
+                            r#type: "h100".into(),
+                            throughput_milli: 1_000,
+                        }],
+                        amount: Some(v1::accelerator_request::Amount::Count(8)),
+                    }),
+                    ..Default::default()
+                }),
+                ..v1::TaskGroup::default()
+            }],
+            regions: vec!["eu-north".into()],
+            run_time_limit: Some(duration(7_200_000)),
+            stop_grace: Some(duration(30_000)),
+            array_size: 3,
+            topology: Some(v1::TopologyRule {
+                required: v1::TopologyLevel::Rack.into(),
+                ..v1::TopologyRule::default()
             }),
-            ..v1::TaskGroup::default()
-        }],
-        regions: vec!["eu-north".into()],
-        run_time_limit: Some(duration(7_200_000)),
-        stop_grace: Some(duration(30_000)),
-        array_size: 3,
-        topology: Some(v1::TopologyRule {
-            required: v1::TopologyLevel::Rack.into(),
-            ..v1::TopologyRule::default()
-        }),
-        deadline: Some(timestamp(1_900_000_000_000)),
-        contract: Some(v1::JobContract {
+            deadline: Some(timestamp(1_900_000_000_000)),
             launch: v1::LaunchForm::Torchrun.into(),
-            retry: Some(v1::RetryRules {
+            retry: Some(v1::RetryPolicy {
                 limits: vec![v1::RetryLimit {
                     failure_class: v1::FailureClass::Application.into(),
                     retries: 3,
                 }],
                 backoff: Some(duration(500)),
-                ..v1::RetryRules::default()
+                ..v1::RetryPolicy::default()
             }),
-            checkpoint: Some(v1::CheckpointRules {
-                place: "saves".into(),
+            checkpoint: Some(v1::CheckpointPolicy {
+                dataset: "saves".into(),
                 save: Some(duration(20_000)),
                 ..Default::default()
             }),
             notice: Some(v1::NoticeRules { http_port: 8_080, http_path: "/stop".into() }),
-            spares: 1,
+            spare_workers: 1,
             preflight: v1::Preflight::On.into(),
+            ..Default::default()
         }),
-        ..v1::JobSpec::default()
+        ..Default::default()
     }
 }
 
 #[test]
 fn no_message_of_a_job_makes_it_panic_and_what_is_accepted_comes_back() {
     muster_fuzz::run("wire-job", &[job().encode_to_vec()], nothing, |input| {
-        let Ok(message) = v1::JobSpec::decode(input) else { return false };
+        let Ok(message) = v1::Job::decode(input) else { return false };
         let Ok(jobs) = submissions_from_proto("job", Some(message)) else { return false };
         for job in jobs.iter().take(2).filter(|job| job.array.is_none()) {
             let again = submissions_from_proto("job", Some(submission_to_proto(job)));

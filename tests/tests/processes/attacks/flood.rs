@@ -8,9 +8,9 @@ use muster_client::Client;
 use muster_types::JobId;
 use muster_wire::v1;
 use muster_wire::v1::fleet_service_client::FleetServiceClient;
+use muster_wire::v1::history_service_client::HistoryServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
-use muster_wire::v1::log_service_client::LogServiceClient;
-use muster_wire::v1::queue_service_client::QueueServiceClient;
+use muster_wire::v1::tenant_service_client::TenantServiceClient;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -131,9 +131,9 @@ async fn held<M>(stream: Option<tonic::Response<tonic::Streaming<M>>>, takes: bo
 /// One call after the other.
 async fn ask(what: Asked, channel: Channel, known: Arc<Known>, number: usize, tally: Arc<Tally>) {
     let mut jobs = JobServiceClient::new(channel.clone());
-    let mut log = LogServiceClient::new(channel.clone());
+    let mut log = HistoryServiceClient::new(channel.clone());
     let mut fleet = FleetServiceClient::new(channel.clone());
-    let mut queues = QueueServiceClient::new(channel);
+    let mut queues = TenantServiceClient::new(channel);
     for turn in 0.. {
         let at = number * 31 + turn * 7;
         let job_id = known.jobs[at % known.jobs.len()].clone();
@@ -146,8 +146,8 @@ async fn ask(what: Asked, channel: Channel, known: Arc<Known>, number: usize, ta
                 tally.note(jobs.explain_job(request).await);
             }
             Asked::Plan => {
-                let spec = Some(endless("planned", "vision", "true"));
-                tally.note(jobs.plan_job(v1::PlanJobRequest { spec, read: None }).await);
+                let wanted = Some(endless("planned", "vision", "true"));
+                tally.note(jobs.plan_job(v1::PlanJobRequest { job: wanted, read: None }).await);
             }
             Asked::Past => {
                 let request = v1::GetJobRequest { job_id, read: then };
@@ -158,8 +158,8 @@ async fn ask(what: Asked, channel: Channel, known: Arc<Known>, number: usize, ta
                 tally.note(jobs.explain_job(request).await);
             }
             Asked::Log | Asked::LogUntaken => {
-                let request = v1::ReadLogRequest { from_index: 1, ..Default::default() };
-                held(tally.note(log.read_log(request).await), what == Asked::Log).await;
+                let request = v1::ReadDecisionsRequest { from_index: 1, ..Default::default() };
+                held(tally.note(log.read_decisions(request).await), what == Asked::Log).await;
             }
             Asked::Jobs => {
                 let request = v1::ListJobsRequest { page_size: 1_000, ..Default::default() };
@@ -170,8 +170,8 @@ async fn ask(what: Asked, channel: Channel, known: Arc<Known>, number: usize, ta
                 tally.note(fleet.list_nodes(request).await);
             }
             Asked::Queues => {
-                let request = v1::ListQueuesRequest { page_size: 1_000, ..Default::default() };
-                tally.note(queues.list_queues(request).await);
+                let request = v1::ListTenantsRequest { page_size: 1_000, ..Default::default() };
+                tally.note(queues.list_tenants(request).await);
             }
             Asked::Watch => {
                 held(tally.note(jobs.watch_jobs(v1::WatchJobsRequest::default()).await), false).await;
@@ -227,10 +227,10 @@ async fn submits(
     let (mut answered, mut longest) = (0, Duration::ZERO);
     while !stop.load(Ordering::Relaxed) {
         let request_id = request_id();
-        let mut spec = endless("asked-meanwhile", "speech", "true");
-        spec.groups[0].cpu_milli = 50;
+        let mut wanted = endless("asked-meanwhile", "speech", "true");
+        wanted.spec_mut().groups[0].resources_mut().cpu_milli = 50;
         let began = Instant::now();
-        let request = v1::SubmitJobRequest { request_id, spec: Some(spec), validate_only: false };
+        let request = v1::SubmitJobRequest { request_id, job: Some(wanted), validate_only: false };
         jobs.submit_job(request).await?;
         (answered, longest) = (answered + 1, longest.max(began.elapsed()));
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -279,14 +279,14 @@ async fn waiting(eve: &Client) -> Vec<String> {
     let mut ids = Vec::new();
     for batch in 0..BATCHES {
         let specs = (0..BATCH_JOBS).map(|number| {
-            let mut spec = endless(&format!("waits-{batch}-{number}"), "vision", "true");
-            spec.groups[0].cpu_milli = 15_950;
-            spec.groups[0].environment = (0..VARIABLES)
-                .map(|at| (format!("V{at}"), format!("{batch}-{number}-").repeat(VARIABLE_BYTES / 5)))
+            let mut wanted = endless(&format!("waits-{batch}-{number}"), "vision", "true");
+            wanted.spec_mut().groups[0].resources_mut().cpu_milli = 15_950;
+            wanted.spec_mut().groups[0].environment = (0..VARIABLES)
+                .map(|at| (format!("V{at}"), format!("{batch}-{number}-").repeat(VARIABLE_BYTES / 5)).into())
                 .collect();
-            spec
+            wanted
         });
-        let request = v1::SubmitJobsRequest { specs: specs.collect(), ..Default::default() };
+        let request = v1::SubmitJobsRequest { jobs: specs.collect(), ..Default::default() };
         ids.extend(eve.submit_jobs(request).await.expect("they are taken").job_ids);
     }
     ids
@@ -361,7 +361,7 @@ async fn a_flood_of_costly_calls_takes_no_more_than_a_share() {
         .unwrap()
         .job
         .unwrap();
-    let held = if runs(&now) && now.attempt == 1 {
+    let held = if runs(&now) && now.status().attempt == 1 {
         Ok("it ran on in its first attempt".to_owned())
     } else {
         Err(format!("{now:#?}"))

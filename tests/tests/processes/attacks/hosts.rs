@@ -397,12 +397,12 @@ struct Scene<'a> {
     table: Table,
 }
 
-fn script(tenant: &str, text: &str) -> v1::JobSpec {
-    let mut spec = job("attempt", &["sh", "-c", text]);
-    spec.tenant = tenant.to_owned();
-    spec.groups[0].memory_bytes = 256 << 20;
-    spec.stop_grace = Some(duration(500));
-    spec
+fn script(tenant: &str, text: &str) -> v1::Job {
+    let mut wanted = job("attempt", &["sh", "-c", text]);
+    wanted.tenant = tenant.to_owned();
+    wanted.spec_mut().groups[0].resources_mut().memory_bytes = 256 << 20;
+    wanted.spec_mut().stop_grace = Some(duration(500));
+    wanted
 }
 
 impl Scene<'_> {
@@ -434,9 +434,11 @@ impl Scene<'_> {
             self.table.skip(kind, attack.name, &why);
             return None;
         }
-        let mut spec = script("eve", &format!("({}) 2>&1; echo tried", attack.script));
-        spec.groups[0].environment.extend(self.environment.iter().cloned());
-        Some(submit(self.client, spec).await)
+        let mut wanted = script("eve", &format!("({}) 2>&1; echo tried", attack.script));
+        wanted.spec_mut().groups[0]
+            .environment
+            .extend(self.environment.iter().cloned().map(v1::EnvVar::from));
+        Some(submit(self.client, wanted).await)
     }
 
     async fn outcome(&self, attack: &Attack, id: &str) -> Outcome {
@@ -446,7 +448,7 @@ impl Scene<'_> {
         let stopped = said.lines().find(|line| attack.seen.iter().any(|words| line.contains(words)));
         match stopped {
             Some(line) if went && !said.contains("BROKEN") => Ok(line.to_owned()),
-            _ => Err(format!("{said} {:?} {}", ended.phase(), ended.status_detail)),
+            _ => Err(format!("{said} {:?} {}", ended.phase(), ended.status().message)),
         }
     }
 
@@ -485,8 +487,8 @@ impl Scene<'_> {
         (folder, number("shim_pid"), number("worker_pid"))
     }
 
-    async fn running(&self, spec: v1::JobSpec) -> String {
-        let id = submit(self.client, spec).await;
+    async fn running(&self, wanted: v1::Job) -> String {
+        let id = submit(self.client, wanted).await;
         let job =
             wait_for_job(self.client, &id, |job| job.phase() == JobPhase::Running || is_finished(job)).await;
         assert_eq!(job.phase(), JobPhase::Running, "{job:#?}");
@@ -608,8 +610,8 @@ async fn no_attack_of_a_worker_reaches_its_host_or_another_tenant() {
 
     let mut victim =
         script("bob", "touch of-victim /tmp/of-victim /dev/shm/of-victim; echo mine; exec sleep 600");
-    victim.groups[0].environment.insert("TOKEN".to_owned(), SECRET.to_owned());
-    victim.groups[0].accelerators = Some(accelerators("h100", 1));
+    victim.spec_mut().groups[0].set_variable("TOKEN".to_owned(), SECRET.to_owned());
+    victim.spec_mut().groups[0].resources_mut().accelerators = Some(accelerators("h100", 1));
     let mut scene =
         Scene { client: &client, agents: &agents, environment: Vec::new(), table: Table::default() };
     let victim = scene.running(victim).await;
@@ -652,7 +654,7 @@ async fn no_attack_of_a_worker_reaches_its_host_or_another_tenant() {
     agents.wait_status("h1", v1::NodeStatus::Up).await;
     let request = v1::GetJobRequest { job_id: victim.clone(), read: None };
     let job = client.get_job(request).await.expect("it is kept").job.expect("with all of it");
-    assert_eq!((job.phase(), job.attempt), (JobPhase::Running, 1), "{job:#?}");
+    assert_eq!((job.phase(), job.status().attempt), (JobPhase::Running, 1), "{job:#?}");
     assert_eq!(output(&client, &victim).await, "mine\n");
     // What was left goes, beside everything else.
     eventually("what workers have left is still there", || async {
@@ -706,13 +708,13 @@ fn environment_of(scene: &Scene<'_>, victim: &str) -> Vec<(String, String)> {
 /// A worker that has an accelerator opens that one, and not the victim's.
 async fn other_devices(scene: &mut Scene<'_>) {
     let name = "the victim's accelerator, beside one of its own";
-    let mut spec = script(
+    let mut wanted = script(
         "eve",
         "(for n in 0 1 2 3; do true < $STATE/host/dev/nvidia$n && echo opened $n; done) 2>&1; echo sees $CUDA_VISIBLE_DEVICES",
     );
-    spec.groups[0].environment.extend(scene.environment.iter().cloned());
-    spec.groups[0].accelerators = Some(accelerators("h100", 1));
-    let id = submit(scene.client, spec).await;
+    wanted.spec_mut().groups[0].environment.extend(scene.environment.iter().cloned().map(v1::EnvVar::from));
+    wanted.spec_mut().groups[0].resources_mut().accelerators = Some(accelerators("h100", 1));
+    let id = submit(scene.client, wanted).await;
     follow_until(scene.client, &id, is_finished).await;
     let said = output(scene.client, &id).await;
     // Its own is the second of the host's, and the first of those that it can open.
@@ -742,8 +744,8 @@ async fn too_much(scene: &mut Scene<'_>) {
     let id = submit(client, script("eve", eat)).await;
     let ended = follow_until(client, &id, is_finished).await.pop().expect("its end was seen");
     let outcome = match ended.phase() {
-        JobPhase::Failed if ended.status_detail.contains("memory") => Ok(ended.status_detail),
-        other => Err(format!("{other:?} {}", ended.status_detail)),
+        JobPhase::Failed if ended.status().message.contains("memory") => Ok(ended.status().message.clone()),
+        other => Err(format!("{other:?} {}", ended.status().message)),
     };
     scene.table.note(Kind::Exhaust, "the host's memory", outcome);
     for (name, place) in [("the disk, by files", "."), ("the disk, by files in /tmp", "/tmp")] {
@@ -755,7 +757,7 @@ async fn too_much(scene: &mut Scene<'_>) {
         let line = said.lines().find(|line| line.contains("of the disk"));
         let outcome = match (ended.phase(), line) {
             (JobPhase::Failed, Some(line)) => Ok(line.to_owned()),
-            (phase, _) => Err(format!("{phase:?} {said} {}", ended.status_detail)),
+            (phase, _) => Err(format!("{phase:?} {said} {}", ended.status().message)),
         };
         scene.table.note(Kind::Exhaust, name, outcome);
     }
@@ -773,7 +775,7 @@ async fn anothers_notice(scene: &mut Scene<'_>) {
     says(client, &thief, "listens").await;
     let mut victim = script("bob", "echo there; exec sleep 600");
     let notice = v1::NoticeRules { http_port: port.into(), http_path: "/stop".to_owned() };
-    victim.contract = Some(v1::JobContract { notice: Some(notice), ..Default::default() });
+    victim.spec_mut().notice = Some(notice);
     let victim = scene.running(victim).await;
     says(client, &victim, "there").await;
     cancel(client, &victim).await;
@@ -836,7 +838,7 @@ async fn outlive(scene: &mut Scene<'_>) {
     })
     .await;
     scene.table.note(Kind::Outlive, "its shim", Ok("the kernel ended all of it".to_owned()));
-    let again = wait_for_job(client, &id, |job| job.attempt > 1 || is_finished(job)).await;
+    let again = wait_for_job(client, &id, |job| job.status().attempt > 1 || is_finished(job)).await;
     assert!(!is_finished(&again), "a lost worker is no failure of the job: {again:#?}");
     cancel(client, &id).await;
 

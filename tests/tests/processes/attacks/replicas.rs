@@ -10,10 +10,10 @@ use muster_wire::admin::archive_service_client::ArchiveServiceClient;
 use muster_wire::admin::cluster_admin_service_client::ClusterAdminServiceClient;
 use muster_wire::agent::node_service_client::NodeServiceClient;
 use muster_wire::status::Refused;
-use muster_wire::time::duration;
+use muster_wire::time::{duration, timestamp};
 use muster_wire::v1::fleet_service_client::FleetServiceClient;
+use muster_wire::v1::history_service_client::HistoryServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
-use muster_wire::v1::log_service_client::LogServiceClient;
 use muster_wire::v1::policy_service_client::PolicyServiceClient;
 use muster_wire::{admin, agent, v1};
 use prost::Message;
@@ -214,15 +214,15 @@ impl Town {
 }
 
 /// A job that runs until it is stopped.
-pub(super) fn endless(name: &str, tenant: &str, script: &str) -> v1::JobSpec {
-    let mut spec = job(name, &["/bin/sh", "-c", script]);
-    spec.tenant = tenant.to_owned();
-    spec.stop_grace = Some(duration(500));
-    spec
+pub(super) fn endless(name: &str, tenant: &str, script: &str) -> v1::Job {
+    let mut wanted = job(name, &["/bin/sh", "-c", script]);
+    wanted.tenant = tenant.to_owned();
+    wanted.spec_mut().stop_grace = Some(duration(500));
+    wanted
 }
 
-pub(super) async fn submitted(client: &Client, spec: v1::JobSpec) -> String {
-    let request = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
+pub(super) async fn submitted(client: &Client, wanted: v1::Job) -> String {
+    let request = v1::SubmitJobRequest { job: Some(wanted), ..Default::default() };
     client.submit_job(request).await.expect("it is taken").job_ids.remove(0)
 }
 
@@ -246,7 +246,10 @@ async fn read(town: &Town, attacks: &mut Table, victim: &str) {
                 "the job, confirmed",
                 silent(jobs.get_job(confirmed).await.map(|r| r.into_inner()), victim),
             );
-            let list = v1::ListJobsRequest { tenant: "speech".to_owned(), ..Default::default() };
+            let list = v1::ListJobsRequest {
+                filter: Some(v1::JobFilter { tenant: "speech".to_owned(), ..Default::default() }),
+                ..Default::default()
+            };
             attacks.note(
                 Kind::Read,
                 "a list",
@@ -258,19 +261,22 @@ async fn read(town: &Town, attacks: &mut Table, victim: &str) {
                 "an explanation",
                 silent(jobs.explain_job(explain).await.map(|r| r.into_inner()), ""),
             );
-            let watch = v1::WatchJobsRequest { job_ids: vec![job_id.clone()], ..Default::default() };
+            let watch = v1::WatchJobsRequest {
+                filter: Some(v1::JobFilter { job_ids: vec![job_id.clone()], ..Default::default() }),
+                ..Default::default()
+            };
             attacks.note(
                 Kind::Read,
                 "a watch",
                 told_without(&drained(jobs.watch_jobs(watch).await).await, victim),
             );
-            let mut log = LogServiceClient::new(channel.clone());
+            let mut log = HistoryServiceClient::new(channel.clone());
             for raw in [false, true] {
-                let request = v1::ReadLogRequest { raw, ..Default::default() };
+                let request = v1::ReadDecisionsRequest { raw, ..Default::default() };
                 attacks.note(
                     Kind::Read,
                     if raw { "the log, raw" } else { "the log" },
-                    told_without(&drained(log.read_log(request).await).await, "victim"),
+                    told_without(&drained(log.read_decisions(request).await).await, "victim"),
                 );
             }
             let mut archive = ArchiveServiceClient::new(channel.clone());
@@ -287,7 +293,7 @@ async fn read(town: &Town, attacks: &mut Table, victim: &str) {
 
 /// Says something in the name of the victim's tenant, or of an operator.
 async fn forge(town: &Town, attacks: &mut Table, victim: &v1::Job) {
-    let token = victim.placement.as_ref().and_then(|placement| placement.token);
+    let token = victim.status().placement.as_ref().and_then(|placement| placement.token);
     let root = format!("spiffe://{}/admin/root", town.cluster.id);
     for at in 0..3 {
         for role in [of_tenant("vision", "eve"), Role::Client(short("spy"))] {
@@ -296,10 +302,10 @@ async fn forge(town: &Town, attacks: &mut Table, victim: &v1::Job) {
             let commit = v1::CommitCheckpointRequest { job_id: victim.id.clone(), token };
             attacks.note(Kind::Forge, "a checkpoint", refused(jobs.commit_checkpoint(commit).await));
             for tenant in ["speech", "", "nobody"] {
-                let spec = Some(endless("forged", tenant, "true"));
+                let wanted = Some(endless("forged", tenant, "true"));
                 let one = v1::SubmitJobRequest {
                     request_id: request_id(),
-                    spec: spec.clone(),
+                    job: wanted.clone(),
                     validate_only: false,
                 };
                 attacks.note(
@@ -316,7 +322,7 @@ async fn forge(town: &Town, attacks: &mut Table, victim: &v1::Job) {
                 let own = endless("own", "vision", "true");
                 let batch = v1::SubmitJobsRequest {
                     request_id: request_id(),
-                    specs: [own].into_iter().chain(spec).collect(),
+                    jobs: [own].into_iter().chain(wanted).collect(),
                 };
                 attacks.note(
                     Kind::Forge,
@@ -392,6 +398,7 @@ async fn delete(town: &Town, attacks: &mut Table, victim: &str) {
                 request_id: request_id(),
                 mode: v1::AdmissionMode::Open.into(),
                 rules: Vec::new(),
+                expected_version: None,
             };
             note("the rules of admission", refused(fleet.set_node_admission(admission).await));
             let remove = admin::RemoveReplicaRequest { replica_id: 1, ..Default::default() };
@@ -433,7 +440,7 @@ fn is_refused_as(answer: Result<(), Status>, codes: &[RefusalCode]) -> Outcome {
 
 /// Says to be hosts that they are not.
 async fn speak_for_others(town: &Town, attacks: &mut Table, victim: &v1::Job) {
-    let token = victim.placement.as_ref().and_then(|placement| placement.token);
+    let token = victim.status().placement.as_ref().and_then(|placement| placement.token);
     let denied = [RefusalCode::PermissionDenied];
     let evil = |name: &str| v1::NodeDescription {
         region: "us-east".to_owned(),
@@ -489,7 +496,7 @@ async fn exhaust(town: &Town, attacks: &mut Table, own: &v1::Job) {
         let list = jobs.list_jobs(v1::ListJobsRequest::default()).await.map(drop);
         let submit = v1::SubmitJobRequest {
             request_id: request_id(),
-            spec: Some(endless("served", "speech", "true")),
+            job: Some(endless("served", "speech", "true")),
             validate_only: true,
         };
         let submit = jobs.submit_job(submit).await.map(drop);
@@ -523,7 +530,7 @@ async fn exhaust(town: &Town, attacks: &mut Table, own: &v1::Job) {
     );
     // Checkpoints of their own job, as fast as they can.
     let before = town.index().await;
-    let token = own.placement.as_ref().and_then(|placement| placement.token);
+    let token = own.status().placement.as_ref().and_then(|placement| placement.token);
     let channel = town.channel(leader, of_tenant("vision", "eve")).await;
     let commits: Vec<_> = (0..400)
         .map(|_| {
@@ -541,12 +548,18 @@ async fn exhaust(town: &Town, attacks: &mut Table, own: &v1::Job) {
     attacks.note(Kind::Exhaust, "the log, by checkpoints", outcome);
     // Messages that no call takes.
     let mut jobs = JobServiceClient::new(channel.clone());
-    let huge = v1::ListJobsRequest { name_prefix: "n".repeat(5 << 20), ..Default::default() };
+    let huge = v1::ListJobsRequest {
+        filter: Some(v1::JobFilter { name_prefix: "n".repeat(5 << 20), ..Default::default() }),
+        ..Default::default()
+    };
     let codes = [tonic::Code::OutOfRange, tonic::Code::ResourceExhausted, tonic::Code::InvalidArgument];
     let outcome = turned_away(jobs.list_jobs(huge).await, &codes);
     attacks.note(Kind::Exhaust, "a message that is too large", outcome);
     let ids: Vec<String> = (0..2_000).map(|id| format!("job-{id}")).collect();
-    let many = v1::WatchJobsRequest { job_ids: ids, ..Default::default() };
+    let many = v1::WatchJobsRequest {
+        filter: Some(v1::JobFilter { job_ids: ids, ..Default::default() }),
+        ..Default::default()
+    };
     let outcome = turned_away(jobs.watch_jobs(many).await, &codes);
     attacks.note(Kind::Exhaust, "a watch of too many jobs", outcome);
     // Nodes that nobody knows.
@@ -569,7 +582,7 @@ async fn revoked(town: &Town, attacks: &mut Table) {
     let certificate = admin::RevokedCertificate {
         serial: report.serial,
         holder: report.name,
-        not_after_ms: u64::try_from(report.not_after_s).unwrap() * 1_000,
+        expire_time: Some(timestamp(u64::try_from(report.not_after_s).unwrap() * 1_000)),
     };
     let open = JobServiceClient::new(town.channel(1, of_tenant("vision", "eve")).await)
         .watch_jobs(v1::WatchJobsRequest::default())
@@ -608,22 +621,20 @@ async fn revoked(town: &Town, attacks: &mut Table) {
 /// Asks for the secrets of another tenant by name; and nobody finds a value in the log.
 async fn secrets(town: &Town, attacks: &mut Table, eve: &Client) {
     for name in ["token", "../speech/token", "speech/token", "/etc/hostname"] {
-        let mut spec = endless("thief", "vision", "echo \"$STOLEN\"");
-        let value = format!("muster-secret://{name}");
-        spec.groups[0].environment = [("STOLEN".to_owned(), value)].into();
-        let id = submitted(eve, spec).await;
+        let mut wanted = endless("thief", "vision", "echo \"$STOLEN\"");
+        wanted.spec_mut().groups[0].environment = vec![v1::EnvVar::secret("STOLEN", name)];
+        let id = submitted(eve, wanted).await;
         let ended = wait_for_job(eve, &id, crate::support::is_finished).await;
         let outcome = match ended.phase() {
-            v1::JobPhase::Failed => {
-                untold(&ended.encode_to_vec()).map(|()| format!("it did not start: {}", ended.status_detail))
-            }
+            v1::JobPhase::Failed => untold(&ended.encode_to_vec())
+                .map(|()| format!("it did not start: {}", ended.status().message)),
             other => Err(format!("it ran: {other:?}")),
         };
         attacks.note(Kind::Read, &format!("the secret {name:?}"), outcome);
     }
-    let mut log = LogServiceClient::new(town.channel(0, Role::Admin(short("root"))).await);
-    let request = v1::ReadLogRequest { raw: true, ..Default::default() };
-    let bytes = drained(log.read_log(request).await).await;
+    let mut log = HistoryServiceClient::new(town.channel(0, Role::Admin(short("root"))).await);
+    let request = v1::ReadDecisionsRequest { raw: true, ..Default::default() };
+    let bytes = drained(log.read_decisions(request).await).await;
     assert!(
         bytes.windows(SECRET.len()).any(|part| part == SECRET.as_bytes()),
         "an operator sees what was submitted"
@@ -713,17 +724,16 @@ async fn whatever_they_try_fails_and_the_victims_work_goes_on() {
         (node.status() == v1::NodeStatus::Up).then_some(())
     })
     .await;
-    let mut spec = endless(
+    let mut wanted = endless(
         "victim",
         "speech",
         &format!("test ${{#FILED}} -eq {} && echo {SECRET} && exec sleep 600", FILED.len()),
     );
-    let filed = "muster-secret://token".to_owned();
-    spec.groups[0].environment =
-        [("HF_TOKEN".to_owned(), SECRET.to_owned()), ("FILED".to_owned(), filed)].into();
-    spec.checkpoint_directory = format!("/tmp/{SECRET}");
+    wanted.spec_mut().groups[0].environment =
+        vec![v1::EnvVar::new("HF_TOKEN", SECRET), v1::EnvVar::secret("FILED", "token")];
+    wanted.spec_mut().checkpoint_mut().directory = format!("/tmp/{SECRET}");
     let runs = |job: &v1::Job| job.phase() == v1::JobPhase::Running;
-    let victim = submitted(&bob, spec).await;
+    let victim = submitted(&bob, wanted).await;
     let victim = wait_for_job(&bob, &victim, runs).await;
     let own = submitted(&eve, endless("own", "vision", "exec sleep 600")).await;
     let own = wait_for_job(&eve, &own, runs).await;
@@ -744,7 +754,12 @@ async fn whatever_they_try_fails_and_the_victims_work_goes_on() {
     // It has noticed nothing of all that.
     let request = v1::GetJobRequest { job_id: victim.id.clone(), ..Default::default() };
     let now = bob.get_job(request).await.unwrap().job.unwrap();
-    assert!(runs(&now) && now.attempt == victim.attempt && now.checkpoint_time.is_none(), "{now:#?}");
+    assert!(
+        runs(&now)
+            && now.status().attempt == victim.status().attempt
+            && now.status().last_checkpoint.is_none(),
+        "{now:#?}"
+    );
     let jobs = bob.list_jobs(v1::ListJobsRequest::default()).await.unwrap().jobs;
     let of_speech = jobs.iter().filter(|job| job.tenant == "speech").count();
     // Its own three: the victim, one that failed, and one that was cancelled.

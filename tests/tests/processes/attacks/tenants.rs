@@ -6,10 +6,10 @@ use muster_transport::Role;
 use muster_wire::v1;
 use muster_wire::v1::cluster_service_client::ClusterServiceClient;
 use muster_wire::v1::fleet_service_client::FleetServiceClient;
+use muster_wire::v1::history_service_client::HistoryServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
-use muster_wire::v1::log_service_client::LogServiceClient;
 use muster_wire::v1::policy_service_client::PolicyServiceClient;
-use muster_wire::v1::queue_service_client::QueueServiceClient;
+use muster_wire::v1::tenant_service_client::TenantServiceClient;
 use prost::Message;
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Request};
@@ -23,11 +23,11 @@ use crate::support::{is_finished, wait_for_job};
 
 /// A job of the victim's tenant that fails with a sentence of the host about a private path; its id.
 async fn failing(bob: &Client) -> String {
-    let mut spec = endless("failing", "speech", "true");
-    spec.groups[0].command = vec![format!("/nowhere/{SECRET}/train")];
-    let id = submitted(bob, spec).await;
+    let mut wanted = endless("failing", "speech", "true");
+    *wanted.spec_mut().groups[0].command_mut() = vec![format!("/nowhere/{SECRET}/train")];
+    let id = submitted(bob, wanted).await;
     let ended = wait_for_job(bob, &id, is_finished).await;
-    assert!(ended.status_detail.contains(SECRET), "its own tenant reads why: {ended:#?}");
+    assert!(ended.status().message.contains(SECRET), "its own tenant reads why: {ended:#?}");
     id
 }
 
@@ -60,9 +60,12 @@ pub(super) async fn read_all(town: &Town, attacks: &mut Table, bob: &Client, vic
             let explain = v1::ExplainJobRequest { job_id: victim.id.clone(), read: then };
             let answer = jobs.explain_job(explain).await.map(|r| r.into_inner());
             note("an explanation of the past", past_or_silent(answer, ""));
-            let plan = v1::PlanJobRequest { spec: Some(endless("like-it", "vision", "true")), read: None };
+            let plan = v1::PlanJobRequest { job: Some(endless("like-it", "vision", "true")), read: None };
             note("a plan", silent(jobs.plan_job(plan).await.map(|r| r.into_inner()), ""));
-            let tenant = v1::WatchJobsRequest { tenant: "speech".to_owned(), ..Default::default() };
+            let tenant = v1::WatchJobsRequest {
+                filter: Some(v1::JobFilter { tenant: "speech".to_owned(), ..Default::default() }),
+                ..Default::default()
+            };
             note(
                 "a watch of the tenant",
                 told_without(&drained(jobs.watch_jobs(tenant).await).await, &failed),
@@ -76,7 +79,7 @@ pub(super) async fn read_all(town: &Town, attacks: &mut Table, bob: &Client, vic
                 };
                 note("output, followed", refused(jobs.read_logs(output).await.map(drop)));
             }
-            let token = victim.placement.as_ref().and_then(|placement| placement.token);
+            let token = victim.status().placement.as_ref().and_then(|placement| placement.token);
             let output = v1::ReadLogsRequest {
                 job_id: victim.id.clone(),
                 token,
@@ -115,23 +118,23 @@ async fn read_around(channel: tonic::transport::Channel, note: &mut impl FnMut(&
     note("a watch of nodes", told_without(&watched, "h1"));
     let health = fleet.get_health_policy(v1::GetHealthPolicyRequest::default()).await;
     note("the rules of health", silent(health.map(|r| r.into_inner()), ""));
-    let mut queues = QueueServiceClient::new(channel.clone());
-    let list = queues.list_queues(v1::ListQueuesRequest::default()).await.map(|r| r.into_inner());
+    let mut queues = TenantServiceClient::new(channel.clone());
+    let list = queues.list_tenants(v1::ListTenantsRequest::default()).await.map(|r| r.into_inner());
     note("the queues", silent(list, "speech"));
-    let watched = drained(queues.watch_queues(v1::WatchQueuesRequest::default()).await).await;
+    let watched = drained(queues.watch_tenants(v1::WatchTenantsRequest::default()).await).await;
     note("a watch of queues", told_without(&watched, "speech"));
     let policy = PolicyServiceClient::new(channel.clone()).get_policy(v1::GetPolicyRequest::default()).await;
     note("the policy", silent(policy.map(|r| r.into_inner()), "speech"));
-    let mut log = LogServiceClient::new(channel.clone());
+    let mut log = HistoryServiceClient::new(channel.clone());
     for decision in ["jobs_submitted", "workers_reported", "job_finished", "gang_placed", "attempt_failed"] {
-        let request = v1::ReadLogRequest {
+        let request = v1::ReadDecisionsRequest {
             decisions: vec![decision.to_owned()],
             from_index: 1,
             follow: true,
             raw: true,
             ..Default::default()
         };
-        let read = drained(log.read_log(request).await).await;
+        let read = drained(log.read_decisions(request).await).await;
         note(&format!("records {decision}, followed"), told_without(&read, ""));
     }
     let mut cluster = ClusterServiceClient::new(channel);
@@ -142,8 +145,8 @@ async fn read_around(channel: tonic::transport::Channel, note: &mut impl FnMut(&
 /// Repeats what the victim's tenant asked for, under its own request ids, and asks under ids that others will want.
 pub(super) async fn replay(town: &Town, attacks: &mut Table, bob: &Client, victim: &v1::Job) {
     let (id, cancel_id) = (request_id(), request_id());
-    let spec = || endless("asked-once", "speech", "exec sleep 600");
-    let asked = v1::SubmitJobRequest { request_id: id.clone(), spec: Some(spec()), validate_only: false };
+    let wanted = || endless("asked-once", "speech", "exec sleep 600");
+    let asked = v1::SubmitJobRequest { request_id: id.clone(), job: Some(wanted()), validate_only: false };
     let own = bob.submit_job(asked.clone()).await.expect("it is taken").job_ids.remove(0);
     for at in 0..3 {
         for role in [of_tenant("vision", "eve"), Role::Client(short("spy"))] {
@@ -160,7 +163,7 @@ pub(super) async fn replay(town: &Town, attacks: &mut Table, bob: &Client, victi
         let mut jobs = JobServiceClient::new(town.channel(at, of_tenant("vision", "eve")).await);
         let mine = v1::SubmitJobRequest {
             request_id: id.clone(),
-            spec: Some(endless("mine", "vision", "true")),
+            job: Some(endless("mine", "vision", "true")),
             validate_only: false,
         };
         let answer = jobs.submit_job(mine).await;
@@ -216,8 +219,8 @@ async fn pages(channel: &tonic::transport::Channel, attacks: &mut Table) {
     let list = v1::ListNodesRequest { page_size: size, ..Default::default() };
     let nodes = FleetServiceClient::new(channel.clone()).list_nodes(list).await;
     note("a giant page of nodes", turned_away(nodes, &bad));
-    let list = v1::ListQueuesRequest { page_size: size, ..Default::default() };
-    let queues = QueueServiceClient::new(channel.clone()).list_queues(list).await;
+    let list = v1::ListTenantsRequest { page_size: size, ..Default::default() };
+    let queues = TenantServiceClient::new(channel.clone()).list_tenants(list).await;
     note("a giant page of queues", turned_away(queues, &bad));
     for token in ["x".repeat(1 << 20), "\u{1F980}".repeat(40), "AAAA".to_owned()] {
         let list = v1::ListJobsRequest { page_token: token, ..Default::default() };
@@ -226,8 +229,8 @@ async fn pages(channel: &tonic::transport::Channel, attacks: &mut Table) {
     let watch = v1::WatchJobsRequest { resume_token: "x".repeat(1 << 20), ..Default::default() };
     let codes = [Code::InvalidArgument, Code::OutOfRange, Code::FailedPrecondition];
     note("a watch behind an invented token", turned_away(jobs.watch_jobs(watch).await, &codes));
-    let log = v1::ReadLogRequest { decisions: vec!["x".to_owned(); 100_000], ..Default::default() };
-    let read = LogServiceClient::new(channel.clone()).read_log(log).await;
+    let log = v1::ReadDecisionsRequest { decisions: vec!["x".to_owned(); 100_000], ..Default::default() };
+    let read = HistoryServiceClient::new(channel.clone()).read_decisions(log).await;
     note("a filter of 100,000 names", turned_away(read, &[Code::InvalidArgument, Code::ResourceExhausted]));
 }
 
@@ -254,21 +257,28 @@ async fn metadata(channel: &tonic::transport::Channel, attacks: &mut Table) {
 
 /// Jobs that keep the bound of a message and break those of what is in it.
 async fn large_jobs(channel: &tonic::transport::Channel, attacks: &mut Table) {
-    type Change = fn(&mut v1::JobSpec);
+    type Change = fn(&mut v1::Job);
     let changes: [(&str, Change); 5] = [
-        ("a job of 100,000 groups", |spec| spec.groups = vec![v1::TaskGroup::default(); 100_000]),
-        ("a job of 100,000 variables", |spec| {
-            spec.groups[0].environment = (0..100_000).map(|n| (format!("V{n}"), String::new())).collect();
+        ("a job of 100,000 groups", |wanted| {
+            wanted.spec_mut().groups = vec![v1::TaskGroup::default(); 100_000]
         }),
-        ("a command of three MiB", |spec| spec.groups[0].command.push("x".repeat(3 << 20))),
-        ("a job for 100,000 regions", |spec| spec.regions = vec!["r".to_owned(); 100_000]),
-        ("a job that tolerates 100,000 taints", |spec| spec.tolerations = vec!["t".to_owned(); 100_000]),
+        ("a job of 100,000 variables", |wanted| {
+            wanted.spec_mut().groups[0].environment =
+                (0..100_000).map(|n| v1::EnvVar::new(format!("V{n}"), "")).collect();
+        }),
+        ("a command of three MiB", |wanted| {
+            wanted.spec_mut().groups[0].command_mut().push("x".repeat(3 << 20))
+        }),
+        ("a job for 100,000 regions", |wanted| wanted.spec_mut().regions = vec!["r".to_owned(); 100_000]),
+        ("a job that tolerates 100,000 taints", |wanted| {
+            wanted.spec_mut().tolerations = vec!["t".to_owned(); 100_000]
+        }),
     ];
     for (name, change) in changes {
-        let mut spec = endless("large", "vision", "true");
-        change(&mut spec);
+        let mut wanted = endless("large", "vision", "true");
+        change(&mut wanted);
         let request =
-            v1::SubmitJobRequest { request_id: request_id(), spec: Some(spec), validate_only: false };
+            v1::SubmitJobRequest { request_id: request_id(), job: Some(wanted), validate_only: false };
         let answer = JobServiceClient::new(channel.clone()).submit_job(request).await;
         attacks.note(Kind::Exhaust, name, turned_away(answer, &[Code::InvalidArgument]));
     }

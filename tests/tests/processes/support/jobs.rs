@@ -7,15 +7,18 @@ use std::path::Path;
 use super::{PATIENCE, muster};
 
 /// A job of one worker.
-pub fn job(name: &str, command: &[&str]) -> v1::JobSpec {
+pub fn job(name: &str, command: &[&str]) -> v1::Job {
     let group = v1::TaskGroup {
         workers: 1,
-        command: command.iter().map(|word| (*word).to_owned()).collect(),
-        cpu_milli: 100,
-        memory_bytes: 1 << 20,
+        runtime: muster_wire::process(command.iter().map(|word| (*word).to_owned()).collect()),
+        resources: Some(v1::Resources { cpu_milli: 100, memory_bytes: 1 << 20, ..Default::default() }),
         ..Default::default()
     };
-    v1::JobSpec { name: name.to_owned(), groups: vec![group], ..Default::default() }
+    v1::Job {
+        name: name.to_owned(),
+        spec: Some(v1::JobSpec { groups: vec![group], ..Default::default() }),
+        ..Default::default()
+    }
 }
 
 /// So many whole devices of one type.
@@ -29,7 +32,7 @@ pub fn accelerators(kind: &str, count: u32) -> v1::AcceleratorRequest {
 
 /// A job of `workers` with `devices` each that run for `duration_ms`, write down when they ran, and end
 /// with `exit_code`.
-pub fn work(name: &str, intervals: &Path, duration_ms: u64, exit_code: u8, shape: (u32, u32)) -> v1::JobSpec {
+pub fn work(name: &str, intervals: &Path, duration_ms: u64, exit_code: u8, shape: (u32, u32)) -> v1::Job {
     let (workers, devices) = shape;
     let program = muster().to_str().expect("the program's path is text");
     let intervals = intervals.to_str().expect("the test's folder is text");
@@ -45,10 +48,10 @@ pub fn work(name: &str, intervals: &Path, duration_ms: u64, exit_code: u8, shape
         "--interval-dir",
         intervals,
     ];
-    let mut spec = job(name, &command);
-    spec.groups[0].workers = workers;
-    spec.groups[0].accelerators = Some(accelerators("h100", devices));
-    spec
+    let mut wanted = job(name, &command);
+    wanted.spec_mut().groups[0].workers = workers;
+    wanted.spec_mut().groups[0].resources_mut().accelerators = Some(accelerators("h100", devices));
+    wanted
 }
 
 /// Whether the job is over.
@@ -63,7 +66,10 @@ pub async fn wait_for_job(client: &Client, id: &str, done: impl Fn(&v1::Job) -> 
 
 /// The same, with everything that was seen of it on the way.
 pub async fn follow_until(client: &Client, id: &str, done: impl Fn(&v1::Job) -> bool) -> Vec<v1::Job> {
-    let request = v1::WatchJobsRequest { job_ids: vec![id.to_owned()], ..Default::default() };
+    let request = v1::WatchJobsRequest {
+        filter: Some(v1::JobFilter { job_ids: vec![id.to_owned()], ..Default::default() }),
+        ..Default::default()
+    };
     let mut watch = client.watch_jobs(request);
     let mut seen: Vec<v1::Job> = Vec::new();
     let following = async {
@@ -98,8 +104,8 @@ pub async fn all_jobs(client: &Client) -> Vec<v1::Job> {
 }
 
 /// Submits a job that fits; its id.
-pub async fn submit(client: &Client, spec: v1::JobSpec) -> String {
-    let request = v1::SubmitJobRequest { spec: Some(spec), ..Default::default() };
+pub async fn submit(client: &Client, wanted: v1::Job) -> String {
+    let request = v1::SubmitJobRequest { job: Some(wanted), ..Default::default() };
     client.submit_job(request).await.expect("a job that fits is accepted").job_ids.remove(0)
 }
 

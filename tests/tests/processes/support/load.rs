@@ -75,7 +75,7 @@ async fn submit(
 ) {
     for number in 0u32.. {
         let name = format!("load-{who}-{number}");
-        let request = v1::SubmitJobRequest { spec: Some(job(&name, &["true"])), ..Default::default() };
+        let request = v1::SubmitJobRequest { job: Some(job(&name, &["true"])), ..Default::default() };
         let answer = client.submit_job(request).await;
         answer.unwrap_or_else(|error| panic!("submitting {name}: {error:?}"));
         answered.send_modify(|count| *count += 1);

@@ -39,13 +39,13 @@ from .types import (
     Until,
     WatchItem,
 )
-from .v1beta1 import cluster_pb2, common_pb2, fleet_pb2, job_pb2, policy_pb2, queue_pb2
+from .v1beta1 import cluster_pb2, common_pb2, fleet_pb2, job_pb2, policy_pb2, tenant_pb2
 
 Answer = TypeVar("Answer")
 Result = TypeVar("Result")
 JobT = TypeVar("JobT", bound=JobView)
 
-_JOBS, _FLEET, _QUEUES = "/muster.v1beta1.JobService/", "/muster.v1beta1.FleetService/", "/muster.v1beta1.QueueService/"
+_JOBS, _FLEET, _QUEUES = "/muster.v1beta1.JobService/", "/muster.v1beta1.FleetService/", "/muster.v1beta1.TenantService/"
 _CLUSTER, _POLICY = "/muster.v1beta1.ClusterService/", "/muster.v1beta1.PolicyService/"
 # A watch takes as many ids; of more jobs, everything is watched and the others are left out here.
 WATCHED_IDS_MAX = 1_000
@@ -332,7 +332,7 @@ class Core(Generic[JobT]):
 
     def submit_all(self, specs: Sequence[JobSpec], request_id: str | None, timeout: Seconds | None) -> Call[list[JobT]]:
         request_id = new_request_id(request_id)
-        request = job_pb2.SubmitJobsRequest(request_id=request_id, specs=[spec.to_message() for spec in specs])
+        request = job_pb2.SubmitJobsRequest(request_id=request_id, jobs=[spec.to_message() for spec in specs])
         parse = job_pb2.SubmitJobsResponse.FromString
         return Call(
             "submit jobs", _JOBS + "SubmitJobs", request, parse,
@@ -340,7 +340,7 @@ class Core(Generic[JobT]):
         )  # fmt: skip
 
     def validate(self, spec: JobSpec, timeout: Seconds | None) -> Call[None]:
-        request = job_pb2.SubmitJobRequest(request_id=new_request_id(None), spec=spec.to_message(), validate_only=True)
+        request = job_pb2.SubmitJobRequest(request_id=new_request_id(None), job=spec.to_message(), validate_only=True)
         parse = job_pb2.SubmitJobResponse.FromString
         return Call("validate job", _JOBS + "SubmitJob", request, parse, _nothing, timeout=timeout)
 
@@ -348,20 +348,24 @@ class Core(Generic[JobT]):
         self, spec: JobSpec, request_id: str | None, timeout: Seconds | None, result: Callable[[Any], Result]
     ) -> Call[Result]:
         request_id = new_request_id(request_id)
-        request = job_pb2.SubmitJobRequest(request_id=request_id, spec=spec.to_message())
+        request = job_pb2.SubmitJobRequest(request_id=request_id, job=spec.to_message())
         parse = job_pb2.SubmitJobResponse.FromString
         return Call("submit job", _JOBS + "SubmitJob", request, parse, result, request_id, timeout=timeout)
 
     def _submitted(self, specs: Sequence[JobSpec], job_ids: Sequence[str]) -> list[JobT]:
         found, rest = [], iter(job_ids)
         for spec in specs:
+            array_id = ""
             for index in range(spec.array_size or 1):
-                job = job_pb2.Job(
-                    id=next(rest), name=spec.name, tenant=spec.tenant or "default", tier=TIERS.number(spec.tier or "standard"),
-                    phase=job_pb2.JOB_PHASE_PENDING, changed_at_index=self.seen.log_index,
+                status = job_pb2.JobStatus(
+                    phase=job_pb2.JOB_PHASE_PENDING, tier=TIERS.number(spec.tier or "standard"),
+                    changed_at_index=self.seen.log_index,
                 )  # fmt: skip
+                job = job_pb2.Job(id=next(rest), name=spec.name, tenant=spec.tenant or "default", status=status)
                 if spec.array_size:
-                    job.array_index = index
+                    # An array has the number of its first job.
+                    array_id = array_id or job.id.replace("job-", "array-", 1)
+                    job.array.CopyFrom(job_pb2.ArrayMember(array_id=array_id, index=index, size=spec.array_size))
                 found.append(self.job_of(job))
         return found
 
@@ -387,16 +391,17 @@ class Core(Generic[JobT]):
         unknown = [word for word in wanted if word not in numbers]
         if unknown:
             raise ConfigurationError(f"{unknown[0]!r} is no phase of a job: {', '.join(numbers)}")
-        request = job_pb2.ListJobsRequest(
-            page_size=_PAGE, read=self.reading(read), tenant=tenant, name_prefix=name_prefix,
+        narrowed = job_pb2.JobFilter(
+            tenant=tenant, name_prefix=name_prefix,
             phases=[job_pb2.JobPhase.ValueType(numbers[word]) for word in wanted],
             label_selector=selector, creator=creator, mine=mine,
         )  # fmt: skip
+        request = job_pb2.ListJobsRequest(page_size=_PAGE, read=self.reading(read), filter=narrowed)
         what = ("list jobs", _JOBS + "ListJobs", job_pb2.ListJobsResponse)
         return self._list(what, request, lambda page: [self.job_of(job) for job in page.jobs], timeout)
 
     def plan(self, spec: JobSpec, read: Read | None, timeout: Seconds | None) -> Call[Explanation]:
-        request = job_pb2.PlanJobRequest(spec=spec.to_message(), read=self.reading(read))
+        request = job_pb2.PlanJobRequest(job=spec.to_message(), read=self.reading(read))
         answer = job_pb2.PlanJobResponse
         return self._get("plan job", _JOBS + "PlanJob", request, answer, lambda a: Explanation(a.explanation), timeout)
 
@@ -415,7 +420,8 @@ class Core(Generic[JobT]):
     def watch(
         self, job_ids: Iterable[str], tenant: str, selector: str, resume_token: str, timeout: Seconds | None
     ) -> Watch[JobT]:
-        request = job_pb2.WatchJobsRequest(job_ids=job_ids, tenant=tenant, label_selector=selector)
+        narrowed = job_pb2.JobFilter(job_ids=job_ids, tenant=tenant, label_selector=selector)
+        request = job_pb2.WatchJobsRequest(filter=narrowed)
         what = ("watch jobs", _JOBS + "WatchJobs", job_pb2.WatchJobsResponse.FromString)
         return Watch(what, request, self.job_of, resume_token, timeout, self.seen)
 
@@ -465,16 +471,16 @@ class Core(Generic[JobT]):
         return self.change_node("DrainNode", name, request_id, timeout, **more)
 
     def tenants(self, read: Read | None, timeout: Seconds | None) -> Call[Page[Tenant]]:
-        request = queue_pb2.ListQueuesRequest(page_size=_PAGE, read=self.reading(read))
-        what = ("list tenants", _QUEUES + "ListQueues", queue_pb2.ListQueuesResponse)
-        return self._list(what, request, lambda page: [Tenant(queue) for queue in page.queues], timeout)
+        request = tenant_pb2.ListTenantsRequest(page_size=_PAGE, read=self.reading(read))
+        what = ("list tenants", _QUEUES + "ListTenants", tenant_pb2.ListTenantsResponse)
+        return self._list(what, request, lambda page: [Tenant(usage) for usage in page.tenants], timeout)
 
     def watch_tenants(self, names: Iterable[str], resume_token: str, timeout: Seconds | None) -> Watch[TenantChanges]:
-        request = queue_pb2.WatchQueuesRequest(tenants=names)
-        what = ("watch tenants", _QUEUES + "WatchQueues", queue_pb2.WatchQueuesResponse.FromString)
+        request = tenant_pb2.WatchTenantsRequest(tenants=names)
+        what = ("watch tenants", _QUEUES + "WatchTenants", tenant_pb2.WatchTenantsResponse.FromString)
 
-        def item(changes: queue_pb2.QueueChanges) -> TenantChanges:
-            return TenantChanges([Tenant(queue) for queue in changes.changed], list(changes.forgotten))
+        def item(changes: tenant_pb2.TenantChanges) -> TenantChanges:
+            return TenantChanges([Tenant(usage) for usage in changes.changed], list(changes.forgotten))
 
         return Watch(what, request, item, resume_token, timeout, self.seen)
 
@@ -492,7 +498,7 @@ class Core(Generic[JobT]):
             return ServerInfo(
                 answer.version,
                 tuple(answer.api_versions),
-                answer.format_max,
+                answer.max_record_format,
                 answer.replica_id,
                 answer.region,
                 answer.cluster_id,

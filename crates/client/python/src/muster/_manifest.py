@@ -28,12 +28,15 @@ _NULL = "tag:yaml.org,2002:null"
 _INT = "tag:yaml.org,2002:int"
 _FLOAT = "tag:yaml.org,2002:float"
 
+# What stands before the name of a secret where a variable has a value.
+_SECRET = "muster-secret://"
+
 METADATA = ("name", "tenant", "labels", "annotations")
-_GROUP = ("workers", "workersMin", "slice", "command", "environment", "accelerators", "cpu", "memory")
+_GROUP = ("workers", "minWorkers", "slice", "command", "environment", "accelerators", "cpu", "memory")
 _SPEC = (
-    *("tier", "regions", "groups", "runTimeLimit", "stopGrace", "failureRetries", "checkpointDirectory"),
+    *("tier", "regions", "groups", "runTimeLimit", "stopGrace"),
     *("workingDirectory", "array", "topology", "nodeSelector", "tolerations", "preemptible", "after", "notBefore"),
-    *("deadline", "expectedRun", "datasets", "launch", "retry", "checkpoint", "notice", "spares", "preflight"),
+    *("deadline", "expectedRun", "datasets", "launch", "retry", "checkpoint", "notice", "spareWorkers", "preflight"),
     *("parallel", *_GROUP),
 )
 _Value = TypeVar("_Value")
@@ -61,13 +64,13 @@ class Reader:
         self._now_ms = now_ms
         self._values = 0
 
-    def done(self, spec: job_pb2.JobSpec) -> job_pb2.JobSpec:
+    def done(self, job: job_pb2.Job) -> job_pb2.Job:
         """The message, when nothing is wrong."""
         if self.problems:
             raise InvalidJobFile(self.problems[:_PROBLEMS_MAX])
-        return spec
+        return job
 
-    def document(self, node: Node) -> job_pb2.JobSpec:
+    def document(self, node: Node) -> job_pb2.Job:
         """``apiVersion``, ``kind``, ``metadata`` and ``spec``; ``status`` is of a job that was shown, and not read."""
         found = self.fields(node, "", ("apiVersion", "kind", "metadata", "spec", "status"))
         for field, expected in (("apiVersion", API_VERSION), ("kind", "Job")):
@@ -79,15 +82,15 @@ class Reader:
         metadata = self.fields(found.get("metadata"), "metadata", METADATA)
         if found.get("spec") is None:
             self.problem(None, "spec", "must be given")
-        spec = self.spec(found.get("spec"))
-        self.metadata(metadata, spec)
-        return spec
+        job = job_pb2.Job(spec=self.spec(found.get("spec")))
+        self.metadata(metadata, job)
+        return job
 
-    def metadata(self, at: Mapping[str, Node], spec: job_pb2.JobSpec) -> None:
+    def metadata(self, at: Mapping[str, Node], job: job_pb2.Job) -> None:
         """What stands under ``metadata``, into the message."""
-        spec.name = self.text(at.get("name"), "metadata.name")
-        spec.tenant = self.text(at.get("tenant"), "metadata.tenant")
-        for field, texts in (("labels", spec.labels), ("annotations", spec.annotations)):
+        job.name = self.text(at.get("name"), "metadata.name")
+        job.tenant = self.text(at.get("tenant"), "metadata.tenant")
+        for field, texts in (("labels", job.labels), ("annotations", job.annotations)):
             for key, value in self.pairs(at.get(field), f"metadata.{field}"):
                 texts[key] = self.text(value, f"metadata.{field}.{key[:80]}")
 
@@ -109,13 +112,14 @@ class Reader:
             tier=self.word(at.get("tier"), "spec.tier", TIERS),
             groups=groups,
             regions=self.texts(at.get("regions"), "spec.regions"),
-            failure_retries_max=self.value(at, "spec.failureRetries", quantity.count) or 0,
-            checkpoint_directory=self.text(at.get("checkpointDirectory"), "spec.checkpointDirectory"),
             working_directory=self.text(at.get("workingDirectory"), "spec.workingDirectory"),
             array_size=self.positive(at, "spec.array", quantity.count, "for a single job"),
             tolerations=self.texts(at.get("tolerations"), "spec.tolerations"),
             dependencies=self.dependencies(at.get("after")),
             datasets=self.texts(at.get("datasets"), "spec.datasets"),
+            launch=self.word(at.get("launch"), "spec.launch", LAUNCH_FORMS),
+            spare_workers=self.value(at, "spec.spareWorkers", quantity.count) or 0,
+            preflight=self.word(at.get("preflight"), "spec.preflight", PREFLIGHTS),
         )
         for field, target in (("notBefore", spec.not_before), ("deadline", spec.deadline)):
             ms = self.value(at, f"spec.{field}", time_ms)
@@ -134,9 +138,7 @@ class Reader:
             spec.topology.CopyFrom(self.topology(at["topology"]))
         for label, values in self.pairs(at.get("nodeSelector"), "spec.nodeSelector"):
             spec.node_selector[label].values.extend(self.label_values(values, f"spec.nodeSelector.{label[:80]}"))
-        contract = self.contract(at)
-        if contract != job_pb2.JobContract():
-            spec.contract.CopyFrom(contract)
+        self.rules(at, spec)
         return spec
 
     def group(self, path: str, at: Mapping[str, Node]) -> job_pb2.TaskGroup:
@@ -145,18 +147,20 @@ class Reader:
         if "slice" in at and workers == 0:
             advice = "must be above zero; leave it out: the slice says how many there are"
             self.problem(at["workers"], f"{path}.workers", advice)
-        environment = {
-            name: self.text(value, f"{path}.environment.{name[:80]}")
+        environment = [
+            _variable(name, self.text(value, f"{path}.environment.{name[:80]}"))
             for name, value in self.pairs(at.get("environment"), f"{path}.environment")
-        }
+        ]
         group = job_pb2.TaskGroup(
             name=self.text(at.get("name"), f"{path}.name"),
             workers=int("slice" not in at) if workers is None else workers,
-            workers_min=self.positive(
-                at, f"{path}.workersMin", quantity.count, "for a gang that never changes its size"
+            min_workers=self.positive(
+                at, f"{path}.minWorkers", quantity.count, "for a gang that never changes its size"
             ),
-            command=self.command(at.get("command"), f"{path}.command"),
-            environment=environment,
+            process=job_pb2.ProcessRuntime(command=self.command(at.get("command"), f"{path}.command")),
+            environment=sorted(environment, key=lambda variable: variable.name),
+        )
+        resources = job_pb2.Resources(
             cpu_milli=self.positive(at, f"{path}.cpu", quantity.cpu_milli, "for one CPU"),
             memory_bytes=self.positive(at, f"{path}.memory", quantity.memory_bytes, "for 1Gi"),
         )
@@ -164,7 +168,9 @@ class Reader:
             group.slice.CopyFrom(self.slice(at["slice"], f"{path}.slice"))
         if "accelerators" in at:
             found = self.accelerators(at["accelerators"], f"{path}.accelerators", "slice" in at)
-            group.accelerators.CopyFrom(found)
+            resources.accelerators.CopyFrom(found)
+        if resources != job_pb2.Resources():
+            group.resources.CopyFrom(resources)
         return group
 
     def command(self, node: Node | None, path: str) -> list[str]:
@@ -231,9 +237,10 @@ class Reader:
             segment_workers=self.positive(at, f"{path}.segmentWorkers", quantity.count, "for no segments"),
         )
         if "spread" in at:
-            spread = self.fields(at["spread"], f"{path}.spread", ("level", "max"))
+            spread = self.fields(at["spread"], f"{path}.spread", ("level", "maxWorkers"))
             rule.spread.level = self.word(spread.get("level"), f"{path}.spread.level", LEVELS)
-            rule.spread.workers_max = self.positive(spread, f"{path}.spread.max", quantity.count, "with the spread")
+            field = f"{path}.spread.maxWorkers"
+            rule.spread.max_workers = self.positive(spread, field, quantity.count, "with the spread")
             rule.spread.SetInParent()
         return rule
 
@@ -258,16 +265,13 @@ class Reader:
             found.append(job_pb2.Dependency(job_id=job_id, rule=rule))
         return found
 
-    def contract(self, at: Mapping[str, Node]) -> job_pb2.JobContract:
-        """What a job asks of whoever runs it."""
-        contract = job_pb2.JobContract(
-            launch=self.word(at.get("launch"), "spec.launch", LAUNCH_FORMS),
-            spares=self.value(at, "spec.spares", quantity.count) or 0,
-            preflight=self.word(at.get("preflight"), "spec.preflight", PREFLIGHTS),
-        )
+    def rules(self, at: Mapping[str, Node], spec: job_pb2.JobSpec) -> None:
+        """What becomes of a job when it fails, how it saves its work, and how it is told to stop, into the message."""
         if "retry" in at:
-            contract.retry.SetInParent()
-            retry = self.fields(at["retry"], "spec.retry", ("limits", "backoff", "backoffMax", "avoid"))
+            spec.retry.SetInParent()
+            names = ("maxFailures", "limits", "backoff", "maxBackoff", "avoid")
+            retry, rule = self.fields(at["retry"], "spec.retry", names), spec.retry
+            rule.max_failures = self.value(retry, "spec.retry.maxFailures", quantity.count) or 0
             for name, retries in self.pairs(retry.get("limits"), "spec.retry.limits"):
                 field = f"spec.retry.limits.{name[:80]}"
                 count = self.value({name: retries}, field, quantity.count, key=name) or 0
@@ -276,27 +280,26 @@ class Reader:
                     advice = f"has classes {FAILURE_CLASSES.words()}, not {name[:80]!r}"
                     self.problem(retries, "spec.retry.limits", advice)
                 else:
-                    contract.retry.limits.add(failure_class=number, retries=count)
-            rule = contract.retry
-            for field, target in (("backoff", rule.backoff), ("backoffMax", rule.backoff_max), ("avoid", rule.avoid)):
+                    rule.limits.add(failure_class=number, retries=count)
+            for field, target in (("backoff", rule.backoff), ("maxBackoff", rule.max_backoff), ("avoid", rule.avoid)):
                 ms = self.value(retry, f"spec.retry.{field}", quantity.duration_ms)
                 if ms is not None:
                     target.CopyFrom(duration(ms))
         if "checkpoint" in at:
-            contract.checkpoint.SetInParent()
-            path, names = "spec.checkpoint", ("place", "step", "save", "interval")
-            rules = self.fields(at["checkpoint"], path, names)
-            contract.checkpoint.place = self.text(rules.get("place"), f"{path}.place")
-            for field in names[1:]:
+            spec.checkpoint.SetInParent()
+            path = "spec.checkpoint"
+            rules = self.fields(at["checkpoint"], path, ("directory", "dataset", "step", "save", "interval"))
+            spec.checkpoint.directory = self.text(rules.get("directory"), f"{path}.directory")
+            spec.checkpoint.dataset = self.text(rules.get("dataset"), f"{path}.dataset")
+            for field in ("step", "save", "interval"):
                 ms = self.positive(rules, f"{path}.{field}", quantity.duration_ms, "when it is not known")
-                self.span(getattr(contract.checkpoint, field), ms)
+                self.span(getattr(spec.checkpoint, field), ms)
         if "notice" in at:
-            contract.notice.SetInParent()
+            spec.notice.SetInParent()
             notice = self.fields(at["notice"], "spec.notice", ("httpPort", "httpPath"))
             port = self.positive(notice, "spec.notice.httpPort", quantity.count, "with the notice")
-            contract.notice.http_port = port
-            contract.notice.http_path = self.text(notice.get("httpPath"), "spec.notice.httpPath")
-        return contract
+            spec.notice.http_port = port
+            spec.notice.http_path = self.text(notice.get("httpPath"), "spec.notice.httpPath")
 
     @staticmethod
     def span(target: Duration, ms: int) -> None:
@@ -403,6 +406,13 @@ class Reader:
 
 def _is_null(node: Node) -> bool:
     return isinstance(node, ScalarNode) and node.style is None and node.tag == _NULL
+
+
+def _variable(name: str, value: str) -> job_pb2.EnvVar:
+    """A variable with a value, or with a reference to a secret."""
+    if value.startswith(_SECRET):
+        return job_pb2.EnvVar(name=name, secret_ref=value[len(_SECRET) :])
+    return job_pb2.EnvVar(name=name, value=value)
 
 
 def _set_amount(request: common_pb2.AcceleratorRequest, amount: tuple[int | None, int]) -> None:

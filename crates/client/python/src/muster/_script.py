@@ -24,7 +24,7 @@ if [ -n "$a" ]; then exec "$i" "$a" /dev/fd/3 "$@"; fi
 exec "$i" /dev/fd/3 "$@\""""
 
 
-def read_script(script: str, name: str, arguments: Sequence[str], now_ms: int) -> job_pb2.JobSpec:
+def read_script(script: str, name: str, arguments: Sequence[str], now_ms: int) -> job_pb2.Job:
     """The job that runs a script, whose text travels with it."""
     problems: list[Problem] = []
     metadata_text, spec_text = _directives(script, problems)
@@ -37,15 +37,15 @@ def read_script(script: str, name: str, arguments: Sequence[str], now_ms: int) -
     reader = Reader(now_ms)
     metadata = reader.fields(_only(metadata_text), "metadata", METADATA)
     spec_node = _only(spec_text)
-    spec = reader.spec(spec_node)
+    job = job_pb2.Job(spec=reader.spec(spec_node))
     if any(key == "command" for key, _ in Reader(now_ms).pairs(spec_node, "spec")):
         reader.problem(spec_node, "command", "must be left out: the script is the command")
-    reader.metadata(metadata, spec)
-    spec.name = spec.name or _name_of(name)
-    for group in spec.groups:
-        if not group.command:
-            group.command.extend(command)
-    return reader.done(spec)
+    reader.metadata(metadata, job)
+    job.name = job.name or _name_of(name)
+    for group in job.spec.groups:
+        if not group.process.command:
+            group.process.command.extend(command)
+    return reader.done(job)
 
 
 def _directives(script: str, problems: list[Problem]) -> tuple[str, str]:

@@ -153,6 +153,7 @@ class QuotaExceeded(Refused):
 
 _BY_REASON: dict[str, type[Refused]] = {
     "NEVER_FITS": InvalidSpec,
+    "FEATURE_UNKNOWN": InvalidSpec,
     "DEADLINE_UNMEETABLE": InvalidSpec,
     "REQUEST_ID_REUSED": Conflict,
 }

@@ -25,17 +25,17 @@ class JobSpec:
 
     __slots__ = ("_message",)
 
-    def __init__(self, message: job_pb2.JobSpec | None = None) -> None:
-        self._message = job_pb2.JobSpec()
+    def __init__(self, message: job_pb2.Job | None = None) -> None:
+        self._message = job_pb2.Job()
         if message is not None:
             self._message.CopyFrom(message)
 
     @classmethod
-    def from_message(cls, message: job_pb2.JobSpec) -> JobSpec:
+    def from_message(cls, message: job_pb2.Job) -> JobSpec:
         """Of the message that is sent; a copy."""
         return cls(message)
 
-    def to_message(self) -> job_pb2.JobSpec:
+    def to_message(self) -> job_pb2.Job:
         """The message that is sent; a copy."""
         return JobSpec(self._message)._message
 
@@ -94,9 +94,9 @@ class JobSpec:
             number = TIERS.number(tier)
             if number is None:
                 raise ConfigurationError(f"tier must be one of {TIERS.words()}, got {tier!r}")
-            message.tier = number
+            message.spec.tier = number
         if regions is not None:
-            message.regions[:] = regions
+            message.spec.regions[:] = regions
         return changed
 
     @property
@@ -122,12 +122,12 @@ class JobSpec:
     @property
     def tier(self) -> str:
         """Empty means ``standard``."""
-        return TIERS.word(self._message.tier)
+        return TIERS.word(self._message.spec.tier)
 
     @property
     def array_size(self) -> int:
         """Jobs of the array; 0 for a single job."""
-        return self._message.array_size
+        return self._message.spec.array_size
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, JobSpec) and self._message == other._message
@@ -142,7 +142,7 @@ class JobSpec:
 
 
 def _from_bytes(data: bytes) -> JobSpec:
-    return JobSpec(job_pb2.JobSpec.FromString(data))
+    return JobSpec(job_pb2.Job.FromString(data))
 
 
 def job(
@@ -150,7 +150,7 @@ def job(
     command: Sequence[str],
     *,
     workers: int | None = None,
-    workers_min: int | None = None,
+    min_workers: int | None = None,
     accelerators: str | None = None,
     slice: str | Mapping[str, Any] | None = None,
     cpu: float | str | None = None,
@@ -171,7 +171,7 @@ def job(
     expected_run: Seconds | None = None,
     run_time_limit: Seconds | None = None,
     stop_grace: Seconds | None = None,
-    failure_retries: int | None = None,
+    max_failures: int | None = None,
     retry: Mapping[str, Any] | None = None,
     checkpoint_directory: str = "",
     checkpoint: Mapping[str, Any] | None = None,
@@ -179,19 +179,19 @@ def job(
     datasets: Sequence[str] = (),
     launch: str = "",
     preemptible: bool | None = None,
-    spares: int | None = None,
+    spare_workers: int | None = None,
 ) -> JobSpec:
     """A job of one group of workers, in the words of job files.
 
     ``accelerators`` is a type and a count per worker (``h100:8``, ``h100|a100:1``, ``any:0.25``), ``memory`` bytes
-    or ``4Gi``. ``labels`` are for selecting jobs, ``annotations`` for other programs. ``not_before`` and ``deadline`` are times with a zone, or lengths of time from now.
+    or ``4Gi``. A variable whose value is ``muster-secret://NAME`` has the content of a file on its host. ``labels`` are for selecting jobs, ``annotations`` for other programs. ``not_before`` and ``deadline`` are times with a zone, or lengths of time from now.
     """
     if isinstance(command, str):
         raise ConfigurationError("command must be a list of words; no shell reads it")
     given: dict[str, Any] = {
         "command": list(command),
         "workers": workers,
-        "workersMin": workers_min,
+        "minWorkers": min_workers,
         "accelerators": accelerators,
         "slice": slice,
         "cpu": cpu,
@@ -209,19 +209,21 @@ def job(
         "expectedRun": _length(expected_run),
         "runTimeLimit": _length(run_time_limit),
         "stopGrace": _length(stop_grace),
-        "failureRetries": failure_retries,
-        "retry": retry,
-        "checkpointDirectory": checkpoint_directory,
-        "checkpoint": checkpoint,
+        "retry": _with(retry, "maxFailures", max_failures),
+        "checkpoint": _with(checkpoint, "directory", checkpoint_directory or None),
         "workingDirectory": working_directory,
         "datasets": list(datasets),
         "launch": launch,
         "preemptible": preemptible,
-        "spares": spares,
+        "spareWorkers": spare_workers,
     }
     spec = {field: value for field, value in given.items() if value is not None and value != "" and value != []}
     metadata = {"name": name, "tenant": tenant, "labels": labels, "annotations": annotations}
     return JobSpec.from_dict({"apiVersion": "muster.dev/v1", "kind": "Job", "metadata": metadata, "spec": spec})
+
+
+def _with(fields: Mapping[str, Any] | None, name: str, value: Any) -> Mapping[str, Any] | None:
+    return fields if value is None else {**(fields or {}), name: value}
 
 
 def _length(value: Seconds | None) -> str | None:

@@ -13,7 +13,7 @@ from ._closed import TIERS
 from ._time import moment, span
 from .errors import JobFailed
 from .spec import JobSpec
-from .v1beta1 import common_pb2, explanation_pb2, fleet_pb2, job_pb2, queue_pb2
+from .v1beta1 import common_pb2, explanation_pb2, fleet_pb2, job_pb2, tenant_pb2
 
 Phase = Literal["pending", "starting", "running", "stopping", "succeeded", "failed", "cancelled", "unknown"]
 Until = Literal["running", "succeeded", "finished", "checkpointed"]
@@ -61,7 +61,7 @@ class JobView:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What it is selected by. Its annotations are in :attr:`spec`."""
+        """What it is selected by."""
         return dict(self._message.labels)
 
     @property
@@ -77,17 +77,22 @@ class JobView:
     @property
     def tier(self) -> str:
         """``free``, ``batch``, ``standard``, ``production`` or ``critical``."""
-        return TIERS.word(self._message.tier)
+        return TIERS.word(self._message.status.tier)
 
     @property
     def spec(self) -> JobSpec | None:
-        """As submitted, with defaults; none in lists."""
-        return JobSpec.from_message(self._message.spec) if self._message.HasField("spec") else None
+        """As submitted, with defaults, so that it can be submitted again; none in lists."""
+        if not self._message.HasField("spec"):
+            return None
+        shown = self._message
+        message = job_pb2.Job(name=shown.name, tenant=shown.tenant, labels=shown.labels, annotations=shown.annotations)
+        message.spec.CopyFrom(shown.spec)
+        return JobSpec.from_message(message)
 
     @property
     def phase(self) -> Phase:
         """Where it is in its life; ``unknown`` for a phase of a newer cluster."""
-        return PHASES.get(self._message.phase, "unknown")
+        return PHASES.get(self._message.status.phase, "unknown")
 
     @property
     def has_ended(self) -> bool:
@@ -97,98 +102,104 @@ class JobView:
     @property
     def reason(self) -> str:
         """Stable code of ``message``, such as ``WAITING_FOR_CAPACITY``."""
-        return self._message.status_reason
+        return self._message.status.reason
 
     @property
     def message(self) -> str:
         """Why it waits, stops or ended: one sentence."""
-        return self._message.status_detail
+        return self._message.status.message
 
     @property
     def attempt(self) -> int:
         """Placements so far."""
-        return self._message.attempt
+        return self._message.status.attempt
 
     @property
     def failures(self) -> int:
         """Attempts that failed by the application's fault."""
-        return self._message.failures
+        return self._message.status.failures
 
     @property
     def preemptions(self) -> int:
         """Times that policy stopped it to make room."""
-        return self._message.preemptions
+        return self._message.status.preemptions
 
     @property
     def create_time(self) -> datetime | None:
         """When it was submitted."""
-        return moment(self._message.create_time)
+        return moment(self._message.status.create_time)
 
     @property
     def start_time(self) -> datetime | None:
         """When its current or last attempt started; none before the first."""
-        return moment(self._message.start_time)
+        return moment(self._message.status.start_time)
 
     @property
     def end_time(self) -> datetime | None:
         """When it ended; none before."""
-        return moment(self._message.end_time)
+        return moment(self._message.status.end_time)
 
     @property
     def checkpoint_time(self) -> datetime | None:
         """When it last saved its work in this attempt; none when it has not."""
-        return moment(self._message.checkpoint_time)
+        status = self._message.status
+        return self.last_checkpoint_time if status.last_checkpoint.attempt == status.attempt else None
 
     @property
     def last_checkpoint_time(self) -> datetime | None:
         """When it last saved its work in any attempt."""
-        return moment(self._message.recovery.checkpoint_time) or self.checkpoint_time
+        return moment(self._message.status.last_checkpoint.time)
 
     @property
     def expected_run_time(self) -> timedelta | None:
         """How long one attempt is expected to run; none when nothing is known."""
-        return span(self._message.estimate.run_time)
+        return span(self._message.status.estimate.run_time)
 
     @property
     def worker_count(self) -> int:
         """Workers that it has, or asks for while it has none."""
-        return self._message.worker_count
+        return self._message.status.worker_count
 
     @property
     def device_count(self) -> int:
         """Devices, likewise."""
-        return self._message.device_count
+        return self._message.status.device_count
 
     @property
     def array_index(self) -> int | None:
         """Its place in an array, from 0; none outside of one."""
-        return self._message.array_index if self._message.HasField("array_index") else None
+        return self._message.array.index if self._message.HasField("array") else None
+
+    @property
+    def array_id(self) -> str:
+        """``array-…``; empty outside of one."""
+        return self._message.array.array_id
 
     @property
     def region(self) -> str:
         """Where its current or last placement is; empty before the first."""
-        return self._message.placement.region
+        return self._message.status.placement.region
 
     @property
     def cluster(self) -> str:
         """The fleet cluster of that placement."""
-        return self._message.placement.cluster
+        return self._message.status.placement.cluster
 
     @property
     def nodes(self) -> list[str]:
         """Names of the nodes of that placement, by rank; empty in lists."""
-        return [worker.node_name for worker in self._message.placement.workers]
+        return [worker.node_name for worker in self._message.status.placement.workers]
 
     @property
     def fencing_token(self) -> common_pb2.FencingToken | None:
         """Of that placement; none before the first."""
-        placement = self._message.placement
+        placement = self._message.status.placement
         return placement.token if placement.HasField("token") else None
 
     @property
     def log_index(self) -> int:
         """The record that changed it last."""
-        return self._message.changed_at_index
+        return self._message.status.changed_at_index
 
     def has_reached(self, until: Until) -> bool:
         """Whether it is where it was waited for; an end that is none of it raises JobFailed."""
@@ -196,7 +207,7 @@ class JobView:
             "running": self.phase in ("running", "succeeded"),
             "succeeded": self.phase == "succeeded",
             "finished": self.has_ended,
-            "checkpointed": self._message.HasField("checkpoint_time"),
+            "checkpointed": self.checkpoint_time is not None,
         }[until]
         if not there and self.has_ended:
             raise JobFailed(self.id, self.phase, self.reason, self.message)
@@ -295,10 +306,10 @@ class Node:
 class Tenant:
     """What a tenant has waiting, holds and has used, with the tenants below it where policy counts so."""
 
-    def __init__(self, message: queue_pb2.Queue) -> None:
+    def __init__(self, message: tenant_pb2.TenantUsage) -> None:
         self._message = message
 
-    def to_message(self) -> queue_pb2.Queue:
+    def to_message(self) -> tenant_pb2.TenantUsage:
         """All of it, as it was sent; not to be changed."""
         return self._message
 
@@ -328,7 +339,7 @@ class Tenant:
     @property
     def gated_jobs(self) -> int:
         """Those of them that wait for another job or for a time."""
-        return self._message.held_jobs
+        return self._message.gated_jobs
 
     @property
     def pending_devices(self) -> float:
@@ -389,7 +400,7 @@ class Explanation:
     @property
     def message(self) -> str:
         """The same as one sentence, with numbers."""
-        return self._message.sentence
+        return self._message.message
 
     @property
     def is_placeable(self) -> bool:
@@ -414,12 +425,12 @@ class Explanation:
     @property
     def queue_position(self) -> int | None:
         """Requests that have their turn before it; none when it is not in line."""
-        return self._message.line.requests_before if self._message.HasField("line") else None
+        return self._message.queue_position.requests_before if self._message.HasField("queue_position") else None
 
     @property
     def blocking_job_ids(self) -> list[str]:
         """Gangs before it that room is kept for."""
-        return [blocker.job_id for blocker in self._message.blockers]
+        return [blocker.job_id for blocker in self._message.blocking_jobs]
 
     @property
     def start_time(self) -> Quantiles | None:
@@ -437,7 +448,7 @@ class Explanation:
     @property
     def remedies(self) -> list[str]:
         """What would let it start now, one sentence each; each was tried."""
-        return list(self._message.would_help)
+        return [remedy.message for remedy in self._message.remedies]
 
 
 _Item = TypeVar("_Item")
