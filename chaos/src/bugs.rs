@@ -135,7 +135,7 @@ A build that breaks rules is made with
 and then
   muster-chaos bugs --planted target/planted/release")]
 pub struct BugsArgs {
-    /// Folder with `muster`, `muster-chaos` and `muster-sim` of a build that breaks rules
+    /// Folder with `muster`, `muster-chaos` and `muster-world` of a build that breaks rules
     #[arg(long, value_name = "DIR")]
     planted: PathBuf,
     /// Where evidence and the table go
@@ -291,7 +291,7 @@ pub fn run(args: &BugsArgs) -> Result<bool> {
 /// The builds are there, and are of the kind they have to be.
 fn prepare(args: &BugsArgs) -> Result<()> {
     std::fs::create_dir_all(&args.out).with_context(|| format!("making {}", args.out.display()))?;
-    for name in ["muster", "muster-chaos", "muster-sim"] {
+    for name in ["muster", "muster-chaos", "muster-world"] {
         let program = args.planted.join(name);
         ensure!(program.is_file(), "{} is not there; see `muster-chaos bugs --help`", program.display());
     }
@@ -304,7 +304,7 @@ fn prepare(args: &BugsArgs) -> Result<()> {
 
 /// Seeds that notice, by the simulation of the same build; by rule, with what the seed found.
 fn by_seed(args: &BugsArgs) -> Result<BTreeMap<Rule, (u64, String)>> {
-    let mut simulation = Command::new(args.planted.join("muster-sim"));
+    let mut simulation = Command::new(args.planted.join("muster-world"));
     simulation.args(["bugs", "--seeds", &args.seeds.to_string()]).stderr(std::process::Stdio::inherit());
     // Its code says that a rule was missed, which the table says too.
     let said = simulation.output().context("running the simulation")?;
@@ -314,7 +314,7 @@ fn by_seed(args: &BugsArgs) -> Result<BTreeMap<Rule, (u64, String)>> {
     Ok(found)
 }
 
-/// A line of `muster-sim bugs`: the rule, `seed`, its number, what it found.
+/// A line of `muster-world bugs`: the rule, `seed`, its number, what it found.
 fn seed_line(line: &str) -> Option<(Rule, (u64, String))> {
     let (rule, rest) = line.split_once(" seed ")?;
     let (seed, found) = rest.trim_start().split_once(' ')?;

@@ -100,6 +100,25 @@ impl<'ast> Visit<'ast> for Names<'_> {
         self.tree(&mut Vec::new(), &item.tree);
     }
 
+    /// What macros are given is not parsed, so its paths are found by their tokens.
+    fn visit_macro(&mut self, call: &'ast syn::Macro) {
+        let tokens = call.tokens.to_string();
+        let words: Vec<&str> = tokens.split_whitespace().collect();
+        let begins = |at: &usize| {
+            matches!(words[*at], "crate" | "super" | "self") && (*at == 0 || words[at - 1] != "::")
+        };
+        for at in (0..words.len()).filter(begins) {
+            let rest = words[at..].chunks(2).take_while(|pair| pair.len() == 2 && pair[1] == "::");
+            let count = rest.count();
+            let segments: Vec<String> =
+                words[at..].iter().step_by(2).take(count + 1).map(|word| (*word).to_owned()).collect();
+            if segments.len() > 1 {
+                self.path(&segments);
+            }
+        }
+        visit::visit_macro(self, call);
+    }
+
     fn visit_path(&mut self, path: &'ast syn::Path) {
         let segments: Vec<String> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
         self.path(&segments);
@@ -293,6 +312,8 @@ fn a_cycle_is_found_through_other_modules_exports_and_parents() {
         BTreeSet::from([BTreeSet::from(["a", "b", "c"].map(str::to_owned))]),
         "{found:?}"
     );
+    write("c.rs", "pub fn h() {} fn i() { println!(\"{}\", crate::a::f()); }");
+    assert_eq!(cycles(&imports(directory.path())).len(), 1, "what macros are given counts");
     write("c.rs", "pub fn h() {} #[cfg(test)] mod tests { use crate::a; }");
     assert_eq!(cycles(&imports(directory.path())), BTreeSet::new());
 }

@@ -6,7 +6,7 @@ use muster_metrics::{DecisionCounts, DecisionLabels};
 use muster_state::{Applied, Effect, Phase, State};
 use muster_types::{FailureClass, JobId, LogTime, PriorityTier};
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 const STOP_CAUSES: [&str; 10] = [
     "cancelled",
@@ -29,7 +29,7 @@ const LOSS_CAUSES: [&str; 2] = ["lease_expired", "replaced"];
 /// time. The clock of the leader that stamped them may differ from this one's by as much as clocks of replicas do.
 pub struct DecisionObserver {
     counts: DecisionCounts,
-    since: LogTime,
+    started: Instant,
     facts: DecisionFacts,
 }
 
@@ -52,8 +52,6 @@ impl DecisionObserver {
     /// For a process that starts now.
     #[must_use]
     pub fn new(counts: DecisionCounts) -> DecisionObserver {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let since = LogTime(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
         let tiers = PriorityTier::ALL.map(PriorityTier::as_str);
         let classes: Vec<&'static str> = FailureClass::ALL.iter().map(|class| class.as_str()).collect();
         counts.begin(DecisionLabels {
@@ -63,7 +61,14 @@ impl DecisionObserver {
             outcomes: &OUTCOMES,
             loss_causes: &LOSS_CAUSES,
         });
-        DecisionObserver { counts, since, facts: DecisionFacts::default() }
+        DecisionObserver { counts, started: Instant::now(), facts: DecisionFacts::default() }
+    }
+
+    /// When the process started, by the wall clock as it stands now: one that was wrong at the start may have been corrected since.
+    fn since(&self) -> LogTime {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let then = now.saturating_sub(self.started.elapsed());
+        LogTime(u64::try_from(then.as_millis()).unwrap_or(u64::MAX))
     }
 
     fn count(&self, state: &State, applied: &Applied) {
@@ -168,7 +173,7 @@ impl Observer for DecisionObserver {
 
     fn after(&mut self, state: &State, applied: &Applied) {
         let is_applied = applied.log_index.is_some() && applied.rejection.is_none();
-        if is_applied && state.log_time() >= self.since {
+        if is_applied && state.log_time() >= self.since() {
             self.count(state, applied);
         }
     }

@@ -281,7 +281,8 @@ impl Guard {
             let refusal = Refusal::new(RefusalCode::Overloaded, text)
                 .with("retry_after_ms", self.limits.retry_after_ms)
                 .with("principal", principal)
-                .with("limit", max);
+                .with("limit", format!("open_{what}"))
+                .with("limit_max", max);
             return Err(to_status(&refusal));
         }
         *count += 1;

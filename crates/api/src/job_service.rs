@@ -5,7 +5,7 @@ use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use muster_decider::{Answer, Command};
 use muster_engine::{Attempt, Engine, LogRequest, Reading};
-use muster_state::{Phase, State};
+use muster_state::{Phase, RankState, State};
 use muster_types::{
     Consistency, FencingToken, JobId, LogIndex, NodeId, Refusal, RefusalCode, Submission, Violation, limits,
 };
@@ -79,10 +79,10 @@ impl Jobs {
         &self,
         account: Account,
         job: JobId,
-        rank: u32,
+        (rank, attempt): (u32, Attempt),
     ) -> Result<Option<Tally<(Account, NodeId)>>, Status> {
         let view = self.router.engine().view();
-        let placement = view.job(job).and_then(|row| row.placement.as_ref());
+        let placement = view.job(job).and_then(|row| attempt.of(row));
         let slot = placement.and_then(|placement| placement.slots.get(rank as usize));
         // What cannot be read is refused behind this.
         let Some(node) = slot.map(|slot| slot.node).filter(|_| !account.is_unbounded()) else {
@@ -122,7 +122,7 @@ impl Jobs {
         let local = || async {
             let view = engine.reading();
             check_tenants(caller, &view, jobs)?;
-            engine.check_submission(&view, jobs)?;
+            engine.check_submission(&view, jobs).map_err(of_one_job)?;
             Ok(v1::SubmitJobResponse { job_ids: Vec::new(), freshness: Some(freshness(engine, &view)) })
         };
         let onward = |channel| {
@@ -135,19 +135,21 @@ impl Jobs {
         self.router.write(caller, local, onward).await
     }
 
-    /// Submits at the leader; ids and freshness.
+    /// Submits at the leader; ids and freshness. `refused` gives a refusal the names that the request has.
     async fn submit(
         &self,
         caller: Caller,
         request: muster_types::RequestId,
         jobs: &Arc<[Submission]>,
+        refused: fn(Refusal) -> Refusal,
         onward: impl Fn(Onward) -> BoxFuture<'static, Result<Submitted, Status>>,
     ) -> Result<Submitted, Status> {
         let engine = self.router.engine();
         let local = || async {
             check_tenants(caller, &engine.view(), jobs)?;
             let _room = self.room(caller, jobs)?;
-            let answer = engine.execute(Command::Submit { request, jobs: Arc::clone(jobs) }).await?;
+            let command = Command::Submit { request, jobs: Arc::clone(jobs) };
+            let answer = engine.execute(command).await.map_err(refused)?;
             let Answer::Submitted { jobs, at } = answer else {
                 return Err(Refusal::new(
                     RefusalCode::RequestIdReused,
@@ -175,7 +177,7 @@ impl Jobs {
             });
             call
         };
-        let (job_ids, freshness) = self.submit(caller, id, &jobs, onward).await?;
+        let (job_ids, freshness) = self.submit(caller, id, &jobs, of_one_job, onward).await?;
         Ok(v1::SubmitJobResponse { job_ids, freshness })
     }
 }
@@ -199,6 +201,17 @@ impl Checked {
         Submission::set_creator(&mut jobs, &caller.creator());
         Ok(Checked { id, text, jobs: jobs.into(), validate_only })
     }
+}
+
+/// A refusal in the words of a request that has one job and no list of them.
+fn of_one_job(mut refusal: Refusal) -> Refusal {
+    for violation in &mut refusal.violations {
+        if let Some(rest) = violation.field.strip_prefix("jobs[0]") {
+            violation.field = format!("job{rest}");
+        }
+    }
+    refusal.message = refusal.message.replace("jobs[0]", "job");
+    refusal
 }
 
 /// The messages that become these jobs at another replica: defaults are filled in already, and an array is
@@ -296,7 +309,7 @@ impl JobService for Jobs {
             });
             call
         };
-        let (job_ids, freshness) = self.submit(caller, id, &jobs, onward).await?;
+        let (job_ids, freshness) = self.submit(caller, id, &jobs, |refusal| refusal, onward).await?;
         Ok(naming_leader(&self.router, v1::SubmitJobsResponse { job_ids, freshness }))
     }
 
@@ -492,7 +505,7 @@ impl JobService for Jobs {
                 };
                 let engine = self.router.engine();
                 caller.check_job(&engine.view(), job).map_err(|refusal| to_status(&refusal))?;
-                let of_node = self.place_at_node(account, job, message_rank)?;
+                let of_node = self.place_at_node(account, job, (message_rank, attempt))?;
                 let reading = engine.read_logs(job, message.rank, attempt, request).await;
                 let (token, chunks) = reading.map_err(|refusal| to_status(&refusal))?;
                 let placed = engine.clone();
@@ -522,13 +535,14 @@ impl JobService for Jobs {
     }
 }
 
-/// A node that knows nothing of a worker whose gang is under way has not launched it yet.
+/// A node that knows nothing of a worker that was never reported has not launched it yet.
 fn of_unlaunched(engine: &Engine, job: JobId, token: FencingToken, rank: u32, refusal: Refusal) -> Refusal {
     let view = engine.view();
     let placement = view.job(job).filter(|row| !matches!(row.phase, Phase::Finished(_)));
-    let is_under_way =
-        placement.and_then(|row| row.placement.as_ref()).is_some_and(|placement| placement.token == token);
-    if refusal.code != RefusalCode::OutputNotFound || !is_under_way {
+    let placement =
+        placement.and_then(|row| row.placement.as_ref()).filter(|placement| placement.token == token);
+    let state = placement.and_then(|placement| placement.ranks.get(rank as usize));
+    if refusal.code != RefusalCode::OutputNotFound || state != Some(&RankState::Assigned) {
         return refusal;
     }
     let text = format!("rank {rank} of {job} is placed and has not started");

@@ -72,7 +72,7 @@ impl OpenSessions {
             let text =
                 format!("{node} has {} sessions open, as many as it may; try again", self.sessions_max);
             let refusal = Refusal::new(RefusalCode::Overloaded, text).with("node", node);
-            to_status(&refusal.with("limit", self.sessions_max))
+            to_status(&refusal.with("limit", "open_sessions").with("limit_max", self.sessions_max))
         })?;
         Ok(Some(place))
     }

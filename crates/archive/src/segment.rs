@@ -1,7 +1,7 @@
 //! One segment: consecutive rounds, each checksummed over the one before.
 //!
 //! ```text
-//! header  "MSEG" version u16, start u8, 0 u8, cluster u128, place, previous u32, crc u32
+//! header  "MARC" version u16, start u8, 0 u8, cluster u128, place, previous u32, crc u32
 //! round   1 u8, raft index u64, term u64, leader u64, length u32, chain u32, payload
 //! footer  2 u8, place, first time u64, rounds u64, records u64, bytes u64, chain u32, crc u32
 //! ```
@@ -28,7 +28,7 @@ pub const SEGMENT_BYTES_TARGET: usize = 8 << 20;
 /// No segment is larger, stored or unpacked: whatever the target, one more round, header and footer.
 pub(crate) const SEGMENT_BYTES_MAX: u64 = 64 << 20;
 
-const MAGIC: [u8; 4] = *b"MSEG";
+const MAGIC: [u8; 4] = *b"MARC";
 pub(crate) const HEADER_BYTES: usize = 4 + 2 + 1 + 1 + 16 + PLACE_BYTES + 4 + 4;
 const FOOTER_BYTES: usize = 1 + PLACE_BYTES + 8 * 4 + 4 + 4;
 const ROUND_HEADER_BYTES: usize = 1 + 8 * 3 + 4 + 4;

@@ -16,7 +16,8 @@ pub fn refused(error: CallError, file: &str, manifests: &[Manifest], only: Optio
     };
     let explain = |violation: &muster_types::Violation| {
         let (index, path) = muster_manifest::split_batch_path(&violation.field)
-            .unwrap_or_else(|| (only.unwrap_or(0), violation.field.clone()));
+            .unwrap_or_else(|| (0, violation.field.clone()));
+        let index = only.unwrap_or(index);
         let violation = muster_types::Violation::new(path, violation.description.clone());
         match manifests.get(index) {
             Some(manifest) => located(file, &manifest.explain(&violation)),

@@ -247,6 +247,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("get", "muster job list, muster node list, muster queue list; one of them: muster job show ID"),
     ("describe", "muster job show ID, muster node show NAME; why a job waits: muster explain ID"),
     ("show", "muster job show ID, muster node show NAME"),
+    ("exec", "muster job logs ID; a shell inside a worker is not supported: use the host's own access"),
     ("delete", "muster cancel ID"),
     ("kill", "muster cancel ID"),
     ("stop", "muster cancel ID"),

@@ -123,6 +123,10 @@ impl LogStream {
 
     async fn recover(&mut self, mut failure: Failure) -> Result<(), CallError> {
         let begun = self.bytes > 0 || self.request.from_position > 0;
+        if self.request.follow && has_code(&failure.error, RefusalCode::WorkerNotStarted) {
+            // Who follows a worker waits for its start, however long the job waits.
+            (failure.verdict, self.patience) = (Verdict::Stay, Patience::new(&self.client.options));
+        }
         if !begun {
             return self.client.after_failure(&SUBJECT, &mut self.patience, failure).await;
         }
@@ -134,7 +138,7 @@ impl LogStream {
                 last: failure.error,
             });
         }
-        if is_unavailable(&failure.error) && failure.verdict == Verdict::Final {
+        if has_code(&failure.error, RefusalCode::LogsUnavailable) && failure.verdict == Verdict::Final {
             // The agent of the worker or its session may be back in a moment.
             failure.verdict = Verdict::Stay;
         }
@@ -148,6 +152,6 @@ impl LogStream {
     }
 }
 
-fn is_unavailable(error: &AttemptError) -> bool {
-    matches!(error, AttemptError::Answer { refused, .. } if refused.code == Some(RefusalCode::LogsUnavailable))
+fn has_code(error: &AttemptError, code: RefusalCode) -> bool {
+    matches!(error, AttemptError::Answer { refused, .. } if refused.code == Some(code))
 }

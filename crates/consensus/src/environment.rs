@@ -12,11 +12,10 @@ use crate::leader::ReadPoint;
 use crate::messages::{PeerReport, RejoinGrant, RejoinRequest};
 use futures::future::BoxFuture;
 use muster_store::{
-    Entry, FlushProgress, Founding, LeaderId, Payload, Rejoin, ReplicaNode, SnapshotHandle, SnapshotStore,
-    StorageHealth, StoreError, Vote,
+    Entry, FlushProgress, Founding, LogConfig, Rejoin, ReplicaNode, SnapshotHandle, SnapshotStore,
+    StorageHealth, StoreError,
 };
 use muster_types::ReplicaId;
-use openraft::RaftTypeConfig;
 use openraft::raft::ClientWriteResult;
 use openraft::storage::RaftStateMachine;
 use openraft::type_config::TypeConfigExt as _;
@@ -29,18 +28,7 @@ use tokio::sync::watch;
 pub use muster_store::RaftConfig as TokioEnv;
 
 /// The environment of a replica. Entries, votes and members are the same types in all of them.
-pub trait Environment:
-    RaftTypeConfig<
-        D = Payload,
-        R = (),
-        NodeId = u64,
-        Node = ReplicaNode,
-        Term = u64,
-        LeaderId = LeaderId,
-        Vote = Vote,
-        Entry = Entry,
-    >
-{
+pub trait Environment: LogConfig {
     /// What applies the log.
     type Machine: RaftStateMachine<Self, SnapshotData = SnapshotHandle>;
     /// Where the log is.

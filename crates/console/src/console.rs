@@ -274,7 +274,14 @@ impl Grid {
 fn cut(text: &str, limit: usize) -> String {
     match text.char_indices().nth(limit) {
         None => text.to_owned(),
-        Some(_) => text.chars().take(limit.saturating_sub(1)).chain(['…']).collect(),
+        Some(_) => {
+            let kept: String = text.chars().take(limit.saturating_sub(1)).collect();
+            // Not inside a word, unless most of the text would go with it.
+            let whole =
+                kept.rfind(' ').filter(|at| *at * 2 > kept.len() && !text[kept.len()..].starts_with(' '));
+            let kept = whole.map_or(kept.as_str(), |at| &kept[..at]);
+            format!("{kept}…")
+        }
     }
 }
 

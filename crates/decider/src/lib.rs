@@ -49,7 +49,7 @@ pub use commands::command::{Command, DrainOrder, RepairOrder};
 pub use commands::handle::handle;
 pub use commands::health::check_policy as check_health_policy;
 pub use commands::policy::check_policy;
-pub use commands::submit::{SUBMISSION_BYTES_MAX, check_submission};
+pub use commands::submit::{SUBMISSION_BYTES_MAX, check_datasets, check_submission};
 pub use future::KeptReservations;
 pub use passes::schedule::{Pass, schedule};
 pub use round::split_round;

@@ -450,22 +450,18 @@ impl Engine {
         let row = view.job(job).ok_or_else(|| {
             Refusal::new(RefusalCode::JobNotFound, format!("there is no job {job}")).with("job_id", job)
         })?;
-        let placement = match attempt {
-            Attempt::Current => row.placement.as_ref(),
-            Attempt::Previous => row.previous.as_ref(),
-            Attempt::Token(token) => [&row.placement, &row.previous]
-                .into_iter()
-                .flatten()
-                .find(|placement| placement.token == token),
-        };
-        let placement = placement.ok_or_else(|| not_placed(row, job, rank, attempt))?;
+        let placement = attempt.of(row).ok_or_else(|| not_placed(row, job, rank, attempt))?;
         let slot = placement.slots.get(rank as usize).ok_or_else(|| {
             let last = placement.slots.len().saturating_sub(1);
             let text = format!("{job} has no rank {rank}; its ranks are 0 to {last}");
             Refusal::fields(vec![Violation::new("rank", text)])
         })?;
         let token: FencingToken = placement.token;
-        let outbound = self.session_of(slot.node).await?;
+        let of_worker = |refusal: Refusal| match refusal.code {
+            RefusalCode::OutputNotFound => refusal.with("job_id", job).with("rank", rank),
+            _ => refusal,
+        };
+        let outbound = self.session_of(slot.node).await.map_err(of_worker)?;
         let (read_id, chunks) = self.inner.logs.open()?;
         let request = LogRequest { read_id, job, token, rank, ..request };
         if outbound.try_send(Outbound::ReadLogs(request)).is_err() {
@@ -538,7 +534,6 @@ fn retention_cut(view: &State) -> Option<String> {
     })
 }
 
-/// Why there is no output to read.
 /// Why an attempt has no output: it has not come so far, or it is not known any more.
 fn not_placed(row: &JobRow, job: JobId, rank: u32, attempt: Attempt) -> Refusal {
     let waits = !matches!(row.phase, Phase::Finished(_));
@@ -554,9 +549,10 @@ fn not_placed(row: &JobRow, job: JobId, rank: u32, attempt: Attempt) -> Refusal 
         Attempt::Previous => {
             (RefusalCode::OutputNotFound, format!("{job} has had no attempt before the current one"))
         }
-        Attempt::Token(token) => {
-            (RefusalCode::OutputNotFound, format!("{job} has had newer attempts since that of token {token}"))
-        }
+        Attempt::Token(token) => (
+            RefusalCode::OutputNotFound,
+            format!("the attempt of token {token} is not one of the last two of {job}"),
+        ),
     };
     Refusal::new(code, text).with("job_id", job).with("rank", rank)
 }

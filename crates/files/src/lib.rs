@@ -1,8 +1,8 @@
 //! Files that appear whole or not at all, and names that survive a loss of power.
 //!
 //! A file is written under another name in the same directory, flushed, and then given its name. **Invariant:** a reader
-//! sees what was there before or all of what was written, never a part. After a failure what was there before still stands, and the
-//! other name is gone.
+//! sees what was there before or all of what was written, never a part. After a failure before the file has its name, what was there before
+//! still stands, and the other name is gone. A process that is killed may leave it: [`remove_waiting`] clears a directory.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -69,7 +69,7 @@ impl WholeFile {
     /// Begins the file that will be at `path`.
     ///
     /// # Errors
-    /// When `path` has no file name, or the file cannot be created beside it.
+    /// When `path` has no file name, or the file cannot be created next to it.
     pub fn begin(path: &Path, manner: Manner) -> io::Result<WholeFile> {
         let name = path.file_name().ok_or_else(|| io::Error::other("a file needs a name"))?;
         // Two processes may write for the same name, and one process several times at once.
@@ -98,8 +98,12 @@ impl WholeFile {
         }
         match self.manner.existing {
             Existing::Replaced => fs::rename(&self.waiting, &self.path)?,
-            // Unlike renaming, a second name is refused when it is taken. The first one goes with this value.
-            Existing::Kept => fs::hard_link(&self.waiting, &self.path)?,
+            // Unlike renaming, a second name is refused when it is taken. The first one goes before the directory is flushed,
+            // so that none is left behind.
+            Existing::Kept => {
+                fs::hard_link(&self.waiting, &self.path)?;
+                fs::remove_file(&self.waiting)?;
+            }
         }
         if lasts { sync_folder(folder_of(&self.path)) } else { Ok(()) }
     }
@@ -125,11 +129,28 @@ impl Drop for WholeFile {
 /// Makes a file of these bytes.
 ///
 /// # Errors
-/// When any step fails; what was there before is then still whole.
+/// When any step fails; what was there before is then still whole, unless only the flush of the directory failed: then the new file is there
+/// and may be lost with the power.
 pub fn write_whole(path: &Path, bytes: &[u8], manner: Manner) -> io::Result<()> {
     let mut file = WholeFile::begin(path, manner)?;
     file.write_all(bytes)?;
     file.finish()
+}
+
+/// Removes what processes that were killed left in a directory. For one that no process writes into at present.
+///
+/// # Errors
+/// When the directory cannot be read, or a file in it not removed.
+pub fn remove_waiting(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with('.') && name.ends_with(WAITING) && entry.file_type()?.is_file() {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// Reads a file of at most `bytes_max` bytes.
@@ -180,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_appears_whole_with_its_permissions_and_nothing_beside_it() {
+    fn a_file_appears_whole_with_its_permissions_and_nothing_next_to_it() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("mark");
         for (text, manner) in [("one", Manner::PRIVATE), ("another", Manner::PUBLIC)] {
@@ -210,6 +231,21 @@ mod tests {
         write_whole(&dir.path().join("new"), b"second", kept).unwrap();
         assert_eq!(fs::read(dir.path().join("new")).unwrap(), b"second");
         assert_eq!(names(dir.path()).len(), 2);
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_cleared() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut left = WholeFile::begin(&dir.path().join("key"), Manner::PRIVATE).unwrap();
+        left.write_all(b"secret").unwrap();
+        std::mem::forget(left);
+        fs::write(dir.path().join("kept~"), b"").unwrap();
+        fs::write(dir.path().join(".hidden"), b"").unwrap();
+        assert_eq!(names(dir.path()).len(), 3);
+        remove_waiting(dir.path()).unwrap();
+        let mut left = names(dir.path());
+        left.sort();
+        assert_eq!(left, [".hidden", "kept~"]);
     }
 
     #[test]

@@ -231,7 +231,12 @@ impl Manifest {
             _ => violation
                 .description
                 .replace("not_before", "notBefore")
-                .replace("segment_workers", "segmentWorkers"),
+                .replace("segment_workers", "segmentWorkers")
+                .replace("`stop_grace`", "`stopGrace`")
+                .replace(
+                    "must be given, or share_milli",
+                    "must be given: how many devices, or a share like 0.25",
+                ),
         };
         self.form.show(Problem { line, field, description })
     }

@@ -229,7 +229,7 @@ fn mistakes_of_place_and_time_have_their_lines() {
         ]
     );
     assert!(problems(&job("  command: [run]\n  notBefore: tomorrow\n"))[0].starts_with(
-        "line 6: spec.notBefore: must be a time like 2027-01-31T18:00:00Z, or +2h for two hours from now"
+        "line 6: spec.notBefore: must be a time like 2027-01-31T18:00:00Z, with at most three decimals, or +2h for two hours from now"
     ));
     assert!(
         problems(&job("  preemptible: maybe\n"))[0]

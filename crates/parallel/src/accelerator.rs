@@ -162,7 +162,10 @@ pub fn find(name: &str) -> Result<Accelerator, PlanError> {
         other => other,
     };
     let found = ACCELERATORS.iter().find(|accelerator| accelerator.name == wanted);
-    found.copied().ok_or_else(|| PlanError::UnknownAccelerator(name.chars().take(60).collect()))
+    found.copied().ok_or_else(|| {
+        let name = name.chars().take(60).collect();
+        PlanError::UnknownAccelerator { name, known: names() }
+    })
 }
 
 /// Slices of a torus that a gang fills.

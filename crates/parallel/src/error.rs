@@ -40,7 +40,12 @@ pub enum PlanError {
         expected: String,
     },
     /// No such accelerator.
-    UnknownAccelerator(String),
+    UnknownAccelerator {
+        /// The name that was given.
+        name: String,
+        /// Those that are known.
+        known: Vec<&'static str>,
+    },
     /// A layout breaks a rule.
     IllegalLayout(String),
     /// Nothing fits into the memory of that many accelerators.
@@ -65,7 +70,7 @@ impl PlanError {
             PlanError::MissingField { .. } => "MISSING_FIELD",
             PlanError::BadField { .. } => "BAD_FIELD",
             PlanError::BadOption { .. } => "BAD_OPTION",
-            PlanError::UnknownAccelerator(_) => "UNKNOWN_ACCELERATOR",
+            PlanError::UnknownAccelerator { .. } => "UNKNOWN_ACCELERATOR",
             PlanError::IllegalLayout(_) => "ILLEGAL_LAYOUT",
             PlanError::FitsNowhere { .. } => "FITS_NOWHERE",
             PlanError::Contradiction(_) => "CONTRADICTING_STEPS",
@@ -105,11 +110,9 @@ impl fmt::Display for PlanError {
             PlanError::BadOption { option, value, expected } => {
                 write!(out, "{option} is {value}; it has to be {expected}")
             }
-            PlanError::UnknownAccelerator(name) => write!(
-                out,
-                "accelerator {name:?} is not known; known are {}",
-                crate::accelerator::names().join(", ")
-            ),
+            PlanError::UnknownAccelerator { name, known } => {
+                write!(out, "accelerator {name:?} is not known; known are {}", known.join(", "))
+            }
             PlanError::IllegalLayout(text)
             | PlanError::FitsNowhere { text }
             | PlanError::Contradiction(text) => out.write_str(text),

@@ -128,7 +128,9 @@ pub fn move_mark(dir: &Path, evidence: &Path) -> std::io::Result<()> {
             _ => {}
         }
     }
-    Ok(())
+    // One that was moved before may not be flushed yet.
+    muster_files::sync_folder(evidence)?;
+    muster_files::sync_folder(dir)
 }
 
 /// The newest folder with evidence in `dir`.

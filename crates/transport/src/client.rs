@@ -61,7 +61,9 @@ async fn connect(security: &Security, expect: Expect, uri: &Uri) -> io::Result<C
     let stream = TcpStream::connect((host, uri.port_u16().unwrap_or(usual))).await?;
     stream.set_nodelay(true)?;
     match security {
-        Security::Plaintext => Ok(ClientConnection { io: Io::Plain(stream), validity: None }),
+        Security::Plaintext => {
+            Ok(ClientConnection { io: Io::Plain(stream), validity: None, is_unread: true })
+        }
         Security::Tls(tls) => secure(tls, expect, stream).await,
     }
 }
@@ -89,7 +91,7 @@ async fn secure(tls: &Tls, expect: Expect, stream: TcpStream) -> io::Result<Clie
         _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "the replica showed no certificate")),
     };
     let validity = Validity::new(tls.clone(), changes, chain, not_after, As::Server(expect));
-    Ok(ClientConnection { io: Io::Tls(Box::new(stream)), validity: Some(validity) })
+    Ok(ClientConnection { io: Io::Tls(Box::new(stream)), validity: Some(validity), is_unread: true })
 }
 
 /// What the library says of a peer that does not speak TLS at all helps nobody.
@@ -117,6 +119,20 @@ enum Io {
 pub struct ClientConnection {
     io: Io,
     validity: Option<Validity>,
+    /// Nothing was read so far.
+    is_unread: bool,
+}
+
+/// The first byte of what a TLS server says to somebody who does not speak TLS: a record that is an alert.
+const ALERT_RECORD: u8 = 21;
+
+/// The first bytes that a plaintext connection brings; an error that helps where they are those of TLS.
+fn check_plaintext(first: &[u8]) -> io::Result<()> {
+    if first.first() != Some(&ALERT_RECORD) {
+        return Ok(());
+    }
+    let text = "what answers there speaks TLS; give --ca, --cert and --key, or name an endpoint without TLS";
+    Err(io::Error::new(io::ErrorKind::InvalidData, text))
 }
 
 impl AsyncRead for ClientConnection {
@@ -131,7 +147,18 @@ impl AsyncRead for ClientConnection {
             return Poll::Ready(Err(over()));
         }
         match &mut self.io {
-            Io::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            Io::Plain(stream) => {
+                let before = buffer.filled().len();
+                let read = Pin::new(stream).poll_read(context, buffer);
+                match buffer.filled().get(before..) {
+                    Some(first) if self.is_unread && !first.is_empty() => {
+                        check_plaintext(first)?;
+                        self.is_unread = false;
+                        read
+                    }
+                    _ => read,
+                }
+            }
             // A certificate that the replica refuses is refused after the handshake.
             Io::Tls(stream) => Pin::new(stream).poll_read(context, buffer).map_err(explain),
         }

@@ -77,7 +77,7 @@ macro_rules! refusal_codes {
             /// where a watch that it ends goes on.
             pub const COMMON_FACTS: [&'static str; 2] = ["retry_after_ms", "resume_token"];
 
-            /// The facts that a refusal of this code may carry beside [`RefusalCode::COMMON_FACTS`], as keys of `google.rpc.ErrorInfo.metadata`: the
+            /// The facts that a refusal of this code may carry in addition to [`RefusalCode::COMMON_FACTS`], as keys of `google.rpc.ErrorInfo.metadata`: the
             /// code's page says what each means. A client may rely on a key's meaning and on no other key.
             #[must_use]
             pub fn facts(self) -> &'static [&'static str] {
@@ -91,13 +91,13 @@ refusal_codes! {
     /// A field breaks a rule or a limit.
     InvalidField = "MS-1001", "INVALID_FIELD", [];
     /// No capacity that the fleet has ever had could hold this job.
-    NeverFits = "MS-1002", "NEVER_FITS", ["spec_index", "group", "wanted", "closest"];
+    NeverFits = "MS-1002", "NEVER_FITS", ["job_index", "group", "wanted", "closest"];
     /// The request id was used before for a different request.
     RequestIdReused = "MS-1003", "REQUEST_ID_REUSED", ["log_index"];
     /// The policy has changed since the version that the request meant to replace.
     PolicyChanged = "MS-1004", "POLICY_CHANGED", ["version"];
     /// A deadline has passed already, or comes before the job can be over.
-    DeadlineUnmeetable = "MS-1010", "DEADLINE_UNMEETABLE", ["spec_index", "deadline_ms", "earliest_ms"];
+    DeadlineUnmeetable = "MS-1010", "DEADLINE_UNMEETABLE", ["job_index", "deadline_ms", "earliest_ms"];
     /// A job is to wait for one that is not there.
     DependencyNotFound = "MS-1011", "DEPENDENCY_NOT_FOUND", [];
     /// The request asks for something that this release does not do.
@@ -176,7 +176,7 @@ refusal_codes! {
     /// The caller's certificate does not permit this call.
     PermissionDenied = "MS-8001", "PERMISSION_DENIED", ["principal", "tenant"];
     /// The policy does not give the tenant a right that the job needs.
-    RightMissing = "MS-8003", "RIGHT_MISSING", ["spec_index", "tenant", "right"];
+    RightMissing = "MS-8003", "RIGHT_MISSING", ["job_index", "tenant", "right"];
     /// The tenant has as many jobs as the policy lets it have.
     TenantLimit = "MS-8004", "TENANT_LIMIT", ["tenant", "limit", "limit_max", "held"];
     /// The message is larger than this service takes.

@@ -6,8 +6,9 @@
 use muster_types::{LogTime, Violation};
 pub use prost_types::{Duration, Timestamp};
 
-/// The last moment that a `Timestamp` may have: 9999-12-31T23:59:59.999Z.
-pub const MOMENT_MS_MAX: u64 = 253_402_300_799_999;
+/// The last moment that is taken: 9999-12-30T22:00:00.999Z. A `Timestamp` may have a day more, which some offset from UTC
+/// turns into the year 10000: programs that keep local times, and job files, could not write it.
+pub const MOMENT_MS_MAX: u64 = 253_402_207_200_999;
 
 /// The longest span that a `Duration` may have: 315,576,000,000 s, about 10,000 years.
 pub const SPAN_MS_MAX: u64 = 315_576_000_000_000;
@@ -139,7 +140,7 @@ mod tests {
         }
 
         #[test]
-        fn what_lies_between_two_milliseconds_is_refused(seconds in 0..253_402_300_799i64, nanos in 0..1_000_000_000i32) {
+        fn what_lies_between_two_milliseconds_is_refused(seconds in 0..253_402_207_200i64, nanos in 0..1_000_000_000i32) {
             prop_assume!(nanos % NANOS_PER_MS != 0);
             let text = refused(timestamp_from_proto("spec.deadline", Timestamp { seconds, nanos }));
             prop_assert!(text.contains("whole number of milliseconds"), "{}", text);
@@ -157,7 +158,7 @@ mod tests {
         assert_eq!(log_time(LogTime(0)), None);
         let field = "spec.deadline";
         for (seconds, nanos) in
-            [(-1, 0), (0, -1_000_000), (0, 1_000_000_000), (253_402_300_800, 0), (i64::MAX, 0)]
+            [(-1, 0), (0, -1_000_000), (0, 1_000_000_000), (253_402_207_201, 0), (i64::MAX, 0)]
         {
             let text = refused(timestamp_from_proto(field, Timestamp { seconds, nanos }));
             assert!(text.contains("from 1970-01-01T00:00:00Z"), "{text}");

@@ -1,4 +1,4 @@
-//! `muster-sim`: clusters under a seed.
+//! `muster-world`: clusters under a seed.
 
 use anyhow::{Result, anyhow, bail};
 use clap::{Parser, Subcommand};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Simulates whole clusters: the same seed is the same run.
 #[derive(Parser)]
-#[command(name = "muster-sim", version)]
+#[command(name = "muster-world", version)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,

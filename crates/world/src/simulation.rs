@@ -49,7 +49,7 @@ impl Report {
     pub fn replay_line(&self) -> String {
         let Settings { seed, replicas, chaos_ms, bug, .. } = self.settings;
         let bug = bug.map(|bug| format!(" --bug {bug}")).unwrap_or_default();
-        format!("muster-sim run --seed {seed} --replicas {replicas} --chaos-ms {chaos_ms}{bug} --trace")
+        format!("muster-world run --seed {seed} --replicas {replicas} --chaos-ms {chaos_ms}{bug} --trace")
     }
 }
 

@@ -27,7 +27,7 @@ const TTL: u8 = 3;
 const MARGIN: u8 = 2;
 /// What the agent takes to stop a worker, by its own clock.
 const STOP: u8 = 1;
-/// How far the agent's clock may fall behind, within the margin beside the stop.
+/// How far the agent's clock may fall behind, within the margin in addition to the stop.
 const SLOW: u8 = 1;
 const NODE: NodeId = NodeId(1);
 

@@ -17,6 +17,7 @@ mod failover;
 mod frameworks;
 mod full_state;
 mod gpus;
+mod guide_session;
 mod history;
 mod hostile_workers;
 mod leases;

@@ -18,6 +18,7 @@
 
 use super::{Here, Host, Layout, Local, Pairs, comma, endpoint, master, pairs};
 use crate::rules::{Launch, Placement, RankPlace};
+use muster_types::DeviceSet;
 use muster_types::tpu::{Generation, host_extent};
 use std::fmt::Write as _;
 
@@ -90,6 +91,18 @@ pub(super) fn slurm(
         ("SLURM_TASKS_PER_NODE", tasks),
         ("SLURMD_NODENAME", here.node.to_owned()),
     ]);
+    // Programs size their thread pools by the first of them. All workers of a group ask for the same, and a node's are of
+    // one group nearly always.
+    let cpus = (worker.cpu_milli / 1_000).max(1);
+    let on_node = local.world_size as u64;
+    found.extend(pairs([
+        ("SLURM_CPUS_PER_TASK", cpus.to_string()),
+        ("SLURM_CPUS_ON_NODE", (cpus * on_node).to_string()),
+    ]));
+    let devices = placement.workers.iter().fold(DeviceSet::default(), |all, other| all.union(other.devices));
+    if !devices.is_empty() && Generation::of_kind(&worker.accelerator_type).is_none() {
+        found.extend(pairs([("SLURM_GPUS_ON_NODE", devices.count().to_string())]));
+    }
     if let Some((index, size)) = placement.array {
         found.extend(pairs([
             // The id of the first member, as the leader numbers them: the same for all members and attempts.

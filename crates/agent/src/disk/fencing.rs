@@ -38,6 +38,8 @@ pub struct Fences {
     log: FenceLog,
     /// Bytes of the log when it was last rewritten.
     rewritten_bytes: u64,
+    /// A rewrite has failed since the last one that succeeded.
+    is_rewrite_owed: bool,
     table: FenceTable,
 }
 
@@ -93,7 +95,7 @@ impl Fences {
             let _ = std::fs::remove_dir_all(directory.join(job.to_string()));
         }
         let rewritten_bytes = log.bytes();
-        Ok(Fences { path, log, rewritten_bytes, table })
+        Ok(Fences { path, log, rewritten_bytes, is_rewrite_owed: false, table })
     }
 
     /// What `token` is for `job`.
@@ -126,6 +128,10 @@ impl Fences {
         if self.standing(job, token) != TokenOrder::Newer {
             return Ok(());
         }
+        // After a rewrite that failed it is not known which file a restart reads, so nothing is appended before one has succeeded.
+        if self.is_rewrite_owed {
+            self.rewrite()?;
+        }
         let fence = Fence { token, ranks };
         self.log.append(&Entry::Fence(job, fence.clone()))?;
         self.table.raise(job, fence);
@@ -140,7 +146,9 @@ impl Fences {
 
     /// Rewrites the file, with nothing in it that does not count.
     fn rewrite(&mut self) -> Result<(), DurableError> {
+        self.is_rewrite_owed = true;
         self.log = FenceLog::replace(&self.path, entries(&self.table))?;
+        self.is_rewrite_owed = false;
         self.rewritten_bytes = self.log.bytes();
         Ok(())
     }
@@ -185,6 +193,22 @@ mod tests {
 
     fn token(index: u64) -> FencingToken {
         FencingToken { generation: 1, log_index: LogIndex(index) }
+    }
+
+    #[test]
+    fn behind_a_rewrite_that_failed_nothing_is_acknowledged_before_one_succeeds() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut fences = Fences::open(dir.path(), 4).unwrap();
+        // No file can be written where there is a directory.
+        let blocker = dir.path().join("log.new");
+        std::fs::create_dir(&blocker).unwrap();
+        let failed = (1..=16).find(|job| fences.raise(JobId(*job), token(*job), BTreeSet::new()).is_err());
+        let last = failed.expect("more tokens than are kept one by one need a rewrite");
+        assert!(fences.raise(JobId(last), token(99), BTreeSet::new()).is_err());
+        std::fs::remove_dir(&blocker).unwrap();
+        fences.raise(JobId(last), token(99), BTreeSet::new()).unwrap();
+        let fences = Fences::open(dir.path(), 4).unwrap();
+        assert_eq!(fences.standing(JobId(last), token(99)), TokenOrder::Same);
     }
 
     #[test]

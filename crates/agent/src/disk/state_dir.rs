@@ -120,6 +120,8 @@ impl StateDir {
         };
         let root = root.canonicalize().map_err(fail(root))?;
         let holder = settle(&root, boot_id_path)?;
+        // Nobody else writes here while the lock is held.
+        muster_files::remove_waiting(&root).map_err(fail(&root))?;
         for directory in ["tasks", "jobs"] {
             let path = root.join(directory);
             std::fs::create_dir_all(&path).map_err(fail(&path))?;

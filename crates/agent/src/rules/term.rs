@@ -1,4 +1,4 @@
-//! When a node's lease stands, and until when a worker may run under it.
+//! When a node's lease stands, and until when a worker may run under it. `crates/world/tests/lease_model.rs` checks it over several leaders.
 
 use super::boot_time::BootTime;
 use muster_planted::{Rule, breaks};

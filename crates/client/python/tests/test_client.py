@@ -155,6 +155,12 @@ def test_output_goes_on_behind_what_was_read() -> None:
     assert place.accept(job_pb2.ReadLogsResponse()) is None
 
 
+def test_output_that_is_followed_waits_for_the_start_of_its_worker() -> None:
+    early = judge("r", grpc.StatusCode.UNAVAILABLE, "", trailers("WORKER_NOT_STARTED"))
+    assert Logs(job_pb2.ReadLogsRequest(job_id="job-1", follow=True)).judge(early).verdict == Verdict.WAIT
+    assert Logs(job_pb2.ReadLogsRequest(job_id="job-1")).judge(early).verdict == Verdict.FINAL
+
+
 ERRORS = [
     muster.ConfigurationError("why"),
     muster.TimedOut("long"),

@@ -290,6 +290,19 @@ async fn output_that_is_refused_before_it_begins_is_refused() {
 }
 
 #[tokio::test]
+async fn output_that_is_followed_waits_for_the_start_of_its_worker() {
+    let fake = Fake::start([refuse(RefusalCode::WorkerNotStarted)]);
+    let client = client(&[fake.endpoint()], options()).await;
+    let request = v1::ReadLogsRequest { follow: true, ..Default::default() };
+    let mut logs = client.read_logs(request).await.unwrap();
+    assert_eq!(logs.next().await.unwrap().unwrap().data, b"step 1\n");
+    let fake = Fake::start([refuse(RefusalCode::WorkerNotStarted)]);
+    let client = self::client(&[fake.endpoint()], options()).await;
+    let error = client.read_logs(v1::ReadLogsRequest::default()).await.err().unwrap();
+    assert!(matches!(error, CallError::Refuse { .. }), "{error:?}");
+}
+
+#[tokio::test]
 async fn broken_output_without_a_position_says_how_much_was_read() {
     let fake = Fake::start([]);
     let client = client(&[fake.endpoint()], options()).await;

@@ -7,13 +7,15 @@ use muster_journal::{Decision, canonical};
 use muster_types::{JobId, JobMetadata, Refusal, Submission};
 
 use crate::commands::answer::VIOLATIONS_MAX;
+use crate::commands::submit::distinct_specs;
 use crate::speculation::Speculation;
 
 /// Labels and annotations must be right.
 pub(super) fn check_metadata(specs: &[Submission]) -> Result<(), Refusal> {
     let mut found = Vec::new();
-    for (place, metadata) in distinct_metadata(specs) {
-        let at = format!("specs[{place}]");
+    for (place, job) in distinct_specs(specs) {
+        let Some(metadata) = &job.metadata else { continue };
+        let at = format!("jobs[{place}]");
         found.extend(metadata.violations().into_iter().map(|violation| violation.under(&at)));
         if found.len() >= VIOLATIONS_MAX {
             break;
@@ -24,17 +26,6 @@ pub(super) fn check_metadata(specs: &[Submission]) -> Result<(), Refusal> {
         return Err(Refusal::fields(found));
     }
     Ok(())
-}
-
-/// The metadata of jobs, once for neighbours that share it, with the place of the first of them.
-fn distinct_metadata(jobs: &[Submission]) -> impl Iterator<Item = (usize, &Arc<JobMetadata>)> {
-    let mut last: Option<&Arc<JobMetadata>> = None;
-    jobs.iter().enumerate().filter_map(move |(place, job)| {
-        let metadata = job.metadata.as_ref()?;
-        let is_new = last.is_none_or(|last| !Arc::ptr_eq(last, metadata));
-        last = Some(metadata);
-        is_new.then_some((place, metadata))
-    })
 }
 
 /// What labels and annotations add to a request's fingerprint: nothing when there are none. The creator does not count:

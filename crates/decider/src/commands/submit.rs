@@ -32,7 +32,7 @@ pub fn check_submission(state: &State, specs: &[Submission], now: LogTime) -> Re
     let max = limits::BATCH_JOBS_MAX;
     if specs.is_empty() || specs.len() > max {
         return Err(Refusal::fields(alloc::vec![Violation::limit(
-            "specs",
+            "jobs",
             specs.len() as u64,
             1,
             max as u64
@@ -53,7 +53,7 @@ pub fn check_submission(state: &State, specs: &[Submission], now: LogTime) -> Re
         }
         if let Err(never) = could_ever(state, spec) {
             return Err(Refusal::new(RefusalCode::NeverFits, format!("job {}: {never}", spec.name))
-                .with("spec_index", place)
+                .with("job_index", job_index(specs, place))
                 .with("group", &never.group)
                 .with("wanted", &never.wanted)
                 .with("closest", &never.closest));
@@ -84,6 +84,7 @@ fn check_rights(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
         return Ok(());
     };
     let Some(spec) = specs.get(place).map(|job| &job.spec) else { return Ok(()) };
+    let place = job_index(specs, place);
     let (right, text) = match missing {
         MissingRight::Tier { most } => (
             "tierMax",
@@ -103,18 +104,33 @@ fn check_rights(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
         ),
     };
     Err(Refusal::new(RefusalCode::RightMissing, text)
-        .with("spec_index", place)
+        .with("job_index", place)
         .with("tenant", &spec.tenant)
         .with("right", right))
+}
+
+/// The specs of the request that these jobs came from, each with its place there: the members of an array came from one,
+/// and its first member stands for all.
+pub(crate) fn distinct_specs(jobs: &[Submission]) -> impl Iterator<Item = (usize, &Submission)> {
+    jobs.iter().filter(|job| begins_a_spec(job)).enumerate()
+}
+
+/// The place in the request of the spec that a job came from.
+fn job_index(jobs: &[Submission], job: usize) -> usize {
+    jobs.iter().take(job.saturating_add(1)).filter(|job| begins_a_spec(job)).count().saturating_sub(1)
+}
+
+fn begins_a_spec(job: &Submission) -> bool {
+    job.array.is_none_or(|array| array.index == 0)
 }
 
 /// Every job that is waited for must exist: one that is gone cannot say how it ended.
 fn check_dependencies(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
     let mut found = Vec::new();
-    for (place, spec) in specs.iter().enumerate() {
+    for (place, spec) in distinct_specs(specs) {
         for (at, dependency) in spec.dependencies.iter().enumerate() {
             if state.job(dependency.job).is_none() && found.len() < VIOLATIONS_MAX {
-                let field = format!("specs[{place}].dependencies[{at}]");
+                let field = format!("jobs[{place}].spec.dependencies[{at}]");
                 let text = format!(
                     "there is no {}: it never was, or its history has been dropped; a job can wait for jobs that \
                      were submitted before it and are still listed",
@@ -133,11 +149,11 @@ fn check_dependencies(state: &State, specs: &[Submission]) -> Result<(), Refusal
 /// Contracts must be valid, and the format in force must have a form for them.
 fn check_contracts(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
     let mut found = Vec::new();
-    for (place, job) in specs.iter().enumerate() {
+    for (place, job) in distinct_specs(specs) {
         if job.contract.is_default() || found.len() >= VIOLATIONS_MAX {
             continue;
         }
-        let at = format!("specs[{place}].contract");
+        let at = format!("jobs[{place}].spec");
         found.extend(job.contract.violations(&job.spec).into_iter().map(|violation| violation.under(&at)));
         found.extend(notice_too_short(job).map(|violation| violation.under(&at)));
         let checkpoints = job.contract.checkpoint.place.as_ref();
@@ -154,13 +170,19 @@ fn check_contracts(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
 
 /// Every data set that a job reads must be one that the policy lists: a misspelled name would move its work away from its
 /// data without a word.
-fn check_datasets(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+///
+/// # Errors
+/// The refusal, with the field of each that the policy does not list.
+pub fn check_datasets(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
     let mut found = Vec::new();
-    for (place, spec) in specs.iter().enumerate() {
-        for (at, name) in spec.datasets.iter().enumerate() {
-            if let Some(text) = unknown_dataset(state, name).filter(|_| found.len() < VIOLATIONS_MAX) {
-                found.push(Violation::new(format!("specs[{place}].datasets[{at}]"), text));
-            }
+    let named = distinct_specs(specs)
+        .flat_map(|(place, spec)| spec.datasets.iter().enumerate().map(move |(at, name)| (place, at, name)));
+    for (place, at, name) in named {
+        if found.len() >= VIOLATIONS_MAX {
+            break;
+        }
+        if let Some(text) = unknown_dataset(state, name) {
+            found.push(Violation::new(format!("jobs[{place}].spec.datasets[{at}]"), text));
         }
     }
     if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
@@ -193,7 +215,7 @@ fn notice_too_short(job: &Submission) -> Option<Violation> {
     (needed > most).then(|| {
         let text = format!(
             "two steps and a save take {}, and a worker that is told to stop has at most {}; save \
-             faster, or leave it out: then the job is told to stop `stop_grace_ms` before it is killed",
+             faster, or leave it out: then the job is told to stop `stop_grace` before it is killed",
             Span(needed),
             Span(most)
         );
@@ -253,7 +275,7 @@ pub(super) fn submit(
     if bytes.len() + texts > SUBMISSION_BYTES_MAX {
         let text =
             format!("must be at most {SUBMISSION_BYTES_MAX} bytes together, got {}", bytes.len() + texts);
-        return Err(Refusal::fields(alloc::vec![Violation::new("specs", text)]));
+        return Err(Refusal::fields(alloc::vec![Violation::new("jobs", text)]));
     }
     let key = RequestKey { id: request, fingerprint: hash(&bytes) };
     if let Some(answer) = repeated(speculation, key)? {

@@ -7,6 +7,8 @@ use muster_state::State;
 use muster_types::demand::THROUGHPUT_MILLI;
 use muster_types::{JobId, JobSpec, LogTime, Refusal, RefusalCode, Submission, TaskGroup, Violation};
 
+use crate::commands::submit::distinct_specs;
+
 /// The end of a job that was not over by its deadline.
 pub(crate) fn finished_late(job: JobId) -> Decision {
     let detail = String::from("its deadline passed before it was over");
@@ -22,13 +24,13 @@ pub(crate) fn of_waiting(state: &State, job: JobId, now: LogTime) -> Option<Deci
 /// Refuses jobs that could not be over by their deadline even if they began at once, by what their owner expects. What
 /// was learned of others like them is not held against them.
 pub(crate) fn check(specs: &[Submission], now: LogTime) -> Result<(), Refusal> {
-    for (place, spec) in specs.iter().enumerate() {
+    for (place, spec) in distinct_specs(specs) {
         let Some(deadline) = spec.deadline else { continue };
         let earliest = earliest_end(spec, now);
         if now < deadline && earliest <= deadline {
             continue;
         }
-        let field = format!("specs[{place}].deadline");
+        let field = format!("jobs[{place}].spec.deadline");
         let text = if deadline <= now {
             format!("must be after the present time, {now}, got {deadline}; set a later deadline, or none")
         } else {
@@ -39,7 +41,7 @@ pub(crate) fn check(specs: &[Submission], now: LogTime) -> Result<(), Refusal> {
         };
         let refusal = Refusal::fields(alloc::vec![Violation::new(field, text)]);
         return Err(Refusal { code: RefusalCode::DeadlineUnmeetable, ..refusal }
-            .with("spec_index", place)
+            .with("job_index", place)
             .with("deadline_ms", deadline.0)
             .with("earliest_ms", earliest.0));
     }

@@ -42,8 +42,9 @@ impl Engine {
     /// What would become of a job if it were submitted now, by the state of `view`.
     ///
     /// # Errors
-    /// When the replica stops.
+    /// When it names a data set that the policy does not list, or the replica stops.
     pub async fn explain_spec(&self, view: &Reading, job: Submission) -> Result<JobExplanation, Refusal> {
+        muster_decider::check_datasets(view, std::slice::from_ref(&job))?;
         let kept = self.kept_at(view);
         let explain = move |view: &State, now| {
             let place = job.contract.checkpoint.place.as_ref();

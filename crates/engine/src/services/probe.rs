@@ -163,7 +163,9 @@ impl<G: Environment> Engine<G> {
         // An agent that comes back is waited for a moment, all of them at once.
         let sessions = nodes.iter().zip(names).map(|(node, name)| async move {
             let session = self.session_of(*node).await.map_err(|refusal| match refusal.code {
-                RefusalCode::LogsUnavailable => unavailable(format!("{name} has no session")),
+                RefusalCode::LogsUnavailable | RefusalCode::OutputNotFound => {
+                    unavailable(format!("{name} has no session"))
+                }
                 _ => refusal,
             })?;
             if !self.inner.sessions.takes(*node).has(Feature::Preflight) {

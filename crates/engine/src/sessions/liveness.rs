@@ -2,7 +2,8 @@
 //!
 //! A deadline is counted from the moment of an acknowledgement, plus the time to live, plus the
 //! margin; the agent counts from the moment it *sent* what was acknowledged, without the margin. So
-//! the agent has stopped everything before the leader gives its capacity away.
+//! the agent has stopped everything before the leader gives its capacity away. `crates/world/tests/lease_model.rs` checks both
+//! counts over several leaders.
 //!
 //! **Invariant:** every node that is up by the leader's speculation has a lease here, from the
 //! moment its registration was decided: else one whose agent went away while it registered would

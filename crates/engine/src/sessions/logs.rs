@@ -5,12 +5,13 @@
 //! was meant for the leader before never reaches somebody else's reader.
 
 use bytes::Bytes;
+use muster_state::{JobRow, Placement};
 use muster_types::{FencingToken, JobId, Refusal, RefusalCode};
 use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
@@ -51,6 +52,20 @@ pub enum Attempt {
     Previous,
     /// The one with this token, as long as it is one of the two.
     Token(FencingToken),
+}
+
+impl Attempt {
+    /// That placement of a job, if it is known.
+    #[must_use]
+    pub fn of(self, row: &JobRow) -> Option<&Arc<Placement>> {
+        match self {
+            Attempt::Current => row.placement.as_ref(),
+            Attempt::Previous => row.previous.as_ref(),
+            Attempt::Token(token) => {
+                [&row.placement, &row.previous].into_iter().flatten().find(|known| known.token == token)
+            }
+        }
+    }
 }
 
 /// A piece of output.

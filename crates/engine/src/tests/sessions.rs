@@ -283,7 +283,10 @@ async fn output_is_waited_for_and_given_up_with_a_reason() {
     // Only the placements that are known have output.
     for (attempt, text) in [
         (Attempt::Previous, "no attempt before"),
-        (Attempt::Token(FencingToken { generation: 1, log_index: LogIndex(u64::MAX) }), "newer attempts"),
+        (
+            Attempt::Token(FencingToken { generation: 1, log_index: LogIndex(u64::MAX) }),
+            "not one of the last two",
+        ),
     ] {
         let request = LogRequest {
             read_id: 0,

@@ -103,6 +103,8 @@ class Attempts:
             self._endpoints.rotate(address)
         elif failure.verdict == Verdict.FOLLOW:
             self._endpoints.follow(address, failure.leader)
+        elif failure.verdict == Verdict.WAIT:
+            self.progress()
         pause = self._patience.pause(failure.retry_after_s)
         if pause is None:
             last = f"{address}: {failure.refused.reason or failure.refused.grpc_code}: {failure.refused.message}"

@@ -221,6 +221,9 @@ class Logs(Stream[Output]):
 
     def judge(self, failure: Failure) -> Failure:
         begun = self._begun or self._request.from_position > 0
+        # Who follows a worker waits for its start, however long the job waits.
+        if self._request.follow and failure.refused.reason == "WORKER_NOT_STARTED":
+            return dataclasses.replace(failure, verdict=Verdict.WAIT, leader="")
         if begun and not self._request.HasField("token"):
             return dataclasses.replace(failure, verdict=Verdict.FINAL, leader="")
         # Once there was output, its node may be back soon.

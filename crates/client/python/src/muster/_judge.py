@@ -45,6 +45,8 @@ class Verdict(Enum):
 
     FINAL = "final"
     STAY = "stay"
+    WAIT = "wait"
+    """As STAY, for as long as it takes: what is waited for depends on the job and not on a replica."""
     ROTATE = "rotate"
     FOLLOW = "follow"
 

@@ -14,7 +14,7 @@ _U32 = (1 << 32) - 1
 _U64 = (1 << 64) - 1
 # The longest `Duration`, and the last `Timestamp`.
 _SPAN_MS_MAX = 315_576_000_000_000
-_MOMENT_MS_MAX = 253_402_300_799_999
+_MOMENT_MS_MAX = 253_402_207_200_999
 _MEMORY = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _MEMORY.update({"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40})
 _DURATION = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m(?!s))?(?:([0-9]+)s)?(?:([0-9]+)ms)?")
@@ -122,7 +122,7 @@ def time_ms(now_ms: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         value = _time_ms(text, now_ms) if len(text) <= _TEXT_MAX else None
         if value is None or not 0 < value <= _MOMENT_MS_MAX:
-            raise _refuse("a time like 2027-01-31T18:00:00Z, or +2h for two hours from now", text)
+            raise _refuse("a time like 2027-01-31T18:00:00Z, with at most three decimals, or +2h for two hours from now", text)
         return value
 
     return read
@@ -139,6 +139,8 @@ def _time_ms(text: str, now_ms: int) -> int | None:
         return None
     year, month, day, hour, minute, second = (int(found[at]) for at in range(1, 7))
     nanos = int((found[7] or "").ljust(9, "0"))
+    if second > 60 or nanos % 1_000_000:
+        return None
     try:
         # A leap second is the second before it.
         moment = datetime(year, month, day, hour, minute, min(second, 59), tzinfo=timezone.utc)
