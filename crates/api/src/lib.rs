@@ -21,6 +21,7 @@ mod admission_tests;
 mod apart_tests;
 mod assembly;
 mod cluster_service;
+mod controls;
 mod decisions;
 mod drill_service;
 mod drills;

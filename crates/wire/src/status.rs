@@ -66,6 +66,8 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::DeadlineUnmeetable
         | RefusalCode::DependencyNotFound
         | RefusalCode::JobFinished
+        | RefusalCode::JobPhase
+        | RefusalCode::JobHeld
         | RefusalCode::NodeHeldByAnother
         | RefusalCode::NodeChanged
         | RefusalCode::NodeNotAdmitted
@@ -84,7 +86,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         // Nothing but its operators will make this replica answer.
         | RefusalCode::ArchiveUnavailable => Code::FailedPrecondition,
         // Repeating it once the change that runs is over, or with what is in force now, is right.
-        RefusalCode::MembershipBusy | RefusalCode::PolicyChanged => Code::Aborted,
+        RefusalCode::MembershipBusy | RefusalCode::PolicyChanged | RefusalCode::JobChanged => Code::Aborted,
         RefusalCode::Internal => Code::Internal,
         RefusalCode::JobNotFound
         | RefusalCode::OutputNotFound
@@ -148,6 +150,9 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::RightMissing
         | RefusalCode::TenantLimit
         | RefusalCode::JobFinished
+        | RefusalCode::JobPhase
+        | RefusalCode::JobChanged
+        | RefusalCode::JobHeld
         | RefusalCode::NodeNotFound
         | RefusalCode::NodeHeldByAnother
         | RefusalCode::NodeChanged
@@ -213,9 +218,10 @@ fn describe(refusal: &Refusal, details: &mut ErrorDetails) {
         let subject = owner.unwrap_or_else(|| "cluster".to_owned());
         details.add_quota_failure_violation(subject, format!("{}: {text}", cut(limit, NAME_BYTES_MAX)));
     }
-    let resource = [("job_id", "muster.dev/Job"), ("node", "muster.dev/Node"), ("drill_id", "muster.dev/Drill")]
-        .into_iter()
-        .find_map(|(name, kind)| fact(refusal, name).map(|value| (kind, cut(value, NAME_BYTES_MAX))));
+    let resource =
+        [("job_id", "muster.dev/Job"), ("node", "muster.dev/Node"), ("drill_id", "muster.dev/Drill")]
+            .into_iter()
+            .find_map(|(name, kind)| fact(refusal, name).map(|value| (kind, cut(value, NAME_BYTES_MAX))));
     let (kind, name) = resource.unwrap_or_default();
     if !kind.is_empty() && matches!(grpc, Code::NotFound | Code::FailedPrecondition | Code::Unavailable) {
         details.set_resource_info(kind, name, "", text);
@@ -354,7 +360,8 @@ mod tests {
         let violations = vec![Violation::new("spec.name", "must be given"), Violation::limit("b", 3, 1, 2)];
         let refused = Refused::from_status(&to_status(&Refusal::fields(violations.clone())));
         assert_eq!(refused.violations, violations);
-        let refusal = Refusal::new(RefusalCode::NotLeader, "elsewhere").with(METADATA_LEADER_ENDPOINT, "http://a:1");
+        let refusal =
+            Refusal::new(RefusalCode::NotLeader, "elsewhere").with(METADATA_LEADER_ENDPOINT, "http://a:1");
         assert_eq!(Refused::from_status(&to_status(&refusal)).leader_endpoint(), Some("http://a:1"));
         let refusal = Refusal::new(RefusalCode::Overloaded, "later").with(METADATA_RETRY_AFTER_MS, 40);
         let refused = Refused::from_status(&to_status(&refusal));
@@ -375,13 +382,19 @@ mod tests {
             .with("limit", "jobsWaiting");
         let details = to_status(&refusal).get_error_details();
         let quota = &details.quota_failure().expect("a limit").violations[0];
-        assert_eq!((quota.subject.as_str(), quota.description.as_str()), ("tenant:vision", "jobsWaiting: too many jobs"));
+        assert_eq!(
+            (quota.subject.as_str(), quota.description.as_str()),
+            ("tenant:vision", "jobsWaiting: too many jobs")
+        );
         assert!(details.resource_info().is_none() && details.precondition_failure().is_none());
 
         let refusal = Refusal::new(RefusalCode::NodeInUse, "it is up").with("node", "h1");
         let details = to_status(&refusal).get_error_details();
         let resource = details.resource_info().expect("a node");
-        assert_eq!((resource.resource_type.as_str(), resource.resource_name.as_str()), ("muster.dev/Node", "h1"));
+        assert_eq!(
+            (resource.resource_type.as_str(), resource.resource_name.as_str()),
+            ("muster.dev/Node", "h1")
+        );
         let first = &details.precondition_failure().expect("it must stop first").violations[0];
         assert_eq!((first.r#type.as_str(), first.subject.as_str()), ("NODE_IN_USE", "h1"));
 
@@ -402,10 +415,16 @@ mod tests {
              `UPDATE_EXPECT=1`.\n\n| number | reason | gRPC code | retry | facts |\n|---|---|---|---|---|\n",
         );
         for code in RefusalCode::ALL {
-            let retry = retry_after(*code).map_or_else(|| "-".to_owned(), |delay| format!("{} ms", delay.as_millis()));
+            let retry = retry_after(*code)
+                .map_or_else(|| "-".to_owned(), |delay| format!("{} ms", delay.as_millis()));
             let facts: Vec<String> = code.facts().iter().map(|fact| format!("`{fact}`")).collect();
             let facts = if facts.is_empty() { "-".to_owned() } else { facts.join(", ") };
-            table += &format!("| {} | {} | {:?} | {retry} | {facts} |\n", code.number(), code.name(), grpc_code(*code));
+            table += &format!(
+                "| {} | {} | {:?} | {retry} | {facts} |\n",
+                code.number(),
+                code.name(),
+                grpc_code(*code)
+            );
         }
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../proto/REASONS.md");
         if std::env::var_os("UPDATE_EXPECT").is_some() {

@@ -269,7 +269,7 @@ impl Client {
         let Some(job) = pick(jobs) else { return };
         let request = self.new_request();
         // Whatever becomes of it: a job may be over before.
-        let _ = ask(&self.cluster, self.host, 6, |_| Command::Cancel { request, job }).await;
+        let _ = ask(&self.cluster, self.host, 6, |_| Command::cancel(request, job)).await;
     }
 
     async fn read_all(self) {

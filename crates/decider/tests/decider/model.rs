@@ -545,7 +545,7 @@ impl Model {
     fn cancel(&mut self) {
         let Some(job) = self.any_job() else { return };
         let request = self.request();
-        let _ = handle(&mut self.speculation, &Command::Cancel { request, job });
+        let _ = handle(&mut self.speculation, &Command::cancel(request, job));
     }
 
     fn cordon(&mut self) {
@@ -718,7 +718,7 @@ fn every_job_can_be_brought_to_an_end() {
         let jobs: Vec<JobId> = model.speculation.state().jobs().iter().map(|(id, _)| *id).collect();
         for job in jobs {
             model.requests += 1;
-            let command = Command::Cancel { request: request(model.requests), job };
+            let command = Command::cancel(request(model.requests), job);
             let _ = handle(&mut model.speculation, &command);
         }
         let up = |state: &State| -> Vec<(NodeId, u32)> {

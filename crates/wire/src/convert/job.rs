@@ -210,7 +210,7 @@ fn check(at: &str, draft: JobDraft, found: &mut Found) -> Option<JobSpec> {
 
 /// Labels and annotations; none when there are none. Too many are not looked at one by one: which of them would be, a
 /// hash map cannot say.
-fn metadata(
+pub(super) fn metadata(
     at: &str,
     labels: HashMap<String, String>,
     annotations: HashMap<String, String>,
@@ -243,7 +243,7 @@ fn in_message(violation: Violation) -> Violation {
 }
 
 /// A draft with stand-ins for what is wrong, so that the remaining rules are checked too.
-fn draft(at: &str, message: v1::JobSpec, found: &mut Found) -> JobDraft {
+pub(super) fn draft(at: &str, message: v1::JobSpec, found: &mut Found) -> JobDraft {
     let name = found.take(name_below(at, "name", &message.name));
     let tenant = if message.tenant.is_empty() { TENANT_DEFAULT } else { &message.tenant };
     let tenant = found.take(name_below(at, "tenant", tenant));
