@@ -99,7 +99,11 @@ async fn feed<E: Executor>(
     // Always a last message, so that an empty output is told from a lost order.
     let last = failed.map_or_else(
         || base.clone(),
-        |(failure, text)| agent::UploadLogsRequest { failure: failure.into(), error: detail(&text), ..base.clone() },
+        |(failure, text)| agent::UploadLogsRequest {
+            failure: failure.into(),
+            error: detail(&text),
+            ..base.clone()
+        },
     );
     if messages.send(last).await.is_ok() {
         drop(messages);

@@ -481,6 +481,7 @@ impl JobService for Jobs {
                 let of_node = self.place_at_node(account, job, message_rank)?;
                 let reading = engine.read_logs(job, message.rank, attempt, request).await;
                 let (token, chunks) = reading.map_err(|refusal| to_status(&refusal))?;
+                let placed = engine.clone();
                 let stream = ReceiverStream::new(chunks)
                     .map_ok(move |chunk| v1::ReadLogsResponse {
                         stream: number_or_zero(of_word::<v1::OutputStream>(&chunk.stream)),
@@ -490,7 +491,7 @@ impl JobService for Jobs {
                         token: Some(fencing_token_to_proto(token)),
                     })
                     .map_err(move |refusal| {
-                        to_status(&of_unlaunched(&engine, job, token, message_rank, refusal))
+                        to_status(&of_unlaunched(&placed, job, token, message_rank, refusal))
                     });
                 // The place is taken until the output ends.
                 let held = stream.inspect(move |_| {

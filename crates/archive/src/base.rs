@@ -5,7 +5,7 @@
 //! piece   1 u8, length u32, chain u32, payload
 //! end     2 u8, pieces u64, chain u32, crc u32
 //! ```
-//! Since version 2, the payload of a piece is packed into compressed blocks. Its chain covers what is stored; the digest
+//! The payload of a piece is packed into compressed blocks. Its chain covers what is stored; the digest
 //! in the header covers what comes out.
 
 use bytes::{Bytes, BytesMut};
@@ -20,7 +20,7 @@ use crate::error::ArchiveError;
 use crate::object::ObjectStore;
 use crate::pack::{BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, pack, unpack};
 use crate::record::Place;
-use crate::segment::{VERSION, VERSION_PACKED};
+use crate::segment::VERSION;
 
 const MAGIC: [u8; 4] = *b"MBAS";
 const HEADER_BYTES: usize = 4 + 2 + 2 + 16 + PLACE_BYTES + 8 + 4;
@@ -87,7 +87,6 @@ pub(crate) struct Header {
     pub(crate) cluster: ClusterId,
     pub(crate) place: Place,
     pub(crate) digest: u64,
-    version: u16,
 }
 
 /// Reads a base from front to end, checking it on the way.
@@ -105,7 +104,7 @@ pub(crate) struct BaseReader<'a> {
 impl<'a> BaseReader<'a> {
     pub(crate) fn open(store: &'a dyn ObjectStore, name: &BaseName) -> Result<BaseReader<'a>, ArchiveError> {
         let object = name.object();
-        let header = Header { cluster: ClusterId(0), place: Place::default(), digest: 0, version: 0 };
+        let header = Header { cluster: ClusterId(0), place: Place::default(), digest: 0 };
         let mut reader = BaseReader {
             store,
             object,
@@ -154,7 +153,7 @@ impl<'a> BaseReader<'a> {
             let (version, zero) = (reader.u16()?, reader.u16()?);
             let cluster = ClusterId(reader.u128()?);
             let (place, digest) = (reader.place()?, reader.u64()?);
-            Some((version, zero, Header { cluster, place, digest, version }))
+            Some((version, zero, Header { cluster, place, digest }))
         };
         match parse(Reader(&body[4..])) {
             Some((version, _, _)) if version > VERSION => {
@@ -180,9 +179,7 @@ impl<'a> BaseReader<'a> {
         let head = self.take(PIECE_HEADER_BYTES - 1)?;
         let mut reader = Reader(&head);
         let (length, checksum) = (reader.u32().unwrap_or(0) as usize, reader.u32().unwrap_or(0));
-        let is_packed = self.header.version >= VERSION_PACKED;
-        let length_max = if is_packed { STORED_BYTES_MAX } else { PIECE_BYTES_MAX };
-        if tag[0] != PIECE || length > length_max {
+        if tag[0] != PIECE || length > STORED_BYTES_MAX {
             return Err(self.damaged("a piece of it is none"));
         }
         let payload = self.take(length)?;
@@ -192,11 +189,8 @@ impl<'a> BaseReader<'a> {
             return Err(self.damaged(&format!("the checksum of piece {} does not hold", self.pieces)));
         }
         self.pieces += 1;
-        if is_packed {
-            let plain = unpack(&payload, PIECE_BYTES_MAX).map_err(|error| self.damaged(error.text()))?;
-            return Ok(Some(plain));
-        }
-        Ok(Some(payload))
+        let plain = unpack(&payload, PIECE_BYTES_MAX).map_err(|error| self.damaged(error.text()))?;
+        Ok(Some(plain))
     }
 
     fn read_end(&mut self, tag: &[u8]) -> Result<Option<Bytes>, ArchiveError> {
@@ -260,9 +254,6 @@ pub(crate) fn plain_bytes(
     blocks: BlocksOf,
 ) -> Result<u64, ArchiveError> {
     let reader = BaseReader::open(store, name)?;
-    if reader.header.version < VERSION_PACKED {
-        return Ok(name.bytes);
-    }
     let end = name.bytes.saturating_sub(END_BYTES as u64);
     let (mut at, mut plain) = (HEADER_BYTES as u64, (HEADER_BYTES + END_BYTES) as u64);
     while at < end {

@@ -4,11 +4,11 @@
 //! no rename, so that a bucket can implement it as well as a directory.
 
 use bytes::Bytes;
+use muster_files::{Manner, WAITING, WholeFile, sync_folder};
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::layout::{BASES, RETENTION, SEGMENTS};
 
@@ -22,8 +22,6 @@ const DEPTH_MAX: usize = 8;
 const ASIDE: &str = "damaged";
 /// Bytes that are copied at a time.
 const PIECE_BYTES: usize = 1 << 20;
-/// Ends the name of what is still being written; no object's name has this character.
-const TEMPORARY: &str = "~";
 
 /// One object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -157,8 +155,6 @@ fn check_name(name: &str) -> io::Result<()> {
 #[derive(Debug)]
 pub struct DirectoryStore {
     root: PathBuf,
-    /// Tells apart what several threads write at a time.
-    writes: AtomicU64,
 }
 
 impl DirectoryStore {
@@ -169,10 +165,11 @@ impl DirectoryStore {
     /// When the directory cannot be made or read.
     pub fn open(root: &Path) -> io::Result<DirectoryStore> {
         fs::create_dir_all(root)?;
-        let store = DirectoryStore { root: root.to_path_buf(), writes: AtomicU64::new(0) };
+        let store = DirectoryStore { root: root.to_path_buf() };
         store.walk(root, 0, &mut |path, _| {
-            let temporary = path.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.contains(TEMPORARY));
-            if temporary { fs::remove_file(path) } else { Ok(()) }
+            // No object's name has this character.
+            let is_waiting = path.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.contains(WAITING));
+            if is_waiting { fs::remove_file(path) } else { Ok(()) }
         })?;
         Ok(store)
     }
@@ -185,7 +182,7 @@ impl DirectoryStore {
         if !fs::metadata(root)?.is_dir() {
             return Err(io::Error::new(ErrorKind::NotADirectory, "not a directory"));
         }
-        Ok(DirectoryStore { root: root.to_path_buf(), writes: AtomicU64::new(0) })
+        Ok(DirectoryStore { root: root.to_path_buf() })
     }
 
     /// Copies every object of another archive's directory, unchanged; an object that is here already under the same name
@@ -266,11 +263,6 @@ impl DirectoryStore {
     }
 }
 
-/// Makes the entries of a directory survive a loss of power.
-fn sync_folder(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()
-}
-
 /// Makes a directory and everything above it up to `root`, durably.
 fn create_folders(root: &Path, folder: &Path) -> io::Result<()> {
     if folder.is_dir() || folder == root {
@@ -287,28 +279,16 @@ fn create_folders(root: &Path, folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn write_all(path: &Path, content: &mut dyn Iterator<Item = io::Result<Bytes>>) -> io::Result<()> {
-    let mut file = File::create(path)?;
-    for piece in content {
-        file.write_all(&piece?)?;
-    }
-    file.sync_all()
-}
-
 impl ObjectStore for DirectoryStore {
     fn put(&self, name: &str, content: &mut dyn Iterator<Item = io::Result<Bytes>>) -> io::Result<()> {
         let path = self.path(name)?;
         let folder = path.parent().unwrap_or(&self.root);
         create_folders(&self.root, folder)?;
-        let number = self.writes.fetch_add(1, Ordering::Relaxed);
-        let temporary = folder.join(format!("{TEMPORARY}{number}"));
-        let written = write_all(&temporary, content).and_then(|()| fs::rename(&temporary, &path));
-        if let Err(error) = written {
-            // It failed before; what is left of it is removed at the next start at the latest.
-            let _ = fs::remove_file(&temporary);
-            return Err(error);
+        let mut file = WholeFile::begin(&path, Manner::PUBLIC)?;
+        for piece in content {
+            file.write_all(&piece?)?;
         }
-        sync_folder(folder)
+        file.finish()
     }
 
     fn get(&self, name: &str, from: u64, length: usize) -> io::Result<Bytes> {

@@ -8,8 +8,8 @@
 //! Little-endian. `chain` of a round covers the one before it and the whole round; the first goes by the
 //! header's checksum. `previous` is the checksum of the footer before, so segments chain as well.
 //!
-//! Version 1 is stored as it stands above. Since version 2, everything behind the header is packed into compressed
-//! blocks; all lengths and checksums above are of what was packed.
+//! Everything behind the header is packed into compressed blocks; all lengths and checksums above are of what was
+//! packed.
 
 use bytes::Bytes;
 use muster_journal::ROUND_BYTES_MAX;
@@ -22,9 +22,7 @@ use crate::pack::{pack, unpack};
 use crate::record::{ArchivedRound, Place};
 
 /// The format of segments and bases that this release writes, and the highest it reads.
-pub(crate) const VERSION: u16 = 2;
-/// Since this one, segments and bases are compressed.
-pub(crate) const VERSION_PACKED: u16 = 2;
+pub(crate) const VERSION: u16 = 1;
 /// A segment is closed at about this size.
 pub const SEGMENT_BYTES_TARGET: usize = 8 << 20;
 /// No segment is larger, stored or unpacked: whatever the target, one more round, header and footer.
@@ -171,7 +169,6 @@ pub(crate) struct Header {
     pub(crate) start: Start,
     pub(crate) from: Place,
     pub(crate) previous: u32,
-    pub(crate) version: u16,
     checksum: u32,
 }
 
@@ -218,7 +215,7 @@ pub(crate) fn parse_header(object: &str, bytes: &[u8]) -> Result<Header, Archive
         return Err(ArchiveError::Newer { object: object.to_owned(), found: version, known: VERSION });
     }
     match Start::from_byte(start).filter(|_| version > 0 && zero == 0) {
-        Some(start) => Ok(Header { cluster, start, from, previous, version, checksum }),
+        Some(start) => Ok(Header { cluster, start, from, previous, checksum }),
         None => Err(damaged("its header has a value that none has")),
     }
 }
@@ -248,12 +245,8 @@ impl Segment {
         let damaged = |what: String| ArchiveError::damaged(object, what);
         let header = parse_header(object, bytes)?;
         let body = bytes.slice(HEADER_BYTES..);
-        let body = if header.version < VERSION_PACKED {
-            body
-        } else {
-            let room = SEGMENT_BYTES_MAX as usize - HEADER_BYTES;
-            unpack(&body, room).map_err(|error| damaged(error.text().to_owned()))?
-        };
+        let plain_bytes_max = SEGMENT_BYTES_MAX as usize - HEADER_BYTES;
+        let body = unpack(&body, plain_bytes_max).map_err(|error| damaged(error.text().to_owned()))?;
         let begins = body.len().checked_sub(FOOTER_BYTES);
         let begins = begins.ok_or_else(|| damaged("it is shorter than header and end".to_owned()))?;
         let footer = parse_footer(object, &body[begins..])?;

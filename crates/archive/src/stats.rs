@@ -5,7 +5,7 @@ use crate::base;
 use crate::error::ArchiveError;
 use crate::object::ObjectStore;
 use crate::pack::{BLOCK_HEADER_BYTES, block_header};
-use crate::segment::{self, VERSION_PACKED};
+use crate::segment;
 
 /// Bytes of some objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,13 +53,9 @@ impl Archive {
             let object = name.object();
             let head = self.store.get(&object, 0, segment::HEADER_BYTES);
             let head = head.map_err(|source| ArchiveError::store("reading", &object, source))?;
-            let header = segment::parse_header(&object, &head)?;
+            segment::parse_header(&object, &head)?;
             let begins = segment::HEADER_BYTES as u64;
-            let plain = if header.version < VERSION_PACKED {
-                name.bytes
-            } else {
-                begins + plain_bytes(self.store.as_ref(), &object, begins, name.bytes)?
-            };
+            let plain = begins + plain_bytes(self.store.as_ref(), &object, begins, name.bytes)?;
             stats.segments.add(name.bytes, plain);
         }
         for name in self.bases() {

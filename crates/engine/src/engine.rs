@@ -456,9 +456,9 @@ impl Engine {
         request: LogRequest,
     ) -> Result<(FencingToken, mpsc::Receiver<Result<LogChunk, Refusal>>), Refusal> {
         let view = self.view();
-        let row = view
-            .job(job)
-            .ok_or_else(|| Refusal::new(RefusalCode::JobNotFound, format!("there is no job {job}")).with("job_id", job))?;
+        let row = view.job(job).ok_or_else(|| {
+            Refusal::new(RefusalCode::JobNotFound, format!("there is no job {job}")).with("job_id", job)
+        })?;
         let placement = match attempt {
             Attempt::Current => row.placement.as_ref(),
             Attempt::Previous => row.previous.as_ref(),

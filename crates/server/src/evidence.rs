@@ -10,9 +10,8 @@
 
 use muster_archive::backup::{BackupHeader, BackupWriter};
 use muster_engine::{Divergence, Mismatch};
+use muster_files::Manner;
 use serde::{Deserialize, Serialize};
-use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -40,10 +39,6 @@ pub struct DivergedMark {
 pub fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
-fn sync_folder(dir: &Path) -> std::io::Result<()> {
-    File::open(dir)?.sync_all()
 }
 
 /// The mark in a folder, if there is one. One that cannot be read counts all the same.
@@ -92,12 +87,7 @@ pub fn keep(dir: &Path, divergence: &Divergence<'_>) -> std::io::Result<()> {
         version: env!("CARGO_PKG_VERSION").to_owned(),
     };
     let text = toml::to_string(&mark).map_err(std::io::Error::other)?;
-    let temporary = dir.join("DIVERGED.tmp");
-    let mut file = File::create(&temporary)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    std::fs::rename(&temporary, dir.join(MARK))?;
-    sync_folder(dir)?;
+    muster_files::write_whole(&dir.join(MARK), text.as_bytes(), Manner::PUBLIC)?;
     if let Err(error) = keep_state(dir, divergence) {
         let error = &error as &dyn std::error::Error;
         tracing::error!(error, "the state of the diverged replica could not be kept as evidence");
@@ -133,13 +123,12 @@ fn keep_state(dir: &Path, divergence: &Divergence<'_>) -> Result<(), muster_arch
 pub fn move_mark(dir: &Path, evidence: &Path) -> std::io::Result<()> {
     // The mark last: while it is there, nobody takes the folder for a healthy one.
     for name in [STATE, MARK] {
-        match std::fs::rename(dir.join(name), evidence.join(name)) {
+        match muster_files::rename_durably(&dir.join(name), &evidence.join(name)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
     }
-    sync_folder(evidence)?;
-    sync_folder(dir)
+    Ok(())
 }
 
 /// The newest folder with evidence in `dir`.

@@ -17,7 +17,6 @@ use muster_archive::{Archive, ArchiveError, ArchivedRound, DirectoryStore};
 use muster_consensus::offline::{self, OfflineError, Position};
 use muster_store::{Identity, ReplicaNode, StoreError};
 use muster_types::{ClusterId, LogIndex};
-use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -102,15 +101,8 @@ fn beside(dir: &Path, suffix: &str) -> PathBuf {
     dir.with_file_name(name)
 }
 
-fn sync_parent(path: &Path) -> Result<(), RecoverError> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let flushed = File::open(parent).and_then(|folder| folder.sync_all());
-    flushed.map_err(|source| file_error("flushing the folder", parent, source))
-}
-
 fn rename(from: &Path, to: &Path) -> Result<(), RecoverError> {
-    std::fs::rename(from, to).map_err(|source| file_error("renaming", from, source))?;
-    sync_parent(to)
+    muster_files::rename_durably(from, to).map_err(|source| file_error("renaming", from, source))
 }
 
 fn name_time(log_time_ms: u64) -> String {

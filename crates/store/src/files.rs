@@ -69,7 +69,7 @@ pub trait FileLayer: Send + Sync {
     /// # Errors
     /// What the system said; the caller never tries again.
     fn sync_folder(&self, path: &Path) -> io::Result<()> {
-        File::open(path)?.sync_all()
+        muster_files::sync_folder(path)
     }
 
     /// Gives a file another name, in place of whatever had it.

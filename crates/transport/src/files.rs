@@ -1,10 +1,10 @@
 //! Small files: read with a bound, written whole or not at all.
 
 use crate::error::TlsError;
+use muster_files::{Existing, Manner};
 use serde::{Deserialize, Serialize};
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 /// Bytes of a file of certificates: some dozen of them at most.
@@ -47,32 +47,11 @@ impl TlsFiles {
 }
 
 pub(crate) fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "larger than 1 MiB"));
-    }
-    Ok(bytes)
+    muster_files::read_bounded(path, FILE_BYTES_MAX)
 }
 
-/// Writes a file whole: under another name first, flushed, then put in its place. Without `replace` one
-/// that is there stays, and the error says `AlreadyExists`.
+/// Writes a file whole. Without `replace` one that is there stays, and the error says `AlreadyExists`.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8], mode: u32, replace: bool) -> io::Result<()> {
-    let folder = path.parent().unwrap_or_else(|| Path::new("."));
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let waiting = folder.join(format!(".{name}.{}.new", std::process::id()));
-    // Left by a process of the same number that was killed.
-    let _ = std::fs::remove_file(&waiting);
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&waiting)?;
-    let placed = file.write_all(bytes).and_then(|()| file.sync_all()).and_then(|()| {
-        if replace {
-            std::fs::rename(&waiting, path)
-        } else {
-            // Unlike renaming, this fails when the name is taken.
-            std::fs::hard_link(&waiting, path)
-        }
-    });
-    let _ = std::fs::remove_file(&waiting);
-    placed?;
-    File::open(folder)?.sync_all()
+    let existing = if replace { Existing::Replaced } else { Existing::Kept };
+    muster_files::write_whole(path, bytes, Manner { mode, existing, ..Manner::PRIVATE })
 }

@@ -1,6 +1,5 @@
-//! Small files that survive a power cut: written aside, synced, renamed, directory synced. And such that have to
-//! survive only the processes that write them: written aside and renamed, with no flush that a launch would
-//! wait for.
+//! Small files that survive a power cut. And such that have to survive only the processes that write them, with no flush
+//! that a launch would wait for. Both appear whole (`muster-files`).
 //!
 //! A record is one header line (`muster-record 1 <crc32> <length>`) and a JSON body, so that a
 //! person can read it and a torn or rotten one is told from a whole one.
@@ -8,11 +7,11 @@
 //! **Invariant:** a reader sees the old record or the new one, never a mixture; bytes that do not
 //! match their checksum are an error, never a value.
 
+use muster_files::{Lasting, Manner};
+pub use muster_files::{read_bounded, sync_folder};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Largest record: far above a launch with every text at its bound.
@@ -55,7 +54,7 @@ pub enum DurableError {
 /// # Errors
 /// When any step fails; the old record, if there was one, is then still whole.
 pub fn write_record<T: Serialize>(path: &Path, value: &T) -> Result<(), DurableError> {
-    record(path, value, Lasting::PowerCut)
+    record(path, value, Lasting::PowerLoss)
 }
 
 /// Replaces the record at `path`. Every process sees the old one or the new one; after a power cut there may be
@@ -64,14 +63,7 @@ pub fn write_record<T: Serialize>(path: &Path, value: &T) -> Result<(), DurableE
 /// # Errors
 /// When any step fails; the old record, if there was one, is then still whole.
 pub fn write_record_of_boot<T: Serialize>(path: &Path, value: &T) -> Result<(), DurableError> {
-    record(path, value, Lasting::Boot)
-}
-
-/// What a file has to survive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lasting {
-    Boot,
-    PowerCut,
+    record(path, value, Lasting::Processes)
 }
 
 fn record<T: Serialize>(path: &Path, value: &T, lasting: Lasting) -> Result<(), DurableError> {
@@ -99,36 +91,11 @@ pub(crate) fn encode_record<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
 /// # Errors
 /// When any step fails.
 pub fn write_file_of_boot(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    replace(path, bytes, Lasting::Boot)
+    replace(path, bytes, Lasting::Processes)
 }
 
 fn replace(path: &Path, bytes: &[u8], lasting: Lasting) -> io::Result<()> {
-    let directory = path.parent().ok_or_else(|| io::Error::other("a file needs a directory"))?;
-    let name = path.file_name().ok_or_else(|| io::Error::other("a file needs a name"))?;
-    let mut aside = std::ffi::OsString::from(".");
-    aside.push(name);
-    // Two processes may write the same record (agent and shim when one takes over from the other): never the same sibling.
-    aside.push(format!(".{}", std::process::id()));
-    let aside = directory.join(aside);
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
-    file.write_all(bytes)?;
-    if lasting == Lasting::PowerCut {
-        file.sync_all()?;
-    }
-    drop(file);
-    std::fs::rename(&aside, path)?;
-    match lasting {
-        Lasting::PowerCut => sync_folder(directory),
-        Lasting::Boot => Ok(()),
-    }
-}
-
-/// Makes a directory's entries durable.
-///
-/// # Errors
-/// When the directory cannot be opened or synced.
-pub fn sync_folder(directory: &Path) -> io::Result<()> {
-    File::open(directory)?.sync_all()
+    muster_files::write_whole(path, bytes, Manner { lasting, ..Manner::PRIVATE })
 }
 
 /// The record at `path`; none when there is no file.
@@ -144,19 +111,6 @@ pub fn read_record<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Durabl
     let corrupt = |reason: &str| DurableError::Corrupt { path: path.to_owned(), reason: reason.to_owned() };
     let body = checked_body(&bytes).map_err(corrupt)?;
     serde_json::from_slice(body).map(Some).map_err(|e| corrupt(&e.to_string()))
-}
-
-/// Reads at most `limit` bytes of a file; more is an error.
-///
-/// # Errors
-/// When it cannot be read, or is larger.
-pub fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(limit + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > limit {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "larger than it may be"));
-    }
-    Ok(bytes)
 }
 
 fn checked_body(bytes: &[u8]) -> Result<&[u8], &'static str> {

@@ -8,7 +8,7 @@
 //! **Invariant:** a record that was acknowledged is read back or the log is refused. What a power cut left of a
 //! record that was not may be dropped: it is the last one, and its boot is over.
 
-use crate::disk::durable::{DurableError, sync_folder};
+use crate::disk::durable::DurableError;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs::{File, OpenOptions};
@@ -123,8 +123,7 @@ impl FenceLog {
         };
         let file = options().open(&aside).map_err(fail(&aside))?;
         file.write_all_at(&bytes, 0).and_then(|()| file.sync_all()).map_err(fail(&aside))?;
-        std::fs::rename(&aside, path).map_err(fail(path))?;
-        path.parent().map_or(Ok(()), sync_folder).map_err(fail(path))?;
+        muster_files::rename_durably(&aside, path).map_err(fail(path))?;
         Ok(FenceLog { path: path.to_owned(), file, end, laid_out })
     }
 

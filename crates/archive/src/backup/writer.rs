@@ -2,6 +2,7 @@
 
 use super::error::{BackupError, file_error};
 use super::{BackupHeader, LAYOUT, MAGIC, PIECE_BYTES_MAX, piece_checksum};
+use muster_files::{folder_of, sync_folder};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -33,10 +34,6 @@ impl Drop for BackupWriter {
             let _ = std::fs::remove_file(&self.temporary);
         }
     }
-}
-
-fn folder_of(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 impl BackupWriter {
@@ -121,9 +118,7 @@ impl BackupWriter {
                 self.named = true;
             }
         }
-        let folder = folder_of(&self.path);
-        File::open(folder)
-            .and_then(|folder| folder.sync_all())
+        sync_folder(folder_of(&self.path))
             .map_err(|source| file_error("flushing the directory of", &self.path, source))?;
         Ok(Written { pieces: self.pieces, bytes: self.bytes })
     }

@@ -2,21 +2,8 @@
 
 use muster_archive::Archive;
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use crate::support::{CLUSTER, Log, files, open, store};
-
-/// An archive whose segments are of the version before compression.
-fn uncompressed() -> tempfile::TempDir {
-    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/archive/testdata/uncompressed");
-    let dir = tempfile::tempdir().unwrap();
-    for file in files(&from) {
-        let to: PathBuf = dir.path().join(file.strip_prefix(&from).unwrap());
-        fs::create_dir_all(to.parent().unwrap()).unwrap();
-        fs::copy(file, to).unwrap();
-    }
-    dir
-}
 
 #[test]
 fn segments_and_bases_become_smaller() {
@@ -38,10 +25,12 @@ fn segments_and_bases_become_smaller() {
     assert_eq!(stats.bases.stored_bytes, size("bases"));
 }
 
-/// A segment of another version than this release knows is no damage: whoever mends leaves it alone.
+/// A segment of a newer version than this release knows is no damage: mending leaves it alone.
 #[test]
 fn a_newer_segment_is_not_set_aside() {
-    let dir = uncompressed();
+    let log = Log::of_steps(12);
+    let dir = tempfile::tempdir().unwrap();
+    open(dir.path()).append(CLUSTER, &log.rounds, 0).unwrap();
     let newest = files(&dir.path().join("segments")).pop().unwrap();
     let mut bytes = fs::read(&newest).unwrap();
     bytes[4] = 9;

@@ -218,8 +218,7 @@ async fn read(client: Client, request: v1::ReadLogsRequest, say: mpsc::Sender<Sa
             Ok::<(), muster_client::CallError>(())
         };
         let Err(error) = reading.await else { break None };
-        let is_unavailable =
-            error.refused().is_some_and(|refused| refused.code.is_some_and(may_come));
+        let is_unavailable = error.refused().is_some_and(|refused| refused.code.is_some_and(may_come));
         // What has begun goes on by itself behind what was read; asked again it would begin again.
         if has_begun || !is_unavailable {
             break Some(error.refused().map_or_else(|| error.to_string(), |refused| refused.message.clone()));

@@ -2,6 +2,7 @@
 
 use alloc::collections::BTreeSet;
 use alloc::format;
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::{Decision, RequestKey, canonical, hash};
@@ -43,6 +44,7 @@ pub fn check_submission(state: &State, specs: &[Submission], now: LogTime) -> Re
     check_limits(state, specs)?;
     check_dependencies(state, specs)?;
     check_contracts(state, specs)?;
+    check_datasets(state, specs)?;
     check_metadata(specs)?;
     deadline::check(specs, now)?;
     for (place, spec) in specs.iter().enumerate() {
@@ -138,10 +140,9 @@ fn check_contracts(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
         let at = format!("specs[{place}].contract");
         found.extend(job.contract.violations(&job.spec).into_iter().map(|violation| violation.under(&at)));
         found.extend(notice_too_short(job).map(|violation| violation.under(&at)));
-        let place = job.contract.checkpoint.place.as_ref();
-        if let Some(unknown) = place.filter(|place| !state.policy().policy.datasets.contains_key(*place)) {
-            let text = format!("policy knows no data set {unknown}");
-            found.push(Violation::new(format!("{at}.checkpoint.place"), text));
+        let checkpoints = job.contract.checkpoint.place.as_ref();
+        if let Some(violation) = checkpoints.and_then(|name| unknown_dataset(state, name)) {
+            found.push(Violation::new(format!("{at}.checkpoint.place"), violation));
         }
     }
     if !found.is_empty() {
@@ -149,6 +150,38 @@ fn check_contracts(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
         return Err(Refusal::fields(found));
     }
     Ok(())
+}
+
+/// Every data set that a job reads must be one that the policy lists: a misspelled name would move its work away from its
+/// data without a word.
+fn check_datasets(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+    let mut found = Vec::new();
+    for (place, spec) in specs.iter().enumerate() {
+        for (at, name) in spec.datasets.iter().enumerate() {
+            if let Some(text) = unknown_dataset(state, name).filter(|_| found.len() < VIOLATIONS_MAX) {
+                found.push(Violation::new(format!("specs[{place}].datasets[{at}]"), text));
+            }
+        }
+    }
+    if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
+}
+
+/// What is wrong with the name of a data set, unless the policy lists it.
+fn unknown_dataset(state: &State, name: &Name) -> Option<String> {
+    /// How many names a sentence lists.
+    const NAMED_MAX: usize = 8;
+    let known = &state.policy().policy.datasets;
+    if known.contains_key(name) {
+        return None;
+    }
+    if known.is_empty() {
+        return Some(format!(
+            "the policy lists no data set {name}: it lists none (`datasets` in the policy)"
+        ));
+    }
+    let listed: Vec<&str> = known.keys().take(NAMED_MAX).map(Name::as_str).collect();
+    let more = if known.len() > NAMED_MAX { ", ..." } else { "" };
+    Some(format!("the policy lists no data set {name}; it lists {}{more}", listed.join(", ")))
 }
 
 /// A job that says how long its steps and saves take is told to stop two steps and one save before it is killed. That time

@@ -379,6 +379,9 @@ impl World {
         }
         let contract = self.contract(words);
         draft.datasets.extend(contract.checkpoint.place.clone());
+        draft
+            .datasets
+            .extend(self.number(words, "reads=").into_iter().flat_map(|sets| sets.split(',').map(name)));
         let size = self.number(words, "array=").map_or(0, |text| text.parse().unwrap());
         // Each with another amount of CPU: no two of them ask for the same.
         let different = self.number(words, "different=").map_or(0, |text| text.parse::<u64>().unwrap());

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use muster_journal::{Decision, Estimate, RequestKey, WorkerSlot};
 use muster_planner::{Budget, Holds, Plan, Terms, Verdict, plan};
 use muster_state::{GuardError, Leadership, State};
-use muster_types::policy::PolicyDraft;
+use muster_types::policy::{PolicyDraft, TenantRights, UNLISTED_TENANT};
 use muster_types::{
     AcceleratorRequest, ClusterId, HolderId, JobDraft, JobId, JobSpec, LogIndex, LogTime, Name, NodeDraft,
     NodeId, Parameters, PriorityTier, ReplicaId, RequestId, TaskGroup, TopologyRule, WorkerRequest,
@@ -33,6 +33,7 @@ impl Fleet {
         fleet.apply(Decision::LeaderStarted);
         let cluster = ClusterId(1);
         fleet.apply(Decision::ClusterCreated { cluster, generation: 1, parameters: Parameters::DEFAULT });
+        fleet.set_policy(PolicyDraft::default());
         fleet
     }
 
@@ -62,7 +63,9 @@ impl Fleet {
         self.state.node_named(&name).expect("it was registered")
     }
 
-    pub fn set_policy(&mut self, draft: PolicyDraft) {
+    /// Sets a policy, under which tenants that it does not name have every right.
+    pub fn set_policy(&mut self, mut draft: PolicyDraft) {
+        draft.tenants.entry(Name::literal(UNLISTED_TENANT)).or_default().rights = TenantRights::ALL;
         let policy = Box::new(draft.check().unwrap_or_else(|found| panic!("{found:?}")));
         let request = self.request();
         self.apply(Decision::PolicySet { request, policy });

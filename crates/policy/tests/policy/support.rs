@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use muster_journal::{Decision, Outcome, RankUpdate, RequestKey, StopCause, WorkerSlot};
 use muster_policy::{Line, Refresh, estimates};
 use muster_state::{Leadership, Phase, State};
-use muster_types::policy::PolicyDraft;
+use muster_types::policy::{PolicyDraft, TenantRights, UNLISTED_TENANT};
 use muster_types::{
     Accelerators, ClusterId, DeviceSet, ExitStatus, FencingToken, HolderId, JobDraft, JobId, JobSpec,
     LogTime, Name, NodeDraft, NodeId, Parameters, PriorityTier, ReplicaId, RequestId, Requester, TaskGroup,
@@ -25,7 +25,12 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(nodes: u32, policy: PolicyDraft) -> World {
+    /// A fleet under a policy, in which every tenant has every right.
+    pub fn new(nodes: u32, mut policy: PolicyDraft) -> World {
+        policy.tenants.entry(Name::literal(UNLISTED_TENANT)).or_default();
+        for tenant in policy.tenants.values_mut() {
+            tenant.rights = TenantRights::ALL;
+        }
         let mut world = World {
             state: State::default(),
             now: LogTime(START_MS),

@@ -21,7 +21,8 @@ fn every_code_has_its_page() {
         assert_eq!(page.lines().next(), Some(title.as_str()));
         assert_eq!(page.lines().filter(|line| line.starts_with("# ")).count(), 1);
         assert!(page.contains("\n## What to do\n"), "{code} says what to do next");
-        let section = page.split("\n## Facts\n").nth(1).and_then(|rest| rest.split("\n## ").next()).unwrap_or_default();
+        let section =
+            page.split("\n## Facts\n").nth(1).and_then(|rest| rest.split("\n## ").next()).unwrap_or_default();
         let listed: Vec<&str> =
             section.lines().filter_map(|line| line.strip_prefix("- `")?.split('`').next()).collect();
         assert_eq!(listed, code.facts(), "{code} explains its facts");
