@@ -22,6 +22,8 @@ mod apart_tests;
 mod assembly;
 mod cluster_service;
 mod controls;
+#[cfg(test)]
+mod controls_tests;
 mod decisions;
 mod drill_service;
 mod drills;

@@ -4,8 +4,9 @@
 //! camelCase, as in job files; times are RFC 3339 in UTC; words (phases, states) are lower-case; what is
 //! not there is left out. Kinds: `Submission`, `Job`, `JobList`, `JobEvent`, `Node`, `NodeList`,
 //! `NodeEvent`, `QueueList`, `QueueEvent`, `ClusterStatus`, `ClusterMembers`, `ClusterLeader`, `ClusterFormat`,
-//! `Backup`, `Version`, `Explanation`, `Probe`, and `Policy` in the form of a policy file.
+//! `ControlledJobs`, `Backup`, `Version`, `Explanation`, `Probe`, and `Policy` in the form of a policy file.
 
+pub mod controls;
 pub mod recovery;
 pub mod restriction;
 
@@ -18,6 +19,7 @@ use muster_wire::time::span_us;
 use muster_wire::v1;
 use serde::Serialize;
 
+pub use self::controls::{ControlledJobs, Controls};
 use self::recovery::{Contract, Recovery};
 
 /// Content of `Submission`.
@@ -100,6 +102,9 @@ pub struct Job {
     /// What became of its attempts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recovery: Option<Recovery>,
+    /// What people have asked of it since it was submitted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub controls: Option<Controls>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spec: Option<Spec>,
 }
@@ -737,6 +742,7 @@ impl From<v1::Job> for Job {
             placement: job.placement.map(Placement::from),
             promise: job.promise.map(Promise::from),
             recovery: job.recovery.map(Recovery::from),
+            controls: job.controls.map(Controls::from),
             spec: job.spec.map(Spec::from),
         }
     }

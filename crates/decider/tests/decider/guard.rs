@@ -577,7 +577,7 @@ fn a_gang_on_a_node_that_lacks_required_isolation_is_refused() {
 fn holds_and_changes_are_checked() {
     let scene = scene();
     let (pending, mut state) = (scene.pending, scene.state.clone());
-    let mut apply = |state: &mut State, decision: Decision| {
+    let apply = |state: &mut State, decision: Decision| {
         let first_index = state.log_index().next();
         let round = Round { first_index, basis_index: state.log_index(), ..round(&scene, vec![decision]) };
         assert_eq!(state.apply_round(&round).remove(0).rejection, None);
