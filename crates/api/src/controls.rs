@@ -409,12 +409,12 @@ pub(crate) async fn update(
 }
 
 /// What people have asked of a job, as it is shown.
-pub(crate) fn shown(view: &State, job: JobId) -> Option<v1::JobControls> {
-    let row = view.control(job)?;
+pub(crate) fn shown(view: &State, id: JobId, job: &JobRow) -> Option<v1::JobControls> {
+    let row = view.control(id)?;
     let text = |by: &Option<Requester>| by.as_ref().map(Requester::to_string).unwrap_or_default();
     let modified = row.modified.as_ref();
     Some(v1::JobControls {
-        hold: row.hold.as_ref().map(|hold| v1::JobHold {
+        hold: row.hold.as_ref().filter(|_| job.held).map(|hold| v1::JobHold {
             principal: hold.by.to_string(),
             by_operator: hold.by.is_operator,
             start_time: log_time(hold.since),

@@ -95,7 +95,7 @@ fn whole(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail) 
         labels: metadata.map(|said| said.labels.clone().into_iter().collect()).unwrap_or_default(),
         creator: metadata.map_or(ANONYMOUS, |said| said.creator()).to_owned(),
         etag: format!("{}-{}", view.generation(), row.changed_at),
-        controls: controls::shown(view, id),
+        controls: controls::shown(view, id, row),
     }
 }
 
@@ -240,7 +240,7 @@ fn controlled(view: &State, id: JobId, row: &JobRow) -> Option<(String, String)>
     let control = view.control(id)?;
     let who = |by: &Option<Requester>| by.as_ref().map_or_else(|| "a user".to_owned(), Requester::to_string);
     let (code, text) = match (&row.phase, &control.hold) {
-        (Phase::Pending, Some(hold)) if !row.cancel_requested => {
+        (Phase::Pending, Some(hold)) if row.held && !row.cancel_requested => {
             let (by, what) = (&hold.by, if hold.suspended { "suspended" } else { "held" });
             let who = if by.is_operator { format!("operator {by}") } else { by.to_string() };
             ("HELD", format!("{who} has {what} it since {}; muster job release {id}", hold.since))

@@ -182,7 +182,11 @@ impl Topic for JobTopic {
 
     fn wants(&self, change: &Change) -> Want {
         match change {
-            Change::Job { id, spec, metadata, .. } => whole(self.covers(*id, spec, metadata.as_ref())),
+            // Also one whose labels match no more: who watches by them has to hear of it.
+            Change::Job { id, spec, metadata, before, .. } => whole(
+                self.covers(*id, spec, metadata.as_ref())
+                    || before.as_ref().is_some_and(|before| self.covers(*id, spec, Some(before))),
+            ),
             Change::JobForgotten(id) => whole(self.jobs.is_empty() || self.jobs.contains(id)),
             Change::Node { .. } | Change::NodeForgotten { .. } | Change::Queues(_) => Want::Nothing,
         }
@@ -191,9 +195,18 @@ impl Topic for JobTopic {
     fn body(&self, engine: &Engine, change: &Change) -> Option<Body<v1::Job>> {
         match change {
             // Names of nodes never change, and a view of now knows every node of the change.
-            Change::Job { id, row, spec, .. } => {
+            Change::Job { id, row, spec, metadata, .. } => {
                 let shown = (self.detail, self.sight);
-                Some(Body::Changed(render::job(&engine.view(), *id, row, spec, shown)))
+                let mut job = render::job(&engine.view(), *id, row, spec, shown);
+                // What it carried then: by now it may carry something else.
+                job.labels = metadata
+                    .as_ref()
+                    .map(|carried| carried.labels.clone().into_iter().collect())
+                    .unwrap_or_default();
+                if let Some(spec) = &mut job.spec {
+                    spec.labels.clone_from(&job.labels);
+                }
+                Some(Body::Changed(job))
             }
             Change::JobForgotten(id) => Some(Body::Forgotten(id.to_string())),
             Change::Node { .. } | Change::NodeForgotten { .. } | Change::Queues(_) => None,
