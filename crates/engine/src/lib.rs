@@ -51,6 +51,7 @@ pub use services::probe::{PROBE_NODES_MAX, ProbeResult};
 pub use services::reads::{Reading, staleness_ms};
 pub use services::session::Session;
 pub use services::watching::Subscription;
+pub use sessions::liveness::Liveness;
 pub use sessions::logs::{Attempt, LogChunk, LogRequest};
 pub use sessions::messages::{Inbound, Opening, Outbound, ProbeOrder, ProbeReport, WorkerReport};
 pub use sessions::pending::PendingNode;

@@ -260,8 +260,8 @@ spec:
   spareHostsPerRack: {gb200: 2}
   isolation: {require: [pid, devices]}
   windows:
-    - {name: works, from: +1h, until: +2h, scope: {rack: r1}, maintenance: true}
-    - {name: ours, from: +1h, until: +2h, scope: {region: eu}, reservedFor: vision}
+    - {name: works, startTime: +1h, endTime: +2h, scope: {rack: r1}, maintenance: true}
+    - {name: ours, startTime: +1h, endTime: +2h, scope: {region: eu}, reservedFor: vision}
 ";
 
 fn policy_problems(text: &str) -> Vec<String> {
@@ -328,7 +328,7 @@ fn mistakes_of_a_policy_have_their_lines_and_its_words() {
     let text = POLICY
         .replace("parent: research", "parent: nobody")
         .replace("reservations: 0", "reservations: 65")
-        .replace("until: +2h, scope: {rack: r1}", "until: +1h, scope: {}")
+        .replace("endTime: +2h, scope: {rack: r1}", "endTime: +1h, scope: {}")
         .replace("by: submission", "by: luck");
     let mut found = policy_problems(&text);
     found.sort();
@@ -338,8 +338,8 @@ fn mistakes_of_a_policy_have_their_lines_and_its_words() {
             "line 10: spec.tenants.vision.parent",
             "line 11: spec.order.by",
             "line 12: spec.backfill.reservations",
+            "line 23: spec.windows[0].endTime",
             "line 23: spec.windows[0].scope",
-            "line 23: spec.windows[0].until",
         ]
     );
     let quota = POLICY.replace(

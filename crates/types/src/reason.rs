@@ -73,7 +73,11 @@ macro_rules! refusal_codes {
                 match self { $(RefusalCode::$variant => $text,)* }
             }
 
-            /// The facts that a refusal of this code may carry, as keys of `google.rpc.ErrorInfo.metadata`: the
+            /// The facts that a refusal of any code may carry: when to repeat it, which `google.rpc.RetryInfo` says as well, and
+            /// where a watch that it ends goes on.
+            pub const COMMON_FACTS: [&'static str; 2] = ["retry_after_ms", "resume_token"];
+
+            /// The facts that a refusal of this code may carry beside [`RefusalCode::COMMON_FACTS`], as keys of `google.rpc.ErrorInfo.metadata`: the
             /// code's page says what each means. A client may rely on a key's meaning and on no other key.
             #[must_use]
             pub fn facts(self) -> &'static [&'static str] {
@@ -109,7 +113,7 @@ refusal_codes! {
     /// No such node.
     NodeNotFound = "MS-3001", "NODE_NOT_FOUND", ["node"];
     /// Another agent holds this node's name, and its session has not run out.
-    NodeHeldByAnother = "MS-3002", "NODE_HELD_BY_ANOTHER", ["node", "retry_after_ms"];
+    NodeHeldByAnother = "MS-3002", "NODE_HELD_BY_ANOTHER", ["node"];
     /// The node tries to change where it is or what it has while work runs on it.
     NodeChanged = "MS-3003", "NODE_CHANGED", ["node"];
     /// The fleet has as many nodes as one cluster may have.
@@ -123,7 +127,7 @@ refusal_codes! {
     /// This replica does not lead, and no leader is known.
     NotLeader = "MS-4001", "NOT_LEADER", ["leader_endpoint"];
     /// Too many requests wait; try again after the hint.
-    Overloaded = "MS-4002", "OVERLOADED", ["account", "tenant", "node", "principal", "limit", "limit_max", "last_log_index", "retry_after_ms"];
+    Overloaded = "MS-4002", "OVERLOADED", ["account", "tenant", "node", "principal", "limit", "limit_max", "last_log_index"];
     /// The leader changed while the request was on its way; its outcome is unknown until it is
     /// repeated under the same request id.
     OutcomeUnknown = "MS-4003", "OUTCOME_UNKNOWN", [];
@@ -138,7 +142,7 @@ refusal_codes! {
     /// A page token was not made by this cluster for this request.
     PageTokenInvalid = "MS-4006", "PAGE_TOKEN_INVALID", [];
     /// The cluster holds as many jobs or requests as it may.
-    StateFull = "MS-4010", "STATE_FULL", ["limit", "held", "held_max", "tenant", "retry_after_ms"];
+    StateFull = "MS-4010", "STATE_FULL", ["limit", "held", "held_max", "tenant"];
     /// The replica stopped serving: its state differs from the log's digest.
     Diverged = "MS-5001", "DIVERGED", [];
     /// Carrying out the request failed on a broken invariant; it was undone.
@@ -240,7 +244,11 @@ impl Refusal {
     #[must_use]
     pub fn with(mut self, name: &'static str, value: impl ToString) -> Refusal {
         // A fact too many harms nobody in production; every test sees it.
-        debug_assert!(self.code.facts().contains(&name), "{} lists no fact {name:?}", self.code);
+        debug_assert!(
+            self.code.facts().contains(&name) || RefusalCode::COMMON_FACTS.contains(&name),
+            "{} lists no fact {name:?}",
+            self.code
+        );
         self.metadata.push((name, value.to_string()));
         self
     }

@@ -409,7 +409,8 @@ mod tests {
         let mut table = String::from(
             "# Reasons of refusals\n\nEvery refused call carries `google.rpc.ErrorInfo` with the reason, the domain `muster.dev` and, in its \
              metadata, the number as `code` and the facts listed here, where the refusal knows them. A client may rely on these and must \
-             expect others. `retry` is the usual delay of `google.rpc.RetryInfo`; a reason without one is not worth repeating unchanged. \
+             expect others. Any of them may carry `retry_after_ms`, which `RetryInfo` says as well, and one that ends a watch carries \
+             `resume_token`, where the watch goes on. `retry` is the usual delay of `google.rpc.RetryInfo`; a reason without one is not worth repeating unchanged. \
              A `QuotaFailure`, `ResourceInfo` or `PreconditionFailure` repeats facts for standard tools. Each reason has a page in \
              [crates/types/src/reasons](../crates/types/src/reasons), which says what to do.\n\nMade by the tests of `muster-wire` with \
              `UPDATE_EXPECT=1`.\n\n| number | reason | gRPC code | retry | facts |\n|---|---|---|---|---|\n",

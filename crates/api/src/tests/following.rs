@@ -94,7 +94,7 @@ async fn an_event_of_the_basic_view_is_within_1_kib() {
     let group = v1::TaskGroup {
         workers: 16_384,
         command: vec!["x".repeat(4_000); 4],
-        environment: (0..100).map(|n| (format!("V{n}"), "x".repeat(500))).collect(),
+        environment: (0..60).map(|n| (format!("V{n}"), "x".repeat(250))).collect(),
         ..Default::default()
     };
     let spec = v1::JobSpec {
@@ -127,7 +127,7 @@ async fn an_event_of_the_basic_view_is_within_1_kib() {
         sizes.push(seen.into_iter().map(bytes_of).max().unwrap_or_default());
     }
     assert!(sizes[0] <= BASIC_BYTES_MAX, "{sizes:?}");
-    assert!(sizes[1] > 50_000, "the other view has all of it: {sizes:?}");
+    assert!(sizes[1] > 30_000, "the other view has all of it: {sizes:?}");
 }
 
 /// Everything that the basic view has, each as large as it may be.

@@ -296,7 +296,7 @@ async fn output_is_waited_for_and_given_up_with_a_reason() {
             from_position: 0,
         };
         let refusal = engine.read_logs(id, 0, attempt, request).await.expect_err("there is none");
-        assert_eq!(refusal.code, RefusalCode::LogsUnavailable);
+        assert_eq!(refusal.code, RefusalCode::OutputNotFound);
         assert!(refusal.message.contains(text), "{refusal}");
     }
     // The node is up and its session is not back: the read waits, and goes on with the next one.

@@ -798,7 +798,7 @@ impl FleetService for Service {
         let word = format!(
             "{} repair {:?} {:?} {:?}",
             request.node,
-            request.action,
+            request.action(),
             request.devices,
             span_ms(request.stop_after)
         );

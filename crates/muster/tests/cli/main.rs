@@ -669,7 +669,7 @@ fn nodes_are_drained_quarantined_and_repaired() {
     assert_eq!(said[0], "host-0 drained Some(1800000)");
     assert_eq!(said[1], "host-0 drain ended");
     assert_eq!(said[2..4], ["host-0 quarantined \"odd\"", "host-0 released"]);
-    assert!(said[4].contains("reset-gpu") && said[4].contains("[3]"), "{}", said[4]);
+    assert!(said[4].contains("ResetGpu") && said[4].contains("[3]"), "{}", said[4]);
     assert_eq!(said[5], "host-0 repair Done \"\"");
     assert_eq!(said[6], "xid-79=inspect at Some(7)");
     let shown = muster(&fake, &["node", "health-policy", "show"]);

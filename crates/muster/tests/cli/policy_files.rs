@@ -118,12 +118,14 @@ fn values_that_mean_nothing_are_refused_with_those_that_do() {
             &["spec.tenants.a.quotas[1]: must be the tenant's only quota for h100 in all regions"],
         ),
         (
-            policy("  windows: [{name: w, from: +1h, until: +2h, scope: {region: eu}}]\n"),
+            policy("  windows: [{name: w, startTime: +1h, endTime: +2h, scope: {region: eu}}]\n"),
             &["must say what it is for"],
         ),
         (
-            policy("  windows: [{name: w, from: +2h, until: +1h, scope: {region: eu}, maintenance: true}]\n"),
-            &["spec.windows[0].until: must be after"],
+            policy(
+                "  windows: [{name: w, startTime: +2h, endTime: +1h, scope: {region: eu}, maintenance: true}]\n",
+            ),
+            &["spec.windows[0].endTime: must be after"],
         ),
         (
             policy("  prices: [{type: h100, perDeviceHour: 1}, {type: h100, perDeviceHour: 2}]\n"),
