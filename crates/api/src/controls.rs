@@ -85,7 +85,7 @@ pub(crate) struct Counts {
     freshness: Option<v1::Freshness>,
 }
 
-/// Who asks, as it is recorded. A listener without certificates is one machine's own: whoever uses it may do everything.
+/// Who asks, as it is recorded. A listener without certificates is one machine's own: everyone who uses it may do everything.
 pub(crate) fn requester(caller: &Caller) -> Requester {
     let is_operator = matches!(caller.role(), None | Some(Role::Admin(_)));
     Requester { name: caller.creator(), is_operator }

@@ -129,7 +129,7 @@ async fn a_tenant_holds_what_is_its_own_and_an_operator_what_is_anybodys() {
     assert!(shown.status_detail.contains("tenant/vision/ada"), "{}", shown.status_detail);
     let held = shown.controls.expect("it is held").hold.expect("it is held");
     assert_eq!((held.principal.as_str(), held.by_operator), ("tenant/vision/ada", false));
-    // By name it is refused, whoever's it is.
+    // By its id a job of another tenant is refused.
     assert_eq!(code(hold(&mut ada, 3, named(&[&third]), false).await), RefusalCode::PermissionDenied);
     let of_speech = v1::JobSelector { tenant: "speech".to_owned(), ..Default::default() };
     assert_eq!(code(hold(&mut ada, 3, of_speech, false).await), RefusalCode::PermissionDenied);
@@ -141,7 +141,7 @@ async fn a_tenant_holds_what_is_its_own_and_an_operator_what_is_anybodys() {
     assert_eq!((found.job_count, found.passed_over_count), (1, 1));
     assert!(show(&mut ada, &second).await.controls.is_none());
     assert_eq!(release(&mut root, 7, named(&[&first])).await.expect("it is released").job_count, 1);
-    // Whoever acts for no tenant looks, and that is all.
+    // A caller that acts for no tenant only looks.
     let mut eve = JobServiceClient::new(world.channel(Role::Client(short("eve"))).await);
     assert_eq!(code(hold(&mut eve, 8, labelled("team=a"), true).await), RefusalCode::PermissionDenied);
 }

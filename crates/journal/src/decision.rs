@@ -559,7 +559,7 @@ pub enum Decision {
         job: JobId,
         /// What it is from now on, each field once.
         changes: Vec<FieldChange>,
-        /// What the leader expects of it from now on, and its position among those that wait; the burst is not used.
+        /// What the leader expects of it from now on, and its position among those that wait. The fold decides about its submission group.
         estimate: Estimate,
     },
 }

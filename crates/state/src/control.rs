@@ -1,8 +1,8 @@
 //! What people ask of jobs that exist: cancel, hold, release, requeue, suspend and modify.
 //!
-//! A held job is out of the pending queue and keeps its position in it: its turn does not change. What it waits for besides
-//! goes on being counted. Its age is what decides about reservations: a hold of its own tenant ends the age that it had, and
-//! with the release it begins anew, because a job that may not start has not waited for capacity; an operator's hold takes
+//! A held job is out of the pending queue and keeps its position in it: its turn does not change. What else it waits for
+//! goes on being counted. Its age decides about reservations: after a hold by its tenant the age begins again with the
+//! release, because a job that may not start has not waited for capacity; an operator's hold takes
 //! nothing from it.
 
 use alloc::format;
@@ -50,7 +50,8 @@ impl State {
         })
     }
 
-    /// Waiting jobs alone are held, and what an operator holds only an operator releases.
+    /// Waiting jobs alone are held, none of them one that capacity is held for; and what an operator holds only an operator
+    /// releases.
     pub(crate) fn check_held(
         &self,
         request: RequestKey,
@@ -63,7 +64,8 @@ impl State {
             let hold = self.hold(job);
             let is_weaker = hold.is_none_or(|hold| by.is_operator && !hold.by.is_operator);
             if held {
-                require(row.phase == Phase::Pending && !row.cancel_requested, GuardError::JobPhase)?;
+                let may = row.phase == Phase::Pending && !row.cancel_requested && row.promise.is_none();
+                require(may, GuardError::JobPhase)?;
                 return require(is_weaker, GuardError::NothingToDo);
             }
             let hold = hold.ok_or(GuardError::NothingToDo)?;
@@ -94,6 +96,9 @@ impl State {
         let runs = matches!(row.phase, Phase::Starting | Phase::Running | Phase::Stopping(_));
         let may_change = |change: &FieldChange| waits || (runs && change.is_for_running());
         require(!row.cancel_requested && changes.iter().all(may_change), GuardError::JobPhase)?;
+        // A job that capacity is held for asks for what that was held for.
+        let is_claimed = waits && row.promise.is_some();
+        require(!is_claimed || changes.iter().all(FieldChange::is_of_metadata), GuardError::JobPhase)?;
         require(!changes.is_empty(), GuardError::NothingToDo)?;
         for (place, change) in changes.iter().enumerate() {
             let is_twice = changes.iter().skip(place + 1).any(|other| other.field() == change.field());
@@ -176,12 +181,7 @@ impl State {
         jobs.iter().map(|job| Effect::JobChanged(*job)).collect()
     }
 
-    /// Whatever others are making room for it is theirs again.
     fn set_hold(&mut self, job: JobId, hold: HoldRow) {
-        let row = self.jobs.get(&job).expect("the guard has seen the job");
-        if row.phase == Phase::Pending && row.promise.is_some() {
-            self.drop_promise(job);
-        }
         self.change_control(job, |row| {
             let suspended = hold.suspended || row.hold.as_ref().is_some_and(|before| before.suspended);
             row.hold = Some(HoldRow { suspended, ..hold });
@@ -247,10 +247,6 @@ impl State {
     /// The job is another one from now on, to everybody who knows jobs by what they ask for: the indexes, and the submission
     /// group that it was in.
     fn replace_spec(&mut self, job: JobId, spec: JobSpec, estimate: Estimate) {
-        let row = self.jobs.get(&job).expect("the guard has seen the job");
-        if row.phase == Phase::Pending && row.promise.is_some() {
-            self.drop_promise(job);
-        }
         let before = self.described(job).expect("the guard has seen the job");
         let row = self.jobs.get(&job).expect("the guard has seen the job");
         let keys = JobIndexKeys::of(row, &before, self.burst_turn(job, row), self.retry_wait(job));
@@ -259,11 +255,11 @@ impl State {
         self.indexes.shift(job, &before, &keys, &JobIndexKeys::default());
         self.specs.insert(job, Arc::new(spec));
         let after = self.described(job).expect("it was put there just now");
-        let burst = self.regroup(job, &before, &after, estimate.turn);
+        let group = self.regroup(job, &before, &after, estimate.turn);
         let now = self.meta.log_index;
         let changed = self.jobs.change(&job, |row, ()| {
             // A job in a group goes by the turn of that.
-            row.estimate = Estimate { burst: burst.or(row.estimate.burst), ..estimate };
+            row.estimate = Estimate { burst: group.or(row.estimate.burst), ..estimate };
             row.released = (row.released && !waits_for_time) || is_due;
             row.changed_at = now;
         });
@@ -281,7 +277,7 @@ impl State {
     }
 
     /// The submission group that a job is in once it asks for something else: the same as before where it still has in
-    /// common what the group has, else one of its own.
+    /// common what the group has, else a separate one.
     fn regroup(&mut self, job: JobId, before: &Described, after: &Described, turn: u64) -> Option<JobId> {
         let (old_key, key) = (before.facts.burst, after.facts.burst);
         if old_key == key {

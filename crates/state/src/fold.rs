@@ -287,7 +287,7 @@ impl State {
     }
 
     /// Takes a job's promise from its nodes and its row.
-    pub(crate) fn drop_promise(&mut self, job: JobId) {
+    fn drop_promise(&mut self, job: JobId) {
         let promise = self.jobs.get(&job).and_then(|row| row.promise.clone());
         let promise = promise.expect("the guard has seen the promise");
         let spec = self.specs.get(&job).expect("the guard has seen the job").clone();

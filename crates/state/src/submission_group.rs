@@ -3,7 +3,7 @@
 //!
 //! A group has the id of its first job. A job that no other has joined is a group by itself and has no row here: its
 //! turn is in its own row. A job that was changed while it was in a group, so that it has not in common any more what that
-//! has, is in a group of its own from then on, which has an id that no job has.
+//! has, is in a separate group from then on, which has an id that no job has.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;

@@ -36,7 +36,7 @@ pub struct Clients {
     cluster: Arc<Cluster>,
     stop: Arc<AtomicBool>,
     asked: Arc<Mutex<BTreeSet<RequestId>>>,
-    /// Jobs that were submitted of late, for whoever asks something of them.
+    /// Jobs that were submitted recently, for the client that asks something of them.
     recent: Arc<Mutex<Vec<JobId>>>,
     tasks: Vec<JoinHandle<()>>,
 }

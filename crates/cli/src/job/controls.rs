@@ -22,7 +22,7 @@ use crate::view;
 
 /// Jobs of one call, at most.
 const JOBS_AT_ONCE: u64 = 1_000;
-/// How often a change is made anew from a job that has changed meanwhile.
+/// How often a change is repeated from a job that has changed meanwhile.
 const MODIFY_TRIES: usize = 5;
 
 /// Which jobs a command is about.
@@ -193,7 +193,7 @@ async fn named(
     counted.map_or(Ok(Exit::Ok), |counted| tell(console, control, &counted))
 }
 
-/// Jobs that a selector finds: how many is said before anything is done, and asked where they are all that there are.
+/// Jobs that a selector finds: the command prints how many before it does anything, and asks for `--yes` where they are all jobs.
 async fn found(
     client: &Client,
     console: &Console,

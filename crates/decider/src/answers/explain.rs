@@ -413,7 +413,7 @@ fn known_reason(
     Some((WaitReason::TenantLimit, text))
 }
 
-/// Who holds a job, and what it waits for besides.
+/// Who holds a job, and what else it waits for.
 fn held(state: &State, job: Option<JobId>, spec: &JobSpec, hold: &HoldRow) -> String {
     let HoldRow { by, since, suspended } = hold;
     let what = if *suspended { "suspended" } else { "held" };
@@ -421,15 +421,15 @@ fn held(state: &State, job: Option<JobId>, spec: &JobSpec, hold: &HoldRow) -> St
     let open = spec.dependencies.iter().filter(|dependency| {
         state.job(dependency.job).is_some_and(|row| !matches!(row.phase, Phase::Finished(_)))
     });
-    let besides = match open.count() {
+    let also = match open.count() {
         0 => String::new(),
-        1 => "; it waits for another job besides".to_string(),
-        many => format!("; it waits for {many} other jobs besides"),
+        1 => "; it also waits for another job".to_string(),
+        many => format!("; it also waits for {many} other jobs"),
     };
     let name = job.map(|job| job.to_string()).unwrap_or_default();
     format!(
         "{who}{by} has {what} it since {since}; it waits until somebody releases it with `muster job release \
-         {name}`{may}{besides}"
+         {name}`{may}{also}"
     )
 }
 

@@ -188,7 +188,7 @@ pub(super) fn control(speculation: &mut Speculation, order: &ControlOrder) -> Re
         // Nothing was asked of anybody, so that there is nothing to remember.
         return Ok(Answer::Controlled { jobs: 0, at: speculation.last_index() });
     }
-    // Whoever ends many jobs is not held up. Everything else can be asked of one job without end.
+    // A caller that ends many jobs is not held up. Everything else can be asked of one job without end.
     if !(*control == Control::Cancel && !jobs.is_empty()) {
         let state = speculation.state();
         let tenants: Vec<Name> =
@@ -200,12 +200,23 @@ pub(super) fn control(speculation: &mut Speculation, order: &ControlOrder) -> Re
     Ok(Answer::Controlled { jobs: count, at })
 }
 
+/// Capacity that is held for a job that waits is given back: the job is not to be placed, or asks for something else.
+pub(super) fn end_claim(speculation: &mut Speculation, job: JobId) {
+    let row = speculation.state().job(job);
+    if row.is_some_and(|row| row.phase == Phase::Pending && row.promise.is_some()) {
+        speculation.push(Decision::PromiseDropped { job });
+    }
+}
+
 fn record(
     speculation: &mut Speculation,
     request: RequestKey,
     order: &ControlOrder,
     jobs: Vec<JobId>,
 ) -> LogIndex {
+    if order.control == Control::Hold {
+        jobs.iter().for_each(|job| end_claim(speculation, *job));
+    }
     let by = order.by.clone();
     let decision = match order.control {
         Control::Cancel => Decision::JobCancelRequested { request, by, jobs: jobs.clone() },

@@ -13,7 +13,9 @@ use muster_types::{
 };
 
 use crate::commands::answer::{Answer, repeated};
-use crate::commands::controls::{check_unfinished, is_being_cancelled, not_found, not_waiting, with_state};
+use crate::commands::controls::{
+    check_unfinished, end_claim, is_being_cancelled, not_found, not_waiting, with_state,
+};
 use crate::commands::submit::check_rights;
 use crate::rules::deadline;
 use crate::settle::job::settle;
@@ -176,6 +178,9 @@ pub(super) fn modify(speculation: &mut Speculation, order: &ModifyOrder) -> Resu
     let estimate = check_modify(speculation.state(), order, speculation.now())?;
     let tenant = speculation.state().spec(order.job).map(|spec| spec.tenant.clone());
     speculation.count_request(tenant.iter())?;
+    if !order.changes.iter().all(FieldChange::is_of_metadata) {
+        end_claim(speculation, order.job);
+    }
     let (by, job, changes) = (order.by.clone(), order.job, order.changes.clone());
     let at = speculation.push(Decision::JobModified { request: key, by, job, changes, estimate });
     settle(speculation, job);

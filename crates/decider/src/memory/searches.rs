@@ -114,7 +114,7 @@ impl Searches {
             | Decision::DigestRecorded { .. }
             | Decision::HistoryPruned { .. }
             | Decision::JobCancelRequested { .. }
-            | Decision::JobHoldSet { held: false, .. }
+            | Decision::JobHoldSet { .. }
             | Decision::JobRequeueRequested { .. }
             | Decision::GangStopRequested { .. }
             | Decision::AttemptFailed { .. }

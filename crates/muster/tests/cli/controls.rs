@@ -51,7 +51,7 @@ fn a_selector_is_looked_at_before_it_does_anything() {
     assert_eq!((&json["kind"], &json["jobs"]), (&"ControlledJobs".into(), &2.into()));
 }
 
-/// Every job that there is needs a yes, however it is selected; none at all is said, and is no success.
+/// A selector that finds every job needs `--yes`. One that finds none fails.
 #[test]
 fn all_jobs_are_asked_for_and_none_are_not_found() {
     let (fake, _) = cluster();
