@@ -11,13 +11,13 @@ use crate::support::{Log, job, open, write};
 fn ids_look_as_everywhere_else() {
     let decision = Decision::JobCancelRequested {
         request: RequestKey { id: RequestId(0x1234 << 100), fingerprint: 9 },
-        by: Requester::default(),
+        by: Requester { name: "admin/ops".to_owned(), is_operator: true },
         jobs: vec![JobId(33)],
     };
-    let by = json!({ "name": "", "is_operator": false });
+    let by = json!({ "name": "admin/ops", "is_operator": true });
     let request = json!({ "id": RequestId(0x1234 << 100).to_string(), "fingerprint": 9 });
     assert_eq!(content(&decision), json!({ "request": request, "by": by, "jobs": ["job-11"] }));
-    assert_eq!(summary(&content(&decision)), "jobs=job-11");
+    assert_eq!(summary(&content(&decision)), "by=admin/ops jobs=job-11");
 }
 
 #[test]

@@ -26,8 +26,8 @@ use muster_types::policy::{
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, Dependency, DependencyRule, DeviceAmount, DeviceSet,
-    ExitStatus, FailureClass, ForeignLoad, JobContract, JobId, JobMetadata, LogIndex, LogTime, NodeId,
-    PriorityTier, RefusalCode, Requester, SIZES_VARIABLE, Submission, TaskGroup,
+    ExitStatus, FailureClass, ForeignLoad, JobContract, JobId, JobMetadata, LogTime, NodeId, PriorityTier,
+    RefusalCode, SIZES_VARIABLE, Submission, TaskGroup,
 };
 
 use crate::support::{
