@@ -188,8 +188,9 @@ pub(super) fn control(speculation: &mut Speculation, order: &ControlOrder) -> Re
         // Nothing was asked of anybody, so that there is nothing to remember.
         return Ok(Answer::Controlled { jobs: 0, at: speculation.last_index() });
     }
-    // A caller that ends many jobs is not held up. Everything else can be asked of one job without end.
-    if !(*control == Control::Cancel && !jobs.is_empty()) {
+    // A caller that ends many jobs is not held up, nor is an operator. Everything else can be asked of one job without end.
+    let is_counted = jobs.is_empty() || *control != Control::Cancel;
+    if is_counted && !by.is_operator {
         let state = speculation.state();
         let tenants: Vec<Name> =
             named.iter().filter_map(|job| state.spec(*job)).map(|spec| spec.tenant.clone()).collect();

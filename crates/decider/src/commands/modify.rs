@@ -177,7 +177,9 @@ pub(super) fn modify(speculation: &mut Speculation, order: &ModifyOrder) -> Resu
     }
     let estimate = check_modify(speculation.state(), order, speculation.now())?;
     let tenant = speculation.state().spec(order.job).map(|spec| spec.tenant.clone());
-    speculation.count_request(tenant.iter())?;
+    if !order.by.is_operator {
+        speculation.count_request(tenant.iter())?;
+    }
     if !order.changes.iter().all(FieldChange::is_of_metadata) {
         end_claim(speculation, order.job);
     }
