@@ -43,9 +43,9 @@ pub struct ControlOrder {
     pub request: RequestId,
     /// Who asks.
     pub by: Requester,
-    /// What.
+    /// The control.
     pub control: Control,
-    /// Of which jobs.
+    /// The jobs.
     pub selection: JobSelection,
 }
 
