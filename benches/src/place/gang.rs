@@ -74,7 +74,7 @@ fn half_full() -> Fleet {
 fn remove(fleet: &mut Fleet, gang: JobId, request: u128) {
     let row = fleet.state().job(gang);
     assert!(row.is_some_and(|row| row.placement.is_some()), "there is room for the gang");
-    fleet.command(&Command::Cancel { request: RequestId(request | 1 << 100), job: gang });
+    fleet.command(&Command::cancel(RequestId(request | 1 << 100), gang));
     fleet.end(gang);
     fleet.speculation.take_round();
     fleet.schedule();

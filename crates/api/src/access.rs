@@ -131,16 +131,22 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.v1beta1.HistoryService/ReadDecisions", Class::Stream, USERS),
 
     rule("/muster.v1beta1.JobService/CancelJob", Class::Call, WRITERS),
+    rule("/muster.v1beta1.JobService/CancelJobs", Class::Call, WRITERS),
     // A worker commits with what its agent has given it: an agent for jobs that it runs.
     rule("/muster.v1beta1.JobService/CommitCheckpoint", Class::Call, WRITERS.and(AGENT)),
     rule("/muster.v1beta1.JobService/ExplainJob", Class::Call, USERS),
     rule("/muster.v1beta1.JobService/GetJob", Class::Call, USERS),
+    rule("/muster.v1beta1.JobService/HoldJobs", Class::Call, WRITERS),
     rule("/muster.v1beta1.JobService/ListJobs", Class::Call, USERS),
     rule("/muster.v1beta1.JobService/PlanJob", Class::Call, USERS),
     rule("/muster.v1beta1.JobService/ReadLogs", Class::Stream, WRITERS),
+    rule("/muster.v1beta1.JobService/ReleaseJobs", Class::Call, WRITERS),
+    rule("/muster.v1beta1.JobService/RequeueJobs", Class::Call, WRITERS),
     rule("/muster.v1beta1.JobService/SubmitJob", Class::Call, WRITERS),
     rule("/muster.v1beta1.JobService/SubmitJobs", Class::Call, WRITERS),
     rule("/muster.v1beta1.JobService/SubmitStream", Class::Stream, WRITERS),
+    rule("/muster.v1beta1.JobService/SuspendJobs", Class::Call, WRITERS),
+    rule("/muster.v1beta1.JobService/UpdateJob", Class::Call, WRITERS),
     rule("/muster.v1beta1.JobService/WatchJobs", Class::Stream, USERS),
 
     rule("/muster.v1beta1.PolicyService/GetPolicy", Class::Call, USERS),
@@ -276,11 +282,17 @@ mod tests {
             client.difference(&viewer).copied().collect::<BTreeSet<_>>(),
             BTreeSet::from([
                 "CancelJob",
+                "CancelJobs",
                 "CommitCheckpoint",
+                "HoldJobs",
                 "ReadLogs",
+                "ReleaseJobs",
+                "RequeueJobs",
                 "SubmitJob",
                 "SubmitJobs",
                 "SubmitStream",
+                "SuspendJobs",
+                "UpdateJob",
             ])
         );
         let admin = may(Role::Admin(short("ada")));

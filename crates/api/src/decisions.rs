@@ -8,7 +8,7 @@ use muster_types::{FailureClass, JobId, LogTime, PriorityTier};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-const STOP_CAUSES: [&str; 10] = [
+const STOP_CAUSES: [&str; 11] = [
     "cancelled",
     "worker_failed",
     "evicted",
@@ -19,6 +19,7 @@ const STOP_CAUSES: [&str; 10] = [
     "drained",
     "fault",
     "deadline",
+    "requested",
 ];
 const OUTCOMES: [&str; 3] = ["succeeded", "failed", "cancelled"];
 const LOSS_CAUSES: [&str; 2] = ["lease_expired", "replaced"];
@@ -133,6 +134,7 @@ fn stop_cause(cause: &StopCause) -> &'static str {
         StopCause::Rearranged(cause) => rearranged(cause),
         StopCause::Fault { .. } => "fault",
         StopCause::Deadline => "deadline",
+        StopCause::Requested { .. } => "requested",
     }
 }
 
@@ -151,6 +153,10 @@ impl Observer for DecisionObserver {
             Decision::GangStopRequested { cause, .. } => facts.stopped.push(stop_cause(cause)),
             Decision::Rearranged { stops, .. } => {
                 facts.stopped.extend(stops.iter().map(|stop| rearranged(&stop.cause)));
+            }
+            Decision::JobRequeueRequested { jobs, suspended, .. } => {
+                let cause = StopCause::Requested { suspended: *suspended };
+                facts.stopped.extend(jobs.iter().map(|_| stop_cause(&cause)));
             }
             Decision::AttemptFailed { class, .. } => facts.failed = Some(*class),
             Decision::JobFinished { outcome, .. } => {

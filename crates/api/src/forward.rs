@@ -166,6 +166,11 @@ impl Caller {
         Err(Refusal::new(RefusalCode::PermissionDenied, text).with("principal", self.principal))
     }
 
+    /// What its certificate says that it is; none without one.
+    pub(crate) fn role(&self) -> Option<Role> {
+        self.principal.role()
+    }
+
     /// For whom it is counted what the caller takes.
     pub(crate) fn account(&self) -> Account {
         Account::of(&self.principal)

@@ -59,13 +59,17 @@ impl JobFilter {
     /// The filter of a request, with the caller in the place of `mine`.
     ///
     /// # Errors
-    /// Lists the fields that cannot be read.
-    pub(crate) fn new(message: Option<v1::JobFilter>, caller: &Caller) -> Result<JobFilter, Status> {
+    /// Lists the fields that cannot be read, below the field `at` of the request.
+    pub(crate) fn new(
+        at: &str,
+        message: Option<v1::JobFilter>,
+        caller: &Caller,
+    ) -> Result<JobFilter, Status> {
         let mut found = Vec::new();
         let filter = JobFilter::read(message.unwrap_or_default(), caller, &mut found);
         match found.is_empty() {
             true => Ok(filter),
-            false => Err(invalid(found.into_iter().map(|violation| violation.under("filter")).collect())),
+            false => Err(invalid(found.into_iter().map(|violation| violation.under(at)).collect())),
         }
     }
 
@@ -247,6 +251,30 @@ impl JobFilter {
             (true, Some(range)) => Box::new(view.jobs().range(range).map(move |(id, _)| of(*id))),
             (true, None) => Box::new(view.jobs().iter().map(move |(id, _)| of(*id))),
         }
+    }
+
+    /// The jobs that it names.
+    pub(crate) fn named(&self) -> impl Iterator<Item = JobId> {
+        self.jobs.iter().copied()
+    }
+
+    /// The tenant that it narrows to; none for a text that is no tenant's name, which nothing matches.
+    pub(crate) fn tenant(&self) -> Option<Name> {
+        Name::new(&self.tenant)
+    }
+
+    /// Every job that a list shows, oldest first, however many.
+    pub(crate) fn every<'a>(&'a self, view: &'a State) -> Box<dyn Iterator<Item = Candidate<'a>> + 'a> {
+        if !self.metadata.needs_metadata() || self.array.is_some() {
+            return Box::new(self.present(view).flatten());
+        }
+        // Only jobs that carry something can pass, and they are far fewer.
+        let carrying = view.all_metadata().iter().filter_map(move |(id, carried)| {
+            let (row, spec) = (view.job(*id)?, view.spec(*id)?);
+            let job = Candidate { id: *id, row, spec, metadata: Some(carried) };
+            self.shows(view, job).then_some(job)
+        });
+        Box::new(carrying)
     }
 
     /// Whether every job behind this one, which are older, was submitted too early.

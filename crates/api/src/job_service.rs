@@ -25,6 +25,7 @@ use std::sync::Arc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
+use crate::controls;
 use crate::explanation;
 use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router};
 use crate::job_filter::JobFilter;
@@ -323,13 +324,7 @@ impl JobService for Jobs {
         let id = request_id("request_id", &message.request_id).map_err(|v| violations.push(v)).ok();
         let job = job_id("job_id", &message.job_id).map_err(|v| violations.push(v)).ok();
         let (Some(id), Some(job)) = (id, job) else { return Err(invalid(violations)) };
-        let engine = self.router.engine();
-        let local = || async {
-            caller.check_job(&engine.view(), job)?;
-            let answer = engine.execute(Command::Cancel { request: id, job }).await?;
-            let message = render::job_explained(&self.router, &engine.reading(), job, caller).await?;
-            Ok(v1::CancelJobResponse { job: message, freshness: written(engine, answer.at()) })
-        };
+        let local = || controls::cancel_one(&self.router, caller, (id, job));
         let onward = |channel| {
             let request = Router::onward(message.clone(), caller);
             async move { Ok(onward_client(channel).cancel_job(request).await?.into_inner()) }
@@ -439,7 +434,7 @@ impl JobService for Jobs {
         let mut message = request.into_inner();
         let size = page_size(message.page_size)?;
         let detail = detail(message.view, Detail::Basic)?;
-        let filter = JobFilter::new(message.filter.take(), &caller)?;
+        let filter = JobFilter::new("filter", message.filter.take(), &caller)?;
         let engine = self.router.engine();
         let view = self.router.fresh(account, (message.read.as_ref(), UNSAID_OF_LISTS), deadline).await?;
         let engine = engine.clone();
@@ -460,7 +455,7 @@ impl JobService for Jobs {
         let caller = self.router.caller(&request);
         let message = request.into_inner();
         let detail = detail(message.view, Detail::Full)?;
-        let filter = JobFilter::new(message.filter, &caller)?;
+        let filter = JobFilter::new("filter", message.filter, &caller)?;
         let topic = JobTopic::new(filter, message.skip_initial, (detail, caller.sight()));
         let account = caller.account();
         self.watches.open(&self.router, topic, &message.resume_token, account).map(Response::new)
@@ -532,6 +527,48 @@ impl JobService for Jobs {
             let _ = &place;
         });
         Ok(Response::new(held.boxed()))
+    }
+
+    async fn cancel_jobs(
+        &self,
+        request: Request<v1::CancelJobsRequest>,
+    ) -> Result<Response<v1::CancelJobsResponse>, Status> {
+        controls::control(&self.router, request).await
+    }
+
+    async fn hold_jobs(
+        &self,
+        request: Request<v1::HoldJobsRequest>,
+    ) -> Result<Response<v1::HoldJobsResponse>, Status> {
+        controls::control(&self.router, request).await
+    }
+
+    async fn release_jobs(
+        &self,
+        request: Request<v1::ReleaseJobsRequest>,
+    ) -> Result<Response<v1::ReleaseJobsResponse>, Status> {
+        controls::control(&self.router, request).await
+    }
+
+    async fn requeue_jobs(
+        &self,
+        request: Request<v1::RequeueJobsRequest>,
+    ) -> Result<Response<v1::RequeueJobsResponse>, Status> {
+        controls::control(&self.router, request).await
+    }
+
+    async fn suspend_jobs(
+        &self,
+        request: Request<v1::SuspendJobsRequest>,
+    ) -> Result<Response<v1::SuspendJobsResponse>, Status> {
+        controls::control(&self.router, request).await
+    }
+
+    async fn update_job(
+        &self,
+        request: Request<v1::UpdateJobRequest>,
+    ) -> Result<Response<v1::UpdateJobResponse>, Status> {
+        controls::update(&self.router, request).await
     }
 }
 

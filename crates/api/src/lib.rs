@@ -21,6 +21,9 @@ mod admission_tests;
 mod apart_tests;
 mod assembly;
 mod cluster_service;
+mod controls;
+#[cfg(test)]
+mod controls_tests;
 mod decisions;
 mod drill_service;
 mod drills;

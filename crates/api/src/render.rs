@@ -10,6 +10,7 @@ use muster_state::{
 use muster_types::metadata::ANONYMOUS;
 use muster_types::{
     ArrayId, CheckpointRules, DeviceAmount, FencingToken, JobId, JobMetadata, JobSpec, Name, NodeId, Refusal,
+    Requester,
 };
 use muster_wire::closed::number;
 use muster_wire::convert::{
@@ -21,6 +22,7 @@ use muster_wire::{agent, v1};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashMap};
 
+use crate::controls;
 use crate::forward::{Caller, Router};
 use crate::sight::Sight;
 
@@ -114,6 +116,7 @@ fn status(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail)
             .filter(|_| full)
             .map(|promise| nominated_placement(view, promise, detail)),
         history: attempt_history(view, id, detail),
+        controls: controls::shown(view, id, row),
     }
 }
 
@@ -240,6 +243,9 @@ pub(crate) fn status_of(view: &State, id: JobId, row: &JobRow) -> (String, Strin
     let recovery = view.recovery(id);
     let failed = recovery.and_then(|known| known.last.as_ref()).map(|last| failed_so(view, last));
     let slow = recovery.and_then(|known| known.stragglers.iter().next());
+    if let Some(known) = controlled(view, id, row) {
+        return known;
+    }
     let (code, text) = match (&row.phase, failed, slow) {
         (Phase::Pending, Some(so), _) if !row.released => {
             ("RETRY_BACKOFF", format!("waits for another attempt: {so}"))
@@ -249,6 +255,33 @@ pub(crate) fn status_of(view: &State, id: JobId, row: &JobRow) -> (String, Strin
         (phase, ..) => return status_of_row(id, row, phase),
     };
     (code.to_owned(), text)
+}
+
+/// Reason and sentence where somebody has asked for what the job does.
+fn controlled(view: &State, id: JobId, row: &JobRow) -> Option<(String, String)> {
+    let control = view.control(id)?;
+    let who = |by: &Option<Requester>| by.as_ref().map_or_else(|| "a user".to_owned(), Requester::to_string);
+    let (code, text) = match (&row.phase, &control.hold) {
+        (Phase::Pending, Some(hold)) if row.held && !row.cancel_requested => {
+            let (by, what) = (&hold.by, if hold.suspended { "suspended" } else { "held" });
+            let who = if by.is_operator { format!("operator {by}") } else { by.to_string() };
+            ("HELD", format!("{who} has {what} it since {}; muster job release {id}", hold.since))
+        }
+        (Phase::Stopping(StopCause::Requested { .. }), Some(_)) => {
+            ("STOPPING_SUSPENDED", format!("{} asked to suspend it", who(&control.requeued_by)))
+        }
+        (Phase::Stopping(StopCause::Requested { .. }), None) => {
+            ("STOPPING_REQUEUED", format!("{} asked to requeue it", who(&control.requeued_by)))
+        }
+        (Phase::Stopping(StopCause::Cancelled), _) => {
+            ("STOPPING_CANCELLED", format!("{} cancelled it", who(&control.cancelled_by)))
+        }
+        (Phase::Finished(Outcome::Cancelled), _) => {
+            ("CANCELLED", format!("{} cancelled it", who(&control.cancelled_by)))
+        }
+        _ => return None,
+    };
+    Some((code.to_owned(), text))
 }
 
 fn status_of_row(id: JobId, row: &JobRow, phase: &Phase) -> (String, String) {
@@ -278,6 +311,9 @@ fn status_of_row(id: JobId, row: &JobRow, phase: &Phase) -> (String, String) {
         }
         Phase::Stopping(StopCause::RunTimeLimit) => {
             ("STOPPING_TIME_LIMIT", "it reached its run-time limit".to_owned())
+        }
+        Phase::Stopping(StopCause::Requested { .. }) => {
+            ("STOPPING_REQUEUED", "a user asked to requeue it".to_owned())
         }
         Phase::Stopping(StopCause::Deadline) => ("STOPPING_DEADLINE", "its deadline has passed".to_owned()),
         Phase::Stopping(StopCause::Rearranged(RearrangeCause::Preempted { by })) => {

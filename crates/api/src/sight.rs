@@ -100,6 +100,10 @@ impl Sight {
                 let hidden = shown.zip(runs).filter(|(_, (job, ..))| !self.sees_job(view, *job));
                 hidden.map(|(content, _)| blank(content, &["annotations"])).count() > 0
             }
+            Decision::JobModified { job, .. } if !self.sees_job(view, *job) => {
+                blank(content, &["annotations"]);
+                true
+            }
             Decision::WorkersReported { job, .. }
             | Decision::GangStopRequested { job, .. }
             | Decision::JobFinished { job, .. }

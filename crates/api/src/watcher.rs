@@ -153,9 +153,12 @@ impl Topic for JobTopic {
 
     fn wants(&self, engine: &Engine, change: &Change) -> Want {
         match change {
-            Change::Job { id, row, spec, metadata } => {
+            // Also one whose labels match no more: a watch that selects by them has to show it.
+            Change::Job { id, row, spec, metadata, before } => {
                 let job = Candidate { id: *id, row, spec, metadata: metadata.as_ref() };
-                whole(self.filter.follows(|| engine.view(), job))
+                let was = before.as_ref().map(|before| Candidate { metadata: Some(before), ..job });
+                let follows = |job| self.filter.follows(|| engine.view(), job);
+                whole(follows(job) || was.is_some_and(follows))
             }
             Change::JobForgotten(id) => whole(self.filter.may_have_shown(*id)),
             Change::Node { .. } | Change::NodeForgotten { .. } | Change::Queues(_) => Want::Nothing,
@@ -165,9 +168,18 @@ impl Topic for JobTopic {
     fn body(&self, engine: &Engine, change: &Change) -> Option<Body<v1::Job>> {
         match change {
             // Names of nodes never change, and a view of now knows every node of the change.
-            Change::Job { id, row, spec, .. } => {
+            Change::Job { id, row, spec, metadata, .. } => {
                 let shown = (self.detail, self.sight);
-                Some(Body::Changed(render::job(&engine.view(), *id, row, spec, shown)))
+                let mut job = render::job(&engine.view(), *id, row, spec, shown);
+                // What it carried then: by now it may carry something else.
+                job.labels = metadata
+                    .as_ref()
+                    .map(|carried| carried.labels.clone().into_iter().collect())
+                    .unwrap_or_default();
+                if let Some(spec) = &mut job.spec {
+                    spec.labels.clone_from(&job.labels);
+                }
+                Some(Body::Changed(job))
             }
             Change::JobForgotten(id) => Some(Body::Forgotten(id.to_string())),
             Change::Node { .. } | Change::NodeForgotten { .. } | Change::Queues(_) => None,

@@ -21,6 +21,11 @@ pub struct Consent {
 }
 
 impl Consent {
+    /// Whether nothing is to be changed.
+    pub fn is_dry_run(self) -> bool {
+        self.dry_run
+    }
+
     /// Says what would change. Whether to go on: not for a look, and with a failure where something is taken away and
     /// nobody said yes.
     pub fn given(self, console: &Console, effect: &str, loss: Option<&str>) -> Result<bool, Failure> {

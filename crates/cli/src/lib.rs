@@ -92,11 +92,7 @@ pub enum ClientCommand {
     /// Print the output of a worker: `muster job logs`
     Logs(job::logs::LogsArgs),
     /// Cancel jobs: `muster job cancel`
-    Cancel {
-        /// Their ids, or names
-        #[arg(required = true, add = ArgValueCompleter::new(complete::jobs))]
-        ids: Vec<String>,
-    },
+    Cancel(job::controls::SelectArgs),
     /// Say why a job waits and when it will start: `muster job explain`
     Explain {
         /// Its id, or its name
@@ -225,7 +221,7 @@ async fn dispatch(
         ClientCommand::Slo(command) => slo::run(console, command),
         ClientCommand::Ctl(command) => ctl::run(global, console, command),
         ClientCommand::Logs(args) => job::logs::run(global, console, args).await,
-        ClientCommand::Cancel { ids } => job::run(global, console, job::JobCommand::Cancel { ids }).await,
+        ClientCommand::Cancel(args) => job::run(global, console, job::JobCommand::Cancel(args)).await,
         ClientCommand::Explain { id, read } => {
             job::run(global, console, job::JobCommand::Explain { id, read }).await
         }
@@ -252,6 +248,13 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("kill", "muster cancel ID"),
     ("stop", "muster cancel ID"),
     ("scancel", "muster cancel ID"),
+    ("scontrol", "muster job hold|release|requeue|suspend|modify ID, muster job show ID"),
+    ("hold", "muster job hold ID"),
+    ("release", "muster job release ID"),
+    ("requeue", "muster job requeue ID"),
+    ("suspend", "muster job suspend ID"),
+    ("resume", "muster job release ID"),
+    ("update", "muster job modify ID"),
     ("apply", "muster submit FILE, muster policy set FILE"),
     ("create", "muster submit FILE"),
     ("sbatch", "muster submit SCRIPT"),

@@ -14,6 +14,7 @@ mod admin;
 mod admission;
 mod calls;
 mod connection;
+mod controls;
 mod drill;
 pub mod endpoint;
 mod error;

@@ -175,6 +175,11 @@ fn next_step(code: RefusalCode) -> &'static str {
             "`muster job list` shows the ids; `muster job list --name PREFIX` finds them by name"
         }
         RefusalCode::JobFinished => "nothing is left to do; `muster job show ID` shows how it ended",
+        RefusalCode::JobPhase => {
+            "`muster job show ID` shows what the job does; a waiting job can be held, a running one requeued or suspended"
+        }
+        RefusalCode::JobChanged => "read the job again with `muster job show ID`, and make the change from that",
+        RefusalCode::JobHeld => "ask the operators of the cluster why they hold it",
         RefusalCode::NodeNotFound => "`muster node list` shows the names",
         RefusalCode::NodeHeldByAnother => {
             "stop the other agent of that name, or wait until its session has run out"

@@ -94,6 +94,12 @@ pub(crate) fn bytes_max(decision: &Decision) -> usize {
             };
             32 + runs.iter().map(|(_, _, metadata)| bytes(metadata)).sum::<usize>()
         }
+        Decision::JobCancelRequested { by, jobs, .. }
+        | Decision::JobHoldSet { by, jobs, .. }
+        | Decision::JobRequeueRequested { by, jobs, .. } => 64 + by.name.len() + jobs.len() * 10,
+        Decision::JobModified { by, changes, .. } => {
+            128 + by.name.len() + changes.iter().map(|change| 24 + change.text_bytes()).sum::<usize>()
+        }
         Decision::AttemptFailed { detail, .. } => 96 + detail.len(),
         Decision::SparesTaken { ranks, .. } => 64 + ranks.len() * 26,
         Decision::NodeRegistered { spec, .. } => {

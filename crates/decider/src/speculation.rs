@@ -304,7 +304,11 @@ impl Speculation {
             | Decision::JobRequeued { job, .. }
             | Decision::JobReleased { job }
             | Decision::PromiseDropped { job }
+            | Decision::JobModified { job, .. }
             | Decision::JobFinished { job, .. } => self.refresh.note(&self.state, *job),
+            Decision::JobHoldSet { jobs, .. } => {
+                jobs.iter().for_each(|job| self.refresh.note(&self.state, *job));
+            }
             _ => {}
         }
     }
@@ -523,6 +527,8 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::PolicySet { .. }
         | Decision::PromiseDropped { .. }
         | Decision::JobReleased { .. }
+        | Decision::JobHoldSet { .. }
+        | Decision::JobModified { .. }
         | Decision::TurnsChanged { .. }
         | Decision::ClusterRecovered { .. }
         | Decision::JobFinished { .. } => true,
@@ -536,6 +542,7 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::CertificateRevoked { .. }
         | Decision::SessionResumed { .. }
         | Decision::JobCancelRequested { .. }
+        | Decision::JobRequeueRequested { .. }
         | Decision::GangPlaced { .. }
         | Decision::GangStopRequested { .. }
         | Decision::Rearranged { .. }

@@ -2,7 +2,7 @@
 
 use futures::FutureExt;
 use muster_consensus::{Consensus, Environment, Leader, LeadershipView, Space, TokioEnv};
-use muster_decider::{Answer, Command, Founding};
+use muster_decider::{Answer, Command, Founding, ModifyOrder};
 use muster_journal::RankUpdate;
 use muster_state::{JobRow, NodeStatus, Phase, State};
 use muster_types::{
@@ -432,6 +432,15 @@ impl Engine {
         // Like the leader's: never before what is in the log.
         let now = clock::now::<TokioEnv>().max(view.log_time());
         muster_decider::check_submission(view, jobs, now)
+    }
+
+    /// Whether a job could be changed, without doing it.
+    ///
+    /// # Errors
+    /// The refusal that the change would get from this state.
+    pub fn check_modify(&self, view: &State, order: &ModifyOrder) -> Result<(), Refusal> {
+        let now = clock::now::<TokioEnv>().max(view.log_time());
+        muster_decider::check_modify(view, order, now).map(|_| ())
     }
 
     /// Asks the agent of a worker for its output; also says which placement's it is. This replica must lead:

@@ -254,7 +254,7 @@ async fn a_leader_that_is_cut_off_refuses_nothing_as_if_it_led() {
     let cluster = Cluster::start().await;
     cluster.write(&[1, 2, 3], 1).await;
     let leader = cluster.leader_among(&[1, 2, 3]).await;
-    let cancel = |request| Command::Cancel { request: RequestId(request), job: muster_types::JobId(77) };
+    let cancel = |request| Command::cancel(RequestId(request), muster_types::JobId(77));
     let engine = &cluster.engines[&leader];
     let refused = guarded("a refusal", engine.execute(cancel(2))).await.unwrap_err();
     assert_eq!(refused.code, RefusalCode::JobNotFound);

@@ -11,9 +11,9 @@ use alloc::vec::Vec;
 use muster_types::health::{Condition, Drain, HealthPolicy, NodeHealth, RepairStep};
 use muster_types::policy::Policy;
 use muster_types::{
-    Approval, CertificateSerial, ClusterId, DeviceSet, ExitStatus, FailureClass, FencingToken, ForeignLoad,
-    HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeAdmission, NodeId,
-    NodeSpec, Parameters, ReplicaId, RequestId, Revocation,
+    Approval, CertificateSerial, ClusterId, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange,
+    ForeignLoad, HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeAdmission,
+    NodeId, NodeSpec, Parameters, ReplicaId, RequestId, Requester, Revocation,
 };
 use serde::{Deserialize, Serialize};
 
@@ -184,6 +184,11 @@ pub enum StopCause {
     },
     /// Its deadline has passed before it was over.
     Deadline,
+    /// Somebody asked for it, and it waits again: held if that was asked, too.
+    Requested {
+        /// Whether it is held then.
+        suspended: bool,
+    },
 }
 
 /// How a job ended.
@@ -224,12 +229,14 @@ pub enum Decision {
         /// What the leader expects of each.
         estimates: Vec<Estimate>,
     },
-    /// Input: a user asked to cancel a job.
+    /// Input: somebody asked to cancel jobs.
     JobCancelRequested {
         /// By which request.
         request: RequestKey,
-        /// Which.
-        job: JobId,
+        /// Who asked.
+        by: Requester,
+        /// Which; ascending. None when there was nothing left to do.
+        jobs: Vec<JobId>,
     },
     /// Input: an agent holds a node. New node, new holder, or a lost node back.
     NodeRegistered {
@@ -519,6 +526,42 @@ pub enum Decision {
         /// The first job, how many have consecutive ids from it on, and what each of them has; ascending.
         runs: Vec<(JobId, u32, Arc<JobMetadata>)>,
     },
+    /// Input: somebody asked that waiting jobs are not placed, or that they may be again.
+    JobHoldSet {
+        /// By which request.
+        request: RequestKey,
+        /// Who asked.
+        by: Requester,
+        /// Which; ascending. None when there was nothing left to do.
+        jobs: Vec<JobId>,
+        /// Whether they are held from now on.
+        held: bool,
+    },
+    /// Input: somebody asked that running jobs are stopped and wait again. Their workers are told to stop with
+    /// this record; their devices stay leased until every node has confirmed.
+    JobRequeueRequested {
+        /// By which request.
+        request: RequestKey,
+        /// Who asked.
+        by: Requester,
+        /// Which; ascending. None when there was nothing left to do.
+        jobs: Vec<JobId>,
+        /// Whether they are held from now on.
+        suspended: bool,
+    },
+    /// Input: somebody changed a job that exists.
+    JobModified {
+        /// By which request.
+        request: RequestKey,
+        /// Who asked.
+        by: Requester,
+        /// Which.
+        job: JobId,
+        /// What it is from now on, each field once.
+        changes: Vec<FieldChange>,
+        /// What the leader expects of it from now on, and its position among those that wait. The fold decides about its submission group.
+        estimate: Estimate,
+    },
 }
 
 impl Decision {
@@ -574,6 +617,9 @@ impl Decision {
             Decision::CertificateRevoked { .. } => "certificate_revoked",
             Decision::SessionResumed { .. } => "session_resumed",
             Decision::JobMetadataSet { .. } => "job_metadata_set",
+            Decision::JobHoldSet { .. } => "job_hold_set",
+            Decision::JobRequeueRequested { .. } => "job_requeue_requested",
+            Decision::JobModified { .. } => "job_modified",
         }
     }
 }

@@ -43,6 +43,17 @@ pub fn estimate(state: &State, spec: &JobSpec, now: LogTime) -> Estimate {
     estimate_in(state, spec, state.open_burst(BurstKey::of(spec), spec.preemptible, now), now)
 }
 
+/// What the leader expects at `now` of a job that it knows, once the job asks for something else: it keeps the times that
+/// its position comes from.
+#[must_use]
+pub fn estimate_again(state: &State, job: JobId, spec: &JobSpec, now: LogTime) -> Estimate {
+    let Some(row) = state.job(job) else { return estimate(state, spec, now) };
+    let expected = expected(state, spec, None, now);
+    let waits_since = state.waits_since(job).unwrap_or(row.submitted_at);
+    let turn = turn(state, spec, (row.submitted_at, waits_since), &expected, now);
+    Estimate { run_ms: expected.run_ms, run_high_ms: expected.run_high_ms, turn, burst: None }
+}
+
 fn estimate_in(state: &State, spec: &JobSpec, burst: Option<JobId>, now: LogTime) -> Estimate {
     let expected = expected(state, spec, burst, now);
     let own = turn(state, spec, (now, now), &expected, now);

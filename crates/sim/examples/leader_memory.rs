@@ -71,7 +71,7 @@ fn run(jobs: u64, speculation: &mut Speculation, applied: &mut State, shares: bo
             panic!("there is room")
         };
         for (n, job) in (1..).zip(jobs) {
-            handle(speculation, &Command::Cancel { request: request(first + n), job }).expect("it waits");
+            handle(speculation, &Command::cancel(request(first + n), job)).expect("it waits");
         }
         for round in speculation.take_round().into_iter().flat_map(muster_decider::split_round) {
             applied.apply_round(&round);

@@ -268,7 +268,7 @@ impl Year {
             Due::Stopped(job) => self.report(job, None, &RankUpdate::Exited(ExitStatus::Signal(15))),
             Due::Cancel(job) => {
                 let request = self.request();
-                self.tell(&Command::Cancel { request, job });
+                self.tell(&Command::cancel(request, job));
             }
             Due::Back(place) => self.register(place),
         }

@@ -432,7 +432,7 @@ impl<'a> Driver<'a> {
     /// Cancels a job; nothing when it is over.
     pub(crate) fn cancel(&mut self, job: JobId) {
         let request = self.next_request();
-        let _ = self.handle(&Command::Cancel { request, job });
+        let _ = self.handle(&Command::cancel(request, job));
     }
 
     fn next_request(&mut self) -> RequestId {

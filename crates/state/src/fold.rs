@@ -36,11 +36,12 @@ impl State {
             Decision::JobsSubmitted { request, specs, estimates } => {
                 self.fold_submitted(*request, specs, estimates)
             }
-            Decision::JobCancelRequested { request, job } => {
-                self.remember(*request, RequestAnswer::CancelRequested { job: *job });
-                self.change_job(*job, |row| row.cancel_requested = true);
-                vec![Effect::JobChanged(*job)]
+            Decision::JobCancelRequested { request, by, jobs } => self.fold_cancelled(*request, by, jobs),
+            Decision::JobHoldSet { request, by, jobs, held } => self.fold_held(*request, by, jobs, *held),
+            Decision::JobRequeueRequested { request, by, jobs, suspended } => {
+                self.fold_requeued(*request, by, jobs, *suspended)
             }
+            Decision::JobModified { .. } => self.fold_modified(decision),
             Decision::NodeRegistered { spec, holder } => self.fold_registered(spec, *holder),
             Decision::NodeCordonSet { request, node, cordoned } => {
                 self.remember(*request, RequestAnswer::CordonSet { node: *node });
@@ -526,7 +527,9 @@ impl State {
         self.drop_spares(job);
         self.note_stopped(job);
         let bucket = self.learn(job, outcome);
+        self.end_hold(job);
         self.change_job(job, |row| {
+            row.held = false;
             // The attempt that the job failed by counts like those before it.
             let ran = row.phase != Phase::Pending;
             row.failures += u32::from(ran && matches!(outcome, Outcome::Failed { .. }));
@@ -560,6 +563,7 @@ impl State {
             self.specs.remove(&id);
             self.forget_recovery(id);
             self.metadata.remove(&id);
+            self.controls.remove(&id);
             self.times.remove(&id);
             effects.push(Effect::JobForgotten(id));
         }
@@ -573,7 +577,7 @@ impl State {
     }
 
     /// The job changed, and so did the orders of every node it still has workers on.
-    fn gang_effects(&self, job: JobId) -> Vec<Effect> {
+    pub(crate) fn gang_effects(&self, job: JobId) -> Vec<Effect> {
         let placement = self.placement_of(job);
         let mut nodes: Vec<NodeId> = placement
             .slots

@@ -55,10 +55,13 @@ impl State {
                 require(self.exceeded_limit(specs_of).is_none(), GuardError::TenantLimit)?;
                 self.check_bursts(specs, estimates)
             }
-            Decision::JobCancelRequested { request, job } => {
-                require(!self.requests.contains(&request.id), GuardError::RequestRepeated)?;
-                let row = self.jobs.get(job).ok_or(GuardError::JobUnknown)?;
-                require(!matches!(row.phase, Phase::Finished(_)), GuardError::JobPhase)
+            Decision::JobCancelRequested { request, by, jobs } => self.check_cancelled(*request, by, jobs),
+            Decision::JobHoldSet { request, by, jobs, held } => self.check_held(*request, by, jobs, *held),
+            Decision::JobRequeueRequested { request, by, jobs, .. } => {
+                self.check_requeued(*request, by, jobs)
+            }
+            Decision::JobModified { request, by, job, changes, .. } => {
+                self.check_modified(*request, by, *job, changes)
             }
             Decision::NodeRegistered { spec, holder } => self.check_registration(spec, *holder),
             Decision::NodeCordonSet { request, node, .. } => {
@@ -258,7 +261,7 @@ impl State {
     fn check_placement(&self, job: JobId, workers: &[WorkerSlot]) -> Check {
         let row = self.jobs.get(&job).ok_or(GuardError::JobUnknown)?;
         let spec = self.specs.get(&job).ok_or(GuardError::JobUnknown)?;
-        let may_start = row.phase == Phase::Pending && row.released && !row.cancel_requested;
+        let may_start = row.phase == Phase::Pending && row.released && !row.held && !row.cancel_requested;
         require(may_start, GuardError::JobPhase)?;
         let (gang, spares) = workers.split_at(workers.len().min(spec.worker_count() as usize));
         self.check_gang(spec, gang)?;
@@ -404,8 +407,8 @@ impl State {
                 require(detail.len() <= limits::DETAIL_BYTES_MAX, GuardError::Limit)?;
                 require(placement.slots.iter().any(|slot| slot.node == *node), GuardError::RankNotCurrent)
             }
-            // Only together with what is promised to others.
-            StopCause::Rearranged(_) => Err(GuardError::JobPhase),
+            // Only together with what is promised to others, or with who asked for it.
+            StopCause::Rearranged(_) | StopCause::Requested { .. } => Err(GuardError::JobPhase),
             StopCause::RunTimeLimit => {
                 let limit = self.specs.get(&job).and_then(|spec| spec.run_time_limit_ms);
                 require(row.started_at.is_some() && limit.is_some(), GuardError::JobPhase)

@@ -51,6 +51,8 @@ pub enum GuardError {
     RightMissing,
     /// Its tenant would have more jobs than the policy lets it have.
     TenantLimit,
+    /// An operator holds the job, and nobody else may release it.
+    HeldByOperator,
     /// Workers still run.
     WorkersRemain,
     /// Nothing would change.

@@ -17,6 +17,7 @@ extern crate alloc;
 mod admission;
 mod apply;
 mod charge;
+mod control;
 mod demand;
 mod effect;
 mod fold;
@@ -58,11 +59,11 @@ pub use policy::{ExceededLimit, MissingRight};
 pub use queue::{QueueRow, QuotaUse};
 pub use quota::Side;
 pub use rows::{
-    AdmissionRow, BURST_GAP_MS, BurstKey, BurstRow, Charge, ClusterMeta, Failure, GangClass,
-    HISTORY_ROWS_MAX, HealthPolicyRow, HistoryKey, HistoryLevel, HistoryRow, JobRow, JobTimes, Leadership,
-    NodeFacts, NodeRow, NodeStatus, OBSERVATION, OBSERVATIONS_KEPT, Phase, Placement, PolicyRow, PromiseRow,
-    RUN_BUCKETS, RankState, RecoveryRow, RequestAnswer, RequestRow, RestrictionRow, Saved, Straggler,
-    bucket_of,
+    AdmissionRow, BURST_GAP_MS, BurstKey, BurstRow, Charge, ClusterMeta, ControlRow, Failure, GangClass,
+    HISTORY_ROWS_MAX, HealthPolicyRow, HistoryKey, HistoryLevel, HistoryRow, HoldRow, JobRow, JobTimes,
+    Leadership, ModificationRow, NodeFacts, NodeRow, NodeStatus, OBSERVATION, OBSERVATIONS_KEPT, Phase,
+    Placement, PolicyRow, PromiseRow, RUN_BUCKETS, RankState, RecoveryRow, RequestAnswer, RequestRow,
+    RestrictionRow, Saved, Straggler, bucket_of,
 };
 pub use sequence::Sequence;
 pub use snapshot::{RestoreError, SnapshotChunks};

@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 use crate::demand::{DemandSums, WorkerDemand};
 use crate::index::SpecFacts;
 use crate::rows::{
-    BurstRow, DoorKey, DoorRow, HealthPolicyRow, HistoryKey, HistoryRow, JobRow, JobTimes, NodeFacts,
-    NodeRow, PolicyRow, RecoveryRow, RequestRow, RestrictionRow,
+    BurstRow, ControlRow, DoorKey, DoorRow, HealthPolicyRow, HistoryKey, HistoryRow, JobRow, JobTimes,
+    NodeFacts, NodeRow, PolicyRow, RecoveryRow, RequestRow, RestrictionRow,
 };
 use crate::state::{Meta, State};
 use crate::table::{Facts, Table, TableBuilder};

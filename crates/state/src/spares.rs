@@ -123,7 +123,10 @@ impl State {
         let row = self.jobs.get(&job).ok_or(GuardError::JobUnknown)?;
         let spec = self.specs.get(&job).ok_or(GuardError::JobUnknown)?;
         let placement = row.placement.as_deref().ok_or(GuardError::JobPhase)?;
-        let may = matches!(row.phase, Phase::Stopping(_)) && !row.cancel_requested && row.promise.is_none();
+        let may = matches!(row.phase, Phase::Stopping(_))
+            && !row.cancel_requested
+            && !row.held
+            && row.promise.is_none();
         require(may, GuardError::JobPhase)?;
         require(placement.token == token, GuardError::TokenNotCurrent)?;
         let spares = self.spares(job);

@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
-use core::ops::Bound;
+use core::ops::{Bound, RangeInclusive};
 use muster_journal::{FORMAT_MIN, WorkerSlot};
 use muster_types::{
     JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier,
@@ -15,8 +15,8 @@ use crate::demand::Demand;
 use crate::index::{Described, Indexes, LinePlace, Pool, PoolKey, SpecFacts, Turn};
 use crate::quota::QuotaUsage;
 use crate::rows::{
-    BurstRow, ClusterMeta, DoorKey, DoorRow, GangClass, HealthPolicyRow, HistoryKey, HistoryRow, JobRow,
-    JobTimes, Leadership, NodeFacts, NodeRow, PolicyRow, RecoveryRow, RequestRow, RestrictionRow,
+    BurstRow, ClusterMeta, ControlRow, DoorKey, DoorRow, GangClass, HealthPolicyRow, HistoryKey, HistoryRow,
+    JobRow, JobTimes, Leadership, NodeFacts, NodeRow, PolicyRow, RecoveryRow, RequestRow, RestrictionRow,
 };
 use crate::table::Table;
 use crate::tables::tables;
@@ -164,6 +164,16 @@ impl State {
     #[must_use]
     pub fn jobs(&self) -> &Table<JobId, JobRow> {
         &self.jobs
+    }
+
+    /// Jobs of a range with what was submitted, in order of submission.
+    pub fn jobs_with_specs(
+        &self,
+        range: RangeInclusive<JobId>,
+    ) -> impl Iterator<Item = (JobId, &JobRow, &Arc<JobSpec>)> {
+        // Every job has a spec, so that the two tables have the same keys.
+        let rows = self.jobs.range(range.clone()).zip(self.specs.range(range));
+        rows.map(|((id, row), (_, spec))| (*id, row, spec))
     }
 
     /// A node.

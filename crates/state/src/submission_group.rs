@@ -2,7 +2,8 @@
 //! the first of them that end show how long the others will take.
 //!
 //! A group has the id of its first job. A job that no other has joined is a group by itself and has no row here: its
-//! turn is in its own row.
+//! turn is in its own row. A job that was changed while it was in a group, so that it has not in common any more what that
+//! has, is in a separate group from then on, which has an id that no job has.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -49,8 +50,13 @@ impl State {
     pub fn turn_of(&self, burst: JobId) -> Option<u64> {
         match self.bursts.get(&burst) {
             Some(row) => Some(row.turn),
-            None => self.jobs.get(&burst).map(|row| row.estimate.turn),
+            None => self.alone(burst).map(|row| row.estimate.turn),
         }
+    }
+
+    /// The job that a submission group without a row is. A job that was changed may have left the group that has its id.
+    fn alone(&self, burst: JobId) -> Option<&JobRow> {
+        self.jobs.get(&burst).filter(|row| row.burst(burst) == burst)
     }
 
     /// The first pending job of a submission group.
@@ -59,15 +65,14 @@ impl State {
         if self.bursts.contains(&burst) {
             return self.indexes.first_waiting(burst);
         }
-        self.jobs.get(&burst).filter(|row| row.is_in_line()).map(|_| burst)
+        self.alone(burst).filter(|row| row.is_in_line()).map(|_| burst)
     }
 
     /// Jobs of a submission group that hold devices, by id.
     pub fn running_in(&self, burst: JobId) -> impl Iterator<Item = JobId> {
         let range = (burst, JobId(0))..=(burst, JobId(u64::MAX));
         let of_row = self.indexes.running.range(range).map(|(_, job)| *job);
-        let alone = !self.bursts.contains(&burst)
-            && self.jobs.get(&burst).is_some_and(|row| row.burst(burst) == burst && holds_devices(row));
+        let alone = !self.bursts.contains(&burst) && self.alone(burst).is_some_and(holds_devices);
         of_row.chain(alone.then_some(burst))
     }
 

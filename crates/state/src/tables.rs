@@ -19,7 +19,7 @@ macro_rules! tables {
             tenants: Name => TenantUsage, (); 7, "tenant row";
             /// What run times were seen.
             history: HistoryKey => HistoryRow, (); 8, "history row";
-            /// Submission groups of two or more jobs.
+            /// Submission groups of two or more jobs, and jobs that were changed while they were in one.
             bursts: JobId => BurstRow, (); 10, "burst row";
             /// The contracts of jobs; jobs with the default contract are not here.
             contracts: JobId => Arc<JobContract>, (); 11, "job contract";
@@ -39,6 +39,8 @@ macro_rules! tables {
             doors: DoorKey => DoorRow, (); 18, "row of admission";
             /// Labels, annotations and creators of jobs; jobs without any are not here.
             metadata: JobId => Arc<JobMetadata>, (); 19, "metadata of a job";
+            /// What people have asked of jobs.
+            controls: JobId => ControlRow, (); 20, "row of controls";
         }
     };
 }

@@ -36,6 +36,7 @@ impl State {
         self.verify_leases()?;
         self.verify_jobs()?;
         self.verify_metadata()?;
+        self.verify_controls()?;
         self.verify_bursts()?;
         self.demand.verify().map_err(BrokenInvariant)
     }

@@ -13,6 +13,7 @@ extern crate alloc;
 
 pub mod admission;
 pub mod contract;
+pub mod control;
 pub mod demand;
 pub mod feature;
 pub mod fleet;
@@ -39,6 +40,7 @@ pub use admission::{
 pub use contract::{
     CheckpointRules, FailureClass, JobContract, LaunchForm, NoticeRules, Preflight, RetryRules, Submission,
 };
+pub use control::{Control, FieldChange, Requester};
 pub use demand::{AcceleratorChoice, AcceleratorRequest, DeviceAmount};
 pub use feature::{Feature, Features};
 pub use fleet::{Accelerators, DeviceSet, ForeignLoad, HolderId, NodeDraft, NodeSpec};

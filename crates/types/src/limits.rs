@@ -41,6 +41,8 @@ pub const LABEL_VALUE_BYTES_MAX: usize = 63;
 pub const ANNOTATIONS_BYTES_MAX: usize = 8 << 10;
 /// Bytes of the principal that submitted a job: the longest is a tenant's user.
 pub const CREATOR_BYTES_MAX: usize = 160;
+/// Jobs that one record holds, releases, requeues or cancels.
+pub const CONTROLLED_JOBS_MAX: usize = BATCH_JOBS_MAX;
 /// Bytes of a selector of labels.
 pub const SELECTOR_BYTES_MAX: usize = 4_096;
 /// Terms of a selector of labels.

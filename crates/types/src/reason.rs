@@ -106,6 +106,12 @@ refusal_codes! {
     JobNotFound = "MS-2001", "JOB_NOT_FOUND", ["job_id"];
     /// The job has already finished.
     JobFinished = "MS-2002", "JOB_FINISHED", ["job_id"];
+    /// The job is not in a phase in which this can be done: something else came first.
+    JobPhase = "MS-2006", "JOB_PHASE", ["job_id", "phase", "changed_at_index"];
+    /// The job has changed since the request was made from it.
+    JobChanged = "MS-2007", "JOB_CHANGED", ["job_id", "phase", "changed_at_index"];
+    /// An operator holds the job.
+    JobHeld = "MS-2008", "JOB_HELD", ["job_id", "held_by"];
     /// No such node.
     NodeNotFound = "MS-3001", "NODE_NOT_FOUND", ["node"];
     /// Another agent holds this node's name, and its session has not run out.

@@ -27,11 +27,15 @@ pub enum StopReason {
     NodeFault,
     /// Another worker of the gang has failed.
     PeerFailed,
+    /// Somebody asked for it: the job waits again.
+    Requeued,
+    /// Somebody asked for it: the job is held until it is released.
+    Suspended,
 }
 
 impl StopReason {
     /// Every one.
-    pub const ALL: [StopReason; 10] = [
+    pub const ALL: [StopReason; 12] = [
         StopReason::Cancelled,
         StopReason::RunTimeLimit,
         StopReason::Preempted,
@@ -42,6 +46,8 @@ impl StopReason {
         StopReason::Repair,
         StopReason::NodeFault,
         StopReason::PeerFailed,
+        StopReason::Requeued,
+        StopReason::Suspended,
     ];
 
     /// Stable name.
@@ -58,6 +64,8 @@ impl StopReason {
             StopReason::Repair => "repair",
             StopReason::NodeFault => "node-fault",
             StopReason::PeerFailed => "peer-failed",
+            StopReason::Requeued => "requeued",
+            StopReason::Suspended => "suspended",
         }
     }
 

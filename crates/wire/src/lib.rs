@@ -3,6 +3,8 @@
 //! **Invariant:** no logic: a message becomes a value of `types` or a refusal that names the field;
 //! nothing here decides. Only this crate names prost.
 
+pub use prost_types::FieldMask;
+
 pub mod closed;
 pub mod convert;
 mod shape;

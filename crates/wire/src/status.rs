@@ -67,6 +67,8 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::DependencyNotFound
         | RefusalCode::FeatureUnknown
         | RefusalCode::JobFinished
+        | RefusalCode::JobPhase
+        | RefusalCode::JobHeld
         | RefusalCode::NodeHeldByAnother
         | RefusalCode::NodeChanged
         | RefusalCode::NodeNotAdmitted
@@ -85,7 +87,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         // Nothing but its operators will make this replica answer.
         | RefusalCode::ArchiveUnavailable => Code::FailedPrecondition,
         // Repeating it once the change that runs is over, or with what is in force now, is right.
-        RefusalCode::MembershipBusy | RefusalCode::PolicyChanged => Code::Aborted,
+        RefusalCode::MembershipBusy | RefusalCode::PolicyChanged | RefusalCode::JobChanged => Code::Aborted,
         RefusalCode::Internal => Code::Internal,
         RefusalCode::JobNotFound
         | RefusalCode::OutputNotFound
@@ -150,6 +152,9 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::RightMissing
         | RefusalCode::TenantLimit
         | RefusalCode::JobFinished
+        | RefusalCode::JobPhase
+        | RefusalCode::JobChanged
+        | RefusalCode::JobHeld
         | RefusalCode::NodeNotFound
         | RefusalCode::NodeHeldByAnother
         | RefusalCode::NodeChanged

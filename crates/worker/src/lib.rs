@@ -74,7 +74,7 @@ pub struct Notice {
     /// The same as a time of day, milliseconds since the Unix epoch.
     pub deadline_unix_ms: u64,
     /// Why: `preempted`, `drained`, `maintenance`, `node-fault`, `cancelled`, `run-time-limit`, `moved`, `resized`,
-    /// `repair` or `peer-failed`; others may come. None where it is not known.
+    /// `repair`, `peer-failed`, `requeued` or `suspended`; others may come. None where it is not known.
     pub reason: Option<String>,
 }
 

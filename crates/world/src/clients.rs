@@ -1,6 +1,8 @@
 //! Clients: submissions under request ids, repeated until they are answered; linearizable reads; watches that
 //! go on exactly where they were, through any replica.
 
+mod controls;
+
 use crate::agent::KIND;
 use crate::cluster::Cluster;
 use crate::runtime::{Host, JoinHandle, below, chance, elapsed_ms, pick, random, sleep_ms, spawn_on};
@@ -24,6 +26,8 @@ pub const BOUND_TENANT: &str = "bound";
 /// Thousandths of devices that it may hold.
 pub const BOUND_MILLI: u64 = 8_000;
 const FREE_TENANT: &str = "free";
+/// The client that asks things of jobs that exist.
+const CONTROLLER: Host = 8;
 /// One attempt at a call.
 const PATIENCE: Duration = Duration::from_millis(2_500);
 
@@ -32,6 +36,8 @@ pub struct Clients {
     cluster: Arc<Cluster>,
     stop: Arc<AtomicBool>,
     asked: Arc<Mutex<BTreeSet<RequestId>>>,
+    /// Jobs that were submitted recently, for the client that asks something of them.
+    recent: Arc<Mutex<Vec<JobId>>>,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -151,6 +157,7 @@ impl Clients {
             cluster: Arc::clone(cluster),
             stop: Arc::default(),
             asked: Arc::default(),
+            recent: Arc::default(),
             tasks: Vec::new(),
         };
         cluster.site.checks.set_hard_quota(Name::literal(BOUND_TENANT), BOUND_MILLI);
@@ -166,6 +173,8 @@ impl Clients {
             let client = clients.client(FIRST_CLIENT + place);
             clients.tasks.push(spawn_on(FIRST_CLIENT + place, async move { client.watch_all().await }));
         }
+        let client = clients.client(FIRST_CLIENT + CONTROLLER);
+        clients.tasks.push(spawn_on(FIRST_CLIENT + CONTROLLER, controls::control_all(client)));
         clients
     }
 
@@ -175,6 +184,7 @@ impl Clients {
             host,
             stop: Arc::clone(&self.stop),
             asked: Arc::clone(&self.asked),
+            recent: Arc::clone(&self.recent),
         }
     }
 
@@ -206,6 +216,7 @@ struct Client {
     host: Host,
     stop: Arc<AtomicBool>,
     asked: Arc<Mutex<BTreeSet<RequestId>>>,
+    recent: Arc<Mutex<Vec<JobId>>>,
 }
 
 impl Client {
@@ -246,6 +257,7 @@ impl Client {
         match answer {
             Some(Ok(Answer::Submitted { jobs, at })) => {
                 self.cluster.site.checks.acknowledged(floor, request, jobs.clone(), at);
+                lock(&self.recent).extend(&jobs);
                 // Some while they start.
                 if chance(120) {
                     sleep_ms(below(400)).await;
@@ -269,7 +281,7 @@ impl Client {
         let Some(job) = pick(jobs) else { return };
         let request = self.new_request();
         // Whatever becomes of it: a job may be over before.
-        let _ = ask(&self.cluster, self.host, 6, |_| Command::Cancel { request, job }).await;
+        let _ = ask(&self.cluster, self.host, 6, |_| Command::cancel(request, job)).await;
     }
 
     async fn read_all(self) {

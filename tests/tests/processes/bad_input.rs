@@ -73,6 +73,16 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
         assert_refused(jobs.submit_jobs(request).await, InvalidField, "request_id");
         let request = v1::CancelJobRequest { request_id: bad.to_owned(), job_id: "job-1".to_owned() };
         assert_refused(jobs.cancel_job(request).await, InvalidField, "request_id");
+        let selector = Some(v1::JobSelector { all: true, ..Default::default() });
+        let request = v1::HoldJobsRequest { request_id: bad.to_owned(), selector, validate_only: true };
+        assert_refused(jobs.hold_jobs(request).await, InvalidField, "request_id");
+        let request = v1::UpdateJobRequest { request_id: bad.to_owned(), ..Default::default() };
+        assert_refused(jobs.update_job(request).await, InvalidField, "request_id");
+    }
+    // A selector that was left out, or is empty, is not one of every job.
+    for selector in [None, Some(v1::JobSelector::default())] {
+        let request = v1::CancelJobsRequest { request_id: request_id(), selector, validate_only: false };
+        assert_refused(jobs.cancel_jobs(request).await, InvalidField, "selector");
     }
 
     for bad in
@@ -83,6 +93,13 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
         assert_refused(jobs.get_job(request).await, InvalidField, "job_id");
         let request = v1::CancelJobRequest { request_id: request_id(), job_id: job_id.clone() };
         assert_refused(jobs.cancel_job(request).await, InvalidField, "job_id");
+        let selector = Some(v1::JobSelector { job_ids: vec![job_id.clone()], ..Default::default() });
+        let request = v1::RequeueJobsRequest { request_id: request_id(), selector, validate_only: false };
+        assert_refused(jobs.requeue_jobs(request).await, InvalidField, "selector.job_ids[0]");
+        let job_id_given = job_id.clone();
+        let request =
+            v1::UpdateJobRequest { request_id: request_id(), job_id: job_id_given, ..Default::default() };
+        assert_refused(jobs.update_job(request).await, InvalidField, "job_id");
         let request = v1::ReadLogsRequest { job_id: job_id.clone(), ..Default::default() };
         assert_refused(jobs.read_logs(request).await.map(|_| Response::new(())), InvalidField, "job_id");
         let request = v1::WatchJobsRequest {
@@ -96,6 +113,9 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
     assert_refused(jobs.get_job(request).await, JobNotFound, "");
     let request = v1::CancelJobRequest { request_id: request_id(), job_id: nobody.clone() };
     assert_refused(jobs.cancel_job(request).await, JobNotFound, "");
+    let selector = Some(v1::JobSelector { job_ids: vec![nobody.clone()], ..Default::default() });
+    let request = v1::SuspendJobsRequest { request_id: request_id(), selector, validate_only: false };
+    assert_refused(jobs.suspend_jobs(request).await, JobNotFound, "");
     let request = v1::ReadLogsRequest { job_id: nobody.clone(), ..Default::default() };
     assert_refused(jobs.read_logs(request).await.map(|_| Response::new(())), JobNotFound, "");
     let request = v1::ReadLogsRequest { job_id: nobody, stream: 17, ..Default::default() };

@@ -2,7 +2,7 @@
 
 use muster_archive::{content, csv_line, json_line, summary};
 use muster_journal::{Decision, RequestKey, StopCause, WorkerSlot};
-use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, LogIndex, NodeId, RequestId};
+use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, LogIndex, NodeId, RequestId, Requester};
 use serde_json::json;
 
 use crate::support::{Log, job, open, write};
@@ -11,11 +11,13 @@ use crate::support::{Log, job, open, write};
 fn ids_look_as_everywhere_else() {
     let decision = Decision::JobCancelRequested {
         request: RequestKey { id: RequestId(0x1234 << 100), fingerprint: 9 },
-        job: JobId(33),
+        by: Requester { name: "admin/ops".to_owned(), is_operator: true },
+        jobs: vec![JobId(33)],
     };
+    let by = json!({ "name": "admin/ops", "is_operator": true });
     let request = json!({ "id": RequestId(0x1234 << 100).to_string(), "fingerprint": 9 });
-    assert_eq!(content(&decision), json!({ "request": request, "job": "job-11" }));
-    assert_eq!(summary(&content(&decision)), "job=job-11");
+    assert_eq!(content(&decision), json!({ "request": request, "by": by, "jobs": ["job-11"] }));
+    assert_eq!(summary(&content(&decision)), "by=admin/ops jobs=job-11");
 }
 
 #[test]

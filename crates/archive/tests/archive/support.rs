@@ -6,7 +6,7 @@ use muster_journal::{Decision, Estimate, RequestKey, Round, encode_round};
 use muster_state::State;
 use muster_types::{
     ClusterId, JobDraft, JobId, JobSpec, LogIndex, LogTime, Name, Parameters, PriorityTier, ReplicaId,
-    RequestId, TaskGroup, TopologyRule, WorkerRequest,
+    RequestId, Requester, TaskGroup, TopologyRule, WorkerRequest,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -136,7 +136,7 @@ impl Log {
         let request = self.key();
         let outcome = muster_journal::Outcome::Cancelled;
         self.append(vec![
-            Decision::JobCancelRequested { request, job },
+            Decision::JobCancelRequested { request, by: Requester::default(), jobs: vec![job] },
             Decision::JobFinished { job, outcome },
         ]);
     }

@@ -23,7 +23,7 @@ const UNEXPLAINED: &str = "PENDING";
 
 /// A phase, as people write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Phase {
+pub enum Phase {
     Pending,
     Starting,
     Running,
@@ -34,7 +34,8 @@ enum Phase {
 }
 
 impl Phase {
-    fn to_message(self) -> i32 {
+    /// Its number in messages.
+    pub fn to_message(self) -> i32 {
         i32::from(match self {
             Phase::Pending => v1::JobPhase::Pending,
             Phase::Starting => v1::JobPhase::Starting,

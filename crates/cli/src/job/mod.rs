@@ -1,6 +1,7 @@
 //! `muster job …`.
 
 pub mod attach;
+pub mod controls;
 pub mod explanation;
 pub mod follow;
 pub mod list;
@@ -12,9 +13,11 @@ use clap::Subcommand;
 use clap_complete::engine::ArgValueCompleter;
 use muster_client::Client;
 use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items, Position, one_line};
+use muster_types::Control;
 use muster_wire::v1;
 use serde_json::Value;
 
+use self::controls::{ModifyArgs, SelectArgs};
 use self::follow::{Subject, Until};
 use self::list::{ListArgs, age};
 use self::logs::LogsArgs;
@@ -80,14 +83,53 @@ Survives the loss of replicas: goes on exactly behind the last change that was p
     /// Print the output of a worker
     Logs(LogsArgs),
     /// Cancel jobs: a waiting one at once, a running one after its workers have stopped
+    #[command(after_help = "\
+Examples:
+  muster cancel job-3f0
+  muster cancel train                    the job of that name, when there is one
+  muster job cancel -l team=vision --phase pending
+  muster job cancel --array job-3f0      every job of that array
+  muster job cancel --mine --dry-run     how many that would be
+
+Options that select jobs mean jobs that have not ended, of tenants that you act for. All that there are need --yes.")]
+    Cancel(SelectArgs),
+    /// Keep waiting jobs from starting, until they are released; they keep their positions in the queue
+    #[command(after_help = "\
+Examples:
+  muster job hold job-3f0
+  muster job hold -l stage=eval --tenant vision
+
+A running job is stopped and held with: muster job suspend ID")]
+    Hold(SelectArgs),
+    /// Let held and suspended jobs go on waiting for capacity
     #[command(
-        after_help = "Examples:\n  muster cancel job-3f0\n  muster cancel train                                    the job of that name, when there is one\n  muster cancel $(muster job list --phase pending -o name)"
+        visible_alias = "resume",
+        after_help = "Examples:\n  muster job release job-3f0\n  muster job release --mine\n\nWhat an operator holds only an operator can release."
     )]
-    Cancel {
-        /// Their ids, or names
-        #[arg(required = true, add = ArgValueCompleter::new(complete::jobs))]
-        ids: Vec<String>,
-    },
+    Release(SelectArgs),
+    /// Stop running jobs, with time to save their work; they wait again in their positions
+    #[command(
+        after_help = "Examples:\n  muster job requeue job-3f0\n  muster job requeue -l team=vision --phase running\n\nIt counts as no failure and uses up no retry."
+    )]
+    Requeue(SelectArgs),
+    /// Stop running jobs, with time to save their work, and hold them
+    #[command(
+        after_help = "Examples:\n  muster job suspend job-3f0\n  muster job release job-3f0             it waits for capacity again"
+    )]
+    Suspend(SelectArgs),
+    /// Change a job: while it waits its tier, times and places, while it runs its limit and labels
+    #[command(
+        visible_alias = "update",
+        after_help = "\
+Examples:
+  muster job modify job-3f0 --tier production --run-time-limit 4h
+  muster job modify job-3f0 --not-before +2h --deadline none
+  muster job modify job-3f0 --label team=vision --label debug-
+  muster job modify job-3f0 --tier batch --etag 1-4711
+
+With --etag it is changed only if it is still as it was shown: muster job show ID -o json | jq -r .etag"
+    )]
+    Modify(Box<ModifyArgs>),
     /// Wait for jobs; exit code 1 unless all of them went well
     #[command(after_help = "\
 Examples:
@@ -118,11 +160,12 @@ pub async fn run(global: &Global, console: &Console, command: JobCommand) -> Res
             explanation::explain(&client, console, id, &read).await
         }
         JobCommand::Logs(args) => logs::run(global, console, args).await,
-        JobCommand::Cancel { ids } => {
-            let client = global.client().await?;
-            let ids = all_resolved(&client, &ids, Find::Active).await?;
-            cancel(&client, console, ids).await
-        }
+        JobCommand::Cancel(args) => controls::run(global, console, Control::Cancel, args).await,
+        JobCommand::Hold(args) => controls::run(global, console, Control::Hold, args).await,
+        JobCommand::Release(args) => controls::run(global, console, Control::Release, args).await,
+        JobCommand::Requeue(args) => controls::run(global, console, Control::Requeue, args).await,
+        JobCommand::Suspend(args) => controls::run(global, console, Control::Suspend, args).await,
+        JobCommand::Modify(args) => controls::modify(global, console, *args).await,
         JobCommand::Watch { ids, tenant, selector } => {
             let client = global.client().await?;
             let ids = all_resolved(&client, &ids, Find::Newest).await?;
@@ -210,6 +253,9 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
     say("finished", status.end_time.clone().unwrap_or_default());
     say("changed at", format!("log index {}", status.changed_at_index));
     for (name, text) in status.history.iter().flat_map(recovery::lines) {
+        say(name, text);
+    }
+    for (name, text) in status.controls.iter().flat_map(controls::lines) {
         say(name, text);
     }
     if let Some(placement) = &status.placement {

@@ -4,8 +4,9 @@
 //! camelCase, as in job files; times are RFC 3339 in UTC; words (phases, states) are lower-case; what is
 //! not there is left out. Kinds: `Submission`, `Job`, `JobList`, `JobEvent`, `Node`, `NodeList`,
 //! `NodeEvent`, `QueueList`, `QueueEvent`, `ClusterStatus`, `ClusterMembers`, `ClusterLeader`, `ClusterFormat`,
-//! `Backup`, `Version`, `Explanation`, `Probe`, and `Policy` in the form of a policy file.
+//! `ControlledJobs`, `Backup`, `Version`, `Explanation`, `Probe`, and `Policy` in the form of a policy file.
 
+pub mod controls;
 pub mod recovery;
 pub mod restriction;
 
@@ -19,6 +20,7 @@ use muster_wire::time::span_us;
 use muster_wire::v1;
 use serde::Serialize;
 
+pub use self::controls::{ControlledJobs, Controls};
 use self::recovery::AttemptHistory;
 
 /// Content of `Submission`.
@@ -121,6 +123,9 @@ pub struct JobStatus {
     /// What became of its attempts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub history: Option<AttemptHistory>,
+    /// What people have asked of it since it was submitted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub controls: Option<Controls>,
 }
 
 /// Work that was saved.

@@ -161,6 +161,24 @@ def test_output_that_is_followed_waits_for_the_start_of_its_worker() -> None:
     assert Logs(job_pb2.ReadLogsRequest(job_id="job-1")).judge(early).verdict == Verdict.FINAL
 
 
+def test_what_is_asked_of_jobs_says_of_which() -> None:
+    client = muster.Client("127.0.0.1:1")
+    selector = muster.JobSelector(labels="team=a", phases=["pending"], mine=True)
+    call = client._core.control("hold", selector, True, None, None)
+    assert (call.operation, call.path) == ("hold jobs", "/muster.v1beta1.JobService/HoldJobs")
+    assert isinstance(call.request, job_pb2.HoldJobsRequest) and call.request.validate_only
+    assert call.request.selector.filter.label_selector == "team=a" and call.request.selector.filter.mine
+    assert list(call.request.selector.filter.phases) == [job_pb2.JOB_PHASE_PENDING]
+    answer = job_pb2.HoldJobsResponse(job_count=2, remaining_count=1, passed_over_count=3, job_ids=["job-1", "job-2"])
+    assert call.result(call.answer(answer.SerializeToString())) == muster.Controlled(2, 1, 3, ["job-1", "job-2"])
+    changed = job_pb2.Job(labels={"team": "b"})
+    update = client._core.update("job-1", changed, ["labels", "spec.deadline"], "1-7", "id", None)
+    assert isinstance(update.request, job_pb2.UpdateJobRequest)
+    assert list(update.request.update_mask.paths) == ["labels", "spec.deadline"] and update.request.etag == "1-7"
+    with pytest.raises(muster.ConfigurationError):
+        client._core.control("hold", muster.JobSelector(phases=["idle"]), True, None, None)  # type: ignore[list-item]
+
+
 ERRORS = [
     muster.ConfigurationError("why"),
     muster.TimedOut("long"),

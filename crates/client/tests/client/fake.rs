@@ -233,6 +233,48 @@ impl JobService for Service {
         Err(Status::unimplemented("not in this script"))
     }
 
+    async fn cancel_jobs(
+        &self,
+        _: Request<v1::CancelJobsRequest>,
+    ) -> Result<Response<v1::CancelJobsResponse>, Status> {
+        Err(Status::unimplemented("not asked for here"))
+    }
+
+    async fn hold_jobs(
+        &self,
+        _: Request<v1::HoldJobsRequest>,
+    ) -> Result<Response<v1::HoldJobsResponse>, Status> {
+        Err(Status::unimplemented("not asked for here"))
+    }
+
+    async fn release_jobs(
+        &self,
+        _: Request<v1::ReleaseJobsRequest>,
+    ) -> Result<Response<v1::ReleaseJobsResponse>, Status> {
+        Err(Status::unimplemented("not asked for here"))
+    }
+
+    async fn requeue_jobs(
+        &self,
+        _: Request<v1::RequeueJobsRequest>,
+    ) -> Result<Response<v1::RequeueJobsResponse>, Status> {
+        Err(Status::unimplemented("not asked for here"))
+    }
+
+    async fn suspend_jobs(
+        &self,
+        _: Request<v1::SuspendJobsRequest>,
+    ) -> Result<Response<v1::SuspendJobsResponse>, Status> {
+        Err(Status::unimplemented("not asked for here"))
+    }
+
+    async fn update_job(
+        &self,
+        _: Request<v1::UpdateJobRequest>,
+    ) -> Result<Response<v1::UpdateJobResponse>, Status> {
+        Err(Status::unimplemented("not asked for here"))
+    }
+
     async fn cancel_job(
         &self,
         _: Request<v1::CancelJobRequest>,

@@ -12,7 +12,7 @@ use muster_journal::Estimate;
 use muster_planner::{Budget, Checkpoints, Holds, Plan, Verdict, WaitReason, plan};
 use muster_policy::{Line, estimate, headroom};
 use muster_state::quota::QuotaBlock;
-use muster_state::{Forecast, JobRow, Phase, State, Turn};
+use muster_state::{Forecast, HoldRow, JobRow, Phase, State, Turn};
 use muster_types::policy::NonPreemptible;
 use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name, Span};
 
@@ -332,7 +332,7 @@ fn start(
     is_next: bool,
 ) -> Option<StartEstimate> {
     let waits_for_jobs = !row.released && !spec.dependencies.is_empty();
-    if row.promise.is_some() || waits_for_jobs {
+    if row.promise.is_some() || row.held || waits_for_jobs {
         return None;
     }
     if is_next && row.released {
@@ -377,6 +377,9 @@ fn known_reason(
         let text = "others are making room for it; it starts once they have stopped";
         return Some((WaitReason::MakingRoom, text.to_string()));
     }
+    if let Some(hold) = job.filter(|_| row.held).and_then(|job| state.hold(job)) {
+        return Some((WaitReason::Held, held(state, job, spec, hold)));
+    }
     if !row.released {
         let open = spec.dependencies.iter().filter(|dependency| {
             state.job(dependency.job).is_some_and(|row| !matches!(row.phase, Phase::Finished(_)))
@@ -408,6 +411,26 @@ fn known_reason(
         spec.tenant
     );
     Some((WaitReason::TenantLimit, text))
+}
+
+/// Who holds a job, and what else it waits for.
+fn held(state: &State, job: Option<JobId>, spec: &JobSpec, hold: &HoldRow) -> String {
+    let HoldRow { by, since, suspended } = hold;
+    let what = if *suspended { "suspended" } else { "held" };
+    let (who, may) = if by.is_operator { ("operator ", ", which only an operator may do") } else { ("", "") };
+    let open = spec.dependencies.iter().filter(|dependency| {
+        state.job(dependency.job).is_some_and(|row| !matches!(row.phase, Phase::Finished(_)))
+    });
+    let also = match open.count() {
+        0 => String::new(),
+        1 => "; it also waits for another job".to_string(),
+        many => format!("; it also waits for {many} other jobs"),
+    };
+    let name = job.map(|job| job.to_string()).unwrap_or_default();
+    format!(
+        "{who}{by} has {what} it since {since}; it waits until somebody releases it with `muster job release \
+         {name}`{may}{also}"
+    )
 }
 
 /// How long a job waits that failed, and how it did.

@@ -30,6 +30,13 @@ pub enum Answer {
         /// The record, or the position when nothing had to change.
         at: LogIndex,
     },
+    /// Asked of jobs that exist.
+    Controlled {
+        /// Of how many it changed anything.
+        jobs: u32,
+        /// The record, or the position when nothing had to change.
+        at: LogIndex,
+    },
     /// Carried out, or nothing left to do.
     Done {
         /// The record, or the position when nothing had to change.
@@ -42,7 +49,10 @@ impl Answer {
     #[must_use]
     pub fn at(&self) -> LogIndex {
         match self {
-            Answer::Submitted { at, .. } | Answer::Registered { at, .. } | Answer::Done { at } => *at,
+            Answer::Submitted { at, .. }
+            | Answer::Registered { at, .. }
+            | Answer::Controlled { at, .. }
+            | Answer::Done { at } => *at,
         }
     }
 }
@@ -59,8 +69,8 @@ pub(super) fn repeated(speculation: &Speculation, key: RequestKey) -> Result<Opt
         RequestAnswer::Submitted { first, jobs } => {
             Answer::Submitted { jobs: (0..u64::from(jobs)).map(|n| JobId(first.0 + n)).collect(), at }
         }
-        RequestAnswer::CancelRequested { .. }
-        | RequestAnswer::CordonSet { .. }
+        RequestAnswer::Controlled { jobs } => Answer::Controlled { jobs, at },
+        RequestAnswer::CordonSet { .. }
         | RequestAnswer::NodeForgotten { .. }
         | RequestAnswer::RestrictionSet { .. }
         | RequestAnswer::HealthPolicySet

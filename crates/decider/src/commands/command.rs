@@ -8,9 +8,12 @@ use muster_journal::RankUpdate;
 use muster_types::health::{HealthAction, HealthPolicy, HealthReport};
 use muster_types::policy::Policy;
 use muster_types::{
-    Approval, CertificateSerial, DeviceSet, FencingToken, ForeignLoad, HolderId, JobId, LogIndex, Name,
-    NodeAdmission, NodeId, NodeSpec, RequestId, Revocation, Submission,
+    Approval, CertificateSerial, Control, DeviceSet, FencingToken, ForeignLoad, HolderId, JobId, LogIndex,
+    Name, NodeAdmission, NodeId, NodeSpec, RequestId, Requester, Revocation, Submission,
 };
+
+use crate::commands::controls::{ControlOrder, JobSelection};
+use crate::commands::modify::ModifyOrder;
 
 /// An input for the leader.
 #[derive(Clone, Debug)]
@@ -22,13 +25,10 @@ pub enum Command {
         /// At most [`muster_types::limits::BATCH_JOBS_MAX`]. Shared, because a caller may have to submit them again.
         jobs: Arc<[Submission]>,
     },
-    /// Cancel a job.
-    Cancel {
-        /// The client's name for it.
-        request: RequestId,
-        /// Which.
-        job: JobId,
-    },
+    /// Something is asked of jobs that exist.
+    Control(Box<ControlOrder>),
+    /// Change a job.
+    Modify(Box<ModifyOrder>),
     /// Cordon a node or put it back.
     SetCordon {
         /// The client's name for it.
@@ -199,6 +199,21 @@ pub enum Command {
         /// Rank and what happened; obsolete ones are dropped.
         updates: Vec<(u32, RankUpdate)>,
     },
+}
+
+impl Command {
+    /// Cancels a job, for somebody who is not known.
+    #[must_use]
+    pub fn cancel(request: RequestId, job: JobId) -> Command {
+        Command::control(request, Control::Cancel, job)
+    }
+
+    /// Asks something of a job, for somebody who is not known.
+    #[must_use]
+    pub fn control(request: RequestId, control: Control, job: JobId) -> Command {
+        let selection = JobSelection::named(alloc::vec![job]);
+        Command::Control(Box::new(ControlOrder { request, by: Requester::default(), control, selection }))
+    }
 }
 
 /// What an operator wants of a node's drain.

@@ -5,7 +5,9 @@ use muster_types::{Refusal, RefusalCode};
 
 use crate::commands::answer::Answer;
 use crate::commands::command::Command;
-use crate::commands::{admission, cluster, health, jobs, network, node, policy, restrictions, submit};
+use crate::commands::{
+    admission, cluster, controls, health, jobs, modify, network, node, policy, restrictions, submit,
+};
 use crate::speculation::Speculation;
 
 /// Carries out a command on the speculation.
@@ -27,7 +29,8 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         Command::Recover { generation } => cluster::recover(speculation, *generation),
         Command::ForgetNode { request, node } => node::forget(speculation, *request, *node),
         Command::Submit { request, jobs } => submit::submit(speculation, *request, jobs),
-        Command::Cancel { request, job } => jobs::cancel(speculation, *request, *job),
+        Command::Control(order) => controls::control(speculation, order),
+        Command::Modify(order) => modify::modify(speculation, order),
         Command::SetCordon { request, node, cordoned } => {
             restrictions::set_cordon(speculation, *request, *node, *cordoned)
         }

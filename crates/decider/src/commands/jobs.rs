@@ -1,45 +1,12 @@
-//! Jobs that exist: cancelled, and what is reported of them.
+//! What is reported of jobs that run.
 
 use alloc::format;
-use muster_journal::{Decision, Outcome, RequestKey, hash};
+use muster_journal::Decision;
 use muster_state::Phase;
-use muster_types::{FencingToken, JobId, Refusal, RefusalCode, RequestId};
+use muster_types::{FencingToken, JobId, Refusal, RefusalCode};
 
-use crate::commands::answer::{Answer, repeated};
-use crate::settle::job::settle;
+use crate::commands::answer::Answer;
 use crate::speculation::Speculation;
-
-pub(super) fn cancel(
-    speculation: &mut Speculation,
-    request: RequestId,
-    job: JobId,
-) -> Result<Answer, Refusal> {
-    let key = RequestKey { id: request, fingerprint: hash(&("cancel", job)) };
-    if let Some(answer) = repeated(speculation, key)? {
-        return Ok(answer);
-    }
-    let Some(row) = speculation.state().job(job) else {
-        return Err(
-            Refusal::new(RefusalCode::JobNotFound, format!("there is no job {job}")).with("job_id", job)
-        );
-    };
-    if let Phase::Finished(outcome) = &row.phase {
-        let text = match outcome {
-            Outcome::Succeeded => format!("{job} has already finished: it succeeded"),
-            Outcome::Cancelled => format!("{job} has already finished: it was cancelled"),
-            Outcome::Failed { detail } => format!("{job} has already finished: it failed, {detail}"),
-        };
-        return Err(Refusal::new(RefusalCode::JobFinished, text).with("job_id", job));
-    }
-    // An operator who ends many jobs is not held up. Repeated cancellations of one job count, because they end it no sooner.
-    if row.cancel_requested {
-        let tenant = speculation.state().spec(job).map(|spec| spec.tenant.clone());
-        speculation.count_request(tenant.iter())?;
-    }
-    let at = speculation.push(Decision::JobCancelRequested { request: key, job });
-    settle(speculation, job);
-    Ok(Answer::Done { at })
-}
 
 /// What comes too late is not worth a refusal: it is said again if it stays so.
 pub(super) fn note_straggler(

@@ -79,7 +79,7 @@ fn check_limits(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
 }
 
 /// What jobs ask for beyond what every job may is a right of their tenant.
-fn check_rights(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+pub(super) fn check_rights(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
     let Some((place, missing)) = state.missing_right(specs.iter().map(|job| &job.spec)) else {
         return Ok(());
     };

@@ -114,6 +114,8 @@ impl Searches {
             | Decision::DigestRecorded { .. }
             | Decision::HistoryPruned { .. }
             | Decision::JobCancelRequested { .. }
+            | Decision::JobHoldSet { .. }
+            | Decision::JobRequeueRequested { .. }
             | Decision::GangStopRequested { .. }
             | Decision::AttemptFailed { .. }
             | Decision::StragglerNoted { .. }

@@ -252,6 +252,7 @@ fn after_stop(
         StopCause::Cancelled
         | StopCause::Evicted { .. }
         | StopCause::Fault { .. }
+        | StopCause::Requested { .. }
         | StopCause::Rearranged(_) => Decision::JobRequeued { job, failed: false },
     }
 }

@@ -161,6 +161,7 @@ fn failure_of(placement: &Placement, cause: &StopCause) -> Option<Found> {
         StopCause::Cancelled
         | StopCause::RunTimeLimit
         | StopCause::Deadline
+        | StopCause::Requested { .. }
         | StopCause::Rearranged(
             RearrangeCause::Moved { .. } | RearrangeCause::Resized | RearrangeCause::Drained { .. },
         ) => return None,

@@ -15,7 +15,7 @@ use muster_types::health::HealthReport;
 use muster_types::policy::{TenantLimits, TenantPolicy};
 use muster_types::{
     ClusterId, Dependency, DependencyRule, ExitStatus, JobId, LogTime, NodeId, Parameters, Refusal,
-    RefusalCode, limits,
+    RefusalCode, Requester, limits,
 };
 
 use crate::support::{
@@ -295,8 +295,7 @@ fn a_full_state_forgets_what_is_over_and_then_takes_nothing_new() {
             panic!("there is room")
         };
         if n.is_multiple_of(2) {
-            handle(&mut speculation, &Command::Cancel { request: request(10_000 + n), job: jobs[0] })
-                .unwrap();
+            handle(&mut speculation, &Command::cancel(request(10_000 + n), jobs[0])).unwrap();
         }
     }
     let code = |result: Result<Answer, Refusal>| result.err().map(|refusal| refusal.code);
@@ -345,7 +344,7 @@ fn nothing_is_forgotten_by_age_before_a_monotonic_clock_bears_the_age_out() {
     let submit = Command::Submit { request: request(42), jobs: muster_types::Submission::plain(specs) };
     let answer = handle(&mut speculation, &submit).unwrap();
     let Answer::Submitted { jobs, .. } = &answer else { panic!("{answer:?}") };
-    handle(&mut speculation, &Command::Cancel { request: request(43), job: jobs[0] }).unwrap();
+    handle(&mut speculation, &Command::cancel(request(43), jobs[0])).unwrap();
     handle(&mut speculation, &Command::SessionOver { node, incarnation }).unwrap();
     commit(&mut speculation, &mut state);
 
@@ -501,7 +500,7 @@ fn what_is_over_goes_before_anything_new_is_refused() {
             panic!("there is room")
         };
         for job in jobs.iter().take(30) {
-            let cancel = Command::Cancel { request: request(1_000_000 + u128::from(job.0)), job: *job };
+            let cancel = Command::cancel(request(1_000_000 + u128::from(job.0)), *job);
             handle(&mut speculation, &cancel).unwrap();
         }
         commit(&mut speculation, &mut state);
@@ -534,7 +533,7 @@ fn what_is_over_goes_before_a_job_that_waits_for_another_is_refused() {
             panic!("there is room")
         };
         for job in jobs.into_iter().take(2) {
-            let cancel = Command::Cancel { request: request(1_000_000 + u128::from(job.0)), job };
+            let cancel = Command::cancel(request(1_000_000 + u128::from(job.0)), job);
             handle(&mut speculation, &cancel).unwrap();
             finished.push(job);
         }
@@ -653,7 +652,7 @@ fn a_tenant_has_no_more_jobs_than_its_policy_lets_it_have() {
     assert_eq!(exceeded(submit(&mut speculation, "below", 1)), "pendingJobs");
     submit(&mut speculation, "other", 100).unwrap();
     // A job that is over makes room for the next.
-    handle(&mut speculation, &Command::Cancel { request: request(2), job: jobs[0] }).unwrap();
+    handle(&mut speculation, &Command::cancel(request(2), jobs[0])).unwrap();
     commit(&mut speculation, &mut state);
     check(&state);
     // A record that says more is refused by every replica.
@@ -781,7 +780,11 @@ fn tenants_that_the_policy_does_not_name_are_forgotten() {
     apply(&mut state, YEAR_MS, prune());
     assert!(state.usage(&tenant).is_some());
     let key = |n: u128| muster_journal::RequestKey { id: request(n), fingerprint: 0 };
-    apply(&mut state, 0, Decision::JobCancelRequested { request: key(70), job: id });
+    apply(
+        &mut state,
+        0,
+        Decision::JobCancelRequested { request: key(70), by: Requester::default(), jobs: vec![id] },
+    );
     let exited = RankUpdate::Exited(ExitStatus::Code(0));
     let ended = Decision::WorkersReported {
         node: NodeId(0),

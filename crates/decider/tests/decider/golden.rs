@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use muster_decider::{
-    Command, DrainOrder, Founding, RepairOrder, Speculation, handle, schedule, settle_all, tick,
+    Command, ControlOrder, DrainOrder, Founding, JobSelection, ModifyOrder, RepairOrder, Speculation, handle,
+    schedule, settle_all, tick,
 };
 use muster_journal::{Decision, FORMAT_MIN, RankUpdate, Round, StopCause, decode_round, encode_round};
 use muster_planner::Budget;
@@ -18,10 +19,10 @@ use muster_types::health::{Finding, HealthReport, Observation};
 use muster_types::job::ArrayMember;
 use muster_types::policy::{Order, PolicyDraft, Quota, TenantLimits, TenantPolicy};
 use muster_types::{
-    AdmissionMode, AdmissionRule, Approval, CertificateSerial, CheckpointRules, Dependency, DependencyRule,
-    DeviceSet, ExitStatus, FailureClass, JobContract, JobId, JobMetadata, LaunchForm, LogIndex, LogTime,
-    NodeAdmission, NodeBounds, NodeId, NoticeRules, Preflight, PriorityTier, RetryRules, Revocation,
-    Submission,
+    AdmissionMode, AdmissionRule, Approval, CertificateSerial, CheckpointRules, Control, Dependency,
+    DependencyRule, DeviceSet, ExitStatus, FailureClass, FieldChange, JobContract, JobId, JobMetadata,
+    LaunchForm, LogIndex, LogTime, NodeAdmission, NodeBounds, NodeId, NoticeRules, Preflight, PriorityTier,
+    Requester, RetryRules, Revocation, Submission,
 };
 
 use crate::support::{
@@ -86,7 +87,7 @@ fn every_released_format_replays_to_its_digests() {
         assert_eq!(state.rejected(), 1, "the log holds one refused record");
         assert_eq!(state.stale(), 2, "the log holds two records of an ended leadership");
         // The one that raises the format has its bytes below: what follows it is of another format.
-        assert_eq!(variants.len(), 36, "{variants:?}");
+        assert_eq!(variants.len(), 39, "{variants:?}");
         assert_eq!((state.format(), state.generation()), (format, 2));
         let phases: BTreeSet<&str> = state.jobs().iter().map(|(_, row)| phase(&row.phase)).collect();
         assert_eq!(phases.len(), 5, "the snapshot holds a job in every phase: {phases:?}");
@@ -209,7 +210,7 @@ fn scenario() -> Vec<Round> {
     let mut deposed = run.speculation.clone();
     handle(&mut deposed, &Command::SetCordon { request: request(900), node: NodeId(2), cordoned: false })
         .unwrap();
-    handle(&mut deposed, &Command::Cancel { request: request(901), job: stays }).unwrap();
+    handle(&mut deposed, &Command::cancel(request(901), stays)).unwrap();
     let mut late = deposed.take_round().unwrap();
     late.decisions.truncate(2);
     let state = run.speculation.state().clone();
@@ -266,6 +267,7 @@ fn scenario() -> Vec<Round> {
     admit(&mut run);
     resume(&mut run);
     label(&mut run);
+    control(&mut run);
     // A job in each phase is left.
     run.submit(job("starting", 1, None));
     let running = run.submit(job("running", 1, None));
@@ -343,6 +345,48 @@ fn resume(run: &mut Run) {
     let founding = Founding { generation: 2, ..FOUNDING };
     run.speculation = Speculation::begin(state, leadership(7, 2), run.speculation.now(), founding);
     run.register(node_spec("plain", "us", "c2", None), 3);
+    run.end_round(10);
+}
+
+/// Jobs that are held, released, requeued, suspended, changed and cancelled, some by an operator and some together.
+fn control(run: &mut Run) {
+    let asked = |run: &mut Run, control, name: &str, jobs: Vec<JobId>| {
+        let by = Requester { name: name.to_owned(), is_operator: name.starts_with("admin/") };
+        let (request, selection) = (run.next_request(), JobSelection::named(jobs));
+        let order = ControlOrder { request, by, control, selection };
+        handle(&mut run.speculation, &Command::Control(Box::new(order))).unwrap();
+    };
+    let jobs: Vec<JobId> = (0..4).map(|n| run.submit(job(&format!("asked-{n}"), 1, None))).collect();
+    asked(run, Control::Hold, "tenant/vision/ada", vec![jobs[0], jobs[1]]);
+    asked(run, Control::Hold, "admin/ops", vec![jobs[1]]);
+    asked(run, Control::Release, "tenant/vision/ada", vec![jobs[0]]);
+    run.schedule();
+    run.report(jobs[2], RankUpdate::Running);
+    asked(run, Control::Requeue, "tenant/vision/ada", vec![jobs[0], jobs[2]]);
+    asked(run, Control::Suspend, "", vec![jobs[3]]);
+    run.end_round(10);
+    run.report(jobs[0], RankUpdate::Exited(ExitStatus::NotStarted));
+    run.report(jobs[2], RankUpdate::Exited(ExitStatus::Signal(15)));
+    run.report(jobs[3], RankUpdate::Exited(ExitStatus::NotStarted));
+    let now = run.speculation.now();
+    let changes = vec![
+        FieldChange::Tier(PriorityTier::Batch),
+        FieldChange::RunTimeLimit(Some(3_600_000)),
+        FieldChange::Deadline(Some(now.plus_ms(86_400_000))),
+        FieldChange::NotBefore(Some(now.plus_ms(60_000))),
+        FieldChange::Regions(vec![name("us")]),
+        FieldChange::NodeSelector(Default::default()),
+        FieldChange::ExpectedRun(None),
+        FieldChange::Labels([("team".into(), "vision".into())].into()),
+        FieldChange::Annotations([("note".into(), "x".into())].into()),
+    ];
+    for (job, changes) in [(jobs[1], changes), (jobs[2], vec![FieldChange::Tier(PriorityTier::Free)])] {
+        let by = Requester { name: "tenant/vision/ada".into(), is_operator: false };
+        let order = ModifyOrder { request: run.next_request(), by, job, expected: None, changes };
+        handle(&mut run.speculation, &Command::Modify(Box::new(order))).unwrap();
+    }
+    run.end_round(10);
+    asked(run, Control::Cancel, "admin/ops", vec![jobs[0], jobs[2]]);
     run.end_round(10);
 }
 
@@ -608,7 +652,7 @@ impl Run {
 
     fn cancel(&mut self, job: JobId) {
         let request = self.next_request();
-        handle(&mut self.speculation, &Command::Cancel { request, job }).unwrap();
+        handle(&mut self.speculation, &Command::cancel(request, job)).unwrap();
     }
 
     fn cordon(&mut self, node: NodeId, cordoned: bool) {

@@ -17,8 +17,8 @@ use muster_types::health::{
 };
 use muster_types::policy::{Guarantee, PolicyDraft};
 use muster_types::{
-    ClusterId, DeviceSet, ExitStatus, FencingToken, JobId, JobMetadata, LogIndex, LogTime, NodeId,
-    Parameters, limits,
+    ClusterId, DeviceSet, ExitStatus, FencingToken, FieldChange, JobId, JobMetadata, LogIndex, LogTime,
+    NodeId, Parameters, PriorityTier, Requester, limits,
 };
 
 use crate::support::{
@@ -52,7 +52,7 @@ fn scene() -> Scene {
         }
     };
     let finished = submit(&mut speculation, 1, job("done", 1, None));
-    handle(&mut speculation, &Command::Cancel { request: request(2), job: finished }).unwrap();
+    handle(&mut speculation, &Command::cancel(request(2), finished)).unwrap();
     let mut draft = job_draft("starting", vec![group("main", 2, Some(accelerators("h100", 2)))]);
     draft.regions = vec![name("eu")];
     let starting = submit(&mut speculation, 3, draft.check().unwrap());
@@ -89,6 +89,14 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
         updates,
     };
     let stop = |cause| Decision::GangStopRequested { job: starting, token, cause };
+    let by = Requester::default;
+    let held = |n, jobs, held| Decision::JobHoldSet { request: key(n), by: by(), jobs, held };
+    let requeued =
+        |n, jobs| Decision::JobRequeueRequested { request: key(n), by: by(), jobs, suspended: false };
+    let modified = |n, job, changes| {
+        let estimate = muster_journal::Estimate::default();
+        Decision::JobModified { request: key(n), by: by(), job, changes, estimate }
+    };
     let host = |node: &str| node_draft(node, "eu", "c1", Some(accelerators("h100", 8)));
     let mut smaller = host("n0");
     smaller.cpu_milli = 32_000;
@@ -110,9 +118,51 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
         (E::Limit, submitted(key(99), vec![])),
         (E::Limit, submitted(key(99), vec![spec.clone(); limits::BATCH_JOBS_MAX + 1])),
         (E::Limit, Decision::JobsSubmitted { request: key(99), specs: vec![spec.into()], estimates: vec![] }),
-        (E::RequestRepeated, Decision::JobCancelRequested { request: key(1), job: pending }),
-        (E::JobUnknown, Decision::JobCancelRequested { request: key(99), job: unknown }),
-        (E::JobPhase, Decision::JobCancelRequested { request: key(99), job: finished }),
+        (
+            E::RequestRepeated,
+            Decision::JobCancelRequested { request: key(1), by: Requester::default(), jobs: vec![pending] },
+        ),
+        (
+            E::JobUnknown,
+            Decision::JobCancelRequested { request: key(99), by: Requester::default(), jobs: vec![unknown] },
+        ),
+        (
+            E::JobPhase,
+            Decision::JobCancelRequested { request: key(99), by: Requester::default(), jobs: vec![finished] },
+        ),
+        (E::RequestRepeated, held(1, vec![pending], true)),
+        (E::JobUnknown, held(99, vec![unknown], true)),
+        (E::JobPhase, held(99, vec![starting], true)),
+        (E::JobPhase, held(99, vec![finished], true)),
+        (E::NothingToDo, held(99, vec![pending], false)),
+        (E::Limit, held(99, vec![pending, starting], true)),
+        (E::Limit, held(99, vec![pending, pending], true)),
+        (E::Limit, held(99, vec![pending; limits::CONTROLLED_JOBS_MAX + 1], true)),
+        (
+            E::Limit,
+            Decision::JobHoldSet {
+                request: key(99),
+                by: Requester { name: "é".to_owned(), is_operator: false },
+                jobs: vec![pending],
+                held: true,
+            },
+        ),
+        (E::RequestRepeated, requeued(1, vec![starting])),
+        (E::JobUnknown, requeued(99, vec![unknown])),
+        (E::JobPhase, requeued(99, vec![pending])),
+        (E::JobPhase, requeued(99, vec![finished])),
+        (E::RequestRepeated, modified(1, pending, vec![FieldChange::RunTimeLimit(None)])),
+        (E::JobUnknown, modified(99, unknown, vec![FieldChange::RunTimeLimit(None)])),
+        (E::JobPhase, modified(99, finished, vec![FieldChange::RunTimeLimit(None)])),
+        (E::JobPhase, modified(99, starting, vec![FieldChange::Tier(PriorityTier::Free)])),
+        (E::NothingToDo, modified(99, pending, vec![])),
+        (E::Limit, modified(99, pending, vec![FieldChange::RunTimeLimit(Some(0))])),
+        (E::Limit, modified(99, pending, vec![FieldChange::Deadline(None), FieldChange::Deadline(None)])),
+        (
+            E::Limit,
+            modified(99, pending, vec![FieldChange::Labels([("-".to_owned(), String::new())].into())]),
+        ),
+        (E::JobPhase, stop(StopCause::Requested { suspended: false })),
         (
             E::NodeNotCurrent,
             Decision::NodeRegistered { spec: host("n0").check().unwrap(), holder: holder(2) },
@@ -521,6 +571,38 @@ fn a_gang_on_a_node_that_lacks_required_isolation_is_refused() {
     assert_eq!((state.check(&on(0)), state.check(&on(1))), (refused, Ok(())));
 }
 
+/// What an operator holds nobody else releases; what is held is not placed; and what was changed to a rule that it breaks
+/// is not changed.
+#[test]
+fn holds_and_changes_are_checked() {
+    let scene = scene();
+    let (pending, mut state) = (scene.pending, scene.state.clone());
+    let apply = |state: &mut State, decision: Decision| {
+        let first_index = state.log_index().next();
+        let round = Round { first_index, basis_index: state.log_index(), ..round(&scene, vec![decision]) };
+        assert_eq!(state.apply_round(&round).remove(0).rejection, None);
+        state.verify().unwrap();
+    };
+    let operator = Requester { name: "admin/ops".to_owned(), is_operator: true };
+    let user = Requester { name: "tenant/vision/ada".to_owned(), is_operator: false };
+    let hold = |n, by: &Requester, held| Decision::JobHoldSet {
+        request: key(n),
+        by: by.clone(),
+        jobs: vec![pending],
+        held,
+    };
+    let workers = vec![slot(1, 0xf0), slot(1, 0xf)];
+    let place = Decision::GangPlaced { job: pending, workers };
+    assert_eq!(state.check(&place), Ok(()), "it fits there");
+    apply(&mut state, hold(50, &user, true));
+    assert_eq!(state.check(&hold(51, &user, true)), Err(GuardError::NothingToDo));
+    assert_eq!(state.check(&place), Err(GuardError::JobPhase));
+    apply(&mut state, hold(52, &operator, true));
+    assert_eq!(state.check(&hold(53, &user, false)), Err(GuardError::HeldByOperator));
+    apply(&mut state, hold(54, &operator, false));
+    assert_eq!(state.check(&place), Ok(()));
+}
+
 /// What jobs carry is recorded once for each, before anything becomes of it, and within the bounds.
 #[test]
 fn what_jobs_carry_is_checked() {
@@ -537,7 +619,7 @@ fn what_jobs_carry_is_checked() {
     };
     let jobs = submit(&mut speculation, 1, 3);
     let over = submit(&mut speculation, 2, 1)[0];
-    handle(&mut speculation, &Command::Cancel { request: request(3), job: over }).unwrap();
+    handle(&mut speculation, &Command::cancel(request(3), over)).unwrap();
     commit(&mut speculation, &mut state);
     let says = |labels: &[(&str, &str)]| {
         let labels = labels.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();

@@ -2,7 +2,8 @@
 //! them, the same on every replica, and whatever it takes keeps every invariant. No record panics.
 
 use muster_journal::{
-    Decision, FORMAT_MAX, NodeLostCause, Outcome, RankUpdate, RequestKey, Round, StopCause, WorkerSlot,
+    Decision, Estimate, FORMAT_MAX, NodeLostCause, Outcome, RankUpdate, RequestKey, Round, StopCause,
+    WorkerSlot,
 };
 use muster_state::{NodeRow, Phase, State};
 use muster_types::health::{
@@ -10,8 +11,9 @@ use muster_types::health::{
 };
 use muster_types::policy::{PolicyDraft, TenantPolicy, TenantRights};
 use muster_types::{
-    ClusterId, DeviceSet, ExitStatus, FailureClass, FencingToken, ForeignLoad, JobContract, JobId,
-    JobMetadata, LogIndex, LogTime, Name, NodeId, Parameters, ReplicaId, limits,
+    ClusterId, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, JobContract,
+    JobId, JobMetadata, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, ReplicaId, Requester,
+    limits,
 };
 
 use crate::random::Random;
@@ -22,7 +24,7 @@ use crate::support::{
 const SEEDS: u64 = 16;
 const STEPS: u64 = 900;
 /// Decisions that are tried here.
-const VARIANTS: usize = 29;
+const VARIANTS: usize = 32;
 
 #[test]
 fn whatever_is_accepted_keeps_every_invariant() {
@@ -111,6 +113,9 @@ fn variant(decision: &Decision) -> usize {
         "health_policy_set",
         "foreign_load_set",
         "policy_set",
+        "job_hold_set",
+        "job_requeue_requested",
+        "job_modified",
     ];
     names.iter().position(|n| *n == decision.name()).expect("a known variant")
 }
@@ -146,7 +151,7 @@ fn decision(random: &mut Random, state: &State) -> Decision {
         incarnation = random.next() as u32;
     }
     let key = RequestKey { id: request(u128::from(random.below(400))), fingerprint: random.next() };
-    match random.below(80) {
+    match random.below(88) {
         0 => Decision::LeaderStarted,
         1 => {
             Decision::ClusterCreated { cluster: ClusterId(8), generation: 2, parameters: Parameters::DEFAULT }
@@ -158,7 +163,7 @@ fn decision(random: &mut Random, state: &State) -> Decision {
             let specs = vec![draft.check().expect("a job"); random.below(3) as usize];
             submitted(key, specs)
         }
-        8..10 => Decision::JobCancelRequested { request: key, job },
+        8..10 => Decision::JobCancelRequested { request: key, by: Requester::default(), jobs: vec![job] },
         10..14 => {
             let has = Some(accelerators("h100", 8));
             let mut draft = node_draft(&format!("n{}", random.below(6)), "eu", "c1", has);
@@ -294,11 +299,45 @@ fn decision(random: &mut Random, state: &State) -> Decision {
             let slow_milli = random.once_in(2).then(|| random.next() as u32);
             Decision::StragglerNoted { job, token, rank: random.below(4) as u32, slow_milli }
         }
+        80.. => controlled(random, state, job, key),
         70.. => restriction(random, state, node, key),
         41 if random.once_in(8) => {
             Decision::ClusterRecovered { generation: state.generation() + random.below(2) as u32 }
         }
         _ => Decision::NodeForgotten { request: random.once_in(2).then_some(key), node },
+    }
+}
+
+/// What people ask of a job, often of one that it cannot be asked of.
+fn controlled(random: &mut Random, state: &State, job: JobId, request: RequestKey) -> Decision {
+    let mut jobs = vec![job; usize::from(!random.once_in(10))];
+    if random.once_in(4) {
+        jobs.push(JobId(job.0.saturating_add(random.below(2))));
+    }
+    let by = Requester { name: "x".repeat(random.below(170) as usize), is_operator: random.once_in(4) };
+    match random.below(6) {
+        0..2 => Decision::JobHoldSet { request, by, jobs, held: true },
+        2 => Decision::JobHoldSet { request, by, jobs, held: false },
+        3 => Decision::JobRequeueRequested { request, by, jobs, suspended: random.once_in(2) },
+        _ => {
+            let now = state.log_time();
+            let soon = random.once_in(2).then(|| now.plus_ms(random.below(5_000)));
+            let mut changes = vec![match random.below(6) {
+                0 => FieldChange::Tier(PriorityTier::ALL[random.below(5) as usize]),
+                1 => FieldChange::RunTimeLimit(random.once_in(4).then(|| random.below(9_000))),
+                2 => FieldChange::NotBefore(soon),
+                3 => FieldChange::Deadline(soon),
+                4 => FieldChange::Regions(vec![Name::literal("eu"); random.below(3) as usize]),
+                _ => {
+                    FieldChange::Labels([("team".to_owned(), "a b".repeat(random.below(2) as usize))].into())
+                }
+            }];
+            if random.once_in(4) {
+                changes.push(FieldChange::ExpectedRun(Some(random.below(2) * 7_000)));
+            }
+            let estimate = Estimate { turn: random.below(100), ..Estimate::default() };
+            Decision::JobModified { request, by, job, changes, estimate }
+        }
     }
 }
 

@@ -111,7 +111,7 @@ fn a_tenant_makes_no_more_requests_in_a_minute_than_its_policy_lets_it() {
     pass(&mut speculation, &mut state);
     // Ending a job is not counted; asking again and again to end it is, for each is remembered by its id.
     for n in 100..102 {
-        handle(&mut speculation, &Command::Cancel { request: request(n), job: first }).unwrap();
+        handle(&mut speculation, &Command::cancel(request(n), first)).unwrap();
     }
     let before = speculation.last_index();
     let refused = submit(&mut speculation, 4, "team").unwrap_err();
@@ -120,7 +120,7 @@ fn a_tenant_makes_no_more_requests_in_a_minute_than_its_policy_lets_it() {
         (RefusalCode::Overloaded, "requestsPerMinute".into())
     );
     assert_eq!((fact(&refused, "tenant"), fact(&refused, "retry_after_ms")), ("team".into(), "20000".into()));
-    let cancel = Command::Cancel { request: request(5), job: first };
+    let cancel = Command::cancel(request(5), first);
     assert!(handle(&mut speculation, &cancel).is_err());
     assert_eq!(speculation.last_index(), before, "a refusal pushes nothing");
     // One that is repeated has its answer, whatever was used.

@@ -222,7 +222,7 @@ impl World {
             self.settle(&stopping);
             if self.replica.job(job).unwrap().phase == Phase::Pending {
                 let request = self.next_request();
-                self.carry_out(&Command::Cancel { request, job });
+                self.carry_out(&Command::cancel(request, job));
             }
             let passed = self.random.below(30) * MINUTE_MS;
             self.pass_time(passed);
@@ -549,7 +549,7 @@ fn nobody_is_stopped_again_and_again() {
                 world.report(claimant, &RankUpdate::Exited(ExitStatus::Code(0)));
             } else {
                 let request = world.next_request();
-                world.carry_out(&Command::Cancel { request, job: claimant });
+                world.carry_out(&Command::cancel(request, claimant));
             }
             let stopping = world.schedule();
             world.settle(&stopping);

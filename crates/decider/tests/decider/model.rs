@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use muster_decider::{
-    Command, DrainOrder, Founding, RepairOrder, Speculation, handle, schedule, settle_all, tick,
+    Command, ControlOrder, DrainOrder, Founding, JobSelection, ModifyOrder, RepairOrder, Speculation, handle,
+    schedule, settle_all, tick,
 };
 use muster_journal::{FORMAT_MAX, FORMAT_MIN, RankUpdate, Round};
 use muster_planner::Budget;
@@ -13,9 +14,9 @@ use muster_state::{NodeStatus, Phase, State};
 use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
 use muster_types::policy::{Order, PolicyDraft, Quota, TenantPolicy, Window, WindowPurpose, WindowScope};
 use muster_types::{
-    AcceleratorChoice, Dependency, DependencyRule, DeviceAmount, DeviceSet, ExitStatus, FailureClass,
-    JobContract, JobDraft, JobId, JobMetadata, JobSpec, Level, LogTime, NodeId, NodeSpec, PriorityTier,
-    Spread, Submission, TaskGroup,
+    AcceleratorChoice, Control, Dependency, DependencyRule, DeviceAmount, DeviceSet, ExitStatus,
+    FailureClass, FieldChange, JobContract, JobDraft, JobId, JobMetadata, JobSpec, Level, LogTime, NodeId,
+    NodeSpec, PriorityTier, Requester, Spread, Submission, TaskGroup,
 };
 
 use crate::random::Random;
@@ -545,7 +546,37 @@ impl Model {
     fn cancel(&mut self) {
         let Some(job) = self.any_job() else { return };
         let request = self.request();
-        let _ = handle(&mut self.speculation, &Command::Cancel { request, job });
+        let _ = handle(&mut self.speculation, &Command::cancel(request, job));
+        // More often than jobs are cancelled something else is asked of them.
+        for _ in 0..3 {
+            self.control();
+        }
+    }
+
+    /// What people ask of jobs: mostly of those that it can be asked of, for they are few.
+    fn control(&mut self) {
+        let Some(job) = self.any_job() else { return };
+        let by = Requester { name: "x".to_owned(), is_operator: self.random.once_in(3) };
+        let request = self.request();
+        if self.random.once_in(3) {
+            let soon = self.now.plus_ms(self.random.below(20_000));
+            let changes = vec![match self.random.below(6) {
+                0 => FieldChange::Tier(PriorityTier::ALL[self.random.below(5) as usize]),
+                1 => FieldChange::RunTimeLimit(self.random.once_in(2).then(|| self.random.below(60_000))),
+                2 => FieldChange::NotBefore(self.random.once_in(2).then_some(soon)),
+                3 => FieldChange::Deadline(self.random.once_in(2).then(|| soon.plus_ms(60_000))),
+                4 => FieldChange::Regions(vec![name(["eu", "us"][self.random.below(2) as usize])]),
+                _ => FieldChange::ExpectedRun(Some(1 + self.random.below(100_000))),
+            }];
+            let order = ModifyOrder { request, by, job, expected: None, changes };
+            let _ = handle(&mut self.speculation, &Command::Modify(Box::new(order)));
+            return;
+        }
+        let control = Control::ALL[1 + self.random.below(4) as usize];
+        let jobs = (0..4).filter_map(|_| self.any_job()).chain([job]).collect();
+        let selection = JobSelection { is_found: true, ..JobSelection::named(jobs) };
+        let order = ControlOrder { request, by, control, selection };
+        let _ = handle(&mut self.speculation, &Command::Control(Box::new(order)));
     }
 
     fn cordon(&mut self) {
@@ -718,7 +749,7 @@ fn every_job_can_be_brought_to_an_end() {
         let jobs: Vec<JobId> = model.speculation.state().jobs().iter().map(|(id, _)| *id).collect();
         for job in jobs {
             model.requests += 1;
-            let command = Command::Cancel { request: request(model.requests), job };
+            let command = Command::cancel(request(model.requests), job);
             let _ = handle(&mut model.speculation, &command);
         }
         let up = |state: &State| -> Vec<(NodeId, u32)> {

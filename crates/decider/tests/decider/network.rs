@@ -73,7 +73,7 @@ impl Fleet {
                 handle(&mut self.speculation, &Command::Report { node, incarnation, job, token, updates });
         }
         let request = self.request();
-        let _ = handle(&mut self.speculation, &Command::Cancel { request, job });
+        let _ = handle(&mut self.speculation, &Command::cancel(request, job));
     }
 
     fn pass(&mut self, ms: u64) {

@@ -4,6 +4,8 @@
 //!
 //! Every command is one round, which also goes through its bytes to a second replica.
 
+mod controls;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -222,11 +224,8 @@ impl World {
                 self.carry_out(&Command::SetHealthPolicy { request, policy, expected_version })
             }
             "submit" => self.submit(rest),
-            "cancel" => {
-                let job = self.job_id(rest[0]);
-                let request = self.request(rest);
-                self.carry_out(&Command::Cancel { request, job })
-            }
+            "cancel" | "hold" | "resume" | "requeue" | "suspend" => self.control(verb, rest),
+            "modify" => self.modify(rest),
             "checkpoint" => {
                 let job = self.job_id(rest[0]);
                 let token =
@@ -718,7 +717,18 @@ impl World {
                     many => format!(" {} x{many}", names[0]),
                 }
             }
-            Decision::JobCancelRequested { job, .. } => format!(" {}", self.label(*job)),
+            Decision::JobCancelRequested { by, jobs, .. } => self.controlled(jobs, by),
+            Decision::JobHoldSet { by, jobs, held, .. } => {
+                format!("{} {}", self.controlled(jobs, by), if *held { "held" } else { "released" })
+            }
+            Decision::JobRequeueRequested { by, jobs, suspended, .. } => {
+                let how = if *suspended { " suspended" } else { "" };
+                format!("{}{how}", self.controlled(jobs, by))
+            }
+            Decision::JobModified { by, job, changes, .. } => {
+                let changes: Vec<String> = changes.iter().map(|change| format!(" {change}")).collect();
+                format!("{}{}", self.controlled(&[*job], by), changes.concat())
+            }
             Decision::NodeRegistered { spec, holder } => {
                 let row = self.state().node_named(&spec.name).and_then(|id| self.state().node(id)).unwrap();
                 format!(" {} holder={} incarnation={}", spec.name, holder.0, row.incarnation)
@@ -871,6 +881,8 @@ impl World {
             }
             StopCause::RunTimeLimit => "run-time limit".into(),
             StopCause::Deadline => "deadline".into(),
+            StopCause::Requested { suspended: true } => "suspended".into(),
+            StopCause::Requested { suspended: false } => "requeued".into(),
             StopCause::Rearranged(RearrangeCause::Preempted { by }) => {
                 format!("preempted by {}", self.label(*by))
             }
@@ -932,6 +944,13 @@ impl World {
             };
             let label = self.label(*id);
             write!(text, "{label}: {phase}; attempt {}, failures {}", row.attempt, row.failures).unwrap();
+            if let Some(hold) = self.state().hold(*id) {
+                let since = self.now.since_ms(hold.since) / 1_000;
+                write!(text, ", held by {} for {since} s", hold.by).unwrap();
+            }
+            if let Some(control) = self.state().control(*id).filter(|control| control.requeues > 0) {
+                write!(text, ", requeued {}", control.requeues).unwrap();
+            }
             if let Some(placement) = &row.placement {
                 let ranks: Vec<&str> = placement.ranks.iter().map(rank_text).collect();
                 write!(text, "; ranks {}", ranks.join(" ")).unwrap();

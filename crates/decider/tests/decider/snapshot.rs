@@ -170,6 +170,7 @@ fn the_largest_row_is_within_bounds() {
         charge: Charge::default(),
     });
     let row = JobRow {
+        held: false,
         released: true,
         estimate: Estimate { run_ms: u64::MAX, run_high_ms: u64::MAX, turn: u64::MAX, ..Estimate::default() },
         preemptions: u32::MAX,

@@ -187,7 +187,7 @@ impl<'a> Drive<'a> {
             Event::Cancel(place) => {
                 if let Some(job) = self.records[place].id {
                     let request = self.request();
-                    let _ = self.handle(&Command::Cancel { request, job }, observer);
+                    let _ = self.handle(&Command::cancel(request, job), observer);
                 }
             }
             Event::Running(job, token) => {

@@ -92,6 +92,7 @@ impl Leases {
                 | Decision::WorkersReported { .. }
                 | Decision::GangStopRequested { .. }
                 | Decision::JobRequeued { .. }
+                | Decision::JobModified { .. }
                 | Decision::JobFinished { .. }
         );
         self.decision = concerns.then(|| decision.clone());
@@ -312,6 +313,15 @@ impl Leases {
                 self.gangs.entry(job).or_default().has_made_room |= makes_room;
             }
             Decision::JobRequeued { job, .. } => self.end_attempt(job, false),
+            Decision::JobModified { job, changes, .. } => {
+                let Some(spec) = self.specs.get_mut(&key(job)) else { return };
+                let mut draft = JobSpec::clone(spec).into_draft();
+                changes.iter().for_each(|change| change.change_draft(&mut draft));
+                // What the guard took is a job.
+                if let Ok(changed) = draft.check() {
+                    *spec = Arc::new(changed);
+                }
+            }
             Decision::JobFinished { job, .. } => {
                 self.end_attempt(job, true);
                 self.specs.remove(&key(job));

@@ -173,7 +173,13 @@ impl<'a> LedgerMaker<'a> {
         else {
             return;
         };
-        let is_wanted = matches!(cause, StopCause::Cancelled | StopCause::RunTimeLimit | StopCause::Deadline);
+        let is_wanted = matches!(
+            cause,
+            StopCause::Cancelled
+                | StopCause::RunTimeLimit
+                | StopCause::Deadline
+                | StopCause::Requested { .. }
+        );
         if now_ms < self.fault_ms() || is_wanted {
             return;
         }
@@ -251,6 +257,7 @@ fn word(cause: &StopCause) -> &'static str {
         StopCause::RunTimeLimit => "run-time-limit",
         StopCause::Deadline => "deadline",
         StopCause::Rearranged(_) => "rearranged",
+        StopCause::Requested { .. } => "requested",
         StopCause::Fault { .. } => "fault",
     }
 }

@@ -446,7 +446,10 @@ impl Observer for Judge<'_> {
             Decision::JobsSubmitted { request, specs, .. } => {
                 Some((request.id, u32::try_from(specs.len()).unwrap_or(u32::MAX)))
             }
-            Decision::JobCancelRequested { request, .. } => Some((request.id, 0)),
+            Decision::JobCancelRequested { request, .. }
+            | Decision::JobHoldSet { request, .. }
+            | Decision::JobRequeueRequested { request, .. }
+            | Decision::JobModified { request, .. } => Some((request.id, 0)),
             _ => None,
         };
         self.begins_leadership = matches!(decision, Decision::LeaderStarted);

@@ -17,7 +17,7 @@ use muster_journal::{
 use muster_state::{Effect, Leadership, State};
 use muster_types::{
     Accelerators, ClusterId, DeviceSet, FencingToken, HolderId, JobDraft, JobId, JobSpec, LogIndex, LogTime,
-    Name, NodeDraft, NodeId, NodeSpec, Parameters, ReplicaId, RequestId, TaskGroup, WorkerRequest,
+    Name, NodeDraft, NodeId, NodeSpec, Parameters, ReplicaId, RequestId, Requester, TaskGroup, WorkerRequest,
 };
 
 /// What the wall clock shows at 0 of the drill's.
@@ -355,7 +355,7 @@ impl Maker {
         let Some(job) = waits else { return };
         let request = self.key();
         let index = self.commit(vec![
-            Decision::JobCancelRequested { request, job },
+            Decision::JobCancelRequested { request, by: Requester::default(), jobs: vec![job] },
             Decision::JobFinished { job, outcome: JobOutcome::Cancelled },
         ]);
         let outcome = Outcome::Acknowledged { log_index: index, jobs: Vec::new() };

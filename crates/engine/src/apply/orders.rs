@@ -101,6 +101,8 @@ fn reason_of(view: &State, cause: &StopCause) -> StopReason {
         // Either way it has run for longer than it may.
         StopCause::RunTimeLimit | StopCause::Deadline => StopReason::RunTimeLimit,
         StopCause::WorkerFailed { .. } => StopReason::PeerFailed,
+        StopCause::Requested { suspended: true } => StopReason::Suspended,
+        StopCause::Requested { suspended: false } => StopReason::Requeued,
         StopCause::Fault { class, .. } if class.is_of_application() => StopReason::PeerFailed,
         StopCause::Fault { .. } => StopReason::NodeFault,
         StopCause::Evicted { node } => emptied(node).map_or(StopReason::NodeFault, of_drain),

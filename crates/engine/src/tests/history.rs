@@ -126,7 +126,7 @@ impl Running {
             let answer = self.execute(submit).await;
             self.note(seen);
             if let (0, Answer::Submitted { jobs, .. }) = (number % 2, answer) {
-                let cancel = Command::Cancel { request: RequestId(number + (1 << 64)), job: jobs[0] };
+                let cancel = Command::cancel(RequestId(number + (1 << 64)), jobs[0]);
                 self.execute(cancel).await;
                 self.note(seen);
             }

@@ -126,7 +126,7 @@ async fn a_gang_is_started_confirmed_and_reported() {
     }
     assert!(engine.view().job(id).is_some_and(|row| row.checkpointed_at.is_some()));
 
-    let cancel = Command::Cancel { request: RequestId(2), job: id };
+    let cancel = Command::cancel(RequestId(2), id);
     guarded("a cancel", engine.execute(cancel)).await.expect("it is taken");
     let stop = told(&mut session, "a stop order", |message| match message {
         Outbound::Order(Order::Stop(stop)) => Some(stop),
@@ -381,7 +381,7 @@ async fn a_stop_says_why() {
         let placed = |view: &State| view.job(id).is_some_and(|row| row.phase == Phase::Starting);
         let token = token_of(&*until(&engine, "it is placed", placed).await, id);
         let command = match wanted {
-            StopReason::Cancelled => Command::Cancel { request: RequestId(10), job: id },
+            StopReason::Cancelled => Command::cancel(RequestId(10), id),
             _ => {
                 let order = muster_decider::DrainOrder::Begin { deadline_ms: Some(0) };
                 Command::SetDrain { request: RequestId(11), node: session.node, order }

@@ -109,7 +109,7 @@ async fn a_job_that_only_a_lapsed_node_could_take_begins_when_that_is_heard_of()
         if view.job(id).is_some_and(|row| row.placement.is_some()) {
             return assert!(waits, "it began on a node whose agent had no lease");
         }
-        let cancel = Command::Cancel { request: RequestId(100 + attempt), job: id };
+        let cancel = Command::cancel(RequestId(100 + attempt), id);
         guarded("it is cancelled", engine.execute(cancel)).await.expect("it waits");
     }
     panic!("no attempt came to anything");
@@ -168,7 +168,7 @@ async fn a_gang_starts_behind_the_check_and_not_on_a_node_that_others_find_at_fa
             assert_eq!(verdict(&mut first).await, None);
         }
         sessions = [first, second];
-        let cancel = Command::Cancel { request: RequestId(10 + request), job: id };
+        let cancel = Command::cancel(RequestId(10 + request), id);
         guarded("a cancel", engine.execute(cancel)).await.expect("it is taken");
         for (session, sequence) in sessions.iter().zip(1..) {
             let none_here = WorkerReport { job: id, token, rank: None, exit: Some(ExitStatus::Vanished) };

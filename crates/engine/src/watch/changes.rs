@@ -44,6 +44,8 @@ pub enum Change {
         spec: Arc<JobSpec>,
         /// Its labels, annotations and creator.
         metadata: Option<Arc<JobMetadata>>,
+        /// What it carried before, when the record has changed that: a watch that selected it by that has to show it once more.
+        before: Option<Arc<JobMetadata>>,
     },
     /// A finished job was dropped.
     JobForgotten(JobId),

@@ -4,7 +4,7 @@
 use muster_archive::Observer;
 use muster_journal::Decision;
 use muster_state::{Applied, Effect, QueueRow, State};
-use muster_types::{LogIndex, Name, NodeSpec};
+use muster_types::{FieldChange, JobMetadata, LogIndex, Name, NodeSpec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -24,6 +24,8 @@ pub(crate) struct EventMaker {
     reached: Option<LogIndex>,
     /// What a node said of itself that the next record describes anew or forgets.
     node_before: Option<Arc<NodeSpec>>,
+    /// What the job of the next record carried, if that changes it.
+    metadata_before: Option<Arc<JobMetadata>>,
 }
 
 impl EventMaker {
@@ -39,6 +41,7 @@ impl EventMaker {
             metadata_set: false,
             reached: None,
             node_before: None,
+            metadata_before: None,
         }
     }
 
@@ -62,7 +65,8 @@ impl EventMaker {
             Effect::JobChanged(id) => {
                 let (row, spec) = (state.job(*id)?, state.spec(*id)?);
                 let metadata = state.metadata(*id).cloned();
-                Some(Change::Job { id: *id, row: Arc::new(row.clone()), spec: Arc::clone(spec), metadata })
+                let (row, spec) = (Arc::new(row.clone()), Arc::clone(spec));
+                Some(Change::Job { id: *id, row, spec, metadata, before: self.metadata_before.clone() })
             }
             Effect::JobForgotten(id) => Some(Change::JobForgotten(*id)),
             Effect::NodeChanged(id) => Some(Change::Node {
@@ -133,6 +137,12 @@ impl EventMaker {
 impl Observer for EventMaker {
     fn before(&mut self, state: &State, decision: &Decision) {
         self.metadata_set |= matches!(decision, Decision::JobMetadataSet { .. });
+        self.metadata_before = match decision {
+            Decision::JobModified { job, changes, .. } if changes.iter().any(FieldChange::is_of_metadata) => {
+                Some(state.metadata(*job).cloned().unwrap_or_default())
+            }
+            _ => None,
+        };
         let node = match decision {
             Decision::NodeRegistered { spec, .. } => state.node_named(&spec.name),
             Decision::NodeForgotten { node, .. } => Some(*node),

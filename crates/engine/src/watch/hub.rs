@@ -159,8 +159,13 @@ mod tests {
         let (row, spec) = (Arc::new(row), Arc::new(spec));
         let fitting = EVENT_WEIGHT_MAX / workers;
         for index in 1..=fitting as u64 + 10 {
-            let change =
-                Change::Job { id: JobId(1), row: Arc::clone(&row), spec: Arc::clone(&spec), metadata: None };
+            let change = Change::Job {
+                id: JobId(1),
+                row: Arc::clone(&row),
+                spec: Arc::clone(&spec),
+                metadata: None,
+                before: None,
+            };
             let position = WatchPosition { log_index: LogIndex(index), ordinal: 1 };
             hub.append(LogIndex(index), vec![Event { position, change }]);
         }

@@ -18,10 +18,10 @@ use muster_types::policy::{
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval,
     CertificateSerial, CheckpointRules, ClusterId, Dependency, DependencyRule, DeviceAmount, DeviceSet,
-    ExitStatus, FailureClass, FencingToken, ForeignLoad, HolderId, JobContract, JobDraft, JobId, JobMetadata,
-    JobSpec, LaunchForm, Level, LogIndex, LogTime, Name, NodeAdmission, NodeBounds, NodeDraft, NodeId,
-    NodeSpec, NoticeRules, Parameters, Preflight, PriorityTier, ReplicaId, RequestId, RetryRules, Revocation,
-    Spread, TaskGroup, TopologyRule, WorkerRequest, limits,
+    ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobDraft, JobId,
+    JobMetadata, JobSpec, LaunchForm, Level, LogIndex, LogTime, Name, NodeAdmission, NodeBounds, NodeDraft,
+    NodeId, NodeSpec, NoticeRules, Parameters, Preflight, PriorityTier, ReplicaId, RequestId, Requester,
+    RetryRules, Revocation, Spread, TaskGroup, TopologyRule, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -280,6 +280,41 @@ fn rearrange_cause() -> impl Strategy<Value = RearrangeCause> {
     ]
 }
 
+fn change() -> impl Strategy<Value = FieldChange> {
+    let texts = || btree_map("[a-z]{1,4}", "[a-z]{0,4}", 0..3);
+    let time = || option::of(any::<u64>()).prop_map(|time| time.map(LogTime));
+    let values = vec("[a-z]{1,4}", 1..3).prop_map(|values| values.into_iter().collect::<BTreeSet<String>>());
+    prop_oneof![
+        prop::sample::select(PriorityTier::ALL.to_vec()).prop_map(FieldChange::Tier),
+        option::of(any::<u64>()).prop_map(FieldChange::RunTimeLimit),
+        option::of(any::<u64>()).prop_map(FieldChange::ExpectedRun),
+        time().prop_map(FieldChange::Deadline),
+        time().prop_map(FieldChange::NotBefore),
+        vec(name(), 0..3).prop_map(FieldChange::Regions),
+        btree_map(name(), values, 0..3).prop_map(FieldChange::NodeSelector),
+        texts().prop_map(FieldChange::Labels),
+        texts().prop_map(FieldChange::Annotations),
+    ]
+}
+
+/// What people ask of jobs.
+fn controls() -> impl Strategy<Value = Decision> {
+    let asked =
+        ("[a-z/]{0,9}", any::<bool>()).prop_map(|(name, is_operator)| Requester { name, is_operator });
+    let jobs = vec(any::<u64>().prop_map(JobId), 0..4);
+    (request(), asked, jobs, any::<bool>(), (0..4u8, vec(change(), 1..4), estimate())).prop_map(
+        |(request, by, jobs, yes, (kind, changes, estimate))| match kind {
+            0 => Decision::JobCancelRequested { request, by, jobs },
+            1 => Decision::JobHoldSet { request, by, jobs, held: yes },
+            2 => Decision::JobRequeueRequested { request, by, jobs, suspended: yes },
+            _ => {
+                let job = jobs.first().copied().unwrap_or_default();
+                Decision::JobModified { request, by, job, changes, estimate }
+            }
+        },
+    )
+}
+
 /// Inputs; each strategy here is one variant.
 fn inputs() -> impl Strategy<Value = Decision> {
     let job = || any::<u64>().prop_map(JobId);
@@ -316,7 +351,7 @@ fn inputs() -> impl Strategy<Value = Decision> {
         }),
         (node_id(), any::<u32>())
             .prop_map(|(node, incarnation)| Decision::SessionResumed { node, incarnation }),
-        (request(), job()).prop_map(|(request, job)| Decision::JobCancelRequested { request, job }),
+        controls(),
         (node(), any::<u128>()).prop_map(|(spec, h)| Decision::NodeRegistered { spec, holder: HolderId(h) }),
         (request(), node_id(), any::<bool>()).prop_map(|(request, node, cordoned)| Decision::NodeCordonSet {
             request,
@@ -349,6 +384,7 @@ fn decisions() -> impl Strategy<Value = Decision> {
         any::<u32>().prop_map(|node| StopCause::Evicted { node: NodeId(node) }),
         Just(StopCause::RunTimeLimit),
         Just(StopCause::Deadline),
+        any::<bool>().prop_map(|suspended| StopCause::Requested { suspended }),
         rearrange_cause().prop_map(StopCause::Rearranged),
         (class(), any::<u32>(), "[ -~é]{0,20}")
             .prop_map(|(class, node, detail)| { StopCause::Fault { class, node: NodeId(node), detail } }),

@@ -32,6 +32,9 @@ pub struct Book {
     pub restricted: Vec<String>,
     pub forgotten: Vec<String>,
     pub logs: Vec<v1::ReadLogsRequest>,
+    /// What was asked of jobs by a selector: the call, the selector, and whether it only looked.
+    pub controls: Vec<(&'static str, v1::JobSelector, bool)>,
+    pub updates: Vec<v1::UpdateJobRequest>,
     /// What `GetJob` and `ListJobs` were asked for.
     pub reads: Vec<v1::ReadOptions>,
     /// What `GetJob` says of its age.
@@ -132,6 +135,21 @@ fn refuse(code: RefusalCode, message: &str) -> Status {
 type Boxed<T> = Pin<Box<dyn futures::Stream<Item = Result<T, Status>> + Send>>;
 
 impl Service {
+    /// The jobs that a selector finds, by what tests select by.
+    fn control(&self, call: &'static str, selector: v1::JobSelector, validate_only: bool) -> Vec<String> {
+        let mut book = self.book.lock().unwrap();
+        let filter = selector.filter.clone().unwrap_or_default();
+        let (label, value) = filter.label_selector.split_once('=').unwrap_or_default();
+        let is_found = |job: &&v1::Job| {
+            (filter.job_ids.is_empty() || filter.job_ids.contains(&job.id))
+                && (label.is_empty() || job.labels.get(label).is_some_and(|own| own == value))
+                && job.name.starts_with(&filter.name_prefix)
+        };
+        let found = book.jobs.values().filter(is_found).map(|job| job.id.clone()).collect();
+        book.controls.push((call, selector, validate_only));
+        found
+    }
+
     fn accept(&self, name: &str, count: usize) -> Result<Vec<String>, Status> {
         match name {
             "too-big" => return Err(refuse(RefusalCode::NeverFits, "64 workers of h100:8 fit nowhere")),
@@ -223,6 +241,90 @@ impl JobService for Service {
         }
         job.status_mut().phase = JobPhase::Cancelled.into();
         Ok(Response::new(v1::CancelJobResponse { job: Some(job), freshness: freshness() }))
+    }
+
+    async fn cancel_jobs(
+        &self,
+        request: Request<v1::CancelJobsRequest>,
+    ) -> Result<Response<v1::CancelJobsResponse>, Status> {
+        let v1::CancelJobsRequest { selector, validate_only, .. } = request.into_inner();
+        let job_ids = self.control("cancel", selector.unwrap_or_default(), validate_only);
+        Ok(Response::new(v1::CancelJobsResponse {
+            job_count: job_ids.len() as u32,
+            job_ids,
+            freshness: freshness(),
+            ..Default::default()
+        }))
+    }
+
+    async fn hold_jobs(
+        &self,
+        request: Request<v1::HoldJobsRequest>,
+    ) -> Result<Response<v1::HoldJobsResponse>, Status> {
+        let v1::HoldJobsRequest { selector, validate_only, .. } = request.into_inner();
+        let job_ids = self.control("hold", selector.unwrap_or_default(), validate_only);
+        Ok(Response::new(v1::HoldJobsResponse {
+            job_count: job_ids.len() as u32,
+            job_ids,
+            freshness: freshness(),
+            ..Default::default()
+        }))
+    }
+
+    async fn release_jobs(
+        &self,
+        request: Request<v1::ReleaseJobsRequest>,
+    ) -> Result<Response<v1::ReleaseJobsResponse>, Status> {
+        let v1::ReleaseJobsRequest { selector, validate_only, .. } = request.into_inner();
+        let job_ids = self.control("release", selector.unwrap_or_default(), validate_only);
+        Ok(Response::new(v1::ReleaseJobsResponse {
+            job_count: job_ids.len() as u32,
+            job_ids,
+            freshness: freshness(),
+            ..Default::default()
+        }))
+    }
+
+    async fn requeue_jobs(
+        &self,
+        request: Request<v1::RequeueJobsRequest>,
+    ) -> Result<Response<v1::RequeueJobsResponse>, Status> {
+        let v1::RequeueJobsRequest { selector, validate_only, .. } = request.into_inner();
+        let job_ids = self.control("requeue", selector.unwrap_or_default(), validate_only);
+        Ok(Response::new(v1::RequeueJobsResponse {
+            job_count: job_ids.len() as u32,
+            job_ids,
+            freshness: freshness(),
+            ..Default::default()
+        }))
+    }
+
+    async fn suspend_jobs(
+        &self,
+        request: Request<v1::SuspendJobsRequest>,
+    ) -> Result<Response<v1::SuspendJobsResponse>, Status> {
+        let v1::SuspendJobsRequest { selector, validate_only, .. } = request.into_inner();
+        let job_ids = self.control("suspend", selector.unwrap_or_default(), validate_only);
+        Ok(Response::new(v1::SuspendJobsResponse {
+            job_count: job_ids.len() as u32,
+            job_ids,
+            freshness: freshness(),
+            ..Default::default()
+        }))
+    }
+
+    /// One that was made from an etag that is not the job's is late.
+    async fn update_job(
+        &self,
+        request: Request<v1::UpdateJobRequest>,
+    ) -> Result<Response<v1::UpdateJobResponse>, Status> {
+        let request = request.into_inner();
+        let job = self.find(&request.job_id)?;
+        self.book.lock().unwrap().updates.push(request.clone());
+        if !request.etag.is_empty() && request.etag != job.etag {
+            return Err(refuse(RefusalCode::JobChanged, "the job has changed since"));
+        }
+        Ok(Response::new(v1::UpdateJobResponse { job: Some(job), freshness: freshness() }))
     }
 
     async fn get_job(

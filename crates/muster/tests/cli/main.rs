@@ -3,6 +3,7 @@
 // A panic here is the report; clippy knows that only of functions marked as tests.
 #![allow(clippy::unwrap_used)]
 
+mod controls;
 mod fake;
 mod labels;
 mod policy_files;

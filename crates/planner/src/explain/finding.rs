@@ -41,6 +41,8 @@ pub enum WaitReason {
     RetryBackoff,
     /// No cluster that it may use has a copy of the data set that its checkpoints are in.
     CheckpointNotReadable,
+    /// Somebody holds it.
+    Held,
     /// It may not start before a time.
     NotBefore,
     /// Its tenant has as many jobs placed as the policy lets it have.
@@ -53,7 +55,7 @@ pub enum WaitReason {
 
 impl WaitReason {
     /// Every reason.
-    pub const ALL: [WaitReason; 20] = [
+    pub const ALL: [WaitReason; 21] = [
         WaitReason::NoClusterAllowed,
         WaitReason::NoClusterLargeEnough,
         WaitReason::WaitingForNodes,
@@ -68,6 +70,7 @@ impl WaitReason {
         WaitReason::Window,
         WaitReason::SpareHosts,
         WaitReason::Dependency,
+        WaitReason::Held,
         WaitReason::NotBefore,
         WaitReason::RetryBackoff,
         WaitReason::CheckpointNotReadable,
@@ -94,6 +97,7 @@ impl WaitReason {
             WaitReason::Window => "MAINTENANCE_WINDOW",
             WaitReason::SpareHosts => "SPARE_HOSTS",
             WaitReason::Dependency => "WAITING_FOR_DEPENDENCY",
+            WaitReason::Held => "HELD",
             WaitReason::NotBefore => "NOT_BEFORE",
             WaitReason::RetryBackoff => "RETRY_BACKOFF",
             WaitReason::CheckpointNotReadable => "CHECKPOINT_NOT_READABLE",

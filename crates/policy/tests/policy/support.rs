@@ -8,7 +8,7 @@ use muster_state::{Leadership, Phase, State};
 use muster_types::policy::{PolicyDraft, TenantRights, UNLISTED_TENANT};
 use muster_types::{
     Accelerators, ClusterId, DeviceSet, ExitStatus, FencingToken, HolderId, JobDraft, JobId, JobSpec,
-    LogTime, Name, NodeDraft, NodeId, Parameters, PriorityTier, ReplicaId, RequestId, TaskGroup,
+    LogTime, Name, NodeDraft, NodeId, Parameters, PriorityTier, ReplicaId, RequestId, Requester, TaskGroup,
     WorkerRequest,
 };
 
@@ -145,7 +145,7 @@ impl World {
 
     pub fn cancel(&mut self, job: JobId) {
         let request = self.request();
-        self.push(Decision::JobCancelRequested { request, job });
+        self.push(Decision::JobCancelRequested { request, by: Requester::default(), jobs: vec![job] });
         if self.state.job(job).unwrap().phase == Phase::Pending {
             self.push(Decision::JobFinished { job, outcome: Outcome::Cancelled });
             self.refresh.note(&self.state, job);
@@ -177,7 +177,7 @@ impl World {
             order.push(job);
             // Out of the line, without taking room from anyone.
             let request = RequestKey { id: RequestId(u128::MAX - order.len() as u128), fingerprint: 1 };
-            world.push(Decision::JobCancelRequested { request, job });
+            world.push(Decision::JobCancelRequested { request, by: Requester::default(), jobs: vec![job] });
             world.push(Decision::JobFinished { job, outcome: Outcome::Cancelled });
             line.placed(&world.state, &candidate);
         }

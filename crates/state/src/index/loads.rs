@@ -10,7 +10,7 @@ use crate::rows::Placement;
 pub struct QueueLoad {
     /// Jobs that wait.
     pub pending_jobs: u64,
-    /// Those of them that wait for another job or for a time.
+    /// Those of them that wait for another job or for a time, or that somebody holds.
     pub held_jobs: u64,
     /// Thousandths of devices that the waiting jobs ask for.
     pub pending_milli: u64,
@@ -24,7 +24,7 @@ impl QueueLoad {
     fn of(keys: &JobIndexKeys) -> QueueLoad {
         QueueLoad {
             pending_jobs: u64::from(keys.pending),
-            held_jobs: u64::from(keys.held.is_some()),
+            held_jobs: u64::from(keys.held.is_some() || keys.on_hold),
             pending_milli: if keys.pending { keys.asked_milli } else { 0 },
             active_jobs: u64::from(keys.active),
             active_milli: keys.active_milli,

@@ -198,6 +198,8 @@ pub(crate) struct JobIndexKeys {
     line: Option<(Option<JobId>, u64)>,
     /// Not released yet, and the time that it waits for in addition to other jobs.
     pub(crate) held: Option<Option<LogTime>>,
+    /// It waits, and somebody holds it.
+    pub(crate) on_hold: bool,
     pub(crate) active: bool,
     charged: bool,
     /// Thousandths of devices that it holds.
@@ -237,6 +239,7 @@ impl JobIndexKeys {
             asked_milli: spec.device_milli(),
             line: is_in_line.then_some((in_burst, turn)),
             held: (pending && !row.released).then_some(spec.not_before.max(wait)),
+            on_hold: pending && row.held,
             active: holds_devices(row),
             charged: row.charge().is_some_and(|(_, charge)| !charge.devices_milli.is_empty()),
             active_milli: held_milli(row),

@@ -2,6 +2,7 @@
 
 mod admission;
 mod class;
+mod control;
 mod history;
 mod recovery;
 mod submission_group;
@@ -24,6 +25,7 @@ use crate::table::Facts;
 pub use admission::AdmissionRow;
 pub(crate) use admission::{DoorKey, DoorRow};
 pub use class::GangClass;
+pub use control::{ControlRow, HoldRow, ModificationRow};
 pub use history::{
     HISTORY_ROWS_MAX, HistoryKey, HistoryLevel, HistoryRow, OBSERVATION, OBSERVATIONS_KEPT, RUN_BUCKETS,
     bucket_of,
@@ -344,7 +346,7 @@ pub struct JobTimes {
     pub stopping_since: Option<LogTime>,
     /// When policy last preempted it for another job.
     pub preempted_at: Option<LogTime>,
-    /// Since when it waits again; none for one that has never run.
+    /// Since when it waits again; none for one that has never run, and that its own tenant never held.
     pub waits_since: Option<LogTime>,
     /// How long the attempts before the present one ran, as far as it goes on from what they saved.
     pub ran_ms: u64,
@@ -397,6 +399,8 @@ pub struct JobRow {
     pub cancel_requested: bool,
     /// Whether it is in the pending queue as far as dependencies and times are concerned.
     pub released: bool,
+    /// Whether somebody keeps it from being placed; its row of controls says who.
+    pub held: bool,
     /// What the leader expected of it when it was admitted.
     pub estimate: Estimate,
     /// The number of times that policy preempted it.
@@ -435,6 +439,7 @@ impl JobRow {
             failures: 0,
             cancel_requested: false,
             released: spec.dependencies.is_empty() && spec.not_before.is_none(),
+            held: false,
             estimate,
             preemptions: 0,
             checkpointed_at: None,
@@ -451,7 +456,7 @@ impl JobRow {
     /// Whether it waits for capacity and may be offered some.
     #[must_use]
     pub fn is_in_line(&self) -> bool {
-        self.phase == Phase::Pending && self.released && self.promise.is_none()
+        self.phase == Phase::Pending && self.released && !self.held && self.promise.is_none()
     }
 
     /// What it is charged for now: what it was promised, or what it holds. A gang that is being
@@ -492,10 +497,10 @@ pub enum RequestAnswer {
         /// How many.
         jobs: u32,
     },
-    /// A job is to be cancelled.
-    CancelRequested {
-        /// Which.
-        job: JobId,
+    /// Jobs were cancelled, held, released or requeued.
+    Controlled {
+        /// How many.
+        jobs: u32,
     },
     /// The policy was set.
     PolicySet,

@@ -5,7 +5,7 @@ use muster_state::{BURST_GAP_MS, BurstKey, GuardError, Leadership, State};
 use muster_types::policy::{PolicyDraft, TenantRights, UNLISTED_TENANT};
 use muster_types::{
     Accelerators, ClusterId, JobDraft, JobId, JobSpec, LogTime, Name, Parameters, ReplicaId, RequestId,
-    TaskGroup, WorkerRequest,
+    Requester, TaskGroup, WorkerRequest,
 };
 
 const NOW: u64 = 1_790_000_000_000;
@@ -56,7 +56,8 @@ fn submit(
 
 fn cancel(state: &mut State, at: u64, job: JobId) {
     let request = RequestKey { id: RequestId(u128::MAX - u128::from(state.log_index().0)), fingerprint: 0 };
-    push(state, at, &Decision::JobCancelRequested { request, job }).unwrap();
+    push(state, at, &Decision::JobCancelRequested { request, by: Requester::default(), jobs: vec![job] })
+        .unwrap();
     push(state, at, &Decision::JobFinished { job, outcome: Outcome::Cancelled }).unwrap();
 }
 

@@ -215,7 +215,7 @@ fn check(at: &str, draft: JobDraft, found: &mut Found) -> Option<JobSpec> {
 
 /// Labels and annotations; none when there are none. Too many are not looked at one by one: which of them would be, a
 /// hash map cannot say.
-fn metadata(
+pub(super) fn metadata(
     at: &str,
     labels: HashMap<String, String>,
     annotations: HashMap<String, String>,
@@ -267,7 +267,7 @@ fn in_message(violation: Violation) -> Violation {
 }
 
 /// A draft with stand-ins for what is wrong, so that the remaining rules are checked too.
-fn draft(at: &str, (name, tenant): (String, String), message: v1::JobSpec, found: &mut Found) -> JobDraft {
+pub(super) fn draft(at: &str, (name, tenant): (String, String), message: v1::JobSpec, found: &mut Found) -> JobDraft {
     let name = found.take(name_below(at, "name", &name));
     let tenant = if tenant.is_empty() { TENANT_DEFAULT } else { &tenant };
     let tenant = found.take(name_below(at, "tenant", tenant));

@@ -23,8 +23,11 @@ from .spec import JobSpec
 from .types import (
     Bookmark,
     Changed,
+    Control,
+    Controlled,
     Explanation,
     Forgotten,
+    JobSelector,
     JobView,
     Node,
     Output,
@@ -50,6 +53,15 @@ _CLUSTER, _POLICY = "/muster.v1beta1.ClusterService/", "/muster.v1beta1.PolicySe
 # A watch takes as many ids; of more jobs, everything is watched and the others are left out here.
 WATCHED_IDS_MAX = 1_000
 _PAGE = 1_000
+
+
+def _phases(phases: Iterable[Phase]) -> list[job_pb2.JobPhase.ValueType]:
+    numbers = {word: number for number, word in PHASES.items()}
+    wanted = list(phases)
+    unknown = [word for word in wanted if word not in numbers]
+    if unknown:
+        raise ConfigurationError(f"{unknown[0]!r} is no phase of a job: {', '.join(numbers)}")
+    return [job_pb2.JobPhase.ValueType(numbers[word]) for word in wanted]
 
 
 @dataclass(frozen=True)
@@ -376,6 +388,33 @@ class Core(Generic[JobT]):
         result = lambda answer: self.job_of(answer.job)  # noqa: E731
         return Call("cancel job", _JOBS + "CancelJob", request, parse, result, request_id, timeout=timeout)
 
+    def control(
+        self, control: Control, selector: JobSelector, dry_run: bool, request_id: str | None, timeout: Seconds | None
+    ) -> Call[Controlled]:
+        request_id = new_request_id(request_id)
+        name = f"{control.capitalize()}Jobs"
+        narrowed = job_pb2.JobFilter(
+            job_ids=selector.job_ids, array_id=selector.array_id, tenant=selector.tenant,
+            name_prefix=selector.name_prefix, label_selector=selector.labels, creator=selector.creator,
+            mine=selector.mine, phases=_phases(selector.phases),
+        )  # fmt: skip
+        message = job_pb2.JobSelector(filter=narrowed, all=selector.all_jobs)
+        request = getattr(job_pb2, f"{name}Request")(request_id=request_id, selector=message, validate_only=dry_run)
+        parse = getattr(job_pb2, f"{name}Response").FromString
+        result = lambda a: Controlled(a.job_count, a.remaining_count, a.passed_over_count, list(a.job_ids))  # noqa: E731
+        return Call(f"{control} jobs", _JOBS + name, request, parse, result, request_id, timeout=timeout)
+
+    def update(
+        self, job_id: str, job: job_pb2.Job, fields: Sequence[str], etag: str, request_id: str | None,
+        timeout: Seconds | None,
+    ) -> Call[JobT]:  # fmt: skip
+        request_id = new_request_id(request_id)
+        request = job_pb2.UpdateJobRequest(request_id=request_id, job_id=job_id, job=job, etag=etag)
+        request.update_mask.paths.extend(fields)
+        parse = job_pb2.UpdateJobResponse.FromString
+        result = lambda answer: self.job_of(answer.job)  # noqa: E731
+        return Call("update job", _JOBS + "UpdateJob", request, parse, result, request_id, timeout=timeout)
+
     def job(self, job_id: str, read: Read | None, timeout: Seconds | None) -> Call[JobT]:
         request = job_pb2.GetJobRequest(job_id=job_id, read=self.reading(read))
         return self._get(
@@ -386,14 +425,9 @@ class Core(Generic[JobT]):
         self, phases: Iterable[Phase], tenant: str, name_prefix: str, selector: str, creator: str, mine: bool,
         read: Read | None, timeout: Seconds | None,
     ) -> Call[Page[JobT]]:  # fmt: skip
-        numbers = {word: number for number, word in PHASES.items()}
-        wanted = list(phases)
-        unknown = [word for word in wanted if word not in numbers]
-        if unknown:
-            raise ConfigurationError(f"{unknown[0]!r} is no phase of a job: {', '.join(numbers)}")
         narrowed = job_pb2.JobFilter(
             tenant=tenant, name_prefix=name_prefix,
-            phases=[job_pb2.JobPhase.ValueType(numbers[word]) for word in wanted],
+            phases=_phases(phases),
             label_selector=selector, creator=creator, mine=mine,
         )  # fmt: skip
         request = job_pb2.ListJobsRequest(page_size=_PAGE, read=self.reading(read), filter=narrowed)

@@ -15,7 +15,10 @@ from .errors import ConfigurationError
 from .options import Options, Read, Tls
 from .spec import JobSpec
 from .types import (
+    Control,
+    Controlled,
     Explanation,
+    JobSelector,
     JobView,
     Node,
     Output,
@@ -108,6 +111,31 @@ class Client:
     async def cancel(self, job_id: str, *, request_id: str | None = None, timeout: Seconds | None = None) -> Job:
         """Cancels a job: a waiting one at once, a running one after its workers have stopped."""
         return await self._run(self._core.cancel(job_id, request_id, timeout))
+
+    async def control(
+        self,
+        control: Control,
+        selector: JobSelector,
+        *,
+        dry_run: bool = False,
+        request_id: str | None = None,
+        timeout: Seconds | None = None,
+    ) -> Controlled:
+        """Cancels, holds, releases, requeues or suspends the jobs that a selector finds, at most 1,000 with one call."""
+        return await self._run(self._core.control(control, selector, dry_run, request_id, timeout))
+
+    async def update(
+        self,
+        job_id: str,
+        job: job_pb2.Job,
+        fields: Sequence[str],
+        *,
+        etag: str = "",
+        request_id: str | None = None,
+        timeout: Seconds | None = None,
+    ) -> Job:
+        """Changes these fields of a job to what they are in ``job``, such as ``labels`` and ``spec.deadline``; with an etag only if it is as it was then."""
+        return await self._run(self._core.update(job_id, job, fields, etag, request_id, timeout))
 
     async def job(self, job_id: str, *, read: Read | None = None, timeout: Seconds | None = None) -> Job:
         """One job, with its placement and, while it waits, the reason."""

@@ -31,6 +31,48 @@ PHASES: dict[int, Phase] = {
 _STATUSES: dict[int, Literal["up", "lost"]] = {fleet_pb2.NODE_STATUS_UP: "up", fleet_pb2.NODE_STATUS_LOST: "lost"}
 
 
+Control = Literal["cancel", "hold", "release", "requeue", "suspend"]
+"""What may be asked of several jobs at once."""
+
+
+@dataclass(frozen=True)
+class JobSelector:
+    """Which jobs something is asked of: those for which all that is given holds."""
+
+    job_ids: Sequence[str] = ()
+    """These jobs and no others, all of them or none; nothing else is given then."""
+    array_id: str = ""
+    """Only jobs of this array, ``array-...``."""
+    tenant: str = ""
+    """Only this tenant."""
+    name_prefix: str = ""
+    """Only names that start so."""
+    labels: str = ""
+    """Only jobs whose labels match: ``team=vision,stage in (train,eval),!debug``."""
+    creator: str = ""
+    """Only jobs of this principal."""
+    mine: bool = False
+    """Only jobs of the caller."""
+    phases: Sequence[Phase] = ()
+    """Only these phases."""
+    all_jobs: bool = False
+    """Every job that the caller may change; needed where nothing else is given."""
+
+
+@dataclass(frozen=True)
+class Controlled:
+    """What became of what was asked of several jobs."""
+
+    jobs: int
+    """Of how many it changed anything, or with ``dry_run`` would; at most 1,000 with one call."""
+    remaining: int
+    """Jobs that were found beyond those."""
+    passed_over: int
+    """Jobs that were found and that it cannot be asked of."""
+    job_ids: Sequence[str]
+    """With ``dry_run``: which they are."""
+
+
 class JobView:
     """A job as it was when this was read."""
 

@@ -1,0 +1,327 @@
+//! What people ask of jobs that exist, by a selector: cancel, hold, release, requeue, suspend. And changes of one job.
+//!
+//! The leader selects from what it has applied, and its decider looks at each job once more: what has moved on since is
+//! passed over. Which jobs a request is about is a part of its fingerprint in the client's words, so that a request that is
+//! repeated is the same request, whatever the selector would find by then.
+
+use futures::future::BoxFuture;
+use muster_decider::{Answer, Command, ControlOrder, JobSelection, JobVersion, ModifyOrder, check_control};
+use muster_journal::hash;
+use muster_state::{JobRow, Phase, State};
+use muster_transport::Role;
+use muster_types::{
+    Control, JobId, LogIndex, Name, Refusal, RefusalCode, RequestId, Requester, Violation, limits,
+};
+use muster_wire::convert::{changes_from_proto, job_id, request_id};
+use muster_wire::time::log_time;
+use muster_wire::v1;
+use muster_wire::v1::job_service_client::JobServiceClient;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tonic::{Request, Response, Status};
+
+use crate::forward::{Caller, ONWARD_BYTES_MAX, Router};
+use crate::job_filter::JobFilter;
+use crate::job_service::written;
+use crate::original::Onward;
+use crate::read::{freshness, invalid};
+use crate::render;
+
+/// A call that asks something of the jobs that a selector finds.
+pub(crate) trait ControlRequest: Clone + Send + Sync + 'static {
+    type Response: Send + 'static;
+    const CONTROL: Control;
+
+    /// The request id, the selector, and whether it only looks.
+    fn parts(&self) -> (&str, Option<&v1::JobSelector>, bool);
+
+    fn response(counts: Counts) -> Self::Response;
+
+    /// To the leader.
+    fn send(request: Request<Self>, channel: Onward) -> BoxFuture<'static, Result<Self::Response, Status>>;
+}
+
+macro_rules! control_requests {
+    ($($control:ident: $request:ident -> $response:ident, $call:ident;)*) => {$(
+        impl ControlRequest for v1::$request {
+            type Response = v1::$response;
+            const CONTROL: Control = Control::$control;
+
+            fn parts(&self) -> (&str, Option<&v1::JobSelector>, bool) {
+                (&self.request_id, self.selector.as_ref(), self.validate_only)
+            }
+
+            fn response(counts: Counts) -> v1::$response {
+                let Counts { job_count, remaining_count, passed_over_count, job_ids, freshness } = counts;
+                v1::$response { job_count, remaining_count, passed_over_count, job_ids, freshness }
+            }
+
+            fn send(
+                request: Request<v1::$request>,
+                channel: Onward,
+            ) -> BoxFuture<'static, Result<v1::$response, Status>> {
+                let mut client = JobServiceClient::new(channel).max_decoding_message_size(ONWARD_BYTES_MAX);
+                Box::pin(async move { Ok(client.$call(request).await?.into_inner()) })
+            }
+        }
+    )*};
+}
+
+control_requests! {
+    Cancel: CancelJobsRequest -> CancelJobsResponse, cancel_jobs;
+    Hold: HoldJobsRequest -> HoldJobsResponse, hold_jobs;
+    Release: ReleaseJobsRequest -> ReleaseJobsResponse, release_jobs;
+    Requeue: RequeueJobsRequest -> RequeueJobsResponse, requeue_jobs;
+    Suspend: SuspendJobsRequest -> SuspendJobsResponse, suspend_jobs;
+}
+
+/// What became of the jobs that a selector found.
+pub(crate) struct Counts {
+    job_count: u32,
+    remaining_count: u64,
+    passed_over_count: u64,
+    job_ids: Vec<String>,
+    freshness: Option<v1::Freshness>,
+}
+
+/// Who asks, as it is recorded. A listener without certificates is one machine's own: everyone who uses it may do everything.
+pub(crate) fn requester(caller: &Caller) -> Requester {
+    let is_operator = matches!(caller.role(), None | Some(Role::Admin(_)));
+    Requester { name: caller.creator(), is_operator }
+}
+
+/// A selector that was checked.
+struct Selector {
+    /// Whether the jobs are named, and none is looked for.
+    is_named: bool,
+    filter: JobFilter,
+    asked: u64,
+}
+
+/// The jobs that a selector finds, of which something can be asked.
+#[derive(Default)]
+struct Selected {
+    jobs: Vec<JobId>,
+    /// Beyond those.
+    remaining: u64,
+    passed_over: u64,
+}
+
+impl Selector {
+    fn check(message: Option<&v1::JobSelector>, caller: &Caller) -> Result<Selector, Status> {
+        let Some(message) = message else {
+            return Err(invalid(vec![Violation::new("selector", "must be given")]));
+        };
+        let said = message.filter.clone().unwrap_or_default();
+        let rest = v1::JobFilter { job_ids: Vec::new(), ..said.clone() };
+        let (is_named, narrows) = (!said.job_ids.is_empty(), rest != v1::JobFilter::default());
+        let wrong = match (is_named, narrows, message.all) {
+            (false, false, false) => {
+                Some("must say which jobs: set `all` for every job that the caller may change")
+            }
+            (true, true, _) | (true, _, true) => {
+                Some("names jobs by `job_ids`, so that nothing else may be set")
+            }
+            (_, true, true) => Some("cannot have `all` and something that narrows it"),
+            _ => None,
+        };
+        if let Some(text) = wrong {
+            return Err(invalid(vec![Violation::new("selector", text)]));
+        }
+        let filter = JobFilter::new("selector.filter", Some(said), caller)?;
+        let asked = hash(&(filter.digest(), message.all));
+        Ok(Selector { is_named, filter, asked })
+    }
+
+    /// The jobs that it is about, oldest first, as far as the caller may change them.
+    fn find(&self, view: &State, caller: &Caller, control: Control) -> Result<Selected, Refusal> {
+        if self.is_named {
+            let named: Vec<JobId> = self.filter.named().collect();
+            named.iter().try_for_each(|job| caller.check_job(view, *job))?;
+            return Ok(Selected { jobs: named, ..Selected::default() });
+        }
+        if let Some(tenant) = self.filter.tenant() {
+            caller.check_tenant(view, &tenant)?;
+        }
+        let by = requester(caller);
+        let mut selected = Selected::default();
+        let mut may: BTreeMap<&Name, bool> = BTreeMap::new();
+        for job in self.filter.every(view).filter(|job| !matches!(job.row.phase, Phase::Finished(_))) {
+            let tenant = &job.spec.tenant;
+            let may = *may.entry(tenant).or_insert_with(|| caller.check_tenant(view, tenant).is_ok());
+            if !may {
+                continue;
+            }
+            match check_control(view, control, &by, job.id) {
+                // What is so already is not asked for again.
+                Ok(false) => {}
+                Ok(true) if selected.jobs.len() < limits::CONTROLLED_JOBS_MAX => selected.jobs.push(job.id),
+                Ok(true) => selected.remaining += 1,
+                Err(_) => selected.passed_over += 1,
+            }
+        }
+        Ok(selected)
+    }
+}
+
+/// Asks something of the jobs that a selector finds.
+pub(crate) async fn control<M: ControlRequest>(
+    router: &Router,
+    request: Request<M>,
+) -> Result<Response<M::Response>, Status> {
+    let caller = router.caller(&request);
+    let message = request.into_inner();
+    let (id, selector, validate_only) = message.parts();
+    let id = request_id("request_id", id).map_err(|violation| invalid(vec![violation]))?;
+    let selector = Arc::new(Selector::check(selector, &caller)?);
+    let local = || async {
+        let counts =
+            control_here(router, caller, (id, M::CONTROL, validate_only), Arc::clone(&selector)).await?;
+        Ok(M::response(counts))
+    };
+    let onward = |channel| M::send(Router::onward(message.clone(), caller), channel);
+    router.write(caller, local, onward).await.map(Response::new)
+}
+
+async fn control_here(
+    router: &Router,
+    caller: Caller,
+    (request, control, validate_only): (RequestId, Control, bool),
+    selector: Arc<Selector>,
+) -> Result<Counts, Refusal> {
+    let engine = router.engine();
+    let (asked, is_found) = (selector.asked, !selector.is_named);
+    let selected = {
+        let _turn = match is_found {
+            true => Some(router.costly(caller.account()).await?),
+            false => None,
+        };
+        let view = engine.view();
+        // A walk over all jobs takes longer than a thread that answers others should be away.
+        let find = tokio::task::spawn_blocking(move || selector.find(&view, &caller, control));
+        find.await.map_err(|_| Refusal::new(RefusalCode::Internal, "looking for the jobs has failed"))??
+    };
+    let Selected { jobs, remaining, passed_over } = selected;
+    if validate_only {
+        let view = engine.reading();
+        let by = requester(&caller);
+        let mut would = Vec::with_capacity(jobs.len());
+        for job in jobs {
+            // Of jobs that are named all must be such that it can be asked of them.
+            if check_control(&view, control, &by, job)
+                .or_else(|refusal| if is_found { Ok(false) } else { Err(refusal) })?
+            {
+                would.push(job.to_string());
+            }
+        }
+        return Ok(Counts {
+            job_count: would.len() as u32,
+            remaining_count: remaining,
+            passed_over_count: passed_over,
+            job_ids: would,
+            freshness: Some(freshness(engine, &view)),
+        });
+    }
+    let selection = JobSelection { asked, jobs, is_found };
+    let order = ControlOrder { request, by: requester(&caller), control, selection };
+    let answer = engine.execute(Command::Control(Box::new(order))).await?;
+    let Answer::Controlled { jobs, at } = answer else { return Err(reused()) };
+    Ok(Counts {
+        job_count: jobs,
+        remaining_count: remaining,
+        passed_over_count: passed_over,
+        job_ids: Vec::new(),
+        freshness: written(engine, at),
+    })
+}
+
+fn reused() -> Refusal {
+    Refusal::new(RefusalCode::RequestIdReused, "the request id was used for another request")
+}
+
+/// Cancels one job.
+pub(crate) async fn cancel_one(
+    router: &Router,
+    caller: Caller,
+    (request, job): (RequestId, JobId),
+) -> Result<v1::CancelJobResponse, Refusal> {
+    let engine = router.engine();
+    caller.check_job(&engine.view(), job)?;
+    let selection = JobSelection::named(vec![job]);
+    let order = ControlOrder { request, by: requester(&caller), control: Control::Cancel, selection };
+    let answer = engine.execute(Command::Control(Box::new(order))).await?;
+    let message = render::job_explained(router, &engine.reading(), job, caller).await?;
+    Ok(v1::CancelJobResponse { job: message, freshness: written(engine, answer.at()) })
+}
+
+/// The state of a job that an etag stands for.
+fn version(etag: &str) -> Result<Option<JobVersion>, Violation> {
+    if etag.is_empty() {
+        return Ok(None);
+    }
+    let parts = etag.split_once('-').and_then(|(generation, index)| {
+        Some(JobVersion { generation: generation.parse().ok()?, changed_at: LogIndex(index.parse().ok()?) })
+    });
+    parts.map(Some).ok_or_else(|| Violation::new("etag", "must be the etag of a Job, as it was answered"))
+}
+
+/// Changes one job.
+pub(crate) async fn update(
+    router: &Router,
+    request: Request<v1::UpdateJobRequest>,
+) -> Result<Response<v1::UpdateJobResponse>, Status> {
+    let caller = router.caller(&request);
+    let message = request.into_inner();
+    let mut found = Vec::new();
+    let id = request_id("request_id", &message.request_id).map_err(|v| found.push(v)).ok();
+    let job = job_id("job_id", &message.job_id).map_err(|v| found.push(v)).ok();
+    let expected = version(&message.etag).map_err(|v| found.push(v)).ok();
+    let changes = changes_from_proto(message.job.clone(), message.update_mask.clone());
+    let changes = changes.map_err(|violations| found.extend(violations)).ok();
+    let (Some(request), Some(job), Some(expected), Some(changes)) = (id, job, expected, changes) else {
+        return Err(invalid(found));
+    };
+    let order = ModifyOrder { request, by: requester(&caller), job, expected, changes };
+    let local = || async {
+        let engine = router.engine();
+        caller.check_job(&engine.view(), job)?;
+        if message.validate_only {
+            let view = engine.reading();
+            engine.check_modify(&view, &order)?;
+            let shown = render::job_explained(router, &view, job, caller).await?;
+            return Ok(v1::UpdateJobResponse { job: shown, freshness: Some(freshness(engine, &view)) });
+        }
+        let answer = engine.execute(Command::Modify(Box::new(order.clone()))).await?;
+        let shown = render::job_explained(router, &engine.reading(), job, caller).await?;
+        Ok(v1::UpdateJobResponse { job: shown, freshness: written(engine, answer.at()) })
+    };
+    let onward = |channel: Onward| {
+        let request = Router::onward(message.clone(), caller);
+        async move {
+            let mut client = JobServiceClient::new(channel).max_decoding_message_size(ONWARD_BYTES_MAX);
+            Ok(client.update_job(request).await?.into_inner())
+        }
+    };
+    router.write(caller, local, onward).await.map(Response::new)
+}
+
+/// What people have asked of a job, as it is shown.
+pub(crate) fn shown(view: &State, id: JobId, job: &JobRow) -> Option<v1::JobControls> {
+    let row = view.control(id)?;
+    let text = |by: &Option<Requester>| by.as_ref().map(Requester::to_string).unwrap_or_default();
+    let modified = row.modified.as_ref();
+    Some(v1::JobControls {
+        hold: row.hold.as_ref().filter(|_| job.held).map(|hold| v1::JobHold {
+            principal: hold.by.to_string(),
+            by_operator: hold.by.is_operator,
+            start_time: log_time(hold.since),
+            suspended: hold.suspended,
+        }),
+        cancelled_by: text(&row.cancelled_by),
+        requeue_count: row.requeues,
+        requeued_by: text(&row.requeued_by),
+        modified_by: modified.map(|change| change.by.to_string()).unwrap_or_default(),
+        modify_time: modified.and_then(|change| log_time(change.at)),
+        modified_at_index: modified.map_or(0, |change| change.index.0),
+    })
+}

@@ -1,0 +1,68 @@
+//! What people ask of jobs, in scripts.
+
+use muster_decider::{Command, ControlOrder, JobSelection, JobVersion, ModifyOrder};
+use muster_types::{Control, FieldChange, JobId, LogIndex, PriorityTier, Requester};
+
+use super::{World, duration_ms};
+use crate::support::name;
+
+impl World {
+    /// Jobs, and who asked where that is known.
+    pub(super) fn controlled(&self, jobs: &[JobId], by: &Requester) -> String {
+        let jobs: Vec<String> = jobs.iter().map(|job| format!(" {}", self.label(*job))).collect();
+        let by = if by.is_unknown() { String::new() } else { format!(" by {by}") };
+        format!("{}{by}", jobs.concat())
+    }
+
+    /// `by=NAME` who asks, an operator where it is `by=admin/…`.
+    pub(super) fn requester(&self, words: &[&str]) -> Requester {
+        let name = self.number(words, "by=").unwrap_or_default().to_owned();
+        Requester { is_operator: name.starts_with("admin/"), name }
+    }
+
+    /// `hold JOB... [by=NAME] [found]`, and `resume` for a release: of jobs that a selector found, those that it cannot be asked of are passed over.
+    pub(super) fn control(&mut self, verb: &str, words: &[&str]) -> String {
+        let is_option = |word: &&str| !word.contains('=') && *word != "found";
+        let jobs: Vec<JobId> = words.iter().copied().filter(is_option).map(|job| self.job_id(job)).collect();
+        let verb = if verb == "resume" { "release" } else { verb };
+        let control = Control::ALL.into_iter().find(|control| control.as_str() == verb).expect("a control");
+        let selection = JobSelection { is_found: words.contains(&"found"), ..JobSelection::named(jobs) };
+        let (request, by) = (self.request(words), self.requester(words));
+        self.carry_out(&Command::Control(Box::new(ControlOrder { request, by, control, selection })))
+    }
+
+    /// `modify JOB [by=NAME] [stale] tier=T limit=D|none not-before=+D|none deadline=+D|none runs=D|none regions=A,B
+    /// label=KEY:VALUE annotation=KEY:VALUE`.
+    pub(super) fn modify(&mut self, words: &[&str]) -> String {
+        let job = self.job_id(words[0]);
+        let span = |text: &str| (text != "none").then(|| duration_ms(text));
+        let time = |text: &str| text.strip_prefix('+').map(|after| self.now.plus_ms(duration_ms(after)));
+        let mut changes = Vec::new();
+        for word in &words[1..] {
+            let Some((field, value)) = word.split_once('=') else { continue };
+            changes.extend(match field {
+                "tier" => Some(FieldChange::Tier(PriorityTier::parse(value).expect("a tier"))),
+                "limit" => Some(FieldChange::RunTimeLimit(span(value))),
+                "runs" => Some(FieldChange::ExpectedRun(span(value))),
+                "not-before" => Some(FieldChange::NotBefore(time(value))),
+                "deadline" => Some(FieldChange::Deadline(time(value))),
+                "regions" => {
+                    let regions = value.split(',').filter(|region| !region.is_empty());
+                    Some(FieldChange::Regions(regions.map(name).collect()))
+                }
+                _ => None,
+            });
+        }
+        let carried = Self::metadata(words).unwrap_or_default();
+        if !carried.labels.is_empty() {
+            changes.push(FieldChange::Labels(carried.labels.clone()));
+        }
+        if !carried.annotations.is_empty() {
+            changes.push(FieldChange::Annotations(carried.annotations.clone()));
+        }
+        let expected =
+            words.contains(&"stale").then_some(JobVersion { generation: 1, changed_at: LogIndex(1) });
+        let (request, by) = (self.request(words), self.requester(words));
+        self.carry_out(&Command::Modify(Box::new(ModifyOrder { request, by, job, expected, changes })))
+    }
+}

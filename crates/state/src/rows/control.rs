@@ -1,0 +1,49 @@
+//! What people have asked of a job since it was submitted.
+
+use muster_types::{LogIndex, LogTime, Requester};
+use serde::{Deserialize, Serialize};
+
+/// Somebody keeps a job from being placed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HoldRow {
+    /// Who.
+    pub by: Requester,
+    /// Since when.
+    pub since: LogTime,
+    /// Whether it was stopped for that.
+    pub suspended: bool,
+}
+
+/// Who changed a job last, and when.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModificationRow {
+    /// Who.
+    pub by: Requester,
+    /// When.
+    pub at: LogTime,
+    /// The record.
+    pub index: LogIndex,
+}
+
+/// What people have asked of a job. A job of which nothing was asked has no row.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ControlRow {
+    /// Who holds it; the job's own row says whether somebody does.
+    pub hold: Option<HoldRow>,
+    /// Who asked to cancel it first; none when nobody did, or nobody knows who.
+    pub cancelled_by: Option<Requester>,
+    /// Who asked last that it is stopped and waits again.
+    pub requeued_by: Option<Requester>,
+    /// Attempts that ended because somebody asked for that. They are no failures.
+    pub requeues: u32,
+    /// Who changed it last.
+    pub modified: Option<ModificationRow>,
+}
+
+impl ControlRow {
+    /// Whether it says nothing.
+    #[must_use]
+    pub fn is_blank(&self) -> bool {
+        *self == ControlRow::default()
+    }
+}

@@ -1,0 +1,124 @@
+//! Changes of jobs.
+
+use muster_types::{FieldChange, JobMetadata, Violation};
+
+use super::job::{draft, metadata};
+use super::{Found, shown};
+use crate::{FieldMask, v1};
+
+/// Fields of a job that can be changed.
+const CHANGEABLE: &str = "labels, annotations, spec.tier, spec.run_time_limit, spec.deadline, spec.not_before, spec.regions, \
+                          spec.node_selector and spec.expected_run";
+
+/// The changes that an update asks for: the fields of `job` that the mask names.
+///
+/// # Errors
+/// Lists every field that breaks a rule, by its path in the request.
+pub fn changes_from_proto(
+    job: Option<v1::Job>,
+    mask: Option<FieldMask>,
+) -> Result<Vec<FieldChange>, Vec<Violation>> {
+    let mut found = Found::default();
+    let mut paths = mask.map(|mask| mask.paths).unwrap_or_default();
+    // Each field once: a longer list names one twice.
+    if paths.is_empty() || paths.len() > 9 {
+        let text = format!("must name 1 to 9 fields, each once, of {CHANGEABLE}");
+        return Err(vec![Violation::new("update_mask", text)]);
+    }
+    paths.sort_unstable();
+    if paths.windows(2).any(|pair| matches!(pair, [a, b] if a == b)) {
+        found.push(Violation::new("update_mask", "must name each field once"));
+    }
+    let mut job = job.unwrap_or_default();
+    let given = job.spec.take().unwrap_or_default();
+    let has = |path: &str| paths.iter().any(|named| named == path);
+    let carried = JobMetadata::default();
+    let labels = if has("labels") { std::mem::take(&mut job.labels) } else { Default::default() };
+    let annotations =
+        if has("annotations") { std::mem::take(&mut job.annotations) } else { Default::default() };
+    let carried = metadata("job", labels, annotations, &mut found).map_or(carried, |said| (*said).clone());
+    // Fields that are not named are not read, and need not be right.
+    let named = v1::JobSpec {
+        tier: if has("spec.tier") { given.tier } else { 0 },
+        run_time_limit: given.run_time_limit.filter(|_| has("spec.run_time_limit")),
+        deadline: given.deadline.filter(|_| has("spec.deadline")),
+        not_before: given.not_before.filter(|_| has("spec.not_before")),
+        regions: if has("spec.regions") { given.regions } else { Vec::new() },
+        node_selector: if has("spec.node_selector") { given.node_selector } else { Default::default() },
+        expected_run: given.expected_run.filter(|_| has("spec.expected_run")),
+        ..v1::JobSpec::default()
+    };
+    // Neither name nor tenant can be changed: what is right stands in for both.
+    let draft = draft("job", ("changed".to_owned(), String::new()), named, &mut found);
+    let mut changes = Vec::with_capacity(paths.len());
+    for path in &paths {
+        changes.extend(match path.as_str() {
+            "spec.tier" => Some(FieldChange::Tier(draft.tier)),
+            "spec.run_time_limit" => Some(FieldChange::RunTimeLimit(draft.run_time_limit_ms)),
+            "spec.deadline" => Some(FieldChange::Deadline(draft.deadline)),
+            "spec.not_before" => Some(FieldChange::NotBefore(draft.not_before)),
+            "spec.regions" => Some(FieldChange::Regions(draft.regions.clone())),
+            "spec.node_selector" => Some(FieldChange::NodeSelector(draft.node_selector.clone())),
+            "spec.expected_run" => Some(FieldChange::ExpectedRun(draft.expected_run_ms)),
+            "labels" => Some(FieldChange::Labels(carried.labels.clone())),
+            "annotations" => Some(FieldChange::Annotations(carried.annotations.clone())),
+            other => {
+                let text =
+                    format!("names {}, which cannot be changed; these can: {CHANGEABLE}", shown(other));
+                found.push(Violation::new("update_mask", text));
+                None
+            }
+        });
+    }
+    if found.is_empty() { Ok(changes) } else { Err(found.into_violations()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::time::duration;
+
+    fn mask(paths: &[&str]) -> Option<FieldMask> {
+        Some(FieldMask { paths: paths.iter().map(|path| (*path).to_owned()).collect() })
+    }
+
+    fn of(spec: v1::JobSpec) -> Option<v1::Job> {
+        Some(v1::Job { spec: Some(spec), ..v1::Job::default() })
+    }
+
+    #[test]
+    fn only_what_the_mask_names_is_read_and_what_is_absent_is_cleared() {
+        let spec = v1::JobSpec {
+            tier: v1::Tier::Production.into(),
+            run_time_limit: Some(duration(60_000)),
+            // Neither named nor right.
+            regions: vec!["No Region".to_owned()],
+            ..v1::JobSpec::default()
+        };
+        let changes = changes_from_proto(of(spec), mask(&["spec.tier", "spec.run_time_limit", "spec.deadline", "labels"]));
+        assert_eq!(
+            changes,
+            Ok(vec![
+                FieldChange::Labels(Default::default()),
+                FieldChange::Deadline(None),
+                FieldChange::RunTimeLimit(Some(60_000)),
+                FieldChange::Tier(muster_types::PriorityTier::Production),
+            ])
+        );
+    }
+
+    #[test]
+    fn a_wrong_mask_is_refused_by_name() {
+        let fields = |mask| {
+            let found = changes_from_proto(None, mask).expect_err("it is wrong");
+            found.into_iter().map(|violation| violation.to_string()).collect::<Vec<_>>().join("\n")
+        };
+        assert!(fields(None).contains("must name 1 to 9 fields"));
+        assert!(fields(mask(&["spec.tier", "spec.tier"])).contains("each field once"));
+        assert!(fields(mask(&["spec.groups"])).contains("\"spec.groups\", which cannot be changed"));
+        assert!(fields(mask(&["spec.tier"; 40])).contains("must name 1 to 9 fields"));
+        let spec = v1::JobSpec { regions: vec!["No Region".to_owned()], ..v1::JobSpec::default() };
+        let found = changes_from_proto(of(spec), mask(&["spec.regions"])).expect_err("it is no region");
+        assert_eq!(found[0].field, "job.spec.regions[0]");
+    }
+}
