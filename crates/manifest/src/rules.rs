@@ -1,4 +1,4 @@
-//! What a job asks of whoever runs it, as its file says it.
+//! What a job asks of its host, as its file says it.
 
 use muster_types::FailureClass;
 use muster_wire::closed::{number, of_word, words};

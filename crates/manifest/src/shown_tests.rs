@@ -67,7 +67,7 @@ fn name() -> impl Strategy<Value = String> {
     "[a-z0-9]([a-z0-9._-]{0,8}[a-z0-9])?"
 }
 
-/// The value of a variable: a text of its own, or a reference.
+/// The value of a variable: a text, or a reference.
 fn variable() -> impl Strategy<Value = v1::env_var::Source> {
     prop_oneof![text().prop_map(v1::env_var::Source::Value), name().prop_map(v1::env_var::Source::SecretRef)]
 }
@@ -119,7 +119,7 @@ fn above_zero(ms: u64) -> Option<Duration> {
     (ms > 0).then(|| duration(ms))
 }
 
-/// What a job asks of whoever runs it.
+/// What a job asks of its host.
 fn rules() -> impl Strategy<Value = v1::JobSpec> {
     let time = || prop::option::of(0..86_400_000u64);
     let retry = (

@@ -1,4 +1,4 @@
-//! What a job asks of whoever runs it: how it is started, what becomes of it when it fails, how it saves its work and
+//! What a job asks of its host: how it is started, what becomes of it when it fails, how it saves its work and
 //! how it is told that it has to stop. Said beside the [`JobSpec`], whose layout in the log is older.
 
 use alloc::collections::BTreeMap;
@@ -279,7 +279,7 @@ impl NoticeRules {
     }
 }
 
-/// What a job asks of whoever runs it. The default says nothing, and nothing is logged for it.
+/// What a job asks of its host. The default says nothing, and nothing is logged for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobContract {
     /// What its command is wrapped in.

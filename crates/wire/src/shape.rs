@@ -74,7 +74,7 @@ impl v1::TaskGroup {
         }
     }
 
-    /// The value of a variable that has one of its own.
+    /// The value of a variable that is no reference.
     #[must_use]
     pub fn variable(&self, name: &str) -> Option<&str> {
         let variable = self.environment.iter().find(|variable| variable.name == name)?;

@@ -51,7 +51,7 @@ async fn watched(served: &Served, request: v1::WatchJobsRequest) -> Vec<String> 
         match guarded("an event", events.message()).await.expect("it stands").and_then(|event| event.event) {
             Some(watch_jobs_response::Event::Changed(job)) => names.push(job.name),
             Some(watch_jobs_response::Event::SyncEnd(_)) => return names,
-            other => panic!("nothing else is said of the present: {other:?}"),
+            other => panic!("nothing else describes the present: {other:?}"),
         }
     }
 }

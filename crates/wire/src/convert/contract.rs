@@ -11,7 +11,7 @@ use crate::closed::{given_from_proto, number};
 use crate::time::duration;
 use crate::v1;
 
-/// What the message of a job says of its contract, checked as far as it needs no job beside it; what it says of the job
+/// What the message of a job says of its contract, checked as far as that needs no job; what it says of the job
 /// itself stays. `at` is the path of the message.
 pub(super) fn contract(at: &str, message: &mut v1::JobSpec, found: &mut Found) -> JobContract {
     let field = |name: &str| below(at, name);
