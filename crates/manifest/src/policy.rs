@@ -12,7 +12,7 @@ use muster_wire::{convert, v1};
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
-use super::reader::{API_VERSION, Reader, structure};
+use super::reader::{API_VERSION, Reader, structure, with_rules};
 use super::shape::Text;
 use super::{ManifestError, PROBLEMS_MAX, Problem, line_of, quantity, text};
 
@@ -202,12 +202,12 @@ pub fn parse_policy(bytes: &[u8], now_ms: u64) -> Result<PolicyFile, ManifestErr
         return Err(ManifestError::whole("the file must hold one document, of kind: Policy"));
     };
     let mut problems = Vec::new();
-    let mut reader = Reader { lines: BTreeMap::new(), problems: &mut problems, now_ms };
+    let mut reader = Reader::new(&mut problems, now_ms);
     let first_line = document.referenced.line();
     let (message, version) = reader.policy_document(document.value);
-    let lines = reader.lines;
-    problems.truncate(PROBLEMS_MAX);
+    let (lines, unknown_words) = (reader.lines, reader.unknown_words);
     let file = PolicyFile { message, version, lines, first_line };
+    let problems = with_rules(problems, unknown_words, || file.check());
     if problems.is_empty() { Ok(file) } else { Err(ManifestError(problems)) }
 }
 

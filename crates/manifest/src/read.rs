@@ -8,12 +8,12 @@ use serde_saphyr::{Location, Spanned};
 
 use super::parallel::Parallel;
 use super::quantity;
-use super::reader::{API_VERSION, Reader, structure};
+use super::reader::{API_VERSION, Reader, structure, with_rules};
 use super::shape::{
     AcceleratorFields, Accelerators, After, AfterFields, Command, Document, Group, Metadata, Slice,
     SliceFields, Spec, Text, Topology, Values,
 };
-use super::{Form, Manifest, ManifestError, PROBLEMS_MAX};
+use super::{Form, Manifest, ManifestError};
 
 /// What stands before the name of a secret where a variable has a value.
 pub const SECRET: &str = "muster-secret://";
@@ -24,16 +24,17 @@ pub const KIND: &str = "Job";
 pub fn documents(text: &str, now_ms: u64) -> Result<Vec<Manifest>, ManifestError> {
     let documents: Vec<Spanned<Document>> =
         serde_saphyr::from_multiple(text).map_err(|error| ManifestError(vec![structure(&error)]))?;
-    let mut problems = Vec::new();
-    let mut manifests = Vec::with_capacity(documents.len());
+    let (mut problems, mut unknown_words) = (Vec::new(), 0);
+    let mut manifests: Vec<Manifest> = Vec::with_capacity(documents.len());
     for document in documents {
-        let mut reader = Reader { lines: BTreeMap::new(), problems: &mut problems, now_ms };
+        let mut reader = Reader::new(&mut problems, now_ms);
         let (message, shorthand, parallel) = reader.document(document.value);
+        unknown_words += reader.unknown_words;
         let lines = reader.lines;
         let (form, first_line) = (Form::File, document.referenced.line());
         manifests.push(Manifest { message, shorthand, parallel, form, lines, first_line });
     }
-    problems.truncate(PROBLEMS_MAX);
+    let problems = with_rules(problems, unknown_words, || manifests.iter().try_for_each(Manifest::check));
     if problems.is_empty() { Ok(manifests) } else { Err(ManifestError(problems)) }
 }
 

@@ -9,7 +9,7 @@ use serde_saphyr::{Error, Location};
 use super::quantity::{self, QuantityError};
 use super::shape::Text;
 use super::suggest::nearest;
-use super::{PROBLEMS_MAX, Problem};
+use super::{ManifestError, PROBLEMS_MAX, Problem};
 
 /// What `apiVersion` must be.
 pub const API_VERSION: &str = "muster.dev/v1";
@@ -48,6 +48,31 @@ pub struct Reader<'a> {
     pub problems: &'a mut Vec<Problem>,
     /// Since the Unix epoch.
     pub now_ms: u64,
+    /// Problems that are words of no closed set: their fields have a default in the message, so the rules for everything
+    /// else can be checked as well.
+    pub unknown_words: usize,
+}
+
+impl<'a> Reader<'a> {
+    /// Of one document.
+    pub fn new(problems: &'a mut Vec<Problem>, now_ms: u64) -> Reader<'a> {
+        Reader { lines: BTreeMap::new(), problems, now_ms, unknown_words: 0 }
+    }
+}
+
+/// Problems of a document that was read, and those that its rules find where nothing but unknown words was wrong.
+pub fn with_rules(
+    mut problems: Vec<Problem>,
+    unknown_words: usize,
+    check: impl FnOnce() -> Result<(), ManifestError>,
+) -> Vec<Problem> {
+    if unknown_words > 0 && unknown_words == problems.len() {
+        let known: Vec<String> = problems.iter().map(|problem| problem.field.clone()).collect();
+        let found = check().err().into_iter().flat_map(|error| error.0);
+        problems.extend(found.filter(|problem| !known.contains(&problem.field)));
+    }
+    problems.truncate(PROBLEMS_MAX);
+    problems
 }
 
 /// Scalars and lists, of jobs and policies.
@@ -59,6 +84,7 @@ impl Reader<'_> {
         let value = of_word::<T>(&text);
         if value.is_none() && !text.is_empty() {
             let short: String = text.chars().take(80).collect();
+            self.unknown_words += 1;
             self.problem(place, field, format!("must be one of {}, got {short:?}", words::<T>()));
         }
         number_or_zero(value)

@@ -7,12 +7,10 @@
 //! **Invariant:** pure. A directive that would be overlooked (behind the first command, misspelt) is an
 //! error, never a comment.
 
-use std::collections::BTreeMap;
-
 use muster_types::limits::{JOB_TEXT_BYTES_MAX, NAME_BYTES_MAX, TEXT_BYTES_MAX};
 use serde::de::DeserializeOwned;
 
-use super::reader::{Reader, structure};
+use super::reader::{Reader, structure, with_rules};
 use super::shape::{Metadata, Spec};
 use super::{Form, Manifest, ManifestError, PROBLEMS_MAX, Problem, text};
 
@@ -170,7 +168,7 @@ fn build(
     let metadata: Metadata = mapping(directives.metadata.as_deref()).map_err(|p| shown(vec![p]))?;
     let spec: Spec = mapping(directives.spec.as_deref()).map_err(|p| shown(vec![p]))?;
     let mut problems = Vec::new();
-    let mut reader = Reader { lines: BTreeMap::new(), problems: &mut problems, now_ms };
+    let mut reader = Reader::new(&mut problems, now_ms);
     if let Some(command) = &spec.command {
         reader.problem(
             Some(command.referenced),
@@ -179,18 +177,20 @@ fn build(
         );
     }
     let (mut message, shorthand, parallel) = reader.spec(metadata, spec);
-    let lines = reader.lines;
-    if !problems.is_empty() {
-        problems.truncate(PROBLEMS_MAX);
-        return Err(shown(problems));
-    }
+    let (lines, unknown_words) = (reader.lines, reader.unknown_words);
     if message.name.is_empty() {
         message.name = name_of(name);
     }
     for group in message.spec_mut().groups.iter_mut().filter(|group| group.command().is_empty()) {
         group.command_mut().clone_from(&command);
     }
-    Ok(Manifest { message, shorthand, parallel, form, lines, first_line: 1 })
+    let manifest = Manifest { message, shorthand, parallel, form, lines, first_line: 1 };
+    // What is checked is shown in the words of the form already.
+    let read = problems.len();
+    let mut problems = with_rules(problems, unknown_words, || manifest.check());
+    let checked = problems.split_off(read.min(problems.len()));
+    let problems: Vec<Problem> = shown(problems).0.into_iter().chain(checked).collect();
+    if problems.is_empty() { Ok(manifest) } else { Err(ManifestError(problems)) }
 }
 
 fn mapping<T: DeserializeOwned + Default>(text: Option<&str>) -> Result<T, Problem> {
@@ -259,9 +259,11 @@ mod tests {
             let found = problems(script);
             assert!(found[0].starts_with(expected), "{script:?}: {found:?}");
         }
-        let checked =
-            parse("#!/bin/sh\n#MUSTER workers: 4\n#MUSTER tier: royal\n").unwrap().check().unwrap_err();
-        assert!(checked.0[0].to_string().starts_with("line 3: tier: "), "{checked:?}");
+        let found = problems("#!/bin/sh\n#MUSTER workers: 0\n#MUSTER tier: royal\n");
+        assert!(
+            found[0].starts_with("line 3: tier: ") && found[1].starts_with("line 2: workers: "),
+            "{found:?}"
+        );
         let large = problems(&format!("#!/bin/sh\n{}", "x".repeat(SCRIPT_BYTES_MAX)));
         assert!(large[0].contains("put it where the nodes can read it"), "{large:?}");
     }

@@ -98,11 +98,11 @@ fn a_submission_is_bounded() {
     };
     let many = SUBMISSION_BYTES_MAX / 32_000 + 2;
     let refusal = refused(&mut speculation, vec![wordy.clone(); many]);
-    assert_eq!((refusal.code, refusal.violations[0].field.as_str()), (RefusalCode::InvalidField, "specs"));
+    assert_eq!((refusal.code, refusal.violations[0].field.as_str()), (RefusalCode::InvalidField, "jobs"));
     let refusal = refused(&mut speculation, vec![]);
-    assert_eq!(refusal.violations[0].field, "specs");
+    assert_eq!(refusal.violations[0].field, "jobs");
     let refusal = refused(&mut speculation, vec![job("j", 1, None); limits::BATCH_JOBS_MAX + 1]);
-    assert_eq!(refusal.violations[0].field, "specs");
+    assert_eq!(refusal.violations[0].field, "jobs");
     submit(&mut speculation, 2, vec![wordy; many - 3]);
     submit(&mut speculation, 3, vec![job("j", 1, None); limits::BATCH_JOBS_MAX]);
     let bytes = encode_round(&speculation.take_round().unwrap()).len();
