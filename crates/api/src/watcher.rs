@@ -176,9 +176,6 @@ impl Topic for JobTopic {
                     .as_ref()
                     .map(|carried| carried.labels.clone().into_iter().collect())
                     .unwrap_or_default();
-                if let Some(spec) = &mut job.spec {
-                    spec.labels.clone_from(&job.labels);
-                }
                 Some(Body::Changed(job))
             }
             Change::JobForgotten(id) => Some(Body::Forgotten(id.to_string())),
