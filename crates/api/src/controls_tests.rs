@@ -177,7 +177,14 @@ async fn a_repeated_request_has_one_effect_whatever_its_selector_finds_then() {
     let refusal = hold(&mut ada, 3, both.clone(), true).await.expect_err("one of them runs");
     assert_eq!(refusal.code, Some(RefusalCode::JobPhase));
     assert_eq!(code(hold(&mut ada, 3, both, false).await), RefusalCode::JobPhase);
-    assert!(show(&mut ada, &first).await.status().controls.as_ref().is_none_or(|controls| controls.hold.is_none()));
+    assert!(
+        show(&mut ada, &first)
+            .await
+            .status()
+            .controls
+            .as_ref()
+            .is_none_or(|controls| controls.hold.is_none())
+    );
     // Found, it is passed over.
     let found = hold(&mut ada, 4, by(v1::JobFilter { mine: true, ..Default::default() }), false).await;
     let found = found.expect("two of them wait");
@@ -229,10 +236,16 @@ async fn a_selector_that_selects_nothing_or_contradicts_itself_is_refused() {
         ("selector", v1::JobSelector { all: true, ..named(&["job-1"]) }),
         ("selector.filter.job_ids", by(v1::JobFilter { job_ids: many, ..Default::default() })),
         ("selector.filter.job_ids[0]", named(&["no id"])),
-        ("selector.filter.array_id", by(v1::JobFilter { array_id: "no id".to_owned(), ..Default::default() })),
+        (
+            "selector.filter.array_id",
+            by(v1::JobFilter { array_id: "no id".to_owned(), ..Default::default() }),
+        ),
         ("selector.filter.phases", by(v1::JobFilter { phases: vec![0], ..Default::default() })),
         ("selector.filter.phases", by(v1::JobFilter { phases: vec![77], ..Default::default() })),
-        ("selector.filter.creator", by(v1::JobFilter { mine: true, creator: "x".to_owned(), ..Default::default() })),
+        (
+            "selector.filter.creator",
+            by(v1::JobFilter { mine: true, creator: "x".to_owned(), ..Default::default() }),
+        ),
         ("selector.filter.label_selector", labelled("team in (")),
     ];
     for (expected, selector) in bad {
@@ -260,8 +273,13 @@ async fn a_change_is_made_from_what_was_read_or_refused() {
             ..Default::default()
         })
     };
-    let changed =
-        update(&mut ada, 1, (&job, &before.etag), spec.clone(), &["spec.tier", "spec.run_time_limit", "labels"]);
+    let changed = update(
+        &mut ada,
+        1,
+        (&job, &before.etag),
+        spec.clone(),
+        &["spec.tier", "spec.run_time_limit", "labels"],
+    );
     let changed = changed.await.expect("it is changed");
     assert_eq!(changed.status().tier, i32::from(v1::Tier::Batch));
     assert_eq!(changed.labels["team"], "b");
@@ -299,18 +317,23 @@ async fn a_change_is_made_from_what_was_read_or_refused() {
         assert_eq!(refused.violations[0].field, field);
     }
     let critical = of(v1::JobSpec { tier: v1::Tier::Critical.into(), ..Default::default() });
-    assert_eq!(code(update(&mut ada, 6, (&job, ""), critical, &["spec.tier"]).await), RefusalCode::RightMissing);
+    assert_eq!(
+        code(update(&mut ada, 6, (&job, ""), critical, &["spec.tier"]).await),
+        RefusalCode::RightMissing
+    );
     let mut bob = JobServiceClient::new(world.channel(of_tenant("speech", "bob")).await);
     let denied = update(&mut bob, 7, (&job, ""), none.clone(), &["spec.tier"]).await;
     assert_eq!(code(denied), RefusalCode::PermissionDenied);
     // Once it has been placed, its tier is what it was placed with; its limit and labels can be changed.
-    let started = update(&mut ada, 8, (&job, ""), none.clone(), &["spec.not_before"]).await.expect("it may start");
+    let started =
+        update(&mut ada, 8, (&job, ""), none.clone(), &["spec.not_before"]).await.expect("it may start");
     assert_eq!(started.spec.expect("it is shown").not_before, None);
     guarded("a placement", async {
         while show(&mut ada, &job).await.status().phase != i32::from(v1::JobPhase::Starting) {}
     })
     .await;
-    let late = update(&mut ada, 9, (&job, ""), none.clone(), &["spec.tier"]).await.expect_err("it came later");
+    let late =
+        update(&mut ada, 9, (&job, ""), none.clone(), &["spec.tier"]).await.expect_err("it came later");
     assert_eq!(late.code, Some(RefusalCode::JobPhase));
     assert_eq!(late.metadata.get("phase").map(String::as_str), Some("starting"));
     let limit = of(v1::JobSpec { run_time_limit: Some(duration(7_200_000)), ..Default::default() });

@@ -93,9 +93,10 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
         assert_refused(jobs.get_job(request).await, InvalidField, "job_id");
         let request = v1::CancelJobRequest { request_id: request_id(), job_id: job_id.clone() };
         assert_refused(jobs.cancel_job(request).await, InvalidField, "job_id");
-        let selector = Some(v1::JobSelector { job_ids: vec![job_id.clone()], ..Default::default() });
+        let filter = Some(v1::JobFilter { job_ids: vec![job_id.clone()], ..Default::default() });
+        let selector = Some(v1::JobSelector { filter, all: false });
         let request = v1::RequeueJobsRequest { request_id: request_id(), selector, validate_only: false };
-        assert_refused(jobs.requeue_jobs(request).await, InvalidField, "selector.job_ids[0]");
+        assert_refused(jobs.requeue_jobs(request).await, InvalidField, "selector.filter.job_ids[0]");
         let job_id_given = job_id.clone();
         let request =
             v1::UpdateJobRequest { request_id: request_id(), job_id: job_id_given, ..Default::default() };
@@ -113,7 +114,8 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
     assert_refused(jobs.get_job(request).await, JobNotFound, "");
     let request = v1::CancelJobRequest { request_id: request_id(), job_id: nobody.clone() };
     assert_refused(jobs.cancel_job(request).await, JobNotFound, "");
-    let selector = Some(v1::JobSelector { job_ids: vec![nobody.clone()], ..Default::default() });
+    let filter = Some(v1::JobFilter { job_ids: vec![nobody.clone()], ..Default::default() });
+    let selector = Some(v1::JobSelector { filter, all: false });
     let request = v1::SuspendJobsRequest { request_id: request_id(), selector, validate_only: false };
     assert_refused(jobs.suspend_jobs(request).await, JobNotFound, "");
     let request = v1::ReadLogsRequest { job_id: nobody.clone(), ..Default::default() };

@@ -683,6 +683,7 @@ impl From<v1::JobStatus> for JobStatus {
             placement: status.placement.map(Placement::from),
             nominated_placement: status.nominated_placement.map(NominatedPlacement::from),
             history: status.history.map(AttemptHistory::from),
+            controls: status.controls.map(Controls::from),
         }
     }
 }

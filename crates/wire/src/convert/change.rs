@@ -95,7 +95,10 @@ mod tests {
             regions: vec!["No Region".to_owned()],
             ..v1::JobSpec::default()
         };
-        let changes = changes_from_proto(of(spec), mask(&["spec.tier", "spec.run_time_limit", "spec.deadline", "labels"]));
+        let changes = changes_from_proto(
+            of(spec),
+            mask(&["spec.tier", "spec.run_time_limit", "spec.deadline", "labels"]),
+        );
         assert_eq!(
             changes,
             Ok(vec![

@@ -267,7 +267,12 @@ fn in_message(violation: Violation) -> Violation {
 }
 
 /// A draft with stand-ins for what is wrong, so that the remaining rules are checked too.
-pub(super) fn draft(at: &str, (name, tenant): (String, String), message: v1::JobSpec, found: &mut Found) -> JobDraft {
+pub(super) fn draft(
+    at: &str,
+    (name, tenant): (String, String),
+    message: v1::JobSpec,
+    found: &mut Found,
+) -> JobDraft {
     let name = found.take(name_below(at, "name", &name));
     let tenant = if tenant.is_empty() { TENANT_DEFAULT } else { &tenant };
     let tenant = found.take(name_below(at, "tenant", tenant));
