@@ -118,43 +118,10 @@ impl Selector {
             return Err(invalid(vec![Violation::new("selector", "must be given")]));
         };
         let v1::JobSelector {
-            job_ids,
-            array_of,
-            tenant,
-            name_prefix,
-            label_selector,
-            creator,
-            mine,
-            phases,
-            all,
+            array_of, tenant, name_prefix, label_selector, creator, mine, phases, all, ..
         } = message;
-        let mut found = Vec::new();
-        let narrows =
-            [array_of, tenant, name_prefix, label_selector, creator].iter().any(|text| !text.is_empty())
-                || *mine
-                || !phases.is_empty();
-        let wrong = match (job_ids.is_empty(), narrows, *all) {
-            (true, false, false) => {
-                Some("must say which jobs: set `all` for every job that the caller may change")
-            }
-            (false, true, _) | (false, _, true) => {
-                Some("names jobs by `job_ids`, so that nothing else may be set")
-            }
-            (_, true, true) => Some("cannot have `all` and something that narrows it"),
-            _ => None,
-        };
-        found.extend(wrong.map(|text| Violation::new("selector", text)));
-        let max = limits::CONTROLLED_JOBS_MAX;
-        if job_ids.len() > max {
-            found.push(Violation::limit("selector.job_ids", job_ids.len() as u64, 0, max as u64));
-        }
-        let mut named = Vec::new();
-        for (place, text) in job_ids.iter().enumerate().take(max) {
-            match job_id(&format!("selector.job_ids[{place}]"), text) {
-                Ok(id) => named.push(id),
-                Err(violation) => found.push(violation),
-            }
-        }
+        let mut found: Vec<Violation> = contradiction(message).into_iter().collect();
+        let mut named = named(&message.job_ids, &mut found);
         let mut array = None;
         if !array_of.is_empty() {
             array = job_id("selector.array_of", array_of).map_err(|violation| found.push(violation)).ok();
@@ -265,6 +232,31 @@ impl Selector {
             && spec.name.starts_with(&self.name_prefix)
             && (self.array_of.is_none() || spec.array.is_some())
     }
+}
+
+/// Why a selector says nothing, or two things at once.
+fn contradiction(message: &v1::JobSelector) -> Option<Violation> {
+    let v1::JobSelector { array_of, tenant, name_prefix, label_selector, creator, .. } = message;
+    let texts = [array_of, tenant, name_prefix, label_selector, creator];
+    let narrows = texts.iter().any(|text| !text.is_empty()) || message.mine || !message.phases.is_empty();
+    let text = match (message.job_ids.is_empty(), narrows, message.all) {
+        (true, false, false) => "must say which jobs: set `all` for every job that the caller may change",
+        (false, true, _) | (false, _, true) => "names jobs by `job_ids`, so that nothing else may be set",
+        (_, true, true) => "cannot have `all` and something that narrows it",
+        _ => return None,
+    };
+    Some(Violation::new("selector", text))
+}
+
+/// Jobs that are named by their ids.
+fn named(job_ids: &[String], found: &mut Vec<Violation>) -> Vec<JobId> {
+    let max = limits::CONTROLLED_JOBS_MAX;
+    if job_ids.len() > max {
+        found.push(Violation::limit("selector.job_ids", job_ids.len() as u64, 0, max as u64));
+    }
+    let ids = job_ids.iter().take(max).enumerate();
+    let read = ids.map(|(place, text)| job_id(&format!("selector.job_ids[{place}]"), text));
+    read.filter_map(|id| id.map_err(|violation| found.push(violation)).ok()).collect()
 }
 
 /// Asks something of the jobs that a selector finds.
