@@ -175,7 +175,9 @@ fn next_step(code: RefusalCode) -> &'static str {
         RefusalCode::JobPhase => {
             "`muster job show ID` shows what the job does; a waiting job can be held, a running one requeued or suspended"
         }
-        RefusalCode::JobChanged => "read the job again with `muster job show ID`, and make the change from that",
+        RefusalCode::JobChanged => {
+            "read the job again with `muster job show ID`, and make the change from that"
+        }
         RefusalCode::JobHeld => "ask the operators of the cluster why they hold it",
         RefusalCode::NodeNotFound => "`muster node list` shows the names",
         RefusalCode::NodeHeldByAnother => {
