@@ -18,11 +18,8 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Bytes;
 
-use crate::original::Original;
+use crate::original::{Original, PREFIX_BYTES};
 use crate::shares::{Account, Pool, Share};
-
-/// Bytes before each message: whether it is compressed, and its length.
-pub(crate) const PREFIX_BYTES: usize = 5;
 
 /// Shares that stay taken until the call is answered: what a whole message was made into takes as much.
 pub(crate) type Taken = Arc<Mutex<Vec<Share>>>;

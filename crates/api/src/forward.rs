@@ -13,19 +13,16 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Response, Status};
 
 use crate::access::Class;
+use crate::config::ApiConfig;
 use crate::guard::Admitted;
+use crate::headers::{FORWARDED, ON_BEHALF};
 use crate::original::{self, Onward};
 use crate::read::{self, Fresh};
-use crate::server::ApiConfig;
 use crate::shares::{Account, Pool, Share};
 use crate::sight::Sight;
 use crate::turns::{Turn, Turns};
 use crate::unwritten::AnswerMemory;
 
-/// On a request that another replica passed on: carried out here or refused, never passed on again.
-pub(crate) const FORWARDED: &str = "muster-forwarded";
-/// For whom it was passed on; believed of replicas alone.
-pub(crate) const ON_BEHALF: &str = "muster-principal";
 /// How long a replica that knows no leader waits before it looks again, when nothing wakes it.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Between two attempts at the same leader: the first, and the longest it grows to. All callers of a

@@ -23,7 +23,7 @@ use tower_layer::Layer;
 
 use crate::access::{Class, rule_of};
 use crate::assembly::{Assembled, Taken, Terms};
-use crate::forward::{FORWARDED, ON_BEHALF};
+use crate::headers::{FORWARDED, ON_BEHALF};
 use crate::original::Original;
 use crate::shares::{Account, Pool};
 use crate::unwritten::{AnswerMemory, Ledger, Metered};

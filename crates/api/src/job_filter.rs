@@ -46,6 +46,9 @@ pub(crate) struct JobFilter {
     created_until: Option<LogTime>,
 }
 
+/// Ids that are looked at, each with the job where it may pass.
+type Candidates<'a> = Box<dyn Iterator<Item = (JobId, Option<Candidate<'a>>)> + 'a>;
+
 /// A job with what a filter looks at.
 #[derive(Clone, Copy)]
 pub(crate) struct Candidate<'a> {
@@ -204,11 +207,7 @@ impl JobFilter {
 
     /// Jobs that a page looks at, newest first: those before `after`, and how many of them it may look at. Where only jobs
     /// that carry something can pass, all those that do are walked through and nothing else is read of the others.
-    pub(crate) fn candidates<'a>(
-        &'a self,
-        view: &'a State,
-        after: Option<JobId>,
-    ) -> (Box<dyn Iterator<Item = (JobId, Option<Candidate<'a>>)> + 'a>, usize) {
+    pub(crate) fn candidates<'a>(&'a self, view: &'a State, after: Option<JobId>) -> (Candidates<'a>, usize) {
         let end = after.unwrap_or(JobId(u64::MAX));
         let of = move |id: JobId, row| {
             let spec = view.spec(id)?;

@@ -21,6 +21,7 @@ mod admission_tests;
 mod apart_tests;
 mod assembly;
 mod cluster_service;
+mod config;
 mod controls;
 #[cfg(test)]
 mod controls_tests;
@@ -32,6 +33,7 @@ mod facts;
 mod fleet_service;
 mod forward;
 mod guard;
+mod headers;
 mod job_filter;
 mod job_service;
 #[cfg(test)]
@@ -62,8 +64,9 @@ mod warnings;
 mod watcher;
 
 pub use access::may_call;
+pub use config::ApiConfig;
 pub use decisions::DecisionObserver;
 pub use guard::CallLimits;
 pub use log_service::RemoteHistory;
 pub use pages::serve_pages;
-pub use server::{ApiConfig, ServeError, serve};
+pub use server::{ServeError, serve};

@@ -14,7 +14,8 @@ use tonic::body::Body;
 use tonic::codegen::{Bytes, Service, http};
 use tonic::transport::Channel;
 
-use crate::assembly::PREFIX_BYTES;
+/// Bytes before each message: whether it is compressed, and its length.
+pub(crate) const PREFIX_BYTES: usize = 5;
 
 tokio::task_local! {
     static CALL: Original;
@@ -110,8 +111,9 @@ mod tests {
     use tower_layer::Layer as _;
 
     use crate::ApiConfig;
-    use crate::forward::{FORWARDED, Router};
+    use crate::forward::Router;
     use crate::guard::{CallLimits, GuardLayer};
+    use crate::headers::FORWARDED;
     use crate::sample;
 
     const SUBMIT: &str = "/muster.v1beta1.JobService/SubmitJob";

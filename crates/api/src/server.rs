@@ -2,7 +2,7 @@
 
 use muster_engine::Engine;
 use muster_metrics::ReplicaMetrics;
-use muster_transport::{AcceptLimits, Security};
+use muster_transport::Security;
 use muster_wire::admin::archive_service_server::ArchiveServiceServer;
 use muster_wire::admin::cluster_admin_service_server::ClusterAdminServiceServer;
 use muster_wire::admin::drill_service_server::DrillServiceServer;
@@ -21,12 +21,13 @@ use tonic::transport::Server;
 
 use crate::admin_service::Admin;
 use crate::cluster_service::Clusters;
+use crate::config::ApiConfig;
 use crate::drill_service::DrillCalls;
 use crate::drills::Drills;
 use crate::facts::hears_leader;
 use crate::fleet_service::{Fleet, Probes};
 use crate::forward::Router;
-use crate::guard::{CallLimits, GuardLayer};
+use crate::guard::GuardLayer;
 use crate::job_service::Jobs;
 use crate::log_service::{Archives, Logs};
 use crate::measure::MeasureLayer;
@@ -34,45 +35,6 @@ use crate::node_service::Nodes;
 use crate::policy_service::Policies;
 use crate::queue_service::Queues;
 use crate::watcher::Watches;
-
-/// Bounds of the client listener.
-#[derive(Clone, Copy, Debug)]
-pub struct ApiConfig {
-    /// Bytes of one message from a client; a batch of 1,000 jobs fits.
-    pub message_bytes_max: usize,
-    /// Bytes of one message of an agent: its registration with all it holds, or a piece of output.
-    pub node_message_bytes_max: usize,
-    /// Bytes of one message that only asks for something.
-    pub small_message_bytes_max: usize,
-    /// Calls of one connection at a time.
-    pub calls_per_connection_max: usize,
-    /// Calls and streams of one connection at a time. A follower carries the sessions of all its
-    /// agents to the leader on one.
-    pub streams_per_connection_max: u32,
-    /// How long a write may take when its caller sets no deadline.
-    pub write_timeout: Duration,
-    /// How long this replica may be made silent for a drill at most; zero for not at all.
-    pub drill_refusal_max: Duration,
-    /// What each caller may have open at a time.
-    pub calls: CallLimits,
-    /// Connections.
-    pub accept: AcceptLimits,
-}
-
-impl ApiConfig {
-    /// What a server gets that says nothing.
-    pub const DEFAULT: ApiConfig = ApiConfig {
-        message_bytes_max: 4 << 20,
-        node_message_bytes_max: 2 << 20,
-        small_message_bytes_max: 256 << 10,
-        calls_per_connection_max: 1_024,
-        streams_per_connection_max: 262_144,
-        write_timeout: Duration::from_secs(30),
-        drill_refusal_max: Duration::from_secs(60),
-        calls: CallLimits::DEFAULT,
-        accept: AcceptLimits::DEFAULT,
-    };
-}
 
 /// Why the services ended.
 #[derive(Debug)]

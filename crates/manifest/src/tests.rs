@@ -173,7 +173,7 @@ fn place_and_time_are_read() {
     manifest.check().unwrap();
     let message = manifest.message.spec();
     assert_eq!((message.groups[0].workers, message.groups[0].min_workers), (8, 2));
-    let topology = message.topology.clone().unwrap();
+    let topology = message.topology.unwrap();
     assert_eq!(
         (topology.required(), topology.preferred()),
         (v1::TopologyLevel::Block, v1::TopologyLevel::Rack)

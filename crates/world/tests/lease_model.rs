@@ -262,8 +262,8 @@ impl stateright::Model for Model {
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
         let current = state.leaders.len() - 1;
         if state.time < self.scope.ticks {
-            // A worker that has to be gone does not see the next moment.
-            let may_pass = |step: u8| self.gone_at(state).is_none_or(|gone| state.agent_time + step <= gone);
+            // A worker is gone before the moment at which it has to be.
+            let may_pass = |step: u8| self.gone_at(state).is_none_or(|gone| state.agent_time + step < gone);
             actions.extend([1, 0].into_iter().filter(|step| may_pass(*step)).map(Action::Tick));
         }
         if state.beats.len() < self.scope.beats {

@@ -107,7 +107,11 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
             filter: Some(v1::JobFilter { job_ids: vec![job_id], ..Default::default() }),
             ..Default::default()
         };
-        assert_refused(jobs.watch_jobs(request).await.map(|_| Response::new(())), InvalidField, "job_ids[0]");
+        assert_refused(
+            jobs.watch_jobs(request).await.map(|_| Response::new(())),
+            InvalidField,
+            "filter.job_ids[0]",
+        );
     }
     let nobody = "job-fffffffff".to_owned();
     let request = v1::GetJobRequest { job_id: nobody.clone(), read: None };

@@ -25,8 +25,7 @@ async fn submit_all(
     request_id: &str,
     specs: Vec<v1::Job>,
 ) -> Result<Vec<String>, CallError> {
-    let request =
-        v1::SubmitJobsRequest { request_id: request_id.to_owned(), jobs: specs, ..Default::default() };
+    let request = v1::SubmitJobsRequest { request_id: request_id.to_owned(), jobs: specs };
     Ok(client.submit_jobs(request).await?.job_ids)
 }
 
@@ -79,11 +78,11 @@ async fn a_full_state_refuses_jobs_and_serves_everything_else() {
     assert_eq!(names(&client).await, held);
 
     // Reads are served by every replica, a repeated request gets its first answer, and work goes on to its end.
-    for at in 0..3 {
+    for (at, job_id) in accepted.iter().enumerate().take(3) {
         let one = cluster.client_of(at);
-        let got = status_of(&one, &accepted[at]).await.expect("reads are served").job.expect("it is there");
+        let got = status_of(&one, job_id).await.expect("reads are served").job.expect("it is there");
         assert_eq!(got.phase(), JobPhase::Pending);
-        let explain = v1::ExplainJobRequest { job_id: accepted[at].clone(), ..Default::default() };
+        let explain = v1::ExplainJobRequest { job_id: job_id.clone(), ..Default::default() };
         one.explain_job(explain).await.expect("explanations are served");
     }
     assert_eq!(submit_all(&client, request_id, batch).await.expect("it was accepted"), accepted);

@@ -59,8 +59,8 @@ pub fn check_control(state: &State, control: Control, by: &Requester, job: JobId
     let conflict = |text: String| Err(conflict(job, row, text));
     let waits = row.phase == Phase::Pending;
     match control {
-        Control::Cancel => return Ok(!row.cancel_requested),
-        _ if row.cancel_requested => return conflict(format!("{job} is being cancelled")),
+        Control::Cancel => Ok(!row.cancel_requested),
+        _ if row.cancel_requested => conflict(format!("{job} is being cancelled")),
         Control::Release => {
             let Some(hold) = state.hold(job) else { return Ok(false) };
             if hold.by.is_operator && !by.is_operator {

@@ -7,7 +7,7 @@ use muster_journal::{Decision, canonical};
 use muster_types::{JobId, JobMetadata, Refusal, Submission};
 
 use crate::commands::answer::VIOLATIONS_MAX;
-use crate::commands::submit::distinct_specs;
+use crate::rules::requested::distinct_specs;
 use crate::speculation::Speculation;
 
 /// Labels and annotations must be right.

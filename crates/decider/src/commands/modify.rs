@@ -84,7 +84,7 @@ pub fn check_modify(state: &State, order: &ModifyOrder, now: LogTime) -> Result<
             "must be longer than the job has run already, {ran}, got {}; cancel the job to end it",
             Span(limit_ms)
         );
-        return Err(Refusal::fields(alloc::vec![Violation::new("spec.run_time_limit", text)]));
+        return Err(Refusal::fields(alloc::vec![Violation::new("job.spec.run_time_limit", text)]));
     }
     if row.phase == Phase::Pending {
         check_waiting(state, job, &changed, changes, now).map_err(of_one)?;
@@ -114,7 +114,7 @@ fn check_waiting(
     if let Err(never) = could_ever(state, changed) {
         let text = format!("job {}: {never}", changed.name);
         return Err(Refusal::new(RefusalCode::NeverFits, text)
-            .with("spec_index", 0)
+            .with("job_index", 0)
             .with("group", &never.group)
             .with("wanted", &never.wanted)
             .with("closest", &never.closest));
@@ -124,7 +124,7 @@ fn check_waiting(
 
 /// The refusal of a submission as that of a change: there is one job, which is not in a list.
 fn of_one(refusal: Refusal) -> Refusal {
-    let named = |text: String| text.replacen("specs[0].", "spec.", 1);
+    let named = |text: String| text.replacen("jobs[0].", "job.", 1);
     let violations = refusal
         .violations
         .into_iter()

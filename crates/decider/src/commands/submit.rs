@@ -17,6 +17,7 @@ use muster_types::{
 use crate::commands::answer::{Answer, VIOLATIONS_MAX, repeated};
 use crate::commands::metadata::{check_metadata, metadata_name, set_metadata};
 use crate::rules::deadline;
+use crate::rules::requested::{distinct_specs, job_index};
 use crate::settle::job::settle;
 use crate::settle::retention::headroom_for;
 use crate::speculation::Speculation;
@@ -107,21 +108,6 @@ pub(super) fn check_rights(state: &State, specs: &[Submission]) -> Result<(), Re
         .with("job_index", place)
         .with("tenant", &spec.tenant)
         .with("right", right))
-}
-
-/// The specs of the request that these jobs came from, each with its place there: the members of an array came from one,
-/// and its first member stands for all.
-pub(crate) fn distinct_specs(jobs: &[Submission]) -> impl Iterator<Item = (usize, &Submission)> {
-    jobs.iter().filter(|job| begins_a_spec(job)).enumerate()
-}
-
-/// The place in the request of the spec that a job came from.
-fn job_index(jobs: &[Submission], job: usize) -> usize {
-    jobs.iter().take(job.saturating_add(1)).filter(|job| begins_a_spec(job)).count().saturating_sub(1)
-}
-
-fn begins_a_spec(job: &Submission) -> bool {
-    job.array.is_none_or(|array| array.index == 0)
 }
 
 /// Every job that is waited for must exist: one that is gone cannot say how it ended.

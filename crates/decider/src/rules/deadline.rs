@@ -7,7 +7,7 @@ use muster_state::State;
 use muster_types::demand::THROUGHPUT_MILLI;
 use muster_types::{JobId, JobSpec, LogTime, Refusal, RefusalCode, Submission, TaskGroup, Violation};
 
-use crate::commands::submit::distinct_specs;
+use crate::rules::requested::distinct_specs;
 
 /// The end of a job that was not over by its deadline.
 pub(crate) fn finished_late(job: JobId) -> Decision {

@@ -1,0 +1,6 @@
+//! What a replica says in the metadata of a request that it passes on.
+
+/// On a request that another replica passed on: carried out here or refused, never passed on again.
+pub(crate) const FORWARDED: &str = "muster-forwarded";
+/// For whom it was passed on; believed of replicas alone.
+pub(crate) const ON_BEHALF: &str = "muster-principal";
