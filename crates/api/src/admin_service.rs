@@ -17,8 +17,7 @@ use tonic::{Request, Response, Status};
 
 use crate::admission;
 use crate::forward::Router;
-use crate::job_service::written;
-use crate::read::invalid;
+use crate::read::{invalid, written};
 
 /// Voters one request may name.
 const VOTERS_MAX: usize = 16;

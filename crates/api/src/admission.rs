@@ -13,8 +13,7 @@ use muster_wire::time::log_time;
 use muster_wire::{admin, v1};
 use tonic::Status;
 
-use crate::job_service::written;
-use crate::read::{freshness, invalid, page_size};
+use crate::read::{freshness, invalid, page_size, written};
 
 /// What an operator says of a node, as far as the message says it.
 #[derive(Clone, Debug)]

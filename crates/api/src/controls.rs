@@ -7,13 +7,12 @@
 use futures::future::BoxFuture;
 use muster_decider::{Answer, Command, ControlOrder, JobSelection, JobVersion, ModifyOrder, check_control};
 use muster_journal::hash;
-use muster_state::{JobRow, Phase, State};
+use muster_state::{Phase, State};
 use muster_transport::Role;
 use muster_types::{
     Control, JobId, LogIndex, Name, Refusal, RefusalCode, RequestId, Requester, Violation, limits,
 };
 use muster_wire::convert::{changes_from_proto, job_id, request_id};
-use muster_wire::time::log_time;
 use muster_wire::v1;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use std::collections::BTreeMap;
@@ -22,9 +21,8 @@ use tonic::{Request, Response, Status};
 
 use crate::forward::{Caller, ONWARD_BYTES_MAX, Router};
 use crate::job_filter::JobFilter;
-use crate::job_service::written;
 use crate::original::Onward;
-use crate::read::{freshness, invalid};
+use crate::read::{freshness, invalid, written};
 use crate::render;
 
 /// A call that asks something of the jobs that a selector finds.
@@ -303,25 +301,4 @@ pub(crate) async fn update(
         }
     };
     router.write(caller, local, onward).await.map(Response::new)
-}
-
-/// What people have asked of a job, as it is shown.
-pub(crate) fn shown(view: &State, id: JobId, job: &JobRow) -> Option<v1::JobControls> {
-    let row = view.control(id)?;
-    let text = |by: &Option<Requester>| by.as_ref().map(Requester::to_string).unwrap_or_default();
-    let modified = row.modified.as_ref();
-    Some(v1::JobControls {
-        hold: row.hold.as_ref().filter(|_| job.held).map(|hold| v1::JobHold {
-            principal: hold.by.to_string(),
-            by_operator: hold.by.is_operator,
-            start_time: log_time(hold.since),
-            suspended: hold.suspended,
-        }),
-        cancelled_by: text(&row.cancelled_by),
-        requeue_count: row.requeues,
-        requeued_by: text(&row.requeued_by),
-        modified_by: modified.map(|change| change.by.to_string()).unwrap_or_default(),
-        modify_time: modified.and_then(|change| log_time(change.at)),
-        modified_at_index: modified.map_or(0, |change| change.index.0),
-    })
 }

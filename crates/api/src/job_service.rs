@@ -7,7 +7,7 @@ use muster_decider::{Answer, Command};
 use muster_engine::{Attempt, Engine, LogRequest, Reading};
 use muster_state::{Phase, RankState, State};
 use muster_types::{
-    Consistency, FencingToken, JobId, LogIndex, NodeId, Refusal, RefusalCode, Submission, Violation, limits,
+    Consistency, FencingToken, JobId, NodeId, Refusal, RefusalCode, Submission, Violation, limits,
 };
 use muster_wire::closed::{number_or_zero, of_word, value_from_proto, word};
 use muster_wire::convert::{
@@ -30,7 +30,7 @@ use crate::explanation;
 use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router};
 use crate::job_filter::JobFilter;
 use crate::original::Onward;
-use crate::read::{cluster, freshness, invalid, page_size};
+use crate::read::{cluster, freshness, invalid, page_size, written};
 use crate::render::{self, Detail};
 use crate::shares::{Account, Pool, Share, Tallies, Tally};
 use crate::sight::Sight;
@@ -227,13 +227,6 @@ fn onward_client(channel: Onward) -> JobServiceClient<Onward> {
 }
 
 type Submitted = (Vec<String>, Option<v1::Freshness>);
-
-/// What the answer to a write says about itself: complete up to its own record.
-pub(crate) fn written(engine: &muster_engine::Engine, at: LogIndex) -> Option<v1::Freshness> {
-    let own = freshness(engine, &engine.reading());
-    // The rest is of whatever state is here by now.
-    Some(v1::Freshness { log_index: at.0, log_time: None, staleness: None, ..own })
-}
 
 /// Refuses jobs that ask for what no replica of this release can do. `at` is the path of the message or of the list.
 fn check_features<'a>(at: &str, jobs: impl IntoIterator<Item = &'a v1::Job>) -> Result<(), Status> {

@@ -11,8 +11,7 @@ use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
 use crate::forward::{ONWARD_BYTES_MAX, Router};
-use crate::job_service::written;
-use crate::read::{freshness, invalid};
+use crate::read::{freshness, invalid, written};
 
 pub(crate) struct Policies {
     router: Router,

@@ -4,7 +4,7 @@
 
 use muster_engine::{Engine, Reading, staleness_ms};
 use muster_state::State;
-use muster_types::{ClusterId, Consistency, ReadFrom, Refusal, RefusalCode, Violation};
+use muster_types::{ClusterId, Consistency, LogIndex, ReadFrom, Refusal, RefusalCode, Violation};
 use muster_wire::convert::{ReadAsked, read_from_proto};
 use muster_wire::status::to_status;
 use muster_wire::time::{duration, log_time};
@@ -73,6 +73,13 @@ pub(crate) fn freshness(engine: &Engine, reading: &Reading) -> v1::Freshness {
         replica_id: engine.info().replica.0,
         leader_id: engine.leader_id().map_or(0, |leader| leader.0),
     }
+}
+
+/// What the answer to a write says about itself: complete up to its own record.
+pub(crate) fn written(engine: &Engine, at: LogIndex) -> Option<v1::Freshness> {
+    let own = freshness(engine, &engine.reading());
+    // The rest is of whatever state is here by now.
+    Some(v1::Freshness { log_index: at.0, log_time: None, staleness: None, ..own })
 }
 
 /// Rows of a page.

@@ -22,7 +22,6 @@ use muster_wire::{agent, v1};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashMap};
 
-use crate::controls;
 use crate::forward::{Caller, Router};
 use crate::sight::Sight;
 
@@ -116,7 +115,7 @@ fn status(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail)
             .filter(|_| full)
             .map(|promise| nominated_placement(view, promise, detail)),
         history: attempt_history(view, id, detail),
-        controls: controls::shown(view, id, row),
+        controls: controls(view, id, row),
     }
 }
 
@@ -585,4 +584,25 @@ fn tpu_slices(spec: &JobSpec, world: usize) -> Vec<agent::TpuSlices> {
         first_rank += group.workers;
     }
     found
+}
+
+/// What people have asked of a job, as it is shown.
+fn controls(view: &State, id: JobId, job: &JobRow) -> Option<v1::JobControls> {
+    let row = view.control(id)?;
+    let text = |by: &Option<Requester>| by.as_ref().map(Requester::to_string).unwrap_or_default();
+    let modified = row.modified.as_ref();
+    Some(v1::JobControls {
+        hold: row.hold.as_ref().filter(|_| job.held).map(|hold| v1::JobHold {
+            principal: hold.by.to_string(),
+            by_operator: hold.by.is_operator,
+            start_time: log_time(hold.since),
+            suspended: hold.suspended,
+        }),
+        cancelled_by: text(&row.cancelled_by),
+        requeue_count: row.requeues,
+        requeued_by: text(&row.requeued_by),
+        modified_by: modified.map(|change| change.by.to_string()).unwrap_or_default(),
+        modify_time: modified.and_then(|change| log_time(change.at)),
+        modified_at_index: modified.map_or(0, |change| change.index.0),
+    })
 }
