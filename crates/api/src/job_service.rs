@@ -477,7 +477,8 @@ impl JobService for Jobs {
                 // Following may take as long as the job: no deadline on the way.
                 let mut onward = Router::onward(message, caller);
                 onward.metadata_mut().remove("grpc-timeout");
-                let stream = onward_client(leader.channel).read_logs(onward).await?.into_inner();
+                let opened = onward_client(leader.channel).read_logs(onward).await;
+                let stream = opened.map_err(of_leader)?.into_inner();
                 stream.map_err(of_leader).boxed()
             }
             Route::Local => {

@@ -172,7 +172,7 @@ def test_what_is_asked_of_jobs_says_of_which() -> None:
     answer = job_pb2.HoldJobsResponse(job_count=2, remaining_count=1, passed_over_count=3, job_ids=["job-1", "job-2"])
     assert call.result(call.answer(answer.SerializeToString())) == muster.Controlled(2, 1, 3, ["job-1", "job-2"])
     changed = job_pb2.Job(labels={"team": "b"})
-    update = client._core.update("job-1", changed, ["labels", "spec.deadline"], "1-7", "id", None)
+    update = client._core.update("job-1", changed, ["labels", "spec.deadline"], "1-7", None, None)
     assert isinstance(update.request, job_pb2.UpdateJobRequest)
     assert list(update.request.update_mask.paths) == ["labels", "spec.deadline"] and update.request.etag == "1-7"
     with pytest.raises(muster.ConfigurationError):
