@@ -2,6 +2,8 @@
 //! which a library with NVML's names plays.
 
 use muster_client::Client;
+use muster_types::health::HealthAction;
+use muster_wire::closed::word;
 use muster_wire::v1::{self, JobPhase};
 use std::path::{Path, PathBuf};
 
@@ -64,7 +66,8 @@ async fn node(client: &Client, name: &str) -> v1::Node {
 fn wrong(node: &v1::Node) -> Vec<String> {
     let conditions = node.restriction.iter().flat_map(|restriction| &restriction.conditions);
     let place = |device: Option<u32>| device.map_or(String::new(), |device| format!("@{device}"));
-    conditions.map(|c| format!("{}{}={}", c.finding, place(c.device), c.action)).collect()
+    let action = |number| word::<HealthAction>(number);
+    conditions.map(|c| format!("{}{}={}", c.finding, place(c.device), action(c.action))).collect()
 }
 
 /// Waits until exactly this is known to be wrong with a node.

@@ -10,8 +10,8 @@ use crate::support::{heavy, muster};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// The commands of a session, each with the lines of its output that are the same in every run: those without a digit.
-/// Numbers, ids, times and addresses differ, and what an explanation predicts differs with them.
+/// The commands of a session, each with the lines of its output that are the same in every run: those without a digit
+/// or a temporary directory. Numbers, ids, times and addresses differ, and what an explanation predicts differs with them.
 fn commands(session: &str) -> Vec<(String, BTreeSet<String>)> {
     let mut found: Vec<(String, BTreeSet<String>)> = Vec::new();
     for line in session.lines() {
@@ -20,7 +20,8 @@ fn commands(session: &str) -> Vec<(String, BTreeSet<String>)> {
         } else if let Some((command, lines)) = found.last_mut() {
             let is_table_head = line.contains("  ") && !line.contains(char::is_lowercase);
             let is_fixed = if command.contains("explain") { is_table_head } else { !line.is_empty() };
-            if is_fixed && !line.contains(|c: char| c.is_ascii_digit()) {
+            let varies = line.contains("/tmp/") || line.contains(|c: char| c.is_ascii_digit());
+            if is_fixed && !varies {
                 // Columns are as wide as what is in them.
                 lines.insert(line.split_whitespace().collect::<Vec<_>>().join(" "));
             }
