@@ -23,7 +23,7 @@ import muster
 import muster.aio
 from muster import worker
 from muster._attempts import Attempts
-from muster._core import Logs, Seen, Watch
+from muster._core import Logs, Seen, Waiting, Watch
 from muster._judge import Verdict, judge
 from muster._time import duration, timestamp
 from muster.options import Endpoints, Options, tls_from_environment
@@ -139,6 +139,16 @@ def test_a_watch_that_lost_its_place_begins_again() -> None:
     assert place.opening() == muster.Restarted() and place.opening() is None
     changed = place.accept(job_pb2.WatchJobsResponse(log_index=9, changed=job_pb2.Job(id="job-1")))
     assert changed == muster.Changed(9, "", "job-1")
+
+
+def test_a_job_that_a_watch_passes_without_showing_it_is_not_there() -> None:
+    seen = Seen()
+    seen.take(9)
+    waiting: Waiting[muster.Job] = Waiting(["job-1"], "finished", seen)
+    assert waiting.accept(muster.SyncEnd(7, "t")) is None, "the replica has not applied all that the client knows of"
+    assert waiting.accept(muster.Bookmark(8, "t")) is None
+    with pytest.raises(muster.NotFound):
+        waiting.accept(muster.Bookmark(9, "t"))
 
 
 def test_output_goes_on_behind_what_was_read() -> None:

@@ -268,7 +268,8 @@ class Waiting(Generic[JobT]):
             self._shown.clear()
         elif isinstance(item, Forgotten) and item.id in self.left:
             raise _gone(item.id)
-        elif isinstance(item, SyncEnd) and item.log_index >= self._known_since:
+        elif isinstance(item, (SyncEnd, Bookmark)) and item.log_index >= self._known_since:
+            # Everything up to there has been shown.
             missing = next((job_id for job_id in self.left if job_id not in self._shown), None)
             if missing is not None:
                 raise _gone(missing)
