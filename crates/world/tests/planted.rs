@@ -46,20 +46,20 @@ macro_rules! rules {
 }
 
 rules! {
-    a_vote_after_a_loss_is_noticed: VoteAfterLoss, [1], [];
+    a_vote_after_a_loss_is_noticed: VoteAfterLoss, [7], [];
     // What follows from it, and not only that the disk has less than the log says.
     #[cfg(feature = "planted-bugs")]
-    an_acknowledgement_before_the_flush_is_noticed: AckBeforeFlush, [4], ["lost:", "applied", "committed", "log matching"];
+    an_acknowledgement_before_the_flush_is_noticed: AckBeforeFlush, [17], ["lost:", "applied", "committed", "log matching"];
     #[cfg(feature = "planted-bugs")]
     an_agent_that_ignores_its_lease_is_noticed: AgentIgnoresLease, [3], ["two incarnations", "a device of machine"];
-    a_retry_under_a_new_id_is_noticed: RetryUnderNewId, [1], [];
-    #[cfg(feature = "planted-bugs")] a_heartbeat_without_a_quorum_is_noticed: HeartbeatWithoutQuorum, [5], ["two incarnations", "a device of machine"];
+    a_retry_under_a_new_id_is_noticed: RetryUnderNewId, [4], [];
+    #[cfg(feature = "planted-bugs")] a_heartbeat_without_a_quorum_is_noticed: HeartbeatWithoutQuorum, [11], ["two incarnations", "a device of machine"];
     #[cfg(feature = "planted-bugs")] a_skipped_guard_is_noticed: SkipGuard, [1], [];
     #[cfg(feature = "planted-bugs")] a_leader_restored_without_an_election_is_noticed: LeaderRestore, [1], [];
-    #[cfg(feature = "planted-bugs")] log_time_by_the_wall_clock_alone_is_noticed: WallClockOnly, [2], ["log time"];
+    #[cfg(feature = "planted-bugs")] log_time_by_the_wall_clock_alone_is_noticed: WallClockOnly, [12], ["log time"];
     #[cfg(feature = "planted-bugs")] a_read_without_a_quorum_is_noticed: ReadWithoutQuorum, [1], [];
     #[cfg(feature = "planted-bugs")] an_answer_before_apply_is_noticed: AnswerBeforeApply, [2], [];
-    #[cfg(feature = "planted-bugs")] a_deaf_leader_that_speaks_is_noticed: DeafLeaderSpeaks, [4], [];
-    #[cfg(feature = "planted-bugs")] a_leader_that_keeps_on_with_a_bad_disk_is_noticed: KeepsOnBadDisk, [1], [];
+    #[cfg(feature = "planted-bugs")] a_deaf_leader_that_speaks_is_noticed: DeafLeaderSpeaks, [1], [];
+    #[cfg(feature = "planted-bugs")] a_leader_that_keeps_on_with_a_bad_disk_is_noticed: KeepsOnBadDisk, [3], [];
     #[cfg(feature = "planted-bugs")] a_watch_that_skips_is_noticed: WatchSkips, [1], [];
 }
