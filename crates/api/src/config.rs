@@ -26,7 +26,7 @@ pub struct ApiConfig {
     pub drill_refusal_max: Duration,
     /// What each caller may have open at a time.
     pub calls: CallLimits,
-    /// Connections.
+    /// How many connections and handshakes there may be, and how long a handshake may take.
     pub accept: AcceptLimits,
 }
 

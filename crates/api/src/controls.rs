@@ -35,7 +35,7 @@ pub(crate) trait ControlRequest: Clone + Send + Sync + 'static {
 
     fn response(counts: Counts) -> Self::Response;
 
-    /// To the leader.
+    /// Sends the request on to the leader.
     fn send(request: Request<Self>, channel: Onward) -> BoxFuture<'static, Result<Self::Response, Status>>;
 }
 
@@ -100,7 +100,7 @@ struct Selector {
 #[derive(Default)]
 struct Selected {
     jobs: Vec<JobId>,
-    /// Beyond those.
+    /// How many more match than one call takes.
     remaining: u64,
     passed_over: u64,
 }
@@ -237,7 +237,7 @@ fn reused() -> Refusal {
     Refusal::new(RefusalCode::RequestIdReused, "the request id was used for another request")
 }
 
-/// Cancels one job.
+/// Cancels one job by its id; for a job that has ended it is refused.
 pub(crate) async fn cancel_one(
     router: &Router,
     caller: Caller,
@@ -263,7 +263,7 @@ fn version(etag: &str) -> Result<Option<JobVersion>, Violation> {
     parts.map(Some).ok_or_else(|| Violation::new("etag", "must be the etag of a Job, as it was answered"))
 }
 
-/// Changes one job.
+/// Changes the fields of one job that the request's mask names.
 pub(crate) async fn update(
     router: &Router,
     request: Request<v1::UpdateJobRequest>,

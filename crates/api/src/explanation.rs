@@ -95,7 +95,7 @@ pub(crate) fn placed(view: &State, job: JobId, row: &JobRow) -> v1::Explanation 
     }
 }
 
-/// Whether what a job holds is promised to its tenant; none when it holds nothing.
+/// Whether what a job holds is promised to its tenant; `None` while it holds nothing.
 fn standing(view: &State, job: JobId) -> Option<v1::QuotaStanding> {
     NominalCover::of(view).standing(job).map(|standing| match standing {
         GangStanding::WithinNominal => v1::QuotaStanding::WithinNominal,

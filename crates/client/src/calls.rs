@@ -56,9 +56,9 @@ pub(crate) fn ensure_request_id(request_id: &mut String) -> Option<String> {
     Some(request_id.clone())
 }
 
-/// Calls that change one node. Each carries a request id, made here when the request has none.
-macro_rules! changes_of_a_node {
-    ($($(#[$doc:meta])* $operation:literal, $call:ident: $request:ident -> $answer:ident;)*) => {$(
+/// Calls of one service that change something. Each carries a request id, made here when the request has none.
+macro_rules! changes {
+    ($service:ident: $($(#[$doc:meta])* $operation:literal, $call:ident: $request:ident -> $answer:ident;)*) => {$(
         $(#[$doc])*
         ///
         /// # Errors
@@ -68,7 +68,7 @@ macro_rules! changes_of_a_node {
             let subject = Subject { operation: $operation, request_id };
             let send = |channel| {
                 let request = request.clone();
-                async move { fleet(channel).$call(request).await }
+                async move { $service(channel).$call(request).await }
             };
             let answer: v1::$answer = self.repeat(subject, send).await?;
             self.observe(answer.freshness.as_ref());
@@ -76,6 +76,7 @@ macro_rules! changes_of_a_node {
         }
     )*};
 }
+pub(crate) use changes;
 
 impl Client {
     /// Submits one job, or one array of jobs.
@@ -333,7 +334,7 @@ impl Client {
         Ok(answer)
     }
 
-    changes_of_a_node! {
+    changes! { fleet:
         /// Takes a node out of placement; what runs on it goes on.
         "cordon node", cordon_node: CordonNodeRequest -> CordonNodeResponse;
         /// Puts a cordoned node back into placement.

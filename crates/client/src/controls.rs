@@ -3,33 +3,12 @@
 use muster_wire::v1;
 
 use crate::Client;
-use crate::calls::{ensure_request_id, jobs};
+use crate::calls::{changes, ensure_request_id, jobs};
 use crate::error::CallError;
 use crate::repeat::Subject;
 
-/// Calls that change jobs. Each carries a request id, made here when the request has none.
-macro_rules! changes_of_jobs {
-    ($($(#[$doc:meta])* $operation:literal, $call:ident: $request:ident -> $answer:ident;)*) => {$(
-        $(#[$doc])*
-        ///
-        /// # Errors
-        /// Refusals at once; everything else when the deadline has passed.
-        pub async fn $call(&self, mut request: v1::$request) -> Result<v1::$answer, CallError> {
-            let request_id = ensure_request_id(&mut request.request_id);
-            let subject = Subject { operation: $operation, request_id };
-            let send = |channel| {
-                let request = request.clone();
-                async move { jobs(channel).$call(request).await }
-            };
-            let answer: v1::$answer = self.repeat(subject, send).await?;
-            self.observe(answer.freshness.as_ref());
-            Ok(answer)
-        }
-    )*};
-}
-
 impl Client {
-    changes_of_jobs! {
+    changes! { jobs:
         /// Cancels the jobs that a selector finds.
         "cancel jobs", cancel_jobs: CancelJobsRequest -> CancelJobsResponse;
         /// Keeps waiting jobs from being placed.

@@ -81,12 +81,12 @@ pub struct Items<T> {
     pub items: Vec<T>,
 }
 
-/// A moment of an answer by RFC 3339; none when there is none.
+/// A moment of an answer as RFC 3339 text; `None` when the answer has none.
 pub fn moment(at: Option<Timestamp>) -> Option<String> {
     time(unix_ms(at)?)
 }
 
-/// A span of an answer as job files have it; none when there is none.
+/// A span of an answer as job files write it; `None` when the answer has none.
 pub fn span(span: Option<Duration>) -> Option<String> {
     span_ms(span).map(show_duration)
 }

@@ -21,7 +21,7 @@ pub enum Lasting {
     PowerLoss,
 }
 
-/// What becomes of a file that has the name already.
+/// Whether a file that already has the name is replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
     /// The new one takes its place.
@@ -37,7 +37,7 @@ pub struct Manner {
     pub mode: u32,
     /// What it has to survive.
     pub lasting: Lasting,
-    /// What becomes of one that is there.
+    /// Whether a file that already has the name is replaced.
     pub existing: Existing,
 }
 

@@ -235,7 +235,7 @@ pub enum Decision {
         request: RequestKey,
         /// Who asked.
         by: Requester,
-        /// Which; ascending. None when there was nothing left to do.
+        /// The jobs, in ascending order. Empty when nothing had to change.
         jobs: Vec<JobId>,
     },
     /// Input: an agent holds a node. New node, new holder, or a lost node back.
@@ -532,7 +532,7 @@ pub enum Decision {
         request: RequestKey,
         /// Who asked.
         by: Requester,
-        /// Which; ascending. None when there was nothing left to do.
+        /// The jobs, in ascending order. Empty when nothing had to change.
         jobs: Vec<JobId>,
         /// Whether they are held from now on.
         held: bool,
@@ -544,7 +544,7 @@ pub enum Decision {
         request: RequestKey,
         /// Who asked.
         by: Requester,
-        /// Which; ascending. None when there was nothing left to do.
+        /// The jobs, in ascending order. Empty when nothing had to change.
         jobs: Vec<JobId>,
         /// Whether they are held from now on.
         suspended: bool,

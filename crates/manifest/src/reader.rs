@@ -90,13 +90,13 @@ impl Reader<'_> {
         number_or_zero(value)
     }
 
-    /// A moment; none when none is given.
+    /// A moment; `None` when the file has none.
     pub fn time(&mut self, field: &str, text: Option<Text>) -> Option<Timestamp> {
         let now_ms = self.now_ms;
         self.value(field, text, |text| quantity::time_ms(text, now_ms)).map(timestamp)
     }
 
-    /// A span; none when none is given.
+    /// A span; `None` when the file has none.
     pub fn span(&mut self, field: &str, text: Option<Text>) -> Option<Duration> {
         self.value(field, text, quantity::duration_ms).map(duration)
     }

@@ -113,7 +113,7 @@ impl State {
         require(contract.is_none_or(|contract| contract.violations(&spec).is_empty()), GuardError::Limit)
     }
 
-    /// A job as it is with some changes; none when there is no such job or it breaks a rule then.
+    /// A job as it would be with some changes; `None` when there is no such job, or it would break a rule.
     #[must_use]
     pub fn modified(&self, job: JobId, changes: &[FieldChange]) -> Option<(JobSpec, JobMetadata)> {
         let mut draft = JobSpec::clone(self.specs.get(&job)?).into_draft();

@@ -41,7 +41,7 @@ impl JobSelection {
 pub struct ControlOrder {
     /// The client's name for it.
     pub request: RequestId,
-    /// Who asks.
+    /// Who asks for it, as it is recorded.
     pub by: Requester,
     /// The control.
     pub control: Control,

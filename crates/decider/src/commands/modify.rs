@@ -35,7 +35,7 @@ pub struct JobVersion {
 pub struct ModifyOrder {
     /// The client's name for it.
     pub request: RequestId,
-    /// Who asks.
+    /// Who asks for the change, as it is recorded.
     pub by: Requester,
     /// Which job.
     pub job: JobId,
