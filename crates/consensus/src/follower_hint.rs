@@ -7,14 +7,17 @@
 //!
 //! **Invariant:** an entry counts as replicated only if the peer acknowledged it to this very leader, after an entry that
 //! the leader's own log has at the same index. No heartbeat is answered from here.
-//! **Invariant:** an acknowledgement counts for a part of a heartbeat interval only, from when the request was sent that the
-//! peer answered. The protocol takes an answer as proof that the peer was alive when the request was made, and is wrong by
-//! no more than that. A leader judges by it how deaf it is, and whether it refuses votes and takes proposals meanwhile:
+//! **Invariant:** the request that a peer was asked in the place of is answered by what it answered: the peer was alive after
+//! that request was made, however long its answer took.
+//! **Invariant:** of later requests, an acknowledgement answers those that are made within a heartbeat interval of when the
+//! request was sent that the peer answered. The protocol takes an answer as proof that the peer was alive when the request was
+//! made, and is wrong by no more than that. Less would be too little: between distant regions an answer takes most of an
+//! interval to arrive. A leader judges by it how deaf it is, and whether it refuses votes and takes proposals meanwhile:
 //! proposals need their quorum all the same.
 //! **Invariant:** no such answer proves a leadership: a confirmation during which one was given counts for nothing, and is
 //! asked for once more ([`FollowerHints::answered`]).
 //!
-//! `tests/log_end_model.rs` checks all three over every order of votes, requests, answers and confirmations, with this
+//! `tests/log_end_model.rs` checks all of them over every order of votes, requests, answers and confirmations, with this
 //! module's own functions, and shows for each rule what goes wrong without it.
 
 use crate::config::Timing;
@@ -106,6 +109,15 @@ impl FollowerHint {
         }
     }
 
+    /// What a request is answered with that another one was sent in the place of, after the answer to that was taken: with its
+    /// own last entry, where the peer has acknowledged that much.
+    #[must_use]
+    pub fn resumed<E: Environment>(&self, request: &AppendEntriesRequest<E>) -> Option<LogId> {
+        let LogEnd::Acknowledged { through, .. } = self.log_end else { return None };
+        let last = request.entries.last()?.log_id;
+        (self.leader == request.vote.leader_id && last.index() <= through.index()).then_some(last)
+    }
+
     /// The peer acknowledged everything through `through`, in answer to a request that was sent at `sent`.
     pub fn acknowledged<E: Environment>(
         &mut self,
@@ -134,7 +146,7 @@ impl FollowerHints {
     /// Nothing is known yet.
     #[must_use]
     pub fn new(timing: Timing) -> FollowerHints {
-        let fresh = Duration::from_millis(timing.heartbeat_interval_ms / 4);
+        let fresh = Duration::from_millis(timing.heartbeat_interval_ms);
         FollowerHints { by_peer: Arc::default(), answered: Arc::default(), fresh }
     }
 
@@ -165,6 +177,14 @@ impl FollowerHints {
             self.answered.fetch_add(1, Ordering::SeqCst);
         }
         plan
+    }
+
+    /// What a request to a peer is answered with that another one was sent in the place of; none where it has to be sent.
+    #[must_use]
+    pub fn resumed<E: Environment>(&self, peer: ReplicaId, request: &AppendEntriesRequest<E>) -> Option<LogId> {
+        let through = self.by_peer().get(&peer).and_then(|hint| hint.resumed(request))?;
+        self.answered.fetch_add(1, Ordering::SeqCst);
+        Some(through)
     }
 
     /// How many requests were answered without being sent, so far.
@@ -257,7 +277,7 @@ mod tests {
         let mut telling = request(id(4, 100), &[id(5, 101)]);
         telling.leader_commit = Some(id(5, 101));
         assert_eq!(hints.plan(PEER, &telling, now), SendPlan::AsIs, "it has to hear of the commit");
-        let later = now + Duration::from_millis(Timing::WIDE.heartbeat_interval_ms);
+        let later = now + Duration::from_millis(Timing::WIDE.heartbeat_interval_ms + 1);
         assert_eq!(
             hints.plan(PEER, &search, later),
             SendPlan::AsIs,
@@ -278,6 +298,27 @@ mod tests {
         // By a clock that stood still as well it cannot be told, but it is counted.
         assert_eq!(hints.plan(PEER, &search, sent), SendPlan::AlreadyReplicated(id(4, 52)));
         assert_eq!(hints.answered(), 1);
+    }
+
+    #[test]
+    fn an_answer_from_a_distant_region_answers_the_request_that_it_was_asked_in_the_place_of() {
+        let (hints, sent) = (FollowerHints::new(Timing::WIDE), Instant::now());
+        let search = request(id(4, 50), &[id(4, 51), id(4, 52)]);
+        assert_eq!(hints.resumed(PEER, &search), None, "nobody voted");
+        hints.voted(PEER, leader(5), Some(id(4, 100)));
+        assert_eq!(hints.plan(PEER, &search, sent), SendPlan::ResumeFrom(id(4, 100)));
+        assert_eq!(hints.resumed(PEER, &search), None, "nothing is acknowledged");
+        // Its answer takes as long as answers may: the peer was alive after the request was made.
+        hints.acknowledged(PEER, &search, id(5, 101), sent);
+        assert_eq!(hints.resumed(PEER, &search), Some(id(4, 52)));
+        let after = sent + Duration::from_millis(Timing::WIDE.heartbeat_interval_ms * 9 / 10);
+        let next = request(id(4, 52), &[id(4, 53), id(4, 54)]);
+        assert_eq!(hints.plan(PEER, &next, after), SendPlan::AlreadyReplicated(id(4, 54)));
+        assert_eq!(hints.answered(), 2, "neither proves a leadership");
+        let mut other = search.clone();
+        other.vote.leader_id = leader(6);
+        assert_eq!(hints.resumed(PEER, &other), None, "acknowledged to another leader");
+        assert_eq!(hints.resumed(PEER, &request(id(5, 101), &[id(5, 102)])), None, "not acknowledged");
     }
 
     #[test]

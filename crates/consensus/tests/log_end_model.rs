@@ -41,7 +41,7 @@ enum Rule {
     NothingBeyond,
     /// `FollowerHint::plan`: a request that tells of a commit is sent.
     CommitsAreSent,
-    /// `FollowerHint::plan`: what was acknowledged counts for a part of a heartbeat only.
+    /// `FollowerHint::plan`: what was acknowledged counts for a heartbeat interval only.
     Fresh,
     /// `from_end`: the leader's own log has the voter's last entry.
     SameEntry,
@@ -288,7 +288,7 @@ impl State {
 
 impl Model {
     fn new(scope: Scope, without: Option<Rule>) -> Model {
-        let fresh = Duration::from_millis(Timing::WIDE.heartbeat_interval_ms / 4);
+        let fresh = Duration::from_millis(Timing::WIDE.heartbeat_interval_ms);
         Model { scope, without, start: Instant::now(), fresh }
     }
 
@@ -435,10 +435,25 @@ impl Model {
             return;
         }
         let request = self.request(&state.logs[A], term, wanted);
-        state.streams[stream] = match self.plan(state, &request) {
-            SendPlan::AlreadyReplicated(_) => self.unsent(state, wanted),
-            SendPlan::AsIs | SendPlan::ResumeFrom(_) => self.plain(state, wanted),
+        state.streams[stream] = match self.resumed(state, &request) {
+            true => self.unsent(state, wanted),
+            false => self.plain(state, wanted),
         };
+    }
+
+    /// `FollowerHint::resumed`, without the rule that is left out.
+    fn resumed(&self, state: &State, request: &AppendEntriesRequest<TokioEnv>) -> bool {
+        let Some(mut known) = state.hint.0 else { return false };
+        let mut request = request.clone();
+        if !self.has(Rule::OwnLeadership) {
+            request.vote.leader_id = known.leader;
+        }
+        if let LogEnd::Acknowledged { through, .. } = &mut known.log_end
+            && !self.has(Rule::NothingBeyond)
+        {
+            *through = request.entries.last().map_or(*through, |entry| entry.log_id.max(*through));
+        }
+        known.resumed(&request).is_some()
     }
 
     /// `FollowerHint::acknowledged`, which an answer may reach after its leadership has ended.
@@ -823,7 +838,7 @@ fn a_read_is_confirmed_by_answers_that_were_sent() {
 }
 
 #[test]
-fn a_silent_peer_seems_alive_for_a_part_of_a_heartbeat_only() {
+fn a_silent_peer_seems_alive_for_a_heartbeat_interval_only() {
     holds("clock", CLOCK);
 }
 

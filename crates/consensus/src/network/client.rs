@@ -198,10 +198,7 @@ impl<E: Environment, T: Transport> PeerClient<E, T> {
             // The protocol asks in its own way, and hears why not.
             _ => return Ok(None),
         }
-        match self.hints.plan(peer, request, E::instant()) {
-            SendPlan::AlreadyReplicated(through) => Ok(Some(through)),
-            SendPlan::AsIs | SendPlan::ResumeFrom(_) => Ok(None),
-        }
+        Ok(self.hints.resumed(peer, request))
     }
 
     async fn open_append<'s, S>(&'s mut self, mut input: S) -> Result<AppendAnswers<'s, E>, RpcError<E>>
