@@ -359,11 +359,13 @@ pub async fn run(setting: Setting, stop: Stop) -> Result<Made> {
         };
         ("cancellations", open_loop(pace(CANCEL_EVERY, 20), stops, cancel).await)
     });
+    let watched_region = shared.region.clone();
     let watches = [(first_number, None), (first_number + WATCHES_APART, Some(LOOKS))];
     let mut watchers: JoinSet<Result<()>> = JoinSet::new();
     for (number, looks) in watches {
         let (client, record, stop) = (watching.client.clone(), record.clone(), stop.clone());
-        watchers.spawn(async move { watch(client, number, record, stop, looks).await });
+        let region = watched_region.clone();
+        watchers.spawn(async move { watch(client, (number, &region), record, stop, looks).await });
     }
     let mut made = Vec::new();
     while let Some(counts) = loops.join_next().await {
@@ -379,7 +381,7 @@ pub async fn run(setting: Setting, stop: Stop) -> Result<Made> {
 /// later where it stopped. Whoever comes back has missed changes each time; who changes replicas because one died, seldom.
 async fn watch(
     client: Client,
-    number: u32,
+    (number, region): (u32, &str),
     record: Record,
     mut stop: Stop,
     looks: Option<Looks>,
@@ -394,7 +396,7 @@ async fn watch(
                 None => std::future::pending().await,
             }
         };
-        let stopped = follow(&mut watch, number, &record, &mut stop, over).await?;
+        let stopped = follow(&mut watch, (number, region), &record, &mut stop, over).await?;
         if stopped {
             return Ok(());
         }
@@ -402,7 +404,7 @@ async fn watch(
         if resume_token.is_empty() {
             // The present had not come to its end: it begins anew.
             let change = WatchChange::Restarted;
-            record.watch(WatchEvent { watch: number, tenant: None, at_us: now_us(), log_index: 0, change });
+            record.watch(event(number, region, (0, change)));
         }
         drop(watch);
         if let Some(looks) = looks {
@@ -414,7 +416,7 @@ async fn watch(
 /// Until it is over, or stopped, which is said.
 async fn follow(
     watch: &mut Watch,
-    number: u32,
+    (number, region): (u32, &str),
     record: &Record,
     stop: &mut Stop,
     over: impl Future<Output = ()>,
@@ -438,8 +440,12 @@ async fn follow(
             WatchItem::Restarted => (0, WatchChange::Restarted),
             other => anyhow::bail!("a watch of jobs with an item that drills do not know: {other:?}"),
         };
-        record.watch(WatchEvent { watch: number, tenant: None, at_us: now_us(), log_index, change });
+        record.watch(event(number, region, (log_index, change)));
     }
+}
+
+fn event(watch: u32, region: &str, (log_index, change): (u64, WatchChange)) -> WatchEvent {
+    WatchEvent { watch, region: region.to_owned(), tenant: None, at_us: now_us(), log_index, change }
 }
 
 /// Cancels every job that clients of a drill have left waiting.

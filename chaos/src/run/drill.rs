@@ -282,6 +282,8 @@ struct Carried {
     heal_us: Option<u64>,
     recovered_us: Option<u64>,
     clock_drift_milli: u32,
+    /// When what had not been undone by then was undone.
+    over_ns: u64,
     reshaped: bool,
 }
 
@@ -332,6 +334,7 @@ fn carry_out(
         Ok(()) => nap(ended + Duration::from_millis(order.scenario.settle_ms), order.interrupted),
         Err(_) => Ok(()),
     };
+    let over_ns = now_us().saturating_mul(1_000);
     let undone = stage.undo_all();
     let healed = undone.and_then(|()| stage.cluster().well(LAG_MAX, HEAL_LIMIT));
     let (effects, reshaped) = (stage.effects().to_vec(), stage.is_reshaped());
@@ -354,6 +357,7 @@ fn carry_out(
         heal_us,
         recovered_us,
         clock_drift_milli: clock_drift(order.scenario),
+        over_ns,
         reshaped,
     })
 }
@@ -425,7 +429,11 @@ fn hosts(cluster: &Cluster, carried: &Carried) -> Vec<Host> {
                 return None;
             }
             Runs::Replica(id) => !cluster.members().contains(&id),
-            _ => false,
+            Runs::Clients => carried.effects.iter().any(|effect| {
+                let is_undone_before = effect.undone_at_ns.is_some_and(|at| at < carried.over_ns);
+                effect.verb == "cut" && effect.hosts.contains(&host.name) && !is_undone_before
+            }),
+            Runs::Agent(_) => false,
         };
         let joined = matches!(runs, Runs::Replica(id) if !carried.members_before.contains(&id));
         let touched = carried.touched.contains(&host.name) || joined;

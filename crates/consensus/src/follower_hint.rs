@@ -181,7 +181,11 @@ impl FollowerHints {
 
     /// What a request to a peer is answered with that another one was sent in the place of; none where it has to be sent.
     #[must_use]
-    pub fn resumed<E: Environment>(&self, peer: ReplicaId, request: &AppendEntriesRequest<E>) -> Option<LogId> {
+    pub fn resumed<E: Environment>(
+        &self,
+        peer: ReplicaId,
+        request: &AppendEntriesRequest<E>,
+    ) -> Option<LogId> {
         let through = self.by_peer().get(&peer).and_then(|hint| hint.resumed(request))?;
         self.answered.fetch_add(1, Ordering::SeqCst);
         Some(through)

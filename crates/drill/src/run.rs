@@ -72,7 +72,8 @@ pub struct Host {
     /// Whether a step touched it: survivors are those that none did. A cut touches the side that is cut off: `from`
     /// where `to` is `rest` or `peers`, and the other way round.
     pub touched: bool,
-    /// Whether it was still not there when the drill was over, because it was replaced or given up.
+    /// Whether it was still not there when the drill was over: a replica that was replaced or given up, and clients that were
+    /// cut off to the end.
     #[serde(default)]
     pub gone: bool,
 }
@@ -148,6 +149,13 @@ impl Run {
             return BTreeSet::new();
         }
         clients().filter(|host| host.touched).map(|host| host.region.as_str()).collect()
+    }
+
+    /// Regions whose clients were cut off to the end: nothing that came later can have reached them.
+    #[must_use]
+    pub fn regions_given_up(&self) -> BTreeSet<&str> {
+        let given_up = self.hosts.iter().filter(|host| host.runs == Runs::Clients && host.gone);
+        given_up.map(|host| host.region.as_str()).collect()
     }
 
     /// When the fault ended: with the last step that undoes something, or with the last step.

@@ -54,11 +54,16 @@ fn lines() -> Vec<Line> {
         WatchChange::Bookmark,
         WatchChange::Restarted,
     ];
-    lines.extend(
-        changes.map(|change| {
-            Line::Watch(WatchEvent { watch: 1, tenant: None, at_us: 30, log_index: 9, change })
-        }),
-    );
+    lines.extend(changes.map(|change| {
+        Line::Watch(WatchEvent {
+            watch: 1,
+            region: "a".to_owned(),
+            tenant: None,
+            at_us: 30,
+            log_index: 9,
+            change,
+        })
+    }));
     lines
 }
 

@@ -232,6 +232,9 @@ pub enum JobPhase {
 pub struct WatchEvent {
     /// Which watch; unique in the drill, and the same over all streams that it was resumed on.
     pub watch: u32,
+    /// The region of the client; empty where that is not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub region: String,
     /// Only this tenant's jobs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,

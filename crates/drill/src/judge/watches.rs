@@ -5,7 +5,7 @@
 
 use muster_state::{Effect, State};
 use muster_types::JobId;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::evidence::seconds;
 use super::{Checked, Findings, Rule};
@@ -191,7 +191,8 @@ impl Watch<'_> {
 }
 
 /// Holds every watch against what was acknowledged ten seconds before clients stopped: a watch that shows nothing
-/// more would otherwise pass as exact. Clients stop together, at the time of the last request.
+/// more would otherwise pass as exact. Clients stop together, at the time of the last request. A watch in a region that was cut off
+/// to the end has nothing to show.
 pub(super) fn check_reach(run: &Run, history: &History, checked: &mut Checked, findings: &mut Findings) {
     let stopped_us = history.operations.iter().map(|operation| operation.invoked_us).max().unwrap_or(0);
     let until_us = stopped_us.saturating_sub(WATCH_LATE_US);
@@ -206,8 +207,13 @@ pub(super) fn check_reach(run: &Run, history: &History, checked: &mut Checked, f
         _ => None,
     });
     let due = acknowledged.max();
+    let given_up = run.regions_given_up();
     let mut reached: BTreeMap<u32, u64> = BTreeMap::new();
+    let mut cut_off: BTreeSet<u32> = BTreeSet::new();
     for event in &history.watch_events {
+        if given_up.contains(event.region.as_str()) {
+            cut_off.insert(event.watch);
+        }
         let at = reached.entry(event.watch).or_default();
         if event.at_us >= from_us {
             *at = event.log_index.max(*at);
@@ -222,7 +228,7 @@ pub(super) fn check_reach(run: &Run, history: &History, checked: &mut Checked, f
         });
     }
     let Some(due) = due else { return };
-    for (watch, reached) in reached {
+    for (watch, reached) in reached.into_iter().filter(|(watch, _)| !cut_off.contains(watch)) {
         checked.watches_reached += 1;
         if reached < due {
             findings.say(Rule::WatchStalled, || {

@@ -242,7 +242,7 @@ fn unwarned(sample: &mut Sample) -> Option<()> {
 }
 
 /// Clients go on for a quarter of a minute, and one watch shows nothing of it.
-fn stalled(sample: &mut Sample) -> Option<()> {
+pub fn stalled(sample: &mut Sample) -> Option<()> {
     for operation in &mut sample.history.operations {
         if operation.invoked_us < sample.run.fault_us {
             continue;

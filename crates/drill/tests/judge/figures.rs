@@ -75,3 +75,18 @@ fn an_empty_history_proves_nothing() {
     assert!(!verdict.held);
     assert!(verdict.findings.count(Rule::NotChecked) >= 4, "{:#?}", verdict.findings);
 }
+
+#[test]
+fn a_watch_in_a_region_that_was_cut_off_to_the_end_has_nothing_to_show() {
+    let mut sample = sample(11, 120);
+    crate::broken::stalled(&mut sample).expect("the watch shows something");
+    assert_eq!(sample.judge().findings.count(Rule::WatchStalled), 1);
+    for event in sample.history.watch_events.iter_mut().filter(|event| event.watch == 1) {
+        event.region = "b".to_owned();
+    }
+    assert_eq!(sample.judge().findings.count(Rule::WatchStalled), 1, "its clients came back");
+    let clients = sample.run.hosts.iter_mut().find(|host| host.name == "b-clients").expect("it is there");
+    clients.gone = true;
+    let verdict = sample.judge();
+    assert_eq!(verdict.findings.count(Rule::WatchStalled), 0, "{:#?}", verdict.findings);
+}

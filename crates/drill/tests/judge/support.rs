@@ -495,6 +495,7 @@ impl Maker {
         for (part, ((watch, tenant, begin), until)) in begins.into_iter().zip(ends).enumerate() {
             let event = |log_index, change| WatchEvent {
                 watch,
+                region: String::new(),
                 tenant: tenant.map(str::to_owned),
                 at_us: 0,
                 log_index,
