@@ -156,7 +156,8 @@ fn next_step(code: RefusalCode) -> &'static str {
     match code {
         RefusalCode::InvalidField => "correct the fields named above and try again",
         RefusalCode::NeverFits => {
-            "ask for fewer workers or devices, or another type or region; `muster node list -o wide` shows the fleet"
+            "ask for fewer workers or devices, or another type or region; `muster node list -o wide` shows the fleet, \
+             and `muster policy show` what it may grow by"
         }
         RefusalCode::DeadlineUnmeetable => {
             "name a later deadline, or leave it out; `muster plan FILE` shows when the job could start and end"

@@ -18,9 +18,11 @@ use crate::reason::Violation;
 use crate::time::LogTime;
 
 mod isolation;
+mod named;
 mod rules;
 
 pub use isolation::Guarantee;
+pub use named::NamedPlaces;
 pub use rules::{NonPreemptible, Rights, TenantLimits, TenantRights, UNLISTED_TENANT};
 
 /// Tenants of one policy.
@@ -472,6 +474,7 @@ pub struct Policy {
     draft: PolicyDraft,
     prices: BTreeMap<Name, BTreeMap<Option<Name>, u64>>,
     transfers: BTreeMap<(Option<Name>, Option<Name>), usize>,
+    named: NamedPlaces,
     /// [`UNLISTED_TENANT`], to be lent out.
     unlisted: Name,
 }
@@ -553,6 +556,12 @@ impl Policy {
         (u64::try_from(micro_dollars).unwrap_or(u64::MAX), u64::try_from(ms).unwrap_or(u64::MAX))
     }
 
+    /// The accelerator types and regions that it names.
+    #[must_use]
+    pub fn named(&self) -> &NamedPlaces {
+        &self.named
+    }
+
     /// The tenant above another; none on the first level. A tenant that the policy does not name is below
     /// [`UNLISTED_TENANT`].
     #[must_use]
@@ -619,7 +628,8 @@ impl PolicyDraft {
         let rules = self.transfers.iter().enumerate();
         let transfers = rules.map(|(index, rule)| ((rule.from.clone(), rule.to.clone()), index)).collect();
         let unlisted = Name::literal(UNLISTED_TENANT);
-        Ok(Policy { draft: self, prices, transfers, unlisted })
+        let named = NamedPlaces::of(&self);
+        Ok(Policy { draft: self, prices, transfers, named, unlisted })
     }
 
     fn check_tenants(&self, found: &mut Vec<Violation>) {

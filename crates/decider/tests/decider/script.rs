@@ -550,8 +550,8 @@ impl World {
     }
 
     /// `policy` and any of: `preemption=off`, `order=submission|predicted`, `fair-share=off`,
-    /// `reservations=N`, `reserve-after=D`, `minimum-run=D`, `defragment-after=D`, `victims-max=N`, `price=KIND,N`,
-    /// `tenant=NAME,parent=P,weight=N,KIND=NOMINAL/BORROWING/LENDING,tier-max=T,non-preemptible=R,deadlines=on|off`
+    /// `reservations=N`, `reserve-after=D`, `minimum-run=D`, `defragment-after=D`, `victims-max=N`, `price=KIND,N[,REGION]`,
+    /// `tenant=NAME,parent=P,weight=N,KIND=NOMINAL/BORROWING/LENDING,tier-max=T,non-preemptible=R,deadlines=on|off,pending-jobs=N`
     /// (a tenant of the first level that states no right has all of them), `backoff=D`, `stopping-deadline=D`,
     /// `starting-deadline=D`, `end-overrunners=on|off`, `isolation=devices,pid,tmp,user`,
     /// `maintenance=NODE,+FROM,+UNTIL`, `reserved=NODE,TENANT,+FROM,+UNTIL`. All of it is set anew.
@@ -594,7 +594,7 @@ impl World {
                 }
                 "price" => draft.prices.push(Price {
                     kind: name(parts[0]),
-                    region: None,
+                    region: parts.get(2).map(|region| name(region)),
                     micro_dollars_per_device_hour: parts[1].parse().unwrap(),
                 }),
                 "defragment-after" => draft.preemption.defragment_wait_ms = duration_ms(value),
@@ -619,6 +619,7 @@ impl World {
                             "weight" => tenant.weight_milli = value.parse::<u32>().unwrap() * 1_000,
                             "tier-max" => tenant.rights.tier_max = PriorityTier::parse(value),
                             "non-preemptible" => tenant.rights.non_preemptible = NonPreemptible::parse(value),
+                            "pending-jobs" => tenant.limits.pending_jobs = value.parse().ok(),
                             "deadlines" => tenant.rights.deadlines = Some(value == "on"),
                             kind => tenant.quotas.push(quota(kind, value)),
                         }
