@@ -8,6 +8,7 @@ use std::fmt;
 use muster_types::Span;
 use muster_wire::time::{MOMENT_MS_MAX, SPAN_MS_MAX};
 use muster_wire::v1::accelerator_request::Amount;
+use serde::{Serialize, Serializer};
 
 /// Why a quantity was refused; reads on behind the name of the field.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -191,6 +192,42 @@ pub fn show_scaled(value: u64, places: usize) -> String {
     let (units, fraction) = (value / scale, value % scale);
     let text = format!("{units}.{fraction:0places$}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+/// A number with so many decimals, as people write it: `8`, `0.25`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decimal {
+    value: u64,
+    places: u32,
+}
+
+impl Decimal {
+    /// A number of thousandths.
+    pub fn milli(value: u64) -> Decimal {
+        Decimal { value, places: 3 }
+    }
+
+    /// A number of millionths.
+    pub fn micro(value: u64) -> Decimal {
+        Decimal { value, places: 6 }
+    }
+}
+
+impl fmt::Display for Decimal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&show_scaled(self.value, self.places as usize))
+    }
+}
+
+impl Serialize for Decimal {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let scale = 10u64.pow(self.places);
+        if self.value.is_multiple_of(scale) {
+            return serializer.serialize_u64(self.value / scale);
+        }
+        // The shortest digits that mean the same double are those that were written.
+        serializer.serialize_f64(self.value as f64 / scale as f64)
+    }
 }
 
 /// Splits behind the leading characters that fit.

@@ -5,7 +5,7 @@ mod display;
 use clap::Subcommand;
 use muster_client::CallError;
 use muster_console::{Console, Exit, Failure, Format, Global};
-use muster_manifest::{PolicyFile, Problem, parse_policy};
+use muster_manifest::{PolicyFile, Problem, parse_policy, policy_file};
 use muster_types::{RequestId, Violation};
 use muster_wire::v1;
 use serde::Serialize;
@@ -82,15 +82,16 @@ pub async fn run(global: &Global, console: &Console, command: PolicyCommand) -> 
 async fn show(global: &Global, console: &Console, read: &ReadArgs) -> Result<Exit, Failure> {
     let answer = read.client(global).await?.get_policy(v1::GetPolicyRequest::default()).await?;
     match console.format {
-        Format::Json | Format::Yaml => console.object(&display::document(&answer))?,
+        Format::Json | Format::Yaml => console.object(&policy_file(&answer))?,
         Format::Name => console.line(&answer.version.to_string())?,
         Format::Table | Format::Wide | Format::Html => {
-            let pairs = settings(&answer);
+            let file = policy_file(&answer);
+            let pairs = settings(&file);
             let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
             for (name, value) in pairs {
                 console.line(&format!("{name:width$}  {value}"))?;
             }
-            for table in tables(&answer.policy.unwrap_or_default()) {
+            for table in tables(&file) {
                 console.line("")?;
                 console.table(&table)?;
             }
