@@ -370,7 +370,7 @@ impl World {
         self.engine.execute(register).await.expect("a host comes");
         let jobs = muster_wire::convert::submissions_from_proto("job", submission(tenant, 0).job);
         let jobs = jobs.expect("it is a job").into();
-        let submit = Command::Submit { request: muster_types::RequestId(7), jobs };
+        let submit = Command::submit(muster_types::RequestId(7), jobs);
         let answer = self.engine.execute(submit).await.expect("it fits");
         let Answer::Submitted { jobs, .. } = answer else { panic!("{answer:?}") };
         jobs[0].to_string()

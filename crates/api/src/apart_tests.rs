@@ -26,7 +26,7 @@ async fn secretive(world: &World) -> String {
     wanted.spec_mut().checkpoint_mut().directory = format!("/data/{SECRET}/saved");
     wanted.spec_mut().working_directory = format!("/home/{SECRET}");
     let jobs = muster_wire::convert::submissions_from_proto("job", Some(wanted)).expect("it is a job").into();
-    let submit = Command::Submit { request: muster_types::RequestId(7), jobs };
+    let submit = Command::submit(muster_types::RequestId(7), jobs);
     let answer = world.engine.execute(submit).await.expect("it fits");
     let Answer::Submitted { jobs, .. } = answer else { panic!("{answer:?}") };
     jobs[0].to_string()
@@ -74,7 +74,7 @@ async fn touch(world: &World, number: u128) {
     use muster_decider::Command;
     let jobs = muster_wire::convert::submissions_from_proto("job", submission("speech", 0).job);
     let jobs = jobs.expect("it is a job").into();
-    let submit = Command::Submit { request: muster_types::RequestId(number), jobs };
+    let submit = Command::submit(muster_types::RequestId(number), jobs);
     world.engine.execute(submit).await.expect("it fits");
 }
 

@@ -3,7 +3,7 @@
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
-use muster_decider::{Answer, Command};
+use muster_decider::{Answer, Command, JobPath};
 use muster_engine::{Attempt, Engine, LogRequest, Reading};
 use muster_state::{Phase, RankState, State};
 use muster_types::{
@@ -123,7 +123,7 @@ impl Jobs {
         let local = || async {
             let view = engine.reading();
             check_tenants(caller, &view, jobs)?;
-            engine.check_submission(&view, jobs).map_err(of_one_job)?;
+            engine.check_submission(&view, jobs)?;
             Ok(v1::SubmitJobResponse { job_ids: Vec::new(), freshness: Some(freshness(engine, &view)) })
         };
         let onward = |channel| {
@@ -136,21 +136,21 @@ impl Jobs {
         self.router.write(caller, local, onward).await
     }
 
-    /// Submits at the leader; ids and freshness. `refused` gives a refusal the names that the request has.
+    /// Submits at the leader; ids and freshness.
     async fn submit(
         &self,
         caller: Caller,
         request: muster_types::RequestId,
         jobs: &Arc<[Submission]>,
-        refused: fn(Refusal) -> Refusal,
+        path: JobPath,
         onward: impl Fn(Onward) -> BoxFuture<'static, Result<Submitted, Status>>,
     ) -> Result<Submitted, Status> {
         let engine = self.router.engine();
         let local = || async {
             check_tenants(caller, &engine.view(), jobs)?;
             let _room = self.room(caller, jobs)?;
-            let command = Command::Submit { request, jobs: Arc::clone(jobs) };
-            let answer = engine.execute(command).await.map_err(refused)?;
+            let command = Command::Submit { request, jobs: Arc::clone(jobs), path };
+            let answer = engine.execute(command).await?;
             let Answer::Submitted { jobs, at } = answer else {
                 return Err(Refusal::new(
                     RefusalCode::RequestIdReused,
@@ -178,7 +178,7 @@ impl Jobs {
             });
             call
         };
-        let (job_ids, freshness) = self.submit(caller, id, &jobs, of_one_job, onward).await?;
+        let (job_ids, freshness) = self.submit(caller, id, &jobs, JobPath::Single, onward).await?;
         Ok(v1::SubmitJobResponse { job_ids, freshness })
     }
 }
@@ -202,17 +202,6 @@ impl Checked {
         Submission::set_creator(&mut jobs, &caller.creator());
         Ok(Checked { id, text, jobs: jobs.into(), validate_only })
     }
-}
-
-/// A refusal in the words of a request that has one job and no list of them.
-fn of_one_job(mut refusal: Refusal) -> Refusal {
-    for violation in &mut refusal.violations {
-        if let Some(rest) = violation.field.strip_prefix("jobs[0]") {
-            violation.field = format!("job{rest}");
-        }
-    }
-    refusal.message = refusal.message.replace("jobs[0]", "job");
-    refusal
 }
 
 /// The messages that become these jobs at another replica: defaults are filled in already, and an array is
@@ -303,7 +292,7 @@ impl JobService for Jobs {
             });
             call
         };
-        let (job_ids, freshness) = self.submit(caller, id, &jobs, |refusal| refusal, onward).await?;
+        let (job_ids, freshness) = self.submit(caller, id, &jobs, JobPath::List, onward).await?;
         Ok(naming_leader(&self.router, v1::SubmitJobsResponse { job_ids, freshness }))
     }
 

@@ -57,6 +57,7 @@ pub use passes::schedule::{Pass, schedule};
 pub use round::split_round;
 pub use rules::faults::fails_more_often;
 pub use rules::network::suspects_beyond_the_bound;
+pub use rules::requested::JobPath;
 pub use settle::job::settle_all;
 pub use speculation::{Founding, Speculation, Steady};
 pub use ticks::tick::{TICK_STEPS, TickStep, tick};

@@ -7,8 +7,8 @@ use core::cell::RefCell;
 use muster_journal::{Decision, FORMAT_MAX, RankUpdate, Round};
 use muster_planner::Valuation;
 use muster_policy::Refresh;
-use muster_state::{Leadership, State};
-use muster_types::{AdmissionMode, ClusterId, JobId, LogIndex, LogTime, Name, NodeId, Parameters, Refusal};
+use muster_state::State;
+use muster_types::{Leadership, AdmissionMode, ClusterId, JobId, LogIndex, LogTime, Name, NodeId, Parameters, Refusal};
 
 use crate::future::KeptReservations;
 use crate::memory::pass::UnfinishedPass;

@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_decider::{Answer, Command, Founding, Speculation, handle};
-use muster_state::{Leadership, State};
-use muster_types::{
+use muster_state::State;
+use muster_types::{Leadership, 
     ClusterId, HolderId, JobDraft, LogTime, Name, NodeDraft, Parameters, ReplicaId, RequestId, Submission,
     TaskGroup, WorkerRequest,
 };
@@ -66,7 +66,7 @@ fn run(jobs: u64, speculation: &mut Speculation, applied: &mut State, shares: bo
         let specs: Vec<_> = (0..BATCH).map(|n| one(batch * BATCH + n)).collect();
         let request = |n: u64| RequestId(u128::from(n) + 1);
         let first = batch * (BATCH + 1);
-        let submit = Command::Submit { request: request(first), jobs: Submission::plain(specs) };
+        let submit = Command::submit(request(first), Submission::plain(specs));
         let Ok(Answer::Submitted { jobs, .. }) = handle(speculation, &submit) else {
             panic!("there is room")
         };

@@ -61,9 +61,9 @@ pub use quota::Side;
 pub use rows::{
     AdmissionRow, BURST_GAP_MS, BurstKey, BurstRow, Charge, ClusterMeta, ControlRow, Failure, GangClass,
     HISTORY_ROWS_MAX, HealthPolicyRow, HistoryKey, HistoryLevel, HistoryRow, HoldRow, JobRow, JobTimes,
-    Leadership, ModificationRow, NodeFacts, NodeRow, NodeStatus, OBSERVATION, OBSERVATIONS_KEPT, Phase,
-    Placement, PolicyRow, PromiseRow, RUN_BUCKETS, RankState, RecoveryRow, RequestAnswer, RequestRow,
-    RestrictionRow, Saved, Straggler, bucket_of,
+    ModificationRow, NodeFacts, NodeRow, NodeStatus, OBSERVATION, OBSERVATIONS_KEPT, Phase, Placement,
+    PolicyRow, PromiseRow, RUN_BUCKETS, RankState, RecoveryRow, RequestAnswer, RequestRow, RestrictionRow,
+    Saved, Straggler, bucket_of,
 };
 pub use sequence::Sequence;
 pub use snapshot::{RestoreError, SnapshotChunks};

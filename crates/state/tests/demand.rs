@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_journal::{Decision, Estimate, RequestKey};
-use muster_state::{DEMAND_SAMPLE, Leadership, State};
-use muster_types::{
+use muster_state::{DEMAND_SAMPLE, State};
+use muster_types::{Leadership, 
     AcceleratorRequest, ClusterId, DeviceAmount, JobDraft, JobSpec, LogTime, Name, Parameters, PriorityTier,
     ReplicaId, RequestId, TaskGroup, TopologyRule, WorkerRequest,
 };

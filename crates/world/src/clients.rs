@@ -250,7 +250,7 @@ impl Client {
             if forgets && attempt > 0 {
                 newest = self.new_request();
             }
-            Command::Submit { request: newest, jobs: Arc::clone(&jobs) }
+            Command::submit(newest, Arc::clone(&jobs))
         })
         .await;
         request = newest;

@@ -4,15 +4,12 @@
 #![allow(dead_code, reason = "every test uses a part of it")]
 
 use bytes::Bytes;
-use muster_consensus::{
-    Application, ApplicationError, CommittedEntry, Consensus, ConsensusConfig, Leadership, SnapshotData,
-    SnapshotPolicy, SnapshotSource,
-};
+use muster_consensus::{Application, ApplicationError, CommittedEntry, Consensus, ConsensusConfig, SnapshotData, SnapshotPolicy, SnapshotSource};
 use muster_store::{
     FIRST_GENERATION, FileLayer, Identity, MemoryDisk, OpenMode, Rejoin, ReplicaNode, ReplicaStore,
     SnapshotStore, StoreOptions,
 };
-use muster_types::{ClusterId, ReplicaId};
+use muster_types::{Leadership, ClusterId, ReplicaId};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;

@@ -14,6 +14,7 @@ use muster_types::{
 
 use crate::commands::controls::{ControlOrder, JobSelection};
 use crate::commands::modify::ModifyOrder;
+use crate::rules::requested::JobPath;
 
 /// An input for the leader.
 #[derive(Clone, Debug)]
@@ -24,6 +25,8 @@ pub enum Command {
         request: RequestId,
         /// At most [`muster_types::limits::BATCH_JOBS_MAX`]. Shared, because a caller may have to submit them again.
         jobs: Arc<[Submission]>,
+        /// What the request calls them.
+        path: JobPath,
     },
     /// Something is asked of jobs that exist.
     Control(Box<ControlOrder>),
@@ -202,6 +205,12 @@ pub enum Command {
 }
 
 impl Command {
+    /// Submits jobs that a request has in a list.
+    #[must_use]
+    pub fn submit(request: RequestId, jobs: Arc<[Submission]>) -> Command {
+        Command::Submit { request, jobs, path: JobPath::List }
+    }
+
     /// Cancels a job, for somebody who is not known.
     #[must_use]
     pub fn cancel(request: RequestId, job: JobId) -> Command {

@@ -28,7 +28,7 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         Command::RaiseFormat { format } => cluster::raise_format(speculation, *format),
         Command::Recover { generation } => cluster::recover(speculation, *generation),
         Command::ForgetNode { request, node } => node::forget(speculation, *request, *node),
-        Command::Submit { request, jobs } => submit::submit(speculation, *request, jobs),
+        Command::Submit { request, jobs, path } => submit::submit(speculation, *request, jobs, *path),
         Command::Control(order) => controls::control(speculation, order),
         Command::Modify(order) => modify::modify(speculation, order),
         Command::SetCordon { request, node, cordoned } => {

@@ -1,7 +1,6 @@
 //! Changes of a job that exists.
 
 use alloc::format;
-use alloc::string::String;
 use alloc::vec::Vec;
 use muster_journal::{Decision, Estimate, RequestKey, hash};
 use muster_planner::could_ever;
@@ -18,6 +17,7 @@ use crate::commands::controls::{
 };
 use crate::commands::submit::check_rights;
 use crate::rules::deadline;
+use crate::rules::requested::JobPath;
 use crate::settle::job::settle;
 use crate::speculation::Speculation;
 
@@ -87,7 +87,7 @@ pub fn check_modify(state: &State, order: &ModifyOrder, now: LogTime) -> Result<
         return Err(Refusal::fields(alloc::vec![Violation::new("job.spec.run_time_limit", text)]));
     }
     if row.phase == Phase::Pending {
-        check_waiting(state, job, &changed, changes, now).map_err(of_one)?;
+        check_waiting(state, job, &changed, changes, now)?;
     }
     Ok(estimate_again(state, job, &changed, now))
 }
@@ -109,7 +109,7 @@ fn check_waiting(
     if has(|change| {
         matches!(change, FieldChange::Deadline(_) | FieldChange::NotBefore(_) | FieldChange::ExpectedRun(_))
     }) {
-        deadline::check(&submission, now)?;
+        deadline::check(&submission, JobPath::Single, now)?;
     }
     if let Err(never) = could_ever(state, changed) {
         let text = format!("job {}: {never}", changed.name);
@@ -120,16 +120,6 @@ fn check_waiting(
             .with("closest", &never.closest));
     }
     Ok(())
-}
-
-/// The refusal of a submission as that of a change: there is one job, which is not in a list.
-fn of_one(refusal: Refusal) -> Refusal {
-    let named = |text: String| text.replacen("jobs[0].", "job.", 1);
-    let violations = refusal
-        .violations
-        .into_iter()
-        .map(|violation| Violation { field: named(violation.field), description: violation.description });
-    Refusal { message: named(refusal.message), violations: violations.collect(), ..refusal }
 }
 
 /// The rules of the fields themselves.

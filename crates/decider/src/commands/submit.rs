@@ -17,7 +17,7 @@ use muster_types::{
 use crate::commands::answer::{Answer, VIOLATIONS_MAX, repeated};
 use crate::commands::metadata::{check_metadata, metadata_name, set_metadata};
 use crate::rules::deadline;
-use crate::rules::requested::{distinct_specs, job_index};
+use crate::rules::requested::{JobPath, distinct_specs, job_index};
 use crate::settle::job::settle;
 use crate::settle::retention::headroom_for;
 use crate::speculation::Speculation;
@@ -29,7 +29,12 @@ pub const SUBMISSION_BYTES_MAX: usize = 1 << 20;
 ///
 /// # Errors
 /// The refusal.
-pub fn check_submission(state: &State, specs: &[Submission], now: LogTime) -> Result<(), Refusal> {
+pub fn check_submission(
+    state: &State,
+    specs: &[Submission],
+    path: JobPath,
+    now: LogTime,
+) -> Result<(), Refusal> {
     let max = limits::BATCH_JOBS_MAX;
     if specs.is_empty() || specs.len() > max {
         return Err(Refusal::fields(alloc::vec![Violation::limit(
@@ -43,11 +48,11 @@ pub fn check_submission(state: &State, specs: &[Submission], now: LogTime) -> Re
     let mut seen: BTreeSet<GangClass> = BTreeSet::new();
     check_rights(state, specs)?;
     check_limits(state, specs)?;
-    check_dependencies(state, specs)?;
-    check_contracts(state, specs)?;
-    check_datasets(state, specs)?;
-    check_metadata(specs)?;
-    deadline::check(specs, now)?;
+    check_dependencies(state, specs, path)?;
+    check_contracts(state, specs, path)?;
+    check_datasets(state, specs, path)?;
+    check_metadata(specs, path)?;
+    deadline::check(specs, path, now)?;
     for (place, spec) in specs.iter().enumerate() {
         if !seen.insert(GangClass::of(spec)) {
             continue;
@@ -111,12 +116,12 @@ pub(super) fn check_rights(state: &State, specs: &[Submission]) -> Result<(), Re
 }
 
 /// Every job that is waited for must exist: one that is gone cannot say how it ended.
-fn check_dependencies(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+fn check_dependencies(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
     let mut found = Vec::new();
     for (place, spec) in distinct_specs(specs) {
         for (at, dependency) in spec.dependencies.iter().enumerate() {
             if state.job(dependency.job).is_none() && found.len() < VIOLATIONS_MAX {
-                let field = format!("jobs[{place}].spec.dependencies[{at}]");
+                let field = format!("{}.spec.dependencies[{at}]", path.at(place));
                 let text = format!(
                     "there is no {}: it never was, or its history has been dropped; a job can wait for jobs that \
                      were submitted before it and are still listed",
@@ -133,13 +138,13 @@ fn check_dependencies(state: &State, specs: &[Submission]) -> Result<(), Refusal
 }
 
 /// Contracts must be valid, and the format in force must have a form for them.
-fn check_contracts(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+fn check_contracts(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
     let mut found = Vec::new();
     for (place, job) in distinct_specs(specs) {
         if job.contract.is_default() || found.len() >= VIOLATIONS_MAX {
             continue;
         }
-        let at = format!("jobs[{place}].spec");
+        let at = format!("{}.spec", path.at(place));
         found.extend(job.contract.violations(&job.spec).into_iter().map(|violation| violation.under(&at)));
         found.extend(notice_too_short(job).map(|violation| violation.under(&at)));
         let checkpoints = job.contract.checkpoint.place.as_ref();
@@ -159,7 +164,7 @@ fn check_contracts(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
 ///
 /// # Errors
 /// The refusal, with the field of each that the policy does not list.
-pub fn check_datasets(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+pub fn check_datasets(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
     let mut found = Vec::new();
     let named = distinct_specs(specs)
         .flat_map(|(place, spec)| spec.datasets.iter().enumerate().map(move |(at, name)| (place, at, name)));
@@ -168,7 +173,7 @@ pub fn check_datasets(state: &State, specs: &[Submission]) -> Result<(), Refusal
             break;
         }
         if let Some(text) = unknown_dataset(state, name) {
-            found.push(Violation::new(format!("jobs[{place}].spec.datasets[{at}]"), text));
+            found.push(Violation::new(format!("{}.spec.datasets[{at}]", path.at(place)), text));
         }
     }
     if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
@@ -246,6 +251,7 @@ pub(super) fn submit(
     speculation: &mut Speculation,
     request: RequestId,
     submitted: &[Submission],
+    path: JobPath,
 ) -> Result<Answer, Refusal> {
     let specs: Vec<&JobSpec> = submitted.iter().map(|job| &job.spec).collect();
     let mut bytes = canonical(&specs);
@@ -269,7 +275,7 @@ pub(super) fn submit(
     }
     let headroom = headroom_for(speculation, &specs)?;
     check_share(speculation.state(), submitted)?;
-    check_submission(speculation.state(), submitted, speculation.now())?;
+    check_submission(speculation.state(), submitted, path, speculation.now())?;
     speculation.count_request(specs.iter().map(|spec| &spec.tenant))?;
     headroom.make(speculation);
     let now = speculation.now();

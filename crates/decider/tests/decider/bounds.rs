@@ -31,7 +31,7 @@ fn register(speculation: &mut Speculation, spec: muster_types::NodeSpec) {
 fn submit(speculation: &mut Speculation, n: u128, specs: Vec<muster_types::JobSpec>) -> Answer {
     handle(
         speculation,
-        &Command::Submit { request: request(n), jobs: muster_types::Submission::plain(specs) },
+        &Command::submit(request(n), muster_types::Submission::plain(specs)),
     )
     .unwrap()
 }
@@ -90,7 +90,7 @@ fn a_submission_is_bounded() {
         let before = speculation.last_index();
         let refusal = handle(
             speculation,
-            &Command::Submit { request: request(1), jobs: muster_types::Submission::plain(specs) },
+            &Command::submit(request(1), muster_types::Submission::plain(specs)),
         )
         .unwrap_err();
         assert_eq!(speculation.last_index(), before);
@@ -283,7 +283,7 @@ fn a_full_state_forgets_what_is_over_and_then_takes_nothing_new() {
         let specs = vec![job(&format!("j{n}"), 1, Some(accelerators("h100", 8)))];
         handle(
             speculation,
-            &Command::Submit { request: request(n), jobs: muster_types::Submission::plain(specs) },
+            &Command::submit(request(n), muster_types::Submission::plain(specs)),
         )
     };
     // Cancelled at once: half of them are over.
@@ -301,10 +301,7 @@ fn a_full_state_forgets_what_is_over_and_then_takes_nothing_new() {
     let code = |result: Result<Answer, Refusal>| result.err().map(|refusal| refusal.code);
     assert_eq!(code(submit_one(&mut speculation)), Some(RefusalCode::StateFull));
     // A repeated request is answered all the same.
-    let again = Command::Submit {
-        request: request(7),
-        jobs: muster_types::Submission::plain([job("j7", 1, Some(accelerators("h100", 8)))]),
-    };
+    let again = Command::submit(request(7), muster_types::Submission::plain([job("j7", 1, Some(accelerators("h100", 8)))]));
     assert!(matches!(handle(&mut speculation, &again), Ok(Answer::Submitted { .. })));
     commit(&mut speculation, &mut state);
     speculation.set_now(start.plus_ms(1_000));
@@ -341,7 +338,7 @@ fn nothing_is_forgotten_by_age_before_a_monotonic_clock_bears_the_age_out() {
     let answer = handle(&mut speculation, &register).unwrap();
     let Answer::Registered { node, incarnation, .. } = answer else { panic!("{answer:?}") };
     let specs = vec![job("j", 1, Some(accelerators("h100", 8)))];
-    let submit = Command::Submit { request: request(42), jobs: muster_types::Submission::plain(specs) };
+    let submit = Command::submit(request(42), muster_types::Submission::plain(specs));
     let answer = handle(&mut speculation, &submit).unwrap();
     let Answer::Submitted { jobs, .. } = &answer else { panic!("{answer:?}") };
     handle(&mut speculation, &Command::cancel(request(43), jobs[0])).unwrap();
@@ -389,7 +386,7 @@ fn one_tenants_jobs_never_take_the_room_of_all_others() {
             draft.check().unwrap()
         };
         let jobs = muster_types::Submission::plain((0..count).map(one).collect::<Vec<_>>());
-        let answer = handle(speculation, &Command::Submit { request: request(n), jobs });
+        let answer = handle(speculation, &Command::submit(request(n), jobs));
         commit(speculation, state);
         answer
     };
@@ -493,7 +490,7 @@ fn what_is_over_goes_before_anything_new_is_refused() {
     register(&mut speculation, node_spec("n0", "eu", "c1", Some(accelerators("h100", 8))));
     let batch = |n: u128, count: usize| {
         let specs = (0..count).map(|k| job(&format!("j{n}-{k}"), 1, Some(accelerators("h100", 8))));
-        Command::Submit { request: request(n), jobs: muster_types::Submission::plain(specs) }
+        Command::submit(request(n), muster_types::Submission::plain(specs))
     };
     for n in 0..10 {
         let Ok(Answer::Submitted { jobs, .. }) = handle(&mut speculation, &batch(n, 100)) else {
@@ -549,7 +546,7 @@ fn what_is_over_goes_before_a_job_that_waits_for_another_is_refused() {
             draft.check().unwrap()
         };
         let jobs = muster_types::Submission::plain((0..count).map(one));
-        Command::Submit { request: request(n), jobs }
+        Command::submit(request(n), jobs)
     };
     // The tenth and the last that finished: eight finished before both.
     let waited_for = [finished[9], finished[19]];
@@ -574,10 +571,7 @@ fn old_requests_go_before_anything_new_is_refused() {
     let mut speculation = Speculation::begin(State::default(), leadership(1, 1), start, founding);
     let mut state = State::default();
     register(&mut speculation, node_spec("n0", "eu", "c1", None));
-    let one = |n: u128| Command::Submit {
-        request: request(n),
-        jobs: muster_types::Submission::plain([job(&format!("j{n}"), 1, None)]),
-    };
+    let one = |n: u128| Command::submit(request(n), muster_types::Submission::plain([job(&format!("j{n}"), 1, None)]));
     for n in 0..1_000 {
         if n == 500 {
             commit(&mut speculation, &mut state);
@@ -628,7 +622,7 @@ fn a_tenant_has_no_more_jobs_than_its_policy_lets_it_have() {
             draft.check().unwrap()
         };
         let jobs = muster_types::Submission::plain((0..count).map(one).collect::<Vec<_>>());
-        handle(speculation, &Command::Submit { request: request(n), jobs })
+        handle(speculation, &Command::submit(request(n), jobs))
     };
     let exceeded = |refused: Result<Answer, Refusal>| {
         let refused = refused.expect_err("it is more than the tenant may have");

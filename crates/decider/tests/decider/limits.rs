@@ -34,7 +34,7 @@ fn cluster(founding: Founding, tenants: &[(&str, TenantLimits)]) -> (Speculation
 fn submission(n: u128, tenant: &str) -> Command {
     let mut draft = muster_types::JobDraft::clone(&job(&format!("j{n}"), 1, None));
     draft.tenant = name(tenant);
-    Command::Submit { request: request(n), jobs: Submission::plain([draft.check().unwrap()]) }
+    Command::submit(request(n), Submission::plain([draft.check().unwrap()]))
 }
 
 fn submit(speculation: &mut Speculation, n: u128, tenant: &str) -> Result<JobId, Refusal> {

@@ -415,7 +415,7 @@ impl World {
             .map(|spec| Submission { spec, contract: contract.clone(), metadata: metadata.clone() })
             .collect();
         let before = self.state().log_index();
-        let answer = handle(&mut self.speculation, &Command::Submit { request, jobs });
+        let answer = handle(&mut self.speculation, &Command::submit(request, jobs));
         if let Ok(Answer::Submitted { jobs, at }) = &answer
             && *at > before
         {

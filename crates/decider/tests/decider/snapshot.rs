@@ -29,7 +29,7 @@ fn small() -> State {
         let specs = vec![job("train", 2, Some(accelerators("h100", 4)))];
         handle(
             &mut speculation,
-            &Command::Submit { request: request(n), jobs: muster_types::Submission::plain(specs) },
+            &Command::submit(request(n), muster_types::Submission::plain(specs)),
         )
         .unwrap();
     }
@@ -207,7 +207,7 @@ fn the_largest_report_is_within_bounds() {
     let specs = vec![job("wide", ranks, None)];
     handle(
         &mut speculation,
-        &Command::Submit { request: request(1), jobs: muster_types::Submission::plain(specs) },
+        &Command::submit(request(1), muster_types::Submission::plain(specs)),
     )
     .unwrap();
     schedule(&mut speculation, &mut Budget::new(1_000_000));

@@ -6,9 +6,9 @@ use muster_decider::{Command, Founding, Speculation, handle};
 use muster_journal::{
     Decision, Estimate, FORMAT_MAX, Outcome, RequestKey, Round, decode_round, encode_round,
 };
-use muster_state::{Leadership, NodeStatus, Phase, State};
+use muster_state::{NodeStatus, Phase, State};
 use muster_types::policy::{PolicyDraft, TenantRights, UNLISTED_TENANT};
-use muster_types::{
+use muster_types::{Leadership, 
     Accelerators, ClusterId, DependencyRule, HolderId, JobDraft, JobSpec, LogTime, Name, NodeDraft, NodeId,
     NodeSpec, Parameters, ReplicaId, RequestId, TaskGroup, WorkerRequest,
 };

@@ -9,8 +9,8 @@ use muster_consensus::{
 use muster_decider::KeptReservations;
 use muster_journal::{Decision, Round, decode_round};
 use muster_planted::{Rule, breaks};
-use muster_state::{Applied, Effect, Leadership, State};
-use muster_types::{LogIndex, LogTime};
+use muster_state::{Applied, Effect, State};
+use muster_types::{Leadership, LogIndex, LogTime};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use tokio::sync::watch;

@@ -2,8 +2,7 @@
 
 use muster_decider::Answer;
 use muster_planted::{Rule, breaks};
-use muster_state::Leadership;
-use muster_types::{LogIndex, Refusal, RefusalCode};
+use muster_types::{Leadership, LogIndex, Refusal, RefusalCode};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use tokio::sync::oneshot;

@@ -15,8 +15,8 @@ use muster_decider::{
 use muster_journal::encode_round;
 use muster_planner::Budget;
 use muster_planted::{Rule, breaks};
-use muster_state::{Leadership, NodeStatus};
-use muster_types::{LogIndex, LogTime, Refusal, RefusalCode};
+use muster_state::NodeStatus;
+use muster_types::{Leadership, LogIndex, LogTime, Refusal, RefusalCode};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
@@ -93,11 +93,6 @@ pub(crate) struct DecisionLoop<G: Environment> {
     pub(crate) shutdown: CancellationToken,
 }
 
-/// The leadership in a view, when it is this replica's.
-pub(crate) fn own(view: &LeadershipView) -> Option<Leadership> {
-    view.mine.map(|mine| Leadership { term: mine.term, replica: mine.replica })
-}
-
 /// What a view says about a leadership of this replica's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
@@ -109,7 +104,7 @@ enum Standing {
 }
 
 fn standing(view: &LeadershipView, mine: Leadership) -> Standing {
-    match own(view) {
+    match view.mine {
         Some(other) if other != mine => Standing::Lost,
         Some(_) => Standing::Leads,
         None if view.term > mine.term => Standing::Lost,
@@ -136,7 +131,7 @@ impl<G: Environment> DecisionLoop<G> {
     pub(crate) async fn run(mut self) {
         let mut leadership = self.consensus.leadership();
         loop {
-            let mine = own(&leadership.borrow_and_update());
+            let mine = leadership.borrow_and_update().mine;
             let Some(mine) = mine else {
                 if self.follow(&mut leadership).await {
                     return;
@@ -173,12 +168,11 @@ impl<G: Environment> DecisionLoop<G> {
     }
 
     async fn lead(&mut self, mine: Leadership, leadership: &mut watch::Receiver<LeadershipView>) -> End {
-        let ours = muster_consensus::Leadership { term: mine.term, replica: mine.replica };
         tokio::select! {
             biased;
             () = self.shutdown.cancelled() => return End::Shutdown,
             () = lost(leadership, mine) => return End::Lost,
-            passed = self.consensus.barrier(ours) => if passed.is_err() { return End::Refused },
+            passed = self.consensus.barrier(mine) => if passed.is_err() { return End::Refused },
         }
         let state = muster_state::State::clone(&self.shared.view.load());
         if state.leadership().is_some_and(|current| current > mine) {
@@ -201,7 +195,6 @@ impl<G: Environment> DecisionLoop<G> {
             attempt: Attempt::new(self.contain_faults),
             left_out: LeftOut::default(),
             shared_at: instant::<G>(),
-            ours,
             speculation,
             clock,
             outer: self,
@@ -236,7 +229,6 @@ fn refuse(intake: Intake) {
 /// One leadership at work.
 struct Term<'a, G: Environment> {
     outer: &'a mut DecisionLoop<G>,
-    ours: muster_consensus::Leadership,
     speculation: Speculation,
     clock: LogClock,
     in_flight: FuturesUnordered<Proposal>,
@@ -492,7 +484,7 @@ impl<G: Environment> Term<'_, G> {
             tracing::debug!(first_index = %round.first_index, decisions = round.decisions.len(), bytes = payload.len(), "round");
             // Before it is proposed: it may be applied before this goes on.
             self.outer.shared.own_rounds.keep(payload.clone(), round);
-            self.in_flight.push(self.outer.consensus.propose(payload, self.ours));
+            self.in_flight.push(self.outer.consensus.propose(payload, self.speculation.leadership()));
             self.proposed += 1;
         }
     }

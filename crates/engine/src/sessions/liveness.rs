@@ -11,8 +11,7 @@
 //! **Invariant:** once a session is over it stays over: only a registration that was decided later
 //! begins another.
 
-use muster_state::Leadership;
-use muster_types::{NodeId, Parameters};
+use muster_types::{Leadership, NodeId, Parameters};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;

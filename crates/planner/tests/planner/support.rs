@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use muster_journal::{Decision, Estimate, RequestKey, WorkerSlot};
 use muster_planner::{Budget, Holds, Plan, Terms, Verdict, plan};
-use muster_state::{GuardError, Leadership, State};
+use muster_state::{GuardError, State};
 use muster_types::policy::{PolicyDraft, TenantRights, UNLISTED_TENANT};
-use muster_types::{
+use muster_types::{Leadership, 
     AcceleratorRequest, ClusterId, HolderId, JobDraft, JobId, JobSpec, LogIndex, LogTime, Name, NodeDraft,
     NodeId, Parameters, PriorityTier, ReplicaId, RequestId, TaskGroup, TopologyRule, WorkerRequest,
 };

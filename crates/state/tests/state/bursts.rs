@@ -1,9 +1,9 @@
 //! Which jobs may join which burst, and how long a burst lasts.
 
 use muster_journal::{Decision, Estimate, Outcome, RequestKey};
-use muster_state::{BURST_GAP_MS, BurstKey, GuardError, Leadership, State};
+use muster_state::{BURST_GAP_MS, BurstKey, GuardError, State};
 use muster_types::policy::{PolicyDraft, TenantRights, UNLISTED_TENANT};
-use muster_types::{
+use muster_types::{Leadership, 
     Accelerators, ClusterId, JobDraft, JobId, JobSpec, LogTime, Name, Parameters, ReplicaId, RequestId,
     Requester, TaskGroup, WorkerRequest,
 };
