@@ -11,9 +11,10 @@ use muster_engine::Traffic;
 use muster_transport::{PeerInfo, PeerName, Principal, Role};
 use muster_types::{Refusal, RefusalCode};
 use muster_wire::status::to_status;
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tonic::body::Body;
@@ -179,7 +180,7 @@ struct Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         if let Some(counts) = open.get_mut(&self.principal) {
             counts[slot(self.class)] -= 1;
             if *counts == [0; CLASSES] {
@@ -268,7 +269,7 @@ impl Guard {
 
     fn enter(&self, principal: Principal, class: Class) -> Result<Permit, Status> {
         let max = self.limits.of(&principal, class);
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         let count = &mut open.entry(principal).or_insert([0; CLASSES])[slot(class)];
         if *count >= max {
             let what = match class {

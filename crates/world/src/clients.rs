@@ -16,9 +16,10 @@ use muster_types::{
     Accelerators, JobDraft, JobId, JobSpec, Name, PriorityTier, Refusal, RefusalCode, RequestId, Submission,
     TaskGroup, WorkerRequest,
 };
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The tenant that may never borrow.

@@ -2,10 +2,11 @@
 
 use muster_client::Client;
 use muster_wire::v1;
+use parking_lot::Mutex;
 use rand::RngExt;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -33,7 +34,7 @@ struct Ledger {
 
 impl Ledger {
     fn with<T>(&self, look: impl FnOnce(&mut BTreeMap<String, Request>) -> T) -> T {
-        look(&mut self.requests.lock().unwrap_or_else(PoisonError::into_inner))
+        look(&mut self.requests.lock())
     }
 
     /// Sends a request, for the first time or again; the ids it was answered with.

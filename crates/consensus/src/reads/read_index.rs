@@ -22,9 +22,10 @@ use muster_store::ReplicaNode;
 use muster_types::{Leadership, ReplicaId};
 use openraft::async_runtime::WatchReceiver;
 use openraft::type_config::TypeConfigExt as _;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
@@ -121,7 +122,7 @@ impl<E: Environment> Source<E> {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow_watched();
         let node = metrics.membership_config.get_node(&replica.0)?;
-        let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut link = self.link.lock();
         match &*link {
             Some((known, at, reader)) if *known == replica && at == node => Some(reader.clone()),
             _ => {
