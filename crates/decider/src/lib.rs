@@ -54,7 +54,7 @@ pub use commands::policy::check_policy;
 pub use commands::submit::{SUBMISSION_BYTES_MAX, check_datasets, check_submission};
 pub use future::KeptReservations;
 pub use passes::schedule::{Pass, schedule};
-pub use round::split_round;
+pub use round::EncodedRound;
 pub use rules::faults::fails_more_often;
 pub use rules::network::suspects_beyond_the_bound;
 pub use rules::requested::JobPath;

@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use muster_decider::{Answer, Command, Founding, Speculation, handle};
 use muster_state::State;
-use muster_types::{Leadership, 
-    ClusterId, HolderId, JobDraft, LogTime, Name, NodeDraft, Parameters, ReplicaId, RequestId, Submission,
-    TaskGroup, WorkerRequest,
+use muster_types::{
+    ClusterId, HolderId, JobDraft, Leadership, LogTime, Name, NodeDraft, Parameters, ReplicaId, RequestId,
+    Submission, TaskGroup, WorkerRequest,
 };
 
 /// Jobs of one submission, and of one round.
@@ -73,8 +73,8 @@ fn run(jobs: u64, speculation: &mut Speculation, applied: &mut State, shares: bo
         for (n, job) in (1..).zip(jobs) {
             handle(speculation, &Command::cancel(request(first + n), job)).expect("it waits");
         }
-        for round in speculation.take_round().into_iter().flat_map(muster_decider::split_round) {
-            applied.apply_round(&round);
+        for encoded in speculation.take_encoded() {
+            applied.apply_round(&encoded.round);
         }
         if shares {
             assert!(speculation.adopt(applied), "nothing is between them");

@@ -10,9 +10,8 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use muster_consensus::{Consensus, Environment, LeadershipView, Proposal, ProposeError};
 use muster_decider::{
-    Answer, Command, Founding, Pass, Speculation, TICK_STEPS, schedule, settle_all, split_round,
+    Answer, Command, EncodedRound, Founding, Pass, Speculation, TICK_STEPS, schedule, settle_all,
 };
-use muster_journal::encode_round;
 use muster_planner::Budget;
 use muster_planted::{Rule, breaks};
 use muster_state::NodeStatus;
@@ -36,12 +35,12 @@ const ROUNDS_IN_FLIGHT_MAX: usize = 64;
 /// Commands decided into one round.
 const COMMANDS_PER_ROUND_MAX: usize = 1_024;
 /// Bytes at which a round takes no further command.
-const ROUND_BYTES_SOFT: usize = 64 << 10;
+const ROUND_BYTES_SOFT: usize = 32 << 10;
 /// Planning work in one round, in visits: some tens of milliseconds.
 const VISITS_PER_ROUND: u64 = 200_000;
 /// Bytes at which a round takes no further lost node. What follows from a loss is bounded by the
 /// decider; the losses themselves are bounded here: a whole fleet can fall silent at once.
-const ROUND_BYTES_LOST: usize = 256 << 10;
+const ROUND_BYTES_LOST: usize = 64 << 10;
 /// Silent nodes that a pass over the queue goes round. Of more, those whose leases run out last are used as others are.
 const SILENT_MAX: usize = 4_096;
 /// Of every so many commands one is a client's, however many the nodes have: a fleet that reports
@@ -477,10 +476,10 @@ impl<G: Environment> Term<'_, G> {
 
     fn propose(&mut self) {
         let handled = self.attempt.take();
-        let round = self.speculation.take_round();
-        self.promise(handled, round.as_ref().map(|round| round.first_index));
-        for round in round.into_iter().flat_map(split_round) {
-            let payload = Bytes::from(encode_round(&round));
+        let rounds = self.speculation.take_encoded();
+        self.promise(handled, rounds.first().map(|first| first.round.first_index));
+        for EncodedRound { round, bytes } in rounds {
+            let payload = Bytes::from(bytes);
             tracing::debug!(first_index = %round.first_index, decisions = round.decisions.len(), bytes = payload.len(), "round");
             // Before it is proposed: it may be applied before this goes on.
             self.outer.shared.own_rounds.keep(payload.clone(), round);
