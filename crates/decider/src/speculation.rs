@@ -8,7 +8,10 @@ use muster_journal::{Decision, EncodedDecisions, FORMAT_MAX, RankUpdate, Round};
 use muster_planner::Valuation;
 use muster_policy::Refresh;
 use muster_state::State;
-use muster_types::{Leadership, AdmissionMode, ClusterId, JobId, LogIndex, LogTime, Name, NodeId, Parameters, Refusal};
+use muster_types::{
+    AdmissionMode, ClusterId, JobId, Leadership, LogIndex, LogTime, Name, NodeId, Parameters, QueueKey,
+    Refusal,
+};
 
 use crate::future::KeptReservations;
 use crate::memory::pass::UnfinishedPass;
@@ -468,7 +471,7 @@ impl Speculation {
     }
 
     /// Bursts whose turn is to change by what was learned while they wait.
-    pub(crate) fn changed_turns(&mut self) -> Vec<(JobId, u64)> {
+    pub(crate) fn changed_turns(&mut self) -> Vec<(JobId, QueueKey)> {
         self.refresh.due(&self.state, self.now)
     }
 

@@ -9,7 +9,7 @@ use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::{Decision, Estimate, RequestKey, StopCause};
-use muster_types::{FieldChange, JobId, JobMetadata, JobSpec, LogTime, Requester, limits};
+use muster_types::{FieldChange, JobId, JobMetadata, JobSpec, LogTime, QueueKey, Requester, limits};
 
 use crate::effect::Effect;
 use crate::guard_error::{GuardError, require};
@@ -278,7 +278,13 @@ impl State {
 
     /// The submission group that a job is in once it asks for something else: the same as before where it still has in
     /// common what the group has, else a separate one.
-    fn regroup(&mut self, job: JobId, before: &Described, after: &Described, turn: u64) -> Option<JobId> {
+    fn regroup(
+        &mut self,
+        job: JobId,
+        before: &Described,
+        after: &Described,
+        turn: QueueKey,
+    ) -> Option<JobId> {
         let (old_key, key) = (before.facts.burst, after.facts.burst);
         if old_key == key {
             return None;

@@ -27,6 +27,7 @@ pub mod name;
 pub mod policy;
 pub mod probe;
 pub mod quantity;
+pub mod queue;
 pub mod read;
 pub mod reason;
 pub mod selector;
@@ -52,6 +53,7 @@ pub use job::{
 pub use lease::{ExitStatus, FencingToken, Parameters};
 pub use metadata::JobMetadata;
 pub use name::{NAME_RULE, Name};
+pub use queue::QueueKey;
 pub use read::{At, Consistency, ReadFrom};
 pub use reason::{Refusal, RefusalCode, Violation};
 pub use selector::{LabelSelector, SelectorError};

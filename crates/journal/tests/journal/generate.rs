@@ -20,8 +20,8 @@ use muster_types::{
     CertificateSerial, CheckpointRules, ClusterId, Dependency, DependencyRule, DeviceAmount, DeviceSet,
     ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobDraft, JobId,
     JobMetadata, JobSpec, LaunchForm, Level, LogIndex, LogTime, Name, NodeAdmission, NodeBounds, NodeDraft,
-    NodeId, NodeSpec, NoticeRules, Parameters, Preflight, PriorityTier, ReplicaId, RequestId, Requester,
-    RetryRules, Revocation, Spread, TaskGroup, TopologyRule, WorkerRequest, limits,
+    NodeId, NodeSpec, NoticeRules, Parameters, Preflight, PriorityTier, QueueKey, ReplicaId, RequestId,
+    Requester, RetryRules, Revocation, Spread, TaskGroup, TopologyRule, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -263,12 +263,19 @@ fn parameters() -> impl Strategy<Value = Parameters> {
 }
 
 fn estimate() -> impl Strategy<Value = Estimate> {
-    (any::<[u64; 3]>(), option::of(any::<u64>())).prop_map(|(n, burst)| Estimate {
+    (any::<[u64; 2]>(), queue_key(), option::of(any::<u64>())).prop_map(|(n, turn, burst)| Estimate {
         run_ms: n[0],
         run_high_ms: n[1],
-        turn: n[2],
+        turn,
         burst: burst.map(JobId),
     })
+}
+
+fn queue_key() -> impl Strategy<Value = QueueKey> {
+    prop_oneof![
+        any::<u64>().prop_map(|since| QueueKey::urgent(LogTime(since))),
+        any::<u64>().prop_map(QueueKey::ordinary),
+    ]
 }
 
 fn rearrange_cause() -> impl Strategy<Value = RearrangeCause> {
@@ -418,7 +425,7 @@ fn decisions() -> impl Strategy<Value = Decision> {
             .prop_map(|(stops, promises)| Decision::Rearranged { stops, promises }),
         job().prop_map(|job| Decision::PromiseDropped { job }),
         job().prop_map(|job| Decision::JobReleased { job }),
-        vec((job(), any::<u64>()), 0..4).prop_map(|bursts| Decision::TurnsChanged { bursts }),
+        vec((job(), queue_key()), 0..4).prop_map(|bursts| Decision::TurnsChanged { bursts }),
         any::<u16>().prop_map(|format| Decision::FormatRaised { format }),
         any::<u32>().prop_map(|generation| Decision::ClusterRecovered { generation }),
         (option::of(request()), any::<u32>())

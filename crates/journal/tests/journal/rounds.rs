@@ -1,14 +1,13 @@
 use std::collections::BTreeSet;
 
 use muster_journal::{
-    EncodedDecisions,
-    Decision, DecodeError, Estimate, FORMAT_MAX, FORMAT_MIN, ROUND_BYTES_MAX, RequestKey, Round,
-    TEST_FORMAT_REASON, WorkerSlot, canonical, decode_round, encode_round, from_canonical, hash,
+    Decision, DecodeError, EncodedDecisions, Estimate, FORMAT_MAX, FORMAT_MIN, ROUND_BYTES_MAX, RequestKey,
+    Round, TEST_FORMAT_REASON, WorkerSlot, canonical, decode_round, encode_round, from_canonical, hash,
 };
 use muster_types::NodeSpec;
 use muster_types::{
-    Accelerators, DeviceSet, JobDraft, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, ReplicaId, RequestId,
-    TaskGroup, WorkerRequest,
+    Accelerators, DeviceSet, JobDraft, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, QueueKey, ReplicaId,
+    RequestId, TaskGroup, WorkerRequest,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -247,8 +246,12 @@ fn typical() -> JobSpec {
 
 fn submitted() -> Decision {
     let request = RequestKey { id: RequestId(u128::MAX / 3), fingerprint: u64::MAX / 5 };
-    let estimate =
-        Estimate { run_ms: 3_600_000, run_high_ms: 7_200_000, turn: 1_800_000_000_000, burst: None };
+    let estimate = Estimate {
+        run_ms: 3_600_000,
+        run_high_ms: 7_200_000,
+        turn: QueueKey::urgent(LogTime(1_800_000_000_000)),
+        burst: None,
+    };
     Decision::JobsSubmitted { request, specs: vec![typical().into()], estimates: vec![estimate] }
 }
 

@@ -8,7 +8,7 @@ use core::cmp::Reverse;
 use core::ops::Deref;
 use muster_journal::hash;
 use muster_types::tpu::PodPosition;
-use muster_types::{JobId, JobSpec, LogTime, Name, NodeId, NodeSpec, PriorityTier, RequestId};
+use muster_types::{JobId, JobSpec, LogTime, Name, NodeId, NodeSpec, PriorityTier, QueueKey, RequestId};
 
 use crate::free::FreeKey;
 use crate::quota::QuotaUsage;
@@ -116,7 +116,7 @@ pub struct Pool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Turn {
     /// Of the submission group.
-    pub turn: u64,
+    pub turn: QueueKey,
     /// The first of its pending jobs.
     pub job: JobId,
 }
@@ -141,7 +141,10 @@ pub(crate) struct TenantLine {
 
 impl TenantLine {
     fn first(&self, class: GangClass) -> Option<Turn> {
-        let (least, last) = (Turn { turn: 0, job: JobId(0) }, Turn { turn: u64::MAX, job: JobId(u64::MAX) });
+        let (least, last) = (
+            Turn { turn: QueueKey::FIRST, job: JobId(0) },
+            Turn { turn: QueueKey::LAST, job: JobId(u64::MAX) },
+        );
         self.lanes.range((class, least)..=(class, last)).next().map(|(_, turn)| *turn)
     }
 }
@@ -195,7 +198,7 @@ pub(crate) struct JobIndexKeys {
     /// Thousandths of devices that it asks for.
     pub(crate) asked_milli: u64,
     /// Its submission group, if that has a row, and its turn.
-    line: Option<(Option<JobId>, u64)>,
+    line: Option<(Option<JobId>, QueueKey)>,
     /// Not released yet, and the time that it waits for in addition to other jobs.
     pub(crate) held: Option<Option<LogTime>>,
     /// It waits, and somebody holds it.
@@ -441,7 +444,7 @@ impl Indexes {
         self.waiting.range(range).next().map(|((_, job), class)| (*job, *class))
     }
 
-    fn join_line(&mut self, id: JobId, spec: &Described, burst: Option<JobId>, turn: u64) {
+    fn join_line(&mut self, id: JobId, spec: &Described, burst: Option<JobId>, turn: QueueKey) {
         let own = (Turn { turn, job: id }, spec.facts.class);
         let Some(burst) = burst else {
             self.change_lane(spec, None, Some(own));
@@ -455,7 +458,7 @@ impl Indexes {
         }
     }
 
-    fn leave_line(&mut self, id: JobId, spec: &Described, burst: Option<JobId>, turn: u64) {
+    fn leave_line(&mut self, id: JobId, spec: &Described, burst: Option<JobId>, turn: QueueKey) {
         let own = (Turn { turn, job: id }, spec.facts.class);
         let Some(burst) = burst else {
             self.change_lane(spec, Some(own), None);
@@ -470,7 +473,7 @@ impl Indexes {
     }
 
     /// The submission group whose first pending job this is has another turn.
-    pub(crate) fn change_turn(&mut self, first: JobId, spec: &Described, before: u64, after: u64) {
+    pub(crate) fn change_turn(&mut self, first: JobId, spec: &Described, before: QueueKey, after: QueueKey) {
         let turn = |turn| Some((Turn { turn, job: first }, spec.facts.class));
         self.change_lane(spec, turn(before), turn(after));
     }
