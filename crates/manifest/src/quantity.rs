@@ -206,6 +206,10 @@ impl Serialize for Decimal {
         if self.value.is_multiple_of(scale) {
             return serializer.serialize_u64(self.value / scale);
         }
+        // YAML and JSON would have smaller ones with an exponent, which no quantity is read from.
+        if self.value.saturating_mul(10_000) < scale {
+            return serializer.collect_str(self);
+        }
         // The shortest digits that mean the same double are those that were written.
         serializer.serialize_f64(self.value as f64 / scale as f64)
     }

@@ -313,7 +313,9 @@ fn a_policy_is_read() {
 
 #[test]
 fn a_policy_that_is_shown_can_be_set_again() {
-    let text = POLICY.replace("perGib: 0.02", "perGib: 0.000001");
+    // The first would have an exponent as a number.
+    let more = "    - {from: eu, perGib: 0.000001, bytesPerSecond: 1}\n    - {from: us, perGib: 0.0001, bytesPerSecond: 1}\n";
+    let text = POLICY.replace("  spareHostsPerRack", &format!("{more}  spareHostsPerRack"));
     let sent = parse_policy(text.as_bytes(), NOW_MS).unwrap().message;
     // A server answers with the defaults filled in.
     let policy = convert::policy_to_proto(&convert::policy_from_proto("policy", Some(sent)).unwrap());
