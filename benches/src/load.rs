@@ -3,8 +3,9 @@
 //! **Invariant:** in an open loop an operation is due at a time fixed beforehand, whatever became of those
 //! before it, and its latency counts from then: a stall of the cluster is not hidden by clients that wait.
 
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
@@ -179,7 +180,7 @@ pub(crate) async fn open<C: Caller>(load: &Load, connections: &[C], rate: f64) -
         tokio::spawn(async move {
             if connection.call().await {
                 let took = due.elapsed();
-                latency.lock().unwrap_or_else(PoisonError::into_inner).record(took);
+                latency.lock().record(took);
             } else {
                 failed.fetch_add(1, Ordering::Relaxed);
             }
@@ -187,6 +188,6 @@ pub(crate) async fn open<C: Caller>(load: &Load, connections: &[C], rate: f64) -
         });
     }
     let _all = room.acquire_many(UNDER_WAY_MAX as u32).await.context("the semaphore is never closed")?;
-    let latency = latency.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let latency = latency.lock().clone();
     Ok(part(load, begun, &meter, latency, failed.load(Ordering::Relaxed)))
 }

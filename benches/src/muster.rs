@@ -39,7 +39,7 @@ pub(crate) async fn submit(client: &Client, jobs: usize) -> Option<Vec<String>> 
         let request = v1::SubmitJobRequest { job: Some(job()), ..Default::default() };
         client.submit_job(request).await.map(|answer| answer.job_ids)
     } else {
-        let request = v1::SubmitJobsRequest { request_id: String::new(), jobs: vec![job(); jobs] };
+        let request = v1::SubmitJobsRequest { jobs: vec![job(); jobs], ..Default::default() };
         client.submit_jobs(request).await.map(|answer| answer.job_ids)
     };
     answer.inspect_err(|error| eprintln!("not acknowledged: {error}")).ok()

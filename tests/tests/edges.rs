@@ -50,7 +50,7 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("bincode", &["muster-journal"]),
 ];
 
-const FILE_LINES_MAX: usize = 1200;
+const FILE_LINES_MAX: usize = 1000;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()

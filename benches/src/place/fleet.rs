@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use muster_decider::{Answer, Command, Founding, Speculation, handle, schedule};
 use muster_journal::{Decision, RankUpdate, Round};
 use muster_planner::Budget;
-use muster_state::{Leadership, State};
+use muster_state::State;
 use muster_types::demand::THROUGHPUT_MILLI;
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, ClusterId, DeviceAmount, ExitStatus, HolderId,
-    JobDraft, JobId, JobSpec, Level, LogTime, Name, NodeDraft, NodeId, Parameters, PriorityTier, ReplicaId,
-    RequestId, TaskGroup, WorkerRequest, limits,
+    JobDraft, JobId, JobSpec, Leadership, Level, LogTime, Name, NodeDraft, NodeId, Parameters, PriorityTier,
+    ReplicaId, RequestId, TaskGroup, WorkerRequest, limits,
 };
 
 /// Log time at the start: late enough that no retention reaches back before the epoch.
@@ -237,7 +237,7 @@ impl Fleet {
     /// Submits jobs in one batch; the round stays open.
     pub(super) fn submit(&mut self, specs: Vec<JobSpec>) -> Vec<JobId> {
         let request = self.next_request();
-        match self.command(&Command::Submit { request, jobs: muster_types::Submission::plain(specs) }) {
+        match self.command(&Command::submit(request, muster_types::Submission::plain(specs))) {
             Answer::Submitted { jobs, .. } => jobs,
             other => unreachable!("a submission is answered as one, not {other:?}"),
         }

@@ -1,9 +1,9 @@
 //! Many agents: sessions with nothing behind them but heartbeats, thousands in this process, and what they
 //! cost the replicas.
 
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -109,7 +109,7 @@ async fn agent(n: u32, channel: Channel, shared: Arc<Shared>, ready: mpsc::Sende
                     && shared.measuring.load(Ordering::Relaxed)
                 {
                     shared.acknowledged.fetch_add(1, Ordering::Relaxed);
-                    shared.latency.lock().unwrap_or_else(PoisonError::into_inner).record(sent.elapsed());
+                    shared.latency.lock().record(sent.elapsed());
                 }
             }
         }
@@ -182,7 +182,7 @@ pub(crate) async fn run(args: AgentsArgs) -> Result<()> {
         .collect();
     let ended = std::iter::from_fn(|| sessions.try_join_next()).count();
     let acknowledged = shared.acknowledged.load(Ordering::Relaxed);
-    let latency = shared.latency.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let latency = shared.latency.lock().clone();
     let resident = machine::resident_bytes_of(cluster.process(leader)?);
     println!(
         "heartbeats every {} ms: {:.0}/s acknowledged, p50 {:.2} ms, p99 {:.2} ms, max {:.1} ms; {ended} sessions ended",

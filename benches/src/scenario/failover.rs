@@ -1,7 +1,8 @@
 //! The leader is killed under load, again and again: how long until a submission made after the kill is
 //! acknowledged, and whether any failed.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -63,7 +64,7 @@ async fn submit_steadily(
         under_way.spawn(async move {
             let acknowledged = submit(&connection.client, connection.jobs).await.is_some();
             let outcome = Outcome { due, ended: Instant::now(), acknowledged };
-            outcomes.lock().unwrap_or_else(PoisonError::into_inner).push(outcome);
+            outcomes.lock().push(outcome);
         });
         while under_way.try_join_next().is_some() {}
         n += 1;
@@ -73,7 +74,7 @@ async fn submit_steadily(
 
 /// The earliest end of an acknowledged submission that was due after a kill.
 fn first_after(outcomes: &Outcomes, killed: Instant) -> Option<Duration> {
-    let outcomes = outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+    let outcomes = outcomes.lock();
     let after = outcomes.iter().filter(|outcome| outcome.acknowledged && outcome.due > killed);
     after.map(|outcome| outcome.ended - killed).min()
 }
@@ -118,7 +119,7 @@ pub(crate) async fn run(args: FailoverArgs) -> Result<()> {
     }
     stop.send_replace(true);
     load.await.context("the load ended badly")?;
-    let outcomes = outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+    let outcomes = outcomes.lock();
     let failed = outcomes.iter().filter(|outcome| !outcome.acknowledged).count();
     let worst = gaps.iter().copied().fold(0.0, f64::max);
     println!(

@@ -1,7 +1,8 @@
 //! Watchers of all jobs on a follower: how long after a submission was acknowledged each of them sees it.
 
+use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -54,7 +55,7 @@ async fn follow(client: Client, ready: mpsc::Sender<()>, seen: Arc<Mutex<Seen>>)
             }
             WatchItem::Changed { job, .. } if synced && known.insert(job.id.clone()) => {
                 let now = Instant::now();
-                seen.lock().unwrap_or_else(PoisonError::into_inner).seen.push((job.id, now));
+                seen.lock().seen.push((job.id, now));
             }
             WatchItem::Restarted => anyhow::bail!("a watch lost its place"),
             _ => {}
@@ -92,17 +93,17 @@ pub(crate) async fn run(args: WatchArgs) -> Result<()> {
         let sent = Instant::now();
         let ids = submit(&client, 1).await.context("a submission was not acknowledged")?;
         let acknowledged = Instant::now();
-        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = seen.lock();
         seen.acknowledged.extend(ids.into_iter().map(|id| (id, (sent, acknowledged))));
     }
     let expected = count * watchers;
-    let all_seen = || seen.lock().unwrap_or_else(PoisonError::into_inner).seen.len() >= expected;
+    let all_seen = || seen.lock().seen.len() >= expected;
     while !all_seen() && begun.elapsed() < args.common.length() + PATIENCE {
         ensure!(tasks.try_join_next().is_none(), "a watch ended");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let seconds = begun.elapsed().as_secs_f64();
-    let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+    let seen = seen.lock();
     ensure!(seen.seen.len() == expected, "{} of {expected} events were seen", seen.seen.len());
     let (mut behind, mut whole) = (Latencies::new()?, Latencies::new()?);
     for (id, at) in &seen.seen {

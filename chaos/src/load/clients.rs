@@ -2,8 +2,9 @@
 //!
 //! **Invariant:** operations are due at fixed times; an operation's time counts from when it was due.
 
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -128,9 +129,9 @@ impl One {
         });
     }
 
-    fn open(&self) -> std::sync::MutexGuard<'_, std::collections::VecDeque<JobId>> {
+    fn open(&self) -> parking_lot::MutexGuard<'_, std::collections::VecDeque<JobId>> {
         // What is behind the lock is whole between two calls.
-        self.region.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.region.open.lock()
     }
 
     async fn submit(self, number: u64, due: Instant) {

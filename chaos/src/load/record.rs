@@ -1,10 +1,11 @@
 //! Where clients write down what they did: one history for all of a drill.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result};
 use muster_client::CallError;
@@ -50,7 +51,7 @@ impl Record {
 
     fn lock(&self) -> MutexGuard<'_, Result<Writer<BufWriter<File>>, String>> {
         // What is behind the lock is whole between two calls.
-        self.inner.writer.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.writer.lock()
     }
 
     fn line(&self, line: &Line) {

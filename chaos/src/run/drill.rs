@@ -1,9 +1,10 @@
 //! One drill, from a cluster that is well to a cluster that is well again, with everything that was seen between.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -100,7 +101,7 @@ impl Looks {
     fn add(&self, seen: &Seen) {
         let at_us = now_us();
         // What is behind the lock is whole between two calls.
-        let mut looks = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut looks = self.seen.lock();
         if looks.0.len() + looks.1.len() >= LOOKS_MAX {
             return;
         }
@@ -117,7 +118,7 @@ impl Looks {
     }
 
     fn take(&self) -> (Vec<WarningSeen>, Vec<StateSeen>) {
-        std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.seen.lock())
     }
 
     async fn watch(self, observer: Observer, mut stop: watch::Receiver<bool>) {

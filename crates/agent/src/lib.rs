@@ -46,10 +46,11 @@ use executor::Executor as _;
 use muster_client::Endpoints;
 use muster_transport::{Role, Security, Tls, TlsError};
 use muster_types::NodeSpec;
+use parking_lot::Mutex;
 use process::{ProcessExecutor, ProcessSettings};
 use state_dir::StateDir;
 use std::future::Future;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
 /// Runs the agent until `shutdown`; the workers go on under their shims, as long as the lease does.

@@ -16,9 +16,10 @@ use crate::rules::{Adopted, ExecutorEvent, Foreign, OutputRequest, Ticket, Worke
 use crate::{uploads, wire};
 use muster_types::{Features, FencingToken, JobId, NodeSpec};
 use muster_wire::agent;
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{Id, JoinSet};
@@ -128,9 +129,9 @@ async fn sleep_until(at: Option<Instant>) {
     }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+fn locked<T>(mutex: &Mutex<T>) -> parking_lot::MutexGuard<'_, T> {
     // A panic while holding one of these locks leaves whole values: they are replaced, not edited.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 impl<E: Executor> NodeLoop<E> {

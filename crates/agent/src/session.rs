@@ -21,8 +21,9 @@ use muster_wire::agent::node_service_client::NodeServiceClient;
 use muster_wire::agent::session_request::Message as Request;
 use muster_wire::agent::session_response::Message as Response;
 use muster_wire::{agent, convert};
+use parking_lot::Mutex;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -241,12 +242,7 @@ fn say_once(error: &SessionError, said: &mut String) {
 
 /// Puts an acknowledged sending time into the lease.
 fn renew(lease: &Mutex<Lease>, events: &mpsc::Sender<Event>, sent: BootTime, terms: Terms) {
-    let renewed = lease.lock().unwrap_or_else(PoisonError::into_inner).renew(
-        sent,
-        terms.ttl,
-        terms.stop_grace,
-        BootTime::now(),
-    );
+    let renewed = lease.lock().renew(sent, terms.ttl, terms.stop_grace, BootTime::now());
     match renewed {
         Ok(Renewal::Stale) => return,
         Ok(Renewal::Extended) => {}

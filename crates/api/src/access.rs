@@ -151,6 +151,7 @@ pub(crate) const RULES: &[Rule] = &[
 
     rule("/muster.v1beta1.PolicyService/GetPolicy", Class::Call, USERS),
     rule("/muster.v1beta1.PolicyService/SetPolicy", Class::Call, ADMIN),
+    rule("/muster.v1beta1.PolicyService/UpdatePolicy", Class::Call, ADMIN),
 
     rule("/muster.v1beta1.TenantService/ListTenants", Class::Call, USERS),
     rule("/muster.v1beta1.TenantService/WatchTenants", Class::Stream, USERS),
@@ -331,6 +332,7 @@ mod tests {
                 "SetPolicy",
                 "TransferLeadership",
                 "UncordonNode",
+                "UpdatePolicy",
             ])
         );
         assert!(!admin.contains("Session") && !admin.contains("UploadLogs"), "only an agent is one");

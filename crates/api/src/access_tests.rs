@@ -370,7 +370,7 @@ impl World {
         self.engine.execute(register).await.expect("a host comes");
         let jobs = muster_wire::convert::submissions_from_proto("job", submission(tenant, 0).job);
         let jobs = jobs.expect("it is a job").into();
-        let submit = Command::Submit { request: muster_types::RequestId(7), jobs };
+        let submit = Command::submit(muster_types::RequestId(7), jobs);
         let answer = self.engine.execute(submit).await.expect("it fits");
         let Answer::Submitted { jobs, .. } = answer else { panic!("{answer:?}") };
         jobs[0].to_string()
@@ -397,6 +397,7 @@ async fn a_tenants_user_submits_for_that_tenant_and_those_below_it() {
         let batch = v1::SubmitJobsRequest {
             request_id: format!("00000000-0000-4000-a000-{number:012}"),
             jobs: submission("vision", 0).job.into_iter().chain(request.job.clone()).collect(),
+            ..Default::default()
         };
         let answer = guarded("an answer", direct.submit_jobs(batch)).await;
         assert_eq!(code(answer), expected, "{tenant}, among others");

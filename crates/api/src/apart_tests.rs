@@ -26,7 +26,7 @@ async fn secretive(world: &World) -> String {
     wanted.spec_mut().checkpoint_mut().directory = format!("/data/{SECRET}/saved");
     wanted.spec_mut().working_directory = format!("/home/{SECRET}");
     let jobs = muster_wire::convert::submissions_from_proto("job", Some(wanted)).expect("it is a job").into();
-    let submit = Command::Submit { request: muster_types::RequestId(7), jobs };
+    let submit = Command::submit(muster_types::RequestId(7), jobs);
     let answer = world.engine.execute(submit).await.expect("it fits");
     let Answer::Submitted { jobs, .. } = answer else { panic!("{answer:?}") };
     jobs[0].to_string()
@@ -74,7 +74,7 @@ async fn touch(world: &World, number: u128) {
     use muster_decider::Command;
     let jobs = muster_wire::convert::submissions_from_proto("job", submission("speech", 0).job);
     let jobs = jobs.expect("it is a job").into();
-    let submit = Command::Submit { request: muster_types::RequestId(number), jobs };
+    let submit = Command::submit(muster_types::RequestId(number), jobs);
     world.engine.execute(submit).await.expect("it fits");
 }
 
@@ -223,7 +223,9 @@ async fn unfinished_messages_of_one_tenant_leave_room_for_the_others() {
         filter: Some(v1::JobFilter { name_prefix: "n".repeat(3 << 20), ..Default::default() }),
         ..Default::default()
     };
-    guarded("a list", jobs.list_jobs(large)).await.expect("there is room for others");
+    // It is read before it is refused, so others are not kept out.
+    let refused_name = guarded("a list", jobs.list_jobs(large)).await.expect_err("no name is so long");
+    assert_eq!(refused_name.code(), tonic::Code::InvalidArgument);
     let mut codes = Vec::new();
     for call in calls {
         codes.push(guarded("an answer", call).await.expect("it does not panic"));

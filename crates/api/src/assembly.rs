@@ -9,8 +9,9 @@
 use http_body::{Frame, SizeHint};
 use muster_types::{Refusal, RefusalCode};
 use muster_wire::status::to_status;
+use parking_lot::Mutex;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep};
@@ -81,7 +82,7 @@ impl Assembled {
         self.waits = None;
         let share = self.share.take();
         if let (Some(taken), Some(share)) = (&self.terms.taken, share) {
-            taken.lock().unwrap_or_else(PoisonError::into_inner).push(share);
+            taken.lock().push(share);
         }
     }
 
@@ -240,7 +241,7 @@ mod tests {
         let refused = next(&mut more()).await.expect("it is told").expect_err("it does not fit beside it");
         let told = muster_wire::status::Refused::from_status(&refused);
         assert_eq!(told.code, Some(RefusalCode::Overloaded), "{told}");
-        taken.lock().expect("nobody panicked").clear();
+        taken.lock().clear();
         next(&mut more()).await.expect("it comes").expect("there is room again");
     }
 

@@ -9,6 +9,7 @@ use muster_wire::v1::cluster_service_server::ClusterService;
 use tonic::{Request, Response, Status};
 
 use crate::drills::Drills;
+use crate::features::FEATURES;
 use crate::forward::Router;
 use crate::read::freshness;
 use crate::warnings::{Sight, warnings};
@@ -122,6 +123,9 @@ impl ClusterService for Clusters {
             replica_id: engine.info().replica.0,
             region: engine.info().region.to_string(),
             cluster_id: engine.view().cluster().map(|c| c.cluster.to_string()).unwrap_or_default(),
+            features: FEATURES.map(str::to_owned).to_vec(),
+            generation: engine.view().generation(),
+            record_format: engine.view().format().into(),
         }))
     }
 }

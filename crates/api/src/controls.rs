@@ -12,7 +12,7 @@ use muster_transport::Role;
 use muster_types::{
     Control, JobId, LogIndex, Name, Refusal, RefusalCode, RequestId, Requester, Violation, limits,
 };
-use muster_wire::convert::{changes_from_proto, job_id, request_id};
+use muster_wire::convert::{changes_from_proto, job_id, request_id_of};
 use muster_wire::v1;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
 use crate::forward::{Caller, ONWARD_BYTES_MAX, Router};
-use crate::job_filter::JobFilter;
+use crate::job_filter::{Candidate, JobFilter};
 use crate::original::Onward;
 use crate::read::{freshness, invalid, written};
 use crate::render;
@@ -50,8 +50,9 @@ macro_rules! control_requests {
             }
 
             fn response(counts: Counts) -> v1::$response {
-                let Counts { job_count, remaining_count, passed_over_count, job_ids, freshness } = counts;
-                v1::$response { job_count, remaining_count, passed_over_count, job_ids, freshness }
+                let Counts { job_count, remaining_count, passed_over_count, job_ids, freshness, last } = counts;
+                let last_job_id = last.map(|job| job.to_string()).unwrap_or_default();
+                v1::$response { job_count, remaining_count, passed_over_count, job_ids, freshness, last_job_id }
             }
 
             fn send(
@@ -80,6 +81,8 @@ pub(crate) struct Counts {
     passed_over_count: u64,
     job_ids: Vec<String>,
     freshness: Option<v1::Freshness>,
+    /// The last job that it was about.
+    last: Option<JobId>,
 }
 
 /// Who asks, as it is recorded. A listener without certificates is one machine's own: everyone who uses it may do everything.
@@ -93,6 +96,8 @@ struct Selector {
     /// Whether the jobs are named, and none is looked for.
     is_named: bool,
     filter: JobFilter,
+    /// Only jobs behind this one.
+    after: Option<JobId>,
     asked: u64,
 }
 
@@ -120,6 +125,9 @@ impl Selector {
             (true, true, _) | (true, _, true) => {
                 Some("names jobs by `job_ids`, so that nothing else may be set")
             }
+            (true, _, _) if !message.after_job_id.is_empty() => {
+                Some("names jobs by `job_ids`, so that nothing else may be set")
+            }
             (_, true, true) => Some("cannot have `all` and something that narrows it"),
             _ => None,
         };
@@ -127,8 +135,14 @@ impl Selector {
             return Err(invalid(vec![Violation::new("selector", text)]));
         }
         let filter = JobFilter::new("selector.filter", Some(said), caller)?;
-        let asked = hash(&(filter.digest(), message.all));
-        Ok(Selector { is_named, filter, asked })
+        let after = match message.after_job_id.as_str() {
+            "" => None,
+            text => {
+                Some(job_id("selector.after_job_id", text).map_err(|violation| invalid(vec![violation]))?)
+            }
+        };
+        let asked = hash(&(filter.digest(), message.all, after));
+        Ok(Selector { is_named, filter, after, asked })
     }
 
     /// The jobs that it is about, oldest first, as far as the caller may change them.
@@ -144,7 +158,9 @@ impl Selector {
         let by = requester(caller);
         let mut selected = Selected::default();
         let mut may: BTreeMap<&Name, bool> = BTreeMap::new();
-        for job in self.filter.every(view).filter(|job| !matches!(job.row.phase, Phase::Finished(_))) {
+        let is_behind = |job: &Candidate<'_>| self.after.is_none_or(|after| job.id > after);
+        let is_over = |job: &Candidate<'_>| matches!(job.row.phase, Phase::Finished(_));
+        for job in self.filter.every(view).filter(|job| is_behind(job) && !is_over(job)) {
             let tenant = &job.spec.tenant;
             let may = *may.entry(tenant).or_insert_with(|| caller.check_tenant(view, tenant).is_ok());
             if !may {
@@ -170,7 +186,7 @@ pub(crate) async fn control<M: ControlRequest>(
     let caller = router.caller(&request);
     let message = request.into_inner();
     let (id, selector, validate_only) = message.parts();
-    let id = request_id("request_id", id).map_err(|violation| invalid(vec![violation]))?;
+    let id = request_id_of("request_id", id, validate_only).map_err(|violation| invalid(vec![violation]))?;
     let selector = Arc::new(Selector::check(selector, &caller)?);
     let local = || async {
         let counts =
@@ -189,17 +205,22 @@ async fn control_here(
 ) -> Result<Counts, Refusal> {
     let engine = router.engine();
     let (asked, is_found) = (selector.asked, !selector.is_named);
-    let selected = {
-        let _turn = match is_found {
-            true => Some(router.costly(caller.account()).await?),
-            false => None,
-        };
-        let view = engine.view();
-        // A walk over all jobs takes longer than a thread that answers others should be away.
-        let find = tokio::task::spawn_blocking(move || selector.find(&view, &caller, control));
-        find.await.map_err(|_| Refusal::new(RefusalCode::Internal, "looking for the jobs has failed"))??
+    let turn = match is_found {
+        true => Some(router.costly(caller.account()).await?),
+        false => None,
     };
+    let view = engine.view();
+    // A walk over all jobs takes longer than a thread that answers others should be away. The turn ends with the walk, and not
+    // with the caller's patience: else a caller that leaves at once could have any number of them.
+    let find = muster_engine::in_background(move || {
+        let found = selector.find(&view, &caller, control);
+        drop(turn);
+        found
+    });
+    let selected =
+        find.await.map_err(|_| Refusal::new(RefusalCode::Internal, "looking for the jobs has failed"))??;
     let Selected { jobs, remaining, passed_over } = selected;
+    let last = jobs.last().copied();
     if validate_only {
         let view = engine.reading();
         let by = requester(&caller);
@@ -218,18 +239,23 @@ async fn control_here(
             passed_over_count: passed_over,
             job_ids: would,
             freshness: Some(freshness(engine, &view)),
+            last,
         });
     }
+    let found = jobs.len() as u64;
     let selection = JobSelection { asked, jobs, is_found };
     let order = ControlOrder { request, by: requester(&caller), control, selection };
     let answer = engine.execute(Command::Control(Box::new(order))).await?;
-    let Answer::Controlled { jobs, at } = answer else { return Err(reused()) };
+    let Answer::Controlled { jobs, is_repeat, at } = answer else { return Err(reused()) };
+    // Which jobs a repeated request was about is not known any more. What was found just now is what is left.
+    let (remaining_count, last) = if is_repeat { (found + remaining, None) } else { (remaining, last) };
     Ok(Counts {
         job_count: jobs,
-        remaining_count: remaining,
+        remaining_count,
         passed_over_count: passed_over,
         job_ids: Vec::new(),
         freshness: written(engine, at),
+        last,
     })
 }
 
@@ -248,7 +274,7 @@ pub(crate) async fn cancel_one(
     let selection = JobSelection::named(vec![job]);
     let order = ControlOrder { request, by: requester(&caller), control: Control::Cancel, selection };
     let answer = engine.execute(Command::Control(Box::new(order))).await?;
-    let message = render::job_explained(router, &engine.reading(), job, caller).await?;
+    let message = render::job_after_change(router, &engine.reading(), job, caller).await;
     Ok(v1::CancelJobResponse { job: message, freshness: written(engine, answer.at()) })
 }
 
@@ -271,7 +297,9 @@ pub(crate) async fn update(
     let caller = router.caller(&request);
     let message = request.into_inner();
     let mut found = Vec::new();
-    let id = request_id("request_id", &message.request_id).map_err(|v| found.push(v)).ok();
+    let id = request_id_of("request_id", &message.request_id, message.validate_only)
+        .map_err(|v| found.push(v))
+        .ok();
     let job = job_id("job_id", &message.job_id).map_err(|v| found.push(v)).ok();
     let expected = version(&message.etag).map_err(|v| found.push(v)).ok();
     let changes = changes_from_proto(message.job.clone(), message.update_mask.clone());
@@ -290,7 +318,7 @@ pub(crate) async fn update(
             return Ok(v1::UpdateJobResponse { job: shown, freshness: Some(freshness(engine, &view)) });
         }
         let answer = engine.execute(Command::Modify(Box::new(order.clone()))).await?;
-        let shown = render::job_explained(router, &engine.reading(), job, caller).await?;
+        let shown = render::job_after_change(router, &engine.reading(), job, caller).await;
         Ok(v1::UpdateJobResponse { job: shown, freshness: written(engine, answer.at()) })
     };
     let onward = |channel: Onward| {

@@ -57,7 +57,7 @@ fn labelled(label_selector: &str) -> v1::JobSelector {
 }
 
 fn by(filter: v1::JobFilter) -> v1::JobSelector {
-    v1::JobSelector { filter: Some(filter), all: false }
+    v1::JobSelector { filter: Some(filter), ..Default::default() }
 }
 
 fn of(spec: v1::JobSpec) -> v1::Job {
@@ -364,4 +364,49 @@ async fn a_running_job_is_requeued_and_suspended() {
         v1::SuspendJobsRequest { request_id: id(2), selector: Some(named(&[&job])), validate_only: false };
     let late = refused(guarded("an answer", ada.suspend_jobs(suspend)).await);
     assert_eq!(code(late), RefusalCode::JobPhase);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_go_on_behind_one_another_and_a_repetition_says_what_is_left() {
+    let world = world().await;
+    let mut ada = JobServiceClient::new(world.channel(of_tenant("vision", "ada")).await);
+    let mut array = waiting("vision", 1, "a");
+    array.job.as_mut().expect("it has one").spec_mut().array_size = 1_000;
+    submit(&mut ada, array).await;
+    let last = submit(&mut ada, waiting("vision", 2, "a")).await;
+    let first = hold(&mut ada, 1, labelled("team=a"), false).await.expect("they are held");
+    assert_eq!((first.job_count, first.remaining_count), (1_000, 1));
+    // The answer was lost: what the repeated call says is left is what was not held.
+    let again = hold(&mut ada, 1, labelled("team=a"), false).await.expect("it is repeated");
+    assert_eq!((again.job_count, again.remaining_count, again.last_job_id.as_str()), (1_000, 1, ""));
+    // Behind the last one, jobs that match once more are not asked twice.
+    let all = v1::JobSelector { all: true, ..Default::default() };
+    release(&mut ada, 2, all).await.expect("they are released");
+    let behind = v1::JobSelector { after_job_id: first.last_job_id, ..labelled("team=a") };
+    let rest = hold(&mut ada, 3, behind, false).await.expect("it is held");
+    assert_eq!((rest.job_count, rest.remaining_count, rest.last_job_id), (1, 0, last));
+    let both = v1::JobSelector { after_job_id: "job-1".to_owned(), ..named(&["job-1"]) };
+    assert_eq!(code(hold(&mut ada, 4, both, false).await), RefusalCode::InvalidField);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_of_a_tier_shows_a_job_that_leaves_it() {
+    let world = world().await;
+    let mut ada = JobServiceClient::new(world.channel(of_tenant("vision", "ada")).await);
+    let mut wanted = waiting("vision", 1, "a");
+    wanted.job.as_mut().expect("it has one").spec_mut().tier = v1::Tier::Batch.into();
+    let job = submit(&mut ada, wanted).await;
+    let filter = v1::JobFilter { tiers: vec![v1::Tier::Batch.into()], ..Default::default() };
+    let watch = v1::WatchJobsRequest { filter: Some(filter), ..Default::default() };
+    let mut events = guarded("a watch", ada.watch_jobs(watch)).await.expect("it opens").into_inner();
+    let standard = of(v1::JobSpec { tier: v1::Tier::Standard.into(), ..Default::default() });
+    update(&mut ada, 1, (&job, ""), standard, &["spec.tier"]).await.expect("it is changed");
+    loop {
+        let event = guarded("an event", events.message()).await.expect("it goes on").expect("it goes on");
+        let Some(v1::watch_jobs_response::Event::Changed(seen)) = event.event else { continue };
+        if seen.status().tier == i32::from(v1::Tier::Standard) {
+            assert_eq!(seen.id, job);
+            return;
+        }
+    }
 }

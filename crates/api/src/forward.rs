@@ -5,8 +5,9 @@ use muster_state::State;
 use muster_transport::{Expect, Principal, Role, Security};
 use muster_types::{Consistency, JobId, Name, Refusal, RefusalCode, ReplicaId};
 use muster_wire::status::to_status;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
@@ -457,7 +458,7 @@ impl Router {
 
     fn channel(&self, to: Destination) -> Option<Channel> {
         let security = &self.inner.security;
-        let mut channels = self.inner.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut channels = self.inner.channels.lock();
         // What was opened with other certificates ends with the calls on it.
         if channels.epoch != security.epoch() {
             *channels = Channels { epoch: security.epoch(), open: BTreeMap::new() };

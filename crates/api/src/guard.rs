@@ -11,9 +11,10 @@ use muster_engine::Traffic;
 use muster_transport::{PeerInfo, PeerName, Principal, Role};
 use muster_types::{Refusal, RefusalCode};
 use muster_wire::status::to_status;
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tonic::body::Body;
@@ -23,6 +24,7 @@ use tower_layer::Layer;
 
 use crate::access::{Class, rule_of};
 use crate::assembly::{Assembled, Taken, Terms};
+use crate::features;
 use crate::headers::{FORWARDED, ON_BEHALF};
 use crate::original::Original;
 use crate::shares::{Account, Pool};
@@ -179,7 +181,7 @@ struct Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         if let Some(counts) = open.get_mut(&self.principal) {
             counts[slot(self.class)] -= 1;
             if *counts == [0; CLASSES] {
@@ -216,6 +218,7 @@ impl Guard {
             let text = format!("{principal} may not call {}{hint}", rule.path.trim_start_matches('/'));
             return Err(denied(principal, text));
         }
+        features::check(request.headers())?;
         let permit = self.enter(principal, rule.class)?;
         request.extensions_mut().insert(Admitted { principal, class: rule.class });
         Ok((permit, traffic))
@@ -263,12 +266,13 @@ impl Guard {
         let may_be_passed_on =
             class == Class::Call && !request.headers().contains_key(FORWARDED) && !(self.leads)();
         let bytes_max = usize::try_from(self.message_bytes_max).unwrap_or(usize::MAX);
-        may_be_passed_on.then(|| Original::new(request.uri().path(), bytes_max))
+        let required = features::required(request.headers()).cloned();
+        may_be_passed_on.then(|| Original::new(request.uri().path(), bytes_max, required))
     }
 
     fn enter(&self, principal: Principal, class: Class) -> Result<Permit, Status> {
         let max = self.limits.of(&principal, class);
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         let count = &mut open.entry(principal).or_insert([0; CLASSES])[slot(class)];
         if *count >= max {
             let what = match class {

@@ -55,6 +55,8 @@ pub(crate) struct Candidate<'a> {
     pub(crate) id: JobId,
     pub(crate) row: &'a JobRow,
     pub(crate) spec: &'a JobSpec,
+    /// That of the spec, or the one that the job had before a change.
+    pub(crate) tier: PriorityTier,
     pub(crate) metadata: Option<&'a Arc<JobMetadata>>,
 }
 
@@ -88,6 +90,18 @@ impl JobFilter {
         };
         let created_from = moment("created_from", message.created_from);
         let created_until = moment("created_until", message.created_until);
+        let names = [
+            ("tenant", &message.tenant),
+            ("name_prefix", &message.name_prefix),
+            ("region", &message.region),
+            ("cluster", &message.cluster),
+            ("node", &message.node),
+        ];
+        // A longer text is no name, and a watch keeps its filter for as long as it lasts.
+        for (field, text) in names.into_iter().filter(|(_, text)| text.len() > limits::NAME_BYTES_MAX) {
+            let max = limits::NAME_BYTES_MAX;
+            found.push(Violation::new(field, format!("must be at most {max} bytes, got {}", text.len())));
+        }
         let mut tiers = BTreeSet::new();
         for (place, tier) in message.tiers.into_iter().enumerate() {
             match given_from_proto(&format!("tiers[{place}]"), tier) {
@@ -168,14 +182,14 @@ impl JobFilter {
             && self.array.is_none_or(|array| range_of(array).contains(&id))
     }
 
-    /// Whether it passes by what never changes of it.
+    /// Whether it passes by what never changes of it, by its tier and by what it carries.
     fn covers<V: Deref<Target = State>>(&self, view: &impl Fn() -> V, job: Candidate<'_>) -> bool {
-        let Candidate { id, row, spec, metadata } = job;
+        let Candidate { id, row, spec, tier, metadata } = job;
         let array = || spec.array.map(|member| ArrayId::of_member(id, member.index));
         (self.jobs.is_empty() || self.jobs.contains(&id))
             && (self.array.is_none() || self.array == array())
             && self.is_of_tenant(view, &spec.tenant)
-            && (self.tiers.is_empty() || self.tiers.contains(&spec.tier))
+            && (self.tiers.is_empty() || self.tiers.contains(&tier))
             && spec.name.starts_with(&self.name_prefix)
             && self.created_from.is_none_or(|from| row.submitted_at >= from)
             && self.created_until.is_none_or(|until| row.submitted_at < until)
@@ -211,7 +225,7 @@ impl JobFilter {
         let end = after.unwrap_or(JobId(u64::MAX));
         let of = move |id: JobId, row| {
             let spec = view.spec(id)?;
-            Some(Candidate { id, row, spec, metadata: view.metadata(id) })
+            Some(Candidate { id, row, spec, tier: spec.tier, metadata: view.metadata(id) })
         };
         if !self.jobs.is_empty() {
             let named = self.jobs.range(..end).rev();
@@ -242,7 +256,7 @@ impl JobFilter {
     ) -> Box<dyn Iterator<Item = Option<Candidate<'a>>> + Send + 'a> {
         let of = move |id: JobId| {
             let (row, spec) = (view.job(id)?, view.spec(id)?);
-            let job = Candidate { id, row, spec, metadata: view.metadata(id) };
+            let job = Candidate { id, row, spec, tier: spec.tier, metadata: view.metadata(id) };
             self.shows(view, job).then_some(job)
         };
         match (self.jobs.is_empty(), self.array.map(range_of)) {
@@ -270,7 +284,7 @@ impl JobFilter {
         // Only jobs that carry something can pass, and they are far fewer.
         let carrying = view.all_metadata().iter().filter_map(move |(id, carried)| {
             let (row, spec) = (view.job(*id)?, view.spec(*id)?);
-            let job = Candidate { id: *id, row, spec, metadata: Some(carried) };
+            let job = Candidate { id: *id, row, spec, tier: spec.tier, metadata: Some(carried) };
             self.shows(view, job).then_some(job)
         });
         Box::new(carrying)

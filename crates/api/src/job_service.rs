@@ -3,7 +3,7 @@
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
-use muster_decider::{Answer, Command};
+use muster_decider::{Answer, Command, JobPath};
 use muster_engine::{Attempt, Engine, LogRequest, Reading};
 use muster_state::{Phase, RankState, State};
 use muster_types::{
@@ -12,7 +12,7 @@ use muster_types::{
 use muster_wire::closed::{number_or_zero, of_word, value_from_proto, word};
 use muster_wire::convert::{
     UNSAID_OF_LISTS, fencing_token_from_proto, fencing_token_to_proto, job_id, jobs_from_proto, request_id,
-    submission_to_proto, submissions_from_proto,
+    request_id_of, submission_to_proto, submissions_from_proto,
 };
 use muster_wire::shared::encoded_len;
 use muster_wire::status::to_status;
@@ -116,41 +116,35 @@ impl Jobs {
     async fn validate(
         &self,
         caller: Caller,
-        request_id: &str,
         jobs: &[Submission],
-    ) -> Result<v1::SubmitJobResponse, Status> {
+        path: JobPath,
+        onward: impl Fn(Onward) -> BoxFuture<'static, Result<Option<v1::Freshness>, Status>>,
+    ) -> Result<Option<v1::Freshness>, Status> {
         let engine = self.router.engine();
         let local = || async {
             let view = engine.reading();
             check_tenants(caller, &view, jobs)?;
-            engine.check_submission(&view, jobs).map_err(of_one_job)?;
-            Ok(v1::SubmitJobResponse { job_ids: Vec::new(), freshness: Some(freshness(engine, &view)) })
-        };
-        let onward = |channel| {
-            let job = messages(jobs).next();
-            let message =
-                v1::SubmitJobRequest { request_id: request_id.to_owned(), job, validate_only: true };
-            let request = Router::onward(message, caller);
-            async move { Ok(onward_client(channel).submit_job(request).await?.into_inner()) }
+            engine.check_submission(&view, jobs, path)?;
+            Ok(Some(freshness(engine, &view)))
         };
         self.router.write(caller, local, onward).await
     }
 
-    /// Submits at the leader; ids and freshness. `refused` gives a refusal the names that the request has.
+    /// Submits at the leader; ids and freshness.
     async fn submit(
         &self,
         caller: Caller,
         request: muster_types::RequestId,
         jobs: &Arc<[Submission]>,
-        refused: fn(Refusal) -> Refusal,
+        path: JobPath,
         onward: impl Fn(Onward) -> BoxFuture<'static, Result<Submitted, Status>>,
     ) -> Result<Submitted, Status> {
         let engine = self.router.engine();
         let local = || async {
             check_tenants(caller, &engine.view(), jobs)?;
             let _room = self.room(caller, jobs)?;
-            let command = Command::Submit { request, jobs: Arc::clone(jobs) };
-            let answer = engine.execute(command).await.map_err(refused)?;
+            let command = Command::Submit { request, jobs: Arc::clone(jobs), path };
+            let answer = engine.execute(command).await?;
             let Answer::Submitted { jobs, at } = answer else {
                 return Err(Refusal::new(
                     RefusalCode::RequestIdReused,
@@ -165,9 +159,6 @@ impl Jobs {
     /// One submission that was checked, by itself or of a stream.
     async fn submit_one(&self, caller: Caller, submission: Checked) -> Result<v1::SubmitJobResponse, Status> {
         let Checked { id, text, jobs, validate_only } = submission;
-        if validate_only {
-            return Box::pin(self.validate(caller, &text, &jobs)).await;
-        }
         let onward = |channel| {
             let job = messages(&jobs).next();
             let message = v1::SubmitJobRequest { request_id: text.clone(), job, validate_only };
@@ -178,7 +169,11 @@ impl Jobs {
             });
             call
         };
-        let (job_ids, freshness) = self.submit(caller, id, &jobs, of_one_job, onward).await?;
+        if validate_only {
+            let freshness = Box::pin(self.validate(caller, &jobs, JobPath::Single, verdict(onward))).await?;
+            return Ok(v1::SubmitJobResponse { job_ids: Vec::new(), freshness });
+        }
+        let (job_ids, freshness) = self.submit(caller, id, &jobs, JobPath::Single, onward).await?;
         Ok(v1::SubmitJobResponse { job_ids, freshness })
     }
 }
@@ -196,23 +191,12 @@ impl Checked {
         let v1::SubmitJobRequest { request_id: text, job, validate_only } = message;
         check_features("job", job.as_ref())?;
         let mut violations = Vec::new();
-        let id = request_id("request_id", &text).map_err(|v| violations.push(v)).ok();
+        let id = request_id_of("request_id", &text, validate_only).map_err(|v| violations.push(v)).ok();
         let jobs = submissions_from_proto("job", job).map_err(|v| violations.extend(v)).ok();
         let (Some(id), Some(mut jobs)) = (id, jobs) else { return Err(invalid(violations)) };
         Submission::set_creator(&mut jobs, &caller.creator());
         Ok(Checked { id, text, jobs: jobs.into(), validate_only })
     }
-}
-
-/// A refusal in the words of a request that has one job and no list of them.
-fn of_one_job(mut refusal: Refusal) -> Refusal {
-    for violation in &mut refusal.violations {
-        if let Some(rest) = violation.field.strip_prefix("jobs[0]") {
-            violation.field = format!("job{rest}");
-        }
-    }
-    refusal.message = refusal.message.replace("jobs[0]", "job");
-    refusal
 }
 
 /// The messages that become these jobs at another replica: defaults are filled in already, and an array is
@@ -227,6 +211,16 @@ fn onward_client(channel: Onward) -> JobServiceClient<Onward> {
 }
 
 type Submitted = (Vec<String>, Option<v1::Freshness>);
+
+/// The same call at another replica, of which only the verdict matters.
+fn verdict(
+    onward: impl Fn(Onward) -> BoxFuture<'static, Result<Submitted, Status>>,
+) -> impl Fn(Onward) -> BoxFuture<'static, Result<Option<v1::Freshness>, Status>> {
+    move |channel| {
+        let answer = onward(channel);
+        Box::pin(async move { Ok(answer.await?.1) })
+    }
+}
 
 /// Refuses jobs that ask for what no replica of this release can do. `at` is the path of the message or of the list.
 fn check_features<'a>(at: &str, jobs: impl IntoIterator<Item = &'a v1::Job>) -> Result<(), Status> {
@@ -281,21 +275,21 @@ impl JobService for Jobs {
         request: Request<v1::SubmitJobsRequest>,
     ) -> Result<Response<v1::SubmitJobsResponse>, Status> {
         let caller = self.router.caller(&request);
-        let v1::SubmitJobsRequest { request_id: text, jobs: messages } = request.into_inner();
+        let v1::SubmitJobsRequest { request_id: text, jobs: messages, validate_only } = request.into_inner();
         let count = messages.len();
         if count == 0 || count > limits::BATCH_JOBS_MAX {
             return Err(too_many_jobs("jobs", count));
         }
         check_features("jobs", &messages)?;
         let mut violations = Vec::new();
-        let id = request_id("request_id", &text).map_err(|v| violations.push(v)).ok();
+        let id = request_id_of("request_id", &text, validate_only).map_err(|v| violations.push(v)).ok();
         let jobs = jobs_from_proto("jobs", messages).map_err(|v| violations.extend(v)).ok();
         let (Some(id), Some(mut jobs)) = (id, jobs) else { return Err(invalid(violations)) };
         Submission::set_creator(&mut jobs, &caller.creator());
         let jobs: Arc<[Submission]> = jobs.into();
         let onward = |channel| {
-            let message =
-                v1::SubmitJobsRequest { request_id: text.clone(), jobs: self::messages(&jobs).collect() };
+            let (request_id, jobs) = (text.clone(), self::messages(&jobs).collect());
+            let message = v1::SubmitJobsRequest { request_id, jobs, validate_only };
             let call: BoxFuture<'static, Result<Submitted, Status>> = Box::pin(async move {
                 let request = Router::onward(message, caller);
                 let answer = onward_client(channel).submit_jobs(request).await?.into_inner();
@@ -303,7 +297,14 @@ impl JobService for Jobs {
             });
             call
         };
-        let (job_ids, freshness) = self.submit(caller, id, &jobs, |refusal| refusal, onward).await?;
+        if validate_only {
+            let freshness = self.validate(caller, &jobs, JobPath::List, verdict(onward)).await?;
+            return Ok(naming_leader(
+                &self.router,
+                v1::SubmitJobsResponse { job_ids: Vec::new(), freshness },
+            ));
+        }
+        let (job_ids, freshness) = self.submit(caller, id, &jobs, JobPath::List, onward).await?;
         Ok(naming_leader(&self.router, v1::SubmitJobsResponse { job_ids, freshness }))
     }
 

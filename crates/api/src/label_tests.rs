@@ -96,6 +96,7 @@ async fn the_creator_is_who_submits_whatever_is_said() {
     let batch = v1::SubmitJobsRequest {
         request_id: "00000000-0000-4000-a000-000000000004".to_owned(),
         jobs: vec![array, submission("vision", 4).job.expect("it has one")],
+        ..Default::default()
     };
     let mut bob = JobServiceClient::new(world.channel(of_tenant("vision", "bob")).await);
     let batch = guarded("an answer", bob.submit_jobs(batch)).await.expect("it is taken").into_inner();

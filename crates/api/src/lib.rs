@@ -30,6 +30,7 @@ mod drill_service;
 mod drills;
 mod explanation;
 mod facts;
+mod features;
 mod fleet_service;
 mod forward;
 mod guard;

@@ -8,11 +8,15 @@
 //! **Invariant:** what is passed on in the place of a message is what this very call was asked with, by the same method.
 //! **Invariant:** nothing is kept by a leader, nor of calls that were passed on already, nor of streams.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use tonic::body::Body;
+use tonic::codegen::http::HeaderValue;
 use tonic::codegen::{Bytes, Service, http};
 use tonic::transport::Channel;
+
+use crate::headers::REQUIRED_FEATURES;
 
 /// Bytes before each message: whether it is compressed, and its length.
 pub(crate) const PREFIX_BYTES: usize = 5;
@@ -27,6 +31,8 @@ pub(crate) struct Original {
     path: Arc<str>,
     bytes: Arc<Mutex<Vec<u8>>>,
     bytes_max: usize,
+    /// Features that the request requires.
+    required: Option<HeaderValue>,
 }
 
 /// A whole message with its prefix; among the extensions of a request that passes it on.
@@ -34,18 +40,19 @@ pub(crate) struct Original {
 struct Whole {
     path: Arc<str>,
     bytes: Bytes,
+    required: Option<HeaderValue>,
 }
 
 impl Original {
     /// For a call of this method, whose message has at most `message_bytes_max` bytes.
-    pub(crate) fn new(path: &str, message_bytes_max: usize) -> Original {
+    pub(crate) fn new(path: &str, message_bytes_max: usize, required: Option<HeaderValue>) -> Original {
         let bytes_max = message_bytes_max.saturating_add(PREFIX_BYTES);
-        Original { path: path.into(), bytes: Arc::default(), bytes_max }
+        Original { path: path.into(), bytes: Arc::default(), bytes_max, required }
     }
 
     /// More of it has been read.
     pub(crate) fn push(&self, more: &[u8]) {
-        let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bytes = self.bytes.lock();
         // A longer message is refused. One byte too many is kept, so that it does not look whole.
         let room = (self.bytes_max + 1).saturating_sub(bytes.len());
         bytes.extend_from_slice(more.get(..room).unwrap_or(more));
@@ -53,12 +60,15 @@ impl Original {
 
     /// The message, once it is whole: one message that is not compressed, and nothing behind it.
     fn whole(&self) -> Option<Whole> {
-        let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = self.bytes.lock();
         let (prefix, message) = bytes.split_first_chunk::<PREFIX_BYTES>()?;
         let [is_compressed, a, b, c, d] = *prefix;
         let length = usize::try_from(u32::from_be_bytes([a, b, c, d])).ok()?;
-        (is_compressed == 0 && length == message.len())
-            .then(|| Whole { path: Arc::clone(&self.path), bytes: Bytes::copy_from_slice(&bytes) })
+        (is_compressed == 0 && length == message.len()).then(|| Whole {
+            path: Arc::clone(&self.path),
+            bytes: Bytes::copy_from_slice(&bytes),
+            required: self.required.clone(),
+        })
     }
 
     /// Carries a call out while its message is kept.
@@ -90,7 +100,12 @@ impl Service<http::Request<Body>> for Onward {
     fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
         let whole = request.extensions_mut().remove::<Whole>();
         let request = match whole.filter(|whole| *whole.path == *request.uri().path()) {
-            Some(whole) => request.map(|_| Body::new(http_body_util::Full::new(whole.bytes))),
+            Some(whole) => {
+                if let Some(required) = whole.required {
+                    request.headers_mut().insert(REQUIRED_FEATURES, required);
+                }
+                request.map(|_| Body::new(http_body_util::Full::new(whole.bytes)))
+            }
             None => request,
         };
         self.0.call(request)
@@ -262,11 +277,11 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_bounded() {
-        let original = Original::new(SUBMIT, 10);
+        let original = Original::new(SUBMIT, 10, None);
         for _ in 0..100 {
             original.push(&[0; 7]);
         }
-        assert_eq!(original.bytes.lock().expect("nobody panicked").len(), 16);
+        assert_eq!(original.bytes.lock().len(), 16);
         assert!(original.whole().is_none());
     }
 }

@@ -1,8 +1,8 @@
 //! `muster.v1beta1.PolicyService`.
 
-use muster_decider::{Command, PolicyWarning, PolicyWarnings, check_policy, policy_warnings};
+use muster_decider::{Command, PolicyWarning, PolicyWarnings, check_policy, policy_warnings, updated_policy};
 use muster_types::{Consistency, LogIndex};
-use muster_wire::convert::{policy_from_proto, policy_to_proto, request_id};
+use muster_wire::convert::{policy_from_proto, policy_to_proto, policy_update_from_proto, request_id_of};
 use muster_wire::time::log_time;
 use muster_wire::v1;
 use muster_wire::v1::policy_service_client::PolicyServiceClient;
@@ -53,7 +53,9 @@ impl PolicyService for Policies {
         // Passed on as it is, perhaps more than once: never copied but for the wire.
         let message = Arc::new(request.into_inner());
         let mut violations = Vec::new();
-        let id = request_id("request_id", &message.request_id).map_err(|v| violations.push(v)).ok();
+        let id = request_id_of("request_id", &message.request_id, message.validate_only)
+            .map_err(|v| violations.push(v))
+            .ok();
         let policy =
             policy_from_proto("policy", message.policy.clone()).map_err(|v| violations.extend(v)).ok();
         let (Some(id), Some(policy)) = (id, policy) else { return Err(invalid(violations)) };
@@ -85,6 +87,58 @@ impl PolicyService for Policies {
         };
         self.router.write(caller, local, onward).await.map(Response::new)
     }
+
+    async fn update_policy(
+        &self,
+        request: Request<v1::UpdatePolicyRequest>,
+    ) -> Result<Response<v1::UpdatePolicyResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = Arc::new(request.into_inner());
+        let mut violations = Vec::new();
+        let id = request_id_of("request_id", &message.request_id, message.validate_only)
+            .map_err(|v| violations.push(v))
+            .ok();
+        let update = policy_update_from_proto(message.policy.clone(), message.update_mask.clone())
+            .map_err(|v| violations.extend(v))
+            .ok();
+        let (Some(id), Some(update)) = (id, update) else { return Err(invalid(violations)) };
+        let update = Box::new(update);
+        let expected_version = message.expected_version.map(LogIndex);
+        let engine = self.router.engine();
+        let local = || async {
+            if message.validate_only {
+                let view = engine.reading();
+                let policy = updated_policy(&view, &update, expected_version)?;
+                let warnings = policy_warnings(&view, &policy);
+                let freshness = Some(freshness(engine, &view));
+                return Ok(updated(v1::SetPolicyResponse {
+                    freshness,
+                    ..answer(view.policy().version, warnings)
+                }));
+            }
+            let command = Command::UpdatePolicy { request: id, update: update.clone(), expected_version };
+            let at = engine.execute(command).await?.at();
+            let view = engine.reading();
+            let warnings = policy_warnings(&view, &view.policy().policy);
+            Ok(updated(v1::SetPolicyResponse { freshness: written(engine, at), ..answer(at, warnings) }))
+        };
+        let onward = |channel| {
+            let message = Arc::clone(&message);
+            async move {
+                let request = Router::onward(v1::UpdatePolicyRequest::clone(&message), caller);
+                let mut client =
+                    PolicyServiceClient::new(channel).max_decoding_message_size(ONWARD_BYTES_MAX);
+                Ok(client.update_policy(request).await?.into_inner())
+            }
+        };
+        self.router.write(caller, local, onward).await.map(Response::new)
+    }
+}
+
+/// The same answer, for an update.
+fn updated(answer: v1::SetPolicyResponse) -> v1::UpdatePolicyResponse {
+    let v1::SetPolicyResponse { version, freshness, warnings, warnings_left_out } = answer;
+    v1::UpdatePolicyResponse { version, freshness, warnings, warnings_left_out }
 }
 
 fn answer(version: LogIndex, warnings: PolicyWarnings) -> v1::SetPolicyResponse {

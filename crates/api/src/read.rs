@@ -41,7 +41,9 @@ pub(crate) async fn fresh(
     (options, unsaid): (Option<&v1::ReadOptions>, Consistency),
     deadline: Instant,
 ) -> Result<Fresh, Status> {
-    let ReadAsked { from, min_log_index } = read_from_proto("read", options, unsaid).map_err(invalid)?;
+    let options = options.copied().map(|options| in_generation(engine.view().generation(), options));
+    let asked = read_from_proto("read", options.as_ref(), unsaid).map_err(invalid)?;
+    let ReadAsked { from, min_log_index } = asked;
     let turn = match from {
         ReadFrom::Present { .. } => None,
         ReadFrom::Past(_) => {
@@ -64,6 +66,12 @@ fn past_waits(account: Account) -> Refusal {
     Refusal::new(RefusalCode::Overloaded, text).with("retry_after_ms", 1_000).with("account", account)
 }
 
+/// A position of an earlier generation of the cluster asks for nothing: its record may be lost, and another one have its number.
+fn in_generation(generation: u32, options: v1::ReadOptions) -> v1::ReadOptions {
+    let is_earlier = options.generation > 0 && options.generation < generation;
+    v1::ReadOptions { min_log_index: if is_earlier { 0 } else { options.min_log_index }, ..options }
+}
+
 /// What an answer from `reading` says about itself.
 pub(crate) fn freshness(engine: &Engine, reading: &Reading) -> v1::Freshness {
     v1::Freshness {
@@ -72,6 +80,7 @@ pub(crate) fn freshness(engine: &Engine, reading: &Reading) -> v1::Freshness {
         staleness: reading.staleness().map(|staleness| duration(staleness_ms(staleness))),
         replica_id: engine.info().replica.0,
         leader_id: engine.leader_id().map_or(0, |leader| leader.0),
+        generation: reading.generation(),
     }
 }
 
@@ -104,4 +113,16 @@ pub(crate) fn cluster(view: &State) -> Result<ClusterId, Status> {
 /// A refusal for fields.
 pub(crate) fn invalid(violations: Vec<Violation>) -> Status {
     to_status(&Refusal::fields(violations))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_position_of_an_earlier_generation_asks_for_nothing() {
+        let asked = |generation| v1::ReadOptions { min_log_index: 900, generation, ..Default::default() };
+        let index = |generation| in_generation(2, asked(generation)).min_log_index;
+        assert_eq!([index(0), index(1), index(2), index(3)], [900, 0, 900, 900]);
+    }
 }

@@ -115,7 +115,7 @@ fn status(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail)
             .filter(|_| full)
             .map(|promise| nominated_placement(view, promise, detail)),
         history: attempt_history(view, id, detail),
-        controls: controls(view, id, row),
+        controls: if full { controls(view, id, row) } else { None },
     }
 }
 
@@ -211,6 +211,18 @@ pub(crate) async fn job_explained(
         status.message = sentence;
     }
     Ok(Some(message))
+}
+
+/// The same after a change of the job that is durable already: what cannot be explained now is shown without an
+/// explanation, because a refusal would say that nothing had been changed.
+pub(crate) async fn job_after_change(
+    router: &Router,
+    view: &Reading,
+    id: JobId,
+    caller: Caller,
+) -> Option<v1::Job> {
+    let plain = || Some(job(view, id, view.job(id)?, view.spec(id)?, (Detail::Full, caller.sight())));
+    job_explained(router, view, id, caller).await.unwrap_or_else(|_| plain())
 }
 
 pub(crate) fn phase_of(phase: &Phase) -> v1::JobPhase {

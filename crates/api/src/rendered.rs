@@ -2,8 +2,8 @@
 //! encoded once.
 
 use muster_engine::WatchPosition;
+use parking_lot::RwLock;
 use std::collections::BTreeMap;
-use std::sync::{PoisonError, RwLock};
 use tonic::codegen::Bytes;
 
 /// Bytes kept of each kind of watch. Watchers read close to the end of the log; who is further behind
@@ -32,7 +32,7 @@ impl Rendered {
         at: WatchPosition,
         render: impl FnOnce() -> Option<Bytes>,
     ) -> Option<Bytes> {
-        let known = self.kept.read().unwrap_or_else(PoisonError::into_inner).changes.get(&at).cloned();
+        let known = self.kept.read().changes.get(&at).cloned();
         if known.is_some() {
             return known;
         }
@@ -43,7 +43,7 @@ impl Rendered {
     }
 
     fn keep(&self, at: WatchPosition, bytes: Bytes) {
-        let mut kept = self.kept.write().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.write();
         kept.bytes += bytes.len();
         if let Some(same) = kept.changes.insert(at, bytes) {
             kept.bytes -= same.len();
@@ -91,7 +91,7 @@ mod tests {
         // One that is older than all that is kept, where there is no free space, is not kept.
         rendered.get_or_render(at(2), bytes(1));
         assert_eq!(rendered.get_or_render(at(2), || None), None);
-        let kept = rendered.kept.read().expect("nobody panicked");
+        let kept = rendered.kept.read();
         assert_eq!(kept.bytes, kept.changes.values().map(Bytes::len).sum::<usize>());
     }
 }

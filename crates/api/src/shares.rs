@@ -7,9 +7,10 @@
 //! **Invariant:** nothing is kept of an account that holds nothing.
 
 use muster_transport::{Principal, Role, ShortName};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// What is kept for operators: a part of so many.
 const RESERVE_PART: u64 = 16;
@@ -74,7 +75,7 @@ pub(crate) struct Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.held.lock();
         held.all -= self.amount;
         if let Some(own) = held.each.get_mut(&self.account) {
             *own -= self.amount;
@@ -93,7 +94,7 @@ impl Pool {
 
     /// A part of it; none where the account has as much as it may.
     pub(crate) fn enter(&self, account: Account, amount: u64) -> Option<Share> {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.held.lock();
         let own = held.each.get(&account).copied().unwrap_or(0).saturating_add(amount);
         let all = held.all.saturating_add(amount);
         let fits = if account.is_unbounded() {
@@ -138,7 +139,7 @@ pub(crate) struct Tally<K: Copy + Eq + Hash> {
 
 impl<K: Copy + Eq + Hash> Drop for Tally<K> {
     fn drop(&mut self) {
-        let mut counts = self.of.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.of.0.lock();
         if let Some(count) = counts.get_mut(&self.key) {
             *count -= 1;
             if *count == 0 {
@@ -151,7 +152,7 @@ impl<K: Copy + Eq + Hash> Drop for Tally<K> {
 impl<K: Copy + Eq + Hash> Tallies<K> {
     /// One more; none where there are as many as there may be.
     pub(crate) fn enter(&self, key: K, max: u32) -> Option<Tally<K>> {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.0.lock();
         let count = counts.get(&key).copied().unwrap_or(0);
         if count >= max {
             return None;
@@ -162,7 +163,7 @@ impl<K: Copy + Eq + Hash> Tallies<K> {
 
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.0.lock().len()
     }
 }
 
@@ -204,7 +205,7 @@ mod tests {
         assert!(take_all(&pool, root).len() >= 100, "the last part is the operators'");
         drop(all);
         assert_eq!(take_all(&pool, tenant("a")).len(), 750, "nothing is lost");
-        assert!(pool.held.lock().expect("nobody panicked").each.is_empty(), "nothing is kept of it");
+        assert!(pool.held.lock().each.is_empty(), "nothing is kept of it");
     }
 
     #[test]

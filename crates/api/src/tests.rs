@@ -46,7 +46,7 @@ fn at_least(min_log_index: u64) -> Option<v1::ReadOptions> {
 }
 
 fn state(state: State) -> v1::ReadOptions {
-    v1::ReadOptions { state: Some(state), min_log_index: 0 }
+    v1::ReadOptions { state: Some(state), ..Default::default() }
 }
 
 fn any() -> v1::ReadOptions {

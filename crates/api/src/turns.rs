@@ -4,8 +4,9 @@
 //! **Invariant:** a caller that waits has its turn after at most one turn of every other account for each that its own account
 //! asked for before it; nothing is kept of an account that has nothing and nobody waiting.
 
+use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use crate::shares::Account;
@@ -70,8 +71,8 @@ impl Turns {
         Turns(Arc::new(Mutex::new(Line { total, free: total, each_max, held, accounts })))
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Line> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, Line> {
+        self.0.lock()
     }
 
     #[cfg(test)]

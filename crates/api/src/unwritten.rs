@@ -8,9 +8,10 @@
 //! others notice nothing of it. Nothing is kept of an account that has nothing unwritten.
 
 use http_body::{Frame, SizeHint};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use tonic::Status;
 use tonic::body::Body;
@@ -53,8 +54,8 @@ struct Held {
 pub(crate) struct Ledger(Arc<Mutex<Held>>);
 
 impl Ledger {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Held> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, Held> {
+        self.0.lock()
     }
 
     /// Whether more may be taken of the account's answers; who may not is woken once something was written.

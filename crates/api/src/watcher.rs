@@ -153,10 +153,14 @@ impl Topic for JobTopic {
 
     fn wants(&self, engine: &Engine, change: &Change) -> Want {
         match change {
-            // Also one whose labels match no more: a watch that selects by them has to show it.
+            // Also one whose labels or tier match no more: a watch that selects by them has to show it.
             Change::Job { id, row, spec, metadata, before } => {
-                let job = Candidate { id: *id, row, spec, metadata: metadata.as_ref() };
-                let was = before.as_ref().map(|before| Candidate { metadata: Some(before), ..job });
+                let job = Candidate { id: *id, row, spec, tier: spec.tier, metadata: metadata.as_ref() };
+                let was = before.as_ref().map(|before| Candidate {
+                    tier: before.tier,
+                    metadata: before.metadata.as_ref(),
+                    ..job
+                });
                 let follows = |job| self.filter.follows(|| engine.view(), job);
                 whole(follows(job) || was.is_some_and(follows))
             }

@@ -3,7 +3,8 @@
 use bytes::Bytes;
 use muster_state::State;
 use muster_types::{At, ClusterId, LogIndex, LogTime};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 
 use crate::base::{self, BaseReader};
 use crate::catalog::{BaseName, Catalog, SegmentName, Stretch, Summary};
@@ -127,11 +128,11 @@ impl Archive {
     }
 
     pub(crate) fn catalog(&self) -> RwLockReadGuard<'_, Catalog> {
-        self.catalog.read().unwrap_or_else(PoisonError::into_inner)
+        self.catalog.read()
     }
 
     pub(crate) fn catalog_mut(&self) -> RwLockWriteGuard<'_, Catalog> {
-        self.catalog.write().unwrap_or_else(PoisonError::into_inner)
+        self.catalog.write()
     }
 
     /// Where its objects are, for messages.
@@ -143,7 +144,7 @@ impl Archive {
     /// Whose records these are; none while it is empty and nobody has said.
     #[must_use]
     pub fn cluster(&self) -> Option<ClusterId> {
-        *self.cluster.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.cluster.lock()
     }
 
     /// Figures about it.
@@ -161,11 +162,11 @@ impl Archive {
     /// The place behind its last segment; none when it has none.
     #[must_use]
     pub fn end(&self) -> Option<Place> {
-        self.end.lock().unwrap_or_else(PoisonError::into_inner).map(|end| end.place)
+        self.end.lock().map(|end| end.place)
     }
 
     pub(crate) fn newest_end(&self) -> Option<SegmentEnd> {
-        *self.end.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.end.lock()
     }
 
     /// Its newest base that is not known to be damaged.
@@ -189,7 +190,7 @@ impl Archive {
     /// When [`Start::Follows`] is asked for and `from` is not where the archive ends, or when a founding
     /// does not begin at the beginning.
     pub fn draft(&self, cluster: ClusterId, start: Start, from: Place) -> Result<SegmentDraft, ArchiveError> {
-        let end = *self.end.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = *self.end.lock();
         let (found, out_of_order) = (from.sequence.log_index, |expected| ArchiveError::OutOfOrder {
             found: from.sequence.log_index,
             expected,
@@ -236,7 +237,7 @@ impl Archive {
         let put = self.store.put(&object, &mut std::iter::once(Ok(sealed.bytes)));
         put.map_err(|source| ArchiveError::store("writing", &object, source))?;
         self.catalog_mut().add_segment(sealed.name);
-        *self.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(sealed.end);
+        *self.end.lock() = Some(sealed.end);
         Ok(sealed.name)
     }
 
@@ -310,7 +311,7 @@ impl Archive {
     }
 
     fn check_cluster(&self, object: &str, found: ClusterId) -> Result<(), ArchiveError> {
-        let mut cluster = self.cluster.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cluster = self.cluster.lock();
         let expected = *cluster.get_or_insert(found);
         if expected == found {
             return Ok(());

@@ -1,7 +1,7 @@
 //! Numbers off the front of bytes that nobody has vouched for.
 
-use muster_state::{Leadership, Sequence};
-use muster_types::{LogIndex, LogTime, ReplicaId};
+use muster_state::Sequence;
+use muster_types::{Leadership, LogIndex, LogTime, ReplicaId};
 
 use crate::record::Place;
 

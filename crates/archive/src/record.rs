@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use muster_journal::{Decision, Round, decode_round};
-use muster_state::{Leadership, Sequence};
-use muster_types::{LogIndex, LogTime, ReplicaId};
+use muster_state::Sequence;
+use muster_types::{Leadership, LogIndex, LogTime, ReplicaId};
 
 use crate::error::ArchiveError;
 

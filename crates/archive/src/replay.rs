@@ -4,8 +4,8 @@
 //! another state is an error, never an answer.
 
 use muster_journal::Decision;
-use muster_state::{Applied, Effect, Leadership, State};
-use muster_types::{At, LogIndex};
+use muster_state::{Applied, Effect, State};
+use muster_types::{At, Leadership, LogIndex};
 
 use crate::error::ArchiveError;
 use crate::record::ArchivedRound;

@@ -1,8 +1,8 @@
 //! Objects whose reading has failed.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::ArchiveError;
 
@@ -16,7 +16,7 @@ pub(crate) struct Suspects {
 impl Suspects {
     fn lock(&self) -> MutexGuard<'_, BTreeSet<String>> {
         // Nothing panics while it holds the lock.
-        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+        self.objects.lock()
     }
 
     /// Notes an object whose reading failed in this way, if that is damage.

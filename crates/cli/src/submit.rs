@@ -168,7 +168,7 @@ async fn submit(
         return Ok(Submitted::new(answer.job_ids, answer.freshness));
     }
     let specs = manifests.iter().map(|m| m.message.clone()).collect();
-    let request = v1::SubmitJobsRequest { request_id, jobs: specs };
+    let request = v1::SubmitJobsRequest { request_id, jobs: specs, validate_only: false };
     let answer = client.submit_jobs(request).await.map_err(|e| refused(e, file, manifests, None))?;
     Ok(Submitted::new(answer.job_ids, answer.freshness))
 }

@@ -255,23 +255,12 @@ impl Client {
         Ok(answer)
     }
 
-    /// Sets the policy, or only checks it.
-    ///
-    /// # Errors
-    /// Refusals at once; everything else when the deadline has passed.
-    pub async fn set_policy(
-        &self,
-        mut request: v1::SetPolicyRequest,
-    ) -> Result<v1::SetPolicyResponse, CallError> {
-        let request_id = ensure_request_id(&mut request.request_id);
-        let subject = Subject { operation: "set policy", request_id };
-        let send = |channel| {
-            let request = request.clone();
-            async move { policy(channel).set_policy(request).await }
-        };
-        let answer: v1::SetPolicyResponse = self.repeat(subject, send).await?;
-        self.observe(answer.freshness.as_ref());
-        Ok(answer)
+    changes! {
+        policy:
+        /// Sets the policy, or only checks it.
+        "set policy", set_policy: SetPolicyRequest -> SetPolicyResponse;
+        /// Sets parts of the policy, or only checks them.
+        "update policy", update_policy: UpdatePolicyRequest -> UpdatePolicyResponse;
     }
 
     /// One page of nodes, by name.

@@ -1,6 +1,6 @@
 //! The connections of one client: the present one, and one to the leader where that is another replica.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Mutex, Semaphore};
@@ -33,7 +33,7 @@ pub(crate) struct Connection {
     /// Held while connecting, so that many calls that lose a replica together connect once.
     current: Mutex<Option<Link>>,
     /// Where mutations go when a replica has said that it only passes them on.
-    leader: std::sync::Mutex<LeaderLink>,
+    leader: parking_lot::Mutex<LeaderLink>,
     /// For attempts by more than one way.
     pub(crate) doubled: Semaphore,
 }
@@ -56,12 +56,12 @@ pub(crate) struct Link {
     /// Of the certificates it was made with.
     epoch: u64,
     /// When an answer last came over it.
-    heard: Arc<std::sync::Mutex<Instant>>,
+    heard: Arc<parking_lot::Mutex<Instant>>,
 }
 
 impl Link {
     pub(crate) fn new((address, channel): (String, Channel), epoch: u64) -> Link {
-        let heard = Arc::new(std::sync::Mutex::new(Instant::now()));
+        let heard = Arc::new(parking_lot::Mutex::new(Instant::now()));
         Link { address: address.into(), channel, identity: Arc::new(()), epoch, heard }
     }
 
@@ -71,7 +71,7 @@ impl Link {
 
     /// Something came over it.
     pub(crate) fn heard_now(&self) {
-        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *self.heard.lock() = Instant::now();
     }
 
     /// Returns when nothing has been answered over it for [`SILENCE_MAX`], counted from `asked` at the earliest.
@@ -79,7 +79,7 @@ impl Link {
         let mut since = asked;
         loop {
             tokio::time::sleep_until(since + SILENCE_MAX).await;
-            let last = *self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+            let last = *self.heard.lock();
             if last <= since {
                 return;
             }
@@ -135,9 +135,9 @@ impl Connection {
         Ok(link)
     }
 
-    fn leader(&self) -> std::sync::MutexGuard<'_, LeaderLink> {
+    fn leader(&self) -> parking_lot::MutexGuard<'_, LeaderLink> {
         // Nothing panics while it holds the lock.
-        self.leader.lock().unwrap_or_else(PoisonError::into_inner)
+        self.leader.lock()
     }
 
     /// The channel to the leader, where one is known beside the present channel.

@@ -26,8 +26,8 @@ mod repeat;
 mod submitter;
 mod watch;
 
+use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use muster_wire::v1;
@@ -84,13 +84,33 @@ impl Options {
 /// that of one across regions.
 const UNCONFIRMED_MAX: Duration = Duration::from_secs(3);
 
+/// How far the answers of one generation of the cluster have come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Progress {
+    /// 0 while no answer has said it.
+    generation: u32,
+    log_index: u64,
+}
+
+impl Progress {
+    /// After an answer. One of a later generation counts alone: what was seen of an earlier one may be lost, and reads
+    /// that wait for it would wait until the log has grown so long again. One of an earlier generation is late.
+    fn take(&mut self, generation: u32, log_index: u64) {
+        if generation > self.generation {
+            *self = Progress { generation, log_index };
+        } else if generation == self.generation || generation == 0 {
+            self.log_index = self.log_index.max(log_index);
+        }
+    }
+}
+
 /// A client of one cluster. Clones share the connection and what was seen.
 #[derive(Clone)]
 pub struct Client {
     connection: Arc<Connection>,
     options: Options,
-    /// The highest log index any answer carried.
-    seen: Arc<AtomicU64>,
+    /// The highest position any answer carried.
+    seen: Arc<Mutex<Progress>>,
 }
 
 impl Client {
@@ -108,7 +128,7 @@ impl Client {
     #[must_use]
     pub fn lazy(endpoints: Endpoints, options: Options) -> Client {
         let connection = Arc::new(Connection::new(endpoints));
-        Client { connection, options, seen: Arc::new(AtomicU64::new(0)) }
+        Client { connection, options, seen: Arc::default() }
     }
 
     /// The same client, connection and memory, with other patience.
@@ -139,17 +159,25 @@ impl Client {
     /// The highest log index any answer to this client or its clones carried.
     #[must_use]
     pub fn seen_log_index(&self) -> u64 {
-        self.seen.load(Ordering::Acquire)
+        self.seen().log_index
     }
 
     /// Makes later reads wait for `log_index`, for example one another process was told.
     pub fn observe_log_index(&self, log_index: u64) {
-        self.seen.fetch_max(log_index, Ordering::AcqRel);
+        self.see(0, log_index);
+    }
+
+    fn seen(&self) -> Progress {
+        *self.seen.lock()
+    }
+
+    fn see(&self, generation: u32, log_index: u64) {
+        self.seen.lock().take(generation, log_index);
     }
 
     fn observe(&self, freshness: Option<&v1::Freshness>) {
         if let Some(freshness) = freshness {
-            self.observe_log_index(freshness.log_index);
+            self.see(freshness.generation, freshness.log_index);
         }
     }
 
@@ -157,7 +185,11 @@ impl Client {
     fn wanted_read(&self, asked: Option<v1::ReadOptions>) -> v1::ReadOptions {
         let mut read = asked.unwrap_or(self.options.read.into());
         if self.options.read_your_writes && !read::is_past(&read) {
-            read.min_log_index = read.min_log_index.max(self.seen_log_index());
+            let seen = self.seen();
+            // A position that the caller names is one of the generation that it names, or of the present one.
+            if seen.log_index > read.min_log_index && read.generation <= seen.generation {
+                (read.min_log_index, read.generation) = (seen.log_index, seen.generation);
+            }
         }
         read
     }
@@ -167,5 +199,26 @@ impl Client {
     fn confirmed_within(&self, read: &v1::ReadOptions) -> Option<Duration> {
         let limit = UNCONFIRMED_MAX.min(self.options.attempt_timeout).min(self.options.deadline);
         read::needs_others(read).then_some(limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Progress;
+
+    #[test]
+    fn what_was_seen_of_an_earlier_generation_is_forgotten() {
+        let mut seen = Progress::default();
+        let mut after = |generation, log_index| {
+            seen.take(generation, log_index);
+            (seen.generation, seen.log_index)
+        };
+        assert_eq!(after(1, 900), (1, 900));
+        assert_eq!(after(1, 800), (1, 900));
+        assert_eq!(after(0, 950), (1, 950), "of a replica that does not say it, or told by another process");
+        // Rebuilt from a backup: the log is shorter.
+        assert_eq!(after(2, 500), (2, 500));
+        assert_eq!(after(1, 990), (2, 500), "it is late");
+        assert_eq!(after(2, 501), (2, 501));
     }
 }

@@ -66,7 +66,7 @@ impl Read {
     }
 
     const fn with(state: State) -> Read {
-        Read(v1::ReadOptions { state: Some(state), min_log_index: 0 })
+        Read(v1::ReadOptions { state: Some(state), min_log_index: 0, generation: 0 })
     }
 }
 

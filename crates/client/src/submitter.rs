@@ -7,8 +7,9 @@
 //! **Invariant:** a submission that the stream left without an answer is repeated as a call of its own,
 //! under the same request id, so it has one effect and one answer whatever became of the stream.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use muster_wire::status::Refused;
@@ -49,9 +50,9 @@ struct Pipe {
 }
 
 impl Pipe {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Waiting> {
+    fn lock(&self) -> parking_lot::MutexGuard<'_, Waiting> {
         // Nothing below panics while it holds the lock.
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock()
     }
 
     /// The answer of the stream; none when it is over without one.

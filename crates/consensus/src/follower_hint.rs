@@ -25,9 +25,10 @@ use crate::environment::Environment;
 use muster_store::{Entry, LeaderId, LogId};
 use muster_types::ReplicaId;
 use openraft::raft::AppendEntriesRequest;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Entries that are sent with the first request at most.
@@ -152,7 +153,7 @@ impl FollowerHints {
 
     fn by_peer(&self) -> MutexGuard<'_, BTreeMap<ReplicaId, FollowerHint>> {
         // Nothing panics while it holds the lock.
-        self.by_peer.lock().unwrap_or_else(PoisonError::into_inner)
+        self.by_peer.lock()
     }
 
     /// A peer voted for `candidate`, with a log that ends at `last`.

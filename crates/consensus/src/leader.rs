@@ -3,19 +3,10 @@
 //! **Invariant:** a term alone never fences: two replicas can lead in one term, so a [`Leadership`] is the pair of
 //! term and replica.
 
-use muster_types::ReplicaId;
+use muster_types::{Leadership, ReplicaId};
 use std::time::Instant;
 use thiserror::Error;
 use tokio::sync::watch;
-
-/// One replica's time as leader. The fence of everything decided under it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Leadership {
-    /// The term it was elected in.
-    pub term: u64,
-    /// The replica: two can lead in one term, one after the other.
-    pub replica: ReplicaId,
-}
 
 /// Who leads and where its clients go.
 #[derive(Clone, Debug, PartialEq, Eq)]

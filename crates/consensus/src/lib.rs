@@ -6,7 +6,7 @@
 //! **Invariant:** an entry is applied once, in log order, or the replica stops; none is skipped.
 //! **Invariant:** a proposal is refused as certainly not appended, or its outcome is known, or it is
 //! reported as unknown; these are never mixed up.
-//! **Invariant:** a term alone never fences: two replicas can lead in one term, so a [`Leadership`]
+//! **Invariant:** a term alone never fences: two replicas can lead in one term, so a [`Leadership`](muster_types::Leadership)
 //! is the pair of term and replica.
 //! **Invariant:** this crate never knows a job; payloads are opaque.
 
@@ -46,7 +46,7 @@ pub use consensus::{Consensus, Parts};
 pub use environment::{Elapsed, Environment, Metrics, PeerError, PeerLink, Peers, Raft, Storage, TokioEnv};
 pub use error::{Committed, MembershipError, ProposeError, StartError};
 pub use fault_injection::{Traffic, TrafficScope};
-pub use leader::{Leader, Leadership, LeadershipView, NotLeader, ReadPoint};
+pub use leader::{Leader, LeadershipView, NotLeader, ReadPoint};
 pub use leadership::{CheckQuorum, VoteKind};
 pub use log_reader::{LogSlice, ReadLogError};
 pub use marks::{StateMark, StateMarks};

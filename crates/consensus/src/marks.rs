@@ -5,8 +5,9 @@
 //!
 //! **Invariant:** a difference is told to people and stops nothing.
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Entries whose digest is kept: more than a healthy replica is ever behind.
 const MARKS_MAX: usize = 4_096;
@@ -27,7 +28,7 @@ pub struct StateMarks(Arc<Mutex<VecDeque<StateMark>>>);
 impl StateMarks {
     /// Entries that were applied, in their order.
     pub fn note(&self, applied: impl IntoIterator<Item = StateMark>) {
-        let mut marks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut marks = self.0.lock();
         marks.extend(applied);
         let surplus = marks.len().saturating_sub(MARKS_MAX);
         marks.drain(..surplus);
@@ -35,20 +36,20 @@ impl StateMarks {
 
     /// The state was replaced: nothing is known of the entries before.
     pub fn forget(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.0.lock().clear();
     }
 
     /// The newest.
     #[must_use]
     pub fn last(&self) -> Option<StateMark> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).back().copied()
+        self.0.lock().back().copied()
     }
 
     /// Whether another replica's state behind an entry is another than the one here; none where nothing is known of that
     /// entry here.
     #[must_use]
     pub fn differs(&self, theirs: StateMark) -> Option<bool> {
-        let marks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let marks = self.0.lock();
         let at = marks.binary_search_by_key(&theirs.raft_index, |mark| mark.raft_index).ok()?;
         marks.get(at).map(|own| own.digest != theirs.digest)
     }

@@ -5,13 +5,14 @@
 
 use crate::environment::{Environment, Raft};
 use crate::error::{Committed, ProposeError};
-use crate::leader::{Leadership, LeadershipHandle, NotLeader, ReadPoint};
+use crate::leader::{LeadershipHandle, NotLeader, ReadPoint};
 use crate::stop::StopHandle;
 use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use muster_planted::{Rule, breaks};
 use muster_store::{LeaderId, Payload};
+use muster_types::Leadership;
 use openraft::errors::ClientWriteError;
 use openraft::raft::ClientWriteResult;
 use openraft::type_config::TypeConfigExt as _;

@@ -16,9 +16,10 @@ use muster_types::ReplicaId;
 use openraft::storage::{EntryResponder, RaftStateMachine};
 use openraft::type_config::alias::SnapshotOf;
 use openraft::{OptionalSend, RaftSnapshotBuilder};
+use parking_lot::{Mutex, MutexGuard};
 use std::io;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use tokio::sync::watch;
 
 struct Applied {
@@ -69,7 +70,7 @@ impl StateMachine {
 
     fn lock(&self) -> MutexGuard<'_, Applied> {
         // A panic of the application is caught before it can leave the lock.
-        self.applied.lock().unwrap_or_else(PoisonError::into_inner)
+        self.applied.lock()
     }
 
     /// Runs a call of the application; a panic is the end of this replica.

@@ -4,8 +4,8 @@
 mod support;
 
 use bytes::Bytes;
-use muster_consensus::{Leadership, ProposeError, Role};
-use muster_types::ReplicaId;
+use muster_consensus::{ProposeError, Role};
+use muster_types::{Leadership, ReplicaId};
 use support::{Cluster, Disk, Fault, guarded, node};
 
 async fn elects_and_commits_in_call_order(disk: fn() -> Disk) {

@@ -3,8 +3,9 @@
 
 mod support;
 
+use parking_lot::Mutex;
 use std::io::Write;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 use support::{Cluster, Disk};
 
@@ -14,7 +15,7 @@ struct Collected(Arc<Mutex<Vec<u8>>>);
 
 impl Write for Collected {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
+        self.0.lock().extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
@@ -34,13 +35,13 @@ async fn an_idle_cluster_keeps_its_leader_and_its_streams() {
     for id in 1..=3 {
         cluster.applied(id, index).await;
     }
-    collected.0.lock().unwrap().clear();
+    collected.0.lock().clear();
     // The time is the subject here: longer than any timeout of an idle stream.
     let mut view = cluster.consensus(leadership.replica).leadership();
     let changed = tokio::time::timeout(Duration::from_secs(4), async {
         view.wait_for(|view| view.mine != Some(leadership)).await.map(|view| view.clone())
     });
     assert!(changed.await.is_err(), "the leader stays");
-    let logged = String::from_utf8(collected.0.lock().unwrap().clone()).unwrap();
+    let logged = String::from_utf8(collected.0.lock().clone()).unwrap();
     assert!(!logged.contains("recv RPCError"), "{logged}");
 }

@@ -156,7 +156,8 @@ fn next_step(code: RefusalCode) -> &'static str {
     match code {
         RefusalCode::InvalidField => "correct the fields named above and try again",
         RefusalCode::NeverFits => {
-            "ask for fewer workers or devices, or another type or region; `muster node list -o wide` shows the fleet"
+            "ask for fewer workers or devices, or another type or region; `muster node list -o wide` shows the fleet, \
+             and `muster policy show` what it may grow by"
         }
         RefusalCode::DeadlineUnmeetable => {
             "name a later deadline, or leave it out; `muster plan FILE` shows when the job could start and end"
@@ -242,6 +243,9 @@ fn next_step(code: RefusalCode) -> &'static str {
         }
         RefusalCode::TenantLimit => {
             "wait until some of the tenant's jobs are over, or cancel some; `muster policy show` shows its limits"
+        }
+        RefusalCode::JobAboveLimit => {
+            "ask for less, or have an operator raise the limit; `muster policy show` shows the limits of each tenant"
         }
         RefusalCode::RightMissing => {
             "ask for less, or have an operator give the tenant the right; `muster policy show` shows what each has"

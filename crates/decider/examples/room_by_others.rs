@@ -10,12 +10,12 @@ use std::time::Instant;
 use muster_decider::{Answer, Command, Founding, Pass, Speculation, handle, schedule};
 use muster_journal::{Decision, RankUpdate};
 use muster_planner::Budget;
-use muster_state::{Leadership, State};
+use muster_state::State;
 use muster_types::policy::{PolicyDraft, TenantRights, UNLISTED_TENANT};
 use muster_types::tpu::{PodPosition, SliceRequest, SliceShape};
 use muster_types::{
-    Accelerators, ClusterId, HolderId, JobDraft, JobId, Level, LogTime, Name, NodeDraft, NodeId, Parameters,
-    PriorityTier, ReplicaId, RequestId, Submission, TaskGroup, WorkerRequest,
+    Accelerators, ClusterId, HolderId, JobDraft, JobId, Leadership, Level, LogTime, Name, NodeDraft, NodeId,
+    Parameters, PriorityTier, ReplicaId, RequestId, Submission, TaskGroup, WorkerRequest,
 };
 
 /// What a leader spends in one round.
@@ -162,7 +162,7 @@ impl Fleet {
     fn submit(&mut self, draft: JobDraft) -> JobId {
         let request = self.next_request();
         let jobs = Submission::plain([draft.check().unwrap()]);
-        let Answer::Submitted { jobs, .. } = self.carry_out(&Command::Submit { request, jobs }) else {
+        let Answer::Submitted { jobs, .. } = self.carry_out(&Command::submit(request, jobs)) else {
             panic!("a submission is answered as one");
         };
         jobs[0]

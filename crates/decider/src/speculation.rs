@@ -4,11 +4,14 @@ use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::RefCell;
-use muster_journal::{Decision, FORMAT_MAX, RankUpdate, Round};
+use muster_journal::{Decision, EncodedDecisions, FORMAT_MAX, RankUpdate, Round};
 use muster_planner::Valuation;
 use muster_policy::Refresh;
-use muster_state::{Leadership, State};
-use muster_types::{AdmissionMode, ClusterId, JobId, LogIndex, LogTime, Name, NodeId, Parameters, Refusal};
+use muster_state::State;
+use muster_types::{
+    AdmissionMode, ClusterId, JobId, Leadership, LogIndex, LogTime, Name, NodeId, Parameters, QueueKey,
+    Refusal,
+};
 
 use crate::future::KeptReservations;
 use crate::memory::pass::UnfinishedPass;
@@ -16,7 +19,7 @@ use crate::memory::requests::Requests;
 use crate::memory::rotation::PassMemory;
 use crate::memory::searches::Searches;
 use crate::memory::sweep::Sweep;
-use crate::round::bytes_max;
+use crate::round::{EncodedRound, sealed};
 use crate::rules::planned::Unheard;
 
 /// What a leader brings along that is not in the log: what the first one of a new cluster writes, and what
@@ -86,7 +89,8 @@ pub struct Speculation {
     first_index: LogIndex,
     basis_index: LogIndex,
     decisions: Vec<Decision>,
-    bytes: usize,
+    /// The bytes of these decisions.
+    encoded: EncodedDecisions,
     last_digest: LogIndex,
     wants_schedule: bool,
     /// When the last pass over the queue began.
@@ -139,7 +143,7 @@ impl Speculation {
             first_index: state.log_index().next(),
             basis_index: state.log_index(),
             decisions: Vec::new(),
-            bytes: 0,
+            encoded: EncodedDecisions::default(),
             last_digest: LogIndex::ZERO,
             wants_schedule: true,
             last_pass: LogTime(0),
@@ -286,7 +290,7 @@ impl Speculation {
         self.wants_schedule |= changes_capacity_or_demand(&decision);
         self.searches.note(&self.state, &decision);
         self.note_turns(index, &decision);
-        self.bytes += bytes_max(&decision);
+        self.encoded.push(&decision);
         self.decisions.push(decision);
         index
     }
@@ -327,10 +331,10 @@ impl Speculation {
         }
     }
 
-    /// Most bytes that the round being made can have, encoded.
+    /// Bytes of the decisions of the round being made.
     #[must_use]
     pub fn round_bytes(&self) -> usize {
-        self.bytes
+        self.encoded.byte_count()
     }
 
     /// Whether something has changed that could let a waiting gang start, or work was left over
@@ -467,7 +471,7 @@ impl Speculation {
     }
 
     /// Bursts whose turn is to change by what was learned while they wait.
-    pub(crate) fn changed_turns(&mut self) -> Vec<(JobId, u64)> {
+    pub(crate) fn changed_turns(&mut self) -> Vec<(JobId, QueueKey)> {
         self.refresh.due(&self.state, self.now)
     }
 
@@ -503,8 +507,14 @@ impl Speculation {
         self.first_index = self.state.log_index().next();
         self.basis_index = self.state.log_index();
         self.format = self.state.format();
-        self.bytes = 0;
+        self.encoded = EncodedDecisions::default();
         Some(round)
+    }
+
+    /// The same with its bytes, as several rounds where it is larger than one should be; empty when nothing was decided.
+    pub fn take_encoded(&mut self) -> Vec<EncodedRound> {
+        let encoded = core::mem::take(&mut self.encoded);
+        self.take_round().map_or_else(Vec::new, |round| sealed(round, &encoded))
     }
 }
 

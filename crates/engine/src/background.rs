@@ -5,8 +5,8 @@
 //! **Invariant:** there are [`THREADS_MAX`] of them at most, however much is asked for; who may ask for how much at a time
 //! is decided before.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
@@ -30,7 +30,7 @@ static WORK_CAME: Condvar = Condvar::new();
 
 fn line() -> MutexGuard<'static, Line> {
     // Work runs without the lock, so a panic leaves the line whole.
-    LINE.lock().unwrap_or_else(PoisonError::into_inner)
+    LINE.lock()
 }
 
 /// The work panicked, or no thread could be started for it.
@@ -91,10 +91,9 @@ fn run() {
             continue;
         }
         line.idle += 1;
-        let waited = WORK_CAME.wait_timeout(line, IDLE_MAX).unwrap_or_else(PoisonError::into_inner);
-        line = waited.0;
+        let waited = WORK_CAME.wait_for(&mut line, IDLE_MAX);
         line.idle -= 1;
-        if waited.1.timed_out() && line.waiting.is_empty() {
+        if waited.timed_out() && line.waiting.is_empty() {
             line.threads -= 1;
             return;
         }

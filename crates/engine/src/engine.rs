@@ -2,7 +2,7 @@
 
 use futures::FutureExt;
 use muster_consensus::{Consensus, Environment, Leader, LeadershipView, Space, TokioEnv};
-use muster_decider::{Answer, Command, Founding, ModifyOrder};
+use muster_decider::{Answer, Command, Founding, JobPath, ModifyOrder};
 use muster_journal::RankUpdate;
 use muster_state::{JobRow, NodeStatus, Phase, State};
 use muster_types::{
@@ -18,7 +18,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 use crate::apply::replicated::{Shared, View};
 use crate::clock;
 use crate::decide::containment::{Faults, panic_text};
-use crate::decide::leader::{DecisionLoop, Intake, own};
+use crate::decide::leader::{DecisionLoop, Intake};
 use crate::history::past_states::PastStates;
 use crate::history::records::History;
 use crate::refusals::{overloaded, stopping, storage_full};
@@ -324,7 +324,7 @@ impl<G: Environment> Engine<G> {
     /// Whether this replica leads, as far as it knows.
     #[must_use]
     pub fn is_leader(&self) -> bool {
-        own(&self.inner.consensus.leadership().borrow()).is_some()
+        self.inner.consensus.leadership().borrow().mine.is_some()
     }
 
     /// Carries out a client's command at this replica, which must lead. It is in line when this returns; the
@@ -341,7 +341,11 @@ impl<G: Environment> Engine<G> {
     fn enqueue(&self, command: Command) -> Result<oneshot::Receiver<Result<Answer, Refusal>>, Refusal> {
         let (reply, answer) = oneshot::channel();
         // Only what adds to the log for good is refused: what is there goes on, and what frees room as well.
-        if matches!(command, Command::Submit { .. } | Command::SetPolicy { .. }) && self.lacks_room() {
+        let adds = matches!(
+            command,
+            Command::Submit { .. } | Command::SetPolicy { .. } | Command::UpdatePolicy { .. }
+        );
+        if adds && self.lacks_room() {
             return Err(storage_full());
         }
         let room = Arc::clone(&self.inner.client_room).try_acquire_many_owned(room_kib(&command));
@@ -424,14 +428,14 @@ impl<G: Environment> Engine<G> {
 }
 
 impl Engine {
-    /// Whether jobs could be submitted, without doing it.
+    /// Whether the job (or array of jobs) of a request could be submitted, without doing it.
     ///
     /// # Errors
     /// The refusal that a submission would get from this state.
-    pub fn check_submission(&self, view: &State, jobs: &[Submission]) -> Result<(), Refusal> {
+    pub fn check_submission(&self, view: &State, jobs: &[Submission], path: JobPath) -> Result<(), Refusal> {
         // Like the leader's: never before what is in the log.
         let now = clock::now::<TokioEnv>().max(view.log_time());
-        muster_decider::check_submission(view, jobs, now)
+        muster_decider::check_submission(view, jobs, path, now)
     }
 
     /// Whether a job could be changed, without doing it.

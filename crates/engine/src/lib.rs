@@ -55,4 +55,4 @@ pub use sessions::liveness::Liveness;
 pub use sessions::logs::{Attempt, LogChunk, LogRequest};
 pub use sessions::messages::{Inbound, Opening, Outbound, ProbeOrder, ProbeReport, WorkerReport};
 pub use sessions::pending::PendingNode;
-pub use watch::changes::{Change, Event, WatchPosition};
+pub use watch::changes::{Change, Event, JobBefore, WatchPosition};

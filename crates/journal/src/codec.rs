@@ -4,6 +4,8 @@
 //! ones. The checksum covers format, length and payload.
 
 use alloc::vec::Vec;
+use bincode::enc::write::Writer;
+use bincode::error::EncodeError;
 use core::fmt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -19,6 +21,8 @@ const VALUE_BYTES_MAX: usize = crate::frame::FRAME_BYTES_MAX;
 
 const MAGIC: [u8; 4] = *b"MRND";
 const HEADER_BYTES: usize = 4 + 2 + 4 + 4;
+/// Most bytes of the fields of a round before its decisions.
+const ROUND_FIELDS_BYTES: usize = 6 * 9;
 
 /// Why bytes are not a round.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,25 +81,96 @@ fn checksum(format: u16, payload: &[u8]) -> u32 {
     hasher.finalize()
 }
 
+/// The decisions of a round as they are encoded, one behind the other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EncodedDecisions {
+    bytes: Vec<u8>,
+    /// Where each ends.
+    ends: Vec<usize>,
+}
+
+impl EncodedDecisions {
+    /// Encodes one more.
+    pub fn push(&mut self, decision: &Decision) {
+        append(&mut self.bytes, decision);
+        self.ends.push(self.bytes.len());
+    }
+
+    /// How many bytes they have together.
+    #[must_use]
+    pub fn byte_count(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The runs of decisions that rounds are made of when none is to have more than `bytes_max`, unless one decision has:
+    /// how many decisions, and their bytes.
+    pub fn runs(&self, bytes_max: usize) -> Vec<(usize, &[u8])> {
+        let mut runs = Vec::new();
+        let (mut first, mut start, mut last_end) = (0, 0, 0);
+        for (place, end) in self.ends.iter().enumerate() {
+            if *end - start > bytes_max && last_end > start {
+                runs.push((place - first, &self.bytes[start..last_end]));
+                (first, start) = (place, last_end);
+            }
+            last_end = *end;
+        }
+        if self.ends.len() > first {
+            runs.push((self.ends.len() - first, &self.bytes[start..]));
+        }
+        runs
+    }
+}
+
 /// The bytes of a round.
+///
+/// # Panics
+/// As [`seal_round`].
+#[must_use]
+pub fn encode_round(round: &Round) -> Vec<u8> {
+    let mut encoded = EncodedDecisions::default();
+    round.decisions.iter().for_each(|decision| encoded.push(decision));
+    seal_round(round, &encoded.bytes)
+}
+
+/// The bytes of a round whose decisions are encoded already.
 ///
 /// # Panics
 /// When the round is above [`ROUND_BYTES_MAX`], its format is none of this binary's, or it says what its
 /// format cannot: whoever builds rounds keeps them so.
 #[must_use]
-pub fn encode_round(round: &Round) -> Vec<u8> {
-    assert!((FORMAT_MIN..=FORMAT_MAX).contains(&round.format), "a round has a format that is known here");
+pub fn seal_round(round: &Round, decisions: &[u8]) -> Vec<u8> {
+    let Round { format, term, replica, first_index, basis_index, log_time, .. } = round;
+    assert!((FORMAT_MIN..=FORMAT_MAX).contains(format), "a round has a format that is known here");
     let newest = round.decisions.iter().map(Decision::since_format).max().unwrap_or(FORMAT_MIN);
-    assert!(newest <= round.format, "a round says nothing that its format cannot say");
-    let payload = canonical(round);
-    assert!(payload.len() + HEADER_BYTES <= ROUND_BYTES_MAX, "a round is bounded before it is encoded");
-    let mut bytes = Vec::with_capacity(HEADER_BYTES + payload.len());
-    bytes.extend_from_slice(&MAGIC);
-    bytes.extend_from_slice(&round.format.to_le_bytes());
-    bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
-    bytes.extend_from_slice(&checksum(round.format, &payload).to_le_bytes());
-    bytes.extend_from_slice(&payload);
+    assert!(newest <= *format, "a round says nothing that its format cannot say");
+    // The fields of `Round`, as serde encodes them.
+    let count = round.decisions.len() as u64;
+    let mut bytes = Vec::with_capacity(HEADER_BYTES + ROUND_FIELDS_BYTES + decisions.len());
+    bytes.extend_from_slice(&[0; HEADER_BYTES]);
+    append(&mut bytes, &(term, replica, first_index, basis_index, log_time, count));
+    bytes.extend_from_slice(decisions);
+    assert!(bytes.len() <= ROUND_BYTES_MAX, "a round is bounded before it is encoded");
+    let (header, payload) = bytes.split_at_mut(HEADER_BYTES);
+    header[..4].copy_from_slice(&MAGIC);
+    header[4..6].copy_from_slice(&format.to_le_bytes());
+    header[6..10].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+    header[10..].copy_from_slice(&checksum(*format, payload).to_le_bytes());
     bytes
+}
+
+/// Appends the canonical bytes of a value.
+fn append<T: Serialize + ?Sized>(bytes: &mut Vec<u8>, value: &T) {
+    struct Appended<'a>(&'a mut Vec<u8>);
+
+    impl Writer for Appended<'_> {
+        fn write(&mut self, bytes: &[u8]) -> Result<(), EncodeError> {
+            self.0.extend_from_slice(bytes);
+            Ok(())
+        }
+    }
+
+    bincode::serde::encode_into_writer(value, Appended(bytes), bincode::config::standard())
+        .expect("values of types and state hold nothing that serde cannot encode");
 }
 
 /// The round in `bytes`, for a binary that knows formats up to `format_max`: [`FORMAT_MAX`], or less where
@@ -150,8 +225,9 @@ pub fn decode_round(bytes: &[u8], format_max: u16) -> Result<Round, DecodeError>
 /// The one encoding of a value: what is hashed, and what snapshot rows are made of.
 #[must_use]
 pub fn canonical<T: Serialize + ?Sized>(value: &T) -> Vec<u8> {
-    bincode::serde::encode_to_vec(value, bincode::config::standard())
-        .expect("values of types and state hold nothing that serde cannot encode")
+    let mut bytes = Vec::new();
+    append(&mut bytes, value);
+    bytes
 }
 
 /// The value whose canonical bytes these are, all of them.

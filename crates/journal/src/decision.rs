@@ -13,7 +13,7 @@ use muster_types::policy::Policy;
 use muster_types::{
     Approval, CertificateSerial, ClusterId, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange,
     ForeignLoad, HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeAdmission,
-    NodeId, NodeSpec, Parameters, ReplicaId, RequestId, Requester, Revocation,
+    NodeId, NodeSpec, Parameters, QueueKey, ReplicaId, RequestId, Requester, Revocation,
 };
 use serde::{Deserialize, Serialize};
 
@@ -86,7 +86,7 @@ pub struct Estimate {
     pub run_high_ms: u64,
     /// Its turn among the jobs of its tier and tenant; the smaller goes first. For a job that joins a burst
     /// it is the turn of the burst from then on.
-    pub turn: u64,
+    pub turn: QueueKey,
     /// The burst it joins, by the id of the burst's first job; none begins one of its own. Jobs of one
     /// burst have one turn and go in the order of their ids.
     pub burst: Option<JobId>,
@@ -351,7 +351,7 @@ pub enum Decision {
     TurnsChanged {
         /// Burst and turn; bursts ascending. A burst goes by the id of its first job, and a job that is
         /// alone is a burst by itself.
-        bursts: Vec<(JobId, u64)>,
+        bursts: Vec<(JobId, QueueKey)>,
     },
     /// Input: a gang has saved its work; should it be stopped, only what comes after is lost.
     CheckpointCommitted {

@@ -20,7 +20,10 @@ pub mod codec;
 pub mod decision;
 pub mod frame;
 
-pub use codec::{DecodeError, ROUND_BYTES_MAX, canonical, decode_round, encode_round, from_canonical, hash};
+pub use codec::{
+    DecodeError, EncodedDecisions, ROUND_BYTES_MAX, canonical, decode_round, encode_round, from_canonical,
+    hash, seal_round,
+};
 #[cfg(feature = "test-format")]
 pub use decision::TEST_FORMAT_REASON;
 pub use decision::{

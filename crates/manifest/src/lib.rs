@@ -28,11 +28,11 @@ use muster_wire::closed::{number_or_zero, words};
 use muster_wire::{convert, v1};
 
 pub use parallel::{ModelSource, Parallel};
-pub use policy::{PolicyFile, parse_policy};
-pub use quantity::duration_ms;
+pub use policy::{PolicyFile, parse_policy, policy_file};
+pub use quantity::{Decimal, duration_ms};
 pub use schema::job_schema;
 pub use script::{from_options, is_script, parse_script};
-pub use show::{Fields, job_file, spec_fields};
+pub use show::{Entry, Fields, job_file, spec_fields};
 
 /// Largest job file. The API takes 4 MiB at once.
 pub const FILE_BYTES_MAX: usize = 4 << 20;

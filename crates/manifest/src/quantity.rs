@@ -6,8 +6,10 @@
 use std::fmt;
 
 use muster_types::Span;
+use muster_types::quantity::{in_units, scaled, split, whole};
 use muster_wire::time::{MOMENT_MS_MAX, SPAN_MS_MAX};
 use muster_wire::v1::accelerator_request::Amount;
+use serde::{Serialize, Serializer};
 
 /// Why a quantity was refused; reads on behind the name of the field.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,27 +37,7 @@ const DURATION: &str = "a duration like 90s, 2h or 1h30m (units: d, h, m, s, ms)
 pub fn duration_ms(text: &str) -> Result<u64, QuantityError> {
     const UNITS: [(&str, u64); 5] =
         [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
-    let error = || refuse(DURATION, text);
-    if text == "0" {
-        return Ok(0);
-    }
-    let mut rest = text;
-    let mut total = 0u64;
-    let mut units = UNITS.as_slice();
-    while !rest.is_empty() {
-        let (number, after) = split(rest, |c| c.is_ascii_digit());
-        let (unit, after) = split(after, |c| c.is_ascii_alphabetic());
-        let place = units.iter().position(|(name, _)| *name == unit).ok_or_else(error)?;
-        let number: u64 = number.parse().map_err(|_| error())?;
-        let part = number.checked_mul(units[place].1).ok_or_else(error)?;
-        total = total.checked_add(part).ok_or_else(error)?;
-        units = &units[place + 1..];
-        rest = after;
-    }
-    if text.is_empty() || text.len() > TEXT_BYTES_MAX || total > SPAN_MS_MAX {
-        return Err(error());
-    }
-    Ok(total)
+    in_units(text, &UNITS).filter(|ms| *ms <= SPAN_MS_MAX).ok_or_else(|| refuse(DURATION, text))
 }
 
 /// Milli-CPUs: `2`, `0.5` or `500m`.
@@ -193,30 +175,44 @@ pub fn show_scaled(value: u64, places: usize) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// Splits behind the leading characters that fit.
-fn split(text: &str, fits: impl Fn(char) -> bool) -> (&str, &str) {
-    text.split_at(text.find(|c| !fits(c)).unwrap_or(text.len()))
+/// A number with decimals, as people write it: `8`, `0.25`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decimal {
+    value: u64,
+    places: u32,
 }
 
-/// Digits only: `parse` alone would take a sign.
-fn whole(text: &str) -> Option<u64> {
-    let digits = !text.is_empty() && text.len() <= TEXT_BYTES_MAX && text.bytes().all(|b| b.is_ascii_digit());
-    if digits { text.parse().ok() } else { None }
-}
-
-/// A decimal number times `scale`, when that is a whole number.
-fn scaled(text: &str, scale: u64) -> Option<u64> {
-    let Some((units, fraction)) = text.split_once('.') else {
-        return whole(text)?.checked_mul(scale);
-    };
-    // Ten places are more than any unit needs: 10^10 times the largest scale stays below 2^128.
-    if fraction.len() > 10 {
-        return None;
+impl Decimal {
+    /// A number of thousandths.
+    pub fn milli(value: u64) -> Decimal {
+        Decimal { value, places: 3 }
     }
-    let ten = 10u128.pow(u32::try_from(fraction.len()).ok()?);
-    let value = u128::from(whole(units)?) * ten + u128::from(whole(fraction)?);
-    let product = value.checked_mul(u128::from(scale))?;
-    if product.is_multiple_of(ten) { u64::try_from(product / ten).ok() } else { None }
+
+    /// A number of millionths.
+    pub fn micro(value: u64) -> Decimal {
+        Decimal { value, places: 6 }
+    }
+}
+
+impl fmt::Display for Decimal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&show_scaled(self.value, self.places as usize))
+    }
+}
+
+impl Serialize for Decimal {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let scale = 10u64.pow(self.places);
+        if self.value.is_multiple_of(scale) {
+            return serializer.serialize_u64(self.value / scale);
+        }
+        // YAML and JSON would have smaller ones with an exponent, which no quantity is read from.
+        if self.value.saturating_mul(10_000) < scale {
+            return serializer.collect_str(self);
+        }
+        // The shortest digits that mean the same double are those that were written.
+        serializer.serialize_f64(self.value as f64 / scale as f64)
+    }
 }
 
 #[cfg(test)]

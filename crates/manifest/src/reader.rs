@@ -9,7 +9,7 @@ use serde_saphyr::{Error, Location};
 use super::quantity::{self, QuantityError};
 use super::shape::Text;
 use super::suggest::nearest;
-use super::{ManifestError, PROBLEMS_MAX, Problem};
+use super::{ManifestError, PROBLEMS_MAX, Problem, line_of};
 
 /// What `apiVersion` must be.
 pub const API_VERSION: &str = "muster.dev/v1";
@@ -169,6 +169,18 @@ impl Reader<'_> {
     pub fn place(&mut self, field: &str, location: Location) {
         if location.line() > 0 {
             self.lines.entry(field.to_owned()).or_insert(location.line());
+        }
+    }
+
+    /// A problem with a field that the file does not have, at the line of what it should be in.
+    pub fn problem_near(&mut self, field: &str, description: &str) {
+        if self.problems.len() <= PROBLEMS_MAX {
+            let line = line_of(field, &self.lines, 0);
+            self.problems.push(Problem {
+                line,
+                field: field.to_owned(),
+                description: description.to_owned(),
+            });
         }
     }
 

@@ -1,5 +1,9 @@
 //! From messages back to job files: what is shown of a job can be submitted again.
 
+mod text;
+
+use std::collections::BTreeMap;
+
 use muster_types::{DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier};
 use muster_wire::closed::word;
 use muster_wire::time::{Duration, Timestamp, span_ms, unix_ms};
@@ -10,9 +14,11 @@ use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 use serde_json::{Value, json};
 
-use super::quantity::{show_bytes, show_duration, show_scaled};
+use super::quantity::{Decimal, show_bytes, show_duration, show_scaled};
 use super::read::{KIND, SECRET};
 use super::reader::API_VERSION;
+
+pub use text::Entry;
 
 /// The name that the only group of a job gets from the server when it has none.
 const ONLY_GROUP: &str = "workers";
@@ -23,10 +29,13 @@ pub struct Fields(Vec<(&'static str, Content)>);
 
 /// What a field has.
 #[derive(Clone, Debug, PartialEq)]
-enum Content {
+pub(crate) enum Content {
     Value(Value),
+    Decimal(Decimal),
     Fields(Fields),
-    List(Vec<Fields>),
+    List(Vec<Content>),
+    /// With names of the user's own.
+    Named(BTreeMap<String, Content>),
 }
 
 impl Serialize for Fields {
@@ -43,15 +52,47 @@ impl Serialize for Content {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Content::Value(value) => value.serialize(serializer),
+            Content::Decimal(number) => number.serialize(serializer),
             Content::Fields(fields) => fields.serialize(serializer),
             Content::List(list) => list.serialize(serializer),
+            Content::Named(named) => named.serialize(serializer),
         }
     }
 }
 
+impl Content {
+    /// As a cell or a part of a sentence has it; none where there is nothing to show.
+    fn text(&self) -> Option<String> {
+        let text = match self {
+            Content::Value(Value::Bool(flag)) => if *flag { "on" } else { "off" }.to_owned(),
+            Content::Value(Value::String(text)) => text.clone(),
+            Content::Value(Value::Number(number)) => number.to_string(),
+            Content::Value(Value::Array(items)) => {
+                let items: Vec<&str> = items.iter().filter_map(Value::as_str).collect();
+                items.join(",")
+            }
+            Content::Value(Value::Null | Value::Object(_)) | Content::List(_) | Content::Named(_) => {
+                String::new()
+            }
+            Content::Decimal(number) => number.to_string(),
+            Content::Fields(fields) => {
+                let part = |(name, content): &(&str, Content)| Some(format!("{name} {}", content.text()?));
+                let parts: Vec<String> = fields.0.iter().filter_map(part).collect();
+                parts.join(", ")
+            }
+        };
+        Some(text).filter(|text| !text.is_empty())
+    }
+}
+
 impl Fields {
+    /// A field, also where its content is empty.
+    pub(crate) fn put(&mut self, name: &'static str, content: Option<Content>) {
+        self.0.extend(content.map(|content| (name, content)));
+    }
+
     /// A field with a value; one that is empty says nothing and is left out.
-    fn say(&mut self, name: &'static str, value: impl Into<Value>) {
+    pub(crate) fn say(&mut self, name: &'static str, value: impl Into<Value>) {
         let value = value.into();
         let is_empty = match &value {
             Value::Null => true,
@@ -107,7 +148,9 @@ fn described(spec: &v1::JobSpec, is_short: bool) -> Fields {
         [only] if is_short && (only.name.is_empty() || only.name == ONLY_GROUP) => {
             shown.0.extend(group(only).0.into_iter().filter(|(field, _)| *field != "name"));
         }
-        groups => shown.0.push(("groups", Content::List(groups.iter().map(group).collect()))),
+        groups => shown
+            .0
+            .push(("groups", Content::List(groups.iter().map(|of| Content::Fields(group(of))).collect()))),
     }
     shown.say("runTimeLimit", span(spec.run_time_limit));
     shown.say("stopGrace", span(spec.stop_grace));
@@ -123,7 +166,7 @@ fn described(spec: &v1::JobSpec, is_short: bool) -> Fields {
         let mut after = Fields::default();
         after.say("job", dependency.job_id.as_str());
         after.say("when", word::<DependencyRule>(dependency.rule));
-        after
+        Content::Fields(after)
     };
     if !spec.dependencies.is_empty() {
         shown.0.push(("after", Content::List(spec.dependencies.iter().map(after).collect())));
@@ -256,11 +299,11 @@ fn count(count: u32) -> Option<u32> {
     Some(count).filter(|count| *count > 0)
 }
 
-fn span(span: Option<Duration>) -> Option<String> {
+pub(crate) fn span(span: Option<Duration>) -> Option<String> {
     span_ms(span).map(show_duration)
 }
 
-fn moment(moment: Option<Timestamp>) -> Option<String> {
+pub(crate) fn moment(moment: Option<Timestamp>) -> Option<String> {
     let ms = i64::try_from(unix_ms(moment)?).ok()?;
     jiff::Timestamp::from_millisecond(ms).ok().map(|time| time.to_string())
 }

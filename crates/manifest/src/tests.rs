@@ -312,6 +312,36 @@ fn a_policy_is_read() {
 }
 
 #[test]
+fn a_policy_that_is_shown_can_be_set_again() {
+    // The first would have an exponent as a number.
+    let more = "    - {from: eu, perGib: 0.000001, bytesPerSecond: 1}\n    - {from: us, perGib: 0.0001, bytesPerSecond: 1}\n";
+    let text = POLICY.replace("  spareHostsPerRack", &format!("{more}  spareHostsPerRack"));
+    let sent = parse_policy(text.as_bytes(), NOW_MS).unwrap().message;
+    // A server answers with the defaults filled in.
+    let policy = convert::policy_to_proto(&convert::policy_from_proto("policy", Some(sent)).unwrap());
+    let answer = v1::GetPolicyResponse { policy: Some(policy.clone()), version: 812, ..Default::default() };
+    let shown = policy_file(&answer);
+    let yaml = serde_saphyr::to_string(&shown).unwrap();
+    let again = parse_policy(yaml.as_bytes(), NOW_MS).unwrap_or_else(|error| panic!("{error:?} in\n{yaml}"));
+    assert_eq!((again.message, again.version), (policy, Some(812)), "{yaml}");
+    let json = serde_json::to_value(&shown).unwrap();
+    assert_eq!(json["spec"]["tenants"]["research"]["quotas"][0]["borrowingLimit"], 0.5);
+    assert_eq!(json["spec"]["tenants"]["vision"].get("quotas"), None);
+    // As people see it.
+    assert_eq!(
+        shown.fill("{spec.order.by}, fair share {spec.order.fairShare}, ageing {spec.order.ageing}").unwrap(),
+        "submission, fair share off, ageing 0.02"
+    );
+    assert_eq!(shown.fill("{spec.order.nothing}"), None);
+    let windows = shown.entries("spec.windows");
+    let purposes: Vec<_> = windows.iter().map(|window| window.fill("{name} for {reservedFor}")).collect();
+    assert_eq!(purposes, [None, Some("ours for vision".to_owned())]);
+    assert_eq!(windows[0].fill("{scope}").unwrap(), "rack r1");
+    let spares = shown.entries("spec.spareHostsPerRack");
+    assert_eq!(spares[0].fill("{@}: {}").unwrap(), "gb200: 2");
+}
+
+#[test]
 fn mistakes_of_a_policy_have_their_lines_and_its_words() {
     let text = POLICY
         .replace("weight: 1.5", "weight: 0")

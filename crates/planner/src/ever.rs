@@ -11,10 +11,11 @@ use muster_types::tpu::{Generation, PodPosition, SliceRequest};
 use muster_types::{DeviceSet, JobSpec, Level, Name, NodeId, NodeSpec, TaskGroup, WorkerRequest};
 
 use crate::Budget;
+use crate::awaited::awaited;
 use crate::sites::{self, KeyedPool};
 use crate::slices::{SliceVerdict, find_slices};
 
-/// Verdict on a job that no state of the registered fleet could hold.
+/// Verdict on a job that no state of the registered fleet could hold, and that asks for nothing else that the policy names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Never {
     /// The group that does not fit.
@@ -41,24 +42,29 @@ struct Hosts {
 /// What of the fleet the job's workers may be in together: a cluster, or a domain of the level it requires.
 type Domain<'a> = (&'a Name, &'a Name, Option<&'a Name>, Option<&'a Name>, Option<NodeId>);
 
-/// Whether an empty fleet, everything registered being up, could hold the job in one cluster.
+/// Whether an empty fleet, everything registered being up, could hold the job in one cluster, or the job asks for a
+/// type or a region that the policy names and that no registered node has yet.
 ///
 /// Exact for one group, apart from a limit per rack or block together with segments. Several groups are
 /// filled one after the other: a job that passes this and still never fits is admitted and waits with its
 /// reason, but keeps nobody from a cluster. Nodes that register later may make the impossible possible;
-/// the verdict is about the fleet as it is registered now.
+/// the verdict is about the fleet as it is registered now and as the policy names it.
 ///
 /// # Errors
 /// The verdict with the closest shape.
 pub fn could_ever(state: &State, spec: &JobSpec) -> Result<(), Never> {
+    let mut by_counts = None;
     if let [group] = spec.groups.as_slice()
         && group.slice.is_none()
     {
-        match holds_by_counts(state, spec, group) {
-            Some(true) => return Ok(()),
-            Some(false) => return Err(never(state, spec)),
-            None => {}
-        }
+        by_counts = holds_by_counts(state, spec, group);
+    }
+    // Neither looks at a node.
+    if by_counts == Some(true) || !awaited(state, spec).is_empty() {
+        return Ok(());
+    }
+    if by_counts == Some(false) {
+        return Err(never(state, spec));
     }
     if let [group] = spec.groups.as_slice()
         && group.slice.is_none()

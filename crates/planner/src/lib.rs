@@ -28,6 +28,7 @@
 
 extern crate alloc;
 
+mod awaited;
 mod candidate;
 mod domains;
 mod ever;

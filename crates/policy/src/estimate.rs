@@ -5,13 +5,9 @@ use alloc::vec::Vec;
 use muster_journal::Estimate;
 use muster_state::{BurstKey, JobRow, State};
 use muster_types::policy::{Order, OrderPolicy};
-use muster_types::{JobId, JobSpec, LogTime};
+use muster_types::{JobId, JobSpec, LogTime, QueueKey};
 
 use crate::predict::predict;
-
-/// Turns below are times: since when gangs wait that have waited too long, or when they have to start. All others come
-/// behind them. As milliseconds of log time it is the year 2109.
-pub const ORDINARY_TURNS: u64 = 1 << 42;
 
 /// What the leader expects of jobs that are submitted together at `now`, in one record behind the present
 /// position.
@@ -49,7 +45,7 @@ pub fn estimate(state: &State, spec: &JobSpec, now: LogTime) -> Estimate {
 pub fn estimate_again(state: &State, job: JobId, spec: &JobSpec, now: LogTime) -> Estimate {
     let Some(row) = state.job(job) else { return estimate(state, spec, now) };
     let expected = expected(state, spec, None, now);
-    let waits_since = state.waits_since(job).unwrap_or(row.submitted_at);
+    let waits_since = state.waits_since_as(job, spec, now).unwrap_or(row.submitted_at);
     let turn = turn(state, spec, (row.submitted_at, waits_since), &expected, now);
     Estimate { run_ms: expected.run_ms, run_high_ms: expected.run_high_ms, turn, burst: None }
 }
@@ -107,7 +103,7 @@ pub fn turn(
     (submitted_at, waits_since): (LogTime, LogTime),
     expected: &Expected,
     now: LogTime,
-) -> u64 {
+) -> QueueKey {
     let order = &state.policy().policy.order;
     let near_deadline = latest_start(state, spec, expected.run_ms, now).filter(|at| *at <= now);
     let overdue = match order.order {
@@ -116,12 +112,12 @@ pub fn turn(
         Order::Predicted => overdue_since(state, spec, waits_since, expected.run_ms, now),
     };
     if let Some(at) = near_deadline.into_iter().chain(overdue).min() {
-        return at.0.min(ORDINARY_TURNS - 1);
+        return QueueKey::urgent(at);
     }
-    ORDINARY_TURNS.saturating_add(ordinary(order, spec, submitted_at, expected.typical_ms))
+    QueueKey::ordinary(work(order, spec, submitted_at, expected.typical_ms))
 }
 
-fn ordinary(order: &OrderPolicy, spec: &JobSpec, submitted_at: LogTime, typical_ms: u64) -> u64 {
+fn work(order: &OrderPolicy, spec: &JobSpec, submitted_at: LogTime, typical_ms: u64) -> u64 {
     match order.order {
         Order::Submission => 0,
         Order::Predicted => {
@@ -174,7 +170,7 @@ fn latest_start(state: &State, spec: &JobSpec, run_ms: u64, now: LogTime) -> Opt
 /// began with; none when that is no longer known. When it is urgent is held against what was expected of
 /// that job at submission, so that it does not wait the longer for what is learned meanwhile.
 #[must_use]
-pub fn burst_turn(state: &State, burst: JobId, now: LogTime) -> Option<u64> {
+pub fn burst_turn(state: &State, burst: JobId, now: LogTime) -> Option<QueueKey> {
     let first = state.first_in_line(burst);
     let stands_for_it = first.unwrap_or(burst);
     let (row, spec) = (state.job(stands_for_it)?, state.spec(stands_for_it)?);

@@ -470,9 +470,8 @@ pub fn asker<'a>(policy: &'a Policy, tenant: &'a Name) -> &'a Name {
 
 /// The last turn before another; none when it is the first of all.
 fn before(turn: Turn) -> Option<Turn> {
-    match (turn.turn, turn.job.0) {
-        (0, 0) => None,
-        (at, 0) => Some(Turn { turn: at - 1, job: JobId(u64::MAX) }),
-        (at, job) => Some(Turn { turn: at, job: JobId(job - 1) }),
+    match turn.job.0.checked_sub(1) {
+        Some(job) => Some(Turn { turn: turn.turn, job: JobId(job) }),
+        None => Some(Turn { turn: turn.turn.before()?, job: JobId(u64::MAX) }),
     }
 }

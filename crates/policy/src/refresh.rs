@@ -3,9 +3,9 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use muster_state::{LinePlace, State};
-use muster_types::{JobId, LogTime};
+use muster_types::{JobId, LogTime, QueueKey};
 
-use crate::estimate::{ORDINARY_TURNS, burst_turn, urgent_at};
+use crate::estimate::{burst_turn, urgent_at};
 use crate::predict::ages_ms;
 
 /// Bursts of which something is known to have happened that one call looks at.
@@ -62,9 +62,9 @@ impl Refresh {
 
     /// Bursts whose turn is to change, with the turn; bursts ascending, at most as many as are looked at.
     #[must_use]
-    pub fn due(&mut self, state: &State, now: LogTime) -> Vec<(JobId, u64)> {
+    pub fn due(&mut self, state: &State, now: LogTime) -> Vec<(JobId, QueueKey)> {
         self.go_on_noting(state, now);
-        let mut moved: BTreeMap<JobId, u64> = BTreeMap::new();
+        let mut moved: BTreeMap<JobId, QueueKey> = BTreeMap::new();
         for _ in 0..LOOKS_MAX {
             let Some((_, burst)) = self.due.first().copied().filter(|(at, _)| *at <= now) else { break };
             self.forget(burst);
@@ -141,17 +141,16 @@ fn next_age_ms(age_ms: u64) -> u64 {
 
 /// The turn that a waiting burst should have, unless what is expected of it has changed by less than one
 /// part in `parts`.
-fn changed_turn(state: &State, burst: JobId, now: LogTime, parts: u64) -> Option<u64> {
+fn changed_turn(state: &State, burst: JobId, now: LogTime, parts: u64) -> Option<QueueKey> {
     let (is, should_be) = (state.turn_of(burst)?, burst_turn(state, burst, now)?);
-    let is_urgent = |turn: u64| turn < ORDINARY_TURNS;
-    let moved = if is_urgent(is) || is_urgent(should_be) {
-        is != should_be
-    } else {
+    let moved = if let (Some(is), Some(should_be)) = (is.work(), should_be.work()) {
         let age = state.policy().policy.order.ageing_milli;
         let first = state.first_in_line(burst)?;
         let submitted = u128::from(state.job(first)?.submitted_at.0) * u128::from(age);
-        let work = u64::try_from(u128::from(should_be - ORDINARY_TURNS).saturating_sub(submitted));
+        let work = u64::try_from(u128::from(should_be).saturating_sub(submitted));
         is.abs_diff(should_be) > work.unwrap_or(u64::MAX) / parts
+    } else {
+        is != should_be
     };
     moved.then_some(should_be)
 }

@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_decider::{Answer, Command, Founding, Speculation, handle};
-use muster_state::{Leadership, State};
+use muster_state::State;
 use muster_types::{
-    ClusterId, HolderId, JobDraft, LogTime, Name, NodeDraft, Parameters, ReplicaId, RequestId, Submission,
-    TaskGroup, WorkerRequest,
+    ClusterId, HolderId, JobDraft, Leadership, LogTime, Name, NodeDraft, Parameters, ReplicaId, RequestId,
+    Submission, TaskGroup, WorkerRequest,
 };
 
 /// Jobs of one submission, and of one round.
@@ -66,15 +66,15 @@ fn run(jobs: u64, speculation: &mut Speculation, applied: &mut State, shares: bo
         let specs: Vec<_> = (0..BATCH).map(|n| one(batch * BATCH + n)).collect();
         let request = |n: u64| RequestId(u128::from(n) + 1);
         let first = batch * (BATCH + 1);
-        let submit = Command::Submit { request: request(first), jobs: Submission::plain(specs) };
+        let submit = Command::submit(request(first), Submission::plain(specs));
         let Ok(Answer::Submitted { jobs, .. }) = handle(speculation, &submit) else {
             panic!("there is room")
         };
         for (n, job) in (1..).zip(jobs) {
             handle(speculation, &Command::cancel(request(first + n), job)).expect("it waits");
         }
-        for round in speculation.take_round().into_iter().flat_map(muster_decider::split_round) {
-            applied.apply_round(&round);
+        for encoded in speculation.take_encoded() {
+            applied.apply_round(&encoded.round);
         }
         if shares {
             assert!(speculation.adopt(applied), "nothing is between them");

@@ -15,12 +15,12 @@
 use muster_decider::{Answer, Command, Founding, Pass, Speculation, handle, schedule, tick};
 use muster_journal::{Decision, RankUpdate, encode_round};
 use muster_planner::Budget;
-use muster_state::{HISTORY_ROWS_MAX, Leadership, State};
+use muster_state::{HISTORY_ROWS_MAX, State};
 use muster_types::demand::THROUGHPUT_MILLI;
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, ClusterId, DeviceAmount, ExitStatus, FencingToken,
-    HolderId, JobDraft, JobId, LogTime, Name, NodeDraft, NodeId, NodeSpec, Parameters, ReplicaId, RequestId,
-    TaskGroup, WorkerRequest,
+    HolderId, JobDraft, JobId, Leadership, LogTime, Name, NodeDraft, NodeId, NodeSpec, Parameters, ReplicaId,
+    RequestId, TaskGroup, WorkerRequest,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -248,7 +248,7 @@ impl Year {
         let draft = JobDraft::new(name(&names), name(&tenant), vec![group]);
         let spec = draft.check().expect("it is a job");
         let request = self.request();
-        match self.tell(&Command::Submit { request, jobs: [spec.into()].into() }) {
+        match self.tell(&Command::submit(request, [spec.into()].into())) {
             Some(Answer::Submitted { jobs, .. }) => {
                 if self.random.below(50) == 0 {
                     let minutes = self.random.below(40);

@@ -9,13 +9,13 @@ use muster_decider::{
 };
 use muster_journal::{Decision, Outcome, RankUpdate, RearrangeCause, Stop, StopCause};
 use muster_planner::Budget;
-use muster_state::{GangStanding, Leadership, NodeStatus, NominalCover, State};
+use muster_state::{GangStanding, NodeStatus, NominalCover, State};
 use muster_types::demand::THROUGHPUT_MILLI;
 use muster_types::policy::{Policy, PolicyDraft};
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, ClusterId, DeviceAmount, ExitStatus, HolderId,
-    JobDraft, JobId, JobSpec, LogTime, Name, NodeDraft, NodeId, NodeSpec, Parameters, Refusal, RefusalCode,
-    ReplicaId, RequestId, TaskGroup, Violation, WorkerRequest, limits,
+    JobDraft, JobId, JobSpec, Leadership, LogTime, Name, NodeDraft, NodeId, NodeSpec, Parameters, Refusal,
+    RefusalCode, ReplicaId, RequestId, TaskGroup, Violation, WorkerRequest, limits,
 };
 use thiserror::Error;
 
@@ -395,7 +395,7 @@ impl<'a> Driver<'a> {
     /// Submits a job; why it was not taken, when it was not.
     pub(crate) fn submit(&mut self, spec: &JobSpec) -> Result<JobId, Refused> {
         let request = self.next_request();
-        match self.ask(&Command::Submit { request, jobs: [spec.clone().into()].into() }) {
+        match self.ask(&Command::submit(request, [spec.clone().into()].into())) {
             Ok(Answer::Submitted { jobs, .. }) => Ok(jobs[0]),
             Ok(_) => unreachable!("a submission is answered as one"),
             Err(refusal) => Err(refusal.into()),

@@ -2,11 +2,10 @@
 
 use alloc::vec::Vec;
 use muster_journal::{Decision, Round, hash};
-use muster_types::{LogIndex, LogTime};
+use muster_types::{Leadership, LogIndex, LogTime};
 use serde::Serialize;
 
 use crate::effect::Applied;
-use crate::rows::Leadership;
 use crate::state::State;
 
 impl State {

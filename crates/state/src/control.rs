@@ -9,7 +9,7 @@ use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::{Decision, Estimate, RequestKey, StopCause};
-use muster_types::{FieldChange, JobId, JobMetadata, JobSpec, LogTime, Requester, limits};
+use muster_types::{FieldChange, JobId, JobMetadata, JobSpec, LogTime, QueueKey, Requester, limits};
 
 use crate::effect::Effect;
 use crate::guard_error::{GuardError, require};
@@ -19,6 +19,18 @@ use crate::state::State;
 use crate::verify::BrokenInvariant;
 
 type Check = Result<(), GuardError>;
+
+/// Whether a job waits, or does once its workers have stopped because somebody asked for that.
+#[must_use]
+pub fn will_wait(row: &JobRow) -> bool {
+    matches!(row.phase, Phase::Pending | Phase::Stopping(StopCause::Requested { .. }))
+}
+
+/// Whether a changed job asks for something else of what the policy limits.
+#[must_use]
+pub fn is_limited_otherwise(before: &JobSpec, after: &JobSpec) -> bool {
+    before.tier != after.tier || before.run_time_limit_ms != after.run_time_limit_ms
+}
 
 impl State {
     /// What people have asked of a job; `None` when nothing was.
@@ -50,7 +62,7 @@ impl State {
         })
     }
 
-    /// Waiting jobs alone are held, none of them one that capacity is held for; and what an operator holds only an operator
+    /// Jobs that wait, or do once their workers have stopped, are held, none of them one that capacity is held for; and what an operator holds only an operator
     /// releases.
     pub(crate) fn check_held(
         &self,
@@ -64,7 +76,7 @@ impl State {
             let hold = self.hold(job);
             let is_weaker = hold.is_none_or(|hold| by.is_operator && !hold.by.is_operator);
             if held {
-                let may = row.phase == Phase::Pending && !row.cancel_requested && row.promise.is_none();
+                let may = will_wait(row) && !row.cancel_requested && row.promise.is_none();
                 require(may, GuardError::JobPhase)?;
                 return require(is_weaker, GuardError::NothingToDo);
             }
@@ -96,9 +108,6 @@ impl State {
         let runs = matches!(row.phase, Phase::Starting | Phase::Running | Phase::Stopping(_));
         let may_change = |change: &FieldChange| waits || (runs && change.is_for_running());
         require(!row.cancel_requested && changes.iter().all(may_change), GuardError::JobPhase)?;
-        // A job that capacity is held for asks for what that was held for.
-        let is_claimed = waits && row.promise.is_some();
-        require(!is_claimed || changes.iter().all(FieldChange::is_of_metadata), GuardError::JobPhase)?;
         require(!changes.is_empty(), GuardError::NothingToDo)?;
         for (place, change) in changes.iter().enumerate() {
             let is_twice = changes.iter().skip(place + 1).any(|other| other.field() == change.field());
@@ -106,8 +115,16 @@ impl State {
         }
         let (spec, metadata) = self.modified(job, changes).ok_or(GuardError::Limit)?;
         require(metadata.violations().is_empty(), GuardError::Limit)?;
-        if changes.iter().any(|change| matches!(change, FieldChange::Tier(_))) {
+        let before = self.specs.get(&job).ok_or(GuardError::JobUnknown)?;
+        // A job that capacity is held for asks for what that was held for.
+        let is_claimed = waits && row.promise.is_some();
+        require(!is_claimed || spec == **before, GuardError::JobPhase)?;
+        // What stays as it is needs no right: the policy may have changed since the job was submitted.
+        if spec.tier != before.tier {
             require(self.missing_right([&spec]).is_none(), GuardError::RightMissing)?;
+        }
+        if is_limited_otherwise(before, &spec) {
+            require(self.above_job_limit([&spec]).is_none(), GuardError::TenantLimit)?;
         }
         let contract = self.contract(job);
         require(contract.is_none_or(|contract| contract.violations(&spec).is_empty()), GuardError::Limit)
@@ -236,12 +253,22 @@ impl State {
                 self.metadata.insert(*job, Arc::new(metadata));
             }
         }
-        if changes.iter().all(FieldChange::is_of_metadata) {
+        if self.specs.get(job).is_some_and(|before| **before == spec) {
             self.change_job(*job, |_| {});
         } else {
             self.replace_spec(*job, spec, *estimate);
         }
         alloc::vec![Effect::JobChanged(*job)]
+    }
+
+    /// Since when a job waits once it asks for `after`. It has not waited for capacity while its earliest start lay ahead of it,
+    /// and a tenant must not gain age by parking it there.
+    #[must_use]
+    pub fn waits_since_as(&self, job: JobId, after: &JobSpec, now: LogTime) -> Option<LogTime> {
+        let since = self.waits_since(job)?;
+        let before = self.specs.get(&job)?;
+        let parked_until = before.not_before.filter(|_| before.not_before != after.not_before);
+        Some(parked_until.map_or(since, |time| since.max(time.min(now))))
     }
 
     /// The job is another one from now on, to everybody who knows jobs by what they ask for: the indexes, and the submission
@@ -252,8 +279,13 @@ impl State {
         let keys = JobIndexKeys::of(row, &before, self.burst_turn(job, row), self.retry_wait(job));
         let waits_for_time = row.released && spec.not_before.is_some_and(|time| time > self.meta.log_time);
         let is_due = !row.released && before.not_before.is_some() && self.is_free_to_start(job, &spec);
+        let waits_since = self.waits_since_as(job, &spec, self.meta.log_time);
+        let is_later = waits_since > self.waits_since(job);
         self.indexes.shift(job, &before, &keys, &JobIndexKeys::default());
         self.specs.insert(job, Arc::new(spec));
+        if is_later {
+            self.change_times(job, |times| times.waits_since = waits_since);
+        }
         let after = self.described(job).expect("it was put there just now");
         let group = self.regroup(job, &before, &after, estimate.turn);
         let now = self.meta.log_index;
@@ -278,7 +310,13 @@ impl State {
 
     /// The submission group that a job is in once it asks for something else: the same as before where it still has in
     /// common what the group has, else a separate one.
-    fn regroup(&mut self, job: JobId, before: &Described, after: &Described, turn: u64) -> Option<JobId> {
+    fn regroup(
+        &mut self,
+        job: JobId,
+        before: &Described,
+        after: &Described,
+        turn: QueueKey,
+    ) -> Option<JobId> {
         let (old_key, key) = (before.facts.burst, after.facts.burst);
         if old_key == key {
             return None;
@@ -316,8 +354,7 @@ impl State {
             if row.held != self.hold(*job).is_some() {
                 return Err(BrokenInvariant(format!("{job} does not know whether it is held")));
             }
-            let waits = matches!(row.phase, Phase::Pending | Phase::Stopping(StopCause::Requested { .. }));
-            if row.held && (!waits || row.promise.is_some()) {
+            if row.held && (!will_wait(row) || row.promise.is_some()) {
                 return Err(BrokenInvariant(format!("{job} is held, and is {:?}", row.phase)));
             }
         }

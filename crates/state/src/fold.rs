@@ -9,15 +9,17 @@ use muster_journal::{
     Decision, Estimate, NodeLostCause, Outcome, Promise, RankUpdate, RequestKey, Stop, StopCause, WorkerSlot,
 };
 use muster_types::health::Quarantine;
-use muster_types::{FencingToken, ForeignLoad, HolderId, JobId, JobSpec, LogTime, NodeId, NodeSpec, limits};
+use muster_types::{
+    FencingToken, ForeignLoad, HolderId, JobId, JobSpec, Leadership, LogTime, NodeId, NodeSpec, limits,
+};
 
 use crate::effect::Effect;
 use crate::free::{Free, Promised, Restricted};
 use crate::index::JobIndexKeys;
 use crate::restrict::repair;
 use crate::rows::{
-    Charge, Charged, ClusterMeta, JobRow, Leadership, NodeRow, NodeStatus, Phase, Placement, PromiseRow,
-    RankState, RequestAnswer, RequestRow,
+    Charge, Charged, ClusterMeta, JobRow, NodeRow, NodeStatus, Phase, Placement, PromiseRow, RankState,
+    RequestAnswer, RequestRow,
 };
 use crate::state::{Meta, State};
 

@@ -10,14 +10,14 @@ use muster_journal::{
     Decision, NodeLostCause, Outcome, Promise, RankUpdate, RearrangeCause, Stop, StopCause, WorkerSlot,
 };
 use muster_types::{
-    Dependency, DependencyRule, ExitStatus, FencingToken, HolderId, JobId, JobSpec, LogIndex, LogTime,
-    NodeId, NodeSpec, limits,
+    Dependency, DependencyRule, ExitStatus, FencingToken, HolderId, JobId, JobSpec, Leadership, LogIndex,
+    LogTime, NodeId, NodeSpec, limits,
 };
 
 use crate::fit;
 use crate::free::Free;
 use crate::guard_error::{GuardError, require};
-use crate::rows::{JobRow, Leadership, NodeRow, NodeStatus, Phase, Placement, RankState};
+use crate::rows::{JobRow, NodeRow, NodeStatus, Phase, Placement, RankState};
 use crate::state::State;
 
 type Check = Result<(), GuardError>;
@@ -52,6 +52,7 @@ impl State {
                 require(!specs.is_empty() && specs.len() <= limits::BATCH_JOBS_MAX, GuardError::Limit)?;
                 let specs_of = specs.iter().map(|spec| &**spec);
                 require(self.missing_right(specs_of.clone()).is_none(), GuardError::RightMissing)?;
+                require(self.above_job_limit(specs_of.clone()).is_none(), GuardError::TenantLimit)?;
                 require(self.exceeded_limit(specs_of).is_none(), GuardError::TenantLimit)?;
                 self.check_bursts(specs, estimates)
             }

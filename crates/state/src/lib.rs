@@ -49,21 +49,22 @@ pub mod quota;
 pub mod usage;
 
 pub use admission::NotAdmitted;
+pub use control::{is_limited_otherwise, will_wait};
 pub use demand::{DEMAND_GROUP_DEVICES_MAX, DEMAND_SAMPLE, DEMAND_WINDOW, Demand, DemandSum, WorkerDemand};
 pub use effect::{Applied, Effect};
 pub use forecast::Forecast;
 pub use free::{DeviceShare, Free, FreeKey, Promised, Restricted};
 pub use guard_error::GuardError;
-pub use index::{LinePlace, Pool, PoolKey, QueueLoad, Rack, RackKey, Shape, Turn, Work};
-pub use policy::{ExceededLimit, MissingRight};
+pub use index::{LinePlace, Pool, PoolKey, QueueLoad, Rack, RackKey, Shape, Turn, UserLoad, Work};
+pub use policy::{ExceededLimit, JobAboveLimit, MissingRight};
 pub use queue::{QueueRow, QuotaUse};
 pub use quota::Side;
 pub use rows::{
     AdmissionRow, BURST_GAP_MS, BurstKey, BurstRow, Charge, ClusterMeta, ControlRow, Failure, GangClass,
     HISTORY_ROWS_MAX, HealthPolicyRow, HistoryKey, HistoryLevel, HistoryRow, HoldRow, JobRow, JobTimes,
-    Leadership, ModificationRow, NodeFacts, NodeRow, NodeStatus, OBSERVATION, OBSERVATIONS_KEPT, Phase,
-    Placement, PolicyRow, PromiseRow, RUN_BUCKETS, RankState, RecoveryRow, RequestAnswer, RequestRow,
-    RestrictionRow, Saved, Straggler, bucket_of,
+    ModificationRow, NodeFacts, NodeRow, NodeStatus, OBSERVATION, OBSERVATIONS_KEPT, Phase, Placement,
+    PolicyRow, PromiseRow, RUN_BUCKETS, RankState, RecoveryRow, RequestAnswer, RequestRow, RestrictionRow,
+    Saved, Straggler, bucket_of,
 };
 pub use sequence::Sequence;
 pub use snapshot::{RestoreError, SnapshotChunks};

@@ -7,6 +7,7 @@ use muster_types::{JobId, JobMetadata, limits};
 
 use crate::effect::Effect;
 use crate::guard_error::{GuardError, require};
+use crate::index::{Described, JobIndexKeys};
 use crate::rows::Phase;
 use crate::state::State;
 use crate::table::Table;
@@ -44,7 +45,12 @@ impl State {
                 require(!self.metadata.contains(&job), GuardError::NothingToDo)?;
             }
         }
-        Ok(())
+        // They are counted as nobody's until now.
+        let of_run = |(first, count, metadata): &Run| {
+            let tenant = self.specs.get(first).map(|spec| spec.tenant.clone())?;
+            Some((tenant, metadata.creator.clone(), u64::from(*count)))
+        };
+        require(self.exceeded_user_limit(runs.iter().filter_map(of_run)).is_none(), GuardError::TenantLimit)
     }
 
     /// A row says something, of a job that is there.
@@ -61,10 +67,21 @@ impl State {
         let mut effects = Vec::new();
         for (first, count, metadata) in runs {
             for job in (0..u64::from(*count)).map(|n| JobId(first.0 + n)) {
-                self.metadata.insert(job, Arc::clone(metadata));
+                self.set_metadata(job, Arc::clone(metadata));
                 effects.push(Effect::JobChanged(job));
             }
         }
         effects
+    }
+
+    /// A job that is counted as nobody's is its creator's from now on.
+    fn set_metadata(&mut self, job: JobId, metadata: Arc<JobMetadata>) {
+        let before = self.described(job).expect("the guard has seen the job");
+        let row = self.jobs.get(&job).expect("the guard has seen the job");
+        let keys = JobIndexKeys::of(row, &before, self.burst_turn(job, row), self.retry_wait(job));
+        let after = Described { metadata: Some(Arc::clone(&metadata)), ..before.clone() };
+        self.indexes.shift_user(&before, &keys, &JobIndexKeys::default());
+        self.indexes.shift_user(&after, &JobIndexKeys::default(), &keys);
+        self.metadata.insert(job, metadata);
     }
 }

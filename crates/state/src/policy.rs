@@ -1,14 +1,17 @@
 //! The policy in the state: guard and fold of the records that set it, and the times that its rules ask about.
 
 use alloc::collections::BTreeMap;
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use muster_journal::{RearrangeCause, RequestKey, StopCause};
-use muster_types::policy::{NonPreemptible, Policy, Rights, TenantLimits};
+use muster_types::job::TaskGroup;
+use muster_types::policy::{JobLimits, NonPreemptible, Policy, Rights, TenantLimits};
 use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name, PriorityTier};
 
 use crate::effect::Effect;
+use crate::index::{UserKey, UserLoad};
 use crate::rows::{JobTimes, Phase, RequestAnswer};
 use crate::state::State;
 
@@ -36,14 +39,50 @@ impl MissingRight {
     }
 }
 
+/// What one job asks for beyond what the policy lets a job of its tenant and tier ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JobAboveLimit {
+    /// Devices of all its workers.
+    Devices {
+        /// How many it may ask for.
+        most: u32,
+        /// How many it asks for.
+        asked: u64,
+    },
+    /// Time.
+    RunTime {
+        /// The longest run time limit that it may name, in milliseconds.
+        most_ms: u64,
+        /// The one that it names; none for a job without one.
+        asked_ms: Option<u64>,
+    },
+}
+
+impl JobAboveLimit {
+    /// What a job asks for beyond these limits.
+    #[must_use]
+    pub fn of(limits: JobLimits, spec: &JobSpec) -> Option<JobAboveLimit> {
+        let devices = |group: &TaskGroup| u64::from(group.workers) * u64::from(group.request.device_count());
+        let asked: u64 = spec.groups.iter().map(devices).sum();
+        if let Some(most) = limits.devices_max.filter(|most| asked > u64::from(*most)) {
+            return Some(JobAboveLimit::Devices { most, asked });
+        }
+        let asked_ms = spec.run_time_limit_ms;
+        let most_ms = limits.run_time_max_ms?;
+        asked_ms.is_none_or(|asked| asked > most_ms).then_some(JobAboveLimit::RunTime { most_ms, asked_ms })
+    }
+}
+
 /// A limit of a tenant that some submitted jobs would break.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExceededLimit {
     /// Whose.
     pub tenant: Name,
+    /// Which of its users has it, where it is one of a user; empty for those that nobody knows.
+    pub user: Option<String>,
     /// Its name in a policy.
     pub limit: &'static str,
-    /// How many jobs it may have.
+    /// How many jobs the tenant or the user may have.
     pub most: u32,
     /// How many it has.
     pub held: u64,
@@ -82,6 +121,57 @@ impl State {
         None
     }
 
+    /// The first of some jobs that asks for more than the policy lets one job ask for, by its place among them.
+    #[must_use]
+    pub fn above_job_limit<'a>(
+        &self,
+        specs: impl IntoIterator<Item = &'a JobSpec>,
+    ) -> Option<(usize, JobAboveLimit)> {
+        let policy = &self.policy.policy;
+        let mut known: Option<(&Name, PriorityTier, JobLimits)> = None;
+        for (place, spec) in specs.into_iter().enumerate() {
+            let limits = match known {
+                Some((tenant, tier, limits)) if *tenant == spec.tenant && tier == spec.tier => limits,
+                _ => policy.job_limits(&spec.tenant, spec.tier),
+            };
+            known = Some((&spec.tenant, spec.tier, limits));
+            if let Some(above) = JobAboveLimit::of(limits, spec) {
+                return Some((place, above));
+            }
+        }
+        None
+    }
+
+    /// The first limit of a user that these jobs would break together, given as runs of a tenant, a user and how many.
+    pub fn exceeded_user_limit(
+        &self,
+        runs: impl IntoIterator<Item = (Name, String, u64)>,
+    ) -> Option<ExceededLimit> {
+        let policy = &self.policy.policy;
+        let mut new: BTreeMap<UserKey, u64> = BTreeMap::new();
+        for (tenant, user, count) in runs {
+            *new.entry((tenant, user)).or_default() += count;
+        }
+        new.into_iter().find_map(|(key, new)| {
+            let limits = policy.limits(&key.0).user;
+            let load = self.indexes.users.get(&key).copied().unwrap_or_default();
+            let checked = [
+                ("user.pendingJobs", limits.pending_jobs, load.pending_jobs),
+                ("user.unfinishedJobs", limits.unfinished_jobs, load.unfinished_jobs),
+            ];
+            checked.into_iter().find_map(|(limit, most, held)| {
+                let most = most.filter(|most| held + new > u64::from(*most))?;
+                Some(ExceededLimit { tenant: key.0.clone(), user: Some(key.1.clone()), limit, most, held })
+            })
+        })
+    }
+
+    /// Jobs of one user of a tenant that are not over.
+    #[must_use]
+    pub fn user_load(&self, tenant: &Name, user: &str) -> UserLoad {
+        self.indexes.users.get(&(tenant.clone(), String::from(user))).copied().unwrap_or_default()
+    }
+
     /// The first limit of a tenant that these jobs would break together.
     #[must_use]
     pub fn exceeded_limit<'a>(&self, specs: impl IntoIterator<Item = &'a JobSpec>) -> Option<ExceededLimit> {
@@ -102,7 +192,7 @@ impl State {
             ];
             checked.into_iter().find_map(|(limit, most, held)| {
                 let most = most.filter(|most| held + new > u64::from(*most))?;
-                Some(ExceededLimit { tenant: tenant.clone(), limit, most, held })
+                Some(ExceededLimit { tenant: tenant.clone(), user: None, limit, most, held })
             })
         })
     }

@@ -6,10 +6,9 @@
 //! **Invariant:** the one rule about headers; the guard itself asks it.
 
 use muster_journal::Decision;
-use muster_types::{LogIndex, LogTime};
+use muster_types::{Leadership, LogIndex, LogTime};
 
 use crate::guard_error::GuardError;
-use crate::rows::Leadership;
 use crate::state::State;
 
 /// A place in the log, between two records.

@@ -6,8 +6,8 @@ use core::cmp::Reverse;
 use core::ops::{Bound, RangeInclusive};
 use muster_journal::{FORMAT_MIN, WorkerSlot};
 use muster_types::{
-    JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier,
-    RequestId,
+    JobContract, JobId, JobMetadata, JobSpec, Leadership, LogIndex, LogTime, Name, NodeId, Parameters,
+    PriorityTier, RequestId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,7 @@ use crate::index::{Described, Indexes, LinePlace, Pool, PoolKey, SpecFacts, Turn
 use crate::quota::QuotaUsage;
 use crate::rows::{
     BurstRow, ClusterMeta, ControlRow, DoorKey, DoorRow, GangClass, HealthPolicyRow, HistoryKey, HistoryRow,
-    JobRow, JobTimes, Leadership, NodeFacts, NodeRow, PolicyRow, RecoveryRow, RequestRow, RestrictionRow,
+    JobRow, JobTimes, NodeFacts, NodeRow, PolicyRow, RecoveryRow, RequestRow, RestrictionRow,
 };
 use crate::table::Table;
 use crate::tables::tables;
@@ -157,7 +157,8 @@ impl State {
     /// What was submitted, with what follows from it.
     pub(crate) fn described(&self, id: JobId) -> Option<Described> {
         let (spec, facts) = self.specs.get_with_facts(&id)?;
-        Some(Described { spec: Arc::clone(spec), facts: *facts })
+        let metadata = self.metadata.get(&id).map(Arc::clone);
+        Some(Described { spec: Arc::clone(spec), facts: *facts, metadata })
     }
 
     /// All jobs, in order of submission.

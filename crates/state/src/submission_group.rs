@@ -8,7 +8,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::Estimate;
-use muster_types::{JobId, JobSpec, LogTime};
+use muster_types::{JobId, JobSpec, LogTime, QueueKey};
 
 use crate::guard_error::GuardError;
 use crate::index::JobIndexKeys;
@@ -33,7 +33,9 @@ impl State {
     #[must_use]
     pub fn open_burst(&self, key: BurstKey, preemptible: bool, now: LogTime) -> Option<JobId> {
         let range = (key, JobId(0))..=(key, JobId(u64::MAX));
-        let is_alike = |burst: &JobId| self.spec(*burst).is_none_or(|first| first.preemptible == preemptible);
+        // Of a group whose first job is gone, and of one that a changed job left its group for, it is not known.
+        let is_alike =
+            |burst: &JobId| self.spec(*burst).is_some_and(|first| first.preemptible == preemptible);
         let (_, burst) = self.indexes.bursts_by_key.range(range).next_back()?;
         if !is_alike(burst) {
             return None;
@@ -47,7 +49,7 @@ impl State {
 
     /// The turn of a submission group, or of a job that is alone.
     #[must_use]
-    pub fn turn_of(&self, burst: JobId) -> Option<u64> {
+    pub fn turn_of(&self, burst: JobId) -> Option<QueueKey> {
         match self.bursts.get(&burst) {
             Some(row) => Some(row.turn),
             None => self.alone(burst).map(|row| row.estimate.turn),
@@ -150,7 +152,7 @@ impl State {
     }
 
     /// A job has been submitted into a group: the group has a row from now on, and this turn.
-    pub(crate) fn join_burst(&mut self, burst: JobId, turn: u64) {
+    pub(crate) fn join_burst(&mut self, burst: JobId, turn: QueueKey) {
         let now = self.meta.log_time;
         let mut row = match self.bursts.get(&burst) {
             Some(row) => row.clone(),
@@ -180,7 +182,7 @@ impl State {
     }
 
     /// Gives a submission group another turn.
-    pub(crate) fn set_turn(&mut self, burst: JobId, turn: u64) {
+    pub(crate) fn set_turn(&mut self, burst: JobId, turn: QueueKey) {
         match self.bursts.get(&burst).cloned() {
             Some(mut row) => {
                 self.move_burst(burst, &row, turn);
@@ -191,7 +193,7 @@ impl State {
         }
     }
 
-    fn move_burst(&mut self, burst: JobId, row: &BurstRow, turn: u64) {
+    fn move_burst(&mut self, burst: JobId, row: &BurstRow, turn: QueueKey) {
         let Some(first) = self.indexes.first_waiting(burst).filter(|_| row.turn != turn) else { return };
         let spec = self.described(first).expect("a waiting job has a spec");
         self.indexes.change_turn(first, &spec, row.turn, turn);

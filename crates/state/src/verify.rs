@@ -269,6 +269,7 @@ impl State {
         let checks = [
             ("pending", fresh.pending == ours.pending),
             ("loads", fresh.loads == ours.loads),
+            ("users", fresh.users == ours.users),
             ("work", fresh.work == ours.work),
             ("lanes", fresh.lanes == ours.lanes),
             ("line", line(&fresh) == line(ours)),

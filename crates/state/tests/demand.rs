@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_journal::{Decision, Estimate, RequestKey};
-use muster_state::{DEMAND_SAMPLE, Leadership, State};
+use muster_state::{DEMAND_SAMPLE, State};
 use muster_types::{
-    AcceleratorRequest, ClusterId, DeviceAmount, JobDraft, JobSpec, LogTime, Name, Parameters, PriorityTier,
-    ReplicaId, RequestId, TaskGroup, TopologyRule, WorkerRequest,
+    AcceleratorRequest, ClusterId, DeviceAmount, JobDraft, JobSpec, Leadership, LogTime, Name, Parameters,
+    PriorityTier, QueueKey, ReplicaId, RequestId, TaskGroup, TopologyRule, WorkerRequest,
 };
 
 const LEADER: Leadership = Leadership { term: 1, replica: ReplicaId(1) };
@@ -63,7 +63,8 @@ fn apply(state: &mut State, decision: Decision) {
 
 fn submit(state: &mut State, specs: Vec<JobSpec>) {
     let id = RequestId(u128::from(state.log_index().0));
-    let estimates = vec![Estimate { run_ms: 1, run_high_ms: 1, turn: 0, burst: None }; specs.len()];
+    let estimates =
+        vec![Estimate { run_ms: 1, run_high_ms: 1, turn: QueueKey::FIRST, burst: None }; specs.len()];
     let specs = specs.into_iter().map(Into::into).collect();
     apply(state, Decision::JobsSubmitted { request: RequestKey { id, fingerprint: 0 }, specs, estimates });
 }

@@ -3,8 +3,9 @@
 //! **Invariant:** a flush that hangs is seen without the thread that hangs in it.
 
 use crate::options::StoreOptions;
+use parking_lot::Mutex;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
@@ -121,7 +122,7 @@ impl Health {
     pub(crate) fn flush_ends(&self) {
         let started = self.flush_started_us.swap(0, Ordering::SeqCst);
         let took_us = self.elapsed_us().saturating_sub(started);
-        let mut flushes = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut flushes = self.flushes.lock();
         flushes.turn_window((self.clock)());
         flushes.slowest_us = flushes.slowest_us.max(took_us);
         flushes.mean_us = match flushes.mean_us {
@@ -190,7 +191,7 @@ impl Health {
         let stalled_ms = self.flushing_ms().filter(|running| *running >= stall_ms);
         let log_bytes = self.log_bytes.load(Ordering::SeqCst);
         let (flush_mean_us, flush_slowest_ms) = {
-            let mut flushes = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut flushes = self.flushes.lock();
             flushes.turn_window((self.clock)());
             (flushes.mean_us, flushes.slowest_us.max(flushes.slowest_before_us) / 1_000)
         };

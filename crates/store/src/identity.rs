@@ -15,9 +15,10 @@ use crate::codec::{CodecError, Reader, seal, unseal};
 use crate::error::{Damage, StoreError};
 use crate::files::{FileLayer, is_out_of_space};
 use muster_types::{ClusterId, ReplicaId};
+use parking_lot::{Mutex, MutexGuard};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use tokio::sync::watch;
 
 /// The on-disk format this release writes, and the newest it reads.
@@ -354,7 +355,7 @@ impl IdentityFile {
     }
 
     fn lock(&self) -> MutexGuard<'_, Record> {
-        self.0.record.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.record.lock()
     }
 
     pub(crate) fn identity(&self) -> Identity {

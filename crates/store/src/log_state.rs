@@ -8,8 +8,8 @@ use crate::health::Health;
 use crate::memory::entry_bytes;
 use crate::options::StoreOptions;
 use crate::raft_types::{Entry, LogId, Vote};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 /// How far the log is durable.
@@ -86,7 +86,7 @@ impl Shared {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         // A panic under this lock leaves plain data; the thread that panicked reported it.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// The committed entry to write with a batch that ends at `batch_last`, no further than what

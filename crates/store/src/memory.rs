@@ -6,9 +6,10 @@ use crate::backend::{LogBackend, LogFloor, Recovered, WriteBatch};
 use crate::error::StoreError;
 use crate::identity::IdentityFile;
 use crate::raft_types::{Entry, EntryPayload, LogId, Vote};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 #[derive(Default)]
 struct Content {
@@ -25,7 +26,7 @@ pub struct MemoryDisk(Arc<Mutex<Content>>);
 
 impl MemoryDisk {
     fn lock(&self) -> MutexGuard<'_, Content> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// The record of the directory that this stands for; made when it is asked for first.

@@ -19,11 +19,12 @@ use crate::identity::{create_folder, file_error, room_error, sync_folder};
 use crate::options::StoreOptions;
 use crate::raft_types::SnapshotMeta;
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 const MAGIC: [u8; 4] = *b"MSNP";
@@ -97,7 +98,7 @@ impl Drop for Snapshot {
         if let Content::File { path, .. } = &self.content
             && !self.published.load(Ordering::Acquire)
         {
-            let path = path.lock().unwrap_or_else(PoisonError::into_inner);
+            let path = path.lock();
             // A leftover is removed at the next open.
             let _ = std::fs::remove_file(&*path);
         }
@@ -183,7 +184,7 @@ impl SnapshotStore {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<SnapshotHandle>> {
-        self.0.published.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.published.lock()
     }
 
     /// The newest published snapshot.
@@ -210,7 +211,7 @@ impl SnapshotStore {
     }
 
     fn partial(&self) -> MutexGuard<'_, Option<Partial>> {
-        self.0.partial.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.partial.lock()
     }
 
     /// Starts writing a snapshot. Blocks, as all of writing does.
@@ -270,7 +271,7 @@ impl SnapshotStore {
         if let (Place::Folder { dir, files }, Content::File { path, .. }) = (&self.0.place, &handle.0.content)
         {
             let name = dir.join(format!("{}.{EXTENSION}", name_of(handle.meta())));
-            let mut path = path.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut path = path.lock();
             files.rename(&path, &name).map_err(|source| file_error("naming", &name, source))?;
             path.clone_from(&name);
             sync_folder(dir, files.as_ref())?;

@@ -23,13 +23,13 @@ struct Position {
 
 /// Shared, because the builder of a snapshot is a copy.
 #[derive(Clone, Default)]
-struct Machine(std::sync::Arc<std::sync::Mutex<Position>>);
+struct Machine(std::sync::Arc<parking_lot::Mutex<Position>>);
 
 impl RaftSnapshotBuilder<RaftConfig> for Machine {
     type SnapshotData = ();
 
     async fn build_snapshot(&mut self) -> Result<SnapshotOf<RaftConfig, ()>, io::Error> {
-        let mut position = self.0.lock().unwrap();
+        let mut position = self.0.lock();
         let meta = SnapshotMeta { last_log_id: position.last, last_membership: position.membership.clone() };
         position.snapshot = Some(meta.clone());
         Ok(SnapshotOf::<RaftConfig, ()> { meta, snapshot: () })
@@ -41,7 +41,7 @@ impl RaftStateMachine<RaftConfig> for Machine {
     type SnapshotBuilder = Machine;
 
     async fn applied_state(&mut self) -> Result<(Option<LogId>, StoredMembership), io::Error> {
-        let position = self.0.lock().unwrap();
+        let position = self.0.lock();
         Ok((position.last, position.membership.clone()))
     }
 
@@ -50,7 +50,7 @@ impl RaftStateMachine<RaftConfig> for Machine {
         S: Stream<Item = Result<EntryResponder<RaftConfig>, io::Error>> + Unpin + OptionalSend,
     {
         while let Some((entry, responder)) = entries.try_next().await? {
-            let mut position = self.0.lock().unwrap();
+            let mut position = self.0.lock();
             position.last = Some(entry.log_id);
             if let EntryPayload::Membership(membership) = entry.payload {
                 position.membership = StoredMembership::new(Some(entry.log_id), membership);
@@ -67,7 +67,7 @@ impl RaftStateMachine<RaftConfig> for Machine {
     }
 
     async fn install_snapshot(&mut self, meta: &SnapshotMeta, _: ()) -> Result<(), io::Error> {
-        let mut position = self.0.lock().unwrap();
+        let mut position = self.0.lock();
         position.last = meta.last_log_id;
         position.membership = meta.last_membership.clone();
         position.snapshot = Some(meta.clone());
@@ -75,7 +75,7 @@ impl RaftStateMachine<RaftConfig> for Machine {
     }
 
     async fn get_current_snapshot(&mut self) -> Result<Option<SnapshotOf<RaftConfig, ()>>, io::Error> {
-        let meta = self.0.lock().unwrap().snapshot.clone();
+        let meta = self.0.lock().snapshot.clone();
         Ok(meta.map(|meta| SnapshotOf::<RaftConfig, ()> { meta, snapshot: () }))
     }
 }

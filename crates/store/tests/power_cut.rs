@@ -11,11 +11,12 @@ use muster_store::{
 use openraft::RaftLogReader;
 use openraft::storage::RaftLogStorage;
 use openraft::vote::RaftLeaderId;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use support::*;
 
 #[derive(Clone, Debug)]
@@ -47,7 +48,7 @@ struct Recorder {
 
 impl Recorder {
     fn note(&self, step: Step) {
-        self.steps.lock().unwrap().push(step);
+        self.steps.lock().push(step);
     }
 
     fn relative(&self, path: &Path) -> PathBuf {
@@ -322,7 +323,7 @@ async fn what_was_acknowledged_survives_a_power_cut_at_any_point() {
     run.store.log.close().await;
     drop(run);
 
-    let steps = recorder.steps.lock().unwrap().clone();
+    let steps = recorder.steps.lock().clone();
     let mut disk = Disk::default();
     let mut acknowledged = None;
     let mut cuts = 0;
@@ -354,9 +355,9 @@ async fn a_disk_that_only_pretends_to_flush_loses_what_was_acknowledged() {
     let dir = tempfile::tempdir().unwrap();
     let recorder = Arc::new(Recorder { root: dir.path().to_path_buf(), ..Recorder::default() });
     let store = open_with(dir.path(), kept_options(Arc::clone(&recorder) as Arc<dyn FileLayer>)).unwrap();
-    let created = recorder.steps.lock().unwrap().len();
+    let created = recorder.steps.lock().len();
     append(&mut store.log.clone(), vec![entry(0, 100)]).await.unwrap();
-    let steps = recorder.steps.lock().unwrap().clone();
+    let steps = recorder.steps.lock().clone();
     store.log.close().await;
     let mut disk = Disk::default();
     for (number, step) in steps.iter().enumerate() {

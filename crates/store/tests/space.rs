@@ -12,11 +12,12 @@ use muster_store::{
 use openraft::RaftLogReader;
 use openraft::storage::{IOFlushed, RaftLogStorage};
 use openraft::type_config::TypeConfigExt;
+use parking_lot::{Condvar, Mutex};
 use std::fs::File;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 use support::*;
 
@@ -50,7 +51,7 @@ impl PlayedDisk {
     }
 
     fn block(&self, blocked: bool) {
-        *self.blocked.lock().unwrap() = blocked;
+        *self.blocked.lock() = blocked;
         self.unblocked.notify_all();
     }
 }
@@ -71,8 +72,7 @@ impl FileLayer for PlayedDisk {
     }
 
     fn sync_data(&self, file: &File, path: &Path) -> io::Result<()> {
-        let blocked = self.blocked.lock().unwrap();
-        drop(self.unblocked.wait_while(blocked, |blocked| *blocked).unwrap());
+        self.unblocked.wait_while(&mut self.blocked.lock(), |blocked| *blocked);
         SystemFiles.sync_data(file, path)
     }
 

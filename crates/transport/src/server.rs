@@ -6,12 +6,13 @@
 use crate::name::{Principal, Role};
 use crate::security::{Security, Tls};
 use crate::validity::{As, Validity, over};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -116,7 +117,7 @@ impl<K> Clone for Counts<K> {
 
 impl<K: Copy + Eq + Hash> Counts<K> {
     fn enter(&self, key: K, max: usize) -> Option<Place<K>> {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.0.lock();
         let count = counts.entry(key).or_insert(0);
         if *count >= max {
             return None;
@@ -134,7 +135,7 @@ struct Place<K: Copy + Eq + Hash> {
 
 impl<K: Copy + Eq + Hash> Drop for Place<K> {
     fn drop(&mut self) {
-        let mut counts = self.counts.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.counts.0.lock();
         if let Some(count) = counts.get_mut(&self.key) {
             *count -= 1;
             if *count == 0 {

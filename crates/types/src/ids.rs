@@ -59,6 +59,16 @@ impl fmt::Display for ReplicaId {
     }
 }
 
+/// One replica's time as leader, the fence of everything that is decided under it: two replicas can lead in one term, one
+/// after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Leadership {
+    /// The Raft term in which the replica was elected.
+    pub term: u64,
+    /// The leader.
+    pub replica: ReplicaId,
+}
+
 /// The identity of one Muster cluster, chosen by whoever initialises it and never changed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ClusterId(pub u128);

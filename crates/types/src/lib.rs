@@ -26,6 +26,8 @@ pub mod metadata;
 pub mod name;
 pub mod policy;
 pub mod probe;
+pub mod quantity;
+pub mod queue;
 pub mod read;
 pub mod reason;
 pub mod selector;
@@ -44,13 +46,14 @@ pub use control::{Control, FieldChange, Requester};
 pub use demand::{AcceleratorChoice, AcceleratorRequest, DeviceAmount};
 pub use feature::{Feature, Features};
 pub use fleet::{Accelerators, DeviceSet, ForeignLoad, HolderId, NodeDraft, NodeSpec};
-pub use ids::{ArrayId, ClusterId, JobId, LogIndex, NodeId, ParseIdError, ReplicaId, RequestId};
+pub use ids::{ArrayId, ClusterId, JobId, Leadership, LogIndex, NodeId, ParseIdError, ReplicaId, RequestId};
 pub use job::{
     Dependency, DependencyRule, JobDraft, JobSpec, PriorityTier, SIZES_VARIABLE, TaskGroup, WorkerRequest,
 };
 pub use lease::{ExitStatus, FencingToken, Parameters};
 pub use metadata::JobMetadata;
 pub use name::{NAME_RULE, Name};
+pub use queue::QueueKey;
 pub use read::{At, Consistency, ReadFrom};
 pub use reason::{Refusal, RefusalCode, Violation};
 pub use selector::{LabelSelector, SelectorError};

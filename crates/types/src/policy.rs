@@ -12,16 +12,21 @@ use core::ops::Deref;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::fleet::NodeDraft;
+use crate::job::PriorityTier;
 use crate::limits;
 use crate::name::Name;
 use crate::reason::Violation;
 use crate::time::LogTime;
 
 mod isolation;
+mod named;
+mod parts;
 mod rules;
 
 pub use isolation::Guarantee;
-pub use rules::{NonPreemptible, Rights, TenantLimits, TenantRights, UNLISTED_TENANT};
+pub use named::NamedPlaces;
+pub use parts::{POLICY_PARTS_MAX, PolicyPart, PolicyUpdate};
+pub use rules::{JobLimits, NonPreemptible, Rights, TenantLimits, TenantRights, UNLISTED_TENANT, UserLimits};
 
 /// Tenants of one policy.
 pub const TENANTS_MAX: usize = 10_000;
@@ -117,6 +122,8 @@ pub struct TenantPolicy {
     pub rights: TenantRights,
     /// What it may have at a time, beside devices.
     pub limits: TenantLimits,
+    /// What one of its jobs in a tier may ask for, where that differs from what every job may.
+    pub tier_limits: BTreeMap<PriorityTier, JobLimits>,
 }
 
 impl Default for TenantPolicy {
@@ -127,6 +134,7 @@ impl Default for TenantPolicy {
             quotas: Vec::new(),
             rights: TenantRights::default(),
             limits: TenantLimits::default(),
+            tier_limits: BTreeMap::new(),
         }
     }
 }
@@ -472,6 +480,7 @@ pub struct Policy {
     draft: PolicyDraft,
     prices: BTreeMap<Name, BTreeMap<Option<Name>, u64>>,
     transfers: BTreeMap<(Option<Name>, Option<Name>), usize>,
+    named: NamedPlaces,
     /// [`UNLISTED_TENANT`], to be lent out.
     unlisted: Name,
 }
@@ -553,6 +562,12 @@ impl Policy {
         (u64::try_from(micro_dollars).unwrap_or(u64::MAX), u64::try_from(ms).unwrap_or(u64::MAX))
     }
 
+    /// The accelerator types and regions that it names.
+    #[must_use]
+    pub fn named(&self) -> &NamedPlaces {
+        &self.named
+    }
+
     /// The tenant above another; none on the first level. A tenant that the policy does not name is below
     /// [`UNLISTED_TENANT`].
     #[must_use]
@@ -619,7 +634,8 @@ impl PolicyDraft {
         let rules = self.transfers.iter().enumerate();
         let transfers = rules.map(|(index, rule)| ((rule.from.clone(), rule.to.clone()), index)).collect();
         let unlisted = Name::literal(UNLISTED_TENANT);
-        Ok(Policy { draft: self, prices, transfers, unlisted })
+        let named = NamedPlaces::of(&self);
+        Ok(Policy { draft: self, prices, transfers, named, unlisted })
     }
 
     fn check_tenants(&self, found: &mut Vec<Violation>) {
@@ -848,7 +864,7 @@ impl PolicyDraft {
             }
             if window.from >= window.until {
                 found.push(Violation::new(
-                    format!("{field}.until"),
+                    format!("{field}.end_time"),
                     format!("must be after the window's start, {}, got {}", window.from, window.until),
                 ));
             }
@@ -867,6 +883,10 @@ impl TenantPolicy {
         let weight = format!("{at}.weight_milli");
         check_bound(&weight, self.weight_milli.into(), 1, WEIGHT_MILLI_MAX.into(), found);
         check_count(&format!("{at}.quotas"), self.quotas.len(), TENANT_QUOTAS_MAX, found);
+        self.limits.job.check(&format!("{at}.limits.job"), found);
+        for (place, limits) in self.tier_limits.values().enumerate() {
+            limits.check(&format!("{at}.limits.tiers[{place}].job"), found);
+        }
         let mut seen = BTreeSet::new();
         for (index, quota) in self.quotas.iter().enumerate() {
             let at = format!("{at}.quotas[{index}]");

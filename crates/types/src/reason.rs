@@ -184,7 +184,9 @@ refusal_codes! {
     /// The policy does not give the tenant a right that the job needs.
     RightMissing = "MS-8003", "RIGHT_MISSING", ["job_index", "tenant", "right"];
     /// The tenant has as many jobs as the policy lets it have.
-    TenantLimit = "MS-8004", "TENANT_LIMIT", ["tenant", "limit", "limit_max", "held"];
+    TenantLimit = "MS-8004", "TENANT_LIMIT", ["tenant", "user", "limit", "limit_max", "held"];
+    /// The job asks for more than the policy lets one job of its tenant and tier ask for.
+    JobAboveLimit = "MS-8005", "JOB_ABOVE_LIMIT", ["job_index", "tenant", "limit", "limit_max", "asked"];
     /// The message is larger than this service takes.
     MessageTooLarge = "MS-8002", "MESSAGE_TOO_LARGE", [];
     /// The node is being repaired.

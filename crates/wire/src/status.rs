@@ -66,6 +66,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::DeadlineUnmeetable
         | RefusalCode::DependencyNotFound
         | RefusalCode::FeatureUnknown
+        | RefusalCode::JobAboveLimit
         | RefusalCode::JobFinished
         | RefusalCode::JobPhase
         | RefusalCode::JobHeld
@@ -151,6 +152,7 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::JobNotFound
         | RefusalCode::RightMissing
         | RefusalCode::TenantLimit
+        | RefusalCode::JobAboveLimit
         | RefusalCode::JobFinished
         | RefusalCode::JobPhase
         | RefusalCode::JobChanged

@@ -9,8 +9,8 @@ use muster_journal::{FORMAT_MAX, StopCause, decode_round, hash};
 use muster_state::{NodeStatus, Phase, State};
 use muster_store::{Entry, EntryPayload, LogId, Vote};
 use muster_types::{DeviceSet, FencingToken, JobId, LogIndex, Name, NodeId, RequestId};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Violations kept; what follows from the first is seldom news.
 const VIOLATIONS_MAX: usize = 20;
@@ -126,7 +126,7 @@ fn listed(events: &[Event]) -> Vec<(LogIndex, u32, u64)> {
 
 impl Checks {
     fn lock(&self) -> MutexGuard<'_, Truth> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Something that must not be.

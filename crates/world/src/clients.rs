@@ -16,9 +16,10 @@ use muster_types::{
     Accelerators, JobDraft, JobId, JobSpec, Name, PriorityTier, Refusal, RefusalCode, RequestId, Submission,
     TaskGroup, WorkerRequest,
 };
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The tenant that may never borrow.
@@ -250,7 +251,7 @@ impl Client {
             if forgets && attempt > 0 {
                 newest = self.new_request();
             }
-            Command::Submit { request: newest, jobs: Arc::clone(&jobs) }
+            Command::submit(newest, Arc::clone(&jobs))
         })
         .await;
         request = newest;

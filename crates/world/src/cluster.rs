@@ -5,9 +5,10 @@ use crate::runtime::{self, HARNESS, Host, event, spawn_on};
 use crate::settings::Settings;
 use crate::site::{Site, lock};
 use muster_planted::Rule;
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The replicas of a cluster, and what they share with the other hosts.

@@ -5,8 +5,9 @@
 //! unsynced, as real kernels do: a process that got one must not go on.
 
 use crate::runtime::{below, chance, random, sleep_true_ns};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Bytes at the end of a torn tail that may be anything.
 const GARBAGE_BYTES_MAX: u64 = 64;
@@ -46,7 +47,7 @@ pub struct Disk(Arc<Mutex<Content>>);
 
 impl Disk {
     fn lock(&self) -> MutexGuard<'_, Content> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Everything that was written.

@@ -19,8 +19,9 @@ use muster_types::ReplicaId;
 use openraft::storage::{EntryResponder, RaftStateMachine};
 use openraft::type_config::alias::SnapshotOf;
 use openraft::{OptionalSend, RaftSnapshotBuilder};
+use parking_lot::{Mutex, MutexGuard};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use tokio::sync::watch;
 
 const SNAPSHOT: &str = "snapshot";
@@ -136,7 +137,7 @@ impl SimMachine {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     fn follow_changes(&self) {

@@ -9,9 +9,10 @@ use crate::runtime::{Host, event, sleep_ms, spawn_on, timeout};
 use crate::site::{Site, lock};
 use muster_consensus::{ChangeOptions, Consensus, ReplicaStatus};
 use muster_types::ReplicaId;
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::future::Future;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long one step of a change is waited for; it goes on without.

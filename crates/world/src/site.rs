@@ -10,9 +10,10 @@ use crate::settings::Settings;
 use muster_consensus::{ConsensusConfig, LeaderPolicy, SnapshotPolicy};
 use muster_store::ReplicaNode;
 use muster_types::{ClusterId, ReplicaId};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
@@ -32,7 +33,7 @@ pub const FIRST_MACHINE: Host = 300;
 
 /// Locks; nothing panics while it holds one.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 /// The parts of a cluster that every host uses.

@@ -8,8 +8,9 @@ use crate::site::{FIRST_CLIENT, lock};
 use muster_decider::{Command, DrainOrder, RepairOrder};
 use muster_types::health::RepairPhase;
 use muster_types::{DeviceSet, NodeId, RequestId};
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// Its host.
 const WHO: Host = FIRST_CLIENT + 6;

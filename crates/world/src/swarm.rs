@@ -4,9 +4,9 @@ use crate::checks::Counts;
 use crate::settings::Settings;
 use crate::simulation::{Report, simulate};
 use muster_planted::Rule;
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Seeds that failed once, each with what was wrong.
@@ -204,12 +204,12 @@ pub fn swarm(extent: Extent, told: impl Fn(&Report) + Sync) -> Summary {
                     if !report.violations.is_empty() {
                         told(&report);
                     }
-                    summary.lock().unwrap_or_else(PoisonError::into_inner).add(report, started.elapsed());
+                    summary.lock().add(report, started.elapsed());
                 }
             });
         }
     });
-    summary.into_inner().unwrap_or_else(PoisonError::into_inner)
+    summary.into_inner()
 }
 
 /// Breaks a rule, and runs seeds until the judge notices: until one of its findings has one of these words in it, any

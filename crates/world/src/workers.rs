@@ -14,8 +14,9 @@ use muster_agent::rules::{
 };
 use muster_types::health::{Finding, HealthReport, Observation, Repair, RepairEnd};
 use muster_types::{DeviceSet, ExitStatus, FencingToken, HolderId, JobId, Parameters};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 

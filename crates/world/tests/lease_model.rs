@@ -15,8 +15,7 @@ use std::time::Duration;
 
 use muster_agent::rules::{BootTime, LeaseTerm, deadline_of, renewed};
 use muster_engine::Liveness;
-use muster_state::Leadership;
-use muster_types::{NodeId, Parameters, ReplicaId};
+use muster_types::{Leadership, NodeId, Parameters, ReplicaId};
 use stateright::{Checker, HasDiscoveries, Model as _, Property};
 use tokio::time::Instant;
 

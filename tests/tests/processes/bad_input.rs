@@ -68,13 +68,16 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
         let mut request = changed(|_| ());
         request.request_id = bad.to_owned();
         assert_refused(jobs.submit_job(request).await, InvalidField, "request_id");
-        let request =
-            v1::SubmitJobsRequest { request_id: bad.to_owned(), jobs: vec![job("fine", &["true"])] };
+        let request = v1::SubmitJobsRequest {
+            request_id: bad.to_owned(),
+            jobs: vec![job("fine", &["true"])],
+            ..Default::default()
+        };
         assert_refused(jobs.submit_jobs(request).await, InvalidField, "request_id");
         let request = v1::CancelJobRequest { request_id: bad.to_owned(), job_id: "job-1".to_owned() };
         assert_refused(jobs.cancel_job(request).await, InvalidField, "request_id");
         let selector = Some(v1::JobSelector { all: true, ..Default::default() });
-        let request = v1::HoldJobsRequest { request_id: bad.to_owned(), selector, validate_only: true };
+        let request = v1::HoldJobsRequest { request_id: bad.to_owned(), selector, validate_only: false };
         assert_refused(jobs.hold_jobs(request).await, InvalidField, "request_id");
         let request = v1::UpdateJobRequest { request_id: bad.to_owned(), ..Default::default() };
         assert_refused(jobs.update_job(request).await, InvalidField, "request_id");
@@ -94,7 +97,7 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
         let request = v1::CancelJobRequest { request_id: request_id(), job_id: job_id.clone() };
         assert_refused(jobs.cancel_job(request).await, InvalidField, "job_id");
         let filter = Some(v1::JobFilter { job_ids: vec![job_id.clone()], ..Default::default() });
-        let selector = Some(v1::JobSelector { filter, all: false });
+        let selector = Some(v1::JobSelector { filter, ..Default::default() });
         let request = v1::RequeueJobsRequest { request_id: request_id(), selector, validate_only: false };
         assert_refused(jobs.requeue_jobs(request).await, InvalidField, "selector.filter.job_ids[0]");
         let job_id_given = job_id.clone();
@@ -119,7 +122,7 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
     let request = v1::CancelJobRequest { request_id: request_id(), job_id: nobody.clone() };
     assert_refused(jobs.cancel_job(request).await, JobNotFound, "");
     let filter = Some(v1::JobFilter { job_ids: vec![nobody.clone()], ..Default::default() });
-    let selector = Some(v1::JobSelector { filter, all: false });
+    let selector = Some(v1::JobSelector { filter, ..Default::default() });
     let request = v1::SuspendJobsRequest { request_id: request_id(), selector, validate_only: false };
     assert_refused(jobs.suspend_jobs(request).await, JobNotFound, "");
     let request = v1::ReadLogsRequest { job_id: nobody.clone(), ..Default::default() };
@@ -194,15 +197,22 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
     assert_refused(jobs.watch_jobs(request).await.map(|_| Response::new(())), InvalidField, "filter.job_ids");
 
     for count in [0, 1_001] {
-        let request =
-            v1::SubmitJobsRequest { request_id: request_id(), jobs: vec![job("fine", &["true"]); count] };
+        let request = v1::SubmitJobsRequest {
+            request_id: request_id(),
+            jobs: vec![job("fine", &["true"]); count],
+            ..Default::default()
+        };
         assert_refused(jobs.submit_jobs(request).await, InvalidField, "jobs");
     }
     let half = v1::Job {
         spec: Some(v1::JobSpec { array_size: 501, ..job("fine", &["true"]).spec().clone() }),
         ..job("fine", &["true"])
     };
-    let request = v1::SubmitJobsRequest { request_id: request_id(), jobs: vec![half.clone(), half] };
+    let request = v1::SubmitJobsRequest {
+        request_id: request_id(),
+        jobs: vec![half.clone(), half],
+        ..Default::default()
+    };
     assert_refused(jobs.submit_jobs(request).await, InvalidField, "jobs");
     let request = v1::SubmitJobRequest { request_id: request_id(), job: None, validate_only: false };
     assert_refused(jobs.submit_job(request).await, InvalidField, "job");
@@ -211,7 +221,7 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
         let request = changed(|wanted| wanted.name = name.to_owned());
         assert_refused(jobs.submit_job(request).await, InvalidField, "job.name");
         let batch = vec![job("fine", &["true"]), job(name, &["true"])];
-        let request = v1::SubmitJobsRequest { request_id: request_id(), jobs: batch };
+        let request = v1::SubmitJobsRequest { request_id: request_id(), jobs: batch, ..Default::default() };
         assert_refused(jobs.submit_jobs(request).await, InvalidField, "jobs[1].name");
     }
     type Change = fn(&mut v1::Job);

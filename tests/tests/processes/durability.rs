@@ -2,10 +2,11 @@
 
 use muster_client::Client;
 use muster_wire::v1;
+use parking_lot::Mutex;
 use rand::RngExt;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -33,7 +34,7 @@ struct Ledger {
 
 impl Ledger {
     fn with<T>(&self, look: impl FnOnce(&mut BTreeMap<String, Request>) -> T) -> T {
-        look(&mut self.requests.lock().unwrap_or_else(PoisonError::into_inner))
+        look(&mut self.requests.lock())
     }
 
     /// Sends a request, for the first time or again; the ids it was answered with.
@@ -47,7 +48,7 @@ impl Ledger {
             client.submit_job(request).await.map(|answer| answer.job_ids)
         } else {
             let specs = names.iter().map(|name| job(name, &["true"])).collect();
-            let request = v1::SubmitJobsRequest { request_id, jobs: specs };
+            let request = v1::SubmitJobsRequest { request_id, jobs: specs, ..Default::default() };
             client.submit_jobs(request).await.map(|answer| answer.job_ids)
         };
         let ids = ids.unwrap_or_else(|error| panic!("submitting {names:?}: {error:?}"));

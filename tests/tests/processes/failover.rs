@@ -2,8 +2,9 @@
 
 use muster_client::{Client, WatchItem};
 use muster_wire::v1;
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -50,7 +51,7 @@ impl History {
     async fn record(self, mut watch: muster_client::Watch) {
         loop {
             let Some((seen, job)) = next_change(&mut watch).await else { continue };
-            self.changes.lock().unwrap_or_else(PoisonError::into_inner).push(seen);
+            self.changes.lock().push(seen);
             if is_finished(&job) {
                 self.finished.send_modify(|ids| {
                     ids.insert(job.id);
@@ -60,7 +61,7 @@ impl History {
     }
 
     fn changes(&self) -> Vec<Seen> {
-        self.changes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.changes.lock().clone()
     }
 }
 

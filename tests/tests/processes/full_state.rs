@@ -25,7 +25,8 @@ async fn submit_all(
     request_id: &str,
     specs: Vec<v1::Job>,
 ) -> Result<Vec<String>, CallError> {
-    let request = v1::SubmitJobsRequest { request_id: request_id.to_owned(), jobs: specs };
+    let request =
+        v1::SubmitJobsRequest { request_id: request_id.to_owned(), jobs: specs, ..Default::default() };
     Ok(client.submit_jobs(request).await?.job_ids)
 }
 

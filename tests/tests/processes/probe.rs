@@ -53,10 +53,10 @@ async fn a_slow_host_is_named_and_a_gang_does_not_start_on_it() {
     let endpoints = cluster.shown_endpoints();
     // Where the slow host really listens; others find it at its address, behind the line.
     let behind = free_address(Ipv4Addr::new(127, cluster.block[0], cluster.block[1], 116));
-    let listening = std::sync::Mutex::new(None);
+    let listening = parking_lot::Mutex::new(None);
     let settings = |name: &str, address: Ipv4Addr| {
         if name == SLOW {
-            *listening.lock().unwrap() = Some(SocketAddr::from((address, behind.port())));
+            *listening.lock() = Some(SocketAddr::from((address, behind.port())));
             return format!("probe_listen = \"{behind}\"\n");
         }
         format!("probe_listen = \"{address}:0\"\n")
@@ -64,7 +64,7 @@ async fn a_slow_host_is_named_and_a_gang_does_not_start_on_it() {
     // The line is narrow for those who connect to the host, which of two is the later one to those before it.
     let sound = Agents::start_with(&cluster, &["h1", "h2"], |_| endpoints.clone(), settings).await;
     let slow = Agents::start_with(&cluster, &[SLOW], |_| endpoints.clone(), settings).await;
-    let shown = listening.lock().unwrap().expect("the slow host was laid out");
+    let shown = listening.lock().expect("the slow host was laid out");
     narrow_line(shown, behind).await;
 
     // By hand.

@@ -2,11 +2,11 @@
 //! back.
 
 use muster_journal::{Decision, FORMAT_MAX, decode_round};
-use muster_state::{Leadership, State};
+use muster_state::State;
 use muster_store::{
     EntryPayload, Founding, Identity, OpenMode, ReplicaStore, SnapshotMeta, StoreOptions, StoredMembership,
 };
-use muster_types::{LogIndex, RefusalCode, ReplicaId};
+use muster_types::{Leadership, LogIndex, RefusalCode, ReplicaId};
 use muster_wire::v1;
 use std::convert::Infallible;
 use std::os::unix::fs::FileExt;

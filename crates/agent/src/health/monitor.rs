@@ -6,10 +6,11 @@ use super::{HealthConfig, Source};
 use muster_nvml::{Device, LoadError, Nvml, Watch};
 use muster_types::health::{Finding, Observation, RecoveryAction};
 use muster_types::{DeviceSet, Name, limits};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc as std_mpsc;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
@@ -179,9 +180,9 @@ impl Monitor {
     }
 }
 
-fn lock(seen: &Mutex<MonitorState>) -> std::sync::MutexGuard<'_, MonitorState> {
+fn lock(seen: &Mutex<MonitorState>) -> parking_lot::MutexGuard<'_, MonitorState> {
     // A panic under the lock leaves whole values.
-    seen.lock().unwrap_or_else(PoisonError::into_inner)
+    seen.lock()
 }
 
 /// One device and what was seen of it.

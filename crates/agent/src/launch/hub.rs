@@ -4,10 +4,11 @@ use super::child::Event;
 use super::identity::Identity;
 use super::protocol::{self, Answer, Hello, HubMessage, Lines, Role, Side, is_proof, send};
 use super::{Failure, say};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::net::{Ipv6Addr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// From the connection to the first line.
@@ -51,7 +52,7 @@ pub(super) const COMMANDS_FROM: u64 = 1 << 32;
 impl Shared {
     fn board(&self) -> MutexGuard<'_, Board> {
         // Its maps are whole at every step that could panic.
-        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+        self.board.lock()
     }
 }
 

@@ -16,11 +16,12 @@ use crate::rules::WorkerKey;
 use crate::settings::LogLimits;
 use crate::temporary;
 use muster_types::HolderId;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 /// What the directory of an ended worker takes.
@@ -76,7 +77,7 @@ impl EndedWorkers {
         let shared = Arc::clone(&self.shared);
         disposal::run(move || {
             // A panic while holding it leaves whole values.
-            let mut directories = shared.directories.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut directories = shared.directories.lock();
             change(&mut directories, &shared.tasks)?;
             directories.prune(&shared.tasks, &shared.logs)
         });

@@ -27,6 +27,7 @@ use crate::rules::{DEVICE_MILLI, HttpNotice, Launch, Placement, WorkerKey, detai
 use crate::settings::{ControlGroups, LogLimits, MemoryLimit};
 use crate::temporary;
 use muster_types::{DeviceSet, ExitStatus, HolderId};
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
@@ -34,7 +35,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, BufReader};
 use tokio::net::unix::pipe;
@@ -252,7 +253,7 @@ impl ProcessExecutor {
 
     async fn start_one(&self, spec: TaskSpec, files: Arc<GangFiles>) {
         let key = spec.key;
-        let beginning = || self.shared.beginning.lock().unwrap_or_else(PoisonError::into_inner);
+        let beginning = || self.shared.beginning.lock();
         if !beginning().insert(key) {
             // Another call makes the directory right now: it is that one's to launch.
             return;
@@ -370,9 +371,9 @@ impl ProcessExecutor {
         }
     }
 
-    fn stop_by(&self) -> std::sync::MutexGuard<'_, BTreeMap<WorkerKey, BootTime>> {
+    fn stop_by(&self) -> parking_lot::MutexGuard<'_, BTreeMap<WorkerKey, BootTime>> {
         // A panic while holding it leaves a whole map.
-        self.shared.stop_by.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.stop_by.lock()
     }
 
     /// No shim is there (any more): finds out how the worker ended, ends what is left of it, and records

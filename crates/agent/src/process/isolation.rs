@@ -12,10 +12,10 @@ use crate::process::devices::{CharacterDevices, DeviceFiles};
 use crate::rules::Placement;
 use muster_types::DeviceSet;
 use nix::unistd::geteuid;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
 
 /// Which separate namespaces a worker has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -414,7 +414,7 @@ impl Isolating {
     pub fn of(&self, placement: &Placement, shown: &[PathBuf]) -> Result<Isolation, String> {
         let user = self.config.uid_of(&placement.tenant);
         if let Some(uid) = user {
-            let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut given = self.given.lock();
             let holder = given.entry(uid).or_insert_with(|| placement.tenant.clone());
             if *holder != placement.tenant {
                 return Err(format!(

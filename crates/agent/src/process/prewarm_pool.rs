@@ -14,6 +14,7 @@ use crate::process::isolation::Namespaces;
 use crate::process::shim;
 use crate::process::task::{Blank, TaskDir};
 use crate::rules::WorkerKey;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -21,7 +22,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio::process::{Child, ChildStdout, Command};
 
@@ -135,9 +136,9 @@ impl Pool {
         Pool { tasks, command, namespaces, cgroup_parent, max, inner: Mutex::default() }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+    fn lock(&self) -> parking_lot::MutexGuard<'_, Inner> {
         // A panic while holding it leaves whole values.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// A start of this many workers has come; the next one may well be like it.

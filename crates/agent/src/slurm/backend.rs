@@ -17,9 +17,10 @@ use crate::executor::StopRequest;
 use crate::rules::WorkerKey;
 use crate::settings::LogLimits;
 use muster_transport::Secret;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
@@ -81,7 +82,7 @@ struct RunnerLeaseState {
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Whole values are replaced under these locks, never edited in steps.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 impl RunnerLease {

@@ -19,8 +19,9 @@ use crate::process::task::{self, TaskDir};
 use crate::rules::{DEVICE_MILLI, Placement, WorkerKey, detail};
 use muster_transport::Secret;
 use muster_types::{DeviceSet, ExitStatus, NodeSpec};
+use parking_lot::Mutex;
 use std::io;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use tokio::sync::{mpsc, watch};
 
 /// Messages that wait for one share.

@@ -12,6 +12,7 @@
 //! | `command.rs`, `parse.rs` | Slurm's commands, and what they print |
 //! | `backend.rs` | one poll for all, the shares by name |
 //! | `share.rs`, `record.rs`, `ends.rs` | one batch job, from the intent to the end |
+//! | `batch.rs` | what is known of the batch job: submission, progress and cancellation as states |
 //! | `executor.rs`, `load.rs` | the trait for one node, and what others hold of it |
 //! | `link.rs`, `server.rs`, `runner.rs` | what runs inside the allocation, and how it is spoken to |
 //! | `nodes.rs` | the nodes and their sessions |
@@ -20,6 +21,7 @@
 //! launch it, once, under a lease; see [`share`].
 
 mod backend;
+mod batch;
 mod command;
 mod config;
 mod ends;
@@ -47,9 +49,10 @@ use crate::settings::LogLimits;
 use backend::Backend;
 use muster_client::Endpoints;
 use muster_types::NodeSpec;
+use parking_lot::Mutex;
 use std::future::Future;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 

@@ -18,10 +18,11 @@ use crate::session::{HealthLink, Sessions};
 use crate::{limits, node_loop};
 use muster_client::Endpoints;
 use muster_types::{Accelerators, Name, NodeDraft, NodeSpec};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 

@@ -11,6 +11,7 @@
 //! no lease that was promised to it can still stand.
 
 use super::backend::{Backend, Held, RunnerLease, ToShare, View};
+use super::batch::{Cancellation, Progress, Submission};
 use super::command::CallError;
 use super::ends;
 use super::link::{Frame, Grant, Ticket, ToAgent, ToRunner};
@@ -85,26 +86,19 @@ struct Work {
     heard: u64,
     /// Notes that wait for the cluster's answer.
     noting: usize,
-    /// The batch job as the last poll had it.
-    job: Option<SlurmJob>,
+    submission: Submission,
+    progress: Progress,
+    cancellation: Cancellation,
     begun: Instant,
     acknowledged_at: Option<Instant>,
-    runs_since: Option<Instant>,
-    over_since: Option<Instant>,
-    lapsed: bool,
-    /// It waits for a node that is out of use.
-    vain_since: Option<Instant>,
-    submitting: bool,
-    /// What is due depends on the next poll.
-    waits_for_view: bool,
-    cancelling: bool,
+    /// The end of the last call that submitted it.
     last_attempt: Option<Instant>,
-    next_attempt: Instant,
+    /// The pause after the next call that fails.
     wait: Duration,
     resubmissions: u32,
-    cancelled_at: Option<Instant>,
     /// All ends are told since.
     ended_since: Option<Instant>,
+    /// What the last call said that failed.
     said: String,
 }
 
@@ -121,21 +115,14 @@ impl Allocation {
             outputs: Outputs::default(),
             heard: 0,
             noting: 0,
-            job: None,
+            submission: Submission::Due { at: now },
+            progress: Progress::Unseen,
+            cancellation: Cancellation::NotAsked,
             begun: now,
             acknowledged_at: None,
-            runs_since: None,
-            over_since: None,
-            lapsed: false,
-            vain_since: None,
-            submitting: false,
-            waits_for_view: false,
-            cancelling: false,
             last_attempt: None,
-            next_attempt: now,
             wait: SUBMIT_WAIT.0,
             resubmissions: 0,
-            cancelled_at: None,
             ended_since: None,
             said: String::new(),
             share: self,
@@ -185,17 +172,20 @@ impl Work {
     /// When something is due although nothing happens.
     fn next_look(&self) -> Instant {
         let soon = Instant::now() + Duration::from_secs(1);
-        if self.wants_submission() && !self.waits_for_view { self.next_attempt.min(soon) } else { soon }
+        match self.submission {
+            Submission::Due { at } if self.wants_submission() => at.min(soon),
+            _ => soon,
+        }
     }
 
     fn wants_submission(&self) -> bool {
-        matches!(self.share.record.stage, Stage::Wanted { .. }) && !self.open.is_empty() && !self.submitting
+        matches!(self.share.record.stage, Stage::Wanted { .. }) && !self.open.is_empty()
     }
 
     /// Does what is due; whether nothing is left to do.
     async fn settle(&mut self) -> bool {
         if !self.open.is_empty() {
-            if self.wants_submission() && self.next_attempt <= Instant::now() {
+            if self.wants_submission() && self.submission.is_due(Instant::now()) {
                 self.submit().await;
             }
             self.check_lease().await;
@@ -216,7 +206,7 @@ impl Work {
 
     /// Whether Slurm has nothing of it; sees to it that it will not.
     fn is_gone_from_slurm(&mut self) -> bool {
-        if self.submitting || self.cancelling {
+        if self.submission.is_in_flight() || self.cancellation.is_in_flight() {
             return false;
         }
         let ended = self.ended_since.unwrap_or_else(Instant::now);
@@ -251,11 +241,10 @@ impl Work {
     }
 
     fn cancel(&mut self, id: u32) {
-        if self.cancelling || self.cancelled_at.is_some_and(|at| at.elapsed() < CANCEL_WAIT) {
+        let Some(inbox) = self.share.own_inbox.upgrade() else { return };
+        if !self.cancellation.begin(Instant::now(), CANCEL_WAIT) {
             return;
         }
-        let Some(inbox) = self.share.own_inbox.upgrade() else { return };
-        (self.cancelling, self.cancelled_at) = (true, Some(Instant::now()));
         let backend = Arc::clone(&self.share.backend);
         self.share.backend.spawn(async move {
             let result = backend.cancel(id).await;
@@ -272,7 +261,7 @@ impl Work {
         // An attempt whose outcome is not known is looked up first, by a poll that began after it.
         let since = self.last_attempt.or(tried.then_some(self.begun));
         if view.number == 0 || since.is_some_and(|at| view.began < at) {
-            self.waits_for_view = true;
+            self.submission = Submission::AwaitsPoll;
             self.share.backend.poke();
             return;
         }
@@ -290,7 +279,7 @@ impl Work {
                 .give_up(&ExitStatus::LaunchFailed("the intent to submit is not durable".into()))
                 .await;
         }
-        self.submitting = true;
+        self.submission = Submission::InFlight;
         let (backend, script) = (Arc::clone(&self.share.backend), self.script());
         self.share.backend.spawn(async move {
             let began = Instant::now();
@@ -335,14 +324,14 @@ impl Work {
 
     /// A lease that has lapsed is never picked up again, and this share belongs to it.
     async fn check_lease(&mut self) {
-        if self.over_since.is_some() || !self.share.promise.has_lapsed() {
+        if self.progress.is_over() || !self.share.promise.has_lapsed() {
             return;
         }
         tracing::warn!(share = self.share.name, "the lease of a share has run out");
         if self.share.record.granted.is_none() {
             return self.give_up(&ExitStatus::LeaseExpired).await;
         }
-        (self.lapsed, self.over_since) = (true, Some(Instant::now()));
+        self.progress.lapsed(Instant::now());
         self.tell(ToRunner::Lapsed);
     }
 
@@ -353,28 +342,34 @@ impl Work {
         }
         let settings = &self.share.backend.settings;
         let (start_wait, runner_wait) = (settings.start_wait, settings.runner_wait);
-        if self.begun.elapsed() > start_wait && self.runs_since.is_none() {
-            let why = match (&self.job, self.said.as_str()) {
-                (Some(job), _) => format!("batch job {} is {} ({})", job.id, job.state, job.reason),
-                (None, "") => "it has no batch job for it".to_owned(),
-                (None, said) => said.to_owned(),
-            };
-            let seconds = start_wait.as_secs();
-            return self
-                .give_up(&ends::lost(&format!("Slurm started nothing within {seconds} s: {why}")))
-                .await;
-        }
-        if let (Some(since), Some(job)) = (self.runs_since, &self.job)
-            && since.elapsed() > runner_wait + CANCEL_WAIT
-        {
-            let text = format!(
-                "batch job {} runs on {} for {} s, and its runner has not reported; see runner_command and advertise",
-                job.id,
-                job.nodes,
-                since.elapsed().as_secs()
-            );
-            self.give_up(&ExitStatus::LaunchFailed(detail(&text))).await;
-        }
+        let (job, runs_since) = match &self.progress {
+            Progress::Unseen => (None, None),
+            Progress::Live { job, runs_since, .. } => (Some(job), *runs_since),
+            // Its end is told in any case.
+            Progress::Over { .. } => return,
+        };
+        let status = match (job, runs_since) {
+            (Some(job), Some(since)) if since.elapsed() > runner_wait + CANCEL_WAIT => {
+                let seconds = since.elapsed().as_secs();
+                let text = format!(
+                    "batch job {} runs on {} for {seconds} s, and its runner has not reported; see runner_command and \
+                     advertise",
+                    job.id, job.nodes
+                );
+                ExitStatus::LaunchFailed(detail(&text))
+            }
+            (job, None) if self.begun.elapsed() > start_wait => {
+                let why = match (job, self.said.as_str()) {
+                    (Some(job), _) => format!("batch job {} is {} ({})", job.id, job.state, job.reason),
+                    (None, "") => "it has no batch job for it".to_owned(),
+                    (None, said) => said.to_owned(),
+                };
+                let seconds = start_wait.as_secs();
+                ends::lost(&format!("Slurm started nothing within {seconds} s: {why}"))
+            }
+            _ => return,
+        };
+        self.give_up(&status).await;
     }
 
     /// Nothing was launched and nothing will be: a runner that connects from now on is turned away.
@@ -402,7 +397,7 @@ impl Work {
     /// A stop that the runner does not carry out, or never hears.
     fn check_stops(&mut self) {
         let all = self.open.iter().all(|rank| self.stops.contains_key(rank));
-        let Some(job) = self.job.as_ref().filter(|job| !job.is_over()) else { return };
+        let Some(job) = self.progress.job().filter(|job| !job.is_over()) else { return };
         let latest = self.stops.values().map(|(request, since)| *since + request.grace + CANCEL_WAIT).max();
         // A runner that lost its link dials again within a second or two.
         let first = self.stops.values().map(|(_, since)| *since).min();
@@ -415,7 +410,8 @@ impl Work {
 
     /// The batch job is over, or unknown to Slurm, and its runner has not said how its workers ended.
     async fn conclude_if_over(&mut self) {
-        let Some(since) = self.over_since else { return };
+        let Progress::Over { job, since, lapsed } = &self.progress else { return };
+        let (job, since, lapsed) = (job.clone(), *since, *lapsed);
         let granted = self.share.record.granted.is_some();
         if granted {
             // Its last words may be on their way.
@@ -429,9 +425,9 @@ impl Work {
             }
         }
         for rank in self.open.clone() {
-            let asked = self.stops.contains_key(&rank) || self.cancelled_at.is_some();
-            let status = match &self.job {
-                _ if self.lapsed => ExitStatus::LeaseExpired,
+            let asked = self.stops.contains_key(&rank) || self.cancellation.is_asked();
+            let status = match &job {
+                _ if lapsed => ExitStatus::LeaseExpired,
                 Some(job) if granted => ends::after_launch(job, asked),
                 Some(_) if asked => ExitStatus::NotStarted,
                 Some(job) => ends::before_launch(job),
@@ -442,11 +438,11 @@ impl Work {
     }
 
     async fn on_view(&mut self) {
-        self.waits_for_view = false;
+        self.submission.polled(Instant::now());
         let view = Arc::clone(&self.views.borrow_and_update());
         let jobs = view.jobs.get(&self.share.name).map_or(&[][..], Vec::as_slice);
         if let Stage::Wanted { tried: true } = self.share.record.stage
-            && !self.submitting
+            && !self.submission.is_in_flight()
         {
             // The answer was lost, the job is here.
             if let Some(job) = jobs.iter().max_by_key(|job| (!job.is_over(), job.id)) {
@@ -472,41 +468,32 @@ impl Work {
     }
 
     async fn on_job(&mut self, job: SlurmJob) {
-        if job.is_over() {
-            self.over_since.get_or_insert_with(Instant::now);
-        } else if job.state == "RUNNING" {
-            self.runs_since.get_or_insert_with(Instant::now);
+        self.progress.seen(job, Instant::now());
+        let Progress::Live { job, vain_since, .. } = &self.progress else { return };
+        if self.share.record.granted.is_some() {
+            return;
         }
         let status = if job.is_refused() {
             let text =
                 format!("Slurm refuses batch job {}, which would wait for ever: {}", job.id, job.reason);
-            Some(ExitStatus::LaunchFailed(detail(&text)))
-        } else if job.waits_in_vain() {
-            let since = *self.vain_since.get_or_insert_with(Instant::now);
+            ExitStatus::LaunchFailed(detail(&text))
+        } else if vain_since.is_some_and(|since| since.elapsed() > VAIN_MAX) {
             // Nodes that have not registered yet, after a restart of the controller, look the same.
-            (since.elapsed() > VAIN_MAX).then(|| {
-                ends::lost(&format!("Slurm's batch job {} would wait for ever: {}", job.id, job.reason))
-            })
+            ends::lost(&format!("Slurm's batch job {} would wait for ever: {}", job.id, job.reason))
         } else {
-            self.vain_since = None;
-            None
+            return;
         };
-        self.job = Some(job);
-        if let Some(status) = status
-            && self.share.record.granted.is_none()
-        {
-            self.give_up(&status).await;
-        }
+        self.give_up(&status).await;
     }
 
     /// Slurm acknowledged the job, and now it has none of that id, or somebody else's.
     async fn on_lost(&mut self, id: u32) {
-        if self.open.is_empty() || self.over_since.is_some() {
+        if self.open.is_empty() || self.progress.is_over() {
             return;
         }
         if self.share.record.granted.is_some() {
             tracing::error!(share = self.share.name, slurm_job = id, "Slurm has lost a batch job that runs");
-            (self.job, self.over_since) = (None, Some(Instant::now()));
+            self.progress.lost(Instant::now());
             // It would be stopped anyway, once Slurm finds it on the node: its resources count as free.
             self.share.promise.end();
             self.tell(ToRunner::Lapsed);
@@ -518,9 +505,9 @@ impl Work {
             let text = format!("Slurm has lost its batch job {} times", self.resubmissions);
             return self.give_up(&ends::lost(&text)).await;
         }
-        (self.job, self.runs_since) = (None, None);
-        if self.set_stage(Stage::Wanted { tried: true }).await {
-            self.next_attempt = Instant::now();
+        self.progress = Progress::Unseen;
+        if self.set_stage(Stage::Wanted { tried: true }).await && !self.submission.is_in_flight() {
+            self.submission = Submission::Due { at: Instant::now() };
         }
     }
 
@@ -537,7 +524,7 @@ impl Work {
             ToShare::Stop { rank, request } => self.on_stop(rank, request).await,
             ToShare::Acknowledged => {}
             ToShare::Cancelled(result) => {
-                self.cancelling = false;
+                self.cancellation.ended();
                 if let Err(error) = result {
                     tracing::warn!(share = self.share.name, %error, "a cancellation failed; trying again");
                 }
@@ -562,9 +549,10 @@ impl Work {
     }
 
     async fn on_submitted(&mut self, began: Instant, result: Result<u32, CallError>) {
-        self.submitting = false;
         // Only a poll that begins after this can say that there is none.
-        self.last_attempt = Some(Instant::now());
+        let now = Instant::now();
+        self.last_attempt = Some(now);
+        self.submission = Submission::Due { at: now };
         match result {
             Ok(id) => {
                 tracing::info!(
@@ -578,7 +566,7 @@ impl Work {
             Err(error @ (CallError::Unreachable(_) | CallError::Busy(_))) => {
                 tracing::warn!(share = self.share.name, %error, uncertain = error.is_uncertain(), "not submitted; trying again");
                 self.said = error.to_string();
-                self.next_attempt = Instant::now() + self.wait;
+                self.submission = Submission::Due { at: now + self.wait };
                 self.wait = (self.wait * 2).min(SUBMIT_WAIT.1);
             }
             Err(error) => self.give_up(&ExitStatus::LaunchFailed(detail(&error.to_string()))).await,
@@ -645,7 +633,7 @@ impl Work {
         if self.open.is_empty() {
             return refused("the placement is over");
         }
-        if self.over_since.is_some() {
+        if self.progress.is_over() {
             return refused("Slurm says that its batch job is over");
         }
         let Some(left) = self.share.promise.left() else {
@@ -760,7 +748,7 @@ impl Work {
                 ExitStatus::LeaseExpired
             }
             ExitStatus::Code(_) | ExitStatus::Signal(_)
-                if self.job.is_none() && self.over_since.is_some() =>
+                if matches!(self.progress, Progress::Over { job: None, .. }) =>
             {
                 ends::lost("Slurm has no trace of the batch job that ran it")
             }

@@ -11,8 +11,9 @@ use muster_agent::executor::{
 use muster_agent::rules::{Placement, WorkerKey};
 use muster_agent::transcript::OutputStream;
 use muster_types::{DeviceSet, ExitStatus};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
@@ -45,7 +46,7 @@ struct Unavailable;
 
 impl Store {
     fn is_down(&self) -> bool {
-        *self.down.lock().unwrap()
+        *self.down.lock()
     }
 
     fn touch(&self) {
@@ -55,16 +56,16 @@ impl Store {
     /// Creates unless there is one of that name: the name is the idempotency key.
     async fn create(&self, key: WorkerKey, object: Object) -> Result<bool, Unavailable> {
         {
-            let mut creating = self.creating.lock().unwrap();
+            let mut creating = self.creating.lock();
             if self.is_down() || *creating >= CREATES_AT_ONCE {
                 return Err(Unavailable);
             }
             *creating += 1;
         }
         tokio::time::sleep(Duration::from_millis(2)).await;
-        *self.creating.lock().unwrap() -= 1;
+        *self.creating.lock() -= 1;
         let new = {
-            let mut objects = self.objects.lock().unwrap();
+            let mut objects = self.objects.lock();
             let new = !objects.contains_key(&key);
             objects.entry(key).or_insert(object);
             new
@@ -74,14 +75,14 @@ impl Store {
     }
 
     fn update(&self, key: WorkerKey, change: impl FnOnce(&mut Object)) {
-        if let Some(object) = self.objects.lock().unwrap().get_mut(&key) {
+        if let Some(object) = self.objects.lock().get_mut(&key) {
             change(object);
         }
         self.touch();
     }
 
     fn get(&self, key: WorkerKey) -> Option<Object> {
-        self.objects.lock().unwrap().get(&key).cloned()
+        self.objects.lock().get(&key).cloned()
     }
 }
 
@@ -103,7 +104,7 @@ async fn kubelet(store: Arc<Store>, key: WorkerKey, lease: Arc<Mutex<muster_agen
         "signal" => ExitStatus::Signal(number),
         // Told to stop by its deletion; here, only its lease is looked at.
         _ => loop {
-            let slot = lease.lock().unwrap().standing(muster_agent::clock::BootTime::now());
+            let slot = lease.lock().standing(muster_agent::clock::BootTime::now());
             if slot.is_none_or(|slot| slot.epoch != object.epoch) {
                 break ExitStatus::LeaseExpired;
             }
@@ -131,7 +132,7 @@ impl Remote {
         let mut changed = self.store.changed.subscribe();
         loop {
             if !self.store.is_down() {
-                let objects = self.store.objects.lock().unwrap().clone();
+                let objects = self.store.objects.lock().clone();
                 for (key, object) in objects {
                     self.tell(key, &object).await;
                 }
@@ -145,7 +146,7 @@ impl Remote {
 
     async fn tell(&self, key: WorkerKey, object: &Object) {
         let (runs, ended) = {
-            let mut told = self.told.lock().unwrap();
+            let mut told = self.told.lock();
             let before = told.get(&key).copied();
             let runs = object.running && before.is_none();
             let ended = object.exit.clone().filter(|_| before != Some(true) && !object.acknowledged);
@@ -232,11 +233,11 @@ impl Executor for Remote {
     }
 
     async fn adopt(&self) -> Result<Vec<Adopted>, ExecutorError> {
-        let objects = self.store.objects.lock().unwrap().clone();
+        let objects = self.store.objects.lock().clone();
         let mut found = Vec::new();
         for (key, object) in objects.into_iter().filter(|(_, object)| !object.acknowledged) {
             // What it is adopted with is told; what comes later is news.
-            self.told.lock().unwrap().insert(key, object.exit.is_some());
+            self.told.lock().insert(key, object.exit.is_some());
             let (devices, device_milli) = (object.devices, muster_agent::rules::DEVICE_MILLI);
             found.push(Adopted { key, devices, device_milli, exit: object.exit, epoch: object.epoch });
         }
@@ -301,7 +302,7 @@ impl Subject for InMemory {
     }
 
     fn break_backend(&mut self, broken: bool) -> bool {
-        *self.store.down.lock().unwrap() = broken;
+        *self.store.down.lock() = broken;
         self.store.touch();
         true
     }

@@ -8,9 +8,10 @@ use muster_agent::process::{ProcessExecutor, ProcessSettings};
 use muster_agent::rules::WorkerKey;
 use muster_agent::{ControlGroups, LogLimits, MemoryLimit};
 use muster_types::HolderId;
+use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
@@ -73,13 +74,13 @@ impl Keeper {
     }
 
     pub fn epoch(&self) -> u64 {
-        self.lease.lock().unwrap().standing(BootTime::now()).expect("the lease is kept").epoch
+        self.lease.lock().standing(BootTime::now()).expect("the lease is kept").epoch
     }
 
     /// No heartbeat is acknowledged until the lease has run out; then again.
     pub async fn lapse(&self) {
         self.paused.store(true, Ordering::SeqCst);
-        let over = || self.lease.lock().unwrap().standing(BootTime::now()).is_none();
+        let over = || self.lease.lock().standing(BootTime::now()).is_none();
         while !over() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -99,7 +100,7 @@ impl Drop for Keeper {
 
 fn renew(lease: &Mutex<Lease>) {
     let now = BootTime::now();
-    lease.lock().unwrap().renew(now, TTL, Duration::from_millis(300), now).unwrap();
+    lease.lock().renew(now, TTL, Duration::from_millis(300), now).unwrap();
 }
 
 struct Processes {

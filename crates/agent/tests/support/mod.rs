@@ -9,11 +9,12 @@ use muster_wire::agent::session_request::Message as Request;
 use muster_wire::agent::session_response::Message as Response;
 use muster_wire::convert;
 use muster_wire::{agent, v1};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
@@ -144,7 +145,7 @@ impl NodeService for Service {
         &self,
         request: tonic::Request<Streaming<agent::SessionRequest>>,
     ) -> Result<tonic::Response<Self::SessionStream>, Status> {
-        if let Some(status) = self.0.manner.lock().unwrap().refuse.clone() {
+        if let Some(status) = self.0.manner.lock().refuse.clone() {
             return Err(status);
         }
         let mut incoming = request.into_inner();
@@ -188,7 +189,7 @@ fn response(message: Response) -> Result<agent::SessionResponse, Status> {
 
 impl Shared {
     fn answer(&self, message: Request, out: &Outgoing) {
-        let manner = self.manner.lock().unwrap().clone();
+        let manner = self.manner.lock().clone();
         let reply = |message| drop(out.send(response(message)));
         if !manner.knows(&message) {
             let _ = out.send(Err(Status::invalid_argument("message: must be one that this release knows")));
@@ -197,7 +198,7 @@ impl Shared {
         }
         let heard = match message {
             Request::Register(register) => {
-                *self.session.lock().unwrap() = Some(out.clone());
+                *self.session.lock() = Some(out.clone());
                 reply(Response::Registered(manner.registered()));
                 AgentMessage::Register(register)
             }
@@ -257,17 +258,17 @@ impl Leader {
     }
 
     pub fn change(&self, change: impl FnOnce(&mut Manner)) {
-        change(&mut self.shared.manner.lock().unwrap());
+        change(&mut self.shared.manner.lock());
     }
 
     pub fn send(&self, message: Response) {
-        let session = self.shared.session.lock().unwrap();
+        let session = self.shared.session.lock();
         session.as_ref().expect("a session stands").send(response(message)).expect("the session stands");
     }
 
     /// Ends the session from the leader's side.
     pub fn drop_session(&self) {
-        let session = self.shared.session.lock().unwrap().take();
+        let session = self.shared.session.lock().take();
         session.unwrap().send(Err(Status::unavailable("leadership moved"))).unwrap();
     }
 

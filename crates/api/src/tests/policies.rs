@@ -2,6 +2,7 @@
 //! same of them, and nothing changes.
 
 use super::*;
+use muster_wire::FieldMask;
 use muster_wire::time::duration;
 
 fn tenant(parent: &str) -> v1::TenantPolicy {
@@ -96,4 +97,103 @@ async fn hostile_policies_are_refused_with_their_field_and_change_nothing() {
     let row = served.engine.view();
     assert_eq!((row.policy().version, row.policy().policy.tenants.len()), (LogIndex::ZERO, 0));
     assert!(row.request(ONE.parse().expect("an id")).is_none(), "the request id was not used up");
+}
+
+/// An update of these parts.
+fn parts(request_id: &str, paths: &[&str], policy: v1::Policy) -> v1::UpdatePolicyRequest {
+    let paths = paths.iter().map(|path| (*path).to_owned()).collect();
+    v1::UpdatePolicyRequest {
+        request_id: request_id.to_owned(),
+        policy: Some(policy),
+        update_mask: Some(FieldMask { paths }),
+        ..Default::default()
+    }
+}
+
+fn price(micro_dollars_per_device_hour: u64) -> v1::Policy {
+    let price = v1::Price { r#type: "h100".to_owned(), region: String::new(), micro_dollars_per_device_hour };
+    v1::Policy { prices: vec![price], ..Default::default() }
+}
+
+#[tokio::test]
+async fn a_part_of_the_policy_is_set_and_the_others_stay() {
+    let served = Served::of(sample::leader_with_certificates().await).await;
+    let mut policies = PolicyServiceClient::new(served.channel.clone());
+    let set = v1::SetPolicyRequest {
+        request_id: ONE.to_owned(),
+        policy: Some(policy(vec![("a", tenant("")), ("b", tenant("a"))])),
+        ..Default::default()
+    };
+    let whole = guarded("a policy", policies.set_policy(set)).await.expect("it is set").into_inner().version;
+
+    // Nothing is read of an update but its parts.
+    let wrong_elsewhere =
+        v1::Policy { tenants: policy(vec![("Ü", tenant("?"))]).tenants, ..price(2_000_000) };
+    let prices = parts(TWO, &["prices"], wrong_elsewhere);
+    let only_checked = v1::UpdatePolicyRequest { validate_only: true, ..prices.clone() };
+    let checked = guarded("a check", policies.update_policy(only_checked)).await.expect("it is right");
+    assert_eq!(checked.into_inner().version, whole);
+    let priced = guarded("prices", policies.update_policy(prices.clone())).await.expect("they are set");
+    let priced = priced.into_inner().version;
+
+    // Two people who know nothing of each other: `c` is new, below a tenant that only the cluster has, and `b` goes.
+    let tenants = policy(vec![("c", v1::TenantPolicy { weight_milli: 3_000, ..tenant("a") })]);
+    let update = parts("00000000-0000-4000-8000-000000000003", &["tenants.c", "tenants.b"], tenants);
+    guarded("tenants", policies.update_policy(update)).await.expect("they are set");
+    let again = guarded("prices", policies.update_policy(prices)).await.expect("it is repeated").into_inner();
+    assert_eq!(again.version, priced, "a repetition has no second effect");
+
+    let in_force = served.engine.view().policy().policy.clone();
+    let named: Vec<&str> = in_force.tenants.keys().map(muster_types::Name::as_str).collect();
+    assert_eq!(named, ["a", "c"]);
+    assert_eq!(in_force.prices[0].micro_dollars_per_device_hour, 2_000_000);
+}
+
+#[tokio::test]
+async fn an_update_that_breaks_the_policy_in_force_changes_nothing() {
+    let served = Served::of(sample::leader_with_certificates().await).await;
+    let mut policies = PolicyServiceClient::new(served.channel.clone());
+    let set = v1::SetPolicyRequest {
+        request_id: ONE.to_owned(),
+        policy: Some(policy(vec![("a", tenant("")), ("b", tenant("a"))])),
+        ..Default::default()
+    };
+    let version =
+        guarded("a policy", policies.set_policy(set)).await.expect("it is set").into_inner().version;
+    let none = v1::Policy::default;
+    let many: Vec<String> = (0..1_001).map(|n| format!("tenants.t{n}")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let attacks: Vec<(&[&str], v1::Policy, &str)> = vec![
+        (&[], none(), "update_mask"),
+        (&["price"], none(), "update_mask"),
+        (&["tenants.b.weight_milli"], none(), "update_mask"),
+        (&["tenants."], none(), "update_mask"),
+        (&["order.order"], none(), "update_mask"),
+        (&["prices", "prices"], none(), "update_mask"),
+        (&["tenants", "tenants.a"], none(), "update_mask"),
+        (&["datasets.nowhere"], none(), "update_mask"),
+        (&many, none(), "update_mask"),
+        // The policy in force needs what the update removes, or lacks what it refers to.
+        (&["tenants.a"], none(), "policy.tenants.b.parent"),
+        (&["tenants.c"], policy(vec![("c", tenant("nobody"))]), "policy.tenants.c.parent"),
+        (&["tenants.a"], policy(vec![("a", tenant("b"))]), "policy.tenants.a.parent"),
+        (&["prices"], price(u64::MAX), "policy.prices[0].micro_dollars_per_device_hour"),
+    ];
+    for (paths, policy, field) in attacks {
+        for validate_only in [true, false] {
+            let update = v1::UpdatePolicyRequest { validate_only, ..parts(TWO, paths, policy.clone()) };
+            let refused = refused(guarded(field, policies.update_policy(update)).await);
+            assert_eq!(refused.code, Some(RefusalCode::InvalidField), "{paths:?}: {refused:?}");
+            assert_eq!(refused.violations[0].field, field, "{paths:?}");
+        }
+    }
+    let stale =
+        v1::UpdatePolicyRequest { expected_version: Some(version + 1), ..parts(TWO, &["prices"], price(1)) };
+    assert_eq!(
+        refused(guarded("a stale one", policies.update_policy(stale)).await).code,
+        Some(RefusalCode::PolicyChanged)
+    );
+    let row = served.engine.view();
+    assert_eq!(row.policy().version.0, version);
+    assert!(row.request(TWO.parse().expect("an id")).is_none(), "the request id was not used up");
 }

@@ -57,6 +57,7 @@ async fn what_no_release_can_run_is_refused_by_every_call_that_takes_a_job() {
     let batch = v1::SubmitJobsRequest {
         request_id: TWO.to_owned(),
         jobs: submission(ONE, "fine").job.into_iter().chain(job.clone()).collect(),
+        ..Default::default()
     };
     let plan = v1::PlanJobRequest { job, read: None };
     let mut jobs = served.jobs();

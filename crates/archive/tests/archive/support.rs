@@ -105,7 +105,7 @@ impl Log {
             log_time: LogTime(self.time),
             decisions,
         };
-        let leadership = muster_state::Leadership { term, replica };
+        let leadership = muster_types::Leadership { term, replica };
         for (ordinal, decision) in round.decisions.iter().enumerate() {
             let index = LogIndex(first.0 + ordinal as u64);
             if self.state.apply(leadership, index, round.log_time, decision).log_index.is_some() {

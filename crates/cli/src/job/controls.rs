@@ -79,7 +79,7 @@ impl Filters {
             phases: self.phase.iter().map(|phase| phase.to_message()).collect(),
             ..v1::JobFilter::default()
         };
-        v1::JobSelector { filter: Some(filter), all: self.all }
+        v1::JobSelector { filter: Some(filter), all: self.all, ..Default::default() }
     }
 
     fn is_empty(&self) -> bool {
@@ -93,6 +93,7 @@ struct Counted {
     remaining: u64,
     passed_over: u64,
     job_ids: Vec<String>,
+    last_job_id: String,
     freshness: Option<v1::Freshness>,
 }
 
@@ -113,6 +114,7 @@ async fn ask(
                 remaining: answer.remaining_count,
                 passed_over: answer.passed_over_count,
                 job_ids: answer.job_ids,
+                last_job_id: answer.last_job_id,
                 freshness: answer.freshness,
             }
         }};
@@ -193,14 +195,15 @@ async fn named(
     let total = ids.len() as u64;
     for some in ids.chunks(JOBS_AT_ONCE as usize) {
         let filter = v1::JobFilter { job_ids: some.to_vec(), ..Default::default() };
-        let selector = v1::JobSelector { filter: Some(filter), all: false };
+        let selector = v1::JobSelector { filter: Some(filter), ..Default::default() };
         if consent.is_dry_run() {
             let preview = ask(client, control, selector, true).await?;
             console.line(&format!("{} of {} would be {}", preview.jobs, jobs(total), done(control)))?;
             continue;
         }
-        let answer = ask(client, control, selector, false).await?;
-        counted = Some(add(counted, answer));
+        let answer = ask(client, control, selector, false).await;
+        counted =
+            Some(add(counted.as_ref(), answer.map_err(|error| after(counted.as_ref(), control, error))?));
     }
     counted.map_or(Ok(Exit::Ok), |counted| tell(console, control, &counted))
 }
@@ -237,12 +240,18 @@ async fn found(
     if !consent.given(console, &effect, loss.as_deref())? {
         return Ok(Exit::Ok);
     }
-    let mut counted = None;
-    // As many calls as were needed when it began: jobs that come to match meanwhile are left alone.
+    let mut counted: Option<Counted> = None;
+    let mut selector = selector;
+    // As many calls as were needed when it began: jobs that come to match meanwhile are left alone. Each goes on behind the
+    // last, because a job that was requeued may run again, and match, before all others have had their turn.
     for _ in 0..total.div_ceil(JOBS_AT_ONCE) {
-        let answer = ask(client, control, selector.clone(), false).await?;
-        let is_last = answer.remaining == 0 || answer.jobs == 0;
-        counted = Some(add(counted, answer));
+        let answer = ask(client, control, selector.clone(), false).await;
+        let answer = answer.map_err(|error| after(counted.as_ref(), control, error))?;
+        let is_last = answer.remaining == 0;
+        if !answer.last_job_id.is_empty() {
+            selector.after_job_id.clone_from(&answer.last_job_id);
+        }
+        counted = Some(add(counted.as_ref(), answer));
         if is_last {
             break;
         }
@@ -250,9 +259,19 @@ async fn found(
     counted.map_or(Ok(Exit::Ok), |counted| tell(console, control, &counted))
 }
 
-fn add(sum: Option<Counted>, more: Counted) -> Counted {
-    let before = sum.map_or(0, |sum| sum.jobs);
-    Counted { jobs: before + more.jobs, ..more }
+fn add(sum: Option<&Counted>, more: Counted) -> Counted {
+    let Some(before) = sum else { return more };
+    // The first call has counted all that were passed over.
+    Counted { jobs: before.jobs + more.jobs, passed_over: before.passed_over, ..more }
+}
+
+/// What ended the command, and what it had done by then.
+fn after(counted: Option<&Counted>, control: Control, error: CallError) -> Failure {
+    let failure = Failure::from(error);
+    match counted.map_or(0, |counted| counted.jobs) {
+        0 => failure,
+        before => failure.with_details([format!("{} {} before that", jobs(before), done(control))]),
+    }
 }
 
 fn tell(console: &Console, control: Control, counted: &Counted) -> Result<Exit, Failure> {

@@ -3,8 +3,8 @@
 use clap::Args;
 use muster_client::Client;
 use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, moment, one_line, time};
-use muster_manifest::Overrides;
 use muster_manifest::quantity::{show_about, show_scaled};
+use muster_manifest::{Decimal, Overrides};
 use muster_types::PriorityTier;
 use muster_types::policy::Guarantee;
 use muster_wire::closed::word;
@@ -15,8 +15,8 @@ use serde::Serialize;
 use crate::job_files::{name_own_tenant, now_ms, read_manifests, refused};
 use crate::parallel::auto;
 use crate::reading::ReadArgs;
+use crate::view::Estimate;
 use crate::view::recovery::{self, Advice, AttemptHistory};
-use crate::view::{Decimal, Estimate};
 
 /// What a terminal shows without breaking lines of its own.
 const WIDTH: usize = 80;

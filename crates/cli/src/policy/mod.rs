@@ -3,11 +3,11 @@
 mod display;
 
 use clap::Subcommand;
-use muster_client::CallError;
+use muster_client::{CallError, Client};
 use muster_console::{Console, Exit, Failure, Format, Global};
-use muster_manifest::{PolicyFile, Problem, parse_policy};
+use muster_manifest::{PolicyFile, Problem, parse_policy, policy_file};
 use muster_types::{RequestId, Violation};
-use muster_wire::v1;
+use muster_wire::{FieldMask, v1};
 use serde::Serialize;
 
 use self::display::{settings, tables};
@@ -34,11 +34,17 @@ The file carries the version it was made from: set refuses it when somebody else
         /// Policy file (YAML), or - for stdin
         file: String,
     },
-    /// Set the policy: all of it; what the file leaves out has its default
+    /// Set the policy: all of it, or with --only parts of it
     #[command(after_help = "\
 Examples:
   muster policy set policy.yaml --dry-run
   muster policy set policy.yaml --expect-version 812
+  muster policy set prices.yaml --only prices
+  muster policy set vision.yaml --only tenants.vision,datasets.images
+
+What the file leaves out has its default. With --only, the other parts stay as they are in force at that moment,
+whatever the file says of them and whichever version it was made from; an entry of tenants, datasets or
+spareHostsPerRack that is named and not in the file is removed.
 
 The new version, a log index, goes to stdout. In force for every decision behind it. What the policy would mean on
 this fleet and for the jobs that wait goes to stderr as warnings: types that no node has, more guaranteed than there
@@ -46,6 +52,9 @@ is, tenants that can use nothing. With -o json all of it goes to stdout. A trace
     Set {
         /// Policy file (YAML), or - for stdin
         file: String,
+        /// Only these parts, such as prices or tenants.NAME
+        #[arg(long, value_name = "PART", value_delimiter = ',')]
+        only: Vec<String>,
         /// Refuse unless this is the version in force; instead of the file's metadata.version
         #[arg(long, value_name = "N")]
         expect_version: Option<u64>,
@@ -66,15 +75,54 @@ pub async fn run(global: &Global, console: &Console, command: PolicyCommand) -> 
             console.progress(&format!("{file} is valid"));
             Ok(Exit::Ok)
         }
-        PolicyCommand::Set { file, expect_version, request_id, dry_run } => {
-            let policy = read_policy(&file)?;
-            let request = v1::SetPolicyRequest {
-                request_id: request_id.map(|id| id.to_string()).unwrap_or_default(),
-                policy: Some(policy.message.clone()),
-                expected_version: expect_version.or(policy.version),
-                validate_only: dry_run,
-            };
-            set(global, console, &file, &policy, request).await
+        PolicyCommand::Set { file, only, expect_version, request_id, dry_run } => {
+            let policy = if only.is_empty() { read_policy(&file)? } else { parsed_policy(&file)? };
+            let request_id = request_id.map(|id| id.to_string()).unwrap_or_default();
+            let change = Change { file, policy, only, expect_version, request_id, dry_run };
+            set(global, console, &change).await
+        }
+    }
+}
+
+/// What `muster policy set` was told.
+struct Change {
+    file: String,
+    policy: PolicyFile,
+    /// Parts of the policy; empty for all of it.
+    only: Vec<String>,
+    expect_version: Option<u64>,
+    request_id: String,
+    dry_run: bool,
+}
+
+impl Change {
+    async fn send(&self, client: &Client) -> Result<v1::SetPolicyResponse, CallError> {
+        let (request_id, policy) = (self.request_id.clone(), Some(self.policy.message.clone()));
+        if self.only.is_empty() {
+            let expected_version = self.expect_version.or(self.policy.version);
+            let validate_only = self.dry_run;
+            let request = v1::SetPolicyRequest { request_id, policy, expected_version, validate_only };
+            return client.set_policy(request).await;
+        }
+        // Parts are named as in the file; the message has one name that differs.
+        let path = |part: &String| part.replacen("spareHostsPerRack", "spare_hosts_per_rack", 1);
+        let request = v1::UpdatePolicyRequest {
+            request_id,
+            policy,
+            update_mask: Some(FieldMask { paths: self.only.iter().map(path).collect() }),
+            expected_version: self.expect_version,
+            validate_only: self.dry_run,
+        };
+        let v1::UpdatePolicyResponse { version, freshness, warnings, warnings_left_out } =
+            client.update_policy(request).await?;
+        Ok(v1::SetPolicyResponse { version, freshness, warnings, warnings_left_out })
+    }
+
+    /// What was set, for a sentence.
+    fn subject(&self) -> String {
+        match self.only.as_slice() {
+            [] => format!("the policy of {}", self.file),
+            parts => format!("{} of {}", parts.join(", "), self.file),
         }
     }
 }
@@ -82,15 +130,16 @@ pub async fn run(global: &Global, console: &Console, command: PolicyCommand) -> 
 async fn show(global: &Global, console: &Console, read: &ReadArgs) -> Result<Exit, Failure> {
     let answer = read.client(global).await?.get_policy(v1::GetPolicyRequest::default()).await?;
     match console.format {
-        Format::Json | Format::Yaml => console.object(&display::document(&answer))?,
+        Format::Json | Format::Yaml => console.object(&policy_file(&answer))?,
         Format::Name => console.line(&answer.version.to_string())?,
         Format::Table | Format::Wide | Format::Html => {
-            let pairs = settings(&answer);
+            let file = policy_file(&answer);
+            let pairs = settings(&file);
             let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
             for (name, value) in pairs {
                 console.line(&format!("{name:width$}  {value}"))?;
             }
-            for table in tables(&answer.policy.unwrap_or_default()) {
+            for table in tables(&file) {
                 console.line("")?;
                 console.table(&table)?;
             }
@@ -100,15 +149,9 @@ async fn show(global: &Global, console: &Console, read: &ReadArgs) -> Result<Exi
     Ok(Exit::Ok)
 }
 
-async fn set(
-    global: &Global,
-    console: &Console,
-    file: &str,
-    policy: &PolicyFile,
-    request: v1::SetPolicyRequest,
-) -> Result<Exit, Failure> {
-    let dry_run = request.validate_only;
-    let answer = match global.client().await?.set_policy(request).await {
+async fn set(global: &Global, console: &Console, change: &Change) -> Result<Exit, Failure> {
+    let Change { file, policy, dry_run, .. } = change;
+    let answer = match change.send(&global.client().await?).await {
         Ok(answer) => answer,
         Err(CallError::Refuse { refused, .. }) => {
             let explain = |violation| located(file, &policy.explain(violation));
@@ -118,7 +161,7 @@ async fn set(
     };
     let warnings = warnings(policy, &answer);
     if console.is_structured() {
-        return shown(console, &answer, dry_run, warnings);
+        return shown(console, &answer, *dry_run, warnings);
     }
     for warning in &warnings {
         let problem = Problem {
@@ -131,13 +174,17 @@ async fn set(
     if answer.warnings_left_out > 0 {
         console.error(&format!("warning: and {} more", answer.warnings_left_out));
     }
-    if dry_run {
-        console
-            .progress(&format!("{file} is valid; nothing was set, version {} is in force", answer.version));
+    if *dry_run {
+        let version = answer.version;
+        console.progress(&format!(
+            "{} can be set; nothing was, version {version} is in force",
+            change.subject()
+        ));
         return Ok(Exit::Ok);
     }
     console.line(&answer.version.to_string())?;
-    console.progress(&format!("the policy of {file} is in force from log index {} on", answer.version));
+    let are = if change.only.len() > 1 { "are" } else { "is" };
+    console.progress(&format!("{} {are} in force from log index {} on", change.subject(), answer.version));
     Ok(Exit::Ok)
 }
 
@@ -188,13 +235,19 @@ fn shown(
 
 /// The policy of a file, checked as the server would.
 fn read_policy(file: &str) -> Result<PolicyFile, Failure> {
-    let bytes = job_files::read(file)?;
-    let wrong = |problems: Vec<Problem>| {
-        Failure::usage("the policy file is not valid")
-            .with_details(problems.iter().map(|p| located(file, p)))
-            .with_next("correct the file; `muster policy check FILE` checks it")
-    };
-    let policy = parse_policy(&bytes, now_ms()).map_err(|e| wrong(e.0))?;
-    policy.check().map_err(|e| wrong(e.0))?;
+    let policy = parsed_policy(file)?;
+    policy.check().map_err(|error| wrong(file, &error.0))?;
     Ok(policy)
+}
+
+/// The policy of a file, each setting checked by itself: parts of it may refer to what only the cluster has.
+fn parsed_policy(file: &str) -> Result<PolicyFile, Failure> {
+    let bytes = job_files::read(file)?;
+    parse_policy(&bytes, now_ms()).map_err(|error| wrong(file, &error.0))
+}
+
+fn wrong(file: &str, problems: &[Problem]) -> Failure {
+    Failure::usage("the policy file is not valid")
+        .with_details(problems.iter().map(|problem| located(file, problem)))
+        .with_next("correct the file; `muster policy check FILE` checks it")
 }

@@ -207,34 +207,6 @@ pub struct Worker {
     pub exit_code: Option<i32>,
 }
 
-/// A number with so many decimals, as people write it: `8`, `0.25`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Decimal {
-    value: u64,
-    places: u32,
-}
-
-impl Decimal {
-    pub fn milli(value: u64) -> Decimal {
-        Decimal { value, places: 3 }
-    }
-
-    pub fn micro(value: u64) -> Decimal {
-        Decimal { value, places: 6 }
-    }
-}
-
-impl Serialize for Decimal {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let scale = 10u64.pow(self.places);
-        if self.value.is_multiple_of(scale) {
-            return serializer.serialize_u64(self.value / scale);
-        }
-        // The shortest digits that mean the same double are those that were written.
-        serializer.serialize_f64(self.value as f64 / scale as f64)
-    }
-}
-
 fn is_zero(value: &u32) -> bool {
     *value == 0
 }

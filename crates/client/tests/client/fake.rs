@@ -1,9 +1,10 @@
 //! A server that answers from a script and keeps what it was asked.
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use muster_client::{Endpoints, Options};
 use muster_wire::shared::Shared;
@@ -130,7 +131,7 @@ struct Service {
 
 impl Service {
     async fn step(&self) -> Result<(), Status> {
-        let step = self.script.lock().unwrap().steps.pop_front();
+        let step = self.script.lock().steps.pop_front();
         match step {
             None | Some(Step::Answer) => Ok(()),
             Some(Step::AnswerAfter(pause)) => {
@@ -171,7 +172,7 @@ impl JobService for Service {
             async move {
                 let mut inbound = inbound?;
                 let message = inbound.message().await.ok()??;
-                service.script.lock().unwrap().streamed.extend(message.submission);
+                service.script.lock().streamed.extend(message.submission);
                 let outcome = match service.step().await {
                     Ok(()) => Outcome::Accepted(accepted()),
                     Err(status) if status.code() == Code::Aborted => return Some((Err(status), None)),
@@ -186,7 +187,7 @@ impl JobService for Service {
             }
         });
         let mut response: Response<Self::SubmitStreamStream> = Response::new(Box::pin(answers));
-        if let Some(leader) = &self.script.lock().unwrap().leader {
+        if let Some(leader) = &self.script.lock().leader {
             response.metadata_mut().insert("muster-leader", leader.parse().unwrap());
         }
         Ok(response)
@@ -196,10 +197,10 @@ impl JobService for Service {
         &self,
         request: Request<v1::SubmitJobRequest>,
     ) -> Result<Response<v1::SubmitJobResponse>, Status> {
-        self.script.lock().unwrap().submits.push(request.into_inner());
+        self.script.lock().submits.push(request.into_inner());
         self.step().await?;
         let mut response = Response::new(accepted());
-        if let Some(leader) = &self.script.lock().unwrap().leader {
+        if let Some(leader) = &self.script.lock().leader {
             response.metadata_mut().insert("muster-leader", leader.parse().unwrap());
         }
         Ok(response)
@@ -286,7 +287,7 @@ impl JobService for Service {
         &self,
         request: Request<v1::GetJobRequest>,
     ) -> Result<Response<v1::GetJobResponse>, Status> {
-        self.script.lock().unwrap().gets.push(request.into_inner());
+        self.script.lock().gets.push(request.into_inner());
         self.step().await?;
         Ok(Response::new(v1::GetJobResponse { job: None, freshness: freshness(45) }))
     }
@@ -303,7 +304,7 @@ impl JobService for Service {
         request: Request<v1::WatchJobsRequest>,
     ) -> Result<Response<Self::WatchJobsStream>, Status> {
         let step = {
-            let mut script = self.script.lock().unwrap();
+            let mut script = self.script.lock();
             script.watches.push(request.into_inner());
             script.steps.pop_front()
         };
@@ -332,7 +333,7 @@ impl JobService for Service {
         self.step().await?;
         let request = request.into_inner();
         let from = usize::try_from(request.from_position).unwrap_or(OUTPUT.len());
-        let script = &mut *self.script.lock().unwrap();
+        let script = &mut *self.script.lock();
         script.logs.push(request);
         // One line a stream, and a break behind each but the last.
         let rest = OUTPUT.get(from..).unwrap_or_default();

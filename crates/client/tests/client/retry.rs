@@ -30,7 +30,7 @@ async fn every_attempt_carries_the_same_request_id() {
     let client = client(&[fake.endpoint()], options()).await;
     let answer = client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
     assert_eq!(answer.job_ids, ["job-1"]);
-    let script = fake.script.lock().unwrap();
+    let script = fake.script.lock();
     let ids: Vec<_> = script.submits.iter().map(|r| r.request_id.as_str()).collect();
     assert_eq!(ids.len(), 6);
     assert!(ids[0].parse::<muster_types::RequestId>().is_ok());
@@ -45,7 +45,7 @@ async fn a_given_request_id_is_kept_and_two_calls_differ() {
         let request = v1::SubmitJobRequest { request_id: request_id.into(), ..Default::default() };
         client.submit_job(request).await.unwrap();
     }
-    let script = fake.script.lock().unwrap();
+    let script = fake.script.lock();
     assert_eq!(script.submits[0].request_id, "00000000-0000-0000-0000-000000000001");
     assert_ne!(script.submits[1].request_id, script.submits[2].request_id);
 }
@@ -63,10 +63,10 @@ async fn a_replica_that_dies_is_left_for_the_next() {
     let second = Fake::start([]);
     let client = client(&[first.endpoint(), second.endpoint()], options()).await;
     client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
-    assert_eq!(first.script.lock().unwrap().submits.len(), 1);
+    assert_eq!(first.script.lock().submits.len(), 1);
     drop(first);
     client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
-    assert_eq!(second.script.lock().unwrap().submits.len(), 1);
+    assert_eq!(second.script.lock().submits.len(), 1);
 }
 
 #[tokio::test]
@@ -76,8 +76,8 @@ async fn silence_moves_on_with_the_same_request_id() {
     let options = Options { attempt_timeout: Duration::from_millis(200), ..options() };
     let client = client(&[first.endpoint(), second.endpoint()], options).await;
     client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
-    let first_id = first.script.lock().unwrap().submits[0].request_id.clone();
-    assert_eq!(second.script.lock().unwrap().submits[0].request_id, first_id);
+    let first_id = first.script.lock().submits[0].request_id.clone();
+    assert_eq!(second.script.lock().submits[0].request_id, first_id);
 }
 
 #[tokio::test]
@@ -87,7 +87,7 @@ async fn a_mutation_goes_by_another_way_while_a_replica_says_nothing() {
     let patient = Options { attempt_timeout: options().deadline, ..options() };
     let client = client(&[first.endpoint(), second.endpoint()], patient).await;
     client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
-    let submits = |fake: &Fake| fake.script.lock().unwrap().submits.clone();
+    let submits = |fake: &Fake| fake.script.lock().submits.clone();
     assert_eq!(submits(&first)[0].request_id, submits(&second)[0].request_id);
     client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
     assert_eq!((submits(&first).len(), submits(&second).len()), (1, 2), "it stays where it was answered");
@@ -97,16 +97,16 @@ async fn a_mutation_goes_by_another_way_while_a_replica_says_nothing() {
 async fn an_answer_is_not_held_up_by_a_way_that_is_being_opened() {
     let (leader, follower) = (Fake::start([]), Fake::start([]));
     let (silent, _kept) = silent_endpoint().await;
-    follower.script.lock().unwrap().leader = Some(leader.endpoint());
+    follower.script.lock().leader = Some(leader.endpoint());
     let client = client(&[follower.endpoint(), silent], options()).await;
-    while leader.script.lock().unwrap().submits.is_empty() {
+    while leader.script.lock().submits.is_empty() {
         client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
     }
     // The present connection is lost, and a read opens another again and again, which takes as long as it may.
     drop(follower);
     let reader = client.clone();
     let reading = tokio::spawn(async move { reader.get_job(v1::GetJobRequest::default()).await });
-    leader.script.lock().unwrap().steps.push_back(Step::AnswerAfter(Duration::from_millis(1_500)));
+    leader.script.lock().steps.push_back(Step::AnswerAfter(Duration::from_millis(1_500)));
     let submitted = client.submit_job(v1::SubmitJobRequest::default());
     tokio::time::timeout(Duration::from_secs(10), submitted).await.expect("it was answered").unwrap();
     reading.abort();
@@ -123,7 +123,7 @@ async fn a_replica_that_only_knows_of_no_leader_is_as_good_as_silent() {
     let (kept, refused) = tokio::join!(submit(), submit());
     kept.unwrap();
     refused.unwrap();
-    assert!(!second.script.lock().unwrap().submits.is_empty());
+    assert!(!second.script.lock().submits.is_empty());
 }
 
 #[tokio::test]
@@ -133,7 +133,7 @@ async fn a_second_way_that_fails_is_not_the_end_while_the_first_is_silent() {
     let client = client(&[first.endpoint(), second.endpoint()], patient).await;
     client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
     let ids = |fake: &Fake| -> Vec<String> {
-        fake.script.lock().unwrap().submits.iter().map(|submit| submit.request_id.clone()).collect()
+        fake.script.lock().submits.iter().map(|submit| submit.request_id.clone()).collect()
     };
     let mut all = ids(&first);
     all.extend(ids(&second));
@@ -143,15 +143,15 @@ async fn a_second_way_that_fails_is_not_the_end_while_the_first_is_silent() {
 #[tokio::test]
 async fn a_mutation_goes_back_to_the_present_replica_while_the_leader_says_nothing() {
     let (leader, follower) = (Fake::start([]), Fake::start([]));
-    follower.script.lock().unwrap().leader = Some(leader.endpoint());
+    follower.script.lock().leader = Some(leader.endpoint());
     let patient = Options { attempt_timeout: options().deadline, ..options() };
     let client = client(&[follower.endpoint()], patient).await;
-    let served = |fake: &Fake| fake.script.lock().unwrap().submits.len();
+    let served = |fake: &Fake| fake.script.lock().submits.len();
     while served(&leader) == 0 {
         client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
     }
-    follower.script.lock().unwrap().leader = None;
-    leader.script.lock().unwrap().steps.push_back(Step::Hang);
+    follower.script.lock().leader = None;
+    leader.script.lock().steps.push_back(Step::Hang);
     let before = (served(&leader), served(&follower));
     client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
     assert_eq!((served(&leader), served(&follower)), (before.0 + 1, before.1 + 1));
@@ -169,7 +169,7 @@ async fn a_leader_hint_is_followed() {
     // The leader is not among the endpoints: only the hint can lead there.
     let client = client(&[follower.endpoint()], options()).await;
     client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
-    assert_eq!(leader.script.lock().unwrap().submits.len(), 1);
+    assert_eq!(leader.script.lock().submits.len(), 1);
 }
 
 #[tokio::test]
@@ -180,7 +180,7 @@ async fn a_hint_to_nowhere_is_forgotten() {
     let follower = Fake::start([Step::Refuse(to_status(&hint))]);
     let client = client(&[follower.endpoint()], options()).await;
     client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
-    assert_eq!(follower.script.lock().unwrap().submits.len(), 2);
+    assert_eq!(follower.script.lock().submits.len(), 2);
 }
 
 #[tokio::test]
@@ -195,7 +195,7 @@ async fn refusals_come_at_once_with_their_fields() {
     assert_eq!(refused.violations, [violation]);
     assert_eq!(*endpoint, fake.endpoint());
     assert!(!error.is_unavailable() && !error.is_timeout());
-    assert_eq!(fake.script.lock().unwrap().submits.len(), 1);
+    assert_eq!(fake.script.lock().submits.len(), 1);
 }
 
 #[tokio::test]
@@ -207,7 +207,7 @@ async fn the_deadline_ends_it_and_names_the_request_id() {
     assert!(error.is_unavailable());
     assert_eq!(error.refused().unwrap().code, Some(RefusalCode::NotLeader));
     let CallError::Exhaust { request_id, attempts, .. } = error else { panic!() };
-    let script = fake.script.lock().unwrap();
+    let script = fake.script.lock();
     assert_eq!(request_id.as_deref(), Some(script.submits[0].request_id.as_str()));
     assert!(attempts > 1);
 }
@@ -239,7 +239,7 @@ async fn reads_wait_for_what_was_written() {
     client.get_job(v1::GetJobRequest { read, ..Default::default() }).await.unwrap();
     let careless = client.with_options(Options { read_your_writes: false, ..options() });
     careless.get_job(v1::GetJobRequest::default()).await.unwrap();
-    let script = fake.script.lock().unwrap();
+    let script = fake.script.lock();
     let asked: Vec<_> = script.gets.iter().map(|r| r.read.unwrap_or_default().min_log_index).collect();
     assert_eq!(asked, [41, 100, 0]);
     assert_eq!(client.seen_log_index(), 45);
@@ -252,7 +252,7 @@ async fn a_replica_behind_the_wanted_index_is_left_for_the_next() {
     let client = client(&[behind.endpoint(), ahead.endpoint()], options()).await;
     client.observe_log_index(40);
     client.get_job(v1::GetJobRequest::default()).await.unwrap();
-    assert_eq!(ahead.script.lock().unwrap().gets.len(), 1);
+    assert_eq!(ahead.script.lock().gets.len(), 1);
 }
 
 #[tokio::test]
@@ -260,7 +260,7 @@ async fn output_goes_on_behind_what_was_read() {
     let first = Fake::start([]);
     let second = Fake::start([Step::Answer, refuse(RefusalCode::LogsUnavailable)]);
     for fake in [&first, &second] {
-        fake.script.lock().unwrap().names_positions = true;
+        fake.script.lock().names_positions = true;
     }
     let client = client(&[first.endpoint(), second.endpoint()], options()).await;
     let request = v1::ReadLogsRequest { previous: true, tail_bytes: 99, ..Default::default() };
@@ -270,8 +270,7 @@ async fn output_goes_on_behind_what_was_read() {
         read.extend(piece.data);
     }
     assert_eq!(read, OUTPUT);
-    let asked: Vec<_> =
-        [&first, &second].iter().flat_map(|f| f.script.lock().unwrap().logs.clone()).collect();
+    let asked: Vec<_> = [&first, &second].iter().flat_map(|f| f.script.lock().logs.clone()).collect();
     assert_eq!(asked.len(), 3);
     let again: Vec<_> = asked.iter().filter(|request| request.from_position > 0).collect();
     assert_eq!(again.len(), 2);
@@ -327,8 +326,7 @@ async fn reads_ask_for_what_they_say_or_what_their_client_says() {
     exact.get_job(v1::GetJobRequest { read, ..Default::default() }).await.unwrap();
     exact.reading(Read::at_log_index(3)).get_job(v1::GetJobRequest::default()).await.unwrap();
     client.reading(Read::at_time_ms(9)).get_job(v1::GetJobRequest::default()).await.unwrap();
-    let asked: Vec<v1::ReadOptions> =
-        fake.script.lock().unwrap().gets.iter().filter_map(|r| r.read).collect();
+    let asked: Vec<v1::ReadOptions> = fake.script.lock().gets.iter().filter_map(|r| r.read).collect();
     let (any, index, time) = (Read::default(), Read::at_log_index(3), Read::at_time_ms(9));
     let bounded = Read::bounded(Duration::from_millis(2));
     // What was seen goes along with the present, never with the past; each answer carries 45.
@@ -344,7 +342,7 @@ async fn a_replica_that_cannot_prove_its_freshness_is_left_for_the_next() {
         let client = client(&[stale.endpoint(), fresh.endpoint()], options()).await;
         let read = Read::bounded(Duration::from_secs(1)).into();
         client.get_job(v1::GetJobRequest { read, ..Default::default() }).await.unwrap();
-        let asked = |fake: &Fake| fake.script.lock().unwrap().gets.len();
+        let asked = |fake: &Fake| fake.script.lock().gets.len();
         assert_eq!((asked(&stale), asked(&fresh)), (1, 1), "{code}");
     }
 }
@@ -355,5 +353,5 @@ async fn a_replica_without_an_archive_is_not_asked_again() {
     let client = client(&[fake.endpoint()], options()).await.reading(Read::at_log_index(3));
     let error = client.get_job(v1::GetJobRequest::default()).await.unwrap_err();
     assert_eq!(error.refused().unwrap().code, Some(RefusalCode::ArchiveUnavailable));
-    assert_eq!(fake.script.lock().unwrap().gets.len(), 1);
+    assert_eq!(fake.script.lock().gets.len(), 1);
 }

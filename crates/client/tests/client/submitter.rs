@@ -26,7 +26,7 @@ async fn submissions_go_over_one_stream_each_with_an_id_of_its_own() {
         assert_eq!(answer.job_ids, ["job-1"]);
     }
     assert_eq!(client.seen_log_index(), 41);
-    let script = fake.script.lock().unwrap();
+    let script = fake.script.lock();
     let ids: std::collections::BTreeSet<_> = script.streamed.iter().map(|r| &r.request_id).collect();
     assert_eq!((script.streamed.len(), ids.len(), script.submits.len()), (50, 50, 0));
 }
@@ -40,7 +40,7 @@ async fn a_refusal_that_stands_is_told_and_the_stream_goes_on() {
     let CallError::Refuse { refused, .. } = error else { panic!("{error}") };
     assert_eq!(refused.code, Some(RefusalCode::NeverFits));
     submitter.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
-    let script = fake.script.lock().unwrap();
+    let script = fake.script.lock();
     assert_eq!((script.streamed.len(), script.submits.len()), (2, 0));
 }
 
@@ -57,7 +57,7 @@ async fn what_a_broken_stream_left_open_is_repeated_under_the_same_request_id() 
     for _ in 0..2 {
         submitter.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
     }
-    let script = fake.script.lock().unwrap();
+    let script = fake.script.lock();
     let ids = |requests: &[v1::SubmitJobRequest]| -> Vec<String> {
         requests.iter().map(|request| request.request_id.clone()).collect()
     };
@@ -68,14 +68,14 @@ async fn what_a_broken_stream_left_open_is_repeated_under_the_same_request_id() 
 #[tokio::test]
 async fn a_stream_goes_to_the_leader_that_a_replica_names_and_stays_where_there_is_no_way_to_it() {
     let (leader, follower) = (Fake::start([]), Fake::start([]));
-    follower.script.lock().unwrap().leader = Some(leader.endpoint());
+    follower.script.lock().leader = Some(leader.endpoint());
     let submitter = client(&[follower.endpoint()]).await.submitter();
     submitter.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
-    assert_eq!(leader.script.lock().unwrap().streamed.len(), 1);
+    assert_eq!(leader.script.lock().streamed.len(), 1);
     drop(leader);
     let submitter = client(&[follower.endpoint()]).await.submitter();
     submitter.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
-    assert_eq!(follower.script.lock().unwrap().streamed.len(), 1);
+    assert_eq!(follower.script.lock().streamed.len(), 1);
 }
 
 #[tokio::test]
@@ -86,15 +86,15 @@ async fn a_submission_leaves_a_stream_that_says_nothing() {
     let list = endpoints(&[silent.endpoint(), other.endpoint()]);
     let submitter = Client::connect(list, patient).await.unwrap().submitter();
     submitter.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
-    assert_eq!(silent.script.lock().unwrap().streamed.len(), 1);
+    assert_eq!(silent.script.lock().streamed.len(), 1);
 }
 
 #[tokio::test]
 async fn mutations_move_to_the_leader_that_was_named_and_back_when_it_is_gone() {
     let (leader, follower) = (Fake::start([]), Fake::start([]));
-    follower.script.lock().unwrap().leader = Some(leader.endpoint());
+    follower.script.lock().leader = Some(leader.endpoint());
     let client = client(&[follower.endpoint()]).await;
-    let served = |fake: &Fake| fake.script.lock().unwrap().submits.len();
+    let served = |fake: &Fake| fake.script.lock().submits.len();
     let moved = async {
         while served(&leader) == 0 {
             client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
@@ -102,8 +102,8 @@ async fn mutations_move_to_the_leader_that_was_named_and_back_when_it_is_gone() 
     };
     tokio::time::timeout(Duration::from_secs(30), moved).await.expect("it moves to the leader");
     client.get_job(v1::GetJobRequest { job_id: "job-1".into(), ..Default::default() }).await.unwrap();
-    assert_eq!(follower.script.lock().unwrap().gets.len(), 1, "reads stay where they were");
-    follower.script.lock().unwrap().leader = None;
+    assert_eq!(follower.script.lock().gets.len(), 1, "reads stay where they were");
+    follower.script.lock().leader = None;
     let before = served(&follower);
     drop(leader);
     client.submit_job(v1::SubmitJobRequest::default()).await.unwrap();

@@ -44,7 +44,7 @@ async fn take(watch: &mut Watch, count: usize) -> Vec<String> {
 }
 
 fn tokens(fake: &Fake) -> Vec<String> {
-    fake.script.lock().unwrap().watches.iter().map(|r| r.resume_token.clone()).collect()
+    fake.script.lock().watches.iter().map(|r| r.resume_token.clone()).collect()
 }
 
 #[tokio::test]

@@ -15,7 +15,8 @@ use crate::environment::{Environment, Metrics};
 use muster_planted::{Rule, breaks};
 use openraft::ServerState;
 use openraft::async_runtime::WatchReceiver;
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Silent phases, then one in which requests pass.
@@ -64,7 +65,7 @@ impl<E: Environment> CheckQuorum<E> {
 
     /// Once the protocol runs.
     pub fn watch(&self, metrics: Metrics<E>) {
-        *self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner) = Some(metrics);
+        *self.shared.metrics.lock() = Some(metrics);
     }
 
     /// Whether requests to followers may be sent now.
@@ -73,9 +74,9 @@ impl<E: Environment> CheckQuorum<E> {
         if breaks(Rule::DeafLeaderSpeaks) {
             return true;
         }
-        let metrics = self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner);
+        let metrics = self.shared.metrics.lock();
         let Some(metrics) = metrics.as_ref().map(|metrics| metrics.borrow_watched()) else { return true };
-        let mut leading = self.shared.leading.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut leading = self.shared.leading.lock();
         if metrics.state != ServerState::Leader {
             *leading = None;
             return true;

@@ -23,7 +23,8 @@ use openraft::async_runtime::WatchReceiver;
 use openraft::errors::RaftError;
 use openraft::raft::{VoteRequest, VoteResponse};
 use openraft::type_config::TypeConfigExt as _;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
@@ -53,7 +54,7 @@ impl LastContact {
 
     fn times(&self) -> MutexGuard<'_, ContactTimes> {
         // Nothing panics while it holds the lock.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

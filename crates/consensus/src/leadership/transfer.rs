@@ -7,14 +7,14 @@
 use crate::config::{ConsensusConfig, LeaderPolicy, Timing};
 use crate::environment::{Environment, Raft};
 use crate::error::MembershipError;
-use crate::leader::{Leadership, LeadershipHandle};
+use crate::leader::LeadershipHandle;
 use crate::messages::{PeerReport, Reports};
 use crate::peers::Describer;
 use crate::status::{Member, Members};
 use crate::stop::StopHandle;
 use muster_planted::{Rule, breaks};
 use muster_store::Space;
-use muster_types::ReplicaId;
+use muster_types::{Leadership, ReplicaId};
 use openraft::type_config::TypeConfigExt as _;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -5,9 +5,9 @@
 
 use crate::config::Timing;
 use crate::environment::{Environment, Metrics};
-use crate::leader::{Leader, Leadership, LeadershipView};
+use crate::leader::{Leader, LeadershipView};
 use muster_planted::{Rule, breaks};
-use muster_types::ReplicaId;
+use muster_types::{Leadership, ReplicaId};
 use openraft::async_runtime::WatchReceiver;
 use openraft::type_config::TypeConfigExt as _;
 use openraft::{Instant as _, RaftMetrics, ServerState};

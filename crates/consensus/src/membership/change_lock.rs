@@ -3,8 +3,8 @@
 use super::{ChangeProgress, ChangeStep};
 use crate::error::MembershipError;
 use muster_types::ReplicaId;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 /// The one change that may be made at a time.
@@ -27,7 +27,7 @@ impl ChangeLock {
     }
 
     fn owed(&self) -> MutexGuard<'_, BTreeSet<ReplicaId>> {
-        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
+        self.owed.lock()
     }
 
     /// Whether this replica's vote is to be given back.
@@ -46,7 +46,7 @@ impl ChangeLock {
     }
 
     pub(super) fn begin(&self, operation: String) -> Result<ChangePermit<'_>, MembershipError> {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = self.running.lock();
         if let Some(running) = &*running {
             return Err(MembershipError::Busy { running: running.clone() });
         }
@@ -55,7 +55,7 @@ impl ChangeLock {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+        self.running.lock().is_none()
     }
 }
 
@@ -80,7 +80,7 @@ impl ChangePermit<'_> {
 
 impl Drop for ChangePermit<'_> {
     fn drop(&mut self) {
-        *self.lock.running.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.lock.running.lock() = None;
         self.lock.progress.send_replace(None);
     }
 }

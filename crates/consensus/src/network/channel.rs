@@ -21,8 +21,9 @@ use muster_store::ReplicaNode;
 use muster_types::ReplicaId;
 use muster_wire::raft::v1 as wire;
 use openraft::async_runtime::WatchReceiver;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tonic::{Code, Status};
 
@@ -129,7 +130,7 @@ impl<E: Environment, T: Transport> PeerNetwork<E, T> {
             return self.connect(target, address);
         }
         let epoch = self.transport.epoch();
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.lock();
         if let Some(kept) = kept.get(&(target, purpose))
             && kept.address == address
             && kept.epoch == epoch
@@ -216,7 +217,7 @@ impl<E: Environment, T: Transport> PeerChannel<E, T> {
             return;
         }
         let refusal = Refusal::of(status);
-        let mut refusals = self.network.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refusals = self.network.refusals.lock();
         let (logged, now) = (refusals.get(&(self.target, refusal)), E::instant());
         if logged.is_some_and(|logged| now.saturating_duration_since(*logged) < REFUSAL_LOG_INTERVAL) {
             return;

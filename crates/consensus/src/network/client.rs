@@ -25,8 +25,9 @@ use openraft::raft::{
 };
 use openraft::type_config::alias::{ErrorSourceOf, SnapshotOf};
 use openraft::{OptionalSend, RPCTypes, RaftNetworkFactory, RaftNetworkV2, StorageError};
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tonic::Status;
 
@@ -96,7 +97,7 @@ struct InFlight {
 type SharedInFlight = Arc<Mutex<InFlight>>;
 
 fn with_in_flight<T>(shared: &SharedInFlight, f: impl FnOnce(&mut InFlight) -> T) -> T {
-    f(&mut shared.lock().unwrap_or_else(PoisonError::into_inner))
+    f(&mut shared.lock())
 }
 
 impl<E: Environment, T: Transport> PeerClient<E, T> {

@@ -1,11 +1,11 @@
 //! Between messages of the wire and types of the protocol.
 
 use crate::environment::Environment;
-use crate::leader::{Leadership, ReadPoint};
+use crate::leader::ReadPoint;
 use crate::marks::StateMark;
 use crate::messages::{PeerReport, bounded_version};
 use muster_store::{Entry, LeaderId, LogId, Space, StorageHealth, Vote, decode_entry, encode_entry};
-use muster_types::ReplicaId;
+use muster_types::{Leadership, ReplicaId};
 use muster_wire::raft::v1 as wire;
 use openraft::raft::{
     AppendEntriesRequest, StreamAppendError, TransferLeaderError, TransferLeaderRequest,

@@ -26,8 +26,9 @@ use muster_wire::raft::v1::raft_service_server::{RaftService, RaftServiceServer}
 use openraft::async_runtime::WatchReceiver;
 use openraft::type_config::TypeConfigExt as _;
 use openraft::type_config::alias::SnapshotOf;
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tonic::service::interceptor::InterceptedService;
@@ -204,7 +205,7 @@ impl<E: Environment> PeerService<E> {
 
     fn refuse(&self, refusal: Refusal, peer: &wire::Peer, text: String) -> Status {
         let cluster: String = peer.cluster_id.chars().take(32).collect();
-        let mut refused = self.shared.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refused = self.shared.refused.lock();
         if refused.len() < REFUSALS_LOGGED_MAX && refused.insert((refusal, cluster, peer.source, peer.target))
         {
             tracing::warn!(source = peer.source, reason = text, "a call from a peer is refused");
@@ -290,7 +291,7 @@ impl<E: Environment> PeerService<E> {
             match next {
                 Ok(request) => Some((request, (inbound, refused, traffic))),
                 Err(status) => {
-                    *refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
+                    *refused.lock() = Some(status);
                     None
                 }
             }
@@ -303,7 +304,7 @@ impl<E: Environment> PeerService<E> {
             }
             answer.map(|result| convert::append_result_to_wire(&result)).map_err(stopped)
         });
-        let ending = async move { refusal.lock().unwrap_or_else(PoisonError::into_inner).take().map(Err) };
+        let ending = async move { refusal.lock().take().map(Err) };
         let ending = ending.into_stream().filter_map(futures::future::ready);
         Ok(answers.chain(ending).boxed())
     }

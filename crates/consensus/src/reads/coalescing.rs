@@ -129,7 +129,8 @@ mod tests {
     use super::*;
     use crate::environment::TokioEnv;
     use futures::FutureExt;
-    use std::sync::{Arc, Mutex};
+    use parking_lot::Mutex;
+    use std::sync::Arc;
 
     /// Rounds that end when the test ends them; the outcome of each is its number.
     #[derive(Clone, Default)]
@@ -140,7 +141,7 @@ mod tests {
     impl Script {
         fn round(&self) -> BoxFuture<'static, usize> {
             let (end, ended) = oneshot::channel();
-            let mut begun = self.begun.lock().unwrap();
+            let mut begun = self.begun.lock();
             begun.push(end);
             let number = begun.len();
             async move {
@@ -151,13 +152,13 @@ mod tests {
         }
 
         fn count(&self) -> usize {
-            self.begun.lock().unwrap().len()
+            self.begun.lock().len()
         }
 
         /// Ends the round with this number.
         fn end(&self, number: usize) {
             let (replacement, _) = oneshot::channel();
-            let end = std::mem::replace(&mut self.begun.lock().unwrap()[number - 1], replacement);
+            let end = std::mem::replace(&mut self.begun.lock()[number - 1], replacement);
             end.send(()).unwrap();
         }
 

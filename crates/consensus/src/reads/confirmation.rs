@@ -2,9 +2,9 @@
 
 use super::coalescing::{Caller, Rounds};
 use crate::environment::{Environment, Peers, Raft};
-use crate::leader::{Leadership, LeadershipHandle, NotLeader, ReadPoint};
+use crate::leader::{LeadershipHandle, NotLeader, ReadPoint};
 use futures::FutureExt;
-use muster_types::ReplicaId;
+use muster_types::{Leadership, ReplicaId};
 use openraft::ReadPolicy;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};

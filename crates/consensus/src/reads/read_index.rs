@@ -14,17 +14,18 @@ use super::coalescing::{Caller, Finished, Rounds};
 use super::confirmation::{Confirmation, Confirmations, confirmed};
 use crate::config::ReadPace;
 use crate::environment::{Environment, PeerLink as _, Peers, Raft};
-use crate::leader::{Leadership, LeadershipHandle, NotLeader, ReadPoint};
+use crate::leader::{LeadershipHandle, NotLeader, ReadPoint};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use muster_planted::{Rule, breaks};
 use muster_store::ReplicaNode;
-use muster_types::ReplicaId;
+use muster_types::{Leadership, ReplicaId};
 use openraft::async_runtime::WatchReceiver;
 use openraft::type_config::TypeConfigExt as _;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
@@ -121,7 +122,7 @@ impl<E: Environment> Source<E> {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow_watched();
         let node = metrics.membership_config.get_node(&replica.0)?;
-        let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut link = self.link.lock();
         match &*link {
             Some((known, at, reader)) if *known == replica && at == node => Some(reader.clone()),
             _ => {

@@ -7,8 +7,9 @@ use crate::config::SnapshotPolicy;
 use crate::environment::{Environment, Metrics, Peers as _, Raft};
 use openraft::async_runtime::WatchReceiver;
 use openraft::type_config::TypeConfigExt as _;
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
@@ -42,7 +43,7 @@ struct Applied {
 
 impl AppliedBytes {
     fn with<T>(&self, look: impl FnOnce(&mut Applied) -> T) -> T {
-        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        look(&mut self.0.lock())
     }
 
     /// Entries through `index` with `payload_bytes` together were applied.

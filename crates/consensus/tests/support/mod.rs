@@ -5,19 +5,20 @@
 
 use bytes::Bytes;
 use muster_consensus::{
-    Application, ApplicationError, CommittedEntry, Consensus, ConsensusConfig, Leadership, SnapshotData,
-    SnapshotPolicy, SnapshotSource,
+    Application, ApplicationError, CommittedEntry, Consensus, ConsensusConfig, SnapshotData, SnapshotPolicy,
+    SnapshotSource,
 };
 use muster_store::{
     FIRST_GENERATION, FileLayer, Identity, MemoryDisk, OpenMode, Rejoin, ReplicaNode, ReplicaStore,
     SnapshotStore, StoreOptions,
 };
-use muster_types::{ClusterId, ReplicaId};
+use muster_types::{ClusterId, Leadership, ReplicaId};
+use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -241,14 +242,14 @@ pub struct Hang {
 
 impl Hang {
     pub fn set(&self, hangs: bool) {
-        *self.hangs.lock().unwrap() = hangs;
+        *self.hangs.lock() = hangs;
         self.changed.notify_all();
     }
 }
 
 impl FileLayer for Hang {
     fn sync_data(&self, file: &std::fs::File, _: &std::path::Path) -> std::io::Result<()> {
-        drop(self.changed.wait_while(self.hangs.lock().unwrap(), |hangs| *hangs).unwrap());
+        self.changed.wait_while(&mut self.hangs.lock(), |hangs| *hangs);
         file.sync_data()
     }
 }

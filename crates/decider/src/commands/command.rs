@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::RankUpdate;
 use muster_types::health::{HealthAction, HealthPolicy, HealthReport};
-use muster_types::policy::Policy;
+use muster_types::policy::{Policy, PolicyUpdate};
 use muster_types::{
     Approval, CertificateSerial, Control, DeviceSet, FencingToken, ForeignLoad, HolderId, JobId, LogIndex,
     Name, NodeAdmission, NodeId, NodeSpec, RequestId, Requester, Revocation, Submission,
@@ -14,6 +14,7 @@ use muster_types::{
 
 use crate::commands::controls::{ControlOrder, JobSelection};
 use crate::commands::modify::ModifyOrder;
+use crate::rules::requested::JobPath;
 
 /// An input for the leader.
 #[derive(Clone, Debug)]
@@ -24,6 +25,8 @@ pub enum Command {
         request: RequestId,
         /// At most [`muster_types::limits::BATCH_JOBS_MAX`]. Shared, because a caller may have to submit them again.
         jobs: Arc<[Submission]>,
+        /// What the request calls them.
+        path: JobPath,
     },
     /// Something is asked of jobs that exist.
     Control(Box<ControlOrder>),
@@ -44,6 +47,15 @@ pub enum Command {
         request: RequestId,
         /// All of it.
         policy: Box<Policy>,
+        /// The version it is meant to replace; none replaces whatever there is.
+        expected_version: Option<LogIndex>,
+    },
+    /// Set parts of the policy; the others stay as they are in force when this is decided.
+    UpdatePolicy {
+        /// The client's name for it.
+        request: RequestId,
+        /// The parts.
+        update: Box<PolicyUpdate>,
         /// The version it is meant to replace; none replaces whatever there is.
         expected_version: Option<LogIndex>,
     },
@@ -202,6 +214,12 @@ pub enum Command {
 }
 
 impl Command {
+    /// Submits jobs that a request has in a list.
+    #[must_use]
+    pub fn submit(request: RequestId, jobs: Arc<[Submission]>) -> Command {
+        Command::Submit { request, jobs, path: JobPath::List }
+    }
+
     /// Cancels a job, for somebody who is not known.
     #[must_use]
     pub fn cancel(request: RequestId, job: JobId) -> Command {

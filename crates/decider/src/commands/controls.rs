@@ -7,13 +7,14 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use muster_journal::{Decision, Outcome, RequestKey, hash};
-use muster_state::{JobRow, Phase, State};
+use muster_state::{JobRow, Phase, State, will_wait};
 use muster_types::{
     Control, JobId, LogIndex, Name, Refusal, RefusalCode, RequestId, Requester, Violation, limits,
 };
 
 use crate::commands::answer::{Answer, repeated};
 use crate::settle::job::settle_many;
+use crate::settle::retention::headroom_for_request;
 use crate::speculation::Speculation;
 
 /// Which jobs something is asked of.
@@ -57,7 +58,6 @@ pub fn check_control(state: &State, control: Control, by: &Requester, job: JobId
     let row = state.job(job).ok_or_else(|| not_found(job))?;
     check_unfinished(job, row)?;
     let conflict = |text: String| Err(conflict(job, row, text));
-    let waits = row.phase == Phase::Pending;
     match control {
         Control::Cancel => Ok(!row.cancel_requested),
         _ if row.cancel_requested => conflict(format!("{job} is being cancelled")),
@@ -73,7 +73,7 @@ pub fn check_control(state: &State, control: Control, by: &Requester, job: JobId
             }
             Ok(true)
         }
-        Control::Hold if waits => {
+        Control::Hold if will_wait(row) => {
             let is_weaker = |hold: &muster_state::HoldRow| by.is_operator && !hold.by.is_operator;
             Ok(state.hold(job).is_none_or(is_weaker))
         }
@@ -90,7 +90,10 @@ pub fn check_control(state: &State, control: Control, by: &Requester, job: JobId
             Phase::Pending => {
                 conflict(format!("{}; only a job that runs can be requeued", described(job, row)))
             }
-            _ => conflict(format!("{} and cannot be stopped once more", described(job, row))),
+            _ => conflict(format!(
+                "{} already; `muster job hold {job}` keeps it from starting again once it waits",
+                described(job, row)
+            )),
         },
     }
 }
@@ -186,19 +189,21 @@ pub(super) fn control(speculation: &mut Speculation, order: &ControlOrder) -> Re
     }
     if named.is_empty() {
         // Nothing was asked of anybody, so that there is nothing to remember.
-        return Ok(Answer::Controlled { jobs: 0, at: speculation.last_index() });
+        return Ok(Answer::Controlled { jobs: 0, is_repeat: false, at: speculation.last_index() });
     }
     // A caller that ends many jobs is not held up, nor is an operator. Everything else can be asked of one job without end.
-    let is_counted = jobs.is_empty() || *control != Control::Cancel;
-    if is_counted && !by.is_operator {
+    let is_counted = (jobs.is_empty() || *control != Control::Cancel) && !by.is_operator;
+    let headroom = headroom_for_request(speculation, is_counted)?;
+    if is_counted {
         let state = speculation.state();
         let tenants: Vec<Name> =
             named.iter().filter_map(|job| state.spec(*job)).map(|spec| spec.tenant.clone()).collect();
         speculation.count_request(tenants.iter())?;
     }
+    headroom.make(speculation);
     let count = jobs.len() as u32;
     let at = record(speculation, key, order, jobs);
-    Ok(Answer::Controlled { jobs: count, at })
+    Ok(Answer::Controlled { jobs: count, is_repeat: false, at })
 }
 
 /// Capacity that is held for a job that waits is given back: the job is not to be placed, or asks for something else.

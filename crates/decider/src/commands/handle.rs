@@ -28,7 +28,7 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         Command::RaiseFormat { format } => cluster::raise_format(speculation, *format),
         Command::Recover { generation } => cluster::recover(speculation, *generation),
         Command::ForgetNode { request, node } => node::forget(speculation, *request, *node),
-        Command::Submit { request, jobs } => submit::submit(speculation, *request, jobs),
+        Command::Submit { request, jobs, path } => submit::submit(speculation, *request, jobs, *path),
         Command::Control(order) => controls::control(speculation, order),
         Command::Modify(order) => modify::modify(speculation, order),
         Command::SetCordon { request, node, cordoned } => {
@@ -36,6 +36,9 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         }
         Command::SetPolicy { request, policy, expected_version } => {
             policy::set_policy(speculation, *request, policy, *expected_version)
+        }
+        Command::UpdatePolicy { request, update, expected_version } => {
+            policy::update_policy(speculation, *request, update, *expected_version)
         }
         Command::ReportHealth { node, incarnation, report } => {
             health::report(speculation, *node, *incarnation, report)

@@ -1,21 +1,20 @@
 //! Labels, annotations and creators of jobs that are submitted.
 
-use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::{Decision, canonical};
 use muster_types::{JobId, JobMetadata, Refusal, Submission};
 
 use crate::commands::answer::VIOLATIONS_MAX;
-use crate::rules::requested::distinct_specs;
+use crate::rules::requested::{JobPath, distinct_specs};
 use crate::speculation::Speculation;
 
 /// Labels and annotations must be right.
-pub(super) fn check_metadata(specs: &[Submission]) -> Result<(), Refusal> {
+pub(super) fn check_metadata(specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
     let mut found = Vec::new();
     for (place, job) in distinct_specs(specs) {
         let Some(metadata) = &job.metadata else { continue };
-        let at = format!("jobs[{place}]");
+        let at = path.at(place);
         found.extend(metadata.violations().into_iter().map(|violation| violation.under(&at)));
         if found.len() >= VIOLATIONS_MAX {
             break;

@@ -1,12 +1,11 @@
 //! Changes of a job that exists.
 
 use alloc::format;
-use alloc::string::String;
 use alloc::vec::Vec;
 use muster_journal::{Decision, Estimate, RequestKey, hash};
 use muster_planner::could_ever;
 use muster_policy::estimate_again;
-use muster_state::{Phase, State};
+use muster_state::{Phase, State, is_limited_otherwise};
 use muster_types::{
     FieldChange, JobContract, JobId, JobSpec, LogIndex, LogTime, Refusal, RefusalCode, RequestId, Requester,
     Span, Submission, Violation, limits,
@@ -16,9 +15,11 @@ use crate::commands::answer::{Answer, repeated};
 use crate::commands::controls::{
     check_unfinished, end_claim, is_being_cancelled, not_found, not_waiting, with_state,
 };
-use crate::commands::submit::check_rights;
+use crate::commands::submit::{check_job_limits, check_rights};
 use crate::rules::deadline;
+use crate::rules::requested::JobPath;
 use crate::settle::job::settle;
+use crate::settle::retention::headroom_for_request;
 use crate::speculation::Speculation;
 
 /// The state of a job that a change was made from.
@@ -86,8 +87,12 @@ pub fn check_modify(state: &State, order: &ModifyOrder, now: LogTime) -> Result<
         );
         return Err(Refusal::fields(alloc::vec![Violation::new("job.spec.run_time_limit", text)]));
     }
+    if is_limited_otherwise(spec, &changed) {
+        let contract = state.contract(job).map(|contract| JobContract::clone(contract)).unwrap_or_default();
+        check_job_limits(state, &[Submission::new(changed.clone(), contract)])?;
+    }
     if row.phase == Phase::Pending {
-        check_waiting(state, job, &changed, changes, now).map_err(of_one)?;
+        check_waiting(state, job, &changed, changes, now)?;
     }
     Ok(estimate_again(state, job, &changed, now))
 }
@@ -103,13 +108,13 @@ fn check_waiting(
     let contract = state.contract(job).map(|contract| JobContract::clone(contract)).unwrap_or_default();
     let submission = [Submission::new(changed.clone(), contract)];
     let has = |is_it: fn(&FieldChange) -> bool| changes.iter().any(is_it);
-    if has(|change| matches!(change, FieldChange::Tier(_))) {
+    if state.spec(job).is_some_and(|before| before.tier != changed.tier) {
         check_rights(state, &submission)?;
     }
     if has(|change| {
         matches!(change, FieldChange::Deadline(_) | FieldChange::NotBefore(_) | FieldChange::ExpectedRun(_))
     }) {
-        deadline::check(&submission, now)?;
+        deadline::check(&submission, JobPath::Single, now)?;
     }
     if let Err(never) = could_ever(state, changed) {
         let text = format!("job {}: {never}", changed.name);
@@ -120,16 +125,6 @@ fn check_waiting(
             .with("closest", &never.closest));
     }
     Ok(())
-}
-
-/// The refusal of a submission as that of a change: there is one job, which is not in a list.
-fn of_one(refusal: Refusal) -> Refusal {
-    let named = |text: String| text.replacen("jobs[0].", "job.", 1);
-    let violations = refusal
-        .violations
-        .into_iter()
-        .map(|violation| Violation { field: named(violation.field), description: violation.description });
-    Refusal { message: named(refusal.message), violations: violations.collect(), ..refusal }
 }
 
 /// The rules of the fields themselves.
@@ -155,14 +150,14 @@ fn check_fields(state: &State, order: &ModifyOrder) -> Result<(), Refusal> {
         change.change_draft(&mut draft);
         change.change_metadata(&mut metadata);
     }
-    found.extend(metadata.violations().into_iter().map(|violation| violation.under("spec")));
+    found.extend(metadata.violations().into_iter().map(|violation| violation.under("job")));
     match draft.check() {
         Ok(changed) => {
             let broken =
                 state.contract(*job).map(|contract| contract.violations(&changed)).unwrap_or_default();
-            found.extend(broken.into_iter().map(|violation| violation.under("spec.contract")));
+            found.extend(broken.into_iter().map(|violation| violation.under("job.spec")));
         }
-        Err(broken) => found.extend(broken.into_iter().map(|violation| violation.under("spec"))),
+        Err(broken) => found.extend(broken.into_iter().map(|violation| violation.under("job.spec"))),
     }
     if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
 }
@@ -176,11 +171,15 @@ pub(super) fn modify(speculation: &mut Speculation, order: &ModifyOrder) -> Resu
         return Ok(answer);
     }
     let estimate = check_modify(speculation.state(), order, speculation.now())?;
+    let headroom = headroom_for_request(speculation, !order.by.is_operator)?;
     let tenant = speculation.state().spec(order.job).map(|spec| spec.tenant.clone());
     if !order.by.is_operator {
         speculation.count_request(tenant.iter())?;
     }
-    if !order.changes.iter().all(FieldChange::is_of_metadata) {
+    headroom.make(speculation);
+    let state = speculation.state();
+    let changed = state.modified(order.job, &order.changes).map(|(changed, _)| changed);
+    if state.spec(order.job).is_some_and(|before| changed.is_some_and(|changed| changed != **before)) {
         end_claim(speculation, order.job);
     }
     let (by, job, changes) = (order.by.clone(), order.job, order.changes.clone());

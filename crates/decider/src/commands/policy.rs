@@ -5,10 +5,10 @@ use alloc::format;
 use alloc::vec::Vec;
 use muster_journal::{Decision, RequestKey, canonical, hash};
 use muster_state::State;
-use muster_types::policy::Policy;
+use muster_types::policy::{Policy, PolicyUpdate};
 use muster_types::{JobId, LogIndex, Refusal, RefusalCode, RequestId, Violation};
 
-use crate::commands::answer::{Answer, repeated};
+use crate::commands::answer::{Answer, VIOLATIONS_MAX, repeated};
 use crate::commands::submit::SUBMISSION_BYTES_MAX;
 use crate::settle::job::settle_many;
 use crate::speculation::Speculation;
@@ -24,16 +24,57 @@ pub(super) fn set_policy(
         return Ok(answer);
     }
     check_policy(speculation.state(), policy, expected_version)?;
+    Ok(put_in_force(speculation, key, policy.clone()))
+}
+
+/// The request is what was asked, and not what comes of it: repeated later, it finds another policy in force.
+pub(super) fn update_policy(
+    speculation: &mut Speculation,
+    request: RequestId,
+    update: &PolicyUpdate,
+    expected_version: Option<LogIndex>,
+) -> Result<Answer, Refusal> {
+    let key = RequestKey { id: request, fingerprint: hash(&("policy update", update, expected_version)) };
+    if let Some(answer) = repeated(speculation, key)? {
+        return Ok(answer);
+    }
+    let policy = updated_policy(speculation.state(), update, expected_version)?;
+    Ok(put_in_force(speculation, key, policy))
+}
+
+fn put_in_force(speculation: &mut Speculation, request: RequestKey, policy: Policy) -> Answer {
     let before = speculation.state().policy().policy.clone();
-    let at = speculation.push(Decision::PolicySet { request: key, policy: Box::new(policy.clone()) });
-    if before.required_isolation != policy.required_isolation {
+    let isolation_changes = before.required_isolation != policy.required_isolation;
+    let order_changes = before.order != policy.order || before.backfill != policy.backfill;
+    let at = speculation.push(Decision::PolicySet { request, policy: Box::new(policy) });
+    if isolation_changes {
         let promised: Vec<JobId> = speculation.state().promised().collect();
         settle_many(speculation, promised);
     }
-    if before.order != policy.order || before.backfill != policy.backfill {
+    if order_changes {
         speculation.leave_turns_stale();
     }
-    Ok(Answer::Done { at })
+    Answer::Done { at }
+}
+
+/// The policy that an update would put in force, checked; also the check without a change.
+///
+/// # Errors
+/// The refusal.
+pub fn updated_policy(
+    state: &State,
+    update: &PolicyUpdate,
+    expected_version: Option<LogIndex>,
+) -> Result<Policy, Refusal> {
+    let in_force = &state.policy().policy;
+    // A version that is not in force is reported first: what else is wrong may follow from it.
+    check_version(state, expected_version)?;
+    let policy = update.apply(in_force).map_err(|mut found| {
+        found.truncate(VIOLATIONS_MAX);
+        Refusal::fields(found)
+    })?;
+    check_policy(state, &policy, expected_version)?;
+    Ok(policy)
 }
 
 /// What every policy must pass after its own rules; also the check without a change.
@@ -50,6 +91,10 @@ pub fn check_policy(
         let text = format!("must be at most {SUBMISSION_BYTES_MAX} bytes, got {bytes}");
         return Err(Refusal::fields(alloc::vec![Violation::new("policy", text)]));
     }
+    check_version(state, expected_version)
+}
+
+fn check_version(state: &State, expected_version: Option<LogIndex>) -> Result<(), Refusal> {
     let current = state.policy().version;
     if let Some(expected) = expected_version.filter(|expected| *expected != current) {
         let text = format!(

@@ -1,5 +1,6 @@
 //! Jobs that are submitted, and what every submission must pass.
 
+use alloc::borrow::Cow;
 use alloc::collections::BTreeSet;
 use alloc::format;
 use alloc::string::String;
@@ -8,7 +9,8 @@ use alloc::vec::Vec;
 use muster_journal::{Decision, RequestKey, canonical, hash};
 use muster_planner::could_ever;
 use muster_policy::estimates;
-use muster_state::{ExceededLimit, GangClass, MissingRight, State};
+use muster_state::{ExceededLimit, GangClass, JobAboveLimit, MissingRight, State};
+use muster_types::metadata::ANONYMOUS;
 use muster_types::{
     JobContract, JobId, JobSpec, LogTime, Name, Refusal, RefusalCode, RequestId, Span, Submission, Violation,
     limits,
@@ -17,7 +19,7 @@ use muster_types::{
 use crate::commands::answer::{Answer, VIOLATIONS_MAX, repeated};
 use crate::commands::metadata::{check_metadata, metadata_name, set_metadata};
 use crate::rules::deadline;
-use crate::rules::requested::{distinct_specs, job_index};
+use crate::rules::requested::{JobPath, distinct_specs, job_index};
 use crate::settle::job::settle;
 use crate::settle::retention::headroom_for;
 use crate::speculation::Speculation;
@@ -29,7 +31,12 @@ pub const SUBMISSION_BYTES_MAX: usize = 1 << 20;
 ///
 /// # Errors
 /// The refusal.
-pub fn check_submission(state: &State, specs: &[Submission], now: LogTime) -> Result<(), Refusal> {
+pub fn check_submission(
+    state: &State,
+    specs: &[Submission],
+    path: JobPath,
+    now: LogTime,
+) -> Result<(), Refusal> {
     let max = limits::BATCH_JOBS_MAX;
     if specs.is_empty() || specs.len() > max {
         return Err(Refusal::fields(alloc::vec![Violation::limit(
@@ -39,15 +46,17 @@ pub fn check_submission(state: &State, specs: &[Submission], now: LogTime) -> Re
             max as u64
         )]));
     }
+    let specs = &*with_default_limits(state, specs);
     // Members of an array ask for the same: one look at the fleet answers for all.
     let mut seen: BTreeSet<GangClass> = BTreeSet::new();
     check_rights(state, specs)?;
+    check_job_limits(state, specs)?;
     check_limits(state, specs)?;
-    check_dependencies(state, specs)?;
-    check_contracts(state, specs)?;
-    check_datasets(state, specs)?;
-    check_metadata(specs)?;
-    deadline::check(specs, now)?;
+    check_dependencies(state, specs, path)?;
+    check_contracts(state, specs, path)?;
+    check_datasets(state, specs, path)?;
+    check_metadata(specs, path)?;
+    deadline::check(specs, path, now)?;
     for (place, spec) in specs.iter().enumerate() {
         if !seen.insert(GangClass::of(spec)) {
             continue;
@@ -63,20 +72,92 @@ pub fn check_submission(state: &State, specs: &[Submission], now: LogTime) -> Re
     Ok(())
 }
 
-/// A tenant has no more jobs than the policy lets it have.
+/// Jobs as they are taken: one that names no run time limit gets the one of its tenant and tier.
+fn with_default_limits<'a>(state: &State, specs: &'a [Submission]) -> Cow<'a, [Submission]> {
+    let policy = &state.policy().policy;
+    let default_of = |spec: &JobSpec| {
+        let limits = policy.job_limits(&spec.tenant, spec.tier);
+        limits.run_time_unless_named_ms().filter(|_| spec.run_time_limit_ms.is_none())
+    };
+    if policy.has_no_job_limits() || specs.iter().all(|job| default_of(&job.spec).is_none()) {
+        return Cow::Borrowed(specs);
+    }
+    let with_default = |job: &Submission| {
+        let mut job = job.clone();
+        if let Some(limit_ms) = default_of(&job.spec) {
+            let mut draft = job.spec.clone().into_draft();
+            draft.run_time_limit_ms = Some(limit_ms);
+            // A limit within the policy's bounds is within those of a job.
+            job.spec = draft.check().unwrap_or(job.spec);
+        }
+        job
+    };
+    Cow::Owned(specs.iter().map(with_default).collect())
+}
+
+/// No job asks for more than the policy lets one job of its tenant and tier ask for.
+pub(super) fn check_job_limits(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+    let Some((place, above)) = state.above_job_limit(specs.iter().map(|job| &job.spec)) else {
+        return Ok(());
+    };
+    let Some(spec) = specs.get(place).map(|job| &job.spec) else { return Ok(()) };
+    let (name, tenant, tier) = (&spec.name, &spec.tenant, spec.tier);
+    let (limit, most, asked, text) = match above {
+        JobAboveLimit::Devices { most, asked } => {
+            let text = format!(
+                "job {name}: a {tier} job of tenant {tenant} may ask for {most} devices, and this one asks for {asked}; ask \
+                 for fewer workers, or have the policy raise `limits.job.maxDevices`"
+            );
+            ("job.maxDevices", u64::from(most), Some(asked), text)
+        }
+        JobAboveLimit::RunTime { most_ms, asked_ms } => {
+            let asked = asked_ms.map_or_else(|| "none".into(), |ms| format!("{}", Span(ms)));
+            let text = format!(
+                "job {name}: the run time limit of a {tier} job of tenant {tenant} may be {} at most, and that of this one \
+                 is {asked}; name a shorter one, or have the policy raise `limits.job.maxRunTime`",
+                Span(most_ms)
+            );
+            ("job.maxRunTime", most_ms, asked_ms, text)
+        }
+    };
+    let refusal = Refusal::new(RefusalCode::JobAboveLimit, text)
+        .with("job_index", job_index(specs, place))
+        .with("tenant", tenant)
+        .with("limit", limit)
+        .with("limit_max", most);
+    Err(match asked {
+        Some(asked) => refusal.with("asked", asked),
+        None => refusal,
+    })
+}
+
+/// A tenant has no more jobs than the policy lets it have, and neither has any of its users.
 fn check_limits(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
-    let Some(exceeded) = state.exceeded_limit(specs.iter().map(|job| &job.spec)) else { return Ok(()) };
-    let ExceededLimit { tenant, limit, most, held } = exceeded;
-    let what = if limit == "pendingJobs" { "that wait" } else { "that are not over" };
+    let user_of = |job: &Submission| {
+        let creator = job.metadata.as_ref().map(|metadata| metadata.creator.clone()).unwrap_or_default();
+        (job.spec.tenant.clone(), creator, 1)
+    };
+    let exceeded = state.exceeded_limit(specs.iter().map(|job| &job.spec));
+    let Some(exceeded) = exceeded.or_else(|| state.exceeded_user_limit(specs.iter().map(user_of))) else {
+        return Ok(());
+    };
+    let ExceededLimit { tenant, user, limit, most, held } = exceeded;
+    let what = if limit.ends_with("pendingJobs") { "that wait" } else { "that are not over" };
+    let user = user.map(|user| if user.is_empty() { ANONYMOUS.into() } else { user });
+    let who = user.as_ref().map(|user| format!("user {user} of ")).unwrap_or_default();
     let text = format!(
-        "tenant {tenant} may have {most} jobs {what} (`limits.{limit}` in the policy) and has {held}: with this \
+        "{who}tenant {tenant} may have {most} jobs {what} (`limits.{limit}` in the policy) and has {held}: with this \
          submission it would have more; wait until some are over, or cancel some"
     );
-    Err(Refusal::new(RefusalCode::TenantLimit, text)
+    let refusal = Refusal::new(RefusalCode::TenantLimit, text)
         .with("tenant", tenant)
         .with("limit", limit)
         .with("limit_max", most)
-        .with("held", held))
+        .with("held", held);
+    Err(match user {
+        Some(user) => refusal.with("user", user),
+        None => refusal,
+    })
 }
 
 /// What jobs ask for beyond what every job may is a right of their tenant.
@@ -111,12 +192,12 @@ pub(super) fn check_rights(state: &State, specs: &[Submission]) -> Result<(), Re
 }
 
 /// Every job that is waited for must exist: one that is gone cannot say how it ended.
-fn check_dependencies(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+fn check_dependencies(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
     let mut found = Vec::new();
     for (place, spec) in distinct_specs(specs) {
         for (at, dependency) in spec.dependencies.iter().enumerate() {
             if state.job(dependency.job).is_none() && found.len() < VIOLATIONS_MAX {
-                let field = format!("jobs[{place}].spec.dependencies[{at}]");
+                let field = format!("{}.spec.dependencies[{at}]", path.at(place));
                 let text = format!(
                     "there is no {}: it never was, or its history has been dropped; a job can wait for jobs that \
                      were submitted before it and are still listed",
@@ -133,13 +214,13 @@ fn check_dependencies(state: &State, specs: &[Submission]) -> Result<(), Refusal
 }
 
 /// Contracts must be valid, and the format in force must have a form for them.
-fn check_contracts(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+fn check_contracts(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
     let mut found = Vec::new();
     for (place, job) in distinct_specs(specs) {
         if job.contract.is_default() || found.len() >= VIOLATIONS_MAX {
             continue;
         }
-        let at = format!("jobs[{place}].spec");
+        let at = format!("{}.spec", path.at(place));
         found.extend(job.contract.violations(&job.spec).into_iter().map(|violation| violation.under(&at)));
         found.extend(notice_too_short(job).map(|violation| violation.under(&at)));
         let checkpoints = job.contract.checkpoint.place.as_ref();
@@ -159,7 +240,7 @@ fn check_contracts(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
 ///
 /// # Errors
 /// The refusal, with the field of each that the policy does not list.
-pub fn check_datasets(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+pub fn check_datasets(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
     let mut found = Vec::new();
     let named = distinct_specs(specs)
         .flat_map(|(place, spec)| spec.datasets.iter().enumerate().map(move |(at, name)| (place, at, name)));
@@ -168,7 +249,7 @@ pub fn check_datasets(state: &State, specs: &[Submission]) -> Result<(), Refusal
             break;
         }
         if let Some(text) = unknown_dataset(state, name) {
-            found.push(Violation::new(format!("jobs[{place}].spec.datasets[{at}]"), text));
+            found.push(Violation::new(format!("{}.spec.datasets[{at}]", path.at(place)), text));
         }
     }
     if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
@@ -246,6 +327,7 @@ pub(super) fn submit(
     speculation: &mut Speculation,
     request: RequestId,
     submitted: &[Submission],
+    path: JobPath,
 ) -> Result<Answer, Refusal> {
     let specs: Vec<&JobSpec> = submitted.iter().map(|job| &job.spec).collect();
     let mut bytes = canonical(&specs);
@@ -267,9 +349,12 @@ pub(super) fn submit(
     if let Some(answer) = repeated(speculation, key)? {
         return Ok(answer);
     }
+    // The request is what was asked for, whatever the policy adds to it at the time.
+    let submitted = &*with_default_limits(speculation.state(), submitted);
+    let specs: Vec<&JobSpec> = submitted.iter().map(|job| &job.spec).collect();
     let headroom = headroom_for(speculation, &specs)?;
     check_share(speculation.state(), submitted)?;
-    check_submission(speculation.state(), submitted, speculation.now())?;
+    check_submission(speculation.state(), submitted, path, speculation.now())?;
     speculation.count_request(specs.iter().map(|spec| &spec.tenant))?;
     headroom.make(speculation);
     let now = speculation.now();

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use muster_journal::Decision;
 use muster_policy::burst_turn;
-use muster_types::{JobId, limits};
+use muster_types::{JobId, QueueKey, limits};
 
 use crate::round::ROUND_BYTES_SOFT;
 use crate::speculation::Speculation;
@@ -17,7 +17,7 @@ pub(crate) fn renew_turns(speculation: &mut Speculation) -> bool {
             return false;
         }
         let state = speculation.state();
-        let mut bursts: Vec<(JobId, u64)> = Vec::new();
+        let mut bursts: Vec<(JobId, QueueKey)> = Vec::new();
         let mut next = None;
         for burst in state.bursts_from(from) {
             if bursts.len() == limits::TURNS_CHANGED_MAX {

@@ -7,7 +7,7 @@ use muster_state::State;
 use muster_types::demand::THROUGHPUT_MILLI;
 use muster_types::{JobId, JobSpec, LogTime, Refusal, RefusalCode, Submission, TaskGroup, Violation};
 
-use crate::rules::requested::distinct_specs;
+use crate::rules::requested::{JobPath, distinct_specs};
 
 /// The end of a job that was not over by its deadline.
 pub(crate) fn finished_late(job: JobId) -> Decision {
@@ -23,14 +23,14 @@ pub(crate) fn of_waiting(state: &State, job: JobId, now: LogTime) -> Option<Deci
 
 /// Refuses jobs that could not be over by their deadline even if they began at once, by what their owner expects. What
 /// was learned of others like them is not held against them.
-pub(crate) fn check(specs: &[Submission], now: LogTime) -> Result<(), Refusal> {
+pub(crate) fn check(specs: &[Submission], path: JobPath, now: LogTime) -> Result<(), Refusal> {
     for (place, spec) in distinct_specs(specs) {
         let Some(deadline) = spec.deadline else { continue };
         let earliest = earliest_end(spec, now);
         if now < deadline && earliest <= deadline {
             continue;
         }
-        let field = format!("jobs[{place}].spec.deadline");
+        let field = format!("{}.spec.deadline", path.at(place));
         let text = if deadline <= now {
             format!("must be after the present time, {now}, got {deadline}; set a later deadline, or none")
         } else {

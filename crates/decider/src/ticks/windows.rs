@@ -137,12 +137,11 @@ mod tests {
     use muster_state::Phase;
     use muster_types::policy::{PolicyDraft, WindowPurpose};
     use muster_types::{
-        ClusterId, HolderId, JobDraft, LogTime, NodeDraft, Parameters, ReplicaId, RequestId, Submission,
-        TaskGroup, WorkerRequest,
+        ClusterId, HolderId, JobDraft, Leadership, LogTime, NodeDraft, Parameters, ReplicaId, RequestId,
+        Submission, TaskGroup, WorkerRequest,
     };
 
     use crate::{Command, Founding, Pass, handle, schedule};
-    use muster_state::Leadership;
 
     fn name(text: &str) -> Name {
         Name::new(text).expect("a name")
@@ -183,7 +182,7 @@ mod tests {
         let group = TaskGroup::new(name("main"), 1, alloc::vec!["run".to_string()], request);
         let job = JobDraft::new(name("job"), name("team"), alloc::vec![group]).check().expect("a job");
         let jobs = Submission::plain(alloc::vec![job; 30 * per_host as usize]);
-        handle(&mut speculation, &Command::Submit { request: RequestId(1), jobs }).expect("it is taken");
+        handle(&mut speculation, &Command::submit(RequestId(1), jobs)).expect("it is taken");
         while let Pass::Interrupted { .. } = schedule(&mut speculation, &mut Budget::new(100_000)) {
             speculation.take_round();
         }

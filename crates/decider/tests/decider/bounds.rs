@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use muster_decider::{
-    Answer, Command, Founding, Pass, SUBMISSION_BYTES_MAX, Speculation, Steady, handle, schedule, settle_all,
-    split_round, tick,
+    Answer, Command, EncodedRound, Founding, Pass, SUBMISSION_BYTES_MAX, Speculation, Steady, handle,
+    schedule, settle_all, tick,
 };
 use muster_journal::{Decision, ROUND_BYTES_MAX, RankUpdate, encode_round};
 use muster_planner::Budget;
@@ -29,11 +29,7 @@ fn register(speculation: &mut Speculation, spec: muster_types::NodeSpec) {
 }
 
 fn submit(speculation: &mut Speculation, n: u128, specs: Vec<muster_types::JobSpec>) -> Answer {
-    handle(
-        speculation,
-        &Command::Submit { request: request(n), jobs: muster_types::Submission::plain(specs) },
-    )
-    .unwrap()
+    handle(speculation, &Command::submit(request(n), muster_types::Submission::plain(specs))).unwrap()
 }
 
 /// The count of a round's bytes is never below the bytes, whichever field users fill.
@@ -88,11 +84,9 @@ fn a_submission_is_bounded() {
     let wordy = wordy.check().unwrap();
     let refused = |speculation: &mut Speculation, specs: Vec<muster_types::JobSpec>| {
         let before = speculation.last_index();
-        let refusal = handle(
-            speculation,
-            &Command::Submit { request: request(1), jobs: muster_types::Submission::plain(specs) },
-        )
-        .unwrap_err();
+        let refusal =
+            handle(speculation, &Command::submit(request(1), muster_types::Submission::plain(specs)))
+                .unwrap_err();
         assert_eq!(speculation.last_index(), before);
         refusal
     };
@@ -281,10 +275,7 @@ fn a_full_state_forgets_what_is_over_and_then_takes_nothing_new() {
     let mut submit_one = |speculation: &mut Speculation| {
         let n: u128 = next.next().unwrap();
         let specs = vec![job(&format!("j{n}"), 1, Some(accelerators("h100", 8)))];
-        handle(
-            speculation,
-            &Command::Submit { request: request(n), jobs: muster_types::Submission::plain(specs) },
-        )
+        handle(speculation, &Command::submit(request(n), muster_types::Submission::plain(specs)))
     };
     // Cancelled at once: half of them are over.
     for n in 0..1_000u128 {
@@ -301,10 +292,10 @@ fn a_full_state_forgets_what_is_over_and_then_takes_nothing_new() {
     let code = |result: Result<Answer, Refusal>| result.err().map(|refusal| refusal.code);
     assert_eq!(code(submit_one(&mut speculation)), Some(RefusalCode::StateFull));
     // A repeated request is answered all the same.
-    let again = Command::Submit {
-        request: request(7),
-        jobs: muster_types::Submission::plain([job("j7", 1, Some(accelerators("h100", 8)))]),
-    };
+    let again = Command::submit(
+        request(7),
+        muster_types::Submission::plain([job("j7", 1, Some(accelerators("h100", 8)))]),
+    );
     assert!(matches!(handle(&mut speculation, &again), Ok(Answer::Submitted { .. })));
     commit(&mut speculation, &mut state);
     speculation.set_now(start.plus_ms(1_000));
@@ -341,7 +332,7 @@ fn nothing_is_forgotten_by_age_before_a_monotonic_clock_bears_the_age_out() {
     let answer = handle(&mut speculation, &register).unwrap();
     let Answer::Registered { node, incarnation, .. } = answer else { panic!("{answer:?}") };
     let specs = vec![job("j", 1, Some(accelerators("h100", 8)))];
-    let submit = Command::Submit { request: request(42), jobs: muster_types::Submission::plain(specs) };
+    let submit = Command::submit(request(42), muster_types::Submission::plain(specs));
     let answer = handle(&mut speculation, &submit).unwrap();
     let Answer::Submitted { jobs, .. } = &answer else { panic!("{answer:?}") };
     handle(&mut speculation, &Command::cancel(request(43), jobs[0])).unwrap();
@@ -389,7 +380,7 @@ fn one_tenants_jobs_never_take_the_room_of_all_others() {
             draft.check().unwrap()
         };
         let jobs = muster_types::Submission::plain((0..count).map(one).collect::<Vec<_>>());
-        let answer = handle(speculation, &Command::Submit { request: request(n), jobs });
+        let answer = handle(speculation, &Command::submit(request(n), jobs));
         commit(speculation, state);
         answer
     };
@@ -466,20 +457,22 @@ fn a_round_that_is_too_large_is_cut_into_several_that_say_the_same() {
         draft.groups[0].command = vec![long.as_str().into()];
         submit(&mut speculation, n, vec![draft.check().unwrap()]);
     }
+    let parts = speculation.clone().take_encoded();
     let round = speculation.take_round().unwrap();
     whole.apply_round(&round);
-    let parts = split_round(round.clone());
     assert!(parts.len() > 2, "{} parts", parts.len());
-    for part in &parts {
-        assert!(encode_round(part).len() <= ROUND_BYTES_MAX);
+    for EncodedRound { round: part, bytes } in &parts {
+        assert!(bytes.len() <= ROUND_BYTES_MAX);
+        assert_eq!(*bytes, encode_round(part));
         assert_eq!(part.basis_index.next(), part.first_index);
         for applied in state.apply_round(part) {
             assert_eq!(applied.rejection, None);
         }
     }
     assert_eq!((state.log_index(), state.digest()), (whole.log_index(), whole.digest()));
-    let small = parts[0].clone();
-    assert_eq!(split_round(small.clone()), [small]);
+    let decisions = parts.into_iter().flat_map(|part| part.round.decisions);
+    assert!(decisions.eq(round.decisions), "all of it, in order");
+    assert!(speculation.take_encoded().is_empty());
 }
 
 /// A submission that has no room is not refused while finished jobs could go.
@@ -493,7 +486,7 @@ fn what_is_over_goes_before_anything_new_is_refused() {
     register(&mut speculation, node_spec("n0", "eu", "c1", Some(accelerators("h100", 8))));
     let batch = |n: u128, count: usize| {
         let specs = (0..count).map(|k| job(&format!("j{n}-{k}"), 1, Some(accelerators("h100", 8))));
-        Command::Submit { request: request(n), jobs: muster_types::Submission::plain(specs) }
+        Command::submit(request(n), muster_types::Submission::plain(specs))
     };
     for n in 0..10 {
         let Ok(Answer::Submitted { jobs, .. }) = handle(&mut speculation, &batch(n, 100)) else {
@@ -549,7 +542,7 @@ fn what_is_over_goes_before_a_job_that_waits_for_another_is_refused() {
             draft.check().unwrap()
         };
         let jobs = muster_types::Submission::plain((0..count).map(one));
-        Command::Submit { request: request(n), jobs }
+        Command::submit(request(n), jobs)
     };
     // The tenth and the last that finished: eight finished before both.
     let waited_for = [finished[9], finished[19]];
@@ -574,9 +567,8 @@ fn old_requests_go_before_anything_new_is_refused() {
     let mut speculation = Speculation::begin(State::default(), leadership(1, 1), start, founding);
     let mut state = State::default();
     register(&mut speculation, node_spec("n0", "eu", "c1", None));
-    let one = |n: u128| Command::Submit {
-        request: request(n),
-        jobs: muster_types::Submission::plain([job(&format!("j{n}"), 1, None)]),
+    let one = |n: u128| {
+        Command::submit(request(n), muster_types::Submission::plain([job(&format!("j{n}"), 1, None)]))
     };
     for n in 0..1_000 {
         if n == 500 {
@@ -628,7 +620,7 @@ fn a_tenant_has_no_more_jobs_than_its_policy_lets_it_have() {
             draft.check().unwrap()
         };
         let jobs = muster_types::Submission::plain((0..count).map(one).collect::<Vec<_>>());
-        handle(speculation, &Command::Submit { request: request(n), jobs })
+        handle(speculation, &Command::submit(request(n), jobs))
     };
     let exceeded = |refused: Result<Answer, Refusal>| {
         let refused = refused.expect_err("it is more than the tenant may have");

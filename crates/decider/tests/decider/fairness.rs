@@ -158,7 +158,7 @@ fn submit(speculation: &mut Speculation, n: &mut u128, specs: &[JobSpec]) {
     for specs in specs.chunks(limits::BATCH_JOBS_MAX) {
         *n += 1;
         let jobs = Submission::plain(specs.to_vec());
-        handle(speculation, &Command::Submit { request: request(*n), jobs }).unwrap();
+        handle(speculation, &Command::submit(request(*n), jobs)).unwrap();
         speculation.take_round();
     }
 }

@@ -335,7 +335,7 @@ fn label(run: &mut Run) {
     let single = Submission { metadata: Some(Arc::new(by)), ..job("made", 1, None).into() };
     let request = run.next_request();
     let jobs = array.into_iter().chain([single]).collect();
-    handle(&mut run.speculation, &Command::Submit { request, jobs }).unwrap();
+    handle(&mut run.speculation, &Command::submit(request, jobs)).unwrap();
     run.end_round(10);
 }
 
@@ -493,7 +493,7 @@ fn attempts(run: &mut Run) {
     };
     let request = run.next_request();
     let jobs = [Submission::new(draft.check().unwrap(), contract)].into();
-    let job = match handle(&mut run.speculation, &Command::Submit { request, jobs }).unwrap() {
+    let job = match handle(&mut run.speculation, &Command::submit(request, jobs)).unwrap() {
         muster_decider::Answer::Submitted { jobs, .. } => jobs[0],
         other => panic!("{other:?}"),
     };
@@ -635,9 +635,7 @@ impl Run {
 
     fn submit(&mut self, spec: muster_types::JobSpec) -> JobId {
         let request = self.next_request();
-        match handle(&mut self.speculation, &Command::Submit { request, jobs: Submission::plain([spec]) })
-            .unwrap()
-        {
+        match handle(&mut self.speculation, &Command::submit(request, Submission::plain([spec]))).unwrap() {
             muster_decider::Answer::Submitted { jobs, .. } => jobs[0],
             other => panic!("{other:?}"),
         }

@@ -45,7 +45,7 @@ fn scene() -> Scene {
         handle(&mut speculation, &command).unwrap();
     }
     let submit = |speculation: &mut Speculation, n: u128, spec| {
-        let command = Command::Submit { request: request(n), jobs: muster_types::Submission::plain([spec]) };
+        let command = Command::submit(request(n), muster_types::Submission::plain([spec]));
         match handle(speculation, &command).unwrap() {
             muster_decider::Answer::Submitted { jobs, .. } => jobs[0],
             other => panic!("{other:?}"),
@@ -552,7 +552,7 @@ fn a_gang_on_a_node_that_lacks_required_isolation_is_refused() {
     let spec = job("j", 1, Some(accelerators("h100", 1)));
     let jobs = vec![spec.into()].into();
     let Ok(muster_decider::Answer::Submitted { jobs, .. }) =
-        handle(&mut speculation, &Command::Submit { request: request(1), jobs })
+        handle(&mut speculation, &Command::submit(request(1), jobs))
     else {
         panic!("it is taken")
     };
@@ -612,7 +612,7 @@ fn what_jobs_carry_is_checked() {
     handle(&mut speculation, &command).unwrap();
     let submit = |speculation: &mut Speculation, n: u128, count: usize| {
         let jobs = muster_types::Submission::plain((0..count).map(|_| job("plain", 1, None)));
-        match handle(speculation, &Command::Submit { request: request(n), jobs }).unwrap() {
+        match handle(speculation, &Command::submit(request(n), jobs)).unwrap() {
             muster_decider::Answer::Submitted { jobs, .. } => jobs,
             other => panic!("{other:?}"),
         }

@@ -12,8 +12,8 @@ use muster_types::health::{
 use muster_types::policy::{PolicyDraft, TenantPolicy, TenantRights};
 use muster_types::{
     ClusterId, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, JobContract,
-    JobId, JobMetadata, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, ReplicaId, Requester,
-    limits,
+    JobId, JobMetadata, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, QueueKey, ReplicaId,
+    Requester, limits,
 };
 
 use crate::random::Random;
@@ -335,7 +335,8 @@ fn controlled(random: &mut Random, state: &State, job: JobId, request: RequestKe
             if random.once_in(4) {
                 changes.push(FieldChange::ExpectedRun(Some(random.below(2) * 7_000)));
             }
-            let estimate = Estimate { turn: random.below(100), ..Estimate::default() };
+            let estimate =
+                Estimate { turn: QueueKey::urgent(LogTime(random.below(100))), ..Estimate::default() };
             Decision::JobModified { request, by, job, changes, estimate }
         }
     }

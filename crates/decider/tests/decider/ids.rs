@@ -22,7 +22,7 @@ fn submit(speculation: &mut Speculation, n: u128) -> BTreeSet<JobId> {
         job("one", 1, Some(accelerators("h100", 8))),
         job("two", 1, Some(accelerators("h100", 8))),
     ]);
-    let command = Command::Submit { request: request(n), jobs };
+    let command = Command::submit(request(n), jobs);
     match handle(speculation, &command) {
         Ok(Answer::Submitted { jobs, .. }) => jobs.into_iter().collect(),
         other => panic!("{other:?}"),

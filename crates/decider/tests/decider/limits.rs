@@ -1,18 +1,25 @@
 //! The policy bounds how much of the shared capacity a tenant may have, and so does what is left for others.
 
-use muster_decider::{Answer, Command, Founding, Speculation, explain_job, handle, schedule};
+use std::sync::Arc;
+
+use muster_decider::{
+    Answer, Command, Founding, JobPath, ModifyOrder, Speculation, explain_job, handle, schedule,
+};
 use muster_journal::RankUpdate;
 use muster_planner::{Budget, WaitReason};
 use muster_state::{Phase, State};
-use muster_types::policy::{PolicyDraft, TenantLimits, TenantPolicy};
-use muster_types::{ExitStatus, JobId, LogTime, NodeId, Parameters, Refusal, RefusalCode, Submission};
-
-use crate::support::{
-    FOUNDING, check, commit, founded_as, holder, job, leadership, name, node_spec, request,
+use muster_types::policy::{JobLimits, PolicyDraft, TenantLimits, TenantPolicy, UserLimits};
+use muster_types::{
+    ExitStatus, FieldChange, JobContract, JobDraft, JobId, JobMetadata, LogTime, NodeId, Parameters,
+    PriorityTier, Refusal, RefusalCode, Requester, Submission,
 };
 
-const NONE: TenantLimits =
-    TenantLimits { pending_jobs: None, unfinished_jobs: None, running_jobs: None, requests_per_minute: None };
+use crate::support::{
+    FOUNDING, accelerators, check, commit, founded_as, group, holder, job, leadership, name, node_spec,
+    request,
+};
+
+const NONE: TenantLimits = TenantLimits::NONE;
 
 /// A cluster with one host, and tenants with these limits.
 fn cluster(founding: Founding, tenants: &[(&str, TenantLimits)]) -> (Speculation, State) {
@@ -32,9 +39,9 @@ fn cluster(founding: Founding, tenants: &[(&str, TenantLimits)]) -> (Speculation
 }
 
 fn submission(n: u128, tenant: &str) -> Command {
-    let mut draft = muster_types::JobDraft::clone(&job(&format!("j{n}"), 1, None));
+    let mut draft = JobDraft::clone(&job(&format!("j{n}"), 1, None));
     draft.tenant = name(tenant);
-    Command::Submit { request: request(n), jobs: Submission::plain([draft.check().unwrap()]) }
+    Command::submit(request(n), Submission::plain([draft.check().unwrap()]))
 }
 
 fn submit(speculation: &mut Speculation, n: u128, tenant: &str) -> Result<JobId, Refusal> {
@@ -206,4 +213,139 @@ fn a_new_leader_begins_to_count() {
     let mut next = Speculation::begin(state.clone(), leadership(7, 2), now, FOUNDING);
     submit(&mut next, 2, "team").unwrap();
     assert!(submit(&mut next, 3, "team").is_err());
+}
+
+/// A submission of one job of a tenant by a user, as it is changed.
+fn submit_as(
+    speculation: &mut Speculation,
+    n: u128,
+    (tenant, user): (&str, &str),
+    change: impl FnOnce(&mut JobDraft),
+) -> Result<JobId, Refusal> {
+    let mut draft = JobDraft::clone(&job(&format!("j{n}"), 1, None));
+    draft.tenant = name(tenant);
+    change(&mut draft);
+    let metadata = JobMetadata { creator: user.to_owned(), ..JobMetadata::default() };
+    let mut submission = Submission::new(draft.check().unwrap(), JobContract::default());
+    submission.metadata = (!metadata.is_default()).then(|| Arc::new(metadata));
+    match handle(
+        speculation,
+        &Command::Submit { request: request(n), jobs: Arc::new([submission]), path: JobPath::List },
+    )? {
+        Answer::Submitted { jobs, .. } => Ok(jobs[0]),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_user_has_no_more_jobs_than_the_tenant_lets_each_have() {
+    let user = UserLimits { pending_jobs: Some(2), unfinished_jobs: Some(3) };
+    let limits = TenantLimits { user, ..NONE };
+    let (mut speculation, mut state) = cluster(FOUNDING, &[("team", limits), ("other", NONE)]);
+    let as_is = |_: &mut JobDraft| {};
+    for n in 0..2 {
+        submit_as(&mut speculation, n, ("team", "ada"), as_is).unwrap();
+    }
+    let refused = submit_as(&mut speculation, 2, ("team", "ada"), as_is).unwrap_err();
+    assert_eq!(refused.code, RefusalCode::TenantLimit, "{refused}");
+    assert_eq!(
+        ["tenant", "user", "limit", "limit_max", "held"].map(|key| fact(&refused, key)),
+        ["team", "ada", "user.pendingJobs", "2", "2"]
+    );
+    // Others of the tenant, those that nobody knows, and the same user elsewhere have their own.
+    submit_as(&mut speculation, 3, ("team", "bob"), as_is).unwrap();
+    submit_as(&mut speculation, 4, ("team", ""), as_is).unwrap();
+    submit_as(&mut speculation, 5, ("team", ""), as_is).unwrap();
+    let nobody = submit_as(&mut speculation, 6, ("team", ""), as_is).unwrap_err();
+    assert_eq!(fact(&nobody, "user"), "anonymous");
+    submit_as(&mut speculation, 7, ("other", "ada"), as_is).unwrap();
+    // What runs no longer waits, and is not over.
+    pass(&mut speculation, &mut state);
+    let third = submit_as(&mut speculation, 8, ("team", "ada"), as_is).unwrap();
+    let refused = submit_as(&mut speculation, 9, ("team", "ada"), as_is).unwrap_err();
+    assert_eq!(fact(&refused, "limit"), "user.unfinishedJobs");
+    // What is cancelled is over.
+    handle(&mut speculation, &Command::cancel(request(100), third)).unwrap();
+    submit_as(&mut speculation, 10, ("team", "ada"), as_is).unwrap();
+    commit(&mut speculation, &mut state);
+    assert_eq!(state.user_load(&name("team"), "ada").unfinished_jobs, 3);
+    check(&state);
+}
+
+#[test]
+fn one_job_asks_for_no_more_than_its_tenant_and_tier_may() {
+    const HOUR_MS: u64 = 3_600_000;
+    let of_every_job = JobLimits {
+        devices_max: Some(4),
+        run_time_max_ms: Some(10 * HOUR_MS),
+        run_time_default_ms: Some(2 * HOUR_MS),
+    };
+    let (mut speculation, _) =
+        cluster(FOUNDING, &[("team", TenantLimits { job: of_every_job, ..NONE }), ("other", NONE)]);
+    let mut draft = speculation.state().policy().policy.as_ref().clone().into_draft();
+    let of_batch = JobLimits { run_time_max_ms: Some(HOUR_MS), ..JobLimits::default() };
+    let team = draft.tenants.get_mut(&name("team")).unwrap();
+    team.tier_limits.insert(PriorityTier::Batch, of_batch);
+    // A tenant below inherits all of it.
+    let below = TenantPolicy { parent: Some(name("team")), ..TenantPolicy::default() };
+    draft.tenants.insert(name("below"), below);
+    let policy = Box::new(draft.check().unwrap());
+    handle(
+        &mut speculation,
+        &Command::SetPolicy { request: request(u128::MAX - 1), policy, expected_version: None },
+    )
+    .unwrap();
+
+    let limit_of = |speculation: &Speculation, job| speculation.state().spec(job).unwrap().run_time_limit_ms;
+    for (n, tenant) in [(1, "team"), (2, "below")] {
+        let plain = submit_as(&mut speculation, n, (tenant, "ada"), |_| {}).unwrap();
+        assert_eq!(limit_of(&speculation, plain), Some(2 * HOUR_MS), "{tenant}");
+    }
+    // The default of every job is longer than the longest of a batch job: that is what it gets.
+    let batch = |draft: &mut JobDraft| draft.tier = PriorityTier::Batch;
+    let job = submit_as(&mut speculation, 3, ("team", "ada"), batch).unwrap();
+    assert_eq!(limit_of(&speculation, job), Some(HOUR_MS));
+    let named = |limit_ms| move |draft: &mut JobDraft| draft.run_time_limit_ms = Some(limit_ms);
+    submit_as(&mut speculation, 4, ("team", "ada"), named(10 * HOUR_MS)).unwrap();
+    let before = speculation.last_index();
+    let refused = submit_as(&mut speculation, 5, ("below", "ada"), named(10 * HOUR_MS + 1)).unwrap_err();
+    assert_eq!(refused.code, RefusalCode::JobAboveLimit, "{refused}");
+    assert_eq!(
+        ["tenant", "limit", "limit_max", "asked"].map(|key| fact(&refused, key)),
+        ["below", "job.maxRunTime", "36000000", "36000001"]
+    );
+    let wide = |draft: &mut JobDraft| {
+        draft.groups = vec![group("main", 5, Some(accelerators("h100", 1)))];
+    };
+    let refused = submit_as(&mut speculation, 6, ("team", "ada"), wide).unwrap_err();
+    assert_eq!(
+        (refused.code, fact(&refused, "limit"), fact(&refused, "asked")),
+        (RefusalCode::JobAboveLimit, "job.maxDevices".into(), "5".into())
+    );
+    assert_eq!(speculation.last_index(), before, "a refusal leaves no record");
+    // Repeated under its id, a submission is the same one whatever the policy adds to it by then.
+    let again = submit_as(&mut speculation, 1, ("team", "ada"), |_| {}).unwrap();
+    assert_eq!(limit_of(&speculation, again), Some(2 * HOUR_MS));
+    let other = submit_as(&mut speculation, 7, ("other", "ada"), |_| {}).unwrap();
+    assert_eq!(limit_of(&speculation, other), None);
+}
+
+#[test]
+fn a_change_keeps_a_job_within_its_limits() {
+    const HOUR_MS: u64 = 3_600_000;
+    let of_every_job = JobLimits { run_time_max_ms: Some(10 * HOUR_MS), ..JobLimits::default() };
+    let (mut speculation, _) = cluster(FOUNDING, &[("team", TenantLimits { job: of_every_job, ..NONE })]);
+    let job = submit_as(&mut speculation, 1, ("team", "ada"), |_| {}).unwrap();
+    assert_eq!(speculation.state().spec(job).unwrap().run_time_limit_ms, Some(10 * HOUR_MS));
+    let change = |n, limit_ms| {
+        let by = Requester { name: "ada".to_owned(), is_operator: false };
+        let changes = vec![FieldChange::RunTimeLimit(limit_ms)];
+        Command::Modify(Box::new(ModifyOrder { request: request(n), by, job, expected: None, changes }))
+    };
+    for (n, limit_ms) in [(2, None), (3, Some(10 * HOUR_MS + 1))] {
+        let refused = handle(&mut speculation, &change(n, limit_ms)).unwrap_err();
+        assert_eq!(refused.code, RefusalCode::JobAboveLimit, "{limit_ms:?}: {refused}");
+    }
+    handle(&mut speculation, &change(4, Some(HOUR_MS))).unwrap();
+    assert_eq!(speculation.state().spec(job).unwrap().run_time_limit_ms, Some(HOUR_MS));
 }

@@ -153,7 +153,7 @@ impl World {
     fn submit(&mut self, spec: JobSpec) -> Option<JobId> {
         let request = self.next_request();
         let jobs = Submission::plain([spec]);
-        let answer = handle(&mut self.speculation, &Command::Submit { request, jobs }).ok()?;
+        let answer = handle(&mut self.speculation, &Command::submit(request, jobs)).ok()?;
         self.commit();
         let Answer::Submitted { jobs, .. } = answer else { panic!("a submission is answered as one") };
         Some(jobs[0])

@@ -409,7 +409,7 @@ impl Model {
             })
             .collect();
         let request = self.request();
-        let _ = handle(&mut self.speculation, &Command::Submit { request, jobs });
+        let _ = handle(&mut self.speculation, &Command::submit(request, jobs));
     }
 
     fn metadata(&mut self) -> Option<Arc<JobMetadata>> {

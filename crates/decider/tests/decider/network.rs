@@ -55,7 +55,7 @@ impl Fleet {
         let spec = job("checked", nodes, Some(accelerators(kind, 8)));
         let request = self.request();
         let jobs = Submission::plain([spec]);
-        let answer = handle(&mut self.speculation, &Command::Submit { request, jobs }).unwrap();
+        let answer = handle(&mut self.speculation, &Command::submit(request, jobs)).unwrap();
         let muster_decider::Answer::Submitted { jobs, .. } = answer else { panic!("{answer:?}") };
         let job: JobId = jobs[0];
         schedule(&mut self.speculation, &mut Budget::new(100_000));

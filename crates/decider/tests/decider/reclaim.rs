@@ -50,7 +50,7 @@ impl World {
             let specs = drafts.iter().map(|draft| draft.clone().check().unwrap());
             let jobs = Submission::plain(specs);
             let request = self.request();
-            self.carry_out(&Command::Submit { request, jobs });
+            self.carry_out(&Command::submit(request, jobs));
         }
     }
 

@@ -10,7 +10,7 @@ use muster_journal::{
 };
 use muster_planner::Budget;
 use muster_state::{Charge, JobRow, Phase, Placement, RankState, RestoreError, State};
-use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, LogIndex, LogTime, NodeId, limits};
+use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, LogIndex, LogTime, NodeId, QueueKey, limits};
 
 use crate::support::{
     FOUNDING, accelerators, check, commit, founded, founded_as, holder, job, leadership, name, node_draft,
@@ -27,11 +27,8 @@ fn small() -> State {
     }
     for n in 0..4 {
         let specs = vec![job("train", 2, Some(accelerators("h100", 4)))];
-        handle(
-            &mut speculation,
-            &Command::Submit { request: request(n), jobs: muster_types::Submission::plain(specs) },
-        )
-        .unwrap();
+        handle(&mut speculation, &Command::submit(request(n), muster_types::Submission::plain(specs)))
+            .unwrap();
     }
     schedule(&mut speculation, &mut Budget::new(1_000));
     commit(&mut speculation, &mut state);
@@ -172,7 +169,12 @@ fn the_largest_row_is_within_bounds() {
     let row = JobRow {
         held: false,
         released: true,
-        estimate: Estimate { run_ms: u64::MAX, run_high_ms: u64::MAX, turn: u64::MAX, ..Estimate::default() },
+        estimate: Estimate {
+            run_ms: u64::MAX,
+            run_high_ms: u64::MAX,
+            turn: QueueKey::LAST,
+            ..Estimate::default()
+        },
         preemptions: u32::MAX,
         checkpointed_at: Some(LogTime(u64::MAX)),
         promise: None,
@@ -205,11 +207,7 @@ fn the_largest_report_is_within_bounds() {
         .unwrap();
     let ranks = limits::REPORT_RANKS_MAX as u32;
     let specs = vec![job("wide", ranks, None)];
-    handle(
-        &mut speculation,
-        &Command::Submit { request: request(1), jobs: muster_types::Submission::plain(specs) },
-    )
-    .unwrap();
+    handle(&mut speculation, &Command::submit(request(1), muster_types::Submission::plain(specs))).unwrap();
     schedule(&mut speculation, &mut Budget::new(1_000_000));
     commit(&mut speculation, &mut state);
     let job = state.active().next().expect("placed");

@@ -22,7 +22,7 @@ fn cluster(jobs: Vec<JobDraft>) -> Speculation {
     }
     if !jobs.is_empty() {
         let jobs = jobs.into_iter().map(|job| job.check().unwrap().into()).collect();
-        handle(&mut speculation, &Command::Submit { request: request(7), jobs }).unwrap();
+        handle(&mut speculation, &Command::submit(request(7), jobs)).unwrap();
     }
     crate::support::commit(&mut speculation, &mut replica);
     speculation
@@ -244,7 +244,7 @@ fn what_changes_for_those_that_run_is_said() {
     let before = || research(8, NonPreemptible::WithinNominal);
     handle(&mut speculation, &set(before())).unwrap();
     let jobs = [Submission::from(fixed.check().unwrap())].into();
-    handle(&mut speculation, &Command::Submit { request: request(9), jobs }).unwrap();
+    handle(&mut speculation, &Command::submit(request(9), jobs)).unwrap();
     schedule(&mut speculation, &mut Budget::new(10_000));
     assert_warned(&speculation, before(), &[]);
     assert_warned(

@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use muster_decider::{Answer, Command, Founding, Pass, Speculation, handle, schedule};
 use muster_journal::{Decision, WorkerSlot};
 use muster_planner::Budget;
-use muster_state::{Leadership, State};
+use muster_state::State;
 use muster_types::policy::PolicyDraft;
 use muster_types::{
     AcceleratorRequest, Accelerators, ClusterId, DeviceAmount, DeviceSet, HolderId, JobDraft, JobId, JobSpec,
-    LogTime, Name, NodeDraft, Parameters, ReplicaId, RequestId, TaskGroup, WorkerRequest,
+    Leadership, LogTime, Name, NodeDraft, Parameters, ReplicaId, RequestId, TaskGroup, WorkerRequest,
 };
 
 use crate::exhaustive::Fleet;
@@ -168,7 +168,7 @@ fn job(called: &str, gang: &Gang) -> JobSpec {
 
 fn submit(speculation: &mut Speculation, specs: Vec<JobSpec>) -> Vec<JobId> {
     let request = RequestId(u128::from(speculation.state().log_index().0) + 1);
-    match handle(speculation, &Command::Submit { request, jobs: muster_types::Submission::plain(specs) }) {
+    match handle(speculation, &Command::submit(request, muster_types::Submission::plain(specs))) {
         Ok(Answer::Submitted { jobs, .. }) => jobs,
         other => panic!("jobs were not taken: {other:?}"),
     }

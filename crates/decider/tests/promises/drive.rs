@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use muster_decider::{Answer, Command, DrainOrder, Founding, Pass, Speculation, handle, schedule, tick};
 use muster_journal::{Decision, RankUpdate, RearrangeCause, StopCause};
 use muster_planner::Budget;
-use muster_state::{Leadership, State};
+use muster_state::State;
 use muster_types::{
-    ClusterId, ExitStatus, FencingToken, HolderId, JobId, LogTime, NodeId, Parameters, Refusal, ReplicaId,
-    RequestId,
+    ClusterId, ExitStatus, FencingToken, HolderId, JobId, Leadership, LogTime, NodeId, Parameters, Refusal,
+    ReplicaId, RequestId,
 };
 
 use crate::measure::Observer;
@@ -220,7 +220,7 @@ impl<'a> Drive<'a> {
         let spec = self.world.jobs[place].spec(EPOCH);
         let request = self.request();
         // The id has to be known before what follows from the submission is looked at.
-        let answer = handle(&mut self.speculation, &Command::Submit { request, jobs: [spec.into()].into() });
+        let answer = handle(&mut self.speculation, &Command::submit(request, [spec.into()].into()));
         match answer {
             Ok(Answer::Submitted { jobs, .. }) => {
                 self.records[place].id = Some(jobs[0]);

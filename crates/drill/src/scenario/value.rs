@@ -4,6 +4,8 @@
 
 use std::fmt;
 
+use muster_types::quantity::{in_units, scaled, split};
+
 /// Why a value was refused; reads on behind the name of the field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValueError(String);
@@ -26,35 +28,12 @@ impl std::error::Error for ValueError {}
 /// No value is longer; what follows may then be simple.
 const TEXT_BYTES_MAX: usize = 64;
 
-fn split(text: &str, take: impl Fn(char) -> bool) -> (&str, &str) {
-    text.split_at(text.find(|c| !take(c)).unwrap_or(text.len()))
-}
-
 /// Microseconds; `0` needs no unit, everything else does: `12s`, `1m30s`, `250ms`, `1.5s` is refused.
 pub fn duration_us(text: &str) -> Result<u64, ValueError> {
     const UNITS: [(&str, u64); 5] =
         [("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1_000), ("us", 1)];
-    let error = || ValueError::new("a duration like 12s, 250ms or 1m30s (units: h, m, s, ms, us)", text);
-    if text == "0" {
-        return Ok(0);
-    }
-    if text.is_empty() || text.len() > TEXT_BYTES_MAX {
-        return Err(error());
-    }
-    let mut rest = text;
-    let mut total = 0u64;
-    let mut units = UNITS.as_slice();
-    while !rest.is_empty() {
-        let (number, after) = split(rest, |c| c.is_ascii_digit());
-        let (unit, after) = split(after, |c| c.is_ascii_alphabetic());
-        let place = units.iter().position(|(name, _)| *name == unit).ok_or_else(error)?;
-        let number: u64 = number.parse().map_err(|_| error())?;
-        let part = number.checked_mul(units[place].1).ok_or_else(error)?;
-        total = total.checked_add(part).ok_or_else(error)?;
-        units = &units[place + 1..];
-        rest = after;
-    }
-    Ok(total)
+    const EXPECTED: &str = "a duration like 12s, 250ms or 1m30s (units: h, m, s, ms, us)";
+    in_units(text, &UNITS).ok_or_else(|| ValueError::new(EXPECTED, text))
 }
 
 /// Whole milliseconds, no longer than a drill may be.
@@ -76,28 +55,6 @@ pub fn offset_ms(text: &str) -> Result<i64, ValueError> {
     };
     let ms = duration_us(rest).map_err(|_| error())? / 1_000;
     i64::try_from(ms).map(|ms| sign * ms).map_err(|_| error())
-}
-
-/// A decimal number, times `scale`; more places than `scale` holds are refused.
-fn scaled(text: &str, scale: u64) -> Option<u64> {
-    if text.is_empty() || text.len() > TEXT_BYTES_MAX {
-        return None;
-    }
-    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
-    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    if !digits(whole) || (text.contains('.') && !digits(fraction)) {
-        return None;
-    }
-    let mut total = whole.parse::<u64>().ok()?.checked_mul(scale)?;
-    let mut place = scale;
-    for digit in fraction.bytes() {
-        if !place.is_multiple_of(10) {
-            return None;
-        }
-        place /= 10;
-        total = total.checked_add(u64::from(digit - b'0') * place)?;
-    }
-    Some(total)
 }
 
 /// Millionths: `5%`, `0.01%`.

@@ -14,10 +14,11 @@ use muster_journal::{
     Decision, Estimate, NodeLostCause, Outcome as JobOutcome, RankUpdate, RequestKey, Round, StopCause,
     WorkerSlot, encode_round,
 };
-use muster_state::{Effect, Leadership, State};
+use muster_state::{Effect, State};
 use muster_types::{
-    Accelerators, ClusterId, DeviceSet, FencingToken, HolderId, JobDraft, JobId, JobSpec, LogIndex, LogTime,
-    Name, NodeDraft, NodeId, NodeSpec, Parameters, ReplicaId, RequestId, Requester, TaskGroup, WorkerRequest,
+    Accelerators, ClusterId, DeviceSet, FencingToken, HolderId, JobDraft, JobId, JobSpec, Leadership,
+    LogIndex, LogTime, Name, NodeDraft, NodeId, NodeSpec, Parameters, ReplicaId, RequestId, Requester,
+    TaskGroup, WorkerRequest,
 };
 
 /// What the wall clock shows at 0 of the drill's.

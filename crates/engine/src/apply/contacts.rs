@@ -13,8 +13,7 @@
 //!
 //! **Invariant:** what is not known here moves no bound: a replica that starts, or takes a snapshot, begins with nothing.
 
-use muster_state::Leadership;
-use muster_types::{LogTime, NodeId};
+use muster_types::{Leadership, LogTime, NodeId};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 

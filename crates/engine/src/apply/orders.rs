@@ -5,8 +5,9 @@ use muster_journal::{RearrangeCause, StopCause};
 use muster_state::{Phase, Placement, RankState, State};
 use muster_types::health::DrainCause;
 use muster_types::{FencingToken, JobId, JobSpec, NodeId, StopReason};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use tokio::sync::Notify;
 
 /// Start the workers of a gang that are on a node.
@@ -133,8 +134,8 @@ pub struct OrderBoard {
 }
 
 impl OrderBoard {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Board> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, Board> {
+        self.inner.lock()
     }
 
     /// What wakes the session of a node; a later session of the node takes its place.

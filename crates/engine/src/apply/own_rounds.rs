@@ -8,8 +8,8 @@
 
 use bytes::Bytes;
 use muster_journal::Round;
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
 
 /// Rounds kept at most: as many as may be in flight, and some that nobody will ask for any more.
 const KEPT_MAX: usize = 128;
@@ -21,9 +21,9 @@ pub struct OwnRounds {
 }
 
 impl OwnRounds {
-    fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<(Bytes, Round)>> {
+    fn lock(&self) -> parking_lot::MutexGuard<'_, VecDeque<(Bytes, Round)>> {
         // Nothing panics while it holds the lock.
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock()
     }
 
     /// `payload` is what `round` was encoded into.

@@ -9,9 +9,10 @@ use muster_consensus::{
 use muster_decider::KeptReservations;
 use muster_journal::{Decision, Round, decode_round};
 use muster_planted::{Rule, breaks};
-use muster_state::{Applied, Effect, Leadership, State};
-use muster_types::{LogIndex, LogTime};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use muster_state::{Applied, Effect, State};
+use muster_types::{Leadership, LogIndex, LogTime};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::watch;
 
@@ -54,15 +55,15 @@ pub(crate) struct Position {
 
 impl Shared {
     pub(crate) fn contacts(&self) -> MutexGuard<'_, Contacts> {
-        self.contacts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.contacts.lock()
     }
 
     pub(crate) fn restored(&self) -> Option<Arc<Position>> {
-        self.restored.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.restored.lock().clone()
     }
 
     pub(crate) fn forget_restored(&self) {
-        *self.restored.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.restored.lock() = None;
     }
 }
 
@@ -363,7 +364,7 @@ impl Application for Replicated {
         let end = self.state.log_index();
         let state = Arc::new(self.state.clone());
         let position = Arc::new(Position { raft_index, exact: false, state: Arc::clone(&state) });
-        *self.shared.restored.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&position));
+        *self.shared.restored.lock() = Some(Arc::clone(&position));
         self.shared.position.store(position);
         self.shared.view.store(state);
         self.shared.hub.reset(end);

@@ -2,10 +2,9 @@
 
 use muster_decider::Answer;
 use muster_planted::{Rule, breaks};
-use muster_state::Leadership;
-use muster_types::{LogIndex, Refusal, RefusalCode};
+use muster_types::{Leadership, LogIndex, Refusal, RefusalCode};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 use tokio::sync::oneshot;
 
 /// Where an answer goes.
@@ -41,9 +40,9 @@ pub struct Waiters {
 }
 
 impl Waiters {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+    fn lock(&self) -> parking_lot::MutexGuard<'_, Inner> {
         // Nothing below panics while it holds the lock; a poisoned one is still consistent.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// Sends the answer once everything up to `at` is applied.

@@ -9,10 +9,10 @@
 
 use muster_decider::{Answer, Command, Speculation, handle};
 use muster_types::{LogTime, Refusal, RefusalCode};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, PoisonError};
 
 use crate::apply::waiters::Reply;
 
@@ -32,9 +32,9 @@ struct Inner {
 }
 
 impl Faults {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+    fn lock(&self) -> parking_lot::MutexGuard<'_, Inner> {
         // Nothing panics while it holds the lock.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// What happened last, as a sentence.

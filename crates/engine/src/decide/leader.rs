@@ -10,13 +10,12 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use muster_consensus::{Consensus, Environment, LeadershipView, Proposal, ProposeError};
 use muster_decider::{
-    Answer, Command, Founding, Pass, Speculation, TICK_STEPS, schedule, settle_all, split_round,
+    Answer, Command, EncodedRound, Founding, Pass, Speculation, TICK_STEPS, schedule, settle_all,
 };
-use muster_journal::encode_round;
 use muster_planner::Budget;
 use muster_planted::{Rule, breaks};
-use muster_state::{Leadership, NodeStatus};
-use muster_types::{LogIndex, LogTime, Refusal, RefusalCode};
+use muster_state::NodeStatus;
+use muster_types::{Leadership, LogIndex, LogTime, Refusal, RefusalCode};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
@@ -36,12 +35,12 @@ const ROUNDS_IN_FLIGHT_MAX: usize = 64;
 /// Commands decided into one round.
 const COMMANDS_PER_ROUND_MAX: usize = 1_024;
 /// Bytes at which a round takes no further command.
-const ROUND_BYTES_SOFT: usize = 64 << 10;
+const ROUND_BYTES_SOFT: usize = 32 << 10;
 /// Planning work in one round, in visits: some tens of milliseconds.
 const VISITS_PER_ROUND: u64 = 200_000;
 /// Bytes at which a round takes no further lost node. What follows from a loss is bounded by the
 /// decider; the losses themselves are bounded here: a whole fleet can fall silent at once.
-const ROUND_BYTES_LOST: usize = 256 << 10;
+const ROUND_BYTES_LOST: usize = 64 << 10;
 /// Silent nodes that a pass over the queue goes round. Of more, those whose leases run out last are used as others are.
 const SILENT_MAX: usize = 4_096;
 /// Of every so many commands one is a client's, however many the nodes have: a fleet that reports
@@ -93,11 +92,6 @@ pub(crate) struct DecisionLoop<G: Environment> {
     pub(crate) shutdown: CancellationToken,
 }
 
-/// The leadership in a view, when it is this replica's.
-pub(crate) fn own(view: &LeadershipView) -> Option<Leadership> {
-    view.mine.map(|mine| Leadership { term: mine.term, replica: mine.replica })
-}
-
 /// What a view says about a leadership of this replica's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
@@ -109,7 +103,7 @@ enum Standing {
 }
 
 fn standing(view: &LeadershipView, mine: Leadership) -> Standing {
-    match own(view) {
+    match view.mine {
         Some(other) if other != mine => Standing::Lost,
         Some(_) => Standing::Leads,
         None if view.term > mine.term => Standing::Lost,
@@ -136,7 +130,7 @@ impl<G: Environment> DecisionLoop<G> {
     pub(crate) async fn run(mut self) {
         let mut leadership = self.consensus.leadership();
         loop {
-            let mine = own(&leadership.borrow_and_update());
+            let mine = leadership.borrow_and_update().mine;
             let Some(mine) = mine else {
                 if self.follow(&mut leadership).await {
                     return;
@@ -173,12 +167,11 @@ impl<G: Environment> DecisionLoop<G> {
     }
 
     async fn lead(&mut self, mine: Leadership, leadership: &mut watch::Receiver<LeadershipView>) -> End {
-        let ours = muster_consensus::Leadership { term: mine.term, replica: mine.replica };
         tokio::select! {
             biased;
             () = self.shutdown.cancelled() => return End::Shutdown,
             () = lost(leadership, mine) => return End::Lost,
-            passed = self.consensus.barrier(ours) => if passed.is_err() { return End::Refused },
+            passed = self.consensus.barrier(mine) => if passed.is_err() { return End::Refused },
         }
         let state = muster_state::State::clone(&self.shared.view.load());
         if state.leadership().is_some_and(|current| current > mine) {
@@ -201,7 +194,6 @@ impl<G: Environment> DecisionLoop<G> {
             attempt: Attempt::new(self.contain_faults),
             left_out: LeftOut::default(),
             shared_at: instant::<G>(),
-            ours,
             speculation,
             clock,
             outer: self,
@@ -236,7 +228,6 @@ fn refuse(intake: Intake) {
 /// One leadership at work.
 struct Term<'a, G: Environment> {
     outer: &'a mut DecisionLoop<G>,
-    ours: muster_consensus::Leadership,
     speculation: Speculation,
     clock: LogClock,
     in_flight: FuturesUnordered<Proposal>,
@@ -485,14 +476,14 @@ impl<G: Environment> Term<'_, G> {
 
     fn propose(&mut self) {
         let handled = self.attempt.take();
-        let round = self.speculation.take_round();
-        self.promise(handled, round.as_ref().map(|round| round.first_index));
-        for round in round.into_iter().flat_map(split_round) {
-            let payload = Bytes::from(encode_round(&round));
+        let rounds = self.speculation.take_encoded();
+        self.promise(handled, rounds.first().map(|first| first.round.first_index));
+        for EncodedRound { round, bytes } in rounds {
+            let payload = Bytes::from(bytes);
             tracing::debug!(first_index = %round.first_index, decisions = round.decisions.len(), bytes = payload.len(), "round");
             // Before it is proposed: it may be applied before this goes on.
             self.outer.shared.own_rounds.keep(payload.clone(), round);
-            self.in_flight.push(self.outer.consensus.propose(payload, self.ours));
+            self.in_flight.push(self.outer.consensus.propose(payload, self.speculation.leadership()));
             self.proposed += 1;
         }
     }

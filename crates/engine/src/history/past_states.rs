@@ -3,8 +3,9 @@
 use muster_archive::Replay;
 use muster_state::State;
 use muster_types::At;
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
@@ -50,7 +51,7 @@ impl Default for PastStates {
 impl PastStates {
     /// The state at a record or time, if it is kept.
     pub(crate) fn find(&self, at: At) -> Option<Arc<State>> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.lock();
         let place = kept.iter().position(|kept| kept.at == at)?;
         let found = Kept { used: Instant::now(), ..kept.remove(place)? };
         let state = Arc::clone(&found.state);
@@ -61,7 +62,7 @@ impl PastStates {
     /// The nearest one before: going on from it is often shorter than from a base. One of a time may have passed rounds
     /// without a record behind its last one, so nothing goes on from it.
     pub(crate) fn before(&self, at: At) -> Option<Replay> {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = self.kept.lock();
         let fits = |kept: &&Kept| match (kept.at, at) {
             (At::Index(kept), At::Index(index)) => kept <= index,
             (At::Index(_), At::Time(time)) => kept.state.log_time() <= time,
@@ -73,7 +74,7 @@ impl PastStates {
 
     /// Keeps the state that was asked for, for the next who asks.
     pub(crate) fn keep(&self, at: At, replay: Replay, state: Arc<State>) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.lock();
         kept.retain(|kept| kept.at != at);
         while kept.len() >= KEPT_MAX {
             kept.pop_front();
@@ -86,7 +87,7 @@ impl PastStates {
             loop {
                 tokio::time::sleep(KEPT_FOR / 2).await;
                 let Some(kept) = kept.upgrade() else { return };
-                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut kept = kept.lock();
                 kept.retain(|kept| kept.used.elapsed() < KEPT_FOR);
                 if kept.iter().all(|kept| kept.at != at) {
                     return;

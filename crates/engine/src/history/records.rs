@@ -11,8 +11,9 @@ use muster_archive::{Archive, ArchiveError, ArchivedRound, Place, Slice, Summary
 use muster_consensus::{CommittedEntry, Consensus, LogSlice};
 use muster_state::State;
 use muster_types::{LogIndex, Refusal, RefusalCode};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
@@ -169,7 +170,7 @@ impl History {
 
     pub(super) fn trail(&self) -> MutexGuard<'_, Option<Trail>> {
         // Plain data; whoever panicked has left it as it was.
-        self.trail.lock().unwrap_or_else(PoisonError::into_inner)
+        self.trail.lock()
     }
 
     /// Notes where records stand, for as long as the replica runs.
@@ -459,7 +460,7 @@ impl History {
     }
 
     fn kept(&self, has: impl Fn(&KeptSlice) -> bool) -> Option<Arc<Slice>> {
-        let mut slices = self.slices.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slices = self.slices.lock();
         let at = slices.iter().rposition(has)?;
         let kept = slices.remove(at)?;
         let slice = Arc::clone(&kept.slice);
@@ -468,7 +469,7 @@ impl History {
     }
 
     fn keep(&self, is_archived: bool, slice: &Arc<Slice>) {
-        let mut slices = self.slices.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slices = self.slices.lock();
         slices.push_back(KeptSlice { is_archived, slice: Arc::clone(slice) });
         let mut bytes: usize = slices.iter().map(|kept| kept.slice.bytes()).sum();
         while slices.len() > 1 && (slices.len() > SLICES_MAX || bytes > SLICES_BYTES_MAX) {

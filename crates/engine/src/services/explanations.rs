@@ -3,7 +3,7 @@
 //! **Invariant:** what holds now says nothing of a state of the past.
 
 use muster_consensus::TokioEnv;
-use muster_decider::{JobExplanation, KeptReservations};
+use muster_decider::{JobExplanation, JobPath, KeptReservations};
 use muster_planner::WaitReason;
 use muster_state::State;
 use muster_types::{JobId, LogTime, Refusal, Submission};
@@ -44,7 +44,7 @@ impl Engine {
     /// # Errors
     /// When it names a data set that the policy does not list, or the replica stops.
     pub async fn explain_spec(&self, view: &Reading, job: Submission) -> Result<JobExplanation, Refusal> {
-        muster_decider::check_datasets(view, std::slice::from_ref(&job))?;
+        muster_decider::check_datasets(view, std::slice::from_ref(&job), JobPath::Single)?;
         let kept = self.kept_at(view);
         let explain = move |view: &State, now| {
             let place = job.contract.checkpoint.place.as_ref();

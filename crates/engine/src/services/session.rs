@@ -6,14 +6,15 @@
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
-use muster_consensus::{Consensus, Environment};
+use muster_consensus::{Consensus, Environment, NotLeader};
 use muster_decider::{Answer, Command};
 use muster_journal::RankUpdate;
 use muster_planted::{Rule, breaks};
-use muster_state::{Leadership, Phase, RankState, State};
+use muster_state::{Phase, RankState, State};
 use muster_types::health::{HealthReport, RepairPhase};
 use muster_types::{
-    ExitStatus, Feature, FencingToken, ForeignLoad, JobId, Name, NodeId, Refusal, RefusalCode, limits,
+    ExitStatus, Feature, FencingToken, ForeignLoad, JobId, Leadership, Name, NodeId, Refusal, RefusalCode,
+    limits,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -143,10 +144,9 @@ impl<G: Environment> Engine<G> {
 
 /// Proves to be the leader, now.
 async fn confirm<G: Environment>(consensus: &Consensus<G>) -> Result<Leadership, Refusal> {
-    match consensus.confirm_leadership().await {
-        Ok(point) => Ok(Leadership { term: point.leadership.term, replica: point.leadership.replica }),
-        Err(error) => Err(Refusal::new(RefusalCode::NotLeader, error.to_string())),
-    }
+    let confirmed = consensus.confirm_leadership().await;
+    let refusal = |error: NotLeader| Refusal::new(RefusalCode::NotLeader, error.to_string());
+    confirmed.map(|point| point.leadership).map_err(refusal)
 }
 
 /// The way to the agent. An agent that takes nothing must not keep a session that is over.

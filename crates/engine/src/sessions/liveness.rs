@@ -11,10 +11,9 @@
 //! **Invariant:** once a session is over it stays over: only a registration that was decided later
 //! begins another.
 
-use muster_state::Leadership;
-use muster_types::{NodeId, Parameters};
+use muster_types::{Leadership, NodeId, Parameters};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -46,8 +45,8 @@ pub struct Liveness {
 }
 
 impl Liveness {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, Inner> {
+        self.inner.lock()
     }
 
     /// A leadership begins: every session that stands gets one full term from the last moment at which a leader

@@ -7,11 +7,12 @@
 use bytes::Bytes;
 use muster_state::{JobRow, Placement};
 use muster_types::{FencingToken, JobId, Refusal, RefusalCode};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
@@ -96,7 +97,7 @@ pub(crate) struct LogRelay {
 impl LogRelay {
     pub(crate) fn open(&self) -> Result<(u64, Chunks), Refusal> {
         let (reader, chunks) = mpsc::channel(CHUNKS_WAITING_MAX);
-        let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut readers = self.readers.lock();
         readers.retain(|_, reader| !reader.is_closed());
         if readers.len() >= READS_WAITING_MAX {
             let text = "too many reads of output wait for their agents; try again";
@@ -114,7 +115,7 @@ impl LogRelay {
 
     /// Where an agent's upload goes; none when nobody reads any more.
     pub(crate) fn take(&self, read_id: u64) -> Option<Reader> {
-        self.readers.lock().unwrap_or_else(PoisonError::into_inner).remove(&read_id)
+        self.readers.lock().remove(&read_id)
     }
 
     /// Ends a read whose upload has not begun, with the reason.

@@ -1,11 +1,12 @@
 //! Probes that run, and checks of placements that gather their nodes.
 
 use muster_types::{FencingToken, JobId, NodeId, Refusal, RefusalCode};
+use parking_lot::Mutex;
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::BuildHasher;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit, mpsc};
 use tokio::time::Instant;
@@ -55,8 +56,8 @@ impl Default for Probes {
     }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+fn locked<T>(mutex: &Mutex<T>) -> parking_lot::MutexGuard<'_, T> {
+    mutex.lock()
 }
 
 /// A probe that runs. It is taken out of the running ones however its future ends.

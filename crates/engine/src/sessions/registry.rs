@@ -1,9 +1,9 @@
 //! Sessions that stand at this replica, by node.
 
 use muster_types::{Features, NodeId};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -26,8 +26,8 @@ pub(crate) struct Sessions {
 }
 
 impl Sessions {
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<NodeId, Standing>> {
-        self.by_node.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, BTreeMap<NodeId, Standing>> {
+        self.by_node.lock()
     }
 
     /// A later session of a node takes the place of the one before.

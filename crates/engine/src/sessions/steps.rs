@@ -3,8 +3,8 @@
 //! Only a change is said in the log. A new leader knows nothing of it and learns it within some steps.
 
 use muster_types::{FencingToken, JobId};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
 /// Steps of a rank that count.
 const STEPS: usize = 8;
@@ -102,7 +102,7 @@ impl Steps {
         (step, duration_ms): (u64, u64),
         runs: impl Fn(JobId, FencingToken) -> bool,
     ) -> Vec<Change> {
-        let mut gangs = self.gangs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut gangs = self.gangs.lock();
         let is_known = gangs.get(&job).is_some_and(|gang| gang.token == token);
         if !is_known {
             gangs.retain(|job, gang| runs(*job, gang.token));
@@ -125,7 +125,7 @@ impl Steps {
 
     /// The leadership has ended.
     pub(crate) fn forget(&self) {
-        self.gangs.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.gangs.lock().clear();
     }
 }
 
@@ -207,11 +207,11 @@ mod tests {
         for job in 0..2 * GANGS_MAX as u64 {
             assert_eq!(steps.note((JobId(job), token(job)), 0, (1, 1), |_, _| true), []);
         }
-        assert_eq!(steps.gangs.lock().unwrap().len(), GANGS_MAX);
+        assert_eq!(steps.gangs.lock().len(), GANGS_MAX);
         // Those that run no more make room.
         steps.note((JobId(0), token(9)), 0, (1, 1), |_, _| false);
-        assert_eq!(steps.gangs.lock().unwrap().len(), 1);
+        assert_eq!(steps.gangs.lock().len(), 1);
         steps.forget();
-        assert!(steps.gangs.lock().unwrap().is_empty());
+        assert!(steps.gangs.lock().is_empty());
     }
 }

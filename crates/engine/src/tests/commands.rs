@@ -35,7 +35,7 @@ async fn a_job_whose_time_comes_waits_for_nothing_else() {
     let mut draft = JobDraft::clone(&job("later", 1));
     draft.not_before = Some(LogTime(u64::try_from(soon.as_millis()).unwrap()));
     let jobs = muster_types::Submission::plain(vec![draft.check().unwrap()]);
-    let answer = guarded("it", engine.execute(Command::Submit { request: RequestId(1), jobs })).await;
+    let answer = guarded("it", engine.execute(Command::submit(RequestId(1), jobs))).await;
     assert!(answer.is_ok(), "{answer:?}");
     assert_eq!(engine.view().not_before().count(), 1);
     // What is done now and then is done every ten seconds.
@@ -151,10 +151,7 @@ async fn waiting_submissions_are_bounded_by_their_size_too() {
         let mut spec = muster_types::JobDraft::clone(&job("large", 1));
         spec.groups[0].command = vec!["x".repeat(4_000); 8];
         let spec = spec.check().expect("it is a job");
-        Command::Submit {
-            request: RequestId(request),
-            jobs: muster_types::Submission::plain(vec![spec; 1_000]),
-        }
+        Command::submit(RequestId(request), muster_types::Submission::plain(vec![spec; 1_000]))
     };
     let mut first = Box::pin(engine.execute(large(1)));
     let mut second = Box::pin(engine.execute(large(2)));
@@ -203,7 +200,7 @@ async fn a_command_that_meets_a_broken_invariant_costs_itself_alone() {
     let _session = open(&engine, opening("h1", 1)).await;
     let poison = || {
         let jobs = muster_types::Submission::plain([job("poison", 1)]);
-        Command::Submit { request: RequestId(9), jobs }
+        Command::submit(RequestId(9), jobs)
     };
     // In one round with others, which are carried out all the same.
     let (before, poisoned, behind) = guarded("all three", async {

@@ -119,10 +119,7 @@ impl Running {
     /// be told apart.
     async fn work(&self, requests: std::ops::Range<u128>, seen: &mut BTreeMap<LogIndex, u64>) {
         for number in requests {
-            let submit = Command::Submit {
-                request: RequestId(number),
-                jobs: muster_types::Submission::plain([job("j", 1)]),
-            };
+            let submit = Command::submit(RequestId(number), muster_types::Submission::plain([job("j", 1)]));
             let answer = self.execute(submit).await;
             self.note(seen);
             if let (0, Answer::Submitted { jobs, .. }) = (number % 2, answer) {
@@ -494,7 +491,7 @@ async fn a_watch_of_queues_that_goes_on_in_the_middle_of_a_round_misses_nothing_
         let mut draft = muster_types::JobDraft::clone(&job("j", 1));
         draft.tenant = name(&format!("tenant-{}", number % 7));
         let jobs = muster_types::Submission::plain([draft.check().expect("a job")]);
-        running.execute(Command::Submit { request: RequestId(number), jobs })
+        running.execute(Command::submit(RequestId(number), jobs))
     };
     // Together, so that rounds have many records.
     for batch in 0..10 {

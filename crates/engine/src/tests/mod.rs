@@ -106,7 +106,7 @@ pub(crate) async fn until(engine: &Engine, what: &str, wanted: impl Fn(&State) -
 
 fn submit(request: u128, count: usize, workers: u32) -> Command {
     let specs: Vec<_> = (0..count).map(|n| job(&format!("job-{n}"), workers)).collect();
-    Command::Submit { request: RequestId(request), jobs: muster_types::Submission::plain(specs) }
+    Command::submit(RequestId(request), muster_types::Submission::plain(specs))
 }
 
 pub(crate) async fn submitted(engine: &Engine, request: u128, workers: u32) -> JobId {

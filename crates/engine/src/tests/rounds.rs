@@ -40,7 +40,7 @@ fn rounds_of_a_lost_leadership_answer_nobody_and_publish_nothing() {
     let shared = &view.shared;
     let mut follower = follow(&shared.hub, WatchPosition::after(LogIndex(3))).expect("it is kept");
     let (reply, mut told) = tokio::sync::oneshot::channel();
-    let new = muster_state::Leadership { term: 3, replica: REPLICA };
+    let new = muster_types::Leadership { term: 3, replica: REPLICA };
     shared.waiters.add(LogIndex(4), new, reply, Ok(Answer::Done { at: LogIndex(4) }));
     // Appended late, of the leadership before: takes no position.
     application.apply(&[entry(3, &round(2, 3, vec![Decision::LeaderStarted]))]);
@@ -80,7 +80,7 @@ fn a_node_that_no_leader_hears_is_over_though_leaders_change_faster_than_a_lease
     // One leadership: what it decides is applied, and a leader of its term counts leases from there.
     let mut lead = |term: u64, second: u64, agents: &[&str]| -> Vec<String> {
         SECONDS.set(second);
-        let mine = muster_state::Leadership { term, replica: REPLICA };
+        let mine = muster_types::Leadership { term, replica: REPLICA };
         let state = State::clone(&view.shared.view.load());
         let mut speculation = Speculation::begin(state, mine, LogTime(second * 1_000), founding);
         let begun = speculation.take_round();

@@ -1,7 +1,7 @@
 //! Changes that watchers receive, and places between them.
 
 use muster_state::{JobRow, NodeRow, QueueRow, RestrictionRow};
-use muster_types::{JobId, JobMetadata, JobSpec, LogIndex, Name, NodeId, NodeSpec};
+use muster_types::{JobId, JobMetadata, JobSpec, LogIndex, Name, NodeId, NodeSpec, PriorityTier};
 use std::sync::Arc;
 
 /// Weight of a node's description without its labels and taints.
@@ -44,8 +44,9 @@ pub enum Change {
         spec: Arc<JobSpec>,
         /// Its labels, annotations and creator.
         metadata: Option<Arc<JobMetadata>>,
-        /// What it carried before, when the record has changed that: a watch that selected it by that has to show it once more.
-        before: Option<Arc<JobMetadata>>,
+        /// What watches select it by, as it was before a record that changed it: one that selected it by that has to show it once
+        /// more.
+        before: Option<JobBefore>,
     },
     /// A finished job was dropped.
     JobForgotten(JobId),
@@ -71,6 +72,15 @@ pub enum Change {
     },
     /// What a round did to queues, by name: as they were after it, none for those that were dropped.
     Queues(Arc<[(Name, Option<Arc<QueueRow>>)]>),
+}
+
+/// What a change of a job may have changed of what watches select jobs by.
+#[derive(Clone, Debug)]
+pub struct JobBefore {
+    /// Its tier.
+    pub tier: PriorityTier,
+    /// Its labels, annotations and creator.
+    pub metadata: Option<Arc<JobMetadata>>,
 }
 
 /// One change and its place.

@@ -4,11 +4,11 @@
 use muster_archive::Observer;
 use muster_journal::Decision;
 use muster_state::{Applied, Effect, QueueRow, State};
-use muster_types::{FieldChange, JobMetadata, LogIndex, Name, NodeSpec};
+use muster_types::{LogIndex, Name, NodeSpec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::watch::changes::{Change, Event, WatchPosition};
+use crate::watch::changes::{Change, Event, JobBefore, WatchPosition};
 
 /// Makes the events of records, in order.
 pub(crate) struct EventMaker {
@@ -24,8 +24,8 @@ pub(crate) struct EventMaker {
     reached: Option<LogIndex>,
     /// What a node said of itself that the next record describes anew or forgets.
     node_before: Option<Arc<NodeSpec>>,
-    /// What the job of the next record carried, if that changes it.
-    metadata_before: Option<Arc<JobMetadata>>,
+    /// What the job of the next record was, if that changes it.
+    job_before: Option<JobBefore>,
 }
 
 impl EventMaker {
@@ -41,7 +41,7 @@ impl EventMaker {
             metadata_set: false,
             reached: None,
             node_before: None,
-            metadata_before: None,
+            job_before: None,
         }
     }
 
@@ -66,7 +66,7 @@ impl EventMaker {
                 let (row, spec) = (state.job(*id)?, state.spec(*id)?);
                 let metadata = state.metadata(*id).cloned();
                 let (row, spec) = (Arc::new(row.clone()), Arc::clone(spec));
-                Some(Change::Job { id: *id, row, spec, metadata, before: self.metadata_before.clone() })
+                Some(Change::Job { id: *id, row, spec, metadata, before: self.job_before.clone() })
             }
             Effect::JobForgotten(id) => Some(Change::JobForgotten(*id)),
             Effect::NodeChanged(id) => Some(Change::Node {
@@ -137,10 +137,10 @@ impl EventMaker {
 impl Observer for EventMaker {
     fn before(&mut self, state: &State, decision: &Decision) {
         self.metadata_set |= matches!(decision, Decision::JobMetadataSet { .. });
-        self.metadata_before = match decision {
-            Decision::JobModified { job, changes, .. } if changes.iter().any(FieldChange::is_of_metadata) => {
-                Some(state.metadata(*job).cloned().unwrap_or_default())
-            }
+        self.job_before = match decision {
+            Decision::JobModified { job, .. } => state
+                .spec(*job)
+                .map(|spec| JobBefore { tier: spec.tier, metadata: state.metadata(*job).cloned() }),
             _ => None,
         };
         let node = match decision {

@@ -2,8 +2,8 @@
 
 use muster_planted::{Rule, breaks};
 use muster_types::{LogIndex, Refusal, RefusalCode};
+use parking_lot::RwLock;
 use std::collections::VecDeque;
-use std::sync::{PoisonError, RwLock};
 use tokio::sync::watch;
 
 use crate::watch::changes::{Event, WatchPosition};
@@ -53,7 +53,7 @@ impl WatchHub {
 
     /// Adds the changes of records up to `end`; waking the followers is the caller's next step.
     pub(crate) fn append(&self, end: LogIndex, events: Vec<Event>) {
-        let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.inner.write();
         inner.end = inner.end.max(end);
         inner.weight += events.iter().map(Event::weight).sum::<usize>();
         inner.events.extend(events);
@@ -70,7 +70,7 @@ impl WatchHub {
 
     /// A snapshot replaced the state: what led to it is not known here.
     pub(crate) fn reset(&self, at: LogIndex) {
-        let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.inner.write();
         *inner = Inner::new(at);
         drop(inner);
         self.end.send_replace(at);
@@ -78,7 +78,7 @@ impl WatchHub {
 
     /// Where a follower of the changes behind `from` begins.
     pub(crate) fn enter(&self, from: WatchPosition) -> Result<WatchPosition, Refusal> {
-        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        let inner = self.inner.read();
         check_position(&inner, from)?;
         Ok(match inner.events.iter().find(|event| event.position > from) {
             Some(skipped) if breaks(Rule::WatchSkips) => skipped.position,
@@ -93,13 +93,13 @@ impl WatchHub {
 
     /// Whether everything behind a place is here.
     pub(crate) fn keeps(&self, from: WatchPosition) -> bool {
-        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        let inner = self.inner.read();
         check_position(&inner, from).is_ok()
     }
 
     /// Changes behind a place, at most some of them, and the place reached.
     pub(crate) fn batch(&self, from: WatchPosition) -> Result<(Vec<Event>, WatchPosition), Refusal> {
-        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        let inner = self.inner.read();
         check_position(&inner, from)?;
         let start = inner.events.partition_point(|e| e.position <= from);
         let events: Vec<Event> = inner.events.range(start..).take(BATCH_MAX).cloned().collect();
@@ -169,7 +169,7 @@ mod tests {
             let position = WatchPosition { log_index: LogIndex(index), ordinal: 1 };
             hub.append(LogIndex(index), vec![Event { position, change }]);
         }
-        let inner = hub.inner.read().expect("nobody panicked");
+        let inner = hub.inner.read();
         assert_eq!((inner.events.len(), inner.weight), (fitting, fitting * workers));
         assert_eq!(inner.floor, LogIndex(10));
     }

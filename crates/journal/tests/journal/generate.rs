@@ -13,15 +13,16 @@ use muster_types::health::{
 };
 use muster_types::job::ArrayMember;
 use muster_types::policy::{
-    Guarantee, NonPreemptible, Policy, PolicyDraft, TenantLimits, TenantPolicy, TenantRights,
+    Guarantee, JobLimits, NonPreemptible, Policy, PolicyDraft, TenantLimits, TenantPolicy, TenantRights,
+    UserLimits,
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval,
     CertificateSerial, CheckpointRules, ClusterId, Dependency, DependencyRule, DeviceAmount, DeviceSet,
     ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobDraft, JobId,
     JobMetadata, JobSpec, LaunchForm, Level, LogIndex, LogTime, Name, NodeAdmission, NodeBounds, NodeDraft,
-    NodeId, NodeSpec, NoticeRules, Parameters, Preflight, PriorityTier, ReplicaId, RequestId, Requester,
-    RetryRules, Revocation, Spread, TaskGroup, TopologyRule, WorkerRequest, limits,
+    NodeId, NodeSpec, NoticeRules, Parameters, Preflight, PriorityTier, QueueKey, ReplicaId, RequestId,
+    Requester, RetryRules, Revocation, Spread, TaskGroup, TopologyRule, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -263,12 +264,19 @@ fn parameters() -> impl Strategy<Value = Parameters> {
 }
 
 fn estimate() -> impl Strategy<Value = Estimate> {
-    (any::<[u64; 3]>(), option::of(any::<u64>())).prop_map(|(n, burst)| Estimate {
+    (any::<[u64; 2]>(), queue_key(), option::of(any::<u64>())).prop_map(|(n, turn, burst)| Estimate {
         run_ms: n[0],
         run_high_ms: n[1],
-        turn: n[2],
+        turn,
         burst: burst.map(JobId),
     })
+}
+
+fn queue_key() -> impl Strategy<Value = QueueKey> {
+    prop_oneof![
+        any::<u64>().prop_map(|since| QueueKey::urgent(LogTime(since))),
+        any::<u64>().prop_map(QueueKey::ordinary),
+    ]
 }
 
 fn rearrange_cause() -> impl Strategy<Value = RearrangeCause> {
@@ -418,7 +426,7 @@ fn decisions() -> impl Strategy<Value = Decision> {
             .prop_map(|(stops, promises)| Decision::Rearranged { stops, promises }),
         job().prop_map(|job| Decision::PromiseDropped { job }),
         job().prop_map(|job| Decision::JobReleased { job }),
-        vec((job(), any::<u64>()), 0..4).prop_map(|bursts| Decision::TurnsChanged { bursts }),
+        vec((job(), queue_key()), 0..4).prop_map(|bursts| Decision::TurnsChanged { bursts }),
         any::<u16>().prop_map(|format| Decision::FormatRaised { format }),
         any::<u32>().prop_map(|generation| Decision::ClusterRecovered { generation }),
         (option::of(request()), any::<u32>())
@@ -542,19 +550,28 @@ fn policy() -> impl Strategy<Value = Policy> {
         deadlines,
     });
     let limit = || option::of(1..1_000_u32);
-    let limits = (limit(), limit(), limit(), limit()).prop_map(
-        |(pending_jobs, unfinished_jobs, running_jobs, requests_per_minute)| TenantLimits {
-            pending_jobs,
-            unfinished_jobs,
-            running_jobs,
-            requests_per_minute,
+    let job_limits = || {
+        (limit(), limit(), limit()).prop_map(|(devices_max, max, default)| JobLimits {
+            devices_max,
+            run_time_max_ms: max.map(u64::from),
+            run_time_default_ms: default.map(|ms| u64::from(ms.min(max.unwrap_or(ms)))),
+        })
+    };
+    let counts = (limit(), limit(), limit(), limit(), limit(), limit());
+    let limits = (counts, job_limits()).prop_map(
+        |(
+            (pending_jobs, unfinished_jobs, running_jobs, requests_per_minute, user_pending, user_all),
+            job,
+        )| {
+            let user = UserLimits { pending_jobs: user_pending, unfinished_jobs: user_all };
+            TenantLimits { pending_jobs, unfinished_jobs, running_jobs, requests_per_minute, user, job }
         },
     );
-    let tenant = (rights, limits).prop_map(|(rights, limits)| TenantPolicy {
-        rights,
-        limits,
-        ..TenantPolicy::default()
-    });
+    let tier = prop::sample::select(PriorityTier::ALL.to_vec());
+    let tenant =
+        (rights, limits, btree_map(tier, job_limits(), 0..3)).prop_map(|(rights, limits, tier_limits)| {
+            TenantPolicy { rights, limits, tier_limits, ..TenantPolicy::default() }
+        });
     let isolation = prop::collection::btree_set(prop::sample::select(Guarantee::ALL.to_vec()), 0..4);
     (btree_map(name(), tenant, 0..4), isolation, any::<bool>(), 0..60_000_u64).prop_map(
         |(tenants, required_isolation, end_overrunners, backoff_ms)| {

@@ -1,13 +1,13 @@
 use std::collections::BTreeSet;
 
 use muster_journal::{
-    Decision, DecodeError, Estimate, FORMAT_MAX, FORMAT_MIN, ROUND_BYTES_MAX, RequestKey, Round,
-    TEST_FORMAT_REASON, WorkerSlot, canonical, decode_round, encode_round, from_canonical, hash,
+    Decision, DecodeError, EncodedDecisions, Estimate, FORMAT_MAX, FORMAT_MIN, ROUND_BYTES_MAX, RequestKey,
+    Round, TEST_FORMAT_REASON, WorkerSlot, canonical, decode_round, encode_round, from_canonical, hash,
 };
 use muster_types::NodeSpec;
 use muster_types::{
-    Accelerators, DeviceSet, JobDraft, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, ReplicaId, RequestId,
-    TaskGroup, WorkerRequest,
+    Accelerators, DeviceSet, JobDraft, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, QueueKey, ReplicaId,
+    RequestId, TaskGroup, WorkerRequest,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -27,7 +27,24 @@ proptest! {
     #[test]
     fn what_was_encoded_decodes(round in round()) {
         let bytes = encode_round(&round);
+        prop_assert_eq!(&bytes[HEADER_BYTES..], canonical(&round));
         prop_assert_eq!(decode(&bytes), Ok(round));
+    }
+
+    #[test]
+    fn runs_are_all_decisions_in_order_and_as_small_as_asked(round in round(), bytes_max in 0usize..2_000) {
+        let mut encoded = EncodedDecisions::default();
+        round.decisions.iter().for_each(|decision| encoded.push(decision));
+        let runs = encoded.runs(bytes_max);
+        let (counts, bytes): (Vec<usize>, Vec<&[u8]>) = runs.into_iter().unzip();
+        prop_assert_eq!(counts.iter().sum::<usize>(), round.decisions.len());
+        prop_assert_eq!(bytes.concat().len(), encoded.byte_count());
+        let mut decisions = round.decisions.iter();
+        for (count, run) in counts.into_iter().zip(bytes) {
+            let own: Vec<u8> = decisions.by_ref().take(count).flat_map(canonical).collect();
+            prop_assert_eq!(own, run);
+            prop_assert!(count > 0 && (count == 1 || run.len() <= bytes_max));
+        }
     }
 
     #[test]
@@ -229,8 +246,12 @@ fn typical() -> JobSpec {
 
 fn submitted() -> Decision {
     let request = RequestKey { id: RequestId(u128::MAX / 3), fingerprint: u64::MAX / 5 };
-    let estimate =
-        Estimate { run_ms: 3_600_000, run_high_ms: 7_200_000, turn: 1_800_000_000_000, burst: None };
+    let estimate = Estimate {
+        run_ms: 3_600_000,
+        run_high_ms: 7_200_000,
+        turn: QueueKey::urgent(LogTime(1_800_000_000_000)),
+        burst: None,
+    };
     Decision::JobsSubmitted { request, specs: vec![typical().into()], estimates: vec![estimate] }
 }
 

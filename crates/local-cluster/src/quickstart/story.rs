@@ -113,7 +113,7 @@ impl Story<'_> {
     }
 
     async fn submit(&mut self, specs: Vec<v1::Job>) -> Result<Vec<String>> {
-        let request = v1::SubmitJobsRequest { request_id: String::new(), jobs: specs };
+        let request = v1::SubmitJobsRequest { jobs: specs, ..Default::default() };
         let ids = self.client.submit_jobs(request).await.context("submitting jobs")?.job_ids;
         self.acknowledged.extend(ids.iter().cloned());
         Ok(ids)

@@ -2,8 +2,9 @@
 
 use muster_client::{Client, WatchItem};
 use muster_wire::v1::{Job, JobPhase, WatchJobsRequest};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
@@ -28,7 +29,7 @@ impl Tracker {
             loop {
                 match events.next().await {
                     Ok(WatchItem::Changed { job, .. }) => {
-                        let mut jobs = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                        let mut jobs = seen.lock();
                         jobs.insert(job.id.clone(), *job);
                     }
                     Ok(_) => {}
@@ -45,7 +46,7 @@ impl Tracker {
 
     /// The jobs as last seen.
     pub fn jobs(&self) -> Jobs {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.jobs.lock().clone()
     }
 
     /// Waits until `done` holds of what was seen; when it did, or none after `limit`.

@@ -20,7 +20,7 @@ fn cluster() -> (Fake, Vec<String>) {
 
 /// What was asked: the call, and whether it only looked.
 fn asked(fake: &Fake) -> Vec<(&'static str, bool)> {
-    let book = fake.book.lock().unwrap();
+    let book = fake.book.lock();
     book.controls.iter().map(|(call, _, validate_only)| (*call, *validate_only)).collect()
 }
 
@@ -39,7 +39,7 @@ fn a_selector_is_looked_at_before_it_does_anything() {
         ("suspend", "suspend", "2 jobs suspended"),
         ("cancel", "cancel", "2 jobs cancelled"),
     ] {
-        fake.book.lock().unwrap().controls.clear();
+        fake.book.lock().controls.clear();
         let ran = muster(&fake, &["job", command, "-l", "team=vision"]);
         assert_eq!((ran.code, ran.out.trim()), (0, done), "{}", ran.err);
         let asked = asked(&fake);
@@ -56,7 +56,7 @@ fn a_selector_is_looked_at_before_it_does_anything() {
 fn all_jobs_are_asked_for_and_none_are_not_found() {
     let (fake, _) = cluster();
     for args in [["--all"].as_slice(), &["--name", "t"]] {
-        fake.book.lock().unwrap().controls.clear();
+        fake.book.lock().controls.clear();
         let command: Vec<&str> = ["job", "cancel"].iter().chain(args).copied().collect();
         let ran = muster(&fake, &command);
         assert_eq!(ran.code, 5, "{}", ran.err);
@@ -82,7 +82,7 @@ fn jobs_that_are_named_are_asked_together() {
     let (fake, ids) = cluster();
     let ran = muster(&fake, &["job", "requeue", &ids[0], &ids[2], &ids[0]]);
     assert_eq!((ran.code, ran.out.trim()), (0, "2 jobs requeued"), "{}", ran.err);
-    let controls = fake.book.lock().unwrap().controls.clone();
+    let controls = fake.book.lock().controls.clone();
     assert_eq!(controls.len(), 1);
     assert_eq!(controls[0].1.filter.clone().unwrap_or_default().job_ids, [ids[0].clone(), ids[2].clone()]);
 }
@@ -102,7 +102,7 @@ fn a_change_names_its_fields_and_what_it_was_made_from() {
     let ran = muster(&fake, &["job", "modify", id, "--tier", "batch", "--etag", "1-1", "--dry-run"]);
     assert_eq!(ran.code, 5, "{}", ran.err);
     assert!(ran.err.contains("MS-2007"), "{}", ran.err);
-    let updates = fake.book.lock().unwrap().updates.clone();
+    let updates = fake.book.lock().updates.clone();
     let paths = |update: &v1::UpdateJobRequest| update.update_mask.clone().unwrap_or_default().paths;
     assert_eq!(paths(&updates[0]), ["spec.tier", "spec.run_time_limit", "spec.deadline"]);
     let spec = updates[0].job.clone().unwrap().spec.unwrap();

@@ -1,8 +1,11 @@
 //! A small cluster: it checks and remembers jobs, and plays every watched job to its end.
 
+mod policies;
+
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use admin::probe_service_server::{ProbeService, ProbeServiceServer};
 use muster_types::{Refusal, RefusalCode};
@@ -16,7 +19,7 @@ use v1::JobPhase;
 use v1::cluster_service_server::{ClusterService, ClusterServiceServer};
 use v1::fleet_service_server::{FleetService, FleetServiceServer};
 use v1::job_service_server::{JobService, JobServiceServer};
-use v1::policy_service_server::{PolicyService, PolicyServiceServer};
+use v1::policy_service_server::PolicyServiceServer;
 use v1::tenant_service_server::{TenantService, TenantServiceServer};
 use v1::watch_jobs_response::Event;
 
@@ -81,7 +84,7 @@ impl Fake {
     pub fn add(&self, id: &str, name: &str, phase: JobPhase) {
         let mut job = job(id, name, phase);
         job.status_mut().reason = "WAITING_FOR_CAPACITY".into();
-        self.book.lock().unwrap().jobs.insert(id.to_owned(), job);
+        self.book.lock().jobs.insert(id.to_owned(), job);
     }
 }
 
@@ -125,6 +128,7 @@ fn freshness() -> Option<v1::Freshness> {
         leader_id: 1,
         staleness: Some(duration(12)),
         log_time: Some(timestamp(1_700_000_000_000)),
+        generation: 1,
     })
 }
 
@@ -137,7 +141,7 @@ type Boxed<T> = Pin<Box<dyn futures::Stream<Item = Result<T, Status>> + Send>>;
 impl Service {
     /// The jobs that a selector finds, by what tests select by.
     fn control(&self, call: &'static str, selector: v1::JobSelector, validate_only: bool) -> Vec<String> {
-        let mut book = self.book.lock().unwrap();
+        let mut book = self.book.lock();
         let filter = selector.filter.clone().unwrap_or_default();
         let (label, value) = filter.label_selector.split_once('=').unwrap_or_default();
         let is_found = |job: &&v1::Job| {
@@ -156,7 +160,7 @@ impl Service {
             "denied" => return Err(Status::permission_denied("not yours")),
             _ => {}
         }
-        let mut book = self.book.lock().unwrap();
+        let mut book = self.book.lock();
         let mut ids = Vec::new();
         for _ in 0..count {
             let id = muster_types::JobId(book.jobs.len() as u64 + 1).to_string();
@@ -167,7 +171,7 @@ impl Service {
     }
 
     fn find(&self, id: &str) -> Result<v1::Job, Status> {
-        let found = self.book.lock().unwrap().jobs.get(id).cloned();
+        let found = self.book.lock().jobs.get(id).cloned();
         found.ok_or_else(|| refuse(RefusalCode::JobNotFound, &format!("there is no job {id}")))
     }
 }
@@ -191,7 +195,7 @@ impl JobService for Service {
         request: Request<v1::SubmitJobRequest>,
     ) -> Result<Response<v1::SubmitJobResponse>, Status> {
         let request = request.into_inner();
-        self.book.lock().unwrap().request_ids.push(request.request_id);
+        self.book.lock().request_ids.push(request.request_id);
         let specs = convert::submissions_from_proto("job", request.job)
             .map_err(|found| to_status(&Refusal::fields(found)))?;
         if specs[0].name.as_str() == "forbidden-group" {
@@ -203,7 +207,7 @@ impl JobService for Service {
             if request.validate_only { Vec::new() } else { self.accept(&specs[0].name, specs.len())? };
         let shown = convert::submission_to_proto(&specs[0]);
         for id in &job_ids {
-            if let Some(job) = self.book.lock().unwrap().jobs.get_mut(id) {
+            if let Some(job) = self.book.lock().jobs.get_mut(id) {
                 job.labels.clone_from(&shown.labels);
                 job.annotations.clone_from(&shown.annotations);
                 job.tenant.clone_from(&shown.tenant);
@@ -219,7 +223,7 @@ impl JobService for Service {
         request: Request<v1::SubmitJobsRequest>,
     ) -> Result<Response<v1::SubmitJobsResponse>, Status> {
         let request = request.into_inner();
-        self.book.lock().unwrap().request_ids.push(request.request_id);
+        self.book.lock().request_ids.push(request.request_id);
         let specs = convert::jobs_from_proto("jobs", request.jobs)
             .map_err(|found| to_status(&Refusal::fields(found)))?;
         if specs[1].name.as_str() == "forbidden-group" {
@@ -320,7 +324,7 @@ impl JobService for Service {
     ) -> Result<Response<v1::UpdateJobResponse>, Status> {
         let request = request.into_inner();
         let job = self.find(&request.job_id)?;
-        self.book.lock().unwrap().updates.push(request.clone());
+        self.book.lock().updates.push(request.clone());
         if !request.etag.is_empty() && request.etag != job.etag {
             return Err(refuse(RefusalCode::JobChanged, "the job has changed since"));
         }
@@ -333,7 +337,7 @@ impl JobService for Service {
     ) -> Result<Response<v1::GetJobResponse>, Status> {
         let request = request.into_inner();
         let job = self.find(&request.job_id)?;
-        let mut book = self.book.lock().unwrap();
+        let mut book = self.book.lock();
         book.reads.extend(request.read);
         let freshness =
             freshness().map(|f| v1::Freshness { staleness: book.staleness_ms.map(duration), ..f });
@@ -346,7 +350,7 @@ impl JobService for Service {
         request: Request<v1::ListJobsRequest>,
     ) -> Result<Response<v1::ListJobsResponse>, Status> {
         let request = request.into_inner();
-        let mut book = self.book.lock().unwrap();
+        let mut book = self.book.lock();
         book.list_pages += 1;
         book.lists.push(request.clone());
         book.reads.extend(request.read);
@@ -375,7 +379,7 @@ impl JobService for Service {
         request: Request<v1::WatchJobsRequest>,
     ) -> Result<Response<Self::WatchJobsStream>, Status> {
         let wanted = request.into_inner().filter.unwrap_or_default();
-        let mut book = self.book.lock().unwrap();
+        let mut book = self.book.lock();
         book.watches += 1;
         let jobs: Vec<v1::Job> =
             book.jobs.values().filter(|job| wanted.job_ids.contains(&job.id)).cloned().collect();
@@ -419,7 +423,7 @@ impl JobService for Service {
         request: Request<v1::ExplainJobRequest>,
     ) -> Result<Response<v1::ExplainJobResponse>, Status> {
         let job = self.find(&request.into_inner().job_id)?;
-        let follows = self.book.lock().unwrap().follows;
+        let follows = self.book.lock().follows;
         let explanation =
             v1::Explanation { knows_reservations: !follows, ..explanation(job.status().worker_count) };
         let replica_id = if follows { 2 } else { 1 };
@@ -444,7 +448,7 @@ impl JobService for Service {
     ) -> Result<Response<Self::ReadLogsStream>, Status> {
         let request = request.into_inner();
         self.find(&request.job_id)?;
-        self.book.lock().unwrap().logs.push(request);
+        self.book.lock().logs.push(request);
         let piece = |stream: v1::OutputStream, data: &[u8]| {
             Ok(v1::ReadLogsResponse { stream: stream.into(), data: data.to_vec(), ..Default::default() })
         };
@@ -549,60 +553,6 @@ fn explanation(workers: u32) -> v1::Explanation {
     }
 }
 
-#[tonic::async_trait]
-impl PolicyService for Service {
-    async fn get_policy(
-        &self,
-        _: Request<v1::GetPolicyRequest>,
-    ) -> Result<Response<v1::GetPolicyResponse>, Status> {
-        let (version, policy) = self.book.lock().unwrap().policy.clone().unwrap_or_default();
-        let policy = convert::policy_from_proto("policy", Some(policy)).unwrap();
-        Ok(Response::new(v1::GetPolicyResponse {
-            policy: Some(convert::policy_to_proto(&policy)),
-            version,
-            set_time: (version > 0).then(|| timestamp(1_700_000_000_000)),
-            freshness: freshness(),
-        }))
-    }
-
-    async fn set_policy(
-        &self,
-        request: Request<v1::SetPolicyRequest>,
-    ) -> Result<Response<v1::SetPolicyResponse>, Status> {
-        let request = request.into_inner();
-        let mut book = self.book.lock().unwrap();
-        book.request_ids.push(request.request_id);
-        let policy = convert::policy_from_proto("policy", request.policy)
-            .map_err(|found| to_status(&Refusal::fields(found)))?;
-        let version = book.policy.as_ref().map_or(0, |(version, _)| *version);
-        if request.expected_version.is_some_and(|expected| expected != version) {
-            return Err(refuse(RefusalCode::PolicyChanged, "the policy in force is another version"));
-        }
-        if policy.tenants.keys().any(|name| name.as_str() == "forbidden") {
-            let violation = muster_types::Violation::new("policy.tenants.forbidden.weight_milli", "no");
-            return Err(to_status(&Refusal::fields(vec![violation])));
-        }
-        if request.validate_only {
-            return Ok(Response::new(v1::SetPolicyResponse {
-                version,
-                freshness: freshness(),
-                warnings: vec![v1::PolicyWarning {
-                    code: "UNKNOWN_TYPE".to_owned(),
-                    field: "policy.tenants.research.quotas[1]".to_owned(),
-                    message: "no node has accelerators of type v5p".to_owned(),
-                }],
-                warnings_left_out: 2,
-            }));
-        }
-        book.policy = Some((version + 41, convert::policy_to_proto(&policy)));
-        Ok(Response::new(v1::SetPolicyResponse {
-            version: version + 41,
-            freshness: freshness(),
-            ..Default::default()
-        }))
-    }
-}
-
 fn node(name: &str, cordoned: bool) -> v1::Node {
     v1::Node {
         id: "node-1".into(),
@@ -687,7 +637,7 @@ impl FleetService for Service {
             return Err(refuse(RefusalCode::NodeInUse, "the session of host-0 stands"));
         }
         let node_id = format!("node-of-{node}");
-        self.book.lock().unwrap().forgotten.push(node);
+        self.book.lock().forgotten.push(node);
         Ok(Response::new(v1::ForgetNodeResponse { node_id, freshness: freshness() }))
     }
 
@@ -744,7 +694,7 @@ impl FleetService for Service {
         request: Request<v1::CordonNodeRequest>,
     ) -> Result<Response<v1::CordonNodeResponse>, Status> {
         let request = request.into_inner();
-        self.book.lock().unwrap().cordoned.push(format!("{}=true", request.node));
+        self.book.lock().cordoned.push(format!("{}=true", request.node));
         let node = Some(node(&request.node, true));
         Ok(Response::new(v1::CordonNodeResponse { node, freshness: freshness() }))
     }
@@ -754,7 +704,7 @@ impl FleetService for Service {
         request: Request<v1::UncordonNodeRequest>,
     ) -> Result<Response<v1::UncordonNodeResponse>, Status> {
         let request = request.into_inner();
-        self.book.lock().unwrap().cordoned.push(format!("{}=false", request.node));
+        self.book.lock().cordoned.push(format!("{}=false", request.node));
         let node = Some(node(&request.node, false));
         Ok(Response::new(v1::UncordonNodeResponse { node, freshness: freshness() }))
     }
@@ -765,7 +715,7 @@ impl FleetService for Service {
     ) -> Result<Response<v1::DrainNodeResponse>, Status> {
         let request = request.into_inner();
         let word = format!("{} drained {:?}", request.node, span_ms(request.stop_after));
-        self.book.lock().unwrap().restricted.push(word);
+        self.book.lock().restricted.push(word);
         let drain = v1::NodeDrain { cause: v1::DrainCause::Operator.into(), ..Default::default() };
         let restriction = Some(v1::NodeRestriction { drain: Some(drain), ..Default::default() });
         let node = Some(v1::Node { restriction, ..node(&request.node, false) });
@@ -777,7 +727,7 @@ impl FleetService for Service {
         request: Request<v1::CancelNodeDrainRequest>,
     ) -> Result<Response<v1::CancelNodeDrainResponse>, Status> {
         let request = request.into_inner();
-        self.book.lock().unwrap().restricted.push(format!("{} drain ended", request.node));
+        self.book.lock().restricted.push(format!("{} drain ended", request.node));
         let node = Some(node(&request.node, false));
         Ok(Response::new(v1::CancelNodeDrainResponse { node, freshness: freshness() }))
     }
@@ -787,11 +737,7 @@ impl FleetService for Service {
         request: Request<v1::QuarantineNodeRequest>,
     ) -> Result<Response<v1::QuarantineNodeResponse>, Status> {
         let request = request.into_inner();
-        self.book
-            .lock()
-            .unwrap()
-            .restricted
-            .push(format!("{} quarantined {:?}", request.node, request.reason));
+        self.book.lock().restricted.push(format!("{} quarantined {:?}", request.node, request.reason));
         let node = Some(node(&request.node, false));
         Ok(Response::new(v1::QuarantineNodeResponse { node, freshness: freshness() }))
     }
@@ -801,7 +747,7 @@ impl FleetService for Service {
         request: Request<v1::ReleaseNodeRequest>,
     ) -> Result<Response<v1::ReleaseNodeResponse>, Status> {
         let request = request.into_inner();
-        self.book.lock().unwrap().restricted.push(format!("{} released", request.node));
+        self.book.lock().restricted.push(format!("{} released", request.node));
         let node = Some(node(&request.node, false));
         Ok(Response::new(v1::ReleaseNodeResponse { node, freshness: freshness() }))
     }
@@ -818,7 +764,7 @@ impl FleetService for Service {
             request.devices,
             span_ms(request.stop_after)
         );
-        self.book.lock().unwrap().restricted.push(word);
+        self.book.lock().restricted.push(word);
         let node = Some(node(&request.node, false));
         Ok(Response::new(v1::BeginNodeRepairResponse { node, freshness: freshness() }))
     }
@@ -828,7 +774,7 @@ impl FleetService for Service {
         request: Request<v1::FinishNodeRepairRequest>,
     ) -> Result<Response<v1::FinishNodeRepairResponse>, Status> {
         let request = request.into_inner();
-        self.book.lock().unwrap().restricted.push(format!(
+        self.book.lock().restricted.push(format!(
             "{} repair {:?} {:?}",
             request.node,
             request.outcome(),
@@ -856,7 +802,7 @@ impl FleetService for Service {
         let policy = read.map_err(|violations| to_status(&Refusal::fields(violations)))?;
         let rule = policy.xids.get(&79).map_or("none", |rule| rule.name());
         let word = format!("xid-79={rule} at {:?}", request.expected_version);
-        self.book.lock().unwrap().restricted.push(word);
+        self.book.lock().restricted.push(word);
         Ok(Response::new(v1::SetHealthPolicyResponse { version: 48, freshness: freshness() }))
     }
 }

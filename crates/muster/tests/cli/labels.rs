@@ -27,7 +27,7 @@ fn labels_go_with_a_job_and_come_back_as_a_job_file() {
     assert!(yaml.out.contains("\nstatus:\n") && !yaml.out.contains("cpuMilli"), "{}", yaml.out);
     let again = with_stdin(&fake, &["submit", "-"], &yaml.out);
     assert_eq!(again.code, 0, "{}", again.err);
-    let book = fake.book.lock().unwrap();
+    let book = fake.book.lock();
     assert_eq!(book.jobs[id].spec, book.jobs[again.out.trim()].spec);
 }
 
@@ -46,7 +46,7 @@ fn mistakes_in_labels_are_named() {
         assert_eq!(ran.code, 2, "{}", ran.err);
         assert!(ran.err.contains(expected), "{options:?}: {}", ran.err);
     }
-    assert!(fake.book.lock().unwrap().request_ids.is_empty());
+    assert!(fake.book.lock().request_ids.is_empty());
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn a_list_asks_for_labels_and_for_who_submitted() {
         let ran = muster(&fake, &["job", "list", "--all"].iter().chain(args).copied().collect::<Vec<_>>());
         assert_eq!(ran.code, 0, "{}", ran.err);
     }
-    let lists = fake.book.lock().unwrap().lists.clone();
+    let lists = fake.book.lock().lists.clone();
     let lists: Vec<v1::JobFilter> = lists.into_iter().map(|list| list.filter.unwrap_or_default()).collect();
     assert_eq!((lists[0].label_selector.as_str(), lists[0].mine), ("team=a,!debug", false));
     assert_eq!((lists[1].label_selector.as_str(), lists[1].mine), ("", true));

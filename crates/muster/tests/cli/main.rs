@@ -6,6 +6,8 @@
 mod controls;
 mod fake;
 mod labels;
+mod nodes;
+mod policies;
 mod policy_files;
 
 use std::io::Write;
@@ -169,7 +171,7 @@ fn submit_prints_ids_and_keeps_the_request_id() {
     let ran = with_stdin(&fake, &["submit", "-", "--request-id", id], &job("train", "command: [run]"));
     assert_eq!((ran.code, ran.out.as_str()), (0, "job-1\n"), "{}", ran.err);
     assert!(ran.err.contains("submitted 1 job at log index 41"));
-    assert_eq!(fake.book.lock().unwrap().request_ids, [id]);
+    assert_eq!(fake.book.lock().request_ids, [id]);
     let quiet = with_stdin(&fake, &["submit", "-", "-q", "-o", "json"], &job("b", "command: [run]"));
     assert!(quiet.err.is_empty());
     let document: serde_json::Value = serde_json::from_str(&quiet.out).unwrap();
@@ -195,7 +197,7 @@ fn a_bad_file_lists_every_mistake_and_asks_nobody() {
     let ran = with_stdin(&fake, &["submit", "-"], &job("train", "workers: 0\n  comand: [run]"));
     assert_eq!(ran.code, 2);
     assert!(ran.err.contains("stdin:7: comand: unknown field; did you mean command?"), "{}", ran.err);
-    assert!(fake.book.lock().unwrap().request_ids.is_empty());
+    assert!(fake.book.lock().request_ids.is_empty());
     assert_eq!(finish(command("127.0.0.1:1", &["submit", "/nowhere/x.yaml"])).code, 2);
 }
 
@@ -285,7 +287,7 @@ fn a_list_shows_what_is_active_and_an_array_as_one_row() {
     for n in 2..=6 {
         fake.add(&format!("job-{n}"), "sweep", JobPhase::Pending);
     }
-    for (id, job) in &mut fake.book.lock().unwrap().jobs {
+    for (id, job) in &mut fake.book.lock().jobs {
         let member = |index| muster_wire::v1::ArrayMember { array_id: "array-2".to_owned(), index, size: 5 };
         job.array = (job.name == "sweep").then(|| member(id[4..].parse::<u32>().unwrap() - 2));
     }
@@ -360,7 +362,7 @@ fn a_plan_fits_a_terminal_and_has_every_number() {
     assert_eq!(document["placement"]["nodes"].as_array().unwrap().len(), 20);
     assert_eq!(document["quotas"][0]["short"], 0.5);
     assert_eq!(document["start"]["p50"], "2100-01-01T01:00:00Z");
-    assert!(fake.book.lock().unwrap().jobs.is_empty());
+    assert!(fake.book.lock().jobs.is_empty());
     let wrong = with_stdin(&fake, &["plan", "-"], &job("x", "command: [run]\n  slice: 4x4x8"));
     assert_eq!(wrong.code, 2);
     assert!(wrong.err.contains("stdin:7: spec.slice: needs whole accelerators"), "{}", wrong.err);
@@ -391,148 +393,10 @@ fn an_explanation_of_a_follower_says_what_only_the_leader_knows() {
                 replica 1";
     assert!(!explain(&[]).contains("cannot tell"));
     assert!(explain(&["-o", "json"]).contains("\"knowsReservations\": true"));
-    fake.book.lock().unwrap().follows = true;
+    fake.book.lock().follows = true;
     assert!(explain(&[]).contains(said), "{}", explain(&[]));
     assert!(explain(&["-o", "json"]).contains("\"knowsReservations\": false"));
     assert!(explain(&["--at", "41"]).contains("had slipped, is in no record"));
-}
-
-#[test]
-fn a_policy_is_checked_set_and_shown_as_a_file() {
-    let fake = Fake::start();
-    let file = example("policy.yaml");
-    assert_eq!(finish(command("127.0.0.1:1", &["policy", "check", &file])).code, 0, "asks nobody");
-    let ran = muster(&fake, &["policy", "set", &file, "--dry-run"]);
-    assert_eq!((ran.code, ran.out.as_str()), (0, ""), "{}", ran.err);
-    // Where the file says it, with the code, and that there is more.
-    for part in ["warning: ", "policy.yaml:", "spec.tenants.research.quotas[1]", "UNKNOWN_TYPE", "and 2 more"]
-    {
-        assert!(ran.err.contains(part), "{part:?} is missing in {}", ran.err);
-    }
-    let json = muster(&fake, &["policy", "set", &file, "--dry-run", "-o", "json"]);
-    let answer: serde_json::Value = serde_json::from_str(&json.out).unwrap();
-    assert_eq!(answer["warnings"][0]["code"], "UNKNOWN_TYPE");
-    assert_eq!(answer["warnings"][0]["field"], "spec.tenants.research.quotas[1]");
-    assert!(fake.book.lock().unwrap().policy.is_none());
-    let ran = muster(&fake, &["policy", "set", &file, "--expect-version", "7"]);
-    assert_eq!(ran.code, 5, "{}", ran.err);
-    assert!(ran.err.starts_with("error: MS-1004 POLICY_CHANGED"), "{}", ran.err);
-    assert!(ran.err.contains("next: `muster policy show -o yaml`"), "{}", ran.err);
-    let ran = muster(&fake, &["policy", "set", &file, "--expect-version", "0"]);
-    assert_eq!((ran.code, ran.out.as_str()), (0, "41\n"), "{}", ran.err);
-    let first = fake.book.lock().unwrap().policy.clone().unwrap();
-    // What is shown as a file can be set again, and is the same policy.
-    let shown = muster(&fake, &["policy", "show", "-o", "yaml"]);
-    assert!(
-        shown.out.starts_with("apiVersion: muster.dev/v1\nkind: Policy\nmetadata:\n  version: 41\n"),
-        "{}",
-        shown.out
-    );
-    let again = with_stdin(&fake, &["policy", "set", "-"], &shown.out);
-    assert_eq!((again.code, again.out.as_str()), (0, "82\n"), "{}", again.err);
-    assert_eq!(fake.book.lock().unwrap().policy.clone().unwrap().1, first.1);
-    // The file names the version that it was made from.
-    let stale = with_stdin(&fake, &["policy", "set", "-"], &shown.out);
-    assert_eq!(stale.code, 5, "{}", stale.err);
-    let json = muster(&fake, &["policy", "show", "-o", "json"]);
-    let document: serde_json::Value = serde_json::from_str(&json.out).unwrap();
-    assert_eq!(document["spec"]["tenants"]["research"]["quotas"][0]["borrowingLimit"], 32);
-    assert_eq!(document["spec"]["prices"][1]["perDeviceHour"], 1.95);
-}
-
-#[test]
-fn a_policy_is_shown_to_people() {
-    let fake = Fake::start();
-    muster(&fake, &["policy", "set", &example("policy.yaml")]);
-    let ran = muster(&fake, &["policy", "show"]);
-    for part in [
-        "version     41, set 2023-11-14T22:13:20Z\n",
-        "order       predicted, fair share on, half-life of usage 7d, ageing 0.01\n",
-        "TENANT      WEIGHT  TYPE  REGION    NOMINAL  BORROWS  LENDS\n\
-         research    2       h100  eu-north  64       32       48\n\
-         research    2       v5p   all       256      any      all\n  \
-         language  1       -     -         -        -        -\n  \
-         vision    1       h100  eu-north  48       any      all\n\
-         serving     1       h100  all       16       any      0\n",
-        "h100  us-east  $1.95\n",
-        "launch       2027-04-01T00:00:00Z  2027-04-08T00:00:00Z  for serving",
-    ] {
-        assert!(ran.out.contains(part), "{part:?} is missing in\n{}", ran.out);
-    }
-}
-
-#[test]
-fn a_replay_takes_whole_policies_and_says_what_is_wrong_with_them() {
-    let folder = tempfile::TempDir::new().unwrap();
-    let file = |name: &str, text: &str| {
-        let path = folder.path().join(name);
-        std::fs::write(&path, text).unwrap();
-        path.to_str().unwrap().to_owned()
-    };
-    let nodes = file(
-        "nodes.csv",
-        "node_id,region,cluster,accel_type,accel_count,cpu_milli,mem_mib\nn1,r,c,A100,4,,\n",
-    );
-    let jobs = file(
-        "jobs.csv",
-        "job_id,submit_s,duration_s,accel_type,replicas,accel_milli,cpu_milli,mem_mib,tenant,tier\n\
-         borrows,0,36000,,1,4000,,,Guest,\nhigh,0,10,,1,1000,,,guest,production\nown,600,3600,,1,4000,,,owner,\n",
-    );
-    let policy =
-        |tenants: &str| format!("apiVersion: muster.dev/v1\nkind: Policy\nspec:\n  tenants:\n{tenants}");
-    let good = "    owner:\n      quotas:\n        - {type: a100, nominal: 4}\n    guest: {}\n";
-    let good = file("good.yaml", &policy(good));
-    let bad = file("bad.yaml", &policy("    owner:\n      weight: 0.5\n      quota: []\n"));
-    let loops = file("loops.yaml", &policy("    a: {parent: b}\n    b: {parent: a}\n"));
-    let replay = |policies: &[&str]| {
-        let mut args = vec!["sim", "queue", "--nodes", &nodes, "--jobs", &jobs];
-        for policy in policies {
-            args.extend(["--policy", policy]);
-        }
-        finish(command("127.0.0.1:1", &args))
-    };
-    let ran = replay(&[&good]);
-    assert_eq!(ran.code, 0, "{}", ran.err);
-    for part in ["1 were refused by the policy, RIGHT_MISSING:", "BORROWED", "guest", "1 preemptions"] {
-        assert!(ran.out.contains(part), "{part:?} is missing in {}", ran.out);
-    }
-    let both = replay(&[&good, "fifo"]);
-    assert!(both.code == 0 && both.out.contains("everybody"), "{}{}", both.out, both.err);
-    let cases = [
-        (bad.as_str(), "bad.yaml:7: quota: unknown field; did you mean quotas?"),
-        (loops.as_str(), "loops.yaml:5: spec.tenants.a.parent: must not lead back to itself"),
-        ("./there-is-none.yaml", "there-is-none.yaml could not be read"),
-        ("lifo", "there is no policy of that name; known: default, fifo"),
-    ];
-    for (given, part) in cases {
-        let ran = replay(&[given]);
-        assert!(ran.code == 2 && ran.err.contains(part), "{given}: {}", ran.err);
-    }
-}
-
-#[test]
-fn mistakes_in_a_policy_name_the_line_and_the_nearest_key() {
-    let fake = Fake::start();
-    let policy = |spec: &str| format!("apiVersion: muster.dev/v1\nkind: Policy\nspec:\n{spec}");
-    let unknown = with_stdin(&fake, &["policy", "check", "-"], &policy("  tenant: {}\n"));
-    assert_eq!(unknown.code, 2);
-    assert!(unknown.err.contains("stdin:4: tenant: unknown field; did you mean tenants?"), "{}", unknown.err);
-    let cycle = policy("  tenants:\n    a: {parent: b}\n    b: {parent: a}\n");
-    let cycle = with_stdin(&fake, &["policy", "set", "-"], &cycle);
-    assert_eq!(cycle.code, 2);
-    assert!(
-        cycle.err.contains("stdin:5: spec.tenants.a.parent: must not lead back to itself: a -> b -> a"),
-        "{}",
-        cycle.err
-    );
-    assert!(fake.book.lock().unwrap().policy.is_none());
-    let refused = policy("  tenants:\n    forbidden:\n      weight: 2\n");
-    let refused = with_stdin(&fake, &["policy", "set", "-"], &refused);
-    assert!(
-        refused.err.contains("stdin:6: spec.tenants.forbidden.weight: no (in thousandths)"),
-        "{}",
-        refused.err
-    );
 }
 
 #[test]
@@ -541,7 +405,7 @@ fn several_documents_are_one_batch() {
     let text = format!("{}---\n{}", job("a", "command: [run]"), job("b", "command: [run]\n  array: 2"));
     let ran = with_stdin(&fake, &["submit", "-"], &text);
     assert_eq!((ran.code, ran.out.as_str()), (0, "job-1\njob-2\njob-3\n"), "{}", ran.err);
-    assert_eq!(fake.book.lock().unwrap().request_ids.len(), 1);
+    assert_eq!(fake.book.lock().request_ids.len(), 1);
 }
 
 #[test]
@@ -595,7 +459,7 @@ fn lists_page_through_everything_and_obey_the_limit() {
     }
     let ran = muster(&fake, &["job", "list", "-o", "name"]);
     assert_eq!(ran.out, "job-1\njob-2\njob-3\njob-4\njob-5\n");
-    assert_eq!(fake.book.lock().unwrap().list_pages, 3);
+    assert_eq!(fake.book.lock().list_pages, 3);
     let ran = muster(&fake, &["job", "list", "-o", "name", "--limit", "3"]);
     assert_eq!(ran.out, "job-1\njob-2\njob-3\n");
     let ran = muster(&fake, &["job", "list", "--phase", "running"]);
@@ -629,63 +493,12 @@ fn logs_are_written_as_they_are() {
     let args = ["job", "logs", "job-1", "--rank", "2", "-f", "--stream", "stderr", "--previous"];
     let output = command(&fake.endpoint, &args).output().unwrap();
     assert_eq!(output.stdout, b"step 1\n\xff\x00warn\n");
-    let book = fake.book.lock().unwrap();
+    let book = fake.book.lock();
     let asked = &book.logs[0];
     assert_eq!(
         (asked.rank, asked.follow, asked.previous, asked.stream()),
         (2, true, true, muster_wire::v1::OutputStream::Stderr)
     );
-}
-
-#[test]
-fn nodes() {
-    let fake = Fake::start();
-    let ran = muster(&fake, &["node", "list"]);
-    assert_eq!(
-        ran.out,
-        "NAME    REGION    CLUSTER  STATUS    ACCELERATORS  FREE  JOBS\n\
-         host-0  eu-north  a        up        h100:8        6     1\n\
-         host-1  eu-north  a        cordoned  h100:8        6     1\n"
-    );
-    assert_eq!(muster(&fake, &["node", "cordon", "host-0", "host-1"]).code, 0);
-    assert_eq!(muster(&fake, &["node", "uncordon", "host-0"]).code, 0);
-    assert_eq!(fake.book.lock().unwrap().cordoned, ["host-0=true", "host-1=true", "host-0=false"]);
-}
-
-#[test]
-fn nodes_are_drained_quarantined_and_repaired() {
-    let fake = Fake::start();
-    let ran = muster(&fake, &["node", "drain", "host-0", "--deadline", "30m"]);
-    assert!(ran.code == 0 && ran.out.contains("  draining  "), "{}{}", ran.out, ran.err);
-    assert_eq!(muster(&fake, &["node", "undrain", "host-0"]).code, 0);
-    assert_eq!(muster(&fake, &["node", "quarantine", "host-0", "--reason", "odd"]).code, 0);
-    assert_eq!(muster(&fake, &["node", "release", "host-0"]).code, 0);
-    assert_eq!(
-        muster(&fake, &["node", "repair", "host-0", "--action", "reset-gpu", "--device", "3"]).code,
-        0
-    );
-    assert_eq!(muster(&fake, &["node", "repair", "host-0", "--done"]).code, 0);
-    assert_eq!(muster(&fake, &["node", "health-policy", "set", "xid-79=inspect"]).out, "48\n");
-    let said = fake.book.lock().unwrap().restricted.clone();
-    assert_eq!(said[0], "host-0 drained Some(1800000)");
-    assert_eq!(said[1], "host-0 drain ended");
-    assert_eq!(said[2..4], ["host-0 quarantined \"odd\"", "host-0 released"]);
-    assert!(said[4].contains("ResetGpu") && said[4].contains("[3]"), "{}", said[4]);
-    assert_eq!(said[5], "host-0 repair Done \"\"");
-    assert_eq!(said[6], "xid-79=inspect at Some(7)");
-    let shown = muster(&fake, &["node", "health-policy", "show"]);
-    assert!(shown.out.contains("xid-79") && shown.out.contains("reboot-node"), "{}", shown.out);
-    assert_eq!(muster(&fake, &["node", "health", "host-0"]).out, "host-0: nothing is known against it\n");
-    for bad in [
-        &["node", "drain", "host-0", "--deadline", "soon"][..],
-        &["node", "quarantine", "host-0"],
-        &["node", "repair", "host-0", "--done", "--action", "inspect"],
-        &["node", "repair", "host-0", "--action", "dance"],
-        &["node", "health-policy", "set", "xid-79=explode"],
-        &["node", "health-policy", "set", "slowdown"],
-    ] {
-        assert_eq!(muster(&fake, bad).code, 2, "{bad:?}");
-    }
 }
 
 #[test]
@@ -762,7 +575,7 @@ fn reads_say_how_fresh_they_have_to_be() {
         let ran = muster(&fake, &[["job", "show", "job-1"].as_slice(), options].concat());
         assert_eq!(ran.code, 0, "{options:?}: {}", ran.err);
     }
-    let reads = std::mem::take(&mut fake.book.lock().unwrap().reads);
+    let reads = std::mem::take(&mut fake.book.lock().reads);
     let expected = [
         Read::any(),
         Read::any(),
@@ -778,7 +591,7 @@ fn reads_say_how_fresh_they_have_to_be() {
         fake.add(&format!("job-{n}"), "train", JobPhase::Pending);
     }
     muster(&fake, &["job", "list", "--consistency", "linearizable"]);
-    let reads = std::mem::take(&mut fake.book.lock().unwrap().reads);
+    let reads = std::mem::take(&mut fake.book.lock().reads);
     assert_eq!(reads.len(), 3);
     assert!(reads.iter().all(|r| r.state == ReadOptions::from(Read::linearizable()).state), "{reads:?}");
     assert_eq!(reads[1].min_log_index, 41);
@@ -789,7 +602,7 @@ fn answers_say_how_fresh_they_are() {
     let fake = Fake::start();
     fake.add("job-1", "train", JobPhase::Pending);
     let show = |staleness_ms, more: &[&str]| {
-        fake.book.lock().unwrap().staleness_ms = staleness_ms;
+        fake.book.lock().staleness_ms = staleness_ms;
         muster(&fake, &[["job", "show", "job-1"].as_slice(), more].concat())
     };
     let document: serde_json::Value = serde_json::from_str(&show(Some(12), &["-o", "json"]).out).unwrap();
@@ -878,41 +691,6 @@ fn a_client_certificate_may_name_a_tenant() {
 }
 
 #[test]
-fn nodes_that_wait_are_listed_approved_and_rejected() {
-    let fake = Fake::start();
-    let ran = muster(&fake, &["node", "pending"]);
-    assert!(
-        ran.code == 0 && ran.out.contains("host-9") && ran.out.contains("nobody has approved"),
-        "{}",
-        ran.out
-    );
-    let ran = muster(&fake, &["node", "approve", "host-9"]);
-    assert!(ran.code == 0 && ran.out.contains("approved  eu"), "{}{}", ran.out, ran.err);
-    let bounds = ["node", "approve", "host-9", "--cluster", "eu-1", "--devices", "h100:8", "-o", "json"];
-    let ran = muster(&fake, &bounds);
-    let shown: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
-    assert_eq!(shown["bounds"], serde_json::json!({"cluster": "eu-1", "devices": ["h100:8"]}), "{}", ran.out);
-    let ran = muster(&fake, &["node", "reject", "host-9"]);
-    assert!(ran.code == 0 && ran.out.contains("rejected"), "{}", ran.out);
-    let ran = muster(
-        &fake,
-        &["node", "admission", "set", "approve", "--rule", "eu-*:region=eu,devices=h100:8+a100:4"],
-    );
-    assert!(
-        ran.code == 0 && ran.out.contains("mode: approve") && ran.out.contains("eu-*"),
-        "{}{}",
-        ran.out,
-        ran.err
-    );
-    for wrong in [
-        &["node", "approve", "h", "--devices", "h100"][..],
-        &["node", "admission", "set", "open", "--rule", "a:b"],
-    ] {
-        assert_eq!(muster(&fake, wrong).code, 2, "{wrong:?}");
-    }
-}
-
-#[test]
 fn a_client_certificate_says_for_whom_it_is() {
     let folder = tempfile::tempdir().unwrap();
     let text = |path: std::path::PathBuf| path.to_str().unwrap().to_owned();
@@ -959,68 +737,4 @@ fn a_client_certificate_says_for_whom_it_is() {
     for (kind, more) in refused {
         assert_eq!(issue(9, kind, more).code, 2, "{kind} {more:?}");
     }
-}
-
-#[test]
-fn a_dry_run_of_forgetting_nodes_says_what_would_become_of_each_and_forgets_none() {
-    let fake = Fake::start();
-    let dry = ["node", "forget", "host-5", "host-0", "--dry-run"];
-    let ran = muster(&fake, &dry);
-    let said = "host-5 (node-1) is lost and would be forgotten\n\
-                host-0 (node-1) is not lost: that would be refused\n";
-    assert_eq!((ran.code, ran.out.as_str()), (0, said), "{}", ran.err);
-    let json = muster(&fake, &[&dry[..], &["-o", "json"]].concat());
-    let answer: serde_json::Value = serde_json::from_str(&json.out).unwrap();
-    assert_eq!((&answer["kind"], &answer["dryRun"]), (&"ForgottenNodes".into(), &true.into()), "{answer}");
-    let would = |at: usize| answer["items"][at]["wouldBeForgotten"].as_bool();
-    assert_eq!((would(0), would(1)), (Some(true), Some(false)), "{answer}");
-    let unknown = muster(&fake, &["node", "forget", "host-7", "--dry-run"]);
-    assert!(unknown.code == 3 && unknown.err.contains("NODE_NOT_FOUND"), "{} {}", unknown.code, unknown.err);
-    assert!(fake.book.lock().unwrap().forgotten.is_empty(), "a look changes nothing");
-
-    // For real: what was forgotten before a refusal is printed as well.
-    let ran = muster(&fake, &["node", "forget", "host-5", "host-0", "host-8"]);
-    assert!(ran.code != 0 && ran.err.contains("NODE_IN_USE"), "{} {}", ran.code, ran.err);
-    assert_eq!(ran.out, "node-of-host-5\n");
-    assert_eq!(fake.book.lock().unwrap().forgotten, ["host-5"]);
-}
-
-#[test]
-fn a_dry_run_of_a_revocation_names_the_certificates_and_asks_nobody() {
-    let folder = tempfile::tempdir().unwrap();
-    let text = |path: std::path::PathBuf| path.to_str().unwrap().to_owned();
-    let authority = text(folder.path().join("authority"));
-    let id = "6d757374657200000000000000000001";
-    assert_eq!(finish(command("", &["ca", "init", &authority, "--cluster-id", id])).code, 0);
-    let outs: Vec<String> = (0..2).map(|n| text(folder.path().join(format!("bob-{n}")))).collect();
-    for out in &outs {
-        let issued = ["ca", "issue", &authority, "client", "bob", "--tenant", "vision", "--out", out];
-        assert_eq!(finish(command("", &issued)).code, 0);
-    }
-    // Nobody listens there: a dry run that asked somebody would fail.
-    let dry =
-        |words: &[&str]| finish(command("127.0.0.1:1", &[&["ca", "revoke", "--dry-run"], words].concat()));
-    let name = ["--authority", authority.as_str(), "--name", "tenant/vision/bob"];
-    let all = dry(&name);
-    assert_eq!(all.code, 0, "{}", all.err);
-    assert!(all.err.contains("nothing was revoked; these would be"), "{}", all.err);
-    let rows: Vec<&str> = all.out.lines().collect();
-    assert!(rows.len() == 3 && rows[0].starts_with("SERIAL"), "{}", all.out);
-    assert!(rows[1..].iter().all(|row| row.contains("tenant/vision/bob")), "{}", all.out);
-
-    let file = text(std::path::Path::new(&outs[0]).join("tls.crt"));
-    let json = dry(&[&file, "-o", "json"]);
-    let answer: serde_json::Value = serde_json::from_str(&json.out).unwrap();
-    assert_eq!(
-        (&answer["dryRun"], answer["items"].as_array().map(Vec::len)),
-        (&true.into(), Some(1)),
-        "{answer}"
-    );
-    let serial = answer["items"][0]["serial"].as_str().unwrap();
-    assert!(all.out.contains(serial), "{serial} is not in {}", all.out);
-    let by_serial = dry(&["--serial", serial]);
-    assert!(by_serial.code == 0 && by_serial.out.contains(serial), "{} {}", by_serial.out, by_serial.err);
-    // The same for real needs somebody who revokes.
-    let real = finish(command("127.0.0.1:1", &["ca", "revoke", &file, "--timeout", "1s"]));
-    assert_ne!(real.code, 0, "{}", real.out);
 }

@@ -39,7 +39,7 @@ fn refused(cases: &[(String, &[&str])]) {
             assert!(!ran.err.contains(commands_a_terminal), "{shown}\n{:?}", ran.err);
         }
     }
-    assert!(fake.book.lock().unwrap().policy.is_none(), "nothing was set");
+    assert!(fake.book.lock().policy.is_none(), "nothing was set");
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn a_policy_of_hundreds_of_kilobytes_is_taken_and_shown_again() {
     let shown = super::muster(&fake, &["policy", "show", "-o", "yaml"]);
     let again = with_stdin(&fake, &["policy", "set", "-", "--dry-run"], &shown.out);
     assert_eq!(again.code, 0, "{}", again.err);
-    assert_eq!(fake.book.lock().unwrap().policy.as_ref().unwrap().1.tenants.len(), teams.len());
+    assert_eq!(fake.book.lock().policy.as_ref().unwrap().1.tenants.len(), teams.len());
 }
 
 #[test]

@@ -1,16 +1,24 @@
 //! Reasons why a gang waits: their codes, their numbers and their sentences.
 
+use alloc::collections::BTreeSet;
 use alloc::format;
 use core::fmt;
 use muster_types::{LogTime, Name};
 
+use crate::awaited::AwaitedNodes;
 use crate::explain::report::ClusterReport;
+
+/// Kinds of nodes that have not joined which a sentence lists.
+const AWAITED_SHOWN_MAX: usize = 4;
 
 /// Why a job waits: a closed set with stable codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WaitReason {
     /// No cluster of the fleet is in its regions.
     NoClusterAllowed,
+    /// The policy names a type or a region that it asks for, of which no node has joined yet, and no cluster that has
+    /// nodes could hold it.
+    NodesNotJoined,
     /// No cluster it may use could hold it, even if it were empty and all of it up.
     NoClusterLargeEnough,
     /// Only lost or cordoned nodes would make a cluster large enough.
@@ -55,8 +63,9 @@ pub enum WaitReason {
 
 impl WaitReason {
     /// Every reason.
-    pub const ALL: [WaitReason; 21] = [
+    pub const ALL: [WaitReason; 22] = [
         WaitReason::NoClusterAllowed,
+        WaitReason::NodesNotJoined,
         WaitReason::NoClusterLargeEnough,
         WaitReason::WaitingForNodes,
         WaitReason::WaitingForCapacity,
@@ -84,6 +93,7 @@ impl WaitReason {
     pub fn code(self) -> &'static str {
         match self {
             WaitReason::NoClusterAllowed => "NO_CLUSTER_ALLOWED",
+            WaitReason::NodesNotJoined => "NODES_NOT_JOINED",
             WaitReason::NoClusterLargeEnough => "NO_CLUSTER_LARGE_ENOUGH",
             WaitReason::WaitingForNodes => "WAITING_FOR_NODES",
             WaitReason::WaitingForCapacity => "WAITING_FOR_CAPACITY",
@@ -118,6 +128,7 @@ impl fmt::Display for WaitReason {
 #[derive(Clone, Debug)]
 pub(super) enum Finding {
     NoClusterAllowed,
+    NodesNotJoined(BTreeSet<AwaitedNodes>),
     NoClusterLargeEnough { wanted: u32 },
     WaitingForNodes { place: (Name, Name), missing: u32, wanted: u32 },
     WaitingForCapacity(Closest),
@@ -176,6 +187,7 @@ impl Finding {
     pub(super) fn reason(&self) -> WaitReason {
         match self {
             Finding::NoClusterAllowed => WaitReason::NoClusterAllowed,
+            Finding::NodesNotJoined(_) => WaitReason::NodesNotJoined,
             Finding::CheckpointNotReadable { .. } => WaitReason::CheckpointNotReadable,
             Finding::NoClusterLargeEnough { .. } => WaitReason::NoClusterLargeEnough,
             Finding::WaitingForNodes { .. } => WaitReason::WaitingForNodes,
@@ -198,6 +210,16 @@ impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Finding::NoClusterAllowed => f.write_str("no cluster of the fleet is in its regions"),
+            Finding::NodesNotJoined(awaited) => {
+                f.write_str("it waits for nodes ")?;
+                for (place, nodes) in awaited.iter().take(AWAITED_SHOWN_MAX).enumerate() {
+                    write!(f, "{}{nodes}", if place == 0 { "" } else { " or " })?;
+                }
+                if awaited.len() > AWAITED_SHOWN_MAX {
+                    f.write_str(" or others")?;
+                }
+                f.write_str(", which the policy names; none has joined the fleet yet")
+            }
             Finding::CheckpointNotReadable { data_set } => write!(
                 f,
                 "no cluster of the fleet is in a region that it may use and that has a copy of {data_set}, which its \

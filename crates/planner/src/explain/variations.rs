@@ -9,6 +9,7 @@ use muster_state::{Free, PoolKey, State};
 use muster_types::{DeviceAmount, JobSpec, Name, NodeId, TopologyRule, WorkerRequest};
 
 use crate::Budget;
+use crate::awaited::awaited;
 use crate::candidate::Plan;
 use crate::explain::finding::{Closest, Finding, Milli, Workers};
 use crate::explain::report::{ClusterReport, closest};
@@ -69,17 +70,17 @@ impl Variations<'_> {
                     |region: &Name| checkpoints.regions.is_empty() || checkpoints.regions.contains(region);
                 self.state.pools().any(|(pool, _)| allows(&pool.region))
             });
-            return by_checkpoints.map_or(Finding::NoClusterAllowed, |checkpoints| {
-                Finding::CheckpointNotReadable { data_set: checkpoints.data_set.clone() }
-            });
+            return by_checkpoints.map_or_else(
+                || self.not_joined().unwrap_or(Finding::NoClusterAllowed),
+                |checkpoints| Finding::CheckpointNotReadable { data_set: checkpoints.data_set.clone() },
+            );
         }
         if clusters.iter().any(|report| report.score.is_some()) {
             return Finding::InLine;
         }
-        let Some(best) = closest(clusters) else { return Finding::NoClusterLargeEnough { wanted } };
-        if !best.could_hold {
-            return Finding::NoClusterLargeEnough { wanted };
-        }
+        let Some(best) = closest(clusters).filter(|best| best.could_hold) else {
+            return self.not_joined().unwrap_or(Finding::NoClusterLargeEnough { wanted });
+        };
         if !best.could_hold_placeable {
             let missing = best.nodes.not_up + best.nodes.cordoned;
             return Finding::WaitingForNodes { place: best.place(), missing, wanted };
@@ -133,6 +134,11 @@ impl Variations<'_> {
             Some(report) => Finding::Fragmented(Closest::of(report, wanted)),
             None => Finding::WaitingForCapacity(Closest::of(best, wanted)),
         }
+    }
+
+    /// The nodes that the job asks for, that the policy names and of which none has joined.
+    fn not_joined(&self) -> Option<Finding> {
+        Some(awaited(self.state, self.spec)).filter(|nodes| !nodes.is_empty()).map(Finding::NodesNotJoined)
     }
 
     /// The CPU or memory that keeps a gang from devices that are free. Where both are short, the CPU is named.

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use muster_journal::{Decision, Estimate, RequestKey, WorkerSlot};
 use muster_planner::{Budget, Holds, Plan, Terms, Verdict, plan};
-use muster_state::{GuardError, Leadership, State};
+use muster_state::{GuardError, State};
 use muster_types::policy::{PolicyDraft, TenantRights, UNLISTED_TENANT};
 use muster_types::{
-    AcceleratorRequest, ClusterId, HolderId, JobDraft, JobId, JobSpec, LogIndex, LogTime, Name, NodeDraft,
-    NodeId, Parameters, PriorityTier, ReplicaId, RequestId, TaskGroup, TopologyRule, WorkerRequest,
+    AcceleratorRequest, ClusterId, HolderId, JobDraft, JobId, JobSpec, Leadership, LogIndex, LogTime, Name,
+    NodeDraft, NodeId, Parameters, PriorityTier, QueueKey, ReplicaId, RequestId, TaskGroup, TopologyRule,
+    WorkerRequest,
 };
 
 pub const GIB: u64 = 1 << 30;
@@ -84,7 +85,7 @@ impl Fleet {
 
     pub fn submit(&mut self, spec: &JobSpec, run_ms: u64) -> JobId {
         let request = self.request();
-        let estimates = vec![Estimate { run_ms, run_high_ms: run_ms, turn: 0, burst: None }];
+        let estimates = vec![Estimate { run_ms, run_high_ms: run_ms, turn: QueueKey::FIRST, burst: None }];
         let index =
             self.apply(Decision::JobsSubmitted { request, specs: vec![spec.clone().into()], estimates });
         JobId::derive(index, 0)

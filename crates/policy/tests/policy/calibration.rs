@@ -80,12 +80,12 @@ fn the_first_of_a_burst_to_end_tell_of_the_rest() {
     world.end(jobs[1]);
     assert_eq!(world.renew(), 1);
     let after = world.state.turn_of(jobs[0]).unwrap();
-    assert!(after < before, "two that took two minutes make the rest look short: {after} < {before}");
+    assert!(after < before, "two that took two minutes make the rest look short: {after:?} < {before:?}");
     // The third goes on and on: what is left looks longer again.
     world.pass(30 * 60_000);
     assert_eq!(world.renew(), 1);
     let much_later = world.state.turn_of(jobs[0]).unwrap();
-    assert!(much_later > after, "{much_later} > {after}");
+    assert!(much_later > after, "{much_later:?} > {after:?}");
     assert_eq!(burst_turn(&world.state, jobs[0], world.now), Some(much_later));
 }
 

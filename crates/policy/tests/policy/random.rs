@@ -2,7 +2,7 @@
 
 use muster_state::{Phase, State};
 use muster_types::policy::PolicyDraft;
-use muster_types::{JobId, LogTime};
+use muster_types::{JobId, LogTime, QueueKey};
 use proptest::prelude::*;
 
 use crate::support::{World, spec};
@@ -16,7 +16,7 @@ enum Step {
     Requeue(usize),
     Cancel(usize),
     Renew,
-    Move { nth: usize, turn: u64 },
+    Move { nth: usize, turn: QueueKey },
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -29,7 +29,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => any::<usize>().prop_map(Step::Requeue),
         1 => any::<usize>().prop_map(Step::Cancel),
         2 => Just(Step::Renew),
-        1 => (any::<usize>(), any::<u64>()).prop_map(|(nth, turn)| Step::Move { nth, turn }),
+        1 => (any::<usize>(), any::<u64>(), any::<bool>()).prop_map(|(nth, n, urgent)| {
+            let turn = if urgent { QueueKey::urgent(LogTime(n)) } else { QueueKey::ordinary(n) };
+            Step::Move { nth, turn }
+        }),
     ];
     prop::collection::vec(step, 1..60)
 }

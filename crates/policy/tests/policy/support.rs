@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use muster_journal::{Decision, Outcome, RankUpdate, RequestKey, StopCause, WorkerSlot};
 use muster_policy::{Line, Refresh, estimates};
-use muster_state::{Leadership, Phase, State};
+use muster_state::{Phase, State};
 use muster_types::policy::{PolicyDraft, TenantRights, UNLISTED_TENANT};
 use muster_types::{
     Accelerators, ClusterId, DeviceSet, ExitStatus, FencingToken, HolderId, JobDraft, JobId, JobSpec,
-    LogTime, Name, NodeDraft, NodeId, Parameters, PriorityTier, ReplicaId, RequestId, Requester, TaskGroup,
-    WorkerRequest,
+    Leadership, LogTime, Name, NodeDraft, NodeId, Parameters, PriorityTier, ReplicaId, RequestId, Requester,
+    TaskGroup, WorkerRequest,
 };
 
 pub const START_MS: u64 = 1_790_000_000_000;

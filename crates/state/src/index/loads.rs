@@ -1,8 +1,9 @@
 //! What each tenant has waiting and holds, kept in step by the fold.
 
+use alloc::string::String;
 use muster_types::Name;
 
-use super::{Indexes, JobIndexKeys};
+use super::{Described, Indexes, JobIndexKeys};
 use crate::rows::Placement;
 
 /// Jobs of one tenant that are not over.
@@ -42,6 +43,27 @@ impl QueueLoad {
         }
     }
 }
+
+/// Jobs of one user of a tenant that are not over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UserLoad {
+    /// Jobs that wait.
+    pub pending_jobs: u64,
+    /// Jobs that wait, and jobs that hold devices.
+    pub unfinished_jobs: u64,
+}
+
+impl UserLoad {
+    fn of(keys: &JobIndexKeys) -> UserLoad {
+        UserLoad {
+            pending_jobs: u64::from(keys.pending),
+            unfinished_jobs: u64::from(keys.pending || keys.active),
+        }
+    }
+}
+
+/// A tenant, and who submitted the job; empty for those that nobody knows.
+pub(crate) type UserKey = (Name, String);
 
 /// What workers hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -114,6 +136,27 @@ impl Indexes {
                 }
             }
             None => self.loads.insert(tenant.clone(), QueueLoad::default().changed(gone, new)),
+        }
+    }
+
+    /// A job of the user stands elsewhere.
+    pub(crate) fn shift_user(&mut self, job: &Described, before: &JobIndexKeys, after: &JobIndexKeys) {
+        let (gone, new) = (UserLoad::of(before), UserLoad::of(after));
+        if gone == new {
+            return;
+        }
+        let creator = job.metadata.as_ref().map(|metadata| metadata.creator.clone()).unwrap_or_default();
+        let key: UserKey = (job.tenant.clone(), creator);
+        let load = self.users.get(&key).copied().unwrap_or_default();
+        // A sum over jobs: what goes was added before.
+        let load = UserLoad {
+            pending_jobs: load.pending_jobs + new.pending_jobs - gone.pending_jobs,
+            unfinished_jobs: load.unfinished_jobs + new.unfinished_jobs - gone.unfinished_jobs,
+        };
+        if load == UserLoad::default() {
+            self.users.remove(&key);
+        } else {
+            self.users.insert(key, load);
         }
     }
 }

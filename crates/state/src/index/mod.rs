@@ -8,7 +8,9 @@ use core::cmp::Reverse;
 use core::ops::Deref;
 use muster_journal::hash;
 use muster_types::tpu::PodPosition;
-use muster_types::{JobId, JobSpec, LogTime, Name, NodeId, NodeSpec, PriorityTier, RequestId};
+use muster_types::{
+    JobId, JobMetadata, JobSpec, LogTime, Name, NodeId, NodeSpec, PriorityTier, QueueKey, RequestId,
+};
 
 use crate::free::FreeKey;
 use crate::quota::QuotaUsage;
@@ -19,8 +21,8 @@ use crate::rows::{
 use crate::table::Facts;
 use crate::tree::{Map, Set};
 
-pub(crate) use loads::ClusterPlace;
-pub use loads::{QueueLoad, Work};
+pub(crate) use loads::{ClusterPlace, UserKey};
+pub use loads::{QueueLoad, UserLoad, Work};
 
 /// Nodes of one fleet cluster with the same accelerator type.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -116,7 +118,7 @@ pub struct Pool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Turn {
     /// Of the submission group.
-    pub turn: u64,
+    pub turn: QueueKey,
     /// The first of its pending jobs.
     pub job: JobId,
 }
@@ -141,7 +143,10 @@ pub(crate) struct TenantLine {
 
 impl TenantLine {
     fn first(&self, class: GangClass) -> Option<Turn> {
-        let (least, last) = (Turn { turn: 0, job: JobId(0) }, Turn { turn: u64::MAX, job: JobId(u64::MAX) });
+        let (least, last) = (
+            Turn { turn: QueueKey::FIRST, job: JobId(0) },
+            Turn { turn: QueueKey::LAST, job: JobId(u64::MAX) },
+        );
         self.lanes.range((class, least)..=(class, last)).next().map(|(_, turn)| *turn)
     }
 }
@@ -164,11 +169,12 @@ impl Facts<JobId, Arc<JobSpec>> for SpecFacts {
     }
 }
 
-/// A spec with its facts.
+/// A spec with its facts, and what the job carries.
 #[derive(Clone, Debug)]
 pub(crate) struct Described {
     pub(crate) spec: Arc<JobSpec>,
     pub(crate) facts: SpecFacts,
+    pub(crate) metadata: Option<Arc<JobMetadata>>,
 }
 
 impl Deref for Described {
@@ -195,7 +201,7 @@ pub(crate) struct JobIndexKeys {
     /// Thousandths of devices that it asks for.
     pub(crate) asked_milli: u64,
     /// Its submission group, if that has a row, and its turn.
-    line: Option<(Option<JobId>, u64)>,
+    line: Option<(Option<JobId>, QueueKey)>,
     /// Not released yet, and the time that it waits for in addition to other jobs.
     pub(crate) held: Option<Option<LogTime>>,
     /// It waits, and somebody holds it.
@@ -270,6 +276,8 @@ pub(crate) struct Indexes {
     pub(crate) pending: usize,
     /// Jobs that are not over, by tenant; a tenant without any is not there.
     pub(crate) loads: Map<Name, QueueLoad>,
+    /// Jobs that are not over, by tenant and user; a user without any is not there.
+    pub(crate) users: Map<UserKey, UserLoad>,
     /// What jobs hold, by tenant and cluster; what is nothing is not there.
     pub(crate) work: Map<Name, Map<ClusterPlace, Work>>,
     /// The pending queue, by tier and tenant; a tenant without pending jobs is not there.
@@ -364,6 +372,7 @@ impl Indexes {
             if after.pending { self.pending += 1 } else { self.pending -= 1 }
         }
         self.shift_load(&spec.tenant, before, after);
+        self.shift_user(spec, before, after);
         if before.work != after.work {
             self.shift_work(&spec.tenant, before.work.as_ref(), after.work.as_ref());
         }
@@ -441,7 +450,7 @@ impl Indexes {
         self.waiting.range(range).next().map(|((_, job), class)| (*job, *class))
     }
 
-    fn join_line(&mut self, id: JobId, spec: &Described, burst: Option<JobId>, turn: u64) {
+    fn join_line(&mut self, id: JobId, spec: &Described, burst: Option<JobId>, turn: QueueKey) {
         let own = (Turn { turn, job: id }, spec.facts.class);
         let Some(burst) = burst else {
             self.change_lane(spec, None, Some(own));
@@ -455,7 +464,7 @@ impl Indexes {
         }
     }
 
-    fn leave_line(&mut self, id: JobId, spec: &Described, burst: Option<JobId>, turn: u64) {
+    fn leave_line(&mut self, id: JobId, spec: &Described, burst: Option<JobId>, turn: QueueKey) {
         let own = (Turn { turn, job: id }, spec.facts.class);
         let Some(burst) = burst else {
             self.change_lane(spec, Some(own), None);
@@ -470,7 +479,7 @@ impl Indexes {
     }
 
     /// The submission group whose first pending job this is has another turn.
-    pub(crate) fn change_turn(&mut self, first: JobId, spec: &Described, before: u64, after: u64) {
+    pub(crate) fn change_turn(&mut self, first: JobId, spec: &Described, before: QueueKey, after: QueueKey) {
         let turn = |turn| Some((Turn { turn, job: first }, spec.facts.class));
         self.change_lane(spec, turn(before), turn(after));
     }

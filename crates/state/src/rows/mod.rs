@@ -15,7 +15,7 @@ use muster_types::health::{Drain, HealthPolicy, NodeHealth, Quarantine, Repair};
 use muster_types::policy::Policy;
 use muster_types::{
     ClusterId, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, JobSpec, LogIndex, LogTime, Name,
-    NodeId, NodeSpec, Parameters, ReplicaId,
+    NodeId, NodeSpec, Parameters,
 };
 use serde::{Deserialize, Serialize};
 
@@ -34,15 +34,6 @@ pub(crate) use history::{Lesson, add};
 pub use recovery::{Failure, RecoveryRow, Saved, Straggler};
 pub(crate) use submission_group::BurstTurn;
 pub use submission_group::{BURST_GAP_MS, BurstKey, BurstRow};
-
-/// Who decides: term and replica, because two replicas can lead in one term.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Leadership {
-    /// Raft term.
-    pub term: u64,
-    /// The leader.
-    pub replica: ReplicaId,
-}
 
 /// What is fixed for the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

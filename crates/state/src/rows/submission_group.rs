@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 use muster_journal::hash;
-use muster_types::{JobId, JobSpec, LogTime};
+use muster_types::{JobId, JobSpec, LogTime, QueueKey};
 use serde::{Deserialize, Serialize};
 
 use super::class::GangClass;
@@ -35,7 +35,7 @@ pub struct BurstRow {
     /// What its members have in common.
     pub key: BurstKey,
     /// Its place in the order; the smaller goes first.
-    pub turn: u64,
+    pub turn: QueueKey,
     /// Members that are not over.
     pub members: u32,
     /// When the last of them was submitted.
@@ -46,4 +46,4 @@ pub struct BurstRow {
 }
 
 /// The submission group of a job as far as the order is concerned: its id and its turn, when it has a row.
-pub(crate) type BurstTurn = Option<(JobId, u64)>;
+pub(crate) type BurstTurn = Option<(JobId, QueueKey)>;

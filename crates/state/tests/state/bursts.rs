@@ -1,11 +1,11 @@
 //! Which jobs may join which burst, and how long a burst lasts.
 
 use muster_journal::{Decision, Estimate, Outcome, RequestKey};
-use muster_state::{BURST_GAP_MS, BurstKey, GuardError, Leadership, State};
+use muster_state::{BURST_GAP_MS, BurstKey, GuardError, State};
 use muster_types::policy::{PolicyDraft, TenantRights, UNLISTED_TENANT};
 use muster_types::{
-    Accelerators, ClusterId, JobDraft, JobId, JobSpec, LogTime, Name, Parameters, ReplicaId, RequestId,
-    Requester, TaskGroup, WorkerRequest,
+    Accelerators, ClusterId, JobDraft, JobId, JobSpec, Leadership, LogTime, Name, Parameters, QueueKey,
+    ReplicaId, RequestId, Requester, TaskGroup, WorkerRequest,
 };
 
 const NOW: u64 = 1_790_000_000_000;
@@ -36,6 +36,10 @@ fn push(state: &mut State, at: u64, decision: &Decision) -> Result<(), GuardErro
     applied.rejection.map_or(Ok(()), Err)
 }
 
+fn turn(n: u64) -> QueueKey {
+    QueueKey::urgent(LogTime(n))
+}
+
 /// Submits jobs, each with the burst it is to join and its turn.
 fn submit(
     state: &mut State,
@@ -43,8 +47,11 @@ fn submit(
     jobs: &[(JobSpec, Option<JobId>, u64)],
 ) -> Result<Vec<JobId>, GuardError> {
     let index = state.log_index().next();
-    let estimates =
-        jobs.iter().map(|(_, burst, turn)| Estimate { turn: *turn, burst: *burst, ..Estimate::default() });
+    let estimates = jobs.iter().map(|(_, burst, turn)| Estimate {
+        turn: self::turn(*turn),
+        burst: *burst,
+        ..Estimate::default()
+    });
     let decision = Decision::JobsSubmitted {
         request: RequestKey { id: RequestId(index.0.into()), fingerprint: 0 },
         estimates: estimates.collect(),
@@ -76,8 +83,8 @@ fn only_its_like_joins_a_burst() {
     }
     let second = submit(&mut state, NOW + 1, &[(spec("t", "sweep-2", 1), Some(first), 7)]).unwrap()[0];
     let row = state.burst(first).unwrap();
-    assert_eq!((row.members, row.turn, row.last_submitted), (2, 7, LogTime(NOW + 1)));
-    assert_eq!((state.burst_of(second), state.turn_of(first)), (Some(first), Some(7)));
+    assert_eq!((row.members, row.turn, row.last_submitted), (2, turn(7), LogTime(NOW + 1)));
+    assert_eq!((state.burst_of(second), state.turn_of(first)), (Some(first), Some(turn(7))));
     let through_a_member = submit(&mut state, NOW + 1, &[(spec("t", "sweep-3", 1), Some(second), 7)]);
     assert_eq!(through_a_member, Err(GuardError::BurstNotCurrent), "a burst goes by its first job");
 }
@@ -130,11 +137,15 @@ fn a_burst_moves_as_one() {
     submit(&mut state, NOW, &[(spec("t", "a1", 1), Some(a), 10)]).unwrap();
     let member = JobId::derive(state.log_index(), 0);
     let moved = |bursts| Decision::TurnsChanged { bursts };
-    push(&mut state, NOW, &moved(vec![(a, 30)])).unwrap();
+    push(&mut state, NOW, &moved(vec![(a, turn(30))])).unwrap();
     let (turns, _) = state.in_line_behind(None, 10);
     assert_eq!(turns, [b, a]);
-    assert_eq!(push(&mut state, NOW, &moved(vec![(member, 1)])), Err(GuardError::JobUnknown));
-    assert_eq!(push(&mut state, NOW, &moved(vec![(b, 1), (a, 1)])), Err(GuardError::Limit), "ascending");
+    assert_eq!(push(&mut state, NOW, &moved(vec![(member, turn(1))])), Err(GuardError::JobUnknown));
+    assert_eq!(
+        push(&mut state, NOW, &moved(vec![(b, turn(1)), (a, turn(1))])),
+        Err(GuardError::Limit),
+        "ascending"
+    );
     assert_eq!(push(&mut state, NOW, &moved(vec![])), Err(GuardError::Limit));
 }
 
@@ -158,7 +169,7 @@ fn a_burst_of_two_classes_stands_in_the_lane_of_its_first_job() {
     let movable = submit(&mut state, NOW, &[(like("s1", true), Some(fixed), 10)]).unwrap()[0];
     submit(&mut state, NOW, &[(like("s2", false), Some(fixed), 10)]).unwrap();
     assert_eq!((state.first_in_line(fixed), state.classes_in_line()), (Some(fixed), 1));
-    push(&mut state, NOW, &Decision::TurnsChanged { bursts: vec![(fixed, 20)] }).unwrap();
+    push(&mut state, NOW, &Decision::TurnsChanged { bursts: vec![(fixed, turn(20))] }).unwrap();
     let other = submit(&mut state, NOW, &[(like("other", true), None, 15)]).unwrap()[0];
     assert_eq!(state.classes_in_line(), 2, "another lane");
     cancel(&mut state, NOW, fixed);

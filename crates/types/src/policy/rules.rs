@@ -1,10 +1,13 @@
 //! Rights and limits of tenants.
 
+use alloc::format;
+use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
-use super::Policy;
+use super::{POLICY_DURATION_MS_MAX, Policy, TenantPolicy};
 use crate::job::PriorityTier;
 use crate::name::Name;
+use crate::reason::Violation;
 
 /// The tenant that every tenant is below which the policy does not name. A policy may list a tenant of this
 /// name, to give all of them together a weight, quotas and rights; otherwise it has the default weight, no
@@ -82,6 +85,85 @@ pub struct TenantLimits {
     /// already. Each leaves a request id behind. The leader counts them, so that a change of leader begins a new minute.
     /// Tenants that the policy does not name are counted together.
     pub requests_per_minute: Option<u32>,
+    /// How much each of the tenant's users may have.
+    pub user: UserLimits,
+    /// What one job may ask for.
+    pub job: JobLimits,
+}
+
+impl TenantLimits {
+    /// No limit is stated.
+    pub const NONE: TenantLimits = TenantLimits {
+        pending_jobs: None,
+        unfinished_jobs: None,
+        running_jobs: None,
+        requests_per_minute: None,
+        user: UserLimits { pending_jobs: None, unfinished_jobs: None },
+        job: JobLimits { devices_max: None, run_time_max_ms: None, run_time_default_ms: None },
+    };
+}
+
+/// How many jobs of one tenant a user may have at a time. A user is who submitted the job, as its certificate says;
+/// those that nobody knows are one user together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct UserLimits {
+    /// Jobs that wait.
+    pub pending_jobs: Option<u32>,
+    /// Jobs that are not over.
+    pub unfinished_jobs: Option<u32>,
+}
+
+/// What one job of a tenant may ask for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct JobLimits {
+    /// Most devices of all its workers together, elastic groups at their largest. A part of a device counts as one.
+    pub devices_max: Option<u32>,
+    /// Longest run time limit, in milliseconds.
+    pub run_time_max_ms: Option<u64>,
+    /// The run time limit of a job that names none, in milliseconds; where this is absent, the longest.
+    pub run_time_default_ms: Option<u64>,
+}
+
+impl JobLimits {
+    /// These, and those of `above` where nothing is stated.
+    #[must_use]
+    fn or(self, above: JobLimits) -> JobLimits {
+        JobLimits {
+            devices_max: self.devices_max.or(above.devices_max),
+            run_time_max_ms: self.run_time_max_ms.or(above.run_time_max_ms),
+            run_time_default_ms: self.run_time_default_ms.or(above.run_time_default_ms),
+        }
+    }
+
+    /// The run time limit of a job that names none; none where such a job may run for as long as it likes.
+    #[must_use]
+    pub fn run_time_unless_named_ms(self) -> Option<u64> {
+        match (self.run_time_default_ms, self.run_time_max_ms) {
+            (Some(default), Some(max)) => Some(default.min(max)),
+            (default, max) => default.or(max),
+        }
+    }
+
+    /// Every rule that they break, by field.
+    pub(super) fn check(self, at: &str, found: &mut Vec<Violation>) {
+        let spans = [("max_run_time", self.run_time_max_ms), ("default_run_time", self.run_time_default_ms)];
+        for (field, span) in spans {
+            if let Some(ms) = span.filter(|ms| !(1..=POLICY_DURATION_MS_MAX).contains(ms)) {
+                let text = format!("must be above zero and at most 366 days, got {ms} ms");
+                found.push(Violation::new(format!("{at}.{field}"), text));
+            }
+        }
+        if let (Some(default), Some(max)) = (self.run_time_default_ms, self.run_time_max_ms)
+            && default > max
+        {
+            found.push(Violation::new(
+                format!("{at}.default_run_time"),
+                "must not be longer than the longest",
+            ));
+        }
+    }
 }
 
 /// The rights of a tenant, once the tree has been asked.
@@ -115,7 +197,32 @@ impl Policy {
             unfinished_jobs: stated().find_map(|limits| limits.unfinished_jobs),
             running_jobs: stated().find_map(|limits| limits.running_jobs),
             requests_per_minute: stated().find_map(|limits| limits.requests_per_minute),
+            user: UserLimits {
+                pending_jobs: stated().find_map(|limits| limits.user.pending_jobs),
+                unfinished_jobs: stated().find_map(|limits| limits.user.unfinished_jobs),
+            },
+            job: stated().fold(JobLimits::default(), |nearer, limits| nearer.or(limits.job)),
         }
+    }
+
+    /// Whether no tenant's jobs have a limit of what one of them may ask for.
+    #[must_use]
+    pub fn has_no_job_limits(&self) -> bool {
+        let is_silent = |tenant: &TenantPolicy| {
+            tenant.limits.job == JobLimits::default() && tenant.tier_limits.is_empty()
+        };
+        self.tenants.values().all(is_silent)
+    }
+
+    /// What one job of a tenant may ask for in a tier. What is stated nearer to the tenant goes before what is stated
+    /// above it, and at one tenant what it states of the tier before what it states of all of them.
+    #[must_use]
+    pub fn job_limits(&self, tenant: &Name, tier: PriorityTier) -> JobLimits {
+        let above = self.ancestry(tenant).filter_map(|name| self.tenants.get(name));
+        above.fold(JobLimits::default(), |nearer, tenant| {
+            let of_tier = tenant.tier_limits.get(&tier).copied().unwrap_or_default();
+            nearer.or(of_tier).or(tenant.limits.job)
+        })
     }
 
     /// What a tenant's jobs may ask for.

@@ -252,7 +252,7 @@ fn prices_transfers_data_and_windows_are_checked_one_by_one() {
     violates(|p| p.datasets = [(name("corpus"), nowhere)].into(), &["datasets.corpus.regions"]);
     violates(|p| p.windows = vec![window()], &[]);
     violates(|p| p.windows = vec![window(), window()], &["windows[1].name"]);
-    violates(|p| p.windows = vec![Window { until: LogTime(1), ..window() }], &["windows[0].until"]);
+    violates(|p| p.windows = vec![Window { until: LogTime(1), ..window() }], &["windows[0].end_time"]);
     violates(
         |p| p.windows = vec![Window { scope: WindowScope::default(), ..window() }],
         &["windows[0].scope"],

@@ -34,6 +34,15 @@ pub fn request_id(field: &str, text: &str) -> Result<RequestId, Violation> {
     parse(field, text)
 }
 
+/// The request id of a mutation that may be checked without being made: a check has no effect that would have to be remembered, so
+/// it needs none.
+///
+/// # Errors
+/// As [`request_id`]; of a check, only when it is no UUID.
+pub fn request_id_of(field: &str, text: &str, validate_only: bool) -> Result<RequestId, Violation> {
+    if validate_only && text.is_empty() { Ok(RequestId(0)) } else { request_id(field, text) }
+}
+
 /// A job's id.
 ///
 /// # Errors

@@ -7,16 +7,16 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use muster_types::policy::{
-    self, BackfillPolicy, Dataset, Guarantee, OrderPolicy, PlacementWeights, Policy, PolicyDraft,
-    PreemptionPolicy, Price, Quota, TenantLimits, TenantPolicy, TenantRights, Transfer, Window,
-    WindowPurpose, WindowScope,
+    self, BackfillPolicy, Dataset, Guarantee, JobLimits, OrderPolicy, POLICY_PARTS_MAX, PlacementWeights,
+    Policy, PolicyDraft, PolicyPart, PolicyUpdate, PreemptionPolicy, Price, Quota, TenantLimits,
+    TenantPolicy, TenantRights, Transfer, UserLimits, Window, WindowPurpose, WindowScope,
 };
-use muster_types::{Name, Violation, fleet::checked_name, limits};
+use muster_types::{Name, PriorityTier, Violation, fleet::checked_name, limits};
 
 use super::{Found, below, bound, moment, span};
 use crate::closed::{given_from_proto, number, number_or_zero, value_from_proto};
 use crate::time::{duration, timestamp};
-use crate::v1;
+use crate::{FieldMask, v1};
 use v1::window::Purpose;
 
 /// The policy an operator sets. `at` is the path of the message, for example `policy`.
@@ -33,23 +33,68 @@ pub fn policy_from_proto(at: &str, message: Option<v1::Policy>) -> Result<Policy
         Ok(policy) if found.is_empty() => Ok(policy),
         Ok(_) => Err(found.into_violations()),
         Err(violations) => {
-            found.extend(violations.into_iter().map(|v| in_message(v).under(at)).collect());
+            found.extend(violations.into_iter().map(|v| v.under(at)).collect());
             Err(found.into_violations())
         }
     }
 }
 
-/// The same rule by the message's field names.
-fn in_message(violation: Violation) -> Violation {
-    let Violation { mut field, description } = violation;
-    if field.starts_with("windows[") {
-        for (own, renamed) in [("].from", "].start_time"), ("].until", "].end_time")] {
-            if field.ends_with(own) {
-                field = field.replacen(own, renamed, 1);
-            }
+/// An update of parts of the policy: those that the mask names, as `policy` has them.
+///
+/// # Errors
+/// Lists every field that is wrong by itself, by its path in the request. Rules between the parts are
+/// checked with the policy in force.
+pub fn policy_update_from_proto(
+    policy: Option<v1::Policy>,
+    mask: Option<FieldMask>,
+) -> Result<PolicyUpdate, Vec<Violation>> {
+    let paths = mask.map(|mask| mask.paths).unwrap_or_default();
+    let mut found = Found::default();
+    let mut parts = Vec::with_capacity(paths.len().min(POLICY_PARTS_MAX));
+    // One more than there may be shows that there are too many.
+    for path in paths.iter().take(POLICY_PARTS_MAX + 1) {
+        parts.extend(found.take(PolicyPart::at(path).map_err(|text| Violation::new("update_mask", text))));
+    }
+    if !found.is_empty() {
+        return Err(found.into_violations());
+    }
+    let message = only(policy.unwrap_or_default(), &parts);
+    let given = draft("policy", message, &mut found);
+    match PolicyUpdate::new(&given, parts) {
+        Ok(update) if found.is_empty() => Ok(update),
+        Ok(_) => Err(found.into_violations()),
+        Err(violation) => {
+            found.push(violation);
+            Err(found.into_violations())
         }
     }
-    Violation { field, description }
+}
+
+/// These parts alone: others are not read, and need not be right.
+fn only(policy: v1::Policy, parts: &[PolicyPart]) -> v1::Policy {
+    let whole: BTreeSet<&str> =
+        parts.iter().filter(|part| part.entry().is_none()).map(PolicyPart::field).collect();
+    let entries: BTreeSet<(&str, &str)> =
+        parts.iter().filter_map(|part| Some((part.field(), part.entry()?.as_str()))).collect();
+    let has = |field: &str| whole.contains(field);
+    let has_entry = |field: &str, name: &str| has(field) || entries.contains(&(field, name));
+    let mut kept = v1::Policy {
+        tenants: policy.tenants,
+        order: policy.order.filter(|_| has("order")),
+        backfill: policy.backfill.filter(|_| has("backfill")),
+        preemption: policy.preemption.filter(|_| has("preemption")),
+        weights: policy.weights.filter(|_| has("weights")),
+        prices: if has("prices") { policy.prices } else { Vec::new() },
+        datasets: policy.datasets,
+        transfers: if has("transfers") { policy.transfers } else { Vec::new() },
+        spare_hosts_per_rack: policy.spare_hosts_per_rack,
+        windows: if has("windows") { policy.windows } else { Vec::new() },
+        isolation: policy.isolation.filter(|_| has("isolation")),
+    };
+    kept.tenants.retain(|name, _| has_entry("tenants", name));
+    kept.datasets.retain(|name, _| has_entry("datasets", name));
+    kept.spare_hosts_per_rack.retain(|name, _| has_entry("spare_hosts_per_rack", name));
+    kept
 }
 
 fn draft(at: &str, message: v1::Policy, found: &mut Found) -> PolicyDraft {
@@ -135,16 +180,49 @@ fn tenants(
             },
             quotas,
             rights: rights(&below(&at, "rights"), &message.rights.unwrap_or_default(), found),
+            tier_limits: message
+                .limits
+                .as_ref()
+                .map_or_else(BTreeMap::new, |limits| tier_limits(&below(&at, "limits.tiers"), limits, found)),
             limits: message.limits.map_or_else(TenantLimits::default, |limits| TenantLimits {
                 pending_jobs: limits.pending_jobs,
                 unfinished_jobs: limits.unfinished_jobs,
                 running_jobs: limits.running_jobs,
                 requests_per_minute: limits.requests_per_minute,
+                user: limits.user.map_or_else(UserLimits::default, |user| UserLimits {
+                    pending_jobs: user.pending_jobs,
+                    unfinished_jobs: user.unfinished_jobs,
+                }),
+                job: job_limits(&below(&at, "limits.job"), limits.job, found),
             }),
         };
         tenants.insert(name, tenant);
     }
     tenants
+}
+
+fn job_limits(at: &str, message: Option<v1::JobLimits>, found: &mut Found) -> JobLimits {
+    let message = message.unwrap_or_default();
+    JobLimits {
+        devices_max: message.max_devices,
+        run_time_max_ms: span(at, "max_run_time", message.max_run_time, found),
+        run_time_default_ms: span(at, "default_run_time", message.default_run_time, found),
+    }
+}
+
+fn tier_limits(at: &str, message: &v1::TenantLimits, found: &mut Found) -> BTreeMap<PriorityTier, JobLimits> {
+    let mut limits = BTreeMap::new();
+    let mut messages = message.tiers.clone();
+    bound(at, &mut messages, PriorityTier::ALL.len(), found);
+    for (place, message) in messages.into_iter().enumerate() {
+        let at = format!("{at}[{place}]");
+        let of_tier = job_limits(&below(&at, "job"), message.job, found);
+        let tier = found.take(given_from_proto::<PriorityTier>(&below(&at, "tier"), message.tier));
+        if tier.is_some_and(|tier| limits.insert(tier, of_tier).is_some()) {
+            found.push(Violation::new(below(&at, "tier"), "must be named once"));
+        }
+    }
+    limits
 }
 
 fn rights(at: &str, message: &v1::TenantRights, found: &mut Found) -> TenantRights {
@@ -419,13 +497,36 @@ fn tenant_to_proto(tenant: &TenantPolicy) -> v1::TenantPolicy {
         weight_milli: tenant.weight_milli,
         quotas: quotas.collect(),
         rights: rights_to_proto(&tenant.rights),
-        limits: (tenant.limits != TenantLimits::default()).then_some(v1::TenantLimits {
-            pending_jobs: tenant.limits.pending_jobs,
-            unfinished_jobs: tenant.limits.unfinished_jobs,
-            running_jobs: tenant.limits.running_jobs,
-            requests_per_minute: tenant.limits.requests_per_minute,
-        }),
+        limits: limits_to_proto(tenant),
     }
+}
+
+fn limits_to_proto(tenant: &TenantPolicy) -> Option<v1::TenantLimits> {
+    let limits = &tenant.limits;
+    if *limits == TenantLimits::default() && tenant.tier_limits.is_empty() {
+        return None;
+    }
+    let job = |job: &JobLimits| v1::JobLimits {
+        max_devices: job.devices_max,
+        max_run_time: job.run_time_max_ms.map(duration),
+        default_run_time: job.run_time_default_ms.map(duration),
+    };
+    let of_tier = |(tier, limits): (&PriorityTier, &JobLimits)| v1::TierLimits {
+        tier: number(*tier),
+        job: Some(job(limits)),
+    };
+    Some(v1::TenantLimits {
+        pending_jobs: limits.pending_jobs,
+        unfinished_jobs: limits.unfinished_jobs,
+        running_jobs: limits.running_jobs,
+        requests_per_minute: limits.requests_per_minute,
+        user: (limits.user != UserLimits::default()).then_some(v1::UserLimits {
+            pending_jobs: limits.user.pending_jobs,
+            unfinished_jobs: limits.user.unfinished_jobs,
+        }),
+        job: (limits.job != JobLimits::default()).then(|| job(&limits.job)),
+        tiers: tenant.tier_limits.iter().map(of_tier).collect(),
+    })
 }
 
 fn price_to_proto(price: &Price) -> v1::Price {

@@ -71,7 +71,7 @@ mod tests {
     use crate::time::{Duration, Timestamp, duration, timestamp};
 
     fn read(state: Option<State>, min_log_index: u64) -> Result<ReadAsked, Vec<String>> {
-        let message = v1::ReadOptions { state, min_log_index };
+        let message = v1::ReadOptions { state, min_log_index, generation: 0 };
         let read = read_from_proto("read", Some(&message), UNSAID_OF_LISTS);
         read.map_err(|found| found.into_iter().map(|violation| violation.field).collect())
     }

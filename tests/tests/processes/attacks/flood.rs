@@ -99,7 +99,7 @@ struct Known {
 struct Tally {
     answered: AtomicU64,
     refused: AtomicU64,
-    codes: std::sync::Mutex<BTreeMap<String, u64>>,
+    codes: parking_lot::Mutex<BTreeMap<String, u64>>,
 }
 
 impl Tally {
@@ -111,7 +111,7 @@ impl Tally {
             }
             Err(status) => {
                 self.refused.fetch_add(1, Ordering::Relaxed);
-                *self.codes.lock().unwrap().entry(format!("{:?}", status.code())).or_default() += 1;
+                *self.codes.lock().entry(format!("{:?}", status.code())).or_default() += 1;
                 None
             }
         }
@@ -269,7 +269,7 @@ async fn flood(town: &Town, leader: usize, kinds: &[Asked], known: &Arc<Known>, 
         "{kinds:?}: {mib} MiB at most; {} answers, {} refusals {:?}; {submitted} submissions of another, the longest {longest:?}",
         tally.answered.load(Ordering::Relaxed),
         tally.refused.load(Ordering::Relaxed),
-        tally.codes.lock().unwrap(),
+        tally.codes.lock(),
     ));
     Flooded { mib, submitted, longest }
 }

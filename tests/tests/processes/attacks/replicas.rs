@@ -323,6 +323,7 @@ async fn forge(town: &Town, attacks: &mut Table, victim: &v1::Job) {
                 let batch = v1::SubmitJobsRequest {
                     request_id: request_id(),
                     jobs: [own].into_iter().chain(wanted).collect(),
+                    ..Default::default()
                 };
                 attacks.note(
                     Kind::Forge,

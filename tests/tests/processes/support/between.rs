@@ -6,8 +6,9 @@ use muster_wire::agent::node_service_client::NodeServiceClient;
 use muster_wire::agent::node_service_server::{NodeService, NodeServiceServer};
 use muster_wire::agent::session_request::Message as Request;
 use muster_wire::agent::session_response::Message as Response;
+use parking_lot::Mutex;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tokio_stream::{Stream, StreamExt};
@@ -31,8 +32,8 @@ struct Shared {
 }
 
 impl Shared {
-    fn heard(&self) -> std::sync::MutexGuard<'_, Heard> {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    fn heard(&self) -> parking_lot::MutexGuard<'_, Heard> {
+        self.heard.lock()
     }
 }
 

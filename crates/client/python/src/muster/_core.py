@@ -91,10 +91,14 @@ class Seen:
 
     def __init__(self) -> None:
         self.log_index = 0
+        self.generation = 0
 
-    def take(self, log_index: int) -> None:
-        """Of an answer."""
-        self.log_index = max(self.log_index, log_index)
+    def take(self, log_index: int, generation: int = 0) -> None:
+        """Of an answer. One of a later generation of the cluster counts alone: what was seen before may be lost."""
+        if generation > self.generation:
+            self.generation, self.log_index = generation, log_index
+        elif generation in (0, self.generation):
+            self.log_index = max(self.log_index, log_index)
 
 
 class Limit:
@@ -324,12 +328,12 @@ class Core(Generic[JobT]):
         """What an answer means."""
         freshness = getattr(answer, "freshness", None)
         if freshness is not None:
-            self.seen.take(freshness.log_index)
+            self.seen.take(freshness.log_index, freshness.generation)
         return call.result(answer)
 
     def reading(self, read: Read | None) -> common_pb2.ReadOptions:
         """For a request."""
-        return (read or self.read).to_message(self.seen.log_index)
+        return (read or self.read).to_message(self.seen.log_index, self.seen.generation)
 
     # Jobs.
 
@@ -399,10 +403,12 @@ class Core(Generic[JobT]):
             name_prefix=selector.name_prefix, label_selector=selector.labels, creator=selector.creator,
             mine=selector.mine, phases=_phases(selector.phases),
         )  # fmt: skip
-        message = job_pb2.JobSelector(filter=narrowed, all=selector.all_jobs)
+        message = job_pb2.JobSelector(filter=narrowed, all=selector.all_jobs, after_job_id=selector.after_job_id)
         request = getattr(job_pb2, f"{name}Request")(request_id=request_id, selector=message, validate_only=dry_run)
         parse = getattr(job_pb2, f"{name}Response").FromString
-        result = lambda a: Controlled(a.job_count, a.remaining_count, a.passed_over_count, list(a.job_ids))  # noqa: E731
+        result = lambda a: Controlled(  # noqa: E731
+            a.job_count, a.remaining_count, a.passed_over_count, list(a.job_ids), a.last_job_id
+        )
         return Call(f"{control} jobs", _JOBS + name, request, parse, result, request_id, timeout=timeout)
 
     def update(

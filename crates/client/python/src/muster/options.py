@@ -127,13 +127,15 @@ class Read:
             raise ConfigurationError("log_index must be above zero")
         return cls(_at_log_index=log_index)
 
-    def to_message(self, seen_log_index: int = 0) -> common_pb2.ReadOptions:
+    def to_message(self, seen_log_index: int = 0, generation: int = 0) -> common_pb2.ReadOptions:
         """For a request of a client that has seen this much."""
         if self._at_log_index:
             return common_pb2.ReadOptions(past=common_pb2.PastState(log_index=self._at_log_index))
         if self._at_ms:
             return common_pb2.ReadOptions(past=common_pb2.PastState(time=timestamp(self._at_ms)))
-        message = common_pb2.ReadOptions(min_log_index=max(self.min_log_index, seen_log_index))
+        message = common_pb2.ReadOptions(min_log_index=self.min_log_index)
+        if seen_log_index > self.min_log_index:
+            message.min_log_index, message.generation = seen_log_index, generation
         if self._is_linearizable:
             message.linearizable.SetInParent()
         elif self._max_staleness_ms:

@@ -57,6 +57,8 @@ class JobSelector:
     """Only these phases."""
     all_jobs: bool = False
     """Every job that the caller may change; needed where nothing else is given."""
+    after_job_id: str = ""
+    """Only jobs that were submitted after this one: the ``last_job_id`` of an answer goes on behind it."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,13 @@ class Controlled:
     jobs: int
     """Of how many it changed anything, or with ``dry_run`` would; at most 1,000 with one call."""
     remaining: int
-    """Jobs that were found beyond those."""
+    """Jobs that were found beyond those; ask again behind ``last_job_id`` for them."""
     passed_over: int
     """Jobs that were found and that it cannot be asked of."""
     job_ids: Sequence[str]
     """With ``dry_run``: which they are."""
+    last_job_id: str
+    """The last of them; empty where there was none, and where the answer repeats an earlier one."""
 
 
 class JobView:

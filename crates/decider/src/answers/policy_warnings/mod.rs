@@ -247,14 +247,20 @@ impl<'a> Look<'a> {
         if self.fleet.milli(kind, None) == 0 {
             let known: BTreeSet<&Name> = self.fleet.by_pool.keys().map(|(kind, _)| kind).collect();
             let known: Vec<&Name> = known.into_iter().collect();
-            let text = format!("no node has accelerators of type {kind}; the fleet has {}", some(&known));
+            let text = format!(
+                "no node has accelerators of type {kind}; the fleet has {}; jobs that ask for it wait until one joins",
+                some(&known)
+            );
             self.warn(PolicyWarningCode::UnknownType, field, text);
             return;
         }
         let Some(region) = region else { return };
         if !self.fleet.regions.contains(region) {
             let known: Vec<&Name> = self.fleet.regions.iter().collect();
-            let text = format!("no node is in region {region}; the fleet is in {}", some(&known));
+            let text = format!(
+                "no node is in region {region}; the fleet is in {}; jobs for this region wait until one joins",
+                some(&known)
+            );
             self.warn(PolicyWarningCode::UnknownRegion, field, text);
         } else if self.fleet.milli(kind, Some(region)) == 0 {
             let text = format!("region {region} has no accelerators of type {kind}");

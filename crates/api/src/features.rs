@@ -1,0 +1,81 @@
+//! Features that a request may require.
+//!
+//! A field that a replica does not know is dropped when a message is read, so a request of a later release would be carried
+//! out without it. A client that cannot accept that names the feature in the metadata of its request; a replica that does
+//! not know the feature refuses the call before it reads the message. The header is passed on with the call, so it reaches
+//! the leader through any follower.
+//!
+//! **Invariant:** a name that has been listed here keeps its meaning and is never removed.
+
+use muster_types::{Refusal, RefusalCode};
+use tonic::Status;
+use tonic::codegen::http::{HeaderMap, HeaderValue};
+
+use crate::headers::REQUIRED_FEATURES;
+
+/// What this release knows. Each names what a field or a call of a later date does; what was there before the first release is not
+/// listed.
+pub(crate) const FEATURES: [&str; 3] = ["job-controls", "job-limits", "policy-parts"];
+
+/// Bytes of all names that a request may have.
+const NAMES_BYTES_MAX: usize = 1_024;
+
+/// The names as a request has them, to be passed on.
+pub(crate) fn required(headers: &HeaderMap) -> Option<&HeaderValue> {
+    headers.get(REQUIRED_FEATURES)
+}
+
+/// Refuses a request that requires what this release does not know.
+pub(crate) fn check(headers: &HeaderMap) -> Result<(), Status> {
+    let mut values = headers.get_all(REQUIRED_FEATURES).iter();
+    let Some(value) = values.next() else { return Ok(()) };
+    let refused = |feature: &str, text: String| {
+        let refusal = Refusal::new(RefusalCode::FeatureUnknown, text).with("feature", feature);
+        Err(muster_wire::status::to_status(&refusal.with("field", REQUIRED_FEATURES)))
+    };
+    let names = value.to_str().ok().filter(|names| names.len() <= NAMES_BYTES_MAX);
+    let (Some(names), None) = (names, values.next()) else {
+        return refused(
+            "",
+            format!("`{REQUIRED_FEATURES}` must be given once, in at most {NAMES_BYTES_MAX} bytes of ASCII"),
+        );
+    };
+    match names.split(',').map(str::trim).find(|name| !FEATURES.contains(name)) {
+        None => Ok(()),
+        Some(unknown) => {
+            let text = format!(
+                "the request requires `{unknown}`, which this release does not know; upgrade the replicas, or leave it out"
+            );
+            refused(unknown, text)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_wire::status::Refused;
+
+    fn checked(values: &[&str]) -> Result<(), String> {
+        let mut headers = HeaderMap::new();
+        for value in values {
+            headers.append(REQUIRED_FEATURES, value.parse().expect("a header"));
+        }
+        check(&headers).map_err(|status| {
+            let refused = Refused::from_status(&status);
+            assert_eq!(refused.code, Some(RefusalCode::FeatureUnknown));
+            refused.metadata.get("feature").cloned().unwrap_or_default()
+        })
+    }
+
+    #[test]
+    fn what_is_not_known_is_refused() {
+        assert_eq!(checked(&[]), Ok(()));
+        assert_eq!(checked(&["job-controls"]), Ok(()));
+        assert_eq!(checked(&["policy-parts, job-controls"]), Ok(()));
+        assert_eq!(checked(&["job-controls,time-travel"]), Err("time-travel".to_owned()));
+        assert_eq!(checked(&["job-controls", "policy-parts"]), Err(String::new()));
+        assert_eq!(checked(&[""]), Err(String::new()));
+        assert_eq!(checked(&[&"a".repeat(1_025)]), Err(String::new()));
+    }
+}

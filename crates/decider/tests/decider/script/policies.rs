@@ -1,0 +1,116 @@
+//! Policies, in words.
+
+use muster_decider::Command;
+use muster_types::PriorityTier;
+use muster_types::policy::{
+    Dataset, Guarantee, NonPreemptible, Order, PolicyDraft, Price, Quota, TenantPolicy, Window,
+    WindowPurpose, WindowScope,
+};
+
+use super::{World, duration_ms};
+use crate::support::{self, name};
+
+impl World {
+    /// `policy` and any of: `preemption=off`, `order=submission|predicted`, `fair-share=off`,
+    /// `reservations=N`, `reserve-after=D`, `minimum-run=D`, `defragment-after=D`, `victims-max=N`, `price=KIND,N[,REGION]`,
+    /// `tenant=NAME,parent=P,weight=N,KIND=NOMINAL/BORROWING/LENDING,tier-max=T,non-preemptible=R,deadlines=on|off,pending-jobs=N`
+    /// (a tenant of the first level that states no right has all of them), `backoff=D`, `stopping-deadline=D`,
+    /// `starting-deadline=D`, `end-overrunners=on|off`, `isolation=devices,pid,tmp,user`,
+    /// `maintenance=NODE,+FROM,+UNTIL`, `reserved=NODE,TENANT,+FROM,+UNTIL`. All of it is set anew.
+    pub(super) fn policy(&mut self, words: &[&str]) -> String {
+        let mut draft = PolicyDraft::default();
+        for word in words.iter().filter(|word| !word.starts_with("request=")) {
+            let (key, value) = word.split_once('=').expect("key=value");
+            let times = |from: &str, until: &str| {
+                let time = |text: &str| self.now.plus_ms(duration_ms(text.strip_prefix('+').unwrap()));
+                (time(from), time(until))
+            };
+            let window = |node: &str, from: &str, until: &str, purpose| {
+                let (from, until) = times(from, until);
+                let scope = WindowScope { node: Some(name(node)), ..WindowScope::default() };
+                Window { name: name(&format!("w-{node}")), from, until, scope, purpose }
+            };
+            let parts: Vec<&str> = value.split(',').collect();
+            match key {
+                "spread" => draft.weights.spread = value.parse().unwrap(),
+                "preemption" => draft.preemption.enabled = value == "on",
+                "order" => {
+                    draft.order.order =
+                        if value == "predicted" { Order::Predicted } else { Order::Submission }
+                }
+                "fair-share" => draft.order.fair_share = value == "on",
+                "reservations" => draft.backfill.reservations_max = value.parse().unwrap(),
+                "reserve-after" => {
+                    draft.backfill.reserve_after_ms = duration_ms(value);
+                    draft.backfill.reserve_after_runs_milli = 0;
+                }
+                "minimum-run" => draft.preemption.minimum_run_ms = duration_ms(value),
+                "backoff" => draft.preemption.backoff_ms = duration_ms(value),
+                "stopping-deadline" => draft.preemption.stopping_deadline_ms = duration_ms(value),
+                "starting-deadline" => draft.preemption.starting_deadline_ms = duration_ms(value),
+                "end-overrunners" => draft.backfill.end_overrunners = value == "on",
+                "victims-max" => draft.preemption.victims_max = value.parse().unwrap(),
+                "isolation" => {
+                    let guarantee = |part: &&str| Guarantee::parse(part).expect("a guarantee");
+                    draft.required_isolation = parts.iter().map(guarantee).collect();
+                }
+                "price" => draft.prices.push(Price {
+                    kind: name(parts[0]),
+                    region: parts.get(2).map(|region| name(region)),
+                    micro_dollars_per_device_hour: parts[1].parse().unwrap(),
+                }),
+                "defragment-after" => draft.preemption.defragment_wait_ms = duration_ms(value),
+                "maintenance" => {
+                    let purpose = WindowPurpose::Maintenance;
+                    draft.windows.push(window(parts[0], parts[1], parts[2], purpose));
+                }
+                "reserved" => {
+                    let purpose = WindowPurpose::ReservedFor { tenant: name(parts[1]) };
+                    draft.windows.push(window(parts[0], parts[2], parts[3], purpose));
+                }
+                "dataset" => {
+                    let regions = parts[1..].iter().map(|region| name(region)).collect();
+                    draft.datasets.insert(name(parts[0]), Dataset { bytes: 1 << 30, regions });
+                }
+                "tenant" => {
+                    let mut tenant = TenantPolicy::default();
+                    for part in &parts[1..] {
+                        let (what, value) = part.split_once('=').expect("what=value");
+                        match what {
+                            "parent" => tenant.parent = Some(name(value)),
+                            "weight" => tenant.weight_milli = value.parse::<u32>().unwrap() * 1_000,
+                            "tier-max" => tenant.rights.tier_max = PriorityTier::parse(value),
+                            "non-preemptible" => tenant.rights.non_preemptible = NonPreemptible::parse(value),
+                            "pending-jobs" => tenant.limits.pending_jobs = value.parse().ok(),
+                            "deadlines" => tenant.rights.deadlines = Some(value == "on"),
+                            kind => tenant.quotas.push(quota(kind, value)),
+                        }
+                    }
+                    draft.tenants.insert(name(parts[0]), tenant);
+                }
+                other => panic!("no policy {other}"),
+            }
+        }
+        let request = self.request(words);
+        match support::with_all_rights(draft).check() {
+            Ok(policy) => self.carry_out(&Command::SetPolicy {
+                request,
+                policy: Box::new(policy),
+                expected_version: None,
+            }),
+            Err(violations) => violations.iter().map(|violation| format!("refused: {violation}\n")).collect(),
+        }
+    }
+}
+
+/// `NOMINAL/BORROWING/LENDING` in devices; `-` or nothing for no limit.
+fn quota(kind: &str, text: &str) -> Quota {
+    let mut parts = text.split('/').map(|part| part.parse::<u64>().ok().map(|devices| devices * 1_000));
+    Quota {
+        kind: name(kind),
+        region: None,
+        nominal_milli: parts.next().flatten().expect("a nominal quota"),
+        borrowing_limit_milli: parts.next().flatten(),
+        lending_limit_milli: parts.next().flatten(),
+    }
+}

@@ -1,0 +1,261 @@
+//! What a policy file holds: every field of the messages, once.
+
+use muster_types::{PriorityTier, policy};
+use muster_wire::v1;
+use muster_wire::v1::window::Purpose;
+use serde::Deserialize;
+
+use super::form::{
+    Bytes, Count, Dollars, Each, Filled, Flag, Form, Group, Milli, Moment, Named, NamedCounts, Names,
+    Nominal, Optional, Plain, SmallMilli, Span, Weight, Word, Words, group,
+};
+use crate::reader::Reader;
+use crate::shape::Text;
+use crate::show::Fields;
+
+group! {
+    Spec is Policy {
+        tenants "tenants": Named<Tenant>,
+        order "order": Optional<Order>,
+        backfill "backfill": Optional<Backfill>,
+        preemption "preemption": Optional<Preemption>,
+        weights "weights": Optional<Weights>,
+        prices "prices": Each<Price>,
+        datasets "datasets": Named<Dataset>,
+        transfers "transfers": Each<Transfer>,
+        spare_hosts_per_rack "spareHostsPerRack": NamedCounts,
+        windows "windows": Each<Window>,
+        isolation "isolation": Optional<Isolation>,
+    }
+}
+
+group! {
+    Tenant is TenantPolicy {
+        parent "parent": Plain,
+        weight_milli "weight": Weight,
+        quotas "quotas": Filled<Quota>,
+        rights "rights": Optional<Rights>,
+        limits "limits": Optional<Limits>,
+    }
+}
+
+group! {
+    Rights is TenantRights {
+        tier_max "tierMax": Word<PriorityTier>,
+        non_preemptible "nonPreemptible": Word<policy::NonPreemptible>,
+        deadlines "deadlines": Flag,
+    }
+}
+
+group! {
+    Limits is TenantLimits {
+        pending_jobs "pendingJobs": Count,
+        unfinished_jobs "unfinishedJobs": Count,
+        running_jobs "runningJobs": Count,
+        requests_per_minute "requestsPerMinute": Count,
+        user "user": Optional<UserLimits>,
+        job "job": Optional<JobLimits>,
+        tiers "tiers": Each<TierLimits>,
+    }
+}
+
+group! {
+    UserLimits is UserLimits {
+        pending_jobs "pendingJobs": Count,
+        unfinished_jobs "unfinishedJobs": Count,
+    }
+}
+
+group! {
+    JobLimits is JobLimits {
+        max_devices "maxDevices": Count,
+        max_run_time "maxRunTime": Span,
+        default_run_time "defaultRunTime": Span,
+    }
+}
+
+group! {
+    TierLimits is TierLimits {
+        tier "tier": Word<PriorityTier>,
+        job "job": Optional<JobLimits>,
+    }
+}
+
+group! {
+    Quota is Quota {
+        r#type "type": Plain,
+        region "region": Plain,
+        nominal_milli "nominal": Nominal,
+        borrowing_limit_milli "borrowingLimit": Milli,
+        lending_limit_milli "lendingLimit": Milli,
+    }
+}
+
+group! {
+    Order is OrderPolicy {
+        order "by": Word<policy::Order>,
+        fair_share "fairShare": Flag,
+        usage_half_life "usageHalfLife": Span,
+        ageing_milli "ageing": SmallMilli,
+    }
+}
+
+group! {
+    Backfill is BackfillPolicy {
+        max_reservations "reservations": Count,
+        max_depth "depth": Count,
+        reserve_after "reserveAfter": Span,
+        reserve_after_runs_milli "reserveAfterRuns": SmallMilli,
+        end_overrunners "endOverrunners": Flag,
+    }
+}
+
+group! {
+    Preemption is PreemptionPolicy {
+        enabled "enabled": Flag,
+        reclaim_borrowed "reclaimBorrowed": Flag,
+        minimum_run "minimumRun": Span,
+        max_victims "victims": Count,
+        defragment "defragment": Flag,
+        defragment_wait "defragmentWait": Span,
+        backoff "backoff": Span,
+        stopping_timeout "stoppingTimeout": Span,
+        starting_timeout "startingTimeout": Span,
+    }
+}
+
+group! {
+    Weights is PlacementWeights {
+        packing "packing": Count,
+        throughput "throughput": Count,
+        cost "cost": Count,
+        data "data": Count,
+        topology "topology": Count,
+        spread "spread": Count,
+    }
+}
+
+group! {
+    Price is Price {
+        r#type "type": Plain,
+        region "region": Plain,
+        micro_dollars_per_device_hour "perDeviceHour": Dollars,
+    }
+}
+
+group! {
+    Dataset is Dataset {
+        bytes "size": Bytes,
+        regions "regions": Names,
+    }
+}
+
+group! {
+    Transfer is Transfer {
+        from "from": Plain,
+        to "to": Plain,
+        micro_dollars_per_gib "perGib": Dollars,
+        bytes_per_second "bytesPerSecond": Bytes,
+    }
+}
+
+group! {
+    Isolation is IsolationPolicy {
+        require "require": Words<policy::Guarantee>,
+    }
+}
+
+group! {
+    Scope is WindowScope {
+        region "region": Plain,
+        cluster "cluster": Plain,
+        block "block": Plain,
+        rack "rack": Plain,
+        node "node": Plain,
+    }
+}
+
+/// Its purpose is one of two fields.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct Window {
+    name: Option<Text>,
+    start_time: Option<Text>,
+    end_time: Option<Text>,
+    scope: Option<Scope>,
+    maintenance: Option<Text>,
+    reserved_for: Option<Text>,
+}
+
+impl Group for Window {
+    type Message = v1::Window;
+    const FIELDS: &'static [(&'static str, &'static str, &'static str)] = &[
+        ("start_time", "startTime", ""),
+        ("end_time", "endTime", ""),
+        ("reserved_for_tenant", "reservedFor", ""),
+    ];
+
+    fn read(self, reader: &mut Reader<'_>, at: &str) -> v1::Window {
+        let path = |field: &str| format!("{at}.{field}");
+        let scope = self.scope.unwrap_or_default().read(reader, &path("scope"));
+        let name = Plain::read(reader, &path("name"), self.name);
+        let place = self.maintenance.as_ref().or(self.reserved_for.as_ref()).map(|text| text.referenced);
+        let maintenance = Flag::read(reader, &path("maintenance"), self.maintenance);
+        let purpose = match (maintenance, self.reserved_for) {
+            (Some(true), None) => Some(Purpose::Maintenance(v1::Maintenance {})),
+            (None, Some(tenant)) => {
+                Some(Purpose::ReservedForTenant(Plain::read(reader, &path("reservedFor"), Some(tenant))))
+            }
+            _ => {
+                let advice = "must say what it is for: either `maintenance: true` or `reservedFor: TENANT`";
+                reader.problem(place, at, advice);
+                None
+            }
+        };
+        v1::Window {
+            name,
+            start_time: Moment::read(reader, &path("startTime"), self.start_time),
+            end_time: Moment::read(reader, &path("endTime"), self.end_time),
+            scope: Some(scope),
+            purpose,
+        }
+    }
+
+    fn show(sent: &v1::Window) -> Fields {
+        let mut shown = Fields::default();
+        shown.put("name", Plain::show(&sent.name));
+        shown.put("startTime", Moment::show(&sent.start_time));
+        shown.put("endTime", Moment::show(&sent.end_time));
+        shown.put("scope", Optional::<Scope>::show(&sent.scope));
+        match &sent.purpose {
+            Some(Purpose::Maintenance(_)) => shown.put("maintenance", Flag::show(&Some(true))),
+            Some(Purpose::ReservedForTenant(tenant)) => shown.put("reservedFor", Plain::show(tenant)),
+            None => {}
+        }
+        shown
+    }
+}
+
+/// The name in a file of a field with this name in a message, and its unit.
+pub(super) fn name_in_file(field: &str) -> Option<(&'static str, &'static str)> {
+    const GROUPS: [&[(&str, &str, &str)]; 16] = [
+        Tenant::FIELDS,
+        Rights::FIELDS,
+        Limits::FIELDS,
+        UserLimits::FIELDS,
+        JobLimits::FIELDS,
+        TierLimits::FIELDS,
+        Quota::FIELDS,
+        Order::FIELDS,
+        Backfill::FIELDS,
+        Preemption::FIELDS,
+        Weights::FIELDS,
+        Price::FIELDS,
+        Dataset::FIELDS,
+        Transfer::FIELDS,
+        Scope::FIELDS,
+        Window::FIELDS,
+    ];
+    let mut fields = GROUPS.into_iter().flatten();
+    fields.find(|(name, _, _)| *name == field).map(|(_, name, unit)| (*name, *unit))
+}

@@ -1,0 +1,153 @@
+//! Commands about nodes and their certificates.
+
+use super::{Fake, command, finish, muster};
+
+#[test]
+fn nodes() {
+    let fake = Fake::start();
+    let ran = muster(&fake, &["node", "list"]);
+    assert_eq!(
+        ran.out,
+        "NAME    REGION    CLUSTER  STATUS    ACCELERATORS  FREE  JOBS\n\
+         host-0  eu-north  a        up        h100:8        6     1\n\
+         host-1  eu-north  a        cordoned  h100:8        6     1\n"
+    );
+    assert_eq!(muster(&fake, &["node", "cordon", "host-0", "host-1"]).code, 0);
+    assert_eq!(muster(&fake, &["node", "uncordon", "host-0"]).code, 0);
+    assert_eq!(fake.book.lock().cordoned, ["host-0=true", "host-1=true", "host-0=false"]);
+}
+
+#[test]
+fn nodes_are_drained_quarantined_and_repaired() {
+    let fake = Fake::start();
+    let ran = muster(&fake, &["node", "drain", "host-0", "--deadline", "30m"]);
+    assert!(ran.code == 0 && ran.out.contains("  draining  "), "{}{}", ran.out, ran.err);
+    assert_eq!(muster(&fake, &["node", "undrain", "host-0"]).code, 0);
+    assert_eq!(muster(&fake, &["node", "quarantine", "host-0", "--reason", "odd"]).code, 0);
+    assert_eq!(muster(&fake, &["node", "release", "host-0"]).code, 0);
+    assert_eq!(
+        muster(&fake, &["node", "repair", "host-0", "--action", "reset-gpu", "--device", "3"]).code,
+        0
+    );
+    assert_eq!(muster(&fake, &["node", "repair", "host-0", "--done"]).code, 0);
+    assert_eq!(muster(&fake, &["node", "health-policy", "set", "xid-79=inspect"]).out, "48\n");
+    let said = fake.book.lock().restricted.clone();
+    assert_eq!(said[0], "host-0 drained Some(1800000)");
+    assert_eq!(said[1], "host-0 drain ended");
+    assert_eq!(said[2..4], ["host-0 quarantined \"odd\"", "host-0 released"]);
+    assert!(said[4].contains("ResetGpu") && said[4].contains("[3]"), "{}", said[4]);
+    assert_eq!(said[5], "host-0 repair Done \"\"");
+    assert_eq!(said[6], "xid-79=inspect at Some(7)");
+    let shown = muster(&fake, &["node", "health-policy", "show"]);
+    assert!(shown.out.contains("xid-79") && shown.out.contains("reboot-node"), "{}", shown.out);
+    assert_eq!(muster(&fake, &["node", "health", "host-0"]).out, "host-0: nothing is known against it\n");
+    for bad in [
+        &["node", "drain", "host-0", "--deadline", "soon"][..],
+        &["node", "quarantine", "host-0"],
+        &["node", "repair", "host-0", "--done", "--action", "inspect"],
+        &["node", "repair", "host-0", "--action", "dance"],
+        &["node", "health-policy", "set", "xid-79=explode"],
+        &["node", "health-policy", "set", "slowdown"],
+    ] {
+        assert_eq!(muster(&fake, bad).code, 2, "{bad:?}");
+    }
+}
+
+#[test]
+fn nodes_that_wait_are_listed_approved_and_rejected() {
+    let fake = Fake::start();
+    let ran = muster(&fake, &["node", "pending"]);
+    assert!(
+        ran.code == 0 && ran.out.contains("host-9") && ran.out.contains("nobody has approved"),
+        "{}",
+        ran.out
+    );
+    let ran = muster(&fake, &["node", "approve", "host-9"]);
+    assert!(ran.code == 0 && ran.out.contains("approved  eu"), "{}{}", ran.out, ran.err);
+    let bounds = ["node", "approve", "host-9", "--cluster", "eu-1", "--devices", "h100:8", "-o", "json"];
+    let ran = muster(&fake, &bounds);
+    let shown: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!(shown["bounds"], serde_json::json!({"cluster": "eu-1", "devices": ["h100:8"]}), "{}", ran.out);
+    let ran = muster(&fake, &["node", "reject", "host-9"]);
+    assert!(ran.code == 0 && ran.out.contains("rejected"), "{}", ran.out);
+    let ran = muster(
+        &fake,
+        &["node", "admission", "set", "approve", "--rule", "eu-*:region=eu,devices=h100:8+a100:4"],
+    );
+    assert!(
+        ran.code == 0 && ran.out.contains("mode: approve") && ran.out.contains("eu-*"),
+        "{}{}",
+        ran.out,
+        ran.err
+    );
+    for wrong in [
+        &["node", "approve", "h", "--devices", "h100"][..],
+        &["node", "admission", "set", "open", "--rule", "a:b"],
+    ] {
+        assert_eq!(muster(&fake, wrong).code, 2, "{wrong:?}");
+    }
+}
+
+#[test]
+fn a_dry_run_of_forgetting_nodes_says_what_would_become_of_each_and_forgets_none() {
+    let fake = Fake::start();
+    let dry = ["node", "forget", "host-5", "host-0", "--dry-run"];
+    let ran = muster(&fake, &dry);
+    let said = "host-5 (node-1) is lost and would be forgotten\n\
+                host-0 (node-1) is not lost: that would be refused\n";
+    assert_eq!((ran.code, ran.out.as_str()), (0, said), "{}", ran.err);
+    let json = muster(&fake, &[&dry[..], &["-o", "json"]].concat());
+    let answer: serde_json::Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!((&answer["kind"], &answer["dryRun"]), (&"ForgottenNodes".into(), &true.into()), "{answer}");
+    let would = |at: usize| answer["items"][at]["wouldBeForgotten"].as_bool();
+    assert_eq!((would(0), would(1)), (Some(true), Some(false)), "{answer}");
+    let unknown = muster(&fake, &["node", "forget", "host-7", "--dry-run"]);
+    assert!(unknown.code == 3 && unknown.err.contains("NODE_NOT_FOUND"), "{} {}", unknown.code, unknown.err);
+    assert!(fake.book.lock().forgotten.is_empty(), "a look changes nothing");
+
+    // For real: what was forgotten before a refusal is printed as well.
+    let ran = muster(&fake, &["node", "forget", "host-5", "host-0", "host-8"]);
+    assert!(ran.code != 0 && ran.err.contains("NODE_IN_USE"), "{} {}", ran.code, ran.err);
+    assert_eq!(ran.out, "node-of-host-5\n");
+    assert_eq!(fake.book.lock().forgotten, ["host-5"]);
+}
+
+#[test]
+fn a_dry_run_of_a_revocation_names_the_certificates_and_asks_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = |path: std::path::PathBuf| path.to_str().unwrap().to_owned();
+    let authority = text(folder.path().join("authority"));
+    let id = "6d757374657200000000000000000001";
+    assert_eq!(finish(command("", &["ca", "init", &authority, "--cluster-id", id])).code, 0);
+    let outs: Vec<String> = (0..2).map(|n| text(folder.path().join(format!("bob-{n}")))).collect();
+    for out in &outs {
+        let issued = ["ca", "issue", &authority, "client", "bob", "--tenant", "vision", "--out", out];
+        assert_eq!(finish(command("", &issued)).code, 0);
+    }
+    // Nobody listens there: a dry run that asked somebody would fail.
+    let dry =
+        |words: &[&str]| finish(command("127.0.0.1:1", &[&["ca", "revoke", "--dry-run"], words].concat()));
+    let name = ["--authority", authority.as_str(), "--name", "tenant/vision/bob"];
+    let all = dry(&name);
+    assert_eq!(all.code, 0, "{}", all.err);
+    assert!(all.err.contains("nothing was revoked; these would be"), "{}", all.err);
+    let rows: Vec<&str> = all.out.lines().collect();
+    assert!(rows.len() == 3 && rows[0].starts_with("SERIAL"), "{}", all.out);
+    assert!(rows[1..].iter().all(|row| row.contains("tenant/vision/bob")), "{}", all.out);
+
+    let file = text(std::path::Path::new(&outs[0]).join("tls.crt"));
+    let json = dry(&[&file, "-o", "json"]);
+    let answer: serde_json::Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!(
+        (&answer["dryRun"], answer["items"].as_array().map(Vec::len)),
+        (&true.into(), Some(1)),
+        "{answer}"
+    );
+    let serial = answer["items"][0]["serial"].as_str().unwrap();
+    assert!(all.out.contains(serial), "{serial} is not in {}", all.out);
+    let by_serial = dry(&["--serial", serial]);
+    assert!(by_serial.code == 0 && by_serial.out.contains(serial), "{} {}", by_serial.out, by_serial.err);
+    // The same for real needs somebody who revokes.
+    let real = finish(command("127.0.0.1:1", &["ca", "revoke", &file, "--timeout", "1s"]));
+    assert_ne!(real.code, 0, "{}", real.out);
+}

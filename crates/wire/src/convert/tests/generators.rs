@@ -1,0 +1,305 @@
+//! Values and messages, generated.
+
+use super::*;
+
+pub(super) fn name() -> impl Strategy<Value = Name> {
+    "[a-z0-9]([a-z0-9._-]{0,10}[a-z0-9])?".prop_map(|text| Name::new(&text).unwrap())
+}
+
+pub(super) fn accelerators() -> impl Strategy<Value = Accelerators> {
+    (name(), 1..=limits::HOST_DEVICES_MAX).prop_map(|(kind, count)| Accelerators { kind, count })
+}
+
+pub(super) fn accelerator_request() -> impl Strategy<Value = AcceleratorRequest> {
+    let amount = prop_oneof![
+        (1..=limits::HOST_DEVICES_MAX).prop_map(DeviceAmount::Whole),
+        (1u16..1_000).prop_map(DeviceAmount::Share),
+    ];
+    (btree_map(name(), 1..=limits::THROUGHPUT_MILLI_MAX, 0..4), amount).prop_map(|(choices, amount)| {
+        let choice = |(kind, throughput_milli)| AcceleratorChoice { kind, throughput_milli };
+        AcceleratorRequest { choices: choices.into_iter().map(choice).collect(), amount }
+    })
+}
+
+pub(super) fn level() -> impl Strategy<Value = Level> {
+    proptest::sample::select(Level::ALL.to_vec())
+}
+
+/// Rules that hold for a gang of any size.
+pub(super) fn topology() -> impl Strategy<Value = TopologyRule> {
+    prop_oneof![
+        (any::<bool>(), any::<bool>()).prop_map(|(balanced, segmented)| TopologyRule {
+            balanced,
+            segment_workers: u32::from(segmented),
+            required: Some(Level::Block),
+            preferred: Some(Level::Host),
+            ..TopologyRule::default()
+        }),
+        (level(), 1..100u32).prop_map(|(level, workers_max)| TopologyRule {
+            spread: Some(Spread { level, workers_max }),
+            ..TopologyRule::default()
+        }),
+        Just(TopologyRule::default()),
+    ]
+}
+
+pub(super) fn dependencies() -> impl Strategy<Value = Vec<Dependency>> {
+    btree_map(any::<u64>(), any::<bool>(), 0..4).prop_map(|jobs| {
+        let rule = |done| if done { DependencyRule::Succeeded } else { DependencyRule::Finished };
+        jobs.into_iter().map(|(job, done)| Dependency { job: JobId(job), rule: rule(done) }).collect()
+    })
+}
+
+pub(super) fn request() -> impl Strategy<Value = WorkerRequest> {
+    (option::of(accelerator_request()), 1..=limits::CPU_MILLI_MAX, 1..=limits::MEMORY_BYTES_MAX).prop_map(
+        |(accelerators, cpu_milli, memory_bytes)| WorkerRequest { accelerators, cpu_milli, memory_bytes },
+    )
+}
+
+pub(super) fn group() -> impl Strategy<Value = TaskGroup> {
+    (
+        name(),
+        1u32..1_000,
+        vec("[^\0]{1,20}", 1..5),
+        btree_map("[A-L_][A-Z0-9_]{0,5}", "[^\0]{0,9}", 0..4),
+        request(),
+    )
+        .prop_map(|(name, workers, command, environment, request)| TaskGroup {
+            name,
+            workers,
+            workers_min: workers,
+            command,
+            environment,
+            request,
+            slice: None,
+        })
+}
+
+prop_compose! {
+    pub(super) fn spec()(
+        name in name(),
+        tenant in name(),
+        tier in proptest::sample::select(PriorityTier::ALL.to_vec()),
+        groups in vec(group(), 1..4),
+        regions in btree_set(name(), 0..3),
+        run_time_limit_ms in option::of(1..=limits::RUN_TIME_LIMIT_MS_MAX),
+        stop_grace_ms in 0..=limits::STOP_GRACE_MS_MAX,
+        failure_retries_max in 0..=limits::FAILURE_RETRIES_MAX,
+        checkpoint_directory in option::of("/[a-z/]{0,20}"),
+        working_directory in option::of("/[a-z/]{0,20}"),
+        array in option::of((0u32..5, 5u32..9)),
+        topology in topology(),
+        node_selector in btree_map(name(), btree_set("\\PC{0,9}", 1..4), 0..4),
+        tolerations in btree_set(name(), 0..4),
+        preemptible: bool,
+        dependencies in dependencies(),
+        times in (option::of(1u64..1_000), option::of(1_000u64..=MOMENT_MS_MAX)),
+        expected_run_ms in option::of(1..=limits::RUN_TIME_LIMIT_MS_MAX),
+        datasets in btree_set(name(), 0..4),
+        elastic: bool,
+    ) -> JobSpec {
+        let mut groups = groups;
+        for (index, group) in groups.iter_mut().enumerate() {
+            group.name = Name::new(&format!("{}{index}", group.name)).unwrap();
+        }
+        let array = array.map(|(index, size)| ArrayMember { index, size });
+        if elastic && groups.len() == 1 {
+            groups[0].workers_min = groups[0].workers.div_ceil(2);
+        }
+        let regions = regions.into_iter().collect();
+        JobDraft {
+            name, tenant, tier, groups, regions, run_time_limit_ms, stop_grace_ms, failure_retries_max,
+            checkpoint_directory, working_directory, array, topology, node_selector, tolerations,
+            preemptible, dependencies, not_before: times.0.map(LogTime), deadline: times.1.map(LogTime),
+            expected_run_ms, datasets: datasets.into_iter().collect(),
+        }.check().unwrap()
+    }
+}
+
+prop_compose! {
+    pub(super) fn node()(
+        names in (name(), name(), name(), name(), name()),
+        address in "[a-z0-9.:-]{1,30}",
+        accelerators in option::of(accelerators()),
+        cpu_milli in 1..=limits::CPU_MILLI_MAX,
+        memory_bytes in 1..=limits::MEMORY_BYTES_MAX,
+        labels in btree_map(name(), "\\PC{0,20}", 0..4),
+        taints in btree_set(name(), 0..4),
+        pod in option::of((name(), 0u16..64, (0u8..2, 0u8..2, 0u8..4))),
+    ) -> NodeSpec {
+        let (name, region, cluster, block, rack) = names;
+        let pod = pod.map(|(pod, cube, (x, y, z))| PodPosition { pod, cube, at: [x * 2, y * 2, z] });
+        // A place in a pod is a TPU host's.
+        let chips = || Accelerators { kind: Name::literal("v5p"), count: 4 };
+        let accelerators = pod.as_ref().map(|_| chips()).or(accelerators);
+        NodeDraft {
+            name, region, cluster, block, rack, address, accelerators, cpu_milli, memory_bytes, labels,
+            taints, pod,
+        }.check().unwrap()
+    }
+}
+
+pub(super) fn exit() -> impl Strategy<Value = ExitStatus> {
+    prop_oneof![
+        any::<i32>().prop_map(ExitStatus::Code),
+        any::<i32>().prop_map(ExitStatus::Signal),
+        Just(ExitStatus::LeaseExpired),
+        "\\PC{0,60}".prop_map(ExitStatus::LaunchFailed),
+        Just(ExitStatus::Vanished),
+        Just(ExitStatus::NotStarted),
+    ]
+}
+
+/// Messages near enough to right ones to reach every rule, with texts of any kind.
+pub(super) fn wild_accelerators() -> impl Strategy<Value = v1::AcceleratorRequest> {
+    use v1::accelerator_request::Amount;
+    let amount = prop_oneof![any::<u32>().prop_map(Amount::Count), any::<u32>().prop_map(Amount::ShareMilli)];
+    let kind = prop_oneof![any::<String>(), Just("v5p".to_owned()), Just("v5e".to_owned())];
+    let choices = vec((kind, any::<u32>()).prop_map(|(kind, milli)| choice(&kind, milli)), 0..3);
+    (choices, option::of(amount)).prop_map(|(choices, amount)| v1::AcceleratorRequest { choices, amount })
+}
+
+pub(super) fn wild_slice() -> impl Strategy<Value = v1::SliceRequest> {
+    let shape = prop_oneof![any::<String>(), "[0-9]{1,2}x[0-9]{1,2}(x[0-9]{1,2})?"];
+    (shape, prop_oneof![0u32..4, any::<u32>()]).prop_map(|(shape, count)| v1::SliceRequest { shape, count })
+}
+
+pub(super) fn wild_variable() -> impl Strategy<Value = v1::EnvVar> {
+    use v1::env_var::Source;
+    let source =
+        prop_oneof![any::<String>().prop_map(Source::Value), any::<String>().prop_map(Source::SecretRef)];
+    (any::<String>(), option::of(source)).prop_map(|(name, source)| v1::EnvVar { name, source })
+}
+
+prop_compose! {
+    pub(super) fn wild_group()(
+        name: String,
+        workers in prop_oneof![0u32..4, any::<u32>()],
+        min_workers in prop_oneof![0u32..4, any::<u32>()],
+        command in vec(any::<String>(), 0..4),
+        environment in vec(wild_variable(), 0..4),
+        accelerators in option::of(wild_accelerators()),
+        slice in option::of(wild_slice()),
+        cpu_milli: u64,
+        memory_bytes: u64,
+    ) -> v1::TaskGroup {
+        v1::TaskGroup { name, workers, min_workers, runtime: crate::process(command), environment, slice, resources: Some(v1::Resources { accelerators, cpu_milli, memory_bytes }) }
+    }
+}
+
+pub(super) fn wild_topology() -> impl Strategy<Value = v1::TopologyRule> {
+    let level = || prop_oneof![any::<i32>(), 0..4i32];
+    let spread = (level(), any::<u32>()).prop_map(|(level, max_workers)| v1::Spread { level, max_workers });
+    (level(), level(), any::<bool>(), 0u32..5, option::of(spread)).prop_map(
+        |(required, preferred, balanced, segment_workers, spread)| v1::TopologyRule {
+            required,
+            preferred,
+            balanced,
+            segment_workers,
+            spread,
+        },
+    )
+}
+
+prop_compose! {
+    pub(super) fn wild_spec()(
+        texts in (any::<String>(), any::<String>(), prop_oneof![any::<i32>(), 0..6i32], any::<String>(), any::<String>()),
+        groups in vec(wild_group(), 0..20),
+        lists in (vec(any::<String>(), 0..4), vec(any::<String>(), 0..4), vec(any::<String>(), 0..4)),
+        times in ((wild_duration(), wild_duration(), wild_duration()), (wild_timestamp(), wild_timestamp())),
+        numbers in (prop_oneof![0u32..4, any::<u32>()], any::<u32>()),
+        topology in option::of(wild_topology()),
+        node_selector in hash_map(any::<String>(), vec(any::<String>(), 0..3), 0..3),
+        preemptible: Option<bool>,
+        dependencies in vec((any::<String>(), any::<i32>()), 0..3),
+        rules in wild_rules(),
+        carried in (wild_texts(), wild_texts()),
+    ) -> v1::Job {
+        let (name, tenant, tier, directory, working_directory) = texts;
+        let (regions, tolerations, datasets) = lists;
+        let ((run_time_limit, stop_grace, expected_run), (not_before, deadline)) = times;
+        let (array_size, max_failures) = numbers;
+        let values = |(label, values)| (label, v1::LabelValues { values });
+        let node_selector = node_selector.into_iter().map(values).collect();
+        let dependency = |(job_id, rule)| v1::Dependency { job_id, rule };
+        let dependencies = dependencies.into_iter().map(dependency).collect();
+        let mut spec = v1::JobSpec {
+            tier, groups, regions, run_time_limit, stop_grace, working_directory, array_size, topology, node_selector,
+            tolerations, preemptible, dependencies, not_before, deadline, expected_run, datasets, ..rules
+        };
+        spec.retry_mut().max_failures = max_failures;
+        spec.checkpoint_mut().directory = directory;
+        v1::Job { name, tenant, labels: carried.0, annotations: carried.1, spec: Some(spec), ..Default::default() }
+    }
+}
+
+pub(super) fn wild_duration() -> impl Strategy<Value = Option<Duration>> {
+    option::of((any::<i64>(), any::<i32>()).prop_map(|(seconds, nanos)| Duration { seconds, nanos }))
+}
+
+pub(super) fn wild_timestamp() -> impl Strategy<Value = Option<Timestamp>> {
+    option::of((any::<i64>(), any::<i32>()).prop_map(|(seconds, nanos)| Timestamp { seconds, nanos }))
+}
+
+pub(super) fn wild_texts() -> impl Strategy<Value = HashMap<String, String>> {
+    prop_oneof![3 => Just(HashMap::new()), 1 => hash_map(any::<String>(), any::<String>(), 0..40)]
+}
+
+prop_compose! {
+    pub(super) fn wild_rules()(
+        texts in (any::<String>(), any::<String>()),
+        closed in (any::<i32>(), any::<i32>()),
+        limits in vec((0..11i32, any::<u32>()), 0..12),
+        waits in (wild_duration(), wild_duration(), wild_duration()),
+        times in (wild_duration(), wild_duration(), wild_duration()),
+        numbers in (any::<u32>(), any::<u32>()),
+    ) -> v1::JobSpec {
+        let ((dataset, http_path), (launch, preflight)) = (texts, closed);
+        let limit = |(failure_class, retries)| v1::RetryLimit { failure_class, retries };
+        let limits = limits.into_iter().map(limit).collect();
+        let (backoff, max_backoff, avoid) = waits;
+        let (step, save, interval) = times;
+        let (http_port, spare_workers) = numbers;
+        v1::JobSpec {
+            launch,
+            retry: Some(v1::RetryPolicy { limits, backoff, max_backoff, avoid, ..Default::default() }),
+            checkpoint: Some(v1::CheckpointPolicy { dataset, step, save, interval, ..Default::default() }),
+            notice: Some(v1::NoticeRules { http_port, http_path }),
+            spare_workers,
+            preflight,
+            ..Default::default()
+        }
+    }
+}
+
+prop_compose! {
+    pub(super) fn contract()(
+        launch in proptest::sample::select(LaunchForm::ALL.to_vec()),
+        limits in btree_map(proptest::sample::select(FailureClass::ALL.to_vec()), 0u32..9, 0..9),
+        waits in (option::of(0u64..9_999), option::of(0u64..9_999), option::of(0u64..9_999)),
+        place in option::of(name()),
+        times in (option::of(1u64..9_999), option::of(1u64..9_999), option::of(1u64..9_999)),
+        http in option::of((1u16.., "(/[a-z]{0,9})?")),
+        spares in 0u32..9,
+        preflight in proptest::sample::select(Preflight::ALL.to_vec()),
+    ) -> JobContract {
+        let (backoff_ms, backoff_max_ms, avoid_ms) = waits;
+        let (step_ms, save_ms, interval_ms) = times;
+        let notice = http.map(|(port, http_path)| NoticeRules { http_port: Some(port), http_path });
+        JobContract {
+            launch,
+            retry: RetryRules { limits, backoff_ms, backoff_max_ms, avoid_ms },
+            checkpoint: CheckpointRules { place, step_ms, save_ms, interval_ms },
+            notice: notice.unwrap_or_default(),
+            spares,
+            preflight,
+        }
+    }
+}
+
+pub(super) fn legal_slice() -> impl Strategy<Value = (Generation, SliceShape)> {
+    let all = Generation::ALL
+        .iter()
+        .flat_map(|generation| legal_shapes(*generation).into_iter().map(|shape| (*generation, shape)));
+    proptest::sample::select(all.collect::<Vec<_>>())
+}
