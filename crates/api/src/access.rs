@@ -135,8 +135,10 @@ pub(crate) const RULES: &[Rule] = &[
     // A worker commits with what its agent has given it: an agent for jobs that it runs.
     rule("/muster.v1beta1.JobService/CommitCheckpoint", Class::Call, WRITERS.and(AGENT)),
     rule("/muster.v1beta1.JobService/ExplainJob", Class::Call, USERS),
+    rule("/muster.v1beta1.JobService/GetArray", Class::Call, USERS),
     rule("/muster.v1beta1.JobService/GetJob", Class::Call, USERS),
     rule("/muster.v1beta1.JobService/HoldJobs", Class::Call, WRITERS),
+    rule("/muster.v1beta1.JobService/ListArrays", Class::Call, USERS),
     rule("/muster.v1beta1.JobService/ListJobs", Class::Call, USERS),
     rule("/muster.v1beta1.JobService/PlanJob", Class::Call, USERS),
     rule("/muster.v1beta1.JobService/ReadLogs", Class::Stream, WRITERS),

@@ -5,12 +5,14 @@
 //! repeated is the same request, whatever the selector would find by then.
 
 use futures::future::BoxFuture;
-use muster_decider::{Answer, Command, ControlOrder, JobSelection, JobVersion, ModifyOrder, check_control};
+use muster_decider::{
+    Answer, Command, ControlOrder, JobSelection, JobVersion, ModifyOrder, check_array_control, check_control,
+};
 use muster_journal::hash;
 use muster_state::{Phase, State};
 use muster_transport::Role;
 use muster_types::{
-    Control, JobId, LogIndex, Name, Refusal, RefusalCode, RequestId, Requester, Violation, limits,
+    ArrayId, Control, JobId, LogIndex, Name, Refusal, RefusalCode, RequestId, Requester, Violation, limits,
 };
 use muster_wire::convert::{changes_from_proto, job_id, request_id};
 use muster_wire::v1;
@@ -100,6 +102,8 @@ struct Selector {
 #[derive(Default)]
 struct Selected {
     jobs: Vec<JobId>,
+    /// Arrays whose members that are not created are among them, with how many those are.
+    arrays: Vec<(ArrayId, u32)>,
     /// How many more match than one call takes.
     remaining: u64,
     passed_over: u64,
@@ -158,6 +162,22 @@ impl Selector {
                 Err(_) => selected.passed_over += 1,
             }
         }
+        if !self.filter.passes_uncreated() {
+            return Ok(selected);
+        }
+        for (array, row) in self.filter.arrays(view, None).filter(|(_, row)| row.uncreated > 0) {
+            let tenant = &row.template.spec.tenant;
+            let may = *may.entry(tenant).or_insert_with(|| caller.check_tenant(view, tenant).is_ok());
+            let members = u64::from(row.uncreated);
+            let has_room = selected.arrays.len() < limits::CONTROLLED_ARRAYS_MAX;
+            match check_array_control(view, control, &by, array).map(|changes| changes && may) {
+                Ok(false) => {}
+                Ok(true) if has_room => selected.arrays.push((array, row.uncreated)),
+                Ok(true) => selected.remaining += members,
+                Err(_) if may => selected.passed_over += members,
+                Err(_) => {}
+            }
+        }
         Ok(selected)
     }
 }
@@ -199,7 +219,7 @@ async fn control_here(
         let find = tokio::task::spawn_blocking(move || selector.find(&view, &caller, control));
         find.await.map_err(|_| Refusal::new(RefusalCode::Internal, "looking for the jobs has failed"))??
     };
-    let Selected { jobs, remaining, passed_over } = selected;
+    let Selected { jobs, arrays, remaining, passed_over } = selected;
     if validate_only {
         let view = engine.reading();
         let by = requester(&caller);
@@ -212,15 +232,19 @@ async fn control_here(
                 would.push(job.to_string());
             }
         }
+        let members: u32 = arrays.iter().map(|(_, members)| members).sum();
+        let job_count = (would.len() as u32).saturating_add(members);
+        would.extend(arrays.iter().map(|(array, _)| array.to_string()));
         return Ok(Counts {
-            job_count: would.len() as u32,
+            job_count,
             remaining_count: remaining,
             passed_over_count: passed_over,
             job_ids: would,
             freshness: Some(freshness(engine, &view)),
         });
     }
-    let selection = JobSelection { asked, jobs, is_found };
+    let arrays = arrays.into_iter().map(|(array, _)| array).collect();
+    let selection = JobSelection { asked, jobs, arrays, is_found };
     let order = ControlOrder { request, by: requester(&caller), control, selection };
     let answer = engine.execute(Command::Control(Box::new(order))).await?;
     let Answer::Controlled { jobs, at } = answer else { return Err(reused()) };

@@ -1,7 +1,7 @@
 //! Counts what this replica applies, for monitoring systems.
 
 use muster_archive::Observer;
-use muster_journal::{Decision, NodeLostCause, Outcome, RearrangeCause, StopCause};
+use muster_journal::{Decision, NodeLostCause, Outcome, RearrangeCause, StopCause, SubmittedPart};
 use muster_metrics::{DecisionCounts, DecisionLabels};
 use muster_state::{Applied, Effect, Phase, State};
 use muster_types::{FailureClass, JobId, LogTime, PriorityTier};
@@ -144,6 +144,12 @@ impl Observer for DecisionObserver {
         match decision {
             Decision::JobsSubmitted { specs, .. } => {
                 specs.iter().for_each(|spec| *facts.submitted.entry(spec.tier).or_default() += 1);
+            }
+            Decision::ArraysSubmitted { parts, .. } => {
+                let count = |part: &SubmittedPart| (part.spec.tier, u64::from(part.job_count()));
+                for (tier, jobs) in parts.iter().map(count) {
+                    *facts.submitted.entry(tier).or_default() += jobs;
+                }
             }
             Decision::GangPlaced { job, .. } => facts.placed = waits_since(state, *job),
             Decision::WorkersReported { job, .. } => {

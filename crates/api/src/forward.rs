@@ -212,7 +212,7 @@ impl Caller {
 
     /// The same of the tenant that a job is of; nothing is said of a job that is not there.
     pub(crate) fn check_job(&self, view: &State, job: JobId) -> Result<(), Refusal> {
-        view.spec(job).map_or(Ok(()), |spec| self.check_tenant(view, &spec.tenant))
+        view.tenant_of(job).map_or(Ok(()), |tenant| self.check_tenant(view, tenant))
     }
 }
 

@@ -11,8 +11,8 @@ use muster_types::{
 };
 use muster_wire::closed::{number_or_zero, of_word, value_from_proto, word};
 use muster_wire::convert::{
-    UNSAID_OF_LISTS, fencing_token_from_proto, fencing_token_to_proto, job_id, jobs_from_proto, request_id,
-    submission_to_proto, submissions_from_proto,
+    UNSAID_OF_LISTS, array_id, fencing_token_from_proto, fencing_token_to_proto, job_id, jobs_from_proto,
+    request_id, submission_to_proto, submissions_from_proto,
 };
 use muster_wire::shared::encoded_len;
 use muster_wire::status::to_status;
@@ -25,6 +25,7 @@ use std::sync::Arc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
+use crate::arrays;
 use crate::controls;
 use crate::explanation;
 use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router};
@@ -215,11 +216,9 @@ fn of_one_job(mut refusal: Refusal) -> Refusal {
     refusal
 }
 
-/// The messages that become these jobs at another replica: defaults are filled in already, and an array is
-/// one message, made from its first job.
+/// The messages that become these jobs and arrays at another replica: defaults are filled in already.
 fn messages(jobs: &[Submission]) -> impl Iterator<Item = v1::Job> {
-    let first = |job: &&Submission| job.array.is_none_or(|array| array.index == 0);
-    jobs.iter().filter(first).map(submission_to_proto)
+    jobs.iter().map(submission_to_proto)
 }
 
 fn onward_client(channel: Onward) -> JobServiceClient<Onward> {
@@ -379,7 +378,14 @@ impl JobService for Jobs {
             .router
             .fresh(caller.account(), (message.read.as_ref(), Consistency::Linearizable), deadline)
             .await?;
-        let row = view.job(id).ok_or_else(|| to_status(&no_such_job(id)))?;
+        let Some(row) = view.job(id) else {
+            let explained = arrays::member_explained(&view, id).ok_or_else(|| to_status(&no_such_job(id)))?;
+            return Ok(Response::new(v1::ExplainJobResponse {
+                explanation: Some(sight.explanation(&view, id, explained)),
+                freshness: Some(freshness(engine, &view)),
+                ..Default::default()
+            }));
+        };
         let _turn = self.router.costly(caller.account()).await.map_err(|refusal| to_status(&refusal))?;
         let explained = engine.explain_job(&view, id).await;
         let explanation = match explained.map_err(|refusal| to_status(&refusal))? {
@@ -437,6 +443,39 @@ impl JobService for Jobs {
         };
         let make = move || list(&engine, &view, &message.page_token, filter, (size, detail, sight));
         self.router.page(account, bytes, make).await
+    }
+
+    async fn get_array(
+        &self,
+        request: Request<v1::GetArrayRequest>,
+    ) -> Result<Response<v1::GetArrayResponse>, Status> {
+        let (deadline, caller) = (self.router.read_deadline(&request), self.router.caller(&request));
+        let message = request.into_inner();
+        let id = array_id("array_id", &message.array_id).map_err(|v| invalid(vec![v]))?;
+        let read = (message.read.as_ref(), Consistency::Linearizable);
+        let view = self.router.fresh(caller.account(), read, deadline).await?;
+        let row = view.array(id).ok_or_else(|| to_status(&arrays::no_such_array(id)))?;
+        // Its members are walked through, of which there may be as many as jobs on a hundred pages.
+        let _turn = self.router.costly(caller.account()).await.map_err(|refusal| to_status(&refusal))?;
+        let array = arrays::array(&view, id, row, (Detail::Full, caller.sight()));
+        let freshness = Some(freshness(self.router.engine(), &view));
+        Ok(Response::new(v1::GetArrayResponse { array: Some(array), freshness }))
+    }
+
+    async fn list_arrays(
+        &self,
+        request: Request<v1::ListArraysRequest>,
+    ) -> Result<Response<v1::ListArraysResponse>, Status> {
+        let (deadline, caller) = (self.router.read_deadline(&request), self.router.caller(&request));
+        let (account, sight) = (caller.account(), caller.sight());
+        let mut message = request.into_inner();
+        let size = page_size(message.page_size)?;
+        let filter = JobFilter::new("filter", message.filter.take(), &caller)?;
+        arrays::check_filter(&filter)?;
+        let view = self.router.fresh(account, (message.read.as_ref(), UNSAID_OF_LISTS), deadline).await?;
+        let engine = self.router.engine().clone();
+        let make = move || arrays::list(&engine, &view, &message.page_token, &filter, (size, sight));
+        self.router.page(account, size.saturating_mul(ROW_BYTES), make).await
     }
 
     type WatchJobsStream = Messages<v1::WatchJobsResponse>;
@@ -659,7 +698,12 @@ fn list(
             break;
         }
         last = Some(id);
-        let Some(candidate) = candidate else { continue };
+        let Some(candidate) = candidate else {
+            jobs.extend(
+                filter.shown_member(view, id).and_then(|()| arrays::member(view, id, (detail, sight))),
+            );
+            continue;
+        };
         if filter.is_past(candidate) {
             break;
         }

@@ -19,6 +19,9 @@ mod admission;
 mod admission_tests;
 #[cfg(test)]
 mod apart_tests;
+mod arrays;
+#[cfg(test)]
+mod arrays_tests;
 mod assembly;
 mod cluster_service;
 mod config;

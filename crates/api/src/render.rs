@@ -14,7 +14,7 @@ use muster_types::{
 };
 use muster_wire::closed::number;
 use muster_wire::convert::{
-    device_set_to_proto, exit_status_to_proto, fencing_token_to_proto, foreign_load_to_proto,
+    array_to_proto, device_set_to_proto, exit_status_to_proto, fencing_token_to_proto, foreign_load_to_proto,
     job_spec_to_proto, node_spec_to_proto, notice_to_proto, restriction_to_proto,
 };
 use muster_wire::time::{duration, log_time};
@@ -22,6 +22,7 @@ use muster_wire::{agent, v1};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashMap};
 
+use crate::arrays;
 use crate::forward::{Caller, Router};
 use crate::sight::Sight;
 
@@ -58,11 +59,13 @@ pub(crate) fn job(
 
 fn whole(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail) -> v1::Job {
     let full = detail == Detail::Full;
-    let metadata = view.metadata(id);
+    let metadata = view.carried(id);
     let texts = |of: fn(&JobMetadata) -> &BTreeMap<String, String>| {
         metadata.map(|said| of(said).clone().into_iter().collect()).unwrap_or_default()
     };
-    let contract = view.contract(id).map(|said| &**said);
+    let contract = view.agreed(id).map(|said| &**said);
+    let array = spec.array.map(|member| ArrayId::of_member(id, member.ordinal));
+    let whole_array = || view.array(array?).map(|row| array_to_proto(&row.template.array));
     v1::Job {
         id: id.to_string(),
         name: spec.name.to_string(),
@@ -71,12 +74,13 @@ fn whole(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail) 
         annotations: if full { texts(|said| &said.annotations) } else { HashMap::new() },
         creator: metadata.map_or(ANONYMOUS, |said| said.creator()).to_owned(),
         array: spec.array.map(|member| v1::ArrayMember {
-            array_id: ArrayId::of_member(id, member.index).to_string(),
+            array_id: ArrayId::of_member(id, member.ordinal).to_string(),
             index: member.index,
             size: member.size,
+            ordinal: member.ordinal,
         }),
         etag: format!("{}-{}", view.generation(), row.changed_at),
-        spec: full.then(|| job_spec_to_proto(spec, contract)),
+        spec: full.then(|| v1::JobSpec { array: whole_array(), ..job_spec_to_proto(spec, contract) }),
         status: Some(status(view, id, row, spec, detail)),
         redacted: false,
     }
@@ -199,7 +203,9 @@ pub(crate) async fn job_explained(
     id: JobId,
     caller: Caller,
 ) -> Result<Option<v1::Job>, Refusal> {
-    let (Some(row), Some(spec)) = (view.job(id), view.spec(id)) else { return Ok(None) };
+    let (Some(row), Some(spec)) = (view.job(id), view.spec(id)) else {
+        return Ok(arrays::member(view, id, (Detail::Full, caller.sight())));
+    };
     let mut message = job(view, id, row, spec, (Detail::Full, caller.sight()));
     if row.phase != Phase::Pending {
         return Ok(Some(message));
@@ -538,6 +544,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
         working_directory: spec.working_directory.clone().unwrap_or_default(),
         array_index: spec.array.map(|a| a.index),
         array_size: spec.array.map(|a| a.size),
+        array_ordinal: spec.array.map(|a| a.ordinal),
         region: placement.region.to_string(),
         cluster: placement.cluster.to_string(),
         launch: contract.launch.to_string(),

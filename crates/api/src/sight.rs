@@ -53,7 +53,7 @@ impl Sight {
 
     /// Whether it sees a job whole. Of one that is not kept any more nobody knows whose it was.
     fn sees_job(self, view: &State, job: JobId) -> bool {
-        self == Sight::All || view.spec(job).is_some_and(|spec| self.sees(view, &spec.tenant))
+        self == Sight::All || view.tenant_of(job).is_some_and(|tenant| self.sees(view, tenant))
     }
 
     /// A job's message as it is shown.
@@ -94,6 +94,12 @@ impl Sight {
                 let shown = content.get_mut("specs").and_then(Value::as_array_mut).into_iter().flatten();
                 let hidden = shown.zip(specs).filter(|(_, spec)| !self.sees(view, &spec.tenant));
                 hidden.map(|(content, _)| blank(content, &PRIVATE)).count() > 0
+            }
+            Decision::ArraysSubmitted { parts, .. } => {
+                let shown = content.get_mut("parts").and_then(Value::as_array_mut).into_iter().flatten();
+                let hidden = shown.zip(parts).filter(|(_, part)| !self.sees(view, &part.spec.tenant));
+                let names = [&PRIVATE[..], &["annotations"]].concat();
+                hidden.map(|(content, _)| blank(content, &names)).count() > 0
             }
             Decision::JobMetadataSet { runs } => {
                 let shown = content.get_mut("runs").and_then(Value::as_array_mut).into_iter().flatten();

@@ -21,6 +21,7 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
+use crate::arrays;
 use crate::forward::Router;
 use crate::job_filter::{Candidate, JobFilter};
 use crate::read::{cluster, invalid};
@@ -148,7 +149,12 @@ impl Topic for JobTopic {
         }
         let shown = (self.detail, self.sight);
         let job = move |job: Candidate<'_>| render::job(present, job.id, job.row, job.spec, shown);
-        Box::new(self.filter.present(present).map(move |candidate| candidate.map(job)))
+        let jobs = self.filter.present(present).map(move |candidate| candidate.map(job));
+        let members = self.filter.named().filter_map(move |id| {
+            self.filter.shown_member(present, id)?;
+            Some(arrays::member(present, id, shown))
+        });
+        Box::new(jobs.chain(members))
     }
 
     fn wants(&self, engine: &Engine, change: &Change) -> Want {

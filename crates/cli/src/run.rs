@@ -145,7 +145,7 @@ fn of_file(file: &str, args: &RunArgs) -> Result<Manifest, Failure> {
         annotations: args.metadata.annotation.clone(),
     };
     let mut manifests = job_files::read_manifests_with(file, &args.command, &overrides)?;
-    let one = manifests.pop().filter(|job| manifests.is_empty() && job.message.spec().array_size == 0);
+    let one = manifests.pop().filter(|job| manifests.is_empty() && job.message.spec().array.is_none());
     one.ok_or_else(|| {
         Failure::usage(format!("{file} holds more than one job"))
             .with_next(format!("muster submit {file} --watch follows them all"))

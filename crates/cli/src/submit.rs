@@ -7,6 +7,7 @@ use muster_manifest::{Manifest, Overrides};
 use muster_types::{PriorityTier, RequestId};
 use muster_wire::v1;
 
+use crate::job::array;
 use crate::job::follow::{self, Subject};
 use crate::job_files::{name_own_tenant, read_manifests_with, refused};
 use crate::parallel::auto;
@@ -23,7 +24,7 @@ Examples:
   generate-jobs | muster submit - --request-id $(uuidgen)
   ID=$(muster submit train.yaml) && muster job logs $ID -f
 
-The ids of the jobs go to stdout, one per line. Several YAML documents in one file are submitted all or
+The ids of the jobs go to stdout, one per line; an array of more than 1,000 jobs is shown by its own id. Several YAML documents in one file are submitted all or
 none. The same --request-id never submits twice, however often it is used.
 
 A script begins with #! and says in lines like `#MUSTER workers: 4` before its first command what a job
@@ -62,6 +63,9 @@ pub struct SubmitArgs {
     #[arg(long, conflicts_with_all = ["wait", "watch"])]
     validate_only: bool,
 }
+
+/// Members of an array that are shown one by one.
+const ARRAY_SHOWN_MAX: usize = 1_000;
 
 /// Options for what jobs carry.
 #[derive(Args)]
@@ -104,6 +108,7 @@ pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result
         submit(&client, &args.file, &manifests, request_id).await?
     };
     let job_ids = submission.job_ids;
+    let shown = shown_ids(&manifests, &job_ids);
     if console.is_structured() && !args.watch {
         let content = Submission {
             job_ids: job_ids.clone(),
@@ -112,20 +117,35 @@ pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result
         };
         console.object(&Document::new("Submission", Some(submission.log_index), content))?;
     } else if !args.watch || !console.is_structured() {
-        for id in &job_ids {
-            console.line(id)?;
-        }
+        shown.iter().try_for_each(|id| console.line(id))?;
     }
     if args.validate_only {
         console.progress(&format!("{} is valid; nothing was submitted", args.file));
         return Ok(Exit::Ok);
     }
     console.progress(&format!("submitted {} at log index {}", count(job_ids.len()), submission.log_index));
-    if args.wait || args.watch {
-        let subject = Subject { limit: global.timeout, ..Subject::of(job_ids) };
-        return wait(&client, console, subject, args.watch).await;
+    if !args.wait && !args.watch {
+        return Ok(Exit::Ok);
     }
-    Ok(Exit::Ok)
+    let (arrays, jobs): (Vec<String>, Vec<String>) = shown.into_iter().partition(|id| array::is_array_id(id));
+    if args.watch && !arrays.is_empty() {
+        let most = ARRAY_SHOWN_MAX;
+        return Err(Failure::usage(format!(
+            "an array of more than {most} members cannot be watched job by job"
+        ))
+        .with_next(format!("muster job wait {}", arrays.join(" "))));
+    }
+    let mut exit = Exit::Ok;
+    for id in arrays {
+        let ended = array::wait(&client, console, &id, global.timeout).await?;
+        exit = if ended == Exit::Ok { exit } else { ended };
+    }
+    if jobs.is_empty() {
+        return Ok(exit);
+    }
+    let subject = Subject { limit: global.timeout, ..Subject::of(jobs) };
+    let ended = wait(&client, console, subject, args.watch).await?;
+    Ok(if exit == Exit::Ok { ended } else { exit })
 }
 
 async fn wait(client: &Client, console: &Console, subject: Subject, print: bool) -> Result<Exit, Failure> {
@@ -136,6 +156,33 @@ async fn wait(client: &Client, console: &Console, subject: Subject, print: bool)
         console.progress(format!("{} {phase} {}", job.id, job.status().message).trim_end());
     }
     Ok(exit)
+}
+
+/// The ids that people are shown: those of jobs, and in place of those of a large array's members the array's.
+fn shown_ids(manifests: &[Manifest], job_ids: &[String]) -> Vec<String> {
+    let mut shown = Vec::new();
+    let mut rest = job_ids;
+    for manifest in manifests {
+        let size = manifest.message.spec().array.as_ref().map_or(1, array_size).max(1);
+        let (own, behind) = rest.split_at(size.min(rest.len()));
+        match own.first() {
+            Some(first) if size > ARRAY_SHOWN_MAX => shown.push(first.replacen("job-", "array-", 1)),
+            _ => shown.extend_from_slice(own),
+        }
+        rest = behind;
+    }
+    shown.extend_from_slice(rest);
+    shown
+}
+
+fn array_size(array: &v1::JobArray) -> usize {
+    let of_indices = || muster_types::array::indices(&array.indices).ok();
+    let size = if array.size > 0 {
+        array.size
+    } else {
+        of_indices().map_or(1, |ranges| ranges.iter().map(muster_types::IndexRange::count).sum())
+    };
+    usize::try_from(size).unwrap_or(usize::MAX)
 }
 
 fn count(jobs: usize) -> String {

@@ -180,6 +180,46 @@ impl Client {
         Ok(answer)
     }
 
+    /// One array, with its members by phase.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn get_array(
+        &self,
+        mut request: v1::GetArrayRequest,
+    ) -> Result<v1::GetArrayResponse, CallError> {
+        let read = self.wanted_read(request.read);
+        request.read = Some(read);
+        let limit = self.confirmed_within(&read);
+        let send = |channel| {
+            let request = request.clone();
+            async move { jobs(channel).get_array(within(limit, request)).await }
+        };
+        let answer: v1::GetArrayResponse = self.repeat(repeatable("get array"), send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// One page of arrays, newest first.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn list_arrays(
+        &self,
+        mut request: v1::ListArraysRequest,
+    ) -> Result<v1::ListArraysResponse, CallError> {
+        let read = self.wanted_read(request.read);
+        request.read = Some(read);
+        let limit = self.confirmed_within(&read);
+        let send = |channel| {
+            let request = request.clone();
+            async move { jobs(channel).list_arrays(within(limit, request)).await }
+        };
+        let answer: v1::ListArraysResponse = self.repeat(repeatable("list arrays"), send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
     /// What would become of a job if it were submitted now. Changes nothing.
     ///
     /// # Errors

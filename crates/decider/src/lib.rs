@@ -46,7 +46,7 @@ pub use answers::policy_warnings::{
 };
 pub use commands::answer::Answer;
 pub use commands::command::{Command, DrainOrder, RepairOrder};
-pub use commands::controls::{ControlOrder, JobSelection, check_control};
+pub use commands::controls::{ControlOrder, JobSelection, check_array_control, check_control};
 pub use commands::handle::handle;
 pub use commands::health::check_policy as check_health_policy;
 pub use commands::modify::{JobVersion, ModifyOrder, check_modify};

@@ -3,7 +3,7 @@
 use alloc::collections::BTreeSet;
 use alloc::string::String;
 use alloc::vec::Vec;
-use muster_journal::{Decision, Outcome, ROUND_BYTES_MAX, RankUpdate, Round, StopCause};
+use muster_journal::{Decision, Outcome, ROUND_BYTES_MAX, RankUpdate, Round, StopCause, SubmittedPart};
 use muster_types::health::RepairStep;
 use muster_types::{ExitStatus, JobContract, JobMetadata, JobSpec, LogIndex, TaskGroup, limits};
 
@@ -53,6 +53,11 @@ pub(crate) fn bytes_max(decision: &Decision) -> usize {
         Decision::JobsSubmitted { specs, .. } => {
             64 + specs.iter().map(|spec| spec_bytes_max(spec)).sum::<usize>() + specs.len() * 42
         }
+        Decision::ArraysSubmitted { parts, .. } => 64 + parts.iter().map(part_bytes_max).sum::<usize>(),
+        Decision::ArrayMembersFailed { detail, .. } => 64 + detail.len(),
+        Decision::ArraysControlled { by, arrays, jobs, .. } => {
+            64 + by.name.len() + (arrays.len() + jobs.len()) * 10
+        }
         Decision::Rearranged { stops, promises } => {
             64 + stops.len() * 48 + promises.iter().map(|p| 32 + p.workers.len() * 20).sum::<usize>()
         }
@@ -88,11 +93,7 @@ pub(crate) fn bytes_max(decision: &Decision) -> usize {
             32 + contracts.iter().map(|(_, contract)| contract_bytes_max(contract)).sum::<usize>()
         }
         Decision::JobMetadataSet { runs } => {
-            let bytes = |metadata: &JobMetadata| {
-                let texts = metadata.labels.len() + metadata.annotations.len();
-                64 + metadata.text_bytes() + texts * 10
-            };
-            32 + runs.iter().map(|(_, _, metadata)| bytes(metadata)).sum::<usize>()
+            32 + runs.iter().map(|(_, _, metadata)| metadata_bytes_max(metadata)).sum::<usize>()
         }
         Decision::JobCancelRequested { by, jobs, .. }
         | Decision::JobHoldSet { by, jobs, .. }
@@ -138,6 +139,20 @@ fn spec_bytes_max(spec: &JobSpec) -> usize {
         + datasets
         + spec.dependencies.len() * 12
         + 192
+}
+
+fn metadata_bytes_max(metadata: &JobMetadata) -> usize {
+    let texts = metadata.labels.len() + metadata.annotations.len();
+    64 + metadata.text_bytes() + texts * 10
+}
+
+/// With the estimate, the throttle and the numbers of each range.
+fn part_bytes_max(part: &SubmittedPart) -> usize {
+    let SubmittedPart { spec, contract, metadata, array, .. } = part;
+    64 + spec_bytes_max(spec)
+        + contract.as_ref().map_or(0, |contract| contract_bytes_max(contract))
+        + metadata.as_ref().map_or(0, |metadata| metadata_bytes_max(metadata))
+        + array.as_ref().map_or(0, |array| 16 + array.ranges.len() * 15)
 }
 
 fn contract_bytes_max(contract: &JobContract) -> usize {

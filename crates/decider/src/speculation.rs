@@ -7,8 +7,10 @@ use core::cell::RefCell;
 use muster_journal::{Decision, FORMAT_MAX, RankUpdate, Round};
 use muster_planner::Valuation;
 use muster_policy::Refresh;
-use muster_state::{Leadership, State};
-use muster_types::{AdmissionMode, ClusterId, JobId, LogIndex, LogTime, Name, NodeId, Parameters, Refusal};
+use muster_state::{Leadership, RequestAnswer, State};
+use muster_types::{
+    AdmissionMode, ArrayId, ClusterId, Control, JobId, LogIndex, LogTime, Name, NodeId, Parameters, Refusal,
+};
 
 use crate::future::KeptReservations;
 use crate::memory::pass::UnfinishedPass;
@@ -101,6 +103,12 @@ pub struct Speculation {
     memory: PassMemory,
     /// Jobs whose next step is still to be decided, because the round was full.
     unsettled: BTreeSet<JobId>,
+    /// The same of arrays.
+    unsettled_arrays: BTreeSet<ArrayId>,
+    /// Arrays that may have too few members waiting.
+    unfilled: BTreeSet<ArrayId>,
+    /// Whether arrays have too few members waiting because the state has no room for more.
+    lacks_room: bool,
     /// Where renewing the turns of waiting jobs goes on; none when they are what the policy makes them.
     stale_turns: Option<JobId>,
     /// Which waiting bursts to look at again, and when.
@@ -148,6 +156,9 @@ impl Speculation {
             kept_reservations: KeptReservations::default(),
             memory: PassMemory::default(),
             unsettled: BTreeSet::new(),
+            unsettled_arrays: BTreeSet::new(),
+            unfilled: BTreeSet::new(),
+            lacks_room: false,
             stale_turns: None,
             refresh: Refresh::of(&state, now.max(state.log_time())),
             valuation: RefCell::default(),
@@ -286,9 +297,42 @@ impl Speculation {
         self.wants_schedule |= changes_capacity_or_demand(&decision);
         self.searches.note(&self.state, &decision);
         self.note_turns(index, &decision);
+        self.note_arrays(&decision);
         self.bytes += bytes_max(&decision);
         self.decisions.push(decision);
         index
+    }
+
+    /// Arrays that may need more members after a decision.
+    fn note_arrays(&mut self, decision: &Decision) {
+        let of_job = |state: &State, job: JobId| {
+            let member = state.spec(job)?.array?;
+            Some(ArrayId::of_member(job, member.ordinal))
+        };
+        match decision {
+            Decision::ArraysSubmitted { request, .. } => {
+                // Its parts follow one another, and no later one has been submitted.
+                let answer = self.state.request(request.id).map(|row| &row.answer);
+                if let Some(RequestAnswer::Submitted { first, .. }) = answer {
+                    let new = self.state.arrays().range(ArrayId(first.0)..).map(|(id, _)| *id);
+                    let new: Vec<ArrayId> = new.collect();
+                    self.unsettled_arrays.extend(&new);
+                    self.unfilled.extend(new);
+                }
+            }
+            Decision::ArrayReleased { array } => _ = self.unfilled.insert(*array),
+            Decision::ArraysControlled { arrays, control: Control::Release, .. } => {
+                self.unfilled.extend(arrays);
+            }
+            Decision::GangPlaced { job, .. } | Decision::JobFinished { job, .. } => {
+                self.unfilled.extend(of_job(&self.state, *job));
+            }
+            Decision::JobHoldSet { jobs, .. } => {
+                self.unfilled.extend(jobs.iter().filter_map(|job| of_job(&self.state, *job)));
+            }
+            Decision::HistoryPruned { .. } if self.lacks_room => self.leave_all_unfilled(),
+            _ => {}
+        }
     }
 
     /// What a decision means for the turns of those who wait.
@@ -306,6 +350,12 @@ impl Speculation {
             | Decision::PromiseDropped { job }
             | Decision::JobModified { job, .. }
             | Decision::JobFinished { job, .. } => self.refresh.note(&self.state, *job),
+            // Members of one array are of one submission group, and the first that waits stands for all.
+            Decision::ArrayMembersCreated { array, .. } => {
+                let first =
+                    self.state.array(*array).and_then(|row| self.state.first_in_line(row.burst(*array)));
+                first.inspect(|job| self.refresh.note(&self.state, *job));
+            }
             Decision::JobHoldSet { jobs, .. } => {
                 jobs.iter().for_each(|job| self.refresh.note(&self.state, *job));
             }
@@ -340,6 +390,8 @@ impl Speculation {
         let has_work = self.wants_schedule
             || self.pass.is_some()
             || !self.unsettled.is_empty()
+            || !self.unsettled_arrays.is_empty()
+            || !self.unfilled.is_empty()
             || self.stale_turns.is_some();
         has_work && !self.is_recovering()
     }
@@ -452,8 +504,37 @@ impl Speculation {
         self.unsettled.extend(jobs);
     }
 
+    /// Arrays whose next step is to be decided when a round has room.
+    pub(crate) fn leave_arrays_unsettled(&mut self, arrays: impl IntoIterator<Item = ArrayId>) {
+        self.unsettled_arrays.extend(arrays);
+    }
+
     pub(crate) fn has_unsettled(&self) -> bool {
-        !self.unsettled.is_empty()
+        !self.unsettled.is_empty() || !self.unsettled_arrays.is_empty()
+    }
+
+    pub(crate) fn next_unsettled_array(&mut self) -> Option<ArrayId> {
+        self.unsettled_arrays.pop_first()
+    }
+
+    /// Every array that may have more members is looked at.
+    pub(crate) fn leave_all_unfilled(&mut self) {
+        self.lacks_room = false;
+        self.unfilled.extend(self.state.open_arrays());
+    }
+
+    /// Arrays have too few members waiting, and are looked at again when history has been dropped.
+    pub(crate) fn leave_without_room(&mut self) {
+        self.lacks_room = true;
+    }
+
+    pub(crate) fn has_unfilled(&self) -> bool {
+        !self.unfilled.is_empty()
+    }
+
+    /// The next array that may have too few members waiting.
+    pub(crate) fn next_unfilled(&mut self) -> Option<ArrayId> {
+        self.unfilled.pop_first()
     }
 
     pub(crate) fn next_unsettled(&mut self) -> Option<JobId> {
@@ -515,6 +596,10 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
             updates.iter().any(|(_, update)| matches!(update, RankUpdate::Exited(_)))
         }
         Decision::JobsSubmitted { .. }
+        | Decision::ArraysSubmitted { .. }
+        | Decision::ArrayMembersCreated { .. }
+        | Decision::ArrayReleased { .. }
+        | Decision::ArraysControlled { .. }
         | Decision::NodeRegistered { .. }
         | Decision::NodeCordonSet { .. }
         | Decision::NodeHealthChanged { .. }
@@ -541,6 +626,7 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::NodeApprovalSet { .. }
         | Decision::CertificateRevoked { .. }
         | Decision::SessionResumed { .. }
+        | Decision::ArrayMembersFailed { .. }
         | Decision::JobCancelRequested { .. }
         | Decision::JobRequeueRequested { .. }
         | Decision::GangPlaced { .. }

@@ -11,9 +11,9 @@ use alloc::vec::Vec;
 use muster_types::health::{Condition, Drain, HealthPolicy, NodeHealth, RepairStep};
 use muster_types::policy::Policy;
 use muster_types::{
-    Approval, CertificateSerial, ClusterId, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange,
-    ForeignLoad, HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeAdmission,
-    NodeId, NodeSpec, Parameters, ReplicaId, RequestId, Requester, Revocation,
+    Approval, ArrayId, ArraySpec, CertificateSerial, ClusterId, Control, DeviceSet, ExitStatus, FailureClass,
+    FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex,
+    LogTime, Name, NodeAdmission, NodeId, NodeSpec, Parameters, ReplicaId, RequestId, Requester, Revocation,
 };
 use serde::{Deserialize, Serialize};
 
@@ -90,6 +90,29 @@ pub struct Estimate {
     /// The burst it joins, by the id of the burst's first job; none begins one of its own. Jobs of one
     /// burst have one turn and go in the order of their ids.
     pub burst: Option<JobId>,
+}
+
+/// One of the jobs and arrays of a submission that has an array.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SubmittedPart {
+    /// The job, or what every member of the array is made from.
+    pub spec: Arc<JobSpec>,
+    /// None for the default one.
+    pub contract: Option<Arc<JobContract>>,
+    /// None without labels, annotations and a creator.
+    pub metadata: Option<Arc<JobMetadata>>,
+    /// The members of the array; none for a job.
+    pub array: Option<ArraySpec>,
+    /// What the leader expects of it.
+    pub estimate: Estimate,
+}
+
+impl SubmittedPart {
+    /// How many jobs it comes to.
+    #[must_use]
+    pub fn job_count(&self) -> u32 {
+        self.array.as_ref().map_or(1, ArraySpec::size)
+    }
 }
 
 /// A running gang that has to make room.
@@ -562,6 +585,46 @@ pub enum Decision {
         /// What the leader expects of it from now on, and its position among those that wait. The fold decides about its submission group.
         estimate: Estimate,
     },
+    /// Input: jobs were submitted, all or none, and at least one part of the submission is an array. The ids follow one
+    /// another in the order of the parts: a job takes one, an array one for each member. No member is a job yet.
+    ArraysSubmitted {
+        /// By which request.
+        request: RequestKey,
+        /// In the order of the request.
+        parts: Vec<SubmittedPart>,
+    },
+    /// Decision: the next members of an array are jobs from now on, because they are near their turn.
+    ArrayMembersCreated {
+        /// Which array.
+        array: ArrayId,
+        /// How many, from 1 to `limits::ARRAY_WINDOW`; the first of those that are not created, in order.
+        count: u32,
+    },
+    /// Decision: what an array waited for besides capacity has come about; its members may be created from now on.
+    ArrayReleased {
+        /// Which array.
+        array: ArrayId,
+    },
+    /// Decision: the members of an array that are not created have failed, for a reason that concerns all of them.
+    ArrayMembersFailed {
+        /// Which array.
+        array: ArrayId,
+        /// One sentence.
+        detail: String,
+    },
+    /// Input: somebody asked something of arrays, as far as their members are not created, and together with that of jobs.
+    ArraysControlled {
+        /// By which request.
+        request: RequestKey,
+        /// Who asked.
+        by: Requester,
+        /// Cancel, hold or release.
+        control: Control,
+        /// The arrays, in ascending order.
+        arrays: Vec<ArrayId>,
+        /// The jobs, in ascending order.
+        jobs: Vec<JobId>,
+    },
 }
 
 impl Decision {
@@ -620,6 +683,11 @@ impl Decision {
             Decision::JobHoldSet { .. } => "job_hold_set",
             Decision::JobRequeueRequested { .. } => "job_requeue_requested",
             Decision::JobModified { .. } => "job_modified",
+            Decision::ArraysSubmitted { .. } => "arrays_submitted",
+            Decision::ArrayMembersCreated { .. } => "array_members_created",
+            Decision::ArrayReleased { .. } => "array_released",
+            Decision::ArrayMembersFailed { .. } => "array_members_failed",
+            Decision::ArraysControlled { .. } => "arrays_controlled",
         }
     }
 }

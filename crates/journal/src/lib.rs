@@ -25,5 +25,5 @@ pub use codec::{DecodeError, ROUND_BYTES_MAX, canonical, decode_round, encode_ro
 pub use decision::TEST_FORMAT_REASON;
 pub use decision::{
     Decision, Estimate, FORMAT_MAX, FORMAT_MIN, NodeLostCause, Outcome, Promise, RankUpdate, RearrangeCause,
-    RequestKey, Round, Stop, StopCause, WorkerSlot,
+    RequestKey, Round, Stop, StopCause, SubmittedPart, WorkerSlot,
 };

@@ -249,12 +249,23 @@ impl Manifest {
 
     fn path_in_file(&self, path: &str) -> String {
         // What a file has another name for. Everything else has the name of the message, in camel case.
-        const RENAMED: [(&str, &str); 3] =
-            [("array_size", "array"), ("array", "array"), ("dependencies", "after")];
+        const RENAMED: [(&str, &str); 4] = [
+            ("array.size", "array"),
+            ("array.indices", "array"),
+            ("array.throttle", "array"),
+            ("dependencies", "after"),
+        ];
         let Some(rest) = path.strip_prefix("job.") else { return path.to_owned() };
         let Some(rest) = rest.strip_prefix("spec.") else { return format!("metadata.{rest}") };
         if let Some(place) = rest.strip_prefix("dependencies[") {
-            return format!("spec.after[{}", place.replace(".job_id", ".job").replace(".rule", ".when"));
+            return format!(
+                "spec.after[{}",
+                place
+                    .replace(".job_id", ".job")
+                    .replace(".array_id", ".array")
+                    .replace(".by_member", ".byMember")
+                    .replace(".rule", ".when")
+            );
         }
         // Names of labels, variables and classes are the user's own and stay as they are.
         if let Some(label) = rest.strip_prefix("node_selector") {

@@ -5,9 +5,14 @@
 
 use std::fmt;
 
-use muster_types::Span;
+use muster_types::{ArraySpec, Span};
+use muster_wire::convert::array_to_proto;
 use muster_wire::time::{MOMENT_MS_MAX, SPAN_MS_MAX};
+use muster_wire::v1;
 use muster_wire::v1::accelerator_request::Amount;
+
+const ARRAY_FORMS: &str = "a number of members like 100, or indices like 0-99:5,200,300-310, and may end in %N for so many \
+     unfinished at a time";
 
 /// Why a quantity was refused; reads on behind the name of the field.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,6 +97,27 @@ pub fn count(text: &str) -> Result<u32, QuantityError> {
     whole(text)
         .and_then(|value| u32::try_from(value).ok())
         .ok_or_else(|| refuse("a whole number from 0 to 4294967295", text))
+}
+
+/// The members of an array: a number of them, or indices; and its throttle.
+pub fn array(text: &str) -> Result<v1::JobArray, QuantityError> {
+    let array = ArraySpec::parse(text.trim()).map_err(|_| refuse(ARRAY_FORMS, text))?;
+    // A count of none is named by the field, as other counts are.
+    Ok(match array.ranges.is_empty() {
+        true => v1::JobArray { throttle: array.throttle, ..v1::JobArray::default() },
+        false => array_to_proto(&array),
+    })
+}
+
+/// An array as [`array`] reads it.
+pub fn show_array(array: &v1::JobArray) -> String {
+    let members = match array.indices.as_str() {
+        "" => array.size.to_string(),
+        // One number by itself would be a count.
+        one if one.bytes().all(|b| b.is_ascii_digit()) => format!("{one}-{one}"),
+        indices => indices.to_owned(),
+    };
+    array.throttle.map_or(members.clone(), |throttle| format!("{members}%{throttle}"))
 }
 
 /// A position in the log.

@@ -109,12 +109,7 @@ impl Reader<'_> {
             ),
             stop_grace: self.span("spec.stopGrace", spec.stop_grace),
             working_directory: self.text("spec.workingDirectory", spec.working_directory),
-            array_size: self.above_zero(
-                "spec.array",
-                spec.array,
-                quantity::count,
-                "leave it out for a single job",
-            ),
+            array: self.array("spec.array", spec.array),
             topology: spec.topology.map(|topology| self.topology("spec.topology", topology)),
             node_selector: self.node_selector("spec.nodeSelector", spec.node_selector.unwrap_or_default()),
             tolerations: self.list("spec.tolerations", spec.tolerations.unwrap_or_default()),
@@ -371,13 +366,29 @@ impl Reader<'_> {
             let field = format!("{at}[{index}]");
             self.place(&field, after.referenced);
             dependencies.push(match after.value {
-                After::Short(job_id) => v1::Dependency { job_id, rule: 0 },
-                After::Long(AfterFields { job, when }) => v1::Dependency {
+                After::Short(array_id) if array_id.starts_with("array-") => {
+                    v1::Dependency { array_id, ..v1::Dependency::default() }
+                }
+                After::Short(job_id) => v1::Dependency { job_id, ..v1::Dependency::default() },
+                After::Long(AfterFields { job, when, array, by_member }) => v1::Dependency {
                     job_id: self.text(&format!("{field}.job"), job),
                     rule: self.closed::<DependencyRule>(&format!("{field}.when"), when),
+                    array_id: self.text(&format!("{field}.array"), array),
+                    by_member: self
+                        .value(&format!("{field}.byMember"), by_member, quantity::flag)
+                        .unwrap_or_default(),
                 },
             });
         }
         dependencies
+    }
+
+    fn array(&mut self, field: &str, text: Option<Text>) -> Option<v1::JobArray> {
+        let place = text.as_ref().map(|text| text.referenced);
+        let array = self.value(field, text, quantity::array)?;
+        if array.size == 0 && array.indices.is_empty() {
+            self.problem(place, field, "must be above zero; leave it out for a single job".to_owned());
+        }
+        Some(array)
     }
 }

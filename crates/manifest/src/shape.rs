@@ -211,10 +211,10 @@ pub struct SliceFields {
 }
 
 short_or_long!(
-    /// `job-3f0`, or a mapping of `job` and `when`.
+    /// `job-3f0`, `array-3f0`, or a mapping of `job` or `array` and `when`.
     After,
     AfterFields,
-    "a job's id, or a mapping of job and when"
+    "a job's or an array's id, or a mapping of job and when"
 );
 
 #[derive(Deserialize)]
@@ -222,6 +222,8 @@ short_or_long!(
 pub struct AfterFields {
     pub job: Option<Text>,
     pub when: Option<Text>,
+    pub array: Option<Text>,
+    pub by_member: Option<Text>,
 }
 
 short_or_long!(

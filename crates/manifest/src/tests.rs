@@ -86,7 +86,10 @@ fn everything_is_read() {
         (message.run_time_limit, message.stop_grace),
         (Some(duration(7_200_000)), Some(duration(30_000)))
     );
-    assert_eq!((message.retry.as_ref().map(|retry| retry.max_failures), message.array_size), (Some(3), 0));
+    assert_eq!(
+        (message.retry.as_ref().map(|retry| retry.max_failures), message.array.is_some()),
+        (Some(3), false)
+    );
     assert_eq!(message.checkpoint.as_ref().unwrap().directory, "/shared/checkpoints");
     assert_eq!(message.working_directory, "/work");
     let [trainers, server] = message.groups.as_slice() else { panic!() };
@@ -370,7 +373,18 @@ fn one_group_needs_no_list() {
     manifest.check().unwrap();
     assert_eq!(manifest.message.spec().groups.len(), 1);
     assert_eq!(manifest.message.spec().groups[0].workers, 2);
-    assert_eq!(manifest.message.spec().array_size, 20);
+    assert_eq!(manifest.message.spec().array.as_ref().map(|array| array.size), Some(20));
+    for (text, size, indices, throttle) in [
+        ("0-99%10", 100, "", Some(10)),
+        ("0-99:5,200", 0, "0-95:5,200", None),
+        ("7-7", 0, "7", None),
+        ("300%1", 300, "", Some(1)),
+    ] {
+        let manifest = one(&job(&format!("  command: [run]\n  array: {text}\n")));
+        manifest.check().unwrap();
+        let array = manifest.message.spec().array.clone().unwrap();
+        assert_eq!((array.size, array.indices.as_str(), array.throttle), (size, indices, throttle), "{text}");
+    }
     assert_eq!(one(&job("  command: [run]\n")).message.spec().groups[0].workers, 1);
 }
 
@@ -424,7 +438,7 @@ fn every_mistake_is_listed_with_its_line() {
 #[test]
 fn the_servers_rules_speak_of_the_file() {
     let text = job(
-        "  tier: urgent\n  workers: 0\n  command: [run]\n  environment:\n    A: b\n    MUSTER_X: y\n  stopGrace: 1d\n  array: 2000\n",
+        "  tier: urgent\n  workers: 0\n  command: [run]\n  environment:\n    A: b\n    MUSTER_X: y\n  stopGrace: 1d\n  array: 200000\n",
     );
     let mut found = problems(&text);
     found.sort();
@@ -433,7 +447,7 @@ fn the_servers_rules_speak_of_the_file() {
         [
             "line 10: spec.environment.MUSTER_X: MUSTER_ variables are set by Muster",
             "line 11: spec.stopGrace: must be between 0s and 10m, got 1d",
-            "line 12: spec.array: must be between 0 and 1000, got 2000",
+            "line 12: spec.array: must be between 1 and 100000, got 200000",
             "line 5: spec.tier: must be one of free, batch, standard, production, critical, got \"urgent\"",
             "line 6: spec.workers: must be between 1 and 16384, got 0",
         ]

@@ -21,16 +21,29 @@ pub fn estimates<'a>(
     specs: impl IntoIterator<Item = &'a JobSpec>,
     now: LogTime,
 ) -> Vec<Estimate> {
+    estimates_of_parts(state, specs.into_iter().map(|spec| (spec, 1)), now)
+}
+
+/// The same of jobs and arrays: with each is how many jobs it comes to.
+#[must_use]
+pub fn estimates_of_parts<'a>(
+    state: &State,
+    parts: impl IntoIterator<Item = (&'a JobSpec, u32)>,
+    now: LogTime,
+) -> Vec<Estimate> {
     let mut known: BTreeMap<(BurstKey, bool), Estimate> = BTreeMap::new();
     let mut found = Vec::new();
-    for (ordinal, spec) in specs.into_iter().enumerate() {
+    let first = state.job_id(state.log_index().next(), 0);
+    let mut ahead = 0;
+    for (spec, count) in parts {
+        let own = JobId(first.0 + ahead);
+        ahead += u64::from(count);
         let key = (BurstKey::of(spec), spec.preemptible);
         if let Some(estimate) = known.get(&key) {
             found.push(*estimate);
             continue;
         }
         let estimate = estimate_in(state, spec, state.open_burst(key.0, key.1, now), now);
-        let own = state.job_id(state.log_index().next(), ordinal);
         known.insert(key, Estimate { burst: estimate.burst.or(Some(own)), ..estimate });
         found.push(estimate);
     }

@@ -25,8 +25,8 @@ mod tournament;
 mod victims;
 
 pub use estimate::{
-    Expected, ORDINARY_TURNS, burst_turn, estimate, estimate_again, estimates, expected, expected_end,
-    overdue_since, turn, urgent_at,
+    Expected, ORDINARY_TURNS, burst_turn, estimate, estimate_again, estimates, estimates_of_parts, expected,
+    expected_end, overdue_since, turn, urgent_at,
 };
 pub use headroom::{Headroom, headroom, places_wanted};
 pub use line::{Candidate, Line, Marks, asker};

@@ -43,9 +43,17 @@ impl State {
         jobs.iter().try_for_each(|job| check(*job, self.jobs.get(job).ok_or(GuardError::JobUnknown)?))
     }
 
+    /// The same of those that are jobs; members of arrays that are not created pass.
+    fn check_each_created(&self, jobs: &[JobId], check: impl Fn(JobId, &JobRow) -> Check) -> Check {
+        jobs.iter().try_for_each(|job| match self.jobs.get(job) {
+            Some(row) => check(*job, row),
+            None => require(self.waiting_member(*job).is_some(), GuardError::JobUnknown),
+        })
+    }
+
     pub(crate) fn check_cancelled(&self, request: RequestKey, by: &Requester, jobs: &[JobId]) -> Check {
         self.check_controlled(request, by, jobs)?;
-        self.check_each(jobs, |_, row| {
+        self.check_each_created(jobs, |_, row| {
             require(!matches!(row.phase, Phase::Finished(_)), GuardError::JobPhase)
         })
     }
@@ -60,16 +68,17 @@ impl State {
         held: bool,
     ) -> Check {
         self.check_controlled(request, by, jobs)?;
-        self.check_each(jobs, |job, row| {
-            let hold = self.hold(job);
-            let is_weaker = hold.is_none_or(|hold| by.is_operator && !hold.by.is_operator);
-            if held {
-                let may = row.phase == Phase::Pending && !row.cancel_requested && row.promise.is_none();
-                require(may, GuardError::JobPhase)?;
-                return require(is_weaker, GuardError::NothingToDo);
-            }
-            let hold = hold.ok_or(GuardError::NothingToDo)?;
-            require(by.is_operator || !hold.by.is_operator, GuardError::HeldByOperator)
+        if !held {
+            return self.check_each(jobs, |job, _| {
+                let hold = self.hold(job).ok_or(GuardError::NothingToDo)?;
+                require(by.is_operator || !hold.by.is_operator, GuardError::HeldByOperator)
+            });
+        }
+        self.check_each_created(jobs, |job, row| {
+            let is_weaker = self.hold(job).is_none_or(|hold| by.is_operator && !hold.by.is_operator);
+            let may = row.phase == Phase::Pending && !row.cancel_requested && row.promise.is_none();
+            require(may, GuardError::JobPhase)?;
+            require(is_weaker, GuardError::NothingToDo)
         })
     }
 
@@ -147,6 +156,10 @@ impl State {
     ) -> Vec<Effect> {
         self.remember_control(request, jobs);
         for job in jobs {
+            if let Some(member) = self.waiting_member(*job) {
+                self.cancel_waiting(member);
+                continue;
+            }
             if !by.is_unknown() {
                 self.change_control(*job, |row| _ = row.cancelled_by.get_or_insert_with(|| by.clone()));
             }
@@ -166,6 +179,9 @@ impl State {
         let now = self.meta.log_time;
         for job in jobs {
             if held {
+                if let Some(member) = self.waiting_member(*job) {
+                    self.create_out_of_turn(member);
+                }
                 self.set_hold(*job, HoldRow { by: by.clone(), since: now, suspended: false });
                 continue;
             }

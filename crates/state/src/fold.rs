@@ -42,6 +42,13 @@ impl State {
                 self.fold_requeued(*request, by, jobs, *suspended)
             }
             Decision::JobModified { .. } => self.fold_modified(decision),
+            Decision::ArraysSubmitted { request, parts } => self.fold_arrays_submitted(*request, parts),
+            Decision::ArrayMembersCreated { array, count } => self.fold_created(*array, *count),
+            Decision::ArrayReleased { array } => self.fold_array_released(*array),
+            Decision::ArrayMembersFailed { array, detail } => self.fold_members_failed(*array, detail),
+            Decision::ArraysControlled { request, by, control, arrays, jobs } => {
+                self.fold_arrays_controlled((*request, by), *control, arrays, jobs)
+            }
             Decision::NodeRegistered { spec, holder } => self.fold_registered(spec, *holder),
             Decision::NodeCordonSet { request, node, cordoned } => {
                 self.remember(*request, RequestAnswer::CordonSet { node: *node });
@@ -166,8 +173,9 @@ impl State {
     /// Digest of the rows alone, without position and time: what `DigestRecorded` carries.
     #[must_use]
     pub fn rows_digest(&self) -> u64 {
-        let Meta { format, nodes_registered, rejected, .. } = self.meta;
-        muster_journal::hash(&(self.table_digests(), &self.meta.cluster, format, nodes_registered, rejected))
+        let Meta { format, nodes_registered, rejected, ids_ahead, .. } = self.meta;
+        let counts = (format, nodes_registered, rejected, ids_ahead);
+        muster_journal::hash(&(self.table_digests(), &self.meta.cluster, counts))
     }
 
     pub(crate) fn remember(&mut self, request: RequestKey, answer: RequestAnswer) {
@@ -241,23 +249,28 @@ impl State {
         let mut effects = Vec::with_capacity(specs.len());
         for (ordinal, (spec, estimate)) in specs.iter().zip(estimates).enumerate() {
             let id = self.job_id(index, ordinal);
-            let row = JobRow {
-                changed_at: self.meta.log_index,
-                ..JobRow::submitted(self.meta.log_time, *estimate, spec)
-            };
-            self.specs.insert(id, Arc::clone(spec));
-            let spec = self.described(id).expect("it was put there just now");
-            match estimate.burst {
-                Some(burst) => self.join_burst(burst, estimate.turn),
-                None => self.indexes.bursts_by_key.insert((spec.facts.burst, id)),
-            }
-            let standing = JobIndexKeys::of(&row, &spec, self.burst_turn(id, &row), None);
-            self.indexes.shift(id, &spec, &JobIndexKeys::default(), &standing);
-            self.demand.observe(&spec);
-            self.jobs.insert(id, row);
+            self.add_job(id, spec, *estimate);
             effects.push(Effect::JobChanged(id));
         }
         effects
+    }
+
+    /// A job that was submitted just now.
+    pub(crate) fn add_job(&mut self, id: JobId, spec: &Arc<JobSpec>, estimate: Estimate) {
+        let row = JobRow {
+            changed_at: self.meta.log_index,
+            ..JobRow::submitted(self.meta.log_time, estimate, spec)
+        };
+        self.specs.insert(id, Arc::clone(spec));
+        let spec = self.described(id).expect("it was put there just now");
+        match estimate.burst {
+            Some(burst) => self.join_burst(burst, estimate.turn, 1),
+            None => self.indexes.bursts_by_key.insert((spec.facts.burst, id)),
+        }
+        let standing = JobIndexKeys::of(&row, &spec, self.burst_turn(id, &row), None);
+        self.indexes.shift(id, &spec, &JobIndexKeys::default(), &standing);
+        self.demand.observe(&spec);
+        self.jobs.insert(id, row);
     }
 
     /// Stops first: gangs that move are in both lists, and free what they hold.
@@ -537,7 +550,9 @@ impl State {
             row.finished_at = Some(now);
         });
         self.leave_burst(job, bucket);
-        vec![Effect::JobChanged(job)]
+        let mut effects = vec![Effect::JobChanged(job)];
+        effects.extend(self.note_member_end(job, outcome));
+        effects
     }
 
     fn fold_pruned(&mut self, requests_before: LogTime, jobs_before: LogTime) -> Vec<Effect> {
@@ -567,6 +582,7 @@ impl State {
             self.times.remove(&id);
             effects.push(Effect::JobForgotten(id));
         }
+        self.prune_arrays(jobs_before, bound);
         self.sweep_tenants();
         effects
     }

@@ -10,8 +10,7 @@ use muster_journal::{
     Decision, NodeLostCause, Outcome, Promise, RankUpdate, RearrangeCause, Stop, StopCause, WorkerSlot,
 };
 use muster_types::{
-    Dependency, DependencyRule, ExitStatus, FencingToken, HolderId, JobId, JobSpec, LogIndex, LogTime,
-    NodeId, NodeSpec, limits,
+    ExitStatus, FencingToken, HolderId, JobId, JobSpec, LogIndex, LogTime, NodeId, NodeSpec, limits,
 };
 
 use crate::fit;
@@ -50,9 +49,12 @@ impl State {
                 require(!self.requests.contains(&request.id), GuardError::RequestRepeated)?;
                 require(specs.len() == estimates.len(), GuardError::Limit)?;
                 require(!specs.is_empty() && specs.len() <= limits::BATCH_JOBS_MAX, GuardError::Limit)?;
+                // Members are made of arrays alone.
+                require(specs.iter().all(|spec| spec.array.is_none()), GuardError::Limit)?;
                 let specs_of = specs.iter().map(|spec| &**spec);
                 require(self.missing_right(specs_of.clone()).is_none(), GuardError::RightMissing)?;
-                require(self.exceeded_limit(specs_of).is_none(), GuardError::TenantLimit)?;
+                let counted = specs_of.map(|spec| (spec, 1));
+                require(self.exceeded_limit(counted).is_none(), GuardError::TenantLimit)?;
                 self.check_bursts(specs, estimates)
             }
             Decision::JobCancelRequested { request, by, jobs } => self.check_cancelled(*request, by, jobs),
@@ -62,6 +64,13 @@ impl State {
             }
             Decision::JobModified { request, by, job, changes, .. } => {
                 self.check_modified(*request, by, *job, changes)
+            }
+            Decision::ArraysSubmitted { request, parts } => self.check_arrays_submitted(*request, parts),
+            Decision::ArrayMembersCreated { array, count } => self.check_created(*array, *count),
+            Decision::ArrayReleased { array } => self.check_array_released(*array),
+            Decision::ArrayMembersFailed { array, detail } => self.check_members_failed(*array, detail),
+            Decision::ArraysControlled { request, by, control, arrays, jobs } => {
+                self.check_arrays_controlled((*request, by), *control, arrays, jobs)
             }
             Decision::NodeRegistered { spec, holder } => self.check_registration(spec, *holder),
             Decision::NodeCordonSet { request, node, .. } => {
@@ -166,12 +175,8 @@ impl State {
     /// was looked at before it went.
     fn check_dependencies_met(&self, job: JobId) -> Check {
         let spec = self.specs.get(&job).ok_or(GuardError::JobUnknown)?;
-        let is_met = |dependency: &Dependency| match self.jobs.get(&dependency.job).map(|row| &row.phase) {
-            None | Some(Phase::Finished(Outcome::Succeeded)) => true,
-            Some(Phase::Finished(_)) => dependency.rule == DependencyRule::Finished,
-            Some(_) => false,
-        };
-        require(spec.dependencies.iter().all(is_met), GuardError::JobPhase)
+        let ordinal = spec.array.map(|member| member.ordinal);
+        require(self.is_met(spec, ordinal), GuardError::JobPhase)
     }
 
     /// Nothing counts on the node: its session is over, so nothing is placed there, and nothing is promised.

@@ -16,6 +16,7 @@ extern crate alloc;
 
 mod admission;
 mod apply;
+mod array;
 mod charge;
 mod control;
 mod demand;
@@ -49,6 +50,7 @@ pub mod quota;
 pub mod usage;
 
 pub use admission::NotAdmitted;
+pub use array::{DependencyState, JobEnd, WaitingMember};
 pub use demand::{DEMAND_GROUP_DEVICES_MAX, DEMAND_SAMPLE, DEMAND_WINDOW, Demand, DemandSum, WorkerDemand};
 pub use effect::{Applied, Effect};
 pub use forecast::Forecast;
@@ -59,11 +61,12 @@ pub use policy::{ExceededLimit, MissingRight};
 pub use queue::{QueueRow, QuotaUse};
 pub use quota::Side;
 pub use rows::{
-    AdmissionRow, BURST_GAP_MS, BurstKey, BurstRow, Charge, ClusterMeta, ControlRow, Failure, GangClass,
-    HISTORY_ROWS_MAX, HealthPolicyRow, HistoryKey, HistoryLevel, HistoryRow, HoldRow, JobRow, JobTimes,
-    Leadership, ModificationRow, NodeFacts, NodeRow, NodeStatus, OBSERVATION, OBSERVATIONS_KEPT, Phase,
-    Placement, PolicyRow, PromiseRow, RUN_BUCKETS, RankState, RecoveryRow, RequestAnswer, RequestRow,
-    RestrictionRow, Saved, Straggler, bucket_of,
+    AdmissionRow, ArrayFacts, ArrayLoad, ArrayRow, ArrayTemplate, BURST_GAP_MS, BurstKey, BurstRow, Charge,
+    ClusterMeta, ControlRow, EndRun, Failure, GangClass, HISTORY_ROWS_MAX, HealthPolicyRow, HistoryKey,
+    HistoryLevel, HistoryRow, HoldRow, JobRow, JobTimes, Leadership, MemberEnd, MemberEnds, ModificationRow,
+    NodeFacts, NodeRow, NodeStatus, OBSERVATION, OBSERVATIONS_KEPT, Phase, Placement, PolicyRow, PromiseRow,
+    RUN_BUCKETS, RankState, RecoveryRow, RequestAnswer, RequestRow, RestrictionRow, Saved, Straggler,
+    bucket_of,
 };
 pub use sequence::Sequence;
 pub use snapshot::{RestoreError, SnapshotChunks};

@@ -50,13 +50,15 @@ pub struct ExceededLimit {
 }
 
 impl State {
-    /// The id of the `ordinal`-th job that the record at `index` submits. No other generation of the cluster gives it, so that what a recovery lost is never taken for what came after it.
+    /// The id of the `ordinal`-th job that the record at `index` submits, where that is the next record or the last one and
+    /// no array is a part of it. No other generation of the cluster gives it, so that what a recovery lost is never taken
+    /// for what came after it.
     ///
     /// # Panics
     /// When the ordinal is out of bounds: the guard has checked the batch before.
     #[must_use]
     pub fn job_id(&self, index: LogIndex, ordinal: usize) -> JobId {
-        JobId::derive_in(self.generation(), index, ordinal)
+        JobId::derive_in(self.generation(), LogIndex(index.0 + self.meta.ids_ahead), ordinal)
     }
 
     /// The first of some submitted jobs that asks for more than the policy lets its tenant, by its place among them,
@@ -82,16 +84,19 @@ impl State {
         None
     }
 
-    /// The first limit of a tenant that these jobs would break together.
+    /// The first limit of a tenant that these jobs would break together. With each is how many there are like it.
     #[must_use]
-    pub fn exceeded_limit<'a>(&self, specs: impl IntoIterator<Item = &'a JobSpec>) -> Option<ExceededLimit> {
+    pub fn exceeded_limit<'a>(
+        &self,
+        specs: impl IntoIterator<Item = (&'a JobSpec, u64)>,
+    ) -> Option<ExceededLimit> {
         let policy = &self.policy.policy;
         if policy.tenants.values().all(|tenant| tenant.limits == TenantLimits::default()) {
             return None;
         }
         let mut new: BTreeMap<&Name, u64> = BTreeMap::new();
-        for spec in specs {
-            *new.entry(&spec.tenant).or_default() += 1;
+        for (spec, count) in specs {
+            *new.entry(&spec.tenant).or_default() += count;
         }
         new.into_iter().find_map(|(tenant, new)| {
             let load = self.queue(tenant).map(|queue| queue.load).unwrap_or_default();

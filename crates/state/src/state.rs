@@ -6,8 +6,8 @@ use core::cmp::Reverse;
 use core::ops::{Bound, RangeInclusive};
 use muster_journal::{FORMAT_MIN, WorkerSlot};
 use muster_types::{
-    JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier,
-    RequestId,
+    ArrayId, JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters,
+    PriorityTier, RequestId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -15,8 +15,9 @@ use crate::demand::Demand;
 use crate::index::{Described, Indexes, LinePlace, Pool, PoolKey, SpecFacts, Turn};
 use crate::quota::QuotaUsage;
 use crate::rows::{
-    BurstRow, ClusterMeta, ControlRow, DoorKey, DoorRow, GangClass, HealthPolicyRow, HistoryKey, HistoryRow,
-    JobRow, JobTimes, Leadership, NodeFacts, NodeRow, PolicyRow, RecoveryRow, RequestRow, RestrictionRow,
+    ArrayFacts, ArrayRow, BurstRow, ClusterMeta, ControlRow, DoorKey, DoorRow, GangClass, HealthPolicyRow,
+    HistoryKey, HistoryRow, JobRow, JobTimes, Leadership, MemberEnds, NodeFacts, NodeRow, PolicyRow,
+    RecoveryRow, RequestRow, RestrictionRow,
 };
 use crate::table::Table;
 use crate::tables::tables;
@@ -38,6 +39,8 @@ pub(crate) struct Meta {
     pub(crate) rejected: u64,
     /// Records of leaderships that had ended; expected around a change of leader.
     pub(crate) stale: u64,
+    /// How far positions in the ids of jobs run ahead of those in the log: arrays take several.
+    pub(crate) ids_ahead: u64,
 }
 
 impl Default for Meta {
@@ -51,6 +54,7 @@ impl Default for Meta {
             nodes_registered: 0,
             rejected: 0,
             stale: 0,
+            ids_ahead: 0,
         }
     }
 }
@@ -335,7 +339,10 @@ impl State {
         let could_start = || {
             let dependencies = self.specs.get(&job).map(|spec| spec.dependencies.as_slice());
             let others = dependencies.unwrap_or_default().iter();
-            let ends = others.filter_map(|dependency| self.jobs.get(&dependency.job)?.finished_at);
+            let ends = others.filter_map(|dependency| match dependency.is_of_array() {
+                true => self.arrays.get(&ArrayId(dependency.job.0))?.finished_at,
+                false => self.jobs.get(&dependency.job)?.finished_at,
+            });
             ends.fold(row.submitted_at, LogTime::max)
         };
         Some(self.times(job).waits_since.unwrap_or_else(could_start))
@@ -422,10 +429,10 @@ impl State {
         &self.demand
     }
 
-    /// How many jobs are pending.
+    /// How many jobs are pending; members of arrays that are not created are among them.
     #[must_use]
     pub fn pending_count(&self) -> usize {
-        self.indexes.pending
+        self.indexes.pending + usize::try_from(self.indexes.uncreated).unwrap_or(usize::MAX)
     }
 
     /// Jobs that hold devices, by id.

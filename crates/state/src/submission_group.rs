@@ -8,7 +8,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::Estimate;
-use muster_types::{JobId, JobSpec, LogTime};
+use muster_types::{ArrayId, JobId, JobSpec, LogTime};
 
 use crate::guard_error::GuardError;
 use crate::index::JobIndexKeys;
@@ -33,7 +33,11 @@ impl State {
     #[must_use]
     pub fn open_burst(&self, key: BurstKey, preemptible: bool, now: LogTime) -> Option<JobId> {
         let range = (key, JobId(0))..=(key, JobId(u64::MAX));
-        let is_alike = |burst: &JobId| self.spec(*burst).is_none_or(|first| first.preemptible == preemptible);
+        let spec_of = |burst: &JobId| {
+            let of_array = || self.arrays.get(&ArrayId(burst.0)).map(|array| &array.template.spec);
+            self.spec(*burst).or_else(of_array)
+        };
+        let is_alike = |burst: &JobId| spec_of(burst).is_none_or(|first| first.preemptible == preemptible);
         let (_, burst) = self.indexes.bursts_by_key.range(range).next_back()?;
         if !is_alike(burst) {
             return None;
@@ -129,16 +133,26 @@ impl State {
         earlier: (&[Arc<JobSpec>], &[Estimate]),
     ) -> Result<(), GuardError> {
         let alike = |other: &JobSpec| BurstKey::of(other) == key;
-        let joins = if let Some(row) = self.bursts.get(&burst) {
-            row.key == key
-        } else if let Some(row) = self.jobs.get(&burst) {
-            let stands_alone = row.burst(burst) == burst && !matches!(row.phase, Phase::Finished(_));
-            stands_alone && self.specs.get_with_facts(&burst).is_some_and(|(_, first)| first.burst == key)
+        let joins = if self.bursts.contains(&burst) || self.jobs.contains(&burst) {
+            return self.check_known_burst(key, burst);
         } else {
             let first = self.job_id(self.meta.log_index.next(), 0);
             let ordinal = burst.0.checked_sub(first.0).and_then(|n| usize::try_from(n).ok());
             let first = ordinal.and_then(|n| Some((earlier.0.get(n)?, earlier.1.get(n)?)));
             first.is_some_and(|(first, estimate)| estimate.burst.is_none() && alike(first))
+        };
+        if joins { Ok(()) } else { Err(GuardError::BurstNotCurrent) }
+    }
+
+    /// The same of a submission group that is there.
+    pub(crate) fn check_known_burst(&self, key: BurstKey, burst: JobId) -> Result<(), GuardError> {
+        let joins = if let Some(row) = self.bursts.get(&burst) {
+            row.key == key
+        } else {
+            let stands_alone =
+                |row: &JobRow| row.burst(burst) == burst && !matches!(row.phase, Phase::Finished(_));
+            self.jobs.get(&burst).is_some_and(stands_alone)
+                && self.specs.get_with_facts(&burst).is_some_and(|(_, first)| first.burst == key)
         };
         if joins { Ok(()) } else { Err(GuardError::BurstNotCurrent) }
     }
@@ -149,8 +163,8 @@ impl State {
         self.bursts.get(&burst).map(|of_burst| (burst, of_burst.turn))
     }
 
-    /// A job has been submitted into a group: the group has a row from now on, and this turn.
-    pub(crate) fn join_burst(&mut self, burst: JobId, turn: u64) {
+    /// So many jobs have been submitted into a group: the group has a row from now on, and this turn.
+    pub(crate) fn join_burst(&mut self, burst: JobId, turn: u64, count: u32) {
         let now = self.meta.log_time;
         let mut row = match self.bursts.get(&burst) {
             Some(row) => row.clone(),
@@ -172,7 +186,7 @@ impl State {
                 row
             }
         };
-        row.members += 1;
+        row.members += count;
         row.last_submitted = now;
         self.move_burst(burst, &row, turn);
         row.turn = turn;
@@ -195,6 +209,19 @@ impl State {
         let Some(first) = self.indexes.first_waiting(burst).filter(|_| row.turn != turn) else { return };
         let spec = self.described(first).expect("a waiting job has a spec");
         self.indexes.change_turn(first, &spec, row.turn, turn);
+    }
+
+    /// Members of an array have ended that were not created. The group ends with its last member.
+    pub(crate) fn leave_burst_uncreated(&mut self, burst: JobId, count: u32) {
+        let mut row = self.bursts.get(&burst).cloned().expect("the submission group of an array has a row");
+        row.members -= count;
+        if row.members > 0 {
+            self.bursts.insert(burst, row);
+            return;
+        }
+        self.bursts.remove(&burst);
+        let was_there = self.indexes.bursts_by_key.remove(&(row.key, burst));
+        assert!(was_there, "a submission group is indexed until its end");
     }
 
     /// A job is over, and its submission group records the run time. The group ends with its last member.

@@ -41,6 +41,10 @@ macro_rules! tables {
             metadata: JobId => Arc<JobMetadata>, (); 19, "metadata of a job";
             /// What people have asked of jobs.
             controls: JobId => ControlRow, (); 20, "row of controls";
+            /// Arrays.
+            arrays: ArrayId => ArrayRow, ArrayFacts; 21, "array";
+            /// How members of arrays ended, by array and a range of ordinals; one in which none has ended is not here.
+            array_ends: (ArrayId, u32) => MemberEnds, (); 22, "ends of members of an array";
         }
     };
 }

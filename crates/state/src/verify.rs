@@ -8,7 +8,7 @@ use muster_journal::FORMAT_MIN;
 use muster_types::{JobId, NodeId};
 
 use crate::free::{Free, Promised};
-use crate::index::{Indexes, JobIndexKeys};
+use crate::index::{ArrayIndexKeys, Indexes, JobIndexKeys};
 use crate::rows::{NodeStatus, Phase, Placement, RankState};
 use crate::state::State;
 
@@ -38,6 +38,7 @@ impl State {
         self.verify_metadata()?;
         self.verify_controls()?;
         self.verify_bursts()?;
+        self.verify_arrays()?;
         self.demand.verify().map_err(BrokenInvariant)
     }
 
@@ -236,6 +237,14 @@ impl State {
                 return Err(broken(format!("{id} has joined {burst}, which is not there")));
             }
         }
+        for (id, row) in self.arrays.iter().filter(|(_, row)| row.uncreated > 0) {
+            let burst = row.burst(*id);
+            let key = self.arrays.get_with_facts(id).map(|(_, facts)| facts.spec.burst);
+            if self.bursts.get(&burst).map(|of_burst| of_burst.key) != key {
+                return Err(broken(format!("{id} is unlike the rest of its submission group {burst}")));
+            }
+            *members.entry(burst).or_default() += row.uncreated;
+        }
         for (burst, row) in self.bursts.iter() {
             let counted = members.get(burst).copied().unwrap_or(0);
             if counted != row.members || counted == 0 {
@@ -300,6 +309,13 @@ impl State {
             ("draining", fresh.draining == ours.draining),
             ("maintenance", fresh.maintenance == ours.maintenance),
             ("pools", same_pools(&fresh, ours)),
+            ("open_arrays", fresh.open_arrays == ours.open_arrays),
+            ("uncreated", fresh.uncreated == ours.uncreated),
+            ("array_loads", fresh.array_loads == ours.array_loads),
+            ("array_dependents", fresh.array_dependents == ours.array_dependents),
+            ("arrays_not_before", fresh.arrays_not_before == ours.arrays_not_before),
+            ("array_deadlines", fresh.array_deadlines == ours.array_deadlines),
+            ("finished_arrays", fresh.finished_arrays == ours.finished_arrays),
         ];
         wrong.extend(checks.iter().filter(|(_, good)| !good).map(|(name, _)| *name));
         if wrong.is_empty() {
@@ -341,6 +357,10 @@ impl State {
                     fresh.gangs_by_node.insert((slot.node, *id));
                 }
             }
+        }
+        for (id, row) in self.arrays.iter() {
+            let keys = ArrayIndexKeys::of(row);
+            fresh.shift_array(*id, &row.template.spec, &ArrayIndexKeys::default(), &keys);
         }
         for (id, slots) in self.spares.iter() {
             for slot in slots {

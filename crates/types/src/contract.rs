@@ -10,6 +10,7 @@ use core::fmt;
 use core::ops::Deref;
 use serde::{Deserialize, Serialize};
 
+use crate::array::ArraySpec;
 use crate::job::JobSpec;
 use crate::limits;
 use crate::metadata::JobMetadata;
@@ -346,15 +347,23 @@ pub struct Submission {
     pub spec: JobSpec,
     /// What it asks of whoever runs it; checked by whoever takes it in.
     pub contract: JobContract,
-    /// Its labels, annotations and creator; none when it has none of them. Jobs of one array share it.
+    /// Its labels, annotations and creator; none when it has none of them.
     pub metadata: Option<Arc<JobMetadata>>,
+    /// The array of which this is the template; none for one job.
+    pub array: Option<ArraySpec>,
 }
 
 impl Submission {
     /// A job with its contract, without labels, annotations or a creator.
     #[must_use]
     pub fn new(spec: JobSpec, contract: JobContract) -> Submission {
-        Submission { spec, contract, metadata: None }
+        Submission { spec, contract, metadata: None, array: None }
+    }
+
+    /// How many jobs it comes to.
+    #[must_use]
+    pub fn job_count(&self) -> u32 {
+        self.array.as_ref().map_or(1, ArraySpec::size)
     }
 
     /// Says who submits these jobs, whatever they said of it themselves. Jobs that shared their metadata go on sharing

@@ -12,6 +12,7 @@
 extern crate alloc;
 
 pub mod admission;
+pub mod array;
 pub mod contract;
 pub mod control;
 pub mod demand;
@@ -37,6 +38,7 @@ pub mod tpu;
 pub use admission::{
     AdmissionMode, AdmissionRule, Approval, CertificateSerial, NodeAdmission, NodeBounds, Revocation,
 };
+pub use array::{ARRAY_RULE, ArraySpec, IndexRange};
 pub use contract::{
     CheckpointRules, FailureClass, JobContract, LaunchForm, NoticeRules, Preflight, RetryRules, Submission,
 };
@@ -46,7 +48,8 @@ pub use feature::{Feature, Features};
 pub use fleet::{Accelerators, DeviceSet, ForeignLoad, HolderId, NodeDraft, NodeSpec};
 pub use ids::{ArrayId, ClusterId, JobId, LogIndex, NodeId, ParseIdError, ReplicaId, RequestId};
 pub use job::{
-    Dependency, DependencyRule, JobDraft, JobSpec, PriorityTier, SIZES_VARIABLE, TaskGroup, WorkerRequest,
+    Dependency, DependencyRule, DependencyScope, JobDraft, JobSpec, PriorityTier, SIZES_VARIABLE, TaskGroup,
+    WorkerRequest,
 };
 pub use lease::{ExitStatus, FencingToken, Parameters};
 pub use metadata::JobMetadata;

@@ -7,6 +7,21 @@
 pub const NAME_BYTES_MAX: usize = 63;
 /// Jobs in one batch submission; below `JobId::PER_RECORD`, which derives their ids.
 pub const BATCH_JOBS_MAX: usize = 1_000;
+/// Members of one array, and jobs of one submission with the members of its arrays.
+pub const ARRAY_MEMBERS_MAX: u32 = 100_000;
+/// Ranges in the list of an array's indices.
+pub const ARRAY_RANGES_MAX: usize = 256;
+/// Bytes of the text that lists an array's indices.
+pub const ARRAY_TEXT_BYTES_MAX: usize = 8 << 10;
+/// The highest index of an array's member.
+pub const ARRAY_INDEX_MAX: u32 = 4_000_000;
+/// Members of an array that one record makes jobs, and members that wait as jobs at a time unless somebody holds them:
+/// what a pass over the pending queue looks at of an array.
+pub const ARRAY_WINDOW: u32 = 1_024;
+/// Members of an array whose ends are in one row.
+pub const ARRAY_ENDS_PER_ROW: u32 = 1_024;
+/// Arrays of which one record asks something.
+pub const CONTROLLED_ARRAYS_MAX: usize = 1_000;
 /// Workers of one gang, over all its task groups.
 pub const GANG_WORKERS_MAX: u32 = 16_384;
 /// Task groups of one job.

@@ -46,6 +46,8 @@ pub enum TokenError {
 /// Which list a page token goes on with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum List {
+    /// `ListArrays`.
+    Arrays,
     /// `ListJobs`.
     Jobs,
     /// `ListNodes`.
@@ -57,6 +59,7 @@ pub enum List {
 impl List {
     fn to_byte(self) -> u8 {
         match self {
+            List::Arrays => b'a',
             List::Jobs => b'j',
             List::Nodes => b'n',
             List::Queues => b'q',

@@ -28,6 +28,7 @@ pub use devices::{Family, family};
 pub use hostfile::{by_address, by_rank, rank_name};
 
 use crate::rules::{Launch, Placement, RankPlace};
+use muster_types::job::ArrayMember;
 use muster_types::{DeviceSet, LaunchForm as Form};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -211,7 +212,7 @@ fn muster(placement: &Placement, worker: &Launch, local: Local, here: &Here<'_>)
     }
     found.extend(checkpoints(placement));
     found.extend(notices(placement, local, here));
-    if let Some((index, size)) = placement.array {
+    if let Some(ArrayMember { index, size, .. }) = placement.array {
         found.extend(pairs([
             ("MUSTER_ARRAY_INDEX", index.to_string()),
             ("MUSTER_ARRAY_SIZE", size.to_string()),

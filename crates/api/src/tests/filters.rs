@@ -62,13 +62,19 @@ async fn a_watch_begins_with_what_a_list_with_its_filter_shows() {
     let (_send, _session) = served.agent().await;
     set_policy(&served).await;
     let first = submit(&served, 10, "first", |_| ()).await;
-    let array = submit(&served, 11, "array", |wanted| wanted.spec_mut().array_size = 3).await;
+    let array = submit(&served, 11, "array", |wanted| {
+        wanted.spec_mut().array = Some(v1::JobArray { size: 3, ..Default::default() })
+    })
+    .await;
     submit(&served, 12, "deep", |wanted| wanted.tenant = "video".to_owned()).await;
     submit(&served, 13, "other", |wanted| wanted.tenant = "speech".to_owned()).await;
     let free = |wanted: &mut v1::Job| wanted.spec_mut().tier = v1::Tier::Free.into();
     submit(&served, 14, "free", free).await;
     // Eight devices: what is submitted behind these waits.
-    submit(&served, 15, "large", |wanted| wanted.spec_mut().array_size = 8).await;
+    submit(&served, 15, "large", |wanted| {
+        wanted.spec_mut().array = Some(v1::JobArray { size: 8, ..Default::default() })
+    })
+    .await;
     let array_id = array[0].replace("job-", "array-");
     let none = v1::JobFilter::default;
     let tenant =
@@ -146,7 +152,7 @@ async fn a_page_of_full_jobs_has_their_specs_and_ends_before_it_is_too_large() {
     let (_send, _session) = served.agent().await;
     let padded = |wanted: &mut v1::Job| {
         *wanted.spec_mut().groups[0].command_mut() = vec!["x".repeat(4_000); 7];
-        wanted.spec_mut().array_size = 20;
+        wanted.spec_mut().array = Some(v1::JobArray { size: 20, ..Default::default() });
     };
     for n in 0..3 {
         submit(&served, 10 + n, "large", padded).await;

@@ -183,6 +183,7 @@ fn the_largest_event_of_the_basic_view_is_within_1_kib() {
             array_id: "array-zzzzzzzzzzzzz".to_owned(),
             index: u32::MAX,
             size: u32::MAX,
+            ordinal: u32::MAX,
         }),
         etag: format!("{}-{}", u32::MAX, u64::MAX),
         status: Some(status),

@@ -21,7 +21,7 @@ async fn a_job_that_is_shown_can_be_submitted_again() {
     job.labels.insert("team".to_owned(), "vision".to_owned());
     job.annotations.insert("note".to_owned(), "a\nb".to_owned());
     let spec = job.spec_mut();
-    spec.array_size = 2;
+    spec.array = Some(v1::JobArray { size: 2, ..Default::default() });
     spec.retry_mut().max_failures = 3;
     spec.checkpoint_mut().directory = "/shared".to_owned();
     spec.groups[0].environment = vec![v1::EnvVar::new("A", "b"), v1::EnvVar::secret("TOKEN", "hub")];

@@ -13,6 +13,7 @@ use muster_wire::closed::number;
 use muster_wire::time::{duration, timestamp};
 use muster_wire::{FieldMask, v1};
 
+use super::array::{self, array_of};
 use super::list::Phase;
 use super::print_jobs;
 use crate::complete;
@@ -157,6 +158,16 @@ pub async fn run(
             "muster job list shows them; -l, --name, --tenant, --array and --mine select some, --all all",
         ));
     }
+    let (arrays, ids): (Vec<String>, Vec<String>) =
+        args.ids.iter().cloned().partition(|id| array::is_array_id(id));
+    if let ([array_id], []) = (arrays.as_slice(), ids.as_slice()) {
+        let filter = v1::JobFilter { array_id: array_id.clone(), ..Default::default() };
+        let selector = v1::JobSelector { filter: Some(filter), all: false };
+        return found(&client, console, (control, args.consent), selector).await;
+    }
+    if !arrays.is_empty() {
+        return Err(Failure::usage("name one array at a time, and no jobs beside it"));
+    }
     if !args.ids.is_empty() {
         let ids = all_resolved(&client, &args.ids, Find::Active).await?;
         if control == Control::Cancel && !args.consent.is_dry_run() {
@@ -169,17 +180,6 @@ pub async fn run(
         filter.array_id = array_of(&client, &filter.array_id).await?;
     }
     found(&client, console, (control, args.consent), selector).await
-}
-
-/// The array that is meant: by its id, or by a job of it.
-async fn array_of(client: &Client, text: &str) -> Result<String, Failure> {
-    if text.starts_with("array-") {
-        return Ok(text.to_owned());
-    }
-    let job_id = resolve(client, text, Find::Newest).await?;
-    let job = client.get_job(v1::GetJobRequest { job_id: job_id.clone(), read: None }).await?.job;
-    let array = job.and_then(|job| job.array).map(|array| array.array_id);
-    array.ok_or_else(|| Failure::usage(format!("{job_id} is no member of an array")))
 }
 
 /// Jobs that were named: all of them or none.

@@ -10,6 +10,9 @@ use tokio::time::Instant;
 
 use crate::view::{self, JobEvent, has_ended};
 
+/// How often members of arrays are looked at that are not created.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
 /// When to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Until {
@@ -87,9 +90,20 @@ pub async fn follow(
     let mut watch = client.watch_jobs(request);
     let end = subject.limit.and_then(|limit| Instant::now().checked_add(limit));
     let forever = subject.ids.is_empty();
+    let mut look = tokio::time::interval(LOOK_EVERY);
     loop {
         let item = tokio::select! {
             item = watch.next() => item?,
+            _ = look.tick(), if watched.synced => {
+                for item in ended_uncreated(client, &watched).await? {
+                    show(&item, true)?;
+                    watched.take(item)?;
+                }
+                if !forever && watched.is_complete() {
+                    return Ok((watched.exit(), watched.jobs));
+                }
+                continue;
+            }
             () = sleep_until(end) => {
                 let ids = watched.open().join(" ");
                 return Err(Failure::new(Exit::Timeout, "the time is up; the jobs go on")
@@ -110,6 +124,19 @@ pub async fn follow(
             return Ok((watched.exit(), watched.jobs));
         }
     }
+}
+
+/// Members of arrays that have ended without having been created: a watch is told of the jobs that there are, and an array
+/// that ends as a whole is one change. The members of one array are looked at in their order, up to the first that waits.
+async fn ended_uncreated(client: &Client, watched: &Watched) -> Result<Vec<WatchItem>, Failure> {
+    let mut found = Vec::new();
+    for job_id in watched.uncreated() {
+        let answer = client.get_job(v1::GetJobRequest { job_id, read: None }).await?;
+        let Some(job) = answer.job.filter(|job| has_ended(job.phase())) else { break };
+        let log_index = answer.freshness.map_or(0, |freshness| freshness.log_index);
+        found.push(WatchItem::Changed { log_index, job: Box::new(job) });
+    }
+    Ok(found)
 }
 
 /// What came of waiting for the next item of a watch that has no end of its own.
@@ -192,6 +219,19 @@ impl Watched {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Members of arrays that were not created when they were last seen.
+    fn uncreated(&self) -> Vec<String> {
+        let waits = |job: &v1::Job| {
+            let status = job.status();
+            job.array.is_some()
+                && job.phase() == v1::JobPhase::Pending
+                && status.attempt == 0
+                && !status.eligible
+        };
+        let open = self.jobs.values().filter(|job| waits(job) && !has_reached(self.until, job));
+        open.map(|job| job.id.clone()).collect()
     }
 
     fn reached(&self, id: &str) -> bool {

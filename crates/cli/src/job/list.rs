@@ -9,7 +9,7 @@ use muster_console::{Console, Exit, Failure, Format, Global};
 use muster_wire::time::unix_ms;
 use muster_wire::v1;
 
-use super::{grouped, print_jobs};
+use super::{array, grouped, print_jobs};
 use crate::reading::ReadArgs;
 use crate::view;
 
@@ -159,13 +159,16 @@ pub async fn run(global: &Global, console: &Console, args: ListArgs) -> Result<E
         }
         request.page_token = page.next_page_token;
     }
-    let (is_empty, is_table) = (jobs.is_empty(), !console.is_structured() && console.format != Format::Name);
+    let (mut is_empty, is_table) =
+        (jobs.is_empty(), !console.is_structured() && console.format != Format::Name);
     if is_table {
         // As many as are answered in time; the others lead to `muster explain`.
         let _ = tokio::time::timeout(EXPLAINED_WITHIN, explain(&client, &mut jobs)).await;
     }
     if is_table && !args.each {
-        console.table(&grouped(&jobs, console.is_wide()))?;
+        let arrays = uncreated(&client, &request.filter.unwrap_or_default(), &args, limit).await?;
+        is_empty &= arrays.is_empty();
+        console.table(&grouped(&jobs, &arrays, console.is_wide()))?;
     } else {
         print_jobs(console, freshness, jobs)?;
     }
@@ -174,6 +177,29 @@ pub async fn run(global: &Global, console: &Console, args: ListArgs) -> Result<E
     }
     args.read.tell_age(console, freshness.as_ref());
     Ok(Exit::Ok)
+}
+
+/// Arrays with members that are not created, where the list shows what waits.
+async fn uncreated(
+    client: &Client,
+    filter: &v1::JobFilter,
+    args: &ListArgs,
+    limit: usize,
+) -> Result<Vec<v1::Array>, Failure> {
+    let pending = Phase::Pending.to_message();
+    let shows_waiting = filter.phases.is_empty() || filter.phases.contains(&pending);
+    let is_of_places = args.region.is_some() || args.node.is_some();
+    if !shows_waiting || is_of_places || limit != usize::MAX {
+        return Ok(Vec::new());
+    }
+    let filter = v1::JobFilter { phases: vec![pending], ..filter.clone() };
+    let (mut arrays, _) = array::all(client, filter).await?;
+    let oldest_ms = args.since.map(|since| now_ms().saturating_sub(since.as_millis() as u64));
+    arrays.retain(|array| {
+        let is_recent = oldest_ms.is_none_or(|oldest| unix_ms(array.create_time) >= Some(oldest));
+        is_recent && array.counts.is_some_and(|counts| counts.uncreated > 0)
+    });
+    Ok(arrays)
 }
 
 /// Asks why pending jobs wait, the newest first. The jobs of an array wait for the same reason.

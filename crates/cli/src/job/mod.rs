@@ -1,5 +1,6 @@
 //! `muster job …`.
 
+pub mod array;
 pub mod attach;
 pub mod controls;
 pub mod explanation;
@@ -13,10 +14,12 @@ use clap::Subcommand;
 use clap_complete::engine::ArgValueCompleter;
 use muster_client::Client;
 use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items, Position, one_line};
-use muster_types::Control;
+use muster_types::{Control, PriorityTier};
+use muster_wire::closed::word;
 use muster_wire::v1;
 use serde_json::Value;
 
+use self::array::ArrayCommand;
 use self::controls::{ModifyArgs, SelectArgs};
 use self::follow::{Subject, Until};
 use self::list::{ListArgs, age};
@@ -61,6 +64,9 @@ Examples:
         #[command(flatten)]
         read: ReadArgs,
     },
+    /// Arrays: how far their members have come
+    #[command(subcommand)]
+    Array(ArrayCommand),
     /// Print each change of jobs, with its log index, until they end
     #[command(after_help = "\
 Examples:
@@ -149,8 +155,12 @@ Examples:
 pub async fn run(global: &Global, console: &Console, command: JobCommand) -> Result<Exit, Failure> {
     match command {
         JobCommand::List(args) => list::run(global, console, args).await,
+        JobCommand::Array(command) => array::run(global, console, command).await,
         JobCommand::Show { id, read } => {
             let client = read.client(global).await?;
+            if array::is_array_id(&id) {
+                return array::show(&client, console, id, &read).await;
+            }
             let id = resolve(&client, &id, Find::Newest).await?;
             show(&client, console, id, &read).await
         }
@@ -176,11 +186,37 @@ pub async fn run(global: &Global, console: &Console, command: JobCommand) -> Res
         }
         JobCommand::Wait { ids, until } => {
             let client = global.client().await?;
+            let (arrays, ids): (Vec<String>, Vec<String>) =
+                ids.into_iter().partition(|id| array::is_array_id(id));
+            let ended = wait_for_arrays(&client, console, (&arrays, until), global.timeout).await?;
+            if ids.is_empty() || ended != Exit::Ok {
+                return Ok(ended);
+            }
             let ids = all_resolved(&client, &ids, Find::Newest).await?;
             let subject = Subject { until, limit: global.timeout, ..Subject::of(ids) };
             wait(&client, console, subject).await
         }
     }
+}
+
+/// Waits for arrays, one after the other, until all of their members have ended.
+async fn wait_for_arrays(
+    client: &Client,
+    console: &Console,
+    (arrays, until): (&[String], Until),
+    limit: Option<std::time::Duration>,
+) -> Result<Exit, Failure> {
+    if !arrays.is_empty() && !matches!(until, Until::Finished | Until::Succeeded) {
+        return Err(Failure::usage("an array can be waited for until it has finished, or succeeded"));
+    }
+    let mut exit = Exit::Ok;
+    for id in arrays {
+        match array::wait(client, console, id, limit).await? {
+            Exit::Ok => {}
+            other => exit = other,
+        }
+    }
+    Ok(exit)
 }
 
 async fn show(client: &Client, console: &Console, job_id: String, read: &ReadArgs) -> Result<Exit, Failure> {
@@ -237,7 +273,7 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
     say("reason", reason(job));
     say("workers", format!("{} with {} devices", status.worker_count, status.device_count));
     say("estimate", status.estimate.as_ref().map(estimate).unwrap_or_default());
-    if let Some(view::ArrayMember { array_id, index, size }) = &job.array {
+    if let Some(view::ArrayMember { array_id, index, size, .. }) = &job.array {
         say("array", format!("{array_id}, index {index} of {size}"));
     }
     say("attempt", status.attempt.to_string());
@@ -331,8 +367,9 @@ pub fn reason(job: &view::Job) -> String {
     }
 }
 
-/// Jobs as a table in which those of an array that are in the same phase, for the same reason, are one row.
-pub fn grouped(jobs: &[view::Job], wide: bool) -> Grid {
+/// Jobs as a table in which those of an array that are in the same phase, for the same reason, are one row. Members that
+/// are not created are counted in the row of those that wait, or have one where no other member waits.
+pub fn grouped(jobs: &[view::Job], arrays: &[v1::Array], wide: bool) -> Grid {
     let mut groups: Vec<Vec<&view::Job>> = Vec::new();
     let mut of_key: BTreeMap<_, usize> = BTreeMap::new();
     for job in jobs {
@@ -345,12 +382,12 @@ pub fn grouped(jobs: &[view::Job], wide: bool) -> Grid {
             None => groups.push(vec![job]),
         }
     }
-    rows(&groups, wide)
+    rows(&groups, arrays, wide)
 }
 
 /// Jobs as a table, a row each.
 pub fn table(jobs: &[view::Job], wide: bool) -> Grid {
-    rows(&jobs.iter().map(|job| vec![job]).collect::<Vec<_>>(), wide)
+    rows(&jobs.iter().map(|job| vec![job]).collect::<Vec<_>>(), &[], wide)
 }
 
 /// Numbers as ranges: `0-3,7`.
@@ -370,7 +407,9 @@ fn ranges(mut numbers: Vec<u32>) -> String {
 }
 
 /// A row for each group of jobs that differ in nothing that is shown but their ids and array indexes.
-fn rows(groups: &[Vec<&view::Job>], wide: bool) -> Grid {
+fn rows(groups: &[Vec<&view::Job>], arrays: &[v1::Array], wide: bool) -> Grid {
+    let mut arrays: BTreeMap<&str, &v1::Array> =
+        arrays.iter().map(|array| (array.id.as_str(), array)).collect();
     let mut header = vec!["ID", "NAME", "TENANT", "TIER", "PHASE", "WORKERS", "DEVICES", "AGE"];
     if wide {
         header.extend(["REGION", "CLUSTER", "ATTEMPT", "FAILURES", "CHANGED-AT"]);
@@ -381,19 +420,26 @@ fn rows(groups: &[Vec<&view::Job>], wide: bool) -> Grid {
         let Some(job) = group.first() else { continue };
         let indexes: Vec<u32> =
             group.iter().filter_map(|job| job.array.as_ref().map(|array| array.index)).collect();
+        let status = &job.status;
+        let waits = status.phase == crate::view::phase_word(v1::JobPhase::Pending);
+        let rest = job.array.as_ref().filter(|_| waits);
+        let rest = rest.and_then(|member| arrays.remove(member.array_id.as_str()));
+        let more = rest.and_then(|array| array.counts).map_or(0, |counts| counts.uncreated);
         let name = match indexes.as_slice() {
             [] => job.name.clone(),
+            _ if more > 0 => format!("{}[{}] and {more} more", job.name, ranges(indexes)),
             _ => format!("{}[{}]", job.name, ranges(indexes)),
         };
-        let status = &job.status;
+        let workers = rest.map_or(0, |array| u64::from(array.worker_count) * u64::from(more));
+        let devices = rest.map_or(0, |array| array.device_count * u64::from(more));
         let mut cells = vec![
             job.id.clone(),
             name,
             job.tenant.clone(),
             status.tier.clone(),
             status.phase.to_owned(),
-            group.iter().map(|job| u64::from(job.status.worker_count)).sum::<u64>().to_string(),
-            group.iter().map(|job| job.status.device_count).sum::<u64>().to_string(),
+            (group.iter().map(|job| u64::from(job.status.worker_count)).sum::<u64>() + workers).to_string(),
+            (group.iter().map(|job| job.status.device_count).sum::<u64>() + devices).to_string(),
             age(status.create_time.as_deref()),
         ];
         if wide {
@@ -407,6 +453,24 @@ fn rows(groups: &[Vec<&view::Job>], wide: bool) -> Grid {
             cells.push(status.changed_at_index.to_string());
         }
         cells.push(reason(job));
+        grid.row(cells);
+    }
+    for array in arrays.into_values() {
+        let more = array.counts.map_or(0, |counts| counts.uncreated);
+        let mut cells = vec![
+            array.id.clone(),
+            format!("{}[{more} of {}]", array.name, array.size),
+            array.tenant.clone(),
+            word::<PriorityTier>(array.tier).to_owned(),
+            crate::view::phase_word(v1::JobPhase::Pending).to_owned(),
+            (u64::from(array.worker_count) * u64::from(more)).to_string(),
+            (array.device_count * u64::from(more)).to_string(),
+            age(muster_console::moment(array.create_time).as_deref()),
+        ];
+        if wide {
+            cells.extend(["", "", "0", "0", ""].map(str::to_owned));
+        }
+        cells.push(format!("{}: {}", array.reason, array.message));
         grid.row(cells);
     }
     grid

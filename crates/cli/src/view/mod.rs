@@ -81,6 +81,8 @@ pub struct ArrayMember {
     pub array_id: String,
     pub index: u32,
     pub size: u32,
+    /// Its place among the members.
+    pub ordinal: u32,
 }
 
 /// What became of a job.
@@ -650,6 +652,7 @@ impl From<v1::Job> for Job {
                 array_id: member.array_id,
                 index: member.index,
                 size: member.size,
+                ordinal: member.ordinal,
             }),
             etag: job.etag,
             redacted: job.redacted,

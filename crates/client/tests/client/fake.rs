@@ -212,6 +212,20 @@ impl JobService for Service {
         Err(Status::unimplemented("not in this script"))
     }
 
+    async fn get_array(
+        &self,
+        _: Request<v1::GetArrayRequest>,
+    ) -> Result<Response<v1::GetArrayResponse>, Status> {
+        Err(Status::unimplemented("not in this script"))
+    }
+
+    async fn list_arrays(
+        &self,
+        _: Request<v1::ListArraysRequest>,
+    ) -> Result<Response<v1::ListArraysResponse>, Status> {
+        Err(Status::unimplemented("not in this script"))
+    }
+
     async fn plan_job(
         &self,
         _: Request<v1::PlanJobRequest>,

@@ -12,9 +12,9 @@ use muster_journal::Estimate;
 use muster_planner::{Budget, Checkpoints, Holds, Plan, Verdict, WaitReason, plan};
 use muster_policy::{Line, estimate, headroom};
 use muster_state::quota::QuotaBlock;
-use muster_state::{Forecast, HoldRow, JobRow, Phase, State, Turn};
+use muster_state::{DependencyState, Forecast, HoldRow, JobRow, Phase, State, Turn};
 use muster_types::policy::NonPreemptible;
-use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name, Span};
+use muster_types::{ArrayId, Dependency, JobId, JobSpec, LogIndex, LogTime, Name, Span};
 
 use crate::answers::borrowers::{Borrower, borrowers, clause};
 use crate::future::{Future, KeptReservations, Pace};
@@ -381,10 +381,7 @@ fn known_reason(
         return Some((WaitReason::Held, held(state, job, spec, hold)));
     }
     if !row.released {
-        let open = spec.dependencies.iter().filter(|dependency| {
-            state.job(dependency.job).is_some_and(|row| !matches!(row.phase, Phase::Finished(_)))
-        });
-        let open: Vec<String> = open.map(|dependency| dependency.job.to_string()).collect();
+        let open: Vec<String> = waited_for(state, spec).map(|on| named(spec, on)).collect();
         if let Some(first) = open.first() {
             let more = match open.len() {
                 1 => String::new(),
@@ -413,15 +410,28 @@ fn known_reason(
     Some((WaitReason::TenantLimit, text))
 }
 
+/// What a job still waits for.
+fn waited_for<'a>(state: &'a State, spec: &'a JobSpec) -> impl Iterator<Item = &'a Dependency> {
+    let ordinal = spec.array.map(|member| member.ordinal);
+    spec.dependencies.iter().filter(move |on| state.dependency(on, ordinal) == DependencyState::Waits)
+}
+
+/// A job, an array, or a member of one, by its id.
+fn named(spec: &JobSpec, on: &Dependency) -> String {
+    let array = ArrayId(on.job.0);
+    match (on.is_of_array(), spec.array.filter(|_| on.is_of_members())) {
+        (true, _) => array.to_string(),
+        (_, Some(member)) => array.member(member.ordinal).to_string(),
+        _ => on.job.to_string(),
+    }
+}
+
 /// Who holds a job, and what else it waits for.
 fn held(state: &State, job: Option<JobId>, spec: &JobSpec, hold: &HoldRow) -> String {
     let HoldRow { by, since, suspended } = hold;
     let what = if *suspended { "suspended" } else { "held" };
     let (who, may) = if by.is_operator { ("operator ", ", which only an operator may do") } else { ("", "") };
-    let open = spec.dependencies.iter().filter(|dependency| {
-        state.job(dependency.job).is_some_and(|row| !matches!(row.phase, Phase::Finished(_)))
-    });
-    let also = match open.count() {
+    let also = match waited_for(state, spec).count() {
         0 => String::new(),
         1 => "; it also waits for another job".to_string(),
         many => format!("; it also waits for {many} other jobs"),

@@ -3,16 +3,18 @@
 //! One record carries out a request for all its jobs, so that repeating the request has no further effect. A job that
 //! was named is refused with what it is by now; one that a selector found, and that has moved on since, is passed over.
 
+use alloc::collections::BTreeSet;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use muster_journal::{Decision, Outcome, RequestKey, hash};
-use muster_state::{JobRow, Phase, State};
+use muster_state::{JobRow, MemberEnd, Phase, State};
 use muster_types::{
-    Control, JobId, LogIndex, Name, Refusal, RefusalCode, RequestId, Requester, Violation, limits,
+    ArrayId, Control, JobId, LogIndex, Name, Refusal, RefusalCode, RequestId, Requester, Violation, limits,
 };
 
 use crate::commands::answer::{Answer, repeated};
+use crate::settle::array::leave_dependents;
 use crate::settle::job::settle_many;
 use crate::speculation::Speculation;
 
@@ -22,8 +24,10 @@ pub struct JobSelection {
     /// A hash of what was asked for, in the client's words: what a selector finds differs from one time to the next, and a
     /// request that is repeated is the same request.
     pub asked: u64,
-    /// At most [`limits::CONTROLLED_JOBS_MAX`].
+    /// At most [`limits::CONTROLLED_JOBS_MAX`]. A member of an array may be named that is not created.
     pub jobs: Vec<JobId>,
+    /// Arrays whose members that are not created are meant, too; at most [`limits::CONTROLLED_ARRAYS_MAX`].
+    pub arrays: Vec<ArrayId>,
     /// Whether a selector found them: those that it cannot be asked of any more are passed over.
     pub is_found: bool,
 }
@@ -32,7 +36,7 @@ impl JobSelection {
     /// Jobs that were named.
     #[must_use]
     pub fn named(jobs: Vec<JobId>) -> JobSelection {
-        JobSelection { asked: hash(&jobs), jobs, is_found: false }
+        JobSelection { asked: hash(&jobs), jobs, arrays: Vec::new(), is_found: false }
     }
 }
 
@@ -54,7 +58,7 @@ pub struct ControlOrder {
 /// # Errors
 /// With what the job is.
 pub fn check_control(state: &State, control: Control, by: &Requester, job: JobId) -> Result<bool, Refusal> {
-    let row = state.job(job).ok_or_else(|| not_found(job))?;
+    let Some(row) = state.job(job) else { return check_member(state, control, job) };
     check_unfinished(job, row)?;
     let conflict = |text: String| Err(conflict(job, row, text));
     let waits = row.phase == Phase::Pending;
@@ -93,6 +97,67 @@ pub fn check_control(state: &State, control: Control, by: &Requester, job: JobId
             _ => conflict(format!("{} and cannot be stopped once more", described(job, row))),
         },
     }
+}
+
+/// The same of a member of an array that has no row among the jobs.
+fn check_member(state: &State, control: Control, job: JobId) -> Result<bool, Refusal> {
+    let (array, ordinal) = state.array_of(job).ok_or_else(|| not_found(job))?;
+    if let Some(how) = state.member_end(array, ordinal) {
+        let how = match how {
+            MemberEnd::Succeeded => "it succeeded",
+            MemberEnd::Failed => "it failed",
+            MemberEnd::Cancelled => "it was cancelled",
+        };
+        let text = format!("{job} has already finished: {how}");
+        return Err(Refusal::new(RefusalCode::JobFinished, text).with("job_id", job));
+    }
+    let row = state.array(array).ok_or_else(|| not_found(job))?;
+    let refusal = |text: String| {
+        let refusal = Refusal::new(RefusalCode::JobPhase, text).with("job_id", job);
+        Err(refusal.with("phase", "pending").with("changed_at_index", row.changed_at))
+    };
+    match control {
+        Control::Cancel | Control::Hold => Ok(true),
+        Control::Release if row.hold.is_some() => refusal(format!(
+            "{job} is held with the rest of {array}, and can be released only with it; `muster job release --array {array}`"
+        )),
+        Control::Release => Ok(false),
+        Control::Requeue => refusal(format!("{job} waits; only a job that runs can be requeued")),
+        Control::Suspend => refusal(format!(
+            "{job} waits and can be suspended only while it runs; `muster job hold {job}` keeps it from starting"
+        )),
+    }
+}
+
+/// Whether it would change anything to ask this of the members of an array that are not created.
+///
+/// # Errors
+/// `JOB_NOT_FOUND` when there is no such array, and `JOB_HELD` when an operator holds it.
+pub fn check_array_control(
+    state: &State,
+    control: Control,
+    by: &Requester,
+    array: ArrayId,
+) -> Result<bool, Refusal> {
+    let row = state.array(array).ok_or_else(|| not_found(JobId(array.0)))?;
+    let hold = row.hold.as_ref();
+    Ok(match control {
+        _ if row.uncreated == 0 => false,
+        Control::Cancel => true,
+        Control::Hold => hold.is_none_or(|hold| by.is_operator && !hold.by.is_operator),
+        Control::Release => match hold {
+            Some(hold) if hold.by.is_operator && !by.is_operator => {
+                let text = format!(
+                    "{array} is held by {}, an operator, since {}; only an operator can release it",
+                    hold.by, hold.since
+                );
+                let refusal = Refusal::new(RefusalCode::JobHeld, text);
+                return Err(refusal.with("job_id", JobId(array.0)).with("held_by", &hold.by));
+            }
+            hold => hold.is_some(),
+        },
+        Control::Requeue | Control::Suspend => false,
+    })
 }
 
 /// What a job does, with the record since which it does.
@@ -184,21 +249,48 @@ pub(super) fn control(speculation: &mut Speculation, order: &ControlOrder) -> Re
             Err(refusal) => return Err(refusal),
         }
     }
-    if named.is_empty() {
+    let arrays = arrays_to_change(speculation.state(), order)?;
+    if named.is_empty() && selection.arrays.is_empty() {
         // Nothing was asked of anybody, so that there is nothing to remember.
         return Ok(Answer::Controlled { jobs: 0, at: speculation.last_index() });
     }
     // A caller that ends many jobs is not held up, nor is an operator. Everything else can be asked of one job without end.
-    let is_counted = jobs.is_empty() || *control != Control::Cancel;
+    let is_counted = (jobs.is_empty() && arrays.is_empty()) || *control != Control::Cancel;
     if is_counted && !by.is_operator {
         let state = speculation.state();
-        let tenants: Vec<Name> =
-            named.iter().filter_map(|job| state.spec(*job)).map(|spec| spec.tenant.clone()).collect();
+        let of_arrays = selection.arrays.iter().map(|array| JobId(array.0));
+        let named = named.iter().copied().chain(of_arrays);
+        let tenants: Vec<Name> = named.filter_map(|job| state.tenant_of(job)).cloned().collect();
         speculation.count_request(tenants.iter())?;
     }
-    let count = jobs.len() as u32;
-    let at = record(speculation, key, order, jobs);
-    Ok(Answer::Controlled { jobs: count, at })
+    let at = record(speculation, key, order, jobs, arrays);
+    match repeated(speculation, key)? {
+        Some(answer) => Ok(answer),
+        None => Ok(Answer::Controlled { jobs: 0, at }),
+    }
+}
+
+/// The arrays that were selected and of which something is left to be asked.
+fn arrays_to_change(state: &State, order: &ControlOrder) -> Result<Vec<ArrayId>, Refusal> {
+    let ControlOrder { by, control, selection, .. } = order;
+    let max = limits::CONTROLLED_ARRAYS_MAX;
+    if selection.arrays.len() > max {
+        let found = Violation::limit("array_ids", selection.arrays.len() as u64, 0, max as u64);
+        return Err(Refusal::fields(alloc::vec![found]));
+    }
+    let mut named = selection.arrays.clone();
+    named.sort_unstable();
+    named.dedup();
+    let mut arrays = Vec::new();
+    for array in named {
+        match check_array_control(state, *control, by, array) {
+            Ok(true) => arrays.push(array),
+            Ok(false) => {}
+            Err(_) if selection.is_found => {}
+            Err(refusal) => return Err(refusal),
+        }
+    }
+    Ok(arrays)
 }
 
 /// Capacity that is held for a job that waits is given back: the job is not to be placed, or asks for something else.
@@ -214,12 +306,24 @@ fn record(
     request: RequestKey,
     order: &ControlOrder,
     jobs: Vec<JobId>,
+    arrays: Vec<ArrayId>,
 ) -> LogIndex {
     if order.control == Control::Hold {
         jobs.iter().for_each(|job| end_claim(speculation, *job));
     }
     let by = order.by.clone();
+    // Members that are cancelled without having been jobs: nothing is to be settled of them but who waits for them.
+    let members: BTreeSet<ArrayId> = jobs
+        .iter()
+        .filter(|_| order.control == Control::Cancel)
+        .filter_map(|job| speculation.state().waiting_member(*job))
+        .map(|member| member.array)
+        .chain(arrays.iter().copied())
+        .collect();
     let decision = match order.control {
+        control if !arrays.is_empty() => {
+            Decision::ArraysControlled { request, by, control, arrays, jobs: jobs.clone() }
+        }
         Control::Cancel => Decision::JobCancelRequested { request, by, jobs: jobs.clone() },
         Control::Hold => Decision::JobHoldSet { request, by, jobs: jobs.clone(), held: true },
         Control::Release => Decision::JobHoldSet { request, by, jobs: jobs.clone(), held: false },
@@ -231,6 +335,9 @@ fn record(
         }
     };
     let at = speculation.push(decision);
+    if order.control == Control::Cancel {
+        members.into_iter().for_each(|array| leave_dependents(speculation, array));
+    }
     settle_many(speculation, jobs);
     at
 }

@@ -7,13 +7,12 @@ use muster_journal::{Decision, canonical};
 use muster_types::{JobId, JobMetadata, Refusal, Submission};
 
 use crate::commands::answer::VIOLATIONS_MAX;
-use crate::rules::requested::distinct_specs;
 use crate::speculation::Speculation;
 
 /// Labels and annotations must be right.
 pub(super) fn check_metadata(specs: &[Submission]) -> Result<(), Refusal> {
     let mut found = Vec::new();
-    for (place, job) in distinct_specs(specs) {
+    for (place, job) in specs.iter().enumerate() {
         let Some(metadata) = &job.metadata else { continue };
         let at = format!("jobs[{place}]");
         found.extend(metadata.violations().into_iter().map(|violation| violation.under(&at)));

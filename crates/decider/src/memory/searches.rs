@@ -106,6 +106,11 @@ impl Searches {
             }
             // These bring no room, and who was placed may not be stopped at once.
             Decision::JobsSubmitted { .. }
+            | Decision::ArraysSubmitted { .. }
+            | Decision::ArrayMembersCreated { .. }
+            | Decision::ArrayReleased { .. }
+            | Decision::ArrayMembersFailed { .. }
+            | Decision::ArraysControlled { .. }
             | Decision::JobContractsSet { .. }
             | Decision::JobMetadataSet { .. }
             | Decision::GangPlaced { .. }

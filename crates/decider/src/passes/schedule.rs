@@ -15,7 +15,8 @@ use crate::passes::{drained, growth, rearrange};
 use crate::round::ROUND_BYTES_SOFT;
 use crate::rules::planned::{choices, planned_spec, with_spares};
 use crate::rules::terms::{QuotaPart, with_terms, with_terms_of};
-use crate::settle::job::settle_left_over;
+use crate::settle::array::fill_arrays;
+use crate::settle::job::advance_arrays;
 use crate::speculation::Speculation;
 
 /// How a pass over the queue ended.
@@ -38,7 +39,7 @@ pub fn schedule(speculation: &mut Speculation, budget: &mut Budget) -> Pass {
     if speculation.is_recovering() {
         return Pass::Complete { placed: 0 };
     }
-    if !settle_left_over(speculation) || !renew_turns(speculation) {
+    if !advance_arrays(speculation) || !renew_turns(speculation) {
         return Pass::Interrupted { placed: 0 };
     }
     let mut pass = speculation.take_pass();
@@ -87,6 +88,8 @@ fn walk(speculation: &mut Speculation, pass: &mut UnfinishedPass, budget: &mut B
         match offer(speculation, pass, &candidate, budget) {
             Outcome::Placed => {
                 placed += 1;
+                // The next members of its array have their turn before whoever comes behind them.
+                fill_arrays(speculation);
                 pass.line().placed(speculation.state(), &candidate);
             }
             Outcome::PromisedRoom => pass.line().placed(speculation.state(), &candidate),

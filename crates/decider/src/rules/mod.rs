@@ -5,7 +5,6 @@ pub(crate) mod faults;
 pub(crate) mod health;
 pub(crate) mod network;
 pub(crate) mod planned;
-pub(crate) mod requested;
 pub(crate) mod terms;
 pub(crate) mod text;
 pub(crate) mod windows;

@@ -5,12 +5,13 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use muster_journal::{Decision, Outcome, StopCause};
-use muster_state::{Free, JobRow, Phase, Placement, PromiseRow, RankState, State};
-use muster_types::{DependencyRule, JobId, LogTime, NodeId};
+use muster_state::{DependencyState, Free, JobRow, Phase, Placement, PromiseRow, RankState, State};
+use muster_types::{ArrayId, JobId, LogTime, NodeId};
 
 use crate::round::ROUND_BYTES_SOFT;
 use crate::rules::deadline::{self, finished_late};
 use crate::rules::windows;
+use crate::settle::array::{broken, fill_arrays, leave_dependents_of_job, settle_array};
 use crate::settle::quarantine;
 use crate::settle::recovery::{self, Verdict};
 use crate::settle::spares;
@@ -46,8 +47,7 @@ fn push(speculation: &mut Speculation, job: JobId, decision: Decision) {
     let over = matches!(decision, Decision::JobFinished { .. });
     speculation.push(decision);
     if over {
-        let dependents: Vec<JobId> = speculation.state().dependents(job).collect();
-        speculation.leave_unsettled(dependents);
+        leave_dependents_of_job(speculation, job);
     }
 }
 
@@ -61,10 +61,19 @@ pub(crate) fn settle_many(speculation: &mut Speculation, jobs: Vec<JobId>) {
 /// Goes on with what [`settle_many`] left; whether nothing is left.
 pub(crate) fn settle_left_over(speculation: &mut Speculation) -> bool {
     while speculation.round_bytes() <= ROUND_BYTES_SOFT {
+        if let Some(array) = speculation.next_unsettled_array() {
+            settle_array(speculation, array);
+            continue;
+        }
         let Some(job) = speculation.next_unsettled() else { return true };
         settle(speculation, job);
     }
     !speculation.has_unsettled()
+}
+
+/// Makes members of arrays jobs, and goes on with what [`settle_many`] left; whether nothing is left.
+pub(crate) fn advance_arrays(speculation: &mut Speculation) -> bool {
+    settle_left_over(speculation) && fill_arrays(speculation) && settle_left_over(speculation)
 }
 
 /// Settles every job that holds devices: a new leader's first act, for the case that the one before
@@ -73,8 +82,11 @@ pub fn settle_all(speculation: &mut Speculation) {
     if speculation.is_recovering() {
         return;
     }
+    speculation.leave_all_unfilled();
     let state = speculation.state();
+    let arrays: Vec<ArrayId> = state.arrays_waiting_for_others().collect();
     let held: Vec<JobId> = state.active().chain(state.promised()).chain(state.waiting_for_others()).collect();
+    speculation.leave_arrays_unsettled(arrays);
     settle_many(speculation, held);
 }
 
@@ -140,20 +152,15 @@ fn next_step(speculation: &Speculation, job: JobId) -> Option<Decision> {
 fn after_waiting(state: &State, job: JobId, now: LogTime) -> Option<Decision> {
     let spec = state.spec(job)?;
     let mut waits = false;
-    for dependency in &spec.dependencies {
-        match state.job(dependency.job).map(|other| &other.phase) {
-            None | Some(Phase::Finished(Outcome::Succeeded)) => {}
-            Some(Phase::Finished(outcome)) if dependency.rule == DependencyRule::Succeeded => {
-                let other = dependency.job;
-                let how = match outcome {
-                    Outcome::Cancelled => "was cancelled",
-                    _ => "failed",
-                };
-                let detail = format!("{other} {how}, and this job waits for it to succeed");
+    let ordinal = spec.array.map(|member| member.ordinal);
+    for on in &spec.dependencies {
+        match state.dependency(on, ordinal) {
+            DependencyState::Met => {}
+            DependencyState::Waits => waits = true,
+            DependencyState::Broken(how) => {
+                let detail = broken(on, how, "this job");
                 return Some(Decision::JobFinished { job, outcome: Outcome::Failed { detail } });
             }
-            Some(Phase::Finished(_)) => {}
-            Some(_) => waits = true,
         }
     }
     let due = spec.not_before.is_none_or(|time| time <= now);

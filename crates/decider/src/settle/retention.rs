@@ -2,16 +2,16 @@
 
 use alloc::format;
 use muster_journal::Decision;
-use muster_types::{JobSpec, LogTime, Parameters, Refusal, RefusalCode, limits};
+use muster_types::{ArrayId, JobSpec, LogTime, Parameters, Refusal, RefusalCode, limits};
 
 use crate::speculation::Speculation;
 
-/// The time before which finished jobs have to go so that `specs` fit, if they do not as it is: none where not enough may
+/// The time before which finished jobs have to go so that `specs`, which come to so many jobs, fit, if they do not as it is: none where not enough may
 /// go. A job that these wait for stays, and so do those that finished later.
-fn jobs_to_forget(speculation: &Speculation, specs: &[&JobSpec]) -> Option<LogTime> {
+fn jobs_to_forget(speculation: &Speculation, specs: &[&JobSpec], rows: u64) -> Option<LogTime> {
     let state = speculation.state();
     let max = state.parameters().jobs_held_max;
-    let excess = ((state.jobs().len() + specs.len()) as u64).saturating_sub(max);
+    let excess = (state.jobs().len() as u64 + rows).saturating_sub(max);
     if excess == 0 {
         return Some(LogTime(0));
     }
@@ -20,7 +20,11 @@ fn jobs_to_forget(speculation: &Speculation, specs: &[&JobSpec]) -> Option<LogTi
         return None;
     }
     let waited_for = specs.iter().flat_map(|spec| &spec.dependencies);
-    let kept = waited_for.filter_map(|dependency| state.job(dependency.job)?.finished_at).min();
+    let end = |on: &muster_types::Dependency| match on.is_of_array() || on.is_of_members() {
+        true => state.array(ArrayId(on.job.0))?.finished_at,
+        false => state.job(on.job)?.finished_at,
+    };
+    let kept = waited_for.filter_map(end).min();
     // Some at a time, so that not every submission has to.
     let most = usize::try_from(excess.max(max / 100).min(u64::from(limits::PRUNE_ROWS_MAX))).ok()?;
     let may_go = |at: LogTime| at < speculation.now() && kept.is_none_or(|kept| at < kept);
@@ -60,7 +64,11 @@ impl Headroom {
 }
 
 /// Memory is bounded whatever is submitted: what is finished or old goes first, then nothing new comes in.
-pub(crate) fn headroom_for(speculation: &Speculation, specs: &[&JobSpec]) -> Result<Headroom, Refusal> {
+pub(crate) fn headroom_for(
+    speculation: &Speculation,
+    specs: &[&JobSpec],
+    rows: u64,
+) -> Result<Headroom, Refusal> {
     let refusal = |limit: &'static str, max: u64, held: usize, what: &str| {
         let text = format!("the cluster holds {held} {what}; it may hold {max}");
         Refusal::new(RefusalCode::StateFull, text)
@@ -73,7 +81,7 @@ pub(crate) fn headroom_for(speculation: &Speculation, specs: &[&JobSpec]) -> Res
     let jobs = || refusal("jobs_held_max", parameters.jobs_held_max, state.jobs().len(), "jobs");
     let requests =
         || refusal("requests_held_max", parameters.requests_held_max, state.requests_count(), "requests");
-    let jobs_before = jobs_to_forget(speculation, specs).ok_or_else(jobs)?;
+    let jobs_before = jobs_to_forget(speculation, specs, rows).ok_or_else(jobs)?;
     let requests_before = requests_to_forget(speculation).ok_or_else(requests)?;
     Ok(Headroom { requests_before, jobs_before })
 }

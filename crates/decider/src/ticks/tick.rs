@@ -3,9 +3,10 @@
 use alloc::vec::Vec;
 use muster_journal::{Decision, StopCause};
 use muster_state::Phase;
-use muster_types::{JobId, LogTime, Parameters, limits};
+use muster_types::{ArrayId, JobId, LogTime, Parameters, limits};
 
 use crate::passes::turns::renew_turns;
+use crate::settle::array;
 use crate::settle::job::{has_next_step, settle, settle_left_over};
 use crate::speculation::Speculation;
 use crate::ticks::{deadlines, drains, stuck, windows};
@@ -91,6 +92,11 @@ fn release(speculation: &mut Speculation) {
     for job in due {
         settle(speculation, job);
     }
+    let arrays = speculation.state().arrays_not_before().take_while(|(time, _)| *time <= now);
+    let arrays = arrays.map(|(_, array)| array).filter(|array| array::has_next_step(speculation, *array));
+    let arrays: Vec<ArrayId> = arrays.take(RELEASES_PER_TICK).collect();
+    speculation.leave_arrays_unsettled(arrays);
+    settle_left_over(speculation);
 }
 
 fn stop_overdue(speculation: &mut Speculation) {
@@ -154,7 +160,8 @@ fn prune(speculation: &mut Speculation) {
         );
         let old_request = state.requests_by_time().next().is_some_and(|(at, _)| at < requests_before);
         let old_job = state.finished().next().is_some_and(|(at, _)| at < jobs_before);
-        if !old_request && !old_job {
+        let old_array = state.finished_arrays().next().is_some_and(|(at, _)| at < jobs_before);
+        if !old_request && !old_job && !old_array {
             return;
         }
         speculation.push(Decision::HistoryPruned { requests_before, jobs_before });

@@ -545,7 +545,7 @@ fn what_is_over_goes_before_a_job_that_waits_for_another_is_refused() {
         let one = |k: usize| {
             let mut draft = job_draft(&format!("w{n}-{k}"), vec![group("main", 1, None)]);
             let rule = DependencyRule::Finished;
-            draft.dependencies = waited_for.iter().map(|job| Dependency { job: *job, rule }).collect();
+            draft.dependencies = waited_for.iter().map(|job| Dependency::new(*job, rule)).collect();
             draft.check().unwrap()
         };
         let jobs = muster_types::Submission::plain((0..count).map(one));

@@ -16,13 +16,12 @@ use muster_journal::{Decision, FORMAT_MIN, RankUpdate, Round, StopCause, decode_
 use muster_planner::Budget;
 use muster_state::{Phase, RestoreError, State};
 use muster_types::health::{Finding, HealthReport, Observation};
-use muster_types::job::ArrayMember;
 use muster_types::policy::{Order, PolicyDraft, Quota, TenantLimits, TenantPolicy};
 use muster_types::{
-    AdmissionMode, AdmissionRule, Approval, CertificateSerial, CheckpointRules, Control, Dependency,
-    DependencyRule, DeviceSet, ExitStatus, FailureClass, FieldChange, JobContract, JobId, JobMetadata,
-    LaunchForm, LogIndex, LogTime, NodeAdmission, NodeBounds, NodeId, NoticeRules, Preflight, PriorityTier,
-    Requester, RetryRules, Revocation, Submission,
+    AdmissionMode, AdmissionRule, Approval, ArrayId, ArraySpec, CertificateSerial, CheckpointRules, Control,
+    Dependency, DependencyRule, DependencyScope, DeviceSet, ExitStatus, FailureClass, FieldChange,
+    JobContract, JobId, JobMetadata, LaunchForm, LogIndex, LogTime, NodeAdmission, NodeBounds, NodeId,
+    NoticeRules, Preflight, PriorityTier, Requester, RetryRules, Revocation, Submission,
 };
 
 use crate::support::{
@@ -87,7 +86,7 @@ fn every_released_format_replays_to_its_digests() {
         assert_eq!(state.rejected(), 1, "the log holds one refused record");
         assert_eq!(state.stale(), 2, "the log holds two records of an ended leadership");
         // The one that raises the format has its bytes below: what follows it is of another format.
-        assert_eq!(variants.len(), 39, "{variants:?}");
+        assert_eq!(variants.len(), 44, "{variants:?}");
         assert_eq!((state.format(), state.generation()), (format, 2));
         let phases: BTreeSet<&str> = state.jobs().iter().map(|(_, row)| phase(&row.phase)).collect();
         assert_eq!(phases.len(), 5, "the snapshot holds a job in every phase: {phases:?}");
@@ -268,6 +267,7 @@ fn scenario() -> Vec<Round> {
     resume(&mut run);
     label(&mut run);
     control(&mut run);
+    arrays(&mut run);
     // A job in each phase is left.
     run.submit(job("starting", 1, None));
     let running = run.submit(job("running", 1, None));
@@ -318,7 +318,7 @@ fn admit(run: &mut Run) {
     run.end_round(10);
 }
 
-/// An array with labels, annotations and a creator, and a job that has a creator alone.
+/// Jobs with labels, annotations and a creator, and a job that has a creator alone.
 fn label(run: &mut Run) {
     let all = JobMetadata {
         labels: [("team".into(), "vision".into()), ("muster.example/stage".into(), String::new())].into(),
@@ -327,15 +327,70 @@ fn label(run: &mut Run) {
     };
     let (all, by) = (Arc::new(all), JobMetadata { creator: "admin/ops".into(), ..JobMetadata::default() });
     let mut draft = job_draft("labelled", vec![group("main", 1, None)]);
-    let member = |index| {
-        draft.array = Some(ArrayMember { index, size: 2 });
-        Submission { metadata: Some(all.clone()), ..draft.clone().check().unwrap().into() }
-    };
-    let array: Vec<Submission> = (0..2).map(member).collect();
+    draft.name = name("labelled");
+    let labelled = Submission { metadata: Some(all.clone()), ..draft.check().unwrap().into() };
+    let array = vec![labelled; 2];
     let single = Submission { metadata: Some(Arc::new(by)), ..job("made", 1, None).into() };
     let request = run.next_request();
     let jobs = array.into_iter().chain([single]).collect();
     handle(&mut run.speculation, &Command::Submit { request, jobs }).unwrap();
+    run.end_round(10);
+}
+
+/// Arrays that are submitted with a job, wait, have members created, held and released, are cancelled in part, fail
+/// together, and end.
+fn arrays(run: &mut Run) {
+    let by = || Requester { name: "tenant/vision/ada".into(), is_operator: false };
+    let carried = JobMetadata { creator: "tenant/vision/ada".into(), ..JobMetadata::default() };
+    let array = |spec: muster_types::JobSpec, indices: &str| Submission {
+        metadata: Some(Arc::new(carried.clone())),
+        array: Some(ArraySpec::parse(indices).unwrap()),
+        ..Submission::from(spec)
+    };
+    let submit = |run: &mut Run, jobs: Vec<Submission>| {
+        let request = run.next_request();
+        match handle(&mut run.speculation, &Command::Submit { request, jobs: jobs.into() }).unwrap() {
+            muster_decider::Answer::Submitted { jobs, .. } => jobs,
+            other => panic!("{other:?}"),
+        }
+    };
+    let control = |run: &mut Run, control, arrays: Vec<JobId>, jobs: Vec<JobId>| {
+        let arrays = arrays.into_iter().map(|first| ArrayId(first.0)).collect();
+        let selection = JobSelection { arrays, ..JobSelection::named(jobs) };
+        let order = ControlOrder { request: run.next_request(), by: by(), control, selection };
+        handle(&mut run.speculation, &Command::Control(Box::new(order))).unwrap();
+    };
+    let first = submit(run, vec![array(job("sweep", 1, None), "0-6:2,9%2"), job("beside", 1, None).into()]);
+    run.end_round(10);
+    run.schedule();
+    run.end_round(10);
+    control(run, Control::Hold, vec![first[0]], vec![]);
+    control(run, Control::Hold, vec![], vec![first[4]]);
+    control(run, Control::Cancel, vec![], vec![first[3]]);
+    control(run, Control::Release, vec![first[0]], vec![first[4]]);
+    run.end_round(10);
+    run.report(first[0], RankUpdate::Exited(ExitStatus::Code(0)));
+    run.end_round(10);
+    let mut draft = job_draft("after", vec![group("main", 1, None)]);
+    draft.dependencies =
+        vec![Dependency { job: first[0], rule: DependencyRule::Succeeded, scope: DependencyScope::Array }];
+    let waits = submit(run, vec![array(draft.clone().check().unwrap(), "1500")]);
+    draft.dependencies[0].rule = DependencyRule::Finished;
+    draft.dependencies[0].scope = DependencyScope::Member;
+    submit(run, vec![array(draft.clone().check().unwrap(), "0-6:2,9")]);
+    draft.dependencies[0].scope = DependencyScope::Array;
+    submit(run, vec![array(draft.check().unwrap(), "2")]);
+    run.end_round(10);
+    control(run, Control::Cancel, vec![first[0]], vec![first[1], first[2], first[4]]);
+    run.end_round(10);
+    run.report(first[1], RankUpdate::Exited(ExitStatus::Signal(15)));
+    run.report(first[2], RankUpdate::Exited(ExitStatus::Signal(15)));
+    run.report(first[4], RankUpdate::Exited(ExitStatus::Signal(15)));
+    run.end_round(10);
+    assert!(run.speculation.state().array(ArrayId(waits[0].0)).unwrap().finished_at.is_some());
+    let stays = submit(run, vec![array(job("stays", 1, None), "3000%5")]);
+    run.end_round(10);
+    control(run, Control::Hold, vec![stays[0]], vec![]);
     run.end_round(10);
 }
 
@@ -449,7 +504,7 @@ fn make_room(run: &mut Run) {
 
     let first = run.submit(job("first", 1, None));
     let mut second = job_draft("second", vec![group("main", 1, None)]);
-    second.dependencies = vec![Dependency { job: first, rule: DependencyRule::Finished }];
+    second.dependencies = vec![Dependency::new(first, DependencyRule::Finished)];
     let second = run.submit(second.check().unwrap());
     run.cancel(first);
     run.schedule();
@@ -594,7 +649,6 @@ fn full_spec() -> muster_types::JobSpec {
     draft.run_time_limit_ms = Some(3_600_000_000);
     draft.checkpoint_directory = Some("/shared/checkpoints".into());
     draft.working_directory = Some("/work".into());
-    draft.array = Some(muster_types::job::ArrayMember { index: 2, size: 7 });
     draft.check().unwrap()
 }
 
@@ -664,9 +718,9 @@ impl Run {
         schedule(&mut self.speculation, &mut Budget::new(100_000));
     }
 
-    /// Every node of the gang says the same of every rank it has; nothing when the job waits.
+    /// Every node of the gang says the same of every rank it has; nothing when the job waits, or is not created.
     fn report(&mut self, job: JobId, update: RankUpdate) {
-        let row = self.speculation.state().job(job).cloned().expect("a job");
+        let Some(row) = self.speculation.state().job(job).cloned() else { return };
         let Some(placement) = row.placement else { return };
         let nodes: BTreeSet<NodeId> = placement.slots.iter().map(|slot| slot.node).collect();
         for node in nodes {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use muster_decider::{Command, Speculation, handle, schedule};
 use muster_journal::{
-    Decision, NodeLostCause, Outcome, RankUpdate, RequestKey, Round, StopCause, TEST_FORMAT_REASON,
-    WorkerSlot,
+    Decision, Estimate, NodeLostCause, Outcome, RankUpdate, RequestKey, Round, StopCause, SubmittedPart,
+    TEST_FORMAT_REASON, WorkerSlot,
 };
 use muster_planner::Budget;
 use muster_state::fit::GangFault;
@@ -15,10 +15,11 @@ use muster_state::{Effect, GuardError, State};
 use muster_types::health::{
     Condition, Drain, DrainCause, Finding, HealthAction, HealthPolicy, NodeHealth, Observation, RepairStep,
 };
+use muster_types::job::ArrayMember;
 use muster_types::policy::{Guarantee, PolicyDraft};
 use muster_types::{
-    ClusterId, DeviceSet, ExitStatus, FencingToken, FieldChange, JobId, JobMetadata, LogIndex, LogTime,
-    NodeId, Parameters, PriorityTier, Requester, limits,
+    ArrayId, ArraySpec, ClusterId, Control, DeviceSet, ExitStatus, FencingToken, FieldChange, JobId,
+    JobMetadata, LogIndex, LogTime, NodeId, Parameters, PriorityTier, Requester, limits,
 };
 
 use crate::support::{
@@ -105,7 +106,46 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
     let spec = job("more", 1, None);
     let long = "x".repeat(limits::DETAIL_BYTES_MAX + 1);
     let running = |rank| (rank, RankUpdate::Running);
-    vec![
+    let member = spec.as_member(ArrayMember { index: 0, ordinal: 0, size: 2 });
+    let part = |array: Option<ArraySpec>, burst: Option<JobId>| SubmittedPart {
+        spec: spec.clone().into(),
+        contract: None,
+        metadata: None,
+        array,
+        estimate: Estimate { burst, ..Estimate::default() },
+    };
+    let arrays = |n, parts| Decision::ArraysSubmitted { request: key(n), parts };
+    let sized = |size| Some(ArraySpec::of_size(size));
+    let asked = |control, arrays| Decision::ArraysControlled {
+        request: key(99),
+        by: by(),
+        control,
+        arrays,
+        jobs: vec![],
+    };
+    let unknown_array = ArrayId(1);
+    let of_arrays = vec![
+        (E::Limit, submitted(key(99), vec![member])),
+        (E::RequestRepeated, arrays(1, vec![part(sized(2), None)])),
+        (E::NothingToDo, arrays(99, vec![part(None, None)])),
+        (E::Limit, arrays(99, vec![])),
+        (E::Limit, arrays(99, vec![part(sized(0), None)])),
+        (E::Limit, arrays(99, vec![part(sized(60_000), None); 2])),
+        (
+            E::Limit,
+            arrays(99, vec![part(Some(ArraySpec { throttle: Some(0), ..ArraySpec::of_size(2) }), None)]),
+        ),
+        (E::BurstNotCurrent, arrays(99, vec![part(sized(2), Some(JobId(u64::MAX)))])),
+        (E::BurstNotCurrent, arrays(99, vec![part(sized(2), Some(finished))])),
+        (E::JobUnknown, Decision::ArrayMembersCreated { array: unknown_array, count: 1 }),
+        (E::JobUnknown, Decision::ArrayReleased { array: unknown_array }),
+        (E::JobUnknown, Decision::ArrayMembersFailed { array: unknown_array, detail: String::new() }),
+        (E::JobUnknown, asked(Control::Cancel, vec![unknown_array])),
+        (E::JobPhase, asked(Control::Requeue, vec![unknown_array])),
+        (E::Limit, asked(Control::Cancel, vec![])),
+        (E::Limit, asked(Control::Hold, vec![ArrayId(2), ArrayId(1)])),
+    ];
+    let others = vec![
         (
             E::ClusterExistence,
             Decision::ClusterCreated {
@@ -117,7 +157,10 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
         (E::RequestRepeated, submitted(key(1), vec![spec.clone()])),
         (E::Limit, submitted(key(99), vec![])),
         (E::Limit, submitted(key(99), vec![spec.clone(); limits::BATCH_JOBS_MAX + 1])),
-        (E::Limit, Decision::JobsSubmitted { request: key(99), specs: vec![spec.into()], estimates: vec![] }),
+        (
+            E::Limit,
+            Decision::JobsSubmitted { request: key(99), specs: vec![spec.clone().into()], estimates: vec![] },
+        ),
         (
             E::RequestRepeated,
             Decision::JobCancelRequested { request: key(1), by: Requester::default(), jobs: vec![pending] },
@@ -282,7 +325,8 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
         (E::Format, Decision::FormatRaised { format: 1 }),
         (E::Format, Decision::FormatRaised { format: 0 }),
         (E::NothingToDo, Decision::ClusterRecovered { generation: 1 }),
-    ]
+    ];
+    of_arrays.into_iter().chain(others).collect()
 }
 
 /// What the format in force does not support.

@@ -8,6 +8,7 @@
 // Helpers of tests may unwrap too: a panic there is the report.
 #![allow(clippy::unwrap_used)]
 
+mod arrays;
 mod bounds;
 mod fairness;
 mod golden;

@@ -14,9 +14,10 @@ use muster_state::{NodeStatus, Phase, State};
 use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
 use muster_types::policy::{Order, PolicyDraft, Quota, TenantPolicy, Window, WindowPurpose, WindowScope};
 use muster_types::{
-    AcceleratorChoice, Control, Dependency, DependencyRule, DeviceAmount, DeviceSet, ExitStatus,
-    FailureClass, FieldChange, JobContract, JobDraft, JobId, JobMetadata, JobSpec, Level, LogTime, NodeId,
-    NodeSpec, PriorityTier, Requester, Spread, Submission, TaskGroup,
+    AcceleratorChoice, ArrayId, ArraySpec, Control, Dependency, DependencyRule, DependencyScope,
+    DeviceAmount, DeviceSet, ExitStatus, FailureClass, FieldChange, JobContract, JobDraft, JobId,
+    JobMetadata, JobSpec, Level, LogTime, NodeId, NodeSpec, PriorityTier, Requester, Spread, Submission,
+    TaskGroup,
 };
 
 use crate::random::Random;
@@ -326,7 +327,18 @@ impl Model {
         if !jobs.is_empty() && self.random.once_in(8) {
             let job = jobs[self.random.below(jobs.len() as u64) as usize];
             let rules = [DependencyRule::Succeeded, DependencyRule::Finished];
-            draft.dependencies = vec![Dependency { job, rule: rules[self.random.below(2) as usize] }];
+            draft.dependencies = vec![Dependency::new(job, rules[self.random.below(2) as usize])];
+        }
+        let arrays: Vec<ArrayId> = self.speculation.state().arrays().iter().map(|(id, _)| *id).collect();
+        if !arrays.is_empty() && self.random.once_in(8) {
+            let job = JobId(arrays[self.random.below(arrays.len() as u64) as usize].0);
+            let rules = [DependencyRule::Succeeded, DependencyRule::Finished];
+            let scopes = [DependencyScope::Array, DependencyScope::Member];
+            draft.dependencies = vec![Dependency {
+                job,
+                rule: rules[self.random.below(2) as usize],
+                scope: scopes[self.random.below(2) as usize],
+            }];
         }
         if self.random.once_in(12) {
             draft.not_before = Some(self.now.plus_ms(self.random.below(20_000)));
@@ -405,11 +417,28 @@ impl Model {
             .into_iter()
             .map(|spec| {
                 let (contract, metadata) = (self.contract(&spec), self.metadata());
-                Submission { spec, contract, metadata }
+                let array = self.array(&spec);
+                Submission { spec, contract, metadata, array }
             })
             .collect();
         let request = self.request();
         let _ = handle(&mut self.speculation, &Command::Submit { request, jobs });
+    }
+
+    /// An array now and then; the same indices as those of one that it waits for.
+    fn array(&mut self, spec: &JobSpec) -> Option<ArraySpec> {
+        let by_member = spec.dependencies.iter().find(|on| on.is_of_members());
+        if let Some(on) = by_member {
+            let other = self.speculation.state().array(ArrayId(on.job.0));
+            return other.map(|row| row.template.array.clone());
+        }
+        if !self.random.once_in(4) {
+            return None;
+        }
+        let text = ["3", "12", "2-20:3,40", "0-5,9"][self.random.below(4) as usize];
+        let mut array = ArraySpec::parse(text).expect("an array");
+        array.throttle = self.random.once_in(2).then(|| 1 + self.random.below(4) as u32);
+        Some(array)
     }
 
     fn metadata(&mut self) -> Option<Arc<JobMetadata>> {
@@ -574,7 +603,9 @@ impl Model {
         }
         let control = Control::ALL[1 + self.random.below(4) as usize];
         let jobs = (0..4).filter_map(|_| self.any_job()).chain([job]).collect();
-        let selection = JobSelection { is_found: true, ..JobSelection::named(jobs) };
+        let arrays = self.speculation.state().arrays().iter().map(|(id, _)| *id);
+        let arrays: Vec<ArrayId> = arrays.filter(|id| (id.0 + request.0 as u64).is_multiple_of(5)).collect();
+        let selection = JobSelection { is_found: true, arrays, ..JobSelection::named(jobs) };
         let order = ControlOrder { request, by, control, selection };
         let _ = handle(&mut self.speculation, &Command::Control(Box::new(order)));
     }
@@ -752,6 +783,13 @@ fn every_job_can_be_brought_to_an_end() {
             let command = Command::cancel(request(model.requests), job);
             let _ = handle(&mut model.speculation, &command);
         }
+        let arrays: Vec<ArrayId> = model.speculation.state().arrays().iter().map(|(id, _)| *id).collect();
+        model.requests += 1;
+        let by = Requester::default();
+        let selection = JobSelection { is_found: true, arrays, ..JobSelection::named(Vec::new()) };
+        let order =
+            ControlOrder { request: request(model.requests), by, control: Control::Cancel, selection };
+        let _ = handle(&mut model.speculation, &Command::Control(Box::new(order)));
         let up = |state: &State| -> Vec<(NodeId, u32)> {
             let nodes = state.nodes().iter().filter(|(_, row)| row.status == NodeStatus::Up);
             nodes.map(|(id, row)| (*id, row.incarnation)).collect()

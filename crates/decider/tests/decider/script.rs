@@ -15,17 +15,16 @@ use muster_decider::{
     Answer, Command, DrainOrder, Founding, Pass, RepairOrder, Speculation, checkpoint_advice, explain_job,
     fails_more_often, handle, schedule, settle_all, tick,
 };
-use muster_journal::{Decision, Outcome, RankUpdate, RearrangeCause, StopCause, WorkerSlot};
+use muster_journal::{Decision, Outcome, RankUpdate, RearrangeCause, StopCause, SubmittedPart, WorkerSlot};
 use muster_planner::Budget;
 use muster_state::{NodeStatus, Phase, RankState, State};
 use muster_types::health::{Finding, HealthAction, HealthReport, Observation, RepairEnd, XidRule};
-use muster_types::job::ArrayMember;
 use muster_types::policy::{
     Dataset, Guarantee, NonPreemptible, Order, PolicyDraft, Price, Quota, TenantPolicy, Window,
     WindowPurpose, WindowScope,
 };
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, Dependency, DependencyRule, DeviceAmount, DeviceSet,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, ArraySpec, DependencyRule, DeviceAmount, DeviceSet,
     ExitStatus, FailureClass, ForeignLoad, JobContract, JobId, JobMetadata, LogTime, NodeId, PriorityTier,
     RefusalCode, SIZES_VARIABLE, Submission, TaskGroup,
 };
@@ -265,6 +264,7 @@ impl World {
             "why" => self.why(rest[0]),
             "show" => match rest[0] {
                 "jobs" => self.show_jobs(),
+                "array" => self.show_array(rest[1]),
                 "nodes" => self.show_nodes(),
                 "recoveries" => self.show_recoveries(),
                 "spares" => self.show_spares(),
@@ -376,14 +376,15 @@ impl World {
                 Some(job) => (job, DependencyRule::Finished),
                 None => (after, DependencyRule::Succeeded),
             };
-            draft.dependencies.push(Dependency { job: self.job_id(job), rule });
+            draft.dependencies.push(self.dependency(job, rule));
         }
         let contract = self.contract(words);
         draft.datasets.extend(contract.checkpoint.place.clone());
         draft
             .datasets
             .extend(self.number(words, "reads=").into_iter().flat_map(|sets| sets.split(',').map(name)));
-        let size = self.number(words, "array=").map_or(0, |text| text.parse().unwrap());
+        let array = self.number(words, "array=").map(|text| ArraySpec::parse(text).expect("an array"));
+        let size = array.as_ref().map_or(0, ArraySpec::size);
         // Each with another amount of CPU: no two of them ask for the same.
         let different = self.number(words, "different=").map_or(0, |text| text.parse::<u64>().unwrap());
         let mut specs = Vec::new();
@@ -393,18 +394,12 @@ impl World {
                 other.groups[0].request.cpu_milli += milli;
                 specs.push(other.check().expect("a job"));
             }
-        } else if size == 0 {
-            specs.push(draft.check().expect("a job"));
         } else {
-            for index in 0..size {
-                let mut member = draft.clone();
-                member.array = Some(ArrayMember { index, size });
-                specs.push(member.check().expect("a job"));
-            }
+            specs.push(draft.check().expect("a job"));
         }
-        let labels: Vec<String> = (0..specs.len())
+        let labels: Vec<String> = (0..specs.len().max(size as usize))
             .map(|n| {
-                let is_one = size == 0 && different == 0;
+                let is_one = array.is_none() && different == 0;
                 if is_one { words[0].to_string() } else { format!("{}[{n}]", words[0]) }
             })
             .collect();
@@ -412,7 +407,12 @@ impl World {
         let metadata = Self::metadata(words);
         let jobs = specs
             .into_iter()
-            .map(|spec| Submission { spec, contract: contract.clone(), metadata: metadata.clone() })
+            .map(|spec| Submission {
+                spec,
+                contract: contract.clone(),
+                metadata: metadata.clone(),
+                array: array.clone(),
+            })
             .collect();
         let before = self.state().log_index();
         let answer = handle(&mut self.speculation, &Command::Submit { request, jobs });
@@ -716,6 +716,24 @@ impl World {
                     1 => format!(" {}", names[0]),
                     many => format!(" {} x{many}", names[0]),
                 }
+            }
+            Decision::ArraysSubmitted { parts, .. } => {
+                let part = |part: &SubmittedPart| match &part.array {
+                    Some(array) => format!(" {} x{} ({array})", part.spec.name, array.size()),
+                    None => format!(" {}", part.spec.name),
+                };
+                parts.iter().map(part).collect()
+            }
+            Decision::ArrayMembersCreated { array, count } => {
+                format!(" {} x{count}", self.array_label(*array))
+            }
+            Decision::ArrayReleased { array } => format!(" {}", self.array_label(*array)),
+            Decision::ArrayMembersFailed { array, detail } => {
+                format!(" {}: {detail}", self.array_label(*array))
+            }
+            Decision::ArraysControlled { by, control, arrays, jobs, .. } => {
+                let arrays: Vec<String> = arrays.iter().map(|array| self.array_label(*array)).collect();
+                format!(" {control} {}{}", arrays.join(" "), self.controlled(jobs, by))
             }
             Decision::JobCancelRequested { by, jobs, .. } => self.controlled(jobs, by),
             Decision::JobHoldSet { by, jobs, held, .. } => {

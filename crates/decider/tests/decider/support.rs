@@ -150,7 +150,8 @@ pub fn check(state: &State) {
         let spec = state.spec(*id).expect("a job has a spec");
         if row.released && !matches!(row.phase, Phase::Finished(_)) {
             for dependency in &spec.dependencies {
-                let Some(other) = state.job(dependency.job) else { continue };
+                let is_of_job = !dependency.is_of_array() && !dependency.is_of_members();
+                let Some(other) = state.job(dependency.job).filter(|_| is_of_job) else { continue };
                 let Phase::Finished(outcome) = &other.phase else {
                     panic!("{id} goes on before {}", dependency.job)
                 };

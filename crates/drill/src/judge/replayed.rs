@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use muster_archive::{ArchiveError, Observer, Replay};
-use muster_journal::{Decision, StopCause};
-use muster_state::{Applied, Effect, State};
+use muster_journal::{Decision, StopCause, SubmittedPart};
+use muster_state::{Applied, Effect, RequestAnswer, State};
 use muster_types::{At, FencingToken, JobId, LogIndex, RequestId};
 
 use super::evidence::shown;
@@ -446,7 +446,11 @@ impl Observer for Judge<'_> {
             Decision::JobsSubmitted { request, specs, .. } => {
                 Some((request.id, u32::try_from(specs.len()).unwrap_or(u32::MAX)))
             }
-            Decision::JobCancelRequested { request, .. }
+            Decision::ArraysSubmitted { request, parts } => {
+                Some((request.id, parts.iter().map(SubmittedPart::job_count).sum()))
+            }
+            Decision::ArraysControlled { request, .. }
+            | Decision::JobCancelRequested { request, .. }
             | Decision::JobHoldSet { request, .. }
             | Decision::JobRequeueRequested { request, .. }
             | Decision::JobModified { request, .. } => Some((request.id, 0)),
@@ -473,7 +477,11 @@ impl Observer for Judge<'_> {
                 if jobs > 0 {
                     self.told.submitted_at_ms.push(time_ms);
                 }
-                let first = state.job_id(LogIndex(index), 0);
+                // The record is the last one, so that the state knows which ids it gave.
+                let first = match state.request(request).map(|row| &row.answer) {
+                    Some(RequestAnswer::Submitted { first, .. }) => *first,
+                    _ => state.job_id(LogIndex(index), 0),
+                };
                 self.carried_out(request, CarriedOut { index, jobs, first });
             }
             if let Some(job) = self.places.take() {

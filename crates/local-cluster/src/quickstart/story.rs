@@ -185,7 +185,7 @@ impl Story<'_> {
         self.probes += 1;
         let mut job = self.example(SHORT_ARRAY)?;
         job.name = format!("probe-{}", self.probes);
-        job.spec_mut().array_size = 0;
+        job.spec_mut().array = None;
         let ids = self.submit(vec![job]).await?;
         let acknowledged = Instant::now();
         let id = ids.first().context("an acknowledged job has an id")?;
@@ -239,7 +239,7 @@ impl Story<'_> {
             self.training.iter().filter_map(|id| Some((id.clone(), jobs.get(id)?.status().attempt))).collect()
         };
         let mut job = self.example(SHORT_ARRAY)?;
-        job.spec_mut().array_size = 0;
+        job.spec_mut().array = None;
         job.name = "urgent".to_owned();
         job.spec_mut().tier = v1::Tier::Production.into();
         job.spec_mut().regions = vec![region.clone()];

@@ -22,6 +22,8 @@ use v1::watch_jobs_response::Event;
 
 #[derive(Default)]
 pub struct Book {
+    /// What `GetArray` and `ListArrays` answer.
+    pub arrays: Vec<v1::Array>,
     pub jobs: BTreeMap<String, v1::Job>,
     pub request_ids: Vec<String>,
     pub watches: usize,
@@ -338,6 +340,26 @@ impl JobService for Service {
         let freshness =
             freshness().map(|f| v1::Freshness { staleness: book.staleness_ms.map(duration), ..f });
         Ok(Response::new(v1::GetJobResponse { job: Some(job), freshness }))
+    }
+
+    async fn get_array(
+        &self,
+        request: Request<v1::GetArrayRequest>,
+    ) -> Result<Response<v1::GetArrayResponse>, Status> {
+        let id = request.into_inner().array_id;
+        let book = self.book.lock().unwrap();
+        let array = book.arrays.iter().find(|array| array.id == id).cloned();
+        let array = array.ok_or_else(|| Status::not_found("no array"))?;
+        Ok(Response::new(v1::GetArrayResponse { array: Some(array), freshness: freshness() }))
+    }
+
+    async fn list_arrays(
+        &self,
+        _: Request<v1::ListArraysRequest>,
+    ) -> Result<Response<v1::ListArraysResponse>, Status> {
+        let arrays = self.book.lock().unwrap().arrays.clone();
+        let next_page_token = String::new();
+        Ok(Response::new(v1::ListArraysResponse { arrays, next_page_token, freshness: freshness() }))
     }
 
     /// Two to a page, whatever was asked for: a server may always give less.

@@ -286,7 +286,12 @@ fn a_list_shows_what_is_active_and_an_array_as_one_row() {
         fake.add(&format!("job-{n}"), "sweep", JobPhase::Pending);
     }
     for (id, job) in &mut fake.book.lock().unwrap().jobs {
-        let member = |index| muster_wire::v1::ArrayMember { array_id: "array-2".to_owned(), index, size: 5 };
+        let member = |index| muster_wire::v1::ArrayMember {
+            array_id: "array-2".to_owned(),
+            index,
+            size: 5,
+            ordinal: index,
+        };
         job.array = (job.name == "sweep").then(|| member(id[4..].parse::<u32>().unwrap() - 2));
     }
     let ran = muster(&fake, &["job", "list"]);

@@ -8,7 +8,7 @@ use crate::rows::Placement;
 /// Jobs of one tenant that are not over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueLoad {
-    /// Jobs that wait.
+    /// Jobs that wait, and members of arrays that are not created.
     pub pending_jobs: u64,
     /// Those of them that wait for another job or for a time, or that somebody holds.
     pub held_jobs: u64,
@@ -18,6 +18,8 @@ pub struct QueueLoad {
     pub active_jobs: u64,
     /// Thousandths of devices that those hold.
     pub active_milli: u64,
+    /// Those of the waiting jobs that are members of arrays and not created.
+    pub uncreated_jobs: u64,
 }
 
 impl QueueLoad {
@@ -28,6 +30,7 @@ impl QueueLoad {
             pending_milli: if keys.pending { keys.asked_milli } else { 0 },
             active_jobs: u64::from(keys.active),
             active_milli: keys.active_milli,
+            uncreated_jobs: 0,
         }
     }
 
@@ -39,6 +42,7 @@ impl QueueLoad {
             pending_milli: self.pending_milli + new.pending_milli - gone.pending_milli,
             active_jobs: self.active_jobs + new.active_jobs - gone.active_jobs,
             active_milli: self.active_milli + new.active_milli - gone.active_milli,
+            uncreated_jobs: self.uncreated_jobs + new.uncreated_jobs - gone.uncreated_jobs,
         }
     }
 }
@@ -102,7 +106,11 @@ impl Indexes {
 
     /// A job of the tenant stands elsewhere.
     pub(crate) fn shift_load(&mut self, tenant: &Name, before: &JobIndexKeys, after: &JobIndexKeys) {
-        let (gone, new) = (QueueLoad::of(before), QueueLoad::of(after));
+        self.change_load(tenant, QueueLoad::of(before), QueueLoad::of(after));
+    }
+
+    /// A tenant has this load in place of another.
+    pub(super) fn change_load(&mut self, tenant: &Name, gone: QueueLoad, new: QueueLoad) {
         if gone == new {
             return;
         }

@@ -1,6 +1,7 @@
 //! Derived indexes: rebuilt from the tables at restore, kept in step by the fold, never in the
 //! digest. Each exists because something would otherwise scan a list.
 
+mod arrays;
 mod loads;
 
 use alloc::sync::Arc;
@@ -8,17 +9,20 @@ use core::cmp::Reverse;
 use core::ops::Deref;
 use muster_journal::hash;
 use muster_types::tpu::PodPosition;
-use muster_types::{JobId, JobSpec, LogTime, Name, NodeId, NodeSpec, PriorityTier, RequestId};
+use muster_types::{
+    ArrayId, Dependency, JobId, JobSpec, LogTime, Name, NodeId, NodeSpec, PriorityTier, RequestId,
+};
 
 use crate::free::FreeKey;
 use crate::quota::QuotaUsage;
 use crate::rows::{
-    BurstKey, BurstTurn, GangClass, HistoryKey, JobRow, NodeRow, NodeStatus, Phase, PromiseRow,
+    ArrayLoad, BurstKey, BurstTurn, GangClass, HistoryKey, JobRow, NodeRow, NodeStatus, Phase, PromiseRow,
     RestrictionRow, holds_devices,
 };
 use crate::table::Facts;
 use crate::tree::{Map, Set};
 
+pub(crate) use arrays::ArrayIndexKeys;
 pub(crate) use loads::ClusterPlace;
 pub use loads::{QueueLoad, Work};
 
@@ -313,6 +317,20 @@ pub(crate) struct Indexes {
     pub(crate) starting: Set<(LogTime, JobId)>,
     /// Jobs with a deadline that wait or run, by that time.
     pub(crate) deadlines: Set<(LogTime, JobId)>,
+    /// Arrays whose next members may be created.
+    pub(crate) open_arrays: Set<ArrayId>,
+    /// Members of all arrays that are not created.
+    pub(crate) uncreated: u64,
+    /// Members that exist as jobs and wait, by array; an array without any is not there.
+    pub(crate) array_loads: Map<ArrayId, ArrayLoad>,
+    /// Arrays that are not released, behind each job or array they wait for.
+    pub(crate) array_dependents: Set<(JobId, ArrayId)>,
+    /// Arrays that are not released and may not begin before a time.
+    pub(crate) arrays_not_before: Set<(LogTime, ArrayId)>,
+    /// Arrays with members that are not created and a deadline, by that time.
+    pub(crate) array_deadlines: Set<(LogTime, ArrayId)>,
+    /// Arrays of which every member has ended, by the time when the last did.
+    pub(crate) finished_arrays: Set<(LogTime, ArrayId)>,
     /// Requests by time.
     pub(crate) requests_by_time: Set<(LogTime, RequestId)>,
     /// Nodes by name.
@@ -364,6 +382,7 @@ impl Indexes {
             if after.pending { self.pending += 1 } else { self.pending -= 1 }
         }
         self.shift_load(&spec.tenant, before, after);
+        self.shift_member(id, spec, before, after);
         if before.work != after.work {
             self.shift_work(&spec.tenant, before.work.as_ref(), after.work.as_ref());
         }
@@ -526,7 +545,7 @@ impl Indexes {
             self.not_before.insert((time, id));
         }
         for dependency in &spec.dependencies {
-            self.dependents.insert((dependency.job, id));
+            self.dependents.insert((waited_for(spec, dependency), id));
         }
     }
 
@@ -535,7 +554,7 @@ impl Indexes {
             self.not_before.remove(&(time, id));
         }
         for dependency in &spec.dependencies {
-            self.dependents.remove(&(dependency.job, id));
+            self.dependents.remove(&(waited_for(spec, dependency), id));
         }
     }
 
@@ -677,6 +696,14 @@ impl Indexes {
         } else {
             self.pools.insert(key, pool);
         }
+    }
+}
+
+/// The job that a dependency is on: of an array as a whole its first member's id, of one member that member.
+fn waited_for(spec: &JobSpec, on: &Dependency) -> JobId {
+    match spec.array.filter(|_| on.is_of_members()) {
+        Some(member) => ArrayId(on.job.0).member(member.ordinal),
+        None => on.job,
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the state keeps of clusters, nodes, jobs and requests.
 
 mod admission;
+mod array;
 mod class;
 mod control;
 mod history;
@@ -24,6 +25,7 @@ use crate::table::Facts;
 
 pub use admission::AdmissionRow;
 pub(crate) use admission::{DoorKey, DoorRow};
+pub use array::{ArrayFacts, ArrayLoad, ArrayRow, ArrayTemplate, EndRun, MemberEnd, MemberEnds};
 pub use class::GangClass;
 pub use control::{ControlRow, HoldRow, ModificationRow};
 pub use history::{

@@ -34,7 +34,7 @@ fn job() -> JobDraft {
         failure_retries_max: 0,
         checkpoint_directory: Some("/c".into()),
         working_directory: Some("/".into()),
-        array: Some(ArrayMember { index: 0, size: 1 }),
+        array: Some(ArrayMember { index: 0, ordinal: 0, size: 1 }),
         ..JobDraft::new(name("train"), name("research"), vec![group("a"), group("b")])
     }
 }
@@ -79,7 +79,7 @@ fn a_job_at_its_bounds_is_one() {
     job_violates(|j| j.groups[0].command = vec!["x".repeat(limits::TEXT_BYTES_MAX); 7], &[]);
     job_violates(|j| j.groups[0].command = vec!["x".into(); limits::COMMAND_WORDS_MAX], &[]);
     job_violates(|j| j.groups[0].command = vec!["x".into(), String::new()], &[]);
-    job_violates(|j| j.array = Some(ArrayMember { index: 999, size: 1_000 }), &[]);
+    job_violates(|j| j.array = Some(ArrayMember { index: 7_000, ordinal: 99_999, size: 100_000 }), &[]);
 }
 
 #[test]
@@ -150,8 +150,10 @@ fn every_rule_of_a_job_is_named() {
         job_violates(|j| j.checkpoint_directory = Some(bad.into()), &["checkpoint_directory"]);
         job_violates(|j| j.working_directory = Some(bad.into()), &["working_directory"]);
     }
-    for (index, size) in [(0, 0), (1, 1), (0, 1_001), (u32::MAX, u32::MAX)] {
-        job_violates(|j| j.array = Some(ArrayMember { index, size }), &["array"]);
+    for (index, ordinal, size) in
+        [(0, 0, 0), (0, 1, 1), (0, 0, 100_001), (u32::MAX, 0, 1), (0, u32::MAX, u32::MAX)]
+    {
+        job_violates(|j| j.array = Some(ArrayMember { index, ordinal, size }), &["array"]);
     }
 }
 

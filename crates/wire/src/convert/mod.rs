@@ -10,6 +10,7 @@
 //! size (arrays excepted, whose size is bounded first).
 
 mod admission;
+mod array;
 mod change;
 mod contract;
 mod demand;
@@ -32,6 +33,7 @@ pub use admission::{
     admission_rule_to_proto, approval_to_proto, node_admission_from_proto, node_bounds_from_proto,
     node_bounds_to_proto, revocation_from_proto, revocation_to_proto,
 };
+pub use array::array_to_proto;
 pub use change::changes_from_proto;
 pub use contract::notice_to_proto;
 pub use demand::{accelerator_request_from_proto, accelerator_request_to_proto};

@@ -32,6 +32,7 @@ from .errors import (
 from .options import Options, Read, Tls
 from .spec import JobSpec, job
 from .types import (
+    Array,
     Bookmark,
     Changed,
     Control,
@@ -55,6 +56,7 @@ from .types import (
 from .v1beta1.common_pb2 import FencingToken
 
 __all__ = [
+    "Array",
     "Bookmark",
     "Changed",
     "Client",

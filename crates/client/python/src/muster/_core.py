@@ -21,6 +21,7 @@ from .errors import ConfigurationError, JobFailed, NotFound, TimedOut
 from .options import Endpoints, Options, Read, Tls, tls_from_environment
 from .spec import JobSpec
 from .types import (
+    Array,
     Bookmark,
     Changed,
     Control,
@@ -368,17 +369,18 @@ class Core(Generic[JobT]):
     def _submitted(self, specs: Sequence[JobSpec], job_ids: Sequence[str]) -> list[JobT]:
         found, rest = [], iter(job_ids)
         for spec in specs:
-            array_id = ""
-            for index in range(spec.array_size or 1):
+            array_id, indices = "", spec.array_indices
+            for ordinal, index in enumerate(indices or (0,)):
                 status = job_pb2.JobStatus(
                     phase=job_pb2.JOB_PHASE_PENDING, tier=TIERS.number(spec.tier or "standard"),
                     changed_at_index=self.seen.log_index,
                 )  # fmt: skip
                 job = job_pb2.Job(id=next(rest), name=spec.name, tenant=spec.tenant or "default", status=status)
-                if spec.array_size:
+                if indices:
                     # An array has the number of its first job.
                     array_id = array_id or job.id.replace("job-", "array-", 1)
-                    job.array.CopyFrom(job_pb2.ArrayMember(array_id=array_id, index=index, size=spec.array_size))
+                    place = job_pb2.ArrayMember(array_id=array_id, index=index, size=len(indices), ordinal=ordinal)
+                    job.array.CopyFrom(place)
                 found.append(self.job_of(job))
         return found
 
@@ -421,6 +423,19 @@ class Core(Generic[JobT]):
         return self._get(
             "get job", _JOBS + "GetJob", request, job_pb2.GetJobResponse, lambda a: self.job_of(a.job), timeout
         )
+
+    def array(self, array_id: str, read: Read | None, timeout: Seconds | None) -> Call[Array]:
+        request = job_pb2.GetArrayRequest(array_id=array_id, read=self.reading(read))
+        answer = job_pb2.GetArrayResponse
+        return self._get("get array", _JOBS + "GetArray", request, answer, lambda a: Array(a.array), timeout)
+
+    def arrays(
+        self, tenant: str, name_prefix: str, selector: str, read: Read | None, timeout: Seconds | None
+    ) -> Call[Page[Array]]:
+        narrowed = job_pb2.JobFilter(tenant=tenant, name_prefix=name_prefix, label_selector=selector)
+        request = job_pb2.ListArraysRequest(page_size=_PAGE, read=self.reading(read), filter=narrowed)
+        what = ("list arrays", _JOBS + "ListArrays", job_pb2.ListArraysResponse)
+        return self._list(what, request, lambda page: [Array(array) for array in page.arrays], timeout)
 
     def jobs(
         self, phases: Iterable[Phase], tenant: str, name_prefix: str, selector: str, creator: str, mine: bool,

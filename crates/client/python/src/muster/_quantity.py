@@ -90,6 +90,48 @@ def count(text: str) -> int:
     return value
 
 
+_ARRAY = "a number of members like 100, or indices like 0-99:5,200,300-310, and may end in %N for so many \
+unfinished at a time"
+
+
+def array(text: str) -> tuple[int, str, int | None]:
+    """Size or indices of an array, and its throttle."""
+    members, found, rest = text.strip().partition("%")
+    throttle = _whole(rest, _U32) if found else None
+    size = _whole(members, _U32)
+    if found and throttle is None:
+        raise _refuse(_ARRAY, text)
+    if size is not None:
+        return size, "", throttle
+    ranges = index_ranges(members)
+    if ranges is None:
+        raise _refuse(_ARRAY, text)
+    if len(ranges) == 1 and ranges[0].start == 0 and (ranges[0].step == 1 or len(ranges[0]) == 1):
+        return len(ranges[0]), "", throttle
+    return 0, ",".join(_shown(indices) for indices in ranges), throttle
+
+
+def index_ranges(text: str) -> list[range] | None:
+    """The indices of an array, ascending; none when the text lists none."""
+    found = []
+    for part in text.split(","):
+        ends, stepped, step_text = part.partition(":")
+        first_text, ranged, last_text = ends.partition("-")
+        first, step = _whole(first_text.strip(), _U32), _whole(step_text.strip(), _U32) if stepped else 1
+        last = _whole(last_text.strip(), _U32) if ranged else first
+        if first is None or last is None or not step or last < first:
+            return None
+        found.append(range(first, last + 1, step))
+    return sorted(found, key=lambda indices: (indices.start, indices.stop, indices.step))
+
+
+def _shown(indices: range) -> str:
+    last = indices[-1]
+    if len(indices) == 1:
+        return str(last)
+    return f"{indices.start}-{last}" + (f":{indices.step}" if indices.step > 1 else "")
+
+
 def flag(text: str) -> bool:
     """``true`` or ``false``."""
     if text not in ("true", "false"):

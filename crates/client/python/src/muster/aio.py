@@ -15,6 +15,7 @@ from .errors import ConfigurationError
 from .options import Options, Read, Tls
 from .spec import JobSpec
 from .types import (
+    Array,
     Control,
     Controlled,
     Explanation,
@@ -140,6 +141,23 @@ class Client:
     async def job(self, job_id: str, *, read: Read | None = None, timeout: Seconds | None = None) -> Job:
         """One job, with its placement and, while it waits, the reason."""
         return await self._run(self._core.job(job_id, read, timeout))
+
+    async def array(self, array_id: str, *, read: Read | None = None, timeout: Seconds | None = None) -> Array:
+        """One array, with its members by phase."""
+        return await self._run(self._core.array(array_id, read, timeout))
+
+    async def arrays(
+        self,
+        *,
+        tenant: str = "",
+        name_prefix: str = "",
+        selector: str = "",
+        read: Read | None = None,
+        timeout: Seconds | None = None,
+    ) -> AsyncIterator[Array]:
+        """Arrays, newest first, with how far their members have come."""
+        async for item in self._pages(self._core.arrays(tenant, name_prefix, selector, read, timeout)):
+            yield item
 
     async def jobs(
         self,

@@ -15,6 +15,7 @@ from .errors import ConfigurationError
 from .options import Options, Read, Tls
 from .spec import JobSpec
 from .types import (
+    Array,
     Control,
     Controlled,
     Explanation,
@@ -138,6 +139,22 @@ class Client:
     def job(self, job_id: str, *, read: Read | None = None, timeout: Seconds | None = None) -> Job:
         """One job, with its placement and, while it waits, the reason."""
         return self._run(self._core.job(job_id, read, timeout))
+
+    def array(self, array_id: str, *, read: Read | None = None, timeout: Seconds | None = None) -> Array:
+        """One array, with its members by phase."""
+        return self._run(self._core.array(array_id, read, timeout))
+
+    def arrays(
+        self,
+        *,
+        tenant: str = "",
+        name_prefix: str = "",
+        selector: str = "",
+        read: Read | None = None,
+        timeout: Seconds | None = None,
+    ) -> Iterator[Array]:
+        """Arrays, newest first, with how far their members have come."""
+        yield from self._pages(self._core.arrays(tenant, name_prefix, selector, read, timeout))
 
     def jobs(
         self,

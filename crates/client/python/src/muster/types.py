@@ -64,13 +64,76 @@ class Controlled:
     """What became of what was asked of several jobs."""
 
     jobs: int
-    """Of how many it changed anything, or with ``dry_run`` would; at most 1,000 with one call."""
+    """Of how many it changed anything, or with ``dry_run`` would; at most 1,000 jobs with one call, and members of arrays
+    that are not created."""
     remaining: int
     """Jobs that were found beyond those."""
     passed_over: int
     """Jobs that were found and that it cannot be asked of."""
     job_ids: Sequence[str]
-    """With ``dry_run``: which they are."""
+    """With ``dry_run``: which they are; an array's id stands for its members that are not created."""
+
+
+class Array:
+    """An array of like jobs as it was when this was read."""
+
+    def __init__(self, message: job_pb2.Array) -> None:
+        self._message = message
+
+    def to_message(self) -> job_pb2.Array:
+        """All of it, as it was sent; not to be changed."""
+        return self._message
+
+    def __repr__(self) -> str:
+        return f"<Array {self.id} {self.name!r} of {self.size}>"
+
+    @property
+    def id(self) -> str:
+        """``array-…`` with the number of its first member."""
+        return self._message.id
+
+    @property
+    def name(self) -> str:
+        """Of every member."""
+        return self._message.name
+
+    @property
+    def tenant(self) -> str:
+        """Who it is for."""
+        return self._message.tenant
+
+    @property
+    def size(self) -> int:
+        """How many members it has."""
+        return self._message.size
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Members by what has become of them: uncreated, pending, active, succeeded, failed, cancelled."""
+        counts = self._message.counts
+        return {
+            "uncreated": counts.uncreated,
+            "pending": counts.pending,
+            "active": counts.active,
+            "succeeded": counts.succeeded,
+            "failed": counts.failed,
+            "cancelled": counts.cancelled,
+        }
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every member has ended."""
+        return self._message.HasField("end_time")
+
+    @property
+    def reason(self) -> str:
+        """Code of what its members that are not created wait for; empty when all were created."""
+        return self._message.reason
+
+    def indices(self, phase: Phase) -> str:
+        """Indices of the members in a phase, as ``array`` takes them."""
+        states = self._message.states
+        return ",".join(state.indices for state in states if PHASES.get(state.phase) == phase and state.indices)
 
 
 class JobView:
