@@ -13,9 +13,9 @@ use muster_wire::v1;
 use std::collections::BTreeMap;
 use tonic::Status;
 
+use crate::forward::{Caller, Router};
 use crate::job_filter::JobFilter;
-use crate::job_service::bad_page;
-use crate::read::{cluster, freshness, invalid};
+use crate::read::{bad_page, cluster, freshness, invalid};
 use crate::render::{self, Detail};
 use crate::sight::Sight;
 
@@ -60,6 +60,29 @@ pub(crate) fn member(view: &State, job: JobId, shown: (Detail, Sight)) -> Option
         status.eligible = false;
     }
     Some(message)
+}
+
+/// A job with the reason why it waits, when it does, as it is shown to a caller; none when there is no such job.
+pub(crate) async fn job_explained(
+    router: &Router,
+    view: &Reading,
+    id: JobId,
+    caller: Caller,
+) -> Result<Option<v1::Job>, Refusal> {
+    let (Some(row), Some(spec)) = (view.job(id), view.spec(id)) else {
+        return Ok(member(view, id, (Detail::Full, caller.sight())));
+    };
+    let mut message = render::job(view, id, row, spec, (Detail::Full, caller.sight()));
+    if row.phase != Phase::Pending {
+        return Ok(Some(message));
+    }
+    let _turn = router.costly(caller.account()).await?;
+    if let Some((reason, sentence)) = router.engine().explain_briefly(view, id).await? {
+        let status = message.status_mut();
+        status.reason = reason.code().to_owned();
+        status.message = sentence;
+    }
+    Ok(Some(message))
 }
 
 /// Why such a member waits, or how it ended.

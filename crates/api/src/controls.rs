@@ -21,11 +21,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
+use crate::arrays;
 use crate::forward::{Caller, ONWARD_BYTES_MAX, Router};
 use crate::job_filter::JobFilter;
 use crate::original::Onward;
 use crate::read::{freshness, invalid, written};
-use crate::render;
 
 /// A call that asks something of the jobs that a selector finds.
 pub(crate) trait ControlRequest: Clone + Send + Sync + 'static {
@@ -272,7 +272,7 @@ pub(crate) async fn cancel_one(
     let selection = JobSelection::named(vec![job]);
     let order = ControlOrder { request, by: requester(&caller), control: Control::Cancel, selection };
     let answer = engine.execute(Command::Control(Box::new(order))).await?;
-    let message = render::job_explained(router, &engine.reading(), job, caller).await?;
+    let message = arrays::job_explained(router, &engine.reading(), job, caller).await?;
     Ok(v1::CancelJobResponse { job: message, freshness: written(engine, answer.at()) })
 }
 
@@ -310,11 +310,11 @@ pub(crate) async fn update(
         if message.validate_only {
             let view = engine.reading();
             engine.check_modify(&view, &order)?;
-            let shown = render::job_explained(router, &view, job, caller).await?;
+            let shown = arrays::job_explained(router, &view, job, caller).await?;
             return Ok(v1::UpdateJobResponse { job: shown, freshness: Some(freshness(engine, &view)) });
         }
         let answer = engine.execute(Command::Modify(Box::new(order.clone()))).await?;
-        let shown = render::job_explained(router, &engine.reading(), job, caller).await?;
+        let shown = arrays::job_explained(router, &engine.reading(), job, caller).await?;
         Ok(v1::UpdateJobResponse { job: shown, freshness: written(engine, answer.at()) })
     };
     let onward = |channel: Onward| {

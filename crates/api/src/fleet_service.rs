@@ -18,8 +18,7 @@ use tonic::{Request, Response, Status};
 
 use crate::admission;
 use crate::forward::Router;
-use crate::job_service::bad_page;
-use crate::read::{cluster, freshness, invalid, page_size, written};
+use crate::read::{bad_page, cluster, freshness, invalid, page_size, written};
 use crate::render;
 use crate::watcher::{Messages, NodeTopic, Watches};
 

@@ -31,7 +31,7 @@ use crate::explanation;
 use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router};
 use crate::job_filter::JobFilter;
 use crate::original::Onward;
-use crate::read::{cluster, freshness, invalid, page_size, written};
+use crate::read::{bad_page, cluster, freshness, invalid, page_size, written};
 use crate::render::{self, Detail};
 use crate::shares::{Account, Pool, Share, Tallies, Tally};
 use crate::sight::Sight;
@@ -336,7 +336,7 @@ impl JobService for Jobs {
             .router
             .fresh(caller.account(), (message.read.as_ref(), Consistency::Linearizable), deadline)
             .await?;
-        let job = render::job_explained(&self.router, &view, id, caller)
+        let job = arrays::job_explained(&self.router, &view, id, caller)
             .await
             .map_err(|refusal| to_status(&refusal))?;
         let job = job.ok_or_else(|| to_status(&no_such_job(id)))?;
@@ -722,8 +722,4 @@ fn list(
     };
     let freshness = Some(freshness(engine, view));
     Ok(v1::ListJobsResponse { jobs, next_page_token: next.unwrap_or_default(), freshness, resume_token })
-}
-
-pub(crate) fn bad_page(error: TokenError) -> Status {
-    to_status(&Refusal::new(RefusalCode::PageTokenInvalid, error.to_string()))
 }

@@ -9,8 +9,7 @@ use muster_wire::v1::tenant_service_server::TenantService;
 use tonic::{Request, Response, Status};
 
 use crate::forward::Router;
-use crate::job_service::bad_page;
-use crate::read::{cluster, freshness, page_size};
+use crate::read::{bad_page, cluster, freshness, page_size};
 use crate::render;
 use crate::watcher::{Messages, QueueTopic, Watches};
 

@@ -8,6 +8,7 @@ use muster_types::{ClusterId, Consistency, LogIndex, ReadFrom, Refusal, RefusalC
 use muster_wire::convert::{ReadAsked, read_from_proto};
 use muster_wire::status::to_status;
 use muster_wire::time::{duration, log_time};
+use muster_wire::token::TokenError;
 use muster_wire::v1;
 use std::ops::Deref;
 use tokio::time::Instant;
@@ -18,6 +19,11 @@ use crate::turns::Turn;
 
 const PAGE_SIZE_DEFAULT: u32 = 100;
 const PAGE_SIZE_MAX: u32 = 1_000;
+
+/// The refusal of a page token.
+pub(crate) fn bad_page(error: TokenError) -> Status {
+    to_status(&Refusal::new(RefusalCode::PageTokenInvalid, error.to_string()))
+}
 
 /// A state that was read, with what had to be waited for before it could be: the number of those of the past is bounded.
 pub(crate) struct Fresh {

@@ -1,6 +1,6 @@
 //! State rows as messages.
 
-use muster_engine::{Reading, StartOrder};
+use muster_engine::StartOrder;
 use muster_journal::{Outcome, RearrangeCause, StopCause, WorkerSlot};
 use muster_state::usage::Capacity;
 use muster_state::{
@@ -9,7 +9,7 @@ use muster_state::{
 };
 use muster_types::metadata::ANONYMOUS;
 use muster_types::{
-    ArrayId, CheckpointRules, DeviceAmount, FencingToken, JobId, JobMetadata, JobSpec, Name, NodeId, Refusal,
+    ArrayId, CheckpointRules, DeviceAmount, FencingToken, JobId, JobMetadata, JobSpec, Name, NodeId,
     Requester,
 };
 use muster_wire::closed::number;
@@ -22,8 +22,6 @@ use muster_wire::{agent, v1};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashMap};
 
-use crate::arrays;
-use crate::forward::{Caller, Router};
 use crate::sight::Sight;
 
 /// First port for rendezvous; above the range that systems give out by themselves.
@@ -194,29 +192,6 @@ pub(crate) fn estimate(estimate: &muster_journal::Estimate) -> v1::Estimate {
         run_time: Some(duration(estimate.run_ms)),
         run_time_p90: Some(duration(estimate.run_high_ms)),
     }
-}
-
-/// A job with the reason why it waits, when it does, as it is shown to a caller; none when there is no such job.
-pub(crate) async fn job_explained(
-    router: &Router,
-    view: &Reading,
-    id: JobId,
-    caller: Caller,
-) -> Result<Option<v1::Job>, Refusal> {
-    let (Some(row), Some(spec)) = (view.job(id), view.spec(id)) else {
-        return Ok(arrays::member(view, id, (Detail::Full, caller.sight())));
-    };
-    let mut message = job(view, id, row, spec, (Detail::Full, caller.sight()));
-    if row.phase != Phase::Pending {
-        return Ok(Some(message));
-    }
-    let _turn = router.costly(caller.account()).await?;
-    if let Some((reason, sentence)) = router.engine().explain_briefly(view, id).await? {
-        let status = message.status_mut();
-        status.reason = reason.code().to_owned();
-        status.message = sentence;
-    }
-    Ok(Some(message))
 }
 
 pub(crate) fn phase_of(phase: &Phase) -> v1::JobPhase {

@@ -107,7 +107,7 @@ pub struct Speculation {
     unsettled_arrays: BTreeSet<ArrayId>,
     /// Arrays that may have too few members waiting.
     unfilled: BTreeSet<ArrayId>,
-    /// Whether arrays have too few members waiting because the state has no room for more.
+    /// Whether arrays have too few members waiting because the state holds as many jobs as it may.
     lacks_room: bool,
     /// Where renewing the turns of waiting jobs goes on; none when they are what the policy makes them.
     stale_turns: Option<JobId>,
@@ -504,7 +504,7 @@ impl Speculation {
         self.unsettled.extend(jobs);
     }
 
-    /// Arrays whose next step is to be decided when a round has room.
+    /// Arrays whose next step is left to a round that is not full.
     pub(crate) fn leave_arrays_unsettled(&mut self, arrays: impl IntoIterator<Item = ArrayId>) {
         self.unsettled_arrays.extend(arrays);
     }

@@ -600,7 +600,7 @@ pub enum Decision {
         /// How many, from 1 to `limits::ARRAY_WINDOW`; the first of those that are not created, in order.
         count: u32,
     },
-    /// Decision: what an array waited for besides capacity has come about; its members may be created from now on.
+    /// Decision: what an array waited for, capacity apart, has come about; its members may be created from now on.
     ArrayReleased {
         /// Which array.
         array: ArrayId,

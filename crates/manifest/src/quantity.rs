@@ -11,8 +11,8 @@ use muster_wire::time::{MOMENT_MS_MAX, SPAN_MS_MAX};
 use muster_wire::v1;
 use muster_wire::v1::accelerator_request::Amount;
 
-const ARRAY_FORMS: &str = "a number of members like 100, or indices like 0-99:5,200,300-310, and may end in %N for so many \
-     unfinished at a time";
+const ARRAY_FORMS: &str = "a number of members like 100, or indices like 0-99:5,200,300-310, and may end in %N, the \
+     number that may be unfinished at a time";
 
 /// Why a quantity was refused; reads on behind the name of the field.
 #[derive(Clone, Debug, PartialEq, Eq)]

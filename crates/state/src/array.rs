@@ -681,7 +681,7 @@ impl State {
         Some(Effect::ArrayChanged(array))
     }
 
-    /// Drops arrays that ended before a time, once no member has a row; at most so many.
+    /// Drops arrays that ended before a time, once no member has a row; at most `most`.
     pub(crate) fn prune_arrays(&mut self, before: LogTime, most: usize) {
         let old = self.finished_arrays().take_while(|(at, _)| *at < before).take(most);
         let old: Vec<ArrayId> = old.map(|(_, id)| id).collect();

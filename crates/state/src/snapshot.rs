@@ -16,10 +16,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::demand::{DemandSums, WorkerDemand};
-use crate::index::SpecFacts;
 use crate::rows::{
     ArrayFacts, ArrayRow, BurstRow, ControlRow, DoorKey, DoorRow, HealthPolicyRow, HistoryKey, HistoryRow,
     JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow, PolicyRow, RecoveryRow, RequestRow, RestrictionRow,
+    SpecFacts,
 };
 use crate::state::{Meta, State};
 use crate::table::{Facts, Table, TableBuilder};

@@ -12,12 +12,12 @@ use muster_types::{
 use serde::{Deserialize, Serialize};
 
 use crate::demand::Demand;
-use crate::index::{Described, Indexes, LinePlace, Pool, PoolKey, SpecFacts, Turn};
+use crate::index::{Described, Indexes, LinePlace, Pool, PoolKey, Turn};
 use crate::quota::QuotaUsage;
 use crate::rows::{
     ArrayFacts, ArrayRow, BurstRow, ClusterMeta, ControlRow, DoorKey, DoorRow, GangClass, HealthPolicyRow,
     HistoryKey, HistoryRow, JobRow, JobTimes, Leadership, MemberEnds, NodeFacts, NodeRow, PolicyRow,
-    RecoveryRow, RequestRow, RestrictionRow,
+    RecoveryRow, RequestRow, RestrictionRow, SpecFacts,
 };
 use crate::table::Table;
 use crate::tables::tables;

@@ -163,7 +163,7 @@ impl State {
         self.bursts.get(&burst).map(|of_burst| (burst, of_burst.turn))
     }
 
-    /// So many jobs have been submitted into a group: the group has a row from now on, and this turn.
+    /// Jobs have been submitted into a group: the group has a row from now on, and this turn.
     pub(crate) fn join_burst(&mut self, burst: JobId, turn: u64, count: u32) {
         let now = self.meta.log_time;
         let mut row = match self.bursts.get(&burst) {

@@ -241,7 +241,7 @@ impl State {
             let burst = row.burst(*id);
             let key = self.arrays.get_with_facts(id).map(|(_, facts)| facts.spec.burst);
             if self.bursts.get(&burst).map(|of_burst| of_burst.key) != key {
-                return Err(broken(format!("{id} is unlike the rest of its submission group {burst}")));
+                return Err(broken(format!("{id} is unlike the rest of its submission group")));
             }
             *members.entry(burst).or_default() += row.uncreated;
         }

@@ -53,12 +53,12 @@ impl fmt::Display for IndexRange {
 pub struct ArraySpec {
     /// Its indices, ascending; no two ranges overlap.
     pub ranges: Vec<IndexRange>,
-    /// How many of its members may exist as jobs that are not over; none for no limit of its own.
+    /// How many of its members may exist as jobs that are not over; none for no limit.
     pub throttle: Option<u32>,
 }
 
 impl ArraySpec {
-    /// So many members, with indices from 0. A size of zero makes an array that breaks a rule.
+    /// This number of members, with indices from 0. A size of zero makes an array that breaks a rule.
     #[must_use]
     pub fn of_size(size: u32) -> ArraySpec {
         let range = size.checked_sub(1).map(|last| IndexRange { first: 0, last, step: 1 });
@@ -120,7 +120,12 @@ impl ArraySpec {
             found.push(Violation::limit("array.indices", self.ranges.len() as u64, 1, ranges_max as u64));
             return found;
         }
-        if let Some(wrong) = self.ranges.iter().find(|range| !range.is_valid()) {
+        let size = self.size();
+        // Members that are counted from 0 were asked for by their number.
+        let field = if self.ranges.is_empty() || self.is_counted() { "array.size" } else { "array.indices" };
+        if !(1..=members_max).contains(&size) {
+            found.push(Violation::limit(field, size.into(), 1, members_max.into()));
+        } else if let Some(wrong) = self.ranges.iter().find(|range| !range.is_valid()) {
             let max = limits::ARRAY_INDEX_MAX;
             let text = format!(
                 "{}-{}:{} must be a range of indices up to {max}, with a step from 1",
@@ -130,11 +135,6 @@ impl ArraySpec {
         } else if let Some(pair) = self.ranges.windows(2).find(|pair| pair[1].first <= pair[0].last) {
             let text = format!("must be ascending, each index once: {} does not follow {}", pair[1], pair[0]);
             found.push(Violation::new("array.indices", text));
-        }
-        let size = self.size();
-        if found.is_empty() && !(1..=members_max).contains(&size) {
-            let field = if self.ranges.len() > 1 { "array.indices" } else { "array.size" };
-            found.push(Violation::limit(field, size.into(), 1, members_max.into()));
         }
         if let Some(throttle) = self.throttle.filter(|throttle| !(1..=members_max).contains(throttle)) {
             found.push(Violation::limit("array.throttle", throttle.into(), 1, members_max.into()));
@@ -151,6 +151,7 @@ impl ArraySpec {
             Some((members, throttle)) => (members, Some(number(throttle)?)),
             None => (text, None),
         };
+        let members = members.trim();
         let is_count = !members.is_empty() && members.bytes().all(|b| b.is_ascii_digit());
         let mut array = if is_count {
             ArraySpec::of_size(number(members)?)

@@ -172,7 +172,7 @@ fn parse_base32(prefix: &str, text: &str) -> Option<u64> {
 /// A job. The number is the position of the record that submitted it times
 /// [`JobId::PER_RECORD`], plus its place in that record. A record that submits more jobs than that, with an array, takes
 /// the numbers of several positions: from there on positions in ids run ahead of those in the log. Each generation of
-/// the cluster has a range of positions of its own, because after a recovery the log goes on behind records that may be
+/// the cluster has a separate range of positions, because after a recovery the log goes on behind records that may be
 /// other ones than those that were lost.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct JobId(pub u64);
@@ -208,7 +208,7 @@ impl JobId {
         JobId::derive(LogIndex(before * Self::RECORDS_PER_GENERATION + index.0), ordinal)
     }
 
-    /// Positions that a record takes which submits so many jobs.
+    /// Positions that a record takes which submits this number of jobs.
     #[must_use]
     pub fn positions_of(jobs: u32) -> u64 {
         u64::from(jobs).div_ceil(Self::PER_RECORD).max(1)

@@ -126,7 +126,7 @@ pub struct Dependency {
     pub job: JobId,
     /// What must have become of it.
     pub rule: DependencyRule,
-    /// What of it is waited for.
+    /// Which part of it is waited for.
     pub scope: DependencyScope,
 }
 
@@ -305,7 +305,7 @@ impl JobSpec {
     /// The same job as a member of an array.
     ///
     /// # Panics
-    /// When the member breaks a rule: whoever numbers members has checked the array before.
+    /// When the member breaks a rule: the array was checked before.
     #[must_use]
     pub fn as_member(&self, member: ArrayMember) -> JobSpec {
         let is_valid = member.ordinal < member.size

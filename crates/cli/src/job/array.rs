@@ -12,7 +12,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use crate::find::{Find, resolve};
-use crate::job::list::age;
+use crate::job::age::age;
 use crate::reading::ReadArgs;
 use crate::view::phase_word;
 

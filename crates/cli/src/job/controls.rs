@@ -166,7 +166,7 @@ pub async fn run(
         return found(&client, console, (control, args.consent), selector).await;
     }
     if !arrays.is_empty() {
-        return Err(Failure::usage("name one array at a time, and no jobs beside it"));
+        return Err(Failure::usage("name one array at a time, and no jobs next to it"));
     }
     if !args.ids.is_empty() {
         let ids = all_resolved(&client, &args.ids, Find::Active).await?;

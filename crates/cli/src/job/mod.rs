@@ -1,5 +1,6 @@
 //! `muster job …`.
 
+pub mod age;
 pub mod array;
 pub mod attach;
 pub mod controls;
@@ -19,10 +20,11 @@ use muster_wire::closed::word;
 use muster_wire::v1;
 use serde_json::Value;
 
+use self::age::age;
 use self::array::ArrayCommand;
 use self::controls::{ModifyArgs, SelectArgs};
 use self::follow::{Subject, Until};
-use self::list::{ListArgs, age};
+use self::list::ListArgs;
 use self::logs::LogsArgs;
 use crate::complete;
 use crate::find::{Find, all_resolved, resolve};

@@ -288,7 +288,7 @@ fn check_share(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Jobs of a tenant that are not over. Members of arrays that are not created take no room.
+/// Jobs of a tenant that are not over. Members of arrays that are not created take no memory.
 fn unfinished_of(state: &State, tenant: &Name) -> u64 {
     let load = state.queue(tenant).map(|queue| queue.load).unwrap_or_default();
     load.pending_jobs + load.active_jobs - load.uncreated_jobs

@@ -88,7 +88,7 @@ fn walk(speculation: &mut Speculation, pass: &mut UnfinishedPass, budget: &mut B
         match offer(speculation, pass, &candidate, budget) {
             Outcome::Placed => {
                 placed += 1;
-                // The next members of its array have their turn before whoever comes behind them.
+                // The next members of its array have their turn before the jobs behind them.
                 fill_arrays(speculation);
                 pass.line().placed(speculation.state(), &candidate);
             }

@@ -93,7 +93,7 @@ pub(super) fn leave_dependents_of_job(speculation: &mut Speculation, job: JobId)
     speculation.leave_arrays_unsettled(arrays);
 }
 
-/// Makes the next members of arrays jobs that have few waiting, while the round has room; whether none is left that should
+/// Makes the next members of arrays jobs that have few waiting, while the round is not full; whether none is left that should
 /// have more. Members that wait for members of another array are left to be settled.
 pub(crate) fn fill_arrays(speculation: &mut Speculation) -> bool {
     while speculation.round_bytes() <= ROUND_BYTES_SOFT {

@@ -6,7 +6,7 @@ use muster_types::{ArrayId, JobSpec, LogTime, Parameters, Refusal, RefusalCode, 
 
 use crate::speculation::Speculation;
 
-/// The time before which finished jobs have to go so that `specs`, which come to so many jobs, fit, if they do not as it is: none where not enough may
+/// The time before which finished jobs have to go so that `specs`, which come to that number of jobs, fit, if they do not as it is: none where not enough may
 /// go. A job that these wait for stays, and so do those that finished later.
 fn jobs_to_forget(speculation: &Speculation, specs: &[&JobSpec], rows: u64) -> Option<LogTime> {
     let state = speculation.state();

@@ -347,7 +347,7 @@ fn an_array_that_waits_costs_little() {
     let large = held(&mut speculation, 2, "100000%1");
     let round = commit(&mut speculation, &mut state).unwrap();
     let bytes = bytes_of(&state) - before;
-    // The first array has the same rows of jobs and of its own: what is more are the members that wait.
+    // The first array has the same rows: what is more are the members that wait.
     assert!(bytes < 8 << 10, "{bytes} bytes for an array of 100,000 members");
     assert!(encode_round(&round).len() < 4 << 10);
     assert_eq!(state.array(large).unwrap().uncreated, 99_999);

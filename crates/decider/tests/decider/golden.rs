@@ -360,7 +360,7 @@ fn arrays(run: &mut Run) {
         let order = ControlOrder { request: run.next_request(), by: by(), control, selection };
         handle(&mut run.speculation, &Command::Control(Box::new(order))).unwrap();
     };
-    let first = submit(run, vec![array(job("sweep", 1, None), "0-6:2,9%2"), job("beside", 1, None).into()]);
+    let first = submit(run, vec![array(job("sweep", 1, None), "0-6:2,9%2"), job("single", 1, None).into()]);
     run.end_round(10);
     run.schedule();
     run.end_round(10);

@@ -7,7 +7,6 @@ mod loads;
 use alloc::sync::Arc;
 use core::cmp::Reverse;
 use core::ops::Deref;
-use muster_journal::hash;
 use muster_types::tpu::PodPosition;
 use muster_types::{
     ArrayId, Dependency, JobId, JobSpec, LogTime, Name, NodeId, NodeSpec, PriorityTier, RequestId,
@@ -17,9 +16,8 @@ use crate::free::FreeKey;
 use crate::quota::QuotaUsage;
 use crate::rows::{
     ArrayLoad, BurstKey, BurstTurn, GangClass, HistoryKey, JobRow, NodeRow, NodeStatus, Phase, PromiseRow,
-    RestrictionRow, holds_devices,
+    RestrictionRow, SpecFacts, holds_devices,
 };
-use crate::table::Facts;
 use crate::tree::{Map, Set};
 
 pub(crate) use arrays::ArrayIndexKeys;
@@ -147,24 +145,6 @@ impl TenantLine {
     fn first(&self, class: GangClass) -> Option<Turn> {
         let (least, last) = (Turn { turn: 0, job: JobId(0) }, Turn { turn: u64::MAX, job: JobId(u64::MAX) });
         self.lanes.range((class, least)..=(class, last)).next().map(|(_, turn)| *turn)
-    }
-}
-
-/// What a spec says of the order, made once: making it costs hashes of most of the spec.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SpecFacts {
-    pub(crate) class: GangClass,
-    pub(crate) burst: BurstKey,
-}
-
-impl Facts<JobId, Arc<JobSpec>> for SpecFacts {
-    fn of(spec: &Arc<JobSpec>) -> SpecFacts {
-        let request = GangClass::request(spec);
-        SpecFacts { class: GangClass::of_request(request, spec), burst: BurstKey::of_request(spec, request) }
-    }
-
-    fn hash(&self, id: &JobId, spec: &Arc<JobSpec>) -> u64 {
-        hash(&(id, spec))
     }
 }
 

@@ -9,7 +9,7 @@ use muster_types::{
 use serde::{Deserialize, Serialize};
 
 use super::control::HoldRow;
-use crate::index::SpecFacts;
+use super::spec::SpecFacts;
 use crate::table::Facts;
 
 /// What the members of an array are made from. It never changes.
@@ -184,7 +184,7 @@ pub struct EndRun {
     pub how: MemberEnd,
 }
 
-/// How members of an array ended whose ordinals, divided by [`limits::ARRAY_ENDS_PER_ROW`], give one number: at most so many
+/// How members of an array ended whose ordinals, divided by [`limits::ARRAY_ENDS_PER_ROW`], give one number: at most that number of
 /// runs, and one where all ended alike. A row without a run is not kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberEnds {

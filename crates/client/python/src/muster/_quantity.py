@@ -90,8 +90,8 @@ def count(text: str) -> int:
     return value
 
 
-_ARRAY = "a number of members like 100, or indices like 0-99:5,200,300-310, and may end in %N for so many \
-unfinished at a time"
+_ARRAY = "a number of members like 100, or indices like 0-99:5,200,300-310, and may end in %N, the \
+number that may be unfinished at a time"
 
 
 def array(text: str) -> tuple[int, str, int | None]:
