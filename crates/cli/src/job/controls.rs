@@ -163,7 +163,7 @@ pub async fn run(
     if let ([array_id], []) = (arrays.as_slice(), ids.as_slice()) {
         let filter = v1::JobFilter { array_id: array_id.clone(), ..Default::default() };
         let selector = v1::JobSelector { filter: Some(filter), all: false };
-        return found(&client, console, (control, args.consent), selector).await;
+        return found(&client, console, (control, args.consent), selector, true).await;
     }
     if !arrays.is_empty() {
         return Err(Failure::usage("name one array at a time, and no jobs next to it"));
@@ -179,7 +179,7 @@ pub async fn run(
     if let Some(filter) = selector.filter.as_mut().filter(|filter| !filter.array_id.is_empty()) {
         filter.array_id = array_of(&client, &filter.array_id).await?;
     }
-    found(&client, console, (control, args.consent), selector).await
+    found(&client, console, (control, args.consent), selector, false).await
 }
 
 /// Jobs that were named: all of them or none.
@@ -205,12 +205,20 @@ async fn named(
     counted.map_or(Ok(Exit::Ok), |counted| tell(console, control, &counted))
 }
 
+/// Whether a number of jobs is all that there are, and more than one.
+async fn is_every_job(client: &Client, control: Control, total: u64) -> Result<bool, CallError> {
+    let all = v1::JobSelector { all: true, ..Default::default() };
+    let everything = ask(client, control, all, true).await?;
+    Ok(total > 1 && everything.jobs + everything.remaining <= total)
+}
+
 /// Jobs that a selector finds: the command prints how many before it does anything, and asks for `--yes` where they are all jobs.
 async fn found(
     client: &Client,
     console: &Console,
     (control, consent): (Control, Consent),
     selector: v1::JobSelector,
+    is_named: bool,
 ) -> Result<Exit, Failure> {
     let preview = ask(client, control, selector.clone(), true).await?;
     let total = preview.jobs + preview.remaining;
@@ -225,11 +233,8 @@ async fn found(
         )
         .with_next("muster job list takes the same options and shows what matches"));
     }
-    let is_all = selector.all || {
-        let all = v1::JobSelector { all: true, ..Default::default() };
-        let everything = ask(client, control, all, true).await?;
-        total > 1 && everything.jobs + everything.remaining <= total
-    };
+    // One array that was named is what was meant, whether or not there are other jobs.
+    let is_all = selector.all || (!is_named && is_every_job(client, control, total).await?);
     let shown: Vec<&str> = preview.job_ids.iter().take(8).map(String::as_str).collect();
     let more = if total > shown.len() as u64 { ", ..." } else { "" };
     let effect = format!("{} would be {}: {}{more}", jobs(total), done(control), shown.join(", "));

@@ -20,6 +20,11 @@ use v1::policy_service_server::{PolicyService, PolicyServiceServer};
 use v1::tenant_service_server::{TenantService, TenantServiceServer};
 use v1::watch_jobs_response::Event;
 
+/// How many jobs a submission comes to.
+fn jobs_of(submissions: &[muster_types::Submission]) -> usize {
+    submissions.iter().map(|submission| submission.job_count() as usize).sum()
+}
+
 #[derive(Default)]
 pub struct Book {
     /// What `GetArray` and `ListArrays` answer.
@@ -202,7 +207,7 @@ impl JobService for Service {
             return Err(to_status(&Refusal::fields(vec![violation])));
         }
         let job_ids =
-            if request.validate_only { Vec::new() } else { self.accept(&specs[0].name, specs.len())? };
+            if request.validate_only { Vec::new() } else { self.accept(&specs[0].name, jobs_of(&specs))? };
         let shown = convert::submission_to_proto(&specs[0]);
         for id in &job_ids {
             if let Some(job) = self.book.lock().unwrap().jobs.get_mut(id) {
@@ -229,7 +234,7 @@ impl JobService for Service {
                 muster_types::Violation::new("jobs[1].spec.groups[0].resources.memory_bytes", "must be even");
             return Err(to_status(&Refusal::fields(vec![violation])));
         }
-        let job_ids = self.accept(&specs[0].name, specs.len())?;
+        let job_ids = self.accept(&specs[0].name, jobs_of(&specs))?;
         Ok(Response::new(v1::SubmitJobsResponse { job_ids, freshness: freshness() }))
     }
 

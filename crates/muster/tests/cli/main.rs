@@ -306,6 +306,59 @@ fn a_list_shows_what_is_active_and_an_array_as_one_row() {
     assert!(none.out.lines().count() == 1 && none.err.contains("--all"), "{}{}", none.out, none.err);
 }
 
+/// Members that are not created are counted in the row of their array, and an array of which none is created has one.
+#[test]
+fn arrays_are_listed_and_shown_with_members_that_are_not_created() {
+    let fake = Fake::start();
+    fake.add("job-2", "sweep", JobPhase::Pending);
+    let counts = muster_wire::v1::ArrayCounts { uncreated: 99_000, pending: 1_000, ..Default::default() };
+    let array = |id: &str, name: &str| muster_wire::v1::Array {
+        id: id.to_owned(),
+        name: name.to_owned(),
+        tenant: "default".to_owned(),
+        size: 100_000,
+        array: Some(muster_wire::v1::JobArray { size: 100_000, throttle: Some(7), ..Default::default() }),
+        counts: Some(counts),
+        states: vec![muster_wire::v1::ArrayState {
+            phase: JobPhase::Failed.into(),
+            created: true,
+            count: 2,
+            indices: "4,9".to_owned(),
+            complete: true,
+        }],
+        reason: "ARRAY_THROTTLED".to_owned(),
+        worker_count: 1,
+        ..Default::default()
+    };
+    let mut book = fake.book.lock().unwrap();
+    book.arrays = vec![array("array-2", "sweep"), array("array-zz", "held")];
+    for job in book.jobs.values_mut() {
+        let (array_id, size) = ("array-2".to_owned(), 100_000);
+        job.array = Some(muster_wire::v1::ArrayMember { array_id, index: 0, size, ordinal: 0 });
+    }
+    drop(book);
+    let ran = muster(&fake, &["job", "list"]);
+    assert_eq!(ran.out.lines().count(), 3, "{}{}", ran.out, ran.err);
+    for part in ["sweep[0] and 99000 more", "array-zz", "held[99000 of 100000]"] {
+        assert!(ran.out.contains(part), "{part}: {}", ran.out);
+    }
+    let ran = muster(&fake, &["job", "array", "list", "-o", "name"]);
+    assert_eq!((ran.code, ran.out.as_str()), (0, "array-2\narray-zz\n"), "{}", ran.err);
+    for show in [
+        &["job", "array", "show", "array-2"][..],
+        &["job", "show", "array-2"],
+        &["job", "array", "show", "job-2"],
+    ] {
+        let ran = muster(&fake, show);
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        assert!(ran.out.contains("100000 (100000%7)") && ran.out.contains("4,9"), "{}", ran.out);
+    }
+    assert_eq!(muster(&fake, &["job", "array", "show", "array-3"]).code, 3);
+    let large = with_stdin(&fake, &["submit", "-"], &job("large", "command: [x]\n  array: 2000"));
+    assert_eq!((large.code, large.out.lines().count()), (0, 1), "{}{}", large.out, large.err);
+    assert!(large.out.starts_with("array-"), "{}", large.out);
+}
+
 #[test]
 fn the_examples_are_valid() {
     let fake = Fake::start();
@@ -321,7 +374,9 @@ fn the_examples_are_valid() {
         "ray.yaml",
         "parallel.yaml",
     ];
-    for (file, jobs) in one_job.map(|file| (file, 1)).into_iter().chain([("short-array.yaml", 20)]) {
+    for (file, jobs) in
+        one_job.map(|file| (file, 1)).into_iter().chain([("short-array.yaml", 20), ("array.yaml", 21)])
+    {
         let ran = muster(&fake, &["submit", &example(file)]);
         assert_eq!((ran.code, ran.out.lines().count()), (0, jobs), "{}", ran.err);
     }
