@@ -20,7 +20,7 @@ pub struct IndexRange {
     pub first: u32,
     /// The last index. It is one of the range.
     pub last: u32,
-    /// From 1.
+    /// From 1; 1 where it has one index.
     pub step: u32,
 }
 
@@ -32,7 +32,7 @@ impl IndexRange {
     }
 
     fn is_valid(&self) -> bool {
-        let ends = self.step > 0 && self.last >= self.first;
+        let ends = self.step > 0 && self.last >= self.first && (self.last > self.first || self.step == 1);
         ends && self.last <= limits::ARRAY_INDEX_MAX && (self.last - self.first).is_multiple_of(self.step)
     }
 }
@@ -232,7 +232,9 @@ fn range(text: &str) -> Result<IndexRange, String> {
             "{text:?} is no range of indices: the end comes before the start, or the step is 0"
         ));
     }
-    Ok(IndexRange { first, last: last - (last - first) % step, step })
+    // One index has one form, so that an array that is passed on is the same array.
+    let last = last - (last - first) % step;
+    Ok(IndexRange { first, last, step: if last == first { 1 } else { step } })
 }
 
 fn number(text: &str) -> Result<u32, String> {

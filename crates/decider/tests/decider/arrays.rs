@@ -6,13 +6,13 @@ use std::time::Instant;
 use muster_decider::{
     Answer, Command, ControlOrder, JobSelection, Speculation, handle, schedule, settle_all, tick,
 };
-use muster_journal::{Decision, Outcome, RankUpdate, encode_round};
+use muster_journal::{Decision, RankUpdate, encode_round};
 use muster_planner::Budget;
-use muster_state::{MemberEnd, Phase, State};
+use muster_state::{MemberEnd, State};
 use muster_types::policy::{PolicyDraft, TenantLimits, TenantPolicy};
 use muster_types::{
-    ArrayId, ArraySpec, Control, ExitStatus, JobId, JobSpec, LogTime, NodeId, Parameters, Refusal,
-    RefusalCode, Requester, Submission, limits,
+    ArrayId, ArraySpec, Control, ExitStatus, JobId, JobSpec, NodeId, Parameters, Refusal, RefusalCode,
+    Requester, Submission, limits,
 };
 
 use crate::random::Random;
@@ -370,7 +370,6 @@ fn costs_of_arrays() {
     }
     commit(&mut speculation, &mut state);
     let spec = job("many", 1, Some(accelerators("h100", 8)));
-    let empty = bytes_of(&state);
     let timed = |what: &str, begun: Instant| eprintln!("{what}: {:?}", begun.elapsed());
 
     let begun = Instant::now();
@@ -390,7 +389,6 @@ fn costs_of_arrays() {
     submit(&mut speculation, 3, singles).unwrap();
     timed("submission of 1,000 single jobs", begun);
     state.apply_round(&speculation.take_round().unwrap());
-    eprintln!("the state: {} bytes before", empty);
 
     let (mut alone, mut replica) = founded();
     let before = bytes_of(&replica);
@@ -436,8 +434,4 @@ fn costs_of_arrays() {
     let begun = Instant::now();
     state.verify().unwrap();
     timed("every invariant of the state recomputed", begun);
-    let rows = state.jobs().iter().filter(|(_, row)| row.phase == Phase::Pending).count();
-    let outcome = Decision::JobFinished { job: members[0], outcome: Outcome::Cancelled };
-    eprintln!("{rows} rows of jobs that wait; {} records behind; {}", state.log_index(), outcome.name());
-    let _ = LogTime(0);
 }
