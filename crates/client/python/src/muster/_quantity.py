@@ -97,7 +97,8 @@ number that may be unfinished at a time"
 def array(text: str) -> tuple[int, str, int | None]:
     """Size or indices of an array, and its throttle."""
     members, found, rest = text.strip().partition("%")
-    throttle = _whole(rest, _U32) if found else None
+    throttle = _whole(rest.strip(), _U32) if found else None
+    members = members.strip()
     size = _whole(members, _U32)
     if found and throttle is None:
         raise _refuse(_ARRAY, text)
