@@ -222,7 +222,7 @@ pub async fn show(
     match console.format {
         Format::Json | Format::Yaml => console.object(&Document::new("Array", answer.freshness, array))?,
         Format::Name => console.line(&array.id)?,
-        Format::Table | Format::Wide | Format::Html => describe(console, &array, &tier)?,
+        Format::Table | Format::Wide | Format::Html => describe(console, &array, tier)?,
     }
     read.tell_age(console, answer.freshness.as_ref());
     Ok(Exit::Ok)

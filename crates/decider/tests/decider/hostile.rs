@@ -373,7 +373,7 @@ fn of_arrays(random: &mut Random, state: &State, job: JobId, request: RequestKey
                 ranges.push(IndexRange { first: n * 10, last, step });
             }
             let throttle = random.once_in(2).then(|| random.below(3) as u32);
-            let array = random.once_in(2).then(|| ArraySpec { ranges, throttle });
+            let array = random.once_in(2).then_some(ArraySpec { ranges, throttle });
             let part = SubmittedPart {
                 spec,
                 contract: None,
