@@ -73,7 +73,7 @@ class Controlled:
     """Jobs that were found and that it cannot be asked of."""
     job_ids: Sequence[str]
     """With ``dry_run``: which they are."""
-    last_job_id: str
+    last_job_id: str = ""
     """The last of them; empty where there was none, and where the answer repeats an earlier one."""
 
 
