@@ -249,7 +249,7 @@ pub fn run(cluster: &mut Cluster, gangs: &Gangs, order: &Order<'_>) -> Result<Do
         heal_us: carried.heal_us,
         end_us,
         fault_unix_ms: carried.fault_unix_ms,
-        hosts: hosts(cluster, &carried),
+        hosts: hosts(cluster, &carried, &harness.effects),
         steps,
         lease_ttl_ms: LEASE_TTL_MS,
         lease_margin_ms: LEASE_MARGIN_MS,
@@ -414,7 +414,7 @@ fn step_done(effect: &Effect) -> StepDone {
     }
 }
 
-fn hosts(cluster: &Cluster, carried: &Carried) -> Vec<Host> {
+fn hosts(cluster: &Cluster, carried: &Carried, effects: &[Effect]) -> Vec<Host> {
     let of = |host: &crate::cluster::plan::HostPlan| {
         let runs = match &host.purpose {
             Purpose::Replica { id, .. } => Runs::Replica(*id),
@@ -430,7 +430,7 @@ fn hosts(cluster: &Cluster, carried: &Carried) -> Vec<Host> {
                 return None;
             }
             Runs::Replica(id) => !cluster.members().contains(&id),
-            Runs::Clients => carried.effects.iter().any(|effect| {
+            Runs::Clients => effects.iter().any(|effect| {
                 let is_undone_before = effect.undone_at_ns.is_some_and(|at| at < carried.over_ns);
                 effect.verb == "cut" && effect.hosts.contains(&host.name) && !is_undone_before
             }),
