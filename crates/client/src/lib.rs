@@ -93,8 +93,8 @@ struct Progress {
 }
 
 impl Progress {
-    /// After an answer. One of a later generation counts alone: what was seen of an earlier one may be lost, and reads
-    /// that wait for it would wait until the log has grown so long again. One of an earlier generation is late.
+    /// Takes note of an answer. A position of a later generation replaces what was seen before: that may be lost, and a read
+    /// that asks for it would wait until the new log is as long. An answer of an earlier generation is ignored.
     fn take(&mut self, generation: u32, log_index: u64) {
         if generation > self.generation {
             *self = Progress { generation, log_index };

@@ -85,12 +85,12 @@ fn checksum(format: u16, payload: &[u8]) -> u32 {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EncodedDecisions {
     bytes: Vec<u8>,
-    /// Where each ends.
+    /// For each decision, the offset in `bytes` behind it.
     ends: Vec<usize>,
 }
 
 impl EncodedDecisions {
-    /// Encodes one more.
+    /// Appends the bytes of a decision behind those of the others.
     pub fn push(&mut self, decision: &Decision) {
         append(&mut self.bytes, decision);
         self.ends.push(self.bytes.len());

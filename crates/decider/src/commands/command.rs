@@ -54,7 +54,7 @@ pub enum Command {
     UpdatePolicy {
         /// The client's name for it.
         request: RequestId,
-        /// The parts.
+        /// Which parts, and what each becomes.
         update: Box<PolicyUpdate>,
         /// The version it is meant to replace; none replaces whatever there is.
         expected_version: Option<LogIndex>,

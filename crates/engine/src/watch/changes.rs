@@ -77,9 +77,9 @@ pub enum Change {
 /// What a change of a job may have changed of what watches select jobs by.
 #[derive(Clone, Debug)]
 pub struct JobBefore {
-    /// Its tier.
+    /// The tier before the change.
     pub tier: PriorityTier,
-    /// Its labels, annotations and creator.
+    /// The labels, annotations and creator before the change; none when it had none of them.
     pub metadata: Option<Arc<JobMetadata>>,
 }
 
