@@ -1,16 +1,20 @@
 //! `muster.v1beta1.PolicyService`.
 
 use muster_decider::{Command, PolicyWarning, PolicyWarnings, check_policy, policy_warnings, updated_policy};
-use muster_types::{Consistency, LogIndex};
+use muster_engine::Engine;
+use muster_types::policy::{Policy, PolicyUpdate};
+use muster_types::{Consistency, LogIndex, Refusal, RequestId, Violation};
 use muster_wire::convert::{policy_from_proto, policy_to_proto, policy_update_from_proto, request_id_of};
 use muster_wire::time::log_time;
 use muster_wire::v1;
 use muster_wire::v1::policy_service_client::PolicyServiceClient;
 use muster_wire::v1::policy_service_server::PolicyService;
+use std::borrow::Cow;
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
 use crate::forward::{ONWARD_BYTES_MAX, Router};
+use crate::original::Onward;
 use crate::read::{freshness, invalid, written};
 
 pub(crate) struct Policies {
@@ -52,37 +56,16 @@ impl PolicyService for Policies {
         let caller = self.router.caller(&request);
         // Passed on as it is, perhaps more than once: never copied but for the wire.
         let message = Arc::new(request.into_inner());
-        let mut violations = Vec::new();
-        let id = request_id_of("request_id", &message.request_id, message.validate_only)
-            .map_err(|v| violations.push(v))
-            .ok();
-        let policy =
-            policy_from_proto("policy", message.policy.clone()).map_err(|v| violations.extend(v)).ok();
-        let (Some(id), Some(policy)) = (id, policy) else { return Err(invalid(violations)) };
-        let policy = Box::new(policy);
-        let expected_version = message.expected_version.map(LogIndex);
-        let engine = self.router.engine();
-        let local = || async {
-            if message.validate_only {
-                let view = engine.reading();
-                let version = view.policy().version;
-                check_policy(&view, &policy, expected_version)?;
-                let warnings = policy_warnings(&view, &policy);
-                let freshness = Some(freshness(engine, &view));
-                return Ok(v1::SetPolicyResponse { freshness, ..answer(version, warnings) });
-            }
-            let command = Command::SetPolicy { request: id, policy: policy.clone(), expected_version };
-            let at = engine.execute(command).await?.at();
-            let warnings = policy_warnings(&engine.reading(), &policy);
-            Ok(v1::SetPolicyResponse { freshness: written(engine, at), ..answer(at, warnings) })
-        };
+        let policy = policy_from_proto("policy", message.policy.clone());
+        let change = policy.map(|policy| Change::Whole(Box::new(policy)));
+        let (id, validate_only) = (&message.request_id, message.validate_only);
+        let order = Order::check(id, change, message.expected_version, validate_only)?;
+        let local = || order.carry_out(self.router.engine());
         let onward = |channel| {
             let message = Arc::clone(&message);
             async move {
                 let request = Router::onward(v1::SetPolicyRequest::clone(&message), caller);
-                let mut client =
-                    PolicyServiceClient::new(channel).max_decoding_message_size(ONWARD_BYTES_MAX);
-                Ok(client.set_policy(request).await?.into_inner())
+                Ok(onward_client(channel).set_policy(request).await?.into_inner())
             }
         };
         self.router.write(caller, local, onward).await.map(Response::new)
@@ -94,44 +77,86 @@ impl PolicyService for Policies {
     ) -> Result<Response<v1::UpdatePolicyResponse>, Status> {
         let caller = self.router.caller(&request);
         let message = Arc::new(request.into_inner());
-        let mut violations = Vec::new();
-        let id = request_id_of("request_id", &message.request_id, message.validate_only)
-            .map_err(|v| violations.push(v))
-            .ok();
-        let update = policy_update_from_proto(message.policy.clone(), message.update_mask.clone())
-            .map_err(|v| violations.extend(v))
-            .ok();
-        let (Some(id), Some(update)) = (id, update) else { return Err(invalid(violations)) };
-        let update = Box::new(update);
-        let expected_version = message.expected_version.map(LogIndex);
-        let engine = self.router.engine();
-        let local = || async {
-            if message.validate_only {
-                let view = engine.reading();
-                let policy = updated_policy(&view, &update, expected_version)?;
-                let warnings = policy_warnings(&view, &policy);
-                let freshness = Some(freshness(engine, &view));
-                return Ok(updated(v1::SetPolicyResponse {
-                    freshness,
-                    ..answer(view.policy().version, warnings)
-                }));
-            }
-            let command = Command::UpdatePolicy { request: id, update: update.clone(), expected_version };
-            let at = engine.execute(command).await?.at();
-            let view = engine.reading();
-            let warnings = policy_warnings(&view, &view.policy().policy);
-            Ok(updated(v1::SetPolicyResponse { freshness: written(engine, at), ..answer(at, warnings) }))
-        };
+        let update = policy_update_from_proto(message.policy.clone(), message.update_mask.clone());
+        let change = update.map(|update| Change::Parts(Box::new(update)));
+        let (id, validate_only) = (&message.request_id, message.validate_only);
+        let order = Order::check(id, change, message.expected_version, validate_only)?;
+        let local = || async { order.carry_out(self.router.engine()).await.map(updated) };
         let onward = |channel| {
             let message = Arc::clone(&message);
             async move {
                 let request = Router::onward(v1::UpdatePolicyRequest::clone(&message), caller);
-                let mut client =
-                    PolicyServiceClient::new(channel).max_decoding_message_size(ONWARD_BYTES_MAX);
-                Ok(client.update_policy(request).await?.into_inner())
+                Ok(onward_client(channel).update_policy(request).await?.into_inner())
             }
         };
         self.router.write(caller, local, onward).await.map(Response::new)
+    }
+}
+
+fn onward_client(channel: Onward) -> PolicyServiceClient<Onward> {
+    PolicyServiceClient::new(channel).max_decoding_message_size(ONWARD_BYTES_MAX)
+}
+
+/// What is to be in force.
+enum Change {
+    /// This policy.
+    Whole(Box<Policy>),
+    /// The one that is in force, with these parts.
+    Parts(Box<PolicyUpdate>),
+}
+
+/// A request to change the policy, with fields that are right by themselves.
+struct Order {
+    id: RequestId,
+    change: Change,
+    expected_version: Option<LogIndex>,
+    validate_only: bool,
+}
+
+impl Order {
+    fn check(
+        id: &str,
+        change: Result<Change, Vec<Violation>>,
+        expected_version: Option<u64>,
+        validate_only: bool,
+    ) -> Result<Order, Status> {
+        let mut violations = Vec::new();
+        let id = request_id_of("request_id", id, validate_only).map_err(|v| violations.push(v)).ok();
+        let change = change.map_err(|v| violations.extend(v)).ok();
+        let (Some(id), Some(change)) = (id, change) else { return Err(invalid(violations)) };
+        Ok(Order { id, change, expected_version: expected_version.map(LogIndex), validate_only })
+    }
+
+    async fn carry_out(&self, engine: &Engine) -> Result<v1::SetPolicyResponse, Refusal> {
+        let Order { id: request, change, expected_version, validate_only } = self;
+        let (request, expected_version) = (*request, *expected_version);
+        if *validate_only {
+            let view = engine.reading();
+            let policy = match change {
+                Change::Whole(policy) => {
+                    check_policy(&view, policy, expected_version)?;
+                    Cow::Borrowed(&**policy)
+                }
+                Change::Parts(update) => Cow::Owned(updated_policy(&view, update, expected_version)?),
+            };
+            let warnings = policy_warnings(&view, &policy);
+            let freshness = Some(freshness(engine, &view));
+            return Ok(v1::SetPolicyResponse { freshness, ..answer(view.policy().version, warnings) });
+        }
+        let command = match change {
+            Change::Whole(policy) => Command::SetPolicy { request, policy: policy.clone(), expected_version },
+            Change::Parts(update) => {
+                Command::UpdatePolicy { request, update: update.clone(), expected_version }
+            }
+        };
+        let at = engine.execute(command).await?.at();
+        let view = engine.reading();
+        let policy = match change {
+            Change::Whole(policy) => policy,
+            Change::Parts(_) => &*view.policy().policy,
+        };
+        let warnings = policy_warnings(&view, policy);
+        Ok(v1::SetPolicyResponse { freshness: written(engine, at), ..answer(at, warnings) })
     }
 }
 
