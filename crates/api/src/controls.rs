@@ -122,10 +122,7 @@ impl Selector {
             (false, false, false) => {
                 Some("must say which jobs: set `all` for every job that the caller may change")
             }
-            (true, true, _) | (true, _, true) => {
-                Some("names jobs by `job_ids`, so that nothing else may be set")
-            }
-            (true, _, _) if !message.after_job_id.is_empty() => {
+            (true, narrows, all) if narrows || all || !message.after_job_id.is_empty() => {
                 Some("names jobs by `job_ids`, so that nothing else may be set")
             }
             (_, true, true) => Some("cannot have `all` and something that narrows it"),

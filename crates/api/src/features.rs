@@ -13,8 +13,8 @@ use tonic::codegen::http::{HeaderMap, HeaderValue};
 
 use crate::headers::REQUIRED_FEATURES;
 
-/// What this release knows. Each names what a field or a call of a later date does; what was there before the first release is not
-/// listed.
+/// What this release knows: for each, its name and the calls and fields that need it. `job-controls`: the calls that take a
+/// `JobSelector`, with `after_job_id`. `job-limits`: `TenantLimits.user`, `.job` and `.tiers`. `policy-parts`: `UpdatePolicy`.
 pub(crate) const FEATURES: [&str; 3] = ["job-controls", "job-limits", "policy-parts"];
 
 /// Bytes of all names that a request may have.

@@ -11,7 +11,7 @@
 //! that request was made, however long its answer took.
 //! **Invariant:** of later requests, an acknowledgement answers those that are made within a heartbeat interval of when the
 //! request was sent that the peer answered. The protocol takes an answer as proof that the peer was alive when the request was
-//! made, and is wrong by no more than that. Less would be too little: between distant regions an answer takes most of an
+//! made, and is wrong by no more than that. A shorter time would not do: between distant regions an answer takes most of an
 //! interval to arrive. A leader judges by it how deaf it is, and whether it refuses votes and takes proposals meanwhile:
 //! proposals need their quorum all the same.
 //! **Invariant:** no such answer proves a leadership: a confirmation during which one was given counts for nothing, and is

@@ -62,8 +62,8 @@ impl State {
         })
     }
 
-    /// Jobs that wait, or do once their workers have stopped, are held, none of them one that capacity is held for; and what an operator holds only an operator
-    /// releases.
+    /// Jobs that wait, or do once their workers have stopped, are held, none of them one that capacity is held for; and what an
+    /// operator holds only an operator releases.
     pub(crate) fn check_held(
         &self,
         request: RequestKey,
