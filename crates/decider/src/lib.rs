@@ -51,7 +51,9 @@ pub use commands::handle::handle;
 pub use commands::health::check_policy as check_health_policy;
 pub use commands::modify::{JobVersion, ModifyOrder, check_modify};
 pub use commands::policy::{check_policy, updated_policy};
-pub use commands::submit::{SUBMISSION_BYTES_MAX, check_datasets, check_submission};
+pub use commands::submit::{
+    SUBMISSION_BYTES_MAX, check_datasets, check_job_limits, check_submission, with_default_limits,
+};
 pub use future::KeptReservations;
 pub use passes::schedule::{Pass, schedule};
 pub use round::EncodedRound;

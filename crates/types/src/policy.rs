@@ -884,8 +884,14 @@ impl TenantPolicy {
         check_bound(&weight, self.weight_milli.into(), 1, WEIGHT_MILLI_MAX.into(), found);
         check_count(&format!("{at}.quotas"), self.quotas.len(), TENANT_QUOTAS_MAX, found);
         self.limits.job.check(&format!("{at}.limits.job"), found);
-        for (place, limits) in self.tier_limits.values().enumerate() {
-            limits.check(&format!("{at}.limits.tiers[{place}].job"), found);
+        for (tier, limits) in &self.tier_limits {
+            // By tier, because the order of the list that they were given in is not kept.
+            let mut of_tier = Vec::new();
+            limits.check("job", &mut of_tier);
+            let named = |broken: Violation| {
+                Violation::new(format!("{at}.limits.tiers"), format!("of {tier} jobs, {broken}"))
+            };
+            found.extend(of_tier.into_iter().map(named));
         }
         let mut seen = BTreeSet::new();
         for (index, quota) in self.quotas.iter().enumerate() {

@@ -197,3 +197,69 @@ async fn an_update_that_breaks_the_policy_in_force_changes_nothing() {
     assert_eq!(row.policy().version.0, version);
     assert!(row.request(TWO.parse().expect("an id")).is_none(), "the request id was not used up");
 }
+
+#[tokio::test]
+async fn a_plan_and_a_submission_say_the_same_of_a_job_above_the_limits() {
+    let served = Served::start().await;
+    let (_send, _session) = served.agent().await;
+    let mut policies = PolicyServiceClient::new(served.channel.clone());
+    let hour = 3_600_000;
+    let job = v1::JobLimits {
+        max_devices: None,
+        max_run_time: Some(duration(2 * hour)),
+        default_run_time: Some(duration(hour)),
+    };
+    let limits = v1::TenantLimits { job: Some(job), ..Default::default() };
+    let set = v1::SetPolicyRequest {
+        request_id: ONE.to_owned(),
+        policy: Some(policy(vec![("unlisted", v1::TenantPolicy { limits: Some(limits), ..tenant("") })])),
+        ..Default::default()
+    };
+    guarded("a policy", policies.set_policy(set)).await.expect("it is set");
+    let mut jobs = served.jobs();
+    let mut long = submission(TWO, "long");
+    long.job.as_mut().expect("it has one").spec_mut().run_time_limit = Some(duration(2 * hour + 1));
+    let plan = v1::PlanJobRequest { job: long.job.clone(), read: None };
+    let planned = refused(guarded("a plan", jobs.plan_job(plan)).await);
+    let submitted = refused(guarded("a submission", jobs.submit_job(long)).await);
+    assert_eq!(planned.code, Some(RefusalCode::JobAboveLimit), "{planned:?}");
+    assert_eq!((submitted.code, &submitted.metadata), (planned.code, &planned.metadata));
+    // One that names no limit gets one, which everybody sees.
+    let plain =
+        guarded("a submission", jobs.submit_job(submission(TWO, "plain"))).await.expect("it is taken");
+    let job_id = plain.into_inner().job_ids.remove(0);
+    let shown = guarded("a job", jobs.get_job(v1::GetJobRequest { job_id, read: None })).await;
+    let shown = shown.expect("it is there").into_inner().job.expect("a job");
+    assert_eq!(shown.spec().run_time_limit, Some(duration(hour)));
+}
+
+#[tokio::test]
+async fn limits_of_tiers_are_named_once_and_hold_together() {
+    let served = Served::start().await;
+    let mut policies = PolicyServiceClient::new(served.channel.clone());
+    let of_tier = |tier: v1::Tier, max: u64, default: u64| v1::TierLimits {
+        tier: tier.into(),
+        job: Some(v1::JobLimits {
+            max_devices: None,
+            max_run_time: Some(duration(max)),
+            default_run_time: Some(duration(default)),
+        }),
+    };
+    let critical = |max, default| of_tier(v1::Tier::Critical, max, default);
+    let attacks = [
+        (vec![critical(2, 1), critical(3, 1)], "policy.tenants.a.limits.tiers[1].tier"),
+        (vec![of_tier(v1::Tier::Unspecified, 2, 1)], "policy.tenants.a.limits.tiers[0].tier"),
+        (vec![critical(1, 2)], "policy.tenants.a.limits.tiers"),
+        (vec![critical(0, 0)], "policy.tenants.a.limits.tiers"),
+    ];
+    for (tiers, field) in attacks {
+        let limits = v1::TenantLimits { tiers, ..Default::default() };
+        let set = v1::SetPolicyRequest {
+            request_id: ONE.to_owned(),
+            policy: Some(policy(vec![("a", v1::TenantPolicy { limits: Some(limits), ..tenant("") })])),
+            ..Default::default()
+        };
+        let refused = refused(guarded(field, policies.set_policy(set)).await);
+        assert_eq!(refused.violations[0].field, field, "{refused:?}");
+    }
+}

@@ -12,8 +12,8 @@ use muster_policy::estimates;
 use muster_state::{ExceededLimit, GangClass, JobAboveLimit, MissingRight, State};
 use muster_types::metadata::ANONYMOUS;
 use muster_types::{
-    JobContract, JobId, JobSpec, LogTime, Name, Refusal, RefusalCode, RequestId, Span, Submission, Violation,
-    limits,
+    JobContract, JobId, JobSpec, LogTime, Name, PriorityTier, Refusal, RefusalCode, RequestId, Span,
+    Submission, Violation, limits,
 };
 
 use crate::commands::answer::{Answer, VIOLATIONS_MAX, repeated};
@@ -73,30 +73,44 @@ pub fn check_submission(
 }
 
 /// Jobs as they are taken: one that names no run time limit gets the one of its tenant and tier.
-fn with_default_limits<'a>(state: &State, specs: &'a [Submission]) -> Cow<'a, [Submission]> {
+#[must_use]
+pub fn with_default_limits<'a>(state: &State, specs: &'a [Submission]) -> Cow<'a, [Submission]> {
     let policy = &state.policy().policy;
-    let default_of = |spec: &JobSpec| {
-        let limits = policy.job_limits(&spec.tenant, spec.tier);
-        limits.run_time_unless_named_ms().filter(|_| spec.run_time_limit_ms.is_none())
+    // Jobs of one tenant and tier stand next to each other: the tree of tenants is asked once for all of them.
+    let mut known: Option<(&Name, PriorityTier, Option<u64>)> = None;
+    let default_of = |job: &'a Submission| {
+        if job.run_time_limit_ms.is_some() {
+            return None;
+        }
+        let limit_ms = match known {
+            Some((tenant, tier, limit_ms)) if *tenant == job.tenant && tier == job.tier => limit_ms,
+            _ => policy.job_limits(&job.tenant, job.tier).run_time_unless_named_ms(),
+        };
+        known = Some((&job.tenant, job.tier, limit_ms));
+        limit_ms
     };
-    if policy.has_no_job_limits() || specs.iter().all(|job| default_of(&job.spec).is_none()) {
+    let defaults: Vec<Option<u64>> = specs.iter().map(default_of).collect();
+    if defaults.iter().all(Option::is_none) {
         return Cow::Borrowed(specs);
     }
-    let with_default = |job: &Submission| {
+    let with_default = |(job, default): (&Submission, Option<u64>)| {
         let mut job = job.clone();
-        if let Some(limit_ms) = default_of(&job.spec) {
+        if default.is_some() {
             let mut draft = job.spec.clone().into_draft();
-            draft.run_time_limit_ms = Some(limit_ms);
+            draft.run_time_limit_ms = default;
             // A limit within the policy's bounds is within those of a job.
             job.spec = draft.check().unwrap_or(job.spec);
         }
         job
     };
-    Cow::Owned(specs.iter().map(with_default).collect())
+    Cow::Owned(specs.iter().zip(defaults).map(with_default).collect())
 }
 
 /// No job asks for more than the policy lets one job of its tenant and tier ask for.
-pub(super) fn check_job_limits(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+///
+/// # Errors
+/// The refusal, with the limit and what the job asks for.
+pub fn check_job_limits(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
     let Some((place, above)) = state.above_job_limit(specs.iter().map(|job| &job.spec)) else {
         return Ok(());
     };
@@ -131,14 +145,21 @@ pub(super) fn check_job_limits(state: &State, specs: &[Submission]) -> Result<()
     })
 }
 
+/// Who submits a job; empty when nobody knows.
+fn creator(job: &Submission) -> &str {
+    job.metadata.as_ref().map_or("", |metadata| &metadata.creator)
+}
+
 /// A tenant has no more jobs than the policy lets it have, and neither has any of its users.
 fn check_limits(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
-    let user_of = |job: &Submission| {
-        let creator = job.metadata.as_ref().map(|metadata| metadata.creator.clone()).unwrap_or_default();
-        (job.spec.tenant.clone(), creator, 1)
-    };
+    // Most submissions are of one user, so that there is one run.
+    let runs = specs.chunk_by(|a, b| a.spec.tenant == b.spec.tenant && creator(a) == creator(b));
+    let counted = runs.filter_map(|run| {
+        let job = run.first()?;
+        Some((job.spec.tenant.clone(), String::from(creator(job)), run.len() as u64))
+    });
     let exceeded = state.exceeded_limit(specs.iter().map(|job| &job.spec));
-    let Some(exceeded) = exceeded.or_else(|| state.exceeded_user_limit(specs.iter().map(user_of))) else {
+    let Some(exceeded) = exceeded.or_else(|| state.exceeded_user_limit(counted)) else {
         return Ok(());
     };
     let ExceededLimit { tenant, user, limit, most, held } = exceeded;

@@ -42,8 +42,14 @@ impl Engine {
     /// What would become of a job if it were submitted now, by the state of `view`.
     ///
     /// # Errors
-    /// When it names a data set that the policy does not list, or the replica stops.
+    /// When it asks for more than one job of its tenant and tier may, when it names a data set that the policy does not list, or
+    /// when the replica stops.
     pub async fn explain_spec(&self, view: &Reading, job: Submission) -> Result<JobExplanation, Refusal> {
+        // As a submission is taken: with the limit that the policy gives it, and refused for one that it exceeds.
+        let with_limit =
+            muster_decider::with_default_limits(view, std::slice::from_ref(&job)).into_owned().pop();
+        let job = with_limit.unwrap_or(job);
+        muster_decider::check_job_limits(view, std::slice::from_ref(&job))?;
         muster_decider::check_datasets(view, std::slice::from_ref(&job), JobPath::Single)?;
         let kept = self.kept_at(view);
         let explain = move |view: &State, now| {

@@ -4,7 +4,7 @@ use alloc::format;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
-use super::{POLICY_DURATION_MS_MAX, Policy, TenantPolicy};
+use super::{POLICY_DURATION_MS_MAX, Policy};
 use crate::job::PriorityTier;
 use crate::name::Name;
 use crate::reason::Violation;
@@ -203,15 +203,6 @@ impl Policy {
             },
             job: stated().fold(JobLimits::default(), |nearer, limits| nearer.or(limits.job)),
         }
-    }
-
-    /// Whether no tenant's jobs have a limit of what one of them may ask for.
-    #[must_use]
-    pub fn has_no_job_limits(&self) -> bool {
-        let is_silent = |tenant: &TenantPolicy| {
-            tenant.limits.job == JobLimits::default() && tenant.tier_limits.is_empty()
-        };
-        self.tenants.values().all(is_silent)
     }
 
     /// What one job of a tenant may ask for in a tier. What is stated nearer to the tenant goes before what is stated
