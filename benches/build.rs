@@ -1,4 +1,4 @@
-//! Compiles the messages of the peers that are measured beside Muster.
+//! Compiles the messages of the peers that are measured next to Muster.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");

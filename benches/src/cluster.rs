@@ -60,8 +60,8 @@ fn hold_port(address: Ipv4Addr) -> Result<TcpListener> {
 }
 
 impl Cluster {
-    /// Starts replicas from the program beside this one, and waits for a leader.
-    pub(crate) async fn start(folder: Option<&Path>, settings: Settings) -> Result<Cluster> {
+    /// Starts replicas from the program next to this one, and waits for a leader.
+    pub(crate) async fn start(directory: Option<&Path>, settings: Settings) -> Result<Cluster> {
         let own = std::env::current_exe().context("finding this program")?;
         let program = own.with_file_name("muster");
         ensure!(
@@ -70,11 +70,11 @@ impl Cluster {
             program.display()
         );
         let builder = tempfile::Builder::new().prefix("muster-bench-").to_owned();
-        let dir = match folder {
-            Some(folder) => builder.tempdir_in(folder),
+        let dir = match directory {
+            Some(directory) => builder.tempdir_in(directory),
             None => builder.tempdir(),
         };
-        let dir = dir.context("making a folder for the data")?;
+        let dir = dir.context("making a directory for the data")?;
         let pid = std::process::id();
         let mut replicas = Vec::new();
         for n in 1..=3u8 {
@@ -93,7 +93,7 @@ impl Cluster {
     }
 
     /// Where the data is.
-    pub(crate) fn folder(&self) -> &Path {
+    pub(crate) fn directory(&self) -> &Path {
         self.dir.path()
     }
 
@@ -127,7 +127,7 @@ impl Cluster {
 
     fn configure(&self, replica: usize) -> Result<()> {
         let home = self.home(replica);
-        std::fs::create_dir_all(&home).context("making a replica's folder")?;
+        std::fs::create_dir_all(&home).context("making a replica's directory")?;
         let (client, peer) = self.replicas[replica];
         let members: String = self.replicas.iter().enumerate().map(|(n, (client, peer))| {
             format!("[[members]]\nid = {}\nregion = \"region-{}\"\npeer_endpoint = \"http://{peer}\"\nclient_endpoint = \"http://{client}\"\n", n + 1, n + 1)
@@ -184,9 +184,9 @@ impl Cluster {
     pub(crate) async fn start_agents(&mut self, count: usize) -> Result<()> {
         for n in self.agents.len()..count {
             let home = self.host(n);
-            std::fs::create_dir_all(&home).context("making a host's folder")?;
+            std::fs::create_dir_all(&home).context("making a host's directory")?;
             let text = format!(
-                "state_dir = {:?}\nendpoints = {:?}\n[node]\nname = {:?}\nregion = \"region-1\"\ncluster = \"c1\"\naddress = \"127.0.0.1\"\ncpu_milli = 64000\nmemory_bytes = 68719476736\naccelerators = {{ type = \"h100\", count = 4 }}\n",
+                "state_dir = {:?}\nendpoints = {:?}\n[node]\nname = {:?}\nregion = \"region-1\"\ncluster = \"c1\"\naddress = \"127.0.0.1\"\ncpu = 64\nmemory = \"64Gi\"\naccelerators = {{ type = \"h100\", count = 4 }}\n",
                 home.join("state"),
                 self.endpoints(),
                 Cluster::host_name(n),
@@ -224,7 +224,7 @@ impl Cluster {
     /// A power cut: SIGKILL for an agent and everything below it.
     pub(crate) fn crash_host(&mut self, n: usize) {
         let _ = self.agents[n].kill();
-        // Shims and workers name the folder of their host; each pass kills all that it sees.
+        // Shims and workers name the directory of their host; each pass kills all that it sees.
         for _ in 0..100 {
             let found = processes_naming(&self.host(n).join(""));
             if found.is_empty() {
@@ -238,7 +238,7 @@ impl Cluster {
         let _ = self.agents[n].wait();
     }
 
-    /// A client of its own connection, beginning at one of the replicas.
+    /// A client with a separate connection, beginning at one of the replicas.
     pub(crate) fn client(&self, first: usize, deadline: Duration) -> Result<Client> {
         let mut endpoints = self.endpoints();
         let count = endpoints.len();
@@ -293,9 +293,9 @@ impl Cluster {
     /// Jobs that no host could ever hold are refused, so one registers and goes away again.
     async fn register_host(&self) -> Result<()> {
         let home = self.dir.path().join("host");
-        std::fs::create_dir_all(&home).context("making a host's folder")?;
+        std::fs::create_dir_all(&home).context("making a host's directory")?;
         let text = format!(
-            "state_dir = {:?}\nendpoints = {:?}\n[node]\nname = \"host-1\"\nregion = \"region-1\"\ncluster = \"c1\"\naddress = \"127.0.0.1\"\ncpu_milli = 1\nmemory_bytes = 1048576\n",
+            "state_dir = {:?}\nendpoints = {:?}\n[node]\nname = \"host-1\"\nregion = \"region-1\"\ncluster = \"c1\"\naddress = \"127.0.0.1\"\ncpu = \"1m\"\nmemory = \"1Mi\"\n",
             home.join("state"),
             self.endpoints(),
         );
@@ -328,9 +328,9 @@ impl Cluster {
     }
 }
 
-/// Living processes whose command line or environment names a folder.
-fn processes_naming(folder: &Path) -> Vec<i32> {
-    let mark = folder.as_os_str().as_encoded_bytes();
+/// Living processes whose command line or environment names a directory.
+fn processes_naming(directory: &Path) -> Vec<i32> {
+    let mark = directory.as_os_str().as_encoded_bytes();
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.flatten().filter_map(|e| e.file_name().to_str().and_then(|n| n.parse::<i32>().ok()));
     let holds = |pid: i32, file: &str| {

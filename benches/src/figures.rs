@@ -1,4 +1,4 @@
-//! Latencies as percentiles, and reports as JSON beside the description of the machine.
+//! Latencies as percentiles, and reports as JSON together with the description of the machine.
 
 use std::time::Duration;
 

@@ -166,7 +166,7 @@ pub(crate) async fn open<C: Caller>(load: &Load, connections: &[C], rate: f64) -
     let meter = Meter::start(&load.processes);
     let latency = Arc::new(Mutex::new(Latencies::new()?));
     let failed = Arc::new(AtomicU64::new(0));
-    let room = Arc::new(Semaphore::new(UNDER_WAY_MAX));
+    let slots = Arc::new(Semaphore::new(UNDER_WAY_MAX));
     let begun = Instant::now();
     let count = (rate * load.length.as_secs_f64()) as u64;
     for n in 0..count {
@@ -174,7 +174,7 @@ pub(crate) async fn open<C: Caller>(load: &Load, connections: &[C], rate: f64) -
         if Instant::now() < due {
             tokio::time::sleep_until(due.into()).await;
         }
-        let permit = Arc::clone(&room).acquire_owned().await.context("the semaphore is never closed")?;
+        let permit = Arc::clone(&slots).acquire_owned().await.context("the semaphore is never closed")?;
         let connection = connections[n as usize % connections.len()].clone();
         let (latency, failed) = (Arc::clone(&latency), Arc::clone(&failed));
         tokio::spawn(async move {
@@ -187,7 +187,7 @@ pub(crate) async fn open<C: Caller>(load: &Load, connections: &[C], rate: f64) -
             drop(permit);
         });
     }
-    let _all = room.acquire_many(UNDER_WAY_MAX as u32).await.context("the semaphore is never closed")?;
+    let _all = slots.acquire_many(UNDER_WAY_MAX as u32).await.context("the semaphore is never closed")?;
     let latency = latency.lock().clone();
     Ok(part(load, begun, &meter, latency, failed.load(Ordering::Relaxed)))
 }

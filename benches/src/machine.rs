@@ -33,12 +33,12 @@ pub(crate) fn describe() -> Value {
     })
 }
 
-/// The same with what a durable append to a disk takes: the folder's, whose flushes bound every write.
+/// The same with what a durable append to a disk takes: the directory's, whose flushes bound every write.
 ///
 /// # Errors
-/// When the folder cannot be written to.
-pub(crate) fn describe_with_disk(folder: &Path) -> anyhow::Result<Value> {
-    let path = folder.join("flushes");
+/// When the directory cannot be written to.
+pub(crate) fn describe_with_disk(directory: &Path) -> anyhow::Result<Value> {
+    let path = directory.join("flushes");
     let mut file = fs::File::create(&path).context("creating a file to flush")?;
     let mut latencies = Latencies::new()?;
     for _ in 0..200 {

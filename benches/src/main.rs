@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 #[derive(Parser)]
 #[command(about, version)]
 struct Arguments {
-    /// Threads of the generator; few, so that it takes little from the cluster beside it
+    /// Threads of the generator; few, so that it takes little from the cluster on the same machine
     #[arg(long, global = true, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
     threads: u8,
     #[command(subcommand)]
@@ -29,9 +29,9 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Submissions: peak, latency at half of it, batches; etcd or Slurm beside it
+    /// Submissions: peak, latency at half of it, batches; etcd or Slurm for comparison
     Submit(submit::SubmitArgs),
-    /// Reads of single jobs, by consistency and replica; etcd beside it
+    /// Reads of single jobs, by consistency and replica; etcd for comparison
     Read(read::ReadArgs),
     /// Many watchers on a follower: how soon they see what was submitted
     Watch(watch::WatchArgs),
@@ -63,13 +63,13 @@ struct ReplayArgs {
     /// Jobs in the log
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1_000..=10_000_000))]
     jobs: u64,
-    /// Folder for the log and the snapshot; a temporary one when not given
+    /// Directory for the log and the snapshot; a temporary one when not given
     #[arg(long)]
     dir: Option<PathBuf>,
     /// File to write everything to as one JSON object
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// One step over files that are there, for a process of its own
+    /// One step over files that are there, for a separate process
     #[arg(long, hide = true, requires = "dir")]
     step: Option<place::replay::Step>,
 }
@@ -102,9 +102,9 @@ fn run_replay(args: &ReplayArgs) -> Result<()> {
         println!("{found}");
         return Ok(());
     }
-    let temporary = tempfile::tempdir().context("making a temporary folder")?;
-    let folder = args.dir.as_deref().unwrap_or(temporary.path());
-    let report = place::run_replay(args.jobs, folder).map_err(anyhow::Error::msg)?;
+    let temporary = tempfile::tempdir().context("making a temporary directory")?;
+    let directory = args.dir.as_deref().unwrap_or(temporary.path());
+    let report = place::run_replay(args.jobs, directory).map_err(anyhow::Error::msg)?;
     write_json(args.json.as_deref(), &report)
 }
 

@@ -48,7 +48,7 @@ pub(crate) async fn submit(client: &Client, jobs: usize) -> Option<Vec<String>> 
 /// How one submission at a time travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Via {
-    /// As a call of its own.
+    /// As a separate call.
     Call,
     /// Over a stream that its connection keeps.
     Stream,
@@ -63,7 +63,7 @@ pub(crate) struct Submitter {
 }
 
 impl Submitter {
-    /// Connections that begin at these replicas in turn.
+    /// Connections that begin at these replicas, round-robin.
     pub(crate) fn connections(
         cluster: &Cluster,
         count: usize,

@@ -25,7 +25,7 @@ impl Common {
 /// Replicas that the clients of a scenario connect to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum To {
-    /// All replicas in turn
+    /// All replicas, round-robin
     All,
     /// The leader
     Leader,

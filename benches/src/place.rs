@@ -10,9 +10,9 @@
 mod fleet;
 mod gang;
 mod growth;
-mod line;
 mod memory;
 mod peers;
+mod pending_queue;
 pub(crate) mod replay;
 mod verdict;
 
@@ -64,7 +64,7 @@ pub(crate) struct Figure {
     unit: &'static str,
     bar: Option<Bar>,
     peer: Option<Peer>,
-    /// The scheduler did not do what was to be measured: the value is the time it took to say so.
+    /// The scheduler did not do what was to be measured: the value is the time it took to find that out.
     undone: bool,
     detail: Value,
 }
@@ -176,8 +176,8 @@ type Bench = (&'static str, fn() -> Vec<Figure>);
 /// In this order: what measures memory must find the process as it was started.
 const BENCHES: &[Bench] = &[
     ("memory", memory::waiting),
-    ("few-classes", line::few_classes),
-    ("all-different", line::all_different),
+    ("few-classes", pending_queue::few_classes),
+    ("all-different", pending_queue::all_different),
     ("gang", gang::gangs),
     ("never", verdict::never),
     ("cannot-now", verdict::cannot_now),
@@ -226,16 +226,16 @@ pub(crate) fn run(only: &[String]) -> Result<Value, String> {
     Ok(report(machine, &figures))
 }
 
-/// Measures what a replica does at its start, with so many jobs; prints each figure, and gives everything as one
+/// Measures what a replica does at its start, with `jobs` jobs; prints each figure, and gives everything as one
 /// JSON object.
 ///
 /// # Errors
 /// What went wrong, in words.
-pub(crate) fn run_replay(jobs: u64, folder: &std::path::Path) -> Result<Value, String> {
+pub(crate) fn run_replay(jobs: u64, directory: &std::path::Path) -> Result<Value, String> {
     let machine = machine::describe();
     println!("{}", machine::sentence(&machine));
     println!("processor time of one thread: decoding, guard and fold, without disk and consensus\n");
-    let figures = replay::run(jobs, folder)?;
+    let figures = replay::run(jobs, directory)?;
     for figure in &figures {
         println!("{}", figure.line());
     }
@@ -266,7 +266,7 @@ impl Times {
         result
     }
 
-    /// The duration that so many thousandths of them do not exceed.
+    /// The duration that `milli` thousandths of them do not exceed.
     pub(crate) fn quantile(&self, milli: usize) -> Duration {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();

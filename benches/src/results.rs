@@ -38,7 +38,7 @@ impl Output {
     pub(crate) fn write(&self, scenario: &str, report: &Value) -> Result<()> {
         let mut paths: Vec<PathBuf> = self.save_to.clone().into_iter().collect();
         if self.save {
-            paths.push(folder().join(format!("{}-{scenario}.json", machine::today())));
+            paths.push(directory().join(format!("{}-{scenario}.json", machine::today())));
         }
         let stamped = stamp(report);
         for path in paths {
@@ -55,7 +55,7 @@ impl Output {
 const KEPT_WITH: &str = "kept_with";
 
 /// Where results are kept.
-pub(crate) fn folder() -> PathBuf {
+pub(crate) fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("results")
 }
 
@@ -137,7 +137,7 @@ pub(crate) fn record(args: &RecordArgs) -> Result<()> {
         }
     }
     report["load_average_after"] = json!(machine::load_average());
-    let path = folder().join(format!("{}-{}.json", machine::today(), args.name));
+    let path = directory().join(format!("{}-{}.json", machine::today(), args.name));
     write(&path, &stamp(&report))
 }
 
@@ -178,7 +178,7 @@ pub(crate) struct ReportArgs {
 /// # Errors
 /// When a result cannot be read, or the page cannot be written.
 pub(crate) fn report(args: &ReportArgs) -> Result<()> {
-    let newest = newest(&folder())?;
+    let newest = newest(&directory())?;
     let page = page(&newest, commits_since);
     match &args.write {
         Some(path) => {
@@ -190,9 +190,9 @@ pub(crate) fn report(args: &ReportArgs) -> Result<()> {
 }
 
 /// The newest file of each scenario: names begin with the date.
-fn newest(folder: &Path) -> Result<Map<String, Value>> {
-    let mut files: Vec<PathBuf> = std::fs::read_dir(folder)
-        .with_context(|| format!("reading {}", folder.display()))?
+fn newest(directory: &Path) -> Result<Map<String, Value>> {
+    let mut files: Vec<PathBuf> = std::fs::read_dir(directory)
+        .with_context(|| format!("reading {}", directory.display()))?
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
         .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
         .collect();
@@ -418,7 +418,7 @@ mod tests {
 
     #[test]
     fn every_kept_result_has_a_table() {
-        for scenario in newest(&folder()).expect("kept results can be read").keys() {
+        for scenario in newest(&directory()).expect("kept results can be read").keys() {
             assert!(TABLES.iter().any(|table| table.scenario == scenario), "{scenario} has no table");
         }
     }

@@ -13,8 +13,8 @@ const LOAD: Duration = Duration::from_secs(10);
 const LOAD_PACKETS_PER_S: u64 = 200;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    if let Err(unable) = muster_chaos::room::enter() {
-        println!("skipped: {unable}");
+    if let Err(unsupported) = muster_chaos::sandbox::enter() {
+        println!("skipped: {unsupported}");
         return Ok(());
     }
     let specs = [("a1", "A"), ("a2", "A"), ("b1", "B"), ("b2", "B"), ("c1", "C")];

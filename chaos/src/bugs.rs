@@ -5,8 +5,8 @@
 //! breaks nothing and must be clean: a drill that finds something in it shows nothing by finding something.
 //!
 //! **Invariant:** a rule counts as caught by a drill only through a finding in a stored verdict that speaks of that
-//! rule, or where replicas stopped for good and said so, through their own words; a drill that did not run has caught
-//! nothing.
+//! rule, or, where replicas stopped for good and reported why, through what they wrote; a drill that did not run has
+//! caught nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -38,8 +38,8 @@ struct Hunt {
     drills: &'static [&'static str],
     /// Findings that speak of this rule.
     by: &'static [Held],
-    /// What processes say themselves when they notice: parts of lines that the harness found in their logs, or of its
-    /// own troubles.
+    /// What processes write themselves when they notice: parts of lines that the harness found in their logs, or of
+    /// the harness's troubles.
     said: &'static [&'static str],
 }
 
@@ -135,7 +135,7 @@ A build that breaks rules is made with
 and then
   muster-chaos bugs --planted target/planted/release")]
 pub struct BugsArgs {
-    /// Folder with `muster`, `muster-chaos` and `muster-world` of a build that breaks rules
+    /// Directory with `muster`, `muster-chaos` and `muster-world` of a build that breaks rules
     #[arg(long, value_name = "DIR")]
     planted: PathBuf,
     /// Where evidence and the table go
@@ -228,7 +228,7 @@ fn cell(text: &str) -> String {
 }
 
 /// What a child came to.
-struct Tried {
+struct DrillAttempt {
     /// Each run, as this process judges it, and what the harness and the processes said.
     runs: Vec<(Scenario, Verdict, Vec<String>)>,
     /// Why there is none.
@@ -377,7 +377,7 @@ fn first_finding(verdict: &Verdict, counts: impl Fn(&Held) -> bool) -> Option<St
 }
 
 /// One drill with one rule broken, by a child of the build that breaks rules.
-fn drill_once(args: &BugsArgs, rule: &str, drill: &str, attempt: u32) -> Result<Tried> {
+fn drill_once(args: &BugsArgs, rule: &str, drill: &str, attempt: u32) -> Result<DrillAttempt> {
     let out = args.out.join(rule).join(format!("{drill}-{attempt}"));
     if out.exists() {
         std::fs::remove_dir_all(&out).with_context(|| format!("emptying {}", out.display()))?;
@@ -400,12 +400,12 @@ fn drill_once(args: &BugsArgs, rule: &str, drill: &str, attempt: u32) -> Result<
     std::fs::write(out.join("output"), &said).with_context(|| format!("writing into {}", out.display()))?;
     let mut runs = Vec::new();
     // A drill that was not carried out has left none.
-    for folder in stored(&evidence).unwrap_or_default() {
-        if unfinished(&folder)?.is_some() {
+    for directory in stored(&evidence).unwrap_or_default() {
+        if unfinished(&directory)?.is_some() {
             continue;
         }
-        let collected = Collected::load(&folder)?;
-        let (_, verdict) = collected.judge(&folder)?;
+        let collected = Collected::load(&directory)?;
+        let (_, verdict) = collected.judge(&directory)?;
         let troubles = collected.harness.findings();
         runs.push((collected.scenario, verdict, troubles));
     }
@@ -415,22 +415,22 @@ fn drill_once(args: &BugsArgs, rule: &str, drill: &str, attempt: u32) -> Result<
         skipped.or_else(last).map_or_else(|| format!("it said nothing ({})", ran.status), ToOwned::to_owned)
     });
     let left = if runs.is_empty() { lines_left(&evidence)? } else { Vec::new() };
-    Ok(Tried { runs, nothing, left })
+    Ok(DrillAttempt { runs, nothing, left })
 }
 
 /// Errors in the logs of a drill that came to no verdict, each with its host.
 fn lines_left(evidence: &Path) -> Result<Vec<String>> {
     let mut lines = Vec::new();
     let reading = || format!("reading {}", evidence.display());
-    let folders = match std::fs::read_dir(evidence) {
-        Ok(folders) => folders,
+    let directories = match std::fs::read_dir(evidence) {
+        Ok(directories) => directories,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(lines),
         Err(error) => return Err(error).with_context(reading),
     };
-    let mut folders: Vec<PathBuf> = folders.flatten().map(|entry| entry.path()).collect();
-    folders.sort();
-    for folder in folders {
-        let logs = std::fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut directories: Vec<PathBuf> = directories.flatten().map(|entry| entry.path()).collect();
+    directories.sort();
+    for directory in directories {
+        let logs = std::fs::read_dir(&directory).into_iter().flatten().flatten().map(|entry| entry.path());
         let mut logs: Vec<PathBuf> =
             logs.filter(|path| path.extension().is_some_and(|end| end == "log")).collect();
         logs.sort();

@@ -15,10 +15,10 @@ use crate::bugs::{self, BugsArgs};
 use crate::cluster::Disks;
 use crate::cluster::plan::Replicas;
 use crate::report::markdown;
-use crate::room;
-use crate::run::drill::{Interrupted, folder};
+use crate::run::drill::{Interrupted, directory};
 use crate::run::evidence::{Collected, note_unfinished, stored, unfinished};
 use crate::run::session::{Outcome, Session, Settings};
+use crate::sandbox;
 use crate::summary::{Bars, Row, Table};
 
 /// Drills over real processes: regions, hosts and a wide-area network on this machine, faults, clients, and a judge.
@@ -46,7 +46,7 @@ struct Cli {
 enum Command {
     /// Show the drills
     List {
-        /// Folder of the scenarios
+        /// Directory of the scenarios
         #[arg(long, value_name = "DIR", default_value_os_t = drills())]
         drills: PathBuf,
     },
@@ -66,7 +66,7 @@ enum Command {
     Bugs(BugsArgs),
     /// Write a page about many runs, from their evidence
     Report {
-        /// Folders of runs
+        /// Directories of runs
         #[arg(required = true, value_name = "DIR")]
         dirs: Vec<PathBuf>,
         /// Into this file instead of standard output
@@ -78,7 +78,7 @@ enum Command {
     },
     /// Judge stored evidence again
     Judge {
-        /// The folder of one run, or of many
+        /// The directory of one run, or of many
         dir: PathBuf,
         /// Print one JSON object
         #[arg(long)]
@@ -100,22 +100,22 @@ struct RunOptions {
     /// What the data of replicas lies on. Replicas that share one disk share its stalls, as machines do not
     #[arg(long, value_enum, default_value = "memory")]
     disks: Disks,
-    /// Where evidence goes; must not exist yet. A temporary folder that is kept when a drill does not hold
+    /// Where evidence goes; must not exist yet. A temporary directory that is kept when a drill does not hold
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Bars of time are said and not held: for builds without optimisation, and machines with other work
+    /// Report bars of time without holding runs to them: for builds without optimisation, and machines with other work
     #[arg(long)]
     say_times: bool,
     /// Print one JSON object as the last line of standard output
     #[arg(long)]
     json: bool,
-    /// The program that is drilled; usually the one beside this program
+    /// The program that is drilled; usually the one in the directory of this program
     #[arg(long, value_name = "FILE")]
     muster: Option<PathBuf>,
     /// The release before it, for upgrades; without it the same program in an older record format
     #[arg(long, value_name = "FILE")]
     muster_old: Option<PathBuf>,
-    /// Folder of the scenarios
+    /// Directory of the scenarios
     #[arg(long, value_name = "DIR", default_value_os_t = drills())]
     drills: PathBuf,
 }
@@ -183,16 +183,16 @@ fn list(dir: &Path) -> Result<ExitCode> {
 
 fn judge(dir: &Path, json: bool) -> Result<ExitCode> {
     let mut table = Table::default();
-    for folder in stored(dir)? {
-        if let Some(left) = unfinished(&folder)? {
+    for directory in stored(dir)? {
+        if let Some(left) = unfinished(&directory)? {
             match left.is_skipped {
                 true => table.skip(&left.scenario, &left.why),
                 false => table.broke(&left.scenario, 0, &left.why),
             }
             continue;
         }
-        let collected = Collected::load(&folder)?;
-        let (_, verdict) = collected.judge(&folder)?;
+        let collected = Collected::load(&directory)?;
+        let (_, verdict) = collected.judge(&directory)?;
         print_findings(&verdict);
         table.add(Row::of(&collected, &verdict, Bars::Held));
     }
@@ -202,13 +202,13 @@ fn judge(dir: &Path, json: bool) -> Result<ExitCode> {
 fn report(dirs: &[PathBuf], write: Option<&Path>, bugs: Option<&Path>) -> Result<ExitCode> {
     let (mut runs, mut left) = (Vec::new(), Vec::new());
     for dir in dirs {
-        for folder in stored(dir)? {
-            if let Some(unfinished) = unfinished(&folder)? {
+        for directory in stored(dir)? {
+            if let Some(unfinished) = unfinished(&directory)? {
                 left.push(unfinished);
                 continue;
             }
-            let collected = Collected::load(&folder)?;
-            let (_, verdict) = collected.judge(&folder)?;
+            let collected = Collected::load(&directory)?;
+            let (_, verdict) = collected.judge(&directory)?;
             runs.push((collected, verdict));
         }
     }
@@ -246,8 +246,8 @@ fn finish(table: &Table, json: bool) -> Result<ExitCode> {
 
 /// Drills leave nothing behind: they run where everything ends with the harness.
 fn in_room(options: &RunOptions, names: Option<&[String]>) -> Result<ExitCode> {
-    if let Err(unable) = room::enter() {
-        println!("skipped: {unable}");
+    if let Err(unsupported) = sandbox::enter() {
+        println!("skipped: {unsupported}");
         return Ok(ExitCode::SUCCESS);
     }
     let all = load(&options.drills)?;
@@ -263,7 +263,7 @@ fn in_room(options: &RunOptions, names: Option<&[String]>) -> Result<ExitCode> {
     };
     let (out, is_ours) = match &options.out {
         Some(out) => {
-            ensure!(!out.exists(), "{} exists already; name a new folder", out.display());
+            ensure!(!out.exists(), "{} exists already; name a new directory", out.display());
             std::fs::create_dir_all(out).with_context(|| format!("creating {}", out.display()))?;
             (out.canonicalize().with_context(|| format!("finding {}", out.display()))?, false)
         }
@@ -286,7 +286,7 @@ fn in_room(options: &RunOptions, names: Option<&[String]>) -> Result<ExitCode> {
     let bars = if options.say_times { Bars::Said } else { Bars::Held };
     let mut session = Session::new(settings);
     let mut table = Table::default();
-    // Each drill in turn, and all of them again: a machine that gets slower is seen in all of them alike.
+    // One drill after the other, and then all of them again: a machine that gets slower shows in all of them alike.
     'rounds: for number in 1..=options.repeat {
         for Loaded { scenario, text } in &chosen {
             if session.is_interrupted() {
@@ -302,14 +302,14 @@ fn in_room(options: &RunOptions, names: Option<&[String]>) -> Result<ExitCode> {
                 }
                 Outcome::Skipped(why) => {
                     println!("skipped: {}: {why}", scenario.name);
-                    note_unfinished(&folder(&out, &scenario.name, number), text, true, &why)?;
+                    note_unfinished(&directory(&out, &scenario.name, number), text, true, &why)?;
                     table.skip(&scenario.name, &why);
                 }
                 Outcome::Broke(error) => {
                     session
                         .say(&format!("{} {number}: it could not be carried out: {error:#}", scenario.name));
                     let why = format!("{error:#}");
-                    note_unfinished(&folder(&out, &scenario.name, number), text, false, &why)?;
+                    note_unfinished(&directory(&out, &scenario.name, number), text, false, &why)?;
                     table.broke(&scenario.name, number, &why);
                 }
             }
@@ -325,15 +325,15 @@ fn in_room(options: &RunOptions, names: Option<&[String]>) -> Result<ExitCode> {
         // Nothing to look at.
         std::fs::remove_dir_all(&out).with_context(|| format!("removing {}", out.display()))?;
     } else {
-        eprintln!("evidence is in {}, for example {}", out.display(), folder(&out, "NAME", 1).display());
+        eprintln!("evidence is in {}, for example {}", out.display(), directory(&out, "NAME", 1).display());
     }
     Ok(code)
 }
 
 fn temporary() -> Result<PathBuf> {
-    let folder = std::env::temp_dir().join(format!("muster-chaos-{}", uuid::Uuid::new_v4().simple()));
-    std::fs::create_dir(&folder).with_context(|| format!("creating {}", folder.display()))?;
-    Ok(folder)
+    let directory = std::env::temp_dir().join(format!("muster-chaos-{}", uuid::Uuid::new_v4().simple()));
+    std::fs::create_dir(&directory).with_context(|| format!("creating {}", directory.display()))?;
+    Ok(directory)
 }
 
 fn program(named: Option<&Path>) -> Result<PathBuf> {

@@ -1,9 +1,9 @@
 //! Drills over real processes: hosts and regions on one machine, faults, and the evidence.
 //!
-//! `room` is where the harness lives, so that nothing stays behind; `net` makes hosts and the wide-area network
+//! `sandbox` is where the harness runs, so that nothing stays behind; `net` makes hosts and the wide-area network
 //! between them; `faults` harms one process or one disk, and undoes it. On these, `cluster` runs real replicas and
 //! agents, `load` puts clients and work on them, and `run` carries out scenarios and judges what was seen. What a
-//! machine cannot do is [`Unable`], which skips a drill and never fails one.
+//! machine cannot do is [`Unsupported`], which skips a drill and never fails one.
 
 pub mod bugs;
 pub mod cli;
@@ -12,9 +12,9 @@ pub mod faults;
 pub mod load;
 pub mod net;
 pub mod report;
-pub mod room;
 pub mod run;
+pub mod sandbox;
 pub mod summary;
-mod unable;
+mod unsupported;
 
-pub use unable::{Means, Unable};
+pub use unsupported::{Means, Unsupported};

@@ -1,4 +1,4 @@
-//! `chaos/REPORT.md`: what many runs of drills came to, beside their bars.
+//! `chaos/REPORT.md`: what many runs of drills came to, next to their bars.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -27,7 +27,7 @@ pub fn markdown(runs: &[(Collected, Verdict)], left: &[Unfinished], command: &st
          processors. In every region 10 submissions/s, 10 linearizable reads/s, 5 reads/s of any staleness to each \
          replica, 2 bounded reads/s, a cancellation/s and two watches of every job, one of which comes and goes. Times count from the fault on, as clients \
          of regions that are there saw them; `held` means that nothing was found wrong: the drill was carried out whole, nothing acknowledged was lost or \
-         done twice, reads were linearizable and fresh where they say so, every answer was what a replay of its prefix of \
+         done twice, reads were linearizable and fresh where they claim to be, every answer was what a replay of its prefix of \
          the log gives, watches were exact, workers of one job never overlapped, and every bar was met.\n\n\
          ```\n{command}\n```\n\n",
         runs.len(),
@@ -64,7 +64,7 @@ pub fn rules_broken(table: &str) -> String {
     )
 }
 
-/// What went wrong beside what the judge finds: processes that ended, tools that failed.
+/// What went wrong apart from what the judge finds: processes that ended, tools that failed.
 fn troubles(runs: &[(Collected, Verdict)], page: &mut String) {
     let mut all: BTreeMap<(&str, String), u32> = BTreeMap::new();
     for (run, _) in runs {

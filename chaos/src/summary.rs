@@ -13,7 +13,7 @@ use crate::run::evidence::Collected;
 pub enum Bars {
     /// A run that does not meet them does not hold.
     Held,
-    /// They are said: a build without optimisation, or a machine with other work, says nothing about times.
+    /// They are only reported: a build without optimisation, or a machine with other work, proves nothing about times.
     Said,
 }
 

@@ -5,7 +5,7 @@
 )]
 
 use libtest_mimic::{Arguments, Trial};
-use muster_chaos::faults::{Clock, Damage, Disk, FaultError, Injection, Paused, Reach, Traced};
+use muster_chaos::faults::{Clock, ClockScope, Damage, Disk, FaultError, Injection, Paused, Traced};
 use nix::unistd::Pid;
 use std::fs::OpenOptions;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -22,8 +22,8 @@ fn main() {
     if std::env::args().nth(1).as_deref() == Some(VICTIM) {
         return victim();
     }
-    if let Err(unable) = muster_chaos::room::enter() {
-        println!("skipped: {unable}");
+    if let Err(unsupported) = muster_chaos::sandbox::enter() {
+        println!("skipped: {unsupported}");
         return;
     }
     let trials: [(&str, Test); 9] = [
@@ -39,8 +39,8 @@ fn main() {
     ];
     let trials = trials.into_iter().map(|(name, test)| {
         Trial::test(name, move || match test() {
-            Err(FaultError::Unable(unable)) => {
-                println!("skipped: {name}: {unable}");
+            Err(FaultError::Unsupported(unsupported)) => {
+                println!("skipped: {name}: {unsupported}");
                 Ok(())
             }
             result => result.map_err(Into::into),
@@ -66,7 +66,7 @@ fn victim() {
                 let began = Instant::now();
                 file.as_ref().unwrap().sync_data().map(|()| began.elapsed().as_millis())
             }
-            // A thread of its own: flushes are seldom made by the first.
+            // A separate thread: flushes are seldom made by the first.
             ("sync-elsewhere", _) => {
                 let file = file.as_ref().unwrap().try_clone().unwrap();
                 let began = Instant::now();
@@ -143,13 +143,13 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new(name: &str) -> Scratch {
-        let folder = std::env::temp_dir().join(format!("muster-chaos-{name}-{}", unique()));
-        std::fs::create_dir_all(&folder).unwrap();
-        Scratch(folder)
+        let directory = std::env::temp_dir().join(format!("muster-chaos-{name}-{}", unique()));
+        std::fs::create_dir_all(&directory).unwrap();
+        Scratch(directory)
     }
 }
 
-/// Numbers of processes repeat from room to room.
+/// Numbers of processes repeat from sandbox to sandbox.
 fn unique() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos()
 }
@@ -212,7 +212,7 @@ fn flushes_of_a_running_process_become_slow() -> Result<(), FaultError> {
         let took = victim.ask("sync");
         assert!((0..500).contains(&took), "{took} ms");
         let gone = Traced::attach(Pid::from_raw(i32::MAX), &[], &scratch.0.join("strace")).await;
-        assert!(matches!(gone, Err(FaultError::Unable(_))), "{gone:?}");
+        assert!(matches!(gone, Err(FaultError::Unsupported(_))), "{gone:?}");
         Ok(())
     })
 }
@@ -236,15 +236,15 @@ const ENOSPC: i64 = -28;
 
 fn fills_and_empties(mut disk: Disk) -> Result<(), FaultError> {
     let mut victim = Victim::start(|_| ());
-    victim.ask(&format!("open {}", disk.folder().join("file").display()));
+    victim.ask(&format!("open {}", disk.directory().join("file").display()));
     assert_eq!(victim.ask("write 1000000"), 0);
     disk.fill(MIB)?;
     assert!(disk.free_bytes()? <= 2 * MIB, "{}", disk.free_bytes()?);
     assert_eq!(victim.ask("write 4000000"), ENOSPC);
-    disk.make_room()?;
+    disk.unfill()?;
     disk.fill(0)?;
     assert!(disk.free_bytes()? <= MIB, "{}", disk.free_bytes()?);
-    disk.make_room()?;
+    disk.unfill()?;
     assert!(disk.free_bytes()? >= 8 * MIB);
     assert_eq!(victim.ask("write 4000000"), 0);
     assert!(victim.ask("sync") >= 0);
@@ -269,7 +269,7 @@ fn a_frozen_disk_hangs() -> Result<(), FaultError> {
     let scratch = Scratch::new("frozen");
     let mut disk = image(&scratch.0)?;
     let mut victim = Victim::start(|_| ());
-    victim.ask(&format!("open {}", disk.folder().join("file").display()));
+    victim.ask(&format!("open {}", disk.directory().join("file").display()));
     disk.freeze()?;
     victim.order("write 1000");
     assert_eq!(victim.answer_within(Duration::from_millis(500)), None);
@@ -283,26 +283,26 @@ fn a_power_cut_loses_what_was_not_flushed() -> Result<(), FaultError> {
     let scratch = Scratch::new("power");
     let mut disk = image(&scratch.0)?;
     for flushed in [5000, 9000] {
-        let file = disk.folder().join("file");
+        let file = disk.directory().join("file");
         let mut victim = Victim::start(|_| ());
         victim.ask(&format!("open {}", file.display()));
         victim.ask(&format!("write {}", if flushed == 5000 { 5000 } else { 4000 }));
         assert!(victim.ask("sync") >= 0);
         victim.ask("write 3000");
-        victim.ask(&format!("open {}", disk.folder().join("never-flushed").display()));
+        victim.ask(&format!("open {}", disk.directory().join("never-flushed").display()));
         victim.ask("write 100");
         drop(victim);
         assert_eq!(std::fs::read(&file).unwrap().len(), flushed + 3000, "killing alone loses nothing");
         disk.power_cut()?;
         assert_eq!(std::fs::read(&file).unwrap(), vec![7; flushed]);
-        assert!(!disk.folder().join("never-flushed").exists());
+        assert!(!disk.directory().join("never-flushed").exists());
     }
     Ok(())
 }
 
 fn a_clock_is_set_while_the_process_runs() -> Result<(), FaultError> {
     let scratch = Scratch::new("clock");
-    let clock = Clock::new(&scratch.0.join("wall"), Reach::Wall)?;
+    let clock = Clock::new(&scratch.0.join("wall"), ClockScope::Wall)?;
     let mut victim = Victim::start(|command| clock.give(command));
     let wrong_by = |victim: &mut Victim| {
         let right = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis();
@@ -321,14 +321,14 @@ fn a_clock_is_set_while_the_process_runs() -> Result<(), FaultError> {
     clock.right()?;
     assert!((-1000..1000).contains(&wrong_by(&mut victim)));
 
-    // One that runs at twice its speed from the start: two seconds of its own are one of ours.
-    let clock = Clock::new(&scratch.0.join("all"), Reach::All)?;
+    // One that runs at twice its speed from the start: two seconds on its clock are one of ours.
+    let clock = Clock::new(&scratch.0.join("all"), ClockScope::All)?;
     clock.rate(2000)?;
     let mut victim = Victim::start(|command| clock.give(command));
     let began = Instant::now();
     let slept = victim.ask("sleep 2000");
     let took = began.elapsed();
-    assert!(slept >= 1990, "{slept} ms of its own");
+    assert!(slept >= 1990, "{slept} ms on its clock");
     assert!(took >= Duration::from_millis(900) && took < Duration::from_millis(1900), "{took:?} of ours");
     Ok(())
 }

@@ -6,7 +6,7 @@
 
 use libtest_mimic::{Arguments, Trial};
 use muster_chaos::net::{
-    BuildError, Host, HostSpec, LinkStats, Network, Place, Process, Rule, three_regions,
+    BuildError, Host, HostSet, HostSpec, LinkStats, Network, Process, Rule, three_regions,
 };
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
@@ -21,20 +21,20 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 const HARNESS: &str = "--harness-to-be-killed";
 
 fn main() {
-    // What asks for a room of its own must not be in one already.
+    // What asks for a separate sandbox must not be in one already.
     let left_behind = Trial::test("nothing_is_left_when_the_harness_is_killed", || {
         nothing_is_left_when_the_harness_is_killed();
         Ok(())
     });
-    if let Err(unable) = muster_chaos::room::enter() {
-        println!("skipped: {unable}");
+    if let Err(unsupported) = muster_chaos::sandbox::enter() {
+        println!("skipped: {unsupported}");
         return;
     }
     if std::env::args().any(|argument| argument == HARNESS) {
         return be_killed();
     }
-    if let Err(BuildError::Unable(unable)) = Network::build(&[HostSpec::new("a1", "A")], &[], 1) {
-        println!("skipped: {unable}");
+    if let Err(BuildError::Unsupported(unsupported)) = Network::build(&[HostSpec::new("a1", "A")], &[], 1) {
+        println!("skipped: {unsupported}");
         return;
     }
     let trials: [(&str, fn()); 10] = [
@@ -118,7 +118,7 @@ fn arrived(network: &Network, from: &str, to: &str, count: u32) -> Vec<u32> {
     let sent = sender.spawn(async move {
         for number in 0..count {
             sending.send_to(&number.to_le_bytes(), address).await.unwrap();
-            // A burst would overrun the socket's buffer, which is not what is asked here.
+            // Sending all at once would overrun the socket's buffer, which is not what is asked here.
             if number % 20 == 19 {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
@@ -158,7 +158,7 @@ fn a_cut_is_silent_and_has_a_direction() {
     assert_eq!(round_trip(&network, "b1", in_a), None);
     assert!(round_trip(&network, "a2", in_b).is_some(), "nobody else is concerned");
     assert!(stats(&network, "a1", "b1").cut >= 2);
-    let (a1, everywhere) = (Place::Host("a1".to_owned()), Place::Everyone);
+    let (a1, everywhere) = (HostSet::Host("a1".to_owned()), HostSet::Everyone);
     assert!(network.cut_packets(&a1, &everywhere).unwrap() >= 2);
     assert_eq!(network.cut_packets(&everywhere, &a1).unwrap(), 0);
     network.heal().unwrap();
@@ -177,7 +177,7 @@ fn a_connection_outlives_a_cut() {
         let _ = tokio::io::copy(&mut reading, &mut writing).await;
     });
     let mut stream = a1.block_on(async move { TcpStream::connect(address).await.unwrap() });
-    network.apply(&Rule::cut_both(&Place::Host("a1".to_owned()), &Place::Everyone)).unwrap();
+    network.apply(&Rule::cut_both(&HostSet::Host("a1".to_owned()), &HostSet::Everyone)).unwrap();
     let asked = a1.block_on(async move {
         stream.write_all(b"kept").await.unwrap();
         let answered = tokio::time::timeout(Duration::from_millis(500), stream.readable()).await;
@@ -273,7 +273,7 @@ fn launch(host: &Host, script: &str) -> Process {
 fn processes_live_on_their_host() {
     let network = network();
     let (a1, a2) = (network.host("a1").unwrap(), network.host("a2").unwrap());
-    // The second outlives the one that started it, in a session of its own.
+    // The second outlives the one that started it, in a separate session.
     let process = launch(a1, "setsid sleep 1000 & sleep 1000");
     assert!(eventually(|| a1.processes().len() == 3));
     assert!(a1.processes().contains(&process.pid()) && a2.processes().is_empty());
@@ -301,7 +301,7 @@ fn nothing_is_left_of_a_network() {
             threads.filter_map(|thread| namespace(format!("{}/ns/net", thread.path().display())));
         namespaces.any(|namespace| namespace == of_host)
     };
-    assert!(is_in_use(), "the host's own thread lives there");
+    assert!(is_in_use(), "the host's own thread is there");
     drop(network);
     assert_eq!(namespace(of_process), None);
     assert!(!is_in_use());
@@ -344,7 +344,7 @@ fn processes_with(text: &str) -> usize {
 
 fn nothing_is_left_when_the_harness_is_killed() {
     let marker = format!("{}.{}", 900_000 + std::process::id() % 1000, std::process::id());
-    let folder = std::env::temp_dir().join(&marker);
+    let directory = std::env::temp_dir().join(&marker);
     let mut door = Command::new(std::env::current_exe().unwrap());
     door.arg0("a-harness").args([HARNESS, &format!("--marker={marker}")]);
     let mut door = door.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
@@ -360,12 +360,15 @@ fn nothing_is_left_when_the_harness_is_killed() {
     // Door, first process and harness carry it too. A process has no command line for an instant while it becomes
     // another program: one count of all of them is enough, and a second one may find fewer.
     assert!(eventually(|| processes_with(&marker) >= 6));
-    assert!(std::fs::read_dir(&folder).unwrap().next().is_none(), "what is mounted there is not ours to see");
+    assert!(
+        std::fs::read_dir(&directory).unwrap().next().is_none(),
+        "what is mounted there is not ours to see"
+    );
     assert!(!std::fs::read_to_string("/proc/self/mounts").unwrap().contains(&marker));
     door.kill().unwrap();
     door.wait().unwrap();
     // Its output ends when the last process that could write there is gone.
     while said.read_line(&mut line).unwrap() > 0 {}
     assert!(eventually(|| processes_with(&marker) == 0));
-    std::fs::remove_dir(&folder).unwrap();
+    std::fs::remove_dir(&directory).unwrap();
 }

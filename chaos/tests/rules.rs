@@ -5,7 +5,7 @@
 )]
 
 use muster_chaos::net::{
-    Delivery, Engine, Link, LinkChange, Place, Rule, RuleError, Share, Site, three_regions,
+    Delivery, Engine, HostSet, Link, LinkChange, PacketRatio, Rule, RuleError, Site, three_regions,
 };
 use std::time::Duration;
 
@@ -90,7 +90,7 @@ fn a_cut_has_a_direction_and_an_end() {
 fn a_mistake_changes_nothing() {
     let mut engine = engine(1);
     let wrong = engine.apply(ms(0), &rules(&["cut a1 *", "cut a1 region:X"]));
-    let nobody = RuleError::NoPair { from: Place::Host("a1".into()), to: Place::Region("X".into()) };
+    let nobody = RuleError::NoPair { from: HostSet::Host("a1".into()), to: HostSet::Region("X".into()) };
     assert_eq!(wrong, Err(nobody));
     assert!(arrival(&mut engine, ms(0), 0, 2).is_some());
 }
@@ -102,7 +102,7 @@ fn healing_goes_back_to_what_was_built() {
     engine.keep_as_built();
     let built = engine.link(0, 2);
     engine.apply(ms(0), &rules(&["link * * delay=3s loss=100%", "cut * *"])).unwrap();
-    assert_eq!(engine.link(0, 2).loss, Share::ALL);
+    assert_eq!(engine.link(0, 2).loss, PacketRatio::ALL);
     engine.apply(ms(0), &[Rule::Heal]).unwrap();
     assert_eq!(engine.link(0, 2), built);
     assert_eq!(arrival(&mut engine, ms(0), 0, 2), Some(ms(15)));
@@ -162,13 +162,13 @@ fn fates(seed: u64, disturbed: bool) -> Vec<[Option<Delivery>; 2]> {
     let change = LinkChange {
         delay: Some(ms(15)),
         jitter: Some(ms(2)),
-        loss: Some(Share::percent(5)),
-        duplicate: Some(Share::percent(5)),
-        reorder: Some(Share::percent(5)),
-        corrupt: Some(Share::millionths(50_000)),
+        loss: Some(PacketRatio::percent(5)),
+        duplicate: Some(PacketRatio::percent(5)),
+        reorder: Some(PacketRatio::percent(5)),
+        corrupt: Some(PacketRatio::millionths(50_000)),
         ..LinkChange::default()
     };
-    engine.apply(ms(0), &[Rule::Link { from: Place::Everyone, to: Place::Everyone, change }]).unwrap();
+    engine.apply(ms(0), &[Rule::Link { from: HostSet::Everyone, to: HostSet::Everyone, change }]).unwrap();
     (0..5000)
         .map(|at| {
             if disturbed {

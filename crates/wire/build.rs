@@ -3,8 +3,8 @@
 use prost::Message as _;
 use std::path::{Path, PathBuf};
 
-fn protos(folder: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
-    for entry in std::fs::read_dir(folder)? {
+fn protos(directory: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(directory)? {
         let path = entry?.path();
         if path.is_dir() {
             protos(&path, found)?;
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .bytes(".muster.raft.v1")
         .extern_path(".muster.v1beta1", "crate::v1")
         .compile_fds(descriptors.clone())?;
-    // Servers apart: there, what is said alike to many watchers is encoded once.
+    // Servers are generated separately: there, a message that many watchers receive is encoded once.
     let servers = out.join("servers");
     std::fs::create_dir_all(&servers)?;
     let mut builder = tonic_prost_build::configure()

@@ -23,6 +23,8 @@ fn root() -> PathBuf {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Text,
+    /// A term that is right and has a banned word within it.
+    Term,
     Type,
     Module,
 }
@@ -52,6 +54,7 @@ impl List {
             let [kind, forms, instead] = cells[..] else { panic!("not three cells: {line}") };
             let kind = match kind {
                 "text" => Kind::Text,
+                "term" => Kind::Term,
                 "type" => Kind::Type,
                 "module" => Kind::Module,
                 "exempt" => {
@@ -80,13 +83,13 @@ impl List {
         self.exempt.iter().any(|exempt| path == exempt || path.starts_with(&format!("{exempt}/")))
     }
 
-    /// The entries of this kind that occur in the text, each as often as it does. Where one form begins within
-    /// another, the longer one counts.
-    fn found(&self, kind: Kind, text: &str) -> Vec<&Entry> {
+    /// The banned words that occur in the text, each as often as it does. Where forms overlap the longer one counts, and
+    /// a term that is right is passed over with the words within it.
+    fn found(&self, text: &str) -> Vec<&Entry> {
         let words: Vec<String> = words(text).map(str::to_lowercase).collect();
-        let entries = || self.entries.iter().filter(|entry| entry.kind == kind);
+        let entries = self.entries.iter().filter(|entry| matches!(entry.kind, Kind::Text | Kind::Term));
         let mut first: BTreeMap<&str, Vec<(&[String], &Entry)>> = BTreeMap::new();
-        for entry in entries() {
+        for entry in entries {
             for form in &entry.forms {
                 first.entry(form[0].as_str()).or_default().push((form, entry));
             }
@@ -98,7 +101,7 @@ impl List {
             let fitting = fitting.filter(|(form, _)| words[at..].starts_with(form));
             match fitting.max_by_key(|(form, _)| form.len()) {
                 Some((form, entry)) => {
-                    found.push(*entry);
+                    found.extend((entry.kind == Kind::Text).then_some(*entry));
                     at += form.len();
                 }
                 None => at += 1,
@@ -264,7 +267,7 @@ type Counts = BTreeMap<(String, String), usize>;
 fn count(list: &List, krate: &str, text: &str, counts: &mut Counts) {
     let source = Source::parse(text);
     let mut note = |word: String| *counts.entry((krate.to_owned(), word)).or_default() += 1;
-    for entry in list.found(Kind::Text, &source.text) {
+    for entry in list.found(&source.text) {
         note(entry.name.clone());
     }
     for (kind, names) in [(Kind::Type, &source.types), (Kind::Module, &source.modules)] {
@@ -328,7 +331,7 @@ fn documents_use_plain_words() {
     for path in files_below("", "md").into_iter().filter(|path| !list.is_exempt(path)) {
         let text = fs::read_to_string(root().join(&path)).unwrap();
         for (line, number) in prose(&text).iter().zip(1..) {
-            for entry in list.found(Kind::Text, line) {
+            for entry in list.found(line) {
                 wrong.push(format!("{path}:{number}: {:?}; say {}", entry.name, entry.instead));
             }
         }
@@ -408,15 +411,14 @@ fn the_checks_themselves_can_fail() {
          text | make room, makes room | preempt\ntype | Said | Report\nmodule | ground | environment\n\
          exempt | a/b | why\n",
     );
-    let names = |text: &str| -> Vec<String> {
-        list.found(Kind::Text, text).iter().map(|entry| entry.name.clone()).collect()
-    };
+    let names =
+        |text: &str| -> Vec<String> { list.found(text).iter().map(|entry| entry.name.clone()).collect() };
     assert_eq!(names("Two Folders, and a folder: makes room!"), ["folder", "folder", "make room"]);
     assert_eq!(names("roomy classrooms of a portfolio"), [""; 0]);
     assert!(list.is_exempt("a/b") && list.is_exempt("a/b/c.md") && !list.is_exempt("a/bc.md"));
 
     let page = "A `folder` is [a folder](folder.md).\n```\nmkdir folder\n```\n<!-- folder -->\nA folder.\n";
-    let found: Vec<usize> = prose(page).iter().map(|line| list.found(Kind::Text, line).len()).collect();
+    let found: Vec<usize> = prose(page).iter().map(|line| list.found(line).len()).collect();
     assert_eq!(found, [1, 0, 0, 0, 0, 1]);
 
     let source = Source::parse(

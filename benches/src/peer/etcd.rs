@@ -56,11 +56,11 @@ impl Drop for Etcd {
 
 impl Etcd {
     /// Starts three members and waits for a leader; none when etcd is not installed.
-    pub(crate) async fn start(folder: Option<&Path>) -> Result<Option<Etcd>> {
+    pub(crate) async fn start(directory: Option<&Path>) -> Result<Option<Etcd>> {
         let Some(program) = installed("etcd") else { return Ok(None) };
         let builder = tempfile::Builder::new().prefix("muster-bench-etcd-").to_owned();
-        let dir = folder.map_or_else(|| builder.tempdir(), |folder| builder.tempdir_in(folder));
-        let dir = dir.context("making a folder for the data")?;
+        let dir = directory.map_or_else(|| builder.tempdir(), |directory| builder.tempdir_in(directory));
+        let dir = dir.context("making a directory for the data")?;
         let pid = std::process::id();
         let mut members = Vec::new();
         for n in 1..=3u8 {
@@ -134,7 +134,7 @@ impl Etcd {
         self.members.iter().enumerate().filter_map(named).collect()
     }
 
-    /// Connections to these members in turn.
+    /// Connections to these members, round-robin.
     pub(crate) fn connections(&self, count: usize, to: &[usize], action: Action) -> Vec<Connection> {
         let open = |n: usize| {
             let at = self.members[to[n % to.len()]].client;
@@ -178,7 +178,7 @@ pub(crate) enum Action {
         /// Its value.
         value: Vec<u8>,
     },
-    /// One transaction of so many puts of new keys.
+    /// One transaction with several puts of new keys.
     PutMany {
         /// The value of each.
         value: Vec<u8>,

@@ -80,11 +80,12 @@ fn daemon(dir: &Path) -> Result<PathBuf> {
 }
 
 impl Slurm {
-    fn start(folder: Option<&Path>) -> Result<Slurm> {
+    fn start(directory: Option<&Path>) -> Result<Slurm> {
         let builder = tempfile::Builder::new().prefix("muster-bench-slurm-").to_owned();
-        let dir = folder.map_or_else(|| builder.tempdir(), |folder| builder.tempdir_in(folder));
-        let dir = dir.context("making a folder for the data")?;
-        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).context("opening the folder")?;
+        let dir = directory.map_or_else(|| builder.tempdir(), |directory| builder.tempdir_in(directory));
+        let dir = dir.context("making a directory for the data")?;
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755))
+            .context("opening the directory")?;
         let mut slurm = Slurm { dir, processes: Vec::new() };
         slurm.authenticate()?;
         slurm.configure()?;
@@ -141,7 +142,7 @@ impl Slurm {
         let host = host.nodename().to_string_lossy().into_owned();
         let host = host.split('.').next().unwrap_or("localhost");
         let port = free_address([127, 0, 0, 1].into())?.port();
-        fs::create_dir(dir.join("state")).context("making a folder for the state")?;
+        fs::create_dir(dir.join("state")).context("making a directory for the state")?;
         let at = dir.display();
         let text = format!(
             "ClusterName=bench\nSlurmctldHost={host}(127.0.0.1)\nSlurmctldPort={port}\nAuthType=auth/munge\n\
@@ -159,7 +160,7 @@ impl Slurm {
         fs::write(dir.join("cgroup.conf"), "CgroupPlugin=cgroup/v1\n").context("writing a configuration")
     }
 
-    /// So many clients at once.
+    /// Measures with `clients` clients at once.
     fn measure(&self, clients: u32, length: Duration) -> Result<(f64, Latencies, u64)> {
         let begun = Instant::now();
         let start = || {

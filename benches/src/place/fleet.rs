@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use muster_decider::{Answer, Command, Founding, Speculation, handle, schedule};
+use muster_decider::{Answer, BootstrapConfig, Command, Speculation, handle, schedule};
 use muster_journal::{Decision, RankUpdate, Round};
 use muster_planner::Budget;
 use muster_state::State;
@@ -58,7 +58,7 @@ pub(super) struct Ask {
 }
 
 impl Ask {
-    /// So many workers with so many devices each, and what goes with one of them.
+    /// `workers` workers with `devices` devices each, and what goes with one of them.
     pub(super) fn gang(workers: u32, devices: u16) -> Ask {
         Ask {
             workers,
@@ -104,7 +104,7 @@ pub(super) enum Mix {
 }
 
 impl Mix {
-    /// The `n`-th job of a queue of jobs of one worker with so many devices. Eight with one device each fit a
+    /// The `n`-th job of a queue of jobs of one worker with `devices` devices. Eight with one device each fit a
     /// host, whichever.
     pub(super) fn job(self, n: u64, devices: u16) -> JobSpec {
         let mut ask = Ask::gang(1, devices);
@@ -170,12 +170,12 @@ impl Fleet {
         Fleet::recorded(layout, forget).unwrap_or_else(|never| match never {})
     }
 
-    /// The same, with every round that makes it handed over.
+    /// The same, with every round that makes it passed to `record`.
     pub(super) fn recorded<E>(
         layout: Layout,
         mut record: impl FnMut(Round) -> Result<(), E>,
     ) -> Result<Fleet, E> {
-        let founding = Founding::new(ClusterId(1), Parameters::DEFAULT);
+        let founding = BootstrapConfig::new(ClusterId(1), Parameters::DEFAULT);
         let leadership = Leadership { term: 1, replica: ReplicaId(1) };
         let speculation = Speculation::begin(State::default(), leadership, LogTime(EPOCH_MS), founding);
         let mut fleet = Fleet { speculation, requests: 0, now_ms: EPOCH_MS };

@@ -9,7 +9,7 @@ use super::{Bar, Figure, Times, ms};
 
 const HOSTS: u32 = 10_000;
 const REPETITIONS: u64 = 200;
-/// Blocks that are left empty, so that there is room for whole hosts.
+/// Blocks that are left empty, so that whole hosts are free.
 const EMPTY_BLOCKS: u32 = 2;
 
 /// 512 workers with one device and with eight.
@@ -73,7 +73,7 @@ fn half_full() -> Fleet {
 /// The gang is cancelled and gone.
 fn remove(fleet: &mut Fleet, gang: JobId, request: u128) {
     let row = fleet.state().job(gang);
-    assert!(row.is_some_and(|row| row.placement.is_some()), "there is room for the gang");
+    assert!(row.is_some_and(|row| row.placement.is_some()), "the gang fits");
     fleet.command(&Command::cancel(RequestId(request | 1 << 100), gang));
     fleet.end(gang);
     fleet.speculation.take_round();

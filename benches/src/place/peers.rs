@@ -136,7 +136,7 @@ fn no_room() -> Run {
     let mut fleet = kai_fleet();
     filled(&mut fleet, PriorityTier::Standard);
     let begun = thread_time();
-    let waits = fleet.submit(vec![job("no-room", "research", Ask::gang(10, 8))])[0];
+    let waits = fleet.submit(vec![job("no-capacity", "research", Ask::gang(10, 8))])[0];
     let happened = fleet.settle();
     let explanation =
         explain_job(fleet.state(), fleet.speculation.now(), waits, fleet.speculation.kept_reservations());

@@ -1,7 +1,7 @@
 //! What a replica does at its start: it replays a log, takes a snapshot, restores one.
 //!
-//! The log is made by the shipping decider and written to a file. What is measured runs in a process of its
-//! own that has nothing else in memory, reads the file piece by piece, and does with each round what a replica
+//! The log is made by the shipping decider and written to a file. What is measured runs in a separate
+//! process that has nothing else in memory, reads the file piece by piece, and does with each round what a replica
 //! does: decode, guard, fold, and publish a view now and then.
 
 use std::fs::File;
@@ -28,13 +28,13 @@ const ROUNDS_PER_VIEW: usize = 16;
 /// Bytes of a piece in which a snapshot comes from disk.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// What to do in a process of its own.
+/// What to do in a separate process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Step {
     /// Replay the log of submissions, take a snapshot
     Submissions,
-    /// Replay the log of whole lives of jobs
-    Lives,
+    /// Replay the log of jobs that start, run and end
+    Completed,
     /// Restore the snapshot
     Restore,
 }
@@ -43,22 +43,22 @@ pub(crate) enum Step {
 ///
 /// # Errors
 /// When a file cannot be written or a child fails, in words.
-pub(crate) fn run(jobs: u64, folder: &Path) -> Result<Vec<Figure>, String> {
+pub(crate) fn run(jobs: u64, directory: &Path) -> Result<Vec<Figure>, String> {
     let told = |error: std::io::Error| error.to_string();
     eprintln!("making the log of {jobs} submitted jobs");
-    write_submissions(&folder.join("submissions"), jobs).map_err(told)?;
-    eprintln!("making the log of {} lives of jobs", jobs / 10);
-    write_lives(&folder.join("lives"), jobs / 10).map_err(told)?;
-    let mut figures = submissions(&child(Step::Submissions, folder)?);
-    figures.extend(lives(&child(Step::Lives, folder)?));
-    figures.extend(restore(&child(Step::Restore, folder)?));
+    write_submissions(&directory.join("submissions"), jobs).map_err(told)?;
+    eprintln!("making the log of {} completed jobs", jobs / 10);
+    write_completed(&directory.join("completed"), jobs / 10).map_err(told)?;
+    let mut figures = submissions(&child(Step::Submissions, directory)?);
+    figures.extend(completed(&child(Step::Completed, directory)?));
+    figures.extend(restore(&child(Step::Restore, directory)?));
     Ok(figures)
 }
 
-fn child(step: Step, folder: &Path) -> Result<Value, String> {
+fn child(step: Step, directory: &Path) -> Result<Value, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let name = format!("{step:?}").to_lowercase();
-    let output = Command::new(program).args(["replay", "--step", &name, "--dir"]).arg(folder).output();
+    let output = Command::new(program).args(["replay", "--step", &name, "--dir"]).arg(directory).output();
     let output = output.map_err(|error| error.to_string())?;
     if !output.status.success() {
         return Err(format!("{name}: {}", String::from_utf8_lossy(&output.stderr)));
@@ -70,15 +70,15 @@ fn child(step: Step, folder: &Path) -> Result<Value, String> {
 ///
 /// # Errors
 /// When a file cannot be read or is not what it should be, in words.
-pub(crate) fn step(step: Step, folder: &Path) -> Result<Value, String> {
+pub(crate) fn step(step: Step, directory: &Path) -> Result<Value, String> {
     match step {
         Step::Submissions => {
-            let (state, mut found) = replay(&folder.join("submissions"))?;
-            found["snapshot"] = snapshot(&state, &folder.join("snapshot"))?;
+            let (state, mut found) = replay(&directory.join("submissions"))?;
+            found["snapshot"] = snapshot(&state, &directory.join("snapshot"))?;
             Ok(found)
         }
-        Step::Lives => Ok(replay(&folder.join("lives"))?.1),
-        Step::Restore => restored(&folder.join("snapshot")),
+        Step::Completed => Ok(replay(&directory.join("completed"))?.1),
+        Step::Restore => restored(&directory.join("snapshot")),
     }
 }
 
@@ -127,7 +127,7 @@ fn write_submissions(path: &Path, jobs: u64) -> std::io::Result<()> {
 }
 
 /// Jobs come in waves that fill the fleet; each is placed, runs and ends.
-fn write_lives(path: &Path, jobs: u64) -> std::io::Result<()> {
+fn write_completed(path: &Path, jobs: u64) -> std::io::Result<()> {
     let mut log = Log::create(path)?;
     let layout = Layout::blocks_of_512(1_000);
     let mut fleet = Fleet::recorded(layout, |round| log.add(&round))?;
@@ -299,12 +299,12 @@ fn submissions(found: &Value) -> Vec<Figure> {
         figure("pause of a snapshot, longest of 100", number(snapshot, "pause_max_ms"), "ms")
             .bar(Bar::AtMost(20.0)),
         figure("digest", number(snapshot, "digest_ms"), "ms"),
-        figure("encoding the snapshot, beside apply", number(snapshot, "encode_seconds"), "s"),
+        figure("encoding the snapshot, concurrently with apply", number(snapshot, "encode_seconds"), "s"),
         figure("snapshot of a job", number(snapshot, "bytes") / number(found, "jobs"), "bytes/job"),
     ]
 }
 
-fn lives(found: &Value) -> Vec<Figure> {
+fn completed(found: &Value) -> Vec<Figure> {
     vec![
         Figure::new(
             "replay",

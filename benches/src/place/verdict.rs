@@ -42,7 +42,7 @@ pub(super) fn never() -> Vec<Figure> {
         .collect()
 }
 
-/// Jobs that a fleet without room cannot start now.
+/// Jobs that a full fleet cannot start now.
 fn waiting_jobs() -> Vec<JobSpec> {
     let within = |level, workers, devices| Ask { required: Some(level), ..Ask::gang(workers, devices) };
     vec![

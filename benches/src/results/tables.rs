@@ -44,7 +44,7 @@ const QUICKSTART: &[Row] = &[
     ),
     row("resumed losses equal, digests equal", "{/runs/0/losses_agree}, {/runs/0/digests_agree}", "yes, yes"),
     row(
-        "preemption: room is made, the preempted job runs again",
+        "preemption: the urgent job is placed, the preempted one runs again",
         "{/runs/*/preemption/placed_ms} ms, {/runs/*/preemption/resumed_ms} ms",
         "",
     ),
@@ -203,17 +203,17 @@ pub(super) const TABLES: &[Table] = &[
     },
     Table {
         scenario: "submit-etcd",
-        title: "Submissions beside etcd 3.4",
+        title: "Submissions next to etcd 3.4",
         rows: SUBMIT_ETCD,
         note: "Three members of each, real gRPC and real flushes, one after the other on the same processors. Streams are compared with single puts, for etcd has no streams of puts.",
     },
     Table {
         scenario: "submit-slurm",
-        title: "Submissions beside Slurm",
+        title: "Submissions next to Slurm",
         rows: SUBMIT_SLURM,
         note: "Slurm acknowledges before it has written anything.",
     },
-    Table { scenario: "read-etcd", title: "Reads beside etcd 3.4", rows: READ_ETCD, note: "" },
+    Table { scenario: "read-etcd", title: "Reads next to etcd 3.4", rows: READ_ETCD, note: "" },
     Table {
         scenario: "watch",
         title: "Watches",
@@ -295,7 +295,7 @@ pub(super) const TABLES: &[Table] = &[
         rows: &[],
         note: "",
     },
-    Table { scenario: "making-room", title: "What making room costs the scheduler", rows: &[], note: "" },
+    Table { scenario: "making-room", title: "What preemption costs the scheduler", rows: &[], note: "" },
     Table { scenario: "passes", title: "Passes over many different requests", rows: &[], note: "" },
     Table {
         scenario: "year",

@@ -123,7 +123,7 @@ async fn connect(endpoint: &str) -> Result<Channel> {
 
 pub(crate) async fn run(args: AgentsArgs) -> Result<()> {
     let cluster = Cluster::start(args.common.dir.as_deref(), Settings::default()).await?;
-    let machine = machine::describe_with_disk(cluster.folder())?;
+    let machine = machine::describe_with_disk(cluster.directory())?;
     println!("{}", machine::sentence(&machine));
     let leader = cluster.wait_for_leader().await?;
     let endpoints = cluster.endpoints();

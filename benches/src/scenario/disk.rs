@@ -1,4 +1,4 @@
-//! Bytes on disk: what the log takes for a job beside the bytes of its record, and what comes back after a
+//! Bytes on disk: what the log takes for a job compared with the bytes of its record, and what comes back after a
 //! purge.
 
 use std::os::unix::fs::FileExt as _;
@@ -32,11 +32,11 @@ pub(crate) struct DiskArgs {
     common: Common,
 }
 
-/// Bytes written to the files below a folder, without its snapshots, and those of the snapshots. What is
+/// Bytes written to the files below a directory, without its snapshots, and those of the snapshots. What is
 /// allocated ahead of the writer is empty so far: a file counts up to its last byte that is not zero.
 fn usage(data: &Path) -> (u64, u64) {
-    fn walk(folder: &Path) -> u64 {
-        let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
+    fn walk(directory: &Path) -> u64 {
+        let Ok(entries) = std::fs::read_dir(directory) else { return 0 };
         let size = |entry: std::fs::DirEntry| match entry.metadata() {
             Ok(meta) if meta.is_dir() => walk(&entry.path()),
             // It may have been purged since it was listed.
@@ -66,7 +66,7 @@ fn written(file: std::fs::File) -> std::io::Result<u64> {
     Ok(0)
 }
 
-/// Bytes of the record of a submission of so many jobs, per job.
+/// Bytes of the record of a submission of `jobs` jobs, per job.
 fn record_bytes_per_job(jobs: usize) -> Result<f64> {
     let specs = jobs_from_proto("jobs", vec![job(); jobs])
         .map_err(|violations| anyhow::anyhow!("the job of the benches is refused: {violations:?}"))?;
@@ -78,7 +78,7 @@ fn record_bytes_per_job(jobs: usize) -> Result<f64> {
     Ok(canonical(&decision).len() as f64 / jobs as f64)
 }
 
-/// Waits until the folder has not changed for a while; its size then.
+/// Waits until the directory has not changed for a while; its size then.
 async fn settled(data: &Path) -> (u64, u64) {
     let begun = Instant::now();
     let mut last = usage(data);
@@ -103,7 +103,7 @@ pub(crate) async fn run(args: DiskArgs) -> Result<()> {
     ] {
         let cluster = Cluster::start(args.common.dir.as_deref(), Settings { snapshots }).await?;
         if machine.is_null() {
-            machine = machine::describe_with_disk(cluster.folder())?;
+            machine = machine::describe_with_disk(cluster.directory())?;
             println!("{}", machine::sentence(&machine));
         }
         let leader = cluster.wait_for_leader().await?;

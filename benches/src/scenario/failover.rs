@@ -81,7 +81,7 @@ fn first_after(outcomes: &Outcomes, killed: Instant) -> Option<Duration> {
 
 pub(crate) async fn run(args: FailoverArgs) -> Result<()> {
     let mut cluster = Cluster::start(args.common.dir.as_deref(), Settings::default()).await?;
-    let machine = machine::describe_with_disk(cluster.folder())?;
+    let machine = machine::describe_with_disk(cluster.directory())?;
     println!("{}", machine::sentence(&machine));
     let leader = cluster.wait_for_leader().await?;
     if args.jobs > 0 {

@@ -60,8 +60,8 @@ struct Lines {
 }
 
 impl Lines {
-    fn open(folder: &Path) -> Result<Lines> {
-        let path = folder.join("begun");
+    fn open(directory: &Path) -> Result<Lines> {
+        let path = directory.join("begun");
         nix::unistd::mkfifo(&path, Mode::S_IRUSR | Mode::S_IWUSR).context("making a FIFO")?;
         // Both ends, so that it has no end while workers come and go.
         let file = OpenOptions::new().read(true).write(true).open(&path).context("opening the FIFO")?;
@@ -247,10 +247,10 @@ fn memory(cluster: &Cluster) -> Value {
 
 pub(crate) async fn run(args: LaunchArgs) -> Result<()> {
     let mut cluster = Cluster::start(args.common.dir.as_deref(), Settings::default()).await?;
-    let machine = machine::describe_with_disk(cluster.folder())?;
+    let machine = machine::describe_with_disk(cluster.directory())?;
     println!("{}", machine::sentence(&machine));
     let leader = cluster.wait_for_leader().await?;
-    let mut lines = Lines::open(cluster.folder())?;
+    let mut lines = Lines::open(cluster.directory())?;
     let client = cluster.client(leader, DEADLINE)?;
 
     cluster.start_agents(1).await?;

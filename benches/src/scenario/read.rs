@@ -1,4 +1,4 @@
-//! Reads of single jobs, by consistency, replica and number of clients; etcd beside it.
+//! Reads of single jobs, by consistency, replica and number of clients; etcd for comparison.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub(crate) struct ReadArgs {
     /// Clients of the closed loops, separated by commas
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [1, 16, 64], value_parser = clap::value_parser!(u32).range(1..=10_000))]
     clients: Vec<u32>,
-    /// Measure etcd beside it, in the same run
+    /// Measure etcd as well, in the same run
     #[arg(long, value_enum)]
     against: Option<Peer>,
 }
@@ -89,7 +89,7 @@ fn json_of(all: &[Measured]) -> Value {
 
 async fn of_muster(args: &ReadArgs) -> Result<(Value, Vec<Measured>)> {
     let cluster = Cluster::start(args.common.dir.as_deref(), Settings::default()).await?;
-    let machine = machine::describe_with_disk(cluster.folder())?;
+    let machine = machine::describe_with_disk(cluster.directory())?;
     println!("{}", machine::sentence(&machine));
     let leader = cluster.wait_for_leader().await?;
     let client = cluster.client(leader, DEADLINE)?;

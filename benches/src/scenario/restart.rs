@@ -86,7 +86,7 @@ async fn snapshot_under_load(cluster: &Cluster, leader: usize) -> Result<Value> 
 pub(crate) async fn run(args: RestartArgs) -> Result<()> {
     let settings = Settings { snapshots: Some((ENTRIES_PER_SNAPSHOT, ENTRIES_KEPT)) };
     let mut cluster = Cluster::start(args.common.dir.as_deref(), settings).await?;
-    let machine = machine::describe_with_disk(cluster.folder())?;
+    let machine = machine::describe_with_disk(cluster.directory())?;
     println!("{}", machine::sentence(&machine));
     let leader = cluster.wait_for_leader().await?;
     let empty: Vec<u64> =

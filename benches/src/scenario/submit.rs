@@ -1,4 +1,4 @@
-//! Submissions: the peak at several numbers of clients, latency at half of it, batches; others beside it.
+//! Submissions: the peak at several numbers of clients, latency at half of it, batches; others for comparison.
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -34,7 +34,7 @@ pub(crate) struct SubmitArgs {
     /// Where clients connect
     #[arg(long, value_enum, default_value = "all")]
     to: To,
-    /// Measure another beside it, in the same run
+    /// Measure another system as well, in the same run
     #[arg(long, value_enum)]
     against: Option<Peer>,
 }
@@ -65,7 +65,7 @@ impl Run {
     }
 }
 
-/// Measures one system: the same steps whoever it is.
+/// Measures one system: the same steps for each.
 async fn measure<C: Caller>(
     args: &SubmitArgs,
     processes: Vec<(String, u32)>,
@@ -107,7 +107,7 @@ async fn measure<C: Caller>(
 
 async fn of_muster(args: &SubmitArgs) -> Result<(Value, Run)> {
     let cluster = Cluster::start(args.common.dir.as_deref(), Settings::default()).await?;
-    let machine = machine::describe_with_disk(cluster.folder())?;
+    let machine = machine::describe_with_disk(cluster.directory())?;
     println!("{}", machine::sentence(&machine));
     let leader = cluster.wait_for_leader().await?;
     println!("\nmuster: three replicas; clients connect to {}", args.to.name());

@@ -37,12 +37,12 @@ pub(crate) struct WatchArgs {
 
 /// When each job was sent and acknowledged, and when it was seen.
 #[derive(Default)]
-struct Seen {
+struct Observations {
     acknowledged: HashMap<String, (Instant, Instant)>,
     seen: Vec<(String, Instant)>,
 }
 
-async fn follow(client: Client, ready: mpsc::Sender<()>, seen: Arc<Mutex<Seen>>) -> Result<()> {
+async fn follow(client: Client, ready: mpsc::Sender<()>, seen: Arc<Mutex<Observations>>) -> Result<()> {
     let mut watch = client.watch_jobs(v1::WatchJobsRequest::default());
     let mut synced = false;
     // A job may change again, when the one host there is takes it: only its first sight counts.
@@ -65,11 +65,11 @@ async fn follow(client: Client, ready: mpsc::Sender<()>, seen: Arc<Mutex<Seen>>)
 
 pub(crate) async fn run(args: WatchArgs) -> Result<()> {
     let cluster = Cluster::start(args.common.dir.as_deref(), Settings::default()).await?;
-    let machine = machine::describe_with_disk(cluster.folder())?;
+    let machine = machine::describe_with_disk(cluster.directory())?;
     println!("{}", machine::sentence(&machine));
     let leader = cluster.wait_for_leader().await?;
     let follower = (leader + 1) % 3;
-    let seen = Arc::new(Mutex::new(Seen::default()));
+    let seen = Arc::new(Mutex::new(Observations::default()));
     let (ready, mut started) = mpsc::channel(64);
     let watchers = args.watchers as usize;
     let connections: Vec<Client> = (0..watchers.div_ceil(WATCHES_PER_CONNECTION))

@@ -8,7 +8,7 @@ use muster_transport::{Security, Tls, TlsFiles};
 
 use super::plan::{Plan, Purpose};
 
-/// Folders with `tls.crt`, `tls.key` and `ca.crt`.
+/// Directories with `tls.crt`, `tls.key` and `ca.crt`.
 #[derive(Clone, Debug)]
 pub struct Certificates {
     dir: PathBuf,
@@ -27,7 +27,7 @@ impl Certificates {
             ensure!(ran.status.success(), "muster {words:?}: {}", String::from_utf8_lossy(&ran.stderr));
             Ok(())
         };
-        let authority = authority.to_str().context("the folder of a drill is text")?;
+        let authority = authority.to_str().context("the directory of a drill is text")?;
         run(&["ca", "init", authority, "--cluster-id", cluster_id])?;
         let made = Certificates { dir: dir.to_path_buf() };
         for host in &plan.hosts {
@@ -38,7 +38,7 @@ impl Certificates {
                 Purpose::Operator => ("admin", host.name.clone()),
             };
             let out = made.of(&host.name);
-            let out = out.to_str().context("the folder of a drill is text")?;
+            let out = out.to_str().context("the directory of a drill is text")?;
             let whose: &[&str] = if kind == "client" { &["--all-tenants"] } else { &[] };
             run(&[&["ca", "issue", authority, kind, &name, "--out", out], whose].concat())?;
         }
@@ -56,20 +56,23 @@ impl Certificates {
     /// # Errors
     /// When its files do not go together.
     pub fn security(&self, host: &str) -> Result<Security> {
-        let folder = self.of(host);
-        let files =
-            TlsFiles { ca: folder.join("ca.crt"), cert: folder.join("tls.crt"), key: folder.join("tls.key") };
+        let directory = self.of(host);
+        let files = TlsFiles {
+            ca: directory.join("ca.crt"),
+            cert: directory.join("tls.crt"),
+            key: directory.join("tls.key"),
+        };
         Ok(Security::Tls(Tls::load(files).with_context(|| format!("the certificate of {host}"))?))
     }
 
     /// Variables that make `muster` commands speak for a host.
     #[must_use]
     pub fn environment(&self, host: &str) -> [(&'static str, PathBuf); 3] {
-        let folder = self.of(host);
+        let directory = self.of(host);
         [
-            ("MUSTER_CA", folder.join("ca.crt")),
-            ("MUSTER_CERT", folder.join("tls.crt")),
-            ("MUSTER_KEY", folder.join("tls.key")),
+            ("MUSTER_CA", directory.join("ca.crt")),
+            ("MUSTER_CERT", directory.join("tls.crt")),
+            ("MUSTER_KEY", directory.join("tls.key")),
         ]
     }
 }

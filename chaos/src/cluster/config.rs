@@ -35,7 +35,7 @@ pub struct ReplicaConfig<'a> {
     pub cluster_id: &'a str,
     /// Which one.
     pub id: u64,
-    /// Where it lives.
+    /// Where it runs.
     pub host: &'a HostPlan,
     /// The first members, and this one.
     pub members: &'a [(u64, &'a HostPlan)],
@@ -59,12 +59,12 @@ pub fn replica(config: &ReplicaConfig<'_>) -> String {
     // Writing to a string cannot fail.
     let _ = write!(
         text,
-        "[timing]\nheartbeat_interval_ms = {}\nelection_timeout_min_ms = {}\nelection_timeout_max_ms = {}\n\n",
+        "[timing]\nheartbeat_interval = \"{}ms\"\nelection_timeout_min = \"{}ms\"\nelection_timeout_max = \"{}ms\"\n\n",
         wide.0, wide.1, wide.2
     );
     let _ = write!(
         text,
-        "[parameters]\nlease_ttl_ms = {LEASE_TTL_MS}\nlease_margin_ms = {LEASE_MARGIN_MS}\nheartbeat_interval_ms = {AGENT_HEARTBEAT_MS}\ndigest_interval_records = {DIGEST_INTERVAL_RECORDS}\n\n"
+        "[parameters]\nlease_ttl = \"{LEASE_TTL_MS}ms\"\nlease_margin = \"{LEASE_MARGIN_MS}ms\"\nheartbeat_interval = \"{AGENT_HEARTBEAT_MS}ms\"\ndigest_interval_records = {DIGEST_INTERVAL_RECORDS}\n\n"
     );
     let _ = write!(text, "[snapshots]\nevery_entries = {SNAPSHOT_EVERY_ENTRIES}\n\n");
     text.push_str(&tls(config.tls));
@@ -89,29 +89,25 @@ fn wide_timing() -> (u64, u64, u64) {
     (200, 450, 750)
 }
 
-fn tls(folder: &Path) -> String {
-    let file = |name: &str| folder.join(name);
+fn tls(directory: &Path) -> String {
+    let file = |name: &str| directory.join(name);
     format!("[tls]\nca = {:?}\ncert = {:?}\nkey = {:?}\n\n", file("ca.crt"), file("tls.crt"), file("tls.key"))
 }
 
 /// `agent.toml` of one node.
 #[must_use]
-pub fn agent(host: &HostPlan, home: &Path, endpoints: &[String], tls_folder: &Path) -> String {
+pub fn agent(host: &HostPlan, home: &Path, endpoints: &[String], tls_directory: &Path) -> String {
     let mut text = format!(
         "state_dir = {:?}\nboot_id_path = {:?}\nendpoints = {endpoints:?}\nprobe_listen = \"{}:0\"\n\n",
         home.join("state"),
         home.join("boot_id"),
         host.address
     );
-    text.push_str(&tls(tls_folder));
+    text.push_str(&tls(tls_directory));
     let _ = write!(
         text,
-        "[node]\nname = {:?}\nregion = {:?}\ncluster = \"{}-1\"\nrack = \"rack-0\"\naddress = \"{}\"\ncpu_milli = 64000\nmemory_bytes = {}\naccelerators = {{ type = \"h100\", count = {DEVICES_PER_HOST} }}\n",
-        host.name,
-        host.region,
-        host.region,
-        host.address,
-        256u64 << 30
+        "[node]\nname = {:?}\nregion = {:?}\ncluster = \"{}-1\"\nrack = \"rack-0\"\naddress = \"{}\"\ncpu = 64\nmemory = \"256Gi\"\naccelerators = {{ type = \"h100\", count = {DEVICES_PER_HOST} }}\n",
+        host.name, host.region, host.region, host.address
     );
     text
 }

@@ -1,4 +1,4 @@
-//! A cluster of real replicas and agents, each on a host of its own.
+//! A cluster of real replicas and agents, each on a separate host.
 //!
 //! **Invariant:** everything that is started here runs inside the namespace of its host and ends with it; a process that ends without having been told to is remembered and is a finding.
 
@@ -18,8 +18,8 @@ use muster_transport::Security;
 use nix::sys::signal::Signal;
 use tokio::process::Command;
 
-use crate::faults::{Clock, Disk, Reach};
-use crate::net::{Host, HostSpec, LinkChange, Network, Place, Process, Rule};
+use crate::faults::{Clock, ClockScope, Disk};
+use crate::net::{Host, HostSet, HostSpec, LinkChange, Network, Process, Rule};
 use certificates::Certificates;
 use config::ReplicaConfig;
 use observe::Observer;
@@ -33,7 +33,8 @@ const FIRST_LIMIT: Duration = Duration::from_secs(60);
 /// A command of an operator.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 
-/// Room on a data disk of its own: more than below which a leader takes no new work. What is not used takes none.
+/// Size of a separate data disk: more than the free space below which a leader takes no new work. What is not used
+/// takes no memory.
 const DISK_BYTES: u64 = 4 << 30;
 
 /// What the data of replicas lies on.
@@ -48,7 +49,7 @@ pub enum Disks {
     Losing,
 }
 
-/// What a cluster is made for besides the ordinary.
+/// What a cluster is made for in addition to the ordinary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fitness {
     /// Its replicas begin with an older release, or with an older format.
@@ -56,7 +57,7 @@ pub struct Fitness {
     /// Data disks.
     pub disks: Disks,
     /// Clocks that can be set wrong: which.
-    pub clocks: Option<Reach>,
+    pub clocks: Option<ClockScope>,
 }
 
 /// How a cluster is started.
@@ -78,13 +79,13 @@ pub struct Options {
     pub seed: u64,
 }
 
-/// Where one replica or agent lives, and its process.
+/// Where one replica or agent runs, and its process.
 #[derive(Debug)]
 struct Server {
     host: String,
     home: PathBuf,
     process: Option<Process>,
-    /// Its data disk, where it has one of its own.
+    /// Its data disk, where it has a separate one.
     disk: Option<Disk>,
     /// Its clock, where that can be set wrong.
     clock: Option<Clock>,
@@ -121,7 +122,8 @@ impl Cluster {
     /// Makes hosts and network, issues certificates, starts everything for the first time, and waits until all is well.
     ///
     /// # Errors
-    /// [`Unable`](crate::unable::Unable) where the machine lacks what is needed; others when something does not start.
+    /// [`Unsupported`](crate::unsupported::Unsupported) where the machine lacks what is needed; others when something
+    /// does not start.
     pub fn start(options: Options) -> Result<Cluster> {
         let plan = Plan::new(options.replicas);
         let specs: Vec<HostSpec> =
@@ -131,11 +133,11 @@ impl Cluster {
             ensure!(host.address() == planned.address, "{} is at {}", host.name(), host.address());
         }
         let id = uuid::Uuid::new_v4().simple().to_string();
-        let folder = |name: &str| options.dir.join(name);
+        let directory = |name: &str| options.dir.join(name);
         for name in ["intervals", "checkpoints"] {
-            std::fs::create_dir_all(folder(name)).with_context(|| format!("creating {name}"))?;
+            std::fs::create_dir_all(directory(name)).with_context(|| format!("creating {name}"))?;
         }
-        let certificates = Certificates::issue(&options.program, &folder("tls"), &id, &plan)?;
+        let certificates = Certificates::issue(&options.program, &directory("tls"), &id, &plan)?;
         let observer = observer(&plan, &plan.founders(), &certificates)?;
         let members = plan.founders().into_iter().collect();
         let mut cluster = Cluster {
@@ -170,7 +172,7 @@ impl Cluster {
             // An agent's leases count on a clock that libfaketime cannot change alone.
             let has_clock = match host.purpose {
                 Purpose::Replica { .. } => fitness.clocks.is_some(),
-                _ => fitness.clocks == Some(Reach::Wall),
+                _ => fitness.clocks == Some(ClockScope::Wall),
             };
             let reach = fitness.clocks.filter(|_| has_clock);
             let clock = reach.map(|reach| Clock::new(&home.join("clock"), reach)).transpose()?;
@@ -229,7 +231,7 @@ impl Cluster {
         &self.network
     }
 
-    /// Its folder.
+    /// Its directory.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.options.dir
@@ -322,17 +324,17 @@ impl Cluster {
             .with_context(|| format!("nothing runs on {host}"))
     }
 
-    /// The data folder of a replica.
+    /// The data directory of a replica.
     ///
     /// # Errors
     /// When there is no such replica.
     pub fn data_of(&self, id: u64) -> Result<PathBuf> {
         let replica = self.replica(id)?;
-        // On a disk of its own one below its root, where its ballast is.
-        Ok(replica.disk.as_ref().map_or(replica.home.as_path(), Disk::folder).join("data"))
+        // On a separate disk it is one below the root, where the ballast is.
+        Ok(replica.disk.as_ref().map_or(replica.home.as_path(), Disk::directory).join("data"))
     }
 
-    /// The folder of a host.
+    /// The directory of a host.
     ///
     /// # Errors
     /// When nothing runs there.
@@ -349,9 +351,9 @@ impl Cluster {
     /// The data disk of a host.
     ///
     /// # Errors
-    /// When it has none of its own.
+    /// When it has no separate one.
     pub fn disk_of(&mut self, host: &str) -> Result<&mut Disk> {
-        self.server_mut(host)?.disk.as_mut().with_context(|| format!("{host} has no data disk of its own"))
+        self.server_mut(host)?.disk.as_mut().with_context(|| format!("{host} has no separate data disk"))
     }
 
     /// The clock of a host's process; none where it has only the machine's.
@@ -410,7 +412,7 @@ impl Cluster {
     ) -> Result<()> {
         let server = self.server(host)?;
         ensure!(server.process.is_none(), "{host} runs already");
-        let config = config.to_str().context("the folder of a drill is text")?;
+        let config = config.to_str().context("the directory of a drill is text")?;
         let arguments = [&[what, "--config", config], more].concat();
         let mut command = process::command(program, &server.home.join("log"), &arguments)?;
         if let Some(clock) = &server.clock {
@@ -527,7 +529,7 @@ impl Cluster {
         self.run_on(OPERATOR, &[&["--endpoint", endpoints.as_str()], words].concat())
     }
 
-    /// Runs a command on a host, as whoever is there; what it printed.
+    /// Runs a command on a host, with the identity of that host; what it printed.
     ///
     /// # Errors
     /// When it does not succeed.
@@ -574,7 +576,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Waits until all is well, with at most so many entries that a replica lacks.
+    /// Waits until all is well, with no replica lacking more than `lag_max` entries.
     ///
     /// # Errors
     /// When it does not become so, or a process ends meanwhile.
@@ -599,11 +601,11 @@ impl Cluster {
 }
 
 fn disk(home: &Path, disks: Disks) -> Result<Option<Disk>> {
-    let folder = home.join("disk");
+    let directory = home.join("disk");
     Ok(match disks {
         Disks::Shared => None,
-        Disks::Memory => Some(Disk::memory(&folder, DISK_BYTES)?),
-        Disks::Losing => Some(Disk::image(&folder, &home.join("disk.image"), DISK_BYTES)?),
+        Disks::Memory => Some(Disk::memory(&directory, DISK_BYTES)?),
+        Disks::Losing => Some(Disk::image(&directory, &home.join("disk.image"), DISK_BYTES)?),
     })
 }
 
@@ -617,7 +619,7 @@ fn distances(plan: &Plan) -> Vec<Rule> {
     let mut rules = Vec::new();
     for from in &plan.hosts {
         for to in plan.hosts.iter().filter(|to| to.name != from.name) {
-            let place = |host: &HostPlan| Place::Host(host.name.clone());
+            let place = |host: &HostPlan| HostSet::Host(host.name.clone());
             let change = LinkChange::delay(Plan::delay(from, to));
             rules.push(Rule::Link { from: place(from), to: place(to), change });
         }

@@ -24,12 +24,12 @@ pub struct Observer {
 
 /// How the members stand, as each of them says.
 #[derive(Clone, Debug, Default)]
-pub struct Seen {
+pub struct MemberStatuses {
     /// Answers by replica.
     pub statuses: BTreeMap<u64, v1::GetStatusResponse>,
 }
 
-impl Seen {
+impl MemberStatuses {
     /// The leader that most of those who answered know, in the newest term.
     #[must_use]
     pub fn leader(&self) -> Option<u64> {
@@ -52,7 +52,7 @@ impl Seen {
     }
 
     /// Why the cluster is not well; none when it is: every voter answers and knows the leader, none lags, all
-    /// nodes are up, nothing is being changed, every disk has room.
+    /// nodes are up, nothing is being changed, every disk has enough free space.
     #[must_use]
     pub fn unwell(&self, nodes: usize, lag_max: u64) -> Option<String> {
         let Some(leader) = self.of_leader() else { return Some("no replica leads".to_owned()) };
@@ -154,13 +154,13 @@ impl Observer {
     }
 
     /// Asks every replica at once.
-    pub async fn look(&self) -> Seen {
+    pub async fn look(&self) -> MemberStatuses {
         let asks = self.each.iter().map(|(id, client)| async move {
             let answer = client.get_status(v1::GetStatusRequest { read: Read::any().into() }).await;
             Some((*id, answer.ok()?))
         });
         let answers = futures::future::join_all(asks).await;
-        Seen { statuses: answers.into_iter().flatten().collect() }
+        MemberStatuses { statuses: answers.into_iter().flatten().collect() }
     }
 
     /// Looks until there is something.
@@ -171,7 +171,7 @@ impl Observer {
         &self,
         what: &str,
         limit: Duration,
-        mut look: impl FnMut(&Seen) -> Result<T, String>,
+        mut look: impl FnMut(&MemberStatuses) -> Result<T, String>,
     ) -> Result<T> {
         let until = Instant::now() + limit;
         loop {
@@ -188,7 +188,7 @@ impl Observer {
     ///
     /// # Errors
     /// When it does not become so.
-    pub async fn well(&self, nodes: usize, lag_max: u64, limit: Duration) -> Result<Seen> {
+    pub async fn well(&self, nodes: usize, lag_max: u64, limit: Duration) -> Result<MemberStatuses> {
         self.until("the cluster is not well", limit, |seen| match seen.unwell(nodes, lag_max) {
             None => Ok(seen.clone()),
             Some(why) => Err(why),
@@ -200,7 +200,7 @@ impl Observer {
     ///
     /// # Errors
     /// When states differ, or do not come to one position.
-    pub async fn equal(&self, limit: Duration) -> Result<Seen> {
+    pub async fn equal(&self, limit: Duration) -> Result<MemberStatuses> {
         let found = self.until("the replicas did not come to one position", limit, |seen| {
             let voters = seen.voters();
             if voters.is_empty() || !voters.iter().all(|id| seen.statuses.contains_key(id)) {

@@ -1,7 +1,7 @@
-//! Who lives where: regions, hosts, replicas, agents, and the distances between them.
+//! What runs where: regions, hosts, replicas, agents, and the distances between them.
 //!
-//! The operator, and with it every look at the cluster that the harness itself takes, has a host of its own in
-//! a place of its own, which no drill ever cuts off.
+//! The operator, and with it every look at the cluster that the harness itself takes, has a separate host in
+//! a separate place, which no drill ever cuts off.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;

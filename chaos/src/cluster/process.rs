@@ -109,8 +109,8 @@ mod tests {
 
     #[test]
     fn only_what_came_later_is_read_and_complaints_are_found() {
-        let folder = tempfile::tempdir().expect("a temporary folder can be made");
-        let path = folder.path().join("log");
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
+        let path = directory.path().join("log");
         assert_eq!(LogMark::at_end(&path).text().expect("nothing is fine"), "");
         std::fs::write(&path, "thread 'main' panicked at before\n").expect("writing a log");
         let mark = LogMark::at_end(&path);

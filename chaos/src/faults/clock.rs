@@ -2,14 +2,14 @@
 
 use super::FaultError;
 use super::tools::Tool;
-use crate::unable::Unable;
+use crate::unsupported::Unsupported;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::process::Command;
 
 /// Which clocks are changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub enum ClockScope {
     /// The time of day alone, as somebody who sets it wrong does.
     Wall,
     /// All clocks, and with them timers and sleeps, as an oscillator that is too fast or too slow does. The library
@@ -23,19 +23,20 @@ pub enum Reach {
 pub struct Clock {
     library: PathBuf,
     setting: PathBuf,
-    reach: Reach,
+    scope: ClockScope,
 }
 
 impl Clock {
     /// A clock that goes right so far; its setting is kept in a file of that path.
-    pub fn new(setting: &Path, reach: Reach) -> Result<Clock, FaultError> {
-        let library = Tool::Faketime.find().map_err(|unable: Unable| FaultError::Unable(unable))?;
-        let clock = Clock { library, setting: setting.to_owned(), reach };
+    pub fn new(setting: &Path, scope: ClockScope) -> Result<Clock, FaultError> {
+        let library =
+            Tool::Faketime.find().map_err(|unsupported: Unsupported| FaultError::Unsupported(unsupported))?;
+        let clock = Clock { library, setting: setting.to_owned(), scope };
         clock.right()?;
         Ok(clock)
     }
 
-    /// Has a process that is about to be started live by this clock. It must be linked against the system's C
+    /// Has a process that is about to be started use this clock. It must be linked against the system's C
     /// library: one that brings its own keeps the machine's clock.
     pub fn give(&self, command: &mut Command) {
         command.env("LD_PRELOAD", &self.library);
@@ -44,7 +45,7 @@ impl Clock {
         command.env("FAKETIME_NO_CACHE", "1");
         // Nothing is shared between processes but the file.
         command.env("FAKETIME_DISABLE_SHM", "1");
-        if self.reach == Reach::Wall {
+        if self.scope == ClockScope::Wall {
             command.env("FAKETIME_DONT_FAKE_MONOTONIC", "1").env("DONT_FAKE_MONOTONIC", "1");
         }
     }
@@ -59,8 +60,8 @@ impl Clock {
         self.set(&format!("-{}.{:09}", by.as_secs(), by.subsec_nanos()))
     }
 
-    /// It runs at so many thousandths of its speed, counted from the start of the process: one that runs already
-    /// jumps to where it would be by now.
+    /// It runs at `thousandths` thousandths of its speed, counted from the start of the process: the clock of a process
+    /// that runs already jumps to where it would be by now.
     pub fn rate(&self, thousandths: u32) -> Result<(), FaultError> {
         self.set(&format!("+0 x{}.{:03}", thousandths / 1000, thousandths % 1000))
     }

@@ -1,4 +1,4 @@
-//! Files of a stopped process that are not what it wrote: bytes that turned, and folders that are gone.
+//! Files of a stopped process that are not what it wrote: bytes that turned, and directories that are gone.
 
 use super::FaultError;
 use rand::rngs::StdRng;
@@ -82,16 +82,16 @@ impl Damage {
         file.sync_all().map_err(FaultError::on_path("flushing", &self.path))
     }
 
-    /// Everything in a folder is gone; the folder itself, which may be where a disk is mounted, stays.
-    pub fn lose(folder: &Path) -> Result<(), FaultError> {
+    /// Everything in a directory is gone; the directory itself, which may be where a disk is mounted, stays.
+    pub fn lose(directory: &Path) -> Result<(), FaultError> {
         let failed = |path: &Path| FaultError::on_path("removing", path);
-        let listed = std::fs::read_dir(folder).map_err(failed(folder))?;
+        let listed = std::fs::read_dir(directory).map_err(failed(directory))?;
         for entry in listed {
-            let entry = entry.map_err(failed(folder))?;
-            let is_folder = entry.file_type().map_err(failed(&entry.path()))?.is_dir();
+            let entry = entry.map_err(failed(directory))?;
+            let is_directory = entry.file_type().map_err(failed(&entry.path()))?.is_dir();
             let path = entry.path();
             let removed =
-                if is_folder { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+                if is_directory { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
             removed.map_err(failed(&path))?;
         }
         Ok(())
@@ -102,7 +102,7 @@ fn open(path: &Path) -> Result<File, FaultError> {
     OpenOptions::new().read(true).write(true).open(path).map_err(FaultError::on_path("opening", path))
 }
 
-/// The bytes of a file up to the zeros at its end. Files of the log have all their room from the start.
+/// The bytes of a file up to the zeros at its end. Files of the log are allocated in full from the start.
 fn used_bytes(path: &Path) -> io::Result<u64> {
     const PIECE: u64 = 1 << 20;
     let file = File::open(path)?;

@@ -8,14 +8,14 @@ mod pause;
 mod tools;
 mod trace;
 
-pub use clock::{Clock, Reach};
+pub use clock::{Clock, ClockScope};
 pub use damage::Damage;
 pub use disk::Disk;
 pub use pause::Paused;
 pub use tools::{Tool, install_missing};
 pub use trace::{Injection, Traced};
 
-use crate::unable::Unable;
+use crate::unsupported::Unsupported;
 use std::io;
 use std::path::Path;
 
@@ -24,7 +24,7 @@ use std::path::Path;
 pub enum FaultError {
     /// This machine cannot do it.
     #[error(transparent)]
-    Unable(#[from] Unable),
+    Unsupported(#[from] Unsupported),
     /// The system refused.
     #[error("{operation} {subject}")]
     System {

@@ -31,7 +31,7 @@ impl Paused {
     fn all(find: impl Fn() -> Vec<Pid>) -> Result<Paused, FaultError> {
         let mut paused = Paused { processes: Vec::new() };
         let mut seen = BTreeSet::new();
-        // Whoever started another one while we looked is stopped by now, so this ends.
+        // A process that started another one while we looked is stopped by now, so this ends.
         loop {
             let new: Vec<Pid> = find().into_iter().filter(|pid| seen.insert(*pid)).collect();
             if new.is_empty() {
@@ -95,7 +95,7 @@ impl Paused {
 
 impl Drop for Paused {
     fn drop(&mut self) {
-        // Whoever wants to know calls `resume`.
+        // A caller that wants to know the result calls `resume`.
         let _ = self.go_on();
     }
 }

@@ -1,6 +1,6 @@
 //! Programs of the system that some faults need.
 
-use crate::unable::{Means, Unable};
+use crate::unsupported::{Means, Unsupported};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -32,14 +32,14 @@ impl Tool {
     }
 
     /// Where it is.
-    pub fn find(self) -> Result<PathBuf, Unable> {
+    pub fn find(self) -> Result<PathBuf, Unsupported> {
         let found = match self {
             Tool::Strace => program("strace"),
             // For programs with several threads.
             Tool::Faketime => library("faketime/libfaketimeMT.so.1"),
         };
         let missing =
-            || Unable::because(self.means(), format!("package {} is not installed", self.package()));
+            || Unsupported::because(self.means(), format!("package {} is not installed", self.package()));
         found.ok_or_else(missing)
     }
 }
@@ -48,20 +48,20 @@ impl Tool {
 pub(super) fn program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     let places = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
-    places.map(|folder| folder.join(name)).find(|path| path.is_file())
+    places.map(|directory| directory.join(name)).find(|path| path.is_file())
 }
 
 fn library(name: &str) -> Option<PathBuf> {
     let machine = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
     [machine.as_str(), "/usr/lib", "/usr/lib64", "/usr/local/lib"]
         .iter()
-        .map(|folder| Path::new(folder).join(name))
+        .map(|directory| Path::new(directory).join(name))
         .find(|path| path.is_file())
 }
 
 /// Installs what is missing of these, on Debian and as root. Elsewhere, or without a network, answers what is still
 /// missing and why.
-pub fn install_missing(tools: &[Tool]) -> Vec<Unable> {
+pub fn install_missing(tools: &[Tool]) -> Vec<Unsupported> {
     let missing =
         |tools: &[Tool]| tools.iter().copied().filter(|tool| tool.find().is_err()).collect::<Vec<_>>();
     let wanted = missing(tools);

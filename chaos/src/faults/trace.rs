@@ -2,7 +2,7 @@
 
 use super::FaultError;
 use super::tools::Tool;
-use crate::unable::{Means, Unable};
+use crate::unsupported::{Means, Unsupported};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -107,7 +107,7 @@ impl Traced {
                 so_far.push(line);
             }
         }
-        Err(Unable::because(Means::Strace, so_far.join("; ")).into())
+        Err(Unsupported::because(Means::Strace, so_far.join("; ")).into())
     }
 
     /// Calls that met the fault so far.

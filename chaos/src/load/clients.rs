@@ -10,7 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use muster_client::{Client, Endpoints, Options, Read, Watch, WatchItem};
 use muster_drill::history::{
-    Call, Consistency, JobSeen, Operation, Outcome, Query, Seen, WatchChange, WatchEvent, digest_of_jobs,
+    Call, Consistency, JobSeen, Observation, Operation, Outcome, Query, WatchChange, WatchEvent,
+    digest_of_jobs,
 };
 use muster_transport::Security;
 use muster_types::{JobId, RequestId};
@@ -207,7 +208,7 @@ impl One {
                 let digest = u64::from_str_radix(&answer.state_digest, 16);
                 match digest {
                     Ok(digest) => {
-                        let seen = Seen::Status {
+                        let seen = Observation::Status {
                             digest,
                             pending: answer.jobs_pending,
                             active: answer.jobs_active,
@@ -227,7 +228,7 @@ impl One {
         match self.client.list_jobs(request).await {
             Ok(answer) => match answer.jobs.iter().map(seen).collect::<Option<Vec<JobSeen>>>() {
                 Some(page) => {
-                    let seen = Seen::Jobs { count: page.len() as u32, digest: digest_of_jobs(&page) };
+                    let seen = Observation::Jobs { count: page.len() as u32, digest: digest_of_jobs(&page) };
                     answered(answer.freshness, seen)
                 }
                 None => malformed("a page with a job that is none"),
@@ -240,7 +241,7 @@ impl One {
         let request = v1::GetJobRequest { job_id: job.to_string(), read: read.into() };
         match self.client.get_job(request).await {
             Ok(answer) => match answer.job.as_ref().and_then(seen) {
-                Some(seen) => answered(answer.freshness, Seen::Job(seen)),
+                Some(seen) => answered(answer.freshness, Observation::Job(seen)),
                 None => malformed("an answer without the job"),
             },
             Err(error) => failed(&error),
@@ -248,7 +249,7 @@ impl One {
     }
 }
 
-fn answered(freshness: Option<v1::Freshness>, seen: Seen) -> Outcome {
+fn answered(freshness: Option<v1::Freshness>, seen: Observation) -> Outcome {
     match freshness {
         Some(fresh) => {
             Outcome::Answered { log_index: fresh.log_index, staleness_ms: span_ms(fresh.staleness), seen }
@@ -378,8 +379,9 @@ pub async fn run(setting: Setting, stop: Stop) -> Result<Made> {
     Ok(made)
 }
 
-/// Follows every job until it is told to stop: without a break, or as somebody does who looks, goes away, and goes on
-/// later where it stopped. Whoever comes back has missed changes each time; who changes replicas because one died, seldom.
+/// Follows every job until it is told to stop: without a break, or as a client does that looks, goes away, and
+/// continues later where it stopped. A client that comes back has missed changes each time; one that changes replicas
+/// because one died has missed some only seldom.
 async fn watch(
     client: Client,
     (number, region): (u32, &str),
@@ -403,7 +405,7 @@ async fn watch(
         }
         resume_token = watch.resume_token().to_owned();
         if resume_token.is_empty() {
-            // The present had not come to its end: it begins anew.
+            // The present state had not been sent completely: the watch begins again.
             let change = WatchChange::Restarted;
             record.watch(event(number, region, (0, change)));
         }
@@ -414,7 +416,7 @@ async fn watch(
     }
 }
 
-/// Until it is over, or stopped, which is said.
+/// Until it is over, or stopped, which is returned.
 async fn follow(
     watch: &mut Watch,
     (number, region): (u32, &str),

@@ -26,7 +26,7 @@ struct Kind {
     devices: u32,
 }
 
-/// With these, less than half of a region is in use: what one loses has room in the others.
+/// With these, less than half of a region is in use: the others have capacity for what one loses.
 const KINDS: [Kind; 2] =
     [Kind { name: "train", workers: 2, devices: 2 }, Kind { name: "serve", workers: 1, devices: 3 }];
 
@@ -42,7 +42,7 @@ pub struct Gangs {
 }
 
 impl Gangs {
-    /// Work of this program, with evidence in these folders.
+    /// Work of this program, with evidence in these directories.
     ///
     /// # Errors
     /// When a path is no text.
@@ -51,7 +51,7 @@ impl Gangs {
         Ok(Gangs { program: text(program)?, intervals: text(intervals)?, checkpoints: text(checkpoints)? })
     }
 
-    /// A policy by which work goes where its data is, as long as there is room.
+    /// A policy by which work goes where its data is, as long as there is capacity.
     #[must_use]
     pub fn policy() -> v1::Policy {
         let dataset = |region: &str| v1::Dataset { bytes: 1 << 40, regions: vec![region.to_owned()] };

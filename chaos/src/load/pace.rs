@@ -30,7 +30,7 @@ where
     Fut: Future<Output = ()> + Send + 'static,
 {
     let begun = Instant::now() + pace.offset;
-    let room = Arc::new(Semaphore::new(UNDER_WAY_MAX));
+    let permits = Arc::new(Semaphore::new(UNDER_WAY_MAX));
     let mut counts = Counts::default();
     for number in 0u64.. {
         // An hour of a hundred a second is far below 2^32.
@@ -39,7 +39,7 @@ where
             () = tokio::time::sleep_until(due) => {}
             _ = stop.wait_for(|stop| *stop) => break,
         }
-        let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
+        let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
             counts.left_out += 1;
             continue;
         };
@@ -51,7 +51,7 @@ where
         });
     }
     // All permits are back when every operation has ended.
-    let _all = room.acquire_many(UNDER_WAY_MAX as u32).await;
+    let _all = permits.acquire_many(UNDER_WAY_MAX as u32).await;
     counts
 }
 

@@ -137,7 +137,7 @@ pub fn failed(error: &CallError) -> Outcome {
         text
     };
     match error {
-        CallError::Refuse { refused, .. } => match refused.code {
+        CallError::Refused { refused, .. } => match refused.code {
             Some(RefusalCode::OutcomeUnknown) | None => Outcome::Unknown { error: text(error) },
             Some(code) => Outcome::Refused { code: code.to_string() },
         },
@@ -146,7 +146,7 @@ pub fn failed(error: &CallError) -> Outcome {
     }
 }
 
-/// The answer does not fit the question: the history says so, and its judge has a finding.
+/// The answer does not fit the question: the history records it, and its judge has a finding.
 #[must_use]
 pub fn malformed(what: &str) -> Outcome {
     Outcome::Malformed { what: what.to_owned() }

@@ -3,7 +3,7 @@
 //! Pure: it is told the time and the size of a packet. The same seed and the same packets at the same times
 //! meet the same fate. A generator for each pair keeps one link's decisions free of what others carry.
 
-use super::rules::{Link, Place, Rule, RuleError, Share};
+use super::rules::{HostSet, Link, PacketRatio, Rule, RuleError};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::time::Duration;
@@ -129,7 +129,7 @@ impl Engine {
 
     fn meant(&self, rule: &Rule) -> Result<Vec<usize>, RuleError> {
         let (from, to) = match rule {
-            Rule::Heal => (&Place::Everyone, &Place::Everyone),
+            Rule::Heal => (&HostSet::Everyone, &HostSet::Everyone),
             Rule::Cut { from, to }
             | Rule::Mend { from, to }
             | Rule::Flap { from, to, .. }
@@ -149,12 +149,12 @@ impl Engine {
         Ok(pairs)
     }
 
-    fn hosts_in(&self, place: &Place) -> Vec<usize> {
+    fn hosts_in(&self, place: &HostSet) -> Vec<usize> {
         let hosts = self.sites.iter().enumerate();
         let is_meant = |site: &Site| match place {
-            Place::Everyone => true,
-            Place::Region(name) => site.region == *name,
-            Place::Host(name) => site.name == *name,
+            HostSet::Everyone => true,
+            HostSet::Region(name) => site.region == *name,
+            HostSet::Host(name) => site.name == *name,
         };
         hosts.filter(|(_, site)| is_meant(site)).map(|(at, _)| at).collect()
     }
@@ -169,7 +169,7 @@ impl Engine {
         self.pairs[at].decide(now, bytes as u64)
     }
 
-    /// Counts a copy that was dropped after all, for want of room.
+    /// Counts a copy that was dropped after all, because the queue was full.
     pub fn overflowed(&mut self, from: usize, to: usize) {
         let stats = &mut self.pairs[from * self.sites.len() + to].stats;
         stats.forwarded -= 1;
@@ -275,9 +275,9 @@ impl Pair {
         (at + added).saturating_sub(self.link.jitter)
     }
 
-    fn hits(&mut self, share: Share) -> bool {
-        share != Share::NONE
-            && self.random.random_range(0..Share::ALL.as_millionths()) < share.as_millionths()
+    fn hits(&mut self, share: PacketRatio) -> bool {
+        share != PacketRatio::NONE
+            && self.random.random_range(0..PacketRatio::ALL.as_millionths()) < share.as_millionths()
     }
 }
 

@@ -1,7 +1,7 @@
-//! A host: a thread that lives in a network namespace of its own, and what runs there.
+//! A host: a thread in a separate network namespace, and what runs there.
 
 use super::process::{Process, ProcessError};
-use crate::unable::{Means, Unable};
+use crate::unsupported::{Means, Unsupported};
 use nix::sched::{CloneFlags, unshare};
 use rtnetlink::LinkUnspec;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -97,14 +97,14 @@ struct Started {
 }
 
 impl Host {
-    pub(super) fn start(spec: &HostSpec, address: Ipv4Addr) -> Result<(Host, SyncDevice), Unable> {
+    pub(super) fn start(spec: &HostSpec, address: Ipv4Addr) -> Result<(Host, SyncDevice), Unsupported> {
         let (started, is_started) = mpsc::sync_channel(1);
         let (end, ended) = oneshot::channel();
         let thread = std::thread::Builder::new()
             .name(format!("host-{}", spec.name))
             .spawn(move || live(address, &started, ended));
-        let thread = thread.map_err(|error| Unable::new(Means::NetworkNamespace, &error))?;
-        let gone = |_| Unable::because(Means::NetworkNamespace, "its thread ended");
+        let thread = thread.map_err(|error| Unsupported::new(Means::NetworkNamespace, &error))?;
+        let gone = |_| Unsupported::because(Means::NetworkNamespace, "its thread ended");
         let Started { device, namespace, runtime } = is_started.recv().map_err(gone)??;
         let host = Host {
             name: spec.name.clone(),
@@ -153,10 +153,10 @@ impl Host {
         self.runtime.spawn(async move {
             let _ = done.send(future.await);
         });
-        is_done.recv().expect("the host lives as long as this does, and what panics on it panics here")
+        is_done.recv().expect("the host lasts as long as this does, and what panics on it panics here")
     }
 
-    /// Starts a process on the host, in a group of its own. What it starts in turn is on the host too.
+    /// Starts a process on the host, in a separate process group. What that process starts is on the host too.
     pub async fn launch(&self, command: tokio::process::Command) -> Result<Process, ProcessError> {
         self.spawn(async move { Process::start(command) }).await.map_err(|_| ProcessError::Host)?
     }
@@ -218,16 +218,16 @@ fn wait_for_end(handle: &OwnedFd) {
     let _ = poll(&mut [PollFd::new(handle, PollFlags::IN)], Some(&limit));
 }
 
-/// The life of a host's thread: its namespace, its device, its runtime.
+/// What a host's thread does from start to end: its namespace, its device, its runtime.
 fn live(
     address: Ipv4Addr,
-    started: &mpsc::SyncSender<Result<Started, Unable>>,
+    started: &mpsc::SyncSender<Result<Started, Unsupported>>,
     ended: oneshot::Receiver<()>,
 ) {
     let (runtime, begun) = match begin(address) {
         Ok((runtime, begun)) => (runtime, Ok(begun)),
-        Err(unable) => {
-            let _ = started.send(Err(unable));
+        Err(unsupported) => {
+            let _ = started.send(Err(unsupported));
             return;
         }
     };
@@ -236,9 +236,9 @@ fn live(
     }
 }
 
-fn begin(address: Ipv4Addr) -> Result<(Runtime, Started), Unable> {
+fn begin(address: Ipv4Addr) -> Result<(Runtime, Started), Unsupported> {
     let namespace_failed =
-        |error: &(dyn std::error::Error + 'static)| Unable::new(Means::NetworkNamespace, error);
+        |error: &(dyn std::error::Error + 'static)| Unsupported::new(Means::NetworkNamespace, error);
     unshare(CloneFlags::CLONE_NEWNET).map_err(|error| namespace_failed(&error))?;
     let namespace =
         std::fs::metadata("/proc/thread-self/ns/net").map_err(|error| namespace_failed(&error))?;
@@ -250,7 +250,7 @@ fn begin(address: Ipv4Addr) -> Result<(Runtime, Started), Unable> {
         .ipv4(address, NETWORK_PREFIX, None)
         .build_sync()
         .and_then(|device| device.set_nonblocking(true).map(|()| device))
-        .map_err(|error| Unable::new(Means::Tun, &error))?;
+        .map_err(|error| Unsupported::new(Means::Tun, &error))?;
     runtime.block_on(set_links()).map_err(|error| namespace_failed(&error))?;
     let handle = runtime.handle().clone();
     Ok((runtime, Started { device, namespace: namespace.ino(), runtime: handle }))

@@ -1,6 +1,6 @@
 //! Hosts and the wide-area network between them, on one machine.
 //!
-//! Every host is a network namespace with one TUN device and an address of its own; nothing of it has a name in the
+//! Every host is a network namespace with one TUN device and one address; nothing of it has a name in the
 //! system, so nothing is left when the harness ends. One thread, the wire, carries packets from device to device
 //! by rules for ordered pairs of hosts: the kernel's own emulation of networks is not everywhere.
 
@@ -13,10 +13,12 @@ mod wire;
 pub use engine::{Delivery, Engine, LinkStats, Site};
 pub use host::{Host, HostSpec};
 pub use process::{Process, ProcessError};
-pub use rules::{Link, LinkChange, Place, QUEUE_BYTES, Rule, RuleError, Share, regions, three_regions};
+pub use rules::{
+    HostSet, Link, LinkChange, PacketRatio, QUEUE_BYTES, Rule, RuleError, regions, three_regions,
+};
 pub use wire::{WireError, WireStats};
 
-use crate::unable::Unable;
+use crate::unsupported::Unsupported;
 use std::collections::BTreeMap;
 use std::time::Instant;
 use wire::Wire;
@@ -47,7 +49,7 @@ pub struct Applied {
 pub enum BuildError {
     /// This machine cannot have one.
     #[error(transparent)]
-    Unable(#[from] Unable),
+    Unsupported(#[from] Unsupported),
     /// Names twice, none, or too many of them.
     #[error("hosts: {0}")]
     Hosts(String),
@@ -104,19 +106,19 @@ impl Network {
         self.apply(&[Rule::Heal])
     }
 
-    /// What every link that carried anything did so far, by sender and receiver, and what the wire saw besides.
+    /// What every link that carried anything did so far, by sender and receiver, and what else the wire saw.
     pub fn stats(&self) -> Result<WireStats, WireError> {
         self.wire.stats()
     }
 
     /// What was dropped by cuts between these two places since the network was built: evidence that a cut
     /// met traffic.
-    pub fn cut_packets(&self, from: &Place, to: &Place) -> Result<u64, WireError> {
+    pub fn cut_packets(&self, from: &HostSet, to: &HostSet) -> Result<u64, WireError> {
         let regions: BTreeMap<&str, &str> = self.hosts.iter().map(|h| (h.name(), h.region())).collect();
-        let is_in = |name: &str, place: &Place| match place {
-            Place::Everyone => true,
-            Place::Region(region) => regions.get(name) == Some(&region.as_str()),
-            Place::Host(host) => host == name,
+        let is_in = |name: &str, place: &HostSet| match place {
+            HostSet::Everyone => true,
+            HostSet::Region(region) => regions.get(name) == Some(&region.as_str()),
+            HostSet::Host(host) => host == name,
         };
         let links = self.stats()?.links.into_iter();
         Ok(links.filter(|((a, b), _)| is_in(a, from) && is_in(b, to)).map(|(_, link)| link.cut).sum())

@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::process::ExitStatus;
 use tokio::sync::watch;
 
-/// A process that was started on a host, in a process group of its own. It goes on when this is dropped, until the
+/// A process that was started on a host, in a separate process group. It continues when this is dropped, until the
 /// network is.
 #[derive(Clone, Debug)]
 pub struct Process {

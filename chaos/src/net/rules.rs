@@ -14,7 +14,7 @@ const PARTS: u32 = 1_000_000;
 
 /// Where a packet comes from or goes to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
+pub enum HostSet {
     /// Every host. Text: `*`.
     Everyone,
     /// Every host of a region. Text: `region:A`.
@@ -25,22 +25,22 @@ pub enum Place {
 
 /// A share of packets, in millionths. Text: `5%`, `0.1%`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Share(u32);
+pub struct PacketRatio(u32);
 
-impl Share {
+impl PacketRatio {
     /// No packet.
-    pub const NONE: Share = Share(0);
+    pub const NONE: PacketRatio = PacketRatio(0);
     /// Every packet.
-    pub const ALL: Share = Share(PARTS);
+    pub const ALL: PacketRatio = PacketRatio(PARTS);
 
-    /// So many of a hundred; more than all is all.
-    pub fn percent(percent: u32) -> Share {
-        Share(percent.saturating_mul(PARTS / 100).min(PARTS))
+    /// A number of packets per hundred; more than all is all.
+    pub fn percent(percent: u32) -> PacketRatio {
+        PacketRatio(percent.saturating_mul(PARTS / 100).min(PARTS))
     }
 
-    /// So many of a million; more than all is all.
-    pub fn millionths(millionths: u32) -> Share {
-        Share(millionths.min(PARTS))
+    /// A number of packets per million; more than all is all.
+    pub fn millionths(millionths: u32) -> PacketRatio {
+        PacketRatio(millionths.min(PARTS))
     }
 
     /// In millionths.
@@ -57,13 +57,13 @@ pub struct Link {
     /// How much longer or shorter that may be; the order of packets stays.
     pub jitter: Duration,
     /// Packets that do not arrive.
-    pub loss: Share,
+    pub loss: PacketRatio,
     /// Packets that arrive twice.
-    pub duplicate: Share,
+    pub duplicate: PacketRatio,
     /// Packets that overtake: they are under way for half the delay.
-    pub reorder: Share,
+    pub reorder: PacketRatio,
     /// Packets with one bit turned.
-    pub corrupt: Share,
+    pub corrupt: PacketRatio,
     /// Bits per second; `None` is without a limit.
     pub rate: Option<u64>,
     /// Bytes that may wait for the rate; what does not fit is dropped.
@@ -75,10 +75,10 @@ impl Default for Link {
         Link {
             delay: Duration::ZERO,
             jitter: Duration::ZERO,
-            loss: Share::NONE,
-            duplicate: Share::NONE,
-            reorder: Share::NONE,
-            corrupt: Share::NONE,
+            loss: PacketRatio::NONE,
+            duplicate: PacketRatio::NONE,
+            reorder: PacketRatio::NONE,
+            corrupt: PacketRatio::NONE,
             rate: None,
             queue_bytes: QUEUE_BYTES,
         }
@@ -93,13 +93,13 @@ pub struct LinkChange {
     /// Text: `jitter=1ms`.
     pub jitter: Option<Duration>,
     /// Text: `loss=5%`.
-    pub loss: Option<Share>,
+    pub loss: Option<PacketRatio>,
     /// Text: `duplicate=1%`.
-    pub duplicate: Option<Share>,
+    pub duplicate: Option<PacketRatio>,
     /// Text: `reorder=1%`.
-    pub reorder: Option<Share>,
+    pub reorder: Option<PacketRatio>,
     /// Text: `corrupt=0.1%`.
-    pub corrupt: Option<Share>,
+    pub corrupt: Option<PacketRatio>,
     /// Text: `rate=10mbit`, `rate=none`.
     pub rate: Option<Option<u64>>,
     /// Text: `queue=65536`, in bytes.
@@ -130,23 +130,23 @@ pub enum Rule {
     /// Nothing passes from one place to the other any more, silently. Text: `cut a1 region:B`.
     Cut {
         /// Where packets come from.
-        from: Place,
+        from: HostSet,
         /// Where they go.
-        to: Place,
+        to: HostSet,
     },
     /// Ends a cut or a flapping. Text: `mend a1 region:B`.
     Mend {
         /// Where packets come from.
-        from: Place,
+        from: HostSet,
         /// Where they go.
-        to: Place,
+        to: HostSet,
     },
-    /// Cut and mended in turn, beginning with mended. Text: `flap a1 * up=300ms down=200ms`.
+    /// Alternately cut and mended, beginning with mended. Text: `flap a1 * up=300ms down=200ms`.
     Flap {
         /// Where packets come from.
-        from: Place,
+        from: HostSet,
         /// Where they go.
-        to: Place,
+        to: HostSet,
         /// How long packets pass.
         up: Duration,
         /// How long they do not.
@@ -155,9 +155,9 @@ pub enum Rule {
     /// Changes what links do to packets. Text: `link region:A region:B delay=15ms loss=5%`.
     Link {
         /// Where packets come from.
-        from: Place,
+        from: HostSet,
         /// Where they go.
-        to: Place,
+        to: HostSet,
         /// What becomes different.
         change: LinkChange,
     },
@@ -167,17 +167,17 @@ pub enum Rule {
 
 impl Rule {
     /// Cuts both directions.
-    pub fn cut_both(one: &Place, other: &Place) -> Vec<Rule> {
+    pub fn cut_both(one: &HostSet, other: &HostSet) -> Vec<Rule> {
         both(one, other).map(|(from, to)| Rule::Cut { from, to }).collect()
     }
 
     /// Changes both directions.
-    pub fn link_both(one: &Place, other: &Place, change: LinkChange) -> Vec<Rule> {
+    pub fn link_both(one: &HostSet, other: &HostSet, change: LinkChange) -> Vec<Rule> {
         both(one, other).map(|(from, to)| Rule::Link { from, to, change }).collect()
     }
 }
 
-fn both(one: &Place, other: &Place) -> impl Iterator<Item = (Place, Place)> {
+fn both(one: &HostSet, other: &HostSet) -> impl Iterator<Item = (HostSet, HostSet)> {
     [(one.clone(), other.clone()), (other.clone(), one.clone())].into_iter()
 }
 
@@ -190,7 +190,7 @@ pub fn regions(round_trips: &[(&str, &str, Duration)], within: Duration) -> Vec<
     let pairs = inside.chain(round_trips.iter().copied());
     pairs
         .flat_map(|(one, other, round_trip)| {
-            let (one, other) = (Place::Region(one.to_owned()), Place::Region(other.to_owned()));
+            let (one, other) = (HostSet::Region(one.to_owned()), HostSet::Region(other.to_owned()));
             Rule::link_both(&one, &other, LinkChange::delay(round_trip / 2))
         })
         .collect()
@@ -219,42 +219,42 @@ pub enum RuleError {
     Time(String),
     /// A share that is not between none and all.
     #[error("`{0}` is no share; shares are like 5% or 0.1%, at most 100%")]
-    Share(String),
+    PacketRatio(String),
     /// No ordered pair of hosts is meant.
     #[error("no packet goes from {from} to {to}: there are no such hosts")]
     NoPair {
         /// Where packets would come from.
-        from: Place,
+        from: HostSet,
         /// Where they would go.
-        to: Place,
+        to: HostSet,
     },
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for HostSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Everyone => f.write_str("*"),
-            Place::Region(name) => write!(f, "region:{name}"),
-            Place::Host(name) => f.write_str(name),
+            HostSet::Everyone => f.write_str("*"),
+            HostSet::Region(name) => write!(f, "region:{name}"),
+            HostSet::Host(name) => f.write_str(name),
         }
     }
 }
 
-impl FromStr for Place {
+impl FromStr for HostSet {
     type Err = RuleError;
 
-    fn from_str(text: &str) -> Result<Place, RuleError> {
+    fn from_str(text: &str) -> Result<HostSet, RuleError> {
         let place = match text.split_once(':') {
-            None if text == "*" => return Ok(Place::Everyone),
-            None => Place::Host(text.to_owned()),
-            Some(("region", name)) if !name.is_empty() => Place::Region(name.to_owned()),
+            None if text == "*" => return Ok(HostSet::Everyone),
+            None => HostSet::Host(text.to_owned()),
+            Some(("region", name)) if !name.is_empty() => HostSet::Region(name.to_owned()),
             Some(_) => return Err(RuleError::Form(text.to_owned())),
         };
         if text.is_empty() { Err(RuleError::Form(text.to_owned())) } else { Ok(place) }
     }
 }
 
-impl fmt::Display for Share {
+impl fmt::Display for PacketRatio {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (whole, part) = (self.0 / (PARTS / 100), self.0 % (PARTS / 100));
         match part {
@@ -264,17 +264,17 @@ impl fmt::Display for Share {
     }
 }
 
-impl FromStr for Share {
+impl FromStr for PacketRatio {
     type Err = RuleError;
 
-    fn from_str(text: &str) -> Result<Share, RuleError> {
-        let wrong = || RuleError::Share(text.to_owned());
+    fn from_str(text: &str) -> Result<PacketRatio, RuleError> {
+        let wrong = || RuleError::PacketRatio(text.to_owned());
         let number = text.strip_suffix('%').ok_or_else(wrong)?;
         let millionths = decimal(number, u64::from(PARTS / 100)).ok_or_else(wrong)?;
         if millionths > u64::from(PARTS) {
             return Err(wrong());
         }
-        Ok(Share(u32::try_from(millionths).map_err(|_| wrong())?))
+        Ok(PacketRatio(u32::try_from(millionths).map_err(|_| wrong())?))
     }
 }
 

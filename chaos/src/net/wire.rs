@@ -68,7 +68,7 @@ pub struct WireStats {
     pub refused: u64,
     /// Copies that are under way now.
     pub under_way: usize,
-    /// The longest that a copy was handed over after its time.
+    /// The longest that a copy was delivered after its time.
     pub latest: Duration,
     /// What the wire used of a processor.
     pub busy: Duration,
@@ -303,7 +303,7 @@ impl Carrier {
                 return;
             }
             self.due.pop();
-            let copy = self.copies[place].take().expect("what is due has not been handed over");
+            let copy = self.copies[place].take().expect("what is due has not been delivered");
             self.free.push(place);
             self.under_way[copy.from * self.ends.len() + copy.to] -= copy.bytes.len() as u64;
             self.stats.latest = self.stats.latest.max(now - at);

@@ -15,12 +15,12 @@ use muster_drill::scenario::{Action, Scenario, Selection};
 use tokio::sync::watch;
 
 use super::evidence::{self, Collected, HISTORY, Harness};
-use super::parts::{Hosts, Moment, Parts};
+use super::parts::{Hosts, Parts, Roles};
 use super::stage::{Effect, LAG_MAX, Stage};
 use super::timeline::timeline;
 use crate::cluster::Cluster;
 use crate::cluster::config::{LEASE_MARGIN_MS, LEASE_TTL_MS};
-use crate::cluster::observe::{Observer, Seen};
+use crate::cluster::observe::{MemberStatuses, Observer};
 use crate::cluster::plan::{OPERATOR, Purpose, REGIONS};
 use crate::cluster::process::complaints;
 use crate::load::clients::{self, Known, Made, Setting};
@@ -57,7 +57,7 @@ pub struct Order<'a> {
     pub number: u32,
     /// What everything random was drawn from.
     pub seed: u64,
-    /// Where the evidence goes; a new folder.
+    /// Where the evidence goes; a new directory.
     pub dir: &'a Path,
     /// What machine this is.
     pub place: &'a str,
@@ -98,7 +98,7 @@ struct Looks {
 }
 
 impl Looks {
-    fn add(&self, seen: &Seen) {
+    fn add(&self, seen: &MemberStatuses) {
         let at_us = now_us();
         // What is behind the lock is whole between two calls.
         let mut looks = self.seen.lock();
@@ -229,7 +229,7 @@ pub fn run(cluster: &mut Cluster, gangs: &Gangs, order: &Order<'_>) -> Result<Do
         .map_or_else(|_| Ok(Hosts::new()), |carried| harmed(&carried.parts, order.scenario))?;
     for (host, mark) in &marks {
         let text = mark.text()?;
-        // Whose disk is harmed has to say so, and says it as an error; nobody may panic.
+        // A replica whose disk is harmed has to report it, and does so as an error; nobody may panic.
         let may_err = |line: &String| harmed.contains(host) && !line.contains("panicked at");
         let complaints = complaints(&text).into_iter().filter(|line| !may_err(line));
         harness.complaints.extend(complaints.map(|line| (host.clone(), line)));
@@ -303,8 +303,8 @@ fn carry_out(
             .await
     })??;
     let leader = seen.leader().context("a leader")?;
-    let moment = Moment { leader, voters: seen.voters(), busy };
-    let parts = Parts::give(cluster.plan(), moment)?;
+    let roles = Roles { leader, voters: seen.voters(), busy };
+    let parts = Parts::give(cluster.plan(), roles)?;
     let touched = touched(&parts, order.scenario)?;
     let members_before = cluster.members().clone();
     (order.say)(&format!("replica {leader} leads, in region {}", parts.leader_region()));
@@ -318,12 +318,12 @@ fn carry_out(
         for due in timeline(&order.scenario.processes) {
             nap(begun + due.at, order.interrupted)?;
             if matches!(order.scenario.processes[due.step].action, Action::Recover { .. }) {
-                // From its beginning: the survivor stops then, and what it says later is of the new life.
+                // From its beginning: the survivor stops then, and what it says later is of the new generation.
                 recovered_us = Some(now_us());
             }
             stage.carry_out(due)?;
             let told = stage.effects().iter().rfind(|effect| effect.step == due.step);
-            let text = told.map(|effect| format!("{:?} {}: {}", due.deed, effect.verb, effect.seen));
+            let text = told.map(|effect| format!("{:?} {}: {}", due.phase, effect.verb, effect.seen));
             (order.say)(&format!("{:>6.2} s  {}", begun.elapsed().as_secs_f32(), text.unwrap_or_default()));
         }
         Ok(())
@@ -514,6 +514,6 @@ fn clock_drift(scenario: &Scenario) -> u32 {
 
 /// Where the evidence of a run goes.
 #[must_use]
-pub fn folder(out: &Path, scenario: &str, number: u32) -> PathBuf {
+pub fn directory(out: &Path, scenario: &str, number: u32) -> PathBuf {
     out.join(format!("{scenario}-{number:03}"))
 }

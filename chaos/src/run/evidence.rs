@@ -60,7 +60,7 @@ pub struct Unfinished {
     pub why: String,
 }
 
-/// Makes the folder of a run and notes what is to be done, so that a run that breaks off is not forgotten.
+/// Makes the directory of a run and notes what is to be done, so that a run that breaks off is not forgotten.
 ///
 /// # Errors
 /// When it cannot be written.
@@ -78,7 +78,7 @@ pub fn note_unfinished(dir: &Path, scenario_text: &str, is_skipped: bool, why: &
     write(&dir.join(if is_skipped { SKIPPED } else { BROKEN }), why.as_bytes())
 }
 
-/// What a folder says of a run without a verdict; none where there is evidence to judge.
+/// What a directory says of a run without a verdict; none where there is evidence to judge.
 ///
 /// # Errors
 /// When the scenario cannot be read.
@@ -109,7 +109,7 @@ pub struct Harness {
 }
 
 impl Harness {
-    /// Why the drill did not hold, besides what its judge found.
+    /// Why the drill did not hold, apart from what its judge found.
     #[must_use]
     pub fn findings(&self) -> Vec<String> {
         let mut found = self.troubles.clone();
@@ -209,7 +209,7 @@ impl Collected {
         Ok(Collected { scenario_text, scenario, run, log, intervals, harness })
     }
 
-    /// What it proves; written beside it.
+    /// What it proves; written next to it.
     ///
     /// # Errors
     /// When the history cannot be read or the verdict not written.
@@ -232,15 +232,15 @@ impl Collected {
     }
 }
 
-/// Every interval below a folder that reaches into a time, boot-time nanoseconds.
+/// Every interval below a directory that reaches into a time, boot-time nanoseconds.
 ///
 /// # Errors
 /// When a file is none of a worker's.
-pub fn intervals(folder: &Path, from_ns: u64) -> Result<Vec<Interval>> {
+pub fn intervals(directory: &Path, from_ns: u64) -> Result<Vec<Interval>> {
     let mut found = Vec::new();
-    for job in entries(folder)? {
+    for job in entries(directory)? {
         for path in entries(&job)? {
-            let name = path.strip_prefix(folder).context("a file below its folder")?;
+            let name = path.strip_prefix(directory).context("a file below its directory")?;
             let name = name.to_str().context("a name that is text")?;
             let file = File::open(&path).with_context(|| format!("opening {}", path.display()))?;
             found.extend(read_intervals(name, BufReader::new(file))?);
@@ -250,16 +250,16 @@ pub fn intervals(folder: &Path, from_ns: u64) -> Result<Vec<Interval>> {
     Ok(found)
 }
 
-fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
-    let reading = || format!("reading {}", folder.display());
-    let entries = std::fs::read_dir(folder).with_context(reading)?;
+fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
+    let reading = || format!("reading {}", directory.display());
+    let entries = std::fs::read_dir(directory).with_context(reading)?;
     let mut paths =
         entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>().with_context(reading)?;
     paths.sort();
     Ok(paths)
 }
 
-/// The whole log from one replica: its archive where the cluster had another life before, and what the replica
+/// The whole log from one replica: its archive where the cluster had a previous generation, and what the replica
 /// itself gives out.
 ///
 /// # Errors
@@ -334,7 +334,7 @@ fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     write(path, &text)
 }
 
-/// Folders of runs in a folder, or the folder itself; those without a verdict too.
+/// Directories of runs in a directory, or the directory itself; those without a verdict too.
 ///
 /// # Errors
 /// When there is none.

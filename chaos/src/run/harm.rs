@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use muster_drill::scenario::{DataFile, Harm, Selection};
+use muster_drill::scenario::{Corruption, DataFile, Selection};
 use nix::unistd::Pid;
 
 use super::parts::Hosts;
 use super::stage::Stage;
 use crate::faults::{Damage, Injection, Traced};
 
-/// A disk with less room than this is full.
+/// A disk with less free space than this is full.
 const FULL_BYTES_MAX: u64 = 1 << 20;
 
 impl Stage<'_> {
@@ -57,12 +57,12 @@ impl Stage<'_> {
         let mut hosts = Hosts::new();
         for (_, host) in self.replicas(what)? {
             if self.full.remove(&host) {
-                self.cluster.disk_of(&host)?.make_room()?;
+                self.cluster.disk_of(&host)?.unfill()?;
                 hosts.insert(host);
             }
         }
         let real = !hosts.is_empty();
-        let seen = format!("{} disks have room again", hosts.len());
+        let seen = format!("{} disks have free space again", hosts.len());
         Ok((hosts, seen, real))
     }
 
@@ -78,13 +78,13 @@ impl Stage<'_> {
         &mut self,
         what: &Selection,
         file: DataFile,
-        how: Harm,
+        how: Corruption,
     ) -> Result<(Hosts, String, bool)> {
         let replicas = self.stopped_replicas(what)?;
         let mut seen = Vec::new();
         for (id, _) in &replicas {
             let data = self.cluster.data_of(*id)?;
-            let (DataFile::Log, Harm::FlipBit) = (file, how) else {
+            let (DataFile::Log, Corruption::FlipBit) = (file, how) else {
                 bail!("{how:?} of {file:?} cannot be carried out here");
             };
             let damage = Damage::log_entry(&data, self.seed)?;
@@ -156,6 +156,6 @@ impl Stage<'_> {
             }
         }
         let hosts = replicas.into_iter().map(|(_, host)| host).collect();
-        Ok((hosts, format!("{removed} data folders removed"), removed > 0))
+        Ok((hosts, format!("{removed} data directories removed"), removed > 0))
     }
 }

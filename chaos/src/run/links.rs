@@ -10,7 +10,7 @@ use muster_drill::scenario::LinkShape;
 
 use super::parts::Hosts;
 use crate::cluster::plan::{HostPlan, Plan};
-use crate::net::{LinkChange, Place, Rule, Share};
+use crate::net::{HostSet, LinkChange, PacketRatio, Rule};
 
 /// Ordered pairs of hosts, by name.
 pub type Pairs = BTreeSet<(String, String)>;
@@ -71,7 +71,7 @@ impl Links {
     /// All of it as rules, beginning with a network that is whole.
     #[must_use]
     pub fn rules(&self, plan: &Plan) -> Vec<Rule> {
-        let place = |name: &String| Place::Host(name.clone());
+        let place = |name: &String| HostSet::Host(name.clone());
         let mut rules = vec![Rule::Heal];
         for (pairs, shape) in self.shapes.values() {
             for (from, to) in pairs {
@@ -100,10 +100,10 @@ fn change(shape: &LinkShape, built: Duration) -> LinkChange {
     LinkChange {
         delay: Some(built + Duration::from_micros(shape.delay_us) + half_jitter),
         jitter: Some(half_jitter),
-        loss: Some(Share::millionths(shape.loss_ppm)),
-        duplicate: Some(Share::millionths(shape.duplicate_ppm)),
-        reorder: Some(Share::millionths(shape.reorder_ppm)),
-        corrupt: Some(Share::millionths(shape.corrupt_ppm)),
+        loss: Some(PacketRatio::millionths(shape.loss_ppm)),
+        duplicate: Some(PacketRatio::millionths(shape.duplicate_ppm)),
+        reorder: Some(PacketRatio::millionths(shape.reorder_ppm)),
+        corrupt: Some(PacketRatio::millionths(shape.corrupt_ppm)),
         rate: Some(shape.rate_bits),
         queue_bytes: None,
     }
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(links.cut_pairs().len(), 4);
         links.end(0);
         assert_eq!(links.cut_pairs(), pairs(&hosts(&["a1"]), &hosts(&["b1"]), false));
-        let expected = Rule::Cut { from: Place::Host("a1".to_owned()), to: Place::Host("b1".to_owned()) };
+        let expected = Rule::Cut { from: HostSet::Host("a1".to_owned()), to: HostSet::Host("b1".to_owned()) };
         assert_eq!(links.rules(&plan), [Rule::Heal, expected]);
         links.heal(Some(&pairs(&hosts(&["a1"]), &hosts(&["b1"]), false)));
         assert_eq!(links.rules(&plan), [Rule::Heal]);
@@ -143,6 +143,6 @@ mod tests {
         let rules = links.rules(&plan);
         let [Rule::Heal, Rule::Link { change, .. }] = rules.as_slice() else { panic!("{rules:?}") };
         assert_eq!(change.delay, Some(Duration::from_millis(15 + 10 + 2)));
-        assert_eq!(change.loss, Some(Share::percent(5)));
+        assert_eq!(change.loss, Some(PacketRatio::percent(5)));
     }
 }

@@ -122,7 +122,7 @@ impl Stage<'_> {
                 self.cluster.stop_host(host)?;
             }
             let config = self.cluster.home_of(host)?.join("server.toml");
-            let config = config.to_str().context("the folder of a drill is text")?.to_owned();
+            let config = config.to_str().context("the directory of a drill is text")?.to_owned();
             let said = self.cluster.run_on(host, &["server", "recover", "--config", &config])?;
             let index = last_log_index(&said).with_context(|| format!("no last log index in {said:?}"))?;
             if best.is_none_or(|(most, _)| index > most) {
@@ -132,7 +132,7 @@ impl Stage<'_> {
         let (index, first) = best.context("there is no survivor")?;
         let host = self.cluster.plan().replica(first).context("a replica that is planned")?.name.clone();
         let config = self.cluster.home_of(&host)?.join("server.toml");
-        let config = config.to_str().context("the folder of a drill is text")?.to_owned();
+        let config = config.to_str().context("the directory of a drill is text")?.to_owned();
         let said =
             self.cluster.run_on(&host, &["server", "recover", "--config", &config, "--lost-majority"])?;
         self.cluster.start_replica(first, &[])?;
@@ -157,7 +157,7 @@ impl Stage<'_> {
             let (number, peer, client) = (id.to_string(), peer_endpoint(host), client_endpoint(host));
             let words =
                 ["cluster", "add", &number, "--region", host.region, "--peer", &peer, "--client", &client];
-            // It decides nothing before the leases of before have run out.
+            // It decides nothing before the leases of the previous generation have run out.
             self.retry(CHANGE_LIMIT, |cluster| cluster.operate(&words))?;
             members.insert(id);
         }

@@ -8,7 +8,7 @@ use crate::cluster::plan::{HostPlan, Plan, Purpose};
 
 /// Who leads, who votes and where work runs, when a fault begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Moment {
+pub struct Roles {
     /// The leader.
     pub leader: u64,
     /// Replicas that vote; only these are replicas of the cluster.
@@ -21,14 +21,14 @@ pub struct Moment {
 #[derive(Clone, Debug)]
 pub struct Parts {
     hosts: Vec<HostPlan>,
-    moment: Moment,
+    roles: Roles,
     leader_region: &'static str,
 }
 
-/// What is asked of a drill and does not exist in this cluster.
+/// A selector that matches no host of this cluster.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{selector}` is nobody in this cluster")]
-pub struct Nobody {
+#[error("`{selector}` matches no host of this cluster")]
+pub struct UnmatchedSelector {
     selector: String,
 }
 
@@ -40,25 +40,25 @@ impl Parts {
     ///
     /// # Errors
     /// When the leader is not among the hosts.
-    pub fn give(plan: &Plan, moment: Moment) -> Result<Parts, Nobody> {
+    pub fn give(plan: &Plan, roles: Roles) -> Result<Parts, UnmatchedSelector> {
         // A host that stands by has no part before a replica runs there: it is what one goes on with when a region is
         // lost for good.
         let takes_part = |host: &&HostPlan| match &host.purpose {
-            Purpose::Replica { id, .. } => moment.voters.contains(id),
+            Purpose::Replica { id, .. } => roles.voters.contains(id),
             Purpose::Agent(_) | Purpose::Clients => true,
             Purpose::Operator => false,
         };
         let hosts: Vec<HostPlan> = plan.hosts.iter().filter(takes_part).cloned().collect();
-        let of_leader = |host: &&HostPlan| replica_of(host) == Some(moment.leader);
+        let of_leader = |host: &&HostPlan| replica_of(host) == Some(roles.leader);
         let leader_region = hosts.iter().find(of_leader).map(|host| host.region);
-        let nobody = || Nobody { selector: "leader".to_owned() };
-        Ok(Parts { leader_region: leader_region.ok_or_else(nobody)?, hosts, moment })
+        let unmatched = || UnmatchedSelector { selector: "leader".to_owned() };
+        Ok(Parts { leader_region: leader_region.ok_or_else(unmatched)?, hosts, roles })
     }
 
     /// Who leads, who votes and where work runs.
     #[must_use]
-    pub fn moment(&self) -> &Moment {
-        &self.moment
+    pub fn roles(&self) -> &Roles {
+        &self.roles
     }
 
     /// Every host that can be given a part.
@@ -76,32 +76,32 @@ impl Parts {
     /// The hosts that a selection names.
     ///
     /// # Errors
-    /// When one of its selectors is nobody, or speaks of another side that is not there.
-    pub fn select(&self, selection: &Selection) -> Result<Hosts, Nobody> {
-        self.select_beside(selection, &Hosts::new())
+    /// When one of its selectors matches no host, or speaks of another side that is not there.
+    pub fn select(&self, selection: &Selection) -> Result<Hosts, UnmatchedSelector> {
+        self.select_relative(selection, &Hosts::new())
     }
 
     /// The hosts of both sides of a pair.
     ///
     /// # Errors
-    /// When one of them is nobody.
-    pub fn pair(&self, pair: &Pair) -> Result<(Hosts, Hosts), Nobody> {
+    /// When one of them matches no host.
+    pub fn pair(&self, pair: &Pair) -> Result<(Hosts, Hosts), UnmatchedSelector> {
         let empty = Hosts::new();
         if pair.from.is_relative() {
             let to = self.select(&pair.to)?;
-            return Ok((self.select_beside(&pair.from, &to)?, to));
+            return Ok((self.select_relative(&pair.from, &to)?, to));
         }
-        let from = self.select_beside(&pair.from, &empty)?;
-        let to = self.select_beside(&pair.to, &from)?;
+        let from = self.select_relative(&pair.from, &empty)?;
+        let to = self.select_relative(&pair.to, &from)?;
         Ok((from, to))
     }
 
-    fn select_beside(&self, selection: &Selection, other: &Hosts) -> Result<Hosts, Nobody> {
+    fn select_relative(&self, selection: &Selection, other: &Hosts) -> Result<Hosts, UnmatchedSelector> {
         let mut hosts = Hosts::new();
         for selector in &selection.0 {
             let found = self.hosts_of(selector, other);
             if found.is_empty() {
-                return Err(Nobody { selector: selector.to_string() });
+                return Err(UnmatchedSelector { selector: selector.to_string() });
             }
             hosts.extend(found);
         }
@@ -109,7 +109,7 @@ impl Parts {
     }
 
     fn hosts_of(&self, selector: &Selector, other: &Hosts) -> Hosts {
-        let leader = self.moment.leader;
+        let leader = self.roles.leader;
         match selector {
             Selector::Leader => self.named(|host| replica_of(host) == Some(leader)),
             Selector::LeaderRegion => self.named(|host| host.region == self.leader_region),
@@ -144,7 +144,7 @@ impl Parts {
             Selector::Replicas => self.named(|host| replica_of(host).is_some()),
             Selector::Agent => {
                 let agents = self.hosts.iter().filter(|host| is_agent(host)).map(|host| &host.name);
-                let busy = agents.clone().filter(|name| self.moment.busy.contains(*name)).min();
+                let busy = agents.clone().filter(|name| self.roles.busy.contains(*name)).min();
                 busy.or(agents.min()).cloned().into_iter().collect()
             }
             Selector::Agents => self.named(is_agent),
@@ -162,7 +162,7 @@ impl Parts {
     fn follower(&self) -> Option<u64> {
         let followers = || {
             let others = self.hosts.iter().filter_map(|host| Some((host.region, replica_of(host)?)));
-            others.filter(|(_, id)| *id != self.moment.leader)
+            others.filter(|(_, id)| *id != self.roles.leader)
         };
         let elsewhere =
             followers().filter(|(region, _)| *region != self.leader_region).map(|(_, id)| id).min();
@@ -200,8 +200,8 @@ mod tests {
     fn parts(leader: u64) -> Parts {
         let plan = Plan::new(Replicas::Five);
         let busy = BTreeSet::from(["b-node-2".to_owned()]);
-        let moment = Moment { leader, voters: plan.founders().into_iter().collect(), busy };
-        Parts::give(&plan, moment).expect("the leader is planned")
+        let roles = Roles { leader, voters: plan.founders().into_iter().collect(), busy };
+        Parts::give(&plan, roles).expect("the leader is planned")
     }
 
     fn select(parts: &Parts, text: &str) -> Vec<String> {
@@ -246,6 +246,6 @@ mod tests {
     #[test]
     fn nobody_is_said() {
         let missing = parts(1).select(&Selection(vec![Selector::Replica(9)])).expect_err("there is none");
-        assert_eq!(missing.to_string(), "`replica:9` is nobody in this cluster");
+        assert_eq!(missing.to_string(), "`replica:9` matches no host of this cluster");
     }
 }

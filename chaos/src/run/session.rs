@@ -7,16 +7,16 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use muster_drill::scenario::{Action, Means as Needed, Scenario};
 
-use super::drill::{Done, Interrupted, Order, folder, run};
+use super::drill::{Done, Interrupted, Order, directory, run};
 use crate::cluster::plan::Replicas;
 use crate::cluster::{Cluster, Disks, Fitness, Options};
-use crate::faults::{Reach, Tool, install_missing};
+use crate::faults::{ClockScope, Tool, install_missing};
 use crate::load::gangs::Gangs;
-use crate::unable::Unable;
+use crate::unsupported::Unsupported;
 
 /// Drills on one cluster: its log, which every judge replays whole, stays short.
 const DRILLS_PER_CLUSTER: u32 = 12;
-/// The format of before, where no older program is given.
+/// The previous format, where no older program is given.
 const FORMAT_BEFORE: u16 = 1;
 
 /// How drills are run.
@@ -75,7 +75,7 @@ fn fitness(scenario: &Scenario, usual: Disks) -> Fitness {
         disks,
         // The time of day alone: with it the library would make the monotonic clocks of running processes jump, as no
         // machine's do, and what followed would be found wrong for nothing.
-        clocks: means.contains(&Needed::OtherClock).then_some(Reach::Wall),
+        clocks: means.contains(&Needed::OtherClock).then_some(ClockScope::Wall),
     }
 }
 
@@ -86,7 +86,7 @@ impl Session {
         Session { settings, cluster: None, drills: 0, clusters: 0, begun: Instant::now() }
     }
 
-    /// Says something to whoever watches.
+    /// Prints something for the person who watches.
     pub fn say(&self, text: &str) {
         eprintln!("{:>7.1}s  {text}", self.begun.elapsed().as_secs_f32());
     }
@@ -107,8 +107,8 @@ impl Session {
             }
             Err(error) => {
                 self.cluster = None;
-                match error.chain().find_map(|cause| cause.downcast_ref::<Unable>()) {
-                    Some(unable) => Outcome::Skipped(unable.to_string()),
+                match error.chain().find_map(|cause| cause.downcast_ref::<Unsupported>()) {
+                    Some(unsupported) => Outcome::Skipped(unsupported.to_string()),
                     None => Outcome::Broke(error),
                 }
             }
@@ -125,7 +125,7 @@ impl Session {
             self.drills = 0;
             self.cluster = Some(self.new_cluster(fitness)?);
         }
-        let dir = folder(&self.settings.out, &scenario.name, number);
+        let dir = directory(&self.settings.out, &scenario.name, number);
         let begun = self.begun;
         let name = scenario.name.clone();
         let say =

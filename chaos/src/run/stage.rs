@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::links::{Links, Pairs, pairs};
 use super::parts::{Hosts, Parts, replica_of};
-use super::timeline::{Deed, Due};
+use super::timeline::{Due, StepPhase};
 use crate::cluster::Cluster;
 use crate::cluster::plan::Purpose;
 use crate::faults::Traced;
@@ -101,14 +101,14 @@ impl<'a> Stage<'a> {
     pub fn carry_out(&mut self, due: Due) -> Result<()> {
         let action = self.scenario.processes[due.step].action.clone();
         let doing = || format!("{} (line {})", action.verb(), self.scenario.processes[due.step].line);
-        let done = match due.deed {
-            Deed::Begin => self.begin(due.step, &action),
-            Deed::Up => self.links_end(due.step),
-            Deed::Down => match &action {
+        let done = match due.phase {
+            StepPhase::Begin => self.begin(due.step, &action),
+            StepPhase::Up => self.links_end(due.step),
+            StepPhase::Down => match &action {
                 Action::Flap { pair, .. } => self.cut(due.step, pair).map(|_| ()),
                 _ => Ok(()),
             },
-            Deed::End => self.end(due.step, &action),
+            StepPhase::End => self.end(due.step, &action),
         };
         done.with_context(doing)
     }
@@ -212,8 +212,8 @@ impl<'a> Stage<'a> {
             mended = mended.and(self.disk_as_before(step));
         }
         for host in std::mem::take(&mut self.full) {
-            let room = self.cluster.disk_of(&host).and_then(|disk| Ok(disk.make_room()?));
-            mended = mended.and(room);
+            let unfilled = self.cluster.disk_of(&host).and_then(|disk| Ok(disk.unfill()?));
+            mended = mended.and(unfilled);
         }
         self.cluster.reap();
         let mut started = Ok(());
@@ -345,7 +345,7 @@ impl<'a> Stage<'a> {
     pub(super) fn replicas(&self, what: &Selection) -> Result<Vec<(u64, String)>> {
         let hosts = self.parts.select(what)?;
         let planned = self.parts.all().iter().filter(|host| hosts.contains(&host.name));
-        let voters = &self.parts.moment().voters;
+        let voters = &self.parts.roles().voters;
         let of = |host: &crate::cluster::plan::HostPlan| Some((replica_of(host)?, host.name.clone()));
         let replicas: Vec<_> = planned.filter_map(of).filter(|(id, _)| voters.contains(id)).collect();
         ensure!(!replicas.is_empty(), "`{what}` has no replica");

@@ -3,6 +3,7 @@
 //! **Invariant:** every refusal names the key and what the key needs; nothing is guessed.
 
 use crate::discovery;
+use crate::former_keys::FORMER_KEYS;
 use crate::health::{HealthConfig, Inventory};
 use crate::limits;
 use crate::process::isolation::WorkersConfig;
@@ -10,12 +11,18 @@ use crate::settings::{
     ConfigError, ControlGroups, LogLimits, MemoryLimit, base_environment, broken, first_block, first_rack,
 };
 use crate::slurm::SlurmConfig;
+use muster_types::config_value::{bytes, cpu_milli};
+use muster_types::former_key::WrittenKeys;
 use muster_types::tpu::PodPosition;
-use muster_types::{Accelerators, Name, NodeDraft, NodeSpec};
+use muster_types::{Accelerators, Name, NodeDraft, NodeSpec, Violation};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+
+/// What may be kept of one worker's output, in bytes.
+const WORKER_BYTES_MIN: u64 = 4 << 10;
+const WORKER_BYTES_MAX: u64 = 1 << 40;
 
 /// The agent's configuration, as written.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -69,6 +76,10 @@ pub struct AgentConfig {
     /// for any. It listens only while a probe lasts.
     #[serde(default = "probe_listen")]
     pub probe_listen: SocketAddr,
+    /// Where monitoring systems and probes connect, over HTTP: `/metrics`, `/livez` and `/readyz`. Without certificates a
+    /// loopback address. Nowhere when not said.
+    #[serde(default)]
+    pub http_listen: Option<SocketAddr>,
     /// A directory on memory for the lease, which must be renewed while disks hang; `/run/muster-agent` when not said, where
     /// `/run` is on memory and the agent root. Else the lease is in the state directory.
     #[serde(default)]
@@ -105,9 +116,11 @@ pub struct NodeConfig {
     /// Declared, or found by the agent.
     #[serde(default)]
     pub accelerators: AcceleratorConfig,
-    /// Milli-CPUs for workers.
+    /// CPUs for workers, in thousandths.
+    #[serde(rename = "cpu", with = "cpu_milli")]
     pub cpu_milli: u64,
     /// Bytes of memory for workers.
+    #[serde(rename = "memory", with = "bytes")]
     pub memory_bytes: u64,
     /// Free-form facts.
     #[serde(default)]
@@ -175,6 +188,15 @@ fn boot_id_path() -> PathBuf {
 }
 
 impl AgentConfig {
+    /// Refuses a key of an earlier form, which had the unit in the key, with the one that replaced it. A reader asks this
+    /// before it reads the file as a configuration, which knows the present keys alone.
+    ///
+    /// # Errors
+    /// The first such key.
+    pub fn refuse_former(written: &WrittenKeys) -> Result<(), ConfigError> {
+        written.former(&FORMER_KEYS).map_or(Ok(()), |(key, rule)| Err(broken(key, rule)))
+    }
+
     /// Checks every key and settles what this host is. `root` is `/`, but for tests of discovery.
     ///
     /// # Errors
@@ -227,12 +249,22 @@ impl AgentConfig {
         if self.shim_program.as_ref().is_some_and(|program| !program.is_absolute()) {
             return Err(broken("shim_program", "must be an absolute path"));
         }
+        let is_open = |address: &SocketAddr| self.tls.is_none() && !address.ip().is_loopback();
+        if let Some(address) = self.http_listen.filter(is_open) {
+            let rule = format!(
+                "{address} can be reached from other machines, and without certificates this is plaintext: must be a loopback \
+                 address, or `tls` be there"
+            );
+            return Err(broken("http_listen", rule));
+        }
         if self.ready_workers.is_some_and(|workers| workers > limits::READY_WORKERS_MAX) {
             let rule = format!("must be at most {}", limits::READY_WORKERS_MAX);
             return Err(broken("ready_workers", rule));
         }
-        if self.logs.worker_bytes_max < 4_096 || self.logs.worker_bytes_max > 1 << 40 {
-            return Err(broken("logs.worker_bytes_max", "must be 4096 bytes to 1 TiB"));
+        let (key, size) = ("logs.worker_size_max", self.logs.worker_bytes_max);
+        if !(WORKER_BYTES_MIN..=WORKER_BYTES_MAX).contains(&size) {
+            let violation = Violation::size(key, size, WORKER_BYTES_MIN, WORKER_BYTES_MAX);
+            return Err(broken(key, violation.description));
         }
         if self.logs.ended_workers_max > 10_000 {
             return Err(broken("logs.ended_workers_max", "must be at most 10000"));
@@ -326,7 +358,14 @@ impl NodeConfig {
             pod,
         };
         draft.check().map_err(|found| match found.into_iter().next() {
-            Some(first) => broken(&format!("node.{}", first.field), first.description),
+            Some(first) => {
+                let key = match first.field.as_str() {
+                    "cpu_milli" => "cpu",
+                    "memory_bytes" => "memory",
+                    field => field,
+                };
+                broken(&format!("node.{key}"), first.description)
+            }
             None => broken("node", "breaks a rule"),
         })
     }
@@ -343,7 +382,7 @@ mod tests {
             "shim_command": ["/usr/bin/muster", "shim"],
             "node": {
                 "name": "gpu-a", "region": "eu", "cluster": "eu-a", "address": "10.0.0.1",
-                "accelerators": {"type": "h100", "count": 8}, "cpu_milli": 8000, "memory_bytes": 1 << 30,
+                "accelerators": {"type": "h100", "count": 8}, "cpu": 8, "memory": "1Gi",
             },
         })
     }
@@ -416,13 +455,83 @@ mod tests {
         assert_eq!(key(|v| v["shim_command"] = serde_json::json!(["muster"])), "shim_command");
         assert_eq!(key(|v| v["shim_program"] = "muster-shim".into()), "shim_program");
         assert_eq!(key(|v| v["ready_workers"] = 65.into()), "ready_workers");
+        assert_eq!(key(|v| v["http_listen"] = "0.0.0.0:7470".into()), "http_listen");
+        assert!(check(|v| v["http_listen"] = "127.0.0.1:0".into()).is_ok());
         assert_eq!(key(|v| v["node"]["name"] = "No".into()), "node.name");
-        assert_eq!(key(|v| v["node"]["cpu_milli"] = 0.into()), "node.cpu_milli");
+        assert_eq!(key(|v| v["node"]["cpu"] = 0.into()), "node.cpu");
         assert_eq!(key(|v| v["node"]["taints"] = serde_json::json!(["ok", "No"])), "node.taints[1]");
         assert_eq!(key(|v| v["node"]["taints"] = serde_json::json!(["a", "a"])), "node.taints[1]");
         assert_eq!(key(|v| v["pass_environment"] = serde_json::json!(["A=B"])), "pass_environment");
-        assert_eq!(key(|v| v["logs"] = serde_json::json!({"worker_bytes_max": 1})), "logs.worker_bytes_max");
+        assert_eq!(key(|v| v["logs"] = serde_json::json!({"worker_size_max": 1})), "logs.worker_size_max");
         let unknown = serde_json::from_value::<AgentConfig>(serde_json::json!({"stat_dir": "/x"}));
         assert!(unknown.is_err());
+    }
+
+    /// The refusal of a configuration with this value of this key in this table, if any; a dot leads to a table in a table.
+    fn said_of(table: &str, key: &str, value: &serde_json::Value) -> Result<(), String> {
+        let mut file = good();
+        let mut place = &mut file;
+        for name in table.split('.') {
+            place = &mut place[name];
+        }
+        place[key] = value.clone();
+        let written: WrittenKeys = serde_json::from_value(file.clone()).unwrap();
+        AgentConfig::refuse_former(&written).map_err(|error| error.to_string())?;
+        let config: AgentConfig = serde_json::from_value(file).map_err(|error| error.to_string())?;
+        config.check(Path::new("/nowhere")).map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn quantities_are_read_and_refused_with_the_form_that_is_needed() {
+        for (table, key, value) in [
+            ("node", "cpu", "500m"),
+            ("node", "memory", "1.5Gi"),
+            ("logs", "worker_size_max", "4Ki"),
+            ("logs", "free_space_min", "0"),
+            ("logs", "ended_size_max", "64G"),
+            ("workers", "disk_size_max", "200G"),
+            ("workers.rlimits", "core_size", "1Mi"),
+            ("workers.rlimits", "locked_memory", "64GiB"),
+            ("health", "hang", "1m30s"),
+        ] {
+            assert_eq!(said_of(table, key, &value.into()), Ok(()), "{table}.{key}");
+        }
+        let (span, bytes) = ("expected a duration like 90s", "expected bytes like 64MiB");
+        for (table, key, value, parts) in [
+            (
+                "node",
+                "cpu",
+                serde_json::json!("8 cores"),
+                ["\"8 cores\"", "expected CPUs like 2, 0.5 or 500m"],
+            ),
+            ("node", "memory", serde_json::json!("1h"), ["\"1h\"", bytes]),
+            ("logs", "ended_size_max", serde_json::json!("8 GB"), ["\"8 GB\"", bytes]),
+            ("logs", "worker_size_max", serde_json::json!("2Ti"), ["must be between 4Ki and 1Ti", "got 2Ti"]),
+            ("workers", "disk_size_max", serde_json::json!(-1), ["`-1`", bytes]),
+            ("workers.rlimits", "locked_memory", serde_json::json!("much"), ["\"much\"", bytes]),
+            ("health", "hang", serde_json::json!(30_000), ["`30000`", span]),
+            ("health", "poll_interval", serde_json::json!("2h"), ["must be between 10ms and 1h", "got 2h"]),
+            ("health", "slowdown_window", serde_json::json!("2d"), ["must be between 5s and 1d", "got 2d"]),
+        ] {
+            let said = said_of(table, key, &value).unwrap_err();
+            assert!(parts.iter().all(|part| said.contains(part)), "{table}.{key}: {said}");
+        }
+    }
+
+    #[test]
+    fn every_earlier_key_is_refused_with_one_that_is_read() {
+        for former in FORMER_KEYS {
+            let (table, was) = former.was().rsplit_once('.').unwrap();
+            let said = said_of(table, was, &serde_json::json!(64_000)).unwrap_err();
+            let expected =
+                format!("configuration key {table}.{was}: is now `{}`, with the unit", former.now());
+            assert!(said.starts_with(&expected), "{said}");
+            // What it says to write is a key: the list of those that are known has it, and not the earlier one.
+            let known = said_of(table, "no_such_key", &serde_json::json!(1)).unwrap_err();
+            assert!(known.contains(&format!("`{}`", former.now())), "{known}");
+            assert!(!known.contains(&format!("`{was}`")), "{known}");
+        }
+        let said = said_of("health", "hang_ms", &serde_json::json!(30_000)).unwrap_err();
+        assert!(said.contains("hang = \"30s\"; takes a duration like 90s"), "{said}");
     }
 }

@@ -25,6 +25,15 @@ pub enum AgentError {
     /// The address for what runs inside another scheduler's allocations cannot be used.
     #[error("listen for runners")]
     Listen(#[source] std::io::Error),
+    /// The address for monitoring systems cannot be used.
+    #[error("http_listen: listening on {address} failed; is the port in use?")]
+    ListenHttp {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
     /// The state directory is in use or unusable.
     #[error("open the state directory")]
     State(#[from] StateDirError),

@@ -17,9 +17,12 @@ pub mod discovery;
 mod disk;
 mod error;
 pub mod executor;
+mod former_keys;
 pub mod health;
 mod launch;
+mod launches;
 pub mod limits;
+mod monitoring;
 mod node_loop;
 mod offload;
 pub mod probe;
@@ -36,6 +39,7 @@ mod wire;
 pub use config::{AcceleratorConfig, AgentConfig, NodeConfig};
 pub use disk::{durable, fencing, lease, state_dir};
 pub use error::AgentError;
+pub use muster_types::former_key::WrittenKeys;
 pub use process::shim::guard_main;
 pub use process::{isolation, task, transcript};
 pub use rules::WHOLE_PLACEMENT;
@@ -51,6 +55,7 @@ use process::{ProcessExecutor, ProcessSettings};
 use state_dir::StateDir;
 use std::future::Future;
 use std::sync::Arc;
+use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 
 /// Runs the agent until `shutdown`; the workers go on under their shims, as long as the lease does.
@@ -91,6 +96,8 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     let security = security(&config, &Expected::Node(&spec)).map_err(AgentError::Tls)?;
     let endpoints = Endpoints::parse_with(&config.endpoints, security.clone());
     let endpoints = endpoints.map_err(AgentError::Endpoints)?.spread();
+    let pages = listen_http(&config).await?;
+    let monitor = monitoring::AgentMonitor::new(config.state_dir.clone(), security.clone());
     let state = Arc::new(StateDir::open(&config.state_dir, &config.boot_id_path)?);
     let fences = fencing::Fences::open(&state.jobs(), limits::FENCED_JOBS_MAX)?;
     let notes = match process::socket::open(&state.socket()) {
@@ -117,6 +124,7 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
         logs: config.logs.clone(),
         control_groups: config.control_groups.clone(),
         memory_limit: config.memory_limit,
+        metrics: monitor.metrics().clone(),
         agent_socket: notes.as_ref().map(|_| state.socket()),
         isolating: Arc::new(isolating),
         shown: vec![state.root().to_owned()],
@@ -134,8 +142,15 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     );
 
     let (events, incoming) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
-    let node =
-        node_loop::NodeLoop::new(Arc::new(executor), fences, Arc::clone(&lease), spec.clone(), adopted);
+    let watched = monitor.node(&spec);
+    let node = node_loop::NodeLoop::new(
+        Arc::new(executor),
+        fences,
+        Arc::clone(&lease),
+        spec.clone(),
+        adopted,
+        watched.clone(),
+    );
     let taking_notes = {
         let tasks = state.tasks();
         let events = events.clone();
@@ -149,15 +164,16 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     let node = node.probing_at(config.probe_listen);
     let (line, lines) = watch::channel(None);
     let (of_health, to_health) = mpsc::channel(limits::HEALTH_QUEUED_MAX);
-    let health = health.run(Arc::clone(&state), &config.boot_id_path, lines, to_health);
+    let health = health.run(Arc::clone(&state), &config.boot_id_path, watched.clone(), lines, to_health);
     let speaking = session::HealthLink { line, of_health };
-    let sessions = session::Sessions { endpoints, state, spec, lease, events, speaking };
+    let sessions = session::Sessions { endpoints, state, spec, lease, events, speaking, monitor: watched };
     tokio::select! {
         () = keep_fresh(security) => {}
         () = node.run(incoming, told) => {}
         () = sessions.run() => {}
         () = taking_notes => {}
         () = health => {}
+        () = monitor.serve(pages) => {}
         () = shutdown => tracing::info!("agent stops; its workers go on"),
     }
     Ok(())
@@ -219,7 +235,10 @@ async fn run_slurm(
     let security = security(&config, &Expected::Group(&slurm.name)).map_err(AgentError::Tls)?;
     let endpoints = Endpoints::parse_with(&config.endpoints, security.clone());
     let endpoints = endpoints.map_err(AgentError::Endpoints)?.spread();
+    let pages = listen_http(&config).await?;
+    let monitor = monitoring::AgentMonitor::new(config.state_dir.clone(), security.clone());
     let around = slurm::Surroundings {
+        monitor: monitor.clone(),
         state_dir: config.state_dir,
         boot_id_path: config.boot_id_path,
         endpoints,
@@ -230,9 +249,20 @@ async fn run_slurm(
     tokio::select! {
         () = keep_fresh(security) => {}
         ended = slurm::serve(&slurm, around) => ended?,
+        () = monitor.serve(pages) => {}
         () = shutdown => tracing::info!("agent stops; its batch jobs go on"),
     }
     Ok(())
+}
+
+/// The listener for monitoring systems; where it listens is logged, for port 0 is any.
+async fn listen_http(config: &AgentConfig) -> Result<Option<TcpListener>, AgentError> {
+    let Some(address) = config.http_listen else { return Ok(None) };
+    let failed = |source| AgentError::ListenHttp { address, source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    tracing::info!(http = %bound, "pages for monitoring systems are served");
+    Ok(Some(listener))
 }
 
 /// Reads the certificates again when their files change, for ever.

@@ -30,8 +30,8 @@ pub const LOG_UPLOADS_OF_ONE_MAX: usize = 16;
 pub const FENCED_JOBS_MAX: usize = 16_384;
 /// Task directories of former holders (before a reboot) that are kept.
 pub const ARCHIVES_MAX: usize = 2;
-/// Folders below `tasks/` that are looked at on start.
-pub const TASK_FOLDERS_MAX: usize = 65_536;
+/// Directories below `tasks/` that are looked at on start.
+pub const TASK_DIRECTORIES_MAX: usize = 65_536;
 /// Shims that wait for workers, at most.
 pub const READY_WORKERS_MAX: usize = 64;
 /// The usual most of them: each is two processes.

@@ -8,13 +8,16 @@ use crate::clock::BootTime;
 use crate::disk::fencing::Fences;
 use crate::disk::lease::Lease;
 use crate::executor::Executor;
+use crate::launches::Launches;
 use crate::limits;
+use crate::monitoring::{NodeMonitor, end_cause};
 use crate::probe::Prober;
 use crate::process::socket::WorkerReport;
 use crate::rules::node::{self, Action, Message, Node, Session, Stop, View};
-use crate::rules::{Adopted, ExecutorEvent, Foreign, OutputRequest, Ticket, WorkerState};
+use crate::rules::{Adopted, ExecutorEvent, Foreign, OutputRequest, Ticket, WorkerEvent, WorkerState};
 use crate::{uploads, wire};
-use muster_types::{Features, FencingToken, JobId, NodeSpec};
+use muster_metrics::StartOutcome;
+use muster_types::{ExitStatus, Features, FencingToken, JobId, NodeSpec};
 use muster_wire::agent;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -65,22 +68,32 @@ pub(crate) struct SessionHandle {
 #[derive(Debug, Default)]
 struct Answers {
     issued: u64,
-    waiting: BTreeMap<Ticket, oneshot::Sender<Result<(), String>>>,
+    waiting: BTreeMap<Ticket, Waiting>,
+}
+
+/// A caller that waits for an answer, and whether it committed a checkpoint.
+#[derive(Debug)]
+struct Waiting {
+    answer: oneshot::Sender<Result<(), String>>,
+    is_checkpoint: bool,
 }
 
 impl Answers {
-    fn expect(&mut self, answer: oneshot::Sender<Result<(), String>>) -> Ticket {
+    fn expect(&mut self, answer: oneshot::Sender<Result<(), String>>, event: WorkerEvent) -> Ticket {
         self.issued += 1;
         let ticket = Ticket(self.issued);
-        self.waiting.insert(ticket, answer);
+        let is_checkpoint = matches!(event, WorkerEvent::CheckpointCommitted { .. });
+        self.waiting.insert(ticket, Waiting { answer, is_checkpoint });
         ticket
     }
 
-    fn give(&mut self, ticket: Ticket, outcome: Result<(), String>) {
-        if let Some(answer) = self.waiting.remove(&ticket) {
-            // The worker may have gone; then nobody is told.
-            let _ = answer.send(outcome);
-        }
+    /// Whether a checkpoint is refused by it.
+    fn give(&mut self, ticket: Ticket, outcome: Result<(), String>) -> bool {
+        let Some(Waiting { answer, is_checkpoint }) = self.waiting.remove(&ticket) else { return false };
+        let is_refused = outcome.is_err();
+        // The worker may have gone; then nobody is told.
+        let _ = answer.send(outcome);
+        is_checkpoint && is_refused
     }
 
     /// Forgets those that nobody waits for any more, once there are many.
@@ -88,7 +101,7 @@ impl Answers {
         if self.waiting.len() < limits::NOTES_WAITING_MAX {
             return BTreeSet::new();
         }
-        let gone = self.waiting.extract_if(.., |_, answer| answer.is_closed());
+        let gone = self.waiting.extract_if(.., |_, waiting| waiting.answer.is_closed());
         gone.map(|(ticket, _)| ticket).collect()
     }
 }
@@ -107,6 +120,8 @@ pub(crate) struct NodeLoop<E> {
     /// The number of the upload that each task sends.
     upload_numbers: BTreeMap<Id, u64>,
     prober: Prober,
+    launches: Launches,
+    monitor: NodeMonitor,
 }
 
 /// The next change of what others hold; never where nobody else can.
@@ -141,9 +156,11 @@ impl<E: Executor> NodeLoop<E> {
         lease: Arc<Mutex<Lease>>,
         spec: NodeSpec,
         adopted: Vec<Adopted>,
+        monitor: NodeMonitor,
     ) -> NodeLoop<E> {
         let foreign = executor.foreign();
         let held = foreign.as_ref().map(|receiver| *receiver.borrow());
+        monitor.lease_until(locked(&lease).standing(BootTime::now()).map(|slot| slot.deadline));
         NodeLoop {
             node: Node::new(spec, executor.is_on_this_host(), held, adopted),
             executor,
@@ -156,6 +173,8 @@ impl<E: Executor> NodeLoop<E> {
             uploads: JoinSet::new(),
             upload_numbers: BTreeMap::new(),
             prober: Prober::new(None),
+            launches: Launches::default(),
+            monitor,
         }
     }
 
@@ -174,6 +193,7 @@ impl<E: Executor> NodeLoop<E> {
     ) {
         let mut ticks = tokio::time::interval(limits::OVERDUE_LOOK);
         loop {
+            self.show();
             let due = self.node.events_due().map(|due| self.started + due);
             let event = tokio::select! {
                 () = sleep_until(due) => node::Event::EventsDue,
@@ -193,7 +213,41 @@ impl<E: Executor> NodeLoop<E> {
                 }
                 foreign = changed(&mut self.foreign) => node::Event::Foreign(foreign),
             };
+            self.measure(&event);
             self.handle(event).await;
+        }
+    }
+
+    /// What monitoring systems see of this node from now on.
+    fn show(&self) {
+        let foreign = self.foreign.as_ref().map_or(0, |receiver| receiver.borrow().devices);
+        self.monitor.holds(self.node.worker_counts(), self.uploads.len(), foreign);
+    }
+
+    /// Counts what an event says, before the node takes it.
+    fn measure(&mut self, event: &node::Event) {
+        let metrics = &self.monitor.metrics;
+        match event {
+            node::Event::Order(_, node::Order::Start(placement)) => {
+                self.launches.ordered(placement, Instant::now());
+            }
+            node::Event::Order(_, node::Order::Stop { job, token, .. }) => {
+                self.launches.stopped(*job, *token)
+            }
+            node::Event::Executor(ExecutorEvent::Running(key)) => {
+                if let Some(ordered) = self.launches.running(*key) {
+                    metrics.launched(ordered.map(|at| at.elapsed()));
+                }
+            }
+            node::Event::Executor(ExecutorEvent::Ended(key, status)) if self.node.is_live(*key) => {
+                if self.launches.ended(*key) {
+                    let is_stopped = matches!(status, ExitStatus::NotStarted);
+                    let outcome = if is_stopped { StartOutcome::Stopped } else { StartOutcome::Failed };
+                    metrics.not_launched(outcome);
+                }
+                metrics.ended(end_cause(status));
+            }
+            _ => {}
         }
     }
 
@@ -212,7 +266,7 @@ impl<E: Executor> NodeLoop<E> {
             Event::Order(number, order) => node::Event::Order(number, order),
             Event::LeaseRenewed => node::Event::LeaseRenewed,
             Event::Worker(WorkerReport { key, event, answer }) => {
-                let ticket = self.answers.expect(answer);
+                let ticket = self.answers.expect(answer, event);
                 node::Event::Worker { key, event, ticket }
             }
             Event::Holdings(answer) => {
@@ -262,7 +316,11 @@ impl<E: Executor> NodeLoop<E> {
                     let _ = session.outgoing.try_send(wire::request(message));
                 }
             }
-            Action::Answer((ticket, outcome)) => self.answers.give(ticket, outcome),
+            Action::Answer((ticket, outcome)) => {
+                if self.answers.give(ticket, outcome) {
+                    self.monitor.metrics.checkpoint_note_refused();
+                }
+            }
             Action::Fence { job, token, ranks, then } => {
                 let outcome = self.raise_fence(job, token, ranks).await;
                 return self.node.fenced(then, outcome);
@@ -273,9 +331,11 @@ impl<E: Executor> NodeLoop<E> {
             }
             // In a task: a slow launch must not delay a stop.
             Action::Start { placement, epoch } => {
+                self.launches.begun(&placement);
                 tokio::spawn(async move { executor.start(placement, epoch).await });
             }
             Action::Refuse { key, reason } => {
+                self.launches.refused(key);
                 tokio::spawn(async move { executor.refuse(key, reason).await });
             }
             Action::Acknowledge(key) => {
@@ -376,14 +436,15 @@ mod tests {
         let mut tickets = Vec::new();
         for _ in 0..limits::NOTES_WAITING_MAX {
             let (answer, answered) = oneshot::channel();
-            tickets.push(answers.expect(answer));
+            tickets.push(answers.expect(answer, WorkerEvent::CheckpointCommitted { step: 1 }));
             waiting.push(answered);
         }
         assert_eq!(answers.abandoned(), BTreeSet::new(), "all of them wait");
         waiting.pop();
         assert_eq!(answers.abandoned(), tickets.pop().into_iter().collect());
         assert_eq!(answers.waiting.len(), limits::NOTES_WAITING_MAX - 1);
-        answers.give(tickets[0], Err("no".to_owned()));
+        assert!(answers.give(tickets[0], Err("no".to_owned())), "a checkpoint is refused");
+        assert!(!answers.give(tickets[1], Ok(())) && !answers.give(tickets[1], Err("no".to_owned())));
         assert_eq!(waiting[0].try_recv(), Ok(Err("no".to_owned())));
     }
 }

@@ -12,10 +12,12 @@ use crate::disk::lease::{Lease, Renewal};
 use crate::disk::state_dir::{StateDir, StateDirError};
 use crate::health::{FromLeader, Line};
 use crate::limits;
+use crate::monitoring::NodeMonitor;
 use crate::node_loop::{Event, SessionHandle};
 use crate::rules::{Beats, WorkerState};
 use crate::wire::{grace, order_of, state_message};
 use muster_client::Endpoints;
+use muster_metrics::SessionOutcome;
 use muster_types::{ClusterId, Feature, Features, NodeSpec};
 use muster_wire::agent::node_service_client::NodeServiceClient;
 use muster_wire::agent::session_request::Message as Request;
@@ -54,6 +56,23 @@ pub(crate) enum SessionError {
     ShuttingDown,
 }
 
+impl SessionError {
+    /// What it counts as, where no session was opened.
+    fn outcome(&self) -> SessionOutcome {
+        match self {
+            SessionError::Connect(_) => SessionOutcome::Unreachable,
+            SessionError::NoAnswer => SessionOutcome::Unanswered,
+            SessionError::Registered(_) => SessionOutcome::Unusable,
+            SessionError::Cluster(_) => SessionOutcome::ForeignCluster,
+            SessionError::Status(_)
+            | SessionError::Ended
+            | SessionError::Silent(_)
+            | SessionError::Overrun
+            | SessionError::ShuttingDown => SessionOutcome::Refused,
+        }
+    }
+}
+
 /// What every session of one agent shares.
 pub(crate) struct Sessions {
     pub(crate) endpoints: Endpoints,
@@ -62,6 +81,7 @@ pub(crate) struct Sessions {
     pub(crate) lease: Arc<Mutex<Lease>>,
     pub(crate) events: mpsc::Sender<Event>,
     pub(crate) speaking: HealthLink,
+    pub(crate) monitor: NodeMonitor,
 }
 
 /// How sessions and the health of the host know of one another.
@@ -115,6 +135,7 @@ impl Sessions {
             let mut stood = false;
             let ended = self.one(number, &mut stood).await;
             self.speaking.line.send_replace(None);
+            self.monitor.session(false);
             if self.events.send(Event::Closed(number)).await.is_err() {
                 return;
             }
@@ -125,6 +146,8 @@ impl Sessions {
             if stood {
                 wait = first;
                 said.clear();
+            } else {
+                self.monitor.metrics.session(error.outcome());
             }
             say_once(&error, &mut said);
             // A replica that knows of no leader has waited for one already; and where nobody listens, asking costs
@@ -167,7 +190,8 @@ impl Sessions {
         let terms = Terms::of(&registered)?;
         self.bind(&registered).await?;
         *stood = true;
-        renew(&self.lease, &self.events, sent, terms);
+        self.monitor.metrics.session(SessionOutcome::Opened);
+        self.renew(sent, terms);
         tracing::info!(
             endpoint,
             node = registered.node_id,
@@ -183,10 +207,11 @@ impl Sessions {
         let handle =
             SessionHandle { number, outgoing, endpoint, endpoints, stop_grace: terms.stop_grace, takes };
         self.events.send(Event::Opened(handle)).await.map_err(|_| SessionError::ShuttingDown)?;
+        self.monitor.session(true);
         let (acks, acked) = mpsc::channel(64);
         tokio::select! {
             end = read(answers, number, acks, self.events.clone(), self.speaking.of_health.clone()) => end,
-            end = beat(terms, beats, acked, Arc::clone(&self.lease), self.events.clone()) => end,
+            end = self.beat(terms, beats, acked) => end,
         }
     }
 
@@ -197,6 +222,68 @@ impl Sessions {
             workers: workers.into_iter().map(state_message).collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             takes: convert::features_to_proto(Features::all()),
+        }
+    }
+
+    /// Puts an acknowledged sending time into the lease.
+    fn renew(&self, sent: BootTime, terms: Terms) {
+        let now = BootTime::now();
+        let (renewed, standing) = {
+            let mut lease = self.lease.lock();
+            (lease.renew(sent, terms.ttl, terms.stop_grace, now), lease.standing(now))
+        };
+        self.monitor.lease_until(standing.map(|slot| slot.deadline));
+        match renewed {
+            Ok(Renewal::Stale) => return,
+            Ok(Renewal::Extended) => {}
+            Ok(Renewal::Restarted) => {
+                tracing::info!("a new lease epoch: workers of an earlier one are being stopped");
+            }
+            Err(error) => {
+                // The shims go by the file: without it they stop, which is the safe side.
+                tracing::error!(%error, "the lease could not be renewed");
+                return;
+            }
+        }
+        // A full queue will look at the lease anyway.
+        let _ = self.events.try_send(Event::LeaseRenewed);
+    }
+
+    /// Sends heartbeats and renews by their acknowledgements.
+    async fn beat(
+        &self,
+        terms: Terms,
+        beats: mpsc::Sender<agent::SessionRequest>,
+        mut acked: mpsc::Receiver<u64>,
+    ) -> Result<std::convert::Infallible, SessionError> {
+        let mut interval = tokio::time::interval(terms.interval);
+        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // One per interval of the allowed silence at most.
+        let mut unanswered = Beats::default();
+        loop {
+            tokio::select! {
+                biased;
+                ack = acked.recv() => {
+                    let Some(ack) = ack else { return Err(SessionError::Ended) };
+                    if let Some(at) = unanswered.acknowledged(ack) {
+                        self.renew(at, terms);
+                    }
+                }
+                _ = interval.tick() => {
+                    let now = BootTime::now();
+                    if unanswered.is_silent(now, terms.silence_max()) {
+                        return Err(SessionError::Silent(terms.silence_max()));
+                    }
+                    let sequence = unanswered.next_sequence();
+                    let beat = Request::Heartbeat(agent::Heartbeat { sequence });
+                    match beats.try_send(request(beat)) {
+                        Ok(()) => unanswered.sent(sequence, now),
+                        Err(mpsc::error::TrySendError::Closed(_)) => return Err(SessionError::Ended),
+                        // The network takes nothing; the silence will be noticed by those already out.
+                        Err(mpsc::error::TrySendError::Full(_)) => {}
+                    }
+                }
+            }
         }
     }
 
@@ -238,64 +325,6 @@ fn say_once(error: &SessionError, said: &mut String) {
         _ => tracing::warn!(error = text, "no session; trying again"),
     }
     *said = text;
-}
-
-/// Puts an acknowledged sending time into the lease.
-fn renew(lease: &Mutex<Lease>, events: &mpsc::Sender<Event>, sent: BootTime, terms: Terms) {
-    let renewed = lease.lock().renew(sent, terms.ttl, terms.stop_grace, BootTime::now());
-    match renewed {
-        Ok(Renewal::Stale) => return,
-        Ok(Renewal::Extended) => {}
-        Ok(Renewal::Restarted) => {
-            tracing::info!("a new lease epoch: workers of an earlier one are being stopped");
-        }
-        Err(error) => {
-            // The shims go by the file: without it they stop, which is the safe side.
-            tracing::error!(%error, "the lease could not be renewed");
-            return;
-        }
-    }
-    // A full queue will look at the lease anyway.
-    let _ = events.try_send(Event::LeaseRenewed);
-}
-
-/// Sends heartbeats and renews by their acknowledgements.
-async fn beat(
-    terms: Terms,
-    beats: mpsc::Sender<agent::SessionRequest>,
-    mut acked: mpsc::Receiver<u64>,
-    lease: Arc<Mutex<Lease>>,
-    events: mpsc::Sender<Event>,
-) -> Result<std::convert::Infallible, SessionError> {
-    let mut interval = tokio::time::interval(terms.interval);
-    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // One per interval of the allowed silence at most.
-    let mut unanswered = Beats::default();
-    loop {
-        tokio::select! {
-            biased;
-            ack = acked.recv() => {
-                let Some(ack) = ack else { return Err(SessionError::Ended) };
-                if let Some(at) = unanswered.acknowledged(ack) {
-                    renew(&lease, &events, at, terms);
-                }
-            }
-            _ = interval.tick() => {
-                let now = BootTime::now();
-                if unanswered.is_silent(now, terms.silence_max()) {
-                    return Err(SessionError::Silent(terms.silence_max()));
-                }
-                let sequence = unanswered.next_sequence();
-                let beat = Request::Heartbeat(agent::Heartbeat { sequence });
-                match beats.try_send(request(beat)) {
-                    Ok(()) => unanswered.sent(sequence, now),
-                    Err(mpsc::error::TrySendError::Closed(_)) => return Err(SessionError::Ended),
-                    // The network takes nothing; the silence will be noticed by those already out.
-                    Err(mpsc::error::TrySendError::Full(_)) => {}
-                }
-            }
-        }
-    }
 }
 
 /// Passes on what comes in; never waits for its receiver.

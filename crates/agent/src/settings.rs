@@ -2,6 +2,7 @@
 //!
 //! The parts depend on their own settings only; [`config`](crate::AgentConfig) puts them together.
 
+use muster_types::config_value::bytes;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,17 +12,17 @@ use std::path::PathBuf;
 #[serde(deny_unknown_fields)]
 pub struct LogLimits {
     /// Bytes of one worker's output, both streams together; the newest half of it at least is kept.
-    #[serde(default = "worker_bytes")]
+    #[serde(default = "worker_bytes", rename = "worker_size_max", with = "bytes")]
     pub worker_bytes_max: u64,
     /// Free bytes that output leaves on the disk of the state directory: what would take more of it is
     /// dropped, and counted. 0 for no such care.
-    #[serde(default = "free_bytes")]
+    #[serde(default = "free_bytes", rename = "free_space_min", with = "bytes")]
     pub free_bytes_min: u64,
     /// Ended workers whose directories are kept.
     #[serde(default = "ended_workers")]
     pub ended_workers_max: usize,
     /// Bytes that the directories of ended workers may take together.
-    #[serde(default = "ended_bytes")]
+    #[serde(default = "ended_bytes", rename = "ended_size_max", with = "bytes")]
     pub ended_bytes_max: u64,
 }
 

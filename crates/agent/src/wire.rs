@@ -10,6 +10,7 @@ use crate::rules::{
     Plan, RankPlace, SequencedEvent, Slices, StopRequest, WHOLE_PLACEMENT, WorkerEvent, WorkerKey,
     WorkerState, detail,
 };
+use muster_types::job::ArrayMember;
 use muster_types::limits::REPORT_RANKS_MAX;
 use muster_types::tpu::SliceShape;
 use muster_types::{FencingToken, JobId, LaunchForm, StopReason, Violation, limits as bounds};
@@ -104,6 +105,8 @@ pub(crate) fn placement(order: agent::StartOrder) -> Result<Placement, OrderErro
     short("gang_secret", &order.gang_secret, bounds::TEXT_BYTES_MAX)?;
     let notice = order.notice.map(http_notice).transpose()?.flatten();
     let checkpoint = checkpoint(order.checkpoint.unwrap_or_default())?;
+    let place = order.array_index.zip(order.array_ordinal).zip(order.array_size);
+    let array = place.map(|((index, ordinal), size)| ArrayMember { index, ordinal, size });
     Ok(Placement {
         job,
         token,
@@ -116,7 +119,7 @@ pub(crate) fn placement(order: agent::StartOrder) -> Result<Placement, OrderErro
         stop_grace: grace(order.stop_grace_ms),
         checkpoint_directory: order.checkpoint_directory,
         working_directory: order.working_directory,
-        array: order.array_index.zip(order.array_size),
+        array,
         region: order.region,
         cluster: order.cluster,
         preflight: order.preflight,

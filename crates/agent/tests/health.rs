@@ -51,7 +51,7 @@ async fn scene() -> (Leader, Host, Library) {
     host.accelerators = "discover".into();
     host.health = serde_json::json!({
         "nvml": {"file": library.path}, "kernel_log": "off",
-        "poll_interval_ms": 20, "hang_ms": 1_500, "slowdown_window_ms": 200,
+        "poll_interval": "20ms", "hang": "1s500ms", "slowdown_window": "200ms",
     });
     (leader, host, library)
 }

@@ -181,7 +181,7 @@ async fn a_worker_opens_its_own_devices_alone() {
     let mut leader = Leader::start(Manner::patient()).await;
     let workers = serde_json::json!({
         "isolation": "required", "uid_range": {"first": UID, "count": 1}, "private_tmp": false,
-        "rlimits": {"open_files": 333, "core_bytes": 0, "processes": 5_000},
+        "rlimits": {"open_files": 333, "core_size": 0, "processes": 5_000},
     });
     let mut host = host(&leader, workers).await;
     host.host_root = host.file("root");

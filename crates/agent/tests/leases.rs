@@ -228,7 +228,7 @@ async fn a_shim_that_stands_still_is_woken_and_one_that_is_kept_from_it_is_kille
             std::thread::sleep(Duration::from_millis(5));
         }
     });
-    // Its worker has no namespace of its own here, so it may have been the worker that did it.
+    // Its worker has no separate namespace here, so it may have been the worker that did it.
     assert_eq!(leader.exit_of(8, 0).await, Kind::Signal(9));
     assert!(!alive(worker));
     within_patience("the end of the shim", move || stopping.join().unwrap()).await;

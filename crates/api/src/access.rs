@@ -3,9 +3,8 @@
 //! A certificate's kind decides. The holder of a client's certificate that names a tenant
 //! submits, cancels and reads output only for that tenant and those below it, the holder of one for all tenants for
 //! every tenant, and the holder of one that names none looks and changes nothing. What jobs, nodes and queues there
-//! are, every user of the cluster may see. An agent speaks for the node of its own name, an agent group for the nodes
-//! below its own name. A replica calls in its own name only to look; what it
-//! passes on is judged by whom it is for.
+//! are, every user of the cluster may see. An agent speaks for the node that has its name, an agent group for the nodes
+//! below its name. A replica calls in its own name only to look; what it passes on is judged by whom it is for.
 
 use muster_transport::{Principal, Role};
 
@@ -35,7 +34,7 @@ const VIEWER: Kinds = Kinds(16);
 const WRITERS: Kinds = CLIENT.and(ADMIN);
 /// Those, and who only looks.
 const USERS: Kinds = WRITERS.and(VIEWER);
-/// Whoever is of this cluster.
+/// Everyone who is of this cluster.
 const MEMBERS: Kinds = USERS.and(AGENT).and(REPLICA);
 
 impl Kinds {
@@ -135,8 +134,10 @@ pub(crate) const RULES: &[Rule] = &[
     // A worker commits with what its agent has given it: an agent for jobs that it runs.
     rule("/muster.v1beta1.JobService/CommitCheckpoint", Class::Call, WRITERS.and(AGENT)),
     rule("/muster.v1beta1.JobService/ExplainJob", Class::Call, USERS),
+    rule("/muster.v1beta1.JobService/GetArray", Class::Call, USERS),
     rule("/muster.v1beta1.JobService/GetJob", Class::Call, USERS),
     rule("/muster.v1beta1.JobService/HoldJobs", Class::Call, WRITERS),
+    rule("/muster.v1beta1.JobService/ListArrays", Class::Call, USERS),
     rule("/muster.v1beta1.JobService/ListJobs", Class::Call, USERS),
     rule("/muster.v1beta1.JobService/PlanJob", Class::Call, USERS),
     rule("/muster.v1beta1.JobService/ReadLogs", Class::Stream, WRITERS),
@@ -162,8 +163,8 @@ pub(crate) fn rule_of(path: &str) -> Option<&'static Rule> {
     RULES.binary_search_by(|rule| rule.path.cmp(path)).ok().map(|at| &RULES[at])
 }
 
-/// Whether whoever shows this may make the call at `path`, by the table alone; none where no line names it, so
-/// that nobody may.
+/// Whether a caller that shows this may make the call at `path`, by the table alone; none where no line names it,
+/// so that nobody may.
 #[must_use]
 pub fn may_call(path: &str, principal: &Principal) -> Option<bool> {
     rule_of(path).map(|rule| rule.kinds.include(principal))
@@ -177,7 +178,7 @@ mod tests {
     use prost::Message as _;
     use std::collections::BTreeSet;
 
-    /// Every call of the public services and of the standard ones beside them.
+    /// Every call of the public services and of the standard ones next to them.
     fn described() -> BTreeSet<String> {
         let reflection = tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET;
         let alpha = tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET;
@@ -185,7 +186,7 @@ mod tests {
         let mut paths = BTreeSet::new();
         for set in sets {
             let set = prost_types::FileDescriptorSet::decode(set).expect("descriptors are whole");
-            // Replicas speak Raft to one another on a listener of its own.
+            // Replicas speak Raft to one another on a separate listener.
             for file in set.file.iter().filter(|file| file.package() != "muster.raft.v1") {
                 for service in &file.service {
                     for method in &service.method {

@@ -17,7 +17,7 @@ use tonic::{Code, Request, Status};
 
 use crate::access::RULES;
 use crate::sample::{self, CLUSTER};
-use crate::{ApiConfig, CallLimits, serve};
+use crate::{ApiConfig, CallLimits, Shared, serve};
 
 pub(crate) async fn guarded<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(Duration::from_secs(30), future).await {
@@ -27,7 +27,7 @@ pub(crate) async fn guarded<T>(what: &str, future: impl Future<Output = T>) -> T
 }
 
 pub(crate) struct World {
-    folder: TempDir,
+    directory: TempDir,
     authority: Authority,
     pub(crate) engine: muster_engine::Engine,
     pub(crate) address: String,
@@ -36,27 +36,23 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) async fn start(config: ApiConfig) -> World {
-        let folder = tempfile::tempdir().expect("a folder");
-        let authority = Authority::init(&folder.path().join("authority"), CLUSTER, 10).expect("it is made");
+        let directory = tempfile::tempdir().expect("a directory");
+        let authority =
+            Authority::init(&directory.path().join("authority"), CLUSTER, 10).expect("it is made");
         let engine = sample::leader_with_certificates().await;
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("it has one").to_string();
-        let mut world = World { folder, authority, engine, address, task: tokio::spawn(async {}) };
+        let mut world = World { directory, authority, engine, address, task: tokio::spawn(async {}) };
         let security = world.security(Role::Replica(ReplicaId(1)));
-        let serving = serve(
-            world.engine.clone(),
-            config,
-            muster_metrics::ReplicaMetrics::default(),
-            security,
-            listener,
-            std::future::pending(),
-        );
+        let shared = Shared::new(world.engine.clone(), config, security);
+        let metrics = muster_metrics::ReplicaMetrics::default();
+        let serving = serve(shared, metrics, listener, std::future::pending());
         world.task = tokio::spawn(async move { drop(serving.await) });
         world
     }
 
-    fn security(&self, role: Role) -> Security {
-        let out = self.folder.path().join(role.to_string().replace('/', "-"));
+    pub(crate) fn security(&self, role: Role) -> Security {
+        let out = self.directory.path().join(role.to_string().replace('/', "-"));
         let issued = self.authority.issue(role, 5, &out, true).expect("it is issued");
         let files = TlsFiles { ca: issued.ca, cert: issued.cert, key: issued.key };
         Security::Tls(Tls::load(files).expect("it can be used"))
@@ -64,7 +60,7 @@ impl World {
 
     /// Where the certificate lies that was issued last for this role.
     pub(crate) fn certificate(&self, role: Role) -> std::path::PathBuf {
-        self.folder.path().join(role.to_string().replace('/', "-")).join("tls.crt")
+        self.directory.path().join(role.to_string().replace('/', "-")).join("tls.crt")
     }
 
     pub(crate) async fn channel(&self, role: Role) -> Channel {
@@ -222,7 +218,7 @@ pub(crate) async fn session_of(
     let register = agent::Register { node, holder_id, ..Default::default() };
     let message = agent::SessionRequest { message: Some(session_request::Message::Register(register)) };
     let (to_replica, requests) = tokio::sync::mpsc::channel(4);
-    to_replica.try_send(message).expect("there is room");
+    to_replica.try_send(message).expect("there is capacity");
     let mut nodes = NodeServiceClient::new(channel.clone());
     let opened = guarded("an answer", nodes.session(Requests::new(requests))).await?;
     Ok((to_replica, opened.into_inner()))
@@ -252,8 +248,8 @@ async fn a_flood_of_one_takes_nothing_from_the_others() {
         guarded("an answer", jobs.watch_jobs(v1::WatchJobsRequest::default())).await
     };
     // On two connections: it is the caller that is counted.
-    let first = watch(ada.clone()).await.expect("there is room");
-    let _second = watch(world.channel(Role::Client(short("ada"))).await).await.expect("there is room");
+    let first = watch(ada.clone()).await.expect("there is capacity");
+    let _second = watch(world.channel(Role::Client(short("ada"))).await).await.expect("there is capacity");
     let status = watch(ada.clone()).await.expect_err("it has two open");
     assert_eq!(status.code(), Code::ResourceExhausted);
     let told = Refused::from_status(&status);
@@ -286,7 +282,7 @@ async fn what_is_too_large_is_refused_in_our_words() {
     let status = guarded("an answer", FleetServiceClient::new(channel.clone()).get_node(request)).await;
     let told = Refused::from_status(&status.expect_err("a name has 63 bytes, not a million"));
     assert_eq!((told.grpc, told.code), (Code::ResourceExhausted, Some(RefusalCode::MessageTooLarge)));
-    assert!(told.message.contains("262144"), "the limit is said: {told}");
+    assert!(told.message.contains("262144"), "the limit is named: {told}");
     let request = v1::ListJobsRequest {
         filter: Some(v1::JobFilter { name_prefix: "n".repeat(5 << 20), ..Default::default() }),
         ..Default::default()
@@ -475,6 +471,13 @@ async fn a_checkpoint_is_committed_by_the_jobs_tenant_and_by_agents_that_run_it(
     assert_eq!(commit(of_tenant("speech", "bob")).await, fenced);
     assert_eq!(commit(Role::Agent(short("h1"))).await, fenced);
     assert_eq!(commit(Role::Admin(short("root"))).await, fenced);
+    let unknown = muster_types::JobId(id.0 + 1_000).to_string();
+    for role in [of_tenant("vision", "ada"), Role::Agent(short("h1")), Role::Admin(short("root"))] {
+        let request = v1::CommitCheckpointRequest { job_id: unknown.clone(), token };
+        let mut jobs = JobServiceClient::new(world.channel(role).await);
+        let refused = code(guarded("an answer", jobs.commit_checkpoint(request)).await);
+        assert_eq!(refused, Some(RefusalCode::JobNotFound));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

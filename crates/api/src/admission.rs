@@ -26,7 +26,7 @@ pub(crate) enum Wanted {
 }
 
 pub(crate) fn wanted(message: &v1::SetNodeApprovalRequest) -> Result<(RequestId, Name, Wanted), Status> {
-    use v1::set_node_approval_request::Approval as Said;
+    use v1::set_node_approval_request::Approval as RequestedApproval;
     let mut violations = Vec::new();
     let id = request_id("request_id", &message.request_id).map_err(|v| violations.push(v)).ok();
     let name = Name::new(&message.name);
@@ -34,10 +34,12 @@ pub(crate) fn wanted(message: &v1::SetNodeApprovalRequest) -> Result<(RequestId,
         violations.push(Violation::new("name", format!("must be {}", muster_types::NAME_RULE)));
     }
     let wanted = match &message.approval {
-        Some(Said::Approve(bounds)) => node_bounds_from_proto("approve", bounds).map(Wanted::Approved),
-        Some(Said::ApproveAsIs(v1::ApproveAsIs {})) => Ok(Wanted::AsIs),
-        Some(Said::Reject(v1::RejectNode {})) => Ok(Wanted::Rejected),
-        Some(Said::Clear(v1::ClearApproval {})) => Ok(Wanted::Cleared),
+        Some(RequestedApproval::Approve(bounds)) => {
+            node_bounds_from_proto("approve", bounds).map(Wanted::Approved)
+        }
+        Some(RequestedApproval::ApproveAsIs(v1::ApproveAsIs {})) => Ok(Wanted::AsIs),
+        Some(RequestedApproval::Reject(v1::RejectNode {})) => Ok(Wanted::Rejected),
+        Some(RequestedApproval::Clear(v1::ClearApproval {})) => Ok(Wanted::Cleared),
         None => {
             let text = "must be one of approve, approve_as_is, reject, clear";
             Err(vec![Violation::new("approval", text)])

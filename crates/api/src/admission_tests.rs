@@ -166,7 +166,7 @@ async fn rules_admit_nodes_by_name_within_their_bounds() {
     assert!(door.set("whatever", Vec::new()).await.is_err());
 }
 
-/// The usual mode with certificates: whoever has the certificate of a node cannot make another one of it.
+/// The usual mode with certificates: the holder of a node's certificate cannot make another one of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_stays_what_it_was_when_it_first_came() {
     let mut door = Door::open().await;
@@ -186,7 +186,7 @@ async fn a_node_stays_what_it_was_when_it_first_came() {
     });
     assert!(door.comes(&evil).await.is_some());
     door.say("h1", Approval::ApproveAsIs(v1::ApproveAsIs {})).await.expect("it waits");
-    assert_eq!(door.comes(&evil).await, None, "an operator has said so");
+    assert_eq!(door.comes(&evil).await, None, "an operator has approved it");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -214,7 +214,7 @@ async fn a_certificate_that_is_revoked_ends_its_session_and_opens_no_other() {
     }
     guarded("the end of the session", async { while let Ok(Some(_)) = of_agent.message().await {} }).await;
     guarded("the end of the watch", async { while let Ok(Some(_)) = watch.message().await {} }).await;
-    // The channels dial anew with the same certificates, and are refused.
+    // The channels dial again with the same certificates, and are refused.
     assert!(session_of(&agent, &host("h1")).await.is_err());
     assert!(guarded("an answer", ada.list_jobs(v1::ListJobsRequest::default())).await.is_err());
     guarded("an answer", bob.list_jobs(v1::ListJobsRequest::default()))

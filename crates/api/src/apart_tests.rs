@@ -231,6 +231,6 @@ async fn unfinished_messages_of_one_tenant_leave_room_for_the_others() {
         codes.push(guarded("an answer", call).await.expect("it does not panic"));
     }
     let refused = refused.load(std::sync::atomic::Ordering::Relaxed);
-    assert_eq!(refused, 28, "four fit into the share of one tenant, whoever sends them: {codes:?}");
+    assert_eq!(refused, 28, "four fit into the share of one tenant, whichever user sends them: {codes:?}");
     assert!(codes.iter().filter(|code| **code == tonic::Code::DeadlineExceeded).count() == 4, "{codes:?}");
 }

@@ -20,10 +20,10 @@ use tonic::body::Body;
 use tonic::codegen::Bytes;
 
 use crate::original::{Original, PREFIX_BYTES};
-use crate::shares::{Account, Pool, Share};
+use crate::shares::{Account, Pool, PoolPermit};
 
-/// Shares that stay taken until the call is answered: what a whole message was made into takes as much.
-pub(crate) type Taken = Arc<Mutex<Vec<Share>>>;
+/// Permits that are held until the call is answered: what a whole message was made into takes as much.
+pub(crate) type HeldPermits = Arc<Mutex<Vec<PoolPermit>>>;
 
 /// What a body is read under.
 pub(crate) struct Terms {
@@ -35,8 +35,8 @@ pub(crate) struct Terms {
     pub(crate) timeout: Duration,
     /// Whether it has one message, which is waited for from the beginning.
     pub(crate) is_single: bool,
-    /// Where shares go that are held until the answer; none gives them back with each message.
-    pub(crate) taken: Option<Taken>,
+    /// Where permits go that are held until the answer; none gives them back with each message.
+    pub(crate) taken: Option<HeldPermits>,
     /// Where the message itself is kept, if it may have to be passed on.
     pub(crate) original: Option<Original>,
     pub(crate) retry_after_ms: u64,
@@ -50,7 +50,7 @@ pub(crate) struct Assembled {
     prefix_len: usize,
     /// Of the message that is being read.
     missing: u64,
-    share: Option<Share>,
+    share: Option<PoolPermit>,
     /// Runs while a message is waited for.
     waits: Option<Pin<Box<Sleep>>>,
     has_ended: bool,
@@ -194,7 +194,7 @@ mod tests {
     use http_body::Body as _;
     use muster_transport::Principal;
 
-    fn terms(pool: &Pool, taken: Option<Taken>) -> Terms {
+    fn terms(pool: &Pool, taken: Option<HeldPermits>) -> Terms {
         Terms {
             pool: pool.clone(),
             account: Account::of(&Principal::Plaintext),
@@ -230,7 +230,7 @@ mod tests {
     #[tokio::test]
     async fn a_message_is_covered_until_its_call_is_answered() {
         let pool = Pool::new(1_000, 1_000);
-        let taken = Taken::default();
+        let taken = HeldPermits::default();
         let pieces = vec![prefix(900)[..3].to_vec(), prefix(900)[3..].to_vec(), vec![1; 600], vec![1; 300]];
         let mut first = Assembled::new(body(pieces, true), terms(&pool, Some(Arc::clone(&taken))));
         while let Some(frame) = next(&mut first).await {
@@ -238,11 +238,11 @@ mod tests {
         }
         drop(first);
         let more = || Assembled::new(body(vec![prefix(200)], true), terms(&pool, None));
-        let refused = next(&mut more()).await.expect("it is told").expect_err("it does not fit beside it");
+        let refused = next(&mut more()).await.expect("it is told").expect_err("it does not fit next to it");
         let told = muster_wire::status::Refused::from_status(&refused);
         assert_eq!(told.code, Some(RefusalCode::Overloaded), "{told}");
         taken.lock().clear();
-        next(&mut more()).await.expect("it comes").expect("there is room again");
+        next(&mut more()).await.expect("it comes").expect("there is free memory again");
     }
 
     #[tokio::test]

@@ -5,25 +5,29 @@
 //! repeated is the same request, whatever the selector would find by then.
 
 use futures::future::BoxFuture;
-use muster_decider::{Answer, Command, ControlOrder, JobSelection, JobVersion, ModifyOrder, check_control};
+use muster_decider::{
+    Answer, Command, ControlOrder, JobSelection, JobVersion, ModifyOrder, check_acts_for,
+    check_array_control, check_control,
+};
 use muster_journal::hash;
 use muster_state::{Phase, State};
 use muster_transport::Role;
 use muster_types::{
-    Control, JobId, LogIndex, Name, Refusal, RefusalCode, RequestId, Requester, Violation, limits,
+    ArrayId, Control, JobId, LogIndex, Name, Refusal, RefusalCode, RequestId, Requester, Violation, limits,
 };
 use muster_wire::convert::{changes_from_proto, job_id, request_id_of};
+use muster_wire::status::to_status;
 use muster_wire::v1;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
+use crate::arrays;
 use crate::forward::{Caller, ONWARD_BYTES_MAX, Router};
 use crate::job_filter::{Candidate, JobFilter};
 use crate::original::Onward;
 use crate::read::{freshness, invalid, written};
-use crate::render;
 
 /// A call that asks something of the jobs that a selector finds.
 pub(crate) trait ControlRequest: Clone + Send + Sync + 'static {
@@ -105,6 +109,8 @@ struct Selector {
 #[derive(Default)]
 struct Selected {
     jobs: Vec<JobId>,
+    /// Arrays whose members that are not created are among them, with how many those are.
+    arrays: Vec<(ArrayId, u32)>,
     /// How many more match than one call takes.
     remaining: u64,
     passed_over: u64,
@@ -154,6 +160,7 @@ impl Selector {
         }
         let by = requester(caller);
         let mut selected = Selected::default();
+        let mut has_more = (false, false);
         let mut may: BTreeMap<&Name, bool> = BTreeMap::new();
         let is_behind = |job: &Candidate<'_>| self.after.is_none_or(|after| job.id > after);
         let is_over = |job: &Candidate<'_>| matches!(job.row.phase, Phase::Finished(_));
@@ -167,11 +174,59 @@ impl Selector {
                 // What is so already is not asked for again.
                 Ok(false) => {}
                 Ok(true) if selected.jobs.len() < limits::CONTROLLED_JOBS_MAX => selected.jobs.push(job.id),
-                Ok(true) => selected.remaining += 1,
+                Ok(true) => {
+                    has_more.0 = true;
+                    selected.remaining += 1;
+                }
                 Err(_) => selected.passed_over += 1,
             }
         }
+        if !self.filter.passes_uncreated() {
+            return Ok(selected);
+        }
+        // An array stands before its members. A call that goes on behind another is not about it again: an operator who releases
+        // would else release what was held beneath.
+        let is_next = |array: ArrayId| self.after.is_none_or(|after| JobId(array.0) > after);
+        let arrays = self.filter.arrays(view, None);
+        let mut arrays: Vec<_> = arrays.filter(|(id, row)| row.uncreated > 0 && is_next(*id)).collect();
+        arrays.reverse();
+        for (array, row) in arrays {
+            let tenant = &row.template.spec.tenant;
+            let may = *may.entry(tenant).or_insert_with(|| caller.check_tenant(view, tenant).is_ok());
+            let members = u64::from(row.uncreated);
+            let is_full = selected.arrays.len() >= limits::CONTROLLED_ARRAYS_MAX;
+            match check_array_control(view, control, &by, array).map(|changes| changes && may) {
+                Ok(false) => {}
+                Ok(true) if !is_full => selected.arrays.push((array, row.uncreated)),
+                Ok(true) => {
+                    has_more.1 = true;
+                    selected.remaining += members;
+                }
+                Err(_) if may => selected.passed_over += members,
+                Err(_) => {}
+            }
+        }
+        selected.cut(has_more);
         Ok(selected)
+    }
+}
+
+impl Selected {
+    /// Where more jobs or arrays match than one call takes, the call is about those up to the last id up to which it leaves nothing
+    /// out. What is behind that id is left to calls that go on from there.
+    fn cut(&mut self, (has_more_jobs, has_more_arrays): (bool, bool)) {
+        let last_job = self.jobs.last().copied().filter(|_| has_more_jobs);
+        let last_array = self.arrays.last().map(|(array, _)| JobId(array.0)).filter(|_| has_more_arrays);
+        let Some(last) = last_job.into_iter().chain(last_array).min() else { return };
+        let jobs = self.jobs.partition_point(|job| *job <= last);
+        self.remaining += self.jobs.drain(jobs..).count() as u64;
+        let arrays = self.arrays.partition_point(|(array, _)| JobId(array.0) <= last);
+        self.remaining += self.arrays.drain(arrays..).map(|(_, members)| u64::from(members)).sum::<u64>();
+    }
+
+    /// The last of what it is about.
+    fn last(&self) -> Option<JobId> {
+        self.jobs.last().copied().max(self.arrays.last().map(|(array, _)| JobId(array.0)))
     }
 }
 
@@ -201,6 +256,7 @@ async fn control_here(
     selector: Arc<Selector>,
 ) -> Result<Counts, Refusal> {
     let engine = router.engine();
+    let acts_for = caller.acts_for()?;
     let (asked, is_found) = (selector.asked, !selector.is_named);
     let turn = match is_found {
         true => Some(router.costly(caller.account()).await?),
@@ -216,22 +272,26 @@ async fn control_here(
     });
     let selected =
         find.await.map_err(|_| Refusal::new(RefusalCode::Internal, "looking for the jobs has failed"))??;
-    let Selected { jobs, remaining, passed_over } = selected;
-    let last = jobs.last().copied();
+    let last = selected.last();
+    let Selected { jobs, arrays, remaining, passed_over } = selected;
     if validate_only {
         let view = engine.reading();
         let by = requester(&caller);
         let mut would = Vec::with_capacity(jobs.len());
         for job in jobs {
             // Of jobs that are named all must be such that it can be asked of them.
-            if check_control(&view, control, &by, job)
+            if check_acts_for(&view, acts_for.as_ref(), job)
+                .and_then(|()| check_control(&view, control, &by, job))
                 .or_else(|refusal| if is_found { Ok(false) } else { Err(refusal) })?
             {
                 would.push(job.to_string());
             }
         }
+        let members: u32 = arrays.iter().map(|(_, members)| members).sum();
+        let job_count = (would.len() as u32).saturating_add(members);
+        would.extend(arrays.iter().map(|(array, _)| array.to_string()));
         return Ok(Counts {
-            job_count: would.len() as u32,
+            job_count,
             remaining_count: remaining,
             passed_over_count: passed_over,
             job_ids: would,
@@ -239,13 +299,22 @@ async fn control_here(
             last,
         });
     }
-    let found = jobs.len() as u64;
-    let selection = JobSelection { asked, jobs, is_found };
-    let order = ControlOrder { request, by: requester(&caller), control, selection };
+    let (found, found_arrays) = (jobs.clone(), arrays.clone());
+    let arrays = arrays.into_iter().map(|(array, _)| array).collect();
+    let selection = JobSelection { asked, jobs, arrays, is_found };
+    let order = ControlOrder { request, by: requester(&caller), acts_for, control, selection };
     let answer = engine.execute(Command::Control(Box::new(order))).await?;
-    let Answer::Controlled { jobs, is_repeat, at } = answer else { return Err(reused()) };
-    // Which jobs a repeated request was about is not known any more. What was found just now is what is left.
-    let (remaining_count, last) = if is_repeat { (found + remaining, None) } else { (remaining, last) };
+    let Answer::Controlled { jobs, last: changed, is_repeat, at } = answer else { return Err(reused()) };
+    // A repeated request changed nothing now: what was found just now behind the jobs that it was about is left.
+    let (remaining_count, last) = match is_repeat {
+        true => {
+            let behind = found.iter().filter(|job| Some(**job) > changed).count() as u64;
+            let arrays = found_arrays.iter().filter(|(array, _)| Some(JobId(array.0)) > changed);
+            let members: u64 = arrays.map(|(_, members)| u64::from(*members)).sum();
+            (behind + members + remaining, changed)
+        }
+        false => (remaining, last),
+    };
     Ok(Counts {
         job_count: jobs,
         remaining_count,
@@ -269,9 +338,10 @@ pub(crate) async fn cancel_one(
     let engine = router.engine();
     caller.check_job(&engine.view(), job)?;
     let selection = JobSelection::named(vec![job]);
-    let order = ControlOrder { request, by: requester(&caller), control: Control::Cancel, selection };
+    let (by, acts_for) = (requester(&caller), caller.acts_for()?);
+    let order = ControlOrder { request, by, acts_for, control: Control::Cancel, selection };
     let answer = engine.execute(Command::Control(Box::new(order))).await?;
-    let message = render::job_after_change(router, &engine.reading(), job, caller).await;
+    let message = arrays::job_after_change(router, &engine.reading(), job, caller).await;
     Ok(v1::CancelJobResponse { job: message, freshness: written(engine, answer.at()) })
 }
 
@@ -304,18 +374,20 @@ pub(crate) async fn update(
     let (Some(request), Some(job), Some(expected), Some(changes)) = (id, job, expected, changes) else {
         return Err(invalid(found));
     };
-    let order = ModifyOrder { request, by: requester(&caller), job, expected, changes };
+    let acts_for = caller.acts_for().map_err(|refusal| to_status(&refusal))?;
+    let by = requester(&caller);
+    let order = ModifyOrder { request, by, acts_for, job, expected, changes };
     let local = || async {
         let engine = router.engine();
         caller.check_job(&engine.view(), job)?;
         if message.validate_only {
             let view = engine.reading();
             engine.check_modify(&view, &order)?;
-            let shown = render::job_explained(router, &view, job, caller).await?;
+            let shown = arrays::job_explained(router, &view, job, caller).await?;
             return Ok(v1::UpdateJobResponse { job: shown, freshness: Some(freshness(engine, &view)) });
         }
         let answer = engine.execute(Command::Modify(Box::new(order.clone()))).await?;
-        let shown = render::job_after_change(router, &engine.reading(), job, caller).await;
+        let shown = arrays::job_after_change(router, &engine.reading(), job, caller).await;
         Ok(v1::UpdateJobResponse { job: shown, freshness: written(engine, answer.at()) })
     };
     let onward = |channel: Onward| {

@@ -206,13 +206,15 @@ async fn an_array_is_found_by_its_id() {
     let world = world().await;
     let mut ada = JobServiceClient::new(world.channel(of_tenant("vision", "ada")).await);
     let mut request = waiting("vision", 1, "a");
-    request.job.as_mut().expect("it has one").spec_mut().array_size = 5;
+    request.job.as_mut().expect("it has one").spec_mut().array =
+        Some(v1::JobArray { size: 5, ..Default::default() });
     let answer = guarded("an answer", ada.submit_job(request)).await.expect("it is taken").into_inner();
     let alone = submit(&mut ada, waiting("vision", 2, "a")).await;
     let array = show(&mut ada, &answer.job_ids[3]).await.array.expect("it is a member");
     let of = |id: &str| by(v1::JobFilter { array_id: id.to_owned(), ..Default::default() });
     let held = hold(&mut ada, 1, of(&array.array_id), true).await.expect("they are found");
-    assert_eq!(held.job_ids, answer.job_ids);
+    // No member is created before its time: the array stands for all of them.
+    assert_eq!((held.job_count, held.job_ids), (5, vec![array.array_id.clone()]));
     assert!(show(&mut ada, &alone).await.array.is_none());
     let none = hold(&mut ada, 1, of(&alone.replace("job-", "array-")), true).await.expect("there is none");
     assert_eq!(none.job_count, 0);
@@ -370,15 +372,21 @@ async fn a_running_job_is_requeued_and_suspended() {
 async fn calls_go_on_behind_one_another_and_a_repetition_says_what_is_left() {
     let world = world().await;
     let mut ada = JobServiceClient::new(world.channel(of_tenant("vision", "ada")).await);
-    let mut array = waiting("vision", 1, "a");
-    array.job.as_mut().expect("it has one").spec_mut().array_size = 1_000;
-    submit(&mut ada, array).await;
+    let many = waiting("vision", 1, "a");
+    let job = many.job.expect("it has one");
+    let request =
+        v1::SubmitJobsRequest { request_id: many.request_id, jobs: vec![job; 1_000], ..Default::default() };
+    guarded("an answer", ada.submit_jobs(request)).await.expect("they are taken");
     let last = submit(&mut ada, waiting("vision", 2, "a")).await;
     let first = hold(&mut ada, 1, labelled("team=a"), false).await.expect("they are held");
     assert_eq!((first.job_count, first.remaining_count), (1_000, 1));
     // The answer was lost: what the repeated call says is left is what was not held.
     let again = hold(&mut ada, 1, labelled("team=a"), false).await.expect("it is repeated");
-    assert_eq!((again.job_count, again.remaining_count, again.last_job_id.as_str()), (1_000, 1, ""));
+    assert_eq!((again.job_count, again.remaining_count), (1_000, 1));
+    assert_eq!(
+        again.last_job_id, first.last_job_id,
+        "a caller goes on where the lost answer would have let it"
+    );
     // Behind the last one, jobs that match once more are not asked twice.
     let all = v1::JobSelector { all: true, ..Default::default() };
     release(&mut ada, 2, all).await.expect("they are released");

@@ -1,7 +1,7 @@
 //! Counts what this replica applies, for monitoring systems.
 
 use muster_archive::Observer;
-use muster_journal::{Decision, NodeLostCause, Outcome, RearrangeCause, StopCause};
+use muster_journal::{Decision, NodeLostCause, Outcome, RearrangeCause, StopCause, SubmittedPart};
 use muster_metrics::{DecisionCounts, DecisionLabels};
 use muster_state::{Applied, Effect, Phase, State};
 use muster_types::{FailureClass, JobId, LogTime, PriorityTier};
@@ -24,14 +24,55 @@ const STOP_CAUSES: [&str; 11] = [
 const OUTCOMES: [&str; 3] = ["succeeded", "failed", "cancelled"];
 const LOSS_CAUSES: [&str; 2] = ["lease_expired", "replaced"];
 
+/// A record that is applied later than this behind its log time is not counted, in milliseconds. A query takes the maximum over
+/// replicas, so one that counted within a moment what it missed would make every rate jump. Over five minutes, the shortest
+/// time that a dashboard looks at, what is counted late makes a rate a fifth too high at most; the shortest delay between a
+/// decision and its application on a follower in step is far below it, and so are the clocks of replicas apart.
+const LATE_MS: i128 = 60_000;
+/// How long the least delay of a record is remembered, in milliseconds, and as much again.
+const LEAST_KEPT_MS: u64 = 3_600_000;
+
 /// Counts the decisions of the log as a replica applies them.
 ///
 /// Records that were stamped before the process started are passed over: a replica that starts applies a part of its log a second
-/// time. The clock of the leader that stamped them may differ from this one's by as much as clocks of replicas do.
+/// time. The clock of the leader that stamped them may differ from this one's by as much as clocks of replicas do. Records that
+/// are applied late are passed over as well, see [`Delays`].
 pub struct DecisionObserver {
     counts: DecisionCounts,
+    delays: Delays,
     started: Instant,
     facts: DecisionFacts,
+}
+
+/// Tells records that are applied as they are decided from those that a replica makes up for after it was cut off.
+///
+/// A wrong clock must not stop the counting, so two clocks have to agree that a record is late. By the wall clock it is when its
+/// log time is long ago; that is true of every record where this clock is ahead. By the clock that nobody sets it is when it
+/// has waited longer than others had to: that is true of every record after log time has stood still, which it does when a
+/// leader's clock is behind that of the leader before. Where one of them is wrong, the other one decides. Where both are, this
+/// replica counts nothing until the least delay is forgotten, within twice [`LEAST_KEPT_MS`], and others count meanwhile.
+#[derive(Debug, Default)]
+struct Delays {
+    /// The least delay by the clock that nobody sets, from any fixed beginning, since `begun_ms` by that clock.
+    least: Option<i128>,
+    begun_ms: u64,
+    /// The same of the time before.
+    least_before: Option<i128>,
+}
+
+impl Delays {
+    /// Whether a record is late that is applied now, by the wall clock and by the time that the process has run.
+    fn is_late(&mut self, stamped: LogTime, wall_ms: u64, running_ms: u64) -> bool {
+        let delay = |clock_ms: u64| i128::from(clock_ms) - i128::from(stamped.0);
+        if running_ms.saturating_sub(self.begun_ms) >= LEAST_KEPT_MS {
+            (self.least_before, self.least, self.begun_ms) = (self.least, None, running_ms);
+        }
+        let own = delay(running_ms);
+        let least = self.least.map_or(own, |least| least.min(own));
+        self.least = Some(least);
+        let usual = self.least_before.map_or(least, |before| before.min(least));
+        delay(wall_ms) > LATE_MS && own - usual > LATE_MS
+    }
 }
 
 /// What a decision will have meant if it is not refused, as far as the state behind it does not tell.
@@ -62,14 +103,18 @@ impl DecisionObserver {
             outcomes: &OUTCOMES,
             loss_causes: &LOSS_CAUSES,
         });
-        DecisionObserver { counts, started: Instant::now(), facts: DecisionFacts::default() }
+        let (delays, facts) = (Delays::default(), DecisionFacts::default());
+        DecisionObserver { counts, delays, started: Instant::now(), facts }
     }
 
-    /// When the process started, by the wall clock as it stands now: one that was wrong at the start may have been corrected since.
-    fn since(&self) -> LogTime {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let then = now.saturating_sub(self.started.elapsed());
-        LogTime(u64::try_from(then.as_millis()).unwrap_or(u64::MAX))
+    /// Whether a record that was stamped then is one of those that are decided while this process runs and keeps up.
+    fn is_current(&mut self, stamped: LogTime) -> bool {
+        let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        let wall_ms = ms(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
+        let running_ms = ms(self.started.elapsed());
+        let is_late = self.delays.is_late(stamped, wall_ms, running_ms);
+        // When the process started, by the wall clock as it stands now: one that was wrong then may have been corrected.
+        stamped.0 >= wall_ms.saturating_sub(running_ms) && !is_late
     }
 
     fn count(&self, state: &State, applied: &Applied) {
@@ -145,6 +190,12 @@ impl Observer for DecisionObserver {
             Decision::JobsSubmitted { specs, .. } => {
                 specs.iter().for_each(|spec| *facts.submitted.entry(spec.tier).or_default() += 1);
             }
+            Decision::ArraysSubmitted { parts, .. } => {
+                let count = |part: &SubmittedPart| (part.spec.tier, u64::from(part.job_count()));
+                for (tier, jobs) in parts.iter().map(count) {
+                    *facts.submitted.entry(tier).or_default() += jobs;
+                }
+            }
             Decision::GangPlaced { job, .. } => facts.placed = waits_since(state, *job),
             Decision::WorkersReported { job, .. } => {
                 let is_starting = state.job(*job).is_some_and(|row| row.phase == Phase::Starting);
@@ -179,10 +230,72 @@ impl Observer for DecisionObserver {
 
     fn after(&mut self, state: &State, applied: &Applied) {
         let is_applied = applied.log_index.is_some() && applied.rejection.is_none();
-        if is_applied && state.log_time() >= self.since() {
+        if is_applied && self.is_current(state.log_time()) {
             self.count(state, applied);
         }
     }
 
     fn round_over(&mut self, _: &State) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START_MS: u64 = 1_700_000_000_000;
+    const MINUTE_MS: u64 = 60_000;
+
+    /// A replica whose wall clock differs from log time by so much.
+    struct Replica {
+        delays: Delays,
+        clock_ahead_ms: i64,
+    }
+
+    impl Replica {
+        fn new(clock_ahead_ms: i64) -> Replica {
+            Replica { delays: Delays::default(), clock_ahead_ms }
+        }
+
+        /// Whether it counts a record of a minute that it applies in another.
+        fn counts(&mut self, stamped_minute: u64, applied_minute: u64) -> bool {
+            let running_ms = applied_minute * MINUTE_MS;
+            let wall_ms = (START_MS + running_ms).saturating_add_signed(self.clock_ahead_ms);
+            !self.delays.is_late(LogTime(START_MS + stamped_minute * MINUTE_MS), wall_ms, running_ms)
+        }
+    }
+
+    #[test]
+    fn what_a_replica_makes_up_for_is_not_counted() {
+        for clock_ahead_ms in [0, 3_600_000] {
+            let mut replica = Replica::new(clock_ahead_ms);
+            assert!((0..5).all(|minute| replica.counts(minute, minute)), "it is in step");
+            // It was cut off for twenty minutes.
+            assert!((5..24).all(|minute| !replica.counts(minute, 25)), "it jumps");
+            assert!((24..200).all(|minute| replica.counts(minute, minute.max(25))), "it is in step again");
+        }
+    }
+
+    #[test]
+    fn a_wrong_clock_silences_no_replica() {
+        for clock_ahead_ms in [-3_600_000, 3_600_000, 86_400_000] {
+            let mut replica = Replica::new(clock_ahead_ms);
+            assert!((0..600).all(|minute| replica.counts(minute, minute)), "{clock_ahead_ms}");
+        }
+        // One that is behind cannot tell, and counts.
+        let mut behind = Replica::new(-3_600_000);
+        assert!(behind.counts(0, 0) && behind.counts(1, 20));
+    }
+
+    #[test]
+    fn log_time_that_stands_still_silences_a_replica_with_a_wrong_clock_for_a_while_and_no_other() {
+        // Log time was half an hour ahead, and waits for the clock of the next leader.
+        let stamped = |minute: u64| (minute + 30).min(minute.max(60));
+        let mut sound = Replica::new(0);
+        assert!((0..300).all(|minute| sound.counts(stamped(minute), minute)));
+        let mut ahead = Replica::new(86_400_000);
+        let counted: Vec<bool> = (0..300).map(|minute| ahead.counts(stamped(minute), minute)).collect();
+        assert!(counted[..30].iter().all(|counts| *counts));
+        assert!(!counted[60], "both clocks say that it is late");
+        assert!(counted[180..].iter().all(|counts| *counts), "the least delay is forgotten");
+    }
 }

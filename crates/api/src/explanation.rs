@@ -13,7 +13,7 @@ use muster_wire::v1;
 use crate::render;
 
 /// Where estimates of starts come from.
-const START_BASIS: &str = "every job before it gets its room first, as what runs is expected to end: early, \
+const START_BASIS: &str = "every job before it gets its nodes first, as what runs is expected to end: early, \
     as predicted, and late";
 
 /// Why a job waits, or what would become of it.

@@ -2,8 +2,9 @@
 //! request. The cost depends on the numbers of tenants, pools and restricted nodes, not on jobs or on other nodes.
 
 use muster_engine::{Engine, ReplicaStatus, Role};
-use muster_metrics::{PoolFacts, QuotaFacts, ReplicaFacts, TENANTS_MAX, TenantFacts};
-use muster_state::{QuotaUse, State};
+use muster_metrics::{PoolFacts, QuotaFacts, ReplicaFacts, TENANTS_MAX, TenantFacts, UsedFacts};
+use muster_monitoring::process_facts;
+use muster_state::{EligibleDemand, QuotaUse, State};
 use muster_types::Name;
 
 /// A leader that was not heard for this long passes for lost: longer than an election takes. In milliseconds.
@@ -12,6 +13,13 @@ const LEADER_SILENT_MAX_MS: u64 = 5_000;
 /// Whether a follower knows a leader and heard it lately: one that is cut off still knows who led last.
 pub(crate) fn hears_leader(own: &ReplicaStatus) -> bool {
     own.leader.is_some() && own.leader_silent_ms.is_some_and(|ms| ms <= LEADER_SILENT_MAX_MS)
+}
+
+/// Whether a quorum may count on this replica's vote: one that lost what it had promised gives none until it has rejoined.
+fn votes(own: &ReplicaStatus) -> bool {
+    !own.rejoining
+        && own.stopped.is_none()
+        && own.members.iter().any(|member| member.replica == own.replica && member.votes)
 }
 
 /// Whether this replica is good for reads that have to be current, and what it does, in a word or two.
@@ -30,7 +38,7 @@ pub(crate) fn readiness(engine: &Engine) -> (bool, String) {
         return (false, "no state: the cluster is not founded, or not heard of".to_owned());
     }
     match (leads, hears) {
-        (true, _) if engine.lacks_room() => {
+        (true, _) if engine.lacks_space() => {
             (false, "leader, and its disk has too little free space".to_owned())
         }
         (true, _) => (true, "leader".to_owned()),
@@ -50,7 +58,7 @@ pub(crate) fn facts(engine: &Engine) -> ReplicaFacts {
     let mut facts = of_state(&view);
     of_consensus(engine, &mut facts);
     of_storage(engine, &mut facts);
-    of_process(&mut facts);
+    facts.process = process_facts();
     facts.nodes_awaiting_admission = engine.pending_nodes().len() as u64;
     facts
 }
@@ -62,6 +70,7 @@ fn of_consensus(engine: &Engine, facts: &mut ReplicaFacts) {
     facts.has_leader = facts.is_leader || hears_leader(&raft);
     facts.term = raft.term;
     facts.voters = raft.members.iter().filter(|member| member.votes).count() as u64;
+    facts.is_voter = votes(&raft);
     facts.last_index = raft.last_log_index.unwrap_or(0);
     facts.committed_index = raft.committed_index.unwrap_or(0);
     facts.applied_index = raft.applied_index.unwrap_or(0);
@@ -79,39 +88,26 @@ fn of_storage(engine: &Engine, facts: &mut ReplicaFacts) {
     let reports = engine.consensus().peer_reports();
     if let Some(report) = reports.borrow().get(&own) {
         facts.storage_free_bytes = Some(report.storage.free_bytes);
-        facts.flush_us = Some(report.storage.flush_mean_us);
         facts.stalled_ms = report.storage.stalled_ms;
     }
+    let inbox = engine.inbox();
+    facts.inbox = vec![("clients", inbox.clients as u64), ("nodes", inbox.nodes as u64)];
     let local = engine.local_facts();
     facts.leaderships_recent = local.leaderships_begun as u64;
     facts.snapshot_age_ms = local.snapshot_age_ms;
     facts.archive_log_index = local.archive_log_index;
     facts.archive_is_failing = local.archive_failing.is_some();
+    facts.archive_offload_is_failing = local.archive_offload_failing.is_some();
+    facts.decision_faults = local.decision_faults;
     facts.archive_damaged_objects = local.archive_unmended.len() as u64;
     facts.certificate_days_left = local.certificate_days_left;
-}
-
-/// What Linux reports about the process; unknown on other systems.
-fn of_process(facts: &mut ReplicaFacts) {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = resident.and_then(|text| text.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
-    facts.resident_bytes = kib.map(|kib| kib << 10);
-    facts.cpu_ms =
-        nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF).ok().map(|usage| {
-            let ms = |time: nix::sys::time::TimeVal| {
-                let ms = time.tv_sec().saturating_mul(1_000).saturating_add(time.tv_usec() / 1_000);
-                u64::try_from(ms).unwrap_or(0)
-            };
-            ms(usage.user_time()) + ms(usage.system_time())
-        });
-    facts.open_descriptors = std::fs::read_dir("/proc/self/fd").ok().map(|all| all.count() as u64);
 }
 
 fn of_state(view: &State) -> ReplicaFacts {
     let nodes_up = view.nodes_up();
     let names = view.queues_behind(None, TENANTS_MAX + 1);
-    let tenants = names.iter().take(TENANTS_MAX).filter_map(|name| tenant(view, name)).collect();
+    let eligible = view.eligible_demand();
+    let tenants = names.iter().take(TENANTS_MAX).filter_map(|name| tenant(view, &eligible, name)).collect();
     let pool = |(key, pool): (&muster_state::PoolKey, &muster_state::Pool)| {
         Some(PoolFacts {
             region: key.region.to_string(),
@@ -128,6 +124,7 @@ fn of_state(view: &State) -> ReplicaFacts {
         format: view.format().into(),
         records_rejected: view.rejected(),
         jobs_pending: view.pending_count() as u64,
+        jobs_held_back: view.pending_by_reason().collect(),
         jobs_active: view.active_count() as u64,
         jobs_finished: view.finished_count() as u64,
         nodes_up,
@@ -135,12 +132,22 @@ fn of_state(view: &State) -> ReplicaFacts {
         nodes_restricted: view.restrictions().count() as u64,
         tenants,
         leaves_tenants_out: names.len() > TENANTS_MAX,
+        used: used(view),
         pools: view.pools().filter_map(pool).collect(),
         ..ReplicaFacts::default()
     }
 }
 
-fn tenant(view: &State, name: &Name) -> Option<TenantFacts> {
+/// What is in use by type: zero of those of which none is.
+fn used(view: &State) -> Vec<UsedFacts> {
+    let mut used = view.used_milli();
+    for kind in view.pools().filter_map(|(key, _)| key.kind.as_ref()) {
+        used.entry(kind.clone()).or_default();
+    }
+    used.into_iter().map(|(kind, milli)| UsedFacts { kind: kind.to_string(), milli }).collect()
+}
+
+fn tenant(view: &State, eligible: &EligibleDemand, name: &Name) -> Option<TenantFacts> {
     let row = view.queue(name)?;
     let quota = |QuotaUse { quota, used_milli }: &QuotaUse| QuotaFacts {
         kind: quota.kind.to_string(),
@@ -150,6 +157,7 @@ fn tenant(view: &State, name: &Name) -> Option<TenantFacts> {
         borrowing_limit_milli: quota.borrowing_limit_milli,
         lending_limit_milli: quota.lending_limit_milli,
     };
+    let eligible = eligible.get(name).into_iter().flatten();
     let running = row.usage.iter().flat_map(|usage| usage.running());
     Some(TenantFacts {
         tenant: name.to_string(),
@@ -157,7 +165,38 @@ fn tenant(view: &State, name: &Name) -> Option<TenantFacts> {
         held: row.load.held_jobs,
         active: row.load.active_jobs,
         pending_milli: row.load.pending_milli,
+        eligible_milli: eligible.map(|(kind, milli)| (kind.to_string(), *milli)).collect(),
         used_milli: running.map(|(kind, milli)| (kind.to_string(), milli)).collect(),
         quotas: row.quotas.iter().map(quota).collect(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+
+    #[tokio::test]
+    async fn a_replica_that_cannot_vote_is_no_voter() {
+        assert!(!facts(&sample::engine_alone().await).is_voter, "it is in no cluster");
+        let leader = sample::leader().await;
+        let found = facts(&leader);
+        assert!(found.is_voter && found.has_leader && found.voters == 1, "{found:?}");
+        let status = leader.consensus().status();
+        assert!(votes(&status));
+        assert!(!votes(&ReplicaStatus { rejoining: true, ..status.clone() }), "it lost what it had promised");
+        assert!(!votes(&ReplicaStatus { stopped: Some("it diverged".to_owned()), ..status.clone() }));
+        let mut learner = status;
+        learner.members.iter_mut().for_each(|member| member.votes = false);
+        assert!(!votes(&learner), "it hears the leader and has no vote");
+    }
+
+    #[tokio::test]
+    async fn faults_and_an_archive_that_cannot_be_moved_away_are_facts() {
+        let engine = sample::leader().await;
+        let before = facts(&engine);
+        assert!(!before.archive_offload_is_failing && before.decision_faults == 0);
+        engine.update_local_facts(|local| local.archive_offload_failing = Some("no space".to_owned()));
+        assert!(facts(&engine).archive_offload_is_failing);
+    }
 }

@@ -2,12 +2,13 @@
 
 use muster_decider::{Command, DrainOrder, RepairOrder, check_health_policy};
 use muster_engine::{Engine, Reading};
-use muster_state::{RequestAnswer, State};
+use muster_state::{NodeRow, RequestAnswer, State};
 use muster_types::{Consistency, LogIndex, Name, NodeId, Refusal, RefusalCode, RequestId, Violation};
 use muster_wire::convert::{
     UNSAID_OF_LISTS, health_policy_from_proto, health_policy_to_proto, repair_from_proto, request_id,
     stop_after_from_proto,
 };
+use muster_wire::node_state::node_state;
 use muster_wire::status::to_status;
 use muster_wire::time::log_time;
 use muster_wire::token::{List, PageToken, TokenError, filter_digest};
@@ -18,8 +19,7 @@ use tonic::{Request, Response, Status};
 
 use crate::admission;
 use crate::forward::Router;
-use crate::job_service::bad_page;
-use crate::read::{cluster, freshness, invalid, page_size, written};
+use crate::read::{bad_page, cluster, freshness, invalid, page_size, written};
 use crate::render;
 use crate::watcher::{Messages, NodeTopic, Watches};
 
@@ -28,7 +28,7 @@ mod probe;
 pub(crate) use probe::Probes;
 
 /// What a row of a page takes, with its labels and devices.
-const ROW_BYTES: usize = 4 << 10;
+pub(crate) const ROW_BYTES: usize = 4 << 10;
 
 pub(crate) struct Fleet {
     router: Router,
@@ -41,14 +41,50 @@ impl Fleet {
     }
 }
 
-fn list(
+/// What a list of nodes is narrowed to beyond what its request says; empty for all. Only pages ask for it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Narrowed {
+    pub(crate) cluster: String,
+    pub(crate) block: String,
+    /// A word for a node's state, or [`NOT_LOST`].
+    pub(crate) state: String,
+}
+
+/// Every state but one.
+pub(crate) const NOT_LOST: &str = "not-lost";
+
+impl Narrowed {
+    fn digest(&self, region: &str) -> u64 {
+        let own = [self.cluster.as_str(), self.block.as_str(), self.state.as_str()];
+        match own.iter().all(|part| part.is_empty()) {
+            true => filter_digest([region]),
+            false => filter_digest([region].into_iter().chain(own)),
+        }
+    }
+
+    fn includes_place(&self, row: &NodeRow) -> bool {
+        (self.cluster.is_empty() || *row.spec.cluster == *self.cluster)
+            && (self.block.is_empty() || *row.spec.block == *self.block)
+    }
+
+    fn includes_state(&self, node: &v1::Node) -> bool {
+        match self.state.as_str() {
+            "" => true,
+            NOT_LOST => node.status() != v1::NodeStatus::Lost,
+            state => node_state(node) == state,
+        }
+    }
+}
+
+pub(crate) fn list(
     engine: &Engine,
     view: &Reading,
     message: &v1::ListNodesRequest,
+    narrowed: &Narrowed,
     size: usize,
 ) -> Result<v1::ListNodesResponse, Status> {
     let cluster = cluster(view)?;
-    let filter = filter_digest([message.region.as_str()]);
+    let filter = narrowed.digest(&message.region);
     let after = match message.page_token.as_str() {
         "" => None,
         text => {
@@ -64,20 +100,27 @@ fn list(
         if !message.region.is_empty() && *row.spec.region != *message.region {
             continue;
         }
+        if !narrowed.includes_place(row) {
+            continue;
+        }
+        let node = render::node(view, id, row);
+        if !narrowed.includes_state(&node) {
+            continue;
+        }
         if nodes.len() == size {
             let after = last.map(ToString::to_string).unwrap_or_default();
             next_page_token =
                 PageToken { after, log_index: view.log_index() }.encode(cluster, List::Nodes, filter);
             break;
         }
-        nodes.push(render::node(view, id, row));
+        nodes.push(node);
         last = Some(name);
     }
     Ok(v1::ListNodesResponse { nodes, next_page_token, freshness: Some(freshness(engine, view)) })
 }
 
 /// A node by its name, or by its id where no node has that name. Fleets do name hosts `node-3`, and operators mean the host.
-fn find(view: &State, text: &str) -> Result<NodeId, Refusal> {
+pub(crate) fn find(view: &State, text: &str) -> Result<NodeId, Refusal> {
     let by_name = Name::new(text).and_then(|name| view.node_named(&name));
     let found = by_name.or_else(|| text.parse::<NodeId>().ok().filter(|id| view.node(*id).is_some()));
     found.ok_or_else(|| {
@@ -148,7 +191,7 @@ impl FleetService for Fleet {
         let size = page_size(message.page_size)?;
         let engine = self.router.engine().clone();
         let view = self.router.fresh(account, (message.read.as_ref(), UNSAID_OF_LISTS), deadline).await?;
-        let make = move || list(&engine, &view, &message, size);
+        let make = move || list(&engine, &view, &message, &Narrowed::default(), size);
         self.router.page(account, size.saturating_mul(ROW_BYTES), make).await
     }
 

@@ -3,7 +3,7 @@
 use muster_engine::Engine;
 use muster_state::State;
 use muster_transport::{Expect, Principal, Role, Security};
-use muster_types::{Consistency, JobId, Name, Refusal, RefusalCode, ReplicaId};
+use muster_types::{Consistency, JobId, LogIndex, Name, Refusal, RefusalCode, ReplicaId};
 use muster_wire::status::to_status;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -19,10 +19,10 @@ use crate::guard::Admitted;
 use crate::headers::{FORWARDED, ON_BEHALF};
 use crate::original::{self, Onward};
 use crate::read::{self, Fresh};
-use crate::shares::{Account, Pool, Share};
-use crate::sight::Sight;
-use crate::turns::{Turn, Turns};
+use crate::shares::{Account, Pool, PoolPermit};
+use crate::turns::{QueuePermit, Turns};
 use crate::unwritten::AnswerMemory;
+use crate::visibility::Visibility;
 
 /// How long a replica that knows no leader waits before it looks again, when nothing wakes it.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -115,7 +115,7 @@ pub(crate) struct Router {
     inner: Arc<Inner>,
 }
 
-/// What the caller said besides the message.
+/// What the caller said in addition to the message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Caller {
     forwarded: bool,
@@ -126,8 +126,13 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Whether the caller is this node's agent, as far as that is known. An agent speaks for the node of its own
-    /// name and no other; the agent of a cluster of another scheduler has a certificate of its own kind and speaks
+    /// A reader of this replica's own pages, which are never passed on.
+    pub(crate) fn reading(principal: Principal, deadline: Instant) -> Caller {
+        Caller { forwarded: false, deadline, principal, nodes: false }
+    }
+
+    /// Whether the caller is this node's agent, as far as that is known. An agent speaks for the node that has its
+    /// name and no other; the agent of a cluster of another scheduler has another kind of certificate and speaks
     /// for the nodes below its name: `agent-group/slurm-a` for `slurm-a.n1`.
     ///
     /// # Errors
@@ -150,11 +155,14 @@ impl Caller {
     }
 
     /// Whether the caller may say what becomes of a job's workers: a user as for every write, an agent for jobs with
-    /// a worker on a node that it speaks for.
-    pub(crate) fn check_worker_of(&self, view: &State, job: JobId) -> Result<(), Refusal> {
+    /// a worker on a node that it speaks for. Nobody may of a job that is not in the state.
+    fn check_worker_of(&self, view: &State, job: JobId) -> Result<(), Refusal> {
+        let Some(row) = view.job(job) else {
+            let refusal = Refusal::new(RefusalCode::JobNotFound, format!("there is no {job}"));
+            return Err(refusal.with("job_id", job));
+        };
         let role = self.principal.role();
         let Some(Role::Agent(_) | Role::AgentGroup(_)) = role else { return self.check_job(view, job) };
-        let Some(row) = view.job(job) else { return Ok(()) };
         let slots = row.placement.iter().flat_map(|placement| &placement.slots);
         let mut nodes = slots.filter_map(|slot| view.node(slot.node));
         if nodes.any(|node| speaks_for(role, &node.spec.name)) {
@@ -183,8 +191,33 @@ impl Caller {
     }
 
     /// Whose jobs it is shown whole.
-    pub(crate) fn sight(&self) -> Sight {
-        Sight::of(&self.principal)
+    pub(crate) fn visibility(&self) -> Visibility {
+        Visibility::of(&self.principal)
+    }
+
+    /// The tenant that it is bound to, for what is decided on a state that is ahead of this replica's; none where it acts for
+    /// all.
+    ///
+    /// # Errors
+    /// When it acts for no tenant, as [`Caller::check_tenant`].
+    pub(crate) fn acts_for(&self) -> Result<Option<Name>, Refusal> {
+        match self.principal.role() {
+            None | Some(Role::Admin(_) | Role::AllTenants(_) | Role::Replica(_)) => Ok(None),
+            Some(Role::TenantClient { tenant, .. }) => {
+                let own = Name::new(tenant.as_str()).expect("a short name keeps the rule of names");
+                Ok(Some(own))
+            }
+            Some(Role::Client(_) | Role::Agent(_) | Role::AgentGroup(_)) => Err(self.acts_for_no_tenant()),
+        }
+    }
+
+    fn acts_for_no_tenant(&self) -> Refusal {
+        let text = format!(
+            "{} acts for no tenant: it may look and change nothing; issue a certificate with `muster ca issue … \
+             client NAME --tenant TENANT`, or --all-tenants",
+            self.principal
+        );
+        Refusal::new(RefusalCode::PermissionDenied, text).with("principal", self.principal)
     }
 
     /// Whether the caller may do something to jobs of a tenant, or for it: not one of another tenant, unless
@@ -194,13 +227,7 @@ impl Caller {
             None | Some(Role::Admin(_) | Role::AllTenants(_) | Role::Replica(_)) => return Ok(()),
             Some(Role::TenantClient { tenant, .. }) => tenant,
             Some(Role::Client(_) | Role::Agent(_) | Role::AgentGroup(_)) => {
-                let text = format!(
-                    "{} acts for no tenant: it may look and change nothing; issue a certificate with `muster ca issue … \
-                     client NAME --tenant TENANT`, or --all-tenants",
-                    self.principal
-                );
-                let refusal = Refusal::new(RefusalCode::PermissionDenied, text);
-                return Err(refusal.with("principal", self.principal).with("tenant", tenant));
+                return Err(self.acts_for_no_tenant().with("tenant", tenant));
             }
         };
         if view.policy().policy.ancestry(tenant).any(|above| above.as_str() == own.as_str()) {
@@ -211,9 +238,10 @@ impl Caller {
         Err(refusal.with("principal", self.principal).with("tenant", tenant))
     }
 
-    /// The same of the tenant that a job is of; nothing is said of a job that is not there.
+    /// The same of the tenant that a job is of. A job that is not there passes: who asks something of it is asked for
+    /// [`Caller::acts_for`] as well, and the leader checks that by a state that is ahead of this one.
     pub(crate) fn check_job(&self, view: &State, job: JobId) -> Result<(), Refusal> {
-        view.spec(job).map_or(Ok(()), |spec| self.check_tenant(view, &spec.tenant))
+        view.tenant_of(job).map_or(Ok(()), |tenant| self.check_tenant(view, tenant))
     }
 }
 
@@ -268,19 +296,43 @@ impl Router {
         &self.inner.engine
     }
 
+    pub(crate) fn config(&self) -> ApiConfig {
+        self.inner.config
+    }
+
+    pub(crate) fn security(&self) -> &Security {
+        &self.inner.security
+    }
+
     /// Waits for a turn at an answer that takes a processor for long: tenants take turns, however much one of them asks.
     ///
     /// # Errors
     /// When the caller's account has as many waiting as it may.
-    pub(crate) async fn costly(&self, account: Account) -> Result<Turn, Refusal> {
+    pub(crate) async fn costly(&self, account: Account) -> Result<QueuePermit, Refusal> {
         self.inner.costly.enter(account, 1, WAITING_MAX).await.ok_or_else(|| too_many_wait(account))
+    }
+
+    /// Checks that the caller may report on a job's workers. Before a job is refused because this replica lacks it, this waits
+    /// until everything is applied that is committed by now: a newly elected leader may not have applied all of it.
+    ///
+    /// # Errors
+    /// When it may not, when there is no such job, and when no quorum confirms what was committed before the caller's deadline.
+    pub(crate) async fn check_worker_of(&self, caller: Caller, job: JobId) -> Result<(), Refusal> {
+        let engine = self.engine();
+        let view = engine.view();
+        if view.job(job).is_some() {
+            return caller.check_worker_of(&view, job);
+        }
+        drop(view);
+        let reading = engine.read_present(Consistency::Linearizable, LogIndex::ZERO, caller.deadline).await?;
+        caller.check_worker_of(&reading, job)
     }
 
     /// The same for a piece of a stream.
     ///
     /// # Errors
     /// As [`Router::costly`].
-    pub(crate) async fn costly_piece(&self, account: Account) -> Result<Turn, Refusal> {
+    pub(crate) async fn costly_piece(&self, account: Account) -> Result<QueuePermit, Refusal> {
         let turn = self.inner.costly.enter(account, 1, STREAMS_WAITING_MAX).await;
         turn.ok_or_else(|| too_many_wait(account))
     }
@@ -289,7 +341,7 @@ impl Router {
     ///
     /// # Errors
     /// As [`Router::costly`].
-    pub(crate) async fn past(&self, account: Account) -> Result<Turn, Refusal> {
+    pub(crate) async fn past(&self, account: Account) -> Result<QueuePermit, Refusal> {
         self.inner.past.enter(account, 1, WAITING_MAX).await.ok_or_else(|| too_many_wait(account))
     }
 
@@ -310,7 +362,7 @@ impl Router {
     ///
     /// # Errors
     /// As [`Router::costly`].
-    pub(crate) async fn following_past(&self, account: Account) -> Result<Turn, Refusal> {
+    pub(crate) async fn following_past(&self, account: Account) -> Result<QueuePermit, Refusal> {
         self.inner.followers.enter(account, 1, WAITING_MAX).await.ok_or_else(|| too_many_wait(account))
     }
 
@@ -318,7 +370,7 @@ impl Router {
     ///
     /// # Errors
     /// As [`Router::costly`].
-    pub(crate) async fn memory(&self, account: Account, bytes: usize) -> Result<Turn, Refusal> {
+    pub(crate) async fn memory(&self, account: Account, bytes: usize) -> Result<QueuePermit, Refusal> {
         let kib = (bytes >> 10) + 1;
         self.inner
             .answers
@@ -352,9 +404,9 @@ impl Router {
     }
 
     /// A place among the writes that wait for a decision: no tenant takes all of them.
-    fn place(&self, account: Account) -> Result<Share, Refusal> {
+    fn place(&self, account: Account) -> Result<PoolPermit, Refusal> {
         self.inner.writes.enter(account, 1).ok_or_else(|| {
-            let text = format!("{account} has as many writes waiting as it may beside the others; try again");
+            let text = format!("{account} has as many writes waiting as its share allows; try again");
             let refusal = Refusal::new(RefusalCode::Overloaded, text);
             refusal.with("retry_after_ms", 100).with("account", account)
         })
@@ -419,7 +471,7 @@ impl Router {
             let leader = view.leader.and_then(|leader| Some((leader.replica, leader.client_endpoint?)));
             let endpoint = leader.as_ref().map(|(_, endpoint)| endpoint.clone());
             if caller.forwarded {
-                // Whoever passed it on knows more, or will soon; a second hop could go in circles.
+                // The replica that passed it on knows more, or will soon; a second hop could go in circles.
                 return Err(to_status(&not_leader(endpoint)));
             }
             let is_cut_off = self.engine().consensus().traffic().peers_out_refused().is_some();
@@ -451,7 +503,7 @@ impl Router {
             view.mine.is_some() || view.leader.as_ref().is_some_and(|known| known.replica != leader)
         });
         if another.await.is_err() {
-            // The replica stops; whoever waits is told so elsewhere.
+            // The replica stops; everyone who waits is told so elsewhere.
             std::future::pending::<()>().await;
         }
     }
@@ -558,7 +610,7 @@ fn unanswered() -> Refusal {
     Refusal::new(RefusalCode::OutcomeUnknown, text)
 }
 
-/// Whether a server said so, rather than the connection to it.
+/// Whether the status is from a server, rather than from the connection to it.
 fn is_refusal(status: &Status) -> bool {
     !status.details().is_empty()
 }
@@ -759,7 +811,7 @@ mod tests {
         use muster_wire::v1::tenant_service_server::TenantService as _;
         use muster_wire::v1::{ListJobsRequest, ListNodesRequest, ListTenantsRequest};
         let router = Router::new(sample::leader().await, ApiConfig::DEFAULT, Security::Plaintext);
-        let jobs = Jobs::new(router.clone(), Watches::new());
+        let jobs = Jobs::new(router.clone(), Watches::new(), muster_metrics::ReplicaMetrics::default());
         let call = async move { jobs.list_jobs(Request::new(ListJobsRequest::default())).await };
         assert!(waits_for_a_turn(&router, call).await.0);
         let fleet = Fleet::new(router.clone(), Watches::new());

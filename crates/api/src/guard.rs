@@ -23,7 +23,7 @@ use tonic::{Code, Status};
 use tower_layer::Layer;
 
 use crate::access::{Class, rule_of};
-use crate::assembly::{Assembled, Taken, Terms};
+use crate::assembly::{Assembled, HeldPermits, Terms};
 use crate::features;
 use crate::headers::{FORWARDED, ON_BEHALF};
 use crate::original::Original;
@@ -150,7 +150,7 @@ struct Guard {
     limits: CallLimits,
     /// Bytes of one message at most.
     message_bytes_max: u64,
-    room: Pool,
+    pool: Pool,
     open: Arc<Open>,
     traffic: Traffic,
     leads: Leads,
@@ -224,7 +224,7 @@ impl Guard {
         Ok((permit, traffic))
     }
 
-    /// What of this replica's traffic a call is part of.
+    /// Which part of this replica's traffic a call belongs to.
     fn traffic_of(&self, path: &str, request: &http::Request<Body>) -> PartOf {
         let by_replica = request
             .extensions()
@@ -244,12 +244,12 @@ impl Guard {
     fn assembled(
         &self,
         request: http::Request<Body>,
-        taken: Option<Taken>,
+        taken: Option<HeldPermits>,
         original: Option<Original>,
     ) -> http::Request<Body> {
         let principal = request.extensions().get::<Admitted>().map(|admitted| admitted.principal);
         let terms = Terms {
-            pool: self.room.clone(),
+            pool: self.pool.clone(),
             account: Account::of(&principal.unwrap_or(Principal::Plaintext)),
             message_bytes_max: self.message_bytes_max,
             timeout: Duration::from_millis(self.limits.message_timeout_ms),
@@ -315,7 +315,7 @@ fn principal(request: &mut http::Request<Body>) -> Result<Principal, Status> {
 
 /// What the framework says of a message that is too large, in our words; any other status as it is.
 pub(crate) fn ours(status: Status) -> Status {
-    // The framework has no code of its own for it.
+    // The framework has no separate code for it.
     let too_large = status.code() == Code::OutOfRange
         && status.details().is_empty()
         && status.message().contains("message length too large");
@@ -344,13 +344,14 @@ impl GuardLayer {
         message_bytes_max: usize,
         traffic: Traffic,
         leads: Leads,
+        unwritten: Ledger,
     ) -> GuardLayer {
         let message_bytes_max = u64::try_from(message_bytes_max).unwrap_or(u64::MAX);
         // A few of the largest messages always fit, whatever they may have.
         let each = limits.message_room_each_bytes.max(message_bytes_max.saturating_mul(4));
-        let room = Pool::new(limits.message_room_bytes.max(each.saturating_mul(4)), each);
-        let (open, unwritten) = (Arc::default(), Ledger::default());
-        GuardLayer(Arc::new(Guard { limits, message_bytes_max, room, open, traffic, leads, unwritten }))
+        let pool = Pool::new(limits.message_room_bytes.max(each.saturating_mul(4)), each);
+        let open = Arc::default();
+        GuardLayer(Arc::new(Guard { limits, message_bytes_max, pool, open, traffic, leads, unwritten }))
     }
 }
 
@@ -389,7 +390,7 @@ where
             Err(status) => return Box::pin(std::future::ready(Ok(status.into_http()))),
         };
         // What a call was asked with is given back when it is answered; what a stream carries, message by message.
-        let taken = (permit.class == Class::Call).then(Taken::default);
+        let taken = (permit.class == Class::Call).then(HeldPermits::default);
         let original = self.guard.original(&request, permit.class);
         let request = self.guard.assembled(request, taken.clone(), original.clone());
         let answered = self.inner.call(request);

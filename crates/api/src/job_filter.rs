@@ -1,6 +1,6 @@
 //! Which jobs a list or a watch is of.
 
-use muster_state::{JobRow, Placement, State};
+use muster_state::{ArrayRow, JobRow, Placement, State};
 use muster_types::metadata::ANONYMOUS;
 use muster_types::{
     ArrayId, JobId, JobMetadata, JobSpec, LabelSelector, LogTime, Name, PriorityTier, Violation, limits,
@@ -185,7 +185,7 @@ impl JobFilter {
     /// Whether it passes by what never changes of it, by its tier and by what it carries.
     fn covers<V: Deref<Target = State>>(&self, view: &impl Fn() -> V, job: Candidate<'_>) -> bool {
         let Candidate { id, row, spec, tier, metadata } = job;
-        let array = || spec.array.map(|member| ArrayId::of_member(id, member.index));
+        let array = || spec.array.map(|member| ArrayId::of_member(id, member.ordinal));
         (self.jobs.is_empty() || self.jobs.contains(&id))
             && (self.array.is_none() || self.array == array())
             && self.is_of_tenant(view, &spec.tenant)
@@ -276,6 +276,77 @@ impl JobFilter {
         Name::new(&self.tenant)
     }
 
+    /// Whether it names a member of an array that has no row among the jobs, and shows it.
+    pub(crate) fn shown_member(&self, view: &State, id: JobId) -> Option<()> {
+        if !self.jobs.contains(&id) {
+            return None;
+        }
+        let (row, spec) = view.shown_member(id)?;
+        let spec = Arc::new(spec);
+        let job = Candidate { id, row: &row, spec: &spec, tier: spec.tier, metadata: view.carried(id) };
+        self.shows(view, job).then_some(())
+    }
+
+    /// Arrays by what their members have in common, newest first: those before `after`.
+    pub(crate) fn arrays<'a>(
+        &'a self,
+        view: &'a State,
+        after: Option<ArrayId>,
+    ) -> impl Iterator<Item = (ArrayId, &'a ArrayRow)> {
+        let found = self.array_candidates(view, after);
+        found.filter(move |(id, row)| self.covers_array(view, *id, row))
+    }
+
+    /// The arrays to look at for that: the one that is named, or all.
+    pub(crate) fn array_candidates<'a>(
+        &self,
+        view: &'a State,
+        after: Option<ArrayId>,
+    ) -> impl Iterator<Item = (ArrayId, &'a ArrayRow)> + use<'a> {
+        let end = after.unwrap_or(ArrayId(u64::MAX));
+        let first = self.array.unwrap_or(ArrayId(0));
+        let behind = self.array.map_or(end, |only| end.min(ArrayId(only.0.saturating_add(1))));
+        view.arrays().range(first.min(behind)..behind).rev().map(|(id, row)| (*id, row))
+    }
+
+    /// Whether an array passes by what its members have in common.
+    pub(crate) fn covers_array(&self, view: &State, id: ArrayId, row: &ArrayRow) -> bool {
+        let spec = &row.template.spec;
+        self.jobs.is_empty()
+            && self.array.is_none_or(|array| array == id)
+            && self.is_of_tenant(&|| view, &spec.tenant)
+            && (self.tiers.is_empty() || self.tiers.contains(&spec.tier))
+            && spec.name.starts_with(&self.name_prefix)
+            && self.created_from.is_none_or(|from| row.submitted_at >= from)
+            && self.created_until.is_none_or(|until| row.submitted_at < until)
+            && self.metadata.passes(row.template.metadata.as_ref())
+    }
+
+    /// Whether it passes members that are not created as far as phases and places are concerned: they wait, and are nowhere.
+    pub(crate) fn passes_uncreated(&self) -> bool {
+        let pending = i32::from(v1::JobPhase::Pending);
+        (self.phases.is_empty() || self.phases.contains(&pending))
+            && self.region.is_empty()
+            && self.cluster.is_empty()
+            && self.node.is_empty()
+    }
+
+    /// The first field that says nothing of arrays, if one is given.
+    pub(crate) fn field_of_jobs(&self) -> Option<&'static str> {
+        let given = [
+            ("job_ids", !self.jobs.is_empty()),
+            ("region", !self.region.is_empty()),
+            ("cluster", !self.cluster.is_empty()),
+            ("node", !self.node.is_empty()),
+        ];
+        given.into_iter().find(|(_, is_given)| *is_given).map(|(field, _)| field)
+    }
+
+    /// The phases that it narrows to; empty for all.
+    pub(crate) fn phases(&self) -> &BTreeSet<i32> {
+        &self.phases
+    }
+
     /// Every job that a list shows, oldest first, however many.
     pub(crate) fn every<'a>(&'a self, view: &'a State) -> Box<dyn Iterator<Item = Candidate<'a>> + 'a> {
         if !self.metadata.needs_metadata() || self.array.is_some() {
@@ -296,9 +367,9 @@ impl JobFilter {
     }
 }
 
-/// Ids that jobs of an array have: those of one record, from its first job on.
+/// Ids that jobs of an array may have, from its first job on.
 fn range_of(ArrayId(first): ArrayId) -> Range<JobId> {
-    JobId(first)..JobId(first.saturating_add(JobId::PER_RECORD))
+    JobId(first)..ArrayId(first).member(limits::ARRAY_MEMBERS_MAX)
 }
 
 /// The creator that a list or a watch is narrowed to.

@@ -5,14 +5,15 @@ use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use muster_decider::{Answer, Command, JobPath};
 use muster_engine::{Attempt, Engine, LogRequest, Reading};
+use muster_metrics::ReplicaMetrics;
 use muster_state::{Phase, RankState, State};
 use muster_types::{
     Consistency, FencingToken, JobId, NodeId, Refusal, RefusalCode, Submission, Violation, limits,
 };
 use muster_wire::closed::{number_or_zero, of_word, value_from_proto, word};
 use muster_wire::convert::{
-    UNSAID_OF_LISTS, fencing_token_from_proto, fencing_token_to_proto, job_id, jobs_from_proto, request_id,
-    request_id_of, submission_to_proto, submissions_from_proto,
+    UNSAID_OF_LISTS, array_id, fencing_token_from_proto, fencing_token_to_proto, job_id, jobs_from_proto,
+    request_id, request_id_of, submission_to_proto, submissions_from_proto,
 };
 use muster_wire::shared::encoded_len;
 use muster_wire::status::to_status;
@@ -25,23 +26,28 @@ use std::sync::Arc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
+use crate::arrays;
 use crate::controls;
 use crate::explanation;
 use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router};
 use crate::job_filter::JobFilter;
 use crate::original::Onward;
-use crate::read::{cluster, freshness, invalid, page_size, written};
+use crate::read::{bad_page, cluster, freshness, invalid, page_size, written};
 use crate::render::{self, Detail};
-use crate::shares::{Account, Pool, Share, Tallies, Tally};
-use crate::sight::Sight;
+use crate::shares::{Account, Pool, PoolPermit, Tallies, Tally};
 use crate::submit_stream::{self, naming_leader};
+use crate::visibility::Visibility;
 use crate::watcher::{JobTopic, Messages, Watches};
 
 /// What a row of a page takes, with the names in it.
-const ROW_BYTES: usize = 2 << 10;
+pub(crate) const ROW_BYTES: usize = 2 << 10;
+/// Bytes that a member takes of an array with its states while it is made.
+const MEMBER_BYTES: usize = 16;
+/// Bytes of a job id in an answer.
+const ID_BYTES: usize = 64;
 /// A page of full jobs ends when it has come to this size, and what one may take: the largest job comes behind that.
 const PAGE_BYTES: usize = 1 << 20;
-const FULL_PAGE_BYTES: usize = 4 * PAGE_BYTES;
+pub(crate) const FULL_PAGE_BYTES: usize = 4 * PAGE_BYTES;
 /// What submissions that wait for a decision may take in memory, in KiB: as much as the engine has for them.
 const WAITING_KIB_MAX: u64 = 64 << 10;
 /// Outputs that are read at a time.
@@ -55,20 +61,22 @@ const OUTPUTS_OF_NODE_MAX: u32 = 16;
 pub(crate) struct Jobs {
     router: Router,
     watches: Watches,
+    metrics: ReplicaMetrics,
     /// What submissions that wait for the leader's decision, here, take in memory; [`Router::write`] counts them.
     waiting_kib: Pool,
     /// Outputs that are read through here.
     outputs: Pool,
-    /// Of one node, by account: its agent sends only so many at a time.
+    /// Of one node, by account: its agent sends only a limited number at a time.
     outputs_of_nodes: Tallies<(Account, NodeId)>,
 }
 
 impl Jobs {
-    pub(crate) fn new(router: Router, watches: Watches) -> Jobs {
+    pub(crate) fn new(router: Router, watches: Watches, metrics: ReplicaMetrics) -> Jobs {
         let waiting_kib = Pool::new(WAITING_KIB_MAX, WAITING_KIB_MAX);
         Jobs {
             router,
             watches,
+            metrics,
             waiting_kib,
             outputs: Pool::new(OUTPUTS_MAX, OUTPUTS_EACH_MAX),
             outputs_of_nodes: Tallies::default(),
@@ -100,13 +108,12 @@ impl Jobs {
         Ok(Some(place))
     }
 
-    /// Room for a submission among those that wait: no tenant takes all of it.
-    fn room(&self, caller: Caller, jobs: &[Submission]) -> Result<Share, Refusal> {
+    /// Memory for a submission among those that wait: no tenant takes all of it.
+    fn submission_permit(&self, caller: Caller, jobs: &[Submission]) -> Result<PoolPermit, Refusal> {
         let account = caller.account();
-        let room = self.waiting_kib.enter(account, muster_engine::submission_kib(jobs));
-        room.ok_or_else(|| {
-            let text =
-                format!("{account} has as many submissions waiting as it may beside the others; try again");
+        let permit = self.waiting_kib.enter(account, muster_engine::submission_kib(jobs));
+        permit.ok_or_else(|| {
+            let text = format!("{account} has as many submissions waiting as its share allows; try again");
             let refusal = Refusal::new(RefusalCode::Overloaded, text);
             refusal.with("retry_after_ms", 100).with("account", account)
         })
@@ -142,7 +149,13 @@ impl Jobs {
         let engine = self.router.engine();
         let local = || async {
             check_tenants(caller, &engine.view(), jobs)?;
-            let _room = self.room(caller, jobs)?;
+            let _permit = self.submission_permit(caller, jobs)?;
+            // Ids of many members are an answer that is larger than the request.
+            let members: usize = jobs.iter().map(|job| job.job_count() as usize).sum();
+            let _ids = match members > limits::BATCH_JOBS_MAX {
+                true => Some(self.router.memory(caller.account(), members * ID_BYTES).await?),
+                false => None,
+            };
             let command = Command::Submit { request, jobs: Arc::clone(jobs), path };
             let answer = engine.execute(command).await?;
             let Answer::Submitted { jobs, at } = answer else {
@@ -199,11 +212,9 @@ impl Checked {
     }
 }
 
-/// The messages that become these jobs at another replica: defaults are filled in already, and an array is
-/// one message, made from its first job.
+/// The messages that become these jobs and arrays at another replica: defaults are filled in already.
 fn messages(jobs: &[Submission]) -> impl Iterator<Item = v1::Job> {
-    let first = |job: &&Submission| job.array.is_none_or(|array| array.index == 0);
-    jobs.iter().filter(first).map(submission_to_proto)
+    jobs.iter().map(submission_to_proto)
 }
 
 fn onward_client(channel: Onward) -> JobServiceClient<Onward> {
@@ -266,7 +277,8 @@ impl JobService for Jobs {
             let submission = Checked::check(message, caller);
             async move { jobs.submit_one(caller, submission?).await }
         };
-        let answers = submit_stream::answers(self.router.clone(), request.into_inner(), submit);
+        let answers =
+            submit_stream::answers(self.router.clone(), self.metrics.clone(), request.into_inner(), submit);
         Ok(naming_leader(&self.router, answers))
     }
 
@@ -338,7 +350,7 @@ impl JobService for Jobs {
             .router
             .fresh(caller.account(), (message.read.as_ref(), Consistency::Linearizable), deadline)
             .await?;
-        let job = render::job_explained(&self.router, &view, id, caller)
+        let job = arrays::job_explained(&self.router, &view, id, caller)
             .await
             .map_err(|refusal| to_status(&refusal))?;
         let job = job.ok_or_else(|| to_status(&no_such_job(id)))?;
@@ -349,11 +361,12 @@ impl JobService for Jobs {
         &self,
         request: Request<v1::PlanJobRequest>,
     ) -> Result<Response<v1::PlanJobResponse>, Status> {
-        let (deadline, account) =
-            (self.router.read_deadline(&request), self.router.caller(&request).account());
+        let (deadline, caller) = (self.router.read_deadline(&request), self.router.caller(&request));
+        let account = caller.account();
         let message = request.into_inner();
         check_features("job", message.job.as_ref())?;
-        let jobs = submissions_from_proto("job", message.job).map_err(invalid)?;
+        let mut jobs = submissions_from_proto("job", message.job).map_err(invalid)?;
+        Submission::set_creator(&mut jobs, &caller.creator());
         let engine = self.router.engine();
         let view =
             self.router.fresh(account, (message.read.as_ref(), Consistency::Linearizable), deadline).await?;
@@ -372,7 +385,7 @@ impl JobService for Jobs {
         request: Request<v1::ExplainJobRequest>,
     ) -> Result<Response<v1::ExplainJobResponse>, Status> {
         let (deadline, caller) = (self.router.read_deadline(&request), self.router.caller(&request));
-        let sight = caller.sight();
+        let visibility = caller.visibility();
         let message = request.into_inner();
         let id = job_id("job_id", &message.job_id).map_err(|v| invalid(vec![v]))?;
         let engine = self.router.engine();
@@ -380,7 +393,14 @@ impl JobService for Jobs {
             .router
             .fresh(caller.account(), (message.read.as_ref(), Consistency::Linearizable), deadline)
             .await?;
-        let row = view.job(id).ok_or_else(|| to_status(&no_such_job(id)))?;
+        let Some(row) = view.job(id) else {
+            let explained = arrays::member_explained(&view, id).ok_or_else(|| to_status(&no_such_job(id)))?;
+            return Ok(Response::new(v1::ExplainJobResponse {
+                explanation: Some(visibility.explanation(&view, id, explained)),
+                freshness: Some(freshness(engine, &view)),
+                ..Default::default()
+            }));
+        };
         let _turn = self.router.costly(caller.account()).await.map_err(|refusal| to_status(&refusal))?;
         let explained = engine.explain_job(&view, id).await;
         let explanation = match explained.map_err(|refusal| to_status(&refusal))? {
@@ -388,9 +408,9 @@ impl JobService for Jobs {
             None => explanation::placed(&view, id, row),
         };
         Ok(Response::new(v1::ExplainJobResponse {
-            explanation: Some(sight.explanation(&view, id, explanation)),
+            explanation: Some(visibility.explanation(&view, id, explanation)),
             freshness: Some(freshness(engine, &view)),
-            history: sight.history(&view, id, render::attempt_history(&view, id, Detail::Full)),
+            history: visibility.history(&view, id, render::attempt_history(&view, id, Detail::Full)),
             checkpoint_advice: explanation::checkpoint_advice(&view, id, view.log_time()),
         }))
     }
@@ -408,7 +428,7 @@ impl JobService for Jobs {
         let (Some(job), Some(token)) = (job, token) else { return Err(invalid(violations)) };
         let engine = self.router.engine();
         let local = || async {
-            caller.check_worker_of(&engine.view(), job)?;
+            self.router.check_worker_of(caller, job).await?;
             let answer = engine.commit_checkpoint(job, token).await?;
             Ok(v1::CommitCheckpointResponse { freshness: written(engine, answer.at()) })
         };
@@ -424,7 +444,7 @@ impl JobService for Jobs {
         request: Request<v1::ListJobsRequest>,
     ) -> Result<Response<v1::ListJobsResponse>, Status> {
         let (deadline, caller) = (self.router.read_deadline(&request), self.router.caller(&request));
-        let (account, sight) = (caller.account(), caller.sight());
+        let (account, visibility) = (caller.account(), caller.visibility());
         let mut message = request.into_inner();
         let size = page_size(message.page_size)?;
         let detail = detail(message.view, Detail::Basic)?;
@@ -436,8 +456,45 @@ impl JobService for Jobs {
             Detail::Basic => size.saturating_mul(ROW_BYTES),
             Detail::Full => FULL_PAGE_BYTES,
         };
-        let make = move || list(&engine, &view, &message.page_token, filter, (size, detail, sight));
+        let make = move || list(&engine, &view, &message.page_token, filter, (size, detail, visibility));
         self.router.page(account, bytes, make).await
+    }
+
+    async fn get_array(
+        &self,
+        request: Request<v1::GetArrayRequest>,
+    ) -> Result<Response<v1::GetArrayResponse>, Status> {
+        let (deadline, caller) = (self.router.read_deadline(&request), self.router.caller(&request));
+        let message = request.into_inner();
+        let id = array_id("array_id", &message.array_id).map_err(|v| invalid(vec![v]))?;
+        let read = (message.read.as_ref(), Consistency::Linearizable);
+        let view = self.router.fresh(caller.account(), read, deadline).await?;
+        let row = view.array(id).ok_or_else(|| to_status(&arrays::no_such_array(id)))?;
+        // Its members are walked through, of which there may be as many as jobs on a hundred pages.
+        let members = usize::try_from(row.size()).unwrap_or(usize::MAX);
+        let (engine, visibility) = (self.router.engine().clone(), caller.visibility());
+        let make = move || {
+            let row = view.array(id).ok_or_else(|| to_status(&arrays::no_such_array(id)))?;
+            let array = arrays::array(&view, id, row, (Detail::Full, visibility));
+            Ok(v1::GetArrayResponse { array: Some(array), freshness: Some(freshness(&engine, &view)) })
+        };
+        self.router.page(caller.account(), members.saturating_mul(MEMBER_BYTES), make).await
+    }
+
+    async fn list_arrays(
+        &self,
+        request: Request<v1::ListArraysRequest>,
+    ) -> Result<Response<v1::ListArraysResponse>, Status> {
+        let (deadline, caller) = (self.router.read_deadline(&request), self.router.caller(&request));
+        let (account, visibility) = (caller.account(), caller.visibility());
+        let mut message = request.into_inner();
+        let size = page_size(message.page_size)?;
+        let filter = JobFilter::new("filter", message.filter.take(), &caller)?;
+        arrays::check_filter(&filter)?;
+        let view = self.router.fresh(account, (message.read.as_ref(), UNSAID_OF_LISTS), deadline).await?;
+        let engine = self.router.engine().clone();
+        let make = move || arrays::list(&engine, &view, &message.page_token, &filter, (size, visibility));
+        self.router.page(account, size.saturating_mul(ROW_BYTES), make).await
     }
 
     type WatchJobsStream = Messages<v1::WatchJobsResponse>;
@@ -450,7 +507,7 @@ impl JobService for Jobs {
         let message = request.into_inner();
         let detail = detail(message.view, Detail::Full)?;
         let filter = JobFilter::new("filter", message.filter, &caller)?;
-        let topic = JobTopic::new(filter, message.skip_initial, (detail, caller.sight()));
+        let topic = JobTopic::new(filter, message.skip_initial, (detail, caller.visibility()));
         let account = caller.account();
         self.watches.open(&self.router, topic, &message.resume_token, account).map(Response::new)
     }
@@ -469,8 +526,7 @@ impl JobService for Jobs {
         let message_rank = message.rank;
         let account = caller.account();
         let place = self.outputs.enter(account, 1).ok_or_else(|| {
-            let text =
-                format!("{account} reads as many outputs at once as it may beside the others; try again");
+            let text = format!("{account} reads as many outputs at once as its share allows; try again");
             to_status(&Refusal::new(RefusalCode::Overloaded, text).with("account", account))
         })?;
         let stream = match self.router.route(caller).await? {
@@ -594,9 +650,10 @@ fn of_leader(status: Status) -> Status {
 /// Which placement's output is meant.
 fn attempt(message: &v1::ReadLogsRequest) -> Result<Attempt, Violation> {
     match &message.token {
-        Some(_) if message.previous => {
-            Err(Violation::new("previous", "cannot be asked for beside a token, which names the attempt"))
-        }
+        Some(_) if message.previous => Err(Violation::new(
+            "previous",
+            "cannot be asked for together with a token, which names the attempt",
+        )),
         Some(token) => fencing_token_from_proto("token", Some(token)).map(Attempt::Token),
         None if message.from_position > 0 => {
             Err(Violation::new("from_position", "needs the token of the attempt that it is a position of"))
@@ -626,16 +683,16 @@ fn detail(view: i32, unsaid: Detail) -> Result<Detail, Status> {
     }
 }
 
-fn no_such_job(id: JobId) -> Refusal {
+pub(crate) fn no_such_job(id: JobId) -> Refusal {
     Refusal::new(RefusalCode::JobNotFound, format!("there is no job {id}")).with("job_id", id)
 }
 
-fn list(
+pub(crate) fn list(
     engine: &muster_engine::Engine,
     view: &Reading,
     page_token: &str,
     filter: JobFilter,
-    (size, detail, sight): (usize, Detail, Sight),
+    (size, detail, visibility): (usize, Detail, Visibility),
 ) -> Result<v1::ListJobsResponse, Status> {
     let (cluster, digest) = (cluster(view)?, filter.digest());
     // The oldest state that one of the pages shows.
@@ -660,12 +717,18 @@ fn list(
             break;
         }
         last = Some(id);
-        let Some(candidate) = candidate else { continue };
+        let Some(candidate) = candidate else {
+            let member = filter.shown_member(view, id);
+            let member = member.and_then(|()| arrays::member(view, id, (detail, visibility)));
+            bytes += member.as_ref().filter(|_| detail == Detail::Full).map_or(0, encoded_len);
+            jobs.extend(member);
+            continue;
+        };
         if filter.is_past(candidate) {
             break;
         }
         if filter.shows(view, candidate) {
-            let job = render::job(view, id, candidate.row, candidate.spec, (detail, sight));
+            let job = render::job(view, id, candidate.row, candidate.spec, (detail, visibility));
             bytes += if detail == Detail::Full { encoded_len(&job) } else { 0 };
             jobs.push(job);
         }
@@ -675,12 +738,8 @@ fn list(
         .map(|id| PageToken { after: id.to_string(), log_index: oldest }.encode(cluster, List::Jobs, digest));
     let resume_token = match &next {
         Some(_) => String::new(),
-        None => JobTopic::new(filter, false, (detail, sight)).resume_behind(view, oldest)?,
+        None => JobTopic::new(filter, false, (detail, visibility)).resume_behind(view, oldest)?,
     };
     let freshness = Some(freshness(engine, view));
     Ok(v1::ListJobsResponse { jobs, next_page_token: next.unwrap_or_default(), freshness, resume_token })
-}
-
-pub(crate) fn bad_page(error: TokenError) -> Status {
-    to_status(&Refusal::new(RefusalCode::PageTokenInvalid, error.to_string()))
 }

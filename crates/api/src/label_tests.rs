@@ -92,7 +92,7 @@ async fn the_creator_is_who_submits_whatever_is_said() {
     assert_eq!(show(&mut ada, &answer.job_ids[0]).await.creator, "tenant/vision/ada");
     // A batch as well, with an array in it.
     let mut array = labelled("vision", 4, &[("team", "a")]).job.expect("it has one");
-    array.spec_mut().array_size = 3;
+    array.spec_mut().array = Some(v1::JobArray { size: 3, ..Default::default() });
     let batch = v1::SubmitJobsRequest {
         request_id: "00000000-0000-4000-a000-000000000004".to_owned(),
         jobs: vec![array, submission("vision", 4).job.expect("it has one")],

@@ -19,6 +19,9 @@ mod admission;
 mod admission_tests;
 #[cfg(test)]
 mod apart_tests;
+mod arrays;
+#[cfg(test)]
+mod arrays_tests;
 mod assembly;
 mod cluster_service;
 mod config;
@@ -54,15 +57,18 @@ mod rendered;
 #[cfg(test)]
 mod sample;
 mod server;
+mod shared;
 mod shares;
-mod sight;
 mod submit_stream;
 #[cfg(test)]
 mod tests;
 mod turns;
 mod unwritten;
+mod visibility;
 mod warnings;
 mod watcher;
+mod web;
+mod work_times;
 
 pub use access::may_call;
 pub use config::ApiConfig;
@@ -71,3 +77,5 @@ pub use guard::CallLimits;
 pub use log_service::RemoteHistory;
 pub use pages::serve_pages;
 pub use server::{ServeError, serve};
+pub use shared::Shared;
+pub use work_times::WorkTimes;

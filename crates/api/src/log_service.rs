@@ -6,7 +6,7 @@ use muster_archive::{Record, content, summary};
 use muster_engine::{Engine, LogFollower};
 use muster_journal::canonical;
 use muster_state::State;
-use muster_types::{At, LogIndex, Name, Refusal, RefusalCode, Violation};
+use muster_types::{LogIndex, Name, PastPoint, Refusal, RefusalCode, Violation};
 use muster_wire::shared::encoded_len;
 use muster_wire::status::to_status;
 use muster_wire::time::log_time;
@@ -23,9 +23,9 @@ use tonic::{Request, Response, Status};
 
 use crate::forward::Router;
 use crate::read::invalid;
-use crate::shares::{Account, Pool, Share};
-use crate::sight::Sight;
-use crate::turns::Turn;
+use crate::shares::{Account, Pool, PoolPermit};
+use crate::turns::QueuePermit;
+use crate::visibility::Visibility;
 
 mod archive;
 
@@ -73,9 +73,9 @@ fn decisions(names: &[String]) -> Result<BTreeSet<String>, Status> {
 }
 
 /// A record as a message, as it is shown to a caller.
-fn render(record: &Record, raw: bool, view: &State, sight: Sight) -> v1::LogRecord {
+fn render(record: &Record, raw: bool, view: &State, visibility: Visibility) -> v1::LogRecord {
     let mut content = content(&record.decision);
-    let redacted = sight.redact(view, &record.decision, &mut content);
+    let redacted = visibility.redact(view, &record.decision, &mut content);
     v1::LogRecord {
         log_index: record.log_index.0,
         log_time: log_time(record.log_time),
@@ -102,14 +102,14 @@ struct Reader {
     decisions: Arc<BTreeSet<String>>,
     raw: bool,
     /// Whose jobs it is shown whole.
-    sight: Sight,
+    visibility: Visibility,
     /// What the last piece took of memory, which is what the next one waits for.
     piece_bytes: usize,
-    _place: Share,
+    _place: PoolPermit,
 }
 
 /// A message, with the memory that its piece takes until the last of it is taken.
-type Item = (Result<v1::ReadDecisionsResponse, Status>, Option<Turn>);
+type Item = (Result<v1::ReadDecisionsResponse, Status>, Option<QueuePermit>);
 type ToClient = mpsc::Sender<Item>;
 
 /// Some records as messages.
@@ -119,7 +119,7 @@ struct Piece {
     reached: LogIndex,
     is_over: bool,
     at_end: bool,
-    memory: Turn,
+    memory: QueuePermit,
 }
 
 /// Why a stream ends.
@@ -205,7 +205,7 @@ impl Reader {
             let is_over = batch.next > self.to;
             let is_small = batch.bytes <= RENDERED_HERE_BYTES;
             let (engine, decisions) = (self.engine.clone(), Arc::clone(&self.decisions));
-            let (to, raw, sight) = (self.to, self.raw, self.sight);
+            let (to, raw, visibility) = (self.to, self.raw, self.visibility);
             let render = move || {
                 let wanted = |record: &&Record| {
                     record.log_index <= to
@@ -214,7 +214,7 @@ impl Reader {
                 let view = engine.view();
                 let message = |record: &Record| v1::ReadDecisionsResponse {
                     log_index: record.log_index.0,
-                    event: Some(Event::Record(render(record, raw, &view, sight))),
+                    event: Some(Event::Record(render(record, raw, &view, visibility))),
                 };
                 let messages: Vec<_> = batch.records.iter().filter(wanted).map(message).collect();
                 let bytes = messages.iter().map(encoded_len).sum::<usize>();
@@ -240,7 +240,7 @@ impl Reader {
     async fn send(
         &self,
         to: &ToClient,
-        (message, memory): (v1::ReadDecisionsResponse, Option<Turn>),
+        (message, memory): (v1::ReadDecisionsResponse, Option<QueuePermit>),
         last: LogIndex,
     ) -> Result<(), Ended> {
         match to.send_timeout((Ok(message), memory), STALL_MAX).await {
@@ -266,11 +266,10 @@ impl HistoryService for Logs {
         request: Request<v1::ReadDecisionsRequest>,
     ) -> Result<Response<Self::ReadDecisionsStream>, Status> {
         let (caller, deadline) = (self.router.caller(&request), self.router.read_deadline(&request));
-        let (sight, account) = (caller.sight(), caller.account());
+        let (visibility, account) = (caller.visibility(), caller.account());
         let place = self.readers.enter(account, 1).ok_or_else(|| {
-            let text = format!(
-                "{account} reads the log of this replica as often at once as it may beside the others"
-            );
+            let text =
+                format!("{account} reads the log of this replica as often at once as its share allows");
             to_status(&Refusal::new(RefusalCode::Overloaded, text).with("account", account))
         })?;
         let message = request.into_inner();
@@ -285,7 +284,8 @@ impl HistoryService for Logs {
         let follower = match engine.read_log(from) {
             Ok(follower) => follower,
             Err(refusal) => {
-                let refusal = engine.unless_future("from_index", At::Index(from), refusal, deadline).await;
+                let refusal =
+                    engine.unless_future("from_index", PastPoint::Index(from), refusal, deadline).await;
                 return Err(to_status(&refusal));
             }
         };
@@ -299,7 +299,7 @@ impl HistoryService for Logs {
             follow: message.follow,
             decisions: Arc::new(decisions),
             raw: message.raw,
-            sight,
+            visibility,
             piece_bytes: PIECE_BYTES_MIN,
             _place: place,
         };

@@ -272,12 +272,12 @@ async fn carry(
                 tracing::warn!(%node, "the agent takes no messages; its session ends");
                 return over();
             }
-            room = to_agent.reserve(), if out.is_some() => match (room, out.take()) {
-                (Ok(room), Some((response, _))) => room.send(Ok(response)),
+            permit = to_agent.reserve(), if out.is_some() => match (permit, out.take()) {
+                (Ok(permit), Some((response, _))) => permit.send(Ok(response)),
                 _ => return over(),
             },
-            room = inbound.reserve(), if inward.is_some() => match (room, inward.take()) {
-                (Ok(room), Some(message)) => room.send(message),
+            permit = inbound.reserve(), if inward.is_some() => match (permit, inward.take()) {
+                (Ok(permit), Some(message)) => permit.send(message),
                 _ => return over(),
             },
             message = session.next(), if out.is_none() => match message {
@@ -458,7 +458,7 @@ fn response(view: &State, node: NodeId, message: Outbound) -> agent::SessionResp
     agent::SessionResponse { message: Some(message) }
 }
 
-/// Hands an upload to whoever reads it. The agent is told to stop when nobody does any more.
+/// Passes an upload to the one that reads it. The agent is told to stop when nobody does any more.
 async fn take_upload(
     router: &Router,
     caller: Caller,
@@ -517,7 +517,7 @@ mod tests {
     #[test]
     fn a_node_has_so_many_sessions_and_no_more() {
         let sessions = OpenSessions { sessions_max: 2, open: Tallies::default() };
-        let first = sessions.enter("slurm-a.n0").expect("there is room");
+        let first = sessions.enter("slurm-a.n0").expect("none is open");
         let _second = sessions.enter("slurm-a.n0").expect("the present one, and one that it gave up");
         let status = sessions.enter("slurm-a.n0").expect_err("it has two open");
         let told = muster_wire::status::Refused::from_status(&status);

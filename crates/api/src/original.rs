@@ -54,8 +54,8 @@ impl Original {
     pub(crate) fn push(&self, more: &[u8]) {
         let mut bytes = self.bytes.lock();
         // A longer message is refused. One byte too many is kept, so that it does not look whole.
-        let room = (self.bytes_max + 1).saturating_sub(bytes.len());
-        bytes.extend_from_slice(more.get(..room).unwrap_or(more));
+        let free = (self.bytes_max + 1).saturating_sub(bytes.len());
+        bytes.extend_from_slice(more.get(..free).unwrap_or(more));
     }
 
     /// The message, once it is whole: one message that is not compressed, and nothing behind it.
@@ -228,8 +228,13 @@ mod tests {
         let traffic = engine.consensus().traffic().clone();
         let (leader, mut told) = leader().await;
         let router = Router::new(engine, ApiConfig::DEFAULT, Security::Plaintext);
-        let layer =
-            GuardLayer::new(CallLimits::DEFAULT, 1 << 20, traffic, std::sync::Arc::new(move || leads));
+        let layer = GuardLayer::new(
+            CallLimits::DEFAULT,
+            1 << 20,
+            traffic,
+            std::sync::Arc::new(move || leads),
+            crate::unwritten::Ledger::default(),
+        );
         let mut replica = layer.layer(Follower { router, leader });
         let frames = futures::stream::iter(pieces)
             .map(|piece| Ok::<_, tonic::Status>(http_body::Frame::data(piece.into())));

@@ -149,13 +149,15 @@ impl Order {
                 Command::UpdatePolicy { request, update: update.clone(), expected_version }
             }
         };
+        // What the change does at once can be told only by the state before it.
+        let before = engine.reading();
         let at = engine.execute(command).await?.at();
-        let view = engine.reading();
+        let in_force = Arc::clone(&engine.reading().policy().policy);
         let policy = match change {
             Change::Whole(policy) => policy,
-            Change::Parts(_) => &*view.policy().policy,
+            Change::Parts(_) => &*in_force,
         };
-        let warnings = policy_warnings(&view, policy);
+        let warnings = policy_warnings(&before, policy);
         Ok(v1::SetPolicyResponse { freshness: written(engine, at), ..answer(at, warnings) })
     }
 }

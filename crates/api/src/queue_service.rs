@@ -9,13 +9,12 @@ use muster_wire::v1::tenant_service_server::TenantService;
 use tonic::{Request, Response, Status};
 
 use crate::forward::Router;
-use crate::job_service::bad_page;
-use crate::read::{cluster, freshness, page_size};
+use crate::read::{bad_page, cluster, freshness, page_size};
 use crate::render;
 use crate::watcher::{Messages, QueueTopic, Watches};
 
 /// What a row of a page takes, with the quotas in it.
-const ROW_BYTES: usize = 2 << 10;
+pub(crate) const ROW_BYTES: usize = 2 << 10;
 
 pub(crate) struct Queues {
     router: Router,
@@ -57,7 +56,7 @@ impl TenantService for Queues {
     }
 }
 
-fn list(
+pub(crate) fn list(
     engine: &Engine,
     view: &Reading,
     message: &v1::ListTenantsRequest,

@@ -1,6 +1,7 @@
 //! What all reads share: which state they are answered from, freshness and page sizes.
 //!
-//! **Invariant:** [`fresh`] is the only way a read gets a state.
+//! **Invariant:** a read gets the state that it answers from by [`fresh`], or by [`present`] where any state will do. What follows
+//! changes shows each by the state that is there by then.
 
 use muster_engine::{Engine, Reading, staleness_ms};
 use muster_state::State;
@@ -8,21 +9,27 @@ use muster_types::{ClusterId, Consistency, LogIndex, ReadFrom, Refusal, RefusalC
 use muster_wire::convert::{ReadAsked, read_from_proto};
 use muster_wire::status::to_status;
 use muster_wire::time::{duration, log_time};
+use muster_wire::token::TokenError;
 use muster_wire::v1;
 use std::ops::Deref;
 use tokio::time::Instant;
 use tonic::Status;
 
 use crate::shares::Account;
-use crate::turns::Turn;
+use crate::turns::QueuePermit;
 
 const PAGE_SIZE_DEFAULT: u32 = 100;
 const PAGE_SIZE_MAX: u32 = 1_000;
 
+/// The refusal of a page token.
+pub(crate) fn bad_page(error: TokenError) -> Status {
+    to_status(&Refusal::new(RefusalCode::PageTokenInvalid, error.to_string()))
+}
+
 /// A state that was read, with what had to be waited for before it could be: the number of those of the past is bounded.
 pub(crate) struct Fresh {
     reading: Reading,
-    _turn: Option<Turn>,
+    _turn: Option<QueuePermit>,
 }
 
 impl Deref for Fresh {
@@ -37,11 +44,12 @@ impl Deref for Fresh {
 /// consistency that its call has then. A read of the past waits for a turn first.
 pub(crate) async fn fresh(
     engine: &Engine,
-    (account, past): (Account, impl Future<Output = Result<Turn, Refusal>>),
+    (account, past): (Account, impl Future<Output = Result<QueuePermit, Refusal>>),
     (options, unsaid): (Option<&v1::ReadOptions>, Consistency),
     deadline: Instant,
 ) -> Result<Fresh, Status> {
-    let options = options.copied().map(|options| in_generation(engine.view().generation(), options));
+    let here = |options| in_generation(engine.view().generation(), options);
+    let options = options.copied().map(here).transpose().map_err(|refusal| to_status(&refusal))?;
     let asked = read_from_proto("read", options.as_ref(), unsaid).map_err(invalid)?;
     let ReadAsked { from, min_log_index } = asked;
     let turn = match from {
@@ -60,6 +68,11 @@ pub(crate) async fn fresh(
     Ok(Fresh { reading, _turn: turn })
 }
 
+/// The state that is here: what [`fresh`] answers a read with that accepts any, at once.
+pub(crate) fn present(engine: &Engine) -> Reading {
+    engine.reading()
+}
+
 fn past_waits(account: Account) -> Refusal {
     let text =
         format!("{account} has other reads of the past before this one, and its time was over; try again");
@@ -67,9 +80,17 @@ fn past_waits(account: Account) -> Refusal {
 }
 
 /// A position of an earlier generation of the cluster asks for nothing: its record may be lost, and another one have its number.
-fn in_generation(generation: u32, options: v1::ReadOptions) -> v1::ReadOptions {
+/// One of a later generation is not reached by a replica that was left behind in its own, whatever the number.
+fn in_generation(generation: u32, options: v1::ReadOptions) -> Result<v1::ReadOptions, Refusal> {
+    if options.generation > generation && options.min_log_index > 0 {
+        let text = format!(
+            "this replica is in generation {generation} of the cluster, and the position is one of generation {}",
+            options.generation
+        );
+        return Err(Refusal::new(RefusalCode::LogIndexNotReached, text));
+    }
     let is_earlier = options.generation > 0 && options.generation < generation;
-    v1::ReadOptions { min_log_index: if is_earlier { 0 } else { options.min_log_index }, ..options }
+    Ok(v1::ReadOptions { min_log_index: if is_earlier { 0 } else { options.min_log_index }, ..options })
 }
 
 /// What an answer from `reading` says about itself.
@@ -122,7 +143,8 @@ mod tests {
     #[test]
     fn a_position_of_an_earlier_generation_asks_for_nothing() {
         let asked = |generation| v1::ReadOptions { min_log_index: 900, generation, ..Default::default() };
-        let index = |generation| in_generation(2, asked(generation)).min_log_index;
-        assert_eq!([index(0), index(1), index(2), index(3)], [900, 0, 900, 900]);
+        let index = |generation| in_generation(2, asked(generation)).map(|read| read.min_log_index);
+        assert_eq!([0, 1, 2].map(|generation| index(generation).unwrap()), [900, 0, 900]);
+        assert_eq!(index(3).unwrap_err().code, RefusalCode::LogIndexNotReached);
     }
 }

@@ -1,15 +1,16 @@
 //! State rows as messages.
 
-use muster_engine::{Reading, StartOrder};
+use muster_engine::StartOrder;
 use muster_journal::{Outcome, RearrangeCause, StopCause, WorkerSlot};
 use muster_state::usage::Capacity;
 use muster_state::{
     Failure, JobRow, NodeRow, NodeStatus, Phase, Placement, PromiseRow, QueueRow, QuotaUse, RankState,
     RestrictionRow, State, Straggler,
 };
+use muster_types::job::ArrayMember;
 use muster_types::metadata::ANONYMOUS;
 use muster_types::{
-    ArrayId, CheckpointRules, DeviceAmount, FencingToken, JobId, JobMetadata, JobSpec, Name, NodeId, Refusal,
+    ArrayId, CheckpointRules, DeviceAmount, FencingToken, JobId, JobMetadata, JobSpec, Name, NodeId,
     Requester,
 };
 use muster_wire::closed::number;
@@ -22,8 +23,7 @@ use muster_wire::{agent, v1};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashMap};
 
-use crate::forward::{Caller, Router};
-use crate::sight::Sight;
+use crate::visibility::Visibility;
 
 /// First port for rendezvous; above the range that systems give out by themselves.
 const RENDEZVOUS_PORT_FIRST: u32 = 61_440;
@@ -51,18 +51,21 @@ pub(crate) fn job(
     id: JobId,
     row: &JobRow,
     spec: &JobSpec,
-    (detail, sight): (Detail, Sight),
+    (detail, visibility): (Detail, Visibility),
 ) -> v1::Job {
-    sight.job(view, &spec.tenant, whole(view, id, row, spec, detail))
+    visibility.job(view, &spec.tenant, whole(view, id, row, spec, detail))
 }
 
 fn whole(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail) -> v1::Job {
     let full = detail == Detail::Full;
-    let metadata = view.metadata(id);
+    let metadata = view.carried(id);
     let texts = |of: fn(&JobMetadata) -> &BTreeMap<String, String>| {
         metadata.map(|said| of(said).clone().into_iter().collect()).unwrap_or_default()
     };
-    let contract = view.contract(id).map(|said| &**said);
+    let contract = view.agreed(id).map(|said| &**said);
+    // Submitted again, a member is an array of this index alone.
+    let alone =
+        |member: ArrayMember| v1::JobArray { indices: member.index.to_string(), ..Default::default() };
     v1::Job {
         id: id.to_string(),
         name: spec.name.to_string(),
@@ -71,12 +74,13 @@ fn whole(view: &State, id: JobId, row: &JobRow, spec: &JobSpec, detail: Detail) 
         annotations: if full { texts(|said| &said.annotations) } else { HashMap::new() },
         creator: metadata.map_or(ANONYMOUS, |said| said.creator()).to_owned(),
         array: spec.array.map(|member| v1::ArrayMember {
-            array_id: ArrayId::of_member(id, member.index).to_string(),
+            array_id: ArrayId::of_member(id, member.ordinal).to_string(),
             index: member.index,
             size: member.size,
+            ordinal: member.ordinal,
         }),
         etag: format!("{}-{}", view.generation(), row.changed_at),
-        spec: full.then(|| job_spec_to_proto(spec, contract)),
+        spec: full.then(|| v1::JobSpec { array: spec.array.map(alone), ..job_spec_to_proto(spec, contract) }),
         status: Some(status(view, id, row, spec, detail)),
         redacted: false,
     }
@@ -192,39 +196,6 @@ pub(crate) fn estimate(estimate: &muster_journal::Estimate) -> v1::Estimate {
     }
 }
 
-/// A job with the reason why it waits, when it does, as it is shown to a caller; none when there is no such job.
-pub(crate) async fn job_explained(
-    router: &Router,
-    view: &Reading,
-    id: JobId,
-    caller: Caller,
-) -> Result<Option<v1::Job>, Refusal> {
-    let (Some(row), Some(spec)) = (view.job(id), view.spec(id)) else { return Ok(None) };
-    let mut message = job(view, id, row, spec, (Detail::Full, caller.sight()));
-    if row.phase != Phase::Pending {
-        return Ok(Some(message));
-    }
-    let _turn = router.costly(caller.account()).await?;
-    if let Some((reason, sentence)) = router.engine().explain_briefly(view, id).await? {
-        let status = message.status_mut();
-        status.reason = reason.code().to_owned();
-        status.message = sentence;
-    }
-    Ok(Some(message))
-}
-
-/// The same after a change of the job that is durable already: what cannot be explained now is shown without an
-/// explanation, because a refusal would say that nothing had been changed.
-pub(crate) async fn job_after_change(
-    router: &Router,
-    view: &Reading,
-    id: JobId,
-    caller: Caller,
-) -> Option<v1::Job> {
-    let plain = || Some(job(view, id, view.job(id)?, view.spec(id)?, (Detail::Full, caller.sight())));
-    job_explained(router, view, id, caller).await.unwrap_or_else(|_| plain())
-}
-
 pub(crate) fn phase_of(phase: &Phase) -> v1::JobPhase {
     match phase {
         Phase::Pending => v1::JobPhase::Pending,
@@ -249,7 +220,7 @@ fn straggles((rank, slow): (&u32, &Straggler)) -> String {
     format!("runs; rank {rank} takes {whole}.{tenths} times as long for a step as its gang")
 }
 
-/// Reason and sentence of where a job is in its life, without asking the planner.
+/// Reason and sentence of the phase a job is in, without asking the planner.
 pub(crate) fn status_of(view: &State, id: JobId, row: &JobRow) -> (String, String) {
     let recovery = view.recovery(id);
     let failed = recovery.and_then(|known| known.last.as_ref()).map(|last| failed_so(view, last));
@@ -268,9 +239,19 @@ pub(crate) fn status_of(view: &State, id: JobId, row: &JobRow) -> (String, Strin
     (code.to_owned(), text)
 }
 
+/// The same of a member of an array that has no row among the jobs: the array knows who ended what was left of it.
+fn cancelled_with_array(view: &State, id: JobId, row: &JobRow) -> Option<(String, String)> {
+    if row.phase != Phase::Finished(Outcome::Cancelled) || view.job(id).is_some() {
+        return None;
+    }
+    let (array, _) = view.array_of(id)?;
+    let by = view.array(array)?.cancelled_by.as_ref()?;
+    Some(("CANCELLED".to_owned(), format!("{by} cancelled the members of {array} that were not created")))
+}
+
 /// Reason and sentence where somebody has asked for what the job does.
 fn controlled(view: &State, id: JobId, row: &JobRow) -> Option<(String, String)> {
-    let control = view.control(id)?;
+    let Some(control) = view.control(id) else { return cancelled_with_array(view, id, row) };
     let who = |by: &Option<Requester>| by.as_ref().map_or_else(|| "a user".to_owned(), Requester::to_string);
     let (code, text) = match (&row.phase, &control.hold) {
         (Phase::Pending, Some(hold)) if row.held && !row.cancel_requested => {
@@ -297,9 +278,11 @@ fn controlled(view: &State, id: JobId, row: &JobRow) -> Option<(String, String)>
 
 fn status_of_row(id: JobId, row: &JobRow, phase: &Phase) -> (String, String) {
     let (code, text) = match phase {
-        Phase::Pending if row.promise.is_some() => {
-            ("PREEMPTING", "others are making room for it; it starts once they have stopped".to_owned())
-        }
+        Phase::Pending if row.promise.is_some() => (
+            "PREEMPTING",
+            "capacity is promised to it; it starts once the jobs that hold that capacity have stopped"
+                .to_owned(),
+        ),
         Phase::Pending if row.attempt == 0 && !row.released => (
             "NOT_RELEASED",
             "waits for the jobs that it depends on, or for the time that it names".to_owned(),
@@ -328,10 +311,10 @@ fn status_of_row(id: JobId, row: &JobRow, phase: &Phase) -> (String, String) {
         }
         Phase::Stopping(StopCause::Deadline) => ("STOPPING_DEADLINE", "its deadline has passed".to_owned()),
         Phase::Stopping(StopCause::Rearranged(RearrangeCause::Preempted { by })) => {
-            ("STOPPING_PREEMPTED", format!("it makes room for {by}, which goes before it"))
+            ("STOPPING_PREEMPTED", format!("it is preempted by {by}, which goes before it"))
         }
         Phase::Stopping(StopCause::Rearranged(RearrangeCause::Moved { by })) => {
-            ("STOPPING_MOVED", format!("it goes on elsewhere, so that {by} finds room"))
+            ("STOPPING_MOVED", format!("it goes on elsewhere, so that {by} can start"))
         }
         Phase::Stopping(StopCause::Rearranged(RearrangeCause::Resized)) => {
             ("STOPPING_RESIZED", "it goes on with another number of workers".to_owned())
@@ -550,6 +533,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
         working_directory: spec.working_directory.clone().unwrap_or_default(),
         array_index: spec.array.map(|a| a.index),
         array_size: spec.array.map(|a| a.size),
+        array_ordinal: spec.array.map(|a| a.ordinal),
         region: placement.region.to_string(),
         cluster: placement.cluster.to_string(),
         launch: contract.launch.to_string(),

@@ -13,7 +13,7 @@ const KEPT_BYTES_MAX: usize = 8 << 20;
 const KEPT_MAX: usize = 4_096;
 
 #[derive(Default)]
-struct Kept {
+struct CachedChanges {
     /// By place: a place has one change.
     changes: BTreeMap<WatchPosition, Bytes>,
     bytes: usize,
@@ -22,7 +22,7 @@ struct Kept {
 /// What was rendered for one kind of watch.
 #[derive(Default)]
 pub(crate) struct Rendered {
-    kept: RwLock<Kept>,
+    kept: RwLock<CachedChanges>,
 }
 
 impl Rendered {

@@ -1,7 +1,7 @@
 //! One replica for tests: consensus on a log in memory, no network between replicas.
 
 use muster_consensus::{Consensus, ConsensusConfig, ReplicaNode, SnapshotPolicy, Timing};
-use muster_decider::Founding;
+use muster_decider::BootstrapConfig;
 use muster_engine::{Engine, EngineConfig, ReplicaInfo, replicated};
 use muster_store::{MemoryDisk, ReplicaStore, SnapshotStore, StoreOptions};
 use muster_types::{ClusterId, LogIndex, Name, Parameters, ReplicaId};
@@ -12,10 +12,10 @@ pub(crate) const CLUSTER: ClusterId = ClusterId(0xa71);
 
 /// A replica that is in no cluster: nobody leads.
 pub(crate) async fn engine_alone() -> Engine {
-    engine_of(Founding::new(CLUSTER, Parameters::DEFAULT)).await
+    engine_of(BootstrapConfig::new(CLUSTER, Parameters::DEFAULT)).await
 }
 
-async fn engine_of(founding: Founding) -> Engine {
+async fn engine_of(founding: BootstrapConfig) -> Engine {
     let options = StoreOptions::small();
     let snapshots = SnapshotStore::memory(&options);
     let store = ReplicaStore::in_memory(MemoryDisk::default(), snapshots, options).expect("memory opens");
@@ -42,9 +42,9 @@ pub(crate) async fn leader() -> Engine {
 
 /// The same with certificates.
 pub(crate) async fn leader_with_certificates() -> Engine {
-    let founding = Founding {
+    let founding = BootstrapConfig {
         admission: muster_types::AdmissionMode::Pinned,
-        ..Founding::new(CLUSTER, Parameters::DEFAULT)
+        ..BootstrapConfig::new(CLUSTER, Parameters::DEFAULT)
     };
     lead(engine_of(founding).await).await
 }

@@ -21,12 +21,10 @@ use tonic::transport::Server;
 
 use crate::admin_service::Admin;
 use crate::cluster_service::Clusters;
-use crate::config::ApiConfig;
 use crate::drill_service::DrillCalls;
 use crate::drills::Drills;
 use crate::facts::hears_leader;
 use crate::fleet_service::{Fleet, Probes};
-use crate::forward::Router;
 use crate::guard::GuardLayer;
 use crate::job_service::Jobs;
 use crate::log_service::{Archives, Logs};
@@ -34,6 +32,7 @@ use crate::measure::MeasureLayer;
 use crate::node_service::Nodes;
 use crate::policy_service::Policies;
 use crate::queue_service::Queues;
+use crate::shared::Shared;
 use crate::watcher::Watches;
 
 /// Why the services ended.
@@ -83,15 +82,15 @@ const PUBLIC_SERVICES: [&str; 12] = [
 /// # Errors
 /// When the listener fails.
 pub async fn serve(
-    engine: Engine,
-    config: ApiConfig,
+    shared: Shared,
     metrics: ReplicaMetrics,
-    security: Security,
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), ServeError> {
+    let Shared { router, unwritten } = shared;
+    let (engine, config, security) = (router.engine().clone(), router.config(), router.security().clone());
     let incoming = security.accept(listener, config.accept);
-    let router = Router::new(engine.clone(), config, security.clone());
+    crate::measure::begin(&metrics);
     let watches = Watches::new();
     let revocations = tokio::spawn(follow_revocations(engine.clone(), security.clone()));
     let traffic = engine.consensus().traffic().clone();
@@ -109,13 +108,13 @@ pub async fn serve(
         .http2_keepalive_timeout(Some(Duration::from_secs(4)))
         .concurrency_limit_per_connection(config.calls_per_connection_max)
         .max_concurrent_streams(config.streams_per_connection_max)
-        .layer(MeasureLayer(metrics))
-        .layer(GuardLayer::new(config.calls, config.message_bytes_max, traffic, leads))
+        .layer(MeasureLayer(metrics.clone()))
+        .layer(GuardLayer::new(config.calls, config.message_bytes_max, traffic, leads, unwritten))
         .add_service(health_service)
         .add_service(reflection_v1()?)
         .add_service(reflection_v1alpha()?)
         .add_service(
-            JobServiceServer::new(Jobs::new(router.clone(), watches.clone()))
+            JobServiceServer::new(Jobs::new(router.clone(), watches.clone(), metrics))
                 .max_decoding_message_size(limit),
         )
         .add_service(
@@ -191,7 +190,7 @@ async fn report_health(engine: Engine, health: tonic_health::server::HealthRepor
         let is_founded = engine.view().cluster().is_some();
         let services = [
             ("muster.leader", leads),
-            ("muster.write", if leads { !engine.lacks_room() } else { hears_leader && is_back }),
+            ("muster.write", if leads { !engine.lacks_space() } else { hears_leader && is_back }),
             ("muster.read", is_founded && is_back),
         ];
         for ((service, serves), before) in services.into_iter().zip(&mut reported) {

@@ -1,8 +1,8 @@
-//! Shares of what there is only so much of: one account never has all of it.
+//! Shares of what is limited: one account never has all of it.
 //!
-//! An account that is not an operator's may hold as much as is left beside it, and no more than a fixed most: alone it
-//! gets half, two that take all they can get a third each, and whoever comes next still finds something. A last part is
-//! kept for operators, so that they can look at what fills the rest.
+//! An account that is not an operator's may hold as much as is left free, and no more than a fixed most: alone it gets
+//! half, two that take all they can get a third each, and the next account still finds something. A last part is kept
+//! for operators, so that they can look at what fills the rest.
 //!
 //! **Invariant:** nothing is kept of an account that holds nothing.
 
@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
 
-/// What is kept for operators: a part of so many.
+/// What is kept for operators: one part of this many.
 const RESERVE_PART: u64 = 16;
 
 /// For whom something is counted: a tenant, however many certificates its users have, or the holder of a certificate.
@@ -57,7 +57,7 @@ struct Held {
     each: HashMap<Account, u64>,
 }
 
-/// Something of which there is so much.
+/// Something of which there is a limited amount.
 #[derive(Clone, Debug)]
 pub(crate) struct Pool {
     total: u64,
@@ -65,15 +65,15 @@ pub(crate) struct Pool {
     held: Arc<Mutex<Held>>,
 }
 
-/// A part of it, for as long as it lives.
+/// A part of it, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Share {
+pub(crate) struct PoolPermit {
     held: Arc<Mutex<Held>>,
     account: Account,
     amount: u64,
 }
 
-impl Drop for Share {
+impl Drop for PoolPermit {
     fn drop(&mut self) {
         let mut held = self.held.lock();
         held.all -= self.amount;
@@ -87,13 +87,18 @@ impl Drop for Share {
 }
 
 impl Pool {
-    /// So much in all, and at most so much for each account.
+    /// This much in all, and at most `each_max` for each account.
     pub(crate) fn new(total: u64, each_max: u64) -> Pool {
         Pool { total, each_max, held: Arc::default() }
     }
 
+    #[cfg(test)]
+    pub(crate) fn held(&self) -> u64 {
+        self.held.lock().all
+    }
+
     /// A part of it; none where the account has as much as it may.
-    pub(crate) fn enter(&self, account: Account, amount: u64) -> Option<Share> {
+    pub(crate) fn enter(&self, account: Account, amount: u64) -> Option<PoolPermit> {
         let mut held = self.held.lock();
         let own = held.each.get(&account).copied().unwrap_or(0).saturating_add(amount);
         let all = held.all.saturating_add(amount);
@@ -110,7 +115,7 @@ impl Pool {
         if amount > 0 {
             held.each.insert(account, own);
         }
-        Some(Share { held: Arc::clone(&self.held), account, amount })
+        Some(PoolPermit { held: Arc::clone(&self.held), account, amount })
     }
 }
 
@@ -130,7 +135,7 @@ impl<K> Default for Tallies<K> {
     }
 }
 
-/// One of them, for as long as it lives.
+/// One of them, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Tally<K: Copy + Eq + Hash> {
     of: Tallies<K>,
@@ -186,7 +191,7 @@ mod tests {
     }
 
     /// As much as it gets, one by one.
-    fn take_all(pool: &Pool, account: Account) -> Vec<Share> {
+    fn take_all(pool: &Pool, account: Account) -> Vec<PoolPermit> {
         std::iter::from_fn(|| pool.enter(account, 1)).collect()
     }
 
@@ -211,8 +216,8 @@ mod tests {
     #[test]
     fn each_has_its_own_tally() {
         let tallies = Tallies::default();
-        let first = tallies.enter("a", 2).expect("there is room");
-        let _second = tallies.enter("a", 2).expect("there is room");
+        let first = tallies.enter("a", 2).expect("the first of two");
+        let _second = tallies.enter("a", 2).expect("the second of two");
         assert!(tallies.enter("a", 2).is_none());
         let _other = tallies.enter("b", 2).expect("another");
         drop(first);
@@ -231,7 +236,7 @@ mod tests {
             Account::of(&named(Role::Client(short("eve"))))
         );
         let pool = Pool::new(1_000, 3);
-        let held = [(); 3].map(|()| pool.enter(Account::of(&named(user("ada"))), 1).expect("there is room"));
+        let held = [(); 3].map(|()| pool.enter(Account::of(&named(user("ada"))), 1).expect("three fit"));
         assert!(pool.enter(Account::of(&named(user("eve"))), 1).is_none());
         drop(held);
         assert!(pool.enter(Account::of(&named(user("eve"))), 3).is_some());

@@ -1,21 +1,24 @@
 //! Many submissions over one stream.
 //!
 //! A call costs both sides more than most submissions do: headers, trailers, a task and a few wake-ups each.
-//! A stream pays that once. What it carries is the same: every message is a submission with a request id of
-//! its own, checked, decided and made durable like a call, and answered as soon as that call would be.
+//! A stream pays that once. What it carries is the same: every message is a submission with its own request id,
+//! checked, decided and made durable like a call, and answered as soon as that call would be.
 //!
 //! **Invariant:** a submission is answered at most once, and one that is not answered may be repeated
 //! under its request id.
 
 use futures::stream::{BoxStream, FuturesUnordered};
 use futures::{Stream, StreamExt};
+use muster_metrics::ReplicaMetrics;
 use muster_types::{Refusal, RefusalCode};
 use muster_wire::status::to_status;
 use muster_wire::v1;
 use muster_wire::v1::submit_stream_response::Outcome;
+use std::time::Instant;
 use tonic::{Response, Status, Streaming};
 
 use crate::forward::Router;
+use crate::measure::count_streamed;
 
 /// Submissions of one stream that may be under way: as many as calls of one connection. More are left
 /// in the connection's flow control, where they hold up their sender.
@@ -52,6 +55,7 @@ fn answered(sequence: u64, outcome: Result<v1::SubmitJobResponse, Status>) -> v1
 
 struct Submissions<S, F> {
     router: Router,
+    metrics: ReplicaMetrics,
     inbound: Streaming<v1::SubmitStreamRequest>,
     submit: S,
     under_way: FuturesUnordered<F>,
@@ -59,9 +63,10 @@ struct Submissions<S, F> {
     open: bool,
 }
 
-/// Answers to what comes in, each made by `submit`. Polled by whoever sends them: no task of its own.
+/// Answers to what comes in, each made by `submit` and counted. The task that sends them polls this: it needs no other.
 pub(crate) fn answers<S, F>(
     router: Router,
+    metrics: ReplicaMetrics,
     inbound: Streaming<v1::SubmitStreamRequest>,
     submit: S,
 ) -> BoxStream<'static, Result<v1::SubmitStreamResponse, Status>>
@@ -69,7 +74,9 @@ where
     S: Fn(v1::SubmitJobRequest) -> F + Send + 'static,
     F: Future<Output = Result<v1::SubmitJobResponse, Status>> + Send + 'static,
 {
+    let counted = metrics.clone();
     let submit = move |message: v1::SubmitStreamRequest| {
+        let (begun, metrics) = (Instant::now(), metrics.clone());
         let sequence = message.sequence;
         let outcome = message.submission.map(&submit);
         async move {
@@ -80,10 +87,12 @@ where
                     "must be given",
                 )]))),
             };
+            count_streamed(&metrics, begun, &outcome);
             answered(sequence, outcome)
         }
     };
-    let submissions = Submissions { router, inbound, submit, under_way: FuturesUnordered::new(), open: true };
+    let under_way = FuturesUnordered::new();
+    let submissions = Submissions { router, metrics: counted, inbound, submit, under_way, open: true };
     unfold(submissions).boxed()
 }
 
@@ -128,7 +137,11 @@ where
                 Some(answer) = self.under_way.next() => return Some(Ok(answer)),
                 () = self.router.engine().stopping() => {
                     let text = "this replica stops; repeat what was not answered at another";
-                    return Some(Err(to_status(&Refusal::new(RefusalCode::ReplicaStopping, text))));
+                    let stopping = to_status(&Refusal::new(RefusalCode::ReplicaStopping, text));
+                    let answer: Result<(), Status> = Err(stopping.clone());
+                    // A call would have been told so.
+                    (0..self.under_way.len()).for_each(|_| count_streamed(&self.metrics, Instant::now(), &answer));
+                    return Some(Err(stopping));
                 }
             }
         }

@@ -25,7 +25,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
 
 use crate::sample::{self, CLUSTER};
-use crate::{ApiConfig, ServeError, serve};
+use crate::{ApiConfig, ServeError, Shared, serve};
 
 mod filters;
 mod following;
@@ -33,6 +33,10 @@ mod nodes;
 mod policies;
 mod queues;
 mod shapes;
+mod stored_requests;
+mod web;
+mod web_bounds;
+mod web_times;
 
 async fn guarded<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(Duration::from_secs(30), future).await {
@@ -65,34 +69,30 @@ fn past(moment: Option<Moment>) -> v1::ReadOptions {
     state(State::Past(v1::PastState { moment }))
 }
 
-struct Served {
+struct TestServer {
     engine: muster_engine::Engine,
+    metrics: muster_metrics::ReplicaMetrics,
     channel: Channel,
     stop: oneshot::Sender<()>,
     task: tokio::task::JoinHandle<Result<(), ServeError>>,
 }
 
-impl Served {
-    async fn of(engine: muster_engine::Engine) -> Served {
+impl TestServer {
+    async fn of(engine: muster_engine::Engine) -> TestServer {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address: SocketAddr = listener.local_addr().expect("it has one");
         let (stop, stopped) = oneshot::channel::<()>();
         let stopped = async move { drop(stopped.await) };
-        let task = tokio::spawn(serve(
-            engine.clone(),
-            ApiConfig::DEFAULT,
-            muster_metrics::ReplicaMetrics::default(),
-            Security::Plaintext,
-            listener,
-            stopped,
-        ));
+        let metrics = muster_metrics::ReplicaMetrics::default();
+        let shared = Shared::new(engine.clone(), ApiConfig::DEFAULT, Security::Plaintext);
+        let task = tokio::spawn(serve(shared, metrics.clone(), listener, stopped));
         let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address");
         let channel = guarded("a connection", endpoint.connect()).await.expect("it listens");
-        Served { engine, channel, stop, task }
+        TestServer { engine, metrics, channel, stop, task }
     }
 
-    async fn start() -> Served {
-        Served::of(sample::leader().await).await
+    async fn start() -> TestServer {
+        TestServer::of(sample::leader().await).await
     }
 
     fn jobs(&self) -> JobServiceClient<Channel> {
@@ -176,7 +176,7 @@ fn refused<T>(result: Result<T, Status>) -> Refused {
 #[tokio::test]
 async fn every_call_of_the_public_services_is_answered_by_this_server() {
     use prost::Message;
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let all = prost_types::FileDescriptorSet::decode(muster_wire::DESCRIPTORS).expect("they are descriptors");
     let mut methods = Vec::new();
     let is_served = |package: &str| package.starts_with("muster.") && package != "muster.raft.v1";
@@ -212,7 +212,7 @@ async fn every_call_of_the_public_services_is_answered_by_this_server() {
 
 #[tokio::test]
 async fn a_write_is_read_at_once_and_its_repetition_is_its_answer() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let (_send, _session) = served.agent().await;
     let answer = served.submit(ONE, "a").await.expect("it is taken");
     let again = served.submit(ONE, "a").await.expect("it is repeated");
@@ -230,7 +230,7 @@ async fn a_write_is_read_at_once_and_its_repetition_is_its_answer() {
 
 #[tokio::test]
 async fn checking_only_says_what_a_submission_would_and_changes_nothing() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let check = || v1::SubmitJobRequest { validate_only: true, ..submission(ONE, "a") };
     let verdict = guarded("a check", served.jobs().submit_job(check())).await;
     assert_eq!(refused(verdict).code, Some(RefusalCode::NeverFits));
@@ -243,7 +243,7 @@ async fn checking_only_says_what_a_submission_would_and_changes_nothing() {
 
 #[tokio::test]
 async fn a_policy_is_set_once_compared_and_shown() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let mut policies = PolicyServiceClient::new(served.channel.clone());
     let first = guarded("a read", policies.get_policy(v1::GetPolicyRequest::default())).await;
     let first = first.expect("every cluster has one").into_inner();
@@ -281,7 +281,7 @@ async fn a_policy_is_set_once_compared_and_shown() {
 
 #[tokio::test]
 async fn plans_and_explanations_say_where_and_why_and_change_nothing() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let plan = || v1::PlanJobRequest { job: submission(ONE, "a").job, read: None };
     let explained = guarded("a plan", served.jobs().plan_job(plan())).await.expect("it is answered");
     let explanation = explained.into_inner().explanation.expect("it says");
@@ -289,7 +289,7 @@ async fn plans_and_explanations_say_where_and_why_and_change_nothing() {
     let (_send, _session) = served.agent().await;
     let explained = guarded("a plan", served.jobs().plan_job(plan())).await.expect("it is answered");
     let explanation = explained.into_inner().explanation.expect("it says");
-    let place = explanation.placement.expect("there is room");
+    let place = explanation.placement.expect("there is capacity");
     assert_eq!(
         (place.region.as_str(), place.cluster.as_str(), place.accelerator_type.as_str()),
         ("eu", "eu-1", "h100")
@@ -300,7 +300,7 @@ async fn plans_and_explanations_say_where_and_why_and_change_nothing() {
     assert_eq!((nodes.registered, nodes.fit, explanation.clusters[0].total_devices), (1, 1, 8));
     assert_eq!(served.engine.view().jobs().len(), 0, "nothing was submitted");
 
-    // One that waits: it asks for more than is free beside the one that runs.
+    // One that waits: it asks for more than the one that runs leaves free.
     let wide = |id: &str, name: &str, count| {
         let mut request = submission(id, name);
         let groups = &mut request.job.as_mut().expect("it has one").spec_mut().groups;
@@ -348,7 +348,7 @@ async fn plans_and_explanations_say_where_and_why_and_change_nothing() {
 
 #[tokio::test]
 async fn the_leader_knows_what_it_reserves_now_and_nobody_what_was_reserved_before() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let (_send, _session) = served.agent().await;
     let whole = |id: &str, name: &str| {
         let mut request = submission(id, name);
@@ -396,7 +396,7 @@ async fn the_leader_knows_what_it_reserves_now_and_nobody_what_was_reserved_befo
         }
     });
     assert!(!past.await.explanation.expect("it says").knows_reservations);
-    let alone = Served::of(sample::engine_alone().await).await;
+    let alone = TestServer::of(sample::engine_alone().await).await;
     let plan = v1::PlanJobRequest { job: submission(ONE, "plan").job, read: Some(any()) };
     let plan = guarded("a plan", alone.jobs().plan_job(plan)).await.expect("it is answered").into_inner();
     assert!(!plan.explanation.expect("it says").knows_reservations, "it has never led");
@@ -404,7 +404,7 @@ async fn the_leader_knows_what_it_reserves_now_and_nobody_what_was_reserved_befo
 
 #[tokio::test]
 async fn only_the_current_placement_commits_a_checkpoint() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let (send, _session) = served.agent().await;
     let job_id = served.submit(ONE, "a").await.expect("it is taken").job_ids.remove(0);
     let id: JobId = job_id.parse().expect("an id");
@@ -449,7 +449,7 @@ async fn only_the_current_placement_commits_a_checkpoint() {
 
 #[tokio::test]
 async fn tokens_that_cannot_be_used_name_their_field_and_those_of_the_future_do_not() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let filter = filter_digest(["jobs"]);
     let generation = 1;
     let watch = |resume_token: String| async {
@@ -481,7 +481,7 @@ async fn tokens_that_cannot_be_used_name_their_field_and_those_of_the_future_do_
 
 #[tokio::test]
 async fn an_index_that_nobody_has_reached_is_waited_for_and_then_refused() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let far = v1::GetStatusRequest { read: at_least(1 << 40) };
     let mut cluster = ClusterServiceClient::new(served.channel.clone());
     let refused = refused(guarded("a read", cluster.get_status(far)).await);
@@ -493,7 +493,7 @@ async fn an_index_that_nobody_has_reached_is_waited_for_and_then_refused() {
 
 #[tokio::test]
 async fn pages_hold_every_job_once() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let (_send, _session) = served.agent().await;
     for n in 1..=7 {
         let id = format!("00000000-0000-4000-8000-{n:012}");
@@ -516,7 +516,7 @@ async fn pages_hold_every_job_once() {
 
 #[tokio::test]
 async fn a_watch_shows_the_present_then_each_change_and_names_nodes_that_came_later() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let watch = guarded("a watch", served.jobs().watch_jobs(v1::WatchJobsRequest::default())).await;
     let mut events = watch.expect("it opens").into_inner();
     let first = guarded("the present", events.message()).await.expect("it stands").expect("an event");
@@ -539,7 +539,7 @@ async fn a_watch_shows_the_present_then_each_change_and_names_nodes_that_came_la
 
 #[tokio::test]
 async fn the_server_ends_although_watches_and_sessions_are_open() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let (_send, mut session) = served.agent().await;
     let watch = guarded("a watch", served.jobs().watch_jobs(v1::WatchJobsRequest::default())).await;
     let mut events = watch.expect("it opens").into_inner();
@@ -565,7 +565,7 @@ async fn the_server_ends_although_watches_and_sessions_are_open() {
 
 #[tokio::test]
 async fn wrong_read_options_are_refused_by_every_read_with_their_fields() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let mut jobs = served.jobs();
     let mut cluster = ClusterServiceClient::new(served.channel.clone());
     let mut fleet = FleetServiceClient::new(served.channel.clone());
@@ -603,7 +603,7 @@ async fn wrong_read_options_are_refused_by_every_read_with_their_fields() {
 
 #[tokio::test]
 async fn a_page_token_goes_on_under_any_read_options() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let (_send, _session) = served.agent().await;
     for n in 1..=4 {
         let id = format!("00000000-0000-4000-8000-{n:012}");
@@ -623,12 +623,12 @@ async fn a_page_token_goes_on_under_any_read_options() {
 
 #[tokio::test]
 async fn a_confirmed_answer_says_how_old_it_may_be_and_one_of_the_past_needs_an_archive() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let mut cluster = ClusterServiceClient::new(served.channel.clone());
     let read = Some(linearizable());
     let began = std::time::Instant::now();
     let status = guarded("a read", cluster.get_status(v1::GetStatusRequest { read })).await;
-    let fresh = status.expect("the replica leads").into_inner().freshness.expect("it says so");
+    let fresh = status.expect("the replica leads").into_inner().freshness.expect("it is stated");
     assert!(fresh.log_index > 0 && fresh.log_time.is_some(), "{fresh:?}");
     let staleness = span_ms(fresh.staleness).expect("it was just proved");
     assert!(u128::from(staleness) <= began.elapsed().as_millis() + 1, "no older than the read");
@@ -641,7 +641,7 @@ async fn a_confirmed_answer_says_how_old_it_may_be_and_one_of_the_past_needs_an_
 
 #[tokio::test]
 async fn without_a_leader_reads_are_answered_or_refused_before_their_caller_gives_up() {
-    let served = Served::of(sample::engine_alone().await).await;
+    let served = TestServer::of(sample::engine_alone().await).await;
     let read = |read: Option<v1::ReadOptions>| {
         let mut cluster = ClusterServiceClient::new(served.channel.clone());
         let mut request = Request::new(v1::GetStatusRequest { read });
@@ -649,7 +649,7 @@ async fn without_a_leader_reads_are_answered_or_refused_before_their_caller_give
         async move { guarded("a read", cluster.get_status(request)).await }
     };
     let status = read(None).await.expect("there is a state, however old").into_inner();
-    let fresh = status.freshness.expect("it says so");
+    let fresh = status.freshness.expect("it is stated");
     assert_eq!((fresh.staleness, fresh.leader_id), (None, 0), "nothing is proved");
     let stale = refused(read(Some(bounded(1_000))).await);
     assert_eq!((stale.code, stale.grpc), (Some(RefusalCode::TooStale), Code::Unavailable));
@@ -668,7 +668,7 @@ async fn a_read_that_says_nothing_of_the_state_is_a_safe_one() {
         request.set_timeout(Duration::from_millis(1_500));
         request
     }
-    let served = Served::of(sample::engine_alone().await).await;
+    let served = TestServer::of(sample::engine_alone().await).await;
     let (mut jobs, mut fleet) = (served.jobs(), FleetServiceClient::new(served.channel.clone()));
     let job_id = JobId(1).to_string();
     let empty = Some(v1::ReadOptions::default());
@@ -690,7 +690,7 @@ async fn a_read_that_says_nothing_of_the_state_is_a_safe_one() {
 
 #[tokio::test]
 async fn a_stream_answers_each_submission_as_a_call_would() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let _agent = served.agent().await;
     let stream = |submissions: Vec<v1::SubmitStreamRequest>| {
         let mut jobs = served.jobs();
@@ -737,4 +737,16 @@ async fn a_stream_answers_each_submission_as_a_call_would() {
     assert_eq!(refused(9).code, Some(RefusalCode::RequestIdReused));
     assert_eq!(refused(10).violations[0].field, "job");
     assert_eq!(refused(11).violations[0].field, "submission");
+    // Each is counted like a call, next to the two streams.
+    let text = served.metrics.scrape(muster_metrics::ReplicaFacts::default());
+    let method = "muster.v1beta1.JobService/SubmitStream/submission";
+    for (series, wanted) in [
+        (format!("muster_grpc_calls_total{{method=\"{method}\",code=\"OK\"}}"), 2),
+        (format!("muster_grpc_calls_total{{method=\"{method}\",code=\"INVALID_ARGUMENT\"}}"), 3),
+        (format!("muster_grpc_call_duration_seconds_count{{method=\"{method}\"}}"), 5),
+        ("muster_refusals_total{reason=\"REQUEST_ID_REUSED\"}".to_owned(), 1),
+        ("muster_refusals_total{reason=\"INVALID_FIELD\"}".to_owned(), 2),
+    ] {
+        assert!(text.contains(&format!("{series} {wanted}\n")), "{series} is not {wanted}: {text}");
+    }
 }

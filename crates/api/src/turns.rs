@@ -14,7 +14,7 @@ use crate::shares::Account;
 #[derive(Debug)]
 struct Waiting {
     amount: usize,
-    caller: oneshot::Sender<Turn>,
+    caller: oneshot::Sender<QueuePermit>,
 }
 
 #[derive(Debug)]
@@ -48,15 +48,15 @@ impl Line {
 #[derive(Clone, Debug)]
 pub(crate) struct Turns(Arc<Mutex<Line>>);
 
-/// A place, for as long as it lives.
+/// A place, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct QueuePermit {
     turns: Option<Turns>,
     account: Account,
     amount: usize,
 }
 
-impl Drop for Turn {
+impl Drop for QueuePermit {
     fn drop(&mut self) {
         if let Some(turns) = self.turns.take() {
             turns.give_back(self.account, self.amount);
@@ -82,7 +82,12 @@ impl Turns {
 
     /// Waits for this number of places; more than there are in all counts as all of them. `None` when the account already has
     /// `waiting_max` callers that wait.
-    pub(crate) async fn enter(&self, account: Account, amount: usize, waiting_max: usize) -> Option<Turn> {
+    pub(crate) async fn enter(
+        &self,
+        account: Account,
+        amount: usize,
+        waiting_max: usize,
+    ) -> Option<QueuePermit> {
         let waits = {
             let mut line = self.lock();
             let (caller, receiver) = oneshot::channel();
@@ -131,7 +136,7 @@ impl Turns {
                 line.accounts.push_back((account, own));
             }
             let Some(Waiting { amount, caller }) = next else { continue };
-            match caller.send(Turn { turns: Some(self.clone()), account, amount }) {
+            match caller.send(QueuePermit { turns: Some(self.clone()), account, amount }) {
                 Ok(()) => {
                     line.free -= amount;
                     *line.held.entry(account).or_default() += amount;
@@ -155,7 +160,7 @@ mod tests {
         Account::Tenant(ShortName::new(name).expect("a name"))
     }
 
-    fn at_once(turns: &Turns, account: Account, amount: usize) -> Option<Turn> {
+    fn at_once(turns: &Turns, account: Account, amount: usize) -> Option<QueuePermit> {
         turns.enter(account, amount, WAITING_MAX).now_or_never().flatten()
     }
 
@@ -203,7 +208,7 @@ mod tests {
         let mut other = Box::pin(turns.enter(quiet, 1, WAITING_MAX));
         assert!(other.as_mut().now_or_never().is_none());
         drop(first);
-        let second = flood.remove(0).now_or_never().flatten().expect("the first in line");
+        let second = flood.remove(0).now_or_never().flatten().expect("the first that waits");
         assert!(other.as_mut().now_or_never().is_none());
         drop(second);
         let turn = other.now_or_never().flatten().expect("the other tenant, before the rest of the flood");

@@ -18,7 +18,7 @@ use tonic::body::Body;
 use tonic::codegen::Bytes;
 
 use crate::shares::Account;
-use crate::turns::Turn;
+use crate::turns::QueuePermit;
 
 /// Bytes of one account that may be unwritten, with one frame more.
 const UNWRITTEN_EACH_MAX: usize = 16 << 20;
@@ -28,11 +28,11 @@ const UNWRITTEN_MAX: usize = 128 << 20;
 /// Memory that an answer has until it is written: among the extensions of a response.
 #[derive(Clone, Debug)]
 pub(crate) struct AnswerMemory {
-    _turn: Arc<Turn>,
+    _turn: Arc<QueuePermit>,
 }
 
 impl AnswerMemory {
-    pub(crate) fn of(turn: Turn) -> AnswerMemory {
+    pub(crate) fn of(turn: QueuePermit) -> AnswerMemory {
         AnswerMemory { _turn: Arc::new(turn) }
     }
 }
@@ -56,6 +56,11 @@ pub(crate) struct Ledger(Arc<Mutex<Held>>);
 impl Ledger {
     fn lock(&self) -> parking_lot::MutexGuard<'_, Held> {
         self.0.lock()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> usize {
+        self.lock().all
     }
 
     /// Whether more may be taken of the account's answers; who may not is woken once something was written.

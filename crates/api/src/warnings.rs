@@ -1,6 +1,6 @@
 //! What an operator should look at, from what the replicas say.
 //!
-//! **Invariant:** the most urgent comes first, and each is said once.
+//! **Invariant:** the most urgent comes first, and each is reported once.
 
 use crate::drills::Held;
 use muster_engine::{LEADERSHIPS_COUNTED_FOR, LocalFacts, PeerReport, ReplicaStatus, Role, Space};
@@ -21,7 +21,7 @@ const LEADERSHIPS_MAX: usize = 6;
 const CERTIFICATE_DAYS_MIN: i64 = 14;
 
 /// What there is to warn about.
-pub(crate) struct Sight<'a> {
+pub(crate) struct ClusterSnapshot<'a> {
     /// The drill that runs, as far as this replica was told.
     pub(crate) drill: Option<&'a Held>,
     pub(crate) status: &'a ReplicaStatus,
@@ -43,66 +43,66 @@ fn joined(words: impl IntoIterator<Item = impl ToString>) -> String {
 }
 
 /// All warnings, the most urgent first.
-pub(crate) fn warnings(sight: &Sight<'_>) -> Vec<v1::ClusterWarning> {
+pub(crate) fn warnings(snapshot: &ClusterSnapshot<'_>) -> Vec<v1::ClusterWarning> {
     let mut all = Vec::new();
-    if sight.records_rejected > 0 {
+    if snapshot.records_rejected > 0 {
         let text = format!(
             "the guard refused {} records of a current leader: a bug, report it with the log",
-            sight.records_rejected
+            snapshot.records_rejected
         );
         all.push(warn("RECORDS_REJECTED", None, text));
     }
-    if let Some(fault) = &sight.facts.decision_fault {
-        let own = sight.status.replica;
+    if let Some(fault) = &snapshot.facts.decision_fault {
+        let own = snapshot.status.replica;
         let text =
             format!("{own} met a broken invariant while it decided, a bug, report it with its log: {fault}");
         all.push(warn("DECISION_FAILED", Some(own), text));
     }
-    if sight.status.role == Role::Leader {
-        quorum(sight, &mut all);
-        members(sight, &mut all);
-        flapping(sight, &mut all);
-        clocks(sight, &mut all);
-        formats(sight, &mut all);
+    if snapshot.status.role == Role::Leader {
+        quorum(snapshot, &mut all);
+        members(snapshot, &mut all);
+        flapping(snapshot, &mut all);
+        clocks(snapshot, &mut all);
+        formats(snapshot, &mut all);
     } else {
-        leader(sight, &mut all);
+        leader(snapshot, &mut all);
     }
-    storage(sight, &mut all);
-    if !sight.slow_beyond.is_empty() {
+    storage(snapshot, &mut all);
+    if !snapshot.slow_beyond.is_empty() {
         let text = format!(
             "checks before starts find the network of {} at fault as well, and as many nodes as may be are kept away for \
              that already: look at the network; `muster probe` measures it",
-            joined(&sight.slow_beyond)
+            joined(&snapshot.slow_beyond)
         );
         all.push(warn("NETWORK_SLOW", None, text));
     }
-    if let Some(text) = archive_damage(sight.status.replica, sight.facts) {
-        all.push(warn("ARCHIVE_DAMAGED", Some(sight.status.replica), text));
+    if let Some(text) = archive_damage(snapshot.status.replica, snapshot.facts) {
+        all.push(warn("ARCHIVE_DAMAGED", Some(snapshot.status.replica), text));
     }
-    if let Some(reason) = &sight.facts.archive_failing {
-        let own = sight.status.replica;
+    if let Some(reason) = &snapshot.facts.archive_failing {
+        let own = snapshot.status.replica;
         let text = format!(
             "the archive of {own} cannot be opened or written: {reason}; nothing is purged from its log meanwhile, so see to it \
              before the disk is full. It is tried again by itself"
         );
         all.push(warn("ARCHIVE_FAILING", Some(own), text));
     }
-    if let Some(reason) = &sight.facts.archive_offload_failing {
-        let own = sight.status.replica;
+    if let Some(reason) = &snapshot.facts.archive_offload_failing {
+        let own = snapshot.status.replica;
         let text = format!(
             "old segments of the archive of {own} cannot be moved away and stay on its disk: {reason}"
         );
         all.push(warn("ARCHIVE_OFFLOAD_FAILING", Some(own), text));
     }
-    if let Some(text) = &sight.facts.retention_cut {
+    if let Some(text) = &snapshot.facts.retention_cut {
         all.push(warn("RETENTION_CUT", None, text.clone()));
     }
-    if let Some(drill) = sight.drill {
-        self::drill(sight.status.replica, drill, &mut all);
+    if let Some(drill) = snapshot.drill {
+        self::drill(snapshot.status.replica, drill, &mut all);
     }
-    if let Some(days) = sight.facts.certificate_days_left.filter(|days| *days < CERTIFICATE_DAYS_MIN) {
-        let text = format!("a certificate of {} runs out in {days} days", sight.status.replica);
-        all.push(warn("CERTIFICATE_EXPIRES", Some(sight.status.replica), text));
+    if let Some(days) = snapshot.facts.certificate_days_left.filter(|days| *days < CERTIFICATE_DAYS_MIN) {
+        let text = format!("a certificate of {} runs out in {days} days", snapshot.status.replica);
+        all.push(warn("CERTIFICATE_EXPIRES", Some(snapshot.status.replica), text));
     }
     all
 }
@@ -163,14 +163,14 @@ fn drill(own: ReplicaId, drill: &Held, all: &mut Vec<v1::ClusterWarning>) {
     }
 }
 
-fn is_silent(sight: &Sight<'_>, id: ReplicaId, silent_ms: Option<u64>) -> bool {
-    id != sight.status.replica && silent_ms.is_none_or(|ms| ms > SILENT_MS_MAX)
+fn is_silent(snapshot: &ClusterSnapshot<'_>, id: ReplicaId, silent_ms: Option<u64>) -> bool {
+    id != snapshot.status.replica && silent_ms.is_none_or(|ms| ms > SILENT_MS_MAX)
 }
 
 /// A replica that follows nobody any more knows only that: whether others have a leader, they say.
-fn leader(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
-    let own = sight.status.replica;
-    let Some(ms) = sight.status.leader_silent_ms.filter(|ms| *ms > SILENT_MS_MAX) else { return };
+fn leader(snapshot: &ClusterSnapshot<'_>, all: &mut Vec<v1::ClusterWarning>) {
+    let own = snapshot.status.replica;
+    let Some(ms) = snapshot.status.leader_silent_ms.filter(|ms| *ms > SILENT_MS_MAX) else { return };
     let text = format!(
         "{own} has heard no leader for {} s: what it shows may be old, and unless others have one nothing is decided",
         ms / 1_000
@@ -178,9 +178,9 @@ fn leader(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
     all.push(warn("NO_LEADER", Some(own), text));
 }
 
-fn quorum(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
-    let voters: Vec<_> = sight.status.members.iter().filter(|member| member.votes).collect();
-    let healthy = voters.iter().filter(|m| !is_silent(sight, m.replica, m.silent_ms)).count();
+fn quorum(snapshot: &ClusterSnapshot<'_>, all: &mut Vec<v1::ClusterWarning>) {
+    let voters: Vec<_> = snapshot.status.members.iter().filter(|member| member.votes).collect();
+    let healthy = voters.iter().filter(|m| !is_silent(snapshot, m.replica, m.silent_ms)).count();
     let (count, needed) = (voters.len(), voters.len() / 2 + 1);
     if healthy < needed {
         let text =
@@ -200,10 +200,10 @@ fn quorum(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
     }
 }
 
-fn members(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
-    for member in sight.status.members.iter().filter(|member| member.replica != sight.status.replica) {
+fn members(snapshot: &ClusterSnapshot<'_>, all: &mut Vec<v1::ClusterWarning>) {
+    for member in snapshot.status.members.iter().filter(|member| member.replica != snapshot.status.replica) {
         let id = member.replica;
-        if is_silent(sight, id, member.silent_ms) {
+        if is_silent(snapshot, id, member.silent_ms) {
             let text = match member.silent_ms {
                 Some(ms) => format!("{id} has not answered for {} s", ms / 1_000),
                 None => format!("{id} has not answered this leader so far"),
@@ -213,24 +213,24 @@ fn members(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
             let lag = member.lag_entries.unwrap_or(0);
             all.push(warn("REPLICA_LAGGING", Some(id), format!("{id} lacks {lag} entries of the log")));
         }
-        let Some(report) = sight.reports.get(&id) else { continue };
+        let Some(report) = snapshot.reports.get(&id) else { continue };
         if report.has_diverged {
             let entry = report.state.map_or(0, |mark| mark.raft_index);
             let text = format!(
                 "the state of {id} behind entry {entry} is another than that of the leader, {}: one of the two answers \
                  wrongly; stop {id} and see `ops/runbooks/diverged-replica.md`",
-                sight.status.replica
+                snapshot.status.replica
             );
             all.push(warn("REPLICA_DIVERGED", Some(id), text));
         }
         if report.rejoining {
-            let text = format!("{id} lost its storage and is being taken in anew: it does not vote yet");
+            let text = format!("{id} lost its storage and is rejoining: it does not vote yet");
             all.push(warn("REPLICA_REJOINING", Some(id), text));
         }
-        if report.generation != sight.generation && sight.generation > 0 && report.generation > 0 {
+        if report.generation != snapshot.generation && snapshot.generation > 0 && report.generation > 0 {
             let text = format!(
-                "{id} is of generation {}, the cluster of {}: begin it anew with an empty folder",
-                report.generation, sight.generation
+                "{id} is of generation {}, the cluster of {}: start it again with an empty directory",
+                report.generation, snapshot.generation
             );
             all.push(warn("GENERATION_DIFFERS", Some(id), text));
         }
@@ -238,8 +238,8 @@ fn members(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
 }
 
 /// Each election costs seconds in which nothing is decided, and agents open their sessions again after it.
-fn flapping(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
-    let (begun, minutes) = (sight.facts.leaderships_begun, LEADERSHIPS_COUNTED_FOR.as_secs() / 60);
+fn flapping(snapshot: &ClusterSnapshot<'_>, all: &mut Vec<v1::ClusterWarning>) {
+    let (begun, minutes) = (snapshot.facts.leaderships_begun, LEADERSHIPS_COUNTED_FOR.as_secs() / 60);
     if begun > LEADERSHIPS_MAX {
         let text = format!(
             "{begun} leaderships began within {minutes} minutes: look for a disk that stalls, a network that loses \
@@ -250,14 +250,14 @@ fn flapping(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
 }
 
 /// Clocks are compared with the middle one of them: the leader's own may be the wrong one.
-fn clocks(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
-    let Some(now) = sight.reports.values().map(|report| report.received_at).max() else { return };
+fn clocks(snapshot: &ClusterSnapshot<'_>, all: &mut Vec<v1::ClusterWarning>) {
+    let Some(now) = snapshot.reports.values().map(|report| report.received_at).max() else { return };
     let clock = |(id, report): (&ReplicaId, &PeerReport)| {
         let is_new =
             now.saturating_duration_since(report.received_at).as_millis() <= u128::from(SILENT_MS_MAX);
         report.unix_ms_at(now).filter(|_| is_new).map(|at| (at, *id))
     };
-    let mut clocks: Vec<(u64, ReplicaId)> = sight.reports.iter().filter_map(clock).collect();
+    let mut clocks: Vec<(u64, ReplicaId)> = snapshot.reports.iter().filter_map(clock).collect();
     clocks.sort_unstable();
     let Some((middle, _)) = clocks.get(clocks.len() / 2).copied() else { return };
     for (at, id) in clocks.into_iter().filter(|(at, _)| at.abs_diff(middle) > SKEW_MS_MAX) {
@@ -270,8 +270,8 @@ fn clocks(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
     }
 }
 
-fn storage(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
-    for (id, report) in sight.reports {
+fn storage(snapshot: &ClusterSnapshot<'_>, all: &mut Vec<v1::ClusterWarning>) {
+    for (id, report) in snapshot.reports {
         let gib = report.storage.free_bytes as f64 / f64::from(1u32 << 30);
         match report.storage.space {
             Space::Enough => {}
@@ -298,19 +298,19 @@ fn storage(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
     }
 }
 
-fn formats(sight: &Sight<'_>, all: &mut Vec<v1::ClusterWarning>) {
-    let members: BTreeSet<ReplicaId> = sight.status.members.iter().map(|member| member.replica).collect();
-    let reports: Vec<&PeerReport> = members.iter().filter_map(|id| sight.reports.get(id)).collect();
+fn formats(snapshot: &ClusterSnapshot<'_>, all: &mut Vec<v1::ClusterWarning>) {
+    let members: BTreeSet<ReplicaId> = snapshot.status.members.iter().map(|member| member.replica).collect();
+    let reports: Vec<&PeerReport> = members.iter().filter_map(|id| snapshot.reports.get(id)).collect();
     let versions: BTreeSet<&str> = reports.iter().map(|report| report.version.as_str()).collect();
     if versions.len() > 1 {
         let text = format!("the replicas run different releases: {}", joined(versions));
         all.push(warn("VERSIONS_DIFFER", None, text));
     }
     let lowest = reports.iter().map(|report| report.format_max).min().unwrap_or(0);
-    if reports.len() == members.len() && lowest > sight.format {
+    if reports.len() == members.len() && lowest > snapshot.format {
         let text = format!(
             "record format {} is in force and every replica reads {lowest}: `muster cluster upgrade` raises it",
-            sight.format
+            snapshot.format
         );
         all.push(warn("FORMAT_BEHIND", None, text));
     }
@@ -382,7 +382,7 @@ mod tests {
 
     fn codes_of(status: &ReplicaStatus, reports: &BTreeMap<ReplicaId, PeerReport>) -> Vec<String> {
         let facts = LocalFacts::default();
-        let sight = Sight {
+        let snapshot = ClusterSnapshot {
             drill: None,
             status,
             reports,
@@ -392,7 +392,7 @@ mod tests {
             records_rejected: 0,
             slow_beyond: Vec::new(),
         };
-        warnings(&sight).into_iter().map(|warning| warning.code).collect()
+        warnings(&snapshot).into_iter().map(|warning| warning.code).collect()
     }
 
     #[test]
@@ -417,7 +417,7 @@ mod tests {
         let status = status(members);
         let said = |leaderships_begun| {
             let facts = LocalFacts { leaderships_begun, ..LocalFacts::default() };
-            let sight = Sight {
+            let snapshot = ClusterSnapshot {
                 drill: None,
                 status: &status,
                 reports: &reports,
@@ -427,7 +427,7 @@ mod tests {
                 records_rejected: 0,
                 slow_beyond: Vec::new(),
             };
-            warnings(&sight).into_iter().map(|warning| warning.code).collect::<Vec<_>>()
+            warnings(&snapshot).into_iter().map(|warning| warning.code).collect::<Vec<_>>()
         };
         assert!(said(LEADERSHIPS_MAX).is_empty(), "as many as an upgrade makes");
         assert_eq!(said(LEADERSHIPS_MAX + 1), ["LEADER_FLAPPING"]);

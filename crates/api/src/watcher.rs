@@ -1,5 +1,5 @@
 //! Watches: the present first, then every change behind it. One [`Watcher`] serves them all; what a watch
-//! is of, and how that is said, is its [`Topic`].
+//! is of, and how that is expressed, is its [`Topic`].
 //!
 //! **Invariant:** between its messages a watch holds no version of the state: it may last for days,
 //! and a version held keeps every row alive that was replaced since.
@@ -21,14 +21,15 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
+use crate::arrays;
 use crate::forward::Router;
 use crate::job_filter::{Candidate, JobFilter};
 use crate::read::{cluster, invalid};
 use crate::render::{self, Detail};
 use crate::rendered::Rendered;
-use crate::shares::{Account, Pool, Share};
-use crate::sight::Sight;
-use crate::turns::Turn;
+use crate::shares::{Account, Pool, PoolPermit};
+use crate::turns::QueuePermit;
+use crate::visibility::Visibility;
 
 /// Watches at once.
 const WATCHES_MAX: u64 = 8_192;
@@ -55,7 +56,7 @@ const STALL_MAX: Duration = Duration::from_secs(60);
 const BOOKMARK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A message with the memory that it takes until the client takes it; without for a small one.
-type Item<T> = (Result<Shared<<T as Topic>::Message>, Status>, Option<Turn>);
+type Item<T> = (Result<Shared<<T as Topic>::Message>, Status>, Option<QueuePermit>);
 type ToClient<T> = mpsc::Sender<Item<T>>;
 /// What a client gets.
 pub(crate) type Messages<M> = BoxStream<'static, Result<Shared<M>, Status>>;
@@ -118,13 +119,17 @@ pub(crate) struct JobTopic {
     /// Whether the present is left out.
     skips_present: bool,
     /// Whose jobs it shows whole.
-    sight: Sight,
+    visibility: Visibility,
     detail: Detail,
 }
 
 impl JobTopic {
-    pub(crate) fn new(filter: JobFilter, skips_present: bool, (detail, sight): (Detail, Sight)) -> JobTopic {
-        JobTopic { filter, skips_present, sight, detail }
+    pub(crate) fn new(
+        filter: JobFilter,
+        skips_present: bool,
+        (detail, visibility): (Detail, Visibility),
+    ) -> JobTopic {
+        JobTopic { filter, skips_present, visibility, detail }
     }
 
     /// A token of a watch with this filter that goes on behind `at`.
@@ -146,9 +151,14 @@ impl Topic for JobTopic {
         if self.skips_present {
             return Box::new(std::iter::empty());
         }
-        let shown = (self.detail, self.sight);
+        let shown = (self.detail, self.visibility);
         let job = move |job: Candidate<'_>| render::job(present, job.id, job.row, job.spec, shown);
-        Box::new(self.filter.present(present).map(move |candidate| candidate.map(job)))
+        let jobs = self.filter.present(present).map(move |candidate| candidate.map(job));
+        let members = self.filter.named().filter_map(move |id| {
+            self.filter.shown_member(present, id)?;
+            Some(arrays::member(present, id, shown))
+        });
+        Box::new(jobs.chain(members))
     }
 
     fn wants(&self, engine: &Engine, change: &Change) -> Want {
@@ -173,7 +183,7 @@ impl Topic for JobTopic {
         match change {
             // Names of nodes never change, and a view of now knows every node of the change.
             Change::Job { id, row, spec, metadata, .. } => {
-                let shown = (self.detail, self.sight);
+                let shown = (self.detail, self.visibility);
                 let mut job = render::job(&engine.view(), *id, row, spec, shown);
                 // What it carried then: by now it may carry something else.
                 job.labels = metadata
@@ -200,7 +210,7 @@ impl Topic for JobTopic {
 
     fn rendered<'a>(&self, watches: &'a Watches, view: &State, change: &Change) -> &'a Rendered {
         match change {
-            Change::Job { spec, .. } if !self.sight.sees(view, &spec.tenant) => match self.detail {
+            Change::Job { spec, .. } if !self.visibility.sees(view, &spec.tenant) => match self.detail {
                 Detail::Full => &watches.redacted_jobs,
                 Detail::Basic => &watches.redacted_basic_jobs,
             },
@@ -416,7 +426,7 @@ impl Watches {
     ) -> Result<Messages<T::Message>, Status> {
         let place = self.places.enter(account, 1).ok_or_else(|| {
             let text = format!(
-                "{account} has as many watches open at this replica as it may beside the others; try another replica"
+                "{account} has as many watches open at this replica as its share allows; try another replica"
             );
             to_status(&Refusal::new(RefusalCode::Overloaded, text).with("account", account))
         })?;
@@ -439,9 +449,9 @@ struct Watcher<T> {
     present: Option<Arc<State>>,
     topic: T,
     tokens: Tokens,
-    /// Everything wanted up to here has been handed over; none before the present is complete.
+    /// Everything wanted up to here has been delivered; none before the present is complete.
     reached: Option<WatchPosition>,
-    _place: Share,
+    _place: PoolPermit,
 }
 
 /// Makes the tokens of one watch.
@@ -487,7 +497,7 @@ impl<T: Topic> Watcher<T> {
         router: &Router,
         topic: T,
         resume_token: &str,
-        (account, place): (Account, Share),
+        (account, place): (Account, PoolPermit),
     ) -> Result<Watcher<T>, Status> {
         let engine = router.engine();
         let view = engine.view();
@@ -520,7 +530,7 @@ impl<T: Topic> Watcher<T> {
     /// Runs until the client goes, falls too far behind, or the replica stops; says why, and where to go on.
     async fn run(mut self, to_client: ToClient<T>) {
         let engine = self.engine.clone();
-        // Taken before any event can be: what is said last has its place even if the client takes nothing.
+        // Taken before any event can be: the last message has its place even if the client takes nothing.
         let Ok(last_word) = to_client.clone().try_reserve_owned() else { return };
         let end = tokio::select! {
             () = to_client.closed() => End::Gone,
@@ -669,7 +679,7 @@ impl<T: Topic> Watcher<T> {
     }
 }
 
-/// How long it may take to send so many rows of the present.
+/// How long it may take to send this number of rows of the present.
 fn sync_max(rows: usize) -> Duration {
     SYNC_MAX + SYNC_ROW_MAX.saturating_mul(u32::try_from(rows).unwrap_or(u32::MAX))
 }

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use muster_state::State;
-use muster_types::{At, ClusterId, LogIndex, LogTime};
+use muster_types::{ClusterId, LogIndex, LogTime, PastPoint};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use crate::floor::Floor;
 use crate::floor_file::FLOOR;
 use crate::layout::{BASES, SEGMENTS};
 use crate::object::ObjectStore;
-use crate::record::{ArchivedRound, Place, Record, Records};
-use crate::replay::Replay;
+use crate::record::{ArchivedRound, RaftPosition, Record, Records};
+use crate::replay::{Observer, Replay};
 use crate::segment::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_TARGET, Segment, SegmentDraft, SegmentEnd, Start};
 use crate::suspects::Suspects;
 
@@ -36,11 +36,11 @@ pub struct Archive {
 #[derive(Clone, Debug)]
 pub struct Slice {
     /// Right before the first of them.
-    pub from: Place,
+    pub from: RaftPosition,
     /// In the order of the log.
     pub rounds: Vec<ArchivedRound>,
     /// Right behind the last Raft entry that is covered.
-    pub end: Place,
+    pub end: RaftPosition,
     /// The last record that counts: a later generation of the cluster may begin behind it.
     pub to: LogIndex,
 }
@@ -161,7 +161,7 @@ impl Archive {
 
     /// The place behind its last segment; none when it has none.
     #[must_use]
-    pub fn end(&self) -> Option<Place> {
+    pub fn end(&self) -> Option<RaftPosition> {
         self.end.lock().map(|end| end.place)
     }
 
@@ -189,7 +189,12 @@ impl Archive {
     /// # Errors
     /// When [`Start::Follows`] is asked for and `from` is not where the archive ends, or when a founding
     /// does not begin at the beginning.
-    pub fn draft(&self, cluster: ClusterId, start: Start, from: Place) -> Result<SegmentDraft, ArchiveError> {
+    pub fn draft(
+        &self,
+        cluster: ClusterId,
+        start: Start,
+        from: RaftPosition,
+    ) -> Result<SegmentDraft, ArchiveError> {
         let end = *self.end.lock();
         let (found, out_of_order) = (from.sequence.log_index, |expected| ArchiveError::OutOfOrder {
             found: from.sequence.log_index,
@@ -228,7 +233,7 @@ impl Archive {
     pub fn seal(
         &self,
         draft: SegmentDraft,
-        end: Place,
+        end: RaftPosition,
         first_time: LogTime,
     ) -> Result<SegmentName, ArchiveError> {
         let sealed = draft.seal(end, first_time);
@@ -254,7 +259,7 @@ impl Archive {
     ) -> Result<(), ArchiveError> {
         let (mut start, mut from) = match self.end() {
             Some(end) => (Start::Follows, end),
-            None => (Start::Founding, Place::default()),
+            None => (Start::Founding, RaftPosition::default()),
         };
         let mut rest = rounds;
         while !rest.is_empty() {
@@ -296,10 +301,10 @@ impl Archive {
     pub fn put_base(
         &self,
         cluster: ClusterId,
-        place: Place,
+        place: RaftPosition,
         state: &State,
     ) -> Result<BaseName, ArchiveError> {
-        let place = Place { sequence: state.sequence(), ..place };
+        let place = RaftPosition { sequence: state.sequence(), ..place };
         let object = BaseName::of(&place, 0).object();
         let mut bytes = 0u64;
         let encoded = base::encode(cluster, &place, state).inspect(|piece| bytes += piece.len() as u64);
@@ -405,11 +410,11 @@ impl Archive {
     }
 
     /// The newest base that is not behind `at`.
-    fn base_before(&self, at: At) -> Option<BaseName> {
+    fn base_before(&self, at: PastPoint) -> Option<BaseName> {
         let catalog = self.catalog();
         let fits = |base: &&BaseName| match at {
-            At::Index(index) => base.log_index <= index,
-            At::Time(time) => base.log_time <= time,
+            PastPoint::Index(index) => base.log_index <= index,
+            PastPoint::Time(time) => base.log_time <= time,
         };
         catalog.bases.iter().rev().find(fits).copied()
     }
@@ -439,7 +444,7 @@ impl Archive {
 
     /// The nearest place before `at` that a replay can begin at: a base, or the founding. A base that
     /// cannot be read is logged, and the one before it is used.
-    fn begin(&self, at: At) -> Result<Replay, ArchiveError> {
+    fn begin(&self, at: PastPoint) -> Result<Replay, ArchiveError> {
         let mut limit = at;
         while let Some(base) = self.base_before(limit) {
             match self.restore(&base) {
@@ -450,7 +455,7 @@ impl Archive {
                 }
             }
             let Some(before) = base.log_index.0.checked_sub(1) else { break };
-            limit = At::Index(LogIndex(before));
+            limit = PastPoint::Index(LogIndex(before));
         }
         Ok(Replay::founding())
     }
@@ -460,7 +465,7 @@ impl Archive {
     ///
     /// # Errors
     /// When something on the way is missing, damaged, or comes to another state than the leader had.
-    pub fn replay(&self, at: At, known: Option<Replay>) -> Result<(Replay, bool), ArchiveError> {
+    pub fn replay(&self, at: PastPoint, known: Option<Replay>) -> Result<(Replay, bool), ArchiveError> {
         self.replay_while(at, known, || true)
     }
 
@@ -470,22 +475,50 @@ impl Archive {
     /// As [`Archive::replay`], and [`ArchiveError::GivenUp`].
     pub fn replay_while(
         &self,
-        at: At,
+        at: PastPoint,
         known: Option<Replay>,
         goes_on: impl Fn() -> bool,
     ) -> Result<(Replay, bool), ArchiveError> {
         let nearest = self.base_before(at).map_or(LogIndex::ZERO, |base| base.log_index);
         let known = known.filter(|known| known.state().log_index() >= nearest);
-        // Rounds without a record may follow the last record of its segment: they count as well.
-        let mut rest_of_segment =
-            known.as_ref().is_some_and(|known| known.state().log_index() > LogIndex::ZERO);
+        let resumes = known.as_ref().is_some_and(|known| known.state().log_index() > LogIndex::ZERO);
         let mut replay = match known {
             Some(known) => known,
             None => self.begin(at)?,
         };
+        let reached = self.advance(&mut replay, (at, resumes), goes_on, &mut ())?;
+        Ok((replay, reached))
+    }
+
+    /// Goes on with a replay up to the end of the archive while somebody looks. After an error the replay has what came
+    /// before it.
+    ///
+    /// # Errors
+    /// As [`Archive::replay`]: [`ArchiveError::Missing`] in front of a gap.
+    pub fn follow(&self, replay: &mut Replay, observer: &mut impl Observer) -> Result<(), ArchiveError> {
+        let resumes = replay.state().log_index() > LogIndex::ZERO;
+        let end = PastPoint::Index(LogIndex(u64::MAX));
+        self.advance(replay, (end, resumes), || true, observer).map(|_| ())
+    }
+
+    /// The first base that has a record in it: where a replay can begin again behind a gap that ends there.
+    #[must_use]
+    pub fn base_with(&self, index: LogIndex) -> Option<BaseName> {
+        self.catalog().bases.iter().find(|base| base.log_index >= index).copied()
+    }
+
+    /// Whether `at` was reached; it is not where the archive ends before. Rounds without a record may follow the last record
+    /// of the segment of a replay that is resumed: they count as well.
+    fn advance(
+        &self,
+        replay: &mut Replay,
+        (at, mut rest_of_segment): (PastPoint, bool),
+        goes_on: impl Fn() -> bool,
+        observer: &mut impl Observer,
+    ) -> Result<bool, ArchiveError> {
         loop {
-            if at == At::Index(replay.state().log_index()) {
-                return Ok((replay, true));
+            if at == PastPoint::Index(replay.state().log_index()) {
+                return Ok(true);
             }
             if !goes_on() {
                 return Err(ArchiveError::GivenUp);
@@ -496,12 +529,12 @@ impl Archive {
                 // The segment of a state that a base gave may be gone.
                 Err(ArchiveError::Missing { .. }) if resumes => continue,
                 Ok(slice) => slice,
-                Err(ArchiveError::NotReached { .. }) => return Ok((replay, false)),
+                Err(ArchiveError::NotReached { .. }) => return Ok(false),
                 Err(error) => return Err(error),
             };
             let before = replay.state().log_index();
-            if replay_slice(&mut replay, &slice, at)? {
-                return Ok((replay, true));
+            if replay_slice(replay, &slice, at, observer)? {
+                return Ok(true);
             }
             if replay.state().log_index() == before && !resumes {
                 // The segment is intact, but its rounds do not follow the state.
@@ -536,17 +569,22 @@ fn open_floor(
 }
 
 /// Whether `at` was reached in the slice.
-fn replay_slice(replay: &mut Replay, slice: &Slice, at: At) -> Result<bool, ArchiveError> {
-    let end = At::Index(slice.to);
+fn replay_slice(
+    replay: &mut Replay,
+    slice: &Slice,
+    at: PastPoint,
+    observer: &mut impl Observer,
+) -> Result<bool, ArchiveError> {
+    let end = PastPoint::Index(slice.to);
     // Where a later generation of the cluster begins, the rest of this one does not count.
     let cut = slice.to < slice.end.sequence.log_index;
     for round in &slice.rounds {
         let stop = match at {
-            At::Index(index) if index <= slice.to => at,
+            PastPoint::Index(index) if index <= slice.to => at,
             _ if cut => end,
             _ => at,
         };
-        if replay.apply(round, Some(stop))? {
+        if replay.apply_observed(round, Some(stop), observer)? {
             return Ok(stop == at);
         }
     }

@@ -19,7 +19,7 @@ use crate::codec::{PLACE_BYTES, Reader, put_place, seal, unseal};
 use crate::error::ArchiveError;
 use crate::object::ObjectStore;
 use crate::pack::{BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, pack, unpack};
-use crate::record::Place;
+use crate::record::RaftPosition;
 use crate::segment::VERSION;
 
 const MAGIC: [u8; 4] = *b"MBAS";
@@ -37,7 +37,7 @@ const STORED_BYTES_MAX: usize =
 const READ_BYTES: usize = 1 << 20;
 
 /// The bytes of a base, piece by piece.
-pub(crate) fn encode(cluster: ClusterId, place: &Place, state: &State) -> impl Iterator<Item = Bytes> {
+pub(crate) fn encode(cluster: ClusterId, place: &RaftPosition, state: &State) -> impl Iterator<Item = Bytes> {
     let mut header = Vec::with_capacity(HEADER_BYTES);
     header.extend_from_slice(&MAGIC);
     header.extend_from_slice(&VERSION.to_le_bytes());
@@ -85,7 +85,7 @@ fn chained(before: u32, header: &[u8], payload: &[u8]) -> u32 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) cluster: ClusterId,
-    pub(crate) place: Place,
+    pub(crate) place: RaftPosition,
     pub(crate) digest: u64,
 }
 
@@ -104,7 +104,7 @@ pub(crate) struct BaseReader<'a> {
 impl<'a> BaseReader<'a> {
     pub(crate) fn open(store: &'a dyn ObjectStore, name: &BaseName) -> Result<BaseReader<'a>, ArchiveError> {
         let object = name.object();
-        let header = Header { cluster: ClusterId(0), place: Place::default(), digest: 0 };
+        let header = Header { cluster: ClusterId(0), place: RaftPosition::default(), digest: 0 };
         let mut reader = BaseReader {
             store,
             object,

@@ -7,7 +7,7 @@ use muster_types::{LogIndex, LogTime};
 use crate::floor::Floor;
 use crate::layout::{BASES, SEGMENTS};
 use crate::object::ObjectInfo;
-use crate::record::Place;
+use crate::record::RaftPosition;
 
 /// A segment, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,7 +54,7 @@ fn numbers<const N: usize>(text: &str, separator: char) -> Option<[u64; N]> {
 }
 
 impl SegmentName {
-    pub(crate) fn of(from: &Place, end: &Place, bytes: u64) -> SegmentName {
+    pub(crate) fn of(from: &RaftPosition, end: &RaftPosition, bytes: u64) -> SegmentName {
         SegmentName {
             generation: end.generation,
             first: from.sequence.log_index.next(),
@@ -94,7 +94,7 @@ impl SegmentName {
 }
 
 impl BaseName {
-    pub(crate) fn of(place: &Place, bytes: u64) -> BaseName {
+    pub(crate) fn of(place: &RaftPosition, bytes: u64) -> BaseName {
         BaseName {
             generation: place.generation,
             log_index: place.sequence.log_index,

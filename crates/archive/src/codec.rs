@@ -3,9 +3,9 @@
 use muster_state::Sequence;
 use muster_types::{Leadership, LogIndex, LogTime, ReplicaId};
 
-use crate::record::Place;
+use crate::record::RaftPosition;
 
-/// Bytes of an encoded [`Place`].
+/// Bytes of an encoded [`RaftPosition`].
 pub(crate) const PLACE_BYTES: usize = 8 + 8 + 8 + 1 + 8 + 8 + 4;
 
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
@@ -43,7 +43,7 @@ impl<'a> Reader<'a> {
         self.array().map(u128::from_le_bytes)
     }
 
-    pub(crate) fn place(&mut self) -> Option<Place> {
+    pub(crate) fn place(&mut self) -> Option<RaftPosition> {
         let next_raft = self.u64()?;
         let log_index = LogIndex(self.u64()?);
         let log_time = LogTime(self.u64()?);
@@ -55,11 +55,11 @@ impl<'a> Reader<'a> {
             1 => Some(leadership),
             _ => return None,
         };
-        Some(Place { next_raft, sequence: Sequence { leadership, log_index, log_time }, generation })
+        Some(RaftPosition { next_raft, sequence: Sequence { leadership, log_index, log_time }, generation })
     }
 }
 
-pub(crate) fn put_place(out: &mut Vec<u8>, place: &Place) {
+pub(crate) fn put_place(out: &mut Vec<u8>, place: &RaftPosition) {
     let sequence = &place.sequence;
     let leadership = sequence.leadership.unwrap_or(Leadership { term: 0, replica: ReplicaId(0) });
     out.extend_from_slice(&place.next_raft.to_le_bytes());

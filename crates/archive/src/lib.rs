@@ -47,7 +47,7 @@ pub use export::{CSV_HEADER, csv_line, json_line};
 pub use floor::Floor;
 pub use mend::Lack;
 pub use object::{DirectoryStore, JoinedStores, ObjectInfo, ObjectStore, object_name_is_valid};
-pub use record::{ArchivedRound, Place, Record, Records};
+pub use record::{ArchivedRound, RaftPosition, Record, Records};
 pub use render::{content, summary};
 pub use replay::{Observer, Replay};
 pub use retention::{Bounds, Offloaded};

@@ -9,14 +9,14 @@
 use bytes::Bytes;
 use muster_journal::ROUND_BYTES_MAX;
 use muster_state::Sequence;
-use muster_types::{At, ClusterId, LogIndex};
+use muster_types::{ClusterId, LogIndex, PastPoint};
 use std::collections::BTreeSet;
 
 use crate::archive::Archive;
 use crate::base::BaseReader;
 use crate::catalog::{BaseName, SegmentName, Stretch};
 use crate::error::ArchiveError;
-use crate::record::{ArchivedRound, Place};
+use crate::record::{ArchivedRound, RaftPosition};
 use crate::segment::{HEADER_BYTES, Header, SegmentDraft, Start, parse_header};
 
 /// A segment that is damaged or missing, and what is known of it.
@@ -24,7 +24,7 @@ use crate::segment::{HEADER_BYTES, Header, SegmentDraft, Start, parse_header};
 pub struct Lack {
     name: SegmentName,
     start: Start,
-    from: Place,
+    from: RaftPosition,
     /// The checksum of the segment before it.
     previous: u32,
     /// What the segment behind it goes on from: the last record of this one, and its checksum.
@@ -171,7 +171,7 @@ impl Archive {
         }
         let before = LogIndex(name.first.0.saturating_sub(1));
         if before == LogIndex::ZERO && name.first_raft == 0 {
-            return Ok(lack(Start::Founding, Place::default(), 0));
+            return Ok(lack(Start::Founding, RaftPosition::default(), 0));
         }
         let previous =
             segments.iter().find(|other| other.last == before && other.last_raft < name.first_raft);
@@ -179,7 +179,7 @@ impl Archive {
             return Ok(match self.segment(previous) {
                 Ok(segment) => {
                     let end = segment.end;
-                    let from = Place { next_raft: name.first_raft, ..end.place };
+                    let from = RaftPosition { next_raft: name.first_raft, ..end.place };
                     lack(Start::Follows, from, end.checksum)
                 }
                 // That one first.
@@ -208,7 +208,7 @@ impl Archive {
             return Ok(None);
         };
         let (start, from, previous) = match before {
-            None => (Start::Founding, Place::default(), 0),
+            None => (Start::Founding, RaftPosition::default(), 0),
             Some(before) if before.to < before.name.last => return Ok(None),
             Some(before) => match self.segment(&before.name) {
                 Ok(segment) => (Start::Follows, segment.end.place, segment.end.checksum),
@@ -273,7 +273,7 @@ impl Archive {
         let object = name.object();
         let differs =
             |detail: &str| ArchiveError::Differs { object: object.clone(), detail: detail.to_owned() };
-        let (mut replay, reached) = self.replay(At::Index(name.log_index), None)?;
+        let (mut replay, reached) = self.replay(PastPoint::Index(name.log_index), None)?;
         if !reached {
             return Err(ArchiveError::NotReached { newest: replay.state().log_index() });
         }
@@ -285,7 +285,7 @@ impl Archive {
             replay.apply(round, None)?;
         }
         replay.pass(name.next_raft);
-        let place = Place {
+        let place = RaftPosition {
             next_raft: replay.next_raft(),
             sequence: replay.state().sequence(),
             generation: name.generation,

@@ -4,7 +4,7 @@
 //! no rename, so that a bucket can implement it as well as a directory.
 
 use bytes::Bytes;
-use muster_files::{Manner, WAITING, WholeFile, sync_folder};
+use muster_files::{Manner, WAITING, WholeFile, sync_directory};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
@@ -200,10 +200,10 @@ impl DirectoryStore {
                 continue;
             }
             let path = self.path(&object.name)?;
-            let folder = path.parent().unwrap_or(&self.root);
-            create_folders(&self.root, folder)?;
+            let directory = path.parent().unwrap_or(&self.root);
+            create_directories(&self.root, directory)?;
             match fs::hard_link(from.path(&object.name)?, &path) {
-                Ok(()) => sync_folder(folder)?,
+                Ok(()) => sync_directory(directory)?,
                 // Another disk, or a system without links; or half of it is here.
                 Err(_) => self.put(&object.name, &mut from.pieces(&object)?)?,
             }
@@ -235,11 +235,11 @@ impl DirectoryStore {
 
     fn walk(
         &self,
-        folder: &Path,
+        directory: &Path,
         depth: usize,
         visit: &mut dyn FnMut(&Path, u64) -> io::Result<()>,
     ) -> io::Result<()> {
-        let entries = match fs::read_dir(folder) {
+        let entries = match fs::read_dir(directory) {
             Ok(entries) => entries,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(error),
@@ -264,14 +264,14 @@ impl DirectoryStore {
 }
 
 /// Makes a directory and everything above it up to `root`, durably.
-fn create_folders(root: &Path, folder: &Path) -> io::Result<()> {
-    if folder.is_dir() || folder == root {
+fn create_directories(root: &Path, directory: &Path) -> io::Result<()> {
+    if directory.is_dir() || directory == root {
         return Ok(());
     }
-    if let Some(above) = folder.parent() {
-        create_folders(root, above)?;
-        match fs::create_dir(folder) {
-            Ok(()) => sync_folder(above)?,
+    if let Some(above) = directory.parent() {
+        create_directories(root, above)?;
+        match fs::create_dir(directory) {
+            Ok(()) => sync_directory(above)?,
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }
@@ -282,8 +282,8 @@ fn create_folders(root: &Path, folder: &Path) -> io::Result<()> {
 impl ObjectStore for DirectoryStore {
     fn put(&self, name: &str, content: &mut dyn Iterator<Item = io::Result<Bytes>>) -> io::Result<()> {
         let path = self.path(name)?;
-        let folder = path.parent().unwrap_or(&self.root);
-        create_folders(&self.root, folder)?;
+        let directory = path.parent().unwrap_or(&self.root);
+        create_directories(&self.root, directory)?;
         let mut file = WholeFile::begin(&path, Manner::PUBLIC)?;
         for piece in content {
             file.write_all(&piece?)?;
@@ -307,14 +307,14 @@ impl ObjectStore for DirectoryStore {
 
     fn set_aside(&self, name: &str) -> io::Result<()> {
         let path = self.path(name)?;
-        let folder = self.root.join(ASIDE);
-        create_folders(&self.root, &folder)?;
-        match fs::rename(&path, folder.join(name.replace('/', "."))) {
+        let directory = self.root.join(ASIDE);
+        create_directories(&self.root, &directory)?;
+        match fs::rename(&path, directory.join(name.replace('/', "."))) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             Err(error) => Err(error),
             Ok(()) => {
-                sync_folder(&folder)?;
-                sync_folder(path.parent().unwrap_or(&self.root))
+                sync_directory(&directory)?;
+                sync_directory(path.parent().unwrap_or(&self.root))
             }
         }
     }
@@ -324,13 +324,13 @@ impl ObjectStore for DirectoryStore {
         match fs::remove_file(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             Err(error) => Err(error),
-            Ok(()) => sync_folder(path.parent().unwrap_or(&self.root)),
+            Ok(()) => sync_directory(path.parent().unwrap_or(&self.root)),
         }
     }
 
     fn list(&self, prefix: &str) -> io::Result<Vec<ObjectInfo>> {
         // Only the directory that the prefix names is walked, not the whole store.
-        let folder = match prefix.rfind('/') {
+        let directory = match prefix.rfind('/') {
             Some(at) => {
                 check_name(&prefix[..at])?;
                 self.root.join(&prefix[..at])
@@ -338,7 +338,7 @@ impl ObjectStore for DirectoryStore {
             None => self.root.clone(),
         };
         let mut found = Vec::new();
-        self.walk(&folder, 0, &mut |path, bytes| {
+        self.walk(&directory, 0, &mut |path, bytes| {
             let relative = path.strip_prefix(&self.root).ok().and_then(Path::to_str);
             if let Some(name) = relative.filter(|name| name.starts_with(prefix) && object_name_is_valid(name))
             {

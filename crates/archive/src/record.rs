@@ -31,9 +31,9 @@ impl ArchivedRound {
     }
 }
 
-/// A place between two Raft entries, with what has to be known to go on there.
+/// A position between two Raft entries, with what has to be known to go on there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct RaftPosition {
     /// The next Raft entry.
     pub next_raft: u64,
     /// Whose records are accepted next, and from where.
@@ -42,7 +42,7 @@ pub struct Place {
     pub generation: u32,
 }
 
-impl Place {
+impl RaftPosition {
     /// Goes on behind a round.
     ///
     /// # Errors
@@ -104,19 +104,19 @@ pub struct Record {
 /// Takes the records out of rounds, one round after the other.
 #[derive(Clone, Debug)]
 pub struct Records {
-    place: Place,
+    place: RaftPosition,
 }
 
 impl Records {
     /// From a place on.
     #[must_use]
-    pub fn from(place: Place) -> Records {
+    pub fn from(place: RaftPosition) -> Records {
         Records { place }
     }
 
     /// Where it has come to.
     #[must_use]
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> RaftPosition {
         self.place
     }
 

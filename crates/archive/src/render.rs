@@ -105,7 +105,7 @@ impl ser::Error for Unshown {
     }
 }
 
-type Shown = Result<Value, Unshown>;
+type Rendering = Result<Value, Unshown>;
 
 #[derive(Clone, Copy)]
 struct Renderer;
@@ -134,7 +134,7 @@ fn number(digits: &str) -> Number {
 
 macro_rules! plain {
     ($($method:ident: $type:ty),*) => {
-        $(fn $method(self, value: $type) -> Shown { Ok(Value::from(value)) })*
+        $(fn $method(self, value: $type) -> Rendering { Ok(Value::from(value)) })*
     };
 }
 
@@ -156,43 +156,43 @@ impl ser::Serializer for Renderer {
     );
 
     // Beyond what JSON's readers take for a number: as text.
-    fn serialize_u128(self, value: u128) -> Shown {
+    fn serialize_u128(self, value: u128) -> Rendering {
         Ok(u64::try_from(value).map_or_else(|_| Value::String(value.to_string()), Value::from))
     }
 
-    fn serialize_i128(self, value: i128) -> Shown {
+    fn serialize_i128(self, value: i128) -> Rendering {
         Ok(i64::try_from(value).map_or_else(|_| Value::String(value.to_string()), Value::from))
     }
 
-    fn serialize_char(self, value: char) -> Shown {
+    fn serialize_char(self, value: char) -> Rendering {
         Ok(Value::String(value.to_string()))
     }
 
-    fn serialize_bytes(self, value: &[u8]) -> Shown {
+    fn serialize_bytes(self, value: &[u8]) -> Rendering {
         Ok(Value::String(value.iter().map(|byte| format!("{byte:02x}")).collect()))
     }
 
-    fn serialize_none(self) -> Shown {
+    fn serialize_none(self) -> Rendering {
         Ok(Value::Null)
     }
 
-    fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Shown {
+    fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Rendering {
         value.serialize(self)
     }
 
-    fn serialize_unit(self) -> Shown {
+    fn serialize_unit(self) -> Rendering {
         Ok(Value::Null)
     }
 
-    fn serialize_unit_struct(self, _: &'static str) -> Shown {
+    fn serialize_unit_struct(self, _: &'static str) -> Rendering {
         Ok(Value::Null)
     }
 
-    fn serialize_unit_variant(self, _: &'static str, _: u32, variant: &'static str) -> Shown {
+    fn serialize_unit_variant(self, _: &'static str, _: u32, variant: &'static str) -> Rendering {
         Ok(Value::String(snake(variant)))
     }
 
-    fn serialize_newtype_struct<T: Serialize + ?Sized>(self, name: &'static str, value: &T) -> Shown {
+    fn serialize_newtype_struct<T: Serialize + ?Sized>(self, name: &'static str, value: &T) -> Rendering {
         let inner = value.serialize(self)?;
         Ok(named(name, &inner).unwrap_or(inner))
     }
@@ -203,7 +203,7 @@ impl ser::Serializer for Renderer {
         _: u32,
         variant: &'static str,
         value: &T,
-    ) -> Shown {
+    ) -> Rendering {
         Ok(tagged(Some(variant), value.serialize(self)?))
     }
 
@@ -266,7 +266,7 @@ impl List {
         Ok(())
     }
 
-    fn finish(self) -> Shown {
+    fn finish(self) -> Rendering {
         Ok(tagged(self.variant, Value::Array(self.items)))
     }
 }
@@ -277,7 +277,7 @@ macro_rules! list {
             type Ok = Value;
             type Error = Unshown;
             fn $method<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Unshown> { self.push(value) }
-            fn end(self) -> Shown { self.finish() }
+            fn end(self) -> Rendering { self.finish() }
         })*
     };
 }
@@ -301,7 +301,7 @@ impl Fields {
         Ok(())
     }
 
-    fn finish(self) -> Shown {
+    fn finish(self) -> Rendering {
         Ok(tagged(self.variant, Value::Object(self.fields)))
     }
 }
@@ -324,7 +324,7 @@ impl ser::SerializeMap for Fields {
         Ok(())
     }
 
-    fn end(self) -> Shown {
+    fn end(self) -> Rendering {
         self.finish()
     }
 }
@@ -341,7 +341,7 @@ macro_rules! fields {
             ) -> Result<(), Unshown> {
                 self.put(name, value)
             }
-            fn end(self) -> Shown { self.finish() }
+            fn end(self) -> Rendering { self.finish() }
         })*
     };
 }

@@ -5,7 +5,7 @@
 
 use muster_journal::Decision;
 use muster_state::{Applied, Effect, State};
-use muster_types::{At, Leadership, LogIndex};
+use muster_types::{Leadership, LogIndex, PastPoint};
 
 use crate::error::ArchiveError;
 use crate::record::ArchivedRound;
@@ -91,7 +91,7 @@ impl Replay {
     ///
     /// # Errors
     /// When the round cannot be read, or the state is not the one that the leader recorded.
-    pub fn apply(&mut self, round: &ArchivedRound, until: Option<At>) -> Result<bool, ArchiveError> {
+    pub fn apply(&mut self, round: &ArchivedRound, until: Option<PastPoint>) -> Result<bool, ArchiveError> {
         self.apply_observed(round, until, &mut ())
     }
 
@@ -102,13 +102,13 @@ impl Replay {
     pub fn apply_observed(
         &mut self,
         round: &ArchivedRound,
-        until: Option<At>,
+        until: Option<PastPoint>,
         observer: &mut impl Observer,
     ) -> Result<bool, ArchiveError> {
         if round.raft_index < self.next_raft {
             return Ok(false);
         }
-        if until == Some(At::Index(self.state.log_index())) {
+        if until == Some(PastPoint::Index(self.state.log_index())) {
             return Ok(true);
         }
         let decoded = round.decode()?;
@@ -119,7 +119,7 @@ impl Replay {
         let leadership = Leadership { term: decoded.term, replica: decoded.replica };
         for (ordinal, decision) in decoded.decisions.iter().enumerate().skip(self.done) {
             let index = LogIndex(decoded.first_index.0.saturating_add(ordinal as u64));
-            if let Some(At::Time(time)) = until
+            if let Some(PastPoint::Time(time)) = until
                 && decoded.log_time > time
                 && self.state.sequence().check(leadership, index, decoded.log_time, decision).is_ok()
             {
@@ -140,7 +140,7 @@ impl Replay {
             if matches!(decision, Decision::DigestRecorded { .. }) {
                 self.digests_compared += 1;
             }
-            if until == Some(At::Index(index)) {
+            if until == Some(PastPoint::Index(index)) {
                 return Ok(true);
             }
         }

@@ -19,7 +19,7 @@ use crate::catalog::SegmentName;
 use crate::codec::{PLACE_BYTES, Reader, put_place, seal, unseal};
 use crate::error::ArchiveError;
 use crate::pack::{pack, unpack};
-use crate::record::{ArchivedRound, Place};
+use crate::record::{ArchivedRound, RaftPosition};
 
 /// The format of segments and bases that this release writes, and the highest it reads.
 pub(crate) const VERSION: u16 = 1;
@@ -70,7 +70,7 @@ impl Start {
 pub struct SegmentDraft {
     bytes: Vec<u8>,
     chain: u32,
-    from: Place,
+    from: RaftPosition,
     rounds: u64,
     next_raft: u64,
 }
@@ -85,13 +85,13 @@ pub(crate) struct Sealed {
 /// What the next segment has to follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentEnd {
-    pub(crate) place: Place,
+    pub(crate) place: RaftPosition,
     pub(crate) checksum: u32,
 }
 
 impl SegmentDraft {
     /// An empty one that goes on at `from`; `previous` is the checksum of the segment before.
-    pub(crate) fn new(cluster: ClusterId, start: Start, from: Place, previous: u32) -> SegmentDraft {
+    pub(crate) fn new(cluster: ClusterId, start: Start, from: RaftPosition, previous: u32) -> SegmentDraft {
         let mut bytes = Vec::with_capacity(SEGMENT_BYTES_TARGET / 8);
         bytes.extend_from_slice(&MAGIC);
         bytes.extend_from_slice(&VERSION.to_le_bytes());
@@ -133,7 +133,7 @@ impl SegmentDraft {
     ///
     /// # Panics
     /// When `end` is not behind its rounds.
-    pub(crate) fn seal(mut self, end: Place, first_time: LogTime) -> Sealed {
+    pub(crate) fn seal(mut self, end: RaftPosition, first_time: LogTime) -> Sealed {
         assert!(end.next_raft >= self.next_raft, "a segment ends behind its last round");
         let records = end.sequence.log_index.0.saturating_sub(self.from.sequence.log_index.0);
         let begins = self.bytes.len();
@@ -167,7 +167,7 @@ fn chain(before: u32, header: &[u8], payload: &[u8]) -> u32 {
 pub(crate) struct Header {
     pub(crate) cluster: ClusterId,
     pub(crate) start: Start,
-    pub(crate) from: Place,
+    pub(crate) from: RaftPosition,
     pub(crate) previous: u32,
     checksum: u32,
 }

@@ -1,13 +1,13 @@
 //! Checking an archive from front to end.
 
 use muster_state::Sequence;
-use muster_types::{At, LogIndex};
+use muster_types::{LogIndex, PastPoint};
 
 use crate::archive::Archive;
 use crate::catalog::{BaseName, Gap, SegmentName, Stretch};
 use crate::error::ArchiveError;
 use crate::floor::Floor;
-use crate::record::Place;
+use crate::record::RaftPosition;
 use crate::replay::Replay;
 use crate::segment::{Segment, Start};
 
@@ -56,7 +56,7 @@ struct Walk<'a> {
     archive: &'a Archive,
     report: Report,
     /// What the next segment has to be chained to.
-    previous: Option<(Place, u32)>,
+    previous: Option<(RaftPosition, u32)>,
     /// None while the state is not known.
     replay: Option<Replay>,
     bases: std::iter::Peekable<std::vec::IntoIter<BaseName>>,
@@ -186,7 +186,7 @@ impl Walk<'_> {
         let Some(replay) = &mut self.replay else { return Ok(()) };
         loop {
             let base = self.bases.peek().filter(|base| base.log_index <= stretch.to).copied();
-            let until = base.map(|base| At::Index(base.log_index));
+            let until = base.map(|base| PastPoint::Index(base.log_index));
             let reached = replay.apply(round, until).map_err(|error| text(&error))?;
             if !reached {
                 return Ok(());

@@ -42,22 +42,23 @@ fn read(path: &Path) -> Result<(BackupHeader, Vec<u8>, Verified), BackupError> {
 
 #[test]
 fn what_was_written_is_read() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("a.backup");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.backup");
     let large = vec![7u8; PIECE_BYTES_MAX + 5];
     write(&path, &[b"one", b"", &large]);
     let (read_header, bytes, verified) = read(&path).unwrap();
     assert_eq!(read_header, header());
     assert_eq!(bytes, [b"one".as_slice(), &large].concat());
     assert_eq!(verified, Verified { pieces: 3, bytes: bytes.len() as u64 });
-    let names: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    let names: Vec<_> =
+        std::fs::read_dir(directory.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(names, ["a.backup"], "nothing temporary is left");
 }
 
 #[test]
 fn every_flipped_bit_and_every_missing_byte_is_noticed() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("a.backup");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.backup");
     write(&path, &[b"first piece", b"second"]);
     let genuine = std::fs::read(&path).unwrap();
     for at in 0..genuine.len() {
@@ -78,8 +79,8 @@ fn every_flipped_bit_and_every_missing_byte_is_noticed() {
 
 #[test]
 fn pieces_cannot_change_places() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("a.backup");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.backup");
     write(&path, &[b"AAAA", b"BBBB"]);
     let genuine = std::fs::read(&path).unwrap();
     let at = genuine.windows(4).position(|w| w == b"AAAA").unwrap() - 8;
@@ -92,12 +93,12 @@ fn pieces_cannot_change_places() {
 
 #[test]
 fn nothing_is_replaced_and_nothing_half_is_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("a.backup");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.backup");
     let writer = BackupWriter::create(&path, &header()).unwrap();
     assert!(!path.exists());
     drop(writer);
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "what was given up is removed");
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "what was given up is removed");
 
     let writer = BackupWriter::create(&path, &header()).unwrap();
     std::fs::write(&path, b"mine").unwrap();
@@ -108,8 +109,8 @@ fn nothing_is_replaced_and_nothing_half_is_named() {
 
 #[test]
 fn foreign_and_newer_files_are_named_as_such() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("a.backup");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.backup");
     for foreign in [&b""[..], b"MS", b"PK\x03\x04 something else"] {
         std::fs::write(&path, foreign).unwrap();
         assert!(matches!(read(&path), Err(BackupError::Foreign { .. })));
@@ -120,8 +121,8 @@ fn foreign_and_newer_files_are_named_as_such() {
 
 #[test]
 fn damaged_backups_never_panic() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("a.backup");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.backup");
     write(&path, &[b"first piece", b"second"]);
     let seed = std::fs::read(&path).unwrap();
     std::fs::remove_file(&path).unwrap();

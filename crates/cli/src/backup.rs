@@ -1,7 +1,7 @@
 //! `muster backup …`.
 //!
-//! **Invariant:** what `verify` has not read as a consistent state of its own digest, `restore` does not
-//! take; neither changes the file.
+//! **Invariant:** what `verify` has not read as a consistent state with the digest that the file states, `restore`
+//! does not take; neither changes the file.
 
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -40,14 +40,14 @@ The cluster serves on meanwhile. The file appears under its name when it is comp
         /// The file
         file: PathBuf,
     },
-    /// Make the data folder of the first replica of a cluster that begins anew from a file
+    /// Make the data directory of the first replica of a cluster that begins again from a file
     #[command(after_help = "\
 Examples:
   muster backup restore --from a.backup --config server.toml
   muster backup restore --from a.backup --config server.toml --archive /mnt/old/archive
 
 Then start it with `muster server --config server.toml`, and take the others in with `muster cluster add`.
-The cluster begins a new generation: every lease and token of before is over, and replicas of before are
+The cluster begins a new generation: every earlier lease and token is over, and replicas of earlier generations are
 refused. Everything after the backup is lost, so first see whether a replica is left (`muster server recover`).")]
     Restore(RestoreArgs),
 }
@@ -58,15 +58,15 @@ pub struct RestoreArgs {
     /// The backup
     #[arg(long, value_name = "FILE")]
     pub from: PathBuf,
-    /// The configuration of the replica; its data folder must not hold one yet
+    /// The configuration of the replica; its data directory must not hold one yet
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
     /// The generation to begin, above every one the cluster has had [default: the backup's and one].
     /// Say it when this or a later backup was restored before
     #[arg(long, value_name = "N")]
     pub generation: Option<u32>,
-    /// The archive of a replica of before, or a copy of one: history goes on behind it. Objects are shared with
-    /// that folder where the disk is the same, else copied
+    /// The archive of a replica of an earlier generation, or a copy of one: history goes on behind it. Objects are
+    /// shared with that directory where the disk is the same, else copied
     #[arg(long, value_name = "DIR")]
     pub archive: Option<PathBuf>,
     /// The replica the configuration is of, to be sure
@@ -214,13 +214,7 @@ pub fn show_backup(
 /// An error with a line for each of its causes.
 #[must_use]
 pub fn with_causes(exit: Exit, error: &dyn std::error::Error) -> Failure {
-    let mut details = Vec::new();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        details.push(inner.to_string());
-        cause = inner.source();
-    }
-    Failure::new(exit, error.to_string()).with_details(details)
+    Failure::of_error(exit, error)
 }
 
 /// A backup that was not written or not accepted, with what to do.
@@ -230,7 +224,9 @@ fn refused(error: BackupError) -> Failure {
         BackupError::Damaged { .. } => (Exit::Failed, "take another backup; this one must not be restored"),
         BackupError::Newer { .. } => (Exit::Failed, "use the release that wrote it"),
         BackupError::Foreign { .. } => (Exit::Usage, "give a file that `muster backup create` wrote"),
-        BackupError::File { .. } => (Exit::Failed, "see that the folder is there, writable and has room"),
+        BackupError::File { .. } => {
+            (Exit::Failed, "see that the directory is there, is writable and has free space")
+        }
     };
     with_causes(exit, &error).with_next(next)
 }

@@ -4,26 +4,32 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use muster_console::{Console, Document, Exit, Failure, Global, Grid, moment};
-use muster_transport::{Authority, AuthorityReport, CertificateReport, PeerName, Role, describe};
+use muster_transport::{
+    Authority, AuthorityReport, CertificateReport, Host, PeerName, PermittedHosts, Role, describe,
+};
 use muster_types::ClusterId;
 use muster_wire::admin;
 use muster_wire::time::timestamp;
 use serde::Serialize;
 
-/// Commands about certificates. Most need no cluster, only the authority's folder.
+/// Commands about certificates. Most need no cluster, only the authority's directory.
 #[derive(Subcommand)]
 pub enum CaCommand {
     /// Make the authority of a cluster
     #[command(after_help = "\
 Example:
   muster ca init ./authority --cluster-id 6d757374657200000000000000000001
+  muster ca init ./authority --cluster-id … --host muster.example.org --host 10.0.0.0/24
 
-The folder holds the authority's private key: keep it off the replicas, and keep a copy.")]
+With --host certificates of replicas may name hosts, so that a browser accepts them (see the guide to the web pages).
+The authority is good for those hosts alone: a browser that trusts it takes no other site from who has its key.
+The directory holds the authority's private key: keep it off the replicas, and keep a copy.")]
     Init(InitArgs),
-    /// Issue a certificate: tls.crt, tls.key and ca.crt in a folder
+    /// Issue a certificate: tls.crt, tls.key and ca.crt in a directory
     #[command(after_help = "\
 Examples:
   muster ca issue ./authority replica 1 --out /etc/muster/tls
+  muster ca issue ./authority replica 1 --host r1.muster.example.org --host 10.0.0.5 --out /etc/muster/tls
   muster ca issue ./authority agent gpu-a --out ./gpu-a
   muster ca issue ./authority agent-group slurm-a --out ./slurm-a
   muster ca issue ./authority client ada --tenant vision --out ~/.config/muster/tls
@@ -36,7 +42,7 @@ A running process takes over files that were replaced (--force) by itself, withi
     /// Replace the authority in three steps, without an interruption
     #[command(after_help = "\
 Steps:
-  1. muster ca rotate ./authority prepare   a new authority, trusted beside the old one;
+  1. muster ca rotate ./authority prepare   a new authority, trusted as well as the old one;
                                             copy bundle.crt to every process as its ca
   2. muster ca rotate ./authority switch    the new one issues;
                                             issue every process a new certificate (issue --force)
@@ -52,29 +58,32 @@ Examples:
   muster ca revoke --serial 0a4f…                                      by its number, as `muster ca show` prints it
   muster ca revoke --authority ./authority --name agent/gpu-a          all that were issued to a name
 
-Connections with it end within seconds, and no others are made. Issue another for whoever is to go on; agents and
-clients that hold a revoked replica's certificate for good are told by `muster ca rotate` alone.")]
+Connections with it end within seconds, and no others are made. Issue another one for each holder that is to go on;
+agents and clients that hold a revoked replica's certificate for good are told by `muster ca rotate` alone.")]
     Revoke(RevokeArgs),
     /// List certificates that are revoked and have not ended; needs the cluster
     Revoked,
-    /// Show an authority's folder, or any certificate: whom it names, and when it ends
+    /// Show an authority's directory, or any certificate: whom it names, and when it ends
     #[command(after_help = "\
 Examples:
   muster ca show ./authority
   muster ca show /etc/muster/tls/tls.crt -o json")]
     Show {
-        /// Folder of an authority, or a file
+        /// Directory of an authority, or a file
         path: PathBuf,
     },
 }
 
 #[derive(Args)]
 pub struct InitArgs {
-    /// Folder of the authority; made when it is not there
+    /// Directory of the authority; made when it is not there
     dir: PathBuf,
     /// As in the replicas' configuration
     #[arg(long, value_name = "32 HEX DIGITS")]
     cluster_id: String,
+    /// Hosts that certificates of replicas may name: a DNS name with all below it, an address or a network; repeatable
+    #[arg(long = "host", value_name = "NAME|ADDRESS[/BITS]")]
+    hosts: Vec<PermittedHosts>,
     /// How long the authority lasts
     #[arg(long, default_value_t = 3_650)]
     days: u32,
@@ -97,7 +106,7 @@ enum Kind {
 
 #[derive(Args)]
 pub struct IssueArgs {
-    /// Folder of the authority
+    /// Directory of the authority
     dir: PathBuf,
     /// Whom it is for
     kind: Kind,
@@ -112,7 +121,10 @@ pub struct IssueArgs {
     /// Of a client: it sees what jobs, nodes and queues there are, and changes nothing
     #[arg(long)]
     read_only: bool,
-    /// Folder for tls.crt, tls.key and ca.crt
+    /// Of a replica: a DNS name or an address by which browsers open its pages; repeatable
+    #[arg(long = "host", value_name = "NAME|ADDRESS")]
+    hosts: Vec<Host>,
+    /// Directory for tls.crt, tls.key and ca.crt
     #[arg(long)]
     out: PathBuf,
     /// How long it lasts
@@ -134,7 +146,7 @@ pub struct RevokeArgs {
     /// Everything that was issued to this name: agent/gpu-a, tenant/vision/bob
     #[arg(long, value_name = "KIND/NAME", requires = "authority")]
     name: Option<String>,
-    /// Folder of the authority, which knows what it has issued
+    /// Directory of the authority, which knows what it has issued
     #[arg(long, value_name = "DIR")]
     authority: Option<PathBuf>,
     /// Say what would change, and change nothing
@@ -144,7 +156,7 @@ pub struct RevokeArgs {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Step {
-    /// A new authority, trusted beside the old one
+    /// A new authority, trusted as well as the old one
     Prepare,
     /// The new authority issues
     Switch,
@@ -154,10 +166,13 @@ enum Step {
 
 #[derive(Args)]
 pub struct RotateArgs {
-    /// Folder of the authority
+    /// Directory of the authority
     dir: PathBuf,
     /// Which step
     step: Step,
+    /// Of the new authority: hosts that certificates of replicas may name, next to those of the present one; repeatable
+    #[arg(long = "host", value_name = "NAME|ADDRESS[/BITS]")]
+    hosts: Vec<PermittedHosts>,
     /// How long the new authority lasts
     #[arg(long, default_value_t = 3_650)]
     days: u32,
@@ -169,13 +184,16 @@ pub async fn run(global: &Global, console: &Console, command: CaCommand) -> Resu
             let cluster: ClusterId = args.cluster_id.parse().map_err(|error| {
                 Failure::usage(format!("--cluster-id: {error}, got {:?}", args.cluster_id))
             })?;
-            report(console, &Authority::init(&args.dir, cluster, args.days)?.report()?)?;
+            report(console, &Authority::init_for(&args.dir, cluster, args.days, &args.hosts)?.report()?)?;
         }
         CaCommand::Issue(args) => issue(console, &args)?,
         CaCommand::Rotate(args) => {
             let mut authority = Authority::open(&args.dir)?;
             match args.step {
-                Step::Prepare => authority.prepare(args.days)?,
+                Step::Prepare => authority.prepare_for(args.days, &args.hosts)?,
+                Step::Switch | Step::Finish if !args.hosts.is_empty() => {
+                    return Err(Failure::usage("--host goes with the step prepare"));
+                }
                 Step::Switch => authority.switch()?,
                 Step::Finish => authority.finish()?,
             }
@@ -222,7 +240,8 @@ fn issue(console: &Console, args: &IssueArgs) -> Result<(), Failure> {
         }
     };
     let role = role.map_err(|error| Failure::usage(error.to_string()))?;
-    let issued = Authority::open(&args.dir)?.issue(role, args.days, &args.out, args.force)?;
+    let authority = Authority::open(&args.dir)?;
+    let issued = authority.issue_for(role, args.days, &args.out, args.force, &args.hosts)?;
     let certificate = describe(&issued.cert)?;
     if console.is_structured() {
         return console.object(&certificate);

@@ -13,9 +13,8 @@ use clap_complete::engine::CompletionCandidate;
 use clap_complete::env::Shells;
 use muster_client::{Client, Options};
 use muster_console::config;
+use muster_wire::closed::phase_word;
 use muster_wire::v1;
-
-use crate::view::phase_word;
 
 /// Longest wait of a key press.
 const LIMIT: Duration = Duration::from_millis(900);
@@ -72,6 +71,27 @@ pub fn nodes(current: &OsStr) -> Vec<CompletionCandidate> {
         Some((node.description?.name, about))
     });
     candidates(word, pairs.collect())
+}
+
+/// Nodes and tenants: what stands behind `muster open node` and `muster open queue`.
+pub fn nodes_and_tenants(current: &OsStr) -> Vec<CompletionCandidate> {
+    let Some(word) = current.to_str() else { return Vec::new() };
+    let request = v1::ListTenantsRequest { page_size: 1_000, ..Default::default() };
+    let found = ask(async |client| client.list_tenants(request).await.ok());
+    let tenants = found.map_or_else(Vec::new, |page| page.tenants);
+    let pairs = tenants.into_iter().map(|tenant| (tenant.tenant, "tenant".to_owned()));
+    let mut all = nodes(current);
+    all.extend(candidates(word, pairs.collect()));
+    all
+}
+
+/// Kinds of web pages, and jobs.
+pub fn pages(current: &OsStr) -> Vec<CompletionCandidate> {
+    let Some(word) = current.to_str() else { return Vec::new() };
+    let kinds = ["events", "fleet", "jobs", "node", "nodes", "queue", "queues"];
+    let mut all = candidates(word, kinds.map(|kind| (kind.to_owned(), "page".to_owned())).into());
+    all.extend(jobs(current));
+    all
 }
 
 fn candidates(word: &str, pairs: BTreeMap<String, String>) -> Vec<CompletionCandidate> {

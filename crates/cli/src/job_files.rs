@@ -5,13 +5,15 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use muster_client::{CallError, Client};
-use muster_console::Failure;
+use muster_console::{Console, Failure};
 use muster_manifest::{FILE_BYTES_MAX, Manifest, Overrides, Problem};
 use muster_transport::{Role, Security};
 
+use super::foreign::{self, ForeignArgs};
+
 /// A server's refusal in the words of the file. `only` is the document it is about, when it is one.
 pub fn refused(error: CallError, file: &str, manifests: &[Manifest], only: Option<usize>) -> Failure {
-    let CallError::Refuse { refused, .. } = &error else {
+    let CallError::Refused { refused, .. } = &error else {
         return Failure::from(error);
     };
     let explain = |violation: &muster_types::Violation| {
@@ -38,17 +40,34 @@ pub fn located(file: &str, problem: &Problem) -> String {
 }
 
 /// The jobs of a file, each checked as the server would.
-pub fn read_manifests(file: &str, overrides: &Overrides) -> Result<Vec<Manifest>, Failure> {
-    read_manifests_with(file, &[], overrides)
+pub fn read_manifests(
+    console: &Console,
+    file: &str,
+    overrides: &Overrides,
+) -> Result<Vec<Manifest>, Failure> {
+    read_manifests_with(console, file, &[], overrides, &ForeignArgs::default())
 }
 
-/// The same; `arguments` are those of the script that the file is.
+/// The same; `arguments` are those of the script that the file is. A file for another scheduler is converted first.
 pub fn read_manifests_with(
+    console: &Console,
     file: &str,
     arguments: &[String],
     overrides: &Overrides,
+    foreign: &ForeignArgs,
 ) -> Result<Vec<Manifest>, Failure> {
     let bytes = read(file)?;
+    if let Some(text) = foreign::documents(console, file, &bytes, arguments, foreign)? {
+        let wrong = |problems: Vec<Problem>| {
+            // The lines would be those of a file that nobody has seen.
+            let problems = problems.into_iter().map(|problem| Problem { line: None, ..problem });
+            Failure::usage("the job document that this file becomes is not valid")
+                .with_details(problems.map(|problem| located(file, &problem)))
+                .with_next("change what the field comes from, or write a job document; `muster schema job` describes one")
+        };
+        let manifests = muster_manifest::parse(text.as_bytes(), now_ms()).map_err(|error| wrong(error.0))?;
+        return checked(manifests, overrides).map_err(wrong);
+    }
     let wrong = |problems: Vec<Problem>| {
         Failure::usage("the job file is not valid")
             .with_details(problems.iter().map(|p| located(file, p)))
@@ -60,9 +79,13 @@ pub fn read_manifests_with(
         muster_manifest::parse(&bytes, now_ms())
     } else {
         return Err(Failure::usage(format!("{file} is a job file, which takes no arguments: {arguments:?}"))
-            .with_next("options go before the file; only a script (#!) has arguments of its own"));
+            .with_next("options go before the file; only a script (#!) takes arguments itself"));
     };
-    let mut manifests = parsed.map_err(|e| wrong(e.0))?;
+    checked(parsed.map_err(|e| wrong(e.0))?, overrides).map_err(wrong)
+}
+
+/// The jobs with what the command line says over them, each checked as the server would.
+fn checked(mut manifests: Vec<Manifest>, overrides: &Overrides) -> Result<Vec<Manifest>, Vec<Problem>> {
     let mut problems = Vec::new();
     for manifest in &mut manifests {
         manifest.apply(overrides);
@@ -71,7 +94,7 @@ pub fn read_manifests_with(
         }
     }
     problems.truncate(100);
-    if problems.is_empty() { Ok(manifests) } else { Err(wrong(problems)) }
+    if problems.is_empty() { Ok(manifests) } else { Err(problems) }
 }
 
 /// Milliseconds since the Unix epoch, by this machine's clock: what `+2h` in a file counts from.

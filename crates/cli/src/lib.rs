@@ -13,16 +13,21 @@ mod cluster;
 pub mod complete;
 mod consent;
 mod ctl;
+mod debug;
 mod find;
+mod foreign;
 mod job;
 mod job_files;
 mod log;
+mod man;
 mod node;
+mod open;
 mod parallel;
 mod policy;
 mod probe;
 mod queue;
 mod reading;
+mod report;
 mod run;
 mod sim;
 mod slo;
@@ -60,12 +65,16 @@ Examples:
   muster job explain job-3f0
   muster job list --phase pending
   muster job logs job-3f0 --rank 0 -f
+  muster top
 
 Where the cluster is: --endpoint, else MUSTER_ENDPOINTS, else `endpoints = [\"host:port\", …]` in
 $XDG_CONFIG_HOME/muster/config.toml (~/.config/muster/config.toml), else a running `muster dev`.
 
 With what: --ca, --cert and --key, else MUSTER_CA, MUSTER_CERT and MUSTER_KEY, else `[tls]` with `ca`, `cert` and
 `key` in the same file; without them the cluster is spoken to in plaintext.
+
+Where the web pages are, for `open` and `debug bundle`: --web, else MUSTER_WEB, else `web = [\"host:port\", …]` in the same file,
+else those of a running `muster dev`.
 
 Exit codes: 0 ok, 1 failed or the job failed, 2 usage or a wrong job file, 3 not found, 4 denied,
 5 conflict or precondition, 6 unavailable, 7 timeout, 130 interrupted; of `muster run` that of the job.";
@@ -107,6 +116,10 @@ pub enum ClientCommand {
     List(job::list::ListArgs),
     /// Members, lag, disks and warnings of the cluster: `muster cluster status`
     Status,
+    /// Watch jobs, queues, fleet, replicas and events live in the terminal
+    Top(muster_top::TopArgs),
+    /// Open a web page of a replica in a browser: a job, a node, a queue, the fleet, events
+    Open(open::OpenArgs),
     /// Look at the nodes of the fleet; take them out of placement
     #[command(subcommand, visible_alias = "nodes")]
     Node(node::NodeCommand),
@@ -121,9 +134,15 @@ pub enum ClientCommand {
     /// The decision log: follow it, look at single records, export and verify history
     #[command(subcommand)]
     Log(log::LogCommand),
+    /// What the fleet was used for, what it was idle for, and what jobs waited for; needs no cluster
+    #[command(subcommand, visible_alias = "reports")]
+    Report(report::ReportCommand),
     /// The scheduler cluster itself
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
+    /// Collect what replicas say for those who look for a fault
+    #[command(subcommand)]
+    Debug(debug::DebugCommand),
     /// Drills on this cluster: what there are, one under way, its report; each undoes itself
     #[command(subcommand, visible_alias = "drills")]
     Drill(muster_live_drill::DrillCommand),
@@ -153,6 +172,9 @@ pub enum ClientCommand {
         /// For which shell
         shell: Shell,
     },
+    /// Write manual pages for man(1), one for each command; packages contain them
+    #[command(hide = true)]
+    Man(man::ManArgs),
     /// Print the JSON Schema of what this program reads, for editors and for checks
     #[command(
         after_help = "Examples:\n  muster schema job > job.schema.json\n\nAn editor with a YAML language server takes it for a file that begins with\n# yaml-language-server: $schema=job.schema.json"
@@ -207,6 +229,9 @@ async fn dispatch(
         ClientCommand::Run(args) => run::run(global, console, *args).await,
         ClientCommand::Plan(args) => job::explanation::plan(global, console, args).await,
         ClientCommand::Job(command) => job::run(global, console, command).await,
+        ClientCommand::Top(args) => muster_top::run(global, console, args).await,
+        ClientCommand::Open(args) => open::run(global, console, args).await,
+        ClientCommand::Debug(command) => debug::run(program, global, console, command).await,
         ClientCommand::Node(command) => node::run(global, console, command).await,
         ClientCommand::Probe(args) => probe::run(global, console, args).await,
         ClientCommand::Queue(command) => queue::run(global, console, command).await,
@@ -218,6 +243,7 @@ async fn dispatch(
         ClientCommand::Backup(command) => backup::run(program, global, console, command).await,
         ClientCommand::Sim(command) => sim::run(console, command),
         ClientCommand::Parallel(command) => parallel::run(global, console, command).await,
+        ClientCommand::Report(command) => report::run(console, &command),
         ClientCommand::Slo(command) => slo::run(console, command),
         ClientCommand::Ctl(command) => ctl::run(global, console, command),
         ClientCommand::Logs(args) => job::logs::run(global, console, args).await,
@@ -228,6 +254,7 @@ async fn dispatch(
         ClientCommand::List(args) => job::list::run(global, console, args).await,
         ClientCommand::Status => cluster::run(global, console, cluster::ClusterCommand::Status).await,
         ClientCommand::Completion { shell } => completion(console, shell),
+        ClientCommand::Man(args) => man::run(program, console, &args),
         ClientCommand::Schema { of: Described::Job } => {
             let schema = serde_json::to_string_pretty(&muster_manifest::job_schema());
             let text = schema.map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
@@ -268,7 +295,6 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("tail", "muster logs ID -f"),
     ("watch", "muster job watch ID, muster node watch, muster queue watch, muster cluster watch"),
     ("wait", "muster job wait ID"),
-    ("top", "muster node list -o wide, muster queue list"),
     ("info", "muster status"),
     ("why", "muster explain ID"),
     ("drain", "muster node drain NAME"),

@@ -11,7 +11,7 @@ use muster_wire::time::span_ms;
 use muster_wire::v1;
 
 const HEADING: &str = "Freshness";
-/// An answer that is older is said to be, below a table.
+/// An answer that is older is reported as such, below a table.
 const STALE_MS: u64 = 1_000;
 
 /// How current an answer has to be.

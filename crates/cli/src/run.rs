@@ -10,6 +10,7 @@ use muster_types::{PriorityTier, RequestId, limits};
 use muster_wire::v1;
 use serde_json::{Value, json};
 
+use crate::foreign::ForeignArgs;
 use crate::job::attach::{self, Ranks};
 use crate::job_files::{self, located, name_own_tenant, now_ms};
 use crate::parallel::auto;
@@ -85,7 +86,7 @@ pub struct RunArgs {
 pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Exit, Failure> {
     let what = args.file.clone().unwrap_or_else(|| "muster run".to_owned());
     let mut manifest = match &args.file {
-        Some(file) => of_file(file, &args)?,
+        Some(file) => of_file(console, file, &args)?,
         None => of_command(&args)?,
     };
     if global.is_local() {
@@ -135,7 +136,7 @@ fn is_left_behind(path: &Path) -> bool {
     path.is_relative() && path.is_file()
 }
 
-fn of_file(file: &str, args: &RunArgs) -> Result<Manifest, Failure> {
+fn of_file(console: &Console, file: &str, args: &RunArgs) -> Result<Manifest, Failure> {
     let overrides = Overrides {
         name: args.name.clone(),
         tenant: args.tenant.clone(),
@@ -143,9 +144,11 @@ fn of_file(file: &str, args: &RunArgs) -> Result<Manifest, Failure> {
         regions: args.region.clone(),
         labels: args.metadata.label.clone(),
         annotations: args.metadata.annotation.clone(),
+        array: None,
     };
-    let mut manifests = job_files::read_manifests_with(file, &args.command, &overrides)?;
-    let one = manifests.pop().filter(|job| manifests.is_empty() && job.message.spec().array_size == 0);
+    let mut manifests =
+        job_files::read_manifests_with(console, file, &args.command, &overrides, &ForeignArgs::default())?;
+    let one = manifests.pop().filter(|job| manifests.is_empty() && job.message.spec().array.is_none());
     one.ok_or_else(|| {
         Failure::usage(format!("{file} holds more than one job"))
             .with_next(format!("muster submit {file} --watch follows them all"))

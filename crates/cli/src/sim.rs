@@ -103,7 +103,7 @@ that are written like its own in small letters. With --home-only each cluster is
 are counted by reason, and every tenant is reported. Times in windows such as +2h count from the beginning of
 the trace; with dates say when that was with --start. Presets give every tenant every right.
 
-A gang on a node that fails begins anew elsewhere. Jobs that could never run are counted and named; so
+A gang on a node that fails begins again elsewhere. Jobs that could never run are counted and named; so
 are those whose duration_s is empty. Failures: node_id, failed_s, repaired_s. `muster sim pack --help`
 describes the other files; here jobs must be in the order of submit_s.")]
 pub struct QueueArgs {
@@ -159,7 +159,7 @@ The same options give the same bytes.")]
 pub struct GenerateArgs {
     /// What to make
     shape: Shape,
-    /// The folder to write to; made when it is not there
+    /// The directory to write to; made when it is not there
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Same seed, same trace
@@ -192,13 +192,7 @@ pub fn run(console: &Console, command: SimCommand) -> Result<Exit, Failure> {
 
 /// The sentence of an error, and under it those of its causes.
 fn wrong(exit: Exit, error: &dyn Error) -> Failure {
-    let mut causes = Vec::new();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        causes.push(cause.to_string());
-        next = cause.source();
-    }
-    Failure::new(exit, error.to_string()).with_details(causes)
+    Failure::of_error(exit, error)
 }
 
 /// A trace that cannot be read.
@@ -306,7 +300,7 @@ fn structured(console: &Console, is_line: bool, report: &impl serde::Serialize) 
 
 fn print_pack(console: &Console, report: &pack::Report) -> Result<(), Failure> {
     console.line(&format!(
-        "{} nodes with {} devices; {} of {} jobs placed, {} without room, {} could never fit",
+        "{} nodes with {} devices; {} of {} jobs placed, {} without capacity, {} could never fit",
         report.nodes,
         report.capacity_milli / 1_000,
         report.placed,

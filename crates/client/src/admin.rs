@@ -30,7 +30,7 @@ macro_rules! calls {
                         let request = request.clone();
                         async move { admin(channel).$method(request).await }
                     };
-                    let answer = self.repeat(repeatable($operation), send).await?;
+                    let answer = self.retry(repeatable($operation), send).await?;
                     Ok(answer$(.$part.unwrap_or_default())?)
                 }
             )*
@@ -76,7 +76,7 @@ impl BackupStream {
     }
 
     fn broken(&self, last: AttemptError) -> CallError {
-        CallError::BreakOff { operation: "create backup", bytes: self.bytes, last }
+        CallError::StreamBroken { operation: "create backup", bytes: self.bytes, last }
     }
 
     /// One that is not what was sent is an answer of nobody.
@@ -131,14 +131,14 @@ impl Client {
         &self,
         request: admin::CreateBackupRequest,
     ) -> Result<BackupStream, CallError> {
-        let failed = |last| CallError::BreakOff { operation: "create backup", bytes: 0, last };
+        let failed = |last| CallError::StreamBroken { operation: "create backup", bytes: 0, last };
         let link = self.endpoints().connect_next().await;
         let (endpoint, channel) = link.map_err(|error| failed(AttemptError::Connect(error)))?;
         let answer = |status: &tonic::Status| {
             let refused = Refused::from_status(status);
             let endpoint = endpoint.clone();
             match refused.code {
-                Some(_) => CallError::Refuse { operation: "create backup", endpoint, refused },
+                Some(_) => CallError::Refused { operation: "create backup", endpoint, refused },
                 None => failed(AttemptError::Answer { endpoint, refused }),
             }
         };

@@ -6,7 +6,7 @@ use crate::Client;
 use crate::admin::admin;
 use crate::calls::{ensure_request_id, fleet};
 use crate::error::CallError;
-use crate::repeat::Subject;
+use crate::retry::Subject;
 
 fn subject(operation: &'static str, request_id: Option<String>) -> Subject {
     Subject { operation, request_id }
@@ -20,7 +20,7 @@ impl Client {
     pub async fn list_pending_nodes(&self) -> Result<v1::ListPendingNodesResponse, CallError> {
         let send =
             |channel| async move { fleet(channel).list_pending_nodes(v1::ListPendingNodesRequest {}).await };
-        self.repeat(subject("list pending nodes", None), send).await
+        self.retry(subject("list pending nodes", None), send).await
     }
 
     /// Which nodes are admitted, and what operators have said of nodes by name.
@@ -35,7 +35,7 @@ impl Client {
             let request = request.clone();
             async move { fleet(channel).get_node_admission(request).await }
         };
-        self.repeat(subject("get node admission", None), send).await
+        self.retry(subject("get node admission", None), send).await
     }
 
     /// Sets which nodes are admitted.
@@ -52,7 +52,7 @@ impl Client {
             async move { fleet(channel).set_node_admission(request).await }
         };
         let answer: v1::SetNodeAdmissionResponse =
-            self.repeat(subject("set node admission", request_id), send).await?;
+            self.retry(subject("set node admission", request_id), send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
     }
@@ -71,7 +71,7 @@ impl Client {
             async move { fleet(channel).set_node_approval(request).await }
         };
         let answer: v1::SetNodeApprovalResponse =
-            self.repeat(subject("set node approval", request_id), send).await?;
+            self.retry(subject("set node approval", request_id), send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
     }
@@ -90,7 +90,7 @@ impl Client {
             async move { admin(channel).revoke_certificate(request).await }
         };
         let answer: admin::RevokeCertificateResponse =
-            self.repeat(subject("revoke certificate", request_id), send).await?;
+            self.retry(subject("revoke certificate", request_id), send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
     }
@@ -105,6 +105,6 @@ impl Client {
         let send = |channel| async move {
             admin(channel).list_revoked_certificates(admin::ListRevokedCertificatesRequest {}).await
         };
-        self.repeat(subject("list revoked certificates", None), send).await
+        self.retry(subject("list revoked certificates", None), send).await
     }
 }

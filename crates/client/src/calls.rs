@@ -17,7 +17,7 @@ use v1::policy_service_client::PolicyServiceClient;
 use v1::tenant_service_client::TenantServiceClient;
 
 use crate::error::{AttemptError, CallError};
-use crate::repeat::Subject;
+use crate::retry::Subject;
 use crate::{Client, Options, planted};
 
 /// Largest answer that is read: a gang of 16,384 workers with its placement is about 2 MiB, the largest
@@ -70,7 +70,7 @@ macro_rules! changes {
                 let request = request.clone();
                 async move { $service(channel).$call(request).await }
             };
-            let answer: v1::$answer = self.repeat(subject, send).await?;
+            let answer: v1::$answer = self.retry(subject, send).await?;
             self.observe(answer.freshness.as_ref());
             Ok(answer)
         }
@@ -98,7 +98,7 @@ impl Client {
             }
             async move { jobs(channel).submit_job(request).await }
         };
-        let answer: v1::SubmitJobResponse = self.repeat(subject, send).await?;
+        let answer: v1::SubmitJobResponse = self.retry(subject, send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
     }
@@ -117,7 +117,7 @@ impl Client {
             let request = request.clone();
             async move { jobs(channel).submit_jobs(request).await }
         };
-        let answer: v1::SubmitJobsResponse = self.repeat(subject, send).await?;
+        let answer: v1::SubmitJobsResponse = self.retry(subject, send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
     }
@@ -136,7 +136,7 @@ impl Client {
             let request = request.clone();
             async move { jobs(channel).cancel_job(request).await }
         };
-        let answer: v1::CancelJobResponse = self.repeat(subject, send).await?;
+        let answer: v1::CancelJobResponse = self.retry(subject, send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
     }
@@ -154,7 +154,7 @@ impl Client {
             let request = request.clone();
             async move { jobs(channel).get_job(within(limit, request)).await }
         };
-        let answer: v1::GetJobResponse = self.repeat(subject, send).await?;
+        let answer: v1::GetJobResponse = self.retry(subject, send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
     }
@@ -175,7 +175,47 @@ impl Client {
             let request = request.clone();
             async move { jobs(channel).list_jobs(within(limit, request)).await }
         };
-        let answer: v1::ListJobsResponse = self.repeat(subject, send).await?;
+        let answer: v1::ListJobsResponse = self.retry(subject, send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// One array, with its members by phase.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn get_array(
+        &self,
+        mut request: v1::GetArrayRequest,
+    ) -> Result<v1::GetArrayResponse, CallError> {
+        let read = self.wanted_read(request.read);
+        request.read = Some(read);
+        let limit = self.confirmed_within(&read);
+        let send = |channel| {
+            let request = request.clone();
+            async move { jobs(channel).get_array(within(limit, request)).await }
+        };
+        let answer: v1::GetArrayResponse = self.retry(repeatable("get array"), send).await?;
+        self.observe(answer.freshness.as_ref());
+        Ok(answer)
+    }
+
+    /// One page of arrays, newest first.
+    ///
+    /// # Errors
+    /// Refusals at once; everything else when the deadline has passed.
+    pub async fn list_arrays(
+        &self,
+        mut request: v1::ListArraysRequest,
+    ) -> Result<v1::ListArraysResponse, CallError> {
+        let read = self.wanted_read(request.read);
+        request.read = Some(read);
+        let limit = self.confirmed_within(&read);
+        let send = |channel| {
+            let request = request.clone();
+            async move { jobs(channel).list_arrays(within(limit, request)).await }
+        };
+        let answer: v1::ListArraysResponse = self.retry(repeatable("list arrays"), send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
     }
@@ -193,7 +233,7 @@ impl Client {
             let request = request.clone();
             async move { jobs(channel).plan_job(within(limit, request)).await }
         };
-        let answer: v1::PlanJobResponse = self.repeat(subject, send).await?;
+        let answer: v1::PlanJobResponse = self.retry(subject, send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
     }
@@ -214,7 +254,7 @@ impl Client {
             let request = request.clone();
             async move { jobs(channel).explain_job(within(limit, request)).await }
         };
-        let answer: v1::ExplainJobResponse = self.repeat(subject, send).await?;
+        let answer: v1::ExplainJobResponse = self.retry(subject, send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
     }
@@ -232,7 +272,7 @@ impl Client {
             let request = request.clone();
             async move { jobs(channel).commit_checkpoint(request).await }
         };
-        let answer: v1::CommitCheckpointResponse = self.repeat(subject, send).await?;
+        let answer: v1::CommitCheckpointResponse = self.retry(subject, send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
     }
@@ -250,7 +290,7 @@ impl Client {
         let limit = self.confirmed_within(&read);
         let subject = repeatable("get policy");
         let send = |channel| async move { policy(channel).get_policy(within(limit, request)).await };
-        let answer: v1::GetPolicyResponse = self.repeat(subject, send).await?;
+        let answer: v1::GetPolicyResponse = self.retry(subject, send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
     }
@@ -279,7 +319,7 @@ impl Client {
             let request = request.clone();
             async move { fleet(channel).list_nodes(within(limit, request)).await }
         };
-        let answer: v1::ListNodesResponse = self.repeat(subject, send).await?;
+        let answer: v1::ListNodesResponse = self.retry(subject, send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
     }
@@ -297,7 +337,7 @@ impl Client {
             let request = request.clone();
             async move { fleet(channel).get_node(within(limit, request)).await }
         };
-        let answer: v1::GetNodeResponse = self.repeat(subject, send).await?;
+        let answer: v1::GetNodeResponse = self.retry(subject, send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
     }
@@ -318,7 +358,7 @@ impl Client {
             let request = request.clone();
             async move { queues(channel).list_tenants(within(limit, request)).await }
         };
-        let answer: v1::ListTenantsResponse = self.repeat(subject, send).await?;
+        let answer: v1::ListTenantsResponse = self.retry(subject, send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
     }
@@ -358,7 +398,7 @@ impl Client {
             let request = request.clone();
             async move { fleet(channel).set_health_policy(request).await }
         };
-        let answer: v1::SetHealthPolicyResponse = self.repeat(subject, send).await?;
+        let answer: v1::SetHealthPolicyResponse = self.retry(subject, send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
     }
@@ -376,7 +416,7 @@ impl Client {
         let limit = self.confirmed_within(&read);
         let subject = repeatable("get health policy");
         let send = |channel| async move { fleet(channel).get_health_policy(within(limit, request)).await };
-        let answer: v1::GetHealthPolicyResponse = self.repeat(subject, send).await?;
+        let answer: v1::GetHealthPolicyResponse = self.retry(subject, send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)
     }
@@ -393,9 +433,9 @@ impl Client {
             let request = request.clone();
             async move { probes(channel).probe_nodes(request).await }
         };
-        // Longer than any other call: one that is given up is begun again elsewhere, beside itself.
+        // Longer than any other call: one that is given up is begun again elsewhere, while the first one still runs.
         let options = Options { attempt_timeout: self.options.deadline, ..self.options.clone() };
-        self.with_options(options).repeat(repeatable("probe nodes"), send).await
+        self.with_options(options).retry(repeatable("probe nodes"), send).await
     }
 
     /// How some replica stands. Does not wait for what this client has seen: how far a replica lags
@@ -412,7 +452,7 @@ impl Client {
         let limit = self.confirmed_within(&read);
         let subject = repeatable("get status");
         let send = |channel| async move { cluster(channel).get_status(within(limit, request)).await };
-        self.repeat(subject, send).await
+        self.retry(subject, send).await
     }
 
     /// How the replica at one address stands; asked once, not through the rotation.
@@ -420,11 +460,36 @@ impl Client {
     /// # Errors
     /// When that replica cannot be reached or does not answer in time.
     pub async fn get_status_of(&self, address: &str) -> Result<v1::GetStatusResponse, AttemptError> {
-        let link = self.endpoints().connect_to(address).await.map_err(AttemptError::Connect)?;
-        let (endpoint, channel) = link;
+        self.ask_one(address, |mut replica| async move {
+            replica.get_status(v1::GetStatusRequest::default()).await
+        })
+        .await
+    }
+
+    /// Versions and limits of the replica at one address; as [`Client::get_status_of`].
+    ///
+    /// # Errors
+    /// When that replica cannot be reached or does not answer in time.
+    pub async fn get_server_info_of(&self, address: &str) -> Result<v1::GetServerInfoResponse, AttemptError> {
+        self.ask_one(address, |mut replica| async move {
+            replica.get_server_info(v1::GetServerInfoRequest {}).await
+        })
+        .await
+    }
+
+    /// Asks the replica at one address, once.
+    async fn ask_one<T, F>(
+        &self,
+        address: &str,
+        send: impl FnOnce(ClusterServiceClient<Channel>) -> F,
+    ) -> Result<T, AttemptError>
+    where
+        F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+    {
+        let (endpoint, channel) =
+            self.endpoints().connect_to(address).await.map_err(AttemptError::Connect)?;
         let limit = self.options.attempt_timeout.min(self.options.deadline);
-        let mut cluster = cluster(channel);
-        match tokio::time::timeout(limit, cluster.get_status(v1::GetStatusRequest::default())).await {
+        match tokio::time::timeout(limit, send(cluster(channel))).await {
             Ok(Ok(response)) => Ok(response.into_inner()),
             Ok(Err(status)) => {
                 let refused = muster_wire::status::Refused::from_status(&status);
@@ -441,7 +506,7 @@ impl Client {
     pub async fn get_server_info(&self) -> Result<v1::GetServerInfoResponse, CallError> {
         let send =
             |channel| async move { cluster(channel).get_server_info(v1::GetServerInfoRequest {}).await };
-        self.repeat(repeatable("get server info"), send).await
+        self.retry(repeatable("get server info"), send).await
     }
 }
 

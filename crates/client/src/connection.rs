@@ -140,7 +140,7 @@ impl Connection {
         self.leader.lock()
     }
 
-    /// The channel to the leader, where one is known beside the present channel.
+    /// The channel to the leader, where one other than the present channel is known.
     pub(crate) fn to_leader(&self) -> Option<Link> {
         let epoch = self.endpoints.security().epoch();
         let mut known = self.leader();
@@ -189,9 +189,9 @@ impl Connection {
         }
     }
 
-    /// A way beside those that are silent: the present channel, or one to the next endpoint. Another connection to a
-    /// replica that is silent already is none.
-    pub(crate) async fn beside(&self, silent: Vec<Link>, limit: Duration) -> Result<Link, ConnectError> {
+    /// A channel other than those that are silent: the present one, or one to the next endpoint. Another connection to
+    /// a replica that is silent already does not count.
+    pub(crate) async fn other_than(&self, silent: Vec<Link>, limit: Duration) -> Result<Link, ConnectError> {
         let present = self.current_within(limit).await?;
         if !silent.iter().any(|link| link.address == present.address) {
             return Ok(present);

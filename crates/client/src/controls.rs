@@ -5,7 +5,7 @@ use muster_wire::v1;
 use crate::Client;
 use crate::calls::{changes, ensure_request_id, jobs};
 use crate::error::CallError;
-use crate::repeat::Subject;
+use crate::retry::Subject;
 
 impl Client {
     changes! { jobs:

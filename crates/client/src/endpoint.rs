@@ -15,7 +15,7 @@ use futures::stream::FuturesUnordered;
 use muster_transport::{AddressError, Expect, Security};
 use tonic::transport::{Channel, Endpoint, Uri};
 
-/// Most endpoints one client may be given: replicas are three or five; the rest is room for names.
+/// Most endpoints one client may be given: replicas are three or five; the rest is for names of the same ones.
 pub const ENDPOINTS_MAX: usize = 64;
 
 /// Time for one connection to one endpoint. A replica in another region is 300 ms away at most, and a
@@ -255,7 +255,7 @@ async fn connect(address: &str, security: &Security) -> Result<Channel, String> 
 }
 
 /// The innermost cause says most ("Connection refused"); the outer layers say "transport error".
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut innermost = error;
     while let Some(source) = innermost.source() {
         innermost = source;

@@ -36,7 +36,7 @@ pub enum AttemptError {
 pub enum CallError {
     /// The answer is no; repeating the call unchanged would not help.
     #[error("{operation} was refused by {endpoint}")]
-    Refuse {
+    Refused {
         /// What was asked for.
         operation: &'static str,
         /// Who said no.
@@ -47,7 +47,7 @@ pub enum CallError {
     },
     /// The deadline passed without a definite answer.
     #[error("{operation}: no definite answer within {} ms ({attempts} attempts)", .waited.as_millis())]
-    Exhaust {
+    DeadlineExceeded {
         /// What was asked for.
         operation: &'static str,
         /// How often it was sent, or tried to be.
@@ -62,7 +62,7 @@ pub enum CallError {
     },
     /// A stream of output broke off; what came before is good.
     #[error("{operation} broke off after {bytes} bytes")]
-    BreakOff {
+    StreamBroken {
         /// What was read.
         operation: &'static str,
         /// How much had been delivered.
@@ -78,8 +78,8 @@ impl CallError {
     #[must_use]
     pub fn refused(&self) -> Option<&Refused> {
         let last = match self {
-            CallError::Refuse { refused, .. } => return Some(refused),
-            CallError::Exhaust { last, .. } | CallError::BreakOff { last, .. } => last,
+            CallError::Refused { refused, .. } => return Some(refused),
+            CallError::DeadlineExceeded { last, .. } | CallError::StreamBroken { last, .. } => last,
         };
         match last {
             AttemptError::Answer { refused, .. } => Some(refused),
@@ -90,15 +90,15 @@ impl CallError {
     /// Whether the cluster could not be reached or could not decide, as against having said no.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
-        !matches!(self, CallError::Refuse { .. }) && !self.is_timeout()
+        !matches!(self, CallError::Refused { .. }) && !self.is_timeout()
     }
 
     /// Whether the last thing that happened was silence.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
         match self {
-            CallError::Refuse { .. } => false,
-            CallError::Exhaust { last, .. } | CallError::BreakOff { last, .. } => {
+            CallError::Refused { .. } => false,
+            CallError::DeadlineExceeded { last, .. } | CallError::StreamBroken { last, .. } => {
                 matches!(last, AttemptError::Timeout { .. })
             }
         }

@@ -18,11 +18,15 @@ mod controls;
 mod drill;
 pub mod endpoint;
 mod error;
+mod http;
+mod job_handle;
+mod job_spec;
 mod log;
 mod output;
+mod pages;
 mod planted;
 mod read;
-mod repeat;
+mod retry;
 mod submitter;
 mod watch;
 
@@ -30,15 +34,19 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_wire::v1;
-
 pub use admin::BackupStream;
 pub use drill::ReplicaDrills;
 pub use endpoint::{ConnectError, Endpoints, EndpointsError};
 pub use error::{AttemptError, CallError};
+pub use http::HttpAnswer;
+pub use job_handle::{JobHandle, LogOptions};
+pub use job_spec::{CheckpointPolicy, JobSpec, RetryPolicy, TaskGroup, TopologyRule};
 pub use log::{LogItem, LogReader, oldest_kept};
 pub use muster_wire::status::Refused;
+/// The messages of the protocol, so that a program needs no other crate for them.
+pub use muster_wire::v1;
 pub use output::LogStream;
+pub use pages::{ListedJobs, ListedNodes, NodePages, Page, Paged, Pages};
 pub use read::Read;
 pub use submitter::Submitter;
 pub use watch::{
@@ -187,7 +195,10 @@ impl Client {
         if self.options.read_your_writes && !read::is_past(&read) {
             let seen = self.seen();
             // A position that the caller names is one of the generation that it names, or of the present one.
-            if seen.log_index > read.min_log_index && read.generation <= seen.generation {
+            // One of an earlier generation asks for nothing any more.
+            let is_lost = read.generation > 0 && read.generation < seen.generation;
+            let is_before = read.generation <= seen.generation && seen.log_index > read.min_log_index;
+            if is_lost || is_before {
                 (read.min_log_index, read.generation) = (seen.log_index, seen.generation);
             }
         }

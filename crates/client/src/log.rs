@@ -16,7 +16,7 @@ use crate::Client;
 use crate::calls::ANSWER_BYTES_MAX;
 use crate::connection::Link;
 use crate::error::CallError;
-use crate::repeat::{Failure, Patience, Subject};
+use crate::retry::{Failure, RetryBudget, Subject};
 
 /// One step of a read of the log.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,7 +42,7 @@ pub struct LogReader {
     /// Its `from_index` is always the next record that is wanted.
     request: v1::ReadDecisionsRequest,
     stream: Option<(Link, Streaming<v1::ReadDecisionsResponse>)>,
-    patience: Patience,
+    budget: RetryBudget,
     ended: bool,
 }
 
@@ -65,7 +65,7 @@ impl Client {
             client: self.clone(),
             request,
             stream: None,
-            patience: Patience::new(&self.options),
+            budget: RetryBudget::new(&self.options),
             ended: false,
         }
     }
@@ -87,7 +87,7 @@ impl Client {
             }
             Ok(tonic::Response::new((rounds, next)))
         };
-        self.repeat(subject, send).await
+        self.retry(subject, send).await
     }
 
     /// How some replica's archive stands.
@@ -99,7 +99,7 @@ impl Client {
         let send = |channel| async move {
             archive(channel).get_archive_status(admin::GetArchiveStatusRequest {}).await
         };
-        self.repeat(subject, send).await
+        self.retry(subject, send).await
     }
 
     /// How the archive of the replica at one address stands; asked once, not through the rotation.
@@ -162,7 +162,7 @@ impl LogReader {
                 },
             };
             self.stream = None;
-            self.client.after_failure(&SUBJECT, &mut self.patience, failure).await?;
+            self.client.after_failure(&SUBJECT, &mut self.budget, failure).await?;
         }
     }
 
@@ -175,10 +175,10 @@ impl LogReader {
     }
 
     async fn open(&mut self) -> Result<(), Failure> {
-        self.patience.attempts += 1;
+        self.budget.attempts += 1;
         let link =
-            self.client.connection.current_within(self.patience.left()).await.map_err(Failure::connect)?;
-        let limit = self.patience.left().min(self.client.options.attempt_timeout);
+            self.client.connection.current_within(self.budget.left()).await.map_err(Failure::connect)?;
+        let limit = self.budget.left().min(self.client.options.attempt_timeout);
         let mut log = log(link.channel.clone());
         match tokio::time::timeout(limit, log.read_decisions(self.request.clone())).await {
             Ok(Ok(response)) => {
@@ -193,7 +193,7 @@ impl LogReader {
     /// Takes in a message; none for one that only a newer version understands.
     fn accept(&mut self, message: v1::ReadDecisionsResponse) -> Option<LogItem> {
         let v1::ReadDecisionsResponse { log_index, event } = message;
-        self.patience = Patience::new(&self.client.options);
+        self.budget = RetryBudget::new(&self.client.options);
         self.client.observe_log_index(log_index);
         let event = event?;
         self.request.from_index = self.request.from_index.max(log_index.saturating_add(1));
@@ -209,11 +209,11 @@ impl LogReader {
     }
 }
 
-/// The oldest record that is still kept, when a refusal says so.
+/// The oldest record that is still kept, when a refusal states it.
 #[must_use]
 pub fn oldest_kept(error: &CallError) -> Option<u64> {
     match error {
-        CallError::Refuse { refused, .. } if refused.code == Some(RefusalCode::ResumeTokenCompacted) => {
+        CallError::Refused { refused, .. } if refused.code == Some(RefusalCode::ResumeTokenCompacted) => {
             refused.metadata.get("oldest_log_index")?.parse().ok()
         }
         _ => None,

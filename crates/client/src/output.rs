@@ -3,7 +3,7 @@
 //! Every piece says of which placement it is and where in its output it ends, so a stream that breaks is
 //! opened again behind the last piece, through whichever replica comes next.
 //!
-//! **Invariant:** every byte that was kept is delivered once and in order; what was not kept is said.
+//! **Invariant:** every byte that was kept is delivered once and in order; what was not kept is reported.
 
 use futures::stream::{self, Stream};
 use muster_types::RefusalCode;
@@ -14,7 +14,7 @@ use crate::Client;
 use crate::calls::jobs;
 use crate::connection::Link;
 use crate::error::{AttemptError, CallError};
-use crate::repeat::{Failure, Patience, Subject, Verdict};
+use crate::retry::{Failure, RetryBudget, Subject, Verdict};
 
 const SUBJECT: Subject = Subject { operation: "read logs", request_id: None };
 
@@ -24,7 +24,7 @@ pub struct LogStream {
     /// Always what is still wanted.
     request: v1::ReadLogsRequest,
     stream: Option<(Link, Streaming<v1::ReadLogsResponse>)>,
-    patience: Patience,
+    budget: RetryBudget,
     bytes: u64,
     ended: bool,
 }
@@ -36,9 +36,9 @@ impl Client {
     /// Refusals at once, as far as a replica can tell before it has asked the worker's node; everything
     /// else when the deadline has passed.
     pub async fn read_logs(&self, request: v1::ReadLogsRequest) -> Result<LogStream, CallError> {
-        let patience = Patience::new(&self.options);
+        let budget = RetryBudget::new(&self.options);
         let client = self.clone();
-        let mut logs = LogStream { client, request, stream: None, patience, bytes: 0, ended: false };
+        let mut logs = LogStream { client, request, stream: None, budget, bytes: 0, ended: false };
         while logs.stream.is_none() {
             if let Err(failure) = logs.open().await {
                 logs.recover(failure).await?;
@@ -90,10 +90,10 @@ impl LogStream {
     }
 
     async fn open(&mut self) -> Result<(), Failure> {
-        self.patience.attempts += 1;
+        self.budget.attempts += 1;
         let link =
-            self.client.connection.current_within(self.patience.left()).await.map_err(Failure::connect)?;
-        let limit = self.patience.left().min(self.client.options.attempt_timeout);
+            self.client.connection.current_within(self.budget.left()).await.map_err(Failure::connect)?;
+        let limit = self.budget.left().min(self.client.options.attempt_timeout);
         let mut jobs = jobs(link.channel.clone());
         match tokio::time::timeout(limit, jobs.read_logs(self.request.clone())).await {
             Ok(Ok(response)) => {
@@ -107,7 +107,7 @@ impl LogStream {
 
     /// Takes in a piece; none for the last one, which only says that there is no more.
     fn accept(&mut self, piece: v1::ReadLogsResponse) -> Option<v1::ReadLogsResponse> {
-        self.patience = Patience::new(&self.client.options);
+        self.budget = RetryBudget::new(&self.client.options);
         if let Some(token) = piece.token
             && piece.position > 0
         {
@@ -125,14 +125,14 @@ impl LogStream {
         let begun = self.bytes > 0 || self.request.from_position > 0;
         if self.request.follow && has_code(&failure.error, RefusalCode::WorkerNotStarted) {
             // Who follows a worker waits for its start, however long the job waits.
-            (failure.verdict, self.patience) = (Verdict::Stay, Patience::new(&self.client.options));
+            (failure.verdict, self.budget) = (Verdict::Stay, RetryBudget::new(&self.client.options));
         }
         if !begun {
-            return self.client.after_failure(&SUBJECT, &mut self.patience, failure).await;
+            return self.client.after_failure(&SUBJECT, &mut self.budget, failure).await;
         }
         if self.request.token.is_none() {
             // A server that names no positions: what follows cannot be told from what was read.
-            return Err(CallError::BreakOff {
+            return Err(CallError::StreamBroken {
                 operation: SUBJECT.operation,
                 bytes: self.bytes,
                 last: failure.error,
@@ -142,10 +142,10 @@ impl LogStream {
             // The agent of the worker or its session may be back in a moment.
             failure.verdict = Verdict::Stay;
         }
-        let after = self.client.after_failure(&SUBJECT, &mut self.patience, failure).await;
+        let after = self.client.after_failure(&SUBJECT, &mut self.budget, failure).await;
         after.map_err(|error| match error {
-            CallError::Exhaust { operation, last, .. } => {
-                CallError::BreakOff { operation, bytes: self.bytes, last }
+            CallError::DeadlineExceeded { operation, last, .. } => {
+                CallError::StreamBroken { operation, bytes: self.bytes, last }
             }
             other => other,
         })

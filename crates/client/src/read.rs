@@ -88,8 +88,8 @@ impl From<Read> for Option<v1::ReadOptions> {
     }
 }
 
-/// Whether an answer depends on what other replicas say, so that one that hears nobody may hold it up. Without a state it
-/// does.
+/// Whether an answer depends on what other replicas say: a replica that hears from none of them may hold it up. Without
+/// a state it does.
 pub(crate) fn needs_others(options: &v1::ReadOptions) -> bool {
     !matches!(options.state, Some(State::Any(_) | State::Past(_)))
 }

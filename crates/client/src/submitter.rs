@@ -1,11 +1,11 @@
 //! Many submissions over one stream.
 //!
-//! A program that submits much, one job at a time, pays for every call of its own: headers, trailers and a
+//! A program that submits much, one job at a time, pays for a separate call each time: headers, trailers and a
 //! few wake-ups on both sides, more than most submissions cost the cluster. A submitter keeps one stream
 //! to the leader and sends its submissions over that; each is still answered by itself, when it is durable.
 //!
-//! **Invariant:** a submission that the stream left without an answer is repeated as a call of its own,
-//! under the same request id, so it has one effect and one answer whatever became of the stream.
+//! **Invariant:** a submission that the stream left without an answer is repeated as a separate call, under
+//! the same request id, so it has one effect and one answer whatever became of the stream.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -21,7 +21,7 @@ use tonic::{Code, Status, Streaming};
 use crate::calls::{ensure_request_id, jobs};
 use crate::connection::{LEADER, Link};
 use crate::error::CallError;
-use crate::repeat::{Subject, Verdict};
+use crate::retry::{Subject, Verdict};
 use crate::{Client, planted};
 
 /// Submissions of one stream that may be on their way; more wait for their turn here.
@@ -92,7 +92,7 @@ impl Pipe {
                 }
                 None => Err(Status::internal("an answer without an outcome")),
             };
-            // Whoever asked may have given up.
+            // The caller that asked may have given up.
             let _ = answer.send(outcome);
         }
         let mut waiting = self.lock();
@@ -143,7 +143,7 @@ impl Submitter {
         let limit = self.client.options.attempt_timeout.min(self.client.options.deadline);
         let answer = tokio::select! {
             answer = tokio::time::timeout(limit, pipe.submit(request.clone())) => answer.ok().flatten(),
-            // The call of its own goes by other ways too.
+            // The separate call goes by other ways too.
             () = pipe.link.silence(tokio::time::Instant::now()) => None,
         };
         match answer {
@@ -156,7 +156,7 @@ impl Submitter {
                 let subject = Subject { operation: "submit job", request_id };
                 if subject.judge(&refused, false) == Verdict::Final {
                     let endpoint = pipe.link.address.to_string();
-                    return Err(CallError::Refuse { operation: subject.operation, endpoint, refused });
+                    return Err(CallError::Refused { operation: subject.operation, endpoint, refused });
                 }
             }
             // The stream broke, or its replica is silent: the next submission opens another.

@@ -15,7 +15,7 @@ use crate::Client;
 use crate::calls::{fleet, jobs, queues};
 use crate::connection::Link;
 use crate::error::{AttemptError, CallError};
-use crate::repeat::{Failure, Patience, Subject, Verdict};
+use crate::retry::{Failure, RetryBudget, Subject, Verdict};
 
 /// One step of a watch of jobs.
 #[derive(Clone, Debug, PartialEq)]
@@ -271,7 +271,7 @@ pub struct Watch<W: Watched = OfJobs> {
     request: W::Request,
     stream: Option<(Link, Streaming<W::Response>)>,
     /// Since the last event; a watch that makes progress never runs out of it.
-    patience: Patience,
+    budget: RetryBudget,
     /// Whether anything was delivered since the last start from nothing.
     delivered: bool,
 }
@@ -304,9 +304,9 @@ impl Client {
 
 impl<W: Watched> Watch<W> {
     fn new(client: &Client, request: W::Request) -> Watch<W> {
-        let patience = Patience::new(&client.options);
+        let budget = RetryBudget::new(&client.options);
         let delivered = !W::token(&request).is_empty();
-        Watch { client: client.clone(), request, stream: None, patience, delivered }
+        Watch { client: client.clone(), request, stream: None, budget, delivered }
     }
 
     /// Put this into the request of a later watch, in another process if need be, to go on behind the
@@ -365,11 +365,11 @@ impl<W: Watched> Watch<W> {
     }
 
     async fn open(&mut self) -> Result<(), Failure> {
-        self.patience.attempts += 1;
+        self.budget.attempts += 1;
         let subject = subject::<W>();
         let link =
-            self.client.connection.current_within(self.patience.left()).await.map_err(Failure::connect)?;
-        let limit = self.patience.left().min(self.client.options.attempt_timeout);
+            self.client.connection.current_within(self.budget.left()).await.map_err(Failure::connect)?;
+        let limit = self.budget.left().min(self.client.options.attempt_timeout);
         let opening = W::open(link.channel.clone(), self.request.clone());
         match tokio::time::timeout(limit, opening).await {
             Ok(Ok(response)) => {
@@ -390,13 +390,13 @@ impl<W: Watched> Watch<W> {
             return Ok(());
         }
         debug_assert!(failure.link.is_some() || failure.verdict == Verdict::Stay);
-        self.client.after_failure(&subject, &mut self.patience, failure).await
+        self.client.after_failure(&subject, &mut self.budget, failure).await
     }
 
     /// Takes in a message; none for one that only a newer version understands.
     fn accept(&mut self, message: W::Response) -> Option<W::Item> {
         let (resume_token, log_index, item) = W::read(message);
-        self.patience = Patience::new(&self.client.options);
+        self.budget = RetryBudget::new(&self.client.options);
         if !resume_token.is_empty() {
             W::set_token(&mut self.request, resume_token);
         }

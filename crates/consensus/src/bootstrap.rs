@@ -13,7 +13,7 @@ use crate::environment::{Environment, Peers as _, Raft, TokioEnv};
 use crate::error::StartError;
 use crate::messages::PeerReport;
 use crate::network::{Grpc, PeerChannel, PeerNetwork};
-use muster_store::{Founding, ReplicaNode, ReplicaStore};
+use muster_store::{FoundingId, ReplicaNode, ReplicaStore};
 use muster_types::ReplicaId;
 use openraft::errors::{InitializeError, RaftError};
 use std::collections::BTreeMap;
@@ -72,7 +72,7 @@ impl Bootstrap<'_> {
     /// [`StartError::Exists`] when a member has this cluster already: this replica lost its disk.
     pub(crate) async fn found(&self, members: BTreeMap<ReplicaId, ReplicaNode>) -> Result<(), StartError> {
         let (own, store) = (self.own, self.store);
-        if store.founding() == Founding::Unknown || !members.contains_key(&own) {
+        if store.founding() == FoundingId::Unknown || !members.contains_key(&own) {
             return initialize(own, self.raft, members).await;
         }
         let founds = members.keys().next() == Some(&own);

@@ -12,7 +12,7 @@ use crate::leader::ReadPoint;
 use crate::messages::{PeerReport, RejoinGrant, RejoinRequest};
 use futures::future::BoxFuture;
 use muster_store::{
-    Entry, FlushProgress, Founding, LogConfig, Rejoin, ReplicaNode, SnapshotHandle, SnapshotStore,
+    Entry, FlushProgress, FoundingId, LogConfig, Rejoin, ReplicaNode, SnapshotHandle, SnapshotStore,
     StorageHealth, StoreError,
 };
 use muster_types::ReplicaId;
@@ -76,8 +76,8 @@ pub trait Storage: Clone + Send + Sync + 'static {
     fn generation(&self) -> u32;
 
     /// The founding of the cluster that this storage belongs to.
-    fn founding(&self) -> Founding {
-        Founding::Unknown
+    fn founding(&self) -> FoundingId {
+        FoundingId::Unknown
     }
 
     /// How it fares, as it changes.

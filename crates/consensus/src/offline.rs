@@ -14,7 +14,7 @@ use crate::application::{Application, CommittedEntry, Halt, SnapshotData};
 use crate::bootstrap::fresh_founding;
 use bytes::Bytes;
 use muster_store::{
-    Entry, EntryPayload, Founding, Identity, LeaderId, LogId, Membership, OpenMode, ReplicaNode,
+    Entry, EntryPayload, FoundingId, Identity, LeaderId, LogId, Membership, OpenMode, ReplicaNode,
     ReplicaStore, SnapshotMeta, StoreError, StoreOptions, StoredMembership, Vote,
 };
 use muster_types::ReplicaId;
@@ -228,7 +228,7 @@ pub async fn found_from(
         last_membership: StoredMembership::new(Some(log_id), membership),
     };
     // What begins here is not to be mixed with what another survivor may begin.
-    let founding = Founding::Of(fresh_founding());
+    let founding = FoundingId::Of(fresh_founding());
     let dir = dir.to_path_buf();
     let made = tokio::task::spawn_blocking(move || {
         let chunks = chunks.map(Ok::<Bytes, Infallible>);

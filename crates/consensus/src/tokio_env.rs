@@ -6,7 +6,7 @@ use crate::state_machine::StateMachine;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use muster_store::{
-    Entry, FlushProgress, Founding, Rejoin, ReplicaStore, SnapshotStore, StorageHealth, StoreError,
+    Entry, FlushProgress, FoundingId, Rejoin, ReplicaStore, SnapshotStore, StorageHealth, StoreError,
 };
 use openraft::impls::ProgressResponder;
 use openraft::raft::ClientWriteResult;
@@ -39,7 +39,7 @@ impl Storage for ReplicaStore {
         self.identity().generation
     }
 
-    fn founding(&self) -> Founding {
+    fn founding(&self) -> FoundingId {
         ReplicaStore::founding(self)
     }
 

@@ -264,7 +264,7 @@ async fn an_interrupted_change_of_the_voters_is_finished_by_the_next_leader() {
 /// A former voter that is restarted at every step of its rejoin votes again in the end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_emptied_voter_that_restarts_on_its_way_back_votes_again() {
-    let mut cluster = Cluster::start(3, 3, Disk::folder).await;
+    let mut cluster = Cluster::start(3, 3, Disk::directory).await;
     cluster.write(&[1, 2, 3], "first").await;
     let old = cluster.leader().await;
     let emptied = others(&[1, 2, 3], old.replica)[0];

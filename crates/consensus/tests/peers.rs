@@ -346,7 +346,7 @@ async fn one_answer(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopped_leader_is_replaced_soon() {
-    let mut cluster = Cluster::start(3, 3, Disk::folder).await;
+    let mut cluster = Cluster::start(3, 3, Disk::directory).await;
     let mut gaps = Vec::new();
     for round in 0..5u32 {
         cluster.write(&[1, 2, 3], round.to_string()).await;

@@ -80,12 +80,12 @@ async fn a_fresh_replica_gets_a_snapshot_in_memory() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fresh_replica_gets_a_snapshot_on_disk() {
-    a_fresh_replica_gets_a_snapshot(Disk::folder).await;
+    a_fresh_replica_gets_a_snapshot(Disk::directory).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_follower_that_was_away_catches_up_by_snapshot() {
-    let mut cluster = compacting(3, 3, Disk::folder).await;
+    let mut cluster = compacting(3, 3, Disk::directory).await;
     cluster.write(&[1, 2, 3], "first").await;
     let away = cluster.leader().await.replica.0 % 3 + 1;
     cluster.stop_replica(away).await;

@@ -94,13 +94,13 @@ async fn a_snapshot_is_made_at_its_age() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_snapshot_that_cannot_be_written_is_made_later() {
-    let mut cluster = Cluster::prepare(1, Disk::folder).await;
+    let mut cluster = Cluster::prepare(1, Disk::directory).await;
     cluster.snapshots = SnapshotPolicy { every_entries: Some(10), ..SnapshotPolicy::ON_DEMAND };
     cluster.start_replica(1).await;
     cluster.initialize(1).await;
-    let Disk::Folder(dir) = cluster.disks[&1].clone() else { panic!("it is a directory") };
-    let folder = dir.path().join("snapshots");
-    std::fs::remove_dir_all(&folder).unwrap();
+    let Disk::Directory(dir) = cluster.disks[&1].clone() else { panic!("it is a directory") };
+    let directory = dir.path().join("snapshots");
+    std::fs::remove_dir_all(&directory).unwrap();
     let mut last = 0;
     for _ in 0..40 {
         last = cluster.write(&[1], "more").await;
@@ -110,7 +110,7 @@ async fn a_snapshot_that_cannot_be_written_is_made_later() {
     last = last.max(cluster.write(&[1], "it goes on").await);
     assert_eq!(consensus.status().snapshot_index, None);
     assert!(consensus.stopped().borrow().is_none());
-    std::fs::create_dir(&folder).unwrap();
+    std::fs::create_dir(&directory).unwrap();
     until("it is tried again", || consensus.status().snapshot_index.is_some()).await;
     cluster.stop_replica(1).await;
     cluster.start_replica(1).await;

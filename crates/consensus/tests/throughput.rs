@@ -35,5 +35,5 @@ async fn measure(disk: fn() -> Disk, name: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn entries_per_second() {
     measure(Disk::memory, "memory").await;
-    measure(Disk::folder, "sled").await;
+    measure(Disk::directory, "sled").await;
 }

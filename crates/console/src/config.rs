@@ -19,6 +19,9 @@ struct ConfigFile {
     endpoints: Vec<String>,
     #[serde(default)]
     tls: Option<TlsFiles>,
+    /// Where the web pages of replicas are.
+    #[serde(default)]
+    web: Vec<String>,
 }
 
 /// Authorities, certificate and key, as given by flags or the environment.
@@ -28,17 +31,7 @@ type GivenFiles<'a> = (&'a Option<PathBuf>, &'a Option<PathBuf>, &'a Option<Path
 pub fn endpoints(given: &[String], files: GivenFiles<'_>) -> Result<Endpoints, Failure> {
     let path = path();
     let named = given.iter().any(|text| !text.trim().is_empty());
-    let (ca, cert, key) = files;
-    let flags = match (ca, cert, key) {
-        (Some(ca), Some(cert), Some(key)) => {
-            Some(TlsFiles { ca: ca.clone(), cert: cert.clone(), key: key.clone() })
-        }
-        (None, None, None) => None,
-        _ => {
-            let text = "--ca, --cert and --key (MUSTER_CA, MUSTER_CERT, MUSTER_KEY) are given together or not at all";
-            return Err(Failure::usage(text));
-        }
-    };
+    let flags = given_files(files)?;
     // With everything given there is nothing to be looked up.
     let configured = match &path {
         Some(path) if !(named && flags.is_some()) => read(path)?,
@@ -61,6 +54,57 @@ pub fn endpoints(given: &[String], files: GivenFiles<'_>) -> Result<Endpoints, F
     }
     let place = path.map(|p| p.display().to_string()).unwrap_or_default();
     parse(&configured, &place, security)
+}
+
+/// Authorities, certificate and key of the command line or the environment: all of them or none.
+fn given_files(files: GivenFiles<'_>) -> Result<Option<TlsFiles>, Failure> {
+    match files {
+        (Some(ca), Some(cert), Some(key)) => {
+            Ok(Some(TlsFiles { ca: ca.clone(), cert: cert.clone(), key: key.clone() }))
+        }
+        (None, None, None) => Ok(None),
+        _ => {
+            let text = "--ca, --cert and --key (MUSTER_CA, MUSTER_CERT, MUSTER_KEY) are given together or not at all";
+            Err(Failure::usage(text))
+        }
+    }
+}
+
+/// The web pages of replicas: of the command line or the environment, else of the configuration file, else of the running
+/// `muster dev` where it is the cluster. None where nothing names them: replicas do not tell their addresses, and no port is
+/// guessed.
+pub fn web(
+    given: &[String],
+    endpoints: &[String],
+    files: GivenFiles<'_>,
+) -> Result<Option<Endpoints>, Failure> {
+    let flags = given_files(files)?;
+    let path = path();
+    let configured = match &path {
+        Some(path) => read(path)?,
+        None => ConfigFile::default(),
+    };
+    let is_dev = flags.is_none() && is_local(endpoints);
+    let security = security(flags.or(configured.tls))?;
+    if given.iter().any(|text| !text.trim().is_empty()) {
+        return parse(given, "--web or MUSTER_WEB", security).map(Some);
+    }
+    if is_dev {
+        let running = local::running_web();
+        return if running.is_empty() {
+            Ok(None)
+        } else {
+            parse(&running, "the running `muster dev`", security).map(Some)
+        };
+    }
+    // Those of the file are of the cluster of the file.
+    let is_of_file =
+        endpoints.iter().all(|text| text.trim().is_empty() || configured.endpoints.contains(text));
+    if configured.web.is_empty() || !is_of_file {
+        return Ok(None);
+    }
+    let place = path.map(|path| path.display().to_string()).unwrap_or_default();
+    parse(&configured.web, &place, security).map(Some)
 }
 
 /// Whether the cluster that [`endpoints`] finds is the running `muster dev`, whose hosts are this machine.
@@ -118,13 +162,15 @@ mod tests {
 
     #[test]
     fn files_are_read_and_their_mistakes_named() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config.toml");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("config.toml");
         assert!(read(&path).unwrap().endpoints.is_empty());
         std::fs::write(&path, "endpoints = [\"a:1\", \"b:2\"]\n").unwrap();
         assert_eq!(read(&path).unwrap().endpoints, ["a:1", "b:2"]);
         std::fs::write(&path, "[tls]\nca = \"a\"\ncert = \"c\"\nkey = \"k\"\n").unwrap();
         assert_eq!(read(&path).unwrap().tls.unwrap().cert, Path::new("c"));
+        std::fs::write(&path, "endpoints = [\"a:1\"]\nweb = [\"a:2\"]\n").unwrap();
+        assert_eq!(read(&path).unwrap().web, ["a:2"]);
         for wrong in ["endpoint = [\"a:1\"]\n", "endpoints = 1\n", "[", "\u{0}", "[tls]\nca = \"a\"\n"] {
             std::fs::write(&path, wrong).unwrap();
             assert!(read(&path).is_err(), "{wrong:?}");

@@ -69,6 +69,16 @@ impl Console {
         self.silent.get()
     }
 
+    /// Whether the output may have colours.
+    pub fn has_colour(&self) -> bool {
+        self.colour
+    }
+
+    /// Columns of the terminal that stdout is; none for a pipe or a file.
+    pub fn terminal_width(&self) -> Option<u16> {
+        terminal_width()
+    }
+
     /// Bytes of data, flushed.
     pub fn bytes(&self, bytes: &[u8]) -> Result<(), Failure> {
         self.silent.set(false);
@@ -142,7 +152,7 @@ impl Console {
         failure.exit().code()
     }
 
-    /// What is said in any case.
+    /// What is shown in any case.
     pub fn error(&self, line: &str) {
         self.silent.set(false);
         // Nobody is left to tell when stderr is gone.
@@ -198,7 +208,7 @@ impl Grid {
 
     /// Adds a row.
     pub fn row(&mut self, cells: Vec<String>) {
-        // An empty cell would shift the fields of whoever splits at blanks.
+        // An empty cell would shift the fields of a reader that splits at blanks.
         let shown = |cell: String| if cell.is_empty() { "-".to_owned() } else { one_line(&cell) };
         self.rows.push(cells.into_iter().map(shown).collect());
     }
@@ -295,9 +305,15 @@ fn coloured(text: &str) -> TableCell {
     }
 }
 
-/// Text of others on our terminal: no control characters, no line breaks.
+/// Text of others on our terminal: no control characters, no line breaks, and nothing that cannot be seen and changes the
+/// order in which a terminal shows the rest of the line.
 pub fn one_line(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    text.chars().map(|c| if c.is_control() || is_invisible(c) { ' ' } else { c }).collect()
+}
+
+/// Marks of direction, separators of lines and paragraphs, and characters without width.
+fn is_invisible(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 #[cfg(test)]
@@ -316,6 +332,12 @@ mod tests {
              job-abc  pending  16       WAITING [2J here\n"
         );
         assert!(grid.render(true, None).contains("\u{1b}["));
+    }
+
+    #[test]
+    fn text_of_others_cannot_turn_a_line_around() {
+        assert_eq!(one_line("a\u{202e}b\u{2066}c\u{200b}d\u{feff}e\rf"), "a b c d e f");
+        assert_eq!(one_line("äöü 日本 שלום"), "äöü 日本 שלום");
     }
 
     #[test]

@@ -74,6 +74,11 @@ impl Failure {
         Failure::new(Exit::Usage, headline)
     }
 
+    /// An error, with a line for each of its causes.
+    pub fn of_error(exit: Exit, error: &dyn Error) -> Failure {
+        Failure::new(exit, error.to_string()).with_details(causes(error))
+    }
+
     /// With a line for each field or cause.
     pub fn with_details(mut self, details: impl IntoIterator<Item = String>) -> Failure {
         self.details.extend(details);
@@ -187,7 +192,7 @@ fn next_step(code: RefusalCode) -> &'static str {
         RefusalCode::NodeHeldByAnother => {
             "stop the other agent of that name, or wait until its session has run out"
         }
-        RefusalCode::NodeChanged => "cordon the node and let its work end, then register it anew",
+        RefusalCode::NodeChanged => "cordon the node and let its work end, then register it again",
         RefusalCode::NodeInUse => "stop its agent, wait until the node is shown as lost, and forget it then",
         RefusalCode::RepairUnderWay => {
             "`muster node health NODE` shows it; `muster node repair NODE --done` ends it"
@@ -312,18 +317,18 @@ impl From<ConnectError> for Failure {
 
 impl From<CallError> for Failure {
     fn from(error: CallError) -> Failure {
-        if let CallError::Refuse { refused, .. } = &error {
+        if let CallError::Refused { refused, .. } = &error {
             return Failure::refused(refused);
         }
         let exit = if error.is_timeout() { Exit::Timeout } else { Exit::Unavailable };
-        let mut failure = Failure::new(exit, error.to_string()).with_details(causes(&error));
+        let mut failure = Failure::of_error(exit, &error);
         failure.next = error.refused().and_then(|refused| refused.code).map(next_step).map(str::to_owned);
         match &error {
-            CallError::Exhaust { request_id: Some(id), .. } => failure.with_next(format!(
+            CallError::DeadlineExceeded { request_id: Some(id), .. } => failure.with_next(format!(
                 "it may have been done: repeat the command with --request-id {id} to learn it; it will not be done twice"
             )),
-            CallError::Exhaust { last: AttemptError::Connect(_), .. } => failure.with_next(UNREACHABLE),
-            CallError::Exhaust { last: AttemptError::Answer { refused, .. }, .. }
+            CallError::DeadlineExceeded { last: AttemptError::Connect(_), .. } => failure.with_next(UNREACHABLE),
+            CallError::DeadlineExceeded { last: AttemptError::Answer { refused, .. }, .. }
                 if refused.code.is_none() && matches!(refused.grpc, Code::Unknown | Code::Unavailable) =>
             {
                 failure.with_next(NO_COMMON_LANGUAGE)
@@ -333,7 +338,8 @@ impl From<CallError> for Failure {
     }
 }
 
-fn causes(error: &dyn Error) -> Vec<String> {
+/// The causes of an error, the nearest one first.
+pub fn causes(error: &dyn Error) -> Vec<String> {
     let mut found = Vec::new();
     let mut next = error.source();
     while let Some(cause) = next {
@@ -343,9 +349,19 @@ fn causes(error: &dyn Error) -> Vec<String> {
     found
 }
 
+/// An error and its causes in one line.
+pub fn with_causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    for cause in causes(error) {
+        text.push_str(": ");
+        text.push_str(&cause);
+    }
+    text
+}
+
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Failure {
-        // `muster job list | head`: whoever reads has read enough.
+        // `muster job list | head`: the reader has read enough.
         if error.kind() == io::ErrorKind::BrokenPipe {
             return Failure::new(Exit::Ok, "");
         }
@@ -359,7 +375,7 @@ impl From<AuthorityError> for Failure {
             AuthorityError::Exists { .. }
             | AuthorityError::AuthorityExists { .. }
             | AuthorityError::Step { .. } => Exit::Conflict,
-            AuthorityError::Days { .. } => Exit::Usage,
+            AuthorityError::Days { .. } | AuthorityError::Hosts { .. } => Exit::Usage,
             AuthorityError::NoAuthority { .. } => Exit::NotFound,
             AuthorityError::File { .. } | AuthorityError::Content { .. } | AuthorityError::Make { .. } => {
                 Exit::Failed

@@ -12,5 +12,5 @@ mod options;
 
 pub use console::{Console, Format, Grid, one_line};
 pub use document::{Document, Items, Position, SCHEMA, moment, span, time};
-pub use failure::{Exit, Failure};
-pub use options::{Global, timeout};
+pub use failure::{Exit, Failure, causes, with_causes};
+pub use options::{Global, WEB_UNKNOWN, WebArgs, timeout};

@@ -20,6 +20,9 @@ const VARIABLES: [&str; 2] = ["PATH", "VIRTUAL_ENV"];
 #[derive(Serialize, Deserialize)]
 struct Announcement {
     endpoints: Vec<String>,
+    /// Where its web pages are; an older one has none.
+    #[serde(default)]
+    web: Vec<String>,
 }
 
 /// `$XDG_STATE_HOME/muster/dev.json`, or below `~/.local/state`.
@@ -46,16 +49,16 @@ impl Drop for Announced {
 
 /// Tells commands of this user where the cluster is. None where that cannot be told, or another `muster dev` is
 /// announced already; that one stays.
-pub fn announce(endpoints: &[String]) -> Option<Announced> {
-    announce_at(&path()?, endpoints)
+pub fn announce(endpoints: &[String], web: &[String]) -> Option<Announced> {
+    announce_at(&path()?, endpoints, web)
 }
 
-fn announce_at(path: &Path, endpoints: &[String]) -> Option<Announced> {
+fn announce_at(path: &Path, endpoints: &[String], web: &[String]) -> Option<Announced> {
     std::fs::create_dir_all(path.parent()?).ok()?;
     let mut options = File::options();
     let mut file = options.create(true).truncate(false).read(true).write(true).mode(0o600).open(path).ok()?;
     file.try_lock().ok()?;
-    let text = serde_json::to_vec(&Announcement { endpoints: endpoints.to_vec() }).ok()?;
+    let text = serde_json::to_vec(&Announcement { endpoints: endpoints.to_vec(), web: web.to_vec() }).ok()?;
     file.set_len(0).ok()?;
     file.rewind().ok()?;
     file.write_all(&text).ok()?;
@@ -64,10 +67,15 @@ fn announce_at(path: &Path, endpoints: &[String]) -> Option<Announced> {
 
 /// The endpoints of the running `muster dev` of this user.
 pub fn running() -> Option<Vec<String>> {
-    running_at(&path()?)
+    running_at(&path()?).map(|announced| announced.endpoints)
 }
 
-fn running_at(path: &Path) -> Option<Vec<String>> {
+/// Where its web pages are; empty without one.
+pub fn running_web() -> Vec<String> {
+    path().and_then(|path| running_at(&path)).map_or_else(Vec::new, |announced| announced.web)
+}
+
+fn running_at(path: &Path) -> Option<Announcement> {
     let file = File::open(path).ok()?;
     match file.try_lock_shared() {
         Err(TryLockError::WouldBlock) => {}
@@ -76,7 +84,7 @@ fn running_at(path: &Path) -> Option<Vec<String>> {
     let mut text = Vec::new();
     file.take(FILE_BYTES_MAX).read_to_end(&mut text).ok()?;
     let announced: Announcement = serde_json::from_slice(&text).ok()?;
-    (!announced.endpoints.is_empty()).then_some(announced.endpoints)
+    (!announced.endpoints.is_empty()).then_some(announced)
 }
 
 /// Has a job start where the command was given, with the command's PATH; what the job states itself stays. Only for a
@@ -104,33 +112,37 @@ pub fn localize(job: &mut v1::Job) {
 mod tests {
     use super::*;
 
+    fn endpoints_at(path: &Path) -> Option<Vec<String>> {
+        running_at(path).map(|announced| announced.endpoints)
+    }
+
     #[test]
     fn a_cluster_is_found_while_it_is_announced_and_not_after() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("state/muster/dev.json");
-        assert_eq!(running_at(&path), None);
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state/muster/dev.json");
+        assert_eq!(endpoints_at(&path), None);
         let endpoints = vec!["http://127.0.0.1:1".to_owned()];
-        let announced = announce_at(&path, &endpoints).unwrap();
-        assert_eq!(running_at(&path).as_ref(), Some(&endpoints));
+        let announced = announce_at(&path, &endpoints, &[]).unwrap();
+        assert_eq!(endpoints_at(&path).as_ref(), Some(&endpoints));
         // A second one does not take its place.
-        assert!(announce_at(&path, &["http://127.0.0.1:2".to_owned()]).is_none());
-        assert_eq!(running_at(&path).as_ref(), Some(&endpoints));
+        assert!(announce_at(&path, &["http://127.0.0.1:2".to_owned()], &[]).is_none());
+        assert_eq!(endpoints_at(&path).as_ref(), Some(&endpoints));
         drop(announced);
-        assert_eq!(running_at(&path), None);
+        assert_eq!(endpoints_at(&path), None);
         // Left by a process that was killed: the lock went with it.
         std::fs::write(&path, "{\"endpoints\": [\"http://127.0.0.1:3\"]}").unwrap();
-        assert_eq!(running_at(&path), None);
+        assert_eq!(endpoints_at(&path), None);
     }
 
     #[test]
     fn a_damaged_announcement_is_none() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("dev.json");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("dev.json");
         for text in ["", "{}", "[", "{\"endpoints\": []}", "{\"endpoints\": 1}", "\u{0}"] {
             std::fs::write(&path, text).unwrap();
             let held = File::open(&path).unwrap();
             held.lock().unwrap();
-            assert_eq!(running_at(&path), None, "{text:?}");
+            assert_eq!(endpoints_at(&path), None, "{text:?}");
         }
     }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use muster_client::{Client, Options};
+use muster_client::{Client, Endpoints, Options};
 use muster_manifest::quantity;
 
 use super::config;
@@ -44,6 +44,19 @@ pub struct Global {
     pub timeout: Option<Duration>,
 }
 
+/// Where the web pages of replicas are, for commands that need them.
+#[derive(Args, Clone, Debug, Default)]
+pub struct WebArgs {
+    /// Where a replica serves its web pages and /metrics: its `http_listen`; repeat it or separate several by commas
+    #[arg(long, env = "MUSTER_WEB", value_delimiter = ',', value_name = "HOST:PORT")]
+    pub web: Vec<String>,
+}
+
+/// What helps where nothing names the web pages.
+pub const WEB_UNKNOWN: &str = "replicas do not tell where their web pages are: name them with --web HOST:PORT, with MUSTER_WEB, or with \
+     `web = [\"HOST:PORT\"]` next to `endpoints` in $XDG_CONFIG_HOME/muster/config.toml (~/.config/muster/config.toml); it is \
+     `http_listen` of server.toml";
+
 /// A duration above zero, as an option of a command line.
 ///
 /// # Errors
@@ -67,6 +80,11 @@ impl Global {
     /// The console that these options ask for.
     pub fn console(&self) -> Console {
         Console::new(self.output, self.no_color, self.quiet)
+    }
+
+    /// The web pages of replicas; none where nothing names them.
+    pub fn web(&self, args: &WebArgs) -> Result<Option<Endpoints>, Failure> {
+        config::web(&args.web, &self.endpoint, (&self.ca, &self.cert, &self.key))
     }
 
     /// A connected client.

@@ -1,5 +1,5 @@
-//! What one search for room costs on large fleets full of small jobs of the lowest tier: time, visits, and who
-//! stops, for one host, a gang, a rack, whole TPU cubes and a rectangle.
+//! What one search for gangs to preempt costs on large fleets full of small jobs of the lowest tier: time, visits, and
+//! who stops, for one host, a gang, a rack, whole TPU cubes and a rectangle.
 //!
 //! `cargo run --release -p muster-decider --example room_by_others`
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, clippy::unwrap_used)]
@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use muster_decider::{Answer, Command, Founding, Pass, Speculation, handle, schedule};
+use muster_decider::{Answer, BootstrapConfig, Command, Pass, Speculation, handle, schedule};
 use muster_journal::{Decision, RankUpdate};
 use muster_planner::Budget;
 use muster_state::State;
@@ -101,12 +101,12 @@ impl Fleet {
         Fleet::full(nodes.collect(), group(1, "v5e", 4), 1)
     }
 
-    /// So many gangs of this kind for each host, a tenth of them every ten minutes.
+    /// `per_host` gangs of this kind for each host, a tenth of them every ten minutes.
     fn full(nodes: Vec<NodeDraft>, group: TaskGroup, per_host: usize) -> Fleet {
-        let founding = Founding::new(ClusterId(1), Parameters::DEFAULT);
+        let bootstrap = BootstrapConfig::new(ClusterId(1), Parameters::DEFAULT);
         let leadership = Leadership { term: 1, replica: ReplicaId(1) };
         let now = LogTime(1_600_000_000_000);
-        let speculation = Speculation::begin(State::default(), leadership, now, founding);
+        let speculation = Speculation::begin(State::default(), leadership, now, bootstrap);
         let mut fleet = Fleet { speculation, requests: 0, now };
         fleet.commit();
         let mut policy = PolicyDraft::default();

@@ -44,16 +44,17 @@ pub use answers::goodput::{CheckpointAdvice, checkpoint_advice};
 pub use answers::policy_warnings::{
     POLICY_WARNINGS_MAX, PolicyWarning, PolicyWarningCode, PolicyWarnings, policy_warnings,
 };
+pub use answers::queue_front::{FrontRequest, QueueFront, queue_front};
 pub use commands::answer::Answer;
 pub use commands::command::{Command, DrainOrder, RepairOrder};
-pub use commands::controls::{ControlOrder, JobSelection, check_control};
+pub use commands::controls::{
+    ControlOrder, JobSelection, check_acts_for, check_array_control, check_control,
+};
 pub use commands::handle::handle;
 pub use commands::health::check_policy as check_health_policy;
 pub use commands::modify::{JobVersion, ModifyOrder, check_modify};
 pub use commands::policy::{check_policy, updated_policy};
-pub use commands::submit::{
-    SUBMISSION_BYTES_MAX, check_datasets, check_job_limits, check_submission, with_default_limits,
-};
+pub use commands::submit::{SUBMISSION_BYTES_MAX, check_submission, check_terms, with_default_limits};
 pub use future::KeptReservations;
 pub use passes::schedule::{Pass, schedule};
 pub use round::EncodedRound;
@@ -61,5 +62,5 @@ pub use rules::faults::fails_more_often;
 pub use rules::network::suspects_beyond_the_bound;
 pub use rules::requested::JobPath;
 pub use settle::job::settle_all;
-pub use speculation::{Founding, Speculation, Steady};
+pub use speculation::{BootstrapConfig, Speculation, Steady};
 pub use ticks::tick::{TICK_STEPS, TickStep, tick};

@@ -7,10 +7,10 @@ use core::cell::RefCell;
 use muster_journal::{Decision, EncodedDecisions, FORMAT_MAX, RankUpdate, Round};
 use muster_planner::Valuation;
 use muster_policy::Refresh;
-use muster_state::State;
+use muster_state::{RequestAnswer, State};
 use muster_types::{
-    AdmissionMode, ClusterId, JobId, Leadership, LogIndex, LogTime, Name, NodeId, Parameters, QueueKey,
-    Refusal,
+    AdmissionMode, ArrayId, ClusterId, Control, JobId, Leadership, LogIndex, LogTime, Name, NodeId,
+    Parameters, QueueKey, Refusal,
 };
 
 use crate::future::KeptReservations;
@@ -18,17 +18,18 @@ use crate::memory::pass::UnfinishedPass;
 use crate::memory::requests::Requests;
 use crate::memory::rotation::PassMemory;
 use crate::memory::searches::Searches;
+use crate::memory::starts::Starts;
 use crate::memory::sweep::Sweep;
 use crate::round::{EncodedRound, sealed};
 use crate::rules::planned::Unheard;
 
 /// What a leader brings along that is not in the log: what the first one of a new cluster writes, and what
-/// its replica knows of the cluster's life and of formats.
+/// its replica knows of the cluster's generation and of formats.
 #[derive(Clone, Copy, Debug)]
-pub struct Founding {
+pub struct BootstrapConfig {
     /// The cluster's identity.
     pub cluster: ClusterId,
-    /// The generation that the replica's folder belongs to. Above the log's while the cluster is being
+    /// The generation that the replica's data directory belongs to. Above the log's while the cluster is being
     /// recovered.
     pub generation: u32,
     /// The parameters of a new cluster.
@@ -38,15 +39,15 @@ pub struct Founding {
     /// The record format that a new cluster is put into at once, for its founders are of one release; none
     /// leaves it at the lowest until it is raised.
     pub new_cluster_format: Option<u16>,
-    /// What is asked of nodes that register while no operator has said so.
+    /// What is asked of nodes that register while no operator has set it.
     pub admission: AdmissionMode,
 }
 
-impl Founding {
-    /// A cluster in its first life, led by a binary that is not held back.
+impl BootstrapConfig {
+    /// A cluster in its first generation, led by a binary that is not held back.
     #[must_use]
-    pub const fn new(cluster: ClusterId, parameters: Parameters) -> Founding {
-        Founding {
+    pub const fn new(cluster: ClusterId, parameters: Parameters) -> BootstrapConfig {
+        BootstrapConfig {
             cluster,
             generation: 1,
             parameters,
@@ -82,7 +83,7 @@ impl Steady {
 pub struct Speculation {
     state: State,
     leadership: Leadership,
-    founding: Founding,
+    bootstrap: BootstrapConfig,
     now: LogTime,
     /// Of the round being made: what was in force where it began.
     format: u16,
@@ -97,7 +98,7 @@ pub struct Speculation {
     last_pass: LogTime,
     /// A pass over the queue that ran out of budget, to be gone on with.
     pass: Option<UnfinishedPass>,
-    /// Searches for gangs that could make room.
+    /// Searches for gangs to preempt.
     searches: Searches,
     /// Reservations as the last pass over the queue left them.
     kept_reservations: KeptReservations,
@@ -105,14 +106,22 @@ pub struct Speculation {
     memory: PassMemory,
     /// Jobs whose next step is still to be decided, because the round was full.
     unsettled: BTreeSet<JobId>,
+    /// The same of arrays.
+    unsettled_arrays: BTreeSet<ArrayId>,
+    /// Arrays that may have too few members waiting.
+    unfilled: BTreeSet<ArrayId>,
+    /// Whether arrays have too few members waiting because the state holds as many jobs as it may.
+    lacks_room: bool,
     /// Where renewing the turns of waiting jobs goes on; none when they are what the policy makes them.
     stale_turns: Option<JobId>,
-    /// Which waiting bursts to look at again, and when.
+    /// Which pending submission groups to look at again, and when.
     refresh: Refresh,
     /// What free devices are worth, by what was asked for so far.
     valuation: RefCell<Valuation>,
     /// How far the hosts of open windows have been looked at.
     sweep: Sweep,
+    /// How far jobs whose time has come have been looked at.
+    starts: Starts,
     unheard: Unheard,
     /// How long log time has been steady; none where log time is the only clock.
     steady: Option<Steady>,
@@ -124,7 +133,7 @@ pub struct Speculation {
 
 impl Speculation {
     /// Begins a leadership on the applied state. A new cluster begins in the lowest format, whatever its founder
-    /// knows: that the other replicas know more is only known once they have said so, and then
+    /// knows: that the other replicas know more is only known once they have reported it, and then
     /// `FormatRaised` is one record.
     /// The caller has passed the barrier: everything of
     /// earlier leaderships is applied. The first round opens with the leadership, and with the
@@ -134,10 +143,15 @@ impl Speculation {
     /// # Panics
     /// When the state has seen a newer leadership: then the barrier cannot have been passed.
     #[must_use]
-    pub fn begin(state: State, leadership: Leadership, now: LogTime, founding: Founding) -> Speculation {
+    pub fn begin(
+        state: State,
+        leadership: Leadership,
+        now: LogTime,
+        bootstrap: BootstrapConfig,
+    ) -> Speculation {
         let mut speculation = Speculation {
             leadership,
-            founding,
+            bootstrap,
             now: now.max(state.log_time()),
             format: state.format(),
             first_index: state.log_index().next(),
@@ -152,10 +166,14 @@ impl Speculation {
             kept_reservations: KeptReservations::default(),
             memory: PassMemory::default(),
             unsettled: BTreeSet::new(),
+            unsettled_arrays: BTreeSet::new(),
+            unfilled: BTreeSet::new(),
+            lacks_room: false,
             stale_turns: None,
             refresh: Refresh::of(&state, now.max(state.log_time())),
             valuation: RefCell::default(),
             sweep: Sweep::default(),
+            starts: Starts::default(),
             unheard: Unheard::default(),
             steady: None,
             heard: BTreeSet::new(),
@@ -167,13 +185,13 @@ impl Speculation {
         }
         if speculation.state.cluster().is_none() {
             speculation.push(Decision::ClusterCreated {
-                cluster: founding.cluster,
-                generation: founding.generation,
-                parameters: founding.parameters,
+                cluster: bootstrap.cluster,
+                generation: bootstrap.generation,
+                parameters: bootstrap.parameters,
             });
             // A founder of an older release stops right behind this record, before anything was entrusted to it.
             if let Some(format) =
-                founding.new_cluster_format.filter(|format| *format > speculation.state.format())
+                bootstrap.new_cluster_format.filter(|format| *format > speculation.state.format())
             {
                 speculation.push(Decision::FormatRaised { format });
             }
@@ -194,27 +212,27 @@ impl Speculation {
         self.leadership
     }
 
-    /// Whether the cluster is being recovered: this replica's folder is of a generation that the log has not
+    /// Whether the cluster is being recovered: this replica's data directory is of a generation that the log has not
     /// begun. Nothing is decided but [`Command::Recover`](crate::Command::Recover), which is due once every
-    /// lease of before has run out.
+    /// lease of the previous generation has run out.
     #[must_use]
     pub fn is_recovering(&self) -> bool {
-        self.founding.generation > self.state.generation()
+        self.bootstrap.generation > self.state.generation()
     }
 
-    /// The generation of this replica's folder.
+    /// The generation of this replica's data directory.
     pub(crate) fn generation(&self) -> u32 {
-        self.founding.generation
+        self.bootstrap.generation
     }
 
-    /// What is asked of nodes that register while no operator has said so.
+    /// What is asked of nodes that register while no operator has set it.
     pub(crate) fn usual_admission(&self) -> AdmissionMode {
-        self.founding.admission
+        self.bootstrap.admission
     }
 
     /// The highest format that this binary knows.
     pub(crate) fn format_max(&self) -> u16 {
-        self.founding.format_max
+        self.bootstrap.format_max
     }
 
     /// Whether the round being made can say this. A format raised in a round is that of the next.
@@ -228,8 +246,8 @@ impl Speculation {
         self.now
     }
 
-    /// Goes on with the applied state in place of its own, where both are the same: then their rows are in memory once.
-    /// Rows that were changed under this leadership are there twice otherwise. Says whether it does.
+    /// Continues with the applied state in place of the one it has, where both are the same: then their rows are in
+    /// memory once. Rows that were changed under this leadership are there twice otherwise. Returns whether it does.
     pub fn adopt(&mut self, applied: &State) -> bool {
         let is_same = self.decisions.is_empty()
             && applied.log_index() == self.state.log_index()
@@ -253,7 +271,7 @@ impl Speculation {
         }
     }
 
-    /// Says how long log time has followed a monotonic clock without a step. A leader that never says so (one under
+    /// Sets how long log time has followed a monotonic clock without a step. A leader that never calls this (one under
     /// a virtual clock) has its log time believed at once.
     pub fn set_steady(&mut self, steady: Steady) {
         self.steady = Some(steady);
@@ -290,9 +308,48 @@ impl Speculation {
         self.wants_schedule |= changes_capacity_or_demand(&decision);
         self.searches.note(&self.state, &decision);
         self.note_turns(index, &decision);
+        self.note_arrays(&decision);
         self.encoded.push(&decision);
         self.decisions.push(decision);
         index
+    }
+
+    /// Arrays that may need more members after a decision.
+    fn note_arrays(&mut self, decision: &Decision) {
+        let of_job = |state: &State, job: JobId| {
+            let member = state.spec(job)?.array?;
+            Some(ArrayId::of_member(job, member.ordinal))
+        };
+        match decision {
+            Decision::ArraysSubmitted { request, .. } => {
+                // Its parts follow one another, and no later one has been submitted.
+                let answer = self.state.request(request.id).map(|row| &row.answer);
+                if let Some(RequestAnswer::Submitted { first, .. }) = answer {
+                    let new = self.state.arrays().range(ArrayId(first.0)..).map(|(id, _)| *id);
+                    let new: Vec<ArrayId> = new.collect();
+                    self.unsettled_arrays.extend(&new);
+                    self.unfilled.extend(new);
+                }
+            }
+            Decision::ArrayReleased { array } => _ = self.unfilled.insert(*array),
+            Decision::ArraysControlled { arrays, control, jobs, .. } => {
+                if *control == Control::Release {
+                    self.unfilled.extend(arrays);
+                }
+                self.unfilled.extend(jobs.iter().filter_map(|job| of_job(&self.state, *job)));
+            }
+            // A member that is held once it waits again counts for no bound any more.
+            Decision::GangPlaced { job, .. }
+            | Decision::JobRequeued { job, .. }
+            | Decision::JobFinished { job, .. } => {
+                self.unfilled.extend(of_job(&self.state, *job));
+            }
+            Decision::JobHoldSet { jobs, .. } => {
+                self.unfilled.extend(jobs.iter().filter_map(|job| of_job(&self.state, *job)));
+            }
+            Decision::HistoryPruned { .. } if self.lacks_room => self.leave_all_unfilled(),
+            _ => {}
+        }
     }
 
     /// What a decision means for the turns of those who wait.
@@ -310,7 +367,23 @@ impl Speculation {
             | Decision::PromiseDropped { job }
             | Decision::JobModified { job, .. }
             | Decision::JobFinished { job, .. } => self.refresh.note(&self.state, *job),
-            Decision::JobHoldSet { jobs, .. } => {
+            // Members of one array are of one submission group, and the first that waits stands for all.
+            Decision::ArrayMembersCreated { array, .. } => {
+                let first = self
+                    .state
+                    .array(*array)
+                    .and_then(|row| self.state.first_in_line(row.submission_group(*array)));
+                first.inspect(|job| self.refresh.note(&self.state, *job));
+            }
+            Decision::ArraysSubmitted { request, .. } => {
+                let answer = self.state.request(request.id).map(|row| &row.answer);
+                if let Some(RequestAnswer::Submitted { first, .. }) = answer {
+                    // None of the members is a job yet.
+                    let new = self.state.jobs().range(*first..).map(|(job, _)| *job);
+                    new.for_each(|job| self.refresh.note(&self.state, job));
+                }
+            }
+            Decision::JobHoldSet { jobs, .. } | Decision::ArraysControlled { jobs, .. } => {
                 jobs.iter().for_each(|job| self.refresh.note(&self.state, *job));
             }
             _ => {}
@@ -344,6 +417,8 @@ impl Speculation {
         let has_work = self.wants_schedule
             || self.pass.is_some()
             || !self.unsettled.is_empty()
+            || !self.unsettled_arrays.is_empty()
+            || !self.unfilled.is_empty()
             || self.stale_turns.is_some();
         has_work && !self.is_recovering()
     }
@@ -424,7 +499,24 @@ impl Speculation {
         self.sweep = sweep;
     }
 
-    /// Searches for gangs that could make room.
+    /// How far jobs whose time has come have been looked at.
+    pub(crate) fn starts(&self) -> Starts {
+        self.starts
+    }
+
+    pub(crate) fn set_starts(&mut self, starts: Starts) {
+        self.starts = starts;
+    }
+
+    /// Whether there are jobs or arrays whose time had come by the last tick and that it did not look at, because it had done
+    /// as much as one tick may: the next tick goes on with them, and should follow soon. A tick that only looks at
+    /// jobs which wait for others writes no record, so that its records do not show this.
+    #[must_use]
+    pub fn has_more_due(&self) -> bool {
+        self.starts.is_cut
+    }
+
+    /// Searches for gangs to preempt.
     pub(crate) fn searches(&self) -> &Searches {
         &self.searches
     }
@@ -443,7 +535,7 @@ impl Speculation {
         &self.valuation
     }
 
-    /// Learns anew what free devices are worth when it is time.
+    /// Learns again what free devices are worth when it is time.
     pub(crate) fn refresh_valuation(&mut self) {
         let demand = self.state.demand();
         if self.valuation.get_mut().is_stale(demand) {
@@ -451,13 +543,54 @@ impl Speculation {
         }
     }
 
-    /// Jobs whose next step is to be decided when a round has room.
+    /// Jobs whose next step is to be decided when a round has space.
     pub(crate) fn leave_unsettled(&mut self, jobs: impl IntoIterator<Item = JobId>) {
         self.unsettled.extend(jobs);
     }
 
+    /// Arrays whose next step is left to a round that is not full.
+    pub(crate) fn leave_arrays_unsettled(&mut self, arrays: impl IntoIterator<Item = ArrayId>) {
+        self.unsettled_arrays.extend(arrays);
+    }
+
     pub(crate) fn has_unsettled(&self) -> bool {
-        !self.unsettled.is_empty()
+        !self.unsettled.is_empty() || !self.unsettled_arrays.is_empty()
+    }
+
+    pub(crate) fn next_unsettled_array(&mut self) -> Option<ArrayId> {
+        self.unsettled_arrays.pop_first()
+    }
+
+    /// Every array that may have more members is looked at.
+    pub(crate) fn leave_all_unfilled(&mut self) {
+        self.lacks_room = false;
+        self.unfilled.extend(self.state.open_arrays());
+    }
+
+    /// Arrays that were left without rows are looked at again: jobs of their tenant, or of others, may be over since.
+    pub(crate) fn retry_without_room(&mut self) {
+        if self.lacks_room {
+            self.leave_all_unfilled();
+        }
+    }
+
+    /// An array has too few members waiting, and is looked at again soon.
+    pub(crate) fn leave_unfilled(&mut self, array: ArrayId) {
+        self.unfilled.insert(array);
+    }
+
+    /// Arrays have too few members waiting, and are looked at again when history has been dropped.
+    pub(crate) fn leave_without_room(&mut self) {
+        self.lacks_room = true;
+    }
+
+    pub(crate) fn has_unfilled(&self) -> bool {
+        !self.unfilled.is_empty()
+    }
+
+    /// The next array that may have too few members waiting.
+    pub(crate) fn next_unfilled(&mut self) -> Option<ArrayId> {
+        self.unfilled.pop_first()
     }
 
     pub(crate) fn next_unsettled(&mut self) -> Option<JobId> {
@@ -470,7 +603,7 @@ impl Speculation {
         self.refresh = Refresh::of(&self.state, self.now);
     }
 
-    /// Bursts whose turn is to change by what was learned while they wait.
+    /// Submission groups whose turn is to change by what was learned while they wait.
     pub(crate) fn changed_turns(&mut self) -> Vec<(JobId, QueueKey)> {
         self.refresh.due(&self.state, self.now)
     }
@@ -525,6 +658,10 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
             updates.iter().any(|(_, update)| matches!(update, RankUpdate::Exited(_)))
         }
         Decision::JobsSubmitted { .. }
+        | Decision::ArraysSubmitted { .. }
+        | Decision::ArrayMembersCreated { .. }
+        | Decision::ArrayReleased { .. }
+        | Decision::ArraysControlled { .. }
         | Decision::NodeRegistered { .. }
         | Decision::NodeCordonSet { .. }
         | Decision::NodeHealthChanged { .. }
@@ -551,6 +688,7 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::NodeApprovalSet { .. }
         | Decision::CertificateRevoked { .. }
         | Decision::SessionResumed { .. }
+        | Decision::ArrayMembersFailed { .. }
         | Decision::JobCancelRequested { .. }
         | Decision::JobRequeueRequested { .. }
         | Decision::GangPlaced { .. }

@@ -7,8 +7,8 @@
 //!
 //! It takes root (`CAP_BPF` and `CAP_NET_ADMIN`, or `CAP_SYS_ADMIN`) and a kernel with `CONFIG_CGROUP_BPF`.
 //!
-//! **Invariant:** only this crate and `nvml` have foreign calls; no pointer leaves it, and what a call is given lives
-//! until it returns.
+//! **Invariant:** only this crate and `nvml` have foreign calls; no pointer leaves it, and what a call is given stays
+//! valid until it returns.
 #![allow(unsafe_code)]
 
 use nix::libc;

@@ -1,4 +1,4 @@
-//! What whoever carried a drill out knows of it: hosts, steps, times. Written beside the history, as JSON.
+//! What the program that carried a drill out knows of it: hosts, steps, times. Written next to the history, as JSON.
 
 use std::collections::BTreeSet;
 
@@ -34,7 +34,7 @@ pub struct Run {
     pub hosts: Vec<Host>,
     /// What was done.
     pub steps: Vec<StepDone>,
-    /// Lease of a node: how long it lives without a renewal.
+    /// Lease of a node: how long it lasts without a renewal.
     pub lease_ttl_ms: u64,
     /// What the leader waits beyond that.
     pub lease_margin_ms: u64,

@@ -1,8 +1,8 @@
 //! Histories as files.
 
 use muster_drill::history::{
-    Call, Consistency, History, HistoryError, JobPhase, JobSeen, LINE_BYTES_MAX, Line, Operation, Outcome,
-    Query, Seen, WatchChange, WatchEvent, Writer,
+    Call, Consistency, History, HistoryError, JobPhase, JobSeen, LINE_BYTES_MAX, Line, Observation,
+    Operation, Outcome, Query, WatchChange, WatchEvent, Writer,
 };
 use muster_types::{JobId, RequestId};
 use proptest::prelude::*;
@@ -21,7 +21,7 @@ fn operation(id: u64, call: Call, outcome: Outcome) -> Line {
     })
 }
 
-fn read(query: Query, seen: Seen) -> (Call, Outcome) {
+fn read(query: Query, seen: Observation) -> (Call, Outcome) {
     let consistency = Consistency::Bounded { max_staleness_ms: 500 };
     let call = Call::Read { query, consistency, min_log_index: 3 };
     (call, Outcome::Answered { log_index: 9, staleness_ms: Some(12), seen })
@@ -32,11 +32,11 @@ fn lines() -> Vec<Line> {
     let job = JobId(70_000);
     let seen = JobSeen { job, phase: JobPhase::Running, attempt: 2, changed_at_index: 8 };
     let submit = Call::Submit { request: RequestId(u128::MAX), jobs: 1 };
-    let status = Seen::Status { digest: u64::MAX, pending: 1, active: 2, finished: 3 };
+    let status = Observation::Status { digest: u64::MAX, pending: 1, active: 2, finished: 3 };
     let page = Query::Jobs { count: 10, tenant: Some("lab".into()) };
     let reads = [
-        read(Query::Job { job }, Seen::Job(seen.clone())),
-        read(page, Seen::Jobs { count: 1, digest: 5 }),
+        read(Query::Job { job }, Observation::Job(seen.clone())),
+        read(page, Observation::Jobs { count: 1, digest: 5 }),
         read(Query::Status, status),
     ];
     let mut lines = vec![

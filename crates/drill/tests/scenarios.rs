@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use muster_drill::scenario::{
-    Action, Again, LIVE_VERBS, LinkShape, LiveAction, Means, Scenario, Selection, Selector, Since, VERBS,
+    Action, LIVE_VERBS, LinkShape, LiveAction, Means, MeasuredFrom, RecoveryTime, Scenario, Selection,
+    Selector, VERBS,
 };
 
 fn ops() -> PathBuf {
@@ -14,7 +15,7 @@ fn ops() -> PathBuf {
 /// All files of `ops/drills`, read.
 fn shipped() -> Vec<Scenario> {
     let mut files: Vec<PathBuf> = std::fs::read_dir(ops().join("drills"))
-        .expect("the folder is there")
+        .expect("the directory is there")
         .map(|entry| entry.expect("a readable entry").path())
         .filter(|path| path.extension().is_some_and(|extension| extension == "yaml"))
         .collect();
@@ -49,7 +50,7 @@ fn the_shipped_scenarios_are_read() {
     let lost = all.iter().find(|scenario| scenario.name == "leader-region-lost").expect("it is there");
     assert_eq!(
         lost.expect.submission_again,
-        Some(Again { median_ms: Some(1_500), worst_ms: 2_500, since: Since::Fault })
+        Some(RecoveryTime { median_ms: Some(1_500), worst_ms: 2_500, since: MeasuredFrom::Fault })
     );
     assert_eq!(lost.processes_end_ms(), 12_000);
     assert_eq!(lost.heal_ms(), Some(12_000));
@@ -155,21 +156,42 @@ fn bad_files_are_refused_with_line_and_advice() {
         ("  - {at: 0s, do: kill, what: leader, what: agents}", "{}", "is given twice"),
         (
             "  - {at: 0s, do: kill, what: leader}",
-            "{submission_again: {median_ms: 900}}",
-            "worst_ms: must be given",
+            "{submission_again: {median: 900ms}}",
+            "expect.submission_again.worst: must be given",
         ),
         (
             "  - {at: 0s, do: kill, what: leader}",
-            "{submission_again: {median_ms: 9, worst_ms: 8}}",
-            "must not be above",
+            "{submission_again: {median: 9ms, worst: 8ms}}",
+            "expect.submission_again.median: must not be above worst",
         ),
         (
             "  - {at: 0s, do: kill, what: leader}",
-            "{submission_again: {worst_ms: 8, since: heal}}",
+            "{submission_again: {worst: 8ms, since: heal}}",
             "must be `fault`",
         ),
-        ("  - {at: 0s, do: kill, what: leader}", "{lost_at_most_ms: 5}", "may lose what was acknowledged"),
+        ("  - {at: 0s, do: kill, what: leader}", "{lost_at_most: 5ms}", "may lose what was acknowledged"),
         ("  - {at: 0s, do: kill, what: leader}", "{reads_on_survivors: often}", "must be never-stop, or"),
+        (
+            "  - {at: 0s, do: kill, what: leader}",
+            "{acknowledged_within: 5000}",
+            "expect.acknowledged_within: must be a duration from 1ms to 1h like 2s, 1500ms or 1m30s, got \"5000\"",
+        ),
+        ("  - {at: 0s, do: kill, what: leader}", "{acknowledged_within: 0s}", "must be a duration from 1ms"),
+        ("  - {at: 0s, do: kill, what: leader}", "{replicas_equal_within: 1.5s}", "got \"1.5s\""),
+        ("  - {at: 0s, do: kill, what: leader}", "{gangs_elsewhere_after_lease: 2h}", "got \"2h\""),
+        ("  - {at: 0s, do: kill, what: leader}", "{reads_on_survivors: 5000}", "longest silence like 2s"),
+        // Keys of an earlier form.
+        (
+            "  - {at: 0s, do: kill, what: leader}",
+            "{acknowledged_within_ms: 5000}",
+            "acknowledged_within_ms: is now `acknowledged_within`, with the unit in the value like acknowledged_within: 2s",
+        ),
+        (
+            "  - {at: 0s, do: kill, what: leader}",
+            "{submission_again: {worst_ms: 8}}",
+            "worst_ms: is now `worst`, with the unit in the value like worst: 2s or worst: 1500ms",
+        ),
+        ("  - {at: 0s, do: kill, what: leader}", "{leadership_ms: 8}", "leadership_ms: unknown field (known"),
         ("  - {at: 0s, do: kill, what: leader}", "{warnings: [full]}", "must be a code like STORAGE_FULL"),
         ("  - {at: 0s, do: transfer-leadership, to: leader}", "{}", "must be follower or replica:ID"),
         ("  - {at: 0s, do: kill, what: []}", "{}", "must have 1 to 8 selectors"),

@@ -2,7 +2,7 @@
 
 use futures::FutureExt;
 use muster_consensus::{Consensus, Environment, Leader, LeadershipView, Space, TokioEnv};
-use muster_decider::{Answer, Command, Founding, JobPath, ModifyOrder};
+use muster_decider::{Answer, BootstrapConfig, Command, JobPath, ModifyOrder};
 use muster_journal::RankUpdate;
 use muster_state::{JobRow, NodeStatus, Phase, State};
 use muster_types::{
@@ -19,7 +19,7 @@ use crate::apply::replicated::{Shared, View};
 use crate::clock;
 use crate::decide::containment::{Faults, panic_text};
 use crate::decide::leader::{DecisionLoop, Intake};
-use crate::history::past_states::PastStates;
+use crate::history::historical_states::HistoricalStates;
 use crate::history::records::History;
 use crate::refusals::{overloaded, stopping, storage_full};
 use crate::sessions::checkpoints::Checkpoints;
@@ -29,13 +29,13 @@ use crate::sessions::messages::Outbound;
 use crate::sessions::pending::{Pending, PendingNode};
 use crate::sessions::probes::Probes;
 use crate::sessions::registry::Sessions;
-use crate::sessions::steps::Steps;
+use crate::sessions::stragglers::StragglerDetector;
 
 /// What an engine is started with.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineConfig {
     /// For the first leader of a new cluster.
-    pub founding: Founding,
+    pub founding: BootstrapConfig,
     /// Client commands that may wait for the decision loop.
     pub client_commands_waiting_max: usize,
     /// Node commands that may wait for it, in their own lane.
@@ -54,7 +54,7 @@ pub struct ReplicaInfo {
     pub region: Name,
 }
 
-/// What this replica knows of itself besides the agreement: for its status.
+/// What this replica knows of itself apart from the agreement: for its status.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LocalFacts {
     /// Age of its newest snapshot, in milliseconds.
@@ -77,21 +77,32 @@ pub struct LocalFacts {
     pub retention_cut: Option<String>,
     /// What last met a broken invariant while this replica decided, as a sentence.
     pub decision_fault: Option<String>,
+    /// How often that has happened since its start.
+    pub decision_faults: u64,
     /// Leaderships that began within the last [`LEADERSHIPS_COUNTED_FOR`], by this replica's log.
     pub leaderships_begun: usize,
+}
+
+/// Commands that wait for the decision loop.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InboxDepth {
+    /// Of clients.
+    pub clients: usize,
+    /// Of nodes, and of the replica itself about them.
+    pub nodes: usize,
 }
 
 /// How far back leaderships are counted for [`LocalFacts`].
 pub const LEADERSHIPS_COUNTED_FOR: Duration = Duration::from_secs(10 * 60);
 
-/// Explanations that are made at a time. Each takes a processor for a moment, and none of them is in a
-/// hurry beside heartbeats and decisions.
+/// Explanations that are made at a time. Each takes a processor for a moment, and heartbeats and decisions
+/// are more urgent than any of them.
 const EXPLANATIONS_MAX: usize = 2;
 /// Memory that commands waiting for the decision loop may take together, in KiB. Their number alone
 /// bounds nothing: one submission can be a thousand times another.
-const CLIENT_ROOM_KIB: u32 = 64 << 10;
+const CLIENT_MEMORY_KIB: u32 = 64 << 10;
 /// The same of what nodes say. A report of the largest gang's ranks can have some MiB.
-const NODE_ROOM_KIB: u32 = 64 << 10;
+const NODE_MEMORY_KIB: u32 = 64 << 10;
 /// How long a read of output waits for the session of a node that is up: after a change of leader
 /// the agents come back within a heartbeat or two.
 const SESSION_RETURNS_MAX: Duration = Duration::from_secs(5);
@@ -103,26 +114,26 @@ pub(crate) struct Inner<G: Environment> {
     pub(crate) sessions: Arc<Sessions>,
     clients: mpsc::Sender<Intake>,
     nodes: mpsc::Sender<Intake>,
-    client_room: Arc<Semaphore>,
-    pub(crate) node_room: Arc<Semaphore>,
+    client_memory: Arc<Semaphore>,
+    pub(crate) node_memory: Arc<Semaphore>,
     pub(crate) explainers: Arc<Semaphore>,
     logs: LogRelay,
     pub(crate) probes: Probes,
-    pub(crate) steps: Arc<Steps>,
+    pub(crate) stragglers: Arc<StragglerDetector>,
     pub(crate) checkpoints: Checkpoints,
     pub(crate) pending: Pending,
-    /// What is asked of nodes that register while no operator has said so.
+    /// What is asked of nodes that register while no operator has set it.
     admission: AdmissionMode,
     info: ReplicaInfo,
     format_max: u16,
-    /// The life of the cluster that the replica's folder is of.
+    /// The generation of the cluster that the replica's directory is of.
     pub(crate) generation: u32,
     facts: watch::Sender<LocalFacts>,
     faults: Arc<Faults>,
     pub(crate) shutdown: CancellationToken,
     failed: watch::Sender<Option<String>>,
     pub(crate) history: OnceLock<Arc<History>>,
-    pub(crate) past: PastStates,
+    pub(crate) historical_states: HistoricalStates,
 }
 
 /// One replica's services. Clones share it.
@@ -145,12 +156,12 @@ impl<G: Environment> Engine<G> {
         let liveness = Arc::new(Liveness::default());
         let sessions = Arc::new(Sessions::default());
         let shutdown = CancellationToken::new();
-        let steps = Arc::new(Steps::default());
+        let stragglers = Arc::new(StragglerDetector::default());
         let faults = Arc::new(Faults::default());
         let decisions = DecisionLoop {
             faults: Arc::clone(&faults),
             contain_faults: config.contain_faults,
-            steps: Arc::clone(&steps),
+            stragglers: Arc::clone(&stragglers),
             consensus: consensus.clone(),
             shared: Arc::clone(&view.shared),
             liveness: Arc::clone(&liveness),
@@ -168,12 +179,12 @@ impl<G: Environment> Engine<G> {
                 sessions,
                 clients,
                 nodes,
-                client_room: Arc::new(Semaphore::new(CLIENT_ROOM_KIB as usize)),
-                node_room: Arc::new(Semaphore::new(NODE_ROOM_KIB as usize)),
+                client_memory: Arc::new(Semaphore::new(CLIENT_MEMORY_KIB as usize)),
+                node_memory: Arc::new(Semaphore::new(NODE_MEMORY_KIB as usize)),
                 explainers: Arc::new(Semaphore::new(EXPLANATIONS_MAX)),
                 logs: LogRelay::default(),
                 probes: Probes::default(),
-                steps,
+                stragglers,
                 checkpoints: Checkpoints::default(),
                 pending: Pending::default(),
                 admission: config.founding.admission,
@@ -185,7 +196,7 @@ impl<G: Environment> Engine<G> {
                 shutdown,
                 failed: watch::Sender::new(None),
                 history: OnceLock::new(),
-                past: PastStates::default(),
+                historical_states: HistoricalStates::default(),
             }),
         };
         G::detach(engine.clone().supervise(decisions.run()));
@@ -219,7 +230,7 @@ impl<G: Environment> Engine<G> {
         self.inner.shutdown.is_cancelled()
     }
 
-    /// Stops deciding. Consensus is stopped by whoever started it.
+    /// Stops deciding. Consensus is stopped by the one that started it.
     pub fn stop(&self) {
         self.inner.shutdown.cancel();
         self.inner.sessions.close_all();
@@ -237,7 +248,7 @@ impl<G: Environment> Engine<G> {
         self.inner.format_max
     }
 
-    /// What this replica asks of nodes that register while no operator has said so.
+    /// What this replica asks of nodes that register while no operator has set it.
     #[must_use]
     pub fn usual_admission(&self) -> AdmissionMode {
         self.inner.admission
@@ -261,11 +272,12 @@ impl<G: Environment> Engine<G> {
         self.inner.pending.forget(name);
     }
 
-    /// What this replica knows of itself besides the agreement.
+    /// What this replica knows of itself apart from the agreement.
     #[must_use]
     pub fn local_facts(&self) -> LocalFacts {
         LocalFacts {
             decision_fault: self.inner.faults.last(),
+            decision_faults: self.inner.faults.count(),
             retention_cut: retention_cut(&self.view()),
             leaderships_begun: self.leaderships_begun(),
             ..self.inner.facts.borrow().clone()
@@ -283,9 +295,16 @@ impl<G: Environment> Engine<G> {
         self.inner.facts.send_modify(update);
     }
 
-    /// Whether this replica's disk has too little room for new work: then submissions are refused here.
+    /// How many commands wait for the decision loop.
     #[must_use]
-    pub fn lacks_room(&self) -> bool {
+    pub fn inbox(&self) -> InboxDepth {
+        let waiting = |lane: &mpsc::Sender<Intake>| lane.max_capacity().saturating_sub(lane.capacity());
+        InboxDepth { clients: waiting(&self.inner.clients), nodes: waiting(&self.inner.nodes) }
+    }
+
+    /// Whether this replica's disk has too little free space for new work: then submissions are refused here.
+    #[must_use]
+    pub fn lacks_space(&self) -> bool {
         let reports = self.inner.consensus.peer_reports();
         let reports = reports.borrow();
         reports.get(&self.inner.info.replica).is_some_and(|report| report.storage.space != Space::Enough)
@@ -327,50 +346,51 @@ impl<G: Environment> Engine<G> {
         self.inner.consensus.leadership().borrow().mine.is_some()
     }
 
-    /// Carries out a client's command at this replica, which must lead. It is in line when this returns; the
+    /// Carries out a client's command at this replica, which must lead. It is queued when this returns; the
     /// answer comes after its record was applied here, durable on a quorum.
     ///
     /// # Errors
     /// A refusal; `NOT_LEADER` and `OVERLOADED` certainly changed nothing, `OUTCOME_UNKNOWN` may have.
     pub fn execute(&self, command: Command) -> impl Future<Output = Result<Answer, Refusal>> + Send + use<G> {
-        // The command is handed over here, so that the future is small: there are thousands of them.
+        // The command is moved to the queue here, so that the future is small: there are thousands of them.
         let answer = self.enqueue(command);
         async move { answer?.await.unwrap_or_else(|_| Err(stopping())) }
     }
 
     fn enqueue(&self, command: Command) -> Result<oneshot::Receiver<Result<Answer, Refusal>>, Refusal> {
         let (reply, answer) = oneshot::channel();
-        // Only what adds to the log for good is refused: what is there goes on, and what frees room as well.
+        // Only what adds to the log for good is refused: what is there goes on, and what frees space as well.
         let adds = matches!(
             command,
             Command::Submit { .. } | Command::SetPolicy { .. } | Command::UpdatePolicy { .. }
         );
-        if adds && self.lacks_room() {
+        if adds && self.lacks_space() {
             return Err(storage_full());
         }
-        let room = Arc::clone(&self.inner.client_room).try_acquire_many_owned(room_kib(&command));
-        let Ok(room) = room else { return Err(overloaded()) };
-        match self.inner.clients.try_send(Intake { command, reply, _room: Some(room) }) {
+        let memory = Arc::clone(&self.inner.client_memory).try_acquire_many_owned(memory_kib(&command));
+        let Ok(memory) = memory else { return Err(overloaded()) };
+        match self.inner.clients.try_send(Intake { command, reply, _memory: Some(memory) }) {
             Ok(()) => Ok(answer),
             Err(mpsc::error::TrySendError::Full(_)) => Err(overloaded()),
             Err(mpsc::error::TrySendError::Closed(_)) => Err(stopping()),
         }
     }
 
-    /// The same in the nodes' lane; waits for its turn, since sessions are bounded themselves. Turns go by arrival, so a
-    /// node that says much waits behind those that came before it, and they never wait behind what it says next.
+    /// The same in the nodes' lane. It waits for free memory, since sessions are bounded themselves. Commands get it
+    /// in order of arrival, so a node that says much waits behind those that came before it, and they never wait
+    /// behind what it says next.
     pub(crate) async fn execute_for_node(&self, command: Command) -> Result<Answer, Refusal> {
         let (reply, answer) = oneshot::channel();
-        let room = Arc::clone(&self.inner.node_room).acquire_many_owned(node_room_kib(&command)).await;
-        let room = room.map_err(|_| stopping())?;
-        let intake = Intake { command, reply, _room: Some(room) };
+        let memory = Arc::clone(&self.inner.node_memory).acquire_many_owned(node_memory_kib(&command)).await;
+        let memory = memory.map_err(|_| stopping())?;
+        let intake = Intake { command, reply, _memory: Some(memory) };
         self.inner.nodes.send(intake).await.map_err(|_| stopping())?;
         answer.await.unwrap_or_else(|_| Err(stopping()))
     }
 
-    /// A worker of a node says that it has done a step, in so much time of its own work: without waiting for the
-    /// others of its gang. Whether a rank has become slow by it, or keeps up again, is said in the log. What a node
-    /// says of ranks that are not on it counts nothing.
+    /// A worker of a node says that it has done a step, and how long its own work took, without waiting for the
+    /// others of its gang. Whether a rank has become slow by it, or keeps up again, is recorded in the log. What a
+    /// node says of ranks that are not on it counts nothing.
     pub async fn note_step(
         &self,
         node: NodeId,
@@ -388,7 +408,7 @@ impl<G: Environment> Engine<G> {
         if !runs(job, token) || slot.is_none_or(|slot| slot.node != node) {
             return;
         }
-        for change in self.inner.steps.note((job, token), rank, (step, duration_ms), runs) {
+        for change in self.inner.stragglers.note((job, token), rank, (step, duration_ms), runs) {
             let (rank, slow_milli) = (change.rank, change.slow_milli);
             tracing::info!(%job, rank, slow_milli, "a rank's pace against its gang's has changed");
             // Who does not lead any more has nothing to say; the next leader sees for itself.
@@ -571,14 +591,14 @@ fn not_placed(row: &JobRow, job: JobId, rank: u32, attempt: Attempt) -> Refusal 
 }
 
 /// About what a waiting command takes in memory, in KiB.
-fn room_kib(command: &Command) -> u32 {
+fn memory_kib(command: &Command) -> u32 {
     let Command::Submit { jobs, .. } = command else { return 1 };
     // Whatever its size, one that is alone may wait; the decider refuses what is too large.
-    u32::try_from(submission_kib(jobs)).unwrap_or(CLIENT_ROOM_KIB).clamp(1, CLIENT_ROOM_KIB)
+    u32::try_from(submission_kib(jobs)).unwrap_or(CLIENT_MEMORY_KIB).clamp(1, CLIENT_MEMORY_KIB)
 }
 
 /// About what a node's word takes in memory while it waits for the decision loop, in KiB.
-fn node_room_kib(command: &Command) -> u32 {
+fn node_memory_kib(command: &Command) -> u32 {
     let bytes = match command {
         Command::Report { updates, .. } => {
             let of_one = |update: &RankUpdate| match update {
@@ -596,7 +616,7 @@ fn node_room_kib(command: &Command) -> u32 {
         Command::NoteSoundNetwork { nodes } => nodes.len() * 8,
         _ => 0,
     };
-    u32::try_from(bytes >> 10).unwrap_or(NODE_ROOM_KIB).clamp(1, NODE_ROOM_KIB)
+    u32::try_from(bytes >> 10).unwrap_or(NODE_MEMORY_KIB).clamp(1, NODE_MEMORY_KIB)
 }
 
 fn exit_bytes(exit: &ExitStatus) -> usize {

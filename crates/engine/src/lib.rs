@@ -34,10 +34,12 @@ mod watch;
 
 pub use apply::orders::{Order, StartOrder, StopOrder};
 pub use apply::replicated::{
-    Divergence, DivergenceHandler, Mismatch, RecordObserver, Replicated, View, replicated,
+    Divergence, DivergenceHandler, Mismatch, RecordObserver, Replicated, View, WorkObserver, replicated,
 };
 pub use background::{NotDone, in_background};
-pub use engine::{Engine, EngineConfig, LEADERSHIPS_COUNTED_FOR, LocalFacts, ReplicaInfo, submission_kib};
+pub use engine::{
+    Engine, EngineConfig, InboxDepth, LEADERSHIPS_COUNTED_FOR, LocalFacts, ReplicaInfo, submission_kib,
+};
 pub use history::follower::{LogBatch, LogFollower, LogPosition};
 pub use history::records::{ArchiveStatus, round as archived_round};
 pub use history::settings::{

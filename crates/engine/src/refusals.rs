@@ -8,7 +8,7 @@ pub(crate) fn overloaded() -> Refusal {
 }
 
 pub(crate) fn storage_full() -> Refusal {
-    let text = "the data disk of the leader has almost no room left: it takes no new work until it has";
+    let text = "the data disk of the leader has almost no free space: it takes no new work until it has";
     Refusal::new(RefusalCode::StorageFull, text)
 }
 

@@ -10,7 +10,7 @@ pub(crate) fn name(text: &str) -> Name {
     Name::new(text).expect("it is a name")
 }
 
-/// A job of so many workers with one accelerator each.
+/// A job with this number of workers, each with one accelerator.
 pub(crate) fn job(text: &str, workers: u32) -> JobSpec {
     let request = WorkerRequest {
         accelerators: Some(Accelerators { kind: name("h100"), count: 1 }.into()),

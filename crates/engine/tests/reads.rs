@@ -2,13 +2,13 @@
 #![allow(clippy::unwrap_used, reason = "a panic is the report of a test")]
 
 use muster_consensus::{Consensus, ConsensusConfig, ReplicaNode, SnapshotPolicy};
-use muster_decider::{Command, Founding};
+use muster_decider::{BootstrapConfig, Command};
 use muster_engine::{Engine, EngineConfig, Reading, ReplicaInfo, replicated};
 use muster_journal::FORMAT_MAX;
 use muster_store::{MemoryDisk, ReplicaStore, SnapshotStore, StoreOptions};
 use muster_types::policy::Policy;
 use muster_types::{
-    At, ClusterId, Consistency, LogIndex, LogTime, Name, Parameters, ReadFrom, Refusal, RefusalCode,
+    ClusterId, Consistency, LogIndex, LogTime, Name, Parameters, PastPoint, ReadFrom, Refusal, RefusalCode,
     ReplicaId, RequestId,
 };
 use std::collections::BTreeMap;
@@ -105,7 +105,7 @@ impl Cluster {
         guarded("a leader", futures::future::select_all(waits)).await.0
     }
 
-    /// Sets the policy through whoever leads; the index of the record.
+    /// Sets the policy through the replica that leads; the index of the record.
     async fn write(&self, ids: &[u64], request: u128) -> LogIndex {
         guarded("a write", async {
             loop {
@@ -156,7 +156,7 @@ async fn start(id: u64, listener: TcpListener, routes: BTreeMap<u64, SocketAddr>
     let serving = consensus.clone();
     tokio::spawn(async move { serving.serve_peers(listener, std::future::pending()).await });
     let config = EngineConfig {
-        founding: Founding::new(CLUSTER, Parameters::DEFAULT),
+        founding: BootstrapConfig::new(CLUSTER, Parameters::DEFAULT),
         client_commands_waiting_max: 64,
         node_commands_waiting_max: 64,
         contain_faults: false,
@@ -233,7 +233,7 @@ async fn the_past_needs_an_archive_and_the_future_is_waited_for_and_refused() {
     cluster.write(&[1, 2, 3], 1).await;
     let engine = &cluster.engines[&1];
     let deadline = || Instant::now() + Duration::from_millis(300);
-    for at in [At::Index(LogIndex(1)), At::Time(LogTime(1))] {
+    for at in [PastPoint::Index(LogIndex(1)), PastPoint::Time(LogTime(1))] {
         let refusal =
             guarded("the past", engine.read_view(ReadFrom::Past(at), deadline())).await.err().unwrap();
         // Nobody has said here where history is kept.

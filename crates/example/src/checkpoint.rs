@@ -29,20 +29,20 @@ pub(crate) struct Checkpoint {
 
 /// The checkpoints of one run.
 pub(crate) struct Checkpoints {
-    folder: PathBuf,
+    directory: PathBuf,
     /// Everything that decides the numbers, in words; another run's checkpoint has another text.
     config: String,
 }
 
 impl Checkpoints {
     /// Makes the directory where it is missing, and clears away what a crash left half written.
-    pub(crate) fn open(folder: &Path, config: &str) -> Result<Checkpoints, Error> {
+    pub(crate) fn open(directory: &Path, config: &str) -> Result<Checkpoints, Error> {
         assert!(config.len() <= CONFIG_LEN_MAX, "a config text is short");
-        fs::create_dir_all(folder).map_err(Error::file(folder, "create the directory"))?;
-        let store = Checkpoints { folder: folder.to_owned(), config: config.to_owned() };
+        fs::create_dir_all(directory).map_err(Error::file(directory, "create the directory"))?;
+        let store = Checkpoints { directory: directory.to_owned(), config: config.to_owned() };
         for name in store.names()? {
             if name.starts_with(".step-") && name.ends_with(".part") {
-                let path = folder.join(&name);
+                let path = directory.join(&name);
                 fs::remove_file(&path).map_err(Error::file(path, "remove"))?;
             }
         }
@@ -91,15 +91,15 @@ impl Checkpoints {
     /// Returns once the checkpoint would survive a power cut.
     pub(crate) fn save(&self, step: u64, weights: &[f64]) -> Result<PathBuf, Error> {
         let path = self.path(step);
-        let part = self.folder.join(format!(".step-{step:012}.part"));
+        let part = self.directory.join(format!(".step-{step:012}.part"));
         let bytes = encode(&self.config, step, weights);
         let mut file = File::create(&part).map_err(Error::file(&part, "create"))?;
         file.write_all(&bytes).and_then(|()| file.sync_all()).map_err(Error::file(&part, "write"))?;
         fs::rename(&part, &path).map_err(Error::file(&path, "rename the new checkpoint to"))?;
         // Without this the rename itself may be lost.
-        File::open(&self.folder)
-            .and_then(|folder| folder.sync_all())
-            .map_err(Error::file(&self.folder, "sync the directory"))?;
+        File::open(&self.directory)
+            .and_then(|directory| directory.sync_all())
+            .map_err(Error::file(&self.directory, "sync the directory"))?;
         for old in self.steps()?.into_iter().skip(KEPT) {
             let old = self.path(old);
             fs::remove_file(&old).map_err(Error::file(old, "remove"))?;
@@ -108,7 +108,7 @@ impl Checkpoints {
     }
 
     fn path(&self, step: u64) -> PathBuf {
-        self.folder.join(format!("step-{step:012}.ckpt"))
+        self.directory.join(format!("step-{step:012}.ckpt"))
     }
 
     /// The steps that have a file, newest first.
@@ -125,10 +125,10 @@ impl Checkpoints {
     }
 
     fn names(&self) -> Result<Vec<String>, Error> {
-        let listed = fs::read_dir(&self.folder).and_then(|entries| {
+        let listed = fs::read_dir(&self.directory).and_then(|entries| {
             entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
         });
-        listed.map_err(Error::file(&self.folder, "list"))
+        listed.map_err(Error::file(&self.directory, "list"))
     }
 }
 
@@ -172,14 +172,14 @@ fn decode(bytes: &[u8]) -> Result<(String, Checkpoint), FrameError> {
 mod tests {
     use super::*;
 
-    fn store(folder: &Path) -> Checkpoints {
-        Checkpoints::open(folder, "seed=1").unwrap()
+    fn store(directory: &Path) -> Checkpoints {
+        Checkpoints::open(directory, "seed=1").unwrap()
     }
 
     #[test]
     fn the_newest_two_are_kept_and_the_newest_is_found() {
-        let folder = tempfile::tempdir().unwrap();
-        let saved = store(folder.path());
+        let directory = tempfile::tempdir().unwrap();
+        let saved = store(directory.path());
         assert_eq!(saved.newest().unwrap(), None);
         for step in [10, 20, 30] {
             saved.save(step, &[step as f64, -0.0]).unwrap();
@@ -191,8 +191,8 @@ mod tests {
 
     #[test]
     fn any_damage_falls_back_to_the_one_before() {
-        let folder = tempfile::tempdir().unwrap();
-        let saved = store(folder.path());
+        let directory = tempfile::tempdir().unwrap();
+        let saved = store(directory.path());
         saved.save(1, &[1.0]).unwrap();
         let path = saved.save(2, &[2.0]).unwrap();
         let whole = fs::read(&path).unwrap();
@@ -213,21 +213,21 @@ mod tests {
 
     #[test]
     fn another_run_is_refused_by_both_names() {
-        let folder = tempfile::tempdir().unwrap();
-        store(folder.path()).save(1, &[1.0]).unwrap();
-        let other = Checkpoints::open(folder.path(), "seed=2").unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        store(directory.path()).save(1, &[1.0]).unwrap();
+        let other = Checkpoints::open(directory.path(), "seed=2").unwrap();
         let message = other.newest().unwrap_err().to_string();
         assert!(message.contains("seed=1") && message.contains("seed=2"));
     }
 
     #[test]
     fn what_a_crash_left_is_cleared_and_what_is_not_ours_stays() {
-        let folder = tempfile::tempdir().unwrap();
-        let part = folder.path().join(".step-000000000009.part");
-        let other = folder.path().join("step-notes.ckpt");
+        let directory = tempfile::tempdir().unwrap();
+        let part = directory.path().join(".step-000000000009.part");
+        let other = directory.path().join("step-notes.ckpt");
         fs::write(&part, b"half").unwrap();
         fs::write(&other, b"mine").unwrap();
-        assert_eq!(store(folder.path()).newest().unwrap(), None);
+        assert_eq!(store(directory.path()).newest().unwrap(), None);
         assert!(!part.exists() && other.exists());
     }
 }

@@ -47,10 +47,10 @@ pub(crate) struct Recorder {
 
 impl Recorder {
     /// Starts the evidence. A workload asked for evidence does not run without it.
-    pub(crate) fn start(folder: &Path, map: &RankMap) -> Result<Recorder, Error> {
-        let folder = folder.join(&map.job);
-        fs::create_dir_all(&folder).map_err(Error::file(&folder, "create the directory"))?;
-        let path = folder.join(format!("{}-{}.log", map.attempt_label(), map.rank));
+    pub(crate) fn start(directory: &Path, map: &RankMap) -> Result<Recorder, Error> {
+        let directory = directory.join(&map.job);
+        fs::create_dir_all(&directory).map_err(Error::file(&directory, "create the directory"))?;
+        let path = directory.join(format!("{}-{}.log", map.attempt_label(), map.rank));
         let mut lines = Lines::open(&path).map_err(Error::file(&path, "open"))?;
         let (unix, boot, pid) = (unix_nanos(), boottime_nanos()?, std::process::id());
         let id = format!("{pid}-{boot}");
@@ -194,11 +194,11 @@ impl fmt::Display for Interval {
 ///
 /// # Errors
 /// When a file cannot be read, or holds anything else than evidence; the message names file and line.
-pub fn read(folder: &Path) -> Result<Vec<Interval>, Error> {
+pub fn read(directory: &Path) -> Result<Vec<Interval>, Error> {
     let mut intervals = Vec::new();
-    for job_folder in sorted_entries(folder)? {
-        let job = file_name(&job_folder)?;
-        for path in sorted_entries(&job_folder)? {
+    for job_directory in sorted_entries(directory)? {
+        let job = file_name(&job_directory)?;
+        for path in sorted_entries(&job_directory)? {
             let name = file_name(&path)?;
             let (attempt, rank) = parse_name(&name).ok_or_else(|| {
                 Error::Config(format!("{}: the name is not <token or attempt>-<rank>.log", path.display()))
@@ -220,10 +220,10 @@ pub fn read(folder: &Path) -> Result<Vec<Interval>, Error> {
     Ok(intervals)
 }
 
-fn sorted_entries(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+fn sorted_entries(directory: &Path) -> Result<Vec<PathBuf>, Error> {
     let listed: std::io::Result<Vec<PathBuf>> =
-        fs::read_dir(folder).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
-    let mut paths = listed.map_err(Error::file(folder, "list"))?;
+        fs::read_dir(directory).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
+    let mut paths = listed.map_err(Error::file(directory, "list"))?;
     paths.sort();
     Ok(paths)
 }
@@ -460,12 +460,12 @@ mod tests {
 
     #[test]
     fn what_is_recorded_is_read_back_and_two_at_once_are_caught() {
-        let folder = tempfile::tempdir().unwrap();
-        let first = Recorder::start(folder.path(), &map(1, 0)).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let first = Recorder::start(directory.path(), &map(1, 0)).unwrap();
         let before = boottime_nanos().unwrap();
         drop(first);
-        drop(Recorder::start(folder.path(), &map(2, 0)).unwrap());
-        let found = read(folder.path()).unwrap();
+        drop(Recorder::start(directory.path(), &map(2, 0)).unwrap());
+        let found = read(directory.path()).unwrap();
         assert_eq!(check(&found).overlaps, []);
         let labels: Vec<_> = found.iter().map(|i| (i.attempt.as_str(), i.rank)).collect();
         assert_eq!(labels, [("1", 0), ("1-77", 0)]);
@@ -473,33 +473,33 @@ mod tests {
         assert!(found[0].start <= before && before <= found[0].end);
 
         let both = [
-            Recorder::start(folder.path(), &map(3, 0)).unwrap(),
-            Recorder::start(folder.path(), &map(4, 1)).unwrap(),
-            Recorder::start(folder.path(), &map(4, 1)).unwrap(),
+            Recorder::start(directory.path(), &map(3, 0)).unwrap(),
+            Recorder::start(directory.path(), &map(4, 1)).unwrap(),
+            Recorder::start(directory.path(), &map(4, 1)).unwrap(),
         ];
         drop(both);
         // 3 against each of the two, and the two, same rank and attempt, against one another.
-        assert_eq!(check(&read(folder.path()).unwrap()).overlaps.len(), 3);
+        assert_eq!(check(&read(directory.path()).unwrap()).overlaps.len(), 3);
     }
 
     #[test]
     fn a_line_that_a_full_disk_cut_does_not_spoil_the_file() {
-        let folder = tempfile::tempdir().unwrap();
-        drop(Recorder::start(folder.path(), &map(1, 0)).unwrap());
-        let path = folder.path().join("job-1/1-0.log");
+        let directory = tempfile::tempdir().unwrap();
+        drop(Recorder::start(directory.path(), &map(1, 0)).unwrap());
+        let path = directory.path().join("job-1/1-0.log");
         let mut file = OpenOptions::new().append(true).open(&path).unwrap();
         file.write_all(b"alive 12").unwrap();
-        drop(Recorder::start(folder.path(), &map(1, 0)).unwrap());
-        assert_eq!(read(folder.path()).unwrap().len(), 2);
+        drop(Recorder::start(directory.path(), &map(1, 0)).unwrap());
+        assert_eq!(read(directory.path()).unwrap().len(), 2);
     }
 
     #[test]
     fn foreign_files_are_named() {
-        let folder = tempfile::tempdir().unwrap();
-        fs::create_dir(folder.path().join("job-1")).unwrap();
-        let path = folder.path().join("job-1/notes.txt");
+        let directory = tempfile::tempdir().unwrap();
+        fs::create_dir(directory.path().join("job-1")).unwrap();
+        let path = directory.path().join("job-1/notes.txt");
         fs::write(&path, b"hello").unwrap();
-        assert!(read(folder.path()).unwrap_err().report().contains("notes.txt"));
-        assert!(read(&folder.path().join("none")).is_err());
+        assert!(read(directory.path()).unwrap_err().report().contains("notes.txt"));
+        assert!(read(&directory.path().join("none")).is_err());
     }
 }

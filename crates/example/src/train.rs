@@ -133,7 +133,8 @@ fn run(args: &TrainArgs) -> Result<Exit, Error> {
     let map = RankMap::from_env()?;
     let shape = args.shape()?;
     // Held to the end of this function: the evidence covers everything that this rank does.
-    let _recorder = args.interval_dir.as_deref().map(|folder| Recorder::start(folder, &map)).transpose()?;
+    let _recorder =
+        args.interval_dir.as_deref().map(|directory| Recorder::start(directory, &map)).transpose()?;
     let weights = shape.features * shape.classes;
     // Before the rendezvous: a directory that cannot be used ends the attempt at once, not after a wait.
     let (checkpoints, start) = open_checkpoints(args, &map, weights)?;
@@ -165,17 +166,17 @@ fn open_checkpoints(
         return Ok((None, None));
     }
     let from_nothing = Checkpoint { step: 0, weights: vec![0.0; weights] };
-    let Some(folder) = &args.checkpoint_dir else {
+    let Some(directory) = &args.checkpoint_dir else {
         complain("no --checkpoint-dir: nothing of this attempt can be resumed");
         return Ok((None, Some(from_nothing)));
     };
-    let checkpoints = Checkpoints::open(folder, &args.config())?;
+    let checkpoints = Checkpoints::open(directory, &args.config())?;
     let start = checkpoints.newest()?.unwrap_or(from_nothing);
     if start.step > args.steps || start.weights.len() != weights {
         return Err(Error::Config(format!(
             "the newest checkpoint in {} is of step {} with {} weights; this run ends at --steps {} \
              and has {weights}",
-            folder.display(),
+            directory.display(),
             start.step,
             start.weights.len(),
             args.steps

@@ -41,7 +41,8 @@ fn run(args: &WorkArgs) -> Result<Exit, Error> {
     let end = Instant::now() + Duration::from_millis(args.duration_ms);
     let stop = StopSignal::install()?;
     let map = RankMap::from_env_or_alone()?;
-    let recorder = args.interval_dir.as_deref().map(|folder| Recorder::start(folder, &map)).transpose()?;
+    let recorder =
+        args.interval_dir.as_deref().map(|directory| Recorder::start(directory, &map)).transpose()?;
     say(&format!(
         "job {} attempt {} rank {} of {}: working for {} ms",
         map.job, map.attempt, map.rank, map.world_size, args.duration_ms

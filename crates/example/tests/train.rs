@@ -111,19 +111,19 @@ fn free_port() -> u16 {
     listener.local_addr().unwrap().port()
 }
 
-/// A run of several attempts over one folder for checkpoints and one for intervals.
+/// A run of several attempts over one directory for checkpoints and one for intervals.
 struct Job {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     attempt: u32,
 }
 
 impl Job {
     fn new() -> Job {
-        Job { folder: tempfile::tempdir().unwrap(), attempt: 0 }
+        Job { directory: tempfile::tempdir().unwrap(), attempt: 0 }
     }
 
     fn checkpoints(&self) -> PathBuf {
-        self.folder.path().join("checkpoints")
+        self.directory.path().join("checkpoints")
     }
 
     fn attempt(&mut self, flags: &str) -> Vec<Rank> {
@@ -149,7 +149,7 @@ impl Job {
             .env("MUSTER_ATTEMPT", self.attempt.to_string())
             .env("MUSTER_FENCING_TOKEN", format!("1-{}", 10 * self.attempt))
             .env("MUSTER_CHECKPOINT_DIR", self.checkpoints())
-            .env("MUSTER_INTERVAL_DIR", self.folder.path().join("intervals"));
+            .env("MUSTER_INTERVAL_DIR", self.directory.path().join("intervals"));
         command
     }
 
@@ -168,7 +168,7 @@ impl Job {
     }
 
     fn assert_intervals(&self) {
-        let found = intervals::read(&self.folder.path().join("intervals")).unwrap();
+        let found = intervals::read(&self.directory.path().join("intervals")).unwrap();
         let report = intervals::check(&found);
         assert_eq!(report.overlaps, [], "{report}");
         let attempts = &report.jobs["job-7"];
@@ -340,13 +340,13 @@ fn a_gang_that_stays_incomplete_gives_up_and_says_who_is_missing() {
 
 #[test]
 fn work_lasts_its_time_ends_with_its_code_and_leaves_evidence() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let mut command = program("work --duration-ms 50 --exit-code 7");
-    command.env("MUSTER_INTERVAL_DIR", folder.path());
+    command.env("MUSTER_INTERVAL_DIR", directory.path());
     let (code, lines) = Rank::start(command).finish();
     assert_eq!(code, Some(7));
     find(&lines, "rank 0 of 1");
-    let found = intervals::read(folder.path()).unwrap();
+    let found = intervals::read(directory.path()).unwrap();
     assert_eq!(found.len(), 1);
     assert!(found[0].stopped && found[0].end - found[0].start >= 40_000_000);
 

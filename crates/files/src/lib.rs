@@ -76,7 +76,7 @@ impl WholeFile {
         let mut aside = OsString::from(".");
         aside.push(name);
         aside.push(format!(".{}.{}{WAITING}", process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)));
-        let waiting = folder_of(path).join(aside);
+        let waiting = directory_of(path).join(aside);
         // A process of the same number that was killed may have left one.
         match fs::remove_file(&waiting) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -105,7 +105,7 @@ impl WholeFile {
                 fs::remove_file(&self.waiting)?;
             }
         }
-        if lasts { sync_folder(folder_of(&self.path)) } else { Ok(()) }
+        if lasts { sync_directory(directory_of(&self.path)) } else { Ok(()) }
     }
 }
 
@@ -141,8 +141,8 @@ pub fn write_whole(path: &Path, bytes: &[u8], manner: Manner) -> io::Result<()> 
 ///
 /// # Errors
 /// When the directory cannot be read, or a file in it not removed.
-pub fn remove_waiting(folder: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(folder)? {
+pub fn remove_waiting(directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let name = entry.file_name();
         let name = name.to_string_lossy();
@@ -173,22 +173,22 @@ pub fn read_bounded(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
 /// When it cannot be renamed, or a directory cannot be flushed.
 pub fn rename_durably(from: &Path, to: &Path) -> io::Result<()> {
     fs::rename(from, to)?;
-    sync_folder(folder_of(to))?;
-    if folder_of(from) == folder_of(to) { Ok(()) } else { sync_folder(folder_of(from)) }
+    sync_directory(directory_of(to))?;
+    if directory_of(from) == directory_of(to) { Ok(()) } else { sync_directory(directory_of(from)) }
 }
 
 /// Returns once the names in a directory survive a loss of power.
 ///
 /// # Errors
 /// When it cannot be opened or flushed.
-pub fn sync_folder(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()
+pub fn sync_directory(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
 }
 
 /// The directory that a path is in.
 #[must_use]
-pub fn folder_of(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+pub fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 #[cfg(test)]
@@ -196,8 +196,8 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt as _;
 
-    fn names(folder: &Path) -> Vec<OsString> {
-        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+    fn names(directory: &Path) -> Vec<OsString> {
+        fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name()).collect()
     }
 
     #[test]
@@ -265,6 +265,6 @@ mod tests {
         write_whole(&from, b"x", Manner::PRIVATE).unwrap();
         rename_durably(&from, &to).unwrap();
         assert!(!from.exists() && to.exists());
-        assert_eq!(folder_of(Path::new("file")), Path::new("."));
+        assert_eq!(directory_of(Path::new("file")), Path::new("."));
     }
 }

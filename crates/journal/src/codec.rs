@@ -136,7 +136,7 @@ pub fn encode_round(round: &Round) -> Vec<u8> {
 ///
 /// # Panics
 /// When the round is above [`ROUND_BYTES_MAX`], its format is none of this binary's, or it says what its
-/// format cannot: whoever builds rounds keeps them so.
+/// format cannot: the code that builds rounds has to prevent all three.
 #[must_use]
 pub fn seal_round(round: &Round, decisions: &[u8]) -> Vec<u8> {
     let Round { format, term, replica, first_index, basis_index, log_time, .. } = round;

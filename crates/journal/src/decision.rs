@@ -2,7 +2,7 @@
 //!
 //! Inputs (submitted, cancelled, registered, lost, reported) and decisions (placed, stopped,
 //! requeued, finished, pruned) are separate variants: a what-if replays the inputs and makes the
-//! decisions anew.
+//! decisions again.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -11,9 +11,10 @@ use alloc::vec::Vec;
 use muster_types::health::{Condition, Drain, HealthPolicy, NodeHealth, RepairStep};
 use muster_types::policy::Policy;
 use muster_types::{
-    Approval, CertificateSerial, ClusterId, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange,
-    ForeignLoad, HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeAdmission,
-    NodeId, NodeSpec, Parameters, QueueKey, ReplicaId, RequestId, Requester, Revocation,
+    Approval, ArrayId, ArraySpec, CertificateSerial, ClusterId, Control, DeviceSet, ExitStatus, FailureClass,
+    FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex,
+    LogTime, Name, NodeAdmission, NodeId, NodeSpec, Parameters, QueueKey, ReplicaId, RequestId, Requester,
+    Revocation,
 };
 use serde::{Deserialize, Serialize};
 
@@ -82,17 +83,40 @@ pub struct WorkerSlot {
 pub struct Estimate {
     /// How long one attempt will run: as likely longer as shorter.
     pub run_ms: u64,
-    /// How long with nine chances in ten at most.
+    /// The p90 of the same: nine of ten such attempts end by then.
     pub run_high_ms: u64,
-    /// Its turn among the jobs of its tier and tenant; the smaller goes first. For a job that joins a burst
-    /// it is the turn of the burst from then on.
+    /// Its turn among the jobs of its tier and tenant; the smaller goes first. For a job that joins a
+    /// submission group it is the turn of the group from then on.
     pub turn: QueueKey,
-    /// The burst it joins, by the id of the burst's first job; none begins one of its own. Jobs of one
-    /// burst have one turn and go in the order of their ids.
+    /// The submission group it joins, by the id of the group's first job; without one it begins a new group.
+    /// Jobs of one group have one turn and go in the order of their ids.
     pub burst: Option<JobId>,
 }
 
-/// A running gang that has to make room.
+/// One of the jobs and arrays of a submission that has an array.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SubmittedPart {
+    /// The job, or what every member of the array is made from.
+    pub spec: Arc<JobSpec>,
+    /// None for the default one.
+    pub contract: Option<Arc<JobContract>>,
+    /// None without labels, annotations and a creator.
+    pub metadata: Option<Arc<JobMetadata>>,
+    /// The members of the array; none for a job.
+    pub array: Option<ArraySpec>,
+    /// What the leader expects of it.
+    pub estimate: Estimate,
+}
+
+impl SubmittedPart {
+    /// How many jobs it comes to.
+    #[must_use]
+    pub fn job_count(&self) -> u32 {
+        self.array.as_ref().map_or(1, ArraySpec::size)
+    }
+}
+
+/// A running gang that is preempted, moved or resized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stop {
     /// Which job.
@@ -103,7 +127,7 @@ pub struct Stop {
     pub cause: RearrangeCause,
 }
 
-/// Why a running gang has to make room.
+/// Why a running gang is preempted, moved or resized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum RearrangeCause {
     /// For a job that goes before it.
@@ -111,7 +135,7 @@ pub enum RearrangeCause {
         /// That job.
         by: JobId,
     },
-    /// It goes on elsewhere, so that a gang that waits finds room.
+    /// It goes on elsewhere, so that a pending gang can be placed.
     Moved {
         /// That gang.
         by: JobId,
@@ -125,9 +149,9 @@ pub enum RearrangeCause {
     },
 }
 
-/// Room that is kept for a job until what runs there has ended.
+/// Capacity that is held for a job until what runs there has ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Promise {
+pub struct CapacityHold {
     /// Which job.
     pub job: JobId,
     /// By rank; the incarnations are those of now.
@@ -171,7 +195,7 @@ pub enum StopCause {
     },
     /// The attempt ran longer than its limit.
     RunTimeLimit,
-    /// Policy gave its room away, moved it or changed its size.
+    /// Policy preempted it, moved it or changed its size.
     Rearranged(RearrangeCause),
     /// A place of the gang is not fit for it, whatever its workers say.
     Fault {
@@ -212,7 +236,7 @@ pub enum Decision {
     ClusterCreated {
         /// Its identity.
         cluster: ClusterId,
-        /// Its life, from 1.
+        /// The generation of the cluster, from 1.
         generation: u32,
         /// Fixed parameters.
         parameters: Parameters,
@@ -326,22 +350,23 @@ pub enum Decision {
         /// All of it.
         policy: Box<Policy>,
     },
-    /// Decision: running gangs make room, and the room is promised, in one record: nobody else can
-    /// take it in between, so preemption cannot go round in circles. A gang that is moved or resized
-    /// is in both lists.
+    /// Decision: running gangs give up capacity, and the capacity is promised to others, in one record:
+    /// nobody else can take it in between, so preemption cannot run in circles. A gang that is moved or
+    /// resized is in both lists.
     Rearranged {
         /// Who stops; each waits again once nothing of it runs.
         stops: Vec<Stop>,
-        /// Who gets which room; each is placed there once it is free.
-        promises: Vec<Promise>,
+        /// Who gets which capacity; each is placed there once it is free.
+        promises: Vec<CapacityHold>,
     },
-    /// Decision: promised room will not come, because a node of it was lost or cordoned; the job is in
-    /// line again.
+    /// Decision: promised capacity will not come free, because one of its nodes was lost or cordoned; the
+    /// job is back in the pending queue.
     PromiseDropped {
         /// Which job.
         job: JobId,
     },
-    /// Decision: what the job waited for besides capacity has come about; it is in line from now on.
+    /// Decision: whatever the job waited for, other than capacity, has come about; it is in the pending
+    /// queue from now on.
     JobReleased {
         /// Which job.
         job: JobId,
@@ -349,8 +374,8 @@ pub enum Decision {
     /// Decision: waiting jobs have other places in the order, because the policy has changed or because
     /// more is known of how long they will run.
     TurnsChanged {
-        /// Burst and turn; bursts ascending. A burst goes by the id of its first job, and a job that is
-        /// alone is a burst by itself.
+        /// Submission group and turn; groups ascending. The id of a group is that of its first job, and a
+        /// job that is alone is a group by itself.
         bursts: Vec<(JobId, QueueKey)>,
     },
     /// Input: a gang has saved its work; should it be stopped, only what comes after is lost.
@@ -366,8 +391,8 @@ pub enum Decision {
         /// The format in force from now on.
         format: u16,
     },
-    /// Decision: the cluster lives on in a new generation, from a backup or from one surviving replica.
-    /// Every session and lease of before is over; every token given from now on is newer than all before.
+    /// Decision: the cluster continues in a new generation, from a backup or from one surviving replica.
+    /// Every earlier session and lease is over; every token given from now on is newer than all before.
     ClusterRecovered {
         /// The generation from now on.
         generation: u32,
@@ -380,8 +405,8 @@ pub enum Decision {
         /// Which.
         node: NodeId,
     },
-    /// Input: what jobs that were submitted just before ask of whoever runs them. A job that says
-    /// nothing is not here.
+    /// Input: what the jobs that were submitted just before ask of the agents that run them. A job that
+    /// asks nothing is not here.
     JobContractsSet {
         /// By job, ascending.
         contracts: Vec<(JobId, Arc<JobContract>)>,
@@ -409,7 +434,7 @@ pub enum Decision {
         avoid: Option<LogTime>,
     },
     /// Decision: ranks of a gang that is being stopped, on nodes that failed, go on in its spares; the
-    /// room of the others is kept for them. The next placement is that.
+    /// capacity of the others is kept for them. The next placement is that.
     SparesTaken {
         /// Which job.
         job: JobId,
@@ -430,8 +455,8 @@ pub enum Decision {
         /// again.
         slow_milli: Option<u32>,
     },
-    /// Decision: what is known of a node's health is this now. What stops because of it stands
-    /// in records of its own behind it.
+    /// Decision: what is known of a node's health is this now. What stops because of it
+    /// follows in separate records.
     NodeHealthChanged {
         /// Which.
         node: NodeId,
@@ -562,6 +587,46 @@ pub enum Decision {
         /// What the leader expects of it from now on, and its position among those that wait. The fold decides about its submission group.
         estimate: Estimate,
     },
+    /// Input: jobs were submitted, all or none, and at least one part of the submission is an array. The ids follow one
+    /// another in the order of the parts: a job takes one, an array one for each member. No member is a job yet.
+    ArraysSubmitted {
+        /// By which request.
+        request: RequestKey,
+        /// In the order of the request.
+        parts: Vec<SubmittedPart>,
+    },
+    /// Decision: the next members of an array are jobs from now on, because they are near their turn.
+    ArrayMembersCreated {
+        /// Which array.
+        array: ArrayId,
+        /// How many, from 1 to `limits::ARRAY_WINDOW`; the first of those that are not created, in order.
+        count: u32,
+    },
+    /// Decision: what an array waited for, capacity apart, has come about; its members may be created from now on.
+    ArrayReleased {
+        /// Which array.
+        array: ArrayId,
+    },
+    /// Decision: the members of an array that are not created have failed, for a reason that concerns all of them.
+    ArrayMembersFailed {
+        /// Which array.
+        array: ArrayId,
+        /// One sentence.
+        detail: String,
+    },
+    /// Input: somebody asked something of arrays, as far as their members are not created, and together with that of jobs.
+    ArraysControlled {
+        /// By which request.
+        request: RequestKey,
+        /// Who asked.
+        by: Requester,
+        /// Cancel, hold or release.
+        control: Control,
+        /// The arrays, in ascending order.
+        arrays: Vec<ArrayId>,
+        /// The jobs, in ascending order.
+        jobs: Vec<JobId>,
+    },
 }
 
 impl Decision {
@@ -620,6 +685,11 @@ impl Decision {
             Decision::JobHoldSet { .. } => "job_hold_set",
             Decision::JobRequeueRequested { .. } => "job_requeue_requested",
             Decision::JobModified { .. } => "job_modified",
+            Decision::ArraysSubmitted { .. } => "arrays_submitted",
+            Decision::ArrayMembersCreated { .. } => "array_members_created",
+            Decision::ArrayReleased { .. } => "array_released",
+            Decision::ArrayMembersFailed { .. } => "array_members_failed",
+            Decision::ArraysControlled { .. } => "arrays_controlled",
         }
     }
 }

@@ -8,8 +8,8 @@
 //! **Invariant:** this crate knows bytes, not meaning: it never says whether a decision is allowed.
 //! **Invariant:** variants and fields are append-only within a format; a change of layout is a new
 //! format with an upcast from every released one, and a golden log in `tests/golden/`.
-//! **Invariant:** a round says nothing that its own format cannot say, so that a binary meets what it does not
-//! know as a format number, never as an unknown variant.
+//! **Invariant:** a round contains nothing that its own format cannot express. So a binary meets what it does
+//! not know as a format number, never as an unknown variant.
 //! **Invariant:** no bytes whatsoever make a decoder panic or allocate beyond its bound.
 #![no_std]
 #![deny(missing_docs, clippy::float_arithmetic)]
@@ -27,6 +27,6 @@ pub use codec::{
 #[cfg(feature = "test-format")]
 pub use decision::TEST_FORMAT_REASON;
 pub use decision::{
-    Decision, Estimate, FORMAT_MAX, FORMAT_MIN, NodeLostCause, Outcome, Promise, RankUpdate, RearrangeCause,
-    RequestKey, Round, Stop, StopCause, WorkerSlot,
+    CapacityHold, Decision, Estimate, FORMAT_MAX, FORMAT_MIN, NodeLostCause, Outcome, RankUpdate,
+    RearrangeCause, RequestKey, Round, Stop, StopCause, SubmittedPart, WorkerSlot,
 };

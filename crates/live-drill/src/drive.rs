@@ -12,16 +12,16 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use super::cluster_snapshot::{self, ClusterSnapshot};
 use super::means::{Hold, News};
-use super::plan::{Deed, Plan};
+use super::plan::{Plan, PlannedAction};
 use super::probes::Probes;
 use super::radius;
 use super::record::Timeline;
-use super::sight::{self, Sight};
 
 /// Between two looks while it runs.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// So many looks in a row have to find something wrong: one alone may fall into an election.
+/// This many looks in a row have to find something wrong: one alone may fall into an election.
 const BAD_LOOKS_MAX: u32 = 3;
 
 /// How a drill ended.
@@ -91,7 +91,7 @@ pub struct Driver<'a> {
     pub probes: &'a Probes,
     pub interrupts: &'a mut Interrupts,
     pub timeline: &'a mut Timeline,
-    look: Option<JoinHandle<Result<Sight, CallError>>>,
+    look: Option<JoinHandle<Result<ClusterSnapshot, CallError>>>,
     bad_looks: u32,
     /// Silent by their own word, in this step.
     refusing: BTreeSet<u64>,
@@ -144,14 +144,14 @@ impl<'a> Driver<'a> {
         let mut due: Vec<(u64, Due)> = Vec::new();
         for (place, step) in self.plan.steps.iter().enumerate() {
             due.push((step.at_ms, Due::Begin(place)));
-            due.push((step.at_ms + step.deed.for_ms(), Due::Over(place)));
+            due.push((step.at_ms + step.action.for_ms(), Due::Over(place)));
         }
         // Of two at one time, what ends comes first: the next step counts on it.
         due.sort_by_key(|(at_ms, due)| (*at_ms, matches!(due, Due::Begin(_))));
-        let begun = Instant::now();
+        let start = Instant::now();
         self.timeline.fault_begins();
         for (at_ms, due) in due {
-            self.watch_until(begun + Duration::from_millis(at_ms)).await?;
+            self.watch_until(start + Duration::from_millis(at_ms)).await?;
             match due {
                 Due::Begin(place) => self.begin(place).await?,
                 Due::Over(place) => self.over(place).await?,
@@ -171,10 +171,10 @@ impl<'a> Driver<'a> {
     async fn begin(&mut self, place: usize) -> Result<(), End> {
         let plan = self.plan;
         let step = &plan.steps[place];
-        let seen = sight::replicas(self.client).await;
+        let seen = cluster_snapshot::replicas(self.client).await;
         let seen = seen.map_err(|error| End::Aborted(format!("the cluster does not answer: {error}")))?;
         let mut silent = self.hold.in_force().silent;
-        if let Deed::Silence { replicas, .. } = &step.deed {
+        if let PlannedAction::Silence { replicas, .. } = &step.action {
             silent.extend(replicas);
         }
         let own = self.hold.identity.id.as_str();
@@ -183,18 +183,18 @@ impl<'a> Driver<'a> {
         {
             return Err(End::Aborted(format!("before step {}: {}", place + 1, broken.text)));
         }
-        let text = step.deed.describe();
+        let text = step.action.describe();
         self.say("step", &text);
-        self.timeline.step_begins(place, step.deed.verb(), &text);
+        self.timeline.step_begins(place, step.action.verb(), &text);
         let failed = |error: CallError| End::Aborted(format!("step {} failed: {error}", place + 1));
-        match &step.deed {
-            Deed::Silence { replicas, for_ms } => {
+        match &step.action {
+            PlannedAction::Silence { replicas, for_ms } => {
                 self.hold.silence(replicas, *for_ms).await.map_err(End::Aborted)?;
             }
-            Deed::Cordon { region, nodes, .. } => {
+            PlannedAction::Cordon { region, nodes, .. } => {
                 self.hold.cordon(self.client, region, nodes).await.map_err(failed)?;
             }
-            Deed::Transfer { to } => {
+            PlannedAction::Transfer { to } => {
                 let request = admin::TransferLeadershipRequest {
                     target_replica_id: to.unwrap_or(0),
                     from_replica_id: 0,
@@ -209,20 +209,20 @@ impl<'a> Driver<'a> {
     /// The end of a step's time.
     async fn over(&mut self, place: usize) -> Result<(), End> {
         let plan = self.plan;
-        match &plan.steps[place].deed {
-            Deed::Silence { replicas, .. } => {
+        match &plan.steps[place].action {
+            PlannedAction::Silence { replicas, .. } => {
                 self.hold.heard_again(replicas);
                 self.were_silent.extend(replicas);
                 self.refusing.clear();
                 self.say("over", "the silent replicas take traffic again");
             }
-            Deed::Cordon { region, .. } => {
+            PlannedAction::Cordon { region, .. } => {
                 let put_back = self.hold.uncordon(self.client, region).await;
                 let put_back =
                     put_back.map_err(|error| End::Aborted(format!("nodes stay marked: {error}")))?;
                 self.say("over", &format!("{put_back} nodes of {region} take work again"));
             }
-            Deed::Transfer { .. } => {}
+            PlannedAction::Transfer { .. } => {}
         }
         self.timeline.step_ends(place);
         Ok(())
@@ -250,7 +250,7 @@ impl<'a> Driver<'a> {
                 looked = finished(&mut self.look) => self.take_look(looked)?,
                 _ = looks.tick(), if self.look.is_none() => {
                     let client = self.client.clone();
-                    self.look = Some(tokio::spawn(async move { sight::replicas(&client).await }));
+                    self.look = Some(tokio::spawn(async move { cluster_snapshot::replicas(&client).await }));
                 }
             }
         }
@@ -275,7 +275,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    fn take_look(&mut self, looked: Option<Result<Sight, CallError>>) -> Result<(), End> {
+    fn take_look(&mut self, looked: Option<Result<ClusterSnapshot, CallError>>) -> Result<(), End> {
         // A look that panicked has been reported; the next one tells.
         let Some(looked) = looked else { return Ok(()) };
         let broken = match looked {
@@ -315,8 +315,8 @@ impl<'a> Driver<'a> {
 
 /// What a look found, once there is one; none where it panicked.
 async fn finished(
-    look: &mut Option<JoinHandle<Result<Sight, CallError>>>,
-) -> Option<Result<Sight, CallError>> {
+    look: &mut Option<JoinHandle<Result<ClusterSnapshot, CallError>>>,
+) -> Option<Result<ClusterSnapshot, CallError>> {
     let Some(running) = look.as_mut() else { return std::future::pending().await };
     let looked = running.await.ok();
     *look = None;

@@ -17,7 +17,7 @@ use muster_types::{LogIndex, Parameters, ReplicaId};
 
 use super::record::Record;
 
-/// Bytes of a log that are read for one report; a longer one is judged without it, and that is said.
+/// Bytes of a log that are read for one report; with a longer log a drill is judged without it, and this is reported.
 const LOG_BYTES_MAX: u64 = 2 << 30;
 /// Name of the host that probes come from.
 const OPERATOR: &str = "operator";
@@ -147,8 +147,8 @@ fn run(record: &Record, scenario: &Scenario, parameters: &Parameters) -> Run {
     }
 }
 
-fn history(folder: &Path) -> Result<History, Failure> {
-    let path = folder.join("probes.jsonl");
+fn history(directory: &Path) -> Result<History, Failure> {
+    let path = directory.join("probes.jsonl");
     let shown = path.display().to_string();
     let file = File::open(&path)
         .map_err(|error| Failure::new(Exit::NotFound, format!("{shown} cannot be read: {error}")))?;
@@ -160,15 +160,15 @@ fn history(folder: &Path) -> Result<History, Failure> {
     Ok(history)
 }
 
-/// Judges a drill that was kept in `folder`.
+/// Judges a drill that was kept in `directory`.
 pub async fn judged(
     client: &Client,
     console: &Console,
-    folder: &Path,
+    directory: &Path,
     record: &Record,
     scenario: Scenario,
 ) -> Result<Judged, Failure> {
-    let history = history(folder)?;
+    let history = history(directory)?;
     let log = match log(client, console, record.last_log_index).await {
         Ok(log) => Some(log),
         Err(why) => {

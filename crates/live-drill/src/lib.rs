@@ -1,11 +1,12 @@
 //! `muster drill …`: drills on a live cluster.
 //!
-//! A drill makes replicas silent, keeps work away from a region, or moves the leadership, while probes of its own
-//! show what users see of that. Everything it does undoes itself: replicas by their own clock, the rest by this command,
+//! A drill makes replicas silent, keeps work away from a region, or moves the leadership, while its probes show what
+//! users see of that. Everything it does undoes itself: replicas by their own clock, the rest by this command,
 //! and where that died, by `muster drill stop` from anywhere.
 //!
-//! **Invariant:** nothing is done before every limit was found to hold, and the operator has said so.
+//! **Invariant:** nothing is done before every limit was found to hold and the operator has confirmed it.
 
+mod cluster_snapshot;
 mod drive;
 mod evidence;
 mod list;
@@ -16,7 +17,6 @@ mod radius;
 mod record;
 mod report;
 mod run;
-mod sight;
 mod standard;
 mod stop;
 
@@ -66,7 +66,7 @@ Safe to repeat, and with no drill at all.")]
 
 /// Where drills are kept on this machine.
 #[derive(Args)]
-pub struct FolderArgs {
+pub struct DirectoryArgs {
     /// Where drills are kept [default: $XDG_STATE_HOME/muster/drills, else ~/.local/state/muster/drills]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,

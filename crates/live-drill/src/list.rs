@@ -4,16 +4,16 @@ use clap::Args;
 use muster_console::{Console, Document, Exit, Failure, Format, Grid};
 use serde::Serialize;
 
-use super::FolderArgs;
+use super::DirectoryArgs;
 use super::plan::{span, step_text};
-use super::record::Folder;
+use super::record::DrillsDirectory;
 use super::standard;
 
 /// Options of `muster drill list`.
 #[derive(Args)]
 pub struct ListArgs {
     #[command(flatten)]
-    folder: FolderArgs,
+    directory: DirectoryArgs,
 }
 
 #[derive(Serialize)]
@@ -54,11 +54,11 @@ pub fn run(console: &Console, args: ListArgs) -> Result<Exit, Failure> {
         })
         .collect();
     // Without a place to keep drills there is still something to list.
-    let folder = Folder::find(args.folder.dir).ok();
-    let ids = folder.as_ref().map(Folder::all).unwrap_or_default();
+    let directory = DrillsDirectory::find(args.directory.dir).ok();
+    let ids = directory.as_ref().map(DrillsDirectory::all).unwrap_or_default();
     let kept: Vec<KeptView> = ids
         .iter()
-        .filter_map(|id| folder.as_ref()?.load(Some(id)).ok())
+        .filter_map(|id| directory.as_ref()?.load(Some(id)).ok())
         .map(|record| KeptView {
             id: record.id,
             name: record.name,

@@ -14,7 +14,7 @@ use muster_wire::{admin, v1};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::sight::{NodeSight, nodes, why};
+use super::cluster_snapshot::{NodeStatus, nodes, why};
 
 /// A replica forgets a drill that it has not heard of for so long.
 pub const HOLD: Duration = Duration::from_secs(5);
@@ -86,7 +86,7 @@ pub enum News {
     Unanswered,
 }
 
-/// A drill that every replica holds, as long as this lives.
+/// A drill that every replica holds until this is dropped.
 pub struct Hold {
     pub identity: Identity,
     services: Vec<(u64, ReplicaDrills)>,
@@ -297,7 +297,7 @@ async fn set_quarantines(
 ///
 /// # Errors
 /// When one could not be put back.
-pub async fn release(client: &Client, which: impl Fn(&NodeSight, &str) -> bool) -> Result<usize, CallError> {
+pub async fn release(client: &Client, which: impl Fn(&NodeStatus, &str) -> bool) -> Result<usize, CallError> {
     let marked = nodes(client).await?.into_iter().filter(|node| {
         let by = node.quarantine.as_deref().and_then(marked_by);
         by.is_some_and(|id| which(node, id))

@@ -7,11 +7,11 @@ use std::fmt::Write as _;
 
 use muster_drill::scenario::{LiveAction, Scenario, Selection, Selector};
 
-use super::sight::Sight;
+use super::cluster_snapshot::ClusterSnapshot;
 
 /// What one step does.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Deed {
+pub enum PlannedAction {
     /// Replicas refuse all traffic.
     Silence {
         /// Which.
@@ -28,59 +28,63 @@ pub enum Deed {
         /// How long.
         for_ms: u64,
     },
-    /// The leader hands over.
+    /// The leader transfers its leadership.
     Transfer {
         /// To whom; none for whom the cluster takes.
         to: Option<u64>,
     },
 }
 
-impl Deed {
+impl PlannedAction {
     /// How long it lasts; 0 for one that is over at once.
     pub fn for_ms(&self) -> u64 {
         match self {
-            Deed::Silence { for_ms, .. } | Deed::Cordon { for_ms, .. } => *for_ms,
-            Deed::Transfer { .. } => 0,
+            PlannedAction::Silence { for_ms, .. } | PlannedAction::Cordon { for_ms, .. } => *for_ms,
+            PlannedAction::Transfer { .. } => 0,
         }
     }
 
     /// For a person.
     pub fn describe(&self) -> String {
         match self {
-            Deed::Silence { replicas, for_ms } => {
+            PlannedAction::Silence { replicas, for_ms } => {
                 format!(
                     "{} refuse all traffic of replicas, agents and clients for {}",
                     names(replicas),
                     span(*for_ms)
                 )
             }
-            Deed::Cordon { region, nodes, for_ms } => {
+            PlannedAction::Cordon { region, nodes, for_ms } => {
                 format!("the {} nodes of {region} that take work get none for {}", nodes.len(), span(*for_ms))
             }
-            Deed::Transfer { to: Some(to) } => format!("the leader hands over to replica {to}"),
-            Deed::Transfer { to: None } => "the leader hands over to the voter that lacks least".to_owned(),
+            PlannedAction::Transfer { to: Some(to) } => {
+                format!("the leader transfers leadership to replica {to}")
+            }
+            PlannedAction::Transfer { to: None } => {
+                "the leader transfers leadership to the voter that lacks least".to_owned()
+            }
         }
     }
 
     /// As in a scenario's file.
     pub fn verb(&self) -> &'static str {
         match self {
-            Deed::Silence { .. } => "refuse-traffic",
-            Deed::Cordon { .. } => "cordon-region",
-            Deed::Transfer { .. } => "transfer-leadership",
+            PlannedAction::Silence { .. } => "refuse-traffic",
+            PlannedAction::Cordon { .. } => "cordon-region",
+            PlannedAction::Transfer { .. } => "transfer-leadership",
         }
     }
 
     /// How it is undone.
     pub fn undone(&self) -> &'static str {
         match self {
-            Deed::Silence { .. } => {
+            PlannedAction::Silence { .. } => {
                 "each replica takes all traffic again by its own clock, and within seconds when this command dies"
             }
-            Deed::Cordon { .. } => {
+            PlannedAction::Cordon { .. } => {
                 "this command puts the nodes back; should it die, `muster drill stop` does"
             }
-            Deed::Transfer { .. } => "nothing to undo: whoever leads then, leads",
+            PlannedAction::Transfer { .. } => "nothing to undo: the new leader keeps the leadership",
         }
     }
 }
@@ -118,7 +122,7 @@ fn names(replicas: &BTreeSet<u64>) -> String {
 pub struct PlannedStep {
     /// From the start of the fault.
     pub at_ms: u64,
-    pub deed: Deed,
+    pub action: PlannedAction,
 }
 
 /// All of it.
@@ -143,26 +147,26 @@ impl Plan {
     ///
     /// # Errors
     /// When it has no steps for a live cluster, or names a part that nobody has here.
-    pub fn of(scenario: &Scenario, sight: &Sight) -> Result<Plan, String> {
+    pub fn of(scenario: &Scenario, snapshot: &ClusterSnapshot) -> Result<Plan, String> {
         if scenario.live.is_empty() {
             return Err(format!("{} has no steps for a live cluster", scenario.name));
         }
-        let parts = Parts { sight };
+        let parts = Parts { snapshot };
         let steps = scenario.live.iter().map(|step| {
-            let deed = match &step.action {
+            let action = match &step.action {
                 LiveAction::RefuseTraffic { what, for_ms } => {
-                    Deed::Silence { replicas: parts.replicas(what)?, for_ms: *for_ms }
+                    PlannedAction::Silence { replicas: parts.replicas(what)?, for_ms: *for_ms }
                 }
                 LiveAction::CordonRegion { what, for_ms } => {
                     let region = parts.region(what)?;
-                    Deed::Cordon { nodes: parts.working_nodes(&region), region, for_ms: *for_ms }
+                    PlannedAction::Cordon { nodes: parts.working_nodes(&region), region, for_ms: *for_ms }
                 }
                 LiveAction::TransferLeadership { to } => {
                     let to = to.as_ref().map(|to| parts.replicas(to)).transpose()?;
-                    Deed::Transfer { to: to.and_then(|to| to.first().copied()) }
+                    PlannedAction::Transfer { to: to.and_then(|to| to.first().copied()) }
                 }
             };
-            Ok(PlannedStep { at_ms: step.at_ms, deed })
+            Ok(PlannedStep { at_ms: step.at_ms, action })
         });
         let mut steps = steps.collect::<Result<Vec<_>, String>>()?;
         steps.sort_by_key(|step| step.at_ms);
@@ -184,9 +188,9 @@ impl Plan {
 
     /// Replicas that are silent at some time.
     pub fn silent_ever(&self) -> BTreeSet<u64> {
-        let silenced = self.steps.iter().filter_map(|step| match &step.deed {
-            Deed::Silence { replicas, .. } => Some(replicas.iter().copied()),
-            Deed::Cordon { .. } | Deed::Transfer { .. } => None,
+        let silenced = self.steps.iter().filter_map(|step| match &step.action {
+            PlannedAction::Silence { replicas, .. } => Some(replicas.iter().copied()),
+            PlannedAction::Cordon { .. } | PlannedAction::Transfer { .. } => None,
         });
         silenced.flatten().collect()
     }
@@ -194,51 +198,52 @@ impl Plan {
     /// Replicas that are silent at a moment from the start of the fault.
     pub fn silent_at(&self, at_ms: u64) -> BTreeSet<u64> {
         let now =
-            self.steps.iter().filter(|step| step.at_ms <= at_ms && at_ms < step.at_ms + step.deed.for_ms());
-        let silenced = now.filter_map(|step| match &step.deed {
-            Deed::Silence { replicas, .. } => Some(replicas.iter().copied()),
-            Deed::Cordon { .. } | Deed::Transfer { .. } => None,
+            self.steps.iter().filter(|step| step.at_ms <= at_ms && at_ms < step.at_ms + step.action.for_ms());
+        let silenced = now.filter_map(|step| match &step.action {
+            PlannedAction::Silence { replicas, .. } => Some(replicas.iter().copied()),
+            PlannedAction::Cordon { .. } | PlannedAction::Transfer { .. } => None,
         });
         silenced.flatten().collect()
     }
 
     /// Regions that are cordoned at some time.
     pub fn cordoned(&self) -> BTreeSet<&str> {
-        let regions = self.steps.iter().filter_map(|step| match &step.deed {
-            Deed::Cordon { region, .. } => Some(region.as_str()),
-            Deed::Silence { .. } | Deed::Transfer { .. } => None,
+        let regions = self.steps.iter().filter_map(|step| match &step.action {
+            PlannedAction::Cordon { region, .. } => Some(region.as_str()),
+            PlannedAction::Silence { .. } | PlannedAction::Transfer { .. } => None,
         });
         regions.collect()
     }
 
     /// The longest that one replica is to be silent in one go.
     pub fn longest_silence_ms(&self) -> u64 {
-        let silences = self.steps.iter().filter(|step| matches!(step.deed, Deed::Silence { .. }));
-        silences.map(|step| step.deed.for_ms()).max().unwrap_or(0)
+        let silences = self.steps.iter().filter(|step| matches!(step.action, PlannedAction::Silence { .. }));
+        silences.map(|step| step.action.for_ms()).max().unwrap_or(0)
     }
 }
 
 /// Who has which part.
 struct Parts<'a> {
-    sight: &'a Sight,
+    snapshot: &'a ClusterSnapshot,
 }
 
 impl Parts<'_> {
     fn leader(&self) -> Result<u64, String> {
-        self.sight.leader.ok_or_else(|| "no replica is known to lead".to_owned())
+        self.snapshot.leader.ok_or_else(|| "no replica is known to lead".to_owned())
     }
 
     fn leader_region(&self) -> Result<String, String> {
         let leader = self.leader()?;
-        let replica = self.sight.replica(leader);
+        let replica = self.snapshot.replica(leader);
         replica.map(|replica| replica.region.clone()).ok_or_else(|| "the leader is no member".to_owned())
     }
 
     /// Regions without the leader, with how many replicas each has.
     fn others(&self) -> Result<Vec<(usize, String)>, String> {
         let leads = self.leader_region()?;
-        let regions: BTreeSet<&String> = self.sight.replicas.iter().map(|replica| &replica.region).collect();
-        let count = |region: &String| self.sight.replicas.iter().filter(|r| r.region == *region).count();
+        let regions: BTreeSet<&String> =
+            self.snapshot.replicas.iter().map(|replica| &replica.region).collect();
+        let count = |region: &String| self.snapshot.replicas.iter().filter(|r| r.region == *region).count();
         Ok(regions.into_iter().filter(|region| **region != leads).map(|r| (count(r), r.clone())).collect())
     }
 
@@ -256,9 +261,9 @@ impl Parts<'_> {
                 let fewest = others.iter().map(|(count, _)| *count).min().ok_or_else(nowhere)?;
                 others.into_iter().rfind(|(count, _)| *count == fewest).ok_or_else(nowhere)?.1
             }
-            Selector::Region(name) if self.sight.regions().contains(name.as_str()) => name.clone(),
+            Selector::Region(name) if self.snapshot.regions().contains(name.as_str()) => name.clone(),
             Selector::Region(name) => {
-                let known: Vec<&str> = self.sight.regions().into_iter().collect();
+                let known: Vec<&str> = self.snapshot.regions().into_iter().collect();
                 return Err(format!("there is no region {name:?} here; there are {}", known.join(", ")));
             }
             _ => return Ok(None),
@@ -272,7 +277,7 @@ impl Parts<'_> {
 
     fn follower(&self) -> Result<u64, String> {
         let (leader, region) = (self.leader()?, self.leader_region()?);
-        let voters = self.sight.replicas.iter().filter(|replica| replica.voter && replica.id != leader);
+        let voters = self.snapshot.replicas.iter().filter(|replica| replica.voter && replica.id != leader);
         let follower = voters.min_by_key(|replica| (replica.region == region, replica.id));
         follower.map(|replica| replica.id).ok_or_else(|| "no voter follows the leader".to_owned())
     }
@@ -281,13 +286,13 @@ impl Parts<'_> {
         let mut chosen = BTreeSet::new();
         for selector in &what.0 {
             if let Some(region) = self.region_of(selector)? {
-                chosen.extend(self.sight.replicas.iter().filter(|r| r.region == region).map(|r| r.id));
+                chosen.extend(self.snapshot.replicas.iter().filter(|r| r.region == region).map(|r| r.id));
                 continue;
             }
             chosen.insert(match selector {
                 Selector::Leader => self.leader()?,
                 Selector::Follower => self.follower()?,
-                Selector::Replica(id) if self.sight.replica(*id).is_some() => *id,
+                Selector::Replica(id) if self.snapshot.replica(*id).is_some() => *id,
                 Selector::Replica(id) => return Err(format!("there is no replica {id} here")),
                 other => return Err(format!("{other} names no replica of a live cluster")),
             });
@@ -300,7 +305,7 @@ impl Parts<'_> {
 
     /// Nodes of a region that nothing keeps away from work so far: what keeps the others stays in force.
     fn working_nodes(&self, region: &str) -> Vec<String> {
-        let nodes = self.sight.nodes.iter().filter(|node| node.region == region);
+        let nodes = self.snapshot.nodes.iter().filter(|node| node.region == region);
         let nodes = nodes.filter(|node| !node.is_cordoned && node.quarantine.is_none());
         nodes.map(|node| node.name.clone()).collect()
     }

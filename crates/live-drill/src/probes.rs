@@ -11,14 +11,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use muster_client::{AttemptError, CallError, Client, Endpoints, Options, Read};
-use muster_drill::history::{Call, Consistency, Operation, Outcome, Query, Seen};
+use muster_drill::history::{Call, Consistency, Observation, Operation, Outcome, Query};
 use muster_types::{JobId, RefusalCode, RequestId};
 use muster_wire::time::{span_ms, timestamp};
 use muster_wire::v1;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::sight::Sight;
+use super::cluster_snapshot::ClusterSnapshot;
 
 /// Probes that are not answered yet, at most; more are not made, and counted.
 const OPEN_MAX: usize = 4_096;
@@ -122,8 +122,8 @@ fn failed(error: &CallError) -> Outcome {
         }
     };
     match error {
-        CallError::Refuse { refused, .. } => Outcome::Refused { code: refused.reason.clone() },
-        CallError::Exhaust { last, .. } | CallError::BreakOff { last, .. } => unknown(last),
+        CallError::Refused { refused, .. } => Outcome::Refused { code: refused.reason.clone() },
+        CallError::DeadlineExceeded { last, .. } | CallError::StreamBroken { last, .. } => unknown(last),
         other => Outcome::Unknown { error: other.to_string() },
     }
 }
@@ -181,7 +181,7 @@ async fn read(shared: Arc<Shared>, client: Client, reader: u32, replica: u64, co
             Ok(digest) => Outcome::Answered {
                 log_index: log_index(status.freshness),
                 staleness_ms: status.freshness.and_then(|fresh| span_ms(fresh.staleness)),
-                seen: Seen::Status {
+                seen: Observation::Status {
                     digest,
                     pending: status.jobs_pending,
                     active: status.jobs_active,
@@ -245,11 +245,11 @@ impl Probes {
     /// When a replica's address is none.
     pub fn begin(
         cluster: &Client,
-        sight: &Sight,
+        snapshot: &ClusterSnapshot,
         load: Load,
     ) -> Result<(Probes, mpsc::Receiver<Operation>), muster_client::EndpointsError> {
         let security = cluster.endpoints().security().clone();
-        let all: Vec<String> = sight.replicas.iter().map(|replica| replica.endpoint.clone()).collect();
+        let all: Vec<String> = snapshot.replicas.iter().map(|replica| replica.endpoint.clone()).collect();
         let all = Endpoints::parse_with(&all, security.clone())?.spread();
         let (results, received) = mpsc::channel(RESULTS_MAX);
         let (acknowledged, heard) = watch::channel(Instant::now());
@@ -270,7 +270,7 @@ impl Probes {
             submit(Arc::clone(&of), submitter.clone())
         })));
         let mut readers = SUBMITTER;
-        for replica in &sight.replicas {
+        for replica in &snapshot.replicas {
             let one = Endpoints::parse_with(std::slice::from_ref(&replica.endpoint), security.clone())?;
             let kinds = [(Consistency::Linearizable, per_second), (Consistency::Any, per_second / 2.0)];
             for (consistency, rate) in kinds {

@@ -4,8 +4,8 @@
 
 use std::collections::BTreeSet;
 
+use super::cluster_snapshot::{ClusterSnapshot, ReplicaStatus};
 use super::plan::{Plan, span};
-use super::sight::{ReplicaSight, Sight};
 
 /// What an operator permits.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +36,7 @@ fn check(limit: &'static str, holds: bool, text: impl Into<String>) -> Check {
 /// Gangs and accelerators that may notice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Reach {
+pub struct BlastRadius {
     pub gangs: usize,
     pub accelerators: u64,
     /// Of all that run.
@@ -45,21 +45,23 @@ pub struct Reach {
     pub gangs_never_saved: usize,
 }
 
-impl Reach {
+impl BlastRadius {
     /// Regions within reach are those whose replicas are all silent, for their agents may know no others, and those
     /// that are cordoned.
-    pub fn of(plan: &Plan, sight: &Sight) -> Reach {
+    pub fn of(plan: &Plan, snapshot: &ClusterSnapshot) -> BlastRadius {
         let silent = plan.silent_at_once();
         let lost = |region: &str| {
-            let mut here = sight.replicas.iter().filter(|replica| replica.region == region).peekable();
+            let mut here = snapshot.replicas.iter().filter(|replica| replica.region == region).peekable();
             here.peek().is_some() && here.all(|replica| silent.contains(&replica.id))
         };
         let cordoned = plan.cordoned();
-        let within =
-            sight.gangs.iter().filter(|gang| lost(&gang.region) || cordoned.contains(gang.region.as_str()));
-        let mut reach = Reach {
-            accelerators_running: sight.gangs.iter().map(|gang| gang.accelerators).sum(),
-            ..Reach::default()
+        let within = snapshot
+            .gangs
+            .iter()
+            .filter(|gang| lost(&gang.region) || cordoned.contains(gang.region.as_str()));
+        let mut reach = BlastRadius {
+            accelerators_running: snapshot.gangs.iter().map(|gang| gang.accelerators).sum(),
+            ..BlastRadius::default()
         };
         for gang in within {
             reach.gangs += 1;
@@ -91,13 +93,13 @@ fn is_own_doing(code: &str, replica: u64, silent: &BTreeSet<u64>) -> bool {
     }
 }
 
-fn voters(sight: &Sight) -> impl Iterator<Item = &ReplicaSight> {
-    sight.replicas.iter().filter(|replica| replica.voter)
+fn voters(snapshot: &ClusterSnapshot) -> impl Iterator<Item = &ReplicaStatus> {
+    snapshot.replicas.iter().filter(|replica| replica.voter)
 }
 
 /// Voters that are not silent on purpose and yet not well, with why.
-fn unwell(sight: &Sight, silent: &BTreeSet<u64>) -> Vec<String> {
-    let others = voters(sight).filter(|replica| !silent.contains(&replica.id));
+fn unwell(snapshot: &ClusterSnapshot, silent: &BTreeSet<u64>) -> Vec<String> {
+    let others = voters(snapshot).filter(|replica| !silent.contains(&replica.id));
     let ills = others.filter_map(|replica| {
         let why = replica.silent.as_ref().or(replica.ailing.as_ref())?;
         Some(format!("replica {}: {why}", replica.id))
@@ -106,16 +108,16 @@ fn unwell(sight: &Sight, silent: &BTreeSet<u64>) -> Vec<String> {
 }
 
 /// Whether the voters that are left are a majority.
-fn quorum(sight: &Sight, silent: &BTreeSet<u64>) -> Check {
-    let count = voters(sight).count();
-    let left = voters(sight).filter(|r| !silent.contains(&r.id) && r.silent.is_none()).count();
+fn quorum(snapshot: &ClusterSnapshot, silent: &BTreeSet<u64>) -> Check {
+    let count = voters(snapshot).count();
+    let left = voters(snapshot).filter(|r| !silent.contains(&r.id) && r.silent.is_none()).count();
     let needed = count / 2 + 1;
     check("quorum", left >= needed, format!("{left} of {count} voters are left, {needed} are needed"))
 }
 
 /// Another drill than this one.
-fn alone(sight: &Sight, own: Option<&str>) -> Check {
-    let held = sight.replicas.iter().filter_map(|replica| replica.drill.as_ref());
+fn alone(snapshot: &ClusterSnapshot, own: Option<&str>) -> Check {
+    let held = snapshot.replicas.iter().filter_map(|replica| replica.drill.as_ref());
     match held.into_iter().find(|drill| Some(drill.id.as_str()) != own) {
         Some(drill) => {
             let text = format!("drill {} ({}), started by {}, runs", drill.name, drill.id, drill.started_by);
@@ -125,15 +127,17 @@ fn alone(sight: &Sight, own: Option<&str>) -> Check {
     }
 }
 
-fn wellness(sight: &Sight, silent: &BTreeSet<u64>) -> Vec<Check> {
-    let ills = unwell(sight, silent);
+fn wellness(snapshot: &ClusterSnapshot, silent: &BTreeSet<u64>) -> Vec<Check> {
+    let ills = unwell(snapshot, silent);
     let voters_text = if ills.is_empty() {
         "all voters answer, have caught up and are well".to_owned()
     } else {
         ills.join("; ")
     };
-    let warned =
-        sight.warnings.iter().filter(|w| !is_harmless(&w.code) && !is_own_doing(&w.code, w.replica, silent));
+    let warned = snapshot
+        .warnings
+        .iter()
+        .filter(|w| !is_harmless(&w.code) && !is_own_doing(&w.code, w.replica, silent));
     let warned: Vec<&str> = warned.map(|warning| warning.text.as_str()).collect();
     let warned_text =
         if warned.is_empty() { "the cluster warns of nothing".to_owned() } else { warned.join("; ") };
@@ -141,22 +145,22 @@ fn wellness(sight: &Sight, silent: &BTreeSet<u64>) -> Vec<Check> {
 }
 
 /// Everything that has to hold before anything is done. `own` is this drill, once it is announced.
-pub fn before(plan: &Plan, sight: &Sight, limits: &Limits, own: Option<&str>) -> Vec<Check> {
+pub fn before(plan: &Plan, snapshot: &ClusterSnapshot, limits: &Limits, own: Option<&str>) -> Vec<Check> {
     let silent = plan.silent_at_once();
-    let mut all = vec![alone(sight, own)];
-    all.extend(wellness(sight, &BTreeSet::new()));
-    all.push(match sight.leader {
+    let mut all = vec![alone(snapshot, own)];
+    all.extend(wellness(snapshot, &BTreeSet::new()));
+    all.push(match snapshot.leader {
         Some(id) => check("leader", true, format!("replica {id} leads")),
         None => check("leader", false, "no replica is known to lead"),
     });
-    let change = &sight.change_running;
+    let change = &snapshot.change_running;
     let text =
         if change.is_empty() { "the members do not change".into() } else { format!("{change} is going on") };
     all.push(check("members", change.is_empty(), text));
-    all.push(quorum(sight, &silent));
+    all.push(quorum(snapshot, &silent));
     all.push(duration(plan, limits));
-    all.push(silence(plan, sight));
-    all.extend(reach(plan, sight, limits));
+    all.push(silence(plan, snapshot));
+    all.extend(reach(plan, snapshot, limits));
     all
 }
 
@@ -166,13 +170,13 @@ fn duration(plan: &Plan, limits: &Limits) -> Check {
 }
 
 /// What the replicas themselves permit.
-fn silence(plan: &Plan, sight: &Sight) -> Check {
+fn silence(plan: &Plan, snapshot: &ClusterSnapshot) -> Check {
     let longest = plan.longest_silence_ms();
     if longest == 0 {
         return check("silence", true, "no replica is made silent");
     }
     let silent = plan.silent_at_once();
-    for replica in sight.replicas.iter().filter(|replica| silent.contains(&replica.id)) {
+    for replica in snapshot.replicas.iter().filter(|replica| silent.contains(&replica.id)) {
         match replica.refuse_max_ms {
             Some(max) if max >= longest => {}
             Some(max) => {
@@ -196,8 +200,8 @@ fn silence(plan: &Plan, sight: &Sight) -> Check {
     check("silence", true, format!("the replicas permit {} of silence", span(longest)))
 }
 
-fn reach(plan: &Plan, sight: &Sight, limits: &Limits) -> Vec<Check> {
-    let reach = Reach::of(plan, sight);
+fn reach(plan: &Plan, snapshot: &ClusterSnapshot, limits: &Limits) -> Vec<Check> {
+    let reach = BlastRadius::of(plan, snapshot);
     let share = format!(
         "{} gangs with {} of {} running accelerators are within reach: {} %, of at most {} % (--max-share)",
         reach.gangs,
@@ -224,34 +228,39 @@ fn reach(plan: &Plan, sight: &Sight, limits: &Limits) -> Vec<Check> {
 
 /// What has to hold while it runs, with these replicas silent. Those excused were silent before, and may still be
 /// catching up.
-pub fn during(sight: &Sight, silent: &BTreeSet<u64>, excused: &BTreeSet<u64>, own: &str) -> Vec<Check> {
-    let mut all = vec![alone(sight, Some(own)), quorum(sight, silent)];
+pub fn during(
+    snapshot: &ClusterSnapshot,
+    silent: &BTreeSet<u64>,
+    excused: &BTreeSet<u64>,
+    own: &str,
+) -> Vec<Check> {
+    let mut all = vec![alone(snapshot, Some(own)), quorum(snapshot, silent)];
     let silent = &(silent | excused);
     // Behind a fault the cluster warns of what it has not caught up with yet; who is well decides.
-    all.extend(wellness(sight, silent).into_iter().filter(|check| check.limit == "voters"));
+    all.extend(wellness(snapshot, silent).into_iter().filter(|check| check.limit == "voters"));
     all
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::plan::{Deed, PlannedStep};
-    use super::super::sight::{Gang, Warning};
+    use super::super::cluster_snapshot::{Gang, Warning};
+    use super::super::plan::{PlannedAction, PlannedStep};
     use super::*;
     use muster_wire::admin;
 
     const LIMITS: Limits = Limits { share_max_percent: 40, allow_unsaved: false, duration_max_ms: 60_000 };
 
-    fn of(deed: Deed) -> Plan {
-        let steps = vec![PlannedStep { at_ms: 0, deed }];
+    fn of(action: PlannedAction) -> Plan {
+        let steps = vec![PlannedStep { at_ms: 0, action }];
         Plan { steps, end_ms: 10_000, settle_ms: 0, silence_max_ms: 5_000 }
     }
 
     fn plan(silent: &[u64]) -> Plan {
-        of(Deed::Silence { replicas: silent.iter().copied().collect(), for_ms: 10_000 })
+        of(PlannedAction::Silence { replicas: silent.iter().copied().collect(), for_ms: 10_000 })
     }
 
     fn cordon(region: &str) -> Plan {
-        of(Deed::Cordon { region: region.to_owned(), nodes: vec!["n".to_owned()], for_ms: 10_000 })
+        of(PlannedAction::Cordon { region: region.to_owned(), nodes: vec!["n".to_owned()], for_ms: 10_000 })
     }
 
     fn drill(id: &str) -> Option<admin::Drill> {
@@ -259,71 +268,74 @@ mod tests {
     }
 
     /// Five voters in regions a, a, b, b, c, and gangs in a and c.
-    fn sight() -> Sight {
-        let replica = |(id, region): (u64, &str)| ReplicaSight {
+    fn snapshot() -> ClusterSnapshot {
+        let replica = |(id, region): (u64, &str)| ReplicaStatus {
             id,
             region: region.to_owned(),
             voter: true,
             refuse_max_ms: Some(60_000),
-            ..ReplicaSight::default()
+            ..ReplicaStatus::default()
         };
         let gang =
             |region: &str, accelerators| Gang { region: region.to_owned(), accelerators, is_saved: true };
-        Sight {
+        ClusterSnapshot {
             leader: Some(1),
             replicas: [(1, "a"), (2, "a"), (3, "b"), (4, "b"), (5, "c")].into_iter().map(replica).collect(),
             gangs: vec![gang("a", 60), gang("c", 39), gang("c", 1)],
-            ..Sight::default()
+            ..ClusterSnapshot::default()
         }
     }
 
-    fn broken(plan: &Plan, sight: &Sight, limits: &Limits) -> Vec<&'static str> {
-        let checks = before(plan, sight, limits, None);
+    fn broken(plan: &Plan, snapshot: &ClusterSnapshot, limits: &Limits) -> Vec<&'static str> {
+        let checks = before(plan, snapshot, limits, None);
         checks.into_iter().filter(|check| !check.holds).map(|check| check.limit).collect()
     }
 
-    fn broken_with(change: impl FnOnce(&mut Sight)) -> Vec<&'static str> {
-        let mut sight = sight();
-        change(&mut sight);
-        broken(&plan(&[5]), &sight, &LIMITS)
+    fn broken_with(change: impl FnOnce(&mut ClusterSnapshot)) -> Vec<&'static str> {
+        let mut snapshot = snapshot();
+        change(&mut snapshot);
+        broken(&plan(&[5]), &snapshot, &LIMITS)
     }
 
     #[test]
     fn a_well_cluster_permits_what_leaves_enough() {
-        assert!(broken(&plan(&[5]), &sight(), &LIMITS).is_empty());
-        assert!(broken(&plan(&[1]), &sight(), &LIMITS).is_empty(), "agents of its region have another");
+        assert!(broken(&plan(&[5]), &snapshot(), &LIMITS).is_empty());
+        assert!(broken(&plan(&[1]), &snapshot(), &LIMITS).is_empty(), "agents of its region have another");
     }
 
     #[test]
     fn each_limit_forbids() {
-        assert_eq!(broken(&plan(&[1, 2, 3]), &sight(), &LIMITS), ["quorum", "share"]);
-        assert_eq!(broken(&plan(&[1, 2]), &sight(), &LIMITS), ["share"], "60 of 100 accelerators");
-        assert_eq!(broken(&cordon("a"), &sight(), &LIMITS), ["share"]);
+        assert_eq!(broken(&plan(&[1, 2, 3]), &snapshot(), &LIMITS), ["quorum", "share"]);
+        assert_eq!(broken(&plan(&[1, 2]), &snapshot(), &LIMITS), ["share"], "60 of 100 accelerators");
+        assert_eq!(broken(&cordon("a"), &snapshot(), &LIMITS), ["share"]);
         let generous = Limits { share_max_percent: 60, ..LIMITS };
-        assert!(broken(&plan(&[1, 2]), &sight(), &generous).is_empty());
+        assert!(broken(&plan(&[1, 2]), &snapshot(), &generous).is_empty());
         let short = Limits { duration_max_ms: 9_999, ..LIMITS };
-        assert_eq!(broken(&plan(&[5]), &sight(), &short), ["duration"]);
-        assert_eq!(broken_with(|sight| sight.replicas[4].refuse_max_ms = Some(9_999)), ["silence"]);
-        assert_eq!(broken_with(|sight| sight.replicas[4].refuse_max_ms = None), ["silence"]);
-        assert_eq!(broken_with(|sight| sight.leader = None), ["leader"]);
-        assert_eq!(broken_with(|sight| sight.change_running = "adding r6".to_owned()), ["members"]);
-        assert_eq!(broken_with(|sight| sight.replicas[1].ailing = Some("behind".to_owned())), ["voters"]);
-        let gone = broken_with(|sight| sight.replicas[4].silent = Some("gone".to_owned()));
+        assert_eq!(broken(&plan(&[5]), &snapshot(), &short), ["duration"]);
+        assert_eq!(broken_with(|snapshot| snapshot.replicas[4].refuse_max_ms = Some(9_999)), ["silence"]);
+        assert_eq!(broken_with(|snapshot| snapshot.replicas[4].refuse_max_ms = None), ["silence"]);
+        assert_eq!(broken_with(|snapshot| snapshot.leader = None), ["leader"]);
+        assert_eq!(broken_with(|snapshot| snapshot.change_running = "adding r6".to_owned()), ["members"]);
+        assert_eq!(
+            broken_with(|snapshot| snapshot.replicas[1].ailing = Some("behind".to_owned())),
+            ["voters"]
+        );
+        let gone = broken_with(|snapshot| snapshot.replicas[4].silent = Some("gone".to_owned()));
         assert_eq!(gone, ["voters"], "the one that is to be silent has to be well first");
-        assert_eq!(broken_with(|sight| sight.replicas[2].drill = drill("d-2")), ["one-drill"]);
+        assert_eq!(broken_with(|snapshot| snapshot.replicas[2].drill = drill("d-2")), ["one-drill"]);
         let warning = |code: &str| Warning { code: code.to_owned(), text: String::new(), replica: 0 };
-        assert_eq!(broken_with(|sight| sight.warnings = vec![warning("STORAGE_LOW")]), ["warnings"]);
-        assert!(broken_with(|sight| sight.warnings = vec![warning("FORMAT_BEHIND")]).is_empty());
+        assert_eq!(broken_with(|snapshot| snapshot.warnings = vec![warning("STORAGE_LOW")]), ["warnings"]);
+        assert!(broken_with(|snapshot| snapshot.warnings = vec![warning("FORMAT_BEHIND")]).is_empty());
     }
 
     #[test]
     fn gangs_that_would_lose_all_they_did_are_left_alone() {
-        let mut sight = sight();
-        sight.gangs[2].is_saved = false;
-        assert_eq!(broken(&plan(&[5]), &sight, &LIMITS), ["unsaved"]);
-        assert!(broken(&plan(&[5]), &sight, &Limits { allow_unsaved: true, ..LIMITS }).is_empty());
-        assert!(broken(&cordon("c"), &sight, &LIMITS).is_empty(), "what is cordoned runs on");
-        let reach = Reach::of(&plan(&[5]), &sight);
+        let mut snapshot = snapshot();
+        snapshot.gangs[2].is_saved = false;
+        assert_eq!(broken(&plan(&[5]), &snapshot, &LIMITS), ["unsaved"]);
+        assert!(broken(&plan(&[5]), &snapshot, &Limits { allow_unsaved: true, ..LIMITS }).is_empty());
+        assert!(broken(&cordon("c"), &snapshot, &LIMITS).is_empty(), "what is cordoned runs on");
+        let reach = BlastRadius::of(&plan(&[5]), &snapshot);
         assert_eq!((reach.gangs, reach.accelerators, reach.accelerators_running), (2, 40, 100));
         assert_eq!((reach.gangs_never_saved, reach.share_percent()), (1, 40));
     }
@@ -331,24 +343,24 @@ mod tests {
     #[test]
     fn while_it_runs_only_the_silent_may_be_missing() {
         let silent = BTreeSet::from([1, 2]);
-        let broken = |seen: &Sight| {
+        let broken = |seen: &ClusterSnapshot| {
             let checks =
                 during(seen, &silent, &BTreeSet::new(), "d-1").into_iter().filter(|check| !check.holds);
             checks.map(|check| check.limit).collect::<Vec<_>>()
         };
-        let mut seen = sight();
+        let mut seen = snapshot();
         seen.replicas[0].silent = Some("it is silent".to_owned());
         seen.replicas[1].silent = Some("it is silent".to_owned());
         seen.replicas[3].drill = drill("d-1");
         assert!(broken(&seen).is_empty());
         seen.replicas[4].silent = Some("gone".to_owned());
         assert_eq!(broken(&seen), ["quorum", "voters"], "two of five are left");
-        let mut behind = sight();
+        let mut behind = snapshot();
         behind.replicas[2].ailing = Some("it lacks entries".to_owned());
         assert_eq!(broken(&behind), ["voters"]);
         let excused = BTreeSet::from([3]);
         assert!(during(&behind, &silent, &excused, "d-1").iter().all(|check| check.holds));
-        let mut another = sight();
+        let mut another = snapshot();
         another.replicas[0].drill = drill("d-2");
         assert_eq!(broken(&another), ["one-drill"]);
     }

@@ -1,4 +1,4 @@
-//! What is kept of a drill: a folder with what was planned, what happened when, and what the probes saw.
+//! What is kept of a drill: a directory with what was planned, what happened when, and what the probes saw.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// Nobody's record is larger.
 const RECORD_BYTES_MAX: u64 = 16 << 20;
-/// Notes kept of one drill; more is said on the terminal only.
+/// Notes kept of one drill; further ones appear on the terminal only.
 const NOTES_MAX: usize = 4_096;
 
 /// One thing that happened.
@@ -24,7 +24,7 @@ pub struct Note {
 /// A leader as it was seen.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Led {
+pub struct LeaderSeen {
     pub at_ms: u64,
     pub replica: u64,
 }
@@ -34,7 +34,7 @@ pub struct Led {
 pub struct Timeline {
     clock: Instant,
     pub notes: Vec<Note>,
-    pub led: Vec<Led>,
+    pub led: Vec<LeaderSeen>,
     pub steps: Vec<StepDone>,
     pub warnings: Vec<WarningSeen>,
     pub states: Vec<StateSeen>,
@@ -114,7 +114,7 @@ impl Timeline {
         if self.led.last().is_some_and(|led| led.replica == replica) {
             return false;
         }
-        self.led.push(Led { at_ms: self.now_ms(), replica });
+        self.led.push(LeaderSeen { at_ms: self.now_ms(), replica });
         self.led.len() > 1
     }
 }
@@ -195,12 +195,12 @@ pub struct Record {
     pub warnings: Vec<WarningSeen>,
     pub states: Vec<StateSeen>,
     pub notes: Vec<Note>,
-    pub led: Vec<Led>,
+    pub led: Vec<LeaderSeen>,
 }
 
 /// Where drills are kept.
 #[derive(Clone, Debug)]
-pub struct Folder {
+pub struct DrillsDirectory {
     root: PathBuf,
 }
 
@@ -208,9 +208,9 @@ fn failed(path: &Path, what: &str, error: &std::io::Error) -> Failure {
     Failure::new(Exit::Failed, format!("{} cannot be {what}: {error}", path.display()))
 }
 
-impl Folder {
-    /// The folder given, else `$XDG_STATE_HOME/muster/drills`, else `~/.local/state/muster/drills`.
-    pub fn find(given: Option<PathBuf>) -> Result<Folder, Failure> {
+impl DrillsDirectory {
+    /// The directory given, else `$XDG_STATE_HOME/muster/drills`, else `~/.local/state/muster/drills`.
+    pub fn find(given: Option<PathBuf>) -> Result<DrillsDirectory, Failure> {
         let absolute =
             |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let usual = || {
@@ -220,20 +220,20 @@ impl Folder {
         };
         let root = given.or_else(usual).ok_or_else(|| {
             Failure::usage("there is no place to keep what a drill finds")
-                .with_next("name a folder with --dir, or set HOME or XDG_STATE_HOME")
+                .with_next("name a directory with --dir, or set HOME or XDG_STATE_HOME")
         })?;
-        Ok(Folder { root })
+        Ok(DrillsDirectory { root })
     }
 
     pub fn of(&self, id: &str) -> PathBuf {
         self.root.join(id)
     }
 
-    /// Makes the folder of a new drill.
+    /// Makes the directory of a new drill.
     pub fn create(&self, id: &str) -> Result<PathBuf, Failure> {
-        let folder = self.of(id);
-        std::fs::create_dir_all(&folder).map_err(|error| failed(&folder, "made", &error))?;
-        Ok(folder)
+        let directory = self.of(id);
+        std::fs::create_dir_all(&directory).map_err(|error| failed(&directory, "made", &error))?;
+        Ok(directory)
     }
 
     pub fn save(&self, record: &Record) -> Result<(), Failure> {
@@ -255,7 +255,7 @@ impl Folder {
         let path = self.of(&id).join("drill.json");
         let missing = |error: &std::io::Error| {
             Failure::new(Exit::NotFound, format!("{} cannot be read: {error}", path.display()))
-                .with_next("`muster drill list` shows the drills kept here; --dir names another folder")
+                .with_next("`muster drill list` shows the drills kept here; --dir names another directory")
         };
         let size = std::fs::metadata(&path).map_err(|error| missing(&error))?.len();
         if size > RECORD_BYTES_MAX {
@@ -278,7 +278,7 @@ impl Folder {
     fn newest(&self) -> Result<String, Failure> {
         self.all().into_iter().next().ok_or_else(|| {
             Failure::new(Exit::NotFound, format!("no drill is kept in {}", self.root.display()))
-                .with_next("`muster drill run` makes one; --dir names another folder")
+                .with_next("`muster drill run` makes one; --dir names another directory")
         })
     }
 }

@@ -1,13 +1,13 @@
-//! `muster drill report`, and what is said when a drill is over.
+//! `muster drill report`, and what is printed when a drill is over.
 
 use clap::{Args, ValueEnum};
 use muster_client::Client;
 use muster_console::{Console, Exit, Failure, Format, Global};
 use muster_drill::judge::{Kind, Verdict};
 
-use super::FolderArgs;
+use super::DirectoryArgs;
 use super::evidence::{Judged, judged};
-use super::record::{Folder, Record};
+use super::record::{DrillsDirectory, Record};
 use super::standard;
 
 /// Options of `muster drill report`.
@@ -20,7 +20,7 @@ pub struct ReportArgs {
     #[arg(short, long, value_enum, default_value_t = Page::Markdown)]
     format: Page,
     #[command(flatten)]
-    folder: FolderArgs,
+    directory: DirectoryArgs,
 }
 
 /// Forms of a page.
@@ -35,10 +35,10 @@ enum Page {
 }
 
 pub async fn run(global: &Global, console: &Console, args: ReportArgs) -> Result<Exit, Failure> {
-    let folder = Folder::find(args.folder.dir)?;
-    let record = folder.load(args.id.as_deref())?;
+    let directory = DrillsDirectory::find(args.directory.dir)?;
+    let record = directory.load(args.id.as_deref())?;
     let client = global.client().await?;
-    let judged = of(&client, console, &folder, &record).await?;
+    let judged = of(&client, console, &directory, &record).await?;
     let page = if console.format == Format::Json { Page::Json } else { args.format };
     let text = match page {
         Page::Markdown => judged.page().markdown(),
@@ -49,9 +49,14 @@ pub async fn run(global: &Global, console: &Console, args: ReportArgs) -> Result
     Ok(Exit::Ok)
 }
 
-async fn of(client: &Client, console: &Console, folder: &Folder, record: &Record) -> Result<Judged, Failure> {
+async fn of(
+    client: &Client,
+    console: &Console,
+    directory: &DrillsDirectory,
+    record: &Record,
+) -> Result<Judged, Failure> {
     let given = standard::kept(&record.name, &record.scenario)?;
-    judged(client, console, &folder.of(&record.id), record, given.scenario).await
+    judged(client, console, &directory.of(&record.id), record, given.scenario).await
 }
 
 fn ms(value: Option<u64>) -> String {
@@ -100,18 +105,18 @@ fn lines(record: &Record, verdict: &Verdict) -> Vec<String> {
     lines
 }
 
-/// What is said when a drill is over; whether everything was as it should be.
+/// Prints what came of a drill when it is over. Returns whether everything was as it should be.
 pub async fn after_run(
     client: &Client,
     console: &Console,
-    folder: &Folder,
+    directory: &DrillsDirectory,
     record: &Record,
 ) -> Result<bool, Failure> {
     if record.fault_at_ms.is_none() {
         console.line(&format!("drill {}: nothing was done: {}", record.id, record.end_detail))?;
         return Ok(false);
     }
-    let judged = of(client, console, folder, record).await?;
+    let judged = of(client, console, directory, record).await?;
     match console.format {
         Format::Json | Format::Yaml => console.object(&judged.page())?,
         Format::Name => console.line(&record.id)?,

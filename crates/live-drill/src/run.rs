@@ -14,15 +14,15 @@ use nix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
+use super::cluster_snapshot::{self, ClusterSnapshot};
 use super::drive::{Driver, End, Interrupts, Parts};
 use super::means::{Hold, Identity, cancel_probes, probe_name, release};
 use super::plan::{Plan, span};
 use super::probes::{Load, Probes};
-use super::radius::{self, Check, Limits, Reach};
-use super::record::{Folder, Member, Record, Timeline};
-use super::sight::{self, Sight};
-use super::standard::{self, Given};
-use super::{FolderArgs, report};
+use super::radius::{self, BlastRadius, Check, Limits};
+use super::record::{DrillsDirectory, Member, Record, Timeline};
+use super::standard::{self, LoadedScenario};
+use super::{DirectoryArgs, report};
 
 /// Options of `muster drill run`.
 #[derive(Args)]
@@ -58,7 +58,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = muster_console::timeout)]
     baseline: Duration,
     #[command(flatten)]
-    folder: FolderArgs,
+    directory: DirectoryArgs,
 }
 
 impl RunArgs {
@@ -78,7 +78,7 @@ struct Proposal {
     scenario: String,
     title: String,
     steps: Vec<ProposedStep>,
-    reach: Reach,
+    reach: BlastRadius,
     limits: Vec<Check>,
     permitted: bool,
 }
@@ -91,18 +91,18 @@ struct ProposedStep {
     undone: &'static str,
 }
 
-fn proposal(given: &Given, plan: &Plan, sight: &Sight, limits: &Limits) -> Proposal {
-    let checks = radius::before(plan, sight, limits, None);
+fn proposal(given: &LoadedScenario, plan: &Plan, snapshot: &ClusterSnapshot, limits: &Limits) -> Proposal {
+    let checks = radius::before(plan, snapshot, limits, None);
     let steps = plan.steps.iter().map(|step| ProposedStep {
         at_ms: step.at_ms,
-        what: step.deed.describe(),
-        undone: step.deed.undone(),
+        what: step.action.describe(),
+        undone: step.action.undone(),
     });
     Proposal {
         scenario: given.scenario.name.clone(),
         title: given.scenario.title.clone(),
         steps: steps.collect(),
-        reach: Reach::of(plan, sight),
+        reach: BlastRadius::of(plan, snapshot),
         permitted: checks.iter().all(|check| check.holds),
         limits: checks,
     }
@@ -176,7 +176,7 @@ pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Ex
     };
     let limits = args.limits();
     let client = global.client().await?;
-    let seen = sight::all(&client).await?;
+    let seen = cluster_snapshot::all(&client).await?;
     if let Some(why) = seen.replicas.iter().find_map(|replica| replica.denied.as_ref()) {
         return Err(Failure::new(Exit::Denied, why.as_str())
             .with_next("drills are for operators: use an admin's certificate"));
@@ -200,13 +200,14 @@ pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Ex
     if let Some(failure) = forbidden(&proposal.limits) {
         return Err(failure);
     }
-    let folder = Folder::find(args.folder.dir.clone())?;
+    let directory = DrillsDirectory::find(args.directory.dir.clone())?;
     if !args.yes {
         confirmed(console, &given.scenario.name)?;
     }
-    let begun = Begun { client: &client, console, args: &args, limits, given: &given, folder: &folder };
-    let (record, end) = begun.run().await?;
-    let good = report::after_run(&client, console, &folder, &record).await?;
+    let drill =
+        DrillRun { client: &client, console, args: &args, limits, given: &given, directory: &directory };
+    let (record, end) = drill.run().await?;
+    let good = report::after_run(&client, console, &directory, &record).await?;
     Ok(match end {
         End::Completed if good => Exit::Ok,
         End::Completed | End::Aborted(_) | End::Stopped(_) => Exit::Failed,
@@ -214,14 +215,14 @@ pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Ex
     })
 }
 
-/// A drill that was said to be run.
-struct Begun<'a> {
+/// A drill that was confirmed and is to be run.
+struct DrillRun<'a> {
     client: &'a Client,
     console: &'a Console,
     args: &'a RunArgs,
     limits: Limits,
-    given: &'a Given,
-    folder: &'a Folder,
+    given: &'a LoadedScenario,
+    directory: &'a DrillsDirectory,
 }
 
 fn not_held((replica, error): &(u64, AttemptError)) -> Failure {
@@ -229,7 +230,7 @@ fn not_held((replica, error): &(u64, AttemptError)) -> Failure {
         AttemptError::Answer { refused, .. } => refused.code,
         _ => None,
     };
-    let headline = format!("replica {replica} does not take part: {}", sight::why(error));
+    let headline = format!("replica {replica} does not take part: {}", cluster_snapshot::why(error));
     let exit = match code {
         Some(RefusalCode::DrillRunning) => Exit::Conflict,
         Some(RefusalCode::PermissionDenied) => Exit::Denied,
@@ -238,7 +239,7 @@ fn not_held((replica, error): &(u64, AttemptError)) -> Failure {
     Failure::new(exit, headline).with_next("nothing was done; `muster cluster status` shows what runs")
 }
 
-impl Begun<'_> {
+impl DrillRun<'_> {
     async fn run(&self) -> Result<(Record, End), Failure> {
         let started_at = jiff::Timestamp::now();
         let identity = Identity {
@@ -247,11 +248,11 @@ impl Begun<'_> {
             started_by: started_by(),
         };
         let id = identity.id.clone();
-        let path = self.folder.create(&id)?;
+        let path = self.directory.create(&id)?;
         let mut interrupts = Interrupts::listen()?;
         // Once every replica holds it no other drill can begin: what is seen from here on stays so.
-        let first = sight::replicas(self.client).await?;
-        let services = sight::drill_services(self.client, &first);
+        let first = cluster_snapshot::replicas(self.client).await?;
+        let services = cluster_snapshot::drill_services(self.client, &first);
         let held = Hold::begin(identity.clone(), services).await;
         let (hold, news) = held.map_err(|refused| not_held(&refused))?;
         let (plan, seen) = match self.look_again(&id).await {
@@ -275,9 +276,9 @@ impl Begun<'_> {
             per_second: self.args.rate,
             clock,
         };
-        let begun = Probes::begin(self.client, &seen, load);
-        let (probes, operations) = match begun {
-            Ok(begun) => begun,
+        let probing = Probes::begin(self.client, &seen, load);
+        let (probes, operations) = match probing {
+            Ok(probing) => probing,
             Err(error) => {
                 hold.end().await;
                 return Err(Failure::new(Exit::Failed, error.to_string()));
@@ -299,8 +300,8 @@ impl Begun<'_> {
         let probes_unmade = probes.finish().await;
         let written = writing.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         let left = cancel_probes(self.client, Some(&id)).await;
-        let last = sight::replicas(self.client).await;
-        for replica in last.iter().flat_map(|sight| &sight.replicas) {
+        let last = cluster_snapshot::replicas(self.client).await;
+        for replica in last.iter().flat_map(|snapshot| &snapshot.replicas) {
             if let Some((log_index, digest)) = &replica.state {
                 timeline.state_seen(replica.id, *log_index, digest);
             }
@@ -317,7 +318,7 @@ impl Begun<'_> {
             members: members(&seen),
             silent: plan.silent_ever().into_iter().collect(),
             first_log_index: seen.log_index,
-            last_log_index: last.as_ref().map_or(0, |sight| sight.log_index),
+            last_log_index: last.as_ref().map_or(0, |snapshot| snapshot.log_index),
             fault_at_ms: timeline.fault_at_ms,
             healed_at_ms: timeline.healed_at_ms,
             ended_at_ms: timeline.now_ms(),
@@ -330,7 +331,7 @@ impl Begun<'_> {
             notes: std::mem::take(&mut timeline.notes),
             led: std::mem::take(&mut timeline.led),
         };
-        self.folder.save(&record)?;
+        self.directory.save(&record)?;
         written?;
         undone?;
         left?;
@@ -339,8 +340,8 @@ impl Begun<'_> {
     }
 
     /// Every limit once more, now that no other drill can begin.
-    async fn look_again(&self, own: &str) -> Result<(Plan, Sight), Failure> {
-        let seen = sight::all(self.client).await?;
+    async fn look_again(&self, own: &str) -> Result<(Plan, ClusterSnapshot), Failure> {
+        let seen = cluster_snapshot::all(self.client).await?;
         let plan = Plan::of(&self.given.scenario, &seen).map_err(|why| Failure::new(Exit::Conflict, why))?;
         match forbidden(&radius::before(&plan, &seen, &self.limits, Some(own))) {
             Some(failure) => Err(failure),
@@ -389,8 +390,8 @@ fn fault_unix_ms(started_at: jiff::Timestamp, timeline: &Timeline) -> u64 {
     began + timeline.fault_at_ms.unwrap_or(0)
 }
 
-fn members(seen: &Sight) -> Vec<Member> {
-    let member = |replica: &sight::ReplicaSight| Member {
+fn members(seen: &ClusterSnapshot) -> Vec<Member> {
+    let member = |replica: &cluster_snapshot::ReplicaStatus| Member {
         id: replica.id,
         region: replica.region.clone(),
         voter: replica.voter,

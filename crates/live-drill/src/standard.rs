@@ -23,8 +23,8 @@ standard![
     "replica-silent",
 ];
 
-/// A scenario, with its text.
-pub struct Given {
+/// A scenario with its text.
+pub struct LoadedScenario {
     pub scenario: Scenario,
     pub text: String,
 }
@@ -34,18 +34,18 @@ fn refused(error: &ScenarioError) -> Failure {
     Failure::usage(format!("{} is no scenario", error.file)).with_details(lines)
 }
 
-fn parse(file: &str, text: &str) -> Result<Given, Failure> {
+fn parse(file: &str, text: &str) -> Result<LoadedScenario, Failure> {
     let scenario = Scenario::parse(file, text.as_bytes()).map_err(|error| refused(&error))?;
-    Ok(Given { scenario, text: text.to_owned() })
+    Ok(LoadedScenario { scenario, text: text.to_owned() })
 }
 
 /// All standard ones, in the order of their names.
-pub fn all() -> Result<Vec<Given>, Failure> {
+pub fn all() -> Result<Vec<LoadedScenario>, Failure> {
     STANDARD.iter().map(|(name, text)| parse(&format!("{name}.yaml"), text)).collect()
 }
 
 /// The standard one of a name.
-pub fn named(name: &str) -> Result<Given, Failure> {
+pub fn named(name: &str) -> Result<LoadedScenario, Failure> {
     match STANDARD.iter().find(|(known, _)| *known == name) {
         Some((name, text)) => parse(&format!("{name}.yaml"), text),
         None => Err(Failure::new(Exit::NotFound, format!("there is no drill {name:?} for a live cluster"))
@@ -54,12 +54,12 @@ pub fn named(name: &str) -> Result<Given, Failure> {
 }
 
 /// One that was kept with a drill.
-pub fn kept(name: &str, text: &str) -> Result<Given, Failure> {
+pub fn kept(name: &str, text: &str) -> Result<LoadedScenario, Failure> {
     parse(&format!("{name}.yaml"), text)
 }
 
 /// One of the operator's own.
-pub fn read(path: &Path) -> Result<Given, Failure> {
+pub fn read(path: &Path) -> Result<LoadedScenario, Failure> {
     let shown = path.display().to_string();
     let unread = |error: std::io::Error| Failure::usage(format!("{shown} cannot be read: {error}"));
     if std::fs::metadata(path).map_err(unread)?.len() > FILE_BYTES_MAX as u64 {
@@ -76,9 +76,9 @@ mod tests {
 
     #[test]
     fn every_scenario_for_live_clusters_comes_with_the_program() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ops/drills");
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ops/drills");
         let mut live = BTreeSet::new();
-        for entry in std::fs::read_dir(folder).expect("ops/drills is there") {
+        for entry in std::fs::read_dir(directory).expect("ops/drills is there") {
             let path = entry.expect("it can be listed").path();
             if path.extension().is_some_and(|end| end == "yaml")
                 && let Ok(given) = read(&path)

@@ -9,8 +9,8 @@ use muster_console::{Console, Document, Exit, Failure, Format, Global};
 use muster_wire::admin;
 use serde::Serialize;
 
+use super::cluster_snapshot::{self, is_denied, why};
 use super::means::{cancel_probes, end_at, release};
-use super::sight::{self, is_denied, why};
 
 /// How long the members are asked for before the addresses that were given have to do.
 const MEMBERS_MAX: Duration = Duration::from_secs(5);
@@ -36,8 +36,8 @@ struct Stopped {
 async fn services(client: &Client) -> Vec<(u64, muster_client::ReplicaDrills)> {
     let given = || client.endpoints().iter().map(|address| (0, client.drills_of(address))).collect();
     let patient = client.with_options(Options { deadline: MEMBERS_MAX, ..client.options().clone() });
-    match sight::replicas(&patient).await {
-        Ok(sight) if !sight.replicas.is_empty() => sight::drill_services(client, &sight),
+    match cluster_snapshot::replicas(&patient).await {
+        Ok(snapshot) if !snapshot.replicas.is_empty() => cluster_snapshot::drill_services(client, &snapshot),
         _ => given(),
     }
 }

@@ -95,26 +95,26 @@ impl DevArgs {
     }
 }
 
-/// Where the data is, and what becomes of it at the end.
-enum Place {
+/// The directory of the data, and what becomes of it at the end.
+enum DataDirectory {
     Kept(PathBuf),
     Scratch(tempfile::TempDir),
 }
 
-impl Place {
-    fn new(dir: Option<&Path>) -> Result<Place> {
+impl DataDirectory {
+    fn new(dir: Option<&Path>) -> Result<DataDirectory> {
         let Some(dir) = dir else {
             let scratch = tempfile::Builder::new().prefix("muster-dev-").tempdir();
-            return Ok(Place::Scratch(scratch.context("making a directory")?));
+            return Ok(DataDirectory::Scratch(scratch.context("making a directory")?));
         };
         std::fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
-        Ok(Place::Kept(dir.canonicalize().with_context(|| format!("finding {}", dir.display()))?))
+        Ok(DataDirectory::Kept(dir.canonicalize().with_context(|| format!("finding {}", dir.display()))?))
     }
 
     fn path(&self) -> &Path {
         match self {
-            Place::Kept(path) => path,
-            Place::Scratch(scratch) => scratch.path(),
+            DataDirectory::Kept(path) => path,
+            DataDirectory::Scratch(scratch) => scratch.path(),
         }
     }
 }
@@ -123,25 +123,25 @@ impl Place {
 pub async fn run(args: DevArgs, shutdown: CancellationToken) -> Result<ExitCode> {
     // Orphans of killed agents come to this process, so that none is left behind unnoticed.
     nix::sys::prctl::set_child_subreaper(true).context("becoming the parent of orphans")?;
-    let place = Place::new(args.dir.as_deref())?;
-    let dir = place.path();
+    let root = DataDirectory::new(args.dir.as_deref())?;
+    let dir = root.path();
     let _lock = lock(dir)?;
     let mut fleet = fleet(&args, dir)?;
     let ran = tokio::select! {
-        ran = serve(&mut fleet, &place) => ran.map(|never| match never {}),
+        ran = serve(&mut fleet, &root) => ran.map(|never| match never {}),
         () = shutdown.cancelled() => Ok(()),
     };
     eprintln!("stopping every process");
     fleet.stop();
     if let Err(error) = ran {
         let kept = dir.display().to_string();
-        if let Place::Scratch(scratch) = place {
+        if let DataDirectory::Scratch(scratch) = root {
             // The logs say why: keep them.
             let _ = scratch.keep();
         }
         return Err(error.context(format!("the cluster did not keep running; logs are in {kept}")));
     }
-    if let Place::Kept(dir) = &place {
+    if let DataDirectory::Kept(dir) = &root {
         eprintln!("the data is kept; `muster dev --dir {}` continues the cluster", dir.display());
     }
     Ok(ExitCode::SUCCESS)
@@ -193,7 +193,7 @@ fn describe(shape: &Shape) -> String {
 }
 
 /// Starts everything, tells how to use it, and returns only with an error.
-async fn serve(fleet: &mut Fleet, place: &Place) -> Result<std::convert::Infallible> {
+async fn serve(fleet: &mut Fleet, root: &DataDirectory) -> Result<std::convert::Infallible> {
     let mut children = signal(SignalKind::child()).context("listening for children")?;
     eprintln!("starting {}", describe(fleet.shape()));
     let client = Client::lazy(Endpoints::parse(&fleet.endpoints())?, Options::STANDARD);
@@ -209,8 +209,8 @@ async fn serve(fleet: &mut Fleet, place: &Place) -> Result<std::convert::Infalli
     }
     let hosts = fleet.shape().hosts();
     or_ended(&mut children, fleet, wait_for_hosts(&client, hosts, PATIENCE)).await?;
-    let announced = local::announce(&fleet.endpoints());
-    eprintln!("{}", usage(fleet, place, announced.is_some()));
+    let announced = local::announce(&fleet.endpoints(), &fleet.web());
+    eprintln!("{}", usage(fleet, root, announced.is_some()));
     watch(&mut children, fleet).await
 }
 
@@ -266,11 +266,11 @@ fn last_lines(path: &Path) -> String {
 }
 
 /// How to use what runs now.
-fn usage(fleet: &Fleet, place: &Place, is_announced: bool) -> String {
+fn usage(fleet: &Fleet, root: &DataDirectory, is_announced: bool) -> String {
     let endpoints = fleet.endpoints().join(",").replace("http://", "");
-    let data = match place {
-        Place::Kept(dir) => dir.display().to_string(),
-        Place::Scratch(scratch) => format!("{} (removed at the end)", scratch.path().display()),
+    let data = match root {
+        DataDirectory::Kept(dir) => dir.display().to_string(),
+        DataDirectory::Scratch(scratch) => format!("{} (removed at the end)", scratch.path().display()),
     };
     let export = if is_announced {
         "In another terminal:".to_owned()
@@ -330,21 +330,21 @@ mod tests {
 
     #[test]
     fn a_directory_is_used_by_one_process_and_never_one_with_other_files() {
-        let folder = tempfile::tempdir().unwrap();
-        let held = lock(folder.path()).unwrap();
-        assert!(lock(folder.path()).unwrap_err().to_string().contains("another `muster dev`"));
+        let directory = tempfile::tempdir().unwrap();
+        let held = lock(directory.path()).unwrap();
+        assert!(lock(directory.path()).unwrap_err().to_string().contains("another `muster dev`"));
         drop(held);
         // A process that another test starts holds a copy of the lock until it becomes its program.
         let began = std::time::Instant::now();
         let _again = loop {
-            match lock(folder.path()) {
+            match lock(directory.path()) {
                 Ok(again) => break again,
                 Err(_) if began.elapsed() < std::time::Duration::from_secs(30) => std::thread::yield_now(),
                 Err(refused) => panic!("{refused}"),
             }
         };
-        std::fs::write(folder.path().join("thesis.tex"), "").unwrap();
-        let refused = fleet(&args(None, None), folder.path()).map(|_| ()).unwrap_err();
+        std::fs::write(directory.path().join("thesis.tex"), "").unwrap();
+        let refused = fleet(&args(None, None), directory.path()).map(|_| ()).unwrap_err();
         assert!(refused.to_string().contains("is not empty"), "{refused}");
     }
 }

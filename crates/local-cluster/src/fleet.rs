@@ -69,6 +69,9 @@ struct Replica {
     region: String,
     client: SocketAddr,
     peer: SocketAddr,
+    /// Of its web pages; a fleet of an earlier release has none.
+    #[serde(default)]
+    http: Option<SocketAddr>,
 }
 
 /// The processes and where they live.
@@ -89,13 +92,13 @@ pub struct Ended {
     pub log: PathBuf,
 }
 
-/// Two different ports of a loopback address that nothing else on the machine uses.
-fn free_addresses(address: Ipv4Addr) -> Result<(SocketAddr, SocketAddr)> {
+/// Three different ports of a loopback address that nothing else on the machine uses.
+fn free_addresses(address: Ipv4Addr) -> Result<[SocketAddr; 3]> {
     let bind = || TcpListener::bind((address, 0)).with_context(|| format!("no free port on {address}"));
-    // Both are held until both are known: a port that was given back may be given again at once.
-    let (first, second) = (bind()?, bind()?);
+    // All are held until all are known: a port that was given back may be given again at once.
+    let (first, second, third) = (bind()?, bind()?, bind()?);
     let port = |listener: TcpListener| listener.local_addr().context("reading a port");
-    Ok((port(first)?, port(second)?))
+    Ok([port(first)?, port(second)?, port(third)?])
 }
 
 /// Its name in a fleet's directory.
@@ -112,8 +115,14 @@ impl Layout {
                 "a region has at most {REGION_HOSTS_MAX} hosts"
             );
             let address = Ipv4Addr::new(127, block[0], block[1], 1 + place as u8);
-            let (client, peer) = free_addresses(address)?;
-            replicas.push(Replica { id: place as u64 + 1, region: region.name.clone(), client, peer });
+            let [client, peer, http] = free_addresses(address)?;
+            replicas.push(Replica {
+                id: place as u64 + 1,
+                region: region.name.clone(),
+                client,
+                peer,
+                http: Some(http),
+            });
         }
         Ok(Layout { cluster_id: format!("{own:032x}"), block, shape, replicas })
     }
@@ -180,6 +189,11 @@ impl Fleet {
         self.layout.replicas.iter().map(|r| format!("http://{}", r.client)).collect()
     }
 
+    /// Where the web pages of the replicas are.
+    pub fn web(&self) -> Vec<String> {
+        self.layout.replicas.iter().filter_map(|r| Some(format!("http://{}", r.http?))).collect()
+    }
+
     /// The ids of all replicas.
     pub fn replica_ids(&self) -> Vec<u64> {
         self.layout.replicas.iter().map(|r| r.id).collect()
@@ -220,8 +234,9 @@ impl Fleet {
         for replica in &self.layout.replicas {
             let home = self.replica_home(replica.id)?;
             std::fs::create_dir_all(&home).with_context(|| format!("creating {}", home.display()))?;
+            let http = replica.http.map(|http| format!("http_listen = \"{http}\"\n")).unwrap_or_default();
             let text = format!(
-                "cluster_id = \"{}\"\nreplica_id = {}\ndata_dir = {:?}\nclient_listen = \"{}\"\npeer_listen = \"{}\"\n\n{parameters}\n{members}",
+                "cluster_id = \"{}\"\nreplica_id = {}\ndata_dir = {:?}\nclient_listen = \"{}\"\npeer_listen = \"{}\"\n{http}\n{parameters}\n{members}",
                 self.layout.cluster_id,
                 replica.id,
                 home.join("data"),
@@ -240,12 +255,11 @@ impl Fleet {
                 let address = Ipv4Addr::new(127, second, third, 16 + 16 * place as u8 + host);
                 let endpoints: Vec<String> = self.endpoints();
                 let text = format!(
-                    "state_dir = {:?}\nendpoints = {endpoints:?}\n\n[node]\nname = {name:?}\nregion = {:?}\ncluster = {:?}\nrack = {:?}\naddress = \"{address}\"\ncpu_milli = 64000\nmemory_bytes = {}\naccelerators = {{ type = {:?}, count = {} }}\n",
+                    "state_dir = {:?}\nendpoints = {endpoints:?}\n\n[node]\nname = {name:?}\nregion = {:?}\ncluster = {:?}\nrack = {:?}\naddress = \"{address}\"\ncpu = 64\nmemory = \"256Gi\"\naccelerators = {{ type = {:?}, count = {} }}\n",
                     home.join("state"),
                     region.name,
                     format!("{}-1", region.name),
                     format!("rack-{}", host / 2),
-                    256u64 << 30,
                     shape.accelerator,
                     shape.devices_per_host,
                 );

@@ -20,7 +20,7 @@ mod shape;
 mod show;
 pub mod suggest;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use muster_types::{PriorityTier, Violation};
@@ -28,10 +28,10 @@ use muster_wire::closed::{number_or_zero, words};
 use muster_wire::{convert, v1};
 
 pub use parallel::{ModelSource, Parallel};
-pub use policy::{PolicyFile, parse_policy, policy_file};
+pub use policy::{PolicyFile, parse_policy, parse_policy_parts, policy_file};
 pub use quantity::{Decimal, duration_ms};
 pub use schema::job_schema;
-pub use script::{from_options, is_script, parse_script};
+pub use script::{from_options, is_script, parse_script, script_command};
 pub use show::{Entry, Fields, job_file, spec_fields};
 
 /// Largest job file. The API takes 4 MiB at once.
@@ -145,6 +145,13 @@ pub struct Overrides {
     pub labels: Vec<(String, String)>,
     /// Likewise.
     pub annotations: Vec<(String, String)>,
+    /// Which members it has.
+    pub array: Option<v1::JobArray>,
+}
+
+/// The array that an option says.
+pub fn array(text: &str) -> Result<v1::JobArray, String> {
+    quantity::array(text).map_err(|error| error.to_string())
 }
 
 /// The tier that an option names.
@@ -158,7 +165,32 @@ pub fn parse(bytes: &[u8], now_ms: u64) -> Result<Vec<Manifest>, ManifestError> 
     if manifests.is_empty() {
         return Err(ManifestError::whole("the file holds no job (expected kind: Job)"));
     }
-    Ok(manifests)
+    let ambiguous = ambiguous(&manifests);
+    if ambiguous.is_empty() { Ok(manifests) } else { Err(ManifestError(ambiguous)) }
+}
+
+/// Dependencies of a word that is both an id and the name of a job of the file.
+fn ambiguous(manifests: &[Manifest]) -> Vec<Problem> {
+    let names: BTreeSet<&str> = manifests.iter().map(|manifest| manifest.message.name.as_str()).collect();
+    let mut found = Vec::new();
+    for manifest in manifests {
+        let dependencies = manifest.message.spec.as_ref().map(|spec| &spec.dependencies[..]);
+        for (place, on) in dependencies.unwrap_or_default().iter().enumerate() {
+            let field = format!("spec.after[{place}]");
+            let (id, key) =
+                if on.array_id.is_empty() { (&on.job_id, "job") } else { (&on.array_id, "array") };
+            // Where a key says which it is, it is that.
+            let is_word = !id.is_empty() && !manifest.lines.contains_key(&format!("{field}.{key}"));
+            if is_word && names.contains(id.as_str()) && found.len() < PROBLEMS_MAX {
+                let text = format!(
+                    "{id} is the name of a job of this file, and has the form of an id: write {{name: {id}}} for that job, or \
+                     {{{key}: {id}}} for the one with the id"
+                );
+                found.push(manifest.problem(&field, text));
+            }
+        }
+    }
+    found
 }
 
 /// The text of a file, when it is one and not too long.
@@ -194,7 +226,7 @@ fn line_of(field: &str, lines: &BTreeMap<String, u64>, first_line: u64) -> Optio
 impl Manifest {
     /// Lets the command line have the last word.
     pub fn apply(&mut self, overrides: &Overrides) {
-        let Overrides { name, tenant, tier, regions, labels, annotations } = overrides;
+        let Overrides { name, tenant, tier, regions, labels, annotations, array } = overrides;
         if tier.is_some() {
             self.message.spec_mut().tier = number_or_zero(*tier);
         }
@@ -203,6 +235,9 @@ impl Manifest {
             if let Some(value) = value {
                 field.clone_from(value);
             }
+        }
+        if array.is_some() {
+            self.message.spec_mut().array.clone_from(array);
         }
         self.message.labels.extend(labels.iter().cloned());
         self.message.annotations.extend(annotations.iter().cloned());
@@ -233,6 +268,8 @@ impl Manifest {
                 .replace("not_before", "notBefore")
                 .replace("segment_workers", "segmentWorkers")
                 .replace("`stop_grace`", "`stopGrace`")
+                .replace("job_id, array_id and job_name", "job, array and name")
+                .replace("array_id or job_name", "array or name")
                 .replace(
                     "must be given, or share_milli",
                     "must be given: how many devices, or a share like 0.25",
@@ -249,12 +286,24 @@ impl Manifest {
 
     fn path_in_file(&self, path: &str) -> String {
         // What a file has another name for. Everything else has the name of the message, in camel case.
-        const RENAMED: [(&str, &str); 3] =
-            [("array_size", "array"), ("array", "array"), ("dependencies", "after")];
+        const RENAMED: [(&str, &str); 4] = [
+            ("array.size", "array"),
+            ("array.indices", "array"),
+            ("array.throttle", "array"),
+            ("dependencies", "after"),
+        ];
         let Some(rest) = path.strip_prefix("job.") else { return path.to_owned() };
         let Some(rest) = rest.strip_prefix("spec.") else { return format!("metadata.{rest}") };
         if let Some(place) = rest.strip_prefix("dependencies[") {
-            return format!("spec.after[{}", place.replace(".job_id", ".job").replace(".rule", ".when"));
+            return format!(
+                "spec.after[{}",
+                place
+                    .replace(".job_id", ".job")
+                    .replace(".array_id", ".array")
+                    .replace(".job_name", ".name")
+                    .replace(".by_member", ".byMember")
+                    .replace(".rule", ".when")
+            );
         }
         // Names of labels, variables and classes are the user's own and stay as they are.
         if let Some(label) = rest.strip_prefix("node_selector") {

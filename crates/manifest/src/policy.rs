@@ -28,7 +28,7 @@ const KIND: &str = "Policy";
 pub struct PolicyFile {
     /// What is sent.
     pub message: v1::Policy,
-    /// The version it was made from, when it says so.
+    /// The version it was made from, when the file states it.
     pub version: Option<u64>,
     lines: BTreeMap<String, u64>,
     first_line: u64,
@@ -52,6 +52,20 @@ struct Metadata {
 
 /// Reads a policy file. `now_ms` is what times like `+2h` count from, since the Unix epoch.
 pub fn parse_policy(bytes: &[u8], now_ms: u64) -> Result<PolicyFile, ManifestError> {
+    parse(bytes, now_ms, PolicyFile::check)
+}
+
+/// Reads a policy file of which only parts are to be put in force: what its settings refer to may be known to the cluster alone,
+/// so that each is checked by itself.
+pub fn parse_policy_parts(bytes: &[u8], now_ms: u64) -> Result<PolicyFile, ManifestError> {
+    parse(bytes, now_ms, |_| Ok(()))
+}
+
+fn parse(
+    bytes: &[u8],
+    now_ms: u64,
+    rules: impl FnOnce(&PolicyFile) -> Result<(), ManifestError>,
+) -> Result<PolicyFile, ManifestError> {
     let documents: Vec<Spanned<Document>> =
         serde_saphyr::from_multiple(text(bytes)?).map_err(|error| ManifestError(vec![structure(&error)]))?;
     let mut documents = documents.into_iter();
@@ -64,7 +78,7 @@ pub fn parse_policy(bytes: &[u8], now_ms: u64) -> Result<PolicyFile, ManifestErr
     let (message, version) = reader.policy_document(document.value);
     let (lines, unknown_words) = (reader.lines, reader.unknown_words);
     let file = PolicyFile { message, version, lines, first_line };
-    let problems = with_rules(problems, unknown_words, || file.check());
+    let problems = with_rules(problems, unknown_words, || rules(&file));
     if problems.is_empty() { Ok(file) } else { Err(ManifestError(problems)) }
 }
 

@@ -5,11 +5,16 @@
 
 use std::fmt;
 
-use muster_types::Span;
-use muster_types::quantity::{in_units, scaled, split, whole};
-use muster_wire::time::{MOMENT_MS_MAX, SPAN_MS_MAX};
+use muster_types::quantity::{self, ByteCount, scaled, whole};
+use muster_types::{ArraySpec, Span};
+use muster_wire::convert::array_to_proto;
+use muster_wire::time::MOMENT_MS_MAX;
+use muster_wire::v1;
 use muster_wire::v1::accelerator_request::Amount;
 use serde::{Serialize, Serializer};
+
+const ARRAY_FORMS: &str = "a number of members like 100, or indices like 0-99:5,200,300-310, and may end in %N, the \
+     number that may be unfinished at a time";
 
 /// Why a quantity was refused; reads on behind the name of the field.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,42 +36,20 @@ fn refuse(expected: &str, text: &str) -> QuantityError {
 /// No quantity is longer; what follows may then be simple.
 const TEXT_BYTES_MAX: usize = 64;
 
-const DURATION: &str = "a duration like 90s, 2h or 1h30m (units: d, h, m, s, ms)";
-
 /// Milliseconds. `0` needs no unit; everything else does, and units come largest first.
 pub fn duration_ms(text: &str) -> Result<u64, QuantityError> {
-    const UNITS: [(&str, u64); 5] =
-        [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
-    in_units(text, &UNITS).filter(|ms| *ms <= SPAN_MS_MAX).ok_or_else(|| refuse(DURATION, text))
+    quantity::span_ms(text).ok_or_else(|| refuse(quantity::SPAN_RULE, text))
 }
 
 /// Milli-CPUs: `2`, `0.5` or `500m`.
 pub fn cpu_milli(text: &str) -> Result<u64, QuantityError> {
-    const EXPECTED: &str = "CPUs like 2, 0.5 or 500m";
-    let error = || refuse(EXPECTED, text);
-    match text.strip_suffix('m') {
-        Some(number) => whole(number).ok_or_else(error),
-        None => scaled(text, 1_000).ok_or_else(error),
-    }
+    quantity::cpu_milli(text).ok_or_else(|| refuse(quantity::CPU_RULE, text))
 }
 
 /// Bytes: `4Gi`, `512Mi`, `1.5Ti`, `64G` or a plain number. A `B` may follow.
 pub fn memory_bytes(text: &str) -> Result<u64, QuantityError> {
     const EXPECTED: &str = "memory like 4Gi, 512Mi or 64G (units: Ki, Mi, Gi, Ti, k, M, G, T)";
-    let (number, unit) = split(text, |c| c.is_ascii_digit() || c == '.');
-    let scale = match unit.strip_suffix('B').unwrap_or(unit) {
-        "" => 1,
-        "k" | "K" => 1_000,
-        "M" => 1_000_000,
-        "G" => 1_000_000_000,
-        "T" => 1_000_000_000_000,
-        "Ki" => 1 << 10,
-        "Mi" => 1 << 20,
-        "Gi" => 1 << 30,
-        "Ti" => 1 << 40,
-        _ => return Err(refuse(EXPECTED, text)),
-    };
-    scaled(number, scale).ok_or_else(|| refuse(EXPECTED, text))
+    quantity::bytes(text).ok_or_else(|| refuse(EXPECTED, text))
 }
 
 /// A count.
@@ -74,6 +57,27 @@ pub fn count(text: &str) -> Result<u32, QuantityError> {
     whole(text)
         .and_then(|value| u32::try_from(value).ok())
         .ok_or_else(|| refuse("a whole number from 0 to 4294967295", text))
+}
+
+/// The members of an array: a number of them, or indices; and its throttle.
+pub fn array(text: &str) -> Result<v1::JobArray, QuantityError> {
+    let array = ArraySpec::parse(text.trim()).map_err(|_| refuse(ARRAY_FORMS, text))?;
+    // A count of none is named by the field, as other counts are.
+    Ok(match array.ranges.is_empty() {
+        true => v1::JobArray { throttle: array.throttle, ..v1::JobArray::default() },
+        false => array_to_proto(&array),
+    })
+}
+
+/// An array as [`array`] reads it.
+pub fn show_array(array: &v1::JobArray) -> String {
+    let members = match array.indices.as_str() {
+        "" => array.size.to_string(),
+        // One number by itself would be a count.
+        one if one.bytes().all(|b| b.is_ascii_digit()) => format!("{one}-{one}"),
+        indices => indices.to_owned(),
+    };
+    array.throttle.map_or(members.clone(), |throttle| format!("{members}%{throttle}"))
 }
 
 /// A position in the log.
@@ -90,7 +94,7 @@ pub fn flag(text: &str) -> Result<bool, QuantityError> {
     }
 }
 
-/// Devices of a worker: so many whole ones, or a share of one.
+/// Devices of a worker: a number of whole ones, or a share of one.
 pub fn devices(text: &str) -> Result<Amount, QuantityError> {
     const EXPECTED: &str = "a whole number of devices, or a share of one like 0.25";
     if let Some(count) = whole(text) {
@@ -159,12 +163,7 @@ pub fn show_about(ms: u64) -> String {
 
 /// Bytes as [`memory_bytes`] reads them, in the largest unit that says it exactly.
 pub fn show_bytes(bytes: u64) -> String {
-    let units = [("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10)];
-    let fits = |(_, shift): &(&str, u32)| bytes > 0 && bytes.trailing_zeros() >= *shift;
-    match units.into_iter().find(fits) {
-        Some((unit, shift)) => format!("{}{unit}", bytes >> shift),
-        None => bytes.to_string(),
-    }
+    ByteCount(bytes).to_string()
 }
 
 /// A number of thousandths or millionths (`places` 3 or 6), without the zeros at its end.
@@ -340,7 +339,7 @@ mod tests {
 
         #[test]
         fn what_is_shown_returns(value: u64) {
-            let is_span = value <= SPAN_MS_MAX;
+            let is_span = value <= quantity::SPAN_MS_MAX;
             prop_assert_eq!(duration_ms(&show_duration(value)).ok(), Some(value).filter(|_| is_span));
             prop_assert_eq!(memory_bytes(&show_bytes(value)), Ok(value));
             prop_assert_eq!(milli(&show_scaled(value, 3)), Ok(value));

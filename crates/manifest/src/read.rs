@@ -10,8 +10,8 @@ use super::parallel::Parallel;
 use super::quantity;
 use super::reader::{API_VERSION, Reader, structure, with_rules};
 use super::shape::{
-    AcceleratorFields, Accelerators, After, AfterFields, Command, Document, Group, Metadata, Slice,
-    SliceFields, Spec, Text, Topology, Values,
+    AcceleratorFields, Accelerators, After, AfterFields, Command, Document, Group, Metadata, Slice, Spec,
+    Text, Topology, Values,
 };
 use super::{Form, Manifest, ManifestError};
 
@@ -109,12 +109,7 @@ impl Reader<'_> {
             ),
             stop_grace: self.span("spec.stopGrace", spec.stop_grace),
             working_directory: self.text("spec.workingDirectory", spec.working_directory),
-            array_size: self.above_zero(
-                "spec.array",
-                spec.array,
-                quantity::count,
-                "leave it out for a single job",
-            ),
+            array: self.array("spec.array", spec.array),
             topology: spec.topology.map(|topology| self.topology("spec.topology", topology)),
             node_selector: self.node_selector("spec.nodeSelector", spec.node_selector.unwrap_or_default()),
             tolerations: self.list("spec.tolerations", spec.tolerations.unwrap_or_default()),
@@ -277,7 +272,8 @@ impl Reader<'_> {
                 let choices = kinds.split('|').filter(|_| !any).map(|kind| choice(kind, 0));
                 Some(v1::AcceleratorRequest { choices: choices.collect(), amount })
             }
-            Accelerators::Long(AcceleratorFields { r#type, types, count }) => {
+            Accelerators::Long(fields) => {
+                let AcceleratorFields { r#type, types, count } = *fields;
                 let amount = self.value(&format!("{field}.count"), count, quantity::devices);
                 let mut choices = Vec::new();
                 match (r#type, types) {
@@ -309,11 +305,11 @@ impl Reader<'_> {
         self.place(field, given.referenced);
         match given.value {
             Slice::Short(shape) => v1::SliceRequest { shape, count: 0 },
-            Slice::Long(SliceFields { shape, count }) => v1::SliceRequest {
-                shape: self.text(&format!("{field}.shape"), shape),
+            Slice::Long(fields) => v1::SliceRequest {
+                shape: self.text(&format!("{field}.shape"), fields.shape),
                 count: self.above_zero(
                     &format!("{field}.count"),
-                    count,
+                    fields.count,
                     quantity::count,
                     "leave it out for one slice",
                 ),
@@ -371,13 +367,41 @@ impl Reader<'_> {
             let field = format!("{at}[{index}]");
             self.place(&field, after.referenced);
             dependencies.push(match after.value {
-                After::Short(job_id) => v1::Dependency { job_id, rule: 0 },
-                After::Long(AfterFields { job, when }) => v1::Dependency {
-                    job_id: self.text(&format!("{field}.job"), job),
-                    rule: self.closed::<DependencyRule>(&format!("{field}.when"), when),
-                },
+                After::Short(name) if name.is_empty() => {
+                    let text = "must be the id of a job or an array, or the name of a job of this file";
+                    self.problem(Some(after.referenced), &field, text);
+                    v1::Dependency::default()
+                }
+                After::Short(array_id) if array_id.starts_with("array-") => {
+                    v1::Dependency { array_id, ..v1::Dependency::default() }
+                }
+                After::Short(job_id) if job_id.starts_with("job-") => {
+                    v1::Dependency { job_id, ..v1::Dependency::default() }
+                }
+                After::Short(job_name) => v1::Dependency { job_name, ..v1::Dependency::default() },
+                After::Long(fields) => {
+                    let AfterFields { job, when, array, by_member, name } = *fields;
+                    v1::Dependency {
+                        job_name: self.text(&format!("{field}.name"), name),
+                        job_id: self.text(&format!("{field}.job"), job),
+                        rule: self.closed::<DependencyRule>(&format!("{field}.when"), when),
+                        array_id: self.text(&format!("{field}.array"), array),
+                        by_member: self
+                            .value(&format!("{field}.byMember"), by_member, quantity::flag)
+                            .unwrap_or_default(),
+                    }
+                }
             });
         }
         dependencies
+    }
+
+    fn array(&mut self, field: &str, text: Option<Text>) -> Option<v1::JobArray> {
+        let place = text.as_ref().map(|text| text.referenced);
+        let array = self.value(field, text, quantity::array)?;
+        if array.size == 0 && array.indices.is_empty() {
+            self.problem(place, field, "must be above zero; leave it out for a single job".to_owned());
+        }
+        Some(array)
     }
 }

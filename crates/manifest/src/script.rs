@@ -1,4 +1,4 @@
-//! Jobs that are no file of their own: scripts with directives, and command lines.
+//! Jobs without a job file: scripts with directives, and command lines.
 //!
 //! A script says in lines `#MUSTER key: value` what a job file says under `spec`, and also `name`, `tenant`, `labels` and
 //! `annotations`; the last two in one line each, like `labels: {team: vision}`. Its text travels with the job, so the
@@ -15,7 +15,7 @@ use super::shape::{Metadata, Spec};
 use super::{Form, Manifest, ManifestError, PROBLEMS_MAX, Problem, text};
 
 const DIRECTIVE: &str = "#MUSTER";
-/// Bytes of a script: what a job may hold of text, less room for its environment and arguments.
+/// Bytes of a script: what a job may hold of text, less what is reserved for its environment and arguments.
 const SCRIPT_BYTES_MAX: usize = JOB_TEXT_BYTES_MAX - 4 * 1_024;
 
 /// Puts the script together from its parts, in a file that is gone before the script begins, and becomes
@@ -44,14 +44,7 @@ pub fn parse_script(
     let script = text(bytes)?;
     let mut problems = Vec::new();
     let directives = directives(script, &mut problems);
-    if script.len() > SCRIPT_BYTES_MAX {
-        let advice = format!(
-            "the script has {} bytes, of at most {SCRIPT_BYTES_MAX} that travel with a job; put it where the \
-             nodes can read it and run it by its path",
-            script.len()
-        );
-        problems.push(Problem { line: None, field: String::new(), description: advice });
-    }
+    problems.extend(too_long(script));
     let command = match command(script, name, arguments) {
         Ok(command) => command,
         Err(problem) => {
@@ -126,7 +119,24 @@ fn directives(script: &str, problems: &mut Vec<Problem>) -> Directives {
     Directives { metadata: found.metadata.map(|_| metadata), spec: found.spec.map(|_| spec) }
 }
 
-/// The words that run a script which the node does not have.
+/// The words that run a script which the node does not have; `name` is what it takes for its own.
+pub fn script_command(script: &str, name: &str, arguments: &[String]) -> Result<Vec<String>, Problem> {
+    match too_long(script) {
+        Some(problem) => Err(problem),
+        None => command(script, name, arguments),
+    }
+}
+
+fn too_long(script: &str) -> Option<Problem> {
+    let advice = format!(
+        "the script has {} bytes, of at most {SCRIPT_BYTES_MAX} that travel with a job; put it where the nodes can read it \
+         and run it by its path",
+        script.len()
+    );
+    let problem = Problem { line: None, field: String::new(), description: advice };
+    Some(problem).filter(|_| script.len() > SCRIPT_BYTES_MAX)
+}
+
 fn command(script: &str, name: &str, arguments: &[String]) -> Result<Vec<String>, Problem> {
     let first = script.lines().next().unwrap_or_default();
     let shebang = first.strip_prefix("#!").unwrap_or_default().trim();
@@ -200,7 +210,7 @@ fn mapping<T: DeserializeOwned + Default>(text: Option<&str>) -> Result<T, Probl
     }
 }
 
-/// A job's name from that of a file: without folders and ending, of the letters that a name may have.
+/// A job's name from that of a file: without directories and ending, of the letters that a name may have.
 fn name_of(file: &str) -> String {
     let last = file.rsplit('/').next().unwrap_or_default();
     let stem = last.split_once('.').map_or(last, |(stem, _)| stem);
@@ -279,18 +289,18 @@ mod tests {
         manifest.check().unwrap();
         let words = manifest.message.spec().groups[0].command();
         assert!(words.iter().all(|word| word.len() <= TEXT_BYTES_MAX));
-        let folder = tempfile::tempdir().unwrap();
-        let input = folder.path().join("input");
+        let directory = tempfile::tempdir().unwrap();
+        let input = directory.path().join("input");
         std::fs::write(&input, "from outside\n").unwrap();
         let ran = Command::new(&words[0])
             .args(&words[1..])
-            .env("TMPDIR", folder.path())
+            .env("TMPDIR", directory.path())
             .stdin(std::fs::File::open(&input).unwrap())
             .output()
             .unwrap();
         assert_eq!(String::from_utf8_lossy(&ran.stdout), "x y|'\"$HOME\nfrom outside\n", "{ran:?}");
         assert_eq!(ran.status.code(), Some(1), "-e of the interpreter's line holds");
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left of it");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "nothing is left of it");
     }
 
     #[test]

@@ -152,7 +152,7 @@ macro_rules! short_or_long {
         $(#[$doc])*
         pub enum $name {
             Short(String),
-            Long($fields),
+            Long(Box<$fields>),
         }
 
         impl<'de> Deserialize<'de> for $name {
@@ -171,7 +171,7 @@ macro_rules! short_or_long {
                     }
 
                     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<$name, A::Error> {
-                        <$fields>::deserialize(MapAccessDeserializer::new(map)).map($name::Long)
+                        <$fields>::deserialize(MapAccessDeserializer::new(map)).map(|fields| $name::Long(Box::new(fields)))
                     }
                 }
 
@@ -211,10 +211,10 @@ pub struct SliceFields {
 }
 
 short_or_long!(
-    /// `job-3f0`, or a mapping of `job` and `when`.
+    /// `job-3f0`, `array-3f0`, the name of another job of the file, or a mapping of `job`, `array` or `name` and `when`.
     After,
     AfterFields,
-    "a job's id, or a mapping of job and when"
+    "a job's or an array's id, the name of another job of the file, or a mapping of job and when"
 );
 
 #[derive(Deserialize)]
@@ -222,12 +222,15 @@ short_or_long!(
 pub struct AfterFields {
     pub job: Option<Text>,
     pub when: Option<Text>,
+    pub array: Option<Text>,
+    pub by_member: Option<Text>,
+    pub name: Option<Text>,
 }
 
 short_or_long!(
     /// `auto`, or a mapping of the model and what is trained.
     Parallel,
-    Box<ParallelFields>,
+    ParallelFields,
     "auto, or a mapping of model, batch, sequence and sizes that are given"
 );
 

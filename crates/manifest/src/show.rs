@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 use serde_json::{Value, json};
 
-use super::quantity::{Decimal, show_bytes, show_duration, show_scaled};
+use super::quantity::{Decimal, show_array, show_bytes, show_duration, show_scaled};
 use super::read::{KIND, SECRET};
 use super::reader::API_VERSION;
 
@@ -155,7 +155,10 @@ fn described(spec: &v1::JobSpec, is_short: bool) -> Fields {
     shown.say("runTimeLimit", span(spec.run_time_limit));
     shown.say("stopGrace", span(spec.stop_grace));
     shown.say("workingDirectory", spec.working_directory.as_str());
-    shown.say("array", count(spec.array_size));
+    if let Some(array) = &spec.array {
+        let is_count = array.indices.is_empty() && array.throttle.is_none();
+        shown.say("array", if is_count { json!(array.size) } else { json!(show_array(array)) });
+    }
     shown.say_fields("topology", spec.topology.as_ref().map(topology).unwrap_or_default());
     let selector = spec.node_selector.iter();
     let selector: Value = selector.map(|(label, of)| (label.clone(), json!(of.values))).collect();
@@ -165,7 +168,12 @@ fn described(spec: &v1::JobSpec, is_short: bool) -> Fields {
     let after = |dependency: &v1::Dependency| {
         let mut after = Fields::default();
         after.say("job", dependency.job_id.as_str());
+        after.say("array", dependency.array_id.as_str());
+        after.say("name", dependency.job_name.as_str());
         after.say("when", word::<DependencyRule>(dependency.rule));
+        if dependency.by_member {
+            after.say("byMember", true);
+        }
         Content::Fields(after)
     };
     if !spec.dependencies.is_empty() {

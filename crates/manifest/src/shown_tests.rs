@@ -208,7 +208,7 @@ fn job() -> impl Strategy<Value = v1::Job> {
                 run_time_limit: above_zero(times.0),
                 stop_grace: times.1.map(duration),
                 working_directory: paths.1,
-                array_size: numbers.1,
+                array: array_of(numbers.1),
                 topology,
                 node_selector: lists
                     .3
@@ -217,9 +217,7 @@ fn job() -> impl Strategy<Value = v1::Job> {
                     .collect(),
                 tolerations: lists.1,
                 preemptible: numbers.2,
-                dependencies: (0..after)
-                    .map(|n| v1::Dependency { job_id: format!("job-{:x}", n + 1), rule })
-                    .collect(),
+                dependencies: (0..after).map(|n| dependency(n, rule)).collect(),
                 not_before: times.3.then(|| timestamp(NOW_MS + times.0)),
                 deadline: times.4.then(|| timestamp(2 * NOW_MS + times.0)),
                 expected_run: above_zero(times.2),
@@ -236,6 +234,30 @@ fn job() -> impl Strategy<Value = v1::Job> {
             }
         },
     )
+}
+
+/// None, a count, indices, or one index with a throttle.
+fn array_of(number: u32) -> Option<v1::JobArray> {
+    let (size, indices, throttle) = match number {
+        0 => return None,
+        1 => (7, "", None),
+        2 => (0, "0-95:5,200", Some(3)),
+        _ => (0, "9", None),
+    };
+    Some(v1::JobArray { size, indices: indices.to_owned(), throttle })
+}
+
+fn dependency(number: usize, rule: i32) -> v1::Dependency {
+    let id = format!("{:x}", number + 1);
+    match number {
+        0 => v1::Dependency { job_id: format!("job-{id}"), rule, ..v1::Dependency::default() },
+        _ => v1::Dependency {
+            array_id: format!("array-{id}"),
+            by_member: number == 1,
+            rule,
+            ..v1::Dependency::default()
+        },
+    }
 }
 
 /// The file as it is shown, and the job that is read from it.

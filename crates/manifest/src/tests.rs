@@ -69,6 +69,29 @@ fn problems(text: &str) -> Vec<String> {
     error.0.iter().map(Problem::to_string).collect()
 }
 
+/// A word that is an id and the name of a job of the file is neither without a key.
+#[test]
+fn a_name_that_looks_like_an_id_is_refused_as_ambiguous() {
+    let of = |name: &str, spec: &str| {
+        format!(
+            "apiVersion: muster.dev/v1\nkind: Job\nmetadata: {{name: {name}}}\nspec:\n  command: [x]\n{spec}"
+        )
+    };
+    let file =
+        |after: &str| format!("{}---\n{}", of("job-prepare", ""), of("b", &format!("  after: [{after}]\n")));
+    let found = problems(&file("job-prepare"));
+    assert!(found.len() == 1 && found[0].contains("spec.after[0]"), "{found:?}");
+    assert!(found[0].contains("write {name: job-prepare} for that job"), "{found:?}");
+    for plain in ["{name: job-prepare}", "{job: job-prepare}", "job-other"] {
+        assert_eq!(parse(file(plain).as_bytes()).unwrap().len(), 2, "{plain}");
+    }
+    let found = problems(&file("\"\""));
+    assert!(found[0].contains("spec.after[0]: must be the id"), "{found:?}");
+    let found = problems(&of("b", "  after: [{job: job-1, name: a}, {byMember: true, job: job-1}]\n"));
+    assert!(found[0].ends_with("must have one of job, array and name"), "{found:?}");
+    assert!(found[1].ends_with("spec.after[1].byMember: needs array or name"), "{found:?}");
+}
+
 fn job(spec: &str) -> String {
     format!("apiVersion: muster.dev/v1\nkind: Job\nmetadata: {{name: x}}\nspec:\n{spec}")
 }
@@ -86,7 +109,10 @@ fn everything_is_read() {
         (message.run_time_limit, message.stop_grace),
         (Some(duration(7_200_000)), Some(duration(30_000)))
     );
-    assert_eq!((message.retry.as_ref().map(|retry| retry.max_failures), message.array_size), (Some(3), 0));
+    assert_eq!(
+        (message.retry.as_ref().map(|retry| retry.max_failures), message.array.is_some()),
+        (Some(3), false)
+    );
     assert_eq!(message.checkpoint.as_ref().unwrap().directory, "/shared/checkpoints");
     assert_eq!(message.working_directory, "/work");
     let [trainers, server] = message.groups.as_slice() else { panic!() };
@@ -400,7 +426,18 @@ fn one_group_needs_no_list() {
     manifest.check().unwrap();
     assert_eq!(manifest.message.spec().groups.len(), 1);
     assert_eq!(manifest.message.spec().groups[0].workers, 2);
-    assert_eq!(manifest.message.spec().array_size, 20);
+    assert_eq!(manifest.message.spec().array.as_ref().map(|array| array.size), Some(20));
+    for (text, size, indices, throttle) in [
+        ("0-99%10", 100, "", Some(10)),
+        ("0-99:5,200", 0, "0-95:5,200", None),
+        ("7-7", 0, "7", None),
+        ("300%1", 300, "", Some(1)),
+    ] {
+        let manifest = one(&job(&format!("  command: [run]\n  array: {text}\n")));
+        manifest.check().unwrap();
+        let array = manifest.message.spec().array.clone().unwrap();
+        assert_eq!((array.size, array.indices.as_str(), array.throttle), (size, indices, throttle), "{text}");
+    }
     assert_eq!(one(&job("  command: [run]\n")).message.spec().groups[0].workers, 1);
 }
 
@@ -454,7 +491,7 @@ fn every_mistake_is_listed_with_its_line() {
 #[test]
 fn the_servers_rules_speak_of_the_file() {
     let text = job(
-        "  tier: urgent\n  workers: 0\n  command: [run]\n  environment:\n    A: b\n    MUSTER_X: y\n  stopGrace: 1d\n  array: 2000\n",
+        "  tier: urgent\n  workers: 0\n  command: [run]\n  environment:\n    A: b\n    MUSTER_X: y\n  stopGrace: 1d\n  array: 200000\n",
     );
     let mut found = problems(&text);
     found.sort();
@@ -463,7 +500,7 @@ fn the_servers_rules_speak_of_the_file() {
         [
             "line 10: spec.environment.MUSTER_X: MUSTER_ variables are set by Muster",
             "line 11: spec.stopGrace: must be between 0s and 10m, got 1d",
-            "line 12: spec.array: must be between 0 and 1000, got 2000",
+            "line 12: spec.array: must be between 1 and 100000, got 200000",
             "line 5: spec.tier: must be one of free, batch, standard, production, critical, got \"urgent\"",
             "line 6: spec.workers: must be between 1 and 16384, got 0",
         ]

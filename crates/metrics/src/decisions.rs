@@ -20,13 +20,13 @@ type OneLabel = [(&'static str, &'static str); 1];
 
 /// Counts of one family with one label.
 #[derive(Clone, Debug)]
-struct Counts {
+pub(crate) struct Counts {
     family: Family,
     series: Series<OneLabel, Counter>,
 }
 
 impl Counts {
-    fn new(family: Family) -> Counts {
+    pub(crate) fn new(family: Family) -> Counts {
         Counts { family, series: Series::default() }
     }
 
@@ -34,11 +34,11 @@ impl Counts {
         [(self.family.labels[0], value)]
     }
 
-    fn add(&self, value: &'static str, count: u64) {
+    pub(crate) fn add(&self, value: &'static str, count: u64) {
         self.series.get_or_create(&self.label(value)).inc_by(count);
     }
 
-    fn register(&self, registry: &mut Registry) {
+    pub(crate) fn register(&self, registry: &mut Registry) {
         registry.register(self.family.name, self.family.help, self.series.clone());
     }
 }

@@ -13,6 +13,8 @@ pub struct ReplicaFacts {
     pub term: u64,
     /// Voters.
     pub voters: u64,
+    /// Whether it is one of them, and has what it promised.
+    pub is_voter: bool,
     /// Leaderships that began lately.
     pub leaderships_recent: u64,
     /// Last entry of the log.
@@ -39,8 +41,14 @@ pub struct ReplicaFacts {
     pub format: u64,
     /// Records that were rejected by every replica.
     pub records_rejected: u64,
+    /// Broken invariants that it met while it decided, since the process started.
+    pub decision_faults: u64,
+    /// Commands that wait for the decision loop, by lane.
+    pub inbox: Vec<(&'static str, u64)>,
     /// Jobs that wait.
     pub jobs_pending: u64,
+    /// The same by what holds them back.
+    pub jobs_held_back: Vec<(&'static str, u64)>,
     /// Jobs that hold capacity.
     pub jobs_active: u64,
     /// Jobs that have ended and are not forgotten.
@@ -59,10 +67,10 @@ pub struct ReplicaFacts {
     pub leaves_tenants_out: bool,
     /// Accelerators per pool.
     pub pools: Vec<PoolFacts>,
+    /// Accelerators in use, by type.
+    pub used: Vec<UsedFacts>,
     /// Space left, in bytes.
     pub storage_free_bytes: Option<u64>,
-    /// Mean flush, in microseconds.
-    pub flush_us: Option<u64>,
     /// Age of a flush under way, in milliseconds.
     pub stalled_ms: Option<u64>,
     /// Age of the newest snapshot, in milliseconds.
@@ -71,11 +79,20 @@ pub struct ReplicaFacts {
     pub archive_log_index: Option<u64>,
     /// Whether the archive is out of order.
     pub archive_is_failing: bool,
+    /// Whether old segments of the archive stay here because they cannot be moved away.
+    pub archive_offload_is_failing: bool,
     /// Objects that are damaged.
     pub archive_damaged_objects: u64,
     /// Days that the certificates last.
     pub certificate_days_left: Option<i64>,
-    /// Memory of the process.
+    /// The process.
+    pub process: ProcessFacts,
+}
+
+/// A process, as the system knows it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ProcessFacts {
+    /// Memory.
     pub resident_bytes: Option<u64>,
     /// Processor time, in milliseconds.
     pub cpu_ms: Option<u64>,
@@ -96,6 +113,9 @@ pub struct TenantFacts {
     pub active: u64,
     /// What its pending jobs ask for, in thousandths of accelerators.
     pub pending_milli: u64,
+    /// What pending jobs of it and of those below it would take at once, if it were free: type and thousandths of
+    /// accelerators, of types that nodes or quotas have. A job that accepts several types counts for each.
+    pub eligible_milli: Vec<(String, u64)>,
     /// What it and those below it hold: type and thousandths of accelerators.
     pub used_milli: Vec<(String, u64)>,
     /// Its quotas.
@@ -134,4 +154,13 @@ pub struct PoolFacts {
     pub free_milli: u64,
     /// Wholly free.
     pub idle: u64,
+}
+
+/// Accelerators of one type that jobs hold or that are kept for them while others stop.
+#[derive(Clone, Debug, Default)]
+pub struct UsedFacts {
+    /// Type.
+    pub kind: String,
+    /// Thousandths.
+    pub milli: u64,
 }

@@ -1,20 +1,26 @@
 //! What is measured: names, types, labels and help of each family, and the registry that a process exposes.
 //!
-//! A family has one row in [`FAMILIES`]. Counters and distributions are counted where something happens; everything else
+//! A family has one row in [`FAMILIES`] or [`AGENT_FAMILIES`]. Counters and distributions are counted where something happens; everything else
 //! is read when a monitoring system asks, from facts that the replica states, so nothing is kept twice. The alerts on
 //! error budgets are made here as well, because they name these families.
 //! **Invariant:** no label is a job, a node, a user or a free text; each comes from a closed set or is bounded by [`TENANTS_MAX`].
 
+mod agent;
 mod calls;
 mod decisions;
 mod facts;
 mod families;
 mod objectives;
 mod registry;
+mod rows;
 
-pub use calls::CallLabels;
+pub use agent::{
+    AgentFacts, AgentMetrics, DeviceFacts, DeviceHealth, EndCause, OutputFate, SessionOutcome, StartOutcome,
+    WorkerPhase,
+};
+pub use calls::{CallLabels, CallSeries, RefusalLabels};
 pub use decisions::{DecisionCounts, DecisionLabels};
-pub use facts::{PoolFacts, QuotaFacts, ReplicaFacts, TenantFacts};
-pub use families::{FAMILIES, Family, Kind};
+pub use facts::{PoolFacts, ProcessFacts, QuotaFacts, ReplicaFacts, TenantFacts, UsedFacts};
+pub use families::{AGENT_FAMILIES, FAMILIES, Family, Kind};
 pub use objectives::{FILE_BYTES_MAX as OBJECTIVE_BYTES_MAX, Objective, ObjectiveError, rules};
 pub use registry::{CONTENT_TYPE, ReplicaMetrics, TENANTS_MAX};

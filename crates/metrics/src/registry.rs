@@ -1,18 +1,19 @@
 //! The registry of one replica.
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, text::encode};
+use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::family::Family as Series;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::metrics::{MetricType, counter::Counter, gauge::Gauge};
+use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use prometheus_client::registry::Registry;
 use std::fmt::Error;
 use std::time::Duration;
 
-use crate::calls::{CallLabels, MethodLabel, ReasonLabel};
+use crate::calls::{CallLabels, CallSeries, MethodLabel, RefusalLabels};
 use crate::decisions::DecisionCounts;
-use crate::facts::{QuotaFacts, ReplicaFacts, TenantFacts};
-use crate::families::{self, Family, Kind};
+use crate::facts::{QuotaFacts, ReplicaFacts, TenantFacts, UsedFacts};
+use crate::families;
+use crate::rows::{self, Rows, count, truth, units};
 
 /// The media type of what [`ReplicaMetrics::scrape`] makes.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -24,6 +25,11 @@ pub const TENANTS_MAX: usize = 1_000;
 const BUCKETS_S: [f64; 14] =
     [0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 
+/// The same of what takes less than a millisecond where nothing is wrong: flushes, rounds and the agreement of a quorum.
+const SHORT_BUCKETS_S: [f64; 16] = [
+    0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+];
+
 type Durations = Series<MethodLabel, Histogram, fn() -> Histogram>;
 
 /// What one replica counts, and the format in which it is read. Clones share it.
@@ -32,8 +38,11 @@ pub struct ReplicaMetrics {
     calls: Series<CallLabels, Counter>,
     seconds: Durations,
     open: Gauge,
-    refusals: Series<ReasonLabel, Counter>,
+    refusals: Series<RefusalLabels, Counter>,
     decisions: DecisionCounts,
+    proposals: Histogram,
+    flushes: Histogram,
+    rounds: Histogram,
 }
 
 impl Default for ReplicaMetrics {
@@ -44,6 +53,9 @@ impl Default for ReplicaMetrics {
             open: Gauge::default(),
             refusals: Series::default(),
             decisions: DecisionCounts::default(),
+            proposals: Histogram::new(SHORT_BUCKETS_S),
+            flushes: Histogram::new(SHORT_BUCKETS_S),
+            rounds: Histogram::new(SHORT_BUCKETS_S),
         }
     }
 }
@@ -54,9 +66,25 @@ impl ReplicaMetrics {
         self.open.inc();
     }
 
+    /// Exposes these series from now on, at zero.
+    pub fn begin_calls(&self, series: CallSeries<'_>) {
+        for &method in series.methods {
+            for &code in series.codes {
+                drop(self.calls.get_or_create(&CallLabels { method, code, bound: "" }));
+            }
+        }
+        series.timed.iter().for_each(|method| drop(self.seconds.get_or_create(&MethodLabel { method })));
+        series.refusals.iter().for_each(|labels| drop(self.refusals.get_or_create(labels)));
+    }
+
     /// A call that had begun is over. A stream has no duration that says anything.
     pub fn call_ended(&self, labels: CallLabels, duration: Option<Duration>) {
         self.open.dec();
+        self.answered(labels, duration);
+    }
+
+    /// A call was answered, or one message of a stream where each has an answer.
+    pub fn answered(&self, labels: CallLabels, duration: Option<Duration>) {
         if let Some(duration) = duration {
             let method = MethodLabel { method: labels.method };
             self.seconds.get_or_create(&method).observe(duration.as_secs_f64());
@@ -65,8 +93,23 @@ impl ReplicaMetrics {
     }
 
     /// A call was refused for one of the reasons of the protocol.
-    pub fn refused(&self, reason: &'static str) {
-        self.refusals.get_or_create(&ReasonLabel { reason }).inc();
+    pub fn refused(&self, labels: RefusalLabels) {
+        self.refusals.get_or_create(&labels).inc();
+    }
+
+    /// A round that this leader proposed is committed and applied.
+    pub fn proposal_applied(&self, took: Duration) {
+        self.proposals.observe(took.as_secs_f64());
+    }
+
+    /// A flush of the log is over.
+    pub fn flushed(&self, took: Duration) {
+        self.flushes.observe(took.as_secs_f64());
+    }
+
+    /// A round was decided.
+    pub fn round_decided(&self, took: Duration) {
+        self.rounds.observe(took.as_secs_f64());
     }
 
     /// What is counted of the decisions that this replica applies.
@@ -86,64 +129,15 @@ impl ReplicaMetrics {
         registry.register(open.name, open.help, self.open.clone());
         registry.register(refusals.name, refusals.help, self.refusals.clone());
         self.decisions.register(&mut registry);
+        for (family, durations) in [
+            (families::PROPOSAL_SECONDS, &self.proposals),
+            (families::FLUSH_SECONDS, &self.flushes),
+            (families::ROUND_SECONDS, &self.rounds),
+        ] {
+            registry.register(family.name, family.help, durations.clone());
+        }
         registry.register_collector(Box::new(Reading(facts)));
-        let mut text = String::new();
-        // Writing into a string cannot fail.
-        if encode(&mut text, &registry).is_err() {
-            text.clear();
-        }
-        text
-    }
-}
-
-/// Series of one family: label values and the value, where it is known.
-struct Rows<'a> {
-    family: Family,
-    rows: Vec<(Vec<&'a str>, f64)>,
-}
-
-impl<'a> Rows<'a> {
-    fn new(family: Family) -> Rows<'a> {
-        Rows { family, rows: Vec::new() }
-    }
-
-    fn one(family: Family, value: Option<f64>) -> Rows<'a> {
-        Rows { family, rows: value.into_iter().map(|value| (Vec::new(), value)).collect() }
-    }
-
-    fn row<const N: usize>(&mut self, labels: [&'a str; N], value: f64) {
-        self.rows.push((labels.to_vec(), value));
-    }
-
-    fn encode(&self, encoder: &mut DescriptorEncoder) -> Result<(), Error> {
-        if self.rows.is_empty() {
-            return Ok(());
-        }
-        let Family { name, kind, labels, help } = self.family;
-        let shown = match kind {
-            Kind::Counter => MetricType::Counter,
-            Kind::Info => MetricType::Info,
-            Kind::Gauge | Kind::Histogram => MetricType::Gauge,
-        };
-        let mut series = encoder.encode_descriptor(name, help, None, shown)?;
-        for (values, value) in &self.rows {
-            let pairs: Vec<(&str, &str)> = labels.iter().copied().zip(values.iter().copied()).collect();
-            if kind == Kind::Info {
-                series.encode_info(&pairs)?;
-            } else if pairs.is_empty() {
-                encode_value(kind, *value, &mut series)?;
-            } else {
-                encode_value(kind, *value, &mut series.encode_family(&pairs)?)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-fn encode_value(kind: Kind, value: f64, encoder: &mut MetricEncoder<'_>) -> Result<(), Error> {
-    match kind {
-        Kind::Counter => encoder.encode_counter::<NoLabelSet, _, u64>(&value, None),
-        _ => encoder.encode_gauge(&value),
+        rows::text(&registry)
     }
 }
 
@@ -154,30 +148,13 @@ struct Reading(ReplicaFacts);
 impl Collector for Reading {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
         let facts = &self.0;
-        let of_itself = replica(facts).into_iter().chain(storage(facts)).chain(process(facts));
+        let of_itself = replica(facts).into_iter().chain(storage(facts)).chain(rows::process(facts.process));
         let of_the_fleet = fleet(facts).into_iter().chain(tenants(facts));
         for rows in of_itself.chain(of_the_fleet) {
             rows.encode(&mut encoder)?;
         }
         Ok(())
     }
-}
-
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "the text format has floating point values; 2^53 is exact enough"
-)]
-fn count(value: u64) -> f64 {
-    value as f64
-}
-
-fn truth(value: bool) -> f64 {
-    f64::from(u8::from(value))
-}
-
-/// Thousandths as units.
-fn units(milli: u64) -> f64 {
-    count(milli) / 1_000.0
 }
 
 fn replica(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
@@ -190,6 +167,7 @@ fn replica(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
         one(families::HAS_LEADER, truth(facts.has_leader)),
         one(families::TERM, count(facts.term)),
         one(families::VOTERS, count(facts.voters)),
+        one(families::IS_VOTER, truth(facts.is_voter)),
         one(families::LEADERSHIPS, count(facts.leaderships_recent)),
         one(families::LAST_INDEX, count(facts.last_index)),
         one(families::COMMITTED_INDEX, count(facts.committed_index)),
@@ -202,7 +180,11 @@ fn replica(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
         one(families::LOG_TIME, units(facts.log_time_ms)),
         one(families::FORMAT, count(facts.format)),
         one(families::RECORDS_REJECTED, count(facts.records_rejected)),
+        one(families::DECISION_FAULTS, count(facts.decision_faults)),
     ];
+    let mut inbox = Rows::new(families::INBOX);
+    facts.inbox.iter().for_each(|(lane, commands)| inbox.row([lane], count(*commands)));
+    rows.push(inbox);
     if let Some(lags) = &facts.peer_lag_entries {
         let mut rows_of_peers = Rows::new(families::PEER_LAG);
         for (replica, entries) in lags {
@@ -216,21 +198,13 @@ fn replica(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
 fn storage(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
     vec![
         Rows::one(families::STORAGE_FREE, facts.storage_free_bytes.map(count)),
-        Rows::one(families::FLUSH, facts.flush_us.map(|us| count(us) / 1e6)),
         Rows::one(families::STALLED, facts.stalled_ms.map(units)),
         Rows::one(families::SNAPSHOT_AGE, facts.snapshot_age_ms.map(units)),
         Rows::one(families::ARCHIVE_INDEX, facts.archive_log_index.map(count)),
         Rows::one(families::ARCHIVE_FAILING, Some(truth(facts.archive_is_failing))),
+        Rows::one(families::ARCHIVE_OFFLOAD_FAILING, Some(truth(facts.archive_offload_is_failing))),
         Rows::one(families::ARCHIVE_DAMAGED, Some(count(facts.archive_damaged_objects))),
-        Rows::one(families::CERTIFICATE_DAYS, facts.certificate_days_left.map(|days| days as f64)),
-    ]
-}
-
-fn process(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
-    vec![
-        Rows::one(families::RESIDENT, facts.resident_bytes.map(count)),
-        Rows::one(families::CPU, facts.cpu_ms.map(units)),
-        Rows::one(families::DESCRIPTORS, facts.open_descriptors.map(count)),
+        Rows::one(families::CERTIFICATE_DAYS, facts.certificate_days_left.map(rows::days)),
     ]
 }
 
@@ -239,6 +213,8 @@ fn fleet(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
     jobs.row(["pending"], count(facts.jobs_pending));
     jobs.row(["active"], count(facts.jobs_active));
     jobs.row(["finished"], count(facts.jobs_finished));
+    let mut held_back = Rows::new(families::JOBS_PENDING);
+    facts.jobs_held_back.iter().for_each(|(reason, jobs)| held_back.row([reason], count(*jobs)));
     let mut nodes = Rows::new(families::NODES);
     nodes.row(["up"], count(facts.nodes_up));
     nodes.row(["lost"], count(facts.nodes_lost));
@@ -250,26 +226,45 @@ fn fleet(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
         free.row(labels, units(pool.free_milli));
         idle.row(labels, count(pool.idle));
     }
+    let mut used = Rows::new(families::DEVICES_USED);
+    for UsedFacts { kind, milli } in &facts.used {
+        used.row([kind], units(*milli));
+    }
     let restricted = Rows::one(families::NODES_RESTRICTED, Some(count(facts.nodes_restricted)));
     let pending = Rows::one(families::NODES_PENDING, Some(count(facts.nodes_awaiting_admission)));
-    vec![jobs, nodes, restricted, pending, total, free, idle]
+    vec![jobs, held_back, nodes, restricted, pending, total, used, free, idle]
 }
 
 fn tenants(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
-    let [mut jobs, mut pending, mut used] =
-        [families::TENANT_JOBS, families::TENANT_PENDING, families::TENANT_DEVICES].map(Rows::new);
+    let [mut jobs, mut pending, mut eligible, mut used] = [
+        families::TENANT_JOBS,
+        families::TENANT_PENDING,
+        families::TENANT_ELIGIBLE,
+        families::TENANT_DEVICES,
+    ]
+    .map(Rows::new);
     let [mut nominal, mut of_quota, mut borrowing, mut lending] =
         [families::QUOTA_NOMINAL, families::QUOTA_USED, families::QUOTA_BORROWING, families::QUOTA_LENDING]
             .map(Rows::new);
-    for TenantFacts { tenant, pending: waiting, held, active, pending_milli, used_milli, quotas } in
-        facts.tenants.iter().take(TENANTS_MAX)
+    for TenantFacts {
+        tenant,
+        pending: waiting,
+        held,
+        active,
+        pending_milli,
+        eligible_milli,
+        used_milli,
+        quotas,
+    } in facts.tenants.iter().take(TENANTS_MAX)
     {
         jobs.row([tenant, "pending"], count(*waiting));
         jobs.row([tenant, "held"], count(*held));
         jobs.row([tenant, "active"], count(*active));
         pending.row([tenant], units(*pending_milli));
-        for (kind, milli) in used_milli {
-            used.row([tenant, kind], units(*milli));
+        for (rows, of_kinds) in [(&mut eligible, eligible_milli), (&mut used, used_milli)] {
+            for (kind, milli) in of_kinds {
+                rows.row([tenant, kind], units(*milli));
+            }
         }
         for QuotaFacts {
             kind,
@@ -293,14 +288,14 @@ fn tenants(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
         }
     }
     let left_out = Rows::one(families::TENANTS_LEFT_OUT, Some(truth(facts.leaves_tenants_out)));
-    vec![jobs, pending, used, left_out, nominal, of_quota, borrowing, lending]
+    vec![jobs, pending, eligible, used, left_out, nominal, of_quota, borrowing, lending]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::decisions::DecisionLabels;
-    use crate::facts::PoolFacts;
+    use crate::facts::{PoolFacts, ProcessFacts};
     use crate::families::FAMILIES;
 
     fn everything() -> ReplicaFacts {
@@ -316,6 +311,7 @@ mod tests {
             tenant: "vision \"lab\"\n".to_owned(),
             pending: 3,
             active: 2,
+            eligible_milli: vec![("h100".to_owned(), 8_000)],
             used_milli: vec![("h100".to_owned(), 2_500)],
             quotas: vec![quota("h100", Some(4_000)), quota("a100", None)],
             ..TenantFacts::default()
@@ -327,16 +323,20 @@ mod tests {
             quorum_silent_ms: Some(10),
             peer_lag_entries: Some(vec![("2".to_owned(), 7)]),
             tenants: vec![tenant],
+            used: vec![UsedFacts { milli: 2_500, ..UsedFacts::default() }],
             pools: vec![PoolFacts { total: 16, free_milli: 5_500, idle: 5, ..PoolFacts::default() }],
             storage_free_bytes: Some(1 << 40),
-            flush_us: Some(350),
             stalled_ms: Some(0),
             snapshot_age_ms: Some(60_000),
             archive_log_index: Some(9),
             certificate_days_left: Some(-1),
-            resident_bytes: Some(1),
-            cpu_ms: Some(1_250),
-            open_descriptors: Some(12),
+            process: ProcessFacts {
+                resident_bytes: Some(1),
+                cpu_ms: Some(1_250),
+                open_descriptors: Some(12),
+            },
+            inbox: vec![("clients", 3), ("nodes", 0)],
+            jobs_held_back: vec![("held", 2), ("eligible", 1)],
             ..ReplicaFacts::default()
         }
     }
@@ -350,10 +350,10 @@ mod tests {
         let metrics = ReplicaMetrics::default();
         metrics.call_begun();
         metrics.call_ended(
-            CallLabels { method: "JobService/GetJob", code: "OK" },
+            CallLabels { method: "JobService/GetJob", code: "OK", bound: "" },
             Some(Duration::from_millis(3)),
         );
-        metrics.refused("JOB_NOT_FOUND");
+        metrics.refused(RefusalLabels { reason: "JOB_NOT_FOUND", limit: "" });
         let decisions = metrics.decisions();
         decisions.record("gang_placed");
         decisions.begin(DecisionLabels {
@@ -378,14 +378,16 @@ mod tests {
         let metrics = ReplicaMetrics::default();
         metrics.call_begun();
         metrics.call_begun();
-        metrics.call_ended(CallLabels { method: "JobService/WatchJobs", code: "CANCELLED" }, None);
+        metrics.call_ended(CallLabels { method: "JobService/WatchJobs", code: "CANCELLED", bound: "" }, None);
         let text = metrics.scrape(everything());
         let escaped = r#"vision \"lab\"\n"#;
         for (series, wanted) in [
             ("muster_raft_leader_silent_seconds", "1.5"),
-            ("muster_storage_flush_seconds", "0.00035"),
+            (r#"muster_inbox_commands{lane="clients"}"#, "3.0"),
+            (r#"muster_jobs_pending{reason="held"}"#, "2.0"),
             ("process_cpu_seconds_total", "1.25"),
             (r#"muster_raft_peer_lag_entries{replica="2"}"#, "7.0"),
+            (r#"muster_accelerators_used{type=""}"#, "2.5"),
             (r#"muster_accelerators_free{region="",cluster="",type=""}"#, "5.5"),
             ("muster_certificate_days_left", "-1.0"),
             (r#"muster_build_info{version="1.2.3"}"#, "1"),
@@ -408,6 +410,53 @@ mod tests {
             format!(r#"muster_quota_lending_limit_accelerators{{tenant="{escaped}",type="a100""#);
         assert!(!text.contains(&without_limit), "{text}");
         assert!(!text.contains("muster_grpc_call_duration_seconds_count"), "a stream has no duration");
+    }
+
+    #[test]
+    fn durations_of_a_leader_have_buckets_below_a_millisecond() {
+        let metrics = ReplicaMetrics::default();
+        metrics.flushed(Duration::from_micros(350));
+        metrics.proposal_applied(Duration::from_millis(3));
+        metrics.round_decided(Duration::from_micros(40));
+        let text = metrics.scrape(ReplicaFacts::default());
+        for (series, wanted) in [
+            (r#"muster_storage_flush_duration_seconds_bucket{le="0.00025"}"#, "0"),
+            (r#"muster_storage_flush_duration_seconds_bucket{le="0.0005"}"#, "1"),
+            ("muster_storage_flush_duration_seconds_sum", "0.00035"),
+            (r#"muster_raft_proposal_duration_seconds_bucket{le="0.005"}"#, "1"),
+            (r#"muster_rounds_duration_seconds_bucket{le="0.0001"}"#, "1"),
+        ] {
+            assert_eq!(value(&text, series), Some(wanted), "{series} in {text}");
+        }
+    }
+
+    #[test]
+    fn calls_begin_at_zero_and_labels_without_a_value_are_left_out() {
+        let metrics = ReplicaMetrics::default();
+        let full = RefusalLabels { reason: "STATE_FULL", limit: "jobs_held_max" };
+        metrics.begin_calls(CallSeries {
+            methods: &["JobService/GetJob", "JobService/SubmitJob"],
+            codes: &["OK", "UNAVAILABLE"],
+            timed: &["JobService/SubmitJob"],
+            refusals: &[full, RefusalLabels { reason: "TOO_STALE", limit: "" }],
+        });
+        let stale = CallLabels { method: "JobService/GetJob", code: "UNAVAILABLE", bound: "unmet" };
+        metrics.answered(stale, Some(Duration::from_millis(3)));
+        metrics.refused(full);
+        let text = metrics.scrape(ReplicaFacts::default());
+        for (series, wanted) in [
+            (r#"muster_grpc_calls_total{method="JobService/GetJob",code="OK"}"#, "0"),
+            (r#"muster_grpc_calls_total{method="JobService/GetJob",code="UNAVAILABLE"}"#, "0"),
+            (r#"muster_grpc_calls_total{method="JobService/GetJob",code="UNAVAILABLE",bound="unmet"}"#, "1"),
+            (r#"muster_grpc_calls_total{method="JobService/SubmitJob",code="UNAVAILABLE"}"#, "0"),
+            (r#"muster_grpc_call_duration_seconds_count{method="JobService/SubmitJob"}"#, "0"),
+            (r#"muster_grpc_call_duration_seconds_count{method="JobService/GetJob"}"#, "1"),
+            (r#"muster_grpc_calls_open"#, "0"),
+            (r#"muster_refusals_total{reason="TOO_STALE"}"#, "0"),
+            (r#"muster_refusals_total{reason="STATE_FULL",limit="jobs_held_max"}"#, "1"),
+        ] {
+            assert_eq!(value(&text, series), Some(wanted), "{series} in {text}");
+        }
     }
 
     #[test]

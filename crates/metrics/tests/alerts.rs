@@ -1,8 +1,8 @@
-//! Rules and dashboards under `ops/` name series that replicas have, alerts name runbooks that exist, each alert has a
+//! Rules and dashboards under `ops/` name series that replicas or agents have, alerts name runbooks that exist, each alert has a
 //! test, and the rules of objectives are those that the objectives give.
 #![allow(clippy::unwrap_used, reason = "a panic is the report of a test")]
 
-use muster_metrics::{FAMILIES, Kind, Objective, rules};
+use muster_metrics::{AGENT_FAMILIES, FAMILIES, Kind, Objective, rules};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -55,7 +55,7 @@ fn all_rules() -> Vec<Rule> {
         .collect()
 }
 
-/// The names in an expression that could be series of a replica.
+/// The names in an expression that could be series of a replica or of an agent.
 fn series_of(expression: &str) -> BTreeSet<String> {
     let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == ':';
     let is_ours = |word: &&str| word.starts_with("muster_") || word.starts_with("process_");
@@ -64,7 +64,7 @@ fn series_of(expression: &str) -> BTreeSet<String> {
 
 /// Every name under which a series of the families is exposed.
 fn exposed() -> BTreeSet<String> {
-    let names = FAMILIES.iter().flat_map(|family| {
+    let names = FAMILIES.iter().chain(AGENT_FAMILIES).flat_map(|family| {
         let suffixes: &[&str] = match family.kind {
             Kind::Gauge => &[""],
             Kind::Counter => &["_total"],
@@ -77,13 +77,13 @@ fn exposed() -> BTreeSet<String> {
 }
 
 #[test]
-fn every_series_in_a_rule_is_one_that_a_replica_exposes() {
+fn every_series_in_a_rule_is_one_that_a_replica_or_an_agent_exposes() {
     let exposed = exposed();
     let mut named = 0;
     for rule in all_rules() {
         let name = rule.alert.or(rule.record).unwrap();
         for series in series_of(&rule.expr) {
-            assert!(exposed.contains(&series), "{name}: no replica exposes {series}");
+            assert!(exposed.contains(&series), "{name}: nothing exposes {series}");
             named += 1;
         }
     }

@@ -1,8 +1,8 @@
 //! The dashboards under `ops/dashboards` are made from the table below: `UPDATE_EXPECT=1` writes them. They name series that
-//! replicas have; `.ci/monitoring` asks a Prometheus that watches a cluster for each of their expressions.
+//! replicas or agents have; `.ci/monitoring` asks a Prometheus that watches a cluster for each of their expressions.
 #![allow(clippy::unwrap_used, reason = "a panic is the report of a test")]
 
-use muster_metrics::{FAMILIES, Kind};
+use muster_metrics::{AGENT_FAMILIES, FAMILIES, Kind};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
@@ -46,7 +46,7 @@ const DASHBOARDS: &[Dashboard] = &[
                 "percentunit",
                 &[(
                     "{{type}}",
-                    "1 - max by (type) (sum by (instance, type) (muster_accelerators_free)) / max by (type) (sum by (instance, type) (muster_accelerators))",
+                    "max by (type) (muster_accelerators_used) / max by (type) (sum by (instance, type) (muster_accelerators))",
                 )],
             ),
             Panel(
@@ -79,6 +79,11 @@ const DASHBOARDS: &[Dashboard] = &[
         panels: &[
             Panel("Jobs", "short", &[("{{state}}", "max by (state) (muster_jobs{state!=\"finished\"})")]),
             Panel(
+                "Pending jobs by what holds them back",
+                "short",
+                &[("{{reason}}", "max by (reason) (muster_jobs_pending)")],
+            ),
+            Panel(
                 "Pending jobs by tenant",
                 "short",
                 &[("{{tenant}}", "topk(10, max by (tenant) (muster_tenant_jobs{state=\"pending\"}))")],
@@ -87,6 +92,14 @@ const DASHBOARDS: &[Dashboard] = &[
                 "Accelerators that pending jobs ask for",
                 "short",
                 &[("{{tenant}}", "topk(10, max by (tenant) (muster_tenant_pending_accelerators))")],
+            ),
+            Panel(
+                "Accelerators that jobs wait for and nothing else holds back",
+                "short",
+                &[(
+                    "{{tenant}} {{type}}",
+                    "topk(10, max by (tenant, type) (muster_tenant_eligible_accelerators))",
+                )],
             ),
             Panel(
                 "Submissions per second",
@@ -102,10 +115,13 @@ const DASHBOARDS: &[Dashboard] = &[
                 "Quota",
                 "short",
                 &[
-                    ("{{tenant}} {{type}} used", "max by (tenant, type) (muster_quota_used_accelerators)"),
                     (
-                        "{{tenant}} {{type}} guaranteed",
-                        "max by (tenant, type) (muster_quota_nominal_accelerators)",
+                        "{{tenant}} {{type}} {{region}} used",
+                        "max by (tenant, type, region) (muster_quota_used_accelerators)",
+                    ),
+                    (
+                        "{{tenant}} {{type}} {{region}} guaranteed",
+                        "max by (tenant, type, region) (muster_quota_nominal_accelerators)",
                     ),
                 ],
             ),
@@ -181,7 +197,47 @@ const DASHBOARDS: &[Dashboard] = &[
                 "short",
                 &[("{{decision}}", "topk(8, max by (decision) (rate(muster_log_records_total[5m])))")],
             ),
-            Panel("Mean flush", "s", &[("{{instance}}", "muster_storage_flush_seconds")]),
+            Panel(
+                "Flush to disk, p50 and p99",
+                "s",
+                &[
+                    (
+                        "{{instance}} p50",
+                        "histogram_quantile(0.5, sum by (instance, le) (rate(muster_storage_flush_duration_seconds_bucket[5m])))",
+                    ),
+                    (
+                        "{{instance}} p99",
+                        "histogram_quantile(0.99, sum by (instance, le) (rate(muster_storage_flush_duration_seconds_bucket[5m])))",
+                    ),
+                ],
+            ),
+            Panel(
+                "From a proposal until it is applied, p50 and p99",
+                "s",
+                &[
+                    (
+                        "p50",
+                        "histogram_quantile(0.5, sum by (le) (rate(muster_raft_proposal_duration_seconds_bucket[5m])))",
+                    ),
+                    (
+                        "p99",
+                        "histogram_quantile(0.99, sum by (le) (rate(muster_raft_proposal_duration_seconds_bucket[5m])))",
+                    ),
+                ],
+            ),
+            Panel(
+                "Decision of a round, p99",
+                "s",
+                &[(
+                    "p99",
+                    "histogram_quantile(0.99, sum by (le) (rate(muster_rounds_duration_seconds_bucket[5m])))",
+                )],
+            ),
+            Panel(
+                "Commands that wait for the decision loop",
+                "short",
+                &[("{{instance}} {{lane}}", "muster_inbox_commands")],
+            ),
             Panel("Free disk", "bytes", &[("{{instance}}", "muster_storage_free_bytes")]),
             Panel(
                 "Entries since the last snapshot",
@@ -193,11 +249,108 @@ const DASHBOARDS: &[Dashboard] = &[
                 "short",
                 &[
                     ("{{instance}} failing", "muster_archive_failing"),
+                    ("{{instance}} not moved away", "muster_archive_offload_failing"),
                     ("{{instance}} damaged objects", "muster_archive_damaged_objects"),
                 ],
             ),
-            Panel("Memory", "bytes", &[("{{instance}}", "process_resident_memory_bytes")]),
-            Panel("Processors in use", "short", &[("{{instance}}", "rate(process_cpu_seconds_total[5m])")]),
+            Panel(
+                "Broken invariants while deciding",
+                "short",
+                &[("{{instance}}", "muster_decision_faults_total")],
+            ),
+            Panel(
+                "Memory",
+                "bytes",
+                &[("{{instance}}", "process_resident_memory_bytes and on (instance) muster_raft_term")],
+            ),
+            Panel(
+                "Processors in use",
+                "short",
+                &[("{{instance}}", "rate(process_cpu_seconds_total[5m]) and on (instance) muster_raft_term")],
+            ),
+        ],
+    },
+    Dashboard {
+        file: "agents",
+        title: "Muster: agents",
+        panels: &[
+            Panel(
+                "Nodes without a session",
+                "short",
+                &[("{{instance}}", "topk(10, muster_agent_nodes - muster_agent_sessions_connected)")],
+            ),
+            Panel(
+                "Attempts to open a session, per minute",
+                "short",
+                &[("{{outcome}}", "60 * sum by (outcome) (rate(muster_agent_sessions_opened_total[5m]))")],
+            ),
+            Panel(
+                "Shortest leases",
+                "s",
+                &[("{{instance}}", "bottomk(10, muster_agent_lease_left_seconds)")],
+            ),
+            Panel("Workers", "short", &[("{{state}}", "sum by (state) (muster_agent_workers)")]),
+            Panel(
+                "Starts per minute",
+                "short",
+                &[("{{outcome}}", "60 * sum by (outcome) (rate(muster_agent_worker_starts_total[5m]))")],
+            ),
+            Panel(
+                "From the order until the program runs, p50 and p99",
+                "s",
+                &[
+                    (
+                        "p50",
+                        "histogram_quantile(0.5, sum by (le) (rate(muster_agent_launch_duration_seconds_bucket[5m])))",
+                    ),
+                    (
+                        "p99",
+                        "histogram_quantile(0.99, sum by (le) (rate(muster_agent_launch_duration_seconds_bucket[5m])))",
+                    ),
+                ],
+            ),
+            Panel(
+                "Ends of workers per hour",
+                "short",
+                &[("{{cause}}", "sum by (cause) (increase(muster_agent_worker_ends_total[1h]))")],
+            ),
+            Panel(
+                "Accelerators that are not healthy",
+                "short",
+                &[(
+                    "{{type}} {{health}}",
+                    "sum by (type, health) (muster_agent_accelerators{health!=\"healthy\"})",
+                )],
+            ),
+            Panel(
+                "Output of workers per second",
+                "bytes",
+                &[("{{fate}}", "sum by (fate) (rate(muster_agent_output_bytes_total[5m]))")],
+            ),
+            Panel(
+                "Least space for the state directory",
+                "bytes",
+                &[("{{instance}}", "bottomk(10, muster_agent_state_free_bytes)")],
+            ),
+            Panel(
+                "Uploads and refused notes",
+                "short",
+                &[
+                    ("uploads", "sum(muster_agent_uploads_pending)"),
+                    (
+                        "notes refused per hour",
+                        "sum(increase(muster_agent_checkpoint_notes_refused_total[1h]))",
+                    ),
+                ],
+            ),
+            Panel(
+                "Most memory",
+                "bytes",
+                &[(
+                    "{{instance}}",
+                    "topk(10, process_resident_memory_bytes and on (instance) muster_agent_nodes)",
+                )],
+            ),
         ],
     },
     Dashboard {
@@ -223,11 +376,11 @@ const DASHBOARDS: &[Dashboard] = &[
                 &[
                     (
                         "p50",
-                        "histogram_quantile(0.5, sum by (le) (rate(muster_grpc_call_duration_seconds_bucket{method=~\".*/SubmitJobs?\"}[5m])))",
+                        "histogram_quantile(0.5, sum by (le) (rate(muster_grpc_call_duration_seconds_bucket{method=~\".*/(SubmitJobs?|SubmitStream/submission)\"}[5m])))",
                     ),
                     (
                         "p99",
-                        "histogram_quantile(0.99, sum by (le) (rate(muster_grpc_call_duration_seconds_bucket{method=~\".*/SubmitJobs?\"}[5m])))",
+                        "histogram_quantile(0.99, sum by (le) (rate(muster_grpc_call_duration_seconds_bucket{method=~\".*/(SubmitJobs?|SubmitStream/submission)\"}[5m])))",
                     ),
                 ],
             ),
@@ -304,7 +457,7 @@ fn the_files_are_what_the_table_gives() {
 }
 
 #[test]
-fn every_series_of_a_dashboard_is_one_that_a_replica_exposes() {
+fn every_series_of_a_dashboard_is_one_that_a_replica_or_an_agent_exposes() {
     let suffixes = |kind| match kind {
         Kind::Gauge => &[""][..],
         Kind::Counter => &["_total"],
@@ -313,6 +466,7 @@ fn every_series_of_a_dashboard_is_one_that_a_replica_exposes() {
     };
     let exposed: BTreeSet<String> = FAMILIES
         .iter()
+        .chain(AGENT_FAMILIES)
         .flat_map(|family| suffixes(family.kind).iter().map(move |suffix| format!("{}{suffix}", family.name)))
         .collect();
     let mut named = BTreeSet::new();
@@ -325,7 +479,7 @@ fn every_series_of_a_dashboard_is_one_that_a_replica_exposes() {
         named.extend(series);
     }
     for series in &named {
-        assert!(exposed.contains(*series), "no replica exposes {series}");
+        assert!(exposed.contains(*series), "nothing exposes {series}");
     }
     assert!(named.len() > 30, "{named:?}");
 }

@@ -1,6 +1,6 @@
 //! `muster agent` and the shim below it.
 
-use muster_agent::AgentConfig;
+use muster_agent::{AgentConfig, WrittenKeys};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tokio_util::sync::CancellationToken;
@@ -42,7 +42,7 @@ enum AgentFailure {
     Program(#[source] std::io::Error),
 }
 
-/// What this program calls itself; one that breaks rules on purpose says so wherever versions are shown.
+/// What this program calls itself; one that breaks rules on purpose states it wherever versions are shown.
 pub const VERSION: &str = if muster_planted::IS_ON {
     concat!(env!("CARGO_PKG_VERSION"), "+BREAKS-RULES-ON-PURPOSE")
 } else {
@@ -54,7 +54,7 @@ pub const VERSION: &str = if muster_planted::IS_ON {
 const THREADS: usize = 2;
 /// In the environment of the agent alone: the release of the program that became it.
 pub const RELEASE_VARIABLE: &str = "MUSTER_AGENT_RELEASE";
-/// Beside it: that program.
+/// Next to it: that program.
 pub const PROGRAM_VARIABLE: &str = "MUSTER_AGENT_PROGRAM";
 /// In the environment of `muster agent`: it is to be the agent itself.
 pub const WHOLE_VARIABLE: &str = "MUSTER_AGENT_WHOLE";
@@ -66,7 +66,7 @@ pub fn main(args: AgentArgs) -> ExitCode {
     process::run(Some(THREADS), |shutdown| run(args, shutdown))
 }
 
-/// What guards workers, where it is installed beside this program.
+/// What guards workers, where it is installed next to this program.
 const SHIM_PROGRAM: &str = "muster-shim";
 
 fn read(path: &Path) -> Result<AgentConfig, AgentFailure> {
@@ -77,11 +77,12 @@ fn read(path: &Path) -> Result<AgentConfig, AgentFailure> {
         return Err(AgentFailure::Parse { path: path.to_path_buf(), detail });
     }
     let text = std::fs::read_to_string(path).map_err(failed)?;
+    let refused = |detail: String| AgentFailure::Parse { path: path.to_path_buf(), detail };
+    // What is no TOML is reported below.
+    let written: WrittenKeys = toml::from_str(&text).unwrap_or_default();
+    AgentConfig::refuse_former(&written).map_err(|error| refused(error.to_string()))?;
     let parsed: Result<AgentConfig, _> = toml::from_str(&text);
-    let mut config = parsed.map_err(|error| AgentFailure::Parse {
-        path: path.to_path_buf(),
-        detail: error.to_string().trim_end().to_owned(),
-    })?;
+    let mut config = parsed.map_err(|error| refused(error.to_string().trim_end().to_owned()))?;
     if config.shim_command.is_empty() {
         let own = std::env::current_exe().map_err(AgentFailure::Program)?;
         let small = own.with_file_name(SHIM_PROGRAM);
@@ -111,5 +112,37 @@ async fn run(args: AgentArgs, shutdown: CancellationToken) -> ExitCode {
     match ran.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic())) {
         Ok(()) => ExitCode::SUCCESS,
         Err(source) => complain(&AgentFailure::Run { path: args.config, source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_with_the_unit_in_it_is_refused_with_the_present_one() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("agent.toml");
+        let said = |more: &str| {
+            let text =
+                format!("state_dir = \"/var/lib/muster-agent\"\nendpoints = [\"127.0.0.1:7400\"]\n{more}");
+            std::fs::write(&path, text).expect("writing");
+            read(&path).map(|_| ()).map_err(|error| error.to_string())
+        };
+        assert_eq!(said("health = { hang = \"30s\" }\n"), Ok(()));
+        for (more, parts) in [
+            ("[health]\nhang_ms = 30000\n", ["health.hang_ms: is now `hang`", "hang = \"30s\""]),
+            ("health.hang_ms = 30000\n", ["health.hang_ms: is now `hang`", "a duration like 90s"]),
+            (
+                "workers = { rlimits = { core_bytes = 0 } }\n",
+                ["workers.rlimits.core_bytes: is now `core_size`", "core_size = \"0\""],
+            ),
+            ("[health]\nhang = 30000\n", ["hang = 30000", "expected a duration like 90s"]),
+            ("[health]\nhangs = \"30s\"\n", ["unknown field `hangs`", "`hang`"]),
+        ] {
+            let refusal = said(more).expect_err("it is refused");
+            assert!(refusal.contains("agent.toml"), "{refusal}");
+            assert!(parts.iter().all(|part| refusal.contains(part)), "{more}: {refusal}");
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! The agent as a program of its own, which `muster agent` becomes where it is installed beside it: the memory that a
+//! The agent as a separate program, which `muster agent` becomes where it is installed next to it: the memory that a
 //! program's text takes on every host is that of the agent alone. One of another release gives way to that program.
 
 mod agent;

@@ -27,8 +27,9 @@ pub struct Arguments {
     command: Command,
 }
 
-/// Commands that run a part of the cluster get variants of their own beside the client's.
+/// Commands that run a part of the cluster get separate variants in addition to the client's.
 #[derive(Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "a process has one of them")]
 enum Command {
     #[command(flatten)]
     Client(muster_cli::ClientCommand),
@@ -128,7 +129,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Becomes the agent without the rest, where that is installed beside this program; returns where it is not.
+/// Becomes the agent without the rest, where that is installed next to this program; returns where it is not.
 fn become_agent_alone(args: &agent::AgentArgs) {
     let Ok(program) = std::env::current_exe() else { return };
     let alone = program.with_file_name("muster-agent");

@@ -76,7 +76,7 @@ pub fn die_with_parent() {
     }
 }
 
-/// A runtime with a token that SIGINT and SIGTERM cancel; with so many threads, or one for each processor.
+/// A runtime with a token that SIGINT and SIGTERM cancel; with `threads` threads, or one for each processor.
 pub fn run<F: Future<Output = ExitCode>>(
     threads: Option<usize>,
     work: impl FnOnce(CancellationToken) -> F,

@@ -32,7 +32,7 @@ pub async fn restore(console: &Console, args: RestoreArgs) -> Result<Exit, Failu
     muster_planted::admit(&config.data_dir).map_err(|error| with_causes(Exit::Conflict, &error))?;
     let begun = muster_server::begin_from(&config, &state, generation).await;
     begun.map_err(|error| {
-        with_causes(Exit::Conflict, &error).with_next("restore into a data folder that holds no replica")
+        with_causes(Exit::Conflict, &error).with_next("restore into a data directory that holds no replica")
     })?;
     let dir = config.data_dir.display();
     if let Some((from, to)) = history {
@@ -66,7 +66,9 @@ fn old_archive<'a>(
     let opened = opened.map_err(|error| with_causes(Exit::Conflict, &error))?;
     if opened.summary().segments == 0 {
         let text = format!("{} holds no segment of a log", from.display());
-        return Err(Failure::new(Exit::NotFound, text).with_next("name the folder that has `segments` in it"));
+        return Err(
+            Failure::new(Exit::NotFound, text).with_next("name the directory that has `segments` in it")
+        );
     }
     Ok(Some((from, &archive.dir)))
 }

@@ -1,4 +1,4 @@
-//! The small program beside `muster` that guards a worker, and becomes it. An agent that does not find it, or finds
+//! The small program next to `muster` that guards a worker, and becomes it. An agent that does not find it, or finds
 //! that of another release, uses `muster shim`.
 
 use std::process::ExitCode;

@@ -6,7 +6,7 @@
 //! lacks.
 //!
 //! **Invariant:** only this crate and `device-filter` have foreign calls; no pointer leaves it, and no call is made after the shutdown.
-//! Every call may block for as long as the driver likes: the caller keeps them on a thread of its own.
+//! Every call may block for as long as the driver likes: the caller makes them on a dedicated thread.
 #![allow(unsafe_code)]
 
 mod raw;
@@ -94,7 +94,7 @@ fn checked(code: u32) -> Result<()> {
 }
 
 fn text(buffer: &[c_char; TEXT_BYTES]) -> String {
-    // Whoever filled it has ended it; if not, it is cut at its last place.
+    // The library has terminated it; if not, it is cut at its last byte.
     let bytes: Vec<u8> = buffer.iter().map(|c| c.to_ne_bytes()[0]).collect();
     CStr::from_bytes_until_nul(&bytes).map(|c| c.to_string_lossy().into_owned()).unwrap_or_default()
 }
@@ -196,7 +196,7 @@ impl Nvml {
     /// As NVML says.
     pub fn driver_version(&self) -> Result<String> {
         let mut buffer = [0; TEXT_BYTES];
-        // SAFETY: the buffer is as long as is said.
+        // SAFETY: the buffer is as long as the call is told.
         checked(unsafe { (self.api.driver_version)(buffer.as_mut_ptr(), TEXT_BYTES as c_uint) })?;
         Ok(text(&buffer))
     }
@@ -249,7 +249,7 @@ impl Nvml {
 impl Device {
     fn text(&self, call: raw::DeviceText) -> Result<String> {
         let mut buffer = [0; TEXT_BYTES];
-        // SAFETY: the handle is this library's, and the buffer as long as is said.
+        // SAFETY: the handle is this library's, and the buffer is as long as the call is told.
         checked(unsafe { call(self.handle, buffer.as_mut_ptr(), TEXT_BYTES as c_uint) })?;
         Ok(text(&buffer))
     }
@@ -409,14 +409,14 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// The next XID; none when there was none for so many milliseconds, or another event.
+    /// The next XID; none when there was none for `timeout_ms` milliseconds, or another event.
     ///
     /// # Errors
     /// As NVML says.
     pub fn next(&self, timeout_ms: u32) -> Result<Option<XidEvent>> {
         let Some(wait) = self.api.event_set_wait else { return Err(NvmlError { code: FUNCTION_NOT_FOUND }) };
         let mut event = raw::EventData::default();
-        // SAFETY: the set lives as long as the watch, and the place has the function's layout.
+        // SAFETY: the set exists as long as the watch, and the place has the function's layout.
         match checked(unsafe { wait(self.set, &raw mut event, timeout_ms) }) {
             Err(NvmlError { code: TIMEOUT }) => Ok(None),
             Err(error) => Err(error),

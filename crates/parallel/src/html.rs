@@ -264,7 +264,7 @@ fn memory(body: &mut String, report: &Report, first: &Candidate) {
     key(body, &names);
     let shown = report.stages.len().min(STAGES_SHOWN);
     let height = shown as f64 * 20.0 + 24.0;
-    let room = WIDTH - 170.0;
+    let span = WIDTH - 170.0;
     let most = report.memory_bytes as f64;
     put(
         body,
@@ -277,7 +277,7 @@ fn memory(body: &mut String, report: &Report, first: &Candidate) {
         put(body, format_args!("<text x=\"0\" y=\"{:.1}\">stage {stage}</text>\n", y + 13.0));
         let mut x = 70.0;
         for (index, (name, bytes)) in memory.parts().iter().enumerate() {
-            let width = bytes / most * room;
+            let width = bytes / most * span;
             put(
                 body,
                 format_args!(
@@ -299,7 +299,7 @@ fn memory(body: &mut String, report: &Report, first: &Candidate) {
             ),
         );
     }
-    let end = 70.0 + room;
+    let end = 70.0 + span;
     put(
         body,
         format_args!(
@@ -331,7 +331,7 @@ fn timeline(body: &mut String, first: &Candidate) {
     let stages = first.layout.pipeline as usize;
     let shown = stages.min(STAGES_SHOWN);
     let height = shown as f64 * 20.0 + 24.0;
-    let room = WIDTH - 80.0;
+    let span = WIDTH - 80.0;
     let total = first.step.step_time_us;
     let bubble = first.step.bubble_us;
     put(
@@ -346,7 +346,7 @@ fn timeline(body: &mut String, first: &Candidate) {
         let before = if stages > 1 { bubble * stage as f64 / (stages - 1) as f64 / 3.0 } else { 0.0 };
         let mut x = 70.0;
         let mut bar = |index: usize, name: &str, time: f64| {
-            let width = time / total * room;
+            let width = time / total * span;
             put(
                 body,
                 format_args!(

@@ -1,7 +1,7 @@
 //! Steps that others have published, as the planner's test.
 //!
 //! Where a source does not say how a run was split, every split that the rest permits is open, and the fastest by the
-//! planner's own account is taken; such rows say so. Nothing here is fitted to a row.
+//! planner's own account is taken; such rows are marked. Nothing here is fitted to a row.
 
 use crate::accelerator::{self, Accelerator};
 use crate::calibration::Observation;
@@ -30,13 +30,13 @@ struct Run {
     accelerator: &'static str,
     training: Training,
     layout: Layout,
-    /// Virtual stages are not said.
+    /// Virtual stages are not stated.
     any_interleave: bool,
-    /// The micro-batch is not said.
+    /// The micro-batch is not stated.
     any_micro_batch: bool,
-    /// Recomputation is not said.
+    /// Recomputation is not stated.
     any_recompute: bool,
-    /// The run kept less than the planner's formulas say, so that memory cannot choose for it.
+    /// The run kept less than the planner's formulas give, so that memory cannot choose for it.
     any_memory: bool,
     assumed: &'static str,
 }

@@ -24,7 +24,7 @@ pub struct Plan {
     pub score: Score,
 }
 
-/// A site where the counters leave room, and how good it is apart from nearness.
+/// A site where the counters leave capacity, and how good it is apart from nearness.
 pub(crate) struct Candidate<'a> {
     pub(crate) site: Site<'a>,
     /// The most workers that counters and quota allow.
@@ -142,7 +142,7 @@ fn listed_workers(attempt: &mut Attempt<'_, '_>, fitting: u32) -> Result<Option<
     }
 }
 
-/// Whether so many workers of the one group fit, and how many did.
+/// Whether this many workers of the one group fit, and how many did.
 fn try_workers(attempt: &mut Attempt<'_, '_>, workers: u32) -> Result<(bool, u32), Spent> {
     attempt.reset();
     attempt.most_placed = 0;

@@ -13,20 +13,21 @@ use crate::slices::{SliceVerdict, find_slices};
 /// Times that an even split is tried on counters before the nodes of every rack are looked at.
 const GUESSES_MAX: u32 = 8;
 
-/// A rack and how many workers, or segments of workers, it has room for.
-struct RackRoom<'a> {
+/// A rack and how many workers, or segments of workers, it has capacity for.
+struct RackCapacity<'a> {
     key: &'a RackKey,
     rack: &'a Rack,
-    room: u32,
-    /// Whether the nodes were looked at; before that the room is what the counters allow at most.
+    capacity: u32,
+    /// Whether the nodes were looked at; before that the capacity is what the counters allow at most.
     is_exact: bool,
 }
 
-/// A node of a rack with room for workers of a group.
+/// A node of a rack with capacity for workers of a group.
 struct RackNode {
-    room: u32,
+    capacity: u32,
     node: NodeId,
-    /// Whether only so many like it may be taken from: nobody uses it, and the rack keeps spare hosts.
+    /// Whether the rack limits how many like it may be taken from: nobody uses it, and the rack keeps spare
+    /// hosts.
     is_limited: bool,
 }
 
@@ -43,7 +44,7 @@ impl<'a> Attempt<'a, '_> {
         }
     }
 
-    /// In one domain of a level inside a scope, the one with the least room that suffices.
+    /// In one domain of a level inside a scope, the one with the least free capacity that suffices.
     fn arrange_in_domain_of(&mut self, level: Level, outer: Scope<'a>, near: bool) -> Result<bool, Spent> {
         for domain in self.domains(level, outer) {
             self.budget.spend()?;
@@ -149,7 +150,7 @@ impl<'a> Attempt<'a, '_> {
                 if !crate::fill::is_within(&self.row(*node).spec, *node, outer) {
                     continue;
                 }
-                if self.room(self.primary(), *node) >= self.wanted[self.primary()]
+                if self.capacity(self.primary(), *node) >= self.wanted[self.primary()]
                     && self.arrange_in(Scope::Node(*node))?
                 {
                     return Ok(true);
@@ -159,8 +160,8 @@ impl<'a> Attempt<'a, '_> {
         Ok(false)
     }
 
-    /// Workers of one group over the blocks of the cluster: the block with the least room that holds all
-    /// the rest, else the one with the most.
+    /// Workers of one group over the blocks of the cluster: the block with the least free capacity
+    /// that holds all the rest, else the one with the most.
     pub(crate) fn blocks_first(&mut self, group: usize, mut rest: u32) -> Result<u32, Spent> {
         let Some((_, pool)) = self.site.pools_of_group(group).first() else { return Ok(rest) };
         let count = u64::from(self.spec.groups[group].request.device_count().max(1));
@@ -189,17 +190,17 @@ impl<'a> Attempt<'a, '_> {
         matches!(request.accelerators.as_ref().map(|a| a.amount), Some(DeviceAmount::Whole(_)))
     }
 
-    /// Workers of one group over the racks of a scope: the rack with the least room that holds all the
-    /// rest, else the one with the most.
+    /// Workers of one group over the racks of a scope: the rack with the least free capacity that
+    /// holds all the rest, else the one with the most.
     pub(crate) fn racks_first(
         &mut self,
         group: usize,
         mut rest: u32,
         scope: Scope<'a>,
     ) -> Result<u32, Spent> {
-        let mut racks = self.rack_rooms(group, scope);
+        let mut racks = self.rack_capacities(group, scope);
         while rest > 0 {
-            let exact = |attempt: &Attempt<'a, '_>, rack: &Rack| attempt.rack_room(group, rack);
+            let exact = |attempt: &Attempt<'a, '_>, rack: &Rack| attempt.rack_capacity(group, rack);
             let Some(at) = self.next_rack(&mut racks, rest, &exact)? else { break };
             let chosen = racks.swap_remove(at);
             rest = self.fill_rack(group, rest, chosen.key)?;
@@ -207,18 +208,18 @@ impl<'a> Attempt<'a, '_> {
         Ok(rest)
     }
 
-    /// The racks of a scope that have any room by their counters.
-    fn rack_rooms(&self, group: usize, scope: Scope<'a>) -> Vec<RackRoom<'a>> {
+    /// The racks of a scope that have any free capacity by their counters.
+    fn rack_capacities(&self, group: usize, scope: Scope<'a>) -> Vec<RackCapacity<'a>> {
         let count = u64::from(self.spec.groups[group].request.device_count().max(1));
         let is_whole = self.is_whole(group);
-        let room = |rack: &Rack| {
+        let capacity = |rack: &Rack| {
             if is_whole { u32::try_from(rack.idle_devices / count).unwrap_or(u32::MAX) } else { u32::MAX }
         };
         let mut found = Vec::new();
         let mut add = |key: &'a RackKey, rack: &'a Rack| {
-            let room = room(rack);
-            if room > 0 {
-                found.push(RackRoom { key, rack, room, is_exact: false });
+            let capacity = capacity(rack);
+            if capacity > 0 {
+                found.push(RackCapacity { key, rack, capacity, is_exact: false });
             }
         };
         let Some((_, pool)) = self.site.pools_of_group(group).first() else { return found };
@@ -235,75 +236,77 @@ impl<'a> Attempt<'a, '_> {
         found
     }
 
-    /// The rack with the least room for all the rest, else with the most room. Looks at the nodes of a
-    /// rack only when its counters make it the choice.
+    /// The rack with the least capacity for all the rest, else with the most capacity. Looks at the nodes of
+    /// a rack only when its counters make it the choice.
     fn next_rack(
         &mut self,
-        racks: &mut [RackRoom<'a>],
+        racks: &mut [RackCapacity<'a>],
         rest: u32,
         exact: &dyn Fn(&Attempt<'a, '_>, &Rack) -> u32,
     ) -> Result<Option<usize>, Spent> {
         loop {
-            let holds_all = (0..racks.len()).filter(|at| racks[*at].room >= rest);
-            let tightest = holds_all.min_by_key(|at| (racks[*at].room, racks[*at].key));
-            let widest = || (0..racks.len()).min_by_key(|at| (u32::MAX - racks[*at].room, racks[*at].key));
+            let holds_all = (0..racks.len()).filter(|at| racks[*at].capacity >= rest);
+            let tightest = holds_all.min_by_key(|at| (racks[*at].capacity, racks[*at].key));
+            let widest =
+                || (0..racks.len()).min_by_key(|at| (u32::MAX - racks[*at].capacity, racks[*at].key));
             let Some(at) = tightest.or_else(widest) else { return Ok(None) };
             let chosen = &mut racks[at];
             if chosen.is_exact {
-                return Ok((chosen.room > 0).then_some(at));
+                return Ok((chosen.capacity > 0).then_some(at));
             }
             for _ in 0..chosen.rack.by_idle.size() {
                 self.budget.spend()?;
             }
-            let room = exact(self, chosen.rack);
-            (chosen.room, chosen.is_exact) = (room, true);
+            let capacity = exact(self, chosen.rack);
+            (chosen.capacity, chosen.is_exact) = (capacity, true);
         }
     }
 
-    /// Nodes of a rack with room, fullest first, and how many of those that nobody uses the gang may take from; none for
-    /// all.
-    fn rack_nodes(&self, rack: &Rack, room: impl Fn(NodeId) -> u32) -> (Vec<RackNode>, Option<u32>) {
+    /// Nodes of a rack with free capacity, fullest first, and how many of those that nobody uses the gang may
+    /// take from; none for all.
+    fn rack_nodes(&self, rack: &Rack, capacity: impl Fn(NodeId) -> u32) -> (Vec<RackNode>, Option<u32>) {
         let mut nodes = Vec::with_capacity(rack.by_idle.size());
         let mut most = None;
         for (_, node) in rack.by_idle.iter() {
-            let room = room(*node);
-            if room == 0 {
+            let capacity = capacity(*node);
+            if capacity == 0 {
                 continue;
             }
             let left = if self.is_touched(*node) { None } else { self.unused_hosts_left(self.row(*node)) };
             most = most.or(left);
-            nodes.push(RackNode { room, node: *node, is_limited: left.is_some() });
+            nodes.push(RackNode { capacity, node: *node, is_limited: left.is_some() });
         }
         (nodes, most)
     }
 
-    /// How many workers of a group a rack has room for.
-    fn rack_room(&self, group: usize, rack: &Rack) -> u32 {
-        self.room_in_rack(rack, |node| self.room(group, node))
+    /// How many workers of a group a rack has capacity for.
+    fn rack_capacity(&self, group: usize, rack: &Rack) -> u32 {
+        self.capacity_in_rack(rack, |node| self.capacity(group, node))
     }
 
-    fn room_in_rack(&self, rack: &Rack, room: impl Fn(NodeId) -> u32) -> u32 {
-        let (nodes, most) = self.rack_nodes(rack, room);
+    fn capacity_in_rack(&self, rack: &Rack, capacity: impl Fn(NodeId) -> u32) -> u32 {
+        let (nodes, most) = self.rack_nodes(rack, capacity);
         let (mut limited, open): (Vec<RackNode>, Vec<RackNode>) =
             nodes.into_iter().partition(|node| node.is_limited);
-        limited.sort_by_key(|node| u32::MAX - node.room);
+        limited.sort_by_key(|node| u32::MAX - node.capacity);
         limited.truncate(most.map_or(usize::MAX, |most| most as usize));
-        open.iter().chain(&limited).map(|node| node.room).fold(0, u32::saturating_add)
+        open.iter().chain(&limited).map(|node| node.capacity).fold(0, u32::saturating_add)
     }
 
     /// Workers of one group in one rack: the fullest node that holds all the rest, else the one with the
-    /// most room.
+    /// most capacity.
     pub(crate) fn fill_rack(&mut self, group: usize, mut rest: u32, key: &'a RackKey) -> Result<u32, Spent> {
         let site = self.site;
         for (_, pool) in site.pools_of_group(group) {
             let Some(rack) = pool.racks.get(key) else { continue };
-            let (mut nodes, mut most) = self.rack_nodes(rack, |node| self.room(group, node));
+            let (mut nodes, mut most) = self.rack_nodes(rack, |node| self.capacity(group, node));
             while rest > 0 && !nodes.is_empty() {
                 self.budget.spend()?;
                 let usable = |at: &usize| !nodes[*at].is_limited || most != Some(0);
                 // Nodes come fullest first, so the first of equals is the fullest.
-                let best = (0..nodes.len()).filter(usable).find(|at| nodes[*at].room >= rest);
-                let widest = || (0..nodes.len()).filter(usable).min_by_key(|at| u32::MAX - nodes[*at].room);
+                let best = (0..nodes.len()).filter(usable).find(|at| nodes[*at].capacity >= rest);
+                let widest =
+                    || (0..nodes.len()).filter(usable).min_by_key(|at| u32::MAX - nodes[*at].capacity);
                 let Some(at) = best.or_else(widest) else { break };
                 let RackNode { node, is_limited, .. } = nodes.remove(at);
                 let taken = self.take(group, node, rest);
@@ -316,7 +319,7 @@ impl<'a> Attempt<'a, '_> {
         Ok(rest)
     }
 
-    /// Workers of one group with at most so many in any domain.
+    /// Workers of one group with a limit on how many are in any domain.
     pub(crate) fn fill_spread(
         &mut self,
         group: usize,
@@ -325,7 +328,7 @@ impl<'a> Attempt<'a, '_> {
         level: Level,
     ) -> Result<u32, Spent> {
         let most = self.spec.topology.spread.map_or(u32::MAX, |spread| spread.workers_max);
-        // The limit per host is in the room of every node.
+        // The limit per host is in the capacity of every node.
         let is_in_one = match (level, scope) {
             (Level::Host, _) => return self.fullest_first(group, rest, scope),
             (Level::Rack, Scope::Rack(_) | Scope::Node(_)) => true,
@@ -377,7 +380,7 @@ impl<'a> Attempt<'a, '_> {
 /// Segments, and the even split.
 impl<'a> Attempt<'a, '_> {
     /// Whole segments to racks. Balanced: over the fewest racks that can have equal parts, or parts that
-    /// differ by one segment, the racks with the least room first. Otherwise like workers to racks.
+    /// differ by one segment, the racks with the least capacity first. Otherwise like workers to racks.
     fn fill_segments(&mut self, scope: Scope<'a>) -> Result<bool, Spent> {
         let rule = &self.spec.topology;
         let unit = rule.segment_workers.max(1);
@@ -423,34 +426,37 @@ impl<'a> Attempt<'a, '_> {
         primary: usize,
         unit: u32,
         scope: Scope<'a>,
-    ) -> Vec<RackRoom<'a>> {
+    ) -> Vec<RackCapacity<'a>> {
         let per_segment = u64::from(envelope.device_count()) * u64::from(unit);
         let is_whole =
             matches!(envelope.accelerators.as_ref().map(|a| a.amount), Some(DeviceAmount::Whole(_)));
-        let mut racks = self.rack_rooms(primary, scope);
+        let mut racks = self.rack_capacities(primary, scope);
         for rack in &mut racks {
             let by_idle = rack.rack.idle_devices / per_segment.max(1);
-            rack.room = if is_whole { u32::try_from(by_idle).unwrap_or(u32::MAX) } else { u32::MAX };
+            rack.capacity = if is_whole { u32::try_from(by_idle).unwrap_or(u32::MAX) } else { u32::MAX };
         }
-        racks.retain(|rack| rack.room > 0);
+        racks.retain(|rack| rack.capacity > 0);
         racks
     }
 
-    /// How many segments a rack has room for, should every worker be like the largest.
-    fn segment_room(&self, envelope: &WorkerRequest, unit: u32, rack: &Rack) -> u32 {
+    /// How many segments a rack has capacity for, should every worker be like the largest.
+    fn segment_capacity(&self, envelope: &WorkerRequest, unit: u32, rack: &Rack) -> u32 {
         let primary = self.primary();
-        let of_group = |node: NodeId| self.room(primary, node);
+        let of_group = |node: NodeId| self.capacity(primary, node);
         let of_largest = |node: NodeId| of_group(node).min(self.row(node).offer().workers(envelope));
         let is_same = self.spec.groups[primary].request == *envelope;
-        let room =
-            if is_same { self.room_in_rack(rack, of_group) } else { self.room_in_rack(rack, of_largest) };
-        room / unit
+        let capacity = if is_same {
+            self.capacity_in_rack(rack, of_group)
+        } else {
+            self.capacity_in_rack(rack, of_largest)
+        };
+        capacity / unit
     }
 
-    /// So many segments for each rack chosen; none when there is not room for all.
+    /// How many segments go to each rack chosen; none when there is not enough capacity for all.
     fn greedy_parts(
         &mut self,
-        mut racks: Vec<RackRoom<'a>>,
+        mut racks: Vec<RackCapacity<'a>>,
         segments: u32,
         envelope: &WorkerRequest,
         unit: u32,
@@ -458,13 +464,14 @@ impl<'a> Attempt<'a, '_> {
         let mut parts = Vec::new();
         let mut rest = segments;
         while rest > 0 {
-            let exact = |attempt: &Attempt<'a, '_>, rack: &Rack| attempt.segment_room(envelope, unit, rack);
+            let exact =
+                |attempt: &Attempt<'a, '_>, rack: &Rack| attempt.segment_capacity(envelope, unit, rack);
             let Some(at) = self.next_rack(&mut racks, rest, &exact)? else {
                 self.most_placed = self.most_placed.max((segments - rest) * unit);
                 return Ok(None);
             };
             let chosen = racks.swap_remove(at);
-            let part = chosen.room.min(rest);
+            let part = chosen.capacity.min(rest);
             parts.push((chosen.key, part));
             rest -= part;
         }
@@ -474,19 +481,19 @@ impl<'a> Attempt<'a, '_> {
     /// The same over the fewest racks with even parts.
     fn balanced_parts(
         &mut self,
-        racks: &mut Vec<RackRoom<'a>>,
+        racks: &mut Vec<RackCapacity<'a>>,
         segments: u32,
         envelope: &WorkerRequest,
         unit: u32,
     ) -> Result<Option<Vec<(&'a RackKey, u32)>>, Spent> {
         let most = u32::try_from(racks.len()).unwrap_or(u32::MAX).min(segments);
-        let widest = racks.iter().map(|rack| rack.room).max().unwrap_or(0);
+        let widest = racks.iter().map(|rack| rack.capacity).max().unwrap_or(0);
         if widest == 0 {
             return Ok(None);
         }
         for count in segments.div_ceil(widest)..=most {
             for round in 0.. {
-                racks.sort_unstable_by_key(|rack| (rack.room, rack.key));
+                racks.sort_unstable_by_key(|rack| (rack.capacity, rack.key));
                 let Some(parts) = even_parts(racks, segments, count) else { break };
                 let mut is_sure = true;
                 for (at, rack) in racks.iter_mut().enumerate() {
@@ -497,9 +504,9 @@ impl<'a> Attempt<'a, '_> {
                     for _ in 0..rack.rack.by_idle.size() {
                         self.budget.spend()?;
                     }
-                    let exact = self.segment_room(envelope, unit, rack.rack);
-                    is_sure &= exact == rack.room;
-                    (rack.room, rack.is_exact) = (exact, true);
+                    let exact = self.segment_capacity(envelope, unit, rack.rack);
+                    is_sure &= exact == rack.capacity;
+                    (rack.capacity, rack.is_exact) = (exact, true);
                 }
                 if is_sure {
                     return Ok(Some(parts.into_iter().map(|(at, part)| (racks[at].key, part)).collect()));
@@ -509,7 +516,7 @@ impl<'a> Attempt<'a, '_> {
         Ok(None)
     }
 
-    /// The gang by rank into racks, so many segments each.
+    /// The gang by rank into racks, each with its number of segments.
     fn fill_parts(&mut self, parts: &[(&'a RackKey, u32)], unit: u32) -> Result<bool, Spent> {
         let mut group = 0;
         let mut left_of_group = self.wanted.first().copied().unwrap_or(0);
@@ -533,11 +540,11 @@ impl<'a> Attempt<'a, '_> {
     }
 }
 
-/// So many segments in so many racks, as even as can be: places of racks, which come with the least room
-/// first, and the segments of each. The larger parts choose first: their racks are harder to find.
-fn even_parts(racks: &[RackRoom<'_>], segments: u32, count: u32) -> Option<Vec<(usize, u32)>> {
+/// `segments` segments in `count` racks, as even as can be: places of racks, which come with the least
+/// capacity first, and the segments of each. The larger parts choose first: their racks are harder to find.
+fn even_parts(racks: &[RackCapacity<'_>], segments: u32, count: u32) -> Option<Vec<(usize, u32)>> {
     let (floor, larger) = (segments / count, (segments % count) as usize);
-    let from = |part: u32| racks.partition_point(|rack| rack.room < part);
+    let from = |part: u32| racks.partition_point(|rack| rack.capacity < part);
     let first_larger = from(floor + 1);
     let larger_end = first_larger + larger;
     if larger_end > racks.len() {
@@ -584,7 +591,7 @@ impl<'a> Attempt<'a, '_> {
                 let is_open = row.spec.device_count() == *chips
                     && crate::fill::is_within(&row.spec, *node, scope)
                     && !self.is_touched(*node)
-                    && self.room(group, *node) > 0;
+                    && self.capacity(group, *node) > 0;
                 if !is_open {
                     continue;
                 }

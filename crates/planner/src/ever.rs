@@ -35,11 +35,12 @@ impl fmt::Display for Never {
 /// Hosts of one rack.
 #[derive(Clone, Debug, Default)]
 struct Hosts {
-    /// What of each host is left, when it is empty but for groups before.
+    /// What is left of each host, when it is empty but for the previous groups.
     left: Vec<(Option<Name>, Free)>,
 }
 
-/// What of the fleet the job's workers may be in together: a cluster, or a domain of the level it requires.
+/// The part of the fleet that the job's workers may be in together: a cluster, or a domain of the level it
+/// requires.
 type Domain<'a> = (&'a Name, &'a Name, Option<&'a Name>, Option<&'a Name>, Option<NodeId>);
 
 /// Whether an empty fleet, everything registered being up, could hold the job in one cluster, or the job asks for a
@@ -76,7 +77,7 @@ pub fn could_ever(state: &State, spec: &JobSpec) -> Result<(), Never> {
     if spec.groups.iter().any(|group| group.slice.is_some()) {
         return slices_ever(state, spec);
     }
-    if holds_somewhere(state, spec, Reach::Registered, None) { Ok(()) } else { Err(never(state, spec)) }
+    if holds_somewhere(state, spec, NodeFilter::Registered, None) { Ok(()) } else { Err(never(state, spec)) }
 }
 
 /// The most workers of a group that one domain holds when it is empty, by the pools' own counts and without
@@ -149,7 +150,7 @@ fn most_hosts(pool: &Pool, level: Level) -> u64 {
     most
 }
 
-/// Whether some domain holds the group when it is empty, where the pools' counts say so.
+/// Whether some domain holds the group when it is empty, where the pools' counts tell that.
 fn holds_by_counts(state: &State, spec: &JobSpec, group: &TaskGroup) -> Option<bool> {
     Some(most_by_counts(state, spec, group)?.0 >= u64::from(group.workers_min))
 }
@@ -163,16 +164,16 @@ fn is_simple(spec: &JobSpec) -> bool {
 
 /// Which nodes count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reach {
+pub(crate) enum NodeFilter {
     /// Every registered one.
     Registered,
     /// Those that are up and not cordoned.
     Placeable,
 }
 
-impl Reach {
+impl NodeFilter {
     fn counts(self, row: &NodeRow) -> bool {
-        self == Reach::Registered || row.is_placeable()
+        self == NodeFilter::Registered || row.is_placeable()
     }
 }
 
@@ -203,13 +204,18 @@ pub(crate) fn workers_on_empty(node: &NodeSpec, request: &WorkerRequest) -> u32 
 }
 
 /// Whether some domain, empty, holds every group. `within` limits it to one cluster and type.
-pub(crate) fn holds_somewhere(state: &State, spec: &JobSpec, reach: Reach, within: Option<&PoolKey>) -> bool {
+pub(crate) fn holds_somewhere(
+    state: &State,
+    spec: &JobSpec,
+    filter: NodeFilter,
+    within: Option<&PoolKey>,
+) -> bool {
     let mut domains: BTreeMap<Domain<'_>, BTreeMap<RackKey, Hosts>> = BTreeMap::new();
     let required = spec.topology.required;
     for (id, row) in state.nodes().iter() {
         let node = &row.spec;
         let here = within.is_none_or(|key| key.region == node.region && key.cluster == node.cluster);
-        if !here || !reach.counts(row) || !fit::allows(node, spec, &state.policy().policy) {
+        if !here || !filter.counts(row) || !fit::allows(node, spec, &state.policy().policy) {
             continue;
         }
         let block = required.map(|_| &node.block);
@@ -293,7 +299,7 @@ fn holds_on_one_host(spec: &JobSpec, racks: &BTreeMap<RackKey, Hosts>, kind: Opt
         })
 }
 
-/// Takes the least workers of a group from empty hosts; whether all found room.
+/// Takes the least workers of a group from empty hosts; whether all fit.
 fn take_group(
     spec: &JobSpec,
     group: &TaskGroup,
@@ -349,21 +355,21 @@ fn holds_segments(spec: &JobSpec, racks: &BTreeMap<RackKey, Hosts>, kind: Option
     let rule = &spec.topology;
     let unit = rule.segment_workers.max(1);
     let wanted = spec.worker_count_min().div_ceil(unit);
-    let mut rooms: Vec<u32> = Vec::with_capacity(racks.len());
+    let mut capacities: Vec<u32> = Vec::with_capacity(racks.len());
     for hosts in racks.values() {
         // Each worker is counted like the largest of them.
         let each =
             hosts.left.iter().filter(|(has, _)| kind.is_none() || has.as_ref() == kind).map(|(_, free)| {
                 spec.groups.iter().map(|group| free.workers(&group.request)).min().unwrap_or(0)
             });
-        rooms.push(each.fold(0, u32::saturating_add) / unit);
+        capacities.push(each.fold(0, u32::saturating_add) / unit);
     }
     if !rule.balanced {
-        return rooms.iter().map(|room| u64::from(*room)).sum::<u64>() >= u64::from(wanted);
+        return capacities.iter().map(|capacity| u64::from(*capacity)).sum::<u64>() >= u64::from(wanted);
     }
-    (1..=wanted.min(rooms.len() as u32)).any(|count| {
+    (1..=wanted.min(capacities.len() as u32)).any(|count| {
         let (floor, larger) = (wanted / count, (wanted % count) as usize);
-        let holds = |part: u32| rooms.iter().filter(|room| **room >= part).count();
+        let holds = |part: u32| capacities.iter().filter(|capacity| **capacity >= part).count();
         holds(floor) >= count as usize && (larger == 0 || holds(floor + 1) >= larger)
     })
 }
@@ -492,9 +498,9 @@ fn most_workers<'a>(
         return found;
     }
     let rule = &spec.topology;
-    type Place<'a> = (&'a Name, &'a Name, Option<&'a Name>);
+    type ClusterKey<'a> = (&'a Name, &'a Name, Option<&'a Name>);
     type Part<'a> = (Option<&'a Name>, Option<&'a Name>, Option<NodeId>);
-    let mut parts: BTreeMap<Place<'a>, BTreeMap<Part<'a>, u64>> = BTreeMap::new();
+    let mut parts: BTreeMap<ClusterKey<'a>, BTreeMap<Part<'a>, u64>> = BTreeMap::new();
     for (id, row) in state.nodes().iter() {
         let node = &row.spec;
         let mut each = u64::from(workers_on_empty(node, &group.request));
@@ -521,7 +527,7 @@ fn most_workers<'a>(
     best.map_or((0, None), |(most, (region, cluster, _))| (most, Some((*region, *cluster))))
 }
 
-/// Every group alone has room somewhere, but not in one cluster, or not by the rule.
+/// Every group alone fits somewhere, but not in one cluster, or not by the rule.
 fn never_together(state: &State, spec: &JobSpec) -> Never {
     let pools = sites::pools(state, spec);
     let asks =
@@ -601,7 +607,7 @@ fn largest_by_rule(state: &State, spec: &JobSpec) -> Option<u32> {
             group.workers = units * unit;
             group.workers_min = units * unit;
         }
-        draft.check().is_ok_and(|varied| holds_somewhere(state, &varied, Reach::Registered, None))
+        draft.check().is_ok_and(|varied| holds_somewhere(state, &varied, NodeFilter::Registered, None))
     };
     let (mut works, mut fails) = (0, group.workers_min.div_ceil(unit));
     while works + 1 < fails {

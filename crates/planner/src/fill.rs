@@ -23,9 +23,9 @@ pub(crate) enum Scope<'a> {
 }
 
 /// A node as it is while a plan takes from it.
-struct Touched {
+struct PlannedNode {
     free: Free,
-    /// What of it the gang may have at most; none when nothing is kept for others.
+    /// The part of it that the gang may have at most; none when nothing is kept for others.
     spare: Option<Spare>,
     /// Devices of which the gang has shares.
     shared: DeviceSet,
@@ -57,7 +57,7 @@ pub(crate) struct Attempt<'a, 'b> {
     end: LogTime,
     /// Windows of the cluster that are closed to it before its end.
     windows: Vec<&'a Window>,
-    touched: BTreeMap<NodeId, Touched>,
+    touched: BTreeMap<NodeId, PlannedNode>,
     /// Hosts that nobody used before the plan took from them, by type and rack; counted where racks have spare hosts.
     opened: BTreeMap<RackOfKind<'a>, u32>,
     picks: Vec<Pick>,
@@ -99,7 +99,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
     }
 
     /// Places every group in a scope, groups with devices first, because workers without have more
-    /// choice. False when one has no room; then what was taken stays until [`Attempt::reset`].
+    /// choice. False when one does not fit; then what was taken stays until [`Attempt::reset`].
     pub(crate) fn fill_groups(&mut self, scope: Scope<'a>) -> Result<bool, Spent> {
         for wants_devices in [true, false] {
             for group in 0..self.spec.groups.len() {
@@ -172,7 +172,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
         Ok(rest)
     }
 
-    /// The node on which so many workers do the least harm to what is free. Nodes that are alike are
+    /// The node on which this many workers do the least harm to what is free. Nodes that are alike are
     /// looked at one by one only until one of them is open to the gang.
     fn best_node(&mut self, group: usize, workers: u32, pool: &'a Pool) -> Result<Option<NodeId>, Spent> {
         let request = &self.spec.groups[group].request;
@@ -203,7 +203,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
         Ok(best.map(|(_, node)| node))
     }
 
-    /// The first of the nodes that are alike which has room for so many workers.
+    /// The first of the nodes that are alike which has capacity for this many workers.
     pub(crate) fn first_open(
         &mut self,
         group: usize,
@@ -213,7 +213,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
     ) -> Result<Option<NodeId>, Spent> {
         for (_, node) in pool.by_free.range((key.clone(), NodeId(0))..=(key.clone(), NodeId(u32::MAX))) {
             self.budget.spend()?;
-            if self.room(group, *node) >= workers {
+            if self.capacity(group, *node) >= workers {
                 return Ok(Some(*node));
             }
         }
@@ -328,7 +328,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
     }
 
     /// How many workers of a group the node still holds, after what the plan took already.
-    pub(crate) fn room(&self, group: usize, node: NodeId) -> u32 {
+    pub(crate) fn capacity(&self, group: usize, node: NodeId) -> u32 {
         let request = &self.spec.groups[group].request;
         let row = self.row(node);
         let (by_free, spare, shared, there) = match self.touched.get(&node) {
@@ -381,7 +381,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
         }
     }
 
-    /// Takes at most so many workers from a node; returns how many.
+    /// Takes capacity for at most `most` workers from a node; returns for how many.
     pub(crate) fn take(&mut self, group: usize, node: NodeId, most: u32) -> u32 {
         let was_touched = self.is_touched(node);
         let taken = self.take_workers(group, node, most);
@@ -392,14 +392,14 @@ impl<'a, 'b> Attempt<'a, 'b> {
     }
 
     fn take_workers(&mut self, group: usize, node: NodeId, most: u32) -> u32 {
-        let most = most.min(self.room(group, node));
+        let most = most.min(self.capacity(group, node));
         if most == 0 {
             return 0;
         }
         let request = &self.spec.groups[group].request;
         let row = self.row(node);
         let (holds, end) = (self.terms.holds, self.end);
-        let touched = self.touched.entry(node).or_insert_with(|| Touched {
+        let touched = self.touched.entry(node).or_insert_with(|| PlannedNode {
             free: row.offer().into_owned(),
             spare: holds.spare(node, end),
             shared: DeviceSet::EMPTY,
@@ -512,7 +512,7 @@ pub(crate) fn closed_windows<'a>(
     policy.windows.iter().filter(meets).collect()
 }
 
-/// Idle devices without which a node cannot hold so many workers; none when no node has as many.
+/// Idle devices without which a node cannot hold this many workers; none when no node has as many.
 fn idle_needed(request: &WorkerRequest, workers: u32) -> Option<u16> {
     match request.accelerators.as_ref().map(|a| a.amount) {
         Some(DeviceAmount::Whole(count)) => u16::try_from(u64::from(count) * u64::from(workers)).ok(),

@@ -88,7 +88,7 @@ pub(crate) fn plans_by_site(
     plans
 }
 
-/// The sites where counters leave room, by region, cluster and type, and the lowest price of work at any
+/// The sites where counters leave capacity, by region, cluster and type, and the lowest price of work at any
 /// site.
 fn candidates<'a>(
     pools: &'a [KeyedPool<'a>],

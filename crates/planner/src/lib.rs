@@ -18,7 +18,8 @@
 //! on every replica and for every leader.
 //!
 //! [`explain`] says why a gang waits and what would help, [`could_ever`] refuses what no state of the fleet
-//! could hold, [`relief`] names the cheapest gangs without which it would fit, and [`Outlook`] says when and where a gang would fit if what runs ends as expected.
+//! could hold, [`relief`] names the cheapest gangs without which it would fit, and [`CapacityTimeline`] says
+//! when and where a gang would fit if what runs ends as expected.
 //!
 //! **Invariant:** proposes only; nothing here changes state. Feasibility is
 //! [`muster_state::fit`]'s, the guard's own.
@@ -48,9 +49,9 @@ pub use candidate::Plan;
 pub use ever::{Never, could_ever};
 pub use explain::{Checkpoints, ClusterReport, Explanation, NodeCounts, WaitReason, explain};
 pub use gang::{Verdict, plan};
-pub use outlook::{Outlook, Start};
+pub use outlook::{CapacityTimeline, Start};
 pub use relief::{
-    HARM_RANKS, HOSTS_ENOUGH, Harm, Relief, ReliefQuestion, ReliefVerdict, needs_one_host, relief,
+    HARM_RANKS, HOSTS_ENOUGH, PreemptionCost, Relief, ReliefQuestion, ReliefVerdict, needs_one_host, relief,
 };
 pub use score::{Score, ScorePart};
 pub use slices::{Shortfall, SliceVerdict, find_slices};
@@ -64,7 +65,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// A budget of so many visits.
+    /// A budget of this many visits.
     #[must_use]
     pub fn new(visits: u64) -> Budget {
         Budget { visits }
@@ -79,7 +80,7 @@ impl Budget {
         true
     }
 
-    /// Spends so many visits, or all that are left: for work that is known once it is done.
+    /// Spends this many visits, or all that are left: for work that is known once it is done.
     pub fn take(&mut self, visits: u64) {
         self.visits = self.visits.saturating_sub(visits);
     }

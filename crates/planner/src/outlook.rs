@@ -4,11 +4,11 @@
 //! question copies the small arrays and walks the releases in time; each costs a few additions, for the
 //! node, its rack or block and the cluster. Nothing is looked up in a tree on the way.
 //!
-//! What is exact: whole devices, CPU and memory by node, one required domain, at most so many workers in a
-//! domain, closed windows, quota by its lanes, the shape of slices, reservations before. What is approximate:
-//! shares of a device count as whole devices; segments and the even split are counted by rack, without the
-//! evenness; workers of several groups are tried together only where each group alone has room. A start
-//! that is too early by that is found to be so when the time comes.
+//! What is exact: whole devices, CPU and memory by node, one required domain, a limit on the workers in a
+//! domain, closed windows, quota by its lanes, the shape of slices, earlier reservations. What is
+//! approximate: shares of a device count as whole devices; segments and the even split are counted by rack,
+//! without the evenness; workers of several groups are tried together only where each group alone fits. A
+//! start that is too early by that is found to be so when the time comes.
 
 mod question;
 
@@ -27,7 +27,7 @@ use question::Question;
 /// node goes down a tree.
 const ENTRIES_PER_VISIT: u64 = 16;
 
-/// What a node has idle, or what comes or goes. Signed: promised room may not have come yet.
+/// What a node has idle, or what comes or goes. Signed: promised capacity may not be free yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Amount {
     devices: i64,
@@ -93,7 +93,7 @@ fn signed(amount: u64) -> i64 {
     i64::try_from(amount).unwrap_or(i64::MAX)
 }
 
-/// Devices that so many workers take on one node.
+/// Devices that this many workers take on one node.
 fn devices_for(request: &WorkerRequest, workers: i64) -> i64 {
     match request.accelerators.as_ref().map(|a| a.amount) {
         None => 0,
@@ -124,7 +124,7 @@ struct Release {
     amount: Amount,
 }
 
-/// Room on a node that is taken from a time on.
+/// Capacity of a node that is taken from a time on.
 #[derive(Clone, Copy, Debug)]
 struct Reserved {
     owner: JobId,
@@ -169,7 +169,7 @@ pub struct Start {
 
 /// The future of one fleet cluster.
 #[derive(Clone, Debug)]
-pub struct Outlook {
+pub struct CapacityTimeline {
     now: LogTime,
     nodes: Vec<Node>,
     kinds: Vec<Name>,
@@ -185,7 +185,7 @@ pub struct Outlook {
     by_id: Vec<(NodeId, u32)>,
 }
 
-impl Outlook {
+impl CapacityTimeline {
     /// The future of a cluster in which gangs end at these times and nobody new starts. A time that is past
     /// counts as now.
     #[must_use]
@@ -194,8 +194,8 @@ impl Outlook {
         region: &Name,
         cluster: &Name,
         releases: impl IntoIterator<Item = (LogTime, JobId)>,
-    ) -> Outlook {
-        let mut outlook = Outlook {
+    ) -> CapacityTimeline {
+        let mut outlook = CapacityTimeline {
             now: state.log_time(),
             nodes: Vec::new(),
             kinds: Vec::new(),
@@ -306,15 +306,16 @@ impl Outlook {
         (self.nodes.len() + self.releases.len()) as u64
     }
 
-    /// What it costs to walk over its nodes and releases once, in visits: [`Outlook::earliest`] counts that itself, and
-    /// the caller of [`Outlook::again`], [`Outlook::reserve`] or [`Outlook::others_like`] counts it for each call.
+    /// What it costs to walk over its nodes and releases once, in visits: [`CapacityTimeline::earliest`]
+    /// counts that itself, and the caller of [`CapacityTimeline::again`], [`CapacityTimeline::reserve`] or
+    /// [`CapacityTimeline::others_like`] counts it for each call.
     #[must_use]
     pub fn walk_visits(&self) -> u64 {
         self.visits().div_ceil(ENTRIES_PER_VISIT)
     }
 
     /// A gang was placed on what is free, and is expected to end at that time. False when what follows is not
-    /// known to the last device; then the future is to be made anew.
+    /// known to the last device; then the future has to be computed again.
     #[must_use]
     pub fn begin(&mut self, spec: &JobSpec, workers: &[WorkerSlot], end: LogTime) -> bool {
         let end = end.max(self.now);
@@ -355,8 +356,8 @@ impl Outlook {
         best
     }
 
-    /// The first time at which the nodes of a start have what it takes, beside what is reserved of them; none
-    /// when one of them is gone or will never have it.
+    /// The first time at which the nodes of a start have what it takes, in addition to what is reserved of
+    /// them; none when one of them is gone or will never have it.
     #[must_use]
     pub fn again(&self, start: &Start) -> Option<LogTime> {
         let mut missing: BTreeMap<u32, Amount> = BTreeMap::new();
@@ -386,7 +387,7 @@ impl Outlook {
         missing.is_empty().then_some(at)
     }
 
-    /// Takes the room for a start out of the future, for a gang that has nothing reserved here.
+    /// Takes the capacity for a start out of the future, for a gang that has nothing reserved here.
     pub fn reserve(&mut self, owner: JobId, start: &Start, until: Option<LogTime>) {
         let mut amounts = alloc::vec![None; self.nodes.len()];
         for ((id, _), amount) in start.nodes.iter().zip(&start.amounts) {
@@ -441,9 +442,9 @@ impl Outlook {
         }
     }
 
-    /// Nodes that would do for workers of a gang besides those of its start, those first that have the most of
-    /// what a worker takes already and then those that will have it first, with what they are to keep of it:
-    /// at most so many nodes, of the same type and in the same required domain.
+    /// Nodes that would do for workers of a gang in addition to those of its start, those first that have the
+    /// most of what a worker takes already and then those that will have it first, with what they are to keep
+    /// of it: at most a given number of nodes, of the same type and in the same required domain.
     #[must_use]
     pub fn others_like(
         &self,

@@ -18,7 +18,7 @@ const NEUTRAL: u32 = 500;
 /// The most a part can be.
 const FULL: u32 = 1_000;
 
-/// How much worse the holes of a node become by so many more workers; the least is the best. Asked only for
+/// How much worse the holes of a node become by this many more workers; the least is the best. Asked only for
 /// nodes on which they fit.
 ///
 /// Whole devices: the fullest node that holds them, so what is left idle. Shares of a device: the device

@@ -122,7 +122,7 @@ impl<'a> Site<'a> {
         }
     }
 
-    /// Thousandths of devices that so many of its workers have. Only a gang of one group has fewer than
+    /// Thousandths of devices that this many of its workers have. Only a gang of one group has fewer than
     /// all.
     pub(crate) fn devices_milli(&self, workers: u32) -> u64 {
         if workers >= self.full_workers {
@@ -131,8 +131,8 @@ impl<'a> Site<'a> {
         self.full_milli / u64::from(self.full_workers.max(1)) * u64::from(workers)
     }
 
-    /// The most workers that counters and quota leave room for, without a look at a node; none when that is
-    /// fewer than the gang may start with.
+    /// The most workers that counters and quota leave capacity for, without a look at a node; none when that
+    /// is fewer than the gang may start with.
     pub(crate) fn workers_bound(&self, spec: &JobSpec, terms: &Terms<'_>) -> Option<u32> {
         let full = spec.worker_count();
         let least = if terms.elastic { spec.worker_count_min() } else { full };
@@ -161,8 +161,8 @@ impl<'a> Site<'a> {
             if most < least {
                 return None;
             }
-            let room = terms.room_until(key, terms.end(spec, self.slowest_milli));
-            most = most.min(enough(room, milli));
+            let capacity = terms.room_until(key, terms.end(spec, self.slowest_milli));
+            most = most.min(enough(capacity, milli));
         }
         (most >= least && most > 0).then_some(most)
     }

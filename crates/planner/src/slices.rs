@@ -8,15 +8,14 @@
 //! - **Boxes in a cube** go to the cube with the fewest free hosts that holds one, so that whole cubes stay
 //!   whole; between equals to the pod with the fewest whole cubes.
 //! - **Rectangles of a grid** go to the pod with the fewest free hosts that holds one.
-//! - **In a cube or on a grid** the place is taken that leaves the most room for other slices. The score is
-//!   a list of numbers, compared from its start: for each shape, the largest first, how many of its
-//!   *aligned* places stay free, those whose corner is a multiple of their size; then, for each shape
-//!   again, how many of all its places do. Aligned places that lie the same way do not overlap, and each
-//!   halves into two of the next shape, so nothing that a large slice could use is broken for a small one
-//!   while there is another place. Then the orientation that was asked for goes first, and the smallest z,
-//!   y and x.
+//! - **In a cube or on a grid** the place is taken that leaves the most capacity for other slices. The score
+//!   is a list of numbers, compared from its start: for each shape, the largest first, how many of its
+//!   *aligned* places stay free, those whose corner is a multiple of their size; then, for each shape again,
+//!   how many of all its places do. Aligned places that lie the same way do not overlap, and each halves into
+//!   two of the next shape, so nothing that a large slice could use is broken for a small one while there is
+//!   another place. Then the orientation that was asked for goes first, and the smallest z, y and x.
 //!
-//! Several slices are placed one after another. Where that does not find room for all, an exhaustive
+//! Several slices are placed one after another. Where that does not find places for all, an exhaustive
 //! search of each cube or grid tries, up to [`SEARCH_STEPS_MAX`] steps.
 
 use alloc::collections::BTreeMap;
@@ -73,11 +72,11 @@ impl fmt::Display for Shortfall {
     }
 }
 
-/// Finds room for slices among the free whole hosts of one fleet cluster, all of one generation and of as
+/// Finds places for slices among the free whole hosts of one fleet cluster, all of one generation and of as
 /// many chips. Positions that no such host can have are passed over.
 ///
 /// What fits is found for one slice always. For more it is found within the bound of the search; one
-/// slice of less than a host takes a host of its own. The budget pays one visit per free host and one per
+/// slice of less than a host takes a whole host. The budget pays one visit per free host and one per
 /// cube or grid that a slice is tried in.
 #[must_use]
 pub fn find_slices(
@@ -159,7 +158,7 @@ type Cells = u64;
 
 /// One way for a slice to lie in a tile.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct SlicePlacement {
     lying: SliceShape,
     corner: [u16; 3],
     cells: Cells,
@@ -303,7 +302,12 @@ impl Floor {
     }
 
     /// Packs each tile as full as an exhaustive search finds. None when the budget runs out.
-    fn search(&self, places: &[Place], wanted: usize, budget: &mut Budget) -> Option<Vec<Vec<NodeId>>> {
+    fn search(
+        &self,
+        places: &[SlicePlacement],
+        wanted: usize,
+        budget: &mut Budget,
+    ) -> Option<Vec<Vec<NodeId>>> {
         let mut by_lowest: Vec<Vec<usize>> = alloc::vec![Vec::new(); Cells::BITS as usize];
         for (number, place) in places.iter().enumerate() {
             by_lowest[place.cells.trailing_zeros() as usize].push(number);
@@ -328,7 +332,7 @@ impl Floor {
     }
 
     /// The nodes of a slice in a tile in rank order.
-    fn nodes_of_box(&self, tile: &Tile, place: &Place) -> Vec<NodeId> {
+    fn nodes_of_box(&self, tile: &Tile, place: &SlicePlacement) -> Vec<NodeId> {
         if place.cells.count_ones() == 1 {
             return alloc::vec![tile.nodes[place.cells.trailing_zeros() as usize]];
         }
@@ -342,7 +346,7 @@ impl Floor {
 
     /// Every way for a slice of less than a cube to lie in an empty tile, the orientation asked for first,
     /// then by z, y and x.
-    fn places(&self, shape: SliceShape) -> Vec<Place> {
+    fn places(&self, shape: SliceShape) -> Vec<SlicePlacement> {
         let mut found = Vec::new();
         let Some(hosts) = shape.hosts(self.chips_per_host) else { return found };
         for lying in shape.orientations() {
@@ -361,7 +365,11 @@ impl Floor {
                 for y in 0..=y_last {
                     for x in 0..=x_last {
                         let corner = [x, y, z];
-                        found.push(Place { lying, corner, cells: box_cells(self.cells, corner, size) });
+                        found.push(SlicePlacement {
+                            lying,
+                            corner,
+                            cells: box_cells(self.cells, corner, size),
+                        });
                     }
                 }
             }
@@ -378,13 +386,13 @@ impl Floor {
         let several = |shape: &SliceShape| {
             !shape.is_whole_cubes() && shape.hosts(self.chips_per_host).is_some_and(|hosts| hosts > 1)
         };
-        let is_aligned = |place: &&Place| {
+        let is_aligned = |place: &&SlicePlacement| {
             let size = [0, 1, 2].map(|axis| place.lying.extent()[axis] / self.host[axis]);
             (0..3).all(|axis| place.corner[axis].is_multiple_of(size[axis]))
         };
         let shapes = tpu::legal_shapes(self.generation).into_iter().rev().filter(several);
-        let by_shape: Vec<Vec<Place>> = shapes.map(|shape| self.places(shape)).collect();
-        let cells = |place: &Place| place.cells;
+        let by_shape: Vec<Vec<SlicePlacement>> = shapes.map(|shape| self.places(shape)).collect();
+        let cells = |place: &SlicePlacement| place.cells;
         let aligned = by_shape.iter().map(|places| places.iter().filter(is_aligned).map(cells).collect());
         let all = by_shape.iter().map(|places| places.iter().map(cells).collect());
         aligned.chain(all).collect()
@@ -426,7 +434,7 @@ struct Packing {
 
 impl Packing {
     /// Takes one slice; false when none fits, none when the budget runs out.
-    fn take_best(&mut self, places: &[Place], budget: &mut Budget) -> Option<bool> {
+    fn take_best(&mut self, places: &[SlicePlacement], budget: &mut Budget) -> Option<bool> {
         let mut best: Option<((u32, u32), usize)> = None;
         for (index, tile) in self.floor.tiles.iter().enumerate() {
             if tile.free == 0 {
@@ -459,8 +467,8 @@ impl Packing {
     }
 
     /// The place with the best score in a tile that holds one; the first of equals.
-    fn best_place<'a>(&self, free: Cells, places: &'a [Place]) -> &'a Place {
-        let mut best: Vec<&Place> = places.iter().filter(|place| holds(free, place.cells)).collect();
+    fn best_place<'a>(&self, free: Cells, places: &'a [SlicePlacement]) -> &'a SlicePlacement {
+        let mut best: Vec<&SlicePlacement> = places.iter().filter(|place| holds(free, place.cells)).collect();
         // Number by number, since mostly the first few decide.
         for counted in &self.scored {
             if best.len() == 1 {
@@ -485,7 +493,7 @@ impl Packing {
 
 /// An exhaustive search for disjoint places in one tile.
 struct Search<'a> {
-    places: &'a [Place],
+    places: &'a [SlicePlacement],
     /// For each cell, the numbers of the places whose lowest cell it is.
     by_lowest: &'a [Vec<usize>],
     steps: &'a mut u32,
@@ -532,7 +540,7 @@ fn holds(free: Cells, place: Cells) -> bool {
     free & place == place
 }
 
-/// The number of a cell, x fastest, in a box of so many cells along each axis.
+/// The number of a cell, x fastest, in a box with this many cells along each axis.
 fn cell_of(along: [u16; 3], [x, y, z]: [u16; 3]) -> usize {
     usize::from(x) + usize::from(along[0]) * (usize::from(y) + usize::from(along[1]) * usize::from(z))
 }

@@ -23,7 +23,7 @@ pub struct Terms<'a> {
     /// The same for a gang that begins later, pool by pool where there is a limit: asked for a start in the
     /// future.
     pub lanes: &'a [Lane],
-    /// What of nodes is kept for others.
+    /// What is kept of nodes for others.
     pub holds: &'a Holds,
     /// Weights, prices, data sets, spare hosts and windows.
     pub policy: &'a Policy,
@@ -95,7 +95,7 @@ struct KeptQuota {
     room_milli: u64,
 }
 
-/// What of a node is kept for others from a time on.
+/// What is kept of a node for others from a time on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hold {
     /// A gang that is expected to end by then is free to use the node.
@@ -108,7 +108,7 @@ pub struct Hold {
     pub spare_memory_bytes: u64,
 }
 
-/// What of the fleet is kept for others. A clone costs nothing.
+/// What is kept of the fleet for others. A clone costs nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Holds {
     by_node: Arc<BTreeMap<NodeId, Vec<Hold>>>,
@@ -173,7 +173,7 @@ impl Holds {
         Holds { open: Arc::new(windows.into_iter().collect()), ..self.clone() }
     }
 
-    /// The same for a gang that is to go round these nodes, in place of those it went round before.
+    /// The same for a gang that is to avoid these nodes, in place of those it avoided before.
     #[must_use]
     pub fn round(&self, nodes: Arc<BTreeSet<NodeId>>) -> Holds {
         Holds { gone_round: nodes, ..self.clone() }

@@ -1,7 +1,7 @@
 //! What the devices that are left on a host are worth, by what was asked for lately; and with it the node
 //! for one worker.
 //!
-//! The potential of a host is what of its free devices is expected to stay unused for good:
+//! The potential of a host is the part of its free devices that is expected to stay unused for good:
 //!
 //! - *Rollouts.* Sixteen streams of requests, drawn from the sample of demand, are filled into the host
 //!   one after the other; what none of them could use, on average. The streams are the same for every
@@ -54,13 +54,13 @@ const FREE_WEIGHT: i64 = 5;
 /// Differences in potential below it do not count: ten thousandths of a device.
 const QUANTUM: i64 = 10 << UNIT_BITS;
 
-/// Requests after which it is learnt anew, in the long run; before, whenever their number has doubled.
+/// Requests after which it is learnt again, in the long run; before that, whenever their number has doubled.
 const REFRESH: u64 = 300;
 
 /// Different hosts of one pool that are compared for one choice, fullest first.
 const KEYS_MAX: usize = 128;
 
-/// Bounds of what is remembered until it is learnt anew.
+/// Bounds of what is remembered until it is learnt again.
 const VALUES_MAX: usize = 1 << 16;
 const LISTS_MAX: usize = 1 << 10;
 
@@ -117,7 +117,7 @@ pub(crate) type Rank = (i64, u32);
 
 /// A request as a list of ranks knows it: what it takes from a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Taken {
+struct RequestShape {
     milli: u32,
     is_share: bool,
     cpu_milli: u64,
@@ -134,14 +134,14 @@ pub struct Valuation {
     cpu_milli_min: i32,
     milli_min: i32,
     ratios: Vec<Ratio>,
-    /// What a whole group of so many idle devices is worth.
+    /// What a whole group of this many idle devices is worth, by their number.
     groups: [i64; DEMAND_GROUP_DEVICES_MAX + 1],
     kinds: BTreeMap<Name, KindDemand>,
     other: KindDemand,
     /// Potentials that were asked for, by type, devices of the host, and what is free.
     values: BTreeMap<(u32, u16, FreeKey), i64>,
     /// For each pool and request, the hosts that were compared last, by key.
-    lists: BTreeMap<(PoolKey, Taken), Vec<Ranked>>,
+    lists: BTreeMap<(PoolKey, RequestShape), Vec<Ranked>>,
 }
 
 impl Valuation {
@@ -175,7 +175,7 @@ impl Valuation {
         learnt
     }
 
-    /// Whether so much was asked for since that it is time to learn anew.
+    /// Whether so much was asked for since that it is time to learn again.
     #[must_use]
     pub fn is_stale(&self, demand: &Demand) -> bool {
         let (then, now) = (self.observed, demand.observed());
@@ -185,8 +185,8 @@ impl Valuation {
         now >= then + REFRESH || then < REFRESH / 2
     }
 
-    /// Thousandths of devices that are expected to stay unused on a host, in 1,024ths: of this type, with so
-    /// many devices in all, of which this is free.
+    /// Thousandths of devices that are expected to stay unused on a host, in 1,024ths: of this type, with
+    /// this many devices in all, of which this is free.
     #[must_use]
     pub fn value(&self, kind: &Name, devices: u16, free: &FreeKey) -> i64 {
         self.compute(self.of_kind(kind).bit, devices, free)
@@ -316,7 +316,7 @@ impl Valuation {
     }
 
     /// How bad a host is for a request that fits.
-    fn rank(&mut self, kind: u32, devices: u16, free: &FreeKey, taken: &Taken) -> Rank {
+    fn rank(&mut self, kind: u32, devices: u16, free: &FreeKey, taken: &RequestShape) -> Rank {
         let after = taken.from(free);
         let free_milli = free_milli(&after);
         let before = self.remembered(kind, devices, free.clone());
@@ -335,7 +335,7 @@ impl Valuation {
         mut see: impl FnMut(Rank, &FreeKey),
     ) -> Result<bool, Spent> {
         let kind = key.kind.as_ref().map_or(OTHER_KIND, |kind| self.of_kind(kind).bit);
-        let taken = Taken::by(request);
+        let taken = RequestShape::by(request);
         let place = (key.clone(), taken);
         let known = self.lists.remove(&place).unwrap_or_default();
         let mut known = known.into_iter().peekable();
@@ -379,10 +379,10 @@ impl KindDemand {
     }
 }
 
-impl Taken {
-    fn by(request: &WorkerRequest) -> Taken {
+impl RequestShape {
+    fn by(request: &WorkerRequest) -> RequestShape {
         let amount = request.accelerators.as_ref().map(|a| a.amount);
-        Taken {
+        RequestShape {
             milli: u32::try_from(request.device_milli()).unwrap_or(u32::MAX),
             is_share: matches!(amount, Some(DeviceAmount::Share(_))),
             cpu_milli: request.cpu_milli,

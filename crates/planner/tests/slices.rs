@@ -203,7 +203,7 @@ fn without_a_whole_cube_the_largest_box_is_told() {
 #[test]
 fn rectangles_keep_large_rectangles_possible() {
     let mut free = grids(4, &["a", "b"]);
-    // The first goes to a corner, the others beside it: half the pod and a quarter stay in one piece.
+    // The first goes to a corner, the others next to it: half the pod and a quarter stay in one piece.
     for text in ["4x4", "2x2", "2x4", "4x8"] {
         let places = take(Generation::V6e, &request(text, 1), 4, &mut free);
         assert_eq!(cubes_of(&places), [("a", 0)], "{text}");

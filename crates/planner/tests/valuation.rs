@@ -154,7 +154,7 @@ fn closed_nodes_are_passed_over() {
     assert_eq!(start(&mut fleet, &one(amount, 1_000), &valuation), Some(first));
 }
 
-/// It is learnt anew after 1, 2, 4 and so on requests, then after every 300.
+/// It is learnt again after 1, 2, 4 and so on requests, then after every 300.
 #[test]
 fn it_grows_stale_with_what_is_asked_for() {
     let mut fleet = Fleet::new();

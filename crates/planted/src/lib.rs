@@ -6,7 +6,7 @@
 //!
 //! With the feature a process breaks the one rule that `MUSTER_PLANTED_BUG` names, or none where it says
 //! `none`; and so that nobody ever relies on such a build, [`admit`] lets it work only where it is told to
-//! and only in folders of its own.
+//! and only in directories that such a build has made.
 //!
 //! **Invariant:** without the feature nothing here reads the environment, a file, or anything else.
 
@@ -40,13 +40,13 @@ pub use on::{admit, break_here, breaks, confess};
 #[inline(always)]
 pub const fn break_here(_rule: Option<Rule>) {}
 
-/// Whether this process may work in `folder`: always, in a build that breaks nothing.
+/// Whether this process may work in `directory`: always, in a build that breaks nothing.
 ///
 /// # Errors
 /// Never, in such a build.
 #[cfg(not(feature = "on"))]
 #[inline(always)]
-pub const fn admit(_folder: &std::path::Path) -> Result<(), Refusal> {
+pub const fn admit(_directory: &std::path::Path) -> Result<(), Refusal> {
     Ok(())
 }
 

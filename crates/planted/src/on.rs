@@ -10,7 +10,8 @@ use std::sync::OnceLock;
 
 /// What the variable may say when nothing is to be broken: the control.
 const NONE: &str = "none";
-/// Beside a folder that such a build has made. Not in it: what is in it belongs to the product.
+/// The mark lies next to a directory that such a build has made, and not in it: what is in it belongs to the
+/// product.
 const MARK: &str = "made-to-break-rules";
 
 /// What the variable says; read once, when it is first asked for.
@@ -52,39 +53,39 @@ pub fn confess() -> Option<String> {
     })
 }
 
-fn mark_of(folder: &Path) -> PathBuf {
-    let mut name = folder.file_name().unwrap_or_default().to_owned();
+fn mark_of(directory: &Path) -> PathBuf {
+    let mut name = directory.file_name().unwrap_or_default().to_owned();
     name.push(".");
     name.push(MARK);
-    folder.with_file_name(name)
+    directory.with_file_name(name)
 }
 
-fn is_empty(folder: &Path) -> Result<bool, Refusal> {
-    match fs::read_dir(folder) {
-        // A disk of its own has this from its file system.
+fn is_empty(directory: &Path) -> Result<bool, Refusal> {
+    match fs::read_dir(directory) {
+        // The file system of a separate disk makes this.
         Ok(mut entries) => Ok(entries.all(|entry| entry.is_ok_and(|e| e.file_name() == "lost+found"))),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(true),
-        Err(source) => Err(Refusal::Look { path: folder.to_owned(), source }),
+        Err(source) => Err(Refusal::Look { path: directory.to_owned(), source }),
     }
 }
 
-/// Whether this process may work in `folder`: it was told what to break, and the folder is empty or was made
-/// by such a build.
+/// Whether this process may work in `directory`: it was told what to break, and the directory is empty or was
+/// made by such a build.
 ///
 /// # Errors
-/// When it was not told, or the folder may be somebody's.
-pub fn admit(folder: &Path) -> Result<(), Refusal> {
+/// When it was not told, or the directory may be somebody's.
+pub fn admit(directory: &Path) -> Result<(), Refusal> {
     match told() {
         Ok(_) => {}
         Err(Refusal::Unknown(unknown)) => return Err(unknown.clone().into()),
         Err(_) => return Err(Refusal::NotTold { variable: VARIABLE, known: names() }),
     }
-    let mark = mark_of(folder);
+    let mark = mark_of(directory);
     if mark.exists() {
         return Ok(());
     }
-    if !is_empty(folder)? {
-        return Err(Refusal::FolderOfOthers { folder: folder.to_owned() });
+    if !is_empty(directory)? {
+        return Err(Refusal::ForeignDirectory { directory: directory.to_owned() });
     }
     make(&mark).map_err(|source| Refusal::Look { path: mark.clone(), source })
 }
@@ -94,7 +95,7 @@ fn make(mark: &Path) -> std::io::Result<()> {
     let parent = mark.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(parent)?;
     let mut file = File::create(mark)?;
-    file.write_all(b"what lies beside this was made by a build that breaks rules on purpose\n")?;
+    file.write_all(b"what lies next to this was made by a build that breaks rules on purpose\n")?;
     file.sync_all()?;
     File::open(parent)?.sync_all()
 }

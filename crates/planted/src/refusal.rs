@@ -18,15 +18,15 @@ pub enum Refusal {
     /// The variable names something else.
     #[error("{0}")]
     Unknown(#[from] crate::UnknownRule),
-    /// The folder was there before.
+    /// The directory existed before and was not made by such a build.
     #[error(
-        "this build breaks rules on purpose: {folder} was not made by it, so it may hold something that somebody relies on"
+        "this build breaks rules on purpose: {directory} was not made by it, so it may hold something that somebody relies on"
     )]
-    FolderOfOthers {
+    ForeignDirectory {
         /// Where it was to work.
-        folder: PathBuf,
+        directory: PathBuf,
     },
-    /// The folder cannot be looked at or marked.
+    /// The directory cannot be looked at or marked.
     #[error("looking at {path}")]
     Look {
         /// What was looked at.

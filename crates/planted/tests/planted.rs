@@ -20,12 +20,12 @@ fn a_build_that_was_not_told_breaks_nothing_and_one_that_can_does_not_work() {
         return;
     }
     assert!(Rule::ALL.into_iter().all(|rule| !breaks(rule)));
-    let folder = tempfile::tempdir().unwrap();
-    assert_eq!(admit(&folder.path().join("data")).is_err(), IS_ON);
+    let directory = tempfile::tempdir().unwrap();
+    assert_eq!(admit(&directory.path().join("data")).is_err(), IS_ON);
     assert_eq!(confess().is_some(), IS_ON);
 }
 
-/// What a process is told is decided once, so each case is a process of its own: this test again, as a child.
+/// What a process is told is decided once, so each case is a separate process: this test again, as a child.
 #[cfg(feature = "on")]
 mod told {
     use super::*;
@@ -34,19 +34,22 @@ mod told {
     use std::process::Command;
 
     /// Where a child is to work.
-    const FOLDER: &str = "PLANTED_TEST_FOLDER";
+    const DIRECTORY: &str = "PLANTED_TEST_DIRECTORY";
 
     #[test]
     fn child() {
-        let Some(folder) = std::env::var_os(FOLDER) else { return };
+        let Some(directory) = std::env::var_os(DIRECTORY) else { return };
         let broken: Vec<&str> = Rule::ALL.into_iter().filter(|rule| breaks(*rule)).map(Rule::name).collect();
-        let admitted = admit(Path::new(&folder)).map_err(|refusal| refusal.to_string());
+        let admitted = admit(Path::new(&directory)).map_err(|refusal| refusal.to_string());
         println!("says {:?} breaks {broken:?} admitted {admitted:?}.", confess().unwrap());
     }
 
-    fn said(variable: &str, folder: &Path) -> String {
+    fn said(variable: &str, directory: &Path) -> String {
         let mut child = Command::new(std::env::current_exe().unwrap());
-        child.args(["--exact", "told::child", "--nocapture"]).env(FOLDER, folder).env(VARIABLE, variable);
+        child
+            .args(["--exact", "told::child", "--nocapture"])
+            .env(DIRECTORY, directory)
+            .env(VARIABLE, variable);
         String::from_utf8(child.output().unwrap().stdout).unwrap()
     }
 
@@ -64,7 +67,7 @@ mod told {
         std::fs::create_dir_all(others.join("log")).unwrap();
         let told = said("skip-guard", &others);
         assert!(told.contains("was not made by it"), "{told}");
-        // A disk of its own, as it was made.
+        // A separate disk, as it was made.
         let disk = scratch.path().join("disk");
         std::fs::create_dir_all(disk.join("lost+found")).unwrap();
         assert!(said("none", &disk).contains("admitted Ok(())."));

@@ -17,16 +17,29 @@ pub fn estimates<'a>(
     specs: impl IntoIterator<Item = &'a JobSpec>,
     now: LogTime,
 ) -> Vec<Estimate> {
+    estimates_of_parts(state, specs.into_iter().map(|spec| (spec, 1)), now)
+}
+
+/// The same of jobs and arrays: with each is how many jobs it comes to.
+#[must_use]
+pub fn estimates_of_parts<'a>(
+    state: &State,
+    parts: impl IntoIterator<Item = (&'a JobSpec, u32)>,
+    now: LogTime,
+) -> Vec<Estimate> {
     let mut known: BTreeMap<(BurstKey, bool), Estimate> = BTreeMap::new();
     let mut found = Vec::new();
-    for (ordinal, spec) in specs.into_iter().enumerate() {
+    let first = state.job_id(state.log_index().next(), 0);
+    let mut ahead = 0;
+    for (spec, count) in parts {
+        let own = JobId(first.0 + ahead);
+        ahead += u64::from(count);
         let key = (BurstKey::of(spec), spec.preemptible);
         if let Some(estimate) = known.get(&key) {
             found.push(*estimate);
             continue;
         }
         let estimate = estimate_in(state, spec, state.open_burst(key.0, key.1, now), now);
-        let own = state.job_id(state.log_index().next(), ordinal);
         known.insert(key, Estimate { burst: estimate.burst.or(Some(own)), ..estimate });
         found.push(estimate);
     }
@@ -50,13 +63,13 @@ pub fn estimate_again(state: &State, job: JobId, spec: &JobSpec, now: LogTime) -
     Estimate { run_ms: expected.run_ms, run_high_ms: expected.run_high_ms, turn, burst: None }
 }
 
-fn estimate_in(state: &State, spec: &JobSpec, burst: Option<JobId>, now: LogTime) -> Estimate {
-    let expected = expected(state, spec, burst, now);
+fn estimate_in(state: &State, spec: &JobSpec, group: Option<JobId>, now: LogTime) -> Estimate {
+    let expected = expected(state, spec, group, now);
     let own = turn(state, spec, (now, now), &expected, now);
-    // Those who wait already say when the burst is urgent.
-    let waiting = burst.filter(|burst| state.first_in_line(*burst).is_some());
-    let turn = waiting.and_then(|burst| burst_turn(state, burst, now)).unwrap_or(own);
-    Estimate { run_ms: expected.run_ms, run_high_ms: expected.run_high_ms, turn, burst }
+    // The jobs that wait already determine when the submission group is urgent.
+    let waiting = group.filter(|group| state.first_in_line(*group).is_some());
+    let turn = waiting.and_then(|group| burst_turn(state, group, now)).unwrap_or(own);
+    Estimate { run_ms: expected.run_ms, run_high_ms: expected.run_high_ms, turn, burst: group }
 }
 
 /// How long a job is expected to run.
@@ -70,16 +83,16 @@ pub struct Expected {
     pub typical_ms: u64,
 }
 
-/// What is expected of a job at `now` by what is known by then: the history, and of its burst who has ended
-/// and how long the others have run. What its owner expects of it goes before that.
+/// What is expected of a job at `now` by what is known by then: the history, and of its submission group
+/// which jobs have ended and how long the others have run. What its owner expects of it goes before that.
 #[must_use]
-pub fn expected(state: &State, spec: &JobSpec, burst: Option<JobId>, now: LogTime) -> Expected {
+pub fn expected(state: &State, spec: &JobSpec, group: Option<JobId>, now: LogTime) -> Expected {
     let most = spec.run_time_limit_ms.unwrap_or(u64::MAX);
     if let Some(run_ms) = spec.expected_run_ms {
         let run_high_ms = run_ms.saturating_add(run_ms / 2).min(most);
         return Expected { run_ms: run_ms.min(most), run_high_ms, typical_ms: run_ms.min(most) };
     }
-    let found = predict(state, spec, burst, now);
+    let found = predict(state, spec, group, now);
     Expected {
         run_ms: found.quantile_ms(500).min(most),
         run_high_ms: found.quantile_ms(900).min(most),
@@ -107,7 +120,7 @@ pub fn turn(
     let order = &state.policy().policy.order;
     let near_deadline = latest_start(state, spec, expected.run_ms, now).filter(|at| *at <= now);
     let overdue = match order.order {
-        // Whoever has waited longest goes first anyway.
+        // The job that has waited longest goes first anyway.
         Order::Submission => None,
         Order::Predicted => overdue_since(state, spec, waits_since, expected.run_ms, now),
     };
@@ -166,17 +179,17 @@ fn latest_start(state: &State, spec: &JobSpec, run_ms: u64, now: LogTime) -> Opt
     has_right.then(|| deadline.minus_ms(run_ms.saturating_mul(2)))
 }
 
-/// The turn that a burst should have at `now`, by the first of its jobs that is in line, else by the one it
-/// began with; none when that is no longer known. When it is urgent is held against what was expected of
+/// The turn that a submission group should have at `now`, by the first of its pending jobs, else by the one
+/// it began with; none when that is no longer known. When it is urgent is held against what was expected of
 /// that job at submission, so that it does not wait the longer for what is learned meanwhile.
 #[must_use]
-pub fn burst_turn(state: &State, burst: JobId, now: LogTime) -> Option<QueueKey> {
-    let first = state.first_in_line(burst);
-    let stands_for_it = first.unwrap_or(burst);
+pub fn burst_turn(state: &State, group: JobId, now: LogTime) -> Option<QueueKey> {
+    let first = state.first_in_line(group);
+    let stands_for_it = first.unwrap_or(group);
     let (row, spec) = (state.job(stands_for_it)?, state.spec(stands_for_it)?);
     let run_ms = row.estimate.run_ms;
-    let expected = Expected { run_ms, ..expected(state, spec, Some(burst), now) };
-    // Nobody waits: whoever does next has not waited yet.
+    let expected = Expected { run_ms, ..expected(state, spec, Some(group), now) };
+    // Nobody waits: the next job that does has not waited yet.
     let times = if first.is_some() {
         (row.submitted_at, state.waits_since(stands_for_it).unwrap_or(row.submitted_at))
     } else {

@@ -9,8 +9,8 @@ use muster_types::{JobSpec, Name, TaskGroup};
 /// Whether a gang could be within the nominal quota of its tenant, and whether borrowing opens more to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Headroom {
-    /// In some region every group accepts a type of which its tenant has that much nominal quota left, whoever borrows
-    /// that at present.
+    /// In some region every group accepts a type of which its tenant has that much nominal quota left, no
+    /// matter who borrows that at present.
     pub is_promised: bool,
     /// Of some type and region that it accepts, less nominal quota is left than it wants, and more may be used.
     pub may_borrow: bool,
@@ -30,7 +30,7 @@ impl Headroom {
 
 /// What is left of a tenant's quota for a type in a region.
 #[derive(Clone, Copy)]
-struct Left {
+struct RemainingQuota {
     /// Of its nominal quota, as far as its limits and those above it go.
     nominal_milli: u64,
     /// The same as far as nobody borrows it.
@@ -50,7 +50,7 @@ pub fn headroom(state: &State, spec: &JobSpec) -> Headroom {
     }
     found.may_borrow = false;
     // By region and type: each is asked once, however many clusters there are.
-    let mut known: BTreeMap<(&Name, &Name), Left> = BTreeMap::new();
+    let mut known: BTreeMap<(&Name, &Name), RemainingQuota> = BTreeMap::new();
     for (key, _) in state.pools() {
         let Some(kind) = &key.kind else { continue };
         let allowed = spec.regions.is_empty() || spec.regions.contains(&key.region);
@@ -59,12 +59,15 @@ pub fn headroom(state: &State, spec: &JobSpec) -> Headroom {
         }
         let capacity = |kind: &Name, region: Option<&Name>| state.registered_milli(kind, region);
         let usage = state.quota_usage();
-        let all = usage.room(capacity, &spec.tenant, kind, &key.region).total_milli();
-        let limits = usage.room(|_, _| u64::MAX, &spec.tenant, kind, &key.region).total_milli();
+        let all = usage.headroom(capacity, &spec.tenant, kind, &key.region).total_milli();
+        let limits = usage.headroom(|_, _| u64::MAX, &spec.tenant, kind, &key.region).total_milli();
         let nominal = usage.nominal_room_milli(&spec.tenant, kind, &key.region).unwrap_or(0);
         let whole_milli = usage.nominal_milli(&spec.tenant, kind, &key.region);
-        let mut left =
-            Left { nominal_milli: nominal.min(limits), unlent_milli: nominal.min(all), whole_milli };
+        let mut left = RemainingQuota {
+            nominal_milli: nominal.min(limits),
+            unlent_milli: nominal.min(all),
+            whole_milli,
+        };
         let of_kind = groups.iter().filter(|group| accepts(group, kind));
         let wanted = of_kind.map(|group| u64::from(group.workers) * group.request.device_milli()).max();
         let wants_more = |milli: u64| wanted.is_some_and(|wanted| milli < wanted);
@@ -80,7 +83,7 @@ pub fn headroom(state: &State, spec: &JobSpec) -> Headroom {
     let workers = |group: &TaskGroup| if found.may_borrow { group.workers } else { group.workers_min };
     let mut regions: Vec<&Name> = known.keys().map(|(region, _)| *region).collect();
     regions.dedup();
-    let fits = |milli: fn(&Left) -> u64| {
+    let fits = |milli: fn(&RemainingQuota) -> u64| {
         let holds = |region: &Name, group: &TaskGroup| {
             let need_milli = u64::from(workers(group)) * group.request.device_milli();
             let mut kinds = known.iter().filter(|((r, kind), _)| *r == region && accepts(group, kind));

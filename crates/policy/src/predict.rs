@@ -1,21 +1,21 @@
 //! How long jobs run, from the run times of jobs like them.
 //!
 //! Run times are known by bucket, half a doubling wide. What is known at one level is a list of hazards: of
-//! the jobs that lived to see a bucket, so many ended in it. Jobs that still run count among those that
-//! lived; without them a burst would look as short as the shortest of its jobs, which end first. Levels are
-//! blended from the general to the particular: the wider one's distribution counts like [`TABLE_PRIOR`] or
-//! [`BURST_PRIOR`] observations of the narrower one, bucket by bucket (the posterior of a beta-Stacy
-//! process: `h_b = (e_b + m p_b) / (r_b + m S_b)`, with `e` ended and `r` alive in bucket `b`, and `p` and
-//! `S` the wider level's mass and survival).
+//! the jobs that lived to see a bucket, how many ended in it. Jobs that still run count among those that
+//! lived; without them a submission group would look as short as the shortest of its jobs, which end first.
+//! Levels are blended from the general to the particular: the wider one's distribution counts like
+//! [`TABLE_PRIOR`] or [`BURST_PRIOR`] observations of the narrower one, bucket by bucket (the posterior of a
+//! beta-Stacy process: `h_b = (e_b + m p_b) / (r_b + m S_b)`, with `e` ended and `r` alive in bucket `b`, and
+//! `p` and `S` the wider level's mass and survival).
 
 use muster_state::{HistoryKey, HistoryLevel, OBSERVATION, Phase, RUN_BUCKETS, State, bucket_of};
 use muster_types::{JobId, JobSpec, LogTime};
 
 /// Observations of a narrower row of the history that a wider one is worth.
 const TABLE_PRIOR: u64 = 4;
-/// Observations of a burst that the history is worth: its jobs are much more alike.
+/// Observations of a submission group that the history is worth: its jobs are much more alike.
 const BURST_PRIOR: u64 = 1;
-/// Running jobs of a burst that are looked at, those submitted first.
+/// Running jobs of a submission group that are looked at, those submitted first.
 pub(crate) const RUNNING_MAX: usize = 256;
 
 const BUCKETS: usize = RUN_BUCKETS as usize;
@@ -38,7 +38,7 @@ pub struct Prediction {
 }
 
 impl Prediction {
-    /// A time that so many thousandths of jobs like it do not run longer than; straight lines in a bucket.
+    /// A time that this many thousandths of jobs like it do not exceed; linear interpolation in a bucket.
     #[must_use]
     pub fn quantile_ms(&self, milli: u64) -> u64 {
         let wanted = self.mass.iter().sum::<u64>() * milli / 1_000;
@@ -85,7 +85,7 @@ impl Evidence {
     }
 
     /// A job runs that is so old.
-    fn lives(&mut self, age_ms: u64) {
+    fn still_runs(&mut self, age_ms: u64) {
         for count in &mut self.outlived[..usize::from(bucket_of(age_ms))] {
             *count += COUNT;
         }
@@ -122,9 +122,9 @@ fn blend(wider: &mut [u64; BUCKETS], evidence: &Evidence, prior: u64) {
     wider[(last + 2).min(BUCKETS - 1)] += survival;
 }
 
-/// What is expected of a job at `now`, as a member of a burst if it is one.
+/// What is expected of a job at `now`, as a member of a submission group if it is one.
 #[must_use]
-pub fn predict(state: &State, spec: &JobSpec, burst: Option<JobId>, now: LogTime) -> Prediction {
+pub fn predict(state: &State, spec: &JobSpec, group: Option<JobId>, now: LogTime) -> Prediction {
     let (first, last) = (usize::from(bucket_of(UNKNOWN_MS.0)), usize::from(bucket_of(UNKNOWN_MS.1)));
     let mut mass = [0; BUCKETS];
     mass[first..=last].fill(ONE / (last - first + 1) as u64);
@@ -133,20 +133,20 @@ pub fn predict(state: &State, spec: &JobSpec, burst: Option<JobId>, now: LogTime
             blend(&mut mass, &Evidence::of(&row.ended, 1), TABLE_PRIOR);
         }
     }
-    if let Some(burst) = burst {
-        let ended = state.burst(burst).map_or([].as_slice(), |row| row.ended.as_slice());
+    if let Some(group) = group {
+        let ended = state.submission_group(group).map_or([].as_slice(), |row| row.ended.as_slice());
         let mut evidence = Evidence::of(ended, COUNT);
-        for age_ms in ages_ms(state, burst, now) {
-            evidence.lives(age_ms);
+        for age_ms in ages_ms(state, group, now) {
+            evidence.still_runs(age_ms);
         }
         blend(&mut mass, &evidence, BURST_PRIOR);
     }
     Prediction { mass }
 }
 
-/// How long the running jobs of a burst have run.
-pub(crate) fn ages_ms(state: &State, burst: JobId, now: LogTime) -> impl Iterator<Item = u64> {
-    let running = state.running_in(burst).take(RUNNING_MAX);
+/// How long the running jobs of a submission group have run.
+pub(crate) fn ages_ms(state: &State, group: JobId, now: LogTime) -> impl Iterator<Item = u64> {
+    let running = state.running_in(group).take(RUNNING_MAX);
     let running = running.filter_map(move |job| Some((state.job(job)?, state.times(job).ran_ms)));
     let runs = running.filter(|(row, _)| row.phase == Phase::Running);
     runs.filter_map(move |(row, ran_ms)| Some(now.since_ms(row.started_at?).saturating_add(ran_ms)))

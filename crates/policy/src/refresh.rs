@@ -1,4 +1,4 @@
-//! Which waiting bursts are to be given another turn, and when to look at them.
+//! Which pending submission groups are to be given another turn, and when to look at them.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -8,41 +8,41 @@ use muster_types::{JobId, LogTime, QueueKey};
 use crate::estimate::{burst_turn, urgent_at};
 use crate::predict::ages_ms;
 
-/// Bursts of which something is known to have happened that one call looks at.
+/// Submission groups of which something is known to have happened that one call looks at.
 const LOOKS_MAX: usize = 256;
-/// Other bursts that one call looks at, one after the other: what the history has learned moves them too.
+/// Other groups that one call looks at, one after the other: what the history has learned moves them too.
 const ROUNDS_MAX: usize = 32;
-/// Bursts whose times one call notes after a leadership has begun.
+/// Groups whose times one call notes after a leadership has begun.
 const NOTED_MAX: usize = 512;
-/// The first age of a running job at which its burst is looked at; then half as long again and twice as long.
+/// The first age of a running job at which its group is looked at; then half as long again and twice as long.
 const FIRST_AGE_MS: u64 = 64_000;
 
 /// What the leader remembers between two looks at the line. It is made from the state when a leadership
 /// begins, told of what happens, and never replicated: what it leads to is in the log.
 ///
-/// A burst is looked at when one of its jobs has started or ended, when a running one crosses an age of 64
-/// seconds, 96, 128, 192 and so on, and when the first of its waiting jobs becomes urgent. All others take
-/// turns.
+/// A submission group is looked at when one of its jobs has started or ended, when a running one crosses an
+/// age of 64 seconds, 96, 128, 192 and so on, and when the first of its waiting jobs becomes urgent. All
+/// others take turns.
 #[derive(Clone, Debug, Default)]
 pub struct Refresh {
-    /// When to look at which burst; each is there once.
+    /// When to look at which submission group; each is there once.
     due: BTreeSet<(LogTime, JobId)>,
     at: BTreeMap<JobId, LogTime>,
     /// Where going round the line has come to.
     place: Option<LinePlace>,
-    /// Whether the times of bursts that were in line when the leadership began are still being noted, and
+    /// Whether the times of groups that were pending when the leadership began are still being noted, and
     /// how far that has come.
     noting: Option<Option<LinePlace>>,
 }
 
 impl Refresh {
-    /// What is to be looked at in a state: first the bursts with jobs that run. The times of the others are
+    /// What is to be looked at in a state: first the groups with jobs that run. The times of the others are
     /// noted bit by bit, so that a leadership begins at once however long the line.
     #[must_use]
     pub fn of(state: &State, now: LogTime) -> Refresh {
         let mut refresh = Refresh { noting: Some(None), ..Refresh::default() };
-        for burst in state.bursts_running() {
-            refresh.look_at(burst, now);
+        for group in state.bursts_running() {
+            refresh.look_at(group, now);
         }
         refresh
     }
@@ -51,36 +51,36 @@ impl Refresh {
     /// what is remembered.
     pub fn note(&mut self, state: &State, job: JobId) {
         let Some(row) = state.job(job) else { return };
-        let burst = row.burst(job);
-        if state.burst(burst).is_some() {
-            self.look_at(burst, state.log_time());
+        let group = row.submission_group(job);
+        if state.submission_group(group).is_some() {
+            self.look_at(group, state.log_time());
         } else {
             // Of one job alone nothing is learned by what becomes of it.
-            self.look_again(state, burst, state.log_time());
+            self.look_again(state, group, state.log_time());
         }
     }
 
-    /// Bursts whose turn is to change, with the turn; bursts ascending, at most as many as are looked at.
+    /// Groups whose turn is to change, with the turn; groups ascending, at most as many as are looked at.
     #[must_use]
     pub fn due(&mut self, state: &State, now: LogTime) -> Vec<(JobId, QueueKey)> {
         self.go_on_noting(state, now);
         let mut moved: BTreeMap<JobId, QueueKey> = BTreeMap::new();
         for _ in 0..LOOKS_MAX {
-            let Some((_, burst)) = self.due.first().copied().filter(|(at, _)| *at <= now) else { break };
-            self.forget(burst);
-            if state.first_in_line(burst).is_none() {
+            let Some((_, group)) = self.due.first().copied().filter(|(at, _)| *at <= now) else { break };
+            self.forget(group);
+            if state.first_in_line(group).is_none() {
                 continue;
             }
-            if let Some(turn) = changed_turn(state, burst, now, 64) {
-                moved.insert(burst, turn);
+            if let Some(turn) = changed_turn(state, group, now, 64) {
+                moved.insert(group, turn);
             }
-            self.look_again(state, burst, now);
+            self.look_again(state, group, now);
         }
-        let (bursts, place) = state.in_line_behind(self.place.as_ref(), ROUNDS_MAX);
+        let (groups, place) = state.in_line_behind(self.place.as_ref(), ROUNDS_MAX);
         self.place = place;
-        for burst in bursts {
-            if let Some(turn) = changed_turn(state, burst, now, 5) {
-                moved.insert(burst, turn);
+        for group in groups {
+            if let Some(turn) = changed_turn(state, group, now, 5) {
+                moved.insert(group, turn);
             }
         }
         moved.into_iter().collect()
@@ -94,38 +94,38 @@ impl Refresh {
 
     fn go_on_noting(&mut self, state: &State, now: LogTime) {
         let Some(place) = self.noting.take() else { return };
-        let (bursts, next) = state.in_line_behind(place.as_ref(), NOTED_MAX);
-        for burst in bursts {
-            self.look_again(state, burst, now);
+        let (groups, next) = state.in_line_behind(place.as_ref(), NOTED_MAX);
+        for group in groups {
+            self.look_again(state, group, now);
         }
         self.noting = next.map(Some);
     }
 
-    fn forget(&mut self, burst: JobId) {
-        if let Some(at) = self.at.remove(&burst) {
-            self.due.remove(&(at, burst));
+    fn forget(&mut self, group: JobId) {
+        if let Some(at) = self.at.remove(&group) {
+            self.due.remove(&(at, group));
         }
     }
 
     /// Not later than then.
-    fn look_at(&mut self, burst: JobId, at: LogTime) {
-        if self.at.get(&burst).is_none_or(|known| *known > at) {
-            self.forget(burst);
-            self.at.insert(burst, at);
-            self.due.insert((at, burst));
+    fn look_at(&mut self, group: JobId, at: LogTime) {
+        if self.at.get(&group).is_none_or(|known| *known > at) {
+            self.forget(group);
+            self.at.insert(group, at);
+            self.due.insert((at, group));
         }
     }
 
-    /// The next time by which the turn of a waiting burst changes by itself.
-    fn look_again(&mut self, state: &State, burst: JobId, now: LogTime) {
-        let older = ages_ms(state, burst, now).map(|age_ms| now.plus_ms(next_age_ms(age_ms) - age_ms));
-        let urgent = state.first_in_line(burst).and_then(|job| {
+    /// The next time by which the turn of a pending group changes by itself.
+    fn look_again(&mut self, state: &State, group: JobId, now: LogTime) {
+        let older = ages_ms(state, group, now).map(|age_ms| now.plus_ms(next_age_ms(age_ms) - age_ms));
+        let urgent = state.first_in_line(group).and_then(|job| {
             let (row, spec) = (state.job(job)?, state.spec(job)?);
             Some(urgent_at(state, spec, state.waits_since(job)?, row.estimate.run_ms, now))
         });
         let next = older.chain(urgent).filter(|at| *at > now).min();
         if let Some(at) = next {
-            self.look_at(burst, at);
+            self.look_at(group, at);
         }
     }
 }
@@ -139,13 +139,13 @@ fn next_age_ms(age_ms: u64) -> u64 {
     if age_ms < middle { middle } else { 2 * begin }
 }
 
-/// The turn that a waiting burst should have, unless what is expected of it has changed by less than one
+/// The turn that a pending group should have, unless what is expected of it has changed by less than one
 /// part in `parts`.
-fn changed_turn(state: &State, burst: JobId, now: LogTime, parts: u64) -> Option<QueueKey> {
-    let (is, should_be) = (state.turn_of(burst)?, burst_turn(state, burst, now)?);
+fn changed_turn(state: &State, group: JobId, now: LogTime, parts: u64) -> Option<QueueKey> {
+    let (is, should_be) = (state.turn_of(group)?, burst_turn(state, group, now)?);
     let moved = if let (Some(is), Some(should_be)) = (is.work(), should_be.work()) {
         let age = state.policy().policy.order.ageing_milli;
-        let first = state.first_in_line(burst)?;
+        let first = state.first_in_line(group)?;
         let submitted = u128::from(state.job(first)?.submitted_at.0) * u128::from(age);
         let work = u64::try_from(u128::from(should_be).saturating_sub(submitted));
         is.abs_diff(should_be) > work.unwrap_or(u64::MAX) / parts

@@ -1,17 +1,17 @@
 //! The tournament over the tree of tenants: who of all leaves goes next.
 //!
-//! Every tenant with work in line below it has a seat next to its siblings, under its dominant share for its
+//! Every tenant with pending work below it has a seat next to its siblings, under its dominant share for its
 //! weight. A tenant's own work has a seat among its children, with the use that is not its children's and the
 //! ordinary weight. At each level the least share goes first; equal shares fall to the tier and the turn of the head
 //! that each would send.
 //!
-//! Serving a leaf makes the keys on its path anew: a few shares and tree operations for each level.
+//! Serving a leaf computes the keys on its path again: a few shares and tree operations for each level.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 use muster_state::usage::{Capacity, TenantUsage};
-use muster_state::{State, Turn};
+use muster_state::{QueuePosition, State};
 use muster_types::{LogTime, Name, PriorityTier};
 
 /// Gangs that are ordered among themselves by tier and turn alone: those of one tenant, of all tenants that the
@@ -19,7 +19,7 @@ use muster_types::{LogTime, Name, PriorityTier};
 pub(crate) type Leaf = Option<Name>;
 
 /// The place of a head in its leaf: its tier, its turn and its tenant.
-pub(crate) type HeadKey = (Reverse<PriorityTier>, Turn, Name);
+pub(crate) type HeadKey = (Reverse<PriorityTier>, QueuePosition, Name);
 
 /// The weight of a tenant's own work next to its children: the ordinary one.
 const OWN_WEIGHT_MILLI: u32 = 1_000;
@@ -64,7 +64,7 @@ impl Tournament {
         Tournament { now, capacity, groups: BTreeMap::new(), own: BTreeMap::new() }
     }
 
-    /// Begins anew with these leaves, each with its head.
+    /// Begins again with these leaves, each with its head.
     pub(crate) fn seat<'a>(
         &mut self,
         state: &State,

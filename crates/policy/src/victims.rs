@@ -1,18 +1,18 @@
-//! Who makes room, and how much harm that does.
+//! Who is preempted, and how much harm that does.
 
 use muster_state::quota::QuotaUsage;
-use muster_state::{GangStanding, Ground, JobRow, NominalCover, State};
+use muster_state::{GangStanding, JobRow, NominalCover, PreemptionReason, State};
 use muster_types::{JobId, JobSpec, LogTime, Name, PriorityTier};
 
 /// Ranks of harm: one for gangs that were made to give way a short time ago, one for each tier of gangs that
 /// are within their tenant's quota, and one for each tier of gangs that borrow.
 pub const HARM_RANKS: usize = 1 + 2 * PriorityTier::ALL.len();
 
-/// What a gang costs to begin again, beside what it loses and the time until it has stopped: it is placed,
-/// launched and warms up.
+/// What a gang costs to begin again, in addition to what it loses and the time until it has stopped: it is
+/// placed, launched and warms up.
 const RESTART_MS: u64 = 60_000;
 
-/// What it costs that a gang makes room now.
+/// What it costs to preempt a gang now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
     /// Any cost of a lower rank is worse than every cost of a higher one; below [`HARM_RANKS`].
@@ -67,11 +67,11 @@ fn held_milli(row: &JobRow, spec: &JobSpec) -> u64 {
     per_worker.max(1).saturating_mul(workers)
 }
 
-/// Says what it costs that gangs make room now.
+/// Says what it costs to preempt gangs now.
 ///
 /// Work that borrows goes before work within quota, then the lowest tier, then what loses least: the price of
 /// the devices times the time since it saved its work, the time that it may take to stop, and that to begin
-/// again. Whoever was stopped by policy within its back-off goes behind all others.
+/// again. A gang that policy stopped within its back-off goes behind all others.
 #[derive(Clone, Copy, Debug)]
 pub struct Costing<'a> {
     state: &'a State,
@@ -91,7 +91,7 @@ impl<'a> Costing<'a> {
         Costing { state, cover, now, least_price: least.unwrap_or(1).max(1) }
     }
 
-    /// What it costs that a gang makes room; none when it holds nothing.
+    /// What it costs to preempt a gang; none when it holds nothing.
     #[must_use]
     pub fn of(&self, job: JobId) -> Option<Cost> {
         let (row, spec) = (self.state.job(job)?, self.state.spec(job)?);
@@ -157,7 +157,7 @@ pub fn may_make_room_later(
     victim: JobId,
     now: LogTime,
 ) -> bool {
-    cover.may_stop(usage, claimant, victim, now).is_some_and(|ground| ground != Ground::Overrun)
+    cover.may_stop(usage, claimant, victim, now).is_some_and(|ground| ground != PreemptionReason::Overrun)
 }
 
 /// When the minimum run of a gang that holds devices is over; none where there is no such job.
@@ -179,7 +179,7 @@ pub fn holds_what_is_wanted(state: &State, claimant: &JobSpec, victim: JobId) ->
         })
 }
 
-/// Whether there can be anybody to make room for a claimant, as far as counters say.
+/// Whether there can be anybody to preempt for a claimant, as far as counters say.
 #[must_use]
 pub fn has_victims(state: &State, claimant: &JobSpec) -> bool {
     let rules = &state.policy().policy.preemption;

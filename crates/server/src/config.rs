@@ -1,18 +1,22 @@
 //! The server's configuration file.
 
+use crate::former_keys::FORMER_KEYS;
 use muster_api::ApiConfig;
 use muster_archive::Bounds;
 use muster_consensus::{LeaderPolicy, ReplicaNode, SnapshotPolicy, Timing};
 use muster_engine::Retention;
 use muster_transport::{Scheme, TlsFiles};
-use muster_types::{ClusterId, Name, Parameters, ReplicaId};
+use muster_types::config_value::{bytes, bytes_per_second, span_ms};
+use muster_types::former_key::WrittenKeys;
+use muster_types::quantity::ByteCount;
+use muster_types::{ClusterId, Name, Parameters, ReplicaId, Span, Violation};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Replicas of one cluster: three or five, with room for a change of membership.
+/// Replicas of one cluster: three or five, and spare ones for a change of membership.
 const MEMBERS_MAX: usize = 9;
 /// Bytes of a configuration file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -96,7 +100,8 @@ struct File {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LimitsFile {
-    message_bytes_max: Option<usize>,
+    #[serde(default, rename = "message_size_max", with = "bytes")]
+    message_bytes_max: Option<u64>,
     calls_max: Option<u32>,
     streams_max: Option<u32>,
     agent_sessions_max: Option<u32>,
@@ -104,15 +109,20 @@ struct LimitsFile {
     group_sessions_max: Option<u32>,
     group_uploads_max: Option<u32>,
     plaintext_max: Option<u32>,
+    #[serde(default, rename = "message_memory_max", with = "bytes")]
     message_room_bytes: Option<u64>,
+    #[serde(default, rename = "message_memory_per_tenant_max", with = "bytes")]
     message_room_each_bytes: Option<u64>,
+    #[serde(default, rename = "message_timeout", with = "span_ms")]
     message_timeout_ms: Option<u64>,
+    #[serde(default, rename = "drill_refusal_max", with = "span_ms")]
     drill_refusal_max_ms: Option<u64>,
     connections_max: Option<u32>,
     connections_per_principal_max: Option<u32>,
     connections_per_group_max: Option<u32>,
     handshakes_max: Option<u32>,
     handshakes_per_address_max: Option<u32>,
+    #[serde(default, rename = "handshake_timeout", with = "span_ms")]
     handshake_timeout_ms: Option<u64>,
 }
 
@@ -135,7 +145,7 @@ struct UpgradeFile {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rebuild {
-    /// It is. What is damaged is kept as evidence, and it does not vote before the cluster took it in anew.
+    /// It is. What is damaged is kept as evidence, and the replica does not vote before it has rejoined the cluster.
     #[default]
     Auto,
     /// Only with `--rebuild`.
@@ -171,19 +181,28 @@ struct MemberFile {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TimingFile {
+    #[serde(rename = "heartbeat_interval", with = "span_ms")]
     heartbeat_interval_ms: u64,
+    #[serde(rename = "election_timeout_min", with = "span_ms")]
     election_timeout_min_ms: u64,
+    #[serde(rename = "election_timeout_max", with = "span_ms")]
     election_timeout_max_ms: u64,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ParametersFile {
+    #[serde(default, rename = "lease_ttl", with = "span_ms")]
     lease_ttl_ms: Option<u64>,
+    #[serde(default, rename = "lease_margin", with = "span_ms")]
     lease_margin_ms: Option<u64>,
+    #[serde(default, rename = "heartbeat_interval", with = "span_ms")]
     heartbeat_interval_ms: Option<u64>,
+    #[serde(default, rename = "request_retention", with = "span_ms")]
     request_retention_ms: Option<u64>,
+    #[serde(default, rename = "job_retention", with = "span_ms")]
     job_retention_ms: Option<u64>,
+    #[serde(default, rename = "node_retention", with = "span_ms")]
     node_retention_ms: Option<u64>,
     jobs_held_max: Option<u64>,
     requests_held_max: Option<u64>,
@@ -194,10 +213,14 @@ struct ParametersFile {
 #[serde(deny_unknown_fields)]
 struct SnapshotsFile {
     every_entries: Option<u64>,
+    #[serde(default, rename = "every_size", with = "bytes")]
     every_bytes: Option<u64>,
+    #[serde(default, rename = "every_time", with = "span_ms")]
     every_ms: Option<u64>,
     kept_entries: Option<u64>,
+    #[serde(default, rename = "kept_size", with = "bytes")]
     kept_bytes: Option<u64>,
+    #[serde(default, rename = "send_rate", with = "bytes_per_second")]
     send_bytes_per_s: Option<u64>,
 }
 
@@ -206,6 +229,7 @@ struct SnapshotsFile {
 struct LeaderFile {
     #[serde(default)]
     preferred_regions: Vec<String>,
+    #[serde(default, rename = "settle", with = "span_ms")]
     settle_ms: Option<u64>,
 }
 
@@ -214,20 +238,23 @@ struct LeaderFile {
 struct ArchiveFile {
     enabled: Option<bool>,
     dir: Option<PathBuf>,
+    #[serde(default, rename = "segment_age", with = "span_ms")]
     segment_age_ms: Option<u64>,
     offload_dir: Option<PathBuf>,
+    #[serde(default, rename = "local_size_max", with = "bytes")]
     local_bytes_max: Option<u64>,
+    #[serde(default, rename = "local_age_max", with = "span_ms")]
     local_age_ms_max: Option<u64>,
 }
 
 /// Where history is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArchiveConfig {
-    /// The folder.
+    /// The directory.
     pub dir: PathBuf,
     /// A segment is closed at this age at the latest.
     pub segment_age: Duration,
-    /// What stays in the folder, and where the rest goes; none for everything.
+    /// What stays in the directory, and where the rest goes; none for everything.
     pub retention: Option<Retention>,
 }
 
@@ -240,7 +267,7 @@ pub struct ServerConfig {
     pub replica_id: ReplicaId,
     /// Its region.
     pub region: Name,
-    /// Its folder.
+    /// Its directory.
     pub data_dir: PathBuf,
     /// Where clients and agents connect.
     pub client_listen: SocketAddr,
@@ -293,10 +320,7 @@ impl ServerConfig {
     }
 
     fn parse(path: &Path, text: &str) -> Result<ServerConfig, ConfigError> {
-        let file: File = toml::from_str(text).map_err(|error| ConfigError::Parse {
-            path: path.to_path_buf(),
-            detail: error.to_string().trim_end().to_owned(),
-        })?;
+        let file = read_keys(path, text)?;
         let refuse = |key: &str, reason: String| ConfigError::Value {
             path: path.to_path_buf(),
             key: key.into(),
@@ -371,6 +395,19 @@ impl ServerConfig {
     }
 }
 
+/// The file with the keys that exist. One of an earlier form is refused with the key that replaced it.
+fn read_keys(path: &Path, text: &str) -> Result<File, ConfigError> {
+    // What is no TOML is reported below.
+    let written: WrittenKeys = toml::from_str(text).unwrap_or_default();
+    if let Some((key, reason)) = written.former(&FORMER_KEYS) {
+        return Err(ConfigError::Value { path: path.to_path_buf(), key: key.to_owned(), reason });
+    }
+    toml::from_str(text).map_err(|error| ConfigError::Parse {
+        path: path.to_path_buf(),
+        detail: error.to_string().trim_end().to_owned(),
+    })
+}
+
 fn archive(
     file: ArchiveFile,
     data_dir: &Path,
@@ -384,8 +421,8 @@ fn archive(
     }
     let age_ms = file.segment_age_ms.unwrap_or(SEGMENT_AGE_MS_DEFAULT);
     if !(SEGMENT_AGE_MS_MIN..=SEGMENT_AGE_MS_MAX).contains(&age_ms) {
-        let rule = format!("must be between {SEGMENT_AGE_MS_MIN} and {SEGMENT_AGE_MS_MAX}, got {age_ms}");
-        return Err(refuse("archive.segment_age_ms", rule));
+        let broken = Violation::span("archive.segment_age", age_ms, SEGMENT_AGE_MS_MIN, SEGMENT_AGE_MS_MAX);
+        return Err(refuse(&broken.field, broken.description));
     }
     let retention = retention(&file, refuse)?;
     let dir = file.dir.unwrap_or_else(|| data_dir.join("archive"));
@@ -398,52 +435,52 @@ fn archive(
     Ok(Some(ArchiveConfig { dir, segment_age: Duration::from_millis(age_ms), retention }))
 }
 
-/// What of the archive stays on its own disk. Nothing is dropped that was not put elsewhere before.
+/// Which part of the archive stays on its own disk. Nothing is dropped that was not put elsewhere before.
 fn retention(
     file: &ArchiveFile,
     refuse: &impl Fn(&str, String) -> ConfigError,
 ) -> Result<Option<Retention>, ConfigError> {
     let bounds = Bounds { bytes_max: file.local_bytes_max, age_ms_max: file.local_age_ms_max };
-    for (key, value, least) in [
-        ("archive.local_bytes_max", bounds.bytes_max, LOCAL_BYTES_MIN),
-        ("archive.local_age_ms_max", bounds.age_ms_max, LOCAL_AGE_MS_MIN),
-    ] {
-        if let Some(value) = value.filter(|value| *value < least) {
-            return Err(refuse(key, format!("must be {least} or more, got {value}")));
-        }
+    if let Some(bytes) = bounds.bytes_max.filter(|bytes| *bytes < LOCAL_BYTES_MIN) {
+        let (least, size) = (ByteCount(LOCAL_BYTES_MIN), ByteCount(bytes));
+        return Err(refuse("archive.local_size_max", format!("must be {least} or more, got {size}")));
+    }
+    if let Some(age_ms) = bounds.age_ms_max.filter(|age_ms| *age_ms < LOCAL_AGE_MS_MIN) {
+        let (least, age) = (Span(LOCAL_AGE_MS_MIN), Span(age_ms));
+        return Err(refuse("archive.local_age_max", format!("must be {least} or more, got {age}")));
     }
     let is_bounded = bounds.bytes_max.is_some() || bounds.age_ms_max.is_some();
     match (&file.offload_dir, is_bounded) {
         (None, false) => Ok(None),
         (Some(to), true) => Ok(Some(Retention { offload_dir: to.clone(), bounds })),
         (None, true) => {
-            let rule = "must be given with local_bytes_max or local_age_ms_max: what does not stay is put there first";
+            let rule =
+                "must be given with local_size_max or local_age_max: what does not stay is put there first";
             Err(refuse("archive.offload_dir", rule.into()))
         }
         (Some(_), false) => {
-            let rule = "needs local_bytes_max or local_age_ms_max, which say what stays";
+            let rule = "needs local_size_max or local_age_max, which say what stays";
             Err(refuse("archive.offload_dir", rule.into()))
         }
     }
 }
 
-/// The first of the rules that elections need and that is broken: said here, before anything is written.
+/// The first of the rules that elections need and that is broken: told here, before anything is written.
 fn broken_timing(timing: Timing) -> Option<(&'static str, String)> {
     let (heartbeat, min, max) =
         (timing.heartbeat_interval_ms, timing.election_timeout_min_ms, timing.election_timeout_max_ms);
     if heartbeat == 0 {
-        return Some(("heartbeat_interval_ms", "must be 1 or more".into()));
+        return Some(("heartbeat_interval", "must be 1ms or more".into()));
     }
+    let (beats, least, most) = (Span(heartbeat), Span(min), Span(max));
     if min <= heartbeat {
-        return Some((
-            "election_timeout_min_ms",
-            format!("must be above heartbeat_interval_ms, {heartbeat}, got {min}"),
-        ));
+        let rule = format!("must be above heartbeat_interval, {beats}, got {least}");
+        return Some(("election_timeout_min", rule));
     }
     if max <= min || max > ELECTION_TIMEOUT_MS_MAX {
-        let rule =
-            format!("must be above election_timeout_min_ms, {min}, and at most {ELECTION_TIMEOUT_MS_MAX}");
-        return Some(("election_timeout_max_ms", format!("{rule}, got {max}")));
+        let limit = Span(ELECTION_TIMEOUT_MS_MAX);
+        let rule = format!("must be above election_timeout_min, {least}, and at most {limit}, got {most}");
+        return Some(("election_timeout_max", rule));
     }
     None
 }
@@ -489,17 +526,24 @@ fn snapshots(
     file: &SnapshotsFile,
     refuse: &impl Fn(&str, String) -> ConfigError,
 ) -> Result<SnapshotPolicy, ConfigError> {
+    type Rendering = fn(u64) -> String;
     let usual = SnapshotPolicy::PRODUCTION;
-    let checked = |key: &str, value: Option<u64>, least: u64, usual: Option<u64>| match value {
-        Some(value) if value < least => {
-            Err(refuse(&format!("snapshots.{key}"), format!("must be {least} or more, got {value}")))
-        }
-        value => Ok(value.or(usual)),
-    };
+    let count: Rendering = |value| value.to_string();
+    let size: Rendering = |bytes| ByteCount(bytes).to_string();
+    let rate: Rendering = |bytes| format!("{}/s", ByteCount(bytes));
+    let span: Rendering = |ms| Span(ms).to_string();
+    let checked =
+        |key: &str, given: Option<u64>, least: u64, usual: Option<u64>, shown: Rendering| match given {
+            Some(value) if value < least => {
+                let rule = format!("must be {} or more, got {}", shown(least), shown(value));
+                Err(refuse(&format!("snapshots.{key}"), rule))
+            }
+            given => Ok(given.or(usual)),
+        };
     Ok(SnapshotPolicy {
-        every_entries: checked("every_entries", file.every_entries, 1, usual.every_entries)?,
-        every_bytes: checked("every_bytes", file.every_bytes, SNAPSHOT_BYTES_MIN, usual.every_bytes)?,
-        every_ms: checked("every_ms", file.every_ms, SNAPSHOT_AGE_MS_MIN, usual.every_ms)?,
+        every_entries: checked("every_entries", file.every_entries, 1, usual.every_entries, count)?,
+        every_bytes: checked("every_size", file.every_bytes, SNAPSHOT_BYTES_MIN, usual.every_bytes, size)?,
+        every_ms: checked("every_time", file.every_ms, SNAPSHOT_AGE_MS_MIN, usual.every_ms, span)?,
         // Who says how often gets it so often.
         share_percent: usual
             .share_percent
@@ -509,10 +553,11 @@ fn snapshots(
         kept_entries: file.kept_entries.unwrap_or(usual.kept_entries),
         kept_bytes: file.kept_bytes.or(usual.kept_bytes),
         send_bytes_per_s: checked(
-            "send_bytes_per_s",
+            "send_rate",
             file.send_bytes_per_s,
             SNAPSHOT_BYTES_MIN,
             usual.send_bytes_per_s,
+            rate,
         )?,
     })
 }
@@ -535,7 +580,7 @@ fn leader(
     let usual = LeaderPolicy::default();
     let settle_ms = file.settle_ms.unwrap_or(usual.settle_ms);
     if settle_ms == 0 {
-        return Err(refuse("leader.settle_ms", "must be 1 or more".into()));
+        return Err(refuse("leader.settle", "must be 1ms or more".into()));
     }
     Ok(LeaderPolicy { preferred_regions: file.preferred_regions.clone(), settle_ms, ..usual })
 }
@@ -561,7 +606,9 @@ fn api(file: &LimitsFile) -> Result<ApiConfig, (&'static str, String)> {
     }
     const MANY: (u32, u32) = (1, 1_000_000);
     let mut api = ApiConfig::DEFAULT;
-    set("message_bytes_max", file.message_bytes_max, (64 << 10, 64 << 20), &mut api.message_bytes_max)?;
+    let mut message_bytes_max = api.message_bytes_max as u64;
+    set_size("message_size_max", file.message_bytes_max, (64 << 10, 64 << 20), &mut message_bytes_max)?;
+    api.message_bytes_max = usize::try_from(message_bytes_max).unwrap_or(usize::MAX);
     set("calls_max", file.calls_max, MANY, &mut api.calls.calls_max)?;
     set("streams_max", file.streams_max, MANY, &mut api.calls.streams_max)?;
     set("agent_sessions_max", file.agent_sessions_max, MANY, &mut api.calls.agent_sessions_max)?;
@@ -569,17 +616,14 @@ fn api(file: &LimitsFile) -> Result<ApiConfig, (&'static str, String)> {
     set("group_sessions_max", file.group_sessions_max, MANY, &mut api.calls.group_sessions_max)?;
     set("group_uploads_max", file.group_uploads_max, MANY, &mut api.calls.group_uploads_max)?;
     set("plaintext_max", file.plaintext_max, MANY, &mut api.calls.plaintext_max)?;
-    let room = (1 << 20, 1 << 40);
-    set("message_room_bytes", file.message_room_bytes, room, &mut api.calls.message_room_bytes)?;
-    set(
-        "message_room_each_bytes",
-        file.message_room_each_bytes,
-        room,
-        &mut api.calls.message_room_each_bytes,
-    )?;
-    set("message_timeout_ms", file.message_timeout_ms, (100, 600_000), &mut api.calls.message_timeout_ms)?;
+    let (bounds, all) = ((1 << 20, 1 << 40), &mut api.calls.message_room_bytes);
+    set_size("message_memory_max", file.message_room_bytes, bounds, all)?;
+    let each = &mut api.calls.message_room_each_bytes;
+    set_size("message_memory_per_tenant_max", file.message_room_each_bytes, bounds, each)?;
+    let timeout = &mut api.calls.message_timeout_ms;
+    set_span("message_timeout", file.message_timeout_ms, (100, 600_000), timeout)?;
     let mut refusal_ms = u64::try_from(api.drill_refusal_max.as_millis()).unwrap_or(u64::MAX);
-    set("drill_refusal_max_ms", file.drill_refusal_max_ms, (0, 600_000), &mut refusal_ms)?;
+    set_span("drill_refusal_max", file.drill_refusal_max_ms, (0, 600_000), &mut refusal_ms)?;
     api.drill_refusal_max = Duration::from_millis(refusal_ms);
     let size = |given: Option<u32>| given.map(|value| value as usize);
     let many = (1, 1_000_000);
@@ -593,9 +637,46 @@ fn api(file: &LimitsFile) -> Result<ApiConfig, (&'static str, String)> {
     let each = size(file.handshakes_per_address_max);
     set("handshakes_per_address_max", each, many, &mut accept.handshakes_per_address_max)?;
     let mut timeout_ms = u64::try_from(accept.handshake_timeout.as_millis()).unwrap_or(u64::MAX);
-    set("handshake_timeout_ms", file.handshake_timeout_ms, (100, 60_000), &mut timeout_ms)?;
+    set_span("handshake_timeout", file.handshake_timeout_ms, (100, 60_000), &mut timeout_ms)?;
     accept.handshake_timeout = std::time::Duration::from_millis(timeout_ms);
     Ok(api)
+}
+
+/// A span of the limits, where one is given and within its bounds.
+fn set_span(
+    key: &'static str,
+    given: Option<u64>,
+    (min, max): (u64, u64),
+    to: &mut u64,
+) -> Result<(), (&'static str, String)> {
+    set_quantity(key, given, (min, max), to, Violation::span)
+}
+
+/// The same for a number of bytes.
+fn set_size(
+    key: &'static str,
+    given: Option<u64>,
+    (min, max): (u64, u64),
+    to: &mut u64,
+) -> Result<(), (&'static str, String)> {
+    set_quantity(key, given, (min, max), to, Violation::size)
+}
+
+fn set_quantity(
+    key: &'static str,
+    given: Option<u64>,
+    (min, max): (u64, u64),
+    to: &mut u64,
+    violation: fn(&str, u64, u64, u64) -> Violation,
+) -> Result<(), (&'static str, String)> {
+    match given {
+        Some(value) if value < min || value > max => Err((key, violation(key, value, min, max).description)),
+        Some(value) => {
+            *to = value;
+            Ok(())
+        }
+        None => Ok(()),
+    }
 }
 
 fn parameters(file: &ParametersFile) -> Parameters {
@@ -646,14 +727,15 @@ client_endpoint = "http://127.0.0.1:7400"
 
     #[test]
     fn snapshots_and_leaders_are_as_asked_for() {
-        let asked = "[snapshots]\nevery_bytes = 2097152\nevery_ms = 60000\nkept_bytes = 0\n\
-                     [leader]\npreferred_regions = [\"eu-west\"]\nsettle_ms = 5000\n";
+        let asked = "[snapshots]\nevery_size = \"2MiB\"\nevery_time = \"1m\"\nkept_size = 0\nsend_rate = \"32MiB/s\"\n\
+                     [leader]\npreferred_regions = [\"eu-west\"]\nsettle = \"5s\"\n";
         let config = ServerConfig::parse(Path::new("muster.toml"), &format!("{GOOD}\n{asked}"))
             .expect("it is complete");
         let expected = SnapshotPolicy {
             every_bytes: Some(2 << 20),
             every_ms: Some(60_000),
             kept_bytes: Some(0),
+            send_bytes_per_s: Some(32 << 20),
             share_percent: None,
             ..SnapshotPolicy::PRODUCTION
         };
@@ -691,31 +773,40 @@ client_endpoint = "http://127.0.0.1:7400"
                 GOOD.replace("http://127.0.0.1:7400", "https://127.0.0.1:7400"),
                 "members[0].client_endpoint: https needs certificates",
             ),
-            (format!("{GOOD}\n[archive]\nsegment_age_ms = 1\n"), "archive.segment_age_ms: must be between"),
+            (
+                format!("{GOOD}\n[archive]\nsegment_age = \"1ms\"\n"),
+                "archive.segment_age: must be between 100ms and 7d, got 1ms",
+            ),
             (format!("{GOOD}\n[archive]\nenabled = false\ndir = \"/x\"\n"), "archive.dir: is given"),
-            (format!("{GOOD}\n[archive]\nlocal_bytes_max = 9999999\n"), "archive.offload_dir: must be given"),
+            (format!("{GOOD}\n[archive]\nlocal_size_max = 9999999\n"), "archive.offload_dir: must be given"),
             (
                 format!("{GOOD}\n[archive]\noffload_dir = \"/x\"\n"),
-                "archive.offload_dir: needs local_bytes_max",
+                "archive.offload_dir: needs local_size_max",
             ),
             (
-                format!("{GOOD}\n[archive]\noffload_dir = \"/x\"\nlocal_bytes_max = 1\n"),
-                "archive.local_bytes_max: must be 1048576 or more",
+                format!("{GOOD}\n[archive]\noffload_dir = \"/x\"\nlocal_size_max = 1\n"),
+                "archive.local_size_max: must be 1Mi or more, got 1",
             ),
             (
-                format!("{GOOD}\n[archive]\ndir = \"/x\"\noffload_dir = \"/x/y\"\nlocal_age_ms_max = 5000\n"),
+                format!("{GOOD}\n[archive]\ndir = \"/x\"\noffload_dir = \"/x/y\"\nlocal_age_max = \"5s\"\n"),
                 "archive.offload_dir: must be apart",
             ),
-            (format!("{GOOD}\n[parameters]\nlease_ttl_ms = 1\n"), "parameters.lease_ttl_ms: must be between"),
             (
-                format!("{GOOD}\n[timing]\nheartbeat_interval_ms = 1\n"),
-                "missing field `election_timeout_min_ms`",
+                format!("{GOOD}\n[parameters]\nlease_ttl = \"1ms\"\n"),
+                "parameters.lease_ttl: must be between 500ms and 1h, got 1ms",
             ),
             (
-                format!("{GOOD}\n[snapshots]\nevery_bytes = 5\n"),
-                "snapshots.every_bytes: must be 1048576 or more",
+                format!("{GOOD}\n[timing]\nheartbeat_interval = \"1ms\"\n"),
+                "missing field `election_timeout_min`",
             ),
-            (format!("{GOOD}\n[snapshots]\nevery_ms = 5\n"), "snapshots.every_ms: must be 1000 or more"),
+            (
+                format!("{GOOD}\n[snapshots]\nevery_size = 5\n"),
+                "snapshots.every_size: must be 1Mi or more, got 5",
+            ),
+            (
+                format!("{GOOD}\n[snapshots]\nevery_time = \"5ms\"\n"),
+                "snapshots.every_time: must be 1s or more",
+            ),
             (
                 format!("{GOOD}\n[snapshots]\nevery_entries = 0\n"),
                 "snapshots.every_entries: must be 1 or more",
@@ -730,7 +821,44 @@ client_endpoint = "http://127.0.0.1:7400"
             ),
             (format!("{GOOD}\n[upgrade]\nformat_max = 0\n"), "upgrade.format_max: must be between 1 and"),
             (format!("{GOOD}\n[recovery]\nrebuild = \"maybe\"\n"), "unknown variant `maybe`"),
-            (format!("{GOOD}\n[leader]\nsettle_ms = 0\n"), "leader.settle_ms: must be 1 or more"),
+            (format!("{GOOD}\n[leader]\nsettle = 0\n"), "leader.settle: must be 1ms or more"),
+            // A quantity without its unit, and of another kind.
+            (format!("{GOOD}\n[leader]\nsettle = 5000\n"), "integer `5000`, expected a duration like 90s"),
+            (format!("{GOOD}\n[leader]\nsettle = 5000\n"), "settle = 5000"),
+            (format!("{GOOD}\n[snapshots]\nevery_size = \"1h\"\n"), "\"1h\", expected bytes like 64MiB"),
+            (format!("{GOOD}\n[snapshots]\nsend_rate = \"64MiB\"\n"), "expected bytes a second like 64MiB/s"),
+            (
+                format!("{GOOD}\n[snapshots]\nsend_rate = \"1k/s\"\n"),
+                "snapshots.send_rate: must be 1Mi/s or more, got 1000/s",
+            ),
+            (
+                format!("{GOOD}\n[limits]\nmessage_size_max = \"1Ki\"\n"),
+                "limits.message_size_max: must be between 64Ki and 64Mi, got 1Ki",
+            ),
+            (
+                format!("{GOOD}\n[limits]\nmessage_memory_max = \"1k\"\n"),
+                "limits.message_memory_max: must be between 1Mi and 1Ti, got 1000",
+            ),
+            (
+                format!("{GOOD}\n[archive]\nsegment_age = \"9999999999d\"\n"),
+                "string \"9999999999d\", expected a duration",
+            ),
+            // No unit was ever in this key.
+            (format!("{GOOD}\n[leader]\nsettle_s = 5\n"), "unknown field `settle_s`"),
+            // A key of an earlier form, with its number or its text.
+            (
+                format!("{GOOD}\n[leader]\nsettle_ms = 5000\n"),
+                "leader.settle_ms: is now `settle`, with the unit in the value: settle = \"5s\"; takes a duration like",
+            ),
+            (
+                format!("{GOOD}\n[snapshots]\nevery_bytes = \"64MiB\"\n"),
+                "snapshots.every_bytes: is now `every_size`, with the unit in the value: every_size = \"64MiB\"",
+            ),
+            (format!("leader.settle_ms = 5000\n{GOOD}"), "leader.settle_ms: is now `settle`"),
+            (
+                format!("{GOOD}\n[limits]\nhandshake_timeout = \"2m\"\n"),
+                "limits.handshake_timeout: must be between 100ms and 1m, got 2m",
+            ),
             (GOOD.replace("127.0.0.1:7500\"\n\n[[", "127.0.0.1:7400\"\n\n[["), "peer_listen: must differ"),
         ];
         for (text, expected) in cases {
@@ -739,6 +867,20 @@ client_endpoint = "http://127.0.0.1:7400"
                 said.contains(expected) && said.starts_with("muster.toml: "),
                 "{said:?} should say {expected:?}"
             );
+        }
+    }
+
+    #[test]
+    fn every_earlier_key_is_refused_with_one_that_is_read() {
+        for former in FORMER_KEYS {
+            let (table, was) = former.was().split_once('.').expect("each was in a table");
+            let said = refusal(&format!("{GOOD}\n[{table}]\n{was} = 120000\n"));
+            let expected = format!("muster.toml: {table}.{was}: is now `{}`", former.now());
+            assert!(said.starts_with(&expected), "{said:?} should say {expected:?}");
+            // What it says to write is a key: the list of those that are known has it, and not the earlier one.
+            let known = refusal(&format!("{GOOD}\n[{table}]\nno_such_key = 1\n"));
+            assert!(known.contains(&format!("`{}`", former.now())), "{known}");
+            assert!(!known.contains(&format!("`{was}`")), "{known}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! The mark of a diverged replica and what is kept beside it.
+//! The mark of a diverged replica and what is kept next to it.
 //!
 //! ```text
 //! <data_dir>/DIVERGED               says where, and the two digests; TOML
@@ -41,10 +41,10 @@ pub fn now_ms() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The mark in a folder, if there is one. One that cannot be read counts all the same.
+/// The mark in a directory, if there is one. One that cannot be read counts all the same.
 ///
 /// # Errors
-/// When the folder cannot be looked into.
+/// When the directory cannot be looked into.
 pub fn mark_in(dir: &Path) -> std::io::Result<Option<DivergedMark>> {
     let path = dir.join(MARK);
     let size = match std::fs::metadata(&path) {
@@ -116,12 +116,12 @@ fn keep_state(dir: &Path, divergence: &Divergence<'_>) -> Result<(), muster_arch
     writer.finish().map(|_| ())
 }
 
-/// Moves the mark and the state into the folder with the rest of the evidence.
+/// Moves the mark and the state into the directory with the rest of the evidence.
 ///
 /// # Errors
 /// When a file cannot be moved.
 pub fn move_mark(dir: &Path, evidence: &Path) -> std::io::Result<()> {
-    // The mark last: while it is there, nobody takes the folder for a healthy one.
+    // The mark last: while it is there, nobody takes the directory for a healthy one.
     for name in [STATE, MARK] {
         match muster_files::rename_durably(&dir.join(name), &evidence.join(name)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
@@ -129,11 +129,11 @@ pub fn move_mark(dir: &Path, evidence: &Path) -> std::io::Result<()> {
         }
     }
     // One that was moved before may not be flushed yet.
-    muster_files::sync_folder(evidence)?;
-    muster_files::sync_folder(dir)
+    muster_files::sync_directory(evidence)?;
+    muster_files::sync_directory(dir)
 }
 
-/// The newest folder with evidence in `dir`.
+/// The newest directory with evidence in `dir`.
 pub fn newest_evidence(dir: &Path) -> Option<PathBuf> {
     let entries = std::fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path());
     let sets = entries.filter(|path| {
@@ -151,8 +151,8 @@ mod tests {
 
     #[test]
     fn a_divergence_is_kept_and_moved_to_the_evidence() {
-        let folder = tempfile::tempdir().expect("a folder can be made");
-        let dir = folder.path();
+        let directory = tempfile::tempdir().expect("a directory can be made");
+        let dir = directory.path();
         assert_eq!(mark_in(dir).expect("it can be looked into"), None);
         let state = State::default();
         let mismatch = Mismatch::Digest { expected: 0xab, actual: state.digest() };
@@ -166,7 +166,7 @@ mod tests {
         std::fs::write(dir.join(MARK), b"\xff{").expect("it can be written");
         assert!(mark_in(dir).expect("it can be looked into").is_some());
         let evidence = dir.join("damaged-1");
-        std::fs::create_dir(&evidence).expect("a folder can be made");
+        std::fs::create_dir(&evidence).expect("a directory can be made");
         move_mark(dir, &evidence).expect("it can be moved");
         assert_eq!(mark_in(dir).expect("it can be looked into"), None);
         assert!(evidence.join(MARK).exists() && evidence.join(STATE).exists());

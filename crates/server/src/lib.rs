@@ -2,6 +2,7 @@
 
 mod config;
 mod evidence;
+mod former_keys;
 mod open;
 mod recover;
 
@@ -11,13 +12,13 @@ pub use recover::{begin_from, take_archive};
 
 use muster_archive::ArchiveError;
 use muster_consensus::{Advertise, Consensus, ConsensusConfig, Role, StopReason};
-use muster_decider::Founding;
+use muster_decider::BootstrapConfig;
 use muster_engine::{
-    DivergenceHandler, Engine, EngineConfig, HistorySettings, ReplicaInfo, UnopenedArchive,
+    DivergenceHandler, Engine, EngineConfig, HistorySettings, ReplicaInfo, UnopenedArchive, View,
     archive_error_text, open_archive, purge_up_to,
 };
 use muster_metrics::ReplicaMetrics;
-use muster_store::StoreError;
+use muster_store::{ReplicaStore, StoreError};
 use muster_transport::{PeerName, Role as PeerRole, Security, Tls, TlsError};
 use std::cmp::Reverse;
 use std::net::SocketAddr;
@@ -32,7 +33,7 @@ use evidence::DivergedMark;
 use open::open_store;
 
 /// How long a leader that stops may take to let another lead.
-const HAND_OVER_MAX: Duration = Duration::from_millis(1_500);
+const TRANSFER_MAX: Duration = Duration::from_millis(1_500);
 /// How long calls in progress may take to end; open watches and sessions are told at once.
 const DRAIN_MAX: Duration = Duration::from_millis(1_000);
 /// How long consensus may take to put its storage away.
@@ -70,7 +71,7 @@ pub struct ServerArgs {
     /// and votes for nobody before it is taken in
     #[arg(long, group = "start")]
     join: bool,
-    /// Move what is damaged in the data directory aside and begin anew from the other replicas. An intact
+    /// Move what is damaged in the data directory aside and rebuild it from the other replicas. An intact
     /// directory is left as it is
     #[arg(long, group = "start")]
     rebuild: bool,
@@ -288,7 +289,7 @@ pub async fn run(args: ServerArgs, version: &str, shutdown: CancellationToken) -
         return Ok(recover::run(args).await?);
     }
     let config = ServerConfig::read(&args.config.ok_or(ServerError::NoConfig)?)?;
-    // Listeners first: a port in use is said before anything is written.
+    // Listeners first: a port in use is reported before anything is written.
     let security = security(&config, args.insecure)?;
     let open = args.insecure || matches!(security, Security::Tls(_));
     let clients = listen("client_listen", config.client_listen, open).await?;
@@ -299,20 +300,21 @@ pub async fn run(args: ServerArgs, version: &str, shutdown: CancellationToken) -
     };
     muster_planted::admit(&config.data_dir)?;
     let store = open_store(&config, start).await?;
-    let founding = Founding {
+    let founding = BootstrapConfig {
         cluster: config.cluster_id,
         generation: store.identity().generation,
         parameters: config.parameters,
         format_max: config.format_max(),
         new_cluster_format: Some(config.format_max()),
         admission: match &security {
-            // Whoever reaches such a listener is taken for what it says in any case.
+            // A node that reaches such a listener is taken for what it claims to be in any case.
             Security::Plaintext => muster_types::AdmissionMode::Open,
             Security::Tls(_) => muster_types::AdmissionMode::Pinned,
         },
     };
     let (replicated, view) = muster_engine::replicated(founding.format_max);
     let metrics = ReplicaMetrics::default();
+    measure(&metrics, &view, &store);
     let counter = muster_api::DecisionObserver::new(metrics.decisions().clone());
     let replicated =
         replicated.on_divergence(keep_evidence(config.data_dir.clone())).observed_by(Box::new(counter));
@@ -362,17 +364,12 @@ pub async fn run(args: ServerArgs, version: &str, shutdown: CancellationToken) -
         tokio::spawn(engine.clone().raise_format_when_ready(FORMATS_EVERY));
     }
     let stop_serving = CancellationToken::new();
+    let shared = muster_api::Shared::new(engine.clone(), config.api, security.clone());
     if let Some(listener) = pages {
-        tokio::spawn(keep_pages(engine.clone(), metrics.clone(), security.clone(), listener));
+        tokio::spawn(keep_pages(engine.clone(), shared.clone(), metrics.clone(), listener));
     }
-    let api = tokio::spawn(muster_api::serve(
-        engine.clone(),
-        config.api,
-        metrics,
-        security.clone(),
-        clients,
-        stop_serving.clone().cancelled_owned(),
-    ));
+    let api =
+        tokio::spawn(muster_api::serve(shared, metrics, clients, stop_serving.clone().cancelled_owned()));
     let fresh = tokio::spawn(async move {
         match security {
             Security::Tls(tls) => tls.keep_fresh().await,
@@ -386,12 +383,21 @@ pub async fn run(args: ServerArgs, version: &str, shutdown: CancellationToken) -
     ended
 }
 
+/// Has durations of the replica's work measured from here on.
+fn measure(metrics: &ReplicaMetrics, view: &View, store: &ReplicaStore) {
+    view.timed_by(Box::new(muster_api::WorkTimes::new(metrics.clone())));
+    let metrics = metrics.clone();
+    store.log.observe_flushes(move |took| metrics.flushed(took));
+}
+
 /// Serves the pages for monitoring systems as long as the replica runs. Should their listener fail, the replica goes on.
-async fn keep_pages(engine: Engine, metrics: ReplicaMetrics, security: Security, listener: TcpListener) {
-    let stopping = engine.clone();
-    let served = muster_api::serve_pages(engine, metrics, security, listener, async move {
-        stopping.stopping().await;
-    });
+async fn keep_pages(
+    engine: Engine,
+    shared: muster_api::Shared,
+    metrics: ReplicaMetrics,
+    listener: TcpListener,
+) {
+    let served = muster_api::serve_pages(shared, metrics, listener, async move { engine.stopping().await });
     if let Err(error) = served.await {
         let error = &error as &dyn std::error::Error;
         tracing::error!(error, "http_listen: serving the pages for monitoring systems failed");
@@ -417,8 +423,8 @@ async fn tell_facts(engine: Engine, security: Security, dir: PathBuf) {
             () = engine.stopping() => return,
             _ = ticks.tick() => {}
         }
-        let folder = dir.join("snapshots");
-        let age = tokio::task::spawn_blocking(move || newest_age_ms(&folder)).await;
+        let directory = dir.join("snapshots");
+        let age = tokio::task::spawn_blocking(move || newest_age_ms(&directory)).await;
         let archived = engine.archive_status().ok();
         let damaged = archived.as_ref().map(|status| status.borrow().damaged.clone()).unwrap_or_default();
         let unmended = archived.as_ref().map(|status| status.borrow().unmended.clone()).unwrap_or_default();
@@ -438,9 +444,9 @@ async fn tell_facts(engine: Engine, security: Security, dir: PathBuf) {
     }
 }
 
-/// How old the newest snapshot in a folder is, in milliseconds.
-fn newest_age_ms(folder: &Path) -> Option<u64> {
-    let files = std::fs::read_dir(folder).ok()?.flatten();
+/// How old the newest snapshot in a directory is, in milliseconds.
+fn newest_age_ms(directory: &Path) -> Option<u64> {
+    let files = std::fs::read_dir(directory).ok()?.flatten();
     let snapshots = files.filter(|file| file.path().extension().is_some_and(|end| end == "snapshot"));
     let newest = snapshots.filter_map(|file| file.metadata().ok()?.modified().ok()).max()?;
     u64::try_from(newest.elapsed().unwrap_or_default().as_millis()).ok()
@@ -469,7 +475,7 @@ impl Parts {
             }
         };
         tokio::select! {
-            // What has ended by itself is said, whatever else happens at the time.
+            // What has ended by itself is reported, whatever else happens at the time.
             biased;
             reason = stopped.wait_for(Option::is_some) => {
                 let reason = reason.ok().and_then(|reason| reason.clone());
@@ -500,7 +506,7 @@ impl Parts {
         if in_order {
             // Errors of a protocol that is being ended are told from others by this line.
             tracing::info!("the replica was told to stop");
-            within("handing over the leadership", HAND_OVER_MAX, hand_over(&self.consensus)).await;
+            within("transferring the leadership", TRANSFER_MAX, transfer_leadership(&self.consensus)).await;
         }
         self.engine.stop();
         self.stop_serving.cancel();
@@ -521,7 +527,7 @@ async fn within(what: &str, limit: Duration, step: impl Future<Output = ()>) {
 }
 
 /// Lets the best of the other voters lead, so that a restart costs the cluster no election timeout.
-async fn hand_over(consensus: &Consensus) {
+async fn transfer_leadership(consensus: &Consensus) {
     let status = consensus.status();
     if status.role != Role::Leader {
         return;
@@ -531,7 +537,7 @@ async fn hand_over(consensus: &Consensus) {
     let nearest = others.max_by_key(|m| (m.matched_index, Reverse(m.silent_ms))).map(|m| m.replica);
     let Some(next) = consensus.successor().or(nearest) else { return };
     match consensus.transfer_leadership(next).await {
-        Ok(()) => tracing::info!(to = %next, "leadership handed over"),
-        Err(error) => tracing::info!(to = %next, %error, "leadership was not handed over"),
+        Ok(()) => tracing::info!(to = %next, "leadership transferred"),
+        Err(error) => tracing::info!(to = %next, %error, "leadership was not transferred"),
     }
 }

@@ -1,25 +1,27 @@
-//! Opening the data folder: as it is, as a new replica's, or as one that is rebuilt.
+//! Opening the data directory: as it is, as a new replica's, or as one that is rebuilt.
 //!
 //! A rebuild is one command that may be interrupted anywhere: what is damaged is moved aside with its
-//! identity last, so a half-moved folder is damaged still; an emptied one with evidence in it is made
-//! anew with the mark of a lost storage; and with that mark the replica neither votes nor acknowledges
-//! before the cluster has taken it in anew.
+//! identity last, so a half-moved directory is damaged still; an emptied one with evidence in it is created
+//! again with the mark of a lost storage; and with that mark the replica neither votes nor acknowledges
+//! before it has rejoined the cluster.
 //!
-//! **Invariant:** a folder that is intact is never emptied, whatever the command line says.
+//! **Invariant:** a directory that is intact is never emptied, whatever the command line says.
 //! **Invariant:** a diverged replica starts only to be rebuilt.
 
 use muster_planted::{Rule, breaks};
-use muster_store::{FIRST_GENERATION, Founding, Identity, OpenMode, ReplicaStore, StoreError, StoreOptions};
+use muster_store::{
+    FIRST_GENERATION, FoundingId, Identity, OpenMode, ReplicaStore, StoreError, StoreOptions,
+};
 use std::path::Path;
 
 use super::config::{Rebuild, ServerConfig};
 use super::evidence::{mark_in, move_mark, newest_evidence};
 use super::{ServerError, Start};
 
-/// Opens the folder of a configuration.
+/// Opens the directory of a configuration.
 ///
 /// # Errors
-/// Says what is wrong with the folder and what to do about it.
+/// Says what is wrong with the directory and what to do about it.
 pub async fn open_store(config: &ServerConfig, start: Start) -> Result<ReplicaStore, ServerError> {
     let config = config.clone();
     let opened = tokio::task::spawn_blocking(move || open(&config, start));
@@ -32,11 +34,11 @@ pub fn is_in_memory(dir: &Path) -> bool {
     found.is_ok_and(|found| found.filesystem_type() == nix::sys::statfs::TMPFS_MAGIC)
 }
 
-/// The identity a folder is expected to have: the generation is whatever the folder says, for no
+/// The identity a directory is expected to have: the generation is whatever the directory says, for no
 /// configuration knows it.
 ///
 /// # Errors
-/// When the folder's identity cannot be read.
+/// When the directory's identity cannot be read.
 pub fn expected(config: &ServerConfig) -> Result<Identity, StoreError> {
     let found = ReplicaStore::identity_of(&config.data_dir)?;
     Ok(Identity {
@@ -75,17 +77,19 @@ fn open(config: &ServerConfig, start: Start) -> Result<ReplicaStore, ServerError
     };
     match try_open(config, mode) {
         Ok(store) => {
-            if matches!(start, Start::Rebuild | Start::Join) && store.founding() == Founding::Awaited {
+            if matches!(start, Start::Rebuild | Start::Join) && store.founding() == FoundingId::Awaited {
                 // It was started as one of a new cluster, and that was refused.
                 store.join_instead().map_err(refuse)?;
             }
             if start == Start::Rebuild && store.rejoin().borrow().is_none() {
-                tracing::warn!("the data folder is intact: there is nothing to rebuild, it is used as it is");
+                tracing::warn!(
+                    "the data directory is intact: there is nothing to rebuild, it is used as it is"
+                );
             }
             Ok(store)
         }
         Err(StoreError::Damaged { dir, damage }) if start == Start::Rebuild || rebuilds(config) => {
-            tracing::error!(%damage, dir = %dir.display(), "the data folder is damaged; this replica is rebuilt from its peers");
+            tracing::error!(%damage, dir = %dir.display(), "the data directory is damaged; this replica is rebuilt from its peers");
             set_aside(config)?;
             try_open(config, renewed).map_err(refuse)
         }
@@ -113,7 +117,7 @@ fn set_aside(config: &ServerConfig) -> Result<(), ServerError> {
         Err(source) => return Err(refusal(dir, Start::Rebuild, source)),
     };
     let Some(evidence) = evidence else { return Ok(()) };
-    tracing::warn!(evidence = %evidence.display(), "what was in the data folder is kept as evidence; remove it once it is understood");
+    tracing::warn!(evidence = %evidence.display(), "what was in the data directory is kept as evidence; remove it once it is understood");
     move_mark(dir, &evidence).map_err(|source| ServerError::Evidence { dir: dir.clone(), source })
 }
 

@@ -1,4 +1,4 @@
-//! `muster server recover`: a cluster begins anew from the one replica that is left.
+//! `muster server recover`: a cluster begins again from the one replica that is left.
 //!
 //! What can be lost: nothing that this replica has. An acknowledged write was on a majority of the
 //! voters when it was acknowledged; whether this replica was of that majority is what nobody can tell
@@ -9,7 +9,7 @@
 //! the directory is in both, and records that only the old log had are appended to it. Other replicas of the previous
 //! generation are refused from here on.
 //!
-//! **Invariant:** at every moment the data folder is either the old one or the complete new one; an
+//! **Invariant:** at every moment the data directory is either the old one or the complete new one; an
 //! interrupted recovery is taken up by the next.
 
 use bytes::Bytes;
@@ -49,19 +49,19 @@ pub enum RecoverError {
     /// This build breaks rules on purpose, and may not do so here.
     #[error(transparent)]
     Planted(#[from] muster_planted::Refusal),
-    /// The folder cannot be read.
+    /// The directory cannot be read.
     #[error("data_dir: {dir} cannot be recovered from")]
-    Folder {
-        /// The folder.
+    Directory {
+        /// The directory.
         dir: PathBuf,
         /// Why.
         #[source]
         source: OfflineError,
     },
-    /// The folder's identity cannot be read.
+    /// The directory's identity cannot be read.
     #[error("data_dir: {dir} cannot be recovered from")]
     Identity {
-        /// The folder.
+        /// The directory.
         dir: PathBuf,
         /// Why.
         #[source]
@@ -70,7 +70,7 @@ pub enum RecoverError {
     /// The generations are used up.
     #[error("the cluster has no generation left to begin")]
     Generations,
-    /// A folder could not be named or flushed.
+    /// A directory could not be named or flushed.
     #[error("{operation} {path}")]
     File {
         /// What was being done.
@@ -94,8 +94,8 @@ fn file_error(operation: &'static str, path: &Path, source: std::io::Error) -> R
     RecoverError::File { operation, path: path.to_path_buf(), source }
 }
 
-/// The name of a folder with something behind it.
-fn beside(dir: &Path, suffix: &str) -> PathBuf {
+/// The name of a directory with a suffix: a sibling of it.
+fn with_suffix(dir: &Path, suffix: &str) -> PathBuf {
     let mut name = dir.file_name().unwrap_or_default().to_owned();
     name.push(suffix);
     dir.with_file_name(name)
@@ -113,23 +113,23 @@ fn name_time(log_time_ms: u64) -> String {
 /// Recovers, or says what could be.
 ///
 /// # Errors
-/// Says what is wrong with the folder; nothing was changed then.
+/// Says what is wrong with the directory; nothing was changed then.
 pub async fn run(args: RecoverArgs) -> Result<(), RecoverError> {
     let config = ServerConfig::read(&args.config)?;
     muster_planted::admit(&config.data_dir)?;
     let dir = config.data_dir.clone();
-    let made = beside(&dir, ".recovered");
-    let old_name = |generation: u32| beside(&dir, &format!(".generation-{generation}"));
+    let made = with_suffix(&dir, ".recovered");
+    let old_name = |generation: u32| with_suffix(&dir, &format!(".generation-{generation}"));
     if !dir.exists() && made.exists() {
         // Interrupted between the two names.
         rename(&made, &dir)?;
-        say!("an interrupted recovery is complete: {} is the new data folder", dir.display());
+        say!("an interrupted recovery is complete: {} is the new data directory", dir.display());
         return Ok(());
     }
     let identity = expected(&config).map_err(|source| RecoverError::Identity { dir: dir.clone(), source })?;
     let node = config.members[&config.replica_id].clone();
     let read = read(&config, identity).await;
-    let (state, held) = read.map_err(|source| RecoverError::Folder { dir: dir.clone(), source })?;
+    let (state, held) = read.map_err(|source| RecoverError::Directory { dir: dir.clone(), source })?;
     let old = identity.generation.max(state.generation());
     let generation = old.checked_add(1).ok_or(RecoverError::Generations)?;
     say!("replica {} of cluster {} in {}", config.replica_id, config.cluster_id, dir.display());
@@ -159,7 +159,7 @@ pub async fn run(args: RecoverArgs) -> Result<(), RecoverError> {
     let at = Position { term: held.term, index: held.last.index };
     let chunks: Vec<Bytes> = state.snapshot().map(Bytes::from).collect();
     let founded = offline::found_from(&made, identity, node, at, chunks.into_iter()).await;
-    founded.map_err(|source| RecoverError::Folder { dir: made.clone(), source })?;
+    founded.map_err(|source| RecoverError::Directory { dir: made.clone(), source })?;
     let history = carry_archive(&config, old_identity, &made).await;
     let kept = old_name(old);
     rename(&dir, &kept)?;
@@ -191,18 +191,18 @@ pub async fn run(args: RecoverArgs) -> Result<(), RecoverError> {
 #[derive(Debug, thiserror::Error)]
 enum CarryError {
     #[error("{dir}: {source}")]
-    Folder {
+    Directory {
         dir: PathBuf,
         #[source]
         source: std::io::Error,
     },
     #[error(transparent)]
     Archive(#[from] ArchiveError),
-    #[error("the log of before cannot be read: {0}")]
+    #[error("the previous log cannot be read: {0}")]
     Log(#[from] OfflineError),
 }
 
-/// Takes the archive along into the new folder, where it lies in the old one, and puts what only the log has
+/// Takes the archive along into the new directory, where it lies in the old one, and puts what only the log has
 /// behind it. The last record it has then; none without an archive.
 async fn carry_archive(
     config: &ServerConfig,
@@ -231,14 +231,14 @@ async fn carry_archive(
 
 /// Opens the archive in `to`, with everything that the one in `from` has.
 fn take_in(from: &Path, to: &Path, cluster: ClusterId) -> Result<Archive, CarryError> {
-    let folder = |dir: &Path| {
+    let directory_error = |dir: &Path| {
         let dir = dir.to_path_buf();
-        move |source| CarryError::Folder { dir, source }
+        move |source| CarryError::Directory { dir, source }
     };
-    let store = DirectoryStore::open(to).map_err(folder(to))?;
+    let store = DirectoryStore::open(to).map_err(directory_error(to))?;
     if from != to {
-        let old = DirectoryStore::open_read_only(from).map_err(folder(from))?;
-        store.take_in(&old).map_err(folder(to))?;
+        let old = DirectoryStore::open_read_only(from).map_err(directory_error(from))?;
+        store.take_in(&old).map_err(directory_error(to))?;
     }
     Ok(Archive::open(Arc::new(store), Some(cluster))?)
 }
@@ -247,7 +247,7 @@ fn take_in(from: &Path, to: &Path, cluster: ClusterId) -> Result<Archive, CarryE
 /// backup. The first and the last record it has.
 ///
 /// # Errors
-/// Says which folder cannot be read or written, or what is wrong with the archive.
+/// Says which directory cannot be read or written, or what is wrong with the archive.
 pub fn take_archive(
     from: &Path,
     to: &Path,
@@ -257,7 +257,7 @@ pub fn take_archive(
     Ok((summary.first, summary.last))
 }
 
-/// Everything the folder has, as a state.
+/// Everything the directory has, as a state.
 async fn read(
     config: &ServerConfig,
     identity: Identity,
@@ -267,10 +267,10 @@ async fn read(
     Ok((view.state(), held))
 }
 
-/// Makes the first data folder of a cluster that begins anew from a state.
+/// Makes the first data directory of a cluster that begins again from a state.
 ///
 /// # Errors
-/// When the folder is there already or cannot be written.
+/// When the directory is there already or cannot be written.
 pub async fn begin_from(
     config: &ServerConfig,
     state: &muster_state::State,

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use muster_decider::{Answer, Command, Founding, Speculation, handle};
+use muster_decider::{Answer, BootstrapConfig, Command, Speculation, handle};
 use muster_state::State;
 use muster_types::{
     ClusterId, HolderId, JobDraft, Leadership, LogTime, Name, NodeDraft, Parameters, ReplicaId, RequestId,
@@ -24,7 +24,7 @@ fn resident() -> u64 {
 }
 
 fn begun() -> (Speculation, State) {
-    let founding = Founding::new(ClusterId(1), Parameters::DEFAULT);
+    let founding = BootstrapConfig::new(ClusterId(1), Parameters::DEFAULT);
     let leadership = Leadership { term: 1, replica: ReplicaId(1) };
     let mut speculation = Speculation::begin(State::default(), leadership, LogTime(1_000_000), founding);
     let spec = NodeDraft {
@@ -68,7 +68,7 @@ fn run(jobs: u64, speculation: &mut Speculation, applied: &mut State, shares: bo
         let first = batch * (BATCH + 1);
         let submit = Command::submit(request(first), Submission::plain(specs));
         let Ok(Answer::Submitted { jobs, .. }) = handle(speculation, &submit) else {
-            panic!("there is room")
+            panic!("there is capacity")
         };
         for (n, job) in (1..).zip(jobs) {
             handle(speculation, &Command::cancel(request(first + n), job)).expect("it waits");

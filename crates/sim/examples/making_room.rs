@@ -1,4 +1,4 @@
-//! What it takes to make room: a fleet full of small jobs of the lowest tier, with and without four jobs of a
+//! What preemption takes: a fleet full of small jobs of the lowest tier, with and without four jobs of a
 //! high tier that each need a whole host.
 //!
 //! `cargo run --release -p muster-sim --example making_room -- 300`

@@ -2,8 +2,8 @@
 //!
 //! `cargo run --release -p muster-sim --example starvation -- [--seeds N] [--from SEED] [--policy NAME]
 //! [--known] [--each]` replays N generated worlds (`muster sim generate starvation`) under a policy and under
-//! `fifo`, and says how many gangs waited longer than 1.25 times what strict order made them wait and one
-//! run of their own.
+//! `fifo`, and says how many gangs waited longer than 1.25 times what strict order made them wait and
+//! their own run.
 
 use std::time::Duration;
 

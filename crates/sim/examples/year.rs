@@ -1,6 +1,6 @@
 //! A year of a busy cluster, through the shipping decider and state: what grows, and what does not.
 //!
-//! `cargo run --release -p muster-sim --example year -- [DAYS] [JOBS_A_DAY]`, 365 and 1,000 where nothing is said.
+//! `cargo run --release -p muster-sim --example year -- [DAYS] [JOBS_A_DAY]`, 365 and 1,000 by default.
 //!
 //! A cluster with a million jobs a day is scaled down in one thing: jobs a day and nodes are fewer, by the same factor.
 //! Everything else is as in production: the retention of jobs, requests and nodes, log time with 1,440 steps a day, run times,
@@ -12,7 +12,7 @@
 //! of run times has more rows than its bound. That bound is not scaled: a cluster with a million jobs a day reaches it within
 //! days, one that is scaled down within years, so its rows grow in the table and are no part of the comparison.
 
-use muster_decider::{Answer, Command, Founding, Pass, Speculation, handle, schedule, tick};
+use muster_decider::{Answer, BootstrapConfig, Command, Pass, Speculation, handle, schedule, tick};
 use muster_journal::{Decision, RankUpdate, encode_round};
 use muster_planner::Budget;
 use muster_state::{HISTORY_ROWS_MAX, State};
@@ -64,7 +64,7 @@ struct Host {
     spec: NodeSpec,
     node: NodeId,
     incarnation: u32,
-    lives: u64,
+    registrations: u64,
 }
 
 struct Year {
@@ -99,7 +99,7 @@ fn name(text: &str) -> Name {
 
 impl Year {
     fn new(nodes: u64) -> Year {
-        let founding = Founding::new(ClusterId(1), Parameters::DEFAULT);
+        let founding = BootstrapConfig::new(ClusterId(1), Parameters::DEFAULT);
         let leadership = Leadership { term: 1, replica: ReplicaId(1) };
         let mut year = Year {
             speculation: Speculation::begin(State::default(), leadership, LogTime(EPOCH_MS), founding),
@@ -120,7 +120,7 @@ impl Year {
         year.commit();
         for place in 0..nodes as usize {
             let spec = year.new_node();
-            year.hosts.push(Host { spec, node: NodeId::default(), incarnation: 0, lives: 0 });
+            year.hosts.push(Host { spec, node: NodeId::default(), incarnation: 0, registrations: 0 });
             year.register(place);
         }
         year
@@ -279,7 +279,7 @@ impl Year {
         let place = self.random.below(self.hosts.len() as u64) as usize;
         let Host { node, incarnation, .. } = self.hosts[place];
         self.tell(&Command::SessionOver { node, incarnation });
-        self.hosts[place].lives += 1;
+        self.hosts[place].registrations += 1;
         if self.random.below(5) == 0 {
             self.hosts[place].spec = self.new_node();
         }

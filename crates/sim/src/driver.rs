@@ -5,7 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_decider::{
-    Answer, Command, Founding, Pass, Speculation, explain_briefly, handle, policy_warnings, schedule, tick,
+    Answer, BootstrapConfig, Command, Pass, Speculation, explain_briefly, handle, policy_warnings, schedule,
+    tick,
 };
 use muster_journal::{Decision, Outcome, RankUpdate, RearrangeCause, Stop, StopCause};
 use muster_planner::Budget;
@@ -24,7 +25,7 @@ use crate::policy::KnownNames;
 use crate::stopwatch::{Clock, Stopwatch};
 use crate::trace::{JobEntry, NodeEntry};
 
-/// Log time of second 0 of a trace of which nothing else is said, in milliseconds since the Unix epoch:
+/// Log time of second 0 of a trace that states none, in milliseconds since the Unix epoch:
 /// 13 September 2020, late enough that no retention reaches back before the epoch.
 pub const EPOCH_MS: u64 = 1_600_000_000_000;
 /// Planning work in one round, in visits: as much as a leader does in one.
@@ -53,8 +54,8 @@ fn list(violations: &[Violation]) -> String {
 pub(crate) enum Scope {
     /// On every node of the fleet.
     Fleet,
-    /// In the cluster they were submitted to; wherever there is none named. Each cluster is a region of its
-    /// own then: regions are what a job can be held to.
+    /// In the cluster they were submitted to; anywhere where none is named. Each cluster is a separate region
+    /// then: regions are what a job can be held to.
     Home,
 }
 
@@ -69,7 +70,7 @@ pub(crate) struct Hints {
 
 /// Why a gang must stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Why {
+pub(crate) enum StopKind {
     /// Its node or its time is gone.
     Evicted,
     /// Another job goes before it.
@@ -122,7 +123,7 @@ pub(crate) enum Happened {
         /// Which.
         job: JobId,
         /// For what.
-        why: Why,
+        why: StopKind,
     },
     /// Nothing of the gang runs any more, and it waits again.
     Requeued(JobId),
@@ -172,7 +173,7 @@ impl<'a> Driver<'a> {
         clock: Clock<'a>,
     ) -> Result<Driver<'a>, FleetError> {
         let known = KnownNames::of(&settings);
-        let founding = Founding::new(ClusterId(1), PARAMETERS);
+        let founding = BootstrapConfig::new(ClusterId(1), PARAMETERS);
         let leadership = Leadership { term: 1, replica: ReplicaId(1) };
         let now = LogTime(start_ms);
         let mut driver = Driver {
@@ -286,9 +287,9 @@ impl<'a> Driver<'a> {
                 Decision::GangStopRequested { job, cause, .. } => {
                     let why = match cause {
                         StopCause::Rearranged(cause) => why_rearranged(*cause),
-                        StopCause::Deadline => Why::Late,
-                        StopCause::Evicted { node } if is_up(speculation.state(), *node) => Why::Window,
-                        _ => Why::Evicted,
+                        StopCause::Deadline => StopKind::Late,
+                        StopCause::Evicted { node } if is_up(speculation.state(), *node) => StopKind::Window,
+                        _ => StopKind::Evicted,
                     };
                     Some(Happened::MustStop { job: *job, why })
                 }
@@ -513,9 +514,11 @@ fn is_up(state: &State, node: NodeId) -> bool {
     state.node(node).is_some_and(|row| row.status == NodeStatus::Up)
 }
 
-fn why_rearranged(cause: RearrangeCause) -> Why {
+fn why_rearranged(cause: RearrangeCause) -> StopKind {
     match cause {
-        RearrangeCause::Preempted { .. } => Why::Preempted,
-        RearrangeCause::Moved { .. } | RearrangeCause::Resized | RearrangeCause::Drained { .. } => Why::Moved,
+        RearrangeCause::Preempted { .. } => StopKind::Preempted,
+        RearrangeCause::Moved { .. } | RearrangeCause::Resized | RearrangeCause::Drained { .. } => {
+            StopKind::Moved
+        }
     }
 }

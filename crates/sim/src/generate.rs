@@ -1,7 +1,7 @@
 //! Traces of workloads that are known by their description only.
 //!
-//! The same options give the same bytes, on every machine. What a shape stands for, and what it leaves out
-//! of what it is named after, is said at the functions that make it.
+//! The same options give the same bytes, on every machine. The functions that make a shape describe
+//! what it stands for, and what it leaves out of what it is named after.
 
 mod crowd;
 mod failures;
@@ -211,13 +211,14 @@ fn check(options: &Options) -> Result<(), GenerateError> {
     Ok(())
 }
 
-/// Writes the parts of a trace into a folder, which is made when it is not there: `nodes.csv.gz`,
+/// Writes the parts of a trace into a directory, which is made when it is not there: `nodes.csv.gz`,
 /// `jobs.csv.gz` and `failures.csv.gz`. The paths written.
 ///
 /// # Errors
 /// When a file cannot be written.
-pub fn write(trace: &Trace, folder: &Path) -> Result<Vec<PathBuf>, GenerateError> {
-    fs::create_dir_all(folder).map_err(|source| GenerateError::Write { file: folder.to_owned(), source })?;
+pub fn write(trace: &Trace, directory: &Path) -> Result<Vec<PathBuf>, GenerateError> {
+    fs::create_dir_all(directory)
+        .map_err(|source| GenerateError::Write { file: directory.to_owned(), source })?;
     let parts = [
         ("nodes.csv.gz", node_rows(trace)),
         ("jobs.csv.gz", job_rows(trace)),
@@ -226,7 +227,7 @@ pub fn write(trace: &Trace, folder: &Path) -> Result<Vec<PathBuf>, GenerateError
     let mut written = Vec::new();
     for (name, rows) in parts {
         if rows.len() > 1 {
-            let file = folder.join(name);
+            let file = directory.join(name);
             let failed = |source| GenerateError::Write { file: file.clone(), source };
             write_rows(&file, &rows).map_err(failed)?;
             written.push(file);

@@ -8,10 +8,10 @@ use std::fmt::Write as _;
 use crate::queue::{Missing, RegionUse, Report};
 use crate::summary::Quantiles;
 
-/// Size of a chart in units of its own.
+/// Size of a chart in its own units.
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 260.0;
-/// Room for the labels of the axes.
+/// Space for the labels of the axes.
 const LEFT: f64 = 64.0;
 const BOTTOM: f64 = 34.0;
 const TOP: f64 = 10.0;

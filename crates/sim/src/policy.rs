@@ -104,21 +104,21 @@ impl KnownNames {
     }
 }
 
-/// A named set of the scheduler's own settings. A preset chooses settings; it never is a rule of its own.
+/// A named set of the scheduler's own settings. A preset chooses settings; it never adds a rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Preset {
     /// What a new cluster does.
     #[default]
     Default,
-    /// First submitted, first, and nobody passes another; nobody makes room.
+    /// First submitted, first, and nobody passes another; nobody is preempted.
     Fifo,
-    /// First submitted, first; whoever does not delay the first that waits may pass; nobody makes room.
+    /// First submitted, first; jobs that do not delay the first that waits may pass; nobody is preempted.
     Easy,
-    /// The least work first; nobody makes room.
+    /// The least work first; nobody is preempted.
     Shortest,
     /// First submitted, first, within a tenant, and tenants by what they have used.
     Fair,
-    /// What a new cluster does, but nobody makes room.
+    /// What a new cluster does, but nobody is preempted.
     NoPreemption,
 }
 
@@ -184,7 +184,7 @@ impl Preset {
     }
 }
 
-/// Nobody makes room for anybody.
+/// Nobody is preempted.
 pub(crate) fn still() -> PreemptionPolicy {
     PreemptionPolicy {
         enabled: false,

@@ -18,7 +18,7 @@ use muster_types::{JobId, Name};
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::driver::{Driver, EPOCH_MS, Happened, Hints, Refused, Scope, Why};
+use crate::driver::{Driver, EPOCH_MS, Happened, Hints, Refused, Scope, StopKind};
 use crate::stopwatch::{Clock, per_second};
 use crate::summary::{Quantiles, device_hours, seconds};
 use crate::tally::{Closed, DAY_MS, Tally, WaitBox};
@@ -186,7 +186,7 @@ pub struct Report {
     pub unfinished_by_reason: Vec<ByReason>,
     /// By tenant, those that held most first.
     pub tenants: Vec<TenantReport>,
-    /// What an operator should know of the policy, and what of it the replay could not show.
+    /// What an operator should know of the policy, and which part of it the replay could not show.
     pub notes: Vec<String>,
     /// Seconds in which some job waited or ran.
     pub present_s: f64,
@@ -196,7 +196,7 @@ pub struct Report {
     pub device_hours_lost: f64,
     /// Gangs that lost their devices with a node.
     pub evictions: u64,
-    /// Gangs stopped to go on elsewhere, so that another finds room.
+    /// Gangs stopped to go on elsewhere, so that another can be placed.
     pub moves: u64,
     /// Gangs stopped because a window opened where they ran.
     pub window_stops: u64,
@@ -573,15 +573,16 @@ impl Replay<'_> {
             Happened::Placed(job) => self.start(job),
             Happened::MustStop { job, why } => {
                 match why {
-                    Why::Evicted => self.counts.evictions += 1,
-                    Why::Preempted => self.counts.preemptions += 1,
-                    Why::Moved => self.counts.moves += 1,
-                    Why::Window => self.counts.window_stops += 1,
+                    StopKind::Evicted => self.counts.evictions += 1,
+                    StopKind::Preempted => self.counts.preemptions += 1,
+                    StopKind::Moved => self.counts.moves += 1,
+                    StopKind::Window => self.counts.window_stops += 1,
                     // It is counted when it is over.
-                    Why::Late => {}
+                    StopKind::Late => {}
                 }
                 let live = self.live.get_mut(&job).expect("only jobs of the replay are stopped");
-                live.stopped_by_policy = matches!(why, Why::Preempted | Why::Moved | Why::Window);
+                live.stopped_by_policy =
+                    matches!(why, StopKind::Preempted | StopKind::Moved | StopKind::Window);
                 if live.stopped_by_policy {
                     self.tenants.stopped(&live.tenant);
                 }
@@ -651,7 +652,8 @@ impl Replay<'_> {
         }
     }
 
-    /// What of the policy the trace has nothing of, and what of the trace the policy does not name.
+    /// Which parts of the policy the trace has nothing of, and which parts of the trace the policy does not
+    /// name.
     fn notes(&self) -> Vec<String> {
         let Some(policy) = self.options.policy.whole() else { return Vec::new() };
         let mut notes = self.warnings.clone();

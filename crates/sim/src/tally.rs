@@ -116,7 +116,7 @@ impl Tally {
         }
     }
 
-    /// So many wait now.
+    /// This many wait now.
     pub(crate) fn waiting(&mut self, count: u64) {
         self.lengths.note(self.now_ms, count);
     }

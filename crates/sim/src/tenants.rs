@@ -96,7 +96,7 @@ impl Tenants {
         self.count(tenant).stopped += 1;
     }
 
-    /// A run of so many milli-devices and milliseconds was for nothing, because policy stopped it.
+    /// A run of this many milli-devices times milliseconds was for nothing, because policy stopped it.
     pub(crate) fn lost(&mut self, tenant: &Name, milli_ms: u128) {
         self.count(tenant).lost += milli_ms;
     }
@@ -151,7 +151,7 @@ impl Tenants {
     /// Tenants of the policy that no job of the trace was for.
     pub(crate) fn without_jobs<'a>(&self, policy: &'a Policy) -> Vec<&'a Name> {
         let has_jobs = |name: &Name| self.counts.get(name).is_some_and(|count| count.jobs > 0);
-        // A tenant that others are below need have no jobs of its own.
+        // A tenant with others below it need not have any jobs itself.
         let groups = |name: &Name| policy.tenants.values().any(|tenant| tenant.parent.as_ref() == Some(name));
         let unused = |name: &&Name| !has_jobs(name) && !groups(name) && *name != policy.unlisted();
         policy.tenants.keys().filter(unused).collect()

@@ -26,12 +26,6 @@ pub fn will_wait(row: &JobRow) -> bool {
     matches!(row.phase, Phase::Pending | Phase::Stopping(StopCause::Requested { .. }))
 }
 
-/// Whether a changed job asks for something else of what the policy limits.
-#[must_use]
-pub fn is_limited_otherwise(before: &JobSpec, after: &JobSpec) -> bool {
-    before.tier != after.tier || before.run_time_limit_ms != after.run_time_limit_ms
-}
-
 impl State {
     /// What people have asked of a job; `None` when nothing was.
     #[must_use]
@@ -55,9 +49,17 @@ impl State {
         jobs.iter().try_for_each(|job| check(*job, self.jobs.get(job).ok_or(GuardError::JobUnknown)?))
     }
 
+    /// The same of those that are jobs; members of arrays that are not created pass.
+    fn check_each_created(&self, jobs: &[JobId], check: impl Fn(JobId, &JobRow) -> Check) -> Check {
+        jobs.iter().try_for_each(|job| match self.jobs.get(job) {
+            Some(row) => check(*job, row),
+            None => require(self.waiting_member(*job).is_some(), GuardError::JobUnknown),
+        })
+    }
+
     pub(crate) fn check_cancelled(&self, request: RequestKey, by: &Requester, jobs: &[JobId]) -> Check {
         self.check_controlled(request, by, jobs)?;
-        self.check_each(jobs, |_, row| {
+        self.check_each_created(jobs, |_, row| {
             require(!matches!(row.phase, Phase::Finished(_)), GuardError::JobPhase)
         })
     }
@@ -72,16 +74,22 @@ impl State {
         held: bool,
     ) -> Check {
         self.check_controlled(request, by, jobs)?;
-        self.check_each(jobs, |job, row| {
-            let hold = self.hold(job);
-            let is_weaker = hold.is_none_or(|hold| by.is_operator && !hold.by.is_operator);
-            if held {
-                let may = will_wait(row) && !row.cancel_requested && row.promise.is_none();
-                require(may, GuardError::JobPhase)?;
-                return require(is_weaker, GuardError::NothingToDo);
-            }
-            let hold = hold.ok_or(GuardError::NothingToDo)?;
-            require(by.is_operator || !hold.by.is_operator, GuardError::HeldByOperator)
+        if !held {
+            return self.check_each(jobs, |job, _| {
+                let hold = self.hold(job).ok_or(GuardError::NothingToDo)?;
+                require(by.is_operator || !hold.by.is_operator, GuardError::HeldByOperator)
+            });
+        }
+        let is_weaker =
+            |hold: Option<&HoldRow>| hold.is_none_or(|hold| by.is_operator && !hold.by.is_operator);
+        for member in jobs.iter().filter_map(|job| self.waiting_member(*job)) {
+            let of_array = self.array(member.array).and_then(|row| row.hold.as_ref());
+            require(is_weaker(of_array), GuardError::NothingToDo)?;
+        }
+        self.check_each_created(jobs, |job, row| {
+            let may = will_wait(row) && !row.cancel_requested && row.promise.is_none();
+            require(may, GuardError::JobPhase)?;
+            require(is_weaker(self.hold(job)), GuardError::NothingToDo)
         })
     }
 
@@ -123,10 +131,9 @@ impl State {
         if spec.tier != before.tier {
             require(self.missing_right([&spec]).is_none(), GuardError::RightMissing)?;
         }
-        if is_limited_otherwise(before, &spec) {
-            require(self.above_job_limit([&spec]).is_none(), GuardError::TenantLimit)?;
-        }
         let contract = self.contract(job);
+        let spares = contract.map_or(0, |contract| contract.spares);
+        require(self.raised_above_job_limit(before, &spec, spares).is_none(), GuardError::TenantLimit)?;
         require(contract.is_none_or(|contract| contract.violations(&spec).is_empty()), GuardError::Limit)
     }
 
@@ -143,7 +150,10 @@ impl State {
     }
 
     fn remember_control(&mut self, request: RequestKey, jobs: &[JobId]) {
-        self.remember(request, RequestAnswer::Controlled { jobs: jobs.len() as u32 });
+        self.remember(
+            request,
+            RequestAnswer::Controlled { jobs: jobs.len() as u32, last: jobs.last().copied() },
+        );
     }
 
     fn change_control(&mut self, job: JobId, change: impl FnOnce(&mut ControlRow)) {
@@ -164,6 +174,10 @@ impl State {
     ) -> Vec<Effect> {
         self.remember_control(request, jobs);
         for job in jobs {
+            if let Some(member) = self.waiting_member(*job) {
+                self.cancel_waiting(member);
+                continue;
+            }
             if !by.is_unknown() {
                 self.change_control(*job, |row| _ = row.cancelled_by.get_or_insert_with(|| by.clone()));
             }
@@ -183,26 +197,34 @@ impl State {
         let now = self.meta.log_time;
         for job in jobs {
             if held {
-                self.set_hold(*job, HoldRow { by: by.clone(), since: now, suspended: false });
+                if let Some(member) = self.waiting_member(*job) {
+                    self.create_out_of_turn(member);
+                }
+                self.set_hold(*job, by, false);
                 continue;
             }
             let hold = self.hold(*job).cloned().expect("the guard has seen the hold");
-            self.change_control(*job, |row| row.hold = None);
+            let is_held = hold.beneath.is_some();
+            self.change_control(*job, |row| row.hold = hold.beneath.map(|beneath| *beneath));
             // Before the row changes, so that the indexes see the new age.
             let waits = self.jobs.get(job).is_some_and(|row| row.phase == Phase::Pending);
             if !hold.by.is_operator && waits {
                 self.change_times(*job, |times| times.waits_since = Some(now));
             }
-            self.change_job(*job, |row| row.held = false);
+            self.change_job(*job, |row| row.held = is_held);
         }
         jobs.iter().map(|job| Effect::JobChanged(*job)).collect()
     }
 
-    fn set_hold(&mut self, job: JobId, hold: HoldRow) {
-        self.change_control(job, |row| {
-            let suspended = hold.suspended || row.hold.as_ref().is_some_and(|before| before.suspended);
-            row.hold = Some(HoldRow { suspended, ..hold });
-        });
+    fn set_hold(&mut self, job: JobId, by: &Requester, suspended: bool) {
+        let now = self.meta.log_time;
+        self.change_control(job, |row| row.hold = Some(HoldRow::over(row.hold.take(), by, now, suspended)));
+        self.change_job(job, |row| row.held = true);
+    }
+
+    /// A job is held as its array is.
+    pub(crate) fn inherit_hold(&mut self, job: JobId, hold: HoldRow) {
+        self.change_control(job, |row| row.hold = Some(hold));
         self.change_job(job, |row| row.held = true);
     }
 
@@ -221,7 +243,6 @@ impl State {
         suspended: bool,
     ) -> Vec<Effect> {
         self.remember_control(request, jobs);
-        let now = self.meta.log_time;
         let mut effects = Vec::new();
         for job in jobs {
             self.change_control(*job, |row| {
@@ -230,7 +251,7 @@ impl State {
             });
             self.change_job(*job, |row| row.phase = Phase::Stopping(StopCause::Requested { suspended }));
             if suspended {
-                self.set_hold(*job, HoldRow { by: by.clone(), since: now, suspended });
+                self.set_hold(*job, by, true);
             }
             self.note_stopping(*job);
             effects.extend(self.gang_effects(*job));
@@ -317,28 +338,28 @@ impl State {
         after: &Described,
         turn: QueueKey,
     ) -> Option<JobId> {
-        let (old_key, key) = (before.facts.burst, after.facts.burst);
+        let (old_key, key) = (before.facts.group_key, after.facts.group_key);
         if old_key == key {
             return None;
         }
         let row = self.jobs.get(&job).expect("the guard has seen the job");
-        let (burst, submitted_at) = (row.burst(job), row.submitted_at);
-        let Some(mut group) = self.bursts.get(&burst).cloned() else {
-            self.indexes.bursts_by_key.remove(&(old_key, burst));
-            self.indexes.bursts_by_key.insert((key, burst));
+        let (old, submitted_at) = (row.submission_group(job), row.submitted_at);
+        let Some(mut group) = self.submission_groups.get(&old).cloned() else {
+            self.indexes.bursts_by_key.remove(&(old_key, old));
+            self.indexes.bursts_by_key.insert((key, old));
             return None;
         };
         group.members -= 1;
         if group.members == 0 {
-            self.bursts.remove(&burst);
-            self.indexes.bursts_by_key.remove(&(old_key, burst));
+            self.submission_groups.remove(&old);
+            self.indexes.bursts_by_key.remove(&(old_key, old));
         } else {
-            self.bursts.insert(burst, group);
+            self.submission_groups.insert(old, group);
         }
         // The first member gave the group its id, so that no id of a job is free for the new one: that of this record is.
         let own = self.job_id(self.meta.log_index, 0);
         let group = BurstRow { key, turn, members: 1, last_submitted: submitted_at, ended: Vec::new() };
-        self.bursts.insert(own, group);
+        self.submission_groups.insert(own, group);
         self.indexes.bursts_by_key.insert((key, own));
         Some(own)
     }

@@ -1,7 +1,7 @@
 //! What a record has brought about.
 
 use alloc::vec::Vec;
-use muster_types::{JobId, LogIndex, NodeId};
+use muster_types::{ArrayId, JobId, LogIndex, NodeId};
 
 use crate::guard_error::GuardError;
 
@@ -11,8 +11,10 @@ use crate::guard_error::GuardError;
 pub enum Effect {
     /// The cluster exists now, has another leader, another format or another generation.
     ClusterChanged,
-    /// A job was added or changed.
+    /// A job was added or changed. One without a row is a member of an array that ended without having been created.
     JobChanged(JobId),
+    /// An array was added, or counts its members otherwise.
+    ArrayChanged(ArrayId),
     /// A finished job was dropped.
     JobForgotten(JobId),
     /// A node was added or changed.

@@ -6,7 +6,8 @@ use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use muster_journal::{
-    Decision, Estimate, NodeLostCause, Outcome, Promise, RankUpdate, RequestKey, Stop, StopCause, WorkerSlot,
+    CapacityHold, Decision, Estimate, NodeLostCause, Outcome, RankUpdate, RequestKey, Stop, StopCause,
+    WorkerSlot,
 };
 use muster_types::health::Quarantine;
 use muster_types::{
@@ -44,6 +45,13 @@ impl State {
                 self.fold_requeued(*request, by, jobs, *suspended)
             }
             Decision::JobModified { .. } => self.fold_modified(decision),
+            Decision::ArraysSubmitted { request, parts } => self.fold_arrays_submitted(*request, parts),
+            Decision::ArrayMembersCreated { array, count } => self.fold_created(*array, *count),
+            Decision::ArrayReleased { array } => self.fold_array_released(*array),
+            Decision::ArrayMembersFailed { array, detail } => self.fold_members_failed(*array, detail),
+            Decision::ArraysControlled { request, by, control, arrays, jobs } => {
+                self.fold_arrays_controlled((*request, by), *control, arrays, jobs)
+            }
             Decision::NodeRegistered { spec, holder } => self.fold_registered(spec, *holder),
             Decision::NodeCordonSet { request, node, cordoned } => {
                 self.remember(*request, RequestAnswer::CordonSet { node: *node });
@@ -95,9 +103,9 @@ impl State {
                 self.change_job(*job, |row| row.released = true);
                 vec![Effect::JobChanged(*job)]
             }
-            Decision::TurnsChanged { bursts } => {
-                for (burst, turn) in bursts {
-                    self.set_turn(*burst, *turn);
+            Decision::TurnsChanged { bursts: groups } => {
+                for (group, turn) in groups {
+                    self.set_turn(*group, *turn);
                 }
                 Vec::new()
             }
@@ -168,8 +176,9 @@ impl State {
     /// Digest of the rows alone, without position and time: what `DigestRecorded` carries.
     #[must_use]
     pub fn rows_digest(&self) -> u64 {
-        let Meta { format, nodes_registered, rejected, .. } = self.meta;
-        muster_journal::hash(&(self.table_digests(), &self.meta.cluster, format, nodes_registered, rejected))
+        let Meta { format, nodes_registered, rejected, ids_ahead, .. } = self.meta;
+        let counts = (format, nodes_registered, rejected, ids_ahead);
+        muster_journal::hash(&(self.table_digests(), &self.meta.cluster, counts))
     }
 
     pub(crate) fn remember(&mut self, request: RequestKey, answer: RequestAnswer) {
@@ -187,14 +196,14 @@ impl State {
     pub(crate) fn change_job(&mut self, id: JobId, change: impl FnOnce(&mut JobRow)) {
         let spec = self.described(id).expect("the guard has seen the job");
         let row = self.jobs.get(&id).expect("the guard has seen the job");
-        let burst = self.burst_turn(id, row);
+        let group = self.burst_turn(id, row);
         let wait = self.retry_wait(id);
-        let before = (JobIndexKeys::of(row, &spec, burst, wait), Charged::of(row));
+        let before = (JobIndexKeys::of(row, &spec, group, wait), Charged::of(row));
         let now = self.meta.log_index;
         let after = self.jobs.change(&id, |row, ()| {
             change(row);
             row.changed_at = now;
-            (JobIndexKeys::of(row, &spec, burst, wait), Charged::of(row))
+            (JobIndexKeys::of(row, &spec, group, wait), Charged::of(row))
         });
         let after = after.expect("it was there just now");
         self.indexes.shift(id, &spec, &before.0, &after.0);
@@ -243,27 +252,32 @@ impl State {
         let mut effects = Vec::with_capacity(specs.len());
         for (ordinal, (spec, estimate)) in specs.iter().zip(estimates).enumerate() {
             let id = self.job_id(index, ordinal);
-            let row = JobRow {
-                changed_at: self.meta.log_index,
-                ..JobRow::submitted(self.meta.log_time, *estimate, spec)
-            };
-            self.specs.insert(id, Arc::clone(spec));
-            let spec = self.described(id).expect("it was put there just now");
-            match estimate.burst {
-                Some(burst) => self.join_burst(burst, estimate.turn),
-                None => self.indexes.bursts_by_key.insert((spec.facts.burst, id)),
-            }
-            let standing = JobIndexKeys::of(&row, &spec, self.burst_turn(id, &row), None);
-            self.indexes.shift(id, &spec, &JobIndexKeys::default(), &standing);
-            self.demand.observe(&spec);
-            self.jobs.insert(id, row);
+            self.add_job(id, spec, *estimate);
             effects.push(Effect::JobChanged(id));
         }
         effects
     }
 
+    /// A job that was submitted just now.
+    pub(crate) fn add_job(&mut self, id: JobId, spec: &Arc<JobSpec>, estimate: Estimate) {
+        let row = JobRow {
+            changed_at: self.meta.log_index,
+            ..JobRow::submitted(self.meta.log_time, estimate, spec)
+        };
+        self.specs.insert(id, Arc::clone(spec));
+        let spec = self.described(id).expect("it was put there just now");
+        match estimate.burst {
+            Some(group) => self.join_burst(group, estimate.turn, 1),
+            None => self.indexes.bursts_by_key.insert((spec.facts.group_key, id)),
+        }
+        let standing = JobIndexKeys::of(&row, &spec, self.burst_turn(id, &row), None);
+        self.indexes.shift(id, &spec, &JobIndexKeys::default(), &standing);
+        self.demand.observe(&spec);
+        self.jobs.insert(id, row);
+    }
+
     /// Stops first: gangs that move are in both lists, and free what they hold.
-    fn fold_rearranged(&mut self, stops: &[Stop], promises: &[Promise]) -> Vec<Effect> {
+    fn fold_rearranged(&mut self, stops: &[Stop], promises: &[CapacityHold]) -> Vec<Effect> {
         let mut effects = Vec::new();
         for stop in stops {
             self.change_job(stop.job, |row| row.phase = Phase::Stopping(StopCause::Rearranged(stop.cause)));
@@ -399,6 +413,8 @@ impl State {
     fn fold_recovered(&mut self, generation: u32) -> Vec<Effect> {
         let cluster = self.meta.cluster.as_mut().expect("the guard has seen the cluster");
         cluster.generation = generation;
+        // Ids of a generation begin at its records.
+        self.meta.ids_ahead = 0;
         let up = self.nodes.iter().filter(|(_, row)| row.status == NodeStatus::Up);
         let up: Vec<NodeId> = up.map(|(id, _)| *id).collect();
         let mut effects = vec![Effect::ClusterChanged];
@@ -539,7 +555,9 @@ impl State {
             row.finished_at = Some(now);
         });
         self.leave_burst(job, bucket);
-        vec![Effect::JobChanged(job)]
+        let mut effects = vec![Effect::JobChanged(job)];
+        effects.extend(self.note_member_end(job, outcome));
+        effects
     }
 
     fn fold_pruned(&mut self, requests_before: LogTime, jobs_before: LogTime) -> Vec<Effect> {
@@ -569,6 +587,7 @@ impl State {
             self.times.remove(&id);
             effects.push(Effect::JobForgotten(id));
         }
+        self.prune_arrays(jobs_before, bound);
         self.sweep_tenants();
         effects
     }

@@ -196,7 +196,7 @@ impl Free {
     /// The free resources without those that are promised to others. Promised resources that victims still hold are not
     /// free here either way.
     #[must_use]
-    pub fn beside(&self, promised: &Promised) -> Free {
+    pub fn without_promised(&self, promised: &Promised) -> Free {
         let shared: DeviceSet = promised
             .shares
             .iter()

@@ -7,11 +7,11 @@ use alloc::collections::btree_map::Entry;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use muster_journal::{
-    Decision, NodeLostCause, Outcome, Promise, RankUpdate, RearrangeCause, Stop, StopCause, WorkerSlot,
+    CapacityHold, Decision, NodeLostCause, Outcome, RankUpdate, RearrangeCause, Stop, StopCause, WorkerSlot,
 };
 use muster_types::{
-    Dependency, DependencyRule, ExitStatus, FencingToken, HolderId, JobId, JobSpec, Leadership, LogIndex,
-    LogTime, NodeId, NodeSpec, limits,
+    ExitStatus, FencingToken, HolderId, JobId, JobSpec, Leadership, LogIndex, LogTime, NodeId, NodeSpec,
+    limits,
 };
 
 use crate::fit;
@@ -50,10 +50,16 @@ impl State {
                 require(!self.requests.contains(&request.id), GuardError::RequestRepeated)?;
                 require(specs.len() == estimates.len(), GuardError::Limit)?;
                 require(!specs.is_empty() && specs.len() <= limits::BATCH_JOBS_MAX, GuardError::Limit)?;
+                // Members are made of arrays alone.
+                require(specs.iter().all(|spec| spec.array.is_none()), GuardError::Limit)?;
                 let specs_of = specs.iter().map(|spec| &**spec);
                 require(self.missing_right(specs_of.clone()).is_none(), GuardError::RightMissing)?;
-                require(self.above_job_limit(specs_of.clone()).is_none(), GuardError::TenantLimit)?;
-                require(self.exceeded_limit(specs_of).is_none(), GuardError::TenantLimit)?;
+                // Spares are in the contracts, which follow in a separate record.
+                let alone = specs_of.clone().map(|spec| (spec, 0));
+                require(self.above_job_limit(alone).is_none(), GuardError::TenantLimit)?;
+                let counted = specs_of.map(|spec| (spec, 1));
+                require(self.exceeded_limit(counted).is_none(), GuardError::TenantLimit)?;
+                self.check_waits_within(specs.iter().map(|spec| (&**spec, 1)))?;
                 self.check_bursts(specs, estimates)
             }
             Decision::JobCancelRequested { request, by, jobs } => self.check_cancelled(*request, by, jobs),
@@ -63,6 +69,13 @@ impl State {
             }
             Decision::JobModified { request, by, job, changes, .. } => {
                 self.check_modified(*request, by, *job, changes)
+            }
+            Decision::ArraysSubmitted { request, parts } => self.check_arrays_submitted(*request, parts),
+            Decision::ArrayMembersCreated { array, count } => self.check_created(*array, *count),
+            Decision::ArrayReleased { array } => self.check_array_released(*array),
+            Decision::ArrayMembersFailed { array, detail } => self.check_members_failed(*array, detail),
+            Decision::ArraysControlled { request, by, control, arrays, jobs } => {
+                self.check_arrays_controlled((*request, by), *control, arrays, jobs)
             }
             Decision::NodeRegistered { spec, holder } => self.check_registration(spec, *holder),
             Decision::NodeCordonSet { request, node, .. } => {
@@ -98,11 +111,12 @@ impl State {
                 require(row.phase == Phase::Pending && !row.released, GuardError::JobPhase)?;
                 self.check_dependencies_met(*job)
             }
-            Decision::TurnsChanged { bursts } => {
-                require(!bursts.is_empty() && bursts.len() <= limits::TURNS_CHANGED_MAX, GuardError::Limit)?;
-                require(bursts.is_sorted_by(|a, b| a.0 < b.0), GuardError::Limit)?;
-                let is_alone = |job: &JobId| self.jobs.get(job).is_some_and(|row| row.burst(*job) == *job);
-                let known = bursts.iter().all(|(id, _)| self.bursts.contains(id) || is_alone(id));
+            Decision::TurnsChanged { bursts: groups } => {
+                require(!groups.is_empty() && groups.len() <= limits::TURNS_CHANGED_MAX, GuardError::Limit)?;
+                require(groups.is_sorted_by(|a, b| a.0 < b.0), GuardError::Limit)?;
+                let is_alone =
+                    |job: &JobId| self.jobs.get(job).is_some_and(|row| row.submission_group(*job) == *job);
+                let known = groups.iter().all(|(id, _)| self.submission_groups.contains(id) || is_alone(id));
                 require(known, GuardError::JobUnknown)
             }
             Decision::CheckpointCommitted { job, token } => {
@@ -167,12 +181,8 @@ impl State {
     /// was looked at before it went.
     fn check_dependencies_met(&self, job: JobId) -> Check {
         let spec = self.specs.get(&job).ok_or(GuardError::JobUnknown)?;
-        let is_met = |dependency: &Dependency| match self.jobs.get(&dependency.job).map(|row| &row.phase) {
-            None | Some(Phase::Finished(Outcome::Succeeded)) => true,
-            Some(Phase::Finished(_)) => dependency.rule == DependencyRule::Finished,
-            Some(_) => false,
-        };
-        require(spec.dependencies.iter().all(is_met), GuardError::JobPhase)
+        let ordinal = spec.array.map(|member| member.ordinal);
+        require(self.is_met(spec, ordinal), GuardError::JobPhase)
     }
 
     /// Nothing counts on the node: its session is over, so nothing is placed there, and nothing is promised.
@@ -321,7 +331,7 @@ impl State {
 
     /// Stops concern running gangs; what is promised fits into what they will leave, in addition to what others
     /// were promised before; no quota is exceeded once all is done.
-    fn check_rearranged(&self, stops: &[Stop], promises: &[Promise]) -> Check {
+    fn check_rearranged(&self, stops: &[Stop], promises: &[CapacityHold]) -> Check {
         require(!stops.is_empty() && stops.len() <= limits::REARRANGED_STOPS_MAX, GuardError::Limit)?;
         let promised: usize = promises.iter().map(|p| p.workers.len()).sum();
         require(
@@ -357,7 +367,7 @@ impl State {
         // Less what others were promised before, and what is not to be used.
         for (node, free) in &mut left {
             let row = self.nodes.get(node).ok_or(GuardError::NodeUnknown)?;
-            *free = free.beside(&row.promised).without(&row.restricted);
+            *free = free.without_promised(&row.promised).without(&row.restricted);
         }
         self.check_promises(promises, &stopped, &mut left)?;
         self.check_grounds(stops)?;
@@ -372,7 +382,7 @@ impl State {
 
     fn check_promises(
         &self,
-        promises: &[Promise],
+        promises: &[CapacityHold],
         stopped: &BTreeSet<JobId>,
         left: &mut BTreeMap<NodeId, Free>,
     ) -> Check {

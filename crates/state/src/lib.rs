@@ -16,6 +16,7 @@ extern crate alloc;
 
 mod admission;
 mod apply;
+mod array;
 mod charge;
 mod control;
 mod demand;
@@ -49,26 +50,28 @@ pub mod quota;
 pub mod usage;
 
 pub use admission::NotAdmitted;
-pub use control::{is_limited_otherwise, will_wait};
+pub use array::{DependencyState, JobEnd, WaitingMember};
+pub use control::will_wait;
 pub use demand::{DEMAND_GROUP_DEVICES_MAX, DEMAND_SAMPLE, DEMAND_WINDOW, Demand, DemandSum, WorkerDemand};
 pub use effect::{Applied, Effect};
 pub use forecast::Forecast;
 pub use free::{DeviceShare, Free, FreeKey, Promised, Restricted};
 pub use guard_error::GuardError;
-pub use index::{LinePlace, Pool, PoolKey, QueueLoad, Rack, RackKey, Shape, Turn, UserLoad, Work};
+pub use index::{LinePlace, Pool, PoolKey, QueueLoad, QueuePosition, Rack, RackKey, Shape, UserLoad, Work};
 pub use policy::{ExceededLimit, JobAboveLimit, MissingRight};
-pub use queue::{QueueRow, QuotaUse};
+pub use queue::{EligibleDemand, QueueRow, QuotaUse};
 pub use quota::Side;
 pub use rows::{
-    AdmissionRow, BURST_GAP_MS, BurstKey, BurstRow, Charge, ClusterMeta, ControlRow, Failure, GangClass,
-    HISTORY_ROWS_MAX, HealthPolicyRow, HistoryKey, HistoryLevel, HistoryRow, HoldRow, JobRow, JobTimes,
-    ModificationRow, NodeFacts, NodeRow, NodeStatus, OBSERVATION, OBSERVATIONS_KEPT, Phase, Placement,
-    PolicyRow, PromiseRow, RUN_BUCKETS, RankState, RecoveryRow, RequestAnswer, RequestRow, RestrictionRow,
-    Saved, Straggler, bucket_of,
+    AdmissionRow, ArrayFacts, ArrayLoad, ArrayRow, ArrayTemplate, BURST_GAP_MS, BurstKey, BurstRow, Charge,
+    ClusterMeta, ControlRow, EndRun, Failure, GangClass, HISTORY_ROWS_MAX, HealthPolicyRow, HistoryKey,
+    HistoryLevel, HistoryRow, HoldRow, JobRow, JobTimes, MemberEnd, MemberEnds, ModificationRow, NodeFacts,
+    NodeRow, NodeStatus, OBSERVATION, OBSERVATIONS_KEPT, Phase, Placement, PolicyRow, PromiseRow,
+    RUN_BUCKETS, RankState, RecoveryRow, RequestAnswer, RequestRow, RestrictionRow, Saved, Straggler,
+    bucket_of, rows_of_array,
 };
 pub use sequence::Sequence;
 pub use snapshot::{RestoreError, SnapshotChunks};
-pub use standing::{GangStanding, Ground, NominalCover};
+pub use standing::{GangStanding, NominalCover, PreemptionReason};
 pub use state::State;
 pub use table::Table;
 pub use tree::{Map, Set};

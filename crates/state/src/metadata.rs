@@ -1,9 +1,10 @@
 //! Labels, annotations and creators of jobs.
 
 use alloc::format;
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use muster_types::{JobId, JobMetadata, limits};
+use muster_types::{JobId, JobMetadata, Name, limits};
 
 use crate::effect::Effect;
 use crate::guard_error::{GuardError, require};
@@ -45,12 +46,23 @@ impl State {
                 require(!self.metadata.contains(&job), GuardError::NothingToDo)?;
             }
         }
-        // They are counted as nobody's until now.
-        let of_run = |(first, count, metadata): &Run| {
-            let tenant = self.specs.get(first).map(|spec| spec.tenant.clone())?;
-            Some((tenant, metadata.creator.clone(), u64::from(*count)))
-        };
-        require(self.exceeded_user_limit(runs.iter().filter_map(of_run)).is_none(), GuardError::TenantLimit)
+        require(self.exceeded_user_limit(self.new_to_users(runs)).is_none(), GuardError::TenantLimit)
+    }
+
+    /// The jobs that users have from these runs on: until now they are counted as nobody's, and those that stay nobody's are
+    /// counted already. The jobs of a run may be of several tenants.
+    fn new_to_users(&self, runs: &[Run]) -> Vec<(Name, String, u64)> {
+        let mut new: Vec<(Name, String, u64)> = Vec::new();
+        for (first, count, metadata) in runs.iter().filter(|(_, _, metadata)| !metadata.creator.is_empty()) {
+            let tenants = (0..u64::from(*count)).filter_map(|n| self.specs.get(&JobId(first.0 + n)));
+            for tenant in tenants.map(|spec| &spec.tenant) {
+                match new.last_mut() {
+                    Some((of, user, jobs)) if of == tenant && *user == metadata.creator => *jobs += 1,
+                    _ => new.push((tenant.clone(), metadata.creator.clone(), 1)),
+                }
+            }
+        }
+        new
     }
 
     /// A row says something, of a job that is there.

@@ -59,17 +59,22 @@ pub enum JobAboveLimit {
 }
 
 impl JobAboveLimit {
-    /// What a job asks for beyond these limits.
-    #[must_use]
-    pub fn of(limits: JobLimits, spec: &JobSpec) -> Option<JobAboveLimit> {
-        let devices = |group: &TaskGroup| u64::from(group.workers) * u64::from(group.request.device_count());
+    /// What a job with that many spare workers asks for beyond these limits. A job has spares only where it has one group.
+    pub fn of(limits: JobLimits, spec: &JobSpec, spares: u32) -> impl Iterator<Item = JobAboveLimit> + use<> {
+        let devices = |group: &TaskGroup| {
+            (u64::from(group.workers) + u64::from(spares)) * u64::from(group.request.device_count())
+        };
         let asked: u64 = spec.groups.iter().map(devices).sum();
-        if let Some(most) = limits.devices_max.filter(|most| asked > u64::from(*most)) {
-            return Some(JobAboveLimit::Devices { most, asked });
-        }
+        let of_devices = limits
+            .devices_max
+            .filter(|most| asked > u64::from(*most))
+            .map(|most| JobAboveLimit::Devices { most, asked });
         let asked_ms = spec.run_time_limit_ms;
-        let most_ms = limits.run_time_max_ms?;
-        asked_ms.is_none_or(|asked| asked > most_ms).then_some(JobAboveLimit::RunTime { most_ms, asked_ms })
+        let of_run_time = limits
+            .run_time_max_ms
+            .filter(|most_ms| asked_ms.is_none_or(|asked| asked > *most_ms))
+            .map(|most_ms| JobAboveLimit::RunTime { most_ms, asked_ms });
+        of_devices.into_iter().chain(of_run_time)
     }
 }
 
@@ -89,13 +94,15 @@ pub struct ExceededLimit {
 }
 
 impl State {
-    /// The id of the `ordinal`-th job that the record at `index` submits. No other generation of the cluster gives it, so that what a recovery lost is never taken for what came after it.
+    /// The id of the `ordinal`-th job that the record at `index` submits, where that is the next record or the last one and
+    /// no array is a part of it. No other generation of the cluster gives it, so that what a recovery lost is never taken
+    /// for what came after it.
     ///
     /// # Panics
     /// When the ordinal is out of bounds: the guard has checked the batch before.
     #[must_use]
     pub fn job_id(&self, index: LogIndex, ordinal: usize) -> JobId {
-        JobId::derive_in(self.generation(), index, ordinal)
+        JobId::derive_in(self.generation(), LogIndex(index.0 + self.meta.ids_ahead), ordinal)
     }
 
     /// The first of some submitted jobs that asks for more than the policy lets its tenant, by its place among them,
@@ -121,25 +128,47 @@ impl State {
         None
     }
 
-    /// The first of some jobs that asks for more than the policy lets one job ask for, by its place among them.
+    /// The first of some jobs that asks for more than the policy lets one job ask for, by its place among them. With each is how
+    /// many spare workers it has.
     #[must_use]
     pub fn above_job_limit<'a>(
         &self,
-        specs: impl IntoIterator<Item = &'a JobSpec>,
+        jobs: impl IntoIterator<Item = (&'a JobSpec, u32)>,
     ) -> Option<(usize, JobAboveLimit)> {
         let policy = &self.policy.policy;
         let mut known: Option<(&Name, PriorityTier, JobLimits)> = None;
-        for (place, spec) in specs.into_iter().enumerate() {
+        for (place, (spec, spares)) in jobs.into_iter().enumerate() {
             let limits = match known {
                 Some((tenant, tier, limits)) if *tenant == spec.tenant && tier == spec.tier => limits,
                 _ => policy.job_limits(&spec.tenant, spec.tier),
             };
             known = Some((&spec.tenant, spec.tier, limits));
-            if let Some(above) = JobAboveLimit::of(limits, spec) {
+            if let Some(above) = JobAboveLimit::of(limits, spec, spares).next() {
                 return Some((place, above));
             }
         }
         None
+    }
+
+    /// What a changed job asks for beyond what the policy lets one job ask for. What it asks for no more of than before stays
+    /// allowed where the tier does: the policy may have been lowered since.
+    #[must_use]
+    pub fn raised_above_job_limit(
+        &self,
+        before: &JobSpec,
+        after: &JobSpec,
+        spares: u32,
+    ) -> Option<JobAboveLimit> {
+        let limits = self.policy.policy.job_limits(&after.tenant, after.tier);
+        let is_raised = |above: &JobAboveLimit| {
+            let is_longer = match (before.run_time_limit_ms, after.run_time_limit_ms) {
+                (None, _) => false,
+                (Some(_), None) => true,
+                (Some(before_ms), Some(after_ms)) => after_ms > before_ms,
+            };
+            before.tier != after.tier || (matches!(above, JobAboveLimit::RunTime { .. }) && is_longer)
+        };
+        JobAboveLimit::of(limits, after, spares).find(is_raised)
     }
 
     /// The first limit of a user that these jobs would break together, given as runs of a tenant, a user and how many.
@@ -172,16 +201,19 @@ impl State {
         self.indexes.users.get(&(tenant.clone(), String::from(user))).copied().unwrap_or_default()
     }
 
-    /// The first limit of a tenant that these jobs would break together.
+    /// The first limit of a tenant that these jobs would break together. With each is how many there are like it.
     #[must_use]
-    pub fn exceeded_limit<'a>(&self, specs: impl IntoIterator<Item = &'a JobSpec>) -> Option<ExceededLimit> {
+    pub fn exceeded_limit<'a>(
+        &self,
+        specs: impl IntoIterator<Item = (&'a JobSpec, u64)>,
+    ) -> Option<ExceededLimit> {
         let policy = &self.policy.policy;
         if policy.tenants.values().all(|tenant| tenant.limits == TenantLimits::default()) {
             return None;
         }
         let mut new: BTreeMap<&Name, u64> = BTreeMap::new();
-        for spec in specs {
-            *new.entry(&spec.tenant).or_default() += 1;
+        for (spec, count) in specs {
+            *new.entry(&spec.tenant).or_default() += count;
         }
         new.into_iter().find_map(|(tenant, new)| {
             let load = self.queue(tenant).map(|queue| queue.load).unwrap_or_default();

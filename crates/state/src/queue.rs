@@ -1,7 +1,7 @@
 //! Queues: what each tenant has waiting and holds, kept in step by the fold; with what it has used and may
 //! use, put together when asked.
 
-use alloc::collections::BTreeSet;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::ops::Bound;
 use muster_types::policy::Quota;
@@ -53,7 +53,58 @@ impl QueueRow {
     }
 }
 
+/// By tenant, thousandths of devices of each type that jobs wait for.
+pub type EligibleDemand = BTreeMap<Name, BTreeMap<Name, u64>>;
+
 impl State {
+    /// Thousandths of devices of each type that jobs are charged for: those that they hold, and those that are kept for them
+    /// while others stop. The cost depends on tenants.
+    #[must_use]
+    pub fn used_milli(&self) -> BTreeMap<Name, u64> {
+        let mut used: BTreeMap<Name, u64> = BTreeMap::new();
+        // What a tenant uses counts for everyone above it as well.
+        let topmost = self.tenants.iter().filter(|(name, _)| self.policy.policy.parent(name).is_none());
+        for (kind, milli) in topmost.flat_map(|(_, usage)| usage.running()) {
+            *used.entry(kind.clone()).or_default() += milli;
+        }
+        used
+    }
+
+    /// What the jobs of each tenant and of those below it wait for that nothing holds back but capacity and their position, by
+    /// type. Only types are there that a registered node or a quota has: jobs may name others. Those of a tenant's
+    /// quotas are always there, if only with zero. A job that accepts several types counts for each, and one that takes any
+    /// for all that are there. The cost depends on those types and on tenants.
+    #[must_use]
+    pub fn eligible_demand(&self) -> EligibleDemand {
+        let policy = &self.policy.policy;
+        let mut demand = EligibleDemand::new();
+        let mut kinds: BTreeSet<&Name> =
+            self.indexes.pools.keys().filter_map(|key| key.kind.as_ref()).collect();
+        for (name, tenant) in &policy.tenants {
+            for quota in &tenant.quotas {
+                kinds.insert(&quota.kind);
+                demand.entry(name.clone()).or_default().entry(quota.kind.clone()).or_default();
+            }
+        }
+        for kind in kinds {
+            for (tenant, &milli) in self.eligible_of(Some(kind)) {
+                for above in policy.ancestry(tenant) {
+                    *demand.entry(above.clone()).or_default().entry(kind.clone()).or_default() += milli;
+                }
+            }
+        }
+        for (tenant, &milli) in self.eligible_of(None) {
+            for above in policy.ancestry(tenant) {
+                demand.get_mut(above).into_iter().flatten().for_each(|(_, sum)| *sum += milli);
+            }
+        }
+        demand
+    }
+
+    fn eligible_of(&self, kind: Option<&Name>) -> impl Iterator<Item = (&Name, &u64)> {
+        self.indexes.eligible.get(&kind.cloned()).into_iter().flat_map(|tenants| tenants.iter())
+    }
+
     /// What a tenant's own jobs hold in a cluster, and what they hold everywhere.
     #[must_use]
     pub fn work_of(&self, tenant: &Name, region: &Name, cluster: &Name) -> (Work, Work) {

@@ -6,7 +6,7 @@
 //!
 //! - `N(t)` is its nominal quota. A tenant that states none has what the tenants below it have
 //!   together, so a tenant that only groups others takes nothing from them; without any it is zero.
-//! - `R(t)` is what of it is never lent: nominal less lending limit.
+//! - `R(t)` is the part of it that is never lent: nominal less lending limit.
 //! - `C(t)`, the *committed* amount, is what `t` itself uses, plus for each tenant `s` directly below
 //!   it the greater of `C(s)` and `R(s)`: what is in use, and what must stay free for someone. For a
 //!   tenant without tenants below it that is its use.
@@ -160,7 +160,7 @@ struct Level {
 
 /// Whether a tenant stays within what it is promised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum QuotaStatus {
     /// It does, in every flavour it has a quota in.
     WithinNominal,
     /// It uses what others are promised or nobody is.
@@ -204,7 +204,7 @@ pub struct QuotaBlock {
 
 /// How much more a tenant may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct QuotaHeadroom {
     /// Within its nominal quota, and free.
     pub nominal_milli: u64,
     /// Beyond that.
@@ -214,7 +214,7 @@ pub struct Room {
     pub blocked_by: QuotaBlock,
 }
 
-impl Room {
+impl QuotaHeadroom {
     /// All of it.
     #[must_use]
     pub fn total_milli(&self) -> u64 {
@@ -337,13 +337,13 @@ impl QuotaUsage {
     /// How much more a tenant may use of a type in a region, in thousandths of a device. `capacity` says
     /// how many thousandths of a type are registered in a region, or in all.
     #[must_use]
-    pub fn room(
+    pub fn headroom(
         &self,
         capacity: impl Fn(&Name, Option<&Name>) -> u64,
         tenant: &Name,
         kind: &Name,
         region: &Name,
-    ) -> Room {
+    ) -> QuotaHeadroom {
         let [first, second] = flavours(kind, region).map(|flavour| {
             let capacity_milli = capacity(&flavour.0, flavour.1.as_ref());
             self.room_in(capacity_milli, tenant, &flavour)
@@ -355,7 +355,7 @@ impl QuotaUsage {
             Some(promise.nominal_milli.saturating_sub(self.level(flavour, &tenant).committed_milli))
         };
         let nominal = flavours(kind, region).iter().filter_map(unused).min().unwrap_or(0).min(total);
-        Room { nominal_milli: nominal, borrowable_milli: total - nominal, blocked_by }
+        QuotaHeadroom { nominal_milli: nominal, borrowable_milli: total - nominal, blocked_by }
     }
 
     /// Whether a tenant may use so much more.
@@ -370,8 +370,8 @@ impl QuotaUsage {
         region: &Name,
         milli: u64,
     ) -> Result<(), QuotaBlock> {
-        let room = self.room(capacity, tenant, kind, region);
-        if milli <= room.total_milli() { Ok(()) } else { Err(room.blocked_by) }
+        let headroom = self.headroom(capacity, tenant, kind, region);
+        if milli <= headroom.total_milli() { Ok(()) } else { Err(headroom.blocked_by) }
     }
 
     /// How much is admitted in one flavour, and what refuses more.
@@ -384,12 +384,12 @@ impl QuotaUsage {
             let level = self.level(flavour, &node);
             let limit_milli = if node.is_none() { Some(capacity_milli) } else { promise.most_milli };
             if let Some(limit_milli) = limit_milli {
-                let mut room = absorbed.saturating_add(limit_milli.saturating_sub(level.committed_milli));
+                let mut headroom = absorbed.saturating_add(limit_milli.saturating_sub(level.committed_milli));
                 if node.is_none() {
-                    room = room.min(capacity_milli.saturating_sub(level.used_milli));
+                    headroom = headroom.min(capacity_milli.saturating_sub(level.used_milli));
                 }
-                if tightest.as_ref().is_none_or(|(least, _)| room < *least) {
-                    let limit = if level.used_milli.saturating_add(room) < limit_milli {
+                if tightest.as_ref().is_none_or(|(least, _)| headroom < *least) {
+                    let limit = if level.used_milli.saturating_add(headroom) < limit_milli {
                         QuotaLimit::LentReserve
                     } else if height > 0 {
                         QuotaLimit::ParentCapacity
@@ -407,7 +407,7 @@ impl QuotaUsage {
                         kept_milli: level.committed_milli - level.used_milli,
                         limit_milli,
                     };
-                    tightest = Some((room, block));
+                    tightest = Some((headroom, block));
                 }
             }
             absorbed += promise.reserve_milli.saturating_sub(level.committed_milli);
@@ -418,10 +418,10 @@ impl QuotaUsage {
     /// Whether a tenant, with everyone below it, stays within its nominal quotas for a type in a region.
     /// One without any borrows whatever it uses.
     #[must_use]
-    pub fn standing(&self, tenant: &Name, kind: &Name, region: &Name) -> Standing {
+    pub fn standing(&self, tenant: &Name, kind: &Name, region: &Name) -> QuotaStatus {
         match self.above_nominal(tenant, kind, region) {
-            0 => Standing::WithinNominal,
-            by_milli => Standing::Borrowing { by_milli },
+            0 => QuotaStatus::WithinNominal,
+            by_milli => QuotaStatus::Borrowing { by_milli },
         }
     }
 
@@ -530,8 +530,9 @@ impl QuotaUsage {
     #[must_use]
     pub fn nominal_room_milli(&self, tenant: &Name, kind: &Name, region: &Name) -> Option<u64> {
         let of_side = |side: &Side| {
-            let rooms = flavours(kind, region).map(|flavour| self.nominal_room_of(side, tenant, &flavour));
-            rooms.into_iter().flatten().min().unwrap_or(0)
+            let headrooms =
+                flavours(kind, region).map(|flavour| self.nominal_room_of(side, tenant, &flavour));
+            headrooms.into_iter().flatten().min().unwrap_or(0)
         };
         self.sides_of(tenant, kind, region).iter().map(of_side).min()
     }
@@ -541,14 +542,14 @@ impl QuotaUsage {
     #[must_use]
     pub fn promised_room_milli(&self, tenant: &Name, kind: &Name, region: &Name) -> Option<u64> {
         let of_side = |side: &Side| {
-            let room = |flavour: &Flavour| match side {
+            let headroom = |flavour: &Flavour| match side {
                 Side::Subtree(node) if self.is_shared_out(side, kind, region) => {
                     let nominal = self.nominal_of(side, &flavour.0, flavour.1.as_ref())?;
                     Some(nominal.saturating_sub(self.unborrowed_milli(flavour, node)))
                 }
                 _ => self.nominal_room_of(side, tenant, flavour),
             };
-            flavours(kind, region).iter().filter_map(room).min().unwrap_or(0)
+            flavours(kind, region).iter().filter_map(headroom).min().unwrap_or(0)
         };
         self.sides_of(tenant, kind, region).iter().map(of_side).min()
     }

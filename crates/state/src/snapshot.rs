@@ -11,18 +11,18 @@ use alloc::vec::Vec;
 use core::fmt;
 use muster_journal::frame::{FrameError, FrameReader, encode_frame};
 use muster_journal::{FORMAT_MAX, FORMAT_MIN, WorkerSlot, canonical, from_canonical};
-use muster_types::{JobContract, JobId, JobMetadata, JobSpec, LogTime, Name, NodeId, RequestId};
+use muster_types::{ArrayId, JobContract, JobId, JobMetadata, JobSpec, LogTime, Name, NodeId, RequestId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::demand::{DemandSums, WorkerDemand};
-use crate::index::SpecFacts;
 use crate::rows::{
-    BurstRow, ControlRow, DoorKey, DoorRow, HealthPolicyRow, HistoryKey, HistoryRow, JobRow, JobTimes,
-    NodeFacts, NodeRow, PolicyRow, RecoveryRow, RequestRow, RestrictionRow,
+    ArrayFacts, ArrayRow, BurstRow, ControlRow, DoorKey, DoorRow, HealthPolicyRow, HistoryKey, HistoryRow,
+    JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow, PolicyRow, RecoveryRow, RequestRow, RestrictionRow,
+    SpecFacts,
 };
 use crate::state::{Meta, State};
-use crate::table::{Facts, Table, TableBuilder};
+use crate::table::{Derived, Table, TableBuilder};
 use crate::tables::tables;
 use crate::usage::TenantUsage;
 
@@ -167,7 +167,7 @@ fn load<K, V, F>(
 where
     K: Ord + Clone + DeserializeOwned,
     V: Clone + DeserializeOwned,
-    F: Facts<K, V>,
+    F: Derived<K, V>,
 {
     let wrong = RestoreError::Content(what);
     let mut rest = payload;
@@ -304,6 +304,7 @@ impl State {
             return Err(RestoreError::Content("node name"));
         }
         self.check_doors().map_err(RestoreError::Invariant)?;
+        self.check_array_rows().map_err(RestoreError::Invariant)?;
         Ok(())
     }
 }

@@ -152,7 +152,7 @@ impl State {
         self.give_all(job, spec, placement, &mut left)?;
         for (node, free) in &mut left {
             let row = self.nodes.get(node).ok_or(GuardError::NodeUnknown)?;
-            *free = free.beside(&row.promised);
+            *free = free.without_promised(&row.promised);
         }
         self.take_all(spec, &next, &mut left, |node| node.offer().into_owned())
     }

@@ -40,7 +40,7 @@ use crate::state::State;
 
 /// Why a gang may be stopped for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Ground {
+pub enum PreemptionReason {
     /// It borrows what the claimant's side is promised.
     Reclaim,
     /// It is of a lower tier.
@@ -123,7 +123,7 @@ impl<'a> NominalCover<'a> {
         claimant: &JobSpec,
         victim: JobId,
         now: LogTime,
-    ) -> Option<Ground> {
+    ) -> Option<PreemptionReason> {
         let row = self.state.job(victim)?;
         if row.cancel_requested || !matches!(row.phase, Phase::Starting | Phase::Running) {
             return None;
@@ -134,7 +134,12 @@ impl<'a> NominalCover<'a> {
     /// Why a claimant may take over the capacity that is promised to a gang which holds nothing yet, when `usage` is in use
     /// without the gangs that were chosen before. The grounds are those for stopping the gang once it had begun.
     #[must_use]
-    pub fn may_take_over(&self, usage: &QuotaUsage, claimant: &JobSpec, holder: JobId) -> Option<Ground> {
+    pub fn may_take_over(
+        &self,
+        usage: &QuotaUsage,
+        claimant: &JobSpec,
+        holder: JobId,
+    ) -> Option<PreemptionReason> {
         let row = self.state.job(holder)?;
         let waits = row.phase == Phase::Pending && row.placement.is_none() && row.promise.is_some();
         if !waits || row.cancel_requested {
@@ -150,14 +155,16 @@ impl<'a> NominalCover<'a> {
         claimant: &JobSpec,
         victim: JobId,
         has_overrun: bool,
-    ) -> Option<Ground> {
+    ) -> Option<PreemptionReason> {
         let (row, spec) = (self.state.job(victim)?, self.state.spec(victim)?);
         let policy = &self.state.policy().policy;
         let rules = &policy.preemption;
         let by_tier = rules.enabled && spec.preemptible && spec.tier < claimant.tier;
         let overran =
             has_overrun && policy.backfill.end_overrunners && spec.preemptible && spec.tier <= claimant.tier;
-        let without_quota = || if by_tier { Some(Ground::Tier) } else { overran.then_some(Ground::Overrun) };
+        let without_quota = || {
+            if by_tier { Some(PreemptionReason::Tier) } else { overran.then_some(PreemptionReason::Overrun) }
+        };
         if spec.tenant == claimant.tenant || !self.state.has_quotas() {
             return without_quota();
         }
@@ -170,7 +177,7 @@ impl<'a> NominalCover<'a> {
             spec.preemptible || policy.rights(&spec.tenant).non_preemptible != NonPreemptible::Always;
         if rules.reclaim_borrowed && may_be_taken_back && stays_within(usage, &our, claimant, region, charge)
         {
-            return Some(Ground::Reclaim);
+            return Some(PreemptionReason::Reclaim);
         }
         without_quota()
     }
@@ -344,7 +351,7 @@ impl State {
         if is_free || !self.has_quotas() {
             return u64::MAX;
         }
-        let room = |side: &Side| {
+        let headroom = |side: &Side| {
             let places = [Some(region), None];
             let of_place = |place: &Option<&Name>| {
                 let nominal = fixed.nominal_of(side, kind, *place)?;
@@ -352,7 +359,7 @@ impl State {
             };
             places.iter().filter_map(of_place).min().unwrap_or(0)
         };
-        fixed.sides_of(tenant, kind, region).iter().map(room).min().unwrap_or(u64::MAX)
+        fixed.sides_of(tenant, kind, region).iter().map(headroom).min().unwrap_or(u64::MAX)
     }
 }
 
@@ -421,8 +428,8 @@ impl State {
         for (job, spec, workers) in goes_on.into_iter().chain(new) {
             let region = self.region_of(workers);
             for (kind, milli) in &self.charge_for(spec, workers).devices_milli {
-                let room = self.fixed_room_beside(&fixed, &spec.tenant, kind, &region);
-                require(stopped.contains(&job) || *milli <= room, GuardError::FixedBorrower)?;
+                let headroom = self.fixed_room_beside(&fixed, &spec.tenant, kind, &region);
+                require(stopped.contains(&job) || *milli <= headroom, GuardError::FixedBorrower)?;
                 fixed.add(&spec.tenant, kind, &region, *milli);
             }
         }

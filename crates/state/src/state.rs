@@ -6,17 +6,18 @@ use core::cmp::Reverse;
 use core::ops::{Bound, RangeInclusive};
 use muster_journal::{FORMAT_MIN, WorkerSlot};
 use muster_types::{
-    JobContract, JobId, JobMetadata, JobSpec, Leadership, LogIndex, LogTime, Name, NodeId, Parameters,
-    PriorityTier, RequestId,
+    ArrayId, JobContract, JobId, JobMetadata, JobSpec, Leadership, LogIndex, LogTime, Name, NodeId,
+    Parameters, PriorityTier, RequestId,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::demand::Demand;
-use crate::index::{Described, Indexes, LinePlace, Pool, PoolKey, SpecFacts, Turn};
+use crate::index::{Described, Indexes, LinePlace, Pool, PoolKey, QueuePosition};
 use crate::quota::QuotaUsage;
 use crate::rows::{
-    BurstRow, ClusterMeta, ControlRow, DoorKey, DoorRow, GangClass, HealthPolicyRow, HistoryKey, HistoryRow,
-    JobRow, JobTimes, NodeFacts, NodeRow, PolicyRow, RecoveryRow, RequestRow, RestrictionRow,
+    ArrayFacts, ArrayRow, BurstRow, ClusterMeta, ControlRow, DoorKey, DoorRow, GangClass, HealthPolicyRow,
+    HistoryKey, HistoryRow, JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow, PolicyRow, RecoveryRow,
+    RequestRow, RestrictionRow, SpecFacts,
 };
 use crate::table::Table;
 use crate::tables::tables;
@@ -38,6 +39,8 @@ pub(crate) struct Meta {
     pub(crate) rejected: u64,
     /// Records of leaderships that had ended; expected around a change of leader.
     pub(crate) stale: u64,
+    /// How far positions in the ids of jobs run ahead of those in the log: arrays take several.
+    pub(crate) ids_ahead: u64,
 }
 
 impl Default for Meta {
@@ -51,6 +54,7 @@ impl Default for Meta {
             nodes_registered: 0,
             rejected: 0,
             stale: 0,
+            ids_ahead: 0,
         }
     }
 }
@@ -63,7 +67,7 @@ macro_rules! define_state {
             pub(crate) meta: Meta,
             $($(#[$doc])* pub(crate) $name: Table<$key, $row, $facts>,)*
             pub(crate) policy: PolicyRow,
-            /// What workers asked for; its sample is a table of its own.
+            /// What workers asked for; its sample is a separate table.
             pub(crate) demand: Demand,
             /// The one that every cluster begins with.
             pub(crate) first_health_policy: HealthPolicyRow,
@@ -269,7 +273,7 @@ impl State {
     }
 
     /// Tenants with pending jobs of a tier, with the first turn of each.
-    pub fn tenants_in_line(&self, tier: PriorityTier) -> impl Iterator<Item = (&Name, Turn)> {
+    pub fn tenants_in_line(&self, tier: PriorityTier) -> impl Iterator<Item = (&Name, QueuePosition)> {
         let of_tier = self.indexes.line.get(&Reverse(tier)).into_iter().flat_map(|tenants| tenants.iter());
         of_tier.filter_map(|(tenant, line)| line.heads.first().map(|(turn, _)| (tenant, *turn)))
     }
@@ -281,8 +285,8 @@ impl State {
         &self,
         tier: PriorityTier,
         tenant: &Name,
-        after: Option<Turn>,
-    ) -> Option<(Turn, GangClass)> {
+        after: Option<QueuePosition>,
+    ) -> Option<(QueuePosition, GangClass)> {
         let heads = &self.indexes.line.get(&Reverse(tier))?.get(tenant)?.heads;
         let from = match after {
             Some(turn) => Bound::Excluded((turn, GangClass::LAST)),
@@ -328,6 +332,11 @@ impl State {
         self.indexes.not_before.iter().copied()
     }
 
+    /// The same behind one of them.
+    pub fn not_before_behind(&self, place: (LogTime, JobId)) -> impl Iterator<Item = (LogTime, JobId)> {
+        self.indexes.not_before.range((Bound::Excluded(place), Bound::Unbounded)).copied()
+    }
+
     /// Since when a job waits, or waited before its last placement: since it was submitted, since the last of its known
     /// dependencies finished, or since it was stopped. `None` when there is no such job.
     #[must_use]
@@ -336,7 +345,17 @@ impl State {
         let could_start = || {
             let dependencies = self.specs.get(&job).map(|spec| spec.dependencies.as_slice());
             let others = dependencies.unwrap_or_default().iter();
-            let ends = others.filter_map(|dependency| self.jobs.get(&dependency.job)?.finished_at);
+            let ordinal = self.specs.get(&job).and_then(|spec| spec.array).map_or(0, |member| member.ordinal);
+            let ends = others.filter_map(|on| {
+                let array = ArrayId(on.job.0);
+                let counterpart = || self.jobs.get(&array.member(ordinal))?.finished_at;
+                match (on.is_of_array(), on.is_of_members()) {
+                    (true, _) => self.arrays.get(&array)?.finished_at,
+                    // Where its row is gone, it had ended before its array had.
+                    (_, true) => counterpart().or_else(|| self.arrays.get(&array)?.finished_at),
+                    _ => self.jobs.get(&on.job)?.finished_at,
+                }
+            });
             ends.fold(row.submitted_at, LogTime::max)
         };
         Some(self.times(job).waits_since.unwrap_or_else(could_start))
@@ -346,7 +365,10 @@ impl State {
     #[must_use]
     pub fn not_before_after(&self, time: LogTime) -> Option<LogTime> {
         let behind = (Bound::Excluded((time, JobId(u64::MAX))), Bound::Unbounded);
-        self.indexes.not_before.range(behind).next().map(|(time, _)| *time)
+        let of_jobs = self.indexes.not_before.range(behind).next().map(|(time, _)| *time);
+        let behind = (Bound::Excluded((time, ArrayId(u64::MAX))), Bound::Unbounded);
+        let of_arrays = self.indexes.arrays_not_before.range(behind).next().map(|(time, _)| *time);
+        of_jobs.into_iter().chain(of_arrays).min()
     }
 
     /// Jobs that wait for a job.
@@ -423,14 +445,20 @@ impl State {
         &self.demand
     }
 
-    /// How many jobs are pending.
+    /// How many jobs are pending; members of arrays that are not created are among them.
     #[must_use]
     pub fn pending_count(&self) -> usize {
-        self.indexes.pending
+        self.indexes.pending + usize::try_from(self.indexes.uncreated).unwrap_or(usize::MAX)
+    }
+
+    /// The same by what holds them back, as far as the job itself says: `eligible` ones wait for capacity, quota or their turn,
+    /// and which of these it is only an explanation says. Jobs of `dependency` may also wait for a time behind other jobs.
+    pub fn pending_by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.indexes.pending_by_reason.iter()
     }
 
     /// Jobs that hold devices, by id.
-    pub fn active(&self) -> impl Iterator<Item = JobId> {
+    pub fn active(&self) -> impl DoubleEndedIterator<Item = JobId> {
         self.indexes.active.iter().copied()
     }
 

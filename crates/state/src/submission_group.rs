@@ -8,7 +8,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::Estimate;
-use muster_types::{JobId, JobSpec, LogTime, QueueKey};
+use muster_types::{ArrayId, JobId, JobSpec, LogTime, QueueKey};
 
 use crate::guard_error::GuardError;
 use crate::index::JobIndexKeys;
@@ -19,13 +19,13 @@ impl State {
     /// The submission group of a job; the job's own id when it is alone.
     #[must_use]
     pub fn burst_of(&self, job: JobId) -> Option<JobId> {
-        self.jobs.get(&job).map(|row| row.burst(job))
+        self.jobs.get(&job).map(|row| row.submission_group(job))
     }
 
     /// The row of a submission group of two or more jobs.
     #[must_use]
-    pub fn burst(&self, burst: JobId) -> Option<&BurstRow> {
-        self.bursts.get(&burst)
+    pub fn submission_group(&self, group: JobId) -> Option<&BurstRow> {
+        self.submission_groups.get(&group)
     }
 
     /// The submission group that a job with this key would join: one of jobs that policy may stop, or one of jobs that
@@ -33,67 +33,72 @@ impl State {
     #[must_use]
     pub fn open_burst(&self, key: BurstKey, preemptible: bool, now: LogTime) -> Option<JobId> {
         let range = (key, JobId(0))..=(key, JobId(u64::MAX));
+        let spec_of = |group: &JobId| {
+            let of_array = || self.arrays.get(&ArrayId(group.0)).map(|array| &array.template.spec);
+            self.spec(*group).or_else(of_array)
+        };
         // Of a group whose first job is gone, and of one that a changed job left its group for, it is not known.
-        let is_alike =
-            |burst: &JobId| self.spec(*burst).is_some_and(|first| first.preemptible == preemptible);
-        let (_, burst) = self.indexes.bursts_by_key.range(range).next_back()?;
-        if !is_alike(burst) {
+        let is_alike = |group: &JobId| spec_of(group).is_some_and(|first| first.preemptible == preemptible);
+        let (_, group) = self.indexes.bursts_by_key.range(range).next_back()?;
+        if !is_alike(group) {
             return None;
         }
-        let last = match self.bursts.get(burst) {
+        let last = match self.submission_groups.get(group) {
             Some(row) => row.last_submitted,
-            None => self.jobs.get(burst)?.submitted_at,
+            None => self.jobs.get(group)?.submitted_at,
         };
-        (now.since_ms(last) <= BURST_GAP_MS).then_some(*burst)
+        (now.since_ms(last) <= BURST_GAP_MS).then_some(*group)
     }
 
     /// The turn of a submission group, or of a job that is alone.
     #[must_use]
-    pub fn turn_of(&self, burst: JobId) -> Option<QueueKey> {
-        match self.bursts.get(&burst) {
+    pub fn turn_of(&self, group: JobId) -> Option<QueueKey> {
+        match self.submission_groups.get(&group) {
             Some(row) => Some(row.turn),
-            None => self.alone(burst).map(|row| row.estimate.turn),
+            None => self.alone(group).map(|row| row.estimate.turn),
         }
     }
 
     /// The job that a submission group without a row is. A job that was changed may have left the group that has its id.
-    fn alone(&self, burst: JobId) -> Option<&JobRow> {
-        self.jobs.get(&burst).filter(|row| row.burst(burst) == burst)
+    fn alone(&self, group: JobId) -> Option<&JobRow> {
+        self.jobs.get(&group).filter(|row| row.submission_group(group) == group)
     }
 
     /// The first pending job of a submission group.
     #[must_use]
-    pub fn first_in_line(&self, burst: JobId) -> Option<JobId> {
-        if self.bursts.contains(&burst) {
-            return self.indexes.first_waiting(burst);
+    pub fn first_in_line(&self, group: JobId) -> Option<JobId> {
+        if self.submission_groups.contains(&group) {
+            return self.indexes.first_waiting(group);
         }
-        self.alone(burst).filter(|row| row.is_in_line()).map(|_| burst)
+        self.alone(group).filter(|row| row.is_in_line()).map(|_| group)
     }
 
     /// Jobs of a submission group that hold devices, by id.
-    pub fn running_in(&self, burst: JobId) -> impl Iterator<Item = JobId> {
-        let range = (burst, JobId(0))..=(burst, JobId(u64::MAX));
+    pub fn running_in(&self, group: JobId) -> impl Iterator<Item = JobId> {
+        let range = (group, JobId(0))..=(group, JobId(u64::MAX));
         let of_row = self.indexes.running.range(range).map(|(_, job)| *job);
-        let alone = !self.bursts.contains(&burst) && self.alone(burst).is_some_and(holds_devices);
-        of_row.chain(alone.then_some(burst))
+        let alone = !self.submission_groups.contains(&group) && self.alone(group).is_some_and(holds_devices);
+        of_row.chain(alone.then_some(group))
     }
 
     /// Submission groups of two or more jobs some of which hold devices.
     pub fn bursts_running(&self) -> impl Iterator<Item = JobId> {
         let mut last = None;
-        self.indexes.running.iter().filter_map(move |(burst, _)| {
-            let is_new = last != Some(*burst);
-            last = Some(*burst);
-            is_new.then_some(*burst)
+        self.indexes.running.iter().filter_map(move |(group, _)| {
+            let is_new = last != Some(*group);
+            last = Some(*group);
+            is_new.then_some(*group)
         })
     }
 
     /// Every submission group that has a turn, from an id on: those of two or more jobs, and pending jobs that are
     /// alone. Walks over the jobs that are kept.
     pub fn bursts_from(&self, from: JobId) -> impl Iterator<Item = JobId> {
-        let mut rows = self.bursts.range(from..).map(|(burst, _)| *burst).peekable();
+        let mut rows = self.submission_groups.range(from..).map(|(group, _)| *group).peekable();
         let alone = self.jobs.range(from..).filter(|(id, row)| {
-            row.phase == Phase::Pending && row.burst(**id) == **id && !self.bursts.contains(*id)
+            row.phase == Phase::Pending
+                && row.submission_group(**id) == **id
+                && !self.submission_groups.contains(*id)
         });
         let mut alone = alone.map(|(id, _)| *id).peekable();
         core::iter::from_fn(move || match (rows.peek(), alone.peek()) {
@@ -111,12 +116,12 @@ impl State {
     ) -> Result<(), GuardError> {
         let mut seen: Option<(JobId, BurstKey)> = None;
         for (ordinal, (spec, estimate)) in specs.iter().zip(estimates).enumerate() {
-            let Some(burst) = estimate.burst else { continue };
+            let Some(group) = estimate.burst else { continue };
             let key = BurstKey::of(spec);
             // The members of a sweep stand side by side.
-            if seen != Some((burst, key)) {
-                self.check_burst(key, burst, (&specs[..ordinal], &estimates[..ordinal]))?;
-                seen = Some((burst, key));
+            if seen != Some((group, key)) {
+                self.check_burst(key, group, (&specs[..ordinal], &estimates[..ordinal]))?;
+                seen = Some((group, key));
             }
         }
         Ok(())
@@ -127,98 +132,123 @@ impl State {
     fn check_burst(
         &self,
         key: BurstKey,
-        burst: JobId,
+        group: JobId,
         earlier: (&[Arc<JobSpec>], &[Estimate]),
     ) -> Result<(), GuardError> {
         let alike = |other: &JobSpec| BurstKey::of(other) == key;
-        let joins = if let Some(row) = self.bursts.get(&burst) {
-            row.key == key
-        } else if let Some(row) = self.jobs.get(&burst) {
-            let stands_alone = row.burst(burst) == burst && !matches!(row.phase, Phase::Finished(_));
-            stands_alone && self.specs.get_with_facts(&burst).is_some_and(|(_, first)| first.burst == key)
+        let joins = if self.submission_groups.contains(&group) || self.jobs.contains(&group) {
+            return self.check_known_burst(key, group);
         } else {
             let first = self.job_id(self.meta.log_index.next(), 0);
-            let ordinal = burst.0.checked_sub(first.0).and_then(|n| usize::try_from(n).ok());
+            let ordinal = group.0.checked_sub(first.0).and_then(|n| usize::try_from(n).ok());
             let first = ordinal.and_then(|n| Some((earlier.0.get(n)?, earlier.1.get(n)?)));
             first.is_some_and(|(first, estimate)| estimate.burst.is_none() && alike(first))
         };
         if joins { Ok(()) } else { Err(GuardError::BurstNotCurrent) }
     }
 
-    /// Where a job stands in the order, for the indexes.
-    pub(crate) fn burst_turn(&self, id: JobId, row: &JobRow) -> BurstTurn {
-        let burst = row.burst(id);
-        self.bursts.get(&burst).map(|of_burst| (burst, of_burst.turn))
+    /// The same of a submission group that is there.
+    pub(crate) fn check_known_burst(&self, key: BurstKey, group: JobId) -> Result<(), GuardError> {
+        let joins = if let Some(row) = self.submission_groups.get(&group) {
+            row.key == key
+        } else {
+            let stands_alone = |row: &JobRow| {
+                row.submission_group(group) == group && !matches!(row.phase, Phase::Finished(_))
+            };
+            self.jobs.get(&group).is_some_and(stands_alone)
+                && self.specs.get_with_facts(&group).is_some_and(|(_, first)| first.group_key == key)
+        };
+        if joins { Ok(()) } else { Err(GuardError::BurstNotCurrent) }
     }
 
-    /// A job has been submitted into a group: the group has a row from now on, and this turn.
-    pub(crate) fn join_burst(&mut self, burst: JobId, turn: QueueKey) {
+    /// Where a job stands in the order, for the indexes.
+    pub(crate) fn burst_turn(&self, id: JobId, row: &JobRow) -> BurstTurn {
+        let group = row.submission_group(id);
+        self.submission_groups.get(&group).map(|of_group| (group, of_group.turn))
+    }
+
+    /// Jobs have been submitted into a group: the group has a row from now on, and this turn.
+    pub(crate) fn join_burst(&mut self, group: JobId, turn: QueueKey, count: u32) {
         let now = self.meta.log_time;
-        let mut row = match self.bursts.get(&burst) {
+        let mut row = match self.submission_groups.get(&group) {
             Some(row) => row.clone(),
             None => {
-                let spec = self.described(burst).expect("the guard has seen the first job of the group");
-                let first = self.jobs.get(&burst).expect("the guard has seen the first job of the group");
+                let spec = self.described(group).expect("the guard has seen the first job of the group");
+                let first = self.jobs.get(&group).expect("the guard has seen the first job of the group");
                 let row = BurstRow {
-                    key: spec.facts.burst,
+                    key: spec.facts.group_key,
                     turn: first.estimate.turn,
                     members: 1,
                     last_submitted: now,
                     ended: Vec::new(),
                 };
-                let wait = self.retry_wait(burst);
+                let wait = self.retry_wait(group);
                 // From its own position in the pending queue to that of the group.
                 let before = JobIndexKeys::of(first, &spec, None, wait);
-                let after = JobIndexKeys::of(first, &spec, Some((burst, row.turn)), wait);
-                self.indexes.shift(burst, &spec, &before, &after);
+                let after = JobIndexKeys::of(first, &spec, Some((group, row.turn)), wait);
+                self.indexes.shift(group, &spec, &before, &after);
                 row
             }
         };
-        row.members += 1;
+        row.members += count;
         row.last_submitted = now;
-        self.move_burst(burst, &row, turn);
+        self.move_burst(group, &row, turn);
         row.turn = turn;
-        self.bursts.insert(burst, row);
+        self.submission_groups.insert(group, row);
     }
 
     /// Gives a submission group another turn.
-    pub(crate) fn set_turn(&mut self, burst: JobId, turn: QueueKey) {
-        match self.bursts.get(&burst).cloned() {
+    pub(crate) fn set_turn(&mut self, group: JobId, turn: QueueKey) {
+        match self.submission_groups.get(&group).cloned() {
             Some(mut row) => {
-                self.move_burst(burst, &row, turn);
+                self.move_burst(group, &row, turn);
                 row.turn = turn;
-                self.bursts.insert(burst, row);
+                self.submission_groups.insert(group, row);
             }
-            None => self.change_job(burst, |row| row.estimate.turn = turn),
+            None => self.change_job(group, |row| row.estimate.turn = turn),
         }
     }
 
-    fn move_burst(&mut self, burst: JobId, row: &BurstRow, turn: QueueKey) {
-        let Some(first) = self.indexes.first_waiting(burst).filter(|_| row.turn != turn) else { return };
+    fn move_burst(&mut self, group: JobId, row: &BurstRow, turn: QueueKey) {
+        let Some(first) = self.indexes.first_waiting(group).filter(|_| row.turn != turn) else { return };
         let spec = self.described(first).expect("a waiting job has a spec");
         self.indexes.change_turn(first, &spec, row.turn, turn);
     }
 
+    /// Members of an array have ended that were not created. The group ends with its last member.
+    pub(crate) fn leave_burst_uncreated(&mut self, group: JobId, count: u32) {
+        let mut row =
+            self.submission_groups.get(&group).cloned().expect("the submission group of an array has a row");
+        row.members -= count;
+        if row.members > 0 {
+            self.submission_groups.insert(group, row);
+            return;
+        }
+        self.submission_groups.remove(&group);
+        let was_there = self.indexes.bursts_by_key.remove(&(row.key, group));
+        assert!(was_there, "a submission group is indexed until its end");
+    }
+
     /// A job is over, and its submission group records the run time. The group ends with its last member.
     pub(crate) fn leave_burst(&mut self, job: JobId, bucket: Option<u8>) {
-        let burst = self.burst_of(job).expect("a job that ends has a row");
-        let key = match self.bursts.get(&burst).cloned() {
+        let group = self.burst_of(job).expect("a job that ends has a row");
+        let key = match self.submission_groups.get(&group).cloned() {
             Some(mut row) => {
                 if let Some(bucket) = bucket {
                     add(&mut row.ended, bucket, 1);
                 }
                 row.members -= 1;
                 if row.members > 0 {
-                    self.bursts.insert(burst, row);
+                    self.submission_groups.insert(group, row);
                     return;
                 }
-                self.bursts.remove(&burst);
+                self.submission_groups.remove(&group);
                 row.key
             }
-            None => self.specs.get_with_facts(&job).expect("a job has a spec").1.burst,
+            None => self.specs.get_with_facts(&job).expect("a job has a spec").1.group_key,
         };
         assert!(
-            self.indexes.bursts_by_key.remove(&(key, burst)),
+            self.indexes.bursts_by_key.remove(&(key, group)),
             "a submission group is indexed until its end"
         );
     }

@@ -2,7 +2,7 @@
 //!
 //! The digest is the wrapping sum of one hash per row (key and value, canonically encoded), so it
 //! does not depend on the order of changes and costs one hash per change, not per row. Rows are
-//! reached only through methods that keep it true.
+//! changed only through methods that keep the digest right.
 
 use core::ops::RangeBounds;
 use muster_journal::hash;
@@ -10,20 +10,20 @@ use serde::Serialize;
 
 use crate::tree::{Builder, Map};
 
-/// Derived from a row and kept with it, because it costs more to make than to keep.
-pub trait Facts<K, V>: Clone {
+/// What is derived from a row and kept with it, because to make it again costs more than to keep it.
+pub trait Derived<K, V>: Clone {
     /// From a new row.
     fn of(value: &V) -> Self;
 
     /// After a change of the row where it stands.
     fn refresh(&mut self, _value: &V) {}
 
-    /// The hash of a row. Facts may stand for the part of the row they were made from.
+    /// The hash of a row. What is derived may stand for the part of the row that it was made from.
     fn hash(&self, key: &K, value: &V) -> u64;
 }
 
 /// Nothing is kept.
-impl<K: Serialize, V: Serialize> Facts<K, V> for () {
+impl<K: Serialize, V: Serialize> Derived<K, V> for () {
     fn of(_: &V) {}
 
     fn hash(&self, key: &K, value: &V) -> u64 {
@@ -51,7 +51,7 @@ impl<K: Ord, V, F> Default for Table<K, V, F> {
     }
 }
 
-impl<K: Ord + Clone, V: Clone, F: Facts<K, V>> Table<K, V, F> {
+impl<K: Ord + Clone, V: Clone, F: Derived<K, V>> Table<K, V, F> {
     /// Adds or replaces a row.
     pub fn insert(&mut self, key: K, value: V) {
         let facts = F::of(&value);
@@ -136,7 +136,7 @@ impl<K: Ord, V, F> Table<K, V, F> {
     }
 }
 
-impl<K: Ord + Clone, V: Clone, F: Facts<K, V>> Table<K, V, F> {
+impl<K: Ord + Clone, V: Clone, F: Derived<K, V>> Table<K, V, F> {
     /// Whether the digest is that of the rows as they are. Costs the whole table.
     pub(crate) fn has_digest_of_rows(&self) -> bool {
         let hashes = self.rows.iter().map(|(key, row)| row.facts.hash(key, &row.value));
@@ -156,7 +156,7 @@ impl<K, V, F> Default for TableBuilder<K, V, F> {
     }
 }
 
-impl<K: Ord + Clone, V: Clone, F: Facts<K, V>> TableBuilder<K, V, F> {
+impl<K: Ord + Clone, V: Clone, F: Derived<K, V>> TableBuilder<K, V, F> {
     /// Adds the next row; whether its key is above the last.
     pub(crate) fn push(&mut self, key: K, value: V) -> bool {
         if self.rows.last().is_some_and(|last| *last >= key) {

@@ -20,7 +20,7 @@ macro_rules! tables {
             /// What run times were seen.
             history: HistoryKey => HistoryRow, (); 8, "history row";
             /// Submission groups of two or more jobs, and jobs that were changed while they were in one.
-            bursts: JobId => BurstRow, (); 10, "burst row";
+            submission_groups: JobId => BurstRow, (); 10, "submission group row";
             /// The contracts of jobs; jobs with the default contract are not here.
             contracts: JobId => Arc<JobContract>, (); 11, "job contract";
             /// What became of attempts.
@@ -41,6 +41,10 @@ macro_rules! tables {
             metadata: JobId => Arc<JobMetadata>, (); 19, "metadata of a job";
             /// What people have asked of jobs.
             controls: JobId => ControlRow, (); 20, "row of controls";
+            /// Arrays.
+            arrays: ArrayId => ArrayRow, ArrayFacts; 21, "array";
+            /// How members of arrays ended, by array and a range of ordinals; one in which none has ended is not here.
+            array_ends: (ArrayId, u32) => MemberEnds, (); 22, "ends of members of an array";
         }
     };
 }

@@ -206,8 +206,8 @@ impl<K, V> Node<K, V> {
 /// Adds to a part of a node, which never takes more memory than a full one.
 fn put<T>(part: &mut Vec<T>, at: usize, item: T) {
     if part.len() == part.capacity() {
-        let room = (2 * part.len()).clamp(4, WIDTH).saturating_sub(part.len());
-        part.reserve_exact(room);
+        let additional = (2 * part.len()).clamp(4, WIDTH).saturating_sub(part.len());
+        part.reserve_exact(additional);
     }
     part.insert(at, item);
 }

@@ -168,7 +168,7 @@ impl TenantUsage {
         self.devices.retain(|_, meter| *meter != Meter::default());
     }
 
-    /// Counts everything that runs as ended; what it used stays counted. For counting what runs anew,
+    /// Counts everything that runs as ended; what it used stays counted. For counting again what runs,
     /// where a new policy says that it counts for others.
     pub fn stop_all(&mut self, now: LogTime) {
         self.advance(now, self.half_life_ms);

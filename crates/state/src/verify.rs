@@ -8,7 +8,7 @@ use muster_journal::FORMAT_MIN;
 use muster_types::{JobId, NodeId};
 
 use crate::free::{Free, Promised};
-use crate::index::{Indexes, JobIndexKeys};
+use crate::index::{ArrayIndexKeys, Indexes, JobIndexKeys};
 use crate::rows::{NodeStatus, Phase, Placement, RankState};
 use crate::state::State;
 
@@ -38,6 +38,7 @@ impl State {
         self.verify_metadata()?;
         self.verify_controls()?;
         self.verify_bursts()?;
+        self.verify_arrays()?;
         self.demand.verify().map_err(BrokenInvariant)
     }
 
@@ -224,23 +225,31 @@ impl State {
     fn verify_bursts(&self) -> Result<(), BrokenInvariant> {
         let mut members: alloc::collections::BTreeMap<JobId, u32> = Default::default();
         for (id, row) in self.jobs.iter().filter(|(_, row)| !matches!(row.phase, Phase::Finished(_))) {
-            let burst = row.burst(*id);
-            if let Some(of_burst) = self.bursts.get(&burst) {
-                *members.entry(burst).or_default() += 1;
+            let group = row.submission_group(*id);
+            if let Some(of_group) = self.submission_groups.get(&group) {
+                *members.entry(group).or_default() += 1;
                 let spec =
                     self.specs.get_with_facts(id).ok_or_else(|| broken(format!("{id} has no spec")))?;
-                if of_burst.key != spec.1.burst {
-                    return Err(broken(format!("{id} is unlike the rest of its submission group {burst}")));
+                if of_group.key != spec.1.group_key {
+                    return Err(broken(format!("{id} is unlike the rest of its submission group {group}")));
                 }
-            } else if burst != *id {
-                return Err(broken(format!("{id} has joined {burst}, which is not there")));
+            } else if group != *id {
+                return Err(broken(format!("{id} has joined {group}, which is not there")));
             }
         }
-        for (burst, row) in self.bursts.iter() {
-            let counted = members.get(burst).copied().unwrap_or(0);
+        for (id, row) in self.arrays.iter().filter(|(_, row)| row.uncreated > 0) {
+            let group = row.submission_group(*id);
+            let key = self.arrays.get_with_facts(id).map(|(_, facts)| facts.spec.group_key);
+            if self.submission_groups.get(&group).map(|of_group| of_group.key) != key {
+                return Err(broken(format!("{id} is unlike the rest of its submission group")));
+            }
+            *members.entry(group).or_default() += row.uncreated;
+        }
+        for (group, row) in self.submission_groups.iter() {
+            let counted = members.get(group).copied().unwrap_or(0);
             if counted != row.members || counted == 0 {
                 return Err(broken(format!(
-                    "submission group {burst} counts {} members, has {counted}",
+                    "submission group {group} counts {} members, has {counted}",
                     row.members
                 )));
             }
@@ -268,8 +277,10 @@ impl State {
         };
         let checks = [
             ("pending", fresh.pending == ours.pending),
+            ("pending_by_reason", fresh.pending_by_reason == ours.pending_by_reason),
             ("loads", fresh.loads == ours.loads),
             ("users", fresh.users == ours.users),
+            ("eligible", fresh.eligible == ours.eligible),
             ("work", fresh.work == ours.work),
             ("lanes", fresh.lanes == ours.lanes),
             ("line", line(&fresh) == line(ours)),
@@ -301,6 +312,17 @@ impl State {
             ("draining", fresh.draining == ours.draining),
             ("maintenance", fresh.maintenance == ours.maintenance),
             ("pools", same_pools(&fresh, ours)),
+            ("open_arrays", fresh.open_arrays == ours.open_arrays),
+            ("uncreated", fresh.uncreated == ours.uncreated),
+            ("array_loads", fresh.array_loads == ours.array_loads),
+            ("array_dependents", fresh.array_dependents == ours.array_dependents),
+            ("arrays_not_before", fresh.arrays_not_before == ours.arrays_not_before),
+            ("array_deadlines", fresh.array_deadlines == ours.array_deadlines),
+            ("finished_arrays", fresh.finished_arrays == ours.finished_arrays),
+            ("finished_times", fresh.finished_times == ours.finished_times),
+            ("droppable_rows", fresh.droppable_rows == ours.droppable_rows),
+            ("array_rows", fresh.array_rows == ours.array_rows),
+            ("member_dependents", fresh.member_dependents == ours.member_dependents),
         ];
         wrong.extend(checks.iter().filter(|(_, good)| !good).map(|(name, _)| *name));
         if wrong.is_empty() {
@@ -331,9 +353,9 @@ impl State {
             if let Some(spec) = self.described(*id) {
                 let standing = JobIndexKeys::of(row, &spec, self.burst_turn(*id, row), self.retry_wait(*id));
                 fresh.shift(*id, &spec, &JobIndexKeys::default(), &standing);
-                let is_alone = row.burst(*id) == *id && !self.bursts.contains(id);
+                let is_alone = row.submission_group(*id) == *id && !self.submission_groups.contains(id);
                 if is_alone && !matches!(row.phase, Phase::Finished(_)) {
-                    fresh.bursts_by_key.insert((spec.facts.burst, *id));
+                    fresh.bursts_by_key.insert((spec.facts.group_key, *id));
                 }
             }
             let Some(placement) = &row.placement else { continue };
@@ -343,6 +365,10 @@ impl State {
                 }
             }
         }
+        for (id, row) in self.arrays.iter() {
+            let keys = ArrayIndexKeys::of(row);
+            fresh.shift_array(*id, &row.template, &ArrayIndexKeys::default(), &keys);
+        }
         for (id, slots) in self.spares.iter() {
             for slot in slots {
                 fresh.spares_by_node.insert((slot.node, *id));
@@ -351,8 +377,8 @@ impl State {
         for (id, times) in self.times.iter() {
             self.kill_time(*id, times).inspect(|at| fresh.killed_by.insert((*at, *id)));
         }
-        for (burst, row) in self.bursts.iter() {
-            fresh.bursts_by_key.insert((row.key, *burst));
+        for (group, row) in self.submission_groups.iter() {
+            fresh.bursts_by_key.insert((row.key, *group));
         }
         for (id, row) in self.requests.iter() {
             fresh.requests_by_time.insert((row.log_time, *id));

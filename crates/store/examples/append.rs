@@ -1,7 +1,7 @@
 //! Appends entries of 256 bytes as fast as one writer that waits for each batch can, and says how
-//! many per second became durable and what the folder weighs.
+//! many per second became durable and how large the directory is.
 //!
-//! `cargo run --release -p muster-store --example append -- [folder] [seconds per line] [batch]`
+//! `cargo run --release -p muster-store --example append -- [directory] [seconds per line] [batch]`
 #![allow(clippy::unwrap_used, reason = "a measurement that fails has nothing else to say")]
 
 use bytes::Bytes;
@@ -18,12 +18,12 @@ use std::time::{Duration, Instant};
 const PAYLOAD_BYTES: usize = 256;
 const BATCHES: [u64; 4] = [1, 16, 256, 4_096];
 
-fn folder_bytes(path: &Path) -> u64 {
+fn directory_bytes(path: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
     let mut bytes = 0;
     for file in std::fs::read_dir(path).unwrap() {
         let path = file.unwrap().path();
-        bytes += if path.is_dir() { folder_bytes(&path) } else { path.metadata().unwrap().blocks() * 512 };
+        bytes += if path.is_dir() { directory_bytes(&path) } else { path.metadata().unwrap().blocks() * 512 };
     }
     bytes
 }
@@ -59,18 +59,18 @@ async fn measure(dir: &Path, batch: u64, time: Duration) {
         next as f64 / seconds,
         latencies[latencies.len() / 2].as_secs_f64() * 1e3,
         latencies[latencies.len() * 99 / 100].as_secs_f64() * 1e3,
-        folder_bytes(dir) as f64 / (next * PAYLOAD_BYTES as u64) as f64,
+        directory_bytes(dir) as f64 / (next * PAYLOAD_BYTES as u64) as f64,
     );
 }
 
 #[tokio::main]
 async fn main() {
     let mut arguments = std::env::args().skip(1);
-    let folder = arguments.next().unwrap_or_else(|| ".".to_owned());
+    let directory = arguments.next().unwrap_or_else(|| ".".to_owned());
     let seconds = arguments.next().map_or(3, |seconds| seconds.parse().unwrap());
     let only: Option<u64> = arguments.next().map(|batch| batch.parse().unwrap());
     for batch in BATCHES.into_iter().filter(|batch| only.is_none_or(|only| only == *batch)) {
-        let dir = tempfile::tempdir_in(&folder).unwrap();
+        let dir = tempfile::tempdir_in(&directory).unwrap();
         measure(dir.path(), batch, Duration::from_secs(seconds)).await;
     }
 }

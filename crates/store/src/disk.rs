@@ -13,7 +13,7 @@ use crate::codec;
 use crate::error::{Damage, StoreError};
 use crate::files::{FileLayer, is_out_of_space};
 use crate::high_water::{self, HighWater, HighWaterFile, SLOT_BYTES, SLOTS};
-use crate::identity::{create_folder, damaged, file_error, room_error};
+use crate::identity::{create_directory, damaged, file_error, room_error};
 use crate::meta::MetaDatabase;
 use crate::options::StoreOptions;
 use crate::raft_types::{Entry, LogId, Vote};
@@ -25,7 +25,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub(crate) const LOG_FOLDER: &str = "log";
+pub(crate) const LOG_DIRECTORY: &str = "log";
 /// Offsets in a segment are four bytes; only the last entry may end behind this.
 const SEGMENT_BYTES_MAX: u64 = 1 << 30;
 /// One read of a segment.
@@ -56,7 +56,7 @@ struct Active {
 
 struct OpenLog {
     dir: PathBuf,
-    folder: PathBuf,
+    directory: PathBuf,
     files: Arc<dyn FileLayer>,
     segment_entries: u64,
     segment_bytes: u64,
@@ -92,7 +92,7 @@ impl DiskBackend {
     /// # Errors
     /// When a file cannot be made or is there already.
     pub fn create(dir: &Path, options: &StoreOptions, floor: Option<LogId>) -> Result<(), StoreError> {
-        create_folder(&dir.join(LOG_FOLDER), options.files.as_ref())?;
+        create_directory(&dir.join(LOG_DIRECTORY), options.files.as_ref())?;
         MetaDatabase::create(dir, &options.files, floor)?;
         HighWaterFile::create(dir, options.files.clone()).map(drop)
     }
@@ -151,14 +151,14 @@ impl OpenLog {
     fn open(dir: &Path, options: &StoreOptions) -> Result<OpenLog, StoreError> {
         let files = options.files.clone();
         let high_water = HighWaterFile::open(dir, files.clone())?;
-        let folder = dir.join(LOG_FOLDER);
-        if !folder.is_dir() {
-            return Err(damaged(dir, Damage::FileMissing { path: folder }));
+        let directory = dir.join(LOG_DIRECTORY);
+        if !directory.is_dir() {
+            return Err(damaged(dir, Damage::FileMissing { path: directory }));
         }
         let (meta, found) = MetaDatabase::open(dir, files.clone())?;
         Ok(OpenLog {
             dir: dir.to_path_buf(),
-            folder,
+            directory,
             files,
             segment_entries: options.segment_entries.max(1),
             segment_bytes: options.segment_bytes.min(SEGMENT_BYTES_MAX),
@@ -181,7 +181,7 @@ impl OpenLog {
 
     /// Compares what is there with what was once acknowledged, and removes what never was.
     fn verify(&mut self) -> Result<Recovered, StoreError> {
-        let mut names = segment::list(&self.folder, self.files.as_ref())?;
+        let mut names = segment::list(&self.directory, self.files.as_ref())?;
         let mark = self.newest_mark(&names);
         self.sequence = mark.sequence;
         if self.vote < mark.vote {
@@ -192,7 +192,7 @@ impl OpenLog {
         if let Some(first_index) = mark.segment
             && !names.contains(&first_index)
         {
-            let path = segment::path_of(&self.folder, first_index);
+            let path = segment::path_of(&self.directory, first_index);
             return Err(damaged(&self.dir, Damage::FileMissing { path }));
         }
         self.drop_purged(&mut names)?;
@@ -228,7 +228,7 @@ impl OpenLog {
     /// The newest mark, in its own file or in a segment.
     fn newest_mark(&self, names: &[u64]) -> HighWater {
         let marks = names.iter().filter_map(|first_index| {
-            let file = File::open(segment::path_of(&self.folder, *first_index)).ok()?;
+            let file = File::open(segment::path_of(&self.directory, *first_index)).ok()?;
             Some(high_water::newest_of(&file, MARKS_OFFSET)?.1)
         });
         let own = self.high_water.value();
@@ -241,7 +241,7 @@ impl OpenLog {
         while let [first, second, ..] = names[..]
             && second <= floor.index() + 1
         {
-            let path = segment::path_of(&self.folder, first);
+            let path = segment::path_of(&self.directory, first);
             self.files.remove(&path).map_err(|source| file_error("removing", &path, source))?;
             names.remove(0);
         }
@@ -256,11 +256,11 @@ impl OpenLog {
         }
         let mut buffer = Vec::new();
         for first_index in names {
-            let (scanned, file) = match Segment::scan(&self.folder, *first_index, &mut buffer) {
+            let (scanned, file) = match Segment::scan(&self.directory, *first_index, &mut buffer) {
                 Ok(scanned) => scanned,
                 Err(ScanError::Store(error)) => return Err(error),
                 Err(ScanError::Corrupt(detail)) => {
-                    let path = segment::path_of(&self.folder, *first_index);
+                    let path = segment::path_of(&self.directory, *first_index);
                     return Err(damaged(&self.dir, Damage::FileCorrupt { path, detail }));
                 }
             };
@@ -310,7 +310,7 @@ impl OpenLog {
     /// Cuts what follows the tip: it was never acknowledged.
     fn drop_unacknowledged(&mut self, names: &[u64]) -> Result<(), StoreError> {
         for first_index in names.iter().rev().filter(|name| !self.segments.contains_key(name)) {
-            let path = segment::path_of(&self.folder, *first_index);
+            let path = segment::path_of(&self.directory, *first_index);
             tracing::warn!(path = %path.display(), "a segment that was never acknowledged follows the log; removed");
             self.files.remove(&path).map_err(|source| file_error("removing", &path, source))?;
         }
@@ -434,7 +434,7 @@ impl OpenLog {
         }
         let len = (DATA_OFFSET + bytes).max(self.segment_bytes);
         let (segment, file) =
-            Segment::create(&self.folder, first_index, self.tip.chain, len, self.files.as_ref())?;
+            Segment::create(&self.directory, first_index, self.tip.chain, len, self.files.as_ref())?;
         self.segments.insert(first_index, segment);
         self.active = Some(Active { first_index, file, dirty: false, mark_slot: 0 });
         self.unsettled = true;
@@ -524,7 +524,7 @@ impl OpenLog {
         }
         self.reading = None;
         if !removed.is_empty() {
-            crate::identity::sync_folder(&self.folder, self.files.as_ref())?;
+            crate::identity::sync_directory(&self.directory, self.files.as_ref())?;
         }
         match Self::active(&mut self.active, &mut self.segments) {
             Some((active, segment)) => segment.cut(first, &active.file, self.files.as_ref()),

@@ -68,8 +68,8 @@ pub trait FileLayer: Send + Sync {
     ///
     /// # Errors
     /// What the system said; the caller never tries again.
-    fn sync_folder(&self, path: &Path) -> io::Result<()> {
-        muster_files::sync_folder(path)
+    fn sync_directory(&self, path: &Path) -> io::Result<()> {
+        muster_files::sync_directory(path)
     }
 
     /// Gives a file another name, in place of whatever had it.

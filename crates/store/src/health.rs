@@ -50,6 +50,9 @@ const RETURN_MARGIN: u64 = 8;
 /// Wakes the watchdog while it pauses.
 pub(crate) type Waker = Box<dyn Fn() + Send + Sync>;
 
+/// Hears how long each flush took.
+pub(crate) type FlushObserver = Box<dyn Fn(Duration) + Send + Sync>;
+
 #[derive(Debug)]
 struct Flushes {
     mean_us: u64,
@@ -77,6 +80,7 @@ pub(crate) struct Health {
     full: AtomicBool,
     published: watch::Sender<StorageHealth>,
     watchdog: OnceLock<Waker>,
+    observer: OnceLock<FlushObserver>,
     watchdog_sleeps: AtomicBool,
     pub(crate) closed: AtomicBool,
 }
@@ -98,6 +102,7 @@ impl Health {
             full: AtomicBool::new(false),
             published: watch::Sender::new(StorageHealth::default()),
             watchdog: OnceLock::new(),
+            observer: OnceLock::new(),
             watchdog_sleeps: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         }
@@ -122,6 +127,9 @@ impl Health {
     pub(crate) fn flush_ends(&self) {
         let started = self.flush_started_us.swap(0, Ordering::SeqCst);
         let took_us = self.elapsed_us().saturating_sub(started);
+        if let Some(observer) = self.observer.get() {
+            observer(Duration::from_micros(took_us));
+        }
         let mut flushes = self.flushes.lock();
         flushes.turn_window((self.clock)());
         flushes.slowest_us = flushes.slowest_us.max(took_us);
@@ -199,6 +207,10 @@ impl Health {
             let now = StorageHealth { stalled_ms, flush_mean_us, flush_slowest_ms, log_bytes, ..*health };
             std::mem::replace(health, now) != now
         });
+    }
+
+    pub(crate) fn observe(&self, observer: FlushObserver) {
+        let _ = self.observer.set(observer);
     }
 
     pub(crate) fn set_watchdog(&self, waker: Waker) {

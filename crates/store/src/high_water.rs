@@ -20,7 +20,7 @@ use crate::codec::{
 };
 use crate::error::{Damage, StoreError};
 use crate::files::FileLayer;
-use crate::identity::{damaged, file_error, sync_folder};
+use crate::identity::{damaged, file_error, sync_directory};
 use crate::raft_types::{LogId, Vote};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -119,7 +119,7 @@ impl HighWaterFile {
         let mut this = HighWaterFile { path, file, slot: 0, value: HighWater::default(), files };
         this.write(HighWater { sequence: 1, ..HighWater::default() })?;
         this.write(HighWater { sequence: 2, ..HighWater::default() })?;
-        sync_folder(dir, this.files.as_ref())?;
+        sync_directory(dir, this.files.as_ref())?;
         Ok(this)
     }
 

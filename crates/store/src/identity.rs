@@ -46,7 +46,7 @@ pub struct Identity {
 /// Which founding of its cluster a directory is of. A cluster id is configured, so that a cluster that is founded a second
 /// time by mistake has the same one; the founding is drawn by the founder and differs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Founding {
+pub enum FoundingId {
     /// Not known: a directory of an older release, or one that waits to be added to a cluster.
     #[default]
     Unknown,
@@ -56,29 +56,29 @@ pub enum Founding {
     Of(u64),
 }
 
-impl Founding {
+impl FoundingId {
     /// The number of the founding, where it is known.
     #[must_use]
     pub fn id(self) -> Option<u64> {
         match self {
-            Founding::Of(founding) => Some(founding),
-            Founding::Unknown | Founding::Awaited => None,
+            FoundingId::Of(founding) => Some(founding),
+            FoundingId::Unknown | FoundingId::Awaited => None,
         }
     }
 
     fn to_parts(self) -> (u8, u64) {
         match self {
-            Founding::Unknown => (0, 0),
-            Founding::Awaited => (1, 0),
-            Founding::Of(founding) => (2, founding),
+            FoundingId::Unknown => (0, 0),
+            FoundingId::Awaited => (1, 0),
+            FoundingId::Of(founding) => (2, founding),
         }
     }
 
-    fn from_parts(kind: u8, founding: u64) -> Result<Founding, CodecError> {
+    fn from_parts(kind: u8, founding: u64) -> Result<FoundingId, CodecError> {
         match kind {
-            0 => Ok(Founding::Unknown),
-            1 => Ok(Founding::Awaited),
-            2 => Ok(Founding::Of(founding)),
+            0 => Ok(FoundingId::Unknown),
+            1 => Ok(FoundingId::Awaited),
+            2 => Ok(FoundingId::Of(founding)),
             value => Err(CodecError::Unknown { field: "the founding", value: value.into() }),
         }
     }
@@ -132,7 +132,7 @@ pub enum OpenMode {
     /// Open what is there, create what is not.
     CreateIfMissing,
     /// Open what is there; create what is not as a member of a cluster that is not founded so far, with
-    /// [`Founding::Awaited`].
+    /// [`FoundingId::Awaited`].
     FoundIfMissing,
     /// Open what is there; create what is not as a rebuild, with [`Rejoin`] set.
     RebuildIfMissing,
@@ -156,24 +156,24 @@ pub(crate) fn damaged(dir: &Path, damage: Damage) -> StoreError {
 }
 
 /// Makes the names in a directory durable.
-pub(crate) fn sync_folder(path: &Path, files: &dyn FileLayer) -> Result<(), StoreError> {
-    files.sync_folder(path).map_err(|source| file_error("flushing the directory", path, source))
+pub(crate) fn sync_directory(path: &Path, files: &dyn FileLayer) -> Result<(), StoreError> {
+    files.sync_directory(path).map_err(|source| file_error("flushing the directory", path, source))
 }
 
 /// Creates a directory and whatever of its parents is missing, durably.
-pub(crate) fn create_folder(path: &Path, files: &dyn FileLayer) -> Result<(), StoreError> {
+pub(crate) fn create_directory(path: &Path, files: &dyn FileLayer) -> Result<(), StoreError> {
     let missing: Vec<&Path> = path
         .ancestors()
         .filter(|ancestor| !ancestor.as_os_str().is_empty())
         .take_while(|ancestor| !ancestor.exists())
         .collect();
-    for folder in missing.into_iter().rev() {
-        match std::fs::create_dir(folder) {
+    for directory in missing.into_iter().rev() {
+        match std::fs::create_dir(directory) {
             Ok(()) => {}
             Err(source) if source.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(source) => return Err(file_error("creating", folder, source)),
+            Err(source) => return Err(file_error("creating", directory, source)),
         }
-        sync_folder(parent_of(folder), files)?;
+        sync_directory(parent_of(directory), files)?;
     }
     Ok(())
 }
@@ -202,14 +202,14 @@ pub(crate) fn write_file_atomically(
         .sync_data(&file, &temporary)
         .and_then(|()| files.rename(&temporary, path))
         .map_err(|source| file_error("writing", path, source))?;
-    sync_folder(parent_of(path), files)
+    sync_directory(parent_of(path), files)
 }
 
 /// Holds the directory for this process; released when dropped, and by the system when the process dies.
 #[derive(Debug)]
-pub(crate) struct FolderLock(#[expect(dead_code, reason = "held for its lock")] File);
+pub(crate) struct DirectoryLock(#[expect(dead_code, reason = "held for its lock")] File);
 
-pub(crate) fn lock_folder(dir: &Path) -> Result<FolderLock, StoreError> {
+pub(crate) fn lock_directory(dir: &Path) -> Result<DirectoryLock, StoreError> {
     let path = dir.join(LOCK_FILE);
     let file = OpenOptions::new()
         .create(true)
@@ -218,7 +218,7 @@ pub(crate) fn lock_folder(dir: &Path) -> Result<FolderLock, StoreError> {
         .open(&path)
         .map_err(|source| file_error("opening", &path, source))?;
     match file.try_lock() {
-        Ok(()) => Ok(FolderLock(file)),
+        Ok(()) => Ok(DirectoryLock(file)),
         Err(TryLockError::WouldBlock) => Err(StoreError::InUse { dir: dir.to_path_buf() }),
         Err(TryLockError::Error(source)) => Err(file_error("locking", &path, source)),
     }
@@ -233,7 +233,7 @@ fn identity_path(dir: &Path) -> PathBuf {
 pub(crate) struct Record {
     pub(crate) identity: Identity,
     pub(crate) rejoin: Option<Rejoin>,
-    pub(crate) founding: Founding,
+    pub(crate) founding: FoundingId,
 }
 
 /// What a directory says it is; the format is read before anything that a later format may change.
@@ -263,9 +263,9 @@ fn decode(bytes: &[u8]) -> Result<Found, CodecError> {
     };
     let founding = if format >= FOUNDING_VERSION {
         let kind = reader.u8("the kind of the founding")?;
-        Founding::from_parts(kind, reader.u64("the founding")?)?
+        FoundingId::from_parts(kind, reader.u64("the founding")?)?
     } else {
-        Founding::Unknown
+        FoundingId::Unknown
     };
     reader.end()?;
     Ok(Found::Record(Record { identity: Identity { cluster_id, replica_id, generation }, rejoin, founding }))
@@ -362,7 +362,7 @@ impl IdentityFile {
         self.lock().identity
     }
 
-    pub(crate) fn founding(&self) -> Founding {
+    pub(crate) fn founding(&self) -> FoundingId {
         self.lock().founding
     }
 
@@ -395,7 +395,7 @@ mod tests {
     const OURS: Identity = Identity { cluster_id: ClusterId(7), replica_id: ReplicaId(1), generation: 3 };
 
     fn record(identity: Identity) -> Record {
-        Record { identity, rejoin: None, founding: Founding::Of(11) }
+        Record { identity, rejoin: None, founding: FoundingId::Of(11) }
     }
 
     #[test]
@@ -427,11 +427,11 @@ mod tests {
     #[test]
     fn a_file_of_the_first_format_says_nothing_of_a_founding() {
         let dir = tempfile::tempdir().unwrap();
-        for founding in [Founding::Unknown, Founding::Awaited, Founding::Of(u64::MAX)] {
+        for founding in [FoundingId::Unknown, FoundingId::Awaited, FoundingId::Of(u64::MAX)] {
             let of = Record { founding, ..record(OURS) };
             std::fs::write(identity_path(dir.path()), encode(&of, 1)).unwrap();
             let read = check(dir.path(), OURS).unwrap();
-            assert_eq!(read, Some(Record { founding: Founding::Unknown, ..of }));
+            assert_eq!(read, Some(Record { founding: FoundingId::Unknown, ..of }));
             write(dir.path(), &of, &SystemFiles).unwrap();
             assert_eq!(check(dir.path(), OURS).unwrap(), Some(of));
         }
@@ -470,9 +470,9 @@ mod tests {
     #[test]
     fn a_folder_is_opened_once() {
         let dir = tempfile::tempdir().unwrap();
-        let held = lock_folder(dir.path()).unwrap();
-        assert!(matches!(lock_folder(dir.path()), Err(StoreError::InUse { .. })));
+        let held = lock_directory(dir.path()).unwrap();
+        assert!(matches!(lock_directory(dir.path()), Err(StoreError::InUse { .. })));
         drop(held);
-        lock_folder(dir.path()).unwrap();
+        lock_directory(dir.path()).unwrap();
     }
 }

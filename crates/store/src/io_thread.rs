@@ -4,7 +4,7 @@
 
 use crate::backend::{LogBackend, StorageOperation};
 use crate::error::StoreError;
-use crate::identity::FolderLock;
+use crate::identity::DirectoryLock;
 use crate::raft_types::LogConfig;
 use crate::writer::{Closing, LogWriter, Step};
 use std::panic::AssertUnwindSafe;
@@ -16,7 +16,7 @@ pub(crate) struct IoThread<B, C: LogConfig> {
     pub(crate) backend: B,
     pub(crate) writer: LogWriter<C>,
     /// Kept until the backend is closed.
-    pub(crate) lock: Option<FolderLock>,
+    pub(crate) lock: Option<DirectoryLock>,
 }
 
 pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {

@@ -39,7 +39,7 @@ pub use disk::DiskBackend;
 pub use error::{Damage, StoreError};
 pub use files::{FileLayer, SystemFiles};
 pub use health::{Space, StorageHealth};
-pub use identity::{FIRST_GENERATION, FORMAT_VERSION, Founding, Identity, OpenMode, Rejoin};
+pub use identity::{FIRST_GENERATION, FORMAT_VERSION, FoundingId, Identity, OpenMode, Rejoin};
 pub use log_state::FlushProgress;
 pub use log_store::{LogEntries, LogParts, LogReader, LogStore};
 pub use memory::{MemoryBackend, MemoryDisk};

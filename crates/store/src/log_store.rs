@@ -7,7 +7,7 @@
 use crate::backend::{LogBackend, Recovered};
 use crate::error::StoreError;
 use crate::health::StorageHealth;
-use crate::identity::FolderLock;
+use crate::identity::DirectoryLock;
 use crate::io_thread::{IoThread, contained};
 use crate::log_state::{FlushProgress, Shared};
 use crate::memory::entry_bytes;
@@ -22,6 +22,7 @@ use std::fmt::Debug;
 use std::ops::{Bound, RangeBounds};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 
 /// Entries one step of a long read asks the backend for.
@@ -63,7 +64,7 @@ impl LogStore {
         mut backend: impl LogBackend,
         options: StoreOptions,
         dir: &Path,
-        lock: Option<FolderLock>,
+        lock: Option<DirectoryLock>,
         accept: impl FnOnce(&Recovered) -> Result<(), StoreError>,
     ) -> Result<LogStore, StoreError> {
         let recovered = contained("opening", || backend.recover())?;
@@ -112,6 +113,12 @@ impl<C: LogConfig> LogStore<C> {
     #[must_use]
     pub fn health(&self) -> watch::Receiver<StorageHealth> {
         self.shared.health.subscribe()
+    }
+
+    /// From now on this one hears how long each flush took. It is called on the thread that writes, so it has to be quick. The
+    /// first one stays.
+    pub fn observe_flushes(&self, observer: impl Fn(Duration) + Send + Sync + 'static) {
+        self.shared.health.observe(Box::new(observer));
     }
 
     /// From now on no entry with a Raft index after `hold` is purged: somebody else does not have it

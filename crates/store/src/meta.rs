@@ -12,7 +12,7 @@ use crate::codec::{
 };
 use crate::error::{Damage, StoreError};
 use crate::files::FileLayer;
-use crate::identity::{damaged, file_error, sync_folder};
+use crate::identity::{damaged, file_error, sync_directory};
 use crate::io_thread::{contained, panic_text};
 use crate::raft_types::{LogId, Vote};
 use std::fs::File;
@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) const META_FOLDER: &str = "meta";
+pub(crate) const META_DIRECTORY: &str = "meta";
 const TREE: &str = "meta";
 const KEY_VOTE: &str = "vote";
 const KEY_FLOOR: &str = "floor";
@@ -53,11 +53,11 @@ fn database(operation: &'static str) -> impl Fn(sled::Error) -> StoreError {
     move |source| StoreError::Database { operation, source }
 }
 
-fn open_sled(folder: &Path) -> Result<sled::Db, StoreError> {
+fn open_sled(directory: &Path) -> Result<sled::Db, StoreError> {
     let started = Instant::now();
     loop {
         let opened = sled::Config::new()
-            .path(folder)
+            .path(directory)
             .cache_capacity(CACHE_BYTES)
             .segment_size(SLED_SEGMENT_BYTES)
             .flush_every_ms(None)
@@ -117,27 +117,29 @@ impl MetaDatabase {
         files: &Arc<dyn FileLayer>,
         floor: Option<LogId>,
     ) -> Result<(), StoreError> {
-        let folder = dir.join(META_FOLDER);
-        std::fs::create_dir_all(&folder).map_err(|source| file_error("creating", &folder, source))?;
-        let db = open_sled(&folder)?;
+        let directory = dir.join(META_DIRECTORY);
+        std::fs::create_dir_all(&directory).map_err(|source| file_error("creating", &directory, source))?;
+        let db = open_sled(&directory)?;
         let tree = db.open_tree(TREE).map_err(database("creating"))?;
         if floor.is_some() {
             tree.insert(KEY_FLOOR, floor_bytes(floor, 0)).map_err(database("writing"))?;
         }
         db.flush().map_err(database("flushing"))?;
         drop((tree, db));
-        for file in std::fs::read_dir(&folder).map_err(|source| file_error("listing", &folder, source))? {
-            let path = file.map_err(|source| file_error("listing", &folder, source))?.path();
+        for file in
+            std::fs::read_dir(&directory).map_err(|source| file_error("listing", &directory, source))?
+        {
+            let path = file.map_err(|source| file_error("listing", &directory, source))?.path();
             if path.is_dir() {
-                sync_folder(&path, files.as_ref())?;
+                sync_directory(&path, files.as_ref())?;
                 continue;
             }
             File::open(&path)
                 .and_then(|file| files.sync_data(&file, &path))
                 .map_err(|source| file_error("flushing", &path, source))?;
         }
-        sync_folder(&folder, files.as_ref())?;
-        sync_folder(dir, files.as_ref())
+        sync_directory(&directory, files.as_ref())?;
+        sync_directory(dir, files.as_ref())
     }
 
     /// Opens the database and makes durable what is found in it.
@@ -166,16 +168,16 @@ impl MetaDatabase {
     }
 
     fn open_contained(dir: &Path, files: Arc<dyn FileLayer>) -> Result<(Self, Meta), StoreError> {
-        let folder = dir.join(META_FOLDER);
-        let data_path = folder.join("db");
+        let directory = dir.join(META_DIRECTORY);
+        let data_path = directory.join("db");
         // sled would silently create what is missing.
-        for path in [data_path.clone(), folder.join("conf")] {
+        for path in [data_path.clone(), directory.join("conf")] {
             if !path.exists() {
                 return Err(damaged(dir, Damage::FileMissing { path }));
             }
         }
         // Never dropped unless it could be read: dropping flushes.
-        let db = ManuallyDrop::new(open_sled(&folder)?);
+        let db = ManuallyDrop::new(open_sled(&directory)?);
         let tree = ManuallyDrop::new(db.open_tree(TREE).map_err(database("opening"))?);
         let meta = Meta::read(dir, &tree)?;
         let data_file = File::open(&data_path).map_err(|source| file_error("opening", &data_path, source))?;

@@ -15,7 +15,7 @@ use crate::codec::{self, CodecError, Reader};
 use crate::error::StoreError;
 use crate::files::FileLayer;
 use crate::high_water::{SLOT_BYTES, SLOTS};
-use crate::identity::{file_error, room_error, sync_folder};
+use crate::identity::{file_error, room_error, sync_directory};
 use crate::raft_types::LogId;
 use std::fs::{File, OpenOptions};
 use std::io::Read;
@@ -68,9 +68,9 @@ pub(crate) enum ScanError {
     Corrupt(String),
 }
 
-pub(crate) fn path_of(folder: &Path, first_index: u64) -> PathBuf {
+pub(crate) fn path_of(directory: &Path, first_index: u64) -> PathBuf {
     // Fixed width, so that the names sort like the numbers.
-    folder.join(format!("{first_index:020}.{EXTENSION}"))
+    directory.join(format!("{first_index:020}.{EXTENSION}"))
 }
 
 fn first_index_of(path: &Path) -> Option<u64> {
@@ -83,10 +83,10 @@ fn first_index_of(path: &Path) -> Option<u64> {
 
 /// The first indexes of the segments in a directory, in order. Leftovers of interrupted creations are
 /// removed.
-pub(crate) fn list(folder: &Path, files: &dyn FileLayer) -> Result<Vec<u64>, StoreError> {
+pub(crate) fn list(directory: &Path, files: &dyn FileLayer) -> Result<Vec<u64>, StoreError> {
     let mut found = Vec::new();
-    for file in std::fs::read_dir(folder).map_err(|source| file_error("listing", folder, source))? {
-        let path = file.map_err(|source| file_error("listing", folder, source))?.path();
+    for file in std::fs::read_dir(directory).map_err(|source| file_error("listing", directory, source))? {
+        let path = file.map_err(|source| file_error("listing", directory, source))?.path();
         if let Some(first_index) = first_index_of(&path) {
             found.push(first_index);
         } else if path.extension().is_some_and(|extension| extension == TEMPORARY_EXTENSION) {
@@ -125,13 +125,13 @@ pub(crate) fn open_file(path: &Path) -> Result<File, StoreError> {
 impl Segment {
     /// Makes a segment of `len` bytes, durably. Nothing has changed when the disk is full.
     pub(crate) fn create(
-        folder: &Path,
+        directory: &Path,
         first_index: u64,
         chain: u32,
         len: u64,
         files: &dyn FileLayer,
     ) -> Result<(Segment, File), StoreError> {
-        let path = path_of(folder, first_index);
+        let path = path_of(directory, first_index);
         let temporary = path.with_extension(TEMPORARY_EXTENSION);
         if temporary.exists() {
             files.remove(&temporary).map_err(|source| file_error("removing", &temporary, source))?;
@@ -149,7 +149,7 @@ impl Segment {
             .sync_data(&file, &temporary)
             .and_then(|()| files.rename(&temporary, &path))
             .map_err(|source| file_error("creating", &path, source))?;
-        sync_folder(folder, files)?;
+        sync_directory(directory, files)?;
         let offsets = Vec::new();
         let segment = Segment { path, first_index, offsets, end: DATA_OFFSET, written_end: DATA_OFFSET, len };
         Ok((segment, file))
@@ -157,11 +157,11 @@ impl Segment {
 
     /// Reads a whole segment. `buffer` is only there to be used again.
     pub(crate) fn scan(
-        folder: &Path,
+        directory: &Path,
         first_index: u64,
         buffer: &mut Vec<u8>,
     ) -> Result<(Scanned, File), ScanError> {
-        let path = path_of(folder, first_index);
+        let path = path_of(directory, first_index);
         let mut file = open_file(&path).map_err(ScanError::Store)?;
         buffer.clear();
         file.read_to_end(buffer).map_err(|source| ScanError::Store(file_error("reading", &path, source)))?;

@@ -15,7 +15,7 @@
 use crate::codec::{self, CodecError, Reader};
 use crate::error::StoreError;
 use crate::files::FileLayer;
-use crate::identity::{create_folder, file_error, room_error, sync_folder};
+use crate::identity::{create_directory, file_error, room_error, sync_directory};
 use crate::options::StoreOptions;
 use crate::raft_types::SnapshotMeta;
 use bytes::Bytes;
@@ -44,7 +44,7 @@ const SPACE_CHECK_BYTES: u64 = 4 << 20;
 pub struct SnapshotStore(Arc<Inner>);
 
 struct Inner {
-    place: Place,
+    place: Location,
     kept: usize,
     bytes_max: u64,
     reserve_bytes: u64,
@@ -60,8 +60,8 @@ struct Partial {
     writer: SnapshotWriter,
 }
 
-enum Place {
-    Folder { dir: PathBuf, files: Arc<dyn FileLayer> },
+enum Location {
+    Directory { dir: PathBuf, files: Arc<dyn FileLayer> },
     Memory,
 }
 
@@ -128,10 +128,10 @@ impl SnapshotStore {
     /// Snapshots in memory.
     #[must_use]
     pub fn memory(options: &StoreOptions) -> Self {
-        SnapshotStore::new(Place::Memory, options)
+        SnapshotStore::new(Location::Memory, options)
     }
 
-    fn new(place: Place, options: &StoreOptions) -> Self {
+    fn new(place: Location, options: &StoreOptions) -> Self {
         SnapshotStore(Arc::new(Inner {
             place,
             kept: options.snapshots_kept.max(1),
@@ -149,8 +149,8 @@ impl SnapshotStore {
     /// # Errors
     /// When the directory cannot be read.
     pub fn open(dir: &Path, options: &StoreOptions) -> Result<Self, StoreError> {
-        create_folder(dir, options.files.as_ref())?;
-        let place = Place::Folder { dir: dir.to_path_buf(), files: options.files.clone() };
+        create_directory(dir, options.files.as_ref())?;
+        let place = Location::Directory { dir: dir.to_path_buf(), files: options.files.clone() };
         let store = SnapshotStore::new(place, options);
         let mut files = Vec::new();
         for file in std::fs::read_dir(dir).map_err(|source| file_error("listing", dir, source))? {
@@ -222,8 +222,8 @@ impl SnapshotStore {
     pub fn create(&self, meta: SnapshotMeta) -> Result<SnapshotWriter, StoreError> {
         let created = SystemTime::now();
         let target = match &self.0.place {
-            Place::Memory => Target::Memory(Vec::new()),
-            Place::Folder { dir, files } => {
+            Location::Memory => Target::Memory(Vec::new()),
+            Location::Directory { dir, files } => {
                 require_room(dir, files.as_ref(), self.0.reserve_bytes)?;
                 let number = self.0.next_temporary.fetch_add(1, Ordering::Relaxed);
                 let path = dir.join(format!("{}-{number}.{TEMPORARY_EXTENSION}", name_of(&meta)));
@@ -268,13 +268,14 @@ impl SnapshotStore {
         if published.last().is_some_and(|newest| newest.meta().last_log_id > handle.meta().last_log_id) {
             return Ok(());
         }
-        if let (Place::Folder { dir, files }, Content::File { path, .. }) = (&self.0.place, &handle.0.content)
+        if let (Location::Directory { dir, files }, Content::File { path, .. }) =
+            (&self.0.place, &handle.0.content)
         {
             let name = dir.join(format!("{}.{EXTENSION}", name_of(handle.meta())));
             let mut path = path.lock();
             files.rename(&path, &name).map_err(|source| file_error("naming", &name, source))?;
             path.clone_from(&name);
-            sync_folder(dir, files.as_ref())?;
+            sync_directory(dir, files.as_ref())?;
         }
         handle.0.published.store(true, Ordering::Release);
         // The same snapshot may be built again; its file was just replaced.
@@ -288,7 +289,7 @@ impl SnapshotStore {
         let mut published = self.lock();
         let surplus = published.len().saturating_sub(self.0.kept);
         published.drain(..surplus);
-        let Place::Folder { dir, files } = &self.0.place else { return Ok(()) };
+        let Location::Directory { dir, files } = &self.0.place else { return Ok(()) };
         let mut paths: Vec<PathBuf> = std::fs::read_dir(dir)
             .map_err(|source| file_error("listing", dir, source))?
             .flatten()
@@ -418,8 +419,8 @@ impl SnapshotWriter {
         if let Target::File { path, files, .. } = &self.target
             && self.unchecked_bytes >= SPACE_CHECK_BYTES
         {
-            let folder = path.parent().unwrap_or(Path::new("."));
-            require_room(folder, files.as_ref(), self.reserve_bytes)?;
+            let directory = path.parent().unwrap_or(Path::new("."));
+            require_room(directory, files.as_ref(), self.reserve_bytes)?;
             self.unchecked_bytes = 0;
         }
         Ok(())

@@ -20,8 +20,8 @@ use crate::disk::DiskBackend;
 use crate::error::{Damage, StoreError};
 use crate::files::{FileLayer, SystemFiles};
 use crate::identity::{
-    self, FIRST_GENERATION, Founding, IDENTITY_FILE, Identity, IdentityFile, OpenMode, Record, Rejoin,
-    create_folder, damaged, file_error, lock_folder, sync_folder, write_file_atomically,
+    self, FIRST_GENERATION, FoundingId, IDENTITY_FILE, Identity, IdentityFile, OpenMode, Record, Rejoin,
+    create_directory, damaged, file_error, lock_directory, sync_directory, write_file_atomically,
 };
 use crate::log_store::LogStore;
 use crate::memory::{MemoryBackend, MemoryDisk};
@@ -35,7 +35,7 @@ use std::time::SystemTime;
 use tokio::sync::watch;
 
 const CREATING_FILE: &str = "CREATING";
-const SNAPSHOT_FOLDER: &str = "snapshots";
+const SNAPSHOT_DIRECTORY: &str = "snapshots";
 const EVIDENCE_PREFIX: &str = "damaged-";
 /// Sets of evidence kept in one directory; each may be as large as a replica.
 const EVIDENCE_MAX: usize = 3;
@@ -69,8 +69,8 @@ impl ReplicaStore {
         if mode == OpenMode::Existing && !dir.exists() {
             return Err(StoreError::NotFound { dir: dir.to_path_buf() });
         }
-        create_folder(dir, options.files.as_ref())?;
-        let lock = lock_folder(dir)?;
+        create_directory(dir, options.files.as_ref())?;
+        let lock = lock_directory(dir)?;
         let record = match identity::check(dir, identity)? {
             Some(record) => record,
             None if mode == OpenMode::Existing => {
@@ -82,15 +82,15 @@ impl ReplicaStore {
                 let rebuilt = mode == OpenMode::RebuildIfMissing || evidence_in(dir)? > 0;
                 let rejoin = rebuilt.then_some(Rejoin::Unknown);
                 let founding = match mode {
-                    OpenMode::FoundIfMissing if !rebuilt => Founding::Awaited,
-                    _ => Founding::Unknown,
+                    OpenMode::FoundIfMissing if !rebuilt => FoundingId::Awaited,
+                    _ => FoundingId::Unknown,
                 };
                 creation.finish(Record { identity, rejoin, founding })?
             }
         };
         let files = options.files.clone();
         creation_over(dir, files.as_ref())?;
-        let snapshots = SnapshotStore::open(&dir.join(SNAPSHOT_FOLDER), &options)?;
+        let snapshots = SnapshotStore::open(&dir.join(SNAPSHOT_DIRECTORY), &options)?;
         let snapshot =
             snapshots.current().and_then(|handle| handle.meta().last_log_id).map(|last| last.index());
         let backend = DiskBackend::new(dir, options.clone());
@@ -122,7 +122,7 @@ impl ReplicaStore {
     pub fn create_from<E>(
         dir: &Path,
         identity: Identity,
-        founding: Founding,
+        founding: FoundingId,
         meta: SnapshotMeta,
         chunks: impl Iterator<Item = Result<Bytes, E>>,
         options: StoreOptions,
@@ -130,13 +130,13 @@ impl ReplicaStore {
     where
         E: std::error::Error + Send + Sync + 'static,
     {
-        create_folder(dir, options.files.as_ref())?;
-        let lock = lock_folder(dir)?;
+        create_directory(dir, options.files.as_ref())?;
+        let lock = lock_directory(dir)?;
         if identity::found_in(dir)?.is_some() {
             return Err(StoreError::Exists { dir: dir.to_path_buf() });
         }
         let creation = Creation::begin(dir, &options)?;
-        let snapshots = SnapshotStore::open(&dir.join(SNAPSHOT_FOLDER), &options)?;
+        let snapshots = SnapshotStore::open(&dir.join(SNAPSHOT_DIRECTORY), &options)?;
         let floor = meta.last_log_id;
         let mut writer = snapshots.create(meta)?;
         for chunk in chunks {
@@ -163,7 +163,7 @@ impl ReplicaStore {
         let identity = disk.identity(|| {
             let identity =
                 Identity { cluster_id: ClusterId(0), replica_id: ReplicaId(0), generation: FIRST_GENERATION };
-            IdentityFile::new(Record { identity, rejoin: None, founding: Founding::Unknown }, None)
+            IdentityFile::new(Record { identity, rejoin: None, founding: FoundingId::Unknown }, None)
         });
         let log = LogStore::open(MemoryBackend::new(disk), options)?;
         Ok(ReplicaStore { log, snapshots, identity })
@@ -188,7 +188,7 @@ impl ReplicaStore {
         if !dir.exists() {
             return Err(StoreError::NotFound { dir: dir.to_path_buf() });
         }
-        let _lock = lock_folder(dir)?;
+        let _lock = lock_directory(dir)?;
         let kept = evidence_in(dir)?;
         if kept >= EVIDENCE_MAX {
             return Err(StoreError::EvidenceFull { dir: dir.to_path_buf(), kept });
@@ -208,15 +208,15 @@ impl ReplicaStore {
             }
             unix_ms += 1;
         };
-        create_folder(&evidence, files)?;
+        create_directory(&evidence, files)?;
         for name in names {
             let from = dir.join(&name);
             files
                 .rename(&from, &evidence.join(&name))
                 .map_err(|source| file_error("setting aside", &from, source))?;
         }
-        sync_folder(&evidence, files)?;
-        sync_folder(dir, files)?;
+        sync_directory(&evidence, files)?;
+        sync_directory(dir, files)?;
         Ok(evidence)
     }
 
@@ -250,7 +250,7 @@ impl ReplicaStore {
 
     /// Which founding of the cluster the directory is of.
     #[must_use]
-    pub fn founding(&self) -> Founding {
+    pub fn founding(&self) -> FoundingId {
         self.identity.founding()
     }
 
@@ -260,9 +260,9 @@ impl ReplicaStore {
     /// [`StoreError::OtherFounding`] when it belongs to another, or is not blank.
     pub fn set_founding(&self, founding: u64) -> Result<(), StoreError> {
         match self.founding() {
-            Founding::Of(own) if own == founding => Ok(()),
-            Founding::Unknown | Founding::Awaited if self.is_blank() => {
-                self.identity.change(|record| record.founding = Founding::Of(founding))
+            FoundingId::Of(own) if own == founding => Ok(()),
+            FoundingId::Unknown | FoundingId::Awaited if self.is_blank() => {
+                self.identity.change(|record| record.founding = FoundingId::Of(founding))
             }
             _ => Err(StoreError::OtherFounding),
         }
@@ -274,8 +274,8 @@ impl ReplicaStore {
     /// When the file cannot be written.
     pub fn join_instead(&self) -> Result<(), StoreError> {
         self.identity.change(|record| {
-            if record.founding == Founding::Awaited {
-                record.founding = Founding::Unknown;
+            if record.founding == FoundingId::Awaited {
+                record.founding = FoundingId::Unknown;
                 record.rejoin = Some(Rejoin::Unknown);
             }
         })
@@ -341,7 +341,7 @@ fn creation_over(dir: &Path, files: &dyn FileLayer) -> Result<(), StoreError> {
     let marker = dir.join(CREATING_FILE);
     if marker.exists() {
         files.remove(&marker).map_err(|source| file_error("removing", &marker, source))?;
-        sync_folder(dir, files)?;
+        sync_directory(dir, files)?;
     }
     Ok(())
 }
@@ -359,9 +359,9 @@ fn replica_names(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
     let known = [
         IDENTITY_FILE,
         crate::high_water::FILE,
-        crate::disk::LOG_FOLDER,
-        crate::meta::META_FOLDER,
-        SNAPSHOT_FOLDER,
+        crate::disk::LOG_DIRECTORY,
+        crate::meta::META_DIRECTORY,
+        SNAPSHOT_DIRECTORY,
     ];
     let mut names = names_in(dir)?;
     names.retain(|name| known.iter().any(|known| name == Path::new(known)));

@@ -64,28 +64,28 @@ async fn outcome(dir: &Path, whole: &Content) -> Outcome {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Harm {
+enum Corruption {
     FlipBit(u64),
     Zero(u64, u64),
     Truncate(u64),
     Delete,
 }
 
-fn harm(path: &Path, harm: Harm) {
-    if let Harm::Delete = harm {
+fn harm(path: &Path, harm: Corruption) {
+    if let Corruption::Delete = harm {
         std::fs::remove_file(path).unwrap();
         return;
     }
     let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
     match harm {
-        Harm::FlipBit(at) => {
+        Corruption::FlipBit(at) => {
             let mut byte = [0];
             file.read_exact_at(&mut byte, at).unwrap();
             file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
         }
-        Harm::Zero(at, len) => file.write_all_at(&vec![0; len as usize], at).unwrap(),
-        Harm::Truncate(len) => file.set_len(len).unwrap(),
-        Harm::Delete => {}
+        Corruption::Zero(at, len) => file.write_all_at(&vec![0; len as usize], at).unwrap(),
+        Corruption::Truncate(len) => file.set_len(len).unwrap(),
+        Corruption::Delete => {}
     }
 }
 
@@ -142,8 +142,8 @@ async fn every_class_of_damage_is_seen_or_does_not_matter() {
     let snapshot = relative(&snapshot);
     let mark = PathBuf::from("HIGHWATER");
     let identity = PathBuf::from("IDENTITY");
-    use Harm::{Delete, FlipBit, Truncate, Zero};
-    let seen: Vec<(&str, &PathBuf, Harm)> = vec![
+    use Corruption::{Delete, FlipBit, Truncate, Zero};
+    let seen: Vec<(&str, &PathBuf, Corruption)> = vec![
         ("segment header", &middle, FlipBit(9)),
         ("segment header", &middle, Zero(0, 4_096)),
         ("header of the last segment", &last, FlipBit(17)),
@@ -188,11 +188,11 @@ async fn every_class_of_damage_is_seen_or_does_not_matter() {
             assert_eq!(outcome(copy.path(), &whole).await, Outcome::Damaged, "{what}: {how:?}");
         }
     }
-    let harmless: Vec<(&str, &PathBuf, Harm)> = vec![
-        ("unused room of a header's page", &middle, FlipBit(3_000)),
+    let harmless: Vec<(&str, &PathBuf, Corruption)> = vec![
+        ("unused space of a header's page", &middle, FlipBit(3_000)),
         ("a mark in a segment", &last, FlipBit(4_096 + 10)),
-        ("room that was never written", &last, FlipBit(end + 500)),
-        ("room that was never written", &last, Truncate(end)),
+        ("space that was never written", &last, FlipBit(end + 500)),
+        ("space that was never written", &last, Truncate(end)),
         ("one of two marks", &mark, FlipBit(20)),
         ("one of two marks", &mark, FlipBit(4_096 + 20)),
     ];
@@ -206,7 +206,7 @@ async fn every_class_of_damage_is_seen_or_does_not_matter() {
         std::fs::remove_dir_all(copy.path().join(name)).unwrap();
         assert_eq!(outcome(copy.path(), &whole).await, Outcome::Damaged, "{name}");
     }
-    // Without any sign of who it was it still is not a folder to begin afresh in.
+    // Without any sign of who it was it still is not a directory to begin afresh in.
     for name in ["HIGHWATER", "IDENTITY"] {
         std::fs::remove_file(copy.path().join(name)).unwrap();
     }
@@ -227,11 +227,15 @@ async fn a_damaged_database_is_seen_or_does_not_matter() {
             continue;
         }
         let len = path.metadata().unwrap().len();
-        let mut harms =
-            vec![Harm::Delete, Harm::Truncate(0), Harm::Truncate(len / 2), Harm::Truncate(len - 1)];
+        let mut harms = vec![
+            Corruption::Delete,
+            Corruption::Truncate(0),
+            Corruption::Truncate(len / 2),
+            Corruption::Truncate(len - 1),
+        ];
         let used = std::fs::read(&path).unwrap().iter().rposition(|byte| *byte != 0).unwrap_or(0) as u64;
-        harms.extend((0..16).map(|part| Harm::FlipBit(used * part / 16)));
-        harms.extend((0..8).map(|part| Harm::Zero(used * part / 8, (used / 8).max(1))));
+        harms.extend((0..16).map(|part| Corruption::FlipBit(used * part / 16)));
+        harms.extend((0..8).map(|part| Corruption::Zero(used * part / 8, (used / 8).max(1))));
         for how in harms {
             let copy = copy_of(dir.path());
             harm(&copy.path().join("meta").join(path.file_name().unwrap()), how);

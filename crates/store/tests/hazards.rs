@@ -46,7 +46,7 @@ async fn a_killed_replica_keeps_what_it_acknowledged() {
     store.log.close().await;
 }
 
-/// An entry that is larger than a segment gets one of its own; reads stay bounded.
+/// An entry that is larger than a segment gets a separate one; reads stay bounded.
 #[tokio::test(flavor = "multi_thread")]
 async fn large_entries_come_back() {
     let dir = tempfile::tempdir().unwrap();
@@ -63,14 +63,14 @@ async fn large_entries_come_back() {
     assert_eq!(store.log.entries_from(0).collect::<Result<Vec<_>, _>>().unwrap(), expected);
     let some = store.log.clone().limited_get_log_entries(0, 40).await.unwrap();
     assert!((1..40).contains(&some.len()), "bounded by bytes");
-    // Room comes back by segments, however few entries are in one.
-    let before = store.log.health().borrow().log_bytes.max(folder_bytes(&dir.path().join("log")));
+    // Space comes back by segments, however few entries are in one.
+    let before = store.log.health().borrow().log_bytes.max(directory_bytes(&dir.path().join("log")));
     publish(&store, 37, b"state");
     store.log.clone().purge(log_id(37)).await.unwrap();
     let mut health = store.log.health();
     health.wait_for(|health| (1..before / 10).contains(&health.log_bytes)).await.unwrap();
     store.log.close().await;
-    let after = folder_bytes(&dir.path().join("log"));
+    let after = directory_bytes(&dir.path().join("log"));
     assert!(after * 10 < before, "{before} bytes became {after}");
 }
 
@@ -320,8 +320,8 @@ async fn a_corrupt_snapshot_falls_back_to_an_older_one() {
     drop(store.snapshots.create(SnapshotMeta::default()).unwrap());
     store.log.close().await;
     drop((store, current));
-    let folder = dir.path().join("snapshots");
-    let mut files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path()).collect();
+    let directory = dir.path().join("snapshots");
+    let mut files: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|file| file.unwrap().path()).collect();
     files.sort();
     assert_eq!(files.len(), 2);
     let newest = OpenOptions::new().write(true).open(&files[1]).unwrap();

@@ -32,7 +32,7 @@ enum Step {
     Change(PathBuf, Change),
     /// Flushed, with all of its content where it is not written through the layer.
     Flush(PathBuf, Option<Vec<u8>>),
-    FlushFolder(PathBuf),
+    FlushDirectory(PathBuf),
     Rename(PathBuf, PathBuf),
     Remove(PathBuf),
     /// The operation with this number was acknowledged.
@@ -85,9 +85,9 @@ impl FileLayer for Recorder {
         Ok(())
     }
 
-    fn sync_folder(&self, path: &Path) -> io::Result<()> {
-        SystemFiles.sync_folder(path)?;
-        self.note(Step::FlushFolder(self.relative(path)));
+    fn sync_directory(&self, path: &Path) -> io::Result<()> {
+        SystemFiles.sync_directory(path)?;
+        self.note(Step::FlushDirectory(self.relative(path)));
         Ok(())
     }
 
@@ -162,9 +162,9 @@ impl Disk {
                     inode.flushed.clone_from(content);
                 }
             }
-            Step::FlushFolder(folder) => {
-                self.flushed_names.retain(|path, _| path.parent() != Some(folder));
-                let now = self.names.iter().filter(|(path, _)| path.parent() == Some(folder));
+            Step::FlushDirectory(directory) => {
+                self.flushed_names.retain(|path, _| path.parent() != Some(directory));
+                let now = self.names.iter().filter(|(path, _)| path.parent() == Some(directory));
                 self.flushed_names.extend(now.map(|(path, inode)| (path.clone(), *inode)));
             }
             Step::Rename(from, to) => {
@@ -193,8 +193,8 @@ impl Disk {
             Unflushed::Torn(_) if chance() => &self.names,
             Unflushed::Torn(_) => &self.flushed_names,
         };
-        for folder in ["log", "meta", "snapshots"] {
-            std::fs::create_dir_all(target.join(folder)).unwrap();
+        for directory in ["log", "meta", "snapshots"] {
+            std::fs::create_dir_all(target.join(directory)).unwrap();
         }
         for (path, inode) in names {
             let inode = &self.inodes[*inode];
@@ -220,7 +220,7 @@ impl Disk {
 
 /// What is promised between two operations.
 #[derive(Clone, Debug, Default)]
-struct Promise {
+struct Guarantee {
     vote: Option<Vote>,
     floor: Option<u64>,
     log: Vec<Entry>,
@@ -229,11 +229,11 @@ struct Promise {
 struct Run {
     store: ReplicaStore,
     recorder: Arc<Recorder>,
-    promises: Vec<Promise>,
+    promises: Vec<Guarantee>,
 }
 
 impl Run {
-    fn acknowledged(&mut self, change: impl FnOnce(&mut Promise)) {
+    fn acknowledged(&mut self, change: impl FnOnce(&mut Guarantee)) {
         let mut promise = self.promises.last().unwrap().clone();
         change(&mut promise);
         self.recorder.note(Step::Acknowledged(self.promises.len()));
@@ -279,7 +279,7 @@ fn kept_options(files: Arc<dyn FileLayer>) -> StoreOptions {
 }
 
 /// What was found is what was promised before or after the operation that was going on.
-async fn check(dir: &Path, before: &Promise, after: &Promise, context: &str) {
+async fn check(dir: &Path, before: &Guarantee, after: &Guarantee, context: &str) {
     let opened = open_with(dir, kept_options(Arc::new(SystemFiles)));
     let store = opened.unwrap_or_else(|error| panic!("{context}: {error}"));
     let vote = store.log.clone().read_vote().await.unwrap();
@@ -304,7 +304,7 @@ async fn what_was_acknowledged_survives_a_power_cut_at_any_point() {
     let dir = tempfile::tempdir().unwrap();
     let recorder = Arc::new(Recorder { root: dir.path().to_path_buf(), ..Recorder::default() });
     let store = open_with(dir.path(), kept_options(Arc::clone(&recorder) as Arc<dyn FileLayer>)).unwrap();
-    let mut run = Run { store, recorder: Arc::clone(&recorder), promises: vec![Promise::default()] };
+    let mut run = Run { store, recorder: Arc::clone(&recorder), promises: vec![Guarantee::default()] };
     run.recorder.note(Step::Acknowledged(0));
     run.vote(1).await;
     for _ in 0..4 {

@@ -1,4 +1,4 @@
-//! Folders that are set aside, rebuilt, created from a snapshot, or belong to another life of the
+//! Directories that are set aside, rebuilt, created from a snapshot, or belong to another generation of the
 //! cluster; and snapshots that are received in pieces.
 #![allow(clippy::unwrap_used, reason = "a panic is the report of a test")]
 
@@ -6,7 +6,7 @@ mod support;
 
 use bytes::Bytes;
 use muster_store::{
-    Founding, Identity, OpenMode, Rejoin, ReplicaStore, SnapshotMeta, SnapshotStore, StoreError, Vote,
+    FoundingId, Identity, OpenMode, Rejoin, ReplicaStore, SnapshotMeta, SnapshotStore, StoreError, Vote,
 };
 use openraft::RaftLogReader;
 use openraft::storage::RaftLogStorage;
@@ -37,7 +37,7 @@ async fn a_damaged_folder_is_set_aside_and_what_follows_is_a_rebuild() {
         kept.push(evidence);
         assert!(matches!(open_as(dir.path(), OpenMode::Existing), Err(StoreError::NotFound { .. })));
     }
-    // The evidence can be looked into like any folder.
+    // The evidence can be looked into like any directory.
     let copy = copy_of(&kept[1]);
     assert_eq!(open(copy.path()).unwrap().log.entries_from(0).next().unwrap().unwrap(), entry(0, 101));
     open_as(dir.path(), OpenMode::CreateIfMissing).unwrap().log.close().await;
@@ -114,7 +114,7 @@ async fn a_replica_is_created_from_a_snapshot() {
     let dir = parent.path().join("new/replica");
     let meta = SnapshotMeta { last_log_id: Some(log_id(70)), ..Default::default() };
     let create = |bad| {
-        ReplicaStore::create_from(&dir, IDENTITY, Founding::Unknown, meta.clone(), chunks(bad), options())
+        ReplicaStore::create_from(&dir, IDENTITY, FoundingId::Unknown, meta.clone(), chunks(bad), options())
     };
     assert!(matches!(create(Some(3)), Err(StoreError::CreationSource(_))));
     assert!(matches!(open_as(&dir, OpenMode::Existing), Err(StoreError::NotFound { .. })), "not half of one");
@@ -208,8 +208,8 @@ async fn a_database_that_was_cut_short_is_damage() {
     let parent = tempfile::tempdir().unwrap();
     let dir = parent.path().join("replica");
     let meta = SnapshotMeta { last_log_id: Some(log_id(70)), ..Default::default() };
-    let store =
-        ReplicaStore::create_from(&dir, IDENTITY, Founding::Unknown, meta, chunks(None), options()).unwrap();
+    let store = ReplicaStore::create_from(&dir, IDENTITY, FoundingId::Unknown, meta, chunks(None), options())
+        .unwrap();
     let mut log = store.log.clone();
     log.save_vote(&Vote::new(4, 1)).await.unwrap();
     append(&mut log, vec![entry(71, 100), entry(72, 100)]).await.unwrap();

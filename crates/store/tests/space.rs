@@ -23,10 +23,10 @@ use support::*;
 
 const GUARD: Duration = Duration::from_secs(60);
 
-/// A disk whose room and whose flushes the test decides on.
+/// A disk whose free space and whose flushes the test controls.
 struct PlayedDisk {
     free_bytes: AtomicU64,
-    /// Writes to the log are refused for lack of room.
+    /// Writes to the log are refused for lack of space.
     refuses: AtomicBool,
     blocked: Mutex<bool>,
     unblocked: Condvar,
@@ -42,7 +42,7 @@ impl PlayedDisk {
         })
     }
 
-    fn room(&self, path: &Path) -> io::Result<()> {
+    fn check_space(&self, path: &Path) -> io::Result<()> {
         let of_log = path.parent().is_some_and(|parent| parent.ends_with("log"));
         if of_log && self.refuses.load(Ordering::SeqCst) {
             return Err(io::Error::from(io::ErrorKind::StorageFull));
@@ -58,12 +58,12 @@ impl PlayedDisk {
 
 impl FileLayer for PlayedDisk {
     fn allocate(&self, file: &File, path: &Path, len: u64) -> io::Result<()> {
-        self.room(path)?;
+        self.check_space(path)?;
         SystemFiles.allocate(file, path, len)
     }
 
     fn write_at(&self, file: &File, path: &Path, bytes: &[u8], offset: u64) -> io::Result<()> {
-        if let Err(full) = self.room(path) {
+        if let Err(full) = self.check_space(path) {
             // A part of it may be there all the same. The answer is what was found before: space may have returned since.
             SystemFiles.write_at(file, path, &bytes[..bytes.len() / 2], offset)?;
             return Err(full);
@@ -100,7 +100,7 @@ async fn until(store: &LogStore, what: &str, reached: impl Fn(&StorageHealth) ->
 
 type Flushed = std::pin::Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
 
-/// Puts entries in line; what is returned resolves when they are durable.
+/// Queues entries; what is returned resolves when they are durable.
 async fn put(log: &mut LogStore, entries: Vec<muster_store::Entry>) -> Flushed {
     let (sender, flushed) = RaftConfig::oneshot();
     log.append(entries, IOFlushed::<RaftConfig>::signal(sender)).await.unwrap();
@@ -207,7 +207,7 @@ async fn a_refused_write_is_made_again_and_reads_and_purges_go_on() {
     let all: Vec<_> = (21..60).map(|index| entry(index, 100)).collect();
     assert_eq!(log.try_get_log_entries(..).await.unwrap(), all, "what is held is readable");
     assert!(is_held(&mut log, &mut held).await);
-    // A purge gives room back meanwhile.
+    // A purge frees space meanwhile.
     let given_back = async {
         while segments(dir.path()).len() != 2 {
             tokio::time::sleep(Duration::from_millis(1)).await;

@@ -12,6 +12,7 @@
 
 use crate::error::AuthorityError;
 use crate::files::{read_bounded, write_whole};
+use crate::host::{Host, PermittedHosts, constraints};
 use crate::name::{PeerName, Role};
 use crate::security::unix_now;
 use crate::verify::facts;
@@ -63,6 +64,12 @@ struct State {
     issues: u32,
     /// Those that are trusted, oldest first.
     trusted: Vec<u32>,
+    /// Hosts that certificates of replicas may name; none for every one, in authorities that were made before there was a limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    hosts: Option<Vec<String>>,
+    /// The same of an authority that is prepared and does not issue yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    next_hosts: Option<Vec<String>>,
 }
 
 /// An authority's directory.
@@ -159,14 +166,29 @@ impl Authority {
     /// # Errors
     /// When there is one already, or a file cannot be written.
     pub fn init(dir: &Path, cluster: ClusterId, days: u32) -> Result<Authority, AuthorityError> {
+        Authority::init_for(dir, cluster, days, &[])
+    }
+
+    /// The same for replicas on these hosts: its certificate says that it is good for no others.
+    ///
+    /// # Errors
+    /// As [`Authority::init`].
+    pub fn init_for(
+        dir: &Path,
+        cluster: ClusterId,
+        days: u32,
+        hosts: &[PermittedHosts],
+    ) -> Result<Authority, AuthorityError> {
         days_within(days, AUTHORITY_DAYS_MAX)?;
         if dir.join(STATE).exists() {
             return Err(AuthorityError::AuthorityExists { dir: dir.to_path_buf() });
         }
         std::fs::create_dir_all(dir).map_err(file("making", dir))?;
-        let state = State { cluster_id: cluster.to_string(), issues: 1, trusted: vec![1] };
+        let hosts = Some(hosts.iter().map(ToString::to_string).collect());
+        let state =
+            State { cluster_id: cluster.to_string(), issues: 1, trusted: vec![1], hosts, next_hosts: None };
         let authority = Authority { dir: dir.to_path_buf(), cluster, state };
-        authority.make_generation(1, days)?;
+        authority.make_generation(1, days, authority.hosts()?.as_deref())?;
         let path = authority.dir.join(STATE);
         write_whole(&path, &authority.encoded()?, 0o644, false).map_err(file("writing", &path))?;
         authority.write_bundle()?;
@@ -228,17 +250,33 @@ impl Authority {
 
     /// Key and certificate of a generation that the state does not name yet: what an earlier attempt left
     /// of it has signed nothing.
-    fn make_generation(&self, generation: u32, days: u32) -> Result<(), AuthorityError> {
+    fn make_generation(
+        &self,
+        generation: u32,
+        days: u32,
+        hosts: Option<&[PermittedHosts]>,
+    ) -> Result<(), AuthorityError> {
         let common_name = format!("Muster {} authority {generation}", self.cluster);
         let mut params = params(&format!("spiffe://{}", self.cluster), &common_name, days)?;
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params.name_constraints = hosts.map(|hosts| constraints(REPLICA_HOST, hosts));
         let key = KeyPair::generate().map_err(make)?;
         let certificate = params.self_signed(&key).map_err(make)?;
         let path = self.key_path(generation);
         write_whole(&path, key.serialize_pem().as_bytes(), 0o600, true).map_err(file("writing", &path))?;
         let path = self.certificate_path(generation);
         write_whole(&path, certificate.pem().as_bytes(), 0o644, true).map_err(file("writing", &path))
+    }
+
+    /// Hosts that it may sign; none for every one.
+    fn hosts(&self) -> Result<Option<Vec<PermittedHosts>>, AuthorityError> {
+        let Some(hosts) = &self.state.hosts else { return Ok(None) };
+        let parsed: Result<_, _> = hosts.iter().map(|host| host.parse()).collect();
+        parsed.map(Some).map_err(|_| AuthorityError::Content {
+            path: self.dir.join(STATE),
+            detail: "hosts: each must be a DNS name, an IP address or a network".to_owned(),
+        })
     }
 
     fn bundled(&self) -> Result<Vec<u8>, AuthorityError> {
@@ -270,7 +308,23 @@ impl Authority {
     /// # Errors
     /// When one is there already and `replace` does not say that it may go, or writing fails.
     pub fn issue(&self, role: Role, days: u32, out: &Path, replace: bool) -> Result<Issued, AuthorityError> {
+        self.issue_for(role, days, out, replace, &[])
+    }
+
+    /// The same with hosts by which a replica is asked for: browsers verify them. Members of the cluster go by the role alone.
+    ///
+    /// # Errors
+    /// As [`Authority::issue`], and when the authority is not good for such a host or the role is no replica's.
+    pub fn issue_for(
+        &self,
+        role: Role,
+        days: u32,
+        out: &Path,
+        replace: bool,
+        hosts: &[Host],
+    ) -> Result<Issued, AuthorityError> {
         days_within(days, LEAF_DAYS_MAX)?;
+        self.check_hosts(role, hosts)?;
         let name = PeerName { cluster: self.cluster, role };
         let issued =
             Issued { name, cert: out.join("tls.crt"), key: out.join("tls.key"), ca: out.join("ca.crt") };
@@ -294,6 +348,9 @@ impl Authority {
         if matches!(role, Role::Replica(_)) {
             let host = Ia5String::try_from(REPLICA_HOST).map_err(make)?;
             params.subject_alt_names.push(SanType::DnsName(host));
+        }
+        for host in hosts {
+            params.subject_alt_names.push(host.alternative().map_err(make)?);
         }
         params.is_ca = IsCa::ExplicitNoCa;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -323,6 +380,24 @@ impl Authority {
         write(&issued.cert, certificate.pem().as_bytes(), 0o644, replace)?;
         self.remember(&describe(&issued.cert)?)?;
         Ok(issued)
+    }
+
+    fn check_hosts(&self, role: Role, hosts: &[Host]) -> Result<(), AuthorityError> {
+        if !hosts.is_empty() && !matches!(role, Role::Replica(_)) {
+            return Err(AuthorityError::Hosts {
+                detail: "only certificates of replicas name hosts".to_owned(),
+            });
+        }
+        let Some(permitted) = self.hosts()? else { return Ok(()) };
+        match hosts.iter().find(|host| !permitted.iter().any(|hosts| hosts.include(host))) {
+            None => Ok(()),
+            Some(host) => Err(AuthorityError::Hosts {
+                detail: format!(
+                    "this authority was not made for {host}; begin a rotation to one that is with `muster ca rotate … prepare \
+                     --host {host}`"
+                ),
+            }),
+        }
     }
 
     /// Adds a line about a certificate that was issued: who has lost its files can still revoke it.
@@ -362,6 +437,15 @@ impl Authority {
     /// # Errors
     /// When a rotation is under way.
     pub fn prepare(&mut self, days: u32) -> Result<(), AuthorityError> {
+        self.prepare_for(days, &[])
+    }
+
+    /// The same for replicas on these hosts too, next to those that the present authority is good for. They are issued for once
+    /// the new authority issues.
+    ///
+    /// # Errors
+    /// As [`Authority::prepare`].
+    pub fn prepare_for(&mut self, days: u32, hosts: &[PermittedHosts]) -> Result<(), AuthorityError> {
         days_within(days, AUTHORITY_DAYS_MAX)?;
         if self.state.trusted.len() != 1 {
             return Err(AuthorityError::Step {
@@ -371,8 +455,12 @@ impl Authority {
         let next = self.state.issues.checked_add(1).ok_or(AuthorityError::Step {
             detail: "this authority has been rotated as often as it can be counted",
         })?;
-        self.make_generation(next, days)?;
-        self.commit(State { trusted: vec![self.state.issues, next], ..self.state.clone() })
+        let mut permitted = self.hosts()?.unwrap_or_default();
+        permitted
+            .extend(hosts.iter().filter(|hosts| !permitted.contains(hosts)).cloned().collect::<Vec<_>>());
+        self.make_generation(next, days, Some(&permitted))?;
+        let next_hosts = Some(permitted.iter().map(ToString::to_string).collect());
+        self.commit(State { trusted: vec![self.state.issues, next], next_hosts, ..self.state.clone() })
     }
 
     /// Second step: the new authority issues. The old one stays trusted.
@@ -382,7 +470,8 @@ impl Authority {
     pub fn switch(&mut self) -> Result<(), AuthorityError> {
         match self.state.trusted.as_slice() {
             [old, new] if *old == self.state.issues => {
-                self.commit(State { issues: *new, ..self.state.clone() })
+                let hosts = self.state.next_hosts.clone();
+                self.commit(State { issues: *new, hosts, next_hosts: None, ..self.state.clone() })
             }
             [_, _] => Err(AuthorityError::Step {
                 detail: "the new authority issues already; when every process has a new certificate, `muster ca rotate finish`",

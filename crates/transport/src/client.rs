@@ -3,7 +3,7 @@
 use crate::address::Scheme;
 use crate::name::Expect;
 use crate::security::{Security, Tls};
-use crate::validity::{As, Validity, over};
+use crate::validity::{PeerKind, Validity, over};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use std::io;
@@ -90,7 +90,7 @@ async fn secure(tls: &Tls, expect: Expect, stream: TcpStream) -> io::Result<Clie
         Some(Ok(facts)) => facts.not_after,
         _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "the replica showed no certificate")),
     };
-    let validity = Validity::new(tls.clone(), changes, chain, not_after, As::Server(expect));
+    let validity = Validity::new(tls.clone(), changes, chain, not_after, PeerKind::Server(expect));
     Ok(ClientConnection { io: Io::Tls(Box::new(stream)), validity: Some(validity), is_unread: true })
 }
 

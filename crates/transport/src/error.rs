@@ -124,6 +124,12 @@ pub enum AuthorityError {
         /// What to do instead.
         detail: &'static str,
     },
+    /// A host that a certificate cannot name.
+    #[error("{detail}")]
+    Hosts {
+        /// What to do instead.
+        detail: String,
+    },
     /// A time to live out of bounds.
     #[error("a certificate lasts 1 to {days_max} days, not {days}")]
     Days {

@@ -5,12 +5,12 @@
 //! of every connection show theirs; host names and addresses prove nothing and are not looked at.
 //! [`Security`] is the one way in and out: with certificates, or plaintext for a single machine, with the
 //! same types for callers. What has no certificate, a runner inside another scheduler's allocation, speaks over
-//! [sealed connections](dial) keyed by a separate secret.
+//! [pinned connections](dial) with a certificate made for that one placement.
 //!
 //! **Invariant:** a connection exists only after its peer's chain *and* name were verified, and ends when
 //! that certificate ends or its authority is dropped.
 //! **Invariant:** a broken file never replaces a good one; what is in force is swapped as a whole.
-//! **Invariant:** the only crate that names rustls, ring, rcgen and x509-parser.
+//! **Invariant:** the only crate that names rustls, rcgen and x509-parser.
 #![deny(missing_docs)]
 
 mod address;
@@ -18,9 +18,10 @@ mod authority;
 mod client;
 mod error;
 mod files;
+mod host;
 mod material;
 mod name;
-mod sealed;
+mod pinned;
 mod security;
 mod server;
 mod validity;
@@ -31,10 +32,11 @@ pub use authority::{Authority, AuthorityReport, CertificateReport, Issued, Issue
 pub use client::Connector;
 pub use error::{AuthorityError, TlsError};
 pub use files::TlsFiles;
+pub use host::{Host, HostError, PermittedHosts};
 pub use name::{Expect, NameError, PeerName, Principal, Role, ShortName};
-pub use sealed::{
-    FRAME_BYTES_MAX, Greeted, SEALED_NAME_BYTES_MAX, SealedError, SealedReader, SealedWriter, Secret, dial,
-    greet,
+pub use pinned::{
+    FRAME_BYTES_MAX, Greeted, PINNED_NAME_BYTES_MAX, PinnedError, PinnedReader, PinnedWriter, SharedIdentity,
+    dial, greet,
 };
 pub use security::{Security, Tls};
 pub use server::{AcceptLimits, Incoming, PeerConnection, PeerInfo};

@@ -3,7 +3,7 @@
 use crate::error::TlsError;
 use crate::files::{Contents, TlsFiles};
 use crate::name::{Expect, Role};
-use crate::verify::{Facts, OfClients, OfServer, Revoked, Trust, facts};
+use crate::verify::{CertificateInfo, OfClients, OfServer, Revoked, Trust, facts};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
@@ -19,7 +19,7 @@ const CERTIFICATES_MAX: usize = 8;
 /// All that one set of files amounts to.
 pub(crate) struct Material {
     pub(crate) contents: Contents,
-    pub(crate) own: Facts,
+    pub(crate) own: CertificateInfo,
     pub(crate) trust: Arc<Trust>,
     key: Arc<CertifiedKey>,
     pub(crate) server: Arc<ServerConfig>,

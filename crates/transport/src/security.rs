@@ -98,7 +98,7 @@ pub struct Tls {
 }
 
 /// What checks of the files have found and logged.
-struct Looking {
+struct CheckState {
     /// Content that was refused, and whether that was said: files are replaced one after the other, so a
     /// first failure may only be the middle of a replacement.
     refused: Option<(Option<Contents>, bool)>,
@@ -184,7 +184,7 @@ impl Tls {
         let mut asked = signal(SignalKind::hangup())
             .inspect_err(|error| tracing::warn!(%error, "certificates are not read again on SIGHUP"))
             .ok();
-        let mut looking = Looking { refused: None, warned: None };
+        let mut looking = CheckState { refused: None, warned: None };
         loop {
             self.look(&mut looking).await;
             let hangup = async {
@@ -200,7 +200,7 @@ impl Tls {
         }
     }
 
-    async fn look(&self, looking: &mut Looking) {
+    async fn look(&self, looking: &mut CheckState) {
         let tls = self.clone();
         let looked = tokio::task::spawn_blocking(move || match tls.inner.files.read() {
             Ok(contents) => (Some(contents.clone()), tls.take(contents)),

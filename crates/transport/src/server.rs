@@ -5,7 +5,7 @@
 
 use crate::name::{Principal, Role};
 use crate::security::{Security, Tls};
-use crate::validity::{As, Validity, over};
+use crate::validity::{PeerKind, Validity, over};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -116,24 +116,24 @@ impl<K> Clone for Counts<K> {
 }
 
 impl<K: Copy + Eq + Hash> Counts<K> {
-    fn enter(&self, key: K, max: usize) -> Option<Place<K>> {
+    fn enter(&self, key: K, max: usize) -> Option<CountGuard<K>> {
         let mut counts = self.0.lock();
         let count = counts.entry(key).or_insert(0);
         if *count >= max {
             return None;
         }
         *count += 1;
-        Some(Place { counts: self.clone(), key })
+        Some(CountGuard { counts: self.clone(), key })
     }
 }
 
 /// One of them, until it is dropped.
-struct Place<K: Copy + Eq + Hash> {
+struct CountGuard<K: Copy + Eq + Hash> {
     counts: Counts<K>,
     key: K,
 }
 
-impl<K: Copy + Eq + Hash> Drop for Place<K> {
+impl<K: Copy + Eq + Hash> Drop for CountGuard<K> {
     fn drop(&mut self) {
         let mut counts = self.counts.0.lock();
         if let Some(count) = counts.get_mut(&self.key) {
@@ -253,7 +253,7 @@ impl Gate {
         let of_principal = self.principals.enter(principal, max).ok_or_else(|| {
             io::Error::new(io::ErrorKind::QuotaExceeded, format!("{principal} has too many connections"))
         })?;
-        let validity = Validity::new(tls.clone(), changes, chain, facts.not_after, As::Client);
+        let validity = Validity::new(tls.clone(), changes, chain, facts.not_after, PeerKind::Client);
         Ok(PeerConnection {
             io: Io::Tls(Box::new(stream)),
             info: PeerInfo { principal, address },
@@ -282,7 +282,7 @@ pub struct PeerConnection {
     info: PeerInfo,
     validity: Option<Validity>,
     _place: OwnedSemaphorePermit,
-    _principal: Option<Place<Principal>>,
+    _principal: Option<CountGuard<Principal>>,
 }
 
 impl Connected for PeerConnection {

@@ -16,7 +16,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(600);
 
 /// In which direction the peer was verified.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum As {
+pub(crate) enum PeerKind {
     Client,
     Server(Expect),
 }
@@ -27,7 +27,7 @@ pub(crate) struct Validity {
     tls: Tls,
     chain: Vec<CertificateDer<'static>>,
     not_after: i64,
-    verified_as: As,
+    verified_as: PeerKind,
     changes: WatchStream<u64>,
     look: Pin<Box<Sleep>>,
     over: bool,
@@ -45,7 +45,7 @@ impl Validity {
         changes: watch::Receiver<u64>,
         chain: Vec<CertificateDer<'static>>,
         not_after: i64,
-        verified_as: As,
+        verified_as: PeerKind,
     ) -> Validity {
         let changes = WatchStream::from_changes(changes);
         let look = Box::pin(tokio::time::sleep(until(not_after)));
@@ -61,8 +61,8 @@ impl Validity {
             if let Poll::Ready(Some(_)) = Pin::new(&mut self.changes).poll_next(context) {
                 let trust = &self.tls.material().trust;
                 let verified = match self.verified_as {
-                    As::Client => trust.client(&self.chain, UnixTime::now()),
-                    As::Server(expect) => trust.server(&self.chain, expect, UnixTime::now()),
+                    PeerKind::Client => trust.client(&self.chain, UnixTime::now()),
+                    PeerKind::Server(expect) => trust.server(&self.chain, expect, UnixTime::now()),
                 };
                 if let Err(error) = verified {
                     tracing::info!(%error, "a connection ends: its certificate is trusted no more");

@@ -21,7 +21,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// What a certificate says of its holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Facts {
+pub(crate) struct CertificateInfo {
     pub(crate) name: PeerName,
     /// None for one that is no serial number of a certificate: it cannot be revoked, and is refused.
     pub(crate) serial: Option<CertificateSerial>,
@@ -31,7 +31,7 @@ pub(crate) struct Facts {
 }
 
 /// Reads name and end of a certificate; its signature is somebody else's matter.
-pub(crate) fn facts(certificate: &CertificateDer<'_>) -> Result<Facts, TlsError> {
+pub(crate) fn facts(certificate: &CertificateDer<'_>) -> Result<CertificateInfo, TlsError> {
     let unreadable = || TlsError::Names { count: 0 };
     let (rest, parsed) = X509Certificate::from_der(certificate.as_ref()).map_err(|_| unreadable())?;
     if !rest.is_empty() {
@@ -50,7 +50,7 @@ pub(crate) fn facts(certificate: &CertificateDer<'_>) -> Result<Facts, TlsError>
         uri.parse().map_err(|source| TlsError::Name { text: uri.chars().take(128).collect(), source })?;
     let validity = parsed.validity();
     let serial = CertificateSerial::from_bytes(parsed.raw_serial());
-    Ok(Facts {
+    Ok(CertificateInfo {
         name,
         serial,
         not_before: validity.not_before.timestamp(),
@@ -79,7 +79,11 @@ fn refused(reason: TlsError) -> Error {
 
 impl Trust {
     /// Whether the peer that called may, and who it is.
-    pub(crate) fn client(&self, chain: &[CertificateDer<'_>], now: UnixTime) -> Result<Facts, Error> {
+    pub(crate) fn client(
+        &self,
+        chain: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<CertificateInfo, Error> {
         let (leaf, between) = chain.split_first().ok_or(Error::NoCertificatesPresented)?;
         self.of_clients.verify_client_cert(leaf, between, now)?;
         self.member(leaf)
@@ -91,7 +95,7 @@ impl Trust {
         chain: &[CertificateDer<'_>],
         expect: Expect,
         now: UnixTime,
-    ) -> Result<Facts, Error> {
+    ) -> Result<CertificateInfo, Error> {
         let (leaf, between) = chain.split_first().ok_or(Error::NoCertificatesPresented)?;
         let parsed = ParsedCertificate::try_from(leaf)?;
         let algorithms = self.provider.signature_verification_algorithms.all;
@@ -108,7 +112,7 @@ impl Trust {
         Err(refused(TlsError::WrongName { found: Box::new(facts.name), wanted: expect.to_string() }))
     }
 
-    fn member(&self, leaf: &CertificateDer<'_>) -> Result<Facts, Error> {
+    fn member(&self, leaf: &CertificateDer<'_>) -> Result<CertificateInfo, Error> {
         let facts = facts(leaf).map_err(refused)?;
         if facts.serial.is_none_or(|serial| self.revoked.load().contains(&serial)) {
             return Err(refused(TlsError::Revoked { name: Box::new(facts.name) }));

@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a panic is the report of a test")]
 
 use muster_transport::{
-    AcceptLimits, Authority, Expect, PeerName, Principal, Role, Security, ShortName, Tls, TlsFiles,
+    AcceptLimits, Authority, Expect, Host, PeerName, PermittedHosts, Principal, Role, Security, ShortName,
+    Tls, TlsFiles,
 };
 use muster_types::{ClusterId, ReplicaId};
 use rustls::pki_types::pem::PemObject as _;
@@ -27,39 +28,39 @@ async fn guarded<T>(what: &str, future: impl Future<Output = T>) -> T {
     }
 }
 
-fn files(folder: &Path) -> TlsFiles {
-    TlsFiles { ca: folder.join("ca.crt"), cert: folder.join("tls.crt"), key: folder.join("tls.key") }
+fn files(directory: &Path) -> TlsFiles {
+    TlsFiles { ca: directory.join("ca.crt"), cert: directory.join("tls.crt"), key: directory.join("tls.key") }
 }
 
 struct World {
-    folder: TempDir,
+    directory: TempDir,
     authority: Authority,
 }
 
 impl World {
     fn new(cluster: ClusterId) -> World {
-        let folder = tempfile::tempdir().unwrap();
-        let authority = Authority::init(&folder.path().join("authority"), cluster, 10).unwrap();
-        World { folder, authority }
+        let directory = tempfile::tempdir().unwrap();
+        let authority = Authority::init(&directory.path().join("authority"), cluster, 10).unwrap();
+        World { directory, authority }
     }
 
     fn issue(&self, role: Role) -> PathBuf {
-        let out = self.folder.path().join(role.to_string().replace('/', "-"));
+        let out = self.directory.path().join(role.to_string().replace('/', "-"));
         self.authority.issue(role, 5, &out, true).unwrap();
         out
     }
 
     /// Where the certificate lies that was issued last.
     fn issued(&self, role: Role) -> PathBuf {
-        self.folder.path().join(role.to_string().replace('/', "-")).join("tls.crt")
+        self.directory.path().join(role.to_string().replace('/', "-")).join("tls.crt")
     }
 
     fn tls(&self, role: Role) -> Tls {
         Tls::load(files(&self.issue(role))).unwrap()
     }
 
-    fn distribute(&self, folder: &Path) {
-        std::fs::copy(self.authority.bundle(), folder.join("ca.crt")).unwrap();
+    fn distribute(&self, directory: &Path) {
+        std::fs::copy(self.authority.bundle(), directory.join("ca.crt")).unwrap();
     }
 }
 
@@ -185,8 +186,8 @@ impl rustls::client::danger::ServerCertVerifier for Trusting {
     }
 }
 
-fn identity(folder: &Path) -> Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {
-    let files = files(folder);
+fn identity(directory: &Path) -> Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {
+    let files = files(directory);
     let chain = CertificateDer::pem_file_iter(&files.cert).unwrap().map(Result::unwrap).collect();
     Some((chain, PrivateKeyDer::from_pem_file(&files.key).unwrap()))
 }
@@ -196,7 +197,7 @@ fn changed(
     world: &World,
     change: impl FnOnce(&mut rcgen::CertificateParams),
 ) -> Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {
-    let authority = world.folder.path().join("authority");
+    let authority = world.directory.path().join("authority");
     let key = std::fs::read_to_string(authority.join("ca-1.key")).unwrap();
     let certificate = std::fs::read_to_string(authority.join("ca-1.crt")).unwrap();
     let key = rcgen::KeyPair::from_pem(&key).unwrap();
@@ -302,37 +303,37 @@ async fn who_says_nothing_is_given_up_and_takes_nobodys_place() {
 #[tokio::test]
 async fn new_files_are_taken_over_and_broken_ones_are_not() {
     let world = World::new(CLUSTER);
-    let folder = world.issue(client());
-    let tls = Tls::load(files(&folder)).unwrap();
+    let directory = world.issue(client());
+    let tls = Tls::load(files(&directory)).unwrap();
     assert_eq!((tls.epoch(), tls.reload().unwrap()), (1, false));
-    let (before, days) = (std::fs::read(folder.join("tls.crt")).unwrap(), tls.days_left());
+    let (before, days) = (std::fs::read(directory.join("tls.crt")).unwrap(), tls.days_left());
     assert!((3..=5).contains(&days), "{days}");
 
     for broken in [&b""[..], b"not a certificate", &before[..before.len() / 2]] {
-        std::fs::write(folder.join("tls.crt"), broken).unwrap();
+        std::fs::write(directory.join("tls.crt"), broken).unwrap();
         assert!(tls.reload().is_err());
     }
     // A certificate without its key, and one that the authorities do not know.
-    world.authority.issue(client(), 5, &folder, true).unwrap();
-    std::fs::write(folder.join("tls.crt"), &before).unwrap();
+    world.authority.issue(client(), 5, &directory, true).unwrap();
+    std::fs::write(directory.join("tls.crt"), &before).unwrap();
     let error = tls.reload().unwrap_err();
     assert!(error.to_string().contains("does not go with"), "{error}");
-    World::new(CLUSTER).authority.issue(client(), 5, &folder, true).unwrap();
-    world.distribute(&folder);
+    World::new(CLUSTER).authority.issue(client(), 5, &directory, true).unwrap();
+    world.distribute(&directory);
     let error = tls.reload().unwrap_err();
     assert!(error.to_string().contains("not accepted by the authorities"), "{error}");
     // Somebody else's.
-    world.authority.issue(Role::Admin(ShortName::new("ada").unwrap()), 5, &folder, true).unwrap();
+    world.authority.issue(Role::Admin(ShortName::new("ada").unwrap()), 5, &directory, true).unwrap();
     let error = tls.reload().unwrap_err();
     assert!(error.to_string().contains("admin/ada"), "{error}");
     // A key that everybody can read.
-    world.authority.issue(client(), 5, &folder, true).unwrap();
+    world.authority.issue(client(), 5, &directory, true).unwrap();
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-    std::fs::set_permissions(folder.join("tls.key"), open).unwrap();
+    std::fs::set_permissions(directory.join("tls.key"), open).unwrap();
     assert!(tls.reload().unwrap_err().to_string().contains("chmod 600"));
     assert_eq!((tls.epoch(), tls.days_left()), (1, days), "what was in force stays");
 
-    world.authority.issue(client(), 5, &folder, true).unwrap();
+    world.authority.issue(client(), 5, &directory, true).unwrap();
     assert!(tls.reload().unwrap());
     assert_eq!(tls.epoch(), 2);
 }
@@ -373,7 +374,7 @@ async fn a_dropped_authority_ends_what_it_held_open() {
 #[test]
 fn the_steps_of_a_rotation_come_in_order_and_keys_stay_closed() {
     let mut world = World::new(CLUSTER);
-    let dir = world.folder.path().join("authority");
+    let dir = world.directory.path().join("authority");
     assert!(world.authority.switch().is_err() && world.authority.finish().is_err());
     world.authority.prepare(10).unwrap();
     assert!(world.authority.prepare(10).is_err() && world.authority.finish().is_err());
@@ -390,7 +391,7 @@ fn the_steps_of_a_rotation_come_in_order_and_keys_stay_closed() {
     assert_eq!(report.authorities.len(), 1);
     assert!(report.authorities[0].issues && report.authorities[0].path.ends_with("ca-2.crt"));
 
-    let out = world.folder.path().join("leaf");
+    let out = world.directory.path().join("leaf");
     world.authority.issue(client(), 5, &out, false).unwrap();
     let before = std::fs::read(out.join("tls.key")).unwrap();
     let refused = world.authority.issue(client(), 5, &out, false).unwrap_err();
@@ -402,7 +403,7 @@ fn the_steps_of_a_rotation_come_in_order_and_keys_stay_closed() {
     }
     assert!(Authority::init(&dir, CLUSTER, 10).is_err());
     assert!(world.authority.issue(client(), 0, &out, true).is_err());
-    assert!(Authority::open(world.folder.path()).is_err());
+    assert!(Authority::open(world.directory.path()).is_err());
 }
 
 #[tokio::test]
@@ -451,5 +452,92 @@ fn certificates_of_replicas_alone_name_the_host_that_other_clients_verify() {
     ] {
         let certificate = CertificateDer::from_pem_file(world.issue(role).join("tls.crt")).unwrap();
         assert_eq!(certificate.windows(host.len()).any(|part| part == host), has_it, "{role}");
+    }
+}
+
+/// Whether a client that goes by host names, as browsers do, takes the certificate in this directory for that of a host.
+fn browser_accepts(directory: &Path, host: &str) -> bool {
+    let mut roots = rustls::RootCertStore::empty();
+    for authority in CertificateDer::pem_file_iter(directory.join("ca.crt")).unwrap() {
+        roots.add(authority.unwrap()).unwrap();
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier = rustls::client::WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider)
+        .build()
+        .unwrap();
+    let certificate = CertificateDer::from_pem_file(directory.join("tls.crt")).unwrap();
+    let name = ServerName::try_from(host.to_owned()).unwrap();
+    let now = rustls::pki_types::UnixTime::now();
+    use rustls::client::danger::ServerCertVerifier as _;
+    verifier.verify_server_cert(&certificate, &[], &name, &[], now).is_ok()
+}
+
+fn hosts(texts: &[&str]) -> Vec<Host> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+fn permitted(texts: &[&str]) -> Vec<PermittedHosts> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn a_browser_accepts_a_replica_by_the_hosts_that_it_was_issued_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let dir = directory.path().join("authority");
+    let permits = permitted(&["muster.example.org", "127.0.0.0/8"]);
+    let mut authority = Authority::init_for(&dir, CLUSTER, 10, &permits).unwrap();
+    let out = directory.path().join("replica-1");
+    let names = hosts(&["r1.muster.example.org", "127.0.0.1"]);
+    authority.issue_for(replica(1), 5, &out, true, &names).unwrap();
+    for host in ["r1.muster.example.org", "127.0.0.1", "replica.muster.internal"] {
+        assert!(browser_accepts(&out, host), "{host}");
+    }
+    for host in ["r2.muster.example.org", "127.0.0.2", "bank.example"] {
+        assert!(!browser_accepts(&out, host), "{host}");
+    }
+    // Members go by the role, as before.
+    let (listener, address) = listen().await;
+    let server = Security::Tls(Tls::load(files(&out)).unwrap());
+    let mut incoming = server.accept(listener, AcceptLimits::DEFAULT);
+    let ada = directory.path().join("ada");
+    authority.issue(client(), 5, &ada, true).unwrap();
+    let member = Security::Tls(Tls::load(files(&ada)).unwrap());
+    let _there = dial(&member, Expect::Replica(ReplicaId(1)), address).await.unwrap();
+    guarded("it arrives", incoming.next()).await.unwrap().unwrap();
+
+    for host in ["bank.example", "10.0.0.1", "::1"] {
+        let refused = authority.issue_for(replica(1), 5, &out, true, &hosts(&[host])).unwrap_err();
+        assert!(refused.to_string().contains("was not made for"), "{refused}");
+    }
+    assert!(authority.issue_for(client(), 5, &out, true, &hosts(&["127.0.0.1"])).is_err());
+    // A rotation adds hosts: the new authority is good for them, and the old one is not.
+    authority.prepare_for(10, &permitted(&["fd00::1"])).unwrap();
+    assert!(authority.issue_for(replica(1), 5, &out, true, &hosts(&["fd00::1"])).is_err());
+    authority.switch().unwrap();
+    authority.finish().unwrap();
+    let mut both = names;
+    both.extend(hosts(&["fd00::1"]));
+    authority.issue_for(replica(1), 5, &out, true, &both).unwrap();
+    assert!(browser_accepts(&out, "fd00::1") && browser_accepts(&out, "127.0.0.1"));
+}
+
+#[test]
+fn who_has_an_authoritys_key_signs_no_other_site_for_those_who_trust_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let dir = directory.path().join("authority");
+    let authority = Authority::init_for(&dir, CLUSTER, 10, &permitted(&["muster.example.org"])).unwrap();
+    drop(authority);
+    // What its directory states is changed, its certificate cannot be.
+    let state = std::fs::read_to_string(dir.join("authority.json")).unwrap();
+    std::fs::write(
+        dir.join("authority.json"),
+        state.replace("muster.example.org\"", "bank.example\", \"10.0.0.0/8\""),
+    )
+    .unwrap();
+    let authority = Authority::open(&dir).unwrap();
+    let out = directory.path().join("forged");
+    for host in ["bank.example", "10.0.0.1"] {
+        authority.issue_for(replica(1), 5, &out, true, &hosts(&[host])).unwrap();
+        assert!(!browser_accepts(&out, host), "{host}");
     }
 }

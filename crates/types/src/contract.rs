@@ -1,5 +1,5 @@
 //! What a job asks of its host: how it is started, what becomes of it when it fails, how it saves its work and
-//! how it is told that it has to stop. Said beside the [`JobSpec`], whose layout in the log is older.
+//! how it is told that it has to stop. Separate from the [`JobSpec`], whose layout in the log is older.
 
 use alloc::collections::BTreeMap;
 use alloc::format;
@@ -10,7 +10,8 @@ use core::fmt;
 use core::ops::Deref;
 use serde::{Deserialize, Serialize};
 
-use crate::job::JobSpec;
+use crate::array::ArraySpec;
+use crate::job::{JobSpec, NamedDependency};
 use crate::limits;
 use crate::metadata::JobMetadata;
 use crate::name::Name;
@@ -64,7 +65,7 @@ pub enum FailureClass {
     NodeFault,
     /// The gang's nodes did not pass the check before the start.
     Preflight,
-    /// It made room for a job that goes before it.
+    /// It was preempted by a job that goes before it.
     Preempted,
     /// Its node was taken out of service.
     Evicted,
@@ -122,7 +123,7 @@ pub enum LaunchForm {
     Environment,
     /// PyTorch's launcher in every worker, with the ranks of the placement.
     Torchrun,
-    /// A Ray cluster of the workers; the command is its driver, run once, beside the head.
+    /// A Ray cluster of the workers; the command is its driver, run once, next to the head.
     Ray,
     /// `mpirun` in rank 0, its daemons in the workers; the command is the program.
     Mpi,
@@ -159,7 +160,7 @@ impl Preflight {
     /// Nodes from which on a gang is checked that does not say.
     pub const NODES_MIN: usize = 8;
 
-    /// Whether a gang on so many nodes is checked.
+    /// Whether a gang on this many nodes is checked.
     #[must_use]
     pub fn applies_to(self, nodes: usize) -> bool {
         match self {
@@ -251,10 +252,10 @@ impl CheckpointRules {
     }
 }
 
-/// How a worker is told, besides SIGTERM and a file, that it has to save its work and stop.
+/// How a worker is told, in addition to SIGTERM and a file, that it has to save its work and stop.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NoticeRules {
-    /// A port of its own on the loopback address that takes a POST; none for no such call.
+    /// A port of the worker on the loopback address that takes a POST; none for no such call.
     pub http_port: Option<u16>,
     /// The path of that call; empty for `/`.
     pub http_path: String,
@@ -290,8 +291,8 @@ pub struct JobContract {
     pub checkpoint: CheckpointRules,
     /// How it is told to stop.
     pub notice: NoticeRules,
-    /// Workers' worth of room held beside the gang, which takes the place of ranks whose node fails; at most
-    /// [`limits::SPARES_MAX`].
+    /// For how many more workers capacity is held next to the gang, to replace ranks whose node fails; at
+    /// most [`limits::SPARES_MAX`].
     pub spares: u32,
     /// Whether its nodes are checked before it starts.
     pub preflight: Preflight,
@@ -304,7 +305,7 @@ impl JobContract {
         *self == JobContract::default()
     }
 
-    /// Every rule that it breaks beside its job, by fields of the contract.
+    /// Every rule that it breaks together with its job, by fields of the contract.
     #[must_use]
     pub fn violations(&self, spec: &JobSpec) -> Vec<Violation> {
         let mut found = Vec::new();
@@ -344,17 +345,27 @@ fn check_times(times: &[(&str, Option<u64>, u64)], min: u64, found: &mut Vec<Vio
 pub struct Submission {
     /// The job.
     pub spec: JobSpec,
-    /// What it asks of whoever runs it; checked by whoever takes it in.
+    /// What it asks of the agents that run it; checked at admission.
     pub contract: JobContract,
-    /// Its labels, annotations and creator; none when it has none of them. Jobs of one array share it.
+    /// Its labels, annotations and creator; none when it has none of them.
     pub metadata: Option<Arc<JobMetadata>>,
+    /// The array of which this is the template; none for one job.
+    pub array: Option<ArraySpec>,
+    /// Other jobs and arrays of the same request that it waits for. They have no ids yet.
+    pub named_dependencies: Vec<NamedDependency>,
 }
 
 impl Submission {
     /// A job with its contract, without labels, annotations or a creator.
     #[must_use]
     pub fn new(spec: JobSpec, contract: JobContract) -> Submission {
-        Submission { spec, contract, metadata: None }
+        Submission { spec, contract, metadata: None, array: None, named_dependencies: Vec::new() }
+    }
+
+    /// How many jobs it comes to.
+    #[must_use]
+    pub fn job_count(&self) -> u32 {
+        self.array.as_ref().map_or(1, ArraySpec::size)
     }
 
     /// Says who submits these jobs, whatever they said of it themselves. Jobs that shared their metadata go on sharing

@@ -26,9 +26,9 @@ pub struct AcceleratorChoice {
 /// How much of the devices of one host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum DeviceAmount {
-    /// So many whole devices, which nobody else uses.
+    /// This many whole devices, which nobody else uses.
     Whole(u16),
-    /// So many thousandths of one device, which others may share; 1 to 999.
+    /// This many thousandths of one device, which others may share; 1 to 999.
     Share(u16),
 }
 
@@ -108,7 +108,7 @@ impl AcceleratorRequest {
 }
 
 impl From<Accelerators> for AcceleratorRequest {
-    /// So many whole devices of exactly this type.
+    /// This many whole devices of exactly this type.
     fn from(accelerators: Accelerators) -> AcceleratorRequest {
         let choice = AcceleratorChoice { kind: accelerators.kind, throughput_milli: THROUGHPUT_MILLI };
         AcceleratorRequest { choices: alloc::vec![choice], amount: DeviceAmount::Whole(accelerators.count) }

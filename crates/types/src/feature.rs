@@ -1,4 +1,4 @@
-//! What the two ends of an agent's session can take, besides what every release takes.
+//! What the two ends of an agent's session can take, in addition to what every release takes.
 //!
 //! Agents and replicas are upgraded one by one, in any order: neither may send what the other would end the
 //! session for, since the session carries the lease.

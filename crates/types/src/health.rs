@@ -94,8 +94,8 @@ pub enum Finding {
     DeviceLost,
     /// The driver's library does not return: nothing is known of the host's devices any more.
     MonitorHung,
-    /// Its links to other hosts are much slower than theirs. Never said by an agent of its own host, but by a check of
-    /// several.
+    /// Its links to other hosts are much slower than theirs. Never reported by an agent about its own host,
+    /// but by a check of several.
     Network,
 }
 
@@ -264,7 +264,7 @@ pub struct HealthReport {
     pub events: Vec<Observation>,
     /// Devices that were reset since the last report, so that what was wrong with them is over.
     pub reset: DeviceSet,
-    /// When the provider will take the host away, by the time of day; none when it has not said so.
+    /// When the provider will take the host away, by the time of day; none when it has not announced that.
     pub maintenance_at: Option<LogTime>,
     /// How the repair that was ordered has ended; none when none has.
     pub repair: Option<RepairEnd>,
@@ -280,7 +280,7 @@ pub enum RepairEnd {
 }
 
 impl HealthReport {
-    /// Every rule that a report of a host with so many devices breaks.
+    /// Every rule that a report of a host with this many devices breaks.
     #[must_use]
     pub fn violations(&self, devices: u16) -> Vec<Violation> {
         let mut found = Vec::new();
@@ -369,7 +369,7 @@ impl XidRule {
 pub struct HealthPolicy {
     /// By XID.
     pub xids: BTreeMap<u16, XidRule>,
-    /// For XIDs without a line of their own.
+    /// For XIDs that have no separate line.
     pub xid_unlisted: XidRule,
     /// Whether the driver's recovery action, where it can say one, goes before a line that asks for a reset or a
     /// reboot.

@@ -1,7 +1,7 @@
 //! Typed identifiers, one registry.
 //!
 //! Ids of logged things are derived from the position of the record that made them, so they are
-//! unique and ordered, and need neither randomness nor replication of their own. There is no
+//! unique and ordered, and need neither randomness nor separate replication. There is no
 //! conversion between kinds.
 
 use alloc::string::String;
@@ -69,7 +69,7 @@ pub struct Leadership {
     pub replica: ReplicaId,
 }
 
-/// The identity of one Muster cluster, chosen by whoever initialises it and never changed.
+/// The identity of one Muster cluster, chosen by the operator that initialises it and never changed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ClusterId(pub u128);
 
@@ -180,17 +180,19 @@ fn parse_base32(prefix: &str, text: &str) -> Option<u64> {
 }
 
 /// A job. The number is the position of the record that submitted it times
-/// [`JobId::PER_RECORD`], plus its place in that record. Each generation of the cluster has a range of positions of its
-/// own, because after a recovery the log goes on behind records that may be other ones than those that were lost.
+/// [`JobId::PER_RECORD`], plus its place in that record. A record that submits more jobs than that, with an array, takes
+/// the numbers of several positions: from there on positions in ids run ahead of those in the log. Each generation of
+/// the cluster has a separate range of positions, because after a recovery the log goes on behind records that may be
+/// other ones than those that were lost.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct JobId(pub u64);
 
 impl JobId {
-    /// Jobs one record can submit; the batch limit of the API stays below it.
+    /// Ids of one position; the batch limit of the API stays below it.
     pub const PER_RECORD: u64 = 1024;
     /// Records that one generation of the cluster can write: at ten thousand a second, for three years.
     pub const RECORDS_PER_GENERATION: u64 = 1 << 40;
-    /// Generations whose jobs have ids of their own.
+    /// Generations whose jobs have distinct ids.
     pub const GENERATIONS_MAX: u32 = 1 << 14;
 
     /// The id of the `ordinal`-th job of the record at `index`.
@@ -216,7 +218,14 @@ impl JobId {
         JobId::derive(LogIndex(before * Self::RECORDS_PER_GENERATION + index.0), ordinal)
     }
 
-    /// The record that submitted this job, in the generation that did.
+    /// Positions that a record takes which submits this number of jobs.
+    #[must_use]
+    pub fn positions_of(jobs: u32) -> u64 {
+        u64::from(jobs).div_ceil(Self::PER_RECORD).max(1)
+    }
+
+    /// The position in this id, in its generation: that of the record that submitted the job while no larger array had been
+    /// submitted, and a later one after that.
     #[must_use]
     pub fn submitted_at(self) -> LogIndex {
         LogIndex(self.0 / Self::PER_RECORD % Self::RECORDS_PER_GENERATION)
@@ -248,10 +257,16 @@ impl FromStr for JobId {
 pub struct ArrayId(pub u64);
 
 impl ArrayId {
-    /// The array that a job with this index is in.
+    /// The array in which a job has this ordinal.
     #[must_use]
-    pub fn of_member(job: JobId, index: u32) -> ArrayId {
-        ArrayId(job.0.saturating_sub(u64::from(index)))
+    pub fn of_member(job: JobId, ordinal: u32) -> ArrayId {
+        ArrayId(job.0.saturating_sub(u64::from(ordinal)))
+    }
+
+    /// The member with this ordinal.
+    #[must_use]
+    pub fn member(self, ordinal: u32) -> JobId {
+        JobId(self.0.saturating_add(u64::from(ordinal)))
     }
 }
 

@@ -107,21 +107,70 @@ pub enum DependencyRule {
     Finished,
 }
 
-/// A job that this one waits for.
+/// What a dependency is on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum DependencyScope {
+    /// One job; a member of an array, too.
+    #[default]
+    Job,
+    /// An array as a whole: its last member has to be over, and for success every one has to succeed.
+    Array,
+    /// Of two arrays with the same indices: each member waits for the other's member with its index.
+    Member,
+}
+
+/// A job or an array that this one waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dependency {
-    /// Which; submitted before.
+    /// Which, submitted before; of an array the id of its first member.
     pub job: JobId,
     /// What must have become of it.
     pub rule: DependencyRule,
+    /// Which part of it is waited for.
+    pub scope: DependencyScope,
+}
+
+impl Dependency {
+    /// On one job.
+    #[must_use]
+    pub const fn new(job: JobId, rule: DependencyRule) -> Dependency {
+        Dependency { job, rule, scope: DependencyScope::Job }
+    }
+
+    /// Whether it is on an array as a whole.
+    #[must_use]
+    pub fn is_of_array(&self) -> bool {
+        self.scope == DependencyScope::Array
+    }
+
+    /// Whether each member of an array waits for one member of another.
+    #[must_use]
+    pub fn is_of_members(&self) -> bool {
+        self.scope == DependencyScope::Member
+    }
+}
+
+/// Another job, or an array, of the same request that this one waits for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamedDependency {
+    /// The other's name, which is its own in the request.
+    pub name: Name,
+    /// What must have become of it: of an array, of every member.
+    pub rule: DependencyRule,
+    /// Whether each member of this array waits for the member with its index, and not for all.
+    pub by_member: bool,
+    /// Its place among all dependencies of the job, as the request has them.
+    pub place: u32,
 }
 
 /// Place of a job in an array of like jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArrayMember {
-    /// From 0.
+    /// The index that its owner gave it.
     pub index: u32,
-    /// Jobs of the array.
+    /// Its place among the members, from 0: its id is the array's number plus this.
+    pub ordinal: u32,
+    /// Members of the array.
     pub size: u32,
 }
 
@@ -144,9 +193,9 @@ pub struct JobDraft {
     pub stop_grace_ms: u64,
     /// New attempts after a failure of the application. Evictions are always retried.
     pub failure_retries_max: u32,
-    /// Directory readable and writable wherever the job may run; each job gets a folder of its own in it.
+    /// Directory readable and writable wherever the job may run; each job gets its own directory in it.
     pub checkpoint_directory: Option<String>,
-    /// Where the command starts; the worker's own folder on the node when none is named.
+    /// Where the command starts; the worker's own directory on the node when none is named.
     pub working_directory: Option<String>,
     /// Its place in an array.
     pub array: Option<ArrayMember>,
@@ -156,7 +205,7 @@ pub struct JobDraft {
     pub node_selector: BTreeMap<Name, BTreeSet<String>>,
     /// Taints that it may be placed in spite of.
     pub tolerations: BTreeSet<Name>,
-    /// Whether policy may stop it to make room; it then starts again from its last checkpoint.
+    /// Whether policy may preempt it; it then starts again from its last checkpoint.
     pub preemptible: bool,
     /// Jobs it waits for.
     pub dependencies: Vec<Dependency>,
@@ -266,6 +315,19 @@ impl JobSpec {
         }
     }
 
+    /// The same job as a member of an array.
+    ///
+    /// # Panics
+    /// When the member breaks a rule: the array was checked before.
+    #[must_use]
+    pub fn as_member(&self, member: ArrayMember) -> JobSpec {
+        let is_valid = member.ordinal < member.size
+            && member.size <= limits::ARRAY_MEMBERS_MAX
+            && member.index <= limits::ARRAY_INDEX_MAX;
+        assert!(is_valid, "a member of an array has an ordinal and an index of it");
+        JobSpec(JobDraft { array: Some(member), ..self.0.clone() })
+    }
+
     /// Back to a draft, for building a variation of it.
     #[must_use]
     pub fn into_draft(self) -> JobDraft {
@@ -342,12 +404,14 @@ impl JobDraft {
             }
         }
         if let Some(array) = self.array
-            && (array.index >= array.size || array.size as usize > limits::BATCH_JOBS_MAX)
+            && (array.ordinal >= array.size
+                || array.size > limits::ARRAY_MEMBERS_MAX
+                || array.index > limits::ARRAY_INDEX_MAX)
         {
-            let max = limits::BATCH_JOBS_MAX;
+            let (max, index_max) = (limits::ARRAY_MEMBERS_MAX, limits::ARRAY_INDEX_MAX);
             found.push(Violation::new(
                 "array",
-                format!("must have an index below its size and a size of at most {max}"),
+                format!("must have an ordinal below its size, a size of at most {max} and an index of at most {index_max}"),
             ));
         }
         self.check_place(&mut found);
@@ -395,7 +459,7 @@ impl JobDraft {
             let max = limits::JOB_DEPENDENCIES_MAX as u64;
             found.push(Violation::limit("dependencies", self.dependencies.len() as u64, 0, max));
         }
-        let jobs: Vec<JobId> = self.dependencies.iter().map(|dependency| dependency.job).collect();
+        let jobs: Vec<_> = self.dependencies.iter().map(|on| (on.job, on.scope)).collect();
         if has_twice(&jobs) {
             found.push(Violation::new("dependencies", "must not name a job twice"));
         }
@@ -483,7 +547,7 @@ impl TaskGroup {
         sizes.filter(fits).max().unwrap_or(workers)
     }
 
-    /// Workers of a fixed number, with no variables of their own and no slice.
+    /// Workers of a fixed number, with no variables and no slice.
     #[must_use]
     pub fn new(name: Name, workers: u32, command: Vec<String>, request: WorkerRequest) -> TaskGroup {
         TaskGroup {

@@ -12,7 +12,7 @@ use crate::reason::Violation;
 /// is refused. The generation rises only when a cluster is rebuilt from a backup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct FencingToken {
-    /// The life of the cluster, from 1.
+    /// The generation of the cluster, from 1.
     pub generation: u32,
     /// The record that granted the lease.
     pub log_index: LogIndex,
@@ -192,7 +192,7 @@ impl Parameters {
         self.heartbeat_interval_ms * 5 / 2
     }
 
-    /// Every rule that is broken.
+    /// Every rule that is broken, by the key that it has in a configuration file.
     #[must_use]
     pub fn violations(&self) -> alloc::vec::Vec<Violation> {
         let mut found = alloc::vec::Vec::new();
@@ -201,17 +201,22 @@ impl Parameters {
                 found.push(Violation::limit(field, value, min, max));
             }
         };
-        bound("lease_ttl_ms", self.lease_ttl_ms, 500, 3_600_000);
-        bound("lease_margin_ms", self.lease_margin_ms, 200, 600_000);
-        // At least three heartbeats to a time to live: two may be lost before the agent stops its work.
-        bound("heartbeat_interval_ms", self.heartbeat_interval_ms, 50, self.lease_ttl_ms / 3);
-        bound("request_retention_ms", self.request_retention_ms, 60_000, 366 * 24 * 3_600_000);
-        bound("job_retention_ms", self.job_retention_ms, 60_000, 366 * 24 * 3_600_000);
-        // Far above any session: who is forgotten has been silent for long.
-        bound("node_retention_ms", self.node_retention_ms, 3_600_000, 366 * 24 * 3_600_000);
         bound("digest_interval_records", self.digest_interval_records, 1, 1_000_000);
         bound("jobs_held_max", self.jobs_held_max, 1_000, 100_000_000);
         bound("requests_held_max", self.requests_held_max, 1_000, 100_000_000);
+        let mut bound = |field: &'static str, ms: u64, min: u64, max: u64| {
+            if ms < min || ms > max {
+                found.push(Violation::span(field, ms, min, max));
+            }
+        };
+        bound("lease_ttl", self.lease_ttl_ms, 500, 3_600_000);
+        bound("lease_margin", self.lease_margin_ms, 200, 600_000);
+        // At least three heartbeats to a time to live: two may be lost before the agent stops its work.
+        bound("heartbeat_interval", self.heartbeat_interval_ms, 50, self.lease_ttl_ms / 3);
+        bound("request_retention", self.request_retention_ms, 60_000, 366 * 24 * 3_600_000);
+        bound("job_retention", self.job_retention_ms, 60_000, 366 * 24 * 3_600_000);
+        // Far above any session: who is forgotten has been silent for long.
+        bound("node_retention", self.node_retention_ms, 3_600_000, 366 * 24 * 3_600_000);
         found
     }
 }

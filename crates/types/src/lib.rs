@@ -12,11 +12,15 @@
 extern crate alloc;
 
 pub mod admission;
+pub mod array;
+pub mod config_value;
 pub mod contract;
 pub mod control;
+pub mod cycle;
 pub mod demand;
 pub mod feature;
 pub mod fleet;
+pub mod former_key;
 pub mod health;
 pub mod ids;
 pub mod job;
@@ -39,6 +43,7 @@ pub mod tpu;
 pub use admission::{
     AdmissionMode, AdmissionRule, Approval, CertificateSerial, NodeAdmission, NodeBounds, Revocation,
 };
+pub use array::{ARRAY_RULE, ArraySpec, IndexRange};
 pub use contract::{
     CheckpointRules, FailureClass, JobContract, LaunchForm, NoticeRules, Preflight, RetryRules, Submission,
 };
@@ -48,13 +53,14 @@ pub use feature::{Feature, Features};
 pub use fleet::{Accelerators, DeviceSet, ForeignLoad, HolderId, NodeDraft, NodeSpec};
 pub use ids::{ArrayId, ClusterId, JobId, Leadership, LogIndex, NodeId, ParseIdError, ReplicaId, RequestId};
 pub use job::{
-    Dependency, DependencyRule, JobDraft, JobSpec, PriorityTier, SIZES_VARIABLE, TaskGroup, WorkerRequest,
+    Dependency, DependencyRule, DependencyScope, JobDraft, JobSpec, NamedDependency, PriorityTier,
+    SIZES_VARIABLE, TaskGroup, WorkerRequest,
 };
 pub use lease::{ExitStatus, FencingToken, Parameters};
 pub use metadata::JobMetadata;
 pub use name::{NAME_RULE, Name};
 pub use queue::QueueKey;
-pub use read::{At, Consistency, ReadFrom};
+pub use read::{Consistency, PastPoint, ReadFrom};
 pub use reason::{Refusal, RefusalCode, Violation};
 pub use selector::{LabelSelector, SelectorError};
 pub use stop::StopReason;

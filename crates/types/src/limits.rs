@@ -7,6 +7,23 @@
 pub const NAME_BYTES_MAX: usize = 63;
 /// Jobs in one batch submission; below `JobId::PER_RECORD`, which derives their ids.
 pub const BATCH_JOBS_MAX: usize = 1_000;
+/// Members of one array, and jobs of one submission with the members of its arrays.
+pub const ARRAY_MEMBERS_MAX: u32 = 100_000;
+/// Ranges in the list of an array's indices.
+pub const ARRAY_RANGES_MAX: usize = 256;
+/// Bytes of the text that lists an array's indices.
+pub const ARRAY_TEXT_BYTES_MAX: usize = 8 << 10;
+/// The highest index of an array's member.
+pub const ARRAY_INDEX_MAX: u32 = 4_000_000;
+/// Members of an array that one record makes jobs, and members that wait as jobs at a time unless somebody holds them:
+/// what a pass over the pending queue looks at of an array.
+pub const ARRAY_WINDOW: u32 = 1_024;
+/// Members of an array whose ends are in one row.
+pub const ARRAY_ENDS_PER_ROW: u32 = 1_024;
+/// Members of all arrays that are not created: sums over them, such as that of the devices that they ask for, stay far below 2^64.
+pub const UNCREATED_MEMBERS_MAX: u64 = 1_000_000_000;
+/// Arrays of which one record asks something. Each may end members in a hundred rows.
+pub const CONTROLLED_ARRAYS_MAX: usize = 100;
 /// Workers of one gang, over all its task groups.
 pub const GANG_WORKERS_MAX: u32 = 16_384;
 /// Task groups of one job.
@@ -67,11 +84,11 @@ pub const THROUGHPUT_MILLI_MAX: u32 = 1_000_000;
 pub const JOB_DATASETS_MAX: usize = 32;
 /// Jobs that one job waits for.
 pub const JOB_DEPENDENCIES_MAX: usize = 64;
-/// Gangs that one record stops to make room.
+/// Gangs that one record preempts, moves or resizes.
 pub const REARRANGED_STOPS_MAX: usize = 4_096;
-/// Gangs that one record gives room to.
+/// Gangs that one record promises capacity to.
 pub const REARRANGED_PROMISES_MAX: usize = 64;
-/// Workers over all gangs that one record gives room to.
+/// Workers of all gangs together that one record promises capacity to.
 pub const REARRANGED_WORKERS_MAX: usize = 2 * GANG_WORKERS_MAX as usize;
 /// Waiting jobs that one record moves to other places in the order.
 pub const TURNS_CHANGED_MAX: usize = 8_192;

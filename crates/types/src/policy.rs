@@ -94,14 +94,14 @@ pub struct Quota {
     pub region: Option<Name>,
     /// Guaranteed, in thousandths of a device.
     pub nominal_milli: u64,
-    /// How far beyond the nominal quota use may go; none for no limit of its own.
+    /// How far beyond the nominal quota use may go; none for no separate limit.
     pub borrowing_limit_milli: Option<u64>,
     /// How much of the unused nominal quota others may use; none for all of it.
     pub lending_limit_milli: Option<u64>,
 }
 
 impl Quota {
-    /// What of the nominal quota is never lent.
+    /// The part of the nominal quota that is never lent.
     #[must_use]
     pub fn reserve_milli(&self) -> u64 {
         self.lending_limit_milli.map_or(0, |lent| self.nominal_milli.saturating_sub(lent))
@@ -120,7 +120,7 @@ pub struct TenantPolicy {
     pub quotas: Vec<Quota>,
     /// What its jobs may ask for beyond what every job may.
     pub rights: TenantRights,
-    /// What it may have at a time, beside devices.
+    /// What it may have at a time, other than devices.
     pub limits: TenantLimits,
     /// What one of its jobs in a tier may ask for, where that differs from what every job may.
     pub tier_limits: BTreeMap<PriorityTier, JobLimits>,
@@ -160,7 +160,7 @@ pub struct OrderPolicy {
     pub fair_share: bool,
     /// After this long, past use counts half.
     pub usage_half_life_ms: u64,
-    /// For [`Order::Predicted`]: for each millisecond that a job was submitted earlier, it may be so many
+    /// For [`Order::Predicted`]: for each millisecond that a job was submitted earlier, it may be this many
     /// thousandths of a device-millisecond larger and still go first. Zero looks at the work alone, and
     /// leaves it to reservations that none waits for ever; a large factor is the order of submission. At 250
     /// a job of 8 devices and one hour yields to smaller ones that come within 32 hours. On a fleet that is
@@ -224,7 +224,7 @@ impl Default for BackfillPolicy {
     }
 }
 
-/// When running jobs make room.
+/// When running jobs are preempted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PreemptionPolicy {
@@ -327,7 +327,7 @@ impl Default for PlacementWeights {
 pub struct Price {
     /// The type of accelerator.
     pub kind: Name,
-    /// Where; none for every region without a price of its own.
+    /// Where; none for every region without a separate price.
     pub region: Option<Name>,
     /// Millionths of a dollar for one device and one hour.
     pub micro_dollars_per_device_hour: u64,

@@ -5,9 +5,9 @@
 //! falls far behind the others is named.
 //!
 //! **Invariant:** no host is blamed for what all hosts share, for one pair alone, or for the load of its processors:
-//! a link is slow against the median of its own probe and the load of its ends, a host is blamed when most of its pairs are
-//! slow and at least [`WITNESSES_MIN`] hosts that are sound among themselves say so, and never more hosts than
-//! [`blamed_max`] allows.
+//! a link is slow against the median of its probe and the load of its ends, a host is blamed when most of its
+//! pairs are slow and at least [`WITNESSES_MIN`] hosts that are sound among themselves report it, and never
+//! more hosts than [`blamed_max`] allows.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
@@ -67,7 +67,7 @@ pub enum LinkOutcome {
 /// A ring all-reduce over all hosts at once, as one of them saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ring {
-    /// Who says so.
+    /// Which host reports it.
     pub host: u32,
     /// Bytes that were reduced.
     pub bytes: u64,
@@ -140,7 +140,7 @@ pub fn median_rate(links: &[Link]) -> Option<u64> {
 #[must_use]
 pub fn findings(names: &[String], links: &[Link], rings: &[Ring]) -> Vec<Finding> {
     let median = median_rate(links).unwrap_or(0);
-    let told = Told { names, links, median };
+    let told = FindingText { names, links, median };
     let blamed = blamed(names.len(), links, median);
     let mut found: Vec<Finding> = blamed.iter().filter_map(|host| told.host(*host, &blamed)).collect();
     let is_explained = |pair: &(u32, u32)| blamed.contains(&pair.0) || blamed.contains(&pair.1);
@@ -160,14 +160,14 @@ pub fn findings(names: &[String], links: &[Link], rings: &[Ring]) -> Vec<Finding
     found
 }
 
-/// The words of findings.
-struct Told<'a> {
+/// Words findings.
+struct FindingText<'a> {
     names: &'a [String],
     links: &'a [Link],
     median: u64,
 }
 
-impl Told<'_> {
+impl FindingText<'_> {
     fn name(&self, host: u32) -> &str {
         self.names.get(host as usize).map_or("an unknown host", String::as_str)
     }
@@ -268,7 +268,8 @@ fn slow_among(links: &[Link], median: u64, floor: u64) -> BTreeSet<(u32, u32)> {
     links.iter().filter(is_slow).map(|link| pair_of(link.from, link.to)).collect()
 }
 
-/// The rate, in bytes per second, below which a link is slow beside a median, for this load of its ends.
+/// The rate, in bytes per second, below which a link is slow compared with a median, for this load of its
+/// ends.
 #[must_use]
 pub fn bar(median: u64, load_milli: u16) -> u64 {
     let left = 1_000u64.saturating_sub(load_milli.into()).max(LOADED_RATE_MILLI_MIN);

@@ -2,7 +2,7 @@
 
 use crate::{LogIndex, LogTime};
 
-/// Most that a bounded read may allow: whoever is content with more wants [`Consistency::Any`].
+/// Most that a bounded read may allow: a caller that is content with more wants [`Consistency::Any`].
 pub const MAX_STALENESS_MS_MAX: u64 = 24 * 3_600_000;
 
 /// How current a state has to be.
@@ -22,7 +22,7 @@ pub enum Consistency {
 
 /// A moment of the past.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum At {
+pub enum PastPoint {
     /// Behind this record.
     Index(LogIndex),
     /// Behind the last record that is not later.
@@ -40,7 +40,7 @@ pub enum ReadFrom {
         min_log_index: LogIndex,
     },
     /// The past, from the archive of the log.
-    Past(At),
+    Past(PastPoint),
 }
 
 impl Default for ReadFrom {

@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use serde::{Deserialize, Serialize};
 
+use crate::quantity::ByteCount;
 use crate::time::Span;
 
 /// One rule that a value breaks.
@@ -33,6 +34,12 @@ impl Violation {
     pub fn span(field: &str, ms: u64, min: u64, max: u64) -> Violation {
         let (ms, min, max) = (Span(ms), Span(min), Span(max));
         Violation::new(field, format!("must be between {min} and {max}, got {ms}"))
+    }
+
+    /// A size of `field`, in bytes, lies outside `min..=max`.
+    pub fn size(field: &str, bytes: u64, min: u64, max: u64) -> Violation {
+        let (bytes, min, max) = (ByteCount(bytes), ByteCount(min), ByteCount(max));
+        Violation::new(field, format!("must be between {min} and {max}, got {bytes}"))
     }
 
     /// The same rule, seen from one level further out.
@@ -122,7 +129,7 @@ refusal_codes! {
     FleetFull = "MS-3004", "FLEET_FULL", [];
     /// Nobody has admitted a node of this name that is where this one is and has what this one has.
     NodeNotAdmitted = "MS-3007", "NODE_NOT_ADMITTED", ["node"];
-    /// The node cannot be forgotten: its session stands, or room on it is promised.
+    /// The node cannot be forgotten: its session stands, or capacity on it is promised.
     NodeInUse = "MS-3006", "NODE_IN_USE", ["node"];
     /// The session, incarnation or fencing token is not the current one.
     Fenced = "MS-3005", "FENCED", [];
@@ -151,7 +158,7 @@ refusal_codes! {
     Internal = "MS-5002", "INTERNAL", ["fingerprint"];
     /// The record format in force cannot say this yet.
     FormatNotActive = "MS-6001", "FORMAT_NOT_ACTIVE", ["needed"];
-    /// The cluster is being recovered: leases of its earlier life may still be held.
+    /// The cluster is being recovered: leases of its previous generation may still be held.
     ClusterRecovering = "MS-6002", "CLUSTER_RECOVERING", [];
     /// The replica cannot prove that its state is as current as the read asks for.
     TooStale = "MS-4007", "TOO_STALE", ["staleness_ms", "applied_log_index"];
@@ -169,9 +176,9 @@ refusal_codes! {
     MembershipBusy = "MS-7004", "MEMBERSHIP_BUSY", ["running"];
     /// The change of the members or of the leadership is not possible.
     MembershipRefused = "MS-7005", "MEMBERSHIP_REFUSED", [];
-    /// Some replica does not read that record format, or has not said so.
+    /// Some replica does not read that record format, or has not reported that it does.
     FormatNotReady = "MS-7006", "FORMAT_NOT_READY", ["replicas"];
-    /// The disk of the leader has no room for new work.
+    /// The disk of the leader has no free space for new work.
     StorageFull = "MS-7007", "STORAGE_FULL", [];
     /// The worker has not started, so that it has no output yet.
     WorkerNotStarted = "MS-2004", "WORKER_NOT_STARTED", ["job_id", "rank"];

@@ -13,7 +13,7 @@ pub enum StopReason {
     RunTimeLimit,
     /// Another job goes before it.
     Preempted,
-    /// It goes on elsewhere, so that a gang finds room.
+    /// It goes on elsewhere, so that another gang can be placed.
     Moved,
     /// It goes on with more or fewer workers.
     Resized,

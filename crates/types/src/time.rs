@@ -65,7 +65,8 @@ fn civil(days: u64) -> (u64, u64, u64) {
 pub struct Span(pub u64);
 
 impl Span {
-    const UNITS: [(&'static str, u64); 5] =
+    /// Each unit with its milliseconds, the largest first.
+    pub(crate) const UNITS: [(&'static str, u64); 5] =
         [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
     /// The same in its two largest units, rounded down: what is smaller than the unit behind the largest says nothing

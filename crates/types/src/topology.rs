@@ -45,7 +45,7 @@ impl fmt::Display for Level {
     }
 }
 
-/// At most so many workers in one domain of a level.
+/// At most this many workers in one domain of a level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Spread {
     /// Which domains.
@@ -77,7 +77,7 @@ impl TopologyRule {
         *self == TopologyRule::default()
     }
 
-    /// Adds every rule that is broken by a gang of so many workers.
+    /// Adds every rule that is broken by a gang of this many workers.
     pub fn check(&self, workers: u32, found: &mut Vec<Violation>) {
         if let (Some(required), Some(preferred)) = (self.required, self.preferred)
             && preferred <= required

@@ -34,7 +34,7 @@ pub const GRID_EDGE: u16 = 16;
 /// Longest axis of a slice that is offered for any generation.
 pub const AXIS_MAX: u16 = 256;
 
-/// Shapes of less than a cube, which every cube pod offers besides whole cubes.
+/// Shapes of less than a cube, which every cube pod offers in addition to whole cubes.
 const SUB_CUBES: [[u16; 3]; 4] = [[2, 2, 1], [2, 2, 2], [2, 2, 4], [2, 4, 4]];
 /// Every shape of a grid pod.
 const GRID_SHAPES: [[u16; 2]; 8] =
@@ -122,7 +122,8 @@ impl Generation {
         }
     }
 
-    /// The accelerator type of a slice of so many chips, as Cloud TPU writes it; [`chips_of_alias`] reads it back.
+    /// The accelerator type of a slice of this many chips, as Cloud TPU writes it; [`chips_of_alias`] reads
+    /// it back.
     #[must_use]
     pub fn alias(self, chips: u32) -> String {
         let kind = if self == Generation::V5e { "v5litepod" } else { self.as_str() };
@@ -357,7 +358,7 @@ impl<'de> Deserialize<'de> for SliceShape {
 }
 
 /// Every shape that a generation offers, by chips and then by axes. Orders of the axes that v4 takes
-/// besides the ascending one are left out.
+/// in addition to the ascending one are left out.
 #[must_use]
 pub fn legal_shapes(generation: Generation) -> Vec<SliceShape> {
     let mut found = Vec::new();
@@ -383,17 +384,17 @@ pub fn legal_shapes(generation: Generation) -> Vec<SliceShape> {
     found
 }
 
-/// The shape of a slice of so many chips when nobody says which: the one over which a large all-reduce is fastest,
-/// by the axes that close to rings; of several the most cube-like, which has the smallest sum of axes and so the
-/// shortest way between chips. None when no slice has that many. (Where a slice of one shape lies makes no
-/// difference to its rings: an axis closes by its length alone.)
+/// The shape of a slice of this many chips when nobody says which: the one over which a large all-reduce is
+/// fastest, by the axes that close to rings; of several the most cube-like, which has the smallest sum of
+/// axes and so the shortest way between chips. None when no slice has that many. (Where a slice of one shape
+/// lies makes no difference to its rings: an axis closes by its length alone.)
 #[must_use]
 pub fn default_for_chips(generation: Generation, chips: u32) -> Option<SliceShape> {
     let same = legal_shapes(generation).into_iter().filter(|shape| shape.chips() == chips);
     same.min_by_key(|shape| (shape.ring_cost_milli(generation), shape.axes_sum(), *shape))
 }
 
-/// The most cube-like of the largest shapes of at most so many chips.
+/// The most cube-like of the largest shapes of at most this many chips.
 #[must_use]
 pub fn largest_within_chips(generation: Generation, chips_max: u32) -> Option<SliceShape> {
     let within = legal_shapes(generation).into_iter().filter(|shape| shape.chips() <= chips_max);

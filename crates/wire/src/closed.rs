@@ -144,6 +144,10 @@ closed_sets! {
 }
 
 enums! {
+    JobPhase {
+        Pending "pending", Starting "starting", Running "running", Stopping "stopping", Succeeded "succeeded",
+        Failed "failed", Cancelled "cancelled",
+    }
     WorkerState { Assigned "assigned", Running "running", Exited "exited", Lost "lost" }
     OutputStream { Stdout "stdout", Stderr "stderr" }
     QuotaStanding { WithinNominal "within_nominal", Borrowing "borrowing", Unpromised "unpromised" }
@@ -246,6 +250,15 @@ pub fn word<T: ClosedSet>(number: i32) -> &'static str {
     }
 }
 
+/// The word of a job's phase; `unknown` where a message states none.
+#[must_use]
+pub fn phase_word(phase: v1::JobPhase) -> &'static str {
+    match phase {
+        v1::JobPhase::Unspecified => "unknown",
+        known => known.word(),
+    }
+}
+
 /// Every word, for a sentence that lists them.
 #[must_use]
 pub fn words<T: ClosedSet>() -> String {
@@ -292,6 +305,7 @@ mod tests {
         holds::<XidRule>(|value| value.name().to_owned());
         holds::<DependencyRule>(|value| value.word().to_owned());
         holds::<Order>(|value| value.word().to_owned());
+        holds::<v1::JobPhase>(|value| phase_word(value).to_owned());
         holds::<v1::WorkerState>(|value| value.word().to_owned());
         holds::<v1::OutputStream>(|value| value.word().to_owned());
         holds::<v1::QuotaStanding>(|value| value.word().to_owned());

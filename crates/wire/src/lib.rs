@@ -7,6 +7,7 @@ pub use prost_types::FieldMask;
 
 pub mod closed;
 pub mod convert;
+pub mod node_state;
 mod shape;
 pub mod shared;
 pub mod status;

@@ -1,4 +1,4 @@
-//! Messages that many receivers get with the same content, each with a little of its own: the content is
+//! Messages that many receivers get with the same content, each with a few fields that differ: the content is
 //! encoded once.
 //!
 //! A message on the wire is a sequence of fields, and two encoded parts one behind the other are one

@@ -101,7 +101,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::TenantLimit
         | RefusalCode::MessageTooLarge => Code::ResourceExhausted,
         RefusalCode::PermissionDenied | RefusalCode::RightMissing => Code::PermissionDenied,
-        // The holder must begin anew (register, fetch the current token), not repeat.
+        // The holder must begin again (register, fetch the current token), not repeat.
         RefusalCode::Fenced => Code::Aborted,
         // Repeating the same bytes, request id included, is right at once: what UNAVAILABLE says.
         RefusalCode::NotLeader
@@ -126,7 +126,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
 #[must_use]
 pub fn retry_after(code: RefusalCode) -> Option<Duration> {
     match code {
-        // Housekeeping makes room within seconds, where it can.
+        // Housekeeping frees space within seconds, where it can.
         RefusalCode::StateFull => Some(Duration::from_millis(5_000)),
         RefusalCode::NotLeader
         | RefusalCode::LogIndexNotReached
@@ -240,12 +240,12 @@ fn metadata(refusal: &Refusal, violations_omitted: usize) -> HashMap<String, Str
     if violations_omitted > 0 {
         kept.insert(METADATA_VIOLATIONS_OMITTED.to_owned(), violations_omitted.to_string());
     }
-    let mut room = METADATA_BYTES_MAX;
+    let mut left = METADATA_BYTES_MAX;
     for (name, value) in &refusal.metadata {
         let value = cut(value, VALUE_BYTES_MAX);
         let size = name.len() + value.len() + ENTRY_OVERHEAD_BYTES;
-        if size <= room {
-            room -= size;
+        if size <= left {
+            left -= size;
             kept.insert((*name).to_owned(), value.to_owned());
         }
     }
@@ -254,16 +254,16 @@ fn metadata(refusal: &Refusal, violations_omitted: usize) -> HashMap<String, Str
 
 /// The first violations that fit, and how many did not.
 fn fitting_violations(violations: &[Violation]) -> (Vec<FieldViolation>, usize) {
-    let mut room = VIOLATIONS_BYTES_MAX;
+    let mut left = VIOLATIONS_BYTES_MAX;
     let mut kept = Vec::new();
     for violation in violations {
         let field = cut(&violation.field, VALUE_BYTES_MAX);
         let description = cut(&violation.description, VALUE_BYTES_MAX);
         let size = field.len() + description.len() + ENTRY_OVERHEAD_BYTES;
-        if size > room {
+        if size > left {
             break;
         }
-        room -= size;
+        left -= size;
         kept.push(FieldViolation::new(field, description));
     }
     let omitted = violations.len() - kept.len();
@@ -273,6 +273,7 @@ fn fitting_violations(violations: &[Violation]) -> (Vec<FieldViolation>, usize) 
 /// A refusal as a client sees it. Also what becomes of a status without details (a proxy, a
 /// connection that broke): then `code` is none and `grpc` says what there is to say.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Refused {
     /// The gRPC code.
     pub grpc: Code,

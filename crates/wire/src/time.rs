@@ -3,15 +3,13 @@
 //! What a client sends is exact or refused, with the field named. What a replica says is made from milliseconds, so it
 //! is exact too; a reader of an answer leaves out what is finer, and takes what is out of range for absent.
 
+pub use muster_types::quantity::SPAN_MS_MAX;
 use muster_types::{LogTime, Violation};
 pub use prost_types::{Duration, Timestamp};
 
 /// The last moment that is taken: 9999-12-30T22:00:00.999Z. A `Timestamp` may have a day more, which some offset from UTC
 /// turns into the year 10000: programs that keep local times, and job files, could not write it.
 pub const MOMENT_MS_MAX: u64 = 253_402_207_200_999;
-
-/// The longest span that a `Duration` may have: 315,576,000,000 s, about 10,000 years.
-pub const SPAN_MS_MAX: u64 = 315_576_000_000_000;
 
 const NANOS_PER_MS: i32 = 1_000_000;
 

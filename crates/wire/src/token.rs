@@ -46,6 +46,8 @@ pub enum TokenError {
 /// Which list a page token goes on with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum List {
+    /// `ListArrays`.
+    Arrays,
     /// `ListJobs`.
     Jobs,
     /// `ListNodes`.
@@ -57,6 +59,7 @@ pub enum List {
 impl List {
     fn to_byte(self) -> u8 {
         match self {
+            List::Arrays => b'a',
             List::Jobs => b'j',
             List::Nodes => b'n',
             List::Queues => b'q',
@@ -127,7 +130,7 @@ impl PageToken {
 /// The event a watch goes on behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResumeToken {
-    /// Life of the cluster: after a rebuild from a backup the same index may name another record.
+    /// Generation of the cluster: after a rebuild from a backup the same index may name another record.
     pub generation: u32,
     /// The last record of which anything was delivered.
     pub log_index: LogIndex,

@@ -225,8 +225,8 @@ mod tests {
     use super::*;
     use std::os::unix::net::UnixListener;
 
-    fn worker(folder: &std::path::Path) -> Worker {
-        let (socket, notice) = (folder.join("sock"), folder.join("notice.json"));
+    fn worker(directory: &std::path::Path) -> Worker {
+        let (socket, notice) = (directory.join("sock"), directory.join("notice.json"));
         let read = Worker::read(|name| {
             Some(match name {
                 "MUSTER_JOB_ID" => "job-7".to_owned(),
@@ -254,17 +254,17 @@ mod tests {
 
     #[test]
     fn a_checkpoint_is_said_and_its_answer_taken() {
-        let folder = tempfile::tempdir().unwrap();
-        let worker = worker(folder.path());
-        let serving = answered(UnixListener::bind(folder.path().join("sock")).unwrap(), "{\"ok\":true}\n");
+        let directory = tempfile::tempdir().unwrap();
+        let worker = worker(directory.path());
+        let serving = answered(UnixListener::bind(directory.path().join("sock")).unwrap(), "{\"ok\":true}\n");
         worker.checkpoint_committed(12).unwrap();
         let asked = serving.join().unwrap();
         let wanted = json!({"job_id": "job-7", "fencing_token": "1.42", "rank": 3, "checkpoint_committed": {"step": 12}});
         assert_eq!(asked, wanted);
 
-        std::fs::remove_file(folder.path().join("sock")).unwrap();
+        std::fs::remove_file(directory.path().join("sock")).unwrap();
         let refused =
-            answered(UnixListener::bind(folder.path().join("sock")).unwrap(), "{\"error\":\"old\"}\n");
+            answered(UnixListener::bind(directory.path().join("sock")).unwrap(), "{\"error\":\"old\"}\n");
         let error = worker.checkpoint_committed(13).unwrap_err();
         assert!(matches!(&error, NoteError::Refused(why) if why == "old"), "{error}");
         refused.join().unwrap();
@@ -272,8 +272,8 @@ mod tests {
 
     #[test]
     fn an_agent_that_is_away_is_waited_for_and_no_longer_than_allowed() {
-        let folder = tempfile::tempdir().unwrap();
-        let worker = worker(folder.path());
+        let directory = tempfile::tempdir().unwrap();
+        let worker = worker(directory.path());
         let error = worker.checkpoint_committed_within(1, Duration::from_millis(150)).unwrap_err();
         assert!(matches!(error, NoteError::Unreachable { .. }), "{error}");
         // A step never fails.
@@ -284,16 +284,16 @@ mod tests {
 
     #[test]
     fn a_notice_is_there_or_not() {
-        let folder = tempfile::tempdir().unwrap();
-        let worker = worker(folder.path());
+        let directory = tempfile::tempdir().unwrap();
+        let worker = worker(directory.path());
         assert!(worker.resumes());
         assert_eq!(worker.notice(), None);
-        let file = folder.path().join("notice.json");
+        let file = directory.path().join("notice.json");
         std::fs::write(&file, "half").unwrap();
         assert_eq!(worker.notice(), None);
         std::fs::write(&file, r#"{"kind":"stop","grace_ms":5000,"deadline_unix_ms":7}"#).unwrap();
         let notice = Notice { grace: Duration::from_secs(5), deadline_unix_ms: 7, reason: None };
-        assert_eq!(worker.notice(), Some(notice.clone()), "an agent of before reasons");
+        assert_eq!(worker.notice(), Some(notice.clone()), "an agent older than reasons");
         let text = r#"{"kind":"stop","reason":"preempted","grace_ms":5000,"deadline_unix_ms":7}"#;
         std::fs::write(&file, text).unwrap();
         assert_eq!(worker.notice(), Some(Notice { reason: Some("preempted".to_owned()), ..notice }));

@@ -219,7 +219,7 @@ fn placement_of(order: &StartOrder, node: NodeId) -> Placement {
         stop_grace: Duration::from_millis(stop_grace_ms),
         checkpoint_directory: String::new(),
         working_directory: String::new(),
-        array: spec.array.map(|array| (array.index, array.size)),
+        array: spec.array,
         region: placement.region.to_string(),
         cluster: placement.cluster.to_string(),
         preflight: false,

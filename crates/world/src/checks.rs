@@ -5,10 +5,12 @@
 use crate::pace::{Pace, Stamp};
 use crate::runtime::{self, Host, event, now_ns};
 use muster_engine::{Change, Event, WatchPosition};
-use muster_journal::{FORMAT_MAX, StopCause, decode_round, hash};
+use muster_journal::{Decision, FORMAT_MAX, StopCause, decode_round, hash};
 use muster_state::{NodeStatus, Phase, State};
 use muster_store::{Entry, EntryPayload, LogId, Vote};
-use muster_types::{DeviceSet, FencingToken, JobId, LogIndex, Name, NodeId, RequestId};
+use muster_types::{
+    ArrayId, Control, DependencyScope, DeviceSet, FencingToken, JobId, LogIndex, Name, NodeId, RequestId,
+};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -58,6 +60,8 @@ struct Truth {
     events: BTreeMap<LogIndex, Vec<(u32, u64)>>,
     processes: BTreeMap<WorkerKey, Process>,
     tokens: BTreeMap<JobId, FencingToken>,
+    /// Jobs that a record has held, whether or not it was applied.
+    jobs_ever_held: BTreeSet<JobId>,
     hard_quota: Option<(Name, u64)>,
     pace: Pace,
     counts: Counts,
@@ -176,6 +180,11 @@ impl Checks {
             return;
         }
         truth.log.insert(id, (content, after));
+        if let EntryPayload::Normal(payload) = &entry.payload
+            && let Ok(round) = decode_round(&payload.0, FORMAT_MAX)
+        {
+            truth.note_holds(&round.decisions);
+        }
     }
 
     /// Log time: a round that its own leader appends, before `hosts` know of it.
@@ -397,9 +406,9 @@ impl Checks {
         let mut truth = self.lock();
         let acknowledged = truth.acknowledged.clone();
         for (request, (jobs, at)) in acknowledged {
-            let missing: Vec<&JobId> = jobs.iter().filter(|job| state.job(**job).is_none()).collect();
+            let is_missing = jobs.iter().any(|job| !is_there(state, *job));
             let known = state.request(request).map(|row| row.log_index);
-            if !missing.is_empty() || known != Some(at) {
+            if is_missing || known != Some(at) {
                 truth.fail(format!("lost: {request}, acknowledged at {at}, is not in the state of n{host}"));
             }
         }
@@ -415,16 +424,89 @@ impl Checks {
         }
         // Every submission names its jobs as nobody else does.
         let mut names: BTreeSet<Name> = BTreeSet::new();
-        for (job, _) in state.jobs().iter() {
-            let Some(spec) = state.spec(*job) else { continue };
-            if !names.insert(spec.name.clone()) {
-                self.fail(format!("{} was submitted once and is there twice", spec.name));
+        let single = state.jobs().iter().filter(|(job, _)| state.array_of(**job).is_none());
+        let single = single.filter_map(|(job, _)| state.spec(*job)).map(|spec| spec.name.clone());
+        let arrays = state.arrays().iter().map(|(_, row)| row.template.spec.name.clone());
+        for name in single.chain(arrays) {
+            if !names.insert(name.clone()) {
+                self.fail(format!("{name} was submitted once and is there twice"));
             }
         }
     }
 }
 
+/// Jobs that were placed before those that they wait for were over.
+fn out_of_order(state: &State) -> Vec<String> {
+    let mut found = Vec::new();
+    for job in state.active() {
+        let Some(spec) = state.spec(job) else { continue };
+        for on in &spec.dependencies {
+            let others_are_over = match on.scope {
+                DependencyScope::Array => {
+                    state.array(ArrayId(on.job.0)).is_none_or(|row| row.finished_at.is_some())
+                }
+                // The spec of a member names the first member of the other array.
+                DependencyScope::Member => {
+                    let ordinal = state.array_of(job).map_or(0, |(_, ordinal)| ordinal);
+                    is_over(state, ArrayId(on.job.0).member(ordinal))
+                }
+                DependencyScope::Job => is_over(state, on.job),
+            };
+            if !others_are_over {
+                found.push(format!("{job} is placed before {} is over", on.job));
+            }
+        }
+    }
+    found
+}
+
+/// Whether a state has a job. A member of an array has no row before it is created, and none any more once that was dropped; how
+/// it ended is kept as long as its array is.
+fn is_there(state: &State, job: JobId) -> bool {
+    let is_member = |(array, ordinal): (ArrayId, u32)| {
+        let waits = || state.uncreated(array).iter().any(|(first, last)| (*first..=*last).contains(&ordinal));
+        state.member_end(array, ordinal).is_some() || waits()
+    };
+    state.job(job).is_some() || state.array_of(job).is_some_and(is_member)
+}
+
+fn is_over(state: &State, job: JobId) -> bool {
+    let row = state.job(job);
+    row.is_none_or(|row| matches!(row.phase, Phase::Finished(_))) && state.waiting_member(job).is_none()
+}
+
 impl Truth {
+    /// Jobs that these decisions hold.
+    fn note_holds(&mut self, decisions: &[Decision]) {
+        for decision in decisions {
+            if let Decision::JobHoldSet { jobs, held: true, .. }
+            | Decision::ArraysControlled { jobs, control: Control::Hold, .. }
+            | Decision::JobRequeueRequested { jobs, suspended: true, .. } = decision
+            {
+                self.jobs_ever_held.extend(jobs);
+            }
+        }
+    }
+
+    /// Arrays with more members under way than their throttle allows. A member does not count for it while somebody holds it,
+    /// so there may be more by each one that was held and released. Those that nobody ever held are never more than it.
+    fn beyond_throttles(&self, state: &State) -> Vec<String> {
+        let mut running: BTreeMap<ArrayId, u32> = BTreeMap::new();
+        let never_held = state.active().filter(|job| !self.jobs_ever_held.contains(job));
+        for (array, _) in never_held.filter_map(|job| state.array_of(job)) {
+            *running.entry(array).or_default() += 1;
+        }
+        let throttle = |array| state.array(array).and_then(|row| row.template.array.throttle);
+        let beyond = running
+            .into_iter()
+            .filter(|(array, running)| throttle(*array).is_some_and(|most| *running > most));
+        beyond
+            .map(|(array, running)| {
+                format!("{running} members of {array} that nobody held are under way, beyond its throttle")
+            })
+            .collect()
+    }
+
     /// Of the log's own view: no device twice, quotas kept, tokens rising.
     fn check_state(&mut self, state: &State, index: u64) {
         let mut taken: BTreeMap<NodeId, DeviceSet> = BTreeMap::new();
@@ -459,6 +541,8 @@ impl Truth {
                 }
             }
         }
+        found.extend(out_of_order(state));
+        found.extend(self.beyond_throttles(state));
         if let Some((tenant, most)) = &self.hard_quota {
             let held = used.get(tenant).copied().unwrap_or_default();
             if held > *most {

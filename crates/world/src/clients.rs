@@ -2,6 +2,7 @@
 //! go on exactly where they were, through any replica.
 
 mod controls;
+mod requests;
 
 use crate::agent::KIND;
 use crate::cluster::Cluster;
@@ -10,12 +11,8 @@ use crate::site::{FIRST_CLIENT, lock};
 use muster_decider::{Answer, Command};
 use muster_engine::WatchPosition;
 use muster_planted::Rule;
-use muster_types::contract::{CheckpointRules, JobContract};
 use muster_types::policy::{PolicyDraft, Quota, TenantPolicy, TenantRights};
-use muster_types::{
-    Accelerators, JobDraft, JobId, JobSpec, Name, PriorityTier, Refusal, RefusalCode, RequestId, Submission,
-    TaskGroup, WorkerRequest,
-};
+use muster_types::{ArrayId, JobId, Name, PriorityTier, Refusal, RefusalCode, RequestId};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -32,13 +29,21 @@ const CONTROLLER: Host = 8;
 /// One attempt at a call.
 const PATIENCE: Duration = Duration::from_millis(2_500);
 
+/// What was submitted last.
+#[derive(Debug, Default)]
+struct Recent {
+    /// Members of arrays, too, whether or not they are created.
+    jobs: Vec<JobId>,
+    arrays: Vec<ArrayId>,
+}
+
 /// All clients of a run.
 pub struct Clients {
     cluster: Arc<Cluster>,
     stop: Arc<AtomicBool>,
     asked: Arc<Mutex<BTreeSet<RequestId>>>,
-    /// Jobs that were submitted recently, for the client that asks something of them.
-    recent: Arc<Mutex<Vec<JobId>>>,
+    /// What was submitted recently, for the client that asks something of it.
+    recent: Arc<Mutex<Recent>>,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -66,46 +71,6 @@ pub fn policy_of(free_milli: u64) -> PolicyDraft {
         .into(),
         ..PolicyDraft::default()
     }
-}
-
-/// The contract of a job: mostly the default one.
-fn contract() -> JobContract {
-    let checkpoint = CheckpointRules {
-        step_ms: Some(20 + below(60)),
-        save_ms: Some(50 + below(300)),
-        ..CheckpointRules::default()
-    };
-    match below(5) {
-        0 => JobContract { spares: 1, ..JobContract::default() },
-        1 => JobContract { checkpoint, ..JobContract::default() },
-        2 => JobContract { spares: 1, checkpoint, ..JobContract::default() },
-        _ => JobContract::default(),
-    }
-}
-
-fn job(text: &str) -> JobSpec {
-    let devices = pick(&[1u16, 1, 2, 4]).unwrap_or(1);
-    let request = WorkerRequest {
-        accelerators: Some(Accelerators { kind: Name::literal(KIND), count: devices }.into()),
-        cpu_milli: 100,
-        memory_bytes: 1 << 20,
-    };
-    let workers = 1 + below(if devices == 4 { 2 } else { 4 }) as u32;
-    let group = TaskGroup::new(Name::literal("main"), workers, vec!["work".to_owned()], request);
-    let tenant = if chance(400) { BOUND_TENANT } else { FREE_TENANT };
-    let tier = pick(&[
-        PriorityTier::Standard,
-        PriorityTier::Standard,
-        PriorityTier::Batch,
-        PriorityTier::Production,
-    ]);
-    let draft = JobDraft {
-        tier: tier.unwrap_or_default(),
-        stop_grace_ms: 300,
-        failure_retries_max: 1,
-        ..JobDraft::new(Name::new(text).expect("it is a name"), Name::literal(tenant), vec![group])
-    };
-    draft.check().expect("it is a job")
 }
 
 /// Asks replica after replica until one says more than that it does not lead. None when the patience of
@@ -217,7 +182,7 @@ struct Client {
     host: Host,
     stop: Arc<AtomicBool>,
     asked: Arc<Mutex<BTreeSet<RequestId>>>,
-    recent: Arc<Mutex<Vec<JobId>>>,
+    recent: Arc<Mutex<Recent>>,
 }
 
 impl Client {
@@ -242,9 +207,7 @@ impl Client {
     async fn submit(&self, tries: usize) -> bool {
         let floor = self.cluster.site.checks.floor();
         let mut request = self.new_request();
-        let count = 1 + below(2);
-        let names = (0..count).map(|place| format!("j{:x}-{place}", request.0 >> 88));
-        let jobs: Arc<[Submission]> = names.map(|name| Submission::new(job(&name), contract())).collect();
+        let jobs = requests::submissions(request, self.cluster.site.settings.bug.is_some());
         let forgets = self.cluster.site.settings.bug == Some(Rule::RetryUnderNewId);
         let mut newest = request;
         let answer = ask(&self.cluster, self.host, tries, |attempt| {
@@ -255,10 +218,11 @@ impl Client {
         })
         .await;
         request = newest;
+        let submitted = jobs;
         match answer {
             Some(Ok(Answer::Submitted { jobs, at })) => {
                 self.cluster.site.checks.acknowledged(floor, request, jobs.clone(), at);
-                lock(&self.recent).extend(&jobs);
+                self.remember(requests::arrays(&submitted, &jobs), &jobs);
                 // Some while they start.
                 if chance(120) {
                     sleep_ms(below(400)).await;
@@ -276,6 +240,12 @@ impl Client {
             }
             None => false,
         }
+    }
+
+    fn remember(&self, arrays: Vec<ArrayId>, jobs: &[JobId]) {
+        let mut recent = lock(&self.recent);
+        recent.arrays.extend(arrays);
+        recent.jobs.extend(jobs);
     }
 
     async fn cancel(&self, jobs: &[JobId]) {

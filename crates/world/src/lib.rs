@@ -10,6 +10,7 @@
 //! **Invariant:** the same seed is the same run, to the last event.
 //! **Invariant:** nothing here is part of any other crate; no crate is built otherwise because of it.
 
+pub mod admin_client;
 pub mod agent;
 pub mod checks;
 pub mod clients;
@@ -31,7 +32,6 @@ pub mod runtime;
 pub mod settings;
 pub mod simulation;
 pub mod site;
-pub mod steward;
 pub mod storage;
 pub mod swarm;
 pub mod workers;

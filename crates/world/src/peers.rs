@@ -20,8 +20,8 @@ use tokio::sync::oneshot;
 
 /// A connection on which nothing is answered is given up, as keep-alives would.
 const PATIENCE: Duration = Duration::from_secs(6);
-/// A rejoin needs two changes of the membership.
-const READMIT_PATIENCE: Duration = Duration::from_secs(30);
+/// The same for the answer to a rejoin, which needs two changes of the membership.
+const REJOIN_WAIT_MAX: Duration = Duration::from_secs(30);
 /// How long the opening of a stream may take before the connection counts as broken.
 const LOST_NS: u64 = 5_000_000_000;
 
@@ -293,6 +293,6 @@ impl Connection for Wire {
             let request = request.clone();
             async move { peer.handle_rejoin(NOBODY, request).await }
         };
-        self.ask("readmit", READMIT_PATIENCE, ask).await
+        self.ask("rejoin", REJOIN_WAIT_MAX, ask).await
     }
 }

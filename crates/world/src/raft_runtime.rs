@@ -1,6 +1,6 @@
 //! openraft on the simulated runtime.
 
-use crate::runtime::{self, Gone, JoinHandle, Late, Sleep, Timeout};
+use crate::runtime::{self, Elapsed, JoinError, JoinHandle, Sleep, Timeout};
 use muster_store::{Payload, ReplicaNode};
 use openraft::impls::TokioRuntime;
 use openraft::{AsyncRuntime, Instant, OptionalSend};
@@ -62,11 +62,11 @@ impl Instant for LocalTime {
 }
 
 impl AsyncRuntime for SimRuntime {
-    type JoinError = Gone;
+    type JoinError = JoinError;
     type JoinHandle<T: OptionalSend + 'static> = JoinHandle<T>;
     type Sleep = Sleep;
     type Instant = LocalTime;
-    type TimeoutError = Late;
+    type TimeoutError = Elapsed;
     type Timeout<R, T: Future<Output = R> + OptionalSend> = Timeout<T>;
     type ThreadLocalRng = rand::rngs::StdRng;
     type Mpsc = <TokioRuntime as AsyncRuntime>::Mpsc;
@@ -98,7 +98,7 @@ impl AsyncRuntime for SimRuntime {
         Timeout::new(future, Sleep::until(deadline.0))
     }
 
-    fn is_panic(_: &Gone) -> bool {
+    fn is_panic(_: &JoinError) -> bool {
         false
     }
 

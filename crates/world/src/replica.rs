@@ -9,7 +9,7 @@ use crate::runtime::{Host, event, spawn, timeout};
 use crate::site::Site;
 use crate::storage::SimStorage;
 use muster_consensus::{CheckQuorum, Consensus, Environment, Parts, PeerService, Raft};
-use muster_decider::{Answer, Command, Founding};
+use muster_decider::{Answer, BootstrapConfig, Command};
 use muster_engine::{
     Engine, EngineConfig, Event, Inbound, Opening, Outbound, ReplicaInfo, View, WatchPosition,
 };
@@ -108,7 +108,7 @@ impl Replica {
         };
         let consensus = Consensus::assemble(config, parts);
         let engine_config = EngineConfig {
-            founding: Founding::new(ClusterId(1), site.settings.parameters()),
+            founding: BootstrapConfig::new(ClusterId(1), site.settings.parameters()),
             client_commands_waiting_max: LANE_MAX,
             node_commands_waiting_max: LANE_MAX,
             contain_faults: false,

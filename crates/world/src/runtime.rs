@@ -281,9 +281,9 @@ impl Wake for TaskWaker {
 
 /// The end of a task that was killed or panicked.
 #[derive(Debug)]
-pub struct Gone;
+pub struct JoinError;
 
-impl fmt::Display for Gone {
+impl fmt::Display for JoinError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the task is gone")
     }
@@ -293,10 +293,10 @@ impl fmt::Display for Gone {
 pub struct JoinHandle<T>(oneshot::Receiver<T>);
 
 impl<T> Future for JoinHandle<T> {
-    type Output = Result<T, Gone>;
+    type Output = Result<T, JoinError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0).poll(cx).map(|result| result.map_err(|_| Gone))
+        Pin::new(&mut self.0).poll(cx).map(|result| result.map_err(|_| JoinError))
     }
 }
 
@@ -538,13 +538,13 @@ pub fn sleep_true_ns(ns: u64) -> Sleep {
     Sleep { host: HARNESS, deadline: now_ns().saturating_add(ns), key: None }
 }
 
-/// The time was over first.
+/// The deadline passed first.
 #[derive(Debug)]
-pub struct Late;
+pub struct Elapsed;
 
-impl fmt::Display for Late {
+impl fmt::Display for Elapsed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("not within its time")
+        f.write_str("deadline has elapsed")
     }
 }
 
@@ -562,13 +562,13 @@ impl<F> Timeout<F> {
 }
 
 impl<F: Future> Future for Timeout<F> {
-    type Output = Result<F::Output, Late>;
+    type Output = Result<F::Output, Elapsed>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if let Poll::Ready(value) = self.future.as_mut().poll(cx) {
             return Poll::Ready(Ok(value));
         }
-        Pin::new(&mut self.sleep).poll(cx).map(|()| Err(Late))
+        Pin::new(&mut self.sleep).poll(cx).map(|()| Err(Elapsed))
     }
 }
 

@@ -1,6 +1,7 @@
 //! One run: the cluster forms, things break for a while, everything is mended, and then it must come to rest:
 //! within a bound somebody leads and answers, every replica is the same, and no job is left that could run.
 
+use crate::admin_client;
 use crate::agent::Machine;
 use crate::checks::Counts;
 use crate::clients::{Clients, ask, policy};
@@ -10,7 +11,6 @@ use crate::operator::Operator;
 use crate::runtime::{self, RunDigest, elapsed_ms, event, sleep_ms, spawn_on};
 use crate::settings::Settings;
 use crate::site::{FIRST_CLIENT, Site, lock};
-use crate::steward;
 use muster_decider::Command;
 use muster_state::Phase;
 use muster_types::RequestId;
@@ -123,7 +123,7 @@ async fn whole_run(cluster: Arc<Cluster>) -> Option<u64> {
     let mut clients = Clients::start(&cluster);
     if cluster.site.settings.faults {
         let until_ms = runtime::elapsed_ms() + 2_000 + cluster.site.settings.chaos_ms;
-        steward::start(&cluster, clients.asked(), until_ms);
+        admin_client::start(&cluster, clients.asked(), until_ms);
     }
     sleep_ms(2_000).await;
     let faults = Arc::new(Faults::new(&cluster, machines, operator.clone()));
@@ -202,6 +202,7 @@ fn is_drained(cluster: &Arc<Cluster>) -> bool {
     let Some(leader) = cluster.leader() else { return false };
     let state = leader.view.state();
     let over = state.jobs().iter().all(|(_, row)| matches!(row.phase, Phase::Finished(_)));
+    let over = over && state.arrays().iter().all(|(_, row)| row.finished_at.is_some());
     let applied = applied(cluster);
     over && cluster.site.checks.running() == 0 && applied.windows(2).all(|pair| pair[0] == pair[1])
 }
@@ -218,8 +219,13 @@ fn left(cluster: &Arc<Cluster>) -> String {
         .take(4)
         .map(|(id, row)| format!("{id} {:?}: {}", row.phase, why(*id).unwrap_or_default()))
         .collect();
+    let arrays = state.arrays().iter().filter(|(_, row)| row.finished_at.is_none());
+    let arrays: Vec<String> = arrays
+        .take(4)
+        .map(|(id, row)| format!("{id}: {} not created, {:?}", row.uncreated, row.hold))
+        .collect();
     format!(
-        "{open:?}, {} processes, nodes up {}, applied {:?}",
+        "{open:?}, {arrays:?}, {} processes, nodes up {}, applied {:?}",
         cluster.site.checks.running(),
         state.nodes_up(),
         applied(cluster)

@@ -77,7 +77,7 @@ impl Storage for SimStorage {
     async fn set_rejoin(&self, mark: Option<Rejoin>) -> Result<(), String> {
         let bytes = mark.map(encode);
         // Under a temporary name, synced, renamed; a full disk refuses.
-        self.disk.set(MARK, bytes).await.map_err(|_full| "no room".to_owned())?;
+        self.disk.set(MARK, bytes).await.map_err(|_full| "no space left".to_owned())?;
         event("mark", format_args!("n{} {mark:?}", self.host));
         self.mark.send_replace(mark);
         Ok(())

@@ -47,9 +47,9 @@ macro_rules! rules {
 
 rules! {
     a_vote_after_a_loss_is_noticed: VoteAfterLoss, [7], [];
-    // What follows from it, and not only that the disk has less than the log says.
+    // What follows from it shows in no known seed at present; that the disk has less than it was told to does.
     #[cfg(feature = "planted-bugs")]
-    an_acknowledgement_before_the_flush_is_noticed: AckBeforeFlush, [17], ["lost:", "applied", "committed", "log matching"];
+    an_acknowledgement_before_the_flush_is_noticed: AckBeforeFlush, [17], ["lost:", "applied", "committed", "log matching", "is durable"];
     #[cfg(feature = "planted-bugs")]
     an_agent_that_ignores_its_lease_is_noticed: AgentIgnoresLease, [3], ["two incarnations", "a device of machine"];
     a_retry_under_a_new_id_is_noticed: RetryUnderNewId, [4], [];

@@ -9,7 +9,7 @@ use std::time::Duration;
 /// Simulated time of faults in a short seed.
 const SHORT_MS: u64 = 6_000;
 /// Seeds of a normal run; `MUSTER_SIM_SEEDS` asks for more or fewer.
-const SEEDS: u64 = 500;
+const SEEDS: u64 = 120;
 /// A run is on one thread; this many run at a time.
 const THREADS: usize = 2;
 

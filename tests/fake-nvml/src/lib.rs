@@ -1,7 +1,7 @@
 //! A library with NVML's names that plays what a script says, for hosts without such devices.
 //!
-//! The script is the file beside the library that ends in `.script` instead of `.so`. It is read anew at every call,
-//! so that a test changes the devices under a running agent; each copy of the library plays its own:
+//! The script is the file next to the library that ends in `.script` instead of `.so`. It is read again at every
+//! call, so that a test changes the devices under a running agent; each copy of the library plays its own:
 //!
 //! ```text
 //! driver 570.86.15
@@ -122,7 +122,7 @@ fn index_of(handle: *mut c_void) -> Option<usize> {
     handle.addr().checked_sub(1)
 }
 
-/// What is said of a device, or what a call about it comes back with.
+/// What the script states of a device, or what a call about it comes back with.
 fn gpu(handle: *mut c_void) -> Result<BTreeMap<String, String>, c_uint> {
     let index = index_of(handle).ok_or(INVALID)?;
     let gpu = Script::now().gpus.get(index).cloned().ok_or(INVALID)?;
@@ -140,7 +140,7 @@ fn fact(gpu: &BTreeMap<String, String>, name: &str) -> Option<u64> {
 }
 
 /// # Safety
-/// `to` has room for `length` bytes.
+/// `to` holds at least `length` bytes.
 unsafe fn put_text(text: &str, to: *mut c_char, length: c_uint) -> c_uint {
     let length = length as usize;
     if to.is_null() || text.len() + 1 > length {
@@ -412,7 +412,7 @@ pub unsafe extern "C" fn nvmlDeviceGetFieldValues(
         Err(code) => return code,
     };
     for at in 0..usize::try_from(count).unwrap_or(0) {
-        // SAFETY: the caller's: there are so many.
+        // SAFETY: the caller guarantees that there are `count` fields.
         let field = unsafe { &mut *fields.add(at) };
         let known = fact(&gpu, "recovery").filter(|_| field.field == 230);
         (field.kind, field.status) = (1, if known.is_some() { SUCCESS } else { NOT_SUPPORTED });

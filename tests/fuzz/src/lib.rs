@@ -98,8 +98,8 @@ fn setting(variable: &str) -> Option<u64> {
 }
 
 fn found(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("found").join(target);
-    let Ok(files) = std::fs::read_dir(folder) else { return Vec::new() };
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("found").join(target);
+    let Ok(files) = std::fs::read_dir(directory) else { return Vec::new() };
     let mut inputs: Vec<_> = files
         .flatten()
         .map(|file| file.path())
@@ -110,10 +110,10 @@ fn found(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 fn keep(target: &str, input: &[u8]) -> PathBuf {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/fuzz").join(target);
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/fuzz").join(target);
     let name = input.iter().fold(0u64, |hash, byte| hash.wrapping_mul(31).wrapping_add(u64::from(*byte)));
-    let path = folder.join(format!("{name:016x}.bin"));
-    if let Err(error) = std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(&path, input)) {
+    let path = directory.join(format!("{name:016x}.bin"));
+    if let Err(error) = std::fs::create_dir_all(&directory).and_then(|()| std::fs::write(&path, input)) {
         eprintln!("the input could not be kept: {error}; it is {input:02x?}");
     }
     path

@@ -1,4 +1,4 @@
-//! A cluster lives on: from a backup, and from the one replica that is left.
+//! A cluster continues: from a backup, and from the one replica that is left.
 
 use muster_types::RefusalCode;
 use muster_wire::v1::{self, JobPhase};
@@ -9,7 +9,7 @@ use crate::support::{
 };
 
 fn text(path: &Path) -> &str {
-    path.to_str().expect("the test's folder is text")
+    path.to_str().expect("the test's directory is text")
 }
 
 async fn verify(file: &Path) -> Ran {
@@ -37,9 +37,9 @@ impl Cluster {
 }
 
 /// A segment of the archive every moment, so that history is there within a test.
-const EAGER: &str = "\n[archive]\nsegment_age_ms = 200\n";
-/// Generations in a history through two lives; the records before the cluster's founding are of none.
-const LIVES: [u32; 3] = [0, 1, 2];
+const EAGER: &str = "\n[archive]\nsegment_age = \"200ms\"\n";
+/// Generations in a history through two generations; the records before the cluster's founding are of none.
+const GENERATIONS: [u32; 3] = [0, 1, 2];
 
 impl Cluster {
     /// Waits until the archive of a replica reaches so far.
@@ -125,7 +125,7 @@ async fn a_backup_is_checked_and_restored_into_a_new_generation() {
         let ran =
             run_to_end(&["backup", "restore", "--from", text(&bad), "--config", text(&config)], "").await;
         assert_ne!(ran.code, Some(0), "byte {at}: {ran:#?}");
-        assert!(!cluster.replicas[3].data().join("IDENTITY").exists(), "a folder was made of damage");
+        assert!(!cluster.replicas[3].data().join("IDENTITY").exists(), "a directory was made of damage");
     }
 
     // What comes behind the backup is in an archive, and lost all the same.
@@ -134,7 +134,7 @@ async fn a_backup_is_checked_and_restored_into_a_new_generation() {
     cluster.caught_up(follower, lost).await;
     cluster.archived(follower, lost).await;
 
-    // Everything is lost. The fourth begins anew, alone, with what was saved.
+    // Everything is lost. The fourth begins again, alone, with what was saved.
     cluster.kill_all_at_once().await;
     let archive = cluster.replicas[follower].data().join("archive");
     let restore = ["backup", "restore", "--from", text(&file), "--config", text(&config), "--archive"];
@@ -156,15 +156,15 @@ async fn a_backup_is_checked_and_restored_into_a_new_generation() {
     assert_eq!(all_jobs(&client).await.len(), jobs);
     let request = v1::SubmitJobRequest { job: Some(job("after", &["true"])), ..Default::default() };
     client.submit_job(request).await.expect("it takes work");
-    // History from the first record on, through both lives, in the archive as well.
+    // History from the first record on, through both generations, in the archive as well.
     let seen = client.seen_log_index();
     cluster.archived(3, seen).await;
-    assert_eq!(cluster.whole_history(3).await, LIVES);
+    assert_eq!(cluster.whole_history(3).await, GENERATIONS);
     cluster.stop(3).await;
     cluster.assert_archive_is_whole(3).await;
     cluster.start_replica(3);
     cluster.caught_up(3, seen).await;
-    assert_eq!(cluster.whole_history(3).await, LIVES, "after a restart");
+    assert_eq!(cluster.whole_history(3).await, GENERATIONS, "after a restart");
     cluster.assert_digests_agree().await;
     say(&format!("backup and restore: {jobs} jobs, {} bytes", genuine.len()));
 }
@@ -209,7 +209,7 @@ async fn one_survivor_goes_on_and_those_of_before_are_refused() {
     cluster.generation(survivor, 2).await;
     assert_eq!(all_jobs(&cluster.client_of(survivor)).await.len(), digest_before);
     assert!(digest_before > jobs);
-    assert_eq!(use_token(&cluster, &id, old).await, Some(RefusalCode::Fenced), "a token of before is good");
+    assert_eq!(use_token(&cluster, &id, old).await, Some(RefusalCode::Fenced), "a previous token is good");
     // The agent has come back by itself, and the work goes on under a newer token.
     let again = wait_for_job(&cluster.client_of(survivor), &id, |job| {
         job.phase() == JobPhase::Running
@@ -220,12 +220,12 @@ async fn one_survivor_goes_on_and_those_of_before_are_refused() {
     assert!((new.generation, new.log_index) > (old.generation, old.log_index));
 
     // What was decided before is known here, down to the first record.
-    assert_eq!(cluster.whole_history(survivor).await, LIVES);
+    assert_eq!(cluster.whole_history(survivor).await, GENERATIONS);
 
-    // One of before comes back with its disk: it is of another generation.
+    // A previous replica comes back with its disk: it is of another generation.
     let other = (0..3).find(|at| *at != survivor).unwrap();
     cluster.start_replica(other);
-    eventually("the replica of before is not refused", || async {
+    eventually("the previous replica is not refused", || async {
         cluster.log_of(other).contains("generation").then_some(())
     })
     .await;
@@ -233,7 +233,7 @@ async fn one_survivor_goes_on_and_those_of_before_are_refused() {
     assert_eq!(status.replicas.len(), 1, "{status:#?}");
     cluster.kill(other).await;
 
-    // With an empty folder it is welcome.
+    // With an empty directory it is welcome.
     std::fs::remove_dir_all(cluster.replicas[other].data()).unwrap();
     cluster.start_replica_with(other, &["--join"]);
     let number = cluster.replicas[other].id.to_string();

@@ -24,7 +24,7 @@ type Jobs = JobServiceClient<Channel>;
 #[track_caller]
 fn refusal(status: &Status) -> Refused {
     let refused = Refused::from_status(status);
-    // `reason` is filled in only from details of our own domain.
+    // `reason` is filled in only from details of Muster's domain.
     assert!(refused.code.is_some() && !refused.reason.is_empty(), "without ErrorInfo: {status:?}");
     assert!(refused.number().is_some_and(|number| number.starts_with("MS-")), "{status:?}");
     refused
@@ -205,7 +205,10 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
         assert_refused(jobs.submit_jobs(request).await, InvalidField, "jobs");
     }
     let half = v1::Job {
-        spec: Some(v1::JobSpec { array_size: 501, ..job("fine", &["true"]).spec().clone() }),
+        spec: Some(v1::JobSpec {
+            array: Some(v1::JobArray { size: 50_001, ..Default::default() }),
+            ..job("fine", &["true"]).spec().clone()
+        }),
         ..job("fine", &["true"])
     };
     let request = v1::SubmitJobsRequest {
@@ -214,6 +217,26 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
         ..Default::default()
     };
     assert_refused(jobs.submit_jobs(request).await, InvalidField, "jobs");
+    for (size, indices, throttle, field) in [
+        (0, "", None, "job.spec.array.size"),
+        (100_001, "", None, "job.spec.array.size"),
+        (2, "0-1", None, "job.spec.array"),
+        (0, "1,1", None, "job.spec.array.indices"),
+        (0, "9-0", None, "job.spec.array.indices"),
+        (0, "0-9:0", None, "job.spec.array.indices"),
+        (0, "\u{0}", None, "job.spec.array.indices"),
+        (0, &"1,".repeat(100_000), None, "job.spec.array.indices"),
+        (2, "", Some(0), "job.spec.array.throttle"),
+    ] {
+        let array = v1::JobArray { size, indices: indices.to_owned(), throttle };
+        let request = changed(|wanted| wanted.spec_mut().array = Some(array.clone()));
+        assert_refused(jobs.submit_job(request).await, InvalidField, field);
+    }
+    let unknown = |array_id: &str| v1::GetArrayRequest { array_id: array_id.to_owned(), read: None };
+    assert_refused(jobs.get_array(unknown("job-1")).await, InvalidField, "array_id");
+    let filter = v1::JobFilter { region: "eu".to_owned(), ..Default::default() };
+    let list = v1::ListArraysRequest { filter: Some(filter), ..Default::default() };
+    assert_refused(jobs.list_arrays(list).await, InvalidField, "filter.region");
     let request = v1::SubmitJobRequest { request_id: request_id(), job: None, validate_only: false };
     assert_refused(jobs.submit_job(request).await, InvalidField, "job");
 
@@ -248,7 +271,7 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
         assert_refused(jobs.submit_job(changed(change)).await, InvalidField, field);
     }
 
-    // Nothing here is that large; what would fit is said.
+    // Nothing here is that large; the refusal states what would fit.
     let mut giant = changed(|wanted| {
         wanted.spec_mut().groups[0].workers = 64;
         wanted.spec_mut().groups[0].resources_mut().accelerators = Some(accelerators("h100", 4));

@@ -21,12 +21,12 @@ struct WallClock {
 
 impl WallClock {
     /// None where the library is not to be had.
-    fn new(folder: &Path, name: &str) -> Option<WallClock> {
+    fn new(directory: &Path, name: &str) -> Option<WallClock> {
         let library = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"]
             .iter()
-            .map(|folder| Path::new(folder).join("faketime/libfaketimeMT.so.1"))
+            .map(|directory| Path::new(directory).join("faketime/libfaketimeMT.so.1"))
             .find(|path| path.exists())?;
-        let file = folder.join(format!("clock-{name}"));
+        let file = directory.join(format!("clock-{name}"));
         let words = vec![
             "env".to_owned(),
             format!("LD_PRELOAD={}", library.display()),
@@ -76,9 +76,9 @@ async fn longer_than_a_lease(client: &Client) {
 async fn leases_stand_while_wall_clocks_are_set() {
     let _heavy = heavy().await;
     let mut cluster = Cluster::lay_out(3);
-    let folder = cluster.scratch.path().to_owned();
+    let directory = cluster.scratch.path().to_owned();
     let clocks: Option<Vec<WallClock>> =
-        ["1", "2", "3", "agent"].iter().map(|name| WallClock::new(&folder, name)).collect();
+        ["1", "2", "3", "agent"].iter().map(|name| WallClock::new(&directory, name)).collect();
     let Some(clocks) = clocks else {
         return say("skipped: libfaketime is not installed");
     };
@@ -93,7 +93,7 @@ async fn leases_stand_while_wall_clocks_are_set() {
     agents.wait_status("a", v1::NodeStatus::Up).await;
 
     // A worker that stays, and says what notice it is given.
-    let told = folder.join("told");
+    let told = directory.join("told");
     let text =
         format!("trap 'cat $MUSTER_NOTICE_FILE > {told:?}; exit 0' TERM; while true; do sleep 0.05; done");
     let id = submit(&client, job("stays", &["/bin/sh", "-c", &text])).await;

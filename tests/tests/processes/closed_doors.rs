@@ -64,7 +64,7 @@ fn described() -> BTreeSet<String> {
 
 /// How somebody connects.
 #[derive(Clone)]
-enum Shown {
+enum Credentials {
     Plaintext,
     /// TLS, with a certificate or without.
     Tls(Arc<rustls::ClientConfig>),
@@ -72,7 +72,7 @@ enum Shown {
 
 type Identity = Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>;
 
-fn shown(identity: Identity) -> Shown {
+fn shown(identity: Identity) -> Credentials {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = rustls::ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -84,7 +84,7 @@ fn shown(identity: Identity) -> Shown {
         None => builder.with_no_client_auth(),
     };
     config.alpn_protocols = vec![b"h2".to_vec()];
-    Shown::Tls(Arc::new(config))
+    Credentials::Tls(Arc::new(config))
 }
 
 /// Takes any server for the right one: the refusals here are the replica's alone.
@@ -147,7 +147,7 @@ impl From<Io> for Box<dyn Stream> {
 /// Makes connections to one address, as somebody.
 struct Stranger {
     address: SocketAddr,
-    shown: Shown,
+    shown: Credentials,
 }
 
 impl Service<Uri> for Stranger {
@@ -164,8 +164,8 @@ impl Service<Uri> for Stranger {
         Box::pin(async move {
             let stream = TcpStream::connect(address).await?;
             let io = match shown {
-                Shown::Plaintext => Io::Plain(stream),
-                Shown::Tls(config) => {
+                Credentials::Plaintext => Io::Plain(stream),
+                Credentials::Tls(config) => {
                     let name = ServerName::try_from("muster").map_err(io::Error::other)?;
                     Io::Tls(Box::new(TlsConnector::from(config).connect(name, stream).await?))
                 }
@@ -190,8 +190,8 @@ async fn call(channel: Channel, path: &str) -> Result<(), Status> {
     }
 }
 
-/// The same on a connection of its own.
-async fn knock(address: SocketAddr, shown: &Shown, path: &str) -> Result<(), Status> {
+/// The same on a separate connection.
+async fn knock(address: SocketAddr, shown: &Credentials, path: &str) -> Result<(), Status> {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address");
     let connector = Stranger { address, shown: shown.clone() };
     let connecting = endpoint.connect_with_connector(connector);
@@ -202,35 +202,36 @@ async fn knock(address: SocketAddr, shown: &Shown, path: &str) -> Result<(), Sta
     }
 }
 
-struct House {
+struct Site {
     cluster: Cluster,
     authority: Authority,
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 fn short(name: &str) -> ShortName {
     ShortName::new(name).expect("a name")
 }
 
-fn identity(folder: &Path) -> Identity {
-    let chain = CertificateDer::pem_file_iter(folder.join("tls.crt")).unwrap().map(Result::unwrap).collect();
-    Some((chain, PrivateKeyDer::from_pem_file(folder.join("tls.key")).unwrap()))
+fn identity(directory: &Path) -> Identity {
+    let chain =
+        CertificateDer::pem_file_iter(directory.join("tls.crt")).unwrap().map(Result::unwrap).collect();
+    Some((chain, PrivateKeyDer::from_pem_file(directory.join("tls.key")).unwrap()))
 }
 
-impl House {
+impl Site {
     /// One replica, alone and so its own leader, with certificates.
-    async fn open() -> House {
+    async fn open() -> Site {
         let mut cluster = Cluster::lay_out(1);
-        let folder = cluster.scratch.path().join("certificates");
-        let authority = Authority::init(&folder.join("authority"), cluster.id, 30).expect("it is made");
-        let tls = |folder: &Path| TlsFiles {
-            ca: folder.join("ca.crt"),
-            cert: folder.join("tls.crt"),
-            key: folder.join("tls.key"),
+        let directory = cluster.scratch.path().join("certificates");
+        let authority = Authority::init(&directory.join("authority"), cluster.id, 30).expect("it is made");
+        let tls = |directory: &Path| TlsFiles {
+            ca: directory.join("ca.crt"),
+            cert: directory.join("tls.crt"),
+            key: directory.join("tls.key"),
         };
-        let own = folder.join("own");
+        let own = directory.join("own");
         authority.issue(Role::Replica(ReplicaId(1)), 20, &own, false).expect("it is issued");
-        let admin = folder.join("operator");
+        let admin = directory.join("operator");
         authority.issue(Role::Admin(short("root")), 20, &admin, false).expect("it is issued");
         let files = tls(&own);
         let config = cluster.config_of(0).replace("http://", "https://");
@@ -239,18 +240,18 @@ impl House {
         std::fs::write(cluster.replicas[0].config(), config).unwrap();
         cluster.start_secured(&Security::Tls(Tls::load(tls(&admin)).expect("it can be used")));
         cluster.leader().await;
-        House { cluster, authority, folder }
+        Site { cluster, authority, directory }
     }
 
-    fn issued(&self, authority: &Authority, name: &str, role: Role) -> Shown {
-        let out = self.folder.join(name);
+    fn issued(&self, authority: &Authority, name: &str, role: Role) -> Credentials {
+        let out = self.directory.join(name);
         authority.issue(role, 5, &out, true).expect("it is issued");
         shown(identity(&out))
     }
 
     /// What the cluster's own authority has signed, and is over.
-    fn expired(&self) -> Shown {
-        let authority = self.folder.join("authority");
+    fn expired(&self) -> Credentials {
+        let authority = self.directory.join("authority");
         let read = |name| std::fs::read_to_string(authority.join(name)).unwrap();
         let key = rcgen::KeyPair::from_pem(&read("ca-1.key")).unwrap();
         let issuer = rcgen::Issuer::from_ca_cert_pem(&read("ca-1.crt"), key).unwrap();
@@ -306,26 +307,26 @@ fn assert_unanswered(answer: &Result<(), Status>, what: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_call_is_answered_without_the_certificate_for_it() {
     let _heavy = heavy().await;
-    let house = House::open().await;
+    let site = Site::open().await;
     let paths = described();
     assert!(paths.iter().any(|path| path.starts_with(PEER_PACKAGE)) && paths.contains(HARMLESS));
-    let before = house.decided().await;
-    let forger = Authority::init(&house.folder.join("forger"), house.cluster.id, 30).expect("it is made");
+    let before = site.decided().await;
+    let forger = Authority::init(&site.directory.join("forger"), site.cluster.id, 30).expect("it is made");
     let strangers = [
         ("no certificate", shown(None)),
-        ("plaintext", Shown::Plaintext),
-        ("another authority's", house.issued(&forger, "forged", Role::Admin(short("root")))),
+        ("plaintext", Credentials::Plaintext),
+        ("another authority's", site.issued(&forger, "forged", Role::Admin(short("root")))),
         (
             "another authority's, of a replica",
-            house.issued(&forger, "forged-replica", Role::Replica(ReplicaId(1))),
+            site.issued(&forger, "forged-replica", Role::Replica(ReplicaId(1))),
         ),
-        ("one that has run out", house.expired()),
+        ("one that has run out", site.expired()),
     ];
-    // Whoever may is answered on the same way: the refusals below are not the way's.
-    let admin = house.issued(&house.authority, "admin", Role::Admin(short("root")));
-    knock(house.cluster.replicas[0].client, &admin, HARMLESS).await.expect("a member is answered");
+    // A member that has the right is answered over the same path: the path does not cause the refusals below.
+    let admin = site.issued(&site.authority, "admin", Role::Admin(short("root")));
+    knock(site.cluster.replicas[0].client, &admin, HARMLESS).await.expect("a member is answered");
     let mut refused = 0;
-    for (door, address) in house.doors() {
+    for (door, address) in site.doors() {
         for (who, shown) in &strangers {
             for path in &paths {
                 let answer = knock(address, shown, path).await;
@@ -334,16 +335,16 @@ async fn no_call_is_answered_without_the_certificate_for_it() {
             }
         }
     }
-    assert_eq!(house.decided().await, before, "somebody was obeyed");
+    assert_eq!(site.decided().await, before, "somebody was obeyed");
     say(&format!("{} calls at two doors, {refused} tries of strangers, none answered", paths.len()));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_certificate_opens_what_its_kind_may_and_nothing_else() {
     let _heavy = heavy().await;
-    let house = House::open().await;
+    let site = Site::open().await;
     let paths = described();
-    let before = house.decided().await;
+    let before = site.decided().await;
     let roles = [
         Role::Agent(short("h1")),
         Role::AgentGroup(short("slurm-a")),
@@ -355,14 +356,14 @@ async fn a_certificate_opens_what_its_kind_may_and_nothing_else() {
         // Of this cluster by its certificate, and a member of nothing.
         Role::Replica(ReplicaId(9)),
     ];
-    let replica = &house.cluster.replicas[0];
+    let replica = &site.cluster.replicas[0];
     let denied = |answer: &Result<(), Status>| {
         let status = answer.as_ref().err();
         status.and_then(|status| Refused::from_status(status).code) == Some(RefusalCode::PermissionDenied)
     };
     for role in roles {
-        let principal = Principal::Named(PeerName { cluster: house.cluster.id, role });
-        let channel = house.member(replica.client, role).await.expect("a member connects");
+        let principal = Principal::Named(PeerName { cluster: site.cluster.id, role });
+        let channel = site.member(replica.client, role).await.expect("a member connects");
         for path in &paths {
             if path.starts_with(PEER_PACKAGE) {
                 let answer = call(channel.clone(), path).await;
@@ -380,7 +381,7 @@ async fn a_certificate_opens_what_its_kind_may_and_nothing_else() {
                 assert!(denied(&answer), "{role} {path}: {answer:?}");
             }
         }
-        let channel = house.member(replica.peer, role).await.expect("a member connects");
+        let channel = site.member(replica.peer, role).await.expect("a member connects");
         for path in &paths {
             let status = call(channel.clone(), path).await.expect_err("an empty message is nobody's");
             let expected = match role {
@@ -392,5 +393,5 @@ async fn a_certificate_opens_what_its_kind_may_and_nothing_else() {
             assert_eq!(status.code(), expected, "{role} among replicas: {path}: {status:?}");
         }
     }
-    assert_eq!(house.decided().await, before, "somebody was obeyed");
+    assert_eq!(site.decided().await, before, "somebody was obeyed");
 }

@@ -16,7 +16,7 @@ fn script(name: &str, text: &str, checkpoints: &Path) -> v1::Job {
     let program = muster().to_str().expect("the program's path is text").to_owned();
     wanted.spec_mut().groups[0].set_variable("PROGRAM".to_owned(), program);
     wanted.spec_mut().checkpoint_mut().directory =
-        checkpoints.to_str().expect("the test's folder is text").to_owned();
+        checkpoints.to_str().expect("the test's directory is text").to_owned();
     wanted
 }
 
@@ -170,8 +170,8 @@ async fn the_python_helper_speaks_to_a_real_agent() {
         print('resumes', worker.resumes, 'notice', worker.notice())\n\
         Worker.from_env({}).checkpoint_committed(1)\n";
     let mut wanted = job("python", &["python3", "-c", text]);
-    let folder = helper.to_str().expect("the repository's path is text").to_owned();
-    wanted.spec_mut().groups[0].set_variable("PYTHONPATH".to_owned(), folder);
+    let directory = helper.to_str().expect("the repository's path is text").to_owned();
+    wanted.spec_mut().groups[0].set_variable("PYTHONPATH".to_owned(), directory);
     wanted.spec_mut().groups[0].set_variable("PYTHONDONTWRITEBYTECODE".to_owned(), "1".to_owned());
     let id = submit(&client, wanted).await;
     let ended = wait_for_job(&client, &id, is_finished).await;

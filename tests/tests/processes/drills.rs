@@ -10,11 +10,11 @@ use tokio::process::Child;
 use crate::support::{Cluster, PATIENCE, eventually, heavy, node, register, signal, spawn};
 
 /// A short scenario of one step.
-fn scenario(folder: &Path, name: &str, step: &str) -> PathBuf {
-    let path = folder.join(format!("{name}.yaml"));
+fn scenario(directory: &Path, name: &str, step: &str) -> PathBuf {
+    let path = directory.join(format!("{name}.yaml"));
     let text = format!(
         "name: {name}\ntitle: A test\nstory: Of a test.\nrunbook: run-a-drill.md\nlive:\n  - {{at: 0s, {step}}}\n\
-         settle: 2s\nexpect:\n  acknowledged_within_ms: 20000\n"
+         settle: 2s\nexpect:\n  acknowledged_within: 20s\n"
     );
     std::fs::write(&path, text).expect("a scenario can be written");
     path
@@ -197,7 +197,7 @@ async fn a_leader_hands_over() {
     let _heavy = heavy().await;
     let mut drilled = Drilled::start().await;
     let leader = drilled.cluster.leader().await;
-    let file = drilled.scenario("handed-over", "do: transfer-leadership");
+    let file = drilled.scenario("transferred", "do: transfer-leadership");
     let ran = drilled.cluster.operate(&drilled.words(&file)).await;
     assert_eq!(ran.code, Some(0), "{ran:#?}");
     assert_ne!(drilled.cluster.leader().await, leader, "another leads");

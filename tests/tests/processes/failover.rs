@@ -20,7 +20,7 @@ const STRIDE: u64 = 20;
 
 /// One change of a job, as a watch delivered it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Seen {
+struct JobChange {
     log_index: u64,
     id: String,
     changed_at_index: u64,
@@ -28,12 +28,12 @@ struct Seen {
 }
 
 /// The next change; none for an item that is none.
-async fn next_change(watch: &mut muster_client::Watch) -> Option<(Seen, Box<v1::Job>)> {
+async fn next_change(watch: &mut muster_client::Watch) -> Option<(JobChange, Box<v1::Job>)> {
     let item = watch.next().await.unwrap_or_else(|error| panic!("the watch ended: {error:?}"));
     match item {
         WatchItem::Changed { log_index, job } => {
             let (id, changed_at_index) = (job.id.clone(), job.status().changed_at_index);
-            Some((Seen { log_index, id, changed_at_index, phase: job.status().phase }, job))
+            Some((JobChange { log_index, id, changed_at_index, phase: job.status().phase }, job))
         }
         WatchItem::SyncEnd { .. } | WatchItem::Bookmark { .. } => None,
         other => panic!("the watch lost its place: {other:?}"),
@@ -43,7 +43,7 @@ async fn next_change(watch: &mut muster_client::Watch) -> Option<(Seen, Box<v1::
 /// Everything one watch was told, across whatever happens to the replicas.
 #[derive(Clone, Default)]
 struct History {
-    changes: Arc<Mutex<Vec<Seen>>>,
+    changes: Arc<Mutex<Vec<JobChange>>>,
     finished: watch::Sender<BTreeSet<String>>,
 }
 
@@ -60,12 +60,12 @@ impl History {
         }
     }
 
-    fn changes(&self) -> Vec<Seen> {
+    fn changes(&self) -> Vec<JobChange> {
         self.changes.lock().clone()
     }
 }
 
-/// One client that submits at its own pace. Every request is answered in the end: the client of the house
+/// One client that submits at its own pace. Every request is answered in the end: the client library
 /// repeats it under its id until it is.
 async fn submit_in_open_loop(
     client: Client,
@@ -161,7 +161,7 @@ async fn leader_kill_under_load() {
     let changes = history.changes();
     assert!(changes.is_sorted_by_key(|seen| seen.log_index), "not in log order");
     let mut once = BTreeSet::new();
-    let mut last: BTreeMap<&str, &Seen> = BTreeMap::new();
+    let mut last: BTreeMap<&str, &JobChange> = BTreeMap::new();
     for seen in &changes {
         assert!(once.insert((&seen.id, seen.changed_at_index)), "delivered twice: {seen:?}");
         last.insert(&seen.id, seen);

@@ -1,7 +1,7 @@
 //! Programs of real frameworks, unmodified, as gangs over four agents.
 //!
 //! They run where `MUSTER_FRAMEWORKS` names a Python that has the frameworks (`.ci/frameworks` makes one), and say
-//! what they skip otherwise: the frameworks are gigabytes, and no part of the house.
+//! what they skip otherwise: the frameworks are gigabytes, and no part of Muster.
 
 use muster_client::{Client, WatchItem};
 use muster_types::LaunchForm;
@@ -112,7 +112,7 @@ async fn output_of(client: &Client, request: v1::ReadLogsRequest) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Every rank of four has the sum of 1 to 4, in the output of its own worker.
+/// Every rank of four has the sum of 1 to 4, in the output of that rank's worker.
 fn assert_sums(name: &str, output: &[String]) {
     for (rank, told) in output.iter().enumerate() {
         let line = format!("{name} rank {rank} of 4 sum 10");
@@ -153,12 +153,12 @@ async fn torchrun_finds_its_own_ranks_when_it_is_elastic() {
 async fn deepspeed_trains_over_the_gang() {
     let Some(python) = python("deepspeed").await else { return };
     // On processors it builds its collectives when they are first used, with the tools of the environment.
-    let tools = python.parent().expect("a program is in a folder");
+    let tools = python.parent().expect("a program is in a directory");
     let path = format!("{}:/usr/local/bin:/usr/bin:/bin", tools.display());
     let python = python.to_str().expect("a path of text");
     let cpu = [("DS_ACCELERATOR", "cpu"), ("PATH", &path)];
     let mut wanted = gang("deepspeed", &[python, &program("deepspeed_train.py")], &cpu);
-    // Its launcher is two processes beside the program, and each of the three brings all of torch.
+    // Its launcher is two processes in addition to the program, and each of the three brings all of torch.
     wanted.spec_mut().groups[0].resources_mut().memory_bytes = 3 << 30;
     let output = run(wanted).await;
     assert_sums("deepspeed", &output);
@@ -176,8 +176,8 @@ async fn ray_is_a_cluster_of_the_gang() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_mpi_program_runs_in_one_worker_that_has_no_launch_form() {
-    let folder = tempfile::tempdir().expect("a folder can be made");
-    let built = folder.path().join("mpi_sum");
+    let directory = tempfile::tempdir().expect("a directory can be made");
+    let built = directory.path().join("mpi_sum");
     let mut compile = Command::new("mpicc");
     compile.arg(program("mpi_sum.c")).arg("-o").arg(&built).stdin(Stdio::null()).kill_on_drop(true);
     match compile.output().await {
@@ -201,8 +201,8 @@ async fn mpirun_starts_its_daemons_through_the_gang() {
     if std::env::var_os("MUSTER_FRAMEWORKS").is_none_or(|text| text.is_empty()) {
         return say("skipped: Open MPI: MUSTER_FRAMEWORKS is not set");
     }
-    let folder = tempfile::tempdir().expect("a temporary folder can be made");
-    let built = folder.path().join("mpi_sum");
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
+    let built = directory.path().join("mpi_sum");
     let mut compile = Command::new("mpicc");
     compile.arg(program("mpi_sum.c")).arg("-o").arg(&built).stdin(Stdio::null()).kill_on_drop(true);
     match compile.output().await {

@@ -21,12 +21,12 @@ struct Library {
 }
 
 impl Library {
-    /// It stands beside the tests, as cargo has built it.
-    fn copy_to(folder: &Path) -> Library {
-        let beside = std::env::current_exe().expect("a test knows its program");
-        let built = beside.parent().expect("a program is in a folder").join("libmuster_fake_nvml.so");
-        std::fs::create_dir_all(folder).expect("a folder can be made");
-        let path = folder.join("libnvidia-ml.so");
+    /// It is next to the tests, as cargo has built it.
+    fn copy_to(directory: &Path) -> Library {
+        let own = std::env::current_exe().expect("a test knows its program");
+        let built = own.parent().expect("a program is in a directory").join("libmuster_fake_nvml.so");
+        std::fs::create_dir_all(directory).expect("a directory can be made");
+        let path = directory.join("libnvidia-ml.so");
         std::fs::copy(&built, &path).unwrap_or_else(|e| panic!("{}: {e}", built.display()));
         Library { path, xids: String::new(), sequence: 0 }
     }
@@ -48,11 +48,11 @@ impl Library {
     fn settings(&self, repaired: &Path) -> String {
         let script = format!(
             "echo $MUSTER_REPAIR_ACTION $MUSTER_REPAIR_DEVICES >> {}",
-            repaired.to_str().expect("the test's folder is text")
+            repaired.to_str().expect("the test's directory is text")
         );
         format!(
-            "health = {{ nvml = {{ file = {:?} }}, kernel_log = \"off\", poll_interval_ms = 20, hang_ms = 1500, \
-             slowdown_window_ms = 200, repair_command = [\"/bin/sh\", \"-c\", {script:?}] }}\n",
+            "health = {{ nvml = {{ file = {:?} }}, kernel_log = \"off\", poll_interval = \"20ms\", hang = \"1s500ms\", \
+             slowdown_window = \"200ms\", repair_command = [\"/bin/sh\", \"-c\", {script:?}] }}\n",
             self.path
         )
     }

@@ -9,13 +9,13 @@ use crate::support::{Cluster, eventually, heavy, job, node, register, run_to_end
 
 /// Snapshots and segments every moment, so that the log is purged within a test.
 const EAGER: &str =
-    "\n[snapshots]\nevery_entries = 20\nkept_entries = 5\n\n[archive]\nsegment_age_ms = 200\n";
+    "\n[snapshots]\nevery_entries = 20\nkept_entries = 5\n\n[archive]\nsegment_age = \"200ms\"\n";
 const REPLICAS: usize = 3;
 
 fn cluster() -> Cluster {
     let cluster = Cluster::lay_out(REPLICAS);
     for at in 0..REPLICAS {
-        // Before the members, which are tables of their own.
+        // Before the members, which are separate tables.
         let config = cluster.config_of(at).replacen("\n[[members]]", &format!("{EAGER}\n[[members]]"), 1);
         std::fs::write(cluster.replicas[at].config(), config).expect("writing a config");
     }
@@ -106,7 +106,7 @@ async fn everything_is_there_after_purges_and_restarts() {
     // A copy of an archive says the same without a cluster.
     cluster.stop(0).await;
     let archive = cluster.replicas[0].data().join("archive");
-    let archive = archive.to_str().expect("the test's folder is text");
+    let archive = archive.to_str().expect("the test's directory is text");
     let ran = run_to_end(&["log", "verify", "--archive", archive], "").await;
     assert_eq!(ran.code, Some(0), "{ran:#?}");
     let at = early.to_string();
@@ -185,7 +185,7 @@ async fn a_replica_serves_without_its_archive_and_goes_on_with_it() {
     cluster.stop(0).await;
     let (archive, away) = (cluster.replicas[0].data().join("archive"), cluster.scratch.path().join("away"));
     std::fs::rename(&archive, &away).expect("the archive is moved");
-    std::fs::write(&archive, b"no folder").expect("a file is put where it was");
+    std::fs::write(&archive, b"no directory").expect("a file is put where it was");
 
     // It serves and is told to say why its history does not grow.
     cluster.start_replica(0);
@@ -219,20 +219,20 @@ async fn a_replica_serves_without_its_archive_and_goes_on_with_it() {
     .await;
     assert_whole(&export(&cluster.replicas[0].endpoint()).await, later);
     cluster.stop(0).await;
-    let archive = archive.to_str().expect("the test's folder is text");
+    let archive = archive.to_str().expect("the test's directory is text");
     let ran = run_to_end(&["log", "verify", "--archive", archive], "").await;
     assert_eq!(ran.code, Some(0), "{ran:#?}");
 }
 
-/// What does not stay in the archive is in another folder, and who asks for it is told where.
+/// What does not stay in the archive is in another directory, and who asks for it is told where.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn old_segments_are_moved_to_another_folder() {
     let _heavy = heavy().await;
     let mut cluster = cluster();
     let offload = cluster.scratch.path().join("offload");
-    std::fs::create_dir(&offload).expect("a folder is made");
-    let to = offload.to_str().expect("the test's folder is text").to_owned();
-    let retention = format!("[archive]\noffload_dir = {to:?}\nlocal_age_ms_max = 1000\n");
+    std::fs::create_dir(&offload).expect("a directory is made");
+    let to = offload.to_str().expect("the test's directory is text").to_owned();
+    let retention = format!("[archive]\noffload_dir = {to:?}\nlocal_age_max = \"1s\"\n");
     let config = cluster.config_of(0).replacen("\n[[members]]", &format!("{EAGER}\n[[members]]"), 1);
     std::fs::write(cluster.replicas[0].config(), config.replacen("[archive]\n", &retention, 1))
         .expect("written");
@@ -258,7 +258,7 @@ async fn old_segments_are_moved_to_another_folder() {
 
     cluster.stop(0).await;
     let archive = cluster.replicas[0].data().join("archive");
-    let archive = archive.to_str().expect("the test's folder is text");
+    let archive = archive.to_str().expect("the test's directory is text");
     let alone = run_to_end(&["log", "verify", "--archive", archive], "").await;
     assert!(alone.code == Some(0) && alone.out.contains("were moved to"), "{alone:#?}");
     let both = ["log", "verify", "--archive", archive, "--archive", &to];
@@ -269,16 +269,16 @@ async fn old_segments_are_moved_to_another_folder() {
     cluster.assert_digests_agree().await;
 }
 
-/// A disk that damages history says so, and the history is whole again without anybody's doing.
+/// Damage of history on a disk is reported, and the history is repaired without an operator.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_damaged_segment_in_the_middle_is_named_and_fetched_from_another_replica() {
     let _heavy = heavy().await;
     let (mut cluster, _) = with_purged_records().await;
     // More than one segment that the log does not have any more.
     let archive = cluster.replicas[0].data().join("archive");
-    let folder = archive.join("segments/0000000001");
+    let directory = archive.join("segments/0000000001");
     let segments = || {
-        let files = std::fs::read_dir(&folder).expect("the archive has segments");
+        let files = std::fs::read_dir(&directory).expect("the archive has segments");
         let mut files: Vec<_> = files.map(|file| file.expect("it is listed").path()).collect();
         files.sort();
         files
@@ -320,7 +320,7 @@ async fn a_damaged_segment_in_the_middle_is_named_and_fetched_from_another_repli
     assert!(archive.join("damaged").is_dir(), "what was damaged is kept");
     assert_whole(&export(&endpoint).await, last);
     cluster.stop(0).await;
-    let archive = archive.to_str().expect("the test's folder is text");
+    let archive = archive.to_str().expect("the test's directory is text");
     let ran = run_to_end(&["log", "verify", "--archive", archive], "").await;
     assert_eq!(ran.code, Some(0), "{ran:#?}");
 }

@@ -43,7 +43,7 @@ fn exit_of(job: &v1::Job) -> &Kind {
     kinds.next().unwrap_or_else(|| panic!("without an end: {job:#?}"))
 }
 
-/// All that is kept of a worker's output, by stream, and how much is said to be missing.
+/// All that is kept of a worker's output, by stream, and how much is reported as missing.
 async fn output(client: &Client, id: &str) -> (BTreeMap<String, String>, u64) {
     let request = v1::ReadLogsRequest { job_id: id.to_owned(), ..Default::default() };
     let mut logs = client.read_logs(request).await.expect("output can be read");
@@ -63,12 +63,12 @@ fn processes_with(text: &str) -> Vec<String> {
     lines.map(|line| String::from_utf8_lossy(&line).replace('\0', " ")).filter(|l| l.contains(text)).collect()
 }
 
-/// A file system of its own, where one may be mounted; goes with this.
+/// A separate file system, where one may be mounted; it is unmounted when this is dropped.
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {
     fn mount(at: &Path) -> Option<SmallDisk> {
-        std::fs::create_dir_all(at).expect("a folder can be made");
+        std::fs::create_dir_all(at).expect("a directory can be made");
         let size = format!("size={SMALL_DISK_BYTES},mode=0755");
         let mounted =
             Command::new("mount").args(["-t", "tmpfs", "-o", &size, "muster-test"]).arg(at).output();
@@ -78,7 +78,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // Lazily: what still has a file open there is killed with the test's folder.
+        // Lazily: what still has a file open there is killed with the test's directory.
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }
 }
@@ -90,8 +90,8 @@ async fn workers_that_misbehave_harm_nobody() {
     let small = cluster.scratch.path().join("agent-h2/state");
     let disk = SmallDisk::mount(&small);
     let settings = |host: &str| match host {
-        "h1" => format!("logs = {{ worker_bytes_max = {KEPT_BYTES} }}\n"),
-        _ => format!("logs = {{ free_bytes_min = {SMALL_DISK_FREE_MIN} }}\n"),
+        "h1" => format!("logs = {{ worker_size_max = {KEPT_BYTES} }}\n"),
+        _ => format!("logs = {{ free_space_min = {SMALL_DISK_FREE_MIN} }}\n"),
     };
     let endpoints = |_: &str| cluster.endpoints();
     let agents = Agents::start_with(&cluster, &["h1", "h2"], endpoints, |host, _| settings(host)).await;
@@ -113,18 +113,18 @@ async fn workers_that_misbehave_harm_nobody() {
         let ended = run(&client, script(host, "echo fine")).await;
         assert_eq!(ended.phase(), JobPhase::Succeeded, "{ended:#?}");
         let tasks = agents.state_of(host).join("tasks");
-        for task in std::fs::read_dir(tasks).expect("the agent's folder").flatten() {
+        for task in std::fs::read_dir(tasks).expect("the agent's directory").flatten() {
             let said = std::fs::read_to_string(task.path().join("shim.log")).unwrap_or_default();
             assert!(!said.contains("stays behind") && !said.contains("panicked"), "{said}");
         }
     }
     let state = cluster.scratch.path().to_str().expect("text").to_owned();
-    // What is left are shims that wait for a worker: the folder that each was started for is no worker's yet.
+    // What is left are shims that wait for a worker: no worker uses the directory yet that each was started for.
     eventually("shims of ended workers are left", || async {
         let waits = |line: &String| {
-            // Behind the folder may stand the worker's control group.
-            let folder = line.split_once(" wait ").and_then(|(_, rest)| rest.split_whitespace().next());
-            folder.is_some_and(|folder| Path::new(folder).exists())
+            // Behind the directory may stand the worker's control group.
+            let directory = line.split_once(" wait ").and_then(|(_, rest)| rest.split_whitespace().next());
+            directory.is_some_and(|directory| Path::new(directory).exists())
         };
         let shims = ["run", "wait"].map(|word| processes_with(&format!("shim {word} {state}")));
         shims.iter().flatten().all(waits).then_some(())
@@ -143,21 +143,21 @@ async fn cannot_start(client: &Client, scratch: &Path) {
     *wanted.spec_mut().groups[0].command_mut() = vec!["/no/such/program".to_owned(), "--fast".to_owned()];
     failed(&run(client, wanted).await, "execute /no/such/program: No such file or directory");
     let mut wanted = script("h1", "");
-    let file = scratch.join("no-program-and-no-folder");
+    let file = scratch.join("no-program-and-no-directory");
     std::fs::write(&file, "").expect("a file can be written");
     *wanted.spec_mut().groups[0].command_mut() = vec![file.to_str().expect("text").to_owned()];
     failed(&run(client, wanted).await, &format!("execute {}: Permission denied", file.display()));
 
-    let absent = PathBuf::from("/no/such/folder");
-    for (folder, text) in [(&absent, "No such file or directory"), (&file, "Not a directory")] {
+    let absent = PathBuf::from("/no/such/directory");
+    for (directory, text) in [(&absent, "No such file or directory"), (&file, "Not a directory")] {
         let mut wanted = script("h1", "true");
-        wanted.spec_mut().working_directory = folder.to_str().expect("text").to_owned();
-        failed(&run(client, wanted).await, &format!("working directory {}: {text}", folder.display()));
+        wanted.spec_mut().working_directory = directory.to_str().expect("text").to_owned();
+        failed(&run(client, wanted).await, &format!("working directory {}: {text}", directory.display()));
     }
     let closed = scratch.join("closed");
-    std::fs::create_dir(&closed).expect("a folder can be made");
+    std::fs::create_dir(&closed).expect("a directory can be made");
     std::fs::set_permissions(&closed, std::os::unix::fs::PermissionsExt::from_mode(0o000))
-        .expect("own folder");
+        .expect("own directory");
     if std::fs::read_dir(&closed).is_ok() {
         say("skipped: an unreadable working directory (this user may read everything)");
         return;
@@ -171,7 +171,7 @@ async fn too_much_environment(client: &Client) {
     let refused = |wanted: v1::Job| async {
         let request = v1::SubmitJobRequest { job: Some(wanted), ..Default::default() };
         let error = client.submit_job(request).await.expect_err("too much");
-        let refused = error.refused().expect("a server says so").clone();
+        let refused = error.refused().expect("a server refuses it").clone();
         assert_eq!(refused.code, Some(RefusalCode::InvalidField), "{refused:?}");
         refused.violations.into_iter().map(|violation| violation.field).collect::<Vec<_>>()
     };
@@ -199,9 +199,9 @@ async fn too_much_output(client: &Client, agents: &Agents) {
     assert_eq!(length + dropped, 4_000_009, "all of it is accounted for");
     assert!((KEPT_BYTES / 4..=KEPT_BYTES).contains(&length), "{length}");
     let tasks = agents.state_of("h1").join("tasks");
-    let mut folders =
-        std::fs::read_dir(tasks).expect("the agent's folder").flatten().map(|entry| entry.path());
-    let task = folders.find(|path| path.to_string_lossy().contains(&format!("/{}_", ended.id)));
+    let mut directories =
+        std::fs::read_dir(tasks).expect("the agent's directory").flatten().map(|entry| entry.path());
+    let task = directories.find(|path| path.to_string_lossy().contains(&format!("/{}_", ended.id)));
     let size =
         |name: &str| std::fs::metadata(task.as_ref().expect("it is kept").join(name)).map_or(0, |m| m.len());
     assert!(size("output") + size("output.1") <= KEPT_BYTES);
@@ -212,7 +212,7 @@ async fn full_disk(client: &Client, state: &Path) {
     let ended = run(client, script("h2", "echo begun; head -c 30000000 /dev/zero; echo over >&2")).await;
     assert_eq!(ended.phase(), JobPhase::Succeeded, "{ended:#?}");
     let (text, dropped) = output(client, &ended.id).await;
-    assert!(text["stdout"].starts_with("begun\n"), "what came first had room");
+    assert!(text["stdout"].starts_with("begun\n"), "what came first is kept");
     let kept: usize = text.values().map(String::len).sum();
     assert_eq!(kept as u64 + dropped, 30_000_011, "all of it is accounted for");
     assert!(dropped > 20_000_000, "{dropped}");

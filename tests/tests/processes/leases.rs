@@ -34,29 +34,29 @@ fn nodes_of(job: &v1::Job) -> Vec<String> {
 }
 
 fn evidence(cluster: &Cluster) -> PathBuf {
-    let folder = cluster.scratch.path().join("intervals");
-    std::fs::create_dir(&folder).expect("a folder can be made");
-    folder
+    let directory = cluster.scratch.path().join("intervals");
+    std::fs::create_dir(&directory).expect("a directory can be made");
+    directory
 }
 
 /// Waits until every worker of the job has begun to write down that it runs.
-async fn begun(folder: &Path, id: &str, workers: usize) {
+async fn begun(directory: &Path, id: &str, workers: usize) {
     eventually("the workers did not begin", || async {
-        (intervals_of(folder, id).len() >= workers).then_some(())
+        (intervals_of(directory, id).len() >= workers).then_some(())
     })
     .await;
 }
 
-fn intervals_of(folder: &Path, id: &str) -> Vec<Interval> {
-    let mut own: Vec<Interval> = intervals::read(folder).expect("evidence can be read");
+fn intervals_of(directory: &Path, id: &str) -> Vec<Interval> {
+    let mut own: Vec<Interval> = intervals::read(directory).expect("evidence can be read");
     own.retain(|interval| interval.job == id);
     own.sort_by_key(|interval| interval.start);
     own
 }
 
 /// Of one job in two attempts: from the last sign of the first to the first of the second.
-fn pause_between(folder: &Path, id: &str, workers: usize) -> Duration {
-    let ran = intervals_of(folder, id);
+fn pause_between(directory: &Path, id: &str, workers: usize) -> Duration {
+    let ran = intervals_of(directory, id);
     assert_eq!(ran.len(), 2 * workers, "two attempts: {ran:#?}");
     let (first, second) = ran.split_at(workers);
     assert!(first.iter().all(|one| one.attempt == first[0].attempt), "{ran:#?}");
@@ -66,8 +66,8 @@ fn pause_between(folder: &Path, id: &str, workers: usize) -> Duration {
     Duration::from_nanos(start - end)
 }
 
-fn assert_never_twice(folder: &Path, what: &str) {
-    let report = intervals::check(&intervals::read(folder).expect("evidence can be read"));
+fn assert_never_twice(directory: &Path, what: &str) {
+    let report = intervals::check(&intervals::read(directory).expect("evidence can be read"));
     assert!(report.overlaps.is_empty(), "{report}");
     say(&format!("{what}: {report}"));
 }
@@ -144,13 +144,13 @@ async fn what_is_cut_off_stops_before_the_others_go_on() {
     let leader = cluster.leader().await;
     let hosts = ["h1", "h2", "h3", "h4"];
     let agents = Agents::start(&cluster, &hosts).await;
-    let folder = evidence(&cluster);
+    let directory = evidence(&cluster);
     let client = cluster.client();
 
     // The leader, cut off together with the agents of a gang that runs over two hosts.
-    let id = submit(&client, work("cut-off", &folder, 5_000, 0, (2, WHOLE_HOST))).await;
+    let id = submit(&client, work("cut-off", &directory, 5_000, 0, (2, WHOLE_HOST))).await;
     let first = wait_for_job(&client, &id, is_running).await;
-    begun(&folder, &id, 2).await;
+    begun(&directory, &id, 2).await;
     let mut witness = Witness::register(&cluster.replicas[leader].endpoint()).await;
     assert!(
         !witness.acknowledged_within(Duration::from_millis(300)).await.is_empty(),
@@ -173,8 +173,8 @@ async fn what_is_cut_off_stops_before_the_others_go_on() {
     let again = wait_for_job(&survivors, &id, moved).await;
     let took = parted.elapsed();
     assert!(nodes_of(&again).iter().all(|node| outside.contains(&node.as_str())), "{again:#?}");
-    begun(&folder, &id, 4).await;
-    let pause = pause_between(&folder, &id, 2);
+    begun(&directory, &id, 4).await;
+    let pause = pause_between(&directory, &id, 2);
     say(&format!(
         "leader and gang cut off: the gang ran elsewhere after {took:?}, {pause:?} behind its stop"
     ));
@@ -189,18 +189,18 @@ async fn what_is_cut_off_stops_before_the_others_go_on() {
         "{ended:#?}"
     );
 
-    // An agent, cut off from everybody: its shims stop the worker though it lives and nobody tells it to.
-    let id = submit(&client, work("alone", &folder, 5_000, 0, (1, WHOLE_HOST))).await;
+    // An agent, cut off from everybody: its shims stop the worker though it is running and nobody tells it to.
+    let id = submit(&client, work("alone", &directory, 5_000, 0, (1, WHOLE_HOST))).await;
     let first = wait_for_job(&client, &id, is_running).await;
-    begun(&folder, &id, 1).await;
+    begun(&directory, &id, 1).await;
     let host = nodes_of(&first).remove(0);
     let rest: Vec<&str> = hosts.iter().copied().filter(|other| *other != host).collect();
     network.part(&[&names(&[&host], &[]), &names(&rest, &[0, 1, 2])]);
     let moved = |job: &v1::Job| is_running(job) && job.status().attempt > first.status().attempt;
     let again = wait_for_job(&client, &id, moved).await;
     assert_ne!(nodes_of(&again)[0], host, "placed on a lost node");
-    begun(&folder, &id, 2).await;
-    pause_between(&folder, &id, 1);
+    begun(&directory, &id, 2).await;
+    pause_between(&directory, &id, 1);
     network.heal();
     agents.wait_status(&host, NodeStatus::Up).await;
     let ended = wait_for_job(&client, &id, is_finished).await;
@@ -210,7 +210,7 @@ async fn what_is_cut_off_stops_before_the_others_go_on() {
         "{ended:#?}"
     );
 
-    assert_never_twice(&folder, "partitions");
+    assert_never_twice(&directory, "partitions");
     cluster.assert_digests_agree().await;
 }
 
@@ -234,14 +234,14 @@ async fn a_host_that_slept_or_was_rebooted_takes_nothing_up_again() {
     let _heavy = heavy().await;
     let mut cluster = Cluster::start(3).await;
     let mut agents = Agents::start(&cluster, &["h1", "h2"]).await;
-    let folder = evidence(&cluster);
+    let directory = evidence(&cluster);
     let client = cluster.client();
 
     // A whole host stands still for longer than its lease: agent, shim and worker. When it goes on, the
     // shim ends the worker before that runs again.
-    let id = submit(&client, work("slept", &folder, 10_000, 0, (1, WHOLE_HOST))).await;
+    let id = submit(&client, work("slept", &directory, 10_000, 0, (1, WHOLE_HOST))).await;
     let first = wait_for_job(&client, &id, is_running).await;
-    begun(&folder, &id, 1).await;
+    begun(&directory, &id, 1).await;
     let host = nodes_of(&first).remove(0);
     // Shims that waited for other workers go, for the host is full.
     let asleep = eventually("an agent, a shim, a worker and the first process of its namespace", || async {
@@ -254,7 +254,7 @@ async fn a_host_that_slept_or_was_rebooted_takes_nothing_up_again() {
     assert_eq!((shims.len(), rest.len()), (1, 3), "a shim, and three others");
     let moved = |job: &v1::Job| is_running(job) && job.status().attempt > first.status().attempt;
     wait_for_job(&client, &id, moved).await;
-    begun(&folder, &id, 2).await;
+    begun(&directory, &id, 2).await;
     signal_all(&shims, Signal::SIGCONT);
     eventually("the shim did not end its worker", || async {
         let left = agents.processes(&host);
@@ -269,12 +269,12 @@ async fn a_host_that_slept_or_was_rebooted_takes_nothing_up_again() {
         (JobPhase::Succeeded, 2, 0),
         "{ended:#?}"
     );
-    pause_between(&folder, &id, 1);
+    pause_between(&directory, &id, 1);
 
     // A power cut: another boot is another holder of the node, and what ran before is nobody's any more.
-    let id = submit(&client, work("rebooted", &folder, 3_000, 0, (1, WHOLE_HOST))).await;
+    let id = submit(&client, work("rebooted", &directory, 3_000, 0, (1, WHOLE_HOST))).await;
     let first = wait_for_job(&client, &id, is_running).await;
-    begun(&folder, &id, 1).await;
+    begun(&directory, &id, 1).await;
     let host = nodes_of(&first).remove(0);
     let before = incarnation_of(&client, &host).await;
     agents.crash(&host, "second").await;
@@ -291,13 +291,13 @@ async fn a_host_that_slept_or_was_rebooted_takes_nothing_up_again() {
         (JobPhase::Succeeded, 2, 0),
         "{ended:#?}"
     );
-    pause_between(&folder, &id, 1);
+    pause_between(&directory, &id, 1);
 
-    // The boot changes below running workers (a container that is moved, a state folder that is copied):
+    // The boot changes below running workers (a container that is moved, a state directory that is copied):
     // they end with the lease of their holder, before the next one may have the node.
-    let id = submit(&client, work("another-holder", &folder, 5_000, 0, (1, WHOLE_HOST))).await;
+    let id = submit(&client, work("another-holder", &directory, 5_000, 0, (1, WHOLE_HOST))).await;
     let first = wait_for_job(&client, &id, is_running).await;
-    begun(&folder, &id, 1).await;
+    begun(&directory, &id, 1).await;
     let host = nodes_of(&first).remove(0);
     agents.kill(&host).await;
     std::fs::write(agents.home(&host).join("boot_id"), "third").unwrap();
@@ -306,9 +306,9 @@ async fn a_host_that_slept_or_was_rebooted_takes_nothing_up_again() {
     wait_for_job(&client, &id, moved).await;
     let ended = wait_for_job(&client, &id, is_finished).await;
     assert_eq!((ended.phase(), ended.status().attempt), (JobPhase::Succeeded, 2), "{ended:#?}");
-    pause_between(&folder, &id, 1);
+    pause_between(&directory, &id, 1);
 
-    assert_never_twice(&folder, "sleep and reboots");
+    assert_never_twice(&directory, "sleep and reboots");
     cluster.assert_digests_agree().await;
 }
 
@@ -324,14 +324,14 @@ async fn clocks_that_jump_do_not_lengthen_a_lease() {
     let _heavy = heavy().await;
     let mut cluster = Cluster::start(3).await;
     let mut agents = Agents::start(&cluster, &["h1", "h2"]).await;
-    let folder = evidence(&cluster);
+    let directory = evidence(&cluster);
     let client = cluster.client();
 
     // The agent comes back on a clock that is a day ahead of its shim's. A deadline of the one means
     // nothing to the other: had the shim believed it, its worker would run for a day whatever happens.
-    let id = submit(&client, work("jump", &folder, 600_000, 0, (1, WHOLE_HOST))).await;
+    let id = submit(&client, work("jump", &directory, 600_000, 0, (1, WHOLE_HOST))).await;
     let first = wait_for_job(&client, &id, is_running).await;
-    begun(&folder, &id, 1).await;
+    begun(&directory, &id, 1).await;
     let host = nodes_of(&first).remove(0);
     let other = if host == "h1" { "h2" } else { "h1" };
     agents.kill(&host).await;
@@ -339,15 +339,15 @@ async fn clocks_that_jump_do_not_lengthen_a_lease() {
     let moved = |job: &v1::Job| is_running(job) && job.status().attempt > first.status().attempt;
     let again = wait_for_job(&client, &id, moved).await;
     assert_eq!(nodes_of(&again), [other], "the host was not up again when its lease had run out");
-    begun(&folder, &id, 2).await;
-    pause_between(&folder, &id, 1);
+    begun(&directory, &id, 2).await;
+    pause_between(&directory, &id, 1);
 
     // On its new clock it serves like any other, leases and all.
     agents.wait_status(&host, NodeStatus::Up).await;
-    let short = submit(&client, work("ahead", &folder, 200, 0, (1, WHOLE_HOST))).await;
+    let short = submit(&client, work("ahead", &directory, 200, 0, (1, WHOLE_HOST))).await;
     let ended = wait_for_job(&client, &short, is_finished).await;
     assert_eq!((ended.phase(), nodes_of(&ended)), (JobPhase::Succeeded, vec![host]), "{ended:#?}");
-    assert_never_twice(&folder, "clocks");
+    assert_never_twice(&directory, "clocks");
     cluster.assert_digests_agree().await;
 }
 
@@ -365,15 +365,15 @@ async fn a_start_order_of_yesterday_is_not_carried_out() {
     let agents =
         Agents::start_with(&cluster, &hosts, |name| vec![between[name].endpoint()], |_, _| String::new())
             .await;
-    let folder = evidence(&cluster);
+    let directory = evidence(&cluster);
     let client = cluster.client();
 
-    let mut wanted = work("fails-once", &folder, 50, 3, (1, WHOLE_HOST));
+    let mut wanted = work("fails-once", &directory, 50, 3, (1, WHOLE_HOST));
     wanted.spec_mut().retry_mut().max_failures = 1;
     let id = submit(&client, wanted).await;
     let ended = wait_for_job(&client, &id, is_finished).await;
     assert_eq!((ended.phase(), ended.status().attempt), (JobPhase::Failed, 2), "{ended:#?}");
-    let ran = intervals_of(&folder, &id).len();
+    let ran = intervals_of(&directory, &id).len();
     assert_eq!(ran, 2);
     let mut orders: Vec<agent::StartOrder> = between.values().flat_map(Between::starts).collect();
     orders.sort_by_key(|order| order.token.as_ref().map(|token| token.log_index));
@@ -393,7 +393,7 @@ async fn a_start_order_of_yesterday_is_not_carried_out() {
         assert_eq!(launched, one.starts().contains(&yesterday), "{host} launched an old order");
     }
     assert!(refused > 0, "no agent had to ask");
-    assert_eq!(intervals_of(&folder, &id).len(), ran, "something ran again");
-    assert_never_twice(&folder, "old orders");
+    assert_eq!(intervals_of(&directory, &id).len(), ran, "something ran again");
+    assert_never_twice(&directory, "old orders");
     cluster.assert_digests_agree().await;
 }

@@ -1,23 +1,26 @@
-//! The promises of the house, held against real processes: replicas, agents and commands of the one
+//! The promises of Muster, held against real processes: replicas, agents and commands of the one
 //! binary, killed and stopped the way machines do it.
 //!
 //! Tests that need the machine's whole attention take [`support::heavy`] and run one after another; the
-//! others run beside them. Every test of a cluster ends with `assert_digests_agree`.
+//! others run concurrently. Every test of a cluster ends with `assert_digests_agree`.
 
 mod attacks;
 mod backups;
 mod bad_input;
+mod browser;
 mod clocks;
 mod closed_doors;
 mod contracts;
 mod copied_state;
 mod drills;
 mod durability;
+mod example_job;
 mod failover;
 mod frameworks;
 mod full_state;
 mod gpus;
 mod guide_session;
+mod guide_slurm;
 mod history;
 mod hostile_workers;
 mod leases;
@@ -40,6 +43,7 @@ mod shell;
 mod slurm;
 mod support;
 mod tls;
+mod top;
 mod two_releases;
 mod upgrade;
 mod watch;

@@ -39,7 +39,7 @@ async fn three_replicas_become_five_and_three_again_under_load() {
     let leader = cluster.leader().await;
     assert_eq!(cluster.voters(leader).await, [1, 2, 3, 4, 5].into());
 
-    // Fewer voters are said to be fewer before it is done.
+    // The command states that there will be fewer voters before it removes one.
     let ran = cluster.operate(&["cluster", "voters", "1"]).await;
     ran.assert_refused(CONFLICT, &["voters are 1 2 3 4 5 now, and 1 then", "none of them may fail", "--yes"]);
     let ran = cluster.operated(&["cluster", "remove", "1", "--dry-run"]).await;

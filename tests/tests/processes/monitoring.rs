@@ -60,7 +60,7 @@ async fn get(address: SocketAddr, path: &str) -> Option<String> {
 }
 
 impl Monitoring {
-    fn start(cluster: &Cluster, programs: [String; 2]) -> Monitoring {
+    fn start(cluster: &Cluster, programs: [String; 2], agents: &[SocketAddr]) -> Monitoring {
         let home = cluster.scratch.path().join("monitoring");
         std::fs::create_dir(&home).expect("a directory can be made");
         let (prometheus, alertmanager) =
@@ -68,7 +68,9 @@ impl Monitoring {
         let config = std::fs::read_to_string(alerts_directory().join("prometheus.yaml"))
             .expect("the example is there");
         let targets: Vec<String> = cluster.replicas.iter().map(|files| format!("'{}'", files.http)).collect();
+        let of_agents: Vec<String> = agents.iter().map(|address| format!("'{address}'")).collect();
         let config = config
+            .replace("'127.0.0.1:7470'", &of_agents.join(", "))
             .replace("'127.0.0.1:7601', '127.0.0.1:7602', '127.0.0.1:7603'", &targets.join(", "))
             .replace("127.0.0.1:9093", &alertmanager.to_string())
             .replace("interval: 10s", &format!("interval: {SCRAPE}"));
@@ -192,10 +194,13 @@ async fn every_panel_of_a_dashboard_has_data() {
     let _heavy = heavy().await;
     let cluster = Cluster::start(3).await;
     cluster.leader().await;
-    let _agents = Agents::start(&cluster, &["a"]).await;
+    let http = free_address(Ipv4Addr::LOCALHOST);
+    let settings = format!("http_listen = \"{http}\"\n");
+    let endpoints = cluster.endpoints();
+    let _agents = Agents::start_with(&cluster, &["a"], |_| endpoints.clone(), |_, _| settings.clone()).await;
     let policy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ops/examples/policy.yaml");
     cluster.operated(&["policy", "set", policy.to_str().expect("a path")]).await;
-    let monitoring = Monitoring::start(&cluster, programs);
+    let monitoring = Monitoring::start(&cluster, programs, &[http]);
     let client = cluster.client();
     let mut empty = Vec::new();
     let begun = Instant::now();
@@ -228,15 +233,19 @@ async fn the_alert_on_a_lost_leader_arrives_and_ends() {
     let _heavy = heavy().await;
     let mut cluster = Cluster::start(3).await;
     let leader = cluster.leader().await;
-    let monitoring = Monitoring::start(&cluster, programs);
+    let monitoring = Monitoring::start(&cluster, programs, &[]);
     let watchdog = BTreeSet::from(["MusterWatchdog".to_owned()]);
     monitoring
         .until("a healthy cluster has other alerts than the watchdog", |alerts| *alerts == watchdog)
         .await;
     // What the rules read on a healthy cluster is there under those names.
-    for name in
-        ["muster_raft_is_leader", "muster_raft_has_leader", "muster_raft_voters", "muster_storage_free_bytes"]
-    {
+    for name in [
+        "muster_raft_is_leader",
+        "muster_raft_has_leader",
+        "muster_raft_is_voter",
+        "muster_raft_voters",
+        "muster_storage_free_bytes",
+    ] {
         assert_eq!(monitoring.series(name).await, 3, "{name}");
     }
     assert!(monitoring.series("muster_grpc_calls_total").await > 0);

@@ -7,7 +7,7 @@ use crate::support::{muster, run_to_end};
 
 /// Which of these texts the program holds.
 fn held(texts: &[&str]) -> String {
-    // Some hundred megabytes with what debuggers need: a search of our own would take a minute.
+    // Some hundred megabytes with what debuggers need: a search in this program would take a minute.
     let mut grep = Command::new("grep");
     grep.args(["--text", "--only-matching", "--fixed-strings"]);
     for text in texts {

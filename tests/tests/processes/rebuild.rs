@@ -4,7 +4,7 @@
 use muster_journal::{Decision, FORMAT_MAX, decode_round};
 use muster_state::State;
 use muster_store::{
-    EntryPayload, Founding, Identity, OpenMode, ReplicaStore, SnapshotMeta, StoreOptions, StoredMembership,
+    EntryPayload, FoundingId, Identity, OpenMode, ReplicaStore, SnapshotMeta, StoreOptions, StoredMembership,
 };
 use muster_types::{Leadership, LogIndex, RefusalCode, ReplicaId};
 use muster_wire::v1;
@@ -25,10 +25,10 @@ pub async fn fill(cluster: &Cluster, count: usize) {
     }
 }
 
-/// Turns bytes over all through what a replica keeps in one of its folders.
-pub fn damage(folder: &Path) {
+/// Turns bytes over all through what a replica keeps in one of its directories.
+pub fn damage(directory: &Path) {
     let mut damaged = 0;
-    for file in std::fs::read_dir(folder).expect("the folder is there").flatten() {
+    for file in std::fs::read_dir(directory).expect("the directory is there").flatten() {
         let genuine = std::fs::read(file.path()).expect("it can be read");
         let Some(used) = genuine.iter().rposition(|byte| *byte != 0) else { continue };
         let file = std::fs::OpenOptions::new().write(true).open(file.path()).expect("it can be opened");
@@ -37,7 +37,7 @@ pub fn damage(folder: &Path) {
             damaged += 1;
         }
     }
-    assert!(damaged > 0, "there was nothing to damage in {}", folder.display());
+    assert!(damaged > 0, "there was nothing to damage in {}", directory.display());
 }
 
 fn evidence_in(data: &Path) -> Vec<PathBuf> {
@@ -141,11 +141,11 @@ async fn a_replica_that_lost_its_disk_comes_back_with_one_command() {
     cluster.start_replica_with(lost, &["--rebuild"]);
     cluster.votes_again(lost).await;
     load.progress().await;
-    // An intact folder is left as it is, whatever the service's command line says.
+    // An intact directory is left as it is, whatever the service's command line says.
     cluster.stop(lost).await;
     cluster.start_replica_with(lost, &["--rebuild"]);
     cluster.votes_again(lost).await;
-    assert!(evidence_in(&data).is_empty(), "an intact folder was emptied");
+    assert!(evidence_in(&data).is_empty(), "an intact directory was emptied");
     load.finish().await;
     cluster.assert_digests_agree().await;
 }
@@ -187,11 +187,11 @@ pub async fn falsify(cluster: &Cluster, at: usize) {
     assert!(falsified, "there was nothing to falsify");
     store.log.close().await;
     drop(store);
-    std::fs::remove_dir_all(files.data()).expect("the folder can be removed");
+    std::fs::remove_dir_all(files.data()).expect("the directory can be removed");
     let meta = SnapshotMeta { last_log_id: last, last_membership: membership };
     let chunks = state.snapshot().map(|chunk| Ok::<_, Infallible>(chunk.into()));
-    let made = ReplicaStore::create_from(&files.data(), identity, Founding::Unknown, meta, chunks, options);
-    let made = made.expect("a folder can be made");
+    let made = ReplicaStore::create_from(&files.data(), identity, FoundingId::Unknown, meta, chunks, options);
+    let made = made.expect("a directory can be made");
     made.log.close().await;
 }
 
@@ -241,31 +241,35 @@ async fn a_diverged_replica_stops_keeps_its_evidence_and_is_rebuilt() {
     cluster.assert_digests_agree().await;
 }
 
-/// A disk of its own for a replica, that can be made larger and smaller without anything being written.
+/// A separate disk for a replica, that can be made larger and smaller without anything being written.
 pub struct Disk {
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 impl Disk {
-    pub fn mount(folder: &Path) -> Option<Disk> {
-        std::fs::create_dir_all(folder).ok()?;
-        let disk = Disk { folder: folder.to_path_buf() };
+    pub fn mount(directory: &Path) -> Option<Disk> {
+        std::fs::create_dir_all(directory).ok()?;
+        let disk = Disk { directory: directory.to_path_buf() };
         let mounted =
-            Command::new("mount").args(["-t", "tmpfs", "-o", "size=8g", "none"]).arg(folder).output();
+            Command::new("mount").args(["-t", "tmpfs", "-o", "size=8g", "none"]).arg(directory).output();
         mounted.is_ok_and(|ran| ran.status.success()).then_some(disk)
     }
 
     pub fn resize(&self, size: &str) {
         let options = format!("remount,size={size}");
-        let resized = Command::new("mount").args(["-o", &options]).arg(&self.folder).output();
-        assert!(resized.is_ok_and(|ran| ran.status.success()), "{} cannot be resized", self.folder.display());
+        let resized = Command::new("mount").args(["-o", &options]).arg(&self.directory).output();
+        assert!(
+            resized.is_ok_and(|ran| ran.status.success()),
+            "{} cannot be resized",
+            self.directory.display()
+        );
     }
 }
 
 impl Drop for Disk {
     fn drop(&mut self) {
         // Lazily: a process that is being killed may still have a file of it.
-        let _ = Command::new("umount").arg("-l").arg(&self.folder).output();
+        let _ = Command::new("umount").arg("-l").arg(&self.directory).output();
     }
 }
 
@@ -323,7 +327,7 @@ async fn a_full_disk_costs_the_leadership_then_new_work_and_nothing_else() {
     let status = cluster.operated(&["cluster", "status"]).await;
     assert!(status.contains("warning: the data disk of r"), "{status}");
 
-    // Room again: no restart, no lost work.
+    // Free space again: no restart, no lost work.
     disks.iter().for_each(|disk| disk.resize("8g"));
     fill(&cluster, 3).await;
     cluster.assert_digests_agree().await;

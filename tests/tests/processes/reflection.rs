@@ -1,4 +1,4 @@
-//! What every replica serves besides the API: reflection and health.
+//! What every replica serves in addition to the API: reflection and health.
 
 use std::collections::BTreeSet;
 use tokio_stream::StreamExt;

@@ -33,8 +33,8 @@ async fn output(client: &Client, request: v1::ReadLogsRequest) -> String {
 }
 
 /// When the processes of one job ran, by start.
-fn intervals_of(folder: &Path, id: &str) -> Vec<Interval> {
-    let mut own: Vec<Interval> = intervals::read(folder).expect("evidence can be read");
+fn intervals_of(directory: &Path, id: &str) -> Vec<Interval> {
+    let mut own: Vec<Interval> = intervals::read(directory).expect("evidence can be read");
     own.retain(|interval| interval.job == id);
     own.sort_by_key(|interval| interval.start);
     own
@@ -99,7 +99,7 @@ async fn jobs_run_once() {
     let ran = intervals_of(&evidence, &id);
     assert_eq!(ran.len(), 4, "two workers in two attempts: {ran:#?}");
 
-    // A running job is cancelled: its worker has ended when that is said.
+    // A running job is cancelled: its worker has ended when that is reported.
     let id = submit(&client, work("cancelled", &evidence, 600_000, 0, (1, 1))).await;
     wait_for_job(&client, &id, is_running).await;
     // Its process is there; it also has to have come so far as to write down that it is.

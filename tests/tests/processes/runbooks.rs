@@ -21,7 +21,7 @@ const SECTIONS: [&str; 4] = ["## When", "## What you see", "## Steps", "## Undo"
 const ROOMY: &str = "8g";
 const FULL: &str = "600m";
 
-fn folder() -> PathBuf {
+fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../ops/runbooks")
 }
 
@@ -325,7 +325,7 @@ async fn run_gang(cluster: &Cluster, hosts: &[(String, String)], host: &str) {
 
 async fn carry_out(name: &str) {
     let _heavy = heavy().await;
-    let path = folder().join(format!("{name}.md"));
+    let path = directory().join(format!("{name}.md"));
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     for section in SECTIONS {
         assert!(text.lines().any(|line| line == section), "{name}.md has no section {section:?}");
@@ -360,7 +360,7 @@ async fn carry_out(name: &str) {
     for host in &page.setup.gangs {
         run_gang(&cluster, &page.setup.agents, host).await;
     }
-    let tools = muster().parent().expect("a program lies in a folder").display().to_string();
+    let tools = muster().parent().expect("a program lies in a directory").display().to_string();
     let more_path = format!("{tools}:{}", std::env::var("PATH").unwrap_or_default());
     let mut run = Run { name, cluster, network, agents, disks, more_path };
     for block in &page.blocks {
@@ -386,7 +386,7 @@ macro_rules! pages {
             let mut pages: Vec<String> = [$($page,)*].map(|page| format!("{page}.md")).into();
             pages.push("README.md".to_owned());
             pages.sort();
-            let entries = std::fs::read_dir(folder()).expect("there are runbooks").flatten();
+            let entries = std::fs::read_dir(directory()).expect("there are runbooks").flatten();
             let mut found: Vec<String> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
             found.sort();
             assert_eq!(found, pages);
@@ -396,10 +396,12 @@ macro_rules! pages {
 
 pages! {
     add_replica = "add-replica";
+    agent_trouble = "agent-trouble";
     backup_and_restore = "backup-and-restore";
     clock_skew = "clock-skew";
     damaged_replica = "damaged-replica";
     disaster_recovery = "disaster-recovery";
+    failed_decision = "failed-decision";
     diverged_replica = "diverged-replica";
     full_disk = "full-disk";
     leader_lost = "leader-lost";

@@ -11,7 +11,7 @@ use crate::support::{Cluster, Ran, free_address, job, node, register, run_to_end
 const FAILED: i32 = 1;
 
 async fn server(config: &Path, more: &[&str]) -> Ran {
-    let config = config.to_str().expect("the test's folder is text");
+    let config = config.to_str().expect("the test's directory is text");
     run_to_end(&[&["server", "--config", config], more].concat(), "").await
 }
 
@@ -38,7 +38,7 @@ async fn wrong_configurations_are_refused() {
     server(&missing, &["--bootstrap"]).await.assert_refused(FAILED, &["nowhere.toml", "No such file"]);
 
     type Change = Box<dyn FnOnce(String) -> String>;
-    let cases: [(&str, Change, &[&str]); 10] = [
+    let cases: [(&str, Change, &[&str]); 13] = [
         ("missing key", Box::new(replace("replica_id = 1\n", "")), &["missing field `replica_id`"]),
         (
             "unknown key",
@@ -63,22 +63,37 @@ async fn wrong_configurations_are_refused() {
         ),
         (
             "bound",
-            Box::new(replace("lease_ttl_ms = 3000", "lease_ttl_ms = 1")),
-            &["parameters.lease_ttl_ms: must be between"],
+            Box::new(replace("lease_ttl = \"3s\"", "lease_ttl = \"1ms\"")),
+            &["parameters.lease_ttl: must be between 500ms and 1h, got 1ms"],
+        ),
+        (
+            "a duration without its unit",
+            Box::new(replace("lease_ttl = \"3s\"", "lease_ttl = 3000")),
+            &["lease_ttl = 3000", "expected a duration like 90s, 2h or 1h30m"],
+        ),
+        (
+            "a quantity of another kind",
+            Box::new(replace("lease_ttl = \"3s\"", "lease_ttl = \"64MiB\"")),
+            &["lease_ttl = \"64MiB\"", "expected a duration like 90s, 2h or 1h30m"],
+        ),
+        (
+            "a key of an earlier form",
+            Box::new(replace("lease_ttl = \"3s\"", "lease_ttl_ms = 3000")),
+            &["parameters.lease_ttl_ms: is now `lease_ttl`", "lease_ttl = \"3s\"; takes a duration like 90s"],
         ),
         ("name", Box::new(replace("\"region-2\"", "\"Region Two\"")), &["members[1].region: must be"]),
         (
             "elections that cannot work",
-            Box::new(replace("election_timeout_max_ms = 500", "election_timeout_max_ms = 1")),
-            &["timing.election_timeout_max_ms: must be above", "got 1"],
+            Box::new(replace("election_timeout_max = \"500ms\"", "election_timeout_max = \"1ms\"")),
+            &["timing.election_timeout_max: must be above", "got 1ms"],
         ),
         (
             "heartbeats that are too slow",
             Box::new(replace(
-                "[timing]\nheartbeat_interval_ms = 100",
-                "[timing]\nheartbeat_interval_ms = 250",
+                "[timing]\nheartbeat_interval = \"100ms\"",
+                "[timing]\nheartbeat_interval = \"250ms\"",
             )),
-            &["timing.election_timeout_min_ms: must be above heartbeat_interval_ms, 250, got 250"],
+            &["timing.election_timeout_min: must be above heartbeat_interval, 250ms, got 250ms"],
         ),
     ];
     for (what, change, parts) in cases {
@@ -88,7 +103,7 @@ async fn wrong_configurations_are_refused() {
         assert!(!data.exists(), "{what}: something was written");
     }
 
-    // An empty folder without leave to make one: a lost disk must not vote again.
+    // An empty directory without leave to make one: a lost disk must not vote again.
     let config = cluster.replicas[0].config();
     server(&config, &[]).await.assert_refused(FAILED, &["data_dir", "holds no replica", "--bootstrap"]);
     assert!(!data.exists(), "something was written");

@@ -1,4 +1,4 @@
-//! Shares of a device, on real agents: jobs that together use no more than there is run beside each other on one
+//! Shares of a device, on real agents: jobs that together use no more than there is run concurrently on one
 //! device, and nobody shares a device that somebody has alone.
 
 use muster_client::Client;
@@ -36,7 +36,7 @@ async fn jobs_with_shares_of_a_device_run_beside_each_other() {
     let text = text.replace("[muster,", &format!("[{},", muster().display()));
     let manifest = cluster.scratch.path().join("share.yaml");
     std::fs::write(&manifest, text).expect("a file can be written");
-    let manifest = manifest.to_str().expect("the test's folder is text");
+    let manifest = manifest.to_str().expect("the test's directory is text");
     for _ in 0..2 {
         cluster.operated(&["submit", manifest]).await;
     }
@@ -70,7 +70,7 @@ async fn jobs_with_shares_of_a_device_run_beside_each_other() {
     let whole = submit(&client, wanted).await;
     let (_, held) = devices(&client, &whole).await.remove(0);
     assert!(!held.contains(&first[0].1[0]), "{held:?} and {first:?}");
-    // A share has room again where one has ended.
+    // A share fits again where one has ended.
     client
         .cancel_job(v1::CancelJobRequest { job_id: gang.clone(), ..Default::default() })
         .await

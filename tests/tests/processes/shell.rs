@@ -62,7 +62,7 @@ async fn output_is_followed_over_the_loss_of_replicas_and_agents() {
     let ended = wait_for_job(&client, &id, is_finished).await;
     assert_eq!((ended.phase(), ended.status().attempt), (JobPhase::Succeeded, 1), "{ended:#?}");
 
-    // The attempt before the present one has output of its own, and a position names its attempt.
+    // The previous attempt has separate output, and a position names its attempt.
     let again = r#"echo attempt; [ "$MUSTER_ATTEMPT" = 2 ] && echo second"#;
     let mut wanted = job("again", &["sh", "-c", again]);
     wanted.spec_mut().retry_mut().max_failures = 1;
@@ -103,7 +103,7 @@ async fn output_of_a_worker_that_is_silent_at_first_is_complete() {
     let first = tokio::time::timeout(PATIENCE, logs.message()).await.expect("the node answers");
     let first = first.expect("it is read").expect("the output has not ended");
     assert!(first.data.is_empty() && first.position == 0, "{first:?}");
-    std::fs::write(&gate, "").expect("the folder can be written to");
+    std::fs::write(&gate, "").expect("the directory can be written to");
     let mut out = Vec::new();
     while let Some(piece) = logs.message().await.expect("it goes on") {
         out.extend(piece.data);
@@ -267,7 +267,7 @@ async fn scripts(cluster: &Cluster, client: &Client) {
     let wrong = cluster.operate(&["run", "--cpu", "lots", "--", "true"]).await;
     wrong.assert_refused(2, &["muster run: --cpu: "]);
     cluster.operate(&["run"]).await.assert_refused(2, &["there is no command to run"]);
-    // A script that is to be run with options of its own.
+    // A script that is to be run, together with other options.
     let ran = cluster.operate(&["run", "--file", path, "--workers", "2"]).await;
     assert_eq!(ran.code, Some(2), "{ran:#?}");
 }

@@ -24,7 +24,7 @@ fn lay_out(cluster: &Cluster, lab: &Lab, home: &Path) {
     std::fs::create_dir_all(home.join("runners")).expect("the home is ours");
     let text = format!(
         "state_dir = {:?}\nendpoints = {:?}\n\n[slurm]\nname = \"lab\"\nregion = \"region-1\"\ncluster = \"lab\"\n\
-         listen = \"127.0.0.1:{}\"\npoll_interval_ms = 300\nrunner_directory = {:?}\n\
+         listen = \"127.0.0.1:{}\"\npoll_interval = \"300ms\"\nrunner_directory = {:?}\n\
          environment = {{ SLURM_CONF = {:?} }}\n",
         home.join("state"),
         cluster.shown_endpoints(),
@@ -90,10 +90,10 @@ async fn a_slurm_cluster_runs_what_is_placed_on_it() {
         })
     };
     let seen = free_on("lab.n1", 1).await;
-    let load = seen.foreign_load.expect("it is said why");
+    let load = seen.foreign_load.expect("the reason is reported");
     assert_eq!((load.devices.len(), load.cpu_milli, load.closed), (3, 8_000, false), "{load:?}");
-    let beside = submit(&client, work("beside", &evidence, 200, 0, (1, 4))).await;
-    let ended = wait_for_job(&client, &beside, is_finished).await;
+    let concurrent = submit(&client, work("concurrent", &evidence, 200, 0, (1, 4))).await;
+    let ended = wait_for_job(&client, &concurrent, is_finished).await;
     assert_eq!(ended.phase(), JobPhase::Succeeded, "{ended:#?}");
     lab.slurm("scancel", &[&foreign]);
     lab.slurm("scontrol", &["update", "NodeName=n2", "State=DRAIN", "Reason=test"]);

@@ -24,14 +24,14 @@ use crate::support::{
 };
 
 fn text(path: &Path) -> &str {
-    path.to_str().expect("the test's folder is text")
+    path.to_str().expect("the test's directory is text")
 }
 
-fn files(folder: &Path) -> TlsFiles {
-    TlsFiles { ca: folder.join("ca.crt"), cert: folder.join("tls.crt"), key: folder.join("tls.key") }
+fn files(directory: &Path) -> TlsFiles {
+    TlsFiles { ca: directory.join("ca.crt"), cert: directory.join("tls.crt"), key: directory.join("tls.key") }
 }
 
-/// An authority's folder, and the folders of those that it has certified.
+/// An authority's directory, and the directories of those that it has certified.
 struct Certified {
     authority: PathBuf,
     members: PathBuf,
@@ -45,12 +45,12 @@ impl Certified {
         certified
     }
 
-    fn folder(&self, kind: &str, which: &str) -> PathBuf {
+    fn directory(&self, kind: &str, which: &str) -> PathBuf {
         self.members.join(format!("{kind}-{which}"))
     }
 
     async fn issue(&self, kind: &str, which: &str) -> PathBuf {
-        let out = self.folder(kind, which);
+        let out = self.directory(kind, which);
         let whose: &[&str] = if kind == "client" { &["--all-tenants"] } else { &[] };
         let words = ["issue", text(&self.authority), kind, which, "--out", text(&out), "--force"];
         ca(&[&words, whose].concat()).await;
@@ -58,7 +58,7 @@ impl Certified {
     }
 
     fn tls(&self, kind: &str, which: &str) -> Tls {
-        Tls::load(files(&self.folder(kind, which))).expect("what was issued can be used")
+        Tls::load(files(&self.directory(kind, which))).expect("what was issued can be used")
     }
 
     fn security(&self, kind: &str, which: &str) -> Security {
@@ -81,8 +81,8 @@ async fn ca(args: &[&str]) -> String {
     ran.out
 }
 
-fn secured(config: &str, folder: &Path) -> String {
-    let own = files(folder);
+fn secured(config: &str, directory: &Path) -> String {
+    let own = files(directory);
     let tls = format!("\n[tls]\nca = {:?}\ncert = {:?}\nkey = {:?}\n", own.ca, own.cert, own.key);
     format!("{}{tls}", config.replace("http://", "https://"))
 }
@@ -136,16 +136,17 @@ async fn impostors(cluster: &Cluster, certified: &Certified, leader: usize) {
     // Another authority, of this cluster by its own account, and one of another cluster.
     for (name, id) in [("forger", cluster.id.to_string()), ("stranger", "0".repeat(31) + "1")] {
         let other = Certified::init(cluster.scratch.path(), name, &id).await;
-        let folder = other.issue("client", "ada").await;
+        let directory = other.issue("client", "ada").await;
         // Even one that knows whom to trust is not trusted.
-        std::fs::copy(certified.authority.join("bundle.crt"), folder.join("ca.crt")).unwrap();
-        let error =
-            Tls::load(files(&folder)).map(drop).expect_err("it sees for itself that it will not be accepted");
+        std::fs::copy(certified.authority.join("bundle.crt"), directory.join("ca.crt")).unwrap();
+        let error = Tls::load(files(&directory))
+            .map(drop)
+            .expect_err("it sees for itself that it will not be accepted");
         assert!(error.to_string().contains("not accepted"), "{error}");
         other.issue("client", "ada").await;
         let security = other.security("client", "ada");
         let refused = channel(&address, &security, Expect::AnyReplica).await;
-        assert!(refused.is_err(), "{name} took the replica for one of its own");
+        assert!(refused.is_err(), "{name} took the replica for one of its cluster");
     }
 
     // An agent's certificate: its own node, and nothing else.
@@ -282,8 +283,8 @@ async fn a_cluster_with_certificates() {
     again.assert_refused(5, &["holds an authority already"]);
 
     for at in 0..3 {
-        let folder = certified.issue("replica", &(at + 1).to_string()).await;
-        let config = secured(&cluster.config_of(at), &folder);
+        let directory = certified.issue("replica", &(at + 1).to_string()).await;
+        let config = secured(&cluster.config_of(at), &directory);
         std::fs::write(cluster.replicas[at].config(), config).unwrap();
     }
     for (kind, which) in [("agent", "h1"), ("client", "ada"), ("admin", "root")] {
@@ -300,11 +301,11 @@ async fn a_cluster_with_certificates() {
     let agent_config = |name: &str| {
         let [x, y] = cluster.block;
         let plain = format!(
-            "state_dir = {:?}\nendpoints = {endpoints:?}\n\n[node]\nname = {name:?}\nregion = \"region-1\"\ncluster = \"region-1-a\"\naddress = \"127.{x}.{y}.16\"\ncpu_milli = 16000\nmemory_bytes = 68719476736\n",
+            "state_dir = {:?}\nendpoints = {endpoints:?}\n\n[node]\nname = {name:?}\nregion = \"region-1\"\ncluster = \"region-1-a\"\naddress = \"127.{x}.{y}.16\"\ncpu = 16\nmemory = \"64Gi\"\n",
             home.join("state"),
         );
         let path = home.join(format!("{name}.toml"));
-        std::fs::write(&path, secured(&plain, &certified.folder("agent", "h1"))).unwrap();
+        std::fs::write(&path, secured(&plain, &certified.directory("agent", "h1"))).unwrap();
         path
     };
     let refused = run_to_end(&["agent", "--config", text(&agent_config("h2"))], "").await;
@@ -327,7 +328,7 @@ async fn a_cluster_with_certificates() {
     impostors(&cluster, &certified, leader).await;
 
     // The command line, with certificates and without.
-    let own = files(&certified.folder("client", "ada"));
+    let own = files(&certified.directory("client", "ada"));
     let with = ["--ca", text(&own.ca), "--cert", text(&own.cert), "--key", text(&own.key)];
     let list = ["--endpoint", &endpoints.join(","), "cluster", "status", "-o", "json"];
     let ran = run_to_end(&[&with[..], &list[..]].concat(), "").await;
@@ -345,7 +346,7 @@ async fn a_cluster_with_certificates() {
     }
 
     // A job that names no tenant is of the one that its submitter's certificate acts for.
-    let eve = certified.folder("client", "eve");
+    let eve = certified.directory("client", "eve");
     let of_tenant = ["client", "eve", "--tenant", "vision", "--out", text(&eve)];
     ca(&[&["issue", text(&certified.authority)], &of_tenant[..]].concat()).await;
     let own = files(&eve);
@@ -361,7 +362,7 @@ async fn a_cluster_with_certificates() {
     let cordon = v1::CordonNodeRequest { node: "h1".to_owned(), ..Default::default() };
     cluster.client().cordon_node(cordon).await.expect("an operator may");
     rotate_under_load(&cluster, &certified, &endpoints, &tls, &home).await;
-    assert!(admin.reload().expect("it was issued anew"));
+    assert!(admin.reload().expect("it was issued again"));
     let uncordon = v1::UncordonNodeRequest { node: "h1".to_owned(), ..Default::default() };
     cluster.client().uncordon_node(uncordon).await.expect("an operator may");
 
@@ -402,7 +403,7 @@ async fn rotate_under_load(
     let mut homes: Vec<PathBuf> = cluster.replicas.iter().map(|files| files.home.clone()).collect();
     homes.push(agent.to_path_buf());
     // A broken file in between changes nothing.
-    let victim = certified.folder("replica", "1").join("tls.crt");
+    let victim = certified.directory("replica", "1").join("tls.crt");
     let genuine = std::fs::read(&victim).unwrap();
     std::fs::write(&victim, b"-----BEGIN CERTIFICATE-----\nAAAA\n").unwrap();
     eventually("a broken certificate is not told of", || async {
@@ -412,11 +413,11 @@ async fn rotate_under_load(
     .await;
     std::fs::write(&victim, &genuine).unwrap();
 
-    // A connection that lives through all of it, with the certificate it was made with.
+    // A connection that stays open through all of it, with the certificate it was made with.
     let old_files = cluster.scratch.path().join("old");
     std::fs::create_dir_all(&old_files).unwrap();
     for name in ["ca.crt", "tls.crt", "tls.key"] {
-        std::fs::copy(certified.folder("client", "ada").join(name), old_files.join(name)).unwrap();
+        std::fs::copy(certified.directory("client", "ada").join(name), old_files.join(name)).unwrap();
     }
     let old = Security::Tls(Tls::load(files(&old_files)).unwrap());
     let mut kept = JobServiceClient::new(

@@ -17,7 +17,7 @@ use crate::support::{
 
 /// The newest record format of this release.
 const NEWEST: u32 = muster_journal::FORMAT_MAX as u32;
-/// Between two submissions: the jobs run, on a machine that has replicas and agents besides.
+/// Between two submissions: the jobs run, on a machine that runs replicas and agents too.
 const PERIOD: Duration = Duration::from_millis(400);
 /// How long a gang runs that sees the whole upgrade.
 const LONG_MS: u64 = 30_000;
@@ -40,7 +40,7 @@ impl OlderClient {
         std::fs::write(&file, text).expect("writing a job file");
         let ids = tokio::spawn(async move {
             let mut ids = Vec::new();
-            let file = file.to_str().expect("the test's folder is text");
+            let file = file.to_str().expect("the test's directory is text");
             while !*stopped.borrow() {
                 let name = format!("older-{}", ids.len());
                 let words = ["--endpoint", &endpoints, "--quiet", "submit", file, "--name", &name];
@@ -108,7 +108,7 @@ async fn submitted(client: &Client, wanted: v1::Job) -> String {
 
 async fn spec_of(client: &Client, id: &str) -> v1::JobSpec {
     let request = v1::GetJobRequest { job_id: id.to_owned(), read: None };
-    let job = client.get_job(request).await.expect("it is there").job.expect("it is said");
+    let job = client.get_job(request).await.expect("it is there").job.expect("a job is returned");
     job.spec.expect("a job has a spec")
 }
 
@@ -188,10 +188,10 @@ async fn the_release_before_takes_part_in_a_rolling_upgrade_to_this_one() {
     }
     cluster.leader().await;
     let mut agents = Agents::start_of(&previous, &cluster, &HOSTS).await;
-    let folder = cluster.scratch.path().join("evidence");
-    std::fs::create_dir_all(&folder).expect("a folder can be made");
+    let directory = cluster.scratch.path().join("evidence");
+    std::fs::create_dir_all(&directory).expect("a directory can be made");
     let client = cluster.client();
-    let through = submitted(&client, work("through", &folder, LONG_MS, 0, (2, 1))).await;
+    let through = submitted(&client, work("through", &directory, LONG_MS, 0, (2, 1))).await;
     wait_for_job(&client, &through, |job| job.phase() == JobPhase::Running).await;
     let mut load = Load::start_every(PERIOD, &cluster);
     let older = OlderClient::start(&previous, &cluster);
@@ -201,7 +201,7 @@ async fn the_release_before_takes_part_in_a_rolling_upgrade_to_this_one() {
     raise_the_format(&cluster).await;
     load.progress().await;
     // Agents of the release before go on under the new format, and give way to new ones below their workers.
-    let after = submitted(&client, work("after", &folder, LONG_MS / 2, 0, (2, 1))).await;
+    let after = submitted(&client, work("after", &directory, LONG_MS / 2, 0, (2, 1))).await;
     wait_for_job(&client, &after, |job| job.phase() == JobPhase::Running).await;
     agents.set_program(None);
     for host in HOSTS {
@@ -210,7 +210,7 @@ async fn the_release_before_takes_part_in_a_rolling_upgrade_to_this_one() {
         agents.wait_status(host, v1::NodeStatus::Up).await;
         load.progress().await;
     }
-    let shared = submitted(&client, work("new", &folder, 10, 0, (2, 1))).await;
+    let shared = submitted(&client, work("new", &directory, 10, 0, (2, 1))).await;
     for id in [&through, &after, &shared] {
         succeeded_at_once(&client, id).await;
     }
@@ -222,7 +222,7 @@ async fn the_release_before_takes_part_in_a_rolling_upgrade_to_this_one() {
     for id in &ids {
         assert!(there.contains(id.as_str()), "{id} was acknowledged to a client of the release before");
     }
-    let report = intervals::check(&intervals::read(&folder).expect("evidence can be read"));
+    let report = intervals::check(&intervals::read(&directory).expect("evidence can be read"));
     assert!(report.overlaps.is_empty(), "{report}");
     cluster.assert_digests_agree().await;
     say(&format!(

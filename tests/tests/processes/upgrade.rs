@@ -57,7 +57,7 @@ async fn a_rolling_upgrade_fails_no_call_and_raises_the_format_at_its_end() {
         .await;
     }
 
-    // One of the release before stops before what it cannot read, says so, and gets no vote.
+    // A replica of the previous release stops before what it cannot read, reports that, and gets no vote.
     cluster.settings = CAPPED.to_owned();
     cluster.write_config(3);
     cluster.start_replica_with(3, &["--join"]);

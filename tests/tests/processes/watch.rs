@@ -16,16 +16,16 @@ const BATCH: usize = 1_000;
 const WINDOW_BYTES: u32 = 65_535;
 /// Snapshots and segments every moment, so that the log is purged within a test.
 const EAGER: &str =
-    "\n[snapshots]\nevery_entries = 20\nkept_entries = 5\n\n[archive]\nsegment_age_ms = 200\n";
+    "\n[snapshots]\nevery_entries = 20\nkept_entries = 5\n\n[archive]\nsegment_age = \"200ms\"\n";
 
 /// One change that a watcher was told of: the record, and which job.
-type Told = (u64, String);
+type Change = (u64, String);
 
 /// Reads until the stream ends or has come to a record; what it told of, its last token and how it ended.
 async fn read(
     stream: &mut tonic::Streaming<v1::WatchJobsResponse>,
     up_to: u64,
-) -> (Vec<Told>, String, Option<Refused>) {
+) -> (Vec<Change>, String, Option<Refused>) {
     let mut told = Vec::new();
     let mut token = String::new();
     let reading = async {
@@ -54,7 +54,7 @@ async fn read(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_watcher_is_cut_with_its_place_and_goes_on_there_exactly() {
     let _heavy = heavy().await;
-    let cluster = Cluster::start_with(1, 0, "\n[archive]\nsegment_age_ms = 200\n").await;
+    let cluster = Cluster::start_with(1, 0, "\n[archive]\nsegment_age = \"200ms\"\n").await;
     let client = cluster.client();
     let channel =
         tonic::transport::Endpoint::from_shared(cluster.replicas[0].endpoint()).expect("an address");
@@ -169,7 +169,7 @@ async fn what_a_snapshot_took_a_replica_past_its_archive_gets_from_a_peer() {
     assert_eq!(next, end + 1);
     cluster.stop(late).await;
     let archive = cluster.replicas[late].data().join("archive");
-    let archive = archive.to_str().expect("the test's folder is text");
+    let archive = archive.to_str().expect("the test's directory is text");
     let ran = crate::support::run_to_end(&["log", "verify", "--archive", archive], "").await;
     assert_eq!(ran.code, Some(0), "{ran:#?}");
     // With no archive at all it gets everything again.

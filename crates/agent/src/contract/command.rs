@@ -11,13 +11,13 @@
 //! A command that begins with the framework's own launcher keeps its options: ours come first, and the
 //! last one given counts.
 
-use super::{Form, Here, comma, endpoint, master, rank_name};
+use super::{Form, NodeContext, comma, endpoint, master, rank_name};
 use crate::rules::{Launch, Placement, RankPlace};
 use std::path::Path;
 
 /// The program and its arguments, as they are executed.
 #[must_use]
-pub fn command(placement: &Placement, worker: &Launch, here: &Here<'_>) -> Vec<String> {
+pub fn command(placement: &Placement, worker: &Launch, here: &NodeContext<'_>) -> Vec<String> {
     match placement.form {
         Form::Environment => worker.command.clone(),
         Form::Torchrun | Form::TorchrunElastic => {
@@ -95,7 +95,7 @@ fn torchrun_options(placement: &Placement, worker: &Launch) -> Vec<String> {
 /// retry rules count.
 const ELASTIC_RESTARTS: u32 = 3;
 
-fn deepspeed_options(placement: &Placement, worker: &Launch, here: &Here<'_>) -> Vec<String> {
+fn deepspeed_options(placement: &Placement, worker: &Launch, here: &NodeContext<'_>) -> Vec<String> {
     vec![
         format!("--hostfile={}", here.rank_hostfile_path.display()),
         format!("--include={}", deepspeed_include(placement, worker)),

@@ -14,7 +14,7 @@
 //! `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` (CUDA Multi-Process Service, "Environment Variables"). Nothing but an MPS server
 //! holds it to that share, and nothing holds it to a part of the device's memory.
 
-use super::{Form, Here, Local, Pairs, comma, pairs};
+use super::{Form, Local, NodeContext, Pairs, comma, pairs};
 use crate::rules::{DEVICE_MILLI, Launch, Placement};
 
 /// What a type of accelerator is driven by.
@@ -78,7 +78,7 @@ pub(super) fn visible(
     placement: &Placement,
     worker: &Launch,
     local: Local,
-    here: &Here<'_>,
+    here: &NodeContext<'_>,
 ) -> (Option<String>, Pairs) {
     if worker.devices.is_empty() {
         // A worker that asked for no device must not find the node's.

@@ -16,10 +16,11 @@
 //!   `_src/clusters/cloud_tpu_cluster.py`; Ray `get_tpu_coordinator_env_vars`); bounds of hosts and
 //!   processes as libtpu takes them. The metadata server is not asked: the slice is ours to describe.
 
-use super::{Here, Host, Layout, Local, Pairs, comma, endpoint, master, pairs};
+use super::{Host, Layout, Local, NodeContext, Pairs, comma, endpoint, master, pairs};
 use crate::rules::{Launch, Placement, RankPlace};
-use muster_types::DeviceSet;
+use muster_types::job::ArrayMember;
 use muster_types::tpu::{Generation, host_extent};
+use muster_types::{ArrayId, DeviceSet};
 use std::fmt::Write as _;
 
 /// Addresses of the nodes, in order of their first ranks.
@@ -63,7 +64,7 @@ pub(super) fn slurm(
     worker: &Launch,
     layout: &Layout<'_>,
     local: Local,
-    here: &Here<'_>,
+    here: &NodeContext<'_>,
 ) -> Pairs {
     let job_id = placement.token.log_index.to_string();
     let world = placement.rank_map.len().to_string();
@@ -103,10 +104,10 @@ pub(super) fn slurm(
     if !devices.is_empty() && Generation::of_kind(&worker.accelerator_type).is_none() {
         found.extend(pairs([("SLURM_GPUS_ON_NODE", devices.count().to_string())]));
     }
-    if let Some((index, size)) = placement.array {
+    if let Some(ArrayMember { index, ordinal, size }) = placement.array {
         found.extend(pairs([
             // The id of the first member, as the leader numbers them: the same for all members and attempts.
-            ("SLURM_ARRAY_JOB_ID", placement.job.0.saturating_sub(index.into()).to_string()),
+            ("SLURM_ARRAY_JOB_ID", ArrayId::of_member(placement.job, ordinal).0.to_string()),
             ("SLURM_ARRAY_TASK_ID", index.to_string()),
             ("SLURM_ARRAY_TASK_COUNT", size.to_string()),
         ]));

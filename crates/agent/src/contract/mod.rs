@@ -28,13 +28,14 @@ pub use devices::{Family, family};
 pub use hostfile::{by_address, by_rank, rank_name};
 
 use crate::rules::{Launch, Placement, RankPlace};
+use muster_types::job::ArrayMember;
 use muster_types::{DeviceSet, LaunchForm as Form};
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// What this node adds to a contract.
 #[derive(Clone, Debug)]
-pub struct Here<'a> {
+pub struct NodeContext<'a> {
     /// This node's name.
     pub node: &'a str,
     /// Type of this node's accelerators; empty for none.
@@ -119,7 +120,11 @@ pub fn seen_devices(placement: &Placement, worker: &Launch, node: &str) -> Devic
 
 /// The whole environment of one worker.
 #[must_use]
-pub fn environment(placement: &Placement, worker: &Launch, here: &Here<'_>) -> BTreeMap<String, String> {
+pub fn environment(
+    placement: &Placement,
+    worker: &Launch,
+    here: &NodeContext<'_>,
+) -> BTreeMap<String, String> {
     let layout = Layout::of(&placement.rank_map);
     let local = layout.local(here.node, worker.rank as usize);
     let mut variables = here.base.clone();
@@ -184,7 +189,7 @@ fn endpoint(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-fn muster(placement: &Placement, worker: &Launch, local: Local, here: &Here<'_>) -> Pairs {
+fn muster(placement: &Placement, worker: &Launch, local: Local, here: &NodeContext<'_>) -> Pairs {
     let mut found = pairs([
         ("MUSTER_JOB_ID", placement.job.to_string()),
         ("MUSTER_JOB_NAME", placement.job_name.clone()),
@@ -211,7 +216,7 @@ fn muster(placement: &Placement, worker: &Launch, local: Local, here: &Here<'_>)
     }
     found.extend(checkpoints(placement));
     found.extend(notices(placement, local, here));
-    if let Some((index, size)) = placement.array {
+    if let Some(ArrayMember { index, size, .. }) = placement.array {
         found.extend(pairs([
             ("MUSTER_ARRAY_INDEX", index.to_string()),
             ("MUSTER_ARRAY_SIZE", size.to_string()),
@@ -249,7 +254,7 @@ pub fn notice_port(first: u16, local_rank: usize) -> Option<u16> {
 }
 
 /// How the worker is told to stop, and whom it tells what.
-fn notices(placement: &Placement, local: Local, here: &Here<'_>) -> Pairs {
+fn notices(placement: &Placement, local: Local, here: &NodeContext<'_>) -> Pairs {
     let mut found = pairs([("MUSTER_NOTICE_FILE", here.notice_path.display().to_string())]);
     if let Some(notice) = &placement.notice
         && let Some(port) = notice_port(notice.port, local.rank)

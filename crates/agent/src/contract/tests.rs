@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::rules::{Placement, Slices};
+use muster_types::job::ArrayMember;
 use muster_types::tpu::SliceShape;
 use muster_types::{DeviceSet, FencingToken, JobId, LogIndex};
 use std::time::Duration;
@@ -57,7 +58,7 @@ fn text(placement: &Placement, rank: u32, node: &str, node_accelerator: &str) ->
         ("HOME".to_owned(), "/root".to_owned()),
     ]);
     let launcher = ["/usr/bin/muster", "shim", "launch"].map(str::to_owned);
-    let here = Here {
+    let here = NodeContext {
         node,
         node_accelerator,
         base: &base,
@@ -160,7 +161,7 @@ fn an_array_job_without_devices_on_a_gpu_host_with_variables_of_the_user() {
         ("PATH".to_owned(), "/opt/bin".to_owned()),
     ]);
     let mut placement = placement(vec![place("gpu-a", "10.0.0.1", 0)], vec![launch]);
-    placement.array = Some((4, 100));
+    placement.array = Some(ArrayMember { index: 4, ordinal: 4, size: 100 });
     placement.job = JobId(5 * 1024 + 4);
     placement.checkpoint_directory.clear();
     check("environment_array_user_variables.txt", &placement, 0, "gpu-a", "a100");

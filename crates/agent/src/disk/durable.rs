@@ -8,7 +8,7 @@
 //! match their checksum are an error, never a value.
 
 use muster_files::{Lasting, Manner};
-pub use muster_files::{read_bounded, sync_folder};
+pub use muster_files::{read_bounded, sync_directory};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io;

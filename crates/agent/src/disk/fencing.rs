@@ -48,7 +48,7 @@ pub struct Fences {
 pub enum FencingError {
     /// The directory cannot be listed or made.
     #[error("open the fencing directory {path}")]
-    Folder {
+    Directory {
         /// The directory.
         path: PathBuf,
         /// Why.
@@ -66,7 +66,7 @@ impl Fences {
     /// # Errors
     /// When anything there cannot be read whole.
     pub fn open(directory: &Path, jobs_max: usize) -> Result<Fences, FencingError> {
-        let fail = |source| FencingError::Folder { path: directory.to_owned(), source };
+        let fail = |source| FencingError::Directory { path: directory.to_owned(), source };
         std::fs::create_dir_all(directory).map_err(fail)?;
         let path = directory.join("log");
         let opened = FenceLog::open::<Entry>(&path).map_err(FencingError::Record)?;
@@ -160,9 +160,9 @@ fn entries(table: &FenceTable) -> impl Iterator<Item = Entry> {
     std::iter::once(Entry::Floor(table.floor())).chain(fences)
 }
 
-/// Folders of single jobs, as they were kept before there was one file.
+/// Directories of single jobs, as they were kept before there was one file.
 fn directories(directory: &Path) -> Result<BTreeMap<JobId, PathBuf>, FencingError> {
-    let fail = |source| FencingError::Folder { path: directory.to_owned(), source };
+    let fail = |source| FencingError::Directory { path: directory.to_owned(), source };
     let mut found = BTreeMap::new();
     for entry in std::fs::read_dir(directory).map_err(fail)? {
         let entry = entry.map_err(fail)?;

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 pub enum StateDirError {
     /// It cannot be made or used.
     #[error("use the state directory {path}")]
-    Folder {
+    Directory {
         /// The path that failed.
         path: PathBuf,
         /// Why.
@@ -60,24 +60,24 @@ struct HolderRecord {
     boot_id: String,
     /// Which directory it was made in; none in what an agent of an earlier release wrote.
     #[serde(default, rename = "folder")]
-    directory: Option<FolderId>,
+    directory: Option<DirectoryId>,
 }
 
 /// What tells a directory from a copy of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct FolderId {
+struct DirectoryId {
     inode: u64,
     /// When it was made, in nanoseconds, for numbers of inodes are used again; none where the file system does not say.
     made_ns: Option<u64>,
 }
 
-impl FolderId {
-    fn of(root: &Path) -> Result<FolderId, StateDirError> {
-        let failed = |source| StateDirError::Folder { path: root.to_owned(), source };
+impl DirectoryId {
+    fn of(root: &Path) -> Result<DirectoryId, StateDirError> {
+        let failed = |source| StateDirError::Directory { path: root.to_owned(), source };
         let metadata = std::fs::metadata(root).map_err(failed)?;
         let made = metadata.created().ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
         let made_ns = made.and_then(|made| u64::try_from(made.as_nanos()).ok());
-        Ok(FolderId { inode: metadata.ino(), made_ns })
+        Ok(DirectoryId { inode: metadata.ino(), made_ns })
     }
 }
 
@@ -116,7 +116,7 @@ impl StateDir {
         let lock = lock(root)?;
         let fail = |path: &Path| {
             let path = path.to_owned();
-            move |source| StateDirError::Folder { path, source }
+            move |source| StateDirError::Directory { path, source }
         };
         let root = root.canonicalize().map_err(fail(root))?;
         let holder = settle(&root, boot_id_path)?;
@@ -143,7 +143,7 @@ impl StateDir {
     pub fn open_to_workers(&self, has_users: bool) -> Result<(), StateDirError> {
         let mode = |path: PathBuf, mode| {
             let set = std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode));
-            set.map_err(|source| StateDirError::Folder { path, source })
+            set.map_err(|source| StateDirError::Directory { path, source })
         };
         mode(self.jobs(), 0o700)?;
         let passable = if has_users { 0o711 } else { 0o700 };
@@ -246,7 +246,7 @@ impl StateDir {
 pub fn lock(root: &Path) -> Result<File, StateDirError> {
     let fail = |path: &Path| {
         let path = path.to_owned();
-        move |source| StateDirError::Folder { path, source }
+        move |source| StateDirError::Directory { path, source }
     };
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(fail(root))?;
     let path = root.join("lock");
@@ -260,7 +260,7 @@ pub fn lock(root: &Path) -> Result<File, StateDirError> {
     match lock.try_lock() {
         Ok(()) => Ok(lock),
         Err(TryLockError::WouldBlock) => Err(StateDirError::Locked { path }),
-        Err(TryLockError::Error(source)) => Err(StateDirError::Folder { path, source }),
+        Err(TryLockError::Error(source)) => Err(StateDirError::Directory { path, source }),
     }
 }
 
@@ -298,7 +298,7 @@ fn remove_lease(root: &Path) -> Result<(), StateDirError> {
     let lease = root.join("lease");
     match std::fs::remove_file(&lease) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(StateDirError::Folder { path: lease, source })
+            Err(StateDirError::Directory { path: lease, source })
         }
         _ => Ok(()),
     }
@@ -319,7 +319,7 @@ fn settle_lasting_holder(root: &Path, boot_id_path: &Path) -> Result<HolderId, S
 fn settle_holder(root: &Path, boot_id_path: &Path) -> Result<HolderId, StateDirError> {
     let (boot_id, path) = (boot_id(boot_id_path)?, root.join("holder"));
     let before = holder_before(&path)?;
-    let directory = FolderId::of(root)?;
+    let directory = DirectoryId::of(root)?;
     if let Some(record) = before.filter(|record| record.boot_id == boot_id) {
         match record.directory {
             Some(known) if known == directory => return Ok(record.holder),
@@ -346,14 +346,14 @@ fn settle_holder(root: &Path, boot_id_path: &Path) -> Result<HolderId, StateDirE
 fn archive_tasks(root: &Path) -> Result<(), StateDirError> {
     let fail = |path: &Path| {
         let path = path.to_owned();
-        move |source| StateDirError::Folder { path, source }
+        move |source| StateDirError::Directory { path, source }
     };
     remove_lease(root)?;
     let tasks = root.join("tasks");
     let empty = match std::fs::read_dir(&tasks) {
         Ok(mut entries) => entries.next().is_none(),
         Err(e) if e.kind() == io::ErrorKind::NotFound => true,
-        Err(source) => return Err(StateDirError::Folder { path: tasks, source }),
+        Err(source) => return Err(StateDirError::Directory { path: tasks, source }),
     };
     if empty {
         return Ok(());

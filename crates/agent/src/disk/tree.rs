@@ -1,4 +1,4 @@
-//! Folders that workers have filled: counted and removed whatever is in them, however deep and however much.
+//! Directories that workers have filled: counted and removed whatever is in them, however deep and however much.
 //!
 //! A path has 4,096 bytes, a process a thousand descriptors and a thread a stack of 2 MiB; a worker that makes directories in
 //! directories has no such limit. So nothing here recurses or names a path below the directory: every step is relative to a
@@ -57,7 +57,8 @@ fn is_dots(name: &CStr) -> bool {
 
 /// Removes a directory and all that is in it. None that is there is fine; a file is removed too.
 ///
-/// Folders inside are moved up into the first one before they are emptied, so that no tree is ever deeper than two.
+/// Directories inside are moved up into the first one before they are emptied, so that no tree is ever deeper than
+/// two.
 ///
 /// # Errors
 /// When something stays, for example a file system that is mounted there; the rest has gone.
@@ -149,21 +150,21 @@ pub(crate) fn size(directory: &Path) -> Size {
         return total;
     };
     let mut entries_left = COUNTED_ENTRIES_MAX;
-    let mut open_folders = vec![Counted::read(top, &mut total, &mut entries_left)];
-    while let Some(directory) = open_folders.last_mut() {
+    let mut open_directories = vec![Counted::read(top, &mut total, &mut entries_left)];
+    while let Some(directory) = open_directories.last_mut() {
         let Some(name) = directory.inside.pop() else {
-            open_folders.pop();
+            open_directories.pop();
             continue;
         };
-        if open_folders.len() > COUNTED_DEPTH_MAX || entries_left == 0 {
+        if open_directories.len() > COUNTED_DEPTH_MAX || entries_left == 0 {
             total.is_partial = true;
             return total;
         }
-        let Some(directory) = open_folders.last() else { return total };
+        let Some(directory) = open_directories.last() else { return total };
         // One that cannot be opened is removed when its time comes.
         let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         if let Ok(next) = Dir::openat(&directory.dir, name.as_c_str(), flags, Mode::empty()) {
-            open_folders.push(Counted::read(next, &mut total, &mut entries_left));
+            open_directories.push(Counted::read(next, &mut total, &mut entries_left));
         }
     }
     total
@@ -172,7 +173,7 @@ pub(crate) fn size(directory: &Path) -> Size {
 /// A directory whose files are counted.
 struct Counted {
     dir: Dir,
-    /// Folders in it that are not.
+    /// Directories in it that are not.
     inside: Vec<CString>,
 }
 
@@ -196,11 +197,11 @@ impl Counted {
             let blocks = stat.map_or(0, |stat| u64::try_from(stat.st_blocks).unwrap_or(0));
             total.bytes =
                 total.bytes.saturating_add(blocks.saturating_mul(BLOCK_BYTES)).saturating_add(ENTRY_BYTES);
-            let is_folder = match kind {
+            let is_directory = match kind {
                 Some(kind) => kind == Type::Directory,
                 None => stat.is_some_and(|stat| stat.st_mode & nix::libc::S_IFMT == nix::libc::S_IFDIR),
             };
-            if is_folder {
+            if is_directory {
                 inside.push(name);
             }
         }
@@ -214,7 +215,7 @@ mod tests {
     use nix::sys::stat::mkdirat;
     use std::os::unix::fs::PermissionsExt;
 
-    /// Folders in directories, with a file in the last.
+    /// Nested directories, with a file in the last.
     fn deep(at: &Path, levels: u32) {
         std::fs::create_dir(at).unwrap();
         let mut dir = open(AT_FDCWD, &c_path(at).unwrap()).unwrap();

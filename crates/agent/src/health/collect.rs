@@ -1,5 +1,6 @@
 //! What was seen, made into reports: the same thing once, storms as counts, nothing that the leader knows already.
 
+use crate::monitoring::DeviceConditions;
 use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
 use muster_types::{DeviceSet, LogTime, limits};
 use muster_wire::{agent, convert};
@@ -108,6 +109,29 @@ impl Collector {
         self.findings.truncate(limits::HEALTH_CONDITIONS_MAX);
     }
 
+    /// What is wrong now by device; where nothing is known of the host's devices, all of them are in doubt.
+    pub(crate) fn conditions(&self) -> DeviceConditions {
+        let mut conditions = DeviceConditions::default();
+        for observation in &self.findings {
+            let devices =
+                observation.device.map_or(DeviceSet(u64::MAX), |device| DeviceSet(1 << (device % 64)));
+            let of = match observation.finding {
+                Finding::DeviceLost | Finding::RowRemapFailed | Finding::Recovery(_) => {
+                    &mut conditions.failed
+                }
+                Finding::Xid(_)
+                | Finding::EccUncorrectable
+                | Finding::RowRemapPending
+                | Finding::Slowdown
+                | Finding::Fabric
+                | Finding::MonitorHung
+                | Finding::Network => &mut conditions.degraded,
+            };
+            *of = of.union(devices);
+        }
+        conditions
+    }
+
     /// Devices that were reset.
     pub(crate) fn was_reset(&mut self, devices: DeviceSet) {
         self.reset = self.reset.union(devices);
@@ -213,6 +237,23 @@ mod tests {
         assert!(collector.due(now + BETWEEN_REPORTS, None).is_none(), "nothing is new");
         collector.session_changed();
         assert!(collector.due(now + BETWEEN_REPORTS, None).is_some());
+    }
+
+    #[test]
+    fn a_device_is_failed_or_degraded_by_what_is_found() {
+        let mut collector = Collector::new(1);
+        let found = |finding, device| Observation::of(finding, Some(device));
+        collector.findings(vec![
+            found(Finding::Slowdown, 0),
+            found(Finding::DeviceLost, 3),
+            found(Finding::EccUncorrectable, 3),
+        ]);
+        let wanted = DeviceConditions { failed: DeviceSet(0b1000), degraded: DeviceSet(0b1001) };
+        assert_eq!(collector.conditions(), wanted);
+        collector.findings(vec![Observation::of(Finding::MonitorHung, None)]);
+        assert_eq!(collector.conditions().degraded, DeviceSet(u64::MAX));
+        collector.findings(Vec::new());
+        assert_eq!(collector.conditions(), DeviceConditions::default());
     }
 
     #[test]

@@ -15,9 +15,11 @@ pub use kernel_log::Xid;
 pub use monitor::{Inventory, ListedDevice};
 
 use crate::disk::state_dir::StateDir;
+use crate::monitoring::NodeMonitor;
 use collect::Collector;
 use monitor::Monitor;
-use muster_types::LogTime;
+use muster_types::config_value::span_ms;
+use muster_types::{LogTime, Violation};
 use muster_wire::agent;
 use repair::Repairs;
 use serde::{Deserialize, Serialize};
@@ -41,10 +43,13 @@ pub struct HealthConfig {
     /// Program and arguments that repair the host once it is empty; without them a person does.
     pub repair_command: Vec<String>,
     /// From one look at the devices to the next.
+    #[serde(rename = "poll_interval", with = "span_ms")]
     pub poll_interval_ms: u64,
     /// A call of the library that takes longer hangs.
+    #[serde(rename = "hang", with = "span_ms")]
     pub hang_ms: u64,
     /// A device is slowed down when it was at six of ten looks within this time.
+    #[serde(rename = "slowdown_window", with = "span_ms")]
     pub slowdown_window_ms: u64,
 }
 
@@ -84,19 +89,25 @@ impl HealthConfig {
 
     /// The first key that breaks its rule, and the rule.
     #[must_use]
-    pub(crate) fn violation(&self) -> Option<(&'static str, &'static str)> {
-        if !(10..=3_600_000).contains(&self.poll_interval_ms) {
-            return Some(("health.poll_interval_ms", "must be 10 ms to one hour"));
-        }
-        if self.hang_ms < 2 * self.poll_interval_ms.min(1_000) || self.hang_ms > 3_600_000 {
-            return Some(("health.hang_ms", "must be two looks to one hour"));
-        }
-        if self.slowdown_window_ms < self.poll_interval_ms || self.slowdown_window_ms > 86_400_000 {
-            return Some(("health.slowdown_window_ms", "must be one look to one day"));
+    pub(crate) fn violation(&self) -> Option<(&'static str, String)> {
+        const HOUR_MS: u64 = 3_600_000;
+        let look_ms = self.poll_interval_ms;
+        let spans = [
+            ("health.poll_interval", look_ms, 10, HOUR_MS),
+            // Two looks.
+            ("health.hang", self.hang_ms, 2 * look_ms.min(1_000), HOUR_MS),
+            // One look.
+            ("health.slowdown_window", self.slowdown_window_ms, look_ms, 24 * HOUR_MS),
+        ];
+        if let Some((key, ms, least, most)) =
+            spans.into_iter().find(|(_, ms, least, most)| !(least..=most).contains(&ms))
+        {
+            return Some((key, Violation::span(key, ms, least, most).description));
         }
         let program = self.repair_command.first();
         if program.is_some_and(|program| !program.starts_with('/')) || self.repair_command.len() > 64 {
-            return Some(("health.repair_command", "must begin with the absolute path of a program"));
+            let rule = "must begin with the absolute path of a program";
+            return Some(("health.repair_command", rule.to_owned()));
         }
         None
     }
@@ -146,6 +157,7 @@ impl Health {
         self,
         state: Arc<StateDir>,
         boot_id_path: &Path,
+        node: NodeMonitor,
         mut line: watch::Receiver<Option<Line>>,
         mut incoming: mpsc::Receiver<FromLeader>,
     ) {
@@ -181,6 +193,7 @@ impl Health {
                 _ = interval.tick() => {}
             }
             self.monitor.take(&mut collector);
+            node.devices_are(collector.conditions());
             collector.maintenance(self.config.maintenance_file.as_deref().and_then(maintenance::read));
             let Some(line) = line.borrow_and_update().clone() else { continue };
             if let Some(report) = collector.due(Instant::now(), repairs.outcome()) {

@@ -86,7 +86,7 @@ impl Identity {
     }
 
     /// Where the launcher keeps its files: the worker's user owns no other part of the worker's directory.
-    pub(super) fn own_folder(&self) -> Result<PathBuf, Failure> {
+    pub(super) fn own_directory(&self) -> Result<PathBuf, Failure> {
         let directory = self.directory.join("work").join(".muster");
         let made = std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700)
             .recursive(true)

@@ -102,12 +102,12 @@ pub(super) fn part(gang: &mut Gang, hub: &Hub) {
 
 /// The process that starts the MPI job, with everything it is told by.
 fn prepare(identity: &Identity, hub: &Hub, command: &[String]) -> Result<Command, Failure> {
-    let helper = identity.own_folder()?.join("remote");
+    let helper = identity.own_directory()?.join("remote");
     let own = std::env::current_exe().map_err(|e| format!("find the program of this launcher: {e}"))?;
     let shim: Vec<String> = std::env::args().skip(1).take_while(|word| word != LAUNCH).collect();
     write(&helper, &script(&own, &shim), 0o700)?;
     let hosts = identity.directory.join("hostfile.ranks");
-    let hydra_hosts = identity.own_folder()?.join("hostfile.hydra");
+    let hydra_hosts = identity.own_directory()?.join("hostfile.hydra");
     let listed = std::fs::read_to_string(&hosts).map_err(|e| format!("read {}: {e}", hosts.display()))?;
     write(&hydra_hosts, &listed.replace(" slots=", ":"), 0o600)?;
     let mut variables = variables(&helper, &hosts, &hydra_hosts, identity.stop_grace_ms);

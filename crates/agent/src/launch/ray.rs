@@ -42,7 +42,7 @@ pub(super) fn head(gang: &mut Gang, command: &[String]) -> Result<i32, Failure> 
     let hub = Hub::open(&gang.identity, gang.children.events.clone())?;
     let ray = program(command.first().map_or("", String::as_str));
     let address = identity::endpoint(gang.identity.hub(), free_port(gang.identity.hub())?);
-    let session = session_folder(&gang.identity.token);
+    let session = session_directory(&gang.identity.token);
     let code = cluster(gang, &hub, &ray, &address, &session, command);
     part(gang, &hub);
     // Other workers on this machine share the directory, and the last of them has the last word.
@@ -231,7 +231,7 @@ fn free_port(host: &str) -> Result<u16, Failure> {
 }
 
 /// Holds sockets, whose paths may have 107 bytes, of which Ray takes some 65 for itself.
-fn session_folder(token: &str) -> PathBuf {
+fn session_directory(token: &str) -> PathBuf {
     temporary::short_base().join(format!("muster-ray-{token}-{}", std::process::id()))
 }
 

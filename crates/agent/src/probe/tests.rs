@@ -19,7 +19,11 @@ fn in_every_turn_each_meets_one_other_and_in_the_end_everybody() {
                     assert_eq!(count % 2, 1, "nobody rests where the count is even");
                     continue;
                 };
-                assert_eq!(partner(other, turn, count), Some(own), "{own} and {other} of {count} in {turn}");
+                assert_eq!(
+                    partner(other, turn, count),
+                    Some(own),
+                    "{own} and {other} of {count} in round {turn}"
+                );
                 met.insert((own, other));
             }
         }

@@ -100,8 +100,8 @@ const CPU_WEIGHT_MAX: &str = "10000";
 /// Processes and threads of one worker: far above any program, far below what a host has.
 const PIDS_MAX: u64 = 65_536;
 
-/// Gives the groups below `parent` those of its controllers that limit workers. A group with processes of
-/// its own can give none, so an agent that is alone in it moves into one below.
+/// Gives the groups below `parent` those of its controllers that limit workers. A group that has processes
+/// itself can give none, so an agent that is alone in it moves into one below.
 ///
 /// # Errors
 /// A sentence on why there will be no limits.

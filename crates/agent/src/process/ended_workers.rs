@@ -103,7 +103,7 @@ impl Directories {
     fn look(&mut self, tasks: &Path) -> io::Result<()> {
         let mut found: Vec<(SystemTime, PathBuf)> = Vec::new();
         let mut first_error = None;
-        for entry in std::fs::read_dir(tasks)?.take(limits::TASK_FOLDERS_MAX) {
+        for entry in std::fs::read_dir(tasks)?.take(limits::TASK_DIRECTORIES_MAX) {
             let entry = entry?;
             let path = entry.path();
             if disposal::is_set_aside(&entry.file_name()) {

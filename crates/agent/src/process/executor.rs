@@ -6,7 +6,7 @@
 
 use crate::chain::chain;
 use crate::clock::BootTime;
-use crate::contract::{self, Here};
+use crate::contract::{self, NodeContext};
 use crate::executor::{
     Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest, StopRequest,
 };
@@ -21,11 +21,13 @@ use crate::process::prewarm_pool::{self, Pool, Shim, Waiting, next_line};
 use crate::process::processes::{self, MARK_VARIABLE};
 use crate::process::secrets;
 use crate::process::shim;
-use crate::process::task::{self, GangFiles, TaskDir, TaskError, TaskSpec};
+use crate::process::task::{self, Exit, GangFiles, TaskDir, TaskError, TaskSpec};
+use crate::process::transcript::OutputTally;
 use crate::process::unlisted;
 use crate::rules::{DEVICE_MILLI, HttpNotice, Launch, Placement, WorkerKey, detail};
 use crate::settings::{ControlGroups, LogLimits, MemoryLimit};
 use crate::temporary;
+use muster_metrics::{AgentMetrics, OutputFate};
 use muster_types::{DeviceSet, ExitStatus, HolderId};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
@@ -70,6 +72,8 @@ pub struct ProcessSettings {
     pub control_groups: ControlGroups,
     /// What holds workers to their memory.
     pub memory_limit: MemoryLimit,
+    /// Where output is counted.
+    pub metrics: AgentMetrics,
     /// Where the agent takes notes of workers; none when it takes none.
     pub agent_socket: Option<PathBuf>,
     /// What keeps workers from the host and from each other.
@@ -150,7 +154,7 @@ impl ProcessExecutor {
         let notice = task.notice();
         let mut launcher = settings.shim_command.clone();
         launcher.push(crate::launch::LAUNCH.to_owned());
-        let here = Here {
+        let here = NodeContext {
             node: &settings.node,
             node_accelerator: &settings.accelerator,
             base: &settings.environment,
@@ -385,7 +389,7 @@ impl ProcessExecutor {
             let (task, reason) = (task.clone(), reason.clone());
             let is_overdue = self.stop_by().contains_key(&key);
             match blocking(move || conclude_once(key, &task, holder, reason, is_overdue)).await {
-                Ok(Some(status)) => break status,
+                Ok(Some(exit)) => break self.count_output(exit),
                 // Something of it is still there, for example stuck in a driver: its devices are not free.
                 Ok(None) => {}
                 Err(error) => {
@@ -397,6 +401,14 @@ impl ProcessExecutor {
             pause = (pause * 2).min(Duration::from_secs(2));
         };
         self.tell(ExecutorEvent::Ended(key, status)).await;
+    }
+
+    fn count_output(&self, exit: Exit) -> ExitStatus {
+        let OutputTally { kept, dropped } = exit.output.unwrap_or_default();
+        let metrics = &self.shared.settings.metrics;
+        metrics.output(OutputFate::Kept, kept);
+        metrics.output(OutputFate::Dropped, dropped);
+        exit.status
     }
 
     fn adopt_one(&self, key: WorkerKey) -> Result<Option<Adopted>, TaskError> {
@@ -620,14 +632,14 @@ fn conclude_once(
     holder: HolderId,
     reason: Option<String>,
     is_overdue: bool,
-) -> Result<Option<ExitStatus>, TaskError> {
+) -> Result<Option<Exit>, TaskError> {
     let _lock: File = match task.try_lock() {
         Ok(Some(lock)) => lock,
         Ok(None) => return Ok(None),
         Err(error) => return Err(error),
     };
     match task.exit() {
-        Ok(Some(exit)) => return Ok(Some(exit.status)),
+        Ok(Some(exit)) => return Ok(Some(exit)),
         Ok(None) => {}
         Err(error) => tracing::error!(worker = %key, %error, "the exit record is damaged"),
     }
@@ -659,8 +671,9 @@ fn conclude_once(
         }
         _ => ExitStatus::Vanished,
     };
-    task.write_exit(status.clone())?;
-    Ok(Some(status))
+    let exit = Exit { status, output: None };
+    task.write_end(&exit)?;
+    Ok(Some(exit))
 }
 
 /// Whether the worker could reach the process that guards it.

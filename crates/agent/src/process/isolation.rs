@@ -11,6 +11,7 @@
 use crate::process::devices::{CharacterDevices, DeviceFiles};
 use crate::rules::Placement;
 use muster_types::DeviceSet;
+use muster_types::config_value::bytes;
 use nix::unistd::geteuid;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -59,7 +60,7 @@ pub struct Isolation {
     /// Whether `/tmp` and `/var/tmp` are its own, and `/dev/shm` is its gang's on this host.
     #[serde(default)]
     pub private_tmp: bool,
-    /// Folders that stay where they are though `/tmp` is another.
+    /// Directories that stay where they are though `/tmp` is another.
     #[serde(default)]
     pub shown: Vec<PathBuf>,
     /// Device files that cannot be opened where it sees them.
@@ -98,8 +99,10 @@ pub struct Rlimits {
     /// on the host.
     pub processes: u64,
     /// Bytes of one core file. With 0 none is written: a core file can be as large as the worker's memory, and is in its directory.
+    #[serde(rename = "core_size", with = "bytes")]
     pub core_bytes: u64,
     /// Bytes that cannot be swapped out; no bound when not said: InfiniBand needs them, and a worker's memory has its own.
+    #[serde(rename = "locked_memory", with = "bytes", skip_serializing_if = "Option::is_none")]
     pub locked_bytes: Option<u64>,
 }
 
@@ -144,6 +147,7 @@ pub struct WorkersConfig {
     pub cpu: CpuLimit,
     /// Bytes of the disk that the files of one worker may take: in the directory that it starts in, and in `/tmp`, `/var/tmp` and
     /// `/dev/shm` where these are its own. They are counted again and again; who has more is killed. No bound with 0.
+    #[serde(rename = "disk_size_max", with = "bytes")]
     pub disk_bytes_max: u64,
     /// What this host is to keep its workers apart by: `user`, `pid`, `tmp`, `devices`. For each that it cannot, its node
     /// has a taint, `lacks-isolation.user` and so on: only jobs that tolerate it are placed here.

@@ -28,6 +28,7 @@
 
 use crate::disk::durable::{DurableError, read_record, write_record_of_boot as write_record};
 use crate::process::isolation::Isolation;
+use crate::process::transcript::OutputTally;
 use crate::rules::{HttpNotice, WorkerKey};
 use muster_types::{DeviceSet, ExitStatus, FencingToken, HolderId, JobId};
 use nix::sys::stat::Mode;
@@ -114,6 +115,9 @@ pub struct Running {
 pub struct Exit {
     /// As the leader is told.
     pub status: ExitStatus,
+    /// What became of its output, where its shim knew.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output: Option<OutputTally>,
 }
 
 /// A requested stop.
@@ -329,7 +333,15 @@ impl TaskDir {
     /// # Errors
     /// When it cannot be written.
     pub fn write_exit(&self, status: ExitStatus) -> Result<(), DurableError> {
-        write_record(&self.path.join("exit"), &Exit { status })
+        self.write_end(&Exit { status, output: None })
+    }
+
+    /// The same with what else is known of it.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write_end(&self, exit: &Exit) -> Result<(), DurableError> {
+        write_record(&self.path.join("exit"), exit)
     }
 
     /// A stop that was asked for before the shim listened.
@@ -478,7 +490,7 @@ fn at(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> TaskError {
 pub(crate) fn list(tasks: &Path) -> io::Result<Vec<WorkerKey>> {
     let mut keys = Vec::new();
     for (count, entry) in std::fs::read_dir(tasks)?.enumerate() {
-        if count >= crate::limits::TASK_FOLDERS_MAX {
+        if count >= crate::limits::TASK_DIRECTORIES_MAX {
             // A worker that is overlooked would be one that nobody stops.
             return Err(io::Error::other(format!("{} has too many entries", tasks.display())));
         }

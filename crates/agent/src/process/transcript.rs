@@ -14,6 +14,7 @@
 
 use crate::limits::LOG_CHUNK_BYTES;
 pub use crate::rules::OutputStream;
+use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -103,8 +104,19 @@ pub(crate) struct Writer {
     position: u64,
     /// Lost and not yet said in the file.
     lost: u64,
+    /// What became of what came to this writer.
+    tally: OutputTally,
     /// A frame on its way, kept for its memory.
     frame: Vec<u8>,
+}
+
+/// What became of a worker's output, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OutputTally {
+    /// Written; of a long output the older half may have given place to newer output since.
+    pub kept: u64,
+    /// Lost: it could not be written, or did not come here.
+    pub dropped: u64,
 }
 
 impl Writer {
@@ -146,6 +158,7 @@ impl Writer {
     /// Counts bytes that were lost before they came here.
     pub(crate) fn skip(&mut self, bytes: u64) {
         self.lost = self.lost.saturating_add(bytes);
+        self.tally.dropped = self.tally.dropped.saturating_add(bytes);
         self.position = self.position.saturating_add(bytes);
     }
 
@@ -159,13 +172,23 @@ impl Writer {
         let part_max = usize::try_from(self.half.saturating_sub(overhead)).unwrap_or(usize::MAX);
         for part in bytes.chunks(part_max.clamp(1, FRAME_BYTES_MAX)) {
             let kept = self.keep(stream, part);
-            self.position += part.len() as u64;
-            if let Err(error) = kept {
-                self.lost += part.len() as u64;
-                outcome = Err(error);
+            let bytes = part.len() as u64;
+            self.position += bytes;
+            match kept {
+                Ok(()) => self.tally.kept += bytes,
+                Err(error) => {
+                    self.lost += bytes;
+                    self.tally.dropped += bytes;
+                    outcome = Err(error);
+                }
             }
         }
         outcome
+    }
+
+    /// What became of what came here so far.
+    pub(crate) fn tally(&self) -> OutputTally {
+        self.tally
     }
 
     /// Says in the file what was lost at the end.

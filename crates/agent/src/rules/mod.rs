@@ -30,7 +30,7 @@ pub use starts::{Admission, Fit, Held, Wait, admit, epoch_for_start, room_for, w
 pub use term::{LeaseTerm, Renewal, deadline_of, renewed};
 pub use worker::{
     Adopted, DEVICE_MILLI, DeviceLoad, ExecutorEvent, Foreign, OutputRequest, OutputStream, StopRequest,
-    WorkerEvent, WorkerKey, WorkerState,
+    WorkerCounts, WorkerEvent, WorkerKey, WorkerState,
 };
 pub(crate) use worker::{detail, whole_device};
 pub use worker_events::{Answer, SequencedEvent, Ticket};

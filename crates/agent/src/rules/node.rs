@@ -20,8 +20,8 @@ use super::starts::{Admission, Fit, Held, Wait, admit, epoch_for_start, room_for
 use super::term::LeaseTerm;
 use super::uploads::{UploadAdmission, Uploads};
 use super::worker::{
-    Adopted, DEVICE_MILLI, DeviceLoad, ExecutorEvent, Foreign, OutputRequest, StopRequest, WorkerEvent,
-    WorkerKey, WorkerState, detail,
+    Adopted, DEVICE_MILLI, DeviceLoad, ExecutorEvent, Foreign, OutputRequest, StopRequest, WorkerCounts,
+    WorkerEvent, WorkerKey, WorkerState, detail,
 };
 use super::worker_events::{Answer, SequencedEvent, Ticket, WorkerEvents};
 use crate::limits;
@@ -423,6 +423,19 @@ impl Node {
     #[must_use]
     pub fn states(&self) -> Vec<WorkerState> {
         self.workers.iter().map(|(key, worker)| worker.state(*key)).collect()
+    }
+
+    /// Its workers by state.
+    #[must_use]
+    pub fn worker_counts(&self) -> WorkerCounts {
+        let of = |w: &Worker| WorkerCounts::of(w.has_ended(), w.stop.is_some(), w.phase == Phase::Running);
+        self.workers.values().map(of).fold(WorkerCounts::default(), WorkerCounts::plus)
+    }
+
+    /// Whether a worker is here and has not ended.
+    #[must_use]
+    pub fn is_live(&self, key: WorkerKey) -> bool {
+        self.workers.get(&key).is_some_and(|worker| !worker.has_ended())
     }
 
     /// When events of workers are due next.

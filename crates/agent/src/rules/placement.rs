@@ -1,6 +1,7 @@
 //! This node's share of one placement, as values that were checked.
 
 use super::worker::WorkerKey;
+use muster_types::job::ArrayMember;
 use muster_types::tpu::SliceShape;
 use muster_types::{DeviceSet, FencingToken, JobId, LaunchForm};
 use serde::{Deserialize, Serialize};
@@ -88,8 +89,8 @@ pub struct Placement {
     pub checkpoint_directory: String,
     /// Empty for the worker's own directory.
     pub working_directory: String,
-    /// Index and size, for a job of an array.
-    pub array: Option<(u32, u32)>,
+    /// For a job of an array.
+    pub array: Option<ArrayMember>,
     /// Where the gang runs.
     pub region: String,
     /// The fleet cluster in that region.

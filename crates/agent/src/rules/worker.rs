@@ -31,6 +31,43 @@ pub struct WorkerState {
     pub exit: Option<ExitStatus>,
 }
 
+/// How many workers are in each state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkerCounts {
+    /// Being launched.
+    pub launching: usize,
+    /// Launched, and not told to stop.
+    pub running: usize,
+    /// Told to stop, and not ended.
+    pub stopping: usize,
+    /// Ended, and not acknowledged.
+    pub ended: usize,
+}
+
+impl WorkerCounts {
+    pub(super) fn of(has_ended: bool, is_stopping: bool, is_running: bool) -> WorkerCounts {
+        let mut one = WorkerCounts::default();
+        match (has_ended, is_stopping, is_running) {
+            (true, ..) => one.ended = 1,
+            (_, true, _) => one.stopping = 1,
+            (_, _, true) => one.running = 1,
+            _ => one.launching = 1,
+        }
+        one
+    }
+
+    /// The sum of these counts and the others, state by state.
+    #[must_use]
+    pub fn plus(self, other: WorkerCounts) -> WorkerCounts {
+        WorkerCounts {
+            launching: self.launching + other.launching,
+            running: self.running + other.running,
+            stopping: self.stopping + other.stopping,
+            ended: self.ended + other.ended,
+        }
+    }
+}
+
 /// What a worker reports of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WorkerEvent {

@@ -16,7 +16,8 @@ use crate::disk::lease::Lease;
 use crate::executor::StopRequest;
 use crate::rules::WorkerKey;
 use crate::settings::LogLimits;
-use muster_transport::Secret;
+use muster_metrics::AgentMetrics;
+use muster_transport::SharedIdentity;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -130,7 +131,7 @@ impl RunnerLease {
 /// A share that something may connect to or ask for.
 #[derive(Clone, Debug)]
 pub(super) struct Registered {
-    pub(super) secret: Secret,
+    pub(super) identity: SharedIdentity,
     pub(super) inbox: mpsc::Sender<ToShare>,
     pub(super) promise: Arc<RunnerLease>,
     pub(super) holds: Held,
@@ -155,6 +156,8 @@ pub(super) struct Backend {
     pub(super) scope: String,
     pub(super) logs: LogLimits,
     pub(super) pass_environment: Vec<String>,
+    /// Where output that arrives is counted.
+    pub(super) metrics: AgentMetrics,
     shares: Mutex<BTreeMap<String, Registered>>,
     view: watch::Sender<Arc<View>>,
     poke: Notify,
@@ -168,6 +171,7 @@ impl Backend {
         scope: String,
         logs: LogLimits,
         pass_environment: Vec<String>,
+        metrics: AgentMetrics,
     ) -> Backend {
         let none = View {
             number: 0,
@@ -182,6 +186,7 @@ impl Backend {
             scope,
             logs,
             pass_environment,
+            metrics,
             shares: Mutex::new(BTreeMap::new()),
             view: watch::Sender::new(Arc::new(none)),
             poke: Notify::new(),

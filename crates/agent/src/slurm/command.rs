@@ -255,7 +255,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_printed_is_bounded_and_what_is_missing_is_said() {
-        let (_folder, cli) = cli("sbatch", "cat > /dev/null; yes | head -c 100000 >&2; exit 1", 30_000);
+        let (_directory, cli) = cli("sbatch", "cat > /dev/null; yes | head -c 100000 >&2; exit 1", 30_000);
         let error = cli.submit(&[], &"x".repeat(1 << 20)).await.unwrap_err();
         let CallError::Refused(text) = error else { panic!("{error}") };
         assert_eq!(text, "y");
@@ -265,7 +265,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_without_an_id_is_an_answer_lost() {
-        let (_folder, cli) = cli("sbatch", "echo what", 30_000);
+        let (_directory, cli) = cli("sbatch", "echo what", 30_000);
         assert!(cli.submit(&[], "").await.unwrap_err().is_uncertain());
     }
 }

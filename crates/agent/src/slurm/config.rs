@@ -3,7 +3,8 @@
 //! **Invariant:** every refusal names the key and what the key needs.
 
 use crate::settings::{ConfigError, broken, first_block, first_rack};
-use muster_types::Name;
+use muster_types::config_value::span_ms;
+use muster_types::{Name, Violation};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -66,10 +67,10 @@ pub struct SlurmConfig {
     #[serde(default)]
     pub environment: BTreeMap<String, String>,
     /// Between two looks at Slurm's queue and nodes.
-    #[serde(default = "poll_interval")]
+    #[serde(default = "poll_interval", rename = "poll_interval", with = "span_ms")]
     pub poll_interval_ms: u64,
     /// What one call may take; a stopped controller makes commands wait 10 to 18 s by themselves.
-    #[serde(default = "call_timeout")]
+    #[serde(default = "call_timeout", rename = "call_timeout", with = "span_ms")]
     pub call_timeout_ms: u64,
     /// Calls at once.
     #[serde(default = "calls_at_once")]
@@ -78,10 +79,10 @@ pub struct SlurmConfig {
     #[serde(default = "submissions_per_second")]
     pub submissions_per_second: u32,
     /// How long Slurm may keep a submitted job waiting before the place is given up.
-    #[serde(default = "start_wait")]
+    #[serde(default = "start_wait", rename = "start_wait", with = "span_ms")]
     pub start_wait_ms: u64,
     /// From the start of a batch job to its runner's first word.
-    #[serde(default = "runner_wait")]
+    #[serde(default = "runner_wait", rename = "runner_wait", with = "span_ms")]
     pub runner_wait_ms: u64,
 }
 
@@ -224,13 +225,20 @@ impl SlurmConfig {
 
     fn check_numbers(&self) -> Result<(), ConfigError> {
         let ranges = [
-            ("slurm.poll_interval_ms", self.poll_interval_ms, 100, 60_000),
-            ("slurm.call_timeout_ms", self.call_timeout_ms, 1_000, 600_000),
             ("slurm.calls_at_once", self.calls_at_once as u64, 1, 64),
             ("slurm.submissions_per_second", u64::from(self.submissions_per_second), 1, 1_000),
-            ("slurm.start_wait_ms", self.start_wait_ms, 1_000, 86_400_000),
-            ("slurm.runner_wait_ms", self.runner_wait_ms, 1_000, 3_600_000),
         ];
+        let spans = [
+            ("slurm.poll_interval", self.poll_interval_ms, 100, 60_000),
+            ("slurm.call_timeout", self.call_timeout_ms, 1_000, 600_000),
+            ("slurm.start_wait", self.start_wait_ms, 1_000, 86_400_000),
+            ("slurm.runner_wait", self.runner_wait_ms, 1_000, 3_600_000),
+        ];
+        for (key, ms, least, most) in spans {
+            if !(least..=most).contains(&ms) {
+                return Err(broken(key, Violation::span(key, ms, least, most).description));
+            }
+        }
         for (key, value, least, most) in ranges {
             if !(least..=most).contains(&value) {
                 return Err(broken(key, format!("must be {least} to {most}")));
@@ -264,6 +272,26 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn durations_have_their_unit_in_the_value() {
+        let read = |key: &str, value: serde_json::Value| -> Result<Duration, String> {
+            let mut file = serde_json::to_value(good()).unwrap();
+            file[key] = value;
+            let config: SlurmConfig = serde_json::from_value(file).map_err(|error| error.to_string())?;
+            config.check(&shim()).map(|settings| settings.start_wait).map_err(|error| error.to_string())
+        };
+        assert_eq!(read("start_wait", "1m30s".into()), Ok(Duration::from_secs(90)));
+        for (value, parts) in [
+            (serde_json::json!(90_000), ["`90000`", "expected a duration like 90s"]),
+            (serde_json::json!("90"), ["\"90\"", "expected a duration like 90s"]),
+            (serde_json::json!("64Mi"), ["\"64Mi\"", "expected a duration like 90s"]),
+            (serde_json::json!("2d"), ["slurm.start_wait: must be between 1s and 1d", "got 2d"]),
+        ] {
+            let said = read("start_wait", value).unwrap_err();
+            assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+        }
+    }
+
+    #[test]
     fn the_broken_key_is_named() {
         let key = |change: fn(&mut SlurmConfig)| {
             let mut config = good();
@@ -275,8 +303,8 @@ pub(super) mod tests {
         assert_eq!(key(|c| c.partitions = vec!["a b".into()]), "slurm.partitions");
         assert_eq!(key(|c| c.listen = "0.0.0.0:1".parse().unwrap()), "slurm.advertise");
         assert_eq!(key(|c| c.advertise = Some("host".into())), "slurm.advertise");
-        assert_eq!(key(|c| c.poll_interval_ms = 1), "slurm.poll_interval_ms");
-        assert_eq!(key(|c| c.call_timeout_ms = 1), "slurm.call_timeout_ms");
+        assert_eq!(key(|c| c.poll_interval_ms = 1), "slurm.poll_interval");
+        assert_eq!(key(|c| c.call_timeout_ms = 1), "slurm.call_timeout");
         assert_eq!(key(|c| c.runner_command = vec!["muster".into()]), "slurm.runner_command");
         assert_eq!(key(|c| c.runner_output = "a\nb".into()), "slurm.runner_output");
         assert_eq!(key(|c| c.runner_directory = "tmp".into()), "slurm.runner_directory");

@@ -39,7 +39,7 @@ pub(super) fn after_launch(job: &SlurmJob, asked: bool) -> ExitStatus {
         "PREEMPTED" => told("for another job"),
         "OUT_OF_MEMORY" => ExitStatus::OutOfMemory,
         "NODE_FAIL" | "BOOT_FAIL" => ExitStatus::NodeFault(detail(&text("its node failed"))),
-        _ => told("for reasons of its own"),
+        _ => told("for its own reasons"),
     }
 }
 

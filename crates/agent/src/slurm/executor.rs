@@ -4,7 +4,7 @@
 //! changes it.
 
 use super::backend::{Backend, Held, Registered, RunnerLease, ToShare};
-use super::record::{Folders, Record, Stage};
+use super::record::{Directories, Record, Stage};
 use super::share::Allocation;
 use crate::disk::lease::Lease;
 use crate::disk::state_dir::StateDir;
@@ -17,7 +17,7 @@ use crate::offload::blocking;
 use crate::process::EndedWorkers;
 use crate::process::task::{self, TaskDir};
 use crate::rules::{DEVICE_MILLI, Placement, WorkerKey, detail};
-use muster_transport::Secret;
+use muster_transport::SharedIdentity;
 use muster_types::{DeviceSet, ExitStatus, NodeSpec};
 use parking_lot::Mutex;
 use std::io;
@@ -36,7 +36,7 @@ pub struct SlurmExecutor {
     /// The node in Muster, and the type of its accelerators.
     node: String,
     accelerator: String,
-    directories: Folders,
+    directories: Directories,
     ended: EndedWorkers,
     lease: Arc<Mutex<Lease>>,
     events: mpsc::Sender<ExecutorEvent>,
@@ -78,7 +78,7 @@ impl SlurmExecutor {
         let (backend, slurm_node) = (Arc::clone(backend), slurm_node.to_owned());
         let node = spec.name.to_string();
         let accelerator = spec.accelerators.as_ref().map(|a| a.kind.to_string()).unwrap_or_default();
-        let directories = Folders { shares: state.shares(), tasks: state.tasks() };
+        let directories = Directories { shares: state.shares(), tasks: state.tasks() };
         // Closed until Slurm has said how it is.
         let foreign = watch::Sender::new(Foreign { closed: true, ..Foreign::default() });
         let follow = super::load::follow(Arc::clone(&backend), slurm_node.clone(), foreign.clone());
@@ -131,8 +131,8 @@ impl SlurmExecutor {
             accelerator: self.accelerator.clone(),
             record,
         };
-        let secret = share.record.secret.clone();
-        self.backend.register(name, Registered { secret, inbox, promise, holds });
+        let identity = share.record.identity.clone();
+        self.backend.register(name, Registered { identity, inbox, promise, holds });
         self.backend.spawn(share.run());
     }
 
@@ -154,12 +154,12 @@ impl SlurmExecutor {
 
 impl Executor for SlurmExecutor {
     async fn start(&self, placement: Arc<Placement>, epoch: u64) {
-        let secret = match Secret::random() {
-            Ok(secret) => secret,
+        let identity = match SharedIdentity::generate() {
+            Ok(identity) => identity,
             Err(error) => return self.failed(&placement, &error.to_string()).await,
         };
         let stage = Stage::Wanted { tried: false };
-        let record = Record { placement: (*placement).clone(), epoch, secret, stage, granted: None };
+        let record = Record { placement: (*placement).clone(), epoch, identity, stage, granted: None };
         let (directories, kept) = (self.directories.clone(), record.clone());
         let _turn = self.beginning.lock().await;
         match blocking(move || directories.begin(&kept)).await {

@@ -10,7 +10,7 @@ use crate::process::transcript::OutputStream;
 use crate::rules::Placement;
 use crate::rules::WorkerEvent;
 use crate::settings::LogLimits;
-use muster_transport::Secret;
+use muster_transport::SharedIdentity;
 use muster_types::{ExitStatus, StopReason};
 use serde::{Deserialize, Serialize};
 
@@ -19,10 +19,10 @@ use serde::{Deserialize, Serialize};
 pub(super) struct Ticket {
     /// Names the share of a placement that it is to run.
     pub(super) share: String,
-    pub(super) secret: Secret,
+    pub(super) identity: SharedIdentity,
     /// `host:port` of the agent.
     pub(super) agent: String,
-    /// Folder for its own.
+    /// Directory for its own files.
     pub(super) directory: std::path::PathBuf,
     /// How long it tries to reach the agent before it has anything to run.
     pub(super) patience_ms: u64,

@@ -45,9 +45,11 @@ use crate::disk::lease::Lease;
 use crate::disk::state_dir::{self, StateDir};
 use crate::error::AgentError;
 use crate::executor::ExecutorEvent;
+use crate::monitoring::AgentMonitor;
 use crate::settings::LogLimits;
 use backend::Backend;
 use muster_client::Endpoints;
+use muster_metrics::AgentMetrics;
 use muster_types::NodeSpec;
 use parking_lot::Mutex;
 use std::future::Future;
@@ -64,6 +66,7 @@ pub(crate) struct Surroundings {
     pub(crate) shim_command: Vec<String>,
     pub(crate) logs: LogLimits,
     pub(crate) pass_environment: Vec<String>,
+    pub(crate) monitor: AgentMonitor,
 }
 
 /// Serves the nodes of a Slurm cluster, until it is dropped; batch jobs go on as long as their leases do.
@@ -71,10 +74,13 @@ pub(crate) struct Surroundings {
 /// # Errors
 /// When it cannot start; it does not end otherwise.
 pub(crate) async fn serve(slurm: &SlurmConfig, around: Surroundings) -> Result<(), AgentError> {
-    let Surroundings { state_dir, boot_id_path, endpoints, shim_command, logs, pass_environment } = around;
-    let cluster = SlurmCluster::open(slurm, &shim_command, &state_dir, logs, pass_environment).await?;
-    let nodes =
-        nodes::Nodes::new(Arc::clone(&cluster.backend), state_dir.join("nodes"), boot_id_path, endpoints);
+    let Surroundings { state_dir, boot_id_path, endpoints, shim_command, logs, pass_environment, monitor } =
+        around;
+    let metrics = monitor.metrics().clone();
+    let cluster =
+        SlurmCluster::open(slurm, &shim_command, &state_dir, logs, pass_environment, metrics).await?;
+    let paths = nodes::NodePaths { root: state_dir.join("nodes"), boot_id_path };
+    let nodes = nodes::Nodes::new(Arc::clone(&cluster.backend), paths, endpoints, monitor);
     nodes.run().await;
     Ok(())
 }
@@ -106,6 +112,7 @@ impl SlurmCluster {
         state_dir: &Path,
         logs: LogLimits,
         pass_environment: Vec<String>,
+        metrics: AgentMetrics,
     ) -> Result<SlurmCluster, AgentError> {
         let mut settings = slurm.check(shim_command)?;
         let lock = state_dir::lock(state_dir)?;
@@ -116,7 +123,7 @@ impl SlurmCluster {
             settings.advertise = listener.local_addr().map_err(AgentError::Listen)?.to_string();
         }
         tracing::info!(cluster = %settings.name, listen = settings.advertise, scope, "runners are awaited");
-        let backend = Arc::new(Backend::new(settings, scope, logs, pass_environment));
+        let backend = Arc::new(Backend::new(settings, scope, logs, pass_environment, metrics));
         let mut server = JoinSet::new();
         server.spawn(server::serve(Arc::clone(&backend), listener));
         Ok(SlurmCluster { backend, _server: server, _lock: lock })

@@ -8,12 +8,13 @@
 use super::backend::{Backend, View};
 use super::executor::SlurmExecutor;
 use super::parse::SlurmNode;
-use super::record::Folders;
+use super::record::Directories;
 use crate::disk::durable::{read_record, write_record};
 use crate::disk::fencing;
 use crate::disk::lease::Lease;
 use crate::disk::state_dir::StateDir;
 use crate::executor::Executor as _;
+use crate::monitoring::AgentMonitor;
 use crate::session::{HealthLink, Sessions};
 use crate::{limits, node_loop};
 use muster_client::Endpoints;
@@ -36,12 +37,18 @@ struct ServedNode {
     task: AbortHandle,
 }
 
+/// Where it is written down what nodes there are, and which boot this is.
+pub(super) struct NodePaths {
+    pub(super) root: PathBuf,
+    pub(super) boot_id_path: PathBuf,
+}
+
 /// All nodes of one cluster.
 pub(super) struct Nodes {
     backend: Arc<Backend>,
-    root: PathBuf,
-    boot_id_path: PathBuf,
+    paths: NodePaths,
     endpoints: Endpoints,
+    monitor: AgentMonitor,
     served: BTreeMap<String, ServedNode>,
     tasks: JoinSet<()>,
     /// Nodes that cannot be served, and why, said once.
@@ -51,15 +58,15 @@ pub(super) struct Nodes {
 impl Nodes {
     pub(super) fn new(
         backend: Arc<Backend>,
-        root: PathBuf,
-        boot_id_path: PathBuf,
+        paths: NodePaths,
         endpoints: Endpoints,
+        monitor: AgentMonitor,
     ) -> Nodes {
         Nodes {
             backend,
-            root,
-            boot_id_path,
+            paths,
             endpoints,
+            monitor,
             served: BTreeMap::new(),
             tasks: JoinSet::new(),
             said: BTreeMap::new(),
@@ -95,7 +102,7 @@ impl Nodes {
 
     /// Nodes that were served before.
     fn known(&self) -> Vec<(String, NodeSpec)> {
-        let Ok(entries) = std::fs::read_dir(&self.root) else { return Vec::new() };
+        let Ok(entries) = std::fs::read_dir(&self.paths.root) else { return Vec::new() };
         let mut known = Vec::new();
         for entry in entries.flatten().take(NODES_MAX) {
             let Some(name) = entry.file_name().to_str().map(str::to_owned) else { continue };
@@ -151,7 +158,7 @@ impl Nodes {
                 tracing::info!(node = name, "Slurm has this node no more");
                 self.end(&name).await;
                 // Or a restarted agent would serve it again until it has asked.
-                let _ = std::fs::remove_file(self.root.join(&name).join("spec"));
+                let _ = std::fs::remove_file(self.paths.root.join(&name).join("spec"));
             }
         }
     }
@@ -247,16 +254,17 @@ impl Nodes {
         (SlurmExecutor, impl Future<Output = ()> + Send + use<>),
         Box<dyn std::error::Error + Send + Sync>,
     > {
-        let directory = self.root.join(slurm_node);
-        let state = Arc::new(StateDir::open_for_remote(&directory, &self.boot_id_path)?);
+        let directory = self.paths.root.join(slurm_node);
+        let state = Arc::new(StateDir::open_for_remote(&directory, &self.paths.boot_id_path)?);
         write_record(&directory.join("spec"), spec)?;
         let fences = fencing::Fences::open(&state.jobs(), limits::FENCED_JOBS_MAX)?;
         // The highest epoch that anything belongs to, before there is a lease to be asked.
-        let floor = Folders { shares: state.shares(), tasks: state.tasks() }.epoch_floor()?;
+        let floor = Directories { shares: state.shares(), tasks: state.tasks() }.epoch_floor()?;
         let lease = Arc::new(Mutex::new(Lease::open(&state.lease(), state.holder().0, floor)?));
         let (executor, told) =
             SlurmExecutor::for_node(&self.backend, slurm_node, spec, &state, Arc::clone(&lease));
         let adopted = executor.adopt().await?;
+        let monitor = self.monitor.node(spec);
         let (events, incoming) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
         executor.tell_notes_to(events.clone());
         let node = node_loop::NodeLoop::new(
@@ -265,11 +273,12 @@ impl Nodes {
             Arc::clone(&lease),
             spec.clone(),
             adopted,
+            monitor.clone(),
         );
         // Nobody here watches another host's health.
         let speaking = HealthLink { line: watch::Sender::new(None), of_health: mpsc::channel(1).0 };
         let endpoints = self.endpoints.clone();
-        let sessions = Sessions { endpoints, state, spec: spec.clone(), lease, events, speaking };
+        let sessions = Sessions { endpoints, state, spec: spec.clone(), lease, events, speaking, monitor };
         let work = async move {
             tokio::select! {
                 () = node.run(incoming, told) => {}

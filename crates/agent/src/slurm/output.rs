@@ -3,8 +3,8 @@
 //! **Invariant:** the same files and limits as for a process of this host, so the same reader reads them.
 
 use super::link::Piece;
-use super::record::Folders;
-use crate::process::transcript::Writer;
+use super::record::Directories;
+use crate::process::transcript::{OutputTally, Writer};
 use crate::rules::WorkerKey;
 use crate::settings::LogLimits;
 use std::collections::BTreeMap;
@@ -19,18 +19,29 @@ pub(super) struct Outputs {
 }
 
 impl Outputs {
-    /// Adds a piece. What cannot be written is lost: a full disk here must stop no worker there.
-    pub(super) fn write(&mut self, directories: &Folders, key: WorkerKey, piece: &Piece, limits: &LogLimits) {
+    /// Adds a piece; what became of it. What cannot be written is lost: a full disk here must stop no worker there.
+    pub(super) fn write(
+        &mut self,
+        directories: &Directories,
+        key: WorkerKey,
+        piece: &Piece,
+        limits: &LogLimits,
+    ) -> OutputTally {
+        let tally =
+            |outputs: &Outputs| outputs.writers.get(&piece.rank).map(Writer::tally).unwrap_or_default();
+        let before = tally(self);
         if let Err(error) = self.keep(directories, key, piece, limits)
             && !std::mem::replace(&mut self.complained, true)
         {
             tracing::warn!(worker = %key, %error, "output is being lost");
         }
+        let after = tally(self);
+        OutputTally { kept: after.kept - before.kept, dropped: after.dropped - before.dropped }
     }
 
     fn keep(
         &mut self,
-        directories: &Folders,
+        directories: &Directories,
         key: WorkerKey,
         piece: &Piece,
         limits: &LogLimits,

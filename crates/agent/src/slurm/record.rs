@@ -1,6 +1,6 @@
 //! What is on disk of one share: this node's part of one placement, as one batch job.
 //!
-//! Beside the directories of its workers (`tasks/`, as for processes of the host: output, end,
+//! Next to the directories of its workers (`tasks/`, as for processes of the host: output, end,
 //! acknowledgement) there is one record, `shares/<job>_<token>`, written before anything is asked of
 //! Slurm and whenever it must not be forgotten what was asked or granted.
 //!
@@ -10,7 +10,7 @@
 use crate::disk::durable::{self, DurableError, read_record, write_record};
 use crate::process::task::TaskDir;
 use crate::rules::{Placement, WorkerKey};
-use muster_transport::Secret;
+use muster_transport::SharedIdentity;
 use muster_types::{ExitStatus, FencingToken, JobId};
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -30,7 +30,7 @@ pub(super) enum Stage {
 pub(super) struct Record {
     pub(super) placement: Placement,
     pub(super) epoch: u64,
-    pub(super) secret: Secret,
+    pub(super) identity: SharedIdentity,
     pub(super) stage: Stage,
     /// The runner that was told to launch.
     pub(super) granted: Option<String>,
@@ -38,7 +38,7 @@ pub(super) struct Record {
 
 /// Where the records and the workers' directories of one node are.
 #[derive(Clone, Debug)]
-pub(super) struct Folders {
+pub(super) struct Directories {
     pub(super) shares: PathBuf,
     pub(super) tasks: PathBuf,
 }
@@ -55,7 +55,7 @@ fn key_of_name(name: &str) -> Option<ShareKey> {
     Some((job.parse().ok()?, token.parse().ok()?))
 }
 
-impl Folders {
+impl Directories {
     pub(super) fn task(&self, key: WorkerKey) -> TaskDir {
         TaskDir::of(&self.tasks, key)
     }
@@ -82,7 +82,7 @@ impl Folders {
         for task in tasks {
             make(task.path())?;
         }
-        durable::sync_folder(&self.tasks)?;
+        durable::sync_directory(&self.tasks)?;
         self.write(record).map_err(io::Error::other)?;
         Ok(true)
     }

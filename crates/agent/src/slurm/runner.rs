@@ -20,7 +20,7 @@ use crate::process::{ProcessExecutor, ProcessSettings};
 use crate::rules::WorkerEvent;
 use crate::rules::{Placement, WorkerKey, detail};
 use crate::settings::{ControlGroups, MemoryLimit};
-use muster_transport::{SealedError, SealedReader, SealedWriter, dial};
+use muster_transport::{PinnedError, PinnedReader, PinnedWriter, dial};
 use muster_types::{DeviceSet, ExitStatus, HolderId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::Read;
@@ -28,7 +28,6 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
@@ -85,20 +84,20 @@ fn ticket(from: impl Read) -> Result<Ticket, String> {
 }
 
 /// The runner's directory, removed with it.
-struct Folder(PathBuf);
+struct Directory(PathBuf);
 
-impl Drop for Folder {
+impl Drop for Directory {
     fn drop(&mut self) {
         // What cannot be removed is a directory in a temporary place.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-fn directory(ticket: &Ticket, runner: u128) -> Result<Folder, String> {
+fn directory(ticket: &Ticket, runner: u128) -> Result<Directory, String> {
     let path = ticket.directory.join(format!("{}-{:08x}", ticket.share, runner >> 96));
     let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
     made.map_err(|e| format!("make {}: {e}", path.display()))?;
-    let directory = Folder(path);
+    let directory = Directory(path);
     std::fs::create_dir(directory.0.join("tasks"))
         .map_err(|e| format!("make {}: {e}", directory.0.display()))?;
     Ok(directory)
@@ -129,7 +128,7 @@ async fn run(ticket: Ticket) -> Result<i32, Failed> {
 /// One connection.
 struct Link {
     messages: mpsc::Receiver<ToRunner>,
-    writer: SealedWriter<OwnedWriteHalf>,
+    writer: PinnedWriter<TcpStream>,
     /// Ends with the link.
     _reading: JoinSet<()>,
 }
@@ -164,8 +163,7 @@ impl Dialler {
         let stream = TcpStream::connect(&self.ticket.agent).await.map_err(|e| e.to_string())?;
         // Without it small frames would wait for each other; the connection works either way.
         let _ = stream.set_nodelay(true);
-        let (from, to) = stream.into_split();
-        let opened = dial(from, to, &self.ticket.share, &self.ticket.secret).await;
+        let opened = dial(stream, &self.ticket.share, &self.ticket.identity).await;
         let (mut reader, mut writer) = opened.map_err(|e| e.to_string())?;
         let hello = ToAgent::Hello {
             runner: self.runner.clone(),
@@ -173,7 +171,7 @@ impl Dialler {
             host: std::env::var("SLURMD_NODENAME").unwrap_or_default(),
         };
         let sent = BootTime::now();
-        writer.write(link::encode(&hello)).await.map_err(|e| e.to_string())?;
+        writer.write(&link::encode(&hello)).await.map_err(|e| e.to_string())?;
         let first = reader.read().await.map_err(|e| e.to_string())?;
         let first = first.ok_or("it closed the connection")?;
         let first = link::decode(&first).ok_or("its answer is of another version")?;
@@ -184,7 +182,7 @@ impl Dialler {
     }
 }
 
-async fn read(mut from: SealedReader<OwnedReadHalf>, tell: mpsc::Sender<ToRunner>) {
+async fn read(mut from: PinnedReader<TcpStream>, tell: mpsc::Sender<ToRunner>) {
     while let Ok(Some(bytes)) = from.read().await {
         let Some(message) = link::decode(&bytes) else { continue };
         if tell.send(message).await.is_err() {
@@ -269,6 +267,8 @@ impl Running {
             control_groups: ControlGroups::Off,
             // What was asked for is held also where Slurm itself does not.
             memory_limit: MemoryLimit::Enforced,
+            // Its agent counts what arrives there.
+            metrics: muster_metrics::AgentMetrics::default(),
             agent_socket: socket,
             isolating: std::sync::Arc::new(crate::process::isolation::Isolating::off()),
             shown: Vec::new(),
@@ -372,7 +372,7 @@ impl Running {
         self.notes.retain(|_, note| !note.answer.is_closed());
         let notes = self.notes.values().map(|note| &note.frame);
         for frame in self.unacknowledged.iter().map(|(_, frame)| frame).chain(notes) {
-            if link.writer.write(frame.clone()).await.is_err() {
+            if link.writer.write(frame).await.is_err() {
                 return Broken::Link;
             }
         }
@@ -383,7 +383,7 @@ impl Running {
             let told_all = self.say.is_none() && self.unacknowledged.is_empty() && self.words.is_empty();
             if told_all && self.words.is_closed() {
                 // Lost with the connection, it would only cost the agent a look at Slurm.
-                let _ = link.writer.write(link::encode(&ToAgent::Done)).await;
+                let _ = link.writer.write(&link::encode(&ToAgent::Done)).await;
                 return Broken::Done;
             }
             let sent = tokio::select! {
@@ -400,11 +400,11 @@ impl Running {
                 }
                 Some(word) = self.words.recv(), if self.unacknowledged.len() < WINDOW => {
                     let frame = self.frame(word);
-                    link.writer.write(frame).await
+                    link.writer.write(&frame).await
                 }
                 said = next_said(&mut self.said), if self.notes.len() < limits::NOTES_WAITING_MAX => {
                     let frame = self.on_report(said);
-                    link.writer.write(frame).await
+                    link.writer.write(&frame).await
                 }
                 () = tokio::time::sleep_until(self.renew_at) => self.ask_for_lease(&mut link.writer).await,
                 _ = term.recv() => {
@@ -446,7 +446,7 @@ impl Running {
         frame
     }
 
-    async fn ask_for_lease(&mut self, writer: &mut SealedWriter<OwnedWriteHalf>) -> Result<(), SealedError> {
+    async fn ask_for_lease(&mut self, writer: &mut PinnedWriter<TcpStream>) -> Result<(), PinnedError> {
         self.renewal += 1;
         let number = self.renewal;
         // Answers come in order: of what is old only the newest few can still be answered.
@@ -455,7 +455,7 @@ impl Running {
         }
         self.renewals.insert(number, BootTime::now());
         self.renew_at = Instant::now() + RENEW.1;
-        writer.write(link::encode(&ToAgent::Renew { number })).await
+        writer.write(&link::encode(&ToAgent::Renew { number })).await
     }
 
     async fn on_message(&mut self, message: ToRunner) {

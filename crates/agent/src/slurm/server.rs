@@ -1,15 +1,14 @@
 //! Where runners inside allocations report to.
 //!
-//! **Invariant:** a caller costs one short-lived task until it has proved that it knows its share's
-//! secret; what it may ask then is about that share alone.
+//! **Invariant:** a caller costs one short-lived task until it has proved that it holds its share's
+//! identity; what it may ask then is about that share alone.
 
 use super::backend::{Backend, Registered, ToShare};
 use super::link::{self, Frame, ToAgent, ToRunner};
-use muster_transport::{SealedError, SealedReader, SealedWriter, greet};
+use muster_transport::{PinnedError, PinnedReader, PinnedWriter, greet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
@@ -54,11 +53,10 @@ pub(super) async fn serve(backend: Arc<Backend>, listener: TcpListener) {
 async fn connection(backend: &Backend, stream: TcpStream, number: u64) -> Result<(), String> {
     // Without it small frames would wait for each other; the connection works either way.
     let _ = stream.set_nodelay(true);
-    let (from, to) = stream.into_split();
     let opening = async {
-        let greeted = greet(from, to).await.map_err(|e| e.to_string())?;
+        let greeted = greet(stream).await.map_err(|e| e.to_string())?;
         let share = backend.share(&greeted.name).ok_or("nothing waits for this runner")?;
-        let (mut reader, writer) = greeted.accept(&share.secret).await.map_err(|e| e.to_string())?;
+        let (mut reader, writer) = greeted.accept(&share.identity).await.map_err(|e| e.to_string())?;
         let first = reader.read().await.map_err(|e| e.to_string())?.unwrap_or_default();
         let Some(ToAgent::Hello { runner, slurm_job, host }) = link::decode(&first) else {
             return Err("the first message must be a greeting".to_owned());
@@ -84,15 +82,15 @@ async fn connection(backend: &Backend, stream: TcpStream, number: u64) -> Result
 }
 
 async fn read(
-    mut from: SealedReader<OwnedReadHalf>,
+    mut from: PinnedReader<TcpStream>,
     share: &Registered,
     number: u64,
     out: &mpsc::WeakSender<ToRunner>,
-) -> Result<(), SealedError> {
+) -> Result<(), PinnedError> {
     loop {
         let read = tokio::time::timeout(SILENCE_MAX, from.read()).await;
         let silent = std::io::Error::from(std::io::ErrorKind::TimedOut);
-        let Some(bytes) = read.map_err(|_| SealedError::Io(silent))?? else { return Ok(()) };
+        let Some(bytes) = read.map_err(|_| PinnedError::Io(silent))?? else { return Ok(()) };
         match link::decode_frame(&bytes) {
             Some(Frame::Message(ToAgent::Renew { number })) => {
                 let answer = match share.promise.left() {
@@ -114,11 +112,11 @@ async fn read(
 }
 
 async fn write(
-    mut to: SealedWriter<OwnedWriteHalf>,
+    mut to: PinnedWriter<TcpStream>,
     mut outgoing: mpsc::Receiver<ToRunner>,
-) -> Result<(), SealedError> {
+) -> Result<(), PinnedError> {
     while let Some(message) = outgoing.recv().await {
-        to.write(link::encode(&message)).await?;
+        to.write(&link::encode(&message)).await?;
     }
     Ok(())
 }

@@ -17,7 +17,7 @@ use super::ends;
 use super::link::{Frame, Grant, Ticket, ToAgent, ToRunner};
 use super::output::Outputs;
 use super::parse::SlurmJob;
-use super::record::{Folders, Record, Stage};
+use super::record::{Directories, Record, Stage};
 use crate::executor::{ExecutorEvent, StopRequest};
 use crate::limits;
 use crate::node_loop::Event;
@@ -25,6 +25,7 @@ use crate::offload::blocking;
 use crate::process::socket::WorkerReport;
 use crate::rules::WorkerEvent;
 use crate::rules::{WorkerKey, detail};
+use muster_metrics::OutputFate;
 use muster_types::ExitStatus;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
@@ -59,7 +60,7 @@ pub(super) struct Allocation {
     pub(super) backend: Arc<Backend>,
     pub(super) name: String,
     pub(super) record: Record,
-    pub(super) directories: Folders,
+    pub(super) directories: Directories,
     pub(super) holds: Held,
     pub(super) promise: Arc<RunnerLease>,
     pub(super) inbox: mpsc::Receiver<ToShare>,
@@ -296,7 +297,7 @@ impl Work {
         let settings = &self.share.backend.settings;
         let ticket = Ticket {
             share: self.share.name.clone(),
-            secret: self.share.record.secret.clone(),
+            identity: self.share.record.identity.clone(),
             agent: settings.advertise.clone(),
             directory: settings.written.runner_directory.clone(),
             patience_ms: settings.written.runner_wait_ms,
@@ -686,7 +687,10 @@ impl Work {
                 Frame::Output(piece) => {
                     let (key, limits) = (self.share.key(piece.rank), &self.share.backend.logs);
                     if self.share.record.placement.ranks().any(|rank| rank == piece.rank) {
-                        self.outputs.write(&self.share.directories, key, &piece, limits);
+                        let tally = self.outputs.write(&self.share.directories, key, &piece, limits);
+                        let metrics = &self.share.backend.metrics;
+                        metrics.output(OutputFate::Kept, tally.kept);
+                        metrics.output(OutputFate::Dropped, tally.dropped);
                     }
                 }
                 Frame::Message(ToAgent::Running { rank, .. }) if self.open.contains(&rank) => {

@@ -265,7 +265,7 @@ impl Executor for Remote {
 struct InMemory {
     store: Arc<Store>,
     keeper: Keeper,
-    _folder: tempfile::TempDir,
+    _directory: tempfile::TempDir,
 }
 
 impl Subject for InMemory {
@@ -316,5 +316,5 @@ impl Subject for InMemory {
 async fn a_cluster_in_memory_conforms() {
     let directory = tempfile::tempdir().unwrap();
     let keeper = Keeper::start(&directory.path().join("lease"));
-    conforms(&mut InMemory { store: Arc::default(), keeper, _folder: directory }).await;
+    conforms(&mut InMemory { store: Arc::default(), keeper, _directory: directory }).await;
 }

@@ -127,6 +127,7 @@ impl Subject for Processes {
             logs: LogLimits::usual(),
             control_groups: ControlGroups::Off,
             memory_limit: MemoryLimit::Off,
+            metrics: muster_metrics::AgentMetrics::default(),
             agent_socket: None,
             isolating: Arc::new(muster_agent::isolation::Isolating::off()),
             shown: Vec::new(),

@@ -45,7 +45,7 @@ fn spec() -> NodeSpec {
 fn config(lab: &Lab, port: u16, directory: &std::path::Path) -> SlurmConfig {
     serde_json::from_value(serde_json::json!({
         "name": "lab", "region": "r", "cluster": "c", "listen": format!("127.0.0.1:{port}"),
-        "poll_interval_ms": 300, "runner_directory": directory,
+        "poll_interval": "300ms", "runner_directory": directory,
         "environment": { "SLURM_CONF": lab.conf() },
     }))
     .unwrap()
@@ -65,7 +65,8 @@ impl Subject for OnSlurm {
         let root = self.directory.path().join("state");
         let shim = [binary, "shim".to_owned()];
         let cluster = loop {
-            let opened = SlurmCluster::open(&config, &shim, &root, LogLimits::usual(), Vec::new()).await;
+            let (logs, metrics) = (LogLimits::usual(), muster_metrics::AgentMetrics::default());
+            let opened = SlurmCluster::open(&config, &shim, &root, logs, Vec::new(), metrics).await;
             match opened {
                 Ok(cluster) => break cluster,
                 // The tasks of the one before let go of the address in a moment, and so does a command that

@@ -471,7 +471,7 @@ impl Host {
             "health": self.health,
             "node": {
                 "name": "host-a", "region": "r", "cluster": "c", "address": "127.0.0.1",
-                "accelerators": self.accelerators, "cpu_milli": 4000, "memory_bytes": 1u64 << 32,
+                "accelerators": self.accelerators, "cpu": 4, "memory": "4Gi",
             },
         });
         let path = self.file("agent.json");

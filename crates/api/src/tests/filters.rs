@@ -7,7 +7,7 @@ fn id_of(n: u32) -> String {
     format!("00000000-0000-4000-8000-{n:012}")
 }
 
-async fn set_policy(served: &Served) {
+async fn set_policy(served: &TestServer) {
     let tenant = |parent: &str| v1::TenantPolicy { parent: parent.to_owned(), ..Default::default() };
     let tenants = [("lab", ""), ("vision", "lab"), ("video", "vision"), ("speech", "")];
     let tenants = tenants.into_iter().map(|(name, parent)| (name.to_owned(), tenant(parent))).collect();
@@ -17,7 +17,7 @@ async fn set_policy(served: &Served) {
     guarded("a policy", client.set_policy(request)).await.expect("it is a policy");
 }
 
-async fn submit(served: &Served, n: u32, name: &str, of: impl FnOnce(&mut v1::Job)) -> Vec<String> {
+async fn submit(served: &TestServer, n: u32, name: &str, of: impl FnOnce(&mut v1::Job)) -> Vec<String> {
     let mut request = submission(&id_of(n), name);
     of(request.job.as_mut().expect("it has one"));
     guarded("a submission", served.jobs().submit_job(request))
@@ -27,7 +27,7 @@ async fn submit(served: &Served, n: u32, name: &str, of: impl FnOnce(&mut v1::Jo
         .job_ids
 }
 
-async fn listed(served: &Served, filter: &v1::JobFilter) -> Vec<String> {
+async fn listed(served: &TestServer, filter: &v1::JobFilter) -> Vec<String> {
     let mut request =
         v1::ListJobsRequest { page_size: 2, filter: Some(filter.clone()), ..Default::default() };
     let mut names = Vec::new();
@@ -43,7 +43,7 @@ async fn listed(served: &Served, filter: &v1::JobFilter) -> Vec<String> {
     }
 }
 
-async fn watched(served: &Served, request: v1::WatchJobsRequest) -> Vec<String> {
+async fn watched(served: &TestServer, request: v1::WatchJobsRequest) -> Vec<String> {
     let mut events =
         guarded("a watch", served.jobs().watch_jobs(request)).await.expect("it opens").into_inner();
     let mut names = Vec::new();
@@ -58,17 +58,23 @@ async fn watched(served: &Served, request: v1::WatchJobsRequest) -> Vec<String> 
 
 #[tokio::test]
 async fn a_watch_begins_with_what_a_list_with_its_filter_shows() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let (_send, _session) = served.agent().await;
     set_policy(&served).await;
     let first = submit(&served, 10, "first", |_| ()).await;
-    let array = submit(&served, 11, "array", |wanted| wanted.spec_mut().array_size = 3).await;
+    let array = submit(&served, 11, "array", |wanted| {
+        wanted.spec_mut().array = Some(v1::JobArray { size: 3, ..Default::default() })
+    })
+    .await;
     submit(&served, 12, "deep", |wanted| wanted.tenant = "video".to_owned()).await;
     submit(&served, 13, "other", |wanted| wanted.tenant = "speech".to_owned()).await;
     let free = |wanted: &mut v1::Job| wanted.spec_mut().tier = v1::Tier::Free.into();
     submit(&served, 14, "free", free).await;
     // Eight devices: what is submitted behind these waits.
-    submit(&served, 15, "large", |wanted| wanted.spec_mut().array_size = 8).await;
+    submit(&served, 15, "large", |wanted| {
+        wanted.spec_mut().array = Some(v1::JobArray { size: 8, ..Default::default() })
+    })
+    .await;
     let array_id = array[0].replace("job-", "array-");
     let none = v1::JobFilter::default;
     let tenant =
@@ -104,7 +110,7 @@ async fn a_watch_begins_with_what_a_list_with_its_filter_shows() {
 
 #[tokio::test]
 async fn what_a_filter_cannot_be_is_refused_with_every_field() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let filter = v1::JobFilter {
         job_ids: vec!["job-1".to_owned(), "node-1".to_owned()],
         descendants: true,
@@ -142,11 +148,11 @@ async fn what_a_filter_cannot_be_is_refused_with_every_field() {
 
 #[tokio::test]
 async fn a_page_of_full_jobs_has_their_specs_and_ends_before_it_is_too_large() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let (_send, _session) = served.agent().await;
     let padded = |wanted: &mut v1::Job| {
         *wanted.spec_mut().groups[0].command_mut() = vec!["x".repeat(4_000); 7];
-        wanted.spec_mut().array_size = 20;
+        wanted.spec_mut().array = Some(v1::JobArray { size: 20, ..Default::default() });
     };
     for n in 0..3 {
         submit(&served, 10 + n, "large", padded).await;

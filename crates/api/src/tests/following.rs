@@ -1,12 +1,19 @@
 //! Lists that a watch goes on from, and how much of a job the events of a watch carry.
 
+use muster_types::limits::{
+    ANNOTATIONS_BYTES_MAX, CREATOR_BYTES_MAX, LABEL_KEY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, LABELS_MAX,
+};
 use muster_wire::shared::{Shared, encoded_len};
 use muster_wire::time::MOMENT_MS_MAX;
+use std::collections::HashMap;
 
 use super::*;
 
 /// What an event of the basic view may have, in addition to the labels of its job.
 const BASIC_BYTES_MAX: usize = 1 << 10;
+/// What it may have with the most labels of the greatest length, as `job.proto` promises it.
+const BASIC_WITH_LABELS_BYTES_MAX: usize = 5_280;
+const LABEL_MAX: (usize, usize) = (LABEL_KEY_BYTES_MAX, LABEL_VALUE_BYTES_MAX);
 
 fn bytes_of(event: v1::WatchJobsResponse) -> usize {
     encoded_len(&Shared::from(event))
@@ -31,7 +38,7 @@ async fn until(events: &mut Streaming<v1::WatchJobsResponse>, job: &str) -> Vec<
 
 #[tokio::test]
 async fn a_watch_goes_on_from_the_last_page_of_a_list() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let (_send, _session) = served.agent().await;
     for n in 1..=3 {
         served.submit(&id_of(n), &format!("train-{n}")).await.expect("it is taken");
@@ -80,7 +87,7 @@ async fn a_watch_goes_on_from_the_last_page_of_a_list() {
 
 #[tokio::test]
 async fn a_view_that_nobody_knows_is_refused() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let watch = v1::WatchJobsRequest { view: 17, ..Default::default() };
     let refused = refused(guarded("a watch", served.jobs().watch_jobs(watch)).await);
     assert_eq!(refused.violations[0].field, "view");
@@ -92,57 +99,95 @@ async fn a_view_that_nobody_knows_is_refused() {
     assert_eq!(refused.violations[0].field, "filter.creator");
 }
 
-/// A large job in both views, as it is sent.
+/// Jobs as they are sent in both views: ordinary ones, and the largest that a client can submit.
+///
+/// `cargo test -p muster-api basic_view -- --nocapture` prints the bytes of each.
 #[tokio::test]
-async fn an_event_of_the_basic_view_is_within_1_kib() {
-    let served = Served::start().await;
+async fn an_event_of_the_basic_view_is_within_1_kib_and_its_labels() {
+    let served = TestServer::start().await;
     let (_send, _session) = served.agent().await;
+    let ordinary = submission(ONE, "train-resnet").job.expect("it has one");
+    let labeled = v1::Job { labels: labels(3, (8, 12)), ..ordinary.clone() };
     let group = v1::TaskGroup {
-        workers: 16_384,
-        runtime: muster_wire::process(vec!["x".repeat(4_000); 4]),
+        workers: 1,
+        runtime: muster_wire::process(vec!["x".repeat(3_500); 4]),
         environment: (0..60).map(|n| v1::EnvVar::new(format!("V{n}"), "x".repeat(250))).collect(),
         ..Default::default()
     };
-    let wanted = v1::Job {
+    let largest = v1::Job {
         name: "n".repeat(63),
         tenant: "t".repeat(63),
-        spec: Some(v1::JobSpec { groups: vec![group], ..Default::default() }),
+        labels: labels(LABELS_MAX, LABEL_MAX),
+        annotations: [("note".to_owned(), "a".repeat(ANNOTATIONS_BYTES_MAX - 4))].into(),
+        spec: Some(v1::JobSpec {
+            groups: vec![group],
+            array: Some(v1::JobArray { size: 3, ..Default::default() }),
+            ..Default::default()
+        }),
         ..Default::default()
     };
-    let request = v1::SubmitJobRequest { request_id: id_of(1), job: Some(wanted), validate_only: false };
-    // One that no fleet can hold is refused, so the gang is as large as what there is; the spec is large anyway.
-    let mut smaller = request.clone();
-    if let Some(wanted) = &mut smaller.job {
-        wanted.spec_mut().groups[0].workers = 1;
+    let cases = [("ordinary", ordinary), ("with three labels", labeled), ("largest", largest)];
+    for (place, (what, wanted)) in (1..).zip(cases) {
+        let of_labels = label_bytes(&wanted);
+        let request =
+            v1::SubmitJobRequest { request_id: id_of(place), job: Some(wanted), validate_only: false };
+        let answer = served.jobs().submit_job(request).await.expect("it is taken");
+        let job = answer.into_inner().job_ids.pop().expect("an id");
+        let basic = event_bytes(&served, &job, v1::JobView::Basic).await;
+        let full = event_bytes(&served, &job, v1::JobView::Full).await;
+        println!("an event of a job, {what}: {basic} bytes in the basic view, {full} in the full one");
+        assert!(basic <= BASIC_BYTES_MAX + of_labels, "{what}: {basic}, {of_labels} of them labels");
+        assert!(what != "largest" || full > 30_000, "the other view has all of it: {full}");
     }
-    let answer = match served.jobs().submit_job(request).await {
-        Ok(answer) => answer,
-        Err(_) => served.jobs().submit_job(smaller).await.expect("it is taken"),
-    };
-    let job = answer.into_inner().job_ids[0].clone();
-    let watch = |view: v1::JobView| v1::WatchJobsRequest {
-        view: view.into(),
-        filter: Some(v1::JobFilter { job_ids: vec![job.clone()], ..Default::default() }),
-        ..Default::default()
-    };
-    let mut sizes = Vec::new();
-    for view in [v1::JobView::Basic, v1::JobView::Full] {
-        let mut events =
-            guarded("a watch", served.jobs().watch_jobs(watch(view))).await.expect("it opens").into_inner();
-        let seen = until(&mut events, &job).await;
-        sizes.push(seen.into_iter().map(bytes_of).max().unwrap_or_default());
-    }
-    assert!(sizes[0] <= BASIC_BYTES_MAX, "{sizes:?}");
-    assert!(sizes[1] > 30_000, "the other view has all of it: {sizes:?}");
 }
 
-/// Everything that the basic view has, each as large as it may be.
-#[test]
-fn the_largest_event_of_the_basic_view_is_within_1_kib() {
+/// The largest event up to the one that tells of a job.
+async fn event_bytes(served: &TestServer, job: &str, view: v1::JobView) -> usize {
+    let watch = v1::WatchJobsRequest {
+        view: view.into(),
+        filter: Some(v1::JobFilter { job_ids: vec![job.to_owned()], ..Default::default() }),
+        ..Default::default()
+    };
+    let events = guarded("a watch", served.jobs().watch_jobs(watch)).await.expect("it opens");
+    until(&mut events.into_inner(), job).await.into_iter().map(bytes_of).max().unwrap_or_default()
+}
+
+/// As many labels, with keys and values of these lengths.
+fn labels(count: usize, (key, value): (usize, usize)) -> HashMap<String, String> {
+    let key = |n: usize| format!("{n:0key$}");
+    (0..count).map(|n| (key(n), "v".repeat(value))).collect()
+}
+
+/// What its labels take of an event.
+fn label_bytes(job: &v1::Job) -> usize {
+    let all = v1::Job { labels: job.labels.clone(), ..Default::default() };
+    // The length of the job before it may take a byte more.
+    prost::Message::encoded_len(&all) + 1
+}
+
+/// Everything that the basic view has, each as large as it may be. A field that the messages get has to be named here, with
+/// the most that it can take, or as absent from the view.
+fn largest_job(labels: HashMap<String, String>) -> v1::Job {
     let name = || "n".repeat(63);
     let time = Some(timestamp(MOMENT_MS_MAX));
     let span = Some(duration(366 * 86_400_000 - 1));
     let token = Some(v1::FencingToken { generation: u32::MAX, log_index: u64::MAX });
+    let placement = v1::Placement {
+        token,
+        region: name(),
+        cluster: name(),
+        create_time: time,
+        workers: Vec::new(),
+        spares: Vec::new(),
+    };
+    let history = v1::AttemptHistory {
+        last_failure: None,
+        failures: Vec::new(),
+        consecutive_failures: u32::MAX,
+        retry_time: time,
+        avoided: Vec::new(),
+        stragglers: Vec::new(),
+    };
     let status = v1::JobStatus {
         phase: v1::JobPhase::Cancelled.into(),
         reason: "RESERVED_FOR_ANOTHER_TENANT_HERE".to_owned(),
@@ -151,13 +196,7 @@ fn the_largest_event_of_the_basic_view_is_within_1_kib() {
         create_time: time,
         start_time: time,
         end_time: time,
-        placement: Some(v1::Placement {
-            token,
-            region: name(),
-            cluster: name(),
-            create_time: time,
-            ..Default::default()
-        }),
+        placement: Some(placement),
         tier: v1::Tier::Critical.into(),
         worker_count: u32::MAX,
         device_count: u64::MAX,
@@ -167,30 +206,47 @@ fn the_largest_event_of_the_basic_view_is_within_1_kib() {
         preemptions: u32::MAX,
         last_checkpoint: Some(v1::Checkpoint { attempt: u32::MAX, time }),
         eligible: true,
-        history: Some(v1::AttemptHistory {
-            consecutive_failures: u32::MAX,
-            retry_time: time,
-            ..Default::default()
-        }),
-        ..Default::default()
+        nominated_placement: None,
+        history: Some(history),
+        controls: None,
     };
-    let job = v1::Job {
+    let array = v1::ArrayMember {
+        array_id: "array-zzzzzzzzzzzzz".to_owned(),
+        index: u32::MAX,
+        size: u32::MAX,
+        ordinal: u32::MAX,
+    };
+    v1::Job {
         id: "job-zzzzzzzzzzzzz-zzzzzzz".to_owned(),
         name: name(),
         tenant: name(),
-        creator: "c".repeat(160),
-        array: Some(v1::ArrayMember {
-            array_id: "array-zzzzzzzzzzzzz".to_owned(),
-            index: u32::MAX,
-            size: u32::MAX,
-        }),
+        labels,
+        annotations: HashMap::new(),
+        creator: "c".repeat(CREATOR_BYTES_MAX),
+        array: Some(array),
         etag: format!("{}-{}", u32::MAX, u64::MAX),
+        spec: None,
         status: Some(status),
         redacted: true,
-        ..Default::default()
-    };
-    let token = ResumeToken::behind(u32::MAX, LogIndex(u64::MAX)).encode(CLUSTER, u64::MAX);
-    let event = Some(watch_jobs_response::Event::Changed(job));
-    let bytes = bytes_of(v1::WatchJobsResponse { resume_token: token, log_index: u64::MAX, event });
-    assert!(bytes <= BASIC_BYTES_MAX, "{bytes}");
+    }
+}
+
+#[test]
+fn the_largest_event_of_the_basic_view_is_within_what_is_promised() {
+    let mut largest = 0;
+    for count in 0..=LABELS_MAX {
+        for lengths in [(2, 0), (2, 63), (63, 0), LABEL_MAX] {
+            let job = largest_job(labels(count, lengths));
+            let of_labels = label_bytes(&job);
+            let token = ResumeToken::behind(u32::MAX, LogIndex(u64::MAX)).encode(CLUSTER, u64::MAX);
+            let event = Some(watch_jobs_response::Event::Changed(job));
+            let bytes = bytes_of(v1::WatchJobsResponse { resume_token: token, log_index: u64::MAX, event });
+            if count == 0 || (count, lengths) == (LABELS_MAX, LABEL_MAX) {
+                println!("the largest event of the basic view, with {count} labels: {bytes} bytes");
+            }
+            assert!(bytes <= BASIC_BYTES_MAX + of_labels, "{count} labels of {lengths:?}: {bytes}");
+            largest = largest.max(bytes);
+        }
+    }
+    assert!(largest <= BASIC_WITH_LABELS_BYTES_MAX, "{largest}");
 }

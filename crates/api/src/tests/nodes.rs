@@ -7,7 +7,7 @@ use muster_wire::v1::watch_nodes_response::Event;
 
 use super::*;
 
-impl Served {
+impl TestServer {
     async fn watch_nodes(
         &self,
         region: &str,
@@ -68,7 +68,7 @@ fn token_of(text: &str, region: &str) -> ResumeToken {
 
 #[tokio::test]
 async fn each_change_of_a_node_comes_once_as_it_was_then_behind_any_event() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let (_send, _session) = served.agent().await;
     let mut whole = served.watch_nodes("", "").await.expect("it opens");
     let present = guarded("the present", whole.message()).await.expect("it stands").expect("an event");
@@ -116,14 +116,14 @@ async fn each_change_of_a_node_comes_once_as_it_was_then_behind_any_event() {
 
 #[tokio::test]
 async fn a_forgotten_node_is_said_to_be_and_only_where_its_region_is_watched() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let (_send, _session) = served.agent().await;
     let mut here = served.watch_nodes("eu", "").await.expect("it opens");
     let mut elsewhere = served.watch_nodes("us", "").await.expect("it opens");
     let node = NodeId(0);
     served.run(Command::SessionOver { node, incarnation: 1 }).await;
     let last = served.run(Command::ForgetNode { request: None, node }).await;
-    // The session may have been over before the watch began; then the present says so.
+    // The session may have been over before the watch began; then the present shows it.
     let mut seen = up_to(&mut here, last).await;
     assert_eq!(seen.pop().and_then(|event| event.event), Some(Event::Forgotten(node.to_string())));
     let lost = seen.iter().rev().find_map(|event| match &event.event {
@@ -137,7 +137,7 @@ async fn a_forgotten_node_is_said_to_be_and_only_where_its_region_is_watched() {
 
 #[tokio::test]
 async fn tokens_of_another_watch_and_of_the_future_are_refused() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let place = ResumeToken::behind(1, LogIndex(1));
     let nodes = |region| filter_digest(["nodes", region]);
     let of_jobs = place.encode(CLUSTER, filter_digest(["jobs"]));
@@ -157,7 +157,7 @@ async fn tokens_of_another_watch_and_of_the_future_are_refused() {
 
 #[tokio::test]
 async fn what_restricts_a_node_is_asked_for_answered_and_refused() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let (_send, _session) = served.agent().await;
     let mut fleet = FleetServiceClient::new(served.channel.clone());
     let id = |n: u32| format!("00000000-0000-4000-9100-{n:012}");
@@ -283,7 +283,7 @@ async fn what_restricts_a_node_is_asked_for_answered_and_refused() {
 
 #[tokio::test]
 async fn a_name_that_reads_as_an_id_is_the_host_of_that_name() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let first = served.agent_of("h1", 7).await;
     let id = served.engine.view().node_named(&Name::literal("h1")).expect("it has registered").to_string();
     let second = served.agent_of(&id, 8).await;
@@ -301,7 +301,7 @@ async fn a_name_that_reads_as_an_id_is_the_host_of_that_name() {
 
 #[tokio::test]
 async fn a_node_is_forgotten_once_however_often_that_is_asked() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let mut fleet = FleetServiceClient::new(served.channel.clone());
     let (send, session) = served.agent().await;
     let node = served.engine.view().node_named(&Name::literal("h1")).expect("it has registered");

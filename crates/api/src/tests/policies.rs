@@ -78,7 +78,7 @@ fn attacks() -> Vec<(v1::Policy, &'static str)> {
 
 #[tokio::test]
 async fn hostile_policies_are_refused_with_their_field_and_change_nothing() {
-    let served = Served::of(sample::leader_with_certificates().await).await;
+    let served = TestServer::of(sample::leader_with_certificates().await).await;
     let mut policies = PolicyServiceClient::new(served.channel.clone());
     for (policy, field) in attacks() {
         for validate_only in [true, false] {
@@ -117,7 +117,7 @@ fn price(micro_dollars_per_device_hour: u64) -> v1::Policy {
 
 #[tokio::test]
 async fn a_part_of_the_policy_is_set_and_the_others_stay() {
-    let served = Served::of(sample::leader_with_certificates().await).await;
+    let served = TestServer::of(sample::leader_with_certificates().await).await;
     let mut policies = PolicyServiceClient::new(served.channel.clone());
     let set = v1::SetPolicyRequest {
         request_id: ONE.to_owned(),
@@ -151,7 +151,7 @@ async fn a_part_of_the_policy_is_set_and_the_others_stay() {
 
 #[tokio::test]
 async fn an_update_that_breaks_the_policy_in_force_changes_nothing() {
-    let served = Served::of(sample::leader_with_certificates().await).await;
+    let served = TestServer::of(sample::leader_with_certificates().await).await;
     let mut policies = PolicyServiceClient::new(served.channel.clone());
     let set = v1::SetPolicyRequest {
         request_id: ONE.to_owned(),
@@ -200,7 +200,7 @@ async fn an_update_that_breaks_the_policy_in_force_changes_nothing() {
 
 #[tokio::test]
 async fn a_plan_and_a_submission_say_the_same_of_a_job_above_the_limits() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let (_send, _session) = served.agent().await;
     let mut policies = PolicyServiceClient::new(served.channel.clone());
     let hour = 3_600_000;
@@ -235,7 +235,7 @@ async fn a_plan_and_a_submission_say_the_same_of_a_job_above_the_limits() {
 
 #[tokio::test]
 async fn limits_of_tiers_are_named_once_and_hold_together() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let mut policies = PolicyServiceClient::new(served.channel.clone());
     let of_tier = |tier: v1::Tier, max: u64, default: u64| v1::TierLimits {
         tier: tier.into(),

@@ -5,7 +5,7 @@ use muster_wire::v1::watch_tenants_response::Event;
 
 use super::*;
 
-impl Served {
+impl TestServer {
     fn queues(&self) -> TenantServiceClient<Channel> {
         TenantServiceClient::new(self.channel.clone())
     }
@@ -90,7 +90,7 @@ fn names(list: &v1::ListTenantsResponse) -> Vec<&str> {
 
 #[tokio::test]
 async fn a_queue_is_there_while_the_policy_or_a_job_says_so() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let (_send, _session) = served.agent().await;
     assert!(names(&served.list_tenants(0, "").await).is_empty());
     let mut watch = served.watch_tenants(&[], "").await.expect("it opens");
@@ -126,7 +126,7 @@ async fn a_queue_is_there_while_the_policy_or_a_job_says_so() {
 
 #[tokio::test]
 async fn what_a_round_did_comes_once_behind_any_event_and_for_whoever_asked() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let (_send, _session) = served.agent().await;
     let mut whole = served.watch_tenants(&[], "").await.expect("it opens");
     let mut one = served.watch_tenants(&["b"], "").await.expect("it opens");
@@ -153,7 +153,7 @@ async fn what_a_round_did_comes_once_behind_any_event_and_for_whoever_asked() {
 
 #[tokio::test]
 async fn names_and_tokens_that_are_none_are_refused() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let wrong = refused(served.watch_tenants(&["a", "No Name"], "").await);
     assert_eq!(wrong.code, Some(RefusalCode::InvalidField));
     assert_eq!(wrong.violations[0].field, "tenants[1]");

@@ -2,7 +2,7 @@
 
 use super::*;
 
-async fn get(served: &Served, job_id: &str) -> v1::Job {
+async fn get(served: &TestServer, job_id: &str) -> v1::Job {
     let request = v1::GetJobRequest { job_id: job_id.to_owned(), read: None };
     guarded("a job", served.jobs().get_job(request))
         .await
@@ -14,14 +14,14 @@ async fn get(served: &Served, job_id: &str) -> v1::Job {
 
 #[tokio::test]
 async fn a_job_that_is_shown_can_be_submitted_again() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let (_send, _session) = served.agent().await;
     let mut request = submission(ONE, "again");
     let job = request.job.as_mut().expect("it has one");
     job.labels.insert("team".to_owned(), "vision".to_owned());
     job.annotations.insert("note".to_owned(), "a\nb".to_owned());
     let spec = job.spec_mut();
-    spec.array_size = 2;
+    spec.array = Some(v1::JobArray { size: 2, ..Default::default() });
     spec.retry_mut().max_failures = 3;
     spec.checkpoint_mut().directory = "/shared".to_owned();
     spec.groups[0].environment = vec![v1::EnvVar::new("A", "b"), v1::EnvVar::secret("TOKEN", "hub")];
@@ -39,7 +39,11 @@ async fn a_job_that_is_shown_can_be_submitted_again() {
         validate_only: false,
     };
     let answer = guarded("an answer", served.jobs().submit_job(again)).await.expect("it is taken");
-    let other = get(&served, &answer.into_inner().job_ids[1]).await;
+    // A member by itself is an array of its index alone.
+    let ids = answer.into_inner().job_ids;
+    assert_eq!(ids.len(), 1, "{ids:?}");
+    let other = get(&served, &ids[0]).await;
+    assert_eq!(other.array.as_ref().map(|member| (member.index, member.size)), Some((1, 1)));
     assert_eq!((&other.name, &other.tenant, &other.labels), (&shown.name, &shown.tenant, &shown.labels));
     assert_eq!((&other.annotations, &other.spec), (&shown.annotations, &shown.spec));
     assert!(other.id != shown.id && other.creator == "anonymous", "{other:?}");
@@ -47,7 +51,7 @@ async fn a_job_that_is_shown_can_be_submitted_again() {
 
 #[tokio::test]
 async fn what_no_release_can_run_is_refused_by_every_call_that_takes_a_job() {
-    let served = Served::start().await;
+    let served = TestServer::start().await;
     let (_send, _session) = served.agent().await;
     let mut request = submission(ONE, "contained");
     let container = v1::ContainerRuntime { image: "example.org/train:1".to_owned(), ..Default::default() };

@@ -2,7 +2,7 @@
 
 use super::error::{BackupError, file_error};
 use super::{BackupHeader, LAYOUT, MAGIC, PIECE_BYTES_MAX, piece_checksum};
-use muster_files::{folder_of, sync_folder};
+use muster_files::{directory_of, sync_directory};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -47,7 +47,7 @@ impl BackupWriter {
         }
         let mut name = path.file_name().unwrap_or_default().to_owned();
         name.push(".partial");
-        let temporary = folder_of(path).join(name);
+        let temporary = directory_of(path).join(name);
         let file = File::create(&temporary).map_err(|source| file_error("creating", &temporary, source))?;
         let mut writer = BackupWriter {
             path: path.to_path_buf(),
@@ -118,7 +118,7 @@ impl BackupWriter {
                 self.named = true;
             }
         }
-        sync_folder(folder_of(&self.path))
+        sync_directory(directory_of(&self.path))
             .map_err(|source| file_error("flushing the directory of", &self.path, source))?;
         Ok(Written { pieces: self.pieces, bytes: self.bytes })
     }

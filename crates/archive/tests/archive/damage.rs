@@ -1,7 +1,7 @@
 //! Whatever is done to the objects is seen, named, and never answered from.
 
-use muster_archive::{Archive, ArchiveError, DirectoryStore, ObjectStore, Place, Start};
-use muster_types::{At, ClusterId, LogIndex};
+use muster_archive::{Archive, ArchiveError, DirectoryStore, ObjectStore, RaftPosition, Start};
+use muster_types::{ClusterId, LogIndex, PastPoint};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -145,8 +145,8 @@ fn only_what_follows_is_taken() {
     assert_eq!(end.sequence, log.state.sequence());
     let behind = place_behind(&log.rounds[..4]);
     assert!(archive.draft(CLUSTER, Start::Follows, behind).is_err());
-    assert!(archive.draft(CLUSTER, Start::Gap, behind).is_err(), "in the same life of the cluster");
-    assert!(archive.draft(CLUSTER, Start::Founding, Place::default()).is_err());
+    assert!(archive.draft(CLUSTER, Start::Gap, behind).is_err(), "in the same generation of the cluster");
+    assert!(archive.draft(CLUSTER, Start::Founding, RaftPosition::default()).is_err());
     assert!(archive.draft(CLUSTER, Start::Follows, end).is_ok());
 }
 
@@ -160,7 +160,7 @@ fn a_damaged_base_is_passed_over_for_the_one_before() {
     bytes[middle] ^= 1;
     fs::write(last, bytes).unwrap();
     let at = log.state.log_index();
-    let (replay, reached) = open(dir.path()).replay(At::Index(at), None).unwrap();
+    let (replay, reached) = open(dir.path()).replay(PastPoint::Index(at), None).unwrap();
     assert!(reached);
     assert_eq!(replay.state().digest(), log.state.digest());
 }
@@ -216,9 +216,5 @@ fn damaged_segments_at_the_end_are_set_aside_and_written_again() {
     drop(archive);
     assert!(is_whole(dir.path()));
     assert_eq!(Archive::open_and_mend(store(dir.path()), Some(CLUSTER)).unwrap().damaged().len(), 0);
-    assert_eq!(
-        fs::read_dir(dir.path().join("damaged")).unwrap().count(),
-        2,
-        "kept for whoever examines them"
-    );
+    assert_eq!(fs::read_dir(dir.path().join("damaged")).unwrap().count(), 2, "kept for later examination");
 }

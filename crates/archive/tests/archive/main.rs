@@ -6,8 +6,8 @@
 
 mod compressed;
 mod damage;
+mod historical_state;
 mod mend;
-mod past;
 mod rendering;
 mod retention;
 mod support;

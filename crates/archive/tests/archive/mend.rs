@@ -17,8 +17,8 @@ fn small() -> (Log, tempfile::TempDir) {
     (log, dir)
 }
 
-fn of(dir: &Path, folder: &str) -> Vec<PathBuf> {
-    files(&dir.join(folder))
+fn of(dir: &Path, directory: &str) -> Vec<PathBuf> {
+    files(&dir.join(directory))
 }
 
 /// Damages a file at a place, a part of its length.

@@ -1,7 +1,7 @@
 //! What does not stay is elsewhere first, and who asks for it is told where.
 
 use muster_archive::{Archive, ArchiveError, Bounds, DirectoryStore, JoinedStores, ObjectStore};
-use muster_types::{At, LogIndex, LogTime};
+use muster_types::{LogIndex, LogTime, PastPoint};
 use proptest::prelude::*;
 use std::fs;
 use std::path::Path;
@@ -45,9 +45,12 @@ fn what_was_given_away_is_there_and_the_rest_is_whole() {
         assert!(matches!(&error, ArchiveError::BelowFloor { floor: named } if *named == floor), "{error}");
         assert!(error.to_string().contains(&floor.place), "{error}");
     }
-    assert!(matches!(archive.replay(At::Index(LogIndex(1)), None), Err(ArchiveError::BelowFloor { .. })));
+    assert!(matches!(
+        archive.replay(PastPoint::Index(LogIndex(1)), None),
+        Err(ArchiveError::BelowFloor { .. })
+    ));
     let last = log.state.log_index();
-    let (replay, reached) = archive.replay(At::Index(last), None).unwrap();
+    let (replay, reached) = archive.replay(PastPoint::Index(last), None).unwrap();
     assert!(reached && replay.state().digest() == log.state.digest());
 
     // Alone, each part is what it is; together they are the whole history.

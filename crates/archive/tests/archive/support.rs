@@ -1,7 +1,7 @@
 //! A small cluster's log, made by hand, and archives of it.
 
 use bytes::Bytes;
-use muster_archive::{Archive, ArchivedRound, DirectoryStore, ObjectStore, Place, Start};
+use muster_archive::{Archive, ArchivedRound, DirectoryStore, ObjectStore, RaftPosition, Start};
 use muster_journal::{Decision, Estimate, RequestKey, Round, encode_round};
 use muster_state::State;
 use muster_types::{
@@ -190,15 +190,15 @@ pub fn open(dir: &Path) -> Arc<Archive> {
 }
 
 /// The place right before the first of `rounds`, when `before` lie before them.
-pub fn place_behind(before: &[ArchivedRound]) -> Place {
-    let mut place = Place::default();
+pub fn place_behind(before: &[ArchivedRound]) -> RaftPosition {
+    let mut place = RaftPosition::default();
     for round in before {
         place.step(round).unwrap();
     }
     place
 }
 
-/// Puts rounds into segments of so many each, and a base behind every `base_every`-th segment.
+/// Puts rounds into segments of `each`, and a base behind every `base_every`-th segment.
 pub fn write(archive: &Archive, rounds: &[ArchivedRound], each: usize, base_every: usize) {
     let mut from = archive.end().unwrap_or_default();
     let mut state = muster_archive::Replay::founding();
@@ -226,9 +226,9 @@ pub fn write(archive: &Archive, rounds: &[ArchivedRound], each: usize, base_ever
     }
 }
 
-/// Parts of about so many rounds. One that would have no record of its own goes with the part before it.
+/// Parts of about `each` rounds. One that would contain no record goes with the part before it.
 fn chunks(rounds: &[ArchivedRound], each: usize) -> Vec<&[ArchivedRound]> {
-    let mut place = Place::default();
+    let mut place = RaftPosition::default();
     let mut parts: Vec<&[ArchivedRound]> = Vec::new();
     let (mut begins, mut counted) = (0, place.sequence.log_index);
     for (at, round) in rounds.iter().enumerate() {
@@ -248,7 +248,7 @@ fn chunks(rounds: &[ArchivedRound], each: usize) -> Vec<&[ArchivedRound]> {
     parts
 }
 
-/// Every file below a folder.
+/// Every file below a directory.
 pub fn files(dir: &Path) -> Vec<std::path::PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).unwrap() {

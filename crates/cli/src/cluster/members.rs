@@ -35,7 +35,7 @@ Examples:
   muster cluster add 4 --region eu-north --peer r4:7500 --client r4:7400
   muster cluster add 4 --region eu-north --peer r4:7500 --client r4:7400 --learner
 
-Start it on its host before or after, with an empty data folder:
+Start it on its host before or after, with an empty data directory:
   muster server --config server.toml --join
 
 Given again after an interruption, it goes on.")]
@@ -71,7 +71,7 @@ Refused when the voters that are left and answer would not be a majority of the 
         #[arg(long)]
         force: bool,
     },
-    /// Put a new replica in the place of one that is gone; or say where a replica lives from now on
+    /// Put a new replica in the place of one that is gone; or set the addresses of a replica
     #[command(after_help = "\
 Examples:
   muster cluster replace 3 --with 4 --region eu-west --peer r4:7500 --client r4:7400
@@ -134,7 +134,7 @@ There is no way back: a release that does not read the format cannot join any mo
     },
 }
 
-/// Where a replica lives.
+/// The region and the addresses of a replica.
 #[derive(Args)]
 pub struct AddressArgs {
     /// Its region

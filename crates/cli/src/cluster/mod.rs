@@ -44,7 +44,7 @@ Examples:
 pub struct WatchArgs {
     /// Stop when it is so
     #[arg(long, value_enum)]
-    until: Option<Until>,
+    until: Option<WaitCondition>,
     /// Between two looks
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = muster_console::timeout)]
     every: Duration,
@@ -52,7 +52,7 @@ pub struct WatchArgs {
 
 /// When to stop watching.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Until {
+pub enum WaitCondition {
     /// There is a leader
     Led,
     /// Every replica answers, has the same state, and there is nothing to warn of
@@ -137,10 +137,10 @@ fn is_advice(code: &str) -> bool {
     matches!(code, "FORMAT_BEHIND" | "FEW_VOTERS" | "EVEN_VOTERS" | "STORAGE_VOLATILE")
 }
 
-fn has_reached(until: Until, content: &ClusterStatus) -> bool {
+fn has_reached(until: WaitCondition, content: &ClusterStatus) -> bool {
     match until {
-        Until::Led => content.replicas.iter().any(|replica| replica.role == "leader"),
-        Until::Healthy => is_healthy(content),
+        WaitCondition::Led => content.replicas.iter().any(|replica| replica.role == "leader"),
+        WaitCondition::Healthy => is_healthy(content),
     }
 }
 

@@ -37,7 +37,7 @@ pub enum Ranks {
     One(u32),
 }
 
-enum Said {
+enum OutputEvent {
     Piece(u32, v1::ReadLogsResponse),
     /// The end of one reader.
     End(Ending),
@@ -75,7 +75,7 @@ pub async fn attach(
     };
     let mut watch = client.watch_jobs(request);
     let (say, mut said) = mpsc::channel(PIECES_QUEUED_MAX);
-    let mut shown = Shown::new(console);
+    let mut shown = OutputPrinter::new(console);
     let mut interrupt = Interrupt::None;
     let mut ended: Option<Instant> = None;
     let time_is_up = Instant::now().checked_add(limit);
@@ -163,7 +163,7 @@ fn begin(
     job: &v1::Job,
     ranks: Ranks,
     token: &mut Option<v1::FencingToken>,
-    say: &mpsc::Sender<Said>,
+    say: &mpsc::Sender<OutputEvent>,
 ) -> usize {
     use v1::JobPhase::{Pending, Starting};
     let Some(placement) = &job.status().placement else { return 0 };
@@ -207,7 +207,7 @@ fn may_come(code: RefusalCode) -> bool {
 
 /// Reads the output of one worker to its end. A node that cannot be reached is asked again as long as anybody listens:
 /// its agent may be back in a moment, and the caller ends with the job.
-async fn read(client: Client, request: v1::ReadLogsRequest, say: mpsc::Sender<Said>) {
+async fn read(client: Client, request: v1::ReadLogsRequest, say: mpsc::Sender<OutputEvent>) {
     let (rank, token) = (request.rank, request.token);
     let why = loop {
         let mut has_begun = false;
@@ -216,7 +216,7 @@ async fn read(client: Client, request: v1::ReadLogsRequest, say: mpsc::Sender<Sa
             while let Some(piece) = logs.next().await? {
                 has_begun = true;
                 // Nobody listens any more: then the command ends.
-                let _ = say.send(Said::Piece(rank, piece)).await;
+                let _ = say.send(OutputEvent::Piece(rank, piece)).await;
             }
             Ok::<(), muster_client::CallError>(())
         };
@@ -231,11 +231,11 @@ async fn read(client: Client, request: v1::ReadLogsRequest, say: mpsc::Sender<Sa
             () = say.closed() => return,
         }
     };
-    let _ = say.send(Said::End(Ending { rank, token, why })).await;
+    let _ = say.send(OutputEvent::End(Ending { rank, token, why })).await;
 }
 
-/// What has been shown.
-struct Shown<'a> {
+/// Shows the output, and knows what has been shown.
+struct OutputPrinter<'a> {
     console: &'a Console,
     /// Readers that have not ended.
     readers: usize,
@@ -249,10 +249,10 @@ struct Shown<'a> {
     incomplete: Option<v1::FencingToken>,
 }
 
-impl<'a> Shown<'a> {
-    fn new(console: &'a Console) -> Shown<'a> {
+impl<'a> OutputPrinter<'a> {
+    fn new(console: &'a Console) -> OutputPrinter<'a> {
         let waiting = String::new();
-        Shown { console, readers: 0, token: None, waiting, lines: None, incomplete: None }
+        OutputPrinter { console, readers: 0, token: None, waiting, lines: None, incomplete: None }
     }
 
     fn tell_waiting(&mut self, job: &v1::Job) {
@@ -266,13 +266,13 @@ impl<'a> Shown<'a> {
         }
     }
 
-    fn take(&mut self, said: Said) -> Result<(), Failure> {
-        match said {
-            Said::Piece(rank, piece) => {
+    fn take(&mut self, event: OutputEvent) -> Result<(), Failure> {
+        match event {
+            OutputEvent::Piece(rank, piece) => {
                 tell_dropped(self.console, rank, piece.dropped_bytes);
                 self.show(rank, piece.stream() == v1::OutputStream::Stderr, &piece.data)
             }
-            Said::End(Ending { rank, token, why }) => {
+            OutputEvent::End(Ending { rank, token, why }) => {
                 self.readers -= 1;
                 if let Some(why) = why {
                     self.console

@@ -13,22 +13,25 @@ use muster_wire::closed::number;
 use muster_wire::time::{duration, timestamp};
 use muster_wire::{FieldMask, v1};
 
+use super::array::array_of;
 use super::list::Phase;
 use super::print_jobs;
 use crate::complete;
 use crate::consent::Consent;
-use crate::find::{Find, all_resolved, resolve};
+use crate::find::{Find, Targets, listed, resolve, targets};
 use crate::view;
 
 /// Jobs of one call, at most.
 const JOBS_AT_ONCE: u64 = 1_000;
+/// How often jobs are looked at again that have moved on before it was asked of them.
+const ABLE_TRIES: usize = 3;
 /// How often a change is repeated from a job that has changed meanwhile.
 const MODIFY_TRIES: usize = 5;
 
 /// Which jobs a command is about.
 #[derive(Args)]
 pub struct SelectArgs {
-    /// Their ids, or names
+    /// Ids or names of jobs and arrays, or members of an array in brackets: 'array-3f0[1-5,7]'
     #[arg(add = ArgValueCompleter::new(complete::jobs))]
     ids: Vec<String>,
     #[command(flatten)]
@@ -88,6 +91,7 @@ impl Filters {
 }
 
 /// What a call about several jobs answers, whichever it was.
+#[derive(Default)]
 struct Counted {
     jobs: u64,
     remaining: u64,
@@ -95,6 +99,27 @@ struct Counted {
     job_ids: Vec<String>,
     last_job_id: String,
     freshness: Option<v1::Freshness>,
+}
+
+impl Counted {
+    /// What calls about different jobs come to.
+    fn of(sum: Option<Counted>, more: Counted) -> Counted {
+        match sum {
+            Some(sum) => sum.and(more),
+            None => more,
+        }
+    }
+
+    /// With what a call about other jobs answered.
+    fn and(self, more: Counted) -> Counted {
+        Counted {
+            jobs: self.jobs + more.jobs,
+            remaining: self.remaining + more.remaining,
+            passed_over: self.passed_over + more.passed_over,
+            freshness: more.freshness.or(self.freshness),
+            ..more
+        }
+    }
 }
 
 /// Asks something of the jobs that a selector finds.
@@ -160,52 +185,167 @@ pub async fn run(
         ));
     }
     if !args.ids.is_empty() {
-        let ids = all_resolved(&client, &args.ids, Find::Active).await?;
-        if control == Control::Cancel && !args.consent.is_dry_run() {
-            return super::cancel(&client, console, ids).await;
-        }
-        return named(&client, console, (control, args.consent), ids).await;
+        let targets = targets(&client, &args.ids, Find::Active).await?;
+        return named(&client, console, (control, args.consent), targets).await;
     }
     let mut selector = args.filters.message();
     if let Some(filter) = selector.filter.as_mut().filter(|filter| !filter.array_id.is_empty()) {
         filter.array_id = array_of(&client, &filter.array_id).await?;
     }
-    found(&client, console, (control, args.consent), selector).await
+    let counted = found(&client, console, (control, args.consent), selector, false).await?;
+    counted.map_or(Ok(Exit::Ok), |counted| tell(console, control, &counted))
 }
 
-/// The array that is meant: by its id, or by a job of it.
-async fn array_of(client: &Client, text: &str) -> Result<String, Failure> {
-    if text.starts_with("array-") {
-        return Ok(text.to_owned());
-    }
-    let job_id = resolve(client, text, Find::Newest).await?;
-    let job = client.get_job(v1::GetJobRequest { job_id: job_id.clone(), read: None }).await?.job;
-    let array = job.and_then(|job| job.array).map(|array| array.array_id);
-    array.ok_or_else(|| Failure::usage(format!("{job_id} is no member of an array")))
-}
-
-/// Jobs that were named: all of them or none.
+/// What was named. What comes to nothing keeps nothing else from being done.
 async fn named(
     client: &Client,
     console: &Console,
     (control, consent): (Control, Consent),
-    ids: Vec<String>,
+    targets: Targets,
 ) -> Result<Exit, Failure> {
-    let mut counted = None;
+    let Targets { arrays, jobs, members } = targets;
+    let only_jobs = arrays.is_empty() && members.is_empty();
+    if only_jobs && control == Control::Cancel && !consent.is_dry_run() {
+        return super::cancel(client, console, jobs).await;
+    }
+    let mut outcomes = Vec::new();
+    for array_id in arrays {
+        let filter = v1::JobFilter { array_id, ..Default::default() };
+        let selector = v1::JobSelector { filter: Some(filter), ..Default::default() };
+        outcomes.push(found(client, console, (control, consent), selector, true).await);
+    }
+    if !members.is_empty() {
+        outcomes.push(able(client, console, (control, consent), &members).await);
+    }
+    // Of jobs by their ids it is done to all or to none, but one that has ended does not keep the others from being cancelled.
+    if control == Control::Cancel && !jobs.is_empty() {
+        outcomes.push(able(client, console, (control, consent), &jobs).await);
+    } else if !jobs.is_empty() {
+        outcomes.push(each(client, console, (control, consent), &jobs).await);
+    }
+    let (mut sum, mut first_failure): (Option<Counted>, Option<Failure>) = (None, None);
+    for outcome in outcomes {
+        match outcome {
+            Ok(None) => {}
+            Ok(Some(more)) => sum = Some(Counted::of(sum, more)),
+            Err(failure) if first_failure.is_none() => first_failure = Some(failure),
+            Err(failure) => _ = console.report(&failure),
+        }
+    }
+    if let Some(sum) = sum {
+        tell(console, control, &sum)?;
+    }
+    first_failure.map_or(Ok(Exit::Ok), Err)
+}
+
+/// Jobs by their ids: of a thousand, all of them or none.
+async fn each(
+    client: &Client,
+    console: &Console,
+    (control, consent): (Control, Consent),
+    ids: &[String],
+) -> Result<Option<Counted>, Failure> {
+    let mut counted: Option<Counted> = None;
     let total = ids.len() as u64;
     for some in ids.chunks(JOBS_AT_ONCE as usize) {
-        let filter = v1::JobFilter { job_ids: some.to_vec(), ..Default::default() };
-        let selector = v1::JobSelector { filter: Some(filter), ..Default::default() };
         if consent.is_dry_run() {
-            let preview = ask(client, control, selector, true).await?;
+            let preview = ask(client, control, of_ids(some.to_vec()), true).await?;
             console.line(&format!("{} of {} would be {}", preview.jobs, jobs(total), done(control)))?;
             continue;
         }
-        let answer = ask(client, control, selector, false).await;
-        counted =
-            Some(add(counted.as_ref(), answer.map_err(|error| after(counted.as_ref(), control, error))?));
+        let answer = ask(client, control, of_ids(some.to_vec()), false).await;
+        let answer = answer.map_err(|error| after(counted.as_ref(), control, error))?;
+        counted = Some(Counted::of(counted, answer));
     }
-    counted.map_or(Ok(Exit::Ok), |counted| tell(console, control, &counted))
+    Ok(counted)
+}
+
+fn of_ids(job_ids: Vec<String>) -> v1::JobSelector {
+    let filter = v1::JobFilter { job_ids, ..Default::default() };
+    v1::JobSelector { filter: Some(filter), ..Default::default() }
+}
+
+/// Whether something can be asked of a job as it is.
+fn is_able(control: Control, job: &v1::Job) -> bool {
+    use v1::JobPhase::{Pending, Running, Starting, Stopping};
+    let hold = job.status().controls.as_ref().and_then(|controls| controls.hold.as_ref());
+    match control {
+        Control::Cancel => !view::has_ended(job.phase()),
+        // An operator can hold what its owner holds; the server alone knows which of them asks.
+        Control::Hold => {
+            matches!(job.phase(), Pending | Stopping) && hold.is_none_or(|hold| !hold.by_operator)
+        }
+        Control::Release => hold.is_some(),
+        Control::Requeue | Control::Suspend => matches!(job.phase(), Starting | Running),
+    }
+}
+
+/// Those of the jobs with these ids of which it can be asked as they are; the others are passed over.
+async fn able(
+    client: &Client,
+    console: &Console,
+    (control, consent): (Control, Consent),
+    ids: &[String],
+) -> Result<Option<Counted>, Failure> {
+    let mut sum: Option<Counted> = None;
+    for some in ids.chunks(JOBS_AT_ONCE as usize) {
+        let mut tries = ABLE_TRIES;
+        let counted = loop {
+            tries -= 1;
+            let filter = v1::JobFilter { job_ids: some.to_vec(), ..Default::default() };
+            // Who holds a job is in the full view alone.
+            let shown = listed(client, filter, v1::JobView::Full).await?;
+            let able = shown.iter().filter(|job| is_able(control, job)).map(|job| job.id.clone());
+            let able: Vec<String> = able.collect();
+            let (asked, passed_over) = (able.len() as u64, (some.len() - able.len()) as u64);
+            if able.is_empty() {
+                break Counted { passed_over, ..Counted::default() };
+            }
+            match ask(client, control, of_ids(able), consent.is_dry_run()).await {
+                Ok(counted) => {
+                    // Those that are so already are passed over, too.
+                    let rest = passed_over + asked.saturating_sub(counted.jobs);
+                    break Counted { passed_over: counted.passed_over.max(rest), ..counted };
+                }
+                // One of them has moved on since it was listed.
+                Err(error) if tries > 0 && has_moved_on(&error) => {}
+                Err(error) => return Err(after(sum.as_ref(), control, error)),
+            }
+        };
+        sum = Some(Counted::of(sum, counted));
+    }
+    let sum = sum.unwrap_or_default();
+    if sum.jobs == 0 {
+        return Err(nothing(control, sum.passed_over));
+    }
+    if consent.is_dry_run() {
+        console.line(&format!("{} of {} would be {}", sum.jobs, jobs(ids.len() as u64), done(control)))?;
+        return Ok(None);
+    }
+    Ok(Some(sum))
+}
+
+fn has_moved_on(error: &CallError) -> bool {
+    let code = error.refused().and_then(|refused| refused.code);
+    matches!(code, Some(RefusalCode::JobFinished | RefusalCode::JobPhase))
+}
+
+/// Nothing can be done to any job that was found.
+fn nothing(control: Control, passed_over: u64) -> Failure {
+    let passed = match passed_over {
+        0 => String::new(),
+        some => format!("; {} match and cannot be {} as they are", jobs(some), done(control)),
+    };
+    let text = format!("no job that can be {} matches{passed}", done(control));
+    Failure::new(Exit::NotFound, text)
+        .with_next("muster job list takes the same options and shows what matches")
+}
+
+/// Whether a number of jobs is all that there are, and more than one.
+async fn is_every_job(client: &Client, control: Control, total: u64) -> Result<bool, CallError> {
+    let all = v1::JobSelector { all: true, ..Default::default() };
+    let everything = ask(client, control, all, true).await?;
+    Ok(total > 1 && everything.jobs + everything.remaining <= total)
 }
 
 /// Jobs that a selector finds: the command prints how many before it does anything, and asks for `--yes` where they are all jobs.
@@ -214,49 +354,39 @@ async fn found(
     console: &Console,
     (control, consent): (Control, Consent),
     selector: v1::JobSelector,
-) -> Result<Exit, Failure> {
+    is_named: bool,
+) -> Result<Option<Counted>, Failure> {
     let preview = ask(client, control, selector.clone(), true).await?;
     let total = preview.jobs + preview.remaining;
     if total == 0 {
-        let passed = match preview.passed_over {
-            0 => String::new(),
-            some => format!("; {} match and cannot be {} as they are", jobs(some), done(control)),
-        };
-        return Err(Failure::new(
-            Exit::NotFound,
-            format!("no job that can be {} matches{passed}", done(control)),
-        )
-        .with_next("muster job list takes the same options and shows what matches"));
+        return Err(nothing(control, preview.passed_over));
     }
-    let is_all = selector.all || {
-        let all = v1::JobSelector { all: true, ..Default::default() };
-        let everything = ask(client, control, all, true).await?;
-        total > 1 && everything.jobs + everything.remaining <= total
-    };
+    // One array that was named is what was meant, whether or not there are other jobs.
+    let is_all = selector.all || (!is_named && is_every_job(client, control, total).await?);
     let shown: Vec<&str> = preview.job_ids.iter().take(8).map(String::as_str).collect();
     let more = if total > shown.len() as u64 { ", ..." } else { "" };
     let effect = format!("{} would be {}: {}{more}", jobs(total), done(control), shown.join(", "));
     let loss = is_all.then(|| format!("that is every job that you may {control}"));
     if !consent.given(console, &effect, loss.as_deref())? {
-        return Ok(Exit::Ok);
+        return Ok(None);
     }
     let mut counted: Option<Counted> = None;
     let mut selector = selector;
-    // As many calls as were needed when it began: jobs that come to match meanwhile are left alone. Each goes on behind the
-    // last, because a job that was requeued may run again, and match, before all others have had their turn.
-    for _ in 0..total.div_ceil(JOBS_AT_ONCE) {
+    // Until it was asked of as many as matched when it began: jobs that come to match meanwhile are left alone. Each call goes on
+    // behind the last, because a job that was requeued may run again, and match, before all others have had their turn.
+    let mut calls = 0;
+    while calls == 0 || (calls < total && counted.as_ref().is_some_and(|counted| counted.jobs < total)) {
+        calls += 1;
         let answer = ask(client, control, selector.clone(), false).await;
         let answer = answer.map_err(|error| after(counted.as_ref(), control, error))?;
-        let is_last = answer.remaining == 0;
-        if !answer.last_job_id.is_empty() {
-            selector.after_job_id.clone_from(&answer.last_job_id);
-        }
+        let is_last = answer.remaining == 0 || answer.last_job_id.is_empty();
+        selector.after_job_id.clone_from(&answer.last_job_id);
         counted = Some(add(counted.as_ref(), answer));
         if is_last {
             break;
         }
     }
-    counted.map_or(Ok(Exit::Ok), |counted| tell(console, control, &counted))
+    Ok(counted)
 }
 
 fn add(sum: Option<&Counted>, more: Counted) -> Counted {

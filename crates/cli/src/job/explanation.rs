@@ -18,7 +18,7 @@ use crate::reading::ReadArgs;
 use crate::view::Estimate;
 use crate::view::recovery::{self, Advice, AttemptHistory};
 
-/// What a terminal shows without breaking lines of its own.
+/// What a terminal shows without breaking lines itself.
 const WIDTH: usize = 80;
 /// Rows of one list that people are shown; programs get all of them.
 const ROWS_MAX: usize = 16;
@@ -84,7 +84,7 @@ struct Explanation {
     known: Known,
 }
 
-/// What is known of a job besides: what became of its attempts, and how often to save its work.
+/// What else is known of a job: what became of its attempts, and how often to save its work.
 #[derive(Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Known {
@@ -376,7 +376,7 @@ fn quota_view(message: v1::QuotaReport) -> Quota {
 pub async fn plan(global: &Global, console: &Console, args: PlanArgs) -> Result<Exit, Failure> {
     let overrides =
         Overrides { tenant: args.tenant, tier: args.tier, regions: args.region, ..Overrides::default() };
-    let mut manifests = read_manifests(&args.file, &overrides)?;
+    let mut manifests = read_manifests(console, &args.file, &overrides)?;
     let client = args.read.client(global).await?;
     name_own_tenant(&client, &mut manifests);
     auto::choose(&client, console, &args.file, &mut manifests).await?;

@@ -10,9 +10,12 @@ use tokio::time::Instant;
 
 use crate::view::{self, JobEvent, has_ended};
 
+/// How often members of arrays are looked at that are not created.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
 /// When to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Until {
+pub enum WaitCondition {
     /// Every job has ended
     Finished,
     /// Every worker of every job has started (or the job has ended)
@@ -31,14 +34,20 @@ pub struct Subject {
     pub tenant: String,
     /// Only jobs whose labels match; empty for all.
     pub selector: String,
-    pub until: Until,
+    pub until: WaitCondition,
     pub limit: Option<Duration>,
 }
 
 impl Subject {
     /// Jobs by their ids, until they have ended.
     pub fn of(ids: Vec<String>) -> Subject {
-        Subject { ids, tenant: String::new(), selector: String::new(), until: Until::Finished, limit: None }
+        Subject {
+            ids,
+            tenant: String::new(),
+            selector: String::new(),
+            until: WaitCondition::Finished,
+            limit: None,
+        }
     }
 }
 
@@ -48,19 +57,19 @@ fn has_saved(job: &v1::Job) -> bool {
     status.last_checkpoint.is_some_and(|saved| saved.attempt == status.attempt)
 }
 
-fn has_reached(until: Until, job: &v1::Job) -> bool {
+fn has_reached(until: WaitCondition, job: &v1::Job) -> bool {
     let so = match until {
-        Until::Finished | Until::Succeeded => false,
-        Until::Running => job.phase() == v1::JobPhase::Running,
-        Until::Checkpointed => has_saved(job),
+        WaitCondition::Finished | WaitCondition::Succeeded => false,
+        WaitCondition::Running => job.phase() == v1::JobPhase::Running,
+        WaitCondition::Checkpointed => has_saved(job),
     };
     so || has_ended(job.phase())
 }
 
 /// Whether this is what was waited for rather than the end of waiting.
-fn is_well(until: Until, job: &v1::Job) -> bool {
+fn is_well(until: WaitCondition, job: &v1::Job) -> bool {
     match until {
-        Until::Checkpointed => has_saved(job),
+        WaitCondition::Checkpointed => has_saved(job),
         _ => !has_ended(job.phase()) || job.phase() == v1::JobPhase::Succeeded,
     }
 }
@@ -87,9 +96,20 @@ pub async fn follow(
     let mut watch = client.watch_jobs(request);
     let end = subject.limit.and_then(|limit| Instant::now().checked_add(limit));
     let forever = subject.ids.is_empty();
+    let mut look = tokio::time::interval(LOOK_EVERY);
     loop {
         let item = tokio::select! {
             item = watch.next() => item?,
+            _ = look.tick(), if watched.synced => {
+                for item in ended_uncreated(client, &watched).await? {
+                    show(&item, true)?;
+                    watched.take(item)?;
+                }
+                if !forever && watched.is_complete() {
+                    return Ok((watched.exit(), watched.jobs));
+                }
+                continue;
+            }
             () = sleep_until(end) => {
                 let ids = watched.open().join(" ");
                 return Err(Failure::new(Exit::Timeout, "the time is up; the jobs go on")
@@ -112,7 +132,22 @@ pub async fn follow(
     }
 }
 
-/// What came of waiting for the next item of a watch that has no end of its own.
+/// Members of arrays that have ended without having been created: a watch is told of the jobs that there are, and an array
+/// that ends as a whole is one change. The members of each array are looked at in their order, up to the first that waits.
+async fn ended_uncreated(client: &Client, watched: &Watched) -> Result<Vec<WatchItem>, Failure> {
+    let mut found = Vec::new();
+    for members in watched.uncreated().into_values() {
+        for job_id in members.into_values() {
+            let answer = client.get_job(v1::GetJobRequest { job_id, read: None }).await?;
+            let Some(job) = answer.job.filter(|job| has_ended(job.phase())) else { break };
+            let log_index = answer.freshness.map_or(0, |freshness| freshness.log_index);
+            found.push(WatchItem::Changed { log_index, job: Box::new(job) });
+        }
+    }
+    Ok(found)
+}
+
+/// What came of waiting for the next item of a watch that does not end by itself.
 pub enum Next<T> {
     Item(T),
     Ended(Exit),
@@ -138,7 +173,8 @@ pub fn say_restarted(console: &Console) {
     console.progress("the cluster no longer has the changes in between; starting from the present state");
 }
 
-async fn sleep_until(end: Option<Instant>) {
+/// Until a moment; for ever without one.
+pub async fn sleep_until(end: Option<Instant>) {
     match end {
         Some(end) => tokio::time::sleep_until(end).await,
         None => std::future::pending().await,
@@ -148,7 +184,7 @@ async fn sleep_until(end: Option<Instant>) {
 /// What is known of the jobs.
 struct Watched {
     ids: Vec<String>,
-    until: Until,
+    until: WaitCondition,
     jobs: BTreeMap<String, v1::Job>,
     /// A replica that is behind this cannot say that a job does not exist.
     known_log_index: u64,
@@ -194,6 +230,19 @@ impl Watched {
         Ok(())
     }
 
+    /// Members that were not created when they were last seen: their ids by their ordinals, by their arrays.
+    fn uncreated(&self) -> BTreeMap<&str, BTreeMap<u32, String>> {
+        let mut found: BTreeMap<&str, BTreeMap<u32, String>> = BTreeMap::new();
+        for job in self.jobs.values().filter(|job| !has_reached(self.until, job)) {
+            let status = job.status();
+            let waits = job.phase() == v1::JobPhase::Pending && status.attempt == 0 && !status.eligible;
+            if let Some(member) = job.array.as_ref().filter(|_| waits) {
+                found.entry(&member.array_id).or_default().insert(member.ordinal, job.id.clone());
+            }
+        }
+        found
+    }
+
     fn reached(&self, id: &str) -> bool {
         self.jobs.get(id).is_some_and(|job| has_reached(self.until, job))
     }
@@ -205,7 +254,7 @@ impl Watched {
 
     fn is_complete(&self) -> bool {
         // Waiting longer would not make one succeed that has failed.
-        let in_vain = self.until == Until::Succeeded && self.exit() == Exit::Failed;
+        let in_vain = self.until == WaitCondition::Succeeded && self.exit() == Exit::Failed;
         in_vain || self.ids.iter().all(|id| self.reached(id))
     }
 
@@ -272,3 +321,7 @@ fn document(item: &WatchItem) -> Document<JobEvent> {
     };
     Document::new("JobEvent", log_index, content)
 }
+
+#[cfg(test)]
+#[path = "follow_tests.rs"]
+mod tests;

@@ -9,7 +9,8 @@ use muster_console::{Console, Exit, Failure, Format, Global};
 use muster_wire::time::unix_ms;
 use muster_wire::v1;
 
-use super::{grouped, print_jobs};
+use super::{array, grouped, print_jobs};
+use crate::find::all_arrays;
 use crate::reading::ReadArgs;
 use crate::view;
 
@@ -20,6 +21,9 @@ const EXPLAINED_MAX: usize = 16;
 const EXPLAINED_WITHIN: Duration = Duration::from_millis(600);
 /// What a list states of a pending job without asking the planner.
 const UNEXPLAINED: &str = "PENDING";
+
+/// Phases of jobs that have not ended: what lists show when nothing else is asked for.
+pub const ACTIVE: [Phase; 4] = [Phase::Pending, Phase::Starting, Phase::Running, Phase::Stopping];
 
 /// A phase, as people write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -79,8 +83,8 @@ pub struct ListArgs {
     /// With --tenant: and the tenants below it
     #[arg(long, requires = "tenant")]
     descendants: bool,
-    /// Only jobs of this array
-    #[arg(long, value_name = "ARRAY_ID")]
+    /// Only jobs of this array, or of the array that this job is in
+    #[arg(long, value_name = "ID")]
     array: Option<String>,
     /// Only jobs that are or were last placed in this region
     #[arg(long, value_name = "REGION")]
@@ -100,7 +104,7 @@ pub struct ListArgs {
     /// Only jobs that this principal submitted, such as tenant/vision/ada
     #[arg(long, value_name = "PRINCIPAL")]
     creator: Option<String>,
-    /// At most so many, the newest [default: all]
+    /// At most this number, the newest [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     limit: Option<u32>,
     #[command(flatten)]
@@ -110,7 +114,6 @@ pub struct ListArgs {
 impl ListArgs {
     /// The phases to ask for; empty for all.
     fn phases(&self) -> Vec<i32> {
-        const ACTIVE: [Phase; 4] = [Phase::Pending, Phase::Starting, Phase::Running, Phase::Stopping];
         let phases = match self.phase.as_slice() {
             [] if self.all => &[],
             [] => ACTIVE.as_slice(),
@@ -122,6 +125,10 @@ impl ListArgs {
 
 pub async fn run(global: &Global, console: &Console, args: ListArgs) -> Result<Exit, Failure> {
     let client = args.read.client(global).await?;
+    let array_id = match &args.array {
+        Some(text) => array::array_of(&client, text).await?,
+        None => String::new(),
+    };
     let limit = args.limit.map_or(usize::MAX, |limit| limit as usize);
     let oldest_ms = args.since.map(|since| now_ms().saturating_sub(since.as_millis() as u64));
     let is_recent =
@@ -136,7 +143,7 @@ pub async fn run(global: &Global, console: &Console, args: ListArgs) -> Result<E
             creator: args.creator.clone().unwrap_or_default(),
             mine: args.mine,
             descendants: args.descendants,
-            array_id: args.array.clone().unwrap_or_default(),
+            array_id,
             region: args.region.clone().unwrap_or_default(),
             node: args.node.clone().unwrap_or_default(),
             ..Default::default()
@@ -149,31 +156,71 @@ pub async fn run(global: &Global, console: &Console, args: ListArgs) -> Result<E
         let page = client.list_jobs(request.clone()).await?;
         // The first page's position is the one the whole list is complete up to.
         freshness = freshness.or(page.freshness);
-        let room = limit - jobs.len();
+        let remaining = limit - jobs.len();
         // Newest first: behind one that is too old are older ones.
         let too_old = page.jobs.iter().any(|job| !is_recent(job));
-        jobs.extend(page.jobs.into_iter().filter(is_recent).take(room).map(view::Job::from));
+        jobs.extend(page.jobs.into_iter().filter(is_recent).take(remaining).map(view::Job::from));
         let over = page.next_page_token.is_empty() || page.next_page_token == request.page_token;
         if over || too_old || jobs.len() >= limit {
             break;
         }
         request.page_token = page.next_page_token;
     }
-    let (is_empty, is_table) = (jobs.is_empty(), !console.is_structured() && console.format != Format::Name);
+    let (mut is_empty, is_table) =
+        (jobs.is_empty(), !console.is_structured() && console.format != Format::Name);
     if is_table {
         // As many as are answered in time; the others lead to `muster explain`.
         let _ = tokio::time::timeout(EXPLAINED_WITHIN, explain(&client, &mut jobs)).await;
     }
-    if is_table && !args.each {
-        console.table(&grouped(&jobs, console.is_wide()))?;
+    let arrays = uncreated(&client, &request.filter.unwrap_or_default(), &args).await?;
+    is_empty &= arrays.is_empty();
+    // Behind a limit a row of an array would stand in the place of newer jobs.
+    if is_table && !args.each && args.limit.is_none() {
+        console.table(&grouped(&jobs, &arrays, console.is_wide()))?;
     } else {
         print_jobs(console, freshness, jobs)?;
+        tell_uncreated(console, &arrays);
     }
     if is_table && is_empty && !args.all && args.phase.is_empty() {
         console.progress("nothing waits or runs; --all shows the jobs that have ended");
     }
     args.read.tell_age(console, freshness.as_ref());
     Ok(Exit::Ok)
+}
+
+/// Arrays with members that are not created, where the list shows what waits.
+async fn uncreated(
+    client: &Client,
+    filter: &v1::JobFilter,
+    args: &ListArgs,
+) -> Result<Vec<v1::Array>, Failure> {
+    let pending = Phase::Pending.to_message();
+    let shows_waiting = filter.phases.is_empty() || filter.phases.contains(&pending);
+    let is_of_places = args.region.is_some() || args.node.is_some();
+    if !shows_waiting || is_of_places {
+        return Ok(Vec::new());
+    }
+    let filter = v1::JobFilter { phases: vec![pending], ..filter.clone() };
+    let (mut arrays, _) = all_arrays(client, filter).await?;
+    let oldest_ms = args.since.map(|since| now_ms().saturating_sub(since.as_millis() as u64));
+    arrays.retain(|array| {
+        let is_recent = oldest_ms.is_none_or(|oldest| unix_ms(array.create_time) >= Some(oldest));
+        is_recent && array.counts.is_some_and(|counts| counts.uncreated > 0)
+    });
+    Ok(arrays)
+}
+
+/// Says how many members a list of jobs has no item for.
+fn tell_uncreated(console: &Console, arrays: &[v1::Array]) {
+    let members =
+        arrays.iter().map(|array| array.counts.map_or(0, |counts| u64::from(counts.uncreated))).sum();
+    let what = match (members, arrays) {
+        (0, _) => return,
+        (1, [only]) => format!("1 member of {} is", only.id),
+        (members, [only]) => format!("{members} members of {} are", only.id),
+        (members, several) => format!("{members} members of {} arrays are", several.len()),
+    };
+    console.progress(&format!("{what} not created, and not among these jobs; see: muster job array list"));
 }
 
 /// Asks why pending jobs wait, the newest first. The jobs of an array wait for the same reason.
@@ -202,36 +249,4 @@ async fn explain(client: &Client, jobs: &mut [view::Job]) {
 
 fn now_ms() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
-}
-
-/// How long ago, in the largest unit that says something.
-pub fn age(submitted_at: Option<&str>) -> String {
-    let Some(then) = submitted_at.and_then(|text| text.parse::<jiff::Timestamp>().ok()) else {
-        return String::new();
-    };
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let seconds = (now.as_secs() as i64).saturating_sub(then.as_second());
-    duration(u64::try_from(seconds).unwrap_or(0))
-}
-
-fn duration(seconds: u64) -> String {
-    match seconds {
-        0..120 => format!("{seconds}s"),
-        120..7_200 => format!("{}m", seconds / 60),
-        7_200..172_800 => format!("{}h", seconds / 3_600),
-        _ => format!("{}d", seconds / 86_400),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ages() {
-        let shown = [0, 119, 120, 7_199, 7_200, 172_800].map(duration);
-        assert_eq!(shown, ["0s", "119s", "2m", "119m", "2h", "2d"]);
-        assert_eq!(age(None), "");
-        assert_eq!(age(Some("2999-01-01T00:00:00Z")), "0s");
-    }
 }

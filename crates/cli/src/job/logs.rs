@@ -8,7 +8,7 @@ use muster_types::{RefusalCode, limits};
 use muster_wire::v1;
 
 use super::attach;
-use super::follow::{self, Subject, Until};
+use super::follow::{self, Subject, WaitCondition};
 use crate::complete;
 use crate::find::{self, Find};
 
@@ -28,9 +28,10 @@ Examples:
   muster logs train -n 20                    the last 20 lines of the job of that name
   muster job logs job-3f0 --rank 3 -f        follow until the worker ends; waits for one that has not begun
   muster job logs job-3f0 --previous         the attempt before this one
+  muster job logs 'array-3f0[7]'             the member of an array with the index 7
 
 The output is written as it is, both streams in the order in which they were written, whatever -o says.
-Its node keeps the newest of it; what is missing is said on stderr.")]
+Its node keeps the newest of it; what is missing is reported on stderr.")]
 pub struct LogsArgs {
     /// The job's id, or its name
     #[arg(add = ArgValueCompleter::new(complete::jobs))]
@@ -133,7 +134,8 @@ pub async fn run(global: &Global, console: &Console, args: LogsArgs) -> Result<E
             Err(error) if std::mem::take(&mut may_wait) && read == 0 && is_absent(&error) => {
                 console.progress(&format!("waiting for {} to start", request.job_id));
                 let ids = vec![request.job_id.clone()];
-                let subject = Subject { until: Until::Running, limit: global.timeout, ..Subject::of(ids) };
+                let subject =
+                    Subject { until: WaitCondition::Running, limit: global.timeout, ..Subject::of(ids) };
                 let (exit, _) = follow::follow(&client, console, subject, |_, _| Ok(())).await?;
                 if exit == Exit::Interrupted {
                     return Ok(exit);

@@ -1,11 +1,15 @@
 //! `muster job …`.
 
+pub mod age;
+pub mod array;
 pub mod attach;
 pub mod controls;
 pub mod explanation;
 pub mod follow;
 pub mod list;
 pub mod logs;
+pub mod resubmit;
+pub mod wait;
 
 use std::collections::BTreeMap;
 
@@ -13,16 +17,20 @@ use clap::Subcommand;
 use clap_complete::engine::ArgValueCompleter;
 use muster_client::Client;
 use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items, Position, one_line};
-use muster_types::Control;
+use muster_types::{Control, PriorityTier};
+use muster_wire::closed::word;
 use muster_wire::v1;
 use serde_json::Value;
 
+use self::age::age;
+use self::array::ArrayCommand;
 use self::controls::{ModifyArgs, SelectArgs};
-use self::follow::{Subject, Until};
-use self::list::{ListArgs, age};
+use self::follow::{Subject, WaitCondition};
+use self::list::ListArgs;
 use self::logs::LogsArgs;
+use self::wait::Awaited;
 use crate::complete;
-use crate::find::{Find, all_resolved, resolve};
+use crate::find::{Find, Found, all_resolved, find, one_job, resolve, targets};
 use crate::reading::ReadArgs;
 use crate::view;
 use crate::view::recovery;
@@ -37,6 +45,7 @@ pub enum JobCommand {
 Examples:
   muster job show job-3f0
   muster job show job-3f0 -o yaml > again.yaml && muster submit again.yaml
+  muster job show 'array-3f0[7]'         the member with the index 7
 
 With -o yaml it is shown as a job file, which can be submitted again; what became of it stands under `status`, which is
 not read.")]
@@ -52,6 +61,7 @@ not read.")]
 Examples:
   muster job explain job-3f0
   muster job explain job-3f0 -o json | jq .start
+  muster job explain 'array-3f0[7]'      the member with the index 7
 
 `muster plan FILE` says the same of a job that has not been submitted.")]
     Explain {
@@ -61,6 +71,9 @@ Examples:
         #[command(flatten)]
         read: ReadArgs,
     },
+    /// Arrays: how far their members have come
+    #[command(subcommand)]
+    Array(ArrayCommand),
     /// Print each change of jobs, with its log index, until they end
     #[command(after_help = "\
 Examples:
@@ -88,7 +101,9 @@ Examples:
   muster cancel job-3f0
   muster cancel train                    the job of that name, when there is one
   muster job cancel -l team=vision --phase pending
-  muster job cancel --array job-3f0      every job of that array
+  muster job cancel array-3f0 job-5g1    every job of an array, and a job
+  muster job cancel --array job-3f0      every job of the array that this job is in
+  muster job cancel 'array-3f0[1-5,7]'   members of an array by their indices
   muster job cancel --mine --dry-run     how many that would be
 
 Options that select jobs mean jobs that have not ended, of tenants that you act for. All that there are need --yes.")]
@@ -98,23 +113,24 @@ Options that select jobs mean jobs that have not ended, of tenants that you act 
 Examples:
   muster job hold job-3f0
   muster job hold -l stage=eval --tenant vision
+  muster job hold 'array-3f0[1-5,7]'
 
 A running job is stopped and held with: muster job suspend ID")]
     Hold(SelectArgs),
     /// Let held and suspended jobs go on waiting for capacity
     #[command(
         visible_alias = "resume",
-        after_help = "Examples:\n  muster job release job-3f0\n  muster job release --mine\n\nWhat an operator holds only an operator can release."
+        after_help = "Examples:\n  muster job release job-3f0\n  muster job release --mine\n  muster job release 'array-3f0[1-5,7]'\n\nWhat an operator holds only an operator can release."
     )]
     Release(SelectArgs),
     /// Stop running jobs, with time to save their work; they wait again in their positions
     #[command(
-        after_help = "Examples:\n  muster job requeue job-3f0\n  muster job requeue -l team=vision --phase running\n\nIt counts as no failure and uses up no retry."
+        after_help = "Examples:\n  muster job requeue job-3f0\n  muster job requeue -l team=vision --phase running\n  muster job requeue 'array-3f0[1-5,7]'\n\nIt counts as no failure and uses up no retry."
     )]
     Requeue(SelectArgs),
     /// Stop running jobs, with time to save their work, and hold them
     #[command(
-        after_help = "Examples:\n  muster job suspend job-3f0\n  muster job release job-3f0             it waits for capacity again"
+        after_help = "Examples:\n  muster job suspend job-3f0\n  muster job suspend 'array-3f0[1-5,7]'\n  muster job release job-3f0             it waits for capacity again"
     )]
     Suspend(SelectArgs),
     /// Change a job: while it waits its tier, times and places, while it runs its limit and labels
@@ -135,24 +151,30 @@ With --etag it is changed only if it is still as it was shown: muster job show I
 Examples:
   muster job wait job-3f0 --for running --timeout 10m
   muster job wait job-3f0 --for checkpointed && muster job cancel job-3f0
-  muster job wait $(muster submit array.yaml) && echo all succeeded")]
+  muster job wait array-3f0              every member of an array
+  muster job wait $(muster submit array.yaml) && echo all succeeded
+
+All of them have one --timeout. It goes on when one has failed, but for `--for succeeded`.")]
     Wait {
-        /// Their ids, or names
+        /// Ids or names of jobs and arrays, or members in brackets
         #[arg(required = true, add = ArgValueCompleter::new(complete::jobs))]
         ids: Vec<String>,
         /// For what
-        #[arg(long = "for", value_enum, default_value_t = Until::Finished)]
-        until: Until,
+        #[arg(long = "for", value_enum, default_value_t = WaitCondition::Finished)]
+        until: WaitCondition,
     },
 }
 
 pub async fn run(global: &Global, console: &Console, command: JobCommand) -> Result<Exit, Failure> {
     match command {
         JobCommand::List(args) => list::run(global, console, args).await,
+        JobCommand::Array(command) => array::run(global, console, command).await,
         JobCommand::Show { id, read } => {
             let client = read.client(global).await?;
-            let id = resolve(&client, &id, Find::Newest).await?;
-            show(&client, console, id, &read).await
+            match find(&client, &id, Find::Newest).await? {
+                Found::Array(id) => array::show(&client, console, id, &read).await,
+                found => show(&client, console, one_job(&id, found)?, &read).await,
+            }
         }
         JobCommand::Explain { id, read } => {
             let client = read.client(global).await?;
@@ -176,9 +198,9 @@ pub async fn run(global: &Global, console: &Console, command: JobCommand) -> Res
         }
         JobCommand::Wait { ids, until } => {
             let client = global.client().await?;
-            let ids = all_resolved(&client, &ids, Find::Newest).await?;
-            let subject = Subject { until, limit: global.timeout, ..Subject::of(ids) };
-            wait(&client, console, subject).await
+            let found = targets(&client, &ids, Find::Newest).await?;
+            let jobs = [found.jobs, found.members].concat();
+            wait(&client, console, Awaited { arrays: found.arrays, jobs, until, limit: global.timeout }).await
         }
     }
 }
@@ -237,8 +259,8 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
     say("reason", reason(job));
     say("workers", format!("{} with {} devices", status.worker_count, status.device_count));
     say("estimate", status.estimate.as_ref().map(estimate).unwrap_or_default());
-    if let Some(view::ArrayMember { array_id, index, size }) = &job.array {
-        say("array", format!("{array_id}, index {index} of {size}"));
+    if let Some(view::ArrayMember { array_id, index, size, ordinal }) = &job.array {
+        say("array", format!("{array_id}, index {index}, member {} of {size}", ordinal.saturating_add(1)));
     }
     say("attempt", status.attempt.to_string());
     say("failures", status.failures.to_string());
@@ -331,8 +353,9 @@ pub fn reason(job: &view::Job) -> String {
     }
 }
 
-/// Jobs as a table in which those of an array that are in the same phase, for the same reason, are one row.
-pub fn grouped(jobs: &[view::Job], wide: bool) -> Grid {
+/// Jobs as a table in which those of an array that are in the same phase, for the same reason, are one row. Members that
+/// are not created are counted in the row of those that wait, or have one where no other member waits.
+pub fn grouped(jobs: &[view::Job], arrays: &[v1::Array], wide: bool) -> Grid {
     let mut groups: Vec<Vec<&view::Job>> = Vec::new();
     let mut of_key: BTreeMap<_, usize> = BTreeMap::new();
     for job in jobs {
@@ -345,12 +368,12 @@ pub fn grouped(jobs: &[view::Job], wide: bool) -> Grid {
             None => groups.push(vec![job]),
         }
     }
-    rows(&groups, wide)
+    rows(&groups, arrays, wide)
 }
 
 /// Jobs as a table, a row each.
 pub fn table(jobs: &[view::Job], wide: bool) -> Grid {
-    rows(&jobs.iter().map(|job| vec![job]).collect::<Vec<_>>(), wide)
+    rows(&jobs.iter().map(|job| vec![job]).collect::<Vec<_>>(), &[], wide)
 }
 
 /// Numbers as ranges: `0-3,7`.
@@ -370,7 +393,9 @@ fn ranges(mut numbers: Vec<u32>) -> String {
 }
 
 /// A row for each group of jobs that differ in nothing that is shown but their ids and array indexes.
-fn rows(groups: &[Vec<&view::Job>], wide: bool) -> Grid {
+fn rows(groups: &[Vec<&view::Job>], arrays: &[v1::Array], wide: bool) -> Grid {
+    let mut arrays: BTreeMap<&str, &v1::Array> =
+        arrays.iter().map(|array| (array.id.as_str(), array)).collect();
     let mut header = vec!["ID", "NAME", "TENANT", "TIER", "PHASE", "WORKERS", "DEVICES", "AGE"];
     if wide {
         header.extend(["REGION", "CLUSTER", "ATTEMPT", "FAILURES", "CHANGED-AT"]);
@@ -381,19 +406,26 @@ fn rows(groups: &[Vec<&view::Job>], wide: bool) -> Grid {
         let Some(job) = group.first() else { continue };
         let indexes: Vec<u32> =
             group.iter().filter_map(|job| job.array.as_ref().map(|array| array.index)).collect();
+        let status = &job.status;
+        let waits = status.phase == muster_wire::closed::phase_word(v1::JobPhase::Pending);
+        let rest = job.array.as_ref().filter(|_| waits);
+        let rest = rest.and_then(|member| arrays.remove(member.array_id.as_str()));
+        let more = rest.and_then(|array| array.counts).map_or(0, |counts| counts.uncreated);
         let name = match indexes.as_slice() {
             [] => job.name.clone(),
+            _ if more > 0 => format!("{}[{}] and {more} more", job.name, ranges(indexes)),
             _ => format!("{}[{}]", job.name, ranges(indexes)),
         };
-        let status = &job.status;
+        let workers = rest.map_or(0, |array| u64::from(array.worker_count) * u64::from(more));
+        let devices = rest.map_or(0, |array| array.device_count * u64::from(more));
         let mut cells = vec![
             job.id.clone(),
             name,
             job.tenant.clone(),
             status.tier.clone(),
             status.phase.to_owned(),
-            group.iter().map(|job| u64::from(job.status.worker_count)).sum::<u64>().to_string(),
-            group.iter().map(|job| job.status.device_count).sum::<u64>().to_string(),
+            (group.iter().map(|job| u64::from(job.status.worker_count)).sum::<u64>() + workers).to_string(),
+            (group.iter().map(|job| job.status.device_count).sum::<u64>() + devices).to_string(),
             age(status.create_time.as_deref()),
         ];
         if wide {
@@ -407,6 +439,24 @@ fn rows(groups: &[Vec<&view::Job>], wide: bool) -> Grid {
             cells.push(status.changed_at_index.to_string());
         }
         cells.push(reason(job));
+        grid.row(cells);
+    }
+    for array in arrays.into_values() {
+        let more = array.counts.map_or(0, |counts| counts.uncreated);
+        let mut cells = vec![
+            array.id.clone(),
+            format!("{}[{more} of {}]", array.name, array.size),
+            array.tenant.clone(),
+            word::<PriorityTier>(array.tier).to_owned(),
+            muster_wire::closed::phase_word(v1::JobPhase::Pending).to_owned(),
+            (u64::from(array.worker_count) * u64::from(more)).to_string(),
+            (array.device_count * u64::from(more)).to_string(),
+            age(muster_console::moment(array.create_time).as_deref()),
+        ];
+        if wide {
+            cells.extend(["", "", "0", "0", ""].map(str::to_owned));
+        }
+        cells.push(format!("{}: {}", array.reason, array.message));
         grid.row(cells);
     }
     grid
@@ -463,10 +513,12 @@ async fn cancel(client: &Client, console: &Console, ids: Vec<String>) -> Result<
     first_failure.map_or(Ok(Exit::Ok), Err)
 }
 
-async fn wait(client: &Client, console: &Console, subject: Subject) -> Result<Exit, Failure> {
-    let ids = subject.ids.clone();
-    let (exit, mut jobs) = follow::follow(client, console, subject, |_, _| Ok(())).await?;
-    let in_order = ids.iter().filter_map(|id| jobs.remove(id)).map(view::Job::from).collect();
-    print_jobs(console, Some(client.seen_log_index()), in_order)?;
+async fn wait(client: &Client, console: &Console, awaited: Awaited) -> Result<Exit, Failure> {
+    let ids = awaited.jobs.clone();
+    let (exit, mut jobs) = wait::wait(client, console, awaited, &|_, _| Ok(())).await?;
+    let in_order: Vec<view::Job> = ids.iter().filter_map(|id| jobs.remove(id)).map(view::Job::from).collect();
+    if !ids.is_empty() {
+        print_jobs(console, Some(client.seen_log_index()), in_order)?;
+    }
     Ok(exit)
 }

@@ -8,36 +8,31 @@ use muster_archive::{
     json_line,
 };
 use muster_console::{Console, Document, Exit, Failure, Grid};
-use muster_types::{At, LogIndex, LogTime};
+use muster_types::{LogIndex, LogTime, PastPoint};
 use serde::Serialize;
 
 use super::{ExportArgs, ExportFormat, Output, StateArgs, time};
 
 /// A log index or an RFC 3339 time.
-pub fn moment(text: &str) -> Result<At, String> {
+pub fn moment(text: &str) -> Result<PastPoint, String> {
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
         let index = text.parse().ok().filter(|index| *index > 0);
         return index
-            .map(|index| At::Index(LogIndex(index)))
+            .map(|index| PastPoint::Index(LogIndex(index)))
             .ok_or_else(|| "log indexes begin with 1".to_owned());
     }
     let time: jiff::Timestamp =
         text.parse().map_err(|_| "expected a log index or a time like 2026-11-22T08:30:00Z".to_owned())?;
     let ms = u64::try_from(time.as_millisecond()).ok().filter(|ms| *ms > 0);
-    ms.map(|ms| At::Time(LogTime(ms))).ok_or_else(|| "nothing is known of the time before 1970".to_owned())
+    ms.map(|ms| PastPoint::Time(LogTime(ms)))
+        .ok_or_else(|| "nothing is known of the time before 1970".to_owned())
 }
 
-fn failure(error: &ArchiveError) -> Failure {
-    let mut details = Vec::new();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        details.push(cause.to_string());
-        source = cause.source();
-    }
-    Failure::new(Exit::Failed, error.to_string()).with_details(details)
+pub fn failure(error: &ArchiveError) -> Failure {
+    Failure::of_error(Exit::Failed, error)
 }
 
-fn open(dirs: &[PathBuf]) -> Result<Arc<Archive>, Failure> {
+pub fn open(dirs: &[PathBuf]) -> Result<Arc<Archive>, Failure> {
     let mut stores: Vec<Arc<dyn ObjectStore>> = Vec::new();
     for dir in dirs {
         let store = DirectoryStore::open_read_only(dir).map_err(|error| {
@@ -50,8 +45,9 @@ fn open(dirs: &[PathBuf]) -> Result<Arc<Archive>, Failure> {
     let archive = Archive::open(Arc::new(store), None).map_err(|error| failure(&error))?;
     if archive.summary().segments == 0 {
         let text = format!("{place} holds no segment of a log");
-        return Err(Failure::new(Exit::NotFound, text)
-            .with_next("name the folder that has `segments` in it: <data_dir>/archive, unless configured"));
+        return Err(Failure::new(Exit::NotFound, text).with_next(
+            "name the directory that has `segments` in it: <data_dir>/archive, unless configured",
+        ));
     }
     Ok(Arc::new(archive))
 }
@@ -200,9 +196,9 @@ struct StateView {
 pub fn state(console: &Console, args: &StateArgs) -> Result<Exit, Failure> {
     let archive = open(&args.archive)?;
     let last = archive.summary().last.unwrap_or_default();
-    let at = args.at.unwrap_or(At::Index(last));
+    let at = args.at.unwrap_or(PastPoint::Index(last));
     let (replay, reached) = archive.replay(at, None).map_err(|error| failure(&error))?;
-    if !reached && matches!(at, At::Index(_)) {
+    if !reached && matches!(at, PastPoint::Index(_)) {
         return Err(Failure::new(Exit::NotFound, format!("the archive ends at log index {last}")));
     }
     let state = replay.state();

@@ -16,6 +16,8 @@ use serde::Serialize;
 use serde_json::Value;
 use tokio::task::JoinSet;
 
+pub use archive::{failure as archive_failure, moment as point_of_log, open as open_archive};
+
 /// Columns of a line when nobody says how many there are.
 const COLUMNS_DEFAULT: usize = 120;
 /// Between two lines of progress.
@@ -128,7 +130,7 @@ Examples:
   muster log verify --archive /var/lib/muster/replica-1/archive reads everything: checksums, chain, gaps,
                                                                 and a replay against the recorded digests
   muster log verify --archive /var/lib/muster/replica-1/archive --archive /mnt/history/replica-1
-                                                                the same with what was moved to another folder
+                                                                the same with what was moved to another directory
 
 Exit code 1 when something is missing or damaged. A damaged segment is named; the one of the same name in
 another replica's archive replaces it.")]
@@ -152,7 +154,7 @@ pub struct StateArgs {
     pub archive: Vec<PathBuf>,
     /// Behind a log index, or at an RFC 3339 time; the newest without it
     #[arg(long, value_name = "INDEX|TIME", value_parser = archive::moment)]
-    pub at: Option<muster_types::At>,
+    pub at: Option<muster_types::PastPoint>,
 }
 
 /// A record for programs.
@@ -433,7 +435,7 @@ struct ArchiveView {
     offload_failing: String,
 }
 
-/// What a replica moved to another folder.
+/// What a replica moved to another directory.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct OffloadedView {

@@ -118,7 +118,7 @@ impl Mode {
 }
 
 fn device(text: &str) -> Result<v1::Accelerators, String> {
-    let wrong = || format!("devices are said as TYPE:COUNT, for example h100:8, got {text:?}");
+    let wrong = || format!("devices are given as TYPE:COUNT, for example h100:8, got {text:?}");
     let (kind, count) = text.split_once(':').ok_or_else(wrong)?;
     Ok(v1::Accelerators { r#type: kind.to_owned(), count: count.parse().map_err(|_| wrong())? })
 }

@@ -26,7 +26,7 @@ Examples:
   muster node drain host-17 --deadline 30m
   muster node drain host-17                   as long as it takes
 
-Gangs that have saved their work move as soon as there is room; the others end by themselves or at the deadline.
+Gangs that have saved their work move as soon as there is capacity; the others end by themselves or at the deadline.
 A node is empty when its status is `drained`.")]
     Drain {
         /// Their names or ids
@@ -123,7 +123,7 @@ Examples:
   muster node health-policy set xid-13=default reboots-max=3
 
 Actions: ignore, restart-app, cordon, reset-gpu, reboot-node, inspect; for XIDs as-driver-says, and default for no
-line of their own. Settings: xid-unlisted, trust-driver, reboots-max, reset-takes-group, maintenance-lead.
+separate line. Settings: xid-unlisted, trust-driver, reboots-max, reset-takes-group, maintenance-lead.
 Refused when somebody else changed it meanwhile. What was concluded before stands until a node's next report.")]
     Set {
         /// Findings or settings and what they are to be
@@ -271,8 +271,7 @@ fn tell(console: &Console, node: &view::Node) -> Result<(), Failure> {
     let Some(restriction) = &node.restriction else {
         return console.line(&format!("{}: nothing is known against it", node.name));
     };
-    let status =
-        if restriction.is_felt() { restriction.status(node.job_ids.is_empty()) } else { "in service" };
+    let status = if restriction.is_felt() { node.state } else { "in service" };
     console.line(&format!("{}: {status}, {} jobs", node.name, node.job_ids.len()))?;
     let since = |at: &Option<String>| at.clone().unwrap_or_default();
     if let Some(drain) = &restriction.drain {

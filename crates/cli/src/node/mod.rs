@@ -71,7 +71,7 @@ Examples:
   muster node forget host-17
   muster node forget host-17 --dry-run
 
-Refused while the node's session stands. A node that comes back all the same registers anew.")]
+Refused while the node's session stands. A node that comes back all the same registers again.")]
     Forget {
         /// Their names or ids
         #[arg(required = true, add = ArgValueCompleter::new(complete::nodes))]
@@ -89,7 +89,7 @@ pub struct ListArgs {
     /// Only this region
     #[arg(long, value_name = "REGION")]
     region: Option<String>,
-    /// At most so many [default: all]
+    /// At most this number [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     limit: Option<u32>,
     #[command(flatten)]
@@ -207,8 +207,8 @@ async fn list(client: &Client, console: &Console, args: ListArgs) -> Result<Exit
     loop {
         let page = client.list_nodes(request.clone()).await?;
         freshness = freshness.or(page.freshness);
-        let room = limit - nodes.len();
-        nodes.extend(page.nodes.into_iter().take(room).map(view::Node::from));
+        let remaining = limit - nodes.len();
+        nodes.extend(page.nodes.into_iter().take(remaining).map(view::Node::from));
         let over = page.next_page_token.is_empty() || page.next_page_token == request.page_token;
         if over || nodes.len() >= limit {
             break;
@@ -279,9 +279,7 @@ fn event_line(log_index: u64, node: &view::Node) -> String {
     let place = format!("{}/{}", node.region, node.cluster);
     let line = format!(
         "#{log_index}  {}  {place}  {}{devices}  {} free, jobs: {jobs}",
-        node.name,
-        status(node),
-        node.free_devices
+        node.name, node.state, node.free_devices
     );
     one_line(&line)
 }
@@ -364,16 +362,6 @@ pub(super) fn print_nodes(
     }
 }
 
-/// What keeps work away is what placement sees; that a lost node is cordoned too changes nothing.
-fn status(node: &view::Node) -> &'static str {
-    match &node.restriction {
-        _ if node.status != "up" => node.status,
-        Some(restriction) if restriction.is_felt() => restriction.status(node.job_ids.is_empty()),
-        _ if node.cordoned => "cordoned",
-        _ => node.status,
-    }
-}
-
 fn table(nodes: &[view::Node], wide: bool) -> Grid {
     let mut header = vec!["NAME", "REGION", "CLUSTER", "STATUS", "ACCELERATORS", "FREE"];
     if wide {
@@ -396,7 +384,7 @@ fn table(nodes: &[view::Node], wide: bool) -> Grid {
             node.name.clone(),
             node.region.clone(),
             node.cluster.clone(),
-            status(node).to_owned(),
+            node.state.to_owned(),
             accelerators.map(|a| format!("{}:{}", a.r#type, a.count)).unwrap_or_default(),
             node.free_devices.to_string(),
         ];

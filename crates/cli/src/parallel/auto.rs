@@ -141,17 +141,19 @@ fn alternatives(file: &str, manifest: &Manifest, parallel: &Parallel) -> Result<
 fn model(file: &str, manifest: &Manifest, parallel: &Parallel) -> Result<Model, Failure> {
     let text = match &parallel.model {
         ModelSource::Inline(text) => text.clone(),
-        ModelSource::File(path) => read(&beside(file, path), CONFIG_BYTES_MAX as u64).map_err(|error| {
-            error.with_next(
-                "spec.parallel.model is the path of a config.json from the directory of the job file",
-            )
-        })?,
+        ModelSource::File(path) => {
+            read(&relative_to(file, path), CONFIG_BYTES_MAX as u64).map_err(|error| {
+                error.with_next(
+                    "spec.parallel.model is the path of a config.json from the directory of the job file",
+                )
+            })?
+        }
     };
     parse_config(&text).map_err(|error| refuse(file, manifest, "spec.parallel.model", &error))
 }
 
 /// A path from the directory of the job file; from the current one for stdin.
-fn beside(file: &str, path: &str) -> PathBuf {
+fn relative_to(file: &str, path: &str) -> PathBuf {
     let directory = if file == "-" { None } else { Path::new(file).parent() };
     directory.unwrap_or(Path::new("")).join(path)
 }

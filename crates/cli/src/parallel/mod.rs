@@ -84,7 +84,7 @@ Examples:
   muster parallel plan config.json --accelerators h100 --max 256 --steps steps.json
   muster parallel plan config.json --accelerators h100 --max 256 --calibrate-from pretrain
 
-The model is a config.json as Hugging Face keeps it beside the weights. Sizes that are not given are the planner's.
+The model is a config.json as Hugging Face keeps it with the weights. Sizes that are not given are the planner's.
 A time is a prediction: the last table says what it rests on, `muster parallel check` how far it is off for runs
 that were published.
 

@@ -10,7 +10,7 @@ const SETTINGS: [(&str, &str, &str); 8] = [
     ("version", "{metadata.version}, set {metadata.setTime}", "{metadata.version}, as every cluster begins"),
     (
         "order",
-        "{spec.order.by}, fair share {spec.order.fairShare}, half-life of usage {spec.order.usageHalfLife}, ageing \
+        "{spec.order.by}, fair share {spec.order.fairShare}, usage halves every {spec.order.usageHalfLife}, ageing \
          {spec.order.ageing}",
         "",
     ),

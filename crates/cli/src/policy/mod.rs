@@ -5,7 +5,7 @@ mod display;
 use clap::Subcommand;
 use muster_client::{CallError, Client};
 use muster_console::{Console, Exit, Failure, Format, Global};
-use muster_manifest::{PolicyFile, Problem, parse_policy, policy_file};
+use muster_manifest::{PolicyFile, Problem, parse_policy, parse_policy_parts, policy_file};
 use muster_types::{RequestId, Violation};
 use muster_wire::{FieldMask, v1};
 use serde::Serialize;
@@ -76,7 +76,7 @@ pub async fn run(global: &Global, console: &Console, command: PolicyCommand) -> 
             Ok(Exit::Ok)
         }
         PolicyCommand::Set { file, only, expect_version, request_id, dry_run } => {
-            let policy = if only.is_empty() { read_policy(&file)? } else { parsed_policy(&file)? };
+            let policy = if only.is_empty() { read_policy(&file)? } else { policy_parts(&file)? };
             let request_id = request_id.map(|id| id.to_string()).unwrap_or_default();
             let change = Change { file, policy, only, expect_version, request_id, dry_run };
             set(global, console, &change).await
@@ -153,7 +153,7 @@ async fn set(global: &Global, console: &Console, change: &Change) -> Result<Exit
     let Change { file, policy, dry_run, .. } = change;
     let answer = match change.send(&global.client().await?).await {
         Ok(answer) => answer,
-        Err(CallError::Refuse { refused, .. }) => {
+        Err(CallError::Refused { refused, .. }) => {
             let explain = |violation| located(file, &policy.explain(violation));
             return Err(Failure::refused_with(&refused, refused.violations.iter().map(explain).collect()));
         }
@@ -235,15 +235,14 @@ fn shown(
 
 /// The policy of a file, checked as the server would.
 fn read_policy(file: &str) -> Result<PolicyFile, Failure> {
-    let policy = parsed_policy(file)?;
+    let policy = parse_policy(&job_files::read(file)?, now_ms()).map_err(|error| wrong(file, &error.0))?;
     policy.check().map_err(|error| wrong(file, &error.0))?;
     Ok(policy)
 }
 
 /// The policy of a file, each setting checked by itself: parts of it may refer to what only the cluster has.
-fn parsed_policy(file: &str) -> Result<PolicyFile, Failure> {
-    let bytes = job_files::read(file)?;
-    parse_policy(&bytes, now_ms()).map_err(|error| wrong(file, &error.0))
+fn policy_parts(file: &str) -> Result<PolicyFile, Failure> {
+    parse_policy_parts(&job_files::read(file)?, now_ms()).map_err(|error| wrong(file, &error.0))
 }
 
 fn wrong(file: &str, problems: &[Problem]) -> Failure {

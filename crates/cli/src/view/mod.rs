@@ -15,7 +15,8 @@ use std::collections::BTreeMap;
 use muster_console::{SCHEMA, moment, span};
 use muster_manifest::Fields;
 use muster_types::PriorityTier;
-use muster_wire::closed::word;
+use muster_wire::closed::{phase_word, word};
+use muster_wire::node_state::node_state;
 use muster_wire::time::span_us;
 use muster_wire::v1;
 use serde::Serialize;
@@ -81,6 +82,8 @@ pub struct ArrayMember {
     pub array_id: String,
     pub index: u32,
     pub size: u32,
+    /// Its place among the members.
+    pub ordinal: u32,
 }
 
 /// What became of a job.
@@ -109,7 +112,7 @@ pub struct JobStatus {
     pub eligible: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub estimate: Option<Estimate>,
-    /// Times that policy stopped it to make room.
+    /// Times that it was preempted.
     #[serde(skip_serializing_if = "is_zero")]
     pub preemptions: u32,
     /// When it last saved its work, in whatever attempt.
@@ -226,6 +229,9 @@ pub struct Node {
     pub id: String,
     /// up or lost.
     pub status: &'static str,
+    /// What it is good for, in one word: the gravest of what is known.
+    #[serde(skip)]
+    pub state: &'static str,
     pub cordoned: bool,
     pub incarnation: u32,
     pub region: String,
@@ -591,20 +597,6 @@ pub fn has_ended(phase: v1::JobPhase) -> bool {
     matches!(phase, Succeeded | Failed | Cancelled)
 }
 
-/// A phase as people write it; `unknown` for one of a newer server.
-pub fn phase_word(phase: v1::JobPhase) -> &'static str {
-    match phase {
-        v1::JobPhase::Pending => "pending",
-        v1::JobPhase::Starting => "starting",
-        v1::JobPhase::Running => "running",
-        v1::JobPhase::Stopping => "stopping",
-        v1::JobPhase::Succeeded => "succeeded",
-        v1::JobPhase::Failed => "failed",
-        v1::JobPhase::Cancelled => "cancelled",
-        v1::JobPhase::Unspecified => "unknown",
-    }
-}
-
 fn accelerators(message: v1::Accelerators) -> Accelerators {
     Accelerators { r#type: message.r#type, count: message.count }
 }
@@ -622,6 +614,7 @@ impl From<v1::Job> for Job {
                 array_id: member.array_id,
                 index: member.index,
                 size: member.size,
+                ordinal: member.ordinal,
             }),
             etag: job.etag,
             redacted: job.redacted,
@@ -712,8 +705,10 @@ impl From<v1::WorkerPlacement> for Worker {
 
 impl From<v1::Node> for Node {
     fn from(node: v1::Node) -> Node {
+        let state = node_state(&node);
         let description = node.description.unwrap_or_default();
         Node {
+            state,
             status: match v1::NodeStatus::try_from(node.status) {
                 Ok(v1::NodeStatus::Up) => "up",
                 Ok(v1::NodeStatus::Lost) => "lost",

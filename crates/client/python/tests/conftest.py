@@ -22,14 +22,14 @@ import muster
 PATIENCE_S = 60.0
 TIMES = """
 [parameters]
-lease_ttl_ms = 3000
-lease_margin_ms = 1000
-heartbeat_interval_ms = 500
+lease_ttl = "3s"
+lease_margin = "1s"
+heartbeat_interval = "500ms"
 
 [timing]
-heartbeat_interval_ms = 100
-election_timeout_min_ms = 250
-election_timeout_max_ms = 500
+heartbeat_interval = "100ms"
+election_timeout_min = "250ms"
+election_timeout_max = "500ms"
 """
 
 
@@ -106,7 +106,7 @@ class Cluster:
             f'state_dir = "{home}/state"\nendpoints = {self.clients!r}\n'.replace("'", '"')
             + self._tls("agent", "h1")
             + f'\n[node]\nname = "h1"\nregion = "region-1"\ncluster = "c"\naddress = "{address}"\n'
-            "cpu_milli = 16000\nmemory_bytes = 68719476736\n"
+            "cpu = 16\nmemory = '64Gi'\n"
             'accelerators = { type = "h100", count = 4 }\n'
         )
         (home / "agent.toml").write_text(text)

@@ -36,6 +36,11 @@ pub struct Script {
     /// Named as the leader in answers to submissions.
     pub leader: Option<String>,
     pub gets: Vec<v1::GetJobRequest>,
+    /// Answers to reads of a job, in order; behind them an empty one.
+    pub jobs: VecDeque<v1::Job>,
+    pub lists: Vec<v1::ListJobsRequest>,
+    /// Answers to lists, in order.
+    pub pages: VecDeque<v1::ListJobsResponse>,
     pub watches: Vec<v1::WatchJobsRequest>,
     pub logs: Vec<v1::ReadLogsRequest>,
     /// Whether pieces of output say where they end.
@@ -49,7 +54,7 @@ pub const OUTPUT: &[u8] = b"step 1\nstep 2\nthe end\n";
 pub struct Fake {
     pub address: SocketAddr,
     pub script: Arc<Mutex<Script>>,
-    /// Of its own, so that dropping it ends connections too, as the death of a process does.
+    /// A separate one, so that dropping it ends connections too, as the death of a process does.
     runtime: Option<Runtime>,
 }
 
@@ -213,6 +218,20 @@ impl JobService for Service {
         Err(Status::unimplemented("not in this script"))
     }
 
+    async fn get_array(
+        &self,
+        _: Request<v1::GetArrayRequest>,
+    ) -> Result<Response<v1::GetArrayResponse>, Status> {
+        Err(Status::unimplemented("not in this script"))
+    }
+
+    async fn list_arrays(
+        &self,
+        _: Request<v1::ListArraysRequest>,
+    ) -> Result<Response<v1::ListArraysResponse>, Status> {
+        Err(Status::unimplemented("not in this script"))
+    }
+
     async fn plan_job(
         &self,
         _: Request<v1::PlanJobRequest>,
@@ -289,14 +308,18 @@ impl JobService for Service {
     ) -> Result<Response<v1::GetJobResponse>, Status> {
         self.script.lock().gets.push(request.into_inner());
         self.step().await?;
-        Ok(Response::new(v1::GetJobResponse { job: None, freshness: freshness(45) }))
+        let job = self.script.lock().jobs.pop_front();
+        Ok(Response::new(v1::GetJobResponse { job, freshness: freshness(45) }))
     }
 
     async fn list_jobs(
         &self,
-        _: Request<v1::ListJobsRequest>,
+        request: Request<v1::ListJobsRequest>,
     ) -> Result<Response<v1::ListJobsResponse>, Status> {
-        Err(Status::unimplemented("not in this script"))
+        self.script.lock().lists.push(request.into_inner());
+        self.step().await?;
+        let page = self.script.lock().pages.pop_front();
+        page.map(Response::new).ok_or_else(|| Status::internal("the script has no more pages"))
     }
 
     async fn watch_jobs(

@@ -190,7 +190,7 @@ async fn refusals_come_at_once_with_their_fields() {
     let fake = Fake::start([Step::Refuse(to_status(&refusal))]);
     let client = client(&[fake.endpoint()], options()).await;
     let error = client.submit_job(v1::SubmitJobRequest::default()).await.unwrap_err();
-    let CallError::Refuse { refused, endpoint, .. } = &error else { panic!("{error:?}") };
+    let CallError::Refused { refused, endpoint, .. } = &error else { panic!("{error:?}") };
     assert_eq!(refused.code, Some(RefusalCode::InvalidField));
     assert_eq!(refused.violations, [violation]);
     assert_eq!(*endpoint, fake.endpoint());
@@ -206,7 +206,7 @@ async fn the_deadline_ends_it_and_names_the_request_id() {
     let error = client.submit_job(v1::SubmitJobRequest::default()).await.unwrap_err();
     assert!(error.is_unavailable());
     assert_eq!(error.refused().unwrap().code, Some(RefusalCode::NotLeader));
-    let CallError::Exhaust { request_id, attempts, .. } = error else { panic!() };
+    let CallError::DeadlineExceeded { request_id, attempts, .. } = error else { panic!() };
     let script = fake.script.lock();
     assert_eq!(request_id.as_deref(), Some(script.submits[0].request_id.as_str()));
     assert!(attempts > 1);
@@ -285,7 +285,7 @@ async fn output_that_is_refused_before_it_begins_is_refused() {
     let fake = Fake::start([refuse(RefusalCode::LogsUnavailable)]);
     let client = client(&[fake.endpoint()], options()).await;
     let error = client.read_logs(v1::ReadLogsRequest::default()).await.err().unwrap();
-    assert!(matches!(error, CallError::Refuse { .. }), "{error:?}");
+    assert!(matches!(error, CallError::Refused { .. }), "{error:?}");
 }
 
 #[tokio::test]
@@ -298,7 +298,7 @@ async fn output_that_is_followed_waits_for_the_start_of_its_worker() {
     let fake = Fake::start([refuse(RefusalCode::WorkerNotStarted)]);
     let client = self::client(&[fake.endpoint()], options()).await;
     let error = client.read_logs(v1::ReadLogsRequest::default()).await.err().unwrap();
-    assert!(matches!(error, CallError::Refuse { .. }), "{error:?}");
+    assert!(matches!(error, CallError::Refused { .. }), "{error:?}");
 }
 
 #[tokio::test]
@@ -309,7 +309,7 @@ async fn broken_output_without_a_position_says_how_much_was_read() {
     assert_eq!(logs.next().await.unwrap().unwrap().data, b"step 1\n");
     let error = logs.next().await.unwrap_err();
     assert!(
-        matches!(error, CallError::BreakOff { bytes: 7, last: AttemptError::Answer { .. }, .. }),
+        matches!(error, CallError::StreamBroken { bytes: 7, last: AttemptError::Answer { .. }, .. }),
         "{error:?}"
     );
 }

@@ -37,7 +37,7 @@ async fn a_refusal_that_stands_is_told_and_the_stream_goes_on() {
     let fake = Fake::start([Step::Refuse(to_status(&refusal)), Step::Answer]);
     let submitter = client(&[fake.endpoint()]).await.submitter();
     let error = submitter.submit_job(v1::SubmitJobRequest::default()).await.unwrap_err();
-    let CallError::Refuse { refused, .. } = error else { panic!("{error}") };
+    let CallError::Refused { refused, .. } = error else { panic!("{error}") };
     assert_eq!(refused.code, Some(RefusalCode::NeverFits));
     submitter.submit_job(v1::SubmitJobRequest::default()).await.unwrap();
     let script = fake.script.lock();

@@ -18,7 +18,7 @@ use crate::peers::Describer;
 use crate::reads::{Confirmations, confirmed};
 use crate::rejoin::{RejoinGate, RejoinRefusal};
 use futures::{FutureExt, StreamExt};
-use muster_store::{Founding, ReplicaNode, SnapshotHandle, Vote};
+use muster_store::{FoundingId, ReplicaNode, SnapshotHandle, Vote};
 use muster_transport::{Incoming, PeerInfo, Principal, Role, Security};
 use muster_types::{ClusterId, ReplicaId};
 use muster_wire::raft::v1 as wire;
@@ -124,7 +124,7 @@ impl<E: Environment> PeerService<E> {
             );
             return Err(self.refuse(Refusal::NewerGeneration, &peer, text));
         }
-        if let (Some(theirs), Founding::Of(own)) = (peer.founding, replica.store.founding())
+        if let (Some(theirs), FoundingId::Of(own)) = (peer.founding, replica.store.founding())
             && theirs != own
         {
             let text = format!(
@@ -141,18 +141,18 @@ impl<E: Environment> PeerService<E> {
     /// A replica whose cluster is not founded so far promises nothing: its disk may have been lost.
     fn check_founded(&self) -> Result<(), Status> {
         match self.shared.replica.store.founding() {
-            Founding::Awaited => {
+            FoundingId::Awaited => {
                 let text = "this replica waits for its cluster to be founded (--bootstrap)";
                 Err(Refusal::Unfounded.status(text))
             }
-            Founding::Unknown | Founding::Of(_) => Ok(()),
+            FoundingId::Unknown | FoundingId::Of(_) => Ok(()),
         }
     }
 
     /// Belongs to the founding that the founder of a new cluster asks for, if this replica waits for one.
     async fn be_founded(&self, founding: u64) -> Result<(), Status> {
         let store = self.shared.replica.store.clone();
-        if store.founding() != Founding::Awaited {
+        if store.founding() != FoundingId::Awaited {
             return Ok(());
         }
         store.belong_to(founding).await.map_err(stopped)?;
@@ -195,7 +195,7 @@ impl<E: Environment> PeerService<E> {
         self.check_founded()?;
         // A replica that waits to be added belongs to the founding of the leader that adds it.
         if let Some(founding) =
-            founding.filter(|_| replica.store.founding() == Founding::Unknown && replica.store.is_blank())
+            founding.filter(|_| replica.store.founding() == FoundingId::Unknown && replica.store.is_blank())
             && let Err(error) = replica.store.belong_to(founding).await
         {
             tracing::debug!(%error, "the founding is not taken over");

@@ -227,7 +227,7 @@ impl Proxy {
 #[derive(Clone)]
 pub enum Disk {
     Memory(MemoryDisk, SnapshotStore),
-    Folder(Arc<tempfile::TempDir>),
+    Directory(Arc<tempfile::TempDir>),
     Hanging(Arc<tempfile::TempDir>, Arc<Hang>),
     /// A directory that is made for a new cluster.
     New(Arc<tempfile::TempDir>),
@@ -259,8 +259,8 @@ impl Disk {
         Disk::Memory(MemoryDisk::default(), SnapshotStore::memory(&StoreOptions::small()))
     }
 
-    pub fn folder() -> Disk {
-        Disk::Folder(Arc::new(tempfile::tempdir().unwrap()))
+    pub fn directory() -> Disk {
+        Disk::Directory(Arc::new(tempfile::tempdir().unwrap()))
     }
 
     pub fn new() -> Disk {
@@ -271,7 +271,7 @@ impl Disk {
     pub async fn emptied(&self, id: ReplicaId) -> Disk {
         let fresh = match self {
             Disk::Memory(..) => Disk::memory(),
-            Disk::Folder(_) | Disk::Hanging(..) | Disk::New(_) => Disk::folder(),
+            Disk::Directory(_) | Disk::Hanging(..) | Disk::New(_) => Disk::directory(),
         };
         let store = fresh.open(id);
         store.set_rejoin(Rejoin::Unknown).unwrap();
@@ -288,7 +288,7 @@ impl Disk {
             Disk::Memory(disk, snapshots) => {
                 ReplicaStore::in_memory(disk.clone(), snapshots.clone(), options).unwrap()
             }
-            Disk::Folder(dir) | Disk::Hanging(dir, _) => {
+            Disk::Directory(dir) | Disk::Hanging(dir, _) => {
                 let identity = Identity { cluster_id: CLUSTER, replica_id: id, generation: FIRST_GENERATION };
                 ReplicaStore::open(dir.path(), identity, OpenMode::CreateIfMissing, options).unwrap()
             }

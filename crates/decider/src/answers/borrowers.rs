@@ -8,7 +8,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 use muster_policy::holds_what_is_wanted;
-use muster_state::{Ground, JobRow, NominalCover, Phase, State};
+use muster_state::{JobRow, NominalCover, Phase, PreemptionReason, State};
 use muster_types::{JobId, JobSpec, LogTime, Name, Span};
 
 /// Groups of borrowers that are listed.
@@ -78,7 +78,7 @@ pub struct Borrower {
     pub region: Name,
     /// In thousandths of a device.
     pub devices_milli: u64,
-    /// In so many jobs.
+    /// The number of jobs that hold them.
     pub jobs: u64,
     /// The largest of these jobs.
     pub largest: JobId,
@@ -176,12 +176,12 @@ fn hindrance(
         return Some(Hindrance::ReclaimOff);
     }
     match cover.may_stop(state.quota_usage(), claimant, job, now) {
-        Some(Ground::Reclaim | Ground::Tier) => {
+        Some(PreemptionReason::Reclaim | PreemptionReason::Tier) => {
             let begun = row.started_at.or(row.placement.as_ref().map(|placement| placement.placed_at));
             let until = begun.unwrap_or(now).plus_ms(rules.minimum_run_ms);
             (until > now).then(|| Hindrance::MinimumRun { until, left_ms: until.since_ms(now) })
         }
-        Some(Ground::Overrun) | None => Some(Hindrance::NotPreemptible),
+        Some(PreemptionReason::Overrun) | None => Some(Hindrance::NotPreemptible),
     }
 }
 

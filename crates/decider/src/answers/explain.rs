@@ -12,16 +12,16 @@ use muster_journal::Estimate;
 use muster_planner::{Budget, Checkpoints, Holds, Plan, Verdict, WaitReason, plan};
 use muster_policy::{Line, estimate, headroom};
 use muster_state::quota::QuotaBlock;
-use muster_state::{Forecast, HoldRow, JobRow, Phase, State, Turn};
+use muster_state::{DependencyState, Forecast, HoldRow, JobRow, Phase, QueuePosition, State};
 use muster_types::policy::NonPreemptible;
-use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name, Span};
+use muster_types::{ArrayId, Dependency, JobId, JobSpec, LogIndex, LogTime, Name, Span};
 
 use crate::answers::borrowers::{Borrower, borrowers, clause};
 use crate::future::{Future, KeptReservations, Pace};
 use crate::rules::planned::{narrowed, planned_spec};
 use crate::rules::terms::with_terms;
 
-/// Jobs before the explained one that are given their room first.
+/// Jobs ahead of the explained one that are given their capacity first.
 const AHEAD_MAX: usize = 256;
 
 /// Blockers that are listed.
@@ -33,7 +33,7 @@ const NOT_SUBMITTED: JobId = JobId(u64::MAX);
 /// Work of one explanation.
 const VISITS: u64 = 4_000_000;
 
-/// A gang before the job that keeps room for itself.
+/// A gang ahead of the job that has a reservation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blocker {
     /// Which job.
@@ -49,7 +49,7 @@ pub struct Blocker {
     pub has_slipped: bool,
 }
 
-/// A quota that has no room for the job.
+/// A quota whose headroom is too small for the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotaReport {
     /// Type the job could use.
@@ -75,7 +75,7 @@ pub struct StartEstimate {
     pub q90: Option<LogTime>,
 }
 
-/// Where the job stands in line.
+/// The job's position in the pending queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
     /// Different requests that have their turn before it.
@@ -97,13 +97,13 @@ pub struct JobExplanation {
     pub estimate: Estimate,
     /// Where it would go now.
     pub plan: Option<Plan>,
-    /// Its place in line; none when it is not in line.
+    /// Its position in the pending queue; none when it is not in the queue.
     pub position: Option<Position>,
     /// Cluster by cluster.
     pub places: muster_planner::Explanation,
     /// Quotas in the way.
     pub quotas: Vec<QuotaReport>,
-    /// Gangs before it that keep room for themselves.
+    /// Gangs ahead of it that have a reservation.
     pub blockers: Vec<Blocker>,
     /// Who borrows what its tenant is promised, those that hold most first; at most 8 groups.
     pub borrowers: Vec<Borrower>,
@@ -141,7 +141,7 @@ fn place_of(state: &State, job: JobId) -> Option<&Name> {
     state.contract(job)?.checkpoint.place.as_ref()
 }
 
-/// The same without what takes long to find out: its place in line, who keeps room, and when it starts.
+/// The same without what takes long to find out: its queue position, which gangs have reservations, and when it starts.
 #[must_use]
 pub fn explain_briefly(state: &State, now: LogTime, job: JobId) -> Option<(WaitReason, String)> {
     let (row, spec) = (state.job(job)?, state.spec(job)?);
@@ -255,7 +255,7 @@ fn explain(
     }
 }
 
-/// What holds besides for a job that says that policy must not stop it, where quota is in its way.
+/// What else holds for a job that must not be preempted, where quota is in its way.
 fn must_not_borrow(state: &State, spec: &JobSpec, reason: WaitReason) -> String {
     let rights = state.policy().policy.rights(&spec.tenant);
     let is_fixed =
@@ -322,8 +322,8 @@ fn preemptible_would_fit(
     matches!(verdict, Verdict::Fits(_)).then(|| "preemptible: true (fits now, by borrowing)".to_string())
 }
 
-/// When a job will start, by giving everybody before it the room they will get; nothing is said of one that
-/// waits for other jobs, or for those that make room for it at this moment.
+/// When a job will start, found by giving every job ahead of it the capacity it will get. None for a job that waits for
+/// other jobs, that is held, or to which capacity is promised that other jobs still hold.
 fn start(
     state: &State,
     now: LogTime,
@@ -354,7 +354,9 @@ fn reason(found: Option<&Plan>, ahead: &Ahead, places: &muster_planner::Explanat
         Some(plan) => {
             let place = format!("{}/{}", plan.region, plan.cluster);
             match ahead.position.requests_before {
-                0 => (WaitReason::InLine, format!("it fits now in {place} and is next in line")),
+                0 => {
+                    (WaitReason::InLine, format!("it fits now in {place} and is first in the pending queue"))
+                }
                 before => (
                     WaitReason::InLine,
                     format!("it fits now in {place}; {before} different requests have their turn before it"),
@@ -374,17 +376,14 @@ fn known_reason(
     now: LogTime,
 ) -> Option<(WaitReason, String)> {
     if row.promise.is_some() {
-        let text = "others are making room for it; it starts once they have stopped";
+        let text = "capacity is promised to it; it starts once the jobs that hold that capacity have stopped";
         return Some((WaitReason::MakingRoom, text.to_string()));
     }
     if let Some(hold) = job.filter(|_| row.held).and_then(|job| state.hold(job)) {
         return Some((WaitReason::Held, held(state, job, spec, hold)));
     }
     if !row.released {
-        let open = spec.dependencies.iter().filter(|dependency| {
-            state.job(dependency.job).is_some_and(|row| !matches!(row.phase, Phase::Finished(_)))
-        });
-        let open: Vec<String> = open.map(|dependency| dependency.job.to_string()).collect();
+        let open: Vec<String> = waited_for(state, spec).map(|on| named(spec, on)).collect();
         if let Some(first) = open.first() {
             let more = match open.len() {
                 1 => String::new(),
@@ -413,15 +412,28 @@ fn known_reason(
     Some((WaitReason::TenantLimit, text))
 }
 
+/// What a job still waits for.
+fn waited_for<'a>(state: &'a State, spec: &'a JobSpec) -> impl Iterator<Item = &'a Dependency> {
+    let ordinal = spec.array.map(|member| member.ordinal);
+    spec.dependencies.iter().filter(move |on| state.dependency(on, ordinal) == DependencyState::Waits)
+}
+
+/// A job, an array, or a member of one, by its id.
+fn named(spec: &JobSpec, on: &Dependency) -> String {
+    let array = ArrayId(on.job.0);
+    match (on.is_of_array(), spec.array.filter(|_| on.is_of_members())) {
+        (true, _) => array.to_string(),
+        (_, Some(member)) => array.member(member.ordinal).to_string(),
+        _ => on.job.to_string(),
+    }
+}
+
 /// Who holds a job, and what else it waits for.
 fn held(state: &State, job: Option<JobId>, spec: &JobSpec, hold: &HoldRow) -> String {
-    let HoldRow { by, since, suspended } = hold;
+    let HoldRow { by, since, suspended, beneath: _ } = hold;
     let what = if *suspended { "suspended" } else { "held" };
     let (who, may) = if by.is_operator { ("operator ", ", which only an operator may do") } else { ("", "") };
-    let open = spec.dependencies.iter().filter(|dependency| {
-        state.job(dependency.job).is_some_and(|row| !matches!(row.phase, Phase::Finished(_)))
-    });
-    let also = match open.count() {
+    let also = match waited_for(state, spec).count() {
         0 => String::new(),
         1 => "; it also waits for another job".to_string(),
         many => format!("; it also waits for {many} other jobs"),
@@ -451,7 +463,7 @@ fn retry_wait(state: &State, job: JobId, now: LogTime) -> Option<String> {
     ))
 }
 
-/// Quotas that have less room than the job asks for.
+/// Quotas whose headroom is less than the job asks for.
 fn quotas(state: &State, spec: &JobSpec) -> Vec<QuotaReport> {
     let mut found: Vec<QuotaReport> = Vec::new();
     if !state.has_quotas() {
@@ -466,25 +478,25 @@ fn quotas(state: &State, spec: &JobSpec) -> Vec<QuotaReport> {
             continue;
         }
         let capacity = |kind: &Name, region: Option<&Name>| state.registered_milli(kind, region);
-        let room = state.quota_usage().room(capacity, &spec.tenant, kind, &key.region);
+        let headroom = state.quota_usage().headroom(capacity, &spec.tenant, kind, &key.region);
         let fixed =
             if spec.preemptible { u64::MAX } else { state.fixed_room_milli(&spec.tenant, kind, &key.region) };
-        let room_milli = room.total_milli().min(fixed);
+        let room_milli = headroom.total_milli().min(fixed);
         if room_milli < wanted_milli {
             found.push(QuotaReport {
                 kind: kind.clone(),
                 region: key.region.clone(),
                 room_milli,
                 wanted_milli,
-                blocked_by: room.blocked_by,
+                blocked_by: headroom.blocked_by,
             });
         }
     }
     found
 }
 
-/// The line before a job, those in it with the room that is kept for them; at a pace, with the room that
-/// they are expected to get.
+/// How many requests are ahead of a job in the pending queue, and the capacity that is kept for them: what they have reserved, or
+/// where a pace is given, what each of them is expected to get when running gangs end at that pace.
 struct Ahead {
     future: Future,
     position: Position,
@@ -503,7 +515,7 @@ impl Ahead {
         let mut budget = Budget::new(VISITS);
         future.take_up(state, &mut budget);
         let within_nominal = headroom(state, spec).is_offered_nominal();
-        let own = Turn { turn: row.estimate.turn, job: job.unwrap_or(NOT_SUBMITTED) };
+        let own = QueuePosition { turn: row.estimate.turn, job: job.unwrap_or(NOT_SUBMITTED) };
         let mut position = Position { requests_before: 0, or_more: false };
         while let Some(candidate) = line.take_next(state) {
             if Line::is_behind(&candidate, spec, own, within_nominal) {

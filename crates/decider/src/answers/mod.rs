@@ -4,3 +4,4 @@ pub(crate) mod borrowers;
 pub(crate) mod explain;
 pub(crate) mod goodput;
 pub(crate) mod policy_warnings;
+pub(crate) mod queue_front;

@@ -34,6 +34,8 @@ pub enum Answer {
     Controlled {
         /// Of how many it changed anything.
         jobs: u32,
+        /// The last of them; members of an array that are not created count as its first. None where it changed nothing.
+        last: Option<JobId>,
         /// Whether it was done before under the same request id, and this is how many it was then.
         is_repeat: bool,
         /// The record, or the position when nothing had to change.
@@ -71,7 +73,7 @@ pub(super) fn repeated(speculation: &Speculation, key: RequestKey) -> Result<Opt
         RequestAnswer::Submitted { first, jobs } => {
             Answer::Submitted { jobs: (0..u64::from(jobs)).map(|n| JobId(first.0 + n)).collect(), at }
         }
-        RequestAnswer::Controlled { jobs } => Answer::Controlled { jobs, is_repeat: true, at },
+        RequestAnswer::Controlled { jobs, last } => Answer::Controlled { jobs, last, is_repeat: true, at },
         RequestAnswer::CordonSet { .. }
         | RequestAnswer::NodeForgotten { .. }
         | RequestAnswer::RestrictionSet { .. }

@@ -1,4 +1,4 @@
-//! The cluster's own life: formats and generations.
+//! Commands for the cluster itself: formats and generations.
 
 use alloc::format;
 use muster_journal::{Decision, FORMAT_MIN};
@@ -27,7 +27,7 @@ pub(super) fn raise_format(speculation: &mut Speculation, format: u16) -> Result
     Ok(Answer::Done { at })
 }
 
-/// Begins the generation of this replica's folder. Saying it again changes nothing.
+/// Begins the generation of this replica's data directory. Repeating the command changes nothing.
 pub(super) fn recover(speculation: &mut Speculation, generation: u32) -> Result<Answer, Refusal> {
     let (current, own) = (speculation.state().generation(), speculation.generation());
     if generation == current && !speculation.is_recovering() {
@@ -35,7 +35,8 @@ pub(super) fn recover(speculation: &mut Speculation, generation: u32) -> Result<
     }
     if generation != own {
         let text = format!(
-            "generation {generation} cannot begin: the log is in {current}, this replica's folder of {own}"
+            "generation {generation} cannot begin: the log is in generation {current}, this replica's data directory \
+             in {own}"
         );
         return Err(Refusal::new(RefusalCode::Fenced, text));
     }

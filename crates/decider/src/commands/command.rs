@@ -95,7 +95,7 @@ pub enum Command {
     /// on a monotonic clock since this leadership began, under which no lease was granted: then no agent runs
     /// anything of the generation before.
     Recover {
-        /// That of the replica's folder.
+        /// The generation of the replica's data directory.
         generation: u32,
     },
     /// A lost node will not come back: what it had is not counted with any more.
@@ -179,7 +179,7 @@ pub enum Command {
         request: RequestId,
         /// Its name; it need not have registered.
         name: Name,
-        /// What is said of it; none takes back what was said before.
+        /// The decision; none withdraws the previous decision.
         approval: Option<Approval>,
     },
     /// A certificate is not good any more.
@@ -230,7 +230,13 @@ impl Command {
     #[must_use]
     pub fn control(request: RequestId, control: Control, job: JobId) -> Command {
         let selection = JobSelection::named(alloc::vec![job]);
-        Command::Control(Box::new(ControlOrder { request, by: Requester::default(), control, selection }))
+        Command::Control(Box::new(ControlOrder {
+            request,
+            by: Requester::default(),
+            acts_for: None,
+            control,
+            selection,
+        }))
     }
 }
 

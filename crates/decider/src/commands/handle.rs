@@ -15,13 +15,13 @@ use crate::speculation::Speculation;
 /// # Errors
 /// A refusal; then nothing was pushed.
 pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer, Refusal> {
-    // What ran in the generation before may be unknown here: nothing is placed, ended or promised beside it.
+    // What ran in the previous generation may be unknown here: until the recovery nothing is placed, ended or promised.
     if speculation.is_recovering() && !matches!(command, Command::Recover { .. }) {
         if matches!(command, Command::SessionOver { .. }) {
             // Every session ends with the recovery.
             return Ok(Answer::Done { at: speculation.last_index() });
         }
-        let text = "the cluster is being recovered, and leases of its earlier life may still be held";
+        let text = "the cluster is being recovered, and leases of its previous generation may still be held";
         return Err(Refusal::new(RefusalCode::ClusterRecovering, text));
     }
     match command {

@@ -1,7 +1,7 @@
 //! Reports of agents on the health of their hosts, and the policy by which these are judged.
 //!
 //! A report says what an agent sees; the replicated health policy says what that means; the conclusion is one
-//! record with its evidence, and whatever has to stop because of it stops by records of its own behind it.
+//! record with its evidence, and whatever has to stop because of it stops by separate records behind it.
 
 use alloc::boxed::Box;
 use alloc::format;

@@ -8,7 +8,7 @@ use muster_types::{FencingToken, JobId, Refusal, RefusalCode};
 use crate::commands::answer::Answer;
 use crate::speculation::Speculation;
 
-/// What comes too late is not worth a refusal: it is said again if it stays so.
+/// What comes too late is not worth a refusal: it is reported again if it stays so.
 pub(super) fn note_straggler(
     speculation: &mut Speculation,
     job: JobId,

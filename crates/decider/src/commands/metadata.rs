@@ -6,13 +6,13 @@ use muster_journal::{Decision, canonical};
 use muster_types::{JobId, JobMetadata, Refusal, Submission};
 
 use crate::commands::answer::VIOLATIONS_MAX;
-use crate::rules::requested::{JobPath, distinct_specs};
+use crate::rules::requested::JobPath;
 use crate::speculation::Speculation;
 
 /// Labels and annotations must be right.
 pub(super) fn check_metadata(specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
     let mut found = Vec::new();
-    for (place, job) in distinct_specs(specs) {
+    for (place, job) in specs.iter().enumerate() {
         let Some(metadata) = &job.metadata else { continue };
         let at = path.at(place);
         found.extend(metadata.violations().into_iter().map(|violation| violation.under(&at)));
@@ -30,16 +30,14 @@ pub(super) fn check_metadata(specs: &[Submission], path: JobPath) -> Result<(), 
 /// What labels and annotations add to a request's fingerprint: nothing when there are none. The creator does not count:
 /// a request that is repeated over another connection is the same request.
 pub(super) fn metadata_name(submitted: &[Submission]) -> Vec<u8> {
-    let said = |job: &Submission| {
-        job.metadata.as_ref().is_some_and(|said| !(said.labels.is_empty() && said.annotations.is_empty()))
-    };
-    if !submitted.iter().any(said) {
+    let has_texts = |said: &Arc<JobMetadata>| !(said.labels.is_empty() && said.annotations.is_empty());
+    if !submitted.iter().filter_map(|job| job.metadata.as_ref()).any(has_texts) {
         return Vec::new();
     }
     let runs: Vec<_> = submitted
         .chunk_by(|a, b| a.metadata == b.metadata)
         .map(|run| {
-            let texts = run.first().and_then(|job| job.metadata.as_ref());
+            let texts = run.first().and_then(|job| job.metadata.as_ref()).filter(|texts| has_texts(texts));
             (run.len() as u64, texts.map(|texts| (&texts.labels, &texts.annotations)))
         })
         .collect();

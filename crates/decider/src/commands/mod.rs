@@ -10,6 +10,7 @@ pub(crate) mod health;
 mod jobs;
 mod metadata;
 pub(crate) mod modify;
+mod named;
 mod network;
 mod node;
 pub(crate) mod policy;

@@ -5,21 +5,21 @@ use alloc::vec::Vec;
 use muster_journal::{Decision, Estimate, RequestKey, hash};
 use muster_planner::could_ever;
 use muster_policy::estimate_again;
-use muster_state::{Phase, State, is_limited_otherwise};
+use muster_state::{Phase, State};
 use muster_types::{
-    FieldChange, JobContract, JobId, JobSpec, LogIndex, LogTime, Refusal, RefusalCode, RequestId, Requester,
-    Span, Submission, Violation, limits,
+    FieldChange, JobContract, JobId, JobSpec, LogIndex, LogTime, Name, Refusal, RefusalCode, RequestId,
+    Requester, Span, Submission, Violation, limits,
 };
 
 use crate::commands::answer::{Answer, repeated};
 use crate::commands::controls::{
-    check_unfinished, end_claim, is_being_cancelled, not_found, not_waiting, with_state,
+    check_acts_for, check_unfinished, end_claim, is_being_cancelled, not_found, not_waiting, with_state,
 };
-use crate::commands::submit::{check_job_limits, check_rights};
+use crate::commands::submit::{above_job_limit, check_rights};
 use crate::rules::deadline;
 use crate::rules::requested::JobPath;
 use crate::settle::job::settle;
-use crate::settle::retention::headroom_for_request;
+use crate::settle::retention::pruning_for_request;
 use crate::speculation::Speculation;
 
 /// The state of a job that a change was made from.
@@ -38,6 +38,8 @@ pub struct ModifyOrder {
     pub request: RequestId,
     /// Who asks for the change, as it is recorded.
     pub by: Requester,
+    /// The tenant that the one who asks acts for, and for those below it; none acts for all.
+    pub acts_for: Option<Name>,
     /// Which job.
     pub job: JobId,
     /// The state of it that the change was made from; none changes it whatever it is by now.
@@ -52,7 +54,8 @@ pub struct ModifyOrder {
 /// The refusal.
 pub fn check_modify(state: &State, order: &ModifyOrder, now: LogTime) -> Result<Estimate, Refusal> {
     let (job, changes) = (order.job, &order.changes);
-    let (row, spec) = state.job(job).zip(state.spec(job)).ok_or_else(|| not_found(job))?;
+    check_acts_for(state, order.acts_for.as_ref(), job)?;
+    let (row, spec) = state.job(job).zip(state.spec(job)).ok_or_else(|| no_job(state, job))?;
     check_unfinished(job, row)?;
     if row.cancel_requested {
         return Err(is_being_cancelled(job, row));
@@ -87,14 +90,30 @@ pub fn check_modify(state: &State, order: &ModifyOrder, now: LogTime) -> Result<
         );
         return Err(Refusal::fields(alloc::vec![Violation::new("job.spec.run_time_limit", text)]));
     }
-    if is_limited_otherwise(spec, &changed) {
-        let contract = state.contract(job).map(|contract| JobContract::clone(contract)).unwrap_or_default();
-        check_job_limits(state, &[Submission::new(changed.clone(), contract)])?;
+    let spares = state.contract(job).map_or(0, |contract| contract.spares);
+    if let Some(above) = state.raised_above_job_limit(spec, &changed, spares) {
+        return Err(above_job_limit(&changed, above).with("job_index", 0));
     }
     if row.phase == Phase::Pending {
         check_waiting(state, job, &changed, changes, now)?;
     }
     Ok(estimate_again(state, job, &changed, now))
+}
+
+/// There is no such job, or it is a member of an array that is not created.
+fn no_job(state: &State, job: JobId) -> Refusal {
+    let Some((member, array)) =
+        state.waiting_member(job).and_then(|member| Some((member, state.array(member.array)?)))
+    else {
+        return not_found(job);
+    };
+    let text = format!(
+        "{job} is a member of {} that is not created yet; `muster job hold {job}` makes it a job, which can be changed and \
+         released then",
+        member.array
+    );
+    let refusal = Refusal::new(RefusalCode::JobPhase, text).with("job_id", job).with("phase", "pending");
+    refusal.with("changed_at_index", array.changed_at)
 }
 
 /// What a job that waits must pass as one that is submitted must.
@@ -171,12 +190,12 @@ pub(super) fn modify(speculation: &mut Speculation, order: &ModifyOrder) -> Resu
         return Ok(answer);
     }
     let estimate = check_modify(speculation.state(), order, speculation.now())?;
-    let headroom = headroom_for_request(speculation, !order.by.is_operator)?;
+    let pruning = pruning_for_request(speculation, !order.by.is_operator, 0)?;
     let tenant = speculation.state().spec(order.job).map(|spec| spec.tenant.clone());
     if !order.by.is_operator {
         speculation.count_request(tenant.iter())?;
     }
-    headroom.make(speculation);
+    pruning.carry_out(speculation);
     let state = speculation.state();
     let changed = state.modified(order.job, &order.changes).map(|(changed, _)| changed);
     if state.spec(order.job).is_some_and(|before| changed.is_some_and(|changed| changed != **before)) {

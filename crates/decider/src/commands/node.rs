@@ -167,7 +167,7 @@ pub(super) fn forget(
         let text = if row.status == NodeStatus::Up {
             format!("{name} is up; stop its agent and wait until its lease has run out")
         } else {
-            format!("room on {name} is promised to a job; that ends by itself in a moment")
+            format!("capacity on {name} is promised to a job; the promise ends by itself shortly")
         };
         return Err(Refusal::new(RefusalCode::NodeInUse, text).with("node", name));
     }
@@ -208,7 +208,7 @@ pub(super) fn report(
             RankUpdate::Running => *known == RankState::Assigned,
             RankUpdate::Exited(_) => !known.is_over(),
         };
-        // The first end of a rank is the end; whatever else is said of it in one report came before.
+        // The first end of a rank is the end; whatever else one report states about it came before.
         let has_ended = matches!(news.get(rank), Some(RankUpdate::Exited(_)));
         if slot.node == node && is_news && !has_ended {
             news.insert(*rank, bounded(update));
@@ -227,7 +227,7 @@ pub(super) fn report(
     if let Some(fault) = fault {
         network::at_fault(speculation, node, &fault);
     }
-    // What has ended may be the room that others were promised.
+    // What has ended may free the capacity that others were promised.
     let promised: Vec<JobId> = speculation.state().promised_on(node).collect();
     settle_many(speculation, promised);
     Ok(Answer::Done { at })

@@ -45,7 +45,9 @@ pub(super) fn update_policy(
 fn put_in_force(speculation: &mut Speculation, request: RequestKey, policy: Policy) -> Answer {
     let before = speculation.state().policy().policy.clone();
     let isolation_changes = before.required_isolation != policy.required_isolation;
-    let order_changes = before.order != policy.order || before.backfill != policy.backfill;
+    let order_changes = before.order != policy.order
+        || before.backfill != policy.backfill
+        || deadline_rights_change(&before, &policy);
     let at = speculation.push(Decision::PolicySet { request, policy: Box::new(policy) });
     if isolation_changes {
         let promised: Vec<JobId> = speculation.state().promised().collect();
@@ -55,6 +57,12 @@ fn put_in_force(speculation: &mut Speculation, request: RequestKey, policy: Poli
         speculation.leave_turns_stale();
     }
     Answer::Done { at }
+}
+
+/// Whether some tenant's deadlines begin or cease to count for the order of the jobs that wait.
+fn deadline_rights_change(before: &Policy, after: &Policy) -> bool {
+    let mut tenants = before.tenants.keys().chain(after.tenants.keys());
+    tenants.any(|tenant| before.rights(tenant).deadlines != after.rights(tenant).deadlines)
 }
 
 /// The policy that an update would put in force, checked; also the check without a change.

@@ -6,28 +6,30 @@ use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use muster_journal::{Decision, RequestKey, canonical, hash};
+use muster_journal::{Decision, Estimate, RequestKey, SubmittedPart, canonical, hash};
 use muster_planner::could_ever;
-use muster_policy::estimates;
-use muster_state::{ExceededLimit, GangClass, JobAboveLimit, MissingRight, State};
+use muster_policy::{estimates, estimates_of_parts};
+use muster_state::{ExceededLimit, GangClass, JobAboveLimit, JobEnd, MissingRight, RequestAnswer, State};
 use muster_types::metadata::ANONYMOUS;
 use muster_types::{
-    JobContract, JobId, JobSpec, LogTime, Name, PriorityTier, Refusal, RefusalCode, RequestId, Span,
-    Submission, Violation, limits,
+    ArrayId, ArraySpec, Dependency, JobContract, JobId, JobSpec, LogIndex, LogTime, Name, PriorityTier,
+    Refusal, RefusalCode, RequestId, Span, Submission, Violation, limits,
 };
 
 use crate::commands::answer::{Answer, VIOLATIONS_MAX, repeated};
 use crate::commands::metadata::{check_metadata, metadata_name, set_metadata};
+use crate::commands::named::{check_named, with_ids};
 use crate::rules::deadline;
-use crate::rules::requested::{JobPath, distinct_specs, job_index};
-use crate::settle::job::settle;
-use crate::settle::retention::headroom_for;
+use crate::rules::requested::JobPath;
+use crate::rules::share::{check_members_share, check_share, rows_of};
+use crate::settle::job::{advance_arrays, settle};
+use crate::settle::retention::pruning_for;
 use crate::speculation::Speculation;
 
 /// Bytes of one submission: keeps a round far below its bound.
 pub const SUBMISSION_BYTES_MAX: usize = 1 << 20;
 
-/// What every submission must pass besides each job's own rules; also the check without a change.
+/// What every submission must pass in addition to each job's own rules; also the check without a change.
 ///
 /// # Errors
 /// The refusal.
@@ -37,6 +39,30 @@ pub fn check_submission(
     path: JobPath,
     now: LogTime,
 ) -> Result<(), Refusal> {
+    let specs = &*with_default_limits(state, specs);
+    check_terms(state, specs, path, now)?;
+    // Jobs that ask for the same get the same answer.
+    let mut seen: BTreeSet<GangClass> = BTreeSet::new();
+    for (place, spec) in specs.iter().enumerate() {
+        if !seen.insert(GangClass::of(spec)) {
+            continue;
+        }
+        if let Err(never) = could_ever(state, spec) {
+            return Err(Refusal::new(RefusalCode::NeverFits, format!("job {}: {never}", spec.name))
+                .with("job_index", place)
+                .with("group", &never.group)
+                .with("wanted", &never.wanted)
+                .with("closest", &never.closest));
+        }
+    }
+    Ok(())
+}
+
+/// The same of everything but where the jobs could run: their limits are filled in already.
+///
+/// # Errors
+/// The refusal.
+pub fn check_terms(state: &State, specs: &[Submission], path: JobPath, now: LogTime) -> Result<(), Refusal> {
     let max = limits::BATCH_JOBS_MAX;
     if specs.is_empty() || specs.len() > max {
         return Err(Refusal::fields(alloc::vec![Violation::limit(
@@ -46,30 +72,39 @@ pub fn check_submission(
             max as u64
         )]));
     }
-    let specs = &*with_default_limits(state, specs);
-    // Members of an array ask for the same: one look at the fleet answers for all.
-    let mut seen: BTreeSet<GangClass> = BTreeSet::new();
+    check_arrays(specs, path)?;
+    check_members(state, specs)?;
+    check_members_share(state, specs)?;
     check_rights(state, specs)?;
     check_job_limits(state, specs)?;
     check_limits(state, specs)?;
     check_dependencies(state, specs, path)?;
+    check_named(specs, path)?;
     check_contracts(state, specs, path)?;
     check_datasets(state, specs, path)?;
     check_metadata(specs, path)?;
-    deadline::check(specs, path, now)?;
-    for (place, spec) in specs.iter().enumerate() {
-        if !seen.insert(GangClass::of(spec)) {
-            continue;
+    deadline::check(specs, path, now)
+}
+
+/// Arrays are valid, and all jobs together are not too many.
+fn check_arrays(specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
+    let mut found = Vec::new();
+    for (place, job) in specs.iter().enumerate() {
+        if found.len() >= VIOLATIONS_MAX {
+            break;
         }
-        if let Err(never) = could_ever(state, spec) {
-            return Err(Refusal::new(RefusalCode::NeverFits, format!("job {}: {never}", spec.name))
-                .with("job_index", job_index(specs, place))
-                .with("group", &never.group)
-                .with("wanted", &never.wanted)
-                .with("closest", &never.closest));
-        }
+        let violations = job.array.as_ref().map(ArraySpec::violations).unwrap_or_default();
+        found.extend(
+            violations.into_iter().map(|violation| violation.under(&format!("{}.spec", path.at(place)))),
+        );
     }
-    Ok(())
+    let jobs = jobs_of(specs);
+    let max = limits::ARRAY_MEMBERS_MAX;
+    if found.is_empty() && jobs > u64::from(max) {
+        let text = format!("must be at most {max} jobs together, members of arrays counted, got {jobs}");
+        found.push(Violation::new("jobs", text));
+    }
+    if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
 }
 
 /// Jobs as they are taken: one that names no run time limit gets the one of its tenant and tier.
@@ -110,17 +145,20 @@ pub fn with_default_limits<'a>(state: &State, specs: &'a [Submission]) -> Cow<'a
 ///
 /// # Errors
 /// The refusal, with the limit and what the job asks for.
-pub fn check_job_limits(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
-    let Some((place, above)) = state.above_job_limit(specs.iter().map(|job| &job.spec)) else {
-        return Ok(());
-    };
-    let Some(spec) = specs.get(place).map(|job| &job.spec) else { return Ok(()) };
+fn check_job_limits(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+    let jobs = specs.iter().map(|job| (&job.spec, job.contract.spares));
+    let Some((place, above)) = state.above_job_limit(jobs) else { return Ok(()) };
+    specs.get(place).map_or(Ok(()), |job| Err(above_job_limit(&job.spec, above).with("job_index", place)))
+}
+
+/// The refusal of a job that asks for more than one may.
+pub(super) fn above_job_limit(spec: &JobSpec, above: JobAboveLimit) -> Refusal {
     let (name, tenant, tier) = (&spec.name, &spec.tenant, spec.tier);
     let (limit, most, asked, text) = match above {
         JobAboveLimit::Devices { most, asked } => {
             let text = format!(
-                "job {name}: a {tier} job of tenant {tenant} may ask for {most} devices, and this one asks for {asked}; ask \
-                 for fewer workers, or have the policy raise `limits.job.maxDevices`"
+                "job {name}: a {tier} job of tenant {tenant} may ask for {most} devices, and this one asks for {asked} with \
+                 its spare workers; ask for fewer workers, or have the policy raise `limits.job.maxDevices`"
             );
             ("job.maxDevices", u64::from(most), Some(asked), text)
         }
@@ -135,14 +173,36 @@ pub fn check_job_limits(state: &State, specs: &[Submission]) -> Result<(), Refus
         }
     };
     let refusal = Refusal::new(RefusalCode::JobAboveLimit, text)
-        .with("job_index", job_index(specs, place))
         .with("tenant", tenant)
         .with("limit", limit)
         .with("limit_max", most);
-    Err(match asked {
+    match asked {
         Some(asked) => refusal.with("asked", asked),
         None => refusal,
-    })
+    }
+}
+
+/// The cluster can take these members of arrays.
+fn check_members(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
+    let members = specs.iter().filter(|job| job.array.is_some()).map(|job| u64::from(job.job_count())).sum();
+    if members == 0 {
+        return Ok(());
+    }
+    let Err(held) = state.check_members_waiting(members, jobs_of(specs)) else { return Ok(()) };
+    let max = limits::UNCREATED_MEMBERS_MAX;
+    let text = format!(
+        "{held} members of arrays wait to be created, and {max} may; wait until some have started, or cancel some"
+    );
+    Err(Refusal::new(RefusalCode::StateFull, text)
+        .with("limit", "members_waiting_max")
+        .with("held", held)
+        .with("held_max", max)
+        .with("retry_after_ms", 5_000))
+}
+
+/// How many jobs these come to, members of arrays counted.
+fn jobs_of(jobs: &[Submission]) -> u64 {
+    jobs.iter().map(|job| u64::from(job.job_count())).sum()
 }
 
 /// Who submits a job; empty when nobody knows.
@@ -156,9 +216,9 @@ fn check_limits(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
     let runs = specs.chunk_by(|a, b| a.spec.tenant == b.spec.tenant && creator(a) == creator(b));
     let counted = runs.filter_map(|run| {
         let job = run.first()?;
-        Some((job.spec.tenant.clone(), String::from(creator(job)), run.len() as u64))
+        Some((job.spec.tenant.clone(), String::from(creator(job)), jobs_of(run)))
     });
-    let exceeded = state.exceeded_limit(specs.iter().map(|job| &job.spec));
+    let exceeded = state.exceeded_limit(specs.iter().map(|job| (&job.spec, u64::from(job.job_count()))));
     let Some(exceeded) = exceeded.or_else(|| state.exceeded_user_limit(counted)) else {
         return Ok(());
     };
@@ -187,7 +247,6 @@ pub(super) fn check_rights(state: &State, specs: &[Submission]) -> Result<(), Re
         return Ok(());
     };
     let Some(spec) = specs.get(place).map(|job| &job.spec) else { return Ok(()) };
-    let place = job_index(specs, place);
     let (right, text) = match missing {
         MissingRight::Tier { most } => (
             "tierMax",
@@ -212,32 +271,67 @@ pub(super) fn check_rights(state: &State, specs: &[Submission]) -> Result<(), Re
         .with("right", right))
 }
 
-/// Every job that is waited for must exist: one that is gone cannot say how it ended.
+/// Every job and array that is waited for must exist: one that is gone cannot say how it ended.
 fn check_dependencies(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
     let mut found = Vec::new();
-    for (place, spec) in distinct_specs(specs) {
-        for (at, dependency) in spec.dependencies.iter().enumerate() {
-            if state.job(dependency.job).is_none() && found.len() < VIOLATIONS_MAX {
-                let field = format!("{}.spec.dependencies[{at}]", path.at(place));
+    for (place, job) in specs.iter().enumerate() {
+        for (at, on) in job.dependencies.iter().enumerate() {
+            if found.len() >= VIOLATIONS_MAX {
+                break;
+            }
+            let field = format!("{}.spec.dependencies[{}]", path.at(place), place_of(job, at));
+            let by_member = on.is_of_members();
+            if let Some(text) = missing_dependency(state, on) {
+                found.push((true, Violation::new(field, text)));
+            } else if by_member && !has_same_indices(state, job, on) {
                 let text = format!(
-                    "there is no {}: it never was, or its history has been dropped; a job can wait for jobs that \
-                     were submitted before it and are still listed",
-                    dependency.job
+                    "only an array can wait for {} member by member, and only one with the same indices",
+                    ArrayId(on.job.0)
                 );
-                found.push(Violation::new(field, text));
+                found.push((false, Violation::new(field, text)));
             }
         }
     }
     if found.is_empty() {
         return Ok(());
     }
-    Err(Refusal { code: RefusalCode::DependencyNotFound, ..Refusal::fields(found) })
+    let is_missing = found.iter().all(|(is_missing, _)| *is_missing);
+    let refusal = Refusal::fields(found.into_iter().map(|(_, violation)| violation).collect());
+    Err(if is_missing { Refusal { code: RefusalCode::DependencyNotFound, ..refusal } } else { refusal })
+}
+
+/// The place in the request of a dependency by id, where there are dependencies by name in between.
+fn place_of(job: &Submission, at: usize) -> usize {
+    let is_named = |place: &usize| job.named_dependencies.iter().any(|on| on.place as usize == *place);
+    (0..).filter(|place| !is_named(place)).nth(at).unwrap_or(at)
+}
+
+fn missing_dependency(state: &State, on: &Dependency) -> Option<String> {
+    let rest = "it never was, or its history has been dropped";
+    if on.is_of_array() || on.is_of_members() {
+        let array = ArrayId(on.job.0);
+        let is_gone = state.end_of_array(array) == JobEnd::Gone;
+        return is_gone.then(|| {
+            format!("there is no {array}: {rest}; an array can be waited for that was submitted before and is still listed")
+        });
+    }
+    (state.end_of(on.job) == JobEnd::Gone).then(|| {
+        format!(
+            "there is no {}: {rest}; a job can wait for jobs that were submitted before it and are still listed",
+            on.job
+        )
+    })
+}
+
+fn has_same_indices(state: &State, job: &Submission, on: &Dependency) -> bool {
+    let other = state.array(ArrayId(on.job.0)).map(|row| &row.template.array);
+    job.array.as_ref().zip(other).is_some_and(|(own, other)| own.has_indices_of(other))
 }
 
 /// Contracts must be valid, and the format in force must have a form for them.
 fn check_contracts(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
     let mut found = Vec::new();
-    for (place, job) in distinct_specs(specs) {
+    for (place, job) in specs.iter().enumerate() {
         if job.contract.is_default() || found.len() >= VIOLATIONS_MAX {
             continue;
         }
@@ -261,9 +355,11 @@ fn check_contracts(state: &State, specs: &[Submission], path: JobPath) -> Result
 ///
 /// # Errors
 /// The refusal, with the field of each that the policy does not list.
-pub fn check_datasets(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
+fn check_datasets(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
     let mut found = Vec::new();
-    let named = distinct_specs(specs)
+    let named = specs
+        .iter()
+        .enumerate()
         .flat_map(|(place, spec)| spec.datasets.iter().enumerate().map(move |(at, name)| (place, at, name)));
     for (place, at, name) in named {
         if found.len() >= VIOLATIONS_MAX {
@@ -311,39 +407,6 @@ fn notice_too_short(job: &Submission) -> Option<Violation> {
     })
 }
 
-/// Where a policy names tenants, each may have as many jobs that are not over as there is room beside the others: one
-/// alone gets half, two that take all they can get a third each, and there is always room left for the next.
-fn check_share(state: &State, specs: &[Submission]) -> Result<(), Refusal> {
-    if state.policy().policy.tenants.is_empty() {
-        return Ok(());
-    }
-    let most = state.parameters().jobs_held_max;
-    let unfinished = (state.jobs().len() - state.finished_count()) as u64;
-    for of_one in specs.chunk_by(|a, b| a.spec.tenant == b.spec.tenant) {
-        let Some(tenant) = of_one.first().map(|job| &job.spec.tenant) else { continue };
-        // Far below the bound nobody is asked.
-        let own = if unfinished + specs.len() as u64 <= most / 4 { 0 } else { unfinished_of(state, tenant) };
-        let free = most.saturating_sub(unfinished);
-        if own > 0 && own + of_one.len() as u64 > free {
-            let text = format!(
-                "tenant {tenant} has {own} jobs that are not over, of the {most} that the cluster may hold, and {free} are \
-                 left: the rest is kept for other tenants; cancel some, or wait until some are over"
-            );
-            return Err(Refusal::new(RefusalCode::StateFull, text)
-                .with("limit", "jobs_held_share")
-                .with("tenant", tenant)
-                .with("held", own)
-                .with("held_max", free)
-                .with("retry_after_ms", 5_000));
-        }
-    }
-    Ok(())
-}
-
-fn unfinished_of(state: &State, tenant: &Name) -> u64 {
-    state.queue(tenant).map_or(0, |queue| queue.load.pending_jobs + queue.load.active_jobs)
-}
-
 pub(super) fn submit(
     speculation: &mut Speculation,
     request: RequestId,
@@ -351,14 +414,58 @@ pub(super) fn submit(
     path: JobPath,
 ) -> Result<Answer, Refusal> {
     let specs: Vec<&JobSpec> = submitted.iter().map(|job| &job.spec).collect();
-    let mut bytes = canonical(&specs);
+    let key = RequestKey { id: request, fingerprint: hash(&request_bytes(submitted, &specs)?) };
+    if let Some(answer) = repeated(speculation, key)? {
+        return Ok(answer);
+    }
+    // The request is what was asked for, whatever the policy adds to it at the time.
+    let submitted = &*with_default_limits(speculation.state(), submitted);
+    let specs: Vec<&JobSpec> = submitted.iter().map(|job| &job.spec).collect();
+    let pruning = pruning_for(speculation, &specs, rows_of(submitted))?;
+    check_share(speculation.state(), submitted)?;
+    check_submission(speculation.state(), submitted, path, speculation.now())?;
+    // Nothing is counted or pushed before all that can be refused was looked at.
+    with_ids(speculation.state(), submitted)?;
+    speculation.count_request(specs.iter().map(|spec| &spec.tenant))?;
+    pruning.carry_out(speculation);
+    // The ids are those of the next record.
+    let submitted = &*with_ids(speculation.state(), submitted)?;
+    let at = if submitted.iter().any(|job| job.array.is_some()) {
+        push_arrays(speculation, key, submitted)
+    } else {
+        push_jobs(speculation, key, submitted)
+    };
+    let jobs = submitted_under(speculation, key);
+    let mut place = 0;
+    for job in submitted {
+        if job.array.is_none() && (!job.dependencies.is_empty() || job.not_before.is_some()) {
+            jobs.get(place).inspect(|id| settle(speculation, **id));
+        }
+        place += job.job_count() as usize;
+    }
+    if submitted.iter().any(|job| job.array.is_some()) {
+        advance_arrays(speculation);
+    }
+    Ok(Answer::Submitted { jobs, at })
+}
+
+/// What a request is known by, as bytes.
+fn request_bytes(submitted: &[Submission], specs: &[&JobSpec]) -> Result<Vec<u8>, Refusal> {
+    let mut bytes = canonical(specs);
     // Jobs that say nothing of how they are run add nothing.
     if submitted.iter().any(|job| !job.contract.is_default()) {
         let contracts: Vec<&JobContract> = submitted.iter().map(|job| &job.contract).collect();
         bytes.extend(canonical(&contracts));
     }
+    if submitted.iter().any(|job| job.array.is_some()) {
+        let arrays: Vec<&Option<ArraySpec>> = submitted.iter().map(|job| &job.array).collect();
+        bytes.extend(canonical(&("arrays", arrays)));
+    }
+    if submitted.iter().any(|job| !job.named_dependencies.is_empty()) {
+        let named: Vec<_> = submitted.iter().map(|job| &job.named_dependencies).collect();
+        bytes.extend(canonical(&("named", named)));
+    }
     bytes.extend(metadata_name(submitted));
-    // Each job has a row: texts that an array shares count once for every job.
     let texts: usize =
         submitted.iter().filter_map(|job| job.metadata.as_ref()).map(|shared| shared.text_bytes()).sum();
     if bytes.len() + texts > SUBMISSION_BYTES_MAX {
@@ -366,31 +473,43 @@ pub(super) fn submit(
             format!("must be at most {SUBMISSION_BYTES_MAX} bytes together, got {}", bytes.len() + texts);
         return Err(Refusal::fields(alloc::vec![Violation::new("jobs", text)]));
     }
-    let key = RequestKey { id: request, fingerprint: hash(&bytes) };
-    if let Some(answer) = repeated(speculation, key)? {
-        return Ok(answer);
+    Ok(bytes)
+}
+
+/// The ids that the record of a request gave.
+fn submitted_under(speculation: &Speculation, key: RequestKey) -> Vec<JobId> {
+    match speculation.state().request(key.id).map(|row| &row.answer) {
+        Some(RequestAnswer::Submitted { first, jobs }) => {
+            (0..u64::from(*jobs)).map(|n| JobId(first.0 + n)).collect()
+        }
+        _ => Vec::new(),
     }
-    // The request is what was asked for, whatever the policy adds to it at the time.
-    let submitted = &*with_default_limits(speculation.state(), submitted);
-    let specs: Vec<&JobSpec> = submitted.iter().map(|job| &job.spec).collect();
-    let headroom = headroom_for(speculation, &specs)?;
-    check_share(speculation.state(), submitted)?;
-    check_submission(speculation.state(), submitted, path, speculation.now())?;
-    speculation.count_request(specs.iter().map(|spec| &spec.tenant))?;
-    headroom.make(speculation);
-    let now = speculation.now();
-    let estimates = estimates(speculation.state(), specs.iter().copied(), now);
-    let shared = specs.iter().map(|spec| Arc::new((*spec).clone())).collect();
-    let at = speculation.push(Decision::JobsSubmitted { request: key, specs: shared, estimates });
-    let jobs: Vec<JobId> = (0..specs.len()).map(|n| speculation.state().job_id(at, n)).collect();
+}
+
+fn push_jobs(speculation: &mut Speculation, request: RequestKey, submitted: &[Submission]) -> LogIndex {
+    let specs = submitted.iter().map(|job| &job.spec);
+    let estimates = estimates(speculation.state(), specs.clone(), speculation.now());
+    let specs = specs.map(|spec| Arc::new(spec.clone())).collect();
+    let at = speculation.push(Decision::JobsSubmitted { request, specs, estimates });
+    let jobs = submitted_under(speculation, request);
     set_contracts(speculation, &jobs, submitted);
     set_metadata(speculation, &jobs, submitted);
-    for (job, spec) in jobs.iter().zip(specs) {
-        if !spec.dependencies.is_empty() || spec.not_before.is_some() {
-            settle(speculation, *job);
-        }
-    }
-    Ok(Answer::Submitted { jobs, at })
+    at
+}
+
+/// One record has all of an array, so that its members never lack a part of it.
+fn push_arrays(speculation: &mut Speculation, request: RequestKey, submitted: &[Submission]) -> LogIndex {
+    let parts = submitted.iter().map(|job| (&job.spec, job.job_count()));
+    let estimates = estimates_of_parts(speculation.state(), parts, speculation.now());
+    let part = |(job, estimate): (&Submission, Estimate)| SubmittedPart {
+        spec: Arc::new(job.spec.clone()),
+        contract: (!job.contract.is_default()).then(|| Arc::new(job.contract.clone())),
+        metadata: job.metadata.clone().filter(|metadata| !metadata.is_default()),
+        array: job.array.clone(),
+        estimate,
+    };
+    let parts = submitted.iter().zip(estimates).map(part).collect();
+    speculation.push(Decision::ArraysSubmitted { request, parts })
 }
 
 /// Right behind the jobs, in the same round. Jobs that ask for the same share it.

@@ -2,7 +2,7 @@
 //!
 //! Policy stops nobody before its minimum run is over. A gang that needs what several borrowers hold would wait for
 //! ever if what one of them leaves was lent again, to a gang whose minimum run then begins: some borrower would always
-//! be too young. So what becomes free of the room that it will take back is kept from everybody who would borrow.
+//! be too young. So what becomes free of the capacity that it will take back is kept from every gang that would borrow.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -12,13 +12,13 @@ use muster_types::{JobId, JobSpec, LogTime, NodeId};
 
 use super::Future;
 
-/// Gangs that room is kept for so, at most.
+/// Gangs that capacity is kept for in this way, at most.
 const GANGS_MAX: usize = 64;
 
-/// How long it is kept beyond the minimum runs that it waits for: by then the next search for room has come.
+/// How long it is kept beyond the minimum runs that it waits for: by then the next search for capacity has come.
 const SLACK_MS: u64 = 30_000;
 
-/// Room that is kept, by the gang that waits for it, with the time until which that is.
+/// Capacity that is kept, by the gang that waits for it, with the time until which it is kept.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lent {
     kept: BTreeMap<JobId, (LogTime, Vec<(NodeId, Hold)>)>,
@@ -53,8 +53,8 @@ impl Lent {
     }
 }
 
-/// Room that there will be once gangs that may be stopped for the claimant have run for the policy's minimum.
-pub(crate) struct LaterRoom {
+/// Capacity that there will be once gangs that may be preempted for the claimant have run for the policy's minimum.
+pub(crate) struct LaterCapacity {
     /// The state without them.
     pub(crate) forecast: Forecast,
     /// Where the claimant would go.
@@ -70,8 +70,8 @@ impl Future {
         self.holds = None;
     }
 
-    /// Keeps the room of a gang within nominal until it can take all of it back.
-    pub(crate) fn keep_back(&mut self, job: JobId, spec: &JobSpec, later: &LaterRoom) {
+    /// Keeps capacity for a gang within nominal until it can take all of it back.
+    pub(crate) fn keep_back(&mut self, job: JobId, spec: &JobSpec, later: &LaterCapacity) {
         if self.lent.kept.len() >= GANGS_MAX && !self.lent.kept.contains_key(&job) {
             return;
         }

@@ -1,25 +1,25 @@
-//! What of the fleet is kept for later: reservations of gangs that wait, and windows.
+//! The parts of the fleet that are kept for later: reservations of gangs that wait, and windows.
 //!
 //! A reservation is capacity promised to a future start: nodes, with what the gang takes of each, and quota. It
 //! is no record. The leader remembers it from pass to pass, so that it keeps its nodes; a new leader makes it
 //! from the state, and so do explanations on the other replicas.
 //!
-//! Others may use its nodes if they are expected, at nine chances in ten, to be gone in time, until its start has
-//! slipped once: from then on nobody else gets any more of them. For a gang that is overdue, which is when it goes
-//! before all that do not wait as long, nodes beside are kept as well, as strict order would keep them: it starts on
-//! whichever are free first, and one run that lasts does not hold it up.
+//! Others may use its nodes if their expected end (p90) is early enough, until its start has slipped once: from then
+//! on nobody else gets any more of them. For a gang that is overdue, which is when it goes before all that do not wait
+//! as long, additional nodes are kept as well, as strict order would keep them: it starts on whichever are free first,
+//! and one long run does not hold it up.
 
 mod lent;
 mod quota;
 
-pub(crate) use lent::LaterRoom;
+pub(crate) use lent::LaterCapacity;
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
-use muster_planner::{Budget, Hold, Holds, Outlook, Plan, Start, Terms};
+use muster_planner::{Budget, CapacityTimeline, Hold, Holds, Plan, Start, Terms};
 use muster_policy::{expected_end, headroom, overdue_since};
 use muster_state::quota::QuotaUsage;
-use muster_state::{Forecast, JobRow, State};
+use muster_state::{Forecast, GangClass, JobRow, State};
 use muster_types::{AcceleratorRequest, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, PriorityTier};
 
 use crate::rules::planned::planned_spec;
@@ -28,7 +28,8 @@ use crate::rules::windows::is_owner;
 use lent::Lent;
 use quota::{KeptQuota, has_quota_now, is_promised_beside};
 
-type Place = (Name, Name);
+/// A cluster, by its region and name.
+type ClusterKey = (Name, Name);
 
 /// An overdue gang keeps this many times the nodes that it needs, if the cluster has them.
 const KEPT_FOR_OVERDUE: usize = 4;
@@ -50,11 +51,10 @@ pub(crate) struct Reservation {
     /// For whom.
     pub(crate) job: JobId,
     /// Where.
-    pub(crate) place: Place,
+    pub(crate) place: ClusterKey,
     /// When, on what.
     pub(crate) start: Start,
-    /// When it is expected to have ended, with nine chances in ten: those who reserve behind it count on that. None
-    /// keeps what it takes for good.
+    /// When it is expected to have ended (p90): reservations behind it rely on that. None keeps what it takes for good.
     until: Option<LogTime>,
     tier: PriorityTier,
     /// Since when it is on these nodes.
@@ -67,8 +67,8 @@ pub(crate) struct Reservation {
     overdue_since: Option<LogTime>,
     /// Whether it is kept beyond the pass.
     is_kept: bool,
-    /// What an overdue gang keeps besides.
-    beside: Vec<(NodeId, Hold)>,
+    /// What an overdue gang keeps in addition.
+    extra: Vec<(NodeId, Hold)>,
     quota: Option<KeptQuota>,
 }
 
@@ -82,15 +82,15 @@ impl Reservation {
 /// How what runs is expected to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pace {
-    /// With one chance in ten so early.
+    /// So early with a probability of 10 % (p10).
     Early,
-    /// As likely earlier as later.
+    /// As likely earlier as later (p50).
     Expected,
-    /// With nine chances in ten by then.
+    /// By then with a probability of 90 % (p90).
     Late,
 }
 
-/// What the leader remembers of reservations between two passes. It is made anew by the passes of a new leader.
+/// What the leader remembers of reservations between two passes. The passes of a new leader make it again.
 /// With it, explanations know which nodes a reservation keeps, and which have slipped. Without it they make
 /// reservations from the state.
 #[derive(Clone, Debug, Default)]
@@ -124,21 +124,20 @@ pub(crate) struct Future {
     own: Option<Reservation>,
     /// Gangs that have had their turn in this pass.
     had_turn: BTreeSet<JobId>,
-    /// Gangs that room was looked for in this pass.
+    /// How many gangs a start was looked for in this pass.
     tried: usize,
-    /// Whether one had to be left out.
+    /// Whether a gang had to be left out because there were too many.
     has_left_out: bool,
     without_start: BTreeSet<JobId>,
     /// What those ask for who were the first that could not start.
     firsts: BTreeSet<(Option<AcceleratorRequest>, Vec<Name>)>,
-    /// Those who are to have room kept during this pass, once anybody behind them could take it: until then it makes
-    /// no difference, and to foresee it costs a look at all that runs.
+    /// Gangs for which capacity is to be kept during this pass, once any gang behind them could take it: until then it
+    /// makes no difference, and to foresee it costs a look at all that runs.
     owed: Vec<JobId>,
-    /// What reservations keep of nodes; none when it is to be made anew. Windows are the planner's own to look
-    /// at.
+    /// What reservations keep of nodes; none when it is to be computed again. The planner looks at windows itself.
     holds: Option<Holds>,
     /// Made when first asked for, and kept in step with what is placed.
-    outlooks: BTreeMap<Place, Outlook>,
+    outlooks: BTreeMap<ClusterKey, CapacityTimeline>,
     /// Everything that holds devices by the time it is expected to end, for quota; made when first asked for.
     ends: Option<Vec<(LogTime, JobId)>>,
     /// The state without what is stopping, and where in the log it was made.
@@ -259,14 +258,36 @@ impl Future {
             self.holds = None;
         }
         let own = self.own.as_ref().and_then(|own| self.outlooks.get(&own.place));
-        budget.take(own.map_or(0, Outlook::walk_visits));
+        budget.take(own.map_or(0, CapacityTimeline::walk_visits));
         self.put_back();
         self.take_up(state, budget);
         self.had_turn.insert(job);
+        self.take_over(state, job);
         self.take_out(job);
     }
 
-    /// Whether room is kept for the gang whose turn it is.
+    /// Hands what is kept for a gang that has had no turn to a gang before it of the same tenant that asks for the same
+    /// and has nothing kept. The gang behind has no turn while the one before it waits. So nobody would use what is kept
+    /// for it, others would wait for that, and the one before it could wait for them, for ever.
+    fn take_over(&mut self, state: &State, job: JobId) {
+        let Some(spec) = state.spec(job) else { return };
+        if self.reservations.iter().any(|own| own.job == job) {
+            return;
+        }
+        // A class is a hash over the whole request, so it is made where everything else agrees.
+        let is_behind = |other: &&Reservation| {
+            let is_like = other.is_kept && other.tier == spec.tier && !self.had_turn.contains(&other.job);
+            let theirs = state.spec(other.job).filter(|theirs| is_like && theirs.tenant == spec.tenant);
+            theirs.is_some_and(|theirs| GangClass::of(theirs) == GangClass::of(spec))
+        };
+        let Some(other) = self.reservations.iter().find(is_behind).map(|other| other.job) else { return };
+        self.take_out(other);
+        if let Some(own) = &mut self.own {
+            own.job = job;
+        }
+    }
+
+    /// Whether capacity is kept for the gang whose turn it is.
     pub(crate) fn has_own(&self) -> bool {
         self.own.is_some()
     }
@@ -337,7 +358,7 @@ impl Future {
         let behind =
             borrowers.into_iter().filter(|other| is_promised || is_promised_beside(state, spec, other));
         let behind: BTreeSet<&Name> = behind.collect();
-        // Of two gangs of a tier that both have room kept, the one that was promised its start first goes before the
+        // Of two gangs of a tier that both have a reservation, the one that was promised its start first goes before the
         // other: each would keep the other out otherwise, for ever, once both have slipped.
         let own = self.own.as_ref().filter(|own| own.job == job && own.is_kept);
         let own = own.map(|own| (overdue.unwrap_or(LogTime(u64::MAX)), own.promised_at, job));
@@ -382,7 +403,7 @@ impl Future {
             outlook.add_holds(&mut holds, |owner| owners.contains(&owner));
         }
         for reservation in self.reservations.iter().filter(|reservation| concerns(reservation)) {
-            for (node, hold) in &reservation.beside {
+            for (node, hold) in &reservation.extra {
                 holds.add(*node, *hold);
             }
         }
@@ -403,7 +424,7 @@ impl Future {
         if own.peek().is_none() { holds } else { holds.with_open_windows(own) }
     }
 
-    /// Gangs have made room or will: what was expected of the cluster is out of date.
+    /// Gangs were or will be preempted: what was expected of the cluster is out of date.
     pub(crate) fn changed(&mut self, region: &Name, cluster: &Name) {
         let place = (region.clone(), cluster.clone());
         self.ends = None;
@@ -477,7 +498,7 @@ impl Future {
         &self.reservations
     }
 
-    /// Keeps room for a gang that waits, where it can start first, once it has the right to that: when it is
+    /// Keeps capacity for a gang that waits, where it can start first, once it has the right to that: when it is
     /// overdue; at once if its tier is above the default; and during this pass if it is the first of those that
     /// ask for the same type and cannot start. In the last case that is done when [`Future::keep_what_is_owed`] asks.
     pub(crate) fn reserve(
@@ -504,8 +525,8 @@ impl Future {
         }
     }
 
-    /// Keeps room for the first of those that could not start so far, if that was put off; whether anything may be kept
-    /// now that was not.
+    /// Keeps capacity for the first of those that could not start so far, if that was put off; whether anything may be
+    /// kept now that was not.
     pub(crate) fn keep_what_is_owed(&mut self, state: &State, budget: &mut Budget) -> bool {
         let owed = core::mem::take(&mut self.owed);
         if owed.is_empty() {
@@ -565,7 +586,7 @@ impl Future {
                 has_slipped,
                 overdue_since,
                 is_kept,
-                beside: Vec::new(),
+                extra: Vec::new(),
                 quota: None,
             },
         };
@@ -573,9 +594,9 @@ impl Future {
         reservation.until = Some(reservation.start.at.plus_ms(row.estimate.run_high_ms.max(1)));
         reservation.overdue_since = overdue_since;
         reservation.quota = None;
-        reservation.beside = Vec::new();
+        reservation.extra = Vec::new();
         if overdue_since.is_some() {
-            reservation.beside = self.beside(state, spec, row, &reservation, budget);
+            reservation.extra = self.extra_nodes(state, spec, row, &reservation, budget);
         }
         self.install(state, reservation, budget);
     }
@@ -614,9 +635,9 @@ impl Future {
         fresh.at.plus_ms(HOP_MS.max(left / 4)) >= own.start.at
     }
 
-    /// The nodes that an overdue gang keeps besides those of its start. Where it is quota that it waits for,
+    /// The nodes that an overdue gang keeps in addition to those of its start. Where it is quota that it waits for,
     /// nodes are of no use to it.
-    fn beside(
+    fn extra_nodes(
         &mut self,
         state: &State,
         spec: &JobSpec,
@@ -641,8 +662,8 @@ impl Future {
         })
     }
 
-    /// Gives a gang the room where it can start first, until it is expected to end, for estimates of who
-    /// starts when.
+    /// Gives a gang the capacity where it can start first, until it is expected to end, for estimates of when each
+    /// gang starts.
     pub(crate) fn expect_start(
         &mut self,
         state: &State,
@@ -672,7 +693,7 @@ impl Future {
             has_slipped,
             overdue_since: None,
             is_kept: false,
-            beside: Vec::new(),
+            extra: Vec::new(),
             quota: None,
         };
         self.install(state, reservation, budget);
@@ -685,12 +706,12 @@ impl Future {
         spec: &JobSpec,
         row: &JobRow,
         budget: &mut Budget,
-    ) -> Option<(Place, Start)> {
+    ) -> Option<(ClusterKey, Start)> {
         let now = self.now;
         // Reservations are in the outlook itself; of windows the tenant's own are open.
         let own = Future::of(now).holds_for(state, &spec.tenant);
         let lanes = self.lanes(state, spec, budget);
-        let mut best: Option<(Place, Start)> = None;
+        let mut best: Option<(ClusterKey, Start)> = None;
         for place in places(state, spec) {
             let outlook = self.outlook(state, &place, budget);
             let found = with_terms(state, now, spec, row, &own, |terms| {
@@ -704,10 +725,11 @@ impl Future {
         best
     }
 
-    fn outlook(&mut self, state: &State, place: &Place, budget: &mut Budget) -> &Outlook {
+    fn outlook(&mut self, state: &State, place: &ClusterKey, budget: &mut Budget) -> &CapacityTimeline {
         let (now, pace, reservations) = (self.now, self.pace, &self.reservations);
         self.outlooks.entry(place.clone()).or_insert_with(|| {
-            let mut outlook = Outlook::new(state, &place.0, &place.1, releases(state, place, now, pace));
+            let mut outlook =
+                CapacityTimeline::new(state, &place.0, &place.1, releases(state, place, now, pace));
             budget.take(outlook.visits());
             for reservation in reservations.iter().filter(|r| r.place == *place) {
                 budget.take(outlook.walk_visits());
@@ -721,7 +743,7 @@ impl Future {
     }
 }
 /// Gangs in a cluster with the times they are expected to end.
-fn releases(state: &State, place: &Place, now: LogTime, pace: Pace) -> Vec<(LogTime, JobId)> {
+fn releases(state: &State, place: &ClusterKey, now: LogTime, pace: Pace) -> Vec<(LogTime, JobId)> {
     let mut found = Vec::new();
     for (_, job) in state.ends(&place.0, &place.1) {
         let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
@@ -751,8 +773,8 @@ fn at_pace(row: &JobRow, expected: LogTime, now: LogTime, pace: Pace) -> LogTime
 }
 
 /// Clusters that a job may use.
-fn places(state: &State, spec: &JobSpec) -> Vec<Place> {
-    let mut found: Vec<Place> = Vec::new();
+fn places(state: &State, spec: &JobSpec) -> Vec<ClusterKey> {
+    let mut found: Vec<ClusterKey> = Vec::new();
     for (key, _) in state.pools() {
         let allowed = spec.regions.is_empty() || spec.regions.contains(&key.region);
         let wanted = spec.groups.iter().any(|group| match (&group.request.accelerators, &key.kind) {

@@ -4,11 +4,11 @@
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use muster_planner::{Budget, Holds, Lane};
-use muster_state::quota::{QuotaUsage, Standing};
+use muster_state::quota::{QuotaStatus, QuotaUsage};
 use muster_state::{JobRow, State};
 use muster_types::{JobId, JobSpec, LogTime, Name};
 
-use super::{Future, Place, Reservation, releases};
+use super::{ClusterKey, Future, Reservation, releases};
 
 /// The quota of a reservation.
 #[derive(Clone, Debug)]
@@ -37,9 +37,9 @@ impl KeptQuota {
         kind: &Name,
         region: &Name,
     ) -> u64 {
-        let beside = self.usage.room(capacity, tenant, kind, region).total_milli();
-        let nominal = |without: &QuotaUsage| without.room(capacity, tenant, kind, region).nominal_milli;
-        self.without.as_ref().map_or(beside, |without| beside.max(nominal(without)))
+        let total = self.usage.headroom(capacity, tenant, kind, region).total_milli();
+        let nominal = |without: &QuotaUsage| without.headroom(capacity, tenant, kind, region).nominal_milli;
+        self.without.as_ref().map_or(total, |without| total.max(nominal(without)))
     }
 
     /// Whether it takes devices of a type.
@@ -69,7 +69,7 @@ const ENDS_PER_VISIT: u64 = 16;
 type Change = fn(&mut QuotaUsage, &Name, &Name, &Name, u64);
 
 impl Future {
-    /// Leaves a tenant what it may use of quota beside a reservation.
+    /// Leaves a tenant what it may use of quota in addition to a reservation.
     pub(super) fn keep_quota(
         &self,
         state: &State,
@@ -126,15 +126,15 @@ impl Future {
             .map(|(at, quota)| (at, quota.left_for(&capacity, &spec.tenant, kind, region)))
             .collect();
         closed.sort_unstable();
-        let room = |usage: &QuotaUsage, closed: &[(LogTime, u64)]| {
-            let left = usage.room(capacity, &spec.tenant, kind, region).total_milli();
+        let headroom = |usage: &QuotaUsage, closed: &[(LogTime, u64)]| {
+            let left = usage.headroom(capacity, &spec.tenant, kind, region).total_milli();
             closed.iter().fold(left, |left, (_, most)| left.min(*most))
         };
         let mut takes = self.quota_events(kind);
         takes.sort_unstable_by_key(|(at, takes, reservation)| (*at, *takes, reservation.job));
         let mut takes = takes.into_iter().peekable();
         let mut ends = self.ends.iter().flatten().copied().peekable();
-        let mut steps = alloc::vec![(self.now, room(&usage, &closed))];
+        let mut steps = alloc::vec![(self.now, headroom(&usage, &closed))];
         let mut looked_at = 0;
         loop {
             let last = steps.last().map_or(0, |(_, milli)| *milli);
@@ -160,7 +160,7 @@ impl Future {
                 is_changed = true;
             }
             if is_changed {
-                let milli = room(&usage, &closed);
+                let milli = headroom(&usage, &closed);
                 if milli != last {
                     steps.push((at, milli));
                 }
@@ -222,7 +222,7 @@ impl Future {
         let mut borrows = false;
         for (kind, milli) in &charge {
             usage.add(&tenant, kind, &region, *milli);
-            borrows |= matches!(usage.standing(&tenant, kind, &region), Standing::Borrowing { .. });
+            borrows |= matches!(usage.standing(&tenant, kind, &region), QuotaStatus::Borrowing { .. });
         }
         Some(KeptQuota { tenant, region, charge, usage, without: borrows.then_some(without) })
     }
@@ -255,7 +255,7 @@ impl Future {
         if self.ends.is_some() {
             return;
         }
-        let mut clusters: Vec<Place> = Vec::new();
+        let mut clusters: Vec<ClusterKey> = Vec::new();
         for (key, _) in state.pools() {
             if clusters.last().is_none_or(|last| last.0 != key.region || last.1 != key.cluster) {
                 clusters.push((key.region.clone(), key.cluster.clone()));
@@ -313,8 +313,8 @@ fn flavours<'a>(state: &'a State, spec: &JobSpec) -> BTreeSet<(&'a Name, &'a Nam
     pools.filter(|(kind, region)| accepts(kind) && allowed(region)).collect()
 }
 
-/// Whether a job would be within nominal where its tenant and another one part, at the cost of lower tiers of its own
-/// tenant if need be. What others borrow of that makes no difference: it can be taken back.
+/// Whether a job would be within nominal where its tenant and another one part, if need be at the cost of its tenant's
+/// lower tiers. What others borrow of that makes no difference: it can be taken back.
 pub(super) fn is_promised_beside(state: &State, spec: &JobSpec, other: &Name) -> bool {
     let need = spec.device_milli();
     let keeps = |usage: &QuotaUsage| {
@@ -329,7 +329,7 @@ pub(super) fn is_promised_beside(state: &State, spec: &JobSpec, other: &Name) ->
 /// Whether the limits of its tenant, and of those above, would let a job start now, were there devices enough.
 pub(super) fn has_quota_now(state: &State, spec: &JobSpec) -> bool {
     let capacity = |_: &Name, _: Option<&Name>| u64::MAX;
-    let room = |(kind, region)| state.quota_usage().room(capacity, &spec.tenant, kind, region);
+    let headroom = |(kind, region)| state.quota_usage().headroom(capacity, &spec.tenant, kind, region);
     let need = spec.device_milli();
-    need == 0 || flavours(state, spec).into_iter().any(|flavour| room(flavour).total_milli() >= need)
+    need == 0 || flavours(state, spec).into_iter().any(|flavour| headroom(flavour).total_milli() >= need)
 }

@@ -4,4 +4,5 @@ pub(crate) mod pass;
 pub(crate) mod requests;
 pub(crate) mod rotation;
 pub(crate) mod searches;
+pub(crate) mod starts;
 pub(crate) mod sweep;

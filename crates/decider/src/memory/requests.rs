@@ -65,16 +65,16 @@ impl Requests {
             return Ok(());
         }
         let named: BTreeSet<&Name> = tenants.into_iter().map(|tenant| counted(policy, tenant)).collect();
-        let room = state.parameters().requests_held_max.saturating_sub(state.requests_count() as u64);
+        let free = state.parameters().requests_held_max.saturating_sub(state.requests_count() as u64);
         // Far below the bound nobody is asked.
-        let is_scarce = room < state.parameters().requests_held_max / 2;
+        let is_scarce = free < state.parameters().requests_held_max / 2;
         let mut levels: Vec<(Name, u64)> = Vec::new();
         for tenant in &named {
             if let Some(limit) = policy.limits(tenant).requests_per_minute {
                 levels.push(((*tenant).clone(), self.check_rate(tenant, limit, now)?));
             }
             if is_scarce {
-                self.check_share(tenant, room, now)?;
+                self.check_share(tenant, free, now)?;
             }
         }
         for (tenant, level) in levels {
@@ -106,22 +106,22 @@ impl Requests {
     }
 
     /// Whether more request ids are free than the tenant has taken recently.
-    fn check_share(&mut self, tenant: &Name, room: u64, now: LogTime) -> Result<(), Refusal> {
+    fn check_share(&mut self, tenant: &Name, free: u64, now: LogTime) -> Result<(), Refusal> {
         let oldest = (now.0 / MINUTE_MS).saturating_sub(MINUTES_COUNTED as u64);
         let minutes = self.minutes.iter().filter(|(minute, _)| *minute >= oldest);
         let own: u64 = minutes.filter_map(|(_, counts)| counts.get(tenant)).sum();
-        if own < room {
+        if own < free {
             return Ok(());
         }
         let text = format!(
-            "tenant {tenant} has made {own} recent requests whose ids are remembered, and {room} ids are free: these are kept for \
+            "tenant {tenant} has made {own} recent requests whose ids are remembered, and {free} ids are free: these are kept for \
              other tenants; try again later"
         );
         Err(Refusal::new(RefusalCode::StateFull, text)
             .with("limit", "requests_held_share")
             .with("tenant", tenant)
             .with("held", own)
-            .with("held_max", room)
+            .with("held_max", free)
             .with("retry_after_ms", 5_000))
     }
 

@@ -1,7 +1,7 @@
-//! What passes over the pending queue leave for each other, so that whoever is behind a limit of one pass has
+//! What passes over the pending queue leave for each other, so that a gang that is behind a limit of one pass has
 //! a turn in a later one: how far each tenant's requests were looked at, what those who wait could use, and who grew
-//! last. Searches for gangs that make room have a memory of their own, because what happens between passes is part of
-//! it: [`super::searches`].
+//! last. Searches for gangs to preempt have a separate memory, because what happens between passes is part of it:
+//! [`super::searches`].
 //!
 //! Kept by the leader alone and in no record: a new leader begins without, and everybody has a turn again.
 
@@ -92,5 +92,5 @@ impl WantedPools {
 fn has_quota(state: &State, tenant: &Name, pool: &PoolKey) -> bool {
     let Some(kind) = pool.kind.as_ref().filter(|_| state.has_quotas()) else { return true };
     let capacity = |kind: &Name, region: Option<&Name>| state.registered_milli(kind, region);
-    state.quota_usage().room(capacity, tenant, kind, &pool.region).total_milli() > 0
+    state.quota_usage().headroom(capacity, tenant, kind, &pool.region).total_milli() > 0
 }

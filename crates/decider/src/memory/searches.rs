@@ -1,4 +1,4 @@
-//! Searches for gangs that could make room: which were in vain, what has changed since, and who is next.
+//! Searches for gangs to preempt: which were in vain, what has changed since, and which request is next.
 //!
 //! A search looks at every host that could take a gang, so a pass makes few of them, and none twice for nothing:
 //!
@@ -63,7 +63,7 @@ struct InVain {
 /// See the module.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Searches {
-    /// Rises with every change that may let a gang fit somewhere, or another make room for it.
+    /// Rises with every change that may let a gang fit somewhere, or another be preempted for it.
     version: u64,
     /// The version at which a change was last not of single hosts.
     general: u64,
@@ -83,7 +83,7 @@ impl Searches {
         (spec.tier, asks, GangClass::of(spec))
     }
 
-    /// What a decision changes for those who wait for room. `state` is the one behind it.
+    /// What a decision changes for gangs that wait for capacity. `state` is the one behind it.
     pub(crate) fn note(&mut self, state: &State, decision: &Decision) {
         match decision {
             Decision::WorkersReported { node, updates, .. } => {
@@ -104,8 +104,13 @@ impl Searches {
                     self.change_all();
                 }
             }
-            // These bring no room, and who was placed may not be stopped at once.
+            // These free no capacity, and a gang that was placed may not be stopped at once.
             Decision::JobsSubmitted { .. }
+            | Decision::ArraysSubmitted { .. }
+            | Decision::ArrayMembersCreated { .. }
+            | Decision::ArrayReleased { .. }
+            | Decision::ArrayMembersFailed { .. }
+            | Decision::ArraysControlled { .. }
             | Decision::JobContractsSet { .. }
             | Decision::JobMetadataSet { .. }
             | Decision::GangPlaced { .. }
@@ -140,7 +145,7 @@ impl Searches {
         self.by_version.clear();
     }
 
-    /// What a search for room for a request has to look at.
+    /// What a search for capacity for a request has to look at.
     pub(crate) fn look(&self, claim: &Claim, spec: &JobSpec, now: LogTime) -> Look {
         let Some(known) = self.in_vain.get(claim) else { return Look::Everywhere };
         if self.general > known.version || now.since_ms(known.at) >= SEARCH_AGAIN_MS {

@@ -15,11 +15,11 @@ pub(crate) struct Sweep {
     /// When it began; none before the first.
     began: Option<LogTime>,
     /// The host to continue with; `None` when all have been looked at.
-    next: Option<Place>,
+    next: Option<HostPosition>,
 }
 
 /// A host among all of them, in the order in which they are looked at.
-pub(crate) type Place = (PoolKey, RackKey, NodeId);
+pub(crate) type HostPosition = (PoolKey, RackKey, NodeId);
 
 impl Sweep {
     /// The sweep to continue, or a new one when it is due; `None` when there is nothing to do.
@@ -39,12 +39,12 @@ impl Sweep {
     }
 
     /// The host to continue with; `None` when all have been looked at.
-    pub(crate) fn next(&self) -> Option<&Place> {
+    pub(crate) fn next(&self) -> Option<&HostPosition> {
         self.next.as_ref()
     }
 
     /// The same sweep, which goes on with this host.
-    pub(crate) fn with_next(self, next: Option<Place>) -> Sweep {
+    pub(crate) fn with_next(self, next: Option<HostPosition>) -> Sweep {
         Sweep { next, ..self }
     }
 }

@@ -1,7 +1,7 @@
 //! Gangs that move away from nodes which are drained.
 
 use alloc::vec::Vec;
-use muster_journal::{Decision, Promise, RearrangeCause, Stop};
+use muster_journal::{CapacityHold, Decision, RearrangeCause, Stop};
 use muster_planner::{Budget, Verdict, plan};
 use muster_state::{Forecast, State};
 use muster_types::{JobId, NodeId};
@@ -17,7 +17,7 @@ use crate::speculation::Speculation;
 const MOVED_MAX: usize = 16;
 
 /// Moves gangs away from nodes that are drained, those that lose least by it: they have saved their work and
-/// find room elsewhere now. The others end by themselves, or at the deadline.
+/// fit elsewhere now. The others end by themselves, or at the deadline.
 pub(super) fn move_drained(speculation: &mut Speculation, future: &Future, budget: &mut Budget) {
     let now = speculation.now();
     let state = speculation.state();
@@ -45,7 +45,7 @@ pub(super) fn move_drained(speculation: &mut Speculation, future: &Future, budge
             with_terms(&forecast, now, &spec, &row, &holds, |terms| plan(&forecast, &spec, terms, budget));
         let Verdict::Fits(found) = verdict else { continue };
         let stops = alloc::vec![Stop { job, token, cause: RearrangeCause::Drained { node } }];
-        let promises = alloc::vec![Promise { job, workers: found.workers }];
+        let promises = alloc::vec![CapacityHold { job, workers: found.workers }];
         speculation.push(Decision::Rearranged { stops, promises });
         moved += 1;
     }

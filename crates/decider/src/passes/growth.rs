@@ -2,7 +2,7 @@
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-use muster_journal::{Decision, Promise, RearrangeCause, WorkerSlot};
+use muster_journal::{CapacityHold, Decision, RearrangeCause, WorkerSlot};
 use muster_planner::{Budget, Verdict, plan};
 use muster_policy::resumes;
 use muster_state::{Forecast, JobRow, PoolKey, State};
@@ -10,7 +10,7 @@ use muster_types::{JobId, LogTime};
 
 use crate::future::Future;
 use crate::memory::rotation::{PassMemory, WantedPools};
-use crate::passes::rearrange::stop;
+use crate::passes::preemption::stop;
 use crate::rules::planned::planned_spec;
 use crate::rules::terms::with_terms;
 use crate::speculation::Speculation;
@@ -18,7 +18,7 @@ use crate::speculation::Speculation;
 /// Gangs that one pass lets grow.
 const GROWN_MAX: usize = 4;
 
-/// Gangs that one pass looks for more room for.
+/// Gangs that one pass looks for more capacity for.
 const TRIED_MAX: usize = 16;
 
 /// Doublings of the time that a gang runs undisturbed before it grows, at most.
@@ -43,7 +43,7 @@ pub(super) fn grow(
         let state = speculation.state();
         let Some(workers) = larger(state, future, wanted, job, now, budget) else { continue };
         let stops = alloc::vec![stop(state, job, RearrangeCause::Resized)];
-        let promises = alloc::vec![Promise { job, workers }];
+        let promises = alloc::vec![CapacityHold { job, workers }];
         speculation.push(Decision::Rearranged { stops, promises });
         grown += 1;
     }
@@ -57,7 +57,7 @@ fn next_to_grow(state: &State, last: Option<JobId>, now: LogTime) -> Vec<JobId> 
     next.into_iter().chain(others).take(TRIED_MAX).collect()
 }
 
-/// Whether a gang has run for the minimum, doubled for each time that it made room: one that short jobs of a
+/// Whether a gang has run for the minimum, doubled for each time that it was preempted: one that short jobs of a
 /// higher tier shrink again and again does not restart for what it would lose at once.
 fn has_settled(state: &State, row: &JobRow, now: LogTime) -> bool {
     let rules = &state.policy().policy.preemption;

@@ -1,9 +1,9 @@
 //! Passes over the pending queue: which gangs are placed, preempted, moved, or grown.
 
-mod asking;
+mod claimant;
 mod drained;
 mod growth;
-mod rearrange;
+mod preemption;
 pub(crate) mod schedule;
 pub(crate) mod turns;
 mod ways;

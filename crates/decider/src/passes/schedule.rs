@@ -11,11 +11,12 @@ use crate::future::Future;
 use crate::memory::pass::UnfinishedPass;
 use crate::memory::searches::Searches;
 use crate::passes::turns::renew_turns;
-use crate::passes::{drained, growth, rearrange};
+use crate::passes::{drained, growth, preemption};
 use crate::round::ROUND_BYTES_SOFT;
 use crate::rules::planned::{choices, planned_spec, with_spares};
 use crate::rules::terms::{QuotaPart, with_terms, with_terms_of};
-use crate::settle::job::settle_left_over;
+use crate::settle::array::fill_arrays;
+use crate::settle::job::advance_arrays;
 use crate::speculation::Speculation;
 
 /// How a pass over the queue ended.
@@ -38,7 +39,7 @@ pub fn schedule(speculation: &mut Speculation, budget: &mut Budget) -> Pass {
     if speculation.is_recovering() {
         return Pass::Complete { placed: 0 };
     }
-    if !settle_left_over(speculation) || !renew_turns(speculation) {
+    if !advance_arrays(speculation) || !renew_turns(speculation) {
         return Pass::Interrupted { placed: 0 };
     }
     let mut pass = speculation.take_pass();
@@ -62,7 +63,7 @@ pub fn schedule(speculation: &mut Speculation, budget: &mut Budget) -> Pass {
 /// What became of a gang whose turn it was.
 enum Outcome {
     Placed,
-    PromisedRoom,
+    PromisedCapacity,
     Waits,
     /// It does not fit within nominal now, and may yet fit by borrowing.
     MayBorrow,
@@ -87,9 +88,11 @@ fn walk(speculation: &mut Speculation, pass: &mut UnfinishedPass, budget: &mut B
         match offer(speculation, pass, &candidate, budget) {
             Outcome::Placed => {
                 placed += 1;
+                // The next members of its array have their turn before the jobs behind them.
+                fill_arrays(speculation);
                 pass.line().placed(speculation.state(), &candidate);
             }
-            Outcome::PromisedRoom => pass.line().placed(speculation.state(), &candidate),
+            Outcome::PromisedCapacity => pass.line().placed(speculation.state(), &candidate),
             // A gang that a whole budget is too small for would stop every pass at itself.
             Outcome::OutOfBudget if !is_first => {
                 pass.line().put_back(speculation.state(), candidate);
@@ -115,7 +118,7 @@ fn offer(
     speculation.refresh_valuation();
     let state = speculation.state();
     let job = candidate.turn.job;
-    let row = state.job(job).expect("a job in line has a row").clone();
+    let row = state.job(job).expect("a pending job has a row").clone();
     // Where its checkpoints cannot be read it would begin again.
     let Some(spec) = planned_spec(state, job) else { return Outcome::Waits };
     if state.running_limit_reached(&spec.tenant).is_some() {
@@ -140,11 +143,11 @@ fn offer(
     }
     // What it can have by borrowing is asked for before anybody is stopped for it; what it is promised, right away if
     // there is nothing for it to borrow.
-    let room = headroom(speculation.state(), &spec);
-    if candidate.within_nominal && room.may_borrow {
+    let quota_left = headroom(speculation.state(), &spec);
+    if candidate.within_nominal && quota_left.may_borrow {
         let state = speculation.state();
-        let mut may_borrow = !room.is_promised || offer.may_borrow(speculation, pass.future(), budget);
-        if may_borrow && room.is_promised && pass.future().keep_what_is_owed(state, budget) {
+        let mut may_borrow = !quota_left.is_promised || offer.may_borrow(speculation, pass.future(), budget);
+        if may_borrow && quota_left.is_promised && pass.future().keep_what_is_owed(state, budget) {
             may_borrow = offer.may_borrow(speculation, pass.future(), budget);
         }
         if may_borrow {
@@ -168,14 +171,14 @@ struct Offer<'a> {
 
 /// What there is for a gang now.
 enum Found {
-    /// It can be placed so; beside its workers are spares, if any.
+    /// It can be placed so; spares, if any, are among its workers.
     Place(Vec<WorkerSlot>),
     Nothing,
     OutOfBudget,
 }
 
 impl Offer<'_> {
-    /// Where the gang can go now, beside what is kept for others.
+    /// Where the gang can go now, outside of what is kept for others.
     fn find(&self, speculation: &Speculation, future: &mut Future, budget: &mut Budget) -> Found {
         let Offer { job, spec, row, quota } = *self;
         let (state, valuation) = (speculation.state(), speculation.valuation());
@@ -235,7 +238,7 @@ impl Offer<'_> {
         !matches!(verdict, Verdict::Waits)
     }
 
-    /// Has other gangs make room, if this pass still searches. `None` when they make no room now.
+    /// Preempts other gangs, if this pass still searches. `None` when none of them is preempted now.
     fn ask_others(
         &self,
         speculation: &mut Speculation,
@@ -245,19 +248,20 @@ impl Offer<'_> {
         let Offer { job, spec, row, .. } = *self;
         let claim = Searches::claim(speculation.state(), spec);
         let kind = pass.may_search(speculation.searches(), &claim)?;
-        match rearrange::make_room(speculation, (job, spec, row), claim.clone(), pass.future(), budget) {
-            rearrange::Room::Promised { places } => {
+        match preemption::claim_capacity(speculation, (job, spec, row), claim.clone(), pass.future(), budget)
+        {
+            preemption::PreemptOutcome::Promised { places } => {
                 pass.future().placed(speculation.state(), job);
                 for (region, cluster) in places {
                     pass.future().changed(&region, &cluster);
                 }
-                return Some(Outcome::PromisedRoom);
+                return Some(Outcome::PromisedCapacity);
             }
             // What it waits for comes within the time that those take to stop.
-            rearrange::Room::Coming => return Some(Outcome::Waits),
-            rearrange::Room::OutOfBudget => return Some(Outcome::OutOfBudget),
-            rearrange::Room::NobodyToAsk => {}
-            rearrange::Room::NotEnough => pass.searched_in_vain(&claim, kind),
+            preemption::PreemptOutcome::Coming => return Some(Outcome::Waits),
+            preemption::PreemptOutcome::OutOfBudget => return Some(Outcome::OutOfBudget),
+            preemption::PreemptOutcome::NobodyToAsk => {}
+            preemption::PreemptOutcome::NotEnough => pass.searched_in_vain(&claim, kind),
         }
         None
     }

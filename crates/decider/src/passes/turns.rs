@@ -8,7 +8,7 @@ use muster_types::{JobId, QueueKey, limits};
 use crate::round::ROUND_BYTES_SOFT;
 use crate::speculation::Speculation;
 
-/// Gives waiting bursts the turns that a changed policy and what was learned make for them, a record at a
+/// Gives pending submission groups the turns that a changed policy and what was learned make for them, a record at a
 /// time; whether that is done.
 pub(crate) fn renew_turns(speculation: &mut Speculation) -> bool {
     let now = speculation.now();
@@ -17,24 +17,24 @@ pub(crate) fn renew_turns(speculation: &mut Speculation) -> bool {
             return false;
         }
         let state = speculation.state();
-        let mut bursts: Vec<(JobId, QueueKey)> = Vec::new();
+        let mut groups: Vec<(JobId, QueueKey)> = Vec::new();
         let mut next = None;
-        for burst in state.bursts_from(from) {
-            if bursts.len() == limits::TURNS_CHANGED_MAX {
-                next = Some(burst);
+        for group in state.bursts_from(from) {
+            if groups.len() == limits::TURNS_CHANGED_MAX {
+                next = Some(group);
                 break;
             }
-            let renewed = burst_turn(state, burst, now).filter(|turn| state.turn_of(burst) != Some(*turn));
-            bursts.extend(renewed.map(|turn| (burst, turn)));
+            let renewed = burst_turn(state, group, now).filter(|turn| state.turn_of(group) != Some(*turn));
+            groups.extend(renewed.map(|turn| (group, turn)));
         }
-        if !bursts.is_empty() {
-            speculation.push(Decision::TurnsChanged { bursts });
+        if !groups.is_empty() {
+            speculation.push(Decision::TurnsChanged { bursts: groups });
         }
         speculation.set_stale_turns(next);
     }
-    let bursts = speculation.changed_turns();
-    if !bursts.is_empty() {
-        speculation.push(Decision::TurnsChanged { bursts });
+    let groups = speculation.changed_turns();
+    if !groups.is_empty() {
+        speculation.push(Decision::TurnsChanged { bursts: groups });
     }
     true
 }

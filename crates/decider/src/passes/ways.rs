@@ -2,24 +2,24 @@
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
-use muster_planner::{Budget, Harm, ReliefQuestion, ReliefVerdict, Terms, needs_one_host, relief};
+use muster_planner::{Budget, PreemptionCost, ReliefQuestion, ReliefVerdict, Terms, needs_one_host, relief};
 use muster_policy::{Costing, has_victims};
 use muster_state::{Forecast, PoolKey, State};
 use muster_types::{JobId, Name, NodeId, PriorityTier};
 
 use crate::memory::searches::Look;
-use crate::passes::asking::{Asking, Means, Spent};
+use crate::passes::claimant::{Claimant, Means, Spent};
 use crate::rules::terms::with_terms;
 
 /// Gangs that may be asked, up to which only their hosts are looked at.
 const FEW_GANGS_MAX: usize = 128;
 
 /// Gangs that would stop together, and what that costs.
-type Set = (Harm, Vec<JobId>);
+type Set = (PreemptionCost, Vec<JobId>);
 
-/// A search for gangs that make room.
+/// A search for gangs to preempt.
 pub(super) struct Ways<'s, 'a> {
-    asking: &'s Asking<'a>,
+    claimant: &'s Claimant<'a>,
     means: Means,
     /// Gangs that are not asked: they were found not to do.
     passed_over: &'s BTreeSet<JobId>,
@@ -28,16 +28,16 @@ pub(super) struct Ways<'s, 'a> {
 
 impl<'s, 'a> Ways<'s, 'a> {
     pub(super) fn new(
-        asking: &'s Asking<'a>,
+        claimant: &'s Claimant<'a>,
         means: Means,
         passed_over: &'s BTreeSet<JobId>,
     ) -> Ways<'s, 'a> {
-        Ways { asking, means, passed_over, costing: Costing::new(asking.cover, asking.now) }
+        Ways { claimant, means, passed_over, costing: Costing::new(claimant.cover, claimant.now) }
     }
 
     /// The cheapest sets of gangs without whom the claimant would fit, least harm first.
     pub(super) fn find(&self, budget: &mut Budget) -> Result<Vec<Vec<JobId>>, Spent> {
-        let state = self.asking.state;
+        let state = self.claimant.state;
         let mut found = self.on_hosts(state, &BTreeSet::new(), true, &|job| self.harm(job), budget)?;
         if found.is_empty() && state.has_quotas() && self.means != Means::Move {
             for pool in self.short_of_quota() {
@@ -49,14 +49,14 @@ impl<'s, 'a> Ways<'s, 'a> {
         Ok(found.into_iter().map(|(_, stops)| stops).collect())
     }
 
-    /// What it costs that a gang makes room; none when it may not be asked.
-    fn harm(&self, job: JobId) -> Option<Harm> {
-        let may = self.asking.may_ask(job, self.asking.state.quota_usage(), self.means);
+    /// What the preemption of a gang costs; none when it may not be preempted.
+    fn harm(&self, job: JobId) -> Option<PreemptionCost> {
+        let may = self.claimant.may_ask(job, self.claimant.state.quota_usage(), self.means);
         if !may || self.passed_over.contains(&job) {
             return None;
         }
         let cost = self.costing.of(job)?;
-        Some(Harm::new(cost.rank, cost.amount))
+        Some(PreemptionCost::new(cost.rank, cost.amount))
     }
 
     /// The cheapest sets by where they are, in a state in which some are gone already.
@@ -65,11 +65,11 @@ impl<'s, 'a> Ways<'s, 'a> {
         state: &State,
         gone: &BTreeSet<JobId>,
         heeds_quota: bool,
-        harm_of: &dyn Fn(JobId) -> Option<Harm>,
+        harm_of: &dyn Fn(JobId) -> Option<PreemptionCost>,
         budget: &mut Budget,
     ) -> Result<Vec<Set>, Spent> {
-        let Asking { spec, row, now, holds, .. } = *self.asking;
-        let few = match self.asking.look {
+        let Claimant { spec, row, now, holds, .. } = *self.claimant;
+        let few = match self.claimant.look {
             Look::Only(changed) => Some(changed.clone()),
             Look::Everywhere | Look::Nowhere => self.few_hosts(),
         };
@@ -92,7 +92,7 @@ impl Ways<'_, '_> {
     /// The hosts of everybody who may be asked, where these are few and the claimant needs one host: then the
     /// others are not looked at.
     fn few_hosts(&self) -> Option<BTreeSet<NodeId>> {
-        let Asking { state, spec, .. } = *self.asking;
+        let Claimant { state, spec, .. } = *self.claimant;
         let rules = &state.policy().policy.preemption;
         let takes_back = rules.reclaim_borrowed && state.has_quotas();
         let tier = match self.means {
@@ -116,7 +116,7 @@ impl Ways<'_, '_> {
 impl Ways<'_, '_> {
     /// Types and regions in which quota leaves less than the claimant needs.
     fn short_of_quota(&self) -> BTreeSet<(Name, Name)> {
-        let Asking { state, spec, .. } = *self.asking;
+        let Claimant { state, spec, .. } = *self.claimant;
         let mut found = BTreeSet::new();
         for (key, _) in state.pools() {
             let Some(kind) = &key.kind else { continue };
@@ -131,7 +131,7 @@ impl Ways<'_, '_> {
 
     fn room_milli(&self, state: &State, (kind, region): &(Name, Name)) -> u64 {
         let capacity = |kind: &Name, region: Option<&Name>| state.registered_milli(kind, region);
-        state.quota_usage().room(capacity, &self.asking.spec.tenant, kind, region).total_milli()
+        state.quota_usage().headroom(capacity, &self.claimant.spec.tenant, kind, region).total_milli()
     }
 
     /// Either those who leave quota are looked for on the hosts, or quota is made first and the hosts are
@@ -142,9 +142,9 @@ impl Ways<'_, '_> {
         found: &mut Vec<Set>,
         budget: &mut Budget,
     ) -> Result<(), Spent> {
-        let state = self.asking.state;
+        let state = self.claimant.state;
         let leave = self.who_leave_quota(pool, budget)?;
-        let of: BTreeMap<JobId, Harm> = leave.iter().map(|(harm, job)| (*job, *harm)).collect();
+        let of: BTreeMap<JobId, PreemptionCost> = leave.iter().map(|(harm, job)| (*job, *harm)).collect();
         let harm_of = |job: JobId| of.get(&job).copied();
         for (harm, stops) in self.on_hosts(state, &BTreeSet::new(), false, &harm_of, budget)? {
             let mut forecast = Forecast::new(state);
@@ -155,7 +155,7 @@ impl Ways<'_, '_> {
         }
         let mut forecast = Forecast::new(state);
         let Some(first) = self.make_quota(&mut forecast, pool, &leave, &[]) else { return Ok(()) };
-        if self.asking.plan_on(&forecast, budget)?.is_some() {
+        if self.claimant.plan_on(&forecast, budget)?.is_some() {
             found.push(first);
             return Ok(());
         }
@@ -167,8 +167,12 @@ impl Ways<'_, '_> {
     }
 
     /// Gangs whose end leaves the claimant more quota, least harm first.
-    fn who_leave_quota(&self, pool: &(Name, Name), budget: &mut Budget) -> Result<Vec<(Harm, JobId)>, Spent> {
-        let Asking { state, spec, .. } = *self.asking;
+    fn who_leave_quota(
+        &self,
+        pool: &(Name, Name),
+        budget: &mut Budget,
+    ) -> Result<Vec<(PreemptionCost, JobId)>, Spent> {
+        let Claimant { state, spec, .. } = *self.claimant;
         if !has_victims(state, spec) {
             return Ok(Vec::new());
         }
@@ -211,16 +215,16 @@ impl Ways<'_, '_> {
         &self,
         forecast: &mut Forecast,
         pool: &(Name, Name),
-        leave: &[(Harm, JobId)],
+        leave: &[(PreemptionCost, JobId)],
         ended: &[JobId],
     ) -> Option<Set> {
-        let wanted = self.asking.spec.least_milli_of(&pool.0);
-        let mut set: Set = (Harm::default(), Vec::new());
+        let wanted = self.claimant.spec.least_milli_of(&pool.0);
+        let mut set: Set = (PreemptionCost::default(), Vec::new());
         for (harm, job) in leave.iter().filter(|(_, job)| !ended.contains(job)) {
             if self.room_milli(forecast, pool) >= wanted {
                 return Some(set);
             }
-            if self.asking.may_ask(*job, forecast.quota_usage(), self.means) {
+            if self.claimant.may_ask(*job, forecast.quota_usage(), self.means) {
                 forecast.end(*job);
                 set = (set.0.plus(harm), set.1);
                 set.1.push(*job);

@@ -7,11 +7,14 @@ use muster_state::State;
 use muster_types::demand::THROUGHPUT_MILLI;
 use muster_types::{JobId, JobSpec, LogTime, Refusal, RefusalCode, Submission, TaskGroup, Violation};
 
-use crate::rules::requested::{JobPath, distinct_specs};
+use crate::rules::requested::JobPath;
+
+/// Why a job has failed that was not over by its deadline.
+pub(crate) const LATE: &str = "its deadline passed before it was over";
 
 /// The end of a job that was not over by its deadline.
 pub(crate) fn finished_late(job: JobId) -> Decision {
-    let detail = String::from("its deadline passed before it was over");
+    let detail = String::from(LATE);
     Decision::JobFinished { job, outcome: Outcome::Failed { detail } }
 }
 
@@ -24,7 +27,7 @@ pub(crate) fn of_waiting(state: &State, job: JobId, now: LogTime) -> Option<Deci
 /// Refuses jobs that could not be over by their deadline even if they began at once, by what their owner expects. What
 /// was learned of others like them is not held against them.
 pub(crate) fn check(specs: &[Submission], path: JobPath, now: LogTime) -> Result<(), Refusal> {
-    for (place, spec) in distinct_specs(specs) {
+    for (place, spec) in specs.iter().enumerate() {
         let Some(deadline) = spec.deadline else { continue };
         let earliest = earliest_end(spec, now);
         if now < deadline && earliest <= deadline {

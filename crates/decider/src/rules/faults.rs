@@ -13,7 +13,7 @@ const FAULTS_MIN: u64 = 3;
 const TIMES_PEERS: u64 = 4;
 /// Nodes of its pool below which there is nobody to compare with.
 const POOL_NODES_MIN: u64 = 4;
-/// The most nodes of a pool that are kept away from work for this, one of so many; but one always may.
+/// At most one in this many nodes of a pool is kept away from work for this; but one always may be.
 const POOL_SHARE: u64 = 20;
 
 /// Why a node should be kept away from work, when jobs met faults on it more often than on its peers: hosts of the same

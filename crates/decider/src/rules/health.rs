@@ -158,7 +158,7 @@ mod tests {
         let (health, events) = after(&NodeHealth::default(), &report);
         assert_eq!((health.unusable, health.out_of_service, events.len()), (group, false, 1));
         assert_eq!(faulty(&health), (DeviceSet(2), false), "what runs on the others may end");
-        // The same again is not news; a reset of another device changes nothing, one of its own ends it.
+        // The same again is not news; a reset of another device changes nothing, a reset of this device ends it.
         let (again, events) = after(&health, &report);
         assert_eq!((&again, events.len()), (&health, 0));
         let reset =

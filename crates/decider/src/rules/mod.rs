@@ -6,6 +6,7 @@ pub(crate) mod health;
 pub(crate) mod network;
 pub(crate) mod planned;
 pub(crate) mod requested;
+pub(crate) mod share;
 pub(crate) mod terms;
 pub(crate) mod text;
 pub(crate) mod windows;

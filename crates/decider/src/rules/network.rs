@@ -20,17 +20,17 @@ fn blamed_max(nodes: u64) -> u64 {
 
 /// Nodes, and how many of them are kept away for their network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Share {
+struct NodeShare {
     nodes: u64,
     blamed: u64,
 }
 
 /// The shares of a node's pool, its fleet cluster and the fleet, itself not counted among the blamed.
-fn shares(state: &State, node: NodeId) -> Option<[Share; 3]> {
+fn shares(state: &State, node: NodeId) -> Option<[NodeShare; 3]> {
     let own = PoolKey::of(&state.node(node)?.spec);
     let levels =
         |key: &PoolKey| [*key == own, (&key.region, &key.cluster) == (&own.region, &own.cluster), true];
-    let mut shares = [Share::default(); 3];
+    let mut shares = [NodeShare::default(); 3];
     for (key, pool) in state.pools() {
         let nodes: u64 = pool.shapes.iter().map(|(_, count)| u64::from(*count)).sum();
         let counted = shares.iter_mut().zip(levels(key)).filter(|(_, counts)| *counts);
@@ -50,7 +50,7 @@ fn shares(state: &State, node: NodeId) -> Option<[Share; 3]> {
 /// Whether few enough nodes of its pool, its cluster and the fleet are kept away already.
 pub(crate) fn may_blame(state: &State, node: NodeId) -> bool {
     let Some(shares) = shares(state, node) else { return false };
-    let has_room = |share: &Share| share.blamed < blamed_max(share.nodes);
+    let has_room = |share: &NodeShare| share.blamed < blamed_max(share.nodes);
     shares[0].nodes >= limits::NETWORK_BLAMED_POOL_MIN && shares.iter().all(has_room)
 }
 

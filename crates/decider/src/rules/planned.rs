@@ -1,4 +1,5 @@
-//! What of a job's contract decides where it goes: the spec that is planned in place of the one that was submitted.
+//! The parts of a job's contract that decide where it goes: the spec that is planned in place of the one that was
+//! submitted.
 
 use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
@@ -66,7 +67,7 @@ pub(crate) fn choices(
     choices
 }
 
-/// The job as it is planned with so many spares behind its workers; none where its rules do not allow for more
+/// The job as it is planned with this number of spares behind its workers; none where its rules do not allow for more
 /// workers.
 pub(crate) fn with_spares(spec: &JobSpec, spares: u32) -> Option<JobSpec> {
     let mut draft = spec.clone().into_draft();

@@ -37,25 +37,26 @@ pub(crate) fn with_terms_of<T>(
     plan: impl FnOnce(&Terms<'_>) -> T,
 ) -> T {
     // Quota is asked once for each type and region.
-    let rooms: core::cell::RefCell<BTreeMap<(Name, Name), u64>> = core::cell::RefCell::default();
+    let known: core::cell::RefCell<BTreeMap<(Name, Name), u64>> = core::cell::RefCell::default();
     let room_milli = |pool: &PoolKey| -> u64 {
         let Some(kind) = pool.kind.as_ref().filter(|_| state.has_quotas()) else { return u64::MAX };
-        let mut rooms = rooms.borrow_mut();
-        *rooms.entry((kind.clone(), pool.region.clone())).or_insert_with(|| {
+        let mut known = known.borrow_mut();
+        *known.entry((kind.clone(), pool.region.clone())).or_insert_with(|| {
             let capacity = |kind: &Name, region: Option<&Name>| state.registered_milli(kind, region);
-            let room = state.quota_usage().room(capacity, &spec.tenant, kind, &pool.region).total_milli();
-            let room = match quota {
+            let headroom =
+                state.quota_usage().headroom(capacity, &spec.tenant, kind, &pool.region).total_milli();
+            let headroom = match quota {
                 QuotaPart::Nominal => {
                     let nominal = state.quota_usage().nominal_room_milli(&spec.tenant, kind, &pool.region);
-                    room.min(nominal.unwrap_or(0))
+                    headroom.min(nominal.unwrap_or(0))
                 }
-                QuotaPart::All => room,
+                QuotaPart::All => headroom,
             };
             // What policy must not stop is not to borrow: nobody could take it back.
             if spec.preemptible {
-                return room;
+                return headroom;
             }
-            room.min(state.fixed_room_milli(&spec.tenant, kind, &pool.region))
+            headroom.min(state.fixed_room_milli(&spec.tenant, kind, &pool.region))
         })
     };
     let own_work = |region: &Name, cluster: &Name| {

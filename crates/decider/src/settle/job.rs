@@ -5,16 +5,20 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use muster_journal::{Decision, Outcome, StopCause};
-use muster_state::{Free, JobRow, Phase, Placement, PromiseRow, RankState, State};
-use muster_types::{DependencyRule, JobId, LogTime, NodeId};
+use muster_state::{DependencyState, Free, JobRow, Phase, Placement, PromiseRow, RankState, State};
+use muster_types::{ArrayId, JobId, LogTime, NodeId};
 
 use crate::round::ROUND_BYTES_SOFT;
 use crate::rules::deadline::{self, finished_late};
 use crate::rules::windows;
+use crate::settle::array::{broken, fill_arrays, leave_dependents_of_jobs, settle_array};
 use crate::settle::quarantine;
 use crate::settle::recovery::{self, Verdict};
 use crate::settle::spares;
 use crate::speculation::Speculation;
+
+/// Jobs and arrays that are settled without a pause: most may have nothing to do, and add nothing to the round.
+const SETTLED_AT_ONCE: usize = 10_000;
 
 /// Pushes whatever the present state of the job calls for, until nothing does, and leaves those who wait
 /// for its end to be settled.
@@ -46,13 +50,12 @@ fn push(speculation: &mut Speculation, job: JobId, decision: Decision) {
     let over = matches!(decision, Decision::JobFinished { .. });
     speculation.push(decision);
     if over {
-        let dependents: Vec<JobId> = speculation.state().dependents(job).collect();
-        speculation.leave_unsettled(dependents);
+        leave_dependents_of_jobs(speculation, &[job]);
     }
 }
 
-/// Settles jobs while the round has room, and leaves the others for the rounds after it: one node
-/// can carry more gangs than one round can say the end of.
+/// Settles jobs while the round has space, up to a number, and leaves the others for the rounds after it: one node
+/// can carry more gangs than one round can record the end of.
 pub(crate) fn settle_many(speculation: &mut Speculation, jobs: Vec<JobId>) {
     speculation.leave_unsettled(jobs);
     settle_left_over(speculation);
@@ -60,11 +63,23 @@ pub(crate) fn settle_many(speculation: &mut Speculation, jobs: Vec<JobId>) {
 
 /// Goes on with what [`settle_many`] left; whether nothing is left.
 pub(crate) fn settle_left_over(speculation: &mut Speculation) -> bool {
-    while speculation.round_bytes() <= ROUND_BYTES_SOFT {
+    for _ in 0..SETTLED_AT_ONCE {
+        if speculation.round_bytes() > ROUND_BYTES_SOFT {
+            break;
+        }
+        if let Some(array) = speculation.next_unsettled_array() {
+            settle_array(speculation, array);
+            continue;
+        }
         let Some(job) = speculation.next_unsettled() else { return true };
         settle(speculation, job);
     }
     !speculation.has_unsettled()
+}
+
+/// Makes members of arrays jobs, and goes on with what [`settle_many`] left; whether nothing is left.
+pub(crate) fn advance_arrays(speculation: &mut Speculation) -> bool {
+    settle_left_over(speculation) && fill_arrays(speculation) && settle_left_over(speculation)
 }
 
 /// Settles every job that holds devices: a new leader's first act, for the case that the one before
@@ -73,8 +88,11 @@ pub fn settle_all(speculation: &mut Speculation) {
     if speculation.is_recovering() {
         return;
     }
+    speculation.leave_all_unfilled();
     let state = speculation.state();
+    let arrays: Vec<ArrayId> = state.arrays_waiting_for_others().collect();
     let held: Vec<JobId> = state.active().chain(state.promised()).chain(state.waiting_for_others()).collect();
+    speculation.leave_arrays_unsettled(arrays);
     settle_many(speculation, held);
 }
 
@@ -134,26 +152,21 @@ fn next_step(speculation: &Speculation, job: JobId) -> Option<Decision> {
     }
 }
 
-/// What follows once those a job waits for are over, or its time has come. All of them are looked at before any is
-/// waited for: a job whose dependency has failed ends at once. So what is gone from the state has done what it was
-/// waited for: nothing is pruned while a job that waits for it is still to be looked at.
+/// What follows once those that a job waits for are over, or its time has come. A job ends at once where one of them has failed, also
+/// while it waits for another. One that is gone from the state counts as one that has ended as the job asks: nothing is pruned
+/// while a job that waits for it is still to be looked at.
 fn after_waiting(state: &State, job: JobId, now: LogTime) -> Option<Decision> {
     let spec = state.spec(job)?;
     let mut waits = false;
-    for dependency in &spec.dependencies {
-        match state.job(dependency.job).map(|other| &other.phase) {
-            None | Some(Phase::Finished(Outcome::Succeeded)) => {}
-            Some(Phase::Finished(outcome)) if dependency.rule == DependencyRule::Succeeded => {
-                let other = dependency.job;
-                let how = match outcome {
-                    Outcome::Cancelled => "was cancelled",
-                    _ => "failed",
-                };
-                let detail = format!("{other} {how}, and this job waits for it to succeed");
+    let ordinal = spec.array.map(|member| member.ordinal);
+    for on in &spec.dependencies {
+        match state.dependency(on, ordinal) {
+            DependencyState::Met => {}
+            DependencyState::Waits => waits = true,
+            DependencyState::Broken(how) => {
+                let detail = broken(on, how, "this job");
                 return Some(Decision::JobFinished { job, outcome: Outcome::Failed { detail } });
             }
-            Some(Phase::Finished(_)) => {}
-            Some(_) => waits = true,
         }
     }
     let due = spec.not_before.is_none_or(|time| time <= now);
@@ -161,8 +174,8 @@ fn after_waiting(state: &State, job: JobId, now: LogTime) -> Option<Decision> {
     due.then_some(Decision::JobReleased { job })
 }
 
-/// What follows for a job that room is promised to: it is placed once all of it is free, and in line again
-/// when part of it will not come.
+/// What follows for a job that capacity is promised to: it is placed once all of it is free, and back in the pending
+/// queue when part of it will not come.
 fn after_promise(state: &State, job: JobId, promise: &PromiseRow, now: LogTime) -> Option<Decision> {
     let spec = state.spec(job)?;
     let policy = &state.policy().policy;
@@ -220,7 +233,7 @@ fn stop_cause(row: &JobRow, placement: &Placement) -> Option<StopCause> {
     })
 }
 
-/// Nothing of the gang runs any more and no failure was recorded: over, or once again.
+/// Nothing of the gang runs any more and no failure was recorded: the job is over, or it waits again.
 fn after_stop(
     job: JobId,
     row: &JobRow,

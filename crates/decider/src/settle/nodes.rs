@@ -79,7 +79,7 @@ pub(crate) fn runs(row: &JobRow) -> Option<muster_types::FencingToken> {
     matches!(row.phase, Phase::Starting | Phase::Running).then_some(placement.token)
 }
 
-/// What follows once a node is restricted otherwise: promised room there is given up, and what is overdue goes.
+/// What follows once a node's restrictions have changed: promised capacity there is given up, and what is overdue goes.
 pub(crate) fn after_restriction(speculation: &mut Speculation, node: NodeId) {
     let promised: Vec<JobId> = speculation.state().promised_on(node).collect();
     settle_many(speculation, promised);
@@ -107,7 +107,7 @@ pub(crate) fn end_repair(
         let events = Vec::new();
         at = speculation.push(Decision::NodeHealthChanged { node, policy: policy.version, health, events });
     }
-    // What was asked for has a record of its own, so that a repetition finds its answer.
+    // What was asked for has a separate record, so that a repetition finds its answer.
     if row.repair.is_some() || request.is_some() {
         at = speculation.push(Decision::NodeRepairSet { request, node, step: RepairStep::End });
     }
@@ -141,7 +141,7 @@ pub(crate) fn follow_maintenance(speculation: &mut Speculation, node: NodeId) {
     after_restriction(speculation, node);
 }
 
-/// Stops what is still on a node behind its deadline; at most so many gangs.
+/// Stops what is still on a node behind its deadline; at most `left` gangs.
 pub(crate) fn advance_drain(speculation: &mut Speculation, node: NodeId, left: &mut usize) {
     let now = speculation.now();
     let Some(row) = speculation.state().restriction(node).cloned() else { return };

@@ -1,4 +1,4 @@
-//! What becomes of a gang whose attempt has failed: once more, when and where, or over.
+//! What becomes of a gang whose attempt has failed: whether it is tried again, when and where.
 
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -28,7 +28,7 @@ struct Found {
 }
 
 /// The record of a failed attempt that is over and not recorded yet. None as well when it did not fail, or the format
-/// cannot say so.
+/// cannot express it.
 pub(super) fn failed_attempt(
     speculation: &Speculation,
     job: JobId,
@@ -142,7 +142,7 @@ fn gives_up(state: &State, job: JobId, row: &JobRow, failure: &Failure) -> Optio
     if !class.is_of_application() {
         return None;
     }
-    // Classes with a limit of their own do not count here; what failed before records of it began does.
+    // Classes with a separate limit do not count here; what failed before records of it began does.
     let counts = state.recovery(job).map(|known| &known.counts);
     let apart = named.into_iter().flatten().filter(|(class, _)| class.is_of_application());
     let apart = apart
@@ -204,7 +204,7 @@ fn failure_of(placement: &Placement, cause: &StopCause) -> Option<Found> {
             class: FailureClass::Preempted,
             rank: None,
             node: None,
-            detail: format!("it made room for {by}, which goes before it"),
+            detail: format!("it was preempted for {by}, which goes before it"),
         },
         StopCause::Evicted { node } => Found {
             class: FailureClass::Evicted,
@@ -254,7 +254,7 @@ fn class_of(exit: &ExitStatus) -> FailureClass {
     }
 }
 
-/// Until when a job that failed is not placed again; none when it is not that which it waits for.
+/// The time before which a job that failed is not placed again. None when it has passed, or there is no such time.
 pub(super) fn waits_until(state: &State, job: JobId, now: LogTime) -> Option<LogTime> {
     state.recovery(job)?.wait_until.filter(|until| *until > now)
 }

@@ -1,17 +1,18 @@
 //! What is forgotten before its time, so that the state can take new jobs and requests.
 
 use alloc::format;
+use alloc::vec::Vec;
 use muster_journal::Decision;
-use muster_types::{JobSpec, LogTime, Parameters, Refusal, RefusalCode, limits};
+use muster_types::{ArrayId, JobSpec, LogTime, Parameters, Refusal, RefusalCode, limits};
 
 use crate::speculation::Speculation;
 
-/// The time before which finished jobs have to go so that `specs` fit, if they do not as it is: none where not enough may
-/// go. A job that these wait for stays, and so do those that finished later.
-fn jobs_to_forget(speculation: &Speculation, specs: &[&JobSpec]) -> Option<LogTime> {
+/// The time before which finished jobs have to go so that `specs`, which come to that number of rows, fit, if they do not as
+/// it is: none where not enough may go. A job that these wait for stays, and so do those that finished later.
+fn jobs_to_forget(speculation: &Speculation, specs: &[&JobSpec], rows: u64) -> Option<LogTime> {
     let state = speculation.state();
     let max = state.parameters().jobs_held_max;
-    let excess = ((state.jobs().len() + specs.len()) as u64).saturating_sub(max);
+    let excess = (state.rows_held() + rows).saturating_sub(max);
     if excess == 0 {
         return Some(LogTime(0));
     }
@@ -20,13 +21,37 @@ fn jobs_to_forget(speculation: &Speculation, specs: &[&JobSpec]) -> Option<LogTi
         return None;
     }
     let waited_for = specs.iter().flat_map(|spec| &spec.dependencies);
-    let kept = waited_for.filter_map(|dependency| state.job(dependency.job)?.finished_at).min();
+    let of_array = |array: ArrayId| state.array(array)?.finished_at;
+    let end =
+        |on: &muster_types::Dependency| match (on.is_of_array() || on.is_of_members(), state.job(on.job)) {
+            (true, _) => of_array(ArrayId(on.job.0)),
+            (false, Some(row)) => row.finished_at,
+            // Its array alone knows how it ended.
+            (false, None) => of_array(state.array_of(on.job)?.0),
+        };
+    let kept = waited_for.filter_map(end).min();
     // Some at a time, so that not every submission has to.
-    let most = usize::try_from(excess.max(max / 100).min(u64::from(limits::PRUNE_ROWS_MAX))).ok()?;
+    let most = u64::from(limits::PRUNE_ROWS_MAX);
+    let wanted = (max / 100).min(most).max(excess);
     let may_go = |at: LogTime| at < speculation.now() && kept.is_none_or(|kept| at < kept);
-    let old = state.finished().map(|(at, _)| at).take(most).take_while(|at| may_go(*at));
-    let (count, last) = old.fold((0, None), |(count, _), at| (count + 1, Some(at)));
-    last.filter(|_| count >= excess).map(|last| LogTime(last.0.saturating_add(1)))
+    let at_once = usize::try_from(wanted.min(most)).ok()?;
+    let mut old: Vec<(LogTime, u64)> = state.finished().map(|(at, _)| (at, 1)).take(at_once).collect();
+    // An array goes once its members have: where not all jobs are looked at, one that is as old as those behind may have some left.
+    let is_cut = old.len() == at_once;
+    let last_job = old.last().map(|(at, _)| *at).filter(|_| is_cut);
+    let arrays = state.finished_arrays().take(at_once);
+    let arrays = arrays.take_while(|(at, _)| last_job.is_none_or(|last| *at < last));
+    old.extend(arrays.map(|(at, array)| (at, state.array_rows(array))));
+    old.sort_unstable();
+    let (mut rows, mut last) = (0, None);
+    for (at, of_one) in old.into_iter().take_while(|(at, _)| may_go(*at)) {
+        if rows >= wanted {
+            break;
+        }
+        rows += of_one;
+        last = Some(at);
+    }
+    last.filter(|_| rows >= excess).map(|last| LogTime(last.0.saturating_add(1)))
 }
 
 /// The time before which requests have to go so that one more fits: none where all are so young that they may be repeated.
@@ -42,17 +67,17 @@ fn requests_to_forget(speculation: &Speculation) -> Option<LogTime> {
     old.last().map(|last| LogTime(last.0.saturating_add(1)))
 }
 
-/// What is forgotten before its time, so that a submission fits.
+/// Up to when history is dropped before its time, so that a submission or a request fits; nothing is dropped where a time is 0.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Headroom {
+pub(crate) struct Pruning {
     requests_before: LogTime,
     jobs_before: LogTime,
 }
 
-impl Headroom {
-    /// Forgets it.
-    pub(crate) fn make(self, speculation: &mut Speculation) {
-        let Headroom { requests_before, jobs_before } = self;
+impl Pruning {
+    /// Drops it.
+    pub(crate) fn carry_out(self, speculation: &mut Speculation) {
+        let Pruning { requests_before, jobs_before } = self;
         if requests_before > LogTime(0) || jobs_before > LogTime(0) {
             speculation.push(Decision::HistoryPruned { requests_before, jobs_before });
         }
@@ -60,8 +85,12 @@ impl Headroom {
 }
 
 /// Memory is bounded whatever is submitted: what is finished or old goes first, then nothing new comes in.
-pub(crate) fn headroom_for(speculation: &Speculation, specs: &[&JobSpec]) -> Result<Headroom, Refusal> {
-    let refusal = |limit: &'static str, max: u64, held: usize, what: &str| {
+pub(crate) fn pruning_for(
+    speculation: &Speculation,
+    specs: &[&JobSpec],
+    rows: u64,
+) -> Result<Pruning, Refusal> {
+    let refusal = |limit: &'static str, max: u64, held: u64, what: &str| {
         let text = format!("the cluster holds {held} {what}; it may hold {max}");
         Refusal::new(RefusalCode::StateFull, text)
             .with("limit", limit)
@@ -70,18 +99,23 @@ pub(crate) fn headroom_for(speculation: &Speculation, specs: &[&JobSpec]) -> Res
             .with("retry_after_ms", 5_000)
     };
     let (state, parameters) = (speculation.state(), speculation.state().parameters());
-    let jobs = || refusal("jobs_held_max", parameters.jobs_held_max, state.jobs().len(), "jobs");
-    let requests =
-        || refusal("requests_held_max", parameters.requests_held_max, state.requests_count(), "requests");
-    let jobs_before = jobs_to_forget(speculation, specs).ok_or_else(jobs)?;
+    let jobs = || refusal("jobs_held_max", parameters.jobs_held_max, state.rows_held(), "jobs and arrays");
+    let requests = || {
+        refusal("requests_held_max", parameters.requests_held_max, state.requests_count() as u64, "requests")
+    };
+    let jobs_before = jobs_to_forget(speculation, specs, rows).ok_or_else(jobs)?;
     let requests_before = requests_to_forget(speculation).ok_or_else(requests)?;
-    Ok(Headroom { requests_before, jobs_before })
+    Ok(Pruning { requests_before, jobs_before })
 }
 
 /// The same for a request about jobs that exist. Nobody who ends jobs is refused because the state is full, and no operator is.
-pub(crate) fn headroom_for_request(speculation: &Speculation, is_refused: bool) -> Result<Headroom, Refusal> {
-    match headroom_for(speculation, &[]) {
-        Err(_) if !is_refused => Ok(Headroom { requests_before: LogTime(0), jobs_before: LogTime(0) }),
+pub(crate) fn pruning_for_request(
+    speculation: &Speculation,
+    is_refused: bool,
+    rows: u64,
+) -> Result<Pruning, Refusal> {
+    match pruning_for(speculation, &[], rows) {
+        Err(_) if !is_refused => Ok(Pruning { requests_before: LogTime(0), jobs_before: LogTime(0) }),
         made => made,
     }
 }

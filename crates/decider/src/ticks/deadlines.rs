@@ -3,10 +3,10 @@
 use alloc::vec::Vec;
 use muster_journal::{Decision, StopCause};
 use muster_state::Phase;
-use muster_types::JobId;
+use muster_types::{ArrayId, JobId, limits};
 
 use crate::rules::deadline::finished_late;
-use crate::settle::job::end;
+use crate::settle::job::{end, settle_left_over};
 use crate::speculation::Speculation;
 
 /// Jobs ended for their deadline in one tick.
@@ -29,4 +29,8 @@ pub(super) fn end_late(speculation: &mut Speculation) {
         };
         end(speculation, job, decision);
     }
+    let arrays = speculation.state().array_deadlines().take_while(|(deadline, _)| *deadline <= now);
+    let arrays: Vec<ArrayId> = arrays.map(|(_, array)| array).take(limits::CONTROLLED_ARRAYS_MAX).collect();
+    speculation.leave_arrays_unsettled(arrays);
+    settle_left_over(speculation);
 }

@@ -1,5 +1,5 @@
-//! Gangs that do not come to a start or to an end: what holds them up is taken out of service, and whoever waits for it
-//! looks elsewhere.
+//! Gangs that do not come to a start or to an end: what holds them up is taken out of service, and the jobs that wait for
+//! it look elsewhere.
 
 use alloc::format;
 use alloc::vec::Vec;
@@ -43,7 +43,7 @@ fn give_up_starting(speculation: &mut Speculation) {
 }
 
 /// Takes nodes out of service on which workers run on although they should have been killed long ago. The devices stay
-/// theirs until the node says that they are over, or its session ends; whoever was promised them looks elsewhere.
+/// theirs until the node says that they are over, or its session ends; the jobs that were promised them look elsewhere.
 fn take_out_of_service(speculation: &mut Speculation) {
     let now = speculation.now();
     let state = speculation.state();

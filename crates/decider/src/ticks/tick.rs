@@ -5,7 +5,9 @@ use muster_journal::{Decision, StopCause};
 use muster_state::Phase;
 use muster_types::{JobId, LogTime, Parameters, limits};
 
+use crate::memory::starts::Starts;
 use crate::passes::turns::renew_turns;
+use crate::settle::array;
 use crate::settle::job::{has_next_step, settle, settle_left_over};
 use crate::speculation::Speculation;
 use crate::ticks::{deadlines, drains, stuck, windows};
@@ -25,6 +27,9 @@ const NODES_FORGOTTEN_PER_TICK: usize = 256;
 
 /// Jobs released in one tick.
 const RELEASES_PER_TICK: usize = 1_000;
+
+/// Jobs and arrays whose time has come that are looked at in one tick.
+const STARTS_LOOKED_AT_PER_TICK: usize = 50_000;
 
 /// One of the things that time brings about.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +75,7 @@ pub fn tick(speculation: &mut Speculation) {
 }
 
 /// Waiting jobs are looked at again now and then even if nothing has happened: rights to a reservation, to
-/// room of others and the ends of windows come about by time alone.
+/// capacity of others and the ends of windows come about by time alone.
 fn reconsider(speculation: &mut Speculation) {
     renew_turns(speculation);
     let state = speculation.state();
@@ -84,13 +89,34 @@ fn reconsider(speculation: &mut Speculation) {
 /// Jobs that were not to start before now.
 fn release(speculation: &mut Speculation) {
     let now = speculation.now();
-    let due = speculation.state().not_before().take_while(|(time, _)| *time <= now);
-    // Those that wait for others besides do not count.
-    let due = due.map(|(_, job)| job).filter(|job| has_next_step(speculation, *job));
-    let due: Vec<JobId> = due.take(RELEASES_PER_TICK).collect();
+    let Starts { mut jobs, mut arrays, .. } = speculation.starts();
+    let (mut due, mut due_arrays, mut is_cut) = (Vec::new(), Vec::new(), false);
+    // What also waits for other jobs is looked at once: when they are over, it is settled.
+    let behind = speculation.state().not_before_behind(jobs).take_while(|(time, _)| *time <= now);
+    for (looked_at, place) in behind.enumerate() {
+        if looked_at == STARTS_LOOKED_AT_PER_TICK || due.len() == RELEASES_PER_TICK {
+            is_cut = true;
+            break;
+        }
+        jobs = place;
+        due.extend(Some(place.1).filter(|job| has_next_step(speculation, *job)));
+    }
+    let behind = speculation.state().arrays_not_before_behind(arrays).take_while(|(time, _)| *time <= now);
+    for (looked_at, place) in behind.enumerate() {
+        if looked_at == STARTS_LOOKED_AT_PER_TICK || due_arrays.len() == RELEASES_PER_TICK {
+            is_cut = true;
+            break;
+        }
+        arrays = place;
+        due_arrays.extend(Some(place.1).filter(|array| array::has_next_step(speculation, *array)));
+    }
+    speculation.set_starts(Starts { jobs, arrays, is_cut });
     for job in due {
         settle(speculation, job);
     }
+    speculation.leave_arrays_unsettled(due_arrays);
+    settle_left_over(speculation);
+    speculation.retry_without_room();
 }
 
 fn stop_overdue(speculation: &mut Speculation) {
@@ -116,14 +142,14 @@ fn forget_nodes(speculation: &mut Speculation) {
     let old = state.lost_nodes().take_while(|(at, _)| *at < before).take(NODES_FORGOTTEN_PER_TICK);
     let old: Vec<Decision> = old.map(|(_, node)| Decision::NodeForgotten { request: None, node }).collect();
     for decision in old {
-        // Promised room on it is dropped first.
+        // Promised capacity on it is dropped first.
         if speculation.state().check(&decision).is_ok() {
             speculation.push(decision);
         }
     }
 }
 
-/// Drops what has been kept for long enough, and what there is no room for any more, oldest first.
+/// Drops what has been kept for long enough, and what there is no space for any more, oldest first.
 fn prune(speculation: &mut Speculation) {
     // Jobs that wait for one that is over see how it ended before that is forgotten.
     if !settle_left_over(speculation) {
@@ -133,7 +159,7 @@ fn prune(speculation: &mut Speculation) {
         let parameters = speculation.state().parameters();
         let now = speculation.now();
         let state = speculation.state();
-        let pressed = |held: usize, max: u64| (held as u64).saturating_sub(max - max / 10);
+        let pressed = |held: u64, max: u64| held.saturating_sub(max - max / 10);
         // A leader whose clock is wrong would forget a request id that its client still repeats, and the work
         // would be done twice: nothing goes by its age before this leadership has borne that age out.
         let by_age = |retention_ms| match speculation.believes_ages() {
@@ -143,18 +169,22 @@ fn prune(speculation: &mut Speculation) {
         let requests_before = before(
             by_age(parameters.request_retention_ms),
             speculation.proved_now().minus_ms(Parameters::REQUEST_RETENTION_MIN_MS),
-            pressed(state.requests_count(), parameters.requests_held_max),
-            state.requests_by_time().map(|(at, _)| at),
+            pressed(state.requests_count() as u64, parameters.requests_held_max),
+            state.requests_by_time().map(|(at, _)| (at, 1)),
         );
-        let jobs_before = before(
-            by_age(parameters.job_retention_ms),
-            now,
-            pressed(state.jobs().len(), parameters.jobs_held_max),
-            state.finished().map(|(at, _)| at),
-        );
+        let excess = pressed(state.rows_held(), parameters.jobs_held_max);
+        let of_jobs =
+            before(by_age(parameters.job_retention_ms), now, excess, state.finished().map(|(at, _)| (at, 1)));
+        let arrays = || state.finished_arrays().map(|(at, array)| (at, state.array_rows(array)));
+        // Where arrays fill the state that have no jobs any more, they go as jobs do.
+        let jobs_before = match state.finished_count() as u64 >= excess {
+            true => of_jobs,
+            false => of_jobs.max(before(LogTime(0), now, excess, arrays())),
+        };
         let old_request = state.requests_by_time().next().is_some_and(|(at, _)| at < requests_before);
         let old_job = state.finished().next().is_some_and(|(at, _)| at < jobs_before);
-        if !old_request && !old_job {
+        let old_array = state.finished_arrays().next().is_some_and(|(at, _)| at < jobs_before);
+        if !old_request && !old_job && !old_array {
             return;
         }
         speculation.push(Decision::HistoryPruned { requests_before, jobs_before });
@@ -162,15 +192,23 @@ fn prune(speculation: &mut Speculation) {
 }
 
 /// What is older than this goes: by age, and as far as `excess` asks for, but nothing younger than `youngest`.
-/// `times` are those of what there is, oldest first.
+/// `times` are those of what there is, oldest first, with how many rows it takes.
 fn before(
     by_age: LogTime,
     youngest: LogTime,
     excess: u64,
-    mut times: impl Iterator<Item = LogTime>,
+    mut times: impl Iterator<Item = (LogTime, u64)>,
 ) -> LogTime {
-    // One record drops no more rows than this, so there is no need to look further.
-    let last = usize::try_from(excess.min(u64::from(limits::PRUNE_ROWS_MAX))).unwrap_or(usize::MAX);
-    let Some(last) = last.checked_sub(1).and_then(|last| times.nth(last)) else { return by_age };
+    // One record drops no more rows of a kind than this, so there is no need to look further.
+    let wanted = excess.min(u64::from(limits::PRUNE_ROWS_MAX));
+    if wanted == 0 {
+        return by_age;
+    }
+    let mut rows: u64 = 0;
+    let last = times.find_map(|(at, of_one)| {
+        rows += of_one;
+        (rows >= wanted).then_some(at)
+    });
+    let Some(last) = last else { return by_age };
     by_age.max(LogTime(last.0.saturating_add(1)).min(youngest))
 }

@@ -1,8 +1,8 @@
 //! Windows that are open: what may not be there any more is stopped.
 //!
-//! Nothing is placed where it is not expected to be over before a window begins, nine chances in ten; so what is left
-//! to be stopped ran longer, or was there when the window was set. The hosts of open windows are looked at one after the
-//! other, rack by rack: when a window opens, when the policy has changed, and now and then; so many in one tick, and the
+//! Nothing is placed where it is not expected (p90) to be over before a window begins; so what is left to be stopped ran
+//! longer, or was there when the window was set. The hosts of open windows are looked at one after the other, rack by
+//! rack: when a window opens, when the policy has changed, and now and then; one tick looks at a limited number, and the
 //! next tick goes on from there.
 
 use alloc::vec::Vec;
@@ -12,7 +12,7 @@ use muster_state::{PoolKey, RackKey, State};
 use muster_types::policy::{Window, WindowScope};
 use muster_types::{JobId, Name, NodeId};
 
-use crate::memory::sweep::Place;
+use crate::memory::sweep::HostPosition;
 use crate::round::ROUND_BYTES_SOFT;
 use crate::rules::windows::{is_open, may_stay};
 use crate::settle::job::settle;
@@ -78,14 +78,14 @@ fn clear_some(speculation: &mut Speculation, bounds: Bounds) -> usize {
     looked_at
 }
 
-/// Hosts of open windows from a place on, and the one to go on with when that takes more than so many looks at racks
-/// and hosts.
+/// Hosts of open windows from a position on, and the one to go on with when that takes more than
+/// `looks_max` looks at racks and hosts.
 fn hosts_behind(
     state: &State,
     open: &[&Window],
-    from: Option<&Place>,
+    from: Option<&HostPosition>,
     looks_max: usize,
-) -> (Vec<Place>, Option<Place>) {
+) -> (Vec<HostPosition>, Option<HostPosition>) {
     let mut found = Vec::new();
     let mut looked_at = 0;
     for (key, pool) in state.pools() {
@@ -141,7 +141,7 @@ mod tests {
         Submission, TaskGroup, WorkerRequest,
     };
 
-    use crate::{Command, Founding, Pass, handle, schedule};
+    use crate::{BootstrapConfig, Command, Pass, handle, schedule};
 
     fn name(text: &str) -> Name {
         Name::new(text).expect("a name")
@@ -149,9 +149,9 @@ mod tests {
 
     /// Two clusters of three racks with five hosts each.
     fn fleet() -> Speculation {
-        let founding = Founding::new(ClusterId(1), Parameters::DEFAULT);
+        let bootstrap = BootstrapConfig::new(ClusterId(1), Parameters::DEFAULT);
         let leadership = Leadership { term: 1, replica: ReplicaId(1) };
-        let mut speculation = Speculation::begin(State::default(), leadership, LogTime(1), founding);
+        let mut speculation = Speculation::begin(State::default(), leadership, LogTime(1), bootstrap);
         for number in 0..30 {
             let host = format!("n{number}");
             let spec = NodeDraft {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use muster_decider::{
-    Answer, Command, EncodedRound, Founding, Pass, SUBMISSION_BYTES_MAX, Speculation, Steady, handle,
+    Answer, BootstrapConfig, Command, EncodedRound, Pass, SUBMISSION_BYTES_MAX, Speculation, Steady, handle,
     schedule, settle_all, tick,
 };
 use muster_journal::{Decision, ROUND_BYTES_MAX, RankUpdate, encode_round};
@@ -19,7 +19,7 @@ use muster_types::{
 };
 
 use crate::support::{
-    FOUNDING, accelerators, check, commit, founded, founded_as, group, holder, job, job_draft, leadership,
+    BOOTSTRAP, accelerators, check, commit, founded, founded_as, group, holder, job, job_draft, leadership,
     name, node_draft, node_spec, request,
 };
 
@@ -136,7 +136,7 @@ fn an_end_in_a_report_is_final() {
     }
 }
 
-/// One lost node can end more gangs than one round has room for: the rest is settled in the rounds
+/// One lost node can end more gangs than fit in one round: the rest is settled in the rounds
 /// after it, and by a new leader when there is one in between.
 #[test]
 fn the_loss_of_a_crowded_node_is_spread_over_rounds() {
@@ -161,7 +161,7 @@ fn the_loss_of_a_crowded_node_is_spread_over_rounds() {
     check(&state);
     assert!(state.active_count() > 0, "one round is not enough for this test");
 
-    let mut successor = Speculation::begin(state.clone(), leadership(2, 2), LogTime(2_000_000), FOUNDING);
+    let mut successor = Speculation::begin(state.clone(), leadership(2, 2), LogTime(2_000_000), BOOTSTRAP);
     settle_all(&mut successor);
     for speculation in [&mut speculation, &mut successor] {
         let mut state = state.clone();
@@ -266,9 +266,9 @@ fn timing() {
 #[test]
 fn a_full_state_forgets_what_is_over_and_then_takes_nothing_new() {
     let parameters = Parameters { jobs_held_max: 1_000, requests_held_max: 1_500, ..Parameters::DEFAULT };
-    let founding = Founding::new(ClusterId(0xc1), parameters);
+    let bootstrap = BootstrapConfig::new(ClusterId(0xc1), parameters);
     let start = LogTime(1_000_000);
-    let mut speculation = Speculation::begin(State::default(), leadership(1, 1), start, founding);
+    let mut speculation = Speculation::begin(State::default(), leadership(1, 1), start, bootstrap);
     let mut state = State::default();
     register(&mut speculation, node_spec("n0", "eu", "c1", Some(accelerators("h100", 8))));
     let mut next = 0..;
@@ -283,7 +283,7 @@ fn a_full_state_forgets_what_is_over_and_then_takes_nothing_new() {
             commit(&mut speculation, &mut state);
         }
         let Ok(Answer::Submitted { jobs, .. }) = submit_one(&mut speculation) else {
-            panic!("there is room")
+            panic!("there is enough space")
         };
         if n.is_multiple_of(2) {
             handle(&mut speculation, &Command::cancel(request(10_000 + n), jobs[0])).unwrap();
@@ -324,8 +324,8 @@ fn a_full_state_forgets_what_is_over_and_then_takes_nothing_new() {
 #[test]
 fn nothing_is_forgotten_by_age_before_a_monotonic_clock_bears_the_age_out() {
     let (first, day) = (LogTime(1_000_000), 24 * 3_600_000);
-    let founding = FOUNDING;
-    let mut speculation = Speculation::begin(State::default(), leadership(1, 1), first, founding);
+    let bootstrap = BOOTSTRAP;
+    let mut speculation = Speculation::begin(State::default(), leadership(1, 1), first, bootstrap);
     let mut state = State::default();
     let spec = node_spec("n0", "eu", "c1", Some(accelerators("h100", 8)));
     let register = Command::Register { spec, holder: holder(1), other_session_is_over: false };
@@ -340,7 +340,7 @@ fn nothing_is_forgotten_by_age_before_a_monotonic_clock_bears_the_age_out() {
     commit(&mut speculation, &mut state);
 
     let wrong = first.plus_ms(30 * day);
-    let mut next = Speculation::begin(state.clone(), leadership(2, 2), wrong, founding);
+    let mut next = Speculation::begin(state.clone(), leadership(2, 2), wrong, bootstrap);
     let mut lead = |for_ms: u64| {
         next.set_now(wrong.plus_ms(for_ms));
         next.set_steady(Steady { since: first, for_ms });
@@ -355,13 +355,13 @@ fn nothing_is_forgotten_by_age_before_a_monotonic_clock_bears_the_age_out() {
     assert_eq!(lead(Steady::LEAST_MS), (false, false, 0), "the clock stayed what it was for long enough");
 }
 
-/// Where there are tenants, whoever submits without end leaves room for the others.
+/// Where there are tenants, a tenant that submits without end leaves capacity for the others.
 #[test]
 fn one_tenants_jobs_never_take_the_room_of_all_others() {
     let parameters = Parameters { jobs_held_max: 1_200, ..Parameters::DEFAULT };
-    let founding = Founding::new(ClusterId(0xc1), parameters);
+    let bootstrap = BootstrapConfig::new(ClusterId(0xc1), parameters);
     let mut speculation =
-        Speculation::begin(State::default(), leadership(1, 1), LogTime(1_000_000), founding);
+        Speculation::begin(State::default(), leadership(1, 1), LogTime(1_000_000), bootstrap);
     let mut state = State::default();
     register(&mut speculation, node_spec("n0", "eu", "c1", Some(accelerators("h100", 8))));
     let mut draft = muster_types::policy::PolicyDraft::default();
@@ -475,13 +475,13 @@ fn a_round_that_is_too_large_is_cut_into_several_that_say_the_same() {
     assert!(speculation.take_encoded().is_empty());
 }
 
-/// A submission that has no room is not refused while finished jobs could go.
+/// A submission for which there is no space is not refused while finished jobs could be dropped.
 #[test]
 fn what_is_over_goes_before_anything_new_is_refused() {
     let parameters = Parameters { jobs_held_max: 1_000, ..Parameters::DEFAULT };
-    let founding = Founding { parameters, ..FOUNDING };
+    let bootstrap = BootstrapConfig { parameters, ..BOOTSTRAP };
     let mut speculation =
-        Speculation::begin(State::default(), leadership(1, 1), LogTime(1_000_000), founding);
+        Speculation::begin(State::default(), leadership(1, 1), LogTime(1_000_000), bootstrap);
     let mut state = State::default();
     register(&mut speculation, node_spec("n0", "eu", "c1", Some(accelerators("h100", 8))));
     let batch = |n: u128, count: usize| {
@@ -490,7 +490,7 @@ fn what_is_over_goes_before_anything_new_is_refused() {
     };
     for n in 0..10 {
         let Ok(Answer::Submitted { jobs, .. }) = handle(&mut speculation, &batch(n, 100)) else {
-            panic!("there is room")
+            panic!("there is enough space")
         };
         for job in jobs.iter().take(30) {
             let cancel = Command::cancel(request(1_000_000 + u128::from(job.0)), *job);
@@ -514,16 +514,16 @@ fn what_is_over_goes_before_anything_new_is_refused() {
 #[test]
 fn what_is_over_goes_before_a_job_that_waits_for_another_is_refused() {
     let parameters = Parameters { jobs_held_max: 1_000, ..Parameters::DEFAULT };
-    let founding = Founding { parameters, ..FOUNDING };
+    let bootstrap = BootstrapConfig { parameters, ..BOOTSTRAP };
     let start = LogTime(1_000_000);
-    let mut speculation = Speculation::begin(State::default(), leadership(1, 1), start, founding);
+    let mut speculation = Speculation::begin(State::default(), leadership(1, 1), start, bootstrap);
     let mut state = State::default();
     register(&mut speculation, node_spec("n0", "eu", "c1", Some(accelerators("h100", 8))));
     let mut finished = Vec::new();
     for n in 0..10 {
         let specs = (0..100).map(|k| job(&format!("j{n}-{k}"), 1, Some(accelerators("h100", 8)))).collect();
         let Answer::Submitted { jobs, .. } = submit(&mut speculation, n, specs) else {
-            panic!("there is room")
+            panic!("there is enough space")
         };
         for job in jobs.into_iter().take(2) {
             let cancel = Command::cancel(request(1_000_000 + u128::from(job.0)), job);
@@ -538,7 +538,7 @@ fn what_is_over_goes_before_a_job_that_waits_for_another_is_refused() {
         let one = |k: usize| {
             let mut draft = job_draft(&format!("w{n}-{k}"), vec![group("main", 1, None)]);
             let rule = DependencyRule::Finished;
-            draft.dependencies = waited_for.iter().map(|job| Dependency { job: *job, rule }).collect();
+            draft.dependencies = waited_for.iter().map(|job| Dependency::new(*job, rule)).collect();
             draft.check().unwrap()
         };
         let jobs = muster_types::Submission::plain((0..count).map(one));
@@ -562,9 +562,9 @@ fn what_is_over_goes_before_a_job_that_waits_for_another_is_refused() {
 #[test]
 fn old_requests_go_before_anything_new_is_refused() {
     let parameters = Parameters { requests_held_max: 1_000, ..Parameters::DEFAULT };
-    let founding = Founding { parameters, ..FOUNDING };
+    let bootstrap = BootstrapConfig { parameters, ..BOOTSTRAP };
     let start = LogTime(1_000_000);
-    let mut speculation = Speculation::begin(State::default(), leadership(1, 1), start, founding);
+    let mut speculation = Speculation::begin(State::default(), leadership(1, 1), start, bootstrap);
     let mut state = State::default();
     register(&mut speculation, node_spec("n0", "eu", "c1", None));
     let one = |n: u128| {
@@ -600,7 +600,7 @@ fn old_requests_go_before_anything_new_is_refused() {
 /// How many jobs a tenant may have is what the policy says of it, or of the nearest tenant above.
 #[test]
 fn a_tenant_has_no_more_jobs_than_its_policy_lets_it_have() {
-    let (mut speculation, mut state) = founded_as(FOUNDING);
+    let (mut speculation, mut state) = founded_as(BOOTSTRAP);
     register(&mut speculation, node_spec("n0", "eu", "c1", None));
     let mut draft = muster_types::policy::PolicyDraft::default();
     let limits = TenantLimits { pending_jobs: Some(3), unfinished_jobs: Some(4), ..TenantLimits::default() };
@@ -643,7 +643,7 @@ fn a_tenant_has_no_more_jobs_than_its_policy_lets_it_have() {
     submit(&mut speculation, "below", 3).unwrap();
     assert_eq!(exceeded(submit(&mut speculation, "below", 1)), "pendingJobs");
     submit(&mut speculation, "other", 100).unwrap();
-    // A job that is over makes room for the next.
+    // A job that is over frees space for the next.
     handle(&mut speculation, &Command::cancel(request(2), jobs[0])).unwrap();
     commit(&mut speculation, &mut state);
     check(&state);
@@ -670,7 +670,7 @@ fn a_session_that_goes_on_is_recorded_once_under_each_leadership() {
     let mut records = Vec::new();
     for term in 1..=3 {
         let now = LogTime(1_000_000 + term * 1_000);
-        let mut speculation = Speculation::begin(state.clone(), leadership(term, 1), now, FOUNDING);
+        let mut speculation = Speculation::begin(state.clone(), leadership(term, 1), now, BOOTSTRAP);
         commit(&mut speculation, &mut state);
         for _ in 0..2 {
             let before = speculation.last_index();
@@ -745,7 +745,7 @@ fn a_newer_agent_takes_over_a_node_on_which_gangs_run() {
     check(&state);
 }
 
-/// Names of tenants come from whoever submits: one that the policy does not name leaves nothing behind for ever.
+/// Names of tenants come from the users that submit: one that the policy does not name leaves nothing behind for ever.
 #[test]
 fn tenants_that_the_policy_does_not_name_are_forgotten() {
     let (mut speculation, mut state) = founded();

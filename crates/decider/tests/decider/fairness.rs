@@ -76,7 +76,7 @@ impl World {
                 quotas: if self.has_quotas { vec![quota] } else { Vec::new() },
                 ..TenantPolicy::default()
             };
-            // Without being listed, those without a name of their own have the ordinary weight together.
+            // Without being listed, those that are not named have the ordinary weight together.
             if tenant.renames && self.has_quotas {
                 draft.tenants.insert(name(UNLISTED_TENANT), policy);
             } else if !tenant.renames {

@@ -9,24 +9,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use muster_decider::{
-    Command, ControlOrder, DrainOrder, Founding, JobSelection, ModifyOrder, RepairOrder, Speculation, handle,
-    schedule, settle_all, tick,
+    BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder, RepairOrder, Speculation,
+    handle, schedule, settle_all, tick,
 };
 use muster_journal::{Decision, FORMAT_MIN, RankUpdate, Round, StopCause, decode_round, encode_round};
 use muster_planner::Budget;
 use muster_state::{Phase, RestoreError, State};
 use muster_types::health::{Finding, HealthReport, Observation};
-use muster_types::job::ArrayMember;
 use muster_types::policy::{Order, PolicyDraft, Quota, TenantLimits, TenantPolicy};
 use muster_types::{
-    AdmissionMode, AdmissionRule, Approval, CertificateSerial, CheckpointRules, Control, Dependency,
-    DependencyRule, DeviceSet, ExitStatus, FailureClass, FieldChange, JobContract, JobId, JobMetadata,
-    LaunchForm, LogIndex, LogTime, NodeAdmission, NodeBounds, NodeId, NoticeRules, Preflight, PriorityTier,
-    Requester, RetryRules, Revocation, Submission,
+    AdmissionMode, AdmissionRule, Approval, ArrayId, ArraySpec, CertificateSerial, CheckpointRules, Control,
+    Dependency, DependencyRule, DependencyScope, DeviceSet, ExitStatus, FailureClass, FieldChange,
+    JobContract, JobId, JobMetadata, LaunchForm, LogIndex, LogTime, NodeAdmission, NodeBounds, NodeId,
+    NoticeRules, Preflight, PriorityTier, Requester, RetryRules, Revocation, Submission,
 };
 
 use crate::support::{
-    FOUNDING, accelerators, check, group, holder, job, job_draft, leadership, name, node_draft, node_spec,
+    BOOTSTRAP, accelerators, check, group, holder, job, job_draft, leadership, name, node_draft, node_spec,
     request, with_all_rights,
 };
 
@@ -36,7 +35,7 @@ const RELEASED: u16 = 0;
 /// The highest format of the product. Builds for tests know one more, which is in nobody's logs.
 const NEWEST: u16 = FORMAT_MIN;
 
-fn folder(format: u16) -> PathBuf {
+fn directory(format: u16) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(format!("v{format}"))
 }
 
@@ -65,7 +64,7 @@ fn every_released_format_replays_to_its_digests() {
     }
     for format in FORMAT_MIN..=NEWEST {
         let read = |file: &str| {
-            let path = folder(format).join(file);
+            let path = directory(format).join(file);
             std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
         };
         let digests = String::from_utf8(read("digests.txt")).unwrap();
@@ -87,7 +86,7 @@ fn every_released_format_replays_to_its_digests() {
         assert_eq!(state.rejected(), 1, "the log holds one refused record");
         assert_eq!(state.stale(), 2, "the log holds two records of an ended leadership");
         // The one that raises the format has its bytes below: what follows it is of another format.
-        assert_eq!(variants.len(), 39, "{variants:?}");
+        assert_eq!(variants.len(), 44, "{variants:?}");
         assert_eq!((state.format(), state.generation()), (format, 2));
         let phases: BTreeSet<&str> = state.jobs().iter().map(|(_, row)| phase(&row.phase)).collect();
         assert_eq!(phases.len(), 5, "the snapshot holds a job in every phase: {phases:?}");
@@ -127,7 +126,7 @@ fn phase(phase: &Phase) -> &'static str {
     }
 }
 
-/// Makes the files of the formats that are not released anew. The decider may change in any release and then makes
+/// Writes the files of the formats that are not released again. The decider may change in any release and then makes
 /// other records of the same scenario, which is why the files are kept and not the scenario alone.
 fn write() {
     for format in RELEASED + 1..=NEWEST {
@@ -147,11 +146,11 @@ fn write_format(format: u16) {
         digests.push_str(&line(&state));
     }
     let snapshot: Vec<u8> = state.snapshot().flatten().collect();
-    let folder = folder(format);
-    std::fs::create_dir_all(&folder).unwrap();
-    std::fs::write(folder.join("rounds.log"), log).unwrap();
-    std::fs::write(folder.join("digests.txt"), digests).unwrap();
-    std::fs::write(folder.join("snapshot.bin"), snapshot).unwrap();
+    let directory = directory(format);
+    std::fs::create_dir_all(&directory).unwrap();
+    std::fs::write(directory.join("rounds.log"), log).unwrap();
+    std::fs::write(directory.join("digests.txt"), digests).unwrap();
+    std::fs::write(directory.join("snapshot.bin"), snapshot).unwrap();
 }
 
 /// Every variant but the one that raises the format, every cause, every exit, every phase at the end, a refused and two late records.
@@ -161,7 +160,7 @@ fn scenario() -> Vec<Round> {
             State::default(),
             leadership(1, 1),
             LogTime(1_800_000_000_000),
-            FOUNDING,
+            BOOTSTRAP,
         ),
         rounds: Vec::new(),
         requests: 0,
@@ -214,7 +213,7 @@ fn scenario() -> Vec<Round> {
     let mut late = deposed.take_round().unwrap();
     late.decisions.truncate(2);
     let state = run.speculation.state().clone();
-    run.speculation = Speculation::begin(state, leadership(4, 3), LogTime(1_800_000_200_000), FOUNDING);
+    run.speculation = Speculation::begin(state, leadership(4, 3), LogTime(1_800_000_200_000), BOOTSTRAP);
     settle_all(&mut run.speculation);
     run.end_round(10);
     run.rounds.push(late);
@@ -238,7 +237,7 @@ fn scenario() -> Vec<Round> {
     for round in &run.rounds {
         state.apply_round(round);
     }
-    run.speculation = Speculation::begin(state, leadership(5, 2), LogTime(1_800_000_300_000), FOUNDING);
+    run.speculation = Speculation::begin(state, leadership(5, 2), LogTime(1_800_000_300_000), BOOTSTRAP);
     run.end_round(10);
 
     handle(&mut run.speculation, &Command::SessionOver { node: NodeId(0), incarnation: 1 }).unwrap();
@@ -268,6 +267,7 @@ fn scenario() -> Vec<Round> {
     resume(&mut run);
     label(&mut run);
     control(&mut run);
+    arrays(&mut run);
     // A job in each phase is left.
     run.submit(job("starting", 1, None));
     let running = run.submit(job("running", 1, None));
@@ -318,7 +318,7 @@ fn admit(run: &mut Run) {
     run.end_round(10);
 }
 
-/// An array with labels, annotations and a creator, and a job that has a creator alone.
+/// Jobs with labels, annotations and a creator, and a job that has a creator alone.
 fn label(run: &mut Run) {
     let all = JobMetadata {
         labels: [("team".into(), "vision".into()), ("muster.example/stage".into(), String::new())].into(),
@@ -327,11 +327,9 @@ fn label(run: &mut Run) {
     };
     let (all, by) = (Arc::new(all), JobMetadata { creator: "admin/ops".into(), ..JobMetadata::default() });
     let mut draft = job_draft("labelled", vec![group("main", 1, None)]);
-    let member = |index| {
-        draft.array = Some(ArrayMember { index, size: 2 });
-        Submission { metadata: Some(all.clone()), ..draft.clone().check().unwrap().into() }
-    };
-    let array: Vec<Submission> = (0..2).map(member).collect();
+    draft.name = name("labelled");
+    let labelled = Submission { metadata: Some(all.clone()), ..draft.check().unwrap().into() };
+    let array = vec![labelled; 2];
     let single = Submission { metadata: Some(Arc::new(by)), ..job("made", 1, None).into() };
     let request = run.next_request();
     let jobs = array.into_iter().chain([single]).collect();
@@ -339,11 +337,69 @@ fn label(run: &mut Run) {
     run.end_round(10);
 }
 
+/// Arrays that are submitted with a job, wait, have members created, held and released, are cancelled in part, fail
+/// together, and end.
+fn arrays(run: &mut Run) {
+    let by = || Requester { name: "tenant/vision/ada".into(), is_operator: false };
+    let carried = JobMetadata { creator: "tenant/vision/ada".into(), ..JobMetadata::default() };
+    let array = |spec: muster_types::JobSpec, indices: &str| Submission {
+        metadata: Some(Arc::new(carried.clone())),
+        array: Some(ArraySpec::parse(indices).unwrap()),
+        ..Submission::from(spec)
+    };
+    let submit = |run: &mut Run, jobs: Vec<Submission>| {
+        let request = run.next_request();
+        match handle(&mut run.speculation, &Command::submit(request, jobs.into())).unwrap() {
+            muster_decider::Answer::Submitted { jobs, .. } => jobs,
+            other => panic!("{other:?}"),
+        }
+    };
+    let control = |run: &mut Run, control, arrays: Vec<JobId>, jobs: Vec<JobId>| {
+        let arrays = arrays.into_iter().map(|first| ArrayId(first.0)).collect();
+        let selection = JobSelection { arrays, ..JobSelection::named(jobs) };
+        let order =
+            ControlOrder { acts_for: None, request: run.next_request(), by: by(), control, selection };
+        handle(&mut run.speculation, &Command::Control(Box::new(order))).unwrap();
+    };
+    let first = submit(run, vec![array(job("sweep", 1, None), "0-6:2,9%2"), job("single", 1, None).into()]);
+    run.end_round(10);
+    run.schedule();
+    run.end_round(10);
+    control(run, Control::Hold, vec![], vec![first[4]]);
+    control(run, Control::Hold, vec![first[0]], vec![]);
+    control(run, Control::Cancel, vec![], vec![first[3]]);
+    control(run, Control::Release, vec![first[0]], vec![first[4]]);
+    run.end_round(10);
+    run.report(first[0], RankUpdate::Exited(ExitStatus::Code(0)));
+    run.end_round(10);
+    let mut draft = job_draft("after", vec![group("main", 1, None)]);
+    draft.dependencies =
+        vec![Dependency { job: first[0], rule: DependencyRule::Succeeded, scope: DependencyScope::Array }];
+    let waits = submit(run, vec![array(draft.clone().check().unwrap(), "1500")]);
+    draft.dependencies[0].rule = DependencyRule::Finished;
+    draft.dependencies[0].scope = DependencyScope::Member;
+    submit(run, vec![array(draft.clone().check().unwrap(), "0-6:2,9")]);
+    draft.dependencies[0].scope = DependencyScope::Array;
+    submit(run, vec![array(draft.check().unwrap(), "2")]);
+    run.end_round(10);
+    control(run, Control::Cancel, vec![first[0]], vec![first[1], first[2], first[4]]);
+    run.end_round(10);
+    run.report(first[1], RankUpdate::Exited(ExitStatus::Signal(15)));
+    run.report(first[2], RankUpdate::Exited(ExitStatus::Signal(15)));
+    run.report(first[4], RankUpdate::Exited(ExitStatus::Signal(15)));
+    run.end_round(10);
+    assert!(run.speculation.state().array(ArrayId(waits[0].0)).unwrap().finished_at.is_some());
+    let stays = submit(run, vec![array(job("stays", 1, None), "3000%5")]);
+    run.end_round(10);
+    control(run, Control::Hold, vec![stays[0]], vec![]);
+    run.end_round(10);
+}
+
 /// Another leader, at which a node's session goes on.
 fn resume(run: &mut Run) {
     let state = run.speculation.state().clone();
-    let founding = Founding { generation: 2, ..FOUNDING };
-    run.speculation = Speculation::begin(state, leadership(7, 2), run.speculation.now(), founding);
+    let bootstrap = BootstrapConfig { generation: 2, ..BOOTSTRAP };
+    run.speculation = Speculation::begin(state, leadership(7, 2), run.speculation.now(), bootstrap);
     run.register(node_spec("plain", "us", "c2", None), 3);
     run.end_round(10);
 }
@@ -353,7 +409,7 @@ fn control(run: &mut Run) {
     let asked = |run: &mut Run, control, name: &str, jobs: Vec<JobId>| {
         let by = Requester { name: name.to_owned(), is_operator: name.starts_with("admin/") };
         let (request, selection) = (run.next_request(), JobSelection::named(jobs));
-        let order = ControlOrder { request, by, control, selection };
+        let order = ControlOrder { acts_for: None, request, by, control, selection };
         handle(&mut run.speculation, &Command::Control(Box::new(order))).unwrap();
     };
     let jobs: Vec<JobId> = (0..4).map(|n| run.submit(job(&format!("asked-{n}"), 1, None))).collect();
@@ -382,7 +438,8 @@ fn control(run: &mut Run) {
     ];
     for (job, changes) in [(jobs[1], changes), (jobs[2], vec![FieldChange::Tier(PriorityTier::Free)])] {
         let by = Requester { name: "tenant/vision/ada".into(), is_operator: false };
-        let order = ModifyOrder { request: run.next_request(), by, job, expected: None, changes };
+        let order =
+            ModifyOrder { acts_for: None, request: run.next_request(), by, job, expected: None, changes };
         handle(&mut run.speculation, &Command::Modify(Box::new(order))).unwrap();
     }
     run.end_round(10);
@@ -390,12 +447,12 @@ fn control(run: &mut Run) {
     run.end_round(10);
 }
 
-/// A replica whose folder is of the next generation goes on from here, and the nodes come back.
+/// A replica whose data directory is of the next generation goes on from here, and the nodes come back.
 fn recover(run: &mut Run) {
     run.end_round(10);
     let state = run.speculation.state().clone();
-    let founding = Founding { generation: 2, ..FOUNDING };
-    run.speculation = Speculation::begin(state, leadership(6, 1), run.speculation.now(), founding);
+    let bootstrap = BootstrapConfig { generation: 2, ..BOOTSTRAP };
+    run.speculation = Speculation::begin(state, leadership(6, 1), run.speculation.now(), bootstrap);
     run.end_round(13_000);
     handle(&mut run.speculation, &Command::Recover { generation: 2 }).unwrap();
     run.end_round(10);
@@ -409,7 +466,7 @@ fn recover(run: &mut Run) {
     run.end_round(10);
 }
 
-/// A policy, a gang that has room made for it and loses it, jobs that wait for others, a checkpoint.
+/// A policy, a gang for which others are preempted and that loses the capacity, jobs that wait for others, a checkpoint.
 fn make_room(run: &mut Run) {
     let mut policy = PolicyDraft::default();
     policy.preemption.minimum_run_ms = 0;
@@ -440,7 +497,7 @@ fn make_room(run: &mut Run) {
     run.schedule();
     let (node, incarnation) = {
         let state = run.speculation.state();
-        let slot = state.job(high).unwrap().promise.as_ref().expect("room was made").slots[0];
+        let slot = state.job(high).unwrap().promise.as_ref().expect("capacity was promised").slots[0];
         (slot.node, slot.incarnation)
     };
     handle(&mut run.speculation, &Command::SessionOver { node, incarnation }).unwrap();
@@ -449,7 +506,7 @@ fn make_room(run: &mut Run) {
 
     let first = run.submit(job("first", 1, None));
     let mut second = job_draft("second", vec![group("main", 1, None)]);
-    second.dependencies = vec![Dependency { job: first, rule: DependencyRule::Finished }];
+    second.dependencies = vec![Dependency::new(first, DependencyRule::Finished)];
     let second = run.submit(second.check().unwrap());
     run.cancel(first);
     run.schedule();
@@ -594,7 +651,6 @@ fn full_spec() -> muster_types::JobSpec {
     draft.run_time_limit_ms = Some(3_600_000_000);
     draft.checkpoint_directory = Some("/shared/checkpoints".into());
     draft.working_directory = Some("/work".into());
-    draft.array = Some(muster_types::job::ArrayMember { index: 2, size: 7 });
     draft.check().unwrap()
 }
 
@@ -662,9 +718,9 @@ impl Run {
         schedule(&mut self.speculation, &mut Budget::new(100_000));
     }
 
-    /// Every node of the gang says the same of every rank it has; nothing when the job waits.
+    /// Every node of the gang says the same of every rank it has; nothing when the job waits, or is not created.
     fn report(&mut self, job: JobId, update: RankUpdate) {
-        let row = self.speculation.state().job(job).cloned().expect("a job");
+        let Some(row) = self.speculation.state().job(job).cloned() else { return };
         let Some(placement) = row.placement else { return };
         let nodes: BTreeSet<NodeId> = placement.slots.iter().map(|slot| slot.node).collect();
         for node in nodes {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use muster_decider::{Command, Speculation, handle, schedule};
 use muster_journal::{
-    Decision, NodeLostCause, Outcome, RankUpdate, RequestKey, Round, StopCause, TEST_FORMAT_REASON,
-    WorkerSlot,
+    Decision, Estimate, NodeLostCause, Outcome, RankUpdate, RequestKey, Round, StopCause, SubmittedPart,
+    TEST_FORMAT_REASON, WorkerSlot,
 };
 use muster_planner::Budget;
 use muster_state::fit::GangFault;
@@ -15,14 +15,15 @@ use muster_state::{Effect, GuardError, State};
 use muster_types::health::{
     Condition, Drain, DrainCause, Finding, HealthAction, HealthPolicy, NodeHealth, Observation, RepairStep,
 };
+use muster_types::job::ArrayMember;
 use muster_types::policy::{Guarantee, PolicyDraft};
 use muster_types::{
-    ClusterId, DeviceSet, ExitStatus, FencingToken, FieldChange, JobId, JobMetadata, LogIndex, LogTime,
-    NodeId, Parameters, PriorityTier, Requester, limits,
+    ArrayId, ArraySpec, ClusterId, Control, DeviceSet, ExitStatus, FencingToken, FieldChange, JobId,
+    JobMetadata, LogIndex, LogTime, NodeId, Parameters, PriorityTier, Requester, limits,
 };
 
 use crate::support::{
-    FOUNDING, accelerators, commit, founded, founded_as, group, holder, job, job_draft, leadership, name,
+    BOOTSTRAP, accelerators, commit, founded, founded_as, group, holder, job, job_draft, leadership, name,
     node_draft, node_spec, request, rows, submitted,
 };
 
@@ -37,7 +38,7 @@ struct Scene {
 
 /// Two nodes of eight devices in one cluster, one in another region; a job of each kind.
 fn scene() -> Scene {
-    let (mut speculation, mut state) = founded_as(FOUNDING);
+    let (mut speculation, mut state) = founded_as(BOOTSTRAP);
     let places = [("n0", "eu", "c1"), ("n1", "eu", "c1"), ("n2", "us", "c1")];
     for (node, region, cluster) in places {
         let spec = node_spec(node, region, cluster, Some(accelerators("h100", 8)));
@@ -105,7 +106,46 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
     let spec = job("more", 1, None);
     let long = "x".repeat(limits::DETAIL_BYTES_MAX + 1);
     let running = |rank| (rank, RankUpdate::Running);
-    vec![
+    let member = spec.as_member(ArrayMember { index: 0, ordinal: 0, size: 2 });
+    let part = |array: Option<ArraySpec>, group: Option<JobId>| SubmittedPart {
+        spec: spec.clone().into(),
+        contract: None,
+        metadata: None,
+        array,
+        estimate: Estimate { burst: group, ..Estimate::default() },
+    };
+    let arrays = |n, parts| Decision::ArraysSubmitted { request: key(n), parts };
+    let sized = |size| Some(ArraySpec::of_size(size));
+    let asked = |control, arrays| Decision::ArraysControlled {
+        request: key(99),
+        by: by(),
+        control,
+        arrays,
+        jobs: vec![],
+    };
+    let unknown_array = ArrayId(1);
+    let of_arrays = vec![
+        (E::Limit, submitted(key(99), vec![member])),
+        (E::RequestRepeated, arrays(1, vec![part(sized(2), None)])),
+        (E::NothingToDo, arrays(99, vec![part(None, None)])),
+        (E::Limit, arrays(99, vec![])),
+        (E::Limit, arrays(99, vec![part(sized(0), None)])),
+        (E::Limit, arrays(99, vec![part(sized(60_000), None); 2])),
+        (
+            E::Limit,
+            arrays(99, vec![part(Some(ArraySpec { throttle: Some(0), ..ArraySpec::of_size(2) }), None)]),
+        ),
+        (E::BurstNotCurrent, arrays(99, vec![part(sized(2), Some(JobId(u64::MAX)))])),
+        (E::BurstNotCurrent, arrays(99, vec![part(sized(2), Some(finished))])),
+        (E::JobUnknown, Decision::ArrayMembersCreated { array: unknown_array, count: 1 }),
+        (E::JobUnknown, Decision::ArrayReleased { array: unknown_array }),
+        (E::JobUnknown, Decision::ArrayMembersFailed { array: unknown_array, detail: String::new() }),
+        (E::JobUnknown, asked(Control::Cancel, vec![unknown_array])),
+        (E::JobPhase, asked(Control::Requeue, vec![unknown_array])),
+        (E::Limit, asked(Control::Cancel, vec![])),
+        (E::Limit, asked(Control::Hold, vec![ArrayId(2), ArrayId(1)])),
+    ];
+    let others = vec![
         (
             E::ClusterExistence,
             Decision::ClusterCreated {
@@ -117,7 +157,10 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
         (E::RequestRepeated, submitted(key(1), vec![spec.clone()])),
         (E::Limit, submitted(key(99), vec![])),
         (E::Limit, submitted(key(99), vec![spec.clone(); limits::BATCH_JOBS_MAX + 1])),
-        (E::Limit, Decision::JobsSubmitted { request: key(99), specs: vec![spec.into()], estimates: vec![] }),
+        (
+            E::Limit,
+            Decision::JobsSubmitted { request: key(99), specs: vec![spec.clone().into()], estimates: vec![] },
+        ),
         (
             E::RequestRepeated,
             Decision::JobCancelRequested { request: key(1), by: Requester::default(), jobs: vec![pending] },
@@ -282,7 +325,8 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
         (E::Format, Decision::FormatRaised { format: 1 }),
         (E::Format, Decision::FormatRaised { format: 0 }),
         (E::NothingToDo, Decision::ClusterRecovered { generation: 1 }),
-    ]
+    ];
+    of_arrays.into_iter().chain(others).collect()
 }
 
 /// What the format in force does not support.
@@ -361,7 +405,7 @@ fn before_the_cluster_exists_nothing_else_does() {
 #[test]
 fn records_of_ended_leaderships_change_nothing() {
     let mut scene = scene();
-    let next = Speculation::begin(scene.state.clone(), leadership(2, 2), LogTime(2_000_000), FOUNDING)
+    let next = Speculation::begin(scene.state.clone(), leadership(2, 2), LogTime(2_000_000), BOOTSTRAP)
         .take_round()
         .unwrap();
     scene.state.apply_round(&next);
@@ -408,7 +452,7 @@ fn records_of_ended_leaderships_change_nothing() {
 #[test]
 fn two_leaders_in_one_term() {
     let (mut lesser, mut state) = founded();
-    let mut greater = Speculation::begin(state.clone(), leadership(1, 2), LogTime(1_500_000), FOUNDING);
+    let mut greater = Speculation::begin(state.clone(), leadership(1, 2), LogTime(1_500_000), BOOTSTRAP);
     let begins = greater.take_round().unwrap();
     let submit = |speculation: &mut Speculation, n| {
         let spec = node_spec(&format!("n{n}"), "eu", "c1", None);
@@ -438,7 +482,7 @@ fn two_leaders_in_one_term() {
 fn the_same_leadership_goes_on() {
     let (speculation, mut state) = founded();
     let again = speculation.leadership();
-    let mut speculation = Speculation::begin(state.clone(), again, LogTime(1), FOUNDING);
+    let mut speculation = Speculation::begin(state.clone(), again, LogTime(1), BOOTSTRAP);
     let round = commit(&mut speculation, &mut state).expect("a digest at least");
     assert!(!round.decisions.contains(&Decision::LeaderStarted));
 }
@@ -600,6 +644,8 @@ fn holds_and_changes_are_checked() {
     apply(&mut state, hold(52, &operator, true));
     assert_eq!(state.check(&hold(53, &user, false)), Err(GuardError::HeldByOperator));
     apply(&mut state, hold(54, &operator, false));
+    assert_eq!(state.check(&place), Err(GuardError::JobPhase), "its owner holds it, as before");
+    apply(&mut state, hold(55, &user, false));
     assert_eq!(state.check(&place), Ok(()));
 }
 

@@ -3,7 +3,7 @@
 
 use muster_journal::{
     Decision, Estimate, FORMAT_MAX, NodeLostCause, Outcome, RankUpdate, RequestKey, Round, StopCause,
-    WorkerSlot,
+    SubmittedPart, WorkerSlot,
 };
 use muster_state::{NodeRow, Phase, State};
 use muster_types::health::{
@@ -11,10 +11,13 @@ use muster_types::health::{
 };
 use muster_types::policy::{PolicyDraft, TenantPolicy, TenantRights};
 use muster_types::{
-    ClusterId, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, JobContract,
-    JobId, JobMetadata, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, QueueKey, ReplicaId,
+    ArrayId, ArraySpec, ClusterId, Control, Dependency, DependencyRule, DependencyScope, DeviceSet,
+    ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, IndexRange, JobContract, JobId,
+    JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, QueueKey, ReplicaId,
     Requester, limits,
 };
+
+use std::sync::Arc;
 
 use crate::random::Random;
 use crate::support::{
@@ -24,7 +27,7 @@ use crate::support::{
 const SEEDS: u64 = 16;
 const STEPS: u64 = 900;
 /// Decisions that are tried here.
-const VARIANTS: usize = 32;
+const VARIANTS: usize = 37;
 
 #[test]
 fn whatever_is_accepted_keeps_every_invariant() {
@@ -116,6 +119,11 @@ fn variant(decision: &Decision) -> usize {
         "job_hold_set",
         "job_requeue_requested",
         "job_modified",
+        "arrays_submitted",
+        "array_members_created",
+        "array_released",
+        "array_members_failed",
+        "arrays_controlled",
     ];
     names.iter().position(|n| *n == decision.name()).expect("a known variant")
 }
@@ -151,7 +159,7 @@ fn decision(random: &mut Random, state: &State) -> Decision {
         incarnation = random.next() as u32;
     }
     let key = RequestKey { id: request(u128::from(random.below(400))), fingerprint: random.next() };
-    match random.below(88) {
+    match random.below(100) {
         0 => Decision::LeaderStarted,
         1 => {
             Decision::ClusterCreated { cluster: ClusterId(8), generation: 2, parameters: Parameters::DEFAULT }
@@ -299,6 +307,7 @@ fn decision(random: &mut Random, state: &State) -> Decision {
             let slow_milli = random.once_in(2).then(|| random.next() as u32);
             Decision::StragglerNoted { job, token, rank: random.below(4) as u32, slow_milli }
         }
+        88.. => of_arrays(random, state, job, key),
         80.. => controlled(random, state, job, key),
         70.. => restriction(random, state, node, key),
         41 if random.once_in(8) => {
@@ -338,6 +347,53 @@ fn controlled(random: &mut Random, state: &State, job: JobId, request: RequestKe
             let estimate =
                 Estimate { turn: QueueKey::urgent(LogTime(random.below(100))), ..Estimate::default() };
             Decision::JobModified { request, by, job, changes, estimate }
+        }
+    }
+}
+
+/// What concerns arrays, often of one that is not there, or more than may be.
+fn of_arrays(random: &mut Random, state: &State, job: JobId, request: RequestKey) -> Decision {
+    let known: Vec<ArrayId> = state.arrays().iter().map(|(id, _)| *id).collect();
+    let array = random.pick(&known).unwrap_or(ArrayId(job.0));
+    let by = Requester { name: "x".repeat(random.below(170) as usize), is_operator: random.once_in(4) };
+    match random.below(6) {
+        0 => {
+            let Some(spec) = state.jobs().iter().next().and_then(|(id, _)| state.spec(*id)) else {
+                return Decision::ArrayReleased { array };
+            };
+            let mut draft = JobSpec::clone(spec).into_draft();
+            draft.array = None;
+            let scope = [DependencyScope::Job, DependencyScope::Array, DependencyScope::Member];
+            let scope = scope[random.below(3) as usize];
+            let on = Dependency { job, rule: DependencyRule::Finished, scope };
+            draft.dependencies = vec![on; usize::from(random.once_in(3))];
+            let spec = Arc::new(draft.check().expect("a job"));
+            let mut ranges = Vec::new();
+            for n in 0..random.below(3) as u32 {
+                let (last, step) = (n * 10 + random.below(12) as u32, random.below(3) as u32);
+                ranges.push(IndexRange { first: n * 10, last, step });
+            }
+            let throttle = random.once_in(2).then(|| random.below(3) as u32);
+            let array = random.once_in(2).then_some(ArraySpec { ranges, throttle });
+            let part = SubmittedPart {
+                spec,
+                contract: None,
+                metadata: None,
+                array,
+                estimate: Estimate {
+                    turn: QueueKey::urgent(LogTime(random.below(100))),
+                    ..Estimate::default()
+                },
+            };
+            Decision::ArraysSubmitted { request, parts: vec![part; random.below(3) as usize] }
+        }
+        1 => Decision::ArrayMembersCreated { array, count: random.below(9) as u32 },
+        2 => Decision::ArrayReleased { array },
+        3 => Decision::ArrayMembersFailed { array, detail: "x".repeat(random.below(1_100) as usize) },
+        _ => {
+            let control = Control::ALL[random.below(5) as usize];
+            let jobs = vec![job; usize::from(random.once_in(3))];
+            Decision::ArraysControlled { request, by, control, arrays: vec![array], jobs }
         }
     }
 }

@@ -1,12 +1,12 @@
-//! An id of a job is given once, whatever becomes of the cluster; so is the folder of its checkpoints.
+//! An id of a job is given once, whatever becomes of the cluster; so is the directory of its checkpoints.
 
 use std::collections::BTreeSet;
 
-use muster_decider::{Answer, Command, Founding, Speculation, handle};
+use muster_decider::{Answer, BootstrapConfig, Command, Speculation, handle};
 use muster_state::State;
 use muster_types::{JobId, LogTime, Submission};
 
-use crate::support::{FOUNDING, accelerators, commit, founded, holder, job, leadership, node_spec, request};
+use crate::support::{BOOTSTRAP, accelerators, commit, founded, holder, job, leadership, node_spec, request};
 
 /// With a host that the jobs would fit on.
 fn with_host((mut speculation, mut replica): (Speculation, State)) -> (Speculation, State) {
@@ -41,9 +41,9 @@ fn ids(mut speculation: Speculation, mut replica: State, from: u128) -> BTreeSet
 
 /// A new generation of the cluster begins with an earlier state.
 fn recovered(state: &State, generation: u32, term: u64) -> (Speculation, State) {
-    let founding = Founding { generation, ..FOUNDING };
+    let bootstrap = BootstrapConfig { generation, ..BOOTSTRAP };
     let now = LogTime(state.log_time().0 + 1_000);
-    let mut speculation = Speculation::begin(state.clone(), leadership(term, 1), now, founding);
+    let mut speculation = Speculation::begin(state.clone(), leadership(term, 1), now, bootstrap);
     let mut replica = state.clone();
     commit(&mut speculation, &mut replica);
     handle(&mut speculation, &Command::Recover { generation }).unwrap();
@@ -56,7 +56,7 @@ fn what_a_recovery_lost_does_not_lend_its_ids_to_others() {
     let (speculation, replica) = with_host(founded());
     let backup = replica.clone();
     let lost = ids(speculation, replica, 1_000);
-    // Twice from one backup: the second time under a generation of its own, as the operator has to say.
+    // Twice from one backup: the second time under a separate generation, which the operator has to name.
     let (second, second_replica) = recovered(&backup, 2, 2);
     let third = recovered(&backup, 3, 2);
     let later = recovered(&second_replica, 4, 3);

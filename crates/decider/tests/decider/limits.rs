@@ -3,27 +3,27 @@
 use std::sync::Arc;
 
 use muster_decider::{
-    Answer, Command, Founding, JobPath, ModifyOrder, Speculation, explain_job, handle, schedule,
+    Answer, BootstrapConfig, Command, JobPath, ModifyOrder, Speculation, explain_job, handle, schedule,
 };
 use muster_journal::RankUpdate;
 use muster_planner::{Budget, WaitReason};
 use muster_state::{Phase, State};
 use muster_types::policy::{JobLimits, PolicyDraft, TenantLimits, TenantPolicy, UserLimits};
 use muster_types::{
-    ExitStatus, FieldChange, JobContract, JobDraft, JobId, JobMetadata, LogTime, NodeId, Parameters,
-    PriorityTier, Refusal, RefusalCode, Requester, Submission,
+    ArraySpec, ExitStatus, FieldChange, JobContract, JobDraft, JobId, JobMetadata, LogTime, NodeId,
+    Parameters, PriorityTier, Refusal, RefusalCode, Requester, Submission,
 };
 
 use crate::support::{
-    FOUNDING, accelerators, check, commit, founded_as, group, holder, job, leadership, name, node_spec,
+    BOOTSTRAP, accelerators, check, commit, founded_as, group, holder, job, leadership, name, node_spec,
     request,
 };
 
 const NONE: TenantLimits = TenantLimits::NONE;
 
 /// A cluster with one host, and tenants with these limits.
-fn cluster(founding: Founding, tenants: &[(&str, TenantLimits)]) -> (Speculation, State) {
-    let (mut speculation, mut state) = founded_as(founding);
+fn cluster(bootstrap: BootstrapConfig, tenants: &[(&str, TenantLimits)]) -> (Speculation, State) {
+    let (mut speculation, mut state) = founded_as(bootstrap);
     let spec = node_spec("n0", "eu", "c1", None);
     let register = Command::Register { spec, holder: holder(1), other_session_is_over: false };
     handle(&mut speculation, &register).unwrap();
@@ -68,7 +68,7 @@ fn fact(refusal: &Refusal, key: &str) -> String {
 #[test]
 fn a_tenant_has_no_more_jobs_placed_than_its_policy_lets_it_have() {
     let limits = TenantLimits { running_jobs: Some(2), ..NONE };
-    let (mut speculation, mut state) = cluster(FOUNDING, &[("team", limits), ("other", NONE)]);
+    let (mut speculation, mut state) = cluster(BOOTSTRAP, &[("team", limits), ("other", NONE)]);
     let own: Vec<JobId> = (0..4).map(|n| submit(&mut speculation, n, "team").unwrap()).collect();
     let other = submit(&mut speculation, 10, "other").unwrap();
     pass(&mut speculation, &mut state);
@@ -102,7 +102,7 @@ fn a_tenant_has_no_more_jobs_placed_than_its_policy_lets_it_have() {
 #[test]
 fn a_limit_of_nothing_places_nothing_and_stops_nobody_else() {
     let limits = TenantLimits { running_jobs: Some(0), ..NONE };
-    let (mut speculation, mut state) = cluster(FOUNDING, &[("team", limits), ("other", NONE)]);
+    let (mut speculation, mut state) = cluster(BOOTSTRAP, &[("team", limits), ("other", NONE)]);
     let own = submit(&mut speculation, 1, "team").unwrap();
     let other = submit(&mut speculation, 2, "other").unwrap();
     pass(&mut speculation, &mut state);
@@ -112,7 +112,7 @@ fn a_limit_of_nothing_places_nothing_and_stops_nobody_else() {
 #[test]
 fn a_tenant_makes_no_more_requests_in_a_minute_than_its_policy_lets_it() {
     let limits = TenantLimits { requests_per_minute: Some(3), ..NONE };
-    let (mut speculation, mut state) = cluster(FOUNDING, &[("team", limits), ("other", NONE)]);
+    let (mut speculation, mut state) = cluster(BOOTSTRAP, &[("team", limits), ("other", NONE)]);
     let first = submit(&mut speculation, 1, "team").unwrap();
     submit(&mut speculation, 2, "team").unwrap();
     pass(&mut speculation, &mut state);
@@ -157,7 +157,7 @@ fn tenants_that_nobody_named_share_one_limit() {
     draft.tenants.insert(name("team"), TenantPolicy::default());
     let unlisted = draft.clone().check().unwrap().unlisted().clone();
     let limits = TenantLimits { requests_per_minute: Some(2), ..NONE };
-    let (mut speculation, _) = cluster(FOUNDING, &[("team", NONE), (unlisted.as_str(), limits)]);
+    let (mut speculation, _) = cluster(BOOTSTRAP, &[("team", NONE), (unlisted.as_str(), limits)]);
     submit(&mut speculation, 1, "made-up-1").unwrap();
     submit(&mut speculation, 2, "made-up-2").unwrap();
     assert_eq!(submit(&mut speculation, 3, "made-up-3").unwrap_err().code, RefusalCode::Overloaded);
@@ -168,9 +168,9 @@ fn tenants_that_nobody_named_share_one_limit() {
 #[test]
 fn no_tenant_takes_all_the_room_for_request_ids() {
     let parameters = Parameters { requests_held_max: 1_000, ..Parameters::DEFAULT };
-    let founding = Founding { parameters, ..FOUNDING };
+    let bootstrap = BootstrapConfig { parameters, ..BOOTSTRAP };
     let tenants = [("loud", NONE), ("quiet", NONE), ("third", NONE)];
-    let (mut speculation, mut state) = cluster(founding, &tenants);
+    let (mut speculation, mut state) = cluster(bootstrap, &tenants);
     let mut n = 0;
     let mut until_refused = |speculation: &mut Speculation, state: &mut State, tenant: &str| {
         let mut taken = 0;
@@ -205,12 +205,12 @@ fn no_tenant_takes_all_the_room_for_request_ids() {
 #[test]
 fn a_new_leader_begins_to_count() {
     let limits = TenantLimits { requests_per_minute: Some(1), ..NONE };
-    let (mut speculation, mut state) = cluster(FOUNDING, &[("team", limits)]);
+    let (mut speculation, mut state) = cluster(BOOTSTRAP, &[("team", limits)]);
     submit(&mut speculation, 1, "team").unwrap();
     assert!(submit(&mut speculation, 2, "team").is_err());
     commit(&mut speculation, &mut state);
     let now = speculation.now();
-    let mut next = Speculation::begin(state.clone(), leadership(7, 2), now, FOUNDING);
+    let mut next = Speculation::begin(state.clone(), leadership(7, 2), now, BOOTSTRAP);
     submit(&mut next, 2, "team").unwrap();
     assert!(submit(&mut next, 3, "team").is_err());
 }
@@ -241,7 +241,7 @@ fn submit_as(
 fn a_user_has_no_more_jobs_than_the_tenant_lets_each_have() {
     let user = UserLimits { pending_jobs: Some(2), unfinished_jobs: Some(3) };
     let limits = TenantLimits { user, ..NONE };
-    let (mut speculation, mut state) = cluster(FOUNDING, &[("team", limits), ("other", NONE)]);
+    let (mut speculation, mut state) = cluster(BOOTSTRAP, &[("team", limits), ("other", NONE)]);
     let as_is = |_: &mut JobDraft| {};
     for n in 0..2 {
         submit_as(&mut speculation, n, ("team", "ada"), as_is).unwrap();
@@ -281,7 +281,7 @@ fn one_job_asks_for_no_more_than_its_tenant_and_tier_may() {
         run_time_default_ms: Some(2 * HOUR_MS),
     };
     let (mut speculation, _) =
-        cluster(FOUNDING, &[("team", TenantLimits { job: of_every_job, ..NONE }), ("other", NONE)]);
+        cluster(BOOTSTRAP, &[("team", TenantLimits { job: of_every_job, ..NONE }), ("other", NONE)]);
     let mut draft = speculation.state().policy().policy.as_ref().clone().into_draft();
     let of_batch = JobLimits { run_time_max_ms: Some(HOUR_MS), ..JobLimits::default() };
     let team = draft.tenants.get_mut(&name("team")).unwrap();
@@ -334,13 +334,20 @@ fn one_job_asks_for_no_more_than_its_tenant_and_tier_may() {
 fn a_change_keeps_a_job_within_its_limits() {
     const HOUR_MS: u64 = 3_600_000;
     let of_every_job = JobLimits { run_time_max_ms: Some(10 * HOUR_MS), ..JobLimits::default() };
-    let (mut speculation, _) = cluster(FOUNDING, &[("team", TenantLimits { job: of_every_job, ..NONE })]);
+    let (mut speculation, _) = cluster(BOOTSTRAP, &[("team", TenantLimits { job: of_every_job, ..NONE })]);
     let job = submit_as(&mut speculation, 1, ("team", "ada"), |_| {}).unwrap();
     assert_eq!(speculation.state().spec(job).unwrap().run_time_limit_ms, Some(10 * HOUR_MS));
     let change = |n, limit_ms| {
         let by = Requester { name: "ada".to_owned(), is_operator: false };
         let changes = vec![FieldChange::RunTimeLimit(limit_ms)];
-        Command::Modify(Box::new(ModifyOrder { request: request(n), by, job, expected: None, changes }))
+        Command::Modify(Box::new(ModifyOrder {
+            acts_for: None,
+            request: request(n),
+            by,
+            job,
+            expected: None,
+            changes,
+        }))
     };
     for (n, limit_ms) in [(2, None), (3, Some(10 * HOUR_MS + 1))] {
         let refused = handle(&mut speculation, &change(n, limit_ms)).unwrap_err();
@@ -348,4 +355,153 @@ fn a_change_keeps_a_job_within_its_limits() {
     }
     handle(&mut speculation, &change(4, Some(HOUR_MS))).unwrap();
     assert_eq!(speculation.state().spec(job).unwrap().run_time_limit_ms, Some(HOUR_MS));
+}
+
+/// A submission of several jobs with the same metadata.
+fn submit_many(
+    speculation: &mut Speculation,
+    n: u128,
+    metadata: &JobMetadata,
+    tenants: &[&str],
+) -> Result<Answer, Refusal> {
+    let submission = |(place, tenant): (usize, &&str)| {
+        let mut draft = JobDraft::clone(&job(&format!("j{n}-{place}"), 1, None));
+        draft.tenant = name(tenant);
+        let mut submission = Submission::new(draft.check().unwrap(), JobContract::default());
+        submission.metadata = (!metadata.is_default()).then(|| Arc::new(metadata.clone()));
+        submission
+    };
+    let jobs: Vec<Submission> = tenants.iter().enumerate().map(submission).collect();
+    handle(speculation, &Command::submit(request(n), jobs.into()))
+}
+
+#[test]
+fn jobs_of_one_batch_count_for_their_own_tenant_and_user_alone() {
+    let user = UserLimits { pending_jobs: Some(2), unfinished_jobs: None };
+    let (mut speculation, mut state) =
+        cluster(BOOTSTRAP, &[("team", TenantLimits { user, ..NONE }), ("other", NONE)]);
+    // A batch for several tenants with the same labels, of which one has a limit.
+    let ada = JobMetadata { creator: "ada".to_owned(), ..JobMetadata::default() };
+    submit_many(&mut speculation, 1, &ada, &["team", "other", "other", "team", "other"]).unwrap();
+    let refused = submit_many(&mut speculation, 2, &ada, &["other", "team"]).unwrap_err();
+    assert_eq!(refused.code, RefusalCode::TenantLimit, "{refused}");
+    // Nobody knows who submits these: labels change nothing of how they are counted.
+    let mut labelled = JobMetadata::default();
+    labelled.labels.insert("sweep".to_owned(), "7".to_owned());
+    submit_many(&mut speculation, 3, &labelled, &["team", "team"]).unwrap();
+    let refused = submit_many(&mut speculation, 4, &labelled, &["team"]).unwrap_err();
+    assert_eq!(fact(&refused, "user"), "anonymous");
+    commit(&mut speculation, &mut state);
+    let pending = |tenant, user| state.user_load(&name(tenant), user).pending_jobs;
+    assert_eq!([pending("team", "ada"), pending("other", "ada"), pending("team", "")], [2, 3, 2]);
+    check(&state);
+}
+
+#[test]
+fn members_that_are_not_created_count_for_their_user() {
+    let user = UserLimits { pending_jobs: Some(5_000), unfinished_jobs: Some(6_000) };
+    let (mut speculation, mut state) = cluster(BOOTSTRAP, &[("team", TenantLimits { user, ..NONE })]);
+    let mut array_of = |n: u128, size: u32| {
+        let mut draft = JobDraft::clone(&job(&format!("a{n}"), 1, None));
+        draft.tenant = name("team");
+        let mut submission = Submission::new(draft.check().unwrap(), JobContract::default());
+        submission.metadata =
+            Some(Arc::new(JobMetadata { creator: "ada".to_owned(), ..JobMetadata::default() }));
+        submission.array = Some(ArraySpec::of_size(size));
+        let answer = handle(&mut speculation, &Command::submit(request(n), Arc::new([submission])));
+        commit(&mut speculation, &mut state);
+        check(&state);
+        (answer, state.user_load(&name("team"), "ada"))
+    };
+    let (answer, load) = array_of(1, 4_000);
+    answer.unwrap();
+    assert_eq!((load.pending_jobs, load.unfinished_jobs), (4_000, 4_000));
+    let (refused, _) = array_of(2, 1_001);
+    assert_eq!(fact(&refused.unwrap_err(), "limit"), "user.pendingJobs");
+    let (answer, load) = array_of(3, 1_000);
+    answer.unwrap();
+    assert_eq!(load.pending_jobs, 5_000);
+}
+
+/// A host with eight devices joins.
+fn join_host(speculation: &mut Speculation) {
+    let spec = node_spec("gpus", "eu", "c1", Some(accelerators("h100", 8)));
+    let join = Command::Register { spec, holder: holder(9), other_session_is_over: false };
+    handle(speculation, &join).unwrap();
+}
+
+#[test]
+fn spare_workers_count_for_the_limit_of_one_job() {
+    let of_every_job = JobLimits { devices_max: Some(4), ..JobLimits::default() };
+    let (mut speculation, _) = cluster(BOOTSTRAP, &[("team", TenantLimits { job: of_every_job, ..NONE })]);
+    join_host(&mut speculation);
+    let mut with_spares = |n: u128, spares| {
+        let mut draft = JobDraft::clone(&job(&format!("s{n}"), 1, None));
+        draft.tenant = name("team");
+        draft.groups = vec![group("main", 2, Some(accelerators("h100", 1)))];
+        let contract = JobContract { spares, ..JobContract::default() };
+        let submission = Submission::new(draft.check().unwrap(), contract);
+        handle(&mut speculation, &Command::submit(request(n), Arc::new([submission])))
+    };
+    with_spares(1, 2).unwrap();
+    let refused = with_spares(2, 3).unwrap_err();
+    assert_eq!((refused.code, fact(&refused, "asked")), (RefusalCode::JobAboveLimit, "5".into()));
+}
+
+#[test]
+fn a_job_that_a_lower_limit_found_may_ask_for_less() {
+    const HOUR_MS: u64 = 3_600_000;
+    let (mut speculation, _) = cluster(BOOTSTRAP, &[("team", NONE)]);
+    join_host(&mut speculation);
+    let wide = |draft: &mut JobDraft| {
+        draft.groups = vec![group("main", 3, Some(accelerators("h100", 1)))];
+        draft.run_time_limit_ms = Some(10 * HOUR_MS);
+    };
+    let job = submit_as(&mut speculation, 1, ("team", "ada"), wide).unwrap();
+    let mut draft = speculation.state().policy().policy.as_ref().clone().into_draft();
+    let lower =
+        JobLimits { devices_max: Some(2), run_time_max_ms: Some(5 * HOUR_MS), ..JobLimits::default() };
+    draft.tenants.get_mut(&name("team")).unwrap().limits.job = lower;
+    let policy = Box::new(draft.check().unwrap());
+    let set = Command::SetPolicy { request: request(u128::MAX - 1), policy, expected_version: None };
+    handle(&mut speculation, &set).unwrap();
+    let mut change = |n, change: FieldChange| {
+        let by = Requester { name: "ada".to_owned(), is_operator: false };
+        let order = ModifyOrder {
+            acts_for: None,
+            request: request(n),
+            by,
+            job,
+            expected: None,
+            changes: vec![change],
+        };
+        handle(&mut speculation, &Command::Modify(Box::new(order)))
+    };
+    change(2, FieldChange::RunTimeLimit(Some(7 * HOUR_MS))).unwrap();
+    let longer = change(3, FieldChange::RunTimeLimit(Some(8 * HOUR_MS))).unwrap_err();
+    assert_eq!((longer.code, fact(&longer, "limit")), (RefusalCode::JobAboveLimit, "job.maxRunTime".into()));
+    let none = change(4, FieldChange::RunTimeLimit(None)).unwrap_err();
+    assert_eq!(none.code, RefusalCode::JobAboveLimit);
+    // Another tier has to be one that lets a job ask for this.
+    let tier = change(5, FieldChange::Tier(PriorityTier::Batch)).unwrap_err();
+    assert_eq!(fact(&tier, "limit"), "job.maxDevices");
+    change(6, FieldChange::RunTimeLimit(Some(HOUR_MS))).unwrap();
+}
+
+#[test]
+fn a_submission_is_the_same_request_whether_or_not_its_creator_is_known() {
+    let (mut speculation, _) = cluster(BOOTSTRAP, &[("team", NONE)]);
+    let mut batch = |creator: &str| {
+        let plain = JobDraft::clone(&job("plain", 1, None));
+        let mut jobs =
+            [1, 2].map(|_| Submission::new(plain.clone().check().unwrap(), JobContract::default()));
+        let mut labelled = JobMetadata { creator: creator.to_owned(), ..JobMetadata::default() };
+        let unlabelled = labelled.clone();
+        labelled.labels.insert("team".to_owned(), "vision".to_owned());
+        jobs[0].metadata = Some(Arc::new(labelled));
+        jobs[1].metadata = (!unlabelled.is_default()).then(|| Arc::new(unlabelled));
+        handle(&mut speculation, &Command::submit(request(1), Arc::new(jobs)))
+    };
+    let first = batch("ada").unwrap();
+    assert_eq!(batch("").unwrap(), first);
 }

@@ -1,14 +1,17 @@
 //! Tests of the decision step together with the state machine it decides for.
 //!
-//! `script` reads `testdata/*.txt`, which is written to be read as the specification of the life of
-//! a job and of a node. `model` drives random commands, `hostile` feeds the state machine records no
+//! `script` reads `testdata/*.txt`, which is written to be read as the specification of the lifecycle of
+//! a job and of a node. `random_commands` drives random commands, `hostile` feeds the state machine records no
 //! honest leader makes, `golden` replays the logs of released formats.
 // A test may read its files and look at a clock; the crate it tests may not.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 // Helpers of tests may unwrap too: a panic there is the report.
 #![allow(clippy::unwrap_used)]
 
+mod array_attacks;
+mod arrays;
 mod bounds;
+mod demand;
 mod fairness;
 mod golden;
 mod guard;
@@ -17,9 +20,11 @@ mod ids;
 mod limits;
 mod making_room;
 mod model;
+mod named;
 mod network;
 mod passes;
 mod random;
+mod random_commands;
 mod reclaim;
 mod script;
 mod snapshot;

@@ -1,4 +1,4 @@
-//! Who makes room, against every set of gangs that could: on fleets so small that all of them can be tried.
+//! Which gangs are preempted, against every set of gangs that could be: on fleets so small that all of them can be tried.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -283,7 +283,7 @@ impl World {
         free
     }
 
-    /// Whether so many workers of so many devices fit on hosts of one type without these gangs.
+    /// Whether this number of workers with this number of devices each fit on hosts of one type without these gangs.
     fn fits(&self, workers: u32, devices: u32, one_host: bool, jobs: &BTreeSet<JobId>) -> bool {
         PRICES.iter().any(|(kind, _)| {
             let hosts = self
@@ -291,11 +291,11 @@ impl World {
                 .nodes()
                 .iter()
                 .filter(|(_, row)| row.spec.accelerators.as_ref().is_some_and(|a| a.kind == name(kind)));
-            let rooms: Vec<u32> = hosts.map(|node| self.free_without(node, jobs) / devices).collect();
+            let fitting: Vec<u32> = hosts.map(|node| self.free_without(node, jobs) / devices).collect();
             if one_host {
-                rooms.iter().any(|room| *room >= workers)
+                fitting.iter().any(|count| *count >= workers)
             } else {
-                rooms.iter().sum::<u32>() >= workers
+                fitting.iter().sum::<u32>() >= workers
             }
         })
     }
@@ -514,10 +514,10 @@ fn several_hosts_are_freed_by_the_cheapest_set() {
         made += usize::from(!stopping.is_empty());
     }
     assert!(dearer.is_empty(), "{} of {made}:\n{}", dearer.len(), dearer.join("\n"));
-    assert!(made > 18, "room was made in {made} worlds");
+    assert!(made > 18, "gangs were preempted in {made} worlds");
 }
 
-/// Nobody is stopped again within its back-off while others would do, however often room is asked for.
+/// Nobody is stopped again within its back-off while others would do, however often capacity is asked for.
 #[test]
 fn nobody_is_stopped_again_and_again() {
     let (mut stops, mut again) = (0, 0);

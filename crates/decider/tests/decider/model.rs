@@ -1,128 +1,55 @@
-//! Random commands through the decider, over leader changes that lose rounds and let them arrive
-//! late. The seed in a failure's message is the whole bug report.
+//! A generator of histories: random commands through the decider, over leader changes that lose rounds and let them
+//! arrive late.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use muster_decider::{
-    Command, ControlOrder, DrainOrder, Founding, JobSelection, ModifyOrder, RepairOrder, Speculation, handle,
-    schedule, settle_all, tick,
+    BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder, RepairOrder, Speculation,
+    handle, schedule, settle_all, tick,
 };
 use muster_journal::{FORMAT_MAX, FORMAT_MIN, RankUpdate, Round};
 use muster_planner::Budget;
-use muster_state::{NodeStatus, Phase, State};
+use muster_state::{Phase, State};
 use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
 use muster_types::policy::{Order, PolicyDraft, Quota, TenantPolicy, Window, WindowPurpose, WindowScope};
 use muster_types::{
-    AcceleratorChoice, Control, Dependency, DependencyRule, DeviceAmount, DeviceSet, ExitStatus,
-    FailureClass, FieldChange, JobContract, JobDraft, JobId, JobMetadata, JobSpec, Level, LogTime, NodeId,
-    NodeSpec, PriorityTier, Requester, Spread, Submission, TaskGroup,
+    AcceleratorChoice, ArrayId, ArraySpec, Control, Dependency, DependencyRule, DependencyScope,
+    DeviceAmount, DeviceSet, ExitStatus, FailureClass, FieldChange, JobContract, JobDraft, JobId,
+    JobMetadata, JobSpec, Level, LogTime, NodeId, NodeSpec, PriorityTier, Requester, Spread, Submission,
+    TaskGroup,
 };
 
 use crate::random::Random;
 use crate::support::{
-    FOUNDING, accelerators, carried, check, group, holder, job_draft, leadership, name, node_draft, request,
+    BOOTSTRAP, accelerators, carried, check, group, holder, job_draft, leadership, name, node_draft, request,
     rows, with_all_rights,
 };
 
-/// Seeds that are always played.
-const SEEDS: u64 = 40;
-/// Seeds within which the generator has to reach what is rare.
-const SEEDS_MAX: u64 = 400;
-/// Decisions that the generator is there for and that come about in few seeds.
-const RARE: [&str; 13] = [
-    "rearranged",
-    "promise_dropped",
-    "job_released",
-    "policy_set",
-    "checkpoint_committed",
-    "format_raised",
-    "cluster_recovered",
-    "node_forgotten",
-    "job_contracts_set",
-    "job_metadata_set",
-    "attempt_failed",
-    "spares_taken",
-    "straggler_noted",
-];
-const STEPS: u64 = 300;
-
-struct Model {
-    random: Random,
-    speculation: Speculation,
+/// A leader that random things are asked of, and replicas that apply what it decides.
+pub struct Model {
+    pub random: Random,
+    pub speculation: Speculation,
     /// Applies rounds as they commit.
-    replica: State,
+    pub replica: State,
     /// Follows; now and then it is replaced by a restored snapshot of itself.
     follower: State,
     in_flight: Vec<Round>,
     now: LogTime,
-    requests: u128,
+    pub requests: u128,
     term: u64,
-    founding: Founding,
+    bootstrap: BootstrapConfig,
     /// What the format is raised to.
     format: u16,
     /// Names of decisions that were made.
-    made: BTreeSet<&'static str>,
-}
-
-#[test]
-fn random_commands_keep_every_invariant() {
-    let mut placed = 0;
-    let mut stale = 0;
-    let mut made: BTreeSet<&str> = BTreeSet::new();
-    for seed in 0..SEEDS_MAX {
-        if seed >= SEEDS && RARE.iter().all(|rare| made.contains(rare)) {
-            break;
-        }
-        let result = std::panic::catch_unwind(|| {
-            let mut model = Model::new(seed);
-            for _ in 0..STEPS {
-                model.step();
-            }
-            model.commit_all();
-            (
-                model.replica.jobs().iter().map(|(_, row)| u64::from(row.attempt)).sum::<u64>(),
-                model.replica.stale(),
-                model.made,
-            )
-        });
-        match result {
-            Ok((attempts, late, of_seed)) => {
-                made.extend(of_seed);
-                placed += attempts;
-                stale += late;
-            }
-            Err(panic) => {
-                eprintln!("seed {seed}");
-                std::panic::resume_unwind(panic);
-            }
-        }
-    }
-    // The generator must reach what it is there for.
-    assert!(placed > SEEDS * 10, "{placed} gangs were placed");
-    assert!(stale > SEEDS, "{stale} records came too late");
-    for rare in RARE {
-        assert!(made.contains(rare), "{rare} never came about: {made:?}");
-    }
-}
-
-#[test]
-fn same_seed_same_log() {
-    let run = |seed| {
-        let mut model = Model::new(seed);
-        for _ in 0..STEPS {
-            model.step();
-        }
-        model.commit_all();
-        model.replica.digest()
-    };
-    assert_eq!(run(7), run(7));
-    assert_ne!(run(7), run(8));
+    pub made: BTreeSet<&'static str>,
+    /// Every round in the order in which replicas see it.
+    pub log: Vec<Round>,
 }
 
 impl Model {
-    fn new(seed: u64) -> Model {
-        let speculation = Speculation::begin(State::default(), leadership(1, 1), LogTime(1_000), FOUNDING);
+    pub fn new(seed: u64) -> Model {
+        let speculation = Speculation::begin(State::default(), leadership(1, 1), LogTime(1_000), BOOTSTRAP);
         Model {
             random: Random::new(seed),
             speculation,
@@ -132,22 +59,23 @@ impl Model {
             now: LogTime(1_000),
             requests: 0,
             term: 1,
-            founding: FOUNDING,
+            bootstrap: BOOTSTRAP,
             // In every other run nobody ever knows more than the first format.
             format: if seed.is_multiple_of(2) { FORMAT_MAX } else { FORMAT_MIN },
             made: BTreeSet::new(),
+            log: Vec::new(),
         }
     }
 
-    /// The last lease of before a recovery has run out, under whoever leads now.
-    fn finish_recovery(&mut self) {
+    /// The last lease from before a recovery has run out, under the present leader.
+    pub fn finish_recovery(&mut self) {
         if self.speculation.is_recovering() {
-            let generation = self.founding.generation;
+            let generation = self.bootstrap.generation;
             handle(&mut self.speculation, &Command::Recover { generation }).expect("it is due");
         }
     }
 
-    fn step(&mut self) {
+    pub fn step(&mut self) {
         if self.random.once_in(4) {
             self.finish_recovery();
         }
@@ -190,7 +118,7 @@ impl Model {
         }
     }
 
-    fn commit_all(&mut self) {
+    pub fn commit_all(&mut self) {
         self.take();
         for round in core::mem::take(&mut self.in_flight) {
             self.apply(&round);
@@ -201,6 +129,7 @@ impl Model {
 
     /// A round of the current leadership: all of it is accepted, and both replicas stay the same.
     fn apply(&mut self, round: &Round) {
+        self.log.push(round.clone());
         for applied in self.replica.apply_round(round) {
             assert_eq!(applied.rejection, None);
             let diverged = |e: &muster_state::Effect| matches!(e, muster_state::Effect::Diverged { .. });
@@ -237,13 +166,14 @@ impl Model {
         };
         // Clocks of replicas differ; log time must not go back.
         let clock = self.now.minus_ms(self.random.below(10_000));
-        self.speculation = Speculation::begin(self.replica.clone(), next, clock, self.founding);
+        self.speculation = Speculation::begin(self.replica.clone(), next, clock, self.bootstrap);
         settle_all(&mut self.speculation);
         let first = self.speculation.take_round().expect("a leadership begins with a round");
         self.apply(&first);
         for round in late {
             let before = (rows(&self.replica), self.replica.log_index(), self.replica.log_time());
             let stale = self.replica.stale();
+            self.log.push(round.clone());
             for applied in self.replica.apply_round(&round) {
                 assert!(applied.log_index.is_none() && applied.effects.is_empty());
             }
@@ -326,7 +256,18 @@ impl Model {
         if !jobs.is_empty() && self.random.once_in(8) {
             let job = jobs[self.random.below(jobs.len() as u64) as usize];
             let rules = [DependencyRule::Succeeded, DependencyRule::Finished];
-            draft.dependencies = vec![Dependency { job, rule: rules[self.random.below(2) as usize] }];
+            draft.dependencies = vec![Dependency::new(job, rules[self.random.below(2) as usize])];
+        }
+        let arrays: Vec<ArrayId> = self.speculation.state().arrays().iter().map(|(id, _)| *id).collect();
+        if !arrays.is_empty() && self.random.once_in(8) {
+            let job = JobId(arrays[self.random.below(arrays.len() as u64) as usize].0);
+            let rules = [DependencyRule::Succeeded, DependencyRule::Finished];
+            let scopes = [DependencyScope::Array, DependencyScope::Member];
+            draft.dependencies = vec![Dependency {
+                job,
+                rule: rules[self.random.below(2) as usize],
+                scope: scopes[self.random.below(2) as usize],
+            }];
         }
         if self.random.once_in(12) {
             draft.not_before = Some(self.now.plus_ms(self.random.below(20_000)));
@@ -405,11 +346,28 @@ impl Model {
             .into_iter()
             .map(|spec| {
                 let (contract, metadata) = (self.contract(&spec), self.metadata());
-                Submission { spec, contract, metadata }
+                let array = self.array(&spec);
+                Submission { spec, contract, metadata, array, named_dependencies: Vec::new() }
             })
             .collect();
         let request = self.request();
         let _ = handle(&mut self.speculation, &Command::submit(request, jobs));
+    }
+
+    /// An array now and then; the same indices as those of one that it waits for.
+    fn array(&mut self, spec: &JobSpec) -> Option<ArraySpec> {
+        let by_member = spec.dependencies.iter().find(|on| on.is_of_members());
+        if let Some(on) = by_member {
+            let other = self.speculation.state().array(ArrayId(on.job.0));
+            return other.map(|row| row.template.array.clone());
+        }
+        if !self.random.once_in(4) {
+            return None;
+        }
+        let text = ["3", "12", "2-20:3,40", "0-5,9"][self.random.below(4) as usize];
+        let mut array = ArraySpec::parse(text).expect("an array");
+        array.throttle = self.random.once_in(2).then(|| 1 + self.random.below(4) as u32);
+        Some(array)
     }
 
     fn metadata(&mut self) -> Option<Arc<JobMetadata>> {
@@ -518,7 +476,7 @@ impl Model {
     }
 
     /// The cluster is rebuilt from what the replica has: everything in flight is lost, and a generation begins
-    /// in which nothing of before is held.
+    /// in which nothing of the previous one is held.
     fn recover(&mut self) {
         if self.replica.cluster().is_none() {
             return;
@@ -527,10 +485,10 @@ impl Model {
         self.commit_some();
         self.in_flight.clear();
         let generation = self.replica.generation() + 1;
-        self.founding = Founding { generation, ..FOUNDING };
+        self.bootstrap = BootstrapConfig { generation, ..BOOTSTRAP };
         self.term += 1;
         let next = leadership(self.term, 1);
-        self.speculation = Speculation::begin(self.replica.clone(), next, self.now, self.founding);
+        self.speculation = Speculation::begin(self.replica.clone(), next, self.now, self.bootstrap);
         settle_all(&mut self.speculation);
         self.submit();
         self.register();
@@ -568,20 +526,22 @@ impl Model {
                 4 => FieldChange::Regions(vec![name(["eu", "us"][self.random.below(2) as usize])]),
                 _ => FieldChange::ExpectedRun(Some(1 + self.random.below(100_000))),
             }];
-            let order = ModifyOrder { request, by, job, expected: None, changes };
+            let order = ModifyOrder { acts_for: None, request, by, job, expected: None, changes };
             let _ = handle(&mut self.speculation, &Command::Modify(Box::new(order)));
             return;
         }
         let control = Control::ALL[1 + self.random.below(4) as usize];
         let jobs = (0..4).filter_map(|_| self.any_job()).chain([job]).collect();
-        let selection = JobSelection { is_found: true, ..JobSelection::named(jobs) };
-        let order = ControlOrder { request, by, control, selection };
+        let arrays = self.speculation.state().arrays().iter().map(|(id, _)| *id);
+        let arrays: Vec<ArrayId> = arrays.filter(|id| (id.0 + request.0 as u64).is_multiple_of(5)).collect();
+        let selection = JobSelection { is_found: true, arrays, ..JobSelection::named(jobs) };
+        let order = ControlOrder { acts_for: None, request, by, control, selection };
         let _ = handle(&mut self.speculation, &Command::Control(Box::new(order)));
     }
 
     fn cordon(&mut self) {
         let state = self.speculation.state();
-        // Nodes that room is promised on are few; what becomes of the promise then must come about.
+        // Nodes with promised capacity are few; what becomes of the promise then must be exercised.
         let row = state.promised().next().and_then(|job| state.job(job));
         let promised = row.and_then(|row| Some(row.promise.as_ref()?.slots.first()?.node));
         let promised = promised.filter(|_| self.random.once_in(4));
@@ -732,39 +692,5 @@ impl Model {
                 let _ = handle(&mut self.speculation, &command);
             }
         }
-    }
-}
-
-/// The end of everything: whatever happened, a fleet that comes back runs what waits, and jobs that
-/// are cancelled end. No job is left in between for ever.
-#[test]
-fn every_job_can_be_brought_to_an_end() {
-    for seed in 100..120 {
-        let mut model = Model::new(seed);
-        for _ in 0..STEPS {
-            model.step();
-        }
-        model.finish_recovery();
-        model.commit_all();
-        let jobs: Vec<JobId> = model.speculation.state().jobs().iter().map(|(id, _)| *id).collect();
-        for job in jobs {
-            model.requests += 1;
-            let command = Command::cancel(request(model.requests), job);
-            let _ = handle(&mut model.speculation, &command);
-        }
-        let up = |state: &State| -> Vec<(NodeId, u32)> {
-            let nodes = state.nodes().iter().filter(|(_, row)| row.status == NodeStatus::Up);
-            nodes.map(|(id, row)| (*id, row.incarnation)).collect()
-        };
-        for (node, incarnation) in up(model.speculation.state()) {
-            handle(&mut model.speculation, &Command::SessionOver { node, incarnation })
-                .expect("never refused");
-        }
-        while model.speculation.wants_schedule() {
-            schedule(&mut model.speculation, &mut Budget::new(1_000));
-        }
-        model.commit_all();
-        let state = &model.replica;
-        assert_eq!((state.pending_count(), state.active_count()), (0, 0), "seed {seed}");
     }
 }

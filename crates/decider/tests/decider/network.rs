@@ -50,7 +50,7 @@ impl Fleet {
         request(self.requests)
     }
 
-    /// A gang on so many nodes, whose check finds at fault what `is_slow` says; it is cancelled afterwards.
+    /// A gang on `nodes` nodes, whose check finds at fault the nodes that `is_slow` selects; it is cancelled afterwards.
     fn check(&mut self, kind: &str, nodes: u32, mut is_slow: impl FnMut(NodeId) -> bool) {
         let spec = job("checked", nodes, Some(accelerators(kind, 8)));
         let request = self.request();
@@ -150,7 +150,7 @@ fn a_slow_node_is_kept_away_after_two_checks_and_a_moment_of_noise_keeps_nobody_
         fleet.pass(limits::NETWORK_CONFIRMED_AFTER_MS);
     }
     assert_eq!(suspects_beyond_the_bound(fleet.state()), []);
-    // A second node is found twice as well: it stays, and that is said.
+    // A second node is found twice as well: it stays, and that is reported.
     for _ in 0..2 {
         fleet.pass(limits::NETWORK_CONFIRMED_AFTER_MS);
         fleet.check("h100", 7, |node| node == noisy);

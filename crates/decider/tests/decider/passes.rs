@@ -18,12 +18,12 @@ const REQUESTS: u64 = 10_000;
 /// Hosts of which one device is busy, so that counters alone do not say that eight are not to be had on one host.
 const HOSTS: usize = 64;
 
-/// Whom those who wait could ask to make room.
+/// The gangs that could be preempted for those that wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Others {
     /// Nobody: all are of one tier.
     Nobody,
-    /// One gang of a lower tier on each host, beside one that cannot be stopped: nobody frees a host.
+    /// One gang of a lower tier on each host, next to one that cannot be stopped: nobody frees a host.
     TooFew,
 }
 
@@ -144,7 +144,7 @@ fn everybody_behind_ten_thousand_requests_has_a_turn_within_ten_passes() {
     {
         let (passes, visits) = passes_until_all_had_a_turn(tenants, others);
         println!(
-            "{REQUESTS} different requests of {tenants} tenants, to make room: {others:?}: everybody had a turn within \
+            "{REQUESTS} different requests of {tenants} tenants, to preempt: {others:?}: everybody had a turn within \
              {passes} passes; at most {visits} visits in a pass, of {VISITS}"
         );
         assert!(passes <= 10, "{passes} passes");

@@ -15,7 +15,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use muster_decider::{
-    Answer, Command, DrainOrder, Founding, Pass, RepairOrder, Speculation, handle, schedule, settle_all, tick,
+    Answer, BootstrapConfig, Command, DrainOrder, Pass, RepairOrder, Speculation, handle, schedule,
+    settle_all, tick,
 };
 use muster_journal::RankUpdate;
 use muster_planner::Budget;
@@ -23,13 +24,13 @@ use muster_state::State;
 use muster_types::health::{Finding, HealthAction, XidRule};
 use muster_types::{DeviceSet, ExitStatus, JobId, LogTime, NodeId, RefusalCode};
 
-use crate::support::{self, FOUNDING, commit, leadership, name, request};
+use crate::support::{self, BOOTSTRAP, commit, leadership, name, request};
 
 #[test]
 fn scripts() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata");
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata");
     let update = std::env::var_os("UPDATE_EXPECT").is_some();
-    let mut paths: Vec<_> = std::fs::read_dir(&folder)
+    let mut paths: Vec<_> = std::fs::read_dir(&directory)
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .filter(|path| path.extension().is_some_and(|e| e == "txt"))
@@ -90,7 +91,7 @@ struct World {
     jobs: BTreeMap<String, JobId>,
     labels: BTreeMap<JobId, String>,
     requests: u128,
-    founding: Founding,
+    bootstrap: BootstrapConfig,
 }
 
 impl World {
@@ -106,7 +107,7 @@ impl World {
             jobs: BTreeMap::new(),
             labels: BTreeMap::new(),
             requests: 1_000,
-            founding: FOUNDING,
+            bootstrap: BOOTSTRAP,
         }
     }
 
@@ -117,7 +118,7 @@ impl World {
             // In place of the cluster that every script begins with: one for which nobody has set a policy.
             "cluster" => {
                 assert_eq!(rest, ["new"], "no other cluster is known");
-                *self = World::of(support::founded_as(FOUNDING));
+                *self = World::of(support::founded_as(BOOTSTRAP));
                 String::new()
             }
             "node" => {
@@ -246,7 +247,7 @@ impl World {
             "running" => self.report_all(rest, &RankUpdate::Running),
             "stopped" => self.report_all(rest, &RankUpdate::Exited(ExitStatus::Signal(15))),
             "done" => self.report_all(rest, &RankUpdate::Exited(ExitStatus::Code(0))),
-            "anew" => {
+            "reset" => {
                 *self = World::new();
                 String::new()
             }
@@ -256,6 +257,7 @@ impl World {
             "why" => self.why(rest[0]),
             "show" => match rest[0] {
                 "jobs" => self.show_jobs(),
+                "array" => self.show_array(rest[1]),
                 "nodes" => self.show_nodes(),
                 "recoveries" => self.show_recoveries(),
                 "spares" => self.show_spares(),
@@ -322,19 +324,19 @@ impl World {
         self.finish(Ok(None))
     }
 
-    /// Another replica leads from here on; it has applied everything. `generation=N`: its folder is of that
+    /// Another replica leads from here on; it has applied everything. `generation=N`: its data directory is of that
     /// generation; `knows=N`: its binary knows formats up to that.
     fn leader(&mut self, words: &[&str]) -> String {
         let replica = words[0].strip_prefix('r').unwrap().parse().unwrap();
         let term = self.speculation.leadership().term + 1;
         if let Some(generation) = self.number(words, "generation=") {
-            self.founding.generation = generation.parse().unwrap();
+            self.bootstrap.generation = generation.parse().unwrap();
         }
         if let Some(format_max) = self.number(words, "knows=") {
-            self.founding.format_max = format_max.parse().unwrap();
+            self.bootstrap.format_max = format_max.parse().unwrap();
         }
         self.speculation =
-            Speculation::begin(self.replica.clone(), leadership(term, replica), self.now, self.founding);
+            Speculation::begin(self.replica.clone(), leadership(term, replica), self.now, self.bootstrap);
         settle_all(&mut self.speculation);
         self.finish(Ok(None))
     }

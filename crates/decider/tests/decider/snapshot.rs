@@ -13,7 +13,7 @@ use muster_state::{Charge, JobRow, Phase, Placement, RankState, RestoreError, St
 use muster_types::{DeviceSet, ExitStatus, FencingToken, JobId, LogIndex, LogTime, NodeId, QueueKey, limits};
 
 use crate::support::{
-    FOUNDING, accelerators, check, commit, founded, founded_as, holder, job, leadership, name, node_draft,
+    BOOTSTRAP, accelerators, check, commit, founded, founded_as, holder, job, leadership, name, node_draft,
     node_spec, request,
 };
 
@@ -60,7 +60,7 @@ fn an_empty_state_restores() {
 fn the_restored_goes_on_like_the_original() {
     let state = small();
     let run = |state: State| {
-        let mut speculation = Speculation::begin(state, leadership(2, 1), LogTime(2_000_000), FOUNDING);
+        let mut speculation = Speculation::begin(state, leadership(2, 1), LogTime(2_000_000), BOOTSTRAP);
         handle(&mut speculation, &Command::SessionOver { node: NodeId(0), incarnation: 1 }).unwrap();
         schedule(&mut speculation, &mut Budget::new(1_000));
         speculation.take_round()
@@ -136,7 +136,7 @@ fn a_newer_head_is_named() {
 /// A snapshot is in the format in force: a replica that is not upgraded yet takes it until the format is raised.
 #[test]
 fn a_snapshot_is_of_the_format_in_force() {
-    let (mut speculation, mut state) = founded_as(FOUNDING);
+    let (mut speculation, mut state) = founded_as(BOOTSTRAP);
     assert_eq!(state.format(), FORMAT_MIN);
     assert_eq!(State::restore_up_to(1, state.snapshot()).unwrap().digest(), state.digest());
     handle(&mut speculation, &Command::RaiseFormat { format: 2 }).unwrap();

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use muster_decider::{Command, Founding, Speculation, handle};
+use muster_decider::{BootstrapConfig, Command, Speculation, handle};
 use muster_journal::{
     Decision, Estimate, FORMAT_MAX, Outcome, RequestKey, Round, decode_round, encode_round,
 };
@@ -16,7 +16,7 @@ use muster_types::{
 pub const GIB: u64 = 1 << 30;
 
 /// A cluster that begins in the lowest format.
-pub const FOUNDING: Founding = Founding::new(ClusterId(0xc1), Parameters::DEFAULT);
+pub const BOOTSTRAP: BootstrapConfig = BootstrapConfig::new(ClusterId(0xc1), Parameters::DEFAULT);
 
 pub fn name(text: &str) -> Name {
     Name::new(text).expect("a name")
@@ -79,9 +79,9 @@ pub fn holder(n: u128) -> HolderId {
     HolderId(n)
 }
 
-/// A founded cluster under its first leader, and a replica that has applied the founding. Everybody has every right.
+/// A founded cluster under its first leader, and a replica that has applied the bootstrap. Everybody has every right.
 pub fn founded() -> (Speculation, State) {
-    let (mut speculation, mut replica) = founded_as(FOUNDING);
+    let (mut speculation, mut replica) = founded_as(BOOTSTRAP);
     let policy = with_all_rights(PolicyDraft::default()).check().expect("a policy");
     let command =
         Command::SetPolicy { request: request(999), policy: Box::new(policy), expected_version: None };
@@ -90,10 +90,10 @@ pub fn founded() -> (Speculation, State) {
     (speculation, replica)
 }
 
-/// The same with nothing but what its founding brings.
-pub fn founded_as(founding: Founding) -> (Speculation, State) {
+/// The same with nothing but what its bootstrap brings.
+pub fn founded_as(bootstrap: BootstrapConfig) -> (Speculation, State) {
     let mut speculation =
-        Speculation::begin(State::default(), leadership(1, 1), LogTime(1_000_000), founding);
+        Speculation::begin(State::default(), leadership(1, 1), LogTime(1_000_000), bootstrap);
     let mut replica = State::default();
     commit(&mut speculation, &mut replica);
     (speculation, replica)
@@ -151,7 +151,8 @@ pub fn check(state: &State) {
         let spec = state.spec(*id).expect("a job has a spec");
         if row.released && !matches!(row.phase, Phase::Finished(_)) {
             for dependency in &spec.dependencies {
-                let Some(other) = state.job(dependency.job) else { continue };
+                let is_of_job = !dependency.is_of_array() && !dependency.is_of_members();
+                let Some(other) = state.job(dependency.job).filter(|_| is_of_job) else { continue };
                 let Phase::Finished(outcome) = &other.phase else {
                     panic!("{id} goes on before {}", dependency.job)
                 };

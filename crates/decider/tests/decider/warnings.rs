@@ -1,4 +1,4 @@
-//! What is said of a policy before it is set: each warning on a fleet where it is due, and not on one where it is not.
+//! What is reported of a policy before it is set: each warning on a fleet where it is due, and not on one where it is not.
 
 use muster_decider::{
     Command, POLICY_WARNINGS_MAX, PolicyWarning, Speculation, handle, policy_warnings, schedule,

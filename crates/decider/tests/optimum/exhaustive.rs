@@ -16,7 +16,7 @@ pub fn quarters(fleet: &Fleet) -> u64 {
     fleet.iter().map(of_host).sum()
 }
 
-/// What may be left when each gang in turn is placed if it fits.
+/// What may be left when the gangs are placed one after the other, each if it fits.
 pub fn in_order(free: Fleet, gangs: &[Gang]) -> Vec<Fleet> {
     let mut ends = vec![free];
     for gang in gangs {

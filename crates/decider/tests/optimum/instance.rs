@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use muster_decider::{Answer, Command, Founding, Pass, Speculation, handle, schedule};
+use muster_decider::{Answer, BootstrapConfig, Command, Pass, Speculation, handle, schedule};
 use muster_journal::{Decision, WorkerSlot};
 use muster_planner::Budget;
 use muster_state::State;
@@ -25,7 +25,7 @@ const SHARED_HOSTS_MAX: usize = 4;
 
 const MILLI_PER_QUARTER: u64 = 1_000 / QUARTERS;
 const GIB: u64 = 1 << 30;
-const FOUNDING: Founding = Founding::new(ClusterId(0xc1), Parameters::DEFAULT);
+const BOOTSTRAP: BootstrapConfig = BootstrapConfig::new(ClusterId(0xc1), Parameters::DEFAULT);
 
 /// A host and how many of its devices run something.
 #[derive(Clone, Copy, Debug)]
@@ -60,8 +60,8 @@ impl Gang {
     }
 
     fn fits_empty(&self, hosts: &[Host]) -> bool {
-        let room = hosts.iter().map(|host| u64::from(host.devices) * QUARTERS / self.worker_quarters);
-        room.sum::<u64>() >= u64::from(self.workers)
+        let workers = hosts.iter().map(|host| u64::from(host.devices) * QUARTERS / self.worker_quarters);
+        workers.sum::<u64>() >= u64::from(self.workers)
     }
 }
 
@@ -125,7 +125,7 @@ impl Instance {
     /// One pass over the line, on a state in which the taken devices run something.
     pub fn schedule(&self) -> Outcome {
         let leadership = Leadership { term: 1, replica: ReplicaId(1) };
-        let mut speculation = Speculation::begin(State::default(), leadership, LogTime(1_000_000), FOUNDING);
+        let mut speculation = Speculation::begin(State::default(), leadership, LogTime(1_000_000), BOOTSTRAP);
         // Places are compared, not times: the first that cannot start would keep a place from others for later.
         let mut policy = PolicyDraft::default();
         policy.backfill.reservations_max = 0;

@@ -9,7 +9,7 @@
 //!
 //! 1. *Of the order.* The gangs are offered capacity in the order of the line, each once, and one that
 //!    fits has to be placed. What is left to the planner is where, and the optimum is over every choice of
-//!    places: [`exhaustive`] follows all of them. It also has the choices that happen to leave no room for
+//!    places: [`exhaustive`] follows all of them. It also has the choices that happen to leave no space for
 //!    a small gang and so keep it for a larger one behind it.
 //! 2. *Of the strict order.* A gang is let in when it can be placed together with all that were let in
 //!    before it, wherever those are, by the integer program in [`program`]: the places are chosen in

@@ -8,7 +8,7 @@ use crate::world::{HOUR, JobPlan, MINUTE, SECOND, World};
 /// What somebody without any promise may try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trick {
-    /// A name of its own for every job.
+    /// Another name for every job.
     Rename,
     /// The highest tier there is.
     MisnameTier,
@@ -36,7 +36,7 @@ impl Trick {
     ];
 }
 
-/// Fills a fleet of so many devices for as long as the world lasts, and a queue behind it.
+/// Fills a fleet of this number of devices for as long as the world lasts, and a queue behind it.
 pub fn flood(
     world: &mut World,
     random: &mut Random,

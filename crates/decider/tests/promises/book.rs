@@ -5,8 +5,8 @@
 //!
 //! Gangs of a tenant and of all tenants below it are ranked: those that may not be preempted first, then those within
 //! nominal one level below, then higher tiers, then who was placed earlier. In this order each is *within nominal* at
-//! that tenant if it still fits into the tenant's nominal quota beside those that did. What a tenant with others below
-//! it uses itself stands beside them as a child of its own, whose nominal quota is what theirs leave.
+//! that tenant if it still fits into the tenant's nominal quota together with those that did. What a tenant with others
+//! below it uses itself counts as a separate child next to them, whose nominal quota is what theirs leave.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,7 +28,7 @@ pub struct Gang {
     pub since: u64,
     pub kind: Name,
     pub milli: u64,
-    /// When it will have run for longer than was expected of it with nine chances in ten.
+    /// When it will have run for longer than the p90 of its expected run time.
     pub overrun_at: Option<LogTime>,
 }
 
@@ -263,7 +263,7 @@ impl Book {
         self.policy.tenants.get(tenant)?.quotas.iter().find(|quota| quota.kind == *kind)
     }
 
-    /// What of its nominal quota a tenant never lends.
+    /// The part of its nominal quota that a tenant never lends.
     fn reserve(&self, tenant: &Name, kind: &Name) -> u64 {
         let quota = self.quota(tenant, kind);
         quota.map_or(0, |q| q.lending_limit_milli.map_or(0, |lent| q.nominal_milli.saturating_sub(lent)))
@@ -302,11 +302,11 @@ impl Book {
         let after = self.after(&claimant.tenant, kind, milli, victims);
         for victim in victims {
             let Some(gang) = self.gang(*victim) else { return Err(format!("{victim} holds nothing")) };
-            let may_not = |what: &str| {
+            let may_not = |error: &str| {
                 let fixed = if gang.preemptible { "" } else { ", not preemptible" };
                 let (whose, tier) = (&gang.tenant, gang.tier);
                 let (by, by_tier) = (&claimant.tenant, claimant.tier);
-                Err(format!("{victim} of {whose} ({tier}{fixed}) for {by} ({by_tier}): {what}"))
+                Err(format!("{victim} of {whose} ({tier}{fixed}) for {by} ({by_tier}): {error}"))
             };
             let overran =
                 gang.overrun_at.zip(now).is_some_and(|(at, now)| at < now) && gang.tier <= claimant.tier;
@@ -314,7 +314,7 @@ impl Book {
                 gang.preemptible && ((rules.enabled && gang.tier < claimant.tier) || overran);
             let Some((ours, theirs)) = self.sides(&claimant.tenant, &gang.tenant) else {
                 if !may_be_stopped {
-                    return may_not("of its own tenant, and of no lower tier or not preemptible");
+                    return may_not("it is of the same tenant, and of no lower tier or not preemptible");
                 }
                 continue;
             };

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use muster_decider::{Answer, Command, DrainOrder, Founding, Pass, Speculation, handle, schedule, tick};
+use muster_decider::{
+    Answer, BootstrapConfig, Command, DrainOrder, Pass, Speculation, handle, schedule, tick,
+};
 use muster_journal::{Decision, RankUpdate, RearrangeCause, StopCause};
 use muster_planner::Budget;
 use muster_state::State;
@@ -24,8 +26,8 @@ const ROUNDS_MAX: u32 = 10_000;
 
 const FIRST: Leadership = Leadership { term: 1, replica: ReplicaId(1) };
 
-fn founding() -> Founding {
-    Founding::new(ClusterId(1), Parameters::DEFAULT)
+fn bootstrap() -> BootstrapConfig {
+    BootstrapConfig::new(ClusterId(1), Parameters::DEFAULT)
 }
 
 /// What became of a job.
@@ -38,7 +40,7 @@ pub struct Record {
     pub stops: Vec<(u64, StopCause)>,
     pub requeued: Vec<u64>,
     pub finished: Option<u64>,
-    /// What of its run is done, which a checkpoint keeps.
+    /// The part of its run that is done, which a checkpoint keeps.
     saved_ms: u64,
 }
 
@@ -100,7 +102,7 @@ impl<'a> Drive<'a> {
     pub fn new(world: &'a World) -> Drive<'a> {
         let mut drive = Drive {
             world,
-            speculation: Speculation::begin(State::default(), FIRST, EPOCH, founding()),
+            speculation: Speculation::begin(State::default(), FIRST, EPOCH, bootstrap()),
             replica: State::default(),
             now_ms: 0,
             jumped_ms: 0,
@@ -116,7 +118,7 @@ impl<'a> Drive<'a> {
             random: Random::new(world.seed ^ 0xd21e),
             trace: Vec::new(),
         };
-        let nobody = &mut crate::measure::Nobody;
+        let nobody = &mut crate::measure::NullObserver;
         // A format holds from the round after the one that raises it.
         drive.take(nobody);
         drive.set_policy(&world.policy, nobody);
@@ -259,7 +261,7 @@ impl<'a> Drive<'a> {
                 self.note("another leader".into());
                 self.leadership.term += 1;
                 let state = self.replica.clone();
-                self.speculation = Speculation::begin(state, self.leadership, self.log_time(), founding());
+                self.speculation = Speculation::begin(state, self.leadership, self.log_time(), bootstrap());
                 self.take(observer);
             }
             Act::Jump { ms } => {

@@ -124,8 +124,8 @@ fn owner_of_slices(seed: u64) -> World {
     world.sorted()
 }
 
-/// What was seen of one world.
-struct Seen {
+/// What was observed in one world.
+struct WorldResult {
     seed: u64,
     bound_s: u64,
     /// Jobs that did not start in the pass after their submission.
@@ -135,8 +135,8 @@ struct Seen {
 }
 
 /// All worlds, once for all the properties of this file.
-fn seen() -> &'static [Seen] {
-    static SEEN: OnceLock<Vec<Seen>> = OnceLock::new();
+fn seen() -> &'static [WorldResult] {
+    static SEEN: OnceLock<Vec<WorldResult>> = OnceLock::new();
     SEEN.get_or_init(|| {
         let look = |seed| {
             let world = if seed % 2 == 1 { owner_of_slices(seed) } else { owners_and_guests(seed) };
@@ -146,7 +146,13 @@ fn seen() -> &'static [Seen] {
             let owners =
                 world.jobs.iter().zip(&drive.records).filter(|(plan, _)| !plan.name.contains("guest"));
             let waited = owners.filter(waits).count();
-            Seen { seed, bound_s: bound_ms(&drive) / SECOND, waited, guarantee: seen.0, evictions: seen.1 }
+            WorldResult {
+                seed,
+                bound_s: bound_ms(&drive) / SECOND,
+                waited,
+                guarantee: seen.0,
+                evictions: seen.1,
+            }
         };
         (0..seeds(2)).map(look).collect()
     })

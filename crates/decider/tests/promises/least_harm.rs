@@ -1,4 +1,4 @@
-//! G8: who makes room is a smallest set, and nobody is stopped again and again.
+//! G8: the preempted gangs are a smallest set, and nobody is stopped again and again.
 
 use std::collections::BTreeMap;
 
@@ -237,7 +237,7 @@ fn nobody_is_stopped_again_while_another_would_do() {
     }
     let mut world = world.sorted();
     world.horizon_ms = HOUR;
-    let drive = Drive::run(&world, &mut crate::measure::Nobody);
+    let drive = Drive::run(&world, &mut crate::measure::NullObserver);
     let mut stopped = 0;
     for (place, record) in drive.records.iter().enumerate() {
         let times: Vec<u64> = record.preempted().collect();

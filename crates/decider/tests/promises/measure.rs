@@ -22,9 +22,9 @@ pub trait Observer {
 }
 
 /// Looks at nothing.
-pub struct Nobody;
+pub struct NullObserver;
 
-impl Observer for Nobody {}
+impl Observer for NullObserver {}
 
 impl<A: Observer, B: Observer> Observer for (A, B) {
     fn before(&mut self, drive: &Drive<'_>, decision: &Decision) {
@@ -203,14 +203,14 @@ pub fn explain(drive: &Drive<'_>, book: &Book, place: usize) -> String {
     format!("the scheduler says {explained}; by the book these may be stopped: {}", victims.join(" "))
 }
 
-/// Whether a job and these others would all be within nominal at every tenant above it, beside all that runs and
-/// does not borrow from them.
+/// Whether a job and these others would all be within nominal at every tenant above it, together with all that runs
+/// and does not borrow from them.
 fn could_be_within(drive: &Drive<'_>, book: &Book, place: usize, others: &[usize]) -> bool {
     let plan = &drive.world.jobs[place];
     let (tenant, kind) = (name(&plan.tenant), name(plan.kind));
     let wanted = |place: &usize| drive.world.jobs[*place].device_count() * 1_000;
     book.path(&tenant).into_iter().all(|node| {
-        let beside: u64 = others
+        let wanted_by_others: u64 = others
             .iter()
             .filter(|other| {
                 let plan = &drive.world.jobs[**other];
@@ -218,8 +218,9 @@ fn could_be_within(drive: &Drive<'_>, book: &Book, place: usize, others: &[usize
             })
             .map(wanted)
             .sum();
-        // What those beside it borrow of a quota above can be taken back from them.
-        book.unborrowed(node, &kind) + beside + wanted(&place) <= book.nominal_of(Side::Subtree(node), &kind)
+        // What its siblings borrow of a quota above can be taken back from them.
+        book.unborrowed(node, &kind) + wanted_by_others + wanted(&place)
+            <= book.nominal_of(Side::Subtree(node), &kind)
     })
 }
 

@@ -4,7 +4,7 @@ use muster_types::PriorityTier;
 use muster_types::policy::PolicyDraft;
 
 use crate::drive::Drive;
-use crate::measure::Nobody;
+use crate::measure::NullObserver;
 use crate::random::Random;
 use crate::seeds;
 use crate::world::{HOUR, JobPlan, MINUTE, World, give_all_rights, hosts};
@@ -23,9 +23,12 @@ fn fill(world: &mut World, count: u64, tier: PriorityTier) {
 /// Passes from the submission of a job to its placement; none while it still waits after `max`.
 fn passes_until_placed(drive: &mut Drive<'_>, job: usize, max: u64) -> Option<u64> {
     let at_ms = drive.world.jobs[job].at_ms;
-    drive.run_until(at_ms - 1, &mut Nobody);
+    drive.run_until(at_ms - 1, &mut NullObserver);
     let before = drive.passes;
-    while drive.records[job].placed.is_empty() && drive.passes <= before + max && drive.step(&mut Nobody) {}
+    while drive.records[job].placed.is_empty()
+        && drive.passes <= before + max
+        && drive.step(&mut NullObserver)
+    {}
     (!drive.records[job].placed.is_empty()).then(|| drive.passes - before)
 }
 
@@ -102,7 +105,7 @@ fn gangs_that_cannot_be_helped_keep_nobody_from_making_room() {
         let passes = passes_until_placed(&mut drive, one, PASSES_MAX);
         assert!(
             passes.is_some(),
-            "seed {seed}: behind {hopeless} hopeless gangs nobody makes room for one device"
+            "seed {seed}: behind {hopeless} hopeless gangs nobody is preempted for one device"
         );
     }
 }
@@ -125,20 +128,20 @@ fn an_elastic_gang_grows_beside_others_that_cannot() {
     let mut fleet = hosts("a100", 1, 8);
     fleet.extend(hosts("b200", 1, 8));
     let mut world = World::new(0, fleet, PolicyDraft::default());
-    // Five gangs that have less than they ask for, with nothing free beside them: while these hosts were full,
+    // Five gangs that have less than they ask for, with nothing free next to them: while these hosts were full,
     // each was given the one device that was left.
     for n in 0..5 {
         world.submit(JobPlan::new(0, &format!("first-{n}"), "other", "b200").runs((n + 1) * MINUTE, true));
         world.submit(elastic(&format!("narrow-{n}"), "b200", 1 + n, 2, 1));
     }
     world.submit(JobPlan::new(0, "rest", "other", "b200").gang(1, 3).runs(100 * HOUR, true));
-    world.submit(JobPlan::new(MINUTE, "beside", "other", "a100").gang(1, 5).runs(30 * MINUTE, true));
+    world.submit(JobPlan::new(MINUTE, "neighbor", "other", "a100").gang(1, 5).runs(30 * MINUTE, true));
     world.submit(elastic("grows", "a100", 2 * MINUTE, 8, 3));
     let world = world.sorted();
     let mut drive = Drive::new(&world);
-    drive.run_until(20 * MINUTE, &mut Nobody);
-    assert_eq!(workers(&drive, "grows"), 3, "it begins beside somebody");
-    drive.run_until(40 * MINUTE, &mut Nobody);
+    drive.run_until(20 * MINUTE, &mut NullObserver);
+    assert_eq!(workers(&drive, "grows"), 3, "it begins next to another gang");
+    drive.run_until(40 * MINUTE, &mut NullObserver);
     assert_eq!(workers(&drive, "grows"), 8, "ten minutes after devices came free it has grown into them");
 }
 
@@ -149,12 +152,12 @@ fn an_elastic_gang_grows_beside_work_that_waits_for_something_else() {
     let mut world = World::new(0, fleet, PolicyDraft::default());
     fill(&mut world, 8, PriorityTier::Standard);
     world.submit(JobPlan::new(MINUTE, "waits", "other", "h100").runs(HOUR, true));
-    world.submit(JobPlan::new(0, "beside", "other", "a100").gang(1, 5).runs(30 * MINUTE, true));
+    world.submit(JobPlan::new(0, "neighbor", "other", "a100").gang(1, 5).runs(30 * MINUTE, true));
     world.submit(elastic("grows", "a100", MINUTE, 8, 3));
     let world = world.sorted();
     let mut drive = Drive::new(&world);
-    drive.run_until(20 * MINUTE, &mut Nobody);
-    assert_eq!(workers(&drive, "grows"), 3, "it begins beside somebody");
-    drive.run_until(40 * MINUTE, &mut Nobody);
+    drive.run_until(20 * MINUTE, &mut NullObserver);
+    assert_eq!(workers(&drive, "grows"), 3, "it begins next to another gang");
+    drive.run_until(40 * MINUTE, &mut NullObserver);
     assert_eq!(workers(&drive, "grows"), 8, "ten minutes after devices came free it has grown into them");
 }

@@ -5,7 +5,7 @@ use muster_types::policy::{NonPreemptible, PolicyDraft, TenantPolicy, TenantRigh
 use muster_types::{PriorityTier, RefusalCode};
 
 use crate::drive::Drive;
-use crate::measure::Nobody;
+use crate::measure::NullObserver;
 use crate::random::Random;
 use crate::seeds;
 use crate::world::{HOUR, JobPlan, MINUTE, World, hosts, name};
@@ -67,7 +67,7 @@ fn what_is_no_right_of_the_tenant_is_refused_by_name() {
     let (mut refused, mut admitted) = (0, 0);
     for seed in 0..seeds(20) {
         let world = a_tree_of_rights(seed);
-        let drive = Drive::run(&world, &mut Nobody);
+        let drive = Drive::run(&world, &mut NullObserver);
         for (plan, record) in world.jobs.iter().zip(&drive.records) {
             let tier_max = right(&world.policy, &plan.tenant, |rights| rights.tier_max);
             let untouchable = right(&world.policy, &plan.tenant, |rights| rights.non_preemptible);

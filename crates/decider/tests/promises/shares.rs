@@ -13,7 +13,7 @@ use crate::random::Random;
 use crate::seeds;
 use crate::world::{HOUR, JobPlan, MINUTE, World, hosts, name};
 
-/// What a tenant's own work weighs beside its children, and what all tenants weigh that policy does not name.
+/// What a tenant's own work weighs next to its children, and what all tenants weigh that policy does not name.
 const DEFAULT_WEIGHT: u64 = 1_000;
 /// The reserved tenant above all that policy does not name.
 const UNLISTED: &str = "unlisted";
@@ -123,7 +123,7 @@ fn saturated(seed: u64) -> World {
         };
         policy.tenants.insert(name(&org), of(None, &mut random));
         let teams = random.below(4);
-        // Some have work of their own beside their teams'.
+        // Some have work in addition to their teams'.
         if teams == 0 || random.once_in(2) {
             workers.push(org.clone());
         }
@@ -138,7 +138,7 @@ fn saturated(seed: u64) -> World {
     for tenant in workers {
         backlog(&mut world, &tenant, |_| tenant.clone());
     }
-    // Somebody has a name of its own for every job.
+    // One submits every job under another name.
     if random.once_in(2) {
         backlog(&mut world, "stranger", |n| format!("stranger-{n}"));
     }

@@ -3,13 +3,13 @@
 use muster_types::policy::PolicyDraft;
 
 use crate::drive::{Drive, LAUNCH_MS};
-use crate::measure::Nobody;
+use crate::measure::NullObserver;
 use crate::random::Random;
 use crate::seeds;
 use crate::strict::starts;
 use crate::world::{HOUR, JobPlan, MINUTE, SECOND, World, grid, hosts, name, tenant};
 
-/// What stands in the gangs' way besides small jobs.
+/// What else stands in the gangs' way, in addition to small jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Setting {
     /// Nothing.
@@ -31,7 +31,7 @@ struct Fleet {
     hosts: usize,
 }
 
-/// A fleet that is as good as full with small jobs, and gangs of several hosts among them. Nobody says how long
+/// A fleet that is as good as full with small jobs, and gangs of several hosts among them. NullObserver says how long
 /// anything takes; the scheduler learns it.
 fn small_jobs_and_gangs(seed: u64, setting: Setting) -> Fleet {
     let mut random = Random::new(seed ^ 0x57a2);
@@ -134,7 +134,8 @@ fn gangs_start_in_time(setting: Setting) {
 fn run_until_gangs_ran(world: &World) -> Drive<'_> {
     let mut drive = Drive::new(world);
     let gangs: Vec<usize> = (0..world.jobs.len()).filter(|place| world.jobs[*place].workers > 1).collect();
-    while gangs.iter().any(|place| drive.records[*place].placed.is_empty()) && drive.step(&mut Nobody) {}
+    while gangs.iter().any(|place| drive.records[*place].placed.is_empty()) && drive.step(&mut NullObserver) {
+    }
     drive
 }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use crate::world::JobPlan;
 
-/// When each of these jobs starts, in their order, on hosts of so many devices. A job with a slice takes a
+/// When each of these jobs starts, in their order, on hosts of `devices` devices. A job with a slice takes a
 /// whole pod of `pod` hosts.
 pub fn starts(jobs: &[JobPlan], hosts: usize, devices: u16, pod: usize) -> Vec<u64> {
     let mut free = vec![devices; hosts];

@@ -20,7 +20,7 @@ const DEVICES: u16 = 8;
 const UNREST_MS: u64 = 3 * HOUR;
 const END_MS: u64 = 30 * HOUR;
 
-/// Looks at the state after every so many passes.
+/// Looks at the state after every this many passes.
 const LOOK_AFTER_PASSES: u64 = 16;
 
 /// The policy in times of peace: two labs share the fleet, one has two teams, and there are guests.

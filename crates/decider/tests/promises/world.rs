@@ -72,13 +72,13 @@ impl JobPlan {
         }
     }
 
-    /// So many workers of so many devices.
+    /// A gang of `workers` workers with `devices` devices each.
     pub fn gang(mut self, workers: u32, devices: u16) -> JobPlan {
         (self.workers, self.workers_min, self.devices) = (workers, workers, devices);
         self
     }
 
-    /// It runs so long; its owner says so when `told`.
+    /// It runs for `run_ms`; its owner states that when `told`.
     pub fn runs(mut self, run_ms: u64, told: bool) -> JobPlan {
         self.run_ms = run_ms;
         self.expected_ms = told.then_some(run_ms);

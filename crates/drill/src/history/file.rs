@@ -128,7 +128,7 @@ impl History {
 }
 
 fn check(operation: &super::Operation) -> Result<(), String> {
-    use super::{Call, Outcome, Query, Seen};
+    use super::{Call, Observation, Outcome, Query};
 
     if operation.completed_us < operation.invoked_us {
         return Err("it was over before it began".into());
@@ -136,13 +136,18 @@ fn check(operation: &super::Operation) -> Result<(), String> {
     let fits = match (&operation.call, &operation.outcome) {
         (Call::Submit { jobs, .. }, Outcome::Acknowledged { jobs: ids, .. }) => *jobs as usize == ids.len(),
         (Call::Cancel { .. }, Outcome::Acknowledged { jobs, .. }) => jobs.is_empty(),
-        (Call::Read { query: Query::Job { job }, .. }, Outcome::Answered { seen: Seen::Job(seen), .. }) => {
-            seen.job == *job
-        }
-        (Call::Read { query: Query::Jobs { .. }, .. }, Outcome::Answered { seen: Seen::Jobs { .. }, .. })
-        | (Call::Read { query: Query::Status, .. }, Outcome::Answered { seen: Seen::Status { .. }, .. }) => {
-            true
-        }
+        (
+            Call::Read { query: Query::Job { job }, .. },
+            Outcome::Answered { seen: Observation::Job(seen), .. },
+        ) => seen.job == *job,
+        (
+            Call::Read { query: Query::Jobs { .. }, .. },
+            Outcome::Answered { seen: Observation::Jobs { .. }, .. },
+        )
+        | (
+            Call::Read { query: Query::Status, .. },
+            Outcome::Answered { seen: Observation::Status { .. }, .. },
+        ) => true,
         (_, Outcome::Acknowledged { .. } | Outcome::Answered { .. }) => false,
         (
             _,

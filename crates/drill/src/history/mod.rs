@@ -8,7 +8,7 @@
 //! Every answer of the cluster carries the position of the log that it is complete up to. That is what makes a
 //! history checkable: an answer must equal what a replay of exactly that prefix gives.
 //!
-//! **Invariant:** append-only; a torn last line is said and not fatal, anything else that is not a line of ours is.
+//! **Invariant:** append-only; a torn last line is reported and not fatal; any other line that is not ours is fatal.
 
 mod file;
 
@@ -145,7 +145,7 @@ pub enum Outcome {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         staleness_ms: Option<u64>,
         /// What was seen.
-        seen: Seen,
+        seen: Observation,
     },
     /// The cluster said no, and that nothing was changed. Only for codes that mean that for certain, in the first
     /// attempt or in all of them: with an attempt before whose end nobody knows, it is [`Outcome::Unknown`].
@@ -171,7 +171,7 @@ pub enum Outcome {
 /// What an answer showed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Seen {
+pub enum Observation {
     /// Answer to [`Query::Job`].
     Job(JobSeen),
     /// Answer to [`Query::Jobs`].
@@ -203,7 +203,7 @@ pub struct JobSeen {
     /// Which.
     #[serde(with = "text::shown")]
     pub job: JobId,
-    /// Where it is in its life.
+    /// Its phase.
     pub phase: JobPhase,
     /// Placements so far.
     pub attempt: u32,
@@ -211,7 +211,7 @@ pub struct JobSeen {
     pub changed_at_index: u64,
 }
 
-/// Where a job is in its life, numbered as in the protocol.
+/// The phase of a job, numbered as in the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
@@ -262,7 +262,7 @@ pub enum WatchChange {
     SyncEnd,
     /// Nothing changed up to here.
     Bookmark,
-    /// The place was lost; the present follows anew.
+    /// The position was lost; the present state follows from the beginning.
     Restarted,
 }
 

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use super::outage::{Figures, Kind};
-use super::replayed::Told;
+use super::replayed::LogSummary;
 use super::{Checked, Findings, Rule};
 use crate::history::{History, Operation};
 use crate::run::{Run, Runs};
-use crate::scenario::{Again, Expectations, Leadership, Since};
+use crate::scenario::{Expectations, Leadership, MeasuredFrom, RecoveryTime};
 
 /// An answer that was given before a majority was lost may arrive this much later.
 const IN_FLIGHT_US: u64 = 500_000;
@@ -21,7 +21,7 @@ pub(super) struct Measured<'a> {
     pub(super) run: &'a Run,
     pub(super) history: &'a History,
     /// Empty where there was no log.
-    pub(super) told: &'a Told,
+    pub(super) told: &'a LogSummary,
     pub(super) has_log: bool,
     pub(super) figures: &'a Figures,
 }
@@ -75,7 +75,7 @@ fn lost(
     expect: &Expectations,
     run: &Run,
     history: &History,
-    told: &Told,
+    told: &LogSummary,
     checked: &mut Checked,
     findings: &mut Findings,
 ) {
@@ -132,16 +132,16 @@ fn minority(run: &Run, history: &History, checked: &mut Checked, findings: &mut 
 }
 
 fn again(
-    again: Option<Again>,
+    again: Option<RecoveryTime>,
     kind: Kind,
     rule: Rule,
     figures: &Figures,
     checked: &mut Checked,
     findings: &mut Findings,
 ) {
-    let Some(Again { worst_ms, since, .. }) = again else { return };
+    let Some(RecoveryTime { worst_ms, since, .. }) = again else { return };
     let measured = figures.again_ms(kind, since);
-    let from = if since == Since::Heal { "the end of the fault" } else { "the fault" };
+    let from = if since == MeasuredFrom::Heal { "the end of the fault" } else { "the fault" };
     match measured {
         Some(ms) => {
             checked.expectations += 1;
@@ -158,11 +158,11 @@ impl Figures {
     /// Time to the next answer of a kind: the longest silence from the fault on, or from the end of the fault to the
     /// first answer behind it.
     #[must_use]
-    pub fn again_ms(&self, kind: Kind, since: Since) -> Option<u64> {
+    pub fn again_ms(&self, kind: Kind, since: MeasuredFrom) -> Option<u64> {
         let figures = self.kinds.get(&kind)?;
         match since {
-            Since::Fault => figures.silence_ms,
-            Since::Heal => figures.after_heal_ms,
+            MeasuredFrom::Fault => figures.silence_ms,
+            MeasuredFrom::Heal => figures.after_heal_ms,
         }
     }
 }
@@ -240,7 +240,13 @@ fn leaders(
     }
 }
 
-fn gangs(expect: &Expectations, run: &Run, told: &Told, checked: &mut Checked, findings: &mut Findings) {
+fn gangs(
+    expect: &Expectations,
+    run: &Run,
+    told: &LogSummary,
+    checked: &mut Checked,
+    findings: &mut Findings,
+) {
     let interruptions = &told.ledger.interruptions;
     if expect.gangs_untouched {
         if told.gangs_at_fault == 0 {
@@ -292,14 +298,14 @@ fn replicas(
     bar_ms: u64,
     run: &Run,
     history: &History,
-    told: &Told,
+    told: &LogSummary,
     checked: &mut Checked,
     findings: &mut Findings,
 ) {
     let end_us = run.fault_end_us();
     let shown = history.operations.iter().filter(|operation| operation.completed_us < end_us);
     let committed = shown.filter_map(|operation| operation.log_index()).map(|index| index.0);
-    // Positions of a life that ended say nothing.
+    // Positions of a previous generation prove nothing.
     let target = committed.max().unwrap_or(0).min(told.recovered_index.unwrap_or(u64::MAX));
     let there = run.hosts.iter().filter(|host| !host.gone);
     let replicas: BTreeSet<u64> =

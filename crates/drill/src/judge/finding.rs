@@ -156,7 +156,7 @@ impl Findings {
         }
     }
 
-    /// The same without evidence besides its numbers.
+    /// The same, with no evidence but its numbers.
     pub(crate) fn say(&mut self, rule: Rule, text: impl FnOnce() -> String) {
         self.add(rule, || (text(), Vec::new()));
     }

@@ -16,7 +16,7 @@ use muster_types::{FencingToken, JobId};
 use serde::{Deserialize, Serialize};
 
 use super::evidence::seconds;
-use super::replayed::Told;
+use super::replayed::LogSummary;
 use super::{Checked, Findings, Rule};
 
 const LINE_BYTES_MAX: u64 = 256;
@@ -28,7 +28,7 @@ const TORN: char = '~';
 /// From when to when one process certainly ran.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interval {
-    /// The job, as its folder is called.
+    /// The job, as its directory is called.
     pub job: String,
     /// Its fencing token, or the attempt's number where there was none.
     pub attempt: String,
@@ -38,7 +38,7 @@ pub struct Interval {
     pub pid: u32,
     /// Boot-time nanoseconds.
     pub start_ns: u64,
-    /// Last sign of life, boot-time nanoseconds.
+    /// When the process was last seen running, boot-time nanoseconds.
     pub end_ns: u64,
     /// Whether it came to its own end.
     pub stopped: bool,
@@ -147,7 +147,7 @@ fn step(text: &str, processes: &mut Vec<Process>, begin: impl Fn(u32, u64) -> In
 
 fn shown(interval: &Interval) -> String {
     let Interval { job, attempt, rank, pid, start_ns, end_ns, stopped } = interval;
-    let end = if *stopped { "" } else { ", its last sign of life" };
+    let end = if *stopped { "" } else { ", when it was last seen running" };
     let (start, last) = (seconds(start_ns / 1_000), seconds(end_ns / 1_000));
     format!("{job} attempt {attempt} rank {rank} pid {pid} ran from {start} to {last}{end}")
 }
@@ -155,7 +155,7 @@ fn shown(interval: &Interval) -> String {
 /// Holds what ran against what was placed. Attempts that are named otherwise than by their token say nothing here.
 pub(super) fn check_placed(
     intervals: &[Interval],
-    told: &Told,
+    told: &LogSummary,
     checked: &mut Checked,
     findings: &mut Findings,
 ) {
@@ -165,9 +165,9 @@ pub(super) fn check_placed(
             continue;
         };
         checked.placements += 1;
-        // Placed in a life of the cluster whose records are others now.
-        let is_of_ended_life = told.recovered_index.is_some_and(|index| token.log_index.0 >= index);
-        if !told.placed.contains(&(job, token)) && !is_of_ended_life {
+        // Placed in a previous generation of the cluster, whose records have been replaced.
+        let is_of_previous = told.recovered_index.is_some_and(|index| token.log_index.0 >= index);
+        if !told.placed.contains(&(job, token)) && !is_of_previous {
             findings.add(Rule::RanUnplaced, || {
                 (format!("{job} ran under token {token}, which no record gave"), vec![shown(interval)])
             });

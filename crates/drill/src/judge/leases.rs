@@ -64,6 +64,10 @@ pub(super) struct Leases {
     registered: u32,
     /// By the record that submitted them, and their place in it.
     specs: HashMap<(u64, u64), Arc<JobSpec>>,
+    /// What the members of arrays are made from, by the number of the first in its generation, with how many there are.
+    arrays: BTreeMap<u64, (u32, Arc<JobSpec>)>,
+    /// How far positions in ids run ahead of those in the log.
+    ahead: u64,
     gangs: BTreeMap<JobId, Gang>,
     policy: Policy,
     /// Of the record that is being applied.
@@ -80,6 +84,7 @@ impl Leases {
         let concerns = matches!(
             decision,
             Decision::JobsSubmitted { .. }
+                | Decision::ArraysSubmitted { .. }
                 | Decision::NodeRegistered { .. }
                 | Decision::NodeForgotten { .. }
                 | Decision::NodeLost { .. }
@@ -145,7 +150,12 @@ impl Leases {
     }
 
     fn spec(&self, job: JobId) -> Option<&Arc<JobSpec>> {
-        self.specs.get(&key(job))
+        let of_array = || {
+            let number = key(job).0 * JobId::PER_RECORD + key(job).1;
+            let (first, (count, spec)) = self.arrays.range(..=number).next_back()?;
+            (number - first < u64::from(*count)).then_some(spec)
+        };
+        self.specs.get(&key(job)).or_else(of_array)
     }
 
     /// What the worker in this place takes.
@@ -273,7 +283,25 @@ impl Leases {
         match decision {
             Decision::JobsSubmitted { specs, .. } => {
                 let specs = specs.into_iter().enumerate();
-                self.specs.extend(specs.map(|(place, spec)| ((index, place as u64), spec)));
+                let position = index + self.ahead;
+                self.specs.extend(specs.map(|(place, spec)| ((position, place as u64), spec)));
+            }
+            Decision::ArraysSubmitted { parts, .. } => {
+                let mut number = (index + self.ahead) * JobId::PER_RECORD;
+                let mut jobs = 0;
+                for part in parts {
+                    let count = part.job_count();
+                    match part.array {
+                        Some(_) => _ = self.arrays.insert(number, (count, part.spec)),
+                        None => {
+                            let key = (number / JobId::PER_RECORD, number % JobId::PER_RECORD);
+                            self.specs.insert(key, part.spec);
+                        }
+                    }
+                    number += u64::from(count);
+                    jobs += count;
+                }
+                self.ahead += JobId::positions_of(jobs) - 1;
             }
             Decision::NodeRegistered { spec, .. } => self.register(spec),
             Decision::NodeForgotten { node, .. } => {
@@ -314,12 +342,12 @@ impl Leases {
             }
             Decision::JobRequeued { job, .. } => self.end_attempt(job, false),
             Decision::JobModified { job, changes, .. } => {
-                let Some(spec) = self.specs.get_mut(&key(job)) else { return };
-                let mut draft = JobSpec::clone(spec).into_draft();
+                let Some(spec) = self.spec(job).cloned() else { return };
+                let mut draft = JobSpec::clone(&spec).into_draft();
                 changes.iter().for_each(|change| change.change_draft(&mut draft));
                 // What the guard took is a job.
                 if let Ok(changed) = draft.check() {
-                    *spec = Arc::new(changed);
+                    self.specs.insert(key(job), Arc::new(changed));
                 }
             }
             Decision::JobFinished { job, .. } => {

@@ -153,7 +153,7 @@ impl<'a> LedgerMaker<'a> {
             }
             (Phase::Stopping(cause), _) => self.stopped(state, job, now_ms, stop.unwrap_or(cause)),
             (Phase::Pending, _) => {
-                // Its session ended with the life of the cluster: there was no order to stop.
+                // Its session ended with the generation of the cluster: there was no order to stop.
                 self.stopped(state, job, now_ms, &StopCause::Evicted { node: Default::default() });
             }
             (Phase::Finished(_), _) => {

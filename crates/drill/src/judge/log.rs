@@ -10,7 +10,7 @@ use muster_types::LogIndex;
 pub struct LogRound {
     /// As it was applied.
     pub round: ArchivedRound,
-    /// The last record of it that counts, where a later life of the cluster goes on behind that one.
+    /// The last record of it that counts, where a later generation of the cluster continues behind that one.
     pub until: Option<LogIndex>,
 }
 

@@ -76,9 +76,9 @@ pub struct Checked {
     pub session_reads: u64,
     /// Answers that were held against a replay of their prefix.
     pub contents: u64,
-    /// Answers from a life of the cluster that ended, whose prefix is not in the log any more.
+    /// Answers from a previous generation of the cluster, whose prefix is no longer in the log.
     pub of_ended_life: u64,
-    /// Watches, counted anew where their place was lost.
+    /// Watches, counted again where their position was lost.
     pub watches: u64,
     /// Messages of watches that were held against the log.
     pub watch_events: u64,
@@ -175,7 +175,7 @@ pub fn judge(evidence: Evidence<'_>) -> Verdict {
             pace::check(run, history, rounds, &mut checked, &mut findings);
             replayed::check(run, history, rounds, &missing, &mut checked, &mut findings)
         }
-        None => replayed::Told::default(),
+        None => replayed::LogSummary::default(),
     };
     if let Some(intervals) = intervals {
         intervals::check(intervals, &mut checked, &mut findings);

@@ -27,7 +27,7 @@ use crate::run::Run;
 
 /// A position that somebody was shown.
 #[derive(Clone, Copy)]
-struct Shown {
+struct ShownPosition {
     at_us: u64,
     log_index: u64,
     operation: usize,
@@ -68,22 +68,22 @@ pub(super) fn check(
     // Behind a recovery the log goes on from survivors: what was shown before binds nobody.
     let mut missing = Vec::new();
     let recovered = run.recovered_us.unwrap_or(0);
-    let lives: &[(u64, u64)] = &[(0, recovered), (recovered, u64::MAX)];
-    for (from_us, to_us) in lives.iter().copied().filter(|(from, to)| from < to) {
+    let generations: &[(u64, u64)] = &[(0, recovered), (recovered, u64::MAX)];
+    for (from_us, to_us) in generations.iter().copied().filter(|(from, to)| from < to) {
         let within =
             |operation: &Operation| operation.invoked_us >= from_us && operation.completed_us < to_us;
-        let mut all_shown: Vec<Shown> = Vec::new();
+        let mut all_shown: Vec<ShownPosition> = Vec::new();
         for (place, operation) in operations.iter().enumerate().filter(|(_, operation)| within(operation)) {
             if let Some(log_index) = operation.log_index() {
                 let at_us = operation.completed_us;
-                all_shown.push(Shown { at_us, log_index: log_index.0, operation: place });
+                all_shown.push(ShownPosition { at_us, log_index: log_index.0, operation: place });
             }
         }
         all_shown.sort_unstable_by_key(|shown| shown.at_us);
         let mut questions = questions(run, operations, within, checked);
         questions.sort_unstable_by_key(|question| question.before_us);
         let mut upcoming = all_shown.iter().peekable();
-        let mut newest: Option<Shown> = None;
+        let mut newest: Option<ShownPosition> = None;
         for question in questions {
             while let Some(next) = upcoming.next_if(|next| next.at_us < question.before_us) {
                 if newest.is_none_or(|newest| next.log_index > newest.log_index) {
@@ -161,7 +161,7 @@ fn first_asked(operations: &[Operation]) -> HashMap<RequestId, u64> {
 fn answer(
     operations: &[Operation],
     question: Question,
-    newest: Shown,
+    newest: ShownPosition,
     findings: &mut Findings,
     missing: &mut Vec<MissingJob>,
 ) {

@@ -7,7 +7,7 @@ use muster_types::JobId;
 use serde::{Deserialize, Serialize};
 
 use super::LeaderBegan;
-use super::replayed::Told;
+use super::replayed::LogSummary;
 use crate::history::{Call, Consistency, History, Operation, Outcome, Query};
 use crate::run::Run;
 
@@ -134,7 +134,7 @@ fn acknowledged_at(history: &History) -> HashMap<JobId, u64> {
 }
 
 /// Whether a read of any age did not find a job that had been acknowledged long before: no answer, then. A replica
-/// that has lost everything says so of every job.
+/// that has lost everything finds no job at all.
 fn is_forgetful(operation: &Operation, acknowledged: &HashMap<JobId, u64>) -> bool {
     let Call::Read { query: Query::Job { job }, .. } = &operation.call else { return false };
     matches!(operation.outcome, Outcome::Refused { .. })
@@ -216,7 +216,7 @@ fn kind_figures(run: &Run, operations: &[&Operation]) -> KindFigures {
 }
 
 /// Measures a drill. `settle_ms` is from where on behind the fault submissions should be fast again.
-pub(super) fn measure(run: &Run, history: &History, told: &Told, settle_ms: Option<u64>) -> Figures {
+pub(super) fn measure(run: &Run, history: &History, told: &LogSummary, settle_ms: Option<u64>) -> Figures {
     let cut_off: BTreeSet<&str> = run.regions_cut_off();
     let reachable = |operation: &&Operation| !cut_off.contains(operation.region.as_str());
     let mut by_kind: BTreeMap<Kind, Vec<&Operation>> = BTreeMap::new();
@@ -285,7 +285,7 @@ fn survivors(run: &Run, history: &History) -> (Option<u64>, Option<u64>) {
     }
 }
 
-fn rto(run: &Run, told: &Told) -> Option<u64> {
+fn rto(run: &Run, told: &LogSummary) -> Option<u64> {
     let fault_ms = run.fault_unix_ms;
     let times: Vec<u64> = told.submitted_at_ms.clone();
     let before = times.iter().copied().rev().find(|at| *at < fault_ms)?;
@@ -294,7 +294,7 @@ fn rto(run: &Run, told: &Told) -> Option<u64> {
     Some(silence_ms)
 }
 
-fn rpo_ms(run: &Run, history: &History, told: &Told) -> u64 {
+fn rpo_ms(run: &Run, history: &History, told: &LogSummary) -> u64 {
     let ages = told.lost.iter().map(|place| {
         let acknowledged_us = history.operations[*place].completed_us;
         run.fault_us.saturating_sub(acknowledged_us).div_ceil(1_000)
@@ -302,7 +302,7 @@ fn rpo_ms(run: &Run, history: &History, told: &Told) -> u64 {
     ages.max().unwrap_or(0)
 }
 
-fn leaders(run: &Run, told: &Told) -> Vec<LeaderBegan> {
+fn leaders(run: &Run, told: &LogSummary) -> Vec<LeaderBegan> {
     let fault_ms = run.fault_unix_ms;
     let before = told.leaders.iter().rposition(|leader| leader.log_time_ms < fault_ms);
     told.leaders[before.unwrap_or(0).min(told.leaders.len())..].to_vec()

@@ -1,7 +1,7 @@
 //! Log time goes on.
 //!
 //! It is what run limits, waits before retries and windows are counted in. The product lets it go at half the pace
-//! behind a leader whose clock was ahead, and never stands still; a third leaves room for a clock whose rate is off. The
+//! behind a leader whose clock was ahead, and never stands still; a third tolerates a clock whose rate is off. The
 //! clock of the harness is the measure, so the rule holds whatever the clocks of replicas say: between a change that was
 //! acknowledged and one that was asked for behind that, their records are as far apart as the two were, or a third of it.
 
@@ -15,13 +15,13 @@ use crate::run::Run;
 
 /// Changes that are nearer to one another say little.
 const APART_US: u64 = 4_000_000;
-/// Of the time between them, one part of so many has to pass in the log.
+/// At least the time between them, divided by this, has to pass in the log.
 const PACE: u64 = 3;
 /// Records of one round have one time, and rounds have their own.
 const SLACK_MS: u64 = 1_000;
 
 /// When something was acknowledged or asked for, and the time of its record.
-struct Moment<'a> {
+struct TimedOperation<'a> {
     at_us: u64,
     log_time_ms: u64,
     operation: &'a Operation,
@@ -35,18 +35,18 @@ pub(super) fn check(
     checked: &mut Checked,
     findings: &mut Findings,
 ) {
-    // What cannot be read is said where the log is replayed.
+    // What cannot be read is reported where the log is replayed.
     let decoded = rounds.iter().filter_map(|round| round.round.decode().ok());
     let times: BTreeMap<u64, u64> = decoded.map(|round| (round.first_index.0, round.log_time.0)).collect();
     let time_of = |index: u64| times.range(..=index).next_back().map(|(_, time)| *time);
     let (mut asked, mut acknowledged) = (Vec::new(), Vec::new());
-    // Positions of a life that ended were given again.
+    // Positions of a previous generation were assigned again.
     let begins_us = run.recovered_us.unwrap_or(0);
     for operation in history.operations.iter().filter(|operation| operation.invoked_us >= begins_us) {
         let Outcome::Acknowledged { log_index, .. } = &operation.outcome else { continue };
         let Some(log_time_ms) = time_of(*log_index) else { continue };
-        asked.push(Moment { at_us: operation.invoked_us, log_time_ms, operation });
-        acknowledged.push(Moment { at_us: operation.completed_us, log_time_ms, operation });
+        asked.push(TimedOperation { at_us: operation.invoked_us, log_time_ms, operation });
+        acknowledged.push(TimedOperation { at_us: operation.completed_us, log_time_ms, operation });
     }
     asked.sort_by_key(|moment| moment.at_us);
     acknowledged.sort_by_key(|moment| moment.at_us);

@@ -7,9 +7,9 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use muster_archive::{ArchiveError, Observer, Replay};
-use muster_journal::{Decision, StopCause};
-use muster_state::{Applied, Effect, State};
-use muster_types::{At, FencingToken, JobId, LogIndex, RequestId};
+use muster_journal::{Decision, StopCause, SubmittedPart};
+use muster_state::{Applied, Effect, RequestAnswer, State};
+use muster_types::{FencingToken, JobId, LogIndex, PastPoint, RequestId};
 
 use super::evidence::shown;
 use super::leases::Leases;
@@ -18,12 +18,12 @@ use super::log::LogRound;
 use super::order::MissingJob;
 use super::watches::{self, Watches};
 use super::{Checked, Findings, LeaderBegan, Rule};
-use crate::history::{Call, History, JobSeen, Operation, Outcome, Query, Seen, digest_of_jobs};
+use crate::history::{Call, History, JobSeen, Observation, Operation, Outcome, Query, digest_of_jobs};
 use crate::run::{Run, StateSeen};
 
-/// What the log told besides what was found wrong.
+/// What the log showed, apart from the findings.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct LogSummary {
     /// Position and log time of the last record.
     pub(super) last_index: u64,
     pub(super) last_time_ms: u64,
@@ -38,7 +38,7 @@ pub(super) struct Told {
     pub(super) states_equal: HashSet<usize>,
     /// Every placement that was ever made.
     pub(super) placed: HashSet<(JobId, FencingToken)>,
-    /// Where the last life of the cluster began, if it is not the first.
+    /// Where the last generation of the cluster began, if it is not the first.
     pub(super) recovered_index: Option<u64>,
 }
 
@@ -89,13 +89,13 @@ struct Judge<'a> {
     begins_leadership: bool,
     stops: Option<(JobId, StopCause)>,
     places: Option<JobId>,
-    told: Told,
+    told: LogSummary,
     checked: &'a mut Checked,
     findings: &'a mut Findings,
 }
 
-/// Where the life of a cluster that was recovered begins: with the first record of the leadership that said so. None
-/// for one that was not.
+/// Where the generation of a recovered cluster begins: with the first record of the leadership that recorded the
+/// recovery. None for a cluster that was not recovered.
 pub(super) fn recovered_at(rounds: &[LogRound]) -> Result<Option<u64>, ArchiveError> {
     let (mut found, mut term_begins) = (None, (0, 0));
     for LogRound { round, .. } in rounds {
@@ -130,12 +130,12 @@ pub(super) fn check(
     missing: &[MissingJob],
     checked: &mut Checked,
     findings: &mut Findings,
-) -> Told {
+) -> LogSummary {
     let ended = match recovered_at(rounds) {
         Ok(index) => run.recovered_us.zip(index),
         Err(error) => {
             findings.say(Rule::Log, || format!("a round cannot be read: {error}"));
-            return Told::default();
+            return LogSummary::default();
         }
     };
     let parts = watches::sorted(&history.watch_events, ended);
@@ -155,7 +155,7 @@ pub(super) fn check(
         begins_leadership: false,
         stops: None,
         places: None,
-        told: Told { recovered_index: ended.map(|(_, index)| index), ..Told::default() },
+        told: LogSummary { recovered_index: ended.map(|(_, index)| index), ..LogSummary::default() },
         checked,
         findings,
     };
@@ -176,7 +176,7 @@ impl<'a> Judge<'a> {
             let (Call::Read { query, .. }, Some(index)) = (&operation.call, operation.log_index()) else {
                 continue;
             };
-            // Read from a life of the cluster whose records are others now.
+            // Read from a previous generation of the cluster, whose records have been replaced.
             if ended.is_some_and(|(at_us, from)| operation.completed_us < at_us && index.0 >= from) {
                 self.checked.of_ended_life += 1;
                 continue;
@@ -202,7 +202,7 @@ impl<'a> Judge<'a> {
         self.position(replay.state(), 0);
         self.digests_at(replay.state());
         for LogRound { round, until } in rounds {
-            if let Err(error) = replay.apply_observed(round, until.map(At::Index), self) {
+            if let Err(error) = replay.apply_observed(round, until.map(PastPoint::Index), self) {
                 let at = replay.state().log_index();
                 self.findings.say(Rule::Log, || format!("the replay ends behind record {at}: {error}"));
                 break;
@@ -263,8 +263,9 @@ impl<'a> Judge<'a> {
         let (told, checked) = (&mut self.told, &mut *self.checked);
         waiting.retain(|asked| match asked {
             Asked::Client(operation) => {
-                let Outcome::Answered { seen: Seen::Status { digest, pending, active, finished }, .. } =
-                    &operation.outcome
+                let Outcome::Answered {
+                    seen: Observation::Status { digest, pending, active, finished }, ..
+                } = &operation.outcome
                 else {
                     return false;
                 };
@@ -422,9 +423,9 @@ impl<'a> Judge<'a> {
 }
 
 /// What a state answers to a query.
-fn expected(state: &State, query: &Query) -> Option<Seen> {
+fn expected(state: &State, query: &Query) -> Option<Observation> {
     match query {
-        Query::Job { job } => state.job(*job).map(|row| Seen::Job(JobSeen::of(*job, row))),
+        Query::Job { job } => state.job(*job).map(|row| Observation::Job(JobSeen::of(*job, row))),
         Query::Jobs { count, tenant } => {
             let wanted = |job: &JobId| match tenant {
                 Some(tenant) => state.spec(*job).is_some_and(|spec| *spec.tenant == **tenant),
@@ -433,7 +434,7 @@ fn expected(state: &State, query: &Query) -> Option<Seen> {
             let newest = state.jobs().iter().rev().filter(|(job, _)| wanted(job));
             let page: Vec<JobSeen> =
                 newest.take(*count as usize).map(|(job, row)| JobSeen::of(*job, row)).collect();
-            Some(Seen::Jobs { count: page.len() as u32, digest: digest_of_jobs(&page) })
+            Some(Observation::Jobs { count: page.len() as u32, digest: digest_of_jobs(&page) })
         }
         Query::Status => None,
     }
@@ -446,7 +447,11 @@ impl Observer for Judge<'_> {
             Decision::JobsSubmitted { request, specs, .. } => {
                 Some((request.id, u32::try_from(specs.len()).unwrap_or(u32::MAX)))
             }
-            Decision::JobCancelRequested { request, .. }
+            Decision::ArraysSubmitted { request, parts } => {
+                Some((request.id, parts.iter().map(SubmittedPart::job_count).sum()))
+            }
+            Decision::ArraysControlled { request, .. }
+            | Decision::JobCancelRequested { request, .. }
             | Decision::JobHoldSet { request, .. }
             | Decision::JobRequeueRequested { request, .. }
             | Decision::JobModified { request, .. } => Some((request.id, 0)),
@@ -473,7 +478,11 @@ impl Observer for Judge<'_> {
                 if jobs > 0 {
                     self.told.submitted_at_ms.push(time_ms);
                 }
-                let first = state.job_id(LogIndex(index), 0);
+                // The record is the last one, so that the state knows which ids it gave.
+                let first = match state.request(request).map(|row| &row.answer) {
+                    Some(RequestAnswer::Submitted { first, .. }) => *first,
+                    _ => state.job_id(LogIndex(index), 0),
+                };
                 self.carried_out(request, CarriedOut { index, jobs, first });
             }
             if let Some(job) = self.places.take() {

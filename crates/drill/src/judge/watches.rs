@@ -1,7 +1,7 @@
 //! Watches: the present, then every change once and in order.
 //!
 //! What a watch must show follows from the log: behind each record the jobs that it changed, in the order of its
-//! effects. A watch is held against that as far as it came; a watch whose place was lost begins anew from there.
+//! effects. A watch is held against that as far as it came; a watch whose position was lost begins again there.
 
 use muster_state::{Effect, State};
 use muster_types::JobId;
@@ -39,7 +39,7 @@ pub(super) struct Watches<'a> {
 pub(super) fn sorted(events: &[WatchEvent], until_us: Option<(u64, u64)>) -> Vec<Vec<&WatchEvent>> {
     let mut by_watch: BTreeMap<u32, Vec<Vec<&WatchEvent>>> = BTreeMap::new();
     for event in events {
-        // Of a life of the cluster that ended: its records are others now.
+        // From a previous generation of the cluster, whose records have been replaced.
         if until_us
             .is_some_and(|(before_us, from_index)| event.at_us < before_us && event.log_index >= from_index)
         {
@@ -196,7 +196,7 @@ impl Watch<'_> {
 pub(super) fn check_reach(run: &Run, history: &History, checked: &mut Checked, findings: &mut Findings) {
     let stopped_us = history.operations.iter().map(|operation| operation.invoked_us).max().unwrap_or(0);
     let until_us = stopped_us.saturating_sub(WATCH_LATE_US);
-    // What a life of the cluster acknowledged that ended is no part of what follows.
+    // What a previous generation of the cluster acknowledged is not part of what follows.
     let from_us = run.recovered_us.unwrap_or(0);
     let in_time = history
         .operations

@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::history::History;
 use crate::judge::{Kind, Verdict};
 use crate::run::Run;
-use crate::scenario::{Scenario, Since};
+use crate::scenario::{MeasuredFrom, Scenario};
 
 pub use summary::{Bar, Summary, SummaryRow};
 pub use timeline::{Bin, Term, Timeline};
@@ -33,7 +33,7 @@ pub struct Page<'a> {
     scenario: &'a Scenario,
 }
 
-/// A figure beside its bar.
+/// A figure and its bar.
 pub(crate) struct Figure {
     pub(crate) name: String,
     pub(crate) value: String,
@@ -78,8 +78,8 @@ impl<'a> Page<'a> {
     /// The figures that are worth a glance, with their bars.
     pub(crate) fn figures(&self) -> Vec<Figure> {
         let (expect, figures) = (&self.scenario.expect, &self.verdict.figures);
-        let since = |since: Option<Since>| match since {
-            Some(Since::Heal) => "from the end of the fault",
+        let since = |since: Option<MeasuredFrom>| match since {
+            Some(MeasuredFrom::Heal) => "from the end of the fault",
             _ => "without an answer",
         };
         let mut all = Vec::new();
@@ -145,7 +145,7 @@ pub(crate) fn looked_at(verdict: &Verdict) -> Vec<(&'static str, u64)> {
         ("answers held against the age they told", checked.staleness_told),
         ("reads of sessions", checked.session_reads),
         ("answers compared with a replay of their prefix", checked.contents),
-        ("answers of a life of the cluster that ended, not compared", checked.of_ended_life),
+        ("answers of a previous generation of the cluster, not compared", checked.of_ended_life),
         ("messages of watches", checked.watch_events),
         ("intervals of workers", checked.intervals),
         ("placements looked for in the log", checked.placements),

@@ -12,7 +12,7 @@ const RIGHT: i64 = 16;
 const LANE: i64 = 18;
 const CHART: i64 = 84;
 const GAP: i64 = 14;
-/// Steps that get a lane of their own.
+/// Most steps that each get a separate lane.
 const STEPS_SHOWN_MAX: usize = 12;
 const STEP_CHARS_MAX: usize = 60;
 
@@ -123,7 +123,7 @@ fn lanes(svg: &mut String, page: &Page<'_>, axis: &Axis, top: i64) {
             LANE - 4,
             text::html(&step.text)
         );
-        // Beside the bar where there is room, else before it.
+        // To the right of the bar's start where that fits, else to the left.
         let (x, class) = if from < WIDTH / 2 { (from + 6, "note") } else { (from - 6, "note end") };
         let _ =
             writeln!(svg, "<text class=\"{class}\" x=\"{x}\" y=\"{}\">{}</text>", y + 13, text::html(&short));

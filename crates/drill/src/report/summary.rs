@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::text;
 use crate::judge::{Checked, Kind, Rule, Verdict};
-use crate::scenario::{Again, Scenario};
+use crate::scenario::{RecoveryTime, Scenario};
 
 /// A bar over many runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -201,7 +201,7 @@ fn pair(median_ms: Option<u64>, worst_ms: Option<u64>) -> String {
 
 fn row(scenario: &Scenario, verdicts: &[&Verdict]) -> SummaryRow {
     let expect = &scenario.expect;
-    let again = |kind: Kind, bar: Option<Again>| {
+    let again = |kind: Kind, bar: Option<RecoveryTime>| {
         let since = bar.map(|bar| bar.since).unwrap_or_default();
         let values: Vec<Option<u64>> =
             verdicts.iter().map(|verdict| verdict.figures.again_ms(kind, since)).collect();

@@ -23,7 +23,7 @@ pub const STEPS_MAX: usize = 64;
 pub const DURATION_MS_MAX: u64 = 3_600_000;
 /// Longest that a step on a live cluster lasts.
 pub const LIVE_FOR_MS_MAX: u64 = 300_000;
-/// How long a cluster is watched behind the last step, unless the file says so.
+/// How long a cluster is watched after the last step, unless the file sets another time.
 pub const SETTLE_MS: u64 = 15_000;
 /// Longest pause between answers that still is no pause (`never-stop`): each replica is asked every 200 ms.
 pub const NEVER_STOP_SILENCE_MS: u64 = 1_000;
@@ -90,7 +90,7 @@ pub struct LinkShape {
     pub rate_bits: Option<u64>,
 }
 
-/// A file of a replica's data folder.
+/// A file of a replica's data directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataFile {
     /// Middle of the newest segment of the log.
@@ -107,7 +107,7 @@ pub enum DataFile {
 
 /// What is done to bytes on disk, while their process does not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Harm {
+pub enum Corruption {
     /// One bit is turned.
     FlipBit,
     /// The last bytes are cut off.
@@ -117,7 +117,7 @@ pub enum Harm {
 }
 
 /// What can be done to real processes. Where `for_ms` is none, it lasts until a later step or the drill ends it;
-/// whoever carries a drill out undoes everything at its end.
+/// the program that carries a drill out undoes everything at its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Packets vanish without a word: no reset, as when a region is lost.
@@ -183,14 +183,14 @@ pub enum Action {
         /// How long.
         for_ms: Option<u64>,
     },
-    /// The data disk has no room left.
+    /// The data disk has no free space left.
     FullDisk {
         /// Which replicas.
         what: Selection,
-        /// How long; none until `disk-room`.
+        /// How long; none until [`Action::DiskRoom`].
         for_ms: Option<u64>,
     },
-    /// The data disk has room again.
+    /// The data disk has free space again.
     DiskRoom {
         /// Which replicas.
         what: Selection,
@@ -199,12 +199,12 @@ pub enum Action {
     Damage {
         /// Which replicas.
         what: Selection,
-        /// What of them.
+        /// Which of their files.
         file: DataFile,
         /// How.
-        how: Harm,
+        how: Corruption,
     },
-    /// The data folder is gone. The process must have been killed before.
+    /// The data directory is gone. The process must have been killed before.
     LoseDisk {
         /// Which replicas.
         what: Selection,
@@ -230,7 +230,7 @@ pub enum Action {
         /// Exactly one replica that does not run.
         what: Selection,
     },
-    /// Each in turn is stopped with SIGTERM and started, the next when the last is back and has caught up.
+    /// One after the other is stopped with SIGTERM and started, the next when the last is back and has caught up.
     RollingRestart {
         /// Which replicas.
         what: Selection,
@@ -283,7 +283,7 @@ pub enum Means {
     Wire,
     /// System calls of a process can be delayed.
     SystemCalls,
-    /// A data disk of a size of its own.
+    /// A separate data disk, of a given size.
     SmallDisk,
     /// A data disk of which the unflushed part can be lost.
     LosingDisk,
@@ -293,9 +293,9 @@ pub enum Means {
     OtherBinary,
 }
 
-/// Whom something is counted from.
+/// The step that a time is measured from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Since {
+pub enum MeasuredFrom {
     /// The first step.
     #[default]
     Fault,
@@ -305,18 +305,18 @@ pub enum Since {
 
 /// When something must work again, over all runs of the drill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Again {
+pub struct RecoveryTime {
     /// Median of all runs.
     pub median_ms: Option<u64>,
     /// The worst run; also the bar of a single one.
     pub worst_ms: u64,
     /// What is counted from.
-    pub since: Since,
+    pub since: MeasuredFrom,
 }
 
 /// Submissions are as fast again, though the fault lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settled {
+pub struct SettledLatency {
     /// Median delay of submissions made from then on, until the fault ends.
     pub p50_ms: u64,
     /// How long after the fault began.
@@ -334,20 +334,20 @@ pub enum Leadership {
 
 /// What must hold in one drill. Always, and so never written: nothing acknowledged is lost (but by
 /// [`lost_at_most_ms`](Expectations::lost_at_most_ms)), nothing exists twice, nothing runs twice, reads are
-/// linearizable where they say so and fresh where they say so, watches are exact, and all replicas come to the same
-/// state.
+/// linearizable where they claim to be and fresh where they claim to be, watches are exact, and all replicas come to
+/// the same state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Expectations {
     /// Who leads.
     pub leadership: Option<Leadership>,
     /// Time to the next acknowledged submission.
-    pub submission_again: Option<Again>,
+    pub submission_again: Option<RecoveryTime>,
     /// Time to the next answered linearizable read.
-    pub linearizable_read_again: Option<Again>,
+    pub linearizable_read_again: Option<RecoveryTime>,
     /// Every submission is acknowledged in this time, and none fails.
     pub acknowledged_within_ms: Option<u64>,
     /// Submissions are fast again while the fault lasts.
-    pub submissions_settle: Option<Settled>,
+    pub submissions_settle: Option<SettledLatency>,
     /// Longest silence of reads of any staleness on any replica that no step touches.
     pub reads_on_survivors_silence_ms: Option<u64>,
     /// Gangs of lost hosts run elsewhere so long after their leases ended.

@@ -11,9 +11,9 @@ use serde_saphyr::{Error, Location, Spanned};
 
 use super::value::{self, ValueError};
 use super::{
-    Action, Again, DataFile, Expectations, FILE_BYTES_MAX, Harm, LIVE_FOR_MS_MAX, LIVE_VERBS, Leadership,
-    LinkShape, LiveAction, NEVER_STOP_SILENCE_MS, Pair, Problem, SETTLE_MS, STEPS_MAX, Scenario, Selection,
-    Selector, Settled, Since, Step, VERBS,
+    Action, Corruption, DataFile, Expectations, FILE_BYTES_MAX, LIVE_FOR_MS_MAX, LIVE_VERBS, Leadership,
+    LinkShape, LiveAction, MeasuredFrom, NEVER_STOP_SILENCE_MS, Pair, Problem, RecoveryTime, SETTLE_MS,
+    STEPS_MAX, Scenario, Selection, Selector, SettledLatency, Step, VERBS,
 };
 
 /// Bytes of a title, and of a story.
@@ -22,6 +22,17 @@ const STORY_BYTES_MAX: usize = 2_000;
 /// Selectors of one field.
 const SELECTORS_MAX: usize = 8;
 const WARNINGS_MAX: usize = 8;
+/// Expectations that are durations; files had them with `_ms` behind the name.
+const BARS: [&str; 8] = [
+    "acknowledged_within",
+    "gangs_elsewhere_after_lease",
+    "lost_at_most",
+    "replicas_equal_within",
+    "median",
+    "worst",
+    "p50",
+    "within",
+];
 /// Most problems that are listed.
 const PROBLEMS_MAX: usize = 100;
 
@@ -72,29 +83,29 @@ struct ExpectFields {
     leadership: Option<Text>,
     submission_again: Option<Spanned<AgainFields>>,
     linearizable_read_again: Option<Spanned<AgainFields>>,
-    acknowledged_within_ms: Option<Text>,
+    acknowledged_within: Option<Text>,
     submissions_settle: Option<Spanned<SettledFields>>,
     reads_on_survivors: Option<Text>,
-    gangs_elsewhere_after_lease_ms: Option<Text>,
+    gangs_elsewhere_after_lease: Option<Text>,
     gangs_untouched: Option<Text>,
-    lost_at_most_ms: Option<Text>,
+    lost_at_most: Option<Text>,
     warnings: Option<Vec<Text>>,
-    replicas_equal_within_ms: Option<Text>,
+    replicas_equal_within: Option<Text>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct AgainFields {
-    median_ms: Option<Text>,
-    worst_ms: Option<Text>,
+    median: Option<Text>,
+    worst: Option<Text>,
     since: Option<Text>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SettledFields {
-    p50_ms: Option<Text>,
-    within_ms: Option<Text>,
+    p50: Option<Text>,
+    within: Option<Text>,
 }
 
 /// One word, or a list of them.
@@ -156,7 +167,16 @@ fn structure(error: &Error) -> Problem {
     let (field, description) = match error {
         Error::SerdeUnknownField { field, expected, .. } => {
             let shown: String = field.chars().take(80).collect();
-            (shown, format!("unknown field (known here: {})", expected.join(", ")))
+            // A key of an earlier form, which had the unit in the key.
+            let is_bar = |now: &&str| BARS.contains(now) && expected.iter().any(|known| known == now);
+            let now = field.strip_suffix("_ms").filter(is_bar);
+            let description = match now {
+                Some(now) => {
+                    format!("is now `{now}`, with the unit in the value like {now}: 2s or {now}: 1500ms")
+                }
+                None => format!("unknown field (known here: {})", expected.join(", ")),
+            };
+            (shown, description)
         }
         Error::DuplicateMappingKey { key, .. } => {
             (key.clone().unwrap_or_default().chars().take(80).collect(), "is given twice".to_owned())
@@ -233,7 +253,7 @@ impl Reader {
         if expect.lost_at_most_ms > 0 && !recovers {
             self.problem(
                 line,
-                "expect.lost_at_most_ms",
+                "expect.lost_at_most",
                 "only a drill that has a `recover` step may lose what was acknowledged",
             );
         }
@@ -243,7 +263,7 @@ impl Reader {
             ("expect.linearizable_read_again.since", expect.linearizable_read_again),
         ];
         for (field, again) in fields {
-            if again.is_some_and(|again| again.since == Since::Heal) && !heals {
+            if again.is_some_and(|again| again.since == MeasuredFrom::Heal) && !heals {
                 self.problem(line, field, "must be `fault`: no step undoes anything");
             }
         }
@@ -251,7 +271,7 @@ impl Reader {
             self.problem(
                 line,
                 "expect.gangs_untouched",
-                "must be left out beside `gangs_elsewhere_after_lease_ms`",
+                "cannot be combined with `gangs_elsewhere_after_lease`",
             );
         }
     }
@@ -355,19 +375,19 @@ impl Reader {
         }
     }
 
-    fn again(&mut self, field: &str, fields: Option<Spanned<AgainFields>>) -> Option<Again> {
+    fn again(&mut self, field: &str, fields: Option<Spanned<AgainFields>>) -> Option<RecoveryTime> {
         let fields = fields?;
         let (line, prefix) = (line_of(&fields), format!("expect.{field}."));
-        let AgainFields { median_ms, worst_ms, since } = fields.value;
-        let median_ms = self.value(&format!("{prefix}median_ms"), median_ms, value::bar_ms);
-        let worst_ms = self.needed(&prefix, line, "worst_ms", worst_ms, value::bar_ms)?;
+        let AgainFields { median, worst, since } = fields.value;
+        let median_ms = self.value(&format!("{prefix}median"), median, value::bar_ms);
+        let worst_ms = self.needed(&prefix, line, "worst", worst, value::bar_ms)?;
         let since = self.value(&format!("{prefix}since"), since, |text| {
-            choice(text, &[("fault", Since::Fault), ("heal", Since::Heal)])
+            choice(text, &[("fault", MeasuredFrom::Fault), ("heal", MeasuredFrom::Heal)])
         });
         if median_ms.is_some_and(|median_ms| median_ms > worst_ms) {
-            self.problem(line, format!("{prefix}median_ms"), "must not be above worst_ms");
+            self.problem(line, format!("{prefix}median"), "must not be above worst");
         }
-        Some(Again { median_ms, worst_ms, since: since.unwrap_or_default() })
+        Some(RecoveryTime { median_ms, worst_ms, since: since.unwrap_or_default() })
     }
 
     fn expectations(&mut self, fields: ExpectFields) -> Expectations {
@@ -376,15 +396,15 @@ impl Reader {
         });
         let submissions_settle = fields.submissions_settle.and_then(|fields| {
             let (line, prefix) = (line_of(&fields), "expect.submissions_settle.");
-            let SettledFields { p50_ms, within_ms } = fields.value;
-            let p50_ms = self.needed(prefix, line, "p50_ms", p50_ms, value::bar_ms);
-            let within_ms = self.needed(prefix, line, "within_ms", within_ms, value::bar_ms);
-            Some(Settled { p50_ms: p50_ms?, within_ms: within_ms? })
+            let SettledFields { p50, within } = fields.value;
+            let p50_ms = self.needed(prefix, line, "p50", p50, value::bar_ms);
+            let within_ms = self.needed(prefix, line, "within", within, value::bar_ms);
+            Some(SettledLatency { p50_ms: p50_ms?, within_ms: within_ms? })
         });
         let silence = |text: &str| match text {
             "never-stop" => Ok(NEVER_STOP_SILENCE_MS),
             other => value::bar_ms(other)
-                .map_err(|_| ValueError::new("never-stop, or the longest silence in milliseconds", other)),
+                .map_err(|_| ValueError::new("never-stop, or the longest silence like 2s or 1500ms", other)),
         };
         let warnings = fields.warnings.unwrap_or_default();
         if warnings.len() > WARNINGS_MAX {
@@ -397,7 +417,7 @@ impl Reader {
             leadership,
             submission_again: self.again("submission_again", fields.submission_again),
             linearizable_read_again: self.again("linearizable_read_again", fields.linearizable_read_again),
-            acknowledged_within_ms: bar(self, "acknowledged_within_ms", fields.acknowledged_within_ms),
+            acknowledged_within_ms: bar(self, "acknowledged_within", fields.acknowledged_within),
             submissions_settle,
             reads_on_survivors_silence_ms: self.value(
                 "expect.reads_on_survivors",
@@ -406,18 +426,18 @@ impl Reader {
             ),
             gangs_elsewhere_after_lease_ms: bar(
                 self,
-                "gangs_elsewhere_after_lease_ms",
-                fields.gangs_elsewhere_after_lease_ms,
+                "gangs_elsewhere_after_lease",
+                fields.gangs_elsewhere_after_lease,
             ),
             gangs_untouched: self
                 .value("expect.gangs_untouched", fields.gangs_untouched, value::flag)
                 .unwrap_or_default(),
-            lost_at_most_ms: bar(self, "lost_at_most_ms", fields.lost_at_most_ms).unwrap_or_default(),
+            lost_at_most_ms: bar(self, "lost_at_most", fields.lost_at_most).unwrap_or_default(),
             warnings: warnings
                 .into_iter()
                 .filter_map(|text| self.value("expect.warnings", Some(text), warning_code))
                 .collect(),
-            replicas_equal_within_ms: bar(self, "replicas_equal_within_ms", fields.replicas_equal_within_ms),
+            replicas_equal_within_ms: bar(self, "replicas_equal_within", fields.replicas_equal_within),
         }
     }
 }
@@ -596,7 +616,11 @@ impl<'a> Fields<'a> {
         let how = self.needed("how", |text| {
             choice(
                 text,
-                &[("flip-bit", Harm::FlipBit), ("truncate", Harm::Truncate), ("remove", Harm::Remove)],
+                &[
+                    ("flip-bit", Corruption::FlipBit),
+                    ("truncate", Corruption::Truncate),
+                    ("remove", Corruption::Remove),
+                ],
             )
         });
         Some(Action::Damage { what: what?, file: file?, how: how? })

@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use super::value::ValueError;
 
-/// Hosts by the part they play when the fault starts. Whoever carries the drill out gives parts to hosts once.
+/// Hosts by the part they play when the fault starts. The program that carries the drill out assigns parts to hosts
+/// once.
 ///
 /// A host runs one replica, or one agent and its workers, or clients. Where a step concerns only some of them (a
 /// disk of replicas, say), the others of the selection are left alone.
@@ -37,9 +38,9 @@ pub enum Selector {
     Agent,
     /// All agents.
     Agents,
-    /// Only beside another side (`from`, `to`): all replicas that are not there.
+    /// Only with another side (`from`, `to`): all replicas that are not there.
     Peers,
-    /// Only beside another side (`from`, `to`): all hosts that are not there, clients too.
+    /// Only with another side (`from`, `to`): all hosts that are not there, clients too.
     Rest,
     /// All hosts.
     Everywhere,

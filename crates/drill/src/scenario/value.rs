@@ -94,10 +94,10 @@ pub fn flag(text: &str) -> Result<bool, ValueError> {
     }
 }
 
-/// A bar in milliseconds: a plain number, for its field says the unit.
+/// A bar: whole milliseconds, one at least, and no longer than a drill may be.
 pub fn bar_ms(text: &str) -> Result<u64, ValueError> {
-    let ms = text.parse().ok().filter(|ms| (1..=super::DURATION_MS_MAX).contains(ms));
-    ms.ok_or_else(|| ValueError::new("a number of milliseconds from 1 to 3600000", text))
+    let ms = duration_ms(text).ok().filter(|ms| *ms > 0);
+    ms.ok_or_else(|| ValueError::new("a duration from 1ms to 1h like 2s, 1500ms or 1m30s", text))
 }
 
 /// Lower-case words with hyphens.

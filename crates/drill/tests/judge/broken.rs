@@ -1,7 +1,7 @@
 //! Histories and logs broken on purpose, one way for each rule.
 
 use muster_drill::history::{
-    Call, Consistency, JobPhase, Operation, Outcome, Query, Seen, Torn, WatchChange,
+    Call, Consistency, JobPhase, Observation, Operation, Outcome, Query, Torn, WatchChange,
 };
 use muster_drill::judge::{LogRound, Rule};
 use muster_journal::{Decision, Estimate, NodeLostCause, RequestKey, Round, WorkerSlot, encode_round};
@@ -226,8 +226,8 @@ fn reads_late(sample: &mut Sample) -> Option<()> {
 }
 
 fn slow(sample: &mut Sample) -> Option<()> {
-    use muster_drill::scenario::Settled;
-    sample.scenario.expect.submissions_settle = Some(Settled { within_ms: 900, p50_ms: 0 });
+    use muster_drill::scenario::SettledLatency;
+    sample.scenario.expect.submissions_settle = Some(SettledLatency { within_ms: 900, p50_ms: 0 });
     Some(())
 }
 
@@ -393,7 +393,7 @@ fn nowhere(sample: &mut Sample) -> Option<()> {
 
 fn other_phase(sample: &mut Sample) -> Option<()> {
     let operation = answered(sample, |query, _| matches!(query, Query::Job { .. }))?;
-    if let Outcome::Answered { seen: Seen::Job(seen), .. } = &mut operation.outcome {
+    if let Outcome::Answered { seen: Observation::Job(seen), .. } = &mut operation.outcome {
         seen.phase = if seen.phase == JobPhase::Running { JobPhase::Pending } else { JobPhase::Running };
     }
     Some(())
@@ -401,7 +401,7 @@ fn other_phase(sample: &mut Sample) -> Option<()> {
 
 fn other_page(sample: &mut Sample) -> Option<()> {
     let operation = answered(sample, |query, _| matches!(query, Query::Jobs { .. }))?;
-    if let Outcome::Answered { seen: Seen::Jobs { digest, .. }, .. } = &mut operation.outcome {
+    if let Outcome::Answered { seen: Observation::Jobs { digest, .. }, .. } = &mut operation.outcome {
         *digest ^= 1;
     }
     Some(())

@@ -1,7 +1,7 @@
 //! Figures: silences, what it cost, what was not looked at.
 
 use muster_drill::judge::{Evidence, Kind, Rule, judge};
-use muster_drill::scenario::Since;
+use muster_drill::scenario::MeasuredFrom;
 
 use crate::support::sample;
 
@@ -9,7 +9,8 @@ use crate::support::sample;
 fn an_outage_is_measured() {
     let sample = sample(11, 120);
     let verdict = sample.judge();
-    let silence = verdict.figures.again_ms(Kind::Submission, Since::Fault).expect("there were submissions");
+    let silence =
+        verdict.figures.again_ms(Kind::Submission, MeasuredFrom::Fault).expect("there were submissions");
     // 800 ms without a leader, and up to 20 steps of 20 ms until the first submission behind it.
     assert!((780..1_300).contains(&silence), "{silence} ms");
     assert!(verdict.figures.rto_log_ms.is_some_and(|ms| ms >= 800), "{:?}", verdict.figures.rto_log_ms);

@@ -14,7 +14,7 @@ fn verdict_of(sample: &Sample) -> Verdict {
 fn expect(name: &'static str, actual: &str) -> Option<&'static str> {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata").join(name);
     if std::env::var_os("UPDATE_EXPECT").is_some() {
-        std::fs::create_dir_all(path.parent().expect("it has a folder")).expect("a folder");
+        std::fs::create_dir_all(path.parent().expect("it has a directory")).expect("a directory");
         std::fs::write(&path, actual).expect("a file");
         return Some(name);
     }

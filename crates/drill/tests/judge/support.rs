@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use muster_archive::ArchivedRound;
 use muster_drill::history::{
-    Call, Consistency, History, JobSeen, Operation, Outcome, Query, Seen, WatchChange, WatchEvent,
+    Call, Consistency, History, JobSeen, Observation, Operation, Outcome, Query, WatchChange, WatchEvent,
     digest_of_jobs,
 };
 use muster_drill::judge::{Evidence, Interval, LogRound, Verdict, judge};
@@ -114,9 +114,9 @@ impl Sample {
 }
 
 /// What a state answers.
-pub fn seen(state: &State, query: &Query) -> Option<Seen> {
+pub fn seen(state: &State, query: &Query) -> Option<Observation> {
     Some(match query {
-        Query::Job { job } => Seen::Job(JobSeen::of(*job, state.job(*job)?)),
+        Query::Job { job } => Observation::Job(JobSeen::of(*job, state.job(*job)?)),
         Query::Jobs { count, tenant } => {
             let of = |id: &JobId| {
                 let spec = state.spec(*id).expect("a job has a spec");
@@ -125,9 +125,9 @@ pub fn seen(state: &State, query: &Query) -> Option<Seen> {
             let newest = state.jobs().iter().rev().filter(|(id, _)| of(id));
             let page: Vec<JobSeen> =
                 newest.take(*count as usize).map(|(id, row)| JobSeen::of(*id, row)).collect();
-            Seen::Jobs { count: page.len() as u32, digest: digest_of_jobs(&page) }
+            Observation::Jobs { count: page.len() as u32, digest: digest_of_jobs(&page) }
         }
-        Query::Status => Seen::Status {
+        Query::Status => Observation::Status {
             digest: state.digest(),
             pending: state.pending_count() as u64,
             active: state.active_count() as u64,
@@ -161,12 +161,12 @@ processes:
   - {at: 4s, do: start, what: leader-region}
 expect:
   leadership: moves
-  submission_again: {median_ms: 1500, worst_ms: 2500}
-  linearizable_read_again: {worst_ms: 2500}
-  acknowledged_within_ms: 5000
+  submission_again: {median: 1500ms, worst: 2500ms}
+  linearizable_read_again: {worst: 2500ms}
+  acknowledged_within: 5s
   reads_on_survivors: never-stop
-  gangs_elsewhere_after_lease_ms: 5000
-  replicas_equal_within_ms: 5000
+  gangs_elsewhere_after_lease: 5s
+  replicas_equal_within: 5s
 ";
 
 impl Maker {
@@ -484,7 +484,7 @@ impl Maker {
         self.now_us = now_us;
     }
 
-    /// What two watches saw: one from the beginning, one of a tenant that was cut and began anew.
+    /// What two watches saw: one from the beginning, one of a tenant that was cut and began again.
     fn watch(&mut self) {
         let end = self.state.log_index().0;
         let mut of_record: BTreeMap<u64, u32> = BTreeMap::new();
@@ -546,7 +546,7 @@ impl Maker {
     }
 }
 
-/// A drill of so many steps before and behind the loss of region `a`, in which everything is as it should be.
+/// A drill of `steps` steps before and after the loss of region `a`, in which everything is as it should be.
 pub fn sample(seed: u64, steps: usize) -> Sample {
     sample_with(seed, steps, 10_000)
 }

@@ -1,15 +1,15 @@
 //! Until when each node may have been told that its lease goes on, by what the log says.
 //!
-//! A leader acknowledges no heartbeat of a node before a record of its own leadership says that the node
+//! A leader acknowledges no heartbeat of a node before a record of that leadership says that the node
 //! has opened a session: `NodeRegistered` or `SessionResumed`. A leadership without such a record has acknowledged
-//! nothing, so the last acknowledgement came before that leadership began; and the one before it, if it has no such
-//! record either, moves that bound further back. Without this every leader would have to wait a whole lease from
-//! its own beginning, and leaders that follow each other faster than that would never declare a node lost.
+//! nothing, so the last acknowledgement came before that leadership began. If the leadership before it has no such
+//! record either, the bound is the beginning of that one, and so on. Without this every leader would have to wait a whole
+//! lease from its own beginning, and leaders that follow each other faster than that would never declare a node lost.
 //!
 //! Why the bound is safe: a heartbeat is acknowledged behind a quorum that confirms the leadership after it arrived. The
-//! quorum that elects the next leader meets that one, so all this came before the election, and that before the
-//! moment at which this replica applied the next leader's first record. Agents count from the time at which they sent the
-//! heartbeat, which is earlier still.
+//! quorum that elects the next leader has a replica in common with that one, so all this came before the election, and that
+//! before the moment at which this replica applied the next leader's first record. Agents count from the time at which they
+//! sent the heartbeat, which is earlier still.
 //!
 //! **Invariant:** what is not known here moves no bound: a replica that starts, or takes a snapshot, begins with nothing.
 

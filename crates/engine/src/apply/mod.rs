@@ -2,6 +2,6 @@
 
 pub(crate) mod contacts;
 pub(crate) mod orders;
-pub(crate) mod own_rounds;
+pub(crate) mod pending_replies;
+pub(crate) mod proposed_rounds;
 pub(crate) mod replicated;
-pub(crate) mod waiters;

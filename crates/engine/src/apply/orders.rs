@@ -89,7 +89,7 @@ pub fn outstanding(view: &Arc<State>, node: NodeId) -> Vec<Order> {
     orders
 }
 
-/// What workers are told of the cause of a stop. A node that is emptied is so for a reason of its own.
+/// What workers are told of the cause of a stop. A drain has a cause too, and its workers are told that one.
 fn reason_of(view: &State, cause: &StopCause) -> StopReason {
     let emptied = |node: &NodeId| Some(view.restriction(*node)?.drain.as_ref()?.cause);
     let of_drain = |cause: DrainCause| match cause {

@@ -12,14 +12,14 @@ use muster_planted::{Rule, breaks};
 use muster_state::{Applied, Effect, State};
 use muster_types::{Leadership, LogIndex, LogTime};
 use parking_lot::{Mutex, MutexGuard};
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use crate::apply::contacts::Contacts;
 use crate::apply::orders::OrderBoard;
-use crate::apply::own_rounds::OwnRounds;
-use crate::apply::waiters::Waiters;
+use crate::apply::pending_replies::PendingReplies;
+use crate::apply::proposed_rounds::ProposedRounds;
 use crate::watch::changes::Event;
 use crate::watch::events::EventMaker;
 use crate::watch::hub::WatchHub;
@@ -29,17 +29,19 @@ pub(crate) struct Shared {
     pub(crate) view: ArcSwap<State>,
     pub(crate) applied: watch::Sender<LogIndex>,
     pub(crate) hub: Arc<WatchHub>,
-    pub(crate) waiters: Waiters,
-    pub(crate) own_rounds: OwnRounds,
+    pub(crate) pending_replies: PendingReplies,
+    pub(crate) proposed_rounds: ProposedRounds,
     pub(crate) orders: OrderBoard,
     /// The same state as the view, with its place among the Raft entries.
     pub(crate) position: ArcSwap<Position>,
-    /// The newest snapshot that replaced the state, until whoever keeps history has gone on from it.
+    /// The newest snapshot that replaced the state, until the task that keeps history has gone on from it.
     pub(crate) restored: Mutex<Option<Arc<Position>>>,
     /// What the records say of leaderships and of sessions under them.
     pub(crate) contacts: Mutex<Contacts>,
     /// What the state came to behind the last entries.
     pub(crate) marks: StateMarks,
+    /// Who hears how long the work of this replica's leaderships takes.
+    pub(crate) timed_by: OnceLock<Box<dyn WorkObserver>>,
     /// What the last pass of this replica's leadership keeps for later, for explanations; nothing while it does not lead.
     pub(crate) kept: ArcSwap<KeptReservations>,
 }
@@ -51,6 +53,15 @@ pub(crate) struct Position {
     /// Whether the last round in it has a record, so that nothing else is ever the state behind that record.
     pub(crate) exact: bool,
     pub(crate) state: Arc<State>,
+}
+
+/// Hears how long the work of a leader takes. It is called within that work, so it has to be quick.
+pub trait WorkObserver: Send + Sync {
+    /// The decision loop spent this time on the round that it proposes now.
+    fn round_decided(&self, took: Duration);
+
+    /// A round that was proposed here is applied here, this time after it was proposed.
+    fn proposal_applied(&self, took: Duration);
 }
 
 impl Shared {
@@ -75,6 +86,8 @@ pub struct Replicated {
     shared: Arc<Shared>,
     on_divergence: Option<DivergenceHandler>,
     observer: Option<RecordObserver>,
+    /// When the rounds were proposed that are being applied, of those that were proposed here.
+    proposed: Vec<Instant>,
     clock: fn() -> Instant,
 }
 
@@ -121,13 +134,14 @@ pub fn replicated(format_max: u16) -> (Replicated, View) {
         view: ArcSwap::from_pointee(state.clone()),
         applied: watch::Sender::new(LogIndex::ZERO),
         hub: Arc::new(WatchHub::new(LogIndex::ZERO)),
-        waiters: Waiters::default(),
-        own_rounds: OwnRounds::default(),
+        pending_replies: PendingReplies::default(),
+        proposed_rounds: ProposedRounds::default(),
         orders: OrderBoard::default(),
         position: ArcSwap::default(),
         restored: Mutex::new(None),
         contacts: Mutex::default(),
         marks: StateMarks::default(),
+        timed_by: OnceLock::new(),
         kept: ArcSwap::default(),
     });
     let events = EventMaker::behind(&state);
@@ -138,6 +152,7 @@ pub fn replicated(format_max: u16) -> (Replicated, View) {
         shared: Arc::clone(&shared),
         on_divergence: None,
         observer: None,
+        proposed: Vec::new(),
         clock: Instant::now,
     };
     (replicated, View { shared })
@@ -154,6 +169,11 @@ impl View {
     #[must_use]
     pub fn marks(&self) -> StateMarks {
         self.shared.marks.clone()
+    }
+
+    /// From now on this one hears how long the work of a leader takes. The first one stays.
+    pub fn timed_by(&self, observer: Box<dyn WorkObserver>) {
+        let _ = self.shared.timed_by.set(observer);
     }
 
     /// The applied state. It never changes; ask again for a newer one.
@@ -229,8 +249,9 @@ impl Replicated {
                 halt(format!("the entry at raft index {raft_index} cannot be applied: {error}"))
             })
         };
-        let round = match self.shared.own_rounds.take(payload) {
-            Some(own) => {
+        let round = match self.shared.proposed_rounds.take(payload) {
+            Some((own, proposed_at)) => {
+                self.proposed.push(proposed_at);
                 debug_assert_eq!(own, decode(), "a round is not what its own bytes say");
                 own
             }
@@ -324,6 +345,7 @@ impl Application for Replicated {
         let mut reached: Vec<(LogIndex, Option<Leadership>)> = Vec::new();
         let mut marks = Vec::new();
         let (mut last, mut exact) = (0, false);
+        self.proposed.clear();
         for entry in entries {
             last = entry.raft_index;
             let Some(payload) = &entry.payload else { continue };
@@ -339,9 +361,14 @@ impl Application for Replicated {
         }
         let events = self.events.take();
         self.publish(last, exact, events);
+        if let Some(observer) = self.shared.timed_by.get() {
+            let now = (self.clock)();
+            let took = self.proposed.iter().map(|at| now.saturating_duration_since(*at));
+            took.for_each(|took| observer.proposal_applied(took));
+        }
         // Only now: who is answered must find the record in the view.
         for (index, leadership) in reached {
-            self.shared.waiters.applied(index, leadership);
+            self.shared.pending_replies.applied(index, leadership);
         }
     }
 
@@ -370,7 +397,7 @@ impl Application for Replicated {
         self.shared.hub.reset(end);
         self.shared.applied.send_replace(end);
         self.shared.orders.wake_all();
-        self.shared.waiters.applied(end, self.state.leadership());
+        self.shared.pending_replies.applied(end, self.state.leadership());
         Ok(())
     }
 }

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::apply::waiters::Reply;
+use crate::apply::pending_replies::Reply;
 
 /// Commands that are remembered because they panicked. Of more, the oldest fingerprints go.
 const REMEMBERED_MAX: usize = 256;
@@ -29,6 +29,7 @@ pub(crate) struct Faults {
 struct Inner {
     commands: BTreeSet<u64>,
     last: Option<String>,
+    count: u64,
 }
 
 impl Faults {
@@ -40,6 +41,11 @@ impl Faults {
     /// What happened last, as a sentence.
     pub(crate) fn last(&self) -> Option<String> {
         self.lock().last.clone()
+    }
+
+    /// How many there were.
+    pub(crate) fn count(&self) -> u64 {
+        self.lock().count
     }
 
     /// The refusal of a command that panicked here before.
@@ -65,13 +71,16 @@ impl Faults {
             inner.commands.pop_first();
         }
         inner.commands.insert(fingerprint);
+        inner.count += 1;
         inner.last = Some(format!("a command (fingerprint {fingerprint:016x}) was undone: {why}"));
         refusal(fingerprint)
     }
 
     pub(super) fn note_step(&self, step: &str, why: &str) {
         tracing::error!(step, why, "a step of the decision loop met a broken invariant and was undone");
-        self.lock().last = Some(format!("the step `{step}` was undone and is left out for a while: {why}"));
+        let mut inner = self.lock();
+        inner.count += 1;
+        inner.last = Some(format!("the step `{step}` was undone and is left out for a while: {why}"));
     }
 }
 

@@ -3,14 +3,14 @@
 //! A round is made of what arrived while the flush of the round before ran: commands wait in their
 //! lanes until the local log has flushed what was proposed last (or everything in flight has
 //! committed), are then decided together, and go out as one entry. Several rounds may be in flight
-//! to the quorum. Nodes have a lane of their own, so that submissions never delay a report.
+//! to the quorum. Nodes have a separate lane, so that submissions never delay a report.
 
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use muster_consensus::{Consensus, Environment, LeadershipView, Proposal, ProposeError};
 use muster_decider::{
-    Answer, Command, EncodedRound, Founding, Pass, Speculation, TICK_STEPS, schedule, settle_all,
+    Answer, BootstrapConfig, Command, EncodedRound, Pass, Speculation, TICK_STEPS, schedule, settle_all,
 };
 use muster_planner::Budget;
 use muster_planted::{Rule, breaks};
@@ -22,13 +22,13 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::apply::pending_replies::Reply;
 use crate::apply::replicated::Shared;
-use crate::apply::waiters::Reply;
 use crate::clock::{self, LogClock, instant};
 use crate::decide::containment::{Attempt, Faults, Handled, LeftOut};
 use crate::sessions::liveness::Liveness;
 use crate::sessions::registry::Sessions;
-use crate::sessions::steps::Steps;
+use crate::sessions::stragglers::StragglerDetector;
 
 /// Rounds on their way to the quorum at once: covers a round trip of 140 ms at 2 ms a round.
 const ROUNDS_IN_FLIGHT_MAX: usize = 64;
@@ -41,14 +41,14 @@ const VISITS_PER_ROUND: u64 = 200_000;
 /// Bytes at which a round takes no further lost node. What follows from a loss is bounded by the
 /// decider; the losses themselves are bounded here: a whole fleet can fall silent at once.
 const ROUND_BYTES_LOST: usize = 64 << 10;
-/// Silent nodes that a pass over the queue goes round. Of more, those whose leases run out last are used as others are.
+/// Silent nodes that a pass over the queue avoids. Of more, those whose leases run out last are used as others are.
 const SILENT_MAX: usize = 4_096;
-/// Of every so many commands one is a client's, however many the nodes have: a fleet that reports
-/// without end must not shut out those who would cancel its work.
+/// Of every group of this many commands one is a client's, however many the nodes have: a fleet that
+/// reports without end must not shut out those who would cancel its work.
 const CLIENT_TURN: usize = 4;
 /// How often history is looked at for what has been kept long enough.
 const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(10);
-/// The same while there was something to do: one look does a bounded part of it.
+/// The same while there was something to do, or something was left to look at: one look does a bounded part of it.
 const HOUSEKEEPING_PAUSE: Duration = Duration::from_millis(100);
 
 /// A step that met a broken invariant is left out for so long.
@@ -75,7 +75,7 @@ pub(crate) struct Intake {
     pub(crate) command: Command,
     pub(crate) reply: Reply,
     /// Its share of the memory that waiting commands may take.
-    pub(crate) _room: Option<OwnedSemaphorePermit>,
+    pub(crate) _memory: Option<OwnedSemaphorePermit>,
 }
 
 pub(crate) struct DecisionLoop<G: Environment> {
@@ -83,10 +83,10 @@ pub(crate) struct DecisionLoop<G: Environment> {
     pub(crate) shared: Arc<Shared>,
     pub(crate) liveness: Arc<Liveness>,
     pub(crate) sessions: Arc<Sessions>,
-    pub(crate) steps: Arc<Steps>,
+    pub(crate) stragglers: Arc<StragglerDetector>,
     pub(crate) faults: Arc<Faults>,
     pub(crate) contain_faults: bool,
-    pub(crate) founding: Founding,
+    pub(crate) founding: BootstrapConfig,
     pub(crate) clients: mpsc::Receiver<Intake>,
     pub(crate) nodes: mpsc::Receiver<Intake>,
     pub(crate) shutdown: CancellationToken,
@@ -94,7 +94,7 @@ pub(crate) struct DecisionLoop<G: Environment> {
 
 /// What a view says about a leadership of this replica's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
+enum LeadershipStatus {
     Leads,
     /// A quorum has been silent for too long: decide nothing until it is heard again or another
     /// replica leads.
@@ -102,13 +102,15 @@ enum Standing {
     Lost,
 }
 
-fn standing(view: &LeadershipView, mine: Leadership) -> Standing {
+fn leadership_status(view: &LeadershipView, mine: Leadership) -> LeadershipStatus {
     match view.mine {
-        Some(other) if other != mine => Standing::Lost,
-        Some(_) => Standing::Leads,
-        None if view.term > mine.term => Standing::Lost,
-        None if view.leader.as_ref().is_some_and(|leader| leader.replica != mine.replica) => Standing::Lost,
-        None => Standing::Paused,
+        Some(other) if other != mine => LeadershipStatus::Lost,
+        Some(_) => LeadershipStatus::Leads,
+        None if view.term > mine.term => LeadershipStatus::Lost,
+        None if view.leader.as_ref().is_some_and(|leader| leader.replica != mine.replica) => {
+            LeadershipStatus::Lost
+        }
+        None => LeadershipStatus::Paused,
     }
 }
 
@@ -139,15 +141,15 @@ impl<G: Environment> DecisionLoop<G> {
             };
             let end = self.lead(mine, &mut leadership).await;
             self.liveness.end();
-            self.steps.forget();
+            self.stragglers.forget();
             self.sessions.close_all();
-            self.shared.waiters.fail(mine);
-            self.shared.own_rounds.clear();
+            self.shared.pending_replies.fail(mine);
+            self.shared.proposed_rounds.clear();
             tracing::info!(term = mine.term, ?end, "leadership ended");
             match end {
                 End::Shutdown => return,
                 End::Lost => {}
-                // The leadership may still stand; a moment later its barrier says so.
+                // The leadership may still stand; its barrier shows that a moment later.
                 End::Refused => G::pause(PAUSE_AFTER_REFUSAL).await,
             }
         }
@@ -194,6 +196,7 @@ impl<G: Environment> DecisionLoop<G> {
             attempt: Attempt::new(self.contain_faults),
             left_out: LeftOut::default(),
             shared_at: instant::<G>(),
+            spent: Duration::ZERO,
             speculation,
             clock,
             outer: self,
@@ -213,8 +216,8 @@ impl<G: Environment> DecisionLoop<G> {
 /// Waits until the leadership is not `mine` any more.
 async fn lost(leadership: &mut watch::Receiver<LeadershipView>, mine: Leadership) {
     loop {
-        let standing = standing(&leadership.borrow_and_update(), mine);
-        if standing == Standing::Lost || leadership.changed().await.is_err() {
+        let status = leadership_status(&leadership.borrow_and_update(), mine);
+        if status == LeadershipStatus::Lost || leadership.changed().await.is_err() {
             return;
         }
     }
@@ -246,6 +249,8 @@ struct Term<'a, G: Environment> {
     left_out: LeftOut,
     /// When the speculation and the applied state were last one in memory.
     shared_at: Instant,
+    /// Time that went into what will be the next round.
+    spent: Duration,
 }
 
 impl<G: Environment> Term<'_, G> {
@@ -275,11 +280,11 @@ impl<G: Environment> Term<'_, G> {
         let mine = self.speculation.leadership();
         loop {
             let view = leadership.borrow_and_update().clone();
-            let stands = match standing(&view, mine) {
-                Standing::Lost if breaks(Rule::SkipGuard) => view.mine.is_some(),
-                Standing::Lost => return End::Lost,
-                Standing::Leads => true,
-                Standing::Paused => false,
+            let stands = match leadership_status(&view, mine) {
+                LeadershipStatus::Lost if breaks(Rule::SkipGuard) => view.mine.is_some(),
+                LeadershipStatus::Lost => return End::Lost,
+                LeadershipStatus::Leads => true,
+                LeadershipStatus::Paused => false,
             };
             self.share();
             if stands && self.may_propose() {
@@ -298,7 +303,7 @@ impl<G: Environment> Term<'_, G> {
                     }
                 },
                 Ok(()) = self.flushed.changed(), if !open => {}
-                Some(intake) = self.outer.nodes.recv(), if open => self.take(intake),
+                Some(intake) = self.outer.nodes.recv(), if open => self.take_first(intake),
                 Some(intake) = self.outer.clients.recv(), if open || !stands => self.answer(intake, stands),
                 () = self.outer.liveness.returned() => self.speculation.want_schedule(),
                 () = G::pause(clock::until::<G>(wake)), if open => {}
@@ -350,6 +355,7 @@ impl<G: Environment> Term<'_, G> {
 
     /// Takes what waits in the lanes, adds what time and capacity bring about, and proposes.
     fn decide(&mut self) {
+        let begun = instant::<G>();
         self.read_clock();
         for turn in 1..=COMMANDS_PER_ROUND_MAX {
             if self.speculation.round_bytes() >= ROUND_BYTES_SOFT {
@@ -369,7 +375,7 @@ impl<G: Environment> Term<'_, G> {
         self.keep_house();
         self.plan();
         self.speculation.push_digest_if_due();
-        self.propose();
+        self.propose(begun);
     }
 
     /// What time brings about, when it is time to look.
@@ -393,8 +399,9 @@ impl<G: Environment> Term<'_, G> {
                 return;
             }
         }
-        let pause =
-            if self.speculation.last_index() == before { HOUSEKEEPING_INTERVAL } else { HOUSEKEEPING_PAUSE };
+        let did_something = self.speculation.last_index() != before;
+        let goes_on = did_something || self.speculation.has_more_due();
+        let pause = if goes_on { HOUSEKEEPING_PAUSE } else { HOUSEKEEPING_INTERVAL };
         self.housekeeping = now + pause;
     }
 
@@ -432,7 +439,7 @@ impl<G: Environment> Term<'_, G> {
         }
     }
 
-    /// Begins the generation of this replica's folder once nobody can hold anything of the one before.
+    /// Begins the generation of this replica's directory once nobody can hold anything of the one before.
     fn recover(&mut self) {
         if self.recover_at.is_none_or(|at| at > instant::<G>()) {
             return;
@@ -444,8 +451,8 @@ impl<G: Environment> Term<'_, G> {
         tracing::warn!(generation, log_index = %self.speculation.last_index(), "the cluster begins a new generation");
     }
 
-    /// Ends sessions that have run out, as many as one round says; the others are over as well, and
-    /// are said in the rounds after it.
+    /// Ends sessions that have run out, as many as one round takes; the others are over as well, and
+    /// the rounds after it report them.
     fn take_expired(&mut self) {
         let now = instant::<G>();
         while self.speculation.round_bytes() < ROUND_BYTES_LOST {
@@ -458,7 +465,14 @@ impl<G: Environment> Term<'_, G> {
     /// Without a quorum nothing can be promised, and a client may find another leader. A node's report
     /// waits instead: to refuse it would end its session for a pause of a moment.
     fn answer(&mut self, intake: Intake, stands: bool) {
-        if stands { self.take(intake) } else { refuse(intake) }
+        if stands { self.take_first(intake) } else { refuse(intake) }
+    }
+
+    /// The first command of a round, which is decided with what arrives meanwhile.
+    fn take_first(&mut self, intake: Intake) {
+        let begun = instant::<G>();
+        self.take(intake);
+        self.spent += instant::<G>() - begun;
     }
 
     fn take(&mut self, intake: Intake) {
@@ -474,15 +488,21 @@ impl<G: Environment> Term<'_, G> {
         self.attempt.command(&mut self.speculation, &self.outer.faults, command, reply)
     }
 
-    fn propose(&mut self) {
+    /// Proposes what was decided since `begun`, and before that of the same round.
+    fn propose(&mut self, begun: Instant) {
         let handled = self.attempt.take();
         let rounds = self.speculation.take_encoded();
         self.promise(handled, rounds.first().map(|first| first.round.first_index));
+        let now = instant::<G>();
+        let spent = std::mem::take(&mut self.spent) + (now - begun);
+        if let Some(observer) = self.outer.shared.timed_by.get().filter(|_| !rounds.is_empty()) {
+            observer.round_decided(spent);
+        }
         for EncodedRound { round, bytes } in rounds {
             let payload = Bytes::from(bytes);
             tracing::debug!(first_index = %round.first_index, decisions = round.decisions.len(), bytes = payload.len(), "round");
             // Before it is proposed: it may be applied before this goes on.
-            self.outer.shared.own_rounds.keep(payload.clone(), round);
+            self.outer.shared.proposed_rounds.keep(payload.clone(), round, now.into_std());
             self.in_flight.push(self.outer.consensus.propose(payload, self.speculation.leadership()));
             self.proposed += 1;
         }
@@ -499,7 +519,7 @@ impl<G: Environment> Term<'_, G> {
             match first {
                 Some(first) => {
                     let at = if at < first { last } else { at };
-                    self.outer.shared.waiters.add(at, mine, reply, answer);
+                    self.outer.shared.pending_replies.add(at, mine, reply, answer);
                 }
                 None if reply.is_closed() => {}
                 None => unproved.push((reply, answer)),
@@ -516,7 +536,7 @@ impl<G: Environment> Term<'_, G> {
             });
             for (reply, answer) in unproved {
                 if stands {
-                    shared.waiters.add(last, mine, reply, answer);
+                    shared.pending_replies.add(last, mine, reply, answer);
                 } else {
                     // The asker may have gone; then nobody is left to tell.
                     let _ = reply.send(Err(not_leader()));
@@ -533,7 +553,7 @@ impl<G: Environment> Term<'_, G> {
     /// When the next job has run for as long as it may, or may start: one that was not to start before, or that
     /// waits after a failure.
     fn next_due(&self) -> Option<LogTime> {
-        // Nothing is stopped or released before leases of the life before are over.
+        // Nothing is stopped or released before leases of the previous generation are over.
         if self.speculation.is_recovering() {
             return None;
         }

@@ -1,14 +1,14 @@
 //! Keeps the archive: closes segments behind what is applied, lets the log be purged no further than
-//! that, and puts a state beside them now and then.
+//! that, and puts a state next to them now and then.
 //!
 //! Nothing is collected between two segments: what is not in the archive is in the log, which is held
 //! for it. So there is nothing to lose, and nothing to recover after a crash.
 //!
 //! **Invariant:** no entry is purged from the log before the archive has it, durably.
-//! **Invariant:** an archive that cannot be written holds the purge and says so; it never stops apply.
+//! **Invariant:** an archive that cannot be written holds the purge and reports that; it never stops apply.
 
 use muster_archive::{
-    Archive, ArchiveError, ArchivedRound, DirectoryStore, Place, SEGMENT_BYTES_TARGET, Start,
+    Archive, ArchiveError, ArchivedRound, DirectoryStore, RaftPosition, SEGMENT_BYTES_TARGET, Start,
 };
 use muster_consensus::LogSlice;
 use muster_types::{ClusterId, LogTime};
@@ -24,9 +24,9 @@ use crate::history::settings::{
 
 /// Smallest number of stored segment bytes between two bases. Uncompressed rounds take several times as much.
 const BASE_EVERY_BYTES: u64 = 8 << 20;
-/// And behind so many times its own size: bases take at most half of what the segments take.
+/// And behind this many times its own size: bases take at most half of what the segments take.
 const BASE_EVERY_OWN: u64 = 2;
-/// Between two looks whether a segment is due, when nothing else wakes.
+/// Between two checks whether a segment is due, when nothing else causes one.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// After a failure, and the longest this grows to.
 const PAUSE_FIRST: Duration = Duration::from_millis(500);
@@ -35,9 +35,9 @@ const PAUSE_LONGEST: Duration = Duration::from_secs(30);
 const PEER_ROUNDS: u32 = 5;
 /// Between two such rounds.
 const PEER_PAUSE: Duration = Duration::from_secs(2);
-/// The life that a cluster is founded with, as its storage has it.
+/// The generation that a cluster is founded with, as its storage has it.
 const FIRST_GENERATION: u32 = 1;
-/// Between two looks whether old segments have to be moved away.
+/// Between two checks whether old segments have to be moved away.
 const OFFLOAD_EVERY: Duration = Duration::from_secs(5);
 /// Before peers are asked again for what none of them had.
 const PEER_REST: Duration = Duration::from_secs(60);
@@ -100,15 +100,15 @@ struct Archiver {
     history: Arc<History>,
     archive: Arc<Archive>,
     settings: HistorySettings,
-    /// Peers do not have what is missing, and are not asked again before.
+    /// Peers do not have what is missing, and are not asked again before this.
     rests_until: Option<Instant>,
-    /// When it is looked next whether something has to be given away.
+    /// When it is next checked whether old segments have to be moved away.
     offloads_at: Instant,
 }
 
 /// Why a segment was not made.
 enum Failure {
-    /// It is said, and tried again.
+    /// It is reported, and tried again.
     Archive(ArchiveError),
     /// The log was replaced meanwhile.
     Moved,
@@ -174,12 +174,12 @@ impl Archiver {
     /// The first place that is not in the archive, and the one to close the next segment at.
     fn due(&self) -> Option<(Mark, Mark)> {
         let snapshot = self.history.consensus.status().snapshot_index;
-        let trail = self.history.trail();
-        let trail = trail.as_ref()?;
-        let (first, end) = (trail.marks[0], trail.end);
+        let index_map = self.history.index_map();
+        let index_map = index_map.as_ref()?;
+        let (first, end) = (index_map.marks[0], index_map.end);
         let has_records = |mark: &&Mark| mark.place.sequence.log_index > first.place.sequence.log_index;
         let full = |mark: &&Mark| mark.bytes - first.bytes >= SEGMENT_BYTES_TARGET as u64;
-        if let Some(target) = trail.marks.iter().filter(has_records).find(full) {
+        if let Some(target) = index_map.marks.iter().filter(has_records).find(full) {
             return Some((first, *target));
         }
         let end = Some(&end).filter(has_records)?;
@@ -195,7 +195,9 @@ impl Archiver {
         let Some(cluster) = self.history.shared.view.load().cluster().map(|meta| meta.cluster) else {
             return Ok(false);
         };
-        let Some(first) = self.history.trail().as_ref().map(|trail| trail.marks[0]) else { return Ok(false) };
+        let Some(first) = self.history.index_map().as_ref().map(|index_map| index_map.marks[0]) else {
+            return Ok(false);
+        };
         let rests = self.rests_until.is_some_and(|until| until > Instant::now());
         if let Some(end) = self.lacks_from(first.place).filter(|_| !rests) {
             // A snapshot took this replica past what its archive has.
@@ -216,18 +218,18 @@ impl Archiver {
     /// a segment lacks everything: a replica that has just been taken in, or that a snapshot reached before its
     /// first segment. Were it left so, the history would be gone once every replica had been replaced. Peers can fill it
     /// if theirs reach back to the first record.
-    fn lacks_from(&self, first: Place) -> Option<Place> {
+    fn lacks_from(&self, first: RaftPosition) -> Option<RaftPosition> {
         let from = match self.archive.end() {
             Some(end) if end.generation >= first.generation => end,
-            // The entries of another life are counted in another way.
-            None if first.generation <= FIRST_GENERATION => Place::default(),
+            // The entries of another generation are counted in another way.
+            None if first.generation <= FIRST_GENERATION => RaftPosition::default(),
             _ => return None,
         };
         (from.sequence.log_index < first.sequence.log_index).then_some(from)
     }
 
-    /// How the next segment begins; with a state of its own where nothing comes before it.
-    async fn start(&self, cluster: ClusterId, from: Place) -> Result<Start, Failure> {
+    /// How the next segment begins; with a state where nothing comes before it.
+    async fn start(&self, cluster: ClusterId, from: RaftPosition) -> Result<Start, Failure> {
         match self.archive.end() {
             Some(end) if end.sequence == from.sequence && end.next_raft <= from.next_raft => {
                 return Ok(Start::Follows);
@@ -235,7 +237,7 @@ impl Archiver {
             None if from.sequence == Default::default() => return Ok(Start::Founding),
             _ => {}
         }
-        let origin = self.history.trail().as_ref().and_then(|trail| trail.origin.clone());
+        let origin = self.history.index_map().as_ref().and_then(|index_map| index_map.origin.clone());
         let Some(origin) = origin else { return Err(Failure::Moved) };
         let archive = Arc::clone(&self.archive);
         blocking(move || archive.put_base(cluster, from, &origin)).await?;
@@ -246,7 +248,7 @@ impl Archiver {
         Ok(Start::Gap)
     }
 
-    async fn rounds(&self, from: Place, to: Place) -> Result<Vec<ArchivedRound>, Failure> {
+    async fn rounds(&self, from: RaftPosition, to: RaftPosition) -> Result<Vec<ArchivedRound>, Failure> {
         let mut rounds = Vec::new();
         let mut next = from.next_raft;
         while next < to.next_raft {
@@ -267,9 +269,9 @@ impl Archiver {
         &self,
         cluster: ClusterId,
         start: Start,
-        from: Place,
+        from: RaftPosition,
         rounds: Vec<ArchivedRound>,
-        to: Place,
+        to: RaftPosition,
     ) -> Result<(), ArchiveError> {
         let archive = Arc::clone(&self.archive);
         blocking(move || {
@@ -289,19 +291,20 @@ impl Archiver {
 
     /// The archive has everything up to a mark: the log may go, and what was noted of it.
     fn sealed(&self, target: Mark) {
-        if let Some(trail) = self.history.trail().as_mut() {
-            while trail.marks.front().is_some_and(|mark| mark.place.next_raft < target.place.next_raft) {
-                trail.marks.pop_front();
+        if let Some(index_map) = self.history.index_map().as_mut() {
+            while index_map.marks.front().is_some_and(|mark| mark.place.next_raft < target.place.next_raft) {
+                index_map.marks.pop_front();
             }
-            if trail.marks.front().is_none_or(|mark| mark.place != target.place) {
-                trail.marks.push_front(Mark { noted_at: Instant::now(), ..target });
+            if index_map.marks.front().is_none_or(|mark| mark.place != target.place) {
+                index_map.marks.push_front(Mark { noted_at: Instant::now(), ..target });
             }
-            trail.origin = None;
+            index_map.origin = None;
         }
         self.history.consensus.hold_purge(Some(target.place.next_raft.saturating_sub(1)));
     }
 
-    /// Gives to the other folder what must not stay here. A failure is said, and costs nothing but room on this disk.
+    /// Moves to the other directory what must not stay here. A failure is reported, and costs nothing but space on
+    /// this disk.
     async fn offload(&mut self) {
         let Some(retention) = self.settings.retention.clone().filter(|_| self.offloads_at <= Instant::now())
         else {
@@ -340,7 +343,7 @@ impl Archiver {
                 object: dir.display().to_string(),
                 source,
             };
-            // It is not made here: a folder that is missing may be a disk that is not mounted.
+            // It is not made here: a directory that is missing may be a disk that is not mounted.
             DirectoryStore::open_read_only(dir).map_err(failed)?;
             let to = DirectoryStore::open(dir).map_err(failed)?;
             if archive.has_base_from(through) {
@@ -356,7 +359,7 @@ impl Archiver {
         Ok(())
     }
 
-    /// Puts the present state beside the segments, when there are enough behind the last one.
+    /// Puts the present state next to the segments, when there are enough behind the last one.
     async fn make_base(&self, cluster: ClusterId) -> Result<(), ArchiveError> {
         let newest = self.archive.newest_base();
         let due = newest.map_or(BASE_EVERY_BYTES, |base| BASE_EVERY_BYTES.max(base.bytes * BASE_EVERY_OWN));
@@ -367,7 +370,7 @@ impl Archiver {
         self.put_present_state(cluster).await
     }
 
-    /// Puts the present state beside the segments, where it stands at the end of a record.
+    /// Puts the present state next to the segments, where it stands at the end of a record.
     async fn put_present_state(&self, cluster: ClusterId) -> Result<(), ArchiveError> {
         let position = self.history.shared.position.load_full();
         if !position.exact {
@@ -382,8 +385,13 @@ impl Archiver {
     }
 
     /// Gets records that this replica never had as a log from its peers' archives and logs; whether it has them all
-    /// now. Where none of them has them, they stay missing, and a verification says so.
-    async fn fill(&self, cluster: ClusterId, from: Place, to: Place) -> Result<bool, ArchiveError> {
+    /// now. Where none of them has them, they stay missing, and a verification reports that.
+    async fn fill(
+        &self,
+        cluster: ClusterId,
+        from: RaftPosition,
+        to: RaftPosition,
+    ) -> Result<bool, ArchiveError> {
         let Some(peers) = self.settings.peers.clone() else { return Ok(false) };
         let mut place = from;
         for attempt in 0..PEER_ROUNDS {
@@ -417,9 +425,9 @@ impl Archiver {
         cluster: ClusterId,
         peers: &dyn PeerHistory,
         endpoint: &str,
-        from: Place,
-        to: Place,
-    ) -> Result<Result<Place, String>, ArchiveError> {
+        from: RaftPosition,
+        to: RaftPosition,
+    ) -> Result<Result<RaftPosition, String>, ArchiveError> {
         let (mut rounds, next) = match peers.rounds(endpoint.to_owned(), from.next_raft).await {
             Ok(found) => found,
             Err(detail) => return Ok(Err(detail)),
@@ -447,7 +455,7 @@ impl Archiver {
             // Entries of the protocol before the first record are of the first segment as well.
             let (start, from) = match self.archive.end() {
                 Some(_) => (Start::Follows, from),
-                None => (Start::Founding, Place::default()),
+                None => (Start::Founding, RaftPosition::default()),
             };
             self.seal(cluster, start, from, rounds, place).await?;
         } else if !rounds.is_empty() {

@@ -1,6 +1,6 @@
 //! Readers of the records of the log.
 
-use muster_archive::{ArchiveError, Place, Slice};
+use muster_archive::{ArchiveError, RaftPosition, Slice};
 use muster_types::{LogIndex, Refusal};
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -89,9 +89,10 @@ impl Step {
                 self.found.push(record);
             }
             if is_cut && self.records.place().sequence.log_index >= slice.to {
-                // A later life of the cluster goes on from here; the archive knows where.
+                // A later generation of the cluster goes on from here; the archive knows where.
                 let at = muster_state::Sequence { log_index: slice.to, ..Default::default() };
-                self.records = muster_archive::Records::from(Place { sequence: at, ..Place::default() });
+                self.records =
+                    muster_archive::Records::from(RaftPosition { sequence: at, ..RaftPosition::default() });
                 return Ok(());
             }
             if self.is_full() {
@@ -147,7 +148,7 @@ impl LogFollower {
     }
 
     /// Begins with the record `next`, at a place that is not behind it.
-    pub(crate) fn new(history: Arc<History>, place: Place, next: LogIndex) -> LogFollower {
+    pub(crate) fn new(history: Arc<History>, place: RaftPosition, next: LogIndex) -> LogFollower {
         let end = history.end.subscribe();
         LogFollower { records: muster_archive::Records::from(place), history, next, end }
     }

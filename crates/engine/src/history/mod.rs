@@ -2,7 +2,7 @@
 
 pub(crate) mod archiver;
 pub(crate) mod follower;
+pub(crate) mod historical_states;
 mod mending;
-pub(crate) mod past_states;
 pub(crate) mod records;
 pub(crate) mod settings;

@@ -7,7 +7,7 @@
 //! **Invariant:** only applied entries are read, so that nothing that was handed out is taken back.
 //! **Invariant:** apply never waits for any of this.
 
-use muster_archive::{Archive, ArchiveError, ArchivedRound, Place, Slice, Summary};
+use muster_archive::{Archive, ArchiveError, ArchivedRound, RaftPosition, Slice, Summary};
 use muster_consensus::{CommittedEntry, Consensus, LogSlice};
 use muster_state::State;
 use muster_types::{LogIndex, Refusal, RefusalCode};
@@ -45,14 +45,14 @@ const SLICES_BYTES_MAX: usize = 32 << 20;
 /// A place in the log that can be read from.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mark {
-    pub(super) place: Place,
+    pub(super) place: RaftPosition,
     /// Bytes of payloads before it, counted from the start of the process.
     pub(super) bytes: u64,
     pub(super) noted_at: Instant,
 }
 
 /// The places of what is not in the archive yet.
-pub(super) struct Trail {
+pub(super) struct LogIndexMap {
     /// Ascending; the first is where the archive ends, or ought to.
     pub(super) marks: VecDeque<Mark>,
     /// The newest place, not yet far enough from the last mark to be one.
@@ -89,12 +89,12 @@ pub(crate) struct History {
     /// Whether an archive is kept: it may be one that cannot be opened so far.
     keeps_archive: bool,
     archive: OnceLock<Arc<Archive>>,
-    /// The archive was opened behind the start of the replica; the trail begins behind it then.
+    /// The archive was opened behind the start of the replica; the index map begins behind it then.
     archive_opened: Notify,
-    trail_follows: Notify,
-    /// The life of the cluster that this replica's folder is of.
+    index_map_follows: Notify,
+    /// The generation of the cluster that this replica's directory is of.
     generation: u32,
-    trail: Mutex<Option<Trail>>,
+    index_map: Mutex<Option<LogIndexMap>>,
     /// The last record that can be read.
     pub(super) end: watch::Sender<LogIndex>,
     pub(crate) status: watch::Sender<ArchiveStatus>,
@@ -136,9 +136,9 @@ impl History {
             keeps_archive: status.enabled,
             archive: archive.map_or_else(OnceLock::new, |archive| OnceLock::from(Arc::clone(archive))),
             archive_opened: Notify::new(),
-            trail_follows: Notify::new(),
+            index_map_follows: Notify::new(),
             generation,
-            trail: Mutex::new(None),
+            index_map: Mutex::new(None),
             end: watch::Sender::new(LogIndex::ZERO),
             status: watch::Sender::new(status),
             archive_reads: Arc::new(Semaphore::new(ARCHIVE_READS_MAX)),
@@ -165,12 +165,12 @@ impl History {
         // Only the archiver opens it, once.
         let _ = self.archive.set(archive);
         self.archive_opened.notify_one();
-        self.trail_follows.notified().await;
+        self.index_map_follows.notified().await;
     }
 
-    pub(super) fn trail(&self) -> MutexGuard<'_, Option<Trail>> {
-        // Plain data; whoever panicked has left it as it was.
-        self.trail.lock()
+    pub(super) fn index_map(&self) -> MutexGuard<'_, Option<LogIndexMap>> {
+        // Plain data; a thread that panicked has left it as it was.
+        self.index_map.lock()
     }
 
     /// Notes where records stand, for as long as the replica runs.
@@ -189,7 +189,7 @@ impl History {
                     () = self.archive_opened.notified() => {
                         let start = self.start_behind_archive();
                         self.begin(start.0, start.1);
-                        self.trail_follows.notify_one();
+                        self.index_map_follows.notify_one();
                     }
                 }
             }
@@ -202,38 +202,38 @@ impl History {
 
     /// Where to begin: behind the archive, if the log still has that, else at the beginning of the log,
     /// else at the snapshot that this replica began with.
-    async fn start(&self) -> (Place, Option<Arc<State>>) {
+    async fn start(&self) -> (RaftPosition, Option<Arc<State>>) {
         let restored = self.shared.restored();
         let floor = self.consensus.log_floor();
         if let Some(end) = self.archive().and_then(|archive| archive.end()) {
             let goes_on = floor.is_none_or(|floor| floor < end.next_raft);
             // Rebuilt from a state: where that is not what the archive ends with, what comes behind it
-            // belongs to another life.
-            let newer_life = restored.as_ref().is_some_and(|position| {
+            // belongs to another generation.
+            let is_newer_generation = restored.as_ref().is_some_and(|position| {
                 let at = place_of(position.raft_index, &position.state);
                 self.generation.max(at.generation) > end.generation
                     && (at.sequence, at.next_raft) != (end.sequence, end.next_raft)
             });
-            if goes_on && !newer_life {
+            if goes_on && !is_newer_generation {
                 return (end, None);
             }
         } else if floor.is_none() {
-            return (Place::default(), None);
+            return (RaftPosition::default(), None);
         }
         match restored {
             Some(position) => {
                 let place = place_of(position.raft_index, &position.state);
-                // The record that begins this life may be the next one.
+                // The record that begins this generation may be the next one.
                 let generation = place.generation.max(self.generation);
-                (Place { generation, ..place }, Some(position.state.clone()))
+                (RaftPosition { generation, ..place }, Some(position.state.clone()))
             }
-            None => (Place::default(), None),
+            None => (RaftPosition::default(), None),
         }
     }
 
     /// Where to begin once the archive was opened behind the start: behind it, if the log still has that, else at the
     /// present state, so that the archive goes on behind a gap.
-    fn start_behind_archive(&self) -> (Place, Option<Arc<State>>) {
+    fn start_behind_archive(&self) -> (RaftPosition, Option<Arc<State>>) {
         let floor = self.consensus.log_floor();
         let end = self.archive().and_then(|archive| archive.end());
         let position = self.shared.position.load_full();
@@ -244,27 +244,27 @@ impl History {
             {
                 (end, None)
             }
-            None if floor.is_none() => (Place::default(), None),
+            None if floor.is_none() => (RaftPosition::default(), None),
             _ => (present, Some(Arc::clone(&position.state))),
         }
     }
 
-    fn begin(&self, place: Place, origin: Option<Arc<State>>) {
+    fn begin(&self, place: RaftPosition, origin: Option<Arc<State>>) {
         let mark = Mark { place, bytes: 0, noted_at: Instant::now() };
         if !self.keeps_archive {
             self.consensus.hold_purge(Some(place.next_raft.saturating_sub(1)));
         }
-        *self.trail() = Some(Trail { marks: VecDeque::from([mark]), end: mark, origin });
+        *self.index_map() = Some(LogIndexMap { marks: VecDeque::from([mark]), end: mark, origin });
         self.end.send_replace(place.sequence.log_index);
     }
 
-    fn trail_end(&self) -> Option<Mark> {
-        self.trail().as_ref().map(|trail| trail.end)
+    fn index_map_end(&self) -> Option<Mark> {
+        self.index_map().as_ref().map(|index_map| index_map.end)
     }
 
     /// Reads what was applied since.
     async fn catch_up(&self) {
-        while let Some(end) = self.trail_end() {
+        while let Some(end) = self.index_map_end() {
             match self.consensus.read_applied(end.place.next_raft).await {
                 Ok(LogSlice::Entries(entries)) if entries.is_empty() => {
                     self.let_go_of_snapshot(&end.place);
@@ -273,7 +273,7 @@ impl History {
                 Ok(LogSlice::Entries(entries)) => match advance(end, entries).await {
                     Ok(next) => self.note(next),
                     Err(error) => {
-                        // Apply stops before such a round as well, and says so.
+                        // Apply stops before such a round as well, and reports it.
                         tracing::error!(error = &error as &dyn std::error::Error, "history stops here");
                         return std::future::pending().await;
                     }
@@ -299,7 +299,7 @@ impl History {
     }
 
     /// A snapshot that the log has been read past is of no use here any more, and keeps memory.
-    fn let_go_of_snapshot(&self, reached: &Place) {
+    fn let_go_of_snapshot(&self, reached: &RaftPosition) {
         if self.shared.restored().is_some_and(|position| position.raft_index < reached.next_raft) {
             self.shared.forget_restored();
         }
@@ -308,15 +308,15 @@ impl History {
     fn note(&self, next: Mark) {
         let floor = self.consensus.log_floor();
         let entries_max = if self.keeps_archive { MARK_ENTRIES } else { MARK_ENTRIES_ALONE };
-        let mut trail = self.trail();
-        let Some(trail) = trail.as_mut() else { return };
-        trail.end = next;
-        let far = trail.marks.back().is_none_or(|last| {
+        let mut index_map = self.index_map();
+        let Some(index_map) = index_map.as_mut() else { return };
+        index_map.end = next;
+        let far = index_map.marks.back().is_none_or(|last| {
             next.bytes - last.bytes >= MARK_BYTES
                 || next.place.next_raft - last.place.next_raft >= entries_max
         });
         if far {
-            trail.marks.push_back(next);
+            index_map.marks.push_back(next);
         }
         if !self.keeps_archive {
             if far {
@@ -324,8 +324,10 @@ impl History {
                 self.consensus.hold_purge(Some(next.place.next_raft.saturating_sub(1)));
             }
             let lost = |mark: &Mark| floor.is_some_and(|floor| mark.place.next_raft <= floor);
-            while trail.marks.len() > MARKS_MAX || (trail.marks.len() > 1 && lost(&trail.marks[0])) {
-                trail.marks.pop_front();
+            while index_map.marks.len() > MARKS_MAX
+                || (index_map.marks.len() > 1 && lost(&index_map.marks[0]))
+            {
+                index_map.marks.pop_front();
             }
         }
         self.end.send_replace(next.place.sequence.log_index);
@@ -334,34 +336,37 @@ impl History {
     /// The first record that can be read here, and the last.
     pub(crate) fn range(&self) -> (LogIndex, LogIndex) {
         let in_archive = self.archive().and_then(|archive| archive.summary().first);
-        let in_log = self.trail().as_ref().map(|trail| trail.marks[0].place.sequence.log_index.next());
+        let in_log =
+            self.index_map().as_ref().map(|index_map| index_map.marks[0].place.sequence.log_index.next());
         let first = in_archive.or(in_log).unwrap_or(LogIndex(1));
         (first, *self.end.borrow())
     }
 
     /// A place at or before a record, as near as it is known.
-    pub(crate) fn place_before(&self, index: LogIndex) -> Result<Place, Refusal> {
-        let trail = self.trail();
-        let Some(trail) = trail.as_ref() else { return Err(not_yet()) };
-        let near = trail.marks.iter().rev().chain(std::iter::once(&trail.marks[0]));
-        let near = std::iter::once(&trail.end).chain(near).find(|mark| mark.place.sequence.log_index < index);
+    pub(crate) fn place_before(&self, index: LogIndex) -> Result<RaftPosition, Refusal> {
+        let index_map = self.index_map();
+        let Some(index_map) = index_map.as_ref() else { return Err(not_yet()) };
+        let near = index_map.marks.iter().rev().chain(std::iter::once(&index_map.marks[0]));
+        let near =
+            std::iter::once(&index_map.end).chain(near).find(|mark| mark.place.sequence.log_index < index);
         match near {
             Some(mark) => Ok(mark.place),
             // The archive finds it by itself.
-            None => Ok(Place {
+            None => Ok(RaftPosition {
                 sequence: muster_state::Sequence { log_index: LogIndex(index.0 - 1), ..Default::default() },
-                ..Place::default()
+                ..RaftPosition::default()
             }),
         }
     }
 
     /// Rounds around a place: a segment, or about a megabyte of the log; none when there is nothing behind it yet. The
     /// first of them may be before the place.
-    pub(crate) async fn read(&self, place: Place) -> Result<Option<Arc<Slice>>, Refusal> {
+    pub(crate) async fn read(&self, place: RaftPosition) -> Result<Option<Arc<Slice>>, Refusal> {
         let next = place.sequence.log_index.next();
         for _ in 0..2 {
             let archived = self.archive().filter(|archive| {
-                let has = |end: Place| end.sequence.log_index >= next && end.next_raft > place.next_raft;
+                let has =
+                    |end: RaftPosition| end.sequence.log_index >= next && end.next_raft > place.next_raft;
                 archive.end().is_some_and(has)
             });
             if let Some(archive) = archived {
@@ -373,7 +378,8 @@ impl History {
             match self.consensus.read_applied(place.next_raft).await {
                 Ok(LogSlice::Entries(entries)) if entries.is_empty() => return Ok(None),
                 Ok(LogSlice::Entries(entries)) => {
-                    let end = Place { next_raft: entries.last().map_or(0, |e| e.raft_index + 1), ..place };
+                    let end =
+                        RaftPosition { next_raft: entries.last().map_or(0, |e| e.raft_index + 1), ..place };
                     let rounds = entries.into_iter().filter_map(round).collect();
                     let slice = Arc::new(Slice { from: place, rounds, end, to: LogIndex(u64::MAX) });
                     self.keep(false, &slice);
@@ -521,8 +527,8 @@ pub(crate) fn not_yet() -> Refusal {
 }
 
 /// The place right behind a Raft entry at which a state stands.
-pub(super) fn place_of(raft_index: u64, state: &State) -> Place {
-    Place {
+pub(super) fn place_of(raft_index: u64, state: &State) -> RaftPosition {
+    RaftPosition {
         next_raft: raft_index.saturating_add(1),
         sequence: state.sequence(),
         generation: generation_of(state),

@@ -21,7 +21,7 @@ pub trait PeerHistory: Send + Sync + 'static {
 /// An archive that could not be opened. The replica serves without it, keeps its log, and tries again.
 #[derive(Clone)]
 pub struct UnopenedArchive {
-    /// Its folder, for people.
+    /// Its directory, for people.
     pub place: String,
     /// Why it could not be opened.
     pub reason: String,
@@ -41,7 +41,7 @@ pub fn archive_error_text(error: &ArchiveError) -> String {
 /// What the archive keeps on its own disk, and where the rest goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retention {
-    /// The folder that takes what does not stay. It has to be there: a disk that is not mounted is not written into.
+    /// The directory that takes what does not stay. It has to be there: a disk that is not mounted is not written into.
     pub offload_dir: PathBuf,
     /// What stays.
     pub bounds: Bounds,
@@ -76,10 +76,10 @@ impl HistorySettings {
     }
 }
 
-/// Opens the archive in a folder. Blocks.
+/// Opens the archive in a directory. Blocks.
 ///
 /// # Errors
-/// When the folder cannot be used, or what is in it is another cluster's. A damaged segment at its end is set aside, and
+/// When the directory cannot be used, or what is in it is another cluster's. A damaged segment at its end is set aside, and
 /// what it had comes from the log or from another replica.
 pub fn open_archive(dir: &std::path::Path, cluster: ClusterId) -> Result<Archive, ArchiveError> {
     let store = DirectoryStore::open(dir).map_err(|source| ArchiveError::Store {
@@ -90,10 +90,10 @@ pub fn open_archive(dir: &std::path::Path, cluster: ClusterId) -> Result<Archive
     Archive::open_and_mend(Arc::new(store), Some(cluster))
 }
 
-/// Up to which Raft entry the log of a replica whose folder is of this life of the cluster may be purged.
+/// Up to which Raft entry the log of a replica whose directory is of this generation of the cluster may be purged.
 #[must_use]
 pub fn purge_up_to(archive: &Archive, generation: u32) -> u64 {
-    // Entries of another life are counted in another way.
+    // Entries of another generation are counted in another way.
     let end = archive.end().filter(|end| end.generation >= generation);
     end.map_or(0, |end| end.next_raft.saturating_sub(1))
 }

@@ -1,8 +1,8 @@
 //! Commits of checkpoints, at most one a second of each placement.
 //!
 //! A program that commits after every step would otherwise write to the replicated log as fast as the log takes
-//! it. What is said of a placement within a second of its last record waits for the end of that second and becomes
-//! one record, which is the newest; everybody who waited gets its answer.
+//! it. What is reported of a placement within a second of its last record waits for the end of that second and
+//! becomes one record, which is the newest; everybody who waited gets its answer.
 
 use muster_consensus::Environment;
 use muster_decider::{Answer, Command};
@@ -12,7 +12,7 @@ use muster_types::{FencingToken, JobId, Refusal, RefusalCode};
 use crate::clock::{instant, until};
 use crate::engine::Engine;
 use crate::refusals::stopping;
-use crate::sessions::checkpoints::Turn;
+use crate::sessions::checkpoints::CommitAction;
 
 /// Which lane a command takes to the decision loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(super) enum Lane {
 }
 
 impl<G: Environment> Engine<G> {
-    /// Logs that a gang has saved its work, as a client says. Of what is said of one placement within a second only
+    /// Logs that a gang has saved its work, as a client reports. Of the reports of one placement within a second only
     /// the newest becomes a record.
     ///
     /// # Errors
@@ -42,11 +42,11 @@ impl<G: Environment> Engine<G> {
             return self.record_checkpoint(lane, job, token).await;
         }
         let mut next = match self.inner.checkpoints.enter((job, token), instant::<G>())? {
-            Turn::Record => return self.record_checkpoint(lane, job, token).await,
-            Turn::Wait(next) => next,
-            Turn::RecordAt(at, sender, receiver) => {
+            CommitAction::Record => return self.record_checkpoint(lane, job, token).await,
+            CommitAction::Wait(next) => next,
+            CommitAction::RecordAt(at, sender, receiver) => {
                 let engine = self.clone();
-                // Whoever asked may go; others may have come to wait by then.
+                // The caller that asked may go; others may have come to wait by then.
                 G::detach(async move {
                     G::pause(until::<G>(at)).await;
                     engine.inner.checkpoints.begin((job, token), instant::<G>());
@@ -129,12 +129,12 @@ mod tests {
         records.insert(saved(&first));
         let before = engine.view().job(job).and_then(|row| row.checkpointed_at).expect("it has saved");
         for _ in 0..2 {
-            let burst = (0..300).map(|_| engine.commit_checkpoint(job, token));
-            for answer in guarded("a burst", futures::future::join_all(burst)).await {
+            let commits = (0..300).map(|_| engine.commit_checkpoint(job, token));
+            for answer in guarded("many commits", futures::future::join_all(commits)).await {
                 records.insert(saved(&answer.expect("each is answered")));
             }
         }
-        assert_eq!(records.len(), 3, "one at once, and one for each burst: {records:?}");
+        assert_eq!(records.len(), 3, "one at once, and one for each of the two rounds: {records:?}");
         let after = engine.view().job(job).and_then(|row| row.checkpointed_at).expect("it has saved");
         assert!(after > before, "the newest is what is known");
         beating.abort();

@@ -27,6 +27,18 @@ impl Engine {
         self.explaining(view, move |view, now| muster_decider::explain_job(view, now, job, &kept)).await
     }
 
+    /// The same on the thread of the caller, which is one for such work and has its turn at it.
+    #[must_use]
+    pub fn explain_job_here(&self, view: &Reading, job: JobId) -> Option<JobExplanation> {
+        muster_decider::explain_job(view, Engine::now_of(view), job, &self.kept_at(view))
+    }
+
+    /// The reason and its sentence alone, on the thread of the caller, as [`Engine::explain_job_here`].
+    #[must_use]
+    pub fn explain_briefly_here(&self, view: &Reading, job: JobId) -> Option<(WaitReason, String)> {
+        muster_decider::explain_briefly(view, Engine::now_of(view), job)
+    }
+
     /// The reason and its sentence alone, for looking at one job.
     ///
     /// # Errors
@@ -42,15 +54,15 @@ impl Engine {
     /// What would become of a job if it were submitted now, by the state of `view`.
     ///
     /// # Errors
-    /// When it asks for more than one job of its tenant and tier may, when it names a data set that the policy does not list, or
-    /// when the replica stops.
+    /// What a submission of it would be refused for, but where it fits nowhere, which the explanation says; or when the replica
+    /// stops.
     pub async fn explain_spec(&self, view: &Reading, job: Submission) -> Result<JobExplanation, Refusal> {
         // As a submission is taken: with the limit that the policy gives it, and refused for one that it exceeds.
         let with_limit =
             muster_decider::with_default_limits(view, std::slice::from_ref(&job)).into_owned().pop();
         let job = with_limit.unwrap_or(job);
-        muster_decider::check_job_limits(view, std::slice::from_ref(&job))?;
-        muster_decider::check_datasets(view, std::slice::from_ref(&job), JobPath::Single)?;
+        let now = Engine::now_of(view);
+        muster_decider::check_terms(view, std::slice::from_ref(&job), JobPath::Single, now)?;
         let kept = self.kept_at(view);
         let explain = move |view: &State, now| {
             let place = job.contract.checkpoint.place.as_ref();
@@ -64,17 +76,20 @@ impl Engine {
         if view.is_past() { Arc::default() } else { self.inner.shared.kept.load_full() }
     }
 
+    /// The time at which a state is explained. Like the leader's: never before what is in the log; of a past state its own.
+    fn now_of(view: &Reading) -> LogTime {
+        if view.is_past() { view.log_time() } else { clock::now::<TokioEnv>().max(view.log_time()) }
+    }
+
     async fn explaining<T: Send + 'static>(
         &self,
         view: &Reading,
         explain: impl FnOnce(&State, LogTime) -> T + Send + 'static,
     ) -> Result<T, Refusal> {
         let place = Arc::clone(&self.inner.explainers).acquire_owned().await.map_err(|_| stopping())?;
-        let (view, is_past) = (Arc::clone(view.state()), view.is_past());
+        let (view, now) = (Arc::clone(view.state()), Engine::now_of(view));
         let explained = in_background(move || {
             let _place = place;
-            // Like the leader's: never before what is in the log. Of the past, as it would have been said then.
-            let now = if is_past { view.log_time() } else { clock::now::<TokioEnv>().max(view.log_time()) };
             explain(&view, now)
         });
         explained.await.map_err(|_| stopping())

@@ -103,7 +103,7 @@ impl Engine {
         Err(Refusal::new(RefusalCode::NotLeader, "this replica does not lead"))
     }
 
-    /// The members, between two changes: within one, a replica that is taken in anew is none for a moment.
+    /// The members, between two changes: within one, a replica that rejoins is not a member for a moment.
     fn settled_members(&self) -> Result<BTreeMap<ReplicaId, Member>, Refusal> {
         self.check_leads()?;
         if let Some(running) = self.consensus().change_progress().borrow().as_ref() {
@@ -151,7 +151,7 @@ impl Engine {
     }
 
     /// Goes on with putting a new replica in the place of one that is gone; done when it answers `Ok`.
-    /// With one and the same id, says where that replica lives from now on.
+    /// With one and the same id, sets the addresses of that replica from now on.
     ///
     /// # Errors
     /// Not caught up: repeat the call. Else like the others.
@@ -299,7 +299,7 @@ impl Engine {
     /// force afterwards, and where the log is.
     ///
     /// # Errors
-    /// Some member does not read it, or has not said so lately.
+    /// Some member does not read it, or has not reported that it does lately.
     pub async fn raise_format(&self, wanted: Option<u16>) -> Result<(u16, LogIndex), Refusal> {
         self.check_leads()?;
         let view = self.view();

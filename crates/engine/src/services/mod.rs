@@ -2,10 +2,10 @@
 
 mod checkpoints;
 mod explanations;
+mod historical_changes;
+mod historical_state;
 mod log_reads;
 mod members;
-mod past;
-mod past_changes;
 pub(crate) mod probe;
 pub(crate) mod reads;
 pub(crate) mod session;

@@ -26,7 +26,7 @@ use crate::sessions::probes::Waits;
 
 /// Nodes of one probe by hand.
 pub const PROBE_NODES_MAX: usize = 256;
-/// Nodes of a gang that are checked; of a larger one the check is left out, and that is said.
+/// Nodes of a gang that are checked; of a larger one the check is left out, and that is reported.
 const PREFLIGHT_NODES_MAX: usize = 1_024;
 /// Pairs that are measured again one by one; of more than these it is all of them again, at once.
 const PAIRS_AGAIN_MAX: usize = 8;
@@ -42,7 +42,7 @@ pub(crate) const REFUSALS_MAX: u32 = 5;
 /// Between two measurements of a node that is kept away for its network, and how many others take part.
 const RECHECK_EVERY: Duration = Duration::from_secs(300);
 const RECHECK_PEERS: usize = 3;
-/// How much is sent, and for how long. Four MiB take 3 ms at 10 Gbit/s; whoever needs longer than the time
+/// How much is sent, and for how long. Four MiB take 3 ms at 10 Gbit/s; a node that needs longer than the time
 /// is measured by what came within it.
 const PAIR_BYTES: u64 = 4 << 20;
 const PAIR_MS: u32 = 100;
@@ -76,7 +76,7 @@ impl<G: Environment> Engine<G> {
     /// # Errors
     /// When a node cannot take part, or too many probes run.
     pub async fn probe(&self, nodes: &[NodeId]) -> Result<ProbeResult, Refusal> {
-        let _room = self.inner.probes.enter()?;
+        let _permit = self.inner.probes.enter()?;
         let view = self.view();
         let names: Vec<String> = nodes
             .iter()
@@ -85,7 +85,7 @@ impl<G: Environment> Engine<G> {
         let (mut links, mut rings) = self.probe_once(nodes, &names).await?;
         let mut found = findings(&names, &links, &rings);
         for round in 0..AGAIN_MAX {
-            // What cannot be used at all takes its time to say so, and says the same the second time.
+            // What cannot be used at all takes its time to fail, and fails in the same way the second time.
             let is_dead = |link: &Link| matches!(link.outcome, LinkOutcome::Failed(_));
             if found.is_empty() || (round > 0 && links.iter().any(is_dead)) {
                 break;

@@ -7,7 +7,7 @@
 
 use muster_consensus::{Environment, TokioEnv};
 use muster_state::State;
-use muster_types::{At, Consistency, LogIndex, ReadFrom, Refusal, RefusalCode, Violation};
+use muster_types::{Consistency, LogIndex, PastPoint, ReadFrom, Refusal, RefusalCode, Violation};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
@@ -92,14 +92,20 @@ impl Engine {
 impl Engine {
     /// The refusal of a position that this replica has not reached: where the whole cluster has not, no other replica is to
     /// be asked, and the field is wrong.
-    pub async fn unless_future(&self, field: &str, at: At, refusal: Refusal, deadline: Instant) -> Refusal {
+    pub async fn unless_future(
+        &self,
+        field: &str,
+        at: PastPoint,
+        refusal: Refusal,
+        deadline: Instant,
+    ) -> Refusal {
         if refusal.code != RefusalCode::LogIndexNotReached {
             return refusal;
         }
         let Ok(newest) = self.linearizable(deadline).await else { return refusal };
         let (is_future, named) = match at {
-            At::Index(index) => (index > newest.log_index().next(), format!("record {index}")),
-            At::Time(time) => {
+            PastPoint::Index(index) => (index > newest.log_index().next(), format!("record {index}")),
+            PastPoint::Time(time) => {
                 let by_clock = clock::now::<TokioEnv>().max(newest.log_time());
                 (time > by_clock.plus_ms(CLOCKS_APART_MS), format!("the time {time}"))
             }

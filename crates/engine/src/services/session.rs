@@ -100,19 +100,19 @@ impl<G: Environment> Engine<G> {
         let end = CancellationToken::new();
         let (inbound, from_agent) = mpsc::channel(MESSAGES_WAITING_MAX);
         let (to_agent, outbound) = mpsc::channel(MESSAGES_WAITING_MAX);
-        // In line before anybody else finds the session: an agent takes nothing else first.
+        // Queued before anybody else finds the session: an agent takes nothing else first.
         let view = self.view();
         let generation = view.cluster().map_or(0, |c| c.generation);
         let registered =
             Outbound::Registered { node, incarnation, generation, parameters: view.parameters() };
-        to_agent.try_send(registered).expect("a new queue has room and its receiver is here");
+        to_agent.try_send(registered).expect("a new queue has capacity and its receiver is here");
         let session = self.inner.sessions.add(node, opening.takes, to_agent.clone(), end.clone());
         if !self.inner.liveness.counts(leadership) {
             // The sessions of that leadership were closed before this one was added.
             end.cancel();
         }
         let (reports, to_report) = mpsc::channel(MESSAGES_WAITING_MAX);
-        let out = Outlet { messages: to_agent, end: end.clone() };
+        let out = AgentSender { messages: to_agent, end: end.clone() };
         let reporter = Reporter { engine: self.clone(), node, incarnation, out: out.clone() };
         let (foreign, load) = watch::channel(None);
         G::detach(report_foreign(self.clone(), node, incarnation, load));
@@ -151,12 +151,12 @@ async fn confirm<G: Environment>(consensus: &Consensus<G>) -> Result<Leadership,
 
 /// The way to the agent. An agent that takes nothing must not keep a session that is over.
 #[derive(Clone)]
-struct Outlet {
+struct AgentSender {
     messages: mpsc::Sender<Outbound>,
     end: CancellationToken,
 }
 
-impl Outlet {
+impl AgentSender {
     /// None when the session has ended.
     async fn send(&self, message: Outbound) -> Option<()> {
         tokio::select! {
@@ -174,13 +174,13 @@ struct Work<G: Environment> {
     session: u64,
     incarnation: u32,
     leadership: Leadership,
-    out: Outlet,
-    reports: mpsc::Sender<Said>,
+    out: AgentSender,
+    reports: mpsc::Sender<AgentReport>,
     foreign: watch::Sender<Option<ForeignLoad>>,
 }
 
 /// What an agent says that is to reach the log.
-enum Said {
+enum AgentReport {
     /// Of workers; acknowledged by the number, if it has one.
     Workers(Option<u64>, Vec<WorkerReport>),
     /// Of its host.
@@ -257,12 +257,12 @@ impl<G: Environment> Work<G> {
                     // Only the newest counts.
                     Some(Inbound::ForeignLoad(load)) => drop(self.foreign.send_replace(Some(load))),
                     Some(Inbound::Report { sequence, workers }) => {
-                        if !self.pass_on(Said::Workers(Some(sequence), workers)) {
+                        if !self.pass_on(AgentReport::Workers(Some(sequence), workers)) {
                             return;
                         }
                     }
                     Some(Inbound::Health { sequence, report }) => {
-                        if !self.pass_on(Said::Health(sequence, report)) {
+                        if !self.pass_on(AgentReport::Health(sequence, report)) {
                             return;
                         }
                     }
@@ -288,13 +288,13 @@ impl<G: Environment> Work<G> {
         }
     }
 
-    /// Hands a report on; whether there was room.
-    fn pass_on(&self, said: Said) -> bool {
-        let has_room = self.reports.try_send(said).is_ok();
-        if !has_room {
+    /// Passes a report on; whether the queue had capacity for it.
+    fn pass_on(&self, report: AgentReport) -> bool {
+        let is_queued = self.reports.try_send(report).is_ok();
+        if !is_queued {
             tracing::warn!(node = %self.node, "reports come faster than they may; session ends");
         }
-        has_room
+        is_queued
     }
 
     /// Sends the order to repair the node, once a session.
@@ -318,7 +318,7 @@ impl<G: Environment> Work<G> {
             self.out.send(Outbound::Order(Order::Stop(stop))).await?;
         }
         if !reports.is_empty() {
-            self.reports.try_send(Said::Workers(None, reports)).ok()?;
+            self.reports.try_send(AgentReport::Workers(None, reports)).ok()?;
         }
         Some(())
     }
@@ -444,11 +444,11 @@ struct Reporter<G: Environment> {
     engine: Engine<G>,
     node: NodeId,
     incarnation: u32,
-    out: Outlet,
+    out: AgentSender,
 }
 
 impl<G: Environment> Reporter<G> {
-    async fn run(self, mut reports: mpsc::Receiver<Said>) {
+    async fn run(self, mut reports: mpsc::Receiver<AgentReport>) {
         loop {
             let next = tokio::select! {
                 biased;
@@ -457,11 +457,11 @@ impl<G: Environment> Reporter<G> {
             };
             let (taken, answer) = match next {
                 None => return,
-                Some(Said::Workers(sequence, workers)) => {
+                Some(AgentReport::Workers(sequence, workers)) => {
                     let answer = sequence.map(|sequence| Outbound::ReportAck { sequence });
                     (self.carry_out(workers).await, answer)
                 }
-                Some(Said::Health(sequence, report)) => {
+                Some(AgentReport::Health(sequence, report)) => {
                     (self.take_over(report).await, Some(Outbound::HealthAck { sequence }))
                 }
             };
@@ -497,7 +497,7 @@ impl<G: Environment> Reporter<G> {
                 }
             }
         }
-        // One record takes so many ranks and no more; a node can have more of one gang.
+        // One record takes a limited number of ranks; a node can have more of one gang.
         let commands = by_gang.iter().flat_map(|((job, token), updates)| {
             updates.chunks(limits::REPORT_RANKS_MAX).map(move |part| (*job, *token, part.to_vec()))
         });

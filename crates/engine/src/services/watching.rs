@@ -6,8 +6,8 @@ use tokio::sync::watch;
 
 use crate::apply::replicated::View;
 use crate::engine::Engine;
-use crate::services::past_changes::PastChanges;
-use crate::watch::changes::{Event, WatchPosition};
+use crate::services::historical_changes::HistoricalChanges;
+use crate::watch::changes::{Change, Event, WatchPosition};
 use crate::watch::hub::WatchHub;
 
 /// One follower's place in the changes.
@@ -16,12 +16,12 @@ pub struct Subscription {
     at: WatchPosition,
     end: watch::Receiver<LogIndex>,
     /// Until it has come to what the hub has.
-    past: Option<PastChanges>,
+    past: Option<HistoricalChanges>,
 }
 
 impl Subscription {
     /// Begins with what is no longer in the hub.
-    fn from_past(hub: &Arc<WatchHub>, past: PastChanges) -> Subscription {
+    fn from_past(hub: &Arc<WatchHub>, past: HistoricalChanges) -> Subscription {
         Subscription { hub: Arc::clone(hub), at: past.from(), end: hub.end(), past: Some(past) }
     }
 
@@ -51,11 +51,38 @@ impl Subscription {
                 self.at = reached;
                 return Ok((events, reached));
             }
-            if self.end.changed().await.is_err() {
-                let text = "the replica stops; watch again through another";
-                return Err(Refusal::new(RefusalCode::ReplicaStopping, text));
-            }
+            self.changed().await?;
         }
+    }
+}
+
+impl Subscription {
+    /// The last changes since then that are wanted, at most `count` and in order, and the number of those that were left out;
+    /// waits until the log has moved on. Only for one whose next changes are in memory.
+    ///
+    /// # Errors
+    /// As [`Subscription::next`].
+    pub async fn last(
+        &mut self,
+        count: usize,
+        wanted: impl Fn(&Change) -> bool,
+    ) -> Result<(Vec<Event>, usize), Refusal> {
+        loop {
+            self.end.mark_unchanged();
+            let (events, skipped, reached) = self.hub.last(self.at, count, &wanted)?;
+            if reached > self.at {
+                self.at = reached;
+                return Ok((events, skipped));
+            }
+            self.changed().await?;
+        }
+    }
+
+    async fn changed(&mut self) -> Result<(), Refusal> {
+        self.end.changed().await.map_err(|_| {
+            let text = "the replica stops; watch again through another";
+            Refusal::new(RefusalCode::ReplicaStopping, text)
+        })
     }
 }
 
@@ -76,6 +103,12 @@ impl View {
 }
 
 impl Engine {
+    /// The newest changes in memory of records up to `at` that are wanted, newest first, at most `count`.
+    #[must_use]
+    pub fn newest_changes(&self, count: usize, at: LogIndex, wanted: impl Fn(&Change) -> bool) -> Vec<Event> {
+        self.inner.shared.hub.newest(count, at, wanted)
+    }
+
     /// Follows the changes behind a position of the log; what is not in memory any more comes from the
     /// archive.
     ///
@@ -88,7 +121,7 @@ impl Engine {
             return Err(Refusal::new(RefusalCode::LogIndexNotReached, text));
         }
         let hub = &self.inner.shared.hub;
-        follow(hub, from).or_else(|compacted| match self.past_changes(from) {
+        follow(hub, from).or_else(|compacted| match self.historical_changes(from) {
             Some(past) => Ok(Subscription::from_past(hub, past)),
             None => Err(compacted),
         })
@@ -98,7 +131,6 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::watch::changes::Change;
     use crate::watch::hub::EVENTS_MAX;
     use muster_types::{JobId, LogIndex, RefusalCode};
 

@@ -16,7 +16,7 @@ use crate::refusals::overloaded;
 const PAUSE: Duration = Duration::from_secs(1);
 /// Placements with a record within the last pause. Beyond it commits are refused as too many.
 const PLACEMENTS_MAX: usize = 65_536;
-/// From so many on, those whose pause is over are dropped.
+/// From this number on, those whose pause is over are dropped.
 const KEPT_MAX: usize = 1_024;
 
 pub(crate) type Outcome = Option<Result<Answer, Refusal>>;
@@ -35,7 +35,7 @@ pub(crate) struct Checkpoints {
 }
 
 /// What a commit has to do.
-pub(crate) enum Turn {
+pub(crate) enum CommitAction {
     /// Make a record now.
     Record,
     /// Make one then, for all who wait.
@@ -46,7 +46,7 @@ pub(crate) enum Turn {
 
 impl Checkpoints {
     /// What a commit has to do now.
-    pub(crate) fn enter(&self, key: (JobId, FencingToken), now: Instant) -> Result<Turn, Refusal> {
+    pub(crate) fn enter(&self, key: (JobId, FencingToken), now: Instant) -> Result<CommitAction, Refusal> {
         let mut recent = self.recent.lock();
         if recent.len() >= KEPT_MAX {
             recent.retain(|_, known| known.next.is_some() || known.at + PAUSE > now);
@@ -56,22 +56,22 @@ impl Checkpoints {
             None if is_full => Err(overloaded()),
             None => {
                 recent.insert(key, Recent { at: now, next: None });
-                Ok(Turn::Record)
+                Ok(CommitAction::Record)
             }
-            Some(Recent { next: Some(next), .. }) => Ok(Turn::Wait(next.clone())),
+            Some(Recent { next: Some(next), .. }) => Ok(CommitAction::Wait(next.clone())),
             Some(known) if known.at + PAUSE <= now => {
                 known.at = now;
-                Ok(Turn::Record)
+                Ok(CommitAction::Record)
             }
             Some(known) => {
                 let (sender, receiver) = watch::channel(None);
                 known.next = Some(receiver.clone());
-                Ok(Turn::RecordAt(known.at + PAUSE, sender, receiver))
+                Ok(CommitAction::RecordAt(known.at + PAUSE, sender, receiver))
             }
         }
     }
 
-    /// The record that was waited for is made now: what is said from here on waits for the one after it.
+    /// The record that was waited for is made now: what is reported from here on waits for the one after it.
     pub(crate) fn begin(&self, key: (JobId, FencingToken), now: Instant) {
         let mut recent = self.recent.lock();
         recent.insert(key, Recent { at: now, next: None });
@@ -92,14 +92,17 @@ mod tests {
         let checkpoints = Checkpoints::default();
         let now = Instant::now();
         for job in 0..KEPT_MAX as u64 {
-            assert!(matches!(checkpoints.enter((JobId(job), token(1)), now), Ok(Turn::Record)));
+            assert!(matches!(checkpoints.enter((JobId(job), token(1)), now), Ok(CommitAction::Record)));
         }
-        assert!(matches!(checkpoints.enter((JobId(1), token(1)), now), Ok(Turn::RecordAt(..))));
-        assert!(matches!(checkpoints.enter((JobId(1), token(2)), now), Ok(Turn::Record)), "another attempt");
+        assert!(matches!(checkpoints.enter((JobId(1), token(1)), now), Ok(CommitAction::RecordAt(..))));
+        assert!(
+            matches!(checkpoints.enter((JobId(1), token(2)), now), Ok(CommitAction::Record)),
+            "another attempt"
+        );
         let kept = || checkpoints.recent.lock().len();
         assert_eq!(kept(), KEPT_MAX + 1);
-        assert!(matches!(checkpoints.enter((JobId(1), token(1)), now + PAUSE), Ok(Turn::Wait(_))));
-        assert!(matches!(checkpoints.enter((JobId(2), token(1)), now + PAUSE), Ok(Turn::Record)));
+        assert!(matches!(checkpoints.enter((JobId(1), token(1)), now + PAUSE), Ok(CommitAction::Wait(_))));
+        assert!(matches!(checkpoints.enter((JobId(2), token(1)), now + PAUSE), Ok(CommitAction::Record)));
         assert_eq!(kept(), 2, "the one that is waited for, and the one that was said just now");
     }
 }

@@ -38,7 +38,7 @@ pub struct LogRequest {
     pub follow: bool,
     /// `stdout`, `stderr`, or empty for both.
     pub stream: String,
-    /// Only the last so many bytes; 0 for all.
+    /// Only this number of bytes from the end; 0 for all.
     pub tail_bytes: u64,
     /// Bytes of output since the worker's start that are not wanted again.
     pub from_position: u64,
@@ -89,7 +89,7 @@ type Reader = mpsc::Sender<Result<LogChunk, Refusal>>;
 #[derive(Default)]
 pub(crate) struct LogRelay {
     next: AtomicU64,
-    /// Keyed anew in every process.
+    /// Keyed differently in every process.
     numbers: RandomState,
     readers: Mutex<BTreeMap<u64, Reader>>,
 }
@@ -121,7 +121,7 @@ impl LogRelay {
     /// Ends a read whose upload has not begun, with the reason.
     pub(crate) fn give_up(&self, read_id: u64, text: &str) {
         if let Some(reader) = self.take(read_id) {
-            // Nothing was sent before, so there is room; the reader may have gone.
+            // Nothing was sent before, so there is capacity; the reader may have gone.
             let _ = reader.try_send(Err(Refusal::new(RefusalCode::LogsUnavailable, text)));
         }
     }
@@ -134,12 +134,12 @@ mod tests {
     #[test]
     fn a_read_has_one_upload_and_a_number_of_its_own() {
         let relay = LogRelay::default();
-        let (first, _chunks) = relay.open().expect("there is room");
-        let (second, _more) = relay.open().expect("there is room");
+        let (first, _chunks) = relay.open().expect("there is capacity");
+        let (second, _more) = relay.open().expect("there is capacity");
         assert_ne!(first, second);
         assert!(relay.take(first).is_some() && relay.take(first).is_none());
         assert_ne!(
-            LogRelay::default().open().expect("there is room").0,
+            LogRelay::default().open().expect("there is capacity").0,
             first,
             "another process, other numbers"
         );
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn a_read_that_is_given_up_says_why() {
         let relay = LogRelay::default();
-        let (read_id, mut chunks) = relay.open().expect("there is room");
+        let (read_id, mut chunks) = relay.open().expect("there is capacity");
         relay.give_up(read_id, "the agent did not answer");
         let refusal = chunks.try_recv().expect("it is told").expect_err("nothing was read");
         assert_eq!(refusal.code, RefusalCode::LogsUnavailable);
@@ -158,7 +158,8 @@ mod tests {
     #[test]
     fn reads_are_bounded_and_the_abandoned_make_room() {
         let relay = LogRelay::default();
-        let mut held: Vec<Chunks> = (0..READS_WAITING_MAX).map(|_| relay.open().expect("room").1).collect();
+        let mut held: Vec<Chunks> =
+            (0..READS_WAITING_MAX).map(|_| relay.open().expect("capacity").1).collect();
         let refused = relay.open().expect_err("full");
         assert_eq!(refused.code, RefusalCode::Overloaded);
         held.pop();

@@ -7,4 +7,4 @@ pub(crate) mod messages;
 pub(crate) mod pending;
 pub(crate) mod probes;
 pub(crate) mod registry;
-pub(crate) mod steps;
+pub(crate) mod stragglers;

@@ -18,7 +18,7 @@ const PROBES_MAX: usize = 8;
 
 type Placement = (JobId, FencingToken);
 
-type Heard = mpsc::Sender<(NodeId, ProbeReport)>;
+type ReportSender = mpsc::Sender<(NodeId, ProbeReport)>;
 
 /// The check of one placement.
 #[derive(Default)]
@@ -32,12 +32,12 @@ struct Check {
 /// Probes that run, and checks that gather their nodes.
 pub(crate) struct Probes {
     next: AtomicU64,
-    /// Keyed anew in every process: neither a number nor a key can be guessed.
+    /// Keyed differently in every process: neither a number nor a key can be guessed.
     numbers: RandomState,
     keys: RandomState,
-    running: Mutex<BTreeMap<u64, Heard>>,
+    running: Mutex<BTreeMap<u64, ReportSender>>,
     checks: Mutex<BTreeMap<Placement, Check>>,
-    room: Semaphore,
+    free: Semaphore,
     /// When nodes that are kept away are measured again.
     recheck: Mutex<BTreeMap<NodeId, Instant>>,
 }
@@ -50,7 +50,7 @@ impl Default for Probes {
             keys: RandomState::new(),
             running: Mutex::default(),
             checks: Mutex::default(),
-            room: Semaphore::new(PROBES_MAX),
+            free: Semaphore::new(PROBES_MAX),
             recheck: Mutex::default(),
         }
     }
@@ -92,7 +92,7 @@ impl Probes {
     /// # Errors
     /// When as many run as may.
     pub(crate) fn enter(&self) -> Result<SemaphorePermit<'_>, Refusal> {
-        self.room.try_acquire().map_err(|_| {
+        self.free.try_acquire().map_err(|_| {
             let text = format!("{PROBES_MAX} probes run already; try again in some seconds");
             Refusal::new(RefusalCode::Overloaded, text)
         })

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::sessions::messages::Outbound;
 
-struct Standing {
+struct RegistryEntry {
     session: u64,
     outbound: mpsc::Sender<Outbound>,
     takes: Features,
@@ -20,13 +20,13 @@ struct Standing {
 #[derive(Default)]
 pub(crate) struct Sessions {
     next: AtomicU64,
-    by_node: Mutex<BTreeMap<NodeId, Standing>>,
+    by_node: Mutex<BTreeMap<NodeId, RegistryEntry>>,
     /// Moves with every session that opens.
     opened: watch::Sender<u64>,
 }
 
 impl Sessions {
-    fn lock(&self) -> parking_lot::MutexGuard<'_, BTreeMap<NodeId, Standing>> {
+    fn lock(&self) -> parking_lot::MutexGuard<'_, BTreeMap<NodeId, RegistryEntry>> {
         self.by_node.lock()
     }
 
@@ -39,7 +39,7 @@ impl Sessions {
         end: CancellationToken,
     ) -> u64 {
         let session = self.next.fetch_add(1, Ordering::Relaxed);
-        if let Some(old) = self.lock().insert(node, Standing { session, outbound, takes, end }) {
+        if let Some(old) = self.lock().insert(node, RegistryEntry { session, outbound, takes, end }) {
             old.end.cancel();
         }
         self.opened.send_replace(session);
@@ -69,9 +69,9 @@ impl Sessions {
     /// all that it takes.
     pub(crate) fn show(&self, node: NodeId, session: u64) {
         let mut by_node = self.lock();
-        let standing = by_node.get_mut(&node).filter(|r| r.session == session && r.takes.is_empty());
-        if let Some(standing) = standing {
-            standing.takes = Features::before_names();
+        let entry = by_node.get_mut(&node).filter(|r| r.session == session && r.takes.is_empty());
+        if let Some(entry) = entry {
+            entry.takes = Features::before_names();
         }
     }
 

@@ -98,7 +98,7 @@ async fn a_read_waits_for_its_index_and_not_for_ever() {
 async fn full_lanes_refuse_with_a_hint_and_nodes_have_their_own() {
     let engine = leader().await;
     let _session = open(&engine, opening("h1", 1)).await;
-    // One task at a time runs here: the loop takes nothing while these are put in line.
+    // One task at a time runs here: the loop takes nothing while these are queued.
     let mut waiting: Vec<_> = (0..65).map(|n| Box::pin(engine.execute(submit(100 + n, 1, 1)))).collect();
     for call in &mut waiting[..64] {
         assert!(futures::poll!(call.as_mut()).is_pending());
@@ -116,7 +116,7 @@ async fn full_lanes_refuse_with_a_hint_and_nodes_have_their_own() {
     guarded("the node's session", registration).await.expect("it is opened");
 }
 
-/// The nodes' lane is bounded by size as well, and its room goes round by arrival.
+/// The nodes' lane is bounded by size as well, and its memory is given in order of arrival.
 #[tokio::test]
 async fn what_nodes_say_is_bounded_by_its_size_and_waits_for_its_turn() {
     let engine = leader().await;
@@ -136,8 +136,8 @@ async fn what_nodes_say_is_bounded_by_its_size_and_waits_for_its_turn() {
     let mut third = Box::pin(engine.open_session(opening("h2", 2)));
     assert!(futures::poll!(first.as_mut()).is_pending());
     assert!(futures::poll!(second.as_mut()).is_pending() && futures::poll!(third.as_mut()).is_pending());
-    let kib = engine.inner.node_room.available_permits();
-    assert!(kib < 24 << 10, "the first alone is in line: {kib} KiB are left");
+    let kib = engine.inner.node_memory.available_permits();
+    assert!(kib < 24 << 10, "the first alone is queued: {kib} KiB are left");
     // All of them are answered, one behind the other; nobody knows the job.
     drop(guarded("the first", first).await);
     drop(guarded("the second", second).await);
@@ -159,7 +159,7 @@ async fn waiting_submissions_are_bounded_by_their_size_too() {
     assert!(futures::poll!(first.as_mut()).is_pending() && futures::poll!(second.as_mut()).is_pending());
     let std::task::Poll::Ready(refused) = futures::poll!(third.as_mut()) else { panic!("96 MB wait") };
     assert_eq!(code(refused), Some(RefusalCode::Overloaded));
-    // Too large for a record each; the room they took is free again.
+    // Too large for a record each; the memory they took is free again.
     assert_eq!(code(guarded("the first", first).await), Some(RefusalCode::InvalidField));
     assert_eq!(code(guarded("the second", second).await), Some(RefusalCode::InvalidField));
     assert_eq!(code(guarded("again", engine.execute(large(4))).await), Some(RefusalCode::InvalidField));
@@ -215,7 +215,9 @@ async fn a_command_that_meets_a_broken_invariant_costs_itself_alone() {
     let refusal = poisoned.expect_err("it must not be carried out");
     assert_eq!(refusal.code, RefusalCode::Internal);
     let fingerprint = refusal.metadata.iter().find(|(name, _)| *name == "fingerprint").expect("it has one");
-    assert!(engine.local_facts().decision_fault.is_some_and(|fault| fault.contains(&fingerprint.1)));
+    let facts = engine.local_facts();
+    assert!(facts.decision_fault.is_some_and(|fault| fault.contains(&fingerprint.1)));
+    assert_eq!(facts.decision_faults, 1);
     // The client repeats it, and the leader goes on.
     assert_eq!(code(guarded("the same again", engine.execute(poison())).await), Some(RefusalCode::Internal));
     assert_eq!(engine.view().jobs().len(), 6);

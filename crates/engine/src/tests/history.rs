@@ -1,12 +1,13 @@
-//! History of one replica, whole: a log in memory that is purged, an archive in a folder.
+//! History of one replica, whole: a log in memory that is purged, an archive in a directory.
 
 use bytes::Bytes;
 use muster_archive::{Archive, ObjectStore, Record};
 use muster_consensus::{Consensus, ConsensusConfig, ReplicaNode, SnapshotPolicy, Timing};
-use muster_decider::{Answer, Command, Founding};
+use muster_decider::{Answer, BootstrapConfig, Command};
 use muster_store::{MemoryDisk, ReplicaStore, SnapshotStore, StoreOptions};
 use muster_types::{
-    At, ClusterId, HolderId, LogIndex, LogTime, Parameters, ReadFrom, RefusalCode, ReplicaId, RequestId,
+    ClusterId, HolderId, LogIndex, LogTime, Parameters, PastPoint, ReadFrom, RefusalCode, ReplicaId,
+    RequestId,
 };
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -49,7 +50,7 @@ impl Replica {
     fn new() -> Replica {
         let options = StoreOptions::small();
         let snapshots = SnapshotStore::memory(&options);
-        let archive = tempfile::tempdir().expect("a folder can be made");
+        let archive = tempfile::tempdir().expect("a directory can be made");
         Replica { disk: MemoryDisk::default(), snapshots, options, archive }
     }
 
@@ -64,7 +65,7 @@ impl Replica {
         let (application, view) = replicated(muster_journal::FORMAT_MAX);
         let consensus = Consensus::start(settings, store, application).await.expect("it starts");
         let parameters = Parameters { digest_interval_records: 7, ..Parameters::DEFAULT };
-        let founding = Founding::new(CLUSTER, parameters);
+        let founding = BootstrapConfig::new(CLUSTER, parameters);
         let config = EngineConfig {
             founding,
             client_commands_waiting_max: 64,
@@ -187,8 +188,8 @@ fn assert_whole(records: &[Record], from: u64) {
 }
 
 fn segments(dir: &Path) -> usize {
-    let folder = dir.join("segments/0000000001");
-    std::fs::read_dir(folder).map_or(0, Iterator::count)
+    let directory = dir.join("segments/0000000001");
+    std::fs::read_dir(directory).map_or(0, Iterator::count)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -211,7 +212,7 @@ async fn nothing_is_lost_when_the_log_is_purged_and_the_replica_starts_again() {
     assert_whole(&after, 1);
     assert_eq!(after[..before.len()], before[..]);
     for (index, digest) in &seen {
-        let past = guarded("a past state", running.engine.view_at(At::Index(*index))).await;
+        let past = guarded("a past state", running.engine.view_at(PastPoint::Index(*index))).await;
         assert_eq!(past.expect("it is kept").digest(), *digest, "at {index}");
     }
     let last = running.engine.view().log_index();
@@ -254,23 +255,24 @@ async fn the_past_by_time_and_what_is_no_past() {
     let records = running.records().await;
     for record in records.iter().take(records.len() - 1) {
         let last = records.iter().rfind(|r| r.log_time <= record.log_time).expect("this one at least");
-        let past = guarded("a past state", running.engine.view_at(At::Time(record.log_time))).await;
+        let past = guarded("a past state", running.engine.view_at(PastPoint::Time(record.log_time))).await;
         assert_eq!(past.expect("it is kept").log_index(), last.log_index);
     }
     // Kept for the next who asks: a state that takes longer to make than its caller waits is there the next time.
     let time = records[0].log_time;
-    let again = async || guarded("a past state", running.engine.view_at(At::Time(time))).await.expect("kept");
+    let again =
+        async || guarded("a past state", running.engine.view_at(PastPoint::Time(time))).await.expect("kept");
     let _made = again().await;
     assert!(Arc::ptr_eq(&again().await, &again().await), "it is made once");
     let code = |at| {
         let engine = running.engine.clone();
         async move { engine.view_at(at).await.err().map(|refusal| refusal.code) }
     };
-    assert_eq!(code(At::Index(LogIndex(1 << 40))).await, Some(RefusalCode::LogIndexNotReached));
-    assert_eq!(code(At::Time(LogTime(u64::MAX))).await, Some(RefusalCode::LogIndexNotReached));
-    assert_eq!(code(At::Time(LogTime(1))).await, Some(RefusalCode::ResumeTokenCompacted));
+    assert_eq!(code(PastPoint::Index(LogIndex(1 << 40))).await, Some(RefusalCode::LogIndexNotReached));
+    assert_eq!(code(PastPoint::Time(LogTime(u64::MAX))).await, Some(RefusalCode::LogIndexNotReached));
+    assert_eq!(code(PastPoint::Time(LogTime(1))).await, Some(RefusalCode::ResumeTokenCompacted));
     // A caller who asks for it is told at once, and asks no other replica: a leader says that nobody has it.
-    for at in [At::Index(LogIndex(1 << 40)), At::Time(LogTime(u64::MAX))] {
+    for at in [PastPoint::Index(LogIndex(1 << 40)), PastPoint::Time(LogTime(u64::MAX))] {
         let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
         let read = running.engine.read_view(ReadFrom::Past(at), deadline);
         let refusal = guarded("a refusal", read).await.err().expect("nobody has it");
@@ -284,7 +286,7 @@ async fn the_past_by_time_and_what_is_no_past() {
 async fn an_archive_that_cannot_be_written_holds_the_log_and_says_so() {
     let replica = Replica::new();
     let archive = replica.open();
-    // A file where the folder of the segments would be: nobody can write there, not even root.
+    // A file where the directory of the segments would be: nobody can write there, not even root.
     let obstacle = replica.archive.path().join("segments");
     std::fs::write(&obstacle, b"in the way").expect("a file can be written");
     let running = replica.start(5, Some(archive)).await;
@@ -314,7 +316,7 @@ async fn without_an_archive_history_is_what_the_log_has() {
     running.work(1..60, &mut seen).await;
     running.purged().await;
     running.work(60..70, &mut seen).await;
-    let first = guarded("the trail", async {
+    let first = guarded("the index map", async {
         loop {
             let (first, _) = running.engine.log_range().expect("history is kept");
             if first > LogIndex(1) {
@@ -328,7 +330,7 @@ async fn without_an_archive_history_is_what_the_log_has() {
     assert_eq!(gone.code, RefusalCode::ResumeTokenCompacted);
     assert!(gone.metadata.iter().any(|(name, _)| *name == "oldest_log_index"));
     let _ = first;
-    let past = running.engine.view_at(At::Index(LogIndex(2))).await.err().map(|refusal| refusal.code);
+    let past = running.engine.view_at(PastPoint::Index(LogIndex(2))).await.err().map(|refusal| refusal.code);
     assert_eq!(past, Some(RefusalCode::ArchiveUnavailable));
     running.stop().await;
 }
@@ -463,20 +465,20 @@ async fn callers_who_give_up_do_not_have_more_states_of_the_past_made_at_a_time(
     running.work(1..30, &mut BTreeMap::new()).await;
     running.purged().await;
     running.stop().await;
-    let inner = muster_archive::DirectoryStore::open(replica.archive.path()).expect("the folder opens");
+    let inner = muster_archive::DirectoryStore::open(replica.archive.path()).expect("the directory opens");
     let store = Arc::new(Slow { inner, reads: AtomicUsize::new(0), most: AtomicUsize::new(0) });
     let archive = Archive::open(Arc::clone(&store) as Arc<dyn ObjectStore>, Some(CLUSTER)).expect("it opens");
     let running = replica.start(10, Some(archive)).await;
     store.most.store(0, Ordering::SeqCst);
     let read = |index: u64, patience: u64| {
         let deadline = tokio::time::Instant::now() + Duration::from_millis(patience);
-        running.engine.read_view(ReadFrom::Past(At::Index(LogIndex(index))), deadline)
+        running.engine.read_view(ReadFrom::Past(PastPoint::Index(LogIndex(index))), deadline)
     };
     for index in 2..22 {
         // Too little, on purpose.
         drop(guarded("a past state", read(index, 20)).await);
     }
-    // The one that was begun first is there for whoever asks again.
+    // The one that was begun first is there for a caller that asks again.
     assert!(guarded("a past state", read(2, 20_000)).await.is_ok());
     assert_eq!(store.most.load(Ordering::SeqCst), 1, "replays at a time");
     running.stop().await;

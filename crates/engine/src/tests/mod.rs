@@ -1,7 +1,7 @@
 //! One replica, whole: consensus on a log in memory, no network.
 
 use muster_consensus::{Consensus, ConsensusConfig, ReplicaNode, SnapshotPolicy, Timing};
-use muster_decider::{Answer, Command, Founding};
+use muster_decider::{Answer, BootstrapConfig, Command};
 use muster_journal::FORMAT_MAX;
 use muster_state::State;
 use muster_store::{MemoryDisk, ReplicaStore, SnapshotStore, StoreOptions};
@@ -43,7 +43,7 @@ pub(crate) fn parameters() -> Parameters {
 }
 
 fn config(client_commands_waiting_max: usize) -> EngineConfig {
-    let founding = Founding::new(CLUSTER, parameters());
+    let founding = BootstrapConfig::new(CLUSTER, parameters());
     EngineConfig {
         founding,
         client_commands_waiting_max,
@@ -201,7 +201,7 @@ pub(crate) async fn measured(sessions: &mut [Session], rate: impl Fn((u32, u32))
         let led = (own + 1..count).flat_map(|other| [(own, other), (other, own)]);
         let mut links: Vec<Link> = led.map(|(from, to)| link(from, to, rate((from, to)))).collect();
         if own > 0 {
-            // Whoever speaks of what it did not lead is not heard.
+            // An agent that reports what it did not lead is ignored.
             links.push(link(0, 1, 1));
         }
         say(session, Inbound::Probe(ProbeReport::Measured { probe, links, ring: None, load_milli: 0 })).await;

@@ -41,7 +41,7 @@ fn rounds_of_a_lost_leadership_answer_nobody_and_publish_nothing() {
     let mut follower = follow(&shared.hub, WatchPosition::after(LogIndex(3))).expect("it is kept");
     let (reply, mut told) = tokio::sync::oneshot::channel();
     let new = muster_types::Leadership { term: 3, replica: REPLICA };
-    shared.waiters.add(LogIndex(4), new, reply, Ok(Answer::Done { at: LogIndex(4) }));
+    shared.pending_replies.add(LogIndex(4), new, reply, Ok(Answer::Done { at: LogIndex(4) }));
     // Appended late, of the leadership before: takes no position.
     application.apply(&[entry(3, &round(2, 3, vec![Decision::LeaderStarted]))]);
     assert_eq!(shared.view.load().log_index(), LogIndex(3));
@@ -180,7 +180,7 @@ fn a_replica_that_is_held_back_stops_before_the_first_round_it_does_not_know() {
     assert_eq!(view.shared.view.load().log_index(), LogIndex(3), "everything before it is applied");
 }
 
-/// A replica whose folder is of a later generation than its log: nothing is decided before every lease of the
+/// A replica whose directory is of a later generation than its log: nothing is decided before every lease of the
 /// earlier one has run out, and then everything of it is over.
 #[tokio::test]
 async fn a_recovered_cluster_waits_for_old_leases_and_begins_its_generation() {
@@ -214,7 +214,7 @@ async fn a_recovered_cluster_waits_for_old_leases_and_begins_its_generation() {
     assert!(began.elapsed() >= Duration::from_millis(900), "one lease and its margin");
     assert_eq!(view.nodes_up(), 0);
     let session = open(&engine, opening("n1", 1)).await;
-    assert_eq!(session.incarnation, 2, "registered anew");
+    assert_eq!(session.incarnation, 2, "registered again");
 }
 
 #[test]

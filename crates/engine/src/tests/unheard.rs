@@ -72,7 +72,7 @@ async fn a_gang_begins_where_somebody_was_heard_of_lately() {
         let (second, is_up) = place_of(2 * attempt + 1).await;
         beats[1].abort();
         if is_up && first == quiet.node {
-            // Packed beside the first it would be where that is.
+            // Packed next to the first it would be where that is.
             return assert_eq!(second, heard.node);
         }
         let gone = |view: &State| view.nodes().iter().all(|(_, row)| row.status != NodeStatus::Up);

@@ -15,7 +15,7 @@ const CONDITION_WEIGHT: usize = 6;
 const LABEL_WEIGHT: usize = 4;
 
 /// A place between two changes: behind the `ordinal`-th change of the record at `log_index`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WatchPosition {
     /// The record.
     pub log_index: LogIndex,
@@ -60,7 +60,7 @@ pub enum Change {
         restriction: Option<Arc<RestrictionRow>>,
         /// The gangs with workers on it then, by id.
         gangs: Arc<[JobId]>,
-        /// What it said of itself before, where the record is its registration anew.
+        /// What it said of itself before, where the record registers it again.
         before: Option<Arc<NodeSpec>>,
     },
     /// A lost node was dropped.

@@ -22,7 +22,7 @@ pub(crate) struct EventMaker {
     metadata_set: bool,
     /// The last record of the present round that has a position.
     reached: Option<LogIndex>,
-    /// What a node said of itself that the next record describes anew or forgets.
+    /// What a node said of itself that the next record describes again or forgets.
     node_before: Option<Arc<NodeSpec>>,
     /// What the job of the next record was, if that changes it.
     job_before: Option<JobBefore>,
@@ -58,14 +58,17 @@ impl EventMaker {
     fn change(&self, state: &State, effect: &Effect) -> Option<Change> {
         match effect {
             Effect::ClusterChanged
+            | Effect::ArrayChanged(_)
             | Effect::PolicyChanged
             | Effect::HealthPolicyChanged
             | Effect::OrdersChanged(_)
             | Effect::Diverged { .. } => None,
             Effect::JobChanged(id) => {
-                let (row, spec) = (state.job(*id)?, state.spec(*id)?);
-                let metadata = state.metadata(*id).cloned();
-                let (row, spec) = (Arc::new(row.clone()), Arc::clone(spec));
+                let metadata = state.carried(*id).cloned();
+                let (row, spec) = match state.job(*id).zip(state.spec(*id)) {
+                    Some((row, spec)) => (Arc::new(row.clone()), Arc::clone(spec)),
+                    None => state.shown_member(*id).map(|(row, spec)| (Arc::new(row), Arc::new(spec)))?,
+                };
                 Some(Change::Job { id: *id, row, spec, metadata, before: self.job_before.clone() })
             }
             Effect::JobForgotten(id) => Some(Change::JobForgotten(*id)),
@@ -100,7 +103,7 @@ impl EventMaker {
         }
         for event in &mut self.events {
             if let Change::Job { id, metadata: metadata @ None, .. } = &mut event.change {
-                *metadata = state.metadata(*id).cloned();
+                *metadata = state.carried(*id).cloned();
             }
         }
     }
@@ -157,6 +160,11 @@ impl Observer for EventMaker {
         let mut ordinal = 0;
         for effect in &applied.effects {
             self.policy_changed |= *effect == Effect::PolicyChanged;
+            if let Effect::ArrayChanged(id) = effect
+                && let Some(row) = state.array(*id)
+            {
+                self.touch(state, &row.template.spec.tenant);
+            }
             if let Some(change) = self.change(state, effect) {
                 if let Change::Job { spec, .. } = &change {
                     self.touch(state, &spec.tenant);

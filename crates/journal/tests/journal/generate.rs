@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use muster_journal::{
-    Decision, Estimate, FORMAT_MAX, NodeLostCause, Outcome, Promise, RankUpdate, RearrangeCause, RequestKey,
-    Round, Stop, StopCause, WorkerSlot,
+    CapacityHold, Decision, Estimate, FORMAT_MAX, NodeLostCause, Outcome, RankUpdate, RearrangeCause,
+    RequestKey, Round, Stop, StopCause, SubmittedPart, WorkerSlot,
 };
 use muster_types::health::{
     Condition, Drain, DrainCause, Finding, HealthAction, NodeHealth, Observation, RebootCount,
@@ -17,12 +17,13 @@ use muster_types::policy::{
     UserLimits,
 };
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval,
-    CertificateSerial, CheckpointRules, ClusterId, Dependency, DependencyRule, DeviceAmount, DeviceSet,
-    ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobDraft, JobId,
-    JobMetadata, JobSpec, LaunchForm, Level, LogIndex, LogTime, Name, NodeAdmission, NodeBounds, NodeDraft,
-    NodeId, NodeSpec, NoticeRules, Parameters, Preflight, PriorityTier, QueueKey, ReplicaId, RequestId,
-    Requester, RetryRules, Revocation, Spread, TaskGroup, TopologyRule, WorkerRequest, limits,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval, ArrayId,
+    ArraySpec, CertificateSerial, CheckpointRules, ClusterId, Control, Dependency, DependencyRule,
+    DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange,
+    ForeignLoad, HolderId, IndexRange, JobContract, JobDraft, JobId, JobMetadata, JobSpec, LaunchForm, Level,
+    LogIndex, LogTime, Name, NodeAdmission, NodeBounds, NodeDraft, NodeId, NodeSpec, NoticeRules, Parameters,
+    Preflight, PriorityTier, QueueKey, ReplicaId, RequestId, Requester, RetryRules, Revocation, Spread,
+    TaskGroup, TopologyRule, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -51,7 +52,7 @@ fn wanted() -> impl Strategy<Value = AcceleratorRequest> {
     })
 }
 
-/// Everything a job may say besides what it runs.
+/// Everything a job may say in addition to what it runs.
 fn wishes() -> impl Strategy<Value = JobDraft> {
     let level = || prop::sample::select(Level::ALL.to_vec());
     let spread = (level(), 1..100u32).prop_map(|(level, workers_max)| Spread { level, workers_max });
@@ -63,6 +64,9 @@ fn wishes() -> impl Strategy<Value = JobDraft> {
     let values = prop::collection::btree_set("[ -~é]{0,8}", 1..3);
     let names = || prop::collection::btree_set(name(), 0..3);
     let rule = prop::sample::select(vec![DependencyRule::Succeeded, DependencyRule::Finished]);
+    let scope =
+        prop::sample::select(vec![DependencyScope::Job, DependencyScope::Array, DependencyScope::Member]);
+    let rule = (rule, scope);
     let dependencies = btree_map(any::<u64>(), rule, 0..3);
     let times = (option::of(0..1u64 << 40), option::of(1u64 << 41..1 << 42), option::of(1..1u64 << 30));
     let places = (btree_map(name(), values, 0..3), names(), names());
@@ -74,7 +78,7 @@ fn wishes() -> impl Strategy<Value = JobDraft> {
             preemptible,
             dependencies: dependencies
                 .into_iter()
-                .map(|(job, rule)| Dependency { job: JobId(job), rule })
+                .map(|(job, (rule, scope))| Dependency { job: JobId(job), rule, scope })
                 .collect(),
             not_before: times.0.map(LogTime),
             deadline: times.1.map(LogTime),
@@ -110,9 +114,9 @@ pub fn spec() -> impl Strategy<Value = JobSpec> {
         names
     });
     let path = || option::of("/[a-z/]{0,12}");
-    let array = option::of(
-        (1..=1_000u32).prop_flat_map(|size| (0..size).prop_map(move |index| ArrayMember { index, size })),
-    );
+    let array = option::of((1..=1_000u32).prop_flat_map(|size| {
+        (0..size, 0..1_000_000u32).prop_map(move |(ordinal, index)| ArrayMember { index, ordinal, size })
+    }));
     let tier = prop::sample::select(PriorityTier::ALL.to_vec());
     let numbers =
         (option::of(1..=limits::RUN_TIME_LIMIT_MS_MAX), 0..=limits::STOP_GRACE_MS_MAX, 0..=1_000u32);
@@ -264,11 +268,11 @@ fn parameters() -> impl Strategy<Value = Parameters> {
 }
 
 fn estimate() -> impl Strategy<Value = Estimate> {
-    (any::<[u64; 2]>(), queue_key(), option::of(any::<u64>())).prop_map(|(n, turn, burst)| Estimate {
+    (any::<[u64; 2]>(), queue_key(), option::of(any::<u64>())).prop_map(|(n, turn, group)| Estimate {
         run_ms: n[0],
         run_high_ms: n[1],
         turn,
-        burst: burst.map(JobId),
+        burst: group.map(JobId),
     })
 }
 
@@ -323,6 +327,45 @@ fn controls() -> impl Strategy<Value = Decision> {
     )
 }
 
+fn array() -> impl Strategy<Value = ArraySpec> {
+    let range = (any::<u32>(), any::<u32>(), any::<u32>());
+    let range = range.prop_map(|(first, last, step)| IndexRange { first, last, step });
+    (vec(range, 0..4), option::of(any::<u32>())).prop_map(|(ranges, throttle)| ArraySpec { ranges, throttle })
+}
+
+fn part() -> impl Strategy<Value = SubmittedPart> {
+    (spec(), option::of(contract()), option::of(metadata()), option::of(array()), estimate()).prop_map(
+        |(spec, contract, metadata, array, estimate)| SubmittedPart {
+            spec: spec.into(),
+            contract,
+            metadata,
+            array,
+            estimate,
+        },
+    )
+}
+
+/// What concerns arrays; each strategy here is one variant.
+fn arrays() -> impl Strategy<Value = Decision> {
+    let id = || any::<u64>().prop_map(ArrayId);
+    let asked =
+        ("[a-z/]{0,9}", any::<bool>()).prop_map(|(name, is_operator)| Requester { name, is_operator });
+    let jobs = vec(any::<u64>().prop_map(JobId), 0..4);
+    let control = prop::sample::select(Control::ALL.to_vec());
+    prop_oneof![
+        (request(), vec(part(), 0..3))
+            .prop_map(|(request, parts)| Decision::ArraysSubmitted { request, parts }),
+        (id(), any::<u32>()).prop_map(|(array, count)| Decision::ArrayMembersCreated { array, count }),
+        id().prop_map(|array| Decision::ArrayReleased { array }),
+        (id(), ".{0,40}").prop_map(|(array, detail)| Decision::ArrayMembersFailed { array, detail }),
+        (request(), asked, control, vec(id(), 0..4), jobs).prop_map(
+            |(request, by, control, arrays, jobs)| {
+                Decision::ArraysControlled { request, by, control, arrays, jobs }
+            }
+        ),
+    ]
+}
+
 /// Inputs; each strategy here is one variant.
 fn inputs() -> impl Strategy<Value = Decision> {
     let job = || any::<u64>().prop_map(JobId);
@@ -360,6 +403,7 @@ fn inputs() -> impl Strategy<Value = Decision> {
         (node_id(), any::<u32>())
             .prop_map(|(node, incarnation)| Decision::SessionResumed { node, incarnation }),
         controls(),
+        arrays(),
         (node(), any::<u128>()).prop_map(|(spec, h)| Decision::NodeRegistered { spec, holder: HolderId(h) }),
         (request(), node_id(), any::<bool>()).prop_map(|(request, node, cordoned)| Decision::NodeCordonSet {
             request,
@@ -398,7 +442,7 @@ fn decisions() -> impl Strategy<Value = Decision> {
             .prop_map(|(class, node, detail)| { StopCause::Fault { class, node: NodeId(node), detail } }),
     ];
     let stop = (job(), token(), rearrange_cause()).prop_map(|(job, token, cause)| Stop { job, token, cause });
-    let promise = (job(), vec(slot(), 0..4)).prop_map(|(job, workers)| Promise { job, workers });
+    let promise = (job(), vec(slot(), 0..4)).prop_map(|(job, workers)| CapacityHold { job, workers });
     let outcome = prop_oneof![
         Just(Outcome::Succeeded),
         "[ -~é]{0,20}".prop_map(|detail| Outcome::Failed { detail }),
@@ -426,7 +470,7 @@ fn decisions() -> impl Strategy<Value = Decision> {
             .prop_map(|(stops, promises)| Decision::Rearranged { stops, promises }),
         job().prop_map(|job| Decision::PromiseDropped { job }),
         job().prop_map(|job| Decision::JobReleased { job }),
-        vec((job(), queue_key()), 0..4).prop_map(|bursts| Decision::TurnsChanged { bursts }),
+        vec((job(), queue_key()), 0..4).prop_map(|groups| Decision::TurnsChanged { bursts: groups }),
         any::<u16>().prop_map(|format| Decision::FormatRaised { format }),
         any::<u32>().prop_map(|generation| Decision::ClusterRecovered { generation }),
         (option::of(request()), any::<u32>())

@@ -21,7 +21,7 @@ const HOSTS_PER_REGION: u8 = 4;
 /// Declared accelerators of a host.
 const DEVICES_PER_HOST: u16 = 8;
 /// Short leases, so that a lost region is noticed while somebody watches.
-const PARAMETERS: &str = "[parameters]\nlease_ttl_ms = 2000\nlease_margin_ms = 1000\nheartbeat_interval_ms = 400\ndigest_interval_records = 50\n\n[timing]\nheartbeat_interval_ms = 100\nelection_timeout_min_ms = 200\nelection_timeout_max_ms = 400\n";
+const PARAMETERS: &str = "[parameters]\nlease_ttl = \"2s\"\nlease_margin = \"1s\"\nheartbeat_interval = \"400ms\"\ndigest_interval_records = 50\n\n[timing]\nheartbeat_interval = \"100ms\"\nelection_timeout_min = \"200ms\"\nelection_timeout_max = \"400ms\"\n";
 
 fn shape() -> Shape {
     let regions = REGIONS.map(|name| Region { name: name.to_owned(), hosts: HOSTS_PER_REGION });

@@ -12,14 +12,14 @@ pub struct LeaderKill {
     pub placement_ms: u64,
 }
 
-/// A gang that made room for one that goes before it, milliseconds from the submission of that one.
+/// A gang that was preempted for one of higher priority, in milliseconds from the submission of the latter.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Preemption {
-    /// Gangs that saved their work and made room.
+    /// Gangs that saved their work and were preempted.
     pub jobs: u64,
     /// To the placement of the gang that came.
     pub placed_ms: u64,
-    /// To the first gang that made room running again.
+    /// To the first preempted gang running again.
     pub resumed_ms: u64,
 }
 
@@ -45,7 +45,7 @@ pub struct Summary {
     pub lost: u64,
     /// Pairs of run intervals of one job that overlap, by what its processes wrote.
     pub overlaps: u64,
-    /// Room that training made for a production gang.
+    /// The preemption of training for a production gang.
     pub preemption: Preemption,
     /// The death of the leader.
     pub leader_kill: LeaderKill,
@@ -88,7 +88,7 @@ pub fn print(summary: &Summary, json: bool) -> Result<()> {
     println!("  lost                                  {:>8}", summary.lost);
     println!("  overlapping runs of one job           {:>8}", summary.overlaps);
     println!();
-    println!("  preemption       -> room made         {:>5} ms", summary.preemption.placed_ms);
+    println!("  preemption       -> gang placed       {:>5} ms", summary.preemption.placed_ms);
     println!(
         "                   -> {:>2} gang resumed    {:>5} ms",
         summary.preemption.jobs, summary.preemption.resumed_ms

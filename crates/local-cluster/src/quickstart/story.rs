@@ -185,7 +185,7 @@ impl Story<'_> {
         self.probes += 1;
         let mut job = self.example(SHORT_ARRAY)?;
         job.name = format!("probe-{}", self.probes);
-        job.spec_mut().array_size = 0;
+        job.spec_mut().array = None;
         let ids = self.submit(vec![job]).await?;
         let acknowledged = Instant::now();
         let id = ids.first().context("an acknowledged job has an id")?;
@@ -229,8 +229,8 @@ impl Story<'_> {
         caught_up.await.with_context(|| format!("replica {replica} did not catch up"))
     }
 
-    /// A production gang comes for room that training holds: one training gang saves its work, makes room, and goes on
-    /// from the step it stopped at.
+    /// A production gang needs devices that training holds: one training gang is preempted, which saves its work
+    /// first and continues later from the step it stopped at.
     async fn preempt(&mut self) -> Result<Preemption> {
         let (region, free) = self.fullest_region().context("no training is running")?;
         self.may_preempt_at_once().await?;
@@ -239,7 +239,7 @@ impl Story<'_> {
             self.training.iter().filter_map(|id| Some((id.clone(), jobs.get(id)?.status().attempt))).collect()
         };
         let mut job = self.example(SHORT_ARRAY)?;
-        job.spec_mut().array_size = 0;
+        job.spec_mut().array = None;
         job.name = "urgent".to_owned();
         job.spec_mut().tier = v1::Tier::Production.into();
         job.spec_mut().regions = vec![region.clone()];
@@ -256,19 +256,20 @@ impl Story<'_> {
         let ids = self.submit(vec![job]).await?;
         let urgent = ids.first().context("an acknowledged job has an id")?.clone();
         let placed = |jobs: &Jobs| jobs.get(&urgent).is_some_and(is_placed);
-        let placed = self.tracker.wait(PATIENCE, placed).await.context("the production gang got no room")?;
+        let placed =
+            self.tracker.wait(PATIENCE, placed).await.context("the production gang was not placed")?;
         let again = |jobs: &Jobs| {
             before.iter().any(|(id, attempt)| jobs.get(id).is_some_and(|job| is_again(job, *attempt)))
         };
         let resumed =
-            self.tracker.wait(PATIENCE, again).await.context("the gang that made room did not go on")?;
+            self.tracker.wait(PATIENCE, again).await.context("the preempted gang did not continue")?;
         let jobs = self.tracker.jobs();
         let moved =
             before.iter().filter(|(id, attempt)| jobs.get(*id).is_some_and(|job| is_again(job, **attempt)));
         let moved: Vec<String> = moved.map(|(id, _)| id.clone()).collect();
         let (placed_ms, resumed_ms) = (millis(asked, placed), millis(asked, resumed));
         self.say(&format!(
-            "{} saved its work and made room; the production gang was placed after {placed_ms} ms, training goes on \
+            "{} saved its work and was preempted; the production gang was placed after {placed_ms} ms, training goes on \
              from the checkpoint after {resumed_ms} ms",
             moved.join(", ")
         ));
@@ -441,7 +442,7 @@ impl Story<'_> {
     }
 }
 
-/// So many whole devices.
+/// `count` whole devices.
 fn devices(count: u32) -> v1::AcceleratorRequest {
     v1::AcceleratorRequest {
         choices: vec![v1::AcceleratorChoice { r#type: "h100".to_owned(), throughput_milli: 0 }],
@@ -454,8 +455,8 @@ fn is_again(job: &Job, before: u32) -> bool {
     job.status().attempt > before && matches!(job.phase(), JobPhase::Running | JobPhase::Succeeded)
 }
 
-fn has_file(folder: &Path) -> bool {
-    std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some())
+fn has_file(directory: &Path) -> bool {
+    std::fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some())
 }
 
 /// The one job of an example file.

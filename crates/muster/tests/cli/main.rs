@@ -3,7 +3,9 @@
 // A panic here is the report; clippy knows that only of functions marked as tests.
 #![allow(clippy::unwrap_used)]
 
+mod arrays;
 mod controls;
+mod conversions;
 mod fake;
 mod labels;
 mod nodes;
@@ -97,6 +99,9 @@ fn help_shows_commands_examples_and_exit_codes() {
         &["job", "wait", "--help"],
         &["plan", "--help"],
         &["policy", "set", "--help"],
+        &["top", "--help"],
+        &["open", "--help"],
+        &["debug", "bundle", "--help"],
     ] {
         let ran = finish(command("", args));
         assert!(ran.code == 0 && ran.out.contains("Examples:"), "{args:?}\n{}", ran.out);
@@ -124,9 +129,34 @@ fn wrong_usage_is_2() {
         &["job", "list", "--consistency", "any", "--max-staleness", "1s"],
         &["job", "show", "job-1", "--at", "yesterday"],
         &["node", "list", "--at", "7", "--consistency", "any"],
+        &["top", "-o", "name"],
+        &["top", "--tab", "weather"],
+        &["open", "fleet", "extra"],
+        &["open", "fleet", "--print"],
+        &["debug", "bundle", "--decisions", "99999999"],
     ] {
         assert_eq!(finish(command("127.0.0.1:1", args)).code, 2, "{args:?}");
     }
+}
+
+#[test]
+fn one_frame_of_the_live_view_is_a_document() {
+    let fake = Fake::start();
+    let ran = muster(&fake, &["top", "--once", "--tab", "queues", "-o", "json"]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let frame: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!((&frame["kind"], &frame["tab"]), (&"Top".into(), &"queues".into()), "{frame:#}");
+    assert!(frame["items"].as_array().unwrap().iter().any(|row| row["tenant"] == "vision"), "{frame:#}");
+    let ran = muster(&fake, &["top", "--tab", "replicas"]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(ran.err.contains("no terminal") && ran.out.contains("NO: "), "{}\n{}", ran.err, ran.out);
+}
+
+#[test]
+fn what_a_bundle_would_hold_needs_no_cluster() {
+    let ran = finish(command(&dead_endpoint(), &["debug", "bundle", "--list"]));
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(ran.out.contains("manifest.json") && ran.out.contains("decisions.jsonl"), "{}", ran.out);
 }
 
 #[test]
@@ -142,9 +172,9 @@ fn unreachable_is_6_and_names_each_endpoint() {
 
 #[test]
 fn no_endpoint_is_2_and_the_file_is_named() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let mut without = command("", &["job", "list"]);
-    without.env("XDG_CONFIG_HOME", folder.path());
+    without.env("XDG_CONFIG_HOME", directory.path());
     let ran = finish(without);
     assert_eq!(ran.code, 2);
     assert!(ran.err.contains("muster/config.toml"), "{}", ran.err);
@@ -153,12 +183,12 @@ fn no_endpoint_is_2_and_the_file_is_named() {
 #[test]
 fn endpoints_come_from_the_file_when_nothing_else_says() {
     let fake = Fake::start();
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::create_dir(folder.path().join("muster")).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::create_dir(directory.path().join("muster")).unwrap();
     let text = format!("endpoints = [\"{}\"]\n", fake.endpoint);
-    std::fs::write(folder.path().join("muster/config.toml"), text).unwrap();
+    std::fs::write(directory.path().join("muster/config.toml"), text).unwrap();
     let mut configured = command("", &["job", "list"]);
-    configured.env("XDG_CONFIG_HOME", folder.path());
+    configured.env("XDG_CONFIG_HOME", directory.path());
     assert_eq!(finish(configured).code, 0);
     let flag = finish(command("127.0.0.1:1", &["--endpoint", &fake.endpoint, "job", "list"]));
     assert_eq!(flag.code, 0, "{}", flag.err);
@@ -288,7 +318,12 @@ fn a_list_shows_what_is_active_and_an_array_as_one_row() {
         fake.add(&format!("job-{n}"), "sweep", JobPhase::Pending);
     }
     for (id, job) in &mut fake.book.lock().jobs {
-        let member = |index| muster_wire::v1::ArrayMember { array_id: "array-2".to_owned(), index, size: 5 };
+        let member = |index| muster_wire::v1::ArrayMember {
+            array_id: "array-2".to_owned(),
+            index,
+            size: 5,
+            ordinal: index,
+        };
         job.array = (job.name == "sweep").then(|| member(id[4..].parse::<u32>().unwrap() - 2));
     }
     let ran = muster(&fake, &["job", "list"]);
@@ -301,6 +336,59 @@ fn a_list_shows_what_is_active_and_an_array_as_one_row() {
     // The fake's jobs are of 2023.
     let none = muster(&fake, &["list", "--since", "1h"]);
     assert!(none.out.lines().count() == 1 && none.err.contains("--all"), "{}{}", none.out, none.err);
+}
+
+/// Members that are not created are counted in the row of their array, and an array of which none is created has one.
+#[test]
+fn arrays_are_listed_and_shown_with_members_that_are_not_created() {
+    let fake = Fake::start();
+    fake.add("job-2", "sweep", JobPhase::Pending);
+    let counts = muster_wire::v1::ArrayCounts { uncreated: 99_000, pending: 1_000, ..Default::default() };
+    let array = |id: &str, name: &str| muster_wire::v1::Array {
+        id: id.to_owned(),
+        name: name.to_owned(),
+        tenant: "default".to_owned(),
+        size: 100_000,
+        array: Some(muster_wire::v1::JobArray { size: 100_000, throttle: Some(7), ..Default::default() }),
+        counts: Some(counts),
+        states: vec![muster_wire::v1::ArrayState {
+            phase: JobPhase::Failed.into(),
+            created: true,
+            count: 2,
+            indices: "4,9".to_owned(),
+            complete: true,
+        }],
+        reason: "ARRAY_THROTTLED".to_owned(),
+        worker_count: 1,
+        ..Default::default()
+    };
+    let mut book = fake.book.lock();
+    book.arrays = vec![array("array-2", "sweep"), array("array-zz", "held")];
+    for job in book.jobs.values_mut() {
+        let (array_id, size) = ("array-2".to_owned(), 100_000);
+        job.array = Some(muster_wire::v1::ArrayMember { array_id, index: 0, size, ordinal: 0 });
+    }
+    drop(book);
+    let ran = muster(&fake, &["job", "list"]);
+    assert_eq!(ran.out.lines().count(), 3, "{}{}", ran.out, ran.err);
+    for part in ["sweep[0] and 99000 more", "array-zz", "held[99000 of 100000]"] {
+        assert!(ran.out.contains(part), "{part}: {}", ran.out);
+    }
+    let ran = muster(&fake, &["job", "array", "list", "-o", "name"]);
+    assert_eq!((ran.code, ran.out.as_str()), (0, "array-2\narray-zz\n"), "{}", ran.err);
+    for show in [
+        &["job", "array", "show", "array-2"][..],
+        &["job", "show", "array-2"],
+        &["job", "array", "show", "job-2"],
+    ] {
+        let ran = muster(&fake, show);
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        assert!(ran.out.contains("100000 (100000%7)") && ran.out.contains("4,9"), "{}", ran.out);
+    }
+    assert_eq!(muster(&fake, &["job", "array", "show", "array-3"]).code, 3);
+    let large = with_stdin(&fake, &["submit", "-"], &job("large", "command: [x]\n  array: 2000"));
+    assert_eq!((large.code, large.out.lines().count()), (0, 1), "{}{}", large.out, large.err);
+    assert!(large.out.starts_with("array-"), "{}", large.out);
 }
 
 #[test]
@@ -318,7 +406,9 @@ fn the_examples_are_valid() {
         "ray.yaml",
         "parallel.yaml",
     ];
-    for (file, jobs) in one_job.map(|file| (file, 1)).into_iter().chain([("short-array.yaml", 20)]) {
+    for (file, jobs) in
+        one_job.map(|file| (file, 1)).into_iter().chain([("short-array.yaml", 20), ("array.yaml", 21)])
+    {
         let ran = muster(&fake, &["submit", &example(file)]);
         assert_eq!((ran.code, ran.out.lines().count()), (0, jobs), "{}", ran.err);
     }
@@ -671,12 +761,12 @@ fn watches_of_queues_and_nodes_print_each_change_until_the_time_is_up() {
 
 #[test]
 fn a_client_certificate_may_name_a_tenant() {
-    let folder = tempfile::tempdir().unwrap();
-    let authority = folder.path().join("authority");
+    let directory = tempfile::tempdir().unwrap();
+    let authority = directory.path().join("authority");
     let authority = authority.to_str().unwrap();
     let id = "6d757374657200000000000000000001";
     assert_eq!(finish(command("", &["ca", "init", authority, "--cluster-id", id])).code, 0);
-    let out = folder.path().join("ada");
+    let out = directory.path().join("ada");
     let out = out.to_str().unwrap();
     let issue = |kind: &str, tenant: &str| {
         finish(command("", &["ca", "issue", authority, kind, "ada", "--tenant", tenant, "--out", out]))
@@ -692,13 +782,13 @@ fn a_client_certificate_may_name_a_tenant() {
 
 #[test]
 fn a_client_certificate_says_for_whom_it_is() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let text = |path: std::path::PathBuf| path.to_str().unwrap().to_owned();
-    let authority = text(folder.path().join("authority"));
+    let authority = text(directory.path().join("authority"));
     let id = "6d757374657200000000000000000001";
     assert_eq!(finish(command("", &["ca", "init", &authority, "--cluster-id", id])).code, 0);
     let issue = |number: usize, kind: &str, more: &[&str]| {
-        let out = text(folder.path().join(number.to_string()));
+        let out = text(directory.path().join(number.to_string()));
         finish(command("", &[&["ca", "issue", &authority, kind, "ada", "--out", &out], more].concat()))
     };
     let ran = issue(1, "client", &[]);

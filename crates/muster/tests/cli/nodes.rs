@@ -114,12 +114,12 @@ fn a_dry_run_of_forgetting_nodes_says_what_would_become_of_each_and_forgets_none
 
 #[test]
 fn a_dry_run_of_a_revocation_names_the_certificates_and_asks_nobody() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let text = |path: std::path::PathBuf| path.to_str().unwrap().to_owned();
-    let authority = text(folder.path().join("authority"));
+    let authority = text(directory.path().join("authority"));
     let id = "6d757374657200000000000000000001";
     assert_eq!(finish(command("", &["ca", "init", &authority, "--cluster-id", id])).code, 0);
-    let outs: Vec<String> = (0..2).map(|n| text(folder.path().join(format!("bob-{n}")))).collect();
+    let outs: Vec<String> = (0..2).map(|n| text(directory.path().join(format!("bob-{n}")))).collect();
     for out in &outs {
         let issued = ["ca", "issue", &authority, "client", "bob", "--tenant", "vision", "--out", out];
         assert_eq!(finish(command("", &issued)).code, 0);

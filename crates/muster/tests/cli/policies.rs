@@ -81,7 +81,7 @@ fn a_policy_is_shown_to_people() {
     let ran = muster(&fake, &["policy", "show"]);
     for part in [
         "version     41, set 2023-11-14T22:13:20Z\n",
-        "order       predicted, fair share on, half-life of usage 7d, ageing 0.01\n",
+        "order       predicted, fair share on, usage halves every 7d, ageing 0.01\n",
         "TENANT      WEIGHT  TYPE  REGION    NOMINAL  BORROWS  LENDS\n\
          research    2       h100  eu-north  64       32       48\n\
          research    2       v5p   all       256      any      all\n  \
@@ -97,9 +97,9 @@ fn a_policy_is_shown_to_people() {
 
 #[test]
 fn a_replay_takes_whole_policies_and_says_what_is_wrong_with_them() {
-    let folder = tempfile::TempDir::new().unwrap();
+    let directory = tempfile::TempDir::new().unwrap();
     let file = |name: &str, text: &str| {
-        let path = folder.path().join(name);
+        let path = directory.path().join(name);
         std::fs::write(&path, text).unwrap();
         path.to_str().unwrap().to_owned()
     };

@@ -252,8 +252,8 @@ fn a_policy_of_hundreds_of_kilobytes_is_taken_and_shown_again() {
 
 #[test]
 fn a_file_that_is_no_text_is_refused() {
-    let folder = tempfile::TempDir::new().unwrap();
-    let file = folder.path().join("policy.yaml");
+    let directory = tempfile::TempDir::new().unwrap();
+    let file = directory.path().join("policy.yaml");
     std::fs::write(&file, [policy("  tenants: {}\n").as_bytes(), b"# \xff\xfe\n"].concat()).unwrap();
     let ran = finish(super::command("127.0.0.1:1", &["policy", "check", file.to_str().unwrap()]));
     assert_eq!(ran.code, 2);

@@ -31,7 +31,7 @@ pub enum WaitReason {
     WaitingForCpu,
     /// Hosts have the devices free, but not the memory that goes with them.
     WaitingForMemory,
-    /// There is room in one cluster, but not as near or as far apart as required.
+    /// There is capacity in one cluster, but not as near or as far apart as required.
     Topology,
     /// There are enough free hosts, but they do not form its slices.
     SliceFragmented,
@@ -55,7 +55,7 @@ pub enum WaitReason {
     NotBefore,
     /// Its tenant has as many jobs placed as the policy lets it have.
     TenantLimit,
-    /// Its room is promised; gangs that run there are making it.
+    /// Capacity is promised to it; gangs that run there are giving it up.
     MakingRoom,
     /// It fits; its turn has not come yet.
     InLine,

@@ -7,7 +7,7 @@ use muster_types::policy::Guarantee;
 use muster_types::{JobSpec, Level, Name, NodeId, TopologyRule};
 
 use crate::Budget;
-use crate::ever::{Reach, holds_somewhere, workers_on_empty};
+use crate::ever::{NodeFilter, holds_somewhere, workers_on_empty};
 use crate::fill::{Attempt, Scope};
 use crate::score::Score;
 use crate::sites::Site;
@@ -34,9 +34,9 @@ pub struct NodeCounts {
     pub in_window: u32,
     /// Kept for gangs before it, or to take the place of failed hosts of its rack.
     pub held: u32,
-    /// Without room for one worker now.
+    /// Without capacity for one worker now.
     pub full: u32,
-    /// With room for one worker at least.
+    /// With capacity for one worker at least.
     pub fit: u32,
 }
 
@@ -174,8 +174,8 @@ impl<'a> Counting<'a> {
         let (could_hold, could_hold_placeable) = if is_counted {
             (enough(0), enough(1))
         } else {
-            let holds = |reach| holds_somewhere(state, spec, reach, Some(&key));
-            (holds(Reach::Registered), holds(Reach::Placeable))
+            let holds = |filter| holds_somewhere(state, spec, filter, Some(&key));
+            (holds(NodeFilter::Registered), holds(NodeFilter::Placeable))
         };
         let mut workers_that_fit = self.workers_that_fit;
         if is_counted_by_node(spec) {

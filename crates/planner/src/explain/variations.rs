@@ -268,9 +268,9 @@ impl Variations<'_> {
             return None;
         }
         let raised = |pool: &PoolKey| {
-            let room = (self.terms.room_milli)(pool);
+            let capacity = (self.terms.room_milli)(pool);
             let concerned = pool.kind == key.kind && pool.region == key.region;
-            if concerned { room.saturating_add(extra) } else { room }
+            if concerned { capacity.saturating_add(extra) } else { capacity }
         };
         self.plan(self.spec, &Terms { room_milli: &raised, ..*self.terms })?;
         let kind = key.kind.as_ref().map_or("", |kind| kind.as_str());
@@ -299,7 +299,7 @@ impl Variations<'_> {
             return None;
         }
         let nodes = missing.div_ceil(each);
-        // The others have to fit beside them: tried with as many workers less.
+        // The others have to fit next to them: tried with as many workers less.
         let rest = wanted.saturating_sub(nodes.saturating_mul(each));
         let quota = u64::from(wanted) * group.request.device_milli() <= best.room_milli;
         if best.nodes.full < nodes || !quota || (rest > 0 && !self.fits_there(&key, rest)) {
@@ -313,7 +313,7 @@ impl Variations<'_> {
         ))
     }
 
-    /// Whether so many workers fit in one pool now.
+    /// Whether this many workers fit in one pool now.
     fn fits_there(&self, key: &PoolKey, workers: u32) -> bool {
         let mut draft = self.spec.clone().into_draft();
         draft.regions = alloc::vec![key.region.clone()];

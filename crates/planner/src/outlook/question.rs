@@ -7,26 +7,26 @@ use muster_types::policy::Window;
 use muster_types::tpu::{Generation, PodPosition, SliceRequest};
 use muster_types::{JobSpec, Level, LogTime, NodeId, WorkerRequest};
 
-use super::{Amount, Outlook, Reserved, Start, signed};
+use super::{Amount, CapacityTimeline, Reserved, Start, signed};
 use crate::Budget;
 use crate::slices::{SliceVerdict, find_slices};
 use crate::terms::{Hold, Lane, Terms};
 
 /// Times at which slices, or workers of several groups, are tried one after the other. Behind them only every
-/// second time at which there is room for each alone is tried, then every fourth and so on, and the last: the
+/// second time at which each alone fits is tried, then every fourth and so on, and the last: the
 /// start that is found may be late then, but is never missed.
 const TRIES_MAX: u32 = 64;
-/// Domains that are tried at one time, those with the least room that suffices first.
+/// Domains that are tried at one time, those with the least free capacity that suffices first.
 const DOMAINS_TRIED_MAX: usize = 8;
 /// Visits of one search for slices.
 const SLICE_VISITS: u64 = 100_000;
 
-/// Something that happens to the room on a node.
+/// Something that happens to the capacity of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     /// A gang that starts now would meet this reservation.
     Meets(usize),
-    /// The room of a reservation comes back.
+    /// The capacity of a reservation comes back.
     Returns(usize),
     /// The reservation is taken.
     Takes(usize),
@@ -43,7 +43,7 @@ type UnusedHosts = BTreeMap<(u16, u32), u32>;
 
 /// One gang asked about, on one type.
 pub(super) struct Question<'a> {
-    outlook: &'a Outlook,
+    outlook: &'a CapacityTimeline,
     spec: &'a JobSpec,
     /// By group, the type of its nodes; none when any node will do.
     kinds: Vec<Option<u16>>,
@@ -62,7 +62,7 @@ pub(super) struct Question<'a> {
 impl<'a> Question<'a> {
     /// None when the type is of no use.
     pub(super) fn new(
-        outlook: &'a Outlook,
+        outlook: &'a CapacityTimeline,
         spec: &'a JobSpec,
         terms: &Terms<'a>,
         kind: Option<u16>,
@@ -149,7 +149,7 @@ impl<'a> Question<'a> {
     }
 
     pub(super) fn answer(&self, budget: &mut Budget) -> Option<Start> {
-        let mut room = Room::new(self);
+        let mut capacity = FreeCapacity::new(self);
         let events = self.events();
         let mut events = events.iter().peekable();
         let mut releases = self.outlook.releases.iter().peekable();
@@ -158,17 +158,17 @@ impl<'a> Question<'a> {
         loop {
             // Everything that has happened by then.
             while let Some(release) = releases.next_if(|release| release.at <= at) {
-                room.changes(release.node as usize, |node| node.idle = node.idle.plus(release.amount));
+                capacity.changes(release.node as usize, |node| node.idle = node.idle.plus(release.amount));
             }
             while let Some((_, event)) = events.next_if(|(time, _)| *time <= at) {
-                self.happens(&mut room, *event, at);
+                self.happens(&mut capacity, *event, at);
             }
             let next = [releases.peek().map(|r| r.at), events.peek().map(|(time, _)| *time)];
             let next = next.into_iter().flatten().min();
-            if !room.enough.is_empty() && self.has_quota(at) {
+            if !capacity.enough.is_empty() && self.has_quota(at) {
                 chances += 1;
                 if chances >= next_try || next.is_none() {
-                    if let Some(start) = self.try_at(&room, at, budget) {
+                    if let Some(start) = self.try_at(&capacity, at, budget) {
                         return Some(start);
                     }
                     tries += 1;
@@ -181,11 +181,14 @@ impl<'a> Question<'a> {
     }
 
     /// The start in one of the domains that have enough for the first group.
-    fn try_at(&self, room: &Room<'_>, at: LogTime, budget: &mut Budget) -> Option<Start> {
-        room.domains_with_enough().into_iter().find_map(|domain| self.choose(room, domain, at, budget))
+    fn try_at(&self, capacity: &FreeCapacity<'_>, at: LogTime, budget: &mut Budget) -> Option<Start> {
+        capacity
+            .domains_with_enough()
+            .into_iter()
+            .find_map(|domain| self.choose(capacity, domain, at, budget))
     }
 
-    /// What happens to nodes besides releases, in time.
+    /// What happens to nodes in addition to releases, in time.
     fn events(&self) -> Vec<(LogTime, Event)> {
         let mut events = Vec::new();
         // A gang that runs for `run_ms` from a time on meets what is before the end of that.
@@ -207,7 +210,7 @@ impl<'a> Question<'a> {
         events
     }
 
-    fn happens(&self, room: &mut Room<'_>, event: Event, at: LogTime) {
+    fn happens(&self, capacity: &mut FreeCapacity<'_>, event: Event, at: LogTime) {
         match event {
             Event::Quota => {}
             Event::Returns(number) => {
@@ -218,7 +221,7 @@ impl<'a> Question<'a> {
                 };
                 let others = self.outlook.reserved.iter().filter(met);
                 let most = others.fold(Amount::ALL, |most, other| most.min(other.spare));
-                room.changes(returned.node as usize, |node| {
+                capacity.changes(returned.node as usize, |node| {
                     node.idle = node.idle.plus(returned.amount);
                     node.most = most;
                 });
@@ -226,7 +229,7 @@ impl<'a> Question<'a> {
             Event::Meets(number) | Event::Takes(number) => {
                 let reserved = self.outlook.reserved[number];
                 let taken = matches!(event, Event::Takes(_));
-                room.changes(reserved.node as usize, |node| {
+                capacity.changes(reserved.node as usize, |node| {
                     if taken {
                         node.idle = node.idle.minus(reserved.amount);
                     } else {
@@ -238,7 +241,7 @@ impl<'a> Question<'a> {
                 let (window, closes) = (self.windows[number], matches!(event, Event::Closes(_)));
                 for place in 0..self.outlook.nodes.len() {
                     if window.scope.covers(&self.outlook.nodes[place].spec) {
-                        room.changes(place, |node| {
+                        capacity.changes(place, |node| {
                             node.closed =
                                 if closes { node.closed + 1 } else { node.closed.saturating_sub(1) };
                         });
@@ -249,17 +252,23 @@ impl<'a> Question<'a> {
     }
 
     /// The nodes for a start in a domain; none when several groups do not fit together.
-    fn choose(&self, room: &Room<'_>, domain: usize, at: LogTime, budget: &mut Budget) -> Option<Start> {
+    fn choose(
+        &self,
+        capacity: &FreeCapacity<'_>,
+        domain: usize,
+        at: LogTime,
+        budget: &mut Budget,
+    ) -> Option<Start> {
         let mut takes: BTreeMap<usize, (u32, Amount)> = BTreeMap::new();
         let mut in_part: BTreeMap<usize, u32> = BTreeMap::new();
-        let mut unused_left = self.unused_hosts_left(room);
+        let mut unused_left = self.unused_hosts_left(capacity);
         for devices_first in [true, false] {
             for (number, group) in self.spec.groups.iter().enumerate() {
                 if self.kinds[number].is_some() == devices_first {
                     let rest = self.wanted[number];
                     if let Some(slice) = &group.slice {
                         self.choose_slices(
-                            room,
+                            capacity,
                             domain,
                             (number, slice),
                             &mut takes,
@@ -269,7 +278,7 @@ impl<'a> Question<'a> {
                         continue;
                     }
                     self.choose_group(
-                        room,
+                        capacity,
                         domain,
                         (number, &group.request),
                         rest,
@@ -291,7 +300,7 @@ impl<'a> Question<'a> {
     /// The hosts of slices, as the planner would take them if nothing else were free.
     fn choose_slices(
         &self,
-        room: &Room<'_>,
+        capacity: &FreeCapacity<'_>,
         domain: usize,
         (group, slice): (usize, &SliceRequest),
         takes: &mut BTreeMap<usize, (u32, Amount)>,
@@ -314,13 +323,13 @@ impl<'a> Question<'a> {
                 let Some(pod) = node.spec.pod.as_ref().filter(|_| node.spec.device_count() == *chips) else {
                     continue;
                 };
-                let is_whole = room.usable(place).devices >= i64::from(*chips);
+                let is_whole = capacity.usable(place).devices >= i64::from(*chips);
                 if is_whole
-                    && room.domain_of(place) == domain
-                    && room.is_usable(place, self.kinds[group])
-                    && room.usable(place).workers(request) > 0
+                    && capacity.domain_of(place) == domain
+                    && capacity.is_usable(place, self.kinds[group])
+                    && capacity.usable(place).workers(request) > 0
                     && !takes.contains_key(&place)
-                    && self.opens(room, place, unused_left)
+                    && self.opens(capacity, place, unused_left)
                 {
                     free.insert(pod.clone(), node.id);
                 }
@@ -342,7 +351,7 @@ impl<'a> Question<'a> {
     /// Best fit: the fullest node that holds all the rest, else the emptiest is filled.
     fn choose_group(
         &self,
-        room: &Room<'_>,
+        capacity: &FreeCapacity<'_>,
         domain: usize,
         (group, request): (usize, &WorkerRequest),
         mut rest: u32,
@@ -352,12 +361,12 @@ impl<'a> Question<'a> {
         // Devices, then id: the fullest first.
         let mut nodes: Vec<(i64, NodeId, usize, u32)> = Vec::new();
         for place in 0..self.outlook.nodes.len() {
-            if room.domain_of(place) != domain || !room.is_usable(place, self.kinds[group]) {
+            if capacity.domain_of(place) != domain || !capacity.is_usable(place, self.kinds[group]) {
                 continue;
             }
             let taken = takes.get(&place).map_or(Amount::default(), |(_, amount)| *amount);
-            let left = room.usable(place).minus(taken);
-            let workers = room.limit(place, left.workers(request));
+            let left = capacity.usable(place).minus(taken);
+            let workers = capacity.limit(place, left.workers(request));
             if workers > 0 {
                 nodes.push((left.devices, self.outlook.nodes[place].id, place, workers));
             }
@@ -371,7 +380,7 @@ impl<'a> Question<'a> {
         while rest > 0 {
             let holds_all = |at: &usize| {
                 let (_, _, place, workers) = nodes[*at];
-                workers >= rest && self.fits_part(room, place, rest, in_part)
+                workers >= rest && self.fits_part(capacity, place, rest, in_part)
             };
             let candidates = if rest <= widest { at..nodes.len() } else { 0..0 };
             let best = candidates.filter(holds_all).min_by_key(|at| (nodes[*at].0, nodes[*at].1));
@@ -381,10 +390,10 @@ impl<'a> Question<'a> {
                 None => return None,
             };
             let (_, _, place, workers) = nodes[chosen];
-            let part = room.part_of(place);
+            let part = capacity.part_of(place);
             let used = in_part.get(&part).copied().unwrap_or(0);
-            let count = workers.min(rest).min(room.part_limit(part).saturating_sub(used));
-            if count > 0 && !takes.contains_key(&place) && !self.opens(room, place, unused_left) {
+            let count = workers.min(rest).min(capacity.part_limit(part).saturating_sub(used));
+            if count > 0 && !takes.contains_key(&place) && !self.opens(capacity, place, unused_left) {
                 // One of the hosts that are kept free.
                 nodes.remove(chosen);
                 continue;
@@ -404,13 +413,13 @@ impl<'a> Question<'a> {
     }
 
     /// How many more unused hosts of each rack may be taken, where some are kept free.
-    fn unused_hosts_left(&self, room: &Room<'_>) -> UnusedHosts {
+    fn unused_hosts_left(&self, capacity: &FreeCapacity<'_>) -> UnusedHosts {
         let mut left = self.in_use_max.clone();
         if left.is_empty() {
             return left;
         }
         for (place, node) in self.outlook.nodes.iter().enumerate() {
-            let Some(kind) = node.kind.filter(|_| !room.is_unused(place)) else { continue };
+            let Some(kind) = node.kind.filter(|_| !capacity.is_unused(place)) else { continue };
             if let Some(left) = left.get_mut(&(kind, node.rack)) {
                 *left = left.saturating_sub(1);
             }
@@ -419,12 +428,12 @@ impl<'a> Question<'a> {
     }
 
     /// Whether the first worker may go to a host; counts it if nobody uses it.
-    fn opens(&self, room: &Room<'_>, place: usize, unused_left: &mut UnusedHosts) -> bool {
+    fn opens(&self, capacity: &FreeCapacity<'_>, place: usize, unused_left: &mut UnusedHosts) -> bool {
         let node = &self.outlook.nodes[place];
         let Some(left) = node.kind.and_then(|kind| unused_left.get_mut(&(kind, node.rack))) else {
             return true;
         };
-        if !room.is_unused(place) {
+        if !capacity.is_unused(place) {
             return true;
         }
         let may = *left > 0;
@@ -432,16 +441,22 @@ impl<'a> Question<'a> {
         may
     }
 
-    fn fits_part(&self, room: &Room<'_>, place: usize, rest: u32, in_part: &BTreeMap<usize, u32>) -> bool {
-        let part = room.part_of(place);
+    fn fits_part(
+        &self,
+        capacity: &FreeCapacity<'_>,
+        place: usize,
+        rest: u32,
+        in_part: &BTreeMap<usize, u32>,
+    ) -> bool {
+        let part = capacity.part_of(place);
         let used = in_part.get(&part).copied().unwrap_or(0);
-        room.part_limit(part).saturating_sub(used) >= rest
+        capacity.part_limit(part).saturating_sub(used) >= rest
     }
 }
 
 /// What a node has at the time that is looked at.
 #[derive(Clone, Copy, Debug)]
-struct Now {
+struct NodeCapacity {
     idle: Amount,
     /// What reservations that a gang would meet leave of it.
     most: Amount,
@@ -451,14 +466,14 @@ struct Now {
     workers: u32,
 }
 
-/// The room for a gang at one time: by node, by part (a rack or block that has a limit of its own), and by
+/// The capacity for a gang at one time: by node, by part (a rack or block that has a separate limit), and by
 /// domain (what all of it has to be in).
-struct Room<'a> {
+struct FreeCapacity<'a> {
     question: &'a Question<'a>,
     /// The group that is counted: the first with devices.
     primary: usize,
     wanted: u32,
-    nodes: Vec<Now>,
+    nodes: Vec<NodeCapacity>,
     parts: Vec<u32>,
     domains: Vec<u64>,
     part_level: Option<Level>,
@@ -467,8 +482,8 @@ struct Room<'a> {
     enough: Vec<usize>,
 }
 
-impl<'a> Room<'a> {
-    fn new(question: &'a Question<'a>) -> Room<'a> {
+impl<'a> FreeCapacity<'a> {
+    fn new(question: &'a Question<'a>) -> FreeCapacity<'a> {
         let outlook = question.outlook;
         let rule = &question.spec.topology;
         let part_level = if rule.balanced || rule.segment_workers > 0 {
@@ -483,22 +498,22 @@ impl<'a> Room<'a> {
             Some(Level::Host) => outlook.nodes.len(),
         };
         let primary = question.kinds.iter().position(Option::is_some).unwrap_or(0);
-        let empty = Now { idle: Amount::default(), most: Amount::ALL, closed: 0, workers: 0 };
-        let mut room = Room {
+        let empty = NodeCapacity { idle: Amount::default(), most: Amount::ALL, closed: 0, workers: 0 };
+        let mut capacity = FreeCapacity {
             question,
             primary,
             wanted: question.wanted[primary],
-            nodes: outlook.idle.iter().map(|idle| Now { idle: *idle, ..empty }).collect(),
+            nodes: outlook.idle.iter().map(|idle| NodeCapacity { idle: *idle, ..empty }).collect(),
             parts: alloc::vec![0; if part_level.is_some() { count(part_level) } else { 0 }],
             domains: alloc::vec![0; count(rule.required)],
             part_level,
             domain_level: rule.required,
             enough: Vec::new(),
         };
-        for place in 0..room.nodes.len() {
-            room.changes(place, |_| {});
+        for place in 0..capacity.nodes.len() {
+            capacity.changes(place, |_| {});
         }
-        room
+        capacity
     }
 
     fn number(&self, level: Option<Level>, place: usize) -> usize {
@@ -535,7 +550,7 @@ impl<'a> Room<'a> {
             && self.question.allowed.as_ref().is_none_or(|allowed| allowed[place])
     }
 
-    /// What rules for single hosts leave of so many workers.
+    /// What rules for single hosts leave of this many workers.
     fn limit(&self, place: usize, workers: u32) -> u32 {
         let spec = self.question.spec;
         if spec.groups[self.primary].slice.is_some() {
@@ -567,7 +582,7 @@ impl<'a> Room<'a> {
     }
 
     /// Changes a node, and what its part and its domain have.
-    fn changes(&mut self, place: usize, change: impl FnOnce(&mut Now)) {
+    fn changes(&mut self, place: usize, change: impl FnOnce(&mut NodeCapacity)) {
         change(&mut self.nodes[place]);
         let kind = self.question.kinds[self.primary];
         let before = self.nodes[place].workers;
@@ -602,7 +617,7 @@ impl<'a> Room<'a> {
         }
     }
 
-    /// The domains with enough room for the first group, those with the least first.
+    /// The domains with enough capacity for the first group, those with the least first.
     fn domains_with_enough(&self) -> Vec<usize> {
         let mut enough: Vec<(u64, usize)> =
             self.enough.iter().map(|domain| (self.domains[*domain], *domain)).collect();
@@ -612,9 +627,9 @@ impl<'a> Room<'a> {
     }
 }
 
-/// See [`Outlook::others_like`].
+/// See [`CapacityTimeline::others_like`].
 pub(super) fn others_like(
-    outlook: &Outlook,
+    outlook: &CapacityTimeline,
     start: &Start,
     spec: &JobSpec,
     terms: &Terms<'_>,
@@ -625,25 +640,25 @@ pub(super) fn others_like(
     let Some(question) = Question::new(outlook, spec, terms, outlook.nodes[*first].kind) else {
         return Vec::new();
     };
-    let room = Room::new(&question);
-    let group = &spec.groups[room.primary];
+    let capacity = FreeCapacity::new(&question);
+    let group = &spec.groups[capacity.primary];
     let one = Amount::of_workers(&group.request, 1);
     let mut missing: BTreeMap<u32, Amount> = BTreeMap::new();
     let mut found: Vec<(i64, LogTime, NodeId, Hold)> = Vec::new();
     for (place, node) in outlook.nodes.iter().enumerate() {
-        let is_open = room.is_usable(place, question.kinds[room.primary])
-            && room.domain_of(place) == room.domain_of(*first)
+        let is_open = capacity.is_usable(place, question.kinds[capacity.primary])
+            && capacity.domain_of(place) == capacity.domain_of(*first)
             && !taken.contains(&place);
         let whole = Amount {
             devices: i64::from(node.spec.device_count()),
             cpu_milli: signed(node.spec.cpu_milli),
             memory_bytes: signed(node.spec.memory_bytes),
         };
-        let workers = whole.workers(&group.request).min(room.wanted);
+        let workers = whole.workers(&group.request).min(capacity.wanted);
         if !is_open || workers == 0 {
             continue;
         }
-        let amount = Amount::of_workers(&group.request, room.limit_of_spread(workers));
+        let amount = Amount::of_workers(&group.request, capacity.limit_of_spread(workers));
         let lacks = amount.minus(outlook.idle[place]);
         if lacks.is_positive() {
             missing.insert(place as u32, lacks);

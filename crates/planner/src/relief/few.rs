@@ -8,7 +8,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use muster_types::{JobId, NodeId, WorkerRequest};
 
-use super::harm::{Harm, order};
+use super::harm::{PreemptionCost, order};
 use super::host::Host;
 use super::{STEPS_PER_VISIT, Search, Trial};
 use crate::Spent;
@@ -22,7 +22,7 @@ const STEPS_MAX: u32 = 4_096;
 /// The result of a search.
 pub(super) struct Cheapest {
     /// The cheapest set that was found, when it costs less than the trial did.
-    pub(super) better: Option<(Harm, Vec<JobId>)>,
+    pub(super) better: Option<(PreemptionCost, Vec<JobId>)>,
     /// Whether all sets were tried, so that no other set costs less.
     pub(super) is_exact: bool,
 }
@@ -83,7 +83,7 @@ enum Part {
 
 struct Gang {
     job: JobId,
-    harm: Harm,
+    harm: PreemptionCost,
     /// The hosts of the search on which it has workers.
     hosts: BTreeSet<NodeId>,
     part: Part,
@@ -109,8 +109,8 @@ struct Sets<'s, 'a> {
     wanted: u64,
     fitting: BTreeMap<NodeId, Fitting>,
     sums: Fitting,
-    limit: Harm,
-    best: Option<(Harm, Vec<JobId>)>,
+    limit: PreemptionCost,
+    best: Option<(PreemptionCost, Vec<JobId>)>,
     steps: u32,
 }
 
@@ -120,13 +120,13 @@ impl Sets<'_, '_> {
         // This first count is charged even when the search ends at once.
         self.count(&nodes);
         if self.sums.now < self.wanted && self.sums.most >= self.wanted {
-            self.descend(0, Harm::default());
+            self.descend(0, PreemptionCost::default());
         }
     }
 
     /// Tries the sets of the gangs from `next` on, together with those that stop already. A branch that cannot cost less
     /// than the best set is left out.
-    fn descend(&mut self, next: usize, harm: Harm) {
+    fn descend(&mut self, next: usize, harm: PreemptionCost) {
         if self.steps >= STEPS_MAX || next == self.gangs.len() {
             return;
         }

@@ -1,4 +1,4 @@
-//! What it costs that gangs make room, as a sum.
+//! What it costs to preempt gangs, as a sum.
 
 use muster_types::JobId;
 
@@ -6,20 +6,20 @@ use muster_types::JobId;
 /// that are stopped only where nobody else would do.
 pub const HARM_RANKS: usize = 16;
 
-/// What it costs that a set of gangs makes room. The less, the better; the same whatever the order of adding.
+/// What it costs to preempt a set of gangs. The less, the better; the same whatever the order of adding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Harm {
+pub struct PreemptionCost {
     /// By rank, worst first; in whatever unit the caller counts in.
     amounts: [u128; HARM_RANKS],
     /// How many gangs.
     gangs: u32,
 }
 
-impl Harm {
+impl PreemptionCost {
     /// Of one gang. A rank beyond the last counts as the last.
     #[must_use]
-    pub fn new(rank: usize, amount: u128) -> Harm {
-        let mut harm = Harm { gangs: 1, ..Harm::default() };
+    pub fn new(rank: usize, amount: u128) -> PreemptionCost {
+        let mut harm = PreemptionCost { gangs: 1, ..PreemptionCost::default() };
         harm.amounts[rank.min(HARM_RANKS - 1)] = amount;
         harm
     }
@@ -38,7 +38,7 @@ impl Harm {
 
     /// Both together.
     #[must_use]
-    pub fn plus(&self, other: &Harm) -> Harm {
+    pub fn plus(&self, other: &PreemptionCost) -> PreemptionCost {
         let mut sum = *self;
         for (amount, more) in sum.amounts.iter_mut().zip(other.amounts) {
             *amount = amount.saturating_add(more);
@@ -47,8 +47,8 @@ impl Harm {
         sum
     }
 
-    /// So many times as much.
-    fn times(&self, factor: u32) -> Harm {
+    /// `factor` times as much.
+    fn times(&self, factor: u32) -> PreemptionCost {
         let mut product = *self;
         for amount in &mut product.amounts {
             *amount = amount.saturating_mul(u128::from(factor));
@@ -58,10 +58,10 @@ impl Harm {
     }
 }
 
-/// Harm for so many workers: compared by what each of them costs.
+/// Harm for this many workers: compared by what each of them costs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PerWorker {
-    pub(super) harm: Harm,
+    pub(super) harm: PreemptionCost,
     pub(super) workers: u32,
 }
 
@@ -74,6 +74,6 @@ impl PerWorker {
 }
 
 /// The order in which gangs are asked: least harm first, of equals the one that was submitted last.
-pub(super) fn order(a: (&Harm, JobId), b: (&Harm, JobId)) -> core::cmp::Ordering {
+pub(super) fn order(a: (&PreemptionCost, JobId), b: (&PreemptionCost, JobId)) -> core::cmp::Ordering {
     a.0.cmp(b.0).then(b.1.cmp(&a.1))
 }

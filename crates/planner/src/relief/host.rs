@@ -4,18 +4,18 @@ use alloc::vec::Vec;
 use muster_state::{Free, NodeRow};
 use muster_types::{DeviceAmount, DeviceSet, JobId, WorkerRequest};
 
-use super::harm::{Harm, order};
+use super::harm::{PreemptionCost, order};
 use crate::terms::Spare;
 
 /// Steps of the exact search on one host. Eight gangs of like size take fewer than a hundred; beyond it the
 /// best that was found counts.
 const STEPS_MAX: u32 = 512;
 
-/// What a gang that may make room holds on a host.
+/// What a gang that may be preempted holds on a host.
 #[derive(Clone, Debug)]
 pub(super) struct Held<'a> {
     pub(super) job: JobId,
-    pub(super) harm: Harm,
+    pub(super) harm: PreemptionCost,
     pub(super) slots: Vec<(&'a WorkerRequest, DeviceSet)>,
 }
 
@@ -25,7 +25,7 @@ pub(super) struct Host<'a> {
     pub(super) row: &'a NodeRow,
     /// What the claimant may have of it at most; none when nothing is kept from it.
     pub(super) spare: Option<Spare>,
-    /// Gangs that may make room, least harm first.
+    /// Gangs that may be preempted, least harm first.
     pub(super) gangs: Vec<Held<'a>>,
 }
 
@@ -51,11 +51,11 @@ impl<'a> Host<'a> {
         workers
     }
 
-    /// Whether the workers fit into what nobody holds, beside what is promised and kept for others.
+    /// Whether the workers fit into what nobody holds, less what is promised and kept for others.
     pub(super) fn holds(&self, free: &Free, workers: &Workers<'_>) -> bool {
         let mut offer = free.clone();
         if !self.row.promised.is_empty() {
-            offer = offer.beside(&self.row.promised);
+            offer = offer.without_promised(&self.row.promised);
         }
         if !self.row.restricted.takes_nothing() {
             offer = offer.without(&self.row.restricted);
@@ -85,14 +85,14 @@ impl<'a> Host<'a> {
         true
     }
 
-    /// The cheapest gangs without which the workers fit, beside those that stop anyway; none when there are
-    /// no such gangs below a limit. With the steps that it took.
+    /// The cheapest gangs without which the workers fit, in addition to those that stop anyway; none when
+    /// there are no such gangs below a limit. With the steps that it took.
     pub(super) fn cheapest(
         &self,
         workers: &Workers<'_>,
         stops: impl Fn(JobId) -> bool,
-        limit: Option<&Harm>,
-    ) -> (Option<(Harm, Vec<JobId>)>, u32) {
+        limit: Option<&PreemptionCost>,
+    ) -> (Option<(PreemptionCost, Vec<JobId>)>, u32) {
         let free = self.free_without(&stops);
         let asked: Vec<&Held<'a>> = self.gangs.iter().filter(|gang| !stops(gang.job)).collect();
         let mut search = Subsets {
@@ -122,7 +122,7 @@ struct Subsets<'s, 'a> {
     /// Least harm first.
     asked: Vec<&'s Held<'a>>,
     /// The least harm that is known to do, or the limit that it has to stay below.
-    best: Option<(Harm, Option<Vec<JobId>>)>,
+    best: Option<(PreemptionCost, Option<Vec<JobId>>)>,
     chosen: Vec<usize>,
     steps: u32,
 }
@@ -130,7 +130,7 @@ struct Subsets<'s, 'a> {
 impl Subsets<'_, '_> {
     fn run(&mut self, free: &Free) {
         if self.fits(free) {
-            self.keep(Harm::default());
+            self.keep(PreemptionCost::default());
             return;
         }
         let all = (0..self.asked.len()).fold(free.clone(), |free, at| self.with(free, at));
@@ -138,7 +138,7 @@ impl Subsets<'_, '_> {
             return;
         }
         self.greedy(free);
-        self.descend(free, 0, Harm::default());
+        self.descend(free, 0, PreemptionCost::default());
     }
 
     fn with(&self, mut free: Free, at: usize) -> Free {
@@ -151,11 +151,11 @@ impl Subsets<'_, '_> {
         self.host.holds(free, self.workers)
     }
 
-    fn is_better(&self, harm: &Harm) -> bool {
+    fn is_better(&self, harm: &PreemptionCost) -> bool {
         self.best.as_ref().is_none_or(|(best, _)| harm < best)
     }
 
-    fn keep(&mut self, harm: Harm) {
+    fn keep(&mut self, harm: PreemptionCost) {
         if self.is_better(&harm) {
             let jobs = self.chosen.iter().map(|at| self.asked[*at].job).collect();
             self.best = Some((harm, Some(jobs)));
@@ -180,14 +180,14 @@ impl Subsets<'_, '_> {
                 taken.remove(left_out);
             }
         }
-        let harm = taken.iter().fold(Harm::default(), |sum, at| sum.plus(&self.asked[*at].harm));
+        let harm = taken.iter().fold(PreemptionCost::default(), |sum, at| sum.plus(&self.asked[*at].harm));
         self.chosen = taken;
         self.keep(harm);
         self.chosen = Vec::new();
     }
 
     /// Every set of the gangs from `next` on that could be better than what is known.
-    fn descend(&mut self, free: &Free, next: usize, harm: Harm) {
+    fn descend(&mut self, free: &Free, next: usize, harm: PreemptionCost) {
         if self.steps >= STEPS_MAX || next == self.asked.len() {
             return;
         }

@@ -26,7 +26,7 @@ use muster_state::{FreeKey, PoolKey, RackKey, State, fit};
 use muster_types::policy::Window;
 use muster_types::{DeviceSet, JobId, JobSpec, Level, LogTime, Name, NodeId, WorkerRequest};
 
-pub use harm::{HARM_RANKS, Harm};
+pub use harm::{HARM_RANKS, PreemptionCost};
 use harm::{PerWorker, order};
 use host::{Held, Host};
 
@@ -60,7 +60,7 @@ pub struct ReliefQuestion<'a> {
     pub state: &'a State,
     /// Those.
     pub gone: &'a BTreeSet<JobId>,
-    /// The gang that needs the room.
+    /// The gang that needs the capacity.
     pub spec: &'a JobSpec,
     /// What policy allows it.
     pub terms: &'a Terms<'a>,
@@ -68,7 +68,7 @@ pub struct ReliefQuestion<'a> {
     pub only: Option<&'a BTreeSet<NodeId>>,
 }
 
-/// Gangs that could make room.
+/// Gangs that could be preempted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Relief {
     /// The region of the place.
@@ -78,7 +78,7 @@ pub struct Relief {
     /// Who would stop, least harm first. None of them can be left out on the hosts that were looked for.
     pub stops: Vec<JobId>,
     /// What it costs.
-    pub harm: Harm,
+    pub harm: PreemptionCost,
 }
 
 /// What looking came to.
@@ -86,7 +86,7 @@ pub struct Relief {
 pub enum ReliefVerdict {
     /// The best ways, least harm first.
     Ways(Vec<Relief>),
-    /// All who may be asked could not make enough room.
+    /// All that may be preempted together do not free enough capacity.
     NotEnough,
     /// The budget ran out before an answer.
     OutOfBudget,
@@ -104,7 +104,7 @@ pub fn needs_one_host(spec: &JobSpec) -> bool {
 #[must_use]
 pub fn relief(
     question: ReliefQuestion<'_>,
-    harm_of: &mut dyn FnMut(JobId) -> Option<Harm>,
+    harm_of: &mut dyn FnMut(JobId) -> Option<PreemptionCost>,
     budget: &mut Budget,
 ) -> ReliefVerdict {
     let floor = budget.left() / 4;
@@ -137,7 +137,7 @@ pub fn relief(
 
 /// A gang that was asked about.
 struct Known<'a> {
-    harm: Harm,
+    harm: PreemptionCost,
     /// What it holds, by host.
     by_node: BTreeMap<NodeId, Vec<(&'a WorkerRequest, DeviceSet)>>,
 }
@@ -146,7 +146,7 @@ struct Known<'a> {
 #[derive(Clone, Debug, Default)]
 struct Trial {
     stopped: BTreeSet<JobId>,
-    harm: Harm,
+    harm: PreemptionCost,
     /// Workers of the claimant, by host: group and number.
     taken: BTreeMap<NodeId, Vec<(usize, u32)>>,
 }
@@ -196,7 +196,7 @@ impl Eq for Offer {}
 
 struct Search<'a, 'b> {
     question: ReliefQuestion<'a>,
-    harm_of: &'b mut dyn FnMut(JobId) -> Option<Harm>,
+    harm_of: &'b mut dyn FnMut(JobId) -> Option<PreemptionCost>,
     budget: &'b mut Budget,
     /// Visits that are not to be spent here.
     floor: u64,
@@ -246,7 +246,7 @@ impl<'a> Search<'a, '_> {
         }
     }
 
-    /// Whether quota leaves room for the workers that the gang needs at least.
+    /// Whether quota leaves headroom for the workers that the gang needs at least.
     fn has_quota(&self, site: &Site<'a>) -> bool {
         let spec = self.question.spec;
         site.used_pools().all(|(key, _)| {
@@ -288,11 +288,11 @@ impl<'a> Search<'a, '_> {
     }
 
     /// What a way has to stay below to be among the best.
-    fn limit(&self) -> Option<Harm> {
+    fn limit(&self) -> Option<PreemptionCost> {
         self.ways.get(WAYS_MAX - 1).map(|way| way.harm)
     }
 
-    fn propose(&mut self, site: &Site<'a>, harm: Harm, stops: Vec<JobId>) {
+    fn propose(&mut self, site: &Site<'a>, harm: PreemptionCost, stops: Vec<JobId>) {
         let at = self.ways.partition_point(|way| way.harm <= harm);
         if stops.is_empty() || at >= WAYS_MAX {
             return;
@@ -353,7 +353,8 @@ impl<'a> Search<'a, '_> {
     }
 
     fn propose_trial(&mut self, site: &Site<'a>, trial: &Trial) {
-        let mut stops: Vec<(Harm, JobId)> = trial.stopped.iter().map(|job| (self.harm(*job), *job)).collect();
+        let mut stops: Vec<(PreemptionCost, JobId)> =
+            trial.stopped.iter().map(|job| (self.harm(*job), *job)).collect();
         stops.sort_by(|a, b| order((&a.0, a.1), (&b.0, b.1)));
         let stops: Vec<JobId> = stops.into_iter().map(|(_, job)| job).collect();
         // Another beginning may lead to the same end.
@@ -365,8 +366,8 @@ impl<'a> Search<'a, '_> {
     /// Gangs that could do better than a trial, those with the least harm first. One in whose place several
     /// workers fit may cost more for each host, or for the first worker, than others there do, so host by host it is never
     /// asked, and for all of them it may cost less.
-    fn first_to_stop(&self, trial: &Trial) -> Vec<(Harm, JobId)> {
-        let mut found: Vec<(Harm, JobId)> = Vec::new();
+    fn first_to_stop(&self, trial: &Trial) -> Vec<(PreemptionCost, JobId)> {
+        let mut found: Vec<(PreemptionCost, JobId)> = Vec::new();
         for (job, known) in &self.known {
             if let Some(known) = known
                 && known.harm < trial.harm
@@ -441,7 +442,7 @@ impl<'a> Search<'a, '_> {
         Ok(true)
     }
 
-    /// So many workers of one group on some of these hosts, those that cost least for each worker first.
+    /// `count` workers of one group on some of these hosts, those that cost least for each worker first.
     fn fill(&mut self, trial: &mut Trial, group: usize, count: u32, nodes: &[NodeId]) -> Result<bool, Spent> {
         let mut rest = count;
         let mut offers: BinaryHeap<Reverse<Offer>> = BinaryHeap::new();
@@ -506,7 +507,7 @@ impl<'a> Search<'a, '_> {
         Ok(good)
     }
 
-    /// The most workers of a group that a host could take beside those it has, at most so many.
+    /// The most workers of a group that a host could take in addition to those it has, at most `rest`.
     fn most_workers(&mut self, node: NodeId, group: usize, rest: u32, trial: &Trial) -> Result<u32, Spent> {
         let by_spread = self.workers_on_one_host_max().saturating_sub(trial.workers_on(node));
         if !self.look(node)? {
@@ -528,14 +529,14 @@ impl<'a> Search<'a, '_> {
         Ok(most)
     }
 
-    /// The cheapest gangs without which these workers fit on a host beside those it has.
+    /// The cheapest gangs without which these workers fit on a host in addition to those it has.
     fn cheapest(
         &mut self,
         node: NodeId,
         more: &[(usize, u32)],
         trial: &Trial,
-        limit: Option<&Harm>,
-    ) -> Result<Option<(Harm, Vec<JobId>)>, Spent> {
+        limit: Option<&PreemptionCost>,
+    ) -> Result<Option<(PreemptionCost, Vec<JobId>)>, Spent> {
         if !self.look(node)? {
             return Ok(None);
         }
@@ -550,7 +551,7 @@ impl<'a> Search<'a, '_> {
 
     /// Those without whom it fits as well go on, who would lose most first.
     fn leave_out(&mut self, trial: &mut Trial) -> Result<(), Spent> {
-        let mut asked: Vec<(Harm, JobId)> = Vec::new();
+        let mut asked: Vec<(PreemptionCost, JobId)> = Vec::new();
         for job in &trial.stopped {
             asked.push((self.harm(*job), *job));
         }
@@ -571,11 +572,12 @@ impl<'a> Search<'a, '_> {
                 trial.stopped.remove(&job);
             }
         }
-        trial.harm = trial.stopped.iter().fold(Harm::default(), |sum, job| sum.plus(&self.harm(*job)));
+        trial.harm =
+            trial.stopped.iter().fold(PreemptionCost::default(), |sum, job| sum.plus(&self.harm(*job)));
         Ok(())
     }
 
-    fn harm(&self, job: JobId) -> Harm {
+    fn harm(&self, job: JobId) -> PreemptionCost {
         self.known.get(&job).and_then(Option::as_ref).map(|known| known.harm).unwrap_or_default()
     }
 
@@ -616,7 +618,7 @@ impl<'a> Search<'a, '_> {
         Ok(true)
     }
 
-    /// Asks whether a gang may make room, once.
+    /// Asks whether a gang may be preempted, once.
     fn ask(&mut self, job: JobId) -> Result<(), Spent> {
         if self.known.contains_key(&job) {
             return Ok(());

@@ -57,7 +57,7 @@ impl<'a> Search<'a, '_> {
         Ok(is_found)
     }
 
-    /// Hosts of so many chips that could be emptied, by where they are.
+    /// Hosts of this many chips that could be emptied, by where they are.
     fn hosts_to_empty(
         &mut self,
         group: usize,
@@ -111,7 +111,7 @@ impl<'a> Search<'a, '_> {
         Ok(is_found)
     }
 
-    /// The part that costs least to empty beside what is taken, if less than a limit.
+    /// The part that costs least to empty in addition to what is taken, if less than a limit.
     fn cheapest_part(
         &mut self,
         trial: &Trial,

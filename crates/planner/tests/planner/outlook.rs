@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use muster_planner::{Budget, Holds, Lane, Outlook, SliceVerdict, Terms, find_slices};
+use muster_planner::{Budget, CapacityTimeline, Holds, Lane, SliceVerdict, Terms, find_slices};
 use muster_types::tpu::{Generation, PodPosition, SliceRequest, SliceShape};
 use muster_types::{AcceleratorRequest, Accelerators, JobId, JobSpec, LogTime, NodeId};
 use proptest::prelude::*;
@@ -33,7 +33,7 @@ fn ends(fleet: &Fleet) -> Vec<(LogTime, JobId)> {
     fleet.state.ends(&name("eu"), &name("c1")).collect()
 }
 
-/// The ends by hour: a gang that was placed at a moment ends so many hours later.
+/// The ends by hour: a gang that was placed at a moment ends that many hours later.
 fn hour(at: LogTime) -> u64 {
     at.0 / HOUR_MS
 }
@@ -65,7 +65,7 @@ proptest! {
         let request = SliceRequest { shape, count: 1 };
         let workers = request.workers(4).unwrap();
         let spec = whole_hosts(workers, "v5e", 4, Some(request));
-        let outlook = Outlook::new(&fleet.state, &name("eu"), &name("c1"), ends(&fleet));
+        let outlook = CapacityTimeline::new(&fleet.state, &name("eu"), &name("c1"), ends(&fleet));
         let holds = Holds::new();
         let start = outlook.earliest(&spec, &fleet.terms(&holds, &spec), &mut Budget::new(u64::MAX));
         let start = start.expect("in the end everything is free");
@@ -89,8 +89,8 @@ proptest! {
         prop_assert!(fits(&kept), "{:?} do not form {}", kept.keys().collect::<Vec<_>>(), shape);
     }
 
-    /// With quota as a resource of its own, the start is the first hour from which on there are hosts, and there
-    /// is quota until the gang ends.
+    /// With quota as a separate resource, the start is the first hour from which on there are hosts, and
+    /// there is quota until the gang ends.
     #[test]
     fn a_start_is_when_hosts_and_quota_are_there(
         busy in prop::collection::vec(0..6u64, 1..8),
@@ -111,7 +111,7 @@ proptest! {
         let steps: Vec<(u64, u64)> = std::iter::once((0, 2)).chain(steps.into_iter().filter(|s| s.0 > 0)).collect();
         let as_lane = |(hour, hosts): &(u64, u64)| (LogTime(hour * HOUR_MS), hosts * 8_000);
         let lane = Lane { region: name("eu"), kind: name("h100"), steps: steps.iter().map(as_lane).collect() };
-        let outlook = Outlook::new(&fleet.state, &name("eu"), &name("c1"), ends(&fleet));
+        let outlook = CapacityTimeline::new(&fleet.state, &name("eu"), &name("c1"), ends(&fleet));
         let holds = Holds::new();
         let lanes = [lane];
         let terms = Terms { run_ms: hours * HOUR_MS, lanes: &lanes, ..fleet.terms(&holds, &spec) };

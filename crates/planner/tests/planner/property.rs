@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use muster_planner::{Budget, Hold, Holds, Outlook, Terms, Verdict, WaitReason, could_ever, explain, plan};
+use muster_planner::{
+    Budget, CapacityTimeline, Hold, Holds, Terms, Verdict, WaitReason, could_ever, explain, plan,
+};
 use muster_state::{Forecast, Free, State};
 use muster_types::policy::PolicyDraft;
 use muster_types::{
@@ -122,10 +124,10 @@ fn any_job() -> impl Strategy<Value = JobSpec> {
 }
 
 /// How many workers each domain that the job may be in holds, counted without the planner.
-fn rooms(state: &State, spec: &JobSpec) -> Vec<u32> {
+fn capacities(state: &State, spec: &JobSpec) -> Vec<u32> {
     let request = &spec.groups[0].request;
     let accelerators = request.accelerators.as_ref().unwrap();
-    let mut rooms: BTreeMap<Vec<String>, u32> = BTreeMap::new();
+    let mut capacities: BTreeMap<Vec<String>, u32> = BTreeMap::new();
     for (id, row) in state.nodes().iter() {
         let has = row.spec.accelerators.as_ref().unwrap();
         if !row.is_placeable() || !row.spec.taints.is_empty() || !accelerators.accepts(&has.kind) {
@@ -142,9 +144,9 @@ fn rooms(state: &State, spec: &JobSpec) -> Vec<u32> {
         let by_devices = u32::from(row.free.devices.count() / accelerators.amount.devices());
         let by_cpu = (row.free.cpu_milli / request.cpu_milli) as u32;
         let by_memory = (row.free.memory_bytes / GIB) as u32;
-        *rooms.entry(domain).or_default() += by_devices.min(by_cpu).min(by_memory);
+        *capacities.entry(domain).or_default() += by_devices.min(by_cpu).min(by_memory);
     }
-    rooms.into_values().collect()
+    capacities.into_values().collect()
 }
 
 fn with_least(spec: &JobSpec, least: u32) -> JobSpec {
@@ -192,7 +194,7 @@ proptest! {
                 prop_assert!(placed.is_ok(), "{:?}: {:?} {:?}", placed, spec, plan);
             }
         }
-        // Whoever asked: what is kept free of each rack is free, unless it was in use before.
+        // No matter who asked: what is kept free of each rack is free, unless it was in use before.
         for (rack, (nodes, in_use)) in hosts_in_use(&fleet.state, &name(KINDS[0])) {
             let most = nodes.saturating_sub(u32::from(spare)).max(before[&rack].1);
             prop_assert!(in_use <= most, "{:?}: {} of {} hosts in use, {} spare", rack, in_use, nodes, spare);
@@ -202,7 +204,7 @@ proptest! {
     #[test]
     fn a_gang_fits_where_counting_says_so(hosts in hosts(), spec in simple_job()) {
         let fleet = fleet(&hosts);
-        let most = rooms(&fleet.state, &spec).into_iter().max().unwrap_or(0);
+        let most = capacities(&fleet.state, &spec).into_iter().max().unwrap_or(0);
         let plan = fleet.plan(&spec);
         prop_assert_eq!(plan.is_some(), most >= spec.worker_count(), "{} of {:?}", most, spec);
         let elastic = with_least(&spec, 1);
@@ -234,7 +236,8 @@ proptest! {
         let ends: Vec<(LogTime, JobId)> = all_ends(&fleet.state);
         let mut first: Option<LogTime> = None;
         for cluster in ["c0", "c1"] {
-            let outlook = Outlook::new(&fleet.state, &name("eu"), &name(cluster), ends.iter().copied());
+            let outlook =
+                CapacityTimeline::new(&fleet.state, &name("eu"), &name(cluster), ends.iter().copied());
             let start = outlook.earliest(&spec, &fleet.terms(&holds, &spec), &mut Budget::new(100_000));
             if let Some(start) = start {
                 first = Some(first.map_or(start.at, |at| at.min(start.at)));
@@ -245,7 +248,8 @@ proptest! {
         let mut forecast = Forecast::new(&fleet.state);
         let mut ends: Vec<_> = ends.into_iter().peekable().collect();
         ends.sort();
-        let fits = |state: &State| rooms(state, &spec).into_iter().max().unwrap_or(0) >= spec.worker_count();
+        let most = |state: &State| capacities(state, &spec).into_iter().max().unwrap_or(0);
+        let fits = |state: &State| most(state) >= spec.worker_count();
         let mut expected = fits(&forecast).then_some(LogTime(1));
         let mut at = 0;
         while expected.is_none() && at < ends.len() {
@@ -264,7 +268,7 @@ proptest! {
         let fleet = fleet(&hosts);
         let none = Holds::new();
         let ends: Vec<(LogTime, JobId)> = all_ends(&fleet.state);
-        let mut outlook = Outlook::new(&fleet.state, &name("eu"), &name("c0"), ends.iter().copied());
+        let mut outlook = CapacityTimeline::new(&fleet.state, &name("eu"), &name("c0"), ends.iter().copied());
         let Some(start) = outlook.earliest(&first, &fleet.terms(&none, &first), &mut Budget::new(100_000)) else {
             return Ok(());
         };
@@ -281,7 +285,7 @@ proptest! {
                 forecast.end(job);
             }
         }
-        let most = rooms(&forecast, &first).into_iter().max().unwrap_or(0);
+        let most = capacities(&forecast, &first).into_iter().max().unwrap_or(0);
         prop_assert!(most >= first.worker_count(), "{} of {}", most, first.worker_count());
     }
 }
@@ -346,7 +350,7 @@ fn a_large_fleet_costs_few_visits() {
     assert_eq!(explanation.clusters[0].nodes.registered, 10_000);
 
     let begun = std::time::Instant::now();
-    let mut outlook = Outlook::new(&fleet.state, &name("eu"), &name("c1"), all_ends(&fleet.state));
+    let mut outlook = CapacityTimeline::new(&fleet.state, &name("eu"), &name("c1"), all_ends(&fleet.state));
     println!("{:?} to make an outlook", begun.elapsed());
     let begun = std::time::Instant::now();
     let start = outlook

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use muster_journal::WorkerSlot;
 use muster_planner::{
-    Budget, Explanation, Hold, Holds, Lane, Outlook, Plan, Terms, Verdict, could_ever, explain, plan,
+    Budget, CapacityTimeline, Explanation, Hold, Holds, Lane, Plan, Terms, Verdict, could_ever, explain, plan,
 };
 use muster_state::PoolKey;
 use muster_types::policy::{Dataset, PolicyDraft, Price, Transfer, Window, WindowPurpose, WindowScope};
@@ -23,7 +23,7 @@ struct Stage {
     policy: PolicyDraft,
     holds: Holds,
     /// Quota by type.
-    room: BTreeMap<String, u64>,
+    headroom: BTreeMap<String, u64>,
     own: BTreeMap<String, u64>,
     lanes: Vec<Lane>,
     jobs: BTreeMap<String, JobId>,
@@ -31,8 +31,9 @@ struct Stage {
 
 #[test]
 fn scripts_come_out_as_written() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata");
-    let mut files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata");
+    let mut files: Vec<_> =
+        std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "txt"));
     files.sort();
     assert!(!files.is_empty(), "there are scripts");
@@ -67,7 +68,7 @@ fn play(text: &str) -> String {
         fleet: Fleet::new(),
         policy: PolicyDraft::default(),
         holds: Holds::new(),
-        room: BTreeMap::new(),
+        headroom: BTreeMap::new(),
         own: BTreeMap::new(),
         lanes: Vec::new(),
         jobs: BTreeMap::new(),
@@ -199,9 +200,10 @@ impl Stage {
             "policy" => self.set_policy(rest),
             "cordon" | "lose" => self.take_away(verb, rest),
             "hold" => self.hold(rest),
-            "room" => {
+            "headroom" => {
                 let words = Words::of(rest);
-                self.room = words.named.iter().map(|(k, v)| (k.to_string(), v.parse().unwrap())).collect();
+                self.headroom =
+                    words.named.iter().map(|(k, v)| (k.to_string(), v.parse().unwrap())).collect();
                 String::new()
             }
             // `own eu/c1=3`: how much of the owner's work is where.
@@ -416,7 +418,7 @@ impl Stage {
     fn with_terms<T>(&self, spec: &JobSpec, answer: impl FnOnce(&Terms<'_>) -> T) -> T {
         let room_milli = |key: &PoolKey| {
             let kind = key.kind.as_ref().map_or("", |kind| kind.as_str());
-            self.room.get(kind).map_or(u64::MAX, |devices| devices * 1_000)
+            self.headroom.get(kind).map_or(u64::MAX, |devices| devices * 1_000)
         };
         let own_work = |region: &Name, cluster: &Name| {
             let here = self.own.get(&format!("{region}/{cluster}")).copied().unwrap_or(0);
@@ -490,7 +492,7 @@ impl Stage {
 
     fn when(&mut self, spec: &JobSpec, reserve: bool) -> String {
         let ends: Vec<(LogTime, JobId)> = self.fleet.state.ends(&name("eu"), &name("c1")).collect();
-        let mut outlook = Outlook::new(&self.fleet.state, &name("eu"), &name("c1"), ends);
+        let mut outlook = CapacityTimeline::new(&self.fleet.state, &name("eu"), &name("c1"), ends);
         for (node, holds) in self.holds.nodes() {
             assert!(!holds.is_empty(), "{node:?} has holds");
         }

@@ -23,7 +23,7 @@ fn quantiles_come_true() {
         let run_ms = run_ms(3_600_000, n);
         world.pass(run_ms);
         world.end(job);
-        // An hour apart, so that each is a burst by itself.
+        // An hour apart, so that each is a submission group by itself.
         world.pass(3_600_000);
         if n >= 50 {
             seen += 1;

@@ -82,9 +82,9 @@ fn take(world: &mut World, step: &Step) {
             world.renew();
         }
         Step::Move { nth: n, turn } => {
-            let bursts: Vec<JobId> = world.state.bursts_from(JobId(0)).collect();
-            if let Some(burst) = nth(&bursts, *n) {
-                world.push(muster_journal::Decision::TurnsChanged { bursts: vec![(burst, *turn)] });
+            let groups: Vec<JobId> = world.state.bursts_from(JobId(0)).collect();
+            if let Some(group) = nth(&groups, *n) {
+                world.push(muster_journal::Decision::TurnsChanged { bursts: vec![(group, *turn)] });
             }
         }
     }
@@ -103,16 +103,16 @@ proptest! {
         let restored = State::restore(world.state.snapshot()).unwrap();
         prop_assert_eq!(restored.digest(), world.state.digest());
         prop_assert_eq!(restored.verify(), Ok(()));
-        // Everyone in line has one turn, and inside a burst they go in the order of their ids.
+        // Every pending job has one turn, and inside a group they go in the order of their ids.
         let order = world.order();
         let mut sorted = order.clone();
         sorted.sort_unstable();
         let waiting: Vec<JobId> =
             world.state.jobs().iter().filter(|(_, row)| row.is_in_line()).map(|(id, _)| *id).collect();
         prop_assert_eq!(sorted, waiting);
-        for burst in world.state.bursts_from(JobId(0)) {
-            let members = order.iter().filter(|job| world.state.burst_of(**job) == Some(burst));
-            prop_assert!(members.is_sorted(), "{:?}", burst);
+        for group in world.state.bursts_from(JobId(0)) {
+            let members = order.iter().filter(|job| world.state.burst_of(**job) == Some(group));
+            prop_assert!(members.is_sorted(), "{:?}", group);
         }
     }
 

@@ -140,8 +140,8 @@ fn change(draft: &mut JobDraft, word: &str, now: muster_types::LogTime) {
 
 #[test]
 fn scripts() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata");
-    let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata");
+    let mut files: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     assert!(!files.is_empty());
     for file in files {

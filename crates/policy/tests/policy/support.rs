@@ -102,7 +102,7 @@ impl World {
         !self.free.is_empty()
     }
 
-    /// Places a job on a node of its own; it runs at once.
+    /// Places a job on a separate node; it runs at once.
     pub fn start(&mut self, job: JobId) {
         let node = self.free.pop().expect("the test has a node for it");
         let devices = self.state.spec(job).unwrap().device_count() as u16;
@@ -152,12 +152,12 @@ impl World {
         }
     }
 
-    /// Gives waiting bursts the turns that are due; how many changed.
+    /// Gives pending groups the turns that are due; how many changed.
     pub fn renew(&mut self) -> usize {
-        let bursts = self.refresh.due(&self.state, self.now);
-        let count = bursts.len();
+        let groups = self.refresh.due(&self.state, self.now);
+        let count = groups.len();
         if count > 0 {
-            self.push(Decision::TurnsChanged { bursts });
+            self.push(Decision::TurnsChanged { bursts: groups });
         }
         count
     }
@@ -166,7 +166,7 @@ impl World {
         self.state.active().collect()
     }
 
-    /// Who would go next, one after the other, if each found room.
+    /// Who would go next, one after the other, if each could be placed.
     pub fn order(&self) -> Vec<JobId> {
         let mut world =
             World { state: self.state.clone(), refresh: Refresh::default(), free: Vec::new(), ..*self };
@@ -175,7 +175,7 @@ impl World {
         while let Some(candidate) = line.take_next(&world.state) {
             let job = candidate.turn.job;
             order.push(job);
-            // Out of the line, without taking room from anyone.
+            // Out of the queue, without taking capacity from anyone.
             let request = RequestKey { id: RequestId(u128::MAX - order.len() as u128), fingerprint: 1 };
             world.push(Decision::JobCancelRequested { request, by: Requester::default(), jobs: vec![job] });
             world.push(Decision::JobFinished { job, outcome: Outcome::Cancelled });

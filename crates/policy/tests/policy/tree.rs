@@ -1,11 +1,11 @@
 //! The order of tenants against a model of it that was written from what is promised, not from the code: at every
 //! level of the tree the child with the least weighted share of decayed use goes first, and a tenant's own work is
-//! one child of it. The model keeps the history of every use, and counts all of it anew for every question.
+//! one child of it. The model keeps the history of every use, and counts all of it again for every question.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_policy::Line;
-use muster_types::policy::{Order, PolicyDraft, TenantPolicy};
+use muster_types::policy::{Order, PolicyDraft, Quota, TenantPolicy};
 use muster_types::{JobId, Name, PriorityTier};
 use proptest::prelude::*;
 
@@ -54,7 +54,7 @@ impl Model {
         sum / DEVICES
     }
 
-    /// Who may go next of those with work in line, below a tenant or, without one, of all.
+    /// Who may go next of those with pending work, below a tenant or, without one, of all.
     fn next(&self, now_ms: u64, pending: &BTreeSet<usize>, above: Option<usize>) -> BTreeSet<usize> {
         // Each child: its weighted share, and who of it may go next.
         let mut children: Vec<(f64, BTreeSet<usize>)> = Vec::new();
@@ -85,7 +85,7 @@ enum Step {
     Pass {
         ms: u64,
     },
-    /// So many are placed in one pass.
+    /// This many are placed in one pass.
     Place {
         count: usize,
     },
@@ -131,7 +131,7 @@ fn name(tenant: usize) -> Name {
     Name::new(&format!("t{tenant}")).unwrap()
 }
 
-/// Places so many in one pass and holds each against the model.
+/// Places `count` jobs in one pass and holds each against the model.
 fn place(world: &mut World, model: &mut Model, count: usize) {
     let tenant_of = |world: &World, job: JobId| -> usize {
         world.state.spec(job).unwrap().tenant.as_str()[1..].parse().unwrap()
@@ -142,7 +142,7 @@ fn place(world: &mut World, model: &mut Model, count: usize) {
             return;
         }
         let Some(candidate) = line.take_next(&world.state) else {
-            assert!(world.state.pending_count() == 0, "somebody in line had no turn");
+            assert!(world.state.pending_count() == 0, "some pending job had no turn");
             return;
         };
         let waiting: Vec<JobId> =
@@ -210,4 +210,31 @@ proptest! {
     fn tenants_go_as_the_model_says(tree in trees(), steps in steps()) {
         run(&tree, &steps);
     }
+}
+
+#[test]
+fn a_walk_that_steps_over_many_requests_ends_after_its_steps() {
+    // Nobody has nominal quota left, and every request is another one: all of them are stepped over before the first is found.
+    let mut policy = draft(&[(None, 1)]);
+    let quota = Quota {
+        kind: Name::literal("h100"),
+        region: None,
+        nominal_milli: 0,
+        borrowing_limit_milli: None,
+        lending_limit_milli: None,
+    };
+    policy.tenants.get_mut(&name(0)).unwrap().quotas = vec![quota];
+    let mut world = World::new(1, policy);
+    let specs = (0..200_u64).map(|n| {
+        let mut job = spec("t0", &format!("j{n}"), 1);
+        job.groups[0].request.cpu_milli = 1_000 + n;
+        job.check().unwrap()
+    });
+    world.submit(specs.collect());
+    let mut line = Line::form(&world.state, world.now);
+    assert!(line.take_within(&world.state, 50).is_none() && line.is_cut());
+    assert_eq!(line.take_steps(), 50);
+    let mut line = Line::form(&world.state, world.now);
+    let first = line.take_within(&world.state, 1_000).expect("it borrows");
+    assert!(!first.within_nominal && !line.is_cut());
 }

@@ -12,8 +12,8 @@ const JOBS_PER_DEVICE: u64 = 6;
 /// Hosts of one rack.
 const HOSTS_PER_RACK: usize = 16;
 
-/// A crowd: on so many hosts of eight devices, one-device jobs of the tier `free` that run from one minute to a
-/// day, ten hours on average, six for each device, all submitted at once; and four jobs of the tier
+/// A crowd: on `hosts` hosts of eight devices, one-device jobs of the tier `free` that run from one minute to
+/// a day, ten hours on average, six for each device, all submitted at once; and four jobs of the tier
 /// `production` that take one whole host for two hours each. The first comes a minute after the crowd, when
 /// nobody has run for the minimum time yet, the others after an hour each.
 #[must_use]

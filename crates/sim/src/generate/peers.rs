@@ -66,7 +66,7 @@ fn kueue_class(name: &'static str, count: u64, every_s: u64, duration_s: u64, po
 }
 
 /// Kueue's baseline: 5 cohorts of 6 queues with 500 workloads each, of 1, 5 and 20 units; a second stands
-/// for 100 ms. A unit is a device here, a cohort a cluster of its own, a priority a tier. Quotas and
+/// for 100 ms. A unit is a device here, a cohort a separate cluster, a priority a tier. Quotas and
 /// borrowing are not in a trace; `--home-only` keeps each cohort to its cluster.
 pub(super) fn kueue_baseline() -> Trace {
     kueue(

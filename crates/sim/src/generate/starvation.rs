@@ -12,7 +12,7 @@ use crate::random::Random;
 const HOST_DEVICES: u64 = 8;
 /// What a small job usually takes, on average.
 const SMALL_MEAN_S: f64 = 3_600.0;
-/// One in so many runs ten times as long.
+/// One job in this many runs ten times as long.
 const OVERRUNS_ONE_IN: u64 = 10;
 /// Hosts that a gang takes, all of each.
 const GANG_HOSTS: u32 = 4;

@@ -30,12 +30,12 @@ const PINNED: &[(Shape, u32)] = &[
 fn the_same_seed_gives_the_same_bytes() {
     let mut wrong = Vec::new();
     for (shape, pinned) in PINNED {
-        let folders = [Files::new(&[]), Files::new(&[])];
+        let directories = [Files::new(&[]), Files::new(&[])];
         let mut bytes = Vec::new();
         let mut sum = Crc::new();
-        for folder in &folders {
+        for directory in &directories {
             let trace = generate(&options(*shape, 1)).unwrap();
-            let written = write(&trace, folder.folder()).unwrap();
+            let written = write(&trace, directory.directory()).unwrap();
             bytes.push(written.iter().map(|path| fs::read(path).unwrap()).collect::<Vec<_>>());
         }
         assert_eq!(bytes[0], bytes[1], "{}", shape.as_str());
@@ -60,16 +60,16 @@ fn another_seed_gives_another_trace() {
 
 #[test]
 fn what_is_written_can_be_read_and_replayed() {
-    let folder = Files::new(&[]);
+    let directory = Files::new(&[]);
     let mix = generate(&Options { jobs: 300, ..options(Shape::Mix, 3) }).unwrap();
-    write(&mix, folder.folder()).unwrap();
-    let nodes = read_nodes(&folder.path("nodes.csv.gz")).unwrap();
-    let jobs = Jobs::read(&folder.path("jobs.csv.gz"), SubmitOrder::Ascending).unwrap();
+    write(&mix, directory.directory()).unwrap();
+    let nodes = read_nodes(&directory.path("nodes.csv.gz")).unwrap();
+    let jobs = Jobs::read(&directory.path("jobs.csv.gz"), SubmitOrder::Ascending).unwrap();
     assert_eq!((&nodes, &jobs), (&mix.nodes, &mix.jobs));
     let failing = Options { fleet: Some(nodes.clone()), ..options(Shape::Failures, 3) };
-    let written = write(&generate(&failing).unwrap(), folder.folder()).unwrap();
-    assert_eq!(written, [folder.path("failures.csv.gz")], "the fleet that was given is left alone");
-    let failures = read_failures(&folder.path("failures.csv.gz"), &nodes).unwrap();
+    let written = write(&generate(&failing).unwrap(), directory.directory()).unwrap();
+    assert_eq!(written, [directory.path("failures.csv.gz")], "the fleet that was given is left alone");
+    let failures = read_failures(&directory.path("failures.csv.gz"), &nodes).unwrap();
     let replay = || {
         let jobs = jobs.iter().cloned().map(Ok);
         let report =

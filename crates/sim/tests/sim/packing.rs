@@ -63,7 +63,7 @@ fn jobs_that_ask_for_no_device_or_nothing_at_all_are_placed_as_well() {
         (report.placed, report.unplaced),
         (3, Unplaced { no_room: 0, never_fit: 1, ..Unplaced::default() })
     );
-    // What asks for all there is has no room beside another, and room alone.
+    // What asks for all there is does not fit next to another, and fits alone.
     let report = fill(&nodes, &jobs, &["busy", "idle", "free"]).unwrap();
     assert_eq!((report.placed, report.unplaced.no_room), (1, 2));
     assert_eq!(report.allocated_percent_at_100, Some(0.0));

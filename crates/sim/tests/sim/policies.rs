@@ -133,7 +133,7 @@ fn deadlines_end_jobs_and_are_counted() {
     let draft = policy(&[("owner", 4, TenantRights { deadlines: Some(true), ..NONE })]);
     let rows = ["first 0 1000 4 owner", "late 0 500 4 owner deadline=600"];
     let report = run(&["n1 c1 A100 4"], &rows, draft);
-    // The shorter goes first where nothing else is said; the other way round nobody would be late.
+    // The shorter goes first by default; the other way round nobody would be late.
     assert_eq!((report.finished, report.late.count), (2, 0));
     let draft = policy(&[("owner", 4, NONE)]);
     let rows = ["first 0 1000 4 owner", "late 10 500 4 owner deadline=600"];

@@ -10,20 +10,20 @@ use muster_sim::trace::{Jobs, Order, SubmitOrder, read_nodes};
 use muster_sim::{EPOCH_MS, Preset, ReplayPolicy, html};
 
 fn traces() -> Option<PathBuf> {
-    let folder = env::var_os("MUSTER_TRACES").map(PathBuf::from);
-    if folder.is_none() {
+    let directory = env::var_os("MUSTER_TRACES").map(PathBuf::from);
+    if directory.is_none() {
         println!("skipped: MUSTER_TRACES is not set");
     }
-    folder
+    directory
 }
 
 #[test]
 fn a_fleet_is_filled_with_no_more_than_arrived_or_fits() {
-    let Some(folder) = traces() else { return };
-    let folder = folder.join("openb");
-    let nodes = read_nodes(&folder.join("nodes_gpu.csv.gz")).unwrap();
-    let jobs = Jobs::read(&folder.join("jobs_default.csv.gz"), SubmitOrder::Any).unwrap();
-    let order = Order::open(&folder.join("orders/default.42.txt.gz"), &jobs).unwrap();
+    let Some(directory) = traces() else { return };
+    let directory = directory.join("openb");
+    let nodes = read_nodes(&directory.join("nodes_gpu.csv.gz")).unwrap();
+    let jobs = Jobs::read(&directory.join("jobs_default.csv.gz"), SubmitOrder::Any).unwrap();
+    let order = Order::open(&directory.join("orders/default.42.txt.gz"), &jobs).unwrap();
     let started = Instant::now();
     let report =
         pack(&nodes, &jobs, order, &ReplayPolicy::default(), EPOCH_MS, &|| started.elapsed()).unwrap();
@@ -48,16 +48,17 @@ fn a_fleet_is_filled_with_no_more_than_arrived_or_fits() {
 
 #[test]
 fn every_job_of_a_month_ends_once() {
-    let Some(folder) = traces() else { return };
-    let folder = folder.join("itp2021");
-    let nodes = read_nodes(&folder.join("nodes_tight.csv.gz")).unwrap();
+    let Some(directory) = traces() else { return };
+    let directory = directory.join("itp2021");
+    let nodes = read_nodes(&directory.join("nodes_tight.csv.gz")).unwrap();
     // Debug builds check far more and take their time; the first part has busy days as well.
     let whole = if cfg!(debug_assertions) { 2_000 } else { usize::MAX };
     let part = if cfg!(debug_assertions) { 500 } else { 2_000 };
     let mut cases = vec![(Preset::Default, false, whole)];
     cases.extend(Preset::ALL.iter().map(|preset| (*preset, true, part)));
     for (preset, home_only, count) in cases {
-        let jobs = Jobs::open(&folder.join("jobs_dev.csv.gz"), SubmitOrder::Ascending).unwrap().take(count);
+        let jobs =
+            Jobs::open(&directory.join("jobs_dev.csv.gz"), SubmitOrder::Ascending).unwrap().take(count);
         let options = Options { durations: Durations::Predicted, home_only, ..Options::under(preset) };
         let started = Instant::now();
         let report = queue(&nodes, jobs, &[], options, &|| started.elapsed(), &mut |_| {}).unwrap();

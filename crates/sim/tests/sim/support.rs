@@ -8,23 +8,23 @@ use muster_sim::trace::{Jobs, SubmitOrder, read_failures, read_nodes};
 use muster_sim::{EPOCH_MS, Preset, ReplayPolicy, stopped};
 use tempfile::TempDir;
 
-/// A folder with files in it.
+/// A directory with files in it.
 pub struct Files(TempDir);
 
 impl Files {
     pub fn new(files: &[(&str, &str)]) -> Files {
-        let folder = TempDir::new().unwrap();
+        let directory = TempDir::new().unwrap();
         for (name, text) in files {
-            fs::write(folder.path().join(name), text).unwrap();
+            fs::write(directory.path().join(name), text).unwrap();
         }
-        Files(folder)
+        Files(directory)
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    pub fn folder(&self) -> &Path {
+    pub fn directory(&self) -> &Path {
         self.0.path()
     }
 }

@@ -1,4 +1,4 @@
-//! Traces that are wrong: what is said of them, and where it is.
+//! Traces that are wrong: what the error says, and where it is.
 
 use std::io::Write as _;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! What each tenant has waiting and holds, kept in step by the fold.
 
 use alloc::string::String;
-use muster_types::Name;
+use muster_types::{JobMetadata, JobSpec, Name};
 
 use super::{Described, Indexes, JobIndexKeys};
 use crate::rows::Placement;
@@ -9,7 +9,7 @@ use crate::rows::Placement;
 /// Jobs of one tenant that are not over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueLoad {
-    /// Jobs that wait.
+    /// Jobs that wait, and members of arrays that are not created.
     pub pending_jobs: u64,
     /// Those of them that wait for another job or for a time, or that somebody holds.
     pub held_jobs: u64,
@@ -19,6 +19,13 @@ pub struct QueueLoad {
     pub active_jobs: u64,
     /// Thousandths of devices that those hold.
     pub active_milli: u64,
+    /// Those of the waiting jobs that are members of arrays and not created.
+    pub uncreated_jobs: u64,
+    /// Rows of arrays with members that have not ended: each array's, and those of how its members end.
+    pub array_rows: u64,
+    /// The same of the arrays whose members' ends are asked for by members that are not created, once for each array that asks:
+    /// they are kept for its sake.
+    pub awaited_rows: u64,
 }
 
 impl QueueLoad {
@@ -29,6 +36,9 @@ impl QueueLoad {
             pending_milli: if keys.pending { keys.asked_milli } else { 0 },
             active_jobs: u64::from(keys.active),
             active_milli: keys.active_milli,
+            uncreated_jobs: 0,
+            array_rows: 0,
+            awaited_rows: 0,
         }
     }
 
@@ -40,14 +50,24 @@ impl QueueLoad {
             pending_milli: self.pending_milli + new.pending_milli - gone.pending_milli,
             active_jobs: self.active_jobs + new.active_jobs - gone.active_jobs,
             active_milli: self.active_milli + new.active_milli - gone.active_milli,
+            uncreated_jobs: self.uncreated_jobs + new.uncreated_jobs - gone.uncreated_jobs,
+            array_rows: self.array_rows + new.array_rows - gone.array_rows,
+            awaited_rows: self.awaited_rows + new.awaited_rows - gone.awaited_rows,
         }
+    }
+}
+
+impl JobIndexKeys {
+    /// Whether it waits, and for nothing but capacity and its turn.
+    pub(super) fn is_eligible(&self) -> bool {
+        self.pending && self.held.is_none() && !self.on_hold
     }
 }
 
 /// Jobs of one user of a tenant that are not over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UserLoad {
-    /// Jobs that wait.
+    /// Jobs that wait, and members of arrays that are not created.
     pub pending_jobs: u64,
     /// Jobs that wait, and jobs that hold devices.
     pub unfinished_jobs: u64,
@@ -59,6 +79,11 @@ impl UserLoad {
             pending_jobs: u64::from(keys.pending),
             unfinished_jobs: u64::from(keys.pending || keys.active),
         }
+    }
+
+    /// Of members of an array that are not created.
+    pub(super) fn of_uncreated(members: u64) -> UserLoad {
+        UserLoad { pending_jobs: members, unfinished_jobs: members }
     }
 }
 
@@ -124,7 +149,11 @@ impl Indexes {
 
     /// A job of the tenant stands elsewhere.
     pub(crate) fn shift_load(&mut self, tenant: &Name, before: &JobIndexKeys, after: &JobIndexKeys) {
-        let (gone, new) = (QueueLoad::of(before), QueueLoad::of(after));
+        self.change_load(tenant, QueueLoad::of(before), QueueLoad::of(after));
+    }
+
+    /// A tenant has this load in place of another.
+    pub(super) fn change_load(&mut self, tenant: &Name, gone: QueueLoad, new: QueueLoad) {
         if gone == new {
             return;
         }
@@ -139,14 +168,53 @@ impl Indexes {
         }
     }
 
+    /// A job has become eligible, or is it no more. One that accepts several types asks for each of them.
+    pub(super) fn shift_eligible(&mut self, spec: &JobSpec, is_eligible: bool) {
+        for group in &spec.groups {
+            let Some(request) = &group.request.accelerators else { continue };
+            let milli = u64::from(group.workers) * request.amount.milli();
+            if request.choices.is_empty() {
+                self.count_eligible(None, &spec.tenant, milli, is_eligible);
+            }
+            for choice in &request.choices {
+                self.count_eligible(Some(choice.kind.clone()), &spec.tenant, milli, is_eligible);
+            }
+        }
+    }
+
+    fn count_eligible(&mut self, kind: Option<Name>, tenant: &Name, milli: u64, is_more: bool) {
+        let mut of_kind = self.eligible.take(&kind).unwrap_or_default();
+        let before = of_kind.get(tenant).copied().unwrap_or(0);
+        // A sum over jobs: what goes was added before.
+        let after = if is_more { before + milli } else { before - milli };
+        if after == 0 {
+            of_kind.remove(tenant);
+        } else {
+            of_kind.insert(tenant.clone(), after);
+        }
+        if !of_kind.is_empty() {
+            self.eligible.insert(kind, of_kind);
+        }
+    }
+
     /// A job of the user stands elsewhere.
     pub(crate) fn shift_user(&mut self, job: &Described, before: &JobIndexKeys, after: &JobIndexKeys) {
-        let (gone, new) = (UserLoad::of(before), UserLoad::of(after));
+        self.change_user(&job.tenant, job.metadata.as_deref(), UserLoad::of(before), UserLoad::of(after));
+    }
+
+    /// A user has this load in place of another.
+    pub(super) fn change_user(
+        &mut self,
+        tenant: &Name,
+        metadata: Option<&JobMetadata>,
+        gone: UserLoad,
+        new: UserLoad,
+    ) {
         if gone == new {
             return;
         }
-        let creator = job.metadata.as_ref().map(|metadata| metadata.creator.clone()).unwrap_or_default();
-        let key: UserKey = (job.tenant.clone(), creator);
+        let creator = metadata.map(|metadata| metadata.creator.clone()).unwrap_or_default();
+        let key: UserKey = (tenant.clone(), creator);
         let load = self.users.get(&key).copied().unwrap_or_default();
         // A sum over jobs: what goes was added before.
         let load = UserLoad {

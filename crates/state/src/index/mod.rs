@@ -1,28 +1,31 @@
 //! Derived indexes: rebuilt from the tables at restore, kept in step by the fold, never in the
 //! digest. Each exists because something would otherwise scan a list.
 
+mod arrays;
 mod loads;
+mod pending_reasons;
 
 use alloc::sync::Arc;
 use core::cmp::Reverse;
 use core::ops::Deref;
-use muster_journal::hash;
 use muster_types::tpu::PodPosition;
 use muster_types::{
-    JobId, JobMetadata, JobSpec, LogTime, Name, NodeId, NodeSpec, PriorityTier, QueueKey, RequestId,
+    ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogTime, Name, NodeId, NodeSpec, PriorityTier,
+    QueueKey, RequestId,
 };
 
 use crate::free::FreeKey;
 use crate::quota::QuotaUsage;
 use crate::rows::{
-    BurstKey, BurstTurn, GangClass, HistoryKey, JobRow, NodeRow, NodeStatus, Phase, PromiseRow,
-    RestrictionRow, holds_devices,
+    ArrayLoad, BurstKey, BurstTurn, GangClass, HistoryKey, JobRow, NodeRow, NodeStatus, Phase, PromiseRow,
+    RestrictionRow, SpecFacts, holds_devices,
 };
-use crate::table::Facts;
 use crate::tree::{Map, Set};
 
+pub(crate) use arrays::ArrayIndexKeys;
 pub(crate) use loads::{ClusterPlace, UserKey};
 pub use loads::{QueueLoad, UserLoad, Work};
+use pending_reasons::{PendingCounts, PendingReason};
 
 /// Nodes of one fleet cluster with the same accelerator type.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -116,7 +119,7 @@ pub struct Pool {
 
 /// A position in the order of a tenant's pending submission groups of one tier. The smaller goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Turn {
+pub struct QueuePosition {
     /// Of the submission group.
     pub turn: QueueKey,
     /// The first of its pending jobs.
@@ -129,43 +132,25 @@ pub struct LinePlace {
     pub(crate) tier: Reverse<PriorityTier>,
     pub(crate) tenant: Name,
     pub(crate) class: GangClass,
-    pub(crate) turn: Turn,
+    pub(crate) turn: QueuePosition,
 }
 
 /// A tenant's part of the pending queue in one tier. The members of a lane have one class and differ in their turn alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TenantLine {
     /// Lane by lane. Numbers alone: a node is copied without following a pointer.
-    pub(crate) lanes: Set<(GangClass, Turn)>,
+    pub(crate) lanes: Set<(GangClass, QueuePosition)>,
     /// The first of every lane.
-    pub(crate) heads: Set<(Turn, GangClass)>,
+    pub(crate) heads: Set<(QueuePosition, GangClass)>,
 }
 
 impl TenantLine {
-    fn first(&self, class: GangClass) -> Option<Turn> {
+    fn first(&self, class: GangClass) -> Option<QueuePosition> {
         let (least, last) = (
-            Turn { turn: QueueKey::FIRST, job: JobId(0) },
-            Turn { turn: QueueKey::LAST, job: JobId(u64::MAX) },
+            QueuePosition { turn: QueueKey::FIRST, job: JobId(0) },
+            QueuePosition { turn: QueueKey::LAST, job: JobId(u64::MAX) },
         );
         self.lanes.range((class, least)..=(class, last)).next().map(|(_, turn)| *turn)
-    }
-}
-
-/// What a spec says of the order, made once: making it costs hashes of most of the spec.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SpecFacts {
-    pub(crate) class: GangClass,
-    pub(crate) burst: BurstKey,
-}
-
-impl Facts<JobId, Arc<JobSpec>> for SpecFacts {
-    fn of(spec: &Arc<JobSpec>) -> SpecFacts {
-        let request = GangClass::request(spec);
-        SpecFacts { class: GangClass::of_request(request, spec), burst: BurstKey::of_request(spec, request) }
-    }
-
-    fn hash(&self, id: &JobId, spec: &Arc<JobSpec>) -> u64 {
-        hash(&(id, spec))
     }
 }
 
@@ -198,6 +183,8 @@ pub(crate) struct JobIndexKeys {
     preemptible: bool,
     growable: bool,
     pub(crate) pending: bool,
+    /// What holds it back.
+    reason: Option<PendingReason>,
     /// Thousandths of devices that it asks for.
     pub(crate) asked_milli: u64,
     /// Its submission group, if that has a row, and its turn.
@@ -221,7 +208,7 @@ pub(crate) struct JobIndexKeys {
 
 impl JobIndexKeys {
     /// `wait` is the time before which a job that failed is not placed again.
-    pub(crate) fn of(row: &JobRow, spec: &JobSpec, burst: BurstTurn, wait: Option<LogTime>) -> JobIndexKeys {
+    pub(crate) fn of(row: &JobRow, spec: &JobSpec, group: BurstTurn, wait: Option<LogTime>) -> JobIndexKeys {
         let pending = row.phase == Phase::Pending;
         let is_in_line = row.is_in_line();
         let runs = matches!(row.phase, Phase::Starting | Phase::Running);
@@ -232,19 +219,21 @@ impl JobIndexKeys {
         });
         let placed = row.placement.as_ref().filter(|_| holds_devices(row));
         let work = placed.map(|p| ((p.region.clone(), p.cluster.clone()), Work::of(p)));
-        let in_burst = burst.map(|(burst, _)| burst);
-        let turn = burst.map_or(row.estimate.turn, |(_, turn)| turn);
+        let in_group = group.map(|(group, _)| group);
+        let turn = group.map_or(row.estimate.turn, |(_, turn)| turn);
+        let held = (pending && !row.released).then_some(spec.not_before.max(wait));
         JobIndexKeys {
-            running: in_burst.filter(|_| holds_devices(row)),
+            running: in_group.filter(|_| holds_devices(row)),
             promise: row.promise.clone(),
             end,
             work,
             preemptible,
             growable: preemptible && is_small(row, spec),
             pending,
+            reason: PendingReason::of(row, spec, held.flatten()),
             asked_milli: spec.device_milli(),
-            line: is_in_line.then_some((in_burst, turn)),
-            held: (pending && !row.released).then_some(spec.not_before.max(wait)),
+            line: is_in_line.then_some((in_group, turn)),
+            held,
             on_hold: pending && row.held,
             active: holds_devices(row),
             charged: row.charge().is_some_and(|(_, charge)| !charge.devices_milli.is_empty()),
@@ -274,10 +263,15 @@ fn toggle<K: Ord + Clone>(set: &mut Set<K>, member: K, is_member: bool) {
 pub(crate) struct Indexes {
     /// How many jobs are pending.
     pub(crate) pending: usize,
+    /// The same, and members of arrays that are not created, by what holds them back.
+    pub(crate) pending_by_reason: PendingCounts,
     /// Jobs that are not over, by tenant; a tenant without any is not there.
     pub(crate) loads: Map<Name, QueueLoad>,
     /// Jobs that are not over, by tenant and user; a user without any is not there.
     pub(crate) users: Map<UserKey, UserLoad>,
+    /// Thousandths of devices that eligible jobs ask for, by type, without one for jobs that take any, and by tenant; what
+    /// is nothing is not there.
+    pub(crate) eligible: Map<Option<Name>, Map<Name, u64>>,
     /// What jobs hold, by tenant and cluster; what is nothing is not there.
     pub(crate) work: Map<Name, Map<ClusterPlace, Work>>,
     /// The pending queue, by tier and tenant; a tenant without pending jobs is not there.
@@ -321,6 +315,28 @@ pub(crate) struct Indexes {
     pub(crate) starting: Set<(LogTime, JobId)>,
     /// Jobs with a deadline that wait or run, by that time.
     pub(crate) deadlines: Set<(LogTime, JobId)>,
+    /// Arrays whose next members may be created.
+    pub(crate) open_arrays: Set<ArrayId>,
+    /// Members of all arrays that are not created.
+    pub(crate) uncreated: u64,
+    /// Members that exist as jobs and wait, by array; an array without any is not there.
+    pub(crate) array_loads: Map<ArrayId, ArrayLoad>,
+    /// Arrays that are not released, behind each job or array they wait for.
+    pub(crate) array_dependents: Set<(JobId, ArrayId)>,
+    /// Arrays with members that are not created, behind each array whose members these will wait for.
+    pub(crate) member_dependents: Set<(ArrayId, ArrayId)>,
+    /// Arrays that are not released and may not begin before a time.
+    pub(crate) arrays_not_before: Set<(LogTime, ArrayId)>,
+    /// Arrays with members that are not created and a deadline, by that time.
+    pub(crate) array_deadlines: Set<(LogTime, ArrayId)>,
+    /// Arrays of which every member has ended, with the time when the last did and their rows.
+    pub(crate) finished_times: Map<ArrayId, (LogTime, u64)>,
+    /// Those of them that no array needs, by that time.
+    pub(crate) finished_arrays: Set<(LogTime, ArrayId)>,
+    /// The rows of those.
+    pub(crate) droppable_rows: u64,
+    /// Rows of all arrays and of how their members end, those of members that have not ended counted.
+    pub(crate) array_rows: u64,
     /// Requests by time.
     pub(crate) requests_by_time: Set<(LogTime, RequestId)>,
     /// Nodes by name.
@@ -353,8 +369,8 @@ impl Indexes {
     /// Moves a job from where it stood to where it stands; what has not changed is not touched.
     pub(crate) fn shift(&mut self, id: JobId, spec: &Described, before: &JobIndexKeys, after: &JobIndexKeys) {
         if before.running != after.running {
-            before.running.inspect(|burst| _ = self.running.remove(&(*burst, id)));
-            after.running.inspect(|burst| self.running.insert((*burst, id)));
+            before.running.inspect(|group| _ = self.running.remove(&(*group, id)));
+            after.running.inspect(|group| self.running.insert((*group, id)));
         }
         if before.promise != after.promise {
             self.shift_promise(id, before, after);
@@ -371,14 +387,22 @@ impl Indexes {
         if before.pending != after.pending {
             if after.pending { self.pending += 1 } else { self.pending -= 1 }
         }
+        if before.reason != after.reason {
+            let one = |reason: Option<PendingReason>| reason.map(|reason| (reason, 1));
+            self.pending_by_reason.shift(one(before.reason), one(after.reason));
+        }
         self.shift_load(&spec.tenant, before, after);
         self.shift_user(spec, before, after);
+        self.shift_member(id, spec, before, after);
+        if before.is_eligible() != after.is_eligible() {
+            self.shift_eligible(spec, after.is_eligible());
+        }
         if before.work != after.work {
             self.shift_work(&spec.tenant, before.work.as_ref(), after.work.as_ref());
         }
         if before.line != after.line {
-            before.line.inspect(|(burst, turn)| self.leave_line(id, spec, *burst, *turn));
-            after.line.inspect(|(burst, turn)| self.join_line(id, spec, *burst, *turn));
+            before.line.inspect(|(group, turn)| self.leave_line(id, spec, *group, *turn));
+            after.line.inspect(|(group, turn)| self.join_line(id, spec, *group, *turn));
         }
         if before.held != after.held {
             before.held.inspect(|time| self.let_go(id, spec, *time));
@@ -440,47 +464,47 @@ impl Indexes {
     }
 
     /// The first pending job of a submission group of two or more.
-    pub(crate) fn first_waiting(&self, burst: JobId) -> Option<JobId> {
-        self.first_with_class(burst).map(|(job, _)| job)
+    pub(crate) fn first_waiting(&self, group: JobId) -> Option<JobId> {
+        self.first_with_class(group).map(|(job, _)| job)
     }
 
     /// The same with its class.
-    fn first_with_class(&self, burst: JobId) -> Option<(JobId, GangClass)> {
-        let range = (burst, JobId(0))..=(burst, JobId(u64::MAX));
+    fn first_with_class(&self, group: JobId) -> Option<(JobId, GangClass)> {
+        let range = (group, JobId(0))..=(group, JobId(u64::MAX));
         self.waiting.range(range).next().map(|((_, job), class)| (*job, *class))
     }
 
-    fn join_line(&mut self, id: JobId, spec: &Described, burst: Option<JobId>, turn: QueueKey) {
-        let own = (Turn { turn, job: id }, spec.facts.class);
-        let Some(burst) = burst else {
+    fn join_line(&mut self, id: JobId, spec: &Described, group: Option<JobId>, turn: QueueKey) {
+        let own = (QueuePosition { turn, job: id }, spec.facts.class);
+        let Some(group) = group else {
             self.change_lane(spec, None, Some(own));
             return;
         };
         // The submission group stands in the lane of its first job.
-        let first = self.first_with_class(burst);
-        self.waiting.insert((burst, id), spec.facts.class);
+        let first = self.first_with_class(group);
+        self.waiting.insert((group, id), spec.facts.class);
         if first.is_none_or(|(first, _)| id < first) {
-            self.change_lane(spec, first.map(|(job, class)| (Turn { turn, job }, class)), Some(own));
+            self.change_lane(spec, first.map(|(job, class)| (QueuePosition { turn, job }, class)), Some(own));
         }
     }
 
-    fn leave_line(&mut self, id: JobId, spec: &Described, burst: Option<JobId>, turn: QueueKey) {
-        let own = (Turn { turn, job: id }, spec.facts.class);
-        let Some(burst) = burst else {
+    fn leave_line(&mut self, id: JobId, spec: &Described, group: Option<JobId>, turn: QueueKey) {
+        let own = (QueuePosition { turn, job: id }, spec.facts.class);
+        let Some(group) = group else {
             self.change_lane(spec, Some(own), None);
             return;
         };
-        let first = self.first_waiting(burst);
-        assert!(self.waiting.remove(&(burst, id)), "a pending job is known to its submission group");
+        let first = self.first_waiting(group);
+        assert!(self.waiting.remove(&(group, id)), "a pending job is known to its submission group");
         if first == Some(id) {
-            let next = self.first_with_class(burst).map(|(job, class)| (Turn { turn, job }, class));
+            let next = self.first_with_class(group).map(|(job, class)| (QueuePosition { turn, job }, class));
             self.change_lane(spec, Some(own), next);
         }
     }
 
     /// The submission group whose first pending job this is has another turn.
     pub(crate) fn change_turn(&mut self, first: JobId, spec: &Described, before: QueueKey, after: QueueKey) {
-        let turn = |turn| Some((Turn { turn, job: first }, spec.facts.class));
+        let turn = |turn| Some((QueuePosition { turn, job: first }, spec.facts.class));
         self.change_lane(spec, turn(before), turn(after));
     }
 
@@ -488,8 +512,8 @@ impl Indexes {
     fn change_lane(
         &mut self,
         spec: &Described,
-        gone: Option<(Turn, GangClass)>,
-        new: Option<(Turn, GangClass)>,
+        gone: Option<(QueuePosition, GangClass)>,
+        new: Option<(QueuePosition, GangClass)>,
     ) {
         match (gone, new) {
             (Some((gone, class)), Some((new, other))) if class == other => {
@@ -502,7 +526,13 @@ impl Indexes {
         }
     }
 
-    fn change_in_lane(&mut self, spec: &Described, class: GangClass, gone: Option<Turn>, new: Option<Turn>) {
+    fn change_in_lane(
+        &mut self,
+        spec: &Described,
+        class: GangClass,
+        gone: Option<QueuePosition>,
+        new: Option<QueuePosition>,
+    ) {
         let tier = Reverse(spec.tier);
         if self.line.get(&tier).is_none_or(|tenants| !tenants.contains_key(&spec.tenant)) {
             let mut tenants = self.line.get(&tier).cloned().unwrap_or_default();
@@ -535,7 +565,7 @@ impl Indexes {
             self.not_before.insert((time, id));
         }
         for dependency in &spec.dependencies {
-            self.dependents.insert((dependency.job, id));
+            self.dependents.insert((waited_for(spec, dependency), id));
         }
     }
 
@@ -544,7 +574,7 @@ impl Indexes {
             self.not_before.remove(&(time, id));
         }
         for dependency in &spec.dependencies {
-            self.dependents.remove(&(dependency.job, id));
+            self.dependents.remove(&(waited_for(spec, dependency), id));
         }
     }
 
@@ -686,6 +716,14 @@ impl Indexes {
         } else {
             self.pools.insert(key, pool);
         }
+    }
+}
+
+/// The job that a dependency is on: of an array as a whole its first member's id, of one member that member.
+fn waited_for(spec: &JobSpec, on: &Dependency) -> JobId {
+    match spec.array.filter(|_| on.is_of_members()) {
+        Some(member) => ArrayId(on.job.0).member(member.ordinal),
+        None => on.job,
     }
 }
 

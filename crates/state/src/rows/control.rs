@@ -1,5 +1,6 @@
 //! What people have asked of a job since it was submitted.
 
+use alloc::boxed::Box;
 use muster_types::{LogIndex, LogTime, Requester};
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +13,17 @@ pub struct HoldRow {
     pub since: LogTime,
     /// Whether it was stopped for that.
     pub suspended: bool,
+    /// The hold of the job's owner that an operator's was put over. It holds again when the operator releases the job.
+    pub beneath: Option<Box<HoldRow>>,
+}
+
+impl HoldRow {
+    /// A hold of somebody from now on, put over the one that there is.
+    pub(crate) fn over(before: Option<HoldRow>, by: &Requester, since: LogTime, suspended: bool) -> HoldRow {
+        let suspended = suspended || before.as_ref().is_some_and(|before| before.suspended);
+        let beneath = before.filter(|before| by.is_operator && !before.by.is_operator).map(Box::new);
+        HoldRow { by: by.clone(), since, suspended, beneath }
+    }
 }
 
 /// Who changed a job last, and when.

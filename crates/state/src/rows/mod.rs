@@ -1,10 +1,12 @@
 //! What the state keeps of clusters, nodes, jobs and requests.
 
 mod admission;
+mod array;
 mod class;
 mod control;
 mod history;
 mod recovery;
+mod spec;
 mod submission_group;
 
 use alloc::borrow::Cow;
@@ -20,10 +22,13 @@ use muster_types::{
 use serde::{Deserialize, Serialize};
 
 use crate::free::{Free, Promised, Restricted};
-use crate::table::Facts;
+use crate::table::Derived;
 
 pub use admission::AdmissionRow;
 pub(crate) use admission::{DoorKey, DoorRow};
+pub use array::{
+    ArrayFacts, ArrayLoad, ArrayRow, ArrayTemplate, EndRun, MemberEnd, MemberEnds, rows_of_array,
+};
 pub use class::GangClass;
 pub use control::{ControlRow, HoldRow, ModificationRow};
 pub use history::{
@@ -32,6 +37,7 @@ pub use history::{
 };
 pub(crate) use history::{Lesson, add};
 pub use recovery::{Failure, RecoveryRow, Saved, Straggler};
+pub(crate) use spec::SpecFacts;
 pub(crate) use submission_group::BurstTurn;
 pub use submission_group::{BURST_GAP_MS, BurstKey, BurstRow};
 
@@ -142,7 +148,7 @@ pub struct NodeFacts {
     hash: u64,
 }
 
-impl Facts<NodeId, NodeRow> for NodeFacts {
+impl Derived<NodeId, NodeRow> for NodeFacts {
     fn of(row: &NodeRow) -> NodeFacts {
         NodeFacts { spec: Arc::clone(&row.spec), hash: hash(&row.spec) }
     }
@@ -190,8 +196,8 @@ impl NodeRow {
     pub fn offer(&self) -> Cow<'_, Free> {
         match (self.promised.is_empty(), self.restricted.takes_nothing()) {
             (true, true) => Cow::Borrowed(&self.free),
-            (false, true) => Cow::Owned(self.free.beside(&self.promised)),
-            (_, false) => Cow::Owned(self.free.beside(&self.promised).without(&self.restricted)),
+            (false, true) => Cow::Owned(self.free.without_promised(&self.promised)),
+            (_, false) => Cow::Owned(self.free.without_promised(&self.promised).without(&self.restricted)),
         }
     }
 
@@ -417,7 +423,7 @@ pub struct JobRow {
 impl JobRow {
     /// Its submission group: the one it joined, or the one that began with it.
     #[must_use]
-    pub fn burst(&self, own: JobId) -> JobId {
+    pub fn submission_group(&self, own: JobId) -> JobId {
         self.estimate.burst.unwrap_or(own)
     }
 
@@ -492,6 +498,8 @@ pub enum RequestAnswer {
     Controlled {
         /// How many.
         jobs: u32,
+        /// The last of them; members of an array that are not created count as its first. None where there were none.
+        last: Option<JobId>,
     },
     /// The policy was set.
     PolicySet,

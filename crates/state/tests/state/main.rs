@@ -4,7 +4,7 @@
 // Helpers of tests may unwrap too: a panic there is the report.
 #![allow(clippy::unwrap_used)]
 
-mod bursts;
 mod quota;
+mod submission_groups;
 mod tree;
 mod usage;

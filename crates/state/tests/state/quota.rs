@@ -1,9 +1,9 @@
-//! Quotas against a model that counts everything anew from the definitions, on small random trees.
+//! Quotas against a model that counts everything again from the definitions, on small random trees.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_state::Side;
-use muster_state::quota::{QuotaLimit, QuotaUsage, Standing};
+use muster_state::quota::{QuotaLimit, QuotaStatus, QuotaUsage};
 use muster_types::Name;
 use muster_types::policy::{Policy, PolicyDraft, Quota, TenantPolicy};
 use proptest::prelude::*;
@@ -130,9 +130,14 @@ impl World {
         usage
     }
 
-    fn room(&self, usage: &QuotaUsage, tenant: usize, region: usize) -> muster_state::quota::Room {
+    fn headroom(
+        &self,
+        usage: &QuotaUsage,
+        tenant: usize,
+        region: usize,
+    ) -> muster_state::quota::QuotaHeadroom {
         let capacity = |_: &Name, region: Option<&Name>| self.capacity(region);
-        usage.room(capacity, &name(TENANTS[tenant]), &kind(), &name(REGIONS[region]))
+        usage.headroom(capacity, &name(TENANTS[tenant]), &kind(), &name(REGIONS[region]))
     }
 }
 
@@ -234,17 +239,17 @@ proptest! {
         let usage = world.usage(&current);
         for (tenant, own) in TENANTS.iter().enumerate() {
             for (region, place) in REGIONS.iter().enumerate() {
-                let room = world.room(&usage, tenant, region);
-                let total = room.total_milli();
+                let headroom = world.headroom(&usage, tenant, region);
+                let total = headroom.total_milli();
                 let most = (0..80).take_while(|&milli| milli == 0 || world.admits(&current, (tenant, region, milli)));
-                prop_assert_eq!(total, most.last().unwrap(), "{} {:?}", own, room);
+                prop_assert_eq!(total, most.last().unwrap(), "{} {:?}", own, headroom);
                 let (own, place) = (name(own), name(place));
                 let nominal = [Some(&place), None].into_iter().filter_map(|region| {
                     let promised = world.promised(&own, region)?;
                     Some(promised.saturating_sub(world.committed(&current, Some(&own), region)))
                 });
-                prop_assert_eq!(room.nominal_milli, nominal.min().unwrap_or(0).min(total));
-                let block = room.blocked_by;
+                prop_assert_eq!(headroom.nominal_milli, nominal.min().unwrap_or(0).min(total));
+                let block = headroom.blocked_by;
                 let count = |tenant: Option<&Name>| {
                     let region = block.region.as_ref();
                     (world.used(&current, tenant, region), world.committed(&current, tenant, region))
@@ -254,8 +259,8 @@ proptest! {
                 let for_reserves = used + total < block.limit_milli;
                 prop_assert_eq!(block.limit == QuotaLimit::LentReserve, for_reserves, "{:?}", block);
                 let expected = match world.above_nominal(&current, &own, &place) {
-                    0 => Standing::WithinNominal,
-                    by_milli => Standing::Borrowing { by_milli },
+                    0 => QuotaStatus::WithinNominal,
+                    by_milli => QuotaStatus::Borrowing { by_milli },
                 };
                 prop_assert_eq!(usage.standing(&own, &kind(), &place), expected);
             }
@@ -357,7 +362,7 @@ proptest! {
         let (claimant, own, milli) = claimants[who.index(claimants.len())].clone();
         let mut usage = world.usage(&current);
         for pick in picks.iter().cycle() {
-            if world.room(&usage, claimant, 0).total_milli() >= milli {
+            if world.headroom(&usage, claimant, 0).total_milli() >= milli {
                 break;
             }
             let may: Vec<usize> = (0..current.len())
@@ -367,7 +372,7 @@ proptest! {
                 .collect();
             prop_assert!(!may.is_empty(), "{own} is refused {milli} and may take nothing back");
             let (victim, _, ended) = current.swap_remove(may[pick.index(may.len())]);
-            // Whoever stands above the claimant has only borrowed; of others, those above nominal.
+            // A tenant above the claimant has only borrowed; of others, those above nominal.
             let theirs = below_common(&world.policy, &name(TENANTS[victim]), &own);
             let before = [current.clone(), vec![(victim, 0, ended)]].concat();
             prop_assert!(theirs.is_none_or(|theirs| world.above_nominal(&before, &theirs, &place) > 0));
@@ -406,7 +411,7 @@ fn lab() -> World {
     World { policy, devices: [20, 0] }
 }
 
-/// Uses as `vision 8`, then one line: who has which room, and what refuses more.
+/// Uses as `vision 8`, then one line: who has which headroom, and what refuses more.
 #[track_caller]
 fn says(uses: &str, who: &str, expected: &str) {
     let world = lab();
@@ -415,13 +420,13 @@ fn says(uses: &str, who: &str, expected: &str) {
         let (tenant, milli) = line.trim().split_once(' ').unwrap();
         usage.add(&name(tenant), &kind(), &name("eu"), milli.parse().unwrap());
     }
-    let room = usage.room(|_, region| world.capacity(region), &name(who), &kind(), &name("eu"));
-    let block = room.blocked_by;
+    let headroom = usage.headroom(|_, region| world.capacity(region), &name(who), &kind(), &name("eu"));
+    let block = headroom.blocked_by;
     let whose = block.tenant.map_or("fleet".to_owned(), |tenant| tenant.to_string());
     let told = format!(
         "{} + {}, then {:?} of {whose}: {} + {} of {}",
-        room.nominal_milli,
-        room.borrowable_milli,
+        headroom.nominal_milli,
+        headroom.borrowable_milli,
         block.limit,
         block.used_milli,
         block.kept_milli,
@@ -447,13 +452,13 @@ fn the_numbers_of_one_small_fleet() {
     says("lab 12", "ops", "5 + 0, then LentReserve of fleet: 12 + 3 of 20");
 }
 
-/// Whether a claimant may have use of a victim ended for a use of its own: where they meet in the tree, the victim's side
-/// borrows, and the claimant's side has nominal quota for its use. What a tenant with others below it uses itself is
-/// borrowed from those. After each victim's use is removed, ask again.
+/// Whether a claimant may have a victim's use ended for the claimant's own use: where they meet in the tree,
+/// the victim's side borrows, and the claimant's side has nominal quota for its use. What a tenant with
+/// others below it uses itself is borrowed from those. After each victim's use is removed, ask again.
 fn may_reclaim(usage: &QuotaUsage, claimant: &Name, victim: &Name, region: &Name, milli: u64) -> bool {
     let Some((our @ Side::Subtree(_), their)) = usage.sides(claimant, victim) else { return false };
     let borrows = match &their {
-        Side::Subtree(their) => usage.standing(their, &kind(), region) != Standing::WithinNominal,
+        Side::Subtree(their) => usage.standing(their, &kind(), region) != QuotaStatus::WithinNominal,
         Side::Own(_) => true,
     };
     borrows && usage.keeps_within(&our, claimant, &kind(), region, milli)
@@ -480,10 +485,10 @@ fn what_is_borrowed_may_be_taken_back_by_whom_it_was_promised_to() {
     assert!(may(&full, "ops", "vision", 1));
     assert!(may(&full, "text", "vision", 4) && !may(&full, "text", "vision", 5));
     assert!(!may(&full, "vision", "text", 1) && !may(&full, "vision", "vision", 1));
-    // 8 and 4 are lab's 12: within nominal for those outside, whoever inside has them.
+    // 8 and 4 are lab's 12: within nominal for those outside, no matter who inside has them.
     let even = usage(&[("vision", 9), ("text", 3)]);
     assert!(!may(&even, "ops", "vision", 1) && may(&even, "text", "vision", 1));
-    // What lab itself runs is borrowed from those below it, and not from those beside it.
+    // What lab itself runs is borrowed from those below it, and not from its siblings.
     let own = usage(&[("lab", 9)]);
     assert!(may(&own, "vision", "lab", 8) && !may(&own, "ops", "lab", 1) && !may(&own, "lab", "vision", 1));
     assert!(!may(&usage(&[]), "ops", "guest", 1), "nothing is borrowed");

@@ -1,4 +1,4 @@
-//! What the tests of the store share: a small log and the folder it is in.
+//! What the tests of the store share: a small log and the directory it is in.
 #![allow(clippy::unwrap_used, reason = "a panic is the report of a test")]
 #![allow(dead_code, reason = "every test uses a part of it")]
 
@@ -75,7 +75,7 @@ pub fn damage(result: Result<ReplicaStore, StoreError>) -> Damage {
     }
 }
 
-/// A copy of the folder of a running replica is what a process that was killed leaves.
+/// A copy of the directory of a running replica is what a process that was killed leaves.
 pub fn copy_of(dir: &Path) -> tempfile::TempDir {
     fn copy(from: &Path, to: &Path) {
         std::fs::create_dir_all(to).unwrap();
@@ -111,8 +111,8 @@ pub fn segments(dir: &Path) -> Vec<std::path::PathBuf> {
     files
 }
 
-/// Disk that the files of a folder take.
-pub fn folder_bytes(dir: &Path) -> u64 {
+/// Disk that the files of a directory take.
+pub fn directory_bytes(dir: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
     let files = std::fs::read_dir(dir).unwrap().map(|file| file.unwrap().metadata().unwrap());
     files.map(|metadata| metadata.blocks() * 512).sum()

@@ -70,8 +70,9 @@ impl TenantRights {
     };
 }
 
-/// How much a tenant may have at a time, beside devices. A limit that is not stated is that of the nearest tenant above
-/// that states it, and none where none does. Each tenant has it for itself: what is counted are its own jobs.
+/// How much a tenant may have at a time, other than devices. A limit that is not stated is that of the
+/// nearest tenant above that states it, and none where none does. Each tenant has it for itself: what is
+/// counted are its own jobs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TenantLimits {

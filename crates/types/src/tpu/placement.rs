@@ -38,7 +38,7 @@ pub struct PodPosition {
 }
 
 impl PodPosition {
-    /// Whether a host of so many chips can be there.
+    /// Whether a host of this many chips can be there.
     ///
     /// # Errors
     /// The first rule broken: a number of chips that no host of the generation has, a cube that no pod
@@ -248,7 +248,7 @@ impl core::error::Error for SliceFault {}
 ///   is returned. It decides the rank order, and is what the worker must be told as its topology.
 /// - Whole cubes: the chip offset of each rank divided by 4 names a cube of the slice, the remainder the
 ///   place in it. All hosts of one cube of the slice are in one cube of the pod, each at its place; every
-///   cube of the slice has a cube of its own. Which one is free: the switches join any.
+///   cube of the slice has its own cube. Which one is free: the switches join any.
 ///
 /// # Errors
 /// The first thing that is wrong.

@@ -34,7 +34,7 @@ fn job() -> JobDraft {
         failure_retries_max: 0,
         checkpoint_directory: Some("/c".into()),
         working_directory: Some("/".into()),
-        array: Some(ArrayMember { index: 0, size: 1 }),
+        array: Some(ArrayMember { index: 0, ordinal: 0, size: 1 }),
         ..JobDraft::new(name("train"), name("research"), vec![group("a"), group("b")])
     }
 }
@@ -79,7 +79,7 @@ fn a_job_at_its_bounds_is_one() {
     job_violates(|j| j.groups[0].command = vec!["x".repeat(limits::TEXT_BYTES_MAX); 7], &[]);
     job_violates(|j| j.groups[0].command = vec!["x".into(); limits::COMMAND_WORDS_MAX], &[]);
     job_violates(|j| j.groups[0].command = vec!["x".into(), String::new()], &[]);
-    job_violates(|j| j.array = Some(ArrayMember { index: 999, size: 1_000 }), &[]);
+    job_violates(|j| j.array = Some(ArrayMember { index: 7_000, ordinal: 99_999, size: 100_000 }), &[]);
 }
 
 #[test]
@@ -150,8 +150,10 @@ fn every_rule_of_a_job_is_named() {
         job_violates(|j| j.checkpoint_directory = Some(bad.into()), &["checkpoint_directory"]);
         job_violates(|j| j.working_directory = Some(bad.into()), &["working_directory"]);
     }
-    for (index, size) in [(0, 0), (1, 1), (0, 1_001), (u32::MAX, u32::MAX)] {
-        job_violates(|j| j.array = Some(ArrayMember { index, size }), &["array"]);
+    for (index, ordinal, size) in
+        [(0, 0, 0), (0, 1, 1), (0, 0, 100_001), (u32::MAX, 0, 1), (0, u32::MAX, u32::MAX)]
+    {
+        job_violates(|j| j.array = Some(ArrayMember { index, ordinal, size }), &["array"]);
     }
 }
 
@@ -260,17 +262,17 @@ fn every_rule_of_the_parameters_is_named() {
         assert_eq!(fields(&parameters.violations()), expected);
     };
     violates(|_| {}, &[]);
-    violates(|p| p.lease_ttl_ms = 499, &["lease_ttl_ms", "heartbeat_interval_ms"]);
-    violates(|p| p.lease_ttl_ms = 0, &["lease_ttl_ms", "heartbeat_interval_ms"]);
-    violates(|p| p.lease_ttl_ms = 3_600_001, &["lease_ttl_ms"]);
-    violates(|p| p.lease_margin_ms = 199, &["lease_margin_ms"]);
-    violates(|p| p.lease_margin_ms = u64::MAX, &["lease_margin_ms"]);
-    violates(|p| p.heartbeat_interval_ms = 49, &["heartbeat_interval_ms"]);
-    violates(|p| p.heartbeat_interval_ms = 3_334, &["heartbeat_interval_ms"]);
+    violates(|p| p.lease_ttl_ms = 499, &["lease_ttl", "heartbeat_interval"]);
+    violates(|p| p.lease_ttl_ms = 0, &["lease_ttl", "heartbeat_interval"]);
+    violates(|p| p.lease_ttl_ms = 3_600_001, &["lease_ttl"]);
+    violates(|p| p.lease_margin_ms = 199, &["lease_margin"]);
+    violates(|p| p.lease_margin_ms = u64::MAX, &["lease_margin"]);
+    violates(|p| p.heartbeat_interval_ms = 49, &["heartbeat_interval"]);
+    violates(|p| p.heartbeat_interval_ms = 3_334, &["heartbeat_interval"]);
     violates(|p| p.heartbeat_interval_ms = 3_333, &[]);
-    violates(|p| p.request_retention_ms = 59_999, &["request_retention_ms"]);
-    violates(|p| p.job_retention_ms = u64::MAX, &["job_retention_ms"]);
-    violates(|p| p.node_retention_ms = 3_599_999, &["node_retention_ms"]);
+    violates(|p| p.request_retention_ms = 59_999, &["request_retention"]);
+    violates(|p| p.job_retention_ms = u64::MAX, &["job_retention"]);
+    violates(|p| p.node_retention_ms = 3_599_999, &["node_retention"]);
     violates(|p| p.digest_interval_records = 0, &["digest_interval_records"]);
     assert!(Parameters::DEFAULT.lease_stop_grace_ms() < Parameters::DEFAULT.lease_margin_ms);
 }

@@ -6,9 +6,9 @@ use muster_types::{Refusal, RefusalCode, Violation};
 /// Every code has a page for users, and every page is of a code; its title names both.
 #[test]
 fn every_code_has_its_page() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/reasons");
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/reasons");
     let mut pages = BTreeMap::new();
-    for entry in std::fs::read_dir(&folder).unwrap() {
+    for entry in std::fs::read_dir(&directory).unwrap() {
         let path = entry.unwrap().path();
         let file = path.file_name().unwrap().to_str().unwrap().to_string();
         pages.insert(file, std::fs::read_to_string(&path).unwrap());

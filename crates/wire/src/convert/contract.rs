@@ -1,4 +1,4 @@
-//! What jobs ask of whoever runs them.
+//! What jobs ask of the node that runs them.
 
 use std::collections::BTreeMap;
 

@@ -118,7 +118,7 @@ pub(super) fn slice_chips(slice: &SliceRequest) -> u16 {
 }
 
 /// Workers of a group that does not say how many: one to each host of its slices. One when hosts of
-/// that size form no such slice; the slice's own rule says so then.
+/// that size form no such slice; the slice's own rule reports it then.
 pub(super) fn slice_workers(slice: &SliceRequest, request: Option<&AcceleratorRequest>) -> u32 {
     let chips = match request.map(|request| request.amount) {
         // Fewer chips than a host has are all that a slice smaller than a host needs.

@@ -1,4 +1,4 @@
-//! Ids, from and to text. Absence is a violation of its own: "must be given" helps more than the
+//! Ids, from and to text. Absence is a separate violation: "must be given" helps more than the
 //! grammar of an id.
 
 use std::fmt::Display;

@@ -6,17 +6,17 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use muster_types::job::ArrayMember;
 use muster_types::{
-    Dependency, DependencyRule, JobContract, JobDraft, JobMetadata, JobSpec, Name, Submission, TaskGroup,
-    Violation, WorkerRequest, fleet::checked_name, limits,
+    ArrayId, Dependency, DependencyRule, DependencyScope, JobContract, JobDraft, JobId, JobMetadata, JobSpec,
+    Name, NamedDependency, Submission, TaskGroup, Violation, WorkerRequest, fleet::checked_name, limits,
 };
 
+use super::array::{array, array_to_proto};
 use super::contract::{contract, contract_to_proto};
 use super::demand::{
     self, accelerator_request_to_proto, slice_to_proto, slice_workers, topology, topology_to_proto,
 };
-use super::id::job_id;
+use super::id::{array_id, job_id};
 use super::{Found, below, bound, moment, one_of, shown, span};
 use crate::closed::{number, value_from_proto};
 use crate::shape::process;
@@ -34,8 +34,7 @@ const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;
 /// What stands before the name of a secret in the environment of a recorded job.
 const SECRET: &str = "muster-secret://";
 
-/// The jobs of one submission: one, or as many as the array has. `at` is the path of the message,
-/// for example `job`.
+/// What one message submits: a job or an array. `at` is the path of the message, for example `job`.
 ///
 /// # Errors
 /// Lists every field that breaks a rule, up to [`VIOLATIONS_MAX`](super::VIOLATIONS_MAX).
@@ -43,39 +42,34 @@ pub fn submissions_from_proto(at: &str, message: Option<v1::Job>) -> Result<Vec<
     let mut found = Found::default();
     let mut specs = Vec::new();
     match message {
-        Some(message) => convert_into(&mut specs, at, message, limits::BATCH_JOBS_MAX, &mut found),
+        Some(message) => convert_into(&mut specs, at, message, &mut found),
         None => found.push(Violation::new(at, "must be given")),
     }
     if found.is_empty() { Ok(specs) } else { Err(found.into_violations()) }
 }
 
-/// The jobs of a batch, arrays expanded in place. `at` is the path of the list, for example `jobs`.
+/// The jobs and arrays of a batch. `at` is the path of the list, for example `jobs`.
 ///
 /// # Errors
 /// Lists every field that breaks a rule, up to [`VIOLATIONS_MAX`](super::VIOLATIONS_MAX).
 pub fn jobs_from_proto(at: &str, messages: Vec<v1::Job>) -> Result<Vec<Submission>, Vec<Violation>> {
     let max = limits::BATCH_JOBS_MAX;
-    // Each message is at least one job, so the count alone bounds what is converted at all.
     if messages.is_empty() || messages.len() > max {
         return Err(vec![Violation::limit(at, messages.len() as u64, 1, max as u64)]);
     }
-    // Arrays count as what they expand to, whether or not the rest of their spec is right.
-    let jobs: u64 = messages.iter().map(|m| u64::from(m.spec().array_size.max(1))).sum();
     let mut found = Found::default();
-    if jobs > max as u64 {
-        found.push(Violation::new(
-            at,
-            format!("must be at most {max} jobs together, arrays expanded, got {jobs}"),
-        ));
-    }
     let mut specs = Vec::new();
     for (index, message) in messages.into_iter().enumerate() {
         if found.is_full() {
             break;
         }
-        // Nothing of a batch that is refused as a whole is expanded; its fields are still checked.
-        let expand_max = if found.is_empty() { max } else { 0 };
-        convert_into(&mut specs, &format!("{at}[{index}]"), message, expand_max, &mut found);
+        convert_into(&mut specs, &format!("{at}[{index}]"), message, &mut found);
+    }
+    let jobs: u64 = specs.iter().map(|job: &Submission| u64::from(job.job_count())).sum();
+    let most = u64::from(limits::ARRAY_MEMBERS_MAX);
+    if jobs > most {
+        let text = format!("must be at most {most} jobs together, members of arrays counted, got {jobs}");
+        found.push(Violation::new(at, text));
     }
     if found.is_empty() { Ok(specs) } else { Err(found.into_violations()) }
 }
@@ -92,12 +86,33 @@ pub fn submission_to_proto(job: &Submission) -> v1::Job {
         tenant: job.spec.tenant.to_string(),
         labels: texts(metadata.map(|metadata| &metadata.labels)),
         annotations: texts(metadata.map(|metadata| &metadata.annotations)),
-        spec: Some(job_spec_to_proto(&job.spec, Some(&job.contract))),
+        spec: Some(with_named(
+            v1::JobSpec {
+                array: job.array.as_ref().map(array_to_proto),
+                ..job_spec_to_proto(&job.spec, Some(&job.contract))
+            },
+            &job.named_dependencies,
+        )),
         ..v1::Job::default()
     }
 }
 
-/// What an accepted job asks for. One of an array shows the array's size; its own place in it is `Job.array`.
+/// With the dependencies on other jobs of the request, in the places that they had there.
+fn with_named(mut spec: v1::JobSpec, named: &[NamedDependency]) -> v1::JobSpec {
+    for on in named {
+        let NamedDependency { name, rule, by_member, place } = on;
+        let message = v1::Dependency {
+            job_name: name.to_string(),
+            rule: number(*rule),
+            by_member: *by_member,
+            ..Default::default()
+        };
+        spec.dependencies.insert((*place as usize).min(spec.dependencies.len()), message);
+    }
+    spec
+}
+
+/// What an accepted job asks for, without the array that it may be in.
 #[must_use]
 pub fn job_spec_to_proto(spec: &JobSpec, contract: Option<&JobContract>) -> v1::JobSpec {
     let said = contract.map(contract_to_proto).unwrap_or_default();
@@ -113,7 +128,7 @@ pub fn job_spec_to_proto(spec: &JobSpec, contract: Option<&JobContract>) -> v1::
         run_time_limit: spec.run_time_limit_ms.map(duration),
         stop_grace: Some(duration(spec.stop_grace_ms)),
         working_directory: spec.working_directory.clone().unwrap_or_default(),
-        array_size: spec.array.map_or(0, |array| array.size),
+        array: None,
         topology: topology_to_proto(&spec.topology),
         node_selector: spec.node_selector.iter().map(selector_to_proto).collect(),
         tolerations: spec.tolerations.iter().map(Name::to_string).collect(),
@@ -134,7 +149,15 @@ fn selector_to_proto((label, values): (&Name, &BTreeSet<String>)) -> (String, v1
 }
 
 fn dependency_to_proto(dependency: &Dependency) -> v1::Dependency {
-    v1::Dependency { job_id: dependency.job.to_string(), rule: number(dependency.rule) }
+    let rule = number(dependency.rule);
+    let array_id = ArrayId(dependency.job.0).to_string();
+    match dependency.scope {
+        DependencyScope::Job => {
+            v1::Dependency { job_id: dependency.job.to_string(), rule, ..Default::default() }
+        }
+        DependencyScope::Array => v1::Dependency { array_id, rule, ..Default::default() },
+        DependencyScope::Member => v1::Dependency { array_id, rule, by_member: true, ..Default::default() },
+    }
 }
 
 fn group_to_proto(group: &TaskGroup) -> v1::TaskGroup {
@@ -157,24 +180,15 @@ fn group_to_proto(group: &TaskGroup) -> v1::TaskGroup {
     }
 }
 
-/// Appends the jobs of one message when nothing was found so far; else only looks for more.
-fn convert_into(
-    jobs: &mut Vec<Submission>,
-    at: &str,
-    message: v1::Job,
-    expand_max: usize,
-    found: &mut Found,
-) {
+/// Appends what one message submits when nothing was found so far; else only looks for more.
+fn convert_into(jobs: &mut Vec<Submission>, at: &str, message: v1::Job, found: &mut Found) {
     let v1::Job { name, tenant, labels, annotations, spec, .. } = message;
     let Some(mut spec) = spec else {
         found.push(Violation::new(below(at, "spec"), "must be given"));
         return;
     };
-    let array_size = spec.array_size;
-    if array_size as usize > limits::BATCH_JOBS_MAX {
-        let max = limits::BATCH_JOBS_MAX as u64;
-        found.push(Violation::limit(&below(at, "spec.array_size"), array_size.into(), 0, max));
-    }
+    let array = spec.array.take().and_then(|message| array(&below(at, "spec.array"), message, found));
+    let named_dependencies = named_dependencies(&below(at, "spec"), &spec.dependencies, found);
     let contract = contract(&below(at, "spec"), &mut spec, found);
     let metadata = metadata(at, labels, annotations, found);
     let mut draft = draft(at, (name, tenant), spec, found);
@@ -184,23 +198,8 @@ fn convert_into(
     }
     let Some(checked) = check(at, draft, found) else { return };
     check_contract(at, &checked, &contract, found);
-    if !found.is_empty() || array_size as usize > expand_max {
-        return;
-    }
-    if array_size == 0 {
-        jobs.push(Submission { spec: checked, contract, metadata });
-        return;
-    }
-    for index in 0..array_size {
-        let mut member = checked.clone().into_draft();
-        member.array = Some(ArrayMember { index, size: array_size });
-        // Cannot fail: the index is below the size, the size in bounds, the rest checked above.
-        let member = check(at, member, found);
-        jobs.extend(member.map(|spec| Submission {
-            spec,
-            contract: contract.clone(),
-            metadata: metadata.clone(),
-        }));
+    if found.is_empty() {
+        jobs.push(Submission { spec: checked, contract, metadata, array, named_dependencies });
     }
 }
 
@@ -243,7 +242,6 @@ fn in_message(violation: Violation) -> Violation {
     let field = violation.field.as_str();
     let field = match field {
         "name" | "tenant" => return violation,
-        "array" => "array_size".to_owned(),
         "failure_retries_max" => "retry.max_failures".to_owned(),
         "checkpoint_directory" => "checkpoint.directory".to_owned(),
         "checkpoint.place" => "checkpoint.dataset".to_owned(),
@@ -367,14 +365,52 @@ fn dependencies(at: &str, mut messages: Vec<v1::Dependency>, found: &mut Found) 
     let at = &below(at, "dependencies");
     bound(at, &mut messages, limits::JOB_DEPENDENCIES_MAX, found);
     let mut dependencies = Vec::with_capacity(messages.len());
-    for (index, message) in messages.iter().enumerate() {
+    for (index, message) in messages.iter().enumerate().filter(|(_, on)| on.job_name.is_empty()) {
         let at = format!("{at}[{index}]");
-        let job = found.take(job_id(&below(&at, "job_id"), &message.job_id));
+        let on = waited_for(&at, message, found);
         let rule = found.take(value_from_proto(&below(&at, "rule"), message.rule));
         let rule = rule.map(|rule| rule.unwrap_or(DependencyRule::Succeeded));
-        dependencies.extend(job.zip(rule).map(|(job, rule)| Dependency { job, rule }));
+        dependencies.extend(on.zip(rule).map(|((job, scope), rule)| Dependency { job, rule, scope }));
     }
     dependencies
+}
+
+/// Those on other jobs of the same request. What is beyond the bound is not looked at: [`dependencies`] reports it.
+fn named_dependencies(at: &str, messages: &[v1::Dependency], found: &mut Found) -> Vec<NamedDependency> {
+    let all = messages.iter().take(limits::JOB_DEPENDENCIES_MAX).enumerate();
+    let mut named = Vec::new();
+    for (place, message) in all.filter(|(_, on)| !on.job_name.is_empty()) {
+        let at = format!("{}[{place}]", below(at, "dependencies"));
+        if !(message.job_id.is_empty() && message.array_id.is_empty()) {
+            found.push(Violation::new(&at, "must have one of job_id, array_id and job_name"));
+            continue;
+        }
+        let name = found.take(name_below(&at, "job_name", &message.job_name));
+        let rule = found.take(value_from_proto(&below(&at, "rule"), message.rule));
+        let rule = rule.map(|rule| rule.unwrap_or(DependencyRule::Succeeded));
+        let by_member = message.by_member;
+        let on = name.zip(rule);
+        named.extend(on.map(|(name, rule)| NamedDependency { name, rule, by_member, place: place as u32 }));
+    }
+    named
+}
+
+/// The job or array that a dependency is on.
+fn waited_for(at: &str, message: &v1::Dependency, found: &mut Found) -> Option<(JobId, DependencyScope)> {
+    if message.array_id.is_empty() {
+        if message.by_member {
+            found.push(Violation::new(below(at, "by_member"), "needs array_id or job_name"));
+        }
+        let job = found.take(job_id(&below(at, "job_id"), &message.job_id));
+        return job.map(|job| (job, DependencyScope::Job));
+    }
+    if !message.job_id.is_empty() {
+        found.push(Violation::new(at, "must have one of job_id, array_id and job_name"));
+        return None;
+    }
+    let scope = if message.by_member { DependencyScope::Member } else { DependencyScope::Array };
+    let array = found.take(array_id(&below(at, "array_id"), &message.array_id));
+    array.map(|array| (JobId(array.0), scope))
 }
 
 fn groups(at: &str, mut messages: Vec<v1::TaskGroup>, found: &mut Found) -> Vec<TaskGroup> {
@@ -394,13 +430,13 @@ fn group(at: &str, index: usize, only: bool, message: v1::TaskGroup, found: &mut
         "" => Err(Violation::new(below(at, "name"), "must be given when a job has several groups")),
         text => name_below(at, "name", text),
     };
-    // A stand-in of its own per group: two wrong names are not one name used twice.
+    // A separate stand-in per group: two wrong names are not one name used twice.
     let stand_in = || Name::new(&format!("invalid-{index}")).unwrap_or_else(|| Name::literal("invalid"));
     let name = found.take(name).unwrap_or_else(stand_in);
     let command = command(at, message.runtime, found);
     let asked_slice = message.slice.is_some();
     let slice = message.slice.and_then(|slice| demand::slice(&below(at, "slice"), &slice, found));
-    // What a slice that cannot be read would have said is not missing besides.
+    // What a slice that cannot be read would have said is not reported as missing too.
     let chips = asked_slice.then(|| slice.as_ref().map_or(1, demand::slice_chips));
     let asked = message.resources.unwrap_or_default();
     let accelerators = asked
@@ -426,7 +462,7 @@ fn group(at: &str, index: usize, only: bool, message: v1::TaskGroup, found: &mut
     }
 }
 
-/// The command of a process. A container is refused before: nobody asks what is wrong with one besides.
+/// The command of a process. A container is refused before: nobody asks what else is wrong with it.
 fn command(at: &str, runtime: Option<Runtime>, found: &mut Found) -> Vec<String> {
     match runtime {
         Some(Runtime::Process(v1::ProcessRuntime { mut command })) => {

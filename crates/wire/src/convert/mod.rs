@@ -10,6 +10,7 @@
 //! size (arrays excepted, whose size is bounded first).
 
 mod admission;
+mod array;
 mod change;
 mod contract;
 mod demand;
@@ -32,6 +33,7 @@ pub use admission::{
     admission_rule_to_proto, approval_to_proto, node_admission_from_proto, node_bounds_from_proto,
     node_bounds_to_proto, revocation_from_proto, revocation_to_proto,
 };
+pub use array::array_to_proto;
 pub use change::changes_from_proto;
 pub use contract::notice_to_proto;
 pub use demand::{accelerator_request_from_proto, accelerator_request_to_proto};
@@ -74,8 +76,8 @@ impl Found {
     }
 
     pub(crate) fn extend(&mut self, violations: Vec<Violation>) {
-        let room = VIOLATIONS_MAX.saturating_sub(self.0.len());
-        self.0.extend(violations.into_iter().take(room));
+        let free = VIOLATIONS_MAX.saturating_sub(self.0.len());
+        self.0.extend(violations.into_iter().take(free));
     }
 
     /// The value, or `None` with its violations kept.
@@ -124,7 +126,7 @@ pub(crate) fn shown(text: &str) -> String {
     format!("{short:?}")
 }
 
-/// Cuts a list to its bound and says so; the rules for what is in it then run over bounded input.
+/// Cuts a list to its bound and reports that; the rules for what is in it then run over bounded input.
 pub(crate) fn bound<T>(field: &str, list: &mut Vec<T>, max: usize, found: &mut Found) {
     if list.len() > max {
         found.push(Violation::limit(field, list.len() as u64, 0, max as u64));

@@ -168,7 +168,7 @@ fn tenants(
         quotas_left = left;
         let mut quotas = Vec::with_capacity(messages.len());
         for (index, quota) in messages.into_iter().enumerate() {
-            // A stand-in of its own: the places of the others in the list stay what they are.
+            // A separate stand-in: the places of the others in the list stay what they are.
             let stand_in = Name::new(&format!("invalid-{index}"));
             quotas.extend(self::quota(&format!("{at}.quotas[{index}]"), &quota, stand_in, found));
         }
@@ -324,7 +324,7 @@ fn prices(at: &str, mut messages: Vec<v1::Price>, found: &mut Found) -> Vec<Pric
         let at = format!("{at}[{index}]");
         let kind = found.take(checked_name(&below(&at, "type"), &message.r#type));
         let region = optional_name(&below(&at, "region"), &message.region, found);
-        // A stand-in of its own: the places of the others in the list stay what they are.
+        // A separate stand-in: the places of the others in the list stay what they are.
         let kind = kind.or_else(|| Name::new(&format!("invalid-{index}")));
         let micro_dollars_per_device_hour = message.micro_dollars_per_device_hour;
         prices.extend(kind.map(|kind| Price { kind, region, micro_dollars_per_device_hour }));
@@ -344,7 +344,7 @@ fn datasets(at: &str, messages: HashMap<String, v1::Dataset>, found: &mut Found)
         bound(&field, &mut texts, limits::JOB_REGIONS_MAX, found);
         let regions = names(&field, &texts, found);
         if regions.is_empty() && !texts.is_empty() {
-            // What was wrong has been said; that nothing is left is not a mistake of its own.
+            // What was wrong has been said; that nothing is left is not another mistake.
             continue;
         }
         datasets.insert(name, Dataset { bytes: message.bytes, regions: regions.into_iter().collect() });

@@ -1,7 +1,7 @@
 //! Which state a read is answered from.
 
 use muster_types::read::MAX_STALENESS_MS_MAX;
-use muster_types::{At, Consistency, LogIndex, LogTime, ReadFrom, Violation};
+use muster_types::{Consistency, LogIndex, LogTime, PastPoint, ReadFrom, Violation};
 
 use super::below;
 use crate::time::{duration_from_proto, timestamp_from_proto};
@@ -51,14 +51,14 @@ pub fn read_from_proto(
     Ok(ReadAsked { from, min_log_index })
 }
 
-fn moment(at: &str, past: v1::PastState) -> Result<At, Vec<Violation>> {
+fn moment(at: &str, past: v1::PastState) -> Result<PastPoint, Vec<Violation>> {
     let refused = |field, rule| Err(vec![Violation::new(below(at, field), rule)]);
     match past.moment {
         Some(Moment::LogIndex(0)) => refused("log_index", "must be above 0"),
-        Some(Moment::LogIndex(index)) => Ok(At::Index(LogIndex(index))),
+        Some(Moment::LogIndex(index)) => Ok(PastPoint::Index(LogIndex(index))),
         Some(Moment::Time(time)) => match timestamp_from_proto(&below(at, "time"), time) {
             Ok(0) => refused("time", "must be after the Unix epoch"),
-            Ok(ms) => Ok(At::Time(LogTime(ms))),
+            Ok(ms) => Ok(PastPoint::Time(LogTime(ms))),
             Err(violation) => Err(vec![violation]),
         },
         None => Err(vec![Violation::new(at, "must have log_index or time")]),
@@ -96,8 +96,8 @@ mod tests {
         assert_eq!(read(Some(any), 7), present(Consistency::Any, 7));
         assert_eq!(read(bounded(250), 7), present(Consistency::Bounded { max_staleness_ms: 250 }, 7));
         assert_eq!(read(Some(linearizable), 0), present(Consistency::Linearizable, 0));
-        assert_eq!(read(past(Some(Moment::LogIndex(9))), 0), then(At::Index(LogIndex(9)), 0));
-        assert_eq!(read(past(Some(Moment::Time(timestamp(9)))), 3), then(At::Time(LogTime(9)), 3));
+        assert_eq!(read(past(Some(Moment::LogIndex(9))), 0), then(PastPoint::Index(LogIndex(9)), 0));
+        assert_eq!(read(past(Some(Moment::Time(timestamp(9)))), 3), then(PastPoint::Time(LogTime(9)), 3));
     }
 
     #[test]

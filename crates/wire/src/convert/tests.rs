@@ -5,7 +5,6 @@ mod policy;
 
 use std::collections::{BTreeMap, HashMap};
 
-use muster_types::job::ArrayMember;
 use muster_types::policy::{
     BackfillPolicy, Dataset, Guarantee, JobLimits, NonPreemptible, Order, OrderPolicy, PlacementWeights,
     Policy, PolicyDraft, PreemptionPolicy, Price, Quota, TenantLimits, TenantPolicy, TenantRights, Transfer,
@@ -13,11 +12,11 @@ use muster_types::policy::{
 };
 use muster_types::tpu::{Generation, PodPosition, SliceRequest, SliceShape, legal_shapes};
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, CheckpointRules, Dependency, DependencyRule,
-    DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, HolderId, JobContract, JobDraft, JobId,
-    JobSpec, LaunchForm, Level, LogIndex, LogTime, Name, NodeDraft, NodeSpec, NoticeRules, Preflight,
-    PriorityTier, RequestId, RetryRules, Spread, Submission, TaskGroup, TopologyRule, Violation,
-    WorkerRequest, limits,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, ArraySpec, CheckpointRules, Dependency,
+    DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken,
+    HolderId, JobContract, JobDraft, JobId, JobSpec, LaunchForm, Level, LogIndex, LogTime, Name, NodeDraft,
+    NodeSpec, NoticeRules, Preflight, PriorityTier, RequestId, RetryRules, Spread, Submission, TaskGroup,
+    TopologyRule, Violation, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, btree_set, hash_map, vec};
 use proptest::option;
@@ -118,22 +117,51 @@ fn defaults_are_those_of_the_proto_comments() {
 }
 
 #[test]
-fn arrays_expand_in_place() {
-    let specs = submissions_from_proto(
-        "job",
-        Some(v1::Job { spec: Some(v1::JobSpec { array_size: 3, ..message().spec().clone() }), ..message() }),
-    )
-    .unwrap();
-    let places: Vec<_> = specs.iter().map(|s| s.array.unwrap()).collect();
-    assert_eq!(places, [0, 1, 2].map(|index| ArrayMember { index, size: 3 }));
-    let batch = vec![
-        message(),
-        v1::Job { spec: Some(v1::JobSpec { array_size: 2, ..message().spec().clone() }), ..message() },
-        message(),
-    ];
-    let arrays: Vec<_> =
-        jobs_from_proto("jobs", batch).unwrap().iter().map(|s| s.array.map(|a| a.index)).collect();
-    assert_eq!(arrays, [None, Some(0), Some(1), None]);
+fn arrays_have_a_size_or_indices() {
+    for (size, indices, throttle, members) in [
+        (3, "", None, 3),
+        (0, "0-99:5,200,300-310", Some(7), 20 + 1 + 11),
+        (0, "9,1", None, 2),
+        (1, "", Some(1), 1),
+    ] {
+        let array = v1::JobArray { size, indices: indices.to_owned(), throttle };
+        let jobs = submissions_from_proto("job", Some(with_array(array))).unwrap();
+        let kept = jobs[0].array.clone().unwrap();
+        assert_eq!(kept.size(), members);
+        let again = submissions_from_proto("job", Some(submission_to_proto(&jobs[0]))).unwrap();
+        assert_eq!(again[0].array.as_ref(), Some(&kept));
+    }
+    let batch = vec![message(), with_array(v1::JobArray { size: 2, ..Default::default() }), message()];
+    let sizes: Vec<_> = jobs_from_proto("jobs", batch).unwrap().iter().map(|s| s.job_count()).collect();
+    assert_eq!(sizes, [1, 2, 1]);
+    for (size, indices, throttle, field) in [
+        (0, "", None, "size"),
+        (100_001, "", None, "size"),
+        (u32::MAX, "", None, "size"),
+        (3, "0-2", None, ""),
+        (0, "1,1", None, "indices"),
+        (0, "0-10,5", None, "indices"),
+        (0, "5-1", None, "indices"),
+        (0, "1-5:0", None, "indices"),
+        (0, "a", None, "indices"),
+        (0, "1,4000001", None, "indices"),
+        (0, "0-99999,200000", None, "indices"),
+        (5, "", Some(0), "throttle"),
+        (5, "", Some(u32::MAX), "throttle"),
+    ] {
+        let array = v1::JobArray { size, indices: indices.to_owned(), throttle };
+        let found = submissions_from_proto("job", Some(with_array(array))).unwrap_err();
+        let path = if field.is_empty() { "job.spec.array".into() } else { format!("job.spec.array.{field}") };
+        assert_eq!(fields(&found), [path.as_str()], "{size} {indices:?} {throttle:?}");
+    }
+    let many: Vec<String> = (0..257).map(|n| (n * 2).to_string()).collect();
+    let array = v1::JobArray { indices: many.join(","), ..Default::default() };
+    let found = submissions_from_proto("job", Some(with_array(array))).unwrap_err();
+    assert_eq!(fields(&found), ["job.spec.array.indices"]);
+}
+
+fn with_array(array: v1::JobArray) -> v1::Job {
+    v1::Job { spec: Some(v1::JobSpec { array: Some(array), ..message().spec().clone() }), ..message() }
 }
 
 #[test]
@@ -159,7 +187,7 @@ fn all_violations_are_named_by_their_path_in_the_message() {
             regions: vec!["eu".into(), "EU".into()],
             stop_grace: Some(duration(u64::MAX)),
             checkpoint: Some(v1::CheckpointPolicy { directory: "relative".into(), ..Default::default() }),
-            array_size: 1_001,
+            array: Some(v1::JobArray { size: 100_001, ..Default::default() }),
             ..Default::default()
         }),
         ..Default::default()
@@ -171,7 +199,7 @@ fn all_violations_are_named_by_their_path_in_the_message() {
         found,
         [
             "job.name",
-            "job.spec.array_size",
+            "job.spec.array.size",
             "job.spec.checkpoint.directory",
             "job.spec.groups[0].name",
             "job.spec.groups[0].process.command",
@@ -198,17 +226,8 @@ fn batches_are_bounded_as_a_whole() {
     for batch in [
         vec![],
         vec![message(); max + 1],
-        vec![
-            v1::Job { spec: Some(v1::JobSpec { array_size: 600, ..message().spec().clone() }), ..message() };
-            2
-        ],
-        vec![
-            v1::Job {
-                spec: Some(v1::JobSpec { array_size: u32::MAX, ..message().spec().clone() }),
-                ..message()
-            };
-            1_000
-        ],
+        vec![with_array(v1::JobArray { size: 60_000, ..Default::default() }); 2],
+        vec![with_array(v1::JobArray { size: 101, ..Default::default() }); 1_000],
     ] {
         assert_eq!(fields(&jobs_from_proto("jobs", batch).unwrap_err())[0], "jobs");
     }
@@ -279,10 +298,10 @@ fn reports_name_their_fields() {
         let found = worker_report_from_proto("workers[3]", &report).unwrap_err();
         fields(&found).into_iter().map(str::to_owned).collect::<Vec<_>>()
     };
-    let beside = |field: &str| ["workers[3].job_id", "workers[3].token", field].map(str::to_owned);
-    assert_eq!(of(Some(Subject::Rank(limits::GANG_WORKERS_MAX))), beside("workers[3].rank"));
-    assert_eq!(of(Some(Subject::WholePlacement(agent::WholePlacement {}))), beside("workers[3].exit"));
-    assert_eq!(of(None), beside("workers[3].subject"));
+    let next_to = |field: &str| ["workers[3].job_id", "workers[3].token", field].map(str::to_owned);
+    assert_eq!(of(Some(Subject::Rank(limits::GANG_WORKERS_MAX))), next_to("workers[3].rank"));
+    assert_eq!(of(Some(Subject::WholePlacement(agent::WholePlacement {}))), next_to("workers[3].exit"));
+    assert_eq!(of(None), next_to("workers[3].subject"));
 }
 
 proptest! {
@@ -290,31 +309,28 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn specs_return(spec in spec()) {
-        let sent = Submission { spec: spec.clone(), contract: JobContract::default(), metadata: None };
+    fn specs_return(spec in spec(), array in option::of((1..=1_000u32, option::of(1..=9u32)))) {
+        let array = array.map(|(size, throttle)| ArraySpec { throttle, ..ArraySpec::of_size(size) });
+        let sent = Submission { array, ..Submission::new(spec.clone(), JobContract::default()) };
         let members = submissions_from_proto("job", Some(submission_to_proto(&sent))).unwrap();
-        let place = spec.array.map_or(0, |array| array.index as usize);
-        prop_assert_eq!(members.len(), spec.array.map_or(1, |array| array.size as usize));
-        prop_assert_eq!(&members[place].spec, &spec);
-        prop_assert!(members[place].contract.is_default());
-        prop_assert_eq!(&members[place].metadata, &None);
+        prop_assert_eq!(members.len(), 1);
+        prop_assert_eq!(&members[0].spec, &spec);
+        prop_assert!(members[0].contract.is_default());
+        prop_assert_eq!(&members[0].metadata, &None);
+        prop_assert_eq!(&members[0].array, &sent.array);
     }
 
     #[test]
-    fn labels_and_annotations_return_and_are_shared_by_an_array(
+    fn labels_and_annotations_return(
         labels in hash_map("[a-zA-Z0-9]{1,9}", "[a-zA-Z0-9]{0,9}", 0..9),
         annotations in hash_map("[a-z]{1,9}(/[a-z]{1,9})?", "[ -~é\n]{0,40}", 0..9),
-        array_size in 0u32..4,
     ) {
-        let sent = v1::Job { labels, annotations, spec: Some(v1::JobSpec { array_size, ..message().spec().clone() }), ..message() };
+        let sent = v1::Job { labels, annotations, ..message() };
         let jobs = submissions_from_proto("job", Some(sent.clone())).unwrap();
         let kept = submission_to_proto(jobs.last().unwrap());
         prop_assert_eq!((&kept.labels, &kept.annotations), (&sent.labels, &sent.annotations));
         let says_nothing = sent.labels.is_empty() && sent.annotations.is_empty();
         prop_assert_eq!(jobs[0].metadata.is_none(), says_nothing);
-        if let (Some(first), Some(last)) = (&jobs[0].metadata, &jobs.last().unwrap().metadata) {
-            prop_assert!(std::sync::Arc::ptr_eq(first, last));
-        }
     }
 
     #[test]
@@ -506,9 +522,13 @@ fn what_a_job_says_of_place_and_time_is_checked_field_by_field() {
             ]),
             tolerations: vec!["ok".into(), "NO".into()],
             dependencies: vec![
-                v1::Dependency { job_id: "train".into(), rule: -1 },
-                v1::Dependency { job_id: "job-1".into(), rule: 0 },
-                v1::Dependency { job_id: "job-1".into(), rule: v1::DependencyRule::Finished.into() },
+                v1::Dependency { job_id: "train".into(), rule: -1, ..Default::default() },
+                v1::Dependency { job_id: "job-1".into(), ..Default::default() },
+                v1::Dependency {
+                    job_id: "job-1".into(),
+                    rule: v1::DependencyRule::Finished.into(),
+                    ..Default::default()
+                },
             ],
             not_before: Some(timestamp(2_000)),
             deadline: Some(timestamp(1_000)),

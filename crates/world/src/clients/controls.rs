@@ -5,22 +5,29 @@ use super::{Client, ask};
 use crate::runtime::{below, chance, pick, sleep_ms};
 use crate::site::lock;
 use muster_decider::{Command, ControlOrder, JobSelection, ModifyOrder};
-use muster_types::{Control, FieldChange, JobId, PriorityTier, Refusal, RefusalCode, Requester};
+use muster_types::{ArrayId, Control, FieldChange, JobId, PriorityTier, Refusal, RefusalCode, Requester};
 
 /// Jobs that are still asked something of: the last that were submitted.
 const RECENT_MAX: usize = 24;
 /// Attempts at the last release: the run is not over before it.
 const RELEASE_TRIES: usize = 200;
+/// One hold of an operator, and one of the job's owner beneath it.
+const HOLDS_OF_A_JOB_MAX: usize = 2;
 
 /// Asks one thing after the other, until the clients end.
 pub(super) async fn control_all(client: Client) {
-    let mut asked: Vec<JobId> = Vec::new();
+    let mut asked = Selected::default();
     while client.goes_on() {
         sleep_ms(below(1_800)).await;
-        let jobs = some_jobs(&client);
-        let Some(first) = jobs.first().copied() else { continue };
-        asked.extend(&jobs);
-        let command = if chance(300) { modify(&client, first) } else { control(&client, jobs) };
+        let selected = some(&client);
+        if selected.is_empty() {
+            continue;
+        }
+        asked.extend(&selected);
+        let command = match selected.jobs.first() {
+            Some(first) if chance(300) => modify(&client, *first),
+            _ => control(&client, selected),
+        };
         // Whatever becomes of it: the job may have moved on before.
         if let Some(Err(refusal)) = ask(&client.cluster, client.host, 6, |_| command.clone()).await
             && !is_expected(&refusal)
@@ -28,36 +35,66 @@ pub(super) async fn control_all(client: Client) {
             client.cluster.site.checks.fail(format!("a control was refused: {refusal}"));
         }
     }
-    asked.sort_unstable();
-    asked.dedup();
-    let command = order(&client, Control::Release, asked, (true, true));
-    if !matches!(ask(&client.cluster, client.host, RELEASE_TRIES, |_| command.clone()).await, Some(Ok(_))) {
-        client.cluster.site.checks.fail("held jobs could not be released".to_owned());
+    asked.jobs.sort_unstable();
+    asked.jobs.dedup();
+    asked.arrays.sort_unstable();
+    asked.arrays.dedup();
+    // A release by an operator takes back the operators' hold; the owner's hold that lies beneath it is released by a
+    // second one.
+    for _ in 0..HOLDS_OF_A_JOB_MAX {
+        let command = order(&client, Control::Release, asked.clone(), (true, true));
+        if !matches!(ask(&client.cluster, client.host, RELEASE_TRIES, |_| command.clone()).await, Some(Ok(_)))
+        {
+            client.cluster.site.checks.fail("held jobs could not be released".to_owned());
+        }
     }
 }
 
-/// One to three of the jobs that were submitted last.
-fn some_jobs(client: &Client) -> Vec<JobId> {
+/// What something is asked of.
+#[derive(Clone, Debug, Default)]
+struct Selected {
+    jobs: Vec<JobId>,
+    arrays: Vec<ArrayId>,
+}
+
+impl Selected {
+    fn is_empty(&self) -> bool {
+        self.jobs.is_empty() && self.arrays.is_empty()
+    }
+
+    fn extend(&mut self, other: &Selected) {
+        self.jobs.extend(&other.jobs);
+        self.arrays.extend(&other.arrays);
+    }
+}
+
+/// One to three of the jobs that were submitted last, or an array with all of its members.
+fn some(client: &Client) -> Selected {
     let mut recent = lock(&client.recent);
-    let excess = recent.len().saturating_sub(RECENT_MAX);
-    recent.drain(..excess);
-    (0..=below(3)).filter_map(|_| pick(&recent)).collect()
+    let (jobs, arrays) = (recent.jobs.len(), recent.arrays.len());
+    recent.jobs.drain(..jobs.saturating_sub(RECENT_MAX));
+    recent.arrays.drain(..arrays.saturating_sub(RECENT_MAX));
+    let array = if !recent.arrays.is_empty() && chance(200) { pick(&recent.arrays) } else { None };
+    if let Some(array) = array {
+        return Selected { jobs: Vec::new(), arrays: vec![array] };
+    }
+    Selected { jobs: (0..=below(3)).filter_map(|_| pick(&recent.jobs)).collect(), arrays: Vec::new() }
 }
 
 fn order(
     client: &Client,
     control: Control,
-    jobs: Vec<JobId>,
+    selected: Selected,
     (is_found, is_operator): (bool, bool),
 ) -> Command {
     let by =
         Requester { name: if is_operator { "admin/ops" } else { "tenant/free/ada" }.to_owned(), is_operator };
-    let selection = JobSelection { is_found, ..JobSelection::named(jobs) };
-    let order = ControlOrder { request: client.new_request(), by, control, selection };
+    let selection = JobSelection { is_found, arrays: selected.arrays, ..JobSelection::named(selected.jobs) };
+    let order = ControlOrder { acts_for: None, request: client.new_request(), by, control, selection };
     Command::Control(Box::new(order))
 }
 
-fn control(client: &Client, jobs: Vec<JobId>) -> Command {
+fn control(client: &Client, selected: Selected) -> Command {
     let controls = [
         Control::Hold,
         Control::Hold,
@@ -69,7 +106,7 @@ fn control(client: &Client, jobs: Vec<JobId>) -> Command {
         Control::Cancel,
     ];
     let control = pick(&controls).unwrap_or(Control::Hold);
-    order(client, control, jobs, (chance(600), chance(200)))
+    order(client, control, selected, (chance(600), chance(200)))
 }
 
 fn modify(client: &Client, job: JobId) -> Command {
@@ -82,7 +119,14 @@ fn modify(client: &Client, job: JobId) -> Command {
         _ => vec![FieldChange::Labels([("stage".to_owned(), format!("s{}", below(3)))].into())],
     };
     let by = Requester { name: "tenant/free/ada".to_owned(), is_operator: false };
-    Command::Modify(Box::new(ModifyOrder { request: client.new_request(), by, job, expected: None, changes }))
+    Command::Modify(Box::new(ModifyOrder {
+        acts_for: None,
+        request: client.new_request(),
+        by,
+        job,
+        expected: None,
+        changes,
+    }))
 }
 
 /// What has become of a job meanwhile.

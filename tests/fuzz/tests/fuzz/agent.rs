@@ -117,8 +117,8 @@ fn repair_fences(input: &mut Vec<u8>) {
 
 #[test]
 fn no_bytes_of_the_fencing_log_make_an_agent_panic() {
-    let folder = tempfile::tempdir().unwrap();
-    let real = folder.path().join("real");
+    let directory = tempfile::tempdir().unwrap();
+    let real = directory.path().join("real");
     let mut fences = Fences::open(&real, 16).unwrap();
     for job in 1..4 {
         let token = FencingToken { generation: 1, log_index: LogIndex(40 + job) };
@@ -128,7 +128,7 @@ fn no_bytes_of_the_fencing_log_make_an_agent_panic() {
     let mut seed = std::fs::read(real.join("log")).unwrap();
     let end = seed.iter().rposition(|byte| *byte != 0).map_or(0, |at| at + 1);
     seed.truncate(end);
-    let jobs = folder.path().join("jobs");
+    let jobs = directory.path().join("jobs");
     std::fs::create_dir(&jobs).unwrap();
     muster_fuzz::run("agent-fences", &[seed], repair_fences, |input| {
         std::fs::write(jobs.join("log"), input).unwrap();
@@ -138,8 +138,8 @@ fn no_bytes_of_the_fencing_log_make_an_agent_panic() {
 
 #[test]
 fn no_bytes_of_a_transcript_make_an_agent_panic() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("output");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("output");
     decoders::write_transcript(&path, &[b"one line\n", &[7; 300], b"and another\n"]).unwrap();
     let seed = std::fs::read(&path).unwrap();
     muster_fuzz::run("agent-transcript", &[seed], nothing, |input| {

@@ -39,7 +39,7 @@ fn job() -> v1::Job {
             regions: vec!["eu-north".into()],
             run_time_limit: Some(duration(7_200_000)),
             stop_grace: Some(duration(30_000)),
-            array_size: 3,
+            array: Some(v1::JobArray { indices: "0-9:3,20".into(), throttle: Some(2), size: 0 }),
             topology: Some(v1::TopologyRule {
                 required: v1::TopologyLevel::Rack.into(),
                 ..v1::TopologyRule::default()
@@ -73,7 +73,7 @@ fn no_message_of_a_job_makes_it_panic_and_what_is_accepted_comes_back() {
     muster_fuzz::run("wire-job", &[job().encode_to_vec()], nothing, |input| {
         let Ok(message) = v1::Job::decode(input) else { return false };
         let Ok(jobs) = submissions_from_proto("job", Some(message)) else { return false };
-        for job in jobs.iter().take(2).filter(|job| job.array.is_none()) {
+        for job in jobs.iter().take(2) {
             let again = submissions_from_proto("job", Some(submission_to_proto(job)));
             assert_eq!(again.as_deref(), Ok(std::slice::from_ref::<Submission>(job)));
         }

@@ -25,7 +25,7 @@ use crate::support::{eventually, heavy, say, wait_for_job};
 
 /// Old records are in the archive soon, and the log begins behind them.
 const EAGER: &str =
-    "[snapshots]\nevery_entries = 200\nkept_entries = 50\n\n[archive]\nsegment_age_ms = 500\n";
+    "[snapshots]\nevery_entries = 200\nkept_entries = 50\n\n[archive]\nsegment_age = \"500ms\"\n";
 /// Calls of the tenant that are open at a time, and the certificates that they come by.
 const CALLS: usize = 300;
 const USERS: [&str; 4] = ["eve", "eve2", "eve3", "eve4"];
@@ -192,7 +192,7 @@ async fn ask(what: Asked, channel: Channel, known: Arc<Known>, number: usize, ta
     }
 }
 
-/// Looks at the memory of a process for as long as it lives.
+/// Samples the memory of a process for as long as it runs.
 struct Meter {
     stop: Arc<AtomicBool>,
     most: Arc<AtomicU64>,

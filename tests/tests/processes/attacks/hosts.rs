@@ -3,8 +3,8 @@
 //!
 //! An attack is a script. It says `BROKEN` with what it has reached. What stopped it has to be seen as well: the words of
 //! the kernel or of the agent in what it says, and before it, from outside, that its target is there: an attack that
-//! misses is no defence. Where this is not root, or where no namespaces can be made, there is nothing to hold, which is
-//! said.
+//! misses is no defence. Where this is not root, or where no namespaces can be made, there is nothing to hold, and the
+//! test reports that.
 
 use muster_client::Client;
 use muster_wire::time::duration;
@@ -64,7 +64,7 @@ struct Attack {
     name: &'static str,
     /// The script of the worker that makes it.
     script: &'static str,
-    /// What is said by whom it is stopped; one of these.
+    /// What the kernel or the agent prints when it stops the attack; one of these.
     seen: &'static [&'static str],
     /// Shows from outside, as root, that the target is there. Empty where that needs no showing.
     target: &'static str,
@@ -101,9 +101,14 @@ const READ: &[Attack] = &[
         DENIED,
         "grep -q mine $VICTIM/output",
     ),
-    attack("the victim's folder", "ls $VICTIM/work && echo BROKEN", DENIED, "test -e $VICTIM/work/of-victim"),
+    attack(
+        "the victim's directory",
+        "ls $VICTIM/work && echo BROKEN",
+        DENIED,
+        "test -e $VICTIM/work/of-victim",
+    ),
     attack("which workers the host has", "ls $STATE/tasks && echo BROKEN", DENIED, "ls $STATE/tasks"),
-    attack("the agent's folder", "ls $STATE && echo BROKEN", DENIED, "ls $STATE"),
+    attack("the agent's directory", "ls $STATE && echo BROKEN", DENIED, "ls $STATE"),
     attack(
         "environments of other processes",
         "grep -l $WANTED /proc/[0-9]*/environ && echo BROKEN; test -e /proc/$VICTIM_PID || echo unseen",
@@ -160,7 +165,7 @@ const DEVICES: &[Attack] = &[
         "true < $ACCELERATOR",
     ),
     attack(
-        "the victim's accelerator by a name of its own",
+        "the victim's accelerator by another name",
         "ln -s $ACCELERATOR mine; head -c 0 mine && echo BROKEN",
         NOT_PERMITTED,
         "head -c 0 $ACCELERATOR",
@@ -182,7 +187,7 @@ const FORGE: &[Attack] = &[
     ),
     attack("the fences", "echo x > $STATE/jobs/log && echo BROKEN", DENIED, "test -e $STATE/jobs/log"),
     attack("the holder", "echo x > $STATE/holder && echo BROKEN", DENIED, "test -e $STATE/holder"),
-    attack("an end of its own", "echo x > ../exit && echo BROKEN", DENIED, ""),
+    attack("its own end", "echo x > ../exit && echo BROKEN", DENIED, ""),
     attack("the victim's end", "echo x > $VICTIM/exit && echo BROKEN", DENIED, "test -d $VICTIM"),
     attack("its own launch", "echo x > ../spec && echo BROKEN", DENIED, ""),
     attack("its own rank map", "echo x > $MUSTER_RANK_MAP && echo BROKEN", DENIED, ""),
@@ -195,12 +200,17 @@ const FORGE: &[Attack] = &[
         "ls $STATE/tasks/.new_ready_*/spec",
     ),
     attack(
-        "a folder of a worker",
+        "a directory of a worker",
         "mkdir $STATE/tasks/job-1_1.1_0 && echo BROKEN",
         DENIED,
         "test -d $STATE/tasks",
     ),
-    attack("another folder in the place of its own", "mv ../work ../gone && echo BROKEN", DENIED, ""),
+    attack(
+        "another directory in place of its work directory",
+        "mv ../work ../gone && echo BROKEN",
+        DENIED,
+        "",
+    ),
     attack("the agent's socket", "rm -f $MUSTER_AGENT_SOCKET && echo BROKEN", DENIED, ""),
     attack(
         "a word of the victim",
@@ -230,13 +240,13 @@ const ESCAPE: &[Attack] = &[
     attack("its /proc off the host's", "umount -l /proc && echo BROKEN", NO_MOUNTS, ""),
     attack("its /tmp off the host's", "umount -l /tmp && echo BROKEN", NO_MOUNTS, ""),
     attack(
-        "its /tmp off the host's, in namespaces of its own",
+        "its /tmp off the host's, in new namespaces",
         "unshare --user --map-root-user --mount sh -c 'umount /tmp && ls /tmp && echo BROKEN'",
         &["not mounted", "nvalid argument", "not permitted", "ermission denied", "no mount point"],
         "",
     ),
-    attack("a mount over the agent's folder", "mount -t tmpfs x $STATE && echo BROKEN", NO_MOUNTS, ""),
-    attack("a device file of its own", "mknod mem c 1 1; head -c 1 mem && echo BROKEN", NOT_PERMITTED, ""),
+    attack("a mount over the agent's directory", "mount -t tmpfs x $STATE && echo BROKEN", NO_MOUNTS, ""),
+    attack("a new device file", "mknod mem c 1 1; head -c 1 mem && echo BROKEN", NOT_PERMITTED, ""),
     attack(
         "the host's namespaces",
         "nsenter --target 1 --all true && echo BROKEN; nsenter --mount=/proc/1/ns/mnt true && echo BROKEN",
@@ -291,7 +301,7 @@ const STOP: &[Attack] = &[
 ];
 
 const DELETE: &[Attack] = &[
-    attack("the victim's folder", "rm -r $VICTIM && echo BROKEN", DENIED, "test -d $VICTIM"),
+    attack("the victim's directory", "rm -r $VICTIM && echo BROKEN", DENIED, "test -d $VICTIM"),
     attack("the victim's output", "rm $VICTIM/output && echo BROKEN", DENIED, "test -s $VICTIM/output"),
     attack(
         "what the victim has said",
@@ -303,7 +313,7 @@ const DELETE: &[Attack] = &[
     attack("the agent's records", "rm -r $STATE/jobs && echo BROKEN", DENIED, "test -d $STATE/jobs"),
     attack("the lease", "rm $LEASE && echo BROKEN", &["Permission denied", "No such file"], "test -s $LEASE"),
     attack(
-        "every worker's folder",
+        "every worker's directory",
         "mv $STATE/tasks $STATE/gone && echo BROKEN",
         DENIED,
         "test -d $STATE/tasks",
@@ -337,13 +347,13 @@ const EXHAUST: &[Attack] = &[
         "",
     ),
     attack(
-        "the agent's way, by closed folders",
+        "the agent's way, by closed directories",
         "mkdir -p a/b/c; touch a/b/c/f; chmod 0 a/b a; echo made",
         &["made"],
         "",
     ),
     attack(
-        "the agent's way, by links out of its folder",
+        "the agent's way, by links out of its directory",
         "ln -s $STATE/tasks tasks; ln -s / root; mkdir x; ln -s $VICTIM x/y; echo made",
         &["made"],
         "",
@@ -406,7 +416,7 @@ fn script(tenant: &str, text: &str) -> v1::Job {
 }
 
 impl Scene<'_> {
-    /// Makes all attacks of a kind, beside one another.
+    /// Makes all attacks of a kind, concurrently.
     async fn try_all(&mut self, kind: Kind, attacks: &[Attack]) {
         let mut begun = Vec::new();
         for attack in attacks {
@@ -467,24 +477,24 @@ impl Scene<'_> {
     /// The record of a job's only worker under this name.
     fn record_of(&self, id: &str, name: &str) -> (PathBuf, String) {
         let tasks = self.agents.state_of("h1").join("tasks");
-        let mut folders =
-            std::fs::read_dir(tasks).expect("the agent's folder").flatten().map(|entry| entry.path());
-        let folder =
-            folders.find(|path| path.to_string_lossy().contains(&format!("/{id}_"))).expect("it is here");
-        let record = std::fs::read_to_string(folder.join(name)).expect("it runs");
+        let mut directories =
+            std::fs::read_dir(tasks).expect("the agent's directory").flatten().map(|entry| entry.path());
+        let directory =
+            directories.find(|path| path.to_string_lossy().contains(&format!("/{id}_"))).expect("it is here");
+        let record = std::fs::read_to_string(directory.join(name)).expect("it runs");
         let record = record.split_once('\n').expect("a record has a head").1.to_owned();
-        (folder, record)
+        (directory, record)
     }
 
-    /// The folder of a job's only worker, and the process ids of its shim and of itself.
+    /// The directory of a job's only worker, and the process ids of its shim and of itself.
     fn worker_of(&self, id: &str) -> (PathBuf, i32, i32) {
-        let (folder, running) = self.record_of(id, "running");
+        let (directory, running) = self.record_of(id, "running");
         let number = |key: &str| {
             let rest = running.split_once(&format!("\"{key}\":")).expect("the record has it").1;
             let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
             digits.parse().expect("a number")
         };
-        (folder, number("shim_pid"), number("worker_pid"))
+        (directory, number("shim_pid"), number("worker_pid"))
     }
 
     async fn running(&self, wanted: v1::Job) -> String {
@@ -513,7 +523,7 @@ fn with_word(word: &str) -> Vec<i32> {
     processes.filter(has_word).collect()
 }
 
-/// Waits until what an attacker sends away is there: it says so before that has begun.
+/// Waits until what an attacker sends away is there: the attacker prints its line before that has begun.
 async fn is_away(word: &str) {
     let both = || async { (with_word(word).len() >= 2).then_some(()) };
     eventually("what the attacker sends away did not begin", both).await;
@@ -528,11 +538,11 @@ async fn says(client: &Client, id: &str, what: &str) {
 }
 
 fn passable(path: &Path) {
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o711)).expect("a folder of this test");
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o711)).expect("a directory of this test");
 }
 
 fn private(path: &Path, text: &str) {
-    std::fs::create_dir_all(path.parent().expect("below a folder")).expect("a folder can be made");
+    std::fs::create_dir_all(path.parent().expect("below a directory")).expect("a directory can be made");
     std::fs::write(path, text).expect("a file can be written");
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).expect("own file");
 }
@@ -551,10 +561,10 @@ fn make_devices(root: &Path) {
                 format!("c {major} {minor}")
             })
             .collect();
-    std::fs::create_dir_all(root.join("dev")).expect("a folder can be made");
+    std::fs::create_dir_all(root.join("dev")).expect("a directory can be made");
     for at in 0..4usize {
         let bus = root.join(format!("proc/driver/nvidia/gpus/0000:0{at}:00.0"));
-        std::fs::create_dir_all(&bus).expect("a folder can be made");
+        std::fs::create_dir_all(&bus).expect("a directory can be made");
         let text = format!("Model: \t NVIDIA H100 80GB HBM3\nDevice Minor: \t {at}\n");
         std::fs::write(bus.join("information"), text).expect("a file can be written");
         let device = root.join(format!("dev/nvidia{at}"));
@@ -598,9 +608,9 @@ async fn no_attack_of_a_worker_reaches_its_host_or_another_tenant() {
     make_devices(&host);
     let settings = format!(
         "host_root = {host:?}\nsecrets_dir = {secrets:?}\n\
-         logs = {{ ended_bytes_max = 4194304, worker_bytes_max = {KEPT_BYTES} }}\n\
+         logs = {{ ended_size_max = \"4Mi\", worker_size_max = {KEPT_BYTES} }}\n\
          workers = {{ isolation = \"required\", uid_range = {{ first = {UID_FIRST}, count = 100000000 }}, \
-         rlimits = {{ open_files = 4096, processes = 400 }}, disk_bytes_max = {DISK_BYTES_MAX} }}\n"
+         rlimits = {{ open_files = 4096, processes = 400 }}, disk_size_max = {DISK_BYTES_MAX} }}\n"
     );
     let endpoints = cluster.endpoints();
     let mut agents =
@@ -616,7 +626,7 @@ async fn no_attack_of_a_worker_reaches_its_host_or_another_tenant() {
         Scene { client: &client, agents: &agents, environment: Vec::new(), table: Table::default() };
     let victim = scene.running(victim).await;
     says(&client, &victim, "mine").await;
-    let (folder, shim, worker) = scene.worker_of(&victim);
+    let (directory, shim, worker) = scene.worker_of(&victim);
     scene.environment = environment_of(&scene, &victim);
     let request = v1::GetNodeRequest { node: "h1".to_owned(), read: None };
     let node = client.get_node(request).await.expect("it is there").node.expect("with all of it");
@@ -642,7 +652,7 @@ async fn no_attack_of_a_worker_reaches_its_host_or_another_tenant() {
     Box::pin(outlive(&mut scene)).await;
     assert!(is_alive(worker) && is_alive(shim), "the victim is as it was");
     assert!(!Path::new("/tmp/of-victim").exists() && !Path::new("/dev/shm/of-victim").exists());
-    assert!(folder.join("tmp/of-victim").exists());
+    assert!(directory.join("tmp/of-victim").exists());
     let table = std::mem::take(&mut scene.table);
     let (forty, made) = (labels["isolation.devices"] == "filtered", table.made());
     table.conclude("attacks of workers");
@@ -656,7 +666,7 @@ async fn no_attack_of_a_worker_reaches_its_host_or_another_tenant() {
     let job = client.get_job(request).await.expect("it is kept").job.expect("with all of it");
     assert_eq!((job.phase(), job.status().attempt), (JobPhase::Running, 1), "{job:#?}");
     assert_eq!(output(&client, &victim).await, "mine\n");
-    // What was left goes, beside everything else.
+    // What was left is removed, and everything else as well.
     eventually("what workers have left is still there", || async {
         let entries = std::fs::read_dir(state.join("tasks")).ok()?.flatten();
         let mut names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
@@ -669,7 +679,7 @@ async fn no_attack_of_a_worker_reaches_its_host_or_another_tenant() {
 
 /// What attackers know of the host and of the victim.
 fn environment_of(scene: &Scene<'_>, victim: &str) -> Vec<(String, String)> {
-    let (folder, shim, worker) = scene.worker_of(victim);
+    let (directory, shim, worker) = scene.worker_of(victim);
     let (_, running) = scene.record_of(victim, "running");
     let (_, launch) = scene.record_of(victim, "spec");
     let value = |record: &str, key: &str| {
@@ -677,18 +687,18 @@ fn environment_of(scene: &Scene<'_>, victim: &str) -> Vec<(String, String)> {
         rest.and_then(|rest| rest.split('"').next()).unwrap_or("/nowhere").to_owned()
     };
     let agent = scene.agents.processes("h1").into_iter().min().expect("an agent runs");
-    let name = folder.file_name().and_then(|name| name.to_str()).expect("a name");
+    let name = directory.file_name().and_then(|name| name.to_str()).expect("a name");
     let token = name.split('_').nth(1).expect("a token").to_owned();
     let state = scene.agents.state_of("h1");
     let shared = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
     let shared = shared.map(|entry| entry.path()).find(|path| path.join("of-victim").exists());
-    let text = |path: &Path| path.to_str().expect("the test's folder is text").to_owned();
+    let text = |path: &Path| path.to_str().expect("the test's directory is text").to_owned();
     // The lowest that are free, so the victim has the first.
     let accelerator = state.join("host/dev/nvidia0");
     // What is wanted is asked for in two parts: the script's own command line is no find.
     let known = [
         ("STATE", text(&state)),
-        ("VICTIM", text(&folder)),
+        ("VICTIM", text(&directory)),
         ("WANTED", format!("{}[-]{}", &SECRET[..3], &SECRET[4..])),
         ("VICTIM_PID", worker.to_string()),
         ("VICTIM_SHIM", shim.to_string()),
@@ -707,7 +717,7 @@ fn environment_of(scene: &Scene<'_>, victim: &str) -> Vec<(String, String)> {
 
 /// A worker that has an accelerator opens that one, and not the victim's.
 async fn other_devices(scene: &mut Scene<'_>) {
-    let name = "the victim's accelerator, beside one of its own";
+    let name = "the victim's accelerator, by a worker that has another";
     let mut wanted = script(
         "eve",
         "(for n in 0 1 2 3; do true < $STATE/host/dev/nvidia$n && echo opened $n; done) 2>&1; echo sees $CUDA_VISIBLE_DEVICES",

@@ -34,7 +34,7 @@ pub(super) const SECRET: &str = "hunter2";
 /// In a file on the host, for jobs of the victim's tenant: not even an operator finds it in the cluster.
 const FILED: &str = "correct horse battery staple";
 
-/// It has to be refused, with one of our own codes.
+/// It has to be refused, with one of Muster's codes.
 pub(super) fn refused<T: std::fmt::Debug>(answer: Result<T, Status>) -> Outcome {
     match answer {
         Ok(answer) => Err(format!("it was done: {answer:?}").chars().take(300).collect()),
@@ -116,16 +116,16 @@ pub(super) fn request_id() -> String {
 pub(super) struct Town {
     pub(super) cluster: Cluster,
     authority: Authority,
-    folder: PathBuf,
+    directory: PathBuf,
     _agent: Child,
 }
 
-fn files(folder: &Path) -> TlsFiles {
-    TlsFiles { ca: folder.join("ca.crt"), cert: folder.join("tls.crt"), key: folder.join("tls.key") }
+fn files(directory: &Path) -> TlsFiles {
+    TlsFiles { ca: directory.join("ca.crt"), cert: directory.join("tls.crt"), key: directory.join("tls.key") }
 }
 
-fn secured(config: &str, folder: &Path) -> String {
-    let own = files(folder);
+fn secured(config: &str, directory: &Path) -> String {
+    let own = files(directory);
     let config = config.replace("http://", "https://");
     format!("{config}\n[tls]\nca = {:?}\ncert = {:?}\nkey = {:?}\n", own.ca, own.cert, own.key)
 }
@@ -138,10 +138,10 @@ impl Town {
     /// The same with more lines of the replicas' configuration.
     pub(super) async fn open_with(settings: &str) -> Town {
         let mut cluster = Cluster::lay_out_with(3, 0, settings);
-        let folder = cluster.scratch.path().join("certificates");
-        let authority = Authority::init(&folder.join("authority"), cluster.id, 30).expect("it is made");
+        let directory = cluster.scratch.path().join("certificates");
+        let authority = Authority::init(&directory.join("authority"), cluster.id, 30).expect("it is made");
         let issue = |role: Role| {
-            let out = folder.join(role.to_string().replace('/', "-"));
+            let out = directory.join(role.to_string().replace('/', "-"));
             authority.issue(role, 20, &out, true).expect("it is issued");
             out
         };
@@ -174,16 +174,16 @@ impl Town {
         let [x, y] = cluster.block;
         let config = format!(
             "state_dir = {:?}\nsecrets_dir = {secrets:?}\nendpoints = {endpoints:?}\n\n[node]\nname = \"h1\"\nregion = \"region-1\"\ncluster = \
-             \"region-1-a\"\naddress = \"127.{x}.{y}.16\"\ncpu_milli = 16000\nmemory_bytes = 68719476736\n",
+             \"region-1-a\"\naddress = \"127.{x}.{y}.16\"\ncpu = 16\nmemory = \"64Gi\"\n",
             home.join("state"),
         );
         std::fs::write(home.join("agent.toml"), secured(&config, &agent)).unwrap();
         let agent = spawn(&home, &["agent", "--config", home.join("agent.toml").to_str().unwrap()]);
-        Town { cluster, authority, folder, _agent: agent }
+        Town { cluster, authority, directory, _agent: agent }
     }
 
     fn security(&self, role: Role) -> Security {
-        let out = self.folder.join(role.to_string().replace('/', "-"));
+        let out = self.directory.join(role.to_string().replace('/', "-"));
         if !out.exists() {
             self.authority.issue(role, 20, &out, true).expect("it is issued");
         }
@@ -529,7 +529,7 @@ async fn exhaust(town: &Town, attacks: &mut Table, own: &v1::Job) {
         "the memory for messages",
         unfinished_messages(town, leader, bob().await).await,
     );
-    // Checkpoints of their own job, as fast as they can.
+    // Checkpoints of the attacker's job, as fast as it can report them.
     let before = town.index().await;
     let token = own.status().placement.as_ref().and_then(|placement| placement.token);
     let channel = town.channel(leader, of_tenant("vision", "eve")).await;
@@ -578,8 +578,8 @@ async fn exhaust(town: &Town, attacks: &mut Table, own: &v1::Job) {
 
 /// Once her certificate is revoked she is not heard by any replica, and nobody else notices.
 async fn revoked(town: &Town, attacks: &mut Table) {
-    let folder = town.folder.join(of_tenant("vision", "eve").to_string().replace('/', "-"));
-    let report = muster_transport::describe(&folder.join("tls.crt")).expect("it was issued");
+    let directory = town.directory.join(of_tenant("vision", "eve").to_string().replace('/', "-"));
+    let report = muster_transport::describe(&directory.join("tls.crt")).expect("it was issued");
     let certificate = admin::RevokedCertificate {
         serial: report.serial,
         holder: report.name,

@@ -1,4 +1,4 @@
-//! Real agents, each with a host of its own as far as the cluster knows.
+//! Real agents, each on a separate host as far as the cluster knows.
 
 use muster_client::Client;
 use muster_wire::v1;
@@ -20,7 +20,7 @@ struct Agent {
     child: Option<Child>,
 }
 
-/// Agents by the names of their nodes. Their workers end with the cluster's folder at the latest.
+/// Agents by the names of their nodes. Their workers end with the cluster's directory at the latest.
 pub struct Agents {
     client: Client,
     agents: BTreeMap<String, Agent>,
@@ -35,8 +35,9 @@ impl Agents {
         Agents::start_with(cluster, names, |_| endpoints.clone(), |_, _| String::new()).await
     }
 
-    /// The same, each with endpoints of its own and more lines at the head of its configuration, which may
-    /// depend on its address. Jobs find it by its label `host`. What boot it is stands in the file `boot_id` of its folder.
+    /// The same, each with its own endpoints and more lines at the head of its configuration, which may
+    /// depend on its address. Jobs find it by its label `host`. Its boot id is in the file `boot_id`
+    /// of its directory.
     pub async fn start_with(
         cluster: &Cluster,
         names: &[&str],
@@ -75,16 +76,15 @@ impl Agents {
         let mut agents = Agents { client: cluster.client(), agents: BTreeMap::new(), program };
         for (place, (name, region)) in hosts.iter().enumerate() {
             let home = cluster.scratch.path().join(format!("agent-{name}"));
-            std::fs::create_dir_all(&home).expect("a folder can be made");
+            std::fs::create_dir_all(&home).expect("a directory can be made");
             let address = Ipv4Addr::new(127, cluster.block[0], cluster.block[1], 16 + place as u8);
             std::fs::write(home.join("boot_id"), "first").expect("writing a boot id");
             let text = format!(
-                "{}state_dir = {:?}\nboot_id_path = {:?}\nendpoints = {:?}\n\n[node]\nlabels = {{ host = {name:?} }}\nname = {name:?}\nregion = {region:?}\ncluster = \"{region}-a\"\naddress = \"{address}\"\ncpu_milli = 16000\nmemory_bytes = {}\naccelerators = {{ type = \"h100\", count = {DEVICES} }}\n",
+                "{}state_dir = {:?}\nboot_id_path = {:?}\nendpoints = {:?}\n\n[node]\nlabels = {{ host = {name:?} }}\nname = {name:?}\nregion = {region:?}\ncluster = \"{region}-a\"\naddress = \"{address}\"\ncpu = 16\nmemory = \"64Gi\"\naccelerators = {{ type = \"h100\", count = {DEVICES} }}\n",
                 settings(name, address),
                 home.join("state"),
                 home.join("boot_id"),
                 endpoints(name),
-                64u64 << 30,
             );
             std::fs::write(home.join("agent.toml"), text).expect("writing a config");
             agents
@@ -117,7 +117,7 @@ impl Agents {
         let agent = self.agent(name);
         assert!(agent.child.is_none(), "agent {name} runs already");
         let config = agent.home.join("agent.toml");
-        let config = config.to_str().expect("the test's folder is text");
+        let config = config.to_str().expect("the test's directory is text");
         let program = program.as_deref().unwrap_or(muster());
         let args = ["agent", "--config", config];
         agent.child = Some(spawn_program(program, wrapper, &agent.home, &args));
@@ -134,7 +134,7 @@ impl Agents {
         here.map(|(name, _)| name.clone()).collect()
     }
 
-    /// The folder of an agent; every process of its host names it.
+    /// The directory of an agent; every process of its host names it.
     pub fn home(&self, name: &str) -> &Path {
         &self.agents.get(name).unwrap_or_else(|| panic!("there is no agent {name}")).home
     }
@@ -187,7 +187,7 @@ impl Agents {
         self.agents.get(name).unwrap_or_else(|| panic!("there is no agent {name}")).home.join("state")
     }
 
-    /// Waits until the cluster says so of a node.
+    /// Waits until the cluster reports this status of a node.
     pub async fn wait_status(&self, name: &str, wanted: v1::NodeStatus) {
         eventually(&format!("node {name} did not become {wanted:?}"), || async {
             let request = v1::GetNodeRequest { node: name.to_owned(), read: None };

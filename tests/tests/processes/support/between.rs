@@ -17,7 +17,7 @@ use tonic::{Status, Streaming};
 type ToAgent = mpsc::Sender<Result<agent::SessionResponse, Status>>;
 
 #[derive(Default)]
-struct Heard {
+struct Transcript {
     /// Of the session that stands.
     to_agent: Option<ToAgent>,
     starts: Vec<agent::StartOrder>,
@@ -28,11 +28,11 @@ struct Heard {
 
 struct Shared {
     onward: String,
-    heard: Mutex<Heard>,
+    heard: Mutex<Transcript>,
 }
 
 impl Shared {
-    fn heard(&self) -> parking_lot::MutexGuard<'_, Heard> {
+    fn heard(&self) -> parking_lot::MutexGuard<'_, Transcript> {
         self.heard.lock()
     }
 }
@@ -93,7 +93,7 @@ impl Between {
         let said = heard.reported.iter().any(|w| w.job_id == order.job_id && w.token == order.token);
         let own = heard.starts.contains(order);
         match (own, said) {
-            // Its first life was confirmed, of course.
+            // Its first run was confirmed, of course.
             (true, true) => Some(Vec::new()),
             (false, true) => Some(asked),
             (false, false) if !asked.is_empty() => Some(asked),

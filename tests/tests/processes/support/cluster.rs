@@ -15,7 +15,7 @@ use super::{Scratch, eventually, muster, signal, spawn_program};
 
 /// Short leases, so that a dead agent is noticed within a test; elections that a busy machine can hold. Lines of a test that
 /// begin no section are parameters too.
-const PARAMETERS: &str = "[timing]\nheartbeat_interval_ms = 100\nelection_timeout_min_ms = 250\nelection_timeout_max_ms = 500\n\n[parameters]\nlease_ttl_ms = 3000\nlease_margin_ms = 1000\nheartbeat_interval_ms = 500\ndigest_interval_records = 50\n";
+const PARAMETERS: &str = "[timing]\nheartbeat_interval = \"100ms\"\nelection_timeout_min = \"250ms\"\nelection_timeout_max = \"500ms\"\n\n[parameters]\nlease_ttl = \"3s\"\nlease_margin = \"1s\"\nheartbeat_interval = \"500ms\"\ndigest_interval_records = 50\n";
 
 /// A free port of a loopback address.
 pub fn free_address(address: Ipv4Addr) -> SocketAddr {
@@ -62,13 +62,13 @@ impl ReplicaFiles {
     }
 }
 
-/// Replicas, their folders and processes. Dropping it ends them and everything that names its folder.
+/// Replicas, their directories and processes. Dropping it ends them and everything that names its directory.
 pub struct Cluster {
     pub id: ClusterId,
     /// Addresses 127.x.y.z of this test alone; z from 16 is for agents.
     pub block: [u8; 2],
     pub replicas: Vec<ReplicaFiles>,
-    /// The first so many form the cluster; those behind them are laid out to join it.
+    /// This number of the first ones form the cluster; those behind them are laid out to join it.
     pub founders: usize,
     /// More lines of each configuration.
     pub settings: String,
@@ -82,7 +82,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Folders and configurations; nothing runs.
+    /// Directories and configurations; nothing runs.
     pub fn lay_out(count: usize) -> Cluster {
         Cluster::lay_out_with(count, 0, "")
     }
@@ -98,7 +98,7 @@ impl Cluster {
             .map(|at| {
                 let address = Ipv4Addr::new(127, block[0], block[1], at as u8 + 1);
                 let home = scratch.path().join(format!("replica-{}", at + 1));
-                std::fs::create_dir_all(&home).expect("a folder can be made");
+                std::fs::create_dir_all(&home).expect("a directory can be made");
                 let [client, peer, http] = free_addresses(address);
                 ReplicaFiles { id: at as u64 + 1, client, peer, http, shown: (client, peer), home }
             })
@@ -205,7 +205,7 @@ impl Cluster {
     pub fn start_replica_below(&mut self, wrapper: &[&str], at: usize, more: &[&str]) {
         let files = &self.replicas[at];
         let config = files.config();
-        let config = config.to_str().expect("the test's folder is text");
+        let config = config.to_str().expect("the test's directory is text");
         let args = [&["server", "--config", config], more].concat();
         let program = self.programs.get(&at).map_or(muster(), PathBuf::as_path);
         let old = self.children.insert(at, spawn_program(program, wrapper, &files.home, &args));
@@ -316,7 +316,7 @@ impl Cluster {
         ran.out
     }
 
-    /// `muster cluster add` and its like for a replica that is laid out: its id and where it lives.
+    /// `muster cluster add` and its like for a replica that is laid out: its id and its addresses.
     pub fn address_of(&self, at: usize) -> [String; 6] {
         let files = &self.replicas[at];
         let (peer, client) = (format!("http://{}", files.peer), files.endpoint());
@@ -340,7 +340,7 @@ impl Cluster {
         Client::lazy(endpoints, options)
     }
 
-    /// A client of the whole cluster; each begins with a replica of its own choice.
+    /// A client of the whole cluster; each chooses the replica that it begins with.
     pub fn client(&self) -> Client {
         self.client_at(&self.replicas.iter().map(|files| files.client).collect::<Vec<_>>())
     }

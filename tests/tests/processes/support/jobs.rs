@@ -21,7 +21,7 @@ pub fn job(name: &str, command: &[&str]) -> v1::Job {
     }
 }
 
-/// So many whole devices of one type.
+/// `count` whole devices of one type.
 pub fn accelerators(kind: &str, count: u32) -> v1::AcceleratorRequest {
     let choice = v1::AcceleratorChoice { r#type: kind.to_owned(), throughput_milli: 0 };
     v1::AcceleratorRequest {
@@ -35,7 +35,7 @@ pub fn accelerators(kind: &str, count: u32) -> v1::AcceleratorRequest {
 pub fn work(name: &str, intervals: &Path, duration_ms: u64, exit_code: u8, shape: (u32, u32)) -> v1::Job {
     let (workers, devices) = shape;
     let program = muster().to_str().expect("the program's path is text");
-    let intervals = intervals.to_str().expect("the test's folder is text");
+    let intervals = intervals.to_str().expect("the test's directory is text");
     let (duration_ms, exit_code) = (duration_ms.to_string(), exit_code.to_string());
     let command = [
         program,

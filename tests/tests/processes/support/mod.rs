@@ -1,7 +1,7 @@
 //! What the tests of real processes share.
 //!
-//! **Invariant:** every process started here, and every worker below it, names its test's folder in its
-//! command line or environment, and is killed when the folder is dropped; also when the test panics.
+//! **Invariant:** every process started here, and every worker below it, names its test's directory in its
+//! command line or environment, and is killed when the directory is dropped; also when the test panics.
 
 mod agents;
 mod between;
@@ -24,7 +24,7 @@ pub use load::Load;
 pub use network::Network;
 pub use previous::previous_release;
 pub use process::{
-    Ran, Scratch, marked, muster, run_program_to_end, run_to_end, signal, spawn, spawn_program,
+    Ran, Scratch, example_job, marked, muster, run_program_to_end, run_to_end, signal, spawn, spawn_program,
 };
 pub use session::{node, register, registration, session, session_end};
 
@@ -61,7 +61,7 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut look: 
     }
 }
 
-/// A line for whoever runs the tests, shown also when they pass.
+/// A line for the person who runs the tests, shown also when they pass.
 pub fn say(text: &str) {
     // Not `println`: the test harness would keep it to itself.
     let _ = writeln!(std::io::stderr().lock(), "{text}");

@@ -25,16 +25,16 @@ type Groups = Vec<BTreeSet<String>>;
 
 /// The proxies of a test and what is cut off from what. Dropping it closes all of them.
 pub struct Network {
-    folder: PathBuf,
+    directory: PathBuf,
     groups: Arc<watch::Sender<Groups>>,
     proxies: JoinSet<()>,
 }
 
 impl Network {
-    /// A whole one, between processes that name `folder`: each is called by the part of its path below it.
-    pub fn new(folder: &Path) -> Network {
+    /// A whole one, between processes that name `directory`: each is called by the part of its path below it.
+    pub fn new(directory: &Path) -> Network {
         let groups = Arc::new(watch::Sender::new(Groups::new()));
-        Network { folder: folder.to_owned(), groups, proxies: JoinSet::new() }
+        Network { directory: directory.to_owned(), groups, proxies: JoinSet::new() }
     }
 
     /// A way to `target`, which belongs to the process `behind`; where others find it.
@@ -43,8 +43,8 @@ impl Network {
         let listener = TcpListener::bind((*own.ip(), 0)).await;
         let listener = listener.unwrap_or_else(|e| panic!("a port of {}: {e}", own.ip()));
         let address = listener.local_addr().expect("a listener has an address");
-        let way = Way {
-            folder: self.folder.clone(),
+        let link = Link {
+            directory: self.directory.clone(),
             groups: Arc::clone(&self.groups),
             behind: behind.to_owned(),
             target,
@@ -55,7 +55,7 @@ impl Network {
                 tokio::select! {
                     accepted = listener.accept() => {
                         let Ok((stream, from)) = accepted else { continue };
-                        connections.spawn(way.clone().carry(stream, from, address));
+                        connections.spawn(link.clone().carry(stream, from, address));
                     }
                     Some(_) = connections.join_next() => {}
                 }
@@ -67,7 +67,7 @@ impl Network {
     /// From now on only processes of one group hear each other; one that is named nowhere hears all.
     pub fn part(&self, groups: &[&[String]]) {
         for name in groups.iter().flat_map(|group| group.iter()) {
-            assert!(self.folder.join(name).is_dir(), "there is no process {name}");
+            assert!(self.directory.join(name).is_dir(), "there is no process {name}");
         }
         self.groups.send_replace(groups.iter().map(|group| group.iter().cloned().collect()).collect());
     }
@@ -87,17 +87,17 @@ fn hear(groups: &Groups, a: &str, b: &str) -> bool {
 }
 
 #[derive(Clone)]
-struct Way {
-    folder: PathBuf,
+struct Link {
+    directory: PathBuf,
     groups: Arc<watch::Sender<Groups>>,
     behind: String,
     target: SocketAddr,
 }
 
-impl Way {
+impl Link {
     async fn carry(self, stream: TcpStream, from: SocketAddr, to: SocketAddr) {
-        let folder = self.folder.clone();
-        let owner = tokio::task::spawn_blocking(move || owner_of(&folder, from, to)).await;
+        let directory = self.directory.clone();
+        let owner = tokio::task::spawn_blocking(move || owner_of(&directory, from, to)).await;
         // A connection that nobody of the test owns is the test's own.
         let who = owner.ok().flatten().unwrap_or_default();
         self.until_whole(&who).await;
@@ -133,18 +133,18 @@ impl Way {
     }
 }
 
-/// The process at the other end of a connection over the loopback, by its folder's name.
-fn owner_of(folder: &Path, from: SocketAddr, to: SocketAddr) -> Option<String> {
+/// The process at the other end of a connection over the loopback, by its directory's name.
+fn owner_of(directory: &Path, from: SocketAddr, to: SocketAddr) -> Option<String> {
     let inode = inode_of(from, to).ok()??;
     let socket = format!("socket:[{inode}]");
     let holds = |pid: &i32| {
         let Ok(files) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
         files.flatten().any(|file| std::fs::read_link(file.path()).is_ok_and(|to| to.as_os_str() == &*socket))
     };
-    let pid = marked(folder).into_iter().find(holds)?;
+    let pid = marked(directory).into_iter().find(holds)?;
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let line = String::from_utf8_lossy(&line).into_owned();
-    let below = line.split_once(&format!("{}/", folder.display()))?.1;
+    let below = line.split_once(&format!("{}/", directory.display()))?.1;
     Some(below.split(['/', '\0']).next().unwrap_or_default().to_owned())
 }
 

@@ -24,7 +24,7 @@ fn git(root: &Path) -> Command {
     git
 }
 
-/// Which commit it is: the newest tag before this commit, else what the file beside the tests names.
+/// Which commit it is: the newest tag before this commit, else what the file next to the tests names.
 fn commit(root: &Path) -> Result<String, String> {
     let tags = ["tag", "--list", "v*", "--sort=-v:refname", "--merged", "HEAD", "--no-contains", "HEAD"];
     let tags = ran(git(root).args(tags))?;
@@ -43,8 +43,8 @@ fn commit(root: &Path) -> Result<String, String> {
 
 /// A release from before `muster.v1beta1` was never published, and speaks to no other: nothing can be upgraded from it.
 fn speaks_this_protocol(root: &Path, commit: &str) -> Result<(), String> {
-    let folder = format!("{commit}:proto/muster/v1beta1");
-    let found = ran(git(root).args(["cat-file", "-e", &folder]));
+    let directory = format!("{commit}:proto/muster/v1beta1");
+    let found = ran(git(root).args(["cat-file", "-e", &directory]));
     found.map(drop).map_err(|_| format!("the release before, {commit}, has no package muster.v1beta1"))
 }
 
@@ -90,8 +90,8 @@ fn build(root: &Path, target: &Path, commit: &str) -> Result<PathBuf, String> {
             std::fs::copy(&from, home.join(name)).map_err(|error| format!("{}: {error}", from.display()))?;
         }
     }
-    // What it was made from is in the history. A folder of its own for each commit, because cargo would take what it
-    // built of one for that of another: files of an older commit are not newer than what was built.
+    // What it was made from is in the history. A separate directory for each commit, because cargo would take what
+    // it built of one for that of another: files of an older commit are not newer than what was built.
     let _ = std::fs::remove_dir_all(&source);
     let _ = std::fs::remove_dir_all(&built);
     let _ = std::fs::remove_file(&archive);

@@ -1,4 +1,4 @@
-//! Processes of the one binary, and the folder that bounds their lives.
+//! Processes of the one binary, and the directory that bounds their lifetime.
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -23,51 +23,63 @@ pub fn muster() -> &'static Path {
 }
 
 fn find_program() -> PathBuf {
+    built("muster", &["-p", "muster", "--features", "test-format"])
+}
+
+/// The example `job` of the client, of the same build as this test.
+pub fn example_job() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| built("examples/job", &["-p", "muster-client", "--example", "job"]))
+}
+
+/// A program of the build that this test is of; `what` makes it.
+fn built(program: &str, what: &[&str]) -> PathBuf {
     let own = std::env::current_exe().expect("a running program has a path");
     // target/<profile>/deps/<this test>; the programs are two levels up from here.
-    let folder = own.ancestors().nth(2).expect("a test lies in deps, below a profile's folder");
-    let program = folder.join("muster");
+    let directory = own.ancestors().nth(2).expect("a test lies in deps, below a profile's directory");
+    let program = directory.join(program);
     if program.is_file() {
         return program;
     }
     // `cargo test --workspace` builds it; a run of this package alone does not.
-    let profile = match folder.file_name().and_then(|name| name.to_str()) {
+    let profile = match directory.file_name().and_then(|name| name.to_str()) {
         Some("debug") | None => "dev",
         Some(name) => name,
     };
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = std::process::Command::new(cargo);
-    build.args(["build", "--locked", "-p", "muster", "--features", "test-format", "--profile", profile]);
-    if let Some(target) = folder.parent() {
+    build.args(["build", "--locked", "--profile", profile]).args(what);
+    if let Some(target) = directory.parent() {
         build.arg("--target-dir").arg(target);
     }
     let built = build.current_dir(env!("CARGO_MANIFEST_DIR")).status();
     assert!(
         program.is_file(),
-        "{} is not there and could not be built ({built:?}); run `cargo build -p muster --features test-format --profile {profile}` first",
-        program.display()
+        "{} is not there and could not be built ({built:?}); run `cargo build --profile {profile} {}` first",
+        program.display(),
+        what.join(" ")
     );
     program
 }
 
-/// A test's folder. Dropping it kills every process that names it and removes it.
+/// A test's directory. Dropping it kills every process that names it and removes it.
 pub struct Scratch {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Scratch {
     /// A new one.
     pub fn new() -> Scratch {
-        let folder = tempfile::Builder::new().prefix("muster-test-").tempdir();
-        Scratch { folder: folder.expect("a temporary folder can be made") }
+        let directory = tempfile::Builder::new().prefix("muster-test-").tempdir();
+        Scratch { directory: directory.expect("a temporary directory can be made") }
     }
 
     /// Where it is.
     pub fn path(&self) -> &Path {
-        self.folder.path()
+        self.directory.path()
     }
 
-    /// Kills every process that names the folder.
+    /// Kills every process that names the directory.
     pub fn kill_all(&self) {
         // Each pass kills all it sees, so what is left can only have been started during the pass.
         for _ in 0..100 {
@@ -117,9 +129,9 @@ impl Drop for Scratch {
     }
 }
 
-/// Living processes whose command line or environment names the folder.
-pub fn marked(folder: &Path) -> Vec<i32> {
-    let mark = folder.as_os_str().as_encoded_bytes();
+/// Living processes whose command line or environment names the directory.
+pub fn marked(directory: &Path) -> Vec<i32> {
+    let mark = directory.as_os_str().as_encoded_bytes();
     let own = std::process::id() as i32;
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.flatten().filter_map(|e| e.file_name().to_str().and_then(|n| n.parse::<i32>().ok()));
@@ -132,7 +144,7 @@ pub fn marked(folder: &Path) -> Vec<i32> {
 
 /// Starts `muster` in the background with its log in `home`.
 ///
-/// Call it from the test's own thread: the kernel ties the life of the process to the thread that started
+/// Call it from the test's own thread: the kernel ties the lifetime of the process to the thread that started
 /// it, and threads of a runtime come and go.
 pub fn spawn(home: &Path, args: &[&str]) -> Child {
     spawn_below(&[], home, args)

@@ -51,7 +51,7 @@ impl SharedMemory {
             return Ok(None);
         }
         let directory = shared_memory_of(spec);
-        own_folder(&directory, spec.isolation.user)?;
+        own_directory(&directory, spec.isolation.user)?;
         let held = File::open(&directory)?;
         held.lock_shared()?;
         Ok(Some(SharedMemory { directory, held }))
@@ -87,7 +87,7 @@ pub(crate) fn remove_unused_shared_memory(holder: HolderId) {
 pub(super) fn confine(task: &TaskDir, spec: &TaskSpec) -> Result<(), String> {
     let isolation = &spec.isolation;
     if let Some(directory) = &spec.temporary {
-        let made = own_folder(directory, isolation.user);
+        let made = own_directory(directory, isolation.user);
         made.map_err(|e| format!("make {} for temporary files: {e}", directory.display()))?;
     }
     give(task, spec).map_err(|e| format!("give the worker its directory: {e}"))?;
@@ -157,7 +157,7 @@ fn close_socket(socket: &Path) -> Result<(), Errno> {
 /// Sets what the kernel bounds of each process.
 fn limit(isolation: &Isolation) -> Result<(), String> {
     let wanted = isolation.rlimits;
-    let set = |what: &str, resource: Resource, wanted: u64| {
+    let set = |limit: &str, resource: Resource, wanted: u64| {
         let set = match setrlimit(resource, wanted, wanted) {
             // To have more takes a privilege: then it is what this process may have.
             Err(Errno::EPERM) => getrlimit(resource).and_then(|(_, most)| {
@@ -166,7 +166,7 @@ fn limit(isolation: &Isolation) -> Result<(), String> {
             }),
             set => set,
         };
-        set.map_err(|e| format!("bound {what} of the worker: {e}"))
+        set.map_err(|e| format!("bound {limit} of the worker: {e}"))
     };
     set("open files", Resource::RLIMIT_NOFILE, wanted.open_files)?;
     set("core files", Resource::RLIMIT_CORE, wanted.core_bytes)?;
@@ -178,7 +178,7 @@ fn limit(isolation: &Isolation) -> Result<(), String> {
 }
 
 /// Makes a directory that is the worker's user's, and nobody else's.
-fn own_folder(path: &Path, user: Option<u32>) -> io::Result<()> {
+fn own_directory(path: &Path, user: Option<u32>) -> io::Result<()> {
     match fs::DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
@@ -208,7 +208,7 @@ fn private_tmp(task: &TaskDir, spec: &TaskSpec) -> Result<(), String> {
         if !tmp.is_dir() {
             continue;
         }
-        own_folder(&own, isolation.user).map_err(|e| failed(tmp, &e))?;
+        own_directory(&own, isolation.user).map_err(|e| failed(tmp, &e))?;
         bind(&own, tmp).map_err(|e| failed(tmp, &e))?;
         for (path, held) in shown.iter().filter(|(path, _)| path.starts_with(tmp)) {
             // The directories on the way are nobody's but root's.

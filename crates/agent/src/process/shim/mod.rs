@@ -29,8 +29,8 @@ use crate::limits;
 use crate::process::cgroup::Cgroup;
 use crate::process::isolation::Namespaces;
 use crate::process::processes;
-use crate::process::task::{Running, TaskDir, TaskSpec};
-use crate::process::transcript::{OutputStream, Writer};
+use crate::process::task::{Exit, Running, TaskDir, TaskSpec};
+use crate::process::transcript::{OutputStream, OutputTally, Writer};
 use crate::rules::{WorkerKey, detail};
 use muster_types::{ExitStatus, HolderId};
 use nix::sys::prctl::set_child_subreaper;
@@ -90,7 +90,7 @@ pub fn guard_main(args: impl IntoIterator<Item = OsString>) -> i32 {
             let Some(namespaces) = namespaces_of(namespaces) else { return usage() };
             return enter::init_main(directory, namespaces, oom_score);
         }
-        [word, _folder, parent, oom_score, _namespaces] if word == STAGE => {
+        [word, _directory, parent, oom_score, _namespaces] if word == STAGE => {
             let parent = parent.to_str().and_then(|pid| pid.parse().ok());
             return parent.map_or_else(usage, |parent| stage::main(parent, oom_score));
         }
@@ -262,8 +262,9 @@ fn live(task: &TaskDir, held: Held, oom_score: &str, prepared: Prepared) -> Resu
     }
     let spec = task.spec().map_err(|e| e.to_string())?.ok_or("there is no launch")?;
     let Held { _alive, control, _lock } = held;
-    let status = worker_life(task, &spec, control, oom_score, prepared);
-    task.write_exit(status).map_err(|e| format!("{e}: {}", chain(&e)))
+    let mut output = None;
+    let status = worker_life(task, &spec, control, oom_score, prepared, &mut output);
+    task.write_end(&Exit { status, output }).map_err(|e| format!("{e}: {}", chain(&e)))
 }
 
 fn chain(error: &dyn std::error::Error) -> String {
@@ -280,13 +281,14 @@ fn open_fifo(path: &Path) -> Result<File, String> {
         .map_err(|e| format!("open {}: {e}", path.display()))
 }
 
-/// Launches, guards and ends the worker; nothing of it is left when this returns.
+/// Launches, guards and ends the worker; nothing of it is left when this returns. `output` is what became of its output.
 fn worker_life(
     task: &TaskDir,
     spec: &TaskSpec,
     control: File,
     oom_score: &str,
     mut prepared: Prepared,
+    output: &mut Option<OutputTally>,
 ) -> ExitStatus {
     let failed = |why: String| ExitStatus::LaunchFailed(detail(&why));
     let lease = match guard::LeaseWatch::start(spec) {
@@ -358,7 +360,7 @@ fn worker_life(
         }
         Err(why) => failed(why),
     };
-    copying.finish(limits::OUTPUT_DRAIN_MAX);
+    *output = copying.finish(limits::OUTPUT_DRAIN_MAX);
     drop(shared_memory);
     remove_cgroup(cgroup.as_ref());
     match crate::disk::durable::read_bounded(&task.launch_error(), 64 << 10) {

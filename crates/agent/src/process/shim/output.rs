@@ -4,10 +4,10 @@
 //! order in which they came, as far as two pipes can show it.
 //!
 //! **Invariant:** the pipes are always drained: a full disk or a failing write costs output, which is
-//! counted, never a worker that blocks on it, and never the shim's own attention (this is a thread of
-//! its own).
+//! counted, never a worker that blocks on it, and never the shim's own attention (this is a separate
+//! thread).
 
-use crate::process::transcript::{OutputStream, Writer};
+use crate::process::transcript::{OutputStream, OutputTally, Writer};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::fs::File;
@@ -21,30 +21,30 @@ const PIPE_BYTES: usize = 64 << 10;
 
 /// The thread that copies.
 pub(super) struct Copying {
-    done: Receiver<()>,
+    done: Receiver<OutputTally>,
 }
 
 impl Copying {
     /// Starts the thread.
     pub(super) fn start(pipes: Vec<(OwnedFd, OutputStream)>, writer: Writer) -> Copying {
-        let (tell, done): (Sender<()>, _) = std::sync::mpsc::channel();
+        let (tell, done): (Sender<OutputTally>, _) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             crate::process::priority::step_back();
-            copy(pipes, writer);
+            let tally = copy(pipes, writer);
             // The receiver is gone only when the shim is about to end anyway.
-            let _ = tell.send(());
+            let _ = tell.send(tally);
         });
         Copying { done }
     }
 
-    /// Waits until the pipes are at their end, at most this long.
-    pub(super) fn finish(self, patience: Duration) {
+    /// Waits until the pipes are at their end, at most this long; what became of the output, if that is known by then.
+    pub(super) fn finish(self, patience: Duration) -> Option<OutputTally> {
         // Whatever holds a pipe open by then is no process of the worker.
-        let _ = self.done.recv_timeout(patience);
+        self.done.recv_timeout(patience).ok()
     }
 }
 
-fn copy(pipes: Vec<(OwnedFd, OutputStream)>, mut writer: Writer) {
+fn copy(pipes: Vec<(OwnedFd, OutputStream)>, mut writer: Writer) -> OutputTally {
     let mut pipes: Vec<(File, OutputStream)> =
         pipes.into_iter().map(|(pipe, stream)| (File::from(pipe), stream)).collect();
     let mut buffer = vec![0u8; PIPE_BYTES];
@@ -85,4 +85,5 @@ fn copy(pipes: Vec<(OwnedFd, OutputStream)>, mut writer: Writer) {
     if let Err(error) = writer.finish() {
         complain_once(&error);
     }
+    writer.tally()
 }

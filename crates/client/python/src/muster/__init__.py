@@ -16,6 +16,7 @@ from .client import Client, Job, Watching, as_completed, wait_all
 from .errors import (
     ConfigurationError,
     Conflict,
+    IncompleteIndices,
     InvalidJobFile,
     InvalidSpec,
     JobFailed,
@@ -32,6 +33,7 @@ from .errors import (
 from .options import Options, Read, Tls
 from .spec import JobSpec, job
 from .types import (
+    Array,
     Bookmark,
     Changed,
     Control,
@@ -55,6 +57,7 @@ from .types import (
 from .v1beta1.common_pb2 import FencingToken
 
 __all__ = [
+    "Array",
     "Bookmark",
     "Changed",
     "Client",
@@ -65,6 +68,7 @@ __all__ = [
     "Explanation",
     "FencingToken",
     "Forgotten",
+    "IncompleteIndices",
     "InvalidJobFile",
     "InvalidSpec",
     "Job",

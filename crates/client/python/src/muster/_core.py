@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, Generic, Iterable, Sequence, TypeVar
+from typing import Any, Callable, Generic, Iterable, Mapping, Sequence, TypeVar
 
 from google.protobuf.message import Message
 
@@ -21,6 +21,7 @@ from .errors import ConfigurationError, JobFailed, NotFound, TimedOut
 from .options import Endpoints, Options, Read, Tls, tls_from_environment
 from .spec import JobSpec
 from .types import (
+    Array,
     Bookmark,
     Changed,
     Control,
@@ -50,9 +51,13 @@ JobT = TypeVar("JobT", bound=JobView)
 
 _JOBS, _FLEET, _QUEUES = "/muster.v1beta1.JobService/", "/muster.v1beta1.FleetService/", "/muster.v1beta1.TenantService/"
 _CLUSTER, _POLICY = "/muster.v1beta1.ClusterService/", "/muster.v1beta1.PolicyService/"
-# A watch takes as many ids; of more jobs, everything is watched and the others are left out here.
+# A watch and a list take as many ids; of more jobs, everything is watched and the others are left out here.
 WATCHED_IDS_MAX = 1_000
 _PAGE = 1_000
+# How soon arrays with members that are not created are looked at again: at first, and after looks that found nothing new.
+_LOOK_MIN_S, _LOOK_MAX_S = 0.25, 5.0
+# How long the present state may take to be shown to a wait that also looks at arrays; then twice as long.
+_SYNC_S = 60.0
 
 
 def _phases(phases: Iterable[Phase]) -> list[job_pb2.JobPhase.ValueType]:
@@ -141,6 +146,14 @@ class Stream(Generic[Result]):
         """To be delivered before what comes now."""
         return None
 
+    def patience(self) -> float | None:
+        """Seconds that the stream that is opened now may last; none for no limit."""
+        return self.limit.left()
+
+    def reopens(self) -> bool:
+        """Whether to open the stream again now, because it was opened with another patience."""
+        return False
+
     def accept(self, message: Any) -> Result | None:
         """Takes in a message; none for one that only a newer version understands."""
         raise NotImplementedError
@@ -151,8 +164,10 @@ class Stream(Generic[Result]):
 
 
 class Watch(Stream[WatchItem[Result]]):
-    """Changes, each once and in log order."""
+    """Changes, each once and in log order.
 
+    One with ``look_s`` does not stay silent for longer than that many seconds: it repeats where it is as a bookmark.
+    """
 
     def __init__(
         self,
@@ -162,8 +177,11 @@ class Watch(Stream[WatchItem[Result]]):
         resume_token: str,
         timeout: Seconds | None,
         seen: Seen,
+        look_s: float | None = None,
     ) -> None:
         self.operation, self.path, self.answer = what
+        self._look_s, self._sync_s, self._log_index = look_s, _SYNC_S, 0
+        self._is_silent = self._is_syncing = False
         self.limit = Limit(timeout, f"{self.operation}: the watch has lasted as long as it may")
         self._request = request
         self._item = item
@@ -177,7 +195,25 @@ class Watch(Stream[WatchItem[Result]]):
         request: Message = self._request
         return request
 
+    def patience(self) -> float | None:
+        left = self.limit.left()
+        if self._look_s is None:
+            return left
+        # Without a token the present state is shown first, which starts over whenever it is cut off.
+        self._is_syncing = not self.resume_token
+        own = self._look_s if self.resume_token else self._sync_s
+        self._sync_s *= 1 if self.resume_token else 2
+        return own if left is None else min(own, left)
+
+    def reopens(self) -> bool:
+        is_synced = self._is_syncing and bool(self.resume_token)
+        self._is_syncing = self._is_syncing and not is_synced
+        return is_synced
+
     def opening(self) -> WatchItem[Result] | None:
+        is_silent, self._is_silent = self._is_silent, False
+        if self.resume_token and is_silent:
+            return Bookmark(self._log_index, self.resume_token)
         if self.resume_token or not self._delivered:
             return None
         self._delivered = False
@@ -188,6 +224,7 @@ class Watch(Stream[WatchItem[Result]]):
             self.resume_token = message.resume_token
         index, token = message.log_index, message.resume_token
         self._seen.take(index)
+        self._log_index = index
         self._delivered = True
         event = message.WhichOneof("event")
         if event == "changed":
@@ -201,6 +238,10 @@ class Watch(Stream[WatchItem[Result]]):
         return None
 
     def judge(self, failure: Failure) -> Failure | None:
+        # Its own time was up, and not that of the caller, who has looked at that before.
+        if self._look_s is not None and failure.refused.grpc_code == "DEADLINE_EXCEEDED" and not failure.refused.reason:
+            self._is_silent = True
+            return None
         # What lies behind the token is kept nowhere any more: begin again with the present state.
         if failure.refused.reason == "RESUME_TOKEN_COMPACTED" and self.resume_token:
             self.resume_token = ""
@@ -249,37 +290,112 @@ class Logs(Stream[Output]):
 
 
 class Waiting(Generic[JobT]):
-    """Jobs that are waited for: which of them are where they are wanted, as a watch goes on."""
+    """Jobs that are waited for: which of them are where they are wanted, as a watch goes on.
 
-    def __init__(self, job_ids: Iterable[str], until: Until, seen: Seen, *, ends_count: bool = False) -> None:
+    A watch does not tell of members of arrays that are not created, nor that such a member has ended with its array.
+    ``arrays`` says of which array a job is a member, as far as that is known before the watch shows it. An array with
+    members that the watch may be silent about is looked at: when none is left to be created, they are listed by their ids.
+    """
+
+    def __init__(
+        self,
+        job_ids: Iterable[str],
+        until: Until,
+        seen: Seen,
+        *,
+        ends_count: bool = False,
+        arrays: Mapping[str, str] | None = None,
+    ) -> None:
         self.left = dict.fromkeys(job_ids)
+        self._array_of = {job_id: array for job_id, array in (arrays or {}).items() if array and job_id in self.left}
         self._until = until
         self._ends_count = ends_count
         # A replica that has not applied this yet may not know the jobs either.
         self._known_since = seen.log_index
-        self._shown: set[str] = set()
+        self._begin()
+        # Members whose jobs are not kept any more; the array still knows how they ended.
+        self._forgotten: dict[str, None] = {}
+        self._looks: dict[str, _Look] = {}
 
-    def watched(self) -> list[str]:
-        """For the watch; none for everything."""
-        return list(self.left) if len(self.left) <= WATCHED_IDS_MAX else []
+    def _begin(self) -> None:
+        """What the watch has not shown yet: single jobs, and members that may not be created, by their array."""
+        self._is_synced = False
+        self._unshown: dict[str, None] = {}
+        self._uncreated: dict[str, dict[str, None]] = {}
+        for job_id in self.left:
+            array = self._array_of.get(job_id, "")
+            (self._uncreated.setdefault(array, {}) if array else self._unshown)[job_id] = None
+
+    def watched(self) -> tuple[list[str], str]:
+        """Ids for the watch, or the one array that all of the jobs are of; neither for everything."""
+        if len(self.left) <= WATCHED_IDS_MAX:
+            return list(self.left), ""
+        arrays = {self._array_of.get(job_id, "") for job_id in self.left}
+        return [], arrays.pop() if len(arrays) == 1 else ""
 
     def accept(self, item: WatchItem[JobT]) -> JobT | None:
         """The job that is there now. Raises JobFailed, or NotFound for one that is not kept any more."""
         if isinstance(item, Changed):
-            self._shown.add(item.item.id)
-            return self._there(item.item) if item.item.id in self.left else None
+            return self._shown(item.item) if item.item.id in self.left else None
         if isinstance(item, Restarted):
-            self._shown.clear()
+            self._begin()
         elif isinstance(item, Forgotten) and item.id in self.left:
-            raise _gone(item.id)
+            if item.id not in self._array_of:
+                raise _gone(item.id)
+            self._forgotten[item.id] = None
         elif isinstance(item, (SyncEnd, Bookmark)) and item.log_index >= self._known_since:
-            # Everything up to there has been shown.
-            missing = next((job_id for job_id in self.left if job_id not in self._shown), None)
+            self._is_synced = True
+            # Everything up to there has been shown, but for members that are not created.
+            missing = next(iter(self._unshown), None)
             if missing is not None:
                 raise _gone(missing)
         return None
 
-    def _there(self, job: JobT) -> JobT | None:
+    def due(self) -> list[str]:
+        """Arrays to be looked at now; none before the watch has shown the members that are jobs."""
+        if not self._is_synced:
+            return []
+        now = time.monotonic()
+        wanted = dict.fromkeys(array for array, members in self._uncreated.items() if members)
+        wanted.update(dict.fromkeys(self._array_of[job_id] for job_id in self._forgotten))
+        self._looks = {array: self._looks.get(array, _Look()) for array in wanted}
+        return [array for array, look in self._looks.items() if look.at <= now]
+
+    def looked_at(self, array_id: str, array: Array | None) -> list[list[str]]:
+        """Takes in an array as it is, none for one that is not kept; the ids of jobs that have to be listed now."""
+        counts = None if array is None else array.counts
+        look = self._looks[array_id]
+        look.took(counts)
+        members = [job_id for job_id in self._forgotten if self._array_of[job_id] == array_id]
+        # One that ends by itself before it is created is told by the watch; with its array, none is left to be created.
+        if counts is None or counts["uncreated"] == 0:
+            members += self._uncreated.get(array_id, {})
+        return [members[at : at + WATCHED_IDS_MAX] for at in range(0, len(members), WATCHED_IDS_MAX)]
+
+    def listed(self, job_ids: Iterable[str], jobs: Iterable[JobT]) -> list[JobT]:
+        """Takes in jobs that were listed by these ids; those of them that are there now."""
+        found = {job.id: job for job in jobs}
+        there = []
+        for job_id in job_ids:
+            if job_id not in self.left:
+                continue
+            if job_id not in found:
+                raise _gone(job_id)
+            self._forgotten.pop(job_id, None)
+            job = self._shown(found[job_id])
+            there += [job] if job is not None else []
+        return there
+
+    def _shown(self, job: JobT) -> JobT | None:
+        self._unshown.pop(job.id, None)
+        array = job.array_id
+        if array:
+            self._array_of[job.id] = array
+            members = self._uncreated.setdefault(array, {})
+            if _may_be_uncreated(job):
+                members[job.id] = None
+            else:
+                members.pop(job.id, None)
         try:
             if not job.has_reached(self._until):
                 return None
@@ -287,7 +403,28 @@ class Waiting(Generic[JobT]):
             if not self._ends_count:
                 raise
         del self.left[job.id]
+        self._forgotten.pop(job.id, None)
         return job
+
+
+class _Look:
+    """When an array is looked at next."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+        self._pause_s = _LOOK_MIN_S
+        self._counts: dict[str, int] | None = None
+
+    def took(self, counts: dict[str, int] | None) -> None:
+        """Sooner while its members move."""
+        self._pause_s = _LOOK_MIN_S if counts != self._counts else min(self._pause_s * 2, _LOOK_MAX_S)
+        self._counts = counts
+        self.at = time.monotonic() + self._pause_s
+
+
+def _may_be_uncreated(job: JobView) -> bool:
+    status = job.to_message().status
+    return job.phase == "pending" and status.attempt == 0 and not status.eligible
 
 
 def _gone(job_id: str) -> NotFound:
@@ -372,17 +509,18 @@ class Core(Generic[JobT]):
     def _submitted(self, specs: Sequence[JobSpec], job_ids: Sequence[str]) -> list[JobT]:
         found, rest = [], iter(job_ids)
         for spec in specs:
-            array_id = ""
-            for index in range(spec.array_size or 1):
+            array_id, indices = "", spec.array_indices
+            for ordinal, index in enumerate(indices or (0,)):
                 status = job_pb2.JobStatus(
                     phase=job_pb2.JOB_PHASE_PENDING, tier=TIERS.number(spec.tier or "standard"),
                     changed_at_index=self.seen.log_index,
                 )  # fmt: skip
                 job = job_pb2.Job(id=next(rest), name=spec.name, tenant=spec.tenant or "default", status=status)
-                if spec.array_size:
+                if indices:
                     # An array has the number of its first job.
                     array_id = array_id or job.id.replace("job-", "array-", 1)
-                    job.array.CopyFrom(job_pb2.ArrayMember(array_id=array_id, index=index, size=spec.array_size))
+                    place = job_pb2.ArrayMember(array_id=array_id, index=index, size=len(indices), ordinal=ordinal)
+                    job.array.CopyFrom(place)
                 found.append(self.job_of(job))
         return found
 
@@ -428,6 +566,40 @@ class Core(Generic[JobT]):
             "get job", _JOBS + "GetJob", request, job_pb2.GetJobResponse, lambda a: self.job_of(a.job), timeout
         )
 
+    def array(self, array_id: str, read: Read | None, timeout: Seconds | None) -> Call[Array]:
+        request = job_pb2.GetArrayRequest(array_id=array_id, read=self.reading(read))
+        answer = job_pb2.GetArrayResponse
+        return self._get("get array", _JOBS + "GetArray", request, answer, lambda a: Array(a.array), timeout)
+
+    def arrays(
+        self, phases: Iterable[Phase], tenant: str, name_prefix: str, selector: str, creator: str, mine: bool,
+        read: Read | None, timeout: Seconds | None,
+    ) -> Call[Page[Array]]:  # fmt: skip
+        narrowed = job_pb2.JobFilter(
+            tenant=tenant, name_prefix=name_prefix, phases=_phases(phases), label_selector=selector, creator=creator,
+            mine=mine,
+        )  # fmt: skip
+        return self._arrays(narrowed, read, timeout)
+
+    def array_counts(self, array_id: str, timeout: Seconds | None) -> Call[Page[Array]]:
+        """One array without its indices, which costs the replica far less than the whole."""
+        return self._arrays(job_pb2.JobFilter(array_id=array_id), None, timeout)
+
+    def _arrays(
+        self, narrowed: job_pb2.JobFilter, read: Read | None, timeout: Seconds | None
+    ) -> Call[Page[Array]]:
+        request = job_pb2.ListArraysRequest(page_size=_PAGE, read=self.reading(read), filter=narrowed)
+        what = ("list arrays", _JOBS + "ListArrays", job_pb2.ListArraysResponse)
+        return self._list(what, request, lambda page: [Array(array) for array in page.arrays], timeout)
+
+    def jobs_named(self, job_ids: Iterable[str], timeout: Seconds | None) -> Call[Page[JobT]]:
+        """These jobs, members of arrays that are not created among them."""
+        request = job_pb2.ListJobsRequest(
+            page_size=_PAGE, read=self.reading(None), filter=job_pb2.JobFilter(job_ids=job_ids)
+        )
+        what = ("list jobs", _JOBS + "ListJobs", job_pb2.ListJobsResponse)
+        return self._list(what, request, lambda page: [self.job_of(job) for job in page.jobs], timeout)
+
     def jobs(
         self, phases: Iterable[Phase], tenant: str, name_prefix: str, selector: str, creator: str, mine: bool,
         read: Read | None, timeout: Seconds | None,
@@ -465,6 +637,13 @@ class Core(Generic[JobT]):
         request = job_pb2.WatchJobsRequest(filter=narrowed)
         what = ("watch jobs", _JOBS + "WatchJobs", job_pb2.WatchJobsResponse.FromString)
         return Watch(what, request, self.job_of, resume_token, timeout, self.seen)
+
+    def watch_waiting(self, waiting: Waiting[JobT], timeout: Seconds | None) -> Watch[JobT]:
+        """For a wait, which looks at arrays between the items."""
+        job_ids, array_id = waiting.watched()
+        request = job_pb2.WatchJobsRequest(filter=job_pb2.JobFilter(job_ids=job_ids, array_id=array_id))
+        what = ("watch jobs", _JOBS + "WatchJobs", job_pb2.WatchJobsResponse.FromString)
+        return Watch(what, request, self.job_of, "", timeout, self.seen, _LOOK_MAX_S)
 
     def logs(
         self, job_id: str, rank: int, follow: bool, previous: bool, stream: OutputStream | None, tail_bytes: int,

@@ -108,12 +108,14 @@ class Reader:
         if "parallel" in at:
             self.problem(at["parallel"], "spec.parallel", "is planned by `muster submit`; state the workers here")
         time_ms = quantity.time_ms(self._now_ms)
+        array = self.value(at, "spec.array", quantity.array)
+        if array is not None and array[:2] == (0, ""):
+            self.problem(at["array"], "spec.array", "must be above zero; leave it out for a single job")
         spec = job_pb2.JobSpec(
             tier=self.word(at.get("tier"), "spec.tier", TIERS),
             groups=groups,
             regions=self.texts(at.get("regions"), "spec.regions"),
             working_directory=self.text(at.get("workingDirectory"), "spec.workingDirectory"),
-            array_size=self.positive(at, "spec.array", quantity.count, "for a single job"),
             tolerations=self.texts(at.get("tolerations"), "spec.tolerations"),
             dependencies=self.dependencies(at.get("after")),
             datasets=self.texts(at.get("datasets"), "spec.datasets"),
@@ -121,6 +123,9 @@ class Reader:
             spare_workers=self.value(at, "spec.spareWorkers", quantity.count) or 0,
             preflight=self.word(at.get("preflight"), "spec.preflight", PREFLIGHTS),
         )
+        if array is not None:
+            size, indices, throttle = array
+            spec.array.CopyFrom(job_pb2.JobArray(size=size, indices=indices, throttle=throttle))
         for field, target in (("notBefore", spec.not_before), ("deadline", spec.deadline)):
             ms = self.value(at, f"spec.{field}", time_ms)
             if ms is not None:
@@ -253,16 +258,25 @@ class Reader:
         return [self.text(node, path)]
 
     def dependencies(self, node: Node | None) -> list[job_pb2.Dependency]:
-        """Ids of jobs, or mappings of job and when."""
+        """Ids of jobs and arrays, names of other jobs of the file, or mappings of one of them and when."""
         found = []
         for path, after in self.items(node, "spec.after"):
             if isinstance(after, ScalarNode):
-                found.append(job_pb2.Dependency(job_id=after.value))
+                ids = {"array-": "array_id", "job-": "job_id"}
+                field = next((field for start, field in ids.items() if after.value.startswith(start)), "job_name")
+                found.append(job_pb2.Dependency(**{field: after.value}))
                 continue
-            at = self.fields(after, path, ("job", "when"))
+            at = self.fields(after, path, ("job", "when", "array", "byMember", "name"))
             job_id = self.text(at.get("job"), f"{path}.job")
             rule = self.word(at.get("when"), f"{path}.when", DEPENDENCY_RULES)
-            found.append(job_pb2.Dependency(job_id=job_id, rule=rule))
+            array_id = self.text(at.get("array"), f"{path}.array")
+            by_member = self.value(at, f"{path}.byMember", quantity.flag) or False
+            job_name = self.text(at.get("name"), f"{path}.name")
+            found.append(
+                job_pb2.Dependency(
+                    job_id=job_id, rule=rule, array_id=array_id, by_member=by_member, job_name=job_name
+                )
+            )
         return found
 
     def rules(self, at: Mapping[str, Node], spec: job_pb2.JobSpec) -> None:

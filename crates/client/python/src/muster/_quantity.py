@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta, timezone
-from typing import Callable
+from typing import Callable, Iterable, Sequence
 
 _TEXT_MAX = 64
 _U32 = (1 << 32) - 1
@@ -88,6 +88,76 @@ def count(text: str) -> int:
     if value is None:
         raise _refuse("a whole number from 0 to 4294967295", text)
     return value
+
+
+# Ranges of one array, at most.
+ARRAY_RANGES_MAX = 256
+_ARRAY = "a number of members like 100, or indices like 0-99:5,200,300-310, and may end in %N, the \
+number that may be unfinished at a time"
+
+
+def array(text: str) -> tuple[int, str, int | None]:
+    """Size or indices of an array, and its throttle."""
+    members, found, rest = text.strip().partition("%")
+    throttle = _whole(rest.strip(), _U32) if found else None
+    members = members.strip()
+    size = _whole(members, _U32)
+    if found and throttle is None:
+        raise _refuse(_ARRAY, text)
+    if size is not None:
+        return size, "", throttle
+    ranges = index_ranges(members)
+    if ranges is None:
+        raise _refuse(_ARRAY, text)
+    if len(ranges) == 1 and ranges[0].start == 0 and (ranges[0].step == 1 or len(ranges[0]) == 1):
+        return len(ranges[0]), "", throttle
+    return 0, ",".join(_shown(indices) for indices in ranges), throttle
+
+
+def index_ranges(text: str) -> list[range] | None:
+    """The indices of an array, ascending; none when the text lists none."""
+    found = []
+    for part in text.split(","):
+        ends, stepped, step_text = part.partition(":")
+        first_text, ranged, last_text = ends.partition("-")
+        first, step = _whole(first_text.strip(), _U32), _whole(step_text.strip(), _U32) if stepped else 1
+        last = _whole(last_text.strip(), _U32) if ranged else first
+        if first is None or last is None or not step or last < first:
+            return None
+        found.append(range(first, last + 1, step))
+    return sorted(found, key=lambda indices: (indices.start, indices.stop, indices.step))
+
+
+def ranges_of(numbers: Iterable[int]) -> list[range]:
+    """Ranges that have exactly these numbers, which are ascending."""
+    runs: list[tuple[int, int, int]] = []
+    for number in numbers:
+        first, last, step = runs[-1] if runs else (0, -1, 0)
+        # Two numbers make any step; the third has to keep it.
+        if runs and (first == last or number - last == step):
+            runs[-1] = (first, number, number - last)
+        else:
+            runs.append((number, number, 1))
+    found = []
+    for first, last, step in runs:
+        # Two numbers far apart are clearer by themselves.
+        is_pair = step > 1 and last - first == step
+        found += [range(first, first + 1), range(last, last + 1)] if is_pair else [range(first, last + 1, step)]
+    return found
+
+
+def indices_text(ranges: Sequence[range]) -> str:
+    """Ranges as ``array`` takes them: one number by itself would be a number of members."""
+    if len(ranges) == 1 and len(ranges[0]) == 1:
+        return f"{ranges[0].start}-{ranges[0].start}"
+    return ",".join(_shown(indices) for indices in ranges)
+
+
+def _shown(indices: range) -> str:
+    last = indices[-1]
+    if len(indices) == 1:
+        return str(last)
+    return f"{indices.start}-{last}" + (f":{indices.step}" if indices.step > 1 else "")
 
 
 def flag(text: str) -> bool:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, AsyncIterator, Generic, Iterable, Sequence, TypeVar
+from typing import Any, AsyncGenerator, AsyncIterator, Generic, Iterable, Sequence, TypeVar
 
 import grpc
 import grpc.aio
 
 from ._attempts import channel_options, credentials
-from ._core import Call, Core, Page, Result, Stream, Waiting, Watch
+from ._core import Call, Core, Limit, Page, Result, Stream, Waiting, Watch
 from ._time import Seconds
 from .errors import ConfigurationError
 from .options import Options, Read, Tls
 from .spec import JobSpec
 from .types import (
+    Array,
     Control,
     Controlled,
     Explanation,
@@ -140,6 +141,26 @@ class Client:
     async def job(self, job_id: str, *, read: Read | None = None, timeout: Seconds | None = None) -> Job:
         """One job, with its placement and, while it waits, the reason."""
         return await self._run(self._core.job(job_id, read, timeout))
+
+    async def array(self, array_id: str, *, read: Read | None = None, timeout: Seconds | None = None) -> Array:
+        """One array, with its members by phase."""
+        return await self._run(self._core.array(array_id, read, timeout))
+
+    async def arrays(
+        self,
+        *,
+        phases: Iterable[Phase] = (),
+        tenant: str = "",
+        name_prefix: str = "",
+        selector: str = "",
+        creator: str = "",
+        mine: bool = False,
+        read: Read | None = None,
+        timeout: Seconds | None = None,
+    ) -> AsyncIterator[Array]:
+        """Arrays, newest first, with how far their members have come; ``phases`` are those of a member of each."""
+        async for item in self._pages(self._core.arrays(phases, tenant, name_prefix, selector, creator, mine, read, timeout)):
+            yield item
 
     async def jobs(
         self,
@@ -279,29 +300,40 @@ class Client:
         Raises JobFailed when it has ended and will never be, TimedOut after ``timeout``.
         """
         waiting: Waiting[Job] = Waiting([job_id], until, self._core.seen)
-        watch = self.watch(waiting.watched(), timeout=timeout)
+        completed = self._completed(waiting, timeout)
         try:
-            async for item in watch:
-                there = waiting.accept(item)
-                if there is not None:
-                    return there
+            async for there in completed:
+                return there
         finally:
-            await watch.aclose()
+            await completed.aclose()
         raise AssertionError("a watch goes on until it raises")
 
-    async def _completed(self, waiting: Waiting[Job], timeout: Seconds | None) -> AsyncIterator[Job]:
+    async def _completed(self, waiting: Waiting[Job], timeout: Seconds | None) -> AsyncGenerator[Job, None]:
         if not waiting.left:
             return
-        watch = self.watch(waiting.watched(), timeout=timeout)
+        following = self._core.watch_waiting(waiting, timeout)
+        watch = Watching(self, following)
         try:
             async for item in watch:
                 there = waiting.accept(item)
                 if there is not None:
                     yield there
-                    if not waiting.left:
-                        return
+                for array_id in waiting.due():
+                    async for job in self._looked_at(waiting, array_id, following.limit):
+                        yield job
+                if not waiting.left:
+                    return
         finally:
             await watch.aclose()
+
+    async def _looked_at(self, waiting: Waiting[Job], array_id: str, limit: Limit) -> AsyncIterator[Job]:
+        """Members of an array that a watch does not tell of, and that are there now."""
+        page = await self._run(self._core.array_counts(array_id, limit.left()))
+        for job_ids in waiting.looked_at(array_id, next(iter(page.items), None)):
+            named = self._core.jobs_named(job_ids, limit.left())
+            listed = [job async for job in self._pages(named)]
+            for job in waiting.listed(job_ids, listed):
+                yield job
 
     async def _run(self, call: Call[Result]) -> Result:
         attempts = self._core.attempts(call)
@@ -334,7 +366,7 @@ class Client:
             open_stream = self._channels.at(address).unary_stream(
                 stream.path, request_serializer=_serialize, response_deserializer=stream.answer
             )
-            answers = open_stream(stream.request(), timeout=stream.limit.left())
+            answers = open_stream(stream.request(), timeout=stream.patience())
             try:
                 opening = stream.opening()
                 if opening is not None:
@@ -344,9 +376,13 @@ class Client:
                     item = stream.accept(message)
                     if item is not None:
                         yield item
-                if stream.ends:
-                    return
-                pause = attempts.ended(address)
+                    if stream.reopens():
+                        pause = 0.0
+                        break
+                else:
+                    if stream.ends:
+                        return
+                    pause = attempts.ended(address)
             except grpc.RpcError as error:
                 stream.limit.left()
                 failure = stream.judge(attempts.read(error))
@@ -433,7 +469,8 @@ async def as_completed(
     if not handles:
         return
     client = _client_of(handles.values())
-    waiting: Waiting[Job] = Waiting(handles, until, client._core.seen, ends_count=True)
+    arrays = {job.id: job.array_id for job in handles.values()}
+    waiting: Waiting[Job] = Waiting(handles, until, client._core.seen, ends_count=True, arrays=arrays)
     async for there in client._completed(waiting, timeout):
         handles[there.id]._message = there._message
         yield handles[there.id]
@@ -447,8 +484,10 @@ async def wait_all(jobs: Iterable[Job], *, until: Until = "finished", timeout: S
     handles = list(jobs)
     if handles:
         client = _client_of(handles)
+        arrays = {job.id: job.array_id for job in handles}
+        waiting: Waiting[Job] = Waiting(arrays, until, client._core.seen, arrays=arrays)
         latest = {}
-        async for there in client._completed(Waiting((job.id for job in handles), until, client._core.seen), timeout):
+        async for there in client._completed(waiting, timeout):
             latest[there.id] = there._message
         for job in handles:
             job._message = latest[job.id]

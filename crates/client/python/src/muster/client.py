@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Iterator, Generic, Iterable, Sequence, TypeVar
+from typing import Any, Generator, Iterator, Generic, Iterable, Sequence, TypeVar
 
 import grpc
 
 from ._attempts import channel_options, credentials
-from ._core import Call, Core, Page, Result, Stream, Waiting, Watch
+from ._core import Call, Core, Limit, Page, Result, Stream, Waiting, Watch
 from ._time import Seconds
 from .errors import ConfigurationError
 from .options import Options, Read, Tls
 from .spec import JobSpec
 from .types import (
+    Array,
     Control,
     Controlled,
     Explanation,
@@ -138,6 +139,25 @@ class Client:
     def job(self, job_id: str, *, read: Read | None = None, timeout: Seconds | None = None) -> Job:
         """One job, with its placement and, while it waits, the reason."""
         return self._run(self._core.job(job_id, read, timeout))
+
+    def array(self, array_id: str, *, read: Read | None = None, timeout: Seconds | None = None) -> Array:
+        """One array, with its members by phase."""
+        return self._run(self._core.array(array_id, read, timeout))
+
+    def arrays(
+        self,
+        *,
+        phases: Iterable[Phase] = (),
+        tenant: str = "",
+        name_prefix: str = "",
+        selector: str = "",
+        creator: str = "",
+        mine: bool = False,
+        read: Read | None = None,
+        timeout: Seconds | None = None,
+    ) -> Iterator[Array]:
+        """Arrays, newest first, with how far their members have come; ``phases`` are those of a member of each."""
+        yield from self._pages(self._core.arrays(phases, tenant, name_prefix, selector, creator, mine, read, timeout))
 
     def jobs(
         self,
@@ -267,29 +287,40 @@ class Client:
         Raises JobFailed when it has ended and will never be, TimedOut after ``timeout``.
         """
         waiting: Waiting[Job] = Waiting([job_id], until, self._core.seen)
-        watch = self.watch(waiting.watched(), timeout=timeout)
+        completed = self._completed(waiting, timeout)
         try:
-            for item in watch:
-                there = waiting.accept(item)
-                if there is not None:
-                    return there
+            for there in completed:
+                return there
         finally:
-            watch.close()
+            completed.close()
         raise AssertionError("a watch goes on until it raises")
 
-    def _completed(self, waiting: Waiting[Job], timeout: Seconds | None) -> Iterator[Job]:
+    def _completed(self, waiting: Waiting[Job], timeout: Seconds | None) -> Generator[Job, None, None]:
         if not waiting.left:
             return
-        watch = self.watch(waiting.watched(), timeout=timeout)
+        following = self._core.watch_waiting(waiting, timeout)
+        watch = Watching(self, following)
         try:
             for item in watch:
                 there = waiting.accept(item)
                 if there is not None:
                     yield there
-                    if not waiting.left:
-                        return
+                for array_id in waiting.due():
+                    for job in self._looked_at(waiting, array_id, following.limit):
+                        yield job
+                if not waiting.left:
+                    return
         finally:
             watch.close()
+
+    def _looked_at(self, waiting: Waiting[Job], array_id: str, limit: Limit) -> Iterator[Job]:
+        """Members of an array that a watch does not tell of, and that are there now."""
+        page = self._run(self._core.array_counts(array_id, limit.left()))
+        for job_ids in waiting.looked_at(array_id, next(iter(page.items), None)):
+            named = self._core.jobs_named(job_ids, limit.left())
+            listed = [job for job in self._pages(named)]
+            for job in waiting.listed(job_ids, listed):
+                yield job
 
     def _run(self, call: Call[Result]) -> Result:
         attempts = self._core.attempts(call)
@@ -322,7 +353,7 @@ class Client:
             open_stream = self._channels.at(address).unary_stream(
                 stream.path, request_serializer=_serialize, response_deserializer=stream.answer
             )
-            answers = open_stream(stream.request(), timeout=stream.limit.left())
+            answers = open_stream(stream.request(), timeout=stream.patience())
             try:
                 opening = stream.opening()
                 if opening is not None:
@@ -332,9 +363,13 @@ class Client:
                     item = stream.accept(message)
                     if item is not None:
                         yield item
-                if stream.ends:
-                    return
-                pause = attempts.ended(address)
+                    if stream.reopens():
+                        pause = 0.0
+                        break
+                else:
+                    if stream.ends:
+                        return
+                    pause = attempts.ended(address)
             except grpc.RpcError as error:
                 stream.limit.left()
                 failure = stream.judge(attempts.read(error))
@@ -419,7 +454,8 @@ def as_completed(jobs: Iterable[Job], *, until: Until = "finished", timeout: Sec
     if not handles:
         return
     client = _client_of(handles.values())
-    waiting: Waiting[Job] = Waiting(handles, until, client._core.seen, ends_count=True)
+    arrays = {job.id: job.array_id for job in handles.values()}
+    waiting: Waiting[Job] = Waiting(handles, until, client._core.seen, ends_count=True, arrays=arrays)
     for there in client._completed(waiting, timeout):
         handles[there.id]._message = there._message
         yield handles[there.id]
@@ -433,8 +469,10 @@ def wait_all(jobs: Iterable[Job], *, until: Until = "finished", timeout: Seconds
     handles = list(jobs)
     if handles:
         client = _client_of(handles)
+        arrays = {job.id: job.array_id for job in handles}
+        waiting: Waiting[Job] = Waiting(arrays, until, client._core.seen, arrays=arrays)
         latest = {}
-        for there in client._completed(Waiting((job.id for job in handles), until, client._core.seen), timeout):
+        for there in client._completed(waiting, timeout):
             latest[there.id] = there._message
         for job in handles:
             job._message = latest[job.id]

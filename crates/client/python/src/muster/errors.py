@@ -64,6 +64,10 @@ class InvalidJobFile(ConfigurationError):
         super().__init__(f"the job file has {len(self.problems)} problem(s){lines}")
 
 
+class IncompleteIndices(MusterError):
+    """Which members of an array are in a phase is not known in full here."""
+
+
 class TimedOut(MusterError, TimeoutError):
     """The time of a wait or of a watch is over; what was waited for may still happen."""
 

@@ -10,6 +10,7 @@ from typing import Any, Mapping, Sequence, Union
 
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from . import _quantity as quantity
 from ._manifest import FILE_BYTES_MAX, Reader, nodes_of
 from ._script import read_script
 from ._closed import TIERS
@@ -127,7 +128,15 @@ class JobSpec:
     @property
     def array_size(self) -> int:
         """Jobs of the array; 0 for a single job."""
-        return self._message.spec.array_size
+        return len(self.array_indices)
+
+    @property
+    def array_indices(self) -> list[int]:
+        """The indices of the array's members, ascending; empty for a single job."""
+        array = self._message.spec.array
+        if array.indices:
+            return [index for part in quantity.index_ranges(array.indices) or () for index in part]
+        return list(range(array.size))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, JobSpec) and self._message == other._message
@@ -164,8 +173,8 @@ def job(
     node_selector: Mapping[str, str | Sequence[str]] | None = None,
     tolerations: Sequence[str] = (),
     topology: Mapping[str, Any] | None = None,
-    array: int | None = None,
-    after: Sequence[str | Mapping[str, str]] = (),
+    array: int | str | None = None,
+    after: Sequence[str | Mapping[str, str | bool]] = (),
     not_before: datetime | timedelta | None = None,
     deadline: datetime | timedelta | None = None,
     expected_run: Seconds | None = None,

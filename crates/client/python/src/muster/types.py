@@ -11,7 +11,8 @@ from typing import Generic, Literal, Sequence, TypeVar, Union
 
 from ._closed import TIERS
 from ._time import moment, span
-from .errors import JobFailed
+from ._quantity import ARRAY_RANGES_MAX, index_ranges, indices_text, ranges_of
+from .errors import IncompleteIndices, JobFailed
 from .spec import JobSpec
 from .v1beta1 import common_pb2, explanation_pb2, fleet_pb2, job_pb2, tenant_pb2
 
@@ -66,15 +67,96 @@ class Controlled:
     """What became of what was asked of several jobs."""
 
     jobs: int
-    """Of how many it changed anything, or with ``dry_run`` would; at most 1,000 with one call."""
+    """Of how many it changed anything, or with ``dry_run`` would; at most 1,000 jobs with one call, and members of arrays
+    that are not created."""
     remaining: int
     """Jobs that were found beyond those; ask again behind ``last_job_id`` for them."""
     passed_over: int
     """Jobs that were found and that it cannot be asked of."""
     job_ids: Sequence[str]
-    """With ``dry_run``: which they are."""
+    """With ``dry_run``: which they are; an array's id stands for its members that are not created."""
     last_job_id: str = ""
     """The last of them; empty where there was none, and where the answer repeats an earlier one."""
+
+
+class Array:
+    """An array of like jobs as it was when this was read."""
+
+    def __init__(self, message: job_pb2.Array) -> None:
+        self._message = message
+
+    def to_message(self) -> job_pb2.Array:
+        """All of it, as it was sent; not to be changed."""
+        return self._message
+
+    def __repr__(self) -> str:
+        return f"<Array {self.id} {self.name!r} of {self.size}>"
+
+    @property
+    def id(self) -> str:
+        """``array-…`` with the number of its first member."""
+        return self._message.id
+
+    @property
+    def name(self) -> str:
+        """Of every member."""
+        return self._message.name
+
+    @property
+    def tenant(self) -> str:
+        """Who it is for."""
+        return self._message.tenant
+
+    @property
+    def size(self) -> int:
+        """How many members it has."""
+        return self._message.size
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Members by what has become of them: uncreated, pending, active, succeeded, failed, cancelled."""
+        counts = self._message.counts
+        return {
+            "uncreated": counts.uncreated,
+            "pending": counts.pending,
+            "active": counts.active,
+            "succeeded": counts.succeeded,
+            "failed": counts.failed,
+            "cancelled": counts.cancelled,
+        }
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every member has ended."""
+        return self._message.HasField("end_time")
+
+    @property
+    def reason(self) -> str:
+        """Code of what its members that are not created wait for; empty when all were created."""
+        return self._message.reason
+
+    def indices(self, phase: Phase) -> str:
+        """Indices of the members in a phase, as ``array`` takes them; empty when there are none.
+
+        Raises IncompleteIndices where they do not all fit into an answer or into ``array``, and for an array of a list.
+        """
+        states = [state for state in self._message.states if PHASES.get(state.phase) == phase]
+        counts = self._message.counts
+        in_list = {
+            "pending": counts.uncreated + counts.pending, "succeeded": counts.succeeded, "failed": counts.failed,
+            "cancelled": counts.cancelled,
+        }  # fmt: skip
+        if not self._message.states and in_list.get(phase, counts.active) > 0:
+            raise IncompleteIndices(f"{self.id} is of a list, which has no indices; array({self.id!r}) reads them")
+        if not all(state.complete for state in states):
+            count = sum(state.count for state in states)
+            raise IncompleteIndices(f"{self.id}: the indices of {count} members that are {phase} do not fit into an answer")
+        # Members of one phase are in two states where some are created and others not.
+        found = {index for state in states for part in index_ranges(state.indices) or () for index in part}
+        ranges = ranges_of(sorted(found))
+        if len(ranges) > ARRAY_RANGES_MAX:
+            raise IncompleteIndices(f"{self.id}: members that are {phase} are in {len(ranges)} ranges, more than an array takes")
+        return indices_text(ranges)
 
 
 class JobView:
@@ -213,8 +295,13 @@ class JobView:
 
     @property
     def array_index(self) -> int | None:
-        """Its place in an array, from 0; none outside of one."""
+        """Its index in an array, as its owner gave it; none outside of one."""
         return self._message.array.index if self._message.HasField("array") else None
+
+    @property
+    def array_ordinal(self) -> int | None:
+        """Its place among the members of an array, from 0; none outside of one."""
+        return self._message.array.ordinal if self._message.HasField("array") else None
 
     @property
     def array_id(self) -> str:

@@ -25,7 +25,7 @@ const JOBS_LOOKED_AT_MAX: usize = 100_000;
 /// Names that one warning lists.
 const NAMES_MAX: usize = 5;
 
-/// A tenant whose weight is so many times smaller than a sibling's is as good as without a share.
+/// A tenant whose weight is smaller than a sibling's by this factor has practically no share.
 const WEIGHT_RATIO: u64 = 100;
 
 /// Why a policy is worth a second look: a closed set with stable codes.
@@ -63,7 +63,7 @@ pub enum PolicyWarningCode {
     WindowOver,
     /// What a tenant borrows can never be taken back.
     BorrowsForGood,
-    /// Guaranteed devices come back only when whoever borrows them is done.
+    /// Guaranteed devices come back only when the jobs that borrow them are done.
     NothingTakenBack,
     /// A tenant is guaranteed nothing where everything is guaranteed to others.
     NothingGuaranteed,
@@ -290,7 +290,7 @@ impl<'a> Look<'a> {
         }
         for ((kind, region), (sum, tenants, field)) in sums {
             let capacity = self.fleet.milli(kind, region);
-            // A type that nobody has is said once, as such.
+            // A type that no node has is reported once, as such.
             if capacity > 0 && sum > capacity {
                 let text = format!(
                     "{} devices of type {kind} in {} are guaranteed to {}, and there are {}",
@@ -307,7 +307,7 @@ impl<'a> Look<'a> {
     /// What a tenant could use of a type in a region if nobody used anything.
     fn most_milli(&self, unused: &QuotaUsage, tenant: &Name, kind: &Name, region: &Name) -> u64 {
         let capacity = |kind: &Name, region: Option<&Name>| self.fleet.milli(kind, region);
-        unused.room(capacity, tenant, kind, region).total_milli()
+        unused.headroom(capacity, tenant, kind, region).total_milli()
     }
 
     fn tenants_without_devices(&mut self) {

@@ -6,10 +6,9 @@ use std::sync::Arc;
 use muster_decider::{Answer, Command, handle};
 use muster_journal::RankUpdate;
 use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
-use muster_types::job::ArrayMember;
 use muster_types::policy::Guarantee;
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, Dependency, DependencyRule, DeviceAmount, DeviceSet,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, ArraySpec, DependencyRule, DeviceAmount, DeviceSet,
     ExitStatus, FailureClass, ForeignLoad, JobContract, JobMetadata, NodeId, PriorityTier, SIZES_VARIABLE,
     Submission, TaskGroup,
 };
@@ -86,14 +85,15 @@ impl World {
                 Some(job) => (job, DependencyRule::Finished),
                 None => (after, DependencyRule::Succeeded),
             };
-            draft.dependencies.push(Dependency { job: self.job_id(job), rule });
+            draft.dependencies.push(self.dependency(job, rule));
         }
         let contract = self.contract(words);
         draft.datasets.extend(contract.checkpoint.place.clone());
         draft
             .datasets
             .extend(self.number(words, "reads=").into_iter().flat_map(|sets| sets.split(',').map(name)));
-        let size = self.number(words, "array=").map_or(0, |text| text.parse().unwrap());
+        let array = self.number(words, "array=").map(|text| ArraySpec::parse(text).expect("an array"));
+        let size = array.as_ref().map_or(0, ArraySpec::size);
         // Each with another amount of CPU: no two of them ask for the same.
         let different = self.number(words, "different=").map_or(0, |text| text.parse::<u64>().unwrap());
         let mut specs = Vec::new();
@@ -103,18 +103,12 @@ impl World {
                 other.groups[0].request.cpu_milli += milli;
                 specs.push(other.check().expect("a job"));
             }
-        } else if size == 0 {
-            specs.push(draft.check().expect("a job"));
         } else {
-            for index in 0..size {
-                let mut member = draft.clone();
-                member.array = Some(ArrayMember { index, size });
-                specs.push(member.check().expect("a job"));
-            }
+            specs.push(draft.check().expect("a job"));
         }
-        let labels: Vec<String> = (0..specs.len())
+        let labels: Vec<String> = (0..specs.len().max(size as usize))
             .map(|n| {
-                let is_one = size == 0 && different == 0;
+                let is_one = array.is_none() && different == 0;
                 if is_one { words[0].to_string() } else { format!("{}[{n}]", words[0]) }
             })
             .collect();
@@ -122,7 +116,13 @@ impl World {
         let metadata = Self::metadata(words);
         let jobs = specs
             .into_iter()
-            .map(|spec| Submission { spec, contract: contract.clone(), metadata: metadata.clone() })
+            .map(|spec| Submission {
+                spec,
+                contract: contract.clone(),
+                metadata: metadata.clone(),
+                array: array.clone(),
+                named_dependencies: Vec::new(),
+            })
             .collect();
         let before = self.state().log_index();
         let answer = handle(&mut self.speculation, &Command::submit(request, jobs));
@@ -259,7 +259,7 @@ impl World {
         text
     }
 
-    /// What jobs ask of whoever runs them: `on=CLASS:N`, `backoff=D`, `backoff-max=D`, `avoid=D`, `place=NAME`,
+    /// What jobs ask of the system that runs them: `on=CLASS:N`, `backoff=D`, `backoff-max=D`, `avoid=D`, `place=NAME`,
     /// `save=D`, `interval=D`, `spares=N`.
     pub(super) fn contract(&self, words: &[&str]) -> JobContract {
         let mut contract = JobContract::default();

@@ -1,7 +1,10 @@
 //! What people ask of jobs, in scripts.
 
 use muster_decider::{Command, ControlOrder, JobSelection, JobVersion, ModifyOrder};
-use muster_types::{Control, FieldChange, JobId, LogIndex, PriorityTier, Requester};
+use muster_types::{
+    ArrayId, Control, Dependency, DependencyRule, DependencyScope, FieldChange, JobId, LogIndex,
+    PriorityTier, Requester,
+};
 
 use super::{World, duration_ms};
 use crate::support::name;
@@ -14,6 +17,53 @@ impl World {
         format!("{}{by}", jobs.concat())
     }
 
+    /// An array by the name that its members have in scripts.
+    pub(super) fn array_id(&self, name: &str) -> ArrayId {
+        ArrayId(self.job_id(&format!("{name}[0]")).0)
+    }
+
+    pub(super) fn array_label(&self, array: ArrayId) -> String {
+        let label = self.label(JobId(array.0));
+        label.strip_suffix("[0]").map_or(label.clone(), str::to_owned)
+    }
+
+    /// `JOB`, `array:NAME` or `members:NAME`.
+    pub(super) fn dependency(&self, on: &str, rule: DependencyRule) -> Dependency {
+        for (prefix, scope) in [("array:", DependencyScope::Array), ("members:", DependencyScope::Member)] {
+            if let Some(array) = on.strip_prefix(prefix) {
+                return Dependency { job: JobId(self.array_id(array).0), rule, scope };
+            }
+        }
+        Dependency::new(self.job_id(on), rule)
+    }
+
+    /// `show array NAME`.
+    pub(super) fn show_array(&self, name: &str) -> String {
+        let id = self.array_id(name);
+        let Some(row) = self.state().array(id) else { return format!("no array {name}\n") };
+        let mut text = format!(
+            "{name}: {} not created, {} unfinished, {} succeeded, {} failed, {} cancelled",
+            row.uncreated,
+            row.unfinished(),
+            row.succeeded,
+            row.failed,
+            row.cancelled
+        );
+        if row.hold.is_some() {
+            text.push_str("; held");
+        }
+        if !row.released {
+            text.push_str("; waits");
+        }
+        let ends =
+            self.state().member_ends(id).map(|run| format!("{}-{} {:?}", run.first, run.last, run.how));
+        let ends: Vec<String> = ends.collect();
+        let left: Vec<String> =
+            self.state().uncreated(id).iter().map(|(first, last)| format!("{first}-{last}")).collect();
+        text.push_str(&format!("; ends [{}]; left [{}]\n", ends.join(", "), left.join(", ")));
+        text
+    }
+
     /// `by=NAME` who asks, an operator where it is `by=admin/…`.
     pub(super) fn requester(&self, words: &[&str]) -> Requester {
         let name = self.number(words, "by=").unwrap_or_default().to_owned();
@@ -23,12 +73,21 @@ impl World {
     /// `hold JOB... [by=NAME] [found]`, and `resume` for a release: of jobs that a selector found, those that it cannot be asked of are passed over.
     pub(super) fn control(&mut self, verb: &str, words: &[&str]) -> String {
         let is_option = |word: &&str| !word.contains('=') && *word != "found";
+        let arrays = words.iter().filter_map(|word| word.strip_prefix("array="));
+        let arrays: Vec<ArrayId> = arrays.map(|array| self.array_id(array)).collect();
         let jobs: Vec<JobId> = words.iter().copied().filter(is_option).map(|job| self.job_id(job)).collect();
         let verb = if verb == "resume" { "release" } else { verb };
         let control = Control::ALL.into_iter().find(|control| control.as_str() == verb).expect("a control");
-        let selection = JobSelection { is_found: words.contains(&"found"), ..JobSelection::named(jobs) };
+        let selection =
+            JobSelection { is_found: words.contains(&"found"), arrays, ..JobSelection::named(jobs) };
         let (request, by) = (self.request(words), self.requester(words));
-        self.carry_out(&Command::Control(Box::new(ControlOrder { request, by, control, selection })))
+        self.carry_out(&Command::Control(Box::new(ControlOrder {
+            acts_for: None,
+            request,
+            by,
+            control,
+            selection,
+        })))
     }
 
     /// `modify JOB [by=NAME] [stale] tier=T limit=D|none not-before=+D|none deadline=+D|none runs=D|none regions=A,B
@@ -63,6 +122,13 @@ impl World {
         let expected =
             words.contains(&"stale").then_some(JobVersion { generation: 1, changed_at: LogIndex(1) });
         let (request, by) = (self.request(words), self.requester(words));
-        self.carry_out(&Command::Modify(Box::new(ModifyOrder { request, by, job, expected, changes })))
+        self.carry_out(&Command::Modify(Box::new(ModifyOrder {
+            acts_for: None,
+            request,
+            by,
+            job,
+            expected,
+            changes,
+        })))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use muster_journal::{Decision, Outcome, RankUpdate, RearrangeCause, StopCause, WorkerSlot};
+use muster_journal::{Decision, Outcome, RankUpdate, RearrangeCause, StopCause, SubmittedPart, WorkerSlot};
 use muster_types::health::Observation;
 
 use super::World;
@@ -19,6 +19,24 @@ impl World {
                     1 => format!(" {}", names[0]),
                     many => format!(" {} x{many}", names[0]),
                 }
+            }
+            Decision::ArraysSubmitted { parts, .. } => {
+                let part = |part: &SubmittedPart| match &part.array {
+                    Some(array) => format!(" {} x{} ({array})", part.spec.name, array.size()),
+                    None => format!(" {}", part.spec.name),
+                };
+                parts.iter().map(part).collect()
+            }
+            Decision::ArrayMembersCreated { array, count } => {
+                format!(" {} x{count}", self.array_label(*array))
+            }
+            Decision::ArrayReleased { array } => format!(" {}", self.array_label(*array)),
+            Decision::ArrayMembersFailed { array, detail } => {
+                format!(" {}: {detail}", self.array_label(*array))
+            }
+            Decision::ArraysControlled { by, control, arrays, jobs, .. } => {
+                let arrays: Vec<String> = arrays.iter().map(|array| self.array_label(*array)).collect();
+                format!(" {control} {}{}", arrays.join(" "), self.controlled(jobs, by))
             }
             Decision::JobCancelRequested { by, jobs, .. } => self.controlled(jobs, by),
             Decision::JobHoldSet { by, jobs, held, .. } => {
@@ -158,7 +176,7 @@ impl World {
             }
             Decision::HealthPolicySet { .. } => String::new(),
             Decision::TurnsChanged { bursts } => {
-                bursts.iter().map(|(burst, _)| format!(" {}", self.label(*burst))).collect()
+                bursts.iter().map(|(group, _)| format!(" {}", self.label(*group))).collect()
             }
         }
     }

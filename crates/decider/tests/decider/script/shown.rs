@@ -28,7 +28,7 @@ impl World {
         }
         for blocker in &explained.blockers {
             let slipped = if blocker.has_slipped { ", whose start has slipped" } else { "" };
-            writeln!(text, "  room is kept for {}{slipped}", blocker.name).unwrap();
+            writeln!(text, "  capacity is reserved for {}{slipped}", blocker.name).unwrap();
         }
         for quota in &explained.quotas {
             let tenant = quota.blocked_by.tenant.as_ref().map_or("the fleet", |name| name.as_str());

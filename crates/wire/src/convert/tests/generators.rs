@@ -46,7 +46,10 @@ pub(super) fn topology() -> impl Strategy<Value = TopologyRule> {
 pub(super) fn dependencies() -> impl Strategy<Value = Vec<Dependency>> {
     btree_map(any::<u64>(), any::<bool>(), 0..4).prop_map(|jobs| {
         let rule = |done| if done { DependencyRule::Succeeded } else { DependencyRule::Finished };
-        jobs.into_iter().map(|(job, done)| Dependency { job: JobId(job), rule: rule(done) }).collect()
+        let scopes = [DependencyScope::Job, DependencyScope::Array, DependencyScope::Member];
+        let scope = |job: u64| scopes[(job % 3) as usize];
+        let on = |(job, done)| Dependency { job: JobId(job), rule: rule(done), scope: scope(job) };
+        jobs.into_iter().map(on).collect()
     })
 }
 
@@ -87,7 +90,6 @@ prop_compose! {
         failure_retries_max in 0..=limits::FAILURE_RETRIES_MAX,
         checkpoint_directory in option::of("/[a-z/]{0,20}"),
         working_directory in option::of("/[a-z/]{0,20}"),
-        array in option::of((0u32..5, 5u32..9)),
         topology in topology(),
         node_selector in btree_map(name(), btree_set("\\PC{0,9}", 1..4), 0..4),
         tolerations in btree_set(name(), 0..4),
@@ -102,14 +104,13 @@ prop_compose! {
         for (index, group) in groups.iter_mut().enumerate() {
             group.name = Name::new(&format!("{}{index}", group.name)).unwrap();
         }
-        let array = array.map(|(index, size)| ArrayMember { index, size });
         if elastic && groups.len() == 1 {
             groups[0].workers_min = groups[0].workers.div_ceil(2);
         }
         let regions = regions.into_iter().collect();
         JobDraft {
             name, tenant, tier, groups, regions, run_time_limit_ms, stop_grace_ms, failure_retries_max,
-            checkpoint_directory, working_directory, array, topology, node_selector, tolerations,
+            checkpoint_directory, working_directory, array: None, topology, node_selector, tolerations,
             preemptible, dependencies, not_before: times.0.map(LogTime), deadline: times.1.map(LogTime),
             expected_run_ms, datasets: datasets.into_iter().collect(),
         }.check().unwrap()
@@ -218,13 +219,14 @@ prop_compose! {
         let (name, tenant, tier, directory, working_directory) = texts;
         let (regions, tolerations, datasets) = lists;
         let ((run_time_limit, stop_grace, expected_run), (not_before, deadline)) = times;
-        let (array_size, max_failures) = numbers;
+        let (size, max_failures) = numbers;
+        let array = (size > 0).then(|| v1::JobArray { size, ..Default::default() });
         let values = |(label, values)| (label, v1::LabelValues { values });
         let node_selector = node_selector.into_iter().map(values).collect();
-        let dependency = |(job_id, rule)| v1::Dependency { job_id, rule };
+        let dependency = |(job_id, rule)| v1::Dependency { job_id, rule, ..Default::default() };
         let dependencies = dependencies.into_iter().map(dependency).collect();
         let mut spec = v1::JobSpec {
-            tier, groups, regions, run_time_limit, stop_grace, working_directory, array_size, topology, node_selector,
+            tier, groups, regions, run_time_limit, stop_grace, working_directory, array, topology, node_selector,
             tolerations, preemptible, dependencies, not_before, deadline, expected_run, datasets, ..rules
         };
         spec.retry_mut().max_failures = max_failures;

@@ -1,0 +1,23 @@
+//! What the listener for clients and the one for the pages share, so that nobody has twice as much by asking at both.
+
+use muster_engine::Engine;
+use muster_transport::Security;
+
+use crate::config::ApiConfig;
+use crate::forward::Router;
+use crate::unwritten::Ledger;
+
+/// Turns at what is scarce, and what callers have not taken of their answers. Clones share it.
+#[derive(Clone)]
+pub struct Shared {
+    pub(crate) router: Router,
+    pub(crate) unwritten: Ledger,
+}
+
+impl Shared {
+    /// That of one replica.
+    #[must_use]
+    pub fn new(engine: Engine, config: ApiConfig, security: Security) -> Shared {
+        Shared { router: Router::new(engine, config, security), unwritten: Ledger::default() }
+    }
+}

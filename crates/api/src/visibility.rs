@@ -1,0 +1,264 @@
+//! Which part of a job a caller is shown.
+//!
+//! That a job is there, what it asks for and where it runs, every user of the cluster may see: who waits wants to know
+//! for what; its labels and who submitted it as well. What its workers are started with, its annotations, where they
+//! save their work and what they said when they failed is shown to its tenant, to those above that, and to operators:
+//! environments hold keys.
+//!
+//! **Invariant:** every way to read a job or a record about one goes through here.
+
+use muster_journal::Decision;
+use muster_state::State;
+use muster_transport::{Principal, Role, ShortName};
+use muster_types::{JobId, Name};
+use muster_wire::{process, v1};
+use serde_json::Value;
+
+/// In the place of what is not shown.
+pub(crate) const REDACTED: &str = "redacted";
+
+/// Of a job's spec, in a record: what its workers are started with, and where they read and write.
+const PRIVATE: [&str; 4] = ["command", "environment", "checkpoint_directory", "working_directory"];
+/// Of any record about a job: how its workers failed, which may name the program or a path.
+const SAID: [&str; 2] = ["detail", "launch_failed"];
+
+/// Whose jobs a caller is shown whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Visibility {
+    All,
+    /// Those of a tenant and of those below it.
+    Below(ShortName),
+    Nobodys,
+}
+
+impl Visibility {
+    pub(crate) fn of(principal: &Principal) -> Visibility {
+        match principal.role() {
+            // A listener without certificates is one machine's own.
+            None | Some(Role::Admin(_) | Role::AllTenants(_)) => Visibility::All,
+            Some(Role::TenantClient { tenant, .. }) => Visibility::Below(tenant),
+            Some(Role::Client(_) | Role::Agent(_) | Role::AgentGroup(_) | Role::Replica(_)) => {
+                Visibility::Nobodys
+            }
+        }
+    }
+
+    /// Whether it sees the jobs of a tenant whole, by the policy of this state.
+    pub(crate) fn sees(self, view: &State, tenant: &Name) -> bool {
+        match self {
+            Visibility::All => true,
+            Visibility::Below(own) => {
+                view.policy().policy.ancestry(tenant).any(|above| above.as_str() == own.as_str())
+            }
+            Visibility::Nobodys => false,
+        }
+    }
+
+    /// Whether it sees a job whole. Of one that is not kept any more nobody knows whose it was.
+    fn sees_job(self, view: &State, job: JobId) -> bool {
+        self == Visibility::All || view.tenant_of(job).is_some_and(|tenant| self.sees(view, tenant))
+    }
+
+    /// A job's message as it is shown.
+    pub(crate) fn job(self, view: &State, tenant: &Name, job: v1::Job) -> v1::Job {
+        if self.sees(view, tenant) { job } else { redacted(job) }
+    }
+
+    /// Why a job waits or where it is, as it is shown.
+    pub(crate) fn explanation(
+        self,
+        view: &State,
+        job: JobId,
+        mut explained: v1::Explanation,
+    ) -> v1::Explanation {
+        if !self.sees_job(view, job) && tells_how_it_failed(&explained.reason) {
+            hide(&mut explained.message);
+        }
+        explained
+    }
+
+    /// What became of a job's attempts, as it is shown.
+    pub(crate) fn history(
+        self,
+        view: &State,
+        job: JobId,
+        history: Option<v1::AttemptHistory>,
+    ) -> Option<v1::AttemptHistory> {
+        if self.sees_job(view, job) { history } else { history.map(redacted_history) }
+    }
+
+    /// Takes out of a record's content what is not shown; whether that was anything.
+    pub(crate) fn redact(self, view: &State, decision: &Decision, content: &mut Value) -> bool {
+        if self == Visibility::All {
+            return false;
+        }
+        match decision {
+            Decision::JobsSubmitted { specs, .. } => {
+                let shown = content.get_mut("specs").and_then(Value::as_array_mut).into_iter().flatten();
+                let hidden = shown.zip(specs).filter(|(_, spec)| !self.sees(view, &spec.tenant));
+                hidden.map(|(content, _)| blank(content, &PRIVATE)).count() > 0
+            }
+            Decision::ArraysSubmitted { parts, .. } => {
+                let shown = content.get_mut("parts").and_then(Value::as_array_mut).into_iter().flatten();
+                let hidden = shown.zip(parts).filter(|(_, part)| !self.sees(view, &part.spec.tenant));
+                let names = [&PRIVATE[..], &["annotations"]].concat();
+                hidden.map(|(content, _)| blank(content, &names)).count() > 0
+            }
+            Decision::JobMetadataSet { runs } => {
+                let shown = content.get_mut("runs").and_then(Value::as_array_mut).into_iter().flatten();
+                let hidden = shown.zip(runs).filter(|(_, (job, ..))| !self.sees_job(view, *job));
+                hidden.map(|(content, _)| blank(content, &["annotations"])).count() > 0
+            }
+            Decision::JobModified { job, .. } if !self.sees_job(view, *job) => {
+                blank(content, &["annotations"]);
+                true
+            }
+            Decision::WorkersReported { job, .. }
+            | Decision::GangStopRequested { job, .. }
+            | Decision::JobFinished { job, .. }
+            | Decision::AttemptFailed { job, .. }
+                if !self.sees_job(view, *job) =>
+            {
+                blank(content, &SAID);
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Puts a word in the place of every field of these names, wherever it is.
+fn blank(content: &mut Value, names: &[&str]) {
+    match content {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                if names.contains(&name.as_str()) {
+                    if !value.is_null() {
+                        *value = Value::String(REDACTED.to_owned());
+                    }
+                } else {
+                    blank(value, names);
+                }
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(|item| blank(item, names)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+fn word() -> String {
+    REDACTED.to_owned()
+}
+
+fn hide(text: &mut String) {
+    if !text.is_empty() {
+        *text = word();
+    }
+}
+
+fn redacted(mut job: v1::Job) -> v1::Job {
+    job.redacted = true;
+    if let Some(spec) = &mut job.spec {
+        redact_spec(spec);
+    }
+    if !job.annotations.is_empty() {
+        job.annotations = [(word(), word())].into();
+    }
+    let Some(status) = &mut job.status else { return job };
+    if let Some(placement) = &mut status.placement {
+        for exit in placement.workers.iter_mut().filter_map(|worker| worker.exit.as_mut()) {
+            if let Some(v1::exit_status::Kind::LaunchFailed(text)) = &mut exit.kind {
+                hide(text);
+            }
+        }
+    }
+    if tells_how_it_failed(&status.reason) {
+        hide(&mut status.message);
+    }
+    status.history = status.history.take().map(redacted_history);
+    job
+}
+
+/// Whether the sentence of this reason is about how a job failed: it says what its workers said.
+fn tells_how_it_failed(reason: &str) -> bool {
+    reason.contains("FAIL") || matches!(reason, "RETRY_BACKOFF" | "REQUEUED" | "STOPPING_FAULT")
+}
+
+fn redact_spec(spec: &mut v1::JobSpec) {
+    for group in &mut spec.groups {
+        group.runtime = process(vec![word()]);
+        if !group.environment.is_empty() {
+            group.environment = vec![v1::EnvVar::new(word(), word())];
+        }
+    }
+    if let Some(checkpoint) = &mut spec.checkpoint {
+        hide(&mut checkpoint.directory);
+    }
+    hide(&mut spec.working_directory);
+}
+
+fn redacted_history(mut history: v1::AttemptHistory) -> v1::AttemptHistory {
+    if let Some(last) = &mut history.last_failure {
+        hide(&mut last.message);
+    }
+    history
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_archive::content;
+    use muster_journal::{Outcome, RequestKey};
+    use muster_types::RequestId;
+    use std::sync::Arc;
+
+    fn spec(tenant: &str) -> Arc<muster_types::JobSpec> {
+        let mut job = crate::access_tests::submission(tenant, 0).job.expect("it has one");
+        let group = &mut job.spec_mut().groups[0];
+        group.set_variable("KEY", "hunter2");
+        *group.command_mut() = vec!["hunter2".to_owned()];
+        let jobs = muster_wire::convert::submissions_from_proto("job", Some(job)).expect("it is a job");
+        Arc::new(jobs[0].spec.clone())
+    }
+
+    #[test]
+    fn a_record_is_shown_without_what_is_private_to_others() {
+        let view = State::default();
+        let request = RequestKey { id: RequestId(1), fingerprint: 1 };
+        let specs = vec![spec("speech"), spec("vision")];
+        let submitted = Decision::JobsSubmitted { request, specs, estimates: Vec::new() };
+        let finished = Decision::JobFinished {
+            job: JobId(9),
+            outcome: Outcome::Failed { detail: "rank 0: cannot run /home/hunter2".to_owned() },
+        };
+        let times = |visibility: Visibility, decision: &Decision| {
+            let mut shown = content(decision);
+            let redacted = visibility.redact(&view, decision, &mut shown);
+            (shown.to_string().matches("hunter2").count(), redacted)
+        };
+        assert_eq!(times(Visibility::All, &submitted), (4, false));
+        assert_eq!(times(Visibility::Nobodys, &submitted), (0, true));
+        assert_eq!(
+            times(Visibility::Below(ShortName::new("speech").expect("a name")), &submitted),
+            (2, true)
+        );
+        assert_eq!(times(Visibility::All, &finished), (1, false));
+        assert_eq!(times(Visibility::Nobodys, &finished), (0, true));
+        let carried = muster_types::JobMetadata {
+            labels: [("team".to_owned(), "vision".to_owned())].into(),
+            annotations: [("note".to_owned(), "hunter2".to_owned())].into(),
+            creator: "tenant/vision/ada".to_owned(),
+        };
+        let carried = Decision::JobMetadataSet { runs: vec![(JobId(9), 1, Arc::new(carried))] };
+        assert_eq!(times(Visibility::All, &carried), (1, false));
+        assert_eq!(times(Visibility::Nobodys, &carried), (0, true));
+        let mut shown = content(&carried);
+        Visibility::Nobodys.redact(&view, &carried, &mut shown);
+        assert!(
+            shown.to_string().contains("tenant/vision/ada") && shown.to_string().contains("team"),
+            "{shown}"
+        );
+        let created = Decision::LeaderStarted;
+        assert_eq!(times(Visibility::Nobodys, &created), (0, false));
+    }
+}

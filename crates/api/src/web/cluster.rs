@@ -1,0 +1,179 @@
+//! The first page and the queues.
+
+use axum::Extension;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use muster_decider::{FrontRequest, queue_front};
+use muster_page::{NextJob, Overview, Pager, PoolUse, QueueShown, Queues, TierQueue};
+use muster_state::{PoolKey, State as Applied};
+use muster_types::{DeviceSet, PriorityTier};
+use muster_wire::closed::{ClosedSet, number};
+use muster_wire::v1;
+use std::collections::BTreeMap;
+
+use super::query::parameters;
+use super::{Problem, Reader, Scene, Web, events};
+use crate::cluster_service;
+use crate::queue_service;
+use crate::render::{self, Detail};
+
+/// Rows of the first page.
+const NEXT_SHOWN: usize = 8;
+const ACTIVE_SHOWN: usize = 10;
+const EVENTS_SHOWN: usize = 12;
+const POOLS_SHOWN_MAX: usize = 200;
+/// About what its rows take.
+const OVERVIEW_BYTES: usize = 256 << 10;
+/// Requests of the front of the queue for which it is explained why they wait: each explanation looks at the whole fleet.
+const EXPLAINED: usize = 3;
+/// Requests that are stepped over for the front of the queue: of a tenant without nominal quota each may be another one.
+const STEPS_MAX: u64 = 10_000;
+/// Tenants whose gated jobs are counted for the first page.
+const TENANTS_COUNTED_MAX: usize = 10_000;
+/// Rows of the queues' page.
+const TENANTS_SHOWN: usize = 500;
+const FRONT_SHOWN: usize = 20;
+
+/// The front of the pending queue, with the reasons why its first requests wait.
+fn front(scene: &Scene, count: usize) -> QueueShown {
+    let view = &scene.state;
+    let front = queue_front(view, view.log_time(), count, STEPS_MAX);
+    let shown = front.requests.into_iter().enumerate().filter_map(|(place, request)| {
+        let why =
+            (place < EXPLAINED).then(|| scene.engine().explain_briefly_here(view, request.job)).flatten();
+        let why = why.map(|(reason, message)| v1::Explanation {
+            reason: reason.code().to_owned(),
+            message,
+            ..Default::default()
+        });
+        let why = why.map(|why| scene.visibility().explanation(view, request.job, why)).unwrap_or_default();
+        next_job(view, request, why)
+    });
+    QueueShown { jobs: shown.collect(), is_cut: front.is_cut }
+}
+
+fn next_job(view: &Applied, request: FrontRequest, why: v1::Explanation) -> Option<NextJob> {
+    let spec = view.spec(request.job)?;
+    Some(NextJob {
+        id: request.job.to_string(),
+        name: spec.name.to_string(),
+        tenant: request.tenant.to_string(),
+        tier: request.tier.word().to_owned(),
+        devices: spec.device_count(),
+        within_nominal: request.within_nominal,
+        reason: why.reason,
+        message: why.message,
+    })
+}
+
+pub(super) async fn overview(
+    State(web): State<Web>,
+    Extension(reader): Extension<Reader>,
+    request: Request,
+) -> Result<Response, Problem> {
+    parameters::<0>(request.uri(), [])?;
+    let make = |scene: &Scene| Ok(muster_page::overview(&scene.frame(), &made_of(scene)));
+    web.answer(reader, OVERVIEW_BYTES, make).await
+}
+
+fn made_of(scene: &Scene) -> Overview {
+    let view = &scene.state;
+    let (pools, leaves_pools_out) = pools(view);
+    let newest = view.active().rev().filter_map(|id| {
+        let (row, spec) = (view.job(id)?, view.spec(id)?);
+        // What is being stopped holds devices as well, and is shown as that.
+        Some(render::job(view, id, row, spec, (Detail::Basic, scene.visibility())))
+    });
+    let queues = view.queues_behind(None, TENANTS_COUNTED_MAX);
+    Overview {
+        status: cluster_service::status(scene.engine(), view, None),
+        pools,
+        leaves_pools_out,
+        gated: queues.iter().filter_map(|name| view.queue(name)).map(|queue| queue.load.held_jobs).sum(),
+        gated_or_more: queues.len() == TENANTS_COUNTED_MAX,
+        uncreated: view.uncreated_count(),
+        next: front(scene, NEXT_SHOWN),
+        active: newest.take(ACTIVE_SHOWN).collect(),
+        events: events::newest_of_all(scene, EVENTS_SHOWN),
+    }
+}
+
+/// Devices by type and place, and whether there are more pools than are shown.
+fn pools(view: &Applied) -> (Vec<PoolUse>, bool) {
+    let withheld = withheld(view);
+    let mut shown = Vec::new();
+    for (key, pool) in view.pools() {
+        let Some(kind) = &key.kind else { continue };
+        if shown.len() == POOLS_SHOWN_MAX {
+            return (shown, true);
+        }
+        let placeable: u64 = pool
+            .placeable_shapes
+            .iter()
+            .map(|(shape, nodes)| u64::from(shape.devices) * u64::from(*nodes))
+            .sum();
+        let (faulty, foreign) = withheld.get(key).copied().unwrap_or_default();
+        shown.push(PoolUse {
+            region: key.region.to_string(),
+            cluster: key.cluster.to_string(),
+            kind: kind.to_string(),
+            total: pool.total_devices,
+            free: pool.idle_devices,
+            unavailable: pool.total_devices.saturating_sub(placeable) + faulty,
+            foreign,
+        });
+    }
+    (shown, false)
+}
+
+/// Devices that no worker holds and nothing new is placed on, of nodes that take work: those at fault, and those that another
+/// scheduler holds.
+fn withheld(view: &Applied) -> BTreeMap<PoolKey, (u64, u64)> {
+    let mut counts = BTreeMap::new();
+    for (id, restriction) in view.restrictions() {
+        let Some(node) = view.node(id).filter(|node| node.is_placeable()) else { continue };
+        let (DeviceSet(faulty), DeviceSet(foreign)) =
+            (restriction.health.unusable, restriction.foreign.devices);
+        let of_free = |devices: u64| u64::from((devices & node.free.devices.0).count_ones());
+        let (faulty, foreign) = (of_free(faulty), of_free(foreign & !faulty));
+        if faulty + foreign > 0 {
+            let (all_faulty, all_foreign): &mut (u64, u64) =
+                counts.entry(PoolKey::of(&node.spec)).or_default();
+            *all_faulty += faulty;
+            *all_foreign += foreign;
+        }
+    }
+    counts
+}
+
+pub(super) async fn queues(
+    State(web): State<Web>,
+    Extension(reader): Extension<Reader>,
+    request: Request,
+) -> Result<Response, Problem> {
+    let [page] = parameters(request.uri(), ["page"])?;
+    let make = move |scene: &Scene| {
+        let asked = v1::ListTenantsRequest { page_token: page.clone(), ..Default::default() };
+        let listed = queue_service::list(scene.engine(), &scene.state, &asked, TENANTS_SHOWN)?;
+        let shown = Queues {
+            tenants: listed.tenants,
+            next: front(scene, FRONT_SHOWN),
+            tiers: tiers(&scene.state),
+            uncreated: scene.state.uncreated_count(),
+            pager: Pager { path: "/queues", parameters: Vec::new(), page, next: listed.next_page_token },
+        };
+        Ok(muster_page::queues(&scene.frame(), &shown))
+    };
+    web.answer(reader, TENANTS_SHOWN * queue_service::ROW_BYTES, make).await
+}
+
+/// Tenants with jobs in the pending queue, by tier, the highest first.
+fn tiers(view: &Applied) -> Vec<TierQueue> {
+    let mut tiers: Vec<PriorityTier> = PriorityTier::ALL.to_vec();
+    tiers.sort_by_key(|tier| std::cmp::Reverse(number(*tier)));
+    let queue = |tier: PriorityTier| TierQueue {
+        tier: tier.word().to_owned(),
+        tenants: view.tenants_in_line(tier).count() as u64,
+    };
+    tiers.into_iter().map(queue).filter(|tier| tier.tenants > 0).collect()
+}

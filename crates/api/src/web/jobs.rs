@@ -1,0 +1,214 @@
+//! The list of jobs, and one of them.
+
+use axum::Extension;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use muster_engine::Change;
+use muster_page::{Group, GroupBy, Groups, JobDetail, JobQuery};
+use muster_state::{Phase, State as Applied};
+use muster_types::{JobId, PriorityTier};
+use muster_wire::closed::{ClosedSet, number, of_word, phase_word, words};
+use muster_wire::v1;
+use std::collections::BTreeMap;
+
+use super::query::parameters;
+use super::{Problem, Reader, Scene, Web, events};
+use crate::arrays;
+use crate::explanation;
+use crate::job_filter::{Candidate, JobFilter};
+use crate::job_service;
+use crate::render::{self, Detail};
+
+/// Rows of a page.
+const JOBS_SHOWN: usize = 100;
+/// Jobs that match and are counted one by one.
+const JOBS_COUNTED_MAX: usize = 20_000;
+/// Groups of one count.
+const GROUPS_SHOWN_MAX: usize = 200;
+/// Changes of a job that its page shows.
+const CHANGES_SHOWN: usize = 30;
+
+/// What an address asks for, and the filter that it stands for.
+fn asked(request: &Request) -> Result<(JobQuery, v1::JobFilter), Problem> {
+    let known = ["tenant", "phase", "tier", "name", "labels", "region", "array", "group", "page"];
+    let [tenant, phase, tier, name, labels, region, array, group, page] = parameters(request.uri(), known)?;
+    let mut wrong = Vec::new();
+    let mut phases = Vec::new();
+    for word in phase.split(',').filter(|word| !word.is_empty()) {
+        match of_word::<v1::JobPhase>(word) {
+            Some(phase) => phases.push(number(phase)),
+            None => {
+                let text = format!("must be one or several of {}", words::<v1::JobPhase>());
+                wrong = vec![("phase".to_owned(), text)];
+            }
+        }
+    }
+    let of_tier = of_word::<PriorityTier>(&tier);
+    if of_tier.is_none() && !tier.is_empty() {
+        wrong.push(("tier".to_owned(), format!("must be one of {}", words::<PriorityTier>())));
+    }
+    let of_group = GroupBy::ALL.into_iter().find(|by| by.word() == group);
+    if of_group.is_none() && !group.is_empty() {
+        let known = GroupBy::ALL.map(GroupBy::word).join(", ");
+        wrong.push(("group".to_owned(), format!("must be one of {known}")));
+    }
+    let query = JobQuery { tenant, phase, tier, name, labels, region, array, group: of_group, page };
+    if !wrong.is_empty() {
+        return Err(Problem::fields(wrong).with_form(&query));
+    }
+    let filter = v1::JobFilter {
+        tenant: query.tenant.clone(),
+        phases,
+        tiers: of_tier.map(number).into_iter().collect(),
+        name_prefix: query.name.clone(),
+        label_selector: query.labels.clone(),
+        region: query.region.clone(),
+        array_id: query.array.clone(),
+        ..Default::default()
+    };
+    Ok((query, filter))
+}
+
+pub(super) async fn list(
+    State(web): State<Web>,
+    Extension(reader): Extension<Reader>,
+    request: Request,
+) -> Result<Response, Problem> {
+    let (query, filter) = asked(&request)?;
+    let caller = reader.caller();
+    let is_narrowed = filter != v1::JobFilter::default();
+    let parsed = |filter| {
+        JobFilter::new("filter", Some(filter), &caller)
+            .map_err(|refused| Problem::from(refused).with_form(&query))
+    };
+    let (counted, filter) = (parsed(filter.clone())?, parsed(filter)?);
+    let form = query.clone();
+    let make = move |scene: &Scene| {
+        let view = &scene.state;
+        let shown = (JOBS_SHOWN, Detail::Basic, scene.visibility());
+        let listed = job_service::list(scene.engine(), view, &query.page, filter, shown)?;
+        let groups = query.group.map(|by| groups(view, &counted, by, is_narrowed));
+        let next = &listed.next_page_token;
+        Ok(muster_page::jobs(&scene.frame(), &query, &listed.jobs, next, groups.as_ref()))
+    };
+    let answered = web.answer(reader, JOBS_SHOWN * job_service::ROW_BYTES, make).await;
+    answered.map_err(|problem| problem.with_form(&form))
+}
+
+/// Counts of jobs. By tenant, where nothing narrows them down, they come from an index; else those that match are counted one by
+/// one, from the newest on and no further than a list looks.
+fn groups(view: &Applied, filter: &JobFilter, by: GroupBy, is_narrowed: bool) -> Groups {
+    if by == GroupBy::Tenant && !is_narrowed {
+        return of_tenants(view);
+    }
+    let mut counts: BTreeMap<String, Group> = BTreeMap::new();
+    let (mut looked_at, mut matching, mut is_cut) = (0, 0, false);
+    let (candidates, looked_at_max) = filter.candidates(view, None);
+    for (_, candidate) in candidates {
+        if looked_at == looked_at_max || matching == JOBS_COUNTED_MAX {
+            is_cut = true;
+            break;
+        }
+        looked_at += 1;
+        let Some(job) = candidate.filter(|job| filter.shows(view, *job)) else { continue };
+        matching += 1;
+        let value = value_of(&job, by);
+        if counts.len() == GROUPS_SHOWN_MAX && !counts.contains_key(&value) {
+            is_cut = true;
+            continue;
+        }
+        let group = counts.entry(value).or_insert_with_key(|value| Group {
+            value: value.clone(),
+            finished: Some(0),
+            ..Group::default()
+        });
+        match &job.row.phase {
+            Phase::Pending => group.pending += 1,
+            Phase::Finished(_) => group.finished = group.finished.map(|count| count + 1),
+            Phase::Starting | Phase::Running | Phase::Stopping(_) => group.active += 1,
+        }
+    }
+    let counted = Some((matching as u64, looked_at as u64));
+    Groups { by, rows: counts.into_values().collect(), counted, is_cut }
+}
+
+fn value_of(job: &Candidate<'_>, by: GroupBy) -> String {
+    match by {
+        GroupBy::Tenant => job.spec.tenant.to_string(),
+        GroupBy::Tier => job.tier.word().to_owned(),
+        GroupBy::Phase => phase_word(render::phase_of(&job.row.phase)).to_owned(),
+        // That of a pending job is of an attempt before: it holds nothing there.
+        GroupBy::Region => job
+            .row
+            .placement
+            .as_ref()
+            .filter(|_| job.row.phase != Phase::Pending)
+            .map(|placement| placement.region.to_string())
+            .unwrap_or_default(),
+    }
+}
+
+fn of_tenants(view: &Applied) -> Groups {
+    let names = view.queues_behind(None, GROUPS_SHOWN_MAX + 1);
+    let rows = names.iter().take(GROUPS_SHOWN_MAX).filter_map(|name| {
+        let load = view.queue(name)?.load;
+        let value = name.to_string();
+        Some(Group { value, pending: load.pending_jobs, active: load.active_jobs, finished: None })
+    });
+    let is_cut = names.len() > GROUPS_SHOWN_MAX;
+    Groups { by: GroupBy::Tenant, rows: rows.collect(), counted: None, is_cut }
+}
+
+pub(super) async fn one(
+    State(web): State<Web>,
+    Extension(reader): Extension<Reader>,
+    id: Result<Path<String>, PathRejection>,
+    request: Request,
+) -> Result<Response, Problem> {
+    parameters::<0>(request.uri(), [])?;
+    let id: Option<JobId> = id.ok().and_then(|Path(text)| text.parse().ok());
+    let no_id = || Problem::new(StatusCode::NOT_FOUND, "Not found", "The address names no job.");
+    let id = id.ok_or_else(no_id)?;
+    let make = move |scene: &Scene| {
+        let shown = detail(scene, id).ok_or_else(|| Problem::from(job_service::no_such_job(id)))?;
+        Ok(muster_page::job(&scene.frame(), &shown))
+    };
+    web.answer(reader, job_service::FULL_PAGE_BYTES, make).await
+}
+
+/// What the page of a job shows: also of a member of an array that has no row among the jobs, as the calls do.
+fn detail(scene: &Scene, id: JobId) -> Option<JobDetail> {
+    let (view, visibility) = (&scene.state, scene.visibility());
+    let shown = (Detail::Full, visibility);
+    let row = view.job(id).zip(view.spec(id));
+    let (job, explanation) = match row {
+        Some((row, spec)) => (render::job(view, id, row, spec, shown), why(scene, id, &row.phase)),
+        None => (arrays::member(view, id, shown)?, arrays::member_explained(view, id)?),
+    };
+    let is_of_job = |change: &Change| matches!(change, Change::Job { id: of, .. } if *of == id);
+    let array = view.array_of(id).and_then(|(array, _)| {
+        Some(arrays::array(view, array, view.array(array)?, (Detail::Basic, visibility)))
+    });
+    Some(JobDetail {
+        job,
+        explanation: visibility.explanation(view, id, explanation),
+        advice: row.and_then(|_| explanation::checkpoint_advice(view, id, view.log_time())),
+        array,
+        changes: events::newest(scene, CHANGES_SHOWN, is_of_job),
+        is_over: row.is_none_or(|(row, _)| matches!(row.phase, Phase::Finished(_))),
+    })
+}
+
+/// Why a job waits, or where it is.
+fn why(scene: &Scene, id: JobId, phase: &Phase) -> v1::Explanation {
+    let view = &scene.state;
+    // Only for one that waits the whole fleet is looked at.
+    let explained = (*phase == Phase::Pending).then(|| scene.engine().explain_job_here(view, id)).flatten();
+    match (explained, view.job(id)) {
+        (Some(explained), _) => explanation::waiting(view, &explained),
+        (None, Some(row)) => explanation::placed(view, id, row),
+        (None, None) => v1::Explanation::default(),
+    }
+}

@@ -1,0 +1,240 @@
+//! `muster open`: the address of a web page on a replica that answers, and a browser that shows it.
+
+use std::fmt::Write as _;
+use std::process::Stdio;
+use std::time::Duration;
+
+use clap::Args;
+use clap_complete::engine::ArgValueCompleter;
+use muster_client::Endpoints;
+use muster_console::{Console, Document, Exit, Failure, Global, WEB_UNKNOWN, WebArgs};
+use serde::Serialize;
+
+use crate::complete;
+use crate::find::{Find, Found, find};
+
+/// How long one replica may take to answer.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+/// How long a program that opens a browser may take until it is left alone.
+const OPENER_MAX: Duration = Duration::from_secs(3);
+/// Bytes of a page that are read: its status says all.
+const PAGE_BYTES_MAX: usize = 0;
+
+/// Options of `muster open`.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  muster open                             opens the first page
+  muster open job-3f0                     opens the page of a job, which may also be named by its name
+  muster open node host-17                opens the page of a node
+  muster open queue vision                opens the tenant's row among the queues
+  muster open events                      opens a list; the others are fleet, queues, nodes and jobs
+  muster open job-3f0 --print             prints the address and opens nothing
+  muster open fleet --web replica-1:7601,replica-2:7601
+
+The address goes to stdout. A browser is opened with xdg-open, open or wslview where there is a display. Replicas do
+not tell where their pages are: name them with --web, with MUSTER_WEB, or with `web = [\"host:port\"]` in the
+configuration file. A running `muster dev` is found without that. The first replica that answers is taken.")]
+pub struct OpenArgs {
+    /// A job by its id or name, or one of: node, queue, jobs, nodes, queues, fleet, events
+    #[arg(value_name = "JOB|PAGE", add = ArgValueCompleter::new(complete::pages))]
+    what: Option<String>,
+    /// The name of the node after `node`, or the tenant after `queue`
+    #[arg(value_name = "NAME", add = ArgValueCompleter::new(complete::nodes_and_tenants))]
+    name: Option<String>,
+    /// Print the address, and open nothing
+    #[arg(long)]
+    print: bool,
+    #[command(flatten)]
+    web: WebArgs,
+}
+
+/// Content of `WebPage`.
+#[derive(Serialize)]
+struct WebPage {
+    url: String,
+}
+
+/// A page, as the command line names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Target {
+    Path(String),
+    /// The job has to be found first.
+    Job(String),
+}
+
+pub async fn run(global: &Global, console: &Console, args: OpenArgs) -> Result<Exit, Failure> {
+    let target = target(args.what.as_deref(), args.name.as_deref())?;
+    let Some(web) = global.web(&args.web)? else {
+        return Err(Failure::usage("it is not known where the web pages are").with_next(WEB_UNKNOWN));
+    };
+    let path = match target {
+        Target::Path(path) => path,
+        Target::Job(text) => {
+            let found = find(&global.client().await?, &text, Find::Newest).await?;
+            match found {
+                Found::Job(id) => format!("/jobs/{}", encoded(&id)),
+                Found::Members(ids) if ids.len() == 1 => format!("/jobs/{}", encoded(&ids[0])),
+                Found::Array(id) => {
+                    let text = format!("{id} is an array, and an array has no page");
+                    let next = format!("name one of its jobs: muster open '{id}[INDEX]'");
+                    return Err(Failure::usage(text).with_next(next));
+                }
+                Found::Members(_) => {
+                    return Err(Failure::usage(format!("{text:?} names several jobs; name one of them")));
+                }
+            }
+        }
+    };
+    let url = first_that_answers(&web, &path).await?;
+    if console.is_structured() {
+        console.object(&Document::new("WebPage", None::<u64>, WebPage { url: url.clone() }))?;
+    } else {
+        console.line(&url)?;
+    }
+    if !args.print {
+        open(console, &url).await;
+    }
+    Ok(Exit::Ok)
+}
+
+fn target(what: Option<&str>, name: Option<&str>) -> Result<Target, Failure> {
+    let path = |path: &str| Ok(Target::Path(path.to_owned()));
+    match (what, name) {
+        (None, _) => path("/"),
+        (Some("node"), Some(name)) => Ok(Target::Path(format!("/nodes/{}", encoded(name)))),
+        (Some("queue"), Some(tenant)) => Ok(Target::Path(format!("/queues#tenant-{}", encoded(tenant)))),
+        (Some("job"), Some(job)) => Ok(Target::Job(job.to_owned())),
+        (Some(word), Some(name)) => {
+            let text = format!("{word:?} is no kind of page that {name:?} could be one of");
+            Err(Failure::usage(text)
+                .with_next("muster open node NAME, muster open queue TENANT, muster open JOB"))
+        }
+        (Some("node" | "nodes"), None) => path("/nodes"),
+        (Some("queue" | "queues"), None) => path("/queues"),
+        (Some("job" | "jobs"), None) => path("/jobs"),
+        (Some("fleet"), None) => path("/fleet"),
+        (Some("events"), None) => path("/events"),
+        (Some(job), None) => Ok(Target::Job(job.to_owned())),
+    }
+}
+
+/// Text as a part of an address.
+fn encoded(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
+            out.push(char::from(byte));
+        } else {
+            // Writing into a string cannot fail.
+            let _ = write!(out, "%{byte:02X}");
+        }
+    }
+    out
+}
+
+/// The page on the first replica that has it.
+async fn first_that_answers(web: &Endpoints, path: &str) -> Result<String, Failure> {
+    let mut problems = Vec::new();
+    let mut is_unknown = false;
+    // What stands behind a `#` is for the browser alone.
+    let asked = path.split('#').next().unwrap_or(path);
+    for address in web.iter() {
+        match web.http_get(address, asked, PAGE_BYTES_MAX, ANSWER_MAX).await.map(|answer| answer.code) {
+            Ok(200..=299) => return Ok(format!("{address}{path}")),
+            // Another replica may be ahead of this one.
+            Ok(404) if is_of_one_thing(asked) => is_unknown = true,
+            Ok(code) => problems.push(format!("{address}: it answers with {code}{}", meaning(code))),
+            Err(why) => problems.push(format!("{address}: {why}")),
+        }
+    }
+    if is_unknown {
+        let text = format!("there is no page {asked}: no replica that answers knows of it");
+        return Err(Failure::new(Exit::NotFound, text)
+            .with_details(problems)
+            .with_next("`muster job list --all` and `muster node list` show what there is"));
+    }
+    Err(Failure::new(Exit::Unavailable, "no replica shows this page").with_details(problems).with_next(
+        "check --web: it names `http_listen` of server.toml, not the address for clients; \
+         `muster cluster status` shows which replicas are up",
+    ))
+}
+
+/// Whether the path is of one job or node, which a replica may not have.
+fn is_of_one_thing(path: &str) -> bool {
+    path.starts_with("/jobs/") || path.starts_with("/nodes/")
+}
+
+fn meaning(code: u16) -> &'static str {
+    match code {
+        401 | 403 => ": your certificate may not read the pages",
+        404 => ": there is no such page",
+        421 => ": without certificates it is asked for by an IP address or as localhost",
+        503 => ": it has no state to show now",
+        _ => "",
+    }
+}
+
+/// The programs that open an address in a browser here, the best one first; none without a display.
+fn openers(variable: impl Fn(&str) -> bool) -> &'static [&'static str] {
+    if cfg!(target_os = "macos") {
+        &["open"]
+    } else if variable("WSL_DISTRO_NAME") {
+        &["wslview", "xdg-open"]
+    } else if variable("DISPLAY") || variable("WAYLAND_DISPLAY") {
+        &["xdg-open"]
+    } else {
+        &[]
+    }
+}
+
+/// Opens a browser, and says why not where it cannot: the address has been printed.
+async fn open(console: &Console, url: &str) {
+    let openers = openers(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
+    if openers.is_empty() {
+        console.progress("there is no display here: open the address in a browser yourself");
+        return;
+    }
+    for opener in openers {
+        let mut command = tokio::process::Command::new(opener);
+        command.arg(url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let Ok(mut child) = command.spawn() else { continue };
+        match tokio::time::timeout(OPENER_MAX, child.wait()).await {
+            // One that still runs is the browser itself.
+            Err(_) => return,
+            Ok(Ok(status)) if status.success() => return,
+            Ok(_) => {}
+        }
+    }
+    console
+        .progress(&format!("{} could not open a browser: open the address yourself", openers.join(" and ")));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_named_by_words_and_everything_else_is_a_job() {
+        let path = |what, name| match target(what, name) {
+            Ok(Target::Path(path)) => path,
+            Ok(Target::Job(job)) => format!("job {job}"),
+            Err(failure) => failure.headline().to_owned(),
+        };
+        assert_eq!(path(None, None), "/");
+        assert_eq!(path(Some("node"), Some("a/../b")), "/nodes/a%2F..%2Fb");
+        assert_eq!(path(Some("queue"), Some("vision")), "/queues#tenant-vision");
+        assert_eq!(path(Some("queue"), None), "/queues");
+        assert_eq!(path(Some("fleet"), None), "/fleet");
+        assert_eq!(path(Some("job-3f0"), None), "job job-3f0");
+        assert_eq!(path(Some("job"), Some("train")), "job train");
+        assert!(path(Some("fleet"), Some("x")).contains("no kind of page"));
+    }
+
+    #[test]
+    fn a_browser_is_opened_only_where_there_is_a_display() {
+        assert!(openers(|_| false).is_empty() || cfg!(target_os = "macos"));
+        assert_eq!(openers(|name| name == "WAYLAND_DISPLAY").len(), 1);
+        assert_eq!(openers(|name| name == "WSL_DISTRO_NAME").first(), Some(&"wslview"));
+    }
+}

@@ -1,0 +1,299 @@
+//! `muster report …`: what accelerators were used for and what jobs waited for, charged from an archive at hand.
+//!
+//! **Invariant:** what is not in the archive is reported as missing, and nothing is charged for it.
+//! **Invariant:** the rows of a report of accelerators add up to capacity × time, which is printed.
+
+mod read;
+mod rows;
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use muster_console::{Console, Document, Exit, Failure, Format, Grid};
+use muster_types::{LogTime, PastPoint};
+use serde::Serialize;
+
+use crate::log::point_of_log;
+use read::{Reading, read};
+use rows::{Goodput, Row, Unit};
+
+/// Commands about what the fleet was used for.
+#[derive(Subcommand)]
+pub enum ReportCommand {
+    /// Accelerator time by what it was used for: kept and lost work, starts, stops, idle
+    #[command(after_help = "\
+Examples:
+  muster report usage --archive /var/lib/muster/replica-1
+  muster report usage --archive /var/lib/muster/replica-1/archive --by tenant,type --from 2026-11-01T00:00:00Z
+  muster report usage --archive archive --archive /mnt/history --form csv > usage.csv
+
+The lines add up to capacity × time. Work of which the log does not say yet whether it was kept or lost is provisional.")]
+    Usage(ReportArgs),
+    /// Accelerator time by what it was idle for
+    #[command(after_help = "\
+Examples:
+  muster report idle --archive /var/lib/muster/replica-1
+  muster report idle --archive /var/lib/muster/replica-1 --by type,region -o json
+
+Where several causes hold at once, one of them is counted, by a fixed order; `ops/guide/ledger.md` states the order.")]
+    Idle(ReportArgs),
+    /// Time that jobs spent before they ran, by what they waited for
+    #[command(after_help = "\
+Examples:
+  muster report waits --archive /var/lib/muster/replica-1 --by tenant,tier
+  muster report waits --archive /var/lib/muster/replica-1 --by day --form csv
+
+The lines add up to the time that all jobs waited.")]
+    Waits(ReportArgs),
+}
+
+/// What a report can be divided by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Dimension {
+    /// The tenant of the job
+    Tenant,
+    /// The type of accelerator
+    Type,
+    /// The region
+    Region,
+    /// The tier of the job
+    Tier,
+    /// The day, in UTC
+    Day,
+}
+
+impl Dimension {
+    fn title(self) -> &'static str {
+        match self {
+            Dimension::Tenant => "TENANT",
+            Dimension::Type => "TYPE",
+            Dimension::Region => "REGION",
+            Dimension::Tier => "TIER",
+            Dimension::Day => "DAY",
+        }
+    }
+}
+
+/// Options of a report.
+#[derive(Args)]
+pub struct ReportArgs {
+    /// An archive directory, or the data directory that it is in; repeat the option to read what was moved elsewhere too
+    #[arg(long, value_name = "DIR", required = true)]
+    archive: Vec<PathBuf>,
+    /// What the lines are divided by: one or more of these, separated by commas
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "DIMENSION")]
+    by: Vec<Dimension>,
+    /// Where the report begins: an RFC 3339 time or a log index [default: the first record]
+    #[arg(long, value_name = "INDEX|TIME", value_parser = point_of_log)]
+    from: Option<PastPoint>,
+    /// Where the report ends; the end itself is not included [default: the last record]
+    #[arg(long, value_name = "INDEX|TIME", value_parser = point_of_log)]
+    to: Option<PastPoint>,
+    /// Print CSV instead of a table; it does not go with -o
+    #[arg(long, value_enum)]
+    form: Option<ReportForm>,
+}
+
+/// Forms of a report apart from those of -o.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ReportForm {
+    /// A header and one line for each sum
+    Csv,
+}
+
+/// Which report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReportKind {
+    Usage,
+    Idle,
+    Waits,
+}
+
+impl ReportKind {
+    fn name(self) -> &'static str {
+        match self {
+            ReportKind::Usage => "UsageReport",
+            ReportKind::Idle => "IdleReport",
+            ReportKind::Waits => "WaitsReport",
+        }
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ReportView {
+    from: Option<String>,
+    to: Option<String>,
+    first_log_index: u64,
+    last_log_index: u64,
+    missing: Vec<MissingView>,
+    notes: Vec<String>,
+    rows: Vec<Row>,
+    /// As text: it may be above what numbers of JSON hold.
+    total: String,
+    /// The same unit; none for waiting time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    capacity: Option<String>,
+    unit: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    goodput: Option<Goodput>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct MissingView {
+    first_log_index: u64,
+    last_log_index: u64,
+    from: Option<String>,
+    /// None where nothing behind it can be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    to: Option<String>,
+}
+
+pub fn run(console: &Console, command: &ReportCommand) -> Result<Exit, Failure> {
+    let (kind, args) = match command {
+        ReportCommand::Usage(args) => (ReportKind::Usage, args),
+        ReportCommand::Idle(args) => (ReportKind::Idle, args),
+        ReportCommand::Waits(args) => (ReportKind::Waits, args),
+    };
+    if args.form.is_some() && console.format != Format::Table {
+        return Err(Failure::usage("--form csv and -o ask for two forms of one report")
+            .with_next("leave out -o for CSV, or leave out --form for what -o names"));
+    }
+    let by = distinct(&args.by);
+    let reading = read(&args.archive, args.from, args.to)?;
+    let rows = match kind {
+        ReportKind::Usage => rows::usage(&reading.views, &by),
+        ReportKind::Idle => rows::idle(&reading.views, &by),
+        ReportKind::Waits => rows::waits(&reading.views, &by),
+    };
+    let total: u128 = rows.iter().map(|row| row.amount).sum();
+    let capacity = (kind != ReportKind::Waits).then(|| rows::capacity(&reading.views));
+    if capacity.is_some_and(|capacity| capacity != total) {
+        // The property of the ledger says that this cannot be; a report that is wrong is not printed.
+        let text = format!("the rows add up to {total} and the capacity is {capacity:?}");
+        return Err(Failure::new(Exit::Failed, text));
+    }
+    let goodput = (kind == ReportKind::Usage).then(|| Goodput::of(&reading.views)).flatten();
+    let report = Report { kind, by, reading, rows, total, capacity, goodput };
+    match args.form {
+        Some(ReportForm::Csv) => report.csv(console)?,
+        None if console.is_structured() => report.document(console)?,
+        None => report.table(console)?,
+    }
+    Ok(Exit::Ok)
+}
+
+/// Each dimension once, where it comes first.
+fn distinct(by: &[Dimension]) -> Vec<Dimension> {
+    let mut once = Vec::new();
+    for dimension in by {
+        if !once.contains(dimension) {
+            once.push(*dimension);
+        }
+    }
+    once
+}
+
+struct Report {
+    kind: ReportKind,
+    by: Vec<Dimension>,
+    reading: Reading,
+    rows: Vec<Row>,
+    total: u128,
+    capacity: Option<u128>,
+    goodput: Option<Goodput>,
+}
+
+fn text(time: LogTime) -> Option<String> {
+    (time.0 > 0).then(|| time.to_string())
+}
+
+impl Report {
+    fn unit(&self) -> Unit {
+        if self.kind == ReportKind::Waits { Unit::Jobs } else { Unit::Accelerators }
+    }
+
+    /// What the archive does not have, one sentence each.
+    fn notes(&self) -> Vec<String> {
+        let mut notes = self.reading.notes.clone();
+        for gap in &self.reading.missing {
+            let until = gap.until.and_then(text);
+            let behind = until.map_or("the end".to_owned(), |time| time.clone());
+            notes.push(format!(
+                "missing: records {} to {}; nothing is charged from {} to {behind}",
+                gap.records.from,
+                gap.records.to,
+                text(gap.since).unwrap_or_else(|| "the beginning".to_owned()),
+            ));
+        }
+        notes
+    }
+
+    fn csv(&self, console: &Console) -> Result<(), Failure> {
+        let mut header: Vec<String> = self.by.iter().map(|by| by.title().to_lowercase()).collect();
+        header.extend(["state".to_owned(), self.unit().name().to_owned(), "hours".to_owned()]);
+        console.line(&header.join(","))?;
+        for row in &self.rows {
+            let mut cells: Vec<String> = row.keys.iter().map(|(_, value)| value.clone()).collect();
+            cells.extend([row.state.clone(), row.amount.to_string(), self.unit().hours(row.amount)]);
+            console.line(&cells.join(","))?;
+        }
+        for note in self.notes() {
+            console.error(&note);
+        }
+        Ok(())
+    }
+
+    fn document(&self, console: &Console) -> Result<(), Failure> {
+        let missing = self.reading.missing.iter().map(|gap| MissingView {
+            first_log_index: gap.records.from.0,
+            last_log_index: gap.records.to.0,
+            from: text(gap.since),
+            to: gap.until.and_then(text),
+        });
+        let view = ReportView {
+            from: text(self.reading.from),
+            to: text(self.reading.to),
+            first_log_index: self.reading.first.0,
+            last_log_index: self.reading.last.0,
+            missing: missing.collect(),
+            notes: self.reading.notes.clone(),
+            rows: self.rows.clone(),
+            total: self.total.to_string(),
+            capacity: self.capacity.map(|capacity| capacity.to_string()),
+            unit: self.unit().name(),
+            goodput: self.goodput.clone(),
+        };
+        console.object(&Document::new(self.kind.name(), Some(self.reading.last.0), view))
+    }
+
+    fn table(&self, console: &Console) -> Result<(), Failure> {
+        let mut header: Vec<&'static str> = self.by.iter().map(|by| by.title()).collect();
+        header.extend([if self.kind == ReportKind::Waits { "REASON" } else { "USE" }, "HOURS", "PERCENT"]);
+        let mut grid = Grid::new(header);
+        for row in &self.rows {
+            let mut cells: Vec<String> = row.keys.iter().map(|(_, value)| value.clone()).collect();
+            let hours = self.unit().hours(row.amount);
+            cells.extend([row.state.clone(), hours, rows::percent(row.amount, self.total)]);
+            grid.row(cells);
+        }
+        console.table(&grid)?;
+        let (from, to) = (text(self.reading.from), text(self.reading.to));
+        let span = format!("{} to {}", from.unwrap_or_default(), to.unwrap_or_default());
+        let hours = self.unit().hours(self.total);
+        match self.capacity {
+            Some(_) => {
+                console.line(&format!("\ntotal {hours} accelerator-hours = capacity × time, {span}"))?
+            }
+            None => console.line(&format!("\ntotal {hours} job-hours, {span}"))?,
+        }
+        if let Some(goodput) = &self.goodput {
+            console.line(&goodput.line())?;
+        }
+        for note in self.notes() {
+            console.line(&note)?;
+        }
+        Ok(())
+    }
+}

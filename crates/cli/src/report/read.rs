@@ -1,0 +1,203 @@
+//! An archive through the ledger, from one end of a span to the other, with what is missing on the way.
+
+use std::path::{Path, PathBuf};
+
+use muster_archive::{Archive, ArchiveError, Gap, Observer, Replay};
+use muster_console::{Exit, Failure};
+use muster_journal::Decision;
+use muster_ledger::{Ledger, LedgerError, View, Window};
+use muster_state::{Applied, State};
+use muster_types::{LogIndex, LogTime, PastPoint};
+
+use crate::log::{archive_failure, open_archive};
+
+/// Records that are missing, and the time for which nothing is known.
+pub(super) struct MissingSpan {
+    pub(super) records: Gap,
+    pub(super) since: LogTime,
+    /// None where nothing behind it can be read.
+    pub(super) until: Option<LogTime>,
+}
+
+/// What an archive says of a span.
+pub(super) struct Reading {
+    /// One for each part without a gap.
+    pub(super) views: Vec<View>,
+    pub(super) from: LogTime,
+    pub(super) to: LogTime,
+    pub(super) first: LogIndex,
+    pub(super) last: LogIndex,
+    pub(super) missing: Vec<MissingSpan>,
+    pub(super) notes: Vec<String>,
+}
+
+/// The ledger as it looks at a replay.
+struct Charger {
+    ledger: Ledger,
+    error: Option<LedgerError>,
+    /// The time of the first record.
+    first: Option<LogTime>,
+}
+
+impl Observer for Charger {
+    fn before(&mut self, state: &State, decision: &Decision) {
+        self.ledger.before(state, decision);
+    }
+
+    fn after(&mut self, state: &State, applied: &Applied) {
+        if self.error.is_none() {
+            self.error = self.ledger.after(state, applied).err();
+            self.first.get_or_insert(state.log_time());
+        }
+    }
+
+    fn round_over(&mut self, _: &State) {}
+}
+
+/// A data directory has the archive in it.
+fn archive_in(dir: &Path) -> Result<PathBuf, Failure> {
+    if dir.is_file() {
+        let text = format!("{} is a file: a backup holds one state, and no time passes in it", dir.display());
+        return Err(
+            Failure::new(Exit::Usage, text).with_next("name an archive or the data directory of a replica")
+        );
+    }
+    let within = dir.join("archive");
+    Ok(if !dir.join("segments").exists() && within.join("segments").exists() {
+        within
+    } else {
+        dir.to_owned()
+    })
+}
+
+/// The log time of a point, and a note where the log does not reach it.
+fn time_of(archive: &Archive, point: PastPoint) -> Result<LogTime, Failure> {
+    match point {
+        PastPoint::Time(time) => Ok(time),
+        PastPoint::Index(index) => {
+            let (replay, reached) = archive.replay(point, None).map_err(|error| archive_failure(&error))?;
+            if !reached {
+                let last = replay.state().log_index();
+                let text = format!("the archive ends at log index {last}, before {index}");
+                return Err(Failure::new(Exit::NotFound, text));
+            }
+            Ok(replay.state().log_time())
+        }
+    }
+}
+
+pub(super) fn read(
+    dirs: &[PathBuf],
+    from: Option<PastPoint>,
+    to: Option<PastPoint>,
+) -> Result<Reading, Failure> {
+    let dirs = dirs.iter().map(|dir| archive_in(dir)).collect::<Result<Vec<_>, _>>()?;
+    let archive = open_archive(&dirs)?;
+    let summary = archive.summary();
+    let from = from.map(|point| time_of(&archive, point)).transpose()?;
+    let to = to.map(|point| time_of(&archive, point)).transpose()?;
+    if from.zip(to).is_some_and(|(from, to)| from >= to) {
+        return Err(Failure::usage("--from has to be before --to"));
+    }
+    let mut reading = Reading {
+        views: Vec::new(),
+        from: LogTime(0),
+        to: summary.last_time,
+        first: summary.first.unwrap_or_default(),
+        last: summary.last.unwrap_or_default(),
+        missing: Vec::new(),
+        notes: Vec::new(),
+    };
+    let begun = reading.charge(&archive, from, to)?;
+    reading.bound(begun, from, to);
+    Ok(reading)
+}
+
+impl Reading {
+    /// Charges every part without a gap; the time of the first state or record.
+    fn charge(
+        &mut self,
+        archive: &Archive,
+        from: Option<LogTime>,
+        until: Option<LogTime>,
+    ) -> Result<Option<LogTime>, Failure> {
+        let start = from.map_or(PastPoint::Index(LogIndex::ZERO), PastPoint::Time);
+        let (mut begun, mut since) = (None, LogTime(0));
+        let mut next = match start {
+            PastPoint::Time(_) => archive.replay(start, None).map(|(replay, _)| replay),
+            PastPoint::Index(_) => Ok(Replay::founding()),
+        };
+        loop {
+            let mut replay = match next {
+                Ok(replay) => replay,
+                Err(ArchiveError::Missing { from, to }) => {
+                    match self.behind(archive, Gap { from, to }, since)? {
+                        Some(replay) => replay,
+                        None => return Ok(begun),
+                    }
+                }
+                Err(error) => return Err(archive_failure(&error)),
+            };
+            let window = Window { from: from.unwrap_or_default(), until };
+            let ledger = Ledger::begin(replay.state(), window);
+            let mut charger = Charger { ledger, error: None, first: None };
+            let is_founding = replay.state().log_index() == LogIndex::ZERO;
+            let begins = replay.state().log_time();
+            let ended = archive.follow(&mut replay, &mut charger);
+            begun = begun.or(if is_founding { charger.first } else { Some(begins) });
+            if let Some(error) = charger.error {
+                return Err(Failure::new(Exit::Failed, error.to_string()));
+            }
+            let time = charger.ledger.log_time();
+            self.views.push(charger.ledger.view(time));
+            since = time;
+            match ended {
+                Ok(()) => return Ok(begun),
+                Err(error) => next = Err(error),
+            }
+        }
+    }
+
+    /// The first state behind a gap, which is noted; none where there is no base behind it.
+    fn behind(&mut self, archive: &Archive, records: Gap, since: LogTime) -> Result<Option<Replay>, Failure> {
+        let Some(base) = archive.base_with(records.to.max(records.from)) else {
+            self.missing.push(MissingSpan { records, since, until: None });
+            return Ok(None);
+        };
+        let at = PastPoint::Index(base.log_index);
+        let (replay, _) = archive.replay(at, None).map_err(|error| archive_failure(&error))?;
+        self.missing.push(MissingSpan { records, since, until: Some(replay.state().log_time()) });
+        Ok(Some(replay))
+    }
+
+    /// The span that was asked for, as far as the log reaches.
+    fn bound(&mut self, begun: Option<LogTime>, from: Option<LogTime>, to: Option<LogTime>) {
+        let (first, last) = (begun.unwrap_or_default(), self.to);
+        self.from = from.unwrap_or(first).max(first);
+        let is_behind = from.is_some_and(|from| from >= last);
+        if is_behind || to.is_some_and(|to| to <= first) {
+            let reach = if is_behind { format!("ends at {last}") } else { format!("begins at {first}") };
+            self.notes.push(format!(
+                "nothing of the span is in the log, which {reach} and has records {} to {}",
+                self.first, self.last
+            ));
+            // The span stays as it was asked for.
+            self.to = to.unwrap_or(self.from).max(self.from);
+            return;
+        }
+        if from.is_some_and(|from| from < first) {
+            self.notes.push(format!("the log begins at {first}: nothing is charged before it"));
+        }
+        match to {
+            Some(to) if to > last => {
+                self.notes.push(format!("the log ends at {last}: nothing is charged behind it"));
+            }
+            Some(to) => self.to = to,
+            None => {}
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "read_tests.rs"]
+mod tests;

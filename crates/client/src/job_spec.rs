@@ -1,0 +1,460 @@
+//! Jobs as programs write them: the message of a submission, made by calls whose signatures stay when fields are added.
+//!
+//! Nothing is checked here. The cluster refuses what it does not take, and names every field that is wrong.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use muster_wire::time::{duration, timestamp};
+use muster_wire::v1;
+use muster_wire::v1::accelerator_request::Amount;
+use muster_wire::v1::{DependencyRule, FailureClass, LaunchForm, Preflight, Tier, TopologyLevel};
+
+/// Rounded up: the protocol has whole milliseconds.
+fn span_ms(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+/// In milliseconds since 1970; a moment before that, which the cluster refuses, as 0.
+fn moment_ms(moment: SystemTime) -> u64 {
+    moment.duration_since(UNIX_EPOCH).map_or(0, span_ms)
+}
+
+/// A job that is to be submitted: its name, one group of workers or more, and what holds for all of them.
+///
+/// ```
+/// # use muster_client::{JobSpec, RetryPolicy, TaskGroup};
+/// # use std::time::Duration;
+/// let workers = TaskGroup::process(["python", "train.py"]).workers(16).accelerators("h100", 8);
+/// let job = JobSpec::new("train", workers)
+///     .tenant("vision")
+///     .label("experiment", "7")
+///     .run_time_limit(Duration::from_secs(12 * 3_600))
+///     .retry(RetryPolicy::new().max_failures(3));
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+#[must_use]
+pub struct JobSpec(v1::Job);
+
+impl JobSpec {
+    /// A job of one group.
+    pub fn new(name: impl Into<String>, group: TaskGroup) -> JobSpec {
+        let spec = v1::JobSpec { groups: vec![group.0], ..Default::default() };
+        JobSpec(v1::Job { name: name.into(), spec: Some(spec), ..Default::default() })
+    }
+
+    fn with(mut self, set: impl FnOnce(&mut v1::JobSpec)) -> JobSpec {
+        set(self.0.spec_mut());
+        self
+    }
+
+    /// Another group. Ranks run through the groups in order, and all of them start or none.
+    pub fn group(self, group: TaskGroup) -> JobSpec {
+        self.with(|spec| spec.groups.push(group.0))
+    }
+
+    /// Who it is for; `default` without it.
+    pub fn tenant(mut self, tenant: impl Into<String>) -> JobSpec {
+        self.0.tenant = tenant.into();
+        self
+    }
+
+    /// A label, for people and programs to select jobs by.
+    pub fn label(mut self, key: impl Into<String>, value: impl Into<String>) -> JobSpec {
+        self.0.labels.insert(key.into(), value.into());
+        self
+    }
+
+    /// A text of another program, which Muster keeps and never reads.
+    pub fn annotation(mut self, key: impl Into<String>, value: impl Into<String>) -> JobSpec {
+        self.0.annotations.insert(key.into(), value.into());
+        self
+    }
+
+    /// Its priority tier; standard without it.
+    pub fn tier(self, tier: Tier) -> JobSpec {
+        self.with(|spec| spec.set_tier(tier))
+    }
+
+    /// What becomes of it when an attempt fails.
+    pub fn retry(self, retry: RetryPolicy) -> JobSpec {
+        self.with(|spec| spec.retry = Some(retry.0))
+    }
+
+    /// How it saves its work.
+    pub fn checkpoint(self, checkpoint: CheckpointPolicy) -> JobSpec {
+        self.with(|spec| spec.checkpoint = Some(checkpoint.0))
+    }
+
+    /// How close together or how far apart its workers have to be.
+    pub fn topology(self, topology: TopologyRule) -> JobSpec {
+        self.with(|spec| spec.topology = Some(topology.0))
+    }
+
+    /// A job that it waits for, and what must have become of that.
+    pub fn after(self, job_id: impl Into<String>, rule: DependencyRule) -> JobSpec {
+        let dependency = v1::Dependency { job_id: job_id.into(), rule: rule.into(), ..Default::default() };
+        self.with(|spec| spec.dependencies.push(dependency))
+    }
+
+    /// The longest run of one attempt.
+    pub fn run_time_limit(self, limit: Duration) -> JobSpec {
+        self.with(|spec| spec.run_time_limit = Some(duration(span_ms(limit))))
+    }
+
+    /// When it has to be over.
+    pub fn deadline(self, deadline: SystemTime) -> JobSpec {
+        self.with(|spec| spec.deadline = Some(timestamp(moment_ms(deadline))))
+    }
+
+    /// Not to be started before.
+    pub fn not_before(self, moment: SystemTime) -> JobSpec {
+        self.with(|spec| spec.not_before = Some(timestamp(moment_ms(moment))))
+    }
+
+    /// How long its owner expects one attempt to run.
+    pub fn expected_run(self, run: Duration) -> JobSpec {
+        self.with(|spec| spec.expected_run = Some(duration(span_ms(run))))
+    }
+
+    /// A region that it may run in; any without one.
+    pub fn region(self, region: impl Into<String>) -> JobSpec {
+        self.with(|spec| spec.regions.push(region.into()))
+    }
+
+    /// From SIGTERM to SIGKILL; 30 s without it.
+    pub fn stop_grace(self, grace: Duration) -> JobSpec {
+        self.with(|spec| spec.stop_grace = Some(duration(span_ms(grace))))
+    }
+
+    /// Where its commands start; each worker's own directory without it.
+    pub fn working_directory(self, directory: impl Into<String>) -> JobSpec {
+        self.with(|spec| spec.working_directory = directory.into())
+    }
+
+    /// A label that its nodes must have, with one of these values.
+    pub fn node_label(
+        self,
+        key: impl Into<String>,
+        values: impl IntoIterator<Item = impl Into<String>>,
+    ) -> JobSpec {
+        let values = v1::LabelValues { values: values.into_iter().map(Into::into).collect() };
+        self.with(|spec| _ = spec.node_selector.insert(key.into(), values))
+    }
+
+    /// A taint of nodes that it may be placed in spite of.
+    pub fn toleration(self, taint: impl Into<String>) -> JobSpec {
+        self.with(|spec| spec.tolerations.push(taint.into()))
+    }
+
+    /// Whether policy may preempt it; it may without this.
+    pub fn preemptible(self, is_preemptible: bool) -> JobSpec {
+        self.with(|spec| spec.preemptible = Some(is_preemptible))
+    }
+
+    /// A data set that it reads, by the name that policy has for it.
+    pub fn dataset(self, name: impl Into<String>) -> JobSpec {
+        self.with(|spec| spec.datasets.push(name.into()))
+    }
+
+    /// What its command is wrapped in.
+    pub fn launch(self, form: LaunchForm) -> JobSpec {
+        self.with(|spec| spec.set_launch(form))
+    }
+
+    /// A POST to this port and path of each worker's host, in addition to SIGTERM, when it has to save its work and stop.
+    pub fn notice(self, http_port: u16, http_path: impl Into<String>) -> JobSpec {
+        let notice = v1::NoticeRules { http_port: http_port.into(), http_path: http_path.into() };
+        self.with(|spec| spec.notice = Some(notice))
+    }
+
+    /// Capacity that is held for ranks whose node fails, in workers.
+    pub fn spare_workers(self, count: u32) -> JobSpec {
+        self.with(|spec| spec.spare_workers = count)
+    }
+
+    /// Whether its nodes are checked before it starts.
+    pub fn preflight(self, preflight: Preflight) -> JobSpec {
+        self.with(|spec| spec.set_preflight(preflight))
+    }
+}
+
+impl From<JobSpec> for v1::Job {
+    fn from(spec: JobSpec) -> v1::Job {
+        spec.0
+    }
+}
+
+/// Workers that run the same program with the same needs. One worker, one CPU and 1 GiB of memory without more.
+#[derive(Clone, Debug, PartialEq)]
+#[must_use]
+pub struct TaskGroup(v1::TaskGroup);
+
+impl TaskGroup {
+    /// A program and its arguments, as a process of the host; not passed through a shell.
+    pub fn process(command: impl IntoIterator<Item = impl Into<String>>) -> TaskGroup {
+        let command = command.into_iter().map(Into::into).collect();
+        let runtime = muster_wire::process(command);
+        TaskGroup(v1::TaskGroup { workers: 1, runtime, ..Default::default() })
+    }
+
+    fn with(mut self, set: impl FnOnce(&mut v1::TaskGroup)) -> TaskGroup {
+        set(&mut self.0);
+        self
+    }
+
+    /// Its name, which a job of several groups needs.
+    pub fn name(self, name: impl Into<String>) -> TaskGroup {
+        self.with(|group| group.name = name.into())
+    }
+
+    /// How many workers.
+    pub fn workers(self, count: u32) -> TaskGroup {
+        self.with(|group| group.workers = count)
+    }
+
+    /// The fewest workers that it can start and go on with; all of them without it.
+    pub fn min_workers(self, count: u32) -> TaskGroup {
+        self.with(|group| group.min_workers = count)
+    }
+
+    /// A variable in the environment of its workers. The value is in the log and in backups.
+    pub fn variable(self, name: impl Into<String>, value: impl Into<String>) -> TaskGroup {
+        self.with(|group| group.environment.push(v1::EnvVar::new(name, value)))
+    }
+
+    /// A variable whose value is in a file of the worker's host, among the secrets of its tenant.
+    pub fn secret(self, name: impl Into<String>, secret: impl Into<String>) -> TaskGroup {
+        self.with(|group| group.environment.push(v1::EnvVar::secret(name, secret)))
+    }
+
+    /// Thousandths of a CPU for each worker.
+    pub fn cpu_milli(self, milli: u64) -> TaskGroup {
+        self.with(|group| group.resources_mut().cpu_milli = milli)
+    }
+
+    /// Memory for each worker.
+    pub fn memory_bytes(self, bytes: u64) -> TaskGroup {
+        self.with(|group| group.resources_mut().memory_bytes = bytes)
+    }
+
+    /// Whole devices for each worker, of this type.
+    pub fn accelerators(self, kind: impl Into<String>, count: u32) -> TaskGroup {
+        self.devices(kind.into(), Amount::Count(count))
+    }
+
+    /// Thousandths of one device for each worker, of this type; others may share it.
+    pub fn accelerator_share(self, kind: impl Into<String>, milli: u32) -> TaskGroup {
+        self.devices(kind.into(), Amount::ShareMilli(milli))
+    }
+
+    fn devices(self, kind: String, amount: Amount) -> TaskGroup {
+        let choice = v1::AcceleratorChoice { r#type: kind, throughput_milli: 0 };
+        let wanted = v1::AcceleratorRequest { choices: vec![choice], amount: Some(amount) };
+        self.with(|group| group.resources_mut().accelerators = Some(wanted))
+    }
+
+    /// Another type that its workers can use, and how fast they are on it, in thousandths of what they are on the type that
+    /// the job was written for.
+    pub fn or_accelerators(self, kind: impl Into<String>, throughput_milli: u32) -> TaskGroup {
+        let choice = v1::AcceleratorChoice { r#type: kind.into(), throughput_milli };
+        self.with(|group| {
+            let wanted = group.resources_mut().accelerators.get_or_insert_default();
+            wanted.choices.push(choice);
+        })
+    }
+
+    /// TPU slices of this shape, like `4x4x8`, of this type. How many workers they have follows from that.
+    pub fn slices(self, kind: impl Into<String>, shape: impl Into<String>, count: u32) -> TaskGroup {
+        let choice = v1::AcceleratorChoice { r#type: kind.into(), throughput_milli: 0 };
+        let wanted = v1::AcceleratorRequest { choices: vec![choice], amount: None };
+        self.with(|group| {
+            group.workers = 0;
+            group.resources_mut().accelerators = Some(wanted);
+            group.slice = Some(v1::SliceRequest { shape: shape.into(), count });
+        })
+    }
+}
+
+/// What becomes of a job when an attempt fails.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[must_use]
+pub struct RetryPolicy(v1::RetryPolicy);
+
+impl RetryPolicy {
+    /// No new attempt after a failure of the application.
+    pub fn new() -> RetryPolicy {
+        RetryPolicy::default()
+    }
+
+    /// New attempts after failures of the application.
+    pub fn max_failures(mut self, count: u32) -> RetryPolicy {
+        self.0.max_failures = count;
+        self
+    }
+
+    /// New attempts after failures of one class.
+    pub fn limit(mut self, class: FailureClass, retries: u32) -> RetryPolicy {
+        self.0.limits.push(v1::RetryLimit { failure_class: class.into(), retries });
+        self
+    }
+
+    /// The wait before the first repetition, and the longest one; a second and five minutes without them.
+    pub fn backoff(mut self, first: Duration, longest: Duration) -> RetryPolicy {
+        self.0.backoff = Some(duration(span_ms(first)));
+        self.0.max_backoff = Some(duration(span_ms(longest)));
+        self
+    }
+
+    /// How long the job keeps away from a node that failed under it; half an hour without it.
+    pub fn avoid(mut self, span: Duration) -> RetryPolicy {
+        self.0.avoid = Some(duration(span_ms(span)));
+        self
+    }
+}
+
+/// How a job saves its work.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[must_use]
+pub struct CheckpointPolicy(v1::CheckpointPolicy);
+
+impl CheckpointPolicy {
+    /// Into a directory that every region can reach.
+    pub fn directory(path: impl Into<String>) -> CheckpointPolicy {
+        CheckpointPolicy(v1::CheckpointPolicy { directory: path.into(), ..Default::default() })
+    }
+
+    /// Into a data set of policy: the job runs where there is a copy of it.
+    pub fn dataset(mut self, name: impl Into<String>) -> CheckpointPolicy {
+        self.0.dataset = name.into();
+        self
+    }
+
+    /// How long one step takes.
+    pub fn step(mut self, span: Duration) -> CheckpointPolicy {
+        self.0.step = Some(duration(span_ms(span)));
+        self
+    }
+
+    /// How long the work stands still while it is saved.
+    pub fn save(mut self, span: Duration) -> CheckpointPolicy {
+        self.0.save = Some(duration(span_ms(span)));
+        self
+    }
+
+    /// How long it works from one checkpoint to the next.
+    pub fn interval(mut self, span: Duration) -> CheckpointPolicy {
+        self.0.interval = Some(duration(span_ms(span)));
+        self
+    }
+}
+
+/// How close together or how far apart the workers of a gang have to be.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[must_use]
+pub struct TopologyRule(v1::TopologyRule);
+
+impl TopologyRule {
+    /// No rule.
+    pub fn new() -> TopologyRule {
+        TopologyRule::default()
+    }
+
+    /// All workers in one domain of this level, or the gang does not start.
+    pub fn required(mut self, level: TopologyLevel) -> TopologyRule {
+        self.0.set_required(level);
+        self
+    }
+
+    /// All workers in one domain of this level, where that can be had now.
+    pub fn preferred(mut self, level: TopologyLevel) -> TopologyRule {
+        self.0.set_preferred(level);
+        self
+    }
+
+    /// Spread evenly over as few racks as can hold them.
+    pub fn balanced(mut self) -> TopologyRule {
+        self.0.balanced = true;
+        self
+    }
+
+    /// Consecutive ranks that stay in one rack together, as many as this in each segment.
+    pub fn segment_workers(mut self, count: u32) -> TopologyRule {
+        self.0.segment_workers = count;
+        self
+    }
+
+    /// The most workers that one domain of this level may have.
+    pub fn spread(mut self, level: TopologyLevel, max_workers: u32) -> TopologyRule {
+        self.0.spread = Some(v1::Spread { level: level.into(), max_workers });
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_call_sets_the_field_of_its_name() {
+        let workers = TaskGroup::process(["python", "train.py"])
+            .name("main")
+            .workers(16)
+            .min_workers(8)
+            .variable("A", "b")
+            .secret("TOKEN", "hub")
+            .cpu_milli(500)
+            .memory_bytes(1 << 30)
+            .accelerators("h100", 8)
+            .or_accelerators("a100", 450);
+        let spec = JobSpec::new("train", workers)
+            .group(TaskGroup::process(["sleep"]).slices("v5p", "4x4x8", 2))
+            .tenant("vision")
+            .label("team", "x")
+            .annotation("note", "y")
+            .tier(Tier::Critical)
+            .retry(RetryPolicy::new().max_failures(3).limit(FailureClass::OutOfMemory, 1))
+            .checkpoint(CheckpointPolicy::directory("/shared").save(Duration::from_secs(5)))
+            .topology(TopologyRule::new().required(TopologyLevel::Block).spread(TopologyLevel::Rack, 2))
+            .after("job-1", DependencyRule::Finished)
+            .run_time_limit(Duration::from_nanos(1))
+            .deadline(UNIX_EPOCH + Duration::from_secs(9))
+            .region("eu")
+            .node_label("zone", ["a", "b"])
+            .toleration("serving")
+            .preemptible(false)
+            .notice(9_000, "/stop")
+            .launch(LaunchForm::Torchrun)
+            .preflight(Preflight::On)
+            .spare_workers(1);
+        let job = v1::Job::from(spec);
+        assert_eq!((job.name.as_str(), job.tenant.as_str()), ("train", "vision"));
+        assert_eq!((job.labels["team"].as_str(), job.annotations["note"].as_str()), ("x", "y"));
+        let (spec, group) = (job.spec(), &job.spec().groups[0]);
+        assert_eq!((group.workers, group.min_workers, group.command().len()), (16, 8, 2));
+        assert_eq!(group.variable("A"), Some("b"));
+        let wanted = group.resources().accelerators.as_ref().expect("it asks for some");
+        assert_eq!((wanted.choices.len(), wanted.amount), (2, Some(Amount::Count(8))));
+        assert_eq!(spec.groups[1].slice.as_ref().map(|slice| slice.count), Some(2));
+        assert_eq!(
+            (spec.tier(), spec.launch(), spec.preflight()),
+            (Tier::Critical, LaunchForm::Torchrun, Preflight::On)
+        );
+        assert_eq!(spec.retry.as_ref().map(|retry| (retry.max_failures, retry.limits.len())), Some((3, 1)));
+        assert_eq!(
+            spec.run_time_limit,
+            Some(duration(1)),
+            "less than the protocol can say becomes what it can"
+        );
+        assert_eq!(spec.deadline, Some(timestamp(9_000)));
+        assert_eq!(spec.node_selector["zone"].values, ["a", "b"]);
+        assert_eq!((spec.preemptible, spec.spare_workers), (Some(false), 1));
+    }
+
+    #[test]
+    fn no_span_and_no_moment_makes_it_panic() {
+        assert_eq!(span_ms(Duration::MAX), u64::MAX);
+        assert_eq!(moment_ms(UNIX_EPOCH - Duration::from_secs(1)), 0);
+        let spec = JobSpec::new("x", TaskGroup::process(["true"])).run_time_limit(Duration::MAX);
+        assert!(v1::Job::from(spec).spec().run_time_limit.is_some());
+    }
+}

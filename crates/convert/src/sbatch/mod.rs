@@ -1,0 +1,365 @@
+//! Scripts with the directives of Slurm's `sbatch`.
+//!
+//! `sbatch` runs a script once, on the first node, and `srun` in it starts the tasks. A script here runs once in every worker, and
+//! a worker is a task. So `srun` is a function that runs its command once: the same processes with the same ranks.
+
+mod amounts;
+mod directives;
+mod programs;
+mod size;
+
+use muster_types::{ArrayId, ArraySpec, JobId, Name};
+use serde_json::{Value, json};
+
+use crate::Options;
+use crate::draft::{Draft, Group, STOP_GRACE_S_MAX, name_of};
+use crate::finding::{FindingKind, Findings, shown};
+use crate::metadata::{no_tier, tier_of};
+use directives::{Directive, Directives};
+
+/// The sentence for features.
+const CONSTRAINT: &str = "nodes have labels with values: `nodeSelector: {LABEL: [VALUE]}`";
+/// The command of a job has a script up to this size.
+const LINE_ENDS: &str = "\r\n";
+
+/// Whether a script has directives for `sbatch`.
+pub fn has_directives(script: &str) -> bool {
+    script.starts_with("#!") && has_lines(script)
+}
+
+/// Whether lines of a text are like directives for `sbatch`.
+pub fn has_lines(text: &str) -> bool {
+    text.lines().any(|line| line.starts_with(directives::DIRECTIVE))
+}
+
+/// Converts a script.
+pub fn convert(script: &str, options: &Options, findings: &Findings, honoured: &mut Vec<String>) -> Draft {
+    let directives = directives::read(script, findings);
+    let file = options.name.as_deref().unwrap_or("sbatch");
+    let mut draft = Draft { name: name(&directives, file), failures_max: Some(0), ..Draft::default() };
+    let size = size::size(&directives);
+    let mut group = Group {
+        workers: Some(size.tasks).filter(|tasks| *tasks > 1),
+        min_workers: size.tasks_min,
+        needs: size::needs(&directives, size, options),
+        ..Group::default()
+    };
+    who(&directives, options, &mut draft);
+    when(&directives, &mut draft);
+    if let Some(directive) = directives.take("array") {
+        match array(&directive.value) {
+            Ok(array) => draft.array = Some(array),
+            Err(why) => directives.refuse(directive, why),
+        }
+    }
+    if let Some(directive) = directives.take("dependency") {
+        dependencies(&directives, directive, &mut draft.after);
+    }
+    ends(&directives, &mut draft);
+    environment(&directives, &mut group);
+    places(&directives, &mut draft);
+    if script.contains(LINE_ENDS) {
+        directives.say_at(
+            "line 1",
+            FindingKind::Refused,
+            "lines end with carriage returns, which the interpreter would take for text",
+        );
+    }
+    if size.tasks > 1 {
+        directives.say_at(
+            "script",
+            FindingKind::Approximated,
+            "it runs once in every worker, where sbatch runs it on the first node alone; commands outside of `srun` are run by all",
+        );
+    }
+    let script = programs::prepare(script, findings);
+    match muster_manifest::script_command(&script, &draft.name, &options.arguments) {
+        Ok(command) => group.command = command,
+        Err(problem) => directives.say_at("line 1", FindingKind::Refused, problem.description),
+    }
+    draft.groups.push(group);
+    directives.report_unread(&advice, honoured);
+    draft
+}
+
+fn name(directives: &Directives<'_>, file: &str) -> String {
+    if let Some(directive) = directives.take("job-name") {
+        let name = name_of(&directive.value);
+        match &name {
+            None => directives.refuse(directive, "must be a name with a letter or a digit"),
+            Some(name) if *name != directive.value => {
+                directives.approximate(
+                    directive,
+                    format!("names have lower-case letters, digits, '-', '_' and '.': {name}"),
+                );
+            }
+            Some(_) => {}
+        }
+        if let Some(name) = name {
+            return name;
+        }
+    }
+    let last = file.rsplit('/').next().unwrap_or_default();
+    name_of(last.split('.').next().unwrap_or_default()).unwrap_or_else(|| "script".to_owned())
+}
+
+/// Tenant, tier and annotations.
+fn who(directives: &Directives<'_>, options: &Options, draft: &mut Draft) {
+    if let Some(directive) = directives.take("account") {
+        match Name::new(&directive.value.to_ascii_lowercase()) {
+            Some(name) => draft.tenant = name.to_string(),
+            None => directives
+                .refuse(directive, format!("a tenant's name cannot be {:?}", shown(&directive.value))),
+        }
+    }
+    if let Some(directive) = directives.take("qos") {
+        match tier_of(&directive.value, options) {
+            Some(tier) => draft.rules.tier = Some(tier),
+            None => directives.drop(directive, no_tier(&directive.value)),
+        }
+    }
+    if let Some(directive) = directives.take("comment") {
+        if directive.value.chars().any(char::is_control) {
+            directives.drop(directive, "annotations are texts without control characters");
+        } else {
+            draft.annotations.insert("comment".to_owned(), directive.value.clone());
+        }
+    }
+}
+
+/// Limits and moments.
+fn when(directives: &Directives<'_>, draft: &mut Draft) {
+    if let Some(directive) = directives.take("time") {
+        match amounts::limit_s(&directive.value) {
+            Some(seconds) => draft.rules.run_time_limit_s = Some(seconds).filter(|seconds| *seconds > 0),
+            None => {
+                directives.refuse(
+                    directive,
+                    format!("must be a time like 2-12:00:00, got {:?}", shown(&directive.value)),
+                );
+            }
+        }
+    }
+    let moment = |name: &str| {
+        let directive = directives.take(name)?;
+        let moment = amounts::moment(&directive.value);
+        match &moment {
+            Some(moment) if moment.ends_with('Z') => {
+                directives.approximate(directive, "the time is taken for one of UTC")
+            }
+            Some(_) => {}
+            None => directives.refuse(
+                directive,
+                format!(
+                    "must be a date like 2027-01-31T18:00:00, or now+2hours, got {:?}",
+                    shown(&directive.value)
+                ),
+            ),
+        }
+        moment
+    };
+    draft.not_before = moment("begin").filter(|moment| moment != "+0");
+    draft.deadline = moment("deadline");
+    if let Some(directive) = directives.take("signal") {
+        signal(directives, directive, draft);
+    }
+}
+
+/// `[B:]USR1@120`: a signal, so long before the end.
+fn signal(directives: &Directives<'_>, directive: &Directive, draft: &mut Draft) {
+    let (flags, text) = directive.value.split_once(':').unwrap_or(("", directive.value.as_str()));
+    let (signal, seconds) = text.split_once('@').unwrap_or((text, "60"));
+    let is_signal = !signal.is_empty() && flags.chars().all(|flag| "BRbr".contains(flag));
+    let Some(seconds) = muster_types::quantity::whole(seconds).filter(|_| is_signal) else {
+        directives.refuse(
+            directive,
+            format!("must be a signal and seconds like USR1@120, got {:?}", shown(&directive.value)),
+        );
+        return;
+    };
+    let grace_s = seconds.clamp(1, STOP_GRACE_S_MAX);
+    draft.rules.stop_grace_s = Some(grace_s);
+    let mut sentence = format!(
+        "a worker that is stopped, at its time limit or before, gets SIGTERM and {grace_s} s later SIGKILL (`stopGrace`); nothing is sent before the limit"
+    );
+    if !["TERM", "SIGTERM", "15"].contains(&signal.to_ascii_uppercase().as_str()) {
+        sentence += &format!(", and {} is not sent", shown(signal));
+    }
+    if grace_s < seconds {
+        sentence += &format!("; a worker has at most {STOP_GRACE_S_MAX} s to stop");
+    }
+    directives.approximate(directive, sentence);
+}
+
+/// Indices of an array. A number by itself is one index in Slurm. Else the sentence of what is wrong.
+fn array(text: &str) -> Result<String, String> {
+    let (members, throttle) =
+        text.split_once('%').map_or((text, None), |(members, throttle)| (members, Some(throttle)));
+    if throttle.and_then(muster_types::quantity::whole) == Some(0) {
+        return Err("with %0 no member would run; leave it out where all may run at once".to_owned());
+    }
+    let is_one = !members.is_empty() && members.bytes().all(|b| b.is_ascii_digit());
+    let members = if is_one { format!("{members}-{members}") } else { members.to_owned() };
+    let array = throttle.map_or(members.clone(), |throttle| format!("{members}%{throttle}"));
+    match ArraySpec::parse(&array) {
+        Ok(_) => Ok(array),
+        Err(_) => Err(format!("must be indices like 0-99:5,200%4, got {:?}", shown(text))),
+    }
+}
+
+/// `afterok:job-3f0,afterany:array-3f0`: ids are those of Muster.
+fn dependencies(directives: &Directives<'_>, directive: &Directive, after: &mut Vec<Value>) {
+    if directive.value.contains('?') {
+        directives
+            .refuse(directive, "a job waits for all that it names; for one of several (`?`) it cannot wait");
+        return;
+    }
+    for part in directive.value.split(',').filter(|part| !part.is_empty()) {
+        let (rule, ids) = part.split_once(':').unwrap_or((part, ""));
+        let when = match rule {
+            "afterok" | "aftercorr" => "succeeded",
+            "afterany" => "finished",
+            "singleton" => {
+                directives
+                    .drop(directive, "jobs of one name do not wait for each other; name what it waits for");
+                continue;
+            }
+            _ => {
+                let rule = shown(rule);
+                directives.refuse(directive, format!("jobs wait until others have succeeded (afterok) or ended (afterany), and not for {rule}"));
+                continue;
+            }
+        };
+        for id in ids.split(':') {
+            match dependency(id, when, rule == "aftercorr") {
+                Some(dependency) => after.push(dependency),
+                None => directives.refuse(
+                    directive,
+                    format!(
+                        "{:?} is no job of Muster: ids are like job-3f0, and of an array array-3f0",
+                        shown(id)
+                    ),
+                ),
+            }
+        }
+    }
+}
+
+fn dependency(id: &str, when: &str, by_member: bool) -> Option<Value> {
+    if id.parse::<ArrayId>().is_ok() {
+        return Some(match by_member {
+            true => json!({ "array": id, "when": when, "byMember": true }),
+            false => json!({ "array": id, "when": when }),
+        });
+    }
+    (id.parse::<JobId>().is_ok() && !by_member).then(|| json!({ "job": id, "when": when }))
+}
+
+/// What becomes of a job whose node is lost.
+fn ends(directives: &Directives<'_>, draft: &mut Draft) {
+    if let Some(directive) = directives.take("requeue") {
+        directives.approximate(directive, "a job whose nodes are lost or drained is always tried again");
+    }
+    if let Some(directive) = directives.take("no-requeue") {
+        for class in ["node_fault", "lost", "backend_lost", "preempted", "evicted"] {
+            draft.retry_limits.insert(class, 0);
+        }
+        directives.approximate(
+            directive,
+            "an attempt that ends before its work is done is the last, whatever ended it",
+        );
+    }
+}
+
+fn environment(directives: &Directives<'_>, group: &mut Group) {
+    let Some(directive) = directives.take("export") else { return };
+    for part in directive.value.split(',').filter(|part| !part.is_empty()) {
+        match part.split_once('=') {
+            Some((name, value)) => {
+                group.environment.insert(name.to_owned(), value.to_owned());
+            }
+            None if part.eq_ignore_ascii_case("none") || part.eq_ignore_ascii_case("nil") => {}
+            None => {
+                let path = format!("{}={}", directive.path, shown(part));
+                let sentence = "the environment of the command that submits does not go with the job; name each variable with its value";
+                directives.say_at(&path, FindingKind::NotHonoured, sentence);
+            }
+        }
+    }
+}
+
+fn places(directives: &Directives<'_>, draft: &mut Draft) {
+    if let Some(directive) = directives.take("chdir") {
+        if directive.value.starts_with('/') {
+            draft.rules.working_directory = Some(directive.value.clone());
+        } else {
+            directives.refuse(directive, "must be an absolute path, which the nodes have");
+        }
+    }
+    if let Some(directive) = directives.take("partition") {
+        let labels: Option<Vec<Name>> = directive
+            .value
+            .split(',')
+            .map(|partition| Name::new(&format!("slurm-partition.{}", partition.to_ascii_lowercase())))
+            .collect();
+        match labels.as_deref() {
+            Some([label]) => directives.drop(
+                directive,
+                format!("nodes are not divided into partitions; those of a Slurm cluster below have the label `{label}`, which `nodeSelector` takes"),
+            ),
+            _ => directives.drop(directive, "nodes are not divided into partitions; `nodeSelector` and `--region` choose among them"),
+        }
+    }
+    if let Some(directive) = directives.take("switches") {
+        if directive.value.split('@').next() == Some("1") {
+            draft.rules.preferred = Some("rack");
+            directives.approximate(directive, "all workers are in one rack if that can be had");
+        } else {
+            directives.drop(directive, "`topology` takes one domain: block, rack or host");
+        }
+    }
+}
+
+/// The sentence for an option that nothing reads.
+fn advice(name: &str) -> &'static str {
+    match name {
+        "output" | "error" | "open-mode" => {
+            "the output of every worker is kept on its node: `muster logs JOB-ID --rank N`"
+        }
+        "input" => "workers read nothing from their standard input",
+        "mail-type" | "mail-user" => {
+            "nobody is written to; `muster job wait JOB-ID` returns when it has ended"
+        }
+        "exclusive" => "nodes are shared; ask for all devices, CPUs and memory of a node",
+        "constraint" | "prefer" => CONSTRAINT,
+        "exclude" | "nodelist" | "nodefile" => {
+            "nodes are chosen by labels (`nodeSelector`), and not by their names"
+        }
+        "hold" => "the job starts when there is capacity; `muster job hold JOB-ID` keeps it",
+        "reservation" => {
+            "parts of the fleet that are set aside are windows of the policy, and their jobs use them by tenant"
+        }
+        "nice" | "priority" => "the order is decided by tiers and shares of tenants: `tier`",
+        "licenses" => "licences are not counted",
+        "export-file" | "get-user-env" => {
+            "the environment of the command that submits does not go with the job; name each variable under --export"
+        }
+        "container" | "container-id" => "no containers are run: the command runs as a process of its host",
+        "time-min" => "a limit is not made shorter so that the job starts earlier",
+        "tmp" => "space on disk is not counted",
+        "oversubscribe" | "overcommit" => {
+            "nodes are shared anyhow, and devices and CPUs are promised to one worker at a time"
+        }
+        "wckey" => "work is accounted by tenants and labels",
+        "ntasks-per-gpu" | "gpus-per-socket" | "ntasks-per-socket" | "ntasks-per-core" => {
+            "workers are counted by --ntasks and --ntasks-per-node, and devices by --gpus-per-node, --gpus-per-task or --gres"
+        }
+        "cpus-per-gpu" | "mem-per-cpu" | "mem-per-gpu" => "another option says how much a worker has",
+        "contiguous" | "segment" | "spread-job" | "distribution" => "use `topology` of a job document",
+        "wait" => "`muster submit --wait` returns when the job has ended",
+        "test-only" => "`muster plan` says when it would start",
+        "clusters" | "cluster-constraint" => "regions are chosen by `--region`",
+        "parsable" | "quiet" | "verbose" | "ignore-pbs" => "it is about what sbatch prints or reads",
+        _ => "a job document has no such field",
+    }
+}

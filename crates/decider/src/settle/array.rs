@@ -1,0 +1,138 @@
+//! Arrays: what becomes of one as a whole, and when its next members become jobs.
+//!
+//! An array is one row until its members are near their turn. Members become jobs in the round of the submission, and
+//! again whenever fewer than half the window of them wait. They have the position of the submission: its turn, and ids in
+//! its order. A pass over the pending queue calls for more as soon as it has placed enough of them, so that no job of the
+//! tenant that comes later has its turn before them.
+
+use alloc::collections::BTreeSet;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use muster_journal::Decision;
+use muster_state::{DependencyState, JobEnd, MemberEnd, State};
+use muster_types::{ArrayId, Dependency, JobId, LogTime, limits};
+
+use crate::round::ROUND_BYTES_SOFT;
+use crate::rules::deadline::LATE;
+use crate::rules::share::rows_left;
+use crate::speculation::Speculation;
+
+/// Members that are made jobs without a pause: a record of a few bytes makes many rows, at every replica.
+const CREATED_AT_ONCE: u32 = 4 * limits::ARRAY_WINDOW;
+
+/// Pushes whatever the present state of an array calls for, and leaves it to be filled where it may have more members.
+pub(super) fn settle_array(speculation: &mut Speculation, array: ArrayId) {
+    if let Some(decision) = next_step(speculation.state(), array, speculation.now()) {
+        let ends = matches!(decision, Decision::ArrayMembersFailed { .. });
+        speculation.push(decision);
+        if ends {
+            leave_dependents(speculation, array);
+        }
+    }
+}
+
+/// Whether there is anything to settle.
+pub(crate) fn has_next_step(speculation: &Speculation, array: ArrayId) -> bool {
+    next_step(speculation.state(), array, speculation.now()).is_some()
+}
+
+fn next_step(state: &State, array: ArrayId, now: LogTime) -> Option<Decision> {
+    let row = state.array(array).filter(|row| row.uncreated > 0)?;
+    let spec = &row.template.spec;
+    if spec.deadline.is_some_and(|deadline| deadline <= now) {
+        return Some(Decision::ArrayMembersFailed { array, detail: String::from(LATE) });
+    }
+    if row.released {
+        return None;
+    }
+    let mut waits = spec.not_before.is_some_and(|time| time > now);
+    for on in &spec.dependencies {
+        match state.dependency(on, None) {
+            DependencyState::Met => {}
+            DependencyState::Waits => waits = true,
+            DependencyState::Broken(how) => {
+                return Some(Decision::ArrayMembersFailed { array, detail: broken(on, how, "this array") });
+            }
+        }
+    }
+    (!waits).then_some(Decision::ArrayReleased { array })
+}
+
+/// Why something that waited for another job or array to succeed has failed.
+pub(super) fn broken(on: &Dependency, how: MemberEnd, what: &str) -> String {
+    let how = match how {
+        MemberEnd::Cancelled => "was cancelled",
+        _ => "failed",
+    };
+    let array = ArrayId(on.job.0);
+    match (on.is_of_array(), on.is_of_members()) {
+        (true, _) => format!("a member of {array} {how}, and {what} waits for all of them to succeed"),
+        (_, true) => format!("the same member of {array} {how}, and {what} waits for it to succeed"),
+        _ => format!("{} {how}, and {what} waits for it to succeed", on.job),
+    }
+}
+
+/// Those who wait for an array, or for members of it, are left to be settled: all that were left to be created have ended.
+pub(crate) fn leave_dependents(speculation: &mut Speculation, array: ArrayId) {
+    let members = speculation.state().members(array);
+    let state = speculation.state();
+    let jobs: Vec<JobId> = state.dependents_of(members.clone()).collect();
+    let arrays: Vec<ArrayId> = state.array_dependents_of(members).collect();
+    speculation.leave_unsettled(jobs);
+    speculation.leave_arrays_unsettled(arrays);
+}
+
+/// Jobs are over, or members of arrays that were not created: those who wait for them, and for their arrays that are over with
+/// it, are left to be settled.
+pub(crate) fn leave_dependents_of_jobs(speculation: &mut Speculation, jobs: &[JobId]) {
+    let state = speculation.state();
+    let arrays = jobs.iter().filter_map(|job| state.array_of(*job)).map(|(array, _)| array);
+    let over = arrays.filter(|array| state.end_of_array(*array) != JobEnd::Unfinished);
+    let waited_for: BTreeSet<JobId> = over.map(|array| JobId(array.0)).chain(jobs.iter().copied()).collect();
+    let jobs: Vec<JobId> = waited_for.iter().flat_map(|job| state.dependents(*job)).collect();
+    let arrays: Vec<ArrayId> = waited_for.iter().flat_map(|job| state.array_dependents(*job)).collect();
+    speculation.leave_unsettled(jobs);
+    speculation.leave_arrays_unsettled(arrays);
+}
+
+/// Makes jobs of the next members of arrays that have few waiting, while the round is not full; whether no array is left that
+/// should have more. Members that wait for members of another array are left to be settled.
+pub(crate) fn fill_arrays(speculation: &mut Speculation) -> bool {
+    let mut left = CREATED_AT_ONCE;
+    while speculation.round_bytes() <= ROUND_BYTES_SOFT && left > 0 {
+        let Some(array) = speculation.next_unfilled() else { return true };
+        let state = speculation.state();
+        let load = state.array_load(array);
+        // Many at a time: a record for each would be one for each placement.
+        let waiting = load.pending - load.held;
+        let wanted = if waiting > limits::ARRAY_WINDOW / 2 { 0 } else { state.array_room(array) };
+        let tenant = state.array(array).map(|row| &row.template.spec.tenant);
+        let free = tenant.map_or(0, |tenant| rows_left(state, tenant, u64::from(wanted)));
+        let may = wanted.min(u32::try_from(free).unwrap_or(u32::MAX));
+        let count = may.min(left);
+        left -= count;
+        let next = state.array(array).map_or(0, |row| row.next);
+        let members = array.member(next)..state.members(array).end;
+        if may < wanted {
+            speculation.leave_without_room();
+        }
+        if count < may {
+            speculation.leave_unfilled(array);
+        }
+        if count == 0 {
+            continue;
+        }
+        speculation.push(Decision::ArrayMembersCreated { array, count });
+        let state = speculation.state();
+        let by_member = |on: &Dependency| on.is_of_members();
+        if state.array(array).is_some_and(|row| row.template.spec.dependencies.iter().any(by_member)) {
+            let waits = |job: &JobId| state.job(*job).is_some_and(|row| !row.released);
+            let last = JobId(members.end.0.saturating_sub(1));
+            let jobs: Vec<JobId> =
+                state.jobs_with_specs(members.start..=last).map(|(id, ..)| id).filter(waits).collect();
+            speculation.leave_unsettled(jobs);
+        }
+    }
+    !speculation.has_unfilled()
+}

@@ -1,0 +1,132 @@
+//! What the ledger says at a time.
+
+use alloc::vec::Vec;
+use muster_types::{LogTime, Name, PriorityTier};
+
+use crate::activity::{Activity, WaitReason};
+use crate::catalog::Selection;
+use crate::charges::ChargeKey;
+use crate::ledger::Ledger;
+
+/// Accelerator time of one day.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct UsageRow {
+    /// The day in UTC, as the number of days since the Unix epoch.
+    pub day: u32,
+    /// The tenant that owns it; none for idle accelerators that are not kept for anybody.
+    pub tenant: Option<Name>,
+    /// The tier of the owner's job; none where there is no owner.
+    pub tier: Option<PriorityTier>,
+    /// The type of accelerator.
+    pub kind: Name,
+    /// The region that the accelerators are in.
+    pub region: Name,
+    /// What the accelerators did.
+    pub activity: Activity,
+    /// The amount, in thousandths of an accelerator times milliseconds.
+    pub milli_ms: u128,
+}
+
+/// Waiting time of one day.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WaitRow {
+    /// The day in UTC, as the number of days since the Unix epoch.
+    pub day: u32,
+    /// The tenant of the jobs.
+    pub tenant: Name,
+    /// Their tier.
+    pub tier: PriorityTier,
+    /// The type that they accept.
+    pub kind: Selection,
+    /// The region that they accept.
+    pub region: Selection,
+    /// What they waited for.
+    pub reason: WaitReason,
+    /// The amount, in jobs times milliseconds.
+    pub job_ms: u128,
+}
+
+/// Capacity of one day: what there was, in use or not.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CapacityRow {
+    /// The day in UTC, as the number of days since the Unix epoch.
+    pub day: u32,
+    /// The type of accelerator.
+    pub kind: Name,
+    /// The region that the accelerators are in.
+    pub region: Name,
+    /// The amount, in thousandths of an accelerator times milliseconds.
+    pub milli_ms: u128,
+}
+
+/// Everything that was charged until a time. Rows are in their order, and none is zero.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct View {
+    /// Accelerator time. Its sum over a type and region is the capacity there.
+    pub usage: Vec<UsageRow>,
+    /// Waiting time of jobs.
+    pub waits: Vec<WaitRow>,
+    /// Capacity, counted apart from what it was used for.
+    pub capacity: Vec<CapacityRow>,
+}
+
+impl Ledger {
+    /// What was charged until a time, which is not before the last record. What runs then is provisional.
+    #[must_use]
+    pub fn view(&self, at: LogTime) -> View {
+        let mut ledger = self.clone();
+        let at = at.max(self.time);
+        let charges = &mut ledger.charges;
+        ledger.pools.flush_all(at, charges);
+        for array in ledger.arrays.values_mut() {
+            array.flush(at, charges);
+        }
+        for job in ledger.jobs.values_mut() {
+            job.flush(at, charges);
+            let owner = job.owner();
+            let Some(run) = &job.run else { continue };
+            for (pieces, activity) in
+                [(&run.work, Activity::Provisional), (&run.stopping, Activity::Stopping)]
+            {
+                for piece in pieces {
+                    let key = ChargeKey { day: piece.day, pool: piece.pool, owner, activity };
+                    charges.add(key, piece.milli_ms);
+                }
+            }
+        }
+        ledger.rows()
+    }
+
+    fn rows(&self) -> View {
+        let pool = |number| self.pools.names.get(number).map(|name| (name.kind.clone(), name.region.clone()));
+        let tenant = |number| self.tenants.get(number).cloned();
+        let usage = self.charges.used.iter().filter_map(|(key, milli_ms)| {
+            let (kind, region) = pool(key.pool)?;
+            let (owner, tier) = key.owner.unzip();
+            let (day, activity, milli_ms) = (key.day, key.activity, *milli_ms);
+            Some(UsageRow { day, tenant: owner.and_then(tenant), tier, kind, region, activity, milli_ms })
+        });
+        let waits = self.charges.waited.iter().filter_map(|(key, job_ms)| {
+            let label = self.labels.get(key.label)?.clone();
+            Some(WaitRow {
+                day: key.day,
+                tenant: tenant(key.tenant)?,
+                tier: key.tier,
+                kind: label.kind,
+                region: label.region,
+                reason: key.reason,
+                job_ms: *job_ms,
+            })
+        });
+        let capacity = self.charges.capacity.iter().filter_map(|((day, number), milli_ms)| {
+            let (kind, region) = pool(*number)?;
+            Some(CapacityRow { day: *day, kind, region, milli_ms: *milli_ms })
+        });
+        let mut view = View { usage: usage.collect(), waits: waits.collect(), capacity: capacity.collect() };
+        // Numbers are given in the order of the log, and rows are shown in the order of names.
+        view.usage.sort_unstable();
+        view.waits.sort_unstable();
+        view.capacity.sort_unstable();
+        view
+    }
+}

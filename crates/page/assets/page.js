@@ -1,0 +1,232 @@
+// What the pages do beyond their HTML: the live list of events and the map of the fleet. Text goes into the page as
+// text, never as markup.
+"use strict";
+
+(() => {
+  const EVENTS_SHOWN_MAX = 500;
+
+  function cell(row, text, className) {
+    const made = document.createElement("td");
+    if (className) made.className = className;
+    made.textContent = text;
+    row.append(made);
+    return made;
+  }
+
+  function eventRow(event) {
+    const row = document.createElement("tr");
+    cell(row, event.logIndex, "number");
+    const what = document.createElement("th");
+    what.scope = "row";
+    if (event.address) {
+      const link = document.createElement("a");
+      link.href = event.address;
+      link.textContent = event.id;
+      what.append(link);
+    } else {
+      what.append(event.id);
+    }
+    if (event.name) {
+      const name = document.createElement("span");
+      name.className = "name";
+      name.textContent = event.name;
+      what.append(" ", name);
+    }
+    row.append(what);
+    cell(row, event.owner);
+    const state = document.createElement("span");
+    state.className = "badge";
+    // A class is one word of the server's; anything else would be refused by the list of classes.
+    if (/^[a-z-]+$/.test(event.state)) state.classList.add(event.state);
+    state.textContent = event.state;
+    cell(row, "").append(state);
+    const text = document.createElement("bdi");
+    text.textContent = event.text;
+    cell(row, "", "message").append(text);
+    return row;
+  }
+
+  // Why there is no stream: a browser does not say with what it was refused.
+  async function whyNot() {
+    const again = " Load the page again for newer events.";
+    try {
+      const answer = await fetch("/events", { method: "HEAD" });
+      if (answer.ok) return "Not live: this replica has as many streams open as it may." + again;
+      if (answer.status === 403) return "Not live: this certificate is not accepted any more.";
+      return "Not live: this replica does not answer for the moment." + again;
+    } catch {
+      return "Not live: this replica cannot be reached." + again;
+    }
+  }
+
+  function followEvents(status) {
+    const body = document.getElementById("events");
+    const pause = document.getElementById("pause");
+    if (!body || !window.EventSource) return;
+    const source = new EventSource(status.dataset.stream);
+    let skipped = 0;
+    let waiting = [];
+    let isPaused = false;
+    const say = (text) => { if (status.textContent !== text) status.textContent = text; };
+    const sayLive = () => {
+      const left = skipped > 0 ? " " + skipped + " changes came too fast and are left out." : "";
+      say(isPaused ? "Paused; newer changes wait." + left : "Live." + left);
+    };
+    const show = (events) => {
+      for (const event of events) body.prepend(eventRow(event));
+      while (body.rows.length > EVENTS_SHOWN_MAX) {
+        const last = body.rows[body.rows.length - 1];
+        // What is in use stays until it is left.
+        if (last.contains(document.activeElement)) break;
+        last.remove();
+      }
+    };
+    source.addEventListener("open", sayLive);
+    source.addEventListener("change", (message) => {
+      const event = JSON.parse(message.data);
+      if (!isPaused) return show([event]);
+      waiting.push(event);
+      if (waiting.length > EVENTS_SHOWN_MAX) {
+        waiting.shift();
+        skipped += 1;
+      }
+    });
+    source.addEventListener("skipped", (message) => {
+      skipped += Number(message.data);
+      sayLive();
+    });
+    source.addEventListener("end", (message) => {
+      source.close();
+      say("The stream has ended: " + JSON.parse(message.data).message + " Load the page again.");
+    });
+    source.addEventListener("error", async () => {
+      if (source.readyState === EventSource.CLOSED) say(await whyNot());
+      else say("Connecting again.");
+    });
+    pause.hidden = false;
+    pause.addEventListener("click", () => {
+      isPaused = !isPaused;
+      pause.setAttribute("aria-pressed", String(isPaused));
+      if (!isPaused) {
+        show(waiting);
+        waiting = [];
+      }
+      sayLive();
+    });
+  }
+
+  const STEP = 8;
+  const GAP = 4;
+  // Pixels of one canvas: phones draw nothing on larger ones.
+  const CANVAS_PIXELS_MAX = 4000000;
+
+  function drawHosts(canvas, hosts, layout, shapes) {
+    const { columnWidth, columns, lines, ratio } = layout;
+    const [width, height] = [columns * columnWidth, lines * STEP];
+    canvas.width = Math.ceil(width * ratio);
+    canvas.height = Math.ceil(height * ratio);
+    canvas.style.width = width + "px";
+    canvas.style.height = height + "px";
+    const pen = canvas.getContext("2d");
+    hosts.forEach((host, index) => {
+      const [x, y] = [(index % columns) * columnWidth, Math.floor(index / columns) * STEP];
+      for (let device = 0; device < host.devices.length; device += 1) {
+        const shape = shapes[host.devices[device]] || shapes.l;
+        pen.setTransform(ratio, 0, 0, ratio, (x + device * STEP) * ratio, y * ratio);
+        pen.fillStyle = shape.colour;
+        pen.fill(shape.path);
+      }
+    });
+  }
+
+  // Each host is a row of its devices; hosts fill lines from the left. A large cluster is drawn in pieces.
+  function drawCluster(target, cluster, shapes, say) {
+    const title = document.createElement("h3");
+    title.textContent = cluster.region + "/" + cluster.cluster;
+    target.append(title);
+    const all = cluster.blocks.flatMap((block) => block.hosts.map(([name, devices]) => ({ block: block.block, name, devices })));
+    const widest = all.reduce((most, host) => Math.max(most, host.devices.length), 1);
+    const columnWidth = widest * STEP + GAP;
+    const columns = Math.max(1, Math.min(Math.floor((target.clientWidth || 320) / columnWidth), all.length));
+    const ratio = window.devicePixelRatio || 1;
+    const linesMax = Math.max(1, Math.floor(CANVAS_PIXELS_MAX / (columns * columnWidth * STEP * ratio * ratio)));
+    for (let first = 0; first < all.length; first += linesMax * columns) {
+      const hosts = all.slice(first, first + linesMax * columns);
+      const layout = { columnWidth, columns, lines: Math.ceil(hosts.length / columns), ratio };
+      const canvas = document.createElement("canvas");
+      target.append(canvas);
+      drawHosts(canvas, hosts, layout, shapes);
+      const under = (event) => {
+        const column = Math.floor(event.offsetX / columnWidth);
+        return column < columns ? hosts[Math.floor(event.offsetY / STEP) * columns + column] : undefined;
+      };
+      canvas.addEventListener("mousemove", (event) => {
+        const host = under(event);
+        if (host) say(cluster.region + "/" + cluster.cluster + "/" + host.block + "/" + host.name);
+      });
+      canvas.addEventListener("click", (event) => {
+        const host = under(event);
+        if (host) window.location.assign("/nodes/" + encodeURIComponent(host.name));
+      });
+    }
+  }
+
+  // Shapes and colours are those of the legend.
+  function shapesOfLegend() {
+    const shapes = {};
+    for (const swatch of document.querySelectorAll("svg[data-letter]")) {
+      const path = new Path2D(swatch.querySelector("path").getAttribute("d"));
+      shapes[swatch.dataset.letter] = { path, colour: getComputedStyle(swatch).color };
+    }
+    return shapes;
+  }
+
+  async function drawFleet(target) {
+    const status = document.getElementById("map-status");
+    const hovered = document.getElementById("map-host");
+    const answer = await fetch(target.dataset.source);
+    if (!answer.ok) throw new Error("no map");
+    const fleet = await answer.json();
+    const draw = () => {
+      target.replaceChildren();
+      const shapes = shapesOfLegend();
+      for (const cluster of fleet.clusters) drawCluster(target, cluster, shapes, (text) => { hovered.textContent = text; });
+    };
+    const cut = fleet.isCut ? " There are more, of the hosts that come last by name: the map draws no more than these." : "";
+    status.textContent = fleet.devices + " devices, as of log index " + fleet.logIndex + ". Each row of shapes is a host." + cut;
+    draw();
+    window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+    let width = target.clientWidth;
+    let later;
+    window.addEventListener("resize", () => {
+      // Phones send this while they scroll, with the width as it was.
+      if (target.clientWidth === width) return;
+      width = target.clientWidth;
+      clearTimeout(later);
+      later = setTimeout(draw, 200);
+    });
+  }
+
+  // Only what scrolls is a stop for the keyboard.
+  function stopAtWhatScrolls() {
+    const tables = document.querySelectorAll(".scroll");
+    const look = () => {
+      for (const table of tables) {
+        if (table.scrollWidth > table.clientWidth) table.tabIndex = 0;
+        else if (table !== document.activeElement) table.removeAttribute("tabindex");
+      }
+    };
+    look();
+    window.addEventListener("resize", look);
+  }
+
+  stopAtWhatScrolls();
+  const live = document.getElementById("live");
+  if (live) followEvents(live);
+  const map = document.getElementById("fleet-map");
+  if (map) {
+    drawFleet(map).catch(() => {
+      document.getElementById("map-status").textContent = "The map cannot be had now; the table has the same by block.";
+    });
+  }
+})();

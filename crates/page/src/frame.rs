@@ -1,0 +1,185 @@
+//! What every page has around its content: head, navigation, and which state it is of.
+
+use maud::{DOCTYPE, Markup, html};
+use muster_wire::time::span_ms;
+use muster_wire::v1;
+
+use crate::filters::{JobQuery, filters};
+use crate::text;
+
+/// Which state a page is of, and for whom.
+#[derive(Clone, Debug, Default)]
+pub struct Frame {
+    /// How current the state is, and who answered.
+    pub freshness: v1::Freshness,
+    /// The region of the replica.
+    pub region: String,
+    /// The reader, as the certificate says; `plaintext` without one.
+    pub reader: String,
+    /// Why the replica is not good for reads that have to be current; none where it is.
+    pub not_ready: Option<String>,
+}
+
+/// A part of the navigation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Section {
+    Overview,
+    Jobs,
+    Queues,
+    Nodes,
+    Fleet,
+    Events,
+}
+
+const SECTIONS: [(Section, &str, &str); 6] = [
+    (Section::Overview, "/", "Overview"),
+    (Section::Jobs, "/jobs", "Jobs"),
+    (Section::Queues, "/queues", "Queues"),
+    (Section::Nodes, "/nodes", "Nodes"),
+    (Section::Fleet, "/fleet", "Fleet"),
+    (Section::Events, "/events", "Events"),
+];
+
+impl Frame {
+    /// The sentence that says which state it is.
+    fn as_of(&self) -> Markup {
+        let of = &self.freshness;
+        let region = &self.region;
+        html! {
+            p.asof {
+                "As of log index " b { (of.log_index) } ", log time " (text::moment_utc(of.log_time)) ". "
+                @match span_ms(of.staleness) {
+                    Some(ms) => { "At most " b { (ms) " ms" } " old. " },
+                    None => { b { "Its age is not known" } ": no leader has confirmed it. " },
+                }
+                "Answered by replica " (of.replica_id) " in " (region) "; "
+                @match of.leader_id {
+                    0 => "no leader is known",
+                    own if own == of.replica_id => "it leads",
+                    other => { "replica " (other) " leads" },
+                }
+                ". Reader: " (self.reader) "."
+            }
+        }
+    }
+
+    /// What a reader has to know before anything else.
+    fn warning(&self) -> Markup {
+        html! {
+            @if let Some(why) = &self.not_ready {
+                p.warning {
+                    b { "What is below may be old or incomplete." } " Replica " (self.freshness.replica_id) " is not ready: " (why)
+                    ". Other replicas may know more."
+                }
+            }
+        }
+    }
+}
+
+/// A whole page.
+pub(crate) fn document(frame: Option<&Frame>, section: Option<Section>, title: &str, body: Markup) -> String {
+    document_of(frame, section, (title, title), body)
+}
+
+/// The same where the window has a title that says more.
+pub(crate) fn document_of(
+    frame: Option<&Frame>,
+    section: Option<Section>,
+    (title, window): (&str, &str),
+    body: Markup,
+) -> String {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { (window) " – Muster" }
+                link rel="icon" href="/assets/icon.svg" type="image/svg+xml";
+                link rel="stylesheet" href="/assets/page.css";
+                script src="/assets/page.js" defer {}
+            }
+            body {
+                a.skip href="#main" { "Skip to the content" }
+                header {
+                    p.brand { a href="/" { "Muster" } }
+                    nav aria-label="Pages" {
+                        ul {
+                            @for (own, path, name) in SECTIONS {
+                                li { a href=(path) aria-current=[(Some(own) == section).then_some("page")] { (name) } }
+                            }
+                        }
+                    }
+                }
+                main #main tabindex="-1" {
+                    @if let Some(frame) = frame { (frame.warning()) }
+                    h1 { (title) }
+                    @if let Some(frame) = frame { (frame.as_of()) }
+                    (body)
+                }
+            }
+        }
+    };
+    page.into_string()
+}
+
+/// A page that says why there is no other one. `fields` name the parts of the address that are wrong; a form that was filled in
+/// so is shown with them.
+#[must_use]
+pub fn problem(title: &str, sentence: &str, fields: &[(String, String)], form: Option<&JobQuery>) -> String {
+    let body = html! {
+        p { (sentence) }
+        @if !fields.is_empty() {
+            ul.problems {
+                @for (field, text) in fields { li { code { (field) } " " (text) } }
+            }
+        }
+        @if let Some(query) = form { (filters(query, fields)) }
+        p { a href="/" { "Overview" } }
+    };
+    document(None, None, title, body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_people_is_text() {
+        let page = problem(
+            "There is no such job",
+            "<script>alert(1)</script>",
+            &[("tenant".to_owned(), "\"><img src=x onerror=alert(1)>".to_owned())],
+            None,
+        );
+        assert!(!page.contains("<script>alert") && !page.contains("<img"), "{page}");
+        assert!(page.contains("&lt;script&gt;alert(1)&lt;/script&gt;"), "{page}");
+    }
+
+    #[test]
+    fn a_page_says_which_state_it_is_of() {
+        let frame = Frame {
+            freshness: v1::Freshness { log_index: 77, replica_id: 2, leader_id: 1, ..Default::default() },
+            region: "eu".to_owned(),
+            reader: "plaintext".to_owned(),
+            not_ready: None,
+        };
+        let page = document(Some(&frame), Some(Section::Jobs), "Jobs", html! {});
+        assert!(page.contains("As of log index <b>77</b>"), "{page}");
+        assert!(page.contains("Its age is not known") && page.contains("replica 1 leads"), "{page}");
+        assert_eq!(page.matches("aria-current=\"page\"").count(), 1);
+        assert!(!page.contains("style=") && !page.contains("onclick"), "nothing is inline");
+    }
+
+    #[test]
+    fn a_replica_that_is_not_ready_warns_first() {
+        let mut frame = Frame::default();
+        let page = |frame: &Frame| document(Some(frame), None, "Overview", html! {});
+        assert!(!page(&frame).contains("class=\"warning\""));
+        frame.not_ready = Some("rejoining: its storage lost <something>".to_owned());
+        let shown = page(&frame);
+        let warned = shown.find("rejoining: its storage lost &lt;something&gt;").expect("it warns");
+        assert!(warned < shown.find("<h1>").expect("it has a title"), "{shown}");
+    }
+}

@@ -1,0 +1,155 @@
+//! The list of jobs, with its counts.
+
+use maud::{Markup, html};
+use muster_wire::v1;
+
+use crate::filters::{GroupBy, JobQuery, filters};
+use crate::frame::{Frame, Section, document};
+use crate::text;
+use crate::text::Column::{Number, Text};
+use crate::text::JobCells;
+
+/// Jobs of one group.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Group {
+    /// A tenant, a phase, a tier or a region; empty for jobs that were never placed.
+    pub value: String,
+    /// Those that wait.
+    pub pending: u64,
+    /// Those that hold devices.
+    pub active: u64,
+    /// Those that are over; none where they are not counted by group.
+    pub finished: Option<u64>,
+}
+
+/// Counts of jobs by group.
+#[derive(Clone, Debug)]
+pub struct Groups {
+    /// By what.
+    pub by: GroupBy,
+    /// In the order of names.
+    pub rows: Vec<Group>,
+    /// Jobs that match and were counted one by one, and those that were looked at for that; none for counts from an index.
+    pub counted: Option<(u64, u64)>,
+    /// Whether there are older jobs that were not counted, or more groups.
+    pub is_cut: bool,
+}
+
+/// The list. `next` is the token of the page behind it; empty for none.
+#[must_use]
+pub fn jobs(
+    frame: &Frame,
+    query: &JobQuery,
+    jobs: &[v1::Job],
+    next: &str,
+    groups: Option<&Groups>,
+) -> String {
+    let body = html! {
+        (filters(query, &[]))
+        @if let Some(groups) = groups { (counts(query, groups)) }
+        (list(jobs))
+        (query.pager(next).links("Newest", "Older"))
+    };
+    document(Some(frame), Some(Section::Jobs), "Jobs", body)
+}
+
+fn counts(query: &JobQuery, groups: &Groups) -> Markup {
+    let by = groups.by.word();
+    let rows = html! {
+        @for group in &groups.rows {
+            tr {
+                th scope="row" {
+                    @if group.value.is_empty() { "nowhere" }
+                    @else { a href=(query.narrowed(groups.by, &group.value).address()) { (group.value) } }
+                }
+                td.number { (group.pending) }
+                td.number { (group.active) }
+                td.number { (group.finished.map_or("–".to_owned(), |count| count.to_string())) }
+            }
+        }
+    };
+    let columns = [Text(by), Number("Pending"), Number("Hold devices"), Number("Over")];
+    let caption = format!("Jobs by {by}");
+    let body = html! {
+        (text::table(&caption, html! { (caption) }, &columns, rows))
+        p.note {
+            @match groups.counted {
+                Some((matching, looked_at)) => {
+                    "Counted one by one: " (matching) " jobs that match, among the newest " (looked_at) " of the cluster. "
+                    @if groups.is_cut { "There are more, which are not in these counts." }
+                },
+                None => {
+                    "From the index of jobs that are not over. Pending are also members of arrays that are not created yet: no list "
+                    "has those. "
+                    @if groups.is_cut { "There are more tenants." }
+                },
+            }
+        }
+    };
+    text::section("counts", "Counts", body)
+}
+
+fn list(jobs: &[v1::Job]) -> Markup {
+    if jobs.is_empty() {
+        return html! { p { "No job matches on this page." } };
+    }
+    let columns = [
+        Text("Name"),
+        Text("Tenant"),
+        Text("Phase"),
+        Text("Tier"),
+        Number("Devices"),
+        Number("Workers"),
+        Text("Region"),
+        Text("Submitted (UTC)"),
+        Text("Id"),
+        Text("Because"),
+    ];
+    let caption = html! { (text::count(jobs.len() as u64, "job", "jobs")) ", newest first" };
+    text::table("Jobs", caption, &columns, html! { @for job in jobs { (row(job)) } })
+}
+
+fn row(job: &v1::Job) -> Markup {
+    let status = job.status.clone().unwrap_or_default();
+    html! {
+        tr {
+            (text::job_cells(&JobCells::of(job, &status)))
+            td.number { (status.worker_count) }
+            td { (text::region(&status)) }
+            td { (text::moment(status.create_time)) }
+            td { code { (job.id) } }
+            td.message { (text::of_people(text::brief(&status.message))) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_filters_are_text() {
+        let bad = "<script>alert(1)</script>".to_owned();
+        let job = v1::Job { id: bad.clone(), name: bad.clone(), tenant: bad.clone(), ..Default::default() };
+        let query =
+            JobQuery { tenant: bad.clone(), name: "\" onfocus=\"alert(1)".to_owned(), ..Default::default() };
+        let page = jobs(&Frame::default(), &query, &[job], "\"><b>", None);
+        assert!(!page.contains("<script>alert") && !page.contains("\" onfocus"), "{page}");
+        assert!(!page.contains("\"><b>"), "{page}");
+    }
+
+    #[test]
+    fn counts_state_how_far_they_look() {
+        let counted = |counted| {
+            let groups = Groups { by: GroupBy::Phase, rows: Vec::new(), counted, is_cut: true };
+            counts(&JobQuery::default(), &groups).into_string()
+        };
+        let one_by_one = counted(Some((3, 100_000)));
+        assert!(
+            one_by_one.contains("3 jobs that match, among the newest 100000 of the cluster"),
+            "{one_by_one}"
+        );
+        assert!(one_by_one.contains("There are more, which are not in these counts"), "{one_by_one}");
+        assert!(counted(None).contains("members of arrays that are not created yet"));
+    }
+}

@@ -1,0 +1,220 @@
+//! The tree of tenants with what each uses of its quotas, and whose job is next.
+
+use maud::{Markup, html};
+use muster_wire::v1;
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::frame::{Frame, Section, document};
+use crate::overview::{QueueShown, next_table};
+use crate::pager::Pager;
+use crate::text;
+use crate::text::Column::{Number, Text};
+
+/// Tenants below tenants that are followed: more levels than a policy may have.
+const DEPTH_MAX: usize = 16;
+
+/// Tenants with pending jobs of one tier.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TierQueue {
+    /// The word for the tier.
+    pub tier: String,
+    /// Tenants with pending jobs of it.
+    pub tenants: u64,
+}
+
+/// What the page shows.
+#[derive(Clone, Debug, Default)]
+pub struct Queues {
+    /// Tenants, in the order of their names.
+    pub tenants: Vec<v1::TenantUsage>,
+    /// The front of the pending queue.
+    pub next: QueueShown,
+    /// Tiers with pending jobs.
+    pub tiers: Vec<TierQueue>,
+    /// Pending jobs that are members of arrays and not created yet.
+    pub uncreated: u64,
+    /// Where the list of tenants goes on.
+    pub pager: Pager,
+}
+
+/// The page.
+#[must_use]
+pub fn queues(frame: &Frame, shown: &Queues) -> String {
+    let next = html! {
+        (next_table(&shown.next))
+        @if !shown.tiers.is_empty() {
+            p {
+                "Tenants with jobs in the pending queue: "
+                @for tier in &shown.tiers { (tier.tenants) " in " (tier.tier) "; " }
+                "within a tier the tenant with the smaller share goes first, and those within their nominal quota go "
+                "before all that borrow."
+            }
+        }
+    };
+    let quotas = html! {
+        p.note {
+            "A bar is as long as the larger of quota and use. Solid: used within the nominal quota. Striped: borrowed. "
+            "Outlined: nominal and not used. Use counts the tenants below as well. "
+            @if shown.uncreated > 0 {
+                (shown.uncreated) " of all pending jobs are members of arrays that are not created yet: lists do not have those."
+            }
+        }
+        (stripes())
+        (tree(&shown.tenants))
+        (shown.pager.links("First tenants", "More tenants"))
+    };
+    let body = html! {
+        (text::section("next", "Who is next", next))
+        (text::section("quotas", "Quotas", quotas))
+    };
+    document(Some(frame), Some(Section::Queues), "Queues", body)
+}
+
+/// The pattern of what is borrowed, for all bars of the page.
+fn stripes() -> Markup {
+    html! {
+        svg.visually-hidden aria-hidden="true" focusable="false" {
+            defs {
+                pattern #stripes width="24" height="60" patternUnits="userSpaceOnUse" {
+                    rect.stripe x="0" y="0" width="12" height="60" {}
+                }
+            }
+        }
+    }
+}
+
+/// The tenants in the order of the tree, each with its depth; those whose parent is on another page come first level.
+fn ordered(tenants: &[v1::TenantUsage]) -> Vec<(usize, &v1::TenantUsage)> {
+    let names: BTreeSet<&str> = tenants.iter().map(|tenant| tenant.tenant.as_str()).collect();
+    let mut below: BTreeMap<&str, Vec<&v1::TenantUsage>> = BTreeMap::new();
+    for tenant in tenants {
+        let parent = if names.contains(tenant.parent.as_str()) { tenant.parent.as_str() } else { "" };
+        below.entry(parent).or_default().push(tenant);
+    }
+    let mut rows = Vec::new();
+    let mut stack: Vec<(usize, &v1::TenantUsage)> =
+        below.get("").into_iter().flatten().rev().map(|tenant| (0, *tenant)).collect();
+    while let Some((depth, tenant)) = stack.pop() {
+        rows.push((depth, tenant));
+        if depth < DEPTH_MAX {
+            let children = below.get(tenant.tenant.as_str()).into_iter().flatten().rev();
+            stack.extend(children.map(|child| (depth + 1, *child)));
+        }
+    }
+    rows
+}
+
+fn tree(tenants: &[v1::TenantUsage]) -> Markup {
+    if tenants.is_empty() {
+        return html! { p { "No tenant is named by the policy or has jobs." } };
+    }
+    let columns = [
+        Text("Tenant"),
+        Number("Pending jobs"),
+        Number("Jobs that hold devices"),
+        Number("Weight"),
+        Number("Share"),
+        Text("Quota"),
+    ];
+    let rows = html! { @for (depth, tenant) in ordered(tenants) { (row(depth, tenant)) } };
+    text::table("Tenants", html! { "Tenants and their quotas, in devices" }, &columns, rows)
+}
+
+fn row(depth: usize, tenant: &v1::TenantUsage) -> Markup {
+    html! {
+        // Addresses of other pages and of `muster open queue` lead here.
+        tr id={ "tenant-" (text::encoded(&tenant.tenant)) } {
+            th scope="row" {
+                @for _ in 0..depth { span.indent aria-hidden="true" { "└ " } }
+                a href={ "/jobs?tenant=" (text::encoded(&tenant.tenant)) } { (tenant.tenant) }
+                @if !tenant.parent.is_empty() { span.visually-hidden { ", below " (tenant.parent) } }
+            }
+            td.number {
+                (tenant.pending_jobs)
+                @if tenant.gated_jobs > 0 { " (" (tenant.gated_jobs) " may not start yet)" }
+            }
+            td.number { (tenant.active_jobs) " (" (text::devices(tenant.active_devices_milli)) " devices)" }
+            td.number { (text::devices(tenant.weight_milli.into())) }
+            td.number { (share(tenant.share_billionths)) }
+            td {
+                @if tenant.quotas.is_empty() {
+                    @for used in tenant.uses.iter().filter(|used| used.used_milli > 0) {
+                        div { (text::devices(used.used_milli)) " " (used.r#type) ", no quota" }
+                    }
+                } @else {
+                    @for quota in &tenant.quotas { (bar(quota)) }
+                }
+            }
+        }
+    }
+}
+
+/// Billionths as percent, with three decimals.
+fn share(billionths: u64) -> String {
+    format!("{} %", muster_manifest::quantity::show_scaled(billionths / 10_000, 3))
+}
+
+/// A quota as a bar, with the numbers next to it.
+fn bar(quota: &v1::QuotaUse) -> Markup {
+    let whole = quota.nominal_milli.max(quota.used_milli);
+    let within = quota.used_milli.min(quota.nominal_milli);
+    let borrowed = quota.used_milli.saturating_sub(quota.nominal_milli);
+    let (nominal_part, within_part) =
+        (text::milli_of(quota.nominal_milli, whole), text::milli_of(within, whole));
+    let place = if quota.region.is_empty() { "all regions" } else { quota.region.as_str() };
+    let label = format!(
+        "{} in {place}: {} used of {} nominal, {} borrowed",
+        quota.r#type,
+        text::devices(quota.used_milli),
+        text::devices(quota.nominal_milli),
+        text::devices(borrowed)
+    );
+    let mut parts = vec![("nominal", 0, nominal_part), ("used", 0, within_part)];
+    if borrowed > 0 {
+        parts.push(("borrowed", nominal_part, text::milli_of(borrowed, whole)));
+    }
+    html! {
+        div.quota {
+            (text::bar(None, &parts))
+            span { (label) }
+            @if let Some(limit) = quota.borrowing_limit_milli { span { "; may borrow " (text::devices(limit)) } }
+            @if let Some(limit) = quota.lending_limit_milli { span { "; lends " (text::devices(limit)) } }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tenant(name: &str, parent: &str) -> v1::TenantUsage {
+        v1::TenantUsage { tenant: name.to_owned(), parent: parent.to_owned(), ..Default::default() }
+    }
+
+    #[test]
+    fn tenants_come_in_the_order_of_the_tree() {
+        let tenants =
+            [tenant("a", "z"), tenant("b", ""), tenant("c", "gone"), tenant("d", "a"), tenant("z", "")];
+        let rows: Vec<(usize, &str)> =
+            ordered(&tenants).into_iter().map(|(depth, tenant)| (depth, tenant.tenant.as_str())).collect();
+        assert_eq!(rows, [(0, "b"), (0, "c"), (0, "z"), (1, "a"), (2, "d")]);
+    }
+
+    #[test]
+    fn bars_say_what_is_borrowed() {
+        let quota = v1::QuotaUse {
+            r#type: "h100".to_owned(),
+            nominal_milli: 8_000,
+            used_milli: 12_000,
+            borrowing_limit_milli: Some(8_000),
+            ..Default::default()
+        };
+        let shown = bar(&quota).into_string();
+        assert!(shown.contains("h100 in all regions: 12 used of 8 nominal, 4 borrowed"), "{shown}");
+        assert!(shown.contains("may borrow 8"), "{shown}");
+        assert!(shown.contains("<rect class=\"borrowed\""), "{shown}");
+        let styles = include_str!("../assets/page.css");
+        assert!(styles.contains("rect.borrowed { fill: url(#stripes)"), "it is striped");
+        assert!(stripes().into_string().contains("id=\"stripes\""));
+    }
+}

@@ -1,0 +1,123 @@
+// Opens every page of a cluster in Chromium, wide and narrow, light and dark, looks for violations with axe, walks through
+// each with the keyboard alone, and takes the pictures of the guide. Run by `.ci/browser`; the environment says with what:
+//   MUSTER_PAGES      the address of a replica's pages
+//   MUSTER_PATHS      paths to open, with spaces between them
+//   MUSTER_CHROMIUM   the browser
+//   MUSTER_MODULES    the directory in which puppeteer-core and axe-core are installed
+//   MUSTER_PICTURES   where the pictures go; none are taken without it
+import { readFileSync, statSync } from "node:fs";
+import { createRequire } from "node:module";
+import { join } from "node:path";
+
+const { MUSTER_PAGES: base, MUSTER_PATHS, MUSTER_CHROMIUM, MUSTER_MODULES, MUSTER_PICTURES } = process.env;
+const modules = createRequire(join(MUSTER_MODULES, "package.json"));
+const { default: puppeteer } = await import(modules.resolve("puppeteer-core"));
+const axe = readFileSync(modules.resolve("axe-core/axe.min.js"), "utf8");
+const paths = MUSTER_PATHS.split(" ");
+
+const WIDTHS = [1280, 360];
+const SCHEMES = ["light", "dark"];
+const PICTURE_BYTES_MAX = 150_000;
+const STOPS_MAX = 400;
+
+const found = [];
+const report = (where, what) => {
+  found.push(`${where}: ${what}`);
+  console.log(`${where}: ${what}`);
+};
+
+async function open(page, path, width, scheme) {
+  await page.setViewport({ width, height: 800 });
+  await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
+  const answer = await page.goto(base + path, { waitUntil: "load" });
+  if (answer.status() !== 200) report(path, `answered with ${answer.status()}`);
+  // The map is drawn and the list is live, or they never will be.
+  await page.waitForFunction(
+    () => !["The map needs", "Load the page"].some((text) =>
+      document.querySelector("[role=status]")?.textContent.startsWith(text)),
+    { timeout: 10_000 },
+  ).catch(() => report(path, "its script does nothing"));
+}
+
+async function look(page, where) {
+  const scrolls = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
+  if (scrolls > 0) report(where, `the page is ${scrolls} px wider than the window`);
+  await page.evaluate(axe);
+  const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
+  for (const { id, help, nodes } of violations) {
+    report(where, `${id}: ${help}: ${nodes.slice(0, 3).map((node) => node.html.slice(0, 160)).join(" | ")}`);
+  }
+}
+
+// Every stop of the keyboard, once around: what can be used is reached and shows that it is.
+async function walk(page, where) {
+  const wanted = await page.evaluate(() => {
+    const usable = document.querySelectorAll("a[href], button:not([hidden]), input, select, [tabindex='0']");
+    usable.forEach((element, number) => { element.dataset.stop = String(number); });
+    return usable.length;
+  });
+  const reached = new Set();
+  for (let step = 0; step < Math.min(STOPS_MAX, wanted + 5); step += 1) {
+    await page.keyboard.press("Tab");
+    const stop = await page.evaluate(() => {
+      const at = document.activeElement;
+      const style = at && getComputedStyle(at);
+      return { number: at?.dataset?.stop, isShown: Boolean(style) && style.outlineStyle !== "none", tag: at?.outerHTML.slice(0, 120) };
+    });
+    if (stop.number === undefined) continue;
+    if (reached.size === 0 && !stop.tag.includes("#main")) report(where, "the first stop is not the link to the content");
+    if (!stop.isShown) report(where, `nothing shows that the keyboard is at ${stop.tag}`);
+    reached.add(stop.number);
+  }
+  if (reached.size < Math.min(wanted, STOPS_MAX - 5)) report(where, `${wanted - reached.size} of ${wanted} cannot be reached by keyboard`);
+}
+
+async function pause(page) {
+  await open(page, "/events", 1280, "light");
+  await page.focus("#pause");
+  await page.keyboard.press("Space");
+  const text = await page.evaluate(() => document.getElementById("live").textContent);
+  const pressed = await page.evaluate(() => document.getElementById("pause").getAttribute("aria-pressed"));
+  if (pressed !== "true" || !text.startsWith("Paused")) report("/events", `it does not pause: ${text}`);
+}
+
+async function picture(page, name, path, width, scheme) {
+  await open(page, path, width, scheme);
+  const file = join(MUSTER_PICTURES, `${name}.png`);
+  await page.screenshot({ path: file, clip: { x: 0, y: 0, width, height: 760 } });
+  const { size } = statSync(file);
+  if (size > PICTURE_BYTES_MAX) report(file, `${size} bytes`);
+}
+
+const browser = await puppeteer.launch({
+  executablePath: MUSTER_CHROMIUM,
+  // A container has no name spaces for the browser's; it sees pages of this machine alone.
+  args: ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--force-device-scale-factor=1"],
+});
+try {
+  const page = await browser.newPage();
+  page.on("console", (message) => { if (message.type() === "error") report(page.url(), message.text()); });
+  page.on("pageerror", (error) => report(page.url(), String(error)));
+  for (const path of paths) {
+    for (const width of WIDTHS) {
+      for (const scheme of SCHEMES) {
+        await open(page, path, width, scheme);
+        await look(page, `${path} at ${width} px, ${scheme}`);
+      }
+    }
+    await open(page, path, 1280, "light");
+    await walk(page, `${path} by keyboard`);
+  }
+  await pause(page);
+  if (MUSTER_PICTURES) {
+    const job = paths.find((path) => path.startsWith("/jobs/"));
+    await picture(page, "overview", "/", 1280, "light");
+    await picture(page, "job", job, 1280, "light");
+    await picture(page, "fleet", "/fleet", 1280, "dark");
+    await picture(page, "narrow", "/jobs", 360, "light");
+  }
+} finally {
+  await browser.close();
+}
+console.log(`${paths.length} pages, ${found.length} findings`);
+process.exit(found.length === 0 ? 0 : 1);

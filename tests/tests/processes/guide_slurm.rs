@@ -1,0 +1,66 @@
+//! Every command of the page for people who come from Slurm, as it stands there.
+
+use std::path::{Path, PathBuf};
+
+use crate::support::{Agents, Cluster, eventually, heavy};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace").to_owned()
+}
+
+/// The words of a command, as a shell takes them apart: quotes keep them together.
+fn words(command: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut rest = command.trim();
+    while !rest.is_empty() {
+        let (word, behind) = match rest.strip_prefix('\'') {
+            Some(quoted) => quoted.split_once('\'').expect("a quote ends"),
+            None => rest.split_once(' ').unwrap_or((rest, "")),
+        };
+        found.push(word.to_owned());
+        rest = behind.trim_start();
+    }
+    found
+}
+
+/// The second cell of each row, and what it has between backticks.
+fn commands(page: &str) -> Vec<String> {
+    let rows = page.lines().filter(|line| line.starts_with("| `"));
+    let cells = rows.map(|row| row.split(" | ").nth(1).unwrap_or_else(|| panic!("{row}")).to_owned());
+    cells.map(|cell| cell.trim().trim_matches('`').to_owned()).collect()
+}
+
+/// Repeated until it succeeds, as by somebody who is a moment early: a job does not run at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn coming_from_slurm() {
+    let _heavy = heavy().await;
+    let page = std::fs::read_to_string(root().join("ops/guide/slurm.md")).expect("the guide has it");
+    let commands = commands(&page);
+    assert!(commands.len() > 30, "{commands:?}");
+    let cluster = Cluster::start(3).await;
+    let _agents = Agents::start(&cluster, &["h1", "h2"]).await;
+    for command in commands {
+        let words = words(command.strip_prefix("muster ").unwrap_or_else(|| panic!("{command}")));
+        let words: Vec<String> = words
+            .into_iter()
+            .map(|word| match word.strip_prefix("ops/examples/") {
+                Some(_) => root().join(&word).to_string_lossy().into_owned(),
+                None => word,
+            })
+            .collect();
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        // It ends as it was told to, and that is no success.
+        let expected = if command.contains("job wait") { Some(1) } else { Some(0) };
+        eventually(&format!("`{command}` does not succeed"), || async {
+            let ran = cluster.operate(&words).await;
+            // The example files ask for more than these two hosts have.
+            let is_too_big = command.contains("ops/examples/") && ran.err.contains("NEVER_FITS");
+            let is_done = ran.code == expected || is_too_big;
+            if !is_done {
+                println!("{command}: {ran:#?}");
+            }
+            is_done.then_some(())
+        })
+        .await;
+    }
+}
