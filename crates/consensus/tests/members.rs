@@ -4,7 +4,7 @@
 mod support;
 
 use muster_consensus::{
-    ChangeOptions, ChangeStep, FormerVote, MembershipError, RejoinRequest, RejoinStep, ReplicaNode,
+    ChangeOptions, ChangeStep, Consensus, FormerVote, MembershipError, RejoinRequest, RejoinStep, ReplicaNode,
 };
 use muster_store::Rejoin;
 use muster_types::ReplicaId;
@@ -20,6 +20,17 @@ fn ids(ids: &[u64]) -> BTreeSet<ReplicaId> {
 /// Everybody in `of` but `id`.
 fn others(of: &[u64], id: ReplicaId) -> Vec<u64> {
     of.iter().copied().filter(|other| *other != id.0).collect()
+}
+
+/// A leader changes no member before it has heard of a quorum lately, which a busy machine delays.
+async fn heard(leader: &Consensus, peer: ReplicaId) {
+    until("the leader hears its peer", || {
+        leader
+            .members()
+            .iter()
+            .any(|member| member.replica == peer && member.silent_ms.is_some_and(|ms| ms < 500))
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -373,12 +384,14 @@ async fn a_vote_that_is_owed_survives_a_change_of_leader() {
     assert_eq!(membership(), before, "asking changes nothing");
     // The half that was carried out: it is no member any more, and who knew that it voted leads no more.
     cluster.stop_replica(emptied.0).await;
+    heard(&leader, ReplicaId(rest[1])).await;
     leader.remove(emptied, ChangeOptions::default()).await.unwrap();
     let second = ReplicaId(rest[1]);
     guarded("the leadership moves", leader.transfer_leadership(second)).await.unwrap();
     let next = cluster.consensus(second).clone();
     let mut view = next.leadership();
     guarded("it leads", view.wait_for(|view| view.mine.is_some())).await.unwrap();
+    heard(&next, first).await;
     let forgotten = next.grant_rejoin(emptied, asks(true, FormerVote::Queried)).await.unwrap();
     assert!(!forgotten.voted, "the next leader does not know it by itself");
     let taken = next.grant_rejoin(emptied, asks(true, FormerVote::Known(true))).await.unwrap();

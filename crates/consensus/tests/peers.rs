@@ -12,7 +12,7 @@ use muster_wire::raft::v1::raft_service_client::RaftServiceClient;
 use muster_wire::raft::v1::snapshot_request::Part;
 use openraft::vote::RaftLeaderId;
 use std::time::{Duration, Instant};
-use support::{CLUSTER, Cluster, Disk, Recorder, guarded};
+use support::{CLUSTER, Cluster, Disk, Recorder, guarded, until};
 use tokio::net::TcpListener;
 use tonic::Code;
 
@@ -278,6 +278,8 @@ async fn half_of_being_taken_in_anew_is_completed_and_strangers_do_not_add_thems
     let long = wire::ReadmitRequest { region: "x".repeat(5_000), ..asks(true, Step::Readmit) };
     assert_eq!(client.readmit(long).await.unwrap_err().code(), Code::InvalidArgument);
     assert_eq!(consensus.members().len(), 1);
+    // The members with which it was founded are committed a moment after it leads; until then they cannot change.
+    until("its first entries are committed", || consensus.status().applied_index >= Some(1)).await;
     let added = client.readmit(asks(true, Step::Readmit)).await.unwrap().into_inner();
     let members = consensus.members();
     assert_eq!((members.len(), members[1].votes), (2, false));
