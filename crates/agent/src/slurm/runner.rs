@@ -129,7 +129,7 @@ fn directory(below: &Path, share: &str, runner: u128, host: &str) -> Result<Dire
 }
 
 /// Removes the directories of runners of this user and node that were killed, once their shims have ended too. Slurm kills
-/// what it does not know any more without a word, and with it whatever could have removed them.
+/// what it does not know any more with SIGKILL, and with it every process that could have removed them.
 fn remove_left(below: &Path, host: &str) {
     let entries = std::fs::read_dir(below).into_iter().flatten().flatten();
     for entry in entries.take(ENTRIES_LOOKED_AT_MAX) {

@@ -147,7 +147,7 @@ async fn a_controller_that_forgets_costs_a_placement_and_never_runs_one_twice() 
     for gang in [&gang, &running, &waiting] {
         assert_eq!(bench.subject.launches(gang.key(0)), 1);
     }
-    // Slurm kills a runner that it does not know without a word: what it leaves goes with the next on its node.
+    // Slurm sends SIGKILL to a runner that it does not know: what it leaves goes with the next on its node.
     for _ in 0..RUNNERS_UNTIL_CLEAN {
         if bench.subject.runners_left() == 0 {
             break;

@@ -349,7 +349,7 @@ fn part() -> impl Strategy<Value = SubmittedPart> {
 fn arrays() -> impl Strategy<Value = Decision> {
     let id = || any::<u64>().prop_map(ArrayId);
     let asked =
-        ("[a-z/]{0,9}", any::<bool>()).prop_map(|(name, is_operator)| Requester { name, is_operator });
+        || ("[a-z/]{0,9}", any::<bool>()).prop_map(|(name, is_operator)| Requester { name, is_operator });
     let jobs = vec(any::<u64>().prop_map(JobId), 0..4);
     let control = prop::sample::select(Control::ALL.to_vec());
     prop_oneof![
@@ -358,11 +358,14 @@ fn arrays() -> impl Strategy<Value = Decision> {
         (id(), any::<u32>()).prop_map(|(array, count)| Decision::ArrayMembersCreated { array, count }),
         id().prop_map(|array| Decision::ArrayReleased { array }),
         (id(), ".{0,40}").prop_map(|(array, detail)| Decision::ArrayMembersFailed { array, detail }),
-        (request(), asked, control, vec(id(), 0..4), jobs).prop_map(
+        (request(), asked(), control, vec(id(), 0..4), jobs).prop_map(
             |(request, by, control, arrays, jobs)| {
                 Decision::ArraysControlled { request, by, control, arrays, jobs }
             }
         ),
+        (request(), asked(), id(), option::of(any::<u32>())).prop_map(|(request, by, array, throttle)| {
+            Decision::ArrayThrottleSet { request, by, array, throttle }
+        }),
     ]
 }
 

@@ -12,7 +12,7 @@ use super::control::HoldRow;
 use super::spec::SpecFacts;
 use crate::table::Derived;
 
-/// What the members of an array are made from. It never changes.
+/// What the members of an array are made from. Nothing of it changes but the throttle.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArrayTemplate {
     /// What each of them asks for.
@@ -114,7 +114,8 @@ impl ArrayRow {
     }
 }
 
-/// The hash of an array's template, which is most of its row and never changes, and what follows from its spec.
+/// The hash of an array's template, which is most of its row, and what follows from its spec. A template is replaced with
+/// its row, and changes in no other way.
 #[derive(Clone, Debug)]
 pub struct ArrayFacts {
     hash: u64,
