@@ -203,24 +203,29 @@ impl Future {
 
     /// Gives up what is kept for gangs that may not start whatever is free: their tenant or their user has as many jobs
     /// placed as it may.
-    pub(crate) fn give_up(
-        &mut self,
-        state: &State,
-        is_at_limit: impl Fn(JobId) -> bool,
-        budget: &mut Budget,
-    ) {
+    pub(crate) fn give_up_at_limit(&mut self, state: &State, budget: &mut Budget) {
+        self.give_up(state, &|job| is_at_limit(state, job), budget);
+    }
+
+    /// Gives up what is kept for all gangs of a tenant that has as many jobs placed as it may.
+    pub(crate) fn give_up_of(&mut self, state: &State, tenant: &Name, budget: &mut Budget) {
+        let is_its_own = |job: JobId| state.spec(job).is_some_and(|spec| spec.tenant == *tenant);
+        self.give_up(state, &is_its_own, budget);
+    }
+
+    fn give_up(&mut self, state: &State, is_given_up: &dyn Fn(JobId) -> bool, budget: &mut Budget) {
         let own = self.own.as_ref().and_then(|own| self.outlooks.get(&own.place));
         budget.take(own.map_or(0, CapacityTimeline::walk_visits));
         self.put_back();
         self.take_up(state, budget);
         budget.take(self.reservations.len() as u64);
         let kept = self.reservations.iter().map(|reservation| reservation.job);
-        let given_up: Vec<JobId> = kept.filter(|job| is_at_limit(*job)).collect();
+        let given_up: Vec<JobId> = kept.filter(|job| is_given_up(*job)).collect();
         for job in given_up {
             self.take_out(job);
             self.own = None;
         }
-        if self.lent.give_up(is_at_limit) {
+        if self.lent.give_up(is_given_up) {
             self.holds = None;
         }
     }
@@ -769,9 +774,11 @@ impl Future {
     }
 }
 
-/// Whether a gang may not start whatever is free, because its tenant has as many jobs placed as it may.
+/// Whether a gang may not start whatever is free, because its tenant or its user has as many jobs placed as it may.
 fn is_at_limit(state: &State, job: JobId) -> bool {
-    state.spec(job).is_some_and(|spec| state.running_limit_reached(&spec.tenant).is_some())
+    let tenant = state.spec(job).map(|spec| &spec.tenant);
+    tenant.is_some_and(|tenant| state.running_limit_reached(tenant).is_some())
+        || state.user_running_limit_reached(job).is_some()
 }
 
 /// Gangs in a cluster with the times they are expected to end.

@@ -604,13 +604,13 @@ fn policy() -> impl Strategy<Value = Policy> {
             run_time_default_ms: default.map(|ms| u64::from(ms.min(max.unwrap_or(ms)))),
         })
     };
-    let counts = (limit(), limit(), limit(), limit(), limit(), limit());
+    let counts = (limit(), limit(), limit(), limit(), (limit(), limit(), limit()));
     let limits = (counts, job_limits()).prop_map(
         |(
-            (pending_jobs, unfinished_jobs, running_jobs, requests_per_minute, user_pending, user_all),
+            (pending_jobs, unfinished_jobs, running_jobs, requests_per_minute, (waiting, all, placed)),
             job,
         )| {
-            let user = UserLimits { pending_jobs: user_pending, unfinished_jobs: user_all };
+            let user = UserLimits { pending_jobs: waiting, unfinished_jobs: all, running_jobs: placed };
             TenantLimits { pending_jobs, unfinished_jobs, running_jobs, requests_per_minute, user, job }
         },
     );

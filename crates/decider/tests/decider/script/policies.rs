@@ -83,6 +83,7 @@ impl World {
                             "non-preemptible" => tenant.rights.non_preemptible = NonPreemptible::parse(value),
                             "pending-jobs" => tenant.limits.pending_jobs = value.parse().ok(),
                             "running-jobs" => tenant.limits.running_jobs = value.parse().ok(),
+                            "user-running-jobs" => tenant.limits.user.running_jobs = value.parse().ok(),
                             "deadlines" => tenant.rights.deadlines = Some(value == "on"),
                             kind => tenant.quotas.push(quota(kind, value)),
                         }
