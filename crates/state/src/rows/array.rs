@@ -41,7 +41,7 @@ pub struct ArrayRow {
     pub released: bool,
     /// Who keeps it from creating members; none when nobody does.
     pub hold: Option<HoldRow>,
-    /// Since when its members wait, where its tenant held it; none leaves that to the submission.
+    /// Since when its members wait, where its tenant held it or a throttle of it was changed; none leaves that to the submission.
     pub waits_since: Option<LogTime>,
     /// Who asked first to cancel the members that were not created; none when nobody did, or nobody knows who.
     pub cancelled_by: Option<Requester>,
