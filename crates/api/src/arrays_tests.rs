@@ -4,8 +4,8 @@ use muster_decider::Command;
 use muster_transport::Role;
 use muster_types::{HolderId, RefusalCode};
 use muster_wire::status::Refused;
-use muster_wire::v1;
 use muster_wire::v1::job_service_client::JobServiceClient;
+use muster_wire::{FieldMask, v1};
 use tonic::transport::Channel;
 
 use crate::access_tests::{World, guarded, host, of_tenant, short, submission};
@@ -100,6 +100,74 @@ async fn an_array_and_members_that_are_not_created_are_shown() {
     let refused =
         Refused::from_status(&guarded("an answer", ada.get_array(missing)).await.expect_err("there is none"));
     assert_eq!(refused.code, Some(RefusalCode::JobNotFound));
+}
+
+/// Changes what the paths name of an array or a job, to a throttle.
+async fn change(
+    jobs: &mut Jobs,
+    (number, validate_only): (u32, bool),
+    (job_id, etag): (&str, &str),
+    throttle: Option<u32>,
+    paths: &[&str],
+) -> Result<v1::UpdateJobResponse, Refused> {
+    let array = v1::JobArray { throttle, ..Default::default() };
+    let spec = v1::JobSpec { array: Some(array), ..Default::default() };
+    let request = v1::UpdateJobRequest {
+        request_id: id(number),
+        job_id: job_id.to_owned(),
+        job: Some(v1::Job { spec: Some(spec), ..Default::default() }),
+        update_mask: Some(FieldMask { paths: paths.iter().map(|path| (*path).to_owned()).collect() }),
+        etag: etag.to_owned(),
+        validate_only,
+    };
+    let answer = guarded("an answer", jobs.update_job(request)).await;
+    answer.map(tonic::Response::into_inner).map_err(|status| Refused::from_status(&status))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_throttle_is_changed_by_the_arrays_own_tenant_and_nothing_else_of_it() {
+    const THROTTLE: &[&str] = &["spec.array.throttle"];
+    let world = world().await;
+    let mut ada = JobServiceClient::new(world.channel(of_tenant("vision", "ada")).await);
+    let mut bob = JobServiceClient::new(world.channel(of_tenant("speech", "bob")).await);
+    let members = submit(&mut ada, 1, sized(3_000, 2)).await;
+    let array_id = members[0].replace("job-", "array-");
+    let is_waiting = |shown: &v1::Array| shown.counts.map(|counts| counts.uncreated);
+    for (job_id, etag, throttle, paths, wanted) in [
+        (array_id.as_str(), "", Some(0), THROTTLE, RefusalCode::InvalidField),
+        (array_id.as_str(), "", Some(100_001), THROTTLE, RefusalCode::InvalidField),
+        (array_id.as_str(), "1-7", Some(5), THROTTLE, RefusalCode::InvalidField),
+        (array_id.as_str(), "", Some(5), &["spec.tier"], RefusalCode::InvalidField),
+        (array_id.as_str(), "", Some(5), &["spec.array.throttle", "labels"], RefusalCode::InvalidField),
+        (array_id.as_str(), "", Some(5), &[], RefusalCode::InvalidField),
+        (members[0].as_str(), "", Some(5), THROTTLE, RefusalCode::InvalidField),
+        ("array-!", "", Some(5), THROTTLE, RefusalCode::InvalidField),
+        ("array-zzz", "", Some(5), THROTTLE, RefusalCode::JobNotFound),
+    ] {
+        let refused = change(&mut ada, (2, false), (job_id, etag), throttle, paths).await;
+        assert_eq!(refused.expect_err("it is refused").code, Some(wanted), "{job_id} {throttle:?} {paths:?}");
+    }
+    let own = (array_id.as_str(), "");
+    let refused = change(&mut bob, (3, false), own, Some(5), THROTTLE).await.expect_err("it is not his");
+    assert_eq!(refused.code, Some(RefusalCode::PermissionDenied));
+    change(&mut ada, (3, true), own, Some(5), THROTTLE).await.expect("it could be changed");
+    let shown = array(&mut ada, &array_id).await;
+    assert_eq!(shown.array.as_ref().and_then(|array| array.throttle), Some(2), "nothing was changed so far");
+    assert_eq!(is_waiting(&shown), Some(2_998));
+    let changed = change(&mut ada, (4, false), own, Some(5), THROTTLE).await.expect("it is hers");
+    let changed = changed.array.expect("it is shown");
+    assert_eq!(changed.array.as_ref().and_then(|array| array.throttle), Some(5));
+    assert_eq!(is_waiting(&changed), Some(2_995), "members are jobs at once");
+    // A lower one stops none, and without one the window alone keeps members back.
+    change(&mut ada, (5, false), own, Some(1), THROTTLE).await.expect("it is hers");
+    assert_eq!(is_waiting(&array(&mut ada, &array_id).await), Some(2_995));
+    let changed = change(&mut ada, (6, false), own, None, THROTTLE).await.expect("it is hers");
+    let changed = changed.array.expect("it is shown");
+    assert_eq!(changed.array.as_ref().and_then(|array| array.throttle), None);
+    assert!(is_waiting(&changed) < Some(2_995), "{changed:?}");
+    // The same request again changes nothing.
+    change(&mut ada, (5, false), own, Some(1), THROTTLE).await.expect("it was answered before");
+    assert_eq!(array(&mut ada, &array_id).await.array.and_then(|array| array.throttle), None);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

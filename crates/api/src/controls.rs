@@ -6,8 +6,8 @@
 
 use futures::future::BoxFuture;
 use muster_decider::{
-    Answer, Command, ControlOrder, JobSelection, JobVersion, ModifyOrder, check_acts_for,
-    check_array_control, check_control,
+    Answer, Command, ControlOrder, JobSelection, JobVersion, ModifyOrder, ThrottleOrder, check_acts_for,
+    check_array_control, check_control, check_throttle,
 };
 use muster_journal::hash;
 use muster_state::{Phase, State};
@@ -15,7 +15,7 @@ use muster_transport::Role;
 use muster_types::{
     ArrayId, Control, JobId, LogIndex, Name, Refusal, RefusalCode, RequestId, Requester, Violation, limits,
 };
-use muster_wire::convert::{changes_from_proto, job_id, request_id_of};
+use muster_wire::convert::{array_id, changes_from_proto, job_id, request_id_of, throttle_from_proto};
 use muster_wire::status::to_status;
 use muster_wire::v1;
 use muster_wire::v1::job_service_client::JobServiceClient;
@@ -28,6 +28,7 @@ use crate::forward::{Caller, ONWARD_BYTES_MAX, Router};
 use crate::job_filter::{Candidate, JobFilter};
 use crate::original::Onward;
 use crate::read::{freshness, invalid, written};
+use crate::render::Detail;
 
 /// A call that asks something of the jobs that a selector finds.
 pub(crate) trait ControlRequest: Clone + Send + Sync + 'static {
@@ -356,6 +357,55 @@ fn version(etag: &str) -> Result<Option<JobVersion>, Violation> {
     parts.map(Some).ok_or_else(|| Violation::new("etag", "must be the etag of a Job, as it was answered"))
 }
 
+/// Changes the throttle of an array, the one field of it that can be changed.
+async fn update_array(
+    router: &Router,
+    caller: Caller,
+    message: v1::UpdateJobRequest,
+) -> Result<Response<v1::UpdateJobResponse>, Status> {
+    let mut found = Vec::new();
+    let id = request_id_of("request_id", &message.request_id, message.validate_only)
+        .map_err(|v| found.push(v))
+        .ok();
+    let array = array_id("job_id", &message.job_id).map_err(|v| found.push(v)).ok();
+    let throttle = throttle_from_proto(message.job.as_ref(), message.update_mask.as_ref())
+        .map_err(|v| found.push(v))
+        .ok();
+    if !message.etag.is_empty() {
+        found.push(Violation::new("etag", "must be empty, because an array has none"));
+    }
+    let (Some(request), Some(array), Some(throttle), true) = (id, array, throttle, found.is_empty()) else {
+        return Err(invalid(found));
+    };
+    let acts_for = caller.acts_for().map_err(|refusal| to_status(&refusal))?;
+    let order = ThrottleOrder { request, by: requester(&caller), acts_for, array, throttle };
+    let shown = |view: &State| {
+        let row = view.array(array)?;
+        Some(arrays::array(view, array, row, (Detail::Basic, caller.visibility())))
+    };
+    let local = || async {
+        let engine = router.engine();
+        caller.check_job(&engine.view(), JobId(array.0))?;
+        if message.validate_only {
+            let view = engine.reading();
+            check_throttle(&view, &order)?;
+            let freshness = Some(freshness(engine, &view));
+            return Ok(v1::UpdateJobResponse { job: None, freshness, array: shown(&view) });
+        }
+        let answer = engine.execute(Command::SetThrottle(Box::new(order.clone()))).await?;
+        let freshness = written(engine, answer.at());
+        Ok(v1::UpdateJobResponse { job: None, freshness, array: shown(&engine.view()) })
+    };
+    let onward = |channel: Onward| {
+        let request = Router::onward(message.clone(), caller);
+        async move {
+            let mut client = JobServiceClient::new(channel).max_decoding_message_size(ONWARD_BYTES_MAX);
+            Ok(client.update_job(request).await?.into_inner())
+        }
+    };
+    router.write(caller, local, onward).await.map(Response::new)
+}
+
 /// Changes the fields of one job that the request's mask names.
 pub(crate) async fn update(
     router: &Router,
@@ -363,6 +413,9 @@ pub(crate) async fn update(
 ) -> Result<Response<v1::UpdateJobResponse>, Status> {
     let caller = router.caller(&request);
     let message = request.into_inner();
+    if message.job_id.starts_with("array-") {
+        return update_array(router, caller, message).await;
+    }
     let mut found = Vec::new();
     let id = request_id_of("request_id", &message.request_id, message.validate_only)
         .map_err(|v| found.push(v))
@@ -384,11 +437,12 @@ pub(crate) async fn update(
             let view = engine.reading();
             engine.check_modify(&view, &order)?;
             let shown = arrays::job_explained(router, &view, job, caller).await?;
-            return Ok(v1::UpdateJobResponse { job: shown, freshness: Some(freshness(engine, &view)) });
+            let freshness = Some(freshness(engine, &view));
+            return Ok(v1::UpdateJobResponse { job: shown, freshness, array: None });
         }
         let answer = engine.execute(Command::Modify(Box::new(order.clone()))).await?;
         let shown = arrays::job_after_change(router, &engine.reading(), job, caller).await;
-        Ok(v1::UpdateJobResponse { job: shown, freshness: written(engine, answer.at()) })
+        Ok(v1::UpdateJobResponse { job: shown, freshness: written(engine, answer.at()), array: None })
     };
     let onward = |channel: Onward| {
         let request = Router::onward(message.clone(), caller);

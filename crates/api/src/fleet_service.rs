@@ -2,13 +2,12 @@
 
 use muster_decider::{Command, DrainOrder, RepairOrder, check_health_policy};
 use muster_engine::{Engine, Reading};
-use muster_state::{NodeRow, RequestAnswer, State};
+use muster_state::{NodeRow, NodeStatus, RequestAnswer, State};
 use muster_types::{Consistency, LogIndex, Name, NodeId, Refusal, RefusalCode, RequestId, Violation};
 use muster_wire::convert::{
     UNSAID_OF_LISTS, health_policy_from_proto, health_policy_to_proto, repair_from_proto, request_id,
     stop_after_from_proto,
 };
-use muster_wire::node_state::node_state;
 use muster_wire::status::to_status;
 use muster_wire::time::log_time;
 use muster_wire::token::{List, PageToken, TokenError, filter_digest};
@@ -67,11 +66,11 @@ impl Narrowed {
             && (self.block.is_empty() || *row.spec.block == *self.block)
     }
 
-    fn includes_state(&self, node: &v1::Node) -> bool {
+    fn includes_state(&self, view: &State, id: NodeId, row: &NodeRow) -> bool {
         match self.state.as_str() {
             "" => true,
-            NOT_LOST => node.status() != v1::NodeStatus::Lost,
-            state => node_state(node) == state,
+            NOT_LOST => row.status != NodeStatus::Lost,
+            state => render::state_of_node(view, id, row) == state,
         }
     }
 }
@@ -100,11 +99,7 @@ pub(crate) fn list(
         if !message.region.is_empty() && *row.spec.region != *message.region {
             continue;
         }
-        if !narrowed.includes_place(row) {
-            continue;
-        }
-        let node = render::node(view, id, row);
-        if !narrowed.includes_state(&node) {
+        if !narrowed.includes_place(row) || !narrowed.includes_state(view, id, row) {
             continue;
         }
         if nodes.len() == size {
@@ -113,7 +108,7 @@ pub(crate) fn list(
                 PageToken { after, log_index: view.log_index() }.encode(cluster, List::Nodes, filter);
             break;
         }
-        nodes.push(node);
+        nodes.push(render::node(view, id, row));
         last = Some(name);
     }
     Ok(v1::ListNodesResponse { nodes, next_page_token, freshness: Some(freshness(engine, view)) })

@@ -157,10 +157,7 @@ impl Caller {
     /// Whether the caller may say what becomes of a job's workers: a user as for every write, an agent for jobs with
     /// a worker on a node that it speaks for. Nobody may of a job that is not in the state.
     fn check_worker_of(&self, view: &State, job: JobId) -> Result<(), Refusal> {
-        let Some(row) = view.job(job) else {
-            let refusal = Refusal::new(RefusalCode::JobNotFound, format!("there is no {job}"));
-            return Err(refusal.with("job_id", job));
-        };
+        let Some(row) = view.job(job) else { return Err(no_job(job)) };
         let role = self.principal.role();
         let Some(Role::Agent(_) | Role::AgentGroup(_)) = role else { return self.check_job(view, job) };
         let slots = row.placement.iter().flat_map(|placement| &placement.slots);
@@ -243,6 +240,16 @@ impl Caller {
     pub(crate) fn check_job(&self, view: &State, job: JobId) -> Result<(), Refusal> {
         view.tenant_of(job).map_or(Ok(()), |tenant| self.check_tenant(view, tenant))
     }
+
+    /// The same where nothing else checks it: a job that is not there is refused. It could be there, and another tenant's, by
+    /// the time when it is looked up again. Which jobs there are is no secret, so this tells a stranger nothing new.
+    pub(crate) fn check_job_there(&self, view: &State, job: JobId) -> Result<(), Refusal> {
+        view.tenant_of(job).map_or_else(|| Err(no_job(job)), |tenant| self.check_tenant(view, tenant))
+    }
+}
+
+fn no_job(job: JobId) -> Refusal {
+    Refusal::new(RefusalCode::JobNotFound, format!("there is no {job}")).with("job_id", job)
 }
 
 /// Whether a certificate of this kind speaks for a node, as far as its kind says.
@@ -727,6 +734,16 @@ mod tests {
         assert!(reading <= Duration::from_millis(1_900) && reading > Duration::from_millis(1_000));
         request.set_timeout(Duration::from_secs(3_600));
         assert!(within(router.caller(&request)) <= ApiConfig::DEFAULT.write_timeout);
+    }
+
+    #[tokio::test]
+    async fn what_is_checked_once_has_to_be_there() {
+        let view = sample::engine_alone().await.view();
+        let caller = Caller::reading(Principal::Plaintext, Instant::now());
+        let nobody = JobId(7);
+        assert!(caller.check_job(&view, nobody).is_ok(), "the leader checks it again");
+        let refused = caller.check_job_there(&view, nobody).expect_err("nothing checks it again");
+        assert_eq!(refused.code, RefusalCode::JobNotFound);
     }
 
     #[tokio::test]

@@ -550,7 +550,7 @@ impl JobService for Jobs {
                     from_position: message.from_position,
                 };
                 let engine = self.router.engine();
-                caller.check_job(&engine.view(), job).map_err(|refusal| to_status(&refusal))?;
+                caller.check_job_there(&engine.view(), job).map_err(|refusal| to_status(&refusal))?;
                 let of_node = self.place_at_node(account, job, (message_rank, attempt))?;
                 let reading = engine.read_logs(job, message.rank, attempt, request).await;
                 let (token, chunks) = reading.map_err(|refusal| to_status(&refusal))?;

@@ -18,6 +18,7 @@ use muster_wire::convert::{
     device_set_to_proto, exit_status_to_proto, fencing_token_to_proto, foreign_load_to_proto,
     job_spec_to_proto, node_spec_to_proto, notice_to_proto, restriction_to_proto,
 };
+use muster_wire::node_state::node_state;
 use muster_wire::time::{duration, log_time};
 use muster_wire::{agent, v1};
 use sha2::{Digest, Sha256};
@@ -35,6 +36,13 @@ const MILLI_MS_IN_DEVICE_SECOND: u128 = 1_000_000;
 
 /// Text about a job in a basic view: an event then has at most 1 KiB, and the labels of its job.
 const BASIC_TEXT_BYTES_MAX: usize = 80;
+
+const PROMISED_TEXT: &str = "it starts once the jobs that hold the capacity promised to it have stopped";
+const NOT_RELEASED_TEXT: &str = "waits for the jobs that it depends on, or for the time that it names";
+const _: () = {
+    assert!(PROMISED_TEXT.len() <= BASIC_TEXT_BYTES_MAX, "a basic view has the whole sentence");
+    assert!(NOT_RELEASED_TEXT.len() <= BASIC_TEXT_BYTES_MAX, "a basic view has the whole sentence");
+};
 
 /// How much of a job a message carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -278,15 +286,8 @@ fn controlled(view: &State, id: JobId, row: &JobRow) -> Option<(String, String)>
 
 fn status_of_row(id: JobId, row: &JobRow, phase: &Phase) -> (String, String) {
     let (code, text) = match phase {
-        Phase::Pending if row.promise.is_some() => (
-            "PREEMPTING",
-            "capacity is promised to it; it starts once the jobs that hold that capacity have stopped"
-                .to_owned(),
-        ),
-        Phase::Pending if row.attempt == 0 && !row.released => (
-            "NOT_RELEASED",
-            "waits for the jobs that it depends on, or for the time that it names".to_owned(),
-        ),
+        Phase::Pending if row.promise.is_some() => ("PREEMPTING", PROMISED_TEXT.to_owned()),
+        Phase::Pending if row.attempt == 0 && !row.released => ("NOT_RELEASED", NOT_RELEASED_TEXT.to_owned()),
         Phase::Pending if row.attempt == 0 => {
             ("PENDING", format!("not placed yet; why: muster explain {id}"))
         }
@@ -389,6 +390,30 @@ pub(crate) fn node(view: &State, id: NodeId, row: &NodeRow) -> v1::Node {
     node_with(id, row, view.restriction(id), view.gangs_on(id))
 }
 
+/// The word for a node's state, without all else that a message says of it.
+pub(crate) fn state_of_node(view: &State, id: NodeId, row: &NodeRow) -> &'static str {
+    let restriction = view.restriction(id);
+    node_state(&v1::Node {
+        status: node_status(row).into(),
+        cordoned: row.cordoned,
+        job_ids: view.gangs_on(id).take(1).map(|job| job.to_string()).collect(),
+        restriction: restriction.map(restriction_message),
+        foreign_load: foreign_load(restriction),
+        ..Default::default()
+    })
+}
+
+fn node_status(row: &NodeRow) -> v1::NodeStatus {
+    match row.status {
+        NodeStatus::Up => v1::NodeStatus::Up,
+        NodeStatus::Lost => v1::NodeStatus::Lost,
+    }
+}
+
+fn foreign_load(restriction: Option<&RestrictionRow>) -> Option<v1::ForeignLoad> {
+    restriction.map(|row| row.foreign).filter(|load| !load.is_none()).map(foreign_load_to_proto)
+}
+
 fn restriction_message(row: &RestrictionRow) -> v1::NodeRestriction {
     let (drain, quarantine) = (row.drain.as_ref(), row.quarantine.as_ref());
     restriction_to_proto(drain, quarantine, row.repair.as_ref(), &row.health)
@@ -401,17 +426,13 @@ pub(crate) fn node_with(
     restriction: Option<&RestrictionRow>,
     gangs: impl Iterator<Item = JobId>,
 ) -> v1::Node {
-    let status = match row.status {
-        NodeStatus::Up => v1::NodeStatus::Up,
-        NodeStatus::Lost => v1::NodeStatus::Lost,
-    };
     // Nothing of a lost node can be had, whatever is not leased there.
     let up = row.status == NodeStatus::Up;
     let usable = row.usable();
     v1::Node {
         id: id.to_string(),
         description: Some(node_spec_to_proto(&row.spec)),
-        status: status.into(),
+        status: node_status(row).into(),
         cordoned: row.cordoned,
         incarnation: row.incarnation,
         free_devices: if up { usable.devices.count().into() } else { 0 },
@@ -421,10 +442,7 @@ pub(crate) fn node_with(
         changed_at_index: row.changed_index.0,
         job_ids: gangs.map(|job| job.to_string()).collect(),
         restriction: restriction.map(restriction_message),
-        foreign_load: restriction
-            .map(|row| row.foreign)
-            .filter(|load| !load.is_none())
-            .map(foreign_load_to_proto),
+        foreign_load: foreign_load(restriction),
     }
 }
 

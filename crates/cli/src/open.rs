@@ -1,6 +1,5 @@
 //! `muster open`: the address of a web page on a replica that answers, and a browser that shows it.
 
-use std::fmt::Write as _;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -8,6 +7,7 @@ use clap::Args;
 use clap_complete::engine::ArgValueCompleter;
 use muster_client::Endpoints;
 use muster_console::{Console, Document, Exit, Failure, Global, WEB_UNKNOWN, WebArgs};
+use muster_wire::address::encoded;
 use serde::Serialize;
 
 use crate::complete;
@@ -117,20 +117,6 @@ fn target(what: Option<&str>, name: Option<&str>) -> Result<Target, Failure> {
         (Some("events"), None) => path("/events"),
         (Some(job), None) => Ok(Target::Job(job.to_owned())),
     }
-}
-
-/// Text as a part of an address.
-fn encoded(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
-            out.push(char::from(byte));
-        } else {
-            // Writing into a string cannot fail.
-            let _ = write!(out, "%{byte:02X}");
-        }
-    }
-    out
 }
 
 /// The page on the first replica that has it.

@@ -331,7 +331,9 @@ impl Speculation {
                     self.unfilled.extend(new);
                 }
             }
-            Decision::ArrayReleased { array } => _ = self.unfilled.insert(*array),
+            Decision::ArrayReleased { array } | Decision::ArrayThrottleSet { array, .. } => {
+                self.unfilled.insert(*array);
+            }
             Decision::ArraysControlled { arrays, control, jobs, .. } => {
                 if *control == Control::Release {
                     self.unfilled.extend(arrays);
@@ -662,6 +664,7 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::ArrayMembersCreated { .. }
         | Decision::ArrayReleased { .. }
         | Decision::ArraysControlled { .. }
+        | Decision::ArrayThrottleSet { .. }
         | Decision::NodeRegistered { .. }
         | Decision::NodeCordonSet { .. }
         | Decision::NodeHealthChanged { .. }

@@ -627,6 +627,18 @@ pub enum Decision {
         /// The jobs, in ascending order.
         jobs: Vec<JobId>,
     },
+    /// Input: somebody changed how many members of an array may be unfinished at a time. It concerns members that are not
+    /// created; none that exists is stopped.
+    ArrayThrottleSet {
+        /// By which request.
+        request: RequestKey,
+        /// Who asked.
+        by: Requester,
+        /// Which array.
+        array: ArrayId,
+        /// From 1; none for no limit.
+        throttle: Option<u32>,
+    },
 }
 
 impl Decision {
@@ -690,6 +702,7 @@ impl Decision {
             Decision::ArrayReleased { .. } => "array_released",
             Decision::ArrayMembersFailed { .. } => "array_members_failed",
             Decision::ArraysControlled { .. } => "arrays_controlled",
+            Decision::ArrayThrottleSet { .. } => "array_throttle_set",
         }
     }
 }

@@ -141,6 +141,7 @@ impl ChangeSet {
             | Decision::ArrayMembersCreated { .. }
             | Decision::ArrayReleased { .. }
             | Decision::ArrayMembersFailed { .. }
+            | Decision::ArrayThrottleSet { .. }
             | Decision::AttemptFailed { .. }
             | Decision::StragglerNoted { .. }
             | Decision::NodeRegistered { .. }
@@ -190,7 +191,8 @@ impl ChangeSet {
             }
             Decision::ArrayMembersCreated { array, .. }
             | Decision::ArrayReleased { array }
-            | Decision::ArrayMembersFailed { array, .. } => {
+            | Decision::ArrayMembersFailed { array, .. }
+            | Decision::ArrayThrottleSet { array, .. } => {
                 changed.arrays.insert(*array);
             }
             Decision::NodeLost { node, .. } => changed.lost(state, *node),

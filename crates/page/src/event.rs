@@ -1,6 +1,7 @@
 //! Changes, newest first, and the page that goes on with them live.
 
 use maud::{Markup, html};
+use muster_wire::address::encoded;
 
 use crate::frame::{Frame, Section, document};
 use crate::text;
@@ -38,7 +39,7 @@ impl Event {
     /// The page about its subject; none for what is not kept any more.
     #[must_use]
     pub fn address(&self) -> Option<String> {
-        let id = text::encoded(&self.id);
+        let id = encoded(&self.id);
         match self.subject {
             _ if self.state == FORGOTTEN => None,
             Subject::Job => Some(format!("/jobs/{id}")),

@@ -3,6 +3,7 @@
 use maud::{Markup, html};
 use muster_manifest::spec_fields;
 use muster_types::{FailureClass, PriorityTier};
+use muster_wire::address::encoded;
 use muster_wire::closed::{phase_word, word};
 use muster_wire::time::{span_ms, unix_ms};
 use muster_wire::v1;
@@ -72,7 +73,7 @@ fn identity(shown: &JobDetail, status: &v1::JobStatus) -> Markup {
         dl {
             dt { "Id" } dd { code { (job.id) } }
             dt { "Phase" } dd { (text::badge(phase_word(status.phase()))) }
-            dt { "Tenant" } dd { a href={ "/jobs?tenant=" (text::encoded(&job.tenant)) } { (job.tenant) } }
+            dt { "Tenant" } dd { a href={ "/jobs?tenant=" (encoded(&job.tenant)) } { (job.tenant) } }
             dt { "Tier" } dd { (word::<PriorityTier>(status.tier)) }
             dt { "Submitted by" } dd { (job.creator) }
             dt { "Size" }
@@ -81,7 +82,7 @@ fn identity(shown: &JobDetail, status: &v1::JobStatus) -> Markup {
                 dt { "Array" }
                 dd {
                     "index " (array.index) ", member " (array.ordinal.saturating_add(1)) " of " (array.size) " in "
-                    a href={ "/jobs?array=" (text::encoded(&array.array_id)) } { (array.array_id) }
+                    a href={ "/jobs?array=" (encoded(&array.array_id)) } { (array.array_id) }
                     @if let Some(counts) = shown.array.as_ref().and_then(|array| array.counts.as_ref()) {
                         ": " (counts.uncreated) " not created yet, " (counts.pending) " pending, " (counts.active) " active, "
                         (counts.succeeded) " succeeded, " (counts.failed) " failed, " (counts.cancelled) " cancelled"

@@ -1,6 +1,7 @@
 //! The first page: replicas, devices, what waits, what runs, and what changed last.
 
 use maud::{Markup, html};
+use muster_wire::address::encoded;
 use muster_wire::time::span_ms;
 use muster_wire::v1;
 
@@ -122,7 +123,7 @@ fn warnings(status: &v1::GetStatusResponse) -> Markup {
 /// The numbers, each a link to what it counts.
 fn numbers(shown: &Overview) -> Markup {
     let status = &shown.status;
-    let jobs = |phases: &str| format!("/jobs?phase={}", text::encoded(phases));
+    let jobs = |phases: &str| format!("/jobs?phase={}", encoded(phases));
     let or_more = if shown.gated_or_more { " or more" } else { "" };
     let all = [
         (status.jobs_pending.to_string(), "pending jobs", jobs("pending")),

@@ -1,6 +1,7 @@
 //! The tree of tenants with what each uses of its quotas, and whose job is next.
 
 use maud::{Markup, html};
+use muster_wire::address::encoded;
 use muster_wire::v1;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -123,10 +124,10 @@ fn tree(tenants: &[v1::TenantUsage]) -> Markup {
 fn row(depth: usize, tenant: &v1::TenantUsage) -> Markup {
     html! {
         // Addresses of other pages and of `muster open queue` lead here.
-        tr id={ "tenant-" (text::encoded(&tenant.tenant)) } {
+        tr id={ "tenant-" (encoded(&tenant.tenant)) } {
             th scope="row" {
                 @for _ in 0..depth { span.indent aria-hidden="true" { "└ " } }
-                a href={ "/jobs?tenant=" (text::encoded(&tenant.tenant)) } { (tenant.tenant) }
+                a href={ "/jobs?tenant=" (encoded(&tenant.tenant)) } { (tenant.tenant) }
                 @if !tenant.parent.is_empty() { span.visually-hidden { ", below " (tenant.parent) } }
             }
             td.number {

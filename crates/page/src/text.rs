@@ -3,10 +3,10 @@
 use maud::{Markup, html};
 use muster_manifest::quantity::{show_about, show_scaled};
 use muster_types::{LogTime, PriorityTier};
+use muster_wire::address::encoded;
 use muster_wire::closed::{phase_word, word};
 use muster_wire::time::{Duration, Timestamp, span_ms, unix_ms};
 use muster_wire::v1;
-use std::fmt::Write as _;
 
 /// A moment, to the second, under a heading that states that it is in UTC; `–` for none.
 pub(crate) fn moment(time: Option<Timestamp>) -> Markup {
@@ -65,20 +65,6 @@ pub(crate) fn count(number: u64, one: &str, many: &str) -> String {
 /// A word that stands for a state, with a class by which it is coloured.
 pub(crate) fn badge(word: &str) -> Markup {
     html! { span class={ "badge " (word) } { (word) } }
-}
-
-/// Text as a part of an address: everything but unreserved characters in its encoded form.
-pub(crate) fn encoded(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
-            out.push(char::from(byte));
-        } else {
-            // Writing into a string cannot fail.
-            let _ = write!(out, "%{byte:02X}");
-        }
-    }
-    out
 }
 
 /// A job by its id.
@@ -203,12 +189,6 @@ pub(crate) fn milli_of(part: u64, whole: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn parts_of_addresses_are_encoded() {
-        assert_eq!(encoded("eu-1.a_b~c"), "eu-1.a_b~c");
-        assert_eq!(encoded("a b&c=\"<ü"), "a%20b%26c%3D%22%3C%C3%BC");
-    }
 
     #[test]
     fn moments_are_in_seconds_and_exact_underneath() {

@@ -65,6 +65,16 @@ type Counter = (bool, PriorityTier, Option<Name>, u64, bool);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Marks(BTreeMap<Lane, QueuePosition>);
 
+/// Jobs of one tenant and tier that ask for the same.
+type ClassKey = (PriorityTier, Name, GangClass);
+
+/// The last job of a class that had a turn or was passed over, with the place of its submission group.
+#[derive(Clone, Copy, Debug)]
+struct ClassCursor {
+    place: QueuePosition,
+    job: JobId,
+}
+
 /// How far the walk along a lane has come.
 #[derive(Clone, Copy, Debug, Default)]
 struct Walk {
@@ -86,7 +96,10 @@ pub struct Line {
     /// The next of every tenant and tier that has its turn.
     heads: BTreeMap<Leaf, BTreeMap<HeadKey, GangClass>>,
     /// Requests that have been found to wait: the rest of their class gets the same answer.
-    waiting: BTreeSet<(PriorityTier, Name, GangClass)>,
+    waiting: BTreeSet<ClassKey>,
+    /// Classes of which some job was passed over because its user has as many jobs placed as it may. The first of such a
+    /// class stays where it is, so that those of other users are stepped to one by one.
+    passed: BTreeMap<ClassKey, ClassCursor>,
     /// Requests of a tenant for the same places that may be found to wait in one pass; none for no limit.
     depth: Option<u32>,
     walks: BTreeMap<Lane, Walk>,
@@ -123,6 +136,7 @@ impl Line {
             tournament: Tournament::new(now, state.capacity()),
             heads: BTreeMap::new(),
             waiting: BTreeSet::new(),
+            passed: BTreeMap::new(),
             depth,
             walks: BTreeMap::new(),
             counts: BTreeMap::new(),
@@ -206,9 +220,37 @@ impl Line {
             }
             return false;
         };
+        if state.user_running_limit_reached(candidate.turn.job).is_some() {
+            self.pass_over(state, candidate);
+            return false;
+        }
         candidate.within_nominal = is_within;
         candidate.places = if self.depth.is_some_and(|depth| depth > 1) { places_wanted(spec) } else { 0 };
         self.is_deep_enough(state, candidate, leaf)
+    }
+
+    /// The candidate's user has as many jobs placed as it may: those behind it that ask for the same do not wait for it.
+    fn pass_over(&mut self, state: &State, candidate: &Candidate) {
+        let alike = (candidate.tier, candidate.tenant.clone(), candidate.class);
+        let last = ClassCursor { place: candidate.turn, job: candidate.turn.job };
+        self.passed.entry(alike).or_insert(last);
+        self.step_over(state, candidate);
+    }
+
+    /// Where others of a class were passed over, the next of it joins the pending queue behind the candidate.
+    fn join_alike(&mut self, state: &State, leaf: &Leaf, candidate: &Candidate) {
+        if self.passed.is_empty() {
+            return;
+        }
+        let alike = (candidate.tier, candidate.tenant.clone(), candidate.class);
+        let is_waiting = self.waiting.contains(&self.request_of(state, candidate));
+        let Some(last) = self.passed.get_mut(&alike).filter(|_| !is_waiting) else { return };
+        let of = (candidate.tier, &candidate.tenant, candidate.class);
+        let Some((place, job)) = state.next_alike(of, last.place, last.job) else { return };
+        *last = ClassCursor { place, job };
+        let turn = QueuePosition { turn: place.turn, job };
+        let heads = self.heads.entry(leaf.clone()).or_default();
+        heads.insert((Reverse(candidate.tier), turn, candidate.tenant.clone()), candidate.class);
     }
 
     /// The candidate was not served after all: it is the first again.
@@ -278,6 +320,7 @@ impl Line {
             Stage::End => Stage::End,
         };
         self.heads.clear();
+        self.passed.clear();
         self.walks.clear();
         let served: Vec<PriorityTier> = match self.stage {
             Stage::WithinNominal => tiers.to_vec(),
@@ -319,6 +362,7 @@ impl Line {
     fn step(&mut self, state: &State, candidate: &Candidate) -> Option<Leaf> {
         let leaf = self.leaf_of(state, &candidate.tenant);
         self.join(state, &leaf, candidate.tier, candidate.tenant.clone(), Some(candidate.turn));
+        self.join_alike(state, &leaf, candidate);
         let lane = (self.stage == Stage::WithinNominal, candidate.tier, leaf);
         let walk = self.walks.get(&lane).copied().unwrap_or_default();
         if walk.first_skipped.is_some() && !walk.rotates && !self.has_heads(&lane) {
@@ -362,7 +406,7 @@ impl Line {
         self.fair_share.then(|| account(&state.policy().policy, tenant).clone())
     }
 
-    fn request_of(&self, state: &State, candidate: &Candidate) -> (PriorityTier, Name, GangClass) {
+    fn request_of(&self, state: &State, candidate: &Candidate) -> ClassKey {
         let asks = asker(&state.policy().policy, &candidate.tenant);
         (candidate.tier, asks.clone(), candidate.class)
     }
@@ -417,7 +461,7 @@ impl Line {
         let first = walk.first_skipped.unwrap_or(candidate.turn);
         let left_off = self.left_off.0.get(lane).copied().filter(|turn| *turn > first);
         for from in left_off.into_iter().chain([first]) {
-            self.drop_heads(lane);
+            self.drop_heads_but_passed(lane);
             let of_leaf = |name: &&Name| self.leaf_of(state, name) == lane.2;
             let tenants: Vec<Name> =
                 state.tenants_in_line(lane.1).map(|(name, _)| name).filter(of_leaf).cloned().collect();
@@ -440,6 +484,16 @@ impl Line {
     fn drop_heads(&mut self, (_, tier, leaf): &Lane) {
         if let Some(heads) = self.heads.get_mut(leaf) {
             heads.retain(|(of, ..), _| of.0 != *tier);
+        }
+    }
+
+    /// The same without those behind others that were passed over: their class begins before the place where the walk goes on.
+    fn drop_heads_but_passed(&mut self, (_, tier, leaf): &Lane) {
+        let passed = &self.passed;
+        if let Some(heads) = self.heads.get_mut(leaf) {
+            heads.retain(|(of, _, tenant), class| {
+                of.0 != *tier || passed.contains_key(&(of.0, tenant.clone(), *class))
+            });
         }
     }
 

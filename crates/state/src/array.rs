@@ -12,8 +12,8 @@ use muster_journal::{Estimate, Outcome, RequestKey, SubmittedPart};
 use muster_types::cycle::cycle_of;
 use muster_types::job::ArrayMember;
 use muster_types::{
-    ArrayId, Control, Dependency, DependencyRule, JobContract, JobId, JobMetadata, JobSpec, LogTime, Name,
-    Requester, limits,
+    ArrayId, ArraySpec, Control, Dependency, DependencyRule, JobContract, JobId, JobMetadata, JobSpec,
+    LogTime, Name, Requester, limits,
 };
 
 use crate::effect::Effect;
@@ -493,6 +493,21 @@ impl State {
         Ok(())
     }
 
+    pub(crate) fn check_throttled(
+        &self,
+        request: RequestKey,
+        by: &Requester,
+        array: ArrayId,
+        throttle: Option<u32>,
+    ) -> Check {
+        require(!self.requests.contains(&request.id), GuardError::RequestRepeated)?;
+        require(by.is_valid(), GuardError::Limit)?;
+        let row = self.arrays.get(&array).ok_or(GuardError::JobUnknown)?;
+        require(row.uncreated > 0, GuardError::NothingToDo)?;
+        let after = ArraySpec { throttle, ..row.template.array.clone() };
+        require(after.violations().is_empty(), GuardError::Limit)
+    }
+
     pub(crate) fn fold_arrays_submitted(
         &mut self,
         request: RequestKey,
@@ -716,6 +731,30 @@ impl State {
             effects.push(Effect::ArrayChanged(*array));
         }
         effects
+    }
+
+    pub(crate) fn fold_throttled(
+        &mut self,
+        request: RequestKey,
+        array: ArrayId,
+        throttle: Option<u32>,
+    ) -> Vec<Effect> {
+        self.remember(request, RequestAnswer::Done);
+        let mut row = self.arrays.get(&array).expect("the guard has seen the array").clone();
+        let before = ArrayIndexKeys::of(&row);
+        // Members that a throttle kept from being created have not waited for capacity: a higher one gives them no age.
+        if row.template.array.throttle.is_some() {
+            row.waits_since = Some(self.meta.log_time);
+        }
+        let array_spec = ArraySpec { throttle, ..row.template.array.clone() };
+        let template = Arc::new(ArrayTemplate { array: array_spec, ..ArrayTemplate::clone(&row.template) });
+        row.template = Arc::clone(&template);
+        row.changed_at = self.meta.log_index;
+        let after = ArrayIndexKeys::of(&row);
+        // In place of the whole row: what follows from a template is derived when its row is put there.
+        self.arrays.insert(array, row);
+        self.indexes.shift_array(array, &template, &before, &after);
+        alloc::vec![Effect::ArrayChanged(array)]
     }
 
     /// Every member that is not created ends so.

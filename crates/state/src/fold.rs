@@ -52,6 +52,9 @@ impl State {
             Decision::ArraysControlled { request, by, control, arrays, jobs } => {
                 self.fold_arrays_controlled((*request, by), *control, arrays, jobs)
             }
+            Decision::ArrayThrottleSet { request, array, throttle, by: _ } => {
+                self.fold_throttled(*request, *array, *throttle)
+            }
             Decision::NodeRegistered { spec, holder } => self.fold_registered(spec, *holder),
             Decision::NodeCordonSet { request, node, cordoned } => {
                 self.remember(*request, RequestAnswer::CordonSet { node: *node });

@@ -77,6 +77,9 @@ impl State {
             Decision::ArraysControlled { request, by, control, arrays, jobs } => {
                 self.check_arrays_controlled((*request, by), *control, arrays, jobs)
             }
+            Decision::ArrayThrottleSet { request, by, array, throttle } => {
+                self.check_throttled(*request, by, *array, *throttle)
+            }
             Decision::NodeRegistered { spec, holder } => self.check_registration(spec, *holder),
             Decision::NodeCordonSet { request, node, .. } => {
                 require(!self.requests.contains(&request.id), GuardError::RequestRepeated)?;

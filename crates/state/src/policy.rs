@@ -240,6 +240,27 @@ impl State {
         (placed >= u64::from(most)).then_some((most, placed))
     }
 
+    /// Who submitted a job, or a member of an array that is not created; empty for those that nobody knows.
+    #[must_use]
+    pub fn creator(&self, job: JobId) -> &str {
+        self.carried(job).map_or("", |metadata| metadata.creator.as_str())
+    }
+
+    /// How many jobs of its tenant the user of a job may have placed at a time and how many are, where that is as many as it
+    /// may; a job with promised capacity counts.
+    #[must_use]
+    pub fn user_running_limit_reached(&self, job: JobId) -> Option<(u32, u64)> {
+        let tenant = &self.spec(job)?.tenant;
+        let most = self.policy.policy.user_running_jobs(tenant)?;
+        let user = self.creator(job);
+        let is_theirs = |other: &JobId| {
+            self.spec(*other).is_some_and(|spec| spec.tenant == *tenant) && self.creator(*other) == user
+        };
+        let promised = self.promised().filter(is_theirs).count() as u64;
+        let placed = self.user_load(tenant, user).active_jobs + promised;
+        (placed >= u64::from(most)).then_some((most, placed))
+    }
+
     /// The version is the record's own index. What is in use counts against the new policy from now on.
     pub(crate) fn fold_policy(&mut self, request: RequestKey, policy: &Policy) -> Vec<Effect> {
         self.remember(request, RequestAnswer::PolicySet);

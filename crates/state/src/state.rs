@@ -295,6 +295,24 @@ impl State {
         heads.range((from, Bound::Unbounded)).next().copied()
     }
 
+    /// The next pending job of a tenant that asks for the same, behind one of a submission group that has a place in the lane of
+    /// this class: another of the group, else the first of the next group. With it is the place of its group.
+    #[must_use]
+    pub fn next_alike(
+        &self,
+        (tier, tenant, class): (PriorityTier, &Name, GangClass),
+        place: QueuePosition,
+        job: JobId,
+    ) -> Option<(QueuePosition, JobId)> {
+        if let Some(next) = self.indexes.waiting_behind(self.burst_of(job)?, job) {
+            return Some((place, next));
+        }
+        let lanes = &self.indexes.line.get(&Reverse(tier))?.get(tenant)?.lanes;
+        let behind = (Bound::Excluded((class, place)), Bound::Unbounded);
+        let (of, next) = lanes.range(behind).next().copied()?;
+        (of == class).then_some((next, next.job))
+    }
+
     /// Pending submission groups behind a position, or from the front of all lanes; at most `count`, and where to go on,
     /// unless that was all. A position that is gone still shows where to go on.
     #[must_use]

@@ -5,6 +5,7 @@
 
 pub use prost_types::FieldMask;
 
+pub mod address;
 pub mod closed;
 pub mod convert;
 pub mod node_state;

@@ -1,5 +1,6 @@
 //! The shortest program that there is for the client, while the leader dies under it.
 
+use muster_client::Read;
 use muster_wire::v1;
 use std::process::Stdio;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
@@ -45,7 +46,7 @@ async fn a_program_of_the_client_survives_the_loss_of_the_leader() {
     assert!(ended.expect("it can be waited for").success());
 
     // One job, however often it was sent, and cancelled however often that was.
-    let jobs = all_jobs(&cluster.client()).await;
+    let jobs = all_jobs(&cluster.client().reading(Read::linearizable())).await;
     let known: Vec<(&str, v1::JobPhase)> = jobs.iter().map(|job| (job.id.as_str(), job.phase())).collect();
     assert_eq!(known, [(job_id.as_str(), v1::JobPhase::Cancelled)]);
     cluster.start_replica(leader);

@@ -1,5 +1,6 @@
 //! A job whose split is left to the parallelism planner is placed in one of its sizes, and its workers get the layout.
 
+use muster_client::Read;
 use muster_wire::time::duration;
 use muster_wire::v1::{self, JobPhase};
 use std::collections::BTreeSet;
@@ -241,7 +242,9 @@ async fn the_leader_takes_the_largest_listed_size_that_is_free_and_plans_learn_f
 
 /// Each kind of bad input is refused by its field with what to do, and nothing is submitted.
 async fn refusals(cluster: &Cluster, directory: &Path) {
-    let before = crate::support::all_jobs(&cluster.client()).await.len();
+    // Others submit here: what they were told is to be seen.
+    let client = cluster.client().reading(Read::linearizable());
+    let before = crate::support::all_jobs(&client).await.len();
     write(directory, "mystery.json", r#"{"model_type": "mystery"}"#);
     write(directory, "cut.json", "{");
     let auto = |parallel: &str| manifest("bad", parallel);
@@ -283,5 +286,5 @@ async fn refusals(cluster: &Cluster, directory: &Path) {
                    - {name: one, command: [x], accelerators: h100:4}\n";
     let file = write(directory, "bad.yaml", grouped);
     cluster.operate(&["submit", &file]).await.assert_refused(2, &["spec.parallel: plans a job of one group"]);
-    assert_eq!(crate::support::all_jobs(&cluster.client()).await.len(), before, "nothing is submitted");
+    assert_eq!(crate::support::all_jobs(&client).await.len(), before, "nothing is submitted");
 }

@@ -54,7 +54,8 @@ pub struct SlurmConfig {
     /// Program and arguments of the runner, as found on Slurm's nodes; `shim_command` and `slurm` when empty.
     #[serde(default)]
     pub runner_command: Vec<String>,
-    /// A directory on Slurm's nodes, on a local disk; each runner makes its own below.
+    /// A directory on Slurm's nodes, on a local disk; each runner makes its own below and removes it. What one leaves that
+    /// is killed goes with the next on that node.
     #[serde(default = "runner_directory")]
     pub runner_directory: PathBuf,
     /// Where Slurm writes what the runner itself prints: a pattern for `sbatch --output`.

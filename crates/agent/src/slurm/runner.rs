@@ -15,6 +15,7 @@ use crate::disk::lease::Lease;
 use crate::executor::{Executor, ExecutorEvent, OutputChunk, OutputRequest, StopRequest};
 use crate::limits;
 use crate::process::socket::{self, WorkerReport};
+use crate::process::task::{self, TaskDir};
 use crate::process::transcript::OutputStream;
 use crate::process::{ProcessExecutor, ProcessSettings};
 use crate::rules::WorkerEvent;
@@ -23,8 +24,9 @@ use crate::settings::{ControlGroups, MemoryLimit};
 use muster_transport::{PinnedError, PinnedReader, PinnedWriter, dial};
 use muster_types::{DeviceSet, ExitStatus, HolderId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -45,6 +47,8 @@ const DIAL_WAIT: (Duration, Duration) = (Duration::from_millis(50), Duration::fr
 const RENEW: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 /// How long it goes on trying to tell, once all of its workers have ended.
 const TELL_MAX: Duration = Duration::from_secs(60);
+/// Entries of the place of its directory that a runner looks at.
+const ENTRIES_LOOKED_AT_MAX: usize = 4_096;
 /// How long an end waits for the rest of its worker's output.
 const OUTPUT_MAX: Duration = Duration::from_secs(10);
 
@@ -83,31 +87,90 @@ fn ticket(from: impl Read) -> Result<Ticket, String> {
     serde_json::from_slice(&text).map_err(|e| format!("this command is a batch job's own: no ticket: {e}"))
 }
 
-/// The runner's directory, removed with it.
-struct Directory(PathBuf);
+/// The runner's directory, removed with it. One that is killed leaves it to the next runner on its node.
+struct Directory {
+    path: PathBuf,
+    /// Locked for as long as the runner is there.
+    _held: File,
+}
 
 impl Drop for Directory {
     fn drop(&mut self) {
         // What cannot be removed is a directory in a temporary place.
-        let _ = std::fs::remove_dir_all(&self.0);
+        let _ = std::fs::remove_dir_all(&self.path);
     }
 }
 
-fn directory(ticket: &Ticket, runner: u128) -> Result<Directory, String> {
-    let path = ticket.directory.join(format!("{}-{:08x}", ticket.share, runner >> 96));
-    let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
-    made.map_err(|e| format!("make {}: {e}", path.display()))?;
-    let directory = Directory(path);
-    std::fs::create_dir(directory.0.join("tasks"))
-        .map_err(|e| format!("make {}: {e}", directory.0.display()))?;
-    Ok(directory)
+/// Says in a runner's directory on which node of Slurm it is, should several of them share the place.
+const HOST_FILE: &str = "muster-runner-host";
+/// Stands before the name of a directory that its runner has not locked yet.
+const UNFINISHED: &str = ".new-";
+
+fn directory(below: &Path, share: &str, runner: u128, host: &str) -> Result<Directory, String> {
+    let name = format!("{share}-{:08x}", runner >> 96);
+    let (part, path) = (below.join(format!("{UNFINISHED}{name}")), below.join(name));
+    let failed = |e: std::io::Error| format!("make {}: {e}", path.display());
+    std::fs::DirBuilder::new().mode(0o700).create(&part).map_err(failed)?;
+    let finish = || -> std::io::Result<File> {
+        std::fs::create_dir(part.join("tasks"))?;
+        std::fs::write(part.join(HOST_FILE), host)?;
+        let held = File::open(&part)?;
+        held.lock()?;
+        std::fs::rename(&part, &path)?;
+        Ok(held)
+    };
+    match finish() {
+        Ok(held) => Ok(Directory { path, _held: held }),
+        Err(error) => {
+            let _ = std::fs::remove_dir_all(&part);
+            Err(failed(error))
+        }
+    }
+}
+
+/// Removes the directories of runners of this user and node that were killed, once their shims have ended too. Slurm kills
+/// what it does not know any more with SIGKILL, and with it every process that could have removed them.
+fn remove_left(below: &Path, host: &str) {
+    let entries = std::fs::read_dir(below).into_iter().flatten().flatten();
+    for entry in entries.take(ENTRIES_LOOKED_AT_MAX) {
+        let is_named = entry.file_name().to_str().is_some_and(is_of_runner);
+        if is_named && is_left(&entry.path(), host) {
+            let _ = crate::disk::tree::remove(&entry.path());
+        }
+    }
+}
+
+/// Whether a name is one that runners give.
+fn is_of_runner(name: &str) -> bool {
+    let end = name.rsplit_once('-').filter(|_| !name.starts_with(UNFINISHED));
+    end.is_some_and(|(_, end)| end.len() == 8 && end.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
+
+fn is_left(path: &Path, host: &str) -> bool {
+    let own = std::fs::symlink_metadata(path)
+        .is_ok_and(|found| found.is_dir() && found.uid() == nix::unistd::geteuid().as_raw());
+    let is_here = || std::fs::read(path.join(HOST_FILE)).is_ok_and(|of| of == host.as_bytes());
+    let is_unused = || File::open(path).is_ok_and(|directory| directory.try_lock().is_ok());
+    let tasks = path.join("tasks");
+    let has_ended = |key: &WorkerKey| matches!(TaskDir::of(&tasks, *key).try_lock(), Ok(Some(_)));
+    own && !host.is_empty()
+        && is_here()
+        && is_unused()
+        && task::list(&tasks).is_ok_and(|keys| keys.iter().all(has_ended))
+}
+
+/// The name that Slurm has for this host; empty where it gives none.
+fn host() -> String {
+    std::env::var("SLURMD_NODENAME").unwrap_or_default()
 }
 
 type Failed = (u8, String);
 
 async fn run(ticket: Ticket) -> Result<i32, Failed> {
     let runner: u128 = rand::random();
-    let directory = directory(&ticket, runner).map_err(|why| (code::SETUP, why))?;
+    let (below, host) = (ticket.directory.clone(), host());
+    let directory = directory(&below, &ticket.share, runner, &host).map_err(|why| (code::SETUP, why))?;
+    tokio::task::spawn_blocking(move || remove_left(&below, &host));
     let mut term = signal(SignalKind::terminate()).map_err(|e| (code::SETUP, format!("signals: {e}")))?;
     let patience = Instant::now() + Duration::from_millis(ticket.patience_ms);
     let mut dialler = Dialler { ticket, runner: format!("{runner:032x}"), wait: DIAL_WAIT.0 };
@@ -120,7 +183,7 @@ async fn run(ticket: Ticket) -> Result<i32, Failed> {
         ToRunner::Refused { reason } => return Err((code::REFUSED, reason)),
         _ => return Err((code::REFUSED, "the agent's answer is of another version".into())),
     };
-    let running = Running::start(&directory.0, *grant, sent, runner).await;
+    let running = Running::start(&directory.path, *grant, sent, runner).await;
     let running = running.map_err(|why| (code::SETUP, why))?;
     Ok(running.go_on(dialler, link, term).await)
 }
@@ -168,7 +231,7 @@ impl Dialler {
         let hello = ToAgent::Hello {
             runner: self.runner.clone(),
             slurm_job: std::env::var("SLURM_JOB_ID").unwrap_or_default(),
-            host: std::env::var("SLURMD_NODENAME").unwrap_or_default(),
+            host: host(),
         };
         let sent = BootTime::now();
         writer.write(&link::encode(&hello)).await.map_err(|e| e.to_string())?;
@@ -730,6 +793,50 @@ mod tests {
         assert_eq!(of(&[ExitStatus::Code(0), ExitStatus::Code(7), ExitStatus::Signal(9)]), 7);
         assert_eq!(of(&[ExitStatus::Signal(9)]), 137);
         assert_eq!(of(&[ExitStatus::LeaseExpired]), 1);
+    }
+
+    #[test]
+    fn the_directory_of_a_runner_that_was_killed_goes_with_the_next() {
+        let place = tempfile::tempdir().unwrap();
+        let below = place.path();
+        let living = directory(below, "c.n1-job-1", 7 << 96, "n1").unwrap();
+        // As one leaves it that is killed.
+        let left = |name: &str, host: &str| {
+            let path = below.join(name);
+            std::fs::create_dir_all(path.join("tasks")).unwrap();
+            std::fs::write(path.join(HOST_FILE), host).unwrap();
+            path
+        };
+        let killed = left("c.n1-job-1-0000beef", "n1");
+        let elsewhere = left("c.n1-job-1-0000beee", "n2");
+        let foreign = left("somebody-elses", "n1");
+        let unmarked = below.join("x-0000bead");
+        std::fs::create_dir(&unmarked).unwrap();
+        // A shim of this one has not ended yet.
+        let stops = left("c.n1-job-1-0000cafe", "n1");
+        let key = WorkerKey {
+            job: muster_types::JobId(1),
+            token: muster_types::FencingToken { generation: 1, log_index: muster_types::LogIndex(9) },
+            rank: 0,
+        };
+        let task = TaskDir::of(&stops.join("tasks"), key);
+        std::fs::create_dir(task.path()).unwrap();
+        let shim = task.try_lock().unwrap().expect("nobody has it");
+
+        remove_left(below, "");
+        assert!(killed.exists(), "without a name of the host nothing is known to be here");
+        remove_left(below, "n1");
+        assert!(!killed.exists());
+        for stays in [&living.path, &elsewhere, &foreign, &unmarked, &stops] {
+            assert!(stays.exists(), "{}", stays.display());
+        }
+        drop(shim);
+        remove_left(below, "n1");
+        assert!(!stops.exists());
+        let path = living.path.clone();
+        drop(living);
+        assert!(!path.exists());
+        remove_left(&below.join("nowhere"), "n1");
     }
 
     #[test]

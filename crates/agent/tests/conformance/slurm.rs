@@ -133,10 +133,12 @@ impl OnSlurm {
         self.lab.wait_for("Slurm to have nothing of ours", |lab| {
             lab.jobs().iter().all(|job| !job.contains("muster-"))
         });
-        let runners = self.directory.path().join("runners");
-        self.lab.wait_for("runners to remove their directories", |_| {
-            std::fs::read_dir(&runners).is_ok_and(|mut entries| entries.next().is_none())
-        });
+        self.lab.wait_for("runners to remove their directories", |_| self.runners_left() == 0);
+    }
+
+    /// Directories of runners.
+    pub fn runners_left(&self) -> usize {
+        std::fs::read_dir(self.directory.path().join("runners")).unwrap().count()
     }
 }
 

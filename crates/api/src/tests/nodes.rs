@@ -67,6 +67,19 @@ fn token_of(text: &str, region: &str) -> ResumeToken {
 }
 
 #[tokio::test]
+async fn a_list_is_narrowed_by_the_word_that_a_node_is_shown_with() {
+    let served = TestServer::start().await;
+    let (_send, _session) = served.agent().await;
+    for (number, cordoned, word) in [(1, true, "cordoned"), (2, false, "up")] {
+        served.cordon(number, cordoned).await;
+        let view = served.engine.view();
+        let row = view.node(NodeId(0)).expect("its agent has registered");
+        assert_eq!(crate::render::state_of_node(&view, NodeId(0), row), word);
+        assert_eq!(muster_wire::node_state::node_state(&crate::render::node(&view, NodeId(0), row)), word);
+    }
+}
+
+#[tokio::test]
 async fn each_change_of_a_node_comes_once_as_it_was_then_behind_any_event() {
     let served = TestServer::start().await;
     let (_send, _session) = served.agent().await;

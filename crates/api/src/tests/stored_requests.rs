@@ -497,7 +497,11 @@ fn limits() -> v1::TenantLimits {
         unfinished_jobs: Some(2_000),
         running_jobs: Some(500),
         requests_per_minute: Some(600),
-        user: Some(v1::UserLimits { pending_jobs: Some(100), unfinished_jobs: Some(200) }),
+        user: Some(v1::UserLimits {
+            pending_jobs: Some(100),
+            unfinished_jobs: Some(200),
+            running_jobs: Some(50),
+        }),
         job: Some(job),
         tiers: vec![v1::TierLimits { tier: v1::Tier::Free.into(), job: Some(job) }],
     }

@@ -238,16 +238,20 @@ pub async fn show(
     read: &ReadArgs,
 ) -> Result<Exit, Failure> {
     let answer = client.get_array(v1::GetArrayRequest { array_id, read: None }).await?;
-    let message = answer.array.unwrap_or_default();
+    print(console, answer.array.unwrap_or_default(), answer.freshness)?;
+    read.tell_age(console, answer.freshness.as_ref());
+    Ok(Exit::Ok)
+}
+
+/// Prints an array as it was answered.
+pub fn print(console: &Console, message: v1::Array, freshness: Option<v1::Freshness>) -> Result<(), Failure> {
     let tier = word::<PriorityTier>(message.tier);
     let array = Array::from(message);
     match console.format {
-        Format::Json | Format::Yaml => console.object(&Document::new("Array", answer.freshness, array))?,
-        Format::Name => console.line(&array.id)?,
-        Format::Table | Format::Wide | Format::Html => describe(console, &array, tier)?,
+        Format::Json | Format::Yaml => console.object(&Document::new("Array", freshness, array)),
+        Format::Name => console.line(&array.id),
+        Format::Table | Format::Wide | Format::Html => describe(console, &array, tier),
     }
-    read.tell_age(console, answer.freshness.as_ref());
-    Ok(Exit::Ok)
 }
 
 fn describe(console: &Console, array: &Array, tier: &str) -> Result<(), Failure> {

@@ -18,7 +18,7 @@ use super::list::Phase;
 use super::print_jobs;
 use crate::complete;
 use crate::consent::Consent;
-use crate::find::{Find, Targets, listed, resolve, targets};
+use crate::find::{Find, Found, Targets, find, listed, resolve, targets};
 use crate::view;
 
 /// Jobs of one call, at most.
@@ -463,6 +463,12 @@ pub struct ModifyArgs {
     /// An annotation: key=value, or key- to take it away; repeat it
     #[arg(long = "annotation", value_name = "ANNOTATION")]
     annotations: Vec<String>,
+    /// How many members of an array may be unfinished at a time, or none: all that can be changed of an array
+    #[arg(long, value_name = "N", conflicts_with_all = [
+        "tier", "run_time_limit", "deadline", "not_before", "expected_run", "regions", "node_selector", "labels",
+        "annotations", "etag",
+    ])]
+    throttle: Option<String>,
     /// Only if the job is still as it was shown with this etag
     #[arg(long, value_name = "ETAG")]
     etag: Option<String>,
@@ -573,6 +579,9 @@ impl ModifyArgs {
 /// `muster job modify`.
 pub async fn modify(global: &Global, console: &Console, args: ModifyArgs) -> Result<Exit, Failure> {
     let client = global.client().await?;
+    if let Some(text) = &args.throttle {
+        return throttle(&client, console, &args, text).await;
+    }
     let job_id = resolve(&client, &args.id, Find::Active).await?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let now_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
@@ -607,6 +616,41 @@ pub async fn modify(global: &Global, console: &Console, args: ModifyArgs) -> Res
         print_jobs(console, answer.freshness, jobs)?;
         return Ok(Exit::Ok);
     }
+}
+
+/// Changes the throttle of an array.
+async fn throttle(
+    client: &Client,
+    console: &Console,
+    args: &ModifyArgs,
+    text: &str,
+) -> Result<Exit, Failure> {
+    let throttle = match text {
+        "none" => None,
+        text => Some(text.parse::<u32>().map_err(|_| {
+            Failure::usage(format!("--throttle: {text:?} is neither a number of members nor none"))
+        })?),
+    };
+    let Found::Array(job_id) = find(client, &args.id, Find::Active).await? else {
+        return Err(Failure::usage(format!("{} is no array, and has no throttle", args.id))
+            .with_next("muster job array list shows arrays"));
+    };
+    let array = v1::JobArray { throttle, ..v1::JobArray::default() };
+    let spec = v1::JobSpec { array: Some(array), ..v1::JobSpec::default() };
+    let request = v1::UpdateJobRequest {
+        request_id: String::new(),
+        job_id,
+        job: Some(v1::Job { spec: Some(spec), ..v1::Job::default() }),
+        update_mask: Some(FieldMask { paths: vec!["spec.array.throttle".to_owned()] }),
+        etag: String::new(),
+        validate_only: args.dry_run,
+    };
+    let answer = client.update_job(request).await?;
+    if args.dry_run {
+        console.progress("the change would be made; nothing was changed");
+    }
+    super::array::print(console, answer.array.unwrap_or_default(), answer.freshness)?;
+    Ok(Exit::Ok)
 }
 
 fn has_changed(error: &CallError) -> bool {

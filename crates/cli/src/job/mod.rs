@@ -142,6 +142,7 @@ Examples:
   muster job modify job-3f0 --not-before +2h --deadline none
   muster job modify job-3f0 --label team=vision --label debug-
   muster job modify job-3f0 --tier batch --etag 1-4711
+  muster job modify array-3f0 --throttle 50       lets 50 members of an array be unfinished at a time
 
 With --etag it is changed only if it is still as it was shown: muster job show ID -o json | jq -r .etag"
     )]

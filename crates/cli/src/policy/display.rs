@@ -72,6 +72,7 @@ const LISTS: [List; 9] = [
             ("TENANT", "{@}", ""),
             ("PENDING JOBS OF A USER UP TO", "{limits.user.pendingJobs}", ""),
             ("UNFINISHED JOBS OF A USER UP TO", "{limits.user.unfinishedJobs}", ""),
+            ("RUNNING JOBS OF A USER UP TO", "{limits.user.runningJobs}", ""),
         ],
     ),
     (

@@ -185,6 +185,14 @@ def test_what_is_asked_of_jobs_says_of_which() -> None:
     update = client._core.update("job-1", changed, ["labels", "spec.deadline"], "1-7", None, None)
     assert isinstance(update.request, job_pb2.UpdateJobRequest)
     assert list(update.request.update_mask.paths) == ["labels", "spec.deadline"] and update.request.etag == "1-7"
+    for throttle in (7, None):
+        change = client._core.set_throttle("array-1", throttle, None, None)
+        assert isinstance(change.request, job_pb2.UpdateJobRequest) and change.request.job_id == "array-1"
+        assert list(change.request.update_mask.paths) == ["spec.array.throttle"]
+        array = change.request.job.spec.array
+        assert (array.throttle if array.HasField("throttle") else None) == throttle
+    answered = job_pb2.UpdateJobResponse(array=job_pb2.Array(id="array-1"))
+    assert change.result(change.answer(answered.SerializeToString())).id == "array-1"
     with pytest.raises(muster.ConfigurationError):
         client._core.control("hold", muster.JobSelector(phases=["idle"]), True, None, None)  # type: ignore[list-item]
 

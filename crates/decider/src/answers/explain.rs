@@ -13,6 +13,7 @@ use muster_planner::{Budget, Checkpoints, Holds, Plan, Verdict, WaitReason, plan
 use muster_policy::{Line, estimate, headroom};
 use muster_state::quota::QuotaBlock;
 use muster_state::{DependencyState, Forecast, HoldRow, JobRow, Phase, QueuePosition, State};
+use muster_types::metadata::ANONYMOUS;
 use muster_types::policy::NonPreemptible;
 use muster_types::{ArrayId, Dependency, JobId, JobSpec, LogIndex, LogTime, Name, Span};
 
@@ -403,13 +404,26 @@ fn known_reason(
         let text = format!("no region that it may use has a copy of {place}, which its checkpoints are in");
         return Some((WaitReason::CheckpointNotReadable, text));
     }
-    let (most, placed) = state.running_limit_reached(&spec.tenant)?;
-    let text = format!(
-        "tenant {} has {placed} jobs placed and may have {most} (`limits.runningJobs` in the policy); it is placed once one \
-         of them is over",
-        spec.tenant
-    );
-    Some((WaitReason::TenantLimit, text))
+    running_limit(state, job, spec).map(|text| (WaitReason::TenantLimit, text))
+}
+
+/// Which limit on jobs that are placed at a time keeps a job from being placed.
+fn running_limit(state: &State, job: Option<JobId>, spec: &JobSpec) -> Option<String> {
+    let tenant = &spec.tenant;
+    let (who, most, placed, limit) = match state.running_limit_reached(tenant) {
+        Some((most, placed)) => (format!("tenant {tenant} has"), most, placed, "limits.runningJobs"),
+        None => {
+            let job = job?;
+            let (most, placed) = state.user_running_limit_reached(job)?;
+            let user = state.creator(job);
+            let user = if user.is_empty() { ANONYMOUS } else { user };
+            let who = format!("user {user} of tenant {tenant} has");
+            (who, most, placed, "limits.user.runningJobs")
+        }
+    };
+    Some(format!(
+        "{who} {placed} jobs placed and may have {most} (`{limit}` in the policy); it is placed once one of them is over"
+    ))
 }
 
 /// What a job still waits for.

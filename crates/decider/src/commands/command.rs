@@ -14,6 +14,7 @@ use muster_types::{
 
 use crate::commands::controls::{ControlOrder, JobSelection};
 use crate::commands::modify::ModifyOrder;
+use crate::commands::throttle::ThrottleOrder;
 use crate::rules::requested::JobPath;
 
 /// An input for the leader.
@@ -211,6 +212,8 @@ pub enum Command {
         /// Rank and what happened; obsolete ones are dropped.
         updates: Vec<(u32, RankUpdate)>,
     },
+    /// Change how many members of an array may be unfinished at a time.
+    SetThrottle(Box<ThrottleOrder>),
 }
 
 impl Command {

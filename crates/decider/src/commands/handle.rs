@@ -31,6 +31,7 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         Command::Submit { request, jobs, path } => submit::submit(speculation, *request, jobs, *path),
         Command::Control(order) => controls::control(speculation, order),
         Command::Modify(order) => modify::modify(speculation, order),
+        Command::SetThrottle(order) => throttle::set_throttle(speculation, order),
         Command::SetCordon { request, node, cordoned } => {
             restrictions::set_cordon(speculation, *request, *node, *cordoned)
         }

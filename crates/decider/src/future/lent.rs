@@ -47,6 +47,13 @@ impl Lent {
         self.kept.retain(|job, (until, _)| now <= *until && waits(job));
     }
 
+    /// Gives up what is kept for some; whether there was anything.
+    pub(super) fn give_up(&mut self, is_given_up: impl Fn(JobId) -> bool) -> bool {
+        let before = self.kept.len();
+        self.kept.retain(|job, _| !is_given_up(*job));
+        self.kept.len() < before
+    }
+
     /// A gang has its place.
     pub(super) fn forget(&mut self, job: JobId) {
         self.kept.remove(&job);

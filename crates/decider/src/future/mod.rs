@@ -201,13 +201,42 @@ impl Future {
         KeptReservations { reservations, without_start, lent: self.lent, is_of_a_pass: true }
     }
 
+    /// Gives up what is kept for gangs that may not start whatever is free: their tenant or their user has as many jobs
+    /// placed as it may.
+    pub(crate) fn give_up_at_limit(&mut self, state: &State, budget: &mut Budget) {
+        self.give_up(state, &|job| is_at_limit(state, job), budget);
+    }
+
+    /// Gives up what is kept for all gangs of a tenant that has as many jobs placed as it may.
+    pub(crate) fn give_up_of(&mut self, state: &State, tenant: &Name, budget: &mut Budget) {
+        let is_its_own = |job: JobId| state.spec(job).is_some_and(|spec| spec.tenant == *tenant);
+        self.give_up(state, &is_its_own, budget);
+    }
+
+    fn give_up(&mut self, state: &State, is_given_up: &dyn Fn(JobId) -> bool, budget: &mut Budget) {
+        let own = self.own.as_ref().and_then(|own| self.outlooks.get(&own.place));
+        budget.take(own.map_or(0, CapacityTimeline::walk_visits));
+        self.put_back();
+        self.take_up(state, budget);
+        budget.take(self.reservations.len() as u64);
+        let kept = self.reservations.iter().map(|reservation| reservation.job);
+        let given_up: Vec<JobId> = kept.filter(|job| is_given_up(*job)).collect();
+        for job in given_up {
+            self.take_out(job);
+            self.own = None;
+        }
+        if self.lent.give_up(is_given_up) {
+            self.holds = None;
+        }
+    }
+
     /// Takes up what is remembered, as far as it still concerns anybody.
     pub(crate) fn take_up(&mut self, state: &State, budget: &mut Budget) {
         self.lent.retain(state, self.now);
         for mut reservation in core::mem::take(&mut self.remembered) {
             let job = reservation.job;
             let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
-            if !row.is_in_line() || row.cancel_requested {
+            if !row.is_in_line() || row.cancel_requested || is_at_limit(state, job) {
                 continue;
             }
             let place = reservation.place.clone();
@@ -262,15 +291,16 @@ impl Future {
         self.put_back();
         self.take_up(state, budget);
         self.had_turn.insert(job);
-        self.take_over(state, job);
+        self.take_over(state, job, budget);
         self.take_out(job);
     }
 
     /// Hands what is kept for a gang that has had no turn to a gang before it of the same tenant that asks for the same
     /// and has nothing kept. The gang behind has no turn while the one before it waits. So nobody would use what is kept
     /// for it, others would wait for that, and the one before it could wait for them, for ever.
-    fn take_over(&mut self, state: &State, job: JobId) {
+    fn take_over(&mut self, state: &State, job: JobId, budget: &mut Budget) {
         let Some(spec) = state.spec(job) else { return };
+        budget.take(self.reservations.len() as u64);
         if self.reservations.iter().any(|own| own.job == job) {
             return;
         }
@@ -536,6 +566,7 @@ impl Future {
         self.put_back();
         for job in owed {
             let waits = state.job(job).filter(|row| row.is_in_line() && !row.cancel_requested);
+            let waits = waits.filter(|_| !is_at_limit(state, job));
             if let (Some(row), Some(spec)) = (waits, planned_spec(state, job)) {
                 self.reserve_now(state, job, &spec, row, None, budget);
             }
@@ -742,6 +773,14 @@ impl Future {
         })
     }
 }
+
+/// Whether a gang may not start whatever is free, because its tenant or its user has as many jobs placed as it may.
+fn is_at_limit(state: &State, job: JobId) -> bool {
+    let tenant = state.spec(job).map(|spec| &spec.tenant);
+    tenant.is_some_and(|tenant| state.running_limit_reached(tenant).is_some())
+        || state.user_running_limit_reached(job).is_some()
+}
+
 /// Gangs in a cluster with the times they are expected to end.
 fn releases(state: &State, place: &ClusterKey, now: LogTime, pace: Pace) -> Vec<(LogTime, JobId)> {
     let mut found = Vec::new();

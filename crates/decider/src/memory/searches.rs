@@ -111,6 +111,7 @@ impl Searches {
             | Decision::ArrayReleased { .. }
             | Decision::ArrayMembersFailed { .. }
             | Decision::ArraysControlled { .. }
+            | Decision::ArrayThrottleSet { .. }
             | Decision::JobContractsSet { .. }
             | Decision::JobMetadataSet { .. }
             | Decision::GangPlaced { .. }

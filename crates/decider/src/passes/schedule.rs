@@ -76,7 +76,7 @@ enum Outcome {
 fn walk(speculation: &mut Speculation, pass: &mut UnfinishedPass, budget: &mut Budget) -> (bool, u32) {
     let mut placed = 0;
     let mut is_first = true;
-    pass.future().take_up(speculation.state(), budget);
+    pass.future().give_up_at_limit(speculation.state(), budget);
     loop {
         if budget.is_spent() || speculation.round_bytes() > ROUND_BYTES_SOFT {
             return (false, placed);
@@ -122,6 +122,7 @@ fn offer(
     // Where its checkpoints cannot be read it would begin again.
     let Some(spec) = planned_spec(state, job) else { return Outcome::Waits };
     if state.running_limit_reached(&spec.tenant).is_some() {
+        pass.future().give_up_of(state, &spec.tenant, budget);
         return Outcome::AtLimit;
     }
     pass.future().turn_of(state, job, candidate.within_nominal, budget);

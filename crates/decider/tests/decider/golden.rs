@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use muster_decider::{
     BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder, RepairOrder, Speculation,
-    handle, schedule, settle_all, tick,
+    ThrottleOrder, handle, schedule, settle_all, tick,
 };
 use muster_journal::{Decision, FORMAT_MIN, RankUpdate, Round, StopCause, decode_round, encode_round};
 use muster_planner::Budget;
@@ -369,6 +369,11 @@ fn arrays(run: &mut Run) {
     control(run, Control::Hold, vec![first[0]], vec![]);
     control(run, Control::Cancel, vec![], vec![first[3]]);
     control(run, Control::Release, vec![first[0]], vec![first[4]]);
+    run.end_round(10);
+    let request = run.next_request();
+    let order =
+        ThrottleOrder { request, by: by(), acts_for: None, array: ArrayId(first[0].0), throttle: Some(4) };
+    handle(&mut run.speculation, &Command::SetThrottle(Box::new(order))).unwrap();
     run.end_round(10);
     run.report(first[0], RankUpdate::Exited(ExitStatus::Code(0)));
     run.end_round(10);

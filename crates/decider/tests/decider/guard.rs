@@ -123,6 +123,8 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
         arrays,
         jobs: vec![],
     };
+    let throttled =
+        |n, array, throttle| Decision::ArrayThrottleSet { request: key(n), by: by(), array, throttle };
     let unknown_array = ArrayId(1);
     let of_arrays = vec![
         (E::Limit, submitted(key(99), vec![member])),
@@ -140,6 +142,8 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
         (E::JobUnknown, Decision::ArrayMembersCreated { array: unknown_array, count: 1 }),
         (E::JobUnknown, Decision::ArrayReleased { array: unknown_array }),
         (E::JobUnknown, Decision::ArrayMembersFailed { array: unknown_array, detail: String::new() }),
+        (E::JobUnknown, throttled(99, unknown_array, None)),
+        (E::RequestRepeated, throttled(1, unknown_array, Some(1))),
         (E::JobUnknown, asked(Control::Cancel, vec![unknown_array])),
         (E::JobPhase, asked(Control::Requeue, vec![unknown_array])),
         (E::Limit, asked(Control::Cancel, vec![])),

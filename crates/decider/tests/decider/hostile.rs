@@ -390,6 +390,10 @@ fn of_arrays(random: &mut Random, state: &State, job: JobId, request: RequestKey
         1 => Decision::ArrayMembersCreated { array, count: random.below(9) as u32 },
         2 => Decision::ArrayReleased { array },
         3 => Decision::ArrayMembersFailed { array, detail: "x".repeat(random.below(1_100) as usize) },
+        4 => {
+            let throttle = random.once_in(4).then(|| random.below(4) as u32);
+            Decision::ArrayThrottleSet { request, by, array, throttle }
+        }
         _ => {
             let control = Control::ALL[random.below(5) as usize];
             let jobs = vec![job; usize::from(random.once_in(3))];

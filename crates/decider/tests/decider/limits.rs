@@ -239,7 +239,7 @@ fn submit_as(
 
 #[test]
 fn a_user_has_no_more_jobs_than_the_tenant_lets_each_have() {
-    let user = UserLimits { pending_jobs: Some(2), unfinished_jobs: Some(3) };
+    let user = UserLimits { pending_jobs: Some(2), unfinished_jobs: Some(3), running_jobs: None };
     let limits = TenantLimits { user, ..NONE };
     let (mut speculation, mut state) = cluster(BOOTSTRAP, &[("team", limits), ("other", NONE)]);
     let as_is = |_: &mut JobDraft| {};
@@ -377,7 +377,7 @@ fn submit_many(
 
 #[test]
 fn jobs_of_one_batch_count_for_their_own_tenant_and_user_alone() {
-    let user = UserLimits { pending_jobs: Some(2), unfinished_jobs: None };
+    let user = UserLimits { pending_jobs: Some(2), ..UserLimits::default() };
     let (mut speculation, mut state) =
         cluster(BOOTSTRAP, &[("team", TenantLimits { user, ..NONE }), ("other", NONE)]);
     // A batch for several tenants with the same labels, of which one has a limit.
@@ -399,7 +399,7 @@ fn jobs_of_one_batch_count_for_their_own_tenant_and_user_alone() {
 
 #[test]
 fn members_that_are_not_created_count_for_their_user() {
-    let user = UserLimits { pending_jobs: Some(5_000), unfinished_jobs: Some(6_000) };
+    let user = UserLimits { pending_jobs: Some(5_000), unfinished_jobs: Some(6_000), running_jobs: None };
     let (mut speculation, mut state) = cluster(BOOTSTRAP, &[("team", TenantLimits { user, ..NONE })]);
     let mut array_of = |n: u128, size: u32| {
         let mut draft = JobDraft::clone(&job(&format!("a{n}"), 1, None));
@@ -421,6 +421,94 @@ fn members_that_are_not_created_count_for_their_user() {
     let (answer, load) = array_of(3, 1_000);
     answer.unwrap();
     assert_eq!(load.pending_jobs, 5_000);
+}
+
+#[test]
+fn a_user_with_many_arrays_has_no_more_placed_than_each_may_have_and_keeps_nobody_waiting() {
+    let user = UserLimits { running_jobs: Some(2), ..UserLimits::default() };
+    let (mut speculation, mut state) =
+        cluster(BOOTSTRAP, &[("team", TenantLimits { user, ..NONE }), ("other", NONE)]);
+    // All of them ask for the same under like names, and so do the jobs behind them: they are of one submission group.
+    for n in 0..40 {
+        let mut draft = JobDraft::clone(&job(&format!("j{n}"), 1, None));
+        draft.tenant = name("team");
+        let mut submission = Submission::new(draft.check().unwrap(), JobContract::default());
+        let creator = "eve".to_owned();
+        submission.metadata = Some(Arc::new(JobMetadata { creator, ..JobMetadata::default() }));
+        submission.array = Some(ArraySpec::of_size(100));
+        handle(&mut speculation, &Command::submit(request(n), Arc::new([submission]))).unwrap();
+    }
+    let as_is = |_: &mut JobDraft| {};
+    let of_ada: Vec<JobId> =
+        (1_000..1_003).map(|n| submit_as(&mut speculation, n, ("team", "ada"), as_is).unwrap()).collect();
+    let of_nobody = submit_as(&mut speculation, 2_000, ("team", ""), as_is).unwrap();
+    let elsewhere: Vec<JobId> =
+        (3_000..3_003).map(|n| submit_as(&mut speculation, n, ("other", "eve"), as_is).unwrap()).collect();
+    let placed_of_eve = |state: &State| {
+        let is_hers = |job: JobId| {
+            state.creator(job) == "eve" && state.spec(job).is_some_and(|spec| spec.tenant == name("team"))
+        };
+        state.jobs().iter().filter(|(job, row)| row.placement.is_some() && is_hers(**job)).count()
+    };
+    for _ in 0..3 {
+        pass(&mut speculation, &mut state);
+        assert_eq!(placed_of_eve(&state), 2);
+        assert_eq!(of_ada.iter().filter(|job| is_placed(&state, **job)).count(), 2, "she may have as many");
+        assert!(is_placed(&state, of_nobody), "those that nobody knows are another user");
+        assert!(elsewhere.iter().all(|job| is_placed(&state, *job)), "another tenant has no such limit");
+    }
+    check(&state);
+    let waits = of_ada.iter().find(|job| !is_placed(&state, **job)).unwrap();
+    let said = explain_job(&state, state.log_time(), *waits, speculation.kept_reservations()).unwrap();
+    assert_eq!(said.reason, WaitReason::TenantLimit, "{said}");
+    for part in ["user ada", "tenant team", "limits.user.runningJobs", "may have 2"] {
+        assert!(said.sentence.contains(part), "{said}");
+    }
+    // Each that ends gives way to one of the same user.
+    let over = *of_ada.iter().find(|job| is_placed(&state, **job)).unwrap();
+    let token = state.job(over).unwrap().placement.as_ref().unwrap().token;
+    let updates = vec![(0, RankUpdate::Running), (0, RankUpdate::Exited(ExitStatus::Code(0)))];
+    let report = Command::Report { node: NodeId(0), incarnation: 1, job: over, token, updates };
+    handle(&mut speculation, &report).unwrap();
+    pass(&mut speculation, &mut state);
+    assert!(is_placed(&state, *waits));
+    assert_eq!(placed_of_eve(&state), 2);
+    // Without the limit everything that fits is placed.
+    let mut draft = speculation.state().policy().policy.as_ref().clone().into_draft();
+    draft.tenants.get_mut(&name("team")).unwrap().limits.user = UserLimits::default();
+    let policy = Box::new(draft.check().unwrap());
+    let set = Command::SetPolicy { request: request(u128::MAX - 1), policy, expected_version: None };
+    handle(&mut speculation, &set).unwrap();
+    pass(&mut speculation, &mut state);
+    assert!(placed_of_eve(&state) > 2);
+    check(&state);
+}
+
+#[test]
+fn users_of_one_tenant_share_the_rest_of_what_it_may_have_placed() {
+    let user = UserLimits { running_jobs: Some(2), ..UserLimits::default() };
+    let limits = TenantLimits { running_jobs: Some(3), user, ..NONE };
+    let (mut speculation, mut state) = cluster(
+        BOOTSTRAP,
+        &[
+            ("team", limits),
+            (
+                "none",
+                TenantLimits { user: UserLimits { running_jobs: Some(0), ..UserLimits::default() }, ..NONE },
+            ),
+        ],
+    );
+    let as_is = |_: &mut JobDraft| {};
+    let mut submitted = Vec::new();
+    for (n, user) in ["ada", "ada", "ada", "bob", "bob"].into_iter().enumerate() {
+        submitted.push(submit_as(&mut speculation, n as u128, ("team", user), as_is).unwrap());
+    }
+    let never = submit_as(&mut speculation, 10, ("none", "ada"), as_is).unwrap();
+    pass(&mut speculation, &mut state);
+    let placed: Vec<bool> = submitted.iter().map(|job| is_placed(&state, *job)).collect();
+    assert_eq!(placed, [true, true, false, true, false]);
+    assert!(!is_placed(&state, never));
+    check(&state);
 }
 
 /// A host with eight devices joins.

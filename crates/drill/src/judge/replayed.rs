@@ -451,6 +451,7 @@ impl Observer for Judge<'_> {
                 Some((request.id, parts.iter().map(SubmittedPart::job_count).sum()))
             }
             Decision::ArraysControlled { request, .. }
+            | Decision::ArrayThrottleSet { request, .. }
             | Decision::JobCancelRequested { request, .. }
             | Decision::JobHoldSet { request, .. }
             | Decision::JobRequeueRequested { request, .. }

@@ -349,7 +349,7 @@ fn part() -> impl Strategy<Value = SubmittedPart> {
 fn arrays() -> impl Strategy<Value = Decision> {
     let id = || any::<u64>().prop_map(ArrayId);
     let asked =
-        ("[a-z/]{0,9}", any::<bool>()).prop_map(|(name, is_operator)| Requester { name, is_operator });
+        || ("[a-z/]{0,9}", any::<bool>()).prop_map(|(name, is_operator)| Requester { name, is_operator });
     let jobs = vec(any::<u64>().prop_map(JobId), 0..4);
     let control = prop::sample::select(Control::ALL.to_vec());
     prop_oneof![
@@ -358,11 +358,14 @@ fn arrays() -> impl Strategy<Value = Decision> {
         (id(), any::<u32>()).prop_map(|(array, count)| Decision::ArrayMembersCreated { array, count }),
         id().prop_map(|array| Decision::ArrayReleased { array }),
         (id(), ".{0,40}").prop_map(|(array, detail)| Decision::ArrayMembersFailed { array, detail }),
-        (request(), asked, control, vec(id(), 0..4), jobs).prop_map(
+        (request(), asked(), control, vec(id(), 0..4), jobs).prop_map(
             |(request, by, control, arrays, jobs)| {
                 Decision::ArraysControlled { request, by, control, arrays, jobs }
             }
         ),
+        (request(), asked(), id(), option::of(any::<u32>())).prop_map(|(request, by, array, throttle)| {
+            Decision::ArrayThrottleSet { request, by, array, throttle }
+        }),
     ]
 }
 
@@ -601,13 +604,13 @@ fn policy() -> impl Strategy<Value = Policy> {
             run_time_default_ms: default.map(|ms| u64::from(ms.min(max.unwrap_or(ms)))),
         })
     };
-    let counts = (limit(), limit(), limit(), limit(), limit(), limit());
+    let counts = (limit(), limit(), limit(), limit(), (limit(), limit(), limit()));
     let limits = (counts, job_limits()).prop_map(
         |(
-            (pending_jobs, unfinished_jobs, running_jobs, requests_per_minute, user_pending, user_all),
+            (pending_jobs, unfinished_jobs, running_jobs, requests_per_minute, (waiting, all, placed)),
             job,
         )| {
-            let user = UserLimits { pending_jobs: user_pending, unfinished_jobs: user_all };
+            let user = UserLimits { pending_jobs: waiting, unfinished_jobs: all, running_jobs: placed };
             TenantLimits { pending_jobs, unfinished_jobs, running_jobs, requests_per_minute, user, job }
         },
     );

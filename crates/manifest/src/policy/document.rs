@@ -63,6 +63,7 @@ group! {
     UserLimits is UserLimits {
         pending_jobs "pendingJobs": Count,
         unfinished_jobs "unfinishedJobs": Count,
+        running_jobs "runningJobs": Count,
     }
 }
 

@@ -112,6 +112,25 @@ fn a_change_names_its_fields_and_what_it_was_made_from() {
     let labels = updates[1].job.clone().unwrap().labels;
     assert_eq!(labels, [("stage".to_owned(), "eval".to_owned())].into());
     assert!(updates[2].validate_only);
+    // Of an array the throttle is changed, and nothing else.
+    let array = id.replacen("job-", "array-", 1);
+    for (throttle, expected) in [("50", Some(50)), ("none", None)] {
+        let ran = muster(&fake, &["job", "modify", &array, "--throttle", throttle]);
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        let update = fake.book.lock().updates.last().cloned().expect("it was asked for");
+        assert_eq!((&update.job_id, paths(&update)), (&array, vec!["spec.array.throttle".to_owned()]));
+        let asked = update.job.unwrap().spec.unwrap().array.unwrap();
+        assert_eq!(asked, v1::JobArray { throttle: expected, ..Default::default() });
+    }
+    for args in [
+        &[array.as_str(), "--throttle", "few"][..],
+        &[&array, "--throttle", "-1"],
+        &[&array, "--throttle", "5", "--tier", "batch"],
+        &[id, "--throttle", "5"],
+    ] {
+        let ran = muster(&fake, &[&["job", "modify"][..], args].concat());
+        assert_eq!(ran.code, 2, "{args:?}: {}", ran.err);
+    }
     for (args, expected) in [
         (["--tier", "urgent"], "tier"),
         (["--run-time-limit", "soon"], "--run-time-limit"),

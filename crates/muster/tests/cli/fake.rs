@@ -355,12 +355,12 @@ impl JobService for Service {
         request: Request<v1::UpdateJobRequest>,
     ) -> Result<Response<v1::UpdateJobResponse>, Status> {
         let request = request.into_inner();
-        let job = self.find(&request.job_id)?;
+        let job = self.find(&request.job_id.replacen("array-", "job-", 1))?;
         self.book.lock().updates.push(request.clone());
         if !request.etag.is_empty() && request.etag != job.etag {
             return Err(refuse(RefusalCode::JobChanged, "the job has changed since"));
         }
-        Ok(Response::new(v1::UpdateJobResponse { job: Some(job), freshness: freshness() }))
+        Ok(Response::new(v1::UpdateJobResponse { job: Some(job), freshness: freshness(), array: None }))
     }
 
     async fn get_job(

@@ -71,6 +71,8 @@ pub struct UserLoad {
     pub pending_jobs: u64,
     /// Jobs that wait, and jobs that hold devices.
     pub unfinished_jobs: u64,
+    /// Jobs that hold devices.
+    pub active_jobs: u64,
 }
 
 impl UserLoad {
@@ -78,12 +80,13 @@ impl UserLoad {
         UserLoad {
             pending_jobs: u64::from(keys.pending),
             unfinished_jobs: u64::from(keys.pending || keys.active),
+            active_jobs: u64::from(keys.active),
         }
     }
 
     /// Of members of an array that are not created.
     pub(super) fn of_uncreated(members: u64) -> UserLoad {
-        UserLoad { pending_jobs: members, unfinished_jobs: members }
+        UserLoad { pending_jobs: members, unfinished_jobs: members, active_jobs: 0 }
     }
 }
 
@@ -220,6 +223,7 @@ impl Indexes {
         let load = UserLoad {
             pending_jobs: load.pending_jobs + new.pending_jobs - gone.pending_jobs,
             unfinished_jobs: load.unfinished_jobs + new.unfinished_jobs - gone.unfinished_jobs,
+            active_jobs: load.active_jobs + new.active_jobs - gone.active_jobs,
         };
         if load == UserLoad::default() {
             self.users.remove(&key);

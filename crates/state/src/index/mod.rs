@@ -7,7 +7,7 @@ mod pending_reasons;
 
 use alloc::sync::Arc;
 use core::cmp::Reverse;
-use core::ops::Deref;
+use core::ops::{Bound, Deref};
 use muster_types::tpu::PodPosition;
 use muster_types::{
     ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogTime, Name, NodeId, NodeSpec, PriorityTier,
@@ -461,6 +461,12 @@ impl Indexes {
                 None => self.ends.insert(place.clone(), Set::of((*end, id))),
             }
         }
+    }
+
+    /// The next pending job of a submission group of two or more behind one of them.
+    pub(crate) fn waiting_behind(&self, group: JobId, job: JobId) -> Option<JobId> {
+        let range = (Bound::Excluded((group, job)), Bound::Included((group, JobId(u64::MAX))));
+        self.waiting.range(range).next().map(|((_, next), _)| *next)
     }
 
     /// The first pending job of a submission group of two or more.

@@ -12,7 +12,7 @@ use super::control::HoldRow;
 use super::spec::SpecFacts;
 use crate::table::Derived;
 
-/// What the members of an array are made from. It never changes.
+/// What the members of an array are made from. Nothing of it changes but the throttle.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArrayTemplate {
     /// What each of them asks for.
@@ -41,7 +41,7 @@ pub struct ArrayRow {
     pub released: bool,
     /// Who keeps it from creating members; none when nobody does.
     pub hold: Option<HoldRow>,
-    /// Since when its members wait, where its tenant held it; none leaves that to the submission.
+    /// Since when its members wait, where its tenant held it or a throttle of it was changed; none leaves that to the submission.
     pub waits_since: Option<LogTime>,
     /// Who asked first to cancel the members that were not created; none when nobody did, or nobody knows who.
     pub cancelled_by: Option<Requester>,
@@ -114,7 +114,8 @@ impl ArrayRow {
     }
 }
 
-/// The hash of an array's template, which is most of its row and never changes, and what follows from its spec.
+/// The hash of an array's template, which is most of its row, and what follows from its spec. A template is replaced with
+/// its row, and changes in no other way.
 #[derive(Clone, Debug)]
 pub struct ArrayFacts {
     hash: u64,

@@ -99,7 +99,7 @@ impl TenantLimits {
         unfinished_jobs: None,
         running_jobs: None,
         requests_per_minute: None,
-        user: UserLimits { pending_jobs: None, unfinished_jobs: None },
+        user: UserLimits { pending_jobs: None, unfinished_jobs: None, running_jobs: None },
         job: JobLimits { devices_max: None, run_time_max_ms: None, run_time_default_ms: None },
     };
 }
@@ -113,6 +113,8 @@ pub struct UserLimits {
     pub pending_jobs: Option<u32>,
     /// Jobs that are not over.
     pub unfinished_jobs: Option<u32>,
+    /// Jobs that are placed. One that would be more waits, whatever is free, and nobody waits behind it.
+    pub running_jobs: Option<u32>,
 }
 
 /// What one job of a tenant may ask for.
@@ -201,9 +203,18 @@ impl Policy {
             user: UserLimits {
                 pending_jobs: stated().find_map(|limits| limits.user.pending_jobs),
                 unfinished_jobs: stated().find_map(|limits| limits.user.unfinished_jobs),
+                running_jobs: self.user_running_jobs(tenant),
             },
             job: stated().fold(JobLimits::default(), |nearer, limits| nearer.or(limits.job)),
         }
+    }
+
+    /// How many jobs of a tenant each of its users may have placed; none for no limit. It is asked for every job that has its
+    /// turn, and so without the other limits.
+    #[must_use]
+    pub fn user_running_jobs(&self, tenant: &Name) -> Option<u32> {
+        let mut stated = self.ancestry(tenant).filter_map(|name| self.tenants.get(name));
+        stated.find_map(|tenant| tenant.limits.user.running_jobs)
     }
 
     /// What one job of a tenant may ask for in a tier. What is stated nearer to the tenant goes before what is stated

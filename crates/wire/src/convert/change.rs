@@ -10,6 +10,25 @@ use crate::{FieldMask, v1};
 const CHANGEABLE: &str = "labels, annotations, spec.tier, spec.run_time_limit, spec.deadline, spec.not_before, spec.regions, \
                           spec.node_selector and spec.expected_run";
 
+/// The one field of an array that can be changed.
+const THROTTLE: &str = "spec.array.throttle";
+
+/// The throttle that an update of an array asks for; none for no limit.
+///
+/// # Errors
+/// When the mask names anything else, or nothing.
+pub fn throttle_from_proto(
+    job: Option<&v1::Job>,
+    mask: Option<&FieldMask>,
+) -> Result<Option<u32>, Violation> {
+    let paths = mask.map_or(&[][..], |mask| mask.paths.as_slice());
+    if !matches!(paths, [path] if path == THROTTLE) {
+        let text = format!("must name {THROTTLE} alone, which is all that can be changed of an array");
+        return Err(Violation::new("update_mask", text));
+    }
+    Ok(job.and_then(|job| job.spec.as_ref()?.array.as_ref()?.throttle))
+}
+
 /// The changes that an update asks for: the fields of `job` that the mask names.
 ///
 /// # Errors
@@ -62,6 +81,11 @@ pub fn changes_from_proto(
             "spec.expected_run" => Some(FieldChange::ExpectedRun(draft.expected_run_ms)),
             "labels" => Some(FieldChange::Labels(carried.labels.clone())),
             "annotations" => Some(FieldChange::Annotations(carried.annotations.clone())),
+            THROTTLE => {
+                let text = format!("names {THROTTLE}, which only an array has; name the array in job_id");
+                found.push(Violation::new("update_mask", text));
+                None
+            }
             other => {
                 let text =
                     format!("names {}, which cannot be changed; these can: {CHANGEABLE}", shown(other));
@@ -120,8 +144,27 @@ mod tests {
         assert!(fields(mask(&["spec.tier", "spec.tier"])).contains("each field once"));
         assert!(fields(mask(&["spec.groups"])).contains("\"spec.groups\", which cannot be changed"));
         assert!(fields(mask(&["spec.tier"; 40])).contains("must name 1 to 9 fields"));
+        assert!(fields(mask(&[THROTTLE])).contains("which only an array has"));
         let spec = v1::JobSpec { regions: vec!["No Region".to_owned()], ..v1::JobSpec::default() };
         let found = changes_from_proto(of(spec), mask(&["spec.regions"])).expect_err("it is no region");
         assert_eq!(found[0].field, "job.spec.regions[0]");
+    }
+
+    #[test]
+    fn of_an_array_the_throttle_alone_is_changed() {
+        let array = |throttle| {
+            let array = Some(v1::JobArray { throttle, ..v1::JobArray::default() });
+            of(v1::JobSpec { array, ..v1::JobSpec::default() })
+        };
+        let named = mask(&[THROTTLE]);
+        for throttle in [None, Some(0), Some(7), Some(u32::MAX)] {
+            assert_eq!(throttle_from_proto(array(throttle).as_ref(), named.as_ref()), Ok(throttle));
+        }
+        assert_eq!(throttle_from_proto(None, named.as_ref()), Ok(None));
+        let refused = [None, mask(&[]), mask(&["labels"]), mask(&[THROTTLE, "labels"]), mask(&[THROTTLE; 2])];
+        for wrong in refused {
+            let found = throttle_from_proto(array(Some(7)).as_ref(), wrong.as_ref());
+            assert!(found.is_err_and(|found| found.field == "update_mask"), "{wrong:?}");
+        }
     }
 }

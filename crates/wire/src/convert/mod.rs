@@ -34,7 +34,7 @@ pub use admission::{
     node_bounds_to_proto, revocation_from_proto, revocation_to_proto,
 };
 pub use array::array_to_proto;
-pub use change::changes_from_proto;
+pub use change::{changes_from_proto, throttle_from_proto};
 pub use contract::notice_to_proto;
 pub use demand::{accelerator_request_from_proto, accelerator_request_to_proto};
 pub use feature::{features_from_proto, features_to_proto};

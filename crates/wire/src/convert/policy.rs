@@ -192,6 +192,7 @@ fn tenants(
                 user: limits.user.map_or_else(UserLimits::default, |user| UserLimits {
                     pending_jobs: user.pending_jobs,
                     unfinished_jobs: user.unfinished_jobs,
+                    running_jobs: user.running_jobs,
                 }),
                 job: job_limits(&below(&at, "limits.job"), limits.job, found),
             }),
@@ -523,6 +524,7 @@ fn limits_to_proto(tenant: &TenantPolicy) -> Option<v1::TenantLimits> {
         user: (limits.user != UserLimits::default()).then_some(v1::UserLimits {
             pending_jobs: limits.user.pending_jobs,
             unfinished_jobs: limits.user.unfinished_jobs,
+            running_jobs: limits.user.running_jobs,
         }),
         job: (limits.job != JobLimits::default()).then(|| job(&limits.job)),
         tiers: tenant.tier_limits.iter().map(of_tier).collect(),

@@ -560,6 +560,18 @@ class Core(Generic[JobT]):
         result = lambda answer: self.job_of(answer.job)  # noqa: E731
         return Call("update job", _JOBS + "UpdateJob", request, parse, result, request_id, timeout=timeout)
 
+    def set_throttle(
+        self, array_id: str, throttle: int | None, request_id: str | None, timeout: Seconds | None
+    ) -> Call[Array]:
+        request_id = new_request_id(request_id)
+        array = job_pb2.JobArray(throttle=throttle)
+        job = job_pb2.Job(spec=job_pb2.JobSpec(array=array))
+        request = job_pb2.UpdateJobRequest(request_id=request_id, job_id=array_id, job=job)
+        request.update_mask.paths.append("spec.array.throttle")
+        parse = job_pb2.UpdateJobResponse.FromString
+        result = lambda answer: Array(answer.array)  # noqa: E731
+        return Call("set throttle", _JOBS + "UpdateJob", request, parse, result, request_id, timeout=timeout)
+
     def job(self, job_id: str, read: Read | None, timeout: Seconds | None) -> Call[JobT]:
         request = job_pb2.GetJobRequest(job_id=job_id, read=self.reading(read))
         return self._get(

@@ -136,6 +136,12 @@ class Client:
         """Changes these fields of a job to what they are in ``job``, such as ``labels`` and ``spec.deadline``; with an etag only if it is as it was then."""
         return self._run(self._core.update(job_id, job, fields, etag, request_id, timeout))
 
+    def set_throttle(
+        self, array_id: str, throttle: int | None, *, request_id: str | None = None, timeout: Seconds | None = None
+    ) -> Array:
+        """Changes how many members of an array may be unfinished at a time; ``None`` for no limit. None that runs is stopped."""
+        return self._run(self._core.set_throttle(array_id, throttle, request_id, timeout))
+
     def job(self, job_id: str, *, read: Read | None = None, timeout: Seconds | None = None) -> Job:
         """One job, with its placement and, while it waits, the reason."""
         return self._run(self._core.job(job_id, read, timeout))

@@ -1,6 +1,6 @@
 //! What people ask of jobs, in scripts.
 
-use muster_decider::{Command, ControlOrder, JobSelection, JobVersion, ModifyOrder};
+use muster_decider::{Command, ControlOrder, JobSelection, JobVersion, ModifyOrder, ThrottleOrder};
 use muster_types::{
     ArrayId, Control, Dependency, DependencyRule, DependencyScope, FieldChange, JobId, LogIndex,
     PriorityTier, Requester,
@@ -91,8 +91,15 @@ impl World {
     }
 
     /// `modify JOB [by=NAME] [stale] tier=T limit=D|none not-before=+D|none deadline=+D|none runs=D|none regions=A,B
-    /// label=KEY:VALUE annotation=KEY:VALUE`.
+    /// label=KEY:VALUE annotation=KEY:VALUE`, or `modify array=NAME [by=NAME] throttle=N|none`.
     pub(super) fn modify(&mut self, words: &[&str]) -> String {
+        if let Some(array) = words[0].strip_prefix("array=") {
+            let array = self.array_id(array);
+            let throttle = self.number(words, "throttle=").and_then(|most| most.parse().ok());
+            let (request, by) = (self.request(words), self.requester(words));
+            let order = ThrottleOrder { request, by, acts_for: None, array, throttle };
+            return self.carry_out(&Command::SetThrottle(Box::new(order)));
+        }
         let job = self.job_id(words[0]);
         let span = |text: &str| (text != "none").then(|| duration_ms(text));
         let time = |text: &str| text.strip_prefix('+').map(|after| self.now.plus_ms(duration_ms(after)));

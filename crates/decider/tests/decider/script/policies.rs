@@ -82,6 +82,8 @@ impl World {
                             "tier-max" => tenant.rights.tier_max = PriorityTier::parse(value),
                             "non-preemptible" => tenant.rights.non_preemptible = NonPreemptible::parse(value),
                             "pending-jobs" => tenant.limits.pending_jobs = value.parse().ok(),
+                            "running-jobs" => tenant.limits.running_jobs = value.parse().ok(),
+                            "user-running-jobs" => tenant.limits.user.running_jobs = value.parse().ok(),
                             "deadlines" => tenant.rights.deadlines = Some(value == "on"),
                             kind => tenant.quotas.push(quota(kind, value)),
                         }

@@ -38,6 +38,10 @@ impl World {
                 let arrays: Vec<String> = arrays.iter().map(|array| self.array_label(*array)).collect();
                 format!(" {control} {}{}", arrays.join(" "), self.controlled(jobs, by))
             }
+            Decision::ArrayThrottleSet { by, array, throttle, .. } => {
+                let most = throttle.map_or("none".to_owned(), |most| most.to_string());
+                format!(" {} {most}{}", self.array_label(*array), self.controlled(&[], by))
+            }
             Decision::JobCancelRequested { by, jobs, .. } => self.controlled(jobs, by),
             Decision::JobHoldSet { by, jobs, held, .. } => {
                 format!("{} {}", self.controlled(jobs, by), if *held { "held" } else { "released" })

@@ -39,6 +39,7 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
                 user: UserLimits {
                     pending_jobs: (weight_milli % 17 == 0).then_some(0),
                     unfinished_jobs: (weight_milli % 5 == 0).then_some(weight_milli),
+                    running_jobs: (weight_milli % 6 == 0).then_some(weight_milli),
                 },
                 job: JobLimits {
                     devices_max: (weight_milli % 4 == 0).then_some(weight_milli),
