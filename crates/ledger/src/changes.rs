@@ -151,6 +151,7 @@ impl ChangeSet {
             | Decision::NodeDrainSet { .. }
             | Decision::NodeQuarantineSet { .. }
             | Decision::NodeRepairSet { .. }
+            | Decision::NodeOverridesSet { .. }
             | Decision::NodeAdmissionSet { .. }
             | Decision::NodeApprovalSet { .. }
             | Decision::ForeignLoadSet { .. }
@@ -220,6 +221,7 @@ impl ChangeSet {
             | Decision::AttemptFailed { .. }
             | Decision::StragglerNoted { .. }
             | Decision::HealthPolicySet { .. }
+            | Decision::NodeOverridesSet { .. }
             | Decision::NodeAdmissionSet { .. }
             | Decision::NodeApprovalSet { .. }
             | Decision::CertificateRevoked { .. }
