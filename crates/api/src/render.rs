@@ -16,7 +16,7 @@ use muster_types::{
 use muster_wire::closed::number;
 use muster_wire::convert::{
     device_set_to_proto, exit_status_to_proto, fencing_token_to_proto, foreign_load_to_proto,
-    job_spec_to_proto, node_spec_to_proto, notice_to_proto, restriction_to_proto,
+    job_spec_to_proto, node_overrides_to_proto, node_spec_to_proto, notice_to_proto, restriction_to_proto,
 };
 use muster_wire::time::{duration, log_time};
 use muster_wire::{agent, v1};
@@ -425,6 +425,7 @@ pub(crate) fn node_with(
             .map(|row| row.foreign)
             .filter(|load| !load.is_none())
             .map(foreign_load_to_proto),
+        overrides: row.overrides.as_ref().map(|set| node_overrides_to_proto(&set.overrides, &set.by, set.set_at)),
     }
 }
 

@@ -43,21 +43,10 @@ impl State {
         if is_known {
             return Vec::new();
         }
-        let (before, said) = (Arc::clone(&row.spec), Arc::clone(row.said()));
-        let (spec, set) = match overrides.is_empty() {
-            true => (said, None),
-            false => {
-                let spec = Arc::new(said.overridden_by(overrides));
-                let (by, set_at) = (by.clone(), self.meta.log_time);
-                (spec, Some(Arc::new(NodeOverridesRow { overrides: overrides.clone(), by, set_at, said })))
-            }
-        };
-        self.indexes.change_taints(&before, &spec);
+        let after = row.overridden(overrides, by, self.meta.log_time);
+        self.indexes.change_taints(&row.spec, &after.spec);
         // Not a change of status: how long a lost node has been lost does not depend on it.
-        self.change_node(node, false, |row| {
-            row.spec = spec;
-            row.overrides = set;
-        });
+        self.change_node(node, false, |row| *row = after);
         vec![Effect::NodeChanged(node)]
     }
 

@@ -206,6 +206,18 @@ impl NodeRow {
         self.overrides.as_ref().map_or(&self.spec, |row| &row.said)
     }
 
+    /// The node once operators have set this in place of all that they had set before.
+    #[must_use]
+    pub fn overridden(&self, overrides: &NodeOverrides, by: &Requester, set_at: LogTime) -> NodeRow {
+        let said = Arc::clone(self.said());
+        if overrides.is_empty() {
+            return NodeRow { spec: said, overrides: None, ..self.clone() };
+        }
+        let spec = Arc::new(said.overridden_by(overrides));
+        let set = NodeOverridesRow { overrides: overrides.clone(), by: by.clone(), set_at, said };
+        NodeRow { spec, overrides: Some(Arc::new(set)), ..self.clone() }
+    }
+
     /// Whether a worker is on it, or is promised a place there.
     #[must_use]
     pub fn is_in_use(&self) -> bool {
