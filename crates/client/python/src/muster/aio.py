@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, AsyncGenerator, AsyncIterator, Generic, Iterable, Sequence, TypeVar
+from typing import Any, AsyncGenerator, AsyncIterator, Generic, Iterable, Mapping, Sequence, TypeVar
 
 import grpc
 import grpc.aio

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Generator, Iterator, Generic, Iterable, Sequence, TypeVar
+from typing import Any, Generator, Iterator, Generic, Iterable, Mapping, Sequence, TypeVar
 
 import grpc
 
