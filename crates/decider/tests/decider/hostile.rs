@@ -438,7 +438,7 @@ fn restriction(random: &mut Random, state: &State, node: NodeId, key: RequestKey
         }
         2 if random.once_in(2) => {
             let prefix = if random.once_in(4) { "gpu." } else { "" };
-            let keys = |count: u64| (0..count).filter_map(|n| Name::new(&format!("{prefix}k{n}")));
+            let keys = |count: u64| (0..count).filter_map(move |n| Name::new(&format!("{prefix}k{n}")));
             // Most jobs tolerate no taint, and most records are to be about jobs that can be placed.
             let taints = if random.once_in(6) { random.below(20) } else { 0 };
             let overrides = NodeOverrides {
