@@ -425,7 +425,10 @@ pub(crate) fn node_with(
             .map(|row| row.foreign)
             .filter(|load| !load.is_none())
             .map(foreign_load_to_proto),
-        overrides: row.overrides.as_ref().map(|set| node_overrides_to_proto(&set.overrides, &set.by, set.set_at)),
+        overrides: row
+            .overrides
+            .as_ref()
+            .map(|set| node_overrides_to_proto(&set.overrides, &set.by, set.set_at)),
     }
 }
 

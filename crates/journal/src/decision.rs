@@ -13,8 +13,8 @@ use muster_types::policy::Policy;
 use muster_types::{
     Approval, ArrayId, ArraySpec, CertificateSerial, ClusterId, Control, DeviceSet, ExitStatus, FailureClass,
     FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex,
-    LogTime, Name, NodeAdmission, NodeId, NodeOverrides, NodeSpec, Parameters, QueueKey, ReplicaId, RequestId,
-    Requester, Revocation,
+    LogTime, Name, NodeAdmission, NodeId, NodeOverrides, NodeSpec, Parameters, QueueKey, ReplicaId,
+    RequestId, Requester, Revocation,
 };
 use serde::{Deserialize, Serialize};
 

@@ -61,8 +61,7 @@ impl NodeOverridesChange {
     #[must_use]
     pub fn violations(&self) -> Vec<Violation> {
         let mut found = Vec::new();
-        let (labels_max, taints_max) =
-            (limits::NODE_OVERRIDE_LABELS_MAX, limits::NODE_OVERRIDE_TAINTS_MAX);
+        let (labels_max, taints_max) = (limits::NODE_OVERRIDE_LABELS_MAX, limits::NODE_OVERRIDE_TAINTS_MAX);
         bound("set_labels", self.set_labels.len(), labels_max, &mut found);
         bound("remove_labels", self.remove_labels.len(), labels_max, &mut found);
         bound("set_taints", self.set_taints.len(), taints_max, &mut found);
@@ -123,7 +122,8 @@ fn check_keys(field: &str, keys: &BTreeSet<Name>, found: &mut Vec<Violation>) {
 
 fn check_key(field: &str, key: &Name, found: &mut Vec<Violation>) {
     if let Some(prefix) = RESERVED_PREFIXES.iter().find(|prefix| key.starts_with(*prefix)) {
-        let text = format!("keys that begin with {prefix:?} are reserved for what agents find out; use another");
+        let text =
+            format!("keys that begin with {prefix:?} are reserved for what agents find out; use another");
         found.push(Violation::new(format!("{field}.{key}"), text));
     }
 }
@@ -133,11 +133,11 @@ mod tests {
     use super::*;
 
     fn names(keys: &[&'static str]) -> BTreeSet<Name> {
-        keys.iter().map(|key| Name::literal(key)).collect()
+        keys.iter().copied().map(Name::literal).collect()
     }
 
     fn labels(pairs: &[(&'static str, &str)]) -> BTreeMap<Name, String> {
-        pairs.iter().map(|(key, value)| (Name::literal(key), String::from(*value))).collect()
+        pairs.iter().map(|(key, value)| (Name::literal(*key), String::from(*value))).collect()
     }
 
     #[test]
@@ -163,8 +163,11 @@ mod tests {
         };
         assert_eq!(fields(NodeOverridesChange::default()), ["set_labels"]);
         let set_labels = labels(&[("gpu.model", "x"), ("isolation.user", "yes"), ("ok", "a\nb")]);
-        let reserved =
-            NodeOverridesChange { set_labels, set_taints: names(&["lacks-isolation.user"]), ..Default::default() };
+        let reserved = NodeOverridesChange {
+            set_labels,
+            set_taints: names(&["lacks-isolation.user"]),
+            ..Default::default()
+        };
         let expected = [
             "set_labels.gpu.model",
             "set_labels.isolation.user",
@@ -180,7 +183,10 @@ mod tests {
         };
         assert_eq!(fields(both), ["remove_labels", "remove_taints"]);
         let taints: BTreeSet<Name> = (0..17).filter_map(|n| Name::new(&format!("t{n}"))).collect();
-        assert_eq!(fields(NodeOverridesChange { set_taints: taints.clone(), ..Default::default() }), ["set_taints"]);
+        assert_eq!(
+            fields(NodeOverridesChange { set_taints: taints.clone(), ..Default::default() }),
+            ["set_taints"]
+        );
         let full = NodeOverrides { taints, ..Default::default() };
         assert_eq!(full.violations().len(), 1);
     }

@@ -369,13 +369,22 @@ async fn labels_and_taints_that_operators_set_are_answered_checked_and_refused()
     let many = (0..65).map(|n| (format!("k{n}"), String::new())).collect();
     let reserved = [("isolation.user".to_owned(), "own".to_owned())].into();
     for (request, expected) in [
-        (v1::SetNodeLabelsRequest { node: "h9".into(), set_labels: pool("a"), ..base(2) }, RefusalCode::NodeNotFound),
+        (
+            v1::SetNodeLabelsRequest { node: "h9".into(), set_labels: pool("a"), ..base(2) },
+            RefusalCode::NodeNotFound,
+        ),
         (base(3), RefusalCode::InvalidField),
         (v1::SetNodeLabelsRequest { set_labels: many, ..base(4) }, RefusalCode::InvalidField),
         (v1::SetNodeLabelsRequest { set_labels: reserved, ..base(5) }, RefusalCode::InvalidField),
-        (v1::SetNodeLabelsRequest { set_labels: pool(&"x".repeat(257)), ..base(6) }, RefusalCode::InvalidField),
+        (
+            v1::SetNodeLabelsRequest { set_labels: pool(&"x".repeat(257)), ..base(6) },
+            RefusalCode::InvalidField,
+        ),
         (v1::SetNodeLabelsRequest { set_taints: vec!["NO".into()], ..base(7) }, RefusalCode::InvalidField),
-        (v1::SetNodeLabelsRequest { remove_labels: vec!["a b".into()], ..base(8) }, RefusalCode::InvalidField),
+        (
+            v1::SetNodeLabelsRequest { remove_labels: vec!["a b".into()], ..base(8) },
+            RefusalCode::InvalidField,
+        ),
         (v1::SetNodeLabelsRequest { set_taints: vec!["t".into(); 17], ..base(9) }, RefusalCode::InvalidField),
         (
             v1::SetNodeLabelsRequest { request_id: "x".into(), set_labels: pool("a"), ..base(10) },

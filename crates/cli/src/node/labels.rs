@@ -64,8 +64,7 @@ pub(super) fn selector(text: &str) -> Result<LabelSelector, String> {
 /// Whether a node with these labels is selected.
 pub(super) fn is_selected(selector: &LabelSelector, node: &v1::Node) -> bool {
     let labels = node.description.iter().flat_map(|described| &described.labels);
-    let labels: BTreeMap<String, String> =
-        labels.map(|(key, value)| (key.clone(), value.clone())).collect();
+    let labels: BTreeMap<String, String> = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
     selector.matches(&labels)
 }
 
@@ -155,7 +154,8 @@ fn read_taint(word: &str, request: &mut v1::SetNodeLabelsRequest) -> Result<(), 
     }
     match effect {
         Some(effect) if effect != NO_SCHEDULE => {
-            let text = format!("{word}: {NO_SCHEDULE} is the only effect; to empty a node use `muster node drain`");
+            let text =
+                format!("{word}: {NO_SCHEDULE} is the only effect; to empty a node use `muster node drain`");
             return Err(Failure::usage(text));
         }
         None if !is_removed => {
@@ -232,10 +232,8 @@ fn taint_rows(node: &view::Node) -> Vec<Vec<String>> {
 
 /// Tables of the labels and taints of one node, for `muster node show`; nothing for a node without any.
 pub(super) fn show(console: &Console, node: &view::Node) -> Result<(), Failure> {
-    let tables = [
-        (vec!["LABEL", "VALUE", "SET-BY"], label_rows(node)),
-        (vec!["TAINT", "SET-BY"], taint_rows(node)),
-    ];
+    let tables =
+        [(vec!["LABEL", "VALUE", "SET-BY"], label_rows(node)), (vec!["TAINT", "SET-BY"], taint_rows(node))];
     for (header, rows) in tables.into_iter().filter(|(_, rows)| !rows.is_empty()) {
         console.line("")?;
         let mut grid = Grid::new(header);
@@ -281,7 +279,10 @@ mod tests {
         assert_eq!((labels.set_labels["a"].as_str(), labels.set_labels["d"].as_str()), ("b=c", ""));
         assert_eq!(labels.remove_labels, ["e"]);
         let taints = request(Subject::Taints, &["a:NoSchedule", "b-", "c:NoSchedule-"]).unwrap();
-        assert_eq!((taints.set_taints, taints.remove_taints), (vec!["a".to_owned()], vec!["b".into(), "c".into()]));
+        assert_eq!(
+            (taints.set_taints, taints.remove_taints),
+            (vec!["a".to_owned()], vec!["b".into(), "c".into()])
+        );
     }
 
     #[test]

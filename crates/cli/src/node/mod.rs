@@ -42,7 +42,7 @@ Examples:
   muster node watch --region eu-north
   muster node watch -o json | jq 'select(.node.status == \"lost\")'
 
-Shows what registers, is lost, cordoned, put back or forgotten; what is free changes with the jobs, which
+Shows what registers, is lost, cordoned, put back, labelled, tainted or forgotten; what is free changes with the jobs, which
 `muster job watch` shows. Survives the loss of replicas: goes on exactly behind the last change that was printed.")]
     Watch {
         /// Only this region

@@ -48,7 +48,8 @@ pub fn check_overrides(
     let mut violations = Vec::new();
     let mut bound = |field: &str, what: &str, count: usize, max: usize| {
         if count > max {
-            let text = format!("{} would have {count} {what} of operators; at most {max} may be set", row.spec.name);
+            let text =
+                format!("{} would have {count} {what} of operators; at most {max} may be set", row.spec.name);
             violations.push(Violation::new(field, text));
         }
     };

@@ -213,7 +213,8 @@ impl Future {
             // Nodes that do not suit the gang any more, by labels or taints that an operator has set since, are as good
             // as gone.
             let policy = &state.policy().policy;
-            let suits = |node: &NodeId| state.node(*node).is_some_and(|row| fit::allows(&row.spec, spec, policy));
+            let suits =
+                |node: &NodeId| state.node(*node).is_some_and(|row| fit::allows(&row.spec, spec, policy));
             if !reservation.start.nodes.iter().all(|(node, _)| suits(node)) {
                 continue;
             }

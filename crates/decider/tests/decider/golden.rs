@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use muster_decider::{
-    BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder, OverridesOrder, RepairOrder,
-    Speculation, handle, schedule, settle_all, tick,
+    BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder, OverridesOrder,
+    RepairOrder, Speculation, handle, schedule, settle_all, tick,
 };
 use muster_journal::{Decision, FORMAT_MIN, RankUpdate, Round, StopCause, decode_round, encode_round};
 use muster_planner::Budget;
@@ -627,7 +627,8 @@ fn override_labels(run: &mut Run) {
         set_taints: [name("bring-up")].into(),
         ..NodeOverridesChange::default()
     };
-    let removed = NodeOverridesChange { remove_labels: [name("stage")].into(), ..NodeOverridesChange::default() };
+    let removed =
+        NodeOverridesChange { remove_labels: [name("stage")].into(), ..NodeOverridesChange::default() };
     for change in [set, removed] {
         let request = run.next_request();
         let order = OverridesOrder { request, by: by.clone(), node, change };

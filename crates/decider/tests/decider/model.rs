@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use muster_decider::{
-    BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder, OverridesOrder, RepairOrder,
-    Speculation, handle, schedule, settle_all, tick,
+    BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder, OverridesOrder,
+    RepairOrder, Speculation, handle, schedule, settle_all, tick,
 };
 use muster_journal::{FORMAT_MAX, FORMAT_MIN, RankUpdate, Round};
 use muster_planner::Budget;

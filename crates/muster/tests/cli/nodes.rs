@@ -27,7 +27,8 @@ fn labels_and_taints_are_set_taken_back_and_checked() {
         "{}",
         ran.err
     );
-    let ran = muster(&fake, &["node", "taint", "-l", "pool=eval", "bring-up:NoSchedule", "spot-", "--dry-run"]);
+    let ran =
+        muster(&fake, &["node", "taint", "-l", "pool=eval", "bring-up:NoSchedule", "spot-", "--dry-run"]);
     assert_eq!(ran.out, "NODE    TAINT     SET-BY\nhost-1  bring-up  operator\n", "{}", ran.err);
     assert!(ran.err.contains("nothing was changed"), "{}", ran.err);
     let json = muster(&fake, &["node", "label", "host-0", "zone=b", "--dry-run", "-o", "json"]);
@@ -35,9 +36,15 @@ fn labels_and_taints_are_set_taken_back_and_checked() {
     assert_eq!(answer["dryRun"], true, "{answer}");
     assert_eq!(answer["items"][0]["overrides"]["labels"]["zone"], "b", "{answer}");
     let asked = fake.book.lock().labelled.clone();
-    assert_eq!((asked[0].remove_labels.as_slice(), asked[0].validate_only), (&["stage".to_owned()][..], false));
+    assert_eq!(
+        (asked[0].remove_labels.as_slice(), asked[0].validate_only),
+        (&["stage".to_owned()][..], false)
+    );
     assert_eq!((asked[1].node.as_str(), asked[1].validate_only), ("host-1", true));
-    assert_eq!((&asked[1].set_taints, &asked[1].remove_taints), (&vec!["bring-up".into()], &vec!["spot".into()]));
+    assert_eq!(
+        (&asked[1].set_taints, &asked[1].remove_taints),
+        (&vec!["bring-up".into()], &vec!["spot".into()])
+    );
     assert_eq!(muster(&fake, &["node", "list", "-l", "pool in (eval)", "-o", "name"]).out, "host-1\n");
 
     // What was changed before a refusal is printed as well.
