@@ -124,6 +124,7 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.v1beta1.FleetService/SetHealthPolicy", Class::Call, ADMIN),
     rule("/muster.v1beta1.FleetService/SetNodeAdmission", Class::Call, ADMIN),
     rule("/muster.v1beta1.FleetService/SetNodeApproval", Class::Call, ADMIN),
+    rule("/muster.v1beta1.FleetService/SetNodeLabels", Class::Call, ADMIN),
     rule("/muster.v1beta1.FleetService/UncordonNode", Class::Call, ADMIN),
     rule("/muster.v1beta1.FleetService/WatchNodes", Class::Stream, USERS),
 
@@ -330,6 +331,7 @@ mod tests {
                 "SetHealthPolicy",
                 "SetNodeAdmission",
                 "SetNodeApproval",
+                "SetNodeLabels",
                 "SetPolicy",
                 "TransferLeadership",
                 "UncordonNode",

@@ -1,12 +1,14 @@
 //! `muster.v1beta1.FleetService`.
 
-use muster_decider::{Command, DrainOrder, RepairOrder, check_health_policy};
+use muster_decider::{
+    Command, DrainOrder, OverridesOrder, RepairOrder, check_health_policy, check_overrides,
+};
 use muster_engine::{Engine, Reading};
 use muster_state::{NodeRow, NodeStatus, RequestAnswer, State};
 use muster_types::{Consistency, LogIndex, Name, NodeId, Refusal, RefusalCode, RequestId, Violation};
 use muster_wire::convert::{
-    UNSAID_OF_LISTS, health_policy_from_proto, health_policy_to_proto, repair_from_proto, request_id,
-    stop_after_from_proto,
+    UNSAID_OF_LISTS, health_policy_from_proto, health_policy_to_proto, node_overrides_change_from_proto,
+    repair_from_proto, request_id, stop_after_from_proto,
 };
 use muster_wire::status::to_status;
 use muster_wire::time::log_time;
@@ -17,6 +19,7 @@ use muster_wire::v1::fleet_service_server::FleetService;
 use tonic::{Request, Response, Status};
 
 use crate::admission;
+use crate::controls::requester;
 use crate::forward::Router;
 use crate::read::{bad_page, cluster, freshness, invalid, page_size, written};
 use crate::render;
@@ -275,6 +278,42 @@ impl FleetService for Fleet {
         let onward = |channel| {
             let request = Router::onward(message.clone(), caller);
             async move { Ok(FleetServiceClient::new(channel).set_node_approval(request).await?.into_inner()) }
+        };
+        self.router.write(caller, local, onward).await.map(Response::new)
+    }
+
+    async fn set_node_labels(
+        &self,
+        request: Request<v1::SetNodeLabelsRequest>,
+    ) -> Result<Response<v1::SetNodeLabelsResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let change = node_overrides_change_from_proto(&message).map_err(invalid)?;
+        let id = match message.validate_only {
+            true => None,
+            false => Some(request_id("request_id", &message.request_id).map_err(|v| invalid(vec![v]))?),
+        };
+        let by = requester(&caller);
+        let engine = self.router.engine();
+        let local = || async {
+            let Some(request) = id else {
+                let view = engine.reading();
+                let node = find(&view, &message.node)?;
+                let overrides = check_overrides(&view, node, &change)?;
+                let would_be = |row: &NodeRow| row.overridden(&overrides, &by, view.log_time());
+                let node = view.node(node).map(|row| render::node(&view, node, &would_be(row)));
+                return Ok(v1::SetNodeLabelsResponse { node, freshness: Some(freshness(engine, &view)) });
+            };
+            let node = find(&engine.view(), &message.node)?;
+            let order = OverridesOrder { request, by: by.clone(), node, change: change.clone() };
+            let answer = engine.execute(Command::SetNodeOverrides(Box::new(order))).await?;
+            let view = engine.view();
+            let node = view.node(node).map(|row| render::node(&view, node, row));
+            Ok(v1::SetNodeLabelsResponse { node, freshness: written(engine, answer.at()) })
+        };
+        let onward = |channel| {
+            let request = Router::onward(message.clone(), caller);
+            async move { Ok(FleetServiceClient::new(channel).set_node_labels(request).await?.into_inner()) }
         };
         self.router.write(caller, local, onward).await.map(Response::new)
     }

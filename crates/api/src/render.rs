@@ -16,7 +16,7 @@ use muster_types::{
 use muster_wire::closed::number;
 use muster_wire::convert::{
     device_set_to_proto, exit_status_to_proto, fencing_token_to_proto, foreign_load_to_proto,
-    job_spec_to_proto, node_spec_to_proto, notice_to_proto, restriction_to_proto,
+    job_spec_to_proto, node_overrides_to_proto, node_spec_to_proto, notice_to_proto, restriction_to_proto,
 };
 use muster_wire::node_state::node_state;
 use muster_wire::time::{duration, log_time};
@@ -443,6 +443,10 @@ pub(crate) fn node_with(
         job_ids: gangs.map(|job| job.to_string()).collect(),
         restriction: restriction.map(restriction_message),
         foreign_load: foreign_load(restriction),
+        overrides: row
+            .overrides
+            .as_ref()
+            .map(|set| node_overrides_to_proto(&set.overrides, &set.by, set.set_at)),
     }
 }
 

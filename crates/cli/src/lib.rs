@@ -299,6 +299,8 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("why", "muster explain ID"),
     ("drain", "muster node drain NAME"),
     ("cordon", "muster node cordon NAME"),
+    ("label", "muster node label NAME KEY=VALUE"),
+    ("taint", "muster node taint NAME KEY:NoSchedule"),
 ];
 
 /// Ends a command line whose first word is no command, and says what it may mean.

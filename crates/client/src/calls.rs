@@ -368,6 +368,8 @@ impl Client {
         "cordon node", cordon_node: CordonNodeRequest -> CordonNodeResponse;
         /// Puts a cordoned node back into placement.
         "uncordon node", uncordon_node: UncordonNodeRequest -> UncordonNodeResponse;
+        /// Sets labels and taints of a node, or takes back what operators had set.
+        "set node labels", set_node_labels: SetNodeLabelsRequest -> SetNodeLabelsResponse;
         /// Empties a node.
         "drain node", drain_node: DrainNodeRequest -> DrainNodeResponse;
         /// Ends a drain.

@@ -53,6 +53,7 @@ pub use commands::controls::{
 pub use commands::handle::handle;
 pub use commands::health::check_policy as check_health_policy;
 pub use commands::modify::{JobVersion, ModifyOrder, check_modify};
+pub use commands::overrides::{OverridesOrder, check_overrides};
 pub use commands::policy::{check_policy, updated_policy};
 pub use commands::submit::{SUBMISSION_BYTES_MAX, check_submission, check_terms, with_default_limits};
 pub use commands::throttle::{ThrottleOrder, check_throttle};

@@ -672,6 +672,7 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::NodeDrainSet { .. }
         | Decision::NodeQuarantineSet { .. }
         | Decision::NodeRepairSet { .. }
+        | Decision::NodeOverridesSet { .. }
         | Decision::NodeLost { .. }
         | Decision::JobRequeued { .. }
         | Decision::PolicySet { .. }

@@ -13,8 +13,8 @@ use muster_types::policy::Policy;
 use muster_types::{
     Approval, ArrayId, ArraySpec, CertificateSerial, ClusterId, Control, DeviceSet, ExitStatus, FailureClass,
     FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex,
-    LogTime, Name, NodeAdmission, NodeId, NodeSpec, Parameters, QueueKey, ReplicaId, RequestId, Requester,
-    Revocation,
+    LogTime, Name, NodeAdmission, NodeId, NodeOverrides, NodeSpec, Parameters, QueueKey, ReplicaId,
+    RequestId, Requester, Revocation,
 };
 use serde::{Deserialize, Serialize};
 
@@ -639,6 +639,17 @@ pub enum Decision {
         /// From 1; none for no limit.
         throttle: Option<u32>,
     },
+    /// Input: an operator set labels or taints of a node, or took back what operators had set.
+    NodeOverridesSet {
+        /// By which request.
+        request: RequestKey,
+        /// Who asked.
+        by: Requester,
+        /// Which.
+        node: NodeId,
+        /// All that operators have set on it from now on.
+        overrides: Box<NodeOverrides>,
+    },
 }
 
 impl Decision {
@@ -703,6 +714,7 @@ impl Decision {
             Decision::ArrayMembersFailed { .. } => "array_members_failed",
             Decision::ArraysControlled { .. } => "arrays_controlled",
             Decision::ArrayThrottleSet { .. } => "array_throttle_set",
+            Decision::NodeOverridesSet { .. } => "node_overrides_set",
         }
     }
 }

@@ -152,6 +152,7 @@ impl ChangeSet {
             | Decision::NodeDrainSet { .. }
             | Decision::NodeQuarantineSet { .. }
             | Decision::NodeRepairSet { .. }
+            | Decision::NodeOverridesSet { .. }
             | Decision::NodeAdmissionSet { .. }
             | Decision::NodeApprovalSet { .. }
             | Decision::ForeignLoadSet { .. }
@@ -222,6 +223,7 @@ impl ChangeSet {
             | Decision::AttemptFailed { .. }
             | Decision::StragglerNoted { .. }
             | Decision::HealthPolicySet { .. }
+            | Decision::NodeOverridesSet { .. }
             | Decision::NodeAdmissionSet { .. }
             | Decision::NodeApprovalSet { .. }
             | Decision::CertificateRevoked { .. }

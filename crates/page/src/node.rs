@@ -180,6 +180,15 @@ fn about(node: &v1::Node, described: &v1::NodeDescription) -> Markup {
             @if !described.taints.is_empty() {
                 dt { "Taints" } dd { (described.taints.join(", ")) }
             }
+            @if let Some(set) = &node.overrides {
+                dt { "Set by operators" }
+                dd {
+                    @if !set.labels.is_empty() { (text::pairs(set.labels.iter())) }
+                    @if !set.taints.is_empty() { "Taints: " (set.taints.join(", ")) ". " }
+                    "Last changed " (text::moment_utc(set.change_time))
+                    @if !set.changed_by.is_empty() { " by " (text::of_people(&set.changed_by)) }
+                }
+            }
             @if let Some(load) = &node.foreign_load {
                 dt { "Held by others" }
                 dd { (load.devices.len()) " devices, " (show_scaled(load.cpu_milli, 3)) " CPUs" @if load.closed { ", closed" } }

@@ -15,6 +15,9 @@ use crate::awaited::awaited;
 use crate::sites::{self, KeyedPool};
 use crate::slices::{SliceVerdict, find_slices};
 
+/// Taints that a sentence names; a cluster may have any number.
+const TAINTS_NAMED: usize = 8;
+
 /// Verdict on a job that no state of the registered fleet could hold, and that asks for nothing else that the policy names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Never {
@@ -639,6 +642,16 @@ pub(crate) fn isolation_note(nodes: u32, lacking: &BTreeSet<Guarantee>) -> Strin
         1 => format!("; 1 node lacks isolation that policy requires ({})", list(lacking.iter())),
         _ => format!("; {nodes} nodes lack isolation that policy requires ({})", list(lacking.iter())),
     }
+}
+
+/// The end of a sentence about why a gang finds no place; empty where taints keep it from no node.
+pub(crate) fn taint_note(nodes: u32, taints: &BTreeSet<&Name>) -> String {
+    let have = match nodes {
+        0 => return String::new(),
+        1 => "1 node has".to_string(),
+        _ => format!("{nodes} nodes have"),
+    };
+    format!("; {have} a taint it does not tolerate ({})", list(taints.iter().take(TAINTS_NAMED)))
 }
 
 /// Hosts are large enough, but labels or taints keep the job from all of them.

@@ -17,6 +17,7 @@ use muster_types::{
 use crate::effect::Effect;
 use crate::free::{Free, Promised, Restricted};
 use crate::index::JobIndexKeys;
+use crate::overrides::said_again;
 use crate::restrict::repair;
 use crate::rows::{
     Charge, Charged, ClusterMeta, JobRow, NodeRow, NodeStatus, Phase, Placement, PromiseRow, RankState,
@@ -157,6 +158,9 @@ impl State {
                 self.remember_restriction(*request, *node);
                 self.change_restriction(*node, |row, now| repair(row, step, now))
             }
+            Decision::NodeOverridesSet { request, by, node, overrides } => {
+                self.fold_overrides(*request, by, *node, overrides)
+            }
             Decision::HealthPolicySet { request, policy } => self.fold_health_policy(*request, policy),
             Decision::NodeAdmissionSet { request, admission } => self.fold_admission(*request, admission),
             Decision::NodeApprovalSet { request, name, approval } => {
@@ -234,7 +238,7 @@ impl State {
         });
         changed.expect("it was there just now");
         let row = self.nodes.get(&id).expect("it was there just now");
-        // A description changes only while the node is not placeable (see `fold_registered`).
+        // The size in a description changes only while the node is not placeable (see `fold_registered`).
         match (was_placeable, row.is_placeable()) {
             (true, false) => self.indexes.remove_placeable(&row.spec),
             (false, true) => self.indexes.add_placeable(&row.spec),
@@ -348,7 +352,10 @@ impl State {
         let all = Free::all_of(&spec);
         let id = match self.node_named(&spec.name) {
             Some(id) => {
-                let old = self.nodes.get(&id).expect("a named node has a row").spec.clone();
+                let row = self.nodes.get(&id).expect("a named node has a row");
+                let old = row.spec.clone();
+                // What operators have set stays.
+                let (spec, overrides) = said_again(row, &spec);
                 // Out of the old place before into the new: the pool may be another.
                 self.change_node(id, true, |row| row.status = NodeStatus::Lost);
                 self.indexes.remove_shape(id, &old);
@@ -356,6 +363,7 @@ impl State {
                 self.change_node(id, true, |row| {
                     row.free = all;
                     row.spec = spec;
+                    row.overrides = overrides;
                     row.holder = holder;
                     row.incarnation += 1;
                     row.status = NodeStatus::Up;
@@ -378,6 +386,7 @@ impl State {
                     promised: Promised::default(),
                     changed_at: self.meta.log_time,
                     changed_index: self.meta.log_index,
+                    overrides: None,
                     restricted: Restricted::default(),
                     spec,
                 };

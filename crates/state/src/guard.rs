@@ -161,6 +161,9 @@ impl State {
                 self.check_restriction(*request, *node)?;
                 self.check_repair(*node, step, request.is_some())
             }
+            Decision::NodeOverridesSet { request, by, node, overrides } => {
+                self.check_overrides(*request, by, *node, overrides)
+            }
             Decision::NodeAdmissionSet { request, admission } => self.check_admission(*request, admission),
             Decision::NodeApprovalSet { request, name, approval } => {
                 self.check_approval(*request, name, approval.as_ref())
@@ -216,6 +219,7 @@ impl State {
 
     fn check_registration(&self, spec: &NodeSpec, holder: HolderId) -> Check {
         self.check_admitted(spec)?;
+        require(spec.is_within_agent_bounds(), GuardError::Limit)?;
         let Some(id) = self.node_named(&spec.name) else {
             // Ids are never given again, so that they run out in the end: after four thousand millions.
             let has_room = (self.nodes.len() as u64) < u64::from(limits::NODES_MAX);
@@ -228,7 +232,7 @@ impl State {
             NodeStatus::Lost => require(is_idle, GuardError::NodeNotCurrent),
             NodeStatus::Up => {
                 require(row.holder == holder, GuardError::NodeNotCurrent)?;
-                require(*row.spec != *spec, GuardError::NothingToDo)?;
+                require(**row.said() != *spec, GuardError::NothingToDo)?;
                 require(is_idle, GuardError::NodeNotCurrent)
             }
         }

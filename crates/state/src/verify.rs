@@ -33,6 +33,7 @@ impl State {
     pub(crate) fn verify_rows(&self) -> Result<(), BrokenInvariant> {
         self.verify_cluster()?;
         self.verify_restrictions()?;
+        self.verify_overrides()?;
         self.verify_leases()?;
         self.verify_jobs()?;
         self.verify_metadata()?;

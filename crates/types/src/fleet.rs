@@ -10,6 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::limits;
 use crate::name::{NAME_RULE, Name};
+use crate::node_overrides::NodeOverrides;
 use crate::reason::Violation;
 use crate::tpu::{Generation, PodPosition};
 
@@ -150,7 +151,7 @@ pub struct NodeDraft {
     pub pod: Option<PodPosition>,
 }
 
-/// A checked description of a host.
+/// A checked description of a host: as its agent says it, or with what operators have set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct NodeSpec(NodeDraft);
@@ -161,6 +162,10 @@ impl NodeDraft {
     /// # Errors
     /// Lists all violations, not just the first.
     pub fn check(self) -> Result<NodeSpec, Vec<Violation>> {
+        self.check_within(limits::NODE_LABELS_MAX, limits::NODE_TAINTS_MAX)
+    }
+
+    fn check_within(self, labels_max: usize, taints_max: usize) -> Result<NodeSpec, Vec<Violation>> {
         let mut found = Vec::new();
         let host_form = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b':' | b'_');
         if self.address.is_empty() || self.address.len() > 253 || !self.address.bytes().all(host_form) {
@@ -181,13 +186,8 @@ impl NodeDraft {
         if self.memory_bytes == 0 || self.memory_bytes > limits::MEMORY_BYTES_MAX {
             found.push(Violation::limit("memory_bytes", self.memory_bytes, 1, limits::MEMORY_BYTES_MAX));
         }
-        if self.labels.len() > limits::NODE_LABELS_MAX {
-            found.push(Violation::limit(
-                "labels",
-                self.labels.len() as u64,
-                0,
-                limits::NODE_LABELS_MAX as u64,
-            ));
+        if self.labels.len() > labels_max {
+            found.push(Violation::limit("labels", self.labels.len() as u64, 0, labels_max as u64));
         }
         for (key, value) in &self.labels {
             let max = limits::LABEL_BYTES_MAX;
@@ -195,9 +195,8 @@ impl NodeDraft {
                 found.push(Violation::new(format!("labels.{key}"), format!("must be at most {max} bytes")));
             }
         }
-        if self.taints.len() > limits::NODE_TAINTS_MAX {
-            let max = limits::NODE_TAINTS_MAX as u64;
-            found.push(Violation::limit("taints", self.taints.len() as u64, 0, max));
+        if self.taints.len() > taints_max {
+            found.push(Violation::limit("taints", self.taints.len() as u64, 0, taints_max as u64));
         }
         self.check_pod(&mut found);
         if found.is_empty() { Ok(NodeSpec(self)) } else { Err(found) }
@@ -231,6 +230,21 @@ impl NodeSpec {
     pub fn device_count(&self) -> u16 {
         self.accelerators.as_ref().map_or(0, |a| a.count)
     }
+
+    /// The host with what operators have set: their labels in place of those with the same keys, and their taints too.
+    #[must_use]
+    pub fn overridden_by(&self, overrides: &NodeOverrides) -> NodeSpec {
+        let mut draft = self.0.clone();
+        draft.labels.extend(overrides.labels.iter().map(|(key, value)| (key.clone(), value.clone())));
+        draft.taints.extend(overrides.taints.iter().cloned());
+        NodeSpec(draft)
+    }
+
+    /// Whether it has no more labels and taints than an agent may say; one that operators have added to may have more.
+    #[must_use]
+    pub fn is_within_agent_bounds(&self) -> bool {
+        self.labels.len() <= limits::NODE_LABELS_MAX && self.taints.len() <= limits::NODE_TAINTS_MAX
+    }
 }
 
 impl Deref for NodeSpec {
@@ -244,7 +258,10 @@ impl Deref for NodeSpec {
 impl<'de> Deserialize<'de> for NodeSpec {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let draft = NodeDraft::deserialize(deserializer)?;
-        draft.check().map_err(|found| {
+        // The state keeps descriptions with what operators have set.
+        let labels_max = limits::NODE_LABELS_MAX + limits::NODE_OVERRIDE_LABELS_MAX;
+        let taints_max = limits::NODE_TAINTS_MAX + limits::NODE_OVERRIDE_TAINTS_MAX;
+        draft.check_within(labels_max, taints_max).map_err(|found| {
             let first = found.first().map(ToString::to_string).unwrap_or_default();
             serde::de::Error::custom(first)
         })

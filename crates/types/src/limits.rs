@@ -44,8 +44,10 @@ pub const HOST_DEVICES_MAX: u16 = 64;
 pub const CPU_MILLI_MAX: u64 = 4_096_000;
 /// Bytes of memory of one host or worker: 64 TiB.
 pub const MEMORY_BYTES_MAX: u64 = 64 << 40;
-/// Labels of one node.
+/// Labels that an agent says of its node.
 pub const NODE_LABELS_MAX: usize = 64;
+/// Labels that operators have set on one node, apart from those of its agent.
+pub const NODE_OVERRIDE_LABELS_MAX: usize = 64;
 /// Bytes of a label's value.
 pub const LABEL_BYTES_MAX: usize = 256;
 /// Labels of one job.
@@ -72,8 +74,10 @@ pub const APPROVALS_MAX: usize = 65_536;
 pub const REVOCATIONS_MAX: usize = 16_384;
 /// Bytes of the name in a revoked certificate, as it is remembered.
 pub const REVOCATION_TEXT_BYTES_MAX: usize = 192;
-/// Taints of one node, and tolerations of one job.
+/// Taints that an agent says of its node, and tolerations of one job.
 pub const NODE_TAINTS_MAX: usize = 32;
+/// Taints that operators have set on one node, apart from those of its agent.
+pub const NODE_OVERRIDE_TAINTS_MAX: usize = 16;
 /// Values of one label that a job accepts.
 pub const SELECTOR_VALUES_MAX: usize = 32;
 /// Accelerator types that one worker accepts.

@@ -348,6 +348,21 @@ async fn wrong_fleet_calls(endpoint: &str) {
     }
     let request = v1::CordonNodeRequest { request_id: "x".to_owned(), node: "h1".to_owned() };
     assert_refused(fleet.cordon_node(request).await, InvalidField, "request_id");
+    let labels = |key: &str, value: &str| v1::SetNodeLabelsRequest {
+        request_id: request_id(),
+        node: "h1".to_owned(),
+        set_labels: [(key.to_owned(), value.to_owned())].into(),
+        ..Default::default()
+    };
+    for key in ["", "A", "a/b", "ü", "a\nb", &"a".repeat(100_000)] {
+        assert_refused(fleet.set_node_labels(labels(key, "x")).await, InvalidField, "set_labels");
+    }
+    let control = fleet.set_node_labels(labels("pool", "a\u{1b}[31m")).await;
+    assert_refused(control, InvalidField, "set_labels.pool");
+    let reserved = fleet.set_node_labels(labels("gpu.model", "x")).await;
+    assert_refused(reserved, InvalidField, "set_labels.gpu.model");
+    let nobody = v1::SetNodeLabelsRequest { node: "nobody".to_owned(), ..labels("pool", "x") };
+    assert_refused(fleet.set_node_labels(nobody).await, NodeNotFound, "");
     let request = v1::ForgetNodeRequest { request_id: "x".to_owned(), node: "h1".to_owned() };
     assert_refused(fleet.forget_node(request).await, InvalidField, "request_id");
     let mut probes =

@@ -345,3 +345,76 @@ async fn a_node_is_forgotten_once_however_often_that_is_asked() {
     let cordon = v1::CordonNodeRequest { request_id: forget(1, "").request_id, node: "h2".into() };
     assert_eq!(reason(fleet.cordon_node(cordon).await.unwrap_err()), Some(RefusalCode::NodeNotFound));
 }
+
+#[tokio::test]
+async fn labels_and_taints_that_operators_set_are_answered_checked_and_refused() {
+    let served = TestServer::start().await;
+    let (_send, _session) = served.agent().await;
+    let mut fleet = FleetServiceClient::new(served.channel.clone());
+    let base = |n: u32| v1::SetNodeLabelsRequest {
+        request_id: format!("00000000-0000-4000-9400-{n:012}"),
+        node: "h1".into(),
+        ..Default::default()
+    };
+    let pool = |value: &str| -> std::collections::HashMap<String, String> {
+        [("pool".to_owned(), value.to_owned())].into()
+    };
+    let set = v1::SetNodeLabelsRequest {
+        set_labels: pool("research"),
+        set_taints: vec!["bring-up".into()],
+        ..base(1)
+    };
+    let check = v1::SetNodeLabelsRequest { validate_only: true, request_id: String::new(), ..set.clone() };
+    let would_be = fleet.set_node_labels(check).await.unwrap().into_inner().node.unwrap();
+    let before = fleet.get_node(v1::GetNodeRequest { node: "h1".into(), read: None }).await.unwrap();
+    assert_eq!(before.into_inner().node.unwrap().overrides, None, "a check changes nothing");
+    let after = fleet.set_node_labels(set.clone()).await.unwrap().into_inner().node.unwrap();
+    let shown = |node: &v1::Node| {
+        let described = node.description.clone().unwrap_or_default();
+        let overrides = node.overrides.clone().unwrap_or_default();
+        (described.labels.get("pool").cloned(), described.taints, overrides.labels, overrides.taints)
+    };
+    assert_eq!(shown(&would_be), shown(&after));
+    assert_eq!(shown(&after).0.as_deref(), Some("research"));
+    assert_eq!(shown(&after).3, ["bring-up"]);
+
+    let reason = |answer: Status| Refused::from_status(&answer).code;
+    let many = (0..65).map(|n| (format!("k{n}"), String::new())).collect();
+    let reserved = [("isolation.user".to_owned(), "own".to_owned())].into();
+    for (request, expected) in [
+        (
+            v1::SetNodeLabelsRequest { node: "h9".into(), set_labels: pool("a"), ..base(2) },
+            RefusalCode::NodeNotFound,
+        ),
+        (base(3), RefusalCode::InvalidField),
+        (v1::SetNodeLabelsRequest { set_labels: many, ..base(4) }, RefusalCode::InvalidField),
+        (v1::SetNodeLabelsRequest { set_labels: reserved, ..base(5) }, RefusalCode::InvalidField),
+        (
+            v1::SetNodeLabelsRequest { set_labels: pool(&"x".repeat(257)), ..base(6) },
+            RefusalCode::InvalidField,
+        ),
+        (v1::SetNodeLabelsRequest { set_taints: vec!["NO".into()], ..base(7) }, RefusalCode::InvalidField),
+        (
+            v1::SetNodeLabelsRequest { remove_labels: vec!["a b".into()], ..base(8) },
+            RefusalCode::InvalidField,
+        ),
+        (v1::SetNodeLabelsRequest { set_taints: vec!["t".into(); 17], ..base(9) }, RefusalCode::InvalidField),
+        (
+            v1::SetNodeLabelsRequest { request_id: "x".into(), set_labels: pool("a"), ..base(10) },
+            RefusalCode::InvalidField,
+        ),
+        (v1::SetNodeLabelsRequest { set_labels: pool("other"), ..base(1) }, RefusalCode::RequestIdReused),
+    ] {
+        let refused = fleet.set_node_labels(request).await.unwrap_err();
+        assert_eq!(reason(refused), Some(expected));
+    }
+    let repeated = fleet.set_node_labels(set).await.unwrap().into_inner().node.unwrap();
+    assert_eq!(shown(&repeated), shown(&after), "what was refused has changed nothing");
+    let remove = v1::SetNodeLabelsRequest {
+        remove_labels: vec!["pool".into()],
+        remove_taints: vec!["bring-up".into(), "unknown".into()],
+        ..base(11)
+    };
+    let removed = fleet.set_node_labels(remove).await.unwrap().into_inner().node.unwrap();
+    assert_eq!(removed.overrides, None);
+}

@@ -462,11 +462,21 @@ fn fleet() -> Vec<Stored> {
         "release-node" "FleetService/ReleaseNode" ReleaseNodeRequest
     ));
     let drain = v1::DrainNodeRequest { request_id: request_id(), node: node(), stop_after };
+    let set_labels = v1::SetNodeLabelsRequest {
+        request_id: request_id(),
+        node: node(),
+        set_labels: [("pool".to_owned(), "research".to_owned())].into(),
+        remove_labels: vec!["stage".to_owned()],
+        set_taints: vec!["bring-up".to_owned()],
+        remove_taints: vec!["spot".to_owned()],
+        validate_only: false,
+    };
     let after = v1::GetNodeAdmissionRequest { after: "host-1".to_owned(), page_size: 20 };
     let watch = v1::WatchNodesRequest { resume_token: String::new(), region: "eu".to_owned() };
     all.extend([
         stored("drain", "FleetService/DrainNode", drain),
         stored("quarantine", "FleetService/QuarantineNode", quarantine),
+        stored("set-labels", "FleetService/SetNodeLabels", set_labels),
         stored("begin-repair", "FleetService/BeginNodeRepair", repair),
         stored("finish-repair", "FleetService/FinishNodeRepair", repaired),
         stored("list-nodes", "FleetService/ListNodes", list),

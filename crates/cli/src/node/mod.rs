@@ -2,16 +2,19 @@
 
 mod admission;
 mod health;
+mod labels;
 
 use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCompleter;
 use muster_client::{Client, NodeItem};
 use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items, Position, one_line};
+use muster_types::LabelSelector;
 use muster_wire::v1;
 use serde::Serialize;
 
 use self::admission::AdmissionCommand;
 use self::health::HealthCommand;
+use self::labels::LabelCommand;
 use crate::complete;
 use crate::job::follow::{Next, next_until, say_restarted};
 use crate::reading::ReadArgs;
@@ -39,7 +42,7 @@ Examples:
   muster node watch --region eu-north
   muster node watch -o json | jq 'select(.node.status == \"lost\")'
 
-Shows what registers, is lost, cordoned, put back or forgotten; what is free changes with the jobs, which
+Shows what registers, is lost, cordoned, put back, labelled, tainted or forgotten; what is free changes with the jobs, which
 `muster job watch` shows. Survives the loss of replicas: goes on exactly behind the last change that was printed.")]
     Watch {
         /// Only this region
@@ -64,6 +67,8 @@ Shows what registers, is lost, cordoned, put back or forgotten; what is free cha
     #[command(flatten)]
     Health(HealthCommand),
     #[command(flatten)]
+    Labels(LabelCommand),
+    #[command(flatten)]
     Admission(AdmissionCommand),
     /// Drop lost nodes that will not come back; their names may be given to new hosts
     #[command(after_help = "\
@@ -84,11 +89,18 @@ Refused while the node's session stands. A node that comes back all the same reg
 
 /// Options of `muster node list`.
 #[derive(Args)]
-#[command(after_help = "Examples:\n  muster node list\n  muster node list --region eu-north -o wide")]
+#[command(after_help = "\
+Examples:
+  muster node list
+  muster node list --region eu-north -o wide
+  muster node list -l pool=research -o name")]
 pub struct ListArgs {
     /// Only this region
     #[arg(long, value_name = "REGION")]
     region: Option<String>,
+    /// Only nodes whose labels match: pool=research, zone in (a,b), !spot; several by commas
+    #[arg(short = 'l', long, value_name = "SELECTOR", value_parser = labels::selector)]
+    selector: Option<LabelSelector>,
     /// At most this number [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     limit: Option<u32>,
@@ -105,6 +117,7 @@ pub async fn run(global: &Global, console: &Console, command: NodeCommand) -> Re
         NodeCommand::Uncordon { nodes } => cordon(&global.client().await?, console, nodes, false).await,
         NodeCommand::Admission(command) => admission::run(global, console, command).await,
         NodeCommand::Health(command) => health::run(global, console, command).await,
+        NodeCommand::Labels(command) => labels::run(global, console, command).await,
         NodeCommand::Forget { nodes, dry_run } => {
             forget(&global.client().await?, console, nodes, dry_run).await
         }
@@ -197,8 +210,10 @@ fn print_forgotten(console: &Console, log_index: Option<u64>, ids: Vec<String>) 
 
 async fn list(client: &Client, console: &Console, args: ListArgs) -> Result<Exit, Failure> {
     let limit = args.limit.map_or(usize::MAX, |limit| limit as usize);
+    // Of those that are listed, a selector takes some.
+    let page_size = if args.selector.is_some() { PAGE_SIZE } else { args.limit.unwrap_or(PAGE_SIZE) };
     let mut request = v1::ListNodesRequest {
-        page_size: args.limit.unwrap_or(PAGE_SIZE).min(PAGE_SIZE),
+        page_size: page_size.min(PAGE_SIZE),
         region: args.region.unwrap_or_default(),
         ..Default::default()
     };
@@ -208,7 +223,10 @@ async fn list(client: &Client, console: &Console, args: ListArgs) -> Result<Exit
         let page = client.list_nodes(request.clone()).await?;
         freshness = freshness.or(page.freshness);
         let remaining = limit - nodes.len();
-        nodes.extend(page.nodes.into_iter().take(remaining).map(view::Node::from));
+        let is_selected = |node: &v1::Node| {
+            args.selector.as_ref().is_none_or(|selector| labels::is_selected(selector, node))
+        };
+        nodes.extend(page.nodes.into_iter().filter(is_selected).take(remaining).map(view::Node::from));
         let over = page.next_page_token.is_empty() || page.next_page_token == request.page_token;
         if over || nodes.len() >= limit {
             break;
@@ -227,8 +245,10 @@ async fn show(client: &Client, console: &Console, node: String, read: &ReadArgs)
         Format::Json | Format::Yaml => console.object(&Document::new("Node", answer.freshness, node))?,
         Format::Name => console.line(&node.name)?,
         Format::Table | Format::Wide | Format::Html => {
-            let job_ids = node.job_ids.clone();
-            console.table(&table(&[node], true))?;
+            let node = [node];
+            console.table(&table(&node, true))?;
+            labels::show(console, &node[0])?;
+            let [view::Node { job_ids, .. }] = node;
             if !job_ids.is_empty() {
                 console.line("")?;
                 let mut grid = Grid::new(vec!["JOBS HERE"]);
@@ -374,6 +394,7 @@ fn table(nodes: &[view::Node], wide: bool) -> Grid {
             "INCARNATION",
             "ID",
             "ADDRESS",
+            "SET-BY-OPERATORS",
         ]);
     }
     header.push("JOBS");
@@ -397,6 +418,7 @@ fn table(nodes: &[view::Node], wide: bool) -> Grid {
             cells.push(node.incarnation.to_string());
             cells.push(node.id.clone());
             cells.push(node.address.clone());
+            cells.push(labels::in_short(node));
         }
         cells.push(node.job_ids.len().to_string());
         grid.row(cells);

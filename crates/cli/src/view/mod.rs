@@ -263,6 +263,24 @@ pub struct Node {
     /// Absent when nobody else holds anything there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub foreign_load: Option<ForeignLoad>,
+    /// Absent when operators have set no labels and taints there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub overrides: Option<NodeOverrides>,
+}
+
+/// Labels and taints that operators have set on a node; `labels` and `taints` of the node have them already.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeOverrides {
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub taints: Vec<String>,
+    /// Who changed them last; empty when nobody knows.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub changed_by: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub change_time: Option<String>,
 }
 
 /// What others than Muster hold of a node, where another scheduler gives it out too.
@@ -744,6 +762,12 @@ impl From<v1::Node> for Node {
                 devices: load.devices.len(),
                 cpu_milli: load.cpu_milli,
                 memory_bytes: load.memory_bytes,
+            }),
+            overrides: node.overrides.map(|set| NodeOverrides {
+                labels: set.labels.into_iter().collect(),
+                taints: set.taints,
+                changed_by: set.changed_by,
+                change_time: moment(set.change_time),
             }),
         }
     }

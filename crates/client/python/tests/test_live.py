@@ -133,6 +133,14 @@ def test_nodes_are_taken_out_and_put_back(cluster: Cluster) -> None:
         assert not client.cancel_node_drain("h1").is_draining
         assert client.quarantine_node("h1", reason="a test").is_quarantined
         assert not client.release_node("h1").is_quarantined
+        checked = client.set_node_labels("h1", labels={"pool": "research"}, validate_only=True)
+        assert checked.operator_labels == {"pool": "research"} and client.node("h1").operator_labels == {}
+        labelled = client.set_node_labels("h1", labels={"pool": "research"}, taints={"bring-up": True})
+        assert labelled.labels["pool"] == "research" and labelled.operator_taints == ["bring-up"]
+        plain = client.set_node_labels("h1", labels={"pool": None}, taints={"bring-up": False})
+        assert "pool" not in plain.labels and plain.taints == []
+        with pytest.raises(muster.Refused):
+            client.set_node_labels("h1", labels={"isolation.user": "own"})
         # What happened since the token, by another watch.
         seen = []
         for item in client.watch_nodes(resume_token=token, timeout=PATIENCE):

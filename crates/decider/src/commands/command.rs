@@ -14,6 +14,7 @@ use muster_types::{
 
 use crate::commands::controls::{ControlOrder, JobSelection};
 use crate::commands::modify::ModifyOrder;
+use crate::commands::overrides::OverridesOrder;
 use crate::commands::throttle::ThrottleOrder;
 use crate::rules::requested::JobPath;
 
@@ -165,6 +166,8 @@ pub enum Command {
         /// The version it is meant to replace; none replaces whatever there is.
         expected_version: Option<LogIndex>,
     },
+    /// Set labels or taints of a node, or take back what operators have set.
+    SetNodeOverrides(Box<OverridesOrder>),
     /// Say which nodes are admitted.
     SetNodeAdmission {
         /// The client's name for it.

@@ -6,7 +6,8 @@ use muster_types::{Refusal, RefusalCode};
 use crate::commands::answer::Answer;
 use crate::commands::command::Command;
 use crate::commands::{
-    admission, cluster, controls, health, jobs, modify, network, node, policy, restrictions, submit,
+    admission, cluster, controls, health, jobs, modify, network, node, overrides, policy, restrictions,
+    submit,
 };
 use crate::speculation::Speculation;
 
@@ -60,6 +61,7 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         Command::SetHealthPolicy { request, policy, expected_version } => {
             health::set_policy(speculation, *request, policy, *expected_version)
         }
+        Command::SetNodeOverrides(order) => overrides::set(speculation, order),
         Command::SetNodeAdmission { request, admission, expected_version } => {
             admission::set(speculation, *request, admission, *expected_version)
         }

@@ -38,7 +38,9 @@ pub(super) fn register(
         // What policy requires must not be taken for there because it was there once.
         let policy = &state.policy().policy;
         let loses_isolation = policy.lacking_isolation(spec).any(|guarantee| guarantee.is_of(&row.spec));
-        let is_same = *row.spec == *spec || (is_busy && differ_in_facts(&row.spec, spec) && !loses_isolation);
+        // What operators have set is no part of what the agent says.
+        let said = row.said();
+        let is_same = **said == *spec || (is_busy && differ_in_facts(said, spec) && !loses_isolation);
         if row.holder == holder && is_same {
             admission::check_standing(speculation, spec)?;
             // The same session goes on: nothing has changed but at whom it is.

@@ -19,7 +19,7 @@ use alloc::vec::Vec;
 use muster_planner::{Budget, CapacityTimeline, Hold, Holds, Plan, Start, Terms};
 use muster_policy::{expected_end, headroom, overdue_since};
 use muster_state::quota::QuotaUsage;
-use muster_state::{Forecast, GangClass, JobRow, State};
+use muster_state::{Forecast, GangClass, JobRow, State, fit};
 use muster_types::{AcceleratorRequest, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, PriorityTier};
 
 use crate::rules::planned::planned_spec;
@@ -237,6 +237,14 @@ impl Future {
             let job = reservation.job;
             let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
             if !row.is_in_line() || row.cancel_requested || is_at_limit(state, job) {
+                continue;
+            }
+            // Nodes that do not suit the gang any more, by labels or taints that an operator has set since, are as good
+            // as gone.
+            let policy = &state.policy().policy;
+            let suits =
+                |node: &NodeId| state.node(*node).is_some_and(|row| fit::allows(&row.spec, spec, policy));
+            if !reservation.start.nodes.iter().all(|(node, _)| suits(node)) {
                 continue;
             }
             let place = reservation.place.clone();

@@ -97,7 +97,8 @@ impl Searches {
             | Decision::ForeignLoadSet { node, .. }
             | Decision::NodeDrainSet { node, .. }
             | Decision::NodeQuarantineSet { node, .. }
-            | Decision::NodeRepairSet { node, .. } => self.change(*node),
+            | Decision::NodeRepairSet { node, .. }
+            | Decision::NodeOverridesSet { node, .. } => self.change(*node),
             // What they held was reported host by host; their quota was not.
             Decision::JobFinished { .. } | Decision::JobRequeued { .. } => {
                 if state.has_quotas() {

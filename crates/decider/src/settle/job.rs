@@ -5,7 +5,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use muster_journal::{Decision, Outcome, StopCause};
-use muster_state::{DependencyState, Free, JobRow, Phase, Placement, PromiseRow, RankState, State};
+use muster_state::{DependencyState, Free, JobRow, Phase, Placement, PromiseRow, RankState, State, fit};
 use muster_types::{ArrayId, JobId, LogTime, NodeId};
 
 use crate::round::ROUND_BYTES_SOFT;
@@ -186,8 +186,8 @@ fn after_promise(state: &State, job: JobId, promise: &PromiseRow, now: LogTime) 
         let is_usable = node.restricted.unusable.is_disjoint(slot.devices);
         // Policy may have taken the copy of its checkpoints away since it was promised.
         let is_usable = is_usable && state.reads_checkpoints_in(job, &node.spec.region);
-        // Or require isolation of workers that the node lacks.
-        let is_usable = is_usable && policy.lacking_isolation(&node.spec).next().is_none();
+        // Or require isolation of workers that the node lacks; or an operator may have set other labels or taints.
+        let is_usable = is_usable && fit::allows(&node.spec, spec, policy);
         let is_usable = is_usable && !windows::is_closed(policy, &spec.tenant, &node.spec, now);
         if !node.is_placeable() || node.incarnation != slot.incarnation || !is_usable {
             return Some(Decision::PromiseDropped { job });

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use muster_decider::{
-    BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder, RepairOrder, Speculation,
-    ThrottleOrder, handle, schedule, settle_all, tick,
+    BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder, OverridesOrder,
+    RepairOrder, Speculation, ThrottleOrder, handle, schedule, settle_all, tick,
 };
 use muster_journal::{Decision, FORMAT_MIN, RankUpdate, Round, StopCause, decode_round, encode_round};
 use muster_planner::Budget;
@@ -21,7 +21,7 @@ use muster_types::{
     AdmissionMode, AdmissionRule, Approval, ArrayId, ArraySpec, CertificateSerial, CheckpointRules, Control,
     Dependency, DependencyRule, DependencyScope, DeviceSet, ExitStatus, FailureClass, FieldChange,
     JobContract, JobId, JobMetadata, LaunchForm, LogIndex, LogTime, NodeAdmission, NodeBounds, NodeId,
-    NoticeRules, Preflight, PriorityTier, Requester, RetryRules, Revocation, Submission,
+    NodeOverridesChange, NoticeRules, Preflight, PriorityTier, Requester, RetryRules, Revocation, Submission,
 };
 
 use crate::support::{
@@ -263,6 +263,7 @@ fn scenario() -> Vec<Round> {
     attempts(&mut run);
     restrict(&mut run);
     slow_network(&mut run);
+    override_labels(&mut run);
     admit(&mut run);
     resume(&mut run);
     label(&mut run);
@@ -617,6 +618,32 @@ fn restrict(run: &mut Run) {
     let request = run.next_request();
     let order = RepairOrder::Begin { action: None, devices: DeviceSet::EMPTY, deadline_ms: Some(1_000) };
     handle(&mut run.speculation, &Command::SetRepair { request, node, order }).unwrap();
+    run.end_round(10);
+}
+
+/// Operators set labels and taints of a node and take some back; what is left stays when its agent registers again.
+fn override_labels(run: &mut Run) {
+    let spec = node_spec("labelled", "eu", "c8", None);
+    run.register(spec.clone(), 50);
+    let node = run.speculation.state().node_named(&name("labelled")).unwrap();
+    let by = Requester { name: "admin/ada".into(), is_operator: true };
+    let set = NodeOverridesChange {
+        set_labels: [(name("pool"), "research".to_owned()), (name("stage"), "new".to_owned())].into(),
+        set_taints: [name("bring-up")].into(),
+        ..NodeOverridesChange::default()
+    };
+    let removed =
+        NodeOverridesChange { remove_labels: [name("stage")].into(), ..NodeOverridesChange::default() };
+    for change in [set, removed] {
+        let request = run.next_request();
+        let order = OverridesOrder { request, by: by.clone(), node, change };
+        handle(&mut run.speculation, &Command::SetNodeOverrides(Box::new(order))).unwrap();
+    }
+    run.end_round(10);
+    handle(&mut run.speculation, &Command::SessionOver { node, incarnation: 1 }).unwrap();
+    run.register(spec, 50);
+    let row = run.speculation.state().node(node).unwrap();
+    assert_eq!((row.spec.labels.len(), row.spec.taints.len()), (1, 1), "they stay");
     run.end_round(10);
 }
 

@@ -19,7 +19,7 @@ use muster_types::job::ArrayMember;
 use muster_types::policy::{Guarantee, PolicyDraft};
 use muster_types::{
     ArrayId, ArraySpec, ClusterId, Control, DeviceSet, ExitStatus, FencingToken, FieldChange, JobId,
-    JobMetadata, LogIndex, LogTime, NodeId, Parameters, PriorityTier, Requester, limits,
+    JobMetadata, LogIndex, LogTime, NodeId, NodeOverrides, Parameters, PriorityTier, Requester, limits,
 };
 
 use crate::support::{
@@ -68,6 +68,14 @@ fn scene() -> Scene {
 
 fn key(n: u128) -> RequestKey {
     RequestKey { id: request(n), fingerprint: 1 }
+}
+
+/// Somebody sets labels with these keys on a node.
+fn overridden(n: u128, node: u32, by: &str, keys: &[&str]) -> Decision {
+    let labels = keys.iter().map(|key| (name(key), "x".to_owned())).collect();
+    let overrides = Box::new(NodeOverrides { labels, ..NodeOverrides::default() });
+    let by = Requester { name: by.to_owned(), is_operator: true };
+    Decision::NodeOverridesSet { request: key(n), by, node: NodeId(node), overrides }
 }
 
 fn slot(node: u32, devices: u64) -> WorkerSlot {
@@ -218,6 +226,14 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
         (E::NodeNotCurrent, Decision::NodeRegistered { spec: busy.check().unwrap(), holder: holder(1) }),
         (E::RequestRepeated, Decision::NodeCordonSet { request: key(1), node: NodeId(0), cordoned: true }),
         (E::NodeUnknown, Decision::NodeCordonSet { request: key(99), node: NodeId(9), cordoned: true }),
+        (E::RequestRepeated, overridden(1, 0, "", &["pool"])),
+        (E::NodeUnknown, overridden(99, 9, "", &["pool"])),
+        (E::Limit, overridden(99, 0, "", &["isolation.user"])),
+        (E::Limit, overridden(99, 0, &"x".repeat(limits::CREATOR_BYTES_MAX + 1), &["pool"])),
+        (E::Limit, {
+            let keys: Vec<String> = (0..=limits::NODE_OVERRIDE_LABELS_MAX).map(|n| format!("k{n}")).collect();
+            overridden(99, 0, "", &keys.iter().map(String::as_str).collect::<Vec<_>>())
+        }),
         (
             E::NodeUnknown,
             Decision::NodeLost { node: NodeId(9), incarnation: 1, cause: NodeLostCause::LeaseExpired },

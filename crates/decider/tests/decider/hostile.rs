@@ -13,8 +13,8 @@ use muster_types::policy::{PolicyDraft, TenantPolicy, TenantRights};
 use muster_types::{
     ArrayId, ArraySpec, ClusterId, Control, Dependency, DependencyRule, DependencyScope, DeviceSet,
     ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, IndexRange, JobContract, JobId,
-    JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, QueueKey, ReplicaId,
-    Requester, limits,
+    JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeId, NodeOverrides, Parameters, PriorityTier, QueueKey,
+    ReplicaId, Requester, limits,
 };
 
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::support::{
 const SEEDS: u64 = 16;
 const STEPS: u64 = 900;
 /// Decisions that are tried here.
-const VARIANTS: usize = 37;
+const VARIANTS: usize = 38;
 
 #[test]
 fn whatever_is_accepted_keeps_every_invariant() {
@@ -124,6 +124,7 @@ fn variant(decision: &Decision) -> usize {
         "array_released",
         "array_members_failed",
         "arrays_controlled",
+        "node_overrides_set",
     ];
     names.iter().position(|n| *n == decision.name()).expect("a known variant")
 }
@@ -438,6 +439,18 @@ fn restriction(random: &mut Random, state: &State, node: NodeId, key: RequestKey
             let since = state.log_time();
             let drain = Drain { since, deadline: None, cause: DrainCause::Operator };
             Decision::NodeDrainSet { request, node, drain: random.once_in(2).then_some(drain) }
+        }
+        2 if random.once_in(2) => {
+            let prefix = if random.once_in(4) { "gpu." } else { "" };
+            let keys = |count: u64| (0..count).filter_map(move |n| Name::new(&format!("{prefix}k{n}")));
+            // Most jobs tolerate no taint, and most records are to be about jobs that can be placed.
+            let taints = if random.once_in(6) { random.below(20) } else { 0 };
+            let overrides = NodeOverrides {
+                labels: keys(random.below(80)).map(|key| (key, "x".to_owned())).collect(),
+                taints: keys(taints).collect(),
+            };
+            let by = Requester::default();
+            Decision::NodeOverridesSet { request: key, by, node, overrides: Box::new(overrides) }
         }
         2 => {
             let reason = "x".repeat(random.below(2 * limits::DETAIL_BYTES_MAX as u64) as usize);

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use muster_decider::{
-    BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder, RepairOrder, Speculation,
-    handle, schedule, settle_all, tick,
+    BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder, OverridesOrder,
+    RepairOrder, Speculation, handle, schedule, settle_all, tick,
 };
 use muster_journal::{FORMAT_MAX, FORMAT_MIN, RankUpdate, Round};
 use muster_planner::Budget;
@@ -16,8 +16,8 @@ use muster_types::policy::{Order, PolicyDraft, Quota, TenantPolicy, Window, Wind
 use muster_types::{
     AcceleratorChoice, ArrayId, ArraySpec, Control, Dependency, DependencyRule, DependencyScope,
     DeviceAmount, DeviceSet, ExitStatus, FailureClass, FieldChange, JobContract, JobDraft, JobId,
-    JobMetadata, JobSpec, Level, LogTime, NodeId, NodeSpec, PriorityTier, Requester, Spread, Submission,
-    TaskGroup,
+    JobMetadata, JobSpec, Level, LogTime, NodeId, NodeOverridesChange, NodeSpec, PriorityTier, RequestId,
+    Requester, Spread, Submission, TaskGroup,
 };
 
 use crate::random::Random;
@@ -548,7 +548,12 @@ impl Model {
         let Some(node) = promised.or_else(|| self.any_node()) else { return };
         let request = self.request();
         let cordoned = promised.is_some() || self.random.once_in(2);
-        let _ = handle(&mut self.speculation, &Command::SetCordon { request, node, cordoned });
+        // A taint keeps jobs away as a cordon does, and ends what was promised there.
+        let command = match self.random.once_in(3) {
+            true => tainted(request, node, cordoned),
+            false => Command::SetCordon { request, node, cordoned },
+        };
+        let _ = handle(&mut self.speculation, &command);
     }
 
     /// Health, drains, quarantine and repairs of nodes; the format is raised on the way, now and then.
@@ -691,6 +696,22 @@ impl Model {
                 let command = Command::SetQuarantine { request, node, reason: None };
                 let _ = handle(&mut self.speculation, &command);
             }
+            let nodes = self.speculation.state().nodes().iter();
+            let set = nodes.filter(|(_, row)| row.overrides.is_some()).map(|(node, _)| *node);
+            for node in set.collect::<Vec<NodeId>>() {
+                let request = self.request();
+                let _ = handle(&mut self.speculation, &tainted(request, node, false));
+            }
         }
     }
+}
+
+/// An operator sets a taint that no job tolerates, or takes it back.
+fn tainted(request: RequestId, node: NodeId, is_set: bool) -> Command {
+    let key = [name("set-aside")].into();
+    let change = match is_set {
+        true => NodeOverridesChange { set_taints: key, ..NodeOverridesChange::default() },
+        false => NodeOverridesChange { remove_taints: key, ..NodeOverridesChange::default() },
+    };
+    Command::SetNodeOverrides(Box::new(OverridesOrder { request, by: Requester::default(), node, change }))
 }

@@ -164,6 +164,10 @@ impl World {
                 let request = self.request(rest);
                 self.carry_out(&Command::SetCordon { request, node, cordoned: *verb == "cordon" })
             }
+            "label" | "taint" => {
+                let command = self.overrides(verb, rest);
+                self.carry_out(&command)
+            }
             "health" => {
                 let command = self.health(rest);
                 self.carry_out(&command)

@@ -99,7 +99,9 @@ impl Event {
             Change::Job { row, .. } => row.placement.as_ref().map_or(0, |placement| placement.slots.len()),
             Change::Node { row, restriction, gangs, before, .. } => {
                 let restriction = restriction.as_ref().map_or(0, |row| restriction_weight(row));
+                let overrides = row.overrides.as_ref().map_or(0, |set| description_weight(&set.said));
                 restriction
+                    + overrides
                     + description_weight(&row.spec)
                     + before.as_ref().map_or(0, |spec| description_weight(spec))
                     + gangs.len()

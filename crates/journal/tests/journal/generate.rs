@@ -21,9 +21,9 @@ use muster_types::{
     ArraySpec, CertificateSerial, CheckpointRules, ClusterId, Control, Dependency, DependencyRule,
     DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange,
     ForeignLoad, HolderId, IndexRange, JobContract, JobDraft, JobId, JobMetadata, JobSpec, LaunchForm, Level,
-    LogIndex, LogTime, Name, NodeAdmission, NodeBounds, NodeDraft, NodeId, NodeSpec, NoticeRules, Parameters,
-    Preflight, PriorityTier, QueueKey, ReplicaId, RequestId, Requester, RetryRules, Revocation, Spread,
-    TaskGroup, TopologyRule, WorkerRequest, limits,
+    LogIndex, LogTime, Name, NodeAdmission, NodeBounds, NodeDraft, NodeId, NodeOverrides, NodeSpec,
+    NoticeRules, Parameters, Preflight, PriorityTier, QueueKey, ReplicaId, RequestId, Requester, RetryRules,
+    Revocation, Spread, TaskGroup, TopologyRule, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -565,7 +565,20 @@ fn restrictions() -> impl Strategy<Value = Decision> {
             step
         }),
         request().prop_map(|request| Decision::HealthPolicySet { request, policy: Box::default() }),
+        overrides(),
     ]
+}
+
+fn overrides() -> impl Strategy<Value = Decision> {
+    let by = ("[a-z/]{0,9}", any::<bool>()).prop_map(|(name, is_operator)| Requester { name, is_operator });
+    let set = (btree_map(name(), "[ -~é]{0,20}", 0..4), vec(name(), 0..4));
+    let set = set.prop_map(|(labels, taints)| NodeOverrides { labels, taints: taints.into_iter().collect() });
+    (request(), by, any::<u32>(), set).prop_map(|(request, by, node, overrides)| Decision::NodeOverridesSet {
+        request,
+        by,
+        node: NodeId(node),
+        overrides: Box::new(overrides),
+    })
 }
 
 pub fn decision() -> impl Strategy<Value = Decision> {

@@ -1,6 +1,7 @@
 //! A small cluster: it checks and remembers jobs, and plays every watched job to its end.
 
 pub mod arrays;
+mod nodes;
 mod policies;
 
 use parking_lot::Mutex;
@@ -14,6 +15,7 @@ use muster_wire::shared::Shared;
 use muster_wire::status::to_status;
 use muster_wire::time::{duration, span_ms, timestamp};
 use muster_wire::{admin, convert, v1};
+use nodes::node;
 use tokio::runtime::Runtime;
 use tonic::{Request, Response, Status};
 use v1::JobPhase;
@@ -48,6 +50,7 @@ pub struct Book {
     pub cordoned: Vec<String>,
     pub restricted: Vec<String>,
     pub forgotten: Vec<String>,
+    pub labelled: Vec<v1::SetNodeLabelsRequest>,
     pub logs: Vec<v1::ReadLogsRequest>,
     /// How many jobs one call cancels; none for all that are found.
     pub cancelled_at_once: Option<usize>,
@@ -603,27 +606,6 @@ fn explanation(workers: u32) -> v1::Explanation {
     }
 }
 
-fn node(name: &str, cordoned: bool) -> v1::Node {
-    v1::Node {
-        id: "node-1".into(),
-        description: Some(v1::NodeDescription {
-            name: name.into(),
-            region: "eu-north".into(),
-            cluster: "a".into(),
-            accelerators: Some(v1::Accelerators { r#type: "h100".into(), count: 8 }),
-            cpu_milli: 64_000,
-            memory_bytes: 512 << 30,
-            ..Default::default()
-        }),
-        status: v1::NodeStatus::Up.into(),
-        cordoned,
-        restriction: None,
-        free_devices: 6,
-        job_ids: vec!["job-1".into()],
-        ..Default::default()
-    }
-}
-
 #[tonic::async_trait]
 impl FleetService for Service {
     async fn list_pending_nodes(
@@ -743,6 +725,15 @@ impl FleetService for Service {
         });
         use futures::StreamExt as _;
         Ok(Response::new(Box::pin(futures::stream::iter(messages).chain(futures::stream::pending()))))
+    }
+
+    async fn set_node_labels(
+        &self,
+        request: Request<v1::SetNodeLabelsRequest>,
+    ) -> Result<Response<v1::SetNodeLabelsResponse>, Status> {
+        let request = request.into_inner();
+        self.book.lock().labelled.push(request.clone());
+        nodes::labelled(request).map(Response::new)
     }
 
     async fn cordon_node(

@@ -18,6 +18,52 @@ fn nodes() {
 }
 
 #[test]
+fn labels_and_taints_are_set_taken_back_and_checked() {
+    let fake = Fake::start();
+    let ran = muster(&fake, &["node", "label", "host-0", "zone=b", "stage-"]);
+    assert_eq!(
+        ran.out,
+        "NODE    LABEL  VALUE  SET-BY\nhost-0  pool   train  agent\nhost-0  zone   b      operator\n",
+        "{}",
+        ran.err
+    );
+    let ran =
+        muster(&fake, &["node", "taint", "-l", "pool=eval", "bring-up:NoSchedule", "spot-", "--dry-run"]);
+    assert_eq!(ran.out, "NODE    TAINT     SET-BY\nhost-1  bring-up  operator\n", "{}", ran.err);
+    assert!(ran.err.contains("nothing was changed"), "{}", ran.err);
+    let json = muster(&fake, &["node", "label", "host-0", "zone=b", "--dry-run", "-o", "json"]);
+    let answer: serde_json::Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!(answer["dryRun"], true, "{answer}");
+    assert_eq!(answer["items"][0]["overrides"]["labels"]["zone"], "b", "{answer}");
+    let asked = fake.book.lock().labelled.clone();
+    assert_eq!(
+        (asked[0].remove_labels.as_slice(), asked[0].validate_only),
+        (&["stage".to_owned()][..], false)
+    );
+    assert_eq!((asked[1].node.as_str(), asked[1].validate_only), ("host-1", true));
+    assert_eq!(
+        (&asked[1].set_taints, &asked[1].remove_taints),
+        (&vec!["bring-up".into()], &vec!["spot".into()])
+    );
+    assert_eq!(muster(&fake, &["node", "list", "-l", "pool in (eval)", "-o", "name"]).out, "host-1\n");
+
+    // What was changed before a refusal is printed as well.
+    let ran = muster(&fake, &["node", "label", "host-0", "host-7", "zone=c"]);
+    assert!(ran.code == 3 && ran.out.contains("zone") && ran.err.contains("NODE_NOT_FOUND"), "{}", ran.err);
+    for bad in [
+        &["node", "label", "host-0"][..],
+        &["node", "label", "zone=b"],
+        &["node", "label", "host-0", "-l", "pool=eval", "zone=b"],
+        &["node", "label", "-l", "pool=", "zone=b", "zone=c"],
+        &["node", "taint", "host-0", "spot:NoExecute"],
+        &["node", "taint", "host-0", "spot=yes:NoSchedule"],
+        &["node", "list", "-l", "pool in"],
+    ] {
+        assert_eq!(muster(&fake, bad).code, 2, "{bad:?}");
+    }
+}
+
+#[test]
 fn nodes_are_drained_quarantined_and_repaired() {
     let fake = Fake::start();
     let ran = muster(&fake, &["node", "drain", "host-0", "--deadline", "30m"]);

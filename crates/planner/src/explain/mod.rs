@@ -13,7 +13,7 @@ use muster_types::JobSpec;
 use muster_types::policy::PlacementWeights;
 
 use crate::Budget;
-use crate::ever::isolation_note;
+use crate::ever::{isolation_note, taint_note};
 use crate::gang::plans_by_site;
 use crate::sites::{self, Site};
 use crate::terms::Terms;
@@ -110,9 +110,11 @@ pub fn explain(
     }
 }
 
-/// What isolation keeps the gang from, over all clusters.
+/// What isolation and taints keep the gang from, over all clusters.
 fn note_of(clusters: &[ClusterReport]) -> String {
     let nodes = clusters.iter().map(|report| report.nodes.not_isolated).sum();
     let lacking = clusters.iter().flat_map(|report| report.lacking_isolation.iter().copied()).collect();
-    isolation_note(nodes, &lacking)
+    let tainted = clusters.iter().map(|report| report.nodes.tainted).sum();
+    let taints = clusters.iter().flat_map(|report| &report.taints).collect();
+    format!("{}{}", isolation_note(nodes, &lacking), taint_note(tainted, &taints))
 }

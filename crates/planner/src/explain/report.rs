@@ -53,6 +53,8 @@ pub struct ClusterReport {
     pub nodes: NodeCounts,
     /// What some of its nodes lack of the isolation that policy requires.
     pub lacking_isolation: BTreeSet<Guarantee>,
+    /// Taints of its nodes that the job does not tolerate and that keep it from them.
+    pub taints: BTreeSet<Name>,
     /// Idle devices of the types used, on nodes that are up and not cordoned.
     pub free_devices: u64,
     /// Devices of those types, free or not, up or not.
@@ -94,6 +96,7 @@ type DomainKey<'a> = (Option<&'a Name>, Option<&'a Name>, Option<NodeId>);
 pub(super) struct Counting<'a> {
     nodes: NodeCounts,
     lacking_isolation: BTreeSet<Guarantee>,
+    taints: BTreeSet<Name>,
     reserved_devices: u64,
     workers_that_fit: u32,
     /// Workers of the first group, by domain of the rule: on empty registered nodes, on empty placeable
@@ -123,6 +126,7 @@ impl<'a> Counting<'a> {
         let mut counting = Counting {
             nodes: NodeCounts::default(),
             lacking_isolation: BTreeSet::new(),
+            taints: BTreeSet::new(),
             reserved_devices: 0,
             workers_that_fit: 0,
             domains: BTreeMap::new(),
@@ -188,6 +192,7 @@ impl<'a> Counting<'a> {
             kind: key.kind.clone(),
             nodes: self.nodes,
             lacking_isolation: self.lacking_isolation,
+            taints: self.taints,
             free_devices: site.idle_devices,
             total_devices: site.used_pools().map(|(_, pool)| pool.total_devices).sum(),
             reserved_devices: self.reserved_devices,
@@ -293,6 +298,8 @@ fn count_node(
     let place = if !labelled {
         &mut counts.wrong_labels
     } else if !tolerated {
+        let taints = row.spec.taints.iter().filter(|taint| !spec.tolerations.contains(*taint));
+        counting.taints.extend(taints.cloned());
         &mut counts.tainted
     } else if !isolated {
         &mut counts.not_isolated

@@ -698,6 +698,13 @@ impl Indexes {
         self.pools.insert(key, pool);
     }
 
+    /// Counts a node that may have other taints than before; the rest of what its pool counts is the same.
+    pub(crate) fn change_taints(&mut self, before: &NodeSpec, after: &NodeSpec) {
+        let pool = self.pools.get_mut(&PoolKey::of(before)).expect("a registered node's pool exists");
+        pool.tainted -= u32::from(!before.taints.is_empty());
+        pool.tainted += u32::from(!after.taints.is_empty());
+    }
+
     /// The inverse of `add_shape`; an empty pool goes.
     pub(crate) fn remove_shape(&mut self, id: NodeId, spec: &NodeSpec) {
         let key = PoolKey::of(spec);

@@ -17,7 +17,7 @@ use muster_types::health::{Drain, HealthPolicy, NodeHealth, Quarantine, Repair};
 use muster_types::policy::Policy;
 use muster_types::{
     ClusterId, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, JobSpec, LogIndex, LogTime, Name,
-    NodeId, NodeSpec, Parameters,
+    NodeId, NodeOverrides, NodeSpec, Parameters, Requester,
 };
 use serde::{Deserialize, Serialize};
 
@@ -64,7 +64,7 @@ pub enum NodeStatus {
 /// A node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeRow {
-    /// What its agent said of it.
+    /// What its agent said of it, with what operators have set. Everything about placement goes by this.
     pub spec: Arc<NodeSpec>,
     /// Who holds it.
     pub holder: HolderId,
@@ -82,10 +82,25 @@ pub struct NodeRow {
     pub changed_at: LogTime,
     /// Record of the last change of status or cordon.
     pub changed_index: LogIndex,
+    /// What operators have set; none where they have set nothing. Every change of it comes with a new `spec`.
+    pub overrides: Option<Arc<NodeOverridesRow>>,
     /// What the node's row of restrictions comes to. Derived from that row, so that it is neither written nor
     /// hashed; kept here because every question about capacity begins with the node.
     #[serde(skip)]
     pub restricted: Restricted,
+}
+
+/// Labels and taints that operators have set on a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeOverridesRow {
+    /// All of them; never empty.
+    pub overrides: NodeOverrides,
+    /// Who changed them last.
+    pub by: Requester,
+    /// When they were changed last.
+    pub set_at: LogTime,
+    /// What the node's agent said of it, without them.
+    pub said: Arc<NodeSpec>,
 }
 
 /// Why less, or nothing, is placed on a node than it could hold. A node without any has no row.
@@ -141,7 +156,7 @@ pub struct HealthPolicyRow {
     pub policy: Arc<HealthPolicy>,
 }
 
-/// The hash of a node's description, which is most of its row and hardly ever changes.
+/// The hash of a node's description and of what operators have set, which is most of its row and hardly ever changes.
 #[derive(Clone, Debug)]
 pub struct NodeFacts {
     spec: Arc<NodeSpec>,
@@ -150,7 +165,7 @@ pub struct NodeFacts {
 
 impl Derived<NodeId, NodeRow> for NodeFacts {
     fn of(row: &NodeRow) -> NodeFacts {
-        NodeFacts { spec: Arc::clone(&row.spec), hash: hash(&row.spec) }
+        NodeFacts { spec: Arc::clone(&row.spec), hash: hash(&(&row.spec, &row.overrides)) }
     }
 
     fn refresh(&mut self, row: &NodeRow) {
@@ -170,6 +185,7 @@ impl Derived<NodeId, NodeRow> for NodeFacts {
             promised,
             changed_at,
             changed_index,
+            overrides: _,
             restricted: _,
         } = row;
         let session = (holder, incarnation, status, cordoned);
@@ -182,6 +198,24 @@ impl NodeRow {
     #[must_use]
     pub fn is_placeable(&self) -> bool {
         self.status == NodeStatus::Up && !self.cordoned && !self.restricted.blocked
+    }
+
+    /// What its agent said of it, without what operators have set.
+    #[must_use]
+    pub fn said(&self) -> &Arc<NodeSpec> {
+        self.overrides.as_ref().map_or(&self.spec, |row| &row.said)
+    }
+
+    /// The node once operators have set this in place of all that they had set before.
+    #[must_use]
+    pub fn overridden(&self, overrides: &NodeOverrides, by: &Requester, set_at: LogTime) -> NodeRow {
+        let said = Arc::clone(self.said());
+        if overrides.is_empty() {
+            return NodeRow { spec: said, overrides: None, ..self.clone() };
+        }
+        let spec = Arc::new(said.overridden_by(overrides));
+        let set = NodeOverridesRow { overrides: overrides.clone(), by: by.clone(), set_at, said };
+        NodeRow { spec, overrides: Some(Arc::new(set)), ..self.clone() }
     }
 
     /// Whether a worker is on it, or is promised a place there.

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use muster_types::tpu::PodPosition;
 use muster_types::{
-    ExitStatus, FencingToken, ForeignLoad, JobId, Name, NodeDraft, NodeSpec, Violation, fleet::checked_name,
-    limits,
+    ExitStatus, FencingToken, ForeignLoad, JobId, LogTime, Name, NodeDraft, NodeOverrides,
+    NodeOverridesChange, NodeSpec, Requester, Violation, fleet::checked_name, limits,
 };
 
 use super::id::job_id;
@@ -15,6 +15,7 @@ use super::value::{
 };
 use super::{Found, below};
 use crate::agent::worker_state::Subject;
+use crate::time::log_time;
 use crate::{agent, v1};
 
 /// The host an agent describes. `at` is the path of the message, for example `register.node`.
@@ -127,6 +128,64 @@ pub fn node_spec_to_proto(spec: &NodeSpec) -> v1::NodeDescription {
             cube: pod.cube.into(),
             at: pod.at.iter().map(|place| (*place).into()).collect(),
         }),
+    }
+}
+
+/// What is to change about the labels and taints that operators have set on a node.
+///
+/// # Errors
+/// Lists every field that breaks a rule, up to [`VIOLATIONS_MAX`](super::VIOLATIONS_MAX).
+pub fn node_overrides_change_from_proto(
+    message: &v1::SetNodeLabelsRequest,
+) -> Result<NodeOverridesChange, Vec<Violation>> {
+    let mut found = Found::default();
+    let (labels_max, taints_max) = (limits::NODE_OVERRIDE_LABELS_MAX, limits::NODE_OVERRIDE_TAINTS_MAX);
+    let mut set_labels = BTreeMap::new();
+    if message.set_labels.len() > labels_max {
+        let count = message.set_labels.len() as u64;
+        found.push(Violation::limit("set_labels", count, 0, labels_max as u64));
+    } else {
+        // In the order of the keys, so that a refusal reads the same every time.
+        let sorted: BTreeMap<&String, &String> = message.set_labels.iter().collect();
+        for (key, value) in sorted {
+            if let Some(key) = found.take(checked_name("set_labels", key)) {
+                set_labels.insert(key, value.clone());
+            }
+        }
+    }
+    let change = NodeOverridesChange {
+        set_labels,
+        remove_labels: keys("remove_labels", &message.remove_labels, labels_max, &mut found),
+        set_taints: keys("set_taints", &message.set_taints, taints_max, &mut found),
+        remove_taints: keys("remove_taints", &message.remove_taints, taints_max, &mut found),
+    };
+    if found.is_empty() {
+        found.extend(change.violations());
+    }
+    if found.is_empty() { Ok(change) } else { Err(found.into_violations()) }
+}
+
+fn keys(field: &str, texts: &[String], max: usize, found: &mut Found) -> BTreeSet<Name> {
+    if texts.len() > max {
+        found.push(Violation::limit(field, texts.len() as u64, 0, max as u64));
+        return BTreeSet::new();
+    }
+    let checked = texts.iter().enumerate().map(|(n, text)| checked_name(&format!("{field}[{n}]"), text));
+    checked.filter_map(|result| found.take(result)).collect()
+}
+
+/// What operators have set on a node, who changed it last, and when.
+#[must_use]
+pub fn node_overrides_to_proto(
+    overrides: &NodeOverrides,
+    by: &Requester,
+    set_at: LogTime,
+) -> v1::NodeOverrides {
+    v1::NodeOverrides {
+        labels: overrides.labels.iter().map(|(key, value)| (key.to_string(), value.clone())).collect(),
+        taints: overrides.taints.iter().map(Name::to_string).collect(),
+        changed_by: by.name.clone(),
+        change_time: log_time(set_at),
     }
 }
 

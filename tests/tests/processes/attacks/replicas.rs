@@ -391,6 +391,13 @@ async fn delete(town: &Town, attacks: &mut Table, victim: &str) {
                 reason: "an attack".to_owned(),
             };
             note("its trust", refused(fleet.quarantine_node(quarantine).await));
+            let labels = v1::SetNodeLabelsRequest {
+                request_id: request_id(),
+                node: node(),
+                set_taints: vec!["stolen".to_owned()],
+                ..Default::default()
+            };
+            note("its labels", refused(fleet.set_node_labels(labels).await));
             let rejected = Some(v1::set_node_approval_request::Approval::Reject(v1::RejectNode {}));
             let reject =
                 v1::SetNodeApprovalRequest { request_id: request_id(), name: node(), approval: rejected };

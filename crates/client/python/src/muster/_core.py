@@ -702,6 +702,24 @@ class Core(Generic[JobT]):
         more = {} if stop_after is None else {"stop_after": duration(milliseconds(stop_after))}
         return self.change_node("DrainNode", name, request_id, timeout, **more)
 
+    def set_node_labels(
+        self,
+        name: str,
+        labels: Mapping[str, str | None],
+        taints: Mapping[str, bool],
+        validate_only: bool,
+        request_id: str | None,
+        timeout: Seconds | None,
+    ) -> Call[Node]:
+        more = {
+            "set_labels": {key: value for key, value in labels.items() if value is not None},
+            "remove_labels": [key for key, value in labels.items() if value is None],
+            "set_taints": [key for key, is_set in taints.items() if is_set],
+            "remove_taints": [key for key, is_set in taints.items() if not is_set],
+            "validate_only": validate_only,
+        }
+        return self.change_node("SetNodeLabels", name, request_id, timeout, **more)
+
     def tenants(self, read: Read | None, timeout: Seconds | None) -> Call[Page[Tenant]]:
         request = tenant_pb2.ListTenantsRequest(page_size=_PAGE, read=self.reading(read))
         what = ("list tenants", _QUEUES + "ListTenants", tenant_pb2.ListTenantsResponse)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, AsyncGenerator, AsyncIterator, Generic, Iterable, Sequence, TypeVar
+from typing import Any, AsyncGenerator, AsyncIterator, Generic, Iterable, Mapping, Sequence, TypeVar
 
 import grpc
 import grpc.aio
@@ -276,6 +276,23 @@ class Client:
     ) -> Node:
         """Keeps a node away from work; what runs there goes on."""
         return await self._run(self._core.change_node("QuarantineNode", name, request_id, timeout, reason=reason))
+
+    async def set_node_labels(
+        self,
+        name: str,
+        *,
+        labels: Mapping[str, str | None] | None = None,
+        taints: Mapping[str, bool] | None = None,
+        validate_only: bool = False,
+        request_id: str | None = None,
+        timeout: Seconds | None = None,
+    ) -> Node:
+        """Sets labels and taints of a node; None and False take back what operators had set.
+
+        With ``validate_only`` nothing changes, and the answer is the node as it would be.
+        """
+        call = self._core.set_node_labels(name, labels or {}, taints or {}, validate_only, request_id, timeout)
+        return await self._run(call)
 
     async def tenants(self, *, read: Read | None = None, timeout: Seconds | None = None) -> AsyncIterator[Tenant]:
         """What each tenant has waiting, holds and has used; by name."""

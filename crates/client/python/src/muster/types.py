@@ -386,6 +386,21 @@ class Node:
         return dict(self._message.description.labels)
 
     @property
+    def taints(self) -> list[str]:
+        """Only jobs that tolerate every one of these are placed here."""
+        return list(self._message.description.taints)
+
+    @property
+    def operator_labels(self) -> dict[str, str]:
+        """Those of its labels that operators have set; the others are its agent's."""
+        return dict(self._message.overrides.labels)
+
+    @property
+    def operator_taints(self) -> list[str]:
+        """Taints that operators have set, in addition to its agent's."""
+        return list(self._message.overrides.taints)
+
+    @property
     def status(self) -> Literal["up", "lost", "unknown"]:
         """Whether its session stands."""
         return _STATUSES.get(self._message.status, "unknown")

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use muster_decider::{Answer, Command, handle};
+use muster_decider::{Answer, Command, OverridesOrder, handle};
 use muster_journal::RankUpdate;
 use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
 use muster_types::policy::Guarantee;
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, ArraySpec, DependencyRule, DeviceAmount, DeviceSet,
-    ExitStatus, FailureClass, ForeignLoad, JobContract, JobMetadata, NodeId, PriorityTier, SIZES_VARIABLE,
-    Submission, TaskGroup,
+    ExitStatus, FailureClass, ForeignLoad, JobContract, JobMetadata, NodeId, NodeOverridesChange,
+    PriorityTier, Requester, SIZES_VARIABLE, Submission, TaskGroup,
 };
 
 use super::{World, duration_ms};
@@ -29,6 +29,11 @@ impl World {
             let guarantee = Guarantee::parse(guarantee).expect("a guarantee");
             draft.labels.insert(name(guarantee.label()), "own".to_owned());
         }
+        for label in words.iter().filter_map(|word| word.strip_prefix("label=")) {
+            let (key, value) = label.split_once(':').expect("label=KEY:VALUE");
+            draft.labels.insert(name(key), value.to_owned());
+        }
+        draft.taints = words.iter().filter_map(|word| word.strip_prefix("taint=")).map(name).collect();
         let who = self.number(words, "holder=").map_or(1, |text| text.parse().unwrap());
         Command::Register {
             spec: draft.check().expect("a node"),
@@ -54,6 +59,13 @@ impl World {
         }
         if let Some(regions) = self.number(words, "regions=") {
             draft.regions = regions.split(',').map(name).collect();
+        }
+        for label in words.iter().filter_map(|word| word.strip_prefix("select=")) {
+            let (key, values) = label.split_once(':').expect("select=KEY:VALUE,VALUE");
+            draft.node_selector.insert(name(key), values.split(',').map(str::to_owned).collect());
+        }
+        if let Some(taints) = self.number(words, "tolerates=") {
+            draft.tolerations = taints.split(',').map(name).collect();
         }
         if let Some(retries) = self.number(words, "retries=") {
             draft.failure_retries_max = retries.parse().unwrap();
@@ -135,6 +147,23 @@ impl World {
             }
         }
         self.finish(answer.map(Some))
+    }
+
+    /// `label NODE KEY=VALUE KEY-` and `taint NODE KEY KEY-`, with `request=N`.
+    pub(super) fn overrides(&mut self, verb: &str, words: &[&str]) -> Command {
+        let node = self.node_id(words[0]);
+        let request = self.request(words);
+        let mut change = NodeOverridesChange::default();
+        for word in words[1..].iter().filter(|word| !word.starts_with("request=")) {
+            match (word.strip_suffix('-'), word.split_once('=')) {
+                (Some(key), _) if verb == "label" => _ = change.remove_labels.insert(name(key)),
+                (Some(key), _) => _ = change.remove_taints.insert(name(key)),
+                (None, Some((key, value))) => _ = change.set_labels.insert(name(key), value.to_owned()),
+                (None, None) => _ = change.set_taints.insert(name(word)),
+            }
+        }
+        let by = Requester { name: "admin/ada".to_owned(), is_operator: true };
+        Command::SetNodeOverrides(Box::new(OverridesOrder { request, by, node, change }))
     }
 
     /// `health NODE boot=N xid-79@0 slowdown@2 monitor-hung maintenance=+20m reset=3 repair=done`.

@@ -178,6 +178,13 @@ impl World {
             Decision::NodeRepairSet { node, step, .. } => {
                 format!(" {} {}", self.node_label(*node), step.name())
             }
+            Decision::NodeOverridesSet { node, overrides, .. } => {
+                let labels = overrides.labels.iter().map(|(key, value)| format!(" {key}={value}"));
+                let taints = overrides.taints.iter().map(|key| format!(" {key}:NoSchedule"));
+                let set: String = labels.chain(taints).collect();
+                let set = if set.is_empty() { " nothing" } else { set.as_str() };
+                format!(" {} operators set{set}", self.node_label(*node))
+            }
             Decision::HealthPolicySet { .. } => String::new(),
             Decision::TurnsChanged { bursts } => {
                 bursts.iter().map(|(group, _)| format!(" {}", self.label(*group))).collect()
