@@ -28,6 +28,7 @@ pub mod lease;
 pub mod limits;
 pub mod metadata;
 pub mod name;
+pub mod node_requirements;
 pub mod policy;
 pub mod probe;
 pub mod quantity;
@@ -59,6 +60,7 @@ pub use job::{
 pub use lease::{ExitStatus, FencingToken, Parameters};
 pub use metadata::JobMetadata;
 pub use name::{NAME_RULE, Name};
+pub use node_requirements::{LabelTest, NodeExpression, NodeRequirements};
 pub use queue::QueueKey;
 pub use read::{Consistency, PastPoint, ReadFrom};
 pub use reason::{Refusal, RefusalCode, Violation};
