@@ -298,13 +298,9 @@ impl<'a, 'b> Attempt<'a, 'b> {
             && !self.windows.iter().any(|window| window.scope.covers(&row.spec))
     }
 
-    /// Whether a node has the labels that the job selects.
-    pub(crate) fn has_labels(&self, row: &NodeRow) -> bool {
-        let has = |label: &Name| row.spec.labels.get(label);
-        self.spec
-            .node_selector
-            .iter()
-            .all(|(label, values)| has(label).is_some_and(|own| values.contains(own)))
+    /// Whether a node has the labels and the name that the job selects.
+    pub(crate) fn is_selected(&self, row: &NodeRow) -> bool {
+        fit::selects(&row.spec, self.spec)
     }
 
     /// Whether the job tolerates the taints of a node.

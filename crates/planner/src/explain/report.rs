@@ -1,6 +1,7 @@
 //! What keeps a gang from the nodes of each cluster, counted.
 
 use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use muster_state::{NodeRow, NodeStatus, PoolKey, State};
 use muster_types::policy::Guarantee;
@@ -10,6 +11,7 @@ use crate::Budget;
 use crate::ever::{NodeFilter, holds_somewhere, workers_on_empty};
 use crate::fill::{Attempt, Scope};
 use crate::score::Score;
+use crate::selection::Condition;
 use crate::sites::Site;
 use crate::terms::Terms;
 
@@ -22,7 +24,7 @@ pub struct NodeCounts {
     pub not_up: u32,
     /// Taken out of placement by an operator.
     pub cordoned: u32,
-    /// Without the labels that the job selects.
+    /// Without the labels or the names that the job selects.
     pub wrong_labels: u32,
     /// With a taint that the job does not tolerate.
     pub tainted: u32,
@@ -53,6 +55,9 @@ pub struct ClusterReport {
     pub nodes: NodeCounts,
     /// What some of its nodes lack of the isolation that policy requires.
     pub lacking_isolation: BTreeSet<Guarantee>,
+    /// Conditions on labels and names of nodes that the job has, each with the number of registered nodes that do not meet
+    /// it. A node may miss several.
+    pub unmet: Vec<(String, u32)>,
     /// Idle devices of the types used, on nodes that are up and not cordoned.
     pub free_devices: u64,
     /// Devices of those types, free or not, up or not.
@@ -94,6 +99,8 @@ type DomainKey<'a> = (Option<&'a Name>, Option<&'a Name>, Option<NodeId>);
 pub(super) struct Counting<'a> {
     nodes: NodeCounts,
     lacking_isolation: BTreeSet<Guarantee>,
+    /// What the job asks of labels and names of nodes, and how many nodes do not meet it.
+    unmet: Vec<(Condition<'a>, u32)>,
     reserved_devices: u64,
     workers_that_fit: u32,
     /// Workers of the first group, by domain of the rule: on empty registered nodes, on empty placeable
@@ -115,7 +122,7 @@ fn is_counted_by_node(spec: &JobSpec) -> bool {
 impl<'a> Counting<'a> {
     pub(super) fn new(
         state: &'a State,
-        spec: &JobSpec,
+        spec: &'a JobSpec,
         terms: &Terms<'_>,
         site: &Site<'_>,
         budget: &mut Budget,
@@ -123,6 +130,7 @@ impl<'a> Counting<'a> {
         let mut counting = Counting {
             nodes: NodeCounts::default(),
             lacking_isolation: BTreeSet::new(),
+            unmet: Condition::all(spec).into_iter().map(|condition| (condition, 0)).collect(),
             reserved_devices: 0,
             workers_that_fit: 0,
             domains: BTreeMap::new(),
@@ -188,6 +196,7 @@ impl<'a> Counting<'a> {
             kind: key.kind.clone(),
             nodes: self.nodes,
             lacking_isolation: self.lacking_isolation,
+            unmet: self.unmet.into_iter().map(|(condition, nodes)| (condition.to_string(), nodes)).collect(),
             free_devices: site.idle_devices,
             total_devices: site.used_pools().map(|(_, pool)| pool.total_devices).sum(),
             reserved_devices: self.reserved_devices,
@@ -255,12 +264,15 @@ fn count_node(
     counts.registered += 1;
     let needs_devices = spec.groups.iter().any(|group| group.request.accelerators.is_some());
     let concerned = |group: &&muster_types::TaskGroup| !needs_devices || group.request.accelerators.is_some();
-    let labelled = attempt.has_labels(row);
+    let selected = attempt.is_selected(row);
+    for (condition, nodes) in &mut counting.unmet {
+        *nodes += u32::from(!condition.is_met(&row.spec));
+    }
     let tolerated = attempt.is_tolerated(row);
     let isolated = attempt.is_isolated(row);
     counting.lacking_isolation.extend(attempt.terms.policy.lacking_isolation(&row.spec));
     let groups = || spec.groups.iter().filter(concerned);
-    if labelled && tolerated && isolated {
+    if selected && tolerated && isolated {
         *empty = groups().next().map_or(0, |group| workers_on_empty(&row.spec, &group.request));
     }
     if row.status != NodeStatus::Up {
@@ -290,7 +302,7 @@ fn count_node(
         fits_now |= fits > 0;
         first.get_or_insert(fits);
     }
-    let place = if !labelled {
+    let place = if !selected {
         &mut counts.wrong_labels
     } else if !tolerated {
         &mut counts.tainted
