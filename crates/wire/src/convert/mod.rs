@@ -19,6 +19,7 @@ mod health;
 mod id;
 mod job;
 mod node;
+mod node_requirements;
 mod policy;
 mod probe;
 mod read;
