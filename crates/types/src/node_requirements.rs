@@ -11,6 +11,10 @@ use crate::fleet::NodeDraft;
 use crate::limits;
 use crate::name::Name;
 use crate::reason::Violation;
+use crate::selector::{Reader, SelectorError};
+
+/// What ends a word of a text with tests of labels.
+const STOPS: [char; 9] = [' ', '\t', ',', '=', '!', '(', ')', '<', '>'];
 
 /// What the value of one label has to be.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -67,6 +71,85 @@ impl NodeExpression {
     #[must_use]
     pub fn matches(&self, node: &NodeDraft) -> bool {
         self.test.matches(node.labels.get(&self.label).map(String::as_str))
+    }
+}
+
+impl NodeExpression {
+    /// Reads tests between commas, as people write and see them: `zone in (a,b),fast,!slow,memory-gib>512`. Also `zone=a`,
+    /// `zone!=a` and `zone notin (a,b)`.
+    ///
+    /// # Errors
+    /// At the first place that cannot be read.
+    pub fn parse_all(text: &str) -> Result<Vec<NodeExpression>, SelectorError> {
+        let mut reader = Reader::new(text, &STOPS);
+        let max = limits::SELECTOR_BYTES_MAX;
+        if text.len() > max {
+            let length = text.len();
+            return Err(reader.error(format!("tests of labels have at most {max} bytes, these {length}")));
+        }
+        reader.skip_blanks();
+        let mut expressions = Vec::new();
+        loop {
+            if expressions.len() == limits::NODE_EXPRESSIONS_MAX {
+                let max = limits::NODE_EXPRESSIONS_MAX;
+                return Err(reader.error(format!("there may be at most {max} tests of labels")));
+            }
+            expressions.push(NodeExpression::read(&mut reader)?);
+            if reader.rest().is_empty() {
+                return Ok(expressions);
+            }
+            reader.expect(',', "`,` and another test, or the end")?;
+        }
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<NodeExpression, SelectorError> {
+        let is_negated = reader.take("!");
+        let label = reader.checked_word("the label of a node", Name::new)?;
+        let test = if is_negated { LabelTest::DoesNotExist } else { LabelTest::read(reader)? };
+        Ok(NodeExpression { label, test })
+    }
+}
+
+impl LabelTest {
+    fn read(reader: &mut Reader<'_>) -> Result<LabelTest, SelectorError> {
+        let value = |text: &str| Some(String::from(text));
+        let integer = |text: &str| text.parse::<i64>().ok();
+        if reader.take("!=") {
+            return Ok(LabelTest::NotIn([reader.checked_word("a value", value)?].into()));
+        }
+        if reader.take("==") || reader.take("=") {
+            return Ok(LabelTest::In([reader.checked_word("a value", value)?].into()));
+        }
+        if reader.take(">") {
+            return Ok(LabelTest::Greater(reader.checked_word("a decimal integer", integer)?));
+        }
+        if reader.take("<") {
+            return Ok(LabelTest::Less(reader.checked_word("a decimal integer", integer)?));
+        }
+        if reader.rest().is_empty() || reader.rest().starts_with(',') {
+            return Ok(LabelTest::Exists);
+        }
+        let what = "=, !=, >, <, in, notin, `,` or the end";
+        let is_in = reader.checked_word(what, |word| match word {
+            "in" => Some(true),
+            "notin" => Some(false),
+            _ => None,
+        })?;
+        let values = read_values(reader)?;
+        Ok(if is_in { LabelTest::In(values) } else { LabelTest::NotIn(values) })
+    }
+}
+
+fn read_values(reader: &mut Reader<'_>) -> Result<BTreeSet<String>, SelectorError> {
+    reader.expect('(', "`(` and values, like (a,b)")?;
+    let mut values = BTreeSet::new();
+    loop {
+        let value = |text: &str| Some(String::from(text)).filter(|text| !text.is_empty());
+        values.insert(reader.checked_word("a value", value)?);
+        if reader.take(")") {
+            return Ok(values);
+        }
+        reader.expect(',', "`,` and another value, or `)`")?;
     }
 }
 
@@ -170,5 +253,76 @@ impl fmt::Display for NodeRequirements {
             }
         }
         f.write_str(&parts.join(","))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_met(text: &str, labels: &[(&str, &str)]) -> bool {
+        let value =
+            |label: &Name| labels.iter().find(|(key, _)| *key == label.as_str()).map(|(_, value)| *value);
+        let expressions = NodeExpression::parse_all(text).expect("it can be read");
+        expressions.iter().all(|expression| expression.test.matches(value(&expression.label)))
+    }
+
+    #[test]
+    fn labels_are_tested_as_the_text_says() {
+        let labels = [("zone", "a"), ("fast", ""), ("gib", "512"), ("word", "many"), ("low", "-7")];
+        for text in [
+            "zone in (a,b)",
+            "zone=a",
+            "zone == a",
+            "zone!=b",
+            "zone notin (b, c)",
+            "rack notin (r1)",
+            "fast",
+            "!slow",
+            "gib>511",
+            "gib < 513",
+            "low<0",
+            "zone in (a), fast ,!slow,gib>-1",
+            "fast=",
+        ] {
+            assert!(is_met(text, &labels), "{text}");
+        }
+        for text in
+            ["zone=b", "zone notin (a)", "slow", "!fast", "gib>512", "gib<512", "word>0", "word<0", "none<5"]
+        {
+            assert!(!is_met(text, &labels), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_shown_is_read_again() {
+        let text = "zone in (a,b),rack notin (r1),fast,!slow,gib>512,low<-7";
+        let expressions = NodeExpression::parse_all(text).expect("it can be read");
+        let shown: Vec<String> = expressions.iter().map(|expression| format!("{expression}")).collect();
+        assert_eq!(shown.join(","), text);
+    }
+
+    #[test]
+    fn a_mistake_has_its_place() {
+        for (text, at) in [
+            ("", 1),
+            ("Zone=a", 1),
+            ("zone in a", 9),
+            ("zone in ()", 10),
+            ("zone in (a", 11),
+            ("zone near a", 6),
+            ("gib>many", 5),
+            ("gib>", 5),
+            ("gib>9223372036854775808", 5),
+            ("zone=a,", 8),
+            ("zone=a b", 8),
+            ("!", 2),
+        ] {
+            let error = NodeExpression::parse_all(text).expect_err(text);
+            assert_eq!(error.at, at, "{text}: {error}");
+        }
+        let many = ["a"; limits::NODE_EXPRESSIONS_MAX + 1].join(",");
+        assert!(NodeExpression::parse_all(&many).is_err());
+        assert!(NodeExpression::parse_all(&"a".repeat(limits::SELECTOR_BYTES_MAX + 1)).is_err());
     }
 }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use muster_types::{LabelTest, Name, NodeExpression, NodeRequirements, Violation, fleet::checked_name, limits};
+use muster_types::{
+    LabelTest, Name, NodeExpression, NodeRequirements, Violation, fleet::checked_name, limits,
+};
 
 use super::{Found, below, bound, shown};
 use crate::closed::{given_from_proto, number};
@@ -90,13 +92,15 @@ fn integer(field: &str, values: &[String], found: &mut Found) -> Option<i64> {
 pub(super) fn node_requirements_to_proto(requirements: &NodeRequirements) -> v1::NodeRequirements {
     let names = |names: &BTreeSet<Name>| names.iter().map(Name::to_string).collect();
     v1::NodeRequirements {
-        expressions: requirements.expressions.iter().map(expression_to_proto).collect(),
+        expressions: requirements.expressions.iter().map(node_expression_to_proto).collect(),
         only: names(&requirements.only),
         exclude: names(&requirements.exclude),
     }
 }
 
-fn expression_to_proto(expression: &NodeExpression) -> v1::NodeExpression {
+/// The message of one test.
+#[must_use]
+pub fn node_expression_to_proto(expression: &NodeExpression) -> v1::NodeExpression {
     let (operator, values) = match &expression.test {
         LabelTest::In(values) => (v1::NodeOperator::In, values.iter().cloned().collect()),
         LabelTest::NotIn(values) => (v1::NodeOperator::NotIn, values.iter().cloned().collect()),

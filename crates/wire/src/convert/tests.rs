@@ -14,9 +14,9 @@ use muster_types::tpu::{Generation, PodPosition, SliceRequest, SliceShape, legal
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, ArraySpec, CheckpointRules, Dependency,
     DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken,
-    HolderId, JobContract, JobDraft, JobId, JobSpec, LaunchForm, Level, LogIndex, LogTime, Name, NodeDraft,
-    NodeSpec, NoticeRules, Preflight, PriorityTier, RequestId, RetryRules, Spread, Submission, TaskGroup,
-    TopologyRule, Violation, WorkerRequest, limits,
+    HolderId, JobContract, JobDraft, JobId, JobSpec, LabelTest, LaunchForm, Level, LogIndex, LogTime, Name,
+    NodeDraft, NodeExpression, NodeRequirements, NodeSpec, NoticeRules, Preflight, PriorityTier, RequestId,
+    RetryRules, Spread, Submission, TaskGroup, TopologyRule, Violation, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, btree_set, hash_map, vec};
 use proptest::option;

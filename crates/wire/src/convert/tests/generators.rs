@@ -1,5 +1,7 @@
 //! Values and messages, generated.
 
+use std::collections::BTreeSet;
+
 use super::*;
 
 pub(super) fn name() -> impl Strategy<Value = Name> {
@@ -90,7 +92,10 @@ pub(super) fn node_requirements() -> impl Strategy<Value = NodeRequirements> {
         any::<i64>().prop_map(LabelTest::Less),
     ];
     let expression = (name(), test).prop_map(|(label, test)| NodeExpression { label, test });
-    let names = |letters| btree_set(letters, 0..3).prop_map(|names| names.iter().filter_map(|name: &String| Name::new(name)).collect());
+    let names = |letters: &'static str| {
+        btree_set(letters, 0..3)
+            .prop_map(|names| names.iter().filter_map(|name| Name::new(name)).collect::<BTreeSet<Name>>())
+    };
     (vec(expression, 0..4), names("[a-m]{1,6}"), names("[n-z]{1,6}"))
         .prop_map(|(expressions, only, exclude)| NodeRequirements { expressions, only, exclude })
 }
@@ -100,10 +105,16 @@ pub(super) fn wild_nodes() -> impl Strategy<Value = v1::NodeRequirements> {
     let operator = prop_oneof![any::<i32>(), 0..7i32];
     let values = vec(prop_oneof![any::<String>(), Just("7".to_owned())], 0..3);
     let key = prop_oneof![any::<String>(), Just("zone".to_owned())];
-    let expression = (key, operator, values)
-        .prop_map(|(key, operator, values)| v1::NodeExpression { key, operator, values });
-    (vec(expression, 0..4), names(), names())
-        .prop_map(|(expressions, only, exclude)| v1::NodeRequirements { expressions, only, exclude })
+    let expression = (key, operator, values).prop_map(|(key, operator, values)| v1::NodeExpression {
+        key,
+        operator,
+        values,
+    });
+    (vec(expression, 0..4), names(), names()).prop_map(|(expressions, only, exclude)| v1::NodeRequirements {
+        expressions,
+        only,
+        exclude,
+    })
 }
 
 prop_compose! {
