@@ -20,8 +20,9 @@ use muster_types::policy::{Order, PolicyDraft, Quota, TenantLimits, TenantPolicy
 use muster_types::{
     AdmissionMode, AdmissionRule, Approval, ArrayId, ArraySpec, CertificateSerial, CheckpointRules, Control,
     Dependency, DependencyRule, DependencyScope, DeviceSet, ExitStatus, FailureClass, FieldChange,
-    JobContract, JobId, JobMetadata, LaunchForm, LogIndex, LogTime, NodeAdmission, NodeBounds, NodeId,
-    NoticeRules, Preflight, PriorityTier, Requester, RetryRules, Revocation, Submission,
+    JobContract, JobId, JobMetadata, LabelTest, LaunchForm, LogIndex, LogTime, NodeAdmission, NodeBounds,
+    NodeExpression, NodeId, NodeRequirements, NoticeRules, Preflight, PriorityTier, Requester, RetryRules,
+    Revocation, Submission,
 };
 
 use crate::support::{
@@ -435,6 +436,7 @@ fn control(run: &mut Run) {
         FieldChange::ExpectedRun(None),
         FieldChange::Labels([("team".into(), "vision".into())].into()),
         FieldChange::Annotations([("note".into(), "x".into())].into()),
+        FieldChange::Nodes(Some(Box::new(asked_nodes()))),
     ];
     for (job, changes) in [(jobs[1], changes), (jobs[2], vec![FieldChange::Tier(PriorityTier::Free)])] {
         let by = Requester { name: "tenant/vision/ada".into(), is_operator: false };
@@ -733,4 +735,18 @@ impl Run {
                 handle(&mut self.speculation, &Command::Report { node, incarnation, job, token, updates });
         }
     }
+}
+
+/// One of each test of a label, and names that no host has.
+fn asked_nodes() -> NodeRequirements {
+    let test = |label: &str, test| NodeExpression { label: name(label), test };
+    let expressions = vec![
+        test("zone", LabelTest::In(["a".to_owned(), "b".to_owned()].into())),
+        test("zone", LabelTest::NotIn(["c".to_owned()].into())),
+        test("fast", LabelTest::Exists),
+        test("slow", LabelTest::DoesNotExist),
+        test("gib", LabelTest::Greater(512)),
+        test("age", LabelTest::Less(-3)),
+    ];
+    NodeRequirements { expressions, only: [name("h1")].into(), exclude: [name("h2"), name("h3")].into() }
 }

@@ -29,6 +29,10 @@ impl World {
             let guarantee = Guarantee::parse(guarantee).expect("a guarantee");
             draft.labels.insert(name(guarantee.label()), "own".to_owned());
         }
+        for label in words.iter().filter_map(|word| word.strip_prefix("label=")) {
+            let (label, value) = label.split_once(':').expect("a label and a value");
+            draft.labels.insert(name(label), value.to_owned());
+        }
         let who = self.number(words, "holder=").map_or(1, |text| text.parse().unwrap());
         Command::Register {
             spec: draft.check().expect("a node"),
@@ -58,6 +62,7 @@ impl World {
         if let Some(retries) = self.number(words, "retries=") {
             draft.failure_retries_max = retries.parse().unwrap();
         }
+        draft.nodes = Self::asked_nodes(words);
         draft.run_time_limit_ms = self.number(words, "limit=").map(duration_ms);
         if let Some(tenant) = self.number(words, "tenant=") {
             draft.tenant = name(tenant);
