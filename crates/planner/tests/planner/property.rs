@@ -157,9 +157,9 @@ fn nodes_asked() -> impl Strategy<Value = NodeRequirements> {
 
 /// Whether a node is what is asked for, without the code that is tested.
 fn is_asked_for(node: &NodeSpec, asked: &NodeRequirements) -> bool {
-    let has_name =
-        |names: &mut dyn Iterator<Item = &Name>| names.any(|name| name.as_str() == node.name.as_str());
-    if asked.only.len() > 0 && !has_name(&mut asked.only.iter()) || has_name(&mut asked.exclude.iter()) {
+    let is_this = |name: &Name| name.as_str() == node.name.as_str();
+    let is_named = asked.only.is_empty() || asked.only.iter().any(is_this);
+    if !is_named || asked.exclude.iter().any(is_this) {
         return false;
     }
     asked.expressions.iter().all(|expression| {
@@ -304,7 +304,8 @@ proptest! {
                 prop_assert!(placed.is_err(), "{:?}: {:?}", asking, plan);
             }
             if let Some(plan) = fleet.plan(&asking) {
-                let refused = plan.workers.iter().find(|slot| !is_asked_for(&fleet.state.node(slot.node).unwrap().spec, &asked));
+                let node = |slot: &muster_journal::WorkerSlot| fleet.state.node(slot.node).unwrap();
+                let refused = plan.workers.iter().find(|slot| !is_asked_for(&node(slot).spec, &asked));
                 prop_assert!(refused.is_none(), "{:?}: {:?}", asking, refused);
                 prop_assert_eq!(could_ever(&fleet.state, &asking), Ok(()), "it fits now, so it can");
                 let placed = fleet.start(&asking, 1_000, plan.workers.clone());

@@ -558,6 +558,9 @@ fn show_explanation(explanation: &Explanation) -> String {
             report.largest_domain_workers
         )
         .unwrap();
+        for (condition, nodes) in report.unmet.iter().filter(|(_, nodes)| *nodes > 0) {
+            writeln!(out, "    {nodes} do not meet {condition}").unwrap();
+        }
     }
     for help in &explanation.would_help {
         writeln!(out, "  would help: {help}").unwrap();
