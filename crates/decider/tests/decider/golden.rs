@@ -21,8 +21,8 @@ use muster_types::{
     AdmissionMode, AdmissionRule, Approval, ArrayId, ArraySpec, CertificateSerial, CheckpointRules, Control,
     Dependency, DependencyRule, DependencyScope, DeviceSet, ExitStatus, FailureClass, FieldChange,
     JobContract, JobId, JobMetadata, LabelTest, LaunchForm, LogIndex, LogTime, NodeAdmission, NodeBounds,
-    NodeExpression, NodeId, NodeRequirements, NoticeRules, Preflight, PriorityTier, Requester, RetryRules,
-    Revocation, Submission,
+    NodeExpression, NodeId, NodeRequirements, NodeSpec, NoticeRules, Preflight, PriorityTier, Requester,
+    RetryRules, Revocation, Submission,
 };
 
 use crate::support::{
@@ -175,7 +175,7 @@ fn scenario() -> Vec<Round> {
     first.labels.insert(name("zone"), "a".into());
     run.register(first.check().unwrap(), 1);
     run.register(node_spec("gpu-b", "eu", "c1", Some(accelerators("h100", 8))), 2);
-    run.register(node_spec("plain", "us", "c2", None), 3);
+    run.register(plain_node(), 3);
     run.end_round(1_000);
 
     let full = full_spec();
@@ -401,7 +401,7 @@ fn resume(run: &mut Run) {
     let state = run.speculation.state().clone();
     let bootstrap = BootstrapConfig { generation: 2, ..BOOTSTRAP };
     run.speculation = Speculation::begin(state, leadership(7, 2), run.speculation.now(), bootstrap);
-    run.register(node_spec("plain", "us", "c2", None), 3);
+    run.register(plain_node(), 3);
     run.end_round(10);
 }
 
@@ -460,7 +460,7 @@ fn recover(run: &mut Run) {
     run.end_round(10);
     run.register(node_spec("gpu-a", "eu", "c1", Some(accelerators("h100", 8))), 1);
     run.register(node_spec("gpu-b", "eu", "c1", Some(accelerators("h100", 4))), 9);
-    run.register(node_spec("plain", "us", "c2", None), 3);
+    run.register(plain_node(), 3);
     // Waits of what failed before are over.
     run.end_round(300_000);
     tick(&mut run.speculation);
@@ -737,7 +737,16 @@ impl Run {
     }
 }
 
-/// One of each test of a label, and names that no host has.
+/// A host without accelerators, with labels that jobs ask for.
+fn plain_node() -> NodeSpec {
+    let mut draft = node_draft("plain", "us", "c2", None);
+    for (label, value) in [("zone", "a"), ("fast", ""), ("gib", "1024"), ("age", "-7")] {
+        draft.labels.insert(name(label), value.to_owned());
+    }
+    draft.check().expect("a node")
+}
+
+/// One of each test of a label, all of which [`plain_node`] passes, and names.
 fn asked_nodes() -> NodeRequirements {
     let test = |label: &str, test| NodeExpression { label: name(label), test };
     let expressions = vec![
@@ -748,5 +757,6 @@ fn asked_nodes() -> NodeRequirements {
         test("gib", LabelTest::Greater(512)),
         test("age", LabelTest::Less(-3)),
     ];
-    NodeRequirements { expressions, only: [name("h1")].into(), exclude: [name("h2"), name("h3")].into() }
+    let (only, exclude) = ([name("plain")].into(), [name("gpu-a"), name("gpu-b")].into());
+    NodeRequirements { expressions, only, exclude }
 }
