@@ -21,11 +21,11 @@ const STOPS: [char; 9] = [' ', '\t', ',', '=', '!', '(', ')', '<', '>'];
 pub enum LabelTest {
     /// The node has the label, with one of these values.
     In(BTreeSet<String>),
-    /// The node has not the label, or has it with none of these values.
+    /// The node does not have the label, or has it with none of these values.
     NotIn(BTreeSet<String>),
     /// The node has the label, with any value.
     Exists,
-    /// The node has not the label.
+    /// The node does not have the label.
     DoesNotExist,
     /// The value is a decimal integer of 64 bits above this one.
     Greater(i64),

@@ -170,12 +170,12 @@ struct Cluster {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     score: Vec<Score>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    unmet: Vec<Unmet>,
+    unmet: Vec<UnmetCondition>,
 }
 
 /// A condition on nodes, and how many nodes do not meet it.
 #[derive(Serialize)]
-struct Unmet {
+struct UnmetCondition {
     condition: String,
     nodes: u32,
 }
@@ -367,8 +367,8 @@ fn cluster_view(message: v1::ClusterFit) -> Cluster {
     }
 }
 
-fn unmet_view(message: v1::UnmetCondition) -> Unmet {
-    Unmet { condition: message.condition, nodes: message.nodes }
+fn unmet_view(message: v1::UnmetCondition) -> UnmetCondition {
+    UnmetCondition { condition: message.condition, nodes: message.nodes }
 }
 
 fn quota_view(message: v1::QuotaReport) -> Quota {
@@ -723,9 +723,9 @@ fn cluster_lines(tree: &mut Tree, clusters: &[v1::ClusterFit]) {
         tree.line(1, &format!("{name}: {registered} nodes: {}", counts.join(", ")));
         let unmet = report.unmet.iter().filter(|unmet| unmet.nodes > 0);
         let unmet: Vec<String> =
-            unmet.map(|unmet| format!("{} ({} nodes)", unmet.condition, unmet.nodes)).collect();
+            unmet.map(|unmet| format!("{} by {}", unmet.condition, unmet.nodes)).collect();
         if !unmet.is_empty() {
-            tree.line(2, &format!("not met: {}", unmet.join("; ")));
+            tree.line(2, &format!("conditions that nodes do not meet: {}", unmet.join("; ")));
         }
         if !report.score.is_empty() {
             tree.line(2, &score_line(&report.score));
