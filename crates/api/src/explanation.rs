@@ -176,7 +176,12 @@ fn cluster(report: &ClusterReport) -> v1::ClusterFit {
         quota_room_milli: (report.room_milli != u64::MAX).then_some(report.room_milli),
         score: report.score.as_ref().map(score).unwrap_or_default(),
         lacking_isolation: report.lacking_isolation.iter().map(|guarantee| number(*guarantee)).collect(),
+        unmet: report.unmet.iter().map(unmet).collect(),
     }
+}
+
+fn unmet((condition, nodes): &(String, u32)) -> v1::UnmetCondition {
+    v1::UnmetCondition { condition: condition.clone(), nodes: *nodes }
 }
 
 fn nodes(counts: &NodeCounts) -> v1::NodeCounts {

@@ -15,7 +15,8 @@ use crate::headers::REQUIRED_FEATURES;
 
 /// What this release knows: for each, its name and the calls and fields that need it. `job-controls`: the calls that take a
 /// `JobSelector`, with `after_job_id`. `job-limits`: `TenantLimits.user`, `.job` and `.tiers`. `policy-parts`: `UpdatePolicy`.
-pub(crate) const FEATURES: [&str; 3] = ["job-controls", "job-limits", "policy-parts"];
+/// `job-nodes`: `JobSpec.nodes`.
+pub(crate) const FEATURES: [&str; 4] = ["job-controls", "job-limits", "policy-parts", "job-nodes"];
 
 /// Bytes of all names that a request may have.
 const NAMES_BYTES_MAX: usize = 1_024;

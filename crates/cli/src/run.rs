@@ -14,7 +14,7 @@ use crate::foreign::ForeignArgs;
 use crate::job::attach::{self, Ranks};
 use crate::job_files::{self, located, name_own_tenant, now_ms};
 use crate::parallel::auto;
-use crate::submit::MetadataArgs;
+use crate::submit::{MetadataArgs, NodeArgs};
 
 /// Options of `muster run`.
 #[derive(Args)]
@@ -75,6 +75,8 @@ pub struct RunArgs {
     rank: Option<u32>,
     #[command(flatten)]
     metadata: MetadataArgs,
+    #[command(flatten)]
+    nodes: NodeArgs,
     /// Print the id and return at once
     #[arg(long)]
     detach: bool,
@@ -144,8 +146,9 @@ fn of_file(console: &Console, file: &str, args: &RunArgs) -> Result<Manifest, Fa
         regions: args.region.clone(),
         labels: args.metadata.label.clone(),
         annotations: args.metadata.annotation.clone(),
-        array: None,
+        ..Overrides::default()
     };
+    let overrides = args.nodes.over(overrides);
     let mut manifests =
         job_files::read_manifests_with(console, file, &args.command, &overrides, &ForeignArgs::default())?;
     let one = manifests.pop().filter(|job| manifests.is_empty() && job.message.spec().array.is_none());
@@ -197,8 +200,9 @@ fn of_command(args: &RunArgs) -> Result<Manifest, Failure> {
             .with_details(problems.iter().map(|problem| located("muster run", problem)))
             .with_next("muster run --help shows what the options take")
     };
-    let manifest =
+    let mut manifest =
         muster_manifest::from_options(&metadata, &spec, args.command.clone(), now_ms()).map_err(wrong)?;
+    manifest.apply(&args.nodes.over(Overrides::default()));
     manifest.check().map_err(wrong)?;
     Ok(manifest)
 }

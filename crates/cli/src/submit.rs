@@ -3,7 +3,7 @@
 use clap::Args;
 use muster_client::Client;
 use muster_console::{Console, Document, Exit, Failure, Format, Global, local};
-use muster_manifest::{Manifest, Overrides};
+use muster_manifest::{Manifest, NodeTests, Overrides};
 use muster_types::{PriorityTier, RequestId};
 use muster_wire::v1;
 
@@ -22,6 +22,7 @@ Examples:
   muster submit train.yaml --name try-2 --tier batch --region eu-north --wait
   muster submit train.yaml --label team=vision --annotation ticket=1234
   muster submit sweep.yaml --array 4,9,12-20%5
+  muster submit train.yaml --exclude h7,h8 --where 'zone in (a,b),memory-gib>512'
   muster submit train.sh --epochs 3       a script; what follows is for it
   muster submit job.yaml --dry-run        a Job of Kubernetes as a job document; nothing is submitted
   generate-jobs | muster submit - --request-id $(uuidgen)
@@ -63,6 +64,8 @@ pub struct SubmitArgs {
     array: Option<v1::JobArray>,
     #[command(flatten)]
     metadata: MetadataArgs,
+    #[command(flatten)]
+    nodes: NodeArgs,
     /// A UUID for this submission; made up when there is none
     #[arg(long, value_name = "UUID")]
     request_id: Option<RequestId>,
@@ -93,6 +96,32 @@ pub struct MetadataArgs {
     pub annotation: Vec<(String, String)>,
 }
 
+/// Options for which nodes jobs may be on.
+#[derive(Args)]
+pub struct NodeArgs {
+    /// A test of the labels of nodes, like 'zone in (a,b),!slow,memory-gib>512', in addition to the file's; repeat it
+    #[arg(long = "where", value_name = "TESTS", value_parser = muster_manifest::node_tests)]
+    pub node_tests: Vec<NodeTests>,
+    /// The only nodes, instead of the file's; repeat it or separate several by commas
+    #[arg(long, value_name = "NODE", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Nodes that are avoided, in addition to the file's; repeat it or separate several by commas
+    #[arg(long, value_name = "NODE", value_delimiter = ',')]
+    pub exclude: Vec<String>,
+}
+
+impl NodeArgs {
+    /// With what they say over what the file says.
+    pub fn over(&self, overrides: Overrides) -> Overrides {
+        Overrides {
+            node_tests: self.node_tests.clone(),
+            only: self.only.clone(),
+            exclude: self.exclude.clone(),
+            ..overrides
+        }
+    }
+}
+
 /// `KEY=VALUE`; what keys and values may be is judged with the rest of the job.
 fn pair(text: &str) -> Result<(String, String), String> {
     let (key, value) =
@@ -110,7 +139,9 @@ pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result
         labels: args.metadata.label.clone(),
         annotations: args.metadata.annotation.clone(),
         array: args.array.clone(),
+        ..Overrides::default()
     };
+    let overrides = args.nodes.over(overrides);
     let mut manifests = read_manifests_with(console, &file, &args.arguments, &overrides, &args.foreign)?;
     if args.array.is_some() && manifests.len() > 1 {
         return Err(Failure::usage(format!("--array is for one job, and {file} holds several")));

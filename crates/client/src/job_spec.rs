@@ -141,6 +141,32 @@ impl JobSpec {
         self.with(|spec| _ = spec.node_selector.insert(key.into(), values))
     }
 
+    /// A test of a label of its nodes, in addition to those before; all must hold.
+    pub fn node_test(
+        self,
+        key: impl Into<String>,
+        operator: v1::NodeOperator,
+        values: impl IntoIterator<Item = impl Into<String>>,
+    ) -> JobSpec {
+        let values = values.into_iter().map(Into::into).collect();
+        let test = v1::NodeExpression { key: key.into(), operator: operator.into(), values };
+        self.with(|spec| spec.nodes.get_or_insert_default().expressions.push(test))
+    }
+
+    /// The only nodes that it may be on, in addition to those named before.
+    pub fn only_nodes(self, names: impl IntoIterator<Item = impl Into<String>>) -> JobSpec {
+        self.with(|spec| {
+            spec.nodes.get_or_insert_default().only.extend(names.into_iter().map(Into::into));
+        })
+    }
+
+    /// Nodes that it may not be on, in addition to those named before.
+    pub fn exclude_nodes(self, names: impl IntoIterator<Item = impl Into<String>>) -> JobSpec {
+        self.with(|spec| {
+            spec.nodes.get_or_insert_default().exclude.extend(names.into_iter().map(Into::into));
+        })
+    }
+
     /// A taint of nodes that it may be placed in spite of.
     pub fn toleration(self, taint: impl Into<String>) -> JobSpec {
         self.with(|spec| spec.tolerations.push(taint.into()))

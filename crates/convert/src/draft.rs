@@ -54,6 +54,12 @@ pub struct Rules {
     pub stop_grace_s: Option<u64>,
     /// Labels of nodes, with the values that they may have.
     pub node_selector: BTreeMap<String, Vec<String>>,
+    /// Tests of labels of nodes, as `nodes.expressions` takes them.
+    pub expressions: Vec<Value>,
+    /// The only nodes; empty for any.
+    pub only: Vec<String>,
+    /// Nodes that are excluded.
+    pub exclude: Vec<String>,
     /// Regions it may run in.
     pub regions: Vec<String>,
     /// Taints of nodes that it tolerates.
@@ -94,6 +100,16 @@ pub struct Needs {
     pub memory_bytes: Option<u64>,
 }
 
+impl Rules {
+    /// Whether they ask for the same nodes.
+    pub fn asks_like(&self, other: &Rules) -> bool {
+        self.node_selector == other.node_selector
+            && self.regions == other.regions
+            && self.expressions == other.expressions
+            && (&self.only, &self.exclude) == (&other.only, &other.exclude)
+    }
+}
+
 impl Draft {
     /// The job document.
     pub fn document(&self) -> Value {
@@ -126,6 +142,11 @@ impl Draft {
         put(&mut topology, "preferred", json!(rules.preferred));
         put(&mut spec, "topology", Value::Object(topology));
         put(&mut spec, "nodeSelector", json!(rules.node_selector));
+        let mut nodes = Map::new();
+        put(&mut nodes, "expressions", json!(rules.expressions));
+        put(&mut nodes, "only", json!(rules.only));
+        put(&mut nodes, "exclude", json!(rules.exclude));
+        put(&mut spec, "nodes", Value::Object(nodes));
         put(&mut spec, "tolerations", json!(rules.tolerations));
         put(&mut spec, "after", json!(self.after));
         put(&mut spec, "notBefore", json!(self.not_before));

@@ -89,8 +89,7 @@ fn join(rules: &mut Rules, of: &Rules, template: &Field<'_>, is_first: bool) {
         "the limit of a run",
     );
     differs(spec.get("containers"), rules.working_directory == of.working_directory, "the working directory");
-    let is_like = rules.node_selector == of.node_selector && rules.regions == of.regions;
-    if !is_like {
+    if !rules.asks_like(of) {
         let field = if spec.get("nodeSelector").is_given() { spec.get("nodeSelector") } else { spec.clone() };
         field.refuse(
             "nodes are selected for all groups of a job together, and its groups do not ask for the same",

@@ -2,6 +2,7 @@
 
 use muster_types::Name;
 use muster_types::limits::{LABEL_BYTES_MAX, SELECTOR_VALUES_MAX};
+use serde_json::json;
 
 use super::accelerator;
 use super::draft::Rules;
@@ -54,18 +55,78 @@ fn affinity(pod: &Field<'_>, rules: &mut Rules, selection: &mut Selection) {
         return;
     }
     let Some(term) = items.first() else { return };
+    for field in term.get("matchFields").items() {
+        name(&field, rules);
+    }
     for expression in term.get("matchExpressions").items() {
         let (key, values) = (expression.get("key"), expression.get("values"));
         match (key.text(), expression.get("operator").text()) {
             (Some(label), Some("In")) => select(label, &values.texts(), &expression, rules, selection),
-            (_, Some(operator)) => {
-                let operator = shown(operator);
-                expression
-                    .refuse(format!("a selector lists the values that fit (In), and has no {operator}"));
-            }
+            (Some(label), Some(operator)) => test(label, operator, &values.texts(), &expression, rules),
             _ => expression.refuse("must have a key and an operator"),
         }
     }
+}
+
+/// The only field of nodes that Kubernetes selects by is their name.
+fn name(field: &Field<'_>, rules: &mut Rules) {
+    let (key, values) = (field.get("key").text(), field.get("values"));
+    let names: Vec<String> = values.texts().iter().map(|name| (*name).to_owned()).collect();
+    let are_names = !names.is_empty() && names.iter().all(|name| Name::new(name).is_some());
+    match (key, field.get("operator").text()) {
+        (Some("metadata.name"), Some("In")) if are_names && rules.only.is_empty() => rules.only = names,
+        (Some("metadata.name"), Some("NotIn")) if are_names => rules.exclude.extend(names),
+        _ => field.refuse("must be metadata.name with the operator In, once, or NotIn, and names of nodes"),
+    }
+}
+
+/// A test of a label by another operator than `In`.
+fn test(label: &str, operator: &str, values: &[&str], field: &Field<'_>, rules: &mut Rules) {
+    let is_special = PRODUCTS.contains(&label)
+        || [SLICE, "topology.kubernetes.io/region", "kubernetes.io/os"].contains(&label);
+    if is_special {
+        let operator = shown(operator);
+        field.refuse(format!(
+            "of this label the values that fit have to be listed (In), and it has {operator}"
+        ));
+        return;
+    }
+    let plain = plain(label);
+    let Some(name) = Name::new(&plain) else {
+        field.refuse("labels of nodes have names of at most 63 lower-case letters, digits, '-', '_' and '.'");
+        return;
+    };
+    let is_listed = (1..=SELECTOR_VALUES_MAX).contains(&values.len())
+        && values.iter().all(|value| value.len() <= LABEL_BYTES_MAX);
+    let bound = || match values {
+        [value] => value.parse::<i64>().ok(),
+        _ => None,
+    };
+    let test = match operator {
+        "NotIn" if is_listed => Some(json!({ "key": plain, "notIn": values })),
+        "Exists" => Some(json!({ "key": plain, "exists": true })),
+        "DoesNotExist" => Some(json!({ "key": plain, "exists": false })),
+        "Gt" => bound().map(|bound| json!({ "key": plain, "greater": bound })),
+        "Lt" => bound().map(|bound| json!({ "key": plain, "less": bound })),
+        _ => None,
+    };
+    let Some(test) = test else {
+        field.refuse(
+            "must have the operator In, NotIn, Exists, DoesNotExist, Gt or Lt, and values that go with it",
+        );
+        return;
+    };
+    if plain != label {
+        field.approximate(format!(
+            "labels of nodes have no prefix and no capitals: the label `{name}` of nodes is tested"
+        ));
+    }
+    rules.expressions.push(test);
+}
+
+/// What a label of nodes is called here.
+fn plain(label: &str) -> String {
+    label.rsplit('/').next().unwrap_or_default().to_ascii_lowercase()
 }
 
 fn select(label: &str, values: &[&str], field: &Field<'_>, rules: &mut Rules, selection: &mut Selection) {
@@ -97,7 +158,7 @@ fn regions(values: &[&str], field: &Field<'_>, rules: &mut Rules) {
 
 /// A label that people gave their nodes. Labels of nodes are names, without a prefix.
 fn own_label(label: &str, values: &[&str], field: &Field<'_>, rules: &mut Rules) {
-    let plain = label.rsplit('/').next().unwrap_or_default().to_ascii_lowercase();
+    let plain = plain(label);
     let fits = (1..=SELECTOR_VALUES_MAX).contains(&values.len())
         && values.iter().all(|value| value.len() <= LABEL_BYTES_MAX);
     let Some(name) = Name::new(&plain).filter(|_| fits) else {

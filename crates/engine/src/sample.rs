@@ -47,6 +47,7 @@ pub(crate) fn job(text: &str, workers: u32) -> JobSpec {
         deadline: None,
         expected_run_ms: None,
         datasets: Vec::new(),
+        nodes: None,
     };
     draft.check().expect("it is a job")
 }

@@ -23,7 +23,7 @@ pub mod suggest;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use muster_types::{PriorityTier, Violation};
+use muster_types::{NodeExpression, PriorityTier, Violation};
 use muster_wire::closed::{number_or_zero, words};
 use muster_wire::{convert, v1};
 
@@ -96,16 +96,18 @@ impl Form {
             Form::File => problem,
             Form::Script => Problem { field: short(&problem.field), ..problem },
             Form::Options => {
-                const OPTIONS: [(&str, &str); 6] = [
+                const OPTIONS: [(&str, &str); 7] = [
                     ("runTimeLimit", "time-limit"),
                     ("environment", "env"),
                     ("workingDirectory", "directory"),
                     ("regions", "region"),
                     ("labels", "label"),
                     ("annotations", "annotation"),
+                    ("expressions", "where"),
                 ];
                 let field = short(&problem.field);
-                let name = field.split(['.', '[']).next().unwrap_or_default();
+                let inner = field.strip_prefix("nodes.").unwrap_or(&field);
+                let name = inner.split(['.', '[']).next().unwrap_or_default();
                 let option = OPTIONS.iter().find(|(key, _)| *key == name).map_or(name, |(_, option)| option);
                 let field = if option.is_empty() { field } else { format!("--{option}") };
                 Problem { field, line: None, ..problem }
@@ -147,6 +149,22 @@ pub struct Overrides {
     pub annotations: Vec<(String, String)>,
     /// Which members it has.
     pub array: Option<v1::JobArray>,
+    /// Tests of labels of nodes, in addition to the file's.
+    pub node_tests: Vec<NodeTests>,
+    /// The only nodes; empty for the file's.
+    pub only: Vec<String>,
+    /// Nodes that are excluded, in addition to the file's.
+    pub exclude: Vec<String>,
+}
+
+/// Tests of labels of nodes, as one option says them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NodeTests(pub Vec<v1::NodeExpression>);
+
+/// The tests that an option says, like `zone in (a,b),memory-gib>512`.
+pub fn node_tests(text: &str) -> Result<NodeTests, String> {
+    let expressions = NodeExpression::parse_all(text).map_err(|error| error.to_string())?;
+    Ok(NodeTests(expressions.iter().map(convert::node_expression_to_proto).collect()))
 }
 
 /// The array that an option says.
@@ -226,7 +244,7 @@ fn line_of(field: &str, lines: &BTreeMap<String, u64>, first_line: u64) -> Optio
 impl Manifest {
     /// Lets the command line have the last word.
     pub fn apply(&mut self, overrides: &Overrides) {
-        let Overrides { name, tenant, tier, regions, labels, annotations, array } = overrides;
+        let Overrides { name, tenant, tier, regions, labels, annotations, array, .. } = overrides;
         if tier.is_some() {
             self.message.spec_mut().tier = number_or_zero(*tier);
         }
@@ -243,6 +261,23 @@ impl Manifest {
         self.message.annotations.extend(annotations.iter().cloned());
         if !regions.is_empty() {
             self.message.spec_mut().regions.clone_from(regions);
+        }
+        self.apply_nodes(overrides);
+    }
+
+    fn apply_nodes(&mut self, Overrides { node_tests, only, exclude, .. }: &Overrides) {
+        if node_tests.is_empty() && only.is_empty() && exclude.is_empty() {
+            return;
+        }
+        let nodes = self.message.spec_mut().nodes.get_or_insert_default();
+        nodes.expressions.extend(node_tests.iter().flat_map(|tests| tests.0.iter().cloned()));
+        if !only.is_empty() {
+            nodes.only.clone_from(only);
+        }
+        for name in exclude {
+            if !nodes.exclude.contains(name) {
+                nodes.exclude.push(name.clone());
+            }
         }
     }
 
@@ -308,6 +343,10 @@ impl Manifest {
         // Names of labels, variables and classes are the user's own and stay as they are.
         if let Some(label) = rest.strip_prefix("node_selector") {
             return format!("spec.nodeSelector{label}");
+        }
+        // A test of a label has its values in the field that says which test it is.
+        if rest.starts_with("nodes.expressions[") {
+            return format!("spec.{}", rest.trim_end_matches(".values").trim_end_matches(".operator"));
         }
         let (known, own) = match rest.find(".environment.") {
             Some(at) => rest.split_at(at),

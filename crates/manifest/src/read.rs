@@ -10,8 +10,8 @@ use super::parallel::Parallel;
 use super::quantity;
 use super::reader::{API_VERSION, Reader, structure, with_rules};
 use super::shape::{
-    AcceleratorFields, Accelerators, After, AfterFields, Command, Document, Group, Metadata, Slice, Spec,
-    Text, Topology, Values,
+    AcceleratorFields, Accelerators, After, AfterFields, Command, Document, Group, Metadata, NodeExpression,
+    Nodes, Slice, Spec, Text, Topology, Values,
 };
 use super::{Form, Manifest, ManifestError};
 
@@ -112,6 +112,7 @@ impl Reader<'_> {
             array: self.array("spec.array", spec.array),
             topology: spec.topology.map(|topology| self.topology("spec.topology", topology)),
             node_selector: self.node_selector("spec.nodeSelector", spec.node_selector.unwrap_or_default()),
+            nodes: spec.nodes.map(|nodes| self.nodes("spec.nodes", nodes)),
             tolerations: self.list("spec.tolerations", spec.tolerations.unwrap_or_default()),
             preemptible: self.value("spec.preemptible", spec.preemptible, quantity::flag),
             dependencies: self.dependencies("spec.after", spec.after.unwrap_or_default()),
@@ -359,6 +360,45 @@ impl Reader<'_> {
             message.insert(label, v1::LabelValues { values: values.value.0 });
         }
         message
+    }
+
+    fn nodes(&mut self, at: &str, given: Nodes) -> v1::NodeRequirements {
+        let expressions = given.expressions.unwrap_or_default().into_iter().enumerate();
+        v1::NodeRequirements {
+            expressions: expressions
+                .map(|(index, test)| self.node_expression(&format!("{at}.expressions[{index}]"), test))
+                .collect(),
+            only: self.list(&format!("{at}.only"), given.only.unwrap_or_default()),
+            exclude: self.list(&format!("{at}.exclude"), given.exclude.unwrap_or_default()),
+        }
+    }
+
+    fn node_expression(&mut self, field: &str, given: Spanned<NodeExpression>) -> v1::NodeExpression {
+        self.place(field, given.referenced);
+        let path = |name: &str| format!("{field}.{name}");
+        let NodeExpression { key, r#in, not_in, exists, greater, less } = given.value;
+        let key = self.text(&path("key"), key);
+        let mut tests: Vec<(v1::NodeOperator, Vec<String>)> = Vec::new();
+        tests.extend(r#in.map(|values| (v1::NodeOperator::In, values.value.0)));
+        tests.extend(not_in.map(|values| (v1::NodeOperator::NotIn, values.value.0)));
+        if exists.is_some() {
+            let exists = self.value(&path("exists"), exists, quantity::flag).unwrap_or_default();
+            let operator = if exists { v1::NodeOperator::Exists } else { v1::NodeOperator::DoesNotExist };
+            tests.push((operator, Vec::new()));
+        }
+        for (name, bound, operator) in
+            [("greater", greater, v1::NodeOperator::Greater), ("less", less, v1::NodeOperator::Less)]
+        {
+            if bound.is_some() {
+                tests.push((operator, vec![self.text(&path(name), bound)]));
+            }
+        }
+        if tests.len() != 1 {
+            let text = "must have one of in, notIn, exists, greater and less, like {key: zone, in: [a, b]}";
+            self.problem(Some(given.referenced), field, text);
+        }
+        let (operator, values) = tests.pop().unwrap_or((v1::NodeOperator::Exists, Vec::new()));
+        v1::NodeExpression { key, operator: operator.into(), values }
     }
 
     fn dependencies(&mut self, at: &str, given: Vec<Spanned<After>>) -> Vec<v1::Dependency> {

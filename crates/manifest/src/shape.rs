@@ -46,6 +46,7 @@ pub struct Spec {
     pub array: Option<Text>,
     pub topology: Option<Topology>,
     pub node_selector: Option<BTreeMap<String, Spanned<Values>>>,
+    pub nodes: Option<Nodes>,
     pub tolerations: Option<Vec<Text>>,
     pub preemptible: Option<Text>,
     pub after: Option<Vec<Spanned<After>>>,
@@ -298,6 +299,26 @@ pub struct Topology {
 pub struct Spread {
     pub level: Option<Text>,
     pub max_workers: Option<Text>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Nodes {
+    pub expressions: Option<Vec<Spanned<NodeExpression>>>,
+    pub only: Option<Vec<Text>>,
+    pub exclude: Option<Vec<Text>>,
+}
+
+/// A test of a label: the field that is given says which.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct NodeExpression {
+    pub key: Option<Text>,
+    pub r#in: Option<Spanned<Values>>,
+    pub not_in: Option<Spanned<Values>>,
+    pub exists: Option<Text>,
+    pub greater: Option<Text>,
+    pub less: Option<Text>,
 }
 
 /// A text, or a list of texts.

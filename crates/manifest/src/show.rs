@@ -163,6 +163,7 @@ fn described(spec: &v1::JobSpec, is_short: bool) -> Fields {
     let selector = spec.node_selector.iter();
     let selector: Value = selector.map(|(label, of)| (label.clone(), json!(of.values))).collect();
     shown.say("nodeSelector", selector);
+    shown.say_fields("nodes", spec.nodes.as_ref().map(nodes).unwrap_or_default());
     shown.say("tolerations", spec.tolerations.clone());
     shown.say("preemptible", spec.preemptible);
     let after = |dependency: &v1::Dependency| {
@@ -219,6 +220,37 @@ fn say_rules(spec: &v1::JobSpec, shown: &mut Fields) {
         notice.say("httpPath", rules.http_path.as_str());
         shown.say_fields("notice", notice);
     }
+}
+
+fn nodes(asked: &v1::NodeRequirements) -> Fields {
+    let mut shown = Fields::default();
+    if !asked.expressions.is_empty() {
+        let expressions = asked.expressions.iter().map(|test| Content::Fields(node_expression(test)));
+        shown.put("expressions", Some(Content::List(expressions.collect())));
+    }
+    shown.say("only", asked.only.clone());
+    shown.say("exclude", asked.exclude.clone());
+    shown
+}
+
+fn node_expression(test: &v1::NodeExpression) -> Fields {
+    let mut shown = Fields::default();
+    shown.say("key", test.key.as_str());
+    // A number where it is one: in a file it needs no quotes.
+    let bound = || {
+        let text = test.values.first().map(String::as_str).unwrap_or_default();
+        text.parse::<i64>().map_or_else(|_| json!(text), |number| json!(number))
+    };
+    match test.operator() {
+        v1::NodeOperator::In => shown.say("in", test.values.clone()),
+        v1::NodeOperator::NotIn => shown.say("notIn", test.values.clone()),
+        v1::NodeOperator::Exists => shown.say("exists", true),
+        v1::NodeOperator::DoesNotExist => shown.say("exists", false),
+        v1::NodeOperator::Greater => shown.say("greater", bound()),
+        v1::NodeOperator::Less => shown.say("less", bound()),
+        v1::NodeOperator::Unspecified => {}
+    }
+    shown
 }
 
 fn topology(rule: &v1::TopologyRule) -> Fields {

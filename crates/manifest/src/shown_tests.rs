@@ -164,6 +164,28 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
     })
 }
 
+/// Of which some break a rule: a name in both lists, or a number that is none.
+fn nodes() -> impl Strategy<Value = Option<v1::NodeRequirements>> {
+    let values = prop_oneof![vec(text(), 1..3), vec("-?[0-9]{1,5}", 1..2), Just(Vec::new())];
+    let expression = (name(), 1..7i32, values).prop_map(|(key, operator, values)| v1::NodeExpression {
+        key,
+        operator,
+        values,
+    });
+    let right = (name(), text(), -9_999..9_999i64, 1..7i32).prop_map(|(key, text, number, operator)| {
+        let values = match operator {
+            1 | 2 => vec![text],
+            3 | 4 => Vec::new(),
+            _ => vec![number.to_string()],
+        };
+        v1::NodeExpression { key, operator, values }
+    });
+    let expressions = vec(prop_oneof![1 => expression, 9 => right], 0..3);
+    prop::option::of((expressions, vec("[a-m]{1,3}", 0..3), vec("[l-z]{1,3}", 0..3))).prop_map(|asked| {
+        asked.map(|(expressions, only, exclude)| v1::NodeRequirements { expressions, only, exclude })
+    })
+}
+
 fn topology() -> impl Strategy<Value = Option<v1::TopologyRule>> {
     let level = || 0..4i32;
     prop::option::of((level(), level(), any::<bool>(), 0..3u32, prop::option::of((level(), 1..9u32))))
@@ -196,9 +218,18 @@ fn job() -> impl Strategy<Value = v1::Job> {
     let paths =
         (prop_oneof![Just(String::new()), "/[a-z é]{1,8}"], prop_oneof![Just(String::new()), "/[a-z]{1,8}"]);
     let tier = 0..6i32;
-    let rest = (topology(), rules(), 0..3i32, 0..3usize);
+    let rest = (topology(), rules(), 0..3i32, 0..3usize, nodes());
     (groups, metadata, times, lists, numbers, paths, tier, rest).prop_map(
-        |(groups, metadata, times, lists, numbers, paths, tier, (topology, mut rules, rule, after))| {
+        |(
+            groups,
+            metadata,
+            times,
+            lists,
+            numbers,
+            paths,
+            tier,
+            (topology, mut rules, rule, after, nodes),
+        )| {
             rules.retry_mut().max_failures = numbers.0;
             rules.checkpoint_mut().directory = paths.0;
             let asked = v1::JobSpec {
@@ -222,6 +253,7 @@ fn job() -> impl Strategy<Value = v1::Job> {
                 deadline: times.4.then(|| timestamp(2 * NOW_MS + times.0)),
                 expected_run: above_zero(times.2),
                 datasets: lists.2,
+                nodes,
                 ..rules
             };
             v1::Job {

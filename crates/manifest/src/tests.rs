@@ -231,6 +231,72 @@ fn place_and_time_are_read() {
 }
 
 #[test]
+fn what_is_asked_of_nodes_is_read() {
+    let mut manifest = one(&job(
+        "  command: [run]\n  nodes:\n    expressions:\n      - {key: zone, in: [a, b]}\n      - {key: rack, notIn: r1}\n      \
+         - {key: fast, exists: true}\n      - {key: slow, exists: false}\n      - {key: memory-gib, greater: 512}\n      \
+         - {key: age, less: -3}\n    only: [h1, h2]\n    exclude: [h3]\n",
+    ));
+    manifest.check().unwrap();
+    let test = |key: &str, operator: v1::NodeOperator, values: &[&str]| v1::NodeExpression {
+        key: key.to_owned(),
+        operator: operator.into(),
+        values: values.iter().map(|value| (*value).to_owned()).collect(),
+    };
+    let asked = v1::NodeRequirements {
+        expressions: vec![
+            test("zone", v1::NodeOperator::In, &["a", "b"]),
+            test("rack", v1::NodeOperator::NotIn, &["r1"]),
+            test("fast", v1::NodeOperator::Exists, &[]),
+            test("slow", v1::NodeOperator::DoesNotExist, &[]),
+            test("memory-gib", v1::NodeOperator::Greater, &["512"]),
+            test("age", v1::NodeOperator::Less, &["-3"]),
+        ],
+        only: vec!["h1".into(), "h2".into()],
+        exclude: vec!["h3".into()],
+    };
+    assert_eq!(manifest.message.spec().nodes, Some(asked));
+    manifest.apply(&Overrides {
+        node_tests: vec![node_tests("zone in (a,b),memory-gib>1024").unwrap()],
+        only: vec!["h2".into()],
+        exclude: vec!["h3".into(), "h4".into()],
+        ..Overrides::default()
+    });
+    manifest.check().unwrap();
+    let nodes = manifest.message.spec().nodes.clone().unwrap();
+    assert_eq!((nodes.expressions.len(), nodes.only.len(), nodes.exclude.len()), (8, 1, 2));
+    assert_eq!(nodes.expressions[7], test("memory-gib", v1::NodeOperator::Greater, &["1024"]));
+    assert!(node_tests("zone near a").unwrap_err().starts_with("character 6"));
+}
+
+#[test]
+fn mistakes_in_what_is_asked_of_nodes_have_their_lines() {
+    let found = problems(&job(
+        "  command: [run]\n  nodes:\n    expressions:\n      - {key: zone}\n      - {key: zone, in: [a], exists: true}\n      \
+         - {key: fast, exists: perhaps}\n",
+    ));
+    let places = ["spec.nodes.expressions[0]: must have one", "spec.nodes.expressions[1]: must have one"];
+    for (text, place) in found.iter().zip(places) {
+        assert!(text.contains(place), "{text}");
+    }
+    assert!(found[2].contains("spec.nodes.expressions[2].exists: must be true or false"), "{found:?}");
+    let found = problems(&job(
+        "  command: [run]\n  nodes:\n    expressions:\n      - {key: Zone, in: [a]}\n      - {key: zone, in: []}\n      \
+         - {key: gib, greater: many}\n    only: [h1]\n    exclude: [h1, H2]\n",
+    ));
+    for place in [
+        "spec.nodes.expressions[0].key: ",
+        "spec.nodes.expressions[1]: must be 1 to 32 values",
+        "spec.nodes.expressions[2]: must be one decimal integer",
+        "spec.nodes.exclude[1]: ",
+    ] {
+        assert!(found.iter().any(|text| text.contains(place)), "{place}: {found:?}");
+    }
+    let unknown = problems(&job("  command: [run]\n  nodes: {onli: [h1]}\n"));
+    assert!(unknown[0].contains("did you mean only?"), "{unknown:?}");
+}
+
+#[test]
 fn mistakes_of_place_and_time_have_their_lines() {
     let text = job(
         "  command: [run]\n  topology: {required: row}\n  nodeSelector:\n    Zone: a\n    empty: []\n  \

@@ -12,6 +12,7 @@ use muster_types::{DeviceSet, JobSpec, Level, Name, NodeId, NodeSpec, TaskGroup,
 
 use crate::Budget;
 use crate::awaited::awaited;
+use crate::selection::Condition;
 use crate::sites::{self, KeyedPool};
 use crate::slices::{SliceVerdict, find_slices};
 
@@ -92,7 +93,7 @@ fn most_by_counts<'a>(
     group: &TaskGroup,
 ) -> Option<(u64, Option<(&'a Name, &'a Name)>)> {
     let rule = &spec.topology;
-    if !spec.node_selector.is_empty() || rule.balanced || rule.segment_workers > 0 || rule.spread.is_some() {
+    if fit::is_selective(spec) || rule.balanced || rule.segment_workers > 0 || rule.spread.is_some() {
         return None;
     }
     if !state.policy().policy.required_isolation.is_empty() {
@@ -654,14 +655,15 @@ pub(crate) fn taint_note(nodes: u32, taints: &BTreeSet<&Name>) -> String {
     format!("; {have} a taint it does not tolerate ({})", list(taints.iter().take(TAINTS_NAMED)))
 }
 
-/// Hosts are large enough, but labels or taints keep the job from all of them.
+/// Hosts are large enough, but labels, names or taints keep the job from all of them.
 fn excluded(state: &State, spec: &JobSpec, group: &TaskGroup) -> Option<String> {
-    if spec.node_selector.is_empty() && state.pools().all(|(_, pool)| pool.tainted == 0) {
+    if !fit::is_selective(spec) && state.pools().all(|(_, pool)| pool.tainted == 0) {
         return None;
     }
     let in_region = |node: &NodeSpec| spec.regions.is_empty() || spec.regions.contains(&node.region);
     let (mut large, mut tainted) = (0u64, 0u64);
-    let mut have: BTreeMap<&Name, u64> = spec.node_selector.keys().map(|label| (label, 0)).collect();
+    let mut conditions: Vec<(Condition<'_>, u64)> =
+        Condition::all(spec).into_iter().map(|condition| (condition, 0)).collect();
     let mut taints: BTreeSet<&Name> = BTreeSet::new();
     for (_, row) in state.nodes().iter() {
         let node = &row.spec;
@@ -669,10 +671,8 @@ fn excluded(state: &State, spec: &JobSpec, group: &TaskGroup) -> Option<String> 
             continue;
         }
         large += 1;
-        for (label, values) in &spec.node_selector {
-            if node.labels.get(label).is_some_and(|value| values.contains(value)) {
-                *have.entry(label).or_default() += 1;
-            }
+        for (condition, met) in &mut conditions {
+            *met += u64::from(condition.is_met(node));
         }
         let not_tolerated = |taint: &&Name| !spec.tolerations.contains(*taint);
         tainted += u64::from(node.taints.iter().any(|taint| not_tolerated(&taint)));
@@ -681,11 +681,8 @@ fn excluded(state: &State, spec: &JobSpec, group: &TaskGroup) -> Option<String> 
     if large == 0 {
         return None;
     }
-    let mut parts: Vec<String> = Vec::new();
-    for (label, count) in have {
-        let values: Vec<&str> = spec.node_selector[label].iter().map(String::as_str).collect();
-        parts.push(format!("{count} have {label}={}", values.join("|")));
-    }
+    let mut parts: Vec<String> =
+        conditions.iter().map(|(condition, met)| condition.count(*met, large)).collect();
     if tainted > 0 {
         parts.push(format!("{tainted} have a taint it does not tolerate ({})", list(taints.iter())));
     }

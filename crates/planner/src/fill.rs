@@ -1,10 +1,10 @@
 //! Takes the workers of a gang from the nodes of one site.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::ops::Bound;
 use muster_journal::WorkerSlot;
-use muster_state::{Free, FreeKey, NodeRow, Pool, RackKey, State, fit};
+use muster_state::{Free, FreeKey, NodeRow, Pool, PoolKey, RackKey, State, fit};
 use muster_types::policy::Window;
 use muster_types::{DeviceAmount, DeviceSet, JobSpec, Level, LogTime, Name, NodeId, WorkerRequest};
 
@@ -130,6 +130,11 @@ impl<'a, 'b> Attempt<'a, 'b> {
 
     /// Places workers of one group as close together as it is simple.
     pub(crate) fn fill_together(&mut self, group: usize, rest: u32, scope: Scope<'a>) -> Result<u32, Spent> {
+        if let (Scope::Cluster, Some(names)) = (scope, only_named(self.spec))
+            && self.spec.topology.is_free()
+        {
+            return self.fill_named(group, rest, names);
+        }
         let amount = self.spec.groups[group].request.accelerators.as_ref().map(|a| a.amount);
         match (scope, amount) {
             (Scope::Node(node), _) => Ok(rest - self.take(group, node, rest)),
@@ -140,6 +145,30 @@ impl<'a, 'b> Attempt<'a, 'b> {
             (Scope::Rack(rack), Some(_)) => self.fill_rack(group, rest, rack),
             (_, None) => self.fullest_first(group, rest, scope),
         }
+    }
+
+    /// Workers anywhere on the nodes that the job names as its only ones, without a look at others: all on the one with the
+    /// least capacity that holds them; while none does, those with the most are filled.
+    fn fill_named(&mut self, group: usize, mut rest: u32, names: &'a BTreeSet<Name>) -> Result<u32, Spent> {
+        let pools = self.site.pools_of_group(group);
+        let mut holding: Vec<(u32, NodeId)> = Vec::new();
+        for name in names {
+            self.budget.spend()?;
+            let Some(node) = self.state.node_named(name) else { continue };
+            let row = self.row(node);
+            let key = PoolKey::of(&row.spec);
+            if row.is_placeable() && pools.iter().any(|(pool, _)| **pool == key) {
+                holding.push((self.capacity(group, node), node));
+            }
+        }
+        holding.retain(|(workers, _)| *workers > 0);
+        holding.sort_unstable();
+        while rest > 0 && !holding.is_empty() {
+            let enough = holding.partition_point(|(workers, _)| *workers < rest);
+            let (_, node) = holding.remove(enough.min(holding.len() - 1));
+            rest -= self.take(group, node, rest);
+        }
+        Ok(rest)
     }
 
     /// Workers with devices anywhere in the cluster: all on one node, the best that holds them; while none
@@ -298,13 +327,9 @@ impl<'a, 'b> Attempt<'a, 'b> {
             && !self.windows.iter().any(|window| window.scope.covers(&row.spec))
     }
 
-    /// Whether a node has the labels that the job selects.
-    pub(crate) fn has_labels(&self, row: &NodeRow) -> bool {
-        let has = |label: &Name| row.spec.labels.get(label);
-        self.spec
-            .node_selector
-            .iter()
-            .all(|(label, values)| has(label).is_some_and(|own| values.contains(own)))
+    /// Whether a node has the labels and the name that the job selects.
+    pub(crate) fn is_selected(&self, row: &NodeRow) -> bool {
+        fit::selects(&row.spec, self.spec)
     }
 
     /// Whether the job tolerates the taints of a node.
@@ -473,6 +498,11 @@ impl<'a, 'b> Attempt<'a, 'b> {
         racks.dedup_by_key(|(block, _)| *block);
         (slots, [racks.len(), rack_count, self.touched.len()])
     }
+}
+
+/// The only nodes that a job may be on, where it names them.
+pub(crate) fn only_named(spec: &JobSpec) -> Option<&BTreeSet<Name>> {
+    spec.nodes.as_deref().map(|nodes| &nodes.only).filter(|only| !only.is_empty())
 }
 
 /// Whether a node lies in a scope.

@@ -7,7 +7,7 @@ use muster_types::JobSpec;
 use muster_types::policy::PlacementWeights;
 
 use crate::candidate::{Candidate, Plan, finished, place};
-use crate::fill::Attempt;
+use crate::fill::{Attempt, only_named};
 use crate::score::Values;
 use crate::sites::KeyedPool;
 use crate::terms::Terms;
@@ -19,10 +19,11 @@ use crate::{Budget, Spent};
 /// fuller host.
 type Badness<K> = (bool, Rank, usize, K);
 
-/// Whether a job is one worker that may go anywhere.
+/// Whether a job is one worker that may go anywhere. One that names its only nodes is looked for on these.
 pub(crate) fn is_single(spec: &JobSpec) -> bool {
     spec.worker_count() == 1
         && spec.topology.is_free()
+        && only_named(spec).is_none()
         && spec.groups.iter().all(|group| group.slice.is_none())
 }
 

@@ -13,7 +13,7 @@ use crate::rows::NodeRow;
 pub enum GangFault {
     /// A node has not the type asked for, or the workers of a group have several.
     Kind,
-    /// A node has not the labels asked for, a taint that is not tolerated, or not the isolation that policy requires.
+    /// A node has not the labels or the name asked for, a taint that is not tolerated, or not the isolation that policy requires.
     Node,
     /// Outside the regions, or in several clusters.
     Place,
@@ -49,16 +49,26 @@ pub fn has_kind(node: &NodeSpec, request: &WorkerRequest) -> bool {
     }
 }
 
-/// Whether a job may be on a node at all: labels, taints, region, and the isolation that policy requires.
+/// Whether a node has the labels and the name that a job asks for.
+#[must_use]
+pub fn selects(node: &NodeSpec, spec: &JobSpec) -> bool {
+    let has = |label: &Name| node.labels.get(label);
+    spec.node_selector.iter().all(|(label, values)| has(label).is_some_and(|value| values.contains(value)))
+        && spec.nodes.as_ref().is_none_or(|nodes| nodes.allows(node))
+}
+
+/// Whether a job selects nodes by what is their own: labels or names.
+#[must_use]
+pub fn is_selective(spec: &JobSpec) -> bool {
+    !spec.node_selector.is_empty() || spec.nodes.is_some()
+}
+
+/// Whether a job may be on a node at all: labels, name, taints, region, and the isolation that policy requires.
 #[must_use]
 pub fn allows(node: &NodeSpec, spec: &JobSpec, policy: &Policy) -> bool {
-    let selected = spec
-        .node_selector
-        .iter()
-        .all(|(label, values)| node.labels.get(label).is_some_and(|value| values.contains(value)));
     let tolerated = node.taints.iter().all(|taint| spec.tolerations.contains(taint));
     let region = spec.regions.is_empty() || spec.regions.contains(&node.region);
-    selected && tolerated && region && policy.lacking_isolation(node).next().is_none()
+    selects(node, spec) && tolerated && region && policy.lacking_isolation(node).next().is_none()
 }
 
 /// The domain of a node at a level; hosts are told apart by their name.

@@ -44,6 +44,7 @@ fn job(workers: u32, amount: Option<DeviceAmount>, cpu_milli: u64) -> JobSpec {
         deadline: None,
         expected_run_ms: None,
         datasets: Vec::new(),
+        nodes: None,
     };
     draft.check().unwrap()
 }

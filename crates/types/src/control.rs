@@ -1,5 +1,6 @@
 //! What may be asked of a job that exists: that it ends, waits, goes on, begins again, or is another in some respects.
 
+use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -10,6 +11,7 @@ use crate::job::{JobDraft, PriorityTier};
 use crate::limits;
 use crate::metadata::{ANONYMOUS, JobMetadata};
 use crate::name::Name;
+use crate::node_requirements::NodeRequirements;
 use crate::time::LogTime;
 
 /// Who asks for something.
@@ -101,6 +103,8 @@ pub enum FieldChange {
     Labels(BTreeMap<String, String>),
     /// All its annotations.
     Annotations(BTreeMap<String, String>),
+    /// What else its nodes have to be; none for nothing else.
+    Nodes(Option<Box<NodeRequirements>>),
 }
 
 impl FieldChange {
@@ -117,6 +121,7 @@ impl FieldChange {
             FieldChange::ExpectedRun(_) => "expected_run",
             FieldChange::Labels(_) => "labels",
             FieldChange::Annotations(_) => "annotations",
+            FieldChange::Nodes(_) => "nodes",
         }
     }
 
@@ -142,6 +147,7 @@ impl FieldChange {
             FieldChange::Regions(regions) => draft.regions.clone_from(regions),
             FieldChange::NodeSelector(selector) => draft.node_selector.clone_from(selector),
             FieldChange::ExpectedRun(expected) => draft.expected_run_ms = *expected,
+            FieldChange::Nodes(nodes) => draft.nodes.clone_from(nodes),
             FieldChange::Labels(_) | FieldChange::Annotations(_) => {}
         }
     }
@@ -169,6 +175,7 @@ impl FieldChange {
                 selector.iter().map(|(label, of_label)| label.len() + 5 + values(of_label)).sum()
             }
             FieldChange::Labels(texts) | FieldChange::Annotations(texts) => pairs(texts),
+            FieldChange::Nodes(nodes) => nodes.as_ref().map_or(0, |nodes| nodes.text_bytes()),
             _ => 0,
         }
     }
@@ -201,6 +208,7 @@ impl fmt::Display for FieldChange {
             }
             FieldChange::Labels(texts) => pairs(texts),
             FieldChange::Annotations(texts) => texts.keys().cloned().collect::<Vec<_>>().join(","),
+            FieldChange::Nodes(nodes) => nodes.as_ref().map_or_else(none, |nodes| nodes.to_string()),
         };
         write!(f, "{}={value}", self.field())
     }

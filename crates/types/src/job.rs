@@ -1,5 +1,6 @@
 //! The user's unit of submission.
 
+use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -12,6 +13,7 @@ use crate::demand::{AcceleratorRequest, DeviceAmount};
 use crate::ids::JobId;
 use crate::limits;
 use crate::name::Name;
+use crate::node_requirements::NodeRequirements;
 use crate::reason::Violation;
 use crate::time::LogTime;
 use crate::topology::TopologyRule;
@@ -218,6 +220,8 @@ pub struct JobDraft {
     pub expected_run_ms: Option<u64>,
     /// Data sets it reads, by the names policy has for them.
     pub datasets: Vec<Name>,
+    /// What else its nodes have to be; none for nothing else.
+    pub nodes: Option<Box<NodeRequirements>>,
 }
 
 /// A checked job. There is no other way to make one.
@@ -361,6 +365,7 @@ impl JobDraft {
             deadline: None,
             expected_run_ms: None,
             datasets: Vec::new(),
+            nodes: None,
         }
     }
 
@@ -440,6 +445,9 @@ impl JobDraft {
                     format!("must have 1 to {max} values of at most {bytes} bytes"),
                 ));
             }
+        }
+        if let Some(nodes) = &self.nodes {
+            nodes.check(found);
         }
         if has_twice(&self.datasets) {
             found.push(Violation::new("datasets", "must not name a data set twice"));

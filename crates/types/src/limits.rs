@@ -80,6 +80,10 @@ pub const NODE_TAINTS_MAX: usize = 32;
 pub const NODE_OVERRIDE_TAINTS_MAX: usize = 16;
 /// Values of one label that a job accepts.
 pub const SELECTOR_VALUES_MAX: usize = 32;
+/// Tests of labels of nodes that one job has.
+pub const NODE_EXPRESSIONS_MAX: usize = 32;
+/// Nodes that one job names as the only ones, and as many that it excludes.
+pub const NODES_NAMED_MAX: usize = 1_024;
 /// Accelerator types that one worker accepts.
 pub const ACCELERATOR_CHOICES_MAX: usize = 16;
 /// Highest throughput of an accelerator type against another: a thousand times.

@@ -12,6 +12,9 @@ use crate::metadata::{LABEL_KEY_RULE, LABEL_VALUE_RULE, is_label_key, is_label_v
 /// Characters of what was found that an error shows.
 const FOUND_CHARACTERS: usize = 24;
 
+/// What ends a word of a selector.
+const LABEL_STOPS: [char; 7] = [' ', '\t', ',', '=', '!', '(', ')'];
+
 /// One condition on the labels of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Term {
@@ -59,7 +62,7 @@ impl LabelSelector {
             let description = format!("a selector has at most {max} bytes, this one {}", text.len());
             return Err(SelectorError { at: 1, description });
         }
-        let mut reader = Reader { text, at: 0 };
+        let mut reader = Reader::new(text, &LABEL_STOPS);
         let mut terms = Vec::new();
         reader.skip_blanks();
         if reader.rest().is_empty() {
@@ -123,24 +126,31 @@ impl fmt::Display for LabelSelector {
     }
 }
 
-struct Reader<'a> {
+/// Reads conditions from a text, word by word.
+pub(crate) struct Reader<'a> {
     text: &'a str,
     /// Byte of `text`, at the start of a character.
     at: usize,
+    /// What ends a word.
+    stops: &'static [char],
 }
 
 impl<'a> Reader<'a> {
-    fn rest(&self) -> &'a str {
+    pub(crate) fn new(text: &'a str, stops: &'static [char]) -> Reader<'a> {
+        Reader { text, at: 0, stops }
+    }
+
+    pub(crate) fn rest(&self) -> &'a str {
         self.text.get(self.at..).unwrap_or_default()
     }
 
-    fn skip_blanks(&mut self) {
+    pub(crate) fn skip_blanks(&mut self) {
         let rest = self.rest();
         self.at += rest.len() - rest.trim_start_matches([' ', '\t']).len();
     }
 
     /// Takes a text that may stand here, and the blanks behind it.
-    fn take(&mut self, text: &str) -> bool {
+    pub(crate) fn take(&mut self, text: &str) -> bool {
         let is_here = self.rest().starts_with(text);
         if is_here {
             self.at += text.len();
@@ -149,28 +159,47 @@ impl<'a> Reader<'a> {
         is_here
     }
 
-    fn error(&self, description: String) -> SelectorError {
+    pub(crate) fn error(&self, description: String) -> SelectorError {
         let before = self.text.get(..self.at).unwrap_or_default();
         SelectorError { at: before.chars().count() + 1, description }
     }
 
-    fn expected(&self, what: &str) -> SelectorError {
+    pub(crate) fn expected(&self, what: &str) -> SelectorError {
         let found: String = self.rest().chars().take(FOUND_CHARACTERS).collect();
         let found = if found.is_empty() { "the end".to_string() } else { format!("{found:?}") };
         self.error(format!("expected {what}, found {found}"))
     }
 
-    fn expect(&mut self, character: char, what: &str) -> Result<(), SelectorError> {
+    pub(crate) fn expect(&mut self, character: char, what: &str) -> Result<(), SelectorError> {
         if self.take(character.encode_utf8(&mut [0; 4])) { Ok(()) } else { Err(self.expected(what)) }
     }
 
     /// What could be a key or a value, without the blanks behind it.
     fn word(&mut self) -> &'a str {
         let rest = self.rest();
-        let end = rest.find([' ', '\t', ',', '=', '!', '(', ')']).unwrap_or(rest.len());
+        let end = rest.find(self.stops).unwrap_or(rest.len());
         let (word, _) = rest.split_at(end);
         self.at += end;
         word
+    }
+
+    /// A word, or where it is not what it must be, an error at its beginning.
+    pub(crate) fn checked_word<T>(
+        &mut self,
+        what: &str,
+        read: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<T, SelectorError> {
+        let start = self.at;
+        match read(self.word()) {
+            Some(value) => {
+                self.skip_blanks();
+                Ok(value)
+            }
+            None => {
+                self.at = start;
+                Err(self.expected(what))
+            }
+        }
     }
 
     fn key(&mut self) -> Result<String, SelectorError> {

@@ -154,6 +154,9 @@ enums! {
     QuotaLimit {
         Nominal "nominal", Borrowing "borrowing", ParentCapacity "parent_capacity", LentReserve "lent_reserve",
     }
+    NodeOperator {
+        In "in", NotIn "not_in", Exists "exists", DoesNotExist "does_not_exist", Greater "greater", Less "less",
+    }
     RepairPhase { Draining "draining", Working "working", Failed "failed" }
     ReplicaRole {
         Leader "leader", Unconfirmed "unconfirmed", Follower "follower", Candidate "candidate", Learner "learner",
@@ -310,6 +313,7 @@ mod tests {
         holds::<v1::OutputStream>(|value| value.word().to_owned());
         holds::<v1::QuotaStanding>(|value| value.word().to_owned());
         holds::<v1::QuotaLimit>(|value| value.word().to_owned());
+        holds::<v1::NodeOperator>(|value| value.word().to_owned());
         holds::<v1::RepairPhase>(|value| value.word().to_owned());
         holds::<v1::ReplicaRole>(|value| value.word().to_owned());
     }

@@ -248,7 +248,7 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
         assert_refused(jobs.submit_jobs(request).await, InvalidField, "jobs[1].name");
     }
     type Change = fn(&mut v1::Job);
-    let changes: [(&str, Change); 11] = [
+    let changes: [(&str, Change); 13] = [
         ("job.spec.groups[0].workers", |wanted| wanted.spec_mut().groups[0].workers = 0),
         ("job.spec.groups[0].workers", |wanted| wanted.spec_mut().groups[0].workers = u32::MAX),
         ("job.spec.groups[0].process.command", |wanted| wanted.spec_mut().groups[0].command_mut().clear()),
@@ -263,6 +263,16 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
         ("job.spec.tier", |wanted| wanted.spec_mut().tier = 17),
         ("job.tenant", |wanted| wanted.tenant = "No Name".to_owned()),
         ("job.spec.regions[0]", |wanted| wanted.spec_mut().regions = vec!["No Name".to_owned()]),
+        ("job.spec.nodes.expressions[0].operator", |wanted| {
+            let test = v1::NodeExpression { key: "zone".to_owned(), operator: 17, values: Vec::new() };
+            wanted.spec_mut().nodes =
+                Some(v1::NodeRequirements { expressions: vec![test], ..Default::default() })
+        }),
+        ("job.spec.nodes.exclude", |wanted| {
+            let names = vec!["h1".to_owned()];
+            wanted.spec_mut().nodes =
+                Some(v1::NodeRequirements { only: names.clone(), exclude: names, ..Default::default() })
+        }),
         ("job.spec.checkpoint.directory", |wanted| {
             wanted.spec_mut().checkpoint_mut().directory = "here".to_owned()
         }),

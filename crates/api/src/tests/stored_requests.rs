@@ -218,6 +218,15 @@ fn submissions() -> Vec<Stored> {
     let spread = v1::Spread { level: v1::TopologyLevel::Host.into(), max_workers: 1 };
     let rules = v1::TopologyRule { spread: Some(spread), ..Default::default() };
     let on_nodes = [("zone".to_owned(), v1::LabelValues { values: vec!["a".to_owned(), "b".to_owned()] })];
+    let named = v1::NodeRequirements {
+        expressions: vec![v1::NodeExpression {
+            key: "zone".to_owned(),
+            operator: v1::NodeOperator::NotIn.into(),
+            values: vec!["c".to_owned()],
+        }],
+        only: Vec::new(),
+        exclude: vec!["h7".to_owned()],
+    };
     let after = v1::Dependency {
         job_id: JOB.to_owned(),
         rule: v1::DependencyRule::Finished.into(),
@@ -256,6 +265,7 @@ fn submissions() -> Vec<Stored> {
         submission("submit-array", submit(&id(4), changed(|spec| spec.array = Some(array)))),
         submission("submit-spread", submit(&id(5), changed(|spec| spec.topology = Some(rules)))),
         submission("submit-on-nodes", submit(&id(6), changed(|spec| spec.node_selector = on_nodes.into()))),
+        submission("submit-not-on-nodes", submit(&id(70), changed(|spec| spec.nodes = Some(named)))),
         submission("submit-after", submit(&id(7), changed(|spec| spec.dependencies = vec![after]))),
         submission(
             "submit-share",

@@ -47,6 +47,7 @@ pub fn job(text: &str) -> JobSpec {
         deadline: None,
         expected_run_ms: None,
         datasets: Vec::new(),
+        nodes: None,
     };
     draft.check().unwrap()
 }

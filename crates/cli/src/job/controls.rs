@@ -457,6 +457,16 @@ pub struct ModifyArgs {
     /// A label that its nodes must have: label=value, label=value|value, or label- for none; only while it waits
     #[arg(long, value_name = "LABEL")]
     node_selector: Vec<String>,
+    /// Tests of the labels of its nodes, like 'zone in (a,b),memory-gib>512', in place of those that it has, or none; only
+    /// while it waits
+    #[arg(long = "where", value_name = "TESTS")]
+    node_tests: Option<String>,
+    /// The only nodes that it may be on, separated by commas, or any; only while it waits
+    #[arg(long, value_name = "NODES", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Nodes that it may not be on, separated by commas, in place of those before, or none; only while it waits
+    #[arg(long, value_name = "NODES", value_delimiter = ',')]
+    exclude: Vec<String>,
     /// A label: key=value, or key- to take it away; repeat it
     #[arg(long = "label", value_name = "LABEL")]
     labels: Vec<String>,
@@ -545,6 +555,10 @@ impl ModifyArgs {
                 }
             }
         }
+        if self.changes_nodes() {
+            names("spec.nodes");
+            changed.nodes = self.nodes(spec.nodes.unwrap_or_default())?;
+        }
         let texts = |own: &std::collections::HashMap<String, String>, given: &[String]| {
             let mut texts = own.clone();
             for text in given {
@@ -572,7 +586,35 @@ impl ModifyArgs {
 
     /// Whether what is sent depends on what the job has.
     fn builds_on_the_job(&self) -> bool {
-        !(self.labels.is_empty() && self.annotations.is_empty() && self.node_selector.is_empty())
+        let has_map =
+            !(self.labels.is_empty() && self.annotations.is_empty() && self.node_selector.is_empty());
+        has_map || self.changes_nodes()
+    }
+
+    fn changes_nodes(&self) -> bool {
+        self.node_tests.is_some() || !self.only.is_empty() || !self.exclude.is_empty()
+    }
+
+    /// What it asks of its nodes then; each of the parts stays that no option names.
+    fn nodes(&self, mut nodes: v1::NodeRequirements) -> Result<Option<v1::NodeRequirements>, Failure> {
+        match self.node_tests.as_deref() {
+            None => {}
+            Some("none") => nodes.expressions.clear(),
+            Some(text) => {
+                let tests = muster_manifest::node_tests(text);
+                nodes.expressions = tests.map_err(|error| Failure::usage(format!("--where: {error}")))?.0;
+            }
+        }
+        let named = |given: &[String], nobody: &str| -> Vec<String> {
+            given.iter().filter(|name| *name != nobody).cloned().collect()
+        };
+        if !self.only.is_empty() {
+            nodes.only = named(&self.only, "any");
+        }
+        if !self.exclude.is_empty() {
+            nodes.exclude = named(&self.exclude, "none");
+        }
+        Ok(Some(nodes).filter(|nodes| *nodes != v1::NodeRequirements::default()))
     }
 }
 

@@ -169,6 +169,15 @@ struct Cluster {
     quota_room: Option<Decimal>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     score: Vec<Score>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unmet: Vec<UnmetCondition>,
+}
+
+/// A condition on nodes, and how many nodes do not meet it.
+#[derive(Serialize)]
+struct UnmetCondition {
+    condition: String,
+    nodes: u32,
 }
 
 #[derive(Serialize)]
@@ -354,7 +363,12 @@ fn cluster_view(message: v1::ClusterFit) -> Cluster {
         largest_domain_workers: message.largest_domain_workers,
         quota_room: message.quota_room_milli.map(Decimal::milli),
         score: score_view(message.score),
+        unmet: message.unmet.into_iter().map(unmet_view).collect(),
     }
+}
+
+fn unmet_view(message: v1::UnmetCondition) -> UnmetCondition {
+    UnmetCondition { condition: message.condition, nodes: message.nodes }
 }
 
 fn quota_view(message: v1::QuotaReport) -> Quota {
@@ -696,7 +710,7 @@ fn cluster_lines(tree: &mut Tree, clusters: &[v1::ClusterFit]) {
             ("full", nodes.full),
             ("not up", nodes.not_up),
             ("cordoned", nodes.cordoned),
-            ("without the labels", nodes.wrong_labels),
+            ("without the labels or names", nodes.wrong_labels),
             ("tainted", nodes.tainted),
             (&not_isolated, nodes.not_isolated),
             ("too small", nodes.too_small),
@@ -707,6 +721,12 @@ fn cluster_lines(tree: &mut Tree, clusters: &[v1::ClusterFit]) {
         let counts: Vec<String> = counts.map(|(words, count)| format!("{count} {words}")).collect();
         let (name, registered) = (format!("{}/{}", report.region, report.cluster), nodes.registered);
         tree.line(1, &format!("{name}: {registered} nodes: {}", counts.join(", ")));
+        let unmet = report.unmet.iter().filter(|unmet| unmet.nodes > 0);
+        let unmet: Vec<String> =
+            unmet.map(|unmet| format!("{} by {}", unmet.condition, unmet.nodes)).collect();
+        if !unmet.is_empty() {
+            tree.line(2, &format!("conditions that nodes do not meet: {}", unmet.join("; ")));
+        }
         if !report.score.is_empty() {
             tree.line(2, &score_line(&report.score));
         }

@@ -141,6 +141,7 @@ Examples:
   muster job modify job-3f0 --tier production --run-time-limit 4h
   muster job modify job-3f0 --not-before +2h --deadline none
   muster job modify job-3f0 --label team=vision --label debug-
+  muster job modify job-3f0 --exclude h7,h8 --where 'memory-gib>512'
   muster job modify job-3f0 --tier batch --etag 1-4711
   muster job modify array-3f0 --throttle 50       lets 50 members of an array be unfinished at a time
 

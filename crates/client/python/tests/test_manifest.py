@@ -55,6 +55,11 @@ WRONG = [
     "topology: {spread: {level: host, max: 0}}",
     "nodeSelector: {zone: {a: b}}",
     "nodeSelector: {zone: 1.5}",
+    "nodes: [h1]",
+    "nodes: {onyl: [h1]}",
+    "nodes: {expressions: [{key: zone}]}",
+    "nodes: {expressions: [{key: zone, in: [a], exists: true}]}",
+    "nodes: {expressions: [{key: zone, exists: perhaps}]}",
     "after: [{jobb: job-1}]",
     "notBefore: tomorrow",
     "notBefore: 2027-01-31",
@@ -97,6 +102,10 @@ RIGHT = [
     "topology: {spread: {level: host, maxWorkers: 2}}",
     "topology: {}",
     "nodeSelector: {zone: a, rack: [b, c], fast: true, number: 7}",
+    "nodes: {expressions: [{key: zone, in: [a, b]}, {key: rack, notIn: r1}, {key: fast, exists: true}]}",
+    "nodes: {expressions: [{key: slow, exists: false}, {key: gib, greater: 512}, {key: age, less: -3}]}",
+    "nodes: {only: [h1, h2], exclude: [h3]}",
+    "nodes: {}",
     "tolerations: [a, b]",
     "after: [job-1, {job: job-2, when: finished}]",
     "notBefore: 2027-01-31T18:00:00+02:00",
@@ -194,6 +203,7 @@ def world(draw: random.Random) -> dict[str, Any]:
         "array": draw.randrange(1, 9),
         "topology": draw.choice([{"required": "rack"}, {"preferred": "block", "balanced": True}]),
         "nodeSelector": {"zone": draw.choice(["a", ["b", "c"]])},
+        "nodes": draw.choice([{"only": ["h1"], "exclude": ["h2"]}, {"expressions": [{"key": "gib", "greater": 7}]}]),
         "tolerations": ["t"],
         "preemptible": draw.choice([True, False]),
         "after": draw.choice([["job-1"], [{"job": "job-2", "when": "finished"}]]),
@@ -268,7 +278,8 @@ def test_jobs_in_python_are_those_of_files() -> None:
     text = document(
         "workers: 2\n  accelerators: h100|a100:4\n  cpu: 500m\n  memory: 4Gi\n  runTimeLimit: 90s\n"
         "  topology: {required: rack}\n  after: [job-1]\n  notBefore: 2027-01-31T18:00:00Z\n  preemptible: false\n"
-        "  retry: {limits: {application: 2}, backoff: 2s}\n  nodeSelector: {zone: [a, b]}",
+        "  retry: {limits: {application: 2}, backoff: 2s}\n  nodeSelector: {zone: [a, b]}\n"
+        "  nodes: {exclude: [h1], expressions: [{key: gib, greater: 512}]}",
         "command: [python]",
     )
     made = muster.job(
@@ -285,6 +296,7 @@ def test_jobs_in_python_are_those_of_files() -> None:
         preemptible=False,
         retry={"limits": {"application": 2}, "backoff": timedelta(seconds=2)},
         node_selector={"zone": ["a", "b"]},
+        nodes={"exclude": ["h1"], "expressions": [{"key": "gib", "greater": 512}]},
     )
     assert made == muster.JobSpec.from_yaml(text)
     assert muster.job("x", ["y"], run_time_limit=90).to_message().spec.run_time_limit.seconds == 90

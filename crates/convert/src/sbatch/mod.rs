@@ -5,6 +5,7 @@
 
 mod amounts;
 mod directives;
+mod hosts;
 mod programs;
 mod size;
 
@@ -58,6 +59,7 @@ pub fn convert(script: &str, options: &Options, findings: &Findings, honoured: &
     ends(&directives, &mut draft);
     environment(&directives, &mut group);
     places(&directives, &mut draft);
+    named_nodes(&directives, size, &mut draft);
     if script.contains(LINE_ENDS) {
         directives.say_at(
             "line 1",
@@ -320,6 +322,42 @@ fn places(directives: &Directives<'_>, draft: &mut Draft) {
     }
 }
 
+/// Nodes that are chosen or excluded by name.
+fn named_nodes(directives: &Directives<'_>, size: size::Size, draft: &mut Draft) {
+    let read = |option| {
+        let directive = directives.take(option)?;
+        match hosts::expand(&directive.value) {
+            Ok(names) => Some((directive, names)),
+            Err(sentence) => {
+                directives.refuse(directive, sentence);
+                None
+            }
+        }
+    };
+    if let Some((_, names)) = read("exclude") {
+        draft.rules.exclude = names;
+    }
+    if let Some((directive, names)) = read("nodelist") {
+        if let Some(both) = names.iter().find(|name| draft.rules.exclude.contains(name)) {
+            directives.refuse(directive, format!("names {both}, which --exclude excludes"));
+            return;
+        }
+        let least = size.tasks_min.unwrap_or(size.tasks).div_ceil(size.per_node.max(1));
+        if (names.len() as u64) < u64::from(least) {
+            directives.drop(
+                directive,
+                "sbatch adds other nodes where the list has too few, and `nodes.only` names all that a job may be on",
+            );
+            return;
+        }
+        draft.rules.only = names;
+        directives.approximate(
+            directive,
+            "the job is on nodes of this list and on no others, and not on all of them where it needs fewer",
+        );
+    }
+}
+
 /// The sentence for an option that nothing reads.
 fn advice(name: &str) -> &'static str {
     match name {
@@ -332,9 +370,7 @@ fn advice(name: &str) -> &'static str {
         }
         "exclusive" => "nodes are shared; ask for all devices, CPUs and memory of a node",
         "constraint" | "prefer" => CONSTRAINT,
-        "exclude" | "nodelist" | "nodefile" => {
-            "nodes are chosen by labels (`nodeSelector`), and not by their names"
-        }
+        "nodefile" => "the file is not read; `--nodelist` names the nodes",
         "hold" => "the job starts when there is capacity; `muster job hold JOB-ID` keeps it",
         "reservation" => {
             "parts of the fleet that are set aside are windows of the policy, and their jobs use them by tenant"

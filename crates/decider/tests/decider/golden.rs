@@ -20,8 +20,9 @@ use muster_types::policy::{Order, PolicyDraft, Quota, TenantLimits, TenantPolicy
 use muster_types::{
     AdmissionMode, AdmissionRule, Approval, ArrayId, ArraySpec, CertificateSerial, CheckpointRules, Control,
     Dependency, DependencyRule, DependencyScope, DeviceSet, ExitStatus, FailureClass, FieldChange,
-    JobContract, JobId, JobMetadata, LaunchForm, LogIndex, LogTime, NodeAdmission, NodeBounds, NodeId,
-    NodeOverridesChange, NoticeRules, Preflight, PriorityTier, Requester, RetryRules, Revocation, Submission,
+    JobContract, JobId, JobMetadata, LabelTest, LaunchForm, LogIndex, LogTime, NodeAdmission, NodeBounds,
+    NodeExpression, NodeId, NodeOverridesChange, NodeRequirements, NodeSpec, NoticeRules, Preflight,
+    PriorityTier, Requester, RetryRules, Revocation, Submission,
 };
 
 use crate::support::{
@@ -174,7 +175,7 @@ fn scenario() -> Vec<Round> {
     first.labels.insert(name("zone"), "a".into());
     run.register(first.check().unwrap(), 1);
     run.register(node_spec("gpu-b", "eu", "c1", Some(accelerators("h100", 8))), 2);
-    run.register(node_spec("plain", "us", "c2", None), 3);
+    run.register(plain_node(), 3);
     run.end_round(1_000);
 
     let full = full_spec();
@@ -406,7 +407,7 @@ fn resume(run: &mut Run) {
     let state = run.speculation.state().clone();
     let bootstrap = BootstrapConfig { generation: 2, ..BOOTSTRAP };
     run.speculation = Speculation::begin(state, leadership(7, 2), run.speculation.now(), bootstrap);
-    run.register(node_spec("plain", "us", "c2", None), 3);
+    run.register(plain_node(), 3);
     run.end_round(10);
 }
 
@@ -441,6 +442,7 @@ fn control(run: &mut Run) {
         FieldChange::ExpectedRun(None),
         FieldChange::Labels([("team".into(), "vision".into())].into()),
         FieldChange::Annotations([("note".into(), "x".into())].into()),
+        FieldChange::Nodes(Some(Box::new(asked_nodes()))),
     ];
     for (job, changes) in [(jobs[1], changes), (jobs[2], vec![FieldChange::Tier(PriorityTier::Free)])] {
         let by = Requester { name: "tenant/vision/ada".into(), is_operator: false };
@@ -464,7 +466,7 @@ fn recover(run: &mut Run) {
     run.end_round(10);
     run.register(node_spec("gpu-a", "eu", "c1", Some(accelerators("h100", 8))), 1);
     run.register(node_spec("gpu-b", "eu", "c1", Some(accelerators("h100", 4))), 9);
-    run.register(node_spec("plain", "us", "c2", None), 3);
+    run.register(plain_node(), 3);
     // Waits of what failed before are over.
     run.end_round(300_000);
     tick(&mut run.speculation);
@@ -765,4 +767,28 @@ impl Run {
                 handle(&mut self.speculation, &Command::Report { node, incarnation, job, token, updates });
         }
     }
+}
+
+/// A host without accelerators, with labels that jobs ask for.
+fn plain_node() -> NodeSpec {
+    let mut draft = node_draft("plain", "us", "c2", None);
+    for (label, value) in [("zone", "a"), ("fast", ""), ("gib", "1024"), ("age", "-7")] {
+        draft.labels.insert(name(label), value.to_owned());
+    }
+    draft.check().expect("a node")
+}
+
+/// One of each test of a label, all of which [`plain_node`] passes, and names.
+fn asked_nodes() -> NodeRequirements {
+    let test = |label: &str, test| NodeExpression { label: name(label), test };
+    let expressions = vec![
+        test("zone", LabelTest::In(["a".to_owned(), "b".to_owned()].into())),
+        test("zone", LabelTest::NotIn(["c".to_owned()].into())),
+        test("fast", LabelTest::Exists),
+        test("slow", LabelTest::DoesNotExist),
+        test("gib", LabelTest::Greater(512)),
+        test("age", LabelTest::Less(-3)),
+    ];
+    let (only, exclude) = ([name("plain")].into(), [name("gpu-a"), name("gpu-b")].into());
+    NodeRequirements { expressions, only, exclude }
 }

@@ -13,8 +13,8 @@ use muster_types::policy::{PolicyDraft, TenantPolicy, TenantRights};
 use muster_types::{
     ArrayId, ArraySpec, ClusterId, Control, Dependency, DependencyRule, DependencyScope, DeviceSet,
     ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, IndexRange, JobContract, JobId,
-    JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeId, NodeOverrides, Parameters, PriorityTier, QueueKey,
-    ReplicaId, Requester, limits,
+    JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeId, NodeOverrides, NodeRequirements, Parameters,
+    PriorityTier, QueueKey, ReplicaId, Requester, limits,
 };
 
 use std::sync::Arc;
@@ -342,6 +342,16 @@ fn controlled(random: &mut Random, state: &State, job: JobId, request: RequestKe
                     FieldChange::Labels([("team".to_owned(), "a b".repeat(random.below(2) as usize))].into())
                 }
             }];
+            if random.once_in(6) {
+                // Of two names that are the same one breaks a rule; without any the requirement is empty.
+                let names = |count: u64| (0..count).map(|_| Name::literal("n1")).collect();
+                let nodes = NodeRequirements {
+                    only: names(random.below(2)),
+                    exclude: names(random.below(2)),
+                    ..NodeRequirements::default()
+                };
+                changes.push(FieldChange::Nodes(random.once_in(2).then(|| Box::new(nodes))));
+            }
             if random.once_in(4) {
                 changes.push(FieldChange::ExpectedRun(Some(random.below(2) * 7_000)));
             }

@@ -16,8 +16,8 @@ use muster_types::policy::{Order, PolicyDraft, Quota, TenantPolicy, Window, Wind
 use muster_types::{
     AcceleratorChoice, ArrayId, ArraySpec, Control, Dependency, DependencyRule, DependencyScope,
     DeviceAmount, DeviceSet, ExitStatus, FailureClass, FieldChange, JobContract, JobDraft, JobId,
-    JobMetadata, JobSpec, Level, LogTime, NodeId, NodeOverridesChange, NodeSpec, PriorityTier, RequestId,
-    Requester, Spread, Submission, TaskGroup,
+    JobMetadata, JobSpec, Level, LogTime, NodeId, NodeOverridesChange, NodeRequirements, NodeSpec,
+    PriorityTier, RequestId, Requester, Spread, Submission, TaskGroup,
 };
 
 use crate::random::Random;
@@ -518,12 +518,16 @@ impl Model {
         let request = self.request();
         if self.random.once_in(3) {
             let soon = self.now.plus_ms(self.random.below(20_000));
-            let changes = vec![match self.random.below(6) {
+            let changes = vec![match self.random.below(7) {
                 0 => FieldChange::Tier(PriorityTier::ALL[self.random.below(5) as usize]),
                 1 => FieldChange::RunTimeLimit(self.random.once_in(2).then(|| self.random.below(60_000))),
                 2 => FieldChange::NotBefore(self.random.once_in(2).then_some(soon)),
                 3 => FieldChange::Deadline(self.random.once_in(2).then(|| soon.plus_ms(60_000))),
                 4 => FieldChange::Regions(vec![name(["eu", "us"][self.random.below(2) as usize])]),
+                5 => FieldChange::Nodes(self.random.once_in(2).then(|| {
+                    let exclude = [name(["n1", "n2"][self.random.below(2) as usize])].into();
+                    Box::new(NodeRequirements { exclude, ..NodeRequirements::default() })
+                })),
                 _ => FieldChange::ExpectedRun(Some(1 + self.random.below(100_000))),
             }];
             let order = ModifyOrder { acts_for: None, request, by, job, expected: None, changes };

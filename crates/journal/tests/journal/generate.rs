@@ -20,10 +20,11 @@ use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval, ArrayId,
     ArraySpec, CertificateSerial, CheckpointRules, ClusterId, Control, Dependency, DependencyRule,
     DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange,
-    ForeignLoad, HolderId, IndexRange, JobContract, JobDraft, JobId, JobMetadata, JobSpec, LaunchForm, Level,
-    LogIndex, LogTime, Name, NodeAdmission, NodeBounds, NodeDraft, NodeId, NodeOverrides, NodeSpec,
-    NoticeRules, Parameters, Preflight, PriorityTier, QueueKey, ReplicaId, RequestId, Requester, RetryRules,
-    Revocation, Spread, TaskGroup, TopologyRule, WorkerRequest, limits,
+    ForeignLoad, HolderId, IndexRange, JobContract, JobDraft, JobId, JobMetadata, JobSpec, LabelTest,
+    LaunchForm, Level, LogIndex, LogTime, Name, NodeAdmission, NodeBounds, NodeDraft, NodeExpression, NodeId,
+    NodeOverrides, NodeRequirements, NodeSpec, NoticeRules, Parameters, Preflight, PriorityTier, QueueKey,
+    ReplicaId, RequestId, Requester, RetryRules, Revocation, Spread, TaskGroup, TopologyRule, WorkerRequest,
+    limits,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -52,6 +53,28 @@ fn wanted() -> impl Strategy<Value = AcceleratorRequest> {
     })
 }
 
+/// Names that begin with other letters, so that no node is both.
+fn node_requirements() -> impl Strategy<Value = Option<Box<NodeRequirements>>> {
+    let values = || prop::collection::btree_set("[ -~é]{0,8}", 1..3);
+    let test = prop_oneof![
+        values().prop_map(LabelTest::In),
+        values().prop_map(LabelTest::NotIn),
+        Just(LabelTest::Exists),
+        Just(LabelTest::DoesNotExist),
+        any::<i64>().prop_map(LabelTest::Greater),
+        any::<i64>().prop_map(LabelTest::Less),
+    ];
+    let expression = (name(), test).prop_map(|(label, test)| NodeExpression { label, test });
+    let names = |letters: &'static str| {
+        vec(letters, 0..3).prop_map(|names| {
+            names.iter().map(|text| Name::new(text).expect("a name")).collect::<BTreeSet<Name>>()
+        })
+    };
+    let asked = (vec(expression, 0..3), names("[a-m]{1,6}"), names("[n-z]{1,6}"))
+        .prop_map(|(expressions, only, exclude)| NodeRequirements { expressions, only, exclude });
+    option::of(asked).prop_map(|asked| asked.filter(|asked| !asked.is_empty()).map(Box::new))
+}
+
 /// Everything a job may say in addition to what it runs.
 fn wishes() -> impl Strategy<Value = JobDraft> {
     let level = || prop::sample::select(Level::ALL.to_vec());
@@ -69,7 +92,7 @@ fn wishes() -> impl Strategy<Value = JobDraft> {
     let rule = (rule, scope);
     let dependencies = btree_map(any::<u64>(), rule, 0..3);
     let times = (option::of(0..1u64 << 40), option::of(1u64 << 41..1 << 42), option::of(1..1u64 << 30));
-    let places = (btree_map(name(), values, 0..3), names(), names());
+    let places = (btree_map(name(), values, 0..3), names(), names(), node_requirements());
     (topology, places, any::<bool>(), dependencies, times).prop_map(
         |(topology, places, preemptible, dependencies, times)| JobDraft {
             topology,
@@ -84,6 +107,7 @@ fn wishes() -> impl Strategy<Value = JobDraft> {
             deadline: times.1.map(LogTime),
             expected_run_ms: times.2,
             datasets: places.2.into_iter().collect(),
+            nodes: places.3,
             ..JobDraft::new(Name::literal("any"), Name::literal("any"), vec![])
         },
     )
@@ -306,6 +330,7 @@ fn change() -> impl Strategy<Value = FieldChange> {
         btree_map(name(), values, 0..3).prop_map(FieldChange::NodeSelector),
         texts().prop_map(FieldChange::Labels),
         texts().prop_map(FieldChange::Annotations),
+        node_requirements().prop_map(FieldChange::Nodes),
     ]
 }
 

@@ -143,3 +143,42 @@ fn a_change_names_its_fields_and_what_it_was_made_from() {
     let ran = muster(&fake, &["job", "modify", id]);
     assert!(ran.code == 2 && ran.err.contains("say what to change"), "{}", ran.err);
 }
+
+#[test]
+fn nodes_are_asked_for_by_tests_and_by_name() {
+    let fake = Fake::start();
+    let file = example("train.yaml");
+    let options = ["--where", "zone in (a,b),gib>512", "--only", "h1,h2", "--exclude", "h3"];
+    let ran = muster(&fake, &[&["submit", &file], options.as_slice()].concat());
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let id = ran.out.trim().to_owned();
+    let dry = muster(&fake, &[&["submit", &file, "--dry-run"], options.as_slice()].concat());
+    for part in ["key: zone", "greater: 512", "- h2", "exclude:"] {
+        assert!(dry.code == 0 && dry.out.contains(part), "{part}\n{}\n{}", dry.out, dry.err);
+    }
+    for change in [["--exclude", "h4,h5"], ["--where", "none"], ["--only", "any"]] {
+        let ran = muster(&fake, &["job", "modify", &id, change[0], change[1]]);
+        assert_eq!(ran.code, 0, "{}", ran.err);
+    }
+    let updates = fake.book.lock().updates.clone();
+    let nodes: Vec<v1::NodeRequirements> = updates
+        .iter()
+        .map(|update| update.job.clone().unwrap().spec.unwrap().nodes.unwrap_or_default())
+        .collect();
+    assert!(updates.iter().all(|update| update.update_mask.clone().unwrap().paths == ["spec.nodes"]));
+    assert_eq!((nodes[0].expressions.len(), nodes[0].only.len()), (2, 2));
+    assert_eq!(nodes[0].exclude, ["h4", "h5"]);
+    assert!(nodes[1].expressions.is_empty() && nodes[1].only.len() == 2, "{nodes:?}");
+    assert!(nodes[2].only.is_empty() && nodes[2].expressions.len() == 2, "{nodes:?}");
+    for (args, expected) in [
+        (["--where", "zone near a"], "character 6"),
+        (["--only", "H1"], "spec.nodes.only[0]"),
+        (["--exclude", "h1,H2"], "spec.nodes.exclude[1]"),
+    ] {
+        let ran = muster(&fake, &["submit", &file, args[0], args[1]]);
+        assert_eq!(ran.code, 2, "{}", ran.err);
+        assert!(ran.err.contains(expected), "{expected}\n{}", ran.err);
+    }
+    let ran = muster(&fake, &["job", "modify", &id, "--where", "gib>much"]);
+    assert!(ran.code == 2 && ran.err.contains("--where: character 5"), "{}", ran.err);
+}

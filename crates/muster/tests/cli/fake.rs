@@ -523,7 +523,6 @@ fn explanation(workers: u32) -> v1::Explanation {
     };
     let score = vec![part("topology", 500, 900), part("packing", 400, 250)];
     let cluster = |region: &str, fit, full| v1::ClusterFit {
-        lacking_isolation: Vec::new(),
         region: region.into(),
         cluster: format!("{region}-1"),
         accelerator_type: "h100".into(),
@@ -543,6 +542,7 @@ fn explanation(workers: u32) -> v1::Explanation {
         largest_domain_workers: fit,
         quota_room_milli: None,
         score: if fit > 0 { score.clone() } else { Vec::new() },
+        ..Default::default()
     };
     v1::Explanation {
         reason: "WAITING_FOR_CAPACITY".into(),

@@ -1,6 +1,7 @@
 //! What keeps a gang from the nodes of each cluster, counted.
 
 use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use muster_state::{NodeRow, NodeStatus, PoolKey, State};
 use muster_types::policy::Guarantee;
@@ -10,6 +11,7 @@ use crate::Budget;
 use crate::ever::{NodeFilter, holds_somewhere, workers_on_empty};
 use crate::fill::{Attempt, Scope};
 use crate::score::Score;
+use crate::selection::Condition;
 use crate::sites::Site;
 use crate::terms::Terms;
 
@@ -22,7 +24,7 @@ pub struct NodeCounts {
     pub not_up: u32,
     /// Taken out of placement by an operator.
     pub cordoned: u32,
-    /// Without the labels that the job selects.
+    /// Without the labels or the names that the job selects.
     pub wrong_labels: u32,
     /// With a taint that the job does not tolerate.
     pub tainted: u32,
@@ -55,6 +57,9 @@ pub struct ClusterReport {
     pub lacking_isolation: BTreeSet<Guarantee>,
     /// Taints of its nodes that the job does not tolerate and that keep it from them.
     pub taints: BTreeSet<Name>,
+    /// Conditions on labels and names of nodes that the job has, each with the number of registered nodes that do not meet
+    /// it. A node may miss several.
+    pub unmet: Vec<(String, u32)>,
     /// Idle devices of the types used, on nodes that are up and not cordoned.
     pub free_devices: u64,
     /// Devices of those types, free or not, up or not.
@@ -97,6 +102,8 @@ pub(super) struct Counting<'a> {
     nodes: NodeCounts,
     lacking_isolation: BTreeSet<Guarantee>,
     taints: BTreeSet<Name>,
+    /// What the job asks of labels and names of nodes, and how many nodes do not meet it.
+    unmet: Vec<(Condition<'a>, u32)>,
     reserved_devices: u64,
     workers_that_fit: u32,
     /// Workers of the first group, by domain of the rule: on empty registered nodes, on empty placeable
@@ -118,7 +125,7 @@ fn is_counted_by_node(spec: &JobSpec) -> bool {
 impl<'a> Counting<'a> {
     pub(super) fn new(
         state: &'a State,
-        spec: &JobSpec,
+        spec: &'a JobSpec,
         terms: &Terms<'_>,
         site: &Site<'_>,
         budget: &mut Budget,
@@ -127,6 +134,7 @@ impl<'a> Counting<'a> {
             nodes: NodeCounts::default(),
             lacking_isolation: BTreeSet::new(),
             taints: BTreeSet::new(),
+            unmet: Condition::all(spec).into_iter().map(|condition| (condition, 0)).collect(),
             reserved_devices: 0,
             workers_that_fit: 0,
             domains: BTreeMap::new(),
@@ -193,6 +201,7 @@ impl<'a> Counting<'a> {
             nodes: self.nodes,
             lacking_isolation: self.lacking_isolation,
             taints: self.taints,
+            unmet: self.unmet.into_iter().map(|(condition, nodes)| (condition.to_string(), nodes)).collect(),
             free_devices: site.idle_devices,
             total_devices: site.used_pools().map(|(_, pool)| pool.total_devices).sum(),
             reserved_devices: self.reserved_devices,
@@ -260,12 +269,15 @@ fn count_node(
     counts.registered += 1;
     let needs_devices = spec.groups.iter().any(|group| group.request.accelerators.is_some());
     let concerned = |group: &&muster_types::TaskGroup| !needs_devices || group.request.accelerators.is_some();
-    let labelled = attempt.has_labels(row);
+    let selected = attempt.is_selected(row);
+    for (condition, nodes) in &mut counting.unmet {
+        *nodes += u32::from(!condition.is_met(&row.spec));
+    }
     let tolerated = attempt.is_tolerated(row);
     let isolated = attempt.is_isolated(row);
     counting.lacking_isolation.extend(attempt.terms.policy.lacking_isolation(&row.spec));
     let groups = || spec.groups.iter().filter(concerned);
-    if labelled && tolerated && isolated {
+    if selected && tolerated && isolated {
         *empty = groups().next().map_or(0, |group| workers_on_empty(&row.spec, &group.request));
     }
     if row.status != NodeStatus::Up {
@@ -295,7 +307,7 @@ fn count_node(
         fits_now |= fits > 0;
         first.get_or_insert(fits);
     }
-    let place = if !labelled {
+    let place = if !selected {
         &mut counts.wrong_labels
     } else if !tolerated {
         let taints = row.spec.taints.iter().filter(|taint| !spec.tolerations.contains(*taint));

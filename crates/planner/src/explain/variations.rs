@@ -1,12 +1,13 @@
 //! The gang with something about it changed, planned again: which change would let it start is why it waits, or what
 //! would help.
 
+use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use muster_state::{Free, PoolKey, State};
-use muster_types::{DeviceAmount, JobSpec, Name, NodeId, TopologyRule, WorkerRequest};
+use muster_types::{DeviceAmount, JobSpec, Name, NodeId, NodeRequirements, TopologyRule, WorkerRequest};
 
 use crate::Budget;
 use crate::awaited::awaited;
@@ -20,6 +21,8 @@ use crate::terms::{Holds, Terms};
 
 /// Visits that one of the plans made for an explanation may take.
 const VISITS_MAX: u64 = 1_000_000;
+/// Tests of labels that are left out one by one to see whether the gang would fit then.
+const EXPRESSIONS_TRIED_MAX: usize = 8;
 
 /// Where the checkpoints of a job can be read, for a job that is planned there alone.
 #[derive(Clone, Copy, Debug)]
@@ -192,6 +195,7 @@ impl Variations<'_> {
         let mut help = Vec::new();
         help.extend(self.other_regions());
         help.extend(self.other_types());
+        help.extend(self.other_nodes());
         help.extend(self.fewer_workers(wanted));
         help.extend(self.more_quota());
         help.extend(self.more_nodes(clusters, wanted));
@@ -243,6 +247,33 @@ impl Variations<'_> {
             }
         }
         help
+    }
+
+    /// The first condition on nodes without which it would fit now, else all of them together.
+    fn other_nodes(&self) -> Option<String> {
+        let asked = self.spec.nodes.as_deref()?;
+        let fits = |nodes: NodeRequirements| {
+            let mut draft = self.spec.clone().into_draft();
+            draft.nodes = Some(Box::new(nodes)).filter(|nodes| !nodes.is_empty());
+            draft.check().is_ok_and(|varied| self.plan(&varied, self.terms).is_some())
+        };
+        if !fits(NodeRequirements::default()) {
+            return None;
+        }
+        for (place, expression) in asked.expressions.iter().enumerate().take(EXPRESSIONS_TRIED_MAX) {
+            let mut others = asked.clone();
+            others.expressions.remove(place);
+            if fits(others) {
+                return Some(format!("nodes without the condition {expression} (fits now)"));
+            }
+        }
+        if !asked.only.is_empty() && fits(NodeRequirements { only: BTreeSet::new(), ..asked.clone() }) {
+            return Some("other nodes than the only ones that it names (fits now)".to_string());
+        }
+        if !asked.exclude.is_empty() && fits(NodeRequirements { exclude: BTreeSet::new(), ..asked.clone() }) {
+            return Some("nodes that it excludes (fits now)".to_string());
+        }
+        Some("any nodes, without its conditions on them (fits now)".to_string())
     }
 
     fn fewer_workers(&self, wanted: u32) -> Option<String> {

@@ -8,8 +8,8 @@ use muster_planner::{
 use muster_state::{Forecast, Free, State};
 use muster_types::policy::PolicyDraft;
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, DeviceAmount, JobDraft, JobId, JobSpec, Level,
-    LogTime, Name, NodeId, Spread,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, DeviceAmount, JobDraft, JobId, JobSpec, LabelTest,
+    Level, LogTime, Name, NodeExpression, NodeId, NodeRequirements, NodeSpec, Spread,
 };
 use proptest::prelude::*;
 
@@ -46,6 +46,11 @@ fn fleet(hosts: &[Host]) -> Fleet {
         draft.rack = name(&format!("r{rack}"));
         draft.accelerators = Some(Accelerators { kind: name(KINDS[*kind]), count: *devices });
         draft.cpu_milli = cpus * 1_000;
+        if let Some(zone) = ["a", "b", "c"].get(number % 4) {
+            draft.labels.insert(name("zone"), (*zone).to_owned());
+        }
+        let gib = if number % 5 == 0 { "many".to_owned() } else { (number * 100).to_string() };
+        draft.labels.insert(name("gib"), gib);
         if *tainted {
             draft.taints.insert(name("broken"));
         }
@@ -123,6 +128,63 @@ fn any_job() -> impl Strategy<Value = JobSpec> {
     )
 }
 
+/// What a job asks of its nodes: some of what is generated selects none of them.
+fn nodes_asked() -> impl Strategy<Value = NodeRequirements> {
+    let label = prop::sample::select(vec!["zone", "zone", "gib", "none"]).prop_map(name);
+    let value = prop::sample::select(vec!["a", "b", "c", "many", "100"]).prop_map(str::to_owned);
+    let values = || prop::collection::btree_set(value.clone(), 1..4);
+    let bound = || prop::sample::select(vec![i64::MIN, -1, 0, 150, 400, i64::MAX]);
+    let test = prop_oneof![
+        3 => values().prop_map(LabelTest::In),
+        3 => values().prop_map(LabelTest::NotIn),
+        Just(LabelTest::Exists),
+        Just(LabelTest::DoesNotExist),
+        bound().prop_map(LabelTest::Greater),
+        bound().prop_map(LabelTest::Less),
+    ];
+    let expression = (label, test).prop_map(|(label, test)| NodeExpression { label, test });
+    let numbers = || prop_oneof![Just(Vec::new()), prop::collection::vec(0..14usize, 1..8)];
+    (prop::collection::vec(expression, 0..3), numbers(), numbers()).prop_map(
+        |(expressions, only, exclude)| {
+            let names =
+                |numbers: Vec<usize>| numbers.into_iter().map(|number| name(&format!("n{number}"))).collect();
+            let mut asked = NodeRequirements { expressions, only: names(only), exclude: names(exclude) };
+            asked.exclude.retain(|name| !asked.only.contains(name));
+            asked
+        },
+    )
+}
+
+/// Whether a node is what is asked for, without the code that is tested.
+fn is_asked_for(node: &NodeSpec, asked: &NodeRequirements) -> bool {
+    let is_this = |name: &Name| name.as_str() == node.name.as_str();
+    let is_named = asked.only.is_empty() || asked.only.iter().any(is_this);
+    if !is_named || asked.exclude.iter().any(is_this) {
+        return false;
+    }
+    asked.expressions.iter().all(|expression| {
+        let mut labels = node.labels.iter();
+        let value = labels.find(|(label, _)| **label == expression.label).map(|(_, value)| value.clone());
+        let number = value.as_ref().and_then(|value| value.parse::<i128>().ok());
+        match (&expression.test, value) {
+            (LabelTest::In(values), Some(value)) => values.iter().any(|other| *other == value),
+            (LabelTest::In(_), None) => false,
+            (LabelTest::NotIn(values), Some(value)) => values.iter().all(|other| *other != value),
+            (LabelTest::NotIn(_), None) => true,
+            (LabelTest::Exists, value) => value.is_some(),
+            (LabelTest::DoesNotExist, value) => value.is_none(),
+            (LabelTest::Greater(bound), _) => number.is_some_and(|number| number > i128::from(*bound)),
+            (LabelTest::Less(bound), _) => number.is_some_and(|number| number < i128::from(*bound)),
+        }
+    })
+}
+
+fn asking(spec: &JobSpec, asked: NodeRequirements) -> JobSpec {
+    let mut draft = spec.clone().into_draft();
+    draft.nodes = Some(Box::new(asked)).filter(|asked| !asked.is_empty());
+    draft.check().unwrap()
+}
+
 /// How many workers each domain that the job may be in holds, counted without the planner.
 fn capacities(state: &State, spec: &JobSpec) -> Vec<u32> {
     let request = &spec.groups[0].request;
@@ -134,6 +196,9 @@ fn capacities(state: &State, spec: &JobSpec) -> Vec<u32> {
             continue;
         }
         let node = &row.spec;
+        if spec.nodes.as_ref().is_some_and(|asked| !is_asked_for(node, asked)) {
+            continue;
+        }
         let mut domain = vec![node.cluster.to_string(), has.kind.to_string()];
         match spec.topology.required {
             None => {}
@@ -213,8 +278,46 @@ proptest! {
     }
 
     #[test]
-    fn an_explanation_agrees_with_the_plan(hosts in hosts(), spec in any_job()) {
+    fn a_gang_fits_on_the_nodes_that_it_asks_for(hosts in hosts(), spec in simple_job(), asked in nodes_asked()) {
         let fleet = fleet(&hosts);
+        let spec = asking(&spec, asked);
+        let most = capacities(&fleet.state, &spec).into_iter().max().unwrap_or(0);
+        prop_assert_eq!(fleet.plan(&spec).is_some(), most >= spec.worker_count(), "{} of {:?}", most, spec);
+        let workers = fleet.plan(&with_least(&spec, 1)).map_or(0, |plan| plan.workers.len() as u32);
+        prop_assert_eq!(workers, most.min(spec.worker_count()));
+    }
+
+    /// Neither the planner nor the guard has a worker on a node that its job refuses.
+    #[test]
+    fn no_worker_is_on_a_node_that_its_job_refuses(
+        hosts in hosts(),
+        jobs in prop::collection::vec((any_job(), nodes_asked()), 1..6),
+    ) {
+        let mut fleet = fleet(&hosts);
+        for (spec, asked) in jobs {
+            let asking = asking(&spec, asked.clone());
+            let refuses = |node: NodeId| !is_asked_for(&fleet.state.node(node).unwrap().spec, &asked);
+            if let Some(plan) = fleet.plan(&spec)
+                && plan.workers.iter().any(|slot| refuses(slot.node))
+            {
+                let placed = fleet.start(&asking, 1_000, plan.workers.clone());
+                prop_assert!(placed.is_err(), "{:?}: {:?}", asking, plan);
+            }
+            if let Some(plan) = fleet.plan(&asking) {
+                let node = |slot: &muster_journal::WorkerSlot| fleet.state.node(slot.node).unwrap();
+                let refused = plan.workers.iter().find(|slot| !is_asked_for(&node(*slot).spec, &asked));
+                prop_assert!(refused.is_none(), "{:?}: {:?}", asking, refused);
+                prop_assert_eq!(could_ever(&fleet.state, &asking), Ok(()), "it fits now, so it can");
+                let placed = fleet.start(&asking, 1_000, plan.workers.clone());
+                prop_assert!(placed.is_ok(), "{:?}: {:?} {:?}", placed, asking, plan);
+            }
+        }
+    }
+
+    #[test]
+    fn an_explanation_agrees_with_the_plan(hosts in hosts(), spec in any_job(), asked in prop::option::of(nodes_asked())) {
+        let fleet = fleet(&hosts);
+        let spec = asking(&spec, asked.unwrap_or_default());
         let holds = Holds::new();
         let explanation = explain(&fleet.state, &spec, &fleet.terms(&holds, &spec), None);
         prop_assert_eq!(explanation.reason == WaitReason::InLine, fleet.plan(&spec).is_some());
@@ -222,6 +325,9 @@ proptest! {
             let n = &report.nodes;
             let sum = n.not_up + n.cordoned + n.wrong_labels + n.tainted + n.not_isolated + n.too_small + n.in_window + n.held + n.full + n.fit;
             prop_assert_eq!(sum, n.registered);
+            let most = report.unmet.iter().map(|(_, nodes)| *nodes).max().unwrap_or(0);
+            prop_assert!(n.wrong_labels <= n.registered && most <= n.registered);
+            prop_assert!(n.wrong_labels <= report.unmet.iter().map(|(_, nodes)| *nodes).sum::<u32>());
         }
         if explanation.reason == WaitReason::NoClusterLargeEnough {
             prop_assert!(could_ever(&fleet.state, &spec).is_err());
@@ -338,6 +444,11 @@ fn a_large_fleet_costs_few_visits() {
     assert!(!fits && cost < 3_000, "{cost} visits for one host too many");
     let (fits, cost) = visits(&draft_of(1, "h100", DeviceAmount::Whole(1)).check().unwrap());
     assert!(fits && cost < 10, "{cost} visits for one device");
+    let mut named = draft_of(2, "h100", DeviceAmount::Whole(8));
+    let only = ["n00003", "n09999", "n00300"].map(name).into();
+    named.nodes = Some(Box::new(NodeRequirements { only, ..NodeRequirements::default() }));
+    let (fits, cost) = visits(&named.check().unwrap());
+    assert!(fits && cost < 10, "{cost} visits for hosts by name");
     let (fits, cost) = visits(&draft_of(1, "h100", DeviceAmount::Whole(16)).check().unwrap());
     assert!(!fits && cost < 10, "{cost} visits for a host that is not there");
     let waits = draft_of(9_000, "h100", DeviceAmount::Whole(8)).check().unwrap();

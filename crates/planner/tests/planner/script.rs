@@ -13,7 +13,7 @@ use muster_types::policy::{Dataset, PolicyDraft, Price, Transfer, Window, Window
 use muster_types::tpu::{PodPosition, SliceRequest, SliceShape};
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, DeviceAmount, DeviceSet, JobId, JobSpec, Level,
-    LogTime, Name, Spread,
+    LogTime, Name, NodeExpression, Spread,
 };
 
 use crate::support::{Fleet, GIB, group, job_draft, name, node_draft};
@@ -184,6 +184,12 @@ fn job(text: &str) -> Result<JobSpec, String> {
                     let values: BTreeSet<String> = values.split('|').map(str::to_string).collect();
                     draft.node_selector.insert(name(label), values);
                 }
+                "where" => {
+                    let tests = NodeExpression::parse_all(&value.replace('~', " ")).unwrap();
+                    draft.nodes.get_or_insert_default().expressions.extend(tests);
+                }
+                "only" => draft.nodes.get_or_insert_default().only.extend(value.split(',').map(name)),
+                "exclude" => draft.nodes.get_or_insert_default().exclude.extend(value.split(',').map(name)),
                 _ => {}
             }
         }
@@ -300,7 +306,7 @@ impl Stage {
             }
             draft.cpu_milli = words.number("cpu", 64) * 1_000;
             draft.memory_bytes = words.number("mem", 512) * GIB;
-            if let Some(label) = words.get("label") {
+            for (_, label) in words.named.iter().filter(|(key, _)| *key == "label") {
                 let (key, value) = label.split_once(':').unwrap();
                 draft.labels.insert(name(key), value.to_string());
             }
@@ -552,6 +558,9 @@ fn show_explanation(explanation: &Explanation) -> String {
             report.largest_domain_workers
         )
         .unwrap();
+        for (condition, nodes) in report.unmet.iter().filter(|(_, nodes)| *nodes > 0) {
+            writeln!(out, "    {nodes} do not meet {condition}").unwrap();
+        }
     }
     for help in &explanation.would_help {
         writeln!(out, "  would help: {help}").unwrap();

@@ -179,5 +179,6 @@ pub fn job_draft(groups: Vec<TaskGroup>) -> JobDraft {
         deadline: None,
         expected_run_ms: None,
         datasets: Vec::new(),
+        nodes: None,
     }
 }

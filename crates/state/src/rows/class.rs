@@ -32,7 +32,7 @@ impl GangClass {
         let place = (&spec.regions, &spec.node_selector, &spec.tolerations, &spec.datasets);
         // A job that ends in time may use capacity that is kept for others.
         let times = (spec.expected_run_ms.map(bucket_of), spec.run_time_limit_ms.map(bucket_of));
-        hash(&(groups, place, &spec.topology, times))
+        hash(&(groups, place, &spec.nodes, &spec.topology, times))
     }
 }
 

@@ -2,8 +2,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use muster_types::job::ArrayMember;
 use muster_types::{
-    Accelerators, JobDraft, Name, NodeDraft, Parameters, PriorityTier, TaskGroup, Violation, WorkerRequest,
-    limits,
+    Accelerators, JobDraft, LabelTest, Name, NodeDraft, NodeExpression, NodeRequirements, Parameters,
+    PriorityTier, TaskGroup, Violation, WorkerRequest, limits,
 };
 
 fn name(text: &str) -> Name {
@@ -80,6 +80,51 @@ fn a_job_at_its_bounds_is_one() {
     job_violates(|j| j.groups[0].command = vec!["x".into(); limits::COMMAND_WORDS_MAX], &[]);
     job_violates(|j| j.groups[0].command = vec!["x".into(), String::new()], &[]);
     job_violates(|j| j.array = Some(ArrayMember { index: 7_000, ordinal: 99_999, size: 100_000 }), &[]);
+    let most = limits::NODES_NAMED_MAX;
+    job_violates(|j| j.nodes = asked(limits::NODE_EXPRESSIONS_MAX, values(1), most, most), &[]);
+    job_violates(|j| j.nodes = asked(1, values(limits::SELECTOR_VALUES_MAX), 0, 0), &[]);
+}
+
+/// Tests with these values, and as many names of each kind.
+fn asked(
+    tests: usize,
+    values: BTreeSet<String>,
+    only: usize,
+    exclude: usize,
+) -> Option<Box<NodeRequirements>> {
+    let test = NodeExpression { label: name("zone"), test: LabelTest::NotIn(values) };
+    let names = |letter: &str, count: usize| (0..count).map(|n| name(&format!("{letter}{n}"))).collect();
+    let expressions = vec![test; tests];
+    Some(Box::new(NodeRequirements { expressions, only: names("a", only), exclude: names("b", exclude) }))
+}
+
+fn values(count: usize) -> BTreeSet<String> {
+    (0..count).map(|n| n.to_string()).collect()
+}
+
+#[test]
+fn every_rule_of_what_is_asked_of_nodes_is_named() {
+    let most = limits::NODES_NAMED_MAX;
+    job_violates(|j| j.nodes = Some(Box::default()), &["nodes"]);
+    job_violates(
+        |j| j.nodes = asked(limits::NODE_EXPRESSIONS_MAX + 1, values(1), 0, 0),
+        &["nodes.expressions"],
+    );
+    job_violates(|j| j.nodes = asked(0, values(1), most + 1, 0), &["nodes.only"]);
+    job_violates(|j| j.nodes = asked(0, values(1), 0, most + 1), &["nodes.exclude"]);
+    job_violates(|j| j.nodes = asked(1, values(0), 0, 0), &["nodes.expressions[0].values"]);
+    let many = limits::SELECTOR_VALUES_MAX + 1;
+    job_violates(|j| j.nodes = asked(1, values(many), 0, 0), &["nodes.expressions[0].values"]);
+    let long: BTreeSet<String> = ["x".repeat(limits::LABEL_BYTES_MAX + 1)].into();
+    job_violates(|j| j.nodes = asked(1, long, 0, 0), &["nodes.expressions[0].values"]);
+    job_violates(
+        |j| {
+            let mut both = asked(0, values(1), 1, 0).expect("a name");
+            both.exclude = both.only.clone();
+            j.nodes = Some(both);
+        },
+        &["nodes.exclude"],
+    );
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::{FieldMask, v1};
 
 /// Fields of a job that can be changed.
 const CHANGEABLE: &str = "labels, annotations, spec.tier, spec.run_time_limit, spec.deadline, spec.not_before, spec.regions, \
-                          spec.node_selector and spec.expected_run";
+                          spec.node_selector, spec.expected_run and spec.nodes";
 
 /// The one field of an array that can be changed.
 const THROTTLE: &str = "spec.array.throttle";
@@ -40,8 +40,8 @@ pub fn changes_from_proto(
     let mut found = Found::default();
     let mut paths = mask.map(|mask| mask.paths).unwrap_or_default();
     // Each field once: a longer list names one twice.
-    if paths.is_empty() || paths.len() > 9 {
-        let text = format!("must name 1 to 9 fields, each once, of {CHANGEABLE}");
+    if paths.is_empty() || paths.len() > 10 {
+        let text = format!("must name 1 to 10 fields, each once, of {CHANGEABLE}");
         return Err(vec![Violation::new("update_mask", text)]);
     }
     paths.sort_unstable();
@@ -65,6 +65,7 @@ pub fn changes_from_proto(
         regions: if has("spec.regions") { given.regions } else { Vec::new() },
         node_selector: if has("spec.node_selector") { given.node_selector } else { Default::default() },
         expected_run: given.expected_run.filter(|_| has("spec.expected_run")),
+        nodes: given.nodes.filter(|_| has("spec.nodes")),
         ..v1::JobSpec::default()
     };
     // Neither name nor tenant can be changed: what is right stands in for both.
@@ -79,6 +80,7 @@ pub fn changes_from_proto(
             "spec.regions" => Some(FieldChange::Regions(draft.regions.clone())),
             "spec.node_selector" => Some(FieldChange::NodeSelector(draft.node_selector.clone())),
             "spec.expected_run" => Some(FieldChange::ExpectedRun(draft.expected_run_ms)),
+            "spec.nodes" => Some(FieldChange::Nodes(draft.nodes.clone())),
             "labels" => Some(FieldChange::Labels(carried.labels.clone())),
             "annotations" => Some(FieldChange::Annotations(carried.annotations.clone())),
             THROTTLE => {
@@ -140,10 +142,10 @@ mod tests {
             let found = changes_from_proto(None, mask).expect_err("it is wrong");
             found.into_iter().map(|violation| violation.to_string()).collect::<Vec<_>>().join("\n")
         };
-        assert!(fields(None).contains("must name 1 to 9 fields"));
+        assert!(fields(None).contains("must name 1 to 10 fields"));
         assert!(fields(mask(&["spec.tier", "spec.tier"])).contains("each field once"));
         assert!(fields(mask(&["spec.groups"])).contains("\"spec.groups\", which cannot be changed"));
-        assert!(fields(mask(&["spec.tier"; 40])).contains("must name 1 to 9 fields"));
+        assert!(fields(mask(&["spec.tier"; 40])).contains("must name 1 to 10 fields"));
         assert!(fields(mask(&[THROTTLE])).contains("which only an array has"));
         let spec = v1::JobSpec { regions: vec!["No Region".to_owned()], ..v1::JobSpec::default() };
         let found = changes_from_proto(of(spec), mask(&["spec.regions"])).expect_err("it is no region");

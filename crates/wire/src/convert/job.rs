@@ -17,6 +17,7 @@ use super::demand::{
     self, accelerator_request_to_proto, slice_to_proto, slice_workers, topology, topology_to_proto,
 };
 use super::id::{array_id, job_id};
+use super::node_requirements::{node_requirements, node_requirements_to_proto};
 use super::{Found, below, bound, moment, one_of, shown, span};
 use crate::closed::{number, value_from_proto};
 use crate::shape::process;
@@ -138,6 +139,7 @@ pub fn job_spec_to_proto(spec: &JobSpec, contract: Option<&JobContract>) -> v1::
         deadline: spec.deadline.map(|time| timestamp(time.0)),
         expected_run: spec.expected_run_ms.map(duration),
         datasets: spec.datasets.iter().map(Name::to_string).collect(),
+        nodes: spec.nodes.as_deref().map(node_requirements_to_proto),
         retry: (retry != v1::RetryPolicy::default()).then_some(retry),
         checkpoint: (checkpoint != v1::CheckpointPolicy::default()).then_some(checkpoint),
         ..said
@@ -305,6 +307,7 @@ pub(super) fn draft(
         deadline: moment(at, "deadline", message.deadline, found),
         expected_run_ms: span(at, "expected_run", message.expected_run, found),
         datasets,
+        nodes: node_requirements(at, message.nodes, found),
     }
 }
 

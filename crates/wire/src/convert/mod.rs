@@ -19,6 +19,7 @@ mod health;
 mod id;
 mod job;
 mod node;
+mod node_requirements;
 mod policy;
 mod probe;
 mod read;
@@ -49,6 +50,7 @@ pub use node::{
     node_overrides_to_proto, node_spec_from_proto, node_spec_to_proto, worker_report_from_proto,
     worker_report_to_proto,
 };
+pub use node_requirements::node_expression_to_proto;
 pub use policy::{policy_from_proto, policy_to_proto, policy_update_from_proto};
 pub use probe::{
     PROBE_LINKS_MAX, probe_finding_to_proto, probe_link_to_proto, probe_links_from_proto,

@@ -14,9 +14,9 @@ use muster_types::tpu::{Generation, PodPosition, SliceRequest, SliceShape, legal
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, ArraySpec, CheckpointRules, Dependency,
     DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken,
-    HolderId, JobContract, JobDraft, JobId, JobSpec, LaunchForm, Level, LogIndex, LogTime, Name, NodeDraft,
-    NodeSpec, NoticeRules, Preflight, PriorityTier, RequestId, RetryRules, Spread, Submission, TaskGroup,
-    TopologyRule, Violation, WorkerRequest, limits,
+    HolderId, JobContract, JobDraft, JobId, JobSpec, LabelTest, LaunchForm, Level, LogIndex, LogTime, Name,
+    NodeDraft, NodeExpression, NodeRequirements, NodeSpec, NoticeRules, Preflight, PriorityTier, RequestId,
+    RetryRules, Spread, Submission, TaskGroup, TopologyRule, Violation, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, btree_set, hash_map, vec};
 use proptest::option;
@@ -534,6 +534,15 @@ fn what_a_job_says_of_place_and_time_is_checked_field_by_field() {
             deadline: Some(timestamp(1_000)),
             expected_run: Some(duration(u64::MAX)),
             datasets: vec!["a".into(), "a".into()],
+            nodes: Some(v1::NodeRequirements {
+                expressions: vec![v1::NodeExpression {
+                    key: "zone".into(),
+                    operator: v1::NodeOperator::In.into(),
+                    values: Vec::new(),
+                }],
+                only: vec!["h1".into()],
+                exclude: vec!["h1".into()],
+            }),
             ..with_group(v1::TaskGroup { workers: 4, min_workers: 5, ..group_message() }).spec().clone()
         }),
         ..with_group(v1::TaskGroup { workers: 4, min_workers: 5, ..group_message() })
@@ -551,6 +560,8 @@ fn what_a_job_says_of_place_and_time_is_checked_field_by_field() {
             "job.spec.node_selector",
             "job.spec.node_selector.empty",
             "job.spec.node_selector.many",
+            "job.spec.nodes.exclude",
+            "job.spec.nodes.expressions[0].values",
             "job.spec.tolerations[1]",
             "job.spec.topology.required",
             "job.spec.topology.segment_workers",

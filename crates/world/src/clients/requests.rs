@@ -5,8 +5,9 @@ use crate::agent::KIND;
 use crate::runtime::{below, chance, pick};
 use muster_types::contract::{CheckpointRules, JobContract};
 use muster_types::{
-    Accelerators, ArrayId, ArraySpec, DependencyRule, JobDraft, JobId, JobSpec, Name, NamedDependency,
-    PriorityTier, RequestId, Submission, TaskGroup, WorkerRequest,
+    Accelerators, ArrayId, ArraySpec, DependencyRule, JobDraft, JobId, JobSpec, LabelTest, Name,
+    NamedDependency, NodeExpression, NodeRequirements, PriorityTier, RequestId, Submission, TaskGroup,
+    WorkerRequest,
 };
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ pub(super) fn submissions(request: RequestId, has_bug: bool) -> Arc<[Submission]
         return (0..=below(2) as usize).map(single).collect();
     }
     match below(12) {
-        0..=6 => (0..=below(2) as usize).map(single).collect(),
+        0..=6 => (0..=below(2) as usize).map(|place| on_some_nodes(single(place))).collect(),
         7 | 8 => [array(&names[0], 2 + below(4) as u32)].into(),
         // The last of them waits for the others.
         9 | 10 => {
@@ -32,6 +33,23 @@ pub(super) fn submissions(request: RequestId, has_bug: bool) -> Arc<[Submission]
             [array(&names[0], size), second, third].into()
         }
     }
+}
+
+/// The job, mostly as it is, and else not on one of the hosts, whose cluster is one of two.
+fn on_some_nodes(mut submission: Submission) -> Submission {
+    if chance(800) {
+        return submission;
+    }
+    let exclude = Name::new(&format!("m{}", below(6)));
+    let slow = NodeExpression { label: Name::literal("slow"), test: LabelTest::DoesNotExist };
+    let nodes = NodeRequirements {
+        expressions: vec![slow],
+        exclude: exclude.into_iter().collect(),
+        ..NodeRequirements::default()
+    };
+    let draft = JobDraft { nodes: Some(Box::new(nodes)), ..submission.spec.into_draft() };
+    submission.spec = draft.check().expect("it is a job");
+    submission
 }
 
 /// The arrays of a request, whose jobs and members have these ids.

@@ -61,6 +61,15 @@ fn job() -> v1::Job {
             }),
             notice: Some(v1::NoticeRules { http_port: 8_080, http_path: "/stop".into() }),
             spare_workers: 1,
+            nodes: Some(v1::NodeRequirements {
+                expressions: vec![v1::NodeExpression {
+                    key: "memory-gib".into(),
+                    operator: v1::NodeOperator::Greater.into(),
+                    values: vec!["512".into()],
+                }],
+                only: vec!["h1".into(), "h2".into()],
+                exclude: vec!["h3".into()],
+            }),
             preflight: v1::Preflight::On.into(),
             ..Default::default()
         }),

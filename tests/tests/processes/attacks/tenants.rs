@@ -258,7 +258,7 @@ async fn metadata(channel: &tonic::transport::Channel, attacks: &mut Table) {
 /// Jobs that keep the bound of a message and break those of what is in it.
 async fn large_jobs(channel: &tonic::transport::Channel, attacks: &mut Table) {
     type Change = fn(&mut v1::Job);
-    let changes: [(&str, Change); 5] = [
+    let changes: [(&str, Change); 7] = [
         ("a job of 100,000 groups", |wanted| {
             wanted.spec_mut().groups = vec![v1::TaskGroup::default(); 100_000]
         }),
@@ -272,6 +272,14 @@ async fn large_jobs(channel: &tonic::transport::Channel, attacks: &mut Table) {
         ("a job for 100,000 regions", |wanted| wanted.spec_mut().regions = vec!["r".to_owned(); 100_000]),
         ("a job that tolerates 100,000 taints", |wanted| {
             wanted.spec_mut().tolerations = vec!["t".to_owned(); 100_000]
+        }),
+        ("a job that names 100,000 nodes", |wanted| {
+            let only = (0..100_000).map(|n| format!("n{n}")).collect();
+            wanted.spec_mut().nodes = Some(v1::NodeRequirements { only, ..Default::default() });
+        }),
+        ("a job with 100,000 tests of labels", |wanted| {
+            let expressions = vec![v1::NodeExpression::default(); 100_000];
+            wanted.spec_mut().nodes = Some(v1::NodeRequirements { expressions, ..Default::default() });
         }),
     ];
     for (name, change) in changes {

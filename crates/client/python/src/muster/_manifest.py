@@ -35,7 +35,8 @@ METADATA = ("name", "tenant", "labels", "annotations")
 _GROUP = ("workers", "minWorkers", "slice", "command", "environment", "accelerators", "cpu", "memory")
 _SPEC = (
     *("tier", "regions", "groups", "runTimeLimit", "stopGrace"),
-    *("workingDirectory", "array", "topology", "nodeSelector", "tolerations", "preemptible", "after", "notBefore"),
+    *("workingDirectory", "array", "topology", "nodeSelector", "nodes", "tolerations", "preemptible", "after"),
+    "notBefore",
     *("deadline", "expectedRun", "datasets", "launch", "retry", "checkpoint", "notice", "spareWorkers", "preflight"),
     *("parallel", *_GROUP),
 )
@@ -143,6 +144,8 @@ class Reader:
             spec.topology.CopyFrom(self.topology(at["topology"]))
         for label, values in self.pairs(at.get("nodeSelector"), "spec.nodeSelector"):
             spec.node_selector[label].values.extend(self.label_values(values, f"spec.nodeSelector.{label[:80]}"))
+        if "nodes" in at:
+            spec.nodes.CopyFrom(self.nodes(at["nodes"]))
         self.rules(at, spec)
         return spec
 
@@ -248,6 +251,37 @@ class Reader:
             rule.spread.max_workers = self.positive(spread, field, quantity.count, "with the spread")
             rule.spread.SetInParent()
         return rule
+
+    def nodes(self, node: Node) -> job_pb2.NodeRequirements:
+        """Tests of labels, the only nodes, and nodes that are excluded."""
+        path = "spec.nodes"
+        at = self.fields(node, path, ("expressions", "only", "exclude"))
+        tests = self.items(at.get("expressions"), f"{path}.expressions")
+        return job_pb2.NodeRequirements(
+            expressions=[self.node_expression(found, field) for field, found in tests],
+            only=self.texts(at.get("only"), f"{path}.only"),
+            exclude=self.texts(at.get("exclude"), f"{path}.exclude"),
+        )
+
+    def node_expression(self, node: Node, path: str) -> job_pb2.NodeExpression:
+        """A test of a label: the field that is given says which."""
+        at = self.fields(node, path, ("key", "in", "notIn", "exists", "greater", "less"))
+        tests: list[tuple[Any, list[str]]] = []
+        for field, operator in (("in", job_pb2.NODE_OPERATOR_IN), ("notIn", job_pb2.NODE_OPERATOR_NOT_IN)):
+            if field in at:
+                tests.append((operator, self.label_values(at[field], f"{path}.{field}")))
+        if "exists" in at:
+            exists = self.value(at, f"{path}.exists", quantity.flag)
+            operator = job_pb2.NODE_OPERATOR_EXISTS if exists else job_pb2.NODE_OPERATOR_DOES_NOT_EXIST
+            tests.append((operator, []))
+        for field, operator in (("greater", job_pb2.NODE_OPERATOR_GREATER), ("less", job_pb2.NODE_OPERATOR_LESS)):
+            if field in at:
+                tests.append((operator, [self.text(at[field], f"{path}.{field}")]))
+        if len(tests) != 1:
+            advice = "must have one of in, notIn, exists, greater and less, like {key: zone, in: [a, b]}"
+            self.problem(node, path, advice)
+        operator, values = tests[-1] if tests else (job_pb2.NODE_OPERATOR_EXISTS, [])
+        return job_pb2.NodeExpression(key=self.text(at.get("key"), f"{path}.key"), operator=operator, values=values)
 
     def label_values(self, node: Node, path: str) -> list[str]:
         """A text, or a list of texts."""

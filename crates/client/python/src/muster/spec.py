@@ -171,6 +171,7 @@ def job(
     tier: str = "",
     regions: Sequence[str] = (),
     node_selector: Mapping[str, str | Sequence[str]] | None = None,
+    nodes: Mapping[str, Any] | None = None,
     tolerations: Sequence[str] = (),
     topology: Mapping[str, Any] | None = None,
     array: int | str | None = None,
@@ -193,7 +194,7 @@ def job(
     """A job of one group of workers, in the words of job files.
 
     ``accelerators`` is a type and a count per worker (``h100:8``, ``h100|a100:1``, ``any:0.25``), ``memory`` bytes
-    or ``4Gi``. A variable whose value is ``muster-secret://NAME`` has the content of a file on its host. ``labels`` are for selecting jobs, ``annotations`` for other programs. ``not_before`` and ``deadline`` are times with a zone, or lengths of time from now.
+    or ``4Gi``. A variable whose value is ``muster-secret://NAME`` has the content of a file on its host. ``labels`` are for selecting jobs, ``annotations`` for other programs. ``nodes`` has ``only``, ``exclude`` and ``expressions`` like ``{"key": "zone", "in": ["a", "b"]}``. ``not_before`` and ``deadline`` are times with a zone, or lengths of time from now.
     """
     if isinstance(command, str):
         raise ConfigurationError("command must be a list of words; no shell reads it")
@@ -209,6 +210,7 @@ def job(
         "tier": tier,
         "regions": list(regions),
         "nodeSelector": node_selector,
+        "nodes": nodes,
         "tolerations": list(tolerations),
         "topology": topology,
         "array": array,

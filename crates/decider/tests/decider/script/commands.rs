@@ -70,6 +70,7 @@ impl World {
         if let Some(retries) = self.number(words, "retries=") {
             draft.failure_retries_max = retries.parse().unwrap();
         }
+        draft.nodes = Self::asked_nodes(words);
         draft.run_time_limit_ms = self.number(words, "limit=").map(duration_ms);
         if let Some(tenant) = self.number(words, "tenant=") {
             draft.tenant = name(tenant);

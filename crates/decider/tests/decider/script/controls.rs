@@ -3,7 +3,7 @@
 use muster_decider::{Command, ControlOrder, JobSelection, JobVersion, ModifyOrder, ThrottleOrder};
 use muster_types::{
     ArrayId, Control, Dependency, DependencyRule, DependencyScope, FieldChange, JobId, LogIndex,
-    PriorityTier, Requester,
+    NodeExpression, NodeRequirements, PriorityTier, Requester,
 };
 
 use super::{World, duration_ms};
@@ -90,8 +90,24 @@ impl World {
         })))
     }
 
+    /// `where=TESTS only=NODE,NODE exclude=NODE,NODE`; the tests have `~` for a blank.
+    pub(super) fn asked_nodes(words: &[&str]) -> Option<Box<NodeRequirements>> {
+        let of = |prefix: &str| words.iter().find_map(|word| word.strip_prefix(prefix));
+        let names =
+            |prefix: &str| of(prefix).into_iter().flat_map(|text| text.split(',').map(name)).collect();
+        let tests = of("where=").map(|text| text.replace('~', " "));
+        let asked = NodeRequirements {
+            expressions: tests
+                .map_or_else(Vec::new, |tests| NodeExpression::parse_all(&tests).expect("tests")),
+            only: names("only="),
+            exclude: names("exclude="),
+        };
+        (!asked.is_empty()).then(|| Box::new(asked))
+    }
+
     /// `modify JOB [by=NAME] [stale] tier=T limit=D|none not-before=+D|none deadline=+D|none runs=D|none regions=A,B
-    /// label=KEY:VALUE annotation=KEY:VALUE`, or `modify array=NAME [by=NAME] throttle=N|none`.
+    /// label=KEY:VALUE annotation=KEY:VALUE where=TESTS|nodes=any only=NODE,NODE exclude=NODE,NODE`, or
+    /// `modify array=NAME [by=NAME] throttle=N|none`.
     pub(super) fn modify(&mut self, words: &[&str]) -> String {
         if let Some(array) = words[0].strip_prefix("array=") {
             let array = self.array_id(array);
@@ -118,6 +134,10 @@ impl World {
                 }
                 _ => None,
             });
+        }
+        let nodes = Self::asked_nodes(words);
+        if nodes.is_some() || words.contains(&"nodes=any") {
+            changes.push(FieldChange::Nodes(nodes));
         }
         let carried = Self::metadata(words).unwrap_or_default();
         if !carried.labels.is_empty() {

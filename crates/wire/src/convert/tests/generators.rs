@@ -1,5 +1,7 @@
 //! Values and messages, generated.
 
+use std::collections::BTreeSet;
+
 use super::*;
 
 pub(super) fn name() -> impl Strategy<Value = Name> {
@@ -78,6 +80,43 @@ pub(super) fn group() -> impl Strategy<Value = TaskGroup> {
         })
 }
 
+/// Names of nodes that have no letter in common, so that none is named twice.
+pub(super) fn node_requirements() -> impl Strategy<Value = NodeRequirements> {
+    let values = || btree_set("\\PC{0,9}", 1..4);
+    let test = prop_oneof![
+        values().prop_map(LabelTest::In),
+        values().prop_map(LabelTest::NotIn),
+        Just(LabelTest::Exists),
+        Just(LabelTest::DoesNotExist),
+        any::<i64>().prop_map(LabelTest::Greater),
+        any::<i64>().prop_map(LabelTest::Less),
+    ];
+    let expression = (name(), test).prop_map(|(label, test)| NodeExpression { label, test });
+    let names = |letters: &'static str| {
+        btree_set(letters, 0..3)
+            .prop_map(|names| names.iter().filter_map(|name| Name::new(name)).collect::<BTreeSet<Name>>())
+    };
+    (vec(expression, 0..4), names("[a-m]{1,6}"), names("[n-z]{1,6}"))
+        .prop_map(|(expressions, only, exclude)| NodeRequirements { expressions, only, exclude })
+}
+
+pub(super) fn wild_nodes() -> impl Strategy<Value = v1::NodeRequirements> {
+    let names = || vec(prop_oneof![any::<String>(), Just("h1".to_owned())], 0..4);
+    let operator = prop_oneof![any::<i32>(), 0..7i32];
+    let values = vec(prop_oneof![any::<String>(), Just("7".to_owned())], 0..3);
+    let key = prop_oneof![any::<String>(), Just("zone".to_owned())];
+    let expression = (key, operator, values).prop_map(|(key, operator, values)| v1::NodeExpression {
+        key,
+        operator,
+        values,
+    });
+    (vec(expression, 0..4), names(), names()).prop_map(|(expressions, only, exclude)| v1::NodeRequirements {
+        expressions,
+        only,
+        exclude,
+    })
+}
+
 prop_compose! {
     pub(super) fn spec()(
         name in name(),
@@ -98,6 +137,7 @@ prop_compose! {
         times in (option::of(1u64..1_000), option::of(1_000u64..=MOMENT_MS_MAX)),
         expected_run_ms in option::of(1..=limits::RUN_TIME_LIMIT_MS_MAX),
         datasets in btree_set(name(), 0..4),
+        nodes in option::of(node_requirements()),
         elastic: bool,
     ) -> JobSpec {
         let mut groups = groups;
@@ -113,6 +153,7 @@ prop_compose! {
             checkpoint_directory, working_directory, array: None, topology, node_selector, tolerations,
             preemptible, dependencies, not_before: times.0.map(LogTime), deadline: times.1.map(LogTime),
             expected_run_ms, datasets: datasets.into_iter().collect(),
+            nodes: nodes.filter(|nodes| !nodes.is_empty()).map(Box::new),
         }.check().unwrap()
     }
 }
@@ -214,6 +255,7 @@ prop_compose! {
         preemptible: Option<bool>,
         dependencies in vec((any::<String>(), any::<i32>()), 0..3),
         rules in wild_rules(),
+        nodes in option::of(wild_nodes()),
         carried in (wild_texts(), wild_texts()),
     ) -> v1::Job {
         let (name, tenant, tier, directory, working_directory) = texts;
@@ -227,7 +269,8 @@ prop_compose! {
         let dependencies = dependencies.into_iter().map(dependency).collect();
         let mut spec = v1::JobSpec {
             tier, groups, regions, run_time_limit, stop_grace, working_directory, array, topology, node_selector,
-            tolerations, preemptible, dependencies, not_before, deadline, expected_run, datasets, ..rules
+            tolerations, preemptible, dependencies, not_before, deadline, expected_run, datasets, nodes,
+            ..rules
         };
         spec.retry_mut().max_failures = max_failures;
         spec.checkpoint_mut().directory = directory;
