@@ -5,52 +5,58 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_ledger::Window;
-use muster_state::{Applied, Effect, Phase, State};
+use muster_state::{Applied, Effect, State};
 use muster_types::policy::Policy;
 use muster_types::{ArrayId, JobId, JobSpec, LogTime, Name};
 
-/// Thousandths of accelerators that waiting jobs ask for, of a type.
+/// What a job or the members of an array have and ask for: thousandths of accelerators by type.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Ask {
+struct Claim {
     tenant: Name,
-    kind: String,
-    milli: u64,
+    used: Vec<(String, u64)>,
+    asked: Vec<(String, u64)>,
 }
 
-impl Ask {
-    /// None for a job without accelerators.
-    fn of(spec: &JobSpec, jobs: u32) -> Option<Ask> {
-        let milli = spec.device_milli();
-        if milli == 0 {
-            return None;
-        }
-        let requests = || spec.groups.iter().filter_map(|group| group.request.accelerators.as_ref());
-        let kinds: BTreeSet<&Name> =
-            requests().flat_map(|request| request.choices.iter().map(|choice| &choice.kind)).collect();
-        let kind = match kinds.first() {
-            _ if requests().any(|request| request.choices.is_empty()) => "(any)".to_owned(),
-            Some(kind) if kinds.len() == 1 => kind.to_string(),
-            _ => "(several)".to_owned(),
-        };
-        let milli = milli.saturating_mul(jobs.into());
-        Some(Ask { tenant: spec.tenant.clone(), kind, milli })
-    }
-
-    /// Of a job that could start and is pending.
-    fn of_job(state: &State, id: JobId) -> Option<Ask> {
+impl Claim {
+    /// Of a job, as quotas count it; none when it neither has nor asks for anything.
+    fn of_job(state: &State, id: JobId) -> Option<Claim> {
         let (row, spec) = (state.job(id)?, state.spec(id)?);
-        let waits = row.phase == Phase::Pending && row.released && !row.held;
-        waits.then(|| Ask::of(spec, 1)).flatten()
+        let charge = row.charge().map(|(_, charge)| charge.devices_milli.as_slice()).unwrap_or_default();
+        let used: Vec<_> = charge.iter().map(|(kind, milli)| (kind.to_string(), *milli)).collect();
+        let asked: Vec<_> = row.is_in_line().then(|| asked(spec, 1)).flatten().into_iter().collect();
+        let is_nothing = used.is_empty() && asked.is_empty();
+        (!is_nothing).then(|| Claim { tenant: spec.tenant.clone(), used, asked })
     }
 
     /// Of the members of an array that could start and are not created as jobs.
-    fn of_array(state: &State, id: ArrayId) -> Option<Ask> {
+    fn of_array(state: &State, id: ArrayId) -> Option<Claim> {
         let row = state.array(id)?;
         let counted = row.unfinished().saturating_sub(state.array_load(id).held);
         let is_throttled = row.template.array.throttle.is_some_and(|most| counted >= most);
-        let waits = row.hold.is_none() && row.released && !is_throttled && row.uncreated > 0;
-        waits.then(|| Ask::of(&row.template.spec, row.uncreated)).flatten()
+        if row.hold.is_some() || !row.released || is_throttled {
+            return None;
+        }
+        let spec = &row.template.spec;
+        let asked = Vec::from([asked(spec, row.uncreated)?]);
+        Some(Claim { tenant: spec.tenant.clone(), used: Vec::new(), asked })
     }
+}
+
+/// What jobs with a specification ask for; none where that is nothing.
+fn asked(spec: &JobSpec, jobs: u32) -> Option<(String, u64)> {
+    let milli = spec.device_milli().saturating_mul(jobs.into());
+    if milli == 0 {
+        return None;
+    }
+    let requests = || spec.groups.iter().filter_map(|group| group.request.accelerators.as_ref());
+    let kinds: BTreeSet<&Name> =
+        requests().flat_map(|request| request.choices.iter().map(|choice| &choice.kind)).collect();
+    let kind = match kinds.first() {
+        _ if requests().any(|request| request.choices.is_empty()) => "(any)".to_owned(),
+        Some(kind) if kinds.len() == 1 => kind.to_string(),
+        _ => "(several)".to_owned(),
+    };
+    Some((kind, milli))
 }
 
 /// A tenant and a type of accelerator.
@@ -58,7 +64,7 @@ type Key = (Name, String);
 
 /// Of one tenant and type, thousandths of accelerators at a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Moment {
+struct Balance {
     nominal: u64,
     used: u64,
     asked: u64,
@@ -69,9 +75,10 @@ struct Moment {
 pub(super) struct Fair {
     /// What its quotas guarantee.
     pub(super) nominal: u128,
-    /// What its jobs held.
+    /// What its jobs were charged for against quotas: from the placement, or from when capacity is kept for them, until they
+    /// end or are preempted.
     pub(super) received: u128,
-    /// What its waiting jobs asked for.
+    /// What its jobs that could start and waited asked for.
     pub(super) asked: u128,
     /// What it held beyond its quotas.
     pub(super) borrowed: u128,
@@ -95,14 +102,14 @@ impl Fair {
 pub(super) struct Fairness {
     window: Window,
     since: LogTime,
-    jobs: BTreeMap<JobId, Ask>,
-    arrays: BTreeMap<ArrayId, Ask>,
-    /// Sums of both by tenant and type.
-    asked: BTreeMap<Key, u64>,
+    jobs: BTreeMap<JobId, Claim>,
+    arrays: BTreeMap<ArrayId, Claim>,
+    /// Sums of both by tenant and type, without those below a tenant.
+    own: BTreeMap<Key, Balance>,
     /// What quotas guarantee under the policy in force.
     nominal: BTreeMap<Key, u64>,
     /// By the tenant above and the type, those who share there.
-    groups: BTreeMap<(Option<Name>, String), BTreeMap<Name, Moment>>,
+    groups: BTreeMap<(Option<Name>, String), BTreeMap<Name, Balance>>,
     is_stale: bool,
     sums: BTreeMap<Key, Fair>,
 }
@@ -111,12 +118,13 @@ impl Fairness {
     /// Goes on from a state; nothing is counted between the last one and this.
     pub(super) fn begin(&mut self, state: &State, window: Window) {
         (self.window, self.since) = (window, state.log_time());
-        self.jobs = state.jobs().iter().filter_map(|(id, _)| Some((*id, Ask::of_job(state, *id)?))).collect();
-        self.arrays =
-            state.arrays().iter().filter_map(|(id, _)| Some((*id, Ask::of_array(state, *id)?))).collect();
-        self.asked.clear();
-        for ask in self.jobs.values().chain(self.arrays.values()) {
-            *self.asked.entry((ask.tenant.clone(), ask.kind.clone())).or_default() += ask.milli;
+        let jobs = state.jobs().iter();
+        self.jobs = jobs.filter_map(|(id, _)| Some((*id, Claim::of_job(state, *id)?))).collect();
+        let arrays = state.arrays().iter();
+        self.arrays = arrays.filter_map(|(id, _)| Some((*id, Claim::of_array(state, *id)?))).collect();
+        self.own.clear();
+        for claim in self.jobs.values().chain(self.arrays.values()) {
+            count(&mut self.own, claim, u64::saturating_add);
         }
         self.nominal = nominal(&state.policy().policy);
         self.look(state);
@@ -129,9 +137,8 @@ impl Fairness {
         for effect in &applied.effects {
             match effect {
                 Effect::JobChanged(job) | Effect::JobForgotten(job) => {
-                    let ask = Ask::of_job(state, *job);
-                    let before = replaced(&mut self.jobs, *job, ask.clone());
-                    self.change(before, ask);
+                    let claim = Claim::of_job(state, *job);
+                    exchange(&mut self.own, &mut self.jobs, *job, claim);
                     // Members that are created are the array's no more, and others count for its throttle.
                     let member = state.spec(*job).and_then(|spec| spec.array);
                     if let Some(member) = member {
@@ -158,53 +165,28 @@ impl Fairness {
     }
 
     fn array(&mut self, state: &State, id: ArrayId) {
-        let ask = Ask::of_array(state, id);
-        let before = replaced(&mut self.arrays, id, ask.clone());
-        self.change(before, ask);
-    }
-
-    fn change(&mut self, before: Option<Ask>, after: Option<Ask>) {
-        if before == after {
-            return;
-        }
-        if let Some(ask) = before {
-            let key = (ask.tenant, ask.kind);
-            let left = self.asked.get(&key).copied().unwrap_or(0).saturating_sub(ask.milli);
-            if left == 0 {
-                self.asked.remove(&key);
-            } else {
-                self.asked.insert(key, left);
-            }
-        }
-        if let Some(ask) = after {
-            let sum = self.asked.entry((ask.tenant, ask.kind)).or_default();
-            *sum = sum.saturating_add(ask.milli);
-        }
+        exchange(&mut self.own, &mut self.arrays, id, Claim::of_array(state, id));
     }
 
     /// Takes what is so from now on.
     fn look(&mut self, state: &State) {
         self.is_stale = false;
         let policy = &state.policy().policy;
-        let mut moments: BTreeMap<Key, Moment> = BTreeMap::new();
-        for ((tenant, kind, _), milli) in state.quota_usage().own() {
+        let mut balances: BTreeMap<Key, Balance> = BTreeMap::new();
+        for ((tenant, kind), own) in &self.own {
             for above in policy.ancestry(tenant) {
-                moments.entry((above.clone(), kind.to_string())).or_default().used += milli;
-            }
-        }
-        for ((tenant, kind), milli) in &self.asked {
-            for above in policy.ancestry(tenant) {
-                let moment = moments.entry((above.clone(), kind.clone())).or_default();
-                moment.asked = moment.asked.saturating_add(*milli);
+                let balance = balances.entry((above.clone(), kind.clone())).or_default();
+                balance.used = balance.used.saturating_add(own.used);
+                balance.asked = balance.asked.saturating_add(own.asked);
             }
         }
         for (key, milli) in &self.nominal {
-            moments.entry(key.clone()).or_default().nominal = *milli;
+            balances.entry(key.clone()).or_default().nominal = *milli;
         }
         self.groups.clear();
-        for ((tenant, kind), moment) in moments {
+        for ((tenant, kind), balance) in balances {
             let parent = policy.parent(&tenant).cloned();
-            self.groups.entry((parent, kind)).or_default().insert(tenant, moment);
+            self.groups.entry((parent, kind)).or_default().insert(tenant, balance);
         }
     }
 
@@ -219,20 +201,20 @@ impl Fairness {
             return;
         }
         for ((_, kind), members) in &self.groups {
-            let unused = |moment: &Moment| moment.nominal.saturating_sub(moment.used);
-            let borrowed = |moment: &Moment| moment.used.saturating_sub(moment.nominal);
-            let all_unused: u128 = members.values().map(|moment| u128::from(unused(moment))).sum();
-            let all_borrowed: u128 = members.values().map(|moment| u128::from(borrowed(moment))).sum();
+            let unused = |balance: &Balance| balance.nominal.saturating_sub(balance.used);
+            let borrowed = |balance: &Balance| balance.used.saturating_sub(balance.nominal);
+            let all_unused: u128 = members.values().map(|balance| u128::from(unused(balance))).sum();
+            let all_borrowed: u128 = members.values().map(|balance| u128::from(borrowed(balance))).sum();
             let all_lent = all_unused.min(all_borrowed);
-            for (tenant, moment) in members {
+            for (tenant, balance) in members {
                 // Nobody can tell whose part is lent to whom: each lends in proportion to what it leaves unused.
-                let lent = (u128::from(unused(moment)) * all_lent).checked_div(all_unused).unwrap_or(0);
-                let entitled = moment.asked.min(unused(moment));
+                let lent = (u128::from(unused(balance)) * all_lent).checked_div(all_unused).unwrap_or(0);
+                let entitled = balance.asked.min(unused(balance));
                 let sum = self.sums.entry((tenant.clone(), kind.clone())).or_default();
-                sum.nominal += u128::from(moment.nominal) * ms;
-                sum.received += u128::from(moment.used) * ms;
-                sum.asked += u128::from(moment.asked) * ms;
-                sum.borrowed += u128::from(borrowed(moment)) * ms;
+                sum.nominal += u128::from(balance.nominal) * ms;
+                sum.received += u128::from(balance.used) * ms;
+                sum.asked += u128::from(balance.asked) * ms;
+                sum.borrowed += u128::from(borrowed(balance)) * ms;
                 sum.lent += lent * ms;
                 sum.entitled += u128::from(entitled) * ms;
                 sum.entitled_ms += if entitled > 0 { ms } else { 0 };
@@ -247,10 +229,41 @@ impl Fairness {
     }
 }
 
-fn replaced<K: Ord>(asks: &mut BTreeMap<K, Ask>, key: K, ask: Option<Ask>) -> Option<Ask> {
-    match ask {
-        Some(ask) => asks.insert(key, ask),
-        None => asks.remove(&key),
+/// Adds a claim, or takes it away.
+fn count(own: &mut BTreeMap<Key, Balance>, claim: &Claim, by: fn(u64, u64) -> u64) {
+    for (kind, milli) in &claim.used {
+        let balance = own.entry((claim.tenant.clone(), kind.clone())).or_default();
+        balance.used = by(balance.used, *milli);
+    }
+    for (kind, milli) in &claim.asked {
+        let balance = own.entry((claim.tenant.clone(), kind.clone())).or_default();
+        balance.asked = by(balance.asked, *milli);
+    }
+}
+
+/// A claim is this from now on.
+fn exchange<K: Ord>(
+    own: &mut BTreeMap<Key, Balance>,
+    claims: &mut BTreeMap<K, Claim>,
+    key: K,
+    claim: Option<Claim>,
+) {
+    if let Some(claim) = &claim {
+        count(own, claim, u64::saturating_add);
+    }
+    let before = match claim {
+        Some(claim) => claims.insert(key, claim),
+        None => claims.remove(&key),
+    };
+    if let Some(before) = before {
+        count(own, &before, u64::saturating_sub);
+        // Tenants come and go with their jobs.
+        for (kind, _) in before.used.iter().chain(&before.asked) {
+            let key = (before.tenant.clone(), kind.clone());
+            if own.get(&key) == Some(&Balance::default()) {
+                own.remove(&key);
+            }
+        }
     }
 }
 

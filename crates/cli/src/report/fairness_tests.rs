@@ -37,12 +37,12 @@ fn a_tenant_without_quotas_is_guaranteed_what_those_below_it_are() {
 
 #[test]
 fn what_is_borrowed_is_lent_by_those_who_leave_it_unused() {
-    let moment = |nominal, used, asked| Moment { nominal, used, asked };
+    let balance = |nominal, used, asked| Balance { nominal, used, asked };
     let members = [
-        (name("a"), moment(8_000, 2_000, 3_000)),
-        (name("b"), moment(4_000, 9_000, 0)),
-        (name("c"), moment(0, 1_000, 9_000)),
-        (name("d"), moment(2_000, 2_000, 1_000)),
+        (name("a"), balance(8_000, 2_000, 3_000)),
+        (name("b"), balance(4_000, 9_000, 0)),
+        (name("c"), balance(0, 1_000, 9_000)),
+        (name("d"), balance(2_000, 2_000, 1_000)),
     ];
     let groups = BTreeMap::from([((None, "h100".to_owned()), BTreeMap::from(members))]);
     let window = Window { from: LogTime(100), until: Some(LogTime(200)) };
