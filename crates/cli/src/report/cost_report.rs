@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use muster_archive::Archive;
+use muster_archive::{Archive, ArchiveError};
 use muster_console::{Console, Document, Exit, Failure, Format, Grid};
 use muster_ledger::Detail;
-use muster_types::PastPoint;
+use muster_types::{LogIndex, PastPoint};
 use serde::Serialize;
 
 use super::cost::{self, Amount, CostDimension, CostRow, Prices, dollars};
@@ -105,8 +105,13 @@ pub(super) fn run(console: &Console, args: &CostArgs) -> Result<Exit, Failure> {
 /// The prices of the policy at the end of the log, which are for all times.
 fn last_prices(archive: &Archive) -> Result<Prices, Failure> {
     let Some(last) = archive.summary().last else { return Ok(Prices::default()) };
-    let (replay, _) =
-        archive.replay(PastPoint::Index(last), None).map_err(|error| archive_failure(&error))?;
+    let at = |index| archive.replay(PastPoint::Index(index), None);
+    let replayed = match at(last) {
+        // The end cannot be read; the report goes as far as this.
+        Err(ArchiveError::Missing { from, .. }) if from.0 > 1 => at(LogIndex(from.0 - 1)),
+        replayed => replayed,
+    };
+    let (replay, _) = replayed.map_err(|error| archive_failure(&error))?;
     Ok(Prices::new(replay.state().policy().policy.price_table().clone()))
 }
 

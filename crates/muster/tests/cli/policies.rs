@@ -88,7 +88,9 @@ fn a_policy_is_shown_to_people() {
          language  1       -     -         -        -        -\n  \
          vision    1       h100  eu-north  48       any      all\n\
          serving     1       h100  all       16       any      0\n",
-        "h100  us-east  $1.95\n",
+        "h100  us-east  all       -",
+        "  $1.95\n",
+        "  by parts\n",
         "launch       2027-04-01T00:00:00Z  2027-04-08T00:00:00Z  for serving",
     ] {
         assert!(ran.out.contains(part), "{part:?} is missing in\n{}", ran.out);

@@ -190,8 +190,8 @@ impl Price {
     /// What one price alone may be wrong in.
     fn check(&self, at: &str, found: &mut Vec<Violation>) {
         let field = format!("{at}.micro_dollars_per_device_hour");
-        let (_, until) = self.span();
-        if self.from.is_some_and(|from| from >= until) {
+        let (from, until) = self.span();
+        if from >= until {
             found.push(Violation::new(format!("{at}.end_time"), "must be after the start"));
         }
         let Some(owned) = &self.owned else {
