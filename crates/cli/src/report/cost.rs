@@ -112,8 +112,8 @@ pub(super) struct Amount {
     pub(super) priced: u128,
     /// The same of those that have none.
     pub(super) unpriced: u128,
-    /// `priced`, each part times its millionths of a dollar for an hour. What a product is too large for would be ten
-    /// million million accelerators for a year at the highest price.
+    /// `priced`, each part times its millionths of a dollar for an hour. At the highest price this holds the time of 10^13
+    /// accelerators for a year.
     pub(super) exact: u128,
 }
 

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_ledger::Window;
-use muster_state::{Applied, Effect, State};
+use muster_state::{Applied, Effect, Phase, State};
 use muster_types::policy::Policy;
 use muster_types::{ArrayId, JobId, JobSpec, LogTime, Name};
 
@@ -23,7 +23,9 @@ impl Claim {
         let (row, spec) = (state.job(id)?, state.spec(id)?);
         let charge = row.charge().map(|(_, charge)| charge.devices_milli.as_slice()).unwrap_or_default();
         let used: Vec<_> = charge.iter().map(|(kind, milli)| (kind.to_string(), *milli)).collect();
-        let asked: Vec<_> = row.is_in_line().then(|| asked(spec, 1)).flatten().into_iter().collect();
+        // What capacity is kept for is charged already.
+        let waits = row.phase == Phase::Pending && row.released && !row.held && row.promise.is_none();
+        let asked: Vec<_> = waits.then(|| asked(spec, 1)).flatten().into_iter().collect();
         let is_nothing = used.is_empty() && asked.is_empty();
         (!is_nothing).then(|| Claim { tenant: spec.tenant.clone(), used, asked })
     }
@@ -72,7 +74,7 @@ struct Balance {
 
 /// Of one tenant and type, thousandths of accelerators times milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Fair {
+pub(super) struct FairnessSum {
     /// What its quotas guarantee.
     pub(super) nominal: u128,
     /// What its jobs were charged for against quotas: from the placement, or from when capacity is kept for them, until they
@@ -90,7 +92,7 @@ pub(super) struct Fair {
     pub(super) entitled_ms: u128,
 }
 
-impl Fair {
+impl FairnessSum {
     /// What its jobs held or asked for.
     pub(super) fn demand(&self) -> u128 {
         self.received + self.asked
@@ -111,7 +113,7 @@ pub(super) struct Fairness {
     /// By the tenant above and the type, those who share there.
     groups: BTreeMap<(Option<Name>, String), BTreeMap<Name, Balance>>,
     is_stale: bool,
-    sums: BTreeMap<Key, Fair>,
+    sums: BTreeMap<Key, FairnessSum>,
 }
 
 impl Fairness {
@@ -223,8 +225,8 @@ impl Fairness {
     }
 
     /// The sums by tenant and type, those that are not all zero.
-    pub(super) fn sums(&self) -> impl Iterator<Item = (&Name, &str, &Fair)> {
-        let all = self.sums.iter().filter(|(_, fair)| **fair != Fair::default());
+    pub(super) fn sums(&self) -> impl Iterator<Item = (&Name, &str, &FairnessSum)> {
+        let all = self.sums.iter().filter(|(_, fair)| **fair != FairnessSum::default());
         all.map(|((tenant, kind), fair)| (tenant, kind.as_str(), fair))
     }
 }

@@ -9,7 +9,7 @@ use muster_ledger::Detail;
 use muster_types::PastPoint;
 use serde::Serialize;
 
-use super::fairness::{Fair, Fairness};
+use super::fairness::{Fairness, FairnessSum};
 use super::read::{Reading, open, read_in};
 use super::rows::{self, Unit};
 use super::{MissingView, ReportForm, text};
@@ -123,7 +123,7 @@ fn capacity(reading: &Reading) -> BTreeMap<String, u128> {
     sums
 }
 
-fn row(tenant: &str, kind: &str, fair: &Fair, capacity: u128) -> FairRow {
+fn row(tenant: &str, kind: &str, fair: &FairnessSum, capacity: u128) -> FairRow {
     FairRow {
         tenant: tenant.to_owned(),
         r#type: kind.to_owned(),

@@ -51,7 +51,7 @@ fn what_is_borrowed_is_lent_by_those_who_leave_it_unused() {
     for now in [60, 130, 131, 199, 400] {
         fairness.pass(LogTime(now));
     }
-    let sums: Vec<(String, Fair)> =
+    let sums: Vec<(String, FairnessSum)> =
         fairness.sums().map(|(tenant, _, fair)| (tenant.to_string(), *fair)).collect();
     let of = |tenant: &str| sums.iter().find(|(name, _)| name == tenant).unwrap().1;
     let (a, b, c, d) = (of("a"), of("b"), of("c"), of("d"));

@@ -259,7 +259,7 @@ fn overlap(prices: &[Price], one: usize, other: usize) -> Violation {
 
 /// A price from one time to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Dated {
+struct DatedPrice {
     from: LogTime,
     until: LogTime,
     hourly: u64,
@@ -271,7 +271,7 @@ type Subject = (Option<PurchaseKind>, Option<Name>);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PriceTable {
     /// By type, then by purchase and region, in the order of time.
-    kinds: BTreeMap<Name, BTreeMap<Subject, Vec<Dated>>>,
+    kinds: BTreeMap<Name, BTreeMap<Subject, Vec<DatedPrice>>>,
 }
 
 impl PriceTable {
@@ -282,7 +282,7 @@ impl PriceTable {
             let (from, until) = price.span();
             let subjects = table.kinds.entry(price.kind.clone()).or_default();
             let dated = subjects.entry((price.purchase, price.region.clone())).or_default();
-            dated.push(Dated { from, until, hourly: price.hourly() });
+            dated.push(DatedPrice { from, until, hourly: price.hourly() });
         }
         for dated in table.kinds.values_mut().flat_map(BTreeMap::values_mut) {
             dated.sort_unstable_by_key(|dated| dated.from);
