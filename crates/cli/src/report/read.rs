@@ -1,6 +1,7 @@
 //! An archive through the ledger, from one end of a span to the other, with what is missing on the way.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use muster_archive::{Archive, ArchiveError, Gap, Observer, Replay};
 use muster_console::{Exit, Failure};
@@ -104,7 +105,7 @@ pub(super) fn read(
 }
 
 /// The archive in these directories.
-pub(super) fn open(dirs: &[PathBuf]) -> Result<Archive, Failure> {
+pub(super) fn open(dirs: &[PathBuf]) -> Result<Arc<Archive>, Failure> {
     let dirs = dirs.iter().map(|dir| archive_in(dir)).collect::<Result<Vec<_>, _>>()?;
     open_archive(&dirs)
 }

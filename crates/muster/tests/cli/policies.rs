@@ -76,14 +76,15 @@ fn parts_of_a_policy_are_set_and_the_others_stay() {
 
 #[test]
 fn a_report_of_cost_refuses_what_it_could_not_show() {
-    for (more, part) in [
-        (&["--form", "focus", "--by", "tenant"][..], "--by can only add job"),
+    let cases: [(&[&str], &str); 6] = [
+        (&["--form", "focus", "--by", "tenant"], "--by can only add job"),
         (&["--form", "html", "-o", "json"], "two forms of one report"),
         (&["--by", "price"], "invalid value 'price'"),
         (&["--form", "pdf"], "invalid value 'pdf'"),
         (&["--from", "yesterday"], "yesterday"),
         (&[], "nowhere"),
-    ] {
+    ];
+    for (more, part) in cases {
         let arguments = [&["report", "cost", "--archive", "/nowhere"], more].concat();
         let ran = finish(command("127.0.0.1:1", &arguments));
         assert!(ran.code != 0 && ran.out.is_empty(), "{more:?}: {}", ran.out);
