@@ -1,19 +1,20 @@
 //! The books: accelerator time by day, owner, pool and activity, and waiting time by day, tenant and reason.
 
 use alloc::collections::BTreeMap;
-use muster_types::{LogTime, PriorityTier};
+use muster_types::{JobId, LogTime, PriorityTier};
 use serde::{Deserialize, Serialize};
 
 use crate::activity::{Activity, WaitReason};
-use crate::calendar::Window;
+use crate::calendar::{Detail, Window};
 
-/// A tenant by its number, and the tier of the job.
-pub(crate) type Owner = Option<(u32, PriorityTier)>;
+/// A tenant by its number, the tier of the job, and the job where jobs are kept apart.
+pub(crate) type Owner = Option<(u32, PriorityTier, Option<JobId>)>;
 
 /// What accelerator time is kept by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct ChargeKey {
     pub(crate) day: u32,
+    pub(crate) period: u32,
     pub(crate) pool: u32,
     pub(crate) owner: Owner,
     pub(crate) activity: Activity,
@@ -29,10 +30,11 @@ pub(crate) struct WaitKey {
     pub(crate) reason: WaitReason,
 }
 
-/// Thousandths of accelerators times milliseconds of one day, in one pool.
+/// Thousandths of accelerators times milliseconds of one day and period, in one pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Piece {
     pub(crate) day: u32,
+    pub(crate) period: u32,
     pub(crate) pool: u32,
     pub(crate) milli_ms: u128,
 }
@@ -41,6 +43,7 @@ pub(crate) struct Piece {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Charges {
     pub(crate) window: Window,
+    pub(crate) detail: Detail,
     pub(crate) used: BTreeMap<ChargeKey, u128>,
     pub(crate) waited: BTreeMap<WaitKey, u128>,
     /// By day and pool.
@@ -56,9 +59,10 @@ impl Charges {
         (pool, owner, activity): (u32, Owner, Activity),
     ) -> u128 {
         let mut sum = 0;
-        for (day, ms) in self.window.days(from, until).filter(|_| milli > 0) {
-            let milli_ms = u128::from(milli) * u128::from(ms);
-            self.add(ChargeKey { day, pool, owner, activity }, milli_ms);
+        for slice in self.window.slices(&self.detail.cuts, from, until).filter(|_| milli > 0) {
+            let milli_ms = u128::from(milli) * u128::from(slice.ms);
+            let key = ChargeKey { day: slice.day, period: slice.period, pool, owner, activity };
+            *self.used.entry(key).or_default() += milli_ms;
             sum += milli_ms;
         }
         sum
@@ -85,7 +89,7 @@ impl Charges {
         sum
     }
 
-    /// A span in pieces that are not charged to anything yet. Pieces of one day and pool become one.
+    /// A span in pieces that are not charged to anything yet. Pieces of one day, period and pool become one.
     pub(crate) fn put(
         &self,
         (from, until): (LogTime, LogTime),
@@ -93,11 +97,12 @@ impl Charges {
         milli: u64,
         pieces: &mut alloc::vec::Vec<Piece>,
     ) {
-        for (day, ms) in self.window.days(from, until).filter(|_| milli > 0) {
-            let milli_ms = u128::from(milli) * u128::from(ms);
-            match pieces.iter_mut().rev().find(|piece| piece.day == day && piece.pool == pool) {
+        for slice in self.window.slices(&self.detail.cuts, from, until).filter(|_| milli > 0) {
+            let milli_ms = u128::from(milli) * u128::from(slice.ms);
+            let key = (slice.day, slice.period, pool);
+            match pieces.iter_mut().rev().find(|piece| (piece.day, piece.period, piece.pool) == key) {
                 Some(piece) => piece.milli_ms += milli_ms,
-                None => pieces.push(Piece { day, pool, milli_ms }),
+                None => pieces.push(Piece { day: slice.day, period: slice.period, pool, milli_ms }),
             }
         }
     }

@@ -119,6 +119,8 @@ pub(crate) struct Run {
 /// A job that is not over.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Job {
+    /// Where jobs are kept apart.
+    pub(crate) id: Option<JobId>,
     pub(crate) tenant: u32,
     pub(crate) tier: PriorityTier,
     pub(crate) label: u32,
@@ -144,7 +146,7 @@ pub(crate) fn add_wait(waited: &mut Vec<(WaitReason, u64)>, reason: WaitReason, 
 
 impl Job {
     pub(crate) fn owner(&self) -> Owner {
-        Some((self.tenant, self.tier))
+        Some((self.tenant, self.tier, self.id))
     }
 
     fn wait_key(&self, reason: WaitReason) -> WaitKey {
@@ -197,8 +199,8 @@ impl Job {
         };
         let of_stop = if is_checkpoint { Activity::Checkpointing } else { Activity::Stopping };
         for (pieces, activity) in [(&mut run.work, of_work), (&mut run.stopping, of_stop)] {
-            for Piece { day, pool, milli_ms } in pieces.drain(..) {
-                charges.add(ChargeKey { day, pool, owner, activity }, milli_ms);
+            for Piece { day, period, pool, milli_ms } in pieces.drain(..) {
+                charges.add(ChargeKey { day, period, pool, owner, activity }, milli_ms);
                 total(&mut run.totals, activity, milli_ms);
             }
         }

@@ -5,11 +5,12 @@ use alloc::vec::Vec;
 use core::fmt;
 use muster_journal::{Decision, Round};
 use muster_state::{Applied, ArrayRow, Effect, JobRow, State};
+use muster_types::policy::PurchaseKind;
 use muster_types::{ArrayId, JobId, JobSpec, Leadership, LogIndex, LogTime, Name, NodeId, PriorityTier};
 
 use crate::activity::{Activity, UnplacedReason, WaitReason};
 use crate::arrays::{Array, waits_of};
-use crate::calendar::{Window, may_follow};
+use crate::calendar::{Detail, Window, may_follow};
 use crate::catalog::{Catalog, Label};
 use crate::changes::{ChangeSet, JobChange};
 use crate::charges::Charges;
@@ -90,8 +91,14 @@ impl Ledger {
     /// A ledger of what happens behind a state, as far as it is within a window.
     #[must_use]
     pub fn begin(state: &State, window: Window) -> Ledger {
+        Ledger::begin_with(state, window, Detail::default())
+    }
+
+    /// The same, with more kept apart.
+    #[must_use]
+    pub fn begin_with(state: &State, window: Window, detail: Detail) -> Ledger {
         let mut ledger = Ledger { index: state.log_index(), time: state.log_time(), ..Ledger::default() };
-        ledger.charges.window = window;
+        (ledger.charges.window, ledger.charges.detail) = (window, detail.sorted());
         for (node, _) in state.nodes().iter() {
             ledger.update_node(state, *node);
         }
@@ -226,7 +233,8 @@ impl Ledger {
     fn update_node(&mut self, state: &State, id: NodeId) {
         let row = state.node(id);
         let entry = row.and_then(|row| Some((row, row.spec.accelerators.as_ref()?))).map(|(row, has)| {
-            let name = PoolName { kind: has.kind.clone(), region: row.spec.region.clone() };
+            let purchase = PurchaseKind::of_node(&row.spec);
+            let name = PoolName { kind: has.kind.clone(), region: row.spec.region.clone(), purchase };
             let jobs = &self.jobs;
             let owner = |job: JobId| jobs.get(&job).and_then(Job::owner);
             NodeEntry {
@@ -289,6 +297,7 @@ impl Ledger {
         // It becomes eligible together with the change of its mode.
         let mode = if is_eligible(mode) { Mode::Waiting(Waits::Held) } else { mode };
         Job {
+            id: self.charges.detail.jobs.then_some(id),
             tenant: self.tenants.number(&spec.tenant),
             tier: spec.tier,
             label: self.labels.number(&Label::of(spec)),
@@ -391,9 +400,7 @@ impl Ledger {
     /// in order of precedence. It holds from the last record on, until the idle part of the pool or the demand for it
     /// changes. What it says beyond what is idle is ignored; what it leaves out stays unexplained.
     pub fn explain_idle(&mut self, kind: &Name, region: &Name, reasons: &[(UnplacedReason, u64)]) {
-        let name = PoolName { kind: kind.clone(), region: region.clone() };
-        let pool = self.pools.number(&name, &self.queue);
-        self.pools.explain(pool, reasons.to_vec(), self.time, &mut self.charges);
+        self.pools.explain((kind, region), reasons, self.time, &mut self.charges);
     }
 
     /// What the planner says of a job that waits for capacity. It holds from the last record on, until something changes

@@ -41,7 +41,7 @@ mod save;
 mod view;
 
 pub use activity::{Activity, IdleCause, LossCause, UnplacedReason, WaitReason};
-pub use calendar::{DAY_MS, DAYS_BETWEEN_RECORDS_MAX, Window};
+pub use calendar::{DAY_MS, DAYS_BETWEEN_RECORDS_MAX, Detail, Window};
 pub use catalog::Selection;
 pub use ledger::{JobTotals, Ledger, LedgerError};
 pub use save::LoadError;

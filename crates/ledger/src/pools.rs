@@ -1,7 +1,8 @@
-//! Pools: the accelerators of one type in one region, with what they are idle for now.
+//! Pools: the accelerators of one type in one region that were bought in one way, with what they are idle for now.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use muster_types::policy::PurchaseKind;
 use muster_types::{LogTime, Name, NodeId};
 use serde::{Deserialize, Serialize};
 
@@ -11,11 +12,12 @@ use crate::charges::Charges;
 use crate::demand::{Demand, Queue, Shape};
 use crate::nodes::Cell;
 
-/// A type and a region.
+/// A type, a region, and how the nodes were bought where that is known.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct PoolName {
     pub(crate) kind: Name,
     pub(crate) region: Name,
+    pub(crate) purchase: Option<PurchaseKind>,
 }
 
 /// An amount since a time.
@@ -196,16 +198,32 @@ impl Pools {
         }
     }
 
-    /// What the planner says of the open part of a pool from now on.
+    /// What the planner says of the open part of a type in a region from now on. It does not tell how nodes were bought: of
+    /// several pools the first one takes of the reasons what it has idle, then the next.
     pub(crate) fn explain(
         &mut self,
-        pool: u32,
-        reasons: Vec<(UnplacedReason, u64)>,
+        (kind, region): (&Name, &Name),
+        reasons: &[(UnplacedReason, u64)],
         now: LogTime,
         charges: &mut Charges,
     ) {
-        self.flush((pool, Cell::Open), now, charges);
-        self.reasons.insert(pool, reasons);
+        let mut rest = reasons.to_vec();
+        let named = (0u32..).zip(self.names.iter());
+        let pools = named.filter(|(_, name)| name.kind == *kind && name.region == *region);
+        for pool in pools.map(|(pool, _)| pool).collect::<Vec<_>>() {
+            self.flush((pool, Cell::Open), now, charges);
+            let mut open = self.idle.get(&(pool, Cell::Open)).map_or(0, |rate| rate.milli);
+            let mut part = Vec::new();
+            for (reason, milli) in &mut rest {
+                let taken = open.min(*milli);
+                open -= taken;
+                *milli -= taken;
+                if taken > 0 {
+                    part.push((*reason, taken));
+                }
+            }
+            self.reasons.insert(pool, part);
+        }
     }
 
     /// Charges everything up to a time.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::activity::UnplacedReason;
 use crate::arrays::Array;
-use crate::calendar::Window;
+use crate::calendar::{Detail, Window};
 use crate::catalog::Label;
 use crate::charges::{ChargeKey, WaitKey};
 use crate::demand::Queue;
@@ -46,6 +46,7 @@ struct Head {
     index: LogIndex,
     time: LogTime,
     window: Window,
+    detail: Detail,
 }
 
 /// Why bytes are not a ledger.
@@ -110,7 +111,8 @@ impl Ledger {
     /// The ledger between two records, as bytes. The same ledger has the same bytes.
     #[must_use]
     pub fn save(&self) -> Vec<u8> {
-        let head = Head { layout: LAYOUT, index: self.index, time: self.time, window: self.charges.window };
+        let (window, detail) = (self.charges.window, self.charges.detail.clone());
+        let head = Head { layout: LAYOUT, index: self.index, time: self.time, window, detail };
         let mut bytes = encode_frame(HEAD, &canonical(&head));
         put(&mut bytes, TENANTS, self.tenants.iter());
         put(&mut bytes, LABELS, self.labels.iter());
@@ -161,7 +163,8 @@ impl Ledger {
         if head.layout > LAYOUT {
             return Err(LoadError::Newer);
         }
-        (self.index, self.time, self.charges.window) = (head.index, head.time, head.window);
+        (self.index, self.time) = (head.index, head.time);
+        (self.charges.window, self.charges.detail) = (head.window, head.detail.sorted());
         Ok(())
     }
 

@@ -1,12 +1,14 @@
 //! What the ledger says at a time.
 
 use alloc::vec::Vec;
-use muster_types::{LogTime, Name, PriorityTier};
+use muster_types::policy::PurchaseKind;
+use muster_types::{JobId, LogTime, Name, PriorityTier};
 
 use crate::activity::{Activity, WaitReason};
 use crate::catalog::Selection;
 use crate::charges::ChargeKey;
 use crate::ledger::Ledger;
+use crate::pools::PoolName;
 
 /// Accelerator time of one day.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,6 +25,12 @@ pub struct UsageRow {
     pub region: Name,
     /// What the accelerators did.
     pub activity: Activity,
+    /// How their nodes were bought, where their labels state it.
+    pub purchase: Option<PurchaseKind>,
+    /// How many cuts of [`Detail`](crate::Detail) are not behind it.
+    pub period: u32,
+    /// The job of the owner, where jobs are kept apart.
+    pub job: Option<JobId>,
     /// The amount, in thousandths of an accelerator times milliseconds.
     pub milli_ms: u128,
 }
@@ -55,6 +63,8 @@ pub struct CapacityRow {
     pub kind: Name,
     /// The region that the accelerators are in.
     pub region: Name,
+    /// How their nodes were bought, where their labels state it.
+    pub purchase: Option<PurchaseKind>,
     /// The amount, in thousandths of an accelerator times milliseconds.
     pub milli_ms: u128,
 }
@@ -89,7 +99,8 @@ impl Ledger {
                 [(&run.work, Activity::Provisional), (&run.stopping, Activity::Stopping)]
             {
                 for piece in pieces {
-                    let key = ChargeKey { day: piece.day, pool: piece.pool, owner, activity };
+                    let (day, period, pool) = (piece.day, piece.period, piece.pool);
+                    let key = ChargeKey { day, period, pool, owner, activity };
                     charges.add(key, piece.milli_ms);
                 }
             }
@@ -98,13 +109,23 @@ impl Ledger {
     }
 
     fn rows(&self) -> View {
-        let pool = |number| self.pools.names.get(number).map(|name| (name.kind.clone(), name.region.clone()));
+        let pool = |number| self.pools.names.get(number).cloned();
         let tenant = |number| self.tenants.get(number).cloned();
         let usage = self.charges.used.iter().filter_map(|(key, milli_ms)| {
-            let (kind, region) = pool(key.pool)?;
-            let (owner, tier) = key.owner.unzip();
-            let (day, activity, milli_ms) = (key.day, key.activity, *milli_ms);
-            Some(UsageRow { day, tenant: owner.and_then(tenant), tier, kind, region, activity, milli_ms })
+            let PoolName { kind, region, purchase } = pool(key.pool)?;
+            let of_owner = key.owner.map(|(owner, ..)| owner);
+            Some(UsageRow {
+                day: key.day,
+                tenant: of_owner.and_then(tenant),
+                tier: key.owner.map(|(_, tier, _)| tier),
+                kind,
+                region,
+                activity: key.activity,
+                purchase,
+                period: key.period,
+                job: key.owner.and_then(|(_, _, job)| job),
+                milli_ms: *milli_ms,
+            })
         });
         let waits = self.charges.waited.iter().filter_map(|(key, job_ms)| {
             let label = self.labels.get(key.label)?.clone();
@@ -119,8 +140,8 @@ impl Ledger {
             })
         });
         let capacity = self.charges.capacity.iter().filter_map(|((day, number), milli_ms)| {
-            let (kind, region) = pool(*number)?;
-            Some(CapacityRow { day: *day, kind, region, milli_ms: *milli_ms })
+            let PoolName { kind, region, purchase } = pool(*number)?;
+            Some(CapacityRow { day: *day, kind, region, purchase, milli_ms: *milli_ms })
         });
         let mut view = View { usage: usage.collect(), waits: waits.collect(), capacity: capacity.collect() };
         // Numbers are given in the order of the log, and rows are shown in the order of names.

@@ -434,6 +434,44 @@ fn a_policy_that_is_shown_can_be_set_again() {
 }
 
 #[test]
+fn prices_have_dates_purchases_and_parts() {
+    let prices = "{type: h100, perDeviceHour: 1.95}
+    - {type: h100, purchase: spot, perDeviceHour: 0.9, endTime: 2027-01-01T00:00:00Z}
+    - {type: h100, purchase: spot, perDeviceHour: 0, startTime: 2027-01-01T00:00:00Z}
+    - {type: h100, purchase: owned, owned: {perDevice: 30000, months: 48, watts: 1200, pue: 1.25, perKwh: 0.1}}";
+    let text = |prices: &str| POLICY.replace("{type: h100, perDeviceHour: 1.95}", prices);
+    let file = parse_policy(text(prices).as_bytes(), NOW_MS).unwrap();
+    file.check().unwrap();
+    let read = &file.message.prices;
+    assert_eq!(word::<muster_types::policy::PurchaseKind>(read[1].purchase), "spot");
+    assert_eq!(read[1].end_time, read[2].start_time);
+    let owned = read[3].owned.as_ref().unwrap();
+    assert_eq!((owned.micro_dollars_per_device, owned.depreciation_months), (30_000_000_000, Some(48)));
+    assert_eq!(
+        (owned.watts, owned.pue_milli, owned.micro_dollars_per_kwh),
+        (Some(1_200), Some(1_250), 100_000)
+    );
+    for (from, to, part) in [
+        (
+            "purchase: owned",
+            "purchase: gift",
+            "spec.prices[3].purchase: must be one of owned, on_demand, spot, reserved",
+        ),
+        ("purchase: owned", "purchase: reserved", "spec.prices[3].purchase: must be owned"),
+        ("owned: {per", "perDeviceHour: 1, owned: {per", "spec.prices[3].perDeviceHour: must not be given"),
+        ("months: 48, ", "", "spec.prices[3].owned.months: must be between 1 and 600"),
+        ("pue: 1.25", "pue: 0.9", "spec.prices[3].owned.pue: must be between 1000 and 10000"),
+        ("perKwh: 0.1", "perKwh: -0.1", "spec.prices[3].owned.perKwh: must be dollars"),
+        ("watts: 1200", "watts: many", "spec.prices[3].owned.watts: must be"),
+        ("startTime: 2027", "startTime: 2026", "spec.prices[2]: must be the only price"),
+        ("startTime: 2027-01-01", "endTime: 1970-01-01", "spec.prices[2].endTime: must be after the start"),
+    ] {
+        let found = policy_problems(&text(&prices.replace(from, to)));
+        assert!(found.iter().any(|problem| problem.contains(part)), "{part}: {found:?}");
+    }
+}
+
+#[test]
 fn mistakes_of_a_policy_have_their_lines_and_its_words() {
     let text = POLICY
         .replace("weight: 1.5", "weight: 0")

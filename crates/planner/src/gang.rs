@@ -104,7 +104,7 @@ fn candidates<'a>(
         for site in Site::of_cluster(cluster, spec) {
             order += 1;
             if terms.policy.weights.cost > 0
-                && let Some(price) = score::work_price(terms.policy, &site)
+                && let Some(price) = score::work_price(terms, &site)
             {
                 cheapest = Some(cheapest.map_or(price, |least| least.min(price)));
             }

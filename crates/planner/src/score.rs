@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use core::fmt;
 use muster_state::FreeKey;
-use muster_types::policy::{PlacementWeights, Policy};
+use muster_types::policy::PlacementWeights;
 use muster_types::{DeviceAmount, JobSpec, WorkerRequest};
 
 use crate::sites::Site;
@@ -121,9 +121,9 @@ impl Values {
 
 /// Price of a unit of work at a site, in millionths of a dollar for one device-hour of the reference type;
 /// none when it is not known.
-pub(crate) fn work_price(policy: &Policy, site: &Site<'_>) -> Option<u64> {
+pub(crate) fn work_price(terms: &Terms<'_>, site: &Site<'_>) -> Option<u64> {
     let kind = site.kind?;
-    let price = u128::from(policy.price(kind, site.region)?);
+    let price = u128::from(terms.policy.price(kind, site.region, terms.now)?);
     let per_work = price * 1_000 / u128::from(site.throughput_milli.max(1));
     Some(u64::try_from(per_work).unwrap_or(u64::MAX))
 }
@@ -141,7 +141,7 @@ pub(crate) fn values(
     let wanted = spec.worker_count().max(1);
     let used = site.devices_milli(workers);
     let left = site.idle_devices.saturating_mul(1_000).saturating_sub(used);
-    let cost = || match (work_price(terms.policy, site), cheapest) {
+    let cost = || match (work_price(terms, site), cheapest) {
         (Some(price), Some(cheapest)) => ratio(cheapest, price),
         _ => NEUTRAL,
     };
@@ -176,10 +176,11 @@ fn data(spec: &JobSpec, terms: &Terms<'_>, site: &Site<'_>, used_milli: u64) -> 
     }
     let run_ms = terms.run_on(spec, site.throughput_milli);
     let time = ratio(run_ms, run_ms.saturating_add(moved.ms));
-    let run_price = site.kind.and_then(|kind| terms.policy.price(kind, site.region)).map(|price| {
-        let device_ms = u128::from(used_milli) * u128::from(run_ms) / 1_000;
-        u64::try_from(u128::from(price).saturating_mul(device_ms) / 3_600_000).unwrap_or(u64::MAX)
-    });
+    let run_price =
+        site.kind.and_then(|kind| terms.policy.price(kind, site.region, terms.now)).map(|price| {
+            let device_ms = u128::from(used_milli) * u128::from(run_ms) / 1_000;
+            u64::try_from(u128::from(price).saturating_mul(device_ms) / 3_600_000).unwrap_or(u64::MAX)
+        });
     // Without a price of the run, a transfer for a dollar counts half.
     let run_price = run_price.unwrap_or(1_000_000);
     let money = ratio(run_price, run_price.saturating_add(moved.micro_dollars));

@@ -2,6 +2,7 @@
 
 use muster_state::quota::QuotaUsage;
 use muster_state::{GangStanding, JobRow, NominalCover, PreemptionReason, State};
+use muster_types::policy::Price;
 use muster_types::{JobId, JobSpec, LogTime, Name, PriorityTier};
 
 /// Ranks of harm: one for gangs that were made to give way a short time ago, one for each tier of gangs that
@@ -87,7 +88,7 @@ impl<'a> Costing<'a> {
     pub fn new(cover: &'a NominalCover<'a>, now: LogTime) -> Costing<'a> {
         let state = cover.state();
         let prices = state.policy().policy.prices.iter();
-        let least = prices.map(|price| price.micro_dollars_per_device_hour).min();
+        let least = prices.filter(|price| price.is_in_force(now)).map(Price::hourly).min();
         Costing { state, cover, now, least_price: least.unwrap_or(1).max(1) }
     }
 
@@ -122,7 +123,7 @@ impl<'a> Costing<'a> {
 
     /// The price of a device; where the policy names none, the least that it names.
     fn price(&self, kind: &Name, region: &Name) -> u64 {
-        self.state.policy().policy.price(kind, region).unwrap_or(self.least_price).max(1)
+        self.state.policy().policy.price(kind, region, self.now).unwrap_or(self.least_price).max(1)
     }
 }
 

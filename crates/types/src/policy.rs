@@ -21,11 +21,16 @@ use crate::time::LogTime;
 mod isolation;
 mod named;
 mod parts;
+mod prices;
 mod rules;
 
 pub use isolation::Guarantee;
 pub use named::NamedPlaces;
 pub use parts::{POLICY_PARTS_MAX, PolicyPart, PolicyUpdate};
+pub use prices::{
+    DEPRECIATION_MONTHS_MAX, DEVICE_WATTS_MAX, KWH_MICRO_DOLLARS_MAX, OwnedCost, PUE_MILLI_MAX,
+    PUE_MILLI_MIN, Price, PriceTable, PurchaseKind,
+};
 pub use rules::{JobLimits, NonPreemptible, Rights, TenantLimits, TenantRights, UNLISTED_TENANT, UserLimits};
 
 /// Tenants of one policy.
@@ -321,18 +326,6 @@ impl Default for PlacementWeights {
     }
 }
 
-/// What a device costs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Price {
-    /// The type of accelerator.
-    pub kind: Name,
-    /// Where; none for every region without a separate price.
-    pub region: Option<Name>,
-    /// Millionths of a dollar for one device and one hour.
-    pub micro_dollars_per_device_hour: u64,
-}
-
 /// Data that jobs read, and where it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -448,7 +441,7 @@ pub struct PolicyDraft {
     pub preemption: PreemptionPolicy,
     /// What a good place is.
     pub weights: PlacementWeights,
-    /// Prices of devices.
+    /// Prices of devices. No two are for the same type, region and purchase at the same time.
     pub prices: Vec<Price>,
     /// Data that jobs may name.
     pub datasets: BTreeMap<Name, Dataset>,
@@ -478,7 +471,7 @@ pub struct DataMove {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     draft: PolicyDraft,
-    prices: BTreeMap<Name, BTreeMap<Option<Name>, u64>>,
+    price_table: PriceTable,
     transfers: BTreeMap<(Option<Name>, Option<Name>), usize>,
     named: NamedPlaces,
     /// [`UNLISTED_TENANT`], to be lent out.
@@ -516,12 +509,18 @@ impl<'de> Deserialize<'de> for Policy {
 }
 
 impl Policy {
-    /// Millionths of a dollar for one device and one hour: the region's own price, or the one for
-    /// every region; none when neither is stated.
+    /// Millionths of a dollar for one device and one hour at a time, as placement and preemption compare it: the price that
+    /// is for no purchase, of the region or of every region; without it the lowest of those for a purchase. None when the
+    /// policy states none that is in force then.
     #[must_use]
-    pub fn price(&self, kind: &Name, region: &Name) -> Option<u64> {
-        let by_region = self.prices.get(kind)?;
-        by_region.get(&Some(region.clone())).or_else(|| by_region.get(&None)).copied()
+    pub fn price(&self, kind: &Name, region: &Name, at: LogTime) -> Option<u64> {
+        self.price_table.compared(kind, region, at)
+    }
+
+    /// All prices, to look them up by purchase.
+    #[must_use]
+    pub fn price_table(&self) -> &PriceTable {
+        &self.price_table
     }
 
     /// The rule for transfers between two regions.
@@ -618,7 +617,7 @@ impl PolicyDraft {
         self.check_tenants(&mut found);
         self.check_scheduling(&mut found);
         self.check_weights(&mut found);
-        self.check_prices(&mut found);
+        prices::check_prices(&self.prices, &mut found);
         self.check_transfers(&mut found);
         self.check_datasets(&mut found);
         self.check_spares(&mut found);
@@ -626,16 +625,12 @@ impl PolicyDraft {
         if !found.is_empty() {
             return Err(found);
         }
-        let mut prices: BTreeMap<Name, BTreeMap<Option<Name>, u64>> = BTreeMap::new();
-        for price in &self.prices {
-            let by_region = prices.entry(price.kind.clone()).or_default();
-            by_region.insert(price.region.clone(), price.micro_dollars_per_device_hour);
-        }
+        let price_table = PriceTable::of(&self.prices);
         let rules = self.transfers.iter().enumerate();
         let transfers = rules.map(|(index, rule)| ((rule.from.clone(), rule.to.clone()), index)).collect();
         let unlisted = Name::literal(UNLISTED_TENANT);
         let named = NamedPlaces::of(&self);
-        Ok(Policy { draft: self, prices, transfers, named, unlisted })
+        Ok(Policy { draft: self, price_table, transfers, named, unlisted })
     }
 
     fn check_tenants(&self, found: &mut Vec<Violation>) {
@@ -805,20 +800,6 @@ impl PolicyDraft {
         for (term, weight) in terms {
             let field = format!("weights.{term}");
             check_bound(&field, weight.into(), 0, PLACEMENT_WEIGHT_MAX.into(), found);
-        }
-    }
-
-    fn check_prices(&self, found: &mut Vec<Violation>) {
-        check_count("prices", self.prices.len(), PRICES_MAX, found);
-        let mut seen = BTreeSet::new();
-        for (index, price) in self.prices.iter().enumerate() {
-            let field = format!("prices[{index}]");
-            if !seen.insert((&price.kind, &price.region)) {
-                found.push(Violation::new(&field, "must be the only price for its kind and region"));
-            }
-            let field = format!("{field}.micro_dollars_per_device_hour");
-            let value = price.micro_dollars_per_device_hour;
-            check_bound(&field, value, 0, PRICE_MICRO_DOLLARS_MAX, found);
         }
     }
 

@@ -4,7 +4,7 @@
 //! taken for another value.
 
 use muster_types::health::{DrainCause, HealthAction, XidRule};
-use muster_types::policy::{Guarantee, NonPreemptible, Order};
+use muster_types::policy::{Guarantee, NonPreemptible, Order, PurchaseKind};
 use muster_types::{
     AdmissionMode, DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier, Violation,
 };
@@ -118,6 +118,12 @@ closed_sets! {
         NonPreemptible::Never = Never "never",
         NonPreemptible::WithinNominal = WithinNominal "within_nominal",
         NonPreemptible::Always = Always "always",
+    }
+    PurchaseKind as Purchase {
+        PurchaseKind::Owned = Owned "owned",
+        PurchaseKind::OnDemand = OnDemand "on_demand",
+        PurchaseKind::Spot = Spot "spot",
+        PurchaseKind::Reserved = Reserved "reserved",
     }
     Order as JobOrder {
         Order::Submission = Submission "submission",
@@ -302,6 +308,7 @@ mod tests {
         holds::<FailureClass>(|value| value.to_string());
         holds::<Level>(|value| value.to_string());
         holds::<NonPreemptible>(|value| value.as_str().to_owned());
+        holds::<PurchaseKind>(|value| value.to_string());
         holds::<AdmissionMode>(|value| value.name().to_owned());
         holds::<DrainCause>(|value| value.name().to_owned());
         holds::<HealthAction>(|value| value.name().to_owned());

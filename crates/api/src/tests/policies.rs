@@ -111,7 +111,7 @@ fn parts(request_id: &str, paths: &[&str], policy: v1::Policy) -> v1::UpdatePoli
 }
 
 fn price(micro_dollars_per_device_hour: u64) -> v1::Policy {
-    let price = v1::Price { r#type: "h100".to_owned(), region: String::new(), micro_dollars_per_device_hour };
+    let price = v1::Price { r#type: "h100".to_owned(), micro_dollars_per_device_hour, ..Default::default() };
     v1::Policy { prices: vec![price], ..Default::default() }
 }
 

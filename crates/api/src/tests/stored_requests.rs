@@ -575,6 +575,7 @@ fn policy() -> v1::Policy {
             r#type: text("h100"),
             region: text("eu"),
             micro_dollars_per_device_hour: 2_000_000,
+            ..Default::default()
         }],
         datasets: [(text("corpus"), v1::Dataset { bytes: 1 << 40, regions: vec![text("eu")] })].into(),
         transfers: vec![v1::Transfer {

@@ -43,7 +43,7 @@ type Column = (&'static str, &'static str, &'static str);
 /// A table of a list: where that is in the file, what an entry must have to be a row, and its columns.
 type List = (&'static str, &'static str, &'static [Column]);
 
-const LISTS: [List; 9] = [
+const LISTS: [List; 10] = [
     (
         "spec.tenants",
         "{rights}",
@@ -88,7 +88,28 @@ const LISTS: [List; 9] = [
     (
         "spec.prices",
         "",
-        &[("TYPE", "{type}", ""), ("REGION", "{region}", "all"), ("DEVICE-HOUR", "${perDeviceHour}", "")],
+        &[
+            ("TYPE", "{type}", ""),
+            ("REGION", "{region}", "all"),
+            ("PURCHASE", "{purchase}", "all"),
+            ("FROM", "{startTime}", ""),
+            ("UNTIL", "{endTime}", ""),
+            ("DEVICE-HOUR", "${perDeviceHour}", "by parts"),
+        ],
+    ),
+    (
+        "spec.prices",
+        "{owned.perDevice}",
+        &[
+            ("TYPE", "{type}", ""),
+            ("REGION", "{region}", "all"),
+            ("FROM", "{startTime}", ""),
+            ("DEVICE", "${owned.perDevice}", ""),
+            ("MONTHS", "{owned.months}", ""),
+            ("WATTS", "{owned.watts}", ""),
+            ("PUE", "{owned.pue}", ""),
+            ("KWH", "${owned.perKwh}", ""),
+        ],
     ),
     ("spec.datasets", "", &[("DATA SET", "{@}", ""), ("SIZE", "{size}", ""), ("REGIONS", "{regions}", "")]),
     (

@@ -3,6 +3,11 @@
 //! **Invariant:** what is not in the archive is reported as missing, and nothing is charged for it.
 //! **Invariant:** the rows of a report of accelerators add up to capacity × time, which is printed.
 
+mod cost;
+mod cost_report;
+mod fairness;
+mod fairness_report;
+mod focus;
 mod read;
 mod rows;
 
@@ -14,6 +19,8 @@ use muster_types::{LogTime, PastPoint};
 use serde::Serialize;
 
 use crate::log::point_of_log;
+use cost_report::CostArgs;
+use fairness_report::FairnessArgs;
 use read::{Reading, read};
 use rows::{Goodput, Row, Unit};
 
@@ -45,6 +52,25 @@ Examples:
 
 The lines add up to the time that all jobs waited.")]
     Waits(ReportArgs),
+    /// What accelerator time cost, by the prices of the policy
+    #[command(after_help = "\
+Examples:
+  muster report cost --archive /var/lib/muster/replica-1 --by tenant,type
+  muster report cost --archive /var/lib/muster/replica-1 --by job --from 2026-11-01T00:00:00Z --to 2026-12-01T00:00:00Z
+  muster report cost --archive /var/lib/muster/replica-1 --form focus > cost.csv
+  muster report cost --archive /var/lib/muster/replica-1 --by purchase --form html > cost.html
+
+The prices are those of the policy at the end of the log, each for the time that it states. Time that has no price is
+unpriced; it does not count as free. The lines add up to the total, to the millionth of a dollar.")]
+    Cost(CostArgs),
+    /// What tenants were entitled to, asked for, got, borrowed and lent
+    #[command(after_help = "\
+Examples:
+  muster report fairness --archive /var/lib/muster/replica-1
+  muster report fairness --archive /var/lib/muster/replica-1 --from 2026-11-01T00:00:00Z --form csv
+
+A tenant counts with those below it. `ops/guide/ledger.md` states what each column is.")]
+    Fairness(FairnessArgs),
 }
 
 /// What a report can be divided by.
@@ -155,6 +181,8 @@ pub fn run(console: &Console, command: &ReportCommand) -> Result<Exit, Failure> 
         ReportCommand::Usage(args) => (ReportKind::Usage, args),
         ReportCommand::Idle(args) => (ReportKind::Idle, args),
         ReportCommand::Waits(args) => (ReportKind::Waits, args),
+        ReportCommand::Cost(args) => return cost_report::run(console, args),
+        ReportCommand::Fairness(args) => return fairness_report::run(console, args),
     };
     if args.form.is_some() && console.format != Format::Table {
         return Err(Failure::usage("--form csv and -o ask for two forms of one report")
@@ -185,7 +213,7 @@ pub fn run(console: &Console, command: &ReportCommand) -> Result<Exit, Failure> 
 }
 
 /// Each dimension once, where it comes first.
-fn distinct(by: &[Dimension]) -> Vec<Dimension> {
+fn distinct<D: Copy + PartialEq>(by: &[D]) -> Vec<D> {
     let mut once = Vec::new();
     for dimension in by {
         if !once.contains(dimension) {
@@ -209,25 +237,36 @@ fn text(time: LogTime) -> Option<String> {
     (time.0 > 0).then(|| time.to_string())
 }
 
+/// What the archive does not have, one sentence each.
+fn notes(reading: &Reading) -> Vec<String> {
+    let mut notes = reading.notes.clone();
+    for gap in &reading.missing {
+        let until = gap.until.and_then(text);
+        let behind = until.map_or("the end".to_owned(), |time| time.clone());
+        notes.push(format!(
+            "missing: records {} to {}; nothing is charged from {} to {behind}",
+            gap.records.from,
+            gap.records.to,
+            text(gap.since).unwrap_or_else(|| "the beginning".to_owned()),
+        ));
+    }
+    notes
+}
+
+/// The same for programs.
+fn missing(reading: &Reading) -> Vec<MissingView> {
+    let missing = reading.missing.iter().map(|gap| MissingView {
+        first_log_index: gap.records.from.0,
+        last_log_index: gap.records.to.0,
+        from: text(gap.since),
+        to: gap.until.and_then(text),
+    });
+    missing.collect()
+}
+
 impl Report {
     fn unit(&self) -> Unit {
         if self.kind == ReportKind::Waits { Unit::Jobs } else { Unit::Accelerators }
-    }
-
-    /// What the archive does not have, one sentence each.
-    fn notes(&self) -> Vec<String> {
-        let mut notes = self.reading.notes.clone();
-        for gap in &self.reading.missing {
-            let until = gap.until.and_then(text);
-            let behind = until.map_or("the end".to_owned(), |time| time.clone());
-            notes.push(format!(
-                "missing: records {} to {}; nothing is charged from {} to {behind}",
-                gap.records.from,
-                gap.records.to,
-                text(gap.since).unwrap_or_else(|| "the beginning".to_owned()),
-            ));
-        }
-        notes
     }
 
     fn csv(&self, console: &Console) -> Result<(), Failure> {
@@ -239,25 +278,19 @@ impl Report {
             cells.extend([row.state.clone(), row.amount.to_string(), self.unit().hours(row.amount)]);
             console.line(&cells.join(","))?;
         }
-        for note in self.notes() {
+        for note in notes(&self.reading) {
             console.error(&note);
         }
         Ok(())
     }
 
     fn document(&self, console: &Console) -> Result<(), Failure> {
-        let missing = self.reading.missing.iter().map(|gap| MissingView {
-            first_log_index: gap.records.from.0,
-            last_log_index: gap.records.to.0,
-            from: text(gap.since),
-            to: gap.until.and_then(text),
-        });
         let view = ReportView {
             from: text(self.reading.from),
             to: text(self.reading.to),
             first_log_index: self.reading.first.0,
             last_log_index: self.reading.last.0,
-            missing: missing.collect(),
+            missing: missing(&self.reading),
             notes: self.reading.notes.clone(),
             rows: self.rows.clone(),
             total: self.total.to_string(),
@@ -291,7 +324,7 @@ impl Report {
         if let Some(goodput) = &self.goodput {
             console.line(&goodput.line())?;
         }
-        for note in self.notes() {
+        for note in notes(&self.reading) {
             console.line(&note)?;
         }
         Ok(())

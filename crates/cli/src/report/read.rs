@@ -1,14 +1,16 @@
 //! An archive through the ledger, from one end of a span to the other, with what is missing on the way.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use muster_archive::{Archive, ArchiveError, Gap, Observer, Replay};
 use muster_console::{Exit, Failure};
 use muster_journal::Decision;
-use muster_ledger::{Ledger, LedgerError, View, Window};
+use muster_ledger::{Detail, Ledger, LedgerError, View, Window};
 use muster_state::{Applied, State};
 use muster_types::{LogIndex, LogTime, PastPoint};
 
+use super::fairness::Fairness;
 use crate::log::{archive_failure, open_archive};
 
 /// Records that are missing, and the time for which nothing is known.
@@ -32,14 +34,15 @@ pub(super) struct Reading {
 }
 
 /// The ledger as it looks at a replay.
-struct Charger {
+struct Charger<'a> {
     ledger: Ledger,
+    fairness: Option<&'a mut Fairness>,
     error: Option<LedgerError>,
     /// The time of the first record.
     first: Option<LogTime>,
 }
 
-impl Observer for Charger {
+impl Observer for Charger<'_> {
     fn before(&mut self, state: &State, decision: &Decision) {
         self.ledger.before(state, decision);
     }
@@ -49,9 +52,16 @@ impl Observer for Charger {
             self.error = self.ledger.after(state, applied).err();
             self.first.get_or_insert(state.log_time());
         }
+        if let Some(fairness) = &mut self.fairness {
+            fairness.after(state, applied);
+        }
     }
 
-    fn round_over(&mut self, _: &State) {}
+    fn round_over(&mut self, state: &State) {
+        if let Some(fairness) = &mut self.fairness {
+            fairness.round_over(state);
+        }
+    }
 }
 
 /// A data directory has the archive in it.
@@ -91,11 +101,26 @@ pub(super) fn read(
     from: Option<PastPoint>,
     to: Option<PastPoint>,
 ) -> Result<Reading, Failure> {
+    read_in(&open(dirs)?, from, to, &Detail::default(), None)
+}
+
+/// The archive in these directories.
+pub(super) fn open(dirs: &[PathBuf]) -> Result<Arc<Archive>, Failure> {
     let dirs = dirs.iter().map(|dir| archive_in(dir)).collect::<Result<Vec<_>, _>>()?;
-    let archive = open_archive(&dirs)?;
+    open_archive(&dirs)
+}
+
+/// The same of an archive that is open, with more kept apart, and counted for fairness too.
+pub(super) fn read_in(
+    archive: &Archive,
+    from: Option<PastPoint>,
+    to: Option<PastPoint>,
+    detail: &Detail,
+    fairness: Option<&mut Fairness>,
+) -> Result<Reading, Failure> {
     let summary = archive.summary();
-    let from = from.map(|point| time_of(&archive, point)).transpose()?;
-    let to = to.map(|point| time_of(&archive, point)).transpose()?;
+    let from = from.map(|point| time_of(archive, point)).transpose()?;
+    let to = to.map(|point| time_of(archive, point)).transpose()?;
     if from.zip(to).is_some_and(|(from, to)| from >= to) {
         return Err(Failure::usage("--from has to be before --to"));
     }
@@ -108,7 +133,7 @@ pub(super) fn read(
         missing: Vec::new(),
         notes: Vec::new(),
     };
-    let begun = reading.charge(&archive, from, to)?;
+    let begun = reading.charge(archive, (from, to), detail, fairness)?;
     reading.bound(begun, from, to);
     Ok(reading)
 }
@@ -118,8 +143,9 @@ impl Reading {
     fn charge(
         &mut self,
         archive: &Archive,
-        from: Option<LogTime>,
-        until: Option<LogTime>,
+        (from, until): (Option<LogTime>, Option<LogTime>),
+        detail: &Detail,
+        mut fairness: Option<&mut Fairness>,
     ) -> Result<Option<LogTime>, Failure> {
         let start = from.map_or(PastPoint::Index(LogIndex::ZERO), PastPoint::Time);
         let (mut begun, mut since) = (None, LogTime(0));
@@ -139,8 +165,12 @@ impl Reading {
                 Err(error) => return Err(archive_failure(&error)),
             };
             let window = Window { from: from.unwrap_or_default(), until };
-            let ledger = Ledger::begin(replay.state(), window);
-            let mut charger = Charger { ledger, error: None, first: None };
+            let ledger = Ledger::begin_with(replay.state(), window, detail.clone());
+            let mut fairness = fairness.as_deref_mut();
+            if let Some(fairness) = &mut fairness {
+                fairness.begin(replay.state(), window);
+            }
+            let mut charger = Charger { ledger, fairness, error: None, first: None };
             let is_founding = replay.state().log_index() == LogIndex::ZERO;
             let begins = replay.state().log_time();
             let ended = archive.follow(&mut replay, &mut charger);

@@ -6,14 +6,15 @@ use muster_journal::{
     Estimate, FORMAT_MIN, Outcome, RankUpdate, RequestKey, Round, WorkerSlot, encode_round,
 };
 use muster_ledger::DAY_MS;
+use muster_types::policy::{PolicyDraft, Price};
 use muster_types::{
     AcceleratorRequest, Accelerators, ClusterId, DeviceSet, ExitStatus, FencingToken, HolderId, JobDraft,
     JobId, Leadership, Name, NodeDraft, NodeId, Parameters, ReplicaId, RequestId, TaskGroup, WorkerRequest,
 };
 
 use super::*;
-use crate::report::Dimension;
-use crate::report::rows;
+use crate::report::cost::{self, CostDimension, Prices};
+use crate::report::{Dimension, rows};
 
 const CLUSTER: ClusterId = ClusterId(0xa1);
 const START: u64 = 20_000 * DAY_MS;
@@ -201,6 +202,55 @@ fn a_gap_is_reported_and_nothing_is_charged_for_it() {
         ["idle.demand_unplaced 80", "idle.no_demand 880", "in_use 600", "kept 600"]
     );
     assert_eq!(rows::capacity(&reading.views), 1_560_000_000);
+}
+
+fn priced(prices: Vec<Price>) -> Prices {
+    let policy = PolicyDraft { prices, ..PolicyDraft::default() }.check().unwrap();
+    Prices::new(policy.price_table().clone())
+}
+
+/// The exact sum of a span, in millionths of a dollar for an hour times thousandths and milliseconds.
+fn exact(dir: &Path, prices: &Prices, from: Option<PastPoint>, to: Option<PastPoint>) -> u128 {
+    let archive = open(&[dir.to_owned()]).unwrap();
+    let detail = Detail { cuts: prices.boundaries().to_vec(), jobs: true };
+    let reading = read_in(&archive, from, to, &detail, None).unwrap();
+    let rows = cost::rows(&reading.views, prices, &[CostDimension::Job]);
+    cost::total(rows.iter().map(|row| &row.amount)).exact
+}
+
+#[test]
+fn prices_change_at_their_moment_and_any_split_has_the_same_sum() {
+    let dir = tempfile::tempdir().unwrap();
+    archive(dir.path());
+    let change = LogTime(START + 60_001);
+    let price = |micro_dollars| Price::new(Name::literal("h100"), None, micro_dollars);
+    let before = Price { until: Some(change), ..price(7) };
+    let prices = priced(vec![before, Price { from: Some(change), ..price(1_000_003) }]);
+    let whole = exact(dir.path(), &prices, None, None);
+    assert_eq!(whole, 8_000 * (60_001 * 7 + (200_000 - 60_001) * 1_000_003));
+    for at in [1, 20_000, 60_000, 60_001, 60_002, 100_000, 199_999] {
+        let at = Some(PastPoint::Time(LogTime(START + at)));
+        let parts = exact(dir.path(), &prices, None, at) + exact(dir.path(), &prices, at, None);
+        assert_eq!(parts, whole, "{at:?}");
+    }
+}
+
+#[test]
+fn tenants_are_told_what_they_got_and_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    archive(dir.path());
+    let archive = open(&[dir.path().to_owned()]).unwrap();
+    let mut fairness = Fairness::default();
+    read_in(&archive, None, None, &Detail::default(), Some(&mut fairness)).unwrap();
+    let sums: Vec<_> =
+        fairness.sums().map(|(tenant, kind, fair)| (tenant.to_string(), kind.to_owned(), *fair)).collect();
+    // A tenant that no policy names is below one that stands for all of them.
+    assert_eq!(sums.iter().map(|(tenant, _, _)| tenant.as_str()).collect::<Vec<_>>(), ["lab", "unlisted"]);
+    for (_, kind, fair) in &sums {
+        assert_eq!(kind, "h100");
+        assert_eq!((fair.received, fair.borrowed, fair.asked), (640_000_000, 640_000_000, 80_000_000));
+        assert_eq!((fair.nominal, fair.lent, fair.entitled), (0, 0, 0));
+    }
 }
 
 #[test]

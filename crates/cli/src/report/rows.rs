@@ -222,6 +222,9 @@ mod tests {
             kind: Name::literal("h100"),
             region: Name::literal("eu"),
             activity,
+            purchase: None,
+            period: 0,
+            job: None,
             milli_ms,
         };
         let hour = 3_600_000_000;
@@ -238,6 +241,7 @@ mod tests {
                 day: 20_000,
                 kind: Name::literal("h100"),
                 region: Name::literal("eu"),
+                purchase: None,
                 milli_ms: 7 * hour + hour / 2,
             }],
         }

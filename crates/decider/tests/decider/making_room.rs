@@ -129,7 +129,7 @@ impl World {
         draft.preemption.minimum_run_ms = MINIMUM_RUN_MS;
         draft.preemption.backoff_ms = BACKOFF_MS;
         for (kind, price) in PRICES {
-            draft.prices.push(Price { kind: name(kind), region: None, micro_dollars_per_device_hour: price });
+            draft.prices.push(Price::new(name(kind), None, price));
         }
         let policy = Box::new(draft.check().unwrap());
         let request = self.next_request();

@@ -81,7 +81,7 @@ fn a_policy_that_suits_the_fleet_is_not_warned_of() {
 fn types_and_regions_that_nobody_has_are_named() {
     let quotas = vec![quota("a100", None, 4, None, None), quota("h100", Some("ap"), 4, None, None)];
     let mut draft = tenants(vec![("research", with(quotas))]);
-    draft.prices = vec![Price { kind: name("l4"), region: None, micro_dollars_per_device_hour: 1 }];
+    draft.prices = vec![Price::new(name("l4"), None, 1)];
     draft.spare_hosts_per_rack.insert(name("b200"), 1);
     let expected = [
         ("UNKNOWN_TYPE", "prices[0]", "type l4; the fleet has h100"),

@@ -13,8 +13,8 @@ use muster_types::health::{
 };
 use muster_types::job::ArrayMember;
 use muster_types::policy::{
-    Guarantee, JobLimits, NonPreemptible, Policy, PolicyDraft, TenantLimits, TenantPolicy, TenantRights,
-    UserLimits,
+    Guarantee, JobLimits, NonPreemptible, OwnedCost, Policy, PolicyDraft, Price, PurchaseKind, TenantLimits,
+    TenantPolicy, TenantRights, UserLimits,
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval, ArrayId,
@@ -623,6 +623,35 @@ pub fn round() -> impl Strategy<Value = Round> {
     })
 }
 
+/// At most one for a type, so that none of them overlap.
+fn prices() -> impl Strategy<Value = Vec<Price>> {
+    let owned = (0..1_000_000_u64, 1..600_u32).prop_map(|(micro_dollars_per_device, depreciation_months)| {
+        OwnedCost {
+            micro_dollars_per_device,
+            depreciation_months,
+            watts: 700,
+            pue_milli: 1_300,
+            micro_dollars_per_kwh: 110_000,
+        }
+    });
+    let purchase = option::of(prop::sample::select(PurchaseKind::ALL.to_vec()));
+    let stated = prop_oneof![
+        (purchase, 0..9_u64).prop_map(|(purchase, hourly)| (purchase, hourly, None::<OwnedCost>)),
+        owned.prop_map(|owned| (Some(PurchaseKind::Owned), 0_u64, Some(owned))),
+    ];
+    let span = (option::of(0..9_u64), option::of(10..99_u64));
+    btree_map(name(), (option::of(name()), stated, span), 0..3).prop_map(|prices| {
+        let price = |(kind, (region, (purchase, hourly, owned), (from, until)))| Price {
+            purchase,
+            from: Option::map(from, LogTime),
+            until: Option::map(until, LogTime),
+            owned,
+            ..Price::new(kind, region, hourly)
+        };
+        prices.into_iter().map(price).collect()
+    })
+}
+
 fn policy() -> impl Strategy<Value = Policy> {
     let rights = (
         option::of(prop::sample::select(PriorityTier::ALL.to_vec())),
@@ -658,9 +687,9 @@ fn policy() -> impl Strategy<Value = Policy> {
             TenantPolicy { rights, limits, tier_limits, ..TenantPolicy::default() }
         });
     let isolation = prop::collection::btree_set(prop::sample::select(Guarantee::ALL.to_vec()), 0..4);
-    (btree_map(name(), tenant, 0..4), isolation, any::<bool>(), 0..60_000_u64).prop_map(
-        |(tenants, required_isolation, end_overrunners, backoff_ms)| {
-            let mut draft = PolicyDraft { tenants, required_isolation, ..PolicyDraft::default() };
+    (btree_map(name(), tenant, 0..4), isolation, prices(), any::<bool>(), 0..60_000_u64).prop_map(
+        |(tenants, required_isolation, prices, end_overrunners, backoff_ms)| {
+            let mut draft = PolicyDraft { tenants, required_isolation, prices, ..PolicyDraft::default() };
             draft.backfill.end_overrunners = end_overrunners;
             draft.preemption.backoff_ms = backoff_ms;
             draft.check().expect("it breaks no rule")

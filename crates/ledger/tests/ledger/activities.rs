@@ -1,13 +1,14 @@
 //! What accelerators that a job holds are charged to. Amounts are accelerator-seconds.
 
 use muster_decider::{Command, DrainOrder};
-use muster_ledger::{Activity, LossCause};
+use muster_ledger::{Activity, Detail, Ledger, LossCause, Window};
 use muster_types::health::{Finding, HealthReport, Observation};
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Control, DeviceAmount, ExitStatus, JobContract, PriorityTier,
+    AcceleratorChoice, AcceleratorRequest, Control, DeviceAmount, ExitStatus, JobContract, LogTime,
+    PriorityTier,
 };
 
-use crate::scene::{Scene, draft};
+use crate::scene::{START_MS, Scene, draft};
 use crate::support::{accelerators, group, job_draft, name, node_draft};
 
 /// A node of eight, and a job on all of them that runs from second 10 on.
@@ -240,6 +241,41 @@ fn a_node_that_is_forgotten_is_no_capacity_any_more() {
     scene.at(20);
     scene.run(&Command::ForgetNode { request: None, node });
     assert_eq!(scene.used(100), ["idle.node_lost 20", "idle.no_demand 20"]);
+}
+
+#[test]
+fn purchases_periods_and_jobs_are_kept_apart() {
+    let mut scene = Scene::new();
+    let cuts = vec![LogTime(START_MS + 30_000), LogTime(START_MS + 10_000), LogTime(START_MS + 10_000)];
+    scene.ledger = Ledger::begin_with(&scene.state, Window::default(), Detail { cuts, jobs: true });
+    let words = ["owned", "on_demand", "spot", "reserved", "a-gift"];
+    for (at, word) in words.into_iter().enumerate() {
+        let mut host = node_draft(&format!("n{at}"), "eu", "c1", Some(accelerators("h100", 1)));
+        host.labels.insert(name("purchase"), word.to_owned());
+        scene.host(host);
+    }
+    let job = scene.job(5, 1);
+    scene.pass();
+    scene.running(job);
+    scene.at(40);
+    scene.exit(job, 0);
+    let view = scene.view(40);
+    let rows: Vec<String> = view
+        .usage
+        .iter()
+        .map(|row| {
+            assert_eq!(row.job, Some(job));
+            let purchase = row.purchase.map_or("-", |purchase| purchase.as_str());
+            format!("{purchase} {} {}", row.period, row.milli_ms / 1_000_000)
+        })
+        .collect();
+    let mut expected = Vec::new();
+    for purchase in ["-", "owned", "on_demand", "spot", "reserved"] {
+        expected.extend(["0 10", "1 20", "2 10"].map(|rest| format!("{purchase} {rest}")));
+    }
+    assert_eq!(rows, expected);
+    let capacity: Vec<u128> = view.capacity.iter().map(|row| row.milli_ms / 1_000_000).collect();
+    assert_eq!(capacity, [40; 5]);
 }
 
 #[test]

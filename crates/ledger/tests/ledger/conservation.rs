@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use muster_decider::{Command, handle};
 use muster_journal::Round;
-use muster_ledger::{Activity, IdleCause, JobTotals, Ledger, View, WaitReason, Window};
+use muster_ledger::{Activity, Detail, IdleCause, JobTotals, Ledger, View, WaitReason, Window};
 use muster_state::{NodeStatus, Phase, State};
 use muster_types::{DeviceSet, ForeignLoad, JobId, Leadership, LogIndex, LogTime, Name, NodeId};
 
@@ -245,8 +245,36 @@ fn play_all(seed: u64, seen: &mut Sums<String>) {
     for row in &view.waits {
         *seen.entry(row.reason.to_string()).or_default() += 1;
     }
+    check_detail(&rounds, &play, &mut random);
     check_halves(&rounds, &play, &mut random);
     check_snapshot_start(&rounds, &mut random);
+}
+
+/// With more kept apart the same is charged, and each period has what a window of its length has.
+fn check_detail(rounds: &[Round], whole: &Play, random: &mut Random) {
+    let (first, last) = (rounds[0].log_time, whole.ledger.log_time());
+    let length = last.since_ms(first).max(1);
+    let mut cuts: Vec<LogTime> = (0..3).map(|_| first.plus_ms(1 + random.below(length))).collect();
+    let mut play = Play::begin(State::default(), Window::default());
+    let detail = Detail { cuts: cuts.clone(), jobs: true };
+    play.ledger = Ledger::begin_with(&play.state, Window::default(), detail);
+    rounds.iter().for_each(|round| play.fold(round));
+    let (view, plain) = (play.view(), whole.view());
+    assert_eq!(rows_since(&view, &View::default()), rows_since(&plain, &View::default()));
+    assert_eq!(play.ended, whole.ended);
+    let bytes = play.ledger.save();
+    assert_eq!(Ledger::load(&bytes).unwrap().save(), bytes);
+    cuts.sort_unstable();
+    cuts.dedup();
+    let ends: Vec<Option<LogTime>> = cuts.iter().copied().map(Some).chain([None]).collect();
+    for (period, until) in ends.into_iter().enumerate() {
+        let from = period.checked_sub(1).map_or(LogTime(0), |before| cuts[before]);
+        let mut part = Play::begin(State::default(), Window { from, until });
+        rounds.iter().for_each(|round| part.fold(round));
+        let sum = |view: &View| view.usage.iter().map(|row| row.milli_ms).sum::<u128>();
+        let of_period = view.usage.iter().filter(|row| row.period == period as u32);
+        assert_eq!(of_period.map(|row| row.milli_ms).sum::<u128>(), sum(&part.view()));
+    }
 }
 
 /// Folded in two halves, with a ledger that was saved between them, it is the same ledger.

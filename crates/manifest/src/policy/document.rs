@@ -136,11 +136,62 @@ group! {
     }
 }
 
+/// Stated for an hour, or by its parts.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct Price {
+    r#type: Option<Text>,
+    region: Option<Text>,
+    per_device_hour: Option<Text>,
+    purchase: Option<Text>,
+    start_time: Option<Text>,
+    end_time: Option<Text>,
+    owned: Option<OwnedCost>,
+}
+
+impl Group for Price {
+    type Message = v1::Price;
+    const FIELDS: &'static [(&'static str, &'static str, &'static str)] = &[
+        ("micro_dollars_per_device_hour", "perDeviceHour", <Dollars as Form>::UNIT),
+        ("start_time", "startTime", ""),
+        ("end_time", "endTime", ""),
+    ];
+
+    fn read(self, reader: &mut Reader<'_>, at: &str) -> v1::Price {
+        let path = |field: &str| format!("{at}.{field}");
+        let hourly = Dollars::read(reader, &path("perDeviceHour"), self.per_device_hour);
+        v1::Price {
+            r#type: Plain::read(reader, &path("type"), self.r#type),
+            region: Plain::read(reader, &path("region"), self.region),
+            micro_dollars_per_device_hour: hourly,
+            purchase: Word::<policy::PurchaseKind>::read(reader, &path("purchase"), self.purchase),
+            start_time: Moment::read(reader, &path("startTime"), self.start_time),
+            end_time: Moment::read(reader, &path("endTime"), self.end_time),
+            owned: Optional::<OwnedCost>::read(reader, &path("owned"), self.owned),
+        }
+    }
+
+    fn show(sent: &v1::Price) -> Fields {
+        let mut shown = Fields::default();
+        let hourly = Some(&sent.micro_dollars_per_device_hour).filter(|_| sent.owned.is_none());
+        shown.put("type", Plain::show(&sent.r#type));
+        shown.put("region", Plain::show(&sent.region));
+        shown.put("perDeviceHour", hourly.and_then(Dollars::show));
+        shown.put("purchase", Word::<policy::PurchaseKind>::show(&sent.purchase));
+        shown.put("startTime", Moment::show(&sent.start_time));
+        shown.put("endTime", Moment::show(&sent.end_time));
+        shown.put("owned", Optional::<OwnedCost>::show(&sent.owned));
+        shown
+    }
+}
+
 group! {
-    Price is Price {
-        r#type "type": Plain,
-        region "region": Plain,
-        micro_dollars_per_device_hour "perDeviceHour": Dollars,
+    OwnedCost is OwnedCost {
+        micro_dollars_per_device "perDevice": Dollars,
+        depreciation_months "months": Count,
+        watts "watts": Count,
+        pue_milli "pue": SmallMilli,
+        micro_dollars_per_kwh "perKwh": Dollars,
     }
 }
 
@@ -239,7 +290,7 @@ impl Group for Window {
 
 /// The name in a file of a field with this name in a message, and its unit.
 pub(super) fn name_in_file(field: &str) -> Option<(&'static str, &'static str)> {
-    const GROUPS: [&[(&str, &str, &str)]; 16] = [
+    const GROUPS: [&[(&str, &str, &str)]; 17] = [
         Tenant::FIELDS,
         Rights::FIELDS,
         Limits::FIELDS,
@@ -252,6 +303,7 @@ pub(super) fn name_in_file(field: &str) -> Option<(&'static str, &'static str)> 
         Preemption::FIELDS,
         Weights::FIELDS,
         Price::FIELDS,
+        OwnedCost::FIELDS,
         Dataset::FIELDS,
         Transfer::FIELDS,
         Scope::FIELDS,

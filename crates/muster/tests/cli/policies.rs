@@ -75,6 +75,24 @@ fn parts_of_a_policy_are_set_and_the_others_stay() {
 }
 
 #[test]
+fn a_report_of_cost_refuses_what_it_could_not_show() {
+    let cases: [(&[&str], &str); 6] = [
+        (&["--form", "focus", "--by", "tenant"], "--by can only add job"),
+        (&["--form", "html", "-o", "json"], "two forms of one report"),
+        (&["--by", "price"], "invalid value 'price'"),
+        (&["--form", "pdf"], "invalid value 'pdf'"),
+        (&["--from", "yesterday"], "yesterday"),
+        (&[], "nowhere"),
+    ];
+    for (more, part) in cases {
+        let arguments = [&["report", "cost", "--archive", "/nowhere"], more].concat();
+        let ran = finish(command("127.0.0.1:1", &arguments));
+        assert!(ran.code != 0 && ran.out.is_empty(), "{more:?}: {}", ran.out);
+        assert!(ran.err.contains(part), "{more:?}: {}", ran.err);
+    }
+}
+
+#[test]
 fn a_policy_is_shown_to_people() {
     let fake = Fake::start();
     muster(&fake, &["policy", "set", &example("policy.yaml")]);
@@ -88,7 +106,9 @@ fn a_policy_is_shown_to_people() {
          language  1       -     -         -        -        -\n  \
          vision    1       h100  eu-north  48       any      all\n\
          serving     1       h100  all       16       any      0\n",
-        "h100  us-east  $1.95\n",
+        "h100  us-east  all       -",
+        "  $1.95\n",
+        "  by parts\n",
         "launch       2027-04-01T00:00:00Z  2027-04-08T00:00:00Z  for serving",
     ] {
         assert!(ran.out.contains(part), "{part:?} is missing in\n{}", ran.out);

@@ -338,12 +338,7 @@ impl Stage {
                 "price" => {
                     let (kind, region, dollars) =
                         (name(next()), name(next()), next().parse::<u64>().unwrap());
-                    let micro_dollars_per_device_hour = dollars * 1_000_000;
-                    self.policy.prices.push(Price {
-                        kind,
-                        region: Some(region),
-                        micro_dollars_per_device_hour,
-                    });
+                    self.policy.prices.push(Price::new(kind, Some(region), dollars * 1_000_000));
                 }
                 "dataset" => {
                     let (set, gib, regions) = (name(next()), next().parse::<u64>().unwrap(), next());

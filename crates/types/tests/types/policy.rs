@@ -2,8 +2,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use muster_types::LogTime;
 use muster_types::policy::{
-    DataMove, Dataset, Order, Policy, PolicyDraft, PreemptionPolicy, Price, Quota, Rights, TENANT_DEPTH_MAX,
-    TenantPolicy, TenantRights, Transfer, Window, WindowPurpose, WindowScope,
+    DataMove, Dataset, Order, OwnedCost, Policy, PolicyDraft, PreemptionPolicy, Price, PurchaseKind, Quota,
+    Rights, TENANT_DEPTH_MAX, TenantPolicy, TenantRights, Transfer, Window, WindowPurpose, WindowScope,
 };
 use muster_types::{Accelerators, Name, NodeDraft, PriorityTier, Violation};
 use serde::Deserialize;
@@ -229,11 +229,7 @@ fn promises_are_part_of_the_promise_above() {
 
 #[test]
 fn prices_transfers_data_and_windows_are_checked_one_by_one() {
-    let price = |region: &str, micro: u64| Price {
-        kind: name("h100"),
-        region: some(region),
-        micro_dollars_per_device_hour: micro,
-    };
+    let price = |region: &str, micro: u64| Price::new(name("h100"), some(region), micro);
     violates(|p| p.prices = vec![price("", 1), price("eu", 1)], &[]);
     violates(|p| p.prices = vec![price("eu", 1), price("eu", 2)], &["prices[1]"]);
     violates(
@@ -264,11 +260,7 @@ fn prices_transfers_data_and_windows_are_checked_one_by_one() {
 
 #[test]
 fn the_most_specific_price_and_transfer_count() {
-    let price = |region: &str, micro: u64| Price {
-        kind: name("h100"),
-        region: some(region),
-        micro_dollars_per_device_hour: micro,
-    };
+    let price = |region: &str, micro: u64| Price::new(name("h100"), some(region), micro);
     let rule = |from: &str, to: &str, micro_dollars_per_gib: u64| Transfer {
         from: some(from),
         to: some(to),
@@ -282,9 +274,9 @@ fn the_most_specific_price_and_transfer_count() {
     }
     .check()
     .unwrap();
-    assert_eq!(policy.price(&name("h100"), &name("eu")), Some(2));
-    assert_eq!(policy.price(&name("h100"), &name("us")), Some(3));
-    assert_eq!(policy.price(&name("v5p"), &name("eu")), None);
+    assert_eq!(policy.price(&name("h100"), &name("eu"), LogTime(1)), Some(2));
+    assert_eq!(policy.price(&name("h100"), &name("us"), LogTime(1)), Some(3));
+    assert_eq!(policy.price(&name("v5p"), &name("eu"), LogTime(1)), None);
     let per_gib =
         |from: &str, to: &str| policy.transfer(&name(from), &name(to)).unwrap().micro_dollars_per_gib;
     assert_eq!(
@@ -292,6 +284,99 @@ fn the_most_specific_price_and_transfer_count() {
         [4, 3, 2, 1]
     );
     assert_eq!(Policy::default().transfer(&name("eu"), &name("us")), None);
+}
+
+fn dated(micro: u64, purchase: Option<PurchaseKind>, from: u64, until: u64) -> Price {
+    let until = (until > 0).then_some(LogTime(until));
+    Price {
+        purchase,
+        from: (from > 0).then_some(LogTime(from)),
+        until,
+        ..Price::new(name("h100"), None, micro)
+    }
+}
+
+const OWNED: OwnedCost = OwnedCost {
+    micro_dollars_per_device: 30_000_000_000,
+    depreciation_months: 48,
+    watts: 1_200,
+    pue_milli: 1_250,
+    micro_dollars_per_kwh: 100_000,
+};
+
+fn owned(owned: OwnedCost) -> Price {
+    Price { owned: Some(owned), ..dated(0, Some(PurchaseKind::Owned), 0, 0) }
+}
+
+#[test]
+fn prices_follow_each_other_and_do_not_overlap() {
+    let spot = Some(PurchaseKind::Spot);
+    violates(|p| p.prices = vec![dated(2, spot, 10, 20), dated(1, spot, 0, 10), dated(3, spot, 20, 0)], &[]);
+    violates(|p| p.prices = vec![dated(2, spot, 10, 20), dated(2, None, 10, 20)], &[]);
+    violates(|p| p.prices = vec![dated(2, spot, 10, 20), dated(1, spot, 0, 11)], &["prices[1]"]);
+    // The long one is in the way of the last, although another begins between them.
+    let long =
+        vec![dated(1, spot, 1, 90), dated(1, None, 0, 0), dated(1, spot, 50, 60), dated(1, spot, 70, 80)];
+    violates(|p| p.prices = long, &["prices[2]", "prices[3]"]);
+    violates(|p| p.prices = vec![dated(1, None, 7, 7)], &["prices[0].end_time"]);
+    violates(|p| p.prices = vec![dated(1, None, 8, 7)], &["prices[0].end_time"]);
+    let draft =
+        PolicyDraft { prices: vec![dated(1, None, 0, 5), dated(1, None, 4, 0)], ..Default::default() };
+    let text = draft.check().unwrap_err()[0].to_string();
+    assert!(text.contains("prices[1]") && text.contains("prices[0]"), "{text}");
+    let many = |count: usize| (0..count).map(|at| dated(1, None, at as u64 + 1, at as u64 + 2)).collect();
+    violates(|p| p.prices = many(4_096), &[]);
+    violates(|p| p.prices = many(4_097), &["prices"]);
+}
+
+#[test]
+fn the_price_of_an_owned_device_follows_from_its_parts() {
+    // 30,000 / (48 × 730.5) + 1.2 × 1.25 × 0.1 dollars.
+    assert_eq!(OWNED.micro_dollars_per_device_hour(), 855_578 + 150_000);
+    violates(|p| p.prices = vec![owned(OWNED)], &[]);
+    let worst = OwnedCost {
+        micro_dollars_per_device: u64::MAX,
+        depreciation_months: 0,
+        watts: u32::MAX,
+        pue_milli: 999,
+        micro_dollars_per_kwh: u64::MAX,
+    };
+    violates(
+        |p| p.prices = vec![owned(worst)],
+        &[
+            "prices[0].owned.micro_dollars_per_device",
+            "prices[0].owned.depreciation_months",
+            "prices[0].owned.watts",
+            "prices[0].owned.pue_milli",
+            "prices[0].owned.micro_dollars_per_kwh",
+        ],
+    );
+    let rented = Price { purchase: None, micro_dollars_per_device_hour: 1, ..owned(OWNED) };
+    violates(|p| p.prices = vec![rented], &["prices[0].micro_dollars_per_device_hour", "prices[0].purchase"]);
+}
+
+#[test]
+fn a_price_counts_from_its_first_moment_to_the_one_before_its_end() {
+    let (spot, on_demand) = (Some(PurchaseKind::Spot), Some(PurchaseKind::OnDemand));
+    let in_eu = Price { region: some("eu"), ..dated(9, None, 0, 0) };
+    let prices = vec![dated(5, None, 10, 20), dated(6, None, 20, 30), dated(2, spot, 15, 25), in_eu];
+    let policy = PolicyDraft { prices, ..PolicyDraft::default() }.check().unwrap();
+    let table = policy.price_table();
+    let at = |region: &str, purchase, ms| table.get(&name("h100"), &name(region), purchase, LogTime(ms));
+    assert_eq!([at("us", None, 9), at("us", None, 10), at("us", None, 19)], [None, Some(5), Some(5)]);
+    assert_eq!([at("us", None, 20), at("us", None, 29), at("us", None, 30)], [Some(6), Some(6), None]);
+    assert_eq!([at("us", spot, 14), at("us", spot, 15), at("us", spot, 25)], [Some(5), Some(2), Some(6)]);
+    // The purchase counts before the region.
+    assert_eq!(
+        [at("eu", spot, 15), at("eu", on_demand, 15), at("eu", spot, 99)],
+        [Some(2), Some(9), Some(9)]
+    );
+    assert_eq!(table.boundaries(), [10, 15, 20, 25, 30].map(LogTime));
+    // Without one for every purchase, decisions compare the lowest.
+    let prices = vec![dated(4, spot, 0, 9), dated(3, on_demand, 5, 0)];
+    let policy = PolicyDraft { prices, ..PolicyDraft::default() }.check().unwrap();
+    let compared = |ms| policy.price(&name("h100"), &name("us"), LogTime(ms));
+    assert_eq!([compared(1), compared(5), compared(9)], [Some(4), Some(3), Some(3)]);
 }
 
 #[test]

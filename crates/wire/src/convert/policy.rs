@@ -7,9 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use muster_types::policy::{
-    self, BackfillPolicy, Dataset, Guarantee, JobLimits, OrderPolicy, POLICY_PARTS_MAX, PlacementWeights,
-    Policy, PolicyDraft, PolicyPart, PolicyUpdate, PreemptionPolicy, Price, Quota, TenantLimits,
-    TenantPolicy, TenantRights, Transfer, UserLimits, Window, WindowPurpose, WindowScope,
+    self, BackfillPolicy, Dataset, Guarantee, JobLimits, OrderPolicy, OwnedCost, POLICY_PARTS_MAX,
+    PlacementWeights, Policy, PolicyDraft, PolicyPart, PolicyUpdate, PreemptionPolicy, Price, PurchaseKind,
+    Quota, TenantLimits, TenantPolicy, TenantRights, Transfer, UserLimits, Window, WindowPurpose,
+    WindowScope,
 };
 use muster_types::{Name, PriorityTier, Violation, fleet::checked_name, limits};
 
@@ -321,16 +322,33 @@ fn weights(at: &str, message: v1::PlacementWeights, found: &mut Found) -> Placem
 fn prices(at: &str, mut messages: Vec<v1::Price>, found: &mut Found) -> Vec<Price> {
     bound(at, &mut messages, policy::PRICES_MAX, found);
     let mut prices = Vec::with_capacity(messages.len());
-    for (index, message) in messages.iter().enumerate() {
+    for (index, message) in messages.into_iter().enumerate() {
         let at = format!("{at}[{index}]");
         let kind = found.take(checked_name(&below(&at, "type"), &message.r#type));
         let region = optional_name(&below(&at, "region"), &message.region, found);
         // A separate stand-in: the places of the others in the list stay what they are.
         let kind = kind.or_else(|| Name::new(&format!("invalid-{index}")));
-        let micro_dollars_per_device_hour = message.micro_dollars_per_device_hour;
-        prices.extend(kind.map(|kind| Price { kind, region, micro_dollars_per_device_hour }));
+        let purchase = value_from_proto::<PurchaseKind>(&below(&at, "purchase"), message.purchase);
+        let purchase = found.take(purchase).flatten();
+        let from = moment(&at, "start_time", message.start_time, found);
+        let until = moment(&at, "end_time", message.end_time, found);
+        let owned = message.owned.map(owned_cost);
+        let hourly = message.micro_dollars_per_device_hour;
+        let price = |kind| Price { purchase, from, until, owned, ..Price::new(kind, region, hourly) };
+        prices.extend(kind.map(price));
     }
     prices
+}
+
+fn owned_cost(message: v1::OwnedCost) -> OwnedCost {
+    OwnedCost {
+        micro_dollars_per_device: message.micro_dollars_per_device,
+        // A time that was left out is none of those that may be.
+        depreciation_months: message.depreciation_months.unwrap_or(0),
+        watts: message.watts.unwrap_or(0),
+        pue_milli: message.pue_milli.unwrap_or(policy::PUE_MILLI_MIN),
+        micro_dollars_per_kwh: message.micro_dollars_per_kwh,
+    }
 }
 
 fn datasets(at: &str, messages: HashMap<String, v1::Dataset>, found: &mut Found) -> BTreeMap<Name, Dataset> {
@@ -536,6 +554,16 @@ fn price_to_proto(price: &Price) -> v1::Price {
         r#type: price.kind.to_string(),
         region: text(&price.region),
         micro_dollars_per_device_hour: price.micro_dollars_per_device_hour,
+        purchase: number_or_zero(price.purchase),
+        start_time: price.from.map(|from| timestamp(from.0)),
+        end_time: price.until.map(|until| timestamp(until.0)),
+        owned: price.owned.map(|owned| v1::OwnedCost {
+            micro_dollars_per_device: owned.micro_dollars_per_device,
+            depreciation_months: Some(owned.depreciation_months),
+            watts: Some(owned.watts),
+            pue_milli: Some(owned.pue_milli),
+            micro_dollars_per_kwh: owned.micro_dollars_per_kwh,
+        }),
     }
 }
 

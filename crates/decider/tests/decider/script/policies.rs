@@ -54,11 +54,11 @@ impl World {
                     let guarantee = |part: &&str| Guarantee::parse(part).expect("a guarantee");
                     draft.required_isolation = parts.iter().map(guarantee).collect();
                 }
-                "price" => draft.prices.push(Price {
-                    kind: name(parts[0]),
-                    region: parts.get(2).map(|region| name(region)),
-                    micro_dollars_per_device_hour: parts[1].parse().unwrap(),
-                }),
+                "price" => draft.prices.push(Price::new(
+                    name(parts[0]),
+                    parts.get(2).map(|region| name(region)),
+                    parts[1].parse().unwrap(),
+                )),
                 "defragment-after" => draft.preemption.defragment_wait_ms = duration_ms(value),
                 "maintenance" => {
                     let purpose = WindowPurpose::Maintenance;

@@ -101,6 +101,25 @@ prop_compose! {
     }
 }
 
+/// Prices of every form; which one follows from the amount.
+fn priced(kind: Name, region: Option<Name>, micro_dollars: u64) -> Price {
+    let purchase = [None, Some(PurchaseKind::Spot), Some(PurchaseKind::Reserved)][micro_dollars as usize % 3];
+    let from = (micro_dollars % 2 == 0).then_some(LogTime(micro_dollars));
+    let until = (micro_dollars % 5 == 0).then_some(LogTime(micro_dollars + 1));
+    if micro_dollars % 7 > 0 {
+        return Price { purchase, from, until, ..Price::new(kind, region, micro_dollars) };
+    }
+    let owned = OwnedCost {
+        micro_dollars_per_device: micro_dollars,
+        depreciation_months: 48,
+        watts: 700,
+        pue_milli: 1_300,
+        micro_dollars_per_kwh: 110_000,
+    };
+    let purchase = Some(PurchaseKind::Owned);
+    Price { purchase, from, until, owned: Some(owned), ..Price::new(kind, region, 0) }
+}
+
 prop_compose! {
     fn policy()(
         draft in scheduling(),
@@ -113,7 +132,7 @@ prop_compose! {
         required_isolation in btree_set(proptest::sample::select(Guarantee::ALL.to_vec()), 0..4),
     ) -> Policy {
         let price = |((kind, region), micro_dollars_per_device_hour)| {
-            Price { kind, region, micro_dollars_per_device_hour }
+            priced(kind, region, micro_dollars_per_device_hour)
         };
         let transfer = |((from, to), (micro_dollars_per_gib, bytes_per_second))| {
             Transfer { from, to, micro_dollars_per_gib, bytes_per_second }

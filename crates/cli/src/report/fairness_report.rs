@@ -1,0 +1,193 @@
+//! `muster report fairness`: its options and its forms.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use clap::Args;
+use muster_console::{Console, Document, Exit, Failure, Format, Grid};
+use muster_ledger::Detail;
+use muster_types::PastPoint;
+use serde::Serialize;
+
+use super::fairness::{Fairness, FairnessSum};
+use super::read::{Reading, open, read_in};
+use super::rows::{self, Unit};
+use super::{MissingView, ReportForm, text};
+use crate::log::point_of_log;
+
+/// Options of the report of fairness.
+#[derive(Args)]
+pub struct FairnessArgs {
+    /// An archive directory, or the data directory that it is in; repeat the option to read what was moved elsewhere too
+    #[arg(long, value_name = "DIR", required = true)]
+    archive: Vec<PathBuf>,
+    /// Where the report begins: an RFC 3339 time or a log index [default: the first record]
+    #[arg(long, value_name = "INDEX|TIME", value_parser = point_of_log)]
+    from: Option<PastPoint>,
+    /// Where the report ends; the end itself is not included [default: the last record]
+    #[arg(long, value_name = "INDEX|TIME", value_parser = point_of_log)]
+    to: Option<PastPoint>,
+    /// Print CSV instead of a table; it does not go with -o
+    #[arg(long, value_enum)]
+    form: Option<ReportForm>,
+}
+
+/// Of one tenant and type. Amounts are text: they may be above what numbers of JSON hold.
+#[derive(Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct FairRow {
+    tenant: String,
+    r#type: String,
+    nominal: String,
+    nominal_percent: String,
+    received: String,
+    received_percent: String,
+    demand: String,
+    borrowed: String,
+    lent: String,
+    waited_entitled: String,
+    entitled_ms: String,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct FairnessView {
+    from: Option<String>,
+    to: Option<String>,
+    first_log_index: u64,
+    last_log_index: u64,
+    missing: Vec<MissingView>,
+    notes: Vec<String>,
+    rows: Vec<FairRow>,
+    unit: &'static str,
+}
+
+const COLUMNS: [&str; 11] = [
+    "tenant",
+    "type",
+    "nominal",
+    "nominal_percent",
+    "received",
+    "received_percent",
+    "demand",
+    "borrowed",
+    "lent",
+    "waited_entitled",
+    "entitled_ms",
+];
+
+pub(super) fn run(console: &Console, args: &FairnessArgs) -> Result<Exit, Failure> {
+    if args.form.is_some() && console.format != Format::Table {
+        return Err(Failure::usage("--form csv and -o ask for two forms of one report")
+            .with_next("leave out -o for CSV, or leave out --form for what -o names"));
+    }
+    let archive = open(&args.archive)?;
+    let mut fairness = Fairness::default();
+    let reading = read_in(&archive, args.from, args.to, &Detail::default(), Some(&mut fairness))?;
+    let capacity = capacity(&reading);
+    let of = |kind: &str| capacity.get(kind).copied().unwrap_or_default();
+    match args.form {
+        Some(ReportForm::Csv) => {
+            console.line(&COLUMNS.join(","))?;
+            for (tenant, kind, fair) in fairness.sums() {
+                console.line(&row(tenant, kind, fair, of(kind)).cells().join(","))?;
+            }
+            super::notes(&reading).iter().for_each(|note| console.error(note));
+        }
+        None if console.is_structured() => {
+            let rows = fairness.sums().map(|(tenant, kind, fair)| row(tenant, kind, fair, of(kind)));
+            let rows = rows.collect();
+            let view = FairnessView {
+                from: text(reading.from),
+                to: text(reading.to),
+                first_log_index: reading.first.0,
+                last_log_index: reading.last.0,
+                missing: super::missing(&reading),
+                notes: reading.notes.clone(),
+                rows,
+                unit: Unit::Accelerators.name(),
+            };
+            console.object(&Document::new("FairnessReport", Some(reading.last.0), view))?;
+        }
+        None => table(console, &reading, &fairness, of)?,
+    }
+    Ok(Exit::Ok)
+}
+
+/// Thousandths of accelerators times milliseconds of each type that there were.
+fn capacity(reading: &Reading) -> BTreeMap<String, u128> {
+    let mut sums = BTreeMap::new();
+    for row in reading.views.iter().flat_map(|view| &view.capacity) {
+        *sums.entry(row.kind.to_string()).or_default() += row.milli_ms;
+    }
+    sums
+}
+
+fn row(tenant: &str, kind: &str, fair: &FairnessSum, capacity: u128) -> FairRow {
+    FairRow {
+        tenant: tenant.to_owned(),
+        r#type: kind.to_owned(),
+        nominal: fair.nominal.to_string(),
+        nominal_percent: rows::percent(fair.nominal, capacity),
+        received: fair.received.to_string(),
+        received_percent: rows::percent(fair.received, capacity),
+        demand: fair.demand().to_string(),
+        borrowed: fair.borrowed.to_string(),
+        lent: fair.lent.to_string(),
+        waited_entitled: fair.entitled.to_string(),
+        entitled_ms: fair.entitled_ms.to_string(),
+    }
+}
+
+impl FairRow {
+    fn cells(self) -> [String; COLUMNS.len()] {
+        [
+            self.tenant,
+            self.r#type,
+            self.nominal,
+            self.nominal_percent,
+            self.received,
+            self.received_percent,
+            self.demand,
+            self.borrowed,
+            self.lent,
+            self.waited_entitled,
+            self.entitled_ms,
+        ]
+    }
+}
+
+fn table(
+    console: &Console,
+    reading: &Reading,
+    fairness: &Fairness,
+    capacity: impl Fn(&str) -> u128,
+) -> Result<(), Failure> {
+    let header =
+        ["TENANT", "TYPE", "NOMINAL", "%", "RECEIVED", "%", "DEMAND", "BORROWED", "LENT", "WAITED", "HOURS"];
+    let mut grid = Grid::new(header.to_vec());
+    let hours = |milli_ms: u128| Unit::Accelerators.hours(milli_ms);
+    for (tenant, kind, fair) in fairness.sums() {
+        let capacity = capacity(kind);
+        grid.row(vec![
+            tenant.to_string(),
+            kind.to_owned(),
+            hours(fair.nominal),
+            rows::percent(fair.nominal, capacity),
+            hours(fair.received),
+            rows::percent(fair.received, capacity),
+            hours(fair.demand()),
+            hours(fair.borrowed),
+            hours(fair.lent),
+            hours(fair.entitled),
+            Unit::Jobs.hours(fair.entitled_ms),
+        ]);
+    }
+    console.table(&grid)?;
+    console.line("\naccelerator-hours, and percent of what there was; WAITED is what waiting jobs asked for within the quota,")?;
+    console.line("and HOURS for how long; a tenant counts with those below it")?;
+    for note in super::notes(reading) {
+        console.line(&note)?;
+    }
+    Ok(())
+}
