@@ -9,7 +9,7 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_types::health::{Condition, Drain, HealthPolicy, NodeHealth, RepairStep};
-use muster_types::policy::Policy;
+use muster_types::policy::{NotificationProgress, Policy};
 use muster_types::{
     Approval, ArrayId, ArraySpec, CertificateSerial, ClusterId, Control, DeviceSet, ExitStatus, FailureClass,
     FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex,
@@ -627,6 +627,11 @@ pub enum Decision {
         /// The jobs, in ascending order.
         jobs: Vec<JobId>,
     },
+    /// Decision: how far receivers of notifications have come, by the leader that delivers to them.
+    NotificationsDelivered {
+        /// By receiver, in ascending order of their names; those that have not gone on are not here.
+        progress: Vec<(Name, NotificationProgress)>,
+    },
 }
 
 impl Decision {
@@ -690,6 +695,7 @@ impl Decision {
             Decision::ArrayReleased { .. } => "array_released",
             Decision::ArrayMembersFailed { .. } => "array_members_failed",
             Decision::ArraysControlled { .. } => "arrays_controlled",
+            Decision::NotificationsDelivered { .. } => "notifications_delivered",
         }
     }
 }

@@ -155,6 +155,7 @@ impl ChangeSet {
             | Decision::NodeApprovalSet { .. }
             | Decision::ForeignLoadSet { .. }
             | Decision::SessionResumed { .. }
+            | Decision::NotificationsDelivered { .. }
             | Decision::CertificateRevoked { .. }
             | Decision::ClusterCreated { .. }
             | Decision::ClusterRecovered { .. }
@@ -224,6 +225,7 @@ impl ChangeSet {
             | Decision::NodeApprovalSet { .. }
             | Decision::CertificateRevoked { .. }
             | Decision::SessionResumed { .. }
+            | Decision::NotificationsDelivered { .. }
             | Decision::JobMetadataSet { .. } => {}
         }
         changed

@@ -6,7 +6,7 @@ use muster_types::{Refusal, RefusalCode};
 use crate::commands::answer::Answer;
 use crate::commands::command::Command;
 use crate::commands::{
-    admission, cluster, controls, health, jobs, modify, network, node, policy, restrictions, submit,
+    admission, cluster, controls, health, jobs, modify, network, node, notifications, policy, restrictions, submit,
 };
 use crate::speculation::Speculation;
 
@@ -81,5 +81,6 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         Command::Report { node, incarnation, job, token, updates } => {
             node::report(speculation, *node, *incarnation, *job, *token, updates)
         }
+        Command::NoteNotifications { progress } => Ok(notifications::note(speculation, progress)),
     }
 }

@@ -125,6 +125,7 @@ impl Searches {
             | Decision::AttemptFailed { .. }
             | Decision::StragglerNoted { .. }
             | Decision::JobReleased { .. }
+            | Decision::NotificationsDelivered { .. }
             | Decision::Rearranged { .. } => {}
             _ => self.change_all(),
         }
