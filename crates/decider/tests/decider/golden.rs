@@ -157,6 +157,16 @@ fn write_format(format: u16) {
 }
 
 /// Every variant but the one that raises the format, every cause, every exit, every phase at the end, a refused and two late records.
+fn receiver() -> Receiver {
+    Receiver {
+        name: name("ops"),
+        url: "https://hooks.example/ops".into(),
+        tenant: None,
+        events: BTreeSet::from([NotificationEvent::JobFailed, NotificationEvent::NodeDown]),
+        body: NotificationBody::Slack,
+    }
+}
+
 fn scenario() -> Vec<Round> {
     let mut run = Run {
         speculation: Speculation::begin(
@@ -172,13 +182,7 @@ fn scenario() -> Vec<Round> {
     let mut draft = PolicyDraft::default();
     let limits = TenantLimits { pending_jobs: Some(100), ..TenantLimits::default() };
     draft.tenants.insert(name("limited"), TenantPolicy { limits, ..TenantPolicy::default() });
-    draft.notifications.push(Receiver {
-        name: name("ops"),
-        url: "https://hooks.example/ops".into(),
-        tenant: None,
-        events: BTreeSet::from([NotificationEvent::JobFailed, NotificationEvent::NodeDown]),
-        body: NotificationBody::Slack,
-    });
+    draft.notifications.push(receiver());
     run.set_policy(draft);
     let at = run.speculation.last_index();
     let progress = NotificationProgress { delivered: at, acknowledged: 3, given_up: 1, skipped: 2 };
@@ -494,6 +498,7 @@ fn make_room(run: &mut Run) {
     };
     let research = TenantPolicy { quotas: vec![quota], ..TenantPolicy::default() };
     policy.tenants.insert(name("research"), research);
+    policy.notifications.push(receiver());
     run.set_policy(policy.clone());
     run.register(node_spec("gpu-c", "eu", "c1", Some(accelerators("h100", 8))), 4);
     let mut low = job_draft("low", vec![group("main", 1, Some(accelerators("h100", 8)))]);
