@@ -15,6 +15,8 @@ mod http;
 mod message;
 mod notifier;
 mod rules;
+#[cfg(test)]
+mod sample;
 mod settings;
 mod signature;
 
