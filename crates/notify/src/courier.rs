@@ -7,7 +7,7 @@ use muster_types::{LogIndex, Refusal, RefusalCode};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::http::{DeliveryError, Sender};
+use crate::exchange::{DeliveryError, Sender};
 use crate::message::{Message, message, tenant};
 use crate::rules::{pause, skip, wants};
 use crate::settings::NotifySettings;
@@ -112,7 +112,7 @@ impl Courier {
             failures += 1;
             if self.has_failed(&error) {
                 self.delivery.progress.given_up += 1;
-                tracing::warn!(receiver = %self.receiver.name, delivery = message.id, "a notification was given up");
+                tracing::warn!(receiver = %self.receiver.name, delivery = %message.id, "a notification was given up");
                 break;
             }
             self.publish();

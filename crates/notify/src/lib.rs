@@ -11,7 +11,7 @@
 
 mod address;
 mod courier;
-mod http;
+mod exchange;
 mod message;
 mod notifier;
 mod rules;
