@@ -43,7 +43,7 @@ type Column = (&'static str, &'static str, &'static str);
 /// A table of a list: where that is in the file, what an entry must have to be a row, and its columns.
 type List = (&'static str, &'static str, &'static [Column]);
 
-const LISTS: [List; 9] = [
+const LISTS: [List; 10] = [
     (
         "spec.tenants",
         "{rights}",
@@ -110,6 +110,17 @@ const LISTS: [List; 9] = [
             ("UNTIL", "{endTime}", ""),
             ("PURPOSE", "for {reservedFor}", "maintenance"),
             ("SCOPE", "{scope}", ""),
+        ],
+    ),
+    (
+        "spec.notifications",
+        "",
+        &[
+            ("RECEIVER", "{name}", ""),
+            ("TENANT", "{tenant}", "all"),
+            ("EVENTS", "{events}", ""),
+            ("BODY", "{body}", ""),
+            ("URL", "{url}", "in a file"),
         ],
     ),
 ];

@@ -6,7 +6,7 @@ mod policy;
 use std::collections::{BTreeMap, HashMap};
 
 use muster_types::policy::{
-    BackfillPolicy, Dataset, Guarantee, JobLimits, NonPreemptible, Order, OrderPolicy, PlacementWeights,
+    BackfillPolicy, Dataset, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent, Order, OrderPolicy, PlacementWeights,
     Policy, PolicyDraft, PreemptionPolicy, Price, Quota, TenantLimits, TenantPolicy, TenantRights, Transfer,
     UserLimits, Window, WindowPurpose, WindowScope,
 };

@@ -110,6 +110,7 @@ prop_compose! {
         spare_hosts_per_rack in btree_map(name(), 0u16..=1_000, 0..4),
         windows in vec(window(), 0..4),
         required_isolation in btree_set(proptest::sample::select(Guarantee::ALL.to_vec()), 0..4),
+        receivers in btree_map(name(), (option::of(name()), 0..7usize, any::<bool>()), 0..4),
     ) -> Policy {
         let price = |((kind, region), micro_dollars_per_device_hour)| {
             Price { kind, region, micro_dollars_per_device_hour }
@@ -117,12 +118,21 @@ prop_compose! {
         let transfer = |((from, to), (micro_dollars_per_gib, bytes_per_second))| {
             Transfer { from, to, micro_dollars_per_gib, bytes_per_second }
         };
+        let receiver = |(name, (tenant, event, is_slack)): (Name, (Option<Name>, usize, bool))| Receiver {
+            url: if is_slack { String::new() } else { format!("https://{name}.example/hook") },
+            name,
+            tenant,
+            // The first are events of jobs.
+            events: [NotificationEvent::ALL[event]].into(),
+            body: if is_slack { NotificationBody::Slack } else { NotificationBody::Generic },
+        };
         let mut windows = windows;
         for (index, window) in windows.iter_mut().enumerate() {
             window.name = Name::new(&format!("w{index}")).unwrap();
         }
         PolicyDraft {
             tenants, spare_hosts_per_rack, windows, required_isolation,
+            notifications: receivers.into_iter().map(receiver).collect(),
             prices: prices.into_iter().map(price).collect(),
             datasets: datasets.into_iter()
                 .map(|(name, (bytes, regions))| (name, Dataset { bytes, regions })).collect(),
