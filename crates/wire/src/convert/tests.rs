@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use muster_types::policy::{
     BackfillPolicy, Dataset, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent, Order, OrderPolicy, PlacementWeights,
-    Policy, PolicyDraft, PreemptionPolicy, Price, Quota, TenantLimits, TenantPolicy, TenantRights, Transfer,
+    Policy, PolicyDraft, PreemptionPolicy, Price, Quota, Receiver, TenantLimits, TenantPolicy, TenantRights, Transfer,
     UserLimits, Window, WindowPurpose, WindowScope,
 };
 use muster_types::tpu::{Generation, PodPosition, SliceRequest, SliceShape, legal_shapes};
