@@ -128,7 +128,8 @@ impl Courier {
         let url = self.settings.url(&self.receiver).await?;
         let key = self.settings.key(&self.receiver.name).await?;
         if key.is_none() && self.receiver.body == NotificationBody::Generic {
-            let text = format!("it has no key: secrets_dir of this replica has no {}.key", self.receiver.name);
+            let text =
+                format!("it has no key: secrets_dir of this replica has no {}.key", self.receiver.name);
             return Err(DeliveryError::Secret(text));
         }
         let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -151,7 +152,8 @@ impl Courier {
 
     fn reach(&mut self, reached: WatchPosition) {
         let is_whole = reached == WatchPosition::after(reached.log_index);
-        let whole = if is_whole { reached.log_index } else { LogIndex(reached.log_index.0.saturating_sub(1)) };
+        let whole =
+            if is_whole { reached.log_index } else { LogIndex(reached.log_index.0.saturating_sub(1)) };
         if whole > self.delivery.progress.delivered {
             self.delivery.progress.delivered = whole;
             self.publish();

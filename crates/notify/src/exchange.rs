@@ -300,9 +300,8 @@ mod tests {
     #[tokio::test]
     async fn what_is_no_success_is_a_failure_and_no_redirect_is_followed() {
         for status in [301_u16, 302, 307, 400, 401, 404, 410, 429, 500, 503] {
-            let answer = format!(
-                "HTTP/1.1 {status} X\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n"
-            );
+            let answer =
+                format!("HTTP/1.1 {status} X\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n");
             let (port, _requests) = server(answer.into_bytes()).await;
             let url = format!("http://127.0.0.1:{port}/");
             let result = sender(local()).post(&url, &[], Vec::new()).await;

@@ -96,7 +96,9 @@ fn job_detail(state: &State, row: &JobRow) -> Option<String> {
     let node = |id| state.node(id).map_or_else(|| format!("{id}"), |row| row.spec.name.to_string());
     match &row.phase {
         Phase::Finished(Outcome::Failed { detail }) => Some(detail.clone()),
-        Phase::Stopping(StopCause::Evicted { node: id }) => Some(format!("node {} was lost or failed", node(*id))),
+        Phase::Stopping(StopCause::Evicted { node: id }) => {
+            Some(format!("node {} was lost or failed", node(*id)))
+        }
         Phase::Stopping(StopCause::Fault { node: id, detail, .. }) => {
             Some(format!("node {}: {detail}", node(*id)))
         }
@@ -171,7 +173,8 @@ mod tests {
 
     #[test]
     fn changes_without_a_job_or_node_are_no_message() {
-        let event = Event { change: Change::JobForgotten(JobId(7)), ..event(crate::sample::job("train"), "") };
+        let event =
+            Event { change: Change::JobForgotten(JobId(7)), ..event(crate::sample::job("train"), "") };
         assert!(tenant(&event).is_none());
         let receiver = receiver(NotificationBody::Generic);
         assert!(message(&State::default(), &receiver, &event, NotificationEvent::JobFailed).is_none());

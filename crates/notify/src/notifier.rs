@@ -58,7 +58,7 @@ pub async fn run(engine: Engine, settings: NotifySettings) {
     }
 }
 
-/// Serves the receivers of the policy in force. Whoever leads next begins where the last record of progress says.
+/// Serves the receivers of the policy in force. The next leader begins where the last record of progress says.
 async fn lead(engine: &Engine, settings: &Arc<NotifySettings>) {
     let authorities = settings.ca_file.clone();
     let tls = tokio::task::spawn_blocking(move || {

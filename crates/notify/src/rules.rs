@@ -14,7 +14,12 @@ const PAUSE_MAX_MS: u64 = 5 * 60 * 1_000;
 const STRIDE_RECORDS: u64 = 1_024;
 
 /// Whether a receiver is told of an event. `tenant` is that of the job that it happened to; none for a node.
-pub(crate) fn wants(policy: &Policy, receiver: &Receiver, event: NotificationEvent, tenant: Option<&Name>) -> bool {
+pub(crate) fn wants(
+    policy: &Policy,
+    receiver: &Receiver,
+    event: NotificationEvent,
+    tenant: Option<&Name>,
+) -> bool {
     if !receiver.events.contains(&event) {
         return false;
     }
@@ -25,7 +30,7 @@ pub(crate) fn wants(policy: &Policy, receiver: &Receiver, event: NotificationEve
     }
 }
 
-/// The pause after so many failed attempts in a row: at least half of what it doubles to, and the rest by chance, so that the
+/// The pause after this number of failed attempts in a row: at least half of what it doubles to, and the rest by chance, so that the
 /// receivers that failed together do not come back together.
 pub(crate) fn pause(failures: u32, random: u64) -> Duration {
     let doublings = failures.saturating_sub(1).min(16);
@@ -36,7 +41,8 @@ pub(crate) fn pause(failures: u32, random: u64) -> Duration {
 
 /// Whether progress is to be recorded: an event was dealt with, or the receiver is far beyond what is recorded.
 pub(crate) fn is_worth_a_record(recorded: &NotificationProgress, now: &NotificationProgress) -> bool {
-    let counts = |progress: &NotificationProgress| (progress.acknowledged, progress.given_up, progress.skipped);
+    let counts =
+        |progress: &NotificationProgress| (progress.acknowledged, progress.given_up, progress.skipped);
     let ahead = now.delivered.0.saturating_sub(recorded.delivered.0);
     now.follows(recorded) && (counts(now) != counts(recorded) || ahead >= STRIDE_RECORDS)
 }
@@ -80,7 +86,8 @@ mod tests {
 
     #[test]
     fn a_receiver_of_a_tenant_is_told_of_jobs_below_it_and_of_no_others() {
-        let below = |parent: Option<&str>| TenantPolicy { parent: parent.map(name), ..TenantPolicy::default() };
+        let below =
+            |parent: Option<&str>| TenantPolicy { parent: parent.map(name), ..TenantPolicy::default() };
         let tenants = BTreeMap::from([
             (name("lab"), below(None)),
             (name("vision"), below(Some("lab"))),
@@ -102,7 +109,9 @@ mod tests {
     #[test]
     fn pauses_double_up_to_a_bound_and_differ() {
         let bounds = |failures| (pause(failures, 0).as_millis(), pause(failures, u64::MAX).as_millis());
-        for (failures, whole) in [(0, 1_000), (1, 1_000), (2, 2_000), (5, 16_000), (9, 256_000), (10, 300_000)] {
+        for (failures, whole) in
+            [(0, 1_000), (1, 1_000), (2, 2_000), (5, 16_000), (9, 256_000), (10, 300_000)]
+        {
             assert_eq!(bounds(failures).0, whole / 2, "{failures}");
             assert!((whole / 2..=whole).contains(&bounds(failures).1), "{failures}");
         }
@@ -111,13 +120,17 @@ mod tests {
 
     #[test]
     fn progress_is_recorded_for_events_and_for_long_ways_only() {
-        let recorded = NotificationProgress { delivered: LogIndex(10), acknowledged: 1, given_up: 0, skipped: 0 };
+        let recorded =
+            NotificationProgress { delivered: LogIndex(10), acknowledged: 1, given_up: 0, skipped: 0 };
         let at = |delivered| NotificationProgress { delivered: LogIndex(delivered), ..recorded };
         assert!(!is_worth_a_record(&recorded, &recorded));
         assert!(!is_worth_a_record(&recorded, &at(11)), "its own record would make the next");
         assert!(is_worth_a_record(&recorded, &at(10 + STRIDE_RECORDS)));
         assert!(is_worth_a_record(&recorded, &NotificationProgress { acknowledged: 2, ..at(11) }));
-        assert!(!is_worth_a_record(&recorded, &NotificationProgress { given_up: 1, ..at(9) }), "it goes back");
+        assert!(
+            !is_worth_a_record(&recorded, &NotificationProgress { given_up: 1, ..at(9) }),
+            "it goes back"
+        );
     }
 
     #[test]

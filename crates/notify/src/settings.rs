@@ -105,8 +105,9 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let settings = settings(directory.path());
         let name = Name::new("ops").expect("a name");
-        let write = |file: &str, text: &[u8]| std::fs::write(directory.path().join(file), text).expect("written");
-        assert_eq!(settings.key(&name).await.expect("none is no error"), None);
+        let write =
+            |file: &str, text: &[u8]| std::fs::write(directory.path().join(file), text).expect("written");
+        assert_eq!(settings.key(&name).await.expect("it may have none"), None);
         write("ops.key", b"0123456789abcdef\n");
         assert_eq!(settings.key(&name).await.expect("it is there"), Some(b"0123456789abcdef".to_vec()));
         for bad in [&b"short"[..], &[b'x'; 5_000]] {

@@ -44,8 +44,13 @@ impl State {
     pub(crate) fn keep_receivers(&mut self) {
         let named: BTreeSet<Name> =
             self.policy.policy.notifications.iter().map(|receiver| receiver.name.clone()).collect();
-        let forgotten: Vec<Name> =
-            self.notifications.iter().map(|(name, _)| name).filter(|name| !named.contains(*name)).cloned().collect();
+        let forgotten: Vec<Name> = self
+            .notifications
+            .iter()
+            .map(|(name, _)| name)
+            .filter(|name| !named.contains(*name))
+            .cloned()
+            .collect();
         for name in forgotten {
             self.notifications.remove(&name);
         }
@@ -63,7 +68,9 @@ impl State {
             self.policy.policy.notifications.iter().map(|receiver| &receiver.name).collect();
         let known: BTreeSet<&Name> = self.notifications.iter().map(|(name, _)| name).collect();
         if named != known {
-            return Err(BrokenInvariant(format!("receivers {known:?} have rows, the policy names {named:?}")));
+            return Err(BrokenInvariant(format!(
+                "receivers {known:?} have rows, the policy names {named:?}"
+            )));
         }
         let ahead = self.notifications.iter().find(|(_, row)| row.delivered > self.meta.log_index);
         match ahead {

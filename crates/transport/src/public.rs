@@ -53,8 +53,8 @@ impl PublicTls {
         let pem = std::fs::read(&path).map_err(read)?;
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(&pem).take(AUTHORITIES_MAX) {
-            let certificate = certificate
-                .map_err(|error| content(format!("not a PEM file of certificates: {error}")))?;
+            let certificate =
+                certificate.map_err(|error| content(format!("not a PEM file of certificates: {error}")))?;
             // Systems have old authorities that the library cannot read: the others serve.
             let _ = roots.add(certificate);
         }

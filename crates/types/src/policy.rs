@@ -27,8 +27,8 @@ mod rules;
 pub use isolation::Guarantee;
 pub use named::NamedPlaces;
 pub use notifications::{
-    NotificationBody, NotificationEvent, NotificationProgress, RECEIVER_URL_BYTES_MAX, RECEIVERS_MAX, Receiver,
-    url_fault,
+    NotificationBody, NotificationEvent, NotificationProgress, RECEIVER_URL_BYTES_MAX, RECEIVERS_MAX,
+    Receiver, url_fault,
 };
 pub use parts::{POLICY_PARTS_MAX, PolicyPart, PolicyUpdate};
 pub use rules::{JobLimits, NonPreemptible, Rights, TenantLimits, TenantRights, UNLISTED_TENANT, UserLimits};

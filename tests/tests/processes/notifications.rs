@@ -191,7 +191,8 @@ async fn every_event_arrives_at_least_once_when_leaders_are_killed() {
         let listed: Value = serde_json::from_str(&listed).expect("it is JSON");
         let one = &listed["items"][0];
         let all_taken = one["acknowledgedEvents"].as_u64() >= Some(expected.len() as u64);
-        (one["name"] == "ops" && all_taken && one["givenUpEvents"] == 0 && one["skippedRecords"] == 0).then_some(())
+        (one["name"] == "ops" && all_taken && one["givenUpEvents"] == 0 && one["skippedRecords"] == 0)
+            .then_some(())
     })
     .await;
     cluster.assert_digests_agree().await;
@@ -207,13 +208,15 @@ async fn a_receiver_that_is_silent_or_refused_delays_no_other() {
         ("keyless", quick.port, "job_cancelled"),
     ]);
     // An address of this machine under a name that no configuration lists.
-    text.push_str("    - {name: private, url: \"http://localhost:1/\", events: [job_cancelled], body: slack}\n");
+    text.push_str(
+        "    - {name: private, url: \"http://localhost:1/\", events: [job_cancelled], body: slack}\n",
+    );
     set_policy(&cluster, &text).await;
     let started = Instant::now();
     for number in 0..5 {
         end_a_job(&cluster, &format!("job-{number}")).await;
     }
-    cluster.operated(&["node", "quarantine", "no-agent", "--reason", "fails too often", "--yes"]).await;
+    cluster.operated(&["node", "quarantine", "no-agent", "--reason", "fails too often"]).await;
     eventually("the quick one was not told", || async {
         let nodes = quick.delivered();
         let node = nodes.iter().find(|delivered| delivered.body["event"] == "node_quarantined");

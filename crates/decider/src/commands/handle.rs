@@ -6,7 +6,8 @@ use muster_types::{Refusal, RefusalCode};
 use crate::commands::answer::Answer;
 use crate::commands::command::Command;
 use crate::commands::{
-    admission, cluster, controls, health, jobs, modify, network, node, notifications, policy, restrictions, submit,
+    admission, cluster, controls, health, jobs, modify, network, node, notifications, policy, restrictions,
+    submit,
 };
 use crate::speculation::Speculation;
 

@@ -17,8 +17,8 @@ use muster_planner::Budget;
 use muster_state::{Phase, RestoreError, State};
 use muster_types::health::{Finding, HealthReport, Observation};
 use muster_types::policy::{
-    NotificationBody, NotificationEvent, NotificationProgress, Order, PolicyDraft, Quota, Receiver, TenantLimits,
-    TenantPolicy,
+    NotificationBody, NotificationEvent, NotificationProgress, Order, PolicyDraft, Quota, Receiver,
+    TenantLimits, TenantPolicy,
 };
 use muster_types::{
     AdmissionMode, AdmissionRule, Approval, ArrayId, ArraySpec, CertificateSerial, CheckpointRules, Control,

@@ -176,7 +176,11 @@ impl Observer for EventMaker {
                 }
                 ordinal += 1;
                 let occurrence = self.happening.as_ref().and_then(|happening| happening.of(&change));
-                self.events.push(Event { position: WatchPosition { log_index, ordinal }, change, occurrence });
+                self.events.push(Event {
+                    position: WatchPosition { log_index, ordinal },
+                    change,
+                    occurrence,
+                });
             }
         }
     }

@@ -36,12 +36,13 @@ impl Happening {
             }
             Decision::JobFinished { job, .. } => Happening::Over(*job),
             Decision::JobRequeued { job, failed: true } => Happening::Job(*job, E::JobRetried),
-            Decision::GangStopRequested { job, cause: StopCause::Evicted { .. } | StopCause::Fault { .. }, .. } => {
-                Happening::Job(*job, E::JobEvicted)
-            }
+            Decision::GangStopRequested {
+                job,
+                cause: StopCause::Evicted { .. } | StopCause::Fault { .. },
+                ..
+            } => Happening::Job(*job, E::JobEvicted),
             Decision::Rearranged { stops, .. } => {
-                let is_preempted =
-                    |cause: &RearrangeCause| matches!(cause, RearrangeCause::Preempted { .. });
+                let is_preempted = |cause: &RearrangeCause| matches!(cause, RearrangeCause::Preempted { .. });
                 let preempted: Vec<JobId> =
                     stops.iter().filter(|stop| is_preempted(&stop.cause)).map(|stop| stop.job).collect();
                 Happening::Preempted(preempted)
@@ -137,8 +138,7 @@ mod tests {
         for decision in none {
             assert_eq!(Happening::before(&state, &decision), None, "{}", decision.name());
         }
-        let lost =
-            Decision::NodeLost { node: NodeId(1), incarnation: 1, cause: NodeLostCause::LeaseExpired };
+        let lost = Decision::NodeLost { node: NodeId(1), incarnation: 1, cause: NodeLostCause::LeaseExpired };
         let lost = Happening::before(&state, &lost).expect("somebody wants to know");
         assert_eq!(lost, Happening::Node(NodeId(1), NotificationEvent::NodeDown));
         // The jobs that were on the node are told by what becomes of them.

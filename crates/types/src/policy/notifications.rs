@@ -174,8 +174,9 @@ impl Receiver {
         }
         let of_node = self.events.iter().find(|event| !event.is_of_job());
         if let (Some(tenant), Some(event)) = (&self.tenant, of_node) {
-            let text =
-                format!("must be events of jobs for a receiver of tenant {tenant}: nodes have no tenant, got {event}");
+            let text = format!(
+                "must be events of jobs for a receiver of tenant {tenant}: nodes have no tenant, got {event}"
+            );
             found.push(Violation::new(format!("{at}.events"), text));
         }
     }
@@ -287,7 +288,9 @@ mod tests {
 
     #[test]
     fn addresses_are_checked() {
-        for good in ["https://a.example", "http://10.0.0.1:80/x", "https://[::1]:8443/", "https://[2001:db8::1]"] {
+        for good in
+            ["https://a.example", "http://10.0.0.1:80/x", "https://[::1]:8443/", "https://[2001:db8::1]"]
+        {
             assert_eq!(url_fault(good), None, "{good}");
         }
         for bad in [
@@ -328,7 +331,8 @@ mod tests {
 
     #[test]
     fn progress_never_goes_back() {
-        let before = NotificationProgress { delivered: LogIndex(5), acknowledged: 2, given_up: 1, skipped: 0 };
+        let before =
+            NotificationProgress { delivered: LogIndex(5), acknowledged: 2, given_up: 1, skipped: 0 };
         assert!(!before.follows(&before));
         assert!(NotificationProgress { delivered: LogIndex(6), ..before }.follows(&before));
         assert!(!NotificationProgress { delivered: LogIndex(9), acknowledged: 1, ..before }.follows(&before));

@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use muster_types::policy::{
     self, BackfillPolicy, Dataset, Guarantee, JobLimits, NotificationBody, NotificationEvent, OrderPolicy,
-    POLICY_PARTS_MAX, PlacementWeights, Policy, PolicyDraft, PolicyPart, PolicyUpdate, PreemptionPolicy, Price, Quota,
-    Receiver, TenantLimits,
-    TenantPolicy, TenantRights, Transfer, UserLimits, Window, WindowPurpose, WindowScope,
+    POLICY_PARTS_MAX, PlacementWeights, Policy, PolicyDraft, PolicyPart, PolicyUpdate, PreemptionPolicy,
+    Price, Quota, Receiver, TenantLimits, TenantPolicy, TenantRights, Transfer, UserLimits, Window,
+    WindowPurpose, WindowScope,
 };
 use muster_types::{Name, PriorityTier, Violation, fleet::checked_name, limits};
 

@@ -6,9 +6,9 @@ mod policy;
 use std::collections::{BTreeMap, HashMap};
 
 use muster_types::policy::{
-    BackfillPolicy, Dataset, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent, Order, OrderPolicy, PlacementWeights,
-    Policy, PolicyDraft, PreemptionPolicy, Price, Quota, Receiver, TenantLimits, TenantPolicy, TenantRights, Transfer,
-    UserLimits, Window, WindowPurpose, WindowScope,
+    BackfillPolicy, Dataset, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent,
+    Order, OrderPolicy, PlacementWeights, Policy, PolicyDraft, PreemptionPolicy, Price, Quota, Receiver,
+    TenantLimits, TenantPolicy, TenantRights, Transfer, UserLimits, Window, WindowPurpose, WindowScope,
 };
 use muster_types::tpu::{Generation, PodPosition, SliceRequest, SliceShape, legal_shapes};
 use muster_types::{

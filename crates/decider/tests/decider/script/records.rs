@@ -180,7 +180,10 @@ impl World {
             Decision::NotificationsDelivered { progress } => {
                 let one = |(name, now): &(Name, NotificationProgress)| {
                     let counts = (now.acknowledged, now.given_up, now.skipped);
-                    format!(" {name}@{} acknowledged={} given-up={} skipped={}", now.delivered, counts.0, counts.1, counts.2)
+                    format!(
+                        " {name}@{} acknowledged={} given-up={} skipped={}",
+                        now.delivered, counts.0, counts.1, counts.2
+                    )
                 };
                 progress.iter().map(one).collect()
             }
