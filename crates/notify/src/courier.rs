@@ -6,6 +6,7 @@ use muster_types::policy::{NotificationBody, NotificationEvent, NotificationProg
 use muster_types::{LogIndex, Refusal, RefusalCode};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::exchange::{DeliveryError, Sender};
 use crate::message::{Message, message, tenant};
@@ -23,10 +24,19 @@ const SOURCE_PAUSE: Duration = Duration::from_secs(2);
 /// How often records that are neither in memory nor readable in the archive are asked for before they are skipped.
 const SOURCE_ATTEMPTS_MAX: u32 = 15;
 
+/// Where events come from. What is read from the archive takes a whole state and one of few places there, so that one receiver
+/// at a time does it.
+struct Source {
+    subscription: Subscription,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
 /// Delivers to one receiver as long as it runs.
 pub(crate) struct Courier {
     engine: Engine,
     settings: Arc<NotifySettings>,
+    /// Held by the receiver that reads from the archive.
+    archive: Arc<Semaphore>,
     receiver: Receiver,
     sender: Sender,
     delivery: Delivery,
@@ -39,12 +49,13 @@ impl Courier {
         engine: Engine,
         settings: Arc<NotifySettings>,
         tls: Arc<Result<PublicTls, String>>,
+        archive: Arc<Semaphore>,
         receiver: Receiver,
         progress: NotificationProgress,
     ) -> Courier {
         let sender = Sender::new(Arc::clone(&settings), tls);
         let delivery = Delivery { progress, ..Delivery::default() };
-        Courier { engine, settings, receiver, sender, delivery, failing_since: None }
+        Courier { engine, settings, archive, receiver, sender, delivery, failing_since: None }
     }
 
     /// Follows the log from where the receiver has come to. It ends only with its task.
@@ -54,30 +65,42 @@ impl Courier {
         loop {
             let from = WatchPosition::after(self.delivery.progress.delivered);
             let refusal = match self.engine.watch(from) {
-                Ok(subscription) => self.follow(subscription, &mut misses).await,
-                Err(refusal) => refusal,
+                Ok(subscription) => {
+                    let permit = match subscription.is_past() {
+                        true => Arc::clone(&self.archive).acquire_owned().await.ok(),
+                        false => None,
+                    };
+                    self.follow(Source { subscription, permit }, &mut misses).await
+                }
+                Err(refusal) => Some(refusal),
             };
+            let Some(refusal) = refusal else { continue };
             misses += 1;
             self.miss(&refusal, misses);
             tokio::time::sleep(SOURCE_PAUSE).await;
         }
     }
 
-    /// Delivers what a subscription brings, until it ends; why it did.
-    async fn follow(&mut self, mut subscription: Subscription, misses: &mut u32) -> Refusal {
-        loop {
-            let (events, reached) = match subscription.next().await {
+    /// Delivers what a source brings, until it ends; why it did, unless it was given back.
+    async fn follow(&mut self, source: Source, misses: &mut u32) -> Option<Refusal> {
+        let mut source = Some(source);
+        while let Some(open) = &mut source {
+            let (events, reached) = match open.subscription.next().await {
                 Ok(next) => next,
-                Err(refusal) => return refusal,
+                Err(refusal) => return Some(refusal),
             };
             *misses = 0;
+            if !open.subscription.is_past() {
+                open.permit = None;
+            }
             for event in &events {
                 if let Some(occurrence) = event.occurrence {
-                    self.deliver(event, occurrence).await;
+                    self.deliver(event, occurrence, &mut source).await;
                 }
             }
             self.reach(reached);
         }
+        None
     }
 
     /// What is to be done about a log that cannot be followed from here: nothing for a while, and then without what is missing.
@@ -88,7 +111,9 @@ impl Courier {
         let oldest = refusal.metadata.iter().find(|(name, _)| *name == "oldest_log_index");
         let oldest = oldest.and_then(|(_, index)| index.parse().ok()).map(LogIndex);
         let delivered = self.delivery.progress.delivered;
+        // What has left memory meanwhile is in the archive, if there is one: the next attempt tells.
         let floor = match oldest.filter(|oldest| *oldest > delivered) {
+            _ if misses < 2 => return,
             Some(oldest) => oldest,
             None if misses < SOURCE_ATTEMPTS_MAX => return,
             None => self.engine.view().log_index(),
@@ -99,7 +124,8 @@ impl Courier {
         self.publish();
     }
 
-    async fn deliver(&mut self, event: &Event, occurrence: NotificationEvent) {
+    /// Sends an event until it is taken or given up. A receiver that fails gives back what it holds of the archive.
+    async fn deliver(&mut self, event: &Event, occurrence: NotificationEvent, source: &mut Option<Source>) {
         let view = self.engine.view();
         if !wants(&view.policy().policy, &self.receiver, occurrence, tenant(event)) {
             return;
@@ -116,6 +142,9 @@ impl Courier {
                 break;
             }
             self.publish();
+            if source.as_ref().is_some_and(|source| source.subscription.is_past()) {
+                *source = None;
+            }
             tokio::time::sleep(pause(failures, rand::random())).await;
         }
         // Others of its record may follow.

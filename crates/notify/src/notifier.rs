@@ -9,6 +9,7 @@ use muster_types::{LogIndex, Name};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 use crate::courier::Courier;
@@ -65,6 +66,7 @@ async fn lead(engine: &Engine, settings: &Arc<NotifySettings>) {
         PublicTls::load(authorities.as_deref()).map_err(|error| error.to_string())
     });
     let tls = Arc::new(tls.await.unwrap_or_else(|_| Err("reading them failed".to_owned())));
+    let archive = Arc::new(Semaphore::new(1));
     let mut tasks: BTreeMap<Name, Task> = BTreeMap::new();
     let mut version: Option<LogIndex> = None;
     let mut ticks = tokio::time::interval(TICK);
@@ -74,7 +76,7 @@ async fn lead(engine: &Engine, settings: &Arc<NotifySettings>) {
         let view = engine.view();
         if version != Some(view.policy().version) {
             version = Some(view.policy().version);
-            serve(engine, settings, &tls, &view, &mut tasks);
+            serve(engine, settings, (&tls, &archive), &view, &mut tasks);
         }
         record(engine, &view).await;
     }
@@ -84,7 +86,7 @@ async fn lead(engine: &Engine, settings: &Arc<NotifySettings>) {
 fn serve(
     engine: &Engine,
     settings: &Arc<NotifySettings>,
-    tls: &Arc<Result<PublicTls, String>>,
+    (tls, archive): (&Arc<Result<PublicTls, String>>, &Arc<Semaphore>),
     view: &State,
     tasks: &mut BTreeMap<Name, Task>,
 ) {
@@ -102,8 +104,14 @@ fn serve(
         let recorded = recorded.unwrap_or_else(|| NotificationProgress::behind(view.log_index()));
         let progress = known.get(&receiver.name).map(|delivery| delivery.progress);
         let progress = progress.filter(|progress| progress.follows(&recorded)).unwrap_or(recorded);
-        let courier =
-            Courier::new(engine.clone(), Arc::clone(settings), Arc::clone(tls), receiver.clone(), progress);
+        let courier = Courier::new(
+            engine.clone(),
+            Arc::clone(settings),
+            Arc::clone(tls),
+            Arc::clone(archive),
+            receiver.clone(),
+            progress,
+        );
         let task = Task { receiver: receiver.clone(), handle: tokio::spawn(courier.run()) };
         tasks.insert(receiver.name.clone(), task);
     }

@@ -243,3 +243,35 @@ fn a_policy_of_nothing_but_mistakes_stays_small() {
     };
     assert_eq!(policy_from_proto("policy", Some(worst)).unwrap_err().len(), VIOLATIONS_MAX);
 }
+
+#[test]
+fn receivers_that_are_wrong_are_refused_by_their_fields() {
+    let receiver = |name: &str, url: &str, events: Vec<i32>| v1::NotificationReceiver {
+        name: name.to_owned(),
+        url: url.to_owned(),
+        events,
+        ..Default::default()
+    };
+    let fields = |notifications: Vec<v1::NotificationReceiver>| -> Vec<String> {
+        let message = v1::Policy { notifications, ..Default::default() };
+        let found = policy_from_proto("policy", Some(message)).err().unwrap_or_default();
+        found.into_iter().map(|violation| violation.field).collect()
+    };
+    let (failed, down) = (v1::NotificationEvent::JobFailed.into(), v1::NotificationEvent::NodeDown.into());
+    let url = "https://hooks.example/a";
+    assert!(fields(vec![receiver("ops", url, vec![failed, down])]).is_empty());
+    let at = |field: &str| format!("policy.notifications[0].{field}");
+    assert_eq!(fields(vec![receiver("Ops!", url, vec![failed])]), [at("name")]);
+    assert_eq!(fields(vec![receiver("ops", "hooks.example", vec![failed])]), [at("url")]);
+    assert_eq!(fields(vec![receiver("ops", url, vec![])]), [at("events")]);
+    assert_eq!(fields(vec![receiver("ops", url, vec![failed, 0])]), [at("events[1]")]);
+    assert_eq!(fields(vec![receiver("ops", url, vec![failed, 99])]), [at("events[1]")]);
+    let of_tenant = v1::NotificationReceiver { tenant: "lab".to_owned(), ..receiver("ops", url, vec![down]) };
+    assert_eq!(fields(vec![of_tenant]), [at("events")]);
+    let other_body = v1::NotificationReceiver { body: 99, ..receiver("ops", url, vec![failed]) };
+    assert_eq!(fields(vec![other_body]), [at("body")]);
+    let twice = vec![receiver("ops", url, vec![failed]), receiver("ops", url, vec![failed])];
+    assert_eq!(fields(twice), ["policy.notifications[1].name"]);
+    let many = (0..=64).map(|n| receiver(&format!("r{n}"), url, vec![failed])).collect();
+    assert_eq!(fields(many), ["policy.notifications"]);
+}
