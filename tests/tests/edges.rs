@@ -57,6 +57,8 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("openraft", &["muster-store", "muster-consensus", "muster-world"]),
     ("sled", &["muster-store"]),
     ("bincode", &["muster-journal"]),
+    ("hyper", &["muster-notify"]),
+    ("ring", &["muster-notify"]),
 ];
 
 const FILE_LINES_MAX: usize = 1000;

@@ -17,6 +17,7 @@ use tonic::{Request, Response, Status};
 
 use crate::admission;
 use crate::forward::Router;
+use crate::notifications;
 use crate::read::{invalid, written};
 
 /// Voters one request may name.
@@ -138,6 +139,17 @@ impl ClusterAdminService for Admin {
         _request: Request<admin::ListRevokedCertificatesRequest>,
     ) -> Result<Response<admin::ListRevokedCertificatesResponse>, Status> {
         Ok(Response::new(admission::revoked(self.router.engine())))
+    }
+
+    async fn list_notifications(
+        &self,
+        request: Request<admin::ListNotificationsRequest>,
+    ) -> Result<Response<admin::ListNotificationsResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let engine = self.router.engine();
+        let local = || async { Ok(notifications::list(engine)) };
+        at_leader!(self, caller, message, list_notifications, local)
     }
 
     async fn add_replica(

@@ -1,11 +1,12 @@
 //! What a replica tells monitoring systems about itself, read from its applied state and its consensus at the moment of the
 //! request. The cost depends on the numbers of tenants, pools and restricted nodes, not on jobs or on other nodes.
 
-use muster_engine::{Engine, ReplicaStatus, Role};
+use muster_engine::{Delivery, Engine, ReplicaStatus, Role};
 use muster_metrics::{PoolFacts, QuotaFacts, ReplicaFacts, TENANTS_MAX, TenantFacts, UsedFacts};
 use muster_monitoring::process_facts;
 use muster_state::{EligibleDemand, QuotaUse, State};
 use muster_types::Name;
+use std::collections::BTreeMap;
 
 /// A leader that was not heard for this long passes for lost: longer than an election takes. In milliseconds.
 const LEADER_SILENT_MAX_MS: u64 = 5_000;
@@ -101,6 +102,22 @@ fn of_storage(engine: &Engine, facts: &mut ReplicaFacts) {
     facts.decision_faults = local.decision_faults;
     facts.archive_damaged_objects = local.archive_unmended.len() as u64;
     facts.certificate_days_left = local.certificate_days_left;
+    if facts.is_leader {
+        of_notifications(&local.deliveries, facts);
+    }
+}
+
+/// What the leader has done for receivers of notifications, over all of them.
+fn of_notifications(deliveries: &BTreeMap<Name, Delivery>, facts: &mut ReplicaFacts) {
+    let sum = |of: fn(&Delivery) -> u64| deliveries.values().map(of).fold(0, u64::saturating_add);
+    facts.notifications = vec![
+        ("acknowledged", sum(|delivery| delivery.progress.acknowledged)),
+        ("given_up", sum(|delivery| delivery.progress.given_up)),
+        ("skipped", sum(|delivery| delivery.progress.skipped)),
+        ("failed", sum(|delivery| delivery.failed_attempts)),
+    ];
+    let last = deliveries.values().map(|delivery| delivery.progress.delivered.0).min();
+    facts.notification_lag_records = last.map(|last| facts.log_index.saturating_sub(last));
 }
 
 fn of_state(view: &State) -> ReplicaFacts {

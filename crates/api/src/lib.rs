@@ -45,6 +45,7 @@ mod label_tests;
 mod log_service;
 mod measure;
 mod node_service;
+mod notifications;
 mod original;
 mod pages;
 mod policy_service;

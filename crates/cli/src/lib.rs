@@ -21,6 +21,7 @@ mod job_files;
 mod log;
 mod man;
 mod node;
+mod notification;
 mod open;
 mod parallel;
 mod policy;
@@ -131,6 +132,9 @@ pub enum ClientCommand {
     /// Look at the policy, check and set it: tenants, quotas, order, preemption, prices, windows
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
+    /// Look at what receivers of notifications were told of, and what keeps them
+    #[command(subcommand, visible_alias = "notifications")]
+    Notification(notification::NotificationCommand),
     /// The decision log: follow it, look at single records, export and verify history
     #[command(subcommand)]
     Log(log::LogCommand),
@@ -236,6 +240,7 @@ async fn dispatch(
         ClientCommand::Probe(args) => probe::run(global, console, args).await,
         ClientCommand::Queue(command) => queue::run(global, console, command).await,
         ClientCommand::Policy(command) => policy::run(global, console, command).await,
+        ClientCommand::Notification(command) => notification::run(global, console, command).await,
         ClientCommand::Log(command) => log::run(global, console, command).await,
         ClientCommand::Cluster(command) => cluster::run(global, console, command).await,
         ClientCommand::Drill(command) => muster_live_drill::run(global, console, command).await,

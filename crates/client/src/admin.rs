@@ -51,6 +51,8 @@ calls! {
     change_voters(admin::ChangeVotersRequest) -> admin::Membership, "change voters", membership;
     /// Hands the leadership over.
     transfer_leadership(admin::TransferLeadershipRequest) -> admin::TransferLeadershipResponse, "transfer leadership";
+    /// How far each receiver of notifications has come.
+    list_notifications(admin::ListNotificationsRequest) -> admin::ListNotificationsResponse, "list notifications";
     /// Raises the record format.
     raise_format(admin::RaiseFormatRequest) -> admin::RaiseFormatResponse, "raise format";
 }

@@ -692,6 +692,7 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::NodeApprovalSet { .. }
         | Decision::CertificateRevoked { .. }
         | Decision::SessionResumed { .. }
+        | Decision::NotificationsDelivered { .. }
         | Decision::ArrayMembersFailed { .. }
         | Decision::JobCancelRequested { .. }
         | Decision::JobRequeueRequested { .. }

@@ -5,10 +5,12 @@ use muster_consensus::{Consensus, Environment, Leader, LeadershipView, Space, To
 use muster_decider::{Answer, BootstrapConfig, Command, JobPath, ModifyOrder};
 use muster_journal::RankUpdate;
 use muster_state::{JobRow, NodeStatus, Phase, State};
+use muster_types::policy::NotificationProgress;
 use muster_types::{
     AdmissionMode, ExitStatus, FencingToken, JobId, JobSpec, LogIndex, Name, NodeId, Refusal, RefusalCode,
     ReplicaId, Submission, Violation,
 };
+use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -81,6 +83,19 @@ pub struct LocalFacts {
     pub decision_faults: u64,
     /// Leaderships that began within the last [`LEADERSHIPS_COUNTED_FOR`], by this replica's log.
     pub leaderships_begun: usize,
+    /// What this replica, as the leader, has done for receivers of notifications, by their names; empty on others.
+    pub deliveries: BTreeMap<Name, Delivery>,
+}
+
+/// What the leader has done for one receiver of notifications. How far the receiver has come by the log is in the state.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Delivery {
+    /// How far it has come.
+    pub progress: NotificationProgress,
+    /// Attempts that failed, since this leadership began.
+    pub failed_attempts: u64,
+    /// Why the last attempt failed; none once one has succeeded.
+    pub last_error: Option<String>,
 }
 
 /// Commands that wait for the decision loop.

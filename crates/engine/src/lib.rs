@@ -38,7 +38,8 @@ pub use apply::replicated::{
 };
 pub use background::{NotDone, in_background};
 pub use engine::{
-    Engine, EngineConfig, InboxDepth, LEADERSHIPS_COUNTED_FOR, LocalFacts, ReplicaInfo, submission_kib,
+    Delivery, Engine, EngineConfig, InboxDepth, LEADERSHIPS_COUNTED_FOR, LocalFacts, ReplicaInfo,
+    submission_kib,
 };
 pub use history::follower::{LogBatch, LogFollower, LogPosition};
 pub use history::records::{ArchiveStatus, round as archived_round};

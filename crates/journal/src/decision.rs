@@ -9,7 +9,7 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_types::health::{Condition, Drain, HealthPolicy, NodeHealth, RepairStep};
-use muster_types::policy::Policy;
+use muster_types::policy::{NotificationProgress, Policy};
 use muster_types::{
     Approval, ArrayId, ArraySpec, CertificateSerial, ClusterId, Control, DeviceSet, ExitStatus, FailureClass,
     FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex,
@@ -650,6 +650,11 @@ pub enum Decision {
         /// All that operators have set on it from now on.
         overrides: Box<NodeOverrides>,
     },
+    /// Decision: how far receivers of notifications have come, by the leader that delivers to them.
+    NotificationsDelivered {
+        /// By receiver, in ascending order of their names; those that have not gone on are not here.
+        progress: Vec<(Name, NotificationProgress)>,
+    },
 }
 
 impl Decision {
@@ -715,6 +720,7 @@ impl Decision {
             Decision::ArraysControlled { .. } => "arrays_controlled",
             Decision::ArrayThrottleSet { .. } => "array_throttle_set",
             Decision::NodeOverridesSet { .. } => "node_overrides_set",
+            Decision::NotificationsDelivered { .. } => "notifications_delivered",
         }
     }
 }

@@ -157,6 +157,7 @@ impl ChangeSet {
             | Decision::NodeApprovalSet { .. }
             | Decision::ForeignLoadSet { .. }
             | Decision::SessionResumed { .. }
+            | Decision::NotificationsDelivered { .. }
             | Decision::CertificateRevoked { .. }
             | Decision::ClusterCreated { .. }
             | Decision::ClusterRecovered { .. }
@@ -228,6 +229,7 @@ impl ChangeSet {
             | Decision::NodeApprovalSet { .. }
             | Decision::CertificateRevoked { .. }
             | Decision::SessionResumed { .. }
+            | Decision::NotificationsDelivered { .. }
             | Decision::JobMetadataSet { .. } => {}
         }
         changed

@@ -83,6 +83,10 @@ pub struct ReplicaFacts {
     pub archive_offload_is_failing: bool,
     /// Objects that are damaged.
     pub archive_damaged_objects: u64,
+    /// What became of events for receivers of notifications, by result, over all receivers; of a leader alone.
+    pub notifications: Vec<(&'static str, u64)>,
+    /// Records by which the last of the receivers is behind; of a leader alone.
+    pub notification_lag_records: Option<u64>,
     /// Days that the certificates last.
     pub certificate_days_left: Option<i64>,
     /// The process.

@@ -196,7 +196,11 @@ fn replica(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
 }
 
 fn storage(facts: &ReplicaFacts) -> Vec<Rows<'_>> {
+    let mut notifications = Rows::new(families::NOTIFICATIONS);
+    facts.notifications.iter().for_each(|(result, events)| notifications.row([*result], count(*events)));
     vec![
+        notifications,
+        Rows::one(families::NOTIFICATION_LAG, facts.notification_lag_records.map(count)),
         Rows::one(families::STORAGE_FREE, facts.storage_free_bytes.map(count)),
         Rows::one(families::STALLED, facts.stalled_ms.map(units)),
         Rows::one(families::SNAPSHOT_AGE, facts.snapshot_age_ms.map(units)),
@@ -329,6 +333,8 @@ mod tests {
             stalled_ms: Some(0),
             snapshot_age_ms: Some(60_000),
             archive_log_index: Some(9),
+            notifications: vec![("acknowledged", 4), ("given_up", 1)],
+            notification_lag_records: Some(12),
             certificate_days_left: Some(-1),
             process: ProcessFacts {
                 resident_bytes: Some(1),
@@ -390,6 +396,8 @@ mod tests {
             (r#"muster_accelerators_used{type=""}"#, "2.5"),
             (r#"muster_accelerators_free{region="",cluster="",type=""}"#, "5.5"),
             ("muster_certificate_days_left", "-1.0"),
+            (r#"muster_notifications_total{result="given_up"}"#, "1.0"),
+            ("muster_notification_lag_records", "12.0"),
             (r#"muster_build_info{version="1.2.3"}"#, "1"),
             (
                 &format!(r#"muster_quota_used_accelerators{{tenant="{escaped}",type="h100",region=""}}"#),

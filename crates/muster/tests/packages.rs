@@ -121,6 +121,7 @@ fn the_packaged_server_configuration_is_read_as_it_is_and_with_every_key() {
         "[recovery]",
         "[upgrade]",
         "[limits]",
+        "[notifications]",
     ];
     assert_complete(&all, &tables, &[], |text| server(text).map(|_| ()));
 }

@@ -1,10 +1,13 @@
 //! The server's configuration file.
 
+mod notifications;
+
 use crate::former_keys::FORMER_KEYS;
 use muster_api::ApiConfig;
 use muster_archive::Bounds;
 use muster_consensus::{LeaderPolicy, ReplicaNode, SnapshotPolicy, Timing};
 use muster_engine::Retention;
+use muster_notify::NotifySettings;
 use muster_transport::{Scheme, TlsFiles};
 use muster_types::config_value::{bytes, bytes_per_second, span_ms};
 use muster_types::former_key::WrittenKeys;
@@ -15,6 +18,8 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use notifications::{NotificationsFile, notifications};
 
 /// Replicas of one cluster: three or five, and spare ones for a change of membership.
 const MEMBERS_MAX: usize = 9;
@@ -94,6 +99,8 @@ struct File {
     tls: Option<TlsFiles>,
     #[serde(default)]
     limits: LimitsFile,
+    #[serde(default)]
+    notifications: NotificationsFile,
 }
 
 /// What one caller, and all together, may take of a replica. Each is 1 or more.
@@ -295,6 +302,8 @@ pub struct ServerConfig {
     pub recovery: Recovery,
     /// How newer record formats come into force.
     pub upgrade: Upgrade,
+    /// Deliveries to receivers of notifications.
+    pub notifications: NotifySettings,
 }
 
 impl ServerConfig {
@@ -373,6 +382,7 @@ impl ServerConfig {
             return Err(refuse("upgrade.format_max", rule));
         }
         let upgrade = Upgrade { format_max: file.upgrade.format_max, raise_automatically: file.upgrade.auto };
+        let notifications = notifications(file.notifications, &refuse)?;
         Ok(ServerConfig {
             cluster_id,
             replica_id,
@@ -391,6 +401,7 @@ impl ServerConfig {
             archive,
             recovery: Recovery { rebuild: file.recovery.rebuild },
             upgrade,
+            notifications,
         })
     }
 }

@@ -363,6 +363,7 @@ pub async fn run(args: ServerArgs, version: &str, shutdown: CancellationToken) -
     if config.upgrade.raise_automatically {
         tokio::spawn(engine.clone().raise_format_when_ready(FORMATS_EVERY));
     }
+    tokio::spawn(muster_notify::run(engine.clone(), config.notifications.clone()));
     let stop_serving = CancellationToken::new();
     let shared = muster_api::Shared::new(engine.clone(), config.api, security.clone());
     if let Some(listener) = pages {

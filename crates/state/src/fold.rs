@@ -171,6 +171,7 @@ impl State {
             }
             // Who leads next asks the log for it.
             Decision::SessionResumed { .. } => Vec::new(),
+            Decision::NotificationsDelivered { progress } => self.fold_notifications(progress),
         }
     }
 

@@ -171,6 +171,7 @@ impl State {
             Decision::CertificateRevoked { request, serial, revocation } => {
                 self.check_revocation(*request, *serial, revocation)
             }
+            Decision::NotificationsDelivered { progress } => self.check_notifications(progress),
             Decision::SessionResumed { node, incarnation } => {
                 let row = self.nodes.get(node).ok_or(GuardError::NodeUnknown)?;
                 let is_current = row.status == NodeStatus::Up && row.incarnation == *incarnation;

@@ -29,6 +29,7 @@ mod guard_error;
 mod history;
 mod index;
 mod metadata;
+mod notifications;
 mod overrides;
 mod policy;
 mod queue;

@@ -267,6 +267,7 @@ impl State {
         self.policy.version = self.meta.log_index;
         self.policy.set_at = self.meta.log_time;
         self.policy.policy = Arc::new(policy.clone());
+        self.keep_receivers();
         let mut indexes = self.indexes.clone();
         self.count_quotas(&mut indexes);
         self.indexes = indexes;

@@ -11,6 +11,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use muster_journal::frame::{FrameError, FrameReader, encode_frame};
 use muster_journal::{FORMAT_MAX, FORMAT_MIN, WorkerSlot, canonical, from_canonical};
+use muster_types::policy::NotificationProgress;
 use muster_types::{ArrayId, JobContract, JobId, JobMetadata, JobSpec, LogTime, Name, NodeId, RequestId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

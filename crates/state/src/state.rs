@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::ops::{Bound, RangeInclusive};
 use muster_journal::{FORMAT_MIN, WorkerSlot};
+use muster_types::policy::NotificationProgress;
 use muster_types::{
     ArrayId, JobContract, JobId, JobMetadata, JobSpec, Leadership, LogIndex, LogTime, Name, NodeId,
     Parameters, PriorityTier, RequestId,

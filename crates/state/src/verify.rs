@@ -40,6 +40,7 @@ impl State {
         self.verify_controls()?;
         self.verify_bursts()?;
         self.verify_arrays()?;
+        self.verify_notifications()?;
         self.demand.verify().map_err(BrokenInvariant)
     }
 

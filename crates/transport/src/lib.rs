@@ -22,6 +22,7 @@ mod host;
 mod material;
 mod name;
 mod pinned;
+mod public;
 mod security;
 mod server;
 mod validity;
@@ -38,5 +39,6 @@ pub use pinned::{
     FRAME_BYTES_MAX, Greeted, PINNED_NAME_BYTES_MAX, PinnedError, PinnedReader, PinnedWriter, SharedIdentity,
     dial, greet,
 };
+pub use public::PublicTls;
 pub use security::{Security, Tls};
 pub use server::{AcceptLimits, Incoming, PeerConnection, PeerInfo};

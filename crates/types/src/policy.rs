@@ -20,12 +20,17 @@ use crate::time::LogTime;
 
 mod isolation;
 mod named;
+mod notifications;
 mod parts;
 mod prices;
 mod rules;
 
 pub use isolation::Guarantee;
 pub use named::NamedPlaces;
+pub use notifications::{
+    NotificationBody, NotificationEvent, NotificationProgress, RECEIVER_URL_BYTES_MAX, RECEIVERS_MAX,
+    Receiver, url_fault,
+};
 pub use parts::{POLICY_PARTS_MAX, PolicyPart, PolicyUpdate};
 pub use prices::{
     DEPRECIATION_MONTHS_MAX, DEVICE_WATTS_MAX, KWH_MICRO_DOLLARS_MAX, OwnedCost, PUE_MILLI_MAX,
@@ -454,6 +459,8 @@ pub struct PolicyDraft {
     pub windows: Vec<Window>,
     /// What a node must isolate its workers by; on one that lacks any of it nothing is placed.
     pub required_isolation: BTreeSet<Guarantee>,
+    /// Who is told of what happens to jobs and nodes.
+    pub notifications: Vec<Receiver>,
 }
 
 /// What it takes to have a job's data in a region.
@@ -622,6 +629,7 @@ impl PolicyDraft {
         self.check_datasets(&mut found);
         self.check_spares(&mut found);
         self.check_windows(&mut found);
+        self.check_notifications(&mut found);
         if !found.is_empty() {
             return Err(found);
         }

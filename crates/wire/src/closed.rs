@@ -4,7 +4,9 @@
 //! taken for another value.
 
 use muster_types::health::{DrainCause, HealthAction, XidRule};
-use muster_types::policy::{Guarantee, NonPreemptible, Order, PurchaseKind};
+use muster_types::policy::{
+    Guarantee, NonPreemptible, NotificationBody, NotificationEvent, Order, PurchaseKind,
+};
 use muster_types::{
     AdmissionMode, DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier, Violation,
 };
@@ -80,6 +82,25 @@ closed_sets! {
         Guarantee::Pid = Pid "pid",
         Guarantee::Tmp = Tmp "tmp",
         Guarantee::User = User "user",
+    }
+    NotificationEvent as NotificationEvent {
+        NotificationEvent::JobStarted = JobStarted "job_started",
+        NotificationEvent::JobSucceeded = JobSucceeded "job_succeeded",
+        NotificationEvent::JobFailed = JobFailed "job_failed",
+        NotificationEvent::JobCancelled = JobCancelled "job_cancelled",
+        NotificationEvent::JobRetried = JobRetried "job_retried",
+        NotificationEvent::JobPreempted = JobPreempted "job_preempted",
+        NotificationEvent::JobEvicted = JobEvicted "job_evicted",
+        NotificationEvent::NodeUp = NodeUp "node_up",
+        NotificationEvent::NodeDown = NodeDown "node_down",
+        NotificationEvent::NodeUnhealthy = NodeUnhealthy "node_unhealthy",
+        NotificationEvent::NodeQuarantined = NodeQuarantined "node_quarantined",
+        NotificationEvent::NodeReleased = NodeReleased "node_released",
+        NotificationEvent::NodeDraining = NodeDraining "node_draining",
+    }
+    NotificationBody as NotificationBody {
+        NotificationBody::Generic = Generic "generic",
+        NotificationBody::Slack = Slack "slack",
     }
     LaunchForm as LaunchForm {
         LaunchForm::Environment = Environment "environment",
@@ -303,6 +324,8 @@ mod tests {
     fn every_value_has_a_number_and_a_word_and_what_is_unknown_is_refused() {
         holds::<PriorityTier>(|value| value.to_string());
         holds::<Guarantee>(|value| value.to_string());
+        holds::<NotificationEvent>(|value| value.to_string());
+        holds::<NotificationBody>(|value| value.to_string());
         holds::<LaunchForm>(|value| value.to_string());
         holds::<Preflight>(|value| value.to_string());
         holds::<FailureClass>(|value| value.to_string());

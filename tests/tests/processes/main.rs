@@ -27,6 +27,7 @@ mod leases;
 mod lost_logs;
 mod members;
 mod monitoring;
+mod notifications;
 mod pages;
 mod parallel;
 mod planted;

@@ -587,6 +587,13 @@ fn policy() -> v1::Policy {
         spare_hosts_per_rack: [(text("h100"), 1)].into(),
         windows: vec![window],
         isolation: Some(v1::IsolationPolicy { require: Vec::new() }),
+        notifications: vec![v1::NotificationReceiver {
+            name: text("ops"),
+            url: text("https://hooks.example/ops"),
+            tenant: text("lab"),
+            events: vec![v1::NotificationEvent::JobFailed.into()],
+            body: v1::NotificationBody::Generic.into(),
+        }],
     }
 }
 

@@ -134,6 +134,17 @@ const LISTS: [List; 10] = [
             ("SCOPE", "{scope}", ""),
         ],
     ),
+    (
+        "spec.notifications",
+        "",
+        &[
+            ("RECEIVER", "{name}", ""),
+            ("TENANT", "{tenant}", "all"),
+            ("EVENTS", "{events}", ""),
+            ("BODY", "{body}", ""),
+            ("URL", "{url}", "in a file"),
+        ],
+    ),
 ];
 
 /// Columns of a tenant's quota, next to its name and weight.

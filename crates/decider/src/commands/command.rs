@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::RankUpdate;
 use muster_types::health::{HealthAction, HealthPolicy, HealthReport};
-use muster_types::policy::{Policy, PolicyUpdate};
+use muster_types::policy::{NotificationProgress, Policy, PolicyUpdate};
 use muster_types::{
     Approval, CertificateSerial, Control, DeviceSet, FencingToken, ForeignLoad, HolderId, JobId, LogIndex,
     Name, NodeAdmission, NodeId, NodeSpec, RequestId, Requester, Revocation, Submission,
@@ -217,6 +217,12 @@ pub enum Command {
     },
     /// Change how many members of an array may be unfinished at a time.
     SetThrottle(Box<ThrottleOrder>),
+    /// Receivers of notifications have come further; those that have not, or that the policy in force does not name, are
+    /// passed over.
+    NoteNotifications {
+        /// By receiver.
+        progress: Vec<(Name, NotificationProgress)>,
+    },
 }
 
 impl Command {

@@ -6,8 +6,8 @@ use muster_types::{Refusal, RefusalCode};
 use crate::commands::answer::Answer;
 use crate::commands::command::Command;
 use crate::commands::{
-    admission, cluster, controls, health, jobs, modify, network, node, overrides, policy, restrictions,
-    submit,
+    admission, cluster, controls, health, jobs, modify, network, node, notifications, overrides, policy,
+    restrictions, submit,
 };
 use crate::speculation::Speculation;
 
@@ -84,5 +84,6 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         Command::Report { node, incarnation, job, token, updates } => {
             node::report(speculation, *node, *incarnation, *job, *token, updates)
         }
+        Command::NoteNotifications { progress } => Ok(notifications::note(speculation, progress)),
     }
 }

@@ -13,6 +13,7 @@ pub(crate) mod modify;
 mod named;
 mod network;
 mod node;
+mod notifications;
 pub(crate) mod overrides;
 pub(crate) mod policy;
 mod restrictions;

@@ -127,6 +127,7 @@ impl Searches {
             | Decision::AttemptFailed { .. }
             | Decision::StragglerNoted { .. }
             | Decision::JobReleased { .. }
+            | Decision::NotificationsDelivered { .. }
             | Decision::Rearranged { .. } => {}
             _ => self.change_all(),
         }

@@ -16,7 +16,10 @@ use muster_journal::{Decision, FORMAT_MIN, RankUpdate, Round, StopCause, decode_
 use muster_planner::Budget;
 use muster_state::{Phase, RestoreError, State};
 use muster_types::health::{Finding, HealthReport, Observation};
-use muster_types::policy::{Order, PolicyDraft, Quota, TenantLimits, TenantPolicy};
+use muster_types::policy::{
+    NotificationBody, NotificationEvent, NotificationProgress, Order, PolicyDraft, Quota, Receiver,
+    TenantLimits, TenantPolicy,
+};
 use muster_types::{
     AdmissionMode, AdmissionRule, Approval, ArrayId, ArraySpec, CertificateSerial, CheckpointRules, Control,
     Dependency, DependencyRule, DependencyScope, DeviceSet, ExitStatus, FailureClass, FieldChange,
@@ -87,7 +90,7 @@ fn every_released_format_replays_to_its_digests() {
         assert_eq!(state.rejected(), 1, "the log holds one refused record");
         assert_eq!(state.stale(), 2, "the log holds two records of an ended leadership");
         // The one that raises the format has its bytes below: what follows it is of another format.
-        assert_eq!(variants.len(), 44, "{variants:?}");
+        assert_eq!(variants.len(), 45, "{variants:?}");
         assert_eq!((state.format(), state.generation()), (format, 2));
         let phases: BTreeSet<&str> = state.jobs().iter().map(|(_, row)| phase(&row.phase)).collect();
         assert_eq!(phases.len(), 5, "the snapshot holds a job in every phase: {phases:?}");
@@ -155,6 +158,16 @@ fn write_format(format: u16) {
 }
 
 /// Every variant but the one that raises the format, every cause, every exit, every phase at the end, a refused and two late records.
+fn receiver() -> Receiver {
+    Receiver {
+        name: name("ops"),
+        url: "https://hooks.example/ops".into(),
+        tenant: None,
+        events: BTreeSet::from([NotificationEvent::JobFailed, NotificationEvent::NodeDown]),
+        body: NotificationBody::Slack,
+    }
+}
+
 fn scenario() -> Vec<Round> {
     let mut run = Run {
         speculation: Speculation::begin(
@@ -170,7 +183,12 @@ fn scenario() -> Vec<Round> {
     let mut draft = PolicyDraft::default();
     let limits = TenantLimits { pending_jobs: Some(100), ..TenantLimits::default() };
     draft.tenants.insert(name("limited"), TenantPolicy { limits, ..TenantPolicy::default() });
+    draft.notifications.push(receiver());
     run.set_policy(draft);
+    let at = run.speculation.last_index();
+    let progress = NotificationProgress { delivered: at, acknowledged: 3, given_up: 1, skipped: 2 };
+    let told = Command::NoteNotifications { progress: vec![(name("ops"), progress)] };
+    handle(&mut run.speculation, &told).unwrap();
     let mut first = node_draft("gpu-a", "eu", "c1", Some(accelerators("h100", 8)));
     first.labels.insert(name("zone"), "a".into());
     run.register(first.check().unwrap(), 1);
@@ -488,6 +506,7 @@ fn make_room(run: &mut Run) {
     };
     let research = TenantPolicy { quotas: vec![quota], ..TenantPolicy::default() };
     policy.tenants.insert(name("research"), research);
+    policy.notifications.push(receiver());
     run.set_policy(policy.clone());
     run.register(node_spec("gpu-c", "eu", "c1", Some(accelerators("h100", 8))), 4);
     let mut low = job_draft("low", vec![group("main", 1, Some(accelerators("h100", 8)))]);

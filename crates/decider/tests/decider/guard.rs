@@ -16,7 +16,7 @@ use muster_types::health::{
     Condition, Drain, DrainCause, Finding, HealthAction, HealthPolicy, NodeHealth, Observation, RepairStep,
 };
 use muster_types::job::ArrayMember;
-use muster_types::policy::{Guarantee, PolicyDraft};
+use muster_types::policy::{Guarantee, NotificationProgress, PolicyDraft};
 use muster_types::{
     ArrayId, ArraySpec, ClusterId, Control, DeviceSet, ExitStatus, FencingToken, FieldChange, JobId,
     JobMetadata, LogIndex, LogTime, NodeId, NodeOverrides, Parameters, PriorityTier, Requester, limits,
@@ -123,6 +123,12 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
         estimate: Estimate { burst: group, ..Estimate::default() },
     };
     let arrays = |n, parts| Decision::ArraysSubmitted { request: key(n), parts };
+    let told = |receivers: &[(&str, u64)]| {
+        let one = |(receiver, delivered): &(&str, u64)| {
+            (name(receiver), NotificationProgress::behind(LogIndex(*delivered)))
+        };
+        Decision::NotificationsDelivered { progress: receivers.iter().map(one).collect() }
+    };
     let sized = |size| Some(ArraySpec::of_size(size));
     let asked = |control, arrays| Decision::ArraysControlled {
         request: key(99),
@@ -345,6 +351,12 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
         (E::Format, Decision::FormatRaised { format: 1 }),
         (E::Format, Decision::FormatRaised { format: 0 }),
         (E::NothingToDo, Decision::ClusterRecovered { generation: 1 }),
+        // No policy names a receiver here.
+        (E::NothingToDo, told(&[("ops", 1)])),
+        (E::Limit, told(&[])),
+        (E::Limit, told(&[("ops", 1), ("ops", 1)])),
+        (E::Limit, told(&[("vision", 1), ("ops", 1)])),
+        (E::Limit, told(&[("ops", u64::MAX)])),
     ];
     of_arrays.into_iter().chain(others).collect()
 }

@@ -22,7 +22,8 @@ use muster_journal::RankUpdate;
 use muster_planner::Budget;
 use muster_state::State;
 use muster_types::health::{Finding, HealthAction, XidRule};
-use muster_types::{DeviceSet, ExitStatus, JobId, LogTime, NodeId, RefusalCode};
+use muster_types::policy::NotificationProgress;
+use muster_types::{DeviceSet, ExitStatus, JobId, LogIndex, LogTime, Name, NodeId, RefusalCode};
 
 use crate::support::{self, BOOTSTRAP, commit, leadership, name, request};
 
@@ -234,6 +235,22 @@ impl World {
                     self.state().job(job).and_then(|row| row.placement.clone()).expect("a placed job").token;
                 let (rank, slow_milli) = (rest[1].parse().unwrap(), rest[2].parse().ok());
                 self.carry_out(&Command::NoteStraggler { job, token, rank, slow_milli })
+            }
+            "notified" => {
+                // NAME@INDEX, acknowledged, given up and skipped.
+                let progress = rest.chunks(4).map(|words| {
+                    let (name, delivered) = words[0].split_once('@').expect("a receiver and an index");
+                    let number = |at: usize| words.get(at).map_or(0, |word| word.parse().unwrap());
+                    let progress = NotificationProgress {
+                        delivered: LogIndex(delivered.parse().unwrap()),
+                        acknowledged: number(1),
+                        given_up: number(2),
+                        skipped: number(3),
+                    };
+                    (Name::new(name).expect("a name"), progress)
+                });
+                let progress = progress.collect();
+                self.carry_out(&Command::NoteNotifications { progress })
             }
             "sound" => {
                 let nodes = rest.iter().map(|text| self.node_id(text)).collect();

@@ -136,7 +136,7 @@ mod tests {
 
     fn forgotten(log_index: u64, ordinal: u32) -> Event {
         let position = WatchPosition { log_index: LogIndex(log_index), ordinal };
-        Event { position, change: Change::JobForgotten(JobId(ordinal.into())) }
+        Event { position, change: Change::JobForgotten(JobId(ordinal.into())), occurrence: None }
     }
 
     fn record(log_index: u64, changes: u32) -> Vec<Event> {

@@ -1,6 +1,7 @@
 //! Changes that watchers receive, and places between them.
 
 use muster_state::{JobRow, NodeRow, QueueRow, RestrictionRow};
+use muster_types::policy::NotificationEvent;
 use muster_types::{JobId, JobMetadata, JobSpec, LogIndex, Name, NodeId, NodeSpec, PriorityTier};
 use std::sync::Arc;
 
@@ -90,6 +91,8 @@ pub struct Event {
     pub position: WatchPosition,
     /// What changed.
     pub change: Change,
+    /// What has happened by it that receivers of notifications can be told of.
+    pub occurrence: Option<NotificationEvent>,
 }
 
 impl Event {

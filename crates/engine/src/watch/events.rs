@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::watch::changes::{Change, Event, JobBefore, WatchPosition};
+use crate::watch::happening::Happening;
 
 /// Makes the events of records, in order.
 pub(crate) struct EventMaker {
@@ -26,6 +27,8 @@ pub(crate) struct EventMaker {
     node_before: Option<Arc<NodeSpec>>,
     /// What the job of the next record was, if that changes it.
     job_before: Option<JobBefore>,
+    /// What the next record may be to receivers of notifications.
+    happening: Option<Happening>,
 }
 
 impl EventMaker {
@@ -42,6 +45,7 @@ impl EventMaker {
             reached: None,
             node_before: None,
             job_before: None,
+            happening: None,
         }
     }
 
@@ -139,6 +143,7 @@ impl EventMaker {
 
 impl Observer for EventMaker {
     fn before(&mut self, state: &State, decision: &Decision) {
+        self.happening = Happening::before(state, decision);
         self.metadata_set |= matches!(decision, Decision::JobMetadataSet { .. });
         self.job_before = match decision {
             Decision::JobModified { job, .. } => state
@@ -170,7 +175,12 @@ impl Observer for EventMaker {
                     self.touch(state, &spec.tenant);
                 }
                 ordinal += 1;
-                self.events.push(Event { position: WatchPosition { log_index, ordinal }, change });
+                let occurrence = self.happening.as_ref().and_then(|happening| happening.of(&change));
+                self.events.push(Event {
+                    position: WatchPosition { log_index, ordinal },
+                    change,
+                    occurrence,
+                });
             }
         }
     }
@@ -179,7 +189,8 @@ impl Observer for EventMaker {
         self.complete_submissions(state);
         let Some(log_index) = self.reached.take() else { return };
         if let Some(change) = self.queues_changed(state) {
-            self.events.push(Event { position: WatchPosition::after(log_index), change });
+            let position = WatchPosition::after(log_index);
+            self.events.push(Event { position, change, occurrence: None });
         }
     }
 }

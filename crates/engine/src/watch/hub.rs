@@ -188,12 +188,16 @@ mod tests {
     use muster_types::{DeviceSet, FencingToken, JobId, LogTime, Name, NodeId};
     use std::sync::Arc;
 
+    fn forgotten(index: u64) -> Event {
+        let position = WatchPosition { log_index: LogIndex(index), ordinal: 1 };
+        Event { position, change: Change::JobForgotten(JobId(index)), occurrence: None }
+    }
+
     #[test]
     fn the_newest_changes_come_first_and_only_those_that_are_wanted() {
         let hub = WatchHub::new(LogIndex::ZERO);
         for index in 1..=9 {
-            let position = WatchPosition { log_index: LogIndex(index), ordinal: 1 };
-            hub.append(LogIndex(index), vec![Event { position, change: Change::JobForgotten(JobId(index)) }]);
+            hub.append(LogIndex(index), vec![forgotten(index)]);
         }
         let even = |change: &Change| matches!(change, Change::JobForgotten(JobId(id)) if id % 2 == 0);
         let indexes = |events: &[Event]| -> Vec<u64> {
@@ -220,8 +224,7 @@ mod tests {
         let hub = WatchHub::new(LogIndex::ZERO);
         let many = NEWEST_LOOKED_AT_MAX as u64 + 2 * NEWEST_PIECE as u64;
         for index in 1..=many {
-            let position = WatchPosition { log_index: LogIndex(index), ordinal: 1 };
-            hub.append(LogIndex(index), vec![Event { position, change: Change::JobForgotten(JobId(index)) }]);
+            hub.append(LogIndex(index), vec![forgotten(index)]);
         }
         let is = |wanted: u64| move |change: &Change| matches!(change, Change::JobForgotten(JobId(id)) if *id == wanted);
         let found = |wanted: u64| hub.newest(1, LogIndex(many), is(wanted)).len();
@@ -276,7 +279,7 @@ mod tests {
                 before: None,
             };
             let position = WatchPosition { log_index: LogIndex(index), ordinal: 1 };
-            hub.append(LogIndex(index), vec![Event { position, change }]);
+            hub.append(LogIndex(index), vec![Event { position, change, occurrence: None }]);
         }
         let inner = hub.inner.read();
         assert_eq!((inner.events.len(), inner.weight), (fitting, fitting * workers));

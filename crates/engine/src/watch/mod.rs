@@ -2,4 +2,5 @@
 
 pub(crate) mod changes;
 pub(crate) mod events;
+mod happening;
 pub(crate) mod hub;

@@ -13,8 +13,9 @@ use muster_types::health::{
 };
 use muster_types::job::ArrayMember;
 use muster_types::policy::{
-    Guarantee, JobLimits, NonPreemptible, OwnedCost, Policy, PolicyDraft, Price, PurchaseKind, TenantLimits,
-    TenantPolicy, TenantRights, UserLimits,
+    Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent, NotificationProgress,
+    OwnedCost, Policy, PolicyDraft, Price, PurchaseKind, Receiver, TenantLimits, TenantPolicy, TenantRights,
+    UserLimits,
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval, ArrayId,
@@ -391,7 +392,30 @@ fn arrays() -> impl Strategy<Value = Decision> {
         (request(), asked(), id(), option::of(any::<u32>())).prop_map(|(request, by, array, throttle)| {
             Decision::ArrayThrottleSet { request, by, array, throttle }
         }),
+        vec((name(), progress()), 0..3).prop_map(|progress| Decision::NotificationsDelivered { progress }),
     ]
+}
+
+fn progress() -> impl Strategy<Value = NotificationProgress> {
+    (any::<u64>(), any::<u64>(), any::<u64>(), any::<u64>()).prop_map(
+        |(delivered, acknowledged, given_up, skipped)| NotificationProgress {
+            delivered: LogIndex(delivered),
+            acknowledged,
+            given_up,
+            skipped,
+        },
+    )
+}
+
+fn receivers() -> impl Strategy<Value = Vec<Receiver>> {
+    let event = prop::sample::select(NotificationEvent::ALL.to_vec());
+    let events = prop::collection::btree_set(event, 1..5);
+    let body = prop_oneof![Just(NotificationBody::Generic), Just(NotificationBody::Slack)];
+    let url = prop_oneof![Just(String::new()), Just("https://hooks.example:8443/a?b=c".to_owned())];
+    btree_map(name(), (url, events, body), 0..3).prop_map(|receivers| {
+        let receiver = |(name, (url, events, body))| Receiver { name, url, tenant: None, events, body };
+        receivers.into_iter().map(receiver).collect()
+    })
 }
 
 /// Inputs; each strategy here is one variant.
@@ -687,12 +711,12 @@ fn policy() -> impl Strategy<Value = Policy> {
             TenantPolicy { rights, limits, tier_limits, ..TenantPolicy::default() }
         });
     let isolation = prop::collection::btree_set(prop::sample::select(Guarantee::ALL.to_vec()), 0..4);
-    (btree_map(name(), tenant, 0..4), isolation, prices(), any::<bool>(), 0..60_000_u64).prop_map(
-        |(tenants, required_isolation, prices, end_overrunners, backoff_ms)| {
-            let mut draft = PolicyDraft { tenants, required_isolation, prices, ..PolicyDraft::default() };
+    (btree_map(name(), tenant, 0..4), isolation, prices(), any::<bool>(), 0..60_000_u64, receivers())
+        .prop_map(|(tenants, required_isolation, prices, end_overrunners, backoff_ms, notifications)| {
+            let mut draft =
+                PolicyDraft { tenants, required_isolation, prices, notifications, ..PolicyDraft::default() };
             draft.backfill.end_overrunners = end_overrunners;
             draft.preemption.backoff_ms = backoff_ms;
             draft.check().expect("it breaks no rule")
-        },
-    )
+        })
 }

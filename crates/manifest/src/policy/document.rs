@@ -26,6 +26,7 @@ group! {
         spare_hosts_per_rack "spareHostsPerRack": NamedCounts,
         windows "windows": Each<Window>,
         isolation "isolation": Optional<Isolation>,
+        notifications "notifications": Filled<NotificationReceiver>,
     }
 }
 
@@ -214,6 +215,16 @@ group! {
 group! {
     Isolation is IsolationPolicy {
         require "require": Words<policy::Guarantee>,
+    }
+}
+
+group! {
+    NotificationReceiver is NotificationReceiver {
+        name "name": Plain,
+        url "url": Plain,
+        tenant "tenant": Plain,
+        events "events": Words<policy::NotificationEvent>,
+        body "body": Word<policy::NotificationBody>,
     }
 }
 

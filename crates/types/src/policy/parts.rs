@@ -47,13 +47,15 @@ pub enum PolicyPart {
     Windows,
     /// What nodes must isolate their workers by.
     Isolation,
+    /// All receivers of notifications.
+    Notifications,
 }
 
 const NAME_RULE: &str =
     "a name is 1 to 63 of a-z, 0-9, -, _ and ., and begins and ends with a letter or digit";
 
 /// Parts that are not entries of a map.
-const WHOLE: [PolicyPart; 11] = [
+const WHOLE: [PolicyPart; 12] = [
     PolicyPart::Tenants,
     PolicyPart::Order,
     PolicyPart::Backfill,
@@ -65,6 +67,7 @@ const WHOLE: [PolicyPart; 11] = [
     PolicyPart::SpareHostsPerRack,
     PolicyPart::Windows,
     PolicyPart::Isolation,
+    PolicyPart::Notifications,
 ];
 
 impl PolicyPart {
@@ -101,6 +104,7 @@ impl PolicyPart {
             PolicyPart::SpareHostsPerRack | PolicyPart::SpareHostsOf(_) => "spare_hosts_per_rack",
             PolicyPart::Windows => "windows",
             PolicyPart::Isolation => "isolation",
+            PolicyPart::Notifications => "notifications",
         }
     }
 
@@ -137,6 +141,7 @@ impl PolicyPart {
             }
             PolicyPart::Windows => into.windows.clone_from(&from.windows),
             PolicyPart::Isolation => into.required_isolation.clone_from(&from.required_isolation),
+            PolicyPart::Notifications => into.notifications.clone_from(&from.notifications),
         }
         Ok(())
     }
@@ -171,7 +176,7 @@ impl fmt::Display for PolicyPart {
 fn unknown(path: &str) -> String {
     format!(
         "`{path}` is no part of a policy: use tenants, tenants.NAME, order, backfill, preemption, weights, prices, datasets, \
-         datasets.NAME, transfers, spare_hosts_per_rack, spare_hosts_per_rack.TYPE, windows or isolation"
+         datasets.NAME, transfers, spare_hosts_per_rack, spare_hosts_per_rack.TYPE, windows, isolation or notifications"
     )
 }
 

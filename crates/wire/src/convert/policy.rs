@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use muster_types::policy::{
-    self, BackfillPolicy, Dataset, Guarantee, JobLimits, OrderPolicy, OwnedCost, POLICY_PARTS_MAX,
-    PlacementWeights, Policy, PolicyDraft, PolicyPart, PolicyUpdate, PreemptionPolicy, Price, PurchaseKind,
-    Quota, TenantLimits, TenantPolicy, TenantRights, Transfer, UserLimits, Window, WindowPurpose,
-    WindowScope,
+    self, BackfillPolicy, Dataset, Guarantee, JobLimits, NotificationBody, NotificationEvent, OrderPolicy,
+    OwnedCost, POLICY_PARTS_MAX, PlacementWeights, Policy, PolicyDraft, PolicyPart, PolicyUpdate,
+    PreemptionPolicy, Price, PurchaseKind, Quota, Receiver, TenantLimits, TenantPolicy, TenantRights,
+    Transfer, UserLimits, Window, WindowPurpose, WindowScope,
 };
 use muster_types::{Name, PriorityTier, Violation, fleet::checked_name, limits};
 
@@ -91,6 +91,7 @@ fn only(policy: v1::Policy, parts: &[PolicyPart]) -> v1::Policy {
         spare_hosts_per_rack: policy.spare_hosts_per_rack,
         windows: if has("windows") { policy.windows } else { Vec::new() },
         isolation: policy.isolation.filter(|_| has("isolation")),
+        notifications: if has("notifications") { policy.notifications } else { Vec::new() },
     };
     kept.tenants.retain(|name, _| has_entry("tenants", name));
     kept.datasets.retain(|name, _| has_entry("datasets", name));
@@ -115,6 +116,7 @@ fn draft(at: &str, message: v1::Policy, found: &mut Found) -> PolicyDraft {
             message.isolation.unwrap_or_default(),
             found,
         ),
+        notifications: receivers(&below(at, "notifications"), message.notifications, found),
     }
 }
 
@@ -126,6 +128,31 @@ fn isolation(at: &str, message: v1::IsolationPolicy, found: &mut Found) -> BTree
         required.extend(found.take(given_from_proto::<Guarantee>(&format!("{at}[{index}]"), *number)));
     }
     required
+}
+
+fn receivers(at: &str, mut messages: Vec<v1::NotificationReceiver>, found: &mut Found) -> Vec<Receiver> {
+    bound(at, &mut messages, policy::RECEIVERS_MAX, found);
+    let mut receivers = Vec::with_capacity(messages.len());
+    for (index, message) in messages.into_iter().enumerate() {
+        let at = format!("{at}[{index}]");
+        let name = found.take(checked_name(&below(&at, "name"), &message.name));
+        let name = name.or_else(|| Name::new(&format!("invalid-{index}")));
+        let tenant = optional_name(&below(&at, "tenant"), &message.tenant, found);
+        let field = below(&at, "events");
+        let mut numbers = message.events;
+        bound(&field, &mut numbers, NotificationEvent::ALL.len(), found);
+        let events: BTreeSet<NotificationEvent> = numbers
+            .iter()
+            .enumerate()
+            .filter_map(|(index, number)| {
+                found.take(given_from_proto::<NotificationEvent>(&format!("{field}[{index}]"), *number))
+            })
+            .collect();
+        let body = found.take(value_from_proto::<NotificationBody>(&below(&at, "body"), message.body));
+        let body = body.flatten().unwrap_or_default();
+        receivers.extend(name.map(|name| Receiver { name, url: message.url, tenant, events, body }));
+    }
+    receivers
 }
 
 /// The entries of a map by name. Too many are not looked at one by one: which of them would be, a hash
@@ -500,6 +527,17 @@ pub fn policy_to_proto(policy: &PolicyDraft) -> v1::Policy {
         isolation: Some(v1::IsolationPolicy {
             require: policy.required_isolation.iter().map(|guarantee| number(*guarantee)).collect(),
         }),
+        notifications: policy.notifications.iter().map(receiver_to_proto).collect(),
+    }
+}
+
+fn receiver_to_proto(receiver: &Receiver) -> v1::NotificationReceiver {
+    v1::NotificationReceiver {
+        name: receiver.name.to_string(),
+        url: receiver.url.clone(),
+        tenant: text(&receiver.tenant),
+        events: receiver.events.iter().map(|event| number(*event)).collect(),
+        body: number(receiver.body),
     }
 }
 

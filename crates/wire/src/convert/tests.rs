@@ -6,9 +6,10 @@ mod policy;
 use std::collections::{BTreeMap, HashMap};
 
 use muster_types::policy::{
-    BackfillPolicy, Dataset, Guarantee, JobLimits, NonPreemptible, Order, OrderPolicy, OwnedCost,
-    PlacementWeights, Policy, PolicyDraft, PreemptionPolicy, Price, PurchaseKind, Quota, TenantLimits,
-    TenantPolicy, TenantRights, Transfer, UserLimits, Window, WindowPurpose, WindowScope,
+    BackfillPolicy, Dataset, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent,
+    Order, OrderPolicy, OwnedCost, PlacementWeights, Policy, PolicyDraft, PreemptionPolicy, Price,
+    PurchaseKind, Quota, Receiver, TenantLimits, TenantPolicy, TenantRights, Transfer, UserLimits, Window,
+    WindowPurpose, WindowScope,
 };
 use muster_types::tpu::{Generation, PodPosition, SliceRequest, SliceShape, legal_shapes};
 use muster_types::{

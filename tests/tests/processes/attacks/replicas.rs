@@ -417,6 +417,8 @@ async fn delete(town: &Town, attacks: &mut Table, victim: &str) {
                 Some(admin::RevokedCertificate { serial: "01".to_owned(), ..Default::default() });
             let revoke = admin::RevokeCertificateRequest { request_id: request_id(), certificate };
             note("a certificate", refused(admin.revoke_certificate(revoke).await));
+            let receivers = admin.list_notifications(admin::ListNotificationsRequest {});
+            note("the receivers of notifications", refused(receivers.await));
             let policy = v1::SetPolicyRequest {
                 request_id: request_id(),
                 policy: Some(v1::Policy::default()),

@@ -3,8 +3,8 @@
 use muster_decider::Command;
 use muster_types::PriorityTier;
 use muster_types::policy::{
-    Dataset, Guarantee, NonPreemptible, Order, PolicyDraft, Price, Quota, TenantPolicy, Window,
-    WindowPurpose, WindowScope,
+    Dataset, Guarantee, NonPreemptible, NotificationBody, NotificationEvent, Order, PolicyDraft, Price,
+    Quota, Receiver, TenantPolicy, Window, WindowPurpose, WindowScope,
 };
 
 use super::{World, duration_ms};
@@ -15,7 +15,7 @@ impl World {
     /// `reservations=N`, `reserve-after=D`, `minimum-run=D`, `defragment-after=D`, `victims-max=N`, `price=KIND,N[,REGION]`,
     /// `tenant=NAME,parent=P,weight=N,KIND=NOMINAL/BORROWING/LENDING,tier-max=T,non-preemptible=R,deadlines=on|off,pending-jobs=N`
     /// (a tenant of the first level that states no right has all of them), `backoff=D`, `stopping-deadline=D`,
-    /// `starting-deadline=D`, `end-overrunners=on|off`, `isolation=devices,pid,tmp,user`,
+    /// `starting-deadline=D`, `end-overrunners=on|off`, `isolation=devices,pid,tmp,user`, `receiver=NAME,[TENANT],EVENT…`,
     /// `maintenance=NODE,+FROM,+UNTIL`, `reserved=NODE,TENANT,+FROM,+UNTIL`. Settings that are left out take their defaults.
     pub(super) fn policy(&mut self, words: &[&str]) -> String {
         let mut draft = PolicyDraft::default();
@@ -68,6 +68,17 @@ impl World {
                     let purpose = WindowPurpose::ReservedFor { tenant: name(parts[1]) };
                     draft.windows.push(window(parts[0], parts[2], parts[3], purpose));
                 }
+                // The name, a tenant or nothing, and events.
+                "receiver" => draft.notifications.push(Receiver {
+                    name: name(parts[0]),
+                    url: format!("https://{}.example/hook", parts[0]),
+                    tenant: Some(parts[1]).filter(|tenant| !tenant.is_empty()).map(name),
+                    events: NotificationEvent::ALL
+                        .into_iter()
+                        .filter(|event| parts[2..].contains(&event.as_str()))
+                        .collect(),
+                    body: NotificationBody::Generic,
+                }),
                 "dataset" => {
                     let regions = parts[1..].iter().map(|region| name(region)).collect();
                     draft.datasets.insert(name(parts[0]), Dataset { bytes: 1 << 30, regions });

@@ -3,7 +3,9 @@
 use std::fmt::Write as _;
 
 use muster_journal::{Decision, Outcome, RankUpdate, RearrangeCause, StopCause, SubmittedPart, WorkerSlot};
+use muster_types::Name;
 use muster_types::health::Observation;
+use muster_types::policy::NotificationProgress;
 
 use super::World;
 
@@ -186,6 +188,16 @@ impl World {
                 format!(" {} operators set{set}", self.node_label(*node))
             }
             Decision::HealthPolicySet { .. } => String::new(),
+            Decision::NotificationsDelivered { progress } => {
+                let one = |(name, now): &(Name, NotificationProgress)| {
+                    let counts = (now.acknowledged, now.given_up, now.skipped);
+                    format!(
+                        " {name}@{} acknowledged={} given-up={} skipped={}",
+                        now.delivered, counts.0, counts.1, counts.2
+                    )
+                };
+                progress.iter().map(one).collect()
+            }
             Decision::TurnsChanged { bursts } => {
                 bursts.iter().map(|(group, _)| format!(" {}", self.label(*group))).collect()
             }

@@ -130,6 +130,7 @@ prop_compose! {
         spare_hosts_per_rack in btree_map(name(), 0u16..=1_000, 0..4),
         windows in vec(window(), 0..4),
         required_isolation in btree_set(proptest::sample::select(Guarantee::ALL.to_vec()), 0..4),
+        receivers in btree_map(name(), (option::of(name()), 0..7usize, any::<bool>()), 0..4),
     ) -> Policy {
         let price = |((kind, region), micro_dollars_per_device_hour)| {
             priced(kind, region, micro_dollars_per_device_hour)
@@ -137,12 +138,21 @@ prop_compose! {
         let transfer = |((from, to), (micro_dollars_per_gib, bytes_per_second))| {
             Transfer { from, to, micro_dollars_per_gib, bytes_per_second }
         };
+        let receiver = |(name, (tenant, event, is_slack)): (Name, (Option<Name>, usize, bool))| Receiver {
+            url: if is_slack { String::new() } else { format!("https://{name}.example/hook") },
+            name,
+            tenant,
+            // The first are events of jobs.
+            events: [NotificationEvent::ALL[event]].into(),
+            body: if is_slack { NotificationBody::Slack } else { NotificationBody::Generic },
+        };
         let mut windows = windows;
         for (index, window) in windows.iter_mut().enumerate() {
             window.name = Name::new(&format!("w{index}")).unwrap();
         }
         PolicyDraft {
             tenants, spare_hosts_per_rack, windows, required_isolation,
+            notifications: receivers.into_iter().map(receiver).collect(),
             prices: prices.into_iter().map(price).collect(),
             datasets: datasets.into_iter()
                 .map(|(name, (bytes, regions))| (name, Dataset { bytes, regions })).collect(),
@@ -252,4 +262,36 @@ fn a_policy_of_nothing_but_mistakes_stays_small() {
         ..Default::default()
     };
     assert_eq!(policy_from_proto("policy", Some(worst)).unwrap_err().len(), VIOLATIONS_MAX);
+}
+
+#[test]
+fn receivers_that_are_wrong_are_refused_by_their_fields() {
+    let receiver = |name: &str, url: &str, events: Vec<i32>| v1::NotificationReceiver {
+        name: name.to_owned(),
+        url: url.to_owned(),
+        events,
+        ..Default::default()
+    };
+    let fields = |notifications: Vec<v1::NotificationReceiver>| -> Vec<String> {
+        let message = v1::Policy { notifications, ..Default::default() };
+        let found = policy_from_proto("policy", Some(message)).err().unwrap_or_default();
+        found.into_iter().map(|violation| violation.field).collect()
+    };
+    let (failed, down) = (v1::NotificationEvent::JobFailed.into(), v1::NotificationEvent::NodeDown.into());
+    let url = "https://hooks.example/a";
+    assert!(fields(vec![receiver("ops", url, vec![failed, down])]).is_empty());
+    let at = |field: &str| format!("policy.notifications[0].{field}");
+    assert_eq!(fields(vec![receiver("Ops!", url, vec![failed])]), [at("name")]);
+    assert_eq!(fields(vec![receiver("ops", "hooks.example", vec![failed])]), [at("url")]);
+    assert_eq!(fields(vec![receiver("ops", url, vec![])]), [at("events")]);
+    assert_eq!(fields(vec![receiver("ops", url, vec![failed, 0])]), [at("events[1]")]);
+    assert_eq!(fields(vec![receiver("ops", url, vec![failed, 99])]), [at("events[1]")]);
+    let of_tenant = v1::NotificationReceiver { tenant: "lab".to_owned(), ..receiver("ops", url, vec![down]) };
+    assert_eq!(fields(vec![of_tenant]), [at("events")]);
+    let other_body = v1::NotificationReceiver { body: 99, ..receiver("ops", url, vec![failed]) };
+    assert_eq!(fields(vec![other_body]), [at("body")]);
+    let twice = vec![receiver("ops", url, vec![failed]), receiver("ops", url, vec![failed])];
+    assert_eq!(fields(twice), ["policy.notifications[1].name"]);
+    let many = (0..=64).map(|n| receiver(&format!("r{n}"), url, vec![failed])).collect();
+    assert_eq!(fields(many), ["policy.notifications"]);
 }

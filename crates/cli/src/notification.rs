@@ -1,0 +1,95 @@
+//! `muster notification …`.
+
+use clap::Subcommand;
+use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items};
+use muster_wire::admin;
+use serde::Serialize;
+
+/// Commands about notifications.
+#[derive(Subcommand)]
+pub enum NotificationCommand {
+    /// List the receivers of the policy: how far each has come, and why it comes no further
+    #[command(after_help = "\
+Examples:
+  muster notification list
+  muster notification list -o json | jq '.items[] | select(.lagRecords > 1000)'
+
+Receivers are in the policy (`muster policy show`), their keys in a directory of each replica. LAG counts records of the log
+that were not looked at for a receiver yet. GIVEN UP are events that it did not take in time, SKIPPED records that could
+not be read any more.")]
+    List,
+}
+
+/// One receiver.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Receiver {
+    name: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    host: String,
+    delivered_log_index: u64,
+    lag_records: u64,
+    acknowledged_events: u64,
+    given_up_events: u64,
+    skipped_records: u64,
+    failed_attempts: u64,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    last_error: String,
+}
+
+impl From<admin::NotificationProgress> for Receiver {
+    fn from(sent: admin::NotificationProgress) -> Receiver {
+        Receiver {
+            name: sent.name,
+            host: sent.host,
+            delivered_log_index: sent.delivered_log_index,
+            lag_records: sent.lag_records,
+            acknowledged_events: sent.acknowledged_events,
+            given_up_events: sent.given_up_events,
+            skipped_records: sent.skipped_records,
+            failed_attempts: sent.failed_attempts,
+            last_error: sent.last_error,
+        }
+    }
+}
+
+pub async fn run(global: &Global, console: &Console, command: NotificationCommand) -> Result<Exit, Failure> {
+    match command {
+        NotificationCommand::List => list(global, console).await,
+    }
+}
+
+async fn list(global: &Global, console: &Console) -> Result<Exit, Failure> {
+    let answer = global.client().await?.list_notifications(admin::ListNotificationsRequest {}).await?;
+    let receivers: Vec<Receiver> = answer.receivers.into_iter().map(Receiver::from).collect();
+    match console.format {
+        Format::Json | Format::Yaml => {
+            let items = Items { items: receivers };
+            console.object(&Document::new("NotificationList", answer.freshness, items))?;
+        }
+        Format::Name => {
+            let lines: String = receivers.iter().map(|receiver| format!("{}\n", receiver.name)).collect();
+            console.bytes(lines.as_bytes())?;
+        }
+        Format::Table | Format::Wide | Format::Html => console.table(&table(receivers))?,
+    }
+    Ok(Exit::Ok)
+}
+
+fn table(receivers: Vec<Receiver>) -> Grid {
+    let header = vec!["RECEIVER", "HOST", "DELIVERED", "LAG", "TAKEN", "GIVEN UP", "SKIPPED", "LAST ERROR"];
+    let mut grid = Grid::new(header);
+    for receiver in receivers {
+        grid.row(vec![
+            receiver.name,
+            receiver.host,
+            receiver.delivered_log_index.to_string(),
+            receiver.lag_records.to_string(),
+            receiver.acknowledged_events.to_string(),
+            receiver.given_up_events.to_string(),
+            receiver.skipped_records.to_string(),
+            receiver.last_error,
+        ]);
+    }
+    grid
+}

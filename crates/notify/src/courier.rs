@@ -1,0 +1,196 @@
+//! One receiver: its events in the order of the log, one at a time.
+
+use muster_engine::{Delivery, Engine, Event, Subscription, WatchPosition};
+use muster_transport::PublicTls;
+use muster_types::policy::{NotificationBody, NotificationEvent, NotificationProgress, Receiver};
+use muster_types::{LogIndex, Refusal, RefusalCode};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::exchange::{DeliveryError, Sender};
+use crate::message::{Message, message, tenant};
+use crate::rules::{pause, skip, wants};
+use crate::settings::NotifySettings;
+use crate::signature::sign;
+
+/// Names of headers; part of what receivers rely on.
+const DELIVERY_HEADER: &str = "muster-delivery";
+const TIMESTAMP_HEADER: &str = "muster-timestamp";
+const SIGNATURE_HEADER: &str = "muster-signature";
+
+/// The pause before the log is asked again, when it cannot be followed at present.
+const SOURCE_PAUSE: Duration = Duration::from_secs(2);
+/// How often records that are neither in memory nor readable in the archive are asked for before they are skipped.
+const SOURCE_ATTEMPTS_MAX: u32 = 15;
+
+/// Where events come from. What is read from the archive takes a whole state and one of few places there, so that one receiver
+/// at a time does it.
+struct Source {
+    subscription: Subscription,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+/// Delivers to one receiver as long as it runs.
+pub(crate) struct Courier {
+    engine: Engine,
+    settings: Arc<NotifySettings>,
+    /// Held by the receiver that reads from the archive.
+    archive: Arc<Semaphore>,
+    receiver: Receiver,
+    sender: Sender,
+    delivery: Delivery,
+    /// Since when every attempt has failed.
+    failing_since: Option<Instant>,
+}
+
+impl Courier {
+    pub(crate) fn new(
+        engine: Engine,
+        settings: Arc<NotifySettings>,
+        tls: Arc<Result<PublicTls, String>>,
+        archive: Arc<Semaphore>,
+        receiver: Receiver,
+        progress: NotificationProgress,
+    ) -> Courier {
+        let sender = Sender::new(Arc::clone(&settings), tls);
+        let delivery = Delivery { progress, ..Delivery::default() };
+        Courier { engine, settings, archive, receiver, sender, delivery, failing_since: None }
+    }
+
+    /// Follows the log from where the receiver has come to. It ends only with its task.
+    pub(crate) async fn run(mut self) {
+        self.publish();
+        let mut misses = 0;
+        loop {
+            let from = WatchPosition::after(self.delivery.progress.delivered);
+            let refusal = match self.engine.watch(from) {
+                Ok(subscription) => {
+                    let permit = match subscription.is_past() {
+                        true => Arc::clone(&self.archive).acquire_owned().await.ok(),
+                        false => None,
+                    };
+                    self.follow(Source { subscription, permit }, &mut misses).await
+                }
+                Err(refusal) => Some(refusal),
+            };
+            let Some(refusal) = refusal else { continue };
+            misses += 1;
+            self.miss(&refusal, misses);
+            tokio::time::sleep(SOURCE_PAUSE).await;
+        }
+    }
+
+    /// Delivers what a source brings, until it ends; why it did, unless it was given back.
+    async fn follow(&mut self, source: Source, misses: &mut u32) -> Option<Refusal> {
+        let mut source = Some(source);
+        while let Some(open) = &mut source {
+            let (events, reached) = match open.subscription.next().await {
+                Ok(next) => next,
+                Err(refusal) => return Some(refusal),
+            };
+            *misses = 0;
+            if !open.subscription.is_past() {
+                open.permit = None;
+            }
+            for event in &events {
+                if let Some(occurrence) = event.occurrence {
+                    self.deliver(event, occurrence, &mut source).await;
+                }
+            }
+            self.reach(reached);
+        }
+        None
+    }
+
+    /// What is to be done about a log that cannot be followed from here: nothing for a while, and then without what is missing.
+    fn miss(&mut self, refusal: &Refusal, misses: u32) {
+        if refusal.code != RefusalCode::ResumeTokenCompacted {
+            return;
+        }
+        let oldest = refusal.metadata.iter().find(|(name, _)| *name == "oldest_log_index");
+        let oldest = oldest.and_then(|(_, index)| index.parse().ok()).map(LogIndex);
+        let delivered = self.delivery.progress.delivered;
+        // What has left memory meanwhile is in the archive, if there is one: the next attempt tells.
+        let floor = match oldest.filter(|oldest| *oldest > delivered) {
+            _ if misses < 2 => return,
+            Some(oldest) => oldest,
+            None if misses < SOURCE_ATTEMPTS_MAX => return,
+            None => self.engine.view().log_index(),
+        };
+        skip(&mut self.delivery.progress, floor);
+        let skipped = self.delivery.progress.skipped;
+        tracing::warn!(receiver = %self.receiver.name, %delivered, %floor, skipped, "records behind which a receiver stood are not kept any more");
+        self.publish();
+    }
+
+    /// Sends an event until it is taken or given up. A receiver that fails gives back what it holds of the archive.
+    async fn deliver(&mut self, event: &Event, occurrence: NotificationEvent, source: &mut Option<Source>) {
+        let view = self.engine.view();
+        if !wants(&view.policy().policy, &self.receiver, occurrence, tenant(event)) {
+            return;
+        }
+        let Some(message) = message(&view, &self.receiver, event, occurrence) else { return };
+        // A state that is held for as long as a receiver is silent would be a second one in memory.
+        drop(view);
+        let mut failures = 0;
+        while let Err(error) = self.attempt(&message).await {
+            failures += 1;
+            if self.has_failed(&error) {
+                self.delivery.progress.given_up += 1;
+                tracing::warn!(receiver = %self.receiver.name, delivery = %message.id, "a notification was given up");
+                break;
+            }
+            self.publish();
+            if source.as_ref().is_some_and(|source| source.subscription.is_past()) {
+                *source = None;
+            }
+            tokio::time::sleep(pause(failures, rand::random())).await;
+        }
+        // Others of its record may follow.
+        let before = LogIndex(event.position.log_index.0.saturating_sub(1));
+        self.delivery.progress.delivered = self.delivery.progress.delivered.max(before);
+        self.publish();
+    }
+
+    async fn attempt(&mut self, message: &Message) -> Result<(), DeliveryError> {
+        let url = self.settings.url(&self.receiver).await?;
+        let key = self.settings.key(&self.receiver.name).await?;
+        if key.is_none() && self.receiver.body == NotificationBody::Generic {
+            let text =
+                format!("it has no key: secrets_dir of this replica has no {}.key", self.receiver.name);
+            return Err(DeliveryError::Secret(text));
+        }
+        let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let mut headers = vec![(DELIVERY_HEADER, message.id.clone()), (TIMESTAMP_HEADER, now_s.to_string())];
+        headers.extend(key.map(|key| (SIGNATURE_HEADER, sign(&key, now_s, &message.body))));
+        self.sender.post(&url, &headers, message.body.clone()).await?;
+        self.failing_since = None;
+        self.delivery.last_error = None;
+        self.delivery.progress.acknowledged += 1;
+        Ok(())
+    }
+
+    /// Notes a failed attempt. Whether the receiver has failed for so long that nothing is tried twice any more.
+    fn has_failed(&mut self, error: &DeliveryError) -> bool {
+        let since = *self.failing_since.get_or_insert_with(Instant::now);
+        self.delivery.failed_attempts += 1;
+        self.delivery.last_error = Some(error.to_string());
+        since.elapsed() >= self.settings.give_up_after
+    }
+
+    fn reach(&mut self, reached: WatchPosition) {
+        let is_whole = reached == WatchPosition::after(reached.log_index);
+        let whole =
+            if is_whole { reached.log_index } else { LogIndex(reached.log_index.0.saturating_sub(1)) };
+        if whole > self.delivery.progress.delivered {
+            self.delivery.progress.delivered = whole;
+            self.publish();
+        }
+    }
+
+    fn publish(&self) {
+        let (name, delivery) = (self.receiver.name.clone(), self.delivery.clone());
+        self.engine.update_local_facts(|facts| _ = facts.deliveries.insert(name, delivery));
+    }
+}
