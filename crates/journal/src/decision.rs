@@ -14,7 +14,7 @@ use muster_types::{
     Approval, ArrayId, ArraySpec, CertificateSerial, ClusterId, Control, DeviceSet, ExitStatus, FailureClass,
     FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex,
     LogTime, Name, NodeAdmission, NodeId, NodeSpec, Parameters, QueueKey, ReplicaId, RequestId, Requester,
-    Revocation,
+    Revocation, TokenGrant, TokenId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -627,6 +627,28 @@ pub enum Decision {
         /// The jobs, in ascending order.
         jobs: Vec<JobId>,
     },
+    /// Input: somebody made a bearer token. Its secret is not in the record, and neither is anything that it follows from.
+    TokenCreated {
+        /// By which request.
+        request: RequestKey,
+        /// Who asked.
+        by: Requester,
+        /// Its id, of the client's making.
+        token: TokenId,
+        /// What it is made of.
+        grant: Box<TokenGrant>,
+        /// From when on it is refused, in milliseconds after the log time of the record.
+        lifetime_ms: u64,
+    },
+    /// Input: somebody revoked a bearer token. It is refused from this record on.
+    TokenRevoked {
+        /// By which request.
+        request: RequestKey,
+        /// Who asked.
+        by: Requester,
+        /// Which.
+        token: TokenId,
+    },
 }
 
 impl Decision {
@@ -690,6 +712,8 @@ impl Decision {
             Decision::ArrayReleased { .. } => "array_released",
             Decision::ArrayMembersFailed { .. } => "array_members_failed",
             Decision::ArraysControlled { .. } => "arrays_controlled",
+            Decision::TokenCreated { .. } => "token_created",
+            Decision::TokenRevoked { .. } => "token_revoked",
         }
     }
 }

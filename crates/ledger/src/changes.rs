@@ -156,6 +156,8 @@ impl ChangeSet {
             | Decision::ForeignLoadSet { .. }
             | Decision::SessionResumed { .. }
             | Decision::CertificateRevoked { .. }
+            | Decision::TokenCreated { .. }
+            | Decision::TokenRevoked { .. }
             | Decision::ClusterCreated { .. }
             | Decision::ClusterRecovered { .. }
             | Decision::LeaderStarted
@@ -223,6 +225,8 @@ impl ChangeSet {
             | Decision::NodeAdmissionSet { .. }
             | Decision::NodeApprovalSet { .. }
             | Decision::CertificateRevoked { .. }
+            | Decision::TokenCreated { .. }
+            | Decision::TokenRevoked { .. }
             | Decision::SessionResumed { .. }
             | Decision::JobMetadataSet { .. } => {}
         }

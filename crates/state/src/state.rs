@@ -7,7 +7,7 @@ use core::ops::{Bound, RangeInclusive};
 use muster_journal::{FORMAT_MIN, WorkerSlot};
 use muster_types::{
     ArrayId, JobContract, JobId, JobMetadata, JobSpec, Leadership, LogIndex, LogTime, Name, NodeId,
-    Parameters, PriorityTier, RequestId,
+    Parameters, PriorityTier, RequestId, Token, TokenId,
 };
 use serde::{Deserialize, Serialize};
 

@@ -45,6 +45,8 @@ macro_rules! tables {
             arrays: ArrayId => ArrayRow, ArrayFacts; 21, "array";
             /// How members of arrays ended, by array and a range of ordinals; one in which none has ended is not here.
             array_ends: (ArrayId, u32) => MemberEnds, (); 22, "ends of members of an array";
+            /// Bearer tokens.
+            tokens: TokenId => Token, (); 23, "token";
         }
     };
 }

@@ -6,7 +6,7 @@ use muster_types::{Refusal, RefusalCode};
 use crate::commands::answer::Answer;
 use crate::commands::command::Command;
 use crate::commands::{
-    admission, cluster, controls, health, jobs, modify, network, node, policy, restrictions, submit,
+    admission, cluster, controls, health, jobs, modify, network, node, policy, restrictions, submit, token,
 };
 use crate::speculation::Speculation;
 
@@ -80,6 +80,10 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         }
         Command::Report { node, incarnation, job, token, updates } => {
             node::report(speculation, *node, *incarnation, *job, *token, updates)
+        }
+        Command::CreateToken(order) => token::create(speculation, order),
+        Command::RevokeToken { request, by, acts_for, token } => {
+            token::revoke(speculation, *request, by, acts_for.as_ref(), *token)
         }
     }
 }

@@ -16,3 +16,4 @@ mod node;
 pub(crate) mod policy;
 mod restrictions;
 pub(crate) mod submit;
+mod token;

@@ -111,6 +111,8 @@ impl Searches {
             | Decision::ArrayReleased { .. }
             | Decision::ArrayMembersFailed { .. }
             | Decision::ArraysControlled { .. }
+            | Decision::TokenCreated { .. }
+            | Decision::TokenRevoked { .. }
             | Decision::JobContractsSet { .. }
             | Decision::JobMetadataSet { .. }
             | Decision::GangPlaced { .. }
