@@ -130,7 +130,8 @@ impl State {
     pub(crate) fn check_token_rows(&self) -> Result<(), String> {
         for (id, token) in self.tokens() {
             let lifetime_ms = token.expires.since_ms(token.created);
-            let is_sound = token.grant.violations().is_empty() && lifetime_ms <= limits::TOKEN_LIFETIME_MS_MAX;
+            let is_sound =
+                token.grant.violations().is_empty() && lifetime_ms <= limits::TOKEN_LIFETIME_MS_MAX;
             if !is_sound {
                 return Err(format!("token {id} has a row that it may not have"));
             }

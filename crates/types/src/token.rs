@@ -39,7 +39,9 @@ impl FromStr for TokenId {
     /// Sixteen lower-case hexadecimal digits, and nothing else: one spelling for each.
     fn from_str(text: &str) -> Result<TokenId, Violation> {
         let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-        let wrong = || Violation::new("id", "must be 16 lower-case hexadecimal digits, as `muster token list` prints");
+        let wrong = || {
+            Violation::new("id", "must be 16 lower-case hexadecimal digits, as `muster token list` prints")
+        };
         if text.len() != 16 || !text.bytes().all(is_digit) {
             return Err(wrong());
         }
@@ -133,10 +135,14 @@ impl TokenGrant {
         let mut found = Vec::new();
         match (self.role.needs_tenant(), &self.tenant) {
             (Some(true), None) => {
-                found.push(Violation::new("tenant", "must be given for the roles submitter and tenant-admin"));
+                found
+                    .push(Violation::new("tenant", "must be given for the roles submitter and tenant-admin"));
             }
             (Some(false), Some(_)) => {
-                found.push(Violation::new("tenant", "must be left out for the roles operator, drill and admin"));
+                found.push(Violation::new(
+                    "tenant",
+                    "must be left out for the roles operator, drill and admin",
+                ));
             }
             _ => {}
         }
@@ -181,7 +187,15 @@ mod tests {
         for id in [0, 1, 0xdead_beef, u64::MAX] {
             assert_eq!(TokenId(id).to_string().parse(), Ok(TokenId(id)));
         }
-        for text in ["", "0", "00000000DEADBEEF", "+00000000deadbee", "00000000deadbeef0", " 0000000deadbeef", "0000000ödeadbee"] {
+        for text in [
+            "",
+            "0",
+            "00000000DEADBEEF",
+            "+00000000deadbee",
+            "00000000deadbeef0",
+            " 0000000deadbeef",
+            "0000000ödeadbee",
+        ] {
             assert!(text.parse::<TokenId>().is_err(), "{text:?}");
         }
     }

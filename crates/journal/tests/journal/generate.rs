@@ -368,9 +368,8 @@ fn arrays() -> impl Strategy<Value = Decision> {
 
 /// What concerns tokens; each strategy here is one variant.
 fn tokens() -> impl Strategy<Value = Decision> {
-    let asked = || {
-        ("[a-z/]{0,9}", any::<bool>()).prop_map(|(name, is_operator)| Requester { name, is_operator })
-    };
+    let asked =
+        || ("[a-z/]{0,9}", any::<bool>()).prop_map(|(name, is_operator)| Requester { name, is_operator });
     let id = || any::<u64>().prop_map(TokenId);
     let role = prop::sample::select(TokenRole::ALL.to_vec());
     let grant = ("[a-z]{1,9}", role, any::<bool>(), any::<[u8; 32]>()).prop_map(
@@ -390,7 +389,11 @@ fn tokens() -> impl Strategy<Value = Decision> {
                 lifetime_ms,
             }
         ),
-        (request(), asked(), id()).prop_map(|(request, by, token)| Decision::TokenRevoked { request, by, token }),
+        (request(), asked(), id()).prop_map(|(request, by, token)| Decision::TokenRevoked {
+            request,
+            by,
+            token
+        }),
     ]
 }
 

@@ -27,7 +27,8 @@ pub fn token_from_proto(message: &admin::CreateTokenRequest) -> Result<TokenRequ
     let token = message.token.clone().unwrap_or_default();
     let mut found = Found::default();
     let at = |field: &str| below("token", field);
-    let id: Option<TokenId> = found.take(token.id.parse().map_err(|violation: Violation| violation.under("token")));
+    let id: Option<TokenId> =
+        found.take(token.id.parse().map_err(|violation: Violation| violation.under("token")));
     let name = found.take(checked_name(&at("name"), &token.name));
     let user = found.take(checked_name(&at("user"), &token.user));
     let tenant = match token.tenant.as_str() {
@@ -55,7 +56,9 @@ pub fn token_from_proto(message: &admin::CreateTokenRequest) -> Result<TokenRequ
     };
     // A tenant that is wrong would also count as one that is missing.
     if let Some(request) = made.as_ref().filter(|_| found.is_empty()) {
-        found.extend(request.grant.violations().into_iter().map(|violation| violation.under("token")).collect());
+        found.extend(
+            request.grant.violations().into_iter().map(|violation| violation.under("token")).collect(),
+        );
     }
     match made {
         Some(request) if found.is_empty() => Ok(request),
