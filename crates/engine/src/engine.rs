@@ -458,6 +458,12 @@ impl Engine {
         muster_decider::check_submission(view, jobs, path, now)
     }
 
+    /// The later of this replica's clock and of what is in the log: for what may be refused early and never late.
+    #[must_use]
+    pub fn now(&self, view: &State) -> LogTime {
+        clock::now::<TokioEnv>().max(view.log_time())
+    }
+
     /// Whether a job could be changed, without doing it.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! Bearer tokens: which there are, and until when each is accepted.
 //!
-//! Expiry is judged by log time, as everything is that replicas must agree on. Tokens that have expired stay until the
+//! Replicas agree on expiry by log time. What lets a caller in takes the later of that and its own clock, because log time
+//! stands still while nothing is recorded. Tokens that have expired stay until the
 //! next record about a token: they are refused all the same.
 
 use alloc::format;
@@ -8,7 +9,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use muster_journal::RequestKey;
 use muster_types::token::lifetime_violation;
-use muster_types::{Name, Requester, Token, TokenGrant, TokenId, limits};
+use muster_types::{LogTime, Name, Requester, Token, TokenGrant, TokenId, limits};
 
 use crate::effect::Effect;
 use crate::guard_error::{GuardError, require};
@@ -22,10 +23,12 @@ impl State {
         self.tokens.get(&id)
     }
 
-    /// A token that is accepted now, by log time, and whose tenant the policy still lists.
+    /// A token that is accepted at a time, and whose tenant the policy still lists. What log time has passed has expired,
+    /// whatever the time that is given.
     #[must_use]
-    pub fn live_token(&self, id: TokenId) -> Option<&Token> {
-        let token = self.tokens.get(&id).filter(|token| token.is_live(self.meta.log_time))?;
+    pub fn live_token(&self, id: TokenId, now: LogTime) -> Option<&Token> {
+        let now = now.max(self.meta.log_time);
+        let token = self.tokens.get(&id).filter(|token| token.is_live(now))?;
         let is_listed = |tenant: &Name| self.policy.policy.tenants.contains_key(tenant);
         token.grant.tenant.as_ref().is_none_or(is_listed).then_some(token)
     }

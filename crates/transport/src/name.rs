@@ -238,12 +238,11 @@ impl TokenHolder {
         let user = self.user;
         match (self.role, self.tenant) {
             (TokenRole::Admin, _) => Role::Admin(user),
-            (TokenRole::Operator, _) => Role::AllTenants(user),
+            (TokenRole::Operator | TokenRole::Drill, _) => Role::AllTenants(user),
             (TokenRole::Viewer | TokenRole::Submitter | TokenRole::TenantAdmin, Some(tenant)) => {
                 Role::TenantClient { tenant, user }
             }
-            (TokenRole::Viewer | TokenRole::Submitter | TokenRole::TenantAdmin, None)
-            | (TokenRole::Drill, _) => Role::Client(user),
+            (TokenRole::Viewer | TokenRole::Submitter | TokenRole::TenantAdmin, None) => Role::Client(user),
         }
     }
 }

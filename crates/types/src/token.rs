@@ -60,7 +60,7 @@ pub enum TokenRole {
     TenantAdmin,
     /// Operates nodes, and acts for every tenant.
     Operator,
-    /// Looks, and runs drills.
+    /// Runs drills: looks, makes replicas silent, moves the leadership, keeps nodes apart, and submits and cancels jobs.
     Drill,
     /// Everything that a certificate of kind `admin` may.
     Admin,
