@@ -18,6 +18,7 @@ use tonic::{Request, Response, Status};
 use crate::admission;
 use crate::forward::Router;
 use crate::read::{invalid, written};
+use crate::tokens;
 
 /// Voters one request may name.
 const VOTERS_MAX: usize = 16;
@@ -138,6 +139,45 @@ impl ClusterAdminService for Admin {
         _request: Request<admin::ListRevokedCertificatesRequest>,
     ) -> Result<Response<admin::ListRevokedCertificatesResponse>, Status> {
         Ok(Response::new(admission::revoked(self.router.engine())))
+    }
+
+    async fn create_token(
+        &self,
+        request: Request<admin::CreateTokenRequest>,
+    ) -> Result<Response<admin::CreateTokenResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let command = tokens::create_command(&caller, &message)?;
+        let engine = self.router.engine();
+        let local = || async {
+            let answer = engine.execute(command.clone()).await?;
+            let token = tokens::created(engine, &message);
+            Ok(admin::CreateTokenResponse { token, freshness: written(engine, answer.at()) })
+        };
+        at_leader!(self, caller, message, create_token, local)
+    }
+
+    async fn list_tokens(
+        &self,
+        request: Request<admin::ListTokensRequest>,
+    ) -> Result<Response<admin::ListTokensResponse>, Status> {
+        let caller = self.router.caller(&request);
+        tokens::listed(self.router.engine(), &caller).map(Response::new)
+    }
+
+    async fn revoke_token(
+        &self,
+        request: Request<admin::RevokeTokenRequest>,
+    ) -> Result<Response<admin::RevokeTokenResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let command = tokens::revoke_command(&caller, &message)?;
+        let engine = self.router.engine();
+        let local = || async {
+            let answer = engine.execute(command.clone()).await?;
+            Ok(admin::RevokeTokenResponse { freshness: written(engine, answer.at()) })
+        };
+        at_leader!(self, caller, message, revoke_token, local)
     }
 
     async fn add_replica(

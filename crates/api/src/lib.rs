@@ -62,6 +62,7 @@ mod shares;
 mod submit_stream;
 #[cfg(test)]
 mod tests;
+mod tokens;
 mod turns;
 mod unwritten;
 mod visibility;

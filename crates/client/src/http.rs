@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use tonic::body::Body;
 use tonic::codegen::{Body as _, Service as _, http};
-use tonic::transport::Channel;
 
+use crate::channel::Channel;
 use crate::Endpoints;
 use crate::endpoint::chain;
 

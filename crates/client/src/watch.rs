@@ -8,9 +8,9 @@
 use futures::stream::{self, Stream};
 use muster_types::RefusalCode;
 use muster_wire::v1;
-use tonic::transport::Channel;
 use tonic::{Response, Status, Streaming};
 
+use crate::channel::Channel;
 use crate::Client;
 use crate::calls::{fleet, jobs, queues};
 use crate::connection::Link;

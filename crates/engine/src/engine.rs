@@ -6,8 +6,8 @@ use muster_decider::{Answer, BootstrapConfig, Command, JobPath, ModifyOrder};
 use muster_journal::RankUpdate;
 use muster_state::{JobRow, NodeStatus, Phase, State};
 use muster_types::{
-    AdmissionMode, ExitStatus, FencingToken, JobId, JobSpec, LogIndex, Name, NodeId, Refusal, RefusalCode,
-    ReplicaId, Submission, Violation,
+    AdmissionMode, ExitStatus, FencingToken, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Refusal,
+    RefusalCode, ReplicaId, Submission, Violation,
 };
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
