@@ -251,9 +251,8 @@ mod tests {
             Role::AllTenants(short("h1")),
             Role::Admin(short("h1")),
         ];
-        let of_certificate = |role: Role| {
-            (role.kind().to_owned(), Principal::Named(PeerName { cluster: ClusterId(1), role }))
-        };
+        let of_certificate =
+            |role: Role| (role.kind().to_owned(), Principal::Named(PeerName { cluster: ClusterId(1), role }));
         let of_token = |role: TokenRole| (format!("token:{role}"), holder(role, None));
         let kinds: Vec<(String, Principal)> =
             roles.into_iter().map(of_certificate).chain(TokenRole::ALL.map(of_token)).collect();
@@ -302,11 +301,15 @@ mod tests {
         assert_eq!(more(TokenRole::TenantAdmin), ["CreateToken", "ListTokens", "RevokeToken"]);
         let operator = token(TokenRole::Operator);
         assert!(submitter.is_subset(&operator) && operator.contains("DrainNode"));
-        for only_admins in ["SetPolicy", "SetNodeAdmission", "CreateToken", "RemoveReplica", "RevokeCertificate"] {
+        for only_admins in
+            ["SetPolicy", "SetNodeAdmission", "CreateToken", "RemoveReplica", "RevokeCertificate"]
+        {
             assert!(!operator.contains(only_admins), "{only_admins}");
         }
         let drill = token(TokenRole::Drill);
-        assert!(drill.contains("RefuseTraffic") && !drill.contains("DrainNode") && !drill.contains("ReadLogs"));
+        assert!(
+            drill.contains("RefuseTraffic") && !drill.contains("DrainNode") && !drill.contains("ReadLogs")
+        );
         assert_eq!(token(TokenRole::Admin), named(Role::Admin(short("ada"))));
         assert_eq!(may(Principal::Anonymous), BTreeSet::new(), "a caller without a name may nothing");
         for role in TokenRole::ALL {

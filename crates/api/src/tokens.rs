@@ -92,7 +92,11 @@ impl Tokens {
     ///
     /// # Errors
     /// When its token is not accepted, or it shows neither.
-    pub(crate) fn judge(&self, headers: &mut http::HeaderMap, peer: PeerInfo) -> Result<Option<Principal>, Status> {
+    pub(crate) fn judge(
+        &self,
+        headers: &mut http::HeaderMap,
+        peer: PeerInfo,
+    ) -> Result<Option<Principal>, Status> {
         let secret = presented(headers)?;
         let Some(secret) = secret else {
             return match peer.principal {
@@ -103,14 +107,20 @@ impl Tokens {
         let is_of_process =
             matches!(peer.principal.role(), Some(Role::Replica(_) | Role::Agent(_) | Role::AgentGroup(_)));
         if is_of_process {
-            return Err(unauthenticated("tokens are for people and programs; replicas and agents have certificates"));
+            return Err(unauthenticated(
+                "tokens are for people and programs; replicas and agents have certificates",
+            ));
         }
         if peer.principal == Principal::Plaintext && !peer.address.ip().is_loopback() {
-            return Err(unauthenticated("a token is taken over TLS only: it has been seen on the way, so revoke it"));
+            return Err(unauthenticated(
+                "a token is taken over TLS only: it has been seen on the way, so revoke it",
+            ));
         }
         // Without certificates, on one machine, tokens can be tried without further settings.
         if !self.0.is_enabled && peer.principal != Principal::Plaintext {
-            return Err(unauthenticated("this replica takes no tokens: `tokens = true` is not in its configuration"));
+            return Err(unauthenticated(
+                "this replica takes no tokens: `tokens = true` is not in its configuration",
+            ));
         }
         self.accept(&secret).map(|holder| Some(Principal::Token(holder))).ok_or_else(not_accepted)
     }
@@ -138,7 +148,13 @@ impl Tokens {
     }
 
     /// Logs a denied call, once for its caller. Every one is counted with the calls and their reasons.
-    pub(crate) fn note_denied(&self, peer: &PeerInfo, principal: Principal, path: &'static str, reason: &str) {
+    pub(crate) fn note_denied(
+        &self,
+        peer: &PeerInfo,
+        principal: Principal,
+        path: &'static str,
+        reason: &str,
+    ) {
         let mut denials = self.0.denials.lock();
         if denials.len() >= DENIALS_LOGGED_MAX || !denials.insert((principal, path)) {
             return;
@@ -149,7 +165,10 @@ impl Tokens {
 }
 
 /// The command that makes a token.
-pub(crate) fn create_command(caller: &Caller, message: &admin::CreateTokenRequest) -> Result<Command, Status> {
+pub(crate) fn create_command(
+    caller: &Caller,
+    message: &admin::CreateTokenRequest,
+) -> Result<Command, Status> {
     let acts_for = caller.acts_for().map_err(|refusal| to_status(&refusal))?;
     match (request_id("request_id", &message.request_id), token_from_proto(message)) {
         (Ok(request), Ok(TokenRequest { id, grant, lifetime_ms })) => {
@@ -172,7 +191,10 @@ pub(crate) fn created(engine: &Engine, message: &admin::CreateTokenRequest) -> O
 }
 
 /// The command that revokes a token.
-pub(crate) fn revoke_command(caller: &Caller, message: &admin::RevokeTokenRequest) -> Result<Command, Status> {
+pub(crate) fn revoke_command(
+    caller: &Caller,
+    message: &admin::RevokeTokenRequest,
+) -> Result<Command, Status> {
     let acts_for = caller.acts_for().map_err(|refusal| to_status(&refusal))?;
     match (request_id("request_id", &message.request_id), message.id.parse::<TokenId>()) {
         (Ok(request), Ok(token)) => {
@@ -195,7 +217,8 @@ pub(crate) fn listed(engine: &Engine, caller: &Caller) -> Result<admin::ListToke
         (Some(own), Some(tenant)) => policy.ancestry(tenant).any(|above| above == own),
         (Some(_), None) => false,
     };
-    let tokens = view.tokens().filter(|(_, token)| is_reached(token)).map(|(id, token)| token_to_proto(id, token));
+    let tokens =
+        view.tokens().filter(|(_, token)| is_reached(token)).map(|(id, token)| token_to_proto(id, token));
     Ok(admin::ListTokensResponse { tokens: tokens.collect(), freshness: Some(freshness(engine, &view)) })
 }
 

@@ -5,9 +5,9 @@ use muster_wire::admin;
 use muster_wire::admin::create_backup_response::Part;
 use muster_wire::status::Refused;
 
-use crate::channel::Channel;
 use crate::Client;
 use crate::calls::repeatable;
+use crate::channel::Channel;
 use crate::error::{AttemptError, CallError};
 
 /// Largest answer that is read: one piece of a backup has at most 1 MiB.

@@ -3,8 +3,8 @@
 use std::task::{Context, Poll};
 
 use tonic::body::Body;
-use tonic::codegen::http::{self, HeaderValue};
 use tonic::codegen::Service;
+use tonic::codegen::http::{self, HeaderValue};
 use tonic::transport;
 
 /// A connection to one replica. Clones share it.

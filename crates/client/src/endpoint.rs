@@ -131,10 +131,11 @@ impl Endpoints {
     #[must_use]
     pub fn with_token(self, secret: &TokenSecret) -> Endpoints {
         // The form of a secret has only characters that a header may have.
-        let authorization = HeaderValue::from_str(&format!("Bearer {}", secret.reveal())).ok().map(|mut value| {
-            value.set_sensitive(true);
-            value
-        });
+        let authorization =
+            HeaderValue::from_str(&format!("Bearer {}", secret.reveal())).ok().map(|mut value| {
+                value.set_sensitive(true);
+                value
+            });
         Endpoints { authorization, ..self }
     }
 
@@ -145,7 +146,10 @@ impl Endpoints {
     }
 
     async fn connect(&self, address: &str) -> Result<Channel, String> {
-        if self.authorization.is_some() && matches!(self.security, Security::Plaintext) && !is_loopback(address) {
+        if self.authorization.is_some()
+            && matches!(self.security, Security::Plaintext)
+            && !is_loopback(address)
+        {
             return Err("a token is sent over TLS only; give --ca and an https:// endpoint".to_owned());
         }
         let channel = connect(address, &self.security).await?;

@@ -11,9 +11,9 @@ use muster_wire::{admin, v1};
 use tonic::{Status, Streaming};
 use v1::history_service_client::HistoryServiceClient;
 
-use crate::channel::Channel;
 use crate::Client;
 use crate::calls::ANSWER_BYTES_MAX;
+use crate::channel::Channel;
 use crate::connection::Link;
 use crate::error::CallError;
 use crate::retry::{Failure, RetryBudget, Subject};

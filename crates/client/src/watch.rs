@@ -10,9 +10,9 @@ use muster_types::RefusalCode;
 use muster_wire::v1;
 use tonic::{Response, Status, Streaming};
 
-use crate::channel::Channel;
 use crate::Client;
 use crate::calls::{fleet, jobs, queues};
+use crate::channel::Channel;
 use crate::connection::Link;
 use crate::error::{AttemptError, CallError};
 use crate::retry::{Failure, RetryBudget, Subject, Verdict};
