@@ -18,7 +18,7 @@ use tonic::{Request, Response, Status};
 use crate::admission;
 use crate::forward::Router;
 use crate::read::{invalid, written};
-use crate::tokens;
+use crate::token_calls;
 
 /// Voters one request may name.
 const VOTERS_MAX: usize = 16;
@@ -147,11 +147,11 @@ impl ClusterAdminService for Admin {
     ) -> Result<Response<admin::CreateTokenResponse>, Status> {
         let caller = self.router.caller(&request);
         let message = request.into_inner();
-        let command = tokens::create_command(&caller, &message)?;
+        let command = token_calls::create_command(&caller, &message)?;
         let engine = self.router.engine();
         let local = || async {
             let answer = engine.execute(command.clone()).await?;
-            let token = tokens::created(engine, &message);
+            let token = token_calls::created(engine, &message);
             Ok(admin::CreateTokenResponse { token, freshness: written(engine, answer.at()) })
         };
         at_leader!(self, caller, message, create_token, local)
@@ -162,7 +162,7 @@ impl ClusterAdminService for Admin {
         request: Request<admin::ListTokensRequest>,
     ) -> Result<Response<admin::ListTokensResponse>, Status> {
         let caller = self.router.caller(&request);
-        tokens::listed(self.router.engine(), &caller).map(Response::new)
+        token_calls::listed(self.router.engine(), &caller).map(Response::new)
     }
 
     async fn revoke_token(
@@ -171,7 +171,7 @@ impl ClusterAdminService for Admin {
     ) -> Result<Response<admin::RevokeTokenResponse>, Status> {
         let caller = self.router.caller(&request);
         let message = request.into_inner();
-        let command = tokens::revoke_command(&caller, &message)?;
+        let command = token_calls::revoke_command(&caller, &message)?;
         let engine = self.router.engine();
         let local = || async {
             let answer = engine.execute(command.clone()).await?;

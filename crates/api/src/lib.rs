@@ -62,6 +62,9 @@ mod shares;
 mod submit_stream;
 #[cfg(test)]
 mod tests;
+mod token_calls;
+#[cfg(test)]
+mod token_tests;
 mod tokens;
 mod turns;
 mod unwritten;

@@ -266,7 +266,7 @@ fn normalise(text: &str, security: &Security) -> Result<String, EndpointsError> 
     Ok(format!("{}://{authority}", security.scheme().as_str()))
 }
 
-/// Whether an address is of this machine, as far as it says so itself.
+/// Whether an address is one of this machine by its text alone.
 fn is_loopback(address: &str) -> bool {
     let uri: Option<Uri> = address.parse().ok();
     let host = uri.as_ref().and_then(Uri::host).unwrap_or_default();

@@ -21,11 +21,11 @@ pub(crate) struct Material {
     pub(crate) contents: Contents,
     pub(crate) trust: Arc<Trust>,
     /// None for a process that has authorities alone.
-    own: Option<Own>,
+    own: Option<OwnCertificate>,
 }
 
 /// What a process shows of itself.
-struct Own {
+struct OwnCertificate {
     info: CertificateInfo,
     key: Arc<CertifiedKey>,
     server: Arc<ServerConfig>,
@@ -87,7 +87,11 @@ impl Material {
         let trust = Arc::new(Trust { cluster: Some(info.name.cluster), ..trust });
         let (server, open_server) = (server(&trust, &key, true)?, server(&trust, &key, false)?);
         stands_up(&trust, info, files, &chain)?;
-        Ok(Material { contents, trust, own: Some(Own { info, key: Arc::new(key), server, open_server }) })
+        Ok(Material {
+            contents,
+            trust,
+            own: Some(OwnCertificate { info, key: Arc::new(key), server, open_server }),
+        })
     }
 
     /// What the own certificate says; none without one.

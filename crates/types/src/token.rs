@@ -1,6 +1,6 @@
 //! Bearer tokens of people and programs: what the replicated state knows of one.
 //!
-//! The secret itself is never here: whoever made the token kept it, and the state has its SHA-256 alone.
+//! The secret itself is never here: the client that made the token kept it, and the state has its SHA-256 alone.
 
 use alloc::vec::Vec;
 use core::fmt;
