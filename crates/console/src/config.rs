@@ -120,7 +120,8 @@ pub fn web(
     endpoints: &[String],
     files: GivenFiles<'_>,
 ) -> Result<Option<Endpoints>, Failure> {
-    let flags = given_files(files, false)?;
+    // The pages ask for a certificate, and tell that a client that has authorities alone.
+    let flags = given_files(files, true)?;
     let path = path();
     let configured = match &path {
         Some(path) => read(path)?,

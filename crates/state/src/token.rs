@@ -1,8 +1,8 @@
 //! Bearer tokens: which there are, and until when each is accepted.
 //!
 //! Replicas agree on expiry by log time. What lets a caller in takes the later of that and its own clock, because log time
-//! stands still while nothing is recorded. Tokens that have expired stay until the
-//! next record about a token: they are refused all the same.
+//! stands still while nothing is recorded. Tokens that have expired stay until the next record about a token: they are
+//! refused all the same.
 
 use alloc::format;
 use alloc::string::String;
@@ -36,12 +36,6 @@ impl State {
     /// All tokens by id, also those that have expired a short time ago.
     pub fn tokens(&self) -> impl Iterator<Item = (TokenId, &Token)> {
         self.tokens.iter().map(|(id, token)| (*id, token))
-    }
-
-    /// Changes with every row about a token.
-    #[must_use]
-    pub fn tokens_digest(&self) -> u64 {
-        self.tokens.digest()
     }
 
     /// The live token of this name among those of a tenant, or among those without one.
