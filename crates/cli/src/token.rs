@@ -4,8 +4,9 @@ use clap::{Args, Subcommand};
 use muster_console::{Console, Document, Exit, Failure, Global, Grid, moment};
 use muster_manifest::quantity;
 use muster_transport::{TokenError, TokenSecret};
-use muster_types::TokenId;
+use muster_types::{TokenId, TokenRole};
 use muster_wire::admin;
+use muster_wire::convert::{token_role_from_proto, token_role_to_proto};
 use muster_wire::time::duration;
 use serde::Serialize;
 
@@ -52,8 +53,8 @@ pub struct CreateArgs {
     /// What to call it: one of the tenant's tokens, or of those without a tenant
     name: String,
     /// What its holder may do
-    #[arg(long, value_parser = ["viewer", "submitter", "tenant-admin", "operator", "drill", "admin"])]
-    role: String,
+    #[arg(long, value_parser = role, value_name = "ROLE")]
+    role: TokenRole,
     /// The tenant that it acts for, with those below it; for viewer, submitter and tenant-admin
     #[arg(long, value_name = "TENANT")]
     tenant: Option<String>,
@@ -63,6 +64,13 @@ pub struct CreateArgs {
     /// How long it is accepted, from 1m to 366d
     #[arg(long = "for", value_name = "DURATION", default_value = "30d", value_parser = lifetime)]
     lifetime_ms: u64,
+}
+
+fn role(text: &str) -> Result<TokenRole, String> {
+    TokenRole::from_name(text).ok_or_else(|| {
+        let names: Vec<&str> = TokenRole::ALL.into_iter().map(TokenRole::name).collect();
+        format!("must be one of {}", names.join(", "))
+    })
 }
 
 fn lifetime(text: &str) -> Result<u64, String> {
@@ -101,7 +109,8 @@ impl TokenView {
             id: token.id,
             name: token.name,
             user: token.user,
-            role: token.role,
+            role: token_role_from_proto(token.role)
+                .map_or_else(|| "unknown".to_owned(), |role| role.to_string()),
             tenant: token.tenant,
             created: moment(token.create_time),
             expires: moment(token.expire_time),
@@ -124,7 +133,7 @@ async fn create(global: &Global, console: &Console, args: CreateArgs) -> Result<
         id: secret.id().to_string(),
         user: args.user.unwrap_or_else(|| args.name.clone()),
         name: args.name,
-        role: args.role,
+        role: token_role_to_proto(args.role).into(),
         tenant: args.tenant.unwrap_or_default(),
         ..Default::default()
     };

@@ -4,7 +4,8 @@
 
 use muster_client::{CallError, Client, Endpoints, Options};
 use muster_transport::{Authority, Expect, Role, Security, ShortName, Tls, TlsFiles, TokenSecret};
-use muster_types::{RefusalCode, ReplicaId};
+use muster_types::{RefusalCode, ReplicaId, TokenRole};
+use muster_wire::convert::token_role_to_proto;
 use muster_wire::status::Refused;
 use muster_wire::time::duration;
 use muster_wire::v1::job_service_client::JobServiceClient;
@@ -97,7 +98,8 @@ fn grant(
         id: secret.id().to_string(),
         name: name.to_owned(),
         user: "ada".to_owned(),
-        role: role.to_owned(),
+        // A number that no version knows stands for a name that is no role.
+        role: TokenRole::from_name(role).map_or(99, |role| token_role_to_proto(role).into()),
         tenant: tenant.to_owned(),
         ..Default::default()
     };
