@@ -72,7 +72,7 @@ pub(super) fn create(speculation: &mut Speculation, order: &TokenOrder) -> Resul
     }
 }
 
-/// An id that is taken is that of another client's token, so nothing is said of that one.
+/// An id that is taken is that of another client's token, so the refusal does not name that one.
 fn exists(state: &State, order: &TokenOrder) -> Refusal {
     let grant = &order.grant;
     match state.token_named(grant.tenant.as_ref(), &grant.name) {
