@@ -284,7 +284,9 @@ enum Expected<'a> {
 fn security(config: &AgentConfig, expected: &Expected<'_>) -> Result<Security, TlsError> {
     let Some(files) = &config.tls else { return Ok(Security::Plaintext) };
     let tls = Tls::load(files.clone())?;
-    let wanted = match (tls.name().role, expected) {
+    // What is loaded with a certificate has its name.
+    let Some(found) = tls.name() else { return Ok(Security::Tls(tls)) };
+    let wanted = match (found.role, expected) {
         (Role::Agent(node), Expected::Node(spec)) if node.as_str() == spec.name.as_str() => {
             return Ok(Security::Tls(tls));
         }
@@ -294,5 +296,5 @@ fn security(config: &AgentConfig, expected: &Expected<'_>) -> Result<Security, T
         (_, Expected::Node(spec)) => format!("agent/{}, the node of this configuration,", spec.name),
         (_, Expected::Group(name)) => format!("agent-group/{name}, as slurm.name in this configuration,"),
     };
-    Err(TlsError::WrongName { found: Box::new(tls.name()), wanted })
+    Err(TlsError::WrongName { found: Box::new(found), wanted })
 }

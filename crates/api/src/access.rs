@@ -1,12 +1,13 @@
 //! Who may call what. One table; whatever it does not name is not served.
 //!
-//! A certificate's kind decides. The holder of a client's certificate that names a tenant
+//! A certificate's kind decides, or where a token is shown, its role. The holder of a client's certificate that names a tenant
 //! submits, cancels and reads output only for that tenant and those below it, the holder of one for all tenants for
 //! every tenant, and the holder of one that names none looks and changes nothing. What jobs, nodes and queues there
 //! are, every user of the cluster may see. An agent speaks for the node that has its name, an agent group for the nodes
 //! below its name. A replica calls in its own name only to look; what it passes on is judged by whom it is for.
 
 use muster_transport::{Principal, Role};
+use muster_types::TokenRole;
 
 /// How a call is counted, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +22,7 @@ pub(crate) enum Class {
     Upload,
 }
 
-/// Kinds of certificates, as a set.
+/// Kinds of certificates and roles of tokens, as a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Kinds(u8);
 
@@ -30,10 +31,18 @@ const AGENT: Kinds = Kinds(2);
 const CLIENT: Kinds = Kinds(4);
 const ADMIN: Kinds = Kinds(8);
 const VIEWER: Kinds = Kinds(16);
+/// Tokens of these roles; those of the other roles are like certificates.
+const TENANT_ADMIN: Kinds = Kinds(32);
+const OPERATOR: Kinds = Kinds(64);
+const DRILL: Kinds = Kinds(128);
 /// Who submits, and acts for tenants.
-const WRITERS: Kinds = CLIENT.and(ADMIN);
-/// Those, and who only looks.
-const USERS: Kinds = WRITERS.and(VIEWER);
+const WRITERS: Kinds = CLIENT.and(TENANT_ADMIN).and(OPERATOR).and(ADMIN);
+/// Those, and who only looks or runs drills.
+const USERS: Kinds = WRITERS.and(VIEWER).and(DRILL);
+/// Who operates nodes.
+const OPERATORS: Kinds = OPERATOR.and(ADMIN);
+/// Who makes and revokes tokens; a tenant's administrator those of that tenant.
+const GRANTERS: Kinds = TENANT_ADMIN.and(ADMIN);
 /// Everyone who is of this cluster.
 const MEMBERS: Kinds = USERS.and(AGENT).and(REPLICA);
 
@@ -47,6 +56,16 @@ impl Kinds {
     pub(crate) fn include(self, principal: &Principal) -> bool {
         let kind = match principal {
             Principal::Plaintext => return true,
+            // It has to show a token first.
+            Principal::Anonymous => return false,
+            Principal::Token(holder) => match holder.role {
+                TokenRole::Viewer => VIEWER,
+                TokenRole::Submitter => CLIENT,
+                TokenRole::TenantAdmin => TENANT_ADMIN,
+                TokenRole::Operator => OPERATOR,
+                TokenRole::Drill => DRILL,
+                TokenRole::Admin => ADMIN,
+            },
             Principal::Named(name) => match name.role {
                 Role::Replica(_) => REPLICA,
                 Role::Agent(_) | Role::AgentGroup(_) => AGENT,
@@ -82,26 +101,29 @@ pub(crate) const RULES: &[Rule] = &[
 
     rule("/muster.admin.v1beta1.ArchiveService/GetArchiveStatus", Class::Call, USERS.and(REPLICA)),
     // For replicas that lack a part, and for operators who copy an archive.
-    rule("/muster.admin.v1beta1.ArchiveService/ReadRounds", Class::Stream, ADMIN.and(REPLICA)),
+    rule("/muster.admin.v1beta1.ArchiveService/ReadRounds", Class::Stream, ADMIN.and(DRILL).and(REPLICA)),
 
     rule("/muster.admin.v1beta1.ClusterAdminService/AddReplica", Class::Call, ADMIN),
     rule("/muster.admin.v1beta1.ClusterAdminService/ChangeVoters", Class::Call, ADMIN),
     rule("/muster.admin.v1beta1.ClusterAdminService/CreateBackup", Class::Stream, ADMIN),
+    rule("/muster.admin.v1beta1.ClusterAdminService/CreateToken", Class::Call, GRANTERS),
     rule("/muster.admin.v1beta1.ClusterAdminService/ListNotifications", Class::Call, ADMIN),
     rule("/muster.admin.v1beta1.ClusterAdminService/ListRevokedCertificates", Class::Call, ADMIN),
+    rule("/muster.admin.v1beta1.ClusterAdminService/ListTokens", Class::Call, GRANTERS),
     rule("/muster.admin.v1beta1.ClusterAdminService/PromoteReplica", Class::Call, ADMIN),
     rule("/muster.admin.v1beta1.ClusterAdminService/RaiseFormat", Class::Call, ADMIN),
     rule("/muster.admin.v1beta1.ClusterAdminService/RemoveReplica", Class::Call, ADMIN),
     rule("/muster.admin.v1beta1.ClusterAdminService/ReplaceReplica", Class::Call, ADMIN),
     rule("/muster.admin.v1beta1.ClusterAdminService/RevokeCertificate", Class::Call, ADMIN),
-    rule("/muster.admin.v1beta1.ClusterAdminService/TransferLeadership", Class::Call, ADMIN),
+    rule("/muster.admin.v1beta1.ClusterAdminService/RevokeToken", Class::Call, GRANTERS),
+    rule("/muster.admin.v1beta1.ClusterAdminService/TransferLeadership", Class::Call, ADMIN.and(DRILL)),
 
-    rule("/muster.admin.v1beta1.DrillService/AnnounceDrill", Class::Call, ADMIN),
-    rule("/muster.admin.v1beta1.DrillService/EndDrill", Class::Call, ADMIN),
-    rule("/muster.admin.v1beta1.DrillService/GetDrill", Class::Call, ADMIN),
-    rule("/muster.admin.v1beta1.DrillService/RefuseTraffic", Class::Call, ADMIN),
+    rule("/muster.admin.v1beta1.DrillService/AnnounceDrill", Class::Call, ADMIN.and(DRILL)),
+    rule("/muster.admin.v1beta1.DrillService/EndDrill", Class::Call, ADMIN.and(DRILL)),
+    rule("/muster.admin.v1beta1.DrillService/GetDrill", Class::Call, OPERATORS.and(DRILL)),
+    rule("/muster.admin.v1beta1.DrillService/RefuseTraffic", Class::Call, ADMIN.and(DRILL)),
 
-    rule("/muster.admin.v1beta1.ProbeService/ProbeNodes", Class::Call, ADMIN),
+    rule("/muster.admin.v1beta1.ProbeService/ProbeNodes", Class::Call, OPERATORS),
 
     rule("/muster.agent.v1beta1.NodeService/Session", Class::Session, AGENT),
     rule("/muster.agent.v1beta1.NodeService/UploadLogs", Class::Upload, AGENT),
@@ -109,29 +131,29 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.v1beta1.ClusterService/GetServerInfo", Class::Call, MEMBERS),
     rule("/muster.v1beta1.ClusterService/GetStatus", Class::Call, USERS.and(REPLICA)),
 
-    rule("/muster.v1beta1.FleetService/BeginNodeRepair", Class::Call, ADMIN),
-    rule("/muster.v1beta1.FleetService/CancelNodeDrain", Class::Call, ADMIN),
-    rule("/muster.v1beta1.FleetService/CordonNode", Class::Call, ADMIN),
-    rule("/muster.v1beta1.FleetService/DrainNode", Class::Call, ADMIN),
-    rule("/muster.v1beta1.FleetService/FinishNodeRepair", Class::Call, ADMIN),
-    rule("/muster.v1beta1.FleetService/ForgetNode", Class::Call, ADMIN),
+    rule("/muster.v1beta1.FleetService/BeginNodeRepair", Class::Call, OPERATORS),
+    rule("/muster.v1beta1.FleetService/CancelNodeDrain", Class::Call, OPERATORS),
+    rule("/muster.v1beta1.FleetService/CordonNode", Class::Call, OPERATORS),
+    rule("/muster.v1beta1.FleetService/DrainNode", Class::Call, OPERATORS),
+    rule("/muster.v1beta1.FleetService/FinishNodeRepair", Class::Call, OPERATORS),
+    rule("/muster.v1beta1.FleetService/ForgetNode", Class::Call, OPERATORS),
     rule("/muster.v1beta1.FleetService/GetHealthPolicy", Class::Call, USERS),
     rule("/muster.v1beta1.FleetService/GetNode", Class::Call, USERS),
-    rule("/muster.v1beta1.FleetService/GetNodeAdmission", Class::Call, ADMIN),
+    rule("/muster.v1beta1.FleetService/GetNodeAdmission", Class::Call, OPERATORS),
     rule("/muster.v1beta1.FleetService/ListNodes", Class::Call, USERS),
-    rule("/muster.v1beta1.FleetService/ListPendingNodes", Class::Call, ADMIN),
-    rule("/muster.v1beta1.FleetService/QuarantineNode", Class::Call, ADMIN),
-    rule("/muster.v1beta1.FleetService/ReleaseNode", Class::Call, ADMIN),
+    rule("/muster.v1beta1.FleetService/ListPendingNodes", Class::Call, OPERATORS),
+    rule("/muster.v1beta1.FleetService/QuarantineNode", Class::Call, OPERATORS.and(DRILL)),
+    rule("/muster.v1beta1.FleetService/ReleaseNode", Class::Call, OPERATORS.and(DRILL)),
     rule("/muster.v1beta1.FleetService/SetHealthPolicy", Class::Call, ADMIN),
     rule("/muster.v1beta1.FleetService/SetNodeAdmission", Class::Call, ADMIN),
     rule("/muster.v1beta1.FleetService/SetNodeApproval", Class::Call, ADMIN),
-    rule("/muster.v1beta1.FleetService/SetNodeLabels", Class::Call, ADMIN),
-    rule("/muster.v1beta1.FleetService/UncordonNode", Class::Call, ADMIN),
+    rule("/muster.v1beta1.FleetService/SetNodeLabels", Class::Call, OPERATORS),
+    rule("/muster.v1beta1.FleetService/UncordonNode", Class::Call, OPERATORS),
     rule("/muster.v1beta1.FleetService/WatchNodes", Class::Stream, USERS),
 
     rule("/muster.v1beta1.HistoryService/ReadDecisions", Class::Stream, USERS),
 
-    rule("/muster.v1beta1.JobService/CancelJob", Class::Call, WRITERS),
+    rule("/muster.v1beta1.JobService/CancelJob", Class::Call, WRITERS.and(DRILL)),
     rule("/muster.v1beta1.JobService/CancelJobs", Class::Call, WRITERS),
     // A worker commits with what its agent has given it: an agent for jobs that it runs.
     rule("/muster.v1beta1.JobService/CommitCheckpoint", Class::Call, WRITERS.and(AGENT)),
@@ -145,7 +167,7 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.v1beta1.JobService/ReadLogs", Class::Stream, WRITERS),
     rule("/muster.v1beta1.JobService/ReleaseJobs", Class::Call, WRITERS),
     rule("/muster.v1beta1.JobService/RequeueJobs", Class::Call, WRITERS),
-    rule("/muster.v1beta1.JobService/SubmitJob", Class::Call, WRITERS),
+    rule("/muster.v1beta1.JobService/SubmitJob", Class::Call, WRITERS.and(DRILL)),
     rule("/muster.v1beta1.JobService/SubmitJobs", Class::Call, WRITERS),
     rule("/muster.v1beta1.JobService/SubmitStream", Class::Stream, WRITERS),
     rule("/muster.v1beta1.JobService/SuspendJobs", Class::Call, WRITERS),
@@ -175,8 +197,8 @@ pub fn may_call(path: &str, principal: &Principal) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use muster_transport::{PeerName, ShortName};
-    use muster_types::{ClusterId, ReplicaId};
+    use muster_transport::{PeerName, ShortName, TokenHolder};
+    use muster_types::{ClusterId, ReplicaId, TokenId};
     use prost::Message as _;
     use std::collections::BTreeSet;
 
@@ -222,7 +244,7 @@ mod tests {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../SECURITY.md");
         let text = std::fs::read_to_string(path).expect("it is there");
         let short = |text| ShortName::new(text).expect("a name");
-        let kinds = [
+        let roles = [
             Role::Replica(ReplicaId(1)),
             Role::Agent(short("h1")),
             Role::AgentGroup(short("h1")),
@@ -231,29 +253,71 @@ mod tests {
             Role::AllTenants(short("h1")),
             Role::Admin(short("h1")),
         ];
-        let mut written: BTreeSet<(String, &str)> = BTreeSet::new();
+        let of_certificate =
+            |role: Role| (role.kind().to_owned(), Principal::Named(PeerName { cluster: ClusterId(1), role }));
+        let of_token = |role: TokenRole| (format!("token:{role}"), holder(role, None));
+        let kinds: Vec<(String, Principal)> =
+            roles.into_iter().map(of_certificate).chain(TokenRole::ALL.map(of_token)).collect();
+        let mut written: BTreeSet<(String, String)> = BTreeSet::new();
         for row in text.lines().filter(|line| line.starts_with("| `")) {
             let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
             let [who, calls] = cells[..] else { continue };
             for kind in who.split(',').map(|kind| kind.trim().trim_matches('`')) {
-                let known = kinds.iter().find(|role| role.kind() == kind);
-                let known = known.unwrap_or_else(|| panic!("{kind:?} is no kind of certificate"));
+                assert!(kinds.iter().any(|(known, _)| known == kind), "{kind:?} is no kind of caller");
                 let calls = calls.split(',').map(|call| call.trim().trim_matches('`').to_owned());
-                written.extend(calls.map(|call| (call, known.kind())));
+                written.extend(calls.map(|call| (call, kind.to_owned())));
             }
         }
         let mut allowed = BTreeSet::new();
         for rule in RULES.iter().filter(|rule| rule.path.starts_with("/muster.")) {
             let call = rule.path.rsplit('.').next().expect("a path");
-            for role in kinds {
-                if rule.kinds.include(&Principal::Named(PeerName { cluster: ClusterId(1), role })) {
-                    allowed.insert((call.to_owned(), role.kind()));
-                }
+            for (kind, _) in kinds.iter().filter(|(_, principal)| rule.kinds.include(principal)) {
+                allowed.insert((call.to_owned(), kind.clone()));
             }
         }
         let missing: Vec<_> = allowed.difference(&written).collect();
         let wrong: Vec<_> = written.difference(&allowed).collect();
         assert!(missing.is_empty() && wrong.is_empty(), "not written: {missing:?}; not so: {wrong:?}");
+    }
+
+    fn holder(role: TokenRole, tenant: Option<&str>) -> Principal {
+        let short = |text| ShortName::new(text).expect("a name");
+        let (tenant, user) = (tenant.map(short), short("ada"));
+        Principal::Token(TokenHolder { cluster: ClusterId(1), id: TokenId(7), role, tenant, user })
+    }
+
+    /// Each role of a token may what a certificate may, or something in between.
+    #[test]
+    fn what_the_roles_of_tokens_may() {
+        let short = |text| ShortName::new(text).expect("a name");
+        let may = |principal: Principal| {
+            let calls = RULES.iter().filter(move |rule| rule.kinds.include(&principal));
+            calls.map(|rule| rule.path.rsplit('/').next().expect("a path")).collect::<BTreeSet<_>>()
+        };
+        let named = |role| may(Principal::Named(PeerName { cluster: ClusterId(1), role }));
+        let token = |role| may(holder(role, Some("vision")));
+        assert_eq!(token(TokenRole::Viewer), named(Role::Client(short("ada"))));
+        let submitter = named(Role::TenantClient { tenant: short("vision"), user: short("ada") });
+        assert_eq!(token(TokenRole::Submitter), submitter);
+        let more = |role| token(role).difference(&submitter).copied().collect::<Vec<_>>();
+        assert_eq!(more(TokenRole::TenantAdmin), ["CreateToken", "ListTokens", "RevokeToken"]);
+        let operator = token(TokenRole::Operator);
+        assert!(submitter.is_subset(&operator) && operator.contains("DrainNode"));
+        for only_admins in
+            ["SetPolicy", "SetNodeAdmission", "CreateToken", "RemoveReplica", "RevokeCertificate"]
+        {
+            assert!(!operator.contains(only_admins), "{only_admins}");
+        }
+        let drill = token(TokenRole::Drill);
+        assert!(
+            drill.contains("RefuseTraffic") && !drill.contains("DrainNode") && !drill.contains("ReadLogs")
+        );
+        assert_eq!(token(TokenRole::Admin), named(Role::Admin(short("ada"))));
+        assert_eq!(may(Principal::Anonymous), BTreeSet::new(), "a caller without a name may nothing");
+        for role in TokenRole::ALL {
+            let calls = token(role);
+            assert!(!calls.contains("Session") && !calls.contains("UploadLogs"), "{role} is no agent");
+        }
     }
 
     #[test]
@@ -311,6 +375,7 @@ mod tests {
                 "ChangeVoters",
                 "CordonNode",
                 "CreateBackup",
+                "CreateToken",
                 "DrainNode",
                 "EndDrill",
                 "FinishNodeRepair",
@@ -320,6 +385,7 @@ mod tests {
                 "ListNotifications",
                 "ListPendingNodes",
                 "ListRevokedCertificates",
+                "ListTokens",
                 "ProbeNodes",
                 "PromoteReplica",
                 "QuarantineNode",
@@ -330,6 +396,7 @@ mod tests {
                 "RemoveReplica",
                 "ReplaceReplica",
                 "RevokeCertificate",
+                "RevokeToken",
                 "SetHealthPolicy",
                 "SetNodeAdmission",
                 "SetNodeApproval",

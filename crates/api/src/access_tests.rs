@@ -339,8 +339,13 @@ fn code<T>(answer: Result<T, Status>) -> Option<RefusalCode> {
 impl World {
     /// `vision` with `video` below it, and `speech`.
     pub(crate) async fn with_tenants() -> World {
+        World::with_tenants_under(ApiConfig::DEFAULT).await
+    }
+
+    /// The same with other bounds.
+    pub(crate) async fn with_tenants_under(config: ApiConfig) -> World {
         use muster_wire::v1::policy_service_client::PolicyServiceClient;
-        let world = World::start(ApiConfig::DEFAULT).await;
+        let world = World::start(config).await;
         let root = world.channel(Role::Admin(short("root"))).await;
         let tenants = [("vision", ""), ("video", "vision"), ("speech", "")].map(|(name, parent)| {
             let parent = parent.to_owned();
@@ -356,7 +361,7 @@ impl World {
     }
 
     /// A job of a tenant's, on a host that is there from now on: `h1`.
-    async fn job_of(&self, tenant: &str) -> String {
+    pub(crate) async fn job_of(&self, tenant: &str) -> String {
         use muster_decider::{Answer, Command};
         let register = Command::Register {
             spec: host("h1"),

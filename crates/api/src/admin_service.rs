@@ -19,6 +19,7 @@ use crate::admission;
 use crate::forward::Router;
 use crate::notifications;
 use crate::read::{invalid, written};
+use crate::token_calls;
 
 /// Voters one request may name.
 const VOTERS_MAX: usize = 16;
@@ -150,6 +151,45 @@ impl ClusterAdminService for Admin {
         let engine = self.router.engine();
         let local = || async { Ok(notifications::list(engine)) };
         at_leader!(self, caller, message, list_notifications, local)
+    }
+
+    async fn create_token(
+        &self,
+        request: Request<admin::CreateTokenRequest>,
+    ) -> Result<Response<admin::CreateTokenResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let command = token_calls::create_command(&caller, &message)?;
+        let engine = self.router.engine();
+        let local = || async {
+            let answer = engine.execute(command.clone()).await?;
+            let token = token_calls::created(engine, &message);
+            Ok(admin::CreateTokenResponse { token, freshness: written(engine, answer.at()) })
+        };
+        at_leader!(self, caller, message, create_token, local)
+    }
+
+    async fn list_tokens(
+        &self,
+        request: Request<admin::ListTokensRequest>,
+    ) -> Result<Response<admin::ListTokensResponse>, Status> {
+        let caller = self.router.caller(&request);
+        token_calls::listed(self.router.engine(), &caller).map(Response::new)
+    }
+
+    async fn revoke_token(
+        &self,
+        request: Request<admin::RevokeTokenRequest>,
+    ) -> Result<Response<admin::RevokeTokenResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let command = token_calls::revoke_command(&caller, &message)?;
+        let engine = self.router.engine();
+        let local = || async {
+            let answer = engine.execute(command.clone()).await?;
+            Ok(admin::RevokeTokenResponse { freshness: written(engine, answer.at()) })
+        };
+        at_leader!(self, caller, message, revoke_token, local)
     }
 
     async fn add_replica(

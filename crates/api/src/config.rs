@@ -26,6 +26,8 @@ pub struct ApiConfig {
     pub drill_refusal_max: Duration,
     /// What each caller may have open at a time.
     pub calls: CallLimits,
+    /// Whether callers may show a token in the place of a certificate.
+    pub tokens: bool,
     /// How many connections and handshakes there may be, and how long a handshake may take.
     pub accept: AcceptLimits,
 }
@@ -41,6 +43,7 @@ impl ApiConfig {
         write_timeout: Duration::from_secs(30),
         drill_refusal_max: Duration::from_secs(60),
         calls: CallLimits::DEFAULT,
+        tokens: false,
         accept: AcceptLimits::DEFAULT,
     };
 }

@@ -11,7 +11,6 @@ use muster_decider::{
 };
 use muster_journal::hash;
 use muster_state::{Phase, State};
-use muster_transport::Role;
 use muster_types::{
     ArrayId, Control, JobId, LogIndex, Name, Refusal, RefusalCode, RequestId, Requester, Violation, limits,
 };
@@ -92,8 +91,7 @@ pub(crate) struct Counts {
 
 /// Who asks, as it is recorded. A listener without certificates is one machine's own: everyone who uses it may do everything.
 pub(crate) fn requester(caller: &Caller) -> Requester {
-    let is_operator = matches!(caller.role(), None | Some(Role::Admin(_)));
-    Requester { name: caller.creator(), is_operator }
+    Requester { name: caller.creator(), is_operator: caller.is_operator() }
 }
 
 /// A selector that was checked.

@@ -51,10 +51,8 @@ impl DrillCalls {
 }
 
 fn principal<T>(request: &Request<T>) -> String {
-    match request.extensions().get::<Admitted>().map(|admitted| admitted.principal) {
-        Some(Principal::Named(name)) => name.to_string(),
-        Some(Principal::Plaintext) | None => String::new(),
-    }
+    let principal = request.extensions().get::<Admitted>().map(|admitted| admitted.principal);
+    principal.and_then(|principal: Principal| principal.passed_on()).unwrap_or_default()
 }
 
 fn named(field: &str, text: &str) -> Result<Name, Violation> {

@@ -169,7 +169,12 @@ impl Caller {
         Err(Refusal::new(RefusalCode::PermissionDenied, text).with("principal", self.principal))
     }
 
-    /// What its certificate says that it is; none without one.
+    /// Whether it may act for the operators of the cluster.
+    pub(crate) fn is_operator(&self) -> bool {
+        self.principal.is_operator()
+    }
+
+    /// What its certificate says that it is; none without one. Its token says the same of it.
     pub(crate) fn role(&self) -> Option<Role> {
         self.principal.role()
     }
@@ -182,8 +187,8 @@ impl Caller {
     /// The principal as it is kept with jobs that it submits; empty when nobody knows.
     pub(crate) fn creator(&self) -> String {
         match self.principal {
-            Principal::Plaintext => String::new(),
-            Principal::Named(_) => self.principal.to_string(),
+            Principal::Plaintext | Principal::Anonymous => String::new(),
+            Principal::Named(_) | Principal::Token(_) => self.principal.to_string(),
         }
     }
 
@@ -211,7 +216,7 @@ impl Caller {
     fn acts_for_no_tenant(&self) -> Refusal {
         let text = format!(
             "{} acts for no tenant: it may look and change nothing; issue a certificate with `muster ca issue … \
-             client NAME --tenant TENANT`, or --all-tenants",
+             client NAME --tenant TENANT`, or --all-tenants, or make a token with --tenant",
             self.principal
         );
         Refusal::new(RefusalCode::PermissionDenied, text).with("principal", self.principal)
@@ -449,8 +454,8 @@ impl Router {
     pub(crate) fn onward<T>(message: T, caller: Caller) -> Request<T> {
         let mut request = Request::new(message);
         request.metadata_mut().insert(FORWARDED, tonic::metadata::MetadataValue::from_static("1"));
-        if let Principal::Named(name) = caller.principal
-            && let Ok(name) = name.to_string().parse()
+        if let Some(name) = caller.principal.passed_on()
+            && let Ok(name) = name.parse()
         {
             request.metadata_mut().insert(ON_BEHALF, name);
         }

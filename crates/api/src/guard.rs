@@ -1,4 +1,4 @@
-//! The door: who calls, whether they may, and whether they have not too much open already.
+//! The door: who calls (by certificate or token), whether they may, and whether they have not too much open already.
 //!
 //! **Invariant:** nothing of a request is read before it has passed.
 //! **Invariant:** while this replica refuses traffic for a drill, the calls that end that drill still pass.
@@ -28,6 +28,7 @@ use crate::features;
 use crate::headers::{FORWARDED, ON_BEHALF};
 use crate::original::Original;
 use crate::shares::{Account, Pool};
+use crate::tokens::Tokens;
 use crate::unwritten::{AnswerMemory, Ledger, Metered};
 
 /// What one caller may have open at a time.
@@ -155,6 +156,7 @@ struct Guard {
     traffic: Traffic,
     leads: Leads,
     unwritten: Ledger,
+    tokens: Tokens,
 }
 
 /// Whether this replica leads.
@@ -207,7 +209,7 @@ impl Guard {
         let Some(rule) = rule_of(request.uri().path()) else {
             return Err(Status::unimplemented("there is no such call"));
         };
-        let principal = principal(request)?;
+        let principal = self.principal(request, rule.path)?;
         let traffic = self.traffic_of(rule.path, request);
         traffic.admit()?;
         if !rule.kinds.include(&principal) {
@@ -216,12 +218,38 @@ impl Guard {
                 _ => "",
             };
             let text = format!("{principal} may not call {}{hint}", rule.path.trim_start_matches('/'));
+            if let Some(peer) = request.extensions().get::<PeerInfo>() {
+                self.tokens.note_denied(peer, principal, rule.path, "PERMISSION_DENIED");
+            }
             return Err(denied(principal, text));
         }
         features::check(request.headers())?;
         let permit = self.enter(principal, rule.class)?;
         request.extensions_mut().insert(Admitted { principal, class: rule.class });
         Ok((permit, traffic))
+    }
+
+    /// Who it is that calls: the holder of a token that the call shows, else of the connection's certificate or, where that
+    /// is a replica's, the one it passes the call on for. What anybody else says about that is taken off.
+    fn principal(&self, request: &mut http::Request<Body>, path: &'static str) -> Result<Principal, Status> {
+        let peer = request.extensions().get::<PeerInfo>().copied();
+        let peer = peer.ok_or_else(|| Status::internal("a connection without a peer"))?;
+        let headers = request.headers_mut();
+        let behalf = headers.remove(ON_BEHALF);
+        let shown = self.tokens.judge(headers, peer).inspect_err(|_| {
+            self.tokens.note_denied(&peer, peer.principal, path, "UNAUTHENTICATED");
+        })?;
+        let Principal::Named(PeerName { cluster, role: Role::Replica(_) }) = peer.principal else {
+            if peer.principal != Principal::Plaintext {
+                headers.remove(FORWARDED);
+            }
+            return Ok(shown.unwrap_or(peer.principal));
+        };
+        let Some(behalf) = behalf else { return Ok(peer.principal) };
+        let behalf = behalf.to_str().ok().and_then(|text| Principal::parse_passed_on(text, cluster));
+        behalf.ok_or_else(|| {
+            denied(peer.principal, "the call is passed on for nobody of this cluster".to_owned())
+        })
     }
 
     /// Which part of this replica's traffic a call belongs to.
@@ -294,25 +322,6 @@ impl Guard {
     }
 }
 
-/// Who it is that calls: the holder of the connection's certificate or, where that is a replica's, the one
-/// it passes the call on for. What anybody else says about that is taken off.
-fn principal(request: &mut http::Request<Body>) -> Result<Principal, Status> {
-    let peer = request.extensions().get::<PeerInfo>().map(|peer| peer.principal);
-    let peer = peer.ok_or_else(|| Status::internal("a connection without a peer"))?;
-    let behalf = request.headers_mut().remove(ON_BEHALF);
-    let Principal::Named(name) = peer else { return Ok(peer) };
-    if !matches!(name.role, Role::Replica(_)) {
-        request.headers_mut().remove(FORWARDED);
-        return Ok(peer);
-    }
-    let Some(behalf) = behalf else { return Ok(peer) };
-    let behalf: Option<PeerName> = behalf.to_str().ok().and_then(|text| text.parse().ok());
-    match behalf {
-        Some(behalf) if behalf.cluster == name.cluster => Ok(Principal::Named(behalf)),
-        _ => Err(denied(peer, "the call is passed on for nobody of this cluster".to_owned())),
-    }
-}
-
 /// What the framework says of a message that is too large, in our words; any other status as it is.
 pub(crate) fn ours(status: Status) -> Status {
     // The framework has no separate code for it.
@@ -345,13 +354,15 @@ impl GuardLayer {
         traffic: Traffic,
         leads: Leads,
         unwritten: Ledger,
+        tokens: Tokens,
     ) -> GuardLayer {
         let message_bytes_max = u64::try_from(message_bytes_max).unwrap_or(u64::MAX);
         // A few of the largest messages always fit, whatever they may have.
         let each = limits.message_room_each_bytes.max(message_bytes_max.saturating_mul(4));
         let pool = Pool::new(limits.message_room_bytes.max(each.saturating_mul(4)), each);
         let open = Arc::default();
-        GuardLayer(Arc::new(Guard { limits, message_bytes_max, pool, open, traffic, leads, unwritten }))
+        let guard = Guard { limits, message_bytes_max, pool, open, traffic, leads, unwritten, tokens };
+        GuardLayer(Arc::new(guard))
     }
 }
 
@@ -394,7 +405,7 @@ where
         let original = self.guard.original(&request, permit.class);
         let request = self.guard.assembled(request, taken.clone(), original.clone());
         let answered = self.inner.call(request);
-        let ledger = self.guard.unwritten.clone();
+        let (ledger, tokens) = (self.guard.unwritten.clone(), self.guard.tokens.clone());
         Box::pin(async move {
             let _taken = taken;
             let answered = match original {
@@ -415,14 +426,14 @@ where
                     }
                 }
                 Class::Stream => {
-                    let cut = Box::pin(traffic.until_refused());
+                    let cut = Box::pin(until_cut(traffic, tokens, permit.principal));
                     Ok(response.map(|inner| {
                         let inner = Body::new(Metered::new(inner, ledger, account, memory));
                         Body::new(Held { inner: Some(inner), cut, _permit: permit })
                     }))
                 }
                 Class::Session | Class::Upload => {
-                    let cut = Box::pin(traffic.until_refused());
+                    let cut = Box::pin(until_cut(traffic, tokens, permit.principal));
                     Ok(response.map(|inner| Body::new(Held { inner: Some(inner), cut, _permit: permit })))
                 }
             }
@@ -430,11 +441,20 @@ where
     }
 }
 
-/// An answer that goes on; its place is taken until it ends. It ends early when the replica is made silent.
+/// Waits until an answer that goes on has to end, and says why: the replica is made silent, or its caller's token is refused.
+async fn until_cut(traffic: PartOf, tokens: Tokens, principal: Principal) -> Status {
+    tokio::select! {
+        () = traffic.until_refused() => silent(Duration::ZERO),
+        refused = tokens.until_refused(principal) => refused,
+    }
+}
+
+/// An answer that goes on; its place is taken until it ends. It ends early when the replica is made silent, or when the token
+/// that it was asked for with is refused.
 struct Held {
     /// None once it was cut.
     inner: Option<Body>,
-    cut: Pin<Box<dyn Future<Output = ()> + Send>>,
+    cut: Pin<Box<dyn Future<Output = Status> + Send>>,
     _permit: Permit,
 }
 
@@ -448,13 +468,13 @@ impl http_body::Body for Held {
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let held = &mut *self;
         let Some(inner) = &mut held.inner else { return Poll::Ready(None) };
-        if held.cut.as_mut().poll(context).is_pending() {
+        let Poll::Ready(reason) = held.cut.as_mut().poll(context) else {
             return Pin::new(inner).poll_frame(context);
-        }
+        };
         // What answers is dropped with it.
         held.inner = None;
         let mut trailers = http::HeaderMap::new();
-        match silent(Duration::ZERO).add_header(&mut trailers) {
+        match reason.add_header(&mut trailers) {
             Ok(()) => Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
             Err(status) => Poll::Ready(Some(Err(status))),
         }

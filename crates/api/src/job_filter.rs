@@ -2,6 +2,7 @@
 
 use muster_state::{ArrayRow, JobRow, Placement, State};
 use muster_types::metadata::ANONYMOUS;
+use muster_types::token::user_of;
 use muster_types::{
     ArrayId, JobId, JobMetadata, JobSpec, LabelSelector, LogTime, Name, PriorityTier, Violation, limits,
 };
@@ -382,7 +383,8 @@ fn creator(caller: &Caller, mine: bool, creator: String, found: &mut Vec<Violati
             String::new()
         }
         (true, nobody) if nobody.is_empty() => ANONYMOUS.to_owned(),
-        (true, creator) => creator,
+        // Whatever the user submitted, with a certificate or with any of its tokens.
+        (true, creator) => user_of(&creator).to_owned(),
     }
 }
 
@@ -457,7 +459,8 @@ impl MetadataFilter {
             return (self.creator.is_empty() || self.creator == ANONYMOUS)
                 && self.selector.matches(&no_labels);
         };
-        (self.creator.is_empty() || self.creator == metadata.creator())
+        let creator = metadata.creator();
+        (self.creator.is_empty() || self.creator == creator || self.creator == user_of(creator))
             && self.selector.matches(&metadata.labels)
     }
 

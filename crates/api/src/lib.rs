@@ -63,6 +63,10 @@ mod shares;
 mod submit_stream;
 #[cfg(test)]
 mod tests;
+mod token_calls;
+#[cfg(test)]
+mod token_tests;
+mod tokens;
 mod turns;
 mod unwritten;
 mod visibility;

@@ -25,14 +25,16 @@ const CODES: [Code; 6] =
 const TIMED: [&str; 3] =
     ["muster.v1beta1.JobService/SubmitJob", "muster.v1beta1.JobService/SubmitJobs", STREAMED_SUBMISSION];
 /// The limits that a `STATE_FULL` names. Those of the whole cluster concern everybody, those of a share one tenant, and those
-/// of approvals and revocations an operator.
-const STATE_LIMITS: [&str; 6] = [
+/// of approvals, revocations and tokens an operator.
+const STATE_LIMITS: [&str; 8] = [
     "jobs_held_max",
     "requests_held_max",
     "jobs_held_share",
     "requests_held_share",
     "approvals_max",
     "revocations_max",
+    "tokens_max",
+    "tenant_tokens_max",
 ];
 
 /// The name of a method, of a path.

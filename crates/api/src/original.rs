@@ -227,6 +227,7 @@ mod tests {
         let engine = sample::leader().await;
         let traffic = engine.consensus().traffic().clone();
         let (leader, mut told) = leader().await;
+        let tokens = crate::tokens::Tokens::new(engine.clone(), false);
         let router = Router::new(engine, ApiConfig::DEFAULT, Security::Plaintext);
         let layer = GuardLayer::new(
             CallLimits::DEFAULT,
@@ -234,6 +235,7 @@ mod tests {
             traffic,
             std::sync::Arc::new(move || leads),
             crate::unwritten::Ledger::default(),
+            tokens,
         );
         let mut replica = layer.layer(Follower { router, leader });
         let frames = futures::stream::iter(pieces)

@@ -33,6 +33,7 @@ use crate::node_service::Nodes;
 use crate::policy_service::Policies;
 use crate::queue_service::Queues;
 use crate::shared::Shared;
+use crate::tokens::Tokens;
 use crate::watcher::Watches;
 
 /// Why the services ended.
@@ -89,7 +90,12 @@ pub async fn serve(
 ) -> Result<(), ServeError> {
     let Shared { router, unwritten } = shared;
     let (engine, config, security) = (router.engine().clone(), router.config(), router.security().clone());
-    let incoming = security.accept(listener, config.accept);
+    let incoming = if config.tokens {
+        security.accept_with_tokens(listener, config.accept)
+    } else {
+        security.accept(listener, config.accept)
+    };
+    let tokens = Tokens::new(engine.clone(), config.tokens);
     crate::measure::begin(&metrics);
     let watches = Watches::new();
     let revocations = tokio::spawn(follow_revocations(engine.clone(), security.clone()));
@@ -109,7 +115,7 @@ pub async fn serve(
         .concurrency_limit_per_connection(config.calls_per_connection_max)
         .max_concurrent_streams(config.streams_per_connection_max)
         .layer(MeasureLayer(metrics.clone()))
-        .layer(GuardLayer::new(config.calls, config.message_bytes_max, traffic, leads, unwritten))
+        .layer(GuardLayer::new(config.calls, config.message_bytes_max, traffic, leads, unwritten, tokens))
         .add_service(health_service)
         .add_service(reflection_v1()?)
         .add_service(reflection_v1alpha()?)

@@ -22,6 +22,9 @@ const PRIVATE: [&str; 4] = ["command", "environment", "checkpoint_directory", "w
 /// Of any record about a job: how its workers failed, which may name the program or a path.
 const SAID: [&str; 2] = ["detail", "launch_failed"];
 
+/// Of a record about a token: which, whose, and who asked.
+const TOKEN: [&str; 3] = ["token", "grant", "by"];
+
 /// Whose jobs a caller is shown whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Visibility {
@@ -120,6 +123,17 @@ impl Visibility {
                 if !self.sees_job(view, *job) =>
             {
                 blank(content, &SAID);
+                true
+            }
+            // Which tokens others have is nobody else's business; of one that was revoked it is not known whose it was.
+            Decision::TokenCreated { grant, .. }
+                if !grant.tenant.as_ref().is_some_and(|tenant| self.sees(view, tenant)) =>
+            {
+                blank(content, &TOKEN);
+                true
+            }
+            Decision::TokenRevoked { .. } => {
+                blank(content, &TOKEN);
                 true
             }
             _ => false,
@@ -258,6 +272,21 @@ mod tests {
             shown.to_string().contains("tenant/vision/ada") && shown.to_string().contains("team"),
             "{shown}"
         );
+        let name = |text| muster_types::Name::new(text).expect("a name");
+        let grant = muster_types::TokenGrant {
+            name: name("hunter2"),
+            user: name("ada"),
+            role: muster_types::TokenRole::Submitter,
+            tenant: Some(name("speech")),
+            secret_sha256: [7; 32],
+        };
+        let (token, by) = (muster_types::TokenId(1), muster_types::Requester::default());
+        let made = Decision::TokenCreated { request, by, token, grant: Box::new(grant), lifetime_ms: 60_000 };
+        let speech = Visibility::Below(ShortName::new("speech").expect("a name"));
+        assert_eq!(times(Visibility::All, &made), (1, false));
+        assert_eq!(times(speech, &made), (1, false), "its own");
+        assert_eq!(times(Visibility::Below(ShortName::new("vision").expect("a name")), &made), (0, true));
+        assert_eq!(times(Visibility::Nobodys, &made), (0, true));
         let created = Decision::LeaderStarted;
         assert_eq!(times(Visibility::Nobodys, &created), (0, false));
     }

@@ -108,7 +108,8 @@ fn ask<T>(question: impl AsyncFnOnce(Client) -> Option<T>) -> Option<T> {
     let given: Vec<String> =
         given.split(',').filter(|text| !text.trim().is_empty()).map(str::to_owned).collect();
     let files = (&variable("MUSTER_CA"), &variable("MUSTER_CERT"), &variable("MUSTER_KEY"));
-    let endpoints = config::endpoints(&given, files).ok()?;
+    let token = config::token(variable("MUSTER_TOKEN_FILE").as_deref()).ok()?;
+    let endpoints = config::endpoints(&given, files, token.as_ref()).ok()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
     runtime.block_on(async {
         let options = Options { deadline: LIMIT, attempt_timeout: LIMIT, ..Options::STANDARD };

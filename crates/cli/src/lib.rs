@@ -33,6 +33,7 @@ mod run;
 mod sim;
 mod slo;
 mod submit;
+mod token;
 mod view;
 
 use std::process::ExitCode;
@@ -72,7 +73,8 @@ Where the cluster is: --endpoint, else MUSTER_ENDPOINTS, else `endpoints = [\"ho
 $XDG_CONFIG_HOME/muster/config.toml (~/.config/muster/config.toml), else a running `muster dev`.
 
 With what: --ca, --cert and --key, else MUSTER_CA, MUSTER_CERT and MUSTER_KEY, else `[tls]` with `ca`, `cert` and
-`key` in the same file; without them the cluster is spoken to in plaintext.
+`key` in the same file; without them the cluster is spoken to in plaintext. Or with --ca and a bearer token: --token-file,
+else MUSTER_TOKEN_FILE, else MUSTER_TOKEN, which has the token itself.
 
 Where the web pages are, for `open` and `debug bundle`: --web, else MUSTER_WEB, else `web = [\"host:port\", …]` in the same file,
 else those of a running `muster dev`.
@@ -153,6 +155,9 @@ pub enum ClientCommand {
     /// The cluster's own certificates: make an authority, issue, rotate, look; needs no cluster
     #[command(subcommand)]
     Ca(ca::CaCommand),
+    /// Bearer tokens of people and programs: make, list and revoke them
+    #[command(subcommand, visible_alias = "tokens")]
+    Token(token::TokenCommand),
     /// Save the state of the cluster into one file, check such a file, begin a cluster from it
     #[command(subcommand)]
     Backup(backup::BackupCommand),
@@ -245,6 +250,7 @@ async fn dispatch(
         ClientCommand::Cluster(command) => cluster::run(global, console, command).await,
         ClientCommand::Drill(command) => muster_live_drill::run(global, console, command).await,
         ClientCommand::Ca(command) => ca::run(global, console, command).await,
+        ClientCommand::Token(command) => token::run(global, console, command).await,
         ClientCommand::Backup(command) => backup::run(program, global, console, command).await,
         ClientCommand::Sim(command) => sim::run(console, command),
         ClientCommand::Parallel(command) => parallel::run(global, console, command).await,

@@ -4,10 +4,10 @@ use admin::cluster_admin_service_client::ClusterAdminServiceClient;
 use muster_wire::admin;
 use muster_wire::admin::create_backup_response::Part;
 use muster_wire::status::Refused;
-use tonic::transport::Channel;
 
 use crate::Client;
 use crate::calls::repeatable;
+use crate::channel::Channel;
 use crate::error::{AttemptError, CallError};
 
 /// Largest answer that is read: one piece of a backup has at most 1 MiB.

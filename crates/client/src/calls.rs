@@ -9,13 +9,13 @@ use std::time::Duration;
 use admin::probe_service_client::ProbeServiceClient;
 use muster_wire::{admin, v1};
 use tonic::Request;
-use tonic::transport::Channel;
 use v1::cluster_service_client::ClusterServiceClient;
 use v1::fleet_service_client::FleetServiceClient;
 use v1::job_service_client::JobServiceClient;
 use v1::policy_service_client::PolicyServiceClient;
 use v1::tenant_service_client::TenantServiceClient;
 
+use crate::channel::Channel;
 use crate::error::{AttemptError, CallError};
 use crate::retry::Subject;
 use crate::{Client, Options, planted};

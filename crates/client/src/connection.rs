@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::sync::{Mutex, Semaphore};
 use tokio::time::Instant;
-use tonic::transport::Channel;
 
+use crate::channel::Channel;
 use crate::endpoint::{ConnectError, Endpoints};
 
 /// In the answer of a replica that is not the leader: where the leader is.

@@ -6,9 +6,9 @@ use admin::drill_service_client::DrillServiceClient;
 use muster_wire::admin;
 use muster_wire::status::Refused;
 use tokio::sync::Mutex;
-use tonic::transport::Channel;
 use tonic::{Response, Status};
 
+use crate::channel::Channel;
 use crate::error::AttemptError;
 use crate::{Client, Options};
 

@@ -12,8 +12,11 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use muster_transport::{AddressError, Expect, Security};
-use tonic::transport::{Channel, Endpoint, Uri};
+use muster_transport::{AddressError, Expect, Security, TokenSecret};
+use tonic::codegen::http::HeaderValue;
+use tonic::transport::{Endpoint, Uri};
+
+use crate::channel::Channel;
 
 /// Most endpoints one client may be given: replicas are three or five; the rest is for names of the same ones.
 pub const ENDPOINTS_MAX: usize = 64;
@@ -87,6 +90,8 @@ pub struct Endpoints {
     list: Arc<[String]>,
     cursor: Arc<AtomicUsize>,
     security: Security,
+    /// Shown with each call.
+    authorization: Option<HeaderValue>,
 }
 
 impl Endpoints {
@@ -118,7 +123,37 @@ impl Endpoints {
         if list.is_empty() {
             return Err(EndpointsError::NoEndpoint);
         }
-        Ok(Endpoints { list: list.into(), cursor: Arc::new(AtomicUsize::new(0)), security })
+        let cursor = Arc::new(AtomicUsize::new(0));
+        Ok(Endpoints { list: list.into(), cursor, security, authorization: None })
+    }
+
+    /// Shows a token with each call from now on. Over plaintext it goes to this machine alone; a connection elsewhere is refused.
+    #[must_use]
+    pub fn with_token(self, secret: &TokenSecret) -> Endpoints {
+        // The form of a secret has only characters that a header may have.
+        let authorization =
+            HeaderValue::from_str(&format!("Bearer {}", secret.reveal())).ok().map(|mut value| {
+                value.set_sensitive(true);
+                value
+            });
+        Endpoints { authorization, ..self }
+    }
+
+    /// Whether a token is shown.
+    #[must_use]
+    pub fn has_token(&self) -> bool {
+        self.authorization.is_some()
+    }
+
+    async fn connect(&self, address: &str) -> Result<Channel, String> {
+        if self.authorization.is_some()
+            && matches!(self.security, Security::Plaintext)
+            && !is_loopback(address)
+        {
+            return Err("a token is sent over TLS only; give --ca and an https:// endpoint".to_owned());
+        }
+        let channel = connect(address, &self.security).await?;
+        Ok(Channel::new(channel, self.authorization.clone()))
     }
 
     /// Starts the rotation anywhere, so that many holders of the same list do not all begin with its
@@ -169,7 +204,7 @@ impl Endpoints {
         loop {
             if let Some(place) = turns.next() {
                 let address = &self.list[place];
-                under_way.push(async move { (place, connect(address, &self.security).await) });
+                under_way.push(async move { (place, self.connect(address).await) });
             }
             let patience = if turns.len() == 0 { CONNECT_TIMEOUT * 2 } else { CONNECT_STAGGER };
             match tokio::time::timeout(patience, under_way.next()).await {
@@ -192,7 +227,7 @@ impl Endpoints {
     pub async fn connect_to(&self, address: &str) -> Result<(String, Channel), ConnectError> {
         let failed = |why: String| ConnectError::ConnectAny { attempts: vec![(shorten(address), why)] };
         let address = normalise(address, &self.security).map_err(|e| failed(e.to_string()))?;
-        match connect(&address, &self.security).await {
+        match self.connect(&address).await {
             Ok(channel) => Ok((address, channel)),
             Err(why) => Err(failed(why)),
         }
@@ -231,8 +266,16 @@ fn normalise(text: &str, security: &Security) -> Result<String, EndpointsError> 
     Ok(format!("{}://{authority}", security.scheme().as_str()))
 }
 
+/// Whether an address is one of this machine by its text alone.
+fn is_loopback(address: &str) -> bool {
+    let uri: Option<Uri> = address.parse().ok();
+    let host = uri.as_ref().and_then(Uri::host).unwrap_or_default();
+    let ip = host.trim_start_matches('[').trim_end_matches(']').parse::<std::net::IpAddr>();
+    host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback())
+}
+
 /// One connection; the failure as text with its causes, since callers can only show it.
-async fn connect(address: &str, security: &Security) -> Result<Channel, String> {
+async fn connect(address: &str, security: &Security) -> Result<tonic::transport::Channel, String> {
     let endpoint = Endpoint::from_shared(address.to_owned())
         .map_err(|e| chain(&e))?
         .connect_timeout(CONNECT_TIMEOUT)
@@ -310,6 +353,25 @@ mod tests {
         }
         server.abort();
         let _ = server.await;
+    }
+
+    #[tokio::test]
+    async fn a_token_goes_to_this_machine_alone_in_plaintext() {
+        for (address, is_own) in [
+            ("http://127.0.0.1:1", true),
+            ("http://[::1]:1", true),
+            ("http://localhost:1", true),
+            ("http://10.0.0.1:1", false),
+            ("http://localhost.example.org:1", false),
+            ("http://127.0.0.1.example.org:1", false),
+        ] {
+            assert_eq!(is_loopback(address), is_own, "{address}");
+        }
+        let secret = TokenSecret::generate().unwrap();
+        let endpoints = Endpoints::parse(&["192.0.2.1:1".to_owned()]).unwrap().with_token(&secret);
+        assert!(!format!("{endpoints:?}").contains(secret.reveal()), "nothing prints it");
+        let error = endpoints.connect_next().await.unwrap_err();
+        assert!(error.to_string().contains("over TLS only"), "{error}");
     }
 
     #[tokio::test]

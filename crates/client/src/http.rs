@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use tonic::body::Body;
 use tonic::codegen::{Body as _, Service as _, http};
-use tonic::transport::Channel;
 
 use crate::Endpoints;
+use crate::channel::Channel;
 use crate::endpoint::chain;
 
 /// What an HTTP listener answered.

@@ -13,6 +13,7 @@
 mod admin;
 mod admission;
 mod calls;
+mod channel;
 mod connection;
 mod controls;
 mod drill;
@@ -28,6 +29,7 @@ mod planted;
 mod read;
 mod retry;
 mod submitter;
+mod tokens;
 mod watch;
 
 use parking_lot::Mutex;
@@ -35,6 +37,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use admin::BackupStream;
+pub use channel::Channel;
 pub use drill::ReplicaDrills;
 pub use endpoint::{ConnectError, Endpoints, EndpointsError};
 pub use error::{AttemptError, CallError};

@@ -8,12 +8,12 @@ use futures::stream::{self, Stream};
 use muster_types::RefusalCode;
 use muster_wire::v1::read_decisions_response::Event;
 use muster_wire::{admin, v1};
-use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 use v1::history_service_client::HistoryServiceClient;
 
 use crate::Client;
 use crate::calls::ANSWER_BYTES_MAX;
+use crate::channel::Channel;
 use crate::connection::Link;
 use crate::error::CallError;
 use crate::retry::{Failure, RetryBudget, Subject};

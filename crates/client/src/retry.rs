@@ -15,9 +15,9 @@ use futures::{FutureExt, StreamExt};
 use muster_types::RefusalCode;
 use muster_wire::status::Refused;
 use tokio::time::Instant;
-use tonic::transport::Channel;
 use tonic::{Code, Status};
 
+use crate::channel::Channel;
 use crate::connection::{LEADER, Link};
 use crate::endpoint::ConnectError;
 use crate::error::{AttemptError, CallError};

@@ -8,11 +8,11 @@
 use futures::stream::{self, Stream};
 use muster_types::RefusalCode;
 use muster_wire::v1;
-use tonic::transport::Channel;
 use tonic::{Response, Status, Streaming};
 
 use crate::Client;
 use crate::calls::{fleet, jobs, queues};
+use crate::channel::Channel;
 use crate::connection::Link;
 use crate::error::{AttemptError, CallError};
 use crate::retry::{Failure, RetryBudget, Subject, Verdict};

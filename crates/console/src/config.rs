@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use muster_client::Endpoints;
-use muster_transport::{Security, Tls, TlsFiles};
+use muster_transport::{Security, Tls, TlsFiles, TokenSecret};
 use serde::Deserialize;
 
 use super::failure::Failure;
@@ -27,17 +27,56 @@ struct ConfigFile {
 /// Authorities, certificate and key, as given by flags or the environment.
 type GivenFiles<'a> = (&'a Option<PathBuf>, &'a Option<PathBuf>, &'a Option<PathBuf>);
 
+/// What a cluster with certificates is reached with.
+enum Credentials {
+    Own(TlsFiles),
+    /// Its authorities alone, with a token.
+    Authority(PathBuf),
+}
+
+/// The token of a file, or of the environment where no file is named; none where neither has one.
+pub fn token(file: Option<&Path>) -> Result<Option<TokenSecret>, Failure> {
+    let wrong = |error: muster_transport::TokenError| {
+        let cause = std::error::Error::source(&error).map(ToString::to_string);
+        Failure::usage(error.to_string()).with_details(cause)
+    };
+    if let Some(file) = file {
+        return TokenSecret::read(file).map(Some).map_err(wrong);
+    }
+    match std::env::var_os("MUSTER_TOKEN").filter(|text| !text.is_empty()) {
+        Some(text) => {
+            let text = text.to_str().unwrap_or_default().trim();
+            TokenSecret::parse(text)
+                .map(Some)
+                .map_err(|error| Failure::usage(format!("MUSTER_TOKEN: {error}")))
+        }
+        None => Ok(None),
+    }
+}
+
 /// The replicas to talk to. `given` comes from the command line or, through it, the environment.
-pub fn endpoints(given: &[String], files: GivenFiles<'_>) -> Result<Endpoints, Failure> {
+pub fn endpoints(
+    given: &[String],
+    files: GivenFiles<'_>,
+    token: Option<&TokenSecret>,
+) -> Result<Endpoints, Failure> {
+    let found = found(given, files, token.is_some())?;
+    Ok(match token {
+        Some(token) => found.with_token(token),
+        None => found,
+    })
+}
+
+fn found(given: &[String], files: GivenFiles<'_>, has_token: bool) -> Result<Endpoints, Failure> {
     let path = path();
     let named = given.iter().any(|text| !text.trim().is_empty());
-    let flags = given_files(files)?;
+    let flags = given_files(files, has_token)?;
     // With everything given there is nothing to be looked up.
     let configured = match &path {
         Some(path) if !(named && flags.is_some()) => read(path)?,
         _ => ConfigFile::default(),
     };
-    let security = security(flags.or(configured.tls))?;
+    let security = security(flags.or(configured.tls.map(Credentials::Own)))?;
     let configured = configured.endpoints;
     if named {
         return parse(given, "--endpoint or MUSTER_ENDPOINTS", security);
@@ -56,15 +95,18 @@ pub fn endpoints(given: &[String], files: GivenFiles<'_>) -> Result<Endpoints, F
     parse(&configured, &place, security)
 }
 
-/// Authorities, certificate and key of the command line or the environment: all of them or none.
-fn given_files(files: GivenFiles<'_>) -> Result<Option<TlsFiles>, Failure> {
+/// Authorities, certificate and key of the command line or the environment: all of them or none. With a token authorities
+/// are enough.
+fn given_files(files: GivenFiles<'_>, has_token: bool) -> Result<Option<Credentials>, Failure> {
     match files {
         (Some(ca), Some(cert), Some(key)) => {
-            Ok(Some(TlsFiles { ca: ca.clone(), cert: cert.clone(), key: key.clone() }))
+            Ok(Some(Credentials::Own(TlsFiles { ca: ca.clone(), cert: cert.clone(), key: key.clone() })))
         }
+        (Some(ca), None, None) if has_token => Ok(Some(Credentials::Authority(ca.clone()))),
         (None, None, None) => Ok(None),
         _ => {
-            let text = "--ca, --cert and --key (MUSTER_CA, MUSTER_CERT, MUSTER_KEY) are given together or not at all";
+            let text = "--ca, --cert and --key (MUSTER_CA, MUSTER_CERT, MUSTER_KEY) are given together or not at all; --ca \
+                        alone goes with a token";
             Err(Failure::usage(text))
         }
     }
@@ -78,14 +120,15 @@ pub fn web(
     endpoints: &[String],
     files: GivenFiles<'_>,
 ) -> Result<Option<Endpoints>, Failure> {
-    let flags = given_files(files)?;
+    // The pages ask for a certificate, and tell that a client that has authorities alone.
+    let flags = given_files(files, true)?;
     let path = path();
     let configured = match &path {
         Some(path) => read(path)?,
         None => ConfigFile::default(),
     };
     let is_dev = flags.is_none() && is_local(endpoints);
-    let security = security(flags.or(configured.tls))?;
+    let security = security(flags.or(configured.tls.map(Credentials::Own)))?;
     if given.iter().any(|text| !text.trim().is_empty()) {
         return parse(given, "--web or MUSTER_WEB", security).map(Some);
     }
@@ -122,9 +165,13 @@ pub fn is_local(given: &[String]) -> bool {
 }
 
 /// Plaintext without certificates.
-fn security(files: Option<TlsFiles>) -> Result<Security, Failure> {
-    let Some(files) = files else { return Ok(Security::Plaintext) };
-    match Tls::load(files) {
+fn security(credentials: Option<Credentials>) -> Result<Security, Failure> {
+    let loaded = match credentials {
+        None => return Ok(Security::Plaintext),
+        Some(Credentials::Own(files)) => Tls::load(files),
+        Some(Credentials::Authority(ca)) => Tls::load_authority(ca),
+    };
+    match loaded {
         Ok(tls) => Ok(Security::Tls(tls)),
         Err(error) => {
             let cause = std::error::Error::source(&error).map(ToString::to_string);
@@ -171,6 +218,9 @@ mod tests {
         assert_eq!(read(&path).unwrap().tls.unwrap().cert, Path::new("c"));
         std::fs::write(&path, "endpoints = [\"a:1\"]\nweb = [\"a:2\"]\n").unwrap();
         assert_eq!(read(&path).unwrap().web, ["a:2"]);
+        let files = (&Some(path.clone()), &None, &None);
+        assert!(matches!(given_files(files, true), Ok(Some(Credentials::Authority(_)))));
+        assert!(given_files(files, false).is_err(), "authorities alone say nobody's name");
         for wrong in ["endpoint = [\"a:1\"]\n", "endpoints = 1\n", "[", "\u{0}", "[tls]\nca = \"a\"\n"] {
             std::fs::write(&path, wrong).unwrap();
             assert!(read(&path).is_err(), "{wrong:?}");

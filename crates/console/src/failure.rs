@@ -258,6 +258,13 @@ fn next_step(code: RefusalCode) -> &'static str {
         RefusalCode::PermissionDenied => {
             "use a certificate that permits it: --cert and --key; `muster ca show FILE` says whose one is"
         }
+        RefusalCode::Unauthenticated => {
+            "check --token-file, MUSTER_TOKEN_FILE or MUSTER_TOKEN; a token may have expired or been revoked, so have another made"
+        }
+        RefusalCode::TokenNotFound => "`muster token list` lists the tokens that you may revoke",
+        RefusalCode::TokenExists => {
+            "choose another name, or revoke the token that has it: `muster token revoke NAME`"
+        }
         RefusalCode::MessageTooLarge => "send less at once",
         RefusalCode::WouldLoseQuorum => {
             "bring the silent replicas back first; --force makes the change all the same, and may stop the cluster"

@@ -20,7 +20,7 @@ pub struct Global {
     /// A replica; repeat it or separate several by commas. Any replica will do, more survive its loss
     #[arg(long, global = true, help_heading = HEADING, env = "MUSTER_ENDPOINTS", value_delimiter = ',', value_name = "HOST:PORT")]
     pub endpoint: Vec<String>,
-    /// Authorities of the cluster (PEM), for a cluster with certificates; needs --cert and --key
+    /// Authorities of the cluster (PEM), for a cluster with certificates; needs --cert and --key, or a token
     #[arg(long, global = true, help_heading = HEADING, env = "MUSTER_CA", value_name = "FILE")]
     pub ca: Option<PathBuf>,
     /// Own certificate (PEM)
@@ -29,6 +29,9 @@ pub struct Global {
     /// Private key of it (PEM)
     #[arg(long, global = true, help_heading = HEADING, env = "MUSTER_KEY", value_name = "FILE")]
     pub key: Option<PathBuf>,
+    /// File with a bearer token, in the place of --cert and --key; without it MUSTER_TOKEN, which has the token itself
+    #[arg(long, global = true, help_heading = HEADING, env = "MUSTER_TOKEN_FILE", value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
     /// How to print the answer
     #[arg(short, long, global = true, help_heading = HEADING, value_enum, default_value_t = Format::Table)]
     pub output: Format,
@@ -89,7 +92,9 @@ impl Global {
 
     /// A connected client.
     pub async fn client(&self) -> Result<Client, Failure> {
-        let endpoints = config::endpoints(&self.endpoint, (&self.ca, &self.cert, &self.key))?;
+        let token = config::token(self.token_file.as_deref())?;
+        let files = (&self.ca, &self.cert, &self.key);
+        let endpoints = config::endpoints(&self.endpoint, files, token.as_ref())?;
         let mut options = Options::STANDARD;
         if let Some(timeout) = self.timeout {
             options.deadline = timeout;

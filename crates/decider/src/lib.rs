@@ -46,7 +46,7 @@ pub use answers::policy_warnings::{
 };
 pub use answers::queue_front::{FrontRequest, QueueFront, queue_front};
 pub use commands::answer::Answer;
-pub use commands::command::{Command, DrainOrder, RepairOrder};
+pub use commands::command::{Command, DrainOrder, RepairOrder, TokenOrder};
 pub use commands::controls::{
     ControlOrder, JobSelection, check_acts_for, check_array_control, check_control,
 };

@@ -691,6 +691,8 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::NodeAdmissionSet { .. }
         | Decision::NodeApprovalSet { .. }
         | Decision::CertificateRevoked { .. }
+        | Decision::TokenCreated { .. }
+        | Decision::TokenRevoked { .. }
         | Decision::SessionResumed { .. }
         | Decision::NotificationsDelivered { .. }
         | Decision::ArrayMembersFailed { .. }

@@ -7,8 +7,8 @@ use muster_journal::RankUpdate;
 use muster_state::{JobRow, NodeStatus, Phase, State};
 use muster_types::policy::NotificationProgress;
 use muster_types::{
-    AdmissionMode, ExitStatus, FencingToken, JobId, JobSpec, LogIndex, Name, NodeId, Refusal, RefusalCode,
-    ReplicaId, Submission, Violation,
+    AdmissionMode, ExitStatus, FencingToken, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, Refusal,
+    RefusalCode, ReplicaId, Submission, Violation,
 };
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
@@ -471,6 +471,12 @@ impl Engine {
         // Like the leader's: never before what is in the log.
         let now = clock::now::<TokioEnv>().max(view.log_time());
         muster_decider::check_submission(view, jobs, path, now)
+    }
+
+    /// The later of this replica's clock and of what is in the log: for what may be refused early and never late.
+    #[must_use]
+    pub fn now(&self, view: &State) -> LogTime {
+        clock::now::<TokioEnv>().max(view.log_time())
     }
 
     /// Whether a job could be changed, without doing it.

@@ -14,7 +14,7 @@ use muster_types::{
     Approval, ArrayId, ArraySpec, CertificateSerial, ClusterId, Control, DeviceSet, ExitStatus, FailureClass,
     FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex,
     LogTime, Name, NodeAdmission, NodeId, NodeOverrides, NodeSpec, Parameters, QueueKey, ReplicaId,
-    RequestId, Requester, Revocation,
+    RequestId, Requester, Revocation, TokenGrant, TokenId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -655,6 +655,28 @@ pub enum Decision {
         /// By receiver, in ascending order of their names; those that have not gone on are not here.
         progress: Vec<(Name, NotificationProgress)>,
     },
+    /// Input: somebody made a bearer token. Its secret is not in the record, and neither is anything that it follows from.
+    TokenCreated {
+        /// By which request.
+        request: RequestKey,
+        /// Who asked.
+        by: Requester,
+        /// Its id, of the client's making.
+        token: TokenId,
+        /// What it is made of.
+        grant: Box<TokenGrant>,
+        /// From when on it is refused, in milliseconds after the log time of the record.
+        lifetime_ms: u64,
+    },
+    /// Input: somebody revoked a bearer token. It is refused from this record on.
+    TokenRevoked {
+        /// By which request.
+        request: RequestKey,
+        /// Who asked.
+        by: Requester,
+        /// Which.
+        token: TokenId,
+    },
 }
 
 impl Decision {
@@ -721,6 +743,8 @@ impl Decision {
             Decision::ArrayThrottleSet { .. } => "array_throttle_set",
             Decision::NodeOverridesSet { .. } => "node_overrides_set",
             Decision::NotificationsDelivered { .. } => "notifications_delivered",
+            Decision::TokenCreated { .. } => "token_created",
+            Decision::TokenRevoked { .. } => "token_revoked",
         }
     }
 }

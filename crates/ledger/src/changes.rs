@@ -159,6 +159,8 @@ impl ChangeSet {
             | Decision::SessionResumed { .. }
             | Decision::NotificationsDelivered { .. }
             | Decision::CertificateRevoked { .. }
+            | Decision::TokenCreated { .. }
+            | Decision::TokenRevoked { .. }
             | Decision::ClusterCreated { .. }
             | Decision::ClusterRecovered { .. }
             | Decision::LeaderStarted
@@ -228,6 +230,8 @@ impl ChangeSet {
             | Decision::NodeAdmissionSet { .. }
             | Decision::NodeApprovalSet { .. }
             | Decision::CertificateRevoked { .. }
+            | Decision::TokenCreated { .. }
+            | Decision::TokenRevoked { .. }
             | Decision::SessionResumed { .. }
             | Decision::NotificationsDelivered { .. }
             | Decision::JobMetadataSet { .. } => {}

@@ -95,6 +95,8 @@ pub trait Monitored: Clone + Send + Sync + 'static {
 #[must_use]
 pub fn is_user(principal: &Principal) -> bool {
     match principal.role() {
+        // A listener for tokens has them, and this is none.
+        _ if *principal == Principal::Anonymous => false,
         Some(Role::Replica(_) | Role::Agent(_) | Role::AgentGroup(_)) => false,
         None | Some(Role::Client(_) | Role::AllTenants(_) | Role::Admin(_) | Role::TenantClient { .. }) => {
             true

@@ -97,6 +97,9 @@ struct File {
     #[serde(default)]
     upgrade: UpgradeFile,
     tls: Option<TlsFiles>,
+    /// Whether clients may show a bearer token in the place of a certificate.
+    #[serde(default)]
+    tokens: bool,
     #[serde(default)]
     limits: LimitsFile,
     #[serde(default)]
@@ -345,7 +348,11 @@ impl ServerConfig {
         let replica_id = ReplicaId(file.replica_id);
         let scheme = if file.tls.is_some() { Scheme::Https } else { Scheme::Http };
         let members = members(&file.members, scheme, &refuse)?;
-        let api = api(&file.limits).map_err(|(key, reason)| refuse(&format!("limits.{key}"), reason))?;
+        let mut api = api(&file.limits).map_err(|(key, reason)| refuse(&format!("limits.{key}"), reason))?;
+        if file.tokens && file.tls.is_none() {
+            return Err(refuse("tokens", "needs [tls]: a token is taken over TLS only".into()));
+        }
+        api.tokens = file.tokens;
         let own = members.get(&replica_id).ok_or_else(|| {
             let known: Vec<String> = members.keys().map(ToString::to_string).collect();
             refuse("members", format!("must name this replica, {replica_id}; names {}", known.join(", ")))
@@ -780,6 +787,8 @@ client_endpoint = "http://127.0.0.1:7400"
                 format!("{GOOD}\n[tls]\nca = \"a\"\ncert = \"c\"\nkey = \"k\"\n"),
                 "members[0].peer_endpoint: http is plaintext, and certificates are configured",
             ),
+            (GOOD.replace("replica_id = 1", "replica_id = 1\ntokens = true"), "tokens: needs [tls]"),
+            (GOOD.replace("replica_id = 1", "replica_id = 1\ntokens = \"yes\""), "invalid type"),
             (
                 GOOD.replace("http://127.0.0.1:7400", "https://127.0.0.1:7400"),
                 "members[0].client_endpoint: https needs certificates",

@@ -222,8 +222,8 @@ fn security(config: &ServerConfig, insecure: bool) -> Result<Security, ServerErr
     }
     let tls = Tls::load(files.clone())?;
     let own = PeerName { cluster: config.cluster_id, role: PeerRole::Replica(config.replica_id) };
-    if tls.name() != own {
-        return Err(TlsError::WrongName { found: Box::new(tls.name()), wanted: own.to_string() }.into());
+    if let Some(found) = tls.name().filter(|found| *found != own) {
+        return Err(TlsError::WrongName { found: Box::new(found), wanted: own.to_string() }.into());
     }
     tracing::info!(name = %own, days_left = tls.days_left(), "certificates are in force");
     Ok(Security::Tls(tls))

@@ -169,6 +169,10 @@ impl State {
             Decision::CertificateRevoked { request, serial, revocation } => {
                 self.fold_revoked(*request, *serial, revocation)
             }
+            Decision::TokenCreated { request, token, grant, lifetime_ms, .. } => {
+                self.fold_token_created(*request, *token, grant, *lifetime_ms)
+            }
+            Decision::TokenRevoked { request, token, .. } => self.fold_token_revoked(*request, *token),
             // Who leads next asks the log for it.
             Decision::SessionResumed { .. } => Vec::new(),
             Decision::NotificationsDelivered { progress } => self.fold_notifications(progress),

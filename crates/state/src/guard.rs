@@ -172,6 +172,10 @@ impl State {
                 self.check_revocation(*request, *serial, revocation)
             }
             Decision::NotificationsDelivered { progress } => self.check_notifications(progress),
+            Decision::TokenCreated { request, by, token, grant, lifetime_ms } => {
+                self.check_token_created((*request, by), *token, grant, *lifetime_ms)
+            }
+            Decision::TokenRevoked { request, by, token } => self.check_token_revoked(*request, by, *token),
             Decision::SessionResumed { node, incarnation } => {
                 let row = self.nodes.get(node).ok_or(GuardError::NodeUnknown)?;
                 let is_current = row.status == NodeStatus::Up && row.incarnation == *incarnation;

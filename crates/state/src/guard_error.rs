@@ -57,6 +57,8 @@ pub enum GuardError {
     WorkersRemain,
     /// Nothing would change.
     NothingToDo,
+    /// Another token has this id, or this name among those of the same tenant.
+    TokenExists,
 }
 
 pub(crate) fn require(condition: bool, error: GuardError) -> Result<(), GuardError> {

@@ -44,6 +44,7 @@ mod state;
 mod submission_group;
 mod table;
 mod tables;
+mod token;
 pub mod tree;
 mod verify;
 

@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 use muster_journal::{RearrangeCause, RequestKey, StopCause};
 use muster_types::job::TaskGroup;
 use muster_types::policy::{JobLimits, NonPreemptible, Policy, Rights, TenantLimits};
+use muster_types::token::user_of;
 use muster_types::{JobId, JobSpec, LogIndex, LogTime, Name, PriorityTier};
 
 use crate::effect::Effect;
@@ -179,7 +180,7 @@ impl State {
         let policy = &self.policy.policy;
         let mut new: BTreeMap<UserKey, u64> = BTreeMap::new();
         for (tenant, user, count) in runs {
-            *new.entry((tenant, user)).or_default() += count;
+            *new.entry((tenant, String::from(user_of(&user)))).or_default() += count;
         }
         new.into_iter().find_map(|(key, new)| {
             let limits = policy.limits(&key.0).user;
@@ -198,7 +199,7 @@ impl State {
     /// Jobs of one user of a tenant that are not over.
     #[must_use]
     pub fn user_load(&self, tenant: &Name, user: &str) -> UserLoad {
-        self.indexes.users.get(&(tenant.clone(), String::from(user))).copied().unwrap_or_default()
+        self.indexes.users.get(&(tenant.clone(), String::from(user_of(user)))).copied().unwrap_or_default()
     }
 
     /// The first limit of a tenant that these jobs would break together. With each is how many there are like it.

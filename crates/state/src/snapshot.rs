@@ -12,7 +12,9 @@ use core::fmt;
 use muster_journal::frame::{FrameError, FrameReader, encode_frame};
 use muster_journal::{FORMAT_MAX, FORMAT_MIN, WorkerSlot, canonical, from_canonical};
 use muster_types::policy::NotificationProgress;
-use muster_types::{ArrayId, JobContract, JobId, JobMetadata, JobSpec, LogTime, Name, NodeId, RequestId};
+use muster_types::{
+    ArrayId, JobContract, JobId, JobMetadata, JobSpec, LogTime, Name, NodeId, RequestId, Token, TokenId,
+};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -306,6 +308,7 @@ impl State {
         }
         self.check_doors().map_err(RestoreError::Invariant)?;
         self.check_array_rows().map_err(RestoreError::Invariant)?;
+        self.check_token_rows().map_err(RestoreError::Invariant)?;
         Ok(())
     }
 }

@@ -47,6 +47,8 @@ macro_rules! tables {
             array_ends: (ArrayId, u32) => MemberEnds, (); 22, "ends of members of an array";
             /// How far each receiver of notifications that the policy names has come.
             notifications: Name => NotificationProgress, (); 23, "progress of a receiver";
+            /// Bearer tokens.
+            tokens: TokenId => Token, (); 24, "token";
         }
     };
 }

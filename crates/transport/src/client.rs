@@ -102,6 +102,11 @@ fn explain(error: io::Error) -> io::Error {
             io::ErrorKind::InvalidData,
             "what answers there does not speak TLS; a plaintext cluster is reached by http:// without ca, cert and key",
         ),
+        Some(rustls::Error::AlertReceived(rustls::AlertDescription::CertificateRequired)) => io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "the replica takes no caller without a certificate: give --cert and --key; it takes tokens where its \
+             configuration has `tokens = true`",
+        ),
         Some(rustls::Error::AlertReceived(alert)) => {
             let text = format!("the replica refuses this certificate (alert {alert:?})");
             io::Error::new(io::ErrorKind::PermissionDenied, text)

@@ -22,7 +22,36 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
-/// What the files held at one moment.
+/// Where everything is read from that a process has.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    /// With a certificate.
+    Own(TlsFiles),
+    /// Authorities alone: for a client that shows a token in the place of a certificate.
+    Authority(PathBuf),
+}
+
+impl Source {
+    pub(crate) fn ca(&self) -> &Path {
+        match self {
+            Source::Own(files) => &files.ca,
+            Source::Authority(ca) => ca,
+        }
+    }
+
+    pub(crate) fn read(&self) -> Result<Contents, TlsError> {
+        match self {
+            Source::Own(files) => files.read(),
+            Source::Authority(path) => {
+                let read = read_bounded(path);
+                let ca = read.map_err(|source| TlsError::Read { path: path.clone(), source })?;
+                Ok(Contents { ca, cert: Vec::new(), key: Vec::new() })
+            }
+        }
+    }
+}
+
+/// What the files held at one moment. Certificate and key are empty where there are none.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Contents {
     pub(crate) ca: Vec<u8>,
@@ -31,7 +60,7 @@ pub(crate) struct Contents {
 }
 
 impl TlsFiles {
-    pub(crate) fn read(&self) -> Result<Contents, TlsError> {
+    fn read(&self) -> Result<Contents, TlsError> {
         let read = |path: &Path| {
             read_bounded(path).map_err(|source| TlsError::Read { path: path.to_path_buf(), source })
         };

@@ -8,7 +8,8 @@
 //! [pinned connections](dial) with a certificate made for that one placement.
 //!
 //! **Invariant:** a connection exists only after its peer's chain *and* name were verified, and ends when
-//! that certificate ends or its authority is dropped.
+//! that certificate ends or its authority is dropped. Where a listener takes bearer tokens, a caller without a certificate
+//! is [`Principal::Anonymous`] until a token says who it is.
 //! **Invariant:** a broken file never replaces a good one; what is in force is swapped as a whole.
 //! **Invariant:** the only crate that names rustls, rcgen and x509-parser.
 #![deny(missing_docs)]
@@ -25,6 +26,7 @@ mod pinned;
 mod public;
 mod security;
 mod server;
+mod token;
 mod validity;
 mod verify;
 
@@ -34,7 +36,7 @@ pub use client::Connector;
 pub use error::{AuthorityError, TlsError};
 pub use files::TlsFiles;
 pub use host::{Host, HostError, PermittedHosts};
-pub use name::{Expect, NameError, PeerName, Principal, Role, ShortName};
+pub use name::{Expect, NameError, PeerName, Principal, Role, ShortName, TokenHolder};
 pub use pinned::{
     FRAME_BYTES_MAX, Greeted, PINNED_NAME_BYTES_MAX, PinnedError, PinnedReader, PinnedWriter, SharedIdentity,
     dial, greet,
@@ -42,3 +44,4 @@ pub use pinned::{
 pub use public::PublicTls;
 pub use security::{Security, Tls};
 pub use server::{AcceptLimits, Incoming, PeerConnection, PeerInfo};
+pub use token::{TOKEN_TEXT_BYTES, TokenError, TokenSecret};

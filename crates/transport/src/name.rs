@@ -1,6 +1,6 @@
 //! Names in certificates, and who a caller is.
 
-use muster_types::{ClusterId, Name, ReplicaId};
+use muster_types::{ClusterId, Name, ReplicaId, TokenId, TokenRole};
 use std::fmt;
 use std::str::FromStr;
 
@@ -201,32 +201,135 @@ impl FromStr for PeerName {
         let rest = text.strip_prefix("spiffe://").ok_or(NameError::Form)?;
         let (cluster, role) = rest.split_once('/').ok_or(NameError::Form)?;
         let (kind, which) = role.split_once('/').ok_or(NameError::Form)?;
-        let digits = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
-        if cluster.len() != 32 || !cluster.bytes().all(digits) {
-            return Err(NameError::Cluster);
-        }
-        let cluster = cluster.parse().map_err(|_| NameError::Cluster)?;
-        Ok(PeerName { cluster, role: Role::parse(kind, which)? })
+        Ok(PeerName { cluster: cluster_of(cluster)?, role: Role::parse(kind, which)? })
     }
 }
 
-/// Who is at the other end of a connection.
+fn cluster_of(text: &str) -> Result<ClusterId, NameError> {
+    let digits = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+    if text.len() != 32 || !text.bytes().all(digits) {
+        return Err(NameError::Cluster);
+    }
+    text.parse().map_err(|_| NameError::Cluster)
+}
+
+/// Bytes of the longest name of a token's holder: longer than a [`PeerName`] by the token's id and role.
+const HOLDER_TEXT_BYTES_MAX: usize = 256;
+
+/// The holder of a bearer token that was accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TokenHolder {
+    /// The cluster that has the token.
+    pub cluster: ClusterId,
+    /// Which token.
+    pub id: TokenId,
+    /// What it may do.
+    pub role: TokenRole,
+    /// The tenant that it acts for.
+    pub tenant: Option<ShortName>,
+    /// Who holds it.
+    pub user: ShortName,
+}
+
+impl TokenHolder {
+    /// The kind of certificate whose holder has the same tenant and sees the same. What it may call is a matter of its
+    /// own role alone.
+    fn as_certificate(&self) -> Role {
+        let user = self.user;
+        match (self.role, self.tenant) {
+            (TokenRole::Admin, _) => Role::Admin(user),
+            (TokenRole::Operator | TokenRole::Drill, _) => Role::AllTenants(user),
+            (TokenRole::Viewer | TokenRole::Submitter | TokenRole::TenantAdmin, Some(tenant)) => {
+                Role::TenantClient { tenant, user }
+            }
+            (TokenRole::Viewer | TokenRole::Submitter | TokenRole::TenantAdmin, None) => Role::Client(user),
+        }
+    }
+}
+
+impl fmt::Display for TokenHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "spiffe://{}/token/{}/{}/", self.cluster, self.id, self.role)?;
+        match &self.tenant {
+            Some(tenant) => write!(f, "{tenant}/{}", self.user),
+            None => write!(f, "-/{}", self.user),
+        }
+    }
+}
+
+impl FromStr for TokenHolder {
+    type Err = NameError;
+
+    /// Strict, like that of a [`PeerName`]. No certificate has such a name.
+    fn from_str(text: &str) -> Result<TokenHolder, NameError> {
+        if text.len() > HOLDER_TEXT_BYTES_MAX {
+            return Err(NameError::Form);
+        }
+        let rest = text.strip_prefix("spiffe://").ok_or(NameError::Form)?;
+        let parts: Vec<&str> = rest.split('/').collect();
+        let [cluster, "token", id, role, tenant, user] = parts[..] else { return Err(NameError::Form) };
+        let short = |text: &str| ShortName::new(text).ok_or(NameError::Which);
+        Ok(TokenHolder {
+            cluster: cluster_of(cluster)?,
+            id: id.parse().map_err(|_| NameError::Which)?,
+            role: TokenRole::from_name(role).ok_or(NameError::Kind)?,
+            tenant: if tenant == "-" { None } else { Some(short(tenant)?) },
+            user: short(user)?,
+        })
+    }
+}
+
+/// Who makes a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Principal {
     /// Nobody knows: a listener without certificates, which everyone on this machine can reach.
     Plaintext,
     /// The holder of a verified certificate of this cluster.
     Named(PeerName),
+    /// Someone who has shown no certificate on a listener with certificates. No call is made for it: it has to show a token.
+    Anonymous,
+    /// The holder of an accepted token.
+    Token(TokenHolder),
 }
 
 impl Principal {
-    /// The role, when there is a name.
+    /// The role, when there is a name; of the holder of a token that of a certificate which acts for the same tenant.
     #[must_use]
     pub fn role(&self) -> Option<Role> {
         match self {
-            Principal::Plaintext => None,
+            Principal::Plaintext | Principal::Anonymous => None,
             Principal::Named(name) => Some(name.role),
+            Principal::Token(holder) => Some(holder.as_certificate()),
         }
+    }
+
+    /// Whether it may act for the operators of the cluster.
+    #[must_use]
+    pub fn is_operator(&self) -> bool {
+        match self {
+            Principal::Plaintext => true,
+            Principal::Named(name) => matches!(name.role, Role::Admin(_)),
+            Principal::Anonymous => false,
+            Principal::Token(holder) => matches!(holder.role, TokenRole::Operator | TokenRole::Admin),
+        }
+    }
+
+    /// How a replica says to another for whom it passes a call on; none for those without a name.
+    #[must_use]
+    pub fn passed_on(&self) -> Option<String> {
+        match self {
+            Principal::Plaintext | Principal::Anonymous => None,
+            Principal::Named(name) => Some(name.to_string()),
+            Principal::Token(holder) => Some(holder.to_string()),
+        }
+    }
+
+    /// Reads what [`Principal::passed_on`] says, of this cluster.
+    #[must_use]
+    pub fn parse_passed_on(text: &str, cluster: ClusterId) -> Option<Principal> {
+        let named = text.parse().ok().filter(|name: &PeerName| name.cluster == cluster);
+        let holder = || text.parse().ok().filter(|holder: &TokenHolder| holder.cluster == cluster);
+        named.map(Principal::Named).or_else(|| holder().map(Principal::Token))
     }
 }
 
@@ -235,6 +338,8 @@ impl fmt::Display for Principal {
         match self {
             Principal::Plaintext => f.write_str("plaintext"),
             Principal::Named(name) => fmt::Display::fmt(&name.role, f),
+            Principal::Anonymous => f.write_str("a caller without a certificate"),
+            Principal::Token(holder) => write!(f, "{}+token/{}", holder.as_certificate(), holder.id),
         }
     }
 }
@@ -261,6 +366,44 @@ mod tests {
             let name: PeerName = text.parse().expect("it is a name");
             assert_eq!(name.to_string(), text);
             assert_eq!(Principal::Named(name).to_string(), end);
+        }
+    }
+
+    #[test]
+    fn the_holder_of_a_token_is_passed_on_and_is_no_certificate() {
+        let cluster: ClusterId = CLUSTER.parse().expect("an id");
+        let short = |text| ShortName::new(text).expect("a name");
+        let user = short("ada");
+        for role in TokenRole::ALL {
+            for tenant in [None, Some(short("vision"))] {
+                let holder = TokenHolder { cluster, id: TokenId(7), role, tenant, user };
+                let principal = Principal::Token(holder);
+                let text = principal.passed_on().expect("it has a name");
+                assert_eq!(Principal::parse_passed_on(&text, cluster), Some(principal), "{text}");
+                assert_eq!(Principal::parse_passed_on(&text, ClusterId(1)), None, "{text}");
+                assert!(text.parse::<PeerName>().is_err(), "no certificate says that: {text}");
+                let shown = principal.to_string();
+                assert!(shown.ends_with("/ada+token/0000000000000007"), "{shown}");
+                assert_eq!(principal.is_operator(), matches!(role, TokenRole::Operator | TokenRole::Admin));
+            }
+        }
+        let named = Principal::Named(PeerName { cluster, role: Role::Client(user) });
+        let text = named.passed_on().expect("it has a name");
+        assert_eq!(Principal::parse_passed_on(&text, cluster), Some(named));
+        let long = "a".repeat(64);
+        for end in [
+            "token/0000000000000007/viewer/-",
+            "token/7/viewer/-/ada",
+            "token/0000000000000007/root/-/ada",
+            "token/0000000000000007/viewer//ada",
+            "token/0000000000000007/viewer/-/ada/x",
+            &format!("token/0000000000000007/viewer/-/{long}"),
+        ] {
+            let text = format!("spiffe://{CLUSTER}/{end}");
+            assert_eq!(Principal::parse_passed_on(&text, cluster), None, "{text:?} was taken");
+        }
+        for nameless in [Principal::Plaintext, Principal::Anonymous] {
+            assert_eq!((nameless.passed_on(), nameless.role()), (None, None));
         }
     }
 

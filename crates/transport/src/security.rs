@@ -2,13 +2,14 @@
 
 use crate::address::{AddressError, Scheme};
 use crate::error::TlsError;
-use crate::files::{Contents, TlsFiles};
+use crate::files::{Contents, Source, TlsFiles};
 use crate::material::Material;
 use crate::name::PeerName;
 use crate::verify::Revoked;
 use arc_swap::ArcSwap;
 use muster_types::CertificateSerial;
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
@@ -34,7 +35,7 @@ impl std::fmt::Debug for Security {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Security::Plaintext => f.write_str("Plaintext"),
-            Security::Tls(tls) => f.debug_tuple("Tls").field(&tls.name().to_string()).finish(),
+            Security::Tls(tls) => f.debug_tuple("Tls").field(&tls.shown_name()).finish(),
         }
     }
 }
@@ -79,13 +80,13 @@ impl Security {
     pub fn days_left(&self) -> Option<i64> {
         match self {
             Security::Plaintext => None,
-            Security::Tls(tls) => Some(tls.days_left()),
+            Security::Tls(tls) => tls.days_left(),
         }
     }
 }
 
 struct Inner {
-    files: TlsFiles,
+    source: Source,
     current: ArcSwap<Material>,
     revoked: Arc<Revoked>,
     epoch: watch::Sender<u64>,
@@ -111,17 +112,35 @@ impl Tls {
     /// # Errors
     /// Names the file and what is wrong with it.
     pub fn load(files: TlsFiles) -> Result<Tls, TlsError> {
+        Tls::of(Source::Own(files))
+    }
+
+    /// Reads authorities alone: for a client that shows a token in the place of a certificate. Replicas are verified all the
+    /// same.
+    ///
+    /// # Errors
+    /// Names the file and what is wrong with it.
+    pub fn load_authority(ca: PathBuf) -> Result<Tls, TlsError> {
+        Tls::of(Source::Authority(ca))
+    }
+
+    fn of(source: Source) -> Result<Tls, TlsError> {
         let revoked = Arc::new(Revoked::default());
-        let material = Material::of(&files, files.read()?, Arc::clone(&revoked))?;
+        let material = Material::of(&source, source.read()?, Arc::clone(&revoked))?;
         let current = ArcSwap::from_pointee(material);
-        let inner = Inner { files, current, revoked, epoch: watch::Sender::new(1) };
+        let inner = Inner { source, current, revoked, epoch: watch::Sender::new(1) };
         Ok(Tls { inner: Arc::new(inner) })
     }
 
-    /// Whom the certificate in force names.
+    /// Whom the certificate in force names; none where there is none.
     #[must_use]
-    pub fn name(&self) -> PeerName {
-        self.inner.current.load().own.name
+    pub fn name(&self) -> Option<PeerName> {
+        self.inner.current.load().own().map(|own| own.name)
+    }
+
+    /// The same as text.
+    fn shown_name(&self) -> String {
+        self.name().map_or_else(|| "no certificate".to_owned(), |name| name.to_string())
     }
 
     /// See [`Security::epoch`].
@@ -132,8 +151,9 @@ impl Tls {
 
     /// See [`Security::days_left`].
     #[must_use]
-    pub fn days_left(&self) -> i64 {
-        (self.inner.current.load().own.not_after - unix_now()).div_euclid(24 * 3_600)
+    pub fn days_left(&self) -> Option<i64> {
+        let own = self.inner.current.load().own()?;
+        Some((own.not_after - unix_now()).div_euclid(24 * 3_600))
     }
 
     fn revoke(&self, serials: BTreeSet<CertificateSerial>) {
@@ -158,7 +178,7 @@ impl Tls {
     /// # Errors
     /// When they hold nothing usable: then what was in force stays.
     pub fn reload(&self) -> Result<bool, TlsError> {
-        self.take(self.inner.files.read()?)
+        self.take(self.inner.source.read()?)
     }
 
     fn take(&self, contents: Contents) -> Result<bool, TlsError> {
@@ -166,11 +186,12 @@ impl Tls {
         if before.contents == contents {
             return Ok(false);
         }
-        let material = Material::of(&self.inner.files, contents, Arc::clone(&self.inner.revoked))?;
+        let material = Material::of(&self.inner.source, contents, Arc::clone(&self.inner.revoked))?;
         // A process does not become another while it runs.
-        if material.own.name != before.own.name {
-            let wanted = before.own.name.to_string();
-            return Err(TlsError::WrongName { found: Box::new(material.own.name), wanted });
+        if let (Some(own), Some(before)) = (material.own(), before.own())
+            && own.name != before.name
+        {
+            return Err(TlsError::WrongName { found: Box::new(own.name), wanted: before.name.to_string() });
         }
         self.inner.current.store(Arc::new(material));
         self.inner.epoch.send_modify(|epoch| *epoch += 1);
@@ -202,7 +223,7 @@ impl Tls {
 
     async fn look(&self, looking: &mut CheckState) {
         let tls = self.clone();
-        let looked = tokio::task::spawn_blocking(move || match tls.inner.files.read() {
+        let looked = tokio::task::spawn_blocking(move || match tls.inner.source.read() {
             Ok(contents) => (Some(contents.clone()), tls.take(contents)),
             Err(error) => (None, Err(error)),
         });
@@ -210,7 +231,11 @@ impl Tls {
         match taken {
             Ok(changed) => {
                 if changed {
-                    tracing::info!(name = %self.name(), days_left = self.days_left(), "new certificates are in force");
+                    tracing::info!(
+                        name = self.shown_name(),
+                        days_left = self.days_left(),
+                        "new certificates are in force"
+                    );
                     looking.warned = None;
                 }
                 looking.refused = None;
@@ -225,10 +250,10 @@ impl Tls {
                 looking.refused = Some((contents, again));
             }
         }
-        let days_left = self.days_left();
+        let Some(days_left) = self.days_left() else { return };
         if days_left < WARN_DAYS && looking.warned.is_none_or(|at| at.elapsed() >= WARN_EVERY) {
             looking.warned = Some(Instant::now());
-            tracing::warn!(name = %self.name(), days_left, "the certificate ends soon; issue another");
+            tracing::warn!(name = self.shown_name(), days_left, "the certificate ends soon; issue another");
         }
     }
 }

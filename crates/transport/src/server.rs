@@ -29,6 +29,8 @@ const READY_MAX: usize = 64;
 const PAUSE: Duration = Duration::from_millis(50);
 /// Refused peers that are told of one by one; the rest is silence, or a stranger could fill the log.
 const REFUSED_LOGGED_MAX: u64 = 256;
+/// Of all connections, one part of this many may be of callers without a certificate: others always find a place.
+const ANONYMOUS_PART: usize = 4;
 
 /// Bounds of one listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +74,17 @@ impl Security {
     /// Takes connections until the stream is dropped. Needs a runtime.
     #[must_use]
     pub fn accept(&self, listener: TcpListener, limits: AcceptLimits) -> Incoming {
+        self.accept_from(listener, limits, false)
+    }
+
+    /// The same, also from callers that show no certificate: those are [`Principal::Anonymous`], and what
+    /// serves them asks each call for a token.
+    #[must_use]
+    pub fn accept_with_tokens(&self, listener: TcpListener, limits: AcceptLimits) -> Incoming {
+        self.accept_from(listener, limits, true)
+    }
+
+    fn accept_from(&self, listener: TcpListener, limits: AcceptLimits, is_open: bool) -> Incoming {
         let (ready, connections) = mpsc::channel(READY_MAX);
         let gate = Gate {
             security: self.clone(),
@@ -80,6 +93,9 @@ impl Security {
             handshakes: Arc::new(Semaphore::new(limits.handshakes_max)),
             addresses: Counts::default(),
             principals: Counts::default(),
+            is_open,
+            anonymous: Arc::new(Semaphore::new(limits.connections_max / ANONYMOUS_PART)),
+            anonymous_addresses: Counts::default(),
             refused: Arc::default(),
         };
         tokio::spawn(gate.run(listener, ready));
@@ -153,6 +169,11 @@ struct Gate {
     handshakes: Arc<Semaphore>,
     addresses: Counts<IpAddr>,
     principals: Counts<Principal>,
+    /// Whether callers may come without a certificate.
+    is_open: bool,
+    /// Connections of those.
+    anonymous: Arc<Semaphore>,
+    anonymous_addresses: Counts<IpAddr>,
     refused: Arc<std::sync::atomic::AtomicU64>,
 }
 
@@ -192,7 +213,14 @@ impl Gate {
             Security::Plaintext => {
                 let info = PeerInfo { principal: Principal::Plaintext, address };
                 let io = Io::Plain(stream);
-                let connection = PeerConnection { io, info, validity: None, _place: place, _principal: None };
+                let connection = PeerConnection {
+                    io,
+                    info,
+                    validity: None,
+                    _place: place,
+                    _principal: None,
+                    _anonymous: None,
+                };
                 let _ = ready.send(Ok(connection)).await;
                 return;
             }
@@ -226,7 +254,8 @@ impl Gate {
         place: OwnedSemaphorePermit,
     ) -> io::Result<PeerConnection> {
         let changes = tls.changes();
-        let config = Arc::clone(&tls.material().server);
+        let config = tls.material().server(self.is_open);
+        let config = config.ok_or_else(|| io::Error::other("this process has no certificate"))?;
         let stream = TlsAcceptor::from(config).accept(stream).await?;
         let chain: Vec<_> = stream
             .get_ref()
@@ -236,6 +265,9 @@ impl Gate {
             .iter()
             .map(|c| c.clone().into_owned())
             .collect();
+        if chain.is_empty() && self.is_open {
+            return self.anonymous(stream, address, place);
+        }
         // The verifier has read the same name from it.
         let nameless = || io::Error::new(io::ErrorKind::InvalidData, "no certificate");
         let facts = crate::verify::facts(chain.first().ok_or_else(nameless)?).map_err(io::Error::other)?;
@@ -260,6 +292,29 @@ impl Gate {
             validity: Some(validity),
             _place: place,
             _principal: Some(of_principal),
+            _anonymous: None,
+        })
+    }
+
+    /// A connection of a caller that has shown no certificate.
+    fn anonymous(
+        &self,
+        stream: TlsStream<TcpStream>,
+        address: SocketAddr,
+        place: OwnedSemaphorePermit,
+    ) -> io::Result<PeerConnection> {
+        let full =
+            || io::Error::new(io::ErrorKind::QuotaExceeded, "too many connections without a certificate");
+        let one = Arc::clone(&self.anonymous).try_acquire_owned().map_err(|_| full())?;
+        let max = self.limits.connections_per_principal_max;
+        let of_address = self.anonymous_addresses.enter(address.ip(), max).ok_or_else(full)?;
+        Ok(PeerConnection {
+            io: Io::Tls(Box::new(stream)),
+            info: PeerInfo { principal: Principal::Anonymous, address },
+            validity: None,
+            _place: place,
+            _principal: None,
+            _anonymous: Some((one, of_address)),
         })
     }
 
@@ -283,6 +338,7 @@ pub struct PeerConnection {
     validity: Option<Validity>,
     _place: OwnedSemaphorePermit,
     _principal: Option<CountGuard<Principal>>,
+    _anonymous: Option<(OwnedSemaphorePermit, CountGuard<IpAddr>)>,
 }
 
 impl Connected for PeerConnection {

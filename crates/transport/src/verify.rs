@@ -64,7 +64,8 @@ pub(crate) type Revoked = ArcSwap<BTreeSet<CertificateSerial>>;
 /// Whom this process accepts.
 #[derive(Debug)]
 pub(crate) struct Trust {
-    pub(crate) cluster: ClusterId,
+    /// The own one; none where this process shows no certificate. Then the authority alone says which cluster it is.
+    pub(crate) cluster: Option<ClusterId>,
     pub(crate) roots: Arc<RootCertStore>,
     pub(crate) provider: Arc<CryptoProvider>,
     /// Of the same roots.
@@ -117,19 +118,27 @@ impl Trust {
         if facts.serial.is_none_or(|serial| self.revoked.load().contains(&serial)) {
             return Err(refused(TlsError::Revoked { name: Box::new(facts.name) }));
         }
-        if facts.name.cluster == self.cluster {
+        let Some(cluster) = self.cluster.filter(|cluster| *cluster != facts.name.cluster) else {
             return Ok(facts);
-        }
-        let wanted = format!("a member of cluster {}", self.cluster);
+        };
+        let wanted = format!("a member of cluster {cluster}");
         Err(refused(TlsError::WrongName { found: Box::new(facts.name), wanted }))
     }
 }
 
 /// The verifier of a listener.
 #[derive(Debug)]
-pub(crate) struct OfClients(pub(crate) Arc<Trust>);
+pub(crate) struct OfClients {
+    pub(crate) trust: Arc<Trust>,
+    /// Whether a peer has to show a certificate. One that is shown is verified in any case.
+    pub(crate) is_mandatory: bool,
+}
 
 impl ClientCertVerifier for OfClients {
+    fn client_auth_mandatory(&self) -> bool {
+        self.is_mandatory
+    }
+
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         // A peer has one certificate; nothing is gained by telling strangers about ours.
         &[]
@@ -141,8 +150,8 @@ impl ClientCertVerifier for OfClients {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        let verified = self.0.of_clients.verify_client_cert(end_entity, intermediates, now)?;
-        self.0.member(end_entity)?;
+        let verified = self.trust.of_clients.verify_client_cert(end_entity, intermediates, now)?;
+        self.trust.member(end_entity)?;
         Ok(verified)
     }
 
@@ -152,7 +161,7 @@ impl ClientCertVerifier for OfClients {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.0.of_clients.verify_tls12_signature(message, cert, dss)
+        self.trust.of_clients.verify_tls12_signature(message, cert, dss)
     }
 
     fn verify_tls13_signature(
@@ -161,11 +170,11 @@ impl ClientCertVerifier for OfClients {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.0.of_clients.verify_tls13_signature(message, cert, dss)
+        self.trust.of_clients.verify_tls13_signature(message, cert, dss)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.of_clients.supported_verify_schemes()
+        self.trust.of_clients.supported_verify_schemes()
     }
 }
 

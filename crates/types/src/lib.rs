@@ -39,6 +39,7 @@ pub mod reason;
 pub mod selector;
 pub mod stop;
 pub mod time;
+pub mod token;
 pub mod topology;
 pub mod tpu;
 
@@ -69,4 +70,5 @@ pub use reason::{Refusal, RefusalCode, Violation};
 pub use selector::{LabelSelector, SelectorError};
 pub use stop::StopReason;
 pub use time::{LogTime, Span};
+pub use token::{Token, TokenGrant, TokenId, TokenRole};
 pub use topology::{Level, Spread, TopologyRule};

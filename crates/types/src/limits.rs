@@ -58,7 +58,7 @@ pub const LABEL_KEY_BYTES_MAX: usize = 63;
 pub const LABEL_VALUE_BYTES_MAX: usize = 63;
 /// Bytes of all annotations of one job, keys and values.
 pub const ANNOTATIONS_BYTES_MAX: usize = 8 << 10;
-/// Bytes of the principal that submitted a job: the longest is a tenant's user.
+/// Bytes of the principal that submitted a job: the longest is a tenant's user with the id of a token.
 pub const CREATOR_BYTES_MAX: usize = 160;
 /// Jobs that one record holds, releases, requeues or cancels.
 pub const CONTROLLED_JOBS_MAX: usize = BATCH_JOBS_MAX;
@@ -74,6 +74,16 @@ pub const APPROVALS_MAX: usize = 65_536;
 pub const REVOCATIONS_MAX: usize = 16_384;
 /// Bytes of the name in a revoked certificate, as it is remembered.
 pub const REVOCATION_TEXT_BYTES_MAX: usize = 192;
+/// Tokens that have not expired.
+pub const TOKENS_MAX: usize = 10_000;
+/// Tokens of one tenant that have not expired; those without a tenant count together.
+pub const TENANT_TOKENS_MAX: usize = 100;
+/// Shortest lifetime of a token: a minute.
+pub const TOKEN_LIFETIME_MS_MIN: u64 = 60_000;
+/// Longest lifetime of a token: a year.
+pub const TOKEN_LIFETIME_MS_MAX: u64 = 366 * 24 * 3_600 * 1_000;
+/// Lifetime of a token whose request says none: 30 days.
+pub const TOKEN_LIFETIME_MS_DEFAULT: u64 = 30 * 24 * 3_600 * 1_000;
 /// Taints that an agent says of its node, and tolerations of one job.
 pub const NODE_TAINTS_MAX: usize = 32;
 /// Taints that operators have set on one node, apart from those of its agent.

@@ -210,6 +210,12 @@ refusal_codes! {
     DrillRunning = "MS-7101", "DRILL_RUNNING", ["drill_id", "name", "started_by"];
     /// The drill does not run any more.
     DrillOver = "MS-7102", "DRILL_OVER", ["drill_id"];
+    /// The call came with no certificate and no token, or with a token that is not accepted.
+    Unauthenticated = "MS-8006", "UNAUTHENTICATED", [];
+    /// No such token that the caller may revoke.
+    TokenNotFound = "MS-8007", "TOKEN_NOT_FOUND", ["token_id"];
+    /// Another token has this name or id.
+    TokenExists = "MS-8008", "TOKEN_EXISTS", ["token_id"];
 }
 
 impl fmt::Display for RefusalCode {

@@ -93,6 +93,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         RefusalCode::JobNotFound
         | RefusalCode::OutputNotFound
         | RefusalCode::NodeNotFound
+        | RefusalCode::TokenNotFound
         | RefusalCode::ReplicaUnknown => Code::NotFound,
         RefusalCode::FleetFull
         | RefusalCode::Overloaded
@@ -101,6 +102,8 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::TenantLimit
         | RefusalCode::MessageTooLarge => Code::ResourceExhausted,
         RefusalCode::PermissionDenied | RefusalCode::RightMissing => Code::PermissionDenied,
+        RefusalCode::Unauthenticated => Code::Unauthenticated,
+        RefusalCode::TokenExists => Code::AlreadyExists,
         // The holder must begin again (register, fetch the current token), not repeat.
         RefusalCode::Fenced => Code::Aborted,
         // Repeating the same bytes, request id included, is right at once: what UNAVAILABLE says.
@@ -183,6 +186,9 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         // Another replica takes it at once.
         | RefusalCode::TrafficRefused
         | RefusalCode::PermissionDenied
+        | RefusalCode::Unauthenticated
+        | RefusalCode::TokenNotFound
+        | RefusalCode::TokenExists
         | RefusalCode::MessageTooLarge => None,
     }
 }

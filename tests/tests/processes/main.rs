@@ -44,6 +44,7 @@ mod shell;
 mod slurm;
 mod support;
 mod tls;
+mod tokens;
 mod top;
 mod two_releases;
 mod upgrade;

@@ -26,7 +26,7 @@ from muster._attempts import Attempts
 from muster._core import Logs, Seen, Waiting, Watch
 from muster._judge import Verdict, judge
 from muster._time import duration, timestamp
-from muster.options import Endpoints, Options, tls_from_environment
+from muster.options import Endpoints, Options, tls_from_environment, token_from_environment
 from muster.v1beta1 import common_pb2, fleet_pb2, job_pb2
 
 
@@ -107,6 +107,36 @@ def test_endpoints_and_certificates_of_the_environment(monkeypatch: pytest.Monke
         tls_from_environment()
     with pytest.raises(muster.ConfigurationError, match="cannot be read"):
         muster.Client("a:1", tls=muster.Tls(tmp_path / "a", tmp_path / "b", tmp_path / "c"))
+
+
+def test_a_token_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("MUSTER_CA", "MUSTER_CERT", "MUSTER_KEY", "MUSTER_TOKEN", "MUSTER_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    assert token_from_environment() is None
+    token = "muster_" + "0" * 16 + "_" + "a" * 64
+    monkeypatch.setenv("MUSTER_TOKEN", token + "\n")
+    assert token_from_environment() == token
+    monkeypatch.setenv("MUSTER_CA", "ca.crt")
+    assert tls_from_environment(has_token=True) == muster.Tls("ca.crt")
+    monkeypatch.delenv("MUSTER_CA")
+    with pytest.raises(muster.ConfigurationError, match="over TLS only"):
+        muster.Client("a:1")
+    for wrong in ("muster-", token[:-1], token + "0", token.upper(), "Bearer " + token):
+        monkeypatch.setenv("MUSTER_TOKEN", wrong)
+        with pytest.raises(muster.ConfigurationError, match="MUSTER_TOKEN has no token") as told:
+            token_from_environment()
+        assert wrong not in str(told.value), "no message repeats a secret"
+    file = tmp_path / "token"
+    file.write_text(token + "\n")
+    file.chmod(0o600)
+    monkeypatch.setenv("MUSTER_TOKEN_FILE", str(file))
+    assert token_from_environment() == token, "the file comes before the variable"
+    file.chmod(0o644)
+    with pytest.raises(muster.ConfigurationError, match="open to everybody"):
+        token_from_environment()
+    monkeypatch.setenv("MUSTER_TOKEN_FILE", str(tmp_path / "none"))
+    with pytest.raises(muster.ConfigurationError, match="cannot be read"):
+        token_from_environment()
 
 
 def test_nobody_there_ends_with_the_deadline_and_the_request_id() -> None:

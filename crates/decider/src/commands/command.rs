@@ -9,7 +9,7 @@ use muster_types::health::{HealthAction, HealthPolicy, HealthReport};
 use muster_types::policy::{NotificationProgress, Policy, PolicyUpdate};
 use muster_types::{
     Approval, CertificateSerial, Control, DeviceSet, FencingToken, ForeignLoad, HolderId, JobId, LogIndex,
-    Name, NodeAdmission, NodeId, NodeSpec, RequestId, Requester, Revocation, Submission,
+    Name, NodeAdmission, NodeId, NodeSpec, RequestId, Requester, Revocation, Submission, TokenGrant, TokenId,
 };
 
 use crate::commands::controls::{ControlOrder, JobSelection};
@@ -223,6 +223,36 @@ pub enum Command {
         /// By receiver.
         progress: Vec<(Name, NotificationProgress)>,
     },
+    /// Make a bearer token.
+    CreateToken(Box<TokenOrder>),
+    /// A bearer token is refused from now on.
+    RevokeToken {
+        /// The client's name for it.
+        request: RequestId,
+        /// Who asks.
+        by: Requester,
+        /// The tenant that the requester is bound to; none where it acts for the cluster's operators.
+        acts_for: Option<Name>,
+        /// Which.
+        token: TokenId,
+    },
+}
+
+/// A bearer token that is to be made.
+#[derive(Clone, Debug)]
+pub struct TokenOrder {
+    /// The client's name for it.
+    pub request: RequestId,
+    /// Who asks.
+    pub by: Requester,
+    /// The tenant that the requester is bound to; none where it acts for the cluster's operators.
+    pub acts_for: Option<Name>,
+    /// Its id, of the client's making.
+    pub token: TokenId,
+    /// What it is made of.
+    pub grant: TokenGrant,
+    /// How long it is accepted, in milliseconds.
+    pub lifetime_ms: u64,
 }
 
 impl Command {

@@ -7,7 +7,7 @@ use crate::commands::answer::Answer;
 use crate::commands::command::Command;
 use crate::commands::{
     admission, cluster, controls, health, jobs, modify, network, node, notifications, overrides, policy,
-    restrictions, submit,
+    restrictions, submit, token,
 };
 use crate::speculation::Speculation;
 
@@ -85,5 +85,9 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
             node::report(speculation, *node, *incarnation, *job, *token, updates)
         }
         Command::NoteNotifications { progress } => Ok(notifications::note(speculation, progress)),
+        Command::CreateToken(order) => token::create(speculation, order),
+        Command::RevokeToken { request, by, acts_for, token } => {
+            token::revoke(speculation, *request, by, acts_for.as_ref(), *token)
+        }
     }
 }

@@ -19,3 +19,4 @@ pub(crate) mod policy;
 mod restrictions;
 pub(crate) mod submit;
 pub(crate) mod throttle;
+mod token;

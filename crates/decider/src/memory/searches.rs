@@ -113,6 +113,8 @@ impl Searches {
             | Decision::ArrayMembersFailed { .. }
             | Decision::ArraysControlled { .. }
             | Decision::ArrayThrottleSet { .. }
+            | Decision::TokenCreated { .. }
+            | Decision::TokenRevoked { .. }
             | Decision::JobContractsSet { .. }
             | Decision::JobMetadataSet { .. }
             | Decision::GangPlaced { .. }

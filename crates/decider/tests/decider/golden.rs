@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use muster_decider::{
     BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder, OverridesOrder,
-    RepairOrder, Speculation, ThrottleOrder, handle, schedule, settle_all, tick,
+    RepairOrder, Speculation, ThrottleOrder, TokenOrder, handle, schedule, settle_all, tick,
 };
 use muster_journal::{Decision, FORMAT_MIN, RankUpdate, Round, StopCause, decode_round, encode_round};
 use muster_planner::Budget;
@@ -25,7 +25,7 @@ use muster_types::{
     Dependency, DependencyRule, DependencyScope, DeviceSet, ExitStatus, FailureClass, FieldChange,
     JobContract, JobId, JobMetadata, LabelTest, LaunchForm, LogIndex, LogTime, NodeAdmission, NodeBounds,
     NodeExpression, NodeId, NodeOverridesChange, NodeRequirements, NodeSpec, NoticeRules, Preflight,
-    PriorityTier, Requester, RetryRules, Revocation, Submission,
+    PriorityTier, Requester, RetryRules, Revocation, Submission, TokenGrant, TokenId, TokenRole,
 };
 
 use crate::support::{
@@ -306,7 +306,7 @@ fn scenario() -> Vec<Round> {
     run.rounds
 }
 
-/// Rules about nodes, one that is rejected and one that is approved, and certificates that are not good any more.
+/// Rules about nodes, one that is rejected and one that is approved, certificates that are not good any more, and tokens.
 fn admit(run: &mut Run) {
     let bounds = NodeBounds {
         region: Some(name("eu")),
@@ -335,6 +335,36 @@ fn admit(run: &mut Run) {
         let revocation = Revocation { holder: "agent/gpu-x".into(), until: LogTime(until) };
         handle(&mut run.speculation, &Command::RevokeCertificate { request, serial, revocation }).unwrap();
     }
+    run.end_round(10);
+    grant_tokens(run);
+}
+
+/// Bearer tokens of two roles, one of them revoked.
+fn grant_tokens(run: &mut Run) {
+    let by = Requester { name: "admin/ops".into(), is_operator: true };
+    for (id, role) in [(7, TokenRole::Viewer), (u64::MAX, TokenRole::Admin)] {
+        let request = run.next_request();
+        let text = role.name();
+        let grant = TokenGrant {
+            name: name(text),
+            user: name("ada"),
+            role,
+            tenant: None,
+            secret_sha256: std::array::from_fn(|at| at as u8),
+        };
+        let order = TokenOrder {
+            request,
+            by: by.clone(),
+            acts_for: None,
+            token: TokenId(id),
+            grant,
+            lifetime_ms: 366 * 24 * 3_600_000,
+        };
+        handle(&mut run.speculation, &Command::CreateToken(Box::new(order))).unwrap();
+    }
+    let request = run.next_request();
+    let revoke = Command::RevokeToken { request, by, acts_for: None, token: TokenId(7) };
+    handle(&mut run.speculation, &revoke).unwrap();
     run.end_round(10);
 }
 

@@ -29,4 +29,5 @@ mod reclaim;
 mod script;
 mod snapshot;
 mod support;
+mod tokens;
 mod warnings;

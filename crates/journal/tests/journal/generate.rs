@@ -24,8 +24,8 @@ use muster_types::{
     ForeignLoad, HolderId, IndexRange, JobContract, JobDraft, JobId, JobMetadata, JobSpec, LabelTest,
     LaunchForm, Level, LogIndex, LogTime, Name, NodeAdmission, NodeBounds, NodeDraft, NodeExpression, NodeId,
     NodeOverrides, NodeRequirements, NodeSpec, NoticeRules, Parameters, Preflight, PriorityTier, QueueKey,
-    ReplicaId, RequestId, Requester, RetryRules, Revocation, Spread, TaskGroup, TopologyRule, WorkerRequest,
-    limits,
+    ReplicaId, RequestId, Requester, RetryRules, Revocation, Spread, TaskGroup, TokenGrant, TokenId,
+    TokenRole, TopologyRule, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -418,6 +418,37 @@ fn receivers() -> impl Strategy<Value = Vec<Receiver>> {
     })
 }
 
+/// What concerns tokens; each strategy here is one variant.
+fn tokens() -> impl Strategy<Value = Decision> {
+    let asked =
+        || ("[a-z/]{0,9}", any::<bool>()).prop_map(|(name, is_operator)| Requester { name, is_operator });
+    let id = || any::<u64>().prop_map(TokenId);
+    let role = prop::sample::select(TokenRole::ALL.to_vec());
+    let grant = ("[a-z]{1,9}", role, any::<bool>(), any::<[u8; 32]>()).prop_map(
+        |(text, role, has_tenant, secret_sha256)| {
+            let name = Name::new(&text).expect("a name");
+            let tenant = has_tenant.then(|| name.clone());
+            TokenGrant { user: name.clone(), name, role, tenant, secret_sha256 }
+        },
+    );
+    prop_oneof![
+        (request(), asked(), id(), grant, any::<u64>()).prop_map(
+            |(request, by, token, grant, lifetime_ms)| Decision::TokenCreated {
+                request,
+                by,
+                token,
+                grant: Box::new(grant),
+                lifetime_ms,
+            }
+        ),
+        (request(), asked(), id()).prop_map(|(request, by, token)| Decision::TokenRevoked {
+            request,
+            by,
+            token
+        }),
+    ]
+}
+
 /// Inputs; each strategy here is one variant.
 fn inputs() -> impl Strategy<Value = Decision> {
     let job = || any::<u64>().prop_map(JobId);
@@ -456,6 +487,7 @@ fn inputs() -> impl Strategy<Value = Decision> {
             .prop_map(|(node, incarnation)| Decision::SessionResumed { node, incarnation }),
         controls(),
         arrays(),
+        tokens(),
         (node(), any::<u128>()).prop_map(|(spec, h)| Decision::NodeRegistered { spec, holder: HolderId(h) }),
         (request(), node_id(), any::<bool>()).prop_map(|(request, node, cordoned)| Decision::NodeCordonSet {
             request,

@@ -1,6 +1,7 @@
 //! What each tenant has waiting and holds, kept in step by the fold.
 
 use alloc::string::String;
+use muster_types::token::user_of;
 use muster_types::{JobMetadata, JobSpec, Name};
 
 use super::{Described, Indexes, JobIndexKeys};
@@ -216,8 +217,8 @@ impl Indexes {
         if gone == new {
             return;
         }
-        let creator = metadata.map(|metadata| metadata.creator.clone()).unwrap_or_default();
-        let key: UserKey = (tenant.clone(), creator);
+        let user = metadata.map_or("", |metadata| user_of(&metadata.creator));
+        let key: UserKey = (tenant.clone(), String::from(user));
         let load = self.users.get(&key).copied().unwrap_or_default();
         // A sum over jobs: what goes was added before.
         let load = UserLoad {

@@ -23,6 +23,7 @@ mod node_requirements;
 mod policy;
 mod probe;
 mod read;
+mod token;
 mod value;
 
 use muster_types::{LogTime, Violation};
@@ -57,6 +58,7 @@ pub use probe::{
     probe_ring_from_proto, probe_ring_to_proto,
 };
 pub use read::{ReadAsked, UNSAID_OF_LISTS, read_from_proto};
+pub use token::{TokenRequest, token_from_proto, token_role_from_proto, token_role_to_proto, token_to_proto};
 pub(crate) use value::cut;
 pub use value::{
     accelerators_from_proto, accelerators_to_proto, device_set_from_proto, device_set_to_proto,

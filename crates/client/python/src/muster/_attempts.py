@@ -38,10 +38,19 @@ def channel_options(tls: Tls | None) -> list[tuple[str, int | str]]:
     return options
 
 
-def credentials(tls: Tls) -> grpc.ChannelCredentials:
-    """Of the files; they are read anew with every client."""
+def credentials(tls: Tls | None, token: str | None) -> grpc.ChannelCredentials | None:
+    """Of the files, which are read again with every client, and of the token; none for plaintext."""
+    if tls is None:
+        if token is not None:
+            raise ConfigurationError("a token is sent over TLS only: set MUSTER_CA, or pass tls=Tls(ca=…)")
+        return None
     ca, key, cert = tls.read()
-    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+    if cert is None and token is None:
+        raise ConfigurationError("a client shows a certificate or a token: give cert and key, or a token")
+    own = grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+    if token is None:
+        return own
+    return grpc.composite_channel_credentials(own, grpc.access_token_call_credentials(token))
 
 
 def new_request_id(given: str | None) -> str:

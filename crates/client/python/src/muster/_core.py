@@ -18,7 +18,7 @@ from ._closed import OUTPUT_STREAMS, TIERS
 from ._judge import Failure, Verdict
 from ._time import Seconds, duration, milliseconds, seconds
 from .errors import ConfigurationError, JobFailed, NotFound, TimedOut
-from .options import Endpoints, Options, Read, Tls, tls_from_environment
+from .options import Endpoints, Options, Read, Tls, checked_token, tls_from_environment, token_from_environment
 from .spec import JobSpec
 from .types import (
     Array,
@@ -439,12 +439,14 @@ class Core(Generic[JobT]):
         self,
         endpoints: str | Sequence[str] | None,
         tls: Tls | None,
+        token: str | None,
         options: Options,
         read: Read,
         job: Callable[[job_pb2.Job], JobT],
     ) -> None:
         self.endpoints = Endpoints(endpoints)
-        self.tls = tls if tls is not None else tls_from_environment()
+        self.token = token_from_environment() if token is None else checked_token(token, "token")
+        self.tls = tls if tls is not None else tls_from_environment(self.token is not None)
         self.options = options
         self.read = read
         self.seen = Seen()

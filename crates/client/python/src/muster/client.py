@@ -40,7 +40,8 @@ class Client:
     """A client of one cluster; may be used by several threads.
 
     Without ``endpoints`` those of MUSTER_ENDPOINTS, without ``tls`` the files that MUSTER_CA, MUSTER_CERT and
-    MUSTER_KEY name, if they do. Mutations are repeated under one request id until their outcome is known, so
+    MUSTER_KEY name, if they do, without ``token`` the bearer token of MUSTER_TOKEN_FILE or MUSTER_TOKEN, if there is
+    one: it is sent over TLS only, and takes the place of a certificate. Mutations are repeated under one request id until their outcome is known, so
     each has one effect, also when the leader dies on the way. ``timeout`` of a call is the time of all its
     repetitions, in seconds or as a timedelta; without one it is that of ``options``.
     """
@@ -50,11 +51,12 @@ class Client:
         endpoints: str | Sequence[str] | None = None,
         *,
         tls: Tls | None = None,
+        token: str | None = None,
         options: Options = Options(),
         read: Read = Read.any(),
     ) -> None:
-        self._core: Core[Job] = Core(endpoints, tls, options, read, lambda message: Job(message, self))
-        self._channels = _Channels(self._core.tls)
+        self._core: Core[Job] = Core(endpoints, tls, token, options, read, lambda message: Job(message, self))
+        self._channels = _Channels(self._core.tls, self._core.token)
 
     def __enter__(self) -> Client:
         return self
@@ -68,7 +70,8 @@ class Client:
 
     def reading(self, read: Read) -> Client:
         """The same client, with the same connections and memory, whose reads are answered like this."""
-        other = Client(self._core.endpoints.addresses, tls=self._core.tls, options=self._core.options, read=read)
+        core = self._core
+        other = Client(core.endpoints.addresses, tls=core.tls, token=core.token, options=core.options, read=read)
         other._channels, other._core.endpoints, other._core.seen = self._channels, self._core.endpoints, self._core.seen
         return other
 
@@ -517,9 +520,9 @@ def _serialize(message: Any) -> bytes:
 class _Channels:
     """One connection to each replica, made when it is first needed."""
 
-    def __init__(self, tls: Tls | None) -> None:
+    def __init__(self, tls: Tls | None, token: str | None) -> None:
         self._tls = tls
-        self._credentials = None if tls is None else credentials(tls)
+        self._credentials = credentials(tls, token)
         self._open: dict[str, grpc.Channel] = {}
         self._lock = threading.Lock()
 

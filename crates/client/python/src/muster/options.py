@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import re
+import stat
 import time
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -22,24 +24,29 @@ ANSWER_BYTES_MAX = 16 << 20
 
 @dataclass(frozen=True)
 class Tls:
-    """The files of a client with a certificate, as ``muster ca issue`` writes them."""
+    """The files of a client with a certificate, as ``muster ca issue`` writes them.
+
+    A client with a token has ``ca`` alone.
+    """
 
     ca: str | os.PathLike[str]
-    cert: str | os.PathLike[str]
-    key: str | os.PathLike[str]
+    cert: str | os.PathLike[str] | None = None
+    key: str | os.PathLike[str] | None = None
 
-    def read(self) -> tuple[bytes, bytes, bytes]:
+    def read(self) -> tuple[bytes, bytes | None, bytes | None]:
         """Authorities, key and certificate.
 
-        Raises ConfigurationError when one cannot be read.
+        Raises ConfigurationError when one cannot be read, or when there is a key without a certificate.
         """
-        found = []
+        if (self.cert is None) != (self.key is None):
+            raise ConfigurationError("cert and key are given together or not at all")
+        found: list[bytes | None] = []
         for path in (self.ca, self.key, self.cert):
             try:
-                found.append(Path(path).read_bytes())
+                found.append(None if path is None else Path(path).read_bytes())
             except OSError as error:
-                raise ConfigurationError(f"{os.fspath(path)} cannot be read: {error}") from error
-        return found[0], found[1], found[2]
+                raise ConfigurationError(f"{os.fspath(path or '')} cannot be read: {error}") from error
+        return found[0] or b"", found[1], found[2]
 
 
 @dataclass(frozen=True)
@@ -194,14 +201,48 @@ def _address(text: str) -> str:
     return address
 
 
-def tls_from_environment() -> Tls | None:
-    """MUSTER_CA, MUSTER_CERT and MUSTER_KEY, which are given together or not at all."""
+def tls_from_environment(has_token: bool = False) -> Tls | None:
+    """MUSTER_CA, MUSTER_CERT and MUSTER_KEY, which are given together or not at all; with a token MUSTER_CA is enough."""
     names = ("MUSTER_CA", "MUSTER_CERT", "MUSTER_KEY")
     found = {name: os.environ.get(name) or None for name in names}
     ca, cert, key = (found[name] for name in names)
     if ca is not None and cert is not None and key is not None:
         return Tls(ca=ca, cert=cert, key=key)
+    if has_token and ca is not None and cert is None and key is None:
+        return Tls(ca=ca)
     missing = [name for name, value in found.items() if value is None]
     if len(missing) < len(names):
         raise ConfigurationError(f"{', '.join(missing)} must be set too")
     return None
+
+
+# `muster_`, the id, and the random digits, as `muster token create` prints it.
+_TOKEN = re.compile("muster_[0-9a-f]{16}_[0-9a-f]{64}")
+
+
+def checked_token(text: str, where: str) -> str:
+    """The secret of a token, without the white space around it.
+
+    Raises ConfigurationError, which never repeats the text, when it is none.
+    """
+    text = text.strip()
+    if _TOKEN.fullmatch(text) is None:
+        raise ConfigurationError(f"{where} has no token: it is muster_, 16 hexadecimal digits, _, and 64 hexadecimal digits")
+    return text
+
+
+def token_from_environment() -> str | None:
+    """The token in the file that MUSTER_TOKEN_FILE names, else that in MUSTER_TOKEN."""
+    path = os.environ.get("MUSTER_TOKEN_FILE")
+    if path:
+        try:
+            mode = os.stat(path).st_mode
+            with open(path, encoding="ascii", errors="replace") as file:
+                text = file.read(4096)
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error}") from error
+        if stat.S_ISREG(mode) and mode & 0o007:
+            raise ConfigurationError(f"{path} is open to everybody; run chmod 600 on it")
+        return checked_token(text, path)
+    text = os.environ.get("MUSTER_TOKEN", "")
+    return checked_token(text, "MUSTER_TOKEN") if text else None

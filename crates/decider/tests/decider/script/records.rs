@@ -93,6 +93,12 @@ impl World {
             | Decision::NodeAdmissionSet { .. }
             | Decision::NodeApprovalSet { .. }
             | Decision::CertificateRevoked { .. } => String::new(),
+            Decision::TokenCreated { by, token, grant, lifetime_ms, .. } => {
+                let tenant =
+                    grant.tenant.as_ref().map(|tenant| format!(" tenant={tenant}")).unwrap_or_default();
+                format!(" {token} {} {}{tenant} for {lifetime_ms}ms by {by}", grant.name, grant.role)
+            }
+            Decision::TokenRevoked { by, token, .. } => format!(" {token} by {by}"),
             Decision::SessionResumed { node, incarnation } => {
                 format!(" {} incarnation={incarnation}", self.node_label(*node))
             }

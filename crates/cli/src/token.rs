@@ -1,0 +1,244 @@
+//! `muster token create|list|revoke`: bearer tokens of people and programs.
+
+use clap::{Args, Subcommand};
+use muster_console::{Console, Document, Exit, Failure, Global, Grid, moment};
+use muster_manifest::quantity;
+use muster_transport::{TokenError, TokenSecret};
+use muster_types::{TokenId, TokenRole};
+use muster_wire::admin;
+use muster_wire::convert::{token_role_from_proto, token_role_to_proto};
+use muster_wire::time::duration;
+use serde::Serialize;
+
+/// Commands about bearer tokens.
+#[derive(Subcommand)]
+pub enum TokenCommand {
+    /// Make a token, and print its secret once
+    #[command(after_help = "\
+Examples:
+  muster token create ci --role submitter --tenant research --for 30d > ci.token
+  muster token create ada-laptop --role submitter --tenant research --user ada
+  muster token create dashboard --role viewer --for 366d
+  muster token create on-call --role operator --user ada --for 12h
+
+The roles: viewer looks; submitter submits, cancels and reads output for its tenant and those below it; tenant-admin makes and revokes
+tokens of these two roles for them as well; operator operates nodes and acts for every tenant; drill runs drills; admin does everything.
+A secret is made on this machine and shown once: the cluster has its hash alone. Replicas take it where `tokens = true` is in
+their configuration. Its holder uses it with --ca and --token-file, MUSTER_TOKEN_FILE or MUSTER_TOKEN.")]
+    Create(CreateArgs),
+    /// List the tokens that you may revoke
+    #[command(after_help = "\
+Examples:
+  muster token list
+  muster token list -o json | jq -r '.items[] | select(.user == \"ada\").id'")]
+    List,
+    /// Revoke a token: every replica refuses it at once
+    #[command(after_help = "\
+Examples:
+  muster token revoke ci
+  muster token revoke ci --tenant research        where several tenants have a token of this name
+  muster token revoke 00c0ffee00c0ffee            by its id")]
+    Revoke {
+        /// Its name, or its id
+        name: String,
+        /// The tenant that it acts for
+        #[arg(long, value_name = "TENANT")]
+        tenant: Option<String>,
+    },
+}
+
+/// What to make.
+#[derive(Args)]
+pub struct CreateArgs {
+    /// What to call it: one of the tenant's tokens, or of those without a tenant
+    name: String,
+    /// What its holder may do
+    #[arg(long, value_parser = role, value_name = "ROLE")]
+    role: TokenRole,
+    /// The tenant that it acts for, with those below it; for viewer, submitter and tenant-admin
+    #[arg(long, value_name = "TENANT")]
+    tenant: Option<String>,
+    /// Who holds it, as jobs and records name them [default: the name of the token]
+    #[arg(long, value_name = "USER")]
+    user: Option<String>,
+    /// How long it is accepted, from 1m to 366d
+    #[arg(long = "for", value_name = "DURATION", default_value = "30d", value_parser = lifetime)]
+    lifetime_ms: u64,
+}
+
+fn role(text: &str) -> Result<TokenRole, String> {
+    TokenRole::from_name(text).ok_or_else(|| {
+        let names: Vec<&str> = TokenRole::ALL.into_iter().map(TokenRole::name).collect();
+        format!("must be one of {}", names.join(", "))
+    })
+}
+
+fn lifetime(text: &str) -> Result<u64, String> {
+    let ms = quantity::duration_ms(text).map_err(|error| error.to_string())?;
+    muster_types::token::lifetime_violation(ms).map_or(Ok(ms), |violation| Err(violation.description))
+}
+
+/// Carries out a command about tokens.
+pub async fn run(global: &Global, console: &Console, command: TokenCommand) -> Result<Exit, Failure> {
+    match command {
+        TokenCommand::Create(args) => create(global, console, args).await?,
+        TokenCommand::List => list(global, console).await?,
+        TokenCommand::Revoke { name, tenant } => revoke(global, console, &name, tenant.as_deref()).await?,
+    }
+    Ok(Exit::Ok)
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct TokenView {
+    id: String,
+    name: String,
+    user: String,
+    role: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    tenant: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    created: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires: Option<String>,
+}
+
+impl TokenView {
+    fn of(token: admin::Token) -> TokenView {
+        TokenView {
+            id: token.id,
+            name: token.name,
+            user: token.user,
+            role: token_role_from_proto(token.role)
+                .map_or_else(|| "unknown".to_owned(), |role| role.to_string()),
+            tenant: token.tenant,
+            created: moment(token.create_time),
+            expires: moment(token.expire_time),
+        }
+    }
+}
+
+/// The secret is there when a token was made, and never again.
+#[derive(Serialize)]
+struct CreatedView {
+    #[serde(flatten)]
+    token: TokenView,
+    secret: String,
+}
+
+async fn create(global: &Global, console: &Console, args: CreateArgs) -> Result<(), Failure> {
+    let secret =
+        TokenSecret::generate().map_err(|error: TokenError| Failure::new(Exit::Failed, error.to_string()))?;
+    let asked = admin::Token {
+        id: secret.id().to_string(),
+        user: args.user.unwrap_or_else(|| args.name.clone()),
+        name: args.name,
+        role: token_role_to_proto(args.role).into(),
+        tenant: args.tenant.unwrap_or_default(),
+        ..Default::default()
+    };
+    let request = admin::CreateTokenRequest {
+        request_id: String::new(),
+        token: Some(asked.clone()),
+        lifetime: Some(duration(args.lifetime_ms)),
+        secret_sha256: secret.sha256().to_vec(),
+    };
+    let made = global.client().await?.create_token(request).await?.token.unwrap_or(asked);
+    let token = TokenView::of(made);
+    if console.is_structured() {
+        let secret = secret.reveal().to_owned();
+        return console.object(&Document::new("Token", None::<u64>, CreatedView { token, secret }));
+    }
+    let expires = token.expires.unwrap_or_else(|| "unknown".to_owned());
+    console.progress(&format!(
+        "token {} ({}, {}) is accepted until {expires}; this is the only time that its secret is shown",
+        token.name, token.id, token.role
+    ));
+    console.line(secret.reveal())
+}
+
+#[derive(Serialize)]
+struct TokenList {
+    items: Vec<TokenView>,
+}
+
+async fn list(global: &Global, console: &Console) -> Result<(), Failure> {
+    let answer = global.client().await?.list_tokens().await?;
+    let items: Vec<TokenView> = answer.tokens.into_iter().map(TokenView::of).collect();
+    if console.is_structured() {
+        return console.object(&Document::new("TokenList", None::<u64>, TokenList { items }));
+    }
+    let mut grid = Grid::new(vec!["NAME", "ROLE", "TENANT", "USER", "EXPIRES", "ID"]);
+    for row in items {
+        let tenant = if row.tenant.is_empty() { "-".to_owned() } else { row.tenant };
+        grid.row(vec![row.name, row.role, tenant, row.user, row.expires.unwrap_or_default(), row.id]);
+    }
+    console.table(&grid)
+}
+
+/// The only token that is meant.
+fn found(tokens: Vec<admin::Token>, name: &str, tenant: Option<&str>) -> Result<admin::Token, Failure> {
+    let is_meant = |token: &admin::Token| {
+        (token.name == name || token.id == name) && tenant.is_none_or(|tenant| token.tenant == tenant)
+    };
+    let mut meant: Vec<admin::Token> = tokens.into_iter().filter(is_meant).collect();
+    match (meant.pop(), meant.is_empty()) {
+        (Some(token), true) => Ok(token),
+        (Some(_), false) => {
+            let text = format!("there are {} tokens with the name {name}", meant.len() + 1);
+            Err(Failure::usage(text)
+                .with_next("name its tenant with --tenant, or its id: `muster token list`"))
+        }
+        (None, _) => {
+            Err(Failure::new(Exit::NotFound, format!("there is no token {name} that you may revoke"))
+                .with_next("`muster token list` lists the tokens that you may revoke"))
+        }
+    }
+}
+
+async fn revoke(global: &Global, console: &Console, name: &str, tenant: Option<&str>) -> Result<(), Failure> {
+    let client = global.client().await?;
+    let token = match name.parse::<TokenId>() {
+        // Whether it is there the leader knows best.
+        Ok(id) if tenant.is_none() => admin::Token { id: id.to_string(), ..Default::default() },
+        _ => found(client.list_tokens().await?.tokens, name, tenant)?,
+    };
+    let request = admin::RevokeTokenRequest { request_id: String::new(), id: token.id.clone() };
+    client.revoke_token(request).await?;
+    if console.is_structured() {
+        return console.object(&Document::new("Token", None::<u64>, TokenView::of(token)));
+    }
+    console.progress(&format!("token {name} is refused from now on"));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_token_is_meant_or_none() {
+        let token = |id: &str, name: &str, tenant: &str| admin::Token {
+            id: id.to_owned(),
+            name: name.to_owned(),
+            tenant: tenant.to_owned(),
+            ..Default::default()
+        };
+        let all = || vec![token("a1", "ci", "vision"), token("a2", "ci", ""), token("a3", "ada", "")];
+        let id = |name, tenant| found(all(), name, tenant).map(|token| token.id).ok();
+        assert_eq!(id("ada", None).as_deref(), Some("a3"));
+        assert_eq!(id("ci", None), None, "two have this name");
+        assert_eq!(id("ci", Some("vision")).as_deref(), Some("a1"));
+        assert_eq!(id("ci", Some("")).as_deref(), Some("a2"));
+        assert_eq!(id("a2", None).as_deref(), Some("a2"));
+        assert_eq!(id("bob", None), None);
+    }
+
+    #[test]
+    fn a_lifetime_is_read_and_bounded() {
+        assert_eq!(lifetime("30d"), Ok(30 * 24 * 3_600 * 1_000));
+        for wrong in ["", "30", "59s", "367d", "-1d"] {
+            assert!(lifetime(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! A connection to one replica that shows the caller's token with each call, where it has one.
+
+use std::task::{Context, Poll};
+
+use tonic::body::Body;
+use tonic::codegen::Service;
+use tonic::codegen::http::{self, HeaderValue};
+use tonic::transport;
+
+/// A connection to one replica. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Channel {
+    inner: transport::Channel,
+    /// Marked as sensitive: nothing prints it.
+    authorization: Option<HeaderValue>,
+}
+
+impl Channel {
+    pub(crate) fn new(inner: transport::Channel, authorization: Option<HeaderValue>) -> Channel {
+        Channel { inner, authorization }
+    }
+}
+
+impl Service<http::Request<Body>> for Channel {
+    type Response = http::Response<Body>;
+    type Error = transport::Error;
+    type Future = <transport::Channel as Service<http::Request<Body>>>::Future;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Service::poll_ready(&mut self.inner, context)
+    }
+
+    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
+        if let Some(authorization) = &self.authorization {
+            request.headers_mut().insert(http::header::AUTHORIZATION, authorization.clone());
+        }
+        self.inner.call(request)
+    }
+}

@@ -1,0 +1,132 @@
+//! Bearer tokens: made, and revoked.
+
+use alloc::boxed::Box;
+use alloc::format;
+use muster_journal::{Decision, RequestKey, hash};
+use muster_state::{GuardError, State};
+use muster_types::token::lifetime_violation;
+use muster_types::{
+    Name, Refusal, RefusalCode, RequestId, Requester, TokenGrant, TokenId, TokenRole, Violation, limits,
+};
+
+use crate::commands::answer::{Answer, repeated};
+use crate::commands::command::TokenOrder;
+use crate::speculation::Speculation;
+
+/// Whether a tenant is another or one of those below it, by the policy in force.
+fn is_within(state: &State, tenant: &Name, own: &Name) -> bool {
+    state.policy().policy.ancestry(tenant).any(|above| above == own)
+}
+
+/// Who is bound to a tenant makes tokens for it and those below it, and none that can make tokens.
+fn check_reach(state: &State, order: &TokenOrder) -> Result<(), Refusal> {
+    let Some(own) = &order.acts_for else { return Ok(()) };
+    let grant = &order.grant;
+    let is_theirs = grant.tenant.as_ref().is_some_and(|tenant| is_within(state, tenant, own));
+    if is_theirs && matches!(grant.role, TokenRole::Viewer | TokenRole::Submitter) {
+        return Ok(());
+    }
+    let text = format!(
+        "{} makes tokens of the roles viewer and submitter for tenant {own} and those below it, and no others",
+        order.by
+    );
+    Err(Refusal::new(RefusalCode::PermissionDenied, text).with("tenant", own))
+}
+
+/// The tenant is one that the policy lists: a token of any other is not accepted.
+fn check_tenant(state: &State, grant: &TokenGrant) -> Result<(), Refusal> {
+    match &grant.tenant {
+        Some(tenant) if !state.policy().policy.tenants.contains_key(tenant) => {
+            let text = format!("the policy lists no tenant {tenant}; add it with `muster policy set`");
+            Err(Refusal::fields(alloc::vec![Violation::new("tenant", text)]))
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn create(speculation: &mut Speculation, order: &TokenOrder) -> Result<Answer, Refusal> {
+    let TokenOrder { request, by, token, grant, lifetime_ms, .. } = order;
+    let key = RequestKey { id: *request, fingerprint: hash(&("create token", token, grant, lifetime_ms)) };
+    if let Some(answer) = repeated(speculation, key)? {
+        return Ok(answer);
+    }
+    let mut violations = grant.violations();
+    violations.extend(lifetime_violation(*lifetime_ms));
+    if !violations.is_empty() {
+        return Err(Refusal::fields(violations));
+    }
+    let state = speculation.state();
+    check_reach(state, order)?;
+    check_tenant(state, grant)?;
+    let decision = Decision::TokenCreated {
+        request: key,
+        by: by.clone(),
+        token: *token,
+        grant: Box::new(grant.clone()),
+        lifetime_ms: *lifetime_ms,
+    };
+    match state.check(&decision) {
+        Ok(()) => Ok(Answer::Done { at: speculation.push(decision) }),
+        Err(GuardError::TokenExists) => Err(exists(state, order)),
+        Err(_) => Err(full(state, grant)),
+    }
+}
+
+/// An id that is taken is that of another client's token, so the refusal does not name that one.
+fn exists(state: &State, order: &TokenOrder) -> Refusal {
+    let grant = &order.grant;
+    match state.token_named(grant.tenant.as_ref(), &grant.name) {
+        Some(known) => {
+            let text = format!("there is a token {} already; revoke it, or choose another name", grant.name);
+            Refusal::new(RefusalCode::TokenExists, text).with("token_id", known)
+        }
+        None => Refusal::new(RefusalCode::TokenExists, "the id of the token is taken; make another secret"),
+    }
+}
+
+fn full(state: &State, grant: &TokenGrant) -> Refusal {
+    let tenant = grant.tenant.as_ref();
+    let of_tenant = state.token_count_of(tenant);
+    let (held, limit, max) = if of_tenant >= limits::TENANT_TOKENS_MAX {
+        (of_tenant, "tenant_tokens_max", limits::TENANT_TOKENS_MAX)
+    } else {
+        (state.live_token_count(), "tokens_max", limits::TOKENS_MAX)
+    };
+    let whose = tenant.map_or_else(|| "of no tenant".into(), |tenant| format!("of tenant {tenant}"));
+    let text = match limit {
+        "tenant_tokens_max" => format!("there are as many tokens {whose} as there may be: {max}; revoke one"),
+        _ => format!("the cluster holds as many tokens as it may: {max}; revoke one"),
+    };
+    let refusal = Refusal::new(RefusalCode::StateFull, text);
+    let refusal = refusal.with("limit", limit).with("held", held).with("held_max", max);
+    match tenant {
+        Some(tenant) => refusal.with("tenant", tenant),
+        None => refusal,
+    }
+}
+
+pub(super) fn revoke(
+    speculation: &mut Speculation,
+    request: RequestId,
+    by: &Requester,
+    acts_for: Option<&Name>,
+    token: TokenId,
+) -> Result<Answer, Refusal> {
+    let key = RequestKey { id: request, fingerprint: hash(&("revoke token", token)) };
+    if let Some(answer) = repeated(speculation, key)? {
+        return Ok(answer);
+    }
+    let state = speculation.state();
+    // Of another tenant's tokens nobody is told whether they exist.
+    let is_reached = state.token(token).is_some_and(|row| match (acts_for, &row.grant.tenant) {
+        (None, _) => true,
+        (Some(own), Some(tenant)) => is_within(state, tenant, own),
+        (Some(_), None) => false,
+    });
+    let decision = Decision::TokenRevoked { request: key, by: by.clone(), token };
+    if !is_reached || state.check(&decision).is_err() {
+        let refusal = Refusal::new(RefusalCode::TokenNotFound, format!("there is no token {token}"));
+        return Err(refusal.with("token_id", token));
+    }
+    Ok(Answer::Done { at: speculation.push(decision) })
+}

@@ -1,0 +1,221 @@
+//! Bearer tokens: bounds, reach and expiry.
+
+use muster_decider::{Answer, Command, Speculation, TokenOrder, handle};
+use muster_journal::{Decision, RequestKey};
+use muster_state::{GuardError, State};
+use muster_types::policy::{PolicyDraft, TenantPolicy};
+use muster_types::{LogTime, Refusal, RefusalCode, Requester, TokenGrant, TokenId, TokenRole, limits};
+
+use crate::support::{BOOTSTRAP, commit, founded_as, name, request};
+
+const DAY_MS: u64 = 24 * 3_600 * 1_000;
+
+/// `vision` with `video` below it, and `speech`.
+fn cluster() -> (Speculation, State) {
+    let (mut speculation, mut state) = founded_as(BOOTSTRAP);
+    let mut draft = PolicyDraft::default();
+    for (tenant, parent) in [("vision", None), ("video", Some("vision")), ("speech", None)] {
+        let parent = parent.map(name);
+        draft.tenants.insert(name(tenant), TenantPolicy { parent, ..TenantPolicy::default() });
+    }
+    let policy = Box::new(draft.check().unwrap());
+    let command = Command::SetPolicy { request: request(u128::MAX), policy, expected_version: None };
+    handle(&mut speculation, &command).unwrap();
+    commit(&mut speculation, &mut state);
+    (speculation, state)
+}
+
+fn order(n: u64, role: TokenRole, tenant: Option<&str>) -> TokenOrder {
+    let grant = TokenGrant {
+        name: name(&format!("t{n}")),
+        user: name("ada"),
+        role,
+        tenant: tenant.map(name),
+        secret_sha256: [7; 32],
+    };
+    TokenOrder {
+        request: request(u128::from(n)),
+        by: Requester::default(),
+        acts_for: None,
+        token: TokenId(n),
+        grant,
+        lifetime_ms: DAY_MS,
+    }
+}
+
+fn create(speculation: &mut Speculation, order: TokenOrder) -> Result<Answer, Refusal> {
+    handle(speculation, &Command::CreateToken(Box::new(order)))
+}
+
+fn revoke(
+    speculation: &mut Speculation,
+    n: u128,
+    acts_for: Option<&str>,
+    token: u64,
+) -> Result<Answer, Refusal> {
+    let command = Command::RevokeToken {
+        request: request(n),
+        by: Requester::default(),
+        acts_for: acts_for.map(name),
+        token: TokenId(token),
+    };
+    handle(speculation, &command)
+}
+
+fn code(answer: Result<Answer, Refusal>) -> Option<RefusalCode> {
+    answer.err().map(|refusal| refusal.code)
+}
+
+#[test]
+fn a_token_is_accepted_until_it_expires_or_is_revoked() {
+    let (mut speculation, mut state) = cluster();
+    let made = order(1, TokenRole::Submitter, Some("vision"));
+    let at = create(&mut speculation, made.clone()).unwrap();
+    assert_eq!(create(&mut speculation, made.clone()).unwrap(), at, "repeating it changes nothing");
+    let other = TokenOrder { token: TokenId(9), ..made };
+    assert_eq!(code(create(&mut speculation, other)), Some(RefusalCode::RequestIdReused));
+    create(&mut speculation, order(2, TokenRole::Viewer, None)).unwrap();
+    commit(&mut speculation, &mut state);
+    let token = state.token(TokenId(1)).unwrap().clone();
+    assert_eq!(token.expires, token.created.plus_ms(DAY_MS));
+    let is_live = |state: &State, now: LogTime| state.live_token(TokenId(1), now).is_some();
+    assert!(is_live(&state, LogTime(0)) && is_live(&state, token.expires.minus_ms(1)));
+    assert!(!is_live(&state, token.expires), "at the very moment");
+    assert!(state.live_token(TokenId(3), LogTime(0)).is_none());
+
+    assert_eq!(code(revoke(&mut speculation, 10, None, 3)), Some(RefusalCode::TokenNotFound));
+    let at = revoke(&mut speculation, 11, None, 1).unwrap();
+    assert_eq!(revoke(&mut speculation, 11, None, 1).unwrap(), at, "repeating it changes nothing");
+    assert_eq!(code(revoke(&mut speculation, 12, None, 1)), Some(RefusalCode::TokenNotFound));
+    commit(&mut speculation, &mut state);
+    assert!(!is_live(&state, LogTime(0)) && state.live_token(TokenId(2), LogTime(0)).is_some());
+    // Its name is free again.
+    let again =
+        TokenOrder { token: TokenId(4), request: request(13), ..order(1, TokenRole::Viewer, Some("vision")) };
+    create(&mut speculation, again).unwrap();
+}
+
+#[test]
+fn a_token_whose_tenant_is_gone_is_refused() {
+    let (mut speculation, mut state) = cluster();
+    create(&mut speculation, order(1, TokenRole::Submitter, Some("speech"))).unwrap();
+    create(&mut speculation, order(2, TokenRole::Viewer, None)).unwrap();
+    commit(&mut speculation, &mut state);
+    assert!(state.live_token(TokenId(1), LogTime(0)).is_some());
+    let policy = Box::new(PolicyDraft::default().check().unwrap());
+    let command = Command::SetPolicy { request: request(50), policy, expected_version: None };
+    handle(&mut speculation, &command).unwrap();
+    commit(&mut speculation, &mut state);
+    assert!(state.live_token(TokenId(1), LogTime(0)).is_none());
+    assert!(state.live_token(TokenId(2), LogTime(0)).is_some());
+}
+
+#[test]
+fn bad_tokens_are_refused_and_change_nothing() {
+    let (mut speculation, mut state) = cluster();
+    create(&mut speculation, order(1, TokenRole::Submitter, Some("vision"))).unwrap();
+    commit(&mut speculation, &mut state);
+    let before = state.rows_digest();
+    let named = |n, text: &str, tenant| {
+        let mut order = order(n, TokenRole::Viewer, tenant);
+        order.grant.name = name(text);
+        order
+    };
+    let lasting = |n, lifetime_ms| TokenOrder { lifetime_ms, ..order(n, TokenRole::Viewer, None) };
+    let field = RefusalCode::InvalidField;
+    for (order, expected) in [
+        (order(2, TokenRole::Submitter, None), field),
+        (order(3, TokenRole::Admin, Some("vision")), field),
+        (order(4, TokenRole::Submitter, Some("nobody")), field),
+        (lasting(5, limits::TOKEN_LIFETIME_MS_MIN - 1), field),
+        (lasting(6, limits::TOKEN_LIFETIME_MS_MAX + 1), field),
+        (named(7, "t1", Some("vision")), RefusalCode::TokenExists),
+        (TokenOrder { request: request(8), ..named(1, "other", None) }, RefusalCode::TokenExists),
+    ] {
+        let shown = format!("{order:?}");
+        assert_eq!(code(create(&mut speculation, order)), Some(expected), "{shown}");
+    }
+    commit(&mut speculation, &mut state);
+    assert_eq!(state.rows_digest(), before);
+    // The same name is another token's in another tenant.
+    create(&mut speculation, named(9, "t1", Some("speech"))).unwrap();
+}
+
+#[test]
+fn who_is_bound_to_a_tenant_makes_and_revokes_tokens_below_it() {
+    let (mut speculation, _) = cluster();
+    let by_vision = |order: TokenOrder| TokenOrder { acts_for: Some(name("vision")), ..order };
+    let denied = Some(RefusalCode::PermissionDenied);
+    for (n, role, tenant, expected) in [
+        (1, TokenRole::Submitter, Some("vision"), None),
+        (2, TokenRole::Viewer, Some("video"), None),
+        (3, TokenRole::Submitter, Some("speech"), denied),
+        (4, TokenRole::Viewer, None, denied),
+        (5, TokenRole::TenantAdmin, Some("vision"), denied),
+        (6, TokenRole::Operator, None, denied),
+        (7, TokenRole::Admin, None, denied),
+    ] {
+        assert_eq!(
+            code(create(&mut speculation, by_vision(order(n, role, tenant)))),
+            expected,
+            "{role} {tenant:?}"
+        );
+    }
+    create(&mut speculation, order(8, TokenRole::Submitter, Some("speech"))).unwrap();
+    create(&mut speculation, order(9, TokenRole::Admin, None)).unwrap();
+    let unknown = Some(RefusalCode::TokenNotFound);
+    for (n, token, expected) in [(20, 8, unknown), (21, 9, unknown), (22, 10, unknown), (23, 2, None)] {
+        assert_eq!(code(revoke(&mut speculation, n, Some("vision"), token)), expected, "{token}");
+    }
+}
+
+#[test]
+fn a_tenant_has_no_more_tokens_than_it_may() {
+    let (mut speculation, mut state) = cluster();
+    let max = limits::TENANT_TOKENS_MAX as u64;
+    for n in 0..max {
+        create(&mut speculation, order(n, TokenRole::Viewer, Some("vision"))).unwrap();
+    }
+    let more = create(&mut speculation, order(max, TokenRole::Viewer, Some("vision"))).unwrap_err();
+    assert_eq!(more.code, RefusalCode::StateFull, "{more}");
+    create(&mut speculation, order(max + 1, TokenRole::Viewer, Some("video"))).unwrap();
+    revoke(&mut speculation, 1_000, None, 0).unwrap();
+    create(&mut speculation, order(max + 2, TokenRole::Viewer, Some("vision"))).unwrap();
+    commit(&mut speculation, &mut state);
+    assert_eq!(state.tokens().count() as u64, max + 1);
+}
+
+/// Every replica refuses what no honest leader records.
+#[test]
+fn the_guard_refuses_what_breaks_a_rule() {
+    let (mut speculation, mut state) = cluster();
+    create(&mut speculation, order(1, TokenRole::Viewer, None)).unwrap();
+    commit(&mut speculation, &mut state);
+    let key = |n| RequestKey { id: request(n), fingerprint: 1 };
+    let created = |n: u128, by: &Requester, order: TokenOrder| Decision::TokenCreated {
+        request: key(n),
+        by: by.clone(),
+        token: order.token,
+        grant: Box::new(order.grant),
+        lifetime_ms: order.lifetime_ms,
+    };
+    let nobody = Requester::default();
+    let wrong = Requester { name: "a b".into(), is_operator: false };
+    let revoked = |n, token| Decision::TokenRevoked {
+        request: key(n),
+        by: Requester::default(),
+        token: TokenId(token),
+    };
+    let short = TokenOrder { lifetime_ms: 1, ..order(9, TokenRole::Viewer, None) };
+    for (expected, decision) in [
+        (GuardError::RequestRepeated, created(1, &nobody, order(9, TokenRole::Viewer, None))),
+        (GuardError::Limit, created(99, &wrong, order(9, TokenRole::Viewer, None))),
+        (GuardError::Limit, created(99, &nobody, order(9, TokenRole::Submitter, None))),
+        (GuardError::Limit, created(99, &nobody, short)),
+        (GuardError::TokenExists, created(99, &nobody, order(1, TokenRole::Viewer, Some("vision")))),
+        (GuardError::RequestRepeated, revoked(1, 1)),
+        (GuardError::NothingToDo, revoked(99, 2)),
+    ] {
+        assert_eq!(state.check(&decision), Err(expected), "{decision:?}");
+    }
+}
