@@ -190,7 +190,10 @@ fn tpu_slices(slices: &agent::TpuSlices, world: usize) -> Result<Slices, OrderEr
 }
 
 fn launch(worker: agent::WorkerLaunch) -> Result<Launch, OrderError> {
-    if worker.command.is_empty() || worker.command.len() > bounds::COMMAND_WORDS_MAX {
+    let container = worker.container.map(|message| convert::launched_container("workers.container", message));
+    let container = container.transpose().map_err(|v| violated("workers.container", &v))?;
+    let has_none = worker.command.is_empty() && container.is_none();
+    if has_none || worker.command.len() > bounds::COMMAND_WORDS_MAX {
         return Err(broken("workers.command", format!("must have 1 to {} words", bounds::COMMAND_WORDS_MAX)));
     }
     for word in &worker.command {
@@ -224,6 +227,7 @@ fn launch(worker: agent::WorkerLaunch) -> Result<Launch, OrderError> {
         accelerator_type: worker.accelerator_type,
         cpu_milli: worker.cpu_milli,
         memory_bytes: worker.memory_bytes,
+        container,
     })
 }
 

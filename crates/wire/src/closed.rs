@@ -6,7 +6,8 @@
 use muster_types::health::{DrainCause, HealthAction, XidRule};
 use muster_types::policy::{Guarantee, NonPreemptible, Order};
 use muster_types::{
-    AdmissionMode, DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier, Violation,
+    AdmissionMode, DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier, PullRule,
+    Violation,
 };
 
 use crate::v1;
@@ -88,6 +89,11 @@ closed_sets! {
         LaunchForm::Mpi = Mpi "mpi",
         LaunchForm::DeepSpeed = Deepspeed "deepspeed",
         LaunchForm::TorchrunElastic = TorchrunElastic "torchrun_elastic",
+    }
+    PullRule as PullRule {
+        PullRule::Missing = Missing "missing",
+        PullRule::Always = Always "always",
+        PullRule::Never = Never "never",
     }
     Preflight as Preflight {
         Preflight::Default = Default "default",
@@ -295,6 +301,7 @@ mod tests {
         holds::<PriorityTier>(|value| value.to_string());
         holds::<Guarantee>(|value| value.to_string());
         holds::<LaunchForm>(|value| value.to_string());
+        holds::<PullRule>(|value| value.to_string());
         holds::<Preflight>(|value| value.to_string());
         holds::<FailureClass>(|value| value.to_string());
         holds::<Level>(|value| value.to_string());

@@ -238,6 +238,7 @@ fn submissions() -> Vec<Stored> {
         image: "example.org/train:1".to_owned(),
         command: vec!["run".to_owned()],
         user: "1000".to_owned(),
+        ..Default::default()
     };
     let several = vec![least_job(), full_job()];
     let pipeline = [Some(least_job()), changed(|spec| spec.dependencies = vec![by_name])];

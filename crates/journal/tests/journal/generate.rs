@@ -97,12 +97,22 @@ fn group(n: usize) -> impl Strategy<Value = TaskGroup> {
         option::of(wanted()),
         1..=limits::CPU_MILLI_MAX,
         1..=limits::MEMORY_BYTES_MAX,
+        option::of(container()),
     )
-        .prop_map(move |(workers, command, environment, accelerators, cpu_milli, memory_bytes)| {
+        .prop_map(move |(workers, command, environment, accelerators, cpu_milli, memory_bytes, container)| {
             let request = WorkerRequest { accelerators, cpu_milli, memory_bytes };
             let name = Name::new(&format!("g{n}")).expect("a name");
-            TaskGroup { environment, ..TaskGroup::new(name, workers, command, request) }
+            TaskGroup { environment, container, ..TaskGroup::new(name, workers, command, request) }
         })
+}
+
+fn container() -> impl Strategy<Value = Container> {
+    let pull = prop_oneof![Just(PullRule::Missing), Just(PullRule::Always), Just(PullRule::Never)];
+    ("[a-z]{1,5}/[a-z]{1,5}", pull, any::<bool>()).prop_map(|(name, pull, read_only)| Container {
+        image: format!("localhost/{name}:1"),
+        pull,
+        mounts: vec![Mount { source: "/data".to_owned(), target: "/mnt".to_owned(), read_only }],
+    })
 }
 
 pub fn spec() -> impl Strategy<Value = JobSpec> {

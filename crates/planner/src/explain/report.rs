@@ -22,7 +22,7 @@ pub struct NodeCounts {
     pub not_up: u32,
     /// Taken out of placement by an operator.
     pub cordoned: u32,
-    /// Without the labels that the job selects.
+    /// Without the labels that the job selects, or without a container runtime where it has an image.
     pub wrong_labels: u32,
     /// With a taint that the job does not tolerate.
     pub tainted: u32,
@@ -53,6 +53,8 @@ pub struct ClusterReport {
     pub nodes: NodeCounts,
     /// What some of its nodes lack of the isolation that policy requires.
     pub lacking_isolation: BTreeSet<Guarantee>,
+    /// How many of its nodes have no container runtime, where the job has an image.
+    pub without_runtime: u32,
     /// Idle devices of the types used, on nodes that are up and not cordoned.
     pub free_devices: u64,
     /// Devices of those types, free or not, up or not.
@@ -94,6 +96,7 @@ type DomainKey<'a> = (Option<&'a Name>, Option<&'a Name>, Option<NodeId>);
 pub(super) struct Counting<'a> {
     nodes: NodeCounts,
     lacking_isolation: BTreeSet<Guarantee>,
+    without_runtime: u32,
     reserved_devices: u64,
     workers_that_fit: u32,
     /// Workers of the first group, by domain of the rule: on empty registered nodes, on empty placeable
@@ -123,6 +126,7 @@ impl<'a> Counting<'a> {
         let mut counting = Counting {
             nodes: NodeCounts::default(),
             lacking_isolation: BTreeSet::new(),
+            without_runtime: 0,
             reserved_devices: 0,
             workers_that_fit: 0,
             domains: BTreeMap::new(),
@@ -188,6 +192,7 @@ impl<'a> Counting<'a> {
             kind: key.kind.clone(),
             nodes: self.nodes,
             lacking_isolation: self.lacking_isolation,
+            without_runtime: self.without_runtime,
             free_devices: site.idle_devices,
             total_devices: site.used_pools().map(|(_, pool)| pool.total_devices).sum(),
             reserved_devices: self.reserved_devices,
@@ -255,7 +260,9 @@ fn count_node(
     counts.registered += 1;
     let needs_devices = spec.groups.iter().any(|group| group.request.accelerators.is_some());
     let concerned = |group: &&muster_types::TaskGroup| !needs_devices || group.request.accelerators.is_some();
-    let labelled = attempt.has_labels(row);
+    let contained = attempt.has_runtime(row);
+    counting.without_runtime += u32::from(!contained);
+    let labelled = attempt.has_labels(row) && contained;
     let tolerated = attempt.is_tolerated(row);
     let isolated = attempt.is_isolated(row);
     counting.lacking_isolation.extend(attempt.terms.policy.lacking_isolation(&row.spec));
