@@ -492,6 +492,10 @@ pub(crate) mod tests {
         assert_eq!(refused(|o| second(o, 1_000)), "workers.device_share_milli");
         assert_eq!(refused(|o| o.workers[0].command.clear()), "workers.command");
         assert_eq!(refused(|o| o.workers[0].command[0] = "a\0b".into()), "workers.command");
+        let image = |image: &str| v1::ContainerRuntime { image: image.into(), ..Default::default() };
+        assert_eq!(refused(|o| o.workers[0].container = Some(image("--root=/:1"))), "workers.container");
+        let user = v1::ContainerRuntime { user: "0".into(), ..image("localhost/train:1") };
+        assert_eq!(refused(|o| o.workers[0].container = Some(user.clone())), "workers.container");
         assert_eq!(refused(|o| o.rendezvous_port = 0), "rendezvous_port");
         let bad = |k: &str| BTreeMap::from([(k.to_owned(), String::new())]).into_iter().collect();
         assert_eq!(refused(|o| o.workers[0].environment = bad("A=B")), "workers.environment");

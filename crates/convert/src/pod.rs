@@ -88,8 +88,8 @@ pub fn read(
     let image = container.get("image");
     if let Some(name) = image.peek() {
         image.drop(format!(
-            "no containers are run: the command runs as a process of its host, which needs the programs of {}; put them on the \
-             nodes or a shared file system",
+            "the command runs as a process of its host, which needs the programs of {}; write `container: {{image: …}}` into the \
+             converted document to have it run in the image, or put them on the nodes",
             shown(name)
         ));
     }

@@ -11,8 +11,8 @@ use super::parallel::Parallel;
 use super::quantity;
 use super::reader::{API_VERSION, Reader, structure, with_rules};
 use super::shape::{
-    AcceleratorFields, Accelerators, After, AfterFields, Command, Container, Document, Group, Metadata, Slice, Spec,
-    Text, Topology, Values,
+    AcceleratorFields, Accelerators, After, AfterFields, Command, Container, Document, Group, Metadata,
+    Slice, Spec, Text, Topology, Values,
 };
 use super::{Form, Manifest, ManifestError};
 
@@ -57,8 +57,18 @@ impl Reader<'_> {
 
     /// The message, whether its only group is written directly in `spec`, and what is left to the parallelism planner.
     pub fn spec(&mut self, metadata: Metadata, spec: Spec) -> (v1::Job, bool, Option<Parallel>) {
-        let Spec { workers, min_workers, slice, command, environment, accelerators, cpu, memory, container, .. } =
-            spec;
+        let Spec {
+            workers,
+            min_workers,
+            slice,
+            command,
+            environment,
+            accelerators,
+            cpu,
+            memory,
+            container,
+            ..
+        } = spec;
         let only = Group {
             name: None,
             workers,

@@ -74,12 +74,13 @@ fn variable() -> impl Strategy<Value = v1::env_var::Source> {
 
 fn container() -> impl Strategy<Value = v1::ContainerRuntime> {
     let mount = ("/[a-cé]{1,8}", "/[a-c]{1,8}", any::<bool>());
-    ("[a-z]{1,5}[.][a-z]{1,5}/[a-z]{1,5}:[0-9]", 0..4i32, vec(mount, 0..3)).prop_map(|(image, pull, mounts)| {
-        let mount =
-            |(source, target, read_only)| v1::ContainerMount { source, target, read_only };
-        let mounts = mounts.into_iter().map(mount).collect();
-        v1::ContainerRuntime { image, pull, mounts, ..Default::default() }
-    })
+    ("[a-z]{1,5}[.][a-z]{1,5}/[a-z]{1,5}:[0-9]", 0..4i32, vec(mount, 0..3)).prop_map(
+        |(image, pull, mounts)| {
+            let mount = |(source, target, read_only)| v1::ContainerMount { source, target, read_only };
+            let mounts = mounts.into_iter().map(mount).collect();
+            v1::ContainerRuntime { image, pull, mounts, ..Default::default() }
+        },
+    )
 }
 
 fn group(only: bool) -> impl Strategy<Value = v1::TaskGroup> {
@@ -96,7 +97,14 @@ fn group(only: bool) -> impl Strategy<Value = v1::TaskGroup> {
     );
     let container = prop::option::of(container());
     (name(), command, container, hash_map("[A-Z_]{1,6}", variable(), 0..3), accelerators, numbers).prop_map(
-        move |(name, command, container, environment, accelerators, (workers, least, cpu_milli, memory_bytes))| {
+        move |(
+            name,
+            command,
+            container,
+            environment,
+            accelerators,
+            (workers, least, cpu_milli, memory_bytes),
+        )| {
             v1::TaskGroup {
                 name: if only { String::new() } else { name },
                 workers,

@@ -465,7 +465,9 @@ fn never(state: &State, spec: &JobSpec) -> Never {
     Never {
         group: group.name.clone(),
         wanted: format!("{}{rule}", describe(group, group.workers_min)),
-        closest: closest(state, spec, group) + &without_isolation(state, spec) + &without_runtime(state, spec),
+        closest: closest(state, spec, group)
+            + &without_isolation(state, spec)
+            + &without_runtime(state, spec),
     }
 }
 

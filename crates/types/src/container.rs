@@ -106,7 +106,10 @@ impl Container {
             }
             if !is_plain_path(&mount.target) || is_of_system(&mount.target) {
                 found.push(Violation::new(field("target"), PATH_RULE));
-            } else if targets.iter().any(|other| is_below(&mount.target, other) || is_below(other, &mount.target)) {
+            } else if targets
+                .iter()
+                .any(|other| is_below(&mount.target, other) || is_below(other, &mount.target))
+            {
                 let rule = "must be neither another mount's target nor above or below one";
                 found.push(Violation::new(field("target"), rule));
             } else {
@@ -184,9 +187,8 @@ fn is_registry(text: &str) -> bool {
         let form = label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
         !label.is_empty() && form && !label.starts_with('-') && !label.ends_with('-')
     };
-    let is_port = |port: &str| {
-        (1..=5).contains(&port.len()) && port.bytes().all(|byte| byte.is_ascii_digit())
-    };
+    let is_port =
+        |port: &str| (1..=5).contains(&port.len()) && port.bytes().all(|byte| byte.is_ascii_digit());
     let is_host = host == "localhost" || host.contains('.') || port.is_some();
     is_host && host.split('.').all(label) && port.is_none_or(is_port)
 }
@@ -271,7 +273,10 @@ mod tests {
     #[test]
     fn mounts_say_what_they_mean() {
         let with = |mounts| Container { mounts, ..Container::new("localhost/train:1".to_string()) };
-        assert_eq!(faults(&with(vec![mount("/data", "/data"), mount("/data", "/data2")])), Vec::<String>::new());
+        assert_eq!(
+            faults(&with(vec![mount("/data", "/data"), mount("/data", "/data2")])),
+            Vec::<String>::new()
+        );
         for (source, target, field) in [
             ("data", "/data", "source"),
             ("/", "/data", "source"),

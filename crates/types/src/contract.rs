@@ -321,7 +321,8 @@ impl JobContract {
         }
         // They start through a program of the host, which an image does not have.
         if spec.needs_container_runtime() && matches!(self.launch, LaunchForm::Mpi | LaunchForm::Ray) {
-            let text = "must be environment, torchrun, torchrun_elastic or deepspeed where workers have an image";
+            let text =
+                "must be environment, torchrun, torchrun_elastic or deepspeed where workers have an image";
             found.push(Violation::new("launch", text));
         }
         found

@@ -45,10 +45,10 @@ pub use admission::{
     AdmissionMode, AdmissionRule, Approval, CertificateSerial, NodeAdmission, NodeBounds, Revocation,
 };
 pub use array::{ARRAY_RULE, ArraySpec, IndexRange};
+pub use container::{Container, Mount, PullRule};
 pub use contract::{
     CheckpointRules, FailureClass, JobContract, LaunchForm, NoticeRules, Preflight, RetryRules, Submission,
 };
-pub use container::{Container, Mount, PullRule};
 pub use control::{Control, FieldChange, Requester};
 pub use demand::{AcceleratorChoice, AcceleratorRequest, DeviceAmount};
 pub use feature::{Feature, Features};

@@ -34,7 +34,7 @@ pub const COMMAND_WORDS_MAX: usize = 256;
 pub const TEXT_BYTES_MAX: usize = 4_096;
 /// Bytes of a reference to an image.
 pub const IMAGE_BYTES_MAX: usize = 512;
-/// What the workers of one task group see of their hosts beside their image.
+/// What the workers of one task group see of their hosts in addition to their image.
 pub const CONTAINER_MOUNTS_MAX: usize = 32;
 /// Environment variables of one task group.
 pub const ENVIRONMENT_MAX: usize = 128;

@@ -18,12 +18,12 @@ use muster_types::policy::{
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval, ArrayId,
-    ArraySpec, CertificateSerial, CheckpointRules, ClusterId, Control, Dependency, DependencyRule,
+    ArraySpec, CertificateSerial, CheckpointRules, ClusterId, Container, Control, Dependency, DependencyRule,
     DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange,
     ForeignLoad, HolderId, IndexRange, JobContract, JobDraft, JobId, JobMetadata, JobSpec, LaunchForm, Level,
-    LogIndex, LogTime, Name, NodeAdmission, NodeBounds, NodeDraft, NodeId, NodeSpec, NoticeRules, Parameters,
-    Preflight, PriorityTier, QueueKey, ReplicaId, RequestId, Requester, RetryRules, Revocation, Spread,
-    TaskGroup, TopologyRule, WorkerRequest, limits,
+    LogIndex, LogTime, Mount, Name, NodeAdmission, NodeBounds, NodeDraft, NodeId, NodeSpec, NoticeRules,
+    Parameters, Preflight, PriorityTier, PullRule, QueueKey, ReplicaId, RequestId, Requester, RetryRules,
+    Revocation, Spread, TaskGroup, TopologyRule, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -99,11 +99,13 @@ fn group(n: usize) -> impl Strategy<Value = TaskGroup> {
         1..=limits::MEMORY_BYTES_MAX,
         option::of(container()),
     )
-        .prop_map(move |(workers, command, environment, accelerators, cpu_milli, memory_bytes, container)| {
-            let request = WorkerRequest { accelerators, cpu_milli, memory_bytes };
-            let name = Name::new(&format!("g{n}")).expect("a name");
-            TaskGroup { environment, container, ..TaskGroup::new(name, workers, command, request) }
-        })
+        .prop_map(
+            move |(workers, command, environment, accelerators, cpu_milli, memory_bytes, container)| {
+                let request = WorkerRequest { accelerators, cpu_milli, memory_bytes };
+                let name = Name::new(&format!("g{n}")).expect("a name");
+                TaskGroup { environment, container, ..TaskGroup::new(name, workers, command, request) }
+            },
+        )
 }
 
 fn container() -> impl Strategy<Value = Container> {

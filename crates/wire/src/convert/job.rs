@@ -7,18 +7,19 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use muster_types::{
-    ArrayId, Container, Dependency, DependencyRule, DependencyScope, JobContract, JobDraft, JobId, JobMetadata, JobSpec,
-    Name, NamedDependency, Submission, TaskGroup, Violation, WorkerRequest, fleet::checked_name, limits,
+    ArrayId, Container, Dependency, DependencyRule, DependencyScope, JobContract, JobDraft, JobId,
+    JobMetadata, JobSpec, Name, NamedDependency, Submission, TaskGroup, Violation, WorkerRequest,
+    fleet::checked_name, limits,
 };
 
 use super::array::{array, array_to_proto};
+use super::container::{container_from_proto, container_to_proto};
 use super::contract::{contract, contract_to_proto};
 use super::demand::{
     self, accelerator_request_to_proto, slice_to_proto, slice_workers, topology, topology_to_proto,
 };
 use super::id::{array_id, job_id};
 use super::{Found, below, bound, moment, one_of, shown, span};
-use super::container::{container_from_proto, container_to_proto};
 use crate::closed::{number, value_from_proto};
 use crate::shape::process;
 use crate::time::{duration, timestamp};

@@ -103,7 +103,7 @@ impl<R: Runtime> ImageStore<R> {
         let held = hold(&directory).map_err(|error| of_disk(&directory, &error))?;
         // When it was last asked for.
         let _ = held.set_modified(SystemTime::now());
-        self.make_room().await;
+        self.trim().await;
         Ok(Prepared { directory, config: image.config, _held: held })
     }
 
@@ -146,9 +146,9 @@ impl<R: Runtime> ImageStore<R> {
     }
 
     /// Removes images that no worker has, the longest unused first, until the rest is small enough.
-    async fn make_room(&self) {
+    async fn trim(&self) {
         let (directory, max) = (self.directory.clone(), self.bytes_max);
-        let removed = blocking(move || make_room(&directory, max)).await;
+        let removed = blocking(move || trim(&directory, max)).await;
         match removed {
             Ok(removed) => {
                 for id in removed {
@@ -172,7 +172,7 @@ pub(crate) fn hold(directory: &Path) -> io::Result<File> {
 }
 
 /// Removes what is too much; the ids of those that an agent fetched.
-fn make_room(directory: &Path, max: u64) -> io::Result<Vec<String>> {
+fn trim(directory: &Path, max: u64) -> io::Result<Vec<String>> {
     let mut images = Vec::new();
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();

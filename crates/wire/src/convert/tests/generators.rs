@@ -82,8 +82,8 @@ pub(super) fn group() -> impl Strategy<Value = TaskGroup> {
 
 fn container() -> impl Strategy<Value = Container> {
     let pull = proptest::sample::select(PullRule::ALL.to_vec());
-    ("[a-z]{1,5}\\.[a-z]{1,5}/[a-z0-9]{1,9}:[a-z0-9]{1,5}", pull, vec(("/[a-c]{1,3}", any::<bool>()), 0..4)).prop_map(
-        |(image, pull, mounts)| Container {
+    ("[a-z]{1,5}\\.[a-z]{1,5}/[a-z0-9]{1,9}:[a-z0-9]{1,5}", pull, vec(("/[a-c]{1,3}", any::<bool>()), 0..4))
+        .prop_map(|(image, pull, mounts)| Container {
             image,
             pull,
             mounts: mounts
@@ -91,8 +91,7 @@ fn container() -> impl Strategy<Value = Container> {
                 .enumerate()
                 .map(|(n, (source, read_only))| Mount { source, target: format!("/m{n}"), read_only })
                 .collect(),
-        },
-    )
+        })
 }
 
 prop_compose! {
