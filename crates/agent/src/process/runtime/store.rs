@@ -25,7 +25,7 @@ const SIZE: &str = "size";
 const PULLED: &str = "pulled";
 /// What stands before the name of a directory that is none yet, or none any more.
 const UNFINISHED: &str = ".part_";
-/// Between two attempts to pull.
+/// Between two attempts to pull, unless a test says otherwise.
 const PULL_AGAIN: Duration = Duration::from_secs(10);
 
 /// An image that a worker can have.
@@ -47,6 +47,8 @@ pub(crate) struct ImageStore<R> {
     bytes_max: u64,
     /// For one image.
     time: Duration,
+    /// Between two attempts to pull.
+    pull_again: Duration,
     /// One image is prepared at a time: a network and a disk are no faster for several, and no image is unpacked twice.
     turn: Mutex<()>,
 }
@@ -67,7 +69,7 @@ impl<R: Runtime> ImageStore<R> {
                 tree::remove(&entry.path())?;
             }
         }
-        Ok(ImageStore { runtime, directory, bytes_max, time, turn: Mutex::default() })
+        Ok(ImageStore { runtime, directory, bytes_max, time, pull_again: PULL_AGAIN, turn: Mutex::default() })
     }
 
     /// Has the image of a job unpacked.
@@ -114,7 +116,7 @@ impl<R: Runtime> ImageStore<R> {
                 Ok(()) => break,
                 Err(error) if error.fault() == ImageFault::Unreachable => {
                     tracing::warn!(reference, %error, "an image cannot be pulled now; trying again");
-                    tokio::time::sleep(PULL_AGAIN).await;
+                    tokio::time::sleep(self.pull_again).await;
                 }
                 Err(error) => return Err(error),
             }
@@ -265,12 +267,13 @@ mod tests {
         ImageStore::open(registry.clone(), directory.join("images"), max, Duration::from_secs(60)).unwrap()
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn an_image_is_pulled_and_unpacked_once() {
         let (registry, directory) = (Registry::default(), tempfile::tempdir().unwrap());
         registry.has.lock().push("localhost/a:1".to_owned());
         *registry.unreachable.lock() = 2;
-        let store = store(&registry, directory.path(), 1 << 30);
+        let mut store = store(&registry, directory.path(), 1 << 30);
+        store.pull_again = Duration::from_millis(1);
         let never = store.prepare(&container("localhost/a:1", PullRule::Never)).await.unwrap_err();
         assert_eq!(never.fault(), ImageFault::NotHere);
         let first = store.prepare(&container("localhost/a:1", PullRule::Missing)).await.unwrap();
@@ -284,6 +287,7 @@ mod tests {
         let unknown = store.prepare(&container("localhost/b:1", PullRule::Missing)).await.unwrap_err();
         assert_eq!(unknown.fault(), ImageFault::NotFound);
         *registry.unreachable.lock() = u32::MAX;
+        store.time = Duration::from_millis(50);
         let late = store.prepare(&container("localhost/b:1", PullRule::Missing)).await.unwrap_err();
         assert_eq!(late.fault(), ImageFault::TimedOut);
         assert!(late.to_string().starts_with("IMAGE_TIMED_OUT: localhost/b:1"), "{late}");
