@@ -21,7 +21,6 @@ use muster_wire::token::{List, PageToken, TokenError};
 use muster_wire::v1;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::job_service_server::JobService;
-use muster_wire::v1::task_group::Runtime;
 use std::sync::Arc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
