@@ -196,7 +196,10 @@ async fn a_gang_in_an_image_finds_the_image_and_dies_with_its_shims() {
 async fn an_image_reaches_nothing_that_its_user_could_not() {
     let Some(image) = Image::make("mounts") else { return };
     let mut leader = Leader::start(Manner::patient()).await;
-    let users = serde_json::json!({"isolation": "required", "uid_range": {"first": UID, "count": 1}});
+    // The directories that are shown are in the `/tmp` of the host.
+    let users = serde_json::json!({
+        "isolation": "required", "uid_range": {"first": UID, "count": 1}, "private_tmp": false,
+    });
     let host = host(&leader, users).await;
     let _agent = host.agent();
     leader.registered().await;
