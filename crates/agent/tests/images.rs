@@ -75,7 +75,8 @@ impl Image {
         let changes = [
             "ENTRYPOINT [\"/bin/sh\", \"-c\"]",
             "CMD [\"cat /etc/marker; exit 5\"]",
-            "ENV KIND=image PATH=/bin",
+            "ENV KIND=image",
+            "ENV PATH=/bin",
             "WORKDIR /etc",
         ];
         let changes = changes.iter().flat_map(|change| ["--change", *change]);
