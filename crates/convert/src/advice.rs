@@ -11,7 +11,7 @@ pub fn of_field(name: &str) -> String {
         "serviceAccountName" | "serviceAccount" | "automountServiceAccountToken" => {
             "workers have no identity of that cluster; give them a secret (`muster-secret://NAME`)"
         }
-        "imagePullPolicy" => "write `container: {image: …, pull: …}` into the converted document",
+        "imagePullPolicy" => "images are taken over where `--images` asks for it",
         "imagePullSecrets" => "nodes pull images with what their own container runtime is allowed",
         "initContainers" => {
             "no step runs before the worker; make it a job that this one waits for (`after`), or put it into the command"
