@@ -7,6 +7,7 @@ use crate::former_keys::FORMER_KEYS;
 use crate::health::{HealthConfig, Inventory};
 use crate::limits;
 use crate::process::isolation::WorkersConfig;
+use crate::process::runtime::ImagesConfig;
 use crate::settings::{
     ConfigError, ControlGroups, LogLimits, MemoryLimit, base_environment, broken, first_block, first_rack,
 };
@@ -69,6 +70,9 @@ pub struct AgentConfig {
     /// What keeps workers from this host and from each other.
     #[serde(default)]
     pub workers: WorkersConfig,
+    /// Images that workers have the root directories of.
+    #[serde(default)]
+    pub images: ImagesConfig,
     /// The agent's certificate, its key, and the cluster's authorities; without them it speaks plaintext.
     #[serde(default)]
     pub tls: Option<muster_transport::TlsFiles>,
@@ -229,6 +233,9 @@ impl AgentConfig {
             return Err(broken(key, rule));
         }
         if let Some((key, rule)) = self.workers.violation() {
+            return Err(broken(key, rule));
+        }
+        if let Some((key, rule)) = self.images.violation() {
             return Err(broken(key, rule));
         }
         if !self.state_dir.is_absolute() {

@@ -34,6 +34,9 @@ pub enum AgentError {
         #[source]
         source: std::io::Error,
     },
+    /// The directory of images cannot be used.
+    #[error("configuration key images.directory")]
+    Images(#[source] std::io::Error),
     /// The state directory is in use or unusable.
     #[error("open the state directory")]
     State(#[from] StateDirError),

@@ -85,12 +85,15 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     let root = config.host_root.clone();
     let found = config.check_with(&root, listed.as_ref())?.accelerators.clone();
     let isolating = isolate(&config, found.as_ref()).await.map_err(AgentError::Isolation)?;
+    let podman = process::runtime::find(&config.images, isolating.namespaces(), &config.state_dir).await;
     if let Some(node) = &mut config.node {
         node.accelerators = AcceleratorConfig::of(found.as_ref());
         let taints = isolating.taints().filter(|taint| !node.taints.contains(taint)).collect::<Vec<_>>();
         node.taints.extend(taints);
         // What is so goes before what an operator says.
         node.labels.extend(isolating.facts().map(|(label, fact)| (label.to_owned(), fact.to_owned())));
+        node.labels.remove(muster_types::container::VERSION_LABEL);
+        node.labels.extend(process::runtime::facts(podman.as_ref()));
     }
     let spec = config.check_with(&root, listed.as_ref())?;
     let security = security(&config, &Expected::Node(&spec)).map_err(AgentError::Tls)?;
@@ -108,6 +111,10 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
         }
     };
     state.open_to_workers(isolating.has_users())?;
+    let images = match podman {
+        Some(podman) => Some(Arc::new(open_images(&config, &state, podman).await?)),
+        None => None,
+    };
     let runtime = config.runtime_dir.clone().or_else(state_dir::usual_runtime);
     let lease_path = state.lease_on_memory(runtime.as_deref());
     let (executor, told) = ProcessExecutor::new(ProcessSettings {
@@ -128,6 +135,7 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
         agent_socket: notes.as_ref().map(|_| state.socket()),
         isolating: Arc::new(isolating),
         shown: vec![state.root().to_owned()],
+        images,
     });
     let adopted = executor.adopt().await.map_err(AgentError::Adopt)?;
     let epoch_floor = adopted.iter().map(|found| found.epoch).max().unwrap_or(0);
@@ -196,6 +204,17 @@ async fn isolate(
         Ok(isolating.with_devices(files, || process::cgroup::try_filter(&process::cgroup::parent(&groups)?)))
     })
     .await
+}
+
+/// Off the runtime: what an earlier agent left unfinished there is removed.
+async fn open_images(
+    config: &AgentConfig,
+    state: &StateDir,
+    podman: process::runtime::Podman,
+) -> Result<process::runtime::Images, AgentError> {
+    let (images, usual) = (config.images.clone(), state.root().join("images"));
+    let opened = offload::blocking(move || process::runtime::Images::open(&images, usual, podman));
+    opened.await.map_err(AgentError::Images)
 }
 
 /// What guards workers: the small program where it is one of this release, else this one.

@@ -190,7 +190,10 @@ fn tpu_slices(slices: &agent::TpuSlices, world: usize) -> Result<Slices, OrderEr
 }
 
 fn launch(worker: agent::WorkerLaunch) -> Result<Launch, OrderError> {
-    if worker.command.is_empty() || worker.command.len() > bounds::COMMAND_WORDS_MAX {
+    let container = worker.container.map(|message| convert::launched_container("workers.container", message));
+    let container = container.transpose().map_err(|v| violated("workers.container", &v))?;
+    let has_none = worker.command.is_empty() && container.is_none();
+    if has_none || worker.command.len() > bounds::COMMAND_WORDS_MAX {
         return Err(broken("workers.command", format!("must have 1 to {} words", bounds::COMMAND_WORDS_MAX)));
     }
     for word in &worker.command {
@@ -224,6 +227,7 @@ fn launch(worker: agent::WorkerLaunch) -> Result<Launch, OrderError> {
         accelerator_type: worker.accelerator_type,
         cpu_milli: worker.cpu_milli,
         memory_bytes: worker.memory_bytes,
+        container,
     })
 }
 
@@ -488,6 +492,10 @@ pub(crate) mod tests {
         assert_eq!(refused(|o| second(o, 1_000)), "workers.device_share_milli");
         assert_eq!(refused(|o| o.workers[0].command.clear()), "workers.command");
         assert_eq!(refused(|o| o.workers[0].command[0] = "a\0b".into()), "workers.command");
+        let image = |image: &str| v1::ContainerRuntime { image: image.into(), ..Default::default() };
+        assert_eq!(refused(|o| o.workers[0].container = Some(image("--root=/:1"))), "workers.container");
+        let user = v1::ContainerRuntime { user: "0".into(), ..image("localhost/train:1") };
+        assert_eq!(refused(|o| o.workers[0].container = Some(user.clone())), "workers.container");
         assert_eq!(refused(|o| o.rendezvous_port = 0), "rendezvous_port");
         let bad = |k: &str| BTreeMap::from([(k.to_owned(), String::new())]).into_iter().collect();
         assert_eq!(refused(|o| o.workers[0].environment = bad("A=B")), "workers.environment");

@@ -21,7 +21,6 @@ use muster_wire::token::{List, PageToken, TokenError};
 use muster_wire::v1;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::job_service_server::JobService;
-use muster_wire::v1::task_group::Runtime;
 use std::sync::Arc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -235,14 +234,15 @@ fn verdict(
 
 /// Refuses jobs that ask for what no replica of this release can do. `at` is the path of the message or of the list.
 fn check_features<'a>(at: &str, jobs: impl IntoIterator<Item = &'a v1::Job>) -> Result<(), Status> {
-    let is_container = |group: &v1::TaskGroup| matches!(group.runtime, Some(Runtime::Container(_)));
-    let asks = |job: &v1::Job| job.spec().groups.iter().any(is_container);
+    let has_user =
+        |group: &v1::TaskGroup| group.container().is_some_and(|container| !container.user.is_empty());
+    let asks = |job: &v1::Job| job.spec().groups.iter().any(has_user);
     match jobs.into_iter().any(asks) {
         false => Ok(()),
         true => {
-            let text = "no release runs containers yet; submit the job with `process`";
+            let text = "no release runs a worker as a user of its image; leave `user` out: it is its tenant's user of the host";
             let refusal = Refusal::new(RefusalCode::FeatureUnknown, text);
-            Err(to_status(&refusal.with("feature", "container").with("field", at)))
+            Err(to_status(&refusal.with("feature", "container.user").with("field", at)))
         }
     }
 }

@@ -538,6 +538,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
                 Some(DeviceAmount::Share(milli)) => milli.into(),
                 Some(DeviceAmount::Whole(_)) | None => 0,
             },
+            container: group.container.as_ref().map(muster_wire::convert::container_to_proto),
         })
     });
     let checkpoint = spec.checkpoint_directory.as_ref();

@@ -18,7 +18,8 @@ use serde_json::Value;
 pub(crate) const REDACTED: &str = "redacted";
 
 /// Of a job's spec, in a record: what its workers are started with, and where they read and write.
-const PRIVATE: [&str; 4] = ["command", "environment", "checkpoint_directory", "working_directory"];
+const PRIVATE: [&str; 5] =
+    ["command", "environment", "checkpoint_directory", "working_directory", "container"];
 /// Of any record about a job: how its workers failed, which may name the program or a path.
 const SAID: [&str; 2] = ["detail", "launch_failed"];
 

@@ -19,6 +19,9 @@ pub struct ForeignArgs {
     /// Of a file for another scheduler: the type of accelerators where it names none, like h100
     #[arg(long, value_name = "TYPE", value_parser = accelerator)]
     pub accelerator: Option<String>,
+    /// Of a file of Kubernetes: run the command in the image of its container, on nodes with a container runtime
+    #[arg(long)]
+    pub images: bool,
 }
 
 fn accelerator(text: &str) -> Result<String, String> {
@@ -56,6 +59,7 @@ pub fn documents(
         name: Some(file.to_owned()).filter(|file| file != "-"),
         arguments: arguments.to_vec(),
         accelerator: args.accelerator.clone(),
+        images: args.images,
         tiers: args.tier_of.iter().cloned().collect::<BTreeMap<String, PriorityTier>>(),
     };
     let text = std::str::from_utf8(bytes).unwrap_or_default();

@@ -223,6 +223,16 @@ impl TaskGroup {
         TaskGroup(v1::TaskGroup { workers: 1, runtime, ..Default::default() })
     }
 
+    /// The same with the root directory of an image, by its registry and its tag or digest. It is pulled where a node does not
+    /// have it; an empty command is the image's own.
+    pub fn image(self, image: impl Into<String>) -> TaskGroup {
+        self.with(|group| {
+            let command = std::mem::take(group.command_mut());
+            let container = v1::ContainerRuntime { image: image.into(), command, ..Default::default() };
+            group.runtime = Some(v1::task_group::Runtime::Container(container));
+        })
+    }
+
     fn with(mut self, set: impl FnOnce(&mut v1::TaskGroup)) -> TaskGroup {
         set(&mut self.0);
         self

@@ -11,7 +11,8 @@ pub fn of_field(name: &str) -> String {
         "serviceAccountName" | "serviceAccount" | "automountServiceAccountToken" => {
             "workers have no identity of that cluster; give them a secret (`muster-secret://NAME`)"
         }
-        "imagePullSecrets" | "imagePullPolicy" => "no images are pulled, for no containers are run",
+        "imagePullPolicy" => "images are taken over where `--images` asks for it",
+        "imagePullSecrets" => "nodes pull images with what their own container runtime is allowed",
         "initContainers" => {
             "no step runs before the worker; make it a job that this one waits for (`after`), or put it into the command"
         }
@@ -38,7 +39,7 @@ pub fn of_field(name: &str) -> String {
         "terminationMessagePath" | "terminationMessagePolicy" => {
             "the end of a worker's output is kept (`muster logs`)"
         }
-        "runtimeClassName" => "no containers are run, so there is no class of them",
+        "runtimeClassName" => "a node has one container runtime, so there is no class of them",
         "overhead" => "what a worker asks for is all that is counted",
         "runtimeEnvYAML" => "put variables under `environment`, and packages on the nodes",
         "rayStartParams" => "Ray nodes start with the CPUs, memory and accelerators of their workers",

@@ -87,6 +87,47 @@ pub struct Group {
     pub environment: BTreeMap<String, String>,
     /// What each worker needs.
     pub needs: Needs,
+    /// The image that its command runs in.
+    pub container: Option<Container>,
+}
+
+/// An image, and what its workers see of their hosts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Container {
+    /// With its registry and its tag or digest.
+    pub image: String,
+    /// When it is pulled; none for what a job document says by saying nothing.
+    pub pull: Option<&'static str>,
+    /// Files and directories of the host.
+    pub mounts: Vec<Mount>,
+}
+
+/// A file or directory of the host.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Mount {
+    /// Where it is on the host.
+    pub source: String,
+    /// Where workers see it.
+    pub target: String,
+    /// Whether they can only read it.
+    pub read_only: bool,
+}
+
+impl Container {
+    fn value(&self) -> Value {
+        let mount = |mount: &Mount| {
+            let mut fields = Map::new();
+            put(&mut fields, "source", json!(mount.source));
+            put(&mut fields, "target", json!(mount.target));
+            put(&mut fields, "readOnly", json!(mount.read_only.then_some(true)));
+            Value::Object(fields)
+        };
+        let mut fields = Map::new();
+        put(&mut fields, "image", json!(self.image));
+        put(&mut fields, "pull", json!(self.pull));
+        put(&mut fields, "mounts", self.mounts.iter().map(mount).collect());
+        Value::Object(fields)
+    }
 }
 
 /// What a worker needs of its host.
@@ -173,6 +214,9 @@ impl Group {
             fields.insert("slice".into(), slice);
         }
         put(&mut fields, "command", json!(self.command));
+        if let Some(container) = &self.container {
+            fields.insert("container".into(), container.value());
+        }
         put(&mut fields, "environment", json!(self.environment));
         put(&mut fields, "accelerators", json!(self.needs.accelerators));
         put(&mut fields, "cpu", json!(self.needs.cpu_milli.map(|milli| format!("{milli}m"))));

@@ -140,6 +140,8 @@ fn elastic_policy(elastic: &Field<'_>, only: Option<u32>, draft: &mut Draft) {
 
 /// Converts an MPIJob.
 pub fn mpi_job(object: &Field<'_>, options: &Options) -> Draft {
+    // mpirun is a program of the host.
+    let options = &Options { images: false, ..options.clone() };
     let mut draft = metadata::read(object, options);
     let spec = object.get("spec");
     let replicas = spec.get("mpiReplicaSpecs");

@@ -61,6 +61,8 @@ pub struct Options {
     pub tiers: BTreeMap<String, PriorityTier>,
     /// The type of accelerators where the input names none.
     pub accelerator: Option<String>,
+    /// Whether the command of a pod runs in the image of its container.
+    pub images: bool,
 }
 
 /// What an input became.

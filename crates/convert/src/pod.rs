@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Options;
-use super::draft::{Group, Needs, Rules, STOP_GRACE_S_MAX};
+use super::draft::{Container, Group, Mount, Needs, Rules, STOP_GRACE_S_MAX};
 use super::field::Field;
 use super::finding::shown;
 use super::selection::{self, Selection};
@@ -36,6 +36,8 @@ pub struct Pod {
     pub rules: Rules,
     /// Whether pods find each other by names of hosts.
     pub has_names: bool,
+    /// The image that its command runs in, where images are taken over.
+    pub container: Option<Container>,
 }
 
 impl Pod {
@@ -49,6 +51,7 @@ impl Pod {
             command: variables::wrap(&self.command, &self.exports, index),
             environment: self.environment.clone(),
             needs: self.needs.clone(),
+            container: self.container.clone(),
         }
     }
 }
@@ -74,10 +77,12 @@ pub fn read(
     metadata::priority(&spec.get("priorityClassName"), options, &mut pod.rules.tier);
     times(&spec, &mut pod.rules);
     isolation(&spec, &container);
-    volumes::read(&spec, &container);
+    // What a framework starts has programs of the host.
+    let takes_image = options.images && program == Program::Needed;
+    let mounts = volumes::read(&spec, &container, takes_image);
     pod.has_names = spec.get("subdomain").is_given();
     variables::read(&container, &mut pod.environment, &mut pod.exports);
-    command(&container, program, &mut pod);
+    command(&container, program, takes_image, &mut pod);
     if let Some(directory) = container.get("workingDir").text() {
         if directory.starts_with('/') {
             pod.rules.working_directory = Some(directory.to_owned());
@@ -86,10 +91,12 @@ pub fn read(
         }
     }
     let image = container.get("image");
-    if let Some(name) = image.peek() {
+    if takes_image {
+        pod.container = contained(&container, mounts);
+    } else if let Some(name) = image.peek() {
         image.drop(format!(
-            "no containers are run: the command runs as a process of its host, which needs the programs of {}; put them on the \
-             nodes or a shared file system",
+            "the command runs as a process of its host, which needs the programs of {}; `--images` has it run in \
+             the image, or put them on the nodes",
             shown(name)
         ));
     }
@@ -169,7 +176,49 @@ fn isolation(spec: &Field<'_>, container: &Field<'_>) {
     }
 }
 
-fn command(container: &Field<'_>, program: Program, pod: &mut Pod) {
+/// The image of a container, completed as Kubernetes does.
+fn contained(container: &Field<'_>, mounts: Vec<Mount>) -> Option<Container> {
+    let (image, policy) = (container.get("image"), container.get("imagePullPolicy"));
+    let Some(name) = image.text() else {
+        container.refuse("has no `image`");
+        return None;
+    };
+    let full = completed(name);
+    if !muster_types::container::is_reference(&full) {
+        image.refuse(format!("must be a reference with a tag or a digest, got {}", shown(name)));
+        return None;
+    }
+    let pull = match policy.text() {
+        Some("Always") => Some("always"),
+        Some("IfNotPresent") => Some("missing"),
+        Some("Never") => Some("never"),
+        Some(other) => {
+            policy.refuse(format!("must be Always, IfNotPresent or Never, got {}", shown(other)));
+            None
+        }
+        None => full.ends_with(":latest").then_some("always"),
+    };
+    Some(Container { image: full, pull, mounts })
+}
+
+/// A reference with the registry and the tag that one without has.
+fn completed(name: &str) -> String {
+    let first = name.split('/').next().unwrap_or_default();
+    let has_path = name.contains('/');
+    let has_registry = has_path && (first.contains(['.', ':']) || first == "localhost");
+    let mut full = match (has_registry, has_path) {
+        (true, _) => name.to_owned(),
+        (false, true) => format!("docker.io/{name}"),
+        (false, false) => format!("docker.io/library/{name}"),
+    };
+    let is_open = !full.rsplit('/').next().unwrap_or_default().contains([':', '@']);
+    if is_open {
+        full.push_str(":latest");
+    }
+    full
+}
+
+fn command(container: &Field<'_>, program: Program, takes_image: bool, pod: &mut Pod) {
     let (entry, args) = (container.get("command"), container.get("args"));
     if program == Program::OfFramework {
         for field in [entry, args].into_iter().filter(Field::is_given) {
@@ -182,7 +231,9 @@ fn command(container: &Field<'_>, program: Program, pod: &mut Pod) {
             pod.command.push(variables::expand(text, &pod.environment, &pod.exports, &word));
         }
     }
-    if !entry.is_given() {
+    // Without either the image's own program runs, if nothing has to be wrapped around it.
+    let is_of_image = takes_image && !args.is_given() && pod.exports.is_empty();
+    if !entry.is_given() && !is_of_image {
         container.refuse(
             "has no `command`: the program of an image is not known here, so write the words of it, and behind them `args`",
         );

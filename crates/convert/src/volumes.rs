@@ -1,12 +1,14 @@
-//! Volumes of a pod: none are mounted, and some are there anyhow.
+//! Volumes of a pod: those of its host are mounted in an image, and some are there anyhow.
 
 use std::collections::BTreeMap;
 
+use super::draft::Mount;
 use super::field::Field;
 use super::finding::shown;
 
-/// Reads volumes and where the container has them.
-pub fn read(spec: &Field<'_>, container: &Field<'_>) {
+/// Reads volumes and where the container has them. What is to be mounted, for a worker with an image.
+pub fn read(spec: &Field<'_>, container: &Field<'_>, takes_image: bool) -> Vec<Mount> {
+    let mut mounted = Vec::new();
     let mut mounts: BTreeMap<&str, Vec<(Field<'_>, &str)>> = BTreeMap::new();
     for mount in container.get("volumeMounts").items() {
         let (name, path) = (mount.get("name").text(), mount.get("mountPath").text().unwrap_or_default());
@@ -14,13 +16,33 @@ pub fn read(spec: &Field<'_>, container: &Field<'_>) {
     }
     for volume in spec.get("volumes").items() {
         match volume.get("name").text().and_then(|name| mounts.remove(name)) {
-            Some(places) => places.iter().for_each(|(mount, path)| at(&volume, mount, path)),
+            Some(places) => {
+                for (mount, path) in places {
+                    if takes_image && volume.get("hostPath").is_given() {
+                        mounted.push(of_host(&volume, &mount, path));
+                    } else {
+                        at(&volume, &mount, path);
+                    }
+                }
+            }
             None => volume.drop("no container of the worker mounts it"),
         }
     }
     for (mount, path) in mounts.values().flatten() {
         mount.drop(format!("nothing is mounted at {}", shown(path)));
     }
+    mounted
+}
+
+/// A directory of the host in an image.
+fn of_host(volume: &Field<'_>, mount: &Field<'_>, path: &str) -> Mount {
+    let plain = |path: &str| path.trim_end_matches('/').to_owned();
+    let mut source = plain(volume.at(["hostPath", "path"]).text().unwrap_or_default());
+    if let Some(below) = mount.get("subPath").text() {
+        source = format!("{source}/{}", plain(below));
+    }
+    let read_only = mount.get("readOnly").flag() == Some(true);
+    Mount { source, target: plain(path), read_only }
 }
 
 fn at(volume: &Field<'_>, mount: &Field<'_>, path: &str) {

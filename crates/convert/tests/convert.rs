@@ -34,6 +34,7 @@ fn options(path: &Path) -> Options {
         name: path.file_name().map(|name| name.to_string_lossy().into_owned()),
         arguments: Vec::new(),
         accelerator: None,
+        images: false,
         tiers: [("high".to_owned(), PriorityTier::Production)].into(),
     }
 }
@@ -284,6 +285,44 @@ fn functions_stand_in_for_the_programs_of_slurm() {
         .unwrap();
     assert_eq!(String::from_utf8_lossy(&ran.stdout), "a a|b|10.0.0.1\n10.0.0.2\nx\ny\nline 7\n", "{ran:?}");
     assert_eq!(ran.status.code(), Some(1), "the code of a step is that of its command");
+}
+
+#[test]
+fn images_are_taken_over_where_that_is_asked_for() {
+    let options = Options { images: true, ..Options::default() };
+    let converted = |fields: &str, more: &str| {
+        let text = format!("{}{more}", job_with(fields));
+        let conversion = convert_with(&text, &options).unwrap();
+        let findings: Vec<String> = conversion.findings.iter().map(ToString::to_string).collect();
+        (conversion.documents[0]["spec"].clone(), findings)
+    };
+    for (image, expected, pull) in [
+        ("train", "docker.io/library/train:latest", "always"),
+        ("team/train:1", "docker.io/team/train:1", ""),
+        ("localhost:5000/train:1", "localhost:5000/train:1", ""),
+    ] {
+        let (spec, findings) = converted(&format!("image: \"{image}\""), "");
+        assert_eq!(spec["container"]["image"], *expected, "{findings:?}");
+        assert_eq!(spec["container"]["pull"].as_str().unwrap_or_default(), pull);
+        assert_eq!(spec["command"], Value::Null);
+    }
+    let fields = "image: \"x.example.org/a:1\", imagePullPolicy: Never, command: [run], volumeMounts: [{name: v, mountPath: /mnt, subPath: s, readOnly: true}]";
+    let (spec, findings) = converted(fields, "      volumes: [{name: v, hostPath: {path: /data}}]\n");
+    let mount = json!({"source": "/data/s", "target": "/mnt", "readOnly": true});
+    let expected = json!({"image": "x.example.org/a:1", "pull": "never", "mounts": [mount]});
+    assert_eq!(spec["container"], expected, "{findings:?}");
+    for (fields, part) in [
+        ("image: \"Bad:1\"", "must be a reference"),
+        ("image: \"a:1\", args: [x]", "has no `command`"),
+        (
+            "image: \"a:1\", env: [{name: A, valueFrom: {resourceFieldRef: {resource: requests.memory}}}]",
+            "has no `command`",
+        ),
+        ("image: \"a:1\", imagePullPolicy: Often", "must be Always, IfNotPresent or Never"),
+    ] {
+        let (_, findings) = converted(fields, "");
+        assert!(findings.iter().any(|finding| finding.contains(part)), "{fields}: {findings:?}");
+    }
 }
 
 #[test]

@@ -662,7 +662,10 @@ fn spec_bytes(spec: &JobSpec) -> usize {
     let texts = spec.groups.iter().map(|group| {
         let words: usize = group.command.iter().map(|word| word.len() + 24).sum();
         let variables: usize = group.environment.iter().map(|(k, v)| k.len() + v.len() + 64).sum();
-        words + variables + 256
+        let of_mount = |mount: &muster_types::Mount| mount.source.len() + mount.target.len() + 64;
+        let mounts = group.container.iter().flat_map(|container| &container.mounts).map(of_mount);
+        let image = group.container.as_ref().map_or(0, |container| container.image.len());
+        words + variables + image + mounts.sum::<usize>() + 256
     });
     texts.sum::<usize>() + 512
 }

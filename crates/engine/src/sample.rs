@@ -25,6 +25,7 @@ pub(crate) fn job(text: &str, workers: u32) -> JobSpec {
         environment: BTreeMap::new(),
         request,
         slice: None,
+        container: None,
     };
     let draft = JobDraft {
         name: name(text),

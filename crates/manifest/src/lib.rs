@@ -361,6 +361,7 @@ impl Manifest {
             (".resources.memory_bytes", ".memory"),
             (".resources.", "."),
             (".process.", "."),
+            (".container.command", ".command"),
         ] {
             known = known.replace(name, renamed);
         }

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use muster_types::{DependencyRule, LaunchForm, Level, Preflight, PriorityTier};
+use muster_types::{DependencyRule, LaunchForm, Level, Preflight, PriorityTier, PullRule};
+use muster_wire::v1::task_group::Runtime;
 use muster_wire::{process, v1};
 use serde_saphyr::{Location, Spanned};
 
@@ -10,8 +11,8 @@ use super::parallel::Parallel;
 use super::quantity;
 use super::reader::{API_VERSION, Reader, structure, with_rules};
 use super::shape::{
-    AcceleratorFields, Accelerators, After, AfterFields, Command, Document, Group, Metadata, NodeExpression,
-    Nodes, Slice, Spec, Text, Topology, Values,
+    AcceleratorFields, Accelerators, After, AfterFields, Command, Container, Document, Group, Metadata,
+    NodeExpression, Nodes, Slice, Spec, Text, Topology, Values,
 };
 use super::{Form, Manifest, ManifestError};
 
@@ -56,7 +57,18 @@ impl Reader<'_> {
 
     /// The message, whether its only group is written directly in `spec`, and what is left to the parallelism planner.
     pub fn spec(&mut self, metadata: Metadata, spec: Spec) -> (v1::Job, bool, Option<Parallel>) {
-        let Spec { workers, min_workers, slice, command, environment, accelerators, cpu, memory, .. } = spec;
+        let Spec {
+            workers,
+            min_workers,
+            slice,
+            command,
+            environment,
+            accelerators,
+            cpu,
+            memory,
+            container,
+            ..
+        } = spec;
         let only = Group {
             name: None,
             workers,
@@ -67,6 +79,7 @@ impl Reader<'_> {
             accelerators,
             cpu,
             memory,
+            container,
         };
         let shorthand = spec.groups.is_none();
         let parallel = spec.parallel.map(|given| self.parallel("spec.parallel", given));
@@ -138,8 +151,18 @@ impl Reader<'_> {
     }
 
     fn no_shorthand_beside_groups(&mut self, only: &Group) {
-        let Group { name: _, workers, min_workers, slice, command, environment, accelerators, cpu, memory } =
-            only;
+        let Group {
+            name: _,
+            workers,
+            min_workers,
+            slice,
+            command,
+            environment,
+            accelerators,
+            cpu,
+            memory,
+            container,
+        } = only;
         let given = [
             ("spec.workers", workers.as_ref().map(|v| v.referenced)),
             ("spec.minWorkers", min_workers.as_ref().map(|v| v.referenced)),
@@ -149,6 +172,7 @@ impl Reader<'_> {
             ("spec.accelerators", accelerators.as_ref().map(|v| v.referenced)),
             ("spec.cpu", cpu.as_ref().map(|v| v.referenced)),
             ("spec.memory", memory.as_ref().map(|v| v.referenced)),
+            ("spec.container", container.as_ref().map(|_| Location::UNKNOWN)),
         ];
         for (field, place) in given {
             if let Some(place) = place {
@@ -177,9 +201,42 @@ impl Reader<'_> {
                 "leave it out for a gang that never changes its size",
             ),
             slice: group.slice.map(|slice| self.slice(&path("slice"), slice)),
-            runtime: process(self.command(&path("command"), group.command)),
+            runtime: self.runtime(at, group.command, group.container),
             environment: self.environment(&path("environment"), group.environment.unwrap_or_default()),
             resources: self.resources(at, (group.accelerators, has_slice), group.cpu, group.memory),
+        }
+    }
+
+    /// A command as a process of the host, or in the root directory of an image.
+    fn runtime(
+        &mut self,
+        at: &str,
+        command: Option<Spanned<Command>>,
+        container: Option<Container>,
+    ) -> Option<Runtime> {
+        let command = self.command(&format!("{at}.command"), command);
+        let Some(container) = container else { return process(command) };
+        let container = self.container(&format!("{at}.container"), container);
+        Some(Runtime::Container(v1::ContainerRuntime { command, ..container }))
+    }
+
+    /// The image of a group, without a command.
+    fn container(&mut self, at: &str, container: Container) -> v1::ContainerRuntime {
+        let path = |field: &str| format!("{at}.{field}");
+        let mut mounts = Vec::new();
+        for (index, mount) in container.mounts.unwrap_or_default().into_iter().enumerate() {
+            let path = |field: &str| format!("{at}.mounts[{index}].{field}");
+            mounts.push(v1::ContainerMount {
+                source: self.text(&path("source"), mount.source),
+                target: self.text(&path("target"), mount.target),
+                read_only: self.value(&path("readOnly"), mount.read_only, quantity::flag).unwrap_or_default(),
+            });
+        }
+        v1::ContainerRuntime {
+            image: self.text(&path("image"), container.image),
+            pull: self.closed::<PullRule>(&path("pull"), container.pull),
+            mounts,
+            ..Default::default()
         }
     }
 

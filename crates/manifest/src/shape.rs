@@ -70,6 +70,7 @@ pub struct Spec {
     pub accelerators: Option<Spanned<Accelerators>>,
     pub cpu: Option<Text>,
     pub memory: Option<Text>,
+    pub container: Option<Container>,
 }
 
 #[derive(Deserialize)]
@@ -111,6 +112,23 @@ pub struct Group {
     pub accelerators: Option<Spanned<Accelerators>>,
     pub cpu: Option<Text>,
     pub memory: Option<Text>,
+    pub container: Option<Container>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Container {
+    pub image: Option<Text>,
+    pub pull: Option<Text>,
+    pub mounts: Option<Vec<Mount>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Mount {
+    pub source: Option<Text>,
+    pub target: Option<Text>,
+    pub read_only: Option<Text>,
 }
 
 /// A list of words; the text of a shell line is kept to say what is wrong with it.

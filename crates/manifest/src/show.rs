@@ -4,7 +4,7 @@ mod text;
 
 use std::collections::BTreeMap;
 
-use muster_types::{DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier};
+use muster_types::{DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier, PullRule};
 use muster_wire::closed::word;
 use muster_wire::time::{Duration, Timestamp, span_ms, unix_ms};
 use muster_wire::v1;
@@ -280,6 +280,10 @@ fn group(group: &v1::TaskGroup) -> Fields {
         shown.say_fields("slice", slices);
     }
     shown.say("command", group.command().to_vec());
+    if let Some(container) = group.container() {
+        // Also where nothing is in it: without it the workers were processes of the host.
+        shown.put("container", Some(Content::Fields(image(container))));
+    }
     shown.say("environment", group.environment.iter().map(variable).collect::<Value>());
     let resources = group.resources();
     if let Some(request) = &resources.accelerators {
@@ -292,6 +296,22 @@ fn group(group: &v1::TaskGroup) -> Fields {
     };
     shown.say("cpu", cpu);
     shown.say("memory", Some(resources.memory_bytes).filter(|bytes| *bytes > 0).map(show_bytes));
+    shown
+}
+
+fn image(container: &v1::ContainerRuntime) -> Fields {
+    let mut shown = Fields::default();
+    shown.say("image", container.image.as_str());
+    shown.say("pull", word::<PullRule>(container.pull));
+    let mount = |mount: &v1::ContainerMount| {
+        let mut fields = Fields::default();
+        fields.say("source", mount.source.as_str());
+        fields.say("target", mount.target.as_str());
+        fields.say("readOnly", Some(true).filter(|_| mount.read_only));
+        Content::Fields(fields)
+    };
+    let mounts: Vec<Content> = container.mounts.iter().map(mount).collect();
+    shown.put("mounts", Some(Content::List(mounts)).filter(|_| !container.mounts.is_empty()));
     shown
 }
 

@@ -72,6 +72,17 @@ fn variable() -> impl Strategy<Value = v1::env_var::Source> {
     prop_oneof![text().prop_map(v1::env_var::Source::Value), name().prop_map(v1::env_var::Source::SecretRef)]
 }
 
+fn container() -> impl Strategy<Value = v1::ContainerRuntime> {
+    let mount = ("/[a-cé]{1,8}", "/[a-c]{1,8}", any::<bool>());
+    ("[a-z]{1,5}[.][a-z]{1,5}/[a-z]{1,5}:[0-9]", 0..4i32, vec(mount, 0..3)).prop_map(
+        |(image, pull, mounts)| {
+            let mount = |(source, target, read_only)| v1::ContainerMount { source, target, read_only };
+            let mounts = mounts.into_iter().map(mount).collect();
+            v1::ContainerRuntime { image, pull, mounts, ..Default::default() }
+        },
+    )
+}
+
 fn group(only: bool) -> impl Strategy<Value = v1::TaskGroup> {
     let accelerators = prop::option::of((
         btree_map(prop::sample::select(vec!["h100", "a100", "l4"]), prop_oneof![Just(0), 1..5_000u32], 0..3),
@@ -84,13 +95,27 @@ fn group(only: bool) -> impl Strategy<Value = v1::TaskGroup> {
         0..9_000u64,
         prop_oneof![Just(0), 1..1u64 << 40, (1..64u64).prop_map(|g| g << 30)],
     );
-    (name(), command, hash_map("[A-Z_]{1,6}", variable(), 0..3), accelerators, numbers).prop_map(
-        move |(name, command, environment, accelerators, (workers, least, cpu_milli, memory_bytes))| {
+    let container = prop::option::of(container());
+    (name(), command, container, hash_map("[A-Z_]{1,6}", variable(), 0..3), accelerators, numbers).prop_map(
+        move |(
+            name,
+            command,
+            container,
+            environment,
+            accelerators,
+            (workers, least, cpu_milli, memory_bytes),
+        )| {
             v1::TaskGroup {
                 name: if only { String::new() } else { name },
                 workers,
                 min_workers: if only && least > 0 { least.min(workers) } else { 0 },
-                runtime: muster_wire::process(command),
+                runtime: match container {
+                    None => muster_wire::process(command),
+                    Some(container) => {
+                        let container = v1::ContainerRuntime { command, ..container };
+                        Some(v1::task_group::Runtime::Container(container))
+                    }
+                },
                 environment: environment
                     .into_iter()
                     .map(|(name, source)| v1::EnvVar { name, source: Some(source) })

@@ -561,7 +561,7 @@ fn unknown_fields_are_named_with_line_and_neighbour() {
           runTimeLimit, stopGrace, workingDirectory, array, topology, \
           nodeSelector, tolerations, preemptible, after, notBefore, deadline, expectedRun, datasets, launch, \
           retry, checkpoint, notice, spareWorkers, preflight, parallel, workers, minWorkers, slice, command, environment, \
-          accelerators, cpu, memory)"]
+          accelerators, cpu, memory, container)"]
     );
     assert!(
         problems(&job("  groups:\n  - gpus: 3\n"))[0]
@@ -590,6 +590,46 @@ fn every_mistake_is_listed_with_its_line() {
             "line 10: spec.runTimeLimit: must be a duration like 90s, 2h or 1h30m (units: d, h, m, s, ms), got \"90\"",
         ]
     );
+}
+
+#[test]
+fn an_image_is_read_and_its_mistakes_have_their_lines() {
+    let manifest = one(&job(
+        "  container:\n    image: localhost/train:1\n    pull: always\n    mounts:\n    - {source: /data, target: /mnt, readOnly: true}\n",
+    ));
+    manifest.check().unwrap();
+    let expected = v1::ContainerRuntime {
+        image: "localhost/train:1".into(),
+        pull: v1::PullRule::Always.into(),
+        mounts: vec![v1::ContainerMount { source: "/data".into(), target: "/mnt".into(), read_only: true }],
+        ..Default::default()
+    };
+    assert_eq!(manifest.message.spec().groups[0].container(), Some(&expected));
+    let text = "  container:\n    image: localhost/train:1\n    pull: often\n    mounts:\n    - {source: /a, target: /b, readOnly: maybe}\n";
+    let found = problems(&job(text));
+    assert!(
+        found[0].starts_with("line 9: spec.container.mounts[0].readOnly: must be true or false"),
+        "{found:?}"
+    );
+    assert!(
+        found[1].starts_with("line 7: spec.container.pull: must be one of missing, always, never"),
+        "{found:?}"
+    );
+    let text =
+        "  command: [\"\"]\n  container:\n    image: train\n    mounts:\n    - {source: data, target: /b}\n";
+    let mut found = problems(&job(text));
+    found.sort();
+    let begins = [
+        "line 5: spec.command[0]: ",
+        "line 7: spec.container.image: ",
+        "line 9: spec.container.mounts[0].source: ",
+    ];
+    assert_eq!(found.len(), begins.len(), "{found:?}");
+    for (found, begin) in found.iter().zip(begins) {
+        assert!(found.starts_with(begin), "{found}");
+    }
+    let both = "  container: {image: localhost/train:1}\n  groups:\n  - {command: [a]}\n";
+    assert!(problems(&job(both))[0].contains("spec.container: belongs into each of spec.groups"));
 }
 
 #[test]

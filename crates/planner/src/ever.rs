@@ -85,7 +85,7 @@ pub fn could_ever(state: &State, spec: &JobSpec) -> Result<(), Never> {
 }
 
 /// The most workers of a group that one domain holds when it is empty, by the pools' own counts and without
-/// looking at a node; none where these do not say: labels, taints, isolation, hosts of several sizes under a rule,
+/// looking at a node; none where these do not say: labels, taints, isolation, images, hosts of several sizes under a rule,
 /// other rules than a required level.
 fn most_by_counts<'a>(
     state: &'a State,
@@ -96,7 +96,7 @@ fn most_by_counts<'a>(
     if fit::is_selective(spec) || rule.balanced || rule.segment_workers > 0 || rule.spread.is_some() {
         return None;
     }
-    if !state.policy().policy.required_isolation.is_empty() {
+    if !state.policy().policy.required_isolation.is_empty() || spec.needs_container_runtime() {
         return None;
     }
     // Workers without devices mix hosts of every type.
@@ -469,7 +469,9 @@ fn never(state: &State, spec: &JobSpec) -> Never {
     Never {
         group: group.name.clone(),
         wanted: format!("{}{rule}", describe(group, group.workers_min)),
-        closest: closest(state, spec, group) + &without_isolation(state, spec),
+        closest: closest(state, spec, group)
+            + &without_isolation(state, spec)
+            + &without_runtime(state, spec),
     }
 }
 
@@ -557,7 +559,7 @@ fn never_together(state: &State, spec: &JobSpec) -> Never {
     Never {
         group: spec.groups.last().expect("a checked job has a group").name.clone(),
         wanted: format!("{} together in one cluster{}", parts.join(" and "), rule_in_words(spec)),
-        closest: closest + &without_isolation(state, spec),
+        closest: closest + &without_isolation(state, spec) + &without_runtime(state, spec),
     }
 }
 
@@ -634,6 +636,26 @@ fn without_isolation(state: &State, spec: &JobSpec) -> String {
         lacking.extend(policy.lacking_isolation(node));
     }
     isolation_note(nodes, &lacking)
+}
+
+/// How many nodes have no container runtime for a job with an image; empty where it has none, or all of them do.
+fn without_runtime(state: &State, spec: &JobSpec) -> String {
+    if !spec.needs_container_runtime() {
+        return String::new();
+    }
+    let in_region = |node: &&NodeSpec| spec.regions.is_empty() || spec.regions.contains(&node.region);
+    let nodes = state.nodes().iter().map(|(_, row)| &*row.spec).filter(in_region);
+    let lacking = nodes.filter(|node| !muster_types::container::has_runtime(node)).count();
+    runtime_note(u32::try_from(lacking).unwrap_or(u32::MAX))
+}
+
+/// The end of a sentence about why a gang with an image finds no place; empty where every node has a container runtime.
+pub(crate) fn runtime_note(nodes: u32) -> String {
+    match nodes {
+        0 => String::new(),
+        1 => "; 1 node has no container runtime".to_string(),
+        _ => format!("; {nodes} nodes have no container runtime"),
+    }
 }
 
 /// The end of a sentence about why a gang finds no place; empty where isolation keeps it from no node.

@@ -342,6 +342,11 @@ impl<'a, 'b> Attempt<'a, 'b> {
         self.terms.policy.lacking_isolation(&row.spec).next().is_none()
     }
 
+    /// Whether a node has a container runtime, where the job has an image.
+    pub(crate) fn has_runtime(&self, row: &NodeRow) -> bool {
+        !self.spec.needs_container_runtime() || muster_types::container::has_runtime(&row.spec)
+    }
+
     /// Whether a window is closed to the gang on a node before its end.
     pub(crate) fn is_in_window(&self, row: &NodeRow) -> bool {
         self.windows.iter().any(|window| window.scope.covers(&row.spec))

@@ -59,6 +59,7 @@ fn run(jobs: u64, speculation: &mut Speculation, applied: &mut State, shares: bo
                 environment: BTreeMap::new(),
                 request: WorkerRequest { accelerators: None, cpu_milli: 1_000, memory_bytes: 1 << 30 },
                 slice: None,
+                container: None,
             };
             let name = Name::new(&format!("job-{n}")).expect("a name");
             JobDraft::new(name, Name::literal("default"), vec![group]).check().expect("a job")

@@ -2,6 +2,7 @@
 //! feasibility function, used by the planner and the guard.
 
 use alloc::collections::BTreeMap;
+use muster_types::container;
 use muster_types::policy::Policy;
 use muster_types::tpu::{Generation, PodPosition, forms_slice};
 use muster_types::{DeviceSet, JobSpec, Level, Name, NodeSpec, TaskGroup, WorkerRequest};
@@ -13,7 +14,8 @@ use crate::rows::NodeRow;
 pub enum GangFault {
     /// A node has not the type asked for, or the workers of a group have several.
     Kind,
-    /// A node has not the labels or the name asked for, a taint that is not tolerated, or not the isolation that policy requires.
+    /// A node has not the labels or the name asked for, a taint that is not tolerated, not the isolation that policy requires,
+    /// or no container runtime for a job with an image.
     Node,
     /// Outside the regions, or in several clusters.
     Place,
@@ -63,12 +65,14 @@ pub fn is_selective(spec: &JobSpec) -> bool {
     !spec.node_selector.is_empty() || spec.nodes.is_some()
 }
 
-/// Whether a job may be on a node at all: labels, name, taints, region, and the isolation that policy requires.
+/// Whether a job may be on a node at all: labels, name, taints, region, a container runtime where the job has an image, and the
+/// isolation that policy requires.
 #[must_use]
 pub fn allows(node: &NodeSpec, spec: &JobSpec, policy: &Policy) -> bool {
     let tolerated = node.taints.iter().all(|taint| spec.tolerations.contains(taint));
     let region = spec.regions.is_empty() || spec.regions.contains(&node.region);
-    selects(node, spec) && tolerated && region && policy.lacking_isolation(node).next().is_none()
+    let contained = !spec.needs_container_runtime() || container::has_runtime(node);
+    selects(node, spec) && tolerated && region && contained && policy.lacking_isolation(node).next().is_none()
 }
 
 /// The domain of a node at a level; hosts are told apart by their name.

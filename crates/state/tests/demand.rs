@@ -22,6 +22,7 @@ fn job(workers: u32, amount: Option<DeviceAmount>, cpu_milli: u64) -> JobSpec {
         environment: BTreeMap::new(),
         request: WorkerRequest { accelerators, cpu_milli, memory_bytes: 3 << 30 },
         slice: None,
+        container: None,
     };
     let draft = JobDraft {
         name: Name::literal("job"),

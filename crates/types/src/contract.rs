@@ -319,6 +319,12 @@ impl JobContract {
             let text = "may be asked for only in a job of one group that forms no slice";
             found.push(Violation::new("spares", text));
         }
+        // They start through a program of the host, which an image does not have.
+        if spec.needs_container_runtime() && matches!(self.launch, LaunchForm::Mpi | LaunchForm::Ray) {
+            let text =
+                "must be environment, torchrun, torchrun_elastic or deepspeed where workers have an image";
+            found.push(Violation::new("launch", text));
+        }
         found
     }
 

@@ -9,6 +9,7 @@ use core::fmt;
 use core::ops::Deref;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::container::Container;
 use crate::demand::{AcceleratorRequest, DeviceAmount};
 use crate::ids::JobId;
 use crate::limits;
@@ -90,7 +91,7 @@ pub struct TaskGroup {
     pub workers: u32,
     /// Fewest it can start and go on with; below `workers` only for the one group of an elastic job.
     pub workers_min: u32,
-    /// Program and arguments; not passed through a shell.
+    /// Program and arguments; not passed through a shell. Empty for those of its image.
     pub command: Vec<String>,
     /// Variables of the user's own.
     pub environment: BTreeMap<String, String>,
@@ -98,6 +99,8 @@ pub struct TaskGroup {
     pub request: WorkerRequest,
     /// The TPU slices that the group's workers form, one worker to a host, in rank order.
     pub slice: Option<SliceRequest>,
+    /// The image whose root directory the workers have; none for that of their host.
+    pub container: Option<Container>,
 }
 
 /// When a job may start that waits for another.
@@ -289,6 +292,12 @@ impl JobSpec {
     #[must_use]
     pub fn is_elastic(&self) -> bool {
         self.groups.iter().any(|g| g.workers_min < g.workers)
+    }
+
+    /// Whether any of its workers has the root directory of an image.
+    #[must_use]
+    pub fn needs_container_runtime(&self) -> bool {
+        self.groups.iter().any(|g| g.container.is_some())
     }
 
     /// Whether it loses only what came after its last checkpoint when it is stopped.
@@ -512,7 +521,7 @@ impl JobDraft {
             let max = limits::JOB_TEXT_BYTES_MAX;
             found.push(Violation::new(
                 "groups",
-                format!("commands and environments must be at most {max} bytes together, got {text_bytes}"),
+                format!("commands, environments, images and mounts must be at most {max} bytes together, got {text_bytes}"),
             ));
         }
     }
@@ -566,13 +575,15 @@ impl TaskGroup {
             environment: BTreeMap::new(),
             request,
             slice: None,
+            container: None,
         }
     }
 
     fn text_bytes(&self) -> usize {
         let words: usize = self.command.iter().map(String::len).sum();
         let variables: usize = self.environment.iter().map(|(k, v)| k.len() + v.len()).sum();
-        words + variables
+        let container = self.container.as_ref().map_or(0, Container::text_bytes);
+        words + variables + container
     }
 
     fn check(&self, at: GroupPath, found: &mut Vec<Violation>) {
@@ -585,11 +596,13 @@ impl TaskGroup {
         }
         self.check_slice(at, found);
         let words = self.command.len();
-        if words == 0 || words > limits::COMMAND_WORDS_MAX {
+        let least = usize::from(self.container.is_none());
+        let command = if least == 0 { "container.command" } else { "command" };
+        if words < least || words > limits::COMMAND_WORDS_MAX {
             found.push(Violation::limit(
-                &format!("{at}.command"),
+                &format!("{at}.{command}"),
                 words as u64,
-                1,
+                least as u64,
                 limits::COMMAND_WORDS_MAX as u64,
             ));
         }
@@ -597,13 +610,16 @@ impl TaskGroup {
             if word.len() > limits::TEXT_BYTES_MAX || word.contains('\0') || (place == 0 && word.is_empty()) {
                 let max = limits::TEXT_BYTES_MAX;
                 found.push(Violation::new(
-                    format!("{at}.command[{place}]"),
+                    format!("{at}.{command}[{place}]"),
                     format!("must be at most {max} bytes without a zero byte, and the program not empty"),
                 ));
             }
         }
         self.check_environment(at, found);
         self.request.check(at, found);
+        if let Some(container) = &self.container {
+            container.check(&format!("{at}.container"), found);
+        }
     }
 
     fn check_environment(&self, at: GroupPath, found: &mut Vec<Violation>) {

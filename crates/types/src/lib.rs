@@ -14,6 +14,7 @@ extern crate alloc;
 pub mod admission;
 pub mod array;
 pub mod config_value;
+pub mod container;
 pub mod contract;
 pub mod control;
 pub mod cycle;
@@ -47,6 +48,7 @@ pub use admission::{
     AdmissionMode, AdmissionRule, Approval, CertificateSerial, NodeAdmission, NodeBounds, Revocation,
 };
 pub use array::{ARRAY_RULE, ArraySpec, IndexRange};
+pub use container::{Container, Mount, PullRule};
 pub use contract::{
     CheckpointRules, FailureClass, JobContract, LaunchForm, NoticeRules, Preflight, RetryRules, Submission,
 };

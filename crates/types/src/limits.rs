@@ -32,6 +32,10 @@ pub const TASK_GROUPS_MAX: usize = 16;
 pub const COMMAND_WORDS_MAX: usize = 256;
 /// Bytes of one command word, environment value or path.
 pub const TEXT_BYTES_MAX: usize = 4_096;
+/// Bytes of a reference to an image.
+pub const IMAGE_BYTES_MAX: usize = 512;
+/// What the workers of one task group see of their hosts in addition to their image.
+pub const CONTAINER_MOUNTS_MAX: usize = 32;
 /// Environment variables of one task group.
 pub const ENVIRONMENT_MAX: usize = 128;
 /// Bytes of all commands and environments of one job together: keeps a record far below an entry.

@@ -8,7 +8,8 @@ use muster_types::policy::{
     Guarantee, NonPreemptible, NotificationBody, NotificationEvent, Order, PurchaseKind,
 };
 use muster_types::{
-    AdmissionMode, DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier, Violation,
+    AdmissionMode, DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier, PullRule,
+    Violation,
 };
 
 use crate::v1;
@@ -109,6 +110,11 @@ closed_sets! {
         LaunchForm::Mpi = Mpi "mpi",
         LaunchForm::DeepSpeed = Deepspeed "deepspeed",
         LaunchForm::TorchrunElastic = TorchrunElastic "torchrun_elastic",
+    }
+    PullRule as PullRule {
+        PullRule::Missing = Missing "missing",
+        PullRule::Always = Always "always",
+        PullRule::Never = Never "never",
     }
     Preflight as Preflight {
         Preflight::Default = Default "default",
@@ -327,6 +333,7 @@ mod tests {
         holds::<NotificationEvent>(|value| value.to_string());
         holds::<NotificationBody>(|value| value.to_string());
         holds::<LaunchForm>(|value| value.to_string());
+        holds::<PullRule>(|value| value.to_string());
         holds::<Preflight>(|value| value.to_string());
         holds::<FailureClass>(|value| value.to_string());
         holds::<Level>(|value| value.to_string());

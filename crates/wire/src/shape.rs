@@ -53,24 +53,30 @@ impl v1::JobSpec {
 }
 
 impl v1::TaskGroup {
-    /// Program and arguments of the processes that its workers are; none for containers.
+    /// Program and arguments of its workers; none where they are those of an image.
     #[must_use]
     pub fn command(&self) -> &[String] {
         match &self.runtime {
             Some(Runtime::Process(process)) => &process.command,
-            Some(Runtime::Container(_)) | None => &[],
+            Some(Runtime::Container(container)) => &container.command,
+            None => &[],
         }
     }
 
-    /// The same, to be changed: its workers are processes then.
+    /// The same, to be changed: its workers are processes of the host where nothing else was said.
     pub fn command_mut(&mut self) -> &mut Vec<String> {
-        let is_process = matches!(self.runtime, Some(Runtime::Process(_)));
-        if !is_process {
-            self.runtime = process(Vec::new());
+        match self.runtime.get_or_insert_with(|| Runtime::Process(v1::ProcessRuntime::default())) {
+            Runtime::Process(process) => &mut process.command,
+            Runtime::Container(container) => &mut container.command,
         }
-        match &mut self.runtime {
-            Some(Runtime::Process(process)) => &mut process.command,
-            Some(Runtime::Container(_)) | None => unreachable!("it has just become one"),
+    }
+
+    /// The image of its workers, if they have one.
+    #[must_use]
+    pub fn container(&self) -> Option<&v1::ContainerRuntime> {
+        match &self.runtime {
+            Some(Runtime::Container(container)) => Some(container),
+            Some(Runtime::Process(_)) | None => None,
         }
     }
 

@@ -205,6 +205,7 @@ fn placement_of(order: &StartOrder, node: NodeId) -> Placement {
                 Some(DeviceAmount::Share(milli)) => milli,
                 Some(DeviceAmount::Whole(_)) | None => DEVICE_MILLI,
             },
+            container: group.container.clone(),
         })
     });
     Placement {

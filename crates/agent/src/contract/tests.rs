@@ -22,6 +22,7 @@ fn worker(rank: u32, devices: u64, kind: &str) -> Launch {
         cpu_milli: 8_000,
         memory_bytes: 64 << 30,
         device_milli: crate::rules::DEVICE_MILLI,
+        container: None,
     }
 }
 

@@ -19,9 +19,10 @@ use crate::process::isolation::{Isolating, Isolation, Namespaces};
 use crate::process::notice;
 use crate::process::prewarm_pool::{self, Pool, Shim, Waiting, next_line};
 use crate::process::processes::{self, MARK_VARIABLE};
+use crate::process::runtime::{Images, Prepared};
 use crate::process::secrets;
 use crate::process::shim;
-use crate::process::task::{self, Exit, GangFiles, TaskDir, TaskError, TaskSpec};
+use crate::process::task::{self, Exit, GangFiles, ImageRoot, RootMount, TaskDir, TaskError, TaskSpec};
 use crate::process::transcript::OutputTally;
 use crate::process::unlisted;
 use crate::rules::{DEVICE_MILLI, HttpNotice, Launch, Placement, WorkerKey, detail};
@@ -31,11 +32,12 @@ use muster_metrics::{AgentMetrics, OutputFate};
 use muster_types::{DeviceSet, ExitStatus, HolderId};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,6 +82,8 @@ pub struct ProcessSettings {
     pub isolating: Arc<Isolating>,
     /// What workers see though `/tmp` is their own: the agent's directory.
     pub shown: Vec<PathBuf>,
+    /// Images that workers can have the root directories of; none where the host has no container runtime.
+    pub images: Option<Arc<Images>>,
 }
 
 /// Runs workers as processes.
@@ -95,6 +99,8 @@ struct Shared {
     events: mpsc::Sender<ExecutorEvent>,
     /// Workers whose directory is being made.
     beginning: Mutex<BTreeSet<WorkerKey>>,
+    /// Workers that wait for their image. Who takes one out launches it, or tells its end.
+    waiting: Mutex<BTreeSet<WorkerKey>>,
     pool: Arc<Pool>,
     ended: EndedWorkers,
     /// When the grace of a worker that was told to stop is over.
@@ -130,6 +136,7 @@ impl ProcessExecutor {
                     cgroup_parent,
                     events,
                     beginning: Mutex::default(),
+                    waiting: Mutex::default(),
                     stop_by: Mutex::default(),
                 }),
             },
@@ -146,8 +153,25 @@ impl ProcessExecutor {
         TaskDir::of(&self.shared.settings.tasks, key)
     }
 
-    fn spec(&self, placement: &Placement, worker: &Launch, epoch: u64, isolation: &Isolation) -> TaskSpec {
+    /// `image` is the worker's, prepared; none for a worker of the host.
+    fn spec(
+        &self,
+        placement: &Placement,
+        worker: &Launch,
+        epoch: u64,
+        isolation: &Isolation,
+        image: Option<&Prepared>,
+    ) -> Result<TaskSpec, String> {
         let settings = &self.shared.settings;
+        let mut base = Cow::Borrowed(&settings.environment);
+        let mut worker = Cow::Borrowed(worker);
+        if let Some(image) = image {
+            let command = image.config.command(&worker.command).map_err(|error| error.to_string())?;
+            worker.to_mut().command = command;
+            let variables = image.config.environment(&settings.environment);
+            base = Cow::Owned(variables.map_err(|error| error.to_string())?);
+        }
+        let worker = &*worker;
         let key = placement.key(worker.rank);
         let task = self.task(key);
         let (rank_map, hostfile, rank_hostfile) = (task.rank_map(), task.hostfile(), task.rank_hostfile());
@@ -157,7 +181,7 @@ impl ProcessExecutor {
         let here = NodeContext {
             node: &settings.node,
             node_accelerator: &settings.accelerator,
-            base: &settings.environment,
+            base: &base,
             rank_map_path: &rank_map,
             hostfile_path: &hostfile,
             rank_hostfile_path: &rank_hostfile,
@@ -169,7 +193,8 @@ impl ProcessExecutor {
         let mut environment = contract::environment(placement, worker, &here);
         environment.insert(MARK_VARIABLE.to_owned(), mark(key, settings.holder));
         let working_directory = if placement.working_directory.is_empty() {
-            task.work()
+            let of_image = image.and_then(|image| image.config.working_directory());
+            of_image.unwrap_or_else(|| task.work())
         } else {
             PathBuf::from(&placement.working_directory)
         };
@@ -179,13 +204,16 @@ impl ProcessExecutor {
             environment.insert("HOME".to_owned(), home);
         }
         // With its own `/tmp` it needs none, and a directory that the job names for that is the job's.
-        let has_its_own = isolation.private_tmp || worker.environment.contains_key(temporary::VARIABLE);
+        let has_its_own =
+            isolation.private_tmp || image.is_some() || worker.environment.contains_key(temporary::VARIABLE);
         let temporary = (!has_its_own).then(|| temporary::of(key, settings.holder));
         if let Some(directory) = &temporary {
             environment.insert(temporary::VARIABLE.to_owned(), directory.display().to_string());
         }
         let seen = contract::seen_devices(placement, worker, &settings.node);
-        TaskSpec {
+        let image = image.map(|image| self.root_of(placement, worker, image, &task)).transpose()?;
+        Ok(TaskSpec {
+            image,
             isolation: settings.isolating.with_seen(isolation, seen),
             key,
             command: contract::command(placement, worker, &here),
@@ -215,7 +243,84 @@ impl ProcessExecutor {
                 let port = contract::notice_port(to.port, local_rank)?;
                 Some(HttpNotice { port, path: to.path.clone() })
             }),
+        })
+    }
+
+    /// What a worker with an image sees of the host: its own directory and what its agent speaks on, files that the operator
+    /// shows, where its checkpoints go, and what its job asks for.
+    fn root_of(
+        &self,
+        placement: &Placement,
+        worker: &Launch,
+        image: &Prepared,
+        task: &TaskDir,
+    ) -> Result<ImageRoot, String> {
+        let settings = &self.shared.settings;
+        let own = |path: &Path, read_only| RootMount {
+            source: path.to_owned(),
+            target: path.to_owned(),
+            read_only,
+            by_agent: true,
+        };
+        let files = settings.images.iter().flat_map(|images| images.files());
+        let mut mounts: Vec<RootMount> = [own(task.path(), false)]
+            .into_iter()
+            .chain(settings.agent_socket.as_deref().map(|socket| own(socket, false)))
+            .chain(files.map(|file| own(file, true)))
+            .collect();
+        for asked in worker.container.iter().flat_map(|container| &container.mounts) {
+            let target = PathBuf::from(&asked.target);
+            if mounts.iter().any(|own| own.by_agent && overlap(&own.target, &target)) {
+                return Err(format!(
+                    "container.mounts: {} is above or below what the agent of this host shows there",
+                    asked.target
+                ));
+            }
+            let (source, read_only) = (PathBuf::from(&asked.source), asked.read_only);
+            mounts.push(RootMount { source, target, read_only, by_agent: false });
         }
+        // The job's own directory of checkpoints is made by its workers, in the one that the job names.
+        let checkpoints =
+            Path::new(&placement.checkpoint_directory).parent().filter(|path| path.parent().is_some());
+        if let Some(path) =
+            checkpoints.filter(|path| !mounts.iter().any(|known| overlap(&known.target, path)))
+        {
+            mounts.push(RootMount { by_agent: false, ..own(path, false) });
+        }
+        Ok(ImageRoot { image: image.directory.clone(), mounts })
+    }
+
+    /// Has a worker's image prepared, where it has one. None where the worker has met its end meanwhile.
+    async fn image_of(&self, key: WorkerKey, worker: &Launch) -> Option<Result<Option<Prepared>, String>> {
+        let Some(container) = &worker.container else { return Some(Ok(None)) };
+        let prepared = match &self.shared.settings.images {
+            Some(images) => images.prepare(container).await.map(Some).map_err(|error| error.to_string()),
+            None => Err("this node has no container runtime".to_owned()),
+        };
+        self.shared.waiting.lock().remove(&key).then_some(prepared)
+    }
+
+    /// Records the end of a worker that was never launched, and tells it.
+    async fn end_without_launch(&self, key: WorkerKey, status: ExitStatus) {
+        let (task, recorded) = (self.task(key), status.clone());
+        let written = blocking(move || -> Result<(), TaskError> {
+            match std::fs::create_dir(task.path()) {
+                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(TaskError::Io { doing: "make", path: task.path().to_owned(), source: e });
+                }
+                _ => {}
+            }
+            if task.exit()?.is_none() {
+                task.write_exit(recorded)?;
+            }
+            Ok(())
+        })
+        .await;
+        if let Err(error) = written {
+            let error = chain(&error);
+            tracing::warn!(worker = %key, error, "a refusal is not durable; a restarted agent says vanished");
+        }
+        self.tell(ExecutorEvent::Ended(key, status)).await;
     }
 
     /// Puts the values that stand in files of this host into a worker's environment.
@@ -447,44 +552,48 @@ impl Executor for ProcessExecutor {
                 return;
             }
         };
+        let with_image = placement.workers.iter().filter(|worker| worker.container.is_some());
+        self.shared.waiting.lock().extend(with_image.map(|worker| placement.key(worker.rank)));
+        let mut images = Vec::new();
         for worker in &placement.workers {
-            let mut spec = self.spec(&placement, worker, epoch, &isolation);
-            if let Err(reason) = self.fill_secrets(&mut spec, &placement.tenant).await {
-                self.refuse(placement.key(worker.rank), reason).await;
-                continue;
-            }
+            let key = placement.key(worker.rank);
+            let Some(image) = self.image_of(key, worker).await else { continue };
+            let spec = image.and_then(|image| {
+                let spec = self.spec(&placement, worker, epoch, &isolation, image.as_ref());
+                // Nobody removes it before a shim holds it.
+                images.extend(image);
+                spec
+            });
+            let filled = match spec {
+                Ok(mut spec) => self.fill_secrets(&mut spec, &placement.tenant).await.map(|()| spec),
+                Err(reason) => Err(reason),
+            };
+            let spec = match filled {
+                Ok(spec) => spec,
+                Err(reason) => {
+                    self.refuse(key, reason).await;
+                    continue;
+                }
+            };
             let (executor, files) = (self.clone(), Arc::clone(&files));
             launches.spawn(async move { executor.start_one(spec, files).await });
         }
         while launches.join_next().await.is_some() {}
+        drop(images);
         self.shared.pool.trim().await;
     }
 
     async fn refuse(&self, key: WorkerKey, reason: String) {
-        let status = ExitStatus::LaunchFailed(detail(&reason));
-        let (task, recorded) = (self.task(key), status.clone());
-        let written = blocking(move || -> Result<(), TaskError> {
-            match std::fs::create_dir(task.path()) {
-                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
-                    return Err(TaskError::Io { doing: "make", path: task.path().to_owned(), source: e });
-                }
-                _ => {}
-            }
-            if task.exit()?.is_none() {
-                task.write_exit(recorded)?;
-            }
-            Ok(())
-        })
-        .await;
-        if let Err(error) = written {
-            let error = chain(&error);
-            tracing::warn!(worker = %key, error, "a refusal is not durable; a restarted agent says vanished");
-        }
-        self.tell(ExecutorEvent::Ended(key, status)).await;
+        self.end_without_launch(key, ExitStatus::LaunchFailed(detail(&reason))).await;
     }
 
     async fn stop(&self, key: WorkerKey, request: StopRequest) -> Result<(), ExecutorError> {
         let task = self.task(key);
+        let waits_for_image = self.shared.waiting.lock().remove(&key);
+        if waits_for_image {
+            self.end_without_launch(key, ExitStatus::NotStarted).await;
+            return Ok(());
+        }
         if !task.path().is_dir() {
             return Err(ExecutorError::Unknown(key));
         }
@@ -576,6 +685,11 @@ impl Executor for ProcessExecutor {
         }
         crate::process::follow::read(&task, &request, &sink).await.map_err(ExecutorError::Output)
     }
+}
+
+/// Whether one of two paths is the other, or below it.
+fn overlap(one: &Path, other: &Path) -> bool {
+    one.starts_with(other) || other.starts_with(one)
 }
 
 /// A value that is this worker's alone and can be made again after a restart.

@@ -12,6 +12,7 @@ pub mod notice;
 mod prewarm_pool;
 pub(crate) mod priority;
 pub mod processes;
+pub mod runtime;
 mod secrets;
 pub(crate) mod shim;
 pub(crate) mod socket;

@@ -13,6 +13,7 @@
 //! | `running` | shim | process ids and control group of the launched worker |
 //! | `launch_error` | shim | why the program could not be executed |
 //! | `output`, `output.1` | shim | both streams, in order (see `transcript.rs`) |
+//! | `image` | shim | what the worker writes over its image, where it has one |
 //! | `exit` | shim, or the agent where no shim is | how it ended: written once, after nothing of the worker is left |
 //! | `acked` | agent | the leader knows the end; a second name of `exit` |
 //!
@@ -95,6 +96,31 @@ pub struct TaskSpec {
     /// The call that tells it to stop; launches of earlier versions have none.
     #[serde(default)]
     pub notice: Option<HttpNotice>,
+    /// The image whose root directory it has; none for that of the host.
+    #[serde(default)]
+    pub image: Option<ImageRoot>,
+}
+
+/// The root directory of an image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageRoot {
+    /// The directory of the unpacked image.
+    pub image: PathBuf,
+    /// What is seen of the host, in no order.
+    pub mounts: Vec<RootMount>,
+}
+
+/// A file or directory of the host that is seen in an image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RootMount {
+    /// Where it is on the host.
+    pub source: PathBuf,
+    /// Where it is seen.
+    pub target: PathBuf,
+    /// Whether it can only be read.
+    pub read_only: bool,
+    /// Whether the agent shows it. What a job asks for is found with the rights of the worker's user.
+    pub by_agent: bool,
 }
 
 /// The launched worker.
@@ -226,6 +252,12 @@ impl TaskDir {
     #[must_use]
     pub fn own_tmp(&self) -> [PathBuf; 2] {
         ["tmp", "var_tmp"].map(|name| self.path.join(name))
+    }
+
+    /// What it writes over its image, where it has one.
+    #[must_use]
+    pub fn image(&self) -> PathBuf {
+        self.path.join("image")
     }
 
     /// The rank map file.

@@ -49,6 +49,7 @@ fn placement(job: JobId, token: FencingToken, devices: &[DeviceSet], preflight: 
         cpu_milli: 1_000,
         memory_bytes: 1 << 20,
         device_milli: DEVICE_MILLI,
+        container: None,
     };
     let place = RankPlace { node_name: "n".to_owned(), address: "10.0.0.1".to_owned(), devices: 1 };
     Placement {

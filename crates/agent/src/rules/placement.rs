@@ -3,7 +3,7 @@
 use super::worker::WorkerKey;
 use muster_types::job::ArrayMember;
 use muster_types::tpu::SliceShape;
-use muster_types::{DeviceSet, FencingToken, JobId, LaunchForm};
+use muster_types::{Container, DeviceSet, FencingToken, JobId, LaunchForm};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -47,7 +47,7 @@ pub struct Launch {
     pub rank: u32,
     /// The task group it belongs to.
     pub group: String,
-    /// Program and arguments.
+    /// Program and arguments; empty for those of its image.
     pub command: Vec<String>,
     /// The user's variables.
     pub environment: BTreeMap<String, String>,
@@ -62,6 +62,9 @@ pub struct Launch {
     /// What it holds of each of its devices, in thousandths: all of it, or a share of its one device.
     #[serde(default = "super::worker::whole_device")]
     pub device_milli: u16,
+    /// The image whose root directory it has; none for that of the host.
+    #[serde(default)]
+    pub container: Option<Container>,
 }
 
 /// A start order, checked: this node's share of one placement.

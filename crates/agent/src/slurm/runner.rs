@@ -335,6 +335,8 @@ impl Running {
             agent_socket: socket,
             isolating: std::sync::Arc::new(crate::process::isolation::Isolating::off()),
             shown: Vec::new(),
+            // The nodes of another scheduler state no container runtime.
+            images: None,
         });
         let (say, words) = mpsc::channel(4);
         let alive = placement.ranks().collect();

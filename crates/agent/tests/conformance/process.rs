@@ -131,6 +131,7 @@ impl Subject for Processes {
             agent_socket: None,
             isolating: Arc::new(muster_agent::isolation::Isolating::off()),
             shown: Vec::new(),
+            images: None,
         })
     }
 

@@ -109,6 +109,7 @@ impl<'a, S: Subject> Bench<'a, S> {
                 cpu_milli: 100,
                 memory_bytes: 1 << 24,
                 device_milli: muster_agent::rules::DEVICE_MILLI,
+                container: None,
             }
         });
         Arc::new(Placement {

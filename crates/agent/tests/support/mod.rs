@@ -376,6 +376,7 @@ pub fn start(job: &str, log_index: u64, scripts: &[&str], devices: &[&[u32]]) ->
         cpu_milli: 100,
         memory_bytes: 1 << 28,
         device_share_milli: 0,
+        container: None,
     });
     agent::StartOrder {
         job_id: job.to_owned(),

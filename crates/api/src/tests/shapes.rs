@@ -54,7 +54,11 @@ async fn what_no_release_can_run_is_refused_by_every_call_that_takes_a_job() {
     let served = TestServer::start().await;
     let (_send, _session) = served.agent().await;
     let mut request = submission(ONE, "contained");
-    let container = v1::ContainerRuntime { image: "example.org/train:1".to_owned(), ..Default::default() };
+    let container = v1::ContainerRuntime {
+        image: "example.org/train:1".to_owned(),
+        user: "1000".to_owned(),
+        ..Default::default()
+    };
     let groups = &mut request.job.as_mut().expect("it has one").spec_mut().groups;
     groups[0].runtime = Some(v1::task_group::Runtime::Container(container));
     let job = request.job.clone();
@@ -75,6 +79,6 @@ async fn what_no_release_can_run_is_refused_by_every_call_that_takes_a_job() {
             (refusal.grpc, refusal.code),
             (Code::FailedPrecondition, Some(RefusalCode::FeatureUnknown))
         );
-        assert_eq!(refusal.metadata["feature"], "container", "{refusal:?}");
+        assert_eq!(refusal.metadata["feature"], "container.user", "{refusal:?}");
     }
 }

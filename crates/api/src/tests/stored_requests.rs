@@ -243,10 +243,22 @@ fn submissions() -> Vec<Stored> {
         choices: vec![v1::AcceleratorChoice { r#type: "tpu-v5p".to_owned(), throughput_milli: 0 }],
         amount: None,
     };
+    let image = v1::ContainerRuntime {
+        image: "example.org/train:1".to_owned(),
+        command: vec!["run".to_owned()],
+        pull: v1::PullRule::Always.into(),
+        mounts: vec![v1::ContainerMount {
+            source: "/data".to_owned(),
+            target: "/mnt".to_owned(),
+            read_only: true,
+        }],
+        ..Default::default()
+    };
     let container = v1::ContainerRuntime {
         image: "example.org/train:1".to_owned(),
         command: vec!["run".to_owned()],
         user: "1000".to_owned(),
+        ..Default::default()
     };
     let several = vec![least_job(), full_job()];
     let pipeline = [Some(least_job()), changed(|spec| spec.dependencies = vec![by_name])];
@@ -287,6 +299,13 @@ fn submissions() -> Vec<Stored> {
             submit(
                 &id(10),
                 changed(|spec| spec.groups[0].runtime = Some(v1::task_group::Runtime::Container(container))),
+            ),
+        ),
+        submission(
+            "submit-image",
+            submit(
+                &id(14),
+                changed(|spec| spec.groups[0].runtime = Some(v1::task_group::Runtime::Container(image))),
             ),
         ),
         submission(

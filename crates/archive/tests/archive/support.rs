@@ -25,6 +25,7 @@ pub fn job(text: &str) -> JobSpec {
         environment: BTreeMap::new(),
         request: WorkerRequest { accelerators: None, cpu_milli: 100, memory_bytes: 1 << 20 },
         slice: None,
+        container: None,
     };
     let draft = JobDraft {
         name: Name::new(text).unwrap(),

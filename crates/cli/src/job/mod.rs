@@ -294,7 +294,9 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
         say("redacted", "what it is started with is shown to its tenant and to operators".to_owned());
     }
     for group in &spec.groups {
-        say("group", format!("{}: {} x {:?}", group.name, group.workers, group.command()));
+        let image = group.container().map(|container| format!(" in {}", container.image));
+        let image = image.unwrap_or_default();
+        say("group", format!("{}: {} x {:?}{image}", group.name, group.workers, group.command()));
     }
     let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let lines = pairs.iter().map(|(name, value)| format!("{name:width$}  {}\n", one_line(value)));

@@ -380,7 +380,9 @@ fn advice(name: &str) -> &'static str {
         "export-file" | "get-user-env" => {
             "the environment of the command that submits does not go with the job; name each variable under --export"
         }
-        "container" | "container-id" => "no containers are run: the command runs as a process of its host",
+        "container" | "container-id" => {
+            "the command runs as a process of its host; write `container: {image: …}` into the converted document"
+        }
         "time-min" => "a limit is not made shorter so that the job starts earlier",
         "tmp" => "space on disk is not counted",
         "oversubscribe" | "overcommit" => {

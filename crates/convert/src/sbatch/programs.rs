@@ -121,7 +121,7 @@ fn srun(line: &str, before: &str, add: &dyn Fn(&str, FindingKind, &str)) {
         add(
             "srun --container",
             FindingKind::NotHonoured,
-            "no containers are run: the command runs as a process of its host",
+            "the command runs as a process of its host; write `container: {image: …}` into the converted document",
         );
     }
 }

@@ -19,13 +19,13 @@ use muster_types::policy::{
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval, ArrayId,
-    ArraySpec, CertificateSerial, CheckpointRules, ClusterId, Control, Dependency, DependencyRule,
+    ArraySpec, CertificateSerial, CheckpointRules, ClusterId, Container, Control, Dependency, DependencyRule,
     DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange,
     ForeignLoad, HolderId, IndexRange, JobContract, JobDraft, JobId, JobMetadata, JobSpec, LabelTest,
-    LaunchForm, Level, LogIndex, LogTime, Name, NodeAdmission, NodeBounds, NodeDraft, NodeExpression, NodeId,
-    NodeOverrides, NodeRequirements, NodeSpec, NoticeRules, Parameters, Preflight, PriorityTier, QueueKey,
-    ReplicaId, RequestId, Requester, RetryRules, Revocation, Spread, TaskGroup, TokenGrant, TokenId,
-    TokenRole, TopologyRule, WorkerRequest, limits,
+    LaunchForm, Level, LogIndex, LogTime, Mount, Name, NodeAdmission, NodeBounds, NodeDraft, NodeExpression,
+    NodeId, NodeOverrides, NodeRequirements, NodeSpec, NoticeRules, Parameters, Preflight, PriorityTier,
+    PullRule, QueueKey, ReplicaId, RequestId, Requester, RetryRules, Revocation, Spread, TaskGroup,
+    TokenGrant, TokenId, TokenRole, TopologyRule, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -122,12 +122,24 @@ fn group(n: usize) -> impl Strategy<Value = TaskGroup> {
         option::of(wanted()),
         1..=limits::CPU_MILLI_MAX,
         1..=limits::MEMORY_BYTES_MAX,
+        option::of(container()),
     )
-        .prop_map(move |(workers, command, environment, accelerators, cpu_milli, memory_bytes)| {
-            let request = WorkerRequest { accelerators, cpu_milli, memory_bytes };
-            let name = Name::new(&format!("g{n}")).expect("a name");
-            TaskGroup { environment, ..TaskGroup::new(name, workers, command, request) }
-        })
+        .prop_map(
+            move |(workers, command, environment, accelerators, cpu_milli, memory_bytes, container)| {
+                let request = WorkerRequest { accelerators, cpu_milli, memory_bytes };
+                let name = Name::new(&format!("g{n}")).expect("a name");
+                TaskGroup { environment, container, ..TaskGroup::new(name, workers, command, request) }
+            },
+        )
+}
+
+fn container() -> impl Strategy<Value = Container> {
+    let pull = prop_oneof![Just(PullRule::Missing), Just(PullRule::Always), Just(PullRule::Never)];
+    ("[a-z]{1,5}/[a-z]{1,5}", pull, any::<bool>()).prop_map(|(name, pull, read_only)| Container {
+        image: format!("localhost/{name}:1"),
+        pull,
+        mounts: vec![Mount { source: "/data".to_owned(), target: "/mnt".to_owned(), read_only }],
+    })
 }
 
 pub fn spec() -> impl Strategy<Value = JobSpec> {

@@ -13,7 +13,7 @@ use muster_types::JobSpec;
 use muster_types::policy::PlacementWeights;
 
 use crate::Budget;
-use crate::ever::{isolation_note, taint_note};
+use crate::ever::{isolation_note, runtime_note, taint_note};
 use crate::gang::plans_by_site;
 use crate::sites::{self, Site};
 use crate::terms::Terms;
@@ -101,13 +101,18 @@ pub fn explain(
         reason: finding.reason(),
         sentence: match finding {
             Finding::InLine => finding.to_string(),
-            _ => format!("{finding}{}", note_of(&clusters)),
+            _ => format!("{finding}{}{}", note_of(&clusters), runtime_note(without_runtime(&clusters))),
         },
         workers_wanted: wanted,
         weights: terms.policy.weights.clone(),
         clusters,
         would_help,
     }
+}
+
+/// Nodes without a container runtime that the gang needs, over all clusters.
+fn without_runtime(clusters: &[ClusterReport]) -> u32 {
+    clusters.iter().map(|report| report.without_runtime).sum()
 }
 
 /// What isolation and taints keep the gang from, over all clusters.

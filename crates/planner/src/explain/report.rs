@@ -24,7 +24,7 @@ pub struct NodeCounts {
     pub not_up: u32,
     /// Taken out of placement by an operator.
     pub cordoned: u32,
-    /// Without the labels or the names that the job selects.
+    /// Without the labels or the names that the job selects, or without a container runtime where it has an image.
     pub wrong_labels: u32,
     /// With a taint that the job does not tolerate.
     pub tainted: u32,
@@ -60,6 +60,8 @@ pub struct ClusterReport {
     /// Conditions on labels and names of nodes that the job has, each with the number of registered nodes that do not meet
     /// it. A node may miss several.
     pub unmet: Vec<(String, u32)>,
+    /// How many of its nodes have no container runtime, where the job has an image.
+    pub without_runtime: u32,
     /// Idle devices of the types used, on nodes that are up and not cordoned.
     pub free_devices: u64,
     /// Devices of those types, free or not, up or not.
@@ -104,6 +106,7 @@ pub(super) struct Counting<'a> {
     taints: BTreeSet<Name>,
     /// What the job asks of labels and names of nodes, and how many nodes do not meet it.
     unmet: Vec<(Condition<'a>, u32)>,
+    without_runtime: u32,
     reserved_devices: u64,
     workers_that_fit: u32,
     /// Workers of the first group, by domain of the rule: on empty registered nodes, on empty placeable
@@ -135,6 +138,7 @@ impl<'a> Counting<'a> {
             lacking_isolation: BTreeSet::new(),
             taints: BTreeSet::new(),
             unmet: Condition::all(spec).into_iter().map(|condition| (condition, 0)).collect(),
+            without_runtime: 0,
             reserved_devices: 0,
             workers_that_fit: 0,
             domains: BTreeMap::new(),
@@ -202,6 +206,7 @@ impl<'a> Counting<'a> {
             lacking_isolation: self.lacking_isolation,
             taints: self.taints,
             unmet: self.unmet.into_iter().map(|(condition, nodes)| (condition.to_string(), nodes)).collect(),
+            without_runtime: self.without_runtime,
             free_devices: site.idle_devices,
             total_devices: site.used_pools().map(|(_, pool)| pool.total_devices).sum(),
             reserved_devices: self.reserved_devices,
@@ -269,7 +274,9 @@ fn count_node(
     counts.registered += 1;
     let needs_devices = spec.groups.iter().any(|group| group.request.accelerators.is_some());
     let concerned = |group: &&muster_types::TaskGroup| !needs_devices || group.request.accelerators.is_some();
-    let selected = attempt.is_selected(row);
+    let contained = attempt.has_runtime(row);
+    counting.without_runtime += u32::from(!contained);
+    let selected = attempt.is_selected(row) && contained;
     for (condition, nodes) in &mut counting.unmet {
         *nodes += u32::from(!condition.is_met(&row.spec));
     }

@@ -140,7 +140,9 @@ impl<'a> Question<'a> {
             }
         }
         let nodes = &self.outlook.nodes;
-        let asks_nodes = fit::is_selective(self.spec) || !self.spec.regions.is_empty();
+        let asks_nodes = fit::is_selective(self.spec)
+            || !self.spec.regions.is_empty()
+            || self.spec.needs_container_runtime();
         if self.outlook.has_taints || asks_nodes || !policy.required_isolation.is_empty() {
             let allowed = nodes.iter().map(|node| fit::allows(&node.spec, self.spec, policy));
             self.allowed = Some(allowed.collect());

@@ -154,6 +154,7 @@ pub fn group(text: &str, workers: u32, wants: Option<AcceleratorRequest>) -> Tas
         environment: BTreeMap::new(),
         request: WorkerRequest { accelerators: wants, cpu_milli: 1_000, memory_bytes: GIB },
         slice: None,
+        container: None,
     }
 }
 

@@ -41,6 +41,8 @@ struct Groups<'a>(&'a [TaskGroup]);
 
 impl Serialize for Groups<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.0.iter().map(|g| (g.workers, g.workers_min, &g.request, &g.slice)))
+        serializer.collect_seq(
+            self.0.iter().map(|g| (g.workers, g.workers_min, &g.request, &g.slice, g.container.is_some())),
+        )
     }
 }

@@ -7,11 +7,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use muster_types::{
-    ArrayId, Dependency, DependencyRule, DependencyScope, JobContract, JobDraft, JobId, JobMetadata, JobSpec,
-    Name, NamedDependency, Submission, TaskGroup, Violation, WorkerRequest, fleet::checked_name, limits,
+    ArrayId, Container, Dependency, DependencyRule, DependencyScope, JobContract, JobDraft, JobId,
+    JobMetadata, JobSpec, Name, NamedDependency, Submission, TaskGroup, Violation, WorkerRequest,
+    fleet::checked_name, limits,
 };
 
 use super::array::{array, array_to_proto};
+use super::container::{container_from_proto, container_to_proto};
 use super::contract::{contract, contract_to_proto};
 use super::demand::{
     self, accelerator_request_to_proto, slice_to_proto, slice_workers, topology, topology_to_proto,
@@ -171,7 +173,13 @@ fn group_to_proto(group: &TaskGroup) -> v1::TaskGroup {
         name: group.name.to_string(),
         workers: group.workers,
         min_workers: group.workers_min,
-        runtime: process(group.command.clone()),
+        runtime: match &group.container {
+            None => process(group.command.clone()),
+            Some(container) => Some(Runtime::Container(v1::ContainerRuntime {
+                command: group.command.clone(),
+                ..container_to_proto(container)
+            })),
+        },
         environment: group.environment.iter().map(variable).collect(),
         resources: Some(v1::Resources {
             accelerators: group.request.accelerators.as_ref().map(accelerator_request_to_proto),
@@ -436,7 +444,7 @@ fn group(at: &str, index: usize, only: bool, message: v1::TaskGroup, found: &mut
     // A separate stand-in per group: two wrong names are not one name used twice.
     let stand_in = || Name::new(&format!("invalid-{index}")).unwrap_or_else(|| Name::literal("invalid"));
     let name = found.take(name).unwrap_or_else(stand_in);
-    let command = command(at, message.runtime, found);
+    let (command, container) = runtime(at, message.runtime, found);
     let asked_slice = message.slice.is_some();
     let slice = message.slice.and_then(|slice| demand::slice(&below(at, "slice"), &slice, found));
     // What a slice that cannot be read would have said is not reported as missing too.
@@ -462,24 +470,23 @@ fn group(at: &str, index: usize, only: bool, message: v1::TaskGroup, found: &mut
             memory_bytes: if asked.memory_bytes == 0 { MEMORY_BYTES_DEFAULT } else { asked.memory_bytes },
         },
         slice,
+        container,
     }
 }
 
-/// The command of a process. A container is refused before: nobody asks what else is wrong with it.
-fn command(at: &str, runtime: Option<Runtime>, found: &mut Found) -> Vec<String> {
+/// The command of a worker, and its image if it has one.
+fn runtime(at: &str, runtime: Option<Runtime>, found: &mut Found) -> (Vec<String>, Option<Container>) {
     match runtime {
         Some(Runtime::Process(v1::ProcessRuntime { mut command })) => {
             bound_below(at, "process.command", &mut command, limits::COMMAND_WORDS_MAX, found);
-            command
+            (command, None)
         }
-        Some(Runtime::Container(_)) => {
-            found.push(Violation::new(
-                below(at, "container"),
-                "no release runs containers yet; use `process`",
-            ));
-            Vec::new()
+        Some(Runtime::Container(mut message)) => {
+            let mut command = std::mem::take(&mut message.command);
+            bound_below(at, "container.command", &mut command, limits::COMMAND_WORDS_MAX, found);
+            (command, Some(container_from_proto(&below(at, "container"), message, found)))
         }
-        None => Vec::new(),
+        None => (Vec::new(), None),
     }
 }
 

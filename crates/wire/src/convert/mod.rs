@@ -12,6 +12,7 @@
 mod admission;
 mod array;
 mod change;
+mod container;
 mod contract;
 mod demand;
 mod feature;
@@ -37,6 +38,7 @@ pub use admission::{
 };
 pub use array::array_to_proto;
 pub use change::{changes_from_proto, throttle_from_proto};
+pub use container::{container_to_proto, launched_container};
 pub use contract::notice_to_proto;
 pub use demand::{accelerator_request_from_proto, accelerator_request_to_proto};
 pub use feature::{features_from_proto, features_to_proto};

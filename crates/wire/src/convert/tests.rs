@@ -13,11 +13,12 @@ use muster_types::policy::{
 };
 use muster_types::tpu::{Generation, PodPosition, SliceRequest, SliceShape, legal_shapes};
 use muster_types::{
-    AcceleratorChoice, AcceleratorRequest, Accelerators, ArraySpec, CheckpointRules, Dependency,
+    AcceleratorChoice, AcceleratorRequest, Accelerators, ArraySpec, CheckpointRules, Container, Dependency,
     DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken,
-    HolderId, JobContract, JobDraft, JobId, JobSpec, LabelTest, LaunchForm, Level, LogIndex, LogTime, Name,
-    NodeDraft, NodeExpression, NodeRequirements, NodeSpec, NoticeRules, Preflight, PriorityTier, RequestId,
-    RetryRules, Spread, Submission, TaskGroup, TopologyRule, Violation, WorkerRequest, limits,
+    HolderId, JobContract, JobDraft, JobId, JobSpec, LabelTest, LaunchForm, Level, LogIndex, LogTime, Mount,
+    Name, NodeDraft, NodeExpression, NodeRequirements, NodeSpec, NoticeRules, Preflight, PriorityTier,
+    PullRule, RequestId, RetryRules, Spread, Submission, TaskGroup, TopologyRule, Violation, WorkerRequest,
+    limits,
 };
 use proptest::collection::{btree_map, btree_set, hash_map, vec};
 use proptest::option;
@@ -218,6 +219,44 @@ fn all_violations_are_named_by_their_path_in_the_message() {
     );
     assert_eq!(fields(&submissions_from_proto("job", None).unwrap_err()), ["job"]);
     assert_eq!(fields(&submissions_from_proto("job", Some(v1::Job::default())).unwrap_err()), ["job.spec"]);
+}
+
+#[test]
+fn what_is_wrong_with_an_image_is_named() {
+    let with = |launch: v1::LaunchForm, container: v1::ContainerRuntime| {
+        let runtime = Some(v1::task_group::Runtime::Container(container));
+        let groups = vec![v1::TaskGroup { runtime, ..group_message() }];
+        let spec = v1::JobSpec { groups, launch: launch.into(), ..Default::default() };
+        submissions_from_proto("job", Some(v1::Job { spec: Some(spec), ..message() }))
+    };
+    let good = v1::ContainerRuntime { image: "localhost/train:1".into(), ..Default::default() };
+    let taken = with(v1::LaunchForm::Torchrun, good.clone()).unwrap();
+    let expected = Container::new("localhost/train:1".into());
+    assert_eq!(taken[0].spec.groups[0].container, Some(expected));
+    assert!(taken[0].spec.groups[0].command.is_empty());
+    assert_eq!(fields(&with(v1::LaunchForm::Mpi, good.clone()).unwrap_err()), ["job.spec.launch"]);
+    let mount = |source: &str, target: &str| v1::ContainerMount {
+        source: source.into(),
+        target: target.into(),
+        read_only: false,
+    };
+    let wrong = v1::ContainerRuntime {
+        image: "train".into(),
+        command: vec!["a\0b".into()],
+        user: "root".into(),
+        pull: 17,
+        mounts: vec![mount("/a/../b", "/a"), mount("/a", "/dev/x"), mount("/a", "/a/b")],
+    };
+    let mut found: Vec<String> =
+        with(v1::LaunchForm::Unspecified, wrong).unwrap_err().into_iter().map(|v| v.field).collect();
+    found.sort();
+    let at = "job.spec.groups[0].container";
+    let parts =
+        ["command[0]", "image", "mounts[0].source", "mounts[1].target", "mounts[2].target", "pull", "user"];
+    assert_eq!(found, parts.map(|part| format!("{at}.{part}")));
+    let many = v1::ContainerRuntime { mounts: vec![mount("/a", "/a"); 33], ..good };
+    let found = with(v1::LaunchForm::Unspecified, many).unwrap_err();
+    assert!(found.iter().any(|violation| violation.field == format!("{at}.mounts")), "{found:?}");
 }
 
 #[test]

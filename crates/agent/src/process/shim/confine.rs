@@ -1,5 +1,5 @@
 //! What a worker's process takes from itself before it becomes the worker: the host's `/tmp`, devices that are not its
-//! own, its privileges and the agent's user.
+//! own, the host's root directory where it has an image's, its privileges and the agent's user.
 //!
 //! **Invariant:** a step that fails ends the process: no program runs with more than it was to have.
 
@@ -102,6 +102,9 @@ pub(super) fn confine(task: &TaskDir, spec: &TaskSpec) -> Result<(), String> {
             private_tmp(task, spec)?;
         }
     }
+    if let Some(image) = &spec.image {
+        super::root::enter(task, spec, image)?;
+    }
     limit(isolation)?;
     drop_privileges(isolation)
 }
@@ -128,16 +131,22 @@ fn bind(from: &Path, to: &Path) -> Result<(), Errno> {
 /// Puts a device's file in its own place, where it opens no device.
 fn hide(device: &Path) -> Result<(), Errno> {
     bind(device, device)?;
-    // Those that the file's own mount has may not be taken away here.
-    let has = statvfs(device)?.flags();
+    remount(device, MsFlags::MS_NODEV)
+}
+
+/// Gives what is mounted at a path more flags.
+pub(super) fn remount(path: &Path, more: MsFlags) -> Result<(), Errno> {
+    // Those that the mount has may not be taken away here.
+    let has = statvfs(path)?.flags();
     let kept = [
         (FsFlags::ST_NOSUID, MsFlags::MS_NOSUID),
+        (FsFlags::ST_NODEV, MsFlags::MS_NODEV),
         (FsFlags::ST_NOEXEC, MsFlags::MS_NOEXEC),
         (FsFlags::ST_RDONLY, MsFlags::MS_RDONLY),
     ];
     let kept = kept.iter().filter(|(flag, _)| has.contains(*flag)).map(|(_, kept)| *kept);
-    let flags = kept.fold(MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_NODEV, |all, one| all | one);
-    mount(None::<&str>, device, None::<&str>, flags, None::<&str>)
+    let flags = kept.fold(MsFlags::MS_BIND | MsFlags::MS_REMOUNT | more, |all, one| all | one);
+    mount(None::<&str>, path, None::<&str>, flags, None::<&str>)
 }
 
 /// Puts a file in the place of a socket, so that nothing answers there. One that is not there, or that this user cannot reach, is

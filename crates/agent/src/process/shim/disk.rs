@@ -31,7 +31,8 @@ impl DiskWatch {
             return None;
         }
         let [tmp, var_tmp] = task.own_tmp();
-        let directories: Vec<PathBuf> = [task.work(), tmp, var_tmp].into_iter().chain(others).collect();
+        let directories: Vec<PathBuf> =
+            [task.work(), tmp, var_tmp, task.image()].into_iter().chain(others).collect();
         let (tell, counted) = sync_channel(1);
         std::thread::spawn(move || {
             crate::process::priority::step_back();

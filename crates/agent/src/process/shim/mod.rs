@@ -19,6 +19,7 @@ mod guard;
 mod init_report;
 mod namespaces;
 mod output;
+mod root;
 mod stage;
 
 pub(crate) use confine::remove_unused_shared_memory;
@@ -29,6 +30,7 @@ use crate::limits;
 use crate::process::cgroup::Cgroup;
 use crate::process::isolation::Namespaces;
 use crate::process::processes;
+use crate::process::runtime::hold;
 use crate::process::task::{Exit, Running, TaskDir, TaskSpec};
 use crate::process::transcript::{OutputStream, OutputTally, Writer};
 use crate::rules::{WorkerKey, detail};
@@ -51,7 +53,7 @@ pub(crate) const WAIT: &str = "wait";
 pub(crate) const SPEAKS: &str = "speaks";
 /// What agent and shim say to one another: rises with every change of it, so that an agent finds a program
 /// of another release out that is installed next to it.
-pub(crate) const SPEECH: &str = concat!(env!("CARGO_PKG_VERSION"), " 3");
+pub(crate) const SPEECH: &str = concat!(env!("CARGO_PKG_VERSION"), " 4");
 /// How the control groups of workers begin whose shims waited for them.
 pub(crate) const WAITING_GROUP: &str = "muster_ready_";
 /// How the name of a worker's own group begins.
@@ -321,6 +323,14 @@ fn worker_life(
         remove_cgroup(cgroup.as_ref());
         return failed(why);
     }
+    // Its image stays unpacked as long as this is there.
+    let image = match spec.image.as_ref().map(|image| hold(&image.image)).transpose() {
+        Ok(image) => image,
+        Err(error) => {
+            remove_cgroup(cgroup.as_ref());
+            return failed(format!("hold the worker's image: {error}"));
+        }
+    };
     let shared_memory = match confine::SharedMemory::of(spec) {
         Ok(shared) => shared,
         Err(error) => {
@@ -361,7 +371,7 @@ fn worker_life(
         Err(why) => failed(why),
     };
     *output = copying.finish(limits::OUTPUT_DRAIN_MAX);
-    drop(shared_memory);
+    drop((shared_memory, image));
     remove_cgroup(cgroup.as_ref());
     match crate::disk::durable::read_bounded(&task.launch_error(), 64 << 10) {
         Ok(why) if !why.is_empty() && !matches!(end, ExitStatus::LeaseExpired) => {

@@ -208,7 +208,7 @@ pub(super) fn main(parent: i32, oom_score: &OsStr) -> i32 {
         Err(reason) => reason,
     };
     let recorded = match complaint {
-        // This user may not write there any more, but it has had the file open since it could.
+        // This process may not write there any more, or does not find it, but it has had the file open since it could.
         Some(mut file) => file.write_all(reason.as_bytes()),
         None => crate::disk::durable::write_file_of_boot(&task.launch_error(), reason.as_bytes()),
     };
@@ -244,7 +244,7 @@ fn execute(
         .spec()
         .map_err(|e| format!("read the launch: {e}"))?
         .ok_or_else(|| "the launch is not on disk".to_owned())?;
-    if spec.isolation.user.is_some() {
+    if spec.isolation.user.is_some() || spec.image.is_some() {
         let path = task.launch_error();
         let kept = OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
         *complaint = Some(kept.map_err(|e| format!("open {}: {e}", path.display()))?);

@@ -31,6 +31,7 @@ class ClosedSet:
 TIERS = ClosedSet(common_pb2.Tier)
 LAUNCH_FORMS = ClosedSet(job_pb2.LaunchForm)
 PREFLIGHTS = ClosedSet(job_pb2.Preflight)
+PULL_RULES = ClosedSet(job_pb2.PullRule)
 FAILURE_CLASSES = ClosedSet(job_pb2.FailureClass)
 LEVELS = ClosedSet(job_pb2.TopologyLevel)
 DEPENDENCY_RULES = ClosedSet(job_pb2.DependencyRule)

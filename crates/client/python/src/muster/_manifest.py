@@ -14,7 +14,16 @@ from google.protobuf.duration_pb2 import Duration
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from . import _quantity as quantity
-from ._closed import DEPENDENCY_RULES, FAILURE_CLASSES, LAUNCH_FORMS, LEVELS, PREFLIGHTS, TIERS, ClosedSet
+from ._closed import (
+    DEPENDENCY_RULES,
+    FAILURE_CLASSES,
+    LAUNCH_FORMS,
+    LEVELS,
+    PREFLIGHTS,
+    PULL_RULES,
+    TIERS,
+    ClosedSet,
+)
 from ._time import duration, timestamp
 from .errors import InvalidJobFile, Problem
 from .v1beta1 import common_pb2, job_pb2
@@ -32,7 +41,10 @@ _FLOAT = "tag:yaml.org,2002:float"
 _SECRET = "muster-secret://"
 
 METADATA = ("name", "tenant", "labels", "annotations")
-_GROUP = ("workers", "minWorkers", "slice", "command", "environment", "accelerators", "cpu", "memory")
+_GROUP = (
+    *("workers", "minWorkers", "slice", "command", "environment", "accelerators", "cpu", "memory"),
+    "container",
+)
 _SPEC = (
     *("tier", "regions", "groups", "runTimeLimit", "stopGrace"),
     *("workingDirectory", "array", "topology", "nodeSelector", "nodes", "tolerations", "preemptible", "after"),
@@ -165,7 +177,7 @@ class Reader:
             min_workers=self.positive(
                 at, f"{path}.minWorkers", quantity.count, "for a gang that never changes its size"
             ),
-            process=job_pb2.ProcessRuntime(command=self.command(at.get("command"), f"{path}.command")),
+            **self.runtime(at, path),
             environment=sorted(environment, key=lambda variable: variable.name),
         )
         resources = job_pb2.Resources(
@@ -180,6 +192,31 @@ class Reader:
         if resources != job_pb2.Resources():
             group.resources.CopyFrom(resources)
         return group
+
+    def runtime(self, at: Mapping[str, Node], path: str) -> dict[str, Any]:
+        """A command as a process of the host, or in the root directory of an image."""
+        command = self.command(at.get("command"), f"{path}.command")
+        if "container" not in at:
+            return {"process": job_pb2.ProcessRuntime(command=command)}
+        path = f"{path}.container"
+        image = self.fields(at["container"], path, ("image", "pull", "mounts"))
+        mounts = []
+        for place, node in self.items(image.get("mounts"), f"{path}.mounts"):
+            mount = self.fields(node, place, ("source", "target", "readOnly"))
+            mounts.append(
+                job_pb2.ContainerMount(
+                    source=self.text(mount.get("source"), f"{place}.source"),
+                    target=self.text(mount.get("target"), f"{place}.target"),
+                    read_only=self.value(mount, f"{place}.readOnly", quantity.flag) or False,
+                )
+            )
+        container = job_pb2.ContainerRuntime(
+            image=self.text(image.get("image"), f"{path}.image"),
+            command=command,
+            pull=self.word(image.get("pull"), f"{path}.pull", PULL_RULES),
+            mounts=mounts,
+        )
+        return {"container": container}
 
     def command(self, node: Node | None, path: str) -> list[str]:
         """A list of words."""

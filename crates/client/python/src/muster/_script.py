@@ -43,8 +43,9 @@ def read_script(script: str, name: str, arguments: Sequence[str], now_ms: int) -
     reader.metadata(metadata, job)
     job.name = job.name or _name_of(name)
     for group in job.spec.groups:
-        if not group.process.command:
-            group.process.command.extend(command)
+        runtime = group.container if group.HasField("container") else group.process
+        if not runtime.command:
+            runtime.command.extend(command)
     return reader.done(job)
 
 

@@ -190,11 +190,12 @@ def job(
     launch: str = "",
     preemptible: bool | None = None,
     spare_workers: int | None = None,
+    container: Mapping[str, Any] | None = None,
 ) -> JobSpec:
     """A job of one group of workers, in the words of job files.
 
     ``accelerators`` is a type and a count per worker (``h100:8``, ``h100|a100:1``, ``any:0.25``), ``memory`` bytes
-    or ``4Gi``. A variable whose value is ``muster-secret://NAME`` has the content of a file on its host. ``labels`` are for selecting jobs, ``annotations`` for other programs. ``nodes`` has ``only``, ``exclude`` and ``expressions`` like ``{"key": "zone", "in": ["a", "b"]}``. ``not_before`` and ``deadline`` are times with a zone, or lengths of time from now.
+    or ``4Gi``. A variable whose value is ``muster-secret://NAME`` has the content of a file on its host. ``container`` (``{"image": "registry.example.org/train:1"}``) runs the command in the root directory of an image; an empty command is then the image's own. ``nodes`` has ``only``, ``exclude`` and ``expressions`` like ``{"key": "zone", "in": ["a", "b"]}``. ``labels`` are for selecting jobs, ``annotations`` for other programs. ``not_before`` and ``deadline`` are times with a zone, or lengths of time from now.
     """
     if isinstance(command, str):
         raise ConfigurationError("command must be a list of words; no shell reads it")
@@ -227,6 +228,7 @@ def job(
         "launch": launch,
         "preemptible": preemptible,
         "spareWorkers": spare_workers,
+        "container": container,
     }
     spec = {field: value for field, value in given.items() if value is not None and value != "" and value != []}
     metadata = {"name": name, "tenant": tenant, "labels": labels, "annotations": annotations}

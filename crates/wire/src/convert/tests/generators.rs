@@ -68,8 +68,9 @@ pub(super) fn group() -> impl Strategy<Value = TaskGroup> {
         vec("[^\0]{1,20}", 1..5),
         btree_map("[A-L_][A-Z0-9_]{0,5}", "[^\0]{0,9}", 0..4),
         request(),
+        option::of(container()),
     )
-        .prop_map(|(name, workers, command, environment, request)| TaskGroup {
+        .prop_map(|(name, workers, command, environment, request, container)| TaskGroup {
             name,
             workers,
             workers_min: workers,
@@ -77,6 +78,21 @@ pub(super) fn group() -> impl Strategy<Value = TaskGroup> {
             environment,
             request,
             slice: None,
+            container,
+        })
+}
+
+fn container() -> impl Strategy<Value = Container> {
+    let pull = proptest::sample::select(PullRule::ALL.to_vec());
+    ("[a-z]{1,5}\\.[a-z]{1,5}/[a-z0-9]{1,9}:[a-z0-9]{1,5}", pull, vec(("/[a-c]{1,3}", any::<bool>()), 0..4))
+        .prop_map(|(image, pull, mounts)| Container {
+            image,
+            pull,
+            mounts: mounts
+                .into_iter()
+                .enumerate()
+                .map(|(n, (source, read_only))| Mount { source, target: format!("/m{n}"), read_only })
+                .collect(),
         })
 }
 

@@ -1,0 +1,282 @@
+//! podman by its command line: it needs no daemon, and keeps what it pulls where an operator can see it and add to it
+//! (`podman pull`, `podman load`). It never runs anything here.
+
+use super::{FoundImage, ImageConfig, ImageError, ImageFault, Runtime};
+use serde::Deserialize;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::process::{Child, Command};
+
+/// What a look for podman may take.
+const FIND_MAX: Duration = Duration::from_secs(20);
+/// Bytes of an answer.
+const ANSWER_BYTES_MAX: u64 = 4 << 20;
+/// Bytes that are kept of the end of a complaint.
+const COMPLAINT_BYTES_KEPT: usize = 4 << 10;
+
+/// podman on this host.
+#[derive(Clone, Debug)]
+pub(crate) struct Podman {
+    version: String,
+}
+
+/// What a program answered.
+struct Answer {
+    code: Option<i32>,
+    said: Vec<u8>,
+    complaint: String,
+}
+
+/// As `podman image inspect` prints it.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Inspected {
+    id: String,
+    #[serde(default)]
+    config: Option<ImageConfig>,
+}
+
+impl Podman {
+    /// Looks for podman, and for the tar that unpacks what it exports.
+    pub(super) async fn look() -> Result<Podman, String> {
+        let looked = async {
+            let answer = run(podman(&["version", "--format", "{{.Client.Version}}"])).await?;
+            let version = String::from_utf8_lossy(&answer.said).trim().to_owned();
+            let form = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'+');
+            if answer.code != Some(0)
+                || version.is_empty()
+                || version.len() > 64
+                || !version.bytes().all(form)
+            {
+                return Err(format!("podman does not tell its version: {}", answer.complaint));
+            }
+            let mut tar = Command::new("tar");
+            tar.arg("--version").stdin(Stdio::null());
+            match run(tar).await {
+                Ok(Answer { code: Some(0), .. }) => Ok(Podman { version }),
+                _ => Err("there is no tar".to_owned()),
+            }
+        };
+        tokio::time::timeout(FIND_MAX, looked).await.map_err(|_| "podman does not answer".to_owned())?
+    }
+
+    pub(crate) fn version(&self) -> &str {
+        &self.version
+    }
+}
+
+impl Runtime for Podman {
+    async fn find(&self, reference: &str) -> Result<Option<FoundImage>, ImageError> {
+        let known = run(podman(&["image", "exists", "--", reference])).await.map_err(ImageError::unusable)?;
+        match known.code {
+            Some(0) => {}
+            Some(1) => return Ok(None),
+            _ => return Err(ImageError::unusable(known.complaint)),
+        }
+        let answer =
+            run(podman(&["image", "inspect", "--", reference])).await.map_err(ImageError::unusable)?;
+        if answer.code != Some(0) {
+            return Err(ImageError::unusable(answer.complaint));
+        }
+        inspected(&answer.said).map(Some)
+    }
+
+    async fn pull(&self, reference: &str) -> Result<(), ImageError> {
+        let answer =
+            run(podman(&["pull", "--quiet", "--", reference])).await.map_err(ImageError::unusable)?;
+        match answer.code {
+            Some(0) => Ok(()),
+            _ => Err(ImageError::new(fault_of(&answer.complaint), answer.complaint)),
+        }
+    }
+
+    async fn unpack(&self, id: &str, into: &Path) -> Result<(), ImageError> {
+        // The command is never run; an image without one could not be exported otherwise.
+        let create = ["create", "--pull=never", "--network=none", "--", id, "/none"];
+        let created = run(podman(&create)).await.map_err(ImageError::unusable)?;
+        let container = String::from_utf8_lossy(&created.said).trim().to_owned();
+        if created.code != Some(0) || !is_id(&container) {
+            return Err(ImageError::unusable(created.complaint));
+        }
+        let unpacked = export(&container, into).await;
+        let removed = run(podman(&["rm", "--force", "--", &container])).await;
+        if !removed.is_ok_and(|answer| answer.code == Some(0)) {
+            tracing::warn!(container, "what an image was exported from stays behind");
+        }
+        unpacked
+    }
+
+    async fn remove(&self, id: &str) {
+        let removed = run(podman(&["rmi", "--", id])).await;
+        if !removed.is_ok_and(|answer| answer.code == Some(0)) {
+            tracing::info!(image = id, "an image that was unpacked here stays in podman's storage");
+        }
+    }
+}
+
+/// Pipes the files of a container into a directory.
+async fn export(container: &str, into: &Path) -> Result<(), ImageError> {
+    let failed = |what: &str, error: &dyn std::fmt::Display| ImageError::unusable(format!("{what}: {error}"));
+    let mut exporting = podman(&["export", "--", container]);
+    let child = quiet(&mut exporting).stdout(Stdio::piped()).spawn();
+    let mut exporting = child.map_err(|error| failed("start podman", &error))?;
+    let files = exporting.stdout.take().ok_or_else(|| ImageError::unusable("podman without a pipe"))?;
+    let files: Stdio = files.try_into().map_err(|error: std::io::Error| failed("pipe files", &error))?;
+    let mut tar = Command::new("tar");
+    tar.args(tar_arguments()).arg(into).stdin(files);
+    let (exported, unpacked) = tokio::join!(finish(exporting), run(tar));
+    let exported = exported.map_err(ImageError::unusable)?;
+    let unpacked = unpacked.map_err(ImageError::unusable)?;
+    match (exported.code, unpacked.code) {
+        (Some(0), Some(0)) => Ok(()),
+        (_, Some(0)) => Err(failed("export the image", &exported.complaint)),
+        _ => Err(failed("unpack the image", &unpacked.complaint)),
+    }
+}
+
+/// Up to the directory. Device files are left out: the host's are shown in their place.
+fn tar_arguments() -> [&'static str; 6] {
+    ["--extract", "--file=-", "--preserve-permissions", "--numeric-owner", "--exclude=dev/*", "--directory"]
+}
+
+fn podman(arguments: &[&str]) -> Command {
+    let mut command = Command::new("podman");
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+/// Runs a program to its end. It is killed when this is given up.
+async fn run(mut command: Command) -> Result<Answer, String> {
+    let program = command.as_std().get_program().to_string_lossy().into_owned();
+    let child = quiet(&mut command).stdout(Stdio::piped()).spawn();
+    finish(child.map_err(|error| format!("start {program}: {error}"))?).await
+}
+
+fn quiet(command: &mut Command) -> &mut Command {
+    command.env("LC_ALL", "C").stderr(Stdio::piped()).kill_on_drop(true)
+}
+
+async fn finish(mut child: Child) -> Result<Answer, String> {
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let said = async {
+        let mut said = Vec::new();
+        if let Some(stdout) = stdout {
+            // What is beyond is more than any answer; the program then ends for want of a reader.
+            let read = stdout.take(ANSWER_BYTES_MAX).read_to_end(&mut said).await;
+            read.map_err(|error| error.to_string())?;
+        }
+        Ok::<_, String>(said)
+    };
+    let complaint = async {
+        match stderr {
+            Some(stderr) => end_of(stderr).await,
+            None => String::new(),
+        }
+    };
+    let (said, complaint) = tokio::join!(said, complaint);
+    let status = child.wait().await.map_err(|error| error.to_string())?;
+    Ok(Answer { code: status.code(), said: said?, complaint })
+}
+
+/// The end of a text.
+async fn end_of(mut from: impl AsyncRead + Unpin) -> String {
+    let (mut kept, mut buffer) = (Vec::new(), [0u8; 4_096]);
+    while let Ok(read) = from.read(&mut buffer).await {
+        if read == 0 {
+            break;
+        }
+        kept.extend_from_slice(&buffer[..read]);
+        let beyond = kept.len().saturating_sub(COMPLAINT_BYTES_KEPT);
+        kept.drain(..beyond);
+    }
+    String::from_utf8_lossy(&kept).into_owned()
+}
+
+fn is_id(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+fn inspected(said: &[u8]) -> Result<FoundImage, ImageError> {
+    let images: Vec<Inspected> = serde_json::from_slice(said)
+        .map_err(|error| ImageError::unusable(format!("podman does not describe the image: {error}")))?;
+    let image = images.into_iter().next().filter(|image| is_id(&image.id));
+    let image = image.ok_or_else(|| ImageError::unusable("podman does not say which image it is"))?;
+    Ok(FoundImage { id: image.id, config: image.config.unwrap_or_default() })
+}
+
+/// What kept an image from being pulled, by what podman and registries say. What nobody knows is a fault of the image.
+fn fault_of(complaint: &str) -> ImageFault {
+    let said = complaint.to_ascii_lowercase();
+    let says = |texts: &[&str]| texts.iter().any(|text| said.contains(text));
+    if says(&["does not match", "digest mismatch", "digest did not match"]) {
+        ImageFault::DigestMismatch
+    } else if says(&[
+        "manifest unknown",
+        "name unknown",
+        "not found",
+        "no such image",
+        "denied",
+        "unauthorized",
+    ]) {
+        ImageFault::NotFound
+    } else if says(&[
+        "connection refused",
+        "connection reset",
+        "no such host",
+        "no route to host",
+        "network is unreachable",
+        "timeout",
+        "timed out",
+        "temporary failure",
+        "toomanyrequests",
+        "received unexpected http status: 5",
+        "eof",
+    ]) {
+        ImageFault::Unreachable
+    } else {
+        ImageFault::Unusable
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_podman_prints_is_read_and_nothing_else() {
+        let id = "5357778371b26f7439e81e9c5598c12a84a888c6e437e92e143cba0d0a64524a";
+        let text = format!(
+            r#"[{{"Id": "{id}", "Digest": "sha256:00", "Config": {{"Env": ["A=b"], "Entrypoint": ["/bin/sh", "-c"], "WorkingDir": "/etc"}}, "Size": 7}}]"#
+        );
+        let found = inspected(text.as_bytes()).unwrap();
+        assert_eq!(found.id, id);
+        assert_eq!(found.config.entrypoint.as_deref().unwrap(), ["/bin/sh", "-c"]);
+        assert_eq!(found.config.working_directory(), Some("/etc".into()));
+        let bare = format!(r#"[{{"Id": "{id}"}}]"#);
+        assert_eq!(inspected(bare.as_bytes()).unwrap().config, ImageConfig::default());
+        for bad in ["", "[]", "{}", r#"[{"Id": "../../etc"}]"#, r#"[{"Id": 7}]"#] {
+            assert_eq!(inspected(bad.as_bytes()).unwrap_err().fault(), ImageFault::Unusable, "{bad}");
+        }
+    }
+
+    #[test]
+    fn complaints_have_a_word() {
+        for (said, fault) in [
+            (
+                "Error: initializing source docker://localhost/x:1: pinging container registry localhost: Get \
+              \"https://localhost/v2/\": dial tcp 127.0.0.1:443: connect: connection refused",
+                ImageFault::Unreachable,
+            ),
+            ("dial tcp: lookup registry.example.org: no such host", ImageFault::Unreachable),
+            ("reading manifest 2 in registry.example.org/x: manifest unknown", ImageFault::NotFound),
+            ("requested access to the resource is denied", ImageFault::NotFound),
+            ("Manifest does not match provided manifest digest sha256:00", ImageFault::DigestMismatch),
+            ("writing blob: no space left on device", ImageFault::Unusable),
+            ("", ImageFault::Unusable),
+        ] {
+            assert_eq!(fault_of(said), fault, "{said}");
+        }
+    }
+}

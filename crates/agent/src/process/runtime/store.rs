@@ -1,0 +1,317 @@
+//! Unpacked images, one directory for each: `rootfs` with its files, `lock` for those who have it, `size`, and `pulled` where
+//! this agent fetched it.
+//!
+//! A shim holds the lock of its worker's image shared for as long as the worker is there, so that no agent, and no later
+//! one, removes what is in use. The time of the lock says when the image was last asked for.
+
+use super::{FoundImage, ImageConfig, ImageError, ImageFault, Runtime};
+use crate::disk::tree;
+use crate::offload::blocking;
+use muster_types::{Container, PullRule};
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+use tokio::sync::Mutex;
+
+/// The files of an image.
+pub(crate) const ROOT: &str = "rootfs";
+/// What is locked.
+const LOCK: &str = "lock";
+/// Of how many bytes it is.
+const SIZE: &str = "size";
+/// It was fetched by an agent, which may remove it from the runtime's storage as well.
+const PULLED: &str = "pulled";
+/// What stands before the name of a directory that is none yet, or none any more.
+const UNFINISHED: &str = ".part_";
+/// Between two attempts to pull, unless a test says otherwise.
+const PULL_AGAIN: Duration = Duration::from_secs(10);
+
+/// An image that a worker can have.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    /// Its directory.
+    pub(crate) directory: PathBuf,
+    /// What it says of its programs.
+    pub(crate) config: ImageConfig,
+    /// Keeps it from being removed until its shims hold it.
+    _held: File,
+}
+
+/// The images of one host.
+#[derive(Debug)]
+pub(crate) struct ImageStore<R> {
+    runtime: R,
+    directory: PathBuf,
+    bytes_max: u64,
+    /// For one image.
+    time: Duration,
+    /// Between two attempts to pull.
+    pull_again: Duration,
+    /// One image is prepared at a time: a network and a disk are no faster for several, and no image is unpacked twice.
+    turn: Mutex<()>,
+}
+
+impl<R: Runtime> ImageStore<R> {
+    /// Those in a directory, which is made where it is missing. What was left unfinished goes.
+    pub(crate) fn open(
+        runtime: R,
+        directory: PathBuf,
+        bytes_max: u64,
+        time: Duration,
+    ) -> io::Result<ImageStore<R>> {
+        // Programs of images may have a set-user-ID bit: nobody else on the host finds them.
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
+        for entry in fs::read_dir(&directory)? {
+            let entry = entry?;
+            if entry.file_name().to_str().is_some_and(|name| name.starts_with(UNFINISHED)) {
+                tree::remove(&entry.path())?;
+            }
+        }
+        Ok(ImageStore { runtime, directory, bytes_max, time, pull_again: PULL_AGAIN, turn: Mutex::default() })
+    }
+
+    /// Has the image of a job unpacked.
+    pub(crate) async fn prepare(&self, container: &Container) -> Result<Prepared, ImageError> {
+        let _turn = self.turn.lock().await;
+        match tokio::time::timeout(self.time, self.prepare_now(container)).await {
+            Ok(prepared) => prepared,
+            Err(_) => {
+                let said = format!("{} was not there after {} s", container.image, self.time.as_secs());
+                Err(ImageError::new(ImageFault::TimedOut, said))
+            }
+        }
+    }
+
+    async fn prepare_now(&self, container: &Container) -> Result<Prepared, ImageError> {
+        let reference = container.image.as_str();
+        let known = match container.pull {
+            PullRule::Always => None,
+            PullRule::Missing | PullRule::Never => self.runtime.find(reference).await?,
+        };
+        let (image, is_pulled) = match known {
+            Some(image) => (image, false),
+            None if container.pull == PullRule::Never => {
+                let said = format!("{reference} is not on this host, and the job says never to pull it");
+                return Err(ImageError::new(ImageFault::NotHere, said));
+            }
+            None => (self.pulled(reference).await?, true),
+        };
+        let directory = self.directory.join(&image.id);
+        if !directory.is_dir() {
+            self.unpack(&image, &directory, is_pulled).await?;
+        }
+        let held = hold(&directory).map_err(|error| of_disk(&directory, &error))?;
+        // When it was last asked for.
+        let _ = held.set_modified(SystemTime::now());
+        self.trim().await;
+        Ok(Prepared { directory, config: image.config, _held: held })
+    }
+
+    /// Fetches an image, again where its registry does not answer.
+    async fn pulled(&self, reference: &str) -> Result<FoundImage, ImageError> {
+        loop {
+            match self.runtime.pull(reference).await {
+                Ok(()) => break,
+                Err(error) if error.fault() == ImageFault::Unreachable => {
+                    tracing::warn!(reference, %error, "an image cannot be pulled now; trying again");
+                    tokio::time::sleep(self.pull_again).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let found = self.runtime.find(reference).await?;
+        found.ok_or_else(|| ImageError::unusable(format!("{reference} was pulled and is not there")))
+    }
+
+    async fn unpack(&self, image: &FoundImage, directory: &Path, is_pulled: bool) -> Result<(), ImageError> {
+        let part = self.directory.join(format!("{UNFINISHED}{}", image.id));
+        let begun = part.clone();
+        let made = blocking(move || -> io::Result<()> {
+            tree::remove(&begun)?;
+            fs::DirBuilder::new().mode(0o700).create(&begun)?;
+            fs::DirBuilder::new().mode(0o755).create(begun.join(ROOT))?;
+            File::create(begun.join(LOCK)).map(drop)
+        });
+        made.await.map_err(|error| of_disk(&part, &error))?;
+        self.runtime.unpack(&image.id, &part.join(ROOT)).await?;
+        let (done, to) = (part.clone(), directory.to_owned());
+        let finished = blocking(move || -> io::Result<()> {
+            fs::write(done.join(SIZE), tree::size(&done.join(ROOT)).bytes.to_string())?;
+            if is_pulled {
+                File::create(done.join(PULLED))?;
+            }
+            fs::rename(&done, &to)
+        });
+        finished.await.map_err(|error| of_disk(&part, &error))
+    }
+
+    /// Removes images that no worker has, the longest unused first, until the rest is small enough.
+    async fn trim(&self) {
+        let (directory, max) = (self.directory.clone(), self.bytes_max);
+        let removed = blocking(move || trim(&directory, max)).await;
+        match removed {
+            Ok(removed) => {
+                for id in removed {
+                    self.runtime.remove(&id).await;
+                }
+            }
+            Err(error) => tracing::warn!(%error, "unpacked images take more of the disk than they may"),
+        }
+    }
+}
+
+fn of_disk(path: &Path, error: &io::Error) -> ImageError {
+    ImageError::unusable(format!("keep the image in {}: {error}", path.display()))
+}
+
+/// Holds an image, so that it is not removed as long as the file is open.
+pub(crate) fn hold(directory: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().read(true).write(true).open(directory.join(LOCK))?;
+    file.lock_shared()?;
+    Ok(file)
+}
+
+/// Removes what is too much; the ids of those that an agent fetched.
+fn trim(directory: &Path, max: u64) -> io::Result<Vec<String>> {
+    let mut images = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        let Ok(lock) = OpenOptions::new().write(true).open(path.join(LOCK)) else { continue };
+        let size =
+            fs::read_to_string(path.join(SIZE)).ok().and_then(|text| text.parse().ok()).unwrap_or(0u64);
+        images.push((lock.metadata()?.modified()?, path, size, lock));
+    }
+    images.sort_by(|one, other| (one.0, &one.1).cmp(&(other.0, &other.1)));
+    let mut bytes = images.iter().map(|image| image.2).fold(0, u64::saturating_add);
+    let mut fetched = Vec::new();
+    for (_, path, size, lock) in images {
+        if bytes <= max {
+            break;
+        }
+        // Some worker has it.
+        if lock.try_lock().is_err() {
+            continue;
+        }
+        let Some(id) = path.file_name().and_then(|name| name.to_str()) else { continue };
+        let was_pulled = path.join(PULLED).exists();
+        let aside = directory.join(format!("{UNFINISHED}{id}"));
+        tree::remove(&aside)?;
+        fs::rename(&path, &aside)?;
+        tree::remove(&aside)?;
+        bytes = bytes.saturating_sub(size);
+        if was_pulled {
+            fetched.push(id.to_owned());
+        }
+    }
+    Ok(fetched)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use parking_lot::Mutex as Locked;
+    use std::sync::Arc;
+
+    /// A registry with one image of 4 KiB for each reference that it knows.
+    #[derive(Clone, Debug, Default)]
+    struct Registry {
+        has: Arc<Locked<Vec<String>>>,
+        local: Arc<Locked<Vec<String>>>,
+        log: Arc<Locked<Vec<String>>>,
+        unreachable: Arc<Locked<u32>>,
+    }
+
+    fn id_of(reference: &str) -> String {
+        format!("{:0>64}", reference.bytes().map(u64::from).sum::<u64>())
+    }
+
+    impl Runtime for Registry {
+        async fn find(&self, reference: &str) -> Result<Option<FoundImage>, ImageError> {
+            let known = self.local.lock().iter().any(|local| local == reference);
+            let image = FoundImage { id: id_of(reference), config: ImageConfig::default() };
+            Ok(known.then_some(image))
+        }
+
+        async fn pull(&self, reference: &str) -> Result<(), ImageError> {
+            self.log.lock().push(format!("pull {reference}"));
+            let left = *self.unreachable.lock();
+            if left > 0 {
+                *self.unreachable.lock() = left - 1;
+                return Err(ImageError::new(ImageFault::Unreachable, "no route"));
+            }
+            if !self.has.lock().iter().any(|known| known == reference) {
+                return Err(ImageError::new(ImageFault::NotFound, "unknown"));
+            }
+            self.local.lock().push(reference.to_owned());
+            Ok(())
+        }
+
+        async fn unpack(&self, id: &str, into: &Path) -> Result<(), ImageError> {
+            self.log.lock().push("unpack".to_owned());
+            fs::write(into.join(id), [7; 4_096]).map_err(|error| of_disk(into, &error))
+        }
+
+        async fn remove(&self, id: &str) {
+            self.log.lock().push("remove".to_owned());
+            self.local.lock().retain(|local| id_of(local) != id);
+        }
+    }
+
+    fn container(image: &str, pull: PullRule) -> Container {
+        Container { pull, ..Container::new(image.to_owned()) }
+    }
+
+    fn store(registry: &Registry, directory: &Path, max: u64) -> ImageStore<Registry> {
+        ImageStore::open(registry.clone(), directory.join("images"), max, Duration::from_secs(60)).unwrap()
+    }
+
+    #[tokio::test]
+    async fn an_image_is_pulled_and_unpacked_once() {
+        let (registry, directory) = (Registry::default(), tempfile::tempdir().unwrap());
+        registry.has.lock().push("localhost/a:1".to_owned());
+        *registry.unreachable.lock() = 2;
+        let mut store = store(&registry, directory.path(), 1 << 30);
+        store.pull_again = Duration::from_millis(1);
+        let never = store.prepare(&container("localhost/a:1", PullRule::Never)).await.unwrap_err();
+        assert_eq!(never.fault(), ImageFault::NotHere);
+        let first = store.prepare(&container("localhost/a:1", PullRule::Missing)).await.unwrap();
+        let second = store.prepare(&container("localhost/a:1", PullRule::Never)).await.unwrap();
+        assert_eq!(first.directory, second.directory);
+        assert!(first.directory.join(ROOT).is_dir());
+        let pull = "pull localhost/a:1";
+        assert_eq!(*registry.log.lock(), [pull, pull, pull, "unpack"]);
+        store.prepare(&container("localhost/a:1", PullRule::Always)).await.unwrap();
+        assert_eq!(registry.log.lock().len(), 5);
+        let unknown = store.prepare(&container("localhost/b:1", PullRule::Missing)).await.unwrap_err();
+        assert_eq!(unknown.fault(), ImageFault::NotFound);
+        *registry.unreachable.lock() = u32::MAX;
+        store.time = Duration::from_millis(50);
+        let late = store.prepare(&container("localhost/b:1", PullRule::Missing)).await.unwrap_err();
+        assert_eq!(late.fault(), ImageFault::TimedOut);
+        assert!(late.to_string().starts_with("IMAGE_TIMED_OUT: localhost/b:1"), "{late}");
+    }
+
+    #[tokio::test]
+    async fn what_a_worker_has_is_not_removed() {
+        let (registry, directory) = (Registry::default(), tempfile::tempdir().unwrap());
+        for image in ["localhost/a:1", "localhost/b:1", "localhost/c:1"] {
+            registry.has.lock().push(image.to_owned());
+        }
+        // For one of them.
+        let store = store(&registry, directory.path(), 6_000);
+        let first = store.prepare(&container("localhost/a:1", PullRule::Missing)).await.unwrap();
+        let second = store.prepare(&container("localhost/b:1", PullRule::Missing)).await.unwrap();
+        assert!(first.directory.is_dir() && second.directory.is_dir());
+        let gone = second.directory.clone();
+        drop(second);
+        let third = store.prepare(&container("localhost/c:1", PullRule::Missing)).await.unwrap();
+        assert!(first.directory.is_dir() && !gone.exists() && third.directory.is_dir());
+        assert_eq!(registry.local.lock().len(), 2);
+        let left = directory.path().join("images").join(format!("{UNFINISHED}x"));
+        fs::create_dir(&left).unwrap();
+        drop(ImageStore::open(registry, directory.path().join("images"), 0, Duration::from_secs(1)).unwrap());
+        assert!(!left.exists());
+    }
+}
