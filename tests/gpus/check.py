@@ -124,6 +124,7 @@ class Cluster:
         return self.call("job", "logs", job)[1]
 
     def stop(self):
+        """Ends everything; shims go on without their agent, and with them the workers, so those are killed."""
         for process in reversed(self.processes):
             process.send_signal(signal.SIGTERM)
         for process in self.processes:
@@ -131,6 +132,7 @@ class Cluster:
                 process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
+        subprocess.run(["pkill", "-KILL", "-f", f"muster-shim wait {self.root}/"], check=False)
 
 
 def checks(cluster, check):
@@ -161,6 +163,7 @@ def checks(cluster, check):
     check("it cannot open a device either", code != 0 and re.search("PermissionError|FileNotFoundError", errors + _) is not None, (code, (errors + _)[-160:]))
 
     shares(cluster, check, kind)
+    killed_guard(cluster, check, kind)
     faults(cluster, check, kind)
     code, out, _ = cluster.call("node", "show", NODE)
     print(out)
@@ -191,11 +194,31 @@ def shares(cluster, check, kind):
     check("cancelled workers leave no memory of the device behind", True, f"{used()} MiB")
 
 
+def parent(pid):
+    """The parent of a process."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"^PPid:\s*(\d+)", status, re.MULTILINE).group(1))
+
+
+def killed_guard(cluster, check, kind):
+    """The kernel ends what holds the device when the process ends that guards it."""
+    job = cluster.detached(f"{kind}:1", open_python(), str(cluster.root / "cuda.py"), "hold", 512)
+    eventually("the device is held", lambda: "holding" in cluster.logs(job))
+    [worker] = [int(pid) for [pid] in smi("pid", "compute-apps")]
+    # Its parent is the first process of its namespace, whose parent is the shim.
+    shim = parent(parent(worker))
+    os.kill(shim, signal.SIGKILL)
+    eventually("the device is free", lambda: not smi("pid", "compute-apps"))
+    check("nothing holds the device once its guard was killed", True)
+    cluster.call("job", "cancel", job)
+
+
 def faults(cluster, check, kind):
     """What a program does wrong on a device ends that program, and the host goes on."""
     python, cuda = open_python(), str(cluster.root / "cuda.py")
     code, out, errors = cluster.run(f"{kind}:1", python, cuda, "fault")
-    check("a program that writes where nothing is fails by its exit code", code not in (0,) and "answered 7" in out + errors, (code, (out + errors)[-300:]))
+    told = re.search(r"failed: (.*)", errors)
+    check("a program that writes where nothing is fails, and the driver's word for it is told", code != 0 and "xid-31" in errors, told and told.group(1)[:120])
     text = json.dumps(cluster.node().get("restriction") or {})
     check("the host is not blamed for it", "cordon" not in text and "quarantin" not in text, text[:300])
     code, out, errors = cluster.run(f"{kind}:1", python, cuda, "compute")

@@ -101,7 +101,8 @@ pub(super) fn read(
     from: Option<PastPoint>,
     to: Option<PastPoint>,
 ) -> Result<Reading, Failure> {
-    read_in(&open(dirs)?, from, to, &Detail::default(), None)
+    let archive = open(dirs)?;
+    read_in(&archive, from, to, &Detail::default(), None)
 }
 
 /// The archive in these directories.

@@ -7,7 +7,7 @@ use crate::commands::answer::Answer;
 use crate::commands::command::Command;
 use crate::commands::{
     admission, cluster, controls, health, jobs, modify, network, node, notifications, overrides, policy,
-    restrictions, submit, token,
+    restrictions, submit, throttle, token,
 };
 use crate::speculation::Speculation;
 
