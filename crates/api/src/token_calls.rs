@@ -59,13 +59,11 @@ pub(crate) fn revoke_command(
 pub(crate) fn listed(engine: &Engine, caller: &Caller) -> Result<admin::ListTokensResponse, Status> {
     let own = caller.acts_for().map_err(|refusal| to_status(&refusal))?;
     let view = engine.reading();
-    let policy = &view.policy().policy;
-    let is_reached = |token: &Token| match (&own, &token.grant.tenant) {
-        (None, _) => true,
-        (Some(own), Some(tenant)) => policy.ancestry(tenant).any(|above| above == own),
-        (Some(_), None) => false,
+    let by = caller.creator();
+    let is_reached = |id: TokenId, token: &Token| {
+        own.as_ref().is_none_or(|own| view.may_revoke_token(own, &by, id, &token.grant))
     };
-    let tokens =
-        view.tokens().filter(|(_, token)| is_reached(token)).map(|(id, token)| token_to_proto(id, token));
+    let reached = view.tokens().filter(|(id, token)| is_reached(*id, token));
+    let tokens = reached.map(|(id, token)| token_to_proto(id, token));
     Ok(admin::ListTokensResponse { tokens: tokens.collect(), freshness: Some(freshness(engine, &view)) })
 }

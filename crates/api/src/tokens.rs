@@ -6,7 +6,7 @@
 use muster_engine::Engine;
 use muster_state::State;
 use muster_transport::{PeerInfo, Principal, Role, ShortName, TokenHolder, TokenSecret};
-use muster_types::{Name, Refusal, RefusalCode, Token};
+use muster_types::{Name, Refusal, RefusalCode, Token, TokenId};
 use muster_wire::status::to_status;
 use parking_lot::Mutex;
 use std::collections::HashSet;
@@ -49,7 +49,7 @@ fn presented(headers: &mut http::HeaderMap) -> Result<Option<TokenSecret>, Statu
 }
 
 /// The holder of a token that the state has, as a caller.
-fn holder(view: &State, secret: &TokenSecret, token: &Token) -> Option<TokenHolder> {
+fn holder(view: &State, id: TokenId, token: &Token) -> Option<TokenHolder> {
     let short = |name: &Name| ShortName::new(name.as_str());
     let tenant = match &token.grant.tenant {
         Some(tenant) => Some(short(tenant)?),
@@ -57,7 +57,7 @@ fn holder(view: &State, secret: &TokenSecret, token: &Token) -> Option<TokenHold
     };
     Some(TokenHolder {
         cluster: view.cluster()?.cluster,
-        id: secret.id(),
+        id,
         role: token.grant.role,
         tenant,
         user: short(&token.grant.user)?,
@@ -121,11 +121,31 @@ impl Tokens {
     fn accept(&self, secret: &TokenSecret) -> Option<TokenHolder> {
         let engine = &self.0.engine;
         let view = engine.view();
-        let token = view.live_token(secret.id(), engine.now(&view))?;
-        if !secret.is_of(&token.grant.secret_sha256) {
-            return None;
-        }
-        holder(&view, secret, token)
+        let token = view.live_token(secret.id(), engine.now(&view));
+        // A secret of an unknown id is hashed and compared too: the time of an answer does not tell which tokens there are.
+        let sha256 = token.map_or([0; 32], |token| token.grant.secret_sha256);
+        let is_right = secret.is_of(&sha256);
+        token.filter(|_| is_right).and_then(|token| holder(&view, secret.id(), token))
+    }
+
+    /// Whether a token that was accepted before still is, for the same holder: an id may have become that of another token.
+    fn is_accepted(&self, known: TokenHolder) -> bool {
+        let engine = &self.0.engine;
+        let view = engine.view();
+        let token = view.live_token(known.id, engine.now(&view));
+        token.and_then(|token| holder(&view, known.id, token)) == Some(known)
+    }
+
+    /// For whom another replica passes a call on. That replica may be behind, so the leader looks at a token once more. It can
+    /// tell as soon as it has applied the first record of its leadership: nobody has applied a record before that it lacks.
+    ///
+    /// # Errors
+    /// When the token is not accepted any more.
+    pub(crate) fn check_passed_on(&self, principal: Principal) -> Result<Principal, Status> {
+        let Principal::Token(known) = principal else { return Ok(principal) };
+        let mine = self.0.engine.leadership().borrow().mine;
+        let is_current = mine.is_some() && mine == self.0.engine.view().leadership();
+        if is_current && !self.is_accepted(known) { Err(not_accepted()) } else { Ok(principal) }
     }
 
     /// Waits until a caller's token is refused; for ever where it shows none.
@@ -133,8 +153,7 @@ impl Tokens {
         let Principal::Token(holder) = principal else { return std::future::pending().await };
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
-            let view = self.0.engine.view();
-            if view.live_token(holder.id, self.0.engine.now(&view)).is_none() {
+            if !self.is_accepted(holder) {
                 return not_accepted();
             }
         }
