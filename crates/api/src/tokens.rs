@@ -9,16 +9,20 @@ use muster_transport::{PeerInfo, Principal, Role, ShortName, TokenHolder, TokenS
 use muster_types::{Name, Refusal, RefusalCode, Token, TokenId};
 use muster_wire::status::to_status;
 use parking_lot::Mutex;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tonic::Status;
 use tonic::codegen::http;
 
+use crate::shares::Account;
+
 /// How often an answer that goes on looks whether its token is still accepted.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Denied calls that are logged, each once for its caller: the rest is counted alone, or a stranger could fill the log.
 const DENIALS_LOGGED_MAX: usize = 1_024;
+/// The same of one tenant, or of one holder that is of none: a tenant that makes tokens without end does not take all of them.
+const DENIALS_OF_ACCOUNT_MAX: usize = DENIALS_LOGGED_MAX / 8;
 
 /// What a caller is told whose token is not accepted, whatever the reason.
 fn not_accepted() -> Status {
@@ -64,11 +68,31 @@ fn holder(view: &State, id: TokenId, token: &Token) -> Option<TokenHolder> {
     })
 }
 
+/// Denied calls that were logged, and how many for each account.
+#[derive(Default)]
+struct Denials {
+    logged: HashSet<(Principal, &'static str)>,
+    of_account: HashMap<Account, usize>,
+}
+
+impl Denials {
+    /// Whether a call is to be logged; it counts as logged from then on.
+    fn enter(&mut self, principal: Principal, path: &'static str) -> bool {
+        let account = Account::of(&principal);
+        let of_account = self.of_account.get(&account).copied().unwrap_or_default();
+        let is_full = self.logged.len() >= DENIALS_LOGGED_MAX || of_account >= DENIALS_OF_ACCOUNT_MAX;
+        if is_full || !self.logged.insert((principal, path)) {
+            return false;
+        }
+        self.of_account.insert(account, of_account + 1);
+        true
+    }
+}
+
 struct Inner {
     engine: Engine,
     is_enabled: bool,
-    /// Denied calls that were logged.
-    denials: Mutex<HashSet<(Principal, &'static str)>>,
+    denials: Mutex<Denials>,
 }
 
 /// Which tokens are accepted. Clones share it.
@@ -167,11 +191,10 @@ impl Tokens {
         path: &'static str,
         reason: &str,
     ) {
-        let mut denials = self.0.denials.lock();
-        if denials.len() >= DENIALS_LOGGED_MAX || !denials.insert((principal, path)) {
+        let is_new = self.0.denials.lock().enter(principal, path);
+        if !is_new {
             return;
         }
-        drop(denials);
         tracing::warn!(%principal, address = %peer.address, path, reason, "a call is denied; repetitions are counted alone");
     }
 }
@@ -186,6 +209,22 @@ mod tests {
             headers.append(http::header::AUTHORIZATION, value.parse().expect("a value"));
         }
         headers
+    }
+
+    #[test]
+    fn no_tenant_takes_all_places_of_logged_denials() {
+        let short = |text| ShortName::new(text).expect("a name");
+        let holder = |tenant, id| {
+            let (cluster, role) = (muster_types::ClusterId(1), muster_types::TokenRole::Submitter);
+            let (id, tenant) = (TokenId(id), Some(short(tenant)));
+            Principal::Token(TokenHolder { cluster, id, role, tenant, user: short("ada") })
+        };
+        let mut denials = Denials::default();
+        let logged = (0..10_000).filter(|id| denials.enter(holder("loud", *id), "/a")).count();
+        assert_eq!(logged, DENIALS_OF_ACCOUNT_MAX);
+        assert!(denials.enter(holder("quiet", 1), "/a"));
+        assert!(!denials.enter(holder("quiet", 1), "/a"), "once");
+        assert!(denials.enter(Principal::Anonymous, "/a"));
     }
 
     #[test]
