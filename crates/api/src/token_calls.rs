@@ -2,7 +2,7 @@
 
 use muster_decider::{Command, TokenOrder};
 use muster_engine::Engine;
-use muster_types::{Token, TokenId};
+use muster_types::{Token, TokenId, limits};
 use muster_wire::admin;
 use muster_wire::convert::{TokenRequest, request_id, token_from_proto, token_to_proto};
 use muster_wire::status::to_status;
@@ -11,6 +11,9 @@ use tonic::Status;
 use crate::controls::requester;
 use crate::forward::Caller;
 use crate::read::{freshness, invalid};
+
+/// About what the longest list of tokens takes in memory.
+pub(crate) const LIST_BYTES_MAX: usize = limits::TOKENS_MAX * 400;
 
 /// The command that makes a token.
 pub(crate) fn create_command(
