@@ -174,7 +174,9 @@ impl ClusterAdminService for Admin {
         request: Request<admin::ListTokensRequest>,
     ) -> Result<Response<admin::ListTokensResponse>, Status> {
         let caller = self.router.caller(&request);
-        token_calls::listed(self.router.engine(), &caller).map(Response::new)
+        let engine = self.router.engine().clone();
+        let make = move || token_calls::listed(&engine, &caller);
+        self.router.page(caller.account(), token_calls::LIST_BYTES_MAX, make).await
     }
 
     async fn revoke_token(

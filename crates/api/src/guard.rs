@@ -247,9 +247,10 @@ impl Guard {
         };
         let Some(behalf) = behalf else { return Ok(peer.principal) };
         let behalf = behalf.to_str().ok().and_then(|text| Principal::parse_passed_on(text, cluster));
-        behalf.ok_or_else(|| {
+        let behalf = behalf.ok_or_else(|| {
             denied(peer.principal, "the call is passed on for nobody of this cluster".to_owned())
-        })
+        })?;
+        self.tokens.check_passed_on(behalf)
     }
 
     /// Which part of this replica's traffic a call belongs to.

@@ -2,7 +2,7 @@
 
 use muster_decider::{Command, TokenOrder};
 use muster_engine::Engine;
-use muster_types::{Token, TokenId};
+use muster_types::{Token, TokenId, limits};
 use muster_wire::admin;
 use muster_wire::convert::{TokenRequest, request_id, token_from_proto, token_to_proto};
 use muster_wire::status::to_status;
@@ -11,6 +11,9 @@ use tonic::Status;
 use crate::controls::requester;
 use crate::forward::Caller;
 use crate::read::{freshness, invalid};
+
+/// About what the longest list of tokens takes in memory.
+pub(crate) const LIST_BYTES_MAX: usize = limits::TOKENS_MAX * 400;
 
 /// The command that makes a token.
 pub(crate) fn create_command(
@@ -59,13 +62,11 @@ pub(crate) fn revoke_command(
 pub(crate) fn listed(engine: &Engine, caller: &Caller) -> Result<admin::ListTokensResponse, Status> {
     let own = caller.acts_for().map_err(|refusal| to_status(&refusal))?;
     let view = engine.reading();
-    let policy = &view.policy().policy;
-    let is_reached = |token: &Token| match (&own, &token.grant.tenant) {
-        (None, _) => true,
-        (Some(own), Some(tenant)) => policy.ancestry(tenant).any(|above| above == own),
-        (Some(_), None) => false,
+    let by = caller.creator();
+    let is_reached = |id: TokenId, token: &Token| {
+        own.as_ref().is_none_or(|own| view.may_revoke_token(own, &by, id, &token.grant))
     };
-    let tokens =
-        view.tokens().filter(|(_, token)| is_reached(token)).map(|(id, token)| token_to_proto(id, token));
+    let reached = view.tokens().filter(|(id, token)| is_reached(*id, token));
+    let tokens = reached.map(|(id, token)| token_to_proto(id, token));
     Ok(admin::ListTokensResponse { tokens: tokens.collect(), freshness: Some(freshness(engine, &view)) })
 }

@@ -2,7 +2,7 @@
 
 use muster_decider::{Command, TokenOrder};
 use muster_transport::{Expect, Principal, Role, Security, Tls, TokenHolder, TokenSecret};
-use muster_types::{RefusalCode, ReplicaId, RequestId, Requester, TokenGrant, TokenRole};
+use muster_types::{RefusalCode, ReplicaId, RequestId, Requester, TokenGrant, TokenId, TokenRole};
 use muster_wire::status::Refused;
 use muster_wire::v1;
 use muster_wire::v1::job_service_client::JobServiceClient;
@@ -200,4 +200,38 @@ async fn no_tokens_unless_they_are_configured() {
         assert_eq!(code(answer.as_ref().map_err(Clone::clone)), None, "the connection is cut, not answered");
         assert!(answer.is_err());
     }
+}
+
+/// A replica that is behind may pass on a call with a token that the leader knows to be revoked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_leader_looks_at_tokens_that_are_passed_on() {
+    const PATH: &str = "/muster.v1beta1.ClusterService/GetServerInfo";
+    let world = World::with_tenants_under(with_tokens()).await;
+    let replica = world.channel(Role::Replica(ReplicaId(1))).await;
+    let secret = made(&world, 1, TokenRole::Submitter, Some("vision")).await;
+    let passed_on = |role: TokenRole, id: TokenId| {
+        let (tenant, user) = (Some(short("vision")), short("ada"));
+        let principal = Principal::Token(TokenHolder { cluster: CLUSTER, id, role, tenant, user });
+        let said = principal.passed_on().expect("it has a name");
+        let mut onward = Request::new(());
+        onward.metadata_mut().insert("muster-principal", said.parse().expect("it is ASCII"));
+        onward.metadata_mut().insert("muster-forwarded", "1".parse().expect("a digit is ASCII"));
+        onward
+    };
+    let own = || passed_on(TokenRole::Submitter, secret.id());
+    call(&replica, PATH, own()).await.expect("it is accepted");
+    let refused = Some(RefusalCode::Unauthenticated);
+    // A token of this id acts for somebody else by now.
+    let other = passed_on(TokenRole::TenantAdmin, secret.id());
+    assert_eq!(code(call(&replica, PATH, other).await), refused);
+    let unknown = passed_on(TokenRole::Submitter, TokenId(1));
+    assert_eq!(code(call(&replica, PATH, unknown).await), refused);
+    let revoke = Command::RevokeToken {
+        request: RequestId(2_000),
+        by: Requester::default(),
+        acts_for: None,
+        token: secret.id(),
+    };
+    world.engine.execute(revoke).await.expect("it is revoked");
+    assert_eq!(code(call(&replica, PATH, own()).await), refused);
 }

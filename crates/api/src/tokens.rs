@@ -6,19 +6,23 @@
 use muster_engine::Engine;
 use muster_state::State;
 use muster_transport::{PeerInfo, Principal, Role, ShortName, TokenHolder, TokenSecret};
-use muster_types::{Name, Refusal, RefusalCode, Token};
+use muster_types::{Name, Refusal, RefusalCode, Token, TokenId};
 use muster_wire::status::to_status;
 use parking_lot::Mutex;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tonic::Status;
 use tonic::codegen::http;
 
+use crate::shares::Account;
+
 /// How often an answer that goes on looks whether its token is still accepted.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Denied calls that are logged, each once for its caller: the rest is counted alone, or a stranger could fill the log.
 const DENIALS_LOGGED_MAX: usize = 1_024;
+/// The same of one tenant, or of one holder that is of none: a tenant that makes tokens without end does not take all of them.
+const DENIALS_OF_ACCOUNT_MAX: usize = DENIALS_LOGGED_MAX / 8;
 
 /// What a caller is told whose token is not accepted, whatever the reason.
 fn not_accepted() -> Status {
@@ -49,7 +53,7 @@ fn presented(headers: &mut http::HeaderMap) -> Result<Option<TokenSecret>, Statu
 }
 
 /// The holder of a token that the state has, as a caller.
-fn holder(view: &State, secret: &TokenSecret, token: &Token) -> Option<TokenHolder> {
+fn holder(view: &State, id: TokenId, token: &Token) -> Option<TokenHolder> {
     let short = |name: &Name| ShortName::new(name.as_str());
     let tenant = match &token.grant.tenant {
         Some(tenant) => Some(short(tenant)?),
@@ -57,18 +61,38 @@ fn holder(view: &State, secret: &TokenSecret, token: &Token) -> Option<TokenHold
     };
     Some(TokenHolder {
         cluster: view.cluster()?.cluster,
-        id: secret.id(),
+        id,
         role: token.grant.role,
         tenant,
         user: short(&token.grant.user)?,
     })
 }
 
+/// Denied calls that were logged, and how many for each account.
+#[derive(Default)]
+struct Denials {
+    logged: HashSet<(Principal, &'static str)>,
+    of_account: HashMap<Account, usize>,
+}
+
+impl Denials {
+    /// Whether a call is to be logged; it counts as logged from then on.
+    fn enter(&mut self, principal: Principal, path: &'static str) -> bool {
+        let account = Account::of(&principal);
+        let of_account = self.of_account.get(&account).copied().unwrap_or_default();
+        let is_full = self.logged.len() >= DENIALS_LOGGED_MAX || of_account >= DENIALS_OF_ACCOUNT_MAX;
+        if is_full || !self.logged.insert((principal, path)) {
+            return false;
+        }
+        self.of_account.insert(account, of_account + 1);
+        true
+    }
+}
+
 struct Inner {
     engine: Engine,
     is_enabled: bool,
-    /// Denied calls that were logged.
-    denials: Mutex<HashSet<(Principal, &'static str)>>,
+    denials: Mutex<Denials>,
 }
 
 /// Which tokens are accepted. Clones share it.
@@ -121,11 +145,31 @@ impl Tokens {
     fn accept(&self, secret: &TokenSecret) -> Option<TokenHolder> {
         let engine = &self.0.engine;
         let view = engine.view();
-        let token = view.live_token(secret.id(), engine.now(&view))?;
-        if !secret.is_of(&token.grant.secret_sha256) {
-            return None;
-        }
-        holder(&view, secret, token)
+        let token = view.live_token(secret.id(), engine.now(&view));
+        // A secret of an unknown id is hashed and compared too: the time of an answer does not tell which tokens there are.
+        let sha256 = token.map_or([0; 32], |token| token.grant.secret_sha256);
+        let is_right = secret.is_of(&sha256);
+        token.filter(|_| is_right).and_then(|token| holder(&view, secret.id(), token))
+    }
+
+    /// Whether a token that was accepted before still is, for the same holder: an id may have become that of another token.
+    fn is_accepted(&self, known: TokenHolder) -> bool {
+        let engine = &self.0.engine;
+        let view = engine.view();
+        let token = view.live_token(known.id, engine.now(&view));
+        token.and_then(|token| holder(&view, known.id, token)) == Some(known)
+    }
+
+    /// For whom another replica passes a call on. That replica may be behind, so the leader looks at a token once more. It can
+    /// tell as soon as it has applied the first record of its leadership: nobody has applied a record before that it lacks.
+    ///
+    /// # Errors
+    /// When the token is not accepted any more.
+    pub(crate) fn check_passed_on(&self, principal: Principal) -> Result<Principal, Status> {
+        let Principal::Token(known) = principal else { return Ok(principal) };
+        let mine = self.0.engine.leadership().borrow().mine;
+        let is_current = mine.is_some() && mine == self.0.engine.view().leadership();
+        if is_current && !self.is_accepted(known) { Err(not_accepted()) } else { Ok(principal) }
     }
 
     /// Waits until a caller's token is refused; for ever where it shows none.
@@ -133,8 +177,7 @@ impl Tokens {
         let Principal::Token(holder) = principal else { return std::future::pending().await };
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
-            let view = self.0.engine.view();
-            if view.live_token(holder.id, self.0.engine.now(&view)).is_none() {
+            if !self.is_accepted(holder) {
                 return not_accepted();
             }
         }
@@ -148,11 +191,10 @@ impl Tokens {
         path: &'static str,
         reason: &str,
     ) {
-        let mut denials = self.0.denials.lock();
-        if denials.len() >= DENIALS_LOGGED_MAX || !denials.insert((principal, path)) {
+        let is_new = self.0.denials.lock().enter(principal, path);
+        if !is_new {
             return;
         }
-        drop(denials);
         tracing::warn!(%principal, address = %peer.address, path, reason, "a call is denied; repetitions are counted alone");
     }
 }
@@ -167,6 +209,22 @@ mod tests {
             headers.append(http::header::AUTHORIZATION, value.parse().expect("a value"));
         }
         headers
+    }
+
+    #[test]
+    fn no_tenant_takes_all_places_of_logged_denials() {
+        let short = |text| ShortName::new(text).expect("a name");
+        let holder = |tenant, id| {
+            let (cluster, role) = (muster_types::ClusterId(1), muster_types::TokenRole::Submitter);
+            let (id, tenant) = (TokenId(id), Some(short(tenant)));
+            Principal::Token(TokenHolder { cluster, id, role, tenant, user: short("ada") })
+        };
+        let mut denials = Denials::default();
+        let logged = (0..10_000).filter(|id| denials.enter(holder("loud", *id), "/a")).count();
+        assert_eq!(logged, DENIALS_OF_ACCOUNT_MAX);
+        assert!(denials.enter(holder("quiet", 1), "/a"));
+        assert!(!denials.enter(holder("quiet", 1), "/a"), "once");
+        assert!(denials.enter(Principal::Anonymous, "/a"));
     }
 
     #[test]

@@ -23,8 +23,9 @@ Examples:
 
 The roles: viewer looks; submitter submits, cancels and reads output for its tenant and those below it; tenant-admin makes and revokes
 tokens of these two roles for them as well; operator operates nodes and acts for every tenant; drill runs drills; admin does everything.
-A secret is made on this machine and shown once: the cluster has its hash alone. Replicas take it where `tokens = true` is in
-their configuration. Its holder uses it with --ca and --token-file, MUSTER_TOKEN_FILE or MUSTER_TOKEN.")]
+A secret is made on this machine and shown once: the cluster has its hash alone. Run `umask 077` before you write it to a file: one that
+everybody can read is refused. Replicas take it where `tokens = true` is in their configuration. Its holder uses it with --ca and
+--token-file, MUSTER_TOKEN_FILE or MUSTER_TOKEN.")]
     Create(CreateArgs),
     /// List the tokens that you may revoke
     #[command(after_help = "\

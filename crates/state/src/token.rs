@@ -8,7 +8,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use muster_journal::RequestKey;
-use muster_types::token::lifetime_violation;
+use muster_types::token::{is_by_token, lifetime_violation};
 use muster_types::{LogTime, Name, Requester, Token, TokenGrant, TokenId, limits};
 
 use crate::effect::Effect;
@@ -59,6 +59,21 @@ impl State {
     fn live_tokens_of<'a>(&'a self, tenant: Option<&'a Name>) -> impl Iterator<Item = (TokenId, &'a Token)> {
         let now = self.meta.log_time;
         self.tokens().filter(move |(_, token)| token.grant.tenant.as_ref() == tenant && token.is_live(now))
+    }
+
+    /// Whether who is bound to a tenant makes such tokens: of viewers and submitters, for it and those below it.
+    #[must_use]
+    pub fn may_make_token(&self, own: &Name, grant: &TokenGrant) -> bool {
+        let policy = &self.policy.policy;
+        let is_within = |tenant: &Name| policy.ancestry(tenant).any(|above| above == own);
+        grant.role.is_made_by_tenants() && grant.tenant.as_ref().is_some_and(is_within)
+    }
+
+    /// Whether who is bound to a tenant revokes this token: one that it could have made, or the one that it shows. `by` is its
+    /// name, as it is recorded.
+    #[must_use]
+    pub fn may_revoke_token(&self, own: &Name, by: &str, id: TokenId, grant: &TokenGrant) -> bool {
+        is_by_token(by, id) || self.may_make_token(own, grant)
     }
 
     /// What has expired counts for no bound. The log time here is that of the record before, so what expires in between

@@ -22,6 +22,13 @@ pub fn user_of(creator: &str) -> &str {
     creator.split_once(BY_TOKEN).map_or(creator, |(user, _)| user)
 }
 
+/// Whether it is this token that spoke for who submitted or asked.
+#[must_use]
+pub fn is_by_token(creator: &str, id: TokenId) -> bool {
+    let token = creator.split_once(BY_TOKEN).and_then(|(_, text)| text.parse::<TokenId>().ok());
+    token == Some(id)
+}
+
 /// Names a token. It is public: it says which row of the state a secret is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TokenId(pub u64);
@@ -103,6 +110,16 @@ impl TokenRole {
             TokenRole::Viewer => None,
             TokenRole::Submitter | TokenRole::TenantAdmin => Some(true),
             TokenRole::Operator | TokenRole::Drill | TokenRole::Admin => Some(false),
+        }
+    }
+
+    /// Whether who administers a tenant makes and revokes tokens of this role for it: none that could make more, or keep other
+    /// administrators out.
+    #[must_use]
+    pub fn is_made_by_tenants(self) -> bool {
+        match self {
+            TokenRole::Viewer | TokenRole::Submitter => true,
+            TokenRole::TenantAdmin | TokenRole::Operator | TokenRole::Drill | TokenRole::Admin => false,
         }
     }
 }
@@ -197,6 +214,18 @@ mod tests {
             "0000000ödeadbee",
         ] {
             assert!(text.parse::<TokenId>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_creator_names_its_token() {
+        let by = "tenant/vision/ada+token/0000000000000007";
+        assert!(is_by_token(by, TokenId(7)) && !is_by_token(by, TokenId(8)));
+        assert_eq!(user_of(by), "tenant/vision/ada");
+        for none in
+            ["", "tenant/vision/ada", "+token/7", "0000000000000007", "x+token/0000000000000007+token/"]
+        {
+            assert!(!is_by_token(none, TokenId(7)), "{none}");
         }
     }
 

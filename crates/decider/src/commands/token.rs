@@ -6,24 +6,18 @@ use muster_journal::{Decision, RequestKey, hash};
 use muster_state::{GuardError, State};
 use muster_types::token::lifetime_violation;
 use muster_types::{
-    Name, Refusal, RefusalCode, RequestId, Requester, TokenGrant, TokenId, TokenRole, Violation, limits,
+    Name, Refusal, RefusalCode, RequestId, Requester, TokenGrant, TokenId, Violation, limits,
 };
 
 use crate::commands::answer::{Answer, repeated};
 use crate::commands::command::TokenOrder;
+use crate::settle::retention::pruning_for_request;
 use crate::speculation::Speculation;
-
-/// Whether a tenant is another or one of those below it, by the policy in force.
-fn is_within(state: &State, tenant: &Name, own: &Name) -> bool {
-    state.policy().policy.ancestry(tenant).any(|above| above == own)
-}
 
 /// Who is bound to a tenant makes tokens for it and those below it, and none that can make tokens.
 fn check_reach(state: &State, order: &TokenOrder) -> Result<(), Refusal> {
     let Some(own) = &order.acts_for else { return Ok(()) };
-    let grant = &order.grant;
-    let is_theirs = grant.tenant.as_ref().is_some_and(|tenant| is_within(state, tenant, own));
-    if is_theirs && matches!(grant.role, TokenRole::Viewer | TokenRole::Submitter) {
+    if state.may_make_token(own, &order.grant) {
         return Ok(());
     }
     let text = format!(
@@ -65,11 +59,17 @@ pub(super) fn create(speculation: &mut Speculation, order: &TokenOrder) -> Resul
         grant: Box::new(grant.clone()),
         lifetime_ms: *lifetime_ms,
     };
-    match state.check(&decision) {
-        Ok(()) => Ok(Answer::Done { at: speculation.push(decision) }),
-        Err(GuardError::TokenExists) => Err(exists(state, order)),
-        Err(_) => Err(full(state, grant)),
+    state.check(&decision).map_err(|error| match error {
+        GuardError::TokenExists => exists(state, order),
+        _ => full(state, grant),
+    })?;
+    // Tokens can be made and revoked without end, and each request is remembered: those of a tenant are counted.
+    let pruning = pruning_for_request(speculation, order.acts_for.is_some(), 0)?;
+    if let Some(own) = &order.acts_for {
+        speculation.count_request([own])?;
     }
+    pruning.carry_out(speculation);
+    Ok(Answer::Done { at: speculation.push(decision) })
 }
 
 /// An id that is taken is that of another client's token, so the refusal does not name that one.
@@ -118,15 +118,15 @@ pub(super) fn revoke(
     }
     let state = speculation.state();
     // Of another tenant's tokens nobody is told whether they exist.
-    let is_reached = state.token(token).is_some_and(|row| match (acts_for, &row.grant.tenant) {
-        (None, _) => true,
-        (Some(own), Some(tenant)) => is_within(state, tenant, own),
-        (Some(_), None) => false,
+    let is_reached = state.token(token).is_some_and(|row| {
+        acts_for.is_none_or(|own| state.may_revoke_token(own, &by.name, token, &row.grant))
     });
     let decision = Decision::TokenRevoked { request: key, by: by.clone(), token };
     if !is_reached || state.check(&decision).is_err() {
         let refusal = Refusal::new(RefusalCode::TokenNotFound, format!("there is no token {token}"));
         return Err(refusal.with("token_id", token));
     }
+    // Nobody who takes a token back is held up. There are no more of these requests than of those that made the tokens.
+    pruning_for_request(speculation, false, 0)?.carry_out(speculation);
     Ok(Answer::Done { at: speculation.push(decision) })
 }

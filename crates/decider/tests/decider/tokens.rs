@@ -1,10 +1,12 @@
 //! Bearer tokens: bounds, reach and expiry.
 
-use muster_decider::{Answer, Command, Speculation, TokenOrder, handle};
+use muster_decider::{Answer, BootstrapConfig, Command, Speculation, TokenOrder, handle};
 use muster_journal::{Decision, RequestKey};
 use muster_state::{GuardError, State};
 use muster_types::policy::{PolicyDraft, TenantPolicy};
-use muster_types::{LogTime, Refusal, RefusalCode, Requester, TokenGrant, TokenId, TokenRole, limits};
+use muster_types::{
+    LogTime, Parameters, Refusal, RefusalCode, Requester, TokenGrant, TokenId, TokenRole, limits,
+};
 
 use crate::support::{BOOTSTRAP, commit, founded_as, name, request};
 
@@ -12,7 +14,12 @@ const DAY_MS: u64 = 24 * 3_600 * 1_000;
 
 /// `vision` with `video` below it, and `speech`.
 fn cluster() -> (Speculation, State) {
-    let (mut speculation, mut state) = founded_as(BOOTSTRAP);
+    cluster_as(BOOTSTRAP)
+}
+
+/// The same with other parameters.
+fn cluster_as(bootstrap: BootstrapConfig) -> (Speculation, State) {
+    let (mut speculation, mut state) = founded_as(bootstrap);
     let mut draft = PolicyDraft::default();
     for (tenant, parent) in [("vision", None), ("video", Some("vision")), ("speech", None)] {
         let parent = parent.map(name);
@@ -167,6 +174,56 @@ fn who_is_bound_to_a_tenant_makes_and_revokes_tokens_below_it() {
     for (n, token, expected) in [(20, 8, unknown), (21, 9, unknown), (22, 10, unknown), (23, 2, None)] {
         assert_eq!(code(revoke(&mut speculation, n, Some("vision"), token)), expected, "{token}");
     }
+}
+
+/// Who has stolen the token of one administrator of a tenant cannot keep the others out.
+#[test]
+fn who_is_bound_to_a_tenant_revokes_no_administrator_but_itself() {
+    let (mut speculation, _) = cluster();
+    for (n, tenant) in [(1, "vision"), (2, "vision"), (3, "video")] {
+        create(&mut speculation, order(n, TokenRole::TenantAdmin, Some(tenant))).unwrap();
+    }
+    for (n, token) in [(20, 2), (21, 3)] {
+        let refused = code(revoke(&mut speculation, n, Some("vision"), token));
+        assert_eq!(refused, Some(RefusalCode::TokenNotFound), "{token}");
+    }
+    let own = Command::RevokeToken {
+        request: request(22),
+        by: Requester { name: format!("tenant/vision/ada+token/{}", TokenId(1)), is_operator: false },
+        acts_for: Some(name("vision")),
+        token: TokenId(1),
+    };
+    handle(&mut speculation, &own).unwrap();
+    revoke(&mut speculation, 23, None, 2).unwrap();
+}
+
+/// Each request is remembered by its id: a tenant does not fill the table of them with tokens that it makes and revokes.
+#[test]
+fn tokens_are_not_made_and_revoked_without_end() {
+    let parameters = Parameters { requests_held_max: 1_000, ..Parameters::DEFAULT };
+    let (mut speculation, mut state) = cluster_as(BootstrapConfig { parameters, ..BOOTSTRAP });
+    let mut refused = None;
+    for n in 1..1_000 {
+        let made =
+            TokenOrder { acts_for: Some(name("vision")), ..order(n, TokenRole::Viewer, Some("video")) };
+        if let Err(refusal) = create(&mut speculation, made) {
+            refused = Some(refusal);
+            break;
+        }
+        revoke(&mut speculation, u128::from(10_000 + n), Some("vision"), n).unwrap();
+        if n % 100 == 0 {
+            commit(&mut speculation, &mut state);
+        }
+    }
+    let refused = refused.expect("it is refused in time");
+    assert_eq!(refused.code, RefusalCode::StateFull, "{refused:?}");
+    assert!(refused.metadata.contains(&("limit", "requests_held_share".to_owned())), "{refused:?}");
+    assert!(refused.metadata.contains(&("tenant", "vision".to_owned())), "{refused:?}");
+    commit(&mut speculation, &mut state);
+    assert!(state.requests_count() < 1_000);
+    // An operator is not held up, and nobody is who takes a token back.
+    create(&mut speculation, order(5_000, TokenRole::Viewer, Some("vision"))).unwrap();
+    revoke(&mut speculation, 50_000, Some("vision"), 5_000).unwrap();
 }
 
 #[test]
