@@ -201,7 +201,7 @@ async fn every_event_arrives_at_least_once_when_leaders_are_killed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_receiver_that_is_silent_or_refused_delays_no_other() {
     let (quick, silent) = (Receiver::start(false).await, Receiver::start(true).await);
-    let cluster = start(&["quick", "silent"]).await;
+    let mut cluster = start(&["quick", "silent"]).await;
     let mut text = policy(&[
         ("quick", quick.port, "job_cancelled, node_quarantined"),
         ("silent", silent.port, "job_cancelled"),
