@@ -97,7 +97,8 @@ impl Runtime for Podman {
         // volumes, which would stay behind.
         let label = label_of(owner);
         let kinds = ["create", "--pull=never", "--network=none", "--image-volume=ignore"];
-        let create: Vec<&str> = kinds.into_iter().chain(["--label", label.as_str(), "--", id, "/none"]).collect();
+        let create: Vec<&str> =
+            kinds.into_iter().chain(["--label", label.as_str(), "--", id, "/none"]).collect();
         let created = run(podman(&create)).await.map_err(ImageError::unusable)?;
         let container = String::from_utf8_lossy(&created.said).trim().to_owned();
         if created.code != Some(0) || !is_id(&container) {

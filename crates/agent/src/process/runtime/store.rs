@@ -8,9 +8,9 @@ use super::{FoundImage, ImageConfig, ImageError, ImageFault, Runtime};
 use crate::disk::tree;
 use crate::offload::blocking;
 use muster_types::{Container, PullRule};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use tokio::sync::Mutex;
@@ -25,6 +25,8 @@ const SIZE: &str = "size";
 const PULLED: &str = "pulled";
 /// What stands before the name of a directory that is none yet, or none any more.
 const UNFINISHED: &str = ".part_";
+/// What a look into the runtime's storage, or the removal of one thing from it, may take.
+const TIDY_MAX: Duration = Duration::from_secs(60);
 /// Between two attempts to pull, unless a test says otherwise.
 const PULL_AGAIN: Duration = Duration::from_secs(10);
 
@@ -39,6 +41,14 @@ pub(crate) struct Prepared {
     _held: File,
 }
 
+impl Prepared {
+    fn of(directory: PathBuf, image: FoundImage, held: File) -> Prepared {
+        // When it was last asked for.
+        let _ = held.set_modified(SystemTime::now());
+        Prepared { directory, config: image.config, _held: held }
+    }
+}
+
 /// The images of one host.
 #[derive(Debug)]
 pub(crate) struct ImageStore<R> {
@@ -49,7 +59,8 @@ pub(crate) struct ImageStore<R> {
     time: Duration,
     /// Between two attempts to pull.
     pull_again: Duration,
-    /// One image is prepared at a time: a network and a disk are no faster for several, and no image is unpacked twice.
+    /// One image is pulled and unpacked at a time: a network and a disk are no faster for several, and no image is unpacked
+    /// twice.
     turn: Mutex<()>,
 }
 
@@ -63,24 +74,51 @@ impl<R: Runtime> ImageStore<R> {
     ) -> io::Result<ImageStore<R>> {
         // Programs of images may have a set-user-ID bit: nobody else on the host finds them.
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
-        for entry in fs::read_dir(&directory)? {
-            let entry = entry?;
-            if entry.file_name().to_str().is_some_and(|name| name.starts_with(UNFINISHED)) {
-                tree::remove(&entry.path())?;
-            }
-        }
+        remove_unfinished(&directory)?;
         Ok(ImageStore { runtime, directory, bytes_max, time, pull_again: PULL_AGAIN, turn: Mutex::default() })
     }
 
-    /// Has the image of a job unpacked.
+    /// Has the image of a job unpacked. It can be given up at any time: what it leaves then goes before the next one.
     pub(crate) async fn prepare(&self, container: &Container) -> Result<Prepared, ImageError> {
+        // What is there waits for nobody: a registry that one tenant names holds no other's workers up.
+        let here = tokio::time::timeout(TIDY_MAX, self.prepare_from_here(container)).await;
+        if let Ok(Ok(Some(prepared))) = here {
+            return Ok(prepared);
+        }
         let _turn = self.turn.lock().await;
-        match tokio::time::timeout(self.time, self.prepare_now(container)).await {
-            Ok(prepared) => prepared,
-            Err(_) => {
-                let said = format!("{} was not there after {} s", container.image, self.time.as_secs());
-                Err(ImageError::new(ImageFault::TimedOut, said))
-            }
+        self.sweep().await;
+        let prepared = tokio::time::timeout(self.time, self.prepare_now(container)).await;
+        let prepared = prepared.unwrap_or_else(|_| {
+            let said = format!("{} was not there after {} s", container.image, self.time.as_secs());
+            Err(ImageError::new(ImageFault::TimedOut, said))
+        });
+        match &prepared {
+            Ok(_) => self.trim().await,
+            Err(_) => self.sweep().await,
+        }
+        prepared
+    }
+
+    /// An image that is unpacked already and need not be pulled.
+    async fn prepare_from_here(&self, container: &Container) -> Result<Option<Prepared>, ImageError> {
+        if container.pull == PullRule::Always {
+            return Ok(None);
+        }
+        let Some(image) = self.runtime.find(&container.image).await? else { return Ok(None) };
+        let directory = self.directory.join(&image.id);
+        Ok(hold(&directory).ok().map(|held| Prepared::of(directory, image, held)))
+    }
+
+    /// Removes what was begun and given up.
+    async fn sweep(&self) {
+        let directory = self.directory.clone();
+        if let Err(error) = blocking(move || remove_unfinished(&directory)).await {
+            tracing::warn!(%error, "an image that was not unpacked whole stays for now");
+        }
+        if tokio::time::timeout(TIDY_MAX, self.runtime.tidy(&self.directory)).await.is_err() {
+            tracing::warn!(
+                "what images were exported from stays for now: the container runtime does not answer"
+            );
         }
     }
 
@@ -103,10 +141,7 @@ impl<R: Runtime> ImageStore<R> {
             self.unpack(&image, &directory, is_pulled).await?;
         }
         let held = hold(&directory).map_err(|error| of_disk(&directory, &error))?;
-        // When it was last asked for.
-        let _ = held.set_modified(SystemTime::now());
-        self.trim().await;
-        Ok(Prepared { directory, config: image.config, _held: held })
+        Ok(Prepared::of(directory, image, held))
     }
 
     /// Fetches an image, again where its registry does not answer.
@@ -135,7 +170,7 @@ impl<R: Runtime> ImageStore<R> {
             File::create(begun.join(LOCK)).map(drop)
         });
         made.await.map_err(|error| of_disk(&part, &error))?;
-        self.runtime.unpack(&image.id, &part.join(ROOT)).await?;
+        self.runtime.unpack(&image.id, &part.join(ROOT), &self.directory, self.bytes_max).await?;
         let (done, to) = (part.clone(), directory.to_owned());
         let finished = blocking(move || -> io::Result<()> {
             fs::write(done.join(SIZE), tree::size(&done.join(ROOT)).bytes.to_string())?;
@@ -154,7 +189,9 @@ impl<R: Runtime> ImageStore<R> {
         match removed {
             Ok(removed) => {
                 for id in removed {
-                    self.runtime.remove(&id).await;
+                    if tokio::time::timeout(TIDY_MAX, self.runtime.remove(&id)).await.is_err() {
+                        tracing::warn!(image = id, "an image stays: the container runtime does not answer");
+                    }
                 }
             }
             Err(error) => tracing::warn!(%error, "unpacked images take more of the disk than they may"),
@@ -167,10 +204,31 @@ fn of_disk(path: &Path, error: &io::Error) -> ImageError {
 }
 
 /// Holds an image, so that it is not removed as long as the file is open.
+///
+/// # Errors
+/// When it is not there, or is removed just now.
 pub(crate) fn hold(directory: &Path) -> io::Result<File> {
-    let file = OpenOptions::new().read(true).write(true).open(directory.join(LOCK))?;
-    file.lock_shared()?;
+    let path = directory.join(LOCK);
+    let file = OpenOptions::new().read(true).write(true).open(&path)?;
+    file.try_lock_shared().map_err(|error| match error {
+        TryLockError::Error(error) => error,
+        TryLockError::WouldBlock => io::Error::other("it is being removed"),
+    })?;
+    // Between the two it may have gone, and even have been unpacked again.
+    if fs::metadata(&path)?.ino() != file.metadata()?.ino() {
+        return Err(io::Error::other("it was removed just now"));
+    }
     Ok(file)
+}
+
+fn remove_unfinished(directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry.file_name().to_str().is_some_and(|name| name.starts_with(UNFINISHED)) {
+            tree::remove(&entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// Removes what is too much; the ids of those that an agent fetched.
@@ -248,10 +306,16 @@ mod tests {
             Ok(())
         }
 
-        async fn unpack(&self, id: &str, into: &Path) -> Result<(), ImageError> {
+        async fn unpack(&self, id: &str, into: &Path, _: &Path, max: u64) -> Result<(), ImageError> {
             self.log.lock().push("unpack".to_owned());
-            fs::write(into.join(id), [7; 4_096]).map_err(|error| of_disk(into, &error))
+            let written = fs::write(into.join(id), [7; 4_096]);
+            if max < 4_096 {
+                return Err(ImageError::unusable("too large"));
+            }
+            written.map_err(|error| of_disk(into, &error))
         }
+
+        async fn tidy(&self, _: &Path) {}
 
         async fn remove(&self, id: &str) {
             self.log.lock().push("remove".to_owned());
@@ -291,6 +355,33 @@ mod tests {
         let late = store.prepare(&container("localhost/b:1", PullRule::Missing)).await.unwrap_err();
         assert_eq!(late.fault(), ImageFault::TimedOut);
         assert!(late.to_string().starts_with("IMAGE_TIMED_OUT: localhost/b:1"), "{late}");
+    }
+
+    #[tokio::test]
+    async fn what_is_there_waits_for_no_registry() {
+        let (registry, directory) = (Registry::default(), tempfile::tempdir().unwrap());
+        registry.has.lock().push("localhost/a:1".to_owned());
+        let store = store(&registry, directory.path(), 1 << 30);
+        let here = container("localhost/a:1", PullRule::Missing);
+        store.prepare(&here).await.unwrap();
+        *registry.unreachable.lock() = u32::MAX;
+        let missing = container("localhost/b:1", PullRule::Missing);
+        let pulling = store.prepare(&missing);
+        tokio::pin!(pulling);
+        // It waits for its registry with the turn.
+        assert!(tokio::time::timeout(Duration::from_millis(50), &mut pulling).await.is_err());
+        assert!(store.turn.try_lock().is_err());
+        store.prepare(&here).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_image_that_is_not_unpacked_whole_leaves_nothing() {
+        let (registry, directory) = (Registry::default(), tempfile::tempdir().unwrap());
+        registry.has.lock().push("localhost/a:1".to_owned());
+        let store = store(&registry, directory.path(), 1_000);
+        let large = store.prepare(&container("localhost/a:1", PullRule::Missing)).await.unwrap_err();
+        assert_eq!(large.fault(), ImageFault::Unusable);
+        assert_eq!(fs::read_dir(directory.path().join("images")).unwrap().count(), 0);
     }
 
     #[tokio::test]
