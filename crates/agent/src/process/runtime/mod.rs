@@ -266,8 +266,8 @@ pub(crate) trait Runtime: Send + Sync + 'static {
     /// Removes what unpackings for this owner have left that were given up.
     fn tidy(&self, owner: &Path) -> impl Future<Output = ()> + Send;
 
-    /// Gives its space back. One that something else uses stays.
-    fn remove(&self, id: &str) -> impl Future<Output = ()> + Send;
+    /// Gives the space of an image back, by its id or a reference. One that something else uses stays.
+    fn remove(&self, image: &str) -> impl Future<Output = ()> + Send;
 }
 
 /// The images of a host that has podman.

@@ -118,10 +118,10 @@ impl Runtime for Podman {
         }
     }
 
-    async fn remove(&self, id: &str) {
-        let removed = run(podman(&["rmi", "--", id])).await;
+    async fn remove(&self, image: &str) {
+        let removed = run(podman(&["rmi", "--", image])).await;
         if !removed.is_ok_and(|answer| answer.code == Some(0)) {
-            tracing::info!(image = id, "an image that was unpacked here stays in podman's storage");
+            tracing::info!(image, "podman does not remove an image");
         }
     }
 }

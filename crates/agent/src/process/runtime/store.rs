@@ -23,6 +23,8 @@ const LOCK: &str = "lock";
 const SIZE: &str = "size";
 /// It was fetched by an agent, which may remove it from the runtime's storage as well.
 const PULLED: &str = "pulled";
+/// What is being fetched: a reference or an id.
+const FETCHING: &str = ".fetching";
 /// What stands before the name of a directory that is none yet, or none any more.
 const UNFINISHED: &str = ".part_";
 /// What a look into the runtime's storage, or the removal of one thing from it, may take.
@@ -115,7 +117,21 @@ impl<R: Runtime> ImageStore<R> {
         if let Err(error) = blocking(move || remove_unfinished(&directory)).await {
             tracing::warn!(%error, "an image that was not unpacked whole stays for now");
         }
-        if tokio::time::timeout(TIDY_MAX, self.runtime.tidy(&self.directory)).await.is_err() {
+        let noted = self.directory.join(FETCHING);
+        let fetched = blocking(move || {
+            let fetched = fs::read_to_string(&noted).ok();
+            // Once: what is still there then is in use, or was never fetched.
+            let _ = fs::remove_file(&noted);
+            fetched
+        });
+        let fetched = fetched.await;
+        let tidy = async {
+            self.runtime.tidy(&self.directory).await;
+            if let Some(what) = fetched {
+                self.runtime.remove(&what).await;
+            }
+        };
+        if tokio::time::timeout(TIDY_MAX, tidy).await.is_err() {
             tracing::warn!(
                 "what images were exported from stays for now: the container runtime does not answer"
             );
@@ -124,24 +140,44 @@ impl<R: Runtime> ImageStore<R> {
 
     async fn prepare_now(&self, container: &Container) -> Result<Prepared, ImageError> {
         let reference = container.image.as_str();
-        let known = match container.pull {
-            PullRule::Always => None,
-            PullRule::Missing | PullRule::Never => self.runtime.find(reference).await?,
-        };
-        let (image, is_pulled) = match known {
-            Some(image) => (image, false),
-            None if container.pull == PullRule::Never => {
+        let (image, is_pulled) = match (self.runtime.find(reference).await?, container.pull) {
+            (Some(image), PullRule::Missing | PullRule::Never) => (image, false),
+            (None, PullRule::Never) => {
                 let said = format!("{reference} is not on this host, and the job says never to pull it");
                 return Err(ImageError::new(ImageFault::NotHere, said));
             }
-            None => (self.pulled(reference).await?, true),
+            (known, _) => {
+                if known.is_none() {
+                    self.note_fetch(reference).await?;
+                }
+                let image = self.pulled(reference).await?;
+                // What was there before is not the agent's to remove.
+                let is_new = known.is_none_or(|known| known.id != image.id);
+                if is_new {
+                    self.note_fetch(&image.id).await?;
+                }
+                (image, is_new)
+            }
         };
         let directory = self.directory.join(&image.id);
         if !directory.is_dir() {
             self.unpack(&image, &directory, is_pulled).await?;
         }
+        if is_pulled {
+            let noted = self.directory.join(FETCHING);
+            let done = blocking(move || fs::remove_file(noted)).await;
+            done.map_err(|error| of_disk(&self.directory, &error))?;
+        }
         let held = hold(&directory).map_err(|error| of_disk(&directory, &error))?;
         Ok(Prepared::of(directory, image, held))
+    }
+
+    /// Notes what is fetched now, so that it goes from the runtime's storage too if it is never unpacked: otherwise nobody would
+    /// know that it is not an operator's.
+    async fn note_fetch(&self, what: &str) -> Result<(), ImageError> {
+        let (noted, what) = (self.directory.join(FETCHING), what.to_owned());
+        let written = blocking(move || fs::write(noted, what)).await;
+        written.map_err(|error| of_disk(&self.directory, &error))
     }
 
     /// Fetches an image, again where its registry does not answer.
@@ -171,9 +207,12 @@ impl<R: Runtime> ImageStore<R> {
         });
         made.await.map_err(|error| of_disk(&part, &error))?;
         self.runtime.unpack(&image.id, &part.join(ROOT), &self.directory, self.bytes_max).await?;
-        let (done, to) = (part.clone(), directory.to_owned());
+        let (done, to, max) = (part.clone(), directory.to_owned(), self.bytes_max);
         let finished = blocking(move || -> io::Result<()> {
-            fs::write(done.join(SIZE), tree::size(&done.join(ROOT)).bytes.to_string())?;
+            let size = tree::size(&done.join(ROOT));
+            // One with too many files to count may be as large as any.
+            let bytes = if size.is_partial { max.max(size.bytes) } else { size.bytes };
+            fs::write(done.join(SIZE), bytes.to_string())?;
             if is_pulled {
                 File::create(done.join(PULLED))?;
             }
@@ -382,6 +421,13 @@ mod tests {
         let large = store.prepare(&container("localhost/a:1", PullRule::Missing)).await.unwrap_err();
         assert_eq!(large.fault(), ImageFault::Unusable);
         assert_eq!(fs::read_dir(directory.path().join("images")).unwrap().count(), 0);
+        assert!(registry.local.lock().is_empty());
+        // What an operator put there stays.
+        registry.local.lock().push("localhost/a:1".to_owned());
+        for pull in [PullRule::Missing, PullRule::Always, PullRule::Never] {
+            store.prepare(&container("localhost/a:1", pull)).await.unwrap_err();
+            assert_eq!(registry.local.lock()[0], "localhost/a:1", "{pull}");
+        }
     }
 
     #[tokio::test]
