@@ -147,7 +147,9 @@ impl ImageError {
         let said: String = said.into();
         // The end of what a program says has the reason.
         let skip = said.chars().count().saturating_sub(COMPLAINT_BYTES_MAX);
-        ImageError { fault, said: said.chars().skip(skip).collect::<String>().trim().to_owned() }
+        // A registry says what it likes, and people read it in terminals.
+        let plain = said.chars().skip(skip).map(|char| if char.is_control() { ' ' } else { char });
+        ImageError { fault, said: plain.collect::<String>().trim().to_owned() }
     }
 
     pub(crate) fn unusable(said: impl Into<String>) -> ImageError {
@@ -358,6 +360,13 @@ mod tests {
             let bad = ImageConfig { cmd, ..ImageConfig::default() };
             assert_eq!(bad.command(&[]).unwrap_err().fault(), ImageFault::Unusable);
         }
+    }
+
+    #[test]
+    fn what_a_registry_says_moves_no_cursor() {
+        let error = ImageError::new(ImageFault::NotFound, format!("{}\u{1b}[2J\r\nbye\n", "x".repeat(600)));
+        assert!(error.to_string().ends_with("x [2J  bye"), "{error}");
+        assert!(error.to_string().len() < 600);
     }
 
     #[test]
