@@ -177,7 +177,7 @@ pub fn is_reference(text: &str) -> bool {
         && digest.is_none_or(is_digest)
 }
 
-/// What programs of images know besides registries: files and daemons of the host that they run on. `docker` is not among them:
+/// What podman knows in addition to registries: files and daemons of the host that they run on. `docker` is not among them:
 /// with a port it is a host.
 const TRANSPORTS: [&str; 10] = [
     "atomic",
