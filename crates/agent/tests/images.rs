@@ -248,3 +248,26 @@ async fn an_image_reaches_nothing_that_its_user_could_not() {
     let Kind::LaunchFailed(text) = leader.exit_of(13, 0).await else { panic!("it was launched") };
     assert!(text.starts_with("IMAGE_NOT_ON_NODE: localhost/muster-none:1"), "{text}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_hidden_from_workers_no_image_shows() {
+    let Some(image) = Image::make("hidden") else { return };
+    let mut leader = Leader::start(Manner::patient()).await;
+    let users = serde_json::json!({"isolation": "required", "uid_range": {"first": UID, "count": 1}});
+    let host = host(&leader, users).await;
+    let _agent = host.agent();
+    leader.registered().await;
+    // Below it is the `/var/tmp` of the host, which a mount hides.
+    leader.send(Response::Start(image.order(7, &["exit 3"], &[(Path::new("/var"), "/seen")])));
+    let end = leader.exit_of(7, 0).await;
+    if is_impossible(&end) {
+        return;
+    }
+    let Kind::LaunchFailed(text) = end else { panic!("it was launched") };
+    assert!(text.contains("show /var: /var/tmp in it is hidden from workers"), "{text}");
+    // Its own is there.
+    let script = "echo x > /seen/file && [ -e /seen/file ] && exit 3";
+    leader.send(Response::Start(image.order(8, &[script], &[(Path::new("/var/tmp"), "/seen")])));
+    assert_eq!(leader.exit_of(8, 0).await, Kind::Code(3), "{}", output(&host, 8, 0));
+    assert!(!Path::new("/var/tmp/file").exists());
+}

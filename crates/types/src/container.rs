@@ -177,7 +177,23 @@ pub fn is_reference(text: &str) -> bool {
         && digest.is_none_or(is_digest)
 }
 
-/// A host that cannot be taken for the first part of a name: it has a dot or a port, or is `localhost`.
+/// What podman knows in addition to registries: files and daemons of the host that they run on. `docker` is not among them:
+/// with a port it is a host.
+const TRANSPORTS: [&str; 10] = [
+    "atomic",
+    "containers-storage",
+    "dir",
+    "docker-archive",
+    "docker-daemon",
+    "oci",
+    "oci-archive",
+    "ostree",
+    "sif",
+    "tarball",
+];
+
+/// A host that cannot be taken for the first part of a name, nor for something that is no registry: it has a dot or a port, or
+/// is `localhost`.
 fn is_registry(text: &str) -> bool {
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) => (host, Some(port)),
@@ -190,7 +206,7 @@ fn is_registry(text: &str) -> bool {
     let is_port =
         |port: &str| (1..=5).contains(&port.len()) && port.bytes().all(|byte| byte.is_ascii_digit());
     let is_host = host == "localhost" || host.contains('.') || port.is_some();
-    is_host && host.split('.').all(label) && port.is_none_or(is_port)
+    is_host && !TRANSPORTS.contains(&host) && host.split('.').all(label) && port.is_none_or(is_port)
 }
 
 /// Lower-case letters and digits, with `.`, `_`, `__` or dashes between them.
@@ -264,6 +280,10 @@ mod tests {
             "registry.example.org/train@md5:00",
             "oci:/etc/x:1",
             "docker://registry.example.org/train:1",
+            "dir:5/train:1",
+            "docker-archive:5/train:1",
+            "docker-daemon:5000/train:1",
+            "containers-storage:5/train:1",
             &long,
         ] {
             assert!(!is_reference(bad), "{bad}");

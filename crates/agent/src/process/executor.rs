@@ -43,7 +43,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, BufReader};
 use tokio::net::unix::pipe;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 /// What the executor is made of.
 #[derive(Clone, Debug)]
@@ -101,6 +101,8 @@ struct Shared {
     beginning: Mutex<BTreeSet<WorkerKey>>,
     /// Workers that wait for their image. Who takes one out launches it, or tells its end.
     waiting: Mutex<BTreeSet<WorkerKey>>,
+    /// One of these was told to stop.
+    stopped_waiting: Notify,
     pool: Arc<Pool>,
     ended: EndedWorkers,
     /// When the grace of a worker that was told to stop is over.
@@ -137,6 +139,7 @@ impl ProcessExecutor {
                     events,
                     beginning: Mutex::default(),
                     waiting: Mutex::default(),
+                    stopped_waiting: Notify::new(),
                     stop_by: Mutex::default(),
                 }),
             },
@@ -294,10 +297,26 @@ impl ProcessExecutor {
     async fn image_of(&self, key: WorkerKey, worker: &Launch) -> Option<Result<Option<Prepared>, String>> {
         let Some(container) = &worker.container else { return Some(Ok(None)) };
         let prepared = match &self.shared.settings.images {
-            Some(images) => images.prepare(container).await.map(Some).map_err(|error| error.to_string()),
+            Some(images) => tokio::select! {
+                prepared = images.prepare(container) => prepared.map(Some).map_err(|error| error.to_string()),
+                // Nobody waits for it any more: the next image need not wait for this one either.
+                () = self.stopped_while_waiting(key) => return None,
+            },
             None => Err("this node has no container runtime".to_owned()),
         };
         self.shared.waiting.lock().remove(&key).then_some(prepared)
+    }
+
+    /// Ends when a worker that waits for its image was told to stop.
+    async fn stopped_while_waiting(&self, key: WorkerKey) {
+        loop {
+            // Listens before it looks: no stop is missed between the two.
+            let told = self.shared.stopped_waiting.notified();
+            if !self.shared.waiting.lock().contains(&key) {
+                return;
+            }
+            told.await;
+        }
     }
 
     /// Records the end of a worker that was never launched, and tells it.
@@ -591,6 +610,7 @@ impl Executor for ProcessExecutor {
         let task = self.task(key);
         let waits_for_image = self.shared.waiting.lock().remove(&key);
         if waits_for_image {
+            self.shared.stopped_waiting.notify_waiters();
             self.end_without_launch(key, ExitStatus::NotStarted).await;
             return Ok(());
         }

@@ -28,6 +28,9 @@ const COMPLAINT_BYTES_MAX: usize = 512;
 /// Variables of an image, and bytes of them together.
 const VARIABLES_MAX: usize = 1_024;
 const VARIABLES_BYTES_MAX: usize = 256 << 10;
+/// Words of an image's command, and bytes of them together.
+const COMMAND_WORDS_MAX: usize = 1_024;
+const COMMAND_BYTES_MAX: usize = 64 << 10;
 /// Files of the host that every image may show.
 const FILES_MAX: usize = 64;
 /// The longest and shortest time for one image.
@@ -53,7 +56,8 @@ pub struct ImagesConfig {
     /// Where unpacked images are; `images` in the state directory when not said. On a file system that can be below an
     /// overlay.
     pub directory: Option<PathBuf>,
-    /// Bytes that unpacked images may take: of more, those go that no worker has, the longest unused first.
+    /// Bytes that unpacked images may take: of more, those go that no worker has, the longest unused first. An image that is
+    /// larger is not unpacked.
     #[serde(rename = "size_max", with = "bytes")]
     pub bytes_max: u64,
     /// Milliseconds that the pull and the unpacking of one image may take, attempts after failures included.
@@ -143,7 +147,9 @@ impl ImageError {
         let said: String = said.into();
         // The end of what a program says has the reason.
         let skip = said.chars().count().saturating_sub(COMPLAINT_BYTES_MAX);
-        ImageError { fault, said: said.chars().skip(skip).collect::<String>().trim().to_owned() }
+        // A registry says what it likes, and people read it in terminals.
+        let plain = said.chars().skip(skip).map(|char| if char.is_control() { ' ' } else { char });
+        ImageError { fault, said: plain.collect::<String>().trim().to_owned() }
     }
 
     pub(crate) fn unusable(said: impl Into<String>) -> ImageError {
@@ -188,6 +194,12 @@ impl ImageConfig {
         let command: Vec<String> = parts.cloned().collect();
         if command.first().is_none_or(String::is_empty) {
             return Err(ImageError::unusable("the image names no program; the job has to give a command"));
+        }
+        let bytes: usize = command.iter().map(String::len).sum();
+        if command.len() > COMMAND_WORDS_MAX || bytes > COMMAND_BYTES_MAX {
+            return Err(ImageError::unusable(format!(
+                "the image's command has more than {COMMAND_WORDS_MAX} words, or more than {COMMAND_BYTES_MAX} bytes"
+            )));
         }
         Ok(command)
     }
@@ -243,11 +255,21 @@ pub(crate) trait Runtime: Send + Sync + 'static {
     /// Fetches it.
     fn pull(&self, reference: &str) -> impl Future<Output = Result<(), ImageError>> + Send;
 
-    /// Unpacks it into a directory that is there and empty.
-    fn unpack(&self, id: &str, into: &Path) -> impl Future<Output = Result<(), ImageError>> + Send;
+    /// Unpacks it into a directory that is there and empty, unless its files are more than `bytes_max`. `owner` is the
+    /// directory of all images.
+    fn unpack(
+        &self,
+        id: &str,
+        into: &Path,
+        owner: &Path,
+        bytes_max: u64,
+    ) -> impl Future<Output = Result<(), ImageError>> + Send;
 
-    /// Gives its space back. One that something else uses stays.
-    fn remove(&self, id: &str) -> impl Future<Output = ()> + Send;
+    /// Removes what unpackings for this owner have left that were given up.
+    fn tidy(&self, owner: &Path) -> impl Future<Output = ()> + Send;
+
+    /// Gives the space of an image back, by its id or a reference. One that something else uses stays.
+    fn remove(&self, image: &str) -> impl Future<Output = ()> + Send;
 }
 
 /// The images of a host that has podman.
@@ -333,10 +355,18 @@ mod tests {
         assert_eq!(image.command(&words(&["python"])).unwrap(), ["python"]);
         let only = ImageConfig { cmd: Some(words(&["serve"])), ..ImageConfig::default() };
         assert_eq!(only.command(&[]).unwrap(), ["serve"]);
-        for bad in [ImageConfig::default(), ImageConfig { cmd: Some(words(&[""])), ..ImageConfig::default() }]
-        {
+        let (many, long) = (vec!["x".to_owned(); 2_000], vec!["x".repeat(65 << 10)]);
+        for cmd in [None, Some(words(&[""])), Some(many), Some(long)] {
+            let bad = ImageConfig { cmd, ..ImageConfig::default() };
             assert_eq!(bad.command(&[]).unwrap_err().fault(), ImageFault::Unusable);
         }
+    }
+
+    #[test]
+    fn what_a_registry_says_moves_no_cursor() {
+        let error = ImageError::new(ImageFault::NotFound, format!("{}\u{1b}[2J\r\nbye\n", "x".repeat(600)));
+        assert!(error.to_string().ends_with("x [2J  bye"), "{error}");
+        assert!(error.to_string().len() < 600);
     }
 
     #[test]

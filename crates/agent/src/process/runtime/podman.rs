@@ -6,7 +6,7 @@ use serde::Deserialize;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::process::{Child, Command};
 
 /// What a look for podman may take.
@@ -84,49 +84,93 @@ impl Runtime for Podman {
     }
 
     async fn pull(&self, reference: &str) -> Result<(), ImageError> {
-        let answer =
-            run(podman(&["pull", "--quiet", "--", reference])).await.map_err(ImageError::unusable)?;
+        let from = of_registry(reference);
+        let answer = run(podman(&["pull", "--quiet", "--", &from])).await.map_err(ImageError::unusable)?;
         match answer.code {
             Some(0) => Ok(()),
             _ => Err(ImageError::new(fault_of(&answer.complaint), answer.complaint)),
         }
     }
 
-    async fn unpack(&self, id: &str, into: &Path) -> Result<(), ImageError> {
-        // The command is never run; an image without one could not be exported otherwise.
-        let create = ["create", "--pull=never", "--network=none", "--", id, "/none"];
+    async fn unpack(&self, id: &str, into: &Path, owner: &Path, bytes_max: u64) -> Result<(), ImageError> {
+        // The command is never run; an image without one could not be exported otherwise. An image can name any number of
+        // volumes, which would stay behind.
+        let label = label_of(owner);
+        let kinds = ["create", "--pull=never", "--network=none", "--image-volume=ignore"];
+        let create: Vec<&str> =
+            kinds.into_iter().chain(["--label", label.as_str(), "--", id, "/none"]).collect();
         let created = run(podman(&create)).await.map_err(ImageError::unusable)?;
         let container = String::from_utf8_lossy(&created.said).trim().to_owned();
         if created.code != Some(0) || !is_id(&container) {
             return Err(ImageError::unusable(created.complaint));
         }
-        let unpacked = export(&container, into).await;
-        let removed = run(podman(&["rm", "--force", "--", &container])).await;
-        if !removed.is_ok_and(|answer| answer.code == Some(0)) {
-            tracing::warn!(container, "what an image was exported from stays behind");
-        }
+        let unpacked = export(&container, into, bytes_max).await;
+        remove_container(&container).await;
         unpacked
     }
 
-    async fn remove(&self, id: &str) {
-        let removed = run(podman(&["rmi", "--", id])).await;
+    async fn tidy(&self, owner: &Path) {
+        let filter = format!("label={}", label_of(owner));
+        let list = ["ps", "--all", "--quiet", "--no-trunc", "--filter", filter.as_str()];
+        let Ok(listed) = run(podman(&list)).await else { return };
+        for container in String::from_utf8_lossy(&listed.said).lines().filter(|line| is_id(line)) {
+            remove_container(container).await;
+        }
+    }
+
+    async fn remove(&self, image: &str) {
+        let removed = run(podman(&["rmi", "--", image])).await;
         if !removed.is_ok_and(|answer| answer.code == Some(0)) {
-            tracing::info!(image = id, "an image that was unpacked here stays in podman's storage");
+            tracing::info!(image, "podman does not remove an image");
         }
     }
 }
 
-/// Pipes the files of a container into a directory.
-async fn export(container: &str, into: &Path) -> Result<(), ImageError> {
+/// What an image is pulled by: a registry always, for podman also takes `dir:`, `oci-archive:` and others, which are files of the
+/// host. With a digest the tag says nothing, and podman refuses both together where the kind of source is named.
+fn of_registry(reference: &str) -> String {
+    let name = match reference.split_once('@') {
+        Some((name, digest)) => {
+            let tag = name.rfind(':').filter(|colon| name.rfind('/').is_some_and(|slash| slash < *colon));
+            format!("{}@{digest}", tag.map_or(name, |colon| &name[..colon]))
+        }
+        None => reference.to_owned(),
+    };
+    format!("docker://{name}")
+}
+
+/// What the containers of a directory of images are found by, though the agent that made them is gone.
+fn label_of(owner: &Path) -> String {
+    format!("muster.images={}", owner.display())
+}
+
+async fn remove_container(container: &str) {
+    let removed = run(podman(&["rm", "--force", "--volumes", "--", container])).await;
+    if !removed.is_ok_and(|answer| answer.code == Some(0)) {
+        tracing::warn!(container, "what an image was exported from stays behind");
+    }
+}
+
+/// Pipes the files of a container into a directory, `bytes_max` at most: an image of a few megabytes can have files of many
+/// terabytes.
+async fn export(container: &str, into: &Path, bytes_max: u64) -> Result<(), ImageError> {
     let failed = |what: &str, error: &dyn std::fmt::Display| ImageError::unusable(format!("{what}: {error}"));
     let mut exporting = podman(&["export", "--", container]);
     let child = quiet(&mut exporting).stdout(Stdio::piped()).spawn();
     let mut exporting = child.map_err(|error| failed("start podman", &error))?;
     let files = exporting.stdout.take().ok_or_else(|| ImageError::unusable("podman without a pipe"))?;
-    let files: Stdio = files.try_into().map_err(|error: std::io::Error| failed("pipe files", &error))?;
     let mut tar = Command::new("tar");
-    tar.args(tar_arguments()).arg(into).stdin(files);
-    let (exported, unpacked) = tokio::join!(finish(exporting), run(tar));
+    tar.args(TAR_ARGUMENTS).arg(into);
+    let child = quiet(&mut tar).stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
+    let mut unpacking = child.map_err(|error| failed("start tar", &error))?;
+    let pipe = unpacking.stdin.take().ok_or_else(|| ImageError::unusable("tar without a pipe"))?;
+    let (is_whole, exported, unpacked) =
+        tokio::join!(copy_up_to(bytes_max, files, pipe), finish(exporting), finish(unpacking));
+    if !is_whole {
+        return Err(ImageError::unusable(format!(
+            "its files are more than the {bytes_max} bytes of images.size_max of this host"
+        )));
+    }
     let exported = exported.map_err(ImageError::unusable)?;
     let unpacked = unpacked.map_err(ImageError::unusable)?;
     match (exported.code, unpacked.code) {
@@ -136,9 +180,24 @@ async fn export(container: &str, into: &Path) -> Result<(), ImageError> {
     }
 }
 
-/// Up to the directory. Device files are left out: the host's are shown in their place.
-fn tar_arguments() -> [&'static str; 6] {
-    ["--extract", "--file=-", "--preserve-permissions", "--numeric-owner", "--exclude=dev/*", "--directory"]
+/// Up to the directory. Device files are left out: the host's are shown in their place. Directories of that name elsewhere in
+/// the image are not meant.
+const TAR_ARGUMENTS: [&str; 7] = [
+    "--extract",
+    "--file=-",
+    "--preserve-permissions",
+    "--numeric-owner",
+    "--anchored",
+    "--exclude=dev/*",
+    "--directory",
+];
+
+/// Copies until one of both ends is closed, which closes the other one; false when there was more than `max`. What reader or
+/// writer died of they say themselves.
+async fn copy_up_to(max: u64, from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) -> bool {
+    let mut from = from.take(max.saturating_add(1));
+    let copied = tokio::io::copy(&mut from, &mut to).await;
+    copied.is_err() || from.limit() > 0
 }
 
 fn podman(arguments: &[&str]) -> Command {
@@ -259,6 +318,46 @@ mod tests {
         for bad in ["", "[]", "{}", r#"[{"Id": "../../etc"}]"#, r#"[{"Id": 7}]"#] {
             assert_eq!(inspected(bad.as_bytes()).unwrap_err().fault(), ImageFault::Unusable, "{bad}");
         }
+    }
+
+    #[test]
+    fn an_image_comes_from_a_registry_whatever_its_name_looks_like() {
+        for (reference, source) in [
+            ("localhost:5000/a:1", "docker://localhost:5000/a:1"),
+            ("dir:5/a:1", "docker://dir:5/a:1"),
+            ("host.example:5000/a@sha256:00", "docker://host.example:5000/a@sha256:00"),
+            ("host.example:5000/a/b:1@sha256:00", "docker://host.example:5000/a/b@sha256:00"),
+        ] {
+            assert_eq!(of_registry(reference), source);
+        }
+    }
+
+    #[tokio::test]
+    async fn no_more_is_unpacked_than_may_be() {
+        for (max, is_whole) in [(0, false), (6, false), (7, true), (u64::MAX, true)] {
+            let mut copied = Vec::new();
+            assert_eq!(copy_up_to(max, &b"sixteen"[..], &mut copied).await, is_whole, "{max}");
+            assert!(copied.len() <= 7);
+        }
+        assert!(copy_up_to(0, &b""[..], &mut Vec::new()).await);
+    }
+
+    #[test]
+    fn only_the_first_dev_of_an_image_is_left_out() {
+        let directory = tempfile::tempdir().unwrap();
+        let (from, into) = (directory.path().join("from"), directory.path().join("into"));
+        for path in ["dev", "lib/dev"] {
+            std::fs::create_dir_all(from.join(path)).unwrap();
+            std::fs::write(from.join(path).join("file"), "x").unwrap();
+        }
+        std::fs::create_dir(&into).unwrap();
+        let archive = directory.path().join("files.tar");
+        let tar = || std::process::Command::new("tar");
+        let made = tar().arg("-cf").arg(&archive).arg("-C").arg(&from).args(["dev", "lib"]).status();
+        assert!(made.unwrap().success());
+        let files = std::fs::File::open(&archive).unwrap();
+        assert!(tar().args(TAR_ARGUMENTS).arg(&into).stdin(files).status().unwrap().success());
+        assert!(into.join("lib/dev/file").exists() && !into.join("dev/file").exists());
     }
 
     #[test]

@@ -8,9 +8,9 @@ use super::{FoundImage, ImageConfig, ImageError, ImageFault, Runtime};
 use crate::disk::tree;
 use crate::offload::blocking;
 use muster_types::{Container, PullRule};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use tokio::sync::Mutex;
@@ -23,8 +23,12 @@ const LOCK: &str = "lock";
 const SIZE: &str = "size";
 /// It was fetched by an agent, which may remove it from the runtime's storage as well.
 const PULLED: &str = "pulled";
+/// What is being fetched: a reference or an id.
+const FETCHING: &str = ".fetching";
 /// What stands before the name of a directory that is none yet, or none any more.
 const UNFINISHED: &str = ".part_";
+/// What a look into the runtime's storage, or the removal of one thing from it, may take.
+const TIDY_MAX: Duration = Duration::from_secs(60);
 /// Between two attempts to pull, unless a test says otherwise.
 const PULL_AGAIN: Duration = Duration::from_secs(10);
 
@@ -39,6 +43,14 @@ pub(crate) struct Prepared {
     _held: File,
 }
 
+impl Prepared {
+    fn of(directory: PathBuf, image: FoundImage, held: File) -> Prepared {
+        // When it was last asked for.
+        let _ = held.set_modified(SystemTime::now());
+        Prepared { directory, config: image.config, _held: held }
+    }
+}
+
 /// The images of one host.
 #[derive(Debug)]
 pub(crate) struct ImageStore<R> {
@@ -49,7 +61,8 @@ pub(crate) struct ImageStore<R> {
     time: Duration,
     /// Between two attempts to pull.
     pull_again: Duration,
-    /// One image is prepared at a time: a network and a disk are no faster for several, and no image is unpacked twice.
+    /// One image is pulled and unpacked at a time: a network and a disk are no faster for several, and no image is unpacked
+    /// twice.
     turn: Mutex<()>,
 }
 
@@ -63,50 +76,108 @@ impl<R: Runtime> ImageStore<R> {
     ) -> io::Result<ImageStore<R>> {
         // Programs of images may have a set-user-ID bit: nobody else on the host finds them.
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
-        for entry in fs::read_dir(&directory)? {
-            let entry = entry?;
-            if entry.file_name().to_str().is_some_and(|name| name.starts_with(UNFINISHED)) {
-                tree::remove(&entry.path())?;
-            }
-        }
+        remove_unfinished(&directory)?;
         Ok(ImageStore { runtime, directory, bytes_max, time, pull_again: PULL_AGAIN, turn: Mutex::default() })
     }
 
-    /// Has the image of a job unpacked.
+    /// Has the image of a job unpacked. It can be given up at any time: what it leaves then goes before the next one.
     pub(crate) async fn prepare(&self, container: &Container) -> Result<Prepared, ImageError> {
+        // What is there waits for nobody: a registry that one tenant names holds no other's workers up.
+        let here = tokio::time::timeout(TIDY_MAX, self.prepare_from_here(container)).await;
+        if let Ok(Ok(Some(prepared))) = here {
+            return Ok(prepared);
+        }
         let _turn = self.turn.lock().await;
-        match tokio::time::timeout(self.time, self.prepare_now(container)).await {
-            Ok(prepared) => prepared,
-            Err(_) => {
-                let said = format!("{} was not there after {} s", container.image, self.time.as_secs());
-                Err(ImageError::new(ImageFault::TimedOut, said))
+        self.sweep().await;
+        let prepared = tokio::time::timeout(self.time, self.prepare_now(container)).await;
+        let prepared = prepared.unwrap_or_else(|_| {
+            let said = format!("{} was not there after {} s", container.image, self.time.as_secs());
+            Err(ImageError::new(ImageFault::TimedOut, said))
+        });
+        match &prepared {
+            Ok(_) => self.trim().await,
+            Err(_) => self.sweep().await,
+        }
+        prepared
+    }
+
+    /// An image that is unpacked already and need not be pulled.
+    async fn prepare_from_here(&self, container: &Container) -> Result<Option<Prepared>, ImageError> {
+        if container.pull == PullRule::Always {
+            return Ok(None);
+        }
+        let Some(image) = self.runtime.find(&container.image).await? else { return Ok(None) };
+        let directory = self.directory.join(&image.id);
+        Ok(hold(&directory).ok().map(|held| Prepared::of(directory, image, held)))
+    }
+
+    /// Removes what was begun and given up.
+    async fn sweep(&self) {
+        let directory = self.directory.clone();
+        if let Err(error) = blocking(move || remove_unfinished(&directory)).await {
+            tracing::warn!(%error, "an image that was not unpacked whole stays for now");
+        }
+        let noted = self.directory.join(FETCHING);
+        let fetched = blocking(move || {
+            let fetched = fs::read_to_string(&noted).ok();
+            // Once: what is still there then is in use, or was never fetched.
+            let _ = fs::remove_file(&noted);
+            fetched
+        });
+        let fetched = fetched.await;
+        let tidy = async {
+            self.runtime.tidy(&self.directory).await;
+            if let Some(what) = fetched {
+                self.runtime.remove(&what).await;
             }
+        };
+        if tokio::time::timeout(TIDY_MAX, tidy).await.is_err() {
+            tracing::warn!(
+                "what images were exported from stays for now: the container runtime does not answer"
+            );
         }
     }
 
     async fn prepare_now(&self, container: &Container) -> Result<Prepared, ImageError> {
         let reference = container.image.as_str();
-        let known = match container.pull {
-            PullRule::Always => None,
-            PullRule::Missing | PullRule::Never => self.runtime.find(reference).await?,
-        };
-        let (image, is_pulled) = match known {
-            Some(image) => (image, false),
-            None if container.pull == PullRule::Never => {
+        let (image, is_pulled) = match (self.runtime.find(reference).await?, container.pull) {
+            (Some(image), PullRule::Missing | PullRule::Never) => (image, false),
+            (None, PullRule::Never) => {
                 let said = format!("{reference} is not on this host, and the job says never to pull it");
                 return Err(ImageError::new(ImageFault::NotHere, said));
             }
-            None => (self.pulled(reference).await?, true),
+            (known, _) => {
+                if known.is_none() {
+                    self.note_fetch(reference).await?;
+                }
+                let image = self.pulled(reference).await?;
+                // What was there before is not the agent's to remove.
+                let is_new = known.is_none_or(|known| known.id != image.id);
+                if is_new {
+                    self.note_fetch(&image.id).await?;
+                }
+                (image, is_new)
+            }
         };
         let directory = self.directory.join(&image.id);
         if !directory.is_dir() {
             self.unpack(&image, &directory, is_pulled).await?;
         }
+        if is_pulled {
+            let noted = self.directory.join(FETCHING);
+            let done = blocking(move || fs::remove_file(noted)).await;
+            done.map_err(|error| of_disk(&self.directory, &error))?;
+        }
         let held = hold(&directory).map_err(|error| of_disk(&directory, &error))?;
-        // When it was last asked for.
-        let _ = held.set_modified(SystemTime::now());
-        self.trim().await;
-        Ok(Prepared { directory, config: image.config, _held: held })
+        Ok(Prepared::of(directory, image, held))
+    }
+
+    /// Notes what is fetched now, so that it goes from the runtime's storage too if it is never unpacked: otherwise nobody would
+    /// know that it is not an operator's.
+    async fn note_fetch(&self, what: &str) -> Result<(), ImageError> {
+        let (noted, what) = (self.directory.join(FETCHING), what.to_owned());
+        let written = blocking(move || fs::write(noted, what)).await;
+        written.map_err(|error| of_disk(&self.directory, &error))
     }
 
     /// Fetches an image, again where its registry does not answer.
@@ -135,10 +206,13 @@ impl<R: Runtime> ImageStore<R> {
             File::create(begun.join(LOCK)).map(drop)
         });
         made.await.map_err(|error| of_disk(&part, &error))?;
-        self.runtime.unpack(&image.id, &part.join(ROOT)).await?;
-        let (done, to) = (part.clone(), directory.to_owned());
+        self.runtime.unpack(&image.id, &part.join(ROOT), &self.directory, self.bytes_max).await?;
+        let (done, to, max) = (part.clone(), directory.to_owned(), self.bytes_max);
         let finished = blocking(move || -> io::Result<()> {
-            fs::write(done.join(SIZE), tree::size(&done.join(ROOT)).bytes.to_string())?;
+            let size = tree::size(&done.join(ROOT));
+            // One with too many files to count may be as large as any.
+            let bytes = if size.is_partial { max.max(size.bytes) } else { size.bytes };
+            fs::write(done.join(SIZE), bytes.to_string())?;
             if is_pulled {
                 File::create(done.join(PULLED))?;
             }
@@ -154,7 +228,9 @@ impl<R: Runtime> ImageStore<R> {
         match removed {
             Ok(removed) => {
                 for id in removed {
-                    self.runtime.remove(&id).await;
+                    if tokio::time::timeout(TIDY_MAX, self.runtime.remove(&id)).await.is_err() {
+                        tracing::warn!(image = id, "an image stays: the container runtime does not answer");
+                    }
                 }
             }
             Err(error) => tracing::warn!(%error, "unpacked images take more of the disk than they may"),
@@ -167,10 +243,31 @@ fn of_disk(path: &Path, error: &io::Error) -> ImageError {
 }
 
 /// Holds an image, so that it is not removed as long as the file is open.
+///
+/// # Errors
+/// When it is not there, or is removed just now.
 pub(crate) fn hold(directory: &Path) -> io::Result<File> {
-    let file = OpenOptions::new().read(true).write(true).open(directory.join(LOCK))?;
-    file.lock_shared()?;
+    let path = directory.join(LOCK);
+    let file = OpenOptions::new().read(true).write(true).open(&path)?;
+    file.try_lock_shared().map_err(|error| match error {
+        TryLockError::Error(error) => error,
+        TryLockError::WouldBlock => io::Error::other("it is being removed"),
+    })?;
+    // Between the two it may have gone, and even have been unpacked again.
+    if fs::metadata(&path)?.ino() != file.metadata()?.ino() {
+        return Err(io::Error::other("it was removed just now"));
+    }
     Ok(file)
+}
+
+fn remove_unfinished(directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry.file_name().to_str().is_some_and(|name| name.starts_with(UNFINISHED)) {
+            tree::remove(&entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// Removes what is too much; the ids of those that an agent fetched.
@@ -248,10 +345,16 @@ mod tests {
             Ok(())
         }
 
-        async fn unpack(&self, id: &str, into: &Path) -> Result<(), ImageError> {
+        async fn unpack(&self, id: &str, into: &Path, _: &Path, max: u64) -> Result<(), ImageError> {
             self.log.lock().push("unpack".to_owned());
-            fs::write(into.join(id), [7; 4_096]).map_err(|error| of_disk(into, &error))
+            let written = fs::write(into.join(id), [7; 4_096]);
+            if max < 4_096 {
+                return Err(ImageError::unusable("too large"));
+            }
+            written.map_err(|error| of_disk(into, &error))
         }
+
+        async fn tidy(&self, _: &Path) {}
 
         async fn remove(&self, id: &str) {
             self.log.lock().push("remove".to_owned());
@@ -291,6 +394,40 @@ mod tests {
         let late = store.prepare(&container("localhost/b:1", PullRule::Missing)).await.unwrap_err();
         assert_eq!(late.fault(), ImageFault::TimedOut);
         assert!(late.to_string().starts_with("IMAGE_TIMED_OUT: localhost/b:1"), "{late}");
+    }
+
+    #[tokio::test]
+    async fn what_is_there_waits_for_no_registry() {
+        let (registry, directory) = (Registry::default(), tempfile::tempdir().unwrap());
+        registry.has.lock().push("localhost/a:1".to_owned());
+        let store = store(&registry, directory.path(), 1 << 30);
+        let here = container("localhost/a:1", PullRule::Missing);
+        store.prepare(&here).await.unwrap();
+        *registry.unreachable.lock() = u32::MAX;
+        let missing = container("localhost/b:1", PullRule::Missing);
+        let pulling = store.prepare(&missing);
+        tokio::pin!(pulling);
+        // It waits for its registry with the turn.
+        assert!(tokio::time::timeout(Duration::from_millis(50), &mut pulling).await.is_err());
+        assert!(store.turn.try_lock().is_err());
+        store.prepare(&here).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_image_that_is_not_unpacked_whole_leaves_nothing() {
+        let (registry, directory) = (Registry::default(), tempfile::tempdir().unwrap());
+        registry.has.lock().push("localhost/a:1".to_owned());
+        let store = store(&registry, directory.path(), 1_000);
+        let large = store.prepare(&container("localhost/a:1", PullRule::Missing)).await.unwrap_err();
+        assert_eq!(large.fault(), ImageFault::Unusable);
+        assert_eq!(fs::read_dir(directory.path().join("images")).unwrap().count(), 0);
+        assert!(registry.local.lock().is_empty());
+        // What an operator put there stays.
+        registry.local.lock().push("localhost/a:1".to_owned());
+        for pull in [PullRule::Missing, PullRule::Always, PullRule::Never] {
+            store.prepare(&container("localhost/a:1", pull)).await.unwrap_err();
+            assert_eq!(registry.local.lock()[0], "localhost/a:1", "{pull}");
+        }
     }
 
     #[tokio::test]

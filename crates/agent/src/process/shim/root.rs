@@ -10,10 +10,13 @@
 //! 3. All places are made, which writes into the worker's own layer alone.
 //! 4. Then everything is mounted, `/proc` last.
 //!
+//! What a job shows comes without the mounts below it. A directory is refused where these are what hides something from
+//! workers: sockets of container daemons, devices, the `/tmp` of the host.
+//!
 //! **Invariant:** nothing is written to a directory of the host, nor to the unpacked image; no device file of an image opens
 //! a device, and no program of it has another user's rights.
 
-use super::confine::remount;
+use super::confine::{SHARED_MEMORY, remount};
 use super::namespaces::failed;
 use crate::process::isolation::{Isolation, Namespaces};
 use crate::process::runtime::ROOT;
@@ -27,7 +30,7 @@ use nix::unistd::{Gid, Uid, pivot_root, setfsgid, setfsuid, setgroups};
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -130,6 +133,15 @@ fn take(mount: &RootMount, isolation: &Isolation) -> io::Result<Piece> {
     if fstatfs(&file)?.filesystem_type() == PROC_SUPER_MAGIC {
         return Err(io::Error::other("it is of a /proc, which has links into other processes"));
     }
+    if !mount.by_agent && isolation.namespaces != Namespaces::User {
+        let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+        if let Some(hidden) = uncovered(&path, &hidden_by_mounts(isolation)) {
+            let hidden = hidden.display();
+            return Err(io::Error::other(format!(
+                "{hidden} in it is hidden from workers: show what is below it"
+            )));
+        }
+    }
     let is_directory = file.metadata()?.is_dir();
     // Without privileges what is mounted below comes along: the kernel uncovers nothing for this user.
     let depth = if isolation.namespaces == Namespaces::User && is_directory {
@@ -145,6 +157,19 @@ fn take(mount: &RootMount, isolation: &Isolation) -> io::Result<Piece> {
         flags |= MsFlags::MS_RDONLY;
     }
     Ok(Piece { tree, target: mount.target.clone(), is_directory, flags })
+}
+
+/// What a mount hides from workers, by the names that have no links.
+fn hidden_by_mounts(isolation: &Isolation) -> Vec<PathBuf> {
+    let private = ["/tmp", "/var/tmp", SHARED_MEMORY].map(PathBuf::from);
+    let private = private.iter().filter(|_| isolation.private_tmp);
+    let hidden = isolation.hidden.iter().chain(&isolation.closed_sockets).chain(private);
+    hidden.filter_map(|path| fs::canonicalize(path).ok()).collect()
+}
+
+/// What a piece without the mounts below it would show again; a path that is itself covered shows the cover.
+fn uncovered<'a>(path: &Path, hidden: &'a [PathBuf]) -> Option<&'a PathBuf> {
+    hidden.iter().find(|hidden| *hidden != path && hidden.starts_with(path))
 }
 
 fn open_source(mount: &RootMount, isolation: &Isolation) -> io::Result<File> {
@@ -245,4 +270,26 @@ fn attach(piece: Piece) -> io::Result<()> {
         remount(&piece.target, piece.flags)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_mount_hides_is_shown_by_none_of_its_directories() {
+        let hidden = ["/run/docker.sock", "/tmp"].map(PathBuf::from);
+        for (path, shows) in [
+            ("/", Some("/run/docker.sock")),
+            ("/run", Some("/run/docker.sock")),
+            ("/run/docker.sock", None),
+            ("/run/docker.sock/x", None),
+            ("/run/d", None),
+            ("/tmp", None),
+            ("/tmp/below", None),
+            ("/home", None),
+        ] {
+            assert_eq!(uncovered(Path::new(path), &hidden), shows.map(PathBuf::from).as_ref(), "{path}");
+        }
+    }
 }
