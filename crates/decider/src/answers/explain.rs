@@ -25,6 +25,9 @@ use crate::rules::terms::with_terms;
 /// Jobs ahead of the explained one that are given their capacity first.
 const AHEAD_MAX: usize = 256;
 
+/// Jobs ahead of it that are stepped over, since their users have as many placed as they may: these can be very many.
+const STEPS_MAX: u64 = 20_000;
+
 /// Blockers that are listed.
 const BLOCKERS_MAX: usize = 8;
 
@@ -531,7 +534,7 @@ impl Ahead {
         let within_nominal = headroom(state, spec).is_offered_nominal();
         let own = QueuePosition { turn: row.estimate.turn, job: job.unwrap_or(NOT_SUBMITTED) };
         let mut position = Position { requests_before: 0, or_more: false };
-        while let Some(candidate) = line.take_next(state) {
+        while let Some(candidate) = line.take_within(state, STEPS_MAX) {
             if Line::is_behind(&candidate, spec, own, within_nominal) {
                 break;
             }
@@ -558,6 +561,7 @@ impl Ahead {
             };
             line.waits(state, &candidate);
         }
+        position.or_more |= line.is_cut();
         future.turn_of(state, own.job, within_nominal, &mut budget);
         future.keep_what_is_owed(state, &mut budget);
         Ahead { future, position }
