@@ -232,7 +232,7 @@ impl Line {
             }
             return false;
         };
-        if state.user_running_limit_reached(candidate.turn.job).is_some() {
+        if state.is_user_at_limit(candidate.turn.job) {
             self.pass_over(state, candidate);
             return false;
         }
