@@ -23,6 +23,10 @@ use crate::tournament::{HeadKey, Leaf, Tournament};
 /// and a queue can be very long.
 const STEPS_PER_DEPTH: u32 = 4;
 
+/// What a job costs that is passed over because of its user, in steps beyond its own: its user, what that has placed, and the
+/// next of its class are looked up, and one user may have very many.
+const STEPS_OF_USER: u64 = 8;
+
 /// Whose turn it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
@@ -246,6 +250,7 @@ impl Line {
         let alike = (candidate.tier, candidate.tenant.clone(), candidate.class);
         let last = ClassCursor { place: candidate.turn, job: candidate.turn.job };
         self.passed.entry(alike).or_insert(last);
+        self.steps += STEPS_OF_USER;
         self.step_over(state, candidate);
     }
 

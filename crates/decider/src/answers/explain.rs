@@ -25,8 +25,9 @@ use crate::rules::terms::with_terms;
 /// Jobs ahead of the explained one that are given their capacity first.
 const AHEAD_MAX: usize = 256;
 
-/// Jobs ahead of it that are stepped over, since their users have as many placed as they may: these can be very many.
-const STEPS_MAX: u64 = 20_000;
+/// Steps over jobs ahead of it that have no turn, as the pending queue counts them: of users that have as many placed as they
+/// may there can be very many.
+const STEPS_MAX: u64 = 200_000;
 
 /// Blockers that are listed.
 const BLOCKERS_MAX: usize = 8;
