@@ -89,6 +89,12 @@ pub struct Position {
     pub or_more: bool,
 }
 
+impl Position {
+    fn is_first(self) -> bool {
+        self.requests_before == 0 && !self.or_more
+    }
+}
+
 /// Why a job waits or where it would go, with everything that policy and planner know of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobExplanation {
@@ -208,10 +214,7 @@ fn explain(
     let mut borrowers = Vec::new();
     let (reason, sentence) = match known_reason(state, job, (own, place), row, now) {
         Some(known) => known,
-        None if found.is_none()
-            && ahead.position.requests_before == 0
-            && comes(state, now, spec, row, &holds) =>
-        {
+        None if found.is_none() && ahead.position.is_first() && comes(state, now, spec, row, &holds) => {
             let text = "gangs that are stopping leave enough for it; it starts once they have stopped";
             (WaitReason::MakingRoom, text.to_string())
         }
@@ -240,7 +243,7 @@ fn explain(
         })
     });
     let blockers = blockers.collect();
-    let is_next = found.is_some() && ahead.position.requests_before == 0;
+    let is_next = found.is_some() && ahead.position.is_first();
     // When quota comes free that may be borrowed is foreseen, and not what others hold that must not be stopped.
     let may_borrow = must_not_borrow(state, spec, reason).is_empty();
     let start = may_borrow.then(|| start(state, now, kept, (job, spec, row), is_next)).flatten();
@@ -358,15 +361,17 @@ fn reason(found: Option<&Plan>, ahead: &Ahead, places: &muster_planner::Explanat
     match found {
         Some(plan) => {
             let place = format!("{}/{}", plan.region, plan.cluster);
-            match ahead.position.requests_before {
-                0 => {
-                    (WaitReason::InLine, format!("it fits now in {place} and is first in the pending queue"))
+            let before = ahead.position.requests_before;
+            let text = match ahead.position.or_more {
+                false if before == 0 => format!("it fits now in {place} and is first in the pending queue"),
+                false => {
+                    format!("it fits now in {place}; {before} different requests have their turn before it")
                 }
-                before => (
-                    WaitReason::InLine,
-                    format!("it fits now in {place}; {before} different requests have their turn before it"),
+                true => format!(
+                    "it fits now in {place}; {before} different requests or more have their turn before it"
                 ),
-            }
+            };
+            (WaitReason::InLine, text)
         }
         None => (places.reason, places.sentence.clone()),
     }
