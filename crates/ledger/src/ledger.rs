@@ -231,6 +231,7 @@ impl Ledger {
     }
 
     fn update_node(&mut self, state: &State, id: NodeId) {
+        let before = self.pools.of_node(id);
         let row = state.node(id);
         let entry = row.and_then(|row| Some((row, row.spec.accelerators.as_ref()?))).map(|(row, has)| {
             let purchase = PurchaseKind::of_node(&row.spec);
@@ -244,6 +245,20 @@ impl Ledger {
             }
         });
         self.pools.set_node(id, entry, self.time, &mut self.charges);
+        if before.is_some() && before != self.pools.of_node(id) {
+            self.move_holdings(state, id);
+        }
+    }
+
+    /// What runs on a node is charged to the pool that the node is of now: operators may set how it was bought while jobs are
+    /// on it.
+    fn move_holdings(&mut self, state: &State, node: NodeId) {
+        let pools = &self.pools;
+        for id in state.gangs_on(node).chain(state.spares_on(node)) {
+            let Some(job) = self.jobs.get_mut(&id) else { continue };
+            job.flush(self.time, &mut self.charges);
+            job.hold(state, id, |node| pools.of_node(node));
+        }
     }
 
     /// Returns the totals of a job that is over.

@@ -45,6 +45,7 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
         [0x2002, high, low, ..] => embedded(high, low),
         // Tunnels through other hosts, protocol assignments, and documentation.
         [0x2001, second, ..] if second < 0x200 || second == 0xdb8 => false,
+        [0x3fff, second, ..] if second < 0x1000 => false,
         // Of all others only global unicast.
         [first, ..] => first & 0xe000 == 0x2000,
     }
@@ -94,6 +95,8 @@ mod tests {
             "100::1",
             "2001::1",
             "2001:db8::1",
+            "3fff::1",
+            "3fff:fff:ffff::1",
             "2002:7f00:1::1",
             "2002:a00:1::1",
             "fc00::1",

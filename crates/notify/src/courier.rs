@@ -23,12 +23,22 @@ const SIGNATURE_HEADER: &str = "muster-signature";
 const SOURCE_PAUSE: Duration = Duration::from_secs(2);
 /// How often records that are neither in memory nor readable in the archive are asked for before they are skipped.
 const SOURCE_ATTEMPTS_MAX: u32 = 15;
+/// How long one receiver reads from the archive before the next may: one that takes its events slowly would keep all others from
+/// it.
+const ARCHIVE_TURN: Duration = Duration::from_secs(300);
 
 /// Where events come from. What is read from the archive takes a whole state and one of few places there, so that one receiver
 /// at a time does it.
 struct Source {
     subscription: Subscription,
     permit: Option<OwnedSemaphorePermit>,
+    opened: Instant,
+}
+
+impl Source {
+    fn has_had_its_turn(&self) -> bool {
+        self.subscription.is_past() && self.opened.elapsed() >= ARCHIVE_TURN
+    }
 }
 
 /// Delivers to one receiver as long as it runs.
@@ -70,7 +80,7 @@ impl Courier {
                         true => Arc::clone(&self.archive).acquire_owned().await.ok(),
                         false => None,
                     };
-                    self.follow(Source { subscription, permit }, &mut misses).await
+                    self.follow(Source { subscription, permit, opened: Instant::now() }, &mut misses).await
                 }
                 Err(refusal) => Some(refusal),
             };
@@ -99,6 +109,9 @@ impl Courier {
                 }
             }
             self.reach(reached);
+            if source.as_ref().is_some_and(Source::has_had_its_turn) {
+                source = None;
+            }
         }
         None
     }

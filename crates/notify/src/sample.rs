@@ -22,6 +22,7 @@ pub(crate) fn job(text: &str) -> JobDraft {
         environment: BTreeMap::new(),
         request,
         slice: None,
+        container: None,
     };
     JobDraft {
         name: name(text),
@@ -44,5 +45,6 @@ pub(crate) fn job(text: &str) -> JobDraft {
         deadline: None,
         expected_run_ms: None,
         datasets: Vec::new(),
+        nodes: None,
     }
 }

@@ -1,10 +1,12 @@
 //! The gang plan.
 
+use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use muster_state::State;
 use muster_types::{JobSpec, Name};
 
 use crate::candidate::{Candidate, Plan, place};
+use crate::fill::only_named;
 use crate::score::{self, Values};
 use crate::single;
 use crate::sites::{self, KeyedPool, Site};
@@ -47,7 +49,7 @@ pub(crate) fn try_plan(
     budget: &mut Budget,
 ) -> Result<Option<Plan>, Spent> {
     let pools = sites::pools(state, spec);
-    let (mut candidates, cheapest) = candidates(&pools, spec, terms, budget)?;
+    let (mut candidates, cheapest) = candidates((state, pools.as_slice()), spec, terms, budget)?;
     // The most promising first: most need not be tried then.
     candidates.sort_by_key(|c| (u32::MAX - c.bound, -c.total_max, c.order));
     if let Some(valuation) = terms.valuation
@@ -78,7 +80,9 @@ pub(crate) fn plans_by_site(
     budget: &mut Budget,
 ) -> Vec<(Option<Name>, Plan)> {
     let pools = sites::pools(state, spec);
-    let Ok((candidates, cheapest)) = candidates(&pools, spec, terms, budget) else { return Vec::new() };
+    let Ok((candidates, cheapest)) = candidates((state, pools.as_slice()), spec, terms, budget) else {
+        return Vec::new();
+    };
     let mut plans = Vec::new();
     for candidate in &candidates {
         if let Ok(Some(plan)) = place(state, spec, terms, candidate, cheapest, budget) {
@@ -91,7 +95,7 @@ pub(crate) fn plans_by_site(
 /// The sites where counters leave capacity, by region, cluster and type, and the lowest price of work at any
 /// site.
 fn candidates<'a>(
-    pools: &'a [KeyedPool<'a>],
+    (state, pools): (&State, &'a [KeyedPool<'a>]),
     spec: &JobSpec,
     terms: &Terms<'_>,
     budget: &mut Budget,
@@ -99,8 +103,15 @@ fn candidates<'a>(
     let mut candidates = Vec::new();
     let mut order = 0;
     let mut cheapest: Option<u64> = None;
+    let ends = pools.first().zip(pools.last());
+    let several = ends.is_some_and(|((a, _), (b, _))| (&a.region, &a.cluster) != (&b.region, &b.cluster));
+    let named = only_named(spec).filter(|_| several);
+    let named = named.map(|names| places_of(state, names, budget)).transpose()?;
     for cluster in sites::clusters(pools) {
         budget.spend()?;
+        // No node that it names is in the others, and each look there would cost as much as all of its names.
+        let here = cluster.first().map(|(key, _)| (&key.region, &key.cluster));
+        let may_go = named.as_ref().is_none_or(|named| here.is_some_and(|here| named.contains(&here)));
         for site in Site::of_cluster(cluster, spec) {
             order += 1;
             if terms.policy.weights.cost > 0
@@ -108,7 +119,7 @@ fn candidates<'a>(
             {
                 cheapest = Some(cheapest.map_or(price, |least| least.min(price)));
             }
-            if let Some(bound) = site.workers_bound(spec, terms) {
+            if may_go && let Some(bound) = site.workers_bound(spec, terms) {
                 candidates.push(Candidate { site, bound, values: Values::default(), total_max: 0, order });
             }
         }
@@ -118,6 +129,21 @@ fn candidates<'a>(
         candidate.total_max = candidate.values.total(&terms.policy.weights);
     }
     Ok((candidates, cheapest))
+}
+
+/// The clusters of the nodes that a job names, by region and name.
+fn places_of<'s>(
+    state: &'s State,
+    names: &BTreeSet<Name>,
+    budget: &mut Budget,
+) -> Result<BTreeSet<(&'s Name, &'s Name)>, Spent> {
+    let mut places = BTreeSet::new();
+    for name in names {
+        budget.spend()?;
+        let row = state.node_named(name).and_then(|id| state.node(id));
+        places.extend(row.map(|row| (&row.spec.region, &row.spec.cluster)));
+    }
+    Ok(places)
 }
 
 /// More workers first: only an elastic gang can have fewer than it asks for.

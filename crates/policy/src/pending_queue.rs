@@ -23,6 +23,10 @@ use crate::tournament::{HeadKey, Leaf, Tournament};
 /// and a queue can be very long.
 const STEPS_PER_DEPTH: u32 = 4;
 
+/// What a job costs that is passed over because of its user, in steps beyond its own: its user, what that has placed, and the
+/// next of its class are looked up, and one user may have very many.
+const STEPS_OF_USER: u64 = 8;
+
 /// Whose turn it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
@@ -176,6 +180,13 @@ impl Line {
     /// The same where no more than `steps_max` requests are stepped over since the last [`Line::take_steps`]: none, and the
     /// walk is cut, once they are used up.
     pub fn take_within(&mut self, state: &State, steps_max: u64) -> Option<Candidate> {
+        let next = self.take_some(state, steps_max);
+        self.is_cut |= next.is_none() && !self.is_over();
+        next
+    }
+
+    /// The same for a walk that the next call goes on with: none once the steps are used up, and it is not cut by that.
+    pub fn take_some(&mut self, state: &State, steps_max: u64) -> Option<Candidate> {
         loop {
             let Some(leaf) = self.tournament.first() else {
                 if self.stage == Stage::End {
@@ -185,7 +196,6 @@ impl Line {
                 continue;
             };
             if self.steps >= steps_max {
-                self.is_cut = true;
                 return None;
             }
             let heads = self.heads.get_mut(&leaf).expect("a leaf in the tournament has heads");
@@ -196,6 +206,12 @@ impl Line {
             }
             self.steps += 1;
         }
+    }
+
+    /// Whether nobody is left who has a turn.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.stage == Stage::End
     }
 
     /// Whether a head that was taken out has its turn; if not, the next one has stepped up.
@@ -220,7 +236,7 @@ impl Line {
             }
             return false;
         };
-        if state.user_running_limit_reached(candidate.turn.job).is_some() {
+        if state.is_user_at_limit(candidate.turn.job) {
             self.pass_over(state, candidate);
             return false;
         }
@@ -234,6 +250,7 @@ impl Line {
         let alike = (candidate.tier, candidate.tenant.clone(), candidate.class);
         let last = ClassCursor { place: candidate.turn, job: candidate.turn.job };
         self.passed.entry(alike).or_insert(last);
+        self.steps += STEPS_OF_USER;
         self.step_over(state, candidate);
     }
 
@@ -274,6 +291,19 @@ impl Line {
         self.waiting.insert(request);
         self.count(state, candidate);
         self.step_up(state, candidate);
+    }
+
+    /// The candidate's tenant has as many jobs placed as it may: it has no other turn in this tier. Tenants in whose common
+    /// name it asks for capacity do not wait for it.
+    pub fn at_limit(&mut self, state: &State, candidate: &Candidate) {
+        // In strict order nobody passes it.
+        if self.depth == Some(1) {
+            self.count(state, candidate);
+        }
+        let leaf = self.leaf_of(state, &candidate.tenant);
+        if let Some(leaf) = self.go_on(state, candidate, leaf) {
+            self.enter(state, &leaf);
+        }
     }
 
     /// The candidate does not fit within nominal: it has another turn among those that borrow.
@@ -363,6 +393,11 @@ impl Line {
         let leaf = self.leaf_of(state, &candidate.tenant);
         self.join(state, &leaf, candidate.tier, candidate.tenant.clone(), Some(candidate.turn));
         self.join_alike(state, &leaf, candidate);
+        self.go_on(state, candidate, leaf)
+    }
+
+    /// The leaf of a candidate that had its turn, unless nothing of its lane is left and it goes on elsewhere.
+    fn go_on(&mut self, state: &State, candidate: &Candidate, leaf: Leaf) -> Option<Leaf> {
         let lane = (self.stage == Stage::WithinNominal, candidate.tier, leaf);
         let walk = self.walks.get(&lane).copied().unwrap_or_default();
         if walk.first_skipped.is_some() && !walk.rotates && !self.has_heads(&lane) {

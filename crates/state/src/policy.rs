@@ -236,7 +236,7 @@ impl State {
     pub fn running_limit_reached(&self, tenant: &Name) -> Option<(u32, u64)> {
         let most = self.policy.policy.limits(tenant).running_jobs?;
         let is_its_own = |job: &JobId| self.spec(*job).is_some_and(|spec| spec.tenant == *tenant);
-        let promised = self.promised().filter(is_its_own).count() as u64;
+        let promised = self.promised_and_waiting().filter(is_its_own).count() as u64;
         let placed = self.indexes.loads.get(tenant).map_or(0, |load| load.active_jobs) + promised;
         (placed >= u64::from(most)).then_some((most, placed))
     }
@@ -257,9 +257,25 @@ impl State {
         let is_theirs = |other: &JobId| {
             self.spec(*other).is_some_and(|spec| spec.tenant == *tenant) && self.creator(*other) == user
         };
-        let promised = self.promised().filter(is_theirs).count() as u64;
+        let promised = self.promised_and_waiting().filter(is_theirs).count() as u64;
         let placed = self.user_load(tenant, user).active_jobs + promised;
         (placed >= u64::from(most)).then_some((most, placed))
+    }
+
+    /// Whether [`State::user_running_limit_reached`] finds the limit reached. For users with as many jobs running as they may this
+    /// looks at no promise: it is asked for every job of a long queue.
+    #[must_use]
+    pub fn is_user_at_limit(&self, job: JobId) -> bool {
+        let Some(tenant) = self.spec(job).map(|spec| &spec.tenant) else { return false };
+        let Some(most) = self.policy.policy.user_running_jobs(tenant) else { return false };
+        let active = self.user_load(tenant, self.creator(job)).active_jobs;
+        active >= u64::from(most) || self.user_running_limit_reached(job).is_some()
+    }
+
+    /// Jobs that capacity is promised to and that hold none: one that is being moved or resized is counted as placed already.
+    fn promised_and_waiting(&self) -> impl Iterator<Item = JobId> {
+        let waits = move |job: &JobId| self.jobs.get(job).is_some_and(|row| row.phase == Phase::Pending);
+        self.promised().filter(waits)
     }
 
     /// The version is the record's own index. What is in use counts against the new policy from now on.

@@ -4,7 +4,7 @@
 use crate::error::TlsError;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::{CertificateError, ClientConfig, RootCertStore};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -74,16 +74,43 @@ impl PublicTls {
     /// A connection over one that stands, to a server that proves to be `host`: a name, or an address without brackets.
     ///
     /// # Errors
-    /// When the server does not speak TLS 1.3, or its certificate is not one for this host.
+    /// When the server does not speak TLS 1.3, or its certificate is not one for this host. No error names the host: it may be part of
+    /// an address that is secret.
     pub async fn connect(&self, host: &str, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
-        TlsConnector::from(Arc::clone(&self.config)).connect(name, stream).await
+        TlsConnector::from(Arc::clone(&self.config)).connect(name, stream).await.map_err(without_names)
+    }
+}
+
+/// The same error without the name that was asked for and those that the certificate has.
+fn without_names(error: io::Error) -> io::Error {
+    use rustls::Error::InvalidCertificate;
+    let of_tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    match of_tls {
+        Some(InvalidCertificate(CertificateError::NotValidForNameContext { .. })) => {
+            io::Error::new(error.kind(), InvalidCertificate(CertificateError::NotValidForName))
+        }
+        _ => error,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_about_a_name_does_not_say_it() {
+        let expected = ServerName::try_from("hooks.example".to_owned()).expect("a name");
+        let presented = vec!["other.example".to_owned()];
+        let context = CertificateError::NotValidForNameContext { expected, presented };
+        let error = io::Error::new(io::ErrorKind::InvalidData, rustls::Error::InvalidCertificate(context));
+        assert!(error.to_string().contains("hooks.example"), "{error}");
+        let error = without_names(error);
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        assert!(!error.to_string().contains("example"), "{error}");
+        let other = without_names(io::Error::other("reset"));
+        assert_eq!(other.to_string(), "reset");
+    }
 
     #[test]
     fn files_without_an_authority_are_refused() {

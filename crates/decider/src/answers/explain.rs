@@ -25,6 +25,10 @@ use crate::rules::terms::with_terms;
 /// Jobs ahead of the explained one that are given their capacity first.
 const AHEAD_MAX: usize = 256;
 
+/// Steps over jobs ahead of it that have no turn, as the pending queue counts them: of users that have as many placed as they
+/// may there can be very many.
+const STEPS_MAX: u64 = 200_000;
+
 /// Blockers that are listed.
 const BLOCKERS_MAX: usize = 8;
 
@@ -83,6 +87,12 @@ pub struct Position {
     pub requests_before: usize,
     /// Whether counting stopped there.
     pub or_more: bool,
+}
+
+impl Position {
+    fn is_first(self) -> bool {
+        self.requests_before == 0 && !self.or_more
+    }
 }
 
 /// Why a job waits or where it would go, with everything that policy and planner know of it.
@@ -204,10 +214,7 @@ fn explain(
     let mut borrowers = Vec::new();
     let (reason, sentence) = match known_reason(state, job, (own, place), row, now) {
         Some(known) => known,
-        None if found.is_none()
-            && ahead.position.requests_before == 0
-            && comes(state, now, spec, row, &holds) =>
-        {
+        None if found.is_none() && ahead.position.is_first() && comes(state, now, spec, row, &holds) => {
             let text = "gangs that are stopping leave enough for it; it starts once they have stopped";
             (WaitReason::MakingRoom, text.to_string())
         }
@@ -236,7 +243,7 @@ fn explain(
         })
     });
     let blockers = blockers.collect();
-    let is_next = found.is_some() && ahead.position.requests_before == 0;
+    let is_next = found.is_some() && ahead.position.is_first();
     // When quota comes free that may be borrowed is foreseen, and not what others hold that must not be stopped.
     let may_borrow = must_not_borrow(state, spec, reason).is_empty();
     let start = may_borrow.then(|| start(state, now, kept, (job, spec, row), is_next)).flatten();
@@ -354,15 +361,17 @@ fn reason(found: Option<&Plan>, ahead: &Ahead, places: &muster_planner::Explanat
     match found {
         Some(plan) => {
             let place = format!("{}/{}", plan.region, plan.cluster);
-            match ahead.position.requests_before {
-                0 => {
-                    (WaitReason::InLine, format!("it fits now in {place} and is first in the pending queue"))
+            let before = ahead.position.requests_before;
+            let text = match ahead.position.or_more {
+                false if before == 0 => format!("it fits now in {place} and is first in the pending queue"),
+                false => {
+                    format!("it fits now in {place}; {before} different requests have their turn before it")
                 }
-                before => (
-                    WaitReason::InLine,
-                    format!("it fits now in {place}; {before} different requests have their turn before it"),
+                true => format!(
+                    "it fits now in {place}; {before} different requests or more have their turn before it"
                 ),
-            }
+            };
+            (WaitReason::InLine, text)
         }
         None => (places.reason, places.sentence.clone()),
     }
@@ -531,7 +540,7 @@ impl Ahead {
         let within_nominal = headroom(state, spec).is_offered_nominal();
         let own = QueuePosition { turn: row.estimate.turn, job: job.unwrap_or(NOT_SUBMITTED) };
         let mut position = Position { requests_before: 0, or_more: false };
-        while let Some(candidate) = line.take_next(state) {
+        while let Some(candidate) = line.take_within(state, STEPS_MAX) {
             if Line::is_behind(&candidate, spec, own, within_nominal) {
                 break;
             }
@@ -558,6 +567,7 @@ impl Ahead {
             };
             line.waits(state, &candidate);
         }
+        position.or_more |= line.is_cut();
         future.turn_of(state, own.job, within_nominal, &mut budget);
         future.keep_what_is_owed(state, &mut budget);
         Ahead { future, position }

@@ -785,8 +785,7 @@ impl Future {
 /// Whether a gang may not start whatever is free, because its tenant or its user has as many jobs placed as it may.
 fn is_at_limit(state: &State, job: JobId) -> bool {
     let tenant = state.spec(job).map(|spec| &spec.tenant);
-    tenant.is_some_and(|tenant| state.running_limit_reached(tenant).is_some())
-        || state.user_running_limit_reached(job).is_some()
+    tenant.is_some_and(|tenant| state.running_limit_reached(tenant).is_some()) || state.is_user_at_limit(job)
 }
 
 /// Gangs in a cluster with the times they are expected to end.

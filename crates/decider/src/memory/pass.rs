@@ -60,12 +60,11 @@ impl UnfinishedPass {
         &mut self.future
     }
 
-    /// The gang whose turn it is next.
+    /// The gang whose turn it is next; none once nobody is left, and when the budget has gone for those that were stepped
+    /// over: then the queue is not over.
     pub(crate) fn take_next(&mut self, state: &State, budget: &mut Budget) -> Option<Candidate> {
-        let next = self.line.take_next(state);
-        for _ in 0..self.line.take_steps() {
-            budget.visit();
-        }
+        let next = self.line.take_some(state, budget.left());
+        budget.take(self.line.take_steps());
         next
     }
 

@@ -75,16 +75,21 @@ enum Outcome {
 /// Whether every turn was taken, and how many gangs were placed.
 fn walk(speculation: &mut Speculation, pass: &mut UnfinishedPass, budget: &mut Budget) -> (bool, u32) {
     let mut placed = 0;
-    let mut is_first = true;
     pass.future().give_up_at_limit(speculation.state(), budget);
+    let whole = budget.left();
     loop {
         if budget.is_spent() || speculation.round_bytes() > ROUND_BYTES_SOFT {
             return (false, placed);
         }
         let Some(candidate) = pass.take_next(speculation.state(), budget) else {
+            if !pass.line().is_over() {
+                return (false, placed);
+            }
             pass.future().end_turns();
             return (true, placed);
         };
+        // Where many were stepped over before it, it is offered more by the next call.
+        let has_whole = budget.left() == whole;
         match offer(speculation, pass, &candidate, budget) {
             Outcome::Placed => {
                 placed += 1;
@@ -94,17 +99,16 @@ fn walk(speculation: &mut Speculation, pass: &mut UnfinishedPass, budget: &mut B
             }
             Outcome::PromisedCapacity => pass.line().placed(speculation.state(), &candidate),
             // A gang that a whole budget is too small for would stop every pass at itself.
-            Outcome::OutOfBudget if !is_first => {
+            Outcome::OutOfBudget if !has_whole => {
                 pass.line().put_back(speculation.state(), candidate);
                 return (false, placed);
             }
             Outcome::MayBorrow => pass.line().borrows(speculation.state(), &candidate),
-            Outcome::AtLimit => pass.line().waits(speculation.state(), &candidate),
+            Outcome::AtLimit => pass.line().at_limit(speculation.state(), &candidate),
             Outcome::Waits | Outcome::OutOfBudget => {
                 pass.waits(speculation.state(), &candidate);
             }
         }
-        is_first = false;
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use muster_decider::{
-    Answer, BootstrapConfig, Command, JobPath, ModifyOrder, Speculation, explain_job, handle, schedule,
+    Answer, BootstrapConfig, Command, JobPath, ModifyOrder, Pass, Speculation, explain_job, handle, schedule,
 };
 use muster_journal::RankUpdate;
 use muster_planner::{Budget, WaitReason};
@@ -508,6 +508,48 @@ fn users_of_one_tenant_share_the_rest_of_what_it_may_have_placed() {
     let placed: Vec<bool> = submitted.iter().map(|job| is_placed(&state, *job)).collect();
     assert_eq!(placed, [true, true, false, true, false]);
     assert!(!is_placed(&state, never));
+    check(&state);
+}
+
+/// They ask for capacity in one name, and each has its own count of jobs.
+#[test]
+fn a_tenant_that_nobody_named_keeps_no_other_waiting_at_its_limit() {
+    let mut draft = PolicyDraft::default();
+    draft.tenants.insert(name("team"), TenantPolicy::default());
+    let unlisted = draft.check().unwrap().unlisted().clone();
+    let limits = TenantLimits { running_jobs: Some(1), ..NONE };
+    let (mut speculation, mut state) = cluster(BOOTSTRAP, &[("team", NONE), (unlisted.as_str(), limits)]);
+    let own: Vec<JobId> = (0..3).map(|n| submit(&mut speculation, n, "made-up-1").unwrap()).collect();
+    let others = [(10, "made-up-2"), (11, "made-up-3"), (12, "team")];
+    let others = others.map(|(n, tenant)| submit(&mut speculation, n, tenant).unwrap());
+    for _ in 0..2 {
+        pass(&mut speculation, &mut state);
+        assert_eq!(own.iter().filter(|job| is_placed(&state, **job)).count(), 1);
+        assert!(others.iter().all(|job| is_placed(&state, *job)), "they are not at their limits");
+    }
+    check(&state);
+}
+
+/// The work of a pass is bounded, and what was stepped over is not stepped over again by the next call.
+#[test]
+fn a_user_at_its_limit_with_a_long_queue_leaves_others_the_budget_that_they_need() {
+    let user = UserLimits { running_jobs: Some(1), ..UserLimits::default() };
+    let (mut speculation, mut state) = cluster(BOOTSTRAP, &[("team", TenantLimits { user, ..NONE })]);
+    let as_is = |_: &mut JobDraft| {};
+    let of_eve: Vec<JobId> =
+        (0..100).map(|n| submit_as(&mut speculation, n, ("team", "eve"), as_is).unwrap()).collect();
+    let of_ada = submit_as(&mut speculation, 1_000, ("team", "ada"), as_is).unwrap();
+    commit(&mut speculation, &mut state);
+    let mut calls = 0;
+    while let Pass::Interrupted { .. } = schedule(&mut speculation, &mut Budget::new(40)) {
+        commit(&mut speculation, &mut state);
+        calls += 1;
+        assert!(calls < 100, "a pass comes to its end");
+    }
+    commit(&mut speculation, &mut state);
+    assert!(calls > 1, "one call steps over no more than its budget");
+    assert_eq!(of_eve.iter().filter(|job| is_placed(&state, **job)).count(), 1);
+    assert!(is_placed(&state, of_ada));
     check(&state);
 }
 

@@ -1,11 +1,12 @@
 //! What accelerators that a job holds are charged to. Amounts are accelerator-seconds.
 
-use muster_decider::{Command, DrainOrder};
+use muster_decider::{Command, DrainOrder, OverridesOrder};
 use muster_ledger::{Activity, Detail, Ledger, LossCause, Window};
 use muster_types::health::{Finding, HealthReport, Observation};
+use muster_types::policy::PurchaseKind;
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Control, DeviceAmount, ExitStatus, JobContract, LogTime,
-    PriorityTier,
+    NodeOverridesChange, PriorityTier, Requester,
 };
 
 use crate::scene::{START_MS, Scene, draft};
@@ -66,6 +67,35 @@ fn workers_that_end_first_free_their_devices_and_their_work_waits_for_the_gang()
     scene.at(20);
     scene.exit(job, 0);
     assert_eq!(scene.used(20), ["research kept 120", "idle.no_demand 40"]);
+}
+
+#[test]
+fn what_runs_on_a_node_follows_how_operators_say_that_it_was_bought() {
+    let mut scene = Scene::new();
+    let node = scene.node("n1", 8);
+    let job = scene.job(2, 4);
+    scene.pass();
+    scene.running(job);
+    scene.at(10);
+    let set_labels = [(name("purchase"), "spot".to_owned())].into();
+    let change = NodeOverridesChange { set_labels, ..NodeOverridesChange::default() };
+    let order = OverridesOrder { request: scene.request(), by: Requester::default(), node, change };
+    scene.run(&Command::SetNodeOverrides(Box::new(order)));
+    scene.at(20);
+    let token = scene.speculation.state().job(job).and_then(|row| row.placement.clone()).unwrap().token;
+    let updates = vec![(0, muster_journal::RankUpdate::Exited(ExitStatus::Code(0)))];
+    scene.run(&Command::Report { node, incarnation: 1, job, token, updates });
+    assert_eq!(scene.used(30), ["research provisional 200", "idle.no_demand 40"]);
+    let view = scene.view(30);
+    let mut used = std::collections::BTreeMap::new();
+    for row in &view.usage {
+        *used.entry(row.purchase).or_insert(0) += row.milli_ms;
+    }
+    let capacity: std::collections::BTreeMap<_, _> =
+        view.capacity.iter().map(|row| (row.purchase, row.milli_ms)).collect();
+    assert_eq!(used, capacity, "each purchase has as much in use as it has capacity");
+    assert_eq!(used.get(&None::<PurchaseKind>), Some(&80_000_000));
+    assert_eq!(used.get(&Some(PurchaseKind::Spot)), Some(&160_000_000));
 }
 
 #[test]

@@ -2,11 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use muster_decider::{Command, handle};
+use muster_decider::{Command, OverridesOrder, handle};
 use muster_journal::Round;
 use muster_ledger::{Activity, Detail, IdleCause, JobTotals, Ledger, View, WaitReason, Window};
 use muster_state::{NodeStatus, Phase, State};
-use muster_types::{DeviceSet, ForeignLoad, JobId, Leadership, LogIndex, LogTime, Name, NodeId};
+use muster_types::policy::PurchaseKind;
+use muster_types::{
+    DeviceSet, ForeignLoad, JobId, Leadership, LogIndex, LogTime, Name, NodeId, NodeOverridesChange,
+    RequestId, Requester,
+};
 
 use crate::model::Model;
 use crate::random::Random;
@@ -17,12 +21,27 @@ const SEEDS: u64 = 12;
 const SEEDS_MAX: u64 = 80;
 const STEPS: u64 = 250;
 
-/// A history that the scheduler made, with foreign load among what it was asked.
+/// A command that says how a node was bought.
+fn bought(request: RequestId, node: NodeId, purchase: PurchaseKind) -> Command {
+    let set_labels = BTreeMap::from([(Name::literal("purchase"), purchase.to_string())]);
+    let change = NodeOverridesChange { set_labels, ..NodeOverridesChange::default() };
+    Command::SetNodeOverrides(Box::new(OverridesOrder { request, by: Requester::default(), node, change }))
+}
+
+/// A history that the scheduler made, with foreign load and purchases of nodes among what it was asked.
 fn history(seed: u64) -> Vec<Round> {
     let mut model = Model::new(seed);
     let mut random = Random::new(seed ^ 0xf0e1);
-    for _ in 0..STEPS {
+    for step in 0..STEPS {
         model.step();
+        let state = model.speculation.state();
+        if random.once_in(20) && state.nodes_registered() > 0 {
+            let node = NodeId(random.below(u64::from(state.nodes_registered())) as u32);
+            let purchase = PurchaseKind::ALL[random.below(4) as usize];
+            // Ids that the model does not use.
+            let request = RequestId(u128::MAX - u128::from(step));
+            let _ = handle(&mut model.speculation, &bought(request, node, purchase));
+        }
         let state = model.speculation.state();
         if random.once_in(12) && state.nodes_registered() > 0 {
             let node = NodeId(random.below(u64::from(state.nodes_registered())) as u32);
@@ -108,6 +127,14 @@ fn compare(view: &View, count: &Count) {
     let capacity = by_pool(view.capacity.iter().map(|row| (&row.kind, &row.region, row.milli_ms)));
     assert_eq!(used, capacity, "the activities add up to the capacity of each type and region");
     assert_eq!(capacity, count.capacity, "capacity is what the nodes had");
+    let mut difference: BTreeMap<(&Name, &Name, Option<PurchaseKind>), i128> = BTreeMap::new();
+    for row in &view.usage {
+        *difference.entry((&row.kind, &row.region, row.purchase)).or_default() += row.milli_ms as i128;
+    }
+    for row in &view.capacity {
+        *difference.entry((&row.kind, &row.region, row.purchase)).or_default() -= row.milli_ms as i128;
+    }
+    assert!(difference.values().all(|difference| *difference == 0), "and of each purchase: {difference:?}");
     let fleet = |sums: &Sums<(Name, Name)>| sums.values().sum::<u128>();
     assert_eq!(fleet(&used), fleet(&count.capacity));
     let mut held = Sums::new();
@@ -147,7 +174,8 @@ fn rows_since(later: &View, earlier: &View) -> BTreeMap<String, i128> {
     let mut rows: BTreeMap<String, i128> = BTreeMap::new();
     for (view, sign) in [(later, 1), (earlier, -1)] {
         for row in &view.usage {
-            let key = format!("{:?}", (row.day, &row.tenant, row.tier, &row.kind, &row.region, row.activity));
+            let place = (&row.kind, &row.region, row.purchase);
+            let key = format!("{:?}", (row.day, &row.tenant, row.tier, place, row.activity));
             *rows.entry(key).or_default() += sign * row.milli_ms as i128;
         }
         for row in &view.waits {
@@ -155,7 +183,7 @@ fn rows_since(later: &View, earlier: &View) -> BTreeMap<String, i128> {
             *rows.entry(key).or_default() += sign * row.job_ms as i128;
         }
         for row in &view.capacity {
-            *rows.entry(format!("{:?}", (row.day, &row.kind, &row.region))).or_default() +=
+            *rows.entry(format!("{:?}", (row.day, &row.kind, &row.region, row.purchase))).or_default() +=
                 sign * row.milli_ms as i128;
         }
     }
