@@ -44,6 +44,12 @@ async fn a_browser_finds_no_barrier_on_any_page() {
         "/nodes/host-a".to_owned(),
         "/fleet".to_owned(),
         "/events".to_owned(),
+        "/timeline".to_owned(),
+        "/timeline?by=job".to_owned(),
+        "/plan".to_owned(),
+        "/plan?accelerators=h100%3A4&workers=2".to_owned(),
+        format!("/?at={}", past.log_index),
+        format!("/jobs/{waiting}?at={}", past.log_index),
     ];
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("browser/check.mjs");
     let checked = Command::new("node")
