@@ -137,7 +137,12 @@ pub(crate) fn field(fields: &Wrong, (id, label): (&str, &str), value: &str, char
 }
 
 /// Values with what they are called, and the one that is chosen.
-pub(crate) fn choice(fields: &Wrong, (id, label): (&str, &str), values: &[(&str, &str)], chosen: &str) -> Markup {
+pub(crate) fn choice(
+    fields: &Wrong,
+    (id, label): (&str, &str),
+    values: &[(&str, &str)],
+    chosen: &str,
+) -> Markup {
     let why = wrong(fields, id);
     html! {
         div {

@@ -80,7 +80,8 @@ impl PlanQuery {
             return Err(wrong("must be left out where the other fields are filled in".to_owned()));
         }
         if self.file.chars().count() > FILE_CHARS_MAX {
-            let text = format!("must have at most {FILE_CHARS_MAX} characters; use `muster plan` for longer ones");
+            let text =
+                format!("must have at most {FILE_CHARS_MAX} characters; use `muster plan` for longer ones");
             return Err(wrong(text));
         }
         let read = muster_manifest::parse(self.file.as_bytes(), now_ms);
@@ -97,8 +98,11 @@ impl PlanQuery {
     fn job_of_fields(&self) -> Result<v1::Job, Vec<(String, String)>> {
         let mut wrong: Vec<(String, String)> = Vec::new();
         let mut refuse = |field: &str, text: String| wrong.push((field.to_owned(), text));
-        let mut group =
-            v1::TaskGroup { name: "main".to_owned(), runtime: process(vec!["true".to_owned()]), ..Default::default() };
+        let mut group = v1::TaskGroup {
+            name: "main".to_owned(),
+            runtime: process(vec!["true".to_owned()]),
+            ..Default::default()
+        };
         group.workers = match self.workers.trim() {
             "" => 1,
             text => quantity::count(text).unwrap_or_else(|why| {
@@ -333,7 +337,11 @@ mod tests {
     use super::*;
 
     fn query(accelerators: &str, workers: &str) -> PlanQuery {
-        PlanQuery { accelerators: accelerators.to_owned(), workers: workers.to_owned(), ..PlanQuery::default() }
+        PlanQuery {
+            accelerators: accelerators.to_owned(),
+            workers: workers.to_owned(),
+            ..PlanQuery::default()
+        }
     }
 
     #[test]
@@ -376,7 +384,11 @@ mod tests {
     #[test]
     fn what_was_filled_in_is_text() {
         let bad = "</textarea><script>alert(1)</script>".to_owned();
-        let filled = PlanQuery { file: bad.clone(), tenant: "\" onfocus=\"alert(1)".to_owned(), ..PlanQuery::default() };
+        let filled = PlanQuery {
+            file: bad.clone(),
+            tenant: "\" onfocus=\"alert(1)".to_owned(),
+            ..PlanQuery::default()
+        };
         let wrong = [("file".to_owned(), bad.clone()), (bad.clone(), bad.clone())];
         let explanation = v1::Explanation { message: bad, ..Default::default() };
         let planned = PlannedJob { explanation, ..PlannedJob::default() };
@@ -390,7 +402,8 @@ mod tests {
     fn costs_are_those_of_the_expected_run() {
         let cost = PlannedCost { micro_dollars_per_device_hour: 2_500_000, devices: 8, run_ms: 5_400_000 };
         assert_eq!(cost.total(), 30_000_000);
-        let huge = PlannedCost { micro_dollars_per_device_hour: u64::MAX, devices: u64::MAX, run_ms: u64::MAX };
+        let huge =
+            PlannedCost { micro_dollars_per_device_hour: u64::MAX, devices: u64::MAX, run_ms: u64::MAX };
         assert_eq!(huge.total(), u64::MAX);
         let placement = Some(v1::PlannedPlacement { region: "eu".to_owned(), ..Default::default() });
         let explanation = v1::Explanation { placement, ..Default::default() };

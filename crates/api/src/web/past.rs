@@ -69,7 +69,8 @@ impl PageRequest {
 /// A log index or a time that an address names.
 fn point(field: &str, text: &str) -> Result<PastPoint, Problem> {
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
-        let index = text.parse().ok().filter(|index| *index > 0).map(|index| PastPoint::Index(LogIndex(index)));
+        let index =
+            text.parse().ok().filter(|index| *index > 0).map(|index| PastPoint::Index(LogIndex(index)));
         return index.ok_or_else(|| Problem::field(field, "must be a log index from 1 on"));
     }
     time(field, text).map(PastPoint::Time)
@@ -146,7 +147,9 @@ impl Web {
         }
         let kept = match self.engine().log_range() {
             Ok((first, last)) => {
-                format!("This replica has the records from {first} to {last}; the earliest page is at={first}.")
+                format!(
+                    "This replica has the records from {first} to {last}; the earliest page is at={first}."
+                )
             }
             Err(_) => "This replica has no record of the past.".to_owned(),
         };
@@ -178,7 +181,8 @@ mod tests {
         let read = |text: &str| point("at", text).map_err(|problem| problem.fields[0].0.clone());
         assert_eq!(read("77"), Ok(PastPoint::Index(LogIndex(77))));
         assert_eq!(read("2023-11-14T22:13:20Z"), Ok(PastPoint::Time(LogTime(1_700_000_000_000))));
-        for text in ["", "0", "-1", "18446744073709551616", "1e3", "+2h", "yesterday", "<script>", "\u{661}"] {
+        for text in ["", "0", "-1", "18446744073709551616", "1e3", "+2h", "yesterday", "<script>", "\u{661}"]
+        {
             assert_eq!(read(text), Err("at".to_owned()), "{text}");
         }
     }

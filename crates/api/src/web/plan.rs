@@ -95,10 +95,7 @@ impl Web {
 
 /// Whether the replica is refused rather than the job.
 fn is_of_replica(code: RefusalCode) -> bool {
-    matches!(
-        code,
-        RefusalCode::Overloaded | RefusalCode::ReplicaStopping | RefusalCode::ClusterNotReady
-    )
+    matches!(code, RefusalCode::Overloaded | RefusalCode::ReplicaStopping | RefusalCode::ClusterNotReady)
 }
 
 /// The refusal with its code and the fields concerned.
