@@ -11,7 +11,7 @@ use muster_wire::closed::{ClosedSet, number};
 use muster_wire::v1;
 use std::collections::BTreeMap;
 
-use super::past::PageRequest;
+use super::time_travel::PageRequest;
 use super::{Problem, Reader, Scene, Web, events};
 use crate::cluster_service;
 use crate::queue_service;

@@ -13,7 +13,7 @@ use muster_wire::closed::{ClosedSet, number, of_word, phase_word, words};
 use muster_wire::v1;
 use std::collections::BTreeMap;
 
-use super::past::PageRequest;
+use super::time_travel::PageRequest;
 use super::{Problem, Reader, Scene, Web, events};
 use crate::arrays;
 use crate::explanation;

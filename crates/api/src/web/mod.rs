@@ -10,9 +10,9 @@ mod cluster;
 mod events;
 mod jobs;
 mod nodes;
-mod past;
 mod plan;
 mod query;
+mod time_travel;
 mod timeline;
 
 use axum::Router as Routes;

@@ -14,7 +14,7 @@ use muster_wire::v1;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-use super::past::PageRequest;
+use super::time_travel::PageRequest;
 use super::{AsOf, Problem, Reader, Scene, Web, events, tag_with, tagged};
 use crate::fleet_service::{self, Narrowed};
 use crate::read::present;

@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
 
-use super::past::time;
 use super::query::parameters;
+use super::time_travel::time;
 use super::{Problem, Reader, Scene, Web};
 use crate::read::{Fresh, present};
 use crate::render;
