@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_of_the_past_says_so_and_leads_on_within_it() {
+    fn a_page_of_the_past_states_its_moment_and_leads_on_within_it() {
         let travel = TimeTravel { path: "/jobs".to_owned(), is_past: true, ..TimeTravel::default() };
         let freshness = v1::Freshness { log_index: 77, replica_id: 2, leader_id: 1, ..Default::default() };
         let frame = Frame { freshness, travel: Some(travel), ..Frame::default() };
