@@ -1,7 +1,6 @@
 //! Web pages of the past, the timeline, and plans.
 
 use muster_engine::{HistorySettings, open_archive};
-use muster_types::LogTime;
 
 use super::web::{Answer, Pages, Site};
 use super::*;
@@ -93,15 +92,17 @@ async fn a_page_of_the_past_is_made_once_for_a_browser() {
     assert_eq!(historical.pages().ask("GET", &path, &known).await.status, 304);
     let other = historical.pages().ask("GET", &format!("/jobs?tenant=lab&at={at}"), &known).await;
     assert_eq!(other.status, 200, "another address has another tag");
-    let now = LogTime(historical.site.served.engine.log_time().0);
-    let by_time = historical.pages().get(&format!("/jobs?at={now}")).await;
+    let now = historical.site.served.engine.log_time();
+    let by_time = historical.get_past(&format!("/jobs?at={now}")).await;
     assert!(by_time.status == 200 && !by_time.head.contains("etag"), "{}", by_time.head);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bad_moments_get_a_page_that_says_what_is_there() {
     let historical = Historical::start().await;
+    let before = historical.log_index();
     historical.site.submit(1, "train", 1).await;
+    assert_eq!(historical.get_past(&format!("/jobs?at={before}")).await.status, 200, "the past is there");
     for (at, status, text) in [
         ("", 400, "<code>at</code> must be a time"),
         ("0", 400, "<code>at</code> must be a log index from 1 on"),
