@@ -69,9 +69,9 @@ impl PageRequest {
 /// A log index or a time that an address names.
 fn point(field: &str, text: &str) -> Result<PastPoint, Problem> {
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
-        let index =
-            text.parse().ok().filter(|index| *index > 0).map(|index| PastPoint::Index(LogIndex(index)));
-        return index.ok_or_else(|| Problem::field(field, "must be a log index from 1 on"));
+        let index = text.parse::<u64>().ok().filter(|index| *index > 0);
+        let point = index.map(|index| PastPoint::Index(LogIndex(index)));
+        return point.ok_or_else(|| Problem::field(field, "must be a log index from 1 on"));
     }
     time(field, text).map(PastPoint::Time)
 }

@@ -309,7 +309,7 @@ fn joined(bars: Vec<Bar>, bars_max: usize) -> Vec<Bar> {
     let join = |bars: &[Bar]| {
         let first = bars.first()?;
         let end_ms = bars.iter().map(|bar| bar.end_ms).max()?;
-        let placements = bars.iter().map(|bar| bar.placements).sum();
+        let placements: u64 = bars.iter().map(|bar| bar.placements).sum();
         let end = if placements == 1 { first.end } else { EndKind::Several };
         Some(Bar { end_ms, placements, end, ..first.clone() })
     };
