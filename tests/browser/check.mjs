@@ -52,7 +52,7 @@ async function look(page, where) {
 // Every stop of the keyboard, once around: what can be used is reached and shows that it is.
 async function walk(page, where) {
   const wanted = await page.evaluate(() => {
-    const usable = document.querySelectorAll("a[href], button:not([hidden]), input, select, [tabindex='0']");
+    const usable = document.querySelectorAll("a[href], button:not([hidden]), input:not([type=hidden]), select, textarea, [tabindex='0']");
     usable.forEach((element, number) => { element.dataset.stop = String(number); });
     return usable.length;
   });
@@ -114,6 +114,8 @@ try {
     await picture(page, "overview", "/", 1280, "light");
     await picture(page, "job", job, 1280, "light");
     await picture(page, "fleet", "/fleet", 1280, "dark");
+    await picture(page, "timeline", "/timeline", 1280, "light");
+    await picture(page, "plan", "/plan?accelerators=h100%3A4&workers=2", 1280, "light");
     await picture(page, "narrow", "/jobs", 360, "light");
   }
 } finally {

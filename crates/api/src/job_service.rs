@@ -233,7 +233,10 @@ fn verdict(
 }
 
 /// Refuses jobs that ask for what no replica of this release can do. `at` is the path of the message or of the list.
-fn check_features<'a>(at: &str, jobs: impl IntoIterator<Item = &'a v1::Job>) -> Result<(), Status> {
+pub(crate) fn check_features<'a>(
+    at: &str,
+    jobs: impl IntoIterator<Item = &'a v1::Job>,
+) -> Result<(), Status> {
     let has_user =
         |group: &v1::TaskGroup| group.container().is_some_and(|container| !container.user.is_empty());
     let asks = |job: &v1::Job| job.spec().groups.iter().any(has_user);

@@ -36,6 +36,7 @@ mod shapes;
 mod stored_requests;
 mod web;
 mod web_bounds;
+mod web_moments;
 mod web_times;
 
 async fn guarded<T>(what: &str, future: impl Future<Output = T>) -> T {

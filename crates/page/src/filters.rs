@@ -110,7 +110,7 @@ impl JobQuery {
 }
 
 /// What is wrong with a field of the form.
-type Wrong = [(String, String)];
+pub(crate) type Wrong = [(String, String)];
 
 fn wrong<'a>(fields: &'a Wrong, id: &str) -> Option<&'a str> {
     fields.iter().find(|(field, _)| field == id).map(|(_, text)| text.as_str())
@@ -124,7 +124,7 @@ fn error(id: &str, why: Option<&str>) -> Markup {
     html! { @if let Some(why) = why { p.error id=(error_id(id)) { (why) } } }
 }
 
-fn field(fields: &Wrong, (id, label): (&str, &str), value: &str, chars_max: usize) -> Markup {
+pub(crate) fn field(fields: &Wrong, (id, label): (&str, &str), value: &str, chars_max: usize) -> Markup {
     let why = wrong(fields, id);
     html! {
         div {
@@ -137,7 +137,12 @@ fn field(fields: &Wrong, (id, label): (&str, &str), value: &str, chars_max: usiz
 }
 
 /// Values with what they are called, and the one that is chosen.
-fn choice(fields: &Wrong, (id, label): (&str, &str), values: &[(&str, &str)], chosen: &str) -> Markup {
+pub(crate) fn choice(
+    fields: &Wrong,
+    (id, label): (&str, &str),
+    values: &[(&str, &str)],
+    chosen: &str,
+) -> Markup {
     let why = wrong(fields, id);
     html! {
         div {

@@ -1,11 +1,13 @@
 //! What every page has around its content: head, navigation, and which state it is of.
 
 use maud::{DOCTYPE, Markup, html};
-use muster_wire::time::span_ms;
+use muster_types::LogTime;
+use muster_wire::time::{span_ms, unix_ms};
 use muster_wire::v1;
 
 use crate::filters::{JobQuery, filters};
 use crate::text;
+use crate::travel::{TimeTravel, address_at, kept};
 
 /// Which state a page is of, and for whom.
 #[derive(Clone, Debug, Default)]
@@ -18,6 +20,8 @@ pub struct Frame {
     pub reader: String,
     /// Why the replica is not good for reads that have to be current; none where it is.
     pub not_ready: Option<String>,
+    /// How the page leads to other moments; none where it has no past.
+    pub travel: Option<TimeTravel>,
 }
 
 /// A part of the navigation.
@@ -28,23 +32,51 @@ pub(crate) enum Section {
     Queues,
     Nodes,
     Fleet,
+    Timeline,
     Events,
+    Plan,
 }
 
-const SECTIONS: [(Section, &str, &str); 6] = [
+const SECTIONS: [(Section, &str, &str); 8] = [
     (Section::Overview, "/", "Overview"),
     (Section::Jobs, "/jobs", "Jobs"),
     (Section::Queues, "/queues", "Queues"),
     (Section::Nodes, "/nodes", "Nodes"),
     (Section::Fleet, "/fleet", "Fleet"),
+    (Section::Timeline, "/timeline", "Timeline"),
     (Section::Events, "/events", "Events"),
+    (Section::Plan, "/plan", "Plan"),
 ];
 
 impl Frame {
-    /// The sentence that says which state it is.
+    /// Whether the page is of the past.
+    pub(crate) fn is_past(&self) -> bool {
+        self.travel.as_ref().is_some_and(|travel| travel.is_past)
+    }
+
+    /// The record that links stay at; none in the present.
+    fn past_index(&self) -> Option<u64> {
+        self.is_past().then_some(self.freshness.log_index)
+    }
+
+    /// Links to other moments.
+    fn moments(&self) -> Markup {
+        let time = LogTime(unix_ms(self.freshness.log_time).unwrap_or_default());
+        html! { @if let Some(travel) = &self.travel { (travel.bar(self.freshness.log_index, time)) } }
+    }
+
+    /// The sentence that says which state it is. Of the past it is the same whenever it is asked for.
     fn as_of(&self) -> Markup {
         let of = &self.freshness;
         let region = &self.region;
+        if self.is_past() {
+            return html! {
+                p.asof {
+                    "As of log index " b { (of.log_index) } ", log time " (text::moment_utc(of.log_time))
+                    ". Made by replica " (of.replica_id) " in " (region) " from its archive of the log. Reader: " (self.reader) "."
+                }
+            };
+        }
         html! {
             p.asof {
                 "As of log index " b { (of.log_index) } ", log time " (text::moment_utc(of.log_time)) ". "
@@ -88,6 +120,11 @@ pub(crate) fn document_of(
     (title, window): (&str, &str),
     body: Markup,
 ) -> String {
+    let past_index = frame.and_then(Frame::past_index);
+    let body = match past_index {
+        Some(index) => kept(body, index),
+        None => body,
+    };
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -103,11 +140,11 @@ pub(crate) fn document_of(
             body {
                 a.skip href="#main" { "Skip to the content" }
                 header {
-                    p.brand { a href="/" { "Muster" } }
+                    p.brand { a href=(address_at("/", past_index)) { "Muster" } }
                     nav aria-label="Pages" {
                         ul {
                             @for (own, path, name) in SECTIONS {
-                                li { a href=(path) aria-current=[(Some(own) == section).then_some("page")] { (name) } }
+                                li { a href=(address_at(path, past_index)) aria-current=[(Some(own) == section).then_some("page")] { (name) } }
                             }
                         }
                     }
@@ -115,7 +152,7 @@ pub(crate) fn document_of(
                 main #main tabindex="-1" {
                     @if let Some(frame) = frame { (frame.warning()) }
                     h1 { (title) }
-                    @if let Some(frame) = frame { (frame.as_of()) }
+                    @if let Some(frame) = frame { (frame.moments()) (frame.as_of()) }
                     (body)
                 }
             }
@@ -164,12 +201,33 @@ mod tests {
             region: "eu".to_owned(),
             reader: "plaintext".to_owned(),
             not_ready: None,
+            travel: None,
         };
         let page = document(Some(&frame), Some(Section::Jobs), "Jobs", html! {});
         assert!(page.contains("As of log index <b>77</b>"), "{page}");
         assert!(page.contains("Its age is not known") && page.contains("replica 1 leads"), "{page}");
         assert_eq!(page.matches("aria-current=\"page\"").count(), 1);
         assert!(!page.contains("style=") && !page.contains("onclick"), "nothing is inline");
+    }
+
+    #[test]
+    fn a_page_of_the_past_states_its_moment_and_leads_on_within_it() {
+        let travel = TimeTravel { path: "/jobs".to_owned(), is_past: true, ..TimeTravel::default() };
+        let freshness = v1::Freshness { log_index: 77, replica_id: 2, leader_id: 1, ..Default::default() };
+        let frame = Frame { freshness, travel: Some(travel), ..Frame::default() };
+        let body = html! { a href="/jobs/job-1" { "one" } };
+        let page = document(Some(&frame), Some(Section::Jobs), "Jobs", body);
+        for text in [
+            "as of index <b>77</b>",
+            "from its archive",
+            "href=\"/nodes?at=77\"",
+            "href=\"/jobs/job-1?at=77\"",
+            "href=\"/jobs\">Now",
+            "href=\"/events\"",
+        ] {
+            assert!(page.contains(text), "{text} in {page}");
+        }
+        assert!(!page.contains("leads") && !page.contains("age is not known"), "{page}");
     }
 
     #[test]

@@ -55,7 +55,7 @@ pub fn job(frame: &Frame, shown: &JobDetail) -> String {
     };
     let body = html! {
         (text::section("identity", "Identity", identity(shown, &status)))
-        (text::section("reason", title, reason(shown, waits)))
+        (text::section("reason", title, reason(shown, waits, frame.is_past())))
         @if let Some(placement) = &status.placement {
             // One that waits again has left it.
             (text::section("placement", if waits { "Last placement" } else { "Placement" }, placement_of(&status, placement)))
@@ -101,7 +101,7 @@ fn identity(shown: &JobDetail, status: &v1::JobStatus) -> Markup {
     }
 }
 
-fn reason(shown: &JobDetail, waits: bool) -> Markup {
+fn reason(shown: &JobDetail, waits: bool, is_past: bool) -> Markup {
     let explained = &shown.explanation;
     html! {
         p { code { (explained.reason) } " " span.sentence { (text::of_people(&explained.message)) } }
@@ -126,6 +126,16 @@ fn reason(shown: &JobDetail, waits: bool) -> Markup {
                 dd { (text::span(advice.advised_interval)) " (a failure every " (text::span(advice.mttf)) " is expected)" }
             }
         }
+        (details(explained))
+        @if waits && !is_past && !explained.knows_reservations {
+            p.note { "This replica does not lead: it derives reservations from the state, and says of none that it has slipped." }
+        }
+    }
+}
+
+/// What would help, and what is in the way.
+pub(crate) fn details(explained: &v1::Explanation) -> Markup {
+    html! {
         @if !explained.remedies.is_empty() {
             h3 { "What would let it start now" }
             ul { @for remedy in &explained.remedies { li { (text::of_people(&remedy.message)) } } }
@@ -133,9 +143,6 @@ fn reason(shown: &JobDetail, waits: bool) -> Markup {
         (blockers(explained))
         (quotas(explained))
         (clusters(explained))
-        @if waits && !explained.knows_reservations {
-            p.note { "This replica does not lead: it derives reservations from the state, and says of none that it has slipped." }
-        }
     }
 }
 

@@ -101,13 +101,16 @@ pub fn overview(frame: &Frame, shown: &Overview) -> String {
         p { a href="/events" { "All that are kept, and live" } }
     };
     let body = html! {
-        @if !status.warnings.is_empty() { (text::section("warnings", "Warnings", warnings(status))) }
+        @if !frame.is_past() && !status.warnings.is_empty() { (text::section("warnings", "Warnings", warnings(status))) }
         (text::section("numbers", "Numbers", numbers(shown)))
         (text::section("devices", "Devices", devices(shown)))
         (text::section("pending", "The front of the pending queue", pending(shown)))
         (text::section("active", "Jobs that hold devices", active(shown)))
-        (text::section("newest", "Events", newest))
-        (text::section("replicas", "Replicas", replicas(status)))
+        // Replicas and what is kept in memory are of the present alone.
+        @if !frame.is_past() {
+            (text::section("newest", "Events", newest))
+            (text::section("replicas", "Replicas", replicas(status)))
+        }
     };
     document(Some(frame), Some(Section::Overview), "Overview", body)
 }
@@ -343,6 +346,17 @@ mod tests {
         for text in ["No job holds devices", "No job waits for capacity", "No node with accelerators"] {
             assert!(page.contains(text), "{text}: {page}");
         }
+    }
+
+    #[test]
+    fn the_past_has_no_replicas_and_no_warnings() {
+        let warning = v1::ClusterWarning { message: "of now".to_owned(), ..Default::default() };
+        let status = v1::GetStatusResponse { warnings: vec![warning], ..Default::default() };
+        let shown = Overview { status, ..Overview::default() };
+        let travel = crate::TimeTravel { path: "/".to_owned(), is_past: true, ..Default::default() };
+        let page = overview(&Frame { travel: Some(travel), ..Frame::default() }, &shown);
+        assert!(!page.contains("of now") && !page.contains("Replicas of the cluster"), "{page}");
+        assert!(overview(&Frame::default(), &shown).contains("of now"));
     }
 
     #[test]

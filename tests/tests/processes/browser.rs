@@ -32,6 +32,7 @@ async fn a_browser_finds_no_barrier_on_any_page() {
     let running = submit(&client, job(&long[..63], &["sleep", "600"])).await;
     wait_for_job(&client, &running, |job| job.status().phase() == v1::JobPhase::Running).await;
     let waiting = submit(&client, sleeping("waits-for-devices", 4)).await;
+    let past = client.seen_log_index();
     let paths = [
         "/".to_owned(),
         "/jobs".to_owned(),
@@ -44,6 +45,12 @@ async fn a_browser_finds_no_barrier_on_any_page() {
         "/nodes/host-a".to_owned(),
         "/fleet".to_owned(),
         "/events".to_owned(),
+        "/timeline".to_owned(),
+        "/timeline?by=job".to_owned(),
+        "/plan".to_owned(),
+        "/plan?accelerators=h100%3A4&workers=2".to_owned(),
+        format!("/?at={past}"),
+        format!("/jobs/{waiting}?at={past}"),
     ];
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("browser/check.mjs");
     let checked = Command::new("node")

@@ -86,7 +86,15 @@ impl Site {
     }
 
     pub(super) async fn within(timeouts: Timeouts) -> Site {
-        let served = TestServer::start().await;
+        Site::with(TestServer::start().await, timeouts).await
+    }
+
+    /// The pages of a replica that is there already.
+    pub(super) async fn of(served: TestServer) -> Site {
+        Site::with(served, Timeouts::DEFAULT).await
+    }
+
+    async fn with(served: TestServer, timeouts: Timeouts) -> Site {
         let agent = served.agent().await;
         let pages = Pages::within(served.engine.clone(), Security::Plaintext, timeouts).await;
         Site { served, pages, agent }
@@ -103,7 +111,7 @@ impl Site {
         taken.into_inner().job_ids.remove(0)
     }
 
-    async fn placed(&self, id: &str) {
+    pub(super) async fn placed(&self, id: &str) {
         let id: JobId = id.parse().expect("an id");
         guarded("a placement", async {
             while self.served.engine.view().job(id).is_none_or(|row| row.attempt == 0) {
@@ -126,8 +134,20 @@ async fn every_page_says_which_state_it_is_of_and_keeps_everything_foreign_out()
     site.placed(&running).await;
     site.submit(2, "wide", 4).await;
     let job = format!("/jobs/{running}");
-    let paths =
-        ["/", "/jobs", "/jobs?group=tier", &job, "/queues", "/nodes", "/nodes/h1", "/fleet", "/events"];
+    let plan = "/plan?accelerators=h100%3A2&workers=1";
+    let paths = [
+        "/",
+        "/jobs",
+        "/jobs?group=tier",
+        &job,
+        "/queues",
+        "/nodes",
+        "/nodes/h1",
+        "/fleet",
+        "/events",
+        "/plan",
+        plan,
+    ];
     for path in paths {
         let answer = site.pages.get(path).await;
         assert_eq!(answer.status, 200, "{path}: {}", answer.body);
@@ -225,7 +245,8 @@ async fn bad_addresses_get_a_page_that_names_what_is_wrong() {
         ("/jobs?tenant=a&tenant=b", 400, "<code>tenant</code> is given twice"),
         ("/jobs?tenant=%C3%28", 400, "<code>tenant</code> is no text in UTF-8"),
         ("/jobs?%3Cb%3E=1", 400, "<code>&lt;b&gt;</code>"),
-        ("/?x=1", 400, "<code>x</code> is not known: this address has no parameters"),
+        ("/?x=1", 400, "<code>x</code> is not one of at"),
+        ("/events?x=1", 400, "<code>x</code> is not known: this address has no parameters"),
         ("/jobs?tenant=lab&tier=gold", 400, "value=\"lab\""),
         ("/jobs?array=zzz", 400, "<code>array</code>"),
         ("/nodes?state=broken", 400, "<code>state</code> must be one of lost"),
@@ -458,6 +479,9 @@ async fn a_page_shows_what_the_calls_show_to_the_same_certificate() {
             "/fleet/map",
             "/events",
             "/events/stream",
+            "/timeline",
+            "/plan",
+            "/plan?accelerators=h100%3A1",
             "/nothing",
         ] {
             let (status, page) = guarded_site.get(role, path).await;

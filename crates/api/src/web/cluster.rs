@@ -11,7 +11,7 @@ use muster_wire::closed::{ClosedSet, number};
 use muster_wire::v1;
 use std::collections::BTreeMap;
 
-use super::query::parameters;
+use super::time_travel::PageRequest;
 use super::{Problem, Reader, Scene, Web, events};
 use crate::cluster_service;
 use crate::queue_service;
@@ -71,9 +71,9 @@ pub(super) async fn overview(
     Extension(reader): Extension<Reader>,
     request: Request,
 ) -> Result<Response, Problem> {
-    parameters::<0>(request.uri(), [])?;
+    let (asked, []) = PageRequest::of(reader, &request, [])?;
     let make = |scene: &Scene| Ok(muster_page::overview(&scene.frame(), &made_of(scene)));
-    web.answer(reader, OVERVIEW_BYTES, make).await
+    web.read(asked, OVERVIEW_BYTES, make).await
 }
 
 fn made_of(scene: &Scene) -> Overview {
@@ -151,10 +151,10 @@ pub(super) async fn queues(
     Extension(reader): Extension<Reader>,
     request: Request,
 ) -> Result<Response, Problem> {
-    let [page] = parameters(request.uri(), ["page"])?;
+    let (asked, [page]) = PageRequest::of(reader, &request, ["page"])?;
     let make = move |scene: &Scene| {
-        let asked = v1::ListTenantsRequest { page_token: page.clone(), ..Default::default() };
-        let listed = queue_service::list(scene.engine(), &scene.state, &asked, TENANTS_SHOWN)?;
+        let listing = v1::ListTenantsRequest { page_token: page.clone(), ..Default::default() };
+        let listed = queue_service::list(scene.engine(), &scene.state, &listing, TENANTS_SHOWN)?;
         let shown = Queues {
             tenants: listed.tenants,
             next: front(scene, FRONT_SHOWN),
@@ -164,7 +164,7 @@ pub(super) async fn queues(
         };
         Ok(muster_page::queues(&scene.frame(), &shown))
     };
-    web.answer(reader, TENANTS_SHOWN * queue_service::ROW_BYTES, make).await
+    web.read(asked, TENANTS_SHOWN * queue_service::ROW_BYTES, make).await
 }
 
 /// Tenants with jobs in the pending queue, by tier, the highest first.

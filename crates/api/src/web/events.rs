@@ -151,8 +151,12 @@ fn forgotten(log_index: u64, subject: Subject, id: String, owner: String) -> Eve
     }
 }
 
-/// The newest of the changes that are wanted, as far as the state of the page has come.
+/// The newest of the changes that are wanted, as far as the state of the page has come. None for a page of the past: what is in
+/// memory is of the present.
 pub(super) fn newest(scene: &Scene, count: usize, wanted: impl Fn(&Change) -> bool) -> Vec<Event> {
+    if scene.state.is_past() {
+        return Vec::new();
+    }
     let changes = scene.engine().newest_changes(count, scene.state.log_index(), wanted);
     changes.iter().filter_map(|change| event(&scene.state, change, scene.visibility())).collect()
 }

@@ -13,7 +13,7 @@ use muster_wire::closed::{ClosedSet, number, of_word, phase_word, words};
 use muster_wire::v1;
 use std::collections::BTreeMap;
 
-use super::query::parameters;
+use super::time_travel::PageRequest;
 use super::{Problem, Reader, Scene, Web, events};
 use crate::arrays;
 use crate::explanation;
@@ -30,10 +30,13 @@ const GROUPS_SHOWN_MAX: usize = 200;
 /// Changes of a job that its page shows.
 const CHANGES_SHOWN: usize = 30;
 
-/// What an address asks for, and the filter that it stands for.
-fn asked(request: &Request) -> Result<(JobQuery, v1::JobFilter), Problem> {
-    let known = ["tenant", "phase", "tier", "name", "labels", "region", "array", "group", "page"];
-    let [tenant, phase, tier, name, labels, region, array, group, page] = parameters(request.uri(), known)?;
+/// Parameters of the list.
+const PARAMETERS: [&str; 9] =
+    ["tenant", "phase", "tier", "name", "labels", "region", "array", "group", "page"];
+
+/// What an address asks for by its parameters, and the filter that it stands for.
+fn filter_of(values: [String; 9]) -> Result<(JobQuery, v1::JobFilter), Problem> {
+    let [tenant, phase, tier, name, labels, region, array, group, page] = values;
     let mut wrong = Vec::new();
     let mut phases = Vec::new();
     for word in phase.split(',').filter(|word| !word.is_empty()) {
@@ -76,7 +79,8 @@ pub(super) async fn list(
     Extension(reader): Extension<Reader>,
     request: Request,
 ) -> Result<Response, Problem> {
-    let (query, filter) = asked(&request)?;
+    let (asked, values) = PageRequest::of(reader, &request, PARAMETERS)?;
+    let (query, filter) = filter_of(values)?;
     let caller = reader.caller();
     let is_narrowed = filter != v1::JobFilter::default();
     let parsed = |filter| {
@@ -93,7 +97,7 @@ pub(super) async fn list(
         let next = &listed.next_page_token;
         Ok(muster_page::jobs(&scene.frame(), &query, &listed.jobs, next, groups.as_ref()))
     };
-    let answered = web.answer(reader, JOBS_SHOWN * job_service::ROW_BYTES, make).await;
+    let answered = web.read(asked, JOBS_SHOWN * job_service::ROW_BYTES, make).await;
     answered.map_err(|problem| problem.with_form(&form))
 }
 
@@ -167,7 +171,7 @@ pub(super) async fn one(
     id: Result<Path<String>, PathRejection>,
     request: Request,
 ) -> Result<Response, Problem> {
-    parameters::<0>(request.uri(), [])?;
+    let (asked, []) = PageRequest::of(reader, &request, [])?;
     let id: Option<JobId> = id.ok().and_then(|Path(text)| text.parse().ok());
     let no_id = || Problem::new(StatusCode::NOT_FOUND, "Not found", "The address names no job.");
     let id = id.ok_or_else(no_id)?;
@@ -175,7 +179,7 @@ pub(super) async fn one(
         let shown = detail(scene, id).ok_or_else(|| Problem::from(job_service::no_such_job(id)))?;
         Ok(muster_page::job(&scene.frame(), &shown))
     };
-    web.answer(reader, job_service::FULL_PAGE_BYTES, make).await
+    web.read(asked, job_service::FULL_PAGE_BYTES, make).await
 }
 
 /// What the page of a job shows: also of a member of an array that has no row among the jobs, as the calls do.

@@ -10,7 +10,10 @@ mod cluster;
 mod events;
 mod jobs;
 mod nodes;
+mod plan;
 mod query;
+mod time_travel;
+mod timeline;
 
 use axum::Router as Routes;
 use axum::body::Body;
@@ -23,7 +26,7 @@ use axum::routing::get;
 use muster_engine::{Engine, Reading};
 use muster_monitoring::{ConnectionTimeouts, Peer};
 use muster_page::assets::{ASSETS, Asset};
-use muster_page::{Frame, JobQuery};
+use muster_page::{Frame, JobQuery, TimeTravel};
 use muster_transport::{Principal, Security};
 use muster_types::{ClusterId, Refusal, RefusalCode};
 use muster_wire::status::{Refused, to_status};
@@ -36,7 +39,7 @@ use tonic::Status;
 use crate::access::may_call;
 use crate::facts::readiness;
 use crate::forward::{Caller, Router};
-use crate::read::{freshness, present};
+use crate::read::{Fresh, freshness, present};
 use crate::shared::Shared;
 use crate::shares::{Account, Pool, PoolPermit};
 use crate::unwritten::{AnswerMemory, Ledger, Metered};
@@ -45,15 +48,22 @@ use crate::visibility::Visibility;
 /// Bytes of a path with its query. A selector of labels has 4,096 characters at most, which may be encoded.
 const ADDRESS_BYTES_MAX: usize = 16 << 10;
 
+/// The media type of a page.
+const HTML_TYPE: &str = "text/html; charset=utf-8";
+/// How far a page of the past leads at a time.
+const STEP_MS: u64 = 3_600_000;
+
 /// A reader of the pages needs the permission for all of these: each page shows some of what they say.
-const CALLS: [&str; 9] = [
+const CALLS: [&str; 11] = [
     "/muster.v1beta1.ClusterService/GetStatus",
     "/muster.v1beta1.FleetService/GetNode",
     "/muster.v1beta1.FleetService/ListNodes",
     "/muster.v1beta1.FleetService/WatchNodes",
+    "/muster.v1beta1.HistoryService/ReadDecisions",
     "/muster.v1beta1.JobService/ExplainJob",
     "/muster.v1beta1.JobService/GetJob",
     "/muster.v1beta1.JobService/ListJobs",
+    "/muster.v1beta1.JobService/PlanJob",
     "/muster.v1beta1.JobService/WatchJobs",
     "/muster.v1beta1.TenantService/ListTenants",
 ];
@@ -124,19 +134,36 @@ impl Web {
         self.router.engine()
     }
 
-    /// Answers with a page. It is made in its reader's turn, on a thread for such work and of the state that is there by then; the
-    /// turn ends with the work, also where the reader has gone away. `bytes` is about what its rows take.
+    /// Answers with a page that has no past.
     async fn answer(
         &self,
         reader: Reader,
         bytes: usize,
         make: impl FnOnce(&Scene) -> Result<String, Problem> + Send + 'static,
     ) -> Result<Response, Problem> {
+        self.made(Origin { reader, travel: None, past: None }, bytes, make).await
+    }
+
+    /// Makes a page in its reader's turn, on a thread for such work and of the state of the past, or of the one that is there by
+    /// then; the turn ends with the work, also where the reader has gone away. `bytes` is about what its rows take.
+    async fn made(
+        &self,
+        origin: Origin,
+        bytes: usize,
+        make: impl FnOnce(&Scene) -> Result<String, Problem> + Send + 'static,
+    ) -> Result<Response, Problem> {
+        let Origin { reader, travel, past } = origin;
         let web = self.clone();
         let make = move || {
-            let state = present(web.engine());
+            let state = match &past {
+                Some(past) => Reading::clone(past),
+                None => present(web.engine()),
+            };
             let of = AsOf::of(&state);
-            Ok(make(&Scene { web, state, reader }).map(|page| (page, of)))
+            let page = make(&Scene { web, state, reader, travel });
+            // Its turn at the past is held until then.
+            drop(past);
+            Ok(page.map(|page| (page, of)))
         };
         let mut made = self.router.page(reader.account(), bytes, make).await?;
         let memory = made.extensions_mut().remove::<AnswerMemory>();
@@ -221,11 +248,21 @@ enum Attachment {
     Place(#[expect(dead_code, reason = "it is held")] Arc<PoolPermit>),
 }
 
+/// Where a page comes from.
+struct Origin {
+    reader: Reader,
+    /// How it leads to other moments; none where it has no past.
+    travel: Option<TimeTravel>,
+    /// The state of the past with its turn; none for the present.
+    past: Option<Fresh>,
+}
+
 /// What a page is made of: the state, and for whom.
 struct Scene {
     web: Web,
     state: Reading,
     reader: Reader,
+    travel: Option<TimeTravel>,
 }
 
 impl Scene {
@@ -239,11 +276,17 @@ impl Scene {
 
     fn frame(&self) -> Frame {
         let (is_ready, what) = readiness(self.engine());
+        let later = self.state.log_time().plus_ms(STEP_MS);
+        let has_later = later <= self.engine().log_time();
+        let travel = self.travel.clone().map(|travel| TimeTravel { has_later, ..travel });
+        // Whether the replica is ready says nothing of what is in its archive.
+        let is_past = self.state.is_past();
         Frame {
             freshness: freshness(self.engine(), &self.state),
             region: self.engine().info().region.to_string(),
             reader: self.reader.0.to_string(),
-            not_ready: (!is_ready).then_some(what),
+            not_ready: (!is_ready && !is_past).then_some(what),
+            travel,
         }
     }
 }
@@ -338,6 +381,7 @@ impl From<Status> for Problem {
 fn parameter(field: &str) -> String {
     let field = field.strip_prefix("filter.").unwrap_or(field);
     match field.split_once('[').map_or(field, |(field, _)| field) {
+        past if past.starts_with("read.past") => "at".to_owned(),
         "name_prefix" => "name".to_owned(),
         "label_selector" => "labels".to_owned(),
         "phases" => "phase".to_owned(),
@@ -361,7 +405,7 @@ impl IntoResponse for Problem {
 
 fn html(status: StatusCode, page: String) -> Response {
     let mut response = (status, page).into_response();
-    let kind = HeaderValue::from_static("text/html; charset=utf-8");
+    let kind = HeaderValue::from_static(HTML_TYPE);
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
@@ -378,6 +422,8 @@ pub(crate) fn routes(web: Web) -> Routes {
         .route("/nodes/{name}", get(nodes::one))
         .route("/fleet", get(nodes::fleet))
         .route("/fleet/map", get(nodes::map))
+        .route("/timeline", get(timeline::page))
+        .route("/plan", get(plan::page))
         .route("/events", get(events::page))
         .route("/events/stream", get(events::stream));
     for asset in ASSETS {

@@ -14,7 +14,7 @@ use muster_wire::v1;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-use super::query::parameters;
+use super::time_travel::PageRequest;
 use super::{AsOf, Problem, Reader, Scene, Web, events, tag_with, tagged};
 use crate::fleet_service::{self, Narrowed};
 use crate::read::present;
@@ -42,7 +42,7 @@ pub(super) async fn list(
     request: Request,
 ) -> Result<Response, Problem> {
     let known = ["region", "cluster", "block", "state", "page"];
-    let [region, cluster, block, state, page] = parameters(request.uri(), known)?;
+    let (asked, [region, cluster, block, state, page]) = PageRequest::of(reader, &request, known)?;
     let mut wrong: Vec<(String, String)> = Vec::new();
     for (name, value) in [("region", &region), ("cluster", &cluster), ("block", &block)] {
         if value.len() > limits::NAME_BYTES_MAX {
@@ -57,14 +57,14 @@ pub(super) async fn list(
         return Err(Problem::fields(wrong));
     }
     let make = move |scene: &Scene| {
-        let asked =
+        let listing =
             v1::ListNodesRequest { page_token: page.clone(), region: region.clone(), ..Default::default() };
         let narrowed = Narrowed { cluster: cluster.clone(), block: block.clone(), state: state.clone() };
-        let listed = fleet_service::list(scene.engine(), &scene.state, &asked, &narrowed, NODES_SHOWN)?;
+        let listed = fleet_service::list(scene.engine(), &scene.state, &listing, &narrowed, NODES_SHOWN)?;
         let query = NodeQuery { region, cluster, block, state, page };
         Ok(muster_page::nodes(&scene.frame(), &query, &listed.nodes, &listed.next_page_token))
     };
-    web.answer(reader, NODES_SHOWN * fleet_service::ROW_BYTES, make).await
+    web.read(asked, NODES_SHOWN * fleet_service::ROW_BYTES, make).await
 }
 
 pub(super) async fn one(
@@ -73,7 +73,7 @@ pub(super) async fn one(
     name: Result<Path<String>, PathRejection>,
     request: Request,
 ) -> Result<Response, Problem> {
-    parameters::<0>(request.uri(), [])?;
+    let (asked, []) = PageRequest::of(reader, &request, [])?;
     let no_name = |_| Problem::new(StatusCode::NOT_FOUND, "Not found", "The address names no node.");
     let Path(name) = name.map_err(no_name)?;
     let make = move |scene: &Scene| {
@@ -83,7 +83,7 @@ pub(super) async fn one(
         let changes = events::newest(scene, CHANGES_SHOWN, is_of_node);
         Ok(muster_page::node(&scene.frame(), &render::node(&scene.state, id, row), &changes))
     };
-    web.answer(reader, NODE_BYTES, make).await
+    web.read(asked, NODE_BYTES, make).await
 }
 
 pub(super) async fn fleet(
@@ -91,12 +91,12 @@ pub(super) async fn fleet(
     Extension(reader): Extension<Reader>,
     request: Request,
 ) -> Result<Response, Problem> {
-    parameters::<0>(request.uri(), [])?;
+    let (asked, []) = PageRequest::of(reader, &request, [])?;
     let make = |scene: &Scene| {
         let (blocks, is_cut) = blocks(&scene.state);
         Ok(muster_page::fleet(&scene.frame(), &blocks, is_cut))
     };
-    web.answer(reader, BLOCKS_SHOWN_MAX * BLOCK_BYTES, make).await
+    web.read(asked, BLOCKS_SHOWN_MAX * BLOCK_BYTES, make).await
 }
 
 /// Blocks of the fleet with what their devices are, and whether there are more.
@@ -139,16 +139,21 @@ pub(super) async fn map(
     headers: HeaderMap,
     request: Request,
 ) -> Result<Response, Problem> {
-    parameters::<0>(request.uri(), [])?;
+    let (asked, []) = PageRequest::of(reader, &request, [])?;
     // A map is made of one state by one release; a browser that has that one is told so.
     let state = present(web.engine());
+    let make = |scene: &Scene| Ok(drawn(&scene.state).to_string());
+    if asked.at.is_some() {
+        let bytes = state.nodes().len().saturating_mul(MAP_NODE_BYTES);
+        drop(state);
+        return web.read_as(asked, MAP_TYPE, bytes, make).await;
+    }
     let tag = AsOf::of(&state).tag();
     if let Some(known) = tag.and_then(|tag| tagged(&headers, &tag, MAP_TYPE)) {
         return Ok(known);
     }
     let bytes = state.nodes().len().saturating_mul(MAP_NODE_BYTES);
     drop(state);
-    let make = |scene: &Scene| Ok(drawn(&scene.state).to_string());
     let mut response = web.answer(reader, bytes, make).await?;
     let of: Option<AsOf> = response.extensions().get().copied();
     match of.and_then(AsOf::tag) {

@@ -9,18 +9,43 @@ const PARAMETERS_MAX: usize = 16;
 /// Text of an address that a refusal repeats.
 const SHOWN_CHARS_MAX: usize = 80;
 
+/// The moment of the past that an address asks for.
+const MOMENT: &str = "at";
+
 /// The parameters of an address that may have these; each is empty where it was left out.
 pub(super) fn parameters<const N: usize>(uri: &Uri, known: [&str; N]) -> Result<[String; N], Problem> {
+    read(uri, known, false).map(|(values, _)| values)
+}
+
+/// The same of an address that may also ask for a moment of the past.
+pub(super) fn with_moment<const N: usize>(
+    uri: &Uri,
+    known: [&str; N],
+) -> Result<([String; N], Option<String>), Problem> {
+    read(uri, known, true)
+}
+
+fn read<const N: usize>(
+    uri: &Uri,
+    known: [&str; N],
+    takes_moment: bool,
+) -> Result<([String; N], Option<String>), Problem> {
     let mut values = [const { None::<String> }; N];
+    let mut moment = None;
     let given = uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
     for (place, pair) in given.enumerate() {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         let name = decoded(name).ok_or_else(|| Problem::field(&shown(name), "is no text in UTF-8"))?;
         let at = known.iter().position(|known| **known == *name);
-        let Some(slot) = at.and_then(|at| values.get_mut(at)).filter(|_| place < PARAMETERS_MAX) else {
-            let text = match known.is_empty() {
+        let slot = match at {
+            None if takes_moment && name == MOMENT => Some(&mut moment),
+            at => at.and_then(|at| values.get_mut(at)),
+        };
+        let Some(slot) = slot.filter(|_| place < PARAMETERS_MAX) else {
+            let all: Vec<&str> = known.iter().copied().chain(takes_moment.then_some(MOMENT)).collect();
+            let text = match all.is_empty() {
                 true => "is not known: this address has no parameters".to_owned(),
-                false => format!("is not one of {}", known.join(", ")),
+                false => format!("is not one of {}", all.join(", ")),
             };
             return Err(Problem::field(&shown(&name), text));
         };
@@ -29,7 +54,7 @@ pub(super) fn parameters<const N: usize>(uri: &Uri, known: [&str; N]) -> Result<
             return Err(Problem::field(&name, "is given twice"));
         }
     }
-    Ok(values.map(Option::unwrap_or_default))
+    Ok((values.map(Option::unwrap_or_default), moment))
 }
 
 /// What a form makes of a text: bytes behind a percent sign, and a plus sign for a space.
@@ -64,6 +89,18 @@ mod tests {
     fn read(query: &str) -> Result<[String; 2], (String, String)> {
         let uri: Uri = format!("/jobs?{query}").parse().expect("an address");
         parameters(&uri, ["tenant", "labels"]).map_err(|problem| problem.fields[0].clone())
+    }
+
+    #[test]
+    fn a_moment_is_known_where_a_page_has_a_past() {
+        let read = |query: &str| {
+            let uri: Uri = format!("/jobs?{query}").parse().expect("an address");
+            with_moment(&uri, ["tenant"]).map_err(|problem| problem.fields[0].1.clone())
+        };
+        assert_eq!(read("at=7&tenant=a"), Ok((["a".to_owned()], Some("7".to_owned()))));
+        assert_eq!(read("at="), Ok(([String::new()], Some(String::new()))));
+        assert_eq!(read("at=1&at=2"), Err("is given twice".to_owned()));
+        assert_eq!(read("x=1"), Err("is not one of tenant, at".to_owned()));
     }
 
     #[test]

@@ -1,0 +1,372 @@
+//! Who held what and when: placements of jobs over a range of time, from the state at its beginning and the records behind it.
+//!
+//! **Invariant:** records, bars and rows of a page are bounded; where a bound is reached the page says up to when it is.
+//! **Invariant:** of a job only that is shown which every user of the cluster may see: no text of people about how it failed.
+
+use axum::Extension;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use muster_engine::LogFollower;
+use muster_page::{Bar, EndKind, RowKind, Timeline, TimelineQuery, TimelineRow};
+use muster_state::State as Applied;
+use muster_types::{JobId, LogIndex, LogTime, Name, NodeId, PastPoint, RefusalCode, limits};
+use muster_wire::status::{Refused, to_status};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::time::Instant;
+
+use super::query::parameters;
+use super::time_travel::time;
+use super::{Problem, Reader, Scene, Web};
+use crate::read::{Fresh, present};
+use crate::render;
+
+mod placements;
+
+use placements::{Held, Placements};
+
+const HOUR_MS: u64 = 3_600_000;
+/// The range that is shown where none is asked for, and the longest one.
+const RANGE_DEFAULT_MS: u64 = 6 * HOUR_MS;
+const RANGE_MAX_MS: u64 = 31 * 24 * HOUR_MS;
+/// Records that are read for one page, and parts of placements that are kept.
+const RECORDS_MAX: usize = 100_000;
+const HELD_MAX: usize = 50_000;
+/// Rows of a page and bars of all of them.
+const ROWS_SHOWN: usize = 200;
+const BARS_SHOWN_MAX: usize = 5_000;
+/// About what a page takes.
+const TIMELINE_BYTES: usize = BARS_SHOWN_MAX * 512;
+
+/// What is asked for.
+struct Range {
+    from: LogTime,
+    to: LogTime,
+    /// The present by this replica's clock.
+    now: LogTime,
+    tenant: Option<Name>,
+    job: Option<JobId>,
+}
+
+/// What was read for a range.
+struct Found {
+    held: Vec<Held>,
+    /// The state at the beginning, for what is not kept any more.
+    first: Option<Fresh>,
+    known_from: Option<LogTime>,
+    cut: Option<LogTime>,
+}
+
+pub(super) async fn page(
+    State(web): State<Web>,
+    Extension(reader): Extension<Reader>,
+    request: Request,
+) -> Result<Response, Problem> {
+    let (query, range) = asked(&request, present(web.engine()).log_time())?;
+    let found = web.placements(reader, &range).await?;
+    let make = move |scene: &Scene| {
+        let shown = shown(&scene.state, &query, &range, &found);
+        Ok(muster_page::timeline(&scene.frame(), &query, &shown))
+    };
+    web.answer(reader, TIMELINE_BYTES, make).await
+}
+
+fn asked(request: &Request, log_time: LogTime) -> Result<(TimelineQuery, Range), Problem> {
+    let known = ["by", "from", "to", "tenant", "node", "job", "page"];
+    let [by, from, to, tenant, node, job, page] = parameters(request.uri(), known)?;
+    let Some(kind) = RowKind::ALL.into_iter().find(|kind| by.is_empty() || kind.word() == by) else {
+        return Err(Problem::field("by", "must be one of node, job"));
+    };
+    for (field, value) in [("node", &node), ("page", &page)] {
+        if value.len() > limits::NAME_BYTES_MAX {
+            return Err(Problem::field(field, format!("must be at most {} bytes", limits::NAME_BYTES_MAX)));
+        }
+    }
+    let named = || Name::new(&tenant).ok_or_else(|| Problem::field("tenant", "is no name of a tenant"));
+    let tenant_name = if tenant.is_empty() { None } else { Some(named()?) };
+    let no_job = || Problem::field("job", "must be the id of a job");
+    let job_id = if job.is_empty() { None } else { Some(job.parse::<JobId>().map_err(|_| no_job())?) };
+    let now = LogTime(unix_ms_now().max(log_time.0));
+    let to_time = if to.is_empty() { now } else { time("to", &to)?.min(now) };
+    let from_time = if from.is_empty() {
+        // A state of the past is kept for a while: pages that are loaded one after the other have the same one.
+        let earlier = to_time.0.saturating_sub(RANGE_DEFAULT_MS);
+        LogTime((earlier - earlier % HOUR_MS).max(1))
+    } else {
+        time("from", &from)?
+    };
+    if from_time >= now {
+        return Err(Problem::field("from", format!("must not lie in the future; it is {now} now")));
+    }
+    if from_time >= to_time {
+        return Err(Problem::field("from", format!("must be before the end of the range, {to_time}")));
+    }
+    if to_time.since_ms(from_time) > RANGE_MAX_MS {
+        let days = RANGE_MAX_MS / 24 / HOUR_MS;
+        return Err(Problem::field(
+            "from",
+            format!("must be at most {days} days before the end of the range"),
+        ));
+    }
+    let range = Range { from: from_time, to: to_time, now, tenant: tenant_name, job: job_id };
+    Ok((TimelineQuery { by: kind, from, to, tenant, node, job, page }, range))
+}
+
+fn unix_ms_now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Web {
+    /// Placements of a range: those that there were at its beginning, and what the records behind it change.
+    async fn placements(&self, reader: Reader, range: &Range) -> Result<Found, Problem> {
+        // Time is left to make the page.
+        let deadline = Instant::now() + self.timeouts.page * 7 / 8;
+        let (first, next) = self.beginning(reader, range).await?;
+        let known_from = match &first {
+            Some(state) if state.log_time() > range.from => Some(state.log_time()),
+            _ => None,
+        };
+        let mut placements = Placements::new(HELD_MAX);
+        if let Some(state) = &first {
+            placements.begin(state);
+        }
+        let follower = self.engine().read_log(next).map_err(|refusal| self.no_past(to_status(&refusal)))?;
+        let turn = self.router.costly(reader.account()).await?;
+        let cut = self.read_range(follower, range, &mut placements, deadline).await?;
+        drop(turn);
+        let end = cut.unwrap_or(range.to);
+        let held = placements.finish(end);
+        Ok(Found { held, first, known_from, cut })
+    }
+
+    /// The state at the beginning of a range and the record behind it. Without a state nothing was placed before.
+    async fn beginning(&self, reader: Reader, range: &Range) -> Result<(Option<Fresh>, LogIndex), Problem> {
+        let begun = |state: Fresh| {
+            let next = state.log_index().next();
+            (Some(state), next)
+        };
+        let status = match self.try_past(reader, PastPoint::Time(range.from)).await {
+            Ok(state) => return Ok(begun(state)),
+            Err(status) => status,
+        };
+        if Refused::from_status(&status).code != Some(RefusalCode::ResumeTokenCompacted) {
+            return Err(status.into());
+        }
+        // The range begins before what is kept here.
+        match self.engine().log_range()? {
+            (LogIndex(0 | 1), _) => Ok((None, LogIndex(1))),
+            (first, _) => {
+                let state = self.try_past(reader, PastPoint::Index(first)).await;
+                state.map(begun).map_err(|_| self.no_past(status))
+            }
+        }
+    }
+
+    /// Reads on to the end of the range; up to when, where it has more than is read for a page.
+    async fn read_range(
+        &self,
+        mut follower: LogFollower,
+        range: &Range,
+        placements: &mut Placements,
+        deadline: Instant,
+    ) -> Result<Option<LogTime>, Problem> {
+        let mut read = 0;
+        let mut reached = range.from;
+        loop {
+            let batch = follower.next().await.map_err(|refusal| self.no_past(to_status(&refusal)))?;
+            if batch.records.is_empty() {
+                return Ok(None);
+            }
+            for record in &batch.records {
+                if record.log_time > range.to {
+                    return Ok(None);
+                }
+                reached = record.log_time;
+                placements.apply(record.log_time, &record.decision);
+            }
+            read += batch.records.len();
+            if read >= RECORDS_MAX || placements.is_full() || Instant::now() >= deadline {
+                return Ok(Some(reached));
+            }
+        }
+    }
+}
+
+/// Names of jobs and nodes by the present, and of those that are not kept any more by the beginning of the range.
+struct Names<'a> {
+    now: &'a Applied,
+    first: Option<&'a Arc<Applied>>,
+}
+
+impl Names<'_> {
+    fn node(&self, id: NodeId) -> (String, bool) {
+        if self.now.node(id).is_some() {
+            return (render::node_name(self.now, id), true);
+        }
+        (self.first.map_or_else(|| id.to_string(), |first| render::node_name(first, id)), false)
+    }
+
+    /// Name, tenant, and whether it is kept.
+    fn job(&self, id: JobId) -> (String, Option<Name>, bool) {
+        let of = |state: &Applied| state.spec(id).map(|spec| (spec.name.to_string(), spec.tenant.clone()));
+        if let Some((name, tenant)) = of(self.now) {
+            return (name, Some(tenant), true);
+        }
+        match self.first.and_then(|first| of(first)) {
+            Some((name, tenant)) => (name, Some(tenant), false),
+            None => (id.to_string(), None, false),
+        }
+    }
+}
+
+/// The rows of a page.
+fn shown(view: &Applied, query: &TimelineQuery, range: &Range, found: &Found) -> Timeline {
+    let names = Names { now: view, first: found.first.as_ref().map(|fresh| fresh.state()) };
+    let mut rows: BTreeMap<String, TimelineRow> = BTreeMap::new();
+    let mut nodes: BTreeMap<NodeId, (String, bool)> = BTreeMap::new();
+    for held in &found.held {
+        if range.job.is_some_and(|job| job != held.job) || held.end < range.from {
+            continue;
+        }
+        let (name, tenant, job_is_kept) = names.job(held.job);
+        if range.tenant.is_some() && tenant != range.tenant {
+            continue;
+        }
+        let (node, node_is_kept) = nodes.entry(held.node).or_insert_with(|| names.node(held.node)).clone();
+        if !node.starts_with(&query.node) {
+            continue;
+        }
+        let job_id = held.job.to_string();
+        let (id, called, has_page) = match query.by {
+            RowKind::Node => (node.clone(), node, node_is_kept),
+            RowKind::Job => (job_id.clone(), name.clone(), job_is_kept),
+        };
+        if !query.page.is_empty() && id <= query.page {
+            continue;
+        }
+        let row = rows.entry(id.clone()).or_insert_with(|| TimelineRow {
+            id,
+            name: called,
+            has_page,
+            bars: Vec::new(),
+        });
+        let tenant = tenant.map(|tenant| tenant.to_string()).unwrap_or_default();
+        add(
+            row,
+            query.by,
+            Bar {
+                job_id,
+                name,
+                tenant,
+                start_ms: held.start.0,
+                end_ms: held.end.0,
+                devices: held.devices,
+                end: held.kind,
+                placements: 1,
+            },
+        );
+    }
+    let mut rows: Vec<TimelineRow> = rows.into_values().collect();
+    let has_more = rows.len() > ROWS_SHOWN;
+    rows.truncate(ROWS_SHOWN);
+    let next = rows.last().filter(|_| has_more).map(|row| row.id.clone()).unwrap_or_default();
+    let bars_max = BARS_SHOWN_MAX / rows.len().max(1);
+    for row in &mut rows {
+        row.bars.sort_by_key(|bar| (bar.start_ms, bar.end_ms));
+        row.bars = joined(std::mem::take(&mut row.bars), bars_max);
+    }
+    Timeline {
+        from_ms: range.from.0,
+        to_ms: range.to.0,
+        has_later: range.to < range.now,
+        rows,
+        next,
+        cut_ms: found.cut.map(|cut| cut.0),
+        known_from_ms: found.known_from.map(|known| known.0),
+    }
+}
+
+/// Adds a bar to its row. Parts of one placement of a job on several nodes are one bar of the job.
+fn add(row: &mut TimelineRow, by: RowKind, bar: Bar) {
+    if by == RowKind::Job
+        && let Some(last) = row.bars.last_mut()
+        && (last.start_ms, last.end_ms) == (bar.start_ms, bar.end_ms)
+    {
+        last.devices += bar.devices;
+        return;
+    }
+    row.bars.push(bar);
+}
+
+/// At most this number of bars: neighbours become one.
+fn joined(bars: Vec<Bar>, bars_max: usize) -> Vec<Bar> {
+    if bars.len() <= bars_max {
+        return bars;
+    }
+    let each = bars.len().div_ceil(bars_max.max(1));
+    let join = |bars: &[Bar]| {
+        let first = bars.first()?;
+        let end_ms = bars.iter().map(|bar| bar.end_ms).max()?;
+        let placements: u64 = bars.iter().map(|bar| bar.placements).sum();
+        let end = if placements == 1 { first.end } else { EndKind::Several };
+        Some(Bar { end_ms, placements, end, ..first.clone() })
+    };
+    bars.chunks(each).filter_map(join).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bars(count: u64) -> Vec<Bar> {
+        let bar = |number: u64| Bar {
+            job_id: format!("job-{number}"),
+            name: "a".to_owned(),
+            tenant: "lab".to_owned(),
+            start_ms: number * 10,
+            end_ms: number * 10 + 5,
+            devices: 1,
+            end: EndKind::Succeeded,
+            placements: 1,
+        };
+        (0..count).map(bar).collect()
+    }
+
+    #[test]
+    fn many_bars_become_few_and_none_is_lost() {
+        for (count, max) in [(0, 5), (5, 5), (6, 5), (1_000, 25), (3, 1), (7, 0)] {
+            let joined = joined(bars(count), max);
+            assert!(joined.len() <= max.max(1), "{count} in {max}");
+            assert_eq!(joined.iter().map(|bar| bar.placements).sum::<u64>(), count);
+            let last = joined.last().map(|bar| bar.end_ms);
+            assert_eq!(last, count.checked_sub(1).map(|last| last * 10 + 5));
+        }
+    }
+
+    #[test]
+    fn ranges_are_bounded() {
+        let ask = |query: &str| {
+            let request = axum::http::Request::get(format!("/timeline?{query}"));
+            let request = request.body(axum::body::Body::empty()).expect("a request");
+            asked(&request, LogTime(1)).map(|(_, range)| range.to.since_ms(range.from))
+        };
+        assert!(ask("").is_ok_and(|span| (RANGE_DEFAULT_MS..RANGE_DEFAULT_MS + HOUR_MS).contains(&span)));
+        assert_eq!(ask("from=2023-11-14T22:00:00Z&to=2023-11-14T23:00:00Z").ok(), Some(HOUR_MS));
+        for query in [
+            "from=2999-01-01T00:00:00Z",
+            "from=2023-11-14T22:00:00Z&to=2023-11-14T22:00:00Z",
+            "from=2001-01-01T00:00:00Z",
+            "from=yesterday",
+            "to=%3Cscript%3E",
+            "by=user",
+            "job=job-zzz",
+            "tenant=%3Cb%3E",
+            &format!("node={}", "x".repeat(300)),
+            &format!("page={}", "x".repeat(300)),
+        ] {
+            assert!(ask(query).is_err(), "{query}");
+        }
+    }
+}
