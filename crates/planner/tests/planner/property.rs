@@ -137,10 +137,10 @@ fn nodes_asked() -> impl Strategy<Value = NodeRequirements> {
     let test = prop_oneof![
         3 => values().prop_map(LabelTest::In),
         3 => values().prop_map(LabelTest::NotIn),
-        Just(LabelTest::Exists),
-        Just(LabelTest::DoesNotExist),
-        bound().prop_map(LabelTest::Greater),
-        bound().prop_map(LabelTest::Less),
+        1 => Just(LabelTest::Exists),
+        1 => Just(LabelTest::DoesNotExist),
+        1 => bound().prop_map(LabelTest::Greater),
+        1 => bound().prop_map(LabelTest::Less),
     ];
     let expression = (label, test).prop_map(|(label, test)| NodeExpression { label, test });
     let numbers = || prop_oneof![Just(Vec::new()), prop::collection::vec(0..14usize, 1..8)];
