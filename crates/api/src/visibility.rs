@@ -241,7 +241,12 @@ mod tests {
         let view = State::default();
         let request = RequestKey { id: RequestId(1), fingerprint: 1 };
         let specs = vec![spec("speech"), spec("vision")];
-        let submitted = Decision::JobsSubmitted { request, specs, estimates: Vec::new() };
+        let submitted = Decision::JobsSubmitted {
+            request,
+            by: muster_types::Requester::default(),
+            specs,
+            estimates: Vec::new(),
+        };
         let finished = Decision::JobFinished {
             job: JobId(9),
             outcome: Outcome::Failed { detail: "rank 0: cannot run /home/hunter2".to_owned() },

@@ -160,7 +160,7 @@ fn a_newer_format_is_named_and_not_mistaken_for_damage() {
 /// of a newer one, and says which format it lacks.
 #[test]
 fn a_binary_that_is_held_back_names_the_format_it_lacks() {
-    let raised = one(Decision::FormatRaised { format: 2 });
+    let raised = one(Decision::FormatRaised { by: muster_types::Requester::default(), format: 2 });
     assert_eq!(decode_round(&encode_round(&raised), 1), Ok(raised));
     let next = Round { format: 2, ..one(Decision::LeaderStarted) };
     let error = decode_round(&encode_round(&next), 1).unwrap_err();
@@ -175,7 +175,12 @@ fn a_binary_that_is_held_back_names_the_format_it_lacks() {
 #[test]
 fn a_round_says_nothing_that_its_format_cannot() {
     let reason = Some(TEST_FORMAT_REASON.to_owned());
-    let newer = one(Decision::NodeQuarantineSet { request: None, node: NodeId(3), reason });
+    let newer = one(Decision::NodeQuarantineSet {
+        request: None,
+        by: muster_types::Requester::default(),
+        node: NodeId(3),
+        reason,
+    });
     let bytes = sealed(1, &canonical(&newer));
     let error = DecodeError::DecisionNewer { decision: "node_quarantine_set", needed: 2, format: 1 };
     assert_eq!(decode(&bytes), Err(error));
@@ -252,7 +257,12 @@ fn submitted() -> Decision {
         turn: QueueKey::urgent(LogTime(1_800_000_000_000)),
         burst: None,
     };
-    Decision::JobsSubmitted { request, specs: vec![typical().into()], estimates: vec![estimate] }
+    Decision::JobsSubmitted {
+        request,
+        by: muster_types::Requester::default(),
+        specs: vec![typical().into()],
+        estimates: vec![estimate],
+    }
 }
 
 /// Growth of a record is growth of every log and every snapshot: a change here is a decision.
