@@ -29,6 +29,7 @@ mod controls;
 #[cfg(test)]
 mod controls_tests;
 mod decisions;
+mod denials;
 mod drill_service;
 mod drills;
 mod explanation;
@@ -78,6 +79,7 @@ mod work_times;
 pub use access::may_call;
 pub use config::ApiConfig;
 pub use decisions::DecisionObserver;
+pub use denials::{Denials, DeniedCall, DeniedCalls};
 pub use guard::CallLimits;
 pub use log_service::RemoteHistory;
 pub use pages::serve_pages;

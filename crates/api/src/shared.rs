@@ -4,6 +4,7 @@ use muster_engine::Engine;
 use muster_transport::Security;
 
 use crate::config::ApiConfig;
+use crate::denials::Denials;
 use crate::forward::Router;
 use crate::unwritten::Ledger;
 
@@ -12,12 +13,20 @@ use crate::unwritten::Ledger;
 pub struct Shared {
     pub(crate) router: Router,
     pub(crate) unwritten: Ledger,
+    pub(crate) denials: Denials,
 }
 
 impl Shared {
     /// That of one replica.
     #[must_use]
     pub fn new(engine: Engine, config: ApiConfig, security: Security) -> Shared {
-        Shared { router: Router::new(engine, config, security), unwritten: Ledger::default() }
+        let router = Router::new(engine, config, security);
+        Shared { router, unwritten: Ledger::default(), denials: Denials::default() }
+    }
+
+    /// The same with denied calls told there.
+    #[must_use]
+    pub fn telling(self, denials: Denials) -> Shared {
+        Shared { denials, ..self }
     }
 }

@@ -146,14 +146,14 @@ impl Tokens {
         peer: &PeerInfo,
         principal: Principal,
         path: &'static str,
-        reason: &str,
+        reason: tonic::Code,
     ) {
         let mut denials = self.0.denials.lock();
         if denials.len() >= DENIALS_LOGGED_MAX || !denials.insert((principal, path)) {
             return;
         }
         drop(denials);
-        tracing::warn!(%principal, address = %peer.address, path, reason, "a call is denied; repetitions are counted alone");
+        tracing::warn!(%principal, address = %peer.address, path, ?reason, "a call is denied; repetitions are counted alone");
     }
 }
 
