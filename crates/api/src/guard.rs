@@ -24,10 +24,10 @@ use tower_layer::Layer;
 
 use crate::access::{Class, Rule, rule_of};
 use crate::assembly::{Assembled, HeldPermits, Terms};
-use crate::denials::Denials;
 use crate::features;
 use crate::headers::{FORWARDED, ON_BEHALF};
 use crate::original::Original;
+use crate::recorded::CallRecorder;
 use crate::shares::{Account, Pool};
 use crate::tokens::Tokens;
 use crate::unwritten::{AnswerMemory, Ledger, Metered};
@@ -158,7 +158,7 @@ struct Guard {
     leads: Leads,
     unwritten: Ledger,
     tokens: Tokens,
-    denials: Denials,
+    recorder: CallRecorder,
 }
 
 /// Whether this replica leads.
@@ -262,7 +262,7 @@ impl Guard {
     /// Records a call that was denied before it reached its service.
     fn note_denied(&self, peer: &PeerInfo, principal: Principal, path: &'static str, status: &Status) {
         self.tokens.note_denied(peer, principal, path, status.code());
-        self.denials.note(peer, principal, path, status);
+        self.recorder.note(peer, principal, path, status);
     }
 
     /// Which part of this replica's traffic a call belongs to.
@@ -368,14 +368,15 @@ impl GuardLayer {
         traffic: Traffic,
         leads: Leads,
         unwritten: Ledger,
-        (tokens, denials): (Tokens, Denials),
+        (tokens, recorder): (Tokens, CallRecorder),
     ) -> GuardLayer {
         let message_bytes_max = u64::try_from(message_bytes_max).unwrap_or(u64::MAX);
         // A few of the largest messages always fit, whatever they may have.
         let each = limits.message_room_each_bytes.max(message_bytes_max.saturating_mul(4));
         let pool = Pool::new(limits.message_room_bytes.max(each.saturating_mul(4)), each);
         let open = Arc::default();
-        let guard = Guard { limits, message_bytes_max, pool, open, traffic, leads, unwritten, tokens, denials };
+        let guard =
+            Guard { limits, message_bytes_max, pool, open, traffic, leads, unwritten, tokens, recorder };
         GuardLayer(Arc::new(guard))
     }
 }
@@ -423,7 +424,7 @@ where
         let request = self.guard.assembled(request, taken.clone(), original.clone());
         let answered = self.inner.call(request);
         let (ledger, tokens) = (self.guard.unwritten.clone(), self.guard.tokens.clone());
-        let denials = self.guard.denials.clone();
+        let recorder = self.guard.recorder.clone();
         Box::pin(async move {
             let _taken = taken;
             let answered = match original {
@@ -432,7 +433,7 @@ where
             };
             let mut response = response_in_our_words(answered?);
             if let Some(peer) = &peer {
-                denials.note_answer(peer, permit.principal, permit.path, response.headers());
+                recorder.note_answer(peer, permit.principal, permit.path, response.headers());
             }
             let (account, memory) =
                 (Account::of(&permit.principal), response.extensions_mut().remove::<AnswerMemory>());

@@ -29,7 +29,6 @@ mod controls;
 #[cfg(test)]
 mod controls_tests;
 mod decisions;
-mod denials;
 mod drill_service;
 mod drills;
 mod explanation;
@@ -54,6 +53,7 @@ mod policy_service;
 mod protocol_tests;
 mod queue_service;
 mod read;
+mod recorded;
 mod render;
 mod rendered;
 #[cfg(test)]
@@ -79,10 +79,10 @@ mod work_times;
 pub use access::may_call;
 pub use config::ApiConfig;
 pub use decisions::DecisionObserver;
-pub use denials::{Denials, DeniedCall, DeniedCalls};
 pub use guard::CallLimits;
 pub use log_service::RemoteHistory;
 pub use pages::serve_pages;
+pub use recorded::{CallRecorder, RecordedCall, RecordedCalls};
 pub use server::{ServeError, serve};
 pub use shared::Shared;
 pub use work_times::WorkTimes;

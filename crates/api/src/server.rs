@@ -88,7 +88,7 @@ pub async fn serve(
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), ServeError> {
-    let Shared { router, unwritten, denials } = shared;
+    let Shared { router, unwritten, recorder } = shared;
     let (engine, config, security) = (router.engine().clone(), router.config(), router.security().clone());
     let incoming = if config.tokens {
         security.accept_with_tokens(listener, config.accept)
@@ -121,7 +121,7 @@ pub async fn serve(
             traffic,
             leads,
             unwritten,
-            (tokens, denials),
+            (tokens, recorder),
         ))
         .add_service(health_service)
         .add_service(reflection_v1()?)

@@ -4,8 +4,8 @@ use muster_engine::Engine;
 use muster_transport::Security;
 
 use crate::config::ApiConfig;
-use crate::denials::Denials;
 use crate::forward::Router;
+use crate::recorded::CallRecorder;
 use crate::unwritten::Ledger;
 
 /// Turns at what is scarce, and what callers have not taken of their answers. Clones share it.
@@ -13,7 +13,7 @@ use crate::unwritten::Ledger;
 pub struct Shared {
     pub(crate) router: Router,
     pub(crate) unwritten: Ledger,
-    pub(crate) denials: Denials,
+    pub(crate) recorder: CallRecorder,
 }
 
 impl Shared {
@@ -21,12 +21,12 @@ impl Shared {
     #[must_use]
     pub fn new(engine: Engine, config: ApiConfig, security: Security) -> Shared {
         let router = Router::new(engine, config, security);
-        Shared { router, unwritten: Ledger::default(), denials: Denials::default() }
+        Shared { router, unwritten: Ledger::default(), recorder: CallRecorder::default() }
     }
 
-    /// The same with denied calls told there.
+    /// The same with calls recorded there.
     #[must_use]
-    pub fn telling(self, denials: Denials) -> Shared {
-        Shared { denials, ..self }
+    pub fn recording(self, recorder: CallRecorder) -> Shared {
+        Shared { recorder, ..self }
     }
 }
