@@ -705,6 +705,32 @@ pub enum Decision {
     },
 }
 
+/// Names of the decisions that somebody asks for: those with a [`Decision::requester`].
+pub const REQUESTED_DECISIONS: [&str; 22] = [
+    "jobs_submitted",
+    "job_cancel_requested",
+    "node_cordon_set",
+    "policy_set",
+    "format_raised",
+    "node_forgotten",
+    "node_drain_set",
+    "node_quarantine_set",
+    "node_repair_set",
+    "health_policy_set",
+    "node_admission_set",
+    "node_approval_set",
+    "certificate_revoked",
+    "job_hold_set",
+    "job_requeue_requested",
+    "job_modified",
+    "arrays_submitted",
+    "arrays_controlled",
+    "array_throttle_set",
+    "node_overrides_set",
+    "token_created",
+    "token_revoked",
+];
+
 impl Decision {
     /// The lowest format that can say this.
     #[must_use]

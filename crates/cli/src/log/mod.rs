@@ -261,7 +261,7 @@ async fn tail(client: &Client, console: &Console, args: TailArgs) -> Result<Exit
 }
 
 /// Adds what is still there to a refusal of what is not.
-fn kept(error: muster_client::CallError, reader: &LogReader) -> Failure {
+pub fn kept(error: muster_client::CallError, reader: &LogReader) -> Failure {
     let oldest = oldest_kept(&error);
     let failure = Failure::from(error);
     match oldest {
@@ -273,7 +273,8 @@ fn kept(error: muster_client::CallError, reader: &LogReader) -> Failure {
     }
 }
 
-async fn one(client: &Client, index: u64) -> Result<v1::LogRecord, Failure> {
+/// The record at an index.
+pub async fn one(client: &Client, index: u64) -> Result<v1::LogRecord, Failure> {
     let request = v1::ReadDecisionsRequest { from_index: index, to_index: index, ..Default::default() };
     let mut reader = client.read_decisions(request);
     while let Some(item) = reader.next().await.map_err(|error| kept(error, &reader))? {
