@@ -1,8 +1,9 @@
 use std::collections::BTreeSet;
 
 use muster_journal::{
-    Decision, DecodeError, EncodedDecisions, Estimate, FORMAT_MAX, FORMAT_MIN, ROUND_BYTES_MAX, RequestKey,
-    Round, TEST_FORMAT_REASON, WorkerSlot, canonical, decode_round, encode_round, from_canonical, hash,
+    Decision, DecodeError, EncodedDecisions, Estimate, FORMAT_MAX, FORMAT_MIN, REQUESTED_DECISIONS,
+    ROUND_BYTES_MAX, RequestKey, Round, TEST_FORMAT_REASON, WorkerSlot, canonical, decode_round,
+    encode_round, from_canonical, hash,
 };
 use muster_types::NodeSpec;
 use muster_types::{
@@ -45,6 +46,14 @@ proptest! {
             prop_assert_eq!(own, run);
             prop_assert!(count > 0 && (count == 1 || run.len() <= bytes_max));
         }
+    }
+
+    #[test]
+    fn decisions_that_somebody_asks_for_say_who_that_was(decision in decision()) {
+        prop_assert_eq!(decision.requester().is_some(), REQUESTED_DECISIONS.contains(&decision.name()));
+        // A request is of somebody, and nothing else is: its text has the word only where it has a key.
+        let has_request = format!("{decision:?}").contains("RequestKey");
+        prop_assert!(!has_request || decision.requester().is_some(), "{}", decision.name());
     }
 
     #[test]
