@@ -23,6 +23,8 @@ mod arrays;
 #[cfg(test)]
 mod arrays_tests;
 mod assembly;
+#[cfg(test)]
+mod audit_tests;
 mod cluster_service;
 mod config;
 mod controls;
