@@ -188,7 +188,8 @@ pub async fn run(global: &Global, console: &Console, args: AuditArgs) -> Result<
     let request = v1::ReadDecisionsRequest {
         from_index,
         to_index,
-        follow: args.follow,
+        // A replica may show records a moment before it can read them: this waits for them.
+        follow: true,
         decisions: kinds(&args.what),
         ..Default::default()
     };
@@ -209,6 +210,9 @@ pub async fn run(global: &Global, console: &Console, args: AuditArgs) -> Result<
             Some(LogItem::Record(record)) => show(console, &args, &record)?,
             Some(_) => {}
             None => return Ok(Exit::Ok),
+        }
+        if to_index > 0 && reader.next_index() > to_index {
+            return Ok(Exit::Ok);
         }
     }
 }
@@ -241,7 +245,7 @@ async fn bounds(client: &Client, args: &AuditArgs) -> Result<Option<(u64, u64)>,
     let to = match args.to {
         None if args.follow => return Ok(Some((from, 0))),
         None => range.1,
-        Some(PastPoint::Index(index)) => index.0,
+        Some(PastPoint::Index(index)) => index.0.min(range.1),
         Some(PastPoint::Time(time)) => {
             first_at(client, range, LogTime(time.0.saturating_add(1))).await?.saturating_sub(1)
         }
