@@ -16,7 +16,7 @@ use muster_wire::v1;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::log::{kept, one, point_of_log};
+use crate::log::{kept, point_of_log};
 
 /// In the place of a name that the caller is not shown.
 const REDACTED: &str = "redacted";
@@ -259,14 +259,26 @@ async fn first_at(client: &Client, (mut low, newest): (u64, u64), time: LogTime)
     let mut high = newest.saturating_add(1);
     while low < high {
         let middle = low + (high - low) / 2;
-        let decided = unix_ms(one(client, middle).await?.log_time).unwrap_or_default();
-        if decided < time.0 {
+        if decided_at(client, middle).await? < time.0 {
             low = middle + 1;
         } else {
             high = middle;
         }
     }
     Ok(low)
+}
+
+/// When a record that exists was decided, in milliseconds.
+async fn decided_at(client: &Client, index: u64) -> Result<u64, Failure> {
+    let request =
+        v1::ReadDecisionsRequest { from_index: index, to_index: index, follow: true, ..Default::default() };
+    let mut reader = client.read_decisions(request);
+    while let Some(item) = reader.next().await.map_err(|error| kept(error, &reader))? {
+        if let LogItem::Record(record) = item {
+            return Ok(unix_ms(record.log_time).unwrap_or_default());
+        }
+    }
+    Ok(0)
 }
 
 #[cfg(test)]

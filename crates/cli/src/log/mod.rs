@@ -273,8 +273,7 @@ pub fn kept(error: muster_client::CallError, reader: &LogReader) -> Failure {
     }
 }
 
-/// The record at an index.
-pub async fn one(client: &Client, index: u64) -> Result<v1::LogRecord, Failure> {
+async fn one(client: &Client, index: u64) -> Result<v1::LogRecord, Failure> {
     let request = v1::ReadDecisionsRequest { from_index: index, to_index: index, ..Default::default() };
     let mut reader = client.read_decisions(request);
     while let Some(item) = reader.next().await.map_err(|error| kept(error, &reader))? {

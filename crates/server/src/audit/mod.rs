@@ -5,7 +5,7 @@
 //!
 //! **Invariant:** a file that cannot be written stops no replica: what was not written is counted and written later.
 
-mod counted;
+mod call_counts;
 mod file;
 
 use muster_api::RecordedCalls;
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use crate::config::AuditConfig;
-use counted::Counted;
+use call_counts::CallCounts;
 use file::Lines;
 
 /// Its name in the data directory.
@@ -28,7 +28,7 @@ pub(crate) async fn record(
     stopping: impl Future<Output = ()>,
 ) {
     let mut writer = Writer { path: dir.join(FILE), config, lines: None, lost: 0 };
-    let mut counted = Counted::default();
+    let mut counted = CallCounts::default();
     let mut ticks = tokio::time::interval(config.interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut stopping = std::pin::pin!(stopping);

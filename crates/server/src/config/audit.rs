@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_has_its_default_and_what_is_said_is_taken() {
+    fn what_is_left_out_has_its_default_and_what_is_there_is_taken() {
         assert_eq!(read("").expect("it is empty"), AuditConfig::default());
         let said = read("file_size_max = \"1MiB\"\nfiles_max = 3\ninterval = \"2s\"").expect("it is right");
         let expected =

@@ -14,7 +14,7 @@ use std::time::SystemTime;
 pub(super) const APART_MAX: usize = 1_024;
 
 /// What makes calls the same: who, which call, and what came of it.
-type Same = (Principal, &'static str, &'static str);
+type CallKey = (Principal, &'static str, &'static str);
 
 struct Row {
     first: SystemTime,
@@ -26,13 +26,13 @@ struct Row {
 
 /// What has been recorded since the last write.
 #[derive(Default)]
-pub(super) struct Counted {
-    rows: HashMap<Same, Row>,
+pub(super) struct CallCounts {
+    rows: HashMap<CallKey, Row>,
     /// Those that were not told apart: since when, and how many.
     beyond: Option<(SystemTime, u64)>,
 }
 
-impl Counted {
+impl CallCounts {
     pub(super) fn add(&mut self, call: RecordedCall) {
         let RecordedCall { at, caller, address, call, code, reason } = call;
         let is_full = self.rows.len() >= APART_MAX;
@@ -51,9 +51,9 @@ impl Counted {
 
     /// The lines of what was recorded, in the order of time, and of what could not be; it is empty afterwards.
     pub(super) fn take(&mut self, replica: ReplicaId, dropped: u64, now: SystemTime) -> Vec<String> {
-        let mut rows: Vec<(Same, Row)> = self.rows.drain().collect();
+        let mut rows: Vec<(CallKey, Row)> = self.rows.drain().collect();
         rows.sort_by(|(a, x), (b, y)| (x.first, a).cmp(&(y.first, b)));
-        let line = |((caller, call, code), row): (Same, Row)| {
+        let line = |((caller, call, code), row): (CallKey, Row)| {
             json!({
                 "time": time(row.first),
                 "lastTime": time(row.last),
@@ -119,7 +119,7 @@ mod tests {
         }
     }
 
-    fn lines(counted: &mut Counted, dropped: u64) -> Vec<Value> {
+    fn lines(counted: &mut CallCounts, dropped: u64) -> Vec<Value> {
         let lines = counted.take(ReplicaId(2), dropped, at(60));
         assert!(lines.iter().all(|line| !line.contains('\n')), "{lines:?}");
         lines.iter().map(|line| serde_json::from_str(line).expect("it is JSON")).collect()
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn calls_that_are_the_same_are_one_line_with_their_number() {
-        let mut counted = Counted::default();
+        let mut counted = CallCounts::default();
         for second in 0..50 {
             counted.add(call("eve", "S/Cancel", "PERMISSION_DENIED", second));
         }
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_flood_of_different_callers_is_bounded_and_counted() {
-        let mut counted = Counted::default();
+        let mut counted = CallCounts::default();
         for user in 0..APART_MAX + 500 {
             counted.add(call(&format!("u{user}"), "S/Cancel", "PERMISSION_DENIED", 1));
         }
