@@ -87,7 +87,7 @@ pub(crate) fn after_restriction(speculation: &mut Speculation, node: NodeId) {
     advance_drain(speculation, node, &mut left);
 }
 
-/// What was known against the node is over, apart from what its agent still sees; none asked where its agent says so.
+/// What was known against the node is over, apart from what its agent still sees; nobody asked where its agent reports it.
 pub(crate) fn end_repair(
     speculation: &mut Speculation,
     asked: Option<(RequestKey, &Requester)>,
@@ -107,19 +107,14 @@ pub(crate) fn end_repair(
         let events = Vec::new();
         at = speculation.push(Decision::NodeHealthChanged { node, policy: policy.version, health, events });
     }
+    let by = asked.map(|(_, by)| by.clone()).unwrap_or_default();
     // What was asked for has a separate record, so that a repetition finds its answer.
     if row.repair.is_some() || asked.is_some() {
-        let (request, by) = asked.map(|(key, by)| (key, by.clone())).unzip();
-        let (by, step) = (by.unwrap_or_default(), RepairStep::End);
-        at = speculation.push(Decision::NodeRepairSet { request, by, node, step });
+        let (request, by) = (asked.map(|(key, _)| key), by.clone());
+        at = speculation.push(Decision::NodeRepairSet { request, by, node, step: RepairStep::End });
     }
     if row.drain.is_some_and(|drain| drain.cause == DrainCause::Repair) {
-        speculation.push(Decision::NodeDrainSet {
-            request: None,
-            by: Requester::default(),
-            node,
-            drain: None,
-        });
+        speculation.push(Decision::NodeDrainSet { request: None, by, node, drain: None });
     }
     at
 }
