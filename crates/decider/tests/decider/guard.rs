@@ -257,6 +257,14 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
                 cordoned: true,
             },
         ),
+        (E::Limit, {
+            let by = Requester { name: "x".repeat(limits::CREATOR_BYTES_MAX + 1), is_operator: true };
+            Decision::NodeCordonSet { request: key(99), by, node: NodeId(0), cordoned: true }
+        }),
+        (E::Limit, {
+            let by = Requester { name: "admin/o ps".to_owned(), is_operator: true };
+            Decision::NodeForgotten { request: None, by, node: NodeId(2) }
+        }),
         (E::RequestRepeated, overridden(1, 0, "", &["pool"])),
         (E::NodeUnknown, overridden(99, 9, "", &["pool"])),
         (E::Limit, overridden(99, 0, "", &["isolation.user"])),
