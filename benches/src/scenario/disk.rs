@@ -72,6 +72,7 @@ fn record_bytes_per_job(jobs: usize) -> Result<f64> {
         .map_err(|violations| anyhow::anyhow!("the job of the benches is refused: {violations:?}"))?;
     let decision = Decision::JobsSubmitted {
         request: RequestKey { id: RequestId(u128::MAX), fingerprint: u64::MAX },
+        by: muster_types::Requester::default(),
         estimates: vec![Estimate::default(); specs.len()],
         specs: specs.into_iter().map(|job| std::sync::Arc::new(job.spec)).collect(),
     };

@@ -31,6 +31,7 @@ pub(crate) struct World {
     authority: Authority,
     pub(crate) engine: muster_engine::Engine,
     pub(crate) address: String,
+    pub(crate) recorded: tokio::sync::Mutex<crate::RecordedCalls>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -42,9 +43,11 @@ impl World {
         let engine = sample::leader_with_certificates().await;
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("it has one").to_string();
-        let mut world = World { directory, authority, engine, address, task: tokio::spawn(async {}) };
+        let (recorder, recorded) = crate::CallRecorder::queue();
+        let (recorded, task) = (tokio::sync::Mutex::new(recorded), tokio::spawn(async {}));
+        let mut world = World { directory, authority, engine, address, recorded, task };
         let security = world.security(Role::Replica(ReplicaId(1)));
-        let shared = Shared::new(world.engine.clone(), config, security);
+        let shared = Shared::new(world.engine.clone(), config, security).recording(recorder);
         let metrics = muster_metrics::ReplicaMetrics::default();
         let serving = serve(shared, metrics, listener, std::future::pending());
         world.task = tokio::spawn(async move { drop(serving.await) });

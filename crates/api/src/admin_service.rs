@@ -16,6 +16,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::admission;
+use crate::controls::requester;
 use crate::forward::Router;
 use crate::notifications;
 use crate::read::{invalid, written};
@@ -126,7 +127,7 @@ impl ClusterAdminService for Admin {
     ) -> Result<Response<admin::RevokeCertificateResponse>, Status> {
         let caller = self.router.caller(&request);
         let message = request.into_inner();
-        let command = admission::revoke_command(&message)?;
+        let command = admission::revoke_command(&message, requester(&caller))?;
         let engine = self.router.engine();
         let local = || async {
             let answer = engine.execute(command.clone()).await?;
@@ -316,7 +317,8 @@ impl ClusterAdminService for Admin {
         })?;
         let engine = self.router.engine();
         let local = || async {
-            let (format, at) = engine.raise_format((wanted > 0).then_some(wanted)).await?;
+            let (format, at) =
+                engine.raise_format((wanted > 0).then_some(wanted), requester(&caller)).await?;
             Ok(admin::RaiseFormatResponse { record_format: format.into(), freshness: written(engine, at) })
         };
         at_leader!(self, caller, message, raise_format, local)

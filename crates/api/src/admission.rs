@@ -3,7 +3,9 @@
 use muster_decider::Command;
 use muster_engine::Engine;
 use muster_state::State;
-use muster_types::{Approval, LogIndex, Name, NodeBounds, Refusal, RefusalCode, RequestId, Violation};
+use muster_types::{
+    Approval, LogIndex, Name, NodeBounds, Refusal, RefusalCode, RequestId, Requester, Violation,
+};
 use muster_wire::closed::ClosedSet as _;
 use muster_wire::convert::{
     admission_rule_to_proto, approval_to_proto, node_admission_from_proto, node_bounds_from_proto,
@@ -57,7 +59,7 @@ pub(crate) fn wanted(message: &v1::SetNodeApprovalRequest) -> Result<(RequestId,
 /// Carries it out, at the leader.
 pub(crate) async fn approve(
     engine: &Engine,
-    id: RequestId,
+    (id, by): (RequestId, &Requester),
     name: &Name,
     wanted: &Wanted,
 ) -> Result<v1::SetNodeApprovalResponse, Refusal> {
@@ -71,7 +73,7 @@ pub(crate) async fn approve(
         Wanted::Rejected => Some(Approval::Rejected),
         Wanted::Cleared => None,
     };
-    let command = Command::SetNodeApproval { request: id, name: name.clone(), approval };
+    let command = Command::SetNodeApproval { request: id, by: by.clone(), name: name.clone(), approval };
     let answer = engine.execute(command).await?;
     engine.forget_pending_node(name);
     let approval = engine.view().approval(name).map(|approval| approval_to_proto(name, approval));
@@ -92,13 +94,16 @@ fn as_it_is(engine: &Engine, view: &State, name: &Name) -> Result<NodeBounds, Re
     })
 }
 
-pub(crate) fn admission_command(message: &v1::SetNodeAdmissionRequest) -> Result<Command, Status> {
+pub(crate) fn admission_command(
+    message: &v1::SetNodeAdmissionRequest,
+    by: Requester,
+) -> Result<Command, Status> {
     let request = request_id("request_id", &message.request_id).map_err(|v| vec![v]);
     let admission = node_admission_from_proto(message.mode, &message.rules);
     match (request, admission) {
         (Ok(request), Ok(admission)) => {
             let expected_version = message.expected_version.map(LogIndex);
-            Ok(Command::SetNodeAdmission { request, admission: Box::new(admission), expected_version })
+            Ok(Command::SetNodeAdmission { request, by, admission: Box::new(admission), expected_version })
         }
         (request, admission) => {
             let mut violations = request.err().unwrap_or_default();
@@ -145,12 +150,15 @@ pub(crate) fn pending(engine: &Engine) -> v1::ListPendingNodesResponse {
     v1::ListPendingNodesResponse { nodes: nodes.collect() }
 }
 
-pub(crate) fn revoke_command(message: &admin::RevokeCertificateRequest) -> Result<Command, Status> {
+pub(crate) fn revoke_command(
+    message: &admin::RevokeCertificateRequest,
+    by: Requester,
+) -> Result<Command, Status> {
     let request = request_id("request_id", &message.request_id).map_err(|v| vec![v]);
     let certificate = message.certificate.clone().unwrap_or_default();
     match (request, revocation_from_proto("certificate", &certificate)) {
         (Ok(request), Ok((serial, revocation))) => {
-            Ok(Command::RevokeCertificate { request, serial, revocation })
+            Ok(Command::RevokeCertificate { request, by, serial, revocation })
         }
         (request, certificate) => {
             let mut violations = request.err().unwrap_or_default();

@@ -161,10 +161,11 @@ macro_rules! change_node {
         let message = $request.into_inner();
         let id = request_id("request_id", &message.request_id).map_err(|v| invalid(vec![v]))?;
         let command = $command(&message)?;
+        let by = requester(&caller);
         let engine = $fleet.router.engine();
         let local = || async {
             let node = find(&engine.view(), &message.node)?;
-            let answer = engine.execute(command(id, node)).await?;
+            let answer = engine.execute(command(id, by.clone(), node)).await?;
             let view = engine.view();
             let node = view.node(node).map(|row| render::node(&view, node, row));
             Ok(v1::$answer { node, freshness: written(engine, answer.at()) })
@@ -253,7 +254,7 @@ impl FleetService for Fleet {
     ) -> Result<Response<v1::SetNodeAdmissionResponse>, Status> {
         let caller = self.router.caller(&request);
         let message = request.into_inner();
-        let command = admission::admission_command(&message)?;
+        let command = admission::admission_command(&message, requester(&caller))?;
         let engine = self.router.engine();
         let local = || async {
             let at = engine.execute(command.clone()).await?.at();
@@ -274,7 +275,8 @@ impl FleetService for Fleet {
         let message = request.into_inner();
         let (id, name, wanted) = admission::wanted(&message)?;
         let engine = self.router.engine();
-        let local = || admission::approve(engine, id, &name, &wanted);
+        let by = requester(&caller);
+        let local = || admission::approve(engine, (id, &by), &name, &wanted);
         let onward = |channel| {
             let request = Router::onward(message.clone(), caller);
             async move { Ok(FleetServiceClient::new(channel).set_node_approval(request).await?.into_inner()) }
@@ -323,7 +325,7 @@ impl FleetService for Fleet {
         request: Request<v1::CordonNodeRequest>,
     ) -> Result<Response<v1::CordonNodeResponse>, Status> {
         let order = |_: &v1::CordonNodeRequest| {
-            Ok::<_, Status>(move |request, node| Command::SetCordon { request, node, cordoned: true })
+            Ok::<_, Status>(move |request, by, node| Command::SetCordon { request, by, node, cordoned: true })
         };
         change_node!(self, request, cordon_node -> CordonNodeResponse, order)
     }
@@ -333,7 +335,12 @@ impl FleetService for Fleet {
         request: Request<v1::UncordonNodeRequest>,
     ) -> Result<Response<v1::UncordonNodeResponse>, Status> {
         let order = |_: &v1::UncordonNodeRequest| {
-            Ok::<_, Status>(move |request, node| Command::SetCordon { request, node, cordoned: false })
+            Ok::<_, Status>(move |request, by, node| Command::SetCordon {
+                request,
+                by,
+                node,
+                cordoned: false,
+            })
         };
         change_node!(self, request, uncordon_node -> UncordonNodeResponse, order)
     }
@@ -351,7 +358,8 @@ impl FleetService for Fleet {
         let engine = self.router.engine();
         let local = || async {
             let node = find_to_forget(&engine.view(), &message.node, id)?;
-            let answer = engine.execute(Command::ForgetNode { request: id, node }).await?;
+            let answer =
+                engine.execute(Command::ForgetNode { request: id, by: requester(&caller), node }).await?;
             Ok(v1::ForgetNodeResponse { node_id: node.to_string(), freshness: written(engine, answer.at()) })
         };
         let onward = |channel| {
@@ -367,8 +375,9 @@ impl FleetService for Fleet {
     ) -> Result<Response<v1::DrainNodeResponse>, Status> {
         let order = |message: &v1::DrainNodeRequest| {
             let deadline_ms = stop_after_from_proto(message.stop_after).map_err(invalid)?;
-            Ok::<_, Status>(move |request, node| Command::SetDrain {
+            Ok::<_, Status>(move |request, by, node| Command::SetDrain {
                 request,
+                by,
                 node,
                 order: DrainOrder::Begin { deadline_ms },
             })
@@ -381,7 +390,12 @@ impl FleetService for Fleet {
         request: Request<v1::CancelNodeDrainRequest>,
     ) -> Result<Response<v1::CancelNodeDrainResponse>, Status> {
         let order = |_: &v1::CancelNodeDrainRequest| {
-            Ok::<_, Status>(move |request, node| Command::SetDrain { request, node, order: DrainOrder::End })
+            Ok::<_, Status>(move |request, by, node| Command::SetDrain {
+                request,
+                by,
+                node,
+                order: DrainOrder::End,
+            })
         };
         change_node!(self, request, cancel_node_drain -> CancelNodeDrainResponse, order)
     }
@@ -392,8 +406,9 @@ impl FleetService for Fleet {
     ) -> Result<Response<v1::QuarantineNodeResponse>, Status> {
         let order = |message: &v1::QuarantineNodeRequest| {
             let reason = message.reason.clone();
-            Ok::<_, Status>(move |request, node| Command::SetQuarantine {
+            Ok::<_, Status>(move |request, by, node| Command::SetQuarantine {
                 request,
+                by,
                 node,
                 reason: Some(reason.clone()),
             })
@@ -406,7 +421,12 @@ impl FleetService for Fleet {
         request: Request<v1::ReleaseNodeRequest>,
     ) -> Result<Response<v1::ReleaseNodeResponse>, Status> {
         let order = |_: &v1::ReleaseNodeRequest| {
-            Ok::<_, Status>(move |request, node| Command::SetQuarantine { request, node, reason: None })
+            Ok::<_, Status>(move |request, by, node| Command::SetQuarantine {
+                request,
+                by,
+                node,
+                reason: None,
+            })
         };
         change_node!(self, request, release_node -> ReleaseNodeResponse, order)
     }
@@ -418,7 +438,12 @@ impl FleetService for Fleet {
         let order = |message: &v1::BeginNodeRepairRequest| {
             let (action, devices, deadline_ms) = repair_from_proto(message).map_err(invalid)?;
             let order = RepairOrder::Begin { action, devices, deadline_ms };
-            Ok::<_, Status>(move |request, node| Command::SetRepair { request, node, order: order.clone() })
+            Ok::<_, Status>(move |request, by, node| Command::SetRepair {
+                request,
+                by,
+                node,
+                order: order.clone(),
+            })
         };
         change_node!(self, request, begin_node_repair -> BeginNodeRepairResponse, order)
     }
@@ -429,7 +454,12 @@ impl FleetService for Fleet {
     ) -> Result<Response<v1::FinishNodeRepairResponse>, Status> {
         let order = |message: &v1::FinishNodeRepairRequest| {
             let order = repair_outcome(message)?;
-            Ok::<_, Status>(move |request, node| Command::SetRepair { request, node, order: order.clone() })
+            Ok::<_, Status>(move |request, by, node| Command::SetRepair {
+                request,
+                by,
+                node,
+                order: order.clone(),
+            })
         };
         change_node!(self, request, finish_node_repair -> FinishNodeRepairResponse, order)
     }
@@ -476,7 +506,8 @@ impl FleetService for Fleet {
                 });
             };
             let policy = Box::new(policy.clone());
-            let command = Command::SetHealthPolicy { request: id, policy, expected_version };
+            let command =
+                Command::SetHealthPolicy { request: id, by: requester(&caller), policy, expected_version };
             let at = engine.execute(command).await?.at();
             Ok(v1::SetHealthPolicyResponse { version: at.0, freshness: written(engine, at) })
         };

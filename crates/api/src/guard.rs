@@ -22,11 +22,12 @@ use tonic::codegen::{Bytes, Service, http};
 use tonic::{Code, Status};
 use tower_layer::Layer;
 
-use crate::access::{Class, rule_of};
+use crate::access::{Class, Rule, rule_of};
 use crate::assembly::{Assembled, HeldPermits, Terms};
 use crate::features;
 use crate::headers::{FORWARDED, ON_BEHALF};
 use crate::original::Original;
+use crate::recorded::CallRecorder;
 use crate::shares::{Account, Pool};
 use crate::tokens::Tokens;
 use crate::unwritten::{AnswerMemory, Ledger, Metered};
@@ -157,6 +158,7 @@ struct Guard {
     leads: Leads,
     unwritten: Ledger,
     tokens: Tokens,
+    recorder: CallRecorder,
 }
 
 /// Whether this replica leads.
@@ -179,6 +181,7 @@ struct Permit {
     open: Arc<Open>,
     principal: Principal,
     class: Class,
+    path: &'static str,
 }
 
 impl Drop for Permit {
@@ -218,13 +221,14 @@ impl Guard {
                 _ => "",
             };
             let text = format!("{principal} may not call {}{hint}", rule.path.trim_start_matches('/'));
+            let status = denied(principal, text);
             if let Some(peer) = request.extensions().get::<PeerInfo>() {
-                self.tokens.note_denied(peer, principal, rule.path, "PERMISSION_DENIED");
+                self.note_denied(peer, principal, rule.path, &status);
             }
-            return Err(denied(principal, text));
+            return Err(status);
         }
         features::check(request.headers())?;
-        let permit = self.enter(principal, rule.class)?;
+        let permit = self.enter(principal, rule)?;
         request.extensions_mut().insert(Admitted { principal, class: rule.class });
         Ok((permit, traffic))
     }
@@ -236,8 +240,8 @@ impl Guard {
         let peer = peer.ok_or_else(|| Status::internal("a connection without a peer"))?;
         let headers = request.headers_mut();
         let behalf = headers.remove(ON_BEHALF);
-        let shown = self.tokens.judge(headers, peer).inspect_err(|_| {
-            self.tokens.note_denied(&peer, peer.principal, path, "UNAUTHENTICATED");
+        let shown = self.tokens.judge(headers, peer).inspect_err(|status| {
+            self.note_denied(&peer, peer.principal, path, status);
         })?;
         let Principal::Named(PeerName { cluster, role: Role::Replica(_) }) = peer.principal else {
             if peer.principal != Principal::Plaintext {
@@ -247,10 +251,18 @@ impl Guard {
         };
         let Some(behalf) = behalf else { return Ok(peer.principal) };
         let behalf = behalf.to_str().ok().and_then(|text| Principal::parse_passed_on(text, cluster));
-        let behalf = behalf.ok_or_else(|| {
-            denied(peer.principal, "the call is passed on for nobody of this cluster".to_owned())
-        })?;
-        self.tokens.check_passed_on(behalf)
+        let checked = behalf
+            .ok_or_else(|| {
+                denied(peer.principal, "the call is passed on for nobody of this cluster".to_owned())
+            })
+            .and_then(|behalf| self.tokens.check_passed_on(behalf));
+        checked.inspect_err(|status| self.note_denied(&peer, peer.principal, path, status))
+    }
+
+    /// Records a call that was denied before it reached its service.
+    fn note_denied(&self, peer: &PeerInfo, principal: Principal, path: &'static str, status: &Status) {
+        self.tokens.note_denied(peer, principal, path, status.code());
+        self.recorder.note(peer, principal, path, status);
     }
 
     /// Which part of this replica's traffic a call belongs to.
@@ -299,7 +311,8 @@ impl Guard {
         may_be_passed_on.then(|| Original::new(request.uri().path(), bytes_max, required))
     }
 
-    fn enter(&self, principal: Principal, class: Class) -> Result<Permit, Status> {
+    fn enter(&self, principal: Principal, rule: &Rule) -> Result<Permit, Status> {
+        let (class, path) = (rule.class, rule.path);
         let max = self.limits.of(&principal, class);
         let mut open = self.open.lock();
         let count = &mut open.entry(principal).or_insert([0; CLASSES])[slot(class)];
@@ -319,7 +332,7 @@ impl Guard {
             return Err(to_status(&refusal));
         }
         *count += 1;
-        Ok(Permit { open: Arc::clone(&self.open), principal, class })
+        Ok(Permit { open: Arc::clone(&self.open), principal, class, path })
     }
 }
 
@@ -355,14 +368,15 @@ impl GuardLayer {
         traffic: Traffic,
         leads: Leads,
         unwritten: Ledger,
-        tokens: Tokens,
+        (tokens, recorder): (Tokens, CallRecorder),
     ) -> GuardLayer {
         let message_bytes_max = u64::try_from(message_bytes_max).unwrap_or(u64::MAX);
         // A few of the largest messages always fit, whatever they may have.
         let each = limits.message_room_each_bytes.max(message_bytes_max.saturating_mul(4));
         let pool = Pool::new(limits.message_room_bytes.max(each.saturating_mul(4)), each);
         let open = Arc::default();
-        let guard = Guard { limits, message_bytes_max, pool, open, traffic, leads, unwritten, tokens };
+        let guard =
+            Guard { limits, message_bytes_max, pool, open, traffic, leads, unwritten, tokens, recorder };
         GuardLayer(Arc::new(guard))
     }
 }
@@ -403,10 +417,14 @@ where
         };
         // What a call was asked with is given back when it is answered; what a stream carries, message by message.
         let taken = (permit.class == Class::Call).then(HeldPermits::default);
+        // The replica that passed it on records it, and knows from where it came.
+        let peer = request.extensions().get::<PeerInfo>().copied();
+        let peer = peer.filter(|peer| !matches!(peer.principal.role(), Some(Role::Replica(_))));
         let original = self.guard.original(&request, permit.class);
         let request = self.guard.assembled(request, taken.clone(), original.clone());
         let answered = self.inner.call(request);
         let (ledger, tokens) = (self.guard.unwritten.clone(), self.guard.tokens.clone());
+        let recorder = self.guard.recorder.clone();
         Box::pin(async move {
             let _taken = taken;
             let answered = match original {
@@ -414,6 +432,9 @@ where
                 None => answered.await,
             };
             let mut response = response_in_our_words(answered?);
+            if let Some(peer) = &peer {
+                recorder.note_answer(peer, permit.principal, permit.path, response.headers());
+            }
             let (account, memory) =
                 (Account::of(&permit.principal), response.extensions_mut().remove::<AnswerMemory>());
             match permit.class {

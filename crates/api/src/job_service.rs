@@ -155,7 +155,8 @@ impl Jobs {
                 true => Some(self.router.memory(caller.account(), members * ID_BYTES).await?),
                 false => None,
             };
-            let command = Command::Submit { request, jobs: Arc::clone(jobs), path };
+            let command =
+                Command::Submit { request, by: controls::requester(&caller), jobs: Arc::clone(jobs), path };
             let answer = engine.execute(command).await?;
             let Answer::Submitted { jobs, at } = answer else {
                 return Err(Refusal::new(

@@ -23,6 +23,8 @@ mod arrays;
 #[cfg(test)]
 mod arrays_tests;
 mod assembly;
+#[cfg(test)]
+mod audit_tests;
 mod cluster_service;
 mod config;
 mod controls;
@@ -53,6 +55,7 @@ mod policy_service;
 mod protocol_tests;
 mod queue_service;
 mod read;
+mod recorded;
 mod render;
 mod rendered;
 #[cfg(test)]
@@ -81,6 +84,7 @@ pub use decisions::DecisionObserver;
 pub use guard::CallLimits;
 pub use log_service::RemoteHistory;
 pub use pages::serve_pages;
+pub use recorded::{CallRecorder, RecordedCall, RecordedCalls};
 pub use server::{ServeError, serve};
 pub use shared::Shared;
 pub use work_times::WorkTimes;

@@ -235,7 +235,7 @@ mod tests {
             traffic,
             std::sync::Arc::new(move || leads),
             crate::unwritten::Ledger::default(),
-            tokens,
+            (tokens, crate::recorded::CallRecorder::default()),
         );
         let mut replica = layer.layer(Follower { router, leader });
         let frames = futures::stream::iter(pieces)

@@ -3,7 +3,7 @@
 use muster_decider::{Command, PolicyWarning, PolicyWarnings, check_policy, policy_warnings, updated_policy};
 use muster_engine::Engine;
 use muster_types::policy::{Policy, PolicyUpdate};
-use muster_types::{Consistency, LogIndex, Refusal, RequestId, Violation};
+use muster_types::{Consistency, LogIndex, Refusal, RequestId, Requester, Violation};
 use muster_wire::convert::{policy_from_proto, policy_to_proto, policy_update_from_proto, request_id_of};
 use muster_wire::time::log_time;
 use muster_wire::v1;
@@ -13,6 +13,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
+use crate::controls::requester;
 use crate::forward::{ONWARD_BYTES_MAX, Router};
 use crate::original::Onward;
 use crate::read::{freshness, invalid, written};
@@ -60,7 +61,8 @@ impl PolicyService for Policies {
         let change = policy.map(|policy| Change::Whole(Box::new(policy)));
         let (id, validate_only) = (&message.request_id, message.validate_only);
         let order = Order::check(id, change, message.expected_version, validate_only)?;
-        let local = || order.carry_out(self.router.engine());
+        let by = requester(&caller);
+        let local = || order.carry_out(self.router.engine(), &by);
         let onward = |channel| {
             let message = Arc::clone(&message);
             async move {
@@ -81,7 +83,8 @@ impl PolicyService for Policies {
         let change = update.map(|update| Change::Parts(Box::new(update)));
         let (id, validate_only) = (&message.request_id, message.validate_only);
         let order = Order::check(id, change, message.expected_version, validate_only)?;
-        let local = || async { order.carry_out(self.router.engine()).await.map(updated) };
+        let by = requester(&caller);
+        let local = || async { order.carry_out(self.router.engine(), &by).await.map(updated) };
         let onward = |channel| {
             let message = Arc::clone(&message);
             async move {
@@ -127,7 +130,7 @@ impl Order {
         Ok(Order { id, change, expected_version: expected_version.map(LogIndex), validate_only })
     }
 
-    async fn carry_out(&self, engine: &Engine) -> Result<v1::SetPolicyResponse, Refusal> {
+    async fn carry_out(&self, engine: &Engine, by: &Requester) -> Result<v1::SetPolicyResponse, Refusal> {
         let Order { id: request, change, expected_version, validate_only } = self;
         let (request, expected_version) = (*request, *expected_version);
         if *validate_only {
@@ -144,9 +147,11 @@ impl Order {
             return Ok(v1::SetPolicyResponse { freshness, ..answer(view.policy().version, warnings) });
         }
         let command = match change {
-            Change::Whole(policy) => Command::SetPolicy { request, policy: policy.clone(), expected_version },
+            Change::Whole(policy) => {
+                Command::SetPolicy { request, by: by.clone(), policy: policy.clone(), expected_version }
+            }
             Change::Parts(update) => {
-                Command::UpdatePolicy { request, update: update.clone(), expected_version }
+                Command::UpdatePolicy { request, by: by.clone(), update: update.clone(), expected_version }
             }
         };
         // What the change does at once can be told only by the state before it.

@@ -88,7 +88,7 @@ pub async fn serve(
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), ServeError> {
-    let Shared { router, unwritten } = shared;
+    let Shared { router, unwritten, recorder } = shared;
     let (engine, config, security) = (router.engine().clone(), router.config(), router.security().clone());
     let incoming = if config.tokens {
         security.accept_with_tokens(listener, config.accept)
@@ -115,7 +115,14 @@ pub async fn serve(
         .concurrency_limit_per_connection(config.calls_per_connection_max)
         .max_concurrent_streams(config.streams_per_connection_max)
         .layer(MeasureLayer(metrics.clone()))
-        .layer(GuardLayer::new(config.calls, config.message_bytes_max, traffic, leads, unwritten, tokens))
+        .layer(GuardLayer::new(
+            config.calls,
+            config.message_bytes_max,
+            traffic,
+            leads,
+            unwritten,
+            (tokens, recorder),
+        ))
         .add_service(health_service)
         .add_service(reflection_v1()?)
         .add_service(reflection_v1alpha()?)

@@ -5,6 +5,7 @@ use muster_transport::Security;
 
 use crate::config::ApiConfig;
 use crate::forward::Router;
+use crate::recorded::CallRecorder;
 use crate::unwritten::Ledger;
 
 /// Turns at what is scarce, and what callers have not taken of their answers. Clones share it.
@@ -12,12 +13,20 @@ use crate::unwritten::Ledger;
 pub struct Shared {
     pub(crate) router: Router,
     pub(crate) unwritten: Ledger,
+    pub(crate) recorder: CallRecorder,
 }
 
 impl Shared {
     /// That of one replica.
     #[must_use]
     pub fn new(engine: Engine, config: ApiConfig, security: Security) -> Shared {
-        Shared { router: Router::new(engine, config, security), unwritten: Ledger::default() }
+        let router = Router::new(engine, config, security);
+        Shared { router, unwritten: Ledger::default(), recorder: CallRecorder::default() }
+    }
+
+    /// The same with calls recorded there.
+    #[must_use]
+    pub fn recording(self, recorder: CallRecorder) -> Shared {
+        Shared { recorder, ..self }
     }
 }

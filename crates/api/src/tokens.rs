@@ -189,13 +189,13 @@ impl Tokens {
         peer: &PeerInfo,
         principal: Principal,
         path: &'static str,
-        reason: &str,
+        reason: tonic::Code,
     ) {
         let is_new = self.0.denials.lock().enter(principal, path);
         if !is_new {
             return;
         }
-        tracing::warn!(%principal, address = %peer.address, path, reason, "a call is denied; repetitions are counted alone");
+        tracing::warn!(%principal, address = %peer.address, path, ?reason, "a call is denied; repetitions are counted alone");
     }
 }
 

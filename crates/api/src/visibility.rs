@@ -23,6 +23,8 @@ const PRIVATE: [&str; 5] =
 /// Of any record about a job: how its workers failed, which may name the program or a path.
 const SAID: [&str; 2] = ["detail", "launch_failed"];
 
+/// Of a record about nodes, policy or the cluster: who of the operators asked.
+const OPERATOR: [&str; 1] = ["by"];
 /// Of a record about a token: which, whose, and who asked.
 const TOKEN: [&str; 3] = ["token", "grant", "by"];
 
@@ -124,6 +126,23 @@ impl Visibility {
                 if !self.sees_job(view, *job) =>
             {
                 blank(content, &SAID);
+                true
+            }
+            // Which operator is on duty is for those who act for the whole cluster.
+            Decision::NodeCordonSet { by, .. }
+            | Decision::PolicySet { by, .. }
+            | Decision::FormatRaised { by, .. }
+            | Decision::NodeForgotten { by, .. }
+            | Decision::NodeDrainSet { by, .. }
+            | Decision::NodeQuarantineSet { by, .. }
+            | Decision::NodeRepairSet { by, .. }
+            | Decision::HealthPolicySet { by, .. }
+            | Decision::NodeAdmissionSet { by, .. }
+            | Decision::NodeApprovalSet { by, .. }
+            | Decision::CertificateRevoked { by, .. }
+                if !by.is_unknown() =>
+            {
+                blank(content, &OPERATOR);
                 true
             }
             // Which tokens others have is nobody else's business; of one that was revoked it is not known whose it was.
@@ -241,7 +260,12 @@ mod tests {
         let view = State::default();
         let request = RequestKey { id: RequestId(1), fingerprint: 1 };
         let specs = vec![spec("speech"), spec("vision")];
-        let submitted = Decision::JobsSubmitted { request, specs, estimates: Vec::new() };
+        let submitted = Decision::JobsSubmitted {
+            request,
+            by: muster_types::Requester::default(),
+            specs,
+            estimates: Vec::new(),
+        };
         let finished = Decision::JobFinished {
             job: JobId(9),
             outcome: Outcome::Failed { detail: "rank 0: cannot run /home/hunter2".to_owned() },
@@ -288,6 +312,14 @@ mod tests {
         assert_eq!(times(speech, &made), (1, false), "its own");
         assert_eq!(times(Visibility::Below(ShortName::new("vision").expect("a name")), &made), (0, true));
         assert_eq!(times(Visibility::Nobodys, &made), (0, true));
+        let by = muster_types::Requester { name: "admin/hunter2".to_owned(), is_operator: true };
+        let node = muster_types::NodeId(1);
+        let cordoned = Decision::NodeCordonSet { request, by, node, cordoned: true };
+        assert_eq!(times(Visibility::All, &cordoned), (1, false));
+        assert_eq!(times(speech, &cordoned), (0, true));
+        let by = muster_types::Requester::default();
+        let drained = Decision::NodeDrainSet { request: None, by, node, drain: None };
+        assert_eq!(times(Visibility::Nobodys, &drained), (0, false), "the leader decided it");
         let created = Decision::LeaderStarted;
         assert_eq!(times(Visibility::Nobodys, &created), (0, false));
     }

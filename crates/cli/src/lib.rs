@@ -7,6 +7,7 @@
 //! **Invariant:** no command decides anything about a job: it asks, shows, and checks what the server
 //! would check anyway.
 
+mod audit;
 mod backup;
 mod ca;
 mod cluster;
@@ -140,6 +141,8 @@ pub enum ClientCommand {
     /// The decision log: follow it, look at single records, export and verify history
     #[command(subcommand)]
     Log(log::LogCommand),
+    /// Who did what, from the decision log; and which calls were denied, from the files of replicas
+    Audit(audit::AuditArgs),
     /// What the fleet was used for, what it was idle for, and what jobs waited for; needs no cluster
     #[command(subcommand, visible_alias = "reports")]
     Report(report::ReportCommand),
@@ -247,6 +250,7 @@ async fn dispatch(
         ClientCommand::Policy(command) => policy::run(global, console, command).await,
         ClientCommand::Notification(command) => notification::run(global, console, command).await,
         ClientCommand::Log(command) => log::run(global, console, command).await,
+        ClientCommand::Audit(args) => audit::run(global, console, args).await,
         ClientCommand::Cluster(command) => cluster::run(global, console, command).await,
         ClientCommand::Drill(command) => muster_live_drill::run(global, console, command).await,
         ClientCommand::Ca(command) => ca::run(global, console, command).await,

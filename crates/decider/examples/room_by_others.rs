@@ -113,7 +113,12 @@ impl Fleet {
         policy.tenants.entry(Name::literal(UNLISTED_TENANT)).or_default().rights = TenantRights::ALL;
         let request = fleet.next_request();
         let policy = Box::new(policy.check().unwrap());
-        fleet.carry_out(&Command::SetPolicy { request, policy, expected_version: None });
+        fleet.carry_out(&Command::SetPolicy {
+            request,
+            by: muster_types::Requester::default(),
+            policy,
+            expected_version: None,
+        });
         let count = nodes.len() * per_host;
         for node in nodes {
             let spec = node.check().unwrap();

@@ -10,7 +10,7 @@ use muster_policy::Refresh;
 use muster_state::{RequestAnswer, State};
 use muster_types::{
     AdmissionMode, ArrayId, ClusterId, Control, JobId, Leadership, LogIndex, LogTime, Name, NodeId,
-    Parameters, QueueKey, Refusal,
+    Parameters, QueueKey, Refusal, Requester,
 };
 
 use crate::future::KeptReservations;
@@ -193,7 +193,7 @@ impl Speculation {
             if let Some(format) =
                 bootstrap.new_cluster_format.filter(|format| *format > speculation.state.format())
             {
-                speculation.push(Decision::FormatRaised { format });
+                speculation.push(Decision::FormatRaised { by: Requester::default(), format });
             }
         }
         speculation.push_digest();

@@ -111,8 +111,12 @@ impl Cluster {
             loop {
                 let leader = self.leader_among(ids).await;
                 let policy = Box::new(Policy::default());
-                let command =
-                    Command::SetPolicy { request: RequestId(request), policy, expected_version: None };
+                let command = Command::SetPolicy {
+                    request: RequestId(request),
+                    by: muster_types::Requester::default(),
+                    policy,
+                    expected_version: None,
+                };
                 match self.engines[&leader].execute(command).await {
                     Ok(answer) => return answer.at(),
                     Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,

@@ -248,6 +248,8 @@ pub enum Decision {
     JobsSubmitted {
         /// By which request.
         request: RequestKey,
+        /// Who asked.
+        by: Requester,
         /// Their ids derive from the record's index. Shared with the state that takes them over.
         specs: Vec<Arc<JobSpec>>,
         /// What the leader expects of each.
@@ -273,6 +275,8 @@ pub enum Decision {
     NodeCordonSet {
         /// By which request.
         request: RequestKey,
+        /// Who asked.
+        by: Requester,
         /// Which.
         node: NodeId,
         /// Whether nothing new may be placed on it.
@@ -347,6 +351,8 @@ pub enum Decision {
     PolicySet {
         /// By which request.
         request: RequestKey,
+        /// Who asked.
+        by: Requester,
         /// All of it.
         policy: Box<Policy>,
     },
@@ -388,6 +394,8 @@ pub enum Decision {
     /// Decision: rounds after this one are written in a newer format; every replica has said that it knows
     /// it. A binary that does not know it applies this record and stops before the next round.
     FormatRaised {
+        /// Who asked; nobody when the leader raised it by itself.
+        by: Requester,
         /// The format in force from now on.
         format: u16,
     },
@@ -402,6 +410,8 @@ pub enum Decision {
         /// By which request; none when it was decided here. It is remembered, so that repeating it does not find the
         /// node missing.
         request: Option<RequestKey>,
+        /// Who asked; nobody when it was decided here.
+        by: Requester,
         /// Which.
         node: NodeId,
     },
@@ -471,6 +481,8 @@ pub enum Decision {
     NodeDrainSet {
         /// By which request; none when it was decided here.
         request: Option<RequestKey>,
+        /// Who asked; nobody when it was decided here.
+        by: Requester,
         /// Which.
         node: NodeId,
         /// How; none ends it.
@@ -480,6 +492,8 @@ pub enum Decision {
     NodeQuarantineSet {
         /// By which request; none when it was decided here.
         request: Option<RequestKey>,
+        /// Who asked; nobody when it was decided here.
+        by: Requester,
         /// Which.
         node: NodeId,
         /// Why; none ends it.
@@ -489,6 +503,8 @@ pub enum Decision {
     NodeRepairSet {
         /// By which request; none when it was decided here.
         request: Option<RequestKey>,
+        /// Who asked; nobody when it was decided here.
+        by: Requester,
         /// Which.
         node: NodeId,
         /// Which step.
@@ -498,6 +514,8 @@ pub enum Decision {
     HealthPolicySet {
         /// By which request.
         request: RequestKey,
+        /// Who asked.
+        by: Requester,
         /// All of it.
         policy: Box<HealthPolicy>,
     },
@@ -514,6 +532,8 @@ pub enum Decision {
     NodeAdmissionSet {
         /// By which request.
         request: RequestKey,
+        /// Who asked.
+        by: Requester,
         /// All of it.
         admission: Box<NodeAdmission>,
     },
@@ -522,6 +542,8 @@ pub enum Decision {
     NodeApprovalSet {
         /// By which request; none when it was decided here.
         request: Option<RequestKey>,
+        /// Who asked; nobody when it was decided here.
+        by: Requester,
         /// Its name; it need not have registered.
         name: Name,
         /// What was said; none takes back what was said before.
@@ -531,6 +553,8 @@ pub enum Decision {
     CertificateRevoked {
         /// By which request.
         request: RequestKey,
+        /// Who asked.
+        by: Requester,
         /// Which.
         serial: CertificateSerial,
         /// Whose, and until when it is remembered.
@@ -592,6 +616,8 @@ pub enum Decision {
     ArraysSubmitted {
         /// By which request.
         request: RequestKey,
+        /// Who asked.
+        by: Requester,
         /// In the order of the request.
         parts: Vec<SubmittedPart>,
     },
@@ -679,6 +705,32 @@ pub enum Decision {
     },
 }
 
+/// Names of the decisions that somebody asks for: those with a [`Decision::requester`].
+pub const REQUESTED_DECISIONS: [&str; 22] = [
+    "jobs_submitted",
+    "job_cancel_requested",
+    "node_cordon_set",
+    "policy_set",
+    "format_raised",
+    "node_forgotten",
+    "node_drain_set",
+    "node_quarantine_set",
+    "node_repair_set",
+    "health_policy_set",
+    "node_admission_set",
+    "node_approval_set",
+    "certificate_revoked",
+    "job_hold_set",
+    "job_requeue_requested",
+    "job_modified",
+    "arrays_submitted",
+    "arrays_controlled",
+    "array_throttle_set",
+    "node_overrides_set",
+    "token_created",
+    "token_revoked",
+];
+
 impl Decision {
     /// The lowest format that can say this.
     #[must_use]
@@ -687,6 +739,36 @@ impl Decision {
             #[cfg(feature = "test-format")]
             Decision::NodeQuarantineSet { reason: Some(reason), .. } if reason == TEST_FORMAT_REASON => 2,
             _ => FORMAT_MIN,
+        }
+    }
+
+    /// Who asked for it; none for what is decided without anybody asking, and for what agents report.
+    #[must_use]
+    pub fn requester(&self) -> Option<&Requester> {
+        match self {
+            Decision::JobsSubmitted { by, .. }
+            | Decision::JobCancelRequested { by, .. }
+            | Decision::NodeCordonSet { by, .. }
+            | Decision::PolicySet { by, .. }
+            | Decision::FormatRaised { by, .. }
+            | Decision::NodeForgotten { by, .. }
+            | Decision::NodeDrainSet { by, .. }
+            | Decision::NodeQuarantineSet { by, .. }
+            | Decision::NodeRepairSet { by, .. }
+            | Decision::HealthPolicySet { by, .. }
+            | Decision::NodeAdmissionSet { by, .. }
+            | Decision::NodeApprovalSet { by, .. }
+            | Decision::CertificateRevoked { by, .. }
+            | Decision::JobHoldSet { by, .. }
+            | Decision::JobRequeueRequested { by, .. }
+            | Decision::JobModified { by, .. }
+            | Decision::ArraysSubmitted { by, .. }
+            | Decision::ArraysControlled { by, .. }
+            | Decision::ArrayThrottleSet { by, .. }
+            | Decision::NodeOverridesSet { by, .. }
+            | Decision::TokenCreated { by, .. }
+            | Decision::TokenRevoked { by, .. } => Some(by),
+            _ => None,
         }
     }
 

@@ -27,6 +27,6 @@ pub use codec::{
 #[cfg(feature = "test-format")]
 pub use decision::TEST_FORMAT_REASON;
 pub use decision::{
-    CapacityHold, Decision, Estimate, FORMAT_MAX, FORMAT_MIN, NodeLostCause, Outcome, RankUpdate,
-    RearrangeCause, RequestKey, Round, Stop, StopCause, SubmittedPart, WorkerSlot,
+    CapacityHold, Decision, Estimate, FORMAT_MAX, FORMAT_MIN, NodeLostCause, Outcome, REQUESTED_DECISIONS,
+    RankUpdate, RearrangeCause, RequestKey, Round, Stop, StopCause, SubmittedPart, WorkerSlot,
 };

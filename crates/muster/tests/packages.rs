@@ -122,6 +122,7 @@ fn the_packaged_server_configuration_is_read_as_it_is_and_with_every_key() {
         "[upgrade]",
         "[limits]",
         "[notifications]",
+        "[audit]",
     ];
     assert_complete(&all, &tables, &[], |text| server(text).map(|_| ()));
 }

@@ -1,6 +1,9 @@
 //! The server's configuration file.
 
+mod audit;
 mod notifications;
+
+pub use audit::AuditConfig;
 
 use crate::former_keys::FORMER_KEYS;
 use muster_api::ApiConfig;
@@ -19,6 +22,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use audit::{AuditFile, audit};
 use notifications::{NotificationsFile, notifications};
 
 /// Replicas of one cluster: three or five, and spare ones for a change of membership.
@@ -104,6 +108,8 @@ struct File {
     limits: LimitsFile,
     #[serde(default)]
     notifications: NotificationsFile,
+    #[serde(default)]
+    audit: AuditFile,
 }
 
 /// What one caller, and all together, may take of a replica. Each is 1 or more.
@@ -307,6 +313,8 @@ pub struct ServerConfig {
     pub upgrade: Upgrade,
     /// Deliveries to receivers of notifications.
     pub notifications: NotifySettings,
+    /// Calls that are recorded outside of the log.
+    pub audit: AuditConfig,
 }
 
 impl ServerConfig {
@@ -390,6 +398,7 @@ impl ServerConfig {
         }
         let upgrade = Upgrade { format_max: file.upgrade.format_max, raise_automatically: file.upgrade.auto };
         let notifications = notifications(file.notifications, &refuse)?;
+        let audit = audit(&file.audit, &refuse)?;
         Ok(ServerConfig {
             cluster_id,
             replica_id,
@@ -409,6 +418,7 @@ impl ServerConfig {
             recovery: Recovery { rebuild: file.recovery.rebuild },
             upgrade,
             notifications,
+            audit,
         })
     }
 }

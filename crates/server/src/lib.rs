@@ -1,5 +1,6 @@
 //! `muster server`: one replica, assembled from its parts.
 
+mod audit;
 mod config;
 mod evidence;
 mod former_keys;
@@ -365,7 +366,13 @@ pub async fn run(args: ServerArgs, version: &str, shutdown: CancellationToken) -
     }
     tokio::spawn(muster_notify::run(engine.clone(), config.notifications.clone()));
     let stop_serving = CancellationToken::new();
-    let shared = muster_api::Shared::new(engine.clone(), config.api, security.clone());
+    let (recorder, recorded) = muster_api::CallRecorder::queue();
+    let shared = muster_api::Shared::new(engine.clone(), config.api, security.clone()).recording(recorder);
+    let recording = {
+        let (engine, place) = (engine.clone(), (config.data_dir.clone(), config.replica_id));
+        let stopping = async move { engine.stopping().await };
+        tokio::spawn(audit::record(recorded, place, config.audit, stopping))
+    };
     if let Some(listener) = pages {
         tokio::spawn(keep_pages(engine.clone(), shared.clone(), metrics.clone(), listener));
     }
@@ -380,6 +387,7 @@ pub async fn run(args: ServerArgs, version: &str, shutdown: CancellationToken) -
     let mut parts = Parts { engine, consensus, founded, peers, api, stop_serving };
     let ended = parts.until_over(&shutdown).await;
     parts.stop(ended.is_ok()).await;
+    within("recording the last calls", DRAIN_MAX, async { drop(recording.await) }).await;
     fresh.abort();
     ended
 }

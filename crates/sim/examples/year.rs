@@ -293,7 +293,12 @@ impl Year {
             restrictions.filter(|(_, row)| row.quarantine.is_some()).map(|(node, _)| node).collect();
         for node in out {
             let request = self.request();
-            self.tell(&Command::SetQuarantine { request, node, reason: None });
+            self.tell(&Command::SetQuarantine {
+                request,
+                by: muster_types::Requester::default(),
+                node,
+                reason: None,
+            });
         }
     }
 

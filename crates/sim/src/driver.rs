@@ -222,7 +222,12 @@ impl<'a> Driver<'a> {
     fn set_policy(&mut self, settings: PolicyDraft) {
         let policy = settings.check().expect("a preset keeps to the bounds of policies");
         let request = self.next_request();
-        let command = Command::SetPolicy { request, policy: Box::new(policy), expected_version: None };
+        let command = Command::SetPolicy {
+            request,
+            by: muster_types::Requester::default(),
+            policy: Box::new(policy),
+            expected_version: None,
+        };
         self.handle(&command).expect("the first policy of a cluster is taken");
     }
 

@@ -37,7 +37,7 @@ impl State {
                 self.meta.leadership = Some(leadership);
                 vec![Effect::ClusterChanged]
             }
-            Decision::JobsSubmitted { request, specs, estimates } => {
+            Decision::JobsSubmitted { request, specs, estimates, .. } => {
                 self.fold_submitted(*request, specs, estimates)
             }
             Decision::JobCancelRequested { request, by, jobs } => self.fold_cancelled(*request, by, jobs),
@@ -46,7 +46,7 @@ impl State {
                 self.fold_requeued(*request, by, jobs, *suspended)
             }
             Decision::JobModified { .. } => self.fold_modified(decision),
-            Decision::ArraysSubmitted { request, parts } => self.fold_arrays_submitted(*request, parts),
+            Decision::ArraysSubmitted { request, parts, .. } => self.fold_arrays_submitted(*request, parts),
             Decision::ArrayMembersCreated { array, count } => self.fold_created(*array, *count),
             Decision::ArrayReleased { array } => self.fold_array_released(*array),
             Decision::ArrayMembersFailed { array, detail } => self.fold_members_failed(*array, detail),
@@ -57,7 +57,7 @@ impl State {
                 self.fold_throttled(*request, *array, *throttle)
             }
             Decision::NodeRegistered { spec, holder } => self.fold_registered(spec, *holder),
-            Decision::NodeCordonSet { request, node, cordoned } => {
+            Decision::NodeCordonSet { request, node, cordoned, .. } => {
                 self.remember(*request, RequestAnswer::CordonSet { node: *node });
                 let row = self.nodes.get(node).expect("the guard has seen the node");
                 if row.cordoned == *cordoned {
@@ -97,7 +97,7 @@ impl State {
                 self.fold_pruned(*requests_before, *jobs_before)
             }
             Decision::DigestRecorded { digest } => self.fold_digest(*digest),
-            Decision::PolicySet { request, policy } => self.fold_policy(*request, policy),
+            Decision::PolicySet { request, policy, .. } => self.fold_policy(*request, policy),
             Decision::Rearranged { stops, promises } => self.fold_rearranged(stops, promises),
             Decision::PromiseDropped { job } => {
                 self.drop_promise(*job);
@@ -119,12 +119,12 @@ impl State {
                 self.change_job(*job, |row| row.checkpointed_at = Some(now));
                 vec![Effect::JobChanged(*job)]
             }
-            Decision::FormatRaised { format } => {
+            Decision::FormatRaised { format, .. } => {
                 self.meta.format = *format;
                 vec![Effect::ClusterChanged]
             }
             Decision::ClusterRecovered { generation } => self.fold_recovered(*generation),
-            Decision::NodeForgotten { request, node } => {
+            Decision::NodeForgotten { request, node, .. } => {
                 if let Some(request) = request {
                     self.remember(*request, RequestAnswer::NodeForgotten { node: *node });
                 }
@@ -143,30 +143,30 @@ impl State {
             Decision::ForeignLoadSet { node, load, .. } => {
                 self.change_restriction(*node, |row, _| row.foreign = *load)
             }
-            Decision::NodeDrainSet { request, node, drain } => {
+            Decision::NodeDrainSet { request, node, drain, .. } => {
                 self.remember_restriction(*request, *node);
                 self.change_restriction(*node, |row, _| row.drain = *drain)
             }
-            Decision::NodeQuarantineSet { request, node, reason } => {
+            Decision::NodeQuarantineSet { request, node, reason, .. } => {
                 self.remember_restriction(*request, *node);
                 self.change_restriction(*node, |row, now| {
                     let set = |reason: &String| Quarantine { since: now.time, reason: reason.clone() };
                     row.quarantine = reason.as_ref().map(set);
                 })
             }
-            Decision::NodeRepairSet { request, node, step } => {
+            Decision::NodeRepairSet { request, node, step, .. } => {
                 self.remember_restriction(*request, *node);
                 self.change_restriction(*node, |row, now| repair(row, step, now))
             }
             Decision::NodeOverridesSet { request, by, node, overrides } => {
                 self.fold_overrides(*request, by, *node, overrides)
             }
-            Decision::HealthPolicySet { request, policy } => self.fold_health_policy(*request, policy),
-            Decision::NodeAdmissionSet { request, admission } => self.fold_admission(*request, admission),
-            Decision::NodeApprovalSet { request, name, approval } => {
+            Decision::HealthPolicySet { request, policy, .. } => self.fold_health_policy(*request, policy),
+            Decision::NodeAdmissionSet { request, admission, .. } => self.fold_admission(*request, admission),
+            Decision::NodeApprovalSet { request, name, approval, .. } => {
                 self.fold_approval(*request, name, approval.as_ref())
             }
-            Decision::CertificateRevoked { request, serial, revocation } => {
+            Decision::CertificateRevoked { request, serial, revocation, .. } => {
                 self.fold_revoked(*request, *serial, revocation)
             }
             Decision::TokenCreated { request, token, grant, lifetime_ms, .. } => {

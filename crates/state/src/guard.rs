@@ -11,7 +11,7 @@ use muster_journal::{
 };
 use muster_types::{
     ExitStatus, FencingToken, HolderId, JobId, JobSpec, Leadership, LogIndex, LogTime, NodeId, NodeSpec,
-    limits,
+    Requester, limits,
 };
 
 use crate::fit;
@@ -39,6 +39,7 @@ impl State {
             require(self.meta.cluster.is_none() == founding, GuardError::ClusterExistence)?;
         }
         require(decision.since_format() <= self.meta.format, GuardError::Format)?;
+        require(decision.requester().is_none_or(Requester::is_valid), GuardError::Limit)?;
         match decision {
             Decision::ClusterCreated { generation, parameters, .. } => {
                 require(*generation > 0 && parameters.violations().is_empty(), GuardError::Limit)
@@ -46,7 +47,7 @@ impl State {
             Decision::LeaderStarted | Decision::DigestRecorded { .. } | Decision::HistoryPruned { .. } => {
                 Ok(())
             }
-            Decision::JobsSubmitted { request, specs, estimates } => {
+            Decision::JobsSubmitted { request, specs, estimates, .. } => {
                 require(!self.requests.contains(&request.id), GuardError::RequestRepeated)?;
                 require(specs.len() == estimates.len(), GuardError::Limit)?;
                 require(!specs.is_empty() && specs.len() <= limits::BATCH_JOBS_MAX, GuardError::Limit)?;
@@ -70,7 +71,7 @@ impl State {
             Decision::JobModified { request, by, job, changes, .. } => {
                 self.check_modified(*request, by, *job, changes)
             }
-            Decision::ArraysSubmitted { request, parts } => self.check_arrays_submitted(*request, parts),
+            Decision::ArraysSubmitted { request, parts, .. } => self.check_arrays_submitted(*request, parts),
             Decision::ArrayMembersCreated { array, count } => self.check_created(*array, *count),
             Decision::ArrayReleased { array } => self.check_array_released(*array),
             Decision::ArrayMembersFailed { array, detail } => self.check_members_failed(*array, detail),
@@ -129,11 +130,11 @@ impl State {
                 require(placement.token == *token, GuardError::TokenNotCurrent)
             }
             // Whether a binary knows the format is not asked: every binary must say the same here.
-            Decision::FormatRaised { format } => require(*format > self.meta.format, GuardError::Format),
+            Decision::FormatRaised { format, .. } => require(*format > self.meta.format, GuardError::Format),
             Decision::ClusterRecovered { generation } => {
                 require(*generation > self.generation(), GuardError::NothingToDo)
             }
-            Decision::NodeForgotten { request, node } => {
+            Decision::NodeForgotten { request, node, .. } => {
                 let is_repeated = request.is_some_and(|request| self.requests.contains(&request.id));
                 require(!is_repeated, GuardError::RequestRepeated)?;
                 self.check_forgotten(*node)
@@ -152,23 +153,25 @@ impl State {
                 self.check_foreign(*node, *incarnation, load)
             }
             Decision::NodeDrainSet { request, node, .. } => self.check_restriction(*request, *node),
-            Decision::NodeQuarantineSet { request, node, reason } => {
+            Decision::NodeQuarantineSet { request, node, reason, .. } => {
                 let length = reason.as_ref().map_or(0, |reason| reason.len());
                 require(length <= limits::DETAIL_BYTES_MAX, GuardError::Limit)?;
                 self.check_restriction(*request, *node)
             }
-            Decision::NodeRepairSet { request, node, step } => {
+            Decision::NodeRepairSet { request, node, step, .. } => {
                 self.check_restriction(*request, *node)?;
                 self.check_repair(*node, step, request.is_some())
             }
             Decision::NodeOverridesSet { request, by, node, overrides } => {
                 self.check_overrides(*request, by, *node, overrides)
             }
-            Decision::NodeAdmissionSet { request, admission } => self.check_admission(*request, admission),
-            Decision::NodeApprovalSet { request, name, approval } => {
+            Decision::NodeAdmissionSet { request, admission, .. } => {
+                self.check_admission(*request, admission)
+            }
+            Decision::NodeApprovalSet { request, name, approval, .. } => {
                 self.check_approval(*request, name, approval.as_ref())
             }
-            Decision::CertificateRevoked { request, serial, revocation } => {
+            Decision::CertificateRevoked { request, serial, revocation, .. } => {
                 self.check_revocation(*request, *serial, revocation)
             }
             Decision::NotificationsDelivered { progress } => self.check_notifications(progress),
@@ -181,7 +184,7 @@ impl State {
                 let is_current = row.status == NodeStatus::Up && row.incarnation == *incarnation;
                 require(is_current, GuardError::NodeNotCurrent)
             }
-            Decision::HealthPolicySet { request, policy } => {
+            Decision::HealthPolicySet { request, policy, .. } => {
                 require(!self.requests.contains(&request.id), GuardError::RequestRepeated)?;
                 require(policy.violations().is_empty(), GuardError::Limit)
             }

@@ -68,7 +68,15 @@ fn submit(state: &mut State, specs: Vec<JobSpec>) {
     let estimates =
         vec![Estimate { run_ms: 1, run_high_ms: 1, turn: QueueKey::FIRST, burst: None }; specs.len()];
     let specs = specs.into_iter().map(Into::into).collect();
-    apply(state, Decision::JobsSubmitted { request: RequestKey { id, fingerprint: 0 }, specs, estimates });
+    apply(
+        state,
+        Decision::JobsSubmitted {
+            request: RequestKey { id, fingerprint: 0 },
+            by: muster_types::Requester::default(),
+            specs,
+            estimates,
+        },
+    );
 }
 
 /// Shares of a quarter first, then as many whole devices in fours.

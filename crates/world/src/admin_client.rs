@@ -59,19 +59,45 @@ impl AdminClient {
         let what = below(6);
         event("admin client", format_args!("{what} {node}"));
         match what {
-            0 => self.tell(|request| Command::SetCordon { request, node, cordoned: true }).await,
+            0 => {
+                self.tell(|request| Command::SetCordon {
+                    request,
+                    by: muster_types::Requester::default(),
+                    node,
+                    cordoned: true,
+                })
+                .await
+            }
             1 => {
                 let order = DrainOrder::Begin { deadline_ms: Some(500 + below(3_000)) };
-                self.tell(|request| Command::SetDrain { request, node, order }).await;
+                self.tell(|request| Command::SetDrain {
+                    request,
+                    by: muster_types::Requester::default(),
+                    node,
+                    order,
+                })
+                .await;
             }
             2 => {
                 let reason = Some("it was disliked".to_owned());
-                self.tell(|request| Command::SetQuarantine { request, node, reason: reason.clone() }).await;
+                self.tell(|request| Command::SetQuarantine {
+                    request,
+                    by: muster_types::Requester::default(),
+                    node,
+                    reason: reason.clone(),
+                })
+                .await;
             }
             3 => {
                 let order =
                     RepairOrder::Begin { action: None, devices: DeviceSet::EMPTY, deadline_ms: Some(1_000) };
-                self.tell(|request| Command::SetRepair { request, node, order: order.clone() }).await;
+                self.tell(|request| Command::SetRepair {
+                    request,
+                    by: muster_types::Requester::default(),
+                    node,
+                    order: order.clone(),
+                })
+                .await;
             }
             4 => self.put_back().await,
             _ => {
@@ -79,6 +105,7 @@ impl AdminClient {
                 let Ok(policy) = policy.check() else { return };
                 self.tell(|request| Command::SetPolicy {
                     request,
+                    by: muster_types::Requester::default(),
                     policy: Box::new(policy.clone()),
                     expected_version: None,
                 })
@@ -94,19 +121,43 @@ impl AdminClient {
         for (node, row) in state.nodes().iter() {
             let node = *node;
             if row.cordoned {
-                self.tell(|request| Command::SetCordon { request, node, cordoned: false }).await;
+                self.tell(|request| Command::SetCordon {
+                    request,
+                    by: muster_types::Requester::default(),
+                    node,
+                    cordoned: false,
+                })
+                .await;
             }
             let Some(restriction) = state.restriction(node) else { continue };
             if restriction.quarantine.is_some() {
-                self.tell(|request| Command::SetQuarantine { request, node, reason: None }).await;
+                self.tell(|request| Command::SetQuarantine {
+                    request,
+                    by: muster_types::Requester::default(),
+                    node,
+                    reason: None,
+                })
+                .await;
             }
             let failed =
                 |phase: &RepairPhase| matches!(phase, RepairPhase::Failed(_) | RepairPhase::Draining);
             if restriction.repair.as_ref().is_some_and(|repair| failed(&repair.phase)) {
-                self.tell(|request| Command::SetRepair { request, node, order: RepairOrder::Done }).await;
+                self.tell(|request| Command::SetRepair {
+                    request,
+                    by: muster_types::Requester::default(),
+                    node,
+                    order: RepairOrder::Done,
+                })
+                .await;
             } else if restriction.drain.is_some() && restriction.repair.is_none() {
                 let order = DrainOrder::End;
-                self.tell(|request| Command::SetDrain { request, node, order }).await;
+                self.tell(|request| Command::SetDrain {
+                    request,
+                    by: muster_types::Requester::default(),
+                    node,
+                    order,
+                })
+                .await;
             }
         }
     }

@@ -99,6 +99,7 @@ async fn found(cluster: &Arc<Cluster>) {
     let policy = policy().check().expect("it is a policy");
     let set = ask(cluster, who, 40, |_| Command::SetPolicy {
         request: RequestId(1),
+        by: muster_types::Requester::default(),
         policy: Box::new(policy.clone()),
         expected_version: None,
     })

@@ -5,6 +5,7 @@
 //! others run concurrently. Every test of a cluster ends with `assert_digests_agree`.
 
 mod attacks;
+mod audit;
 mod backups;
 mod bad_input;
 mod browser;

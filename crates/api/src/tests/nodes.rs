@@ -135,7 +135,8 @@ async fn a_forgotten_node_is_said_to_be_and_only_where_its_region_is_watched() {
     let mut elsewhere = served.watch_nodes("us", "").await.expect("it opens");
     let node = NodeId(0);
     served.run(Command::SessionOver { node, incarnation: 1 }).await;
-    let last = served.run(Command::ForgetNode { request: None, node }).await;
+    let last =
+        served.run(Command::ForgetNode { request: None, by: muster_types::Requester::default(), node }).await;
     // The session may have been over before the watch began; then the present shows it.
     let mut seen = up_to(&mut here, last).await;
     assert_eq!(seen.pop().and_then(|event| event.event), Some(Event::Forgotten(node.to_string())));

@@ -118,7 +118,7 @@ pub(crate) struct Web {
 
 impl Web {
     pub(crate) fn new(shared: Shared, timeouts: Timeouts) -> Web {
-        let Shared { router, unwritten } = shared;
+        let Shared { router, unwritten, .. } = shared;
         Web { router, streams: events::places(), rendered: events::Rendered::default(), unwritten, timeouts }
     }
 

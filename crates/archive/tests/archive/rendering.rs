@@ -45,6 +45,7 @@ fn a_decision_without_fields_is_an_empty_object() {
 fn a_submitted_job_is_told_by_its_name() {
     let decision = Decision::JobsSubmitted {
         request: RequestKey { id: RequestId(1), fingerprint: 0 },
+        by: muster_types::Requester::default(),
         specs: vec![std::sync::Arc::new(job("train"))],
         estimates: vec![muster_journal::Estimate::default()],
     };

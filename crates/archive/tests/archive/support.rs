@@ -128,7 +128,12 @@ impl Log {
         let request = self.key();
         let specs = (0..count).map(|n| std::sync::Arc::new(job(&format!("j{n}")))).collect();
         let estimates = vec![Estimate::default(); count];
-        self.append(vec![Decision::JobsSubmitted { request, specs, estimates }]);
+        self.append(vec![Decision::JobsSubmitted {
+            request,
+            by: muster_types::Requester::default(),
+            specs,
+            estimates,
+        }]);
     }
 
     /// Cancels the first job that waits, if there is one.

@@ -261,7 +261,7 @@ async fn tail(client: &Client, console: &Console, args: TailArgs) -> Result<Exit
 }
 
 /// Adds what is still there to a refusal of what is not.
-fn kept(error: muster_client::CallError, reader: &LogReader) -> Failure {
+pub fn kept(error: muster_client::CallError, reader: &LogReader) -> Failure {
     let oldest = oldest_kept(&error);
     let failure = Failure::from(error);
     match oldest {

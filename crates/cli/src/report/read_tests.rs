@@ -48,7 +48,12 @@ fn submitted() -> Decision {
     let draft = JobDraft::new(Name::literal("job"), Name::literal("lab"), vec![group]);
     let request = RequestKey { id: RequestId(1), fingerprint: 1 };
     let specs = vec![Arc::new(draft.check().unwrap())];
-    Decision::JobsSubmitted { request, specs, estimates: vec![Estimate::default()] }
+    Decision::JobsSubmitted {
+        request,
+        by: muster_types::Requester::default(),
+        specs,
+        estimates: vec![Estimate::default()],
+    }
 }
 
 /// One job on one node of eight: submitted at second 10, placed at 20, running from 25 to 100, the last record at 200.
@@ -79,7 +84,15 @@ fn rounds() -> Vec<ArchivedRound> {
                 Decision::JobFinished { job, outcome: Outcome::Succeeded },
             ],
         ),
-        (200, vec![Decision::NodeCordonSet { request, node: node_id, cordoned: true }]),
+        (
+            200,
+            vec![Decision::NodeCordonSet {
+                request,
+                by: muster_types::Requester::default(),
+                node: node_id,
+                cordoned: true,
+            }],
+        ),
     ];
     let mut first = 1;
     let rounds = contents.into_iter().enumerate().map(|(at, (seconds, decisions))| {

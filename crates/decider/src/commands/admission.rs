@@ -6,7 +6,7 @@ use muster_journal::{Decision, RequestKey, hash};
 use muster_state::NotAdmitted;
 use muster_types::{
     AdmissionMode, Approval, CertificateSerial, LogIndex, Name, NodeAdmission, NodeBounds, NodeSpec, Refusal,
-    RefusalCode, RequestId, Revocation, limits,
+    RefusalCode, RequestId, Requester, Revocation, limits,
 };
 
 use crate::commands::answer::{Answer, repeated};
@@ -33,7 +33,12 @@ pub(super) fn keep_what_it_had(speculation: &mut Speculation, known: &NodeSpec, 
         return;
     }
     let approval = Some(Approval::Approved(NodeBounds::of(known)));
-    let decision = Decision::NodeApprovalSet { request: None, name: spec.name.clone(), approval };
+    let decision = Decision::NodeApprovalSet {
+        request: None,
+        by: Requester::default(),
+        name: spec.name.clone(),
+        approval,
+    };
     if speculation.state().check(&decision).is_ok() {
         speculation.push(decision);
     }
@@ -72,7 +77,7 @@ fn full(what: &str, limit: &'static str, max: usize) -> Refusal {
 
 pub(super) fn set(
     speculation: &mut Speculation,
-    request: RequestId,
+    (request, by): (RequestId, &Requester),
     admission: &NodeAdmission,
     expected_version: Option<LogIndex>,
 ) -> Result<Answer, Refusal> {
@@ -91,13 +96,14 @@ pub(super) fn set(
         );
         return Err(Refusal::new(RefusalCode::PolicyChanged, text).with("version", current));
     }
-    let decision = Decision::NodeAdmissionSet { request: key, admission: Box::new(admission.clone()) };
+    let decision =
+        Decision::NodeAdmissionSet { request: key, by: by.clone(), admission: Box::new(admission.clone()) };
     Ok(Answer::Done { at: speculation.push(decision) })
 }
 
 pub(super) fn approve(
     speculation: &mut Speculation,
-    request: RequestId,
+    (request, by): (RequestId, &Requester),
     name: &Name,
     approval: Option<&Approval>,
 ) -> Result<Answer, Refusal> {
@@ -109,8 +115,12 @@ pub(super) fn approve(
     if !violations.is_empty() {
         return Err(Refusal::fields(violations));
     }
-    let decision =
-        Decision::NodeApprovalSet { request: Some(key), name: name.clone(), approval: approval.cloned() };
+    let decision = Decision::NodeApprovalSet {
+        request: Some(key),
+        by: by.clone(),
+        name: name.clone(),
+        approval: approval.cloned(),
+    };
     if speculation.state().check(&decision).is_err() {
         return Err(full("approvals of nodes", "approvals_max", limits::APPROVALS_MAX));
     }
@@ -120,7 +130,7 @@ pub(super) fn approve(
 /// Saying it again changes nothing.
 pub(super) fn revoke(
     speculation: &mut Speculation,
-    request: RequestId,
+    (request, by): (RequestId, &Requester),
     serial: CertificateSerial,
     revocation: &Revocation,
 ) -> Result<Answer, Refusal> {
@@ -132,7 +142,8 @@ pub(super) fn revoke(
     if !violations.is_empty() {
         return Err(Refusal::fields(violations));
     }
-    let decision = Decision::CertificateRevoked { request: key, serial, revocation: revocation.clone() };
+    let decision =
+        Decision::CertificateRevoked { request: key, by: by.clone(), serial, revocation: revocation.clone() };
     if speculation.state().check(&decision).is_err() {
         return Err(full("revoked certificates", "revocations_max", limits::REVOCATIONS_MAX));
     }

@@ -2,14 +2,18 @@
 
 use alloc::format;
 use muster_journal::{Decision, FORMAT_MIN};
-use muster_types::{Refusal, RefusalCode, Violation};
+use muster_types::{Refusal, RefusalCode, Requester, Violation};
 
 use crate::commands::answer::Answer;
 use crate::settle::job::settle_all;
 use crate::speculation::Speculation;
 
 /// Raises the record format. Saying it again changes nothing.
-pub(super) fn raise_format(speculation: &mut Speculation, format: u16) -> Result<Answer, Refusal> {
+pub(super) fn raise_format(
+    speculation: &mut Speculation,
+    by: &Requester,
+    format: u16,
+) -> Result<Answer, Refusal> {
     let known = speculation.format_max();
     if !(FORMAT_MIN..=known).contains(&format) {
         let range = (u64::from(FORMAT_MIN), u64::from(known));
@@ -23,7 +27,7 @@ pub(super) fn raise_format(speculation: &mut Speculation, format: u16) -> Result
     if format <= speculation.state().format() {
         return Ok(Answer::Done { at: speculation.last_index() });
     }
-    let at = speculation.push(Decision::FormatRaised { format });
+    let at = speculation.push(Decision::FormatRaised { by: by.clone(), format });
     Ok(Answer::Done { at })
 }
 

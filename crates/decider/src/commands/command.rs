@@ -25,6 +25,8 @@ pub enum Command {
     Submit {
         /// The client's name for it.
         request: RequestId,
+        /// Who asks.
+        by: Requester,
         /// At most [`muster_types::limits::BATCH_JOBS_MAX`]. Shared, because a caller may have to submit them again.
         jobs: Arc<[Submission]>,
         /// What the request calls them.
@@ -38,6 +40,8 @@ pub enum Command {
     SetCordon {
         /// The client's name for it.
         request: RequestId,
+        /// Who asks.
+        by: Requester,
         /// Which.
         node: NodeId,
         /// Which way.
@@ -47,6 +51,8 @@ pub enum Command {
     SetPolicy {
         /// The client's name for it.
         request: RequestId,
+        /// Who asks.
+        by: Requester,
         /// All of it.
         policy: Box<Policy>,
         /// The version it is meant to replace; none replaces whatever there is.
@@ -56,6 +62,8 @@ pub enum Command {
     UpdatePolicy {
         /// The client's name for it.
         request: RequestId,
+        /// Who asks.
+        by: Requester,
         /// Which parts, and what each becomes.
         update: Box<PolicyUpdate>,
         /// The version it is meant to replace; none replaces whatever there is.
@@ -90,6 +98,8 @@ pub enum Command {
     },
     /// Every replica has said that it knows a newer format: rounds are written in it from the next one on.
     RaiseFormat {
+        /// Who asks; nobody when it is due by itself.
+        by: Requester,
         /// Which.
         format: u16,
     },
@@ -104,6 +114,8 @@ pub enum Command {
     ForgetNode {
         /// By which request; none from a client that gave no id.
         request: Option<RequestId>,
+        /// Who asks.
+        by: Requester,
         /// Which.
         node: NodeId,
     },
@@ -134,6 +146,8 @@ pub enum Command {
     SetDrain {
         /// The client's name for it.
         request: RequestId,
+        /// Who asks.
+        by: Requester,
         /// Which.
         node: NodeId,
         /// Which way.
@@ -143,6 +157,8 @@ pub enum Command {
     SetQuarantine {
         /// The client's name for it.
         request: RequestId,
+        /// Who asks.
+        by: Requester,
         /// Which.
         node: NodeId,
         /// Why; none lets it back.
@@ -152,6 +168,8 @@ pub enum Command {
     SetRepair {
         /// The client's name for it.
         request: RequestId,
+        /// Who asks.
+        by: Requester,
         /// Which.
         node: NodeId,
         /// Which way.
@@ -161,6 +179,8 @@ pub enum Command {
     SetHealthPolicy {
         /// The client's name for it.
         request: RequestId,
+        /// Who asks.
+        by: Requester,
         /// All of it.
         policy: Box<HealthPolicy>,
         /// The version it is meant to replace; none replaces whatever there is.
@@ -172,6 +192,8 @@ pub enum Command {
     SetNodeAdmission {
         /// The client's name for it.
         request: RequestId,
+        /// Who asks.
+        by: Requester,
         /// All of it.
         admission: Box<NodeAdmission>,
         /// The version it is meant to replace; none replaces whatever there is.
@@ -181,6 +203,8 @@ pub enum Command {
     SetNodeApproval {
         /// The client's name for it.
         request: RequestId,
+        /// Who asks.
+        by: Requester,
         /// Its name; it need not have registered.
         name: Name,
         /// The decision; none withdraws the previous decision.
@@ -190,6 +214,8 @@ pub enum Command {
     RevokeCertificate {
         /// The client's name for it.
         request: RequestId,
+        /// Who asks.
+        by: Requester,
         /// Which.
         serial: CertificateSerial,
         /// Whose, and until when it is remembered.
@@ -256,10 +282,10 @@ pub struct TokenOrder {
 }
 
 impl Command {
-    /// Submits jobs that a request has in a list.
+    /// Submits jobs that a request has in a list, for somebody who is not known.
     #[must_use]
     pub fn submit(request: RequestId, jobs: Arc<[Submission]>) -> Command {
-        Command::Submit { request, jobs, path: JobPath::List }
+        Command::Submit { request, by: Requester::default(), jobs, path: JobPath::List }
     }
 
     /// Cancels a job, for somebody who is not known.

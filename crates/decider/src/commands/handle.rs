@@ -26,21 +26,23 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         return Err(Refusal::new(RefusalCode::ClusterRecovering, text));
     }
     match command {
-        Command::RaiseFormat { format } => cluster::raise_format(speculation, *format),
+        Command::RaiseFormat { by, format } => cluster::raise_format(speculation, by, *format),
         Command::Recover { generation } => cluster::recover(speculation, *generation),
-        Command::ForgetNode { request, node } => node::forget(speculation, *request, *node),
-        Command::Submit { request, jobs, path } => submit::submit(speculation, *request, jobs, *path),
+        Command::ForgetNode { request, by, node } => node::forget(speculation, (*request, by), *node),
+        Command::Submit { request, by, jobs, path } => {
+            submit::submit(speculation, (*request, by), jobs, *path)
+        }
         Command::Control(order) => controls::control(speculation, order),
         Command::Modify(order) => modify::modify(speculation, order),
         Command::SetThrottle(order) => throttle::set_throttle(speculation, order),
-        Command::SetCordon { request, node, cordoned } => {
-            restrictions::set_cordon(speculation, *request, *node, *cordoned)
+        Command::SetCordon { request, by, node, cordoned } => {
+            restrictions::set_cordon(speculation, (*request, by), *node, *cordoned)
         }
-        Command::SetPolicy { request, policy, expected_version } => {
-            policy::set_policy(speculation, *request, policy, *expected_version)
+        Command::SetPolicy { request, by, policy, expected_version } => {
+            policy::set_policy(speculation, (*request, by), policy, *expected_version)
         }
-        Command::UpdatePolicy { request, update, expected_version } => {
-            policy::update_policy(speculation, *request, update, *expected_version)
+        Command::UpdatePolicy { request, by, update, expected_version } => {
+            policy::update_policy(speculation, (*request, by), update, *expected_version)
         }
         Command::ReportHealth { node, incarnation, report } => {
             health::report(speculation, *node, *incarnation, report)
@@ -49,27 +51,27 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         Command::ReportForeignLoad { node, incarnation, load } => {
             node::foreign_load(speculation, *node, *incarnation, *load)
         }
-        Command::SetDrain { request, node, order } => {
-            restrictions::set_drain(speculation, *request, *node, *order)
+        Command::SetDrain { request, by, node, order } => {
+            restrictions::set_drain(speculation, (*request, by), *node, *order)
         }
-        Command::SetQuarantine { request, node, reason } => {
-            restrictions::set_quarantine(speculation, *request, *node, reason.as_deref())
+        Command::SetQuarantine { request, by, node, reason } => {
+            restrictions::set_quarantine(speculation, (*request, by), *node, reason.as_deref())
         }
-        Command::SetRepair { request, node, order } => {
-            restrictions::set_repair(speculation, *request, *node, order)
+        Command::SetRepair { request, by, node, order } => {
+            restrictions::set_repair(speculation, (*request, by), *node, order)
         }
-        Command::SetHealthPolicy { request, policy, expected_version } => {
-            health::set_policy(speculation, *request, policy, *expected_version)
+        Command::SetHealthPolicy { request, by, policy, expected_version } => {
+            health::set_policy(speculation, (*request, by), policy, *expected_version)
         }
         Command::SetNodeOverrides(order) => overrides::set(speculation, order),
-        Command::SetNodeAdmission { request, admission, expected_version } => {
-            admission::set(speculation, *request, admission, *expected_version)
+        Command::SetNodeAdmission { request, by, admission, expected_version } => {
+            admission::set(speculation, (*request, by), admission, *expected_version)
         }
-        Command::SetNodeApproval { request, name, approval } => {
-            admission::approve(speculation, *request, name, approval.as_ref())
+        Command::SetNodeApproval { request, by, name, approval } => {
+            admission::approve(speculation, (*request, by), name, approval.as_ref())
         }
-        Command::RevokeCertificate { request, serial, revocation } => {
-            admission::revoke(speculation, *request, *serial, revocation)
+        Command::RevokeCertificate { request, by, serial, revocation } => {
+            admission::revoke(speculation, (*request, by), *serial, revocation)
         }
         Command::CommitCheckpoint { job, token } => jobs::commit_checkpoint(speculation, *job, *token),
         Command::NoteStraggler { job, token, rank, slow_milli } => {

@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use muster_journal::{Decision, RequestKey, hash};
 use muster_state::{NodeStatus, State};
 use muster_types::health::{HealthPolicy, HealthReport, RepairEnd, RepairPhase, RepairStep};
-use muster_types::{DeviceSet, JobId, LogIndex, NodeId, Refusal, RefusalCode, RequestId};
+use muster_types::{DeviceSet, JobId, LogIndex, NodeId, Refusal, RefusalCode, RequestId, Requester};
 
 use crate::commands::answer::{Answer, repeated};
 use crate::rules::health::conclude;
@@ -55,7 +55,12 @@ pub(super) fn report(
             RepairEnd::Done => end_repair(speculation, None, node),
             RepairEnd::Failed(detail) => {
                 let step = RepairStep::Fail(detail.clone());
-                speculation.push(Decision::NodeRepairSet { request: None, node, step })
+                speculation.push(Decision::NodeRepairSet {
+                    request: None,
+                    by: Requester::default(),
+                    node,
+                    step,
+                })
             }
         };
     }
@@ -66,7 +71,7 @@ pub(super) fn report(
 /// Sets the health policy. What was concluded by the one before stands until the next report.
 pub(super) fn set_policy(
     speculation: &mut Speculation,
-    request: RequestId,
+    (request, by): (RequestId, &Requester),
     policy: &HealthPolicy,
     expected_version: Option<LogIndex>,
 ) -> Result<Answer, Refusal> {
@@ -75,7 +80,8 @@ pub(super) fn set_policy(
         return Ok(answer);
     }
     check_policy(speculation.state(), policy, expected_version)?;
-    let decision = Decision::HealthPolicySet { request: key, policy: Box::new(policy.clone()) };
+    let decision =
+        Decision::HealthPolicySet { request: key, by: by.clone(), policy: Box::new(policy.clone()) };
     Ok(Answer::Done { at: speculation.push(decision) })
 }
 

@@ -7,7 +7,7 @@ use muster_journal::{Decision, NodeLostCause, RankUpdate, RequestKey, hash};
 use muster_state::{NodeStatus, RankState};
 use muster_types::{
     DeviceSet, ExitStatus, FencingToken, ForeignLoad, HolderId, JobId, NodeDraft, NodeId, NodeSpec, Refusal,
-    RefusalCode, RequestId, Violation, limits,
+    RefusalCode, RequestId, Requester, Violation, limits,
 };
 
 use crate::commands::answer::{Answer, repeated};
@@ -147,7 +147,7 @@ pub(super) fn foreign_load(
 /// Drops a lost node. Repeating that changes nothing: the id is never given again, and the request is remembered.
 pub(super) fn forget(
     speculation: &mut Speculation,
-    request: Option<RequestId>,
+    (request, by): (Option<RequestId>, &Requester),
     node: NodeId,
 ) -> Result<Answer, Refusal> {
     let request = request.map(|id| RequestKey { id, fingerprint: hash(&("forget", node)) });
@@ -164,7 +164,7 @@ pub(super) fn forget(
         return Err(Refusal::new(RefusalCode::NodeNotFound, format!("there is no {node}")).with("node", node));
     };
     let name = row.spec.name.clone();
-    let decision = Decision::NodeForgotten { request, node };
+    let decision = Decision::NodeForgotten { request, by: by.clone(), node };
     if state.check(&decision).is_err() {
         let text = if row.status == NodeStatus::Up {
             format!("{name} is up; stop its agent and wait until its lease has run out")

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use muster_journal::{Decision, RequestKey, canonical, hash};
 use muster_state::State;
 use muster_types::policy::{Policy, PolicyUpdate};
-use muster_types::{JobId, LogIndex, Refusal, RefusalCode, RequestId, Violation};
+use muster_types::{JobId, LogIndex, Refusal, RefusalCode, RequestId, Requester, Violation};
 
 use crate::commands::answer::{Answer, VIOLATIONS_MAX, repeated};
 use crate::commands::submit::SUBMISSION_BYTES_MAX;
@@ -15,7 +15,7 @@ use crate::speculation::Speculation;
 
 pub(super) fn set_policy(
     speculation: &mut Speculation,
-    request: RequestId,
+    (request, by): (RequestId, &Requester),
     policy: &Policy,
     expected_version: Option<LogIndex>,
 ) -> Result<Answer, Refusal> {
@@ -24,13 +24,13 @@ pub(super) fn set_policy(
         return Ok(answer);
     }
     check_policy(speculation.state(), policy, expected_version)?;
-    Ok(put_in_force(speculation, key, policy.clone()))
+    Ok(put_in_force(speculation, (key, by), policy.clone()))
 }
 
 /// The request is what was asked, and not what comes of it: repeated later, it finds another policy in force.
 pub(super) fn update_policy(
     speculation: &mut Speculation,
-    request: RequestId,
+    (request, by): (RequestId, &Requester),
     update: &PolicyUpdate,
     expected_version: Option<LogIndex>,
 ) -> Result<Answer, Refusal> {
@@ -39,16 +39,20 @@ pub(super) fn update_policy(
         return Ok(answer);
     }
     let policy = updated_policy(speculation.state(), update, expected_version)?;
-    Ok(put_in_force(speculation, key, policy))
+    Ok(put_in_force(speculation, (key, by), policy))
 }
 
-fn put_in_force(speculation: &mut Speculation, request: RequestKey, policy: Policy) -> Answer {
+fn put_in_force(
+    speculation: &mut Speculation,
+    (request, by): (RequestKey, &Requester),
+    policy: Policy,
+) -> Answer {
     let before = speculation.state().policy().policy.clone();
     let isolation_changes = before.required_isolation != policy.required_isolation;
     let order_changes = before.order != policy.order
         || before.backfill != policy.backfill
         || deadline_rights_change(&before, &policy);
-    let at = speculation.push(Decision::PolicySet { request, policy: Box::new(policy) });
+    let at = speculation.push(Decision::PolicySet { request, by: by.clone(), policy: Box::new(policy) });
     if isolation_changes {
         let promised: Vec<JobId> = speculation.state().promised().collect();
         settle_many(speculation, promised);

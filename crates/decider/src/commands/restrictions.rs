@@ -6,7 +6,9 @@ use alloc::vec::Vec;
 use muster_journal::{Decision, RequestKey, hash};
 use muster_state::{RestrictionRow, State};
 use muster_types::health::{Drain, DrainCause, HealthAction, RepairStep};
-use muster_types::{DeviceSet, JobId, LogTime, NodeId, Refusal, RefusalCode, RequestId, Violation, limits};
+use muster_types::{
+    DeviceSet, JobId, LogTime, NodeId, Refusal, RefusalCode, RequestId, Requester, Violation, limits,
+};
 
 use crate::commands::answer::{Answer, not_active, repeated};
 use crate::commands::command::{DrainOrder, RepairOrder};
@@ -27,7 +29,7 @@ fn known(state: &State, node: NodeId) -> Result<RestrictionRow, Refusal> {
 /// Keeps new work away from a node, or ends that.
 pub(super) fn set_cordon(
     speculation: &mut Speculation,
-    request: RequestId,
+    (request, by): (RequestId, &Requester),
     node: NodeId,
     cordoned: bool,
 ) -> Result<Answer, Refusal> {
@@ -38,7 +40,7 @@ pub(super) fn set_cordon(
     if speculation.state().node(node).is_none() {
         return Err(Refusal::new(RefusalCode::NodeNotFound, format!("there is no {node}")).with("node", node));
     }
-    let at = speculation.push(Decision::NodeCordonSet { request: key, node, cordoned });
+    let at = speculation.push(Decision::NodeCordonSet { request: key, by: by.clone(), node, cordoned });
     let promised: Vec<JobId> = speculation.state().promised_on(node).collect();
     settle_many(speculation, promised);
     Ok(Answer::Done { at })
@@ -47,7 +49,7 @@ pub(super) fn set_cordon(
 /// Drains a node, or ends that.
 pub(super) fn set_drain(
     speculation: &mut Speculation,
-    request: RequestId,
+    (request, by): (RequestId, &Requester),
     node: NodeId,
     order: DrainOrder,
 ) -> Result<Answer, Refusal> {
@@ -68,7 +70,7 @@ pub(super) fn set_drain(
             None
         }
     };
-    let decision = Decision::NodeDrainSet { request: Some(key), node, drain };
+    let decision = Decision::NodeDrainSet { request: Some(key), by: by.clone(), node, drain };
     let at = speculation.push(decision);
     after_restriction(speculation, node);
     Ok(Answer::Done { at })
@@ -110,7 +112,7 @@ fn deadline(now: LogTime, deadline_ms: Option<u64>) -> Result<Option<LogTime>, R
 /// Keeps a node away from work, or lets it back.
 pub(super) fn set_quarantine(
     speculation: &mut Speculation,
-    request: RequestId,
+    (request, by): (RequestId, &Requester),
     node: NodeId,
     reason: Option<&str>,
 ) -> Result<Answer, Refusal> {
@@ -124,7 +126,7 @@ pub(super) fn set_quarantine(
         return Err(Refusal::fields(alloc::vec![Violation::new("reason", text)]));
     }
     let reason = reason.map(String::from);
-    let decision = Decision::NodeQuarantineSet { request: Some(key), node, reason };
+    let decision = Decision::NodeQuarantineSet { request: Some(key), by: by.clone(), node, reason };
     if let Some(refusal) = not_active(speculation, &decision, "this reason of a quarantine") {
         return Err(refusal);
     }
@@ -136,7 +138,7 @@ pub(super) fn set_quarantine(
 /// Begins or ends a repair.
 pub(super) fn set_repair(
     speculation: &mut Speculation,
-    request: RequestId,
+    (request, by): (RequestId, &Requester),
     node: NodeId,
     order: &RepairOrder,
 ) -> Result<Answer, Refusal> {
@@ -152,10 +154,10 @@ pub(super) fn set_repair(
     let row = known(speculation.state(), node)?;
     match order {
         RepairOrder::Begin { action, devices, deadline_ms } => {
-            begin_repair(speculation, key, node, (*action, *devices), *deadline_ms)
+            begin_repair(speculation, (key, by), node, (*action, *devices), *deadline_ms)
         }
         RepairOrder::Done if row.repair.is_some() || !row.health.is_blank() => {
-            Ok(Answer::Done { at: end_repair(speculation, Some(key), node) })
+            Ok(Answer::Done { at: end_repair(speculation, Some((key, by)), node) })
         }
         RepairOrder::Failed { detail } if row.repair.is_some() => {
             if detail.len() > limits::DETAIL_BYTES_MAX {
@@ -163,7 +165,8 @@ pub(super) fn set_repair(
                 return Err(Refusal::fields(alloc::vec![Violation::new("detail", text)]));
             }
             let step = RepairStep::Fail(detail.clone());
-            let at = speculation.push(Decision::NodeRepairSet { request: Some(key), node, step });
+            let at =
+                speculation.push(Decision::NodeRepairSet { request: Some(key), by: by.clone(), node, step });
             Ok(Answer::Done { at })
         }
         RepairOrder::Done | RepairOrder::Failed { .. } => {
@@ -176,7 +179,7 @@ pub(super) fn set_repair(
 /// Empties the node first, so that the program or person that repairs it finds nothing running.
 fn begin_repair(
     speculation: &mut Speculation,
-    key: RequestKey,
+    (key, by): (RequestKey, &Requester),
     node: NodeId,
     (action, devices): (Option<HealthAction>, DeviceSet),
     deadline_ms: Option<u64>,
@@ -205,10 +208,10 @@ fn begin_repair(
     let now = speculation.now();
     let deadline = deadline(now, Some(deadline_ms.unwrap_or(REPAIR_DRAIN_MS)))?;
     let step = RepairStep::Begin { action, devices };
-    let at = speculation.push(Decision::NodeRepairSet { request: Some(key), node, step });
+    let at = speculation.push(Decision::NodeRepairSet { request: Some(key), by: by.clone(), node, step });
     if row.drain.is_none() {
         let drain = Some(Drain { since: now, deadline, cause: DrainCause::Repair });
-        speculation.push(Decision::NodeDrainSet { request: None, node, drain });
+        speculation.push(Decision::NodeDrainSet { request: None, by: by.clone(), node, drain });
     }
     after_restriction(speculation, node);
     Ok(Answer::Done { at })

@@ -13,7 +13,7 @@ use muster_state::{ExceededLimit, GangClass, JobAboveLimit, JobEnd, MissingRight
 use muster_types::metadata::ANONYMOUS;
 use muster_types::{
     ArrayId, ArraySpec, Dependency, JobContract, JobId, JobSpec, LogIndex, LogTime, Name, PriorityTier,
-    Refusal, RefusalCode, RequestId, Span, Submission, Violation, limits,
+    Refusal, RefusalCode, RequestId, Requester, Span, Submission, Violation, limits,
 };
 
 use crate::commands::answer::{Answer, VIOLATIONS_MAX, repeated};
@@ -409,7 +409,7 @@ fn notice_too_short(job: &Submission) -> Option<Violation> {
 
 pub(super) fn submit(
     speculation: &mut Speculation,
-    request: RequestId,
+    (request, by): (RequestId, &Requester),
     submitted: &[Submission],
     path: JobPath,
 ) -> Result<Answer, Refusal> {
@@ -431,9 +431,9 @@ pub(super) fn submit(
     // The ids are those of the next record.
     let submitted = &*with_ids(speculation.state(), submitted)?;
     let at = if submitted.iter().any(|job| job.array.is_some()) {
-        push_arrays(speculation, key, submitted)
+        push_arrays(speculation, (key, by), submitted)
     } else {
-        push_jobs(speculation, key, submitted)
+        push_jobs(speculation, (key, by), submitted)
     };
     let jobs = submitted_under(speculation, key);
     let mut place = 0;
@@ -486,11 +486,15 @@ fn submitted_under(speculation: &Speculation, key: RequestKey) -> Vec<JobId> {
     }
 }
 
-fn push_jobs(speculation: &mut Speculation, request: RequestKey, submitted: &[Submission]) -> LogIndex {
+fn push_jobs(
+    speculation: &mut Speculation,
+    (request, by): (RequestKey, &Requester),
+    submitted: &[Submission],
+) -> LogIndex {
     let specs = submitted.iter().map(|job| &job.spec);
     let estimates = estimates(speculation.state(), specs.clone(), speculation.now());
     let specs = specs.map(|spec| Arc::new(spec.clone())).collect();
-    let at = speculation.push(Decision::JobsSubmitted { request, specs, estimates });
+    let at = speculation.push(Decision::JobsSubmitted { request, by: by.clone(), specs, estimates });
     let jobs = submitted_under(speculation, request);
     set_contracts(speculation, &jobs, submitted);
     set_metadata(speculation, &jobs, submitted);
@@ -498,7 +502,11 @@ fn push_jobs(speculation: &mut Speculation, request: RequestKey, submitted: &[Su
 }
 
 /// One record has all of an array, so that its members never lack a part of it.
-fn push_arrays(speculation: &mut Speculation, request: RequestKey, submitted: &[Submission]) -> LogIndex {
+fn push_arrays(
+    speculation: &mut Speculation,
+    (request, by): (RequestKey, &Requester),
+    submitted: &[Submission],
+) -> LogIndex {
     let parts = submitted.iter().map(|job| (&job.spec, job.job_count()));
     let estimates = estimates_of_parts(speculation.state(), parts, speculation.now());
     let part = |(job, estimate): (&Submission, Estimate)| SubmittedPart {
@@ -509,7 +517,7 @@ fn push_arrays(speculation: &mut Speculation, request: RequestKey, submitted: &[
         estimate,
     };
     let parts = submitted.iter().zip(estimates).map(part).collect();
-    speculation.push(Decision::ArraysSubmitted { request, parts })
+    speculation.push(Decision::ArraysSubmitted { request, by: by.clone(), parts })
 }
 
 /// Right behind the jobs, in the same round. Jobs that ask for the same share it.

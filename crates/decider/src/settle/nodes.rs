@@ -8,7 +8,7 @@ use muster_state::{JobRow, Phase, RankState, State};
 use muster_types::health::{
     Condition, Drain, DrainCause, Finding, HealthAction, NodeHealth, RepairPhase, RepairStep,
 };
-use muster_types::{DeviceSet, FailureClass, JobId, LogIndex, NodeId};
+use muster_types::{DeviceSet, FailureClass, JobId, LogIndex, NodeId, Requester};
 
 use crate::rules::health::{evidence, faulty, weigh};
 use crate::settle::job::{settle, settle_many};
@@ -87,10 +87,10 @@ pub(crate) fn after_restriction(speculation: &mut Speculation, node: NodeId) {
     advance_drain(speculation, node, &mut left);
 }
 
-/// What was known against the node is over, apart from what its agent still sees.
+/// What was known against the node is over, apart from what its agent still sees; nobody asked where its agent reports it.
 pub(crate) fn end_repair(
     speculation: &mut Speculation,
-    request: Option<RequestKey>,
+    asked: Option<(RequestKey, &Requester)>,
     node: NodeId,
 ) -> LogIndex {
     let row = speculation.state().restriction(node).cloned().unwrap_or_default();
@@ -107,12 +107,14 @@ pub(crate) fn end_repair(
         let events = Vec::new();
         at = speculation.push(Decision::NodeHealthChanged { node, policy: policy.version, health, events });
     }
+    let by = asked.map(|(_, by)| by.clone()).unwrap_or_default();
     // What was asked for has a separate record, so that a repetition finds its answer.
-    if row.repair.is_some() || request.is_some() {
-        at = speculation.push(Decision::NodeRepairSet { request, node, step: RepairStep::End });
+    if row.repair.is_some() || asked.is_some() {
+        let (request, by) = (asked.map(|(key, _)| key), by.clone());
+        at = speculation.push(Decision::NodeRepairSet { request, by, node, step: RepairStep::End });
     }
     if row.drain.is_some_and(|drain| drain.cause == DrainCause::Repair) {
-        speculation.push(Decision::NodeDrainSet { request: None, node, drain: None });
+        speculation.push(Decision::NodeDrainSet { request: None, by, node, drain: None });
     }
     at
 }
@@ -136,7 +138,7 @@ pub(crate) fn follow_maintenance(speculation: &mut Speculation, node: NodeId) {
         (None, Some(_)) if is_ours => None,
         _ => return,
     };
-    let decision = Decision::NodeDrainSet { request: None, node, drain };
+    let decision = Decision::NodeDrainSet { request: None, by: Requester::default(), node, drain };
     speculation.push(decision);
     after_restriction(speculation, node);
 }
@@ -158,6 +160,6 @@ pub(crate) fn advance_drain(speculation: &mut Speculation, node: NodeId, left: &
     let waits = row.repair.is_some_and(|repair| repair.phase == RepairPhase::Draining);
     if waits && speculation.state().gangs_on(node).next().is_none() {
         let step = RepairStep::Work;
-        speculation.push(Decision::NodeRepairSet { request: None, node, step });
+        speculation.push(Decision::NodeRepairSet { request: None, by: Requester::default(), node, step });
     }
 }

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 use muster_journal::Decision;
-use muster_types::{JobId, NodeId};
+use muster_types::{JobId, NodeId, Requester};
 
 use crate::rules::faults::fails_more_often;
 use crate::speculation::Speculation;
@@ -15,7 +15,8 @@ pub(super) fn consider(speculation: &mut Speculation, node: NodeId) {
         return;
     }
     let Some(reason) = fails_more_often(state, node, speculation.now(), held) else { return };
-    let decision = Decision::NodeQuarantineSet { request: None, node, reason: Some(reason) };
+    let decision =
+        Decision::NodeQuarantineSet { request: None, by: Requester::default(), node, reason: Some(reason) };
     if state.check(&decision).is_err() {
         return;
     }

@@ -5,7 +5,7 @@ use alloc::format;
 use alloc::vec::Vec;
 use muster_journal::{Decision, StopCause};
 use muster_state::{Phase, Placement, RankState, State};
-use muster_types::{FailureClass, JobId, NodeId};
+use muster_types::{FailureClass, JobId, NodeId, Requester};
 
 use crate::round::ROUND_BYTES_SOFT;
 use crate::settle::job::{settle, settle_many};
@@ -68,7 +68,12 @@ fn take_out_of_service(speculation: &mut Speculation) {
              agent's session, then release the node",
             Minutes(allowed_ms)
         );
-        let decision = Decision::NodeQuarantineSet { request: None, node, reason: Some(reason) };
+        let decision = Decision::NodeQuarantineSet {
+            request: None,
+            by: Requester::default(),
+            node,
+            reason: Some(reason),
+        };
         let promised: Vec<JobId> = speculation.state().promised_on(node).collect();
         speculation.push(decision);
         settle_many(speculation, promised);

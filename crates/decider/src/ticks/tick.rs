@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use muster_journal::{Decision, StopCause};
 use muster_state::Phase;
-use muster_types::{JobId, LogTime, Parameters, limits};
+use muster_types::{JobId, LogTime, Parameters, Requester, limits};
 
 use crate::memory::starts::Starts;
 use crate::passes::turns::renew_turns;
@@ -140,7 +140,9 @@ fn forget_nodes(speculation: &mut Speculation) {
     let before = speculation.now().minus_ms(speculation.state().parameters().node_retention_ms);
     let state = speculation.state();
     let old = state.lost_nodes().take_while(|(at, _)| *at < before).take(NODES_FORGOTTEN_PER_TICK);
-    let old: Vec<Decision> = old.map(|(_, node)| Decision::NodeForgotten { request: None, node }).collect();
+    let old: Vec<Decision> = old
+        .map(|(_, node)| Decision::NodeForgotten { request: None, by: Requester::default(), node })
+        .collect();
     for decision in old {
         // Promised capacity on it is dropped first.
         if speculation.state().check(&decision).is_ok() {

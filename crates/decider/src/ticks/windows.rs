@@ -196,7 +196,12 @@ mod tests {
             purpose: WindowPurpose::Maintenance,
         });
         let policy = Box::new(policy.check().expect("a policy"));
-        let set = Command::SetPolicy { request: RequestId(2), policy, expected_version: None };
+        let set = Command::SetPolicy {
+            request: RequestId(2),
+            by: muster_types::Requester::default(),
+            policy,
+            expected_version: None,
+        };
         handle(&mut speculation, &set).expect("it is taken");
         speculation.take_round();
         speculation

@@ -201,7 +201,12 @@ fn with_tenants(speculation: &mut Speculation, tenants: &[&str]) {
         draft.tenants.insert(name(tenant), TenantPolicy::default());
     }
     let policy = Box::new(draft.check().unwrap());
-    let set = Command::SetPolicy { request: request(u128::MAX), policy, expected_version: None };
+    let set = Command::SetPolicy {
+        request: request(u128::MAX),
+        by: muster_types::Requester::default(),
+        policy,
+        expected_version: None,
+    };
     handle(speculation, &set).unwrap();
 }
 
@@ -375,7 +380,12 @@ fn a_job_of_another_tenant_is_not_there_for_one_that_acts_for_a_tenant() {
     let below = TenantPolicy { parent: Some(name("team")), ..TenantPolicy::default() };
     draft.tenants.insert(name("below"), below);
     let policy = Box::new(draft.check().unwrap());
-    let set = Command::SetPolicy { request: request(u128::MAX), policy, expected_version: None };
+    let set = Command::SetPolicy {
+        request: request(u128::MAX),
+        by: muster_types::Requester::default(),
+        policy,
+        expected_version: None,
+    };
     handle(&mut speculation, &set).unwrap();
     let own = submit(&mut speculation, 1, vec![Submission::from(spec("below", |_| {}))]).unwrap()[0];
     let members = submit(&mut speculation, 2, vec![array(spec("below", |_| {}), "5000")]).unwrap();
@@ -562,7 +572,11 @@ fn park(speculation: &mut Speculation, n: u128, members: u32) {
         estimate: Estimate::default(),
     };
     let request = RequestKey { id: request(n), fingerprint: 1 };
-    speculation.push(Decision::ArraysSubmitted { request, parts: vec![part] });
+    speculation.push(Decision::ArraysSubmitted {
+        request,
+        by: muster_types::Requester::default(),
+        parts: vec![part],
+    });
 }
 
 #[test]

@@ -250,7 +250,12 @@ fn limits_count_members_that_are_not_created() {
         TenantLimits { pending_jobs: Some(1_500), unfinished_jobs: Some(2_000), ..Default::default() };
     policy.tenants.insert(name("research"), TenantPolicy { limits, ..TenantPolicy::default() });
     let policy = Box::new(with_all_rights(policy).check().unwrap());
-    let command = Command::SetPolicy { request: request(50), policy, expected_version: None };
+    let command = Command::SetPolicy {
+        request: request(50),
+        by: muster_types::Requester::default(),
+        policy,
+        expected_version: None,
+    };
     handle(&mut speculation, &command).unwrap();
     let spec = || job("many", 1, Some(accelerators("h100", 1)));
     let refused = submit(&mut speculation, 1, vec![array(spec(), "1501")]).unwrap_err();

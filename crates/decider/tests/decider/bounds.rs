@@ -369,7 +369,12 @@ fn one_tenants_jobs_never_take_the_room_of_all_others() {
         draft.tenants.insert(name(tenant), Default::default());
     }
     let policy = Box::new(draft.check().unwrap());
-    let command = Command::SetPolicy { request: request(1), policy, expected_version: None };
+    let command = Command::SetPolicy {
+        request: request(1),
+        by: muster_types::Requester::default(),
+        policy,
+        expected_version: None,
+    };
     handle(&mut speculation, &command).unwrap();
     let mut next = 10..;
     let mut submit = |speculation: &mut Speculation, state: &mut State, tenant: &str, count: usize| {
@@ -608,7 +613,12 @@ fn a_tenant_has_no_more_jobs_than_its_policy_lets_it_have() {
     draft.tenants.insert(name("team"), TenantPolicy { limits, ..TenantPolicy::default() });
     draft.tenants.insert(name("below"), TenantPolicy { parent, ..TenantPolicy::default() });
     let policy = Box::new(draft.check().unwrap());
-    let command = Command::SetPolicy { request: request(1), policy, expected_version: None };
+    let command = Command::SetPolicy {
+        request: request(1),
+        by: muster_types::Requester::default(),
+        policy,
+        expected_version: None,
+    };
     handle(&mut speculation, &command).unwrap();
     commit(&mut speculation, &mut state);
     let mut next = 10..;
@@ -655,6 +665,7 @@ fn a_tenant_has_no_more_jobs_than_its_policy_lets_it_have() {
     }]);
     let decision = Decision::JobsSubmitted {
         request: muster_journal::RequestKey { id: request(900), fingerprint: 0 },
+        by: muster_types::Requester::default(),
         specs: specs.iter().map(|job| std::sync::Arc::new(job.spec.clone())).collect(),
         estimates: vec![muster_journal::Estimate::default()],
     };

@@ -30,7 +30,12 @@ fn cluster() -> (Speculation, State) {
     let below = TenantPolicy { parent: Some(name("vision")), ..TenantPolicy::default() };
     draft.tenants.insert(name("video"), below);
     let policy = Box::new(with_all_rights(draft).check().unwrap());
-    let command = Command::SetPolicy { request: request(u128::MAX), policy, expected_version: None };
+    let command = Command::SetPolicy {
+        request: request(u128::MAX),
+        by: muster_types::Requester::default(),
+        policy,
+        expected_version: None,
+    };
     handle(&mut speculation, &command).unwrap();
     commit(&mut speculation, &mut state);
     (speculation, state)

@@ -168,7 +168,12 @@ fn run(seed: u64) {
     let world = World::random(&mut random);
     let (mut speculation, _) = founded();
     let policy = Box::new(world.policy().check().unwrap());
-    let set = Command::SetPolicy { request: request(1), policy, expected_version: None };
+    let set = Command::SetPolicy {
+        request: request(1),
+        by: muster_types::Requester::default(),
+        policy,
+        expected_version: None,
+    };
     handle(&mut speculation, &set).unwrap();
     for n in 0..HOSTS {
         let spec =

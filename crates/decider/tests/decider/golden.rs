@@ -114,7 +114,7 @@ fn the_record_that_raises_the_format_keeps_its_bytes() {
         first_index: LogIndex(300),
         basis_index: LogIndex(299),
         log_time: LogTime(1_800_000_000_000),
-        decisions: vec![Decision::FormatRaised { format: 2 }],
+        decisions: vec![Decision::FormatRaised { by: muster_types::Requester::default(), format: 2 }],
     };
     let hex: String = encode_round(&round).iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(hex, "4d524e44010014000000e9b38dd60702fb2c01fb2b01fd00505c18a3010000011402");
@@ -226,8 +226,16 @@ fn scenario() -> Vec<Round> {
 
     // A leader that does not know it has been deposed: two records that come too late.
     let mut deposed = run.speculation.clone();
-    handle(&mut deposed, &Command::SetCordon { request: request(900), node: NodeId(2), cordoned: false })
-        .unwrap();
+    handle(
+        &mut deposed,
+        &Command::SetCordon {
+            request: request(900),
+            by: muster_types::Requester::default(),
+            node: NodeId(2),
+            cordoned: false,
+        },
+    )
+    .unwrap();
     handle(&mut deposed, &Command::cancel(request(901), stays)).unwrap();
     let mut late = deposed.take_round().unwrap();
     late.decisions.truncate(2);
@@ -276,7 +284,11 @@ fn scenario() -> Vec<Round> {
         run.register(node_spec("gone", "eu", "c2", Some(accelerators("h100", 8))), 7);
         let node = run.speculation.state().node_named(&name("gone")).unwrap();
         handle(&mut run.speculation, &Command::SessionOver { node, incarnation: 1 }).unwrap();
-        handle(&mut run.speculation, &Command::ForgetNode { request, node }).unwrap();
+        handle(
+            &mut run.speculation,
+            &Command::ForgetNode { request, by: muster_types::Requester::default(), node },
+        )
+        .unwrap();
         run.end_round(10);
     }
     attempts(&mut run);
@@ -316,8 +328,12 @@ fn admit(run: &mut Run) {
     let rule = AdmissionRule { pattern: "eu-*".into(), bounds: bounds.clone() };
     let admission = NodeAdmission { mode: AdmissionMode::Pinned, rules: vec![rule] };
     let request = run.next_request();
-    let command =
-        Command::SetNodeAdmission { request, admission: Box::new(admission), expected_version: None };
+    let command = Command::SetNodeAdmission {
+        request,
+        by: muster_types::Requester::default(),
+        admission: Box::new(admission),
+        expected_version: None,
+    };
     handle(&mut run.speculation, &command).unwrap();
     for (text, approval) in [
         ("gpu-x", Some(Approval::Rejected)),
@@ -326,14 +342,28 @@ fn admit(run: &mut Run) {
         ("gpu-z", None),
     ] {
         let request = run.next_request();
-        let command = Command::SetNodeApproval { request, name: name(text), approval };
+        let command = Command::SetNodeApproval {
+            request,
+            by: muster_types::Requester::default(),
+            name: name(text),
+            approval,
+        };
         handle(&mut run.speculation, &command).unwrap();
     }
     for (serial, until) in [([7; 20], 1_000), ([8; 20], u64::MAX), ([9; 20], u64::MAX)] {
         let request = run.next_request();
         let serial = CertificateSerial::from_bytes(&serial).unwrap();
         let revocation = Revocation { holder: "agent/gpu-x".into(), until: LogTime(until) };
-        handle(&mut run.speculation, &Command::RevokeCertificate { request, serial, revocation }).unwrap();
+        handle(
+            &mut run.speculation,
+            &Command::RevokeCertificate {
+                request,
+                by: muster_types::Requester::default(),
+                serial,
+                revocation,
+            },
+        )
+        .unwrap();
     }
     run.end_round(10);
     grant_tokens(run);
@@ -648,8 +678,16 @@ fn restrict(run: &mut Run) {
     let incarnation = run.speculation.state().node(node).unwrap().incarnation;
     let request = run.next_request();
     let policy = Box::default();
-    handle(&mut run.speculation, &Command::SetHealthPolicy { request, policy, expected_version: None })
-        .unwrap();
+    handle(
+        &mut run.speculation,
+        &Command::SetHealthPolicy {
+            request,
+            by: muster_types::Requester::default(),
+            policy,
+            expected_version: None,
+        },
+    )
+    .unwrap();
     let report = HealthReport {
         boot: 1,
         events: vec![Observation::of(Finding::Xid(79), Some(0))],
@@ -661,14 +699,26 @@ fn restrict(run: &mut Run) {
     let other = run.speculation.state().node_named(&name("spare-b")).unwrap();
     for order in [DrainOrder::Begin { deadline_ms: Some(60_000) }, DrainOrder::End] {
         let request = run.next_request();
-        handle(&mut run.speculation, &Command::SetDrain { request, node: other, order }).unwrap();
+        handle(
+            &mut run.speculation,
+            &Command::SetDrain { request, by: muster_types::Requester::default(), node: other, order },
+        )
+        .unwrap();
     }
     let request = run.next_request();
     let reason = Some("fails more often than its peers".to_owned());
-    handle(&mut run.speculation, &Command::SetQuarantine { request, node, reason }).unwrap();
+    handle(
+        &mut run.speculation,
+        &Command::SetQuarantine { request, by: muster_types::Requester::default(), node, reason },
+    )
+    .unwrap();
     let request = run.next_request();
     let order = RepairOrder::Begin { action: None, devices: DeviceSet::EMPTY, deadline_ms: Some(1_000) };
-    handle(&mut run.speculation, &Command::SetRepair { request, node, order }).unwrap();
+    handle(
+        &mut run.speculation,
+        &Command::SetRepair { request, by: muster_types::Requester::default(), node, order },
+    )
+    .unwrap();
     run.end_round(10);
 }
 
@@ -783,7 +833,12 @@ impl Run {
     fn set_policy(&mut self, policy: PolicyDraft) {
         let request = self.next_request();
         let policy = Box::new(with_all_rights(policy).check().expect("a policy"));
-        let command = Command::SetPolicy { request, policy, expected_version: None };
+        let command = Command::SetPolicy {
+            request,
+            by: muster_types::Requester::default(),
+            policy,
+            expected_version: None,
+        };
         handle(&mut self.speculation, &command).unwrap();
     }
 
@@ -794,7 +849,11 @@ impl Run {
 
     fn cordon(&mut self, node: NodeId, cordoned: bool) {
         let request = self.next_request();
-        handle(&mut self.speculation, &Command::SetCordon { request, node, cordoned }).unwrap();
+        handle(
+            &mut self.speculation,
+            &Command::SetCordon { request, by: muster_types::Requester::default(), node, cordoned },
+        )
+        .unwrap();
     }
 
     fn schedule(&mut self) {

@@ -122,7 +122,11 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
         array,
         estimate: Estimate { burst: group, ..Estimate::default() },
     };
-    let arrays = |n, parts| Decision::ArraysSubmitted { request: key(n), parts };
+    let arrays = |n, parts| Decision::ArraysSubmitted {
+        request: key(n),
+        by: muster_types::Requester::default(),
+        parts,
+    };
     let told = |receivers: &[(&str, u64)]| {
         let one = |(receiver, delivered): &(&str, u64)| {
             (name(receiver), NotificationProgress::behind(LogIndex(*delivered)))
@@ -177,7 +181,12 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
         (E::Limit, submitted(key(99), vec![spec.clone(); limits::BATCH_JOBS_MAX + 1])),
         (
             E::Limit,
-            Decision::JobsSubmitted { request: key(99), specs: vec![spec.clone().into()], estimates: vec![] },
+            Decision::JobsSubmitted {
+                request: key(99),
+                by: muster_types::Requester::default(),
+                specs: vec![spec.clone().into()],
+                estimates: vec![],
+            },
         ),
         (
             E::RequestRepeated,
@@ -230,8 +239,32 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
         ),
         (E::NothingToDo, Decision::NodeRegistered { spec: host("n0").check().unwrap(), holder: holder(1) }),
         (E::NodeNotCurrent, Decision::NodeRegistered { spec: busy.check().unwrap(), holder: holder(1) }),
-        (E::RequestRepeated, Decision::NodeCordonSet { request: key(1), node: NodeId(0), cordoned: true }),
-        (E::NodeUnknown, Decision::NodeCordonSet { request: key(99), node: NodeId(9), cordoned: true }),
+        (
+            E::RequestRepeated,
+            Decision::NodeCordonSet {
+                request: key(1),
+                by: muster_types::Requester::default(),
+                node: NodeId(0),
+                cordoned: true,
+            },
+        ),
+        (
+            E::NodeUnknown,
+            Decision::NodeCordonSet {
+                request: key(99),
+                by: muster_types::Requester::default(),
+                node: NodeId(9),
+                cordoned: true,
+            },
+        ),
+        (E::Limit, {
+            let by = Requester { name: "x".repeat(limits::CREATOR_BYTES_MAX + 1), is_operator: true };
+            Decision::NodeCordonSet { request: key(99), by, node: NodeId(0), cordoned: true }
+        }),
+        (E::Limit, {
+            let by = Requester { name: "admin/o ps".to_owned(), is_operator: true };
+            Decision::NodeForgotten { request: None, by, node: NodeId(2) }
+        }),
         (E::RequestRepeated, overridden(1, 0, "", &["pool"])),
         (E::NodeUnknown, overridden(99, 9, "", &["pool"])),
         (E::Limit, overridden(99, 0, "", &["isolation.user"])),
@@ -345,11 +378,25 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
             },
         ),
         (E::WorkersRemain, Decision::JobFinished { job: starting, outcome: Outcome::Succeeded }),
-        (E::NodeNotCurrent, Decision::NodeForgotten { request: None, node: NodeId(2) }),
-        (E::NodeNotCurrent, Decision::NodeForgotten { request: Some(key(9)), node: NodeId(2) }),
+        (
+            E::NodeNotCurrent,
+            Decision::NodeForgotten {
+                request: None,
+                by: muster_types::Requester::default(),
+                node: NodeId(2),
+            },
+        ),
+        (
+            E::NodeNotCurrent,
+            Decision::NodeForgotten {
+                request: Some(key(9)),
+                by: muster_types::Requester::default(),
+                node: NodeId(2),
+            },
+        ),
         (E::Format, needs_format_2()),
-        (E::Format, Decision::FormatRaised { format: 1 }),
-        (E::Format, Decision::FormatRaised { format: 0 }),
+        (E::Format, Decision::FormatRaised { by: muster_types::Requester::default(), format: 1 }),
+        (E::Format, Decision::FormatRaised { by: muster_types::Requester::default(), format: 0 }),
         (E::NothingToDo, Decision::ClusterRecovered { generation: 1 }),
         // No policy names a receiver here.
         (E::NothingToDo, told(&[("ops", 1)])),
@@ -364,7 +411,12 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
 /// What the format in force does not support.
 fn needs_format_2() -> Decision {
     let reason = Some(TEST_FORMAT_REASON.to_owned());
-    Decision::NodeQuarantineSet { request: None, node: NodeId(0), reason }
+    Decision::NodeQuarantineSet {
+        request: None,
+        by: muster_types::Requester::default(),
+        node: NodeId(0),
+        reason,
+    }
 }
 
 fn round(scene: &Scene, decisions: Vec<Decision>) -> Round {
@@ -401,7 +453,12 @@ fn refused_records_change_nothing() {
 fn a_refused_record_does_not_stop_its_round() {
     let scene = scene();
     let good = |n| submitted(key(n), vec![job("more", 1, None)]);
-    let bad = Decision::NodeCordonSet { request: key(1), node: NodeId(0), cordoned: true };
+    let bad = Decision::NodeCordonSet {
+        request: key(1),
+        by: muster_types::Requester::default(),
+        node: NodeId(0),
+        cordoned: true,
+    };
     let mut state = scene.state.clone();
     let applied = state.apply_round(&round(&scene, vec![good(50), bad, good(51)]));
     let refused: Vec<bool> = applied.iter().map(|a| a.rejection.is_some()).collect();
@@ -441,7 +498,12 @@ fn records_of_ended_leaderships_change_nothing() {
         .take_round()
         .unwrap();
     scene.state.apply_round(&next);
-    let good = Decision::NodeCordonSet { request: key(80), node: NodeId(0), cordoned: true };
+    let good = Decision::NodeCordonSet {
+        request: key(80),
+        by: muster_types::Requester::default(),
+        node: NodeId(0),
+        cordoned: true,
+    };
     let current = Round { term: 2, replica: muster_types::ReplicaId(2), ..round(&scene, vec![good]) };
     let bent = [
         Round { term: 1, ..current.clone() },
@@ -536,20 +598,39 @@ fn a_digest_that_is_not_ours_is_an_effect() {
 fn what_restricts_a_node_is_checked() {
     let mut scene = scene();
     let drain = Drain { since: LogTime(0), deadline: None, cause: DrainCause::Operator };
-    let drained = |node, request| Decision::NodeDrainSet { request, node: NodeId(node), drain: Some(drain) };
+    let drained = |node, request| Decision::NodeDrainSet {
+        request,
+        by: muster_types::Requester::default(),
+        node: NodeId(node),
+        drain: Some(drain),
+    };
     assert_eq!(scene.state.check(&needs_format_2()), Err(GuardError::Format));
-    handle(&mut scene.speculation, &Command::RaiseFormat { format: 2 }).unwrap();
+    handle(
+        &mut scene.speculation,
+        &Command::RaiseFormat { by: muster_types::Requester::default(), format: 2 },
+    )
+    .unwrap();
     commit(&mut scene.speculation, &mut scene.state);
     assert_eq!(scene.state.check(&needs_format_2()), Ok(()));
     let quarantine = |reason: &str| {
         let reason = Some(reason.to_owned());
-        Decision::NodeQuarantineSet { request: None, node: NodeId(0), reason }
+        Decision::NodeQuarantineSet {
+            request: None,
+            by: muster_types::Requester::default(),
+            node: NodeId(0),
+            reason,
+        }
     };
     let health = |health: NodeHealth, events: Vec<Condition>| {
         let (node, policy) = (NodeId(0), muster_types::LogIndex::ZERO);
         Decision::NodeHealthChanged { node, policy, health: Box::new(health), events }
     };
-    let repair = |step| Decision::NodeRepairSet { request: None, node: NodeId(0), step };
+    let repair = |step| Decision::NodeRepairSet {
+        request: None,
+        by: muster_types::Requester::default(),
+        node: NodeId(0),
+        step,
+    };
     let mut observation = Observation::of(Finding::Xid(13), Some(0));
     let event = |observation: &Observation| Condition {
         observation: observation.clone(),
@@ -578,8 +659,22 @@ fn what_restricts_a_node_is_checked() {
         (E::NothingToDo, repair(RepairStep::End)),
         (E::NothingToDo, repair(RepairStep::Fail(String::new()))),
         (E::NothingToDo, repair(begin(HealthAction::Cordon))),
-        (E::Limit, Decision::HealthPolicySet { request: key(99), policy: Box::new(bad_policy) }),
-        (E::RequestRepeated, Decision::HealthPolicySet { request: key(1), policy: Box::default() }),
+        (
+            E::Limit,
+            Decision::HealthPolicySet {
+                request: key(99),
+                by: muster_types::Requester::default(),
+                policy: Box::new(bad_policy),
+            },
+        ),
+        (
+            E::RequestRepeated,
+            Decision::HealthPolicySet {
+                request: key(1),
+                by: muster_types::Requester::default(),
+                policy: Box::default(),
+            },
+        ),
     ];
     for (error, decision) in refused {
         assert_eq!(scene.state.check(&decision), Err(error), "{decision:?}");
@@ -598,7 +693,11 @@ fn what_restricts_a_node_is_checked() {
 #[test]
 fn a_node_that_is_counted_with_is_not_forgotten() {
     let mut scene = scene();
-    let forget = |node| Decision::NodeForgotten { request: None, node: NodeId(node) };
+    let forget = |node| Decision::NodeForgotten {
+        request: None,
+        by: muster_types::Requester::default(),
+        node: NodeId(node),
+    };
     assert_eq!(scene.state.check(&forget(9)), Err(GuardError::NodeUnknown));
     assert_eq!(scene.state.check(&forget(2)), Err(GuardError::NodeNotCurrent), "it is up");
     handle(&mut scene.speculation, &Command::SessionOver { node: NodeId(2), incarnation: 1 }).unwrap();
@@ -640,7 +739,12 @@ fn a_gang_on_a_node_that_lacks_required_isolation_is_refused() {
     assert_eq!((state.check(&on(0)), state.check(&on(1))), (Ok(()), Ok(())));
     let policy = PolicyDraft { required_isolation: [Guarantee::Devices].into(), ..PolicyDraft::default() };
     let policy = Box::new(policy.check().unwrap());
-    let command = Command::SetPolicy { request: request(2), policy, expected_version: None };
+    let command = Command::SetPolicy {
+        request: request(2),
+        by: muster_types::Requester::default(),
+        policy,
+        expected_version: None,
+    };
     handle(&mut speculation, &command).unwrap();
     commit(&mut speculation, &mut state);
     let refused = Err(GuardError::NotTheGang(GangFault::Node));

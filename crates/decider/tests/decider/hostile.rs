@@ -182,7 +182,12 @@ fn decision(random: &mut Random, state: &State) -> Decision {
             let spec = draft.check().expect("a node");
             Decision::NodeRegistered { spec, holder: holder(u128::from(random.below(2))) }
         }
-        14 => Decision::NodeCordonSet { request: key, node, cordoned: random.once_in(2) },
+        14 => Decision::NodeCordonSet {
+            request: key,
+            by: muster_types::Requester::default(),
+            node,
+            cordoned: random.once_in(2),
+        },
         15..17 => Decision::NodeLost { node, incarnation, cause: NodeLostCause::Replaced },
         17..25 => {
             let count = placement.as_ref().map_or(1, |p| p.slots.len() as u32);
@@ -246,7 +251,10 @@ fn decision(random: &mut Random, state: &State) -> Decision {
             Decision::HistoryPruned { requests_before: before, jobs_before: before }
         }
         39 => Decision::DigestRecorded { digest: random.next() },
-        40 => Decision::FormatRaised { format: random.below(u64::from(FORMAT_MAX) + 1) as u16 },
+        40 => Decision::FormatRaised {
+            by: muster_types::Requester::default(),
+            format: random.below(u64::from(FORMAT_MAX) + 1) as u16,
+        },
         42 => {
             let mut draft = PolicyDraft::default();
             draft.preemption.backoff_ms = random.below(1_000);
@@ -254,7 +262,11 @@ fn decision(random: &mut Random, state: &State) -> Decision {
                 Name::literal("research"),
                 TenantPolicy { rights: TenantRights::ALL, ..Default::default() },
             );
-            Decision::PolicySet { request: key, policy: Box::new(draft.check().expect("a policy")) }
+            Decision::PolicySet {
+                request: key,
+                by: muster_types::Requester::default(),
+                policy: Box::new(draft.check().expect("a policy")),
+            }
         }
         44..48 => {
             let contract = JobContract { spares: 1 + random.below(2) as u32, ..JobContract::default() };
@@ -314,7 +326,11 @@ fn decision(random: &mut Random, state: &State) -> Decision {
         41 if random.once_in(8) => {
             Decision::ClusterRecovered { generation: state.generation() + random.below(2) as u32 }
         }
-        _ => Decision::NodeForgotten { request: random.once_in(2).then_some(key), node },
+        _ => Decision::NodeForgotten {
+            request: random.once_in(2).then_some(key),
+            by: muster_types::Requester::default(),
+            node,
+        },
     }
 }
 
@@ -396,7 +412,11 @@ fn of_arrays(random: &mut Random, state: &State, job: JobId, request: RequestKey
                     ..Estimate::default()
                 },
             };
-            Decision::ArraysSubmitted { request, parts: vec![part; random.below(3) as usize] }
+            Decision::ArraysSubmitted {
+                request,
+                by: muster_types::Requester::default(),
+                parts: vec![part; random.below(3) as usize],
+            }
         }
         1 => Decision::ArrayMembersCreated { array, count: random.below(9) as u32 },
         2 => Decision::ArrayReleased { array },
@@ -448,7 +468,12 @@ fn restriction(random: &mut Random, state: &State, node: NodeId, key: RequestKey
         1 => {
             let since = state.log_time();
             let drain = Drain { since, deadline: None, cause: DrainCause::Operator };
-            Decision::NodeDrainSet { request, node, drain: random.once_in(2).then_some(drain) }
+            Decision::NodeDrainSet {
+                request,
+                by: muster_types::Requester::default(),
+                node,
+                drain: random.once_in(2).then_some(drain),
+            }
         }
         2 if random.once_in(2) => {
             let prefix = if random.once_in(4) { "gpu." } else { "" };
@@ -464,7 +489,12 @@ fn restriction(random: &mut Random, state: &State, node: NodeId, key: RequestKey
         }
         2 => {
             let reason = "x".repeat(random.below(2 * limits::DETAIL_BYTES_MAX as u64) as usize);
-            Decision::NodeQuarantineSet { request, node, reason: random.once_in(2).then_some(reason) }
+            Decision::NodeQuarantineSet {
+                request,
+                by: muster_types::Requester::default(),
+                node,
+                reason: random.once_in(2).then_some(reason),
+            }
         }
         3 => {
             let step = match random.below(4) {
@@ -473,12 +503,16 @@ fn restriction(random: &mut Random, state: &State, node: NodeId, key: RequestKey
                 2 => RepairStep::Fail("x".into()),
                 _ => RepairStep::End,
             };
-            Decision::NodeRepairSet { request, node, step }
+            Decision::NodeRepairSet { request, by: muster_types::Requester::default(), node, step }
         }
         _ => {
             let reboots_max = random.below(150) as u16;
             let policy = HealthPolicy { reboots_max, ..HealthPolicy::default() };
-            Decision::HealthPolicySet { request: key, policy: Box::new(policy) }
+            Decision::HealthPolicySet {
+                request: key,
+                by: muster_types::Requester::default(),
+                policy: Box::new(policy),
+            }
         }
     }
 }

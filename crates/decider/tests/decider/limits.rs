@@ -32,7 +32,12 @@ fn cluster(bootstrap: BootstrapConfig, tenants: &[(&str, TenantLimits)]) -> (Spe
         draft.tenants.insert(name(tenant), TenantPolicy { limits: *limits, ..TenantPolicy::default() });
     }
     let policy = Box::new(draft.check().unwrap());
-    let command = Command::SetPolicy { request: request(u128::MAX), policy, expected_version: None };
+    let command = Command::SetPolicy {
+        request: request(u128::MAX),
+        by: muster_types::Requester::default(),
+        policy,
+        expected_version: None,
+    };
     handle(&mut speculation, &command).unwrap();
     commit(&mut speculation, &mut state);
     (speculation, state)
@@ -230,7 +235,12 @@ fn submit_as(
     submission.metadata = (!metadata.is_default()).then(|| Arc::new(metadata));
     match handle(
         speculation,
-        &Command::Submit { request: request(n), jobs: Arc::new([submission]), path: JobPath::List },
+        &Command::Submit {
+            request: request(n),
+            by: muster_types::Requester::default(),
+            jobs: Arc::new([submission]),
+            path: JobPath::List,
+        },
     )? {
         Answer::Submitted { jobs, .. } => Ok(jobs[0]),
         other => panic!("{other:?}"),
@@ -292,7 +302,12 @@ fn one_job_asks_for_no_more_than_its_tenant_and_tier_may() {
     let policy = Box::new(draft.check().unwrap());
     handle(
         &mut speculation,
-        &Command::SetPolicy { request: request(u128::MAX - 1), policy, expected_version: None },
+        &Command::SetPolicy {
+            request: request(u128::MAX - 1),
+            by: muster_types::Requester::default(),
+            policy,
+            expected_version: None,
+        },
     )
     .unwrap();
 
@@ -477,7 +492,12 @@ fn a_user_with_many_arrays_has_no_more_placed_than_each_may_have_and_keeps_nobod
     let mut draft = speculation.state().policy().policy.as_ref().clone().into_draft();
     draft.tenants.get_mut(&name("team")).unwrap().limits.user = UserLimits::default();
     let policy = Box::new(draft.check().unwrap());
-    let set = Command::SetPolicy { request: request(u128::MAX - 1), policy, expected_version: None };
+    let set = Command::SetPolicy {
+        request: request(u128::MAX - 1),
+        by: muster_types::Requester::default(),
+        policy,
+        expected_version: None,
+    };
     handle(&mut speculation, &set).unwrap();
     pass(&mut speculation, &mut state);
     assert!(placed_of_eve(&state) > 2);
@@ -593,7 +613,12 @@ fn a_job_that_a_lower_limit_found_may_ask_for_less() {
         JobLimits { devices_max: Some(2), run_time_max_ms: Some(5 * HOUR_MS), ..JobLimits::default() };
     draft.tenants.get_mut(&name("team")).unwrap().limits.job = lower;
     let policy = Box::new(draft.check().unwrap());
-    let set = Command::SetPolicy { request: request(u128::MAX - 1), policy, expected_version: None };
+    let set = Command::SetPolicy {
+        request: request(u128::MAX - 1),
+        by: muster_types::Requester::default(),
+        policy,
+        expected_version: None,
+    };
     handle(&mut speculation, &set).unwrap();
     let mut change = |n, change: FieldChange| {
         let by = Requester { name: "ada".to_owned(), is_operator: false };

@@ -133,7 +133,12 @@ impl World {
         }
         let policy = Box::new(draft.check().unwrap());
         let request = self.next_request();
-        self.carry_out(&Command::SetPolicy { request, policy, expected_version: None });
+        self.carry_out(&Command::SetPolicy {
+            request,
+            by: muster_types::Requester::default(),
+            policy,
+            expected_version: None,
+        });
     }
 
     fn spec(&mut self, workers: u32, devices: u16, tier: PriorityTier) -> JobSpec {

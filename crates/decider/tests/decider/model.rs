@@ -322,8 +322,15 @@ impl Model {
         let draft = if self.random.once_in(4) { draft } else { with_all_rights(draft) };
         let policy = Box::new(draft.check().expect("a policy"));
         let request = self.request();
-        let _ =
-            handle(&mut self.speculation, &Command::SetPolicy { request, policy, expected_version: None });
+        let _ = handle(
+            &mut self.speculation,
+            &Command::SetPolicy {
+                request,
+                by: muster_types::Requester::default(),
+                policy,
+                expected_version: None,
+            },
+        );
     }
 
     fn checkpoint(&mut self) {
@@ -466,10 +473,17 @@ impl Model {
     fn forget(&mut self) {
         if self.random.once_in(3) {
             let format = self.format;
-            handle(&mut self.speculation, &Command::RaiseFormat { format }).expect("a known format");
+            handle(
+                &mut self.speculation,
+                &Command::RaiseFormat { by: muster_types::Requester::default(), format },
+            )
+            .expect("a known format");
         }
         let Some(node) = self.any_node() else { return };
-        let answer = handle(&mut self.speculation, &Command::ForgetNode { request: None, node });
+        let answer = handle(
+            &mut self.speculation,
+            &Command::ForgetNode { request: None, by: muster_types::Requester::default(), node },
+        );
         if answer.is_ok() {
             assert!(self.speculation.state().node(node).is_none(), "what is forgotten is gone");
         }
@@ -555,7 +569,7 @@ impl Model {
         // A taint keeps jobs away as a cordon does, and ends what was promised there.
         let command = match self.random.once_in(3) {
             true => tainted(request, node, cordoned),
-            false => Command::SetCordon { request, node, cordoned },
+            false => Command::SetCordon { request, by: muster_types::Requester::default(), node, cordoned },
         };
         let _ = handle(&mut self.speculation, &command);
     }
@@ -565,7 +579,10 @@ impl Model {
         let Some(node) = self.any_node() else { return };
         if self.random.once_in(10) {
             let format = self.format;
-            let _ = handle(&mut self.speculation, &Command::RaiseFormat { format });
+            let _ = handle(
+                &mut self.speculation,
+                &Command::RaiseFormat { by: muster_types::Requester::default(), format },
+            );
             return;
         }
         let request = self.request();
@@ -576,11 +593,11 @@ impl Model {
                 let deadline_ms = self.random.once_in(2).then(|| self.random.below(30_000));
                 let begin = DrainOrder::Begin { deadline_ms };
                 let order = if self.random.once_in(2) { begin } else { DrainOrder::End };
-                Command::SetDrain { request, node, order }
+                Command::SetDrain { request, by: muster_types::Requester::default(), node, order }
             }
             4 => {
                 let reason = self.random.once_in(3).then(|| "fails too often".to_owned());
-                Command::SetQuarantine { request, node, reason }
+                Command::SetQuarantine { request, by: muster_types::Requester::default(), node, reason }
             }
             _ => {
                 let deadline_ms = Some(self.random.below(20_000));
@@ -590,7 +607,7 @@ impl Model {
                     1 => RepairOrder::Failed { detail: "no spare".into() },
                     _ => RepairOrder::Done,
                 };
-                Command::SetRepair { request, node, order }
+                Command::SetRepair { request, by: muster_types::Requester::default(), node, order }
             }
         };
         let _ = handle(&mut self.speculation, &command);
@@ -697,7 +714,12 @@ impl Model {
             let held = state.restrictions().filter(|(_, row)| row.quarantine.is_some()).map(|(node, _)| node);
             for node in held.collect::<Vec<NodeId>>() {
                 let request = self.request();
-                let command = Command::SetQuarantine { request, node, reason: None };
+                let command = Command::SetQuarantine {
+                    request,
+                    by: muster_types::Requester::default(),
+                    node,
+                    reason: None,
+                };
                 let _ = handle(&mut self.speculation, &command);
             }
             let nodes = self.speculation.state().nodes().iter();

@@ -245,7 +245,12 @@ fn the_guard_refuses_circles() {
         };
         let specs: Vec<_> = waits.iter().map(spec).collect();
         let estimates = vec![Estimate::default(); specs.len()];
-        Decision::JobsSubmitted { request: RequestKey { id: request(1), fingerprint: 1 }, specs, estimates }
+        Decision::JobsSubmitted {
+            request: RequestKey { id: request(1), fingerprint: 1 },
+            by: muster_types::Requester::default(),
+            specs,
+            estimates,
+        }
     };
     assert_eq!(state.check(&record(&[&[1], &[2], &[]])), Ok(()));
     assert_eq!(state.check(&record(&[&[0]])), Err(GuardError::Limit));

@@ -61,7 +61,12 @@ fn passes_until_all_had_a_turn(tenants: u64, others: Others) -> (u32, u64) {
             .insert(name(&format!("t{tenant}")), TenantPolicy { rights, ..TenantPolicy::default() });
     }
     let policy = Box::new(policy.check().unwrap());
-    let set = Command::SetPolicy { request: request(1), policy, expected_version: None };
+    let set = Command::SetPolicy {
+        request: request(1),
+        by: muster_types::Requester::default(),
+        policy,
+        expected_version: None,
+    };
     handle(&mut speculation, &set).unwrap();
     for n in 0..HOSTS {
         let spec = node_spec(&format!("n{n:02}"), "eu", "c1", Some(accelerators("h100", 8)));
@@ -166,8 +171,16 @@ fn large_and_small(hosts: usize, with_large: bool) -> Speculation {
     let rights = TenantRights { tier_max: Some(PriorityTier::Production), ..TenantRights::default() };
     policy.tenants.insert(name("t0"), TenantPolicy { rights, ..TenantPolicy::default() });
     let policy = Box::new(policy.check().unwrap());
-    handle(&mut speculation, &Command::SetPolicy { request: request(1), policy, expected_version: None })
-        .unwrap();
+    handle(
+        &mut speculation,
+        &Command::SetPolicy {
+            request: request(1),
+            by: muster_types::Requester::default(),
+            policy,
+            expected_version: None,
+        },
+    )
+    .unwrap();
     for n in 0..hosts {
         let spec = node_spec(&format!("n{n:03}"), "eu", "c1", Some(accelerators("h100", 8)));
         let holder = crate::support::holder(1);

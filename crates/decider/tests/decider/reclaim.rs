@@ -26,7 +26,12 @@ impl World {
         let mut world = World { speculation, requests: 0 };
         let policy = Box::new(policy.check().unwrap());
         let request = world.request();
-        world.carry_out(&Command::SetPolicy { request, policy, expected_version: None });
+        world.carry_out(&Command::SetPolicy {
+            request,
+            by: muster_types::Requester::default(),
+            policy,
+            expected_version: None,
+        });
         for n in 0..HOSTS {
             let spec = node_spec(&format!("n{n:03}"), "eu", "c1", Some(accelerators("h100", DEVICES)));
             world.carry_out(&Command::Register { spec, holder: holder(1), other_session_is_over: false });

@@ -156,14 +156,26 @@ impl World {
             }
             "forget" => {
                 let node = self.node_id(rest[0]);
-                self.carry_out(&Command::ForgetNode { request: None, node })
+                self.carry_out(&Command::ForgetNode {
+                    request: None,
+                    by: muster_types::Requester::default(),
+                    node,
+                })
             }
-            "format" => self.carry_out(&Command::RaiseFormat { format: rest[0].parse().unwrap() }),
+            "format" => self.carry_out(&Command::RaiseFormat {
+                by: muster_types::Requester::default(),
+                format: rest[0].parse().unwrap(),
+            }),
             "recover" => self.carry_out(&Command::Recover { generation: rest[0].parse().unwrap() }),
             "cordon" | "uncordon" => {
                 let node = self.node_id(rest[0]);
                 let request = self.request(rest);
-                self.carry_out(&Command::SetCordon { request, node, cordoned: *verb == "cordon" })
+                self.carry_out(&Command::SetCordon {
+                    request,
+                    by: muster_types::Requester::default(),
+                    node,
+                    cordoned: *verb == "cordon",
+                })
             }
             "label" | "taint" => {
                 let command = self.overrides(verb, rest);
@@ -179,14 +191,24 @@ impl World {
                 let deadline_ms = self.number(rest, "deadline=").map(duration_ms);
                 let order =
                     if *verb == "drain" { DrainOrder::Begin { deadline_ms } } else { DrainOrder::End };
-                self.carry_out(&Command::SetDrain { request, node, order })
+                self.carry_out(&Command::SetDrain {
+                    request,
+                    by: muster_types::Requester::default(),
+                    node,
+                    order,
+                })
             }
             "quarantine" | "release" => {
                 let node = self.node_id(rest[0]);
                 let request = self.request(rest);
                 let words: Vec<&str> = rest[1..].iter().filter(|w| !w.contains('=')).copied().collect();
                 let reason = (*verb == "quarantine").then(|| words.join(" "));
-                self.carry_out(&Command::SetQuarantine { request, node, reason })
+                self.carry_out(&Command::SetQuarantine {
+                    request,
+                    by: muster_types::Requester::default(),
+                    node,
+                    reason,
+                })
             }
             "repair" => {
                 let node = self.node_id(rest[0]);
@@ -200,7 +222,12 @@ impl World {
                         deadline_ms: self.number(rest, "deadline=").map(duration_ms),
                     },
                 };
-                self.carry_out(&Command::SetRepair { request, node, order })
+                self.carry_out(&Command::SetRepair {
+                    request,
+                    by: muster_types::Requester::default(),
+                    node,
+                    order,
+                })
             }
             "health-policy" => {
                 let mut policy = (*self.state().health_policy().policy).clone();
@@ -218,7 +245,12 @@ impl World {
                 let request = self.request(&[]);
                 let expected_version = None;
                 let policy = Box::new(policy);
-                self.carry_out(&Command::SetHealthPolicy { request, policy, expected_version })
+                self.carry_out(&Command::SetHealthPolicy {
+                    request,
+                    by: muster_types::Requester::default(),
+                    policy,
+                    expected_version,
+                })
             }
             "submit" => self.submit(rest),
             "cancel" | "hold" | "resume" | "requeue" | "suspend" => self.control(verb, rest),

@@ -139,7 +139,8 @@ fn a_snapshot_is_of_the_format_in_force() {
     let (mut speculation, mut state) = founded_as(BOOTSTRAP);
     assert_eq!(state.format(), FORMAT_MIN);
     assert_eq!(State::restore_up_to(1, state.snapshot()).unwrap().digest(), state.digest());
-    handle(&mut speculation, &Command::RaiseFormat { format: 2 }).unwrap();
+    handle(&mut speculation, &Command::RaiseFormat { by: muster_types::Requester::default(), format: 2 })
+        .unwrap();
     commit(&mut speculation, &mut state);
     assert_eq!(state.format(), 2);
     assert_eq!(State::restore(state.snapshot()).unwrap().digest(), state.digest());

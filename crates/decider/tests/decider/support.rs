@@ -72,7 +72,7 @@ pub fn job(job: &str, workers: u32, wants: Option<Accelerators>) -> JobSpec {
 pub fn submitted(request: RequestKey, specs: Vec<JobSpec>) -> Decision {
     let estimates = vec![Estimate::default(); specs.len()];
     let specs = specs.into_iter().map(Into::into).collect();
-    Decision::JobsSubmitted { request, specs, estimates }
+    Decision::JobsSubmitted { request, by: muster_types::Requester::default(), specs, estimates }
 }
 
 pub fn holder(n: u128) -> HolderId {
@@ -83,8 +83,12 @@ pub fn holder(n: u128) -> HolderId {
 pub fn founded() -> (Speculation, State) {
     let (mut speculation, mut replica) = founded_as(BOOTSTRAP);
     let policy = with_all_rights(PolicyDraft::default()).check().expect("a policy");
-    let command =
-        Command::SetPolicy { request: request(999), policy: Box::new(policy), expected_version: None };
+    let command = Command::SetPolicy {
+        request: request(999),
+        by: muster_types::Requester::default(),
+        policy: Box::new(policy),
+        expected_version: None,
+    };
     handle(&mut speculation, &command).expect("the first policy is taken");
     commit(&mut speculation, &mut replica);
     (speculation, replica)

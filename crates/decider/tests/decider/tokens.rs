@@ -26,7 +26,12 @@ fn cluster_as(bootstrap: BootstrapConfig) -> (Speculation, State) {
         draft.tenants.insert(name(tenant), TenantPolicy { parent, ..TenantPolicy::default() });
     }
     let policy = Box::new(draft.check().unwrap());
-    let command = Command::SetPolicy { request: request(u128::MAX), policy, expected_version: None };
+    let command = Command::SetPolicy {
+        request: request(u128::MAX),
+        by: muster_types::Requester::default(),
+        policy,
+        expected_version: None,
+    };
     handle(&mut speculation, &command).unwrap();
     commit(&mut speculation, &mut state);
     (speculation, state)
@@ -110,7 +115,12 @@ fn a_token_whose_tenant_is_gone_is_refused() {
     commit(&mut speculation, &mut state);
     assert!(state.live_token(TokenId(1), LogTime(0)).is_some());
     let policy = Box::new(PolicyDraft::default().check().unwrap());
-    let command = Command::SetPolicy { request: request(50), policy, expected_version: None };
+    let command = Command::SetPolicy {
+        request: request(50),
+        by: muster_types::Requester::default(),
+        policy,
+        expected_version: None,
+    };
     handle(&mut speculation, &command).unwrap();
     commit(&mut speculation, &mut state);
     assert!(state.live_token(TokenId(1), LogTime(0)).is_none());

@@ -238,6 +238,7 @@ fn what_changes_for_those_that_run_is_said() {
     };
     let set = |draft: PolicyDraft| Command::SetPolicy {
         request: request(8),
+        by: muster_types::Requester::default(),
         policy: Box::new(draft.check().unwrap()),
         expected_version: None,
     };

@@ -130,7 +130,12 @@ impl Instance {
         let mut policy = PolicyDraft::default();
         policy.backfill.reservations_max = 0;
         let policy = Box::new(policy.check().expect("a policy"));
-        let set = Command::SetPolicy { request: RequestId(1 << 64), policy, expected_version: None };
+        let set = Command::SetPolicy {
+            request: RequestId(1 << 64),
+            by: muster_types::Requester::default(),
+            policy,
+            expected_version: None,
+        };
         handle(&mut speculation, &set).expect("the first policy is taken");
         for (number, host) in self.hosts.iter().enumerate() {
             add_host(&mut speculation, number, host);

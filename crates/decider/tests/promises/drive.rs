@@ -241,12 +241,18 @@ impl<'a> Drive<'a> {
             Act::Drain { node, deadline_ms } => {
                 let order = DrainOrder::Begin { deadline_ms: *deadline_ms };
                 let node = self.hosts[*node].node;
-                let _ = self.handle(&Command::SetDrain { request, node, order }, observer);
+                let _ = self.handle(
+                    &Command::SetDrain { request, by: muster_types::Requester::default(), node, order },
+                    observer,
+                );
             }
             Act::EndDrain { node } => {
                 let node = self.hosts[*node].node;
                 let order = DrainOrder::End;
-                let _ = self.handle(&Command::SetDrain { request, node, order }, observer);
+                let _ = self.handle(
+                    &Command::SetDrain { request, by: muster_types::Requester::default(), node, order },
+                    observer,
+                );
             }
             Act::Lose { node } => {
                 let Host { node, incarnation, .. } = self.hosts[*node];
@@ -275,8 +281,16 @@ impl<'a> Drive<'a> {
     fn set_policy(&mut self, draft: &muster_types::policy::PolicyDraft, observer: &mut dyn Observer) {
         let policy = Box::new(draft.clone().check().expect("a generated policy keeps to the rules"));
         let request = self.request();
-        self.handle(&Command::SetPolicy { request, policy, expected_version: None }, observer)
-            .expect("a policy is taken");
+        self.handle(
+            &Command::SetPolicy {
+                request,
+                by: muster_types::Requester::default(),
+                policy,
+                expected_version: None,
+            },
+            observer,
+        )
+        .expect("a policy is taken");
     }
 
     fn register(&mut self, place: usize, observer: &mut dyn Observer) {

@@ -447,7 +447,7 @@ impl Observer for Judge<'_> {
             Decision::JobsSubmitted { request, specs, .. } => {
                 Some((request.id, u32::try_from(specs.len()).unwrap_or(u32::MAX)))
             }
-            Decision::ArraysSubmitted { request, parts } => {
+            Decision::ArraysSubmitted { request, parts, .. } => {
                 Some((request.id, parts.iter().map(SubmittedPart::job_count).sum()))
             }
             Decision::ArraysControlled { request, .. }

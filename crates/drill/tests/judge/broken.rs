@@ -136,7 +136,12 @@ fn twice(sample: &mut Sample) -> Option<()> {
         sample,
         vec![
             Decision::HistoryPruned { requests_before, jobs_before },
-            Decision::JobsSubmitted { request, specs: vec![spec], estimates: vec![Estimate::default()] },
+            Decision::JobsSubmitted {
+                request,
+                by: muster_types::Requester::default(),
+                specs: vec![spec],
+                estimates: vec![Estimate::default()],
+            },
         ],
     );
     Some(())
@@ -172,7 +177,12 @@ fn placed_again(
     let place = state.log_index().0 + 1 + before.len() as u64;
     let request = RequestKey { id: RequestId(0xfeed), fingerprint: 1 };
     let specs = vec![state.spec(job)?.clone()];
-    before.push(Decision::JobsSubmitted { request, specs, estimates: vec![Estimate::default()] });
+    before.push(Decision::JobsSubmitted {
+        request,
+        by: muster_types::Requester::default(),
+        specs,
+        estimates: vec![Estimate::default()],
+    });
     before.push(Decision::GangPlaced { job: JobId::derive(LogIndex(place), 0), workers });
     append(sample, before);
     Some(())
@@ -195,7 +205,7 @@ pub fn node_came_back(sample: &mut Sample, request: Option<RequestKey>) -> Optio
     let before = vec![
         registered(70),
         Decision::NodeLost { node, incarnation, cause: NodeLostCause::LeaseExpired },
-        Decision::NodeForgotten { request, node },
+        Decision::NodeForgotten { request, by: muster_types::Requester::default(), node },
         registered(71),
     ];
     placed_again(sample, before, |slot| {
@@ -216,7 +226,8 @@ fn over_quota(sample: &mut Sample) -> Option<()> {
     let tenants = [(Name::literal("lab"), tenant)].into();
     let policy = PolicyDraft { tenants, ..PolicyDraft::default() }.check().ok()?;
     let request = RequestKey { id: RequestId(0xbeef), fingerprint: 1 };
-    let set = Decision::PolicySet { request, policy: Box::new(policy) };
+    let set =
+        Decision::PolicySet { request, by: muster_types::Requester::default(), policy: Box::new(policy) };
     placed_again(sample, vec![set], |slot| slot.devices = DeviceSet(0xf0))
 }
 

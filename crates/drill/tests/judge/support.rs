@@ -337,7 +337,12 @@ impl Maker {
         if fate == 1 {
             return self.operation(None, call, Outcome::Refused { code: "OVERLOADED".into() });
         }
-        let index = self.commit(vec![Decision::JobsSubmitted { request, specs, estimates }]);
+        let index = self.commit(vec![Decision::JobsSubmitted {
+            request,
+            by: muster_types::Requester::default(),
+            specs,
+            estimates,
+        }]);
         let jobs = (0..count).map(|ordinal| JobId::derive(LogIndex(index), ordinal as usize)).collect();
         let acknowledged = Outcome::Acknowledged { log_index: index, jobs };
         if fate <= 3 {
@@ -415,6 +420,7 @@ impl Maker {
         let specs = vec![std::sync::Arc::new(job("train", "lab", Some(h100(4))))];
         let index = self.commit(vec![Decision::JobsSubmitted {
             request,
+            by: muster_types::Requester::default(),
             specs,
             estimates: vec![Estimate::default()],
         }]);

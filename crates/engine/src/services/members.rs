@@ -9,7 +9,7 @@
 
 use muster_consensus::{ChangeOptions, Changed, Member, MembershipError, PeerReport, ReplicaNode, Role};
 use muster_decider::Command;
-use muster_types::{LogIndex, Refusal, RefusalCode, ReplicaId};
+use muster_types::{LogIndex, Refusal, RefusalCode, ReplicaId, Requester};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -295,12 +295,12 @@ impl Engine {
         (highest, behind)
     }
 
-    /// Raises the record format to `wanted`, or to the highest that every member reads. The format in
-    /// force afterwards, and where the log is.
+    /// Raises the record format to `wanted`, or to the highest that every member reads, for somebody who is recorded. The
+    /// format in force afterwards, and where the log is.
     ///
     /// # Errors
     /// Some member does not read it, or has not reported that it does lately.
-    pub async fn raise_format(&self, wanted: Option<u16>) -> Result<(u16, LogIndex), Refusal> {
+    pub async fn raise_format(&self, wanted: Option<u16>, by: Requester) -> Result<(u16, LogIndex), Refusal> {
         self.check_leads()?;
         let view = self.view();
         if wanted.is_some_and(|wanted| wanted <= view.format()) {
@@ -318,7 +318,7 @@ impl Engine {
         if format <= view.format() {
             return Ok((view.format(), view.log_index()));
         }
-        let answer = self.execute(Command::RaiseFormat { format }).await?;
+        let answer = self.execute(Command::RaiseFormat { by, format }).await?;
         tracing::info!(format, log_index = %answer.at(), "the record format is raised");
         Ok((self.view().format(), answer.at()))
     }
@@ -336,7 +336,7 @@ impl Engine {
             if !self.is_leader() || highest <= u32::from(self.view().format()) {
                 continue;
             }
-            if let Err(refusal) = self.raise_format(None).await {
+            if let Err(refusal) = self.raise_format(None, Requester::default()).await {
                 tracing::debug!(%refusal, "the record format is not raised yet");
             }
         }

@@ -167,7 +167,11 @@ fn a_replica_that_is_held_back_stops_before_the_first_round_it_does_not_know() {
         first_index: LogIndex(1),
         basis_index: LogIndex(0),
         log_time: LogTime(1),
-        decisions: vec![Decision::LeaderStarted, created, Decision::FormatRaised { format: 2 }],
+        decisions: vec![
+            Decision::LeaderStarted,
+            created,
+            Decision::FormatRaised { by: muster_types::Requester::default(), format: 2 },
+        ],
     };
     application.apply(&[entry(1, &first)]);
     let digest = view.shared.view.load().rows_digest();

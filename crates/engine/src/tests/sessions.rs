@@ -343,7 +343,12 @@ async fn an_older_agent_is_sent_nothing_that_it_has_not_shown_to_take() {
         devices: DeviceSet(1),
         deadline_ms: None,
     };
-    let command = Command::SetRepair { request: RequestId(9), node: nodes[0], order };
+    let command = Command::SetRepair {
+        request: RequestId(9),
+        by: muster_types::Requester::default(),
+        node: nodes[0],
+        order,
+    };
     guarded("a repair", engine.execute(command)).await.expect("it is taken");
     until(&engine, "the repair may begin", |view| {
         let phase = view.restriction(nodes[0]).and_then(|row| row.repair.as_ref()).map(|r| r.phase.clone());
@@ -384,7 +389,12 @@ async fn a_stop_says_why() {
             StopReason::Cancelled => Command::cancel(RequestId(10), id),
             _ => {
                 let order = muster_decider::DrainOrder::Begin { deadline_ms: Some(0) };
-                Command::SetDrain { request: RequestId(11), node: session.node, order }
+                Command::SetDrain {
+                    request: RequestId(11),
+                    by: muster_types::Requester::default(),
+                    node: session.node,
+                    order,
+                }
             }
         };
         guarded("a reason to stop", engine.execute(command)).await.expect("it is taken");

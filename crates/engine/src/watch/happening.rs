@@ -131,8 +131,18 @@ mod tests {
         let none = [
             Decision::LeaderStarted,
             Decision::JobRequeued { job: JobId(3), failed: false },
-            Decision::NodeQuarantineSet { request: None, node: NodeId(1), reason: None },
-            Decision::NodeDrainSet { request: None, node: NodeId(1), drain: None },
+            Decision::NodeQuarantineSet {
+                request: None,
+                by: muster_types::Requester::default(),
+                node: NodeId(1),
+                reason: None,
+            },
+            Decision::NodeDrainSet {
+                request: None,
+                by: muster_types::Requester::default(),
+                node: NodeId(1),
+                drain: None,
+            },
             Decision::NotificationsDelivered { progress: Vec::new() },
         ];
         for decision in none {

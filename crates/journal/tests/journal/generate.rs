@@ -383,16 +383,23 @@ fn part() -> impl Strategy<Value = SubmittedPart> {
     )
 }
 
+/// Who asks for something.
+fn requester() -> impl Strategy<Value = Requester> {
+    ("[a-z/]{0,9}", any::<bool>()).prop_map(|(name, is_operator)| Requester { name, is_operator })
+}
+
 /// What concerns arrays; each strategy here is one variant.
 fn arrays() -> impl Strategy<Value = Decision> {
     let id = || any::<u64>().prop_map(ArrayId);
-    let asked =
-        || ("[a-z/]{0,9}", any::<bool>()).prop_map(|(name, is_operator)| Requester { name, is_operator });
+    let asked = requester;
     let jobs = vec(any::<u64>().prop_map(JobId), 0..4);
     let control = prop::sample::select(Control::ALL.to_vec());
     prop_oneof![
-        (request(), vec(part(), 0..3))
-            .prop_map(|(request, parts)| Decision::ArraysSubmitted { request, parts }),
+        (request(), asked(), vec(part(), 0..3)).prop_map(|(request, by, parts)| Decision::ArraysSubmitted {
+            request,
+            by,
+            parts
+        }),
         (id(), any::<u32>()).prop_map(|(array, count)| Decision::ArrayMembersCreated { array, count }),
         id().prop_map(|array| Decision::ArrayReleased { array }),
         (id(), ".{0,40}").prop_map(|(array, detail)| Decision::ArrayMembersFailed { array, detail }),
@@ -467,44 +474,52 @@ fn inputs() -> impl Strategy<Value = Decision> {
     let node_id = || any::<u32>().prop_map(NodeId);
     let update = prop_oneof![Just(RankUpdate::Running), exit().prop_map(RankUpdate::Exited)];
     prop_oneof![
-        (request(), vec((spec(), estimate()), 0..3)).prop_map(|(request, jobs)| {
+        (request(), requester(), vec((spec(), estimate()), 0..3)).prop_map(|(request, by, jobs)| {
             let (specs, estimates) = jobs.into_iter().map(|(spec, estimate)| (spec.into(), estimate)).unzip();
-            Decision::JobsSubmitted { request, specs, estimates }
+            Decision::JobsSubmitted { request, by, specs, estimates }
         }),
         (job(), token()).prop_map(|(job, token)| Decision::CheckpointCommitted { job, token }),
-        (request(), policy())
-            .prop_map(|(request, policy)| Decision::PolicySet { request, policy: Box::new(policy) }),
-        (request(), prop::sample::select(AdmissionMode::ALL.to_vec()), option::of("[a-z*.]{1,9}")).prop_map(
-            |(request, mode, pattern)| {
+        (request(), requester(), policy()).prop_map(|(request, by, policy)| Decision::PolicySet {
+            request,
+            by,
+            policy: Box::new(policy)
+        }),
+        (
+            request(),
+            requester(),
+            prop::sample::select(AdmissionMode::ALL.to_vec()),
+            option::of("[a-z*.]{1,9}")
+        )
+            .prop_map(|(request, by, mode, pattern)| {
                 let rule = |pattern| AdmissionRule { pattern, bounds: NodeBounds::default() };
                 let admission = NodeAdmission { mode, rules: pattern.map(rule).into_iter().collect() };
-                Decision::NodeAdmissionSet { request, admission: Box::new(admission) }
-            }
-        ),
-        (request(), node(), 0..3_u8).prop_map(|(request, spec, kind)| {
+                Decision::NodeAdmissionSet { request, by, admission: Box::new(admission) }
+            }),
+        (request(), requester(), node(), 0..3_u8).prop_map(|(request, by, spec, kind)| {
             let approval = [None, Some(Approval::Rejected), Some(Approval::Approved(NodeBounds::of(&spec)))];
             let approval = approval[usize::from(kind)].clone();
             Decision::NodeApprovalSet {
                 request: (kind > 0).then_some(request),
+                by,
                 name: spec.name.clone(),
                 approval,
             }
         }),
-        (request(), vec(1..=u8::MAX, 1..=20), any::<u64>()).prop_map(|(request, serial, until)| {
-            let serial = CertificateSerial::from_bytes(&serial).expect("it is one");
-            let revocation = Revocation { holder: "client/ada".to_owned(), until: LogTime(until) };
-            Decision::CertificateRevoked { request, serial, revocation }
-        }),
+        (request(), requester(), vec(1..=u8::MAX, 1..=20), any::<u64>()).prop_map(
+            |(request, by, serial, until)| {
+                let serial = CertificateSerial::from_bytes(&serial).expect("it is one");
+                let revocation = Revocation { holder: "client/ada".to_owned(), until: LogTime(until) };
+                Decision::CertificateRevoked { request, by, serial, revocation }
+            }
+        ),
         (node_id(), any::<u32>())
             .prop_map(|(node, incarnation)| Decision::SessionResumed { node, incarnation }),
         controls(),
         arrays(),
         tokens(),
         (node(), any::<u128>()).prop_map(|(spec, h)| Decision::NodeRegistered { spec, holder: HolderId(h) }),
-        (request(), node_id(), any::<bool>()).prop_map(|(request, node, cordoned)| Decision::NodeCordonSet {
-            request,
-            node,
-            cordoned
+        (request(), requester(), node_id(), any::<bool>()).prop_map(|(request, by, node, cordoned)| {
+            Decision::NodeCordonSet { request, by, node, cordoned }
         }),
         (
             node_id(),
@@ -567,10 +582,10 @@ fn decisions() -> impl Strategy<Value = Decision> {
         job().prop_map(|job| Decision::PromiseDropped { job }),
         job().prop_map(|job| Decision::JobReleased { job }),
         vec((job(), queue_key()), 0..4).prop_map(|groups| Decision::TurnsChanged { bursts: groups }),
-        any::<u16>().prop_map(|format| Decision::FormatRaised { format }),
+        (requester(), any::<u16>()).prop_map(|(by, format)| Decision::FormatRaised { by, format }),
         any::<u32>().prop_map(|generation| Decision::ClusterRecovered { generation }),
-        (option::of(request()), any::<u32>())
-            .prop_map(|(request, node)| Decision::NodeForgotten { request, node: NodeId(node) }),
+        (option::of(request()), requester(), any::<u32>())
+            .prop_map(|(request, by, node)| Decision::NodeForgotten { request, by, node: NodeId(node) }),
         vec((job(), contract()), 0..3).prop_map(|contracts| Decision::JobContractsSet { contracts }),
         vec((job(), any::<u32>(), metadata()), 0..3).prop_map(|runs| Decision::JobMetadataSet { runs }),
         failed(),
@@ -648,16 +663,18 @@ fn restrictions() -> impl Strategy<Value = Decision> {
                 Decision::ForeignLoadSet { node, incarnation, load }
             }
         ),
-        (option::of(request()), node(), option::of(drain))
-            .prop_map(|(request, node, drain)| Decision::NodeDrainSet { request, node, drain }),
-        (option::of(request()), node(), option::of(text()))
-            .prop_map(|(request, node, reason)| Decision::NodeQuarantineSet { request, node, reason }),
-        (option::of(request()), node(), step).prop_map(|(request, node, step)| Decision::NodeRepairSet {
+        (option::of(request()), requester(), node(), option::of(drain))
+            .prop_map(|(request, by, node, drain)| Decision::NodeDrainSet { request, by, node, drain }),
+        (option::of(request()), requester(), node(), option::of(text())).prop_map(
+            |(request, by, node, reason)| Decision::NodeQuarantineSet { request, by, node, reason }
+        ),
+        (option::of(request()), requester(), node(), step)
+            .prop_map(|(request, by, node, step)| Decision::NodeRepairSet { request, by, node, step }),
+        (request(), requester()).prop_map(|(request, by)| Decision::HealthPolicySet {
             request,
-            node,
-            step
+            by,
+            policy: Box::default()
         }),
-        request().prop_map(|request| Decision::HealthPolicySet { request, policy: Box::default() }),
         overrides(),
     ]
 }

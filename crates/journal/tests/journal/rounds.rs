@@ -1,8 +1,9 @@
 use std::collections::BTreeSet;
 
 use muster_journal::{
-    Decision, DecodeError, EncodedDecisions, Estimate, FORMAT_MAX, FORMAT_MIN, ROUND_BYTES_MAX, RequestKey,
-    Round, TEST_FORMAT_REASON, WorkerSlot, canonical, decode_round, encode_round, from_canonical, hash,
+    Decision, DecodeError, EncodedDecisions, Estimate, FORMAT_MAX, FORMAT_MIN, REQUESTED_DECISIONS,
+    ROUND_BYTES_MAX, RequestKey, Round, TEST_FORMAT_REASON, WorkerSlot, canonical, decode_round,
+    encode_round, from_canonical, hash,
 };
 use muster_types::NodeSpec;
 use muster_types::{
@@ -45,6 +46,14 @@ proptest! {
             prop_assert_eq!(own, run);
             prop_assert!(count > 0 && (count == 1 || run.len() <= bytes_max));
         }
+    }
+
+    #[test]
+    fn decisions_that_somebody_asks_for_say_who_that_was(decision in decision()) {
+        prop_assert_eq!(decision.requester().is_some(), REQUESTED_DECISIONS.contains(&decision.name()));
+        // A request is of somebody, and nothing else is: its text has the word only where it has a key.
+        let has_request = format!("{decision:?}").contains("RequestKey");
+        prop_assert!(!has_request || decision.requester().is_some(), "{}", decision.name());
     }
 
     #[test]
@@ -160,7 +169,7 @@ fn a_newer_format_is_named_and_not_mistaken_for_damage() {
 /// of a newer one, and says which format it lacks.
 #[test]
 fn a_binary_that_is_held_back_names_the_format_it_lacks() {
-    let raised = one(Decision::FormatRaised { format: 2 });
+    let raised = one(Decision::FormatRaised { by: muster_types::Requester::default(), format: 2 });
     assert_eq!(decode_round(&encode_round(&raised), 1), Ok(raised));
     let next = Round { format: 2, ..one(Decision::LeaderStarted) };
     let error = decode_round(&encode_round(&next), 1).unwrap_err();
@@ -175,7 +184,12 @@ fn a_binary_that_is_held_back_names_the_format_it_lacks() {
 #[test]
 fn a_round_says_nothing_that_its_format_cannot() {
     let reason = Some(TEST_FORMAT_REASON.to_owned());
-    let newer = one(Decision::NodeQuarantineSet { request: None, node: NodeId(3), reason });
+    let newer = one(Decision::NodeQuarantineSet {
+        request: None,
+        by: muster_types::Requester::default(),
+        node: NodeId(3),
+        reason,
+    });
     let bytes = sealed(1, &canonical(&newer));
     let error = DecodeError::DecisionNewer { decision: "node_quarantine_set", needed: 2, format: 1 };
     assert_eq!(decode(&bytes), Err(error));
@@ -252,7 +266,12 @@ fn submitted() -> Decision {
         turn: QueueKey::urgent(LogTime(1_800_000_000_000)),
         burst: None,
     };
-    Decision::JobsSubmitted { request, specs: vec![typical().into()], estimates: vec![estimate] }
+    Decision::JobsSubmitted {
+        request,
+        by: muster_types::Requester::default(),
+        specs: vec![typical().into()],
+        estimates: vec![estimate],
+    }
 }
 
 /// Growth of a record is growth of every log and every snapshot: a change here is a decision.
@@ -265,7 +284,7 @@ fn sizes_of_typical_records() {
     };
     let sizes = [
         ("round around a decision", encode_round(&one(Decision::LeaderStarted)).len() - 1, 36),
-        ("jobs_submitted, one worker", canonical(&submitted()).len(), 163),
+        ("jobs_submitted, one worker", canonical(&submitted()).len(), 165),
         ("gang_placed, one worker", canonical(&placed(1)).len(), 12),
         ("gang_placed, 64 workers", canonical(&placed(64)).len(), 327),
     ];

@@ -209,7 +209,7 @@ fn a_drain_stops_a_gang_at_its_deadline() {
     scene.at(20);
     let request = scene.request();
     let order = DrainOrder::Begin { deadline_ms: Some(10_000) };
-    scene.run(&Command::SetDrain { request, node, order });
+    scene.run(&Command::SetDrain { request, by: muster_types::Requester::default(), node, order });
     scene.at(30);
     scene.tick();
     scene.at(32);
@@ -269,7 +269,7 @@ fn a_node_that_is_forgotten_is_no_capacity_any_more() {
     scene.at(10);
     scene.lose(node);
     scene.at(20);
-    scene.run(&Command::ForgetNode { request: None, node });
+    scene.run(&Command::ForgetNode { request: None, by: muster_types::Requester::default(), node });
     assert_eq!(scene.used(100), ["idle.node_lost 20", "idle.no_demand 20"]);
 }
 

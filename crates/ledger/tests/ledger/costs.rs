@@ -95,7 +95,10 @@ impl Synthetic {
         let spec = self.drafts[(number % 40) as usize].clone().check().unwrap();
         let request = RequestKey { id: RequestId(u128::from(self.index) + 1), fingerprint: 0 };
         let (specs, estimates) = (vec![spec.into()], vec![Estimate::default()]);
-        let index = self.put(Decision::JobsSubmitted { request, specs, estimates }, take);
+        let index = self.put(
+            Decision::JobsSubmitted { request, by: muster_types::Requester::default(), specs, estimates },
+            take,
+        );
         let job = JobId::derive_in(1, LogIndex(index), 0);
         let workers = vec![WorkerSlot { node, incarnation, devices: DeviceSet(0xff) }];
         let index = self.put(Decision::GangPlaced { job, workers }, take);

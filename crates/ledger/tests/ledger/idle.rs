@@ -10,17 +10,22 @@ use crate::support::{accelerators, group, job_draft, name, node_draft};
 
 fn cordon(scene: &mut Scene, node: NodeId, cordoned: bool) {
     let request = scene.request();
-    scene.run(&Command::SetCordon { request, node, cordoned });
+    scene.run(&Command::SetCordon { request, by: muster_types::Requester::default(), node, cordoned });
 }
 
 fn quarantine(scene: &mut Scene, node: NodeId, reason: Option<&str>) {
     let request = scene.request();
-    scene.run(&Command::SetQuarantine { request, node, reason: reason.map(str::to_owned) });
+    scene.run(&Command::SetQuarantine {
+        request,
+        by: muster_types::Requester::default(),
+        node,
+        reason: reason.map(str::to_owned),
+    });
 }
 
 fn drain(scene: &mut Scene, node: NodeId, order: DrainOrder) {
     let request = scene.request();
-    scene.run(&Command::SetDrain { request, node, order });
+    scene.run(&Command::SetDrain { request, by: muster_types::Requester::default(), node, order });
 }
 
 fn foreign(scene: &mut Scene, node: NodeId, closed: bool, devices: u64) {
@@ -157,7 +162,7 @@ fn causes_go_before_one_another_in_a_fixed_order() {
         devices: DeviceSet::EMPTY,
         deadline_ms: None,
     };
-    scene.run(&Command::SetRepair { request, node, order });
+    scene.run(&Command::SetRepair { request, by: muster_types::Requester::default(), node, order });
     scene.at(50);
     scene.lose(node);
     let used = scene.used(60);

@@ -41,7 +41,12 @@ impl Scene {
         let mut scene = Scene { speculation, state, ledger, ended: Vec::new(), requests: 0 };
         let policy = Box::new(with_all_rights(policy).check().unwrap());
         let request = scene.request();
-        scene.run(&Command::SetPolicy { request, policy, expected_version: None });
+        scene.run(&Command::SetPolicy {
+            request,
+            by: muster_types::Requester::default(),
+            policy,
+            expected_version: None,
+        });
         scene
     }
 

@@ -69,12 +69,17 @@ impl Fleet {
         draft.tenants.entry(Name::literal(UNLISTED_TENANT)).or_default().rights = TenantRights::ALL;
         let policy = Box::new(draft.check().unwrap_or_else(|found| panic!("{found:?}")));
         let request = self.request();
-        self.apply(Decision::PolicySet { request, policy });
+        self.apply(Decision::PolicySet { request, by: muster_types::Requester::default(), policy });
     }
 
     pub fn cordon(&mut self, node: NodeId, cordoned: bool) {
         let request = self.request();
-        self.apply(Decision::NodeCordonSet { request, node, cordoned });
+        self.apply(Decision::NodeCordonSet {
+            request,
+            by: muster_types::Requester::default(),
+            node,
+            cordoned,
+        });
     }
 
     pub fn lose(&mut self, node: NodeId) {
@@ -86,8 +91,12 @@ impl Fleet {
     pub fn submit(&mut self, spec: &JobSpec, run_ms: u64) -> JobId {
         let request = self.request();
         let estimates = vec![Estimate { run_ms, run_high_ms: run_ms, turn: QueueKey::FIRST, burst: None }];
-        let index =
-            self.apply(Decision::JobsSubmitted { request, specs: vec![spec.clone().into()], estimates });
+        let index = self.apply(Decision::JobsSubmitted {
+            request,
+            by: muster_types::Requester::default(),
+            specs: vec![spec.clone().into()],
+            estimates,
+        });
         JobId::derive(index, 0)
     }
 

@@ -65,7 +65,11 @@ impl World {
             world.push(Decision::NodeRegistered { spec: draft.check().unwrap(), holder: HolderId(1) });
         }
         let request = world.request();
-        world.push(Decision::PolicySet { request, policy: Box::new(policy.check().unwrap()) });
+        world.push(Decision::PolicySet {
+            request,
+            by: muster_types::Requester::default(),
+            policy: Box::new(policy.check().unwrap()),
+        });
         world
     }
 
@@ -90,7 +94,12 @@ impl World {
         let index = self.state.log_index().next();
         let count = specs.len();
         let specs = specs.into_iter().map(Into::into).collect();
-        self.push(Decision::JobsSubmitted { request, specs, estimates });
+        self.push(Decision::JobsSubmitted {
+            request,
+            by: muster_types::Requester::default(),
+            specs,
+            estimates,
+        });
         let jobs: Vec<JobId> = (0..count).map(|n| JobId::derive(index, n)).collect();
         for job in &jobs {
             self.refresh.note(&self.state, *job);

@@ -54,6 +54,7 @@ fn submit(
     });
     let decision = Decision::JobsSubmitted {
         request: RequestKey { id: RequestId(index.0.into()), fingerprint: 0 },
+        by: muster_types::Requester::default(),
         estimates: estimates.collect(),
         specs: jobs.iter().map(|(spec, ..)| spec.clone().into()).collect(),
     };
@@ -156,7 +157,8 @@ fn a_burst_of_two_classes_stands_in_the_lane_of_its_first_job() {
     policy.tenants.entry(Name::literal(UNLISTED_TENANT)).or_default().rights = TenantRights::ALL;
     let request = RequestKey { id: RequestId(u128::MAX), fingerprint: 0 };
     let policy = Box::new(policy.check().unwrap());
-    push(&mut state, NOW, &Decision::PolicySet { request, policy }).unwrap();
+    push(&mut state, NOW, &Decision::PolicySet { request, by: muster_types::Requester::default(), policy })
+        .unwrap();
     let like = |name: &str, preemptible| {
         let mut draft = spec("t", name, 1).into_draft();
         draft.preemptible = preemptible;

@@ -108,6 +108,7 @@ impl World {
         match support::with_all_rights(draft).check() {
             Ok(policy) => self.carry_out(&Command::SetPolicy {
                 request,
+                by: muster_types::Requester::default(),
                 policy: Box::new(policy),
                 expected_version: None,
             }),

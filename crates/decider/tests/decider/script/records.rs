@@ -117,7 +117,7 @@ impl World {
             Decision::PromiseDropped { job }
             | Decision::JobReleased { job }
             | Decision::CheckpointCommitted { job, .. } => format!(" {}", self.label(*job)),
-            Decision::FormatRaised { format } => format!(" {format}"),
+            Decision::FormatRaised { format, .. } => format!(" {format}"),
             Decision::ClusterRecovered { generation } => format!(" generation={generation}"),
             Decision::NodeForgotten { node, .. } => format!(" {node}"),
             Decision::JobContractsSet { contracts } => {

@@ -1,0 +1,194 @@
+//! `muster audit --denied`: calls that were denied, from files that replicas wrote.
+
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::Path;
+
+use muster_console::{Console, Document, Exit, Failure, Format, one_line};
+use muster_types::PastPoint;
+use serde::{Deserialize, Serialize};
+
+use super::{AuditArgs, TOKEN, is_named};
+
+/// Bytes of a line that are read; a replica writes far shorter ones.
+const LINE_BYTES_MAX: u64 = 64 << 10;
+
+/// A line of a file: calls of one caller that ended the same way, within one interval.
+#[derive(Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct DeniedLine {
+    /// Of the first.
+    #[serde(default)]
+    time: Option<String>,
+    /// Of the last.
+    #[serde(default)]
+    last_time: Option<String>,
+    replica: u64,
+    /// Empty where calls were counted together.
+    #[serde(default)]
+    caller: String,
+    /// Of the last.
+    #[serde(default)]
+    address: String,
+    #[serde(default)]
+    call: String,
+    code: String,
+    /// Of the last.
+    #[serde(default)]
+    reason: String,
+    count: u64,
+}
+
+impl DeniedLine {
+    fn is_of(&self, who: &str) -> bool {
+        let name = self.caller.split_once(TOKEN).map_or(self.caller.as_str(), |(name, _)| name);
+        self.caller == who || is_named(name, who)
+    }
+
+    /// Whether any of the calls may lie between these times, in milliseconds. One without a time may.
+    fn is_within(&self, from: Option<u64>, to: Option<u64>) -> bool {
+        let ms = |text: &Option<String>| {
+            let time: jiff::Timestamp = text.as_ref()?.parse().ok()?;
+            u64::try_from(time.as_millisecond()).ok()
+        };
+        let ends_before = from.zip(ms(&self.last_time)).is_some_and(|(from, last)| last < from);
+        let begins_after = to.zip(ms(&self.time)).is_some_and(|(to, first)| first > to);
+        !(ends_before || begins_after)
+    }
+
+    fn line(&self) -> String {
+        let shown = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
+        let text = format!(
+            "{:<24}  {:>7}  {:<32}  {:<15}  {:<44}  {:<18}  {:>7}  {}",
+            shown(self.time.as_deref().unwrap_or_default()),
+            self.replica,
+            shown(&self.caller),
+            shown(&self.address),
+            shown(&self.call),
+            self.code,
+            self.count,
+            self.reason
+        );
+        one_line(text.trim_end())
+    }
+}
+
+const HEADER: &str = "TIME                      REPLICA  CALLER                            ADDRESS          CALL                                          CODE                  COUNT  REASON";
+
+pub(super) fn run(console: &Console, args: &AuditArgs) -> Result<Exit, Failure> {
+    let from = args.from.map(|from| time("--from", from)).transpose()?;
+    let to = args.to.map(|to| time("--to", to)).transpose()?;
+    if matches!(console.format, Format::Table | Format::Wide) {
+        console.line(HEADER)?;
+    }
+    for path in &args.denied {
+        let mut unread = 0_u64;
+        read(path, |line| {
+            let Ok(line) = serde_json::from_slice::<DeniedLine>(line) else {
+                unread += 1;
+                return Ok(());
+            };
+            let is_wanted = args.who.as_ref().is_none_or(|who| line.is_of(who)) && line.is_within(from, to);
+            if is_wanted { show(console, line) } else { Ok(()) }
+        })?;
+        if unread > 0 {
+            console.progress(&format!("{}: {unread} lines cannot be read and are left out", path.display()));
+        }
+    }
+    Ok(Exit::Ok)
+}
+
+fn time(option: &str, point: PastPoint) -> Result<u64, Failure> {
+    match point {
+        PastPoint::Time(time) => Ok(time.0),
+        PastPoint::Index(_) => {
+            Err(Failure::usage(format!("{option} is a time with --denied: denied calls are not in the log")))
+        }
+    }
+}
+
+fn show(console: &Console, line: DeniedLine) -> Result<(), Failure> {
+    match console.format {
+        Format::Json | Format::Yaml => console.event(&Document::new("DeniedCalls", None::<u64>, line)),
+        Format::Name => console.line(&one_line(&line.caller)),
+        Format::Table | Format::Wide | Format::Html => console.line(&line.line()),
+    }
+}
+
+/// Every line of a file that is not empty; of one that is too long, its beginning.
+fn read(path: &Path, mut each: impl FnMut(&[u8]) -> Result<(), Failure>) -> Result<(), Failure> {
+    let failed = |error: std::io::Error, exit: Exit| {
+        let text = format!("{} cannot be read: {error}", path.display());
+        Failure::new(exit, text)
+            .with_next("name audit.log of a replica's data directory, or one of audit.log.1 and so on")
+    };
+    let file = File::open(path).map_err(|error| failed(error, Exit::NotFound))?;
+    let mut reader = BufReader::new(file);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let length = reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line);
+        if length.map_err(|error| failed(error, Exit::Failed))? == 0 {
+            return Ok(());
+        }
+        let text = line.trim_ascii();
+        if !text.is_empty() {
+            each(text)?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(text: &str) -> Option<DeniedLine> {
+        serde_json::from_str(text).ok()
+    }
+
+    const EVE: &str = r#"{"time":"2026-11-27T08:00:00Z","lastTime":"2026-11-27T08:00:40Z","replica":2,
+        "caller":"tenant/speech/eve+token/00c0ffee","address":"192.0.2.7","call":"S/Cancel",
+        "code":"PERMISSION_DENIED","reason":"not yours","count":12}"#;
+
+    #[test]
+    fn lines_are_found_by_caller_and_time() {
+        let eve = line(EVE).expect("it is a line");
+        for who in ["eve", "tenant/speech/eve", "tenant/speech/eve+token/00c0ffee"] {
+            assert!(eve.is_of(who), "{who}");
+        }
+        assert!(!eve.is_of("ada") && !eve.is_of("speech") && !eve.is_of(""));
+        let at = |text: &str| {
+            let time: jiff::Timestamp = text.parse().expect("a time");
+            Some(u64::try_from(time.as_millisecond()).expect("after 1970"))
+        };
+        assert!(eve.is_within(None, None) && eve.is_within(at("2026-11-27T08:00:40Z"), None));
+        assert!(!eve.is_within(at("2026-11-27T08:00:41Z"), None));
+        assert!(eve.is_within(None, at("2026-11-27T08:00:00Z")));
+        assert!(!eve.is_within(None, at("2026-11-27T07:59:59Z")));
+        assert!(eve.line().contains("192.0.2.7"));
+    }
+
+    #[test]
+    fn what_is_counted_together_has_no_caller_and_what_is_damaged_is_no_line() {
+        let together = line(r#"{"time":null,"replica":1,"code":"NOT_TOLD_APART","reason":"more","count":9}"#);
+        let together = together.expect("it is a line");
+        assert!(together.caller.is_empty() && together.is_within(Some(1), Some(2)));
+        assert_eq!(line(r#"{"replica":1,"code":"X"}"#), None);
+        assert_eq!(line("{"), None);
+    }
+
+    #[test]
+    fn a_file_is_read_line_by_line_however_long_they_are() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("audit.log");
+        std::fs::write(&path, format!("a\n\n{}\nb", "x".repeat(100_000))).expect("it is written");
+        let mut lengths = Vec::new();
+        read(&path, |line| {
+            lengths.push(line.len());
+            Ok(())
+        })
+        .expect("it is read");
+        assert_eq!(lengths, [1, 65_536, 100_000 - 65_536, 1]);
+        assert!(read(&dir.path().join("none"), |_| Ok(())).is_err());
+    }
+}
