@@ -18,8 +18,8 @@ use serde_json::Value;
 pub(crate) const REDACTED: &str = "redacted";
 
 /// Of a job's spec, in a record: what its workers are started with, and where they read and write.
-const PRIVATE: [&str; 5] =
-    ["command", "environment", "checkpoint_directory", "working_directory", "container"];
+const PRIVATE: [&str; 6] =
+    ["command", "environment", "checkpoint_directory", "working_directory", "container", "workdir"];
 /// Of any record about a job: how its workers failed, which may name the program or a path.
 const SAID: [&str; 2] = ["detail", "launch_failed"];
 
@@ -112,6 +112,13 @@ impl Visibility {
                 let shown = content.get_mut("runs").and_then(Value::as_array_mut).into_iter().flatten();
                 let hidden = shown.zip(runs).filter(|(_, (job, ..))| !self.sees_job(view, *job));
                 hidden.map(|(content, _)| blank(content, &["annotations"])).count() > 0
+            }
+            Decision::JobContractsSet { contracts } => {
+                let shown = content.get_mut("contracts").and_then(Value::as_array_mut).into_iter().flatten();
+                let hidden = shown.zip(contracts).filter(|(_, (job, contract))| {
+                    contract.workdir.is_some() && !self.sees_job(view, *job)
+                });
+                hidden.map(|(content, _)| blank(content, &["workdir"])).count() > 0
             }
             Decision::JobModified { job, .. } if !self.sees_job(view, *job) => {
                 blank(content, &["annotations"]);
@@ -210,6 +217,10 @@ fn redact_spec(spec: &mut v1::JobSpec) {
         hide(&mut checkpoint.directory);
     }
     hide(&mut spec.working_directory);
+    // Who knows the digest could have a worker fetch the files.
+    if let Some(files) = &mut spec.workdir {
+        hide(&mut files.digest);
+    }
 }
 
 fn redacted_history(mut history: v1::AttemptHistory) -> v1::AttemptHistory {
