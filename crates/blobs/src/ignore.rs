@@ -104,7 +104,7 @@ impl Pattern {
 
     /// Each part of the pattern is gone through once for each name of the path, however many `**` there are.
     fn matches(&self, path: &[&str]) -> bool {
-        // Whether the parts so far match so many of the first names.
+        // Whether the parts so far match the first N names of the path, by N.
         let mut reached = vec![false; path.len() + 1];
         if let Some(nothing) = reached.first_mut() {
             *nothing = true;
@@ -157,7 +157,7 @@ fn letters(name: &str) -> Vec<Letter> {
 fn set(text: &str) -> Option<(Letter, &str)> {
     let inner = text.strip_prefix(['!', '^']);
     let (not, inner) = inner.map_or((false, text), |rest| (true, rest));
-    let mut letters = inner.char_indices().peekable();
+    let mut letters = inner.char_indices();
     let mut ranges: Vec<(char, char)> = Vec::new();
     while let Some((at, letter)) = letters.next() {
         // As the first one it stands for itself.

@@ -187,6 +187,7 @@ impl Tree {
         if bytes > bytes_max {
             return Err(TreeError::Bytes { bytes, max: bytes_max });
         }
+        drop(leaves);
         Ok(Tree { entries, bytes })
     }
 }
@@ -266,7 +267,7 @@ mod tests {
     fn no_path_leads_out() {
         let long = "n".repeat(256);
         let deep = vec!["d"; 65].join("/");
-        for bad in ["", "/", "/etc/passwd", "..", "a/../b", "a/./b", "a//b", "a/", "./a", "a\0b", &long, &deep] {
+        for bad in ["", "/", "/etc/passwd", "..", "a/../b", "a/./b", "a//b", "a/", "./a", "a\0b", &*long, &*deep] {
             let refused = Tree::new(vec![file(bad, 1)], 10);
             assert!(matches!(refused, Err(TreeError::Path { .. })), "{bad:?}: {refused:?}");
         }
