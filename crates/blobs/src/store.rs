@@ -54,7 +54,7 @@ pub enum BlobError {
     Changed,
     /// Reading what is put, or writing what is fetched.
     #[error("{0}")]
-    Local(#[source] io::Error),
+    Local(io::Error),
 }
 
 /// Where objects are. A directory today; a service that puts, gets and looks up whole objects can follow.

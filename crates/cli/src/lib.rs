@@ -35,6 +35,7 @@ mod slo;
 mod submit;
 mod token;
 mod view;
+mod workdir;
 
 use std::process::ExitCode;
 use std::time::Duration;

@@ -92,6 +92,7 @@ fn running_at(path: &Path) -> Option<Announcement> {
 pub fn localize(job: &mut v1::Job) {
     let spec = job.spec_mut();
     if spec.working_directory.is_empty()
+        && spec.workdir.is_none()
         && let Some(here) =
             std::env::current_dir().ok().and_then(|here| here.into_os_string().into_string().ok())
     {

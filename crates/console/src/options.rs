@@ -90,6 +90,11 @@ impl Global {
         config::web(&args.web, &self.endpoint, (&self.ca, &self.cert, &self.key))
     }
 
+    /// Where the configuration file says that the store of files of jobs is; none where it does not say.
+    pub fn store(&self) -> Result<Option<PathBuf>, Failure> {
+        config::store()
+    }
+
     /// A connected client.
     pub async fn client(&self) -> Result<Client, Failure> {
         let token = config::token(self.token_file.as_deref())?;

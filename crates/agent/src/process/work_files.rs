@@ -131,8 +131,11 @@ impl Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        if std::fs::symlink_metadata(&self.0).is_ok() {
-            disposal::remove(self.0.clone());
+        // It loses its name at once: another attempt may make it again.
+        if let Some(tasks) = self.0.parent()
+            && let Err(error) = disposal::discard(tasks, &self.0)
+        {
+            tracing::warn!(path = %self.0.display(), %error, "files of a worker that was not launched stay");
         }
     }
 }
@@ -193,14 +196,12 @@ impl WorkFiles {
             let given_up = Arc::new(AtomicBool::new(false));
             // Also when the caller does not wait for this any more.
             let _give_up = GiveUp(Arc::clone(&given_up));
-            let (store, into) = (self.store.clone(), staging(tasks, key));
+            let (store, tasks) = (self.store.clone(), tasks.to_owned());
             let attempt = blocking(move || {
-                let staged = Staged(into);
-                if std::fs::symlink_metadata(staged.path()).is_ok() {
-                    // Of an attempt before.
-                    crate::disk::tree::remove(staged.path())
-                        .map_err(|error| UnpackError::Write { path: staged.path().to_owned(), error })?;
-                }
+                let staged = Staged(staging(&tasks, key));
+                // What an attempt before has left.
+                disposal::discard(&tasks, staged.path())
+                    .map_err(|error| UnpackError::Write { path: staged.path().to_owned(), error })?;
                 let is_given_up = || given_up.load(Ordering::Relaxed);
                 let owner = owner.map(|user| (user, user));
                 let asked =
