@@ -115,9 +115,9 @@ impl Visibility {
             }
             Decision::JobContractsSet { contracts } => {
                 let shown = content.get_mut("contracts").and_then(Value::as_array_mut).into_iter().flatten();
-                let hidden = shown.zip(contracts).filter(|(_, (job, contract))| {
-                    contract.workdir.is_some() && !self.sees_job(view, *job)
-                });
+                let hidden = shown
+                    .zip(contracts)
+                    .filter(|(_, (job, contract))| contract.workdir.is_some() && !self.sees_job(view, *job));
                 hidden.map(|(content, _)| blank(content, &["workdir"])).count() > 0
             }
             Decision::JobModified { job, .. } if !self.sees_job(view, *job) => {

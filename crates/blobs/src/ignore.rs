@@ -39,7 +39,10 @@ enum Letter {
     /// One letter.
     One,
     Is(char),
-    In { not: bool, ranges: Vec<(char, char)> },
+    In {
+        not: bool,
+        ranges: Vec<(char, char)>,
+    },
 }
 
 impl Letter {

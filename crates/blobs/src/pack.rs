@@ -270,7 +270,8 @@ impl Scan {
             format!("{path}: {entries} files, {} MiB", bytes >> 20)
         };
         let named: Vec<String> = large.iter().take(NAMED).map(line).collect();
-        let largest = if named.is_empty() { String::new() } else { format!(" Largest: {}.", named.join("; ")) };
+        let largest =
+            if named.is_empty() { String::new() } else { format!(" Largest: {}.", named.join("; ")) };
         Err(PackError::TooMuch(format!(
             "{} has {}{} files and {} MiB, of at most {FILES_MAX} files and {} MiB.{largest} Leave out what the job does not \
              need with lines in {}, and put data where nodes can read it",
@@ -334,14 +335,23 @@ mod tests {
     fn what_is_ignored_is_not_sent() {
         let root = tempfile::tempdir().unwrap();
         let at = root.path();
-        for path in ["train.py", "a.log", "data/huge", "data/keep/x", ".git/HEAD", "sub/a.log", "sub/own", "sub/b"] {
+        for path in
+            ["train.py", "a.log", "data/huge", "data/keep/x", ".git/HEAD", "sub/a.log", "sub/own", "sub/b"]
+        {
             write(at, path, path);
         }
         write(at, ".gitignore", "*.log\ndata/*\n");
         write(at, ".musterignore", "!data/keep\n");
         write(at, "sub/.musterignore", "/own\n!a.log\n");
-        let expected =
-            [".gitignore", ".musterignore", "data/keep/x", "sub/.musterignore", "sub/a.log", "sub/b", "train.py"];
+        let expected = [
+            ".gitignore",
+            ".musterignore",
+            "data/keep/x",
+            "sub/.musterignore",
+            "sub/a.log",
+            "sub/b",
+            "train.py",
+        ];
         assert_eq!(paths(at), expected);
     }
 
@@ -399,7 +409,10 @@ mod tests {
         // Without a byte on the disk.
         File::create(at.join("data/images/all")).unwrap().set_len(BYTES_MAX + 1).unwrap();
         let PackError::TooMuch(text) = pack(at).unwrap_err() else { panic!("it is too much") };
-        assert!(text.contains("Largest: data: 1 files, 2048 MiB; data/images: 1 files") && text.contains(".musterignore"));
+        assert!(
+            text.contains("Largest: data: 1 files, 2048 MiB; data/images: 1 files")
+                && text.contains(".musterignore")
+        );
         write(at, ".musterignore", "data/\n");
         assert_eq!(paths(at), [".musterignore", "small/file"]);
         let absent = pack(&at.join("absent"));

@@ -30,7 +30,9 @@ const PIECE_BYTES: usize = 64 << 10;
 #[derive(Debug, thiserror::Error)]
 pub enum BlobError {
     /// The store answers and does not have it.
-    #[error("{0} is not in the store; it may have been removed from there, and submitting again sends it again")]
+    #[error(
+        "{0} is not in the store; it may have been removed from there, and submitting again sends it again"
+    )]
     NotFound(BlobDigest),
     /// The store has something else under this digest.
     #[error("what the store has for {0} is damaged or something else; remove that object and submit again")]
@@ -47,7 +49,9 @@ pub enum BlobError {
     #[error("the store cannot be reached: {0}")]
     Unreachable(String),
     /// A directory that holds something else.
-    #[error("{0} is not a store: it holds other files and no file `muster-store`; name an empty directory, or one that is a store")]
+    #[error(
+        "{0} is not a store: it holds other files and no file `muster-store`; name an empty directory, or one that is a store"
+    )]
     NoStore(PathBuf),
     /// What was to be put has changed since its digest was computed.
     #[error("it was changed while it was sent")]
@@ -137,7 +141,11 @@ pub(crate) fn get(
         hash.update(read);
         take(read)?;
     }
-    if BlobDigest::new(hash.finalize().into()) == *digest { Ok(bytes) } else { Err(BlobError::Mismatch(*digest)) }
+    if BlobDigest::new(hash.finalize().into()) == *digest {
+        Ok(bytes)
+    } else {
+        Err(BlobError::Mismatch(*digest))
+    }
 }
 
 /// The digest of some bytes.

@@ -136,7 +136,10 @@ impl Tree {
         let written = Written { version: VERSION, entries: self.entries.clone() };
         let bytes = serde_json::to_vec(&written).map_err(|error| TreeError::Form(error.to_string()))?;
         if bytes.len() as u64 > LIST_BYTES_MAX {
-            return Err(TreeError::Form(format!("it has {} bytes, of at most {LIST_BYTES_MAX}", bytes.len())));
+            return Err(TreeError::Form(format!(
+                "it has {} bytes, of at most {LIST_BYTES_MAX}",
+                bytes.len()
+            )));
         }
         Ok(bytes)
     }
@@ -224,7 +227,8 @@ fn check_name(name: &str) -> Result<(), &'static str> {
 pub(crate) fn check_link(path: &str, target: &str) -> Result<(), &'static str> {
     const RULE: &str = "must be a link to something in the directory that is sent, by a relative path whose .. all stand at the \
                         beginning; replace it by a copy, or leave it out with a line in .musterignore";
-    if target.is_empty() || target.len() > PATH_BYTES_MAX || target.contains('\0') || target.starts_with('/') {
+    if target.is_empty() || target.len() > PATH_BYTES_MAX || target.contains('\0') || target.starts_with('/')
+    {
         return Err(RULE);
     }
     let depth = path.split('/').count().saturating_sub(1);
@@ -267,7 +271,9 @@ mod tests {
     fn no_path_leads_out() {
         let long = "n".repeat(256);
         let deep = vec!["d"; 65].join("/");
-        for bad in ["", "/", "/etc/passwd", "..", "a/../b", "a/./b", "a//b", "a/", "./a", "a\0b", &*long, &*deep] {
+        for bad in
+            ["", "/", "/etc/passwd", "..", "a/../b", "a/./b", "a//b", "a/", "./a", "a\0b", &*long, &*deep]
+        {
             let refused = Tree::new(vec![file(bad, 1)], 10);
             assert!(matches!(refused, Err(TreeError::Path { .. })), "{bad:?}: {refused:?}");
         }
@@ -285,7 +291,9 @@ mod tests {
         ] {
             assert!(check_link(path, target).is_err(), "{path} -> {target}");
         }
-        for (path, target) in [("l", "a"), ("a/l", "../x"), ("a/b/l", "../../c/d/"), ("a/l", ".."), ("l", "./a")] {
+        for (path, target) in
+            [("l", "a"), ("a/l", "../x"), ("a/b/l", "../../c/d/"), ("a/l", ".."), ("l", "./a")]
+        {
             assert_eq!(check_link(path, target), Ok(()), "{path} -> {target}");
         }
     }
@@ -301,7 +309,8 @@ mod tests {
             assert!(matches!(Tree::new(bad.clone(), 10), Err(TreeError::Path { .. })), "{bad:?}");
         }
         // As a strange client could write it.
-        let unordered = r#"{"version":1,"entries":[{"kind":"directory","path":"b"},{"kind":"directory","path":"a"}]}"#;
+        let unordered =
+            r#"{"version":1,"entries":[{"kind":"directory","path":"b"},{"kind":"directory","path":"a"}]}"#;
         assert!(matches!(Tree::decode(unordered.as_bytes(), 1), Err(TreeError::Path { .. })));
         for bad in [
             "",

@@ -153,7 +153,9 @@ mod tests {
         assert_eq!(spec.node_selector[STORE_LABEL].values, [HAS_STORE]);
         let none = WorkdirArgs { workdir: None, store: None }.apply(&global(), &mut jobs);
         assert!(none.is_ok_and(|none| none.is_none()));
-        for taken in [", workingDirectory: /work", &format!(", workdir: {{digest: \"{}\"}}", workdir.packed.digest())] {
+        for taken in
+            [", workingDirectory: /work", &format!(", workdir: {{digest: \"{}\"}}", workdir.packed.digest())]
+        {
             assert!(asked(scratch.path()).apply(&global(), &mut manifests(taken)).is_err(), "{taken}");
         }
         assert!(asked(&scratch.path().join("absent")).apply(&global(), &mut manifests("")).is_err());

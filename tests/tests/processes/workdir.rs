@@ -32,7 +32,10 @@ async fn failure(client: &Client, digest: &str) -> String {
 fn lay_out(directory: &Path) {
     std::fs::create_dir_all(directory.join("data")).expect("a directory");
     let files = [
-        ("train.sh", "cat data/in link; test -x tool && echo tool; test -e secret && echo SECRET; echo x > out"),
+        (
+            "train.sh",
+            "cat data/in link; test -x tool && echo tool; test -e secret && echo SECRET; echo x > out",
+        ),
         ("data/in", "forty-two\n"),
         ("tool", "#!/bin/sh\n"),
         ("secret", "hunter2"),
@@ -83,7 +86,8 @@ async fn the_files_of_a_directory_travel_with_the_job() {
     wrong.spec_mut().workdir = Some(v1::Workdir { digest: "latest".to_owned() });
     let request = v1::SubmitJobRequest { job: Some(wrong), ..Default::default() };
     let error = client.submit_job(request).await.expect_err("it is no digest");
-    let fields: Vec<_> = error.refused().expect("a server refuses it").violations.iter().map(|v| &v.field).collect();
+    let fields: Vec<_> =
+        error.refused().expect("a server refuses it").violations.iter().map(|v| &v.field).collect();
     assert_eq!(fields, ["job.spec.workdir.digest"]);
     cluster.assert_digests_agree().await;
 }
