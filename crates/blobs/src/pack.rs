@@ -362,7 +362,7 @@ mod tests {
         write(at, "a", "one");
         write(at, "b", "one");
         write(at, "c", "another");
-        let store = DirectoryStore::open(store.path().to_owned()).unwrap();
+        let store = DirectoryStore::open_or_make(store.path().to_owned()).unwrap();
         let first = pack(at).unwrap();
         // As if it had been interrupted behind the first file.
         put(&store, &digest_of(b"one"), &mut &b"one"[..]).unwrap();

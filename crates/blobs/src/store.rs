@@ -216,7 +216,7 @@ impl DirectoryStore {
     ///
     /// # Errors
     /// When there is no such directory, it holds something else, or it cannot be written.
-    pub fn open(root: PathBuf) -> Result<DirectoryStore, BlobError> {
+    pub fn open_or_make(root: PathBuf) -> Result<DirectoryStore, BlobError> {
         let at = |error: io::Error| BlobError::Unreachable(format!("{}: {error}", root.display()));
         if !fs::metadata(&root).map_err(at)?.is_dir() {
             return Err(BlobError::Unreachable(format!("{}: it is not a directory", root.display())));
@@ -349,7 +349,7 @@ mod tests {
     #[test]
     fn an_object_comes_back_whole_or_is_refused() {
         let directory = tempfile::tempdir().unwrap();
-        let store = DirectoryStore::open(directory.path().to_owned()).unwrap();
+        let store = DirectoryStore::open_or_make(directory.path().to_owned()).unwrap();
         let content = vec![7u8; 200_000];
         let digest = digest_of(&content);
         assert!(!store.has(&digest).unwrap());
@@ -378,7 +378,7 @@ mod tests {
     #[test]
     fn what_changes_while_it_is_put_does_not_appear() {
         let directory = tempfile::tempdir().unwrap();
-        let store = DirectoryStore::open(directory.path().to_owned()).unwrap();
+        let store = DirectoryStore::open_or_make(directory.path().to_owned()).unwrap();
         let digest = digest_of(b"before");
         assert!(matches!(put(&store, &digest, &mut &b"behind"[..]), Err(BlobError::Changed)));
         assert!(!store.has(&digest).unwrap());
@@ -395,11 +395,11 @@ mod tests {
         assert!(matches!(unmounted.has(&digest_of(b"x")), Err(BlobError::Unreachable(_))));
         assert!(matches!(unmounted.open(&digest_of(b"x")), Err(BlobError::Unreachable(_))));
         fs::write(other.join("thesis.tex"), "x").unwrap();
-        assert!(matches!(DirectoryStore::open(other), Err(BlobError::NoStore(_))));
-        let absent = DirectoryStore::open(directory.path().join("absent"));
+        assert!(matches!(DirectoryStore::open_or_make(other), Err(BlobError::NoStore(_))));
+        let absent = DirectoryStore::open_or_make(directory.path().join("absent"));
         assert!(matches!(absent, Err(BlobError::Unreachable(_))));
         let file = directory.path().join("file");
         fs::write(&file, "").unwrap();
-        assert!(matches!(DirectoryStore::open(file), Err(BlobError::Unreachable(_))));
+        assert!(matches!(DirectoryStore::open_or_make(file), Err(BlobError::Unreachable(_))));
     }
 }

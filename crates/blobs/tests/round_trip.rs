@@ -110,7 +110,7 @@ proptest! {
         write(&from, asked);
         let mut expected = BTreeMap::new();
         read(&from, "", &mut expected);
-        let store = DirectoryStore::open(at).unwrap();
+        let store = DirectoryStore::open_or_make(at).unwrap();
         match pack(&from) {
             Ok(packed) => {
                 packed.send(&store, &mut |_| ()).unwrap();
@@ -135,7 +135,7 @@ proptest! {
         let scratch = tempfile::tempdir().unwrap();
         let at = scratch.path().join("store");
         fs::create_dir(&at).unwrap();
-        let store = DirectoryStore::open(at).unwrap();
+        let store = DirectoryStore::open_or_make(at).unwrap();
         let content = put(&store, b"evil");
         let entries: Vec<serde_json::Value> = paths
             .iter()
@@ -174,7 +174,7 @@ fn what_is_damaged_missing_or_too_large_is_refused() {
     let scratch = tempfile::tempdir().unwrap();
     let at = scratch.path().join("store");
     fs::create_dir(&at).unwrap();
-    let store = DirectoryStore::open(at.clone()).unwrap();
+    let store = DirectoryStore::open_or_make(at.clone()).unwrap();
     let content = put(&store, b"four");
     let list = |size: u64, digest: BlobDigest| {
         let entry = serde_json::json!({

@@ -68,7 +68,7 @@ impl Workdir {
                  `endpoints` in $XDG_CONFIG_HOME/muster/config.toml (~/.config/muster/config.toml)",
             ));
         };
-        let store = DirectoryStore::open(store.clone()).map_err(|error| unstored(&error))?;
+        let store = DirectoryStore::open_or_make(store.clone()).map_err(|error| unstored(&error))?;
         let mut last = Instant::now();
         let sent = self.packed.send(&store, &mut |progress| {
             if last.elapsed() >= TELL {

@@ -254,7 +254,7 @@ mod tests {
         fn put(&self) -> BlobDigest {
             let work = self.scratch.path().join("work");
             std::fs::write(work.join("train.py"), "print(1)").unwrap();
-            let store = DirectoryStore::open(self.scratch.path().join("store")).unwrap();
+            let store = DirectoryStore::open_or_make(self.scratch.path().join("store")).unwrap();
             let packed = pack(&work).unwrap();
             packed.send(&store, &mut |_| ()).unwrap();
             packed.digest()
