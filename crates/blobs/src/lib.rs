@@ -13,6 +13,6 @@ mod tree;
 mod unpack;
 
 pub use pack::{PackError, Packed, Progress, pack};
-pub use store::{BlobError, BlobStore, DirectoryStore};
+pub use store::{BlobDirectory, BlobError, BlobStore};
 pub use tree::{BYTES_MAX, Entry, FILES_MAX, Tree, TreeError};
 pub use unpack::{UnpackError, Unpacking, unpack};

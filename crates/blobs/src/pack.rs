@@ -318,7 +318,7 @@ fn patterns(directory: &Path) -> Result<Patterns, PackError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::DirectoryStore;
+    use crate::store::BlobDirectory;
     use std::os::unix::fs::symlink;
 
     fn write(root: &Path, path: &str, text: &str) {
@@ -362,7 +362,7 @@ mod tests {
         write(at, "a", "one");
         write(at, "b", "one");
         write(at, "c", "another");
-        let store = DirectoryStore::open_or_make(store.path().to_owned()).unwrap();
+        let store = BlobDirectory::open_or_make(store.path().to_owned()).unwrap();
         let first = pack(at).unwrap();
         // As if it had been interrupted behind the first file.
         put(&store, &digest_of(b"one"), &mut &b"one"[..]).unwrap();

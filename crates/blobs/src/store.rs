@@ -201,27 +201,27 @@ fn failed(path: &Path, error: &io::Error) -> BlobError {
 
 /// A store in a directory that clients and nodes share, at whatever path each of them has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DirectoryStore {
+pub struct BlobDirectory {
     root: PathBuf,
 }
 
-impl DirectoryStore {
+impl BlobDirectory {
     /// The store at a path, which may not be mounted at the moment.
     #[must_use]
-    pub fn at(root: PathBuf) -> DirectoryStore {
-        DirectoryStore { root }
+    pub fn at(root: PathBuf) -> BlobDirectory {
+        BlobDirectory { root }
     }
 
     /// The store in a directory that is there. One that is empty becomes a store.
     ///
     /// # Errors
     /// When there is no such directory, it holds something else, or it cannot be written.
-    pub fn open_or_make(root: PathBuf) -> Result<DirectoryStore, BlobError> {
+    pub fn open_or_make(root: PathBuf) -> Result<BlobDirectory, BlobError> {
         let at = |error: io::Error| BlobError::Unreachable(format!("{}: {error}", root.display()));
         if !fs::metadata(&root).map_err(at)?.is_dir() {
             return Err(BlobError::Unreachable(format!("{}: it is not a directory", root.display())));
         }
-        let store = DirectoryStore { root: root.clone() };
+        let store = BlobDirectory { root: root.clone() };
         if !store.is_mounted() {
             for entry in fs::read_dir(&root).map_err(at)? {
                 let name = entry.map_err(at)?.file_name();
@@ -290,7 +290,7 @@ impl DirectoryStore {
     }
 }
 
-impl BlobStore for DirectoryStore {
+impl BlobStore for BlobDirectory {
     fn has(&self, digest: &BlobDigest) -> Result<bool, BlobError> {
         let path = self.path_of(digest);
         match fs::metadata(&path) {
@@ -337,7 +337,7 @@ impl BlobStore for DirectoryStore {
 mod tests {
     use super::*;
 
-    fn fetched(store: &DirectoryStore, digest: &BlobDigest, max: u64) -> Result<Vec<u8>, BlobError> {
+    fn fetched(store: &BlobDirectory, digest: &BlobDigest, max: u64) -> Result<Vec<u8>, BlobError> {
         let mut all = Vec::new();
         get(store, digest, max, &mut |piece| {
             all.extend_from_slice(piece);
@@ -349,7 +349,7 @@ mod tests {
     #[test]
     fn an_object_comes_back_whole_or_is_refused() {
         let directory = tempfile::tempdir().unwrap();
-        let store = DirectoryStore::open_or_make(directory.path().to_owned()).unwrap();
+        let store = BlobDirectory::open_or_make(directory.path().to_owned()).unwrap();
         let content = vec![7u8; 200_000];
         let digest = digest_of(&content);
         assert!(!store.has(&digest).unwrap());
@@ -378,7 +378,7 @@ mod tests {
     #[test]
     fn what_changes_while_it_is_put_does_not_appear() {
         let directory = tempfile::tempdir().unwrap();
-        let store = DirectoryStore::open_or_make(directory.path().to_owned()).unwrap();
+        let store = BlobDirectory::open_or_make(directory.path().to_owned()).unwrap();
         let digest = digest_of(b"before");
         assert!(matches!(put(&store, &digest, &mut &b"behind"[..]), Err(BlobError::Changed)));
         assert!(!store.has(&digest).unwrap());
@@ -391,15 +391,15 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let other = directory.path().join("other");
         fs::create_dir(&other).unwrap();
-        let unmounted = DirectoryStore::at(other.clone());
+        let unmounted = BlobDirectory::at(other.clone());
         assert!(matches!(unmounted.has(&digest_of(b"x")), Err(BlobError::Unreachable(_))));
         assert!(matches!(unmounted.open(&digest_of(b"x")), Err(BlobError::Unreachable(_))));
         fs::write(other.join("thesis.tex"), "x").unwrap();
-        assert!(matches!(DirectoryStore::open_or_make(other), Err(BlobError::NoStore(_))));
-        let absent = DirectoryStore::open_or_make(directory.path().join("absent"));
+        assert!(matches!(BlobDirectory::open_or_make(other), Err(BlobError::NoStore(_))));
+        let absent = BlobDirectory::open_or_make(directory.path().join("absent"));
         assert!(matches!(absent, Err(BlobError::Unreachable(_))));
         let file = directory.path().join("file");
         fs::write(&file, "").unwrap();
-        assert!(matches!(DirectoryStore::open_or_make(file), Err(BlobError::Unreachable(_))));
+        assert!(matches!(BlobDirectory::open_or_make(file), Err(BlobError::Unreachable(_))));
     }
 }

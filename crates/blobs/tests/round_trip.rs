@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use muster_blobs::{
-    BYTES_MAX, BlobStore as _, DirectoryStore, PackError, UnpackError, Unpacking, pack, unpack,
+    BYTES_MAX, BlobDirectory, BlobStore as _, PackError, UnpackError, Unpacking, pack, unpack,
 };
 use muster_types::BlobDigest;
 use proptest::collection::{btree_map, vec};
@@ -80,13 +80,13 @@ fn read(root: &Path, below: &str, all: &mut BTreeMap<String, Content>) {
     }
 }
 
-fn fetch(store: &DirectoryStore, digest: BlobDigest, into: &Path, bytes_max: u64) -> Result<(), UnpackError> {
+fn fetch(store: &BlobDirectory, digest: BlobDigest, into: &Path, bytes_max: u64) -> Result<(), UnpackError> {
     let asked = Unpacking { digest, into, bytes_max, owner: None, is_given_up: &|| false };
     unpack(store, &asked)
 }
 
 /// Puts bytes under their digest, as a client could that follows no rule.
-fn put(store: &DirectoryStore, bytes: &[u8]) -> BlobDigest {
+fn put(store: &BlobDirectory, bytes: &[u8]) -> BlobDigest {
     let digest = BlobDigest::new(Sha256::digest(bytes).into());
     let put = store.put(&digest, &mut |to: &mut dyn std::io::Write| {
         let mut encoder = flate2::write::ZlibEncoder::new(to, flate2::Compression::fast());
@@ -110,7 +110,7 @@ proptest! {
         write(&from, asked);
         let mut expected = BTreeMap::new();
         read(&from, "", &mut expected);
-        let store = DirectoryStore::open_or_make(at).unwrap();
+        let store = BlobDirectory::open_or_make(at).unwrap();
         match pack(&from) {
             Ok(packed) => {
                 packed.send(&store, &mut |_| ()).unwrap();
@@ -135,7 +135,7 @@ proptest! {
         let scratch = tempfile::tempdir().unwrap();
         let at = scratch.path().join("store");
         fs::create_dir(&at).unwrap();
-        let store = DirectoryStore::open_or_make(at).unwrap();
+        let store = BlobDirectory::open_or_make(at).unwrap();
         let content = put(&store, b"evil");
         let entries: Vec<serde_json::Value> = paths
             .iter()
@@ -174,7 +174,7 @@ fn what_is_damaged_missing_or_too_large_is_refused() {
     let scratch = tempfile::tempdir().unwrap();
     let at = scratch.path().join("store");
     fs::create_dir(&at).unwrap();
-    let store = DirectoryStore::open_or_make(at.clone()).unwrap();
+    let store = BlobDirectory::open_or_make(at.clone()).unwrap();
     let content = put(&store, b"four");
     let list = |size: u64, digest: BlobDigest| {
         let entry = serde_json::json!({

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use muster_blobs::{BlobError, DirectoryStore, PackError, Packed, Progress};
+use muster_blobs::{BlobDirectory, BlobError, PackError, Packed, Progress};
 use muster_console::{Console, Exit, Failure, Global};
 use muster_manifest::Manifest;
 use muster_types::blob::{HAS_STORE, STORE_LABEL};
@@ -68,7 +68,7 @@ impl Workdir {
                  `endpoints` in $XDG_CONFIG_HOME/muster/config.toml (~/.config/muster/config.toml)",
             ));
         };
-        let store = DirectoryStore::open_or_make(store.clone()).map_err(|error| unstored(&error))?;
+        let store = BlobDirectory::open_or_make(store.clone()).map_err(|error| unstored(&error))?;
         let mut last = Instant::now();
         let sent = self.packed.send(&store, &mut |progress| {
             if last.elapsed() >= TELL {

@@ -235,7 +235,7 @@ fn take_in(from: &Path, to: &Path, cluster: ClusterId) -> Result<Archive, CarryE
         let dir = dir.to_path_buf();
         move |source| CarryError::Directory { dir, source }
     };
-    let store = DirectoryStore::open_or_make(to).map_err(directory_error(to))?;
+    let store = DirectoryStore::open(to).map_err(directory_error(to))?;
     if from != to {
         let old = DirectoryStore::open_read_only(from).map_err(directory_error(from))?;
         store.take_in(&old).map_err(directory_error(to))?;

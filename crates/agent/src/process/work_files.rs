@@ -10,7 +10,7 @@ use crate::disk::disposal;
 use crate::offload::blocking;
 use crate::process::task::staging;
 use crate::rules::WorkerKey;
-use muster_blobs::{BYTES_MAX, BlobError, DirectoryStore, UnpackError, Unpacking, unpack};
+use muster_blobs::{BYTES_MAX, BlobDirectory, BlobError, UnpackError, Unpacking, unpack};
 use muster_types::blob::{HAS_STORE, STORE_LABEL};
 use muster_types::config_value::{bytes, span_ms};
 use muster_types::{BlobDigest, Violation};
@@ -152,7 +152,7 @@ impl Drop for GiveUp {
 /// The store of this host.
 #[derive(Debug)]
 pub struct WorkFiles {
-    store: DirectoryStore,
+    store: BlobDirectory,
     bytes_max: u64,
     time: Duration,
     turns: Semaphore,
@@ -163,7 +163,7 @@ impl WorkFiles {
     #[must_use]
     pub fn of(config: &FilesConfig) -> Option<WorkFiles> {
         Some(WorkFiles {
-            store: DirectoryStore::at(config.store.clone()?),
+            store: BlobDirectory::at(config.store.clone()?),
             bytes_max: config.bytes_max,
             time: Duration::from_millis(config.fetch_timeout_ms),
             turns: Semaphore::new(AT_ONCE),
@@ -254,7 +254,7 @@ mod tests {
         fn put(&self) -> BlobDigest {
             let work = self.scratch.path().join("work");
             std::fs::write(work.join("train.py"), "print(1)").unwrap();
-            let store = DirectoryStore::open_or_make(self.scratch.path().join("store")).unwrap();
+            let store = BlobDirectory::open_or_make(self.scratch.path().join("store")).unwrap();
             let packed = pack(&work).unwrap();
             packed.send(&store, &mut |_| ()).unwrap();
             packed.digest()

@@ -184,7 +184,7 @@ impl Log {
 }
 
 pub fn store(dir: &Path) -> Arc<dyn ObjectStore> {
-    Arc::new(DirectoryStore::open_or_make(dir).unwrap())
+    Arc::new(DirectoryStore::open(dir).unwrap())
 }
 
 pub fn open(dir: &Path) -> Arc<Archive> {

@@ -101,7 +101,7 @@ fn rounds() -> Vec<ArchivedRound> {
 
 /// Three segments, and a base behind the second.
 fn archive(dir: &Path) {
-    let archive = Archive::open(Arc::new(DirectoryStore::open_or_make(dir).unwrap()), None).unwrap();
+    let archive = Archive::open(Arc::new(DirectoryStore::open(dir).unwrap()), None).unwrap();
     let mut state = State::default();
     let rounds = rounds();
     for part in [0..3, 3..4, 4..6] {

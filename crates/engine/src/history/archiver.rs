@@ -345,7 +345,7 @@ impl Archiver {
             };
             // It is not made here: a directory that is missing may be a disk that is not mounted.
             DirectoryStore::open_read_only(dir).map_err(failed)?;
-            let to = DirectoryStore::open_or_make(dir).map_err(failed)?;
+            let to = DirectoryStore::open(dir).map_err(failed)?;
             if archive.has_base_from(through) {
                 archive.offload(cluster, &to, through).map(Some)
             } else {

@@ -82,7 +82,7 @@ impl HistorySettings {
 /// When the directory cannot be used, or what is in it is another cluster's. A damaged segment at its end is set aside, and
 /// what it had comes from the log or from another replica.
 pub fn open_archive(dir: &std::path::Path, cluster: ClusterId) -> Result<Archive, ArchiveError> {
-    let store = DirectoryStore::open_or_make(dir).map_err(|source| ArchiveError::Store {
+    let store = DirectoryStore::open(dir).map_err(|source| ArchiveError::Store {
         operation: "opening",
         object: dir.display().to_string(),
         source,

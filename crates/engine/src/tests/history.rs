@@ -465,7 +465,7 @@ async fn callers_who_give_up_do_not_have_more_states_of_the_past_made_at_a_time(
     running.work(1..30, &mut BTreeMap::new()).await;
     running.purged().await;
     running.stop().await;
-    let inner = muster_archive::DirectoryStore::open_or_make(replica.archive.path()).expect("the directory opens");
+    let inner = muster_archive::DirectoryStore::open(replica.archive.path()).expect("the directory opens");
     let store = Arc::new(Slow { inner, reads: AtomicUsize::new(0), most: AtomicUsize::new(0) });
     let archive = Archive::open(Arc::clone(&store) as Arc<dyn ObjectStore>, Some(CLUSTER)).expect("it opens");
     let running = replica.start(10, Some(archive)).await;
