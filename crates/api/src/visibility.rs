@@ -248,6 +248,26 @@ mod tests {
     }
 
     #[test]
+    fn the_files_of_a_job_are_named_to_its_tenant_alone() {
+        let view = State::default();
+        let files = Some(muster_types::BlobDigest::new([0x5a; 32]));
+        let contract = muster_types::JobContract { workdir: files, ..Default::default() };
+        let others = muster_types::JobContract { spares: 1, ..Default::default() };
+        let contracts = vec![(JobId(8), Arc::new(others)), (JobId(9), Arc::new(contract))];
+        let decision = Decision::JobContractsSet { contracts };
+        let shown = |visibility: Visibility| {
+            let mut shown = content(&decision);
+            let redacted = visibility.redact(&view, &decision, &mut shown);
+            (shown.to_string().contains("5a5a"), redacted)
+        };
+        assert_eq!(shown(Visibility::All), (true, false));
+        assert_eq!(shown(Visibility::Nobodys), (false, true));
+        let mut job = crate::access_tests::submission("speech", 0).job.expect("it has one");
+        job.spec_mut().workdir = Some(v1::Workdir { digest: "sha256:5a5a".to_owned() });
+        assert_eq!(redacted(job).spec().workdir.as_ref().map(|files| files.digest.as_str()), Some(REDACTED));
+    }
+
+    #[test]
     fn a_record_is_shown_without_what_is_private_to_others() {
         let view = State::default();
         let request = RequestKey { id: RequestId(1), fingerprint: 1 };

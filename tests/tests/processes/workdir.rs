@@ -65,7 +65,7 @@ async fn the_files_of_a_directory_travel_with_the_job() {
     assert_eq!(ran.out, "forty-two\nforty-two\ntool\n", "{ran:#?}");
     assert!(!directory.join("out").exists(), "the worker has its own files");
     let sent: Vec<_> = ran.err.split_whitespace().filter(|word| word.starts_with("sha256:")).collect();
-    let digest = sent.first().expect("the digest is said").trim_end_matches(':').to_owned();
+    let digest = sent.first().expect("the digest is printed").trim_end_matches(':').to_owned();
     // Again: nothing is sent, and the worker does not find what the first one has written.
     let again = run(&endpoint, &directory, &store).await;
     assert_eq!((again.code, again.out), (Some(0), ran.out));
