@@ -8,6 +8,7 @@ use crate::health::{HealthConfig, Inventory};
 use crate::limits;
 use crate::process::isolation::WorkersConfig;
 use crate::process::runtime::ImagesConfig;
+use crate::process::work_files::FilesConfig;
 use crate::settings::{
     ConfigError, ControlGroups, LogLimits, MemoryLimit, base_environment, broken, first_block, first_rack,
 };
@@ -73,6 +74,9 @@ pub struct AgentConfig {
     /// Images that workers have the root directories of.
     #[serde(default)]
     pub images: ImagesConfig,
+    /// Files of jobs, which clients send.
+    #[serde(default)]
+    pub files: FilesConfig,
     /// The agent's certificate, its key, and the cluster's authorities; without them it speaks plaintext.
     #[serde(default)]
     pub tls: Option<muster_transport::TlsFiles>,
@@ -236,6 +240,9 @@ impl AgentConfig {
             return Err(broken(key, rule));
         }
         if let Some((key, rule)) = self.images.violation() {
+            return Err(broken(key, rule));
+        }
+        if let Some((key, rule)) = self.files.violation() {
             return Err(broken(key, rule));
         }
         if !self.state_dir.is_absolute() {

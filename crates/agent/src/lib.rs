@@ -94,6 +94,8 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
         node.labels.extend(isolating.facts().map(|(label, fact)| (label.to_owned(), fact.to_owned())));
         node.labels.remove(muster_types::container::VERSION_LABEL);
         node.labels.extend(process::runtime::facts(podman.as_ref()));
+        node.labels.remove(muster_types::blob::STORE_LABEL);
+        node.labels.extend(config.files.fact());
     }
     let spec = config.check_with(&root, listed.as_ref())?;
     let security = security(&config, &Expected::Node(&spec)).map_err(AgentError::Tls)?;
@@ -136,6 +138,7 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
         isolating: Arc::new(isolating),
         shown: vec![state.root().to_owned()],
         images,
+        files: process::work_files::WorkFiles::of(&config.files).map(Arc::new),
     });
     let adopted = executor.adopt().await.map_err(AgentError::Adopt)?;
     let epoch_floor = adopted.iter().map(|found| found.epoch).max().unwrap_or(0);

@@ -105,6 +105,11 @@ pub(crate) fn placement(order: agent::StartOrder) -> Result<Placement, OrderErro
     short("gang_secret", &order.gang_secret, bounds::TEXT_BYTES_MAX)?;
     let notice = order.notice.map(http_notice).transpose()?.flatten();
     let checkpoint = checkpoint(order.checkpoint.unwrap_or_default())?;
+    let workdir = order.workdir.map(|files| convert::workdir_from_proto("workdir", &files)).transpose();
+    let workdir = workdir.map_err(|v| violated("workdir", &v))?;
+    if workdir.is_some() && !order.working_directory.is_empty() {
+        return Err(broken("workdir", "must not be given with working_directory"));
+    }
     let place = order.array_index.zip(order.array_ordinal).zip(order.array_size);
     let array = place.map(|((index, ordinal), size)| ArrayMember { index, ordinal, size });
     Ok(Placement {
@@ -119,6 +124,7 @@ pub(crate) fn placement(order: agent::StartOrder) -> Result<Placement, OrderErro
         stop_grace: grace(order.stop_grace_ms),
         checkpoint_directory: order.checkpoint_directory,
         working_directory: order.working_directory,
+        workdir,
         array,
         region: order.region,
         cluster: order.cluster,
@@ -496,6 +502,15 @@ pub(crate) mod tests {
         assert_eq!(refused(|o| o.workers[0].container = Some(image("--root=/:1"))), "workers.container");
         let user = v1::ContainerRuntime { user: "0".into(), ..image("localhost/train:1") };
         assert_eq!(refused(|o| o.workers[0].container = Some(user.clone())), "workers.container");
+        let files = |digest: &str| Some(v1::Workdir { digest: digest.into() });
+        for bad in ["", "../../etc", "sha256:00", &format!("sha256:{}", "A".repeat(64))] {
+            assert_eq!(refused(|o| o.workdir = files(bad)), "workdir");
+        }
+        let twice = |o: &mut agent::StartOrder| {
+            o.workdir = files(&format!("sha256:{}", "a".repeat(64)));
+            o.working_directory = "/work".into();
+        };
+        assert_eq!(refused(twice), "workdir");
         assert_eq!(refused(|o| o.rendezvous_port = 0), "rendezvous_port");
         let bad = |k: &str| BTreeMap::from([(k.to_owned(), String::new())]).into_iter().collect();
         assert_eq!(refused(|o| o.workers[0].environment = bad("A=B")), "workers.environment");

@@ -567,6 +567,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
         slices: tpu_slices(spec, placement.slots.len()),
         world_size_min: spec.worker_count_min(),
         gang_secret: gang_secret(order),
+        workdir: contract.workdir.map(muster_wire::convert::workdir_to_proto),
     }
 }
 

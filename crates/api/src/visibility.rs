@@ -18,8 +18,8 @@ use serde_json::Value;
 pub(crate) const REDACTED: &str = "redacted";
 
 /// Of a job's spec, in a record: what its workers are started with, and where they read and write.
-const PRIVATE: [&str; 5] =
-    ["command", "environment", "checkpoint_directory", "working_directory", "container"];
+const PRIVATE: [&str; 6] =
+    ["command", "environment", "checkpoint_directory", "working_directory", "container", "workdir"];
 /// Of any record about a job: how its workers failed, which may name the program or a path.
 const SAID: [&str; 2] = ["detail", "launch_failed"];
 
@@ -114,6 +114,13 @@ impl Visibility {
                 let shown = content.get_mut("runs").and_then(Value::as_array_mut).into_iter().flatten();
                 let hidden = shown.zip(runs).filter(|(_, (job, ..))| !self.sees_job(view, *job));
                 hidden.map(|(content, _)| blank(content, &["annotations"])).count() > 0
+            }
+            Decision::JobContractsSet { contracts } => {
+                let shown = content.get_mut("contracts").and_then(Value::as_array_mut).into_iter().flatten();
+                let hidden = shown
+                    .zip(contracts)
+                    .filter(|(_, (job, contract))| contract.workdir.is_some() && !self.sees_job(view, *job));
+                hidden.map(|(content, _)| blank(content, &["workdir"])).count() > 0
             }
             Decision::JobModified { job, .. } if !self.sees_job(view, *job) => {
                 blank(content, &["annotations"]);
@@ -229,6 +236,10 @@ fn redact_spec(spec: &mut v1::JobSpec) {
         hide(&mut checkpoint.directory);
     }
     hide(&mut spec.working_directory);
+    // Who knows the digest could have a worker fetch the files.
+    if let Some(files) = &mut spec.workdir {
+        hide(&mut files.digest);
+    }
 }
 
 fn redacted_history(mut history: v1::AttemptHistory) -> v1::AttemptHistory {
@@ -253,6 +264,26 @@ mod tests {
         *group.command_mut() = vec!["hunter2".to_owned()];
         let jobs = muster_wire::convert::submissions_from_proto("job", Some(job)).expect("it is a job");
         Arc::new(jobs[0].spec.clone())
+    }
+
+    #[test]
+    fn the_files_of_a_job_are_named_to_its_tenant_alone() {
+        let view = State::default();
+        let files = Some(muster_types::BlobDigest::new([0x5a; 32]));
+        let contract = muster_types::JobContract { workdir: files, ..Default::default() };
+        let others = muster_types::JobContract { spares: 1, ..Default::default() };
+        let contracts = vec![(JobId(8), Arc::new(others)), (JobId(9), Arc::new(contract))];
+        let decision = Decision::JobContractsSet { contracts };
+        let shown = |visibility: Visibility| {
+            let mut shown = content(&decision);
+            let redacted = visibility.redact(&view, &decision, &mut shown);
+            (shown.to_string().contains("5a5a"), redacted)
+        };
+        assert_eq!(shown(Visibility::All), (true, false));
+        assert_eq!(shown(Visibility::Nobodys), (false, true));
+        let mut job = crate::access_tests::submission("speech", 0).job.expect("it has one");
+        job.spec_mut().workdir = Some(v1::Workdir { digest: "sha256:5a5a".to_owned() });
+        assert_eq!(redacted(job).spec().workdir.as_ref().map(|files| files.digest.as_str()), Some(REDACTED));
     }
 
     #[test]

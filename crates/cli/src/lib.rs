@@ -36,6 +36,7 @@ mod slo;
 mod submit;
 mod token;
 mod view;
+mod workdir;
 
 use std::process::ExitCode;
 use std::time::Duration;

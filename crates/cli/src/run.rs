@@ -15,6 +15,7 @@ use crate::job::attach::{self, Ranks};
 use crate::job_files::{self, located, name_own_tenant, now_ms};
 use crate::parallel::auto;
 use crate::submit::{MetadataArgs, NodeArgs};
+use crate::workdir::WorkdirArgs;
 
 /// Options of `muster run`.
 #[derive(Args)]
@@ -22,6 +23,7 @@ use crate::submit::{MetadataArgs, NodeArgs};
 Examples:
   muster run -- hostname
   muster run --workers 4 --accelerators h100:8 --time-limit 2h -- python train.py --epochs 3
+  muster run --workdir . --store /mnt/shared/muster -- python train.py
   muster run --file train.sh --epochs 3
 
 The output of the workers comes to stdout and stderr as they write it; that of several with their ranks in
@@ -29,7 +31,7 @@ front. Ctrl-C detaches and the job goes on; a second one within two seconds canc
 job's: that of the worker that failed, 128 and the signal of one that was killed, and 6 when the job succeeded but its
 output could not be read to the end. Workers read nothing from stdin: what is piped into this command does not reach
 them. The command has to be on the nodes; a script given with --file travels with
-the job. With a running `muster dev` the command starts in this directory.")]
+the job, and so do the files of the directory given with --workdir. With a running `muster dev` the command starts in this directory.")]
 pub struct RunArgs {
     /// The command, after --; with --file the arguments of the script
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
@@ -77,6 +79,8 @@ pub struct RunArgs {
     metadata: MetadataArgs,
     #[command(flatten)]
     nodes: NodeArgs,
+    #[command(flatten)]
+    files: WorkdirArgs,
     /// Print the id and return at once
     #[arg(long)]
     detach: bool,
@@ -91,13 +95,17 @@ pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Ex
         Some(file) => of_file(console, file, &args)?,
         None => of_command(&args)?,
     };
+    let workdir = args.files.apply(global, std::slice::from_mut(&mut manifest))?;
     if global.is_local() {
         local::localize(&mut manifest.message);
     } else if let Some(file) = left_behind(&manifest.message) {
         console.progress(&format!(
             "note: workers start in an empty directory on their node, and {file} is in this one; where the nodes share \
-             this file system, --directory \"$PWD\" starts them here"
+             this file system, --directory \"$PWD\" starts them here, and --workdir . sends them the files"
         ));
+    }
+    if let Some(workdir) = workdir {
+        workdir.send(console)?;
     }
     let request_id = args.request_id.unwrap_or_else(|| RequestId(uuid::Uuid::new_v4().as_u128()));
     let client = global.client().await?;
@@ -126,7 +134,7 @@ pub async fn run(global: &Global, console: &Console, args: RunArgs) -> Result<Ex
 
 /// A word of the command that names a file of this directory, which workers would look for in theirs.
 fn left_behind(job: &v1::Job) -> Option<&str> {
-    if !job.spec().working_directory.is_empty() {
+    if !job.spec().working_directory.is_empty() || job.spec().workdir.is_some() {
         return None;
     }
     let words = job.spec().groups.iter().flat_map(v1::TaskGroup::command);

@@ -13,6 +13,7 @@ use crate::job::wait::{self, Awaited, FOLLOWED_MAX};
 use crate::job_files::{name_own_tenant, read_manifests_with, refused};
 use crate::parallel::auto;
 use crate::view::Submission;
+use crate::workdir::WorkdirArgs;
 
 /// Options of `muster submit`.
 #[derive(Args)]
@@ -23,6 +24,7 @@ Examples:
   muster submit train.yaml --label team=vision --annotation ticket=1234
   muster submit sweep.yaml --array 4,9,12-20%5
   muster submit train.yaml --exclude h7,h8 --where 'zone in (a,b),memory-gib>512'
+  muster submit train.yaml --workdir . --store /mnt/shared/muster      with the files of this directory
   muster submit train.sh --epochs 3       a script; what follows is for it
   muster submit job.yaml --dry-run        a Job of Kubernetes as a job document; nothing is submitted
   generate-jobs | muster submit - --request-id $(uuidgen)
@@ -66,6 +68,8 @@ pub struct SubmitArgs {
     metadata: MetadataArgs,
     #[command(flatten)]
     nodes: NodeArgs,
+    #[command(flatten)]
+    files: WorkdirArgs,
     /// A UUID for this submission; made up when there is none
     #[arg(long, value_name = "UUID")]
     request_id: Option<RequestId>,
@@ -149,6 +153,7 @@ pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result
     if args.name.is_some() && manifests.len() > 1 {
         return Err(Failure::usage(format!("--name is for one job, and {file} holds several")));
     }
+    let workdir = args.files.apply(global, &mut manifests)?;
     if args.dry_run {
         return print_documents(console, &file, &manifests);
     }
@@ -162,6 +167,9 @@ pub async fn run(global: &Global, console: &Console, args: SubmitArgs) -> Result
     }
     if global.is_local() {
         manifests.iter_mut().for_each(|manifest| local::localize(&mut manifest.message));
+    }
+    if let Some(workdir) = workdir.filter(|_| !args.validate_only) {
+        workdir.send(console)?;
     }
     let request_id = args.request_id.unwrap_or_else(|| RequestId(uuid::Uuid::new_v4().as_u128()));
     let client = global.client().await?;

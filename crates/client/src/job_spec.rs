@@ -131,6 +131,12 @@ impl JobSpec {
         self.with(|spec| spec.working_directory = directory.into())
     }
 
+    /// The files of a directory that `muster submit --workdir` has sent, by their digest: each worker starts in its own copy.
+    /// Nodes that can have them have the label `files.store` with the value `yes`.
+    pub fn workdir(self, digest: impl Into<String>) -> JobSpec {
+        self.with(|spec| spec.workdir = Some(v1::Workdir { digest: digest.into() }))
+    }
+
     /// A label that its nodes must have, with one of these values.
     pub fn node_label(
         self,

@@ -22,6 +22,9 @@ struct ConfigFile {
     /// Where the web pages of replicas are.
     #[serde(default)]
     web: Vec<String>,
+    /// Where this machine has the store of files of jobs.
+    #[serde(default)]
+    store: Option<PathBuf>,
 }
 
 /// Authorities, certificate and key, as given by flags or the environment.
@@ -148,6 +151,17 @@ pub fn web(
     }
     let place = path.map(|path| path.display().to_string()).unwrap_or_default();
     parse(&configured.web, &place, security).map(Some)
+}
+
+/// Where the configuration file says that the store of files of jobs is; none where it does not say.
+pub fn store() -> Result<Option<PathBuf>, Failure> {
+    let Some(path) = path() else { return Ok(None) };
+    match read(&path)?.store {
+        Some(store) if !store.is_absolute() => {
+            Err(Failure::usage(format!("{}: store = {store:?} must be an absolute path", path.display())))
+        }
+        store => Ok(store),
+    }
 }
 
 /// Whether the cluster that [`endpoints`] finds is the running `muster dev`, whose hosts are this machine.

@@ -23,6 +23,9 @@ struct Announcement {
     /// Where its web pages are; an older one has none.
     #[serde(default)]
     web: Vec<String>,
+    /// Where the store of files of jobs is; an older one has none.
+    #[serde(default)]
+    store: Option<PathBuf>,
 }
 
 /// `$XDG_STATE_HOME/muster/dev.json`, or below `~/.local/state`.
@@ -49,16 +52,17 @@ impl Drop for Announced {
 
 /// Tells commands of this user where the cluster is. None where that cannot be told, or another `muster dev` is
 /// announced already; that one stays.
-pub fn announce(endpoints: &[String], web: &[String]) -> Option<Announced> {
-    announce_at(&path()?, endpoints, web)
+pub fn announce(endpoints: &[String], web: &[String], store: &Path) -> Option<Announced> {
+    announce_at(&path()?, endpoints, web, store)
 }
 
-fn announce_at(path: &Path, endpoints: &[String], web: &[String]) -> Option<Announced> {
+fn announce_at(path: &Path, endpoints: &[String], web: &[String], store: &Path) -> Option<Announced> {
     std::fs::create_dir_all(path.parent()?).ok()?;
     let mut options = File::options();
     let mut file = options.create(true).truncate(false).read(true).write(true).mode(0o600).open(path).ok()?;
     file.try_lock().ok()?;
-    let text = serde_json::to_vec(&Announcement { endpoints: endpoints.to_vec(), web: web.to_vec() }).ok()?;
+    let (endpoints, web, store) = (endpoints.to_vec(), web.to_vec(), Some(store.to_owned()));
+    let text = serde_json::to_vec(&Announcement { endpoints, web, store }).ok()?;
     file.set_len(0).ok()?;
     file.rewind().ok()?;
     file.write_all(&text).ok()?;
@@ -73,6 +77,11 @@ pub fn running() -> Option<Vec<String>> {
 /// Where its web pages are; empty without one.
 pub fn running_web() -> Vec<String> {
     path().and_then(|path| running_at(&path)).map_or_else(Vec::new, |announced| announced.web)
+}
+
+/// Where its store of files of jobs is; none without one.
+pub fn running_store() -> Option<PathBuf> {
+    path().and_then(|path| running_at(&path)).and_then(|announced| announced.store)
 }
 
 fn running_at(path: &Path) -> Option<Announcement> {
@@ -92,6 +101,7 @@ fn running_at(path: &Path) -> Option<Announcement> {
 pub fn localize(job: &mut v1::Job) {
     let spec = job.spec_mut();
     if spec.working_directory.is_empty()
+        && spec.workdir.is_none()
         && let Some(here) =
             std::env::current_dir().ok().and_then(|here| here.into_os_string().into_string().ok())
     {
@@ -122,10 +132,12 @@ mod tests {
         let path = directory.path().join("state/muster/dev.json");
         assert_eq!(endpoints_at(&path), None);
         let endpoints = vec!["http://127.0.0.1:1".to_owned()];
-        let announced = announce_at(&path, &endpoints, &[]).unwrap();
+        let store = Path::new("/dev-cluster/files");
+        let announced = announce_at(&path, &endpoints, &[], store).unwrap();
         assert_eq!(endpoints_at(&path).as_ref(), Some(&endpoints));
+        assert_eq!(running_at(&path).and_then(|running| running.store).as_deref(), Some(store));
         // A second one does not take its place.
-        assert!(announce_at(&path, &["http://127.0.0.1:2".to_owned()], &[]).is_none());
+        assert!(announce_at(&path, &["http://127.0.0.1:2".to_owned()], &[], store).is_none());
         assert_eq!(endpoints_at(&path).as_ref(), Some(&endpoints));
         drop(announced);
         assert_eq!(endpoints_at(&path), None);
@@ -160,5 +172,9 @@ mod tests {
         localize(&mut own);
         assert_eq!(own.spec().working_directory, "/work");
         assert_eq!(own.spec().groups[0].variable("PATH"), Some("/bin"));
+        let mut with_files = v1::Job::default();
+        with_files.spec_mut().workdir = Some(v1::Workdir::default());
+        localize(&mut with_files);
+        assert_eq!(with_files.spec().working_directory, "", "it starts where its files are");
     }
 }

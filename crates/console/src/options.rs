@@ -10,6 +10,7 @@ use muster_manifest::quantity;
 use super::config;
 use super::console::{Console, Format};
 use super::failure::Failure;
+use super::local;
 
 /// Apart from the options of a command itself; commands that run a part of the cluster show them too.
 const HEADING: &str = "Client options";
@@ -88,6 +89,15 @@ impl Global {
     /// The web pages of replicas; none where nothing names them.
     pub fn web(&self, args: &WebArgs) -> Result<Option<Endpoints>, Failure> {
         config::web(&args.web, &self.endpoint, (&self.ca, &self.cert, &self.key))
+    }
+
+    /// Where the store of files of jobs is: that of the running `muster dev` where it is the cluster, else as the
+    /// configuration file says; none where neither says it.
+    pub fn store(&self) -> Result<Option<PathBuf>, Failure> {
+        match local::running_store().filter(|_| self.is_local()) {
+            Some(store) => Ok(Some(store)),
+            None => config::store(),
+        }
     }
 
     /// A connected client.

@@ -209,7 +209,7 @@ async fn serve(fleet: &mut Fleet, root: &DataDirectory) -> Result<std::convert::
     }
     let hosts = fleet.shape().hosts();
     or_ended(&mut children, fleet, wait_for_hosts(&client, hosts, PATIENCE)).await?;
-    let announced = local::announce(&fleet.endpoints(), &fleet.web());
+    let announced = local::announce(&fleet.endpoints(), &fleet.web(), &fleet.files());
     eprintln!("{}", usage(fleet, root, announced.is_some()));
     watch(&mut children, fleet).await
 }

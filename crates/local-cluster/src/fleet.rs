@@ -184,6 +184,11 @@ impl Fleet {
         self.dir.join("checkpoints")
     }
 
+    /// The store of files of jobs, which every host has.
+    pub fn files(&self) -> PathBuf {
+        self.dir.join("files")
+    }
+
     /// Where clients connect.
     pub fn endpoints(&self) -> Vec<String> {
         self.layout.replicas.iter().map(|r| format!("http://{}", r.client)).collect()
@@ -245,6 +250,8 @@ impl Fleet {
             );
             write(&home.join("server.toml"), &text)?;
         }
+        let files = self.files();
+        std::fs::create_dir_all(&files).with_context(|| format!("creating {}", files.display()))?;
         let [second, third] = self.layout.block;
         let shape = &self.layout.shape;
         for (place, region) in shape.regions.iter().enumerate() {
@@ -255,7 +262,7 @@ impl Fleet {
                 let address = Ipv4Addr::new(127, second, third, 16 + 16 * place as u8 + host);
                 let endpoints: Vec<String> = self.endpoints();
                 let text = format!(
-                    "state_dir = {:?}\nendpoints = {endpoints:?}\n\n[node]\nname = {name:?}\nregion = {:?}\ncluster = {:?}\nrack = {:?}\naddress = \"{address}\"\ncpu = 64\nmemory = \"256Gi\"\naccelerators = {{ type = {:?}, count = {} }}\n",
+                    "state_dir = {:?}\nendpoints = {endpoints:?}\nfiles = {{ store = {files:?} }}\n\n[node]\nname = {name:?}\nregion = {:?}\ncluster = {:?}\nrack = {:?}\naddress = \"{address}\"\ncpu = 64\nmemory = \"256Gi\"\naccelerators = {{ type = {:?}, count = {} }}\n",
                     home.join("state"),
                     region.name,
                     format!("{}-1", region.name),

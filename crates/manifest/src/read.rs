@@ -145,6 +145,9 @@ impl Reader<'_> {
                 .value("spec.spareWorkers", spec.spare_workers, quantity::count)
                 .unwrap_or_default(),
             preflight: self.closed::<Preflight>("spec.preflight", spec.preflight),
+            workdir: spec
+                .workdir
+                .map(|files| v1::Workdir { digest: self.text("spec.workdir.digest", files.digest) }),
         };
         let message = v1::Job { spec: Some(asked), ..message };
         (message, shorthand, parallel)

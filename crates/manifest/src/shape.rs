@@ -60,6 +60,7 @@ pub struct Spec {
     pub notice: Option<Notice>,
     pub spare_workers: Option<Text>,
     pub preflight: Option<Text>,
+    pub workdir: Option<Workdir>,
     pub parallel: Option<Spanned<Parallel>>,
     // The only group, written without a list around it. Not `flatten`: that loses places and names.
     pub workers: Option<Text>,
@@ -113,6 +114,12 @@ pub struct Group {
     pub cpu: Option<Text>,
     pub memory: Option<Text>,
     pub container: Option<Container>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Workdir {
+    pub digest: Option<Text>,
 }
 
 #[derive(Default, Deserialize)]

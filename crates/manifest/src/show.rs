@@ -155,6 +155,12 @@ fn described(spec: &v1::JobSpec, is_short: bool) -> Fields {
     shown.say("runTimeLimit", span(spec.run_time_limit));
     shown.say("stopGrace", span(spec.stop_grace));
     shown.say("workingDirectory", spec.working_directory.as_str());
+    if let Some(files) = &spec.workdir {
+        let mut workdir = Fields::default();
+        workdir.say("digest", files.digest.as_str());
+        // Also where nothing is in it: without it the workers had no files.
+        shown.put("workdir", Some(Content::Fields(workdir)));
+    }
     if let Some(array) = &spec.array {
         let is_count = array.indices.is_empty() && array.throttle.is_none();
         shown.say("array", if is_count { json!(array.size) } else { json!(show_array(array)) });

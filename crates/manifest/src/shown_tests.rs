@@ -163,8 +163,10 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
     let launch = 0..7i32;
     let preflight = 0..4i32;
     let notice = prop::option::of((1..65_536u32, prop_oneof![Just(String::new()), Just("/stop".to_owned())]));
-    prop::option::of((launch, retry, checkpoint, notice, preflight, 0..3u32)).prop_map(|said| {
-        said.map(|(launch, retry, checkpoint, notice, preflight, spare_workers)| v1::JobSpec {
+    let files = prop::option::of(Just(v1::Workdir { digest: format!("sha256:{}", "a1".repeat(32)) }));
+    prop::option::of((launch, retry, checkpoint, notice, preflight, 0..3u32, files)).prop_map(|said| {
+        said.map(|(launch, retry, checkpoint, notice, preflight, spare_workers, workdir)| v1::JobSpec {
+            workdir,
             launch,
             retry: Some(v1::RetryPolicy {
                 max_failures: 0,

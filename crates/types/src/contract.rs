@@ -11,6 +11,7 @@ use core::ops::Deref;
 use serde::{Deserialize, Serialize};
 
 use crate::array::ArraySpec;
+use crate::blob::BlobDigest;
 use crate::job::{JobSpec, NamedDependency};
 use crate::limits;
 use crate::metadata::JobMetadata;
@@ -296,6 +297,8 @@ pub struct JobContract {
     pub spares: u32,
     /// Whether its nodes are checked before it starts.
     pub preflight: Preflight,
+    /// The list of the files that each worker finds in its own directory, where it then starts; none for no files.
+    pub workdir: Option<BlobDigest>,
 }
 
 impl JobContract {
@@ -318,6 +321,10 @@ impl JobContract {
         if self.spares > 0 && (spec.groups.len() > 1 || spec.groups.iter().any(|g| g.slice.is_some())) {
             let text = "may be asked for only in a job of one group that forms no slice";
             found.push(Violation::new("spares", text));
+        }
+        if self.workdir.is_some() && spec.working_directory.is_some() {
+            let text = "must not be given with a working directory: the workers start where its files are";
+            found.push(Violation::new("workdir", text));
         }
         // They start through a program of the host, which an image does not have.
         if spec.needs_container_runtime() && matches!(self.launch, LaunchForm::Mpi | LaunchForm::Ray) {

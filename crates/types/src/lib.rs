@@ -13,6 +13,7 @@ extern crate alloc;
 
 pub mod admission;
 pub mod array;
+pub mod blob;
 pub mod config_value;
 pub mod container;
 pub mod contract;
@@ -48,6 +49,7 @@ pub use admission::{
     AdmissionMode, AdmissionRule, Approval, CertificateSerial, NodeAdmission, NodeBounds, Revocation,
 };
 pub use array::{ARRAY_RULE, ArraySpec, IndexRange};
+pub use blob::BlobDigest;
 pub use container::{Container, Mount, PullRule};
 pub use contract::{
     CheckpointRules, FailureClass, JobContract, LaunchForm, NoticeRules, Preflight, RetryRules, Submission,

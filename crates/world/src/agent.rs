@@ -220,6 +220,7 @@ fn placement_of(order: &StartOrder, node: NodeId) -> Placement {
         stop_grace: Duration::from_millis(stop_grace_ms),
         checkpoint_directory: String::new(),
         working_directory: String::new(),
+        workdir: None,
         array: spec.array,
         region: placement.region.to_string(),
         cluster: placement.cluster.to_string(),

@@ -50,3 +50,4 @@ mod top;
 mod two_releases;
 mod upgrade;
 mod watch;
+mod workdir;

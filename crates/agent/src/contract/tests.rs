@@ -39,6 +39,7 @@ fn placement(rank_map: Vec<RankPlace>, workers: Vec<Launch>) -> Placement {
         stop_grace: Duration::from_secs(30),
         checkpoint_directory: "/ckpt/job-500".into(),
         working_directory: String::new(),
+        workdir: None,
         array: None,
         region: "eu-west".into(),
         cluster: "eu-west-a".into(),

@@ -22,9 +22,12 @@ use crate::process::processes::{self, MARK_VARIABLE};
 use crate::process::runtime::{Images, Prepared};
 use crate::process::secrets;
 use crate::process::shim;
-use crate::process::task::{self, Exit, GangFiles, ImageRoot, RootMount, TaskDir, TaskError, TaskSpec};
+use crate::process::task::{
+    self, Blank, Exit, GangFiles, ImageRoot, RootMount, TaskDir, TaskError, TaskSpec,
+};
 use crate::process::transcript::OutputTally;
 use crate::process::unlisted;
+use crate::process::work_files::{FilesError, Staged, WorkFiles};
 use crate::rules::{DEVICE_MILLI, HttpNotice, Launch, Placement, WorkerKey, detail};
 use crate::settings::{ControlGroups, LogLimits, MemoryLimit};
 use crate::temporary;
@@ -84,6 +87,8 @@ pub struct ProcessSettings {
     pub shown: Vec<PathBuf>,
     /// Images that workers can have the root directories of; none where the host has no container runtime.
     pub images: Option<Arc<Images>>,
+    /// Where files of jobs are; none where the host has no such store.
+    pub files: Option<Arc<WorkFiles>>,
 }
 
 /// Runs workers as processes.
@@ -99,7 +104,7 @@ struct Shared {
     events: mpsc::Sender<ExecutorEvent>,
     /// Workers whose directory is being made.
     beginning: Mutex<BTreeSet<WorkerKey>>,
-    /// Workers that wait for their image. Who takes one out launches it, or tells its end.
+    /// Workers that wait for their image or files. Who takes one out launches it, or tells its end.
     waiting: Mutex<BTreeSet<WorkerKey>>,
     /// One of these was told to stop.
     stopped_waiting: Notify,
@@ -195,7 +200,9 @@ impl ProcessExecutor {
         };
         let mut environment = contract::environment(placement, worker, &here);
         environment.insert(MARK_VARIABLE.to_owned(), mark(key, settings.holder));
-        let working_directory = if placement.working_directory.is_empty() {
+        let working_directory = if placement.workdir.is_some() {
+            task.work()
+        } else if placement.working_directory.is_empty() {
             let of_image = image.and_then(|image| image.config.working_directory());
             of_image.unwrap_or_else(|| task.work())
         } else {
@@ -296,18 +303,51 @@ impl ProcessExecutor {
     /// Has a worker's image prepared, where it has one. None where the worker has met its end meanwhile.
     async fn image_of(&self, key: WorkerKey, worker: &Launch) -> Option<Result<Option<Prepared>, String>> {
         let Some(container) = &worker.container else { return Some(Ok(None)) };
-        let prepared = match &self.shared.settings.images {
-            Some(images) => tokio::select! {
-                prepared = images.prepare(container) => prepared.map(Some).map_err(|error| error.to_string()),
-                // Nobody waits for it any more: the next image need not wait for this one either.
-                () = self.stopped_while_waiting(key) => return None,
-            },
-            None => Err("this node has no container runtime".to_owned()),
+        let Some(images) = &self.shared.settings.images else {
+            return Some(Err("this node has no container runtime".to_owned()));
         };
-        self.shared.waiting.lock().remove(&key).then_some(prepared)
+        tokio::select! {
+            prepared = images.prepare(container) => {
+                Some(prepared.map(Some).map_err(|error| error.to_string()))
+            }
+            // Nobody waits for it any more: the next image need not wait for this one either.
+            () = self.stopped_while_waiting(key) => None,
+        }
     }
 
-    /// Ends when a worker that waits for its image was told to stop.
+    /// Has the files of a worker fetched, where its job has some.
+    async fn files_of(&self, placement: &Placement, spec: &TaskSpec) -> Result<Option<Staged>, String> {
+        let Some(digest) = placement.workdir else { return Ok(None) };
+        let settings = &self.shared.settings;
+        let bounds = (spec.isolation.user, spec.disk_bytes_max);
+        let fetched = match &settings.files {
+            Some(files) => files.fetch(&settings.tasks, spec.key, digest, bounds).await,
+            None => Err(FilesError::no_store()),
+        };
+        fetched.map(Some).map_err(|error| error.to_string())
+    }
+
+    /// Whether a worker is still to be launched: it may have met its end while it waited for its image or files.
+    fn is_wanted(&self, placement: &Placement, worker: &Launch) -> bool {
+        !waits(placement, worker) || self.shared.waiting.lock().remove(&placement.key(worker.rank))
+    }
+
+    /// Launches a worker whose image is prepared, if it is still wanted.
+    async fn launch(&self, placement: &Placement, worker: &Launch, spec: TaskSpec, files: Arc<GangFiles>) {
+        let staged = tokio::select! {
+            staged = self.files_of(placement, &spec) => staged,
+            () = self.stopped_while_waiting(spec.key), if waits(placement, worker) => return,
+        };
+        if !self.is_wanted(placement, worker) {
+            return;
+        }
+        match staged {
+            Ok(staged) => self.start_one(spec, files, staged).await,
+            Err(reason) => self.refuse(spec.key, reason).await,
+        }
+    }
+
+    /// Ends when a worker that waits for its image or files was told to stop.
     async fn stopped_while_waiting(&self, key: WorkerKey) {
         loop {
             // Listens before it looks: no stop is missed between the two.
@@ -379,7 +419,8 @@ impl ProcessExecutor {
         }
     }
 
-    async fn start_one(&self, spec: TaskSpec, files: Arc<GangFiles>) {
+    /// `staged` is what is in its own directory when it starts; none for nothing.
+    async fn start_one(&self, spec: TaskSpec, files: Arc<GangFiles>, staged: Option<Staged>) {
         let key = spec.key;
         let beginning = || self.shared.beginning.lock();
         if !beginning().insert(key) {
@@ -393,9 +434,13 @@ impl ProcessExecutor {
                 return Ok(None);
             }
             pool.hold(key, spec.devices.iter().count());
+            let put = |blank: &Blank| staged.as_ref().map_or(Ok(()), |staged| blank.put_work(staged.path()));
             let Some(Waiting { blank, shim, order }) = pool.take() else {
-                return TaskDir::create(&tasks, &spec, &files).map(|task| Some((task, None)));
+                let blank = Blank::of(&tasks, spec.key)?;
+                put(&blank)?;
+                return blank.fill(&tasks, &spec, &files).map(|task| Some((task, None)));
             };
+            put(&blank)?;
             let task = blank.fill(&tasks, &spec, &files)?;
             // One that has died has launched nothing: another takes its place.
             let shim = match prewarm_pool::order(order, &task) {
@@ -571,12 +616,11 @@ impl Executor for ProcessExecutor {
                 return;
             }
         };
-        let with_image = placement.workers.iter().filter(|worker| worker.container.is_some());
-        self.shared.waiting.lock().extend(with_image.map(|worker| placement.key(worker.rank)));
+        let waiting = placement.workers.iter().filter(|worker| waits(&placement, worker));
+        self.shared.waiting.lock().extend(waiting.map(|worker| placement.key(worker.rank)));
         let mut images = Vec::new();
-        for worker in &placement.workers {
-            let key = placement.key(worker.rank);
-            let Some(image) = self.image_of(key, worker).await else { continue };
+        for (place, worker) in placement.workers.iter().enumerate() {
+            let Some(image) = self.image_of(placement.key(worker.rank), worker).await else { continue };
             let spec = image.and_then(|image| {
                 let spec = self.spec(&placement, worker, epoch, &isolation, image.as_ref());
                 // Nobody removes it before a shim holds it.
@@ -590,12 +634,17 @@ impl Executor for ProcessExecutor {
             let spec = match filled {
                 Ok(spec) => spec,
                 Err(reason) => {
-                    self.refuse(key, reason).await;
+                    if self.is_wanted(&placement, worker) {
+                        self.refuse(placement.key(worker.rank), reason).await;
+                    }
                     continue;
                 }
             };
-            let (executor, files) = (self.clone(), Arc::clone(&files));
-            launches.spawn(async move { executor.start_one(spec, files).await });
+            let (executor, files, placement) = (self.clone(), Arc::clone(&files), Arc::clone(&placement));
+            launches.spawn(async move {
+                let Some(worker) = placement.workers.get(place) else { return };
+                executor.launch(&placement, worker, spec, files).await;
+            });
         }
         while launches.join_next().await.is_some() {}
         drop(images);
@@ -608,8 +657,8 @@ impl Executor for ProcessExecutor {
 
     async fn stop(&self, key: WorkerKey, request: StopRequest) -> Result<(), ExecutorError> {
         let task = self.task(key);
-        let waits_for_image = self.shared.waiting.lock().remove(&key);
-        if waits_for_image {
+        let was_waiting = self.shared.waiting.lock().remove(&key);
+        if was_waiting {
             self.shared.stopped_waiting.notify_waiters();
             self.end_without_launch(key, ExitStatus::NotStarted).await;
             return Ok(());
@@ -705,6 +754,11 @@ impl Executor for ProcessExecutor {
         }
         crate::process::follow::read(&task, &request, &sink).await.map_err(ExecutorError::Output)
     }
+}
+
+/// Whether a worker needs something before it can be launched that may take long.
+fn waits(placement: &Placement, worker: &Launch) -> bool {
+    worker.container.is_some() || placement.workdir.is_some()
 }
 
 /// Whether one of two paths is the other, or below it.

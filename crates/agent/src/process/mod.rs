@@ -20,6 +20,7 @@ mod speaker;
 pub mod task;
 pub mod transcript;
 mod unlisted;
+pub mod work_files;
 
 pub(crate) use ended_workers::EndedWorkers;
 pub use executor::{ProcessExecutor, ProcessSettings};

@@ -214,7 +214,7 @@ impl TaskDir {
     /// Where the directory of this worker is.
     #[must_use]
     pub fn of(tasks: &Path, key: WorkerKey) -> TaskDir {
-        TaskDir { path: tasks.join(format!("{}_{}_{}", key.job, key.token, key.rank)) }
+        TaskDir { path: tasks.join(name_of(key)) }
     }
 
     /// The worker a directory's name stands for.
@@ -232,8 +232,7 @@ impl TaskDir {
     /// # Errors
     /// When any step fails; then there is no directory under the final name.
     pub fn create(tasks: &Path, spec: &TaskSpec, files: &GangFiles) -> Result<TaskDir, TaskError> {
-        let name = format!("{}_{}_{}", spec.key.job, spec.key.token, spec.key.rank);
-        Blank::make(tasks, &name)?.fill(tasks, spec, files)
+        Blank::of(tasks, spec.key)?.fill(tasks, spec, files)
     }
 
     /// The directory.
@@ -448,7 +447,25 @@ pub struct Blank {
     part: TaskDir,
 }
 
+/// Where the files of a worker are until it has a directory: next to the directories of workers. What is there belongs to no
+/// worker, and goes when the agent starts again.
+pub(crate) fn staging(tasks: &Path, key: WorkerKey) -> PathBuf {
+    tasks.join(format!("{UNFINISHED}files_{}", name_of(key)))
+}
+
+fn name_of(key: WorkerKey) -> String {
+    format!("{}_{}_{}", key.job, key.token, key.rank)
+}
+
 impl Blank {
+    /// Makes one for a worker that is known.
+    ///
+    /// # Errors
+    /// When any step fails.
+    pub fn of(tasks: &Path, key: WorkerKey) -> Result<Blank, TaskError> {
+        Blank::make(tasks, &name_of(key))
+    }
+
     /// Makes one. `name` is its own below `tasks`; what an earlier process left there goes.
     ///
     /// # Errors
@@ -474,6 +491,15 @@ impl Blank {
             File::create(&lock).map_err(at("make", &lock))?;
         }
         Ok(Blank { part })
+    }
+
+    /// Gives it the files that its worker starts with: a directory on the same file system, which moves.
+    ///
+    /// # Errors
+    /// When it cannot be moved.
+    pub fn put_work(&self, files: &Path) -> Result<(), TaskError> {
+        let work = self.part.work();
+        std::fs::rename(files, &work).map_err(at("move files to", &work))
     }
 
     /// The directory, for now.

@@ -64,6 +64,7 @@ fn placement(job: JobId, token: FencingToken, devices: &[DeviceSet], preflight: 
         stop_grace: STOP_GRACE,
         checkpoint_directory: String::new(),
         working_directory: String::new(),
+        workdir: None,
         array: None,
         region: "eu".to_owned(),
         cluster: "eu-1".to_owned(),

@@ -3,7 +3,7 @@
 use super::worker::WorkerKey;
 use muster_types::job::ArrayMember;
 use muster_types::tpu::SliceShape;
-use muster_types::{Container, DeviceSet, FencingToken, JobId, LaunchForm};
+use muster_types::{BlobDigest, Container, DeviceSet, FencingToken, JobId, LaunchForm};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -92,6 +92,9 @@ pub struct Placement {
     pub checkpoint_directory: String,
     /// Empty for the worker's own directory.
     pub working_directory: String,
+    /// Files that each worker finds in its own directory; none for no files. Then it starts there.
+    #[serde(default)]
+    pub workdir: Option<BlobDigest>,
     /// For a job of an array.
     pub array: Option<ArrayMember>,
     /// Where the gang runs.

@@ -337,6 +337,8 @@ impl Running {
             shown: Vec::new(),
             // The nodes of another scheduler state no container runtime.
             images: None,
+            // Nor a store of files.
+            files: None,
         });
         let (say, words) = mpsc::channel(4);
         let alive = placement.ranks().collect();

@@ -132,6 +132,7 @@ impl Subject for Processes {
             isolating: Arc::new(muster_agent::isolation::Isolating::off()),
             shown: Vec::new(),
             images: None,
+            files: None,
         })
     }
 

@@ -124,6 +124,7 @@ impl<'a, S: Subject> Bench<'a, S> {
             stop_grace: GRACE,
             checkpoint_directory: String::new(),
             working_directory: String::new(),
+            workdir: None,
             array: None,
             preflight: false,
             form: LaunchForm::default(),

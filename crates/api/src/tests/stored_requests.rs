@@ -309,6 +309,15 @@ fn submissions() -> Vec<Stored> {
             ),
         ),
         submission(
+            "submit-workdir",
+            submit(
+                &id(15),
+                changed(|spec| {
+                    spec.workdir = Some(v1::Workdir { digest: format!("sha256:{}", "5a".repeat(32)) });
+                }),
+            ),
+        ),
+        submission(
             "submit-dataset",
             submit(&id(11), changed(|spec| spec.datasets = vec!["corpus".to_owned()])),
         ),

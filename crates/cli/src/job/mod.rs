@@ -293,6 +293,9 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
     if job.redacted {
         say("redacted", "what it is started with is shown to its tenant and to operators".to_owned());
     }
+    if let Some(files) = &spec.workdir {
+        say("workdir", files.digest.clone());
+    }
     for group in &spec.groups {
         let image = group.container().map(|container| format!(" in {}", container.image));
         let image = image.unwrap_or_default();

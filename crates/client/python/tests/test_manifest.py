@@ -118,6 +118,7 @@ RIGHT = [
     "notice: {httpPort: 8080, httpPath: /stop}",
     "spareWorkers: 2",
     "preflight: off",
+    'workdir: {digest: "sha256:' + "a1" * 32 + '"}',
     "expectedRun: 90m\n  retry: {maxFailures: 0}",
     "workers: 8\n  minWorkers: 2",
 ]

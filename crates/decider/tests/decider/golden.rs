@@ -634,6 +634,7 @@ fn attempts(run: &mut Run) {
         notice: NoticeRules { http_port: Some(8_080), http_path: "/stop".into() },
         spares: 1,
         preflight: Preflight::On,
+        workdir: Some(muster_types::BlobDigest::new([7; 32])),
     };
     let request = run.next_request();
     let jobs = [Submission::new(draft.check().unwrap(), contract)].into();

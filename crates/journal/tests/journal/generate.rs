@@ -19,13 +19,13 @@ use muster_types::policy::{
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval, ArrayId,
-    ArraySpec, CertificateSerial, CheckpointRules, ClusterId, Container, Control, Dependency, DependencyRule,
-    DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange,
-    ForeignLoad, HolderId, IndexRange, JobContract, JobDraft, JobId, JobMetadata, JobSpec, LabelTest,
-    LaunchForm, Level, LogIndex, LogTime, Mount, Name, NodeAdmission, NodeBounds, NodeDraft, NodeExpression,
-    NodeId, NodeOverrides, NodeRequirements, NodeSpec, NoticeRules, Parameters, Preflight, PriorityTier,
-    PullRule, QueueKey, ReplicaId, RequestId, Requester, RetryRules, Revocation, Spread, TaskGroup,
-    TokenGrant, TokenId, TokenRole, TopologyRule, WorkerRequest, limits,
+    ArraySpec, BlobDigest, CertificateSerial, CheckpointRules, ClusterId, Container, Control, Dependency,
+    DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken,
+    FieldChange, ForeignLoad, HolderId, IndexRange, JobContract, JobDraft, JobId, JobMetadata, JobSpec,
+    LabelTest, LaunchForm, Level, LogIndex, LogTime, Mount, Name, NodeAdmission, NodeBounds, NodeDraft,
+    NodeExpression, NodeId, NodeOverrides, NodeRequirements, NodeSpec, NoticeRules, Parameters, Preflight,
+    PriorityTier, PullRule, QueueKey, ReplicaId, RequestId, Requester, RetryRules, Revocation, Spread,
+    TaskGroup, TokenGrant, TokenId, TokenRole, TopologyRule, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -232,7 +232,9 @@ fn contract() -> impl Strategy<Value = Arc<JobContract>> {
     let retry = (btree_map(class(), any::<u32>(), 0..4), any::<[Option<u64>; 3]>());
     let checkpoint = (option::of(name()), any::<[Option<u64>; 3]>());
     let notice = (option::of(any::<u16>()), "[ -~]{0,20}");
-    let forms = (prop::sample::select(LaunchForm::ALL), prop::sample::select(Preflight::ALL), any::<u32>());
+    let workdir = option::of(any::<[u8; 32]>());
+    let forms =
+        (prop::sample::select(LaunchForm::ALL), prop::sample::select(Preflight::ALL), any::<u32>(), workdir);
     (retry, checkpoint, notice, forms).prop_map(|(retry, checkpoint, notice, forms)| {
         Arc::new(JobContract {
             launch: forms.0,
@@ -251,6 +253,7 @@ fn contract() -> impl Strategy<Value = Arc<JobContract>> {
             notice: NoticeRules { http_port: notice.0, http_path: notice.1 },
             spares: forms.2,
             preflight: forms.1,
+            workdir: forms.3.map(BlobDigest::new),
         })
     })
 }

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use muster_types::{
-    CheckpointRules, FailureClass, JobContract, NoticeRules, RetryRules, Violation, fleet::checked_name,
+    BlobDigest, CheckpointRules, FailureClass, JobContract, NoticeRules, RetryRules, Violation,
+    fleet::checked_name,
 };
 
 use super::{Found, below, bound, one_of, span};
@@ -23,7 +24,23 @@ pub(super) fn contract(at: &str, message: &mut v1::JobSpec, found: &mut Found) -
     let checkpoint = rules.map(|rules| checkpoint(&field("checkpoint"), rules, found)).unwrap_or_default();
     let rules = message.notice.take();
     let notice = rules.map(|rules| notice(&field("notice"), rules, found)).unwrap_or_default();
-    JobContract { launch, retry, checkpoint, notice, spares: message.spare_workers, preflight }
+    let asked = message.workdir.take();
+    let workdir = asked.and_then(|asked| found.take(workdir_from_proto(&field("workdir"), &asked)));
+    JobContract { launch, retry, checkpoint, notice, spares: message.spare_workers, preflight, workdir }
+}
+
+/// The files that a message names.
+///
+/// # Errors
+/// The rule that their digest breaks.
+pub fn workdir_from_proto(at: &str, message: &v1::Workdir) -> Result<BlobDigest, Violation> {
+    BlobDigest::parse(&message.digest).map_err(|rule| Violation::new(below(at, "digest"), rule))
+}
+
+/// The same as a message.
+#[must_use]
+pub fn workdir_to_proto(digest: BlobDigest) -> v1::Workdir {
+    v1::Workdir { digest: digest.to_string() }
 }
 
 fn limits(at: &str, mut messages: Vec<v1::RetryLimit>, found: &mut Found) -> BTreeMap<FailureClass, u32> {
@@ -74,7 +91,7 @@ pub(super) fn contract_to_proto(contract: &JobContract) -> v1::JobSpec {
     if contract.is_default() {
         return v1::JobSpec::default();
     }
-    let JobContract { launch, retry, checkpoint, notice, spares, preflight } = contract;
+    let JobContract { launch, retry, checkpoint, notice, spares, preflight, workdir } = contract;
     let limits = retry
         .limits
         .iter()
@@ -100,6 +117,7 @@ pub(super) fn contract_to_proto(contract: &JobContract) -> v1::JobSpec {
         notice: notice_to_proto(notice),
         spare_workers: *spares,
         preflight: number(*preflight),
+        workdir: workdir.map(workdir_to_proto),
         ..v1::JobSpec::default()
     }
 }

@@ -50,7 +50,7 @@ _SPEC = (
     *("workingDirectory", "array", "topology", "nodeSelector", "nodes", "tolerations", "preemptible", "after"),
     "notBefore",
     *("deadline", "expectedRun", "datasets", "launch", "retry", "checkpoint", "notice", "spareWorkers", "preflight"),
-    *("parallel", *_GROUP),
+    *("workdir", "parallel", *_GROUP),
 )
 _Value = TypeVar("_Value")
 
@@ -385,6 +385,10 @@ class Reader:
             port = self.positive(notice, "spec.notice.httpPort", quantity.count, "with the notice")
             spec.notice.http_port = port
             spec.notice.http_path = self.text(notice.get("httpPath"), "spec.notice.httpPath")
+        if "workdir" in at:
+            spec.workdir.SetInParent()
+            files = self.fields(at["workdir"], "spec.workdir", ("digest",))
+            spec.workdir.digest = self.text(files.get("digest"), "spec.workdir.digest")
 
     @staticmethod
     def span(target: Duration, ms: int) -> None:

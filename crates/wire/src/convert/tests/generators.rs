@@ -343,6 +343,7 @@ prop_compose! {
         http in option::of((1u16.., "(/[a-z]{0,9})?")),
         spares in 0u32..9,
         preflight in proptest::sample::select(Preflight::ALL.to_vec()),
+        workdir in option::of(any::<[u8; 32]>()),
     ) -> JobContract {
         let (backoff_ms, backoff_max_ms, avoid_ms) = waits;
         let (step_ms, save_ms, interval_ms) = times;
@@ -354,6 +355,7 @@ prop_compose! {
             notice: notice.unwrap_or_default(),
             spares,
             preflight,
+            workdir: workdir.map(muster_types::BlobDigest::new),
         }
     }
 }

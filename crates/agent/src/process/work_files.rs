@@ -1,0 +1,328 @@
+//! Files of jobs: fetched from the store that clients share with this host, into a directory that becomes a worker's own.
+//!
+//! Each worker gets separate files, which it may change. They are unpacked next to the workers' directories, where nobody else
+//! can write, and become the worker's directory by a rename, so a worker has all of them or was never launched.
+//!
+//! **Invariant:** a start order and a list of files are not believed: every bound and every path is checked here again.
+
+use crate::chain::chain;
+use crate::disk::disposal;
+use crate::offload::blocking;
+use crate::process::task::staging;
+use crate::rules::WorkerKey;
+use muster_blobs::{BYTES_MAX, BlobDirectory, BlobError, UnpackError, Unpacking, unpack};
+use muster_types::blob::{HAS_STORE, STORE_LABEL};
+use muster_types::config_value::{bytes, span_ms};
+use muster_types::{BlobDigest, Violation};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+/// Workers whose files are unpacked at the same time.
+const AT_ONCE: usize = 4;
+/// The longest and shortest time for the files of one worker.
+const FETCH_MS: (u64, u64) = (1_000, 24 * 3_600_000);
+/// Between attempts at a store that cannot be reached: from, to.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
+
+/// What an operator says of files of jobs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FilesConfig {
+    /// Where the store is that clients share with this host: an absolute path. Without it no job with files is placed here.
+    pub store: Option<PathBuf>,
+    /// Bytes that the files of one worker may have.
+    #[serde(rename = "size_max", with = "bytes")]
+    pub bytes_max: u64,
+    /// Milliseconds that the files of one worker may take, attempts after failures included.
+    #[serde(rename = "fetch_timeout", with = "span_ms")]
+    pub fetch_timeout_ms: u64,
+}
+
+impl Default for FilesConfig {
+    fn default() -> FilesConfig {
+        FilesConfig { store: None, bytes_max: BYTES_MAX, fetch_timeout_ms: 10 * 60_000 }
+    }
+}
+
+impl FilesConfig {
+    /// The first key that breaks its rule, and the rule.
+    #[must_use]
+    pub fn violation(&self) -> Option<(&'static str, String)> {
+        if self.store.as_deref().is_some_and(|store| !store.is_absolute()) {
+            return Some(("files.store", "must be an absolute path".to_owned()));
+        }
+        let (min, max) = FETCH_MS;
+        if !(min..=max).contains(&self.fetch_timeout_ms) {
+            let violation = Violation::span("files.fetch_timeout", self.fetch_timeout_ms, min, max);
+            return Some(("files.fetch_timeout", violation.description));
+        }
+        None
+    }
+
+    /// The label of a node that can have files; it goes before what an operator says.
+    pub(crate) fn fact(&self) -> Option<(String, String)> {
+        self.store.as_ref().map(|_| (STORE_LABEL.to_owned(), HAS_STORE.to_owned()))
+    }
+}
+
+/// Why a worker does not have its files: a stable word, and what was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FilesError {
+    word: &'static str,
+    found: String,
+}
+
+impl FilesError {
+    const NO_STORE: &'static str = "FILES_NO_STORE";
+    const NOT_FOUND: &'static str = "FILES_NOT_FOUND";
+    const DIGEST_MISMATCH: &'static str = "FILES_DIGEST_MISMATCH";
+    const UNREACHABLE: &'static str = "FILES_STORE_UNREACHABLE";
+    const INVALID: &'static str = "FILES_INVALID";
+    const TOO_LARGE: &'static str = "FILES_TOO_LARGE";
+    const TIMED_OUT: &'static str = "FILES_TIMED_OUT";
+    const UNUSABLE: &'static str = "FILES_UNUSABLE";
+
+    /// Where the host has no store.
+    pub(crate) fn no_store() -> FilesError {
+        let found = "this node has no store of files (files.store in its agent's configuration)".to_owned();
+        FilesError { word: FilesError::NO_STORE, found }
+    }
+
+    fn of(error: &UnpackError) -> FilesError {
+        let word = match error {
+            UnpackError::Blob(BlobError::NotFound(_)) => FilesError::NOT_FOUND,
+            UnpackError::Blob(BlobError::Mismatch(_)) => FilesError::DIGEST_MISMATCH,
+            UnpackError::Blob(BlobError::TooLarge { .. })
+            | UnpackError::Tree(muster_blobs::TreeError::Bytes { .. } | muster_blobs::TreeError::Files(_)) => {
+                FilesError::TOO_LARGE
+            }
+            UnpackError::Blob(BlobError::Unreachable(_)) => FilesError::UNREACHABLE,
+            UnpackError::Tree(_) | UnpackError::Size { .. } => FilesError::INVALID,
+            UnpackError::Blob(BlobError::NoStore(_) | BlobError::Changed | BlobError::Local(_))
+            | UnpackError::Write { .. }
+            | UnpackError::GivenUp => FilesError::UNUSABLE,
+        };
+        FilesError { word, found: chain(error) }
+    }
+}
+
+impl fmt::Display for FilesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.word, self.found)
+    }
+}
+
+/// A directory with the files of a worker that was not launched yet; removed unless it becomes the worker's.
+#[derive(Debug)]
+pub(crate) struct Staged(PathBuf);
+
+impl Staged {
+    /// The directory.
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        // It loses its name at once: another attempt may make it again.
+        if let Some(tasks) = self.0.parent()
+            && let Err(error) = disposal::discard(tasks, &self.0)
+        {
+            tracing::warn!(path = %self.0.display(), %error, "files of a worker that was not launched stay");
+        }
+    }
+}
+
+/// Gives an unpacking up when it is dropped.
+struct GiveUp(Arc<AtomicBool>);
+
+impl Drop for GiveUp {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The store of this host.
+#[derive(Debug)]
+pub struct WorkFiles {
+    store: BlobDirectory,
+    bytes_max: u64,
+    time: Duration,
+    turns: Semaphore,
+}
+
+impl WorkFiles {
+    /// As an operator says; none where no store is named.
+    #[must_use]
+    pub fn of(config: &FilesConfig) -> Option<WorkFiles> {
+        Some(WorkFiles {
+            store: BlobDirectory::at(config.store.clone()?),
+            bytes_max: config.bytes_max,
+            time: Duration::from_millis(config.fetch_timeout_ms),
+            turns: Semaphore::new(AT_ONCE),
+        })
+    }
+
+    /// Unpacks the files of a worker next to the directories of workers, in `tasks`. `owner` is the user that the worker is;
+    /// `disk_bytes_max` is what it may have on the disk, 0 for no bound.
+    ///
+    /// A store that cannot be reached is tried again until the time is over. So is a disk that hangs, which then keeps a thread
+    /// of this process.
+    pub(crate) async fn fetch(
+        &self,
+        tasks: &Path,
+        key: WorkerKey,
+        digest: BlobDigest,
+        (owner, disk_bytes_max): (Option<u32>, u64),
+    ) -> Result<Staged, FilesError> {
+        let until = Instant::now() + self.time;
+        let timed_out = |why: &str| {
+            let found = format!("not within {} s{why}", self.time.as_secs());
+            FilesError { word: FilesError::TIMED_OUT, found }
+        };
+        let Ok(Ok(_turn)) = tokio::time::timeout_at(until, self.turns.acquire()).await else {
+            return Err(timed_out(": other workers are given their files"));
+        };
+        let bytes_max = if disk_bytes_max == 0 { self.bytes_max } else { self.bytes_max.min(disk_bytes_max) };
+        let mut pause = PAUSE.0;
+        loop {
+            let given_up = Arc::new(AtomicBool::new(false));
+            // Also when the caller does not wait for this any more.
+            let _give_up = GiveUp(Arc::clone(&given_up));
+            let (store, tasks) = (self.store.clone(), tasks.to_owned());
+            let attempt = blocking(move || {
+                let staged = Staged(staging(&tasks, key));
+                // What an attempt before has left.
+                disposal::discard(&tasks, staged.path())
+                    .map_err(|error| UnpackError::Write { path: staged.path().to_owned(), error })?;
+                let is_given_up = || given_up.load(Ordering::Relaxed);
+                let owner = owner.map(|user| (user, user));
+                let asked =
+                    Unpacking { digest, into: staged.path(), bytes_max, owner, is_given_up: &is_given_up };
+                unpack(&store, &asked).map(|()| staged)
+            });
+            let error = match tokio::time::timeout_at(until, attempt).await {
+                Ok(Ok(staged)) => return Ok(staged),
+                Ok(Err(error)) => FilesError::of(&error),
+                Err(_) => return Err(timed_out("")),
+            };
+            if error.word != FilesError::UNREACHABLE || Instant::now() + pause >= until {
+                return Err(error);
+            }
+            tracing::warn!(worker = %key, %error, "the files of a worker are fetched again");
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSE.1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_blobs::pack;
+    use muster_types::{FencingToken, JobId, LogIndex};
+
+    fn key() -> WorkerKey {
+        let token = FencingToken { generation: 1, log_index: LogIndex(9) };
+        WorkerKey { job: JobId(1), token, rank: 0 }
+    }
+
+    struct Bench {
+        scratch: tempfile::TempDir,
+        files: WorkFiles,
+    }
+
+    impl Bench {
+        /// With a store that nobody has made yet.
+        fn new(time_ms: u64) -> Bench {
+            let scratch = tempfile::tempdir().unwrap();
+            for name in ["store", "tasks", "work"] {
+                std::fs::create_dir(scratch.path().join(name)).unwrap();
+            }
+            let store = Some(scratch.path().join("store"));
+            let config = FilesConfig { store, fetch_timeout_ms: time_ms, ..FilesConfig::default() };
+            Bench { files: WorkFiles::of(&config).unwrap(), scratch }
+        }
+
+        fn put(&self) -> BlobDigest {
+            let work = self.scratch.path().join("work");
+            std::fs::write(work.join("train.py"), "print(1)").unwrap();
+            let store = BlobDirectory::open_or_make(self.scratch.path().join("store")).unwrap();
+            let packed = pack(&work).unwrap();
+            packed.send(&store, &mut |_| ()).unwrap();
+            packed.digest()
+        }
+
+        async fn fetch(&self, digest: BlobDigest, disk: u64) -> Result<Staged, FilesError> {
+            self.files.fetch(&self.scratch.path().join("tasks"), key(), digest, (None, disk)).await
+        }
+
+        fn tasks(&self) -> usize {
+            std::fs::read_dir(self.scratch.path().join("tasks")).unwrap().count()
+        }
+    }
+
+    #[tokio::test]
+    async fn files_are_there_whole_and_go_when_nobody_takes_them() {
+        let bench = Bench::new(20_000);
+        let digest = bench.put();
+        let staged = bench.fetch(digest, 0).await.unwrap();
+        assert_eq!(std::fs::read_to_string(staged.path().join("train.py")).unwrap(), "print(1)");
+        // What an attempt before has left is not in the way.
+        std::mem::forget(staged);
+        let staged = bench.fetch(digest, 0).await.unwrap();
+        drop(staged);
+        while bench.tasks() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_had_has_a_stable_word() {
+        let bench = Bench::new(20_000);
+        let digest = bench.put();
+        let word = async |digest, disk| bench.fetch(digest, disk).await.unwrap_err().word;
+        assert_eq!(word(BlobDigest::new([3; 32]), 0).await, FilesError::NOT_FOUND);
+        assert_eq!(word(digest, 4).await, FilesError::TOO_LARGE);
+        let digits = digest.digits();
+        let (first, _) = digits.split_at(2);
+        let list = bench.scratch.path().join("store/objects").join(first).join(&digits);
+        std::fs::write(&list, "no list").unwrap();
+        assert_eq!(word(digest, 0).await, FilesError::DIGEST_MISMATCH);
+    }
+
+    #[tokio::test]
+    async fn a_store_that_is_not_mounted_is_waited_for() {
+        let bench = Bench::new(20_000);
+        let digest = {
+            let digest = bench.put();
+            std::fs::rename(bench.scratch.path().join("store"), bench.scratch.path().join("away")).unwrap();
+            digest
+        };
+        let mount = async {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            std::fs::rename(bench.scratch.path().join("away"), bench.scratch.path().join("store")).unwrap();
+        };
+        let (fetched, ()) = tokio::join!(bench.fetch(digest, 0), mount);
+        assert!(fetched.is_ok(), "{fetched:?}");
+        let absent = Bench::new(1_000);
+        assert_eq!(absent.fetch(digest, 0).await.unwrap_err().word, FilesError::UNREACHABLE);
+    }
+
+    #[test]
+    fn keys_that_cannot_be_meant_are_named() {
+        let usual = FilesConfig::default();
+        assert_eq!((usual.violation(), usual.fact()), (None, None));
+        let key = |config: FilesConfig| config.violation().map(|(key, _)| key);
+        let relative = Some(PathBuf::from("store"));
+        assert_eq!(key(FilesConfig { store: relative, ..usual.clone() }), Some("files.store"));
+        assert_eq!(key(FilesConfig { fetch_timeout_ms: 1, ..usual }), Some("files.fetch_timeout"));
+    }
+}

@@ -1,0 +1,18 @@
+//! The files of a directory, sent to other machines through a store of content by its digest.
+//!
+//! A client packs a directory: it sends each file that the store does not have, and then a list of all files. The digest of
+//! that list stands for the directory. A node fetches the list by its digest, and each file by the digest in the list.
+//!
+//! **Invariant:** nothing that a store returns is used before its digest was checked.
+//! **Invariant:** nothing is written outside of the directory that is unpacked into, whatever the list says.
+
+mod ignore;
+mod pack;
+mod store;
+mod tree;
+mod unpack;
+
+pub use pack::{PackError, Packed, Progress, pack};
+pub use store::{BlobDirectory, BlobError, BlobStore};
+pub use tree::{BYTES_MAX, Entry, FILES_MAX, Tree, TreeError};
+pub use unpack::{UnpackError, Unpacking, unpack};

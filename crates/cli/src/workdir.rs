@@ -1,0 +1,163 @@
+//! `--workdir`: the files of a directory go into the store that nodes have too, and the job names them.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use muster_blobs::{BlobDirectory, BlobError, PackError, Packed, Progress};
+use muster_console::{Console, Exit, Failure, Global};
+use muster_manifest::Manifest;
+use muster_types::blob::{HAS_STORE, STORE_LABEL};
+use muster_wire::v1;
+
+/// Between two lines of progress.
+const TELL: Duration = Duration::from_secs(2);
+
+/// Options for the files of jobs.
+#[derive(Args)]
+pub struct WorkdirArgs {
+    /// Send the files of this directory, in which each worker starts; .musterignore and .gitignore say what stays here
+    #[arg(long, value_name = "DIR")]
+    pub workdir: Option<PathBuf>,
+    /// The directory of the store of files, which nodes have as files.store; for --workdir
+    #[arg(long, env = "MUSTER_STORE", value_name = "DIR")]
+    pub store: Option<PathBuf>,
+}
+
+/// Files that jobs are to have.
+pub struct Workdir {
+    packed: Packed,
+    store: Option<PathBuf>,
+}
+
+impl WorkdirArgs {
+    /// Lists the files and has the jobs name them; nothing is sent yet. None where no directory is given.
+    pub fn apply(&self, global: &Global, manifests: &mut [Manifest]) -> Result<Option<Workdir>, Failure> {
+        let Some(directory) = &self.workdir else { return Ok(None) };
+        let has = |of: fn(&v1::JobSpec) -> bool| manifests.iter().any(|job| of(job.message.spec()));
+        if has(|spec| !spec.working_directory.is_empty()) {
+            return Err(Failure::usage("the job names a working directory, and --workdir is one")
+                .with_next("leave out either workingDirectory in the file (--directory) or --workdir"));
+        }
+        if has(|spec| spec.workdir.is_some()) {
+            return Err(Failure::usage("the job names the files of a directory already")
+                .with_next("leave out either workdir in the file or --workdir"));
+        }
+        let packed = muster_blobs::pack(directory).map_err(unpacked)?;
+        for manifest in manifests {
+            let spec = manifest.message.spec_mut();
+            spec.workdir = Some(v1::Workdir { digest: packed.digest().to_string() });
+            // Other nodes could not have the files.
+            let label = spec.node_selector.entry(STORE_LABEL.to_owned());
+            label.or_insert_with(|| v1::LabelValues { values: vec![HAS_STORE.to_owned()] });
+        }
+        let store = match &self.store {
+            Some(store) => Some(store.clone()),
+            None => global.store()?,
+        };
+        Ok(Some(Workdir { packed, store }))
+    }
+}
+
+impl Workdir {
+    /// Sends what the store does not have.
+    pub fn send(&self, console: &Console) -> Result<(), Failure> {
+        let Some(store) = &self.store else {
+            return Err(Failure::usage("--workdir needs a store, and none is named").with_next(
+                "name the directory that nodes have as files.store: --store DIR, MUSTER_STORE, or `store = \"DIR\"` next to \
+                 `endpoints` in $XDG_CONFIG_HOME/muster/config.toml (~/.config/muster/config.toml)",
+            ));
+        };
+        let store = BlobDirectory::open_or_make(store.clone()).map_err(|error| unstored(&error))?;
+        let mut last = Instant::now();
+        let sent = self.packed.send(&store, &mut |progress| {
+            if last.elapsed() >= TELL {
+                last = Instant::now();
+                console.progress(&so_far(progress));
+            }
+        });
+        let sent = sent.map_err(unpacked)?;
+        let Progress { files, bytes, files_sent, bytes_sent, .. } = sent;
+        console.progress(&format!(
+            "{}: {files} files with {}; {files_sent} with {} were sent, the store had the others",
+            self.packed.digest(),
+            size(bytes),
+            size(bytes_sent),
+        ));
+        Ok(())
+    }
+}
+
+fn so_far(progress: &Progress) -> String {
+    format!("the store has {} of {}", size(progress.bytes_done), size(progress.bytes))
+}
+
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..0x400 => format!("{bytes} bytes"),
+        0x400..0x10_0000 => format!("{} KiB", bytes >> 10),
+        _ => format!("{} MiB", bytes >> 20),
+    }
+}
+
+fn unpacked(error: PackError) -> Failure {
+    let cause = std::error::Error::source(&error).map(ToString::to_string);
+    match &error {
+        PackError::Send { error: BlobError::Changed, .. } => Failure::new(Exit::Conflict, error.to_string())
+            .with_next("submit again when nothing changes the directory; what was sent is not sent again"),
+        PackError::Send { .. } => Failure::new(Exit::Unavailable, error.to_string())
+            .with_next("submit again; what was sent is not sent again"),
+        _ => Failure::usage(format!("--workdir: {error}")).with_details(cause),
+    }
+}
+
+fn unstored(error: &BlobError) -> Failure {
+    Failure::usage(format!("--store: {error}"))
+        .with_next("name the directory that nodes have as files.store, where this machine has it mounted")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifests(spec: &str) -> Vec<Manifest> {
+        let file = format!(
+            "apiVersion: muster.dev/v1\nkind: Job\nmetadata: {{name: a, tenant: t}}\nspec: {{command: [a]{spec}}}\n"
+        );
+        muster_manifest::parse(file.as_bytes(), 0).expect("it is a job")
+    }
+
+    fn asked(directory: &std::path::Path) -> WorkdirArgs {
+        WorkdirArgs { workdir: Some(directory.to_owned()), store: Some(directory.join("store")) }
+    }
+
+    fn global() -> Global {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            global: Global,
+        }
+        <Line as clap::Parser>::parse_from(["muster"]).global
+    }
+
+    #[test]
+    fn a_job_names_the_files_and_goes_to_nodes_with_the_store() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        std::fs::write(scratch.path().join("a"), "a").expect("a file");
+        let mut jobs = manifests("");
+        let workdir = asked(scratch.path()).apply(&global(), &mut jobs);
+        let workdir = workdir.unwrap_or_else(|_| panic!("it can be sent")).expect("a directory is given");
+        let spec = jobs[0].message.spec();
+        let digest = spec.workdir.as_ref().map(|files| files.digest.clone());
+        assert_eq!(digest, Some(workdir.packed.digest().to_string()));
+        assert_eq!(spec.node_selector[STORE_LABEL].values, [HAS_STORE]);
+        let none = WorkdirArgs { workdir: None, store: None }.apply(&global(), &mut jobs);
+        assert!(none.is_ok_and(|none| none.is_none()));
+        for taken in
+            [", workingDirectory: /work", &format!(", workdir: {{digest: \"{}\"}}", workdir.packed.digest())]
+        {
+            assert!(asked(scratch.path()).apply(&global(), &mut manifests(taken)).is_err(), "{taken}");
+        }
+        assert!(asked(&scratch.path().join("absent")).apply(&global(), &mut manifests("")).is_err());
+    }
+}
