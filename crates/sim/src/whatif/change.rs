@@ -1,6 +1,7 @@
 //! What is changed, and whether it can be.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::str::FromStr;
 
 use muster_state::{NodeRow, State};
@@ -68,6 +69,31 @@ fn name(text: &str) -> Result<Name, String> {
         let shown: String = text.chars().take(80).collect();
         format!("{shown:?} is not a name: {NAME_RULE}")
     })
+}
+
+/// As it is read.
+impl fmt::Display for AddedDevices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}@{}/{}", self.devices, self.kind, self.region, self.cluster)
+    }
+}
+
+/// As it is read.
+impl fmt::Display for QuotaChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.tenant.as_str())?;
+        if let Some(kind) = &self.kind {
+            write!(f, "/{kind}")?;
+        }
+        if let Some(region) = &self.region {
+            write!(f, "@{region}")?;
+        }
+        match self.amount {
+            QuotaAmount::More(milli) => write!(f, "=+{}", milli / 1_000),
+            QuotaAmount::Less(milli) => write!(f, "=-{}", milli / 1_000),
+            QuotaAmount::Exactly(milli) => write!(f, "={}", milli / 1_000),
+        }
+    }
 }
 
 impl FromStr for AddedDevices {
@@ -359,6 +385,10 @@ mod tests {
         let quota: QuotaChange = "lab/h100@eu=+128".parse().unwrap();
         assert_eq!(quota.amount, QuotaAmount::More(128_000));
         assert_eq!(quota.region.as_ref().map(Name::as_str), Some("eu"));
+        assert_eq!(
+            (added.to_string(), quota.to_string()),
+            ("64xh100@eu-west/train".to_owned(), "lab/h100@eu=+128".to_owned())
+        );
         let quota: QuotaChange = "lab=-3".parse().unwrap();
         assert_eq!((quota.kind, quota.amount), (None, QuotaAmount::Less(3_000)));
         assert_eq!("lab=7".parse::<QuotaChange>().unwrap().amount, QuotaAmount::Exactly(7_000));
