@@ -21,7 +21,7 @@ use crate::stopwatch::stopped;
 use crate::wakes::{Wakes, earliest};
 use crate::whatif::WhatifError;
 use crate::whatif::change::{Change, Plan};
-use crate::whatif::history::Run;
+use crate::whatif::history::{History, Run};
 use crate::whatif::meter::{Meter, Side};
 use crate::whatif::recorder::{Input, Recording};
 
@@ -58,6 +58,8 @@ struct Live {
     next_run: usize,
     /// Work that the next attempt goes on from, in milliseconds.
     saved_ms: u64,
+    /// Saved work that attempts before used up, in milliseconds.
+    counted_ms: u64,
     /// When the present attempt was placed, and as which placement of the replay.
     placed: Option<(LogTime, u64)>,
     /// Whether the present attempt has ended by itself.
@@ -119,7 +121,7 @@ impl<'a> Engine<'a> {
 
     /// What holds devices where the range begins goes on.
     fn resume_runs(&mut self) {
-        let base = &self.recording.base;
+        let base: &'a State = &self.recording.base;
         for (job, row) in base.jobs().iter() {
             let saved_ms = base.times(*job).ran_ms;
             let placement = match &row.phase {
@@ -143,18 +145,19 @@ impl<'a> Engine<'a> {
     }
 
     fn make_changes(&mut self) -> Result<(), WhatifError> {
+        let plan: &'a Plan = self.plan;
         // Who may register was decided when the record was made.
         let request = self.driver.next_request();
         let admission = Box::<NodeAdmission>::default();
         let open = Command::SetNodeAdmission { request, admission, expected_version: None };
         let _ = self.driver.ask(&open);
-        if let Some(policy) = &self.plan.first_policy {
+        if let Some(policy) = &plan.first_policy {
             self.set_policy(policy)?;
         }
-        for name in &self.plan.removed {
+        for name in &plan.removed {
             self.lose(name);
         }
-        for (place, host) in self.plan.hosts.iter().enumerate() {
+        for (place, host) in plan.hosts.iter().enumerate() {
             let holder = HolderId((1 << 127) + place as u128);
             self.register(host, holder).map_err(|sentence| {
                 WhatifError::new(
@@ -170,8 +173,9 @@ impl<'a> Engine<'a> {
     fn run(&mut self, progress: &mut dyn FnMut(LogTime)) -> Result<(), WhatifError> {
         /// Events between two calls of `progress`.
         const EVENTS_BETWEEN: u64 = 1_024;
-        let to = self.recording.range.to;
-        let mut inputs = self.recording.inputs.iter().peekable();
+        let recording: &'a Recording = self.recording;
+        let to = recording.range.to;
+        let mut inputs = recording.inputs.iter().peekable();
         self.settle();
         for turn in 1u64.. {
             if turn.is_multiple_of(EVENTS_BETWEEN) {
@@ -289,12 +293,19 @@ impl<'a> Engine<'a> {
     fn lose_run(&mut self, job: JobId) {
         let recorded = counterpart(&self.recorded, job).unwrap_or(job);
         let history = self.recording.histories.get(&recorded);
-        let interval_ms = history.and_then(|history| history.interval_ms());
+        let interval_ms = history.and_then(History::interval_ms);
+        let ran_ms = self.driver.state().times(job).ran_ms;
         let Some(live) = self.live.get_mut(&job) else { return };
         let Some((placed_at, _)) = live.placed.take() else { return };
-        if let Some(interval_ms) = interval_ms.filter(|_| !live.has_ended) {
-            let done_ms = live.saved_ms.saturating_add(self.now.since_ms(placed_at));
-            live.saved_ms = live.saved_ms.max(done_ms - done_ms % interval_ms.max(1));
+        match interval_ms {
+            // What is saved up to here belongs to the attempts that are over.
+            _ if live.has_ended => live.counted_ms = ran_ms,
+            Some(interval_ms) => {
+                let done_ms = live.saved_ms.saturating_add(self.now.since_ms(placed_at));
+                live.saved_ms = live.saved_ms.max(done_ms - done_ms % interval_ms.max(1));
+            }
+            // As far as the scheduler takes it to be saved.
+            None => live.saved_ms = live.saved_ms.max(ran_ms.saturating_sub(live.counted_ms)),
         }
         live.has_ended = false;
     }

@@ -52,8 +52,9 @@ pub struct Recorder {
     is_in_range: bool,
     /// The record that is being applied, and the saved work of the job that it is about.
     decision: Option<(Decision, u64)>,
-    /// Jobs submitted in the round, first id and number: what they ask of their agents follows in later records.
-    submitted: Vec<(JobId, u32)>,
+    /// Inputs of the round with jobs whose parts are still to be filled in: what they ask of their agents follows in later
+    /// records.
+    submitted: Vec<usize>,
     is_fleet_changed: bool,
     happened: Vec<Happened>,
     /// The last id of the jobs of the range.
@@ -123,7 +124,9 @@ impl Recorder {
     /// Before a record.
     pub fn before(&mut self, state: &State, decision: &Decision) {
         let saved_ms = match decision {
-            Decision::JobRequeued { job, .. } | Decision::JobFinished { job, .. } => state.times(*job).ran_ms,
+            Decision::GangStopRequested { job, .. }
+            | Decision::JobRequeued { job, .. }
+            | Decision::JobFinished { job, .. } => state.times(*job).ran_ms,
             _ => 0,
         };
         self.decision = Some((decision.clone(), saved_ms));
@@ -159,16 +162,18 @@ impl Recorder {
         if std::mem::take(&mut self.is_fleet_changed) {
             self.meter.fleet(state);
         }
-        for (first, count) in std::mem::take(&mut self.submitted) {
-            let ids = (0..u64::from(count)).map(|n| JobId(first.0 + n));
-            let part = |job: JobId| {
-                let spec = state.spec(job)?;
-                let contract = state.agreed(job).map(|contract| (**contract).clone()).unwrap_or_default();
-                let metadata = state.carried(job).cloned();
-                Some(Submission { metadata, ..Submission::new((**spec).clone(), contract) })
-            };
-            let parts = ids.filter_map(part).collect();
-            self.push(state.log_time(), Input::Submitted { first, count, parts });
+        let part = |job: JobId| {
+            let spec = state.spec(job)?;
+            let contract = state.agreed(job).map(|contract| (**contract).clone()).unwrap_or_default();
+            let metadata = state.carried(job).cloned();
+            Some(Submission { metadata, ..Submission::new((**spec).clone(), contract) })
+        };
+        for place in std::mem::take(&mut self.submitted) {
+            if let Some((_, Input::Submitted { first, count, parts })) = self.recording.inputs.get_mut(place)
+            {
+                let ids = (0..u64::from(*count)).map(|n| JobId(first.0 + n));
+                *parts = ids.filter_map(part).collect();
+            }
         }
     }
 
@@ -226,11 +231,10 @@ impl Recorder {
         let named = |node: &NodeId| state.node(*node).map(|row| row.spec.name.clone());
         let input = match decision {
             Decision::JobsSubmitted { request, .. } => {
-                if let Some((first, count)) = submitted_by(state, request.id) {
-                    self.submitted.push((first, count));
-                    self.newest = self.newest.max(JobId(first.0 + u64::from(count)));
-                }
-                return;
+                let Some((first, count)) = submitted_by(state, request.id) else { return };
+                self.newest = self.newest.max(JobId(first.0 + u64::from(count)));
+                self.submitted.push(self.recording.inputs.len());
+                Some(Input::Submitted { first, count, parts: Vec::new() })
             }
             Decision::ArraysSubmitted { request, parts } => {
                 let Some((first, count)) = submitted_by(state, request.id) else { return };
