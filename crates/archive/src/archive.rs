@@ -496,9 +496,8 @@ impl Archive {
     /// # Errors
     /// As [`Archive::replay`]: [`ArchiveError::Missing`] in front of a gap.
     pub fn follow(&self, replay: &mut Replay, observer: &mut impl Observer) -> Result<(), ArchiveError> {
-        let resumes = replay.state().log_index() > LogIndex::ZERO;
         let end = PastPoint::Index(LogIndex(u64::MAX));
-        self.advance(replay, (end, resumes), || true, observer).map(|_| ())
+        self.follow_while(replay, end, || true, observer).map(|_| ())
     }
 
     /// The same up to `at` and as long as `goes_on` returns true, which is called between segments; whether `at` was reached.

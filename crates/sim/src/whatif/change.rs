@@ -295,7 +295,7 @@ fn hosts(added: &[AddedDevices], base: &State) -> Result<Vec<NodeSpec>, WhatifEr
         let said = model.said();
         let per_rack = hosts_of_rack(said, base);
         for host in 0..count {
-            hosts.push(host_like(said, (place, host, host / per_rack), base)?);
+            hosts.push(host_like(said, devices, (place, host, host / per_rack), base)?);
         }
     }
     Ok(hosts)
@@ -345,6 +345,7 @@ fn hosts_of_rack(spec: &NodeSpec, base: &State) -> u32 {
 /// A host like another one, in a rack that is not there yet. `place` is the number of the change, of the host and of the rack.
 fn host_like(
     spec: &NodeSpec,
+    added: &AddedDevices,
     (change, host, rack): (usize, u32, u32),
     base: &State,
 ) -> Result<NodeSpec, WhatifError> {
@@ -356,9 +357,14 @@ fn host_like(
     while base.node_named(&name).is_some() {
         name = named(format!("{name}x"))?;
     }
+    // Blocks of another cluster are not those of this one.
+    let is_there = (&spec.region, &spec.cluster) == (&added.region, &added.cluster);
     let draft = NodeDraft {
         address: name.to_string(),
         name,
+        region: added.region.clone(),
+        cluster: added.cluster.clone(),
+        block: if is_there { spec.block.clone() } else { named(format!("whatif-{}", change + 1))? },
         rack: named(format!("whatif-{}-{rack}", change + 1))?,
         // A place in a pod is one host's alone.
         pod: None,

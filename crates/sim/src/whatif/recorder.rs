@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_decider::DrainOrder;
-use muster_journal::{Decision, Outcome, StopCause};
+use muster_journal::{Decision, Outcome, StopCause, SubmittedPart};
 use muster_state::{Applied, Phase, RequestAnswer, State};
 use muster_types::policy::Policy;
 use muster_types::{
@@ -239,15 +239,7 @@ impl Recorder {
             Decision::ArraysSubmitted { request, parts } => {
                 let Some((first, count)) = submitted_by(state, request.id) else { return };
                 self.newest = self.newest.max(JobId(first.0 + u64::from(count)));
-                let part = |part: &muster_journal::SubmittedPart| Submission {
-                    metadata: part.metadata.clone(),
-                    array: part.array.clone(),
-                    ..Submission::new(
-                        (*part.spec).clone(),
-                        part.contract.as_ref().map(|contract| (**contract).clone()).unwrap_or_default(),
-                    )
-                };
-                Some(Input::Submitted { first, count, parts: parts.iter().map(part).collect() })
+                Some(Input::Submitted { first, count, parts: parts.iter().map(submission).collect() })
             }
             Decision::PolicySet { policy, .. } => Some(Input::PolicySet(policy.clone())),
             Decision::ClusterRecovered { .. } => {
@@ -329,6 +321,16 @@ impl Recorder {
             }
             _ => {}
         }
+    }
+}
+
+/// A part of a request as it was submitted.
+fn submission(part: &SubmittedPart) -> Submission {
+    let contract = part.contract.as_ref().map(|contract| (**contract).clone()).unwrap_or_default();
+    Submission {
+        metadata: part.metadata.clone(),
+        array: part.array.clone(),
+        ..Submission::new((*part.spec).clone(), contract)
     }
 }
 
