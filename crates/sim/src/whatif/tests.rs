@@ -59,7 +59,7 @@ impl World {
         world.commit();
         let (request, policy) = (world.request(), Box::new(policy.check().unwrap()));
         world.ask(&Command::SetPolicy { request, policy, expected_version: None });
-        for (place, kind) in kinds.iter().enumerate() {
+        for (place, kind) in kinds.iter().copied().enumerate() {
             let draft = NodeDraft {
                 name: Name::new(&format!("n{place}")).unwrap(),
                 region: Name::literal("eu"),
