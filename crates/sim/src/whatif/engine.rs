@@ -79,6 +79,8 @@ struct Engine<'a> {
     replayed: IdRanges,
     recorded: IdRanges,
     wakes: Wakes,
+    /// Whether sessions of nodes have begun or ended since the fleet was counted.
+    is_fleet_changed: bool,
     now: LogTime,
 }
 
@@ -112,6 +114,7 @@ impl<'a> Engine<'a> {
             replayed: IdRanges::new(),
             recorded: IdRanges::new(),
             wakes: Wakes::at(known),
+            is_fleet_changed: false,
             now: from,
         };
         engine.wakes.pass(from.0);
@@ -166,7 +169,6 @@ impl<'a> Engine<'a> {
                 )
             })?;
         }
-        self.meter.fleet(self.driver.state());
         Ok(())
     }
 
@@ -231,6 +233,9 @@ impl<'a> Engine<'a> {
 
     /// Carries out what was decided and lets the scheduler decide, until nothing follows any more.
     fn settle(&mut self) {
+        if std::mem::take(&mut self.is_fleet_changed) {
+            self.meter.fleet(self.driver.state());
+        }
         loop {
             for happened in self.driver.take_happened() {
                 self.meter.follow(self.driver.state(), happened);
@@ -460,17 +465,15 @@ impl<'a> Engine<'a> {
 
     fn register(&mut self, spec: &NodeSpec, holder: HolderId) -> Result<(), String> {
         let command = Command::Register { spec: spec.clone(), holder, other_session_is_over: true };
-        let answer = self.driver.ask(&command).map(|_| ()).map_err(|refusal| refusal.message);
-        self.meter.fleet(self.driver.state());
-        answer
+        self.is_fleet_changed = true;
+        self.driver.ask(&command).map(|_| ()).map_err(|refusal| refusal.message)
     }
 
     /// The session of a node ends; whether it stood.
     fn lose(&mut self, name: &Name) -> bool {
         let Some((node, incarnation)) = self.node(name) else { return false };
-        let is_lost = self.driver.ask(&Command::SessionOver { node, incarnation }).is_ok();
-        self.meter.fleet(self.driver.state());
-        is_lost
+        self.is_fleet_changed = true;
+        self.driver.ask(&Command::SessionOver { node, incarnation }).is_ok()
     }
 
     /// A node whose session stands.
