@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use muster_decider::{
     Answer, BootstrapConfig, Command, Pass, Speculation, explain_briefly, handle, policy_warnings, schedule,
-    tick,
+    settle_all, tick,
 };
 use muster_journal::{Decision, Outcome, RankUpdate, RearrangeCause, Stop, StopCause};
 use muster_planner::Budget;
@@ -233,6 +233,8 @@ impl<'a> Driver<'a> {
             decisions: 0,
             start_ms: 0,
         };
+        // A leader's first act: the one before may have stopped between an input and what follows from it.
+        settle_all(&mut driver.speculation);
         driver.commit();
         driver
     }
