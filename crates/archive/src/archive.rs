@@ -496,9 +496,23 @@ impl Archive {
     /// # Errors
     /// As [`Archive::replay`]: [`ArchiveError::Missing`] in front of a gap.
     pub fn follow(&self, replay: &mut Replay, observer: &mut impl Observer) -> Result<(), ArchiveError> {
-        let resumes = replay.state().log_index() > LogIndex::ZERO;
         let end = PastPoint::Index(LogIndex(u64::MAX));
-        self.advance(replay, (end, resumes), || true, observer).map(|_| ())
+        self.follow_while(replay, end, || true, observer).map(|_| ())
+    }
+
+    /// The same up to `at` and as long as `goes_on` returns true, which is called between segments; whether `at` was reached.
+    ///
+    /// # Errors
+    /// As [`Archive::follow`], and [`ArchiveError::GivenUp`].
+    pub fn follow_while(
+        &self,
+        replay: &mut Replay,
+        at: PastPoint,
+        goes_on: impl Fn() -> bool,
+        observer: &mut impl Observer,
+    ) -> Result<bool, ArchiveError> {
+        let resumes = replay.state().log_index() > LogIndex::ZERO;
+        self.advance(replay, (at, resumes), goes_on, observer)
     }
 
     /// The first base that has a record in it: where a replay can begin again behind a gap that ends there.

@@ -36,6 +36,7 @@ mod slo;
 mod submit;
 mod token;
 mod view;
+mod whatif;
 mod workdir;
 
 use std::process::ExitCode;
@@ -168,6 +169,8 @@ pub enum ClientCommand {
     /// Replay a trace under a virtual clock with this program's own scheduler; needs no cluster
     #[command(subcommand)]
     Sim(sim::SimCommand),
+    /// Replay a range of the log under another policy, fleet or quota, and compare; needs no cluster
+    Whatif(whatif::WhatifArgs),
     /// Plan how a model is split over accelerators: sizes, memory, time, ranks; needs no cluster
     #[command(subcommand)]
     Parallel(parallel::ParallelCommand),
@@ -258,6 +261,7 @@ async fn dispatch(
         ClientCommand::Token(command) => token::run(global, console, command).await,
         ClientCommand::Backup(command) => backup::run(program, global, console, command).await,
         ClientCommand::Sim(command) => sim::run(console, command),
+        ClientCommand::Whatif(args) => whatif::run(console, &args),
         ClientCommand::Parallel(command) => parallel::run(global, console, command).await,
         ClientCommand::Report(command) => report::run(console, &command),
         ClientCommand::Slo(command) => slo::run(console, command),

@@ -11,6 +11,7 @@ use muster_manifest::{Problem, parse_policy, quantity};
 use muster_sim::generate::{self, GenerateError, Like, Shape};
 use muster_sim::trace::{self, Jobs, Order, SubmitOrder, TraceError};
 use muster_sim::{EPOCH_MS, Preset, Quantiles, ReplayPolicy, TenantReport, html, pack, queue, side_by_side};
+use muster_types::policy::Policy;
 use muster_wire::convert;
 
 use crate::job_files::{self, located};
@@ -224,6 +225,11 @@ fn policy(given: &str, start_ms: u64) -> Result<ReplayPolicy, Failure> {
             "name a policy file by a path with a / in it, such as ./policy, or with the ending .yaml",
         ));
     }
+    Ok(ReplayPolicy::Whole { label: given.to_owned(), policy: Box::new(policy_file(given, start_ms)?) })
+}
+
+/// The policy of a file, checked as the server would. Times such as `+2h` count from `start_ms`.
+pub(crate) fn policy_file(given: &str, start_ms: u64) -> Result<Policy, Failure> {
     let wrong = |problems: Vec<Problem>| {
         Failure::usage(format!("the policy file {given} is not valid"))
             .with_details(problems.iter().map(|problem| located(given, problem)))
@@ -231,9 +237,8 @@ fn policy(given: &str, start_ms: u64) -> Result<ReplayPolicy, Failure> {
     };
     let file = parse_policy(&job_files::read(given)?, start_ms).map_err(|error| wrong(error.0))?;
     file.check().map_err(|error| wrong(error.0))?;
-    let policy = convert::policy_from_proto("policy", Some(file.message.clone()))
-        .map_err(|found| wrong(found.iter().map(|violation| file.explain(violation)).collect()))?;
-    Ok(ReplayPolicy::Whole { label: given.to_owned(), policy: Box::new(policy) })
+    convert::policy_from_proto("policy", Some(file.message.clone()))
+        .map_err(|found| wrong(found.iter().map(|violation| file.explain(violation)).collect()))
 }
 
 /// When second 0 of a trace is.
@@ -289,7 +294,11 @@ fn run_pack(console: &Console, args: &PackArgs) -> Result<Exit, Failure> {
 }
 
 /// One line with `--json`; what `-o` says without it.
-fn structured(console: &Console, is_line: bool, report: &impl serde::Serialize) -> Result<(), Failure> {
+pub(crate) fn structured(
+    console: &Console,
+    is_line: bool,
+    report: &impl serde::Serialize,
+) -> Result<(), Failure> {
     if !is_line {
         return console.object(report);
     }

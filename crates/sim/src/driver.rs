@@ -1,12 +1,13 @@
 //! Where the replay meets the scheduler: entries of a trace as its commands, its decisions as events.
 //!
-//! **Invariant:** nothing else in this crate builds a spec or a command, or looks at the scheduler's state.
+//! **Invariant:** apart from `whatif`, which repeats the commands of a log, nothing else in this crate builds a spec or a
+//! command, or looks at the scheduler's state.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_decider::{
     Answer, BootstrapConfig, Command, Pass, Speculation, explain_briefly, handle, policy_warnings, schedule,
-    tick,
+    settle_all, tick,
 };
 use muster_journal::{Decision, Outcome, RankUpdate, RearrangeCause, Stop, StopCause};
 use muster_planner::Budget;
@@ -207,6 +208,42 @@ impl<'a> Driver<'a> {
         Ok(driver)
     }
 
+    /// Goes on from the state of a cluster, under a new leadership. Times are those of its log from here on.
+    pub(crate) fn resumed(state: State, now: LogTime, clock: Clock<'a>) -> Driver<'a> {
+        let cluster = state.cluster().map_or(ClusterId(1), |meta| meta.cluster);
+        let founding = BootstrapConfig {
+            generation: state.generation(),
+            ..BootstrapConfig::new(cluster, state.parameters())
+        };
+        let term = state.leadership().map_or(1, |leadership| leadership.term.saturating_add(1));
+        let leadership = Leadership { term, replica: ReplicaId(1) };
+        let mut driver = Driver {
+            speculation: Speculation::begin(state, leadership, now, founding),
+            hosts: Vec::new(),
+            scope: Scope::Fleet,
+            kinds: Names::default(),
+            regions: Names::default(),
+            racks: Names::default(),
+            tenants: Names::default(),
+            word: Name::literal("replayed"),
+            // Apart from the requests that the state remembers.
+            requests: 1 << 127,
+            watch: Stopwatch::new(clock),
+            happened: Vec::new(),
+            decisions: 0,
+            start_ms: 0,
+        };
+        // A leader's first act: the one before may have stopped between an input and what follows from it.
+        settle_all(&mut driver.speculation);
+        driver.commit();
+        driver
+    }
+
+    /// The state that the scheduler decides on.
+    pub(crate) fn state(&self) -> &State {
+        self.speculation.state()
+    }
+
     /// What an operator should know of the policy before a job comes: the worst first.
     pub(crate) fn policy_warnings(&self, policy: &Policy) -> Vec<String> {
         let found = policy_warnings(self.speculation.state(), policy);
@@ -274,7 +311,8 @@ impl<'a> Driver<'a> {
         self.ask(command).map_err(|refusal| Violation::new("refused", refusal.message))
     }
 
-    fn ask(&mut self, command: &Command) -> Result<Answer, Refusal> {
+    /// Gives the scheduler a command. A refusal changes nothing.
+    pub(crate) fn ask(&mut self, command: &Command) -> Result<Answer, Refusal> {
         let speculation = &mut self.speculation;
         let answer = self.watch.around(|| handle(speculation, command));
         self.commit();
@@ -287,28 +325,7 @@ impl<'a> Driver<'a> {
         let Some(round) = self.watch.around(|| speculation.take_round()) else { return };
         self.decisions += round.decisions.len() as u64;
         for decision in &round.decisions {
-            self.happened.extend(match decision {
-                Decision::GangPlaced { job, .. } => Some(Happened::Placed(*job)),
-                Decision::GangStopRequested { job, cause, .. } => {
-                    let why = match cause {
-                        StopCause::Rearranged(cause) => why_rearranged(*cause),
-                        StopCause::Deadline => StopKind::Late,
-                        StopCause::Evicted { node } if is_up(speculation.state(), *node) => StopKind::Window,
-                        _ => StopKind::Evicted,
-                    };
-                    Some(Happened::MustStop { job: *job, why })
-                }
-                Decision::JobRequeued { job, .. } => Some(Happened::Requeued(*job)),
-                Decision::JobFinished { job, outcome } => {
-                    Some(Happened::Finished { job: *job, is_done: *outcome == Outcome::Succeeded })
-                }
-                _ => None,
-            });
-            if let Decision::Rearranged { stops, .. } = decision {
-                let stop =
-                    |stop: &Stop| Happened::MustStop { job: stop.job, why: why_rearranged(stop.cause) };
-                self.happened.extend(stops.iter().map(stop));
-            }
+            happened_by(self.speculation.state(), decision, &mut self.happened);
         }
     }
 
@@ -441,7 +458,8 @@ impl<'a> Driver<'a> {
         let _ = self.handle(&Command::cancel(request, job));
     }
 
-    fn next_request(&mut self) -> RequestId {
+    /// An id that no request had before.
+    pub(crate) fn next_request(&mut self) -> RequestId {
         self.requests += 1;
         RequestId(self.requests)
     }
@@ -453,7 +471,12 @@ impl<'a> Driver<'a> {
 
     /// Every worker of the gang has done what it was asked to.
     pub(crate) fn report_done(&mut self, job: JobId) {
-        self.report(job, &RankUpdate::Exited(ExitStatus::Code(0)));
+        self.report_exit(job, 0);
+    }
+
+    /// Every worker of the gang has ended by itself with this code.
+    pub(crate) fn report_exit(&mut self, job: JobId, code: i32) {
+        self.report(job, &RankUpdate::Exited(ExitStatus::Code(code)));
     }
 
     /// What was left of the gang has stopped, as it was told to.
@@ -512,6 +535,31 @@ impl<'a> Driver<'a> {
     /// Time that the scheduler has taken so far.
     pub(crate) fn time(&self) -> std::time::Duration {
         self.watch.total()
+    }
+}
+
+/// Adds what a decision means for those who run jobs. The state has the decision.
+pub(crate) fn happened_by(state: &State, decision: &Decision, happened: &mut Vec<Happened>) {
+    happened.extend(match decision {
+        Decision::GangPlaced { job, .. } => Some(Happened::Placed(*job)),
+        Decision::GangStopRequested { job, cause, .. } => {
+            let why = match cause {
+                StopCause::Rearranged(cause) => why_rearranged(*cause),
+                StopCause::Deadline => StopKind::Late,
+                StopCause::Evicted { node } if is_up(state, *node) => StopKind::Window,
+                _ => StopKind::Evicted,
+            };
+            Some(Happened::MustStop { job: *job, why })
+        }
+        Decision::JobRequeued { job, .. } => Some(Happened::Requeued(*job)),
+        Decision::JobFinished { job, outcome } => {
+            Some(Happened::Finished { job: *job, is_done: *outcome == Outcome::Succeeded })
+        }
+        _ => None,
+    });
+    if let Decision::Rearranged { stops, .. } = decision {
+        let stop = |stop: &Stop| Happened::MustStop { job: stop.job, why: why_rearranged(stop.cause) };
+        happened.extend(stops.iter().map(stop));
     }
 }
 

@@ -3,7 +3,8 @@
 //! A replay stands where consensus and the agents stand otherwise: it hands commands to the decider,
 //! takes the rounds it makes, and answers for the nodes. [`pack`] fills a fleet without ever emptying it,
 //! [`queue`] replays submissions and run times and says how long everybody waited, [`generate`] makes
-//! traces where none were recorded, [`trace`] reads them, [`html`] draws a report.
+//! traces where none were recorded, [`trace`] reads them, [`html`] draws a report. [`whatif`] replays the inputs of a log
+//! under a change.
 //!
 //! **Invariant:** no rule of scheduling is written here. Who goes where and when is `muster_decider`'s to
 //! say, for the same commands that a cluster would have had; this crate only says what users and nodes did.
@@ -25,6 +26,8 @@ mod summary;
 mod tally;
 mod tenants;
 pub mod trace;
+mod wakes;
+pub mod whatif;
 
 pub use comparison::{TenantRow, side_by_side};
 pub use driver::{EPOCH_MS, FleetError};

@@ -11,7 +11,7 @@
 //! while some job waited or ran.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BinaryHeap};
 use std::iter::Peekable;
 
 use muster_types::{JobId, Name};
@@ -24,6 +24,7 @@ use crate::summary::{Quantiles, device_hours, seconds};
 use crate::tally::{Closed, DAY_MS, Tally, WaitBox};
 use crate::tenants::Tenants;
 use crate::trace::{FailureEntry, JobEntry, NodeEntry, TraceError};
+use crate::wakes::{Wakes, earliest};
 use crate::{FleetError, ReplayPolicy, TenantReport};
 
 pub use crate::tally::{Length, RegionUse, SizeClass};
@@ -290,7 +291,7 @@ pub fn queue(
         warnings,
         tally: Tally::new(capacity),
         tenants: Tenants::default(),
-        wakes: Wakes::of(&options),
+        wakes: wakes_of(&options),
         options,
         live: BTreeMap::new(),
         ends: BinaryHeap::new(),
@@ -347,27 +348,11 @@ struct Counts {
     unfinished_by_reason: Reasons,
 }
 
-/// Moments at which only the time makes a difference. A cluster looks at waiting jobs every few seconds; a replay
-/// under a preset looks when something happens, and one under a policy of rights, windows and times at these as
-/// well.
-#[derive(Default)]
-struct Wakes {
-    /// Ends and beginnings of windows, and deadlines, in milliseconds of the trace.
-    known: BTreeSet<u64>,
-    /// How long to wait for an event while jobs wait and run; none to look at events only.
-    patience_ms: Option<u64>,
-}
-
-/// First time for which nothing happens before waiting jobs are looked at again, and the longest.
-const PATIENCE_MS: (u64, u64) = (30_000, 600_000);
-
-impl Wakes {
-    fn of(options: &Options) -> Wakes {
-        let Some(policy) = options.policy.whole() else { return Wakes::default() };
-        let times = policy.windows.iter().flat_map(|window| [window.from.0, window.until.0]);
-        let known = times.filter_map(|ms| ms.checked_sub(options.start_ms)).collect();
-        Wakes { known, patience_ms: Some(PATIENCE_MS.0) }
-    }
+/// What a replay wakes up for apart from events: the windows of a policy that an operator wrote.
+fn wakes_of(options: &Options) -> Wakes {
+    let Some(policy) = options.policy.whole() else { return Wakes::default() };
+    let times = policy.windows.iter().flat_map(|window| [window.from.0, window.until.0]);
+    Wakes::at(times.filter_map(|ms| ms.checked_sub(options.start_ms)).collect())
 }
 
 struct Replay<'a> {
@@ -400,10 +385,6 @@ impl Outages<'_> {
     }
 }
 
-fn earliest(a: Option<u64>, b: Option<u64>) -> Option<u64> {
-    a.into_iter().chain(b).min()
-}
-
 impl Replay<'_> {
     fn run(
         &mut self,
@@ -428,7 +409,7 @@ impl Replay<'_> {
                 self.give_up();
                 return Ok(());
             };
-            self.wakes.known = self.wakes.known.split_off(&(next_ms + 1));
+            self.wakes.pass(next_ms);
             let placements = self.counts.placements;
             let is_event = event == Some(next_ms);
             self.pass_time(next_ms, progress);
@@ -440,24 +421,15 @@ impl Replay<'_> {
                 self.submit(&job?);
             }
             self.settle();
-            self.be_patient(is_event || self.counts.placements > placements);
+            self.wakes.be_patient(is_event || self.counts.placements > placements);
         }
     }
 
     /// The next moment at which time alone may make a difference, if that is before the next event.
     fn next_wake(&self, event: Option<u64>) -> Option<u64> {
-        let known = self.wakes.known.first().copied();
         // With nothing running, time brings nothing but what is known.
         let waits = self.waiting() > 0 && self.counts.running > 0;
-        let patience = self.wakes.patience_ms.filter(|_| waits).map(|ms| self.now_ms + ms);
-        earliest(known, patience).filter(|ms| event.is_none_or(|event| *ms < event))
-    }
-
-    /// Looks at what waits after less time where something happens, and after more where nothing does.
-    fn be_patient(&mut self, has_happened: bool) {
-        let (first, longest) = PATIENCE_MS;
-        let next = |ms: u64| if has_happened { first } else { (ms * 2).min(longest) };
-        self.wakes.patience_ms = self.wakes.patience_ms.map(next);
+        self.wakes.next(self.now_ms, waits, event)
     }
 
     fn pass_time(&mut self, next_ms: u64, progress: &mut dyn FnMut(&Progress)) {
@@ -526,11 +498,8 @@ impl Replay<'_> {
                 let (submitted_ms, total_milli) = (self.now_ms, entry.total_milli());
                 let id = entry.id.clone();
                 let is_gang = entry.replicas > 1;
-                if self.wakes.patience_ms.is_some() {
-                    self.wakes
-                        .known
-                        .extend(entry.deadline_s.map(|s| s * 1_000).filter(|ms| *ms > self.now_ms));
-                }
+                let deadline = entry.deadline_s.map(|s| s * 1_000).filter(|ms| *ms > submitted_ms);
+                self.wakes.add(deadline);
                 let live = Live {
                     id,
                     tenant,

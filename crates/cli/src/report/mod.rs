@@ -21,7 +21,10 @@ use serde::Serialize;
 use crate::log::point_of_log;
 use cost_report::CostArgs;
 use fairness_report::FairnessArgs;
+#[cfg(test)]
+pub(crate) use read::tests as archives;
 use read::{Reading, read};
+pub(crate) use read::{open, time_of};
 use rows::{Goodput, Row, Unit};
 
 /// Commands about what the fleet was used for.

@@ -81,7 +81,7 @@ fn archive_in(dir: &Path) -> Result<PathBuf, Failure> {
 }
 
 /// The log time of a point, and a note where the log does not reach it.
-fn time_of(archive: &Archive, point: PastPoint) -> Result<LogTime, Failure> {
+pub(crate) fn time_of(archive: &Archive, point: PastPoint) -> Result<LogTime, Failure> {
     match point {
         PastPoint::Time(time) => Ok(time),
         PastPoint::Index(index) => {
@@ -106,7 +106,7 @@ pub(super) fn read(
 }
 
 /// The archive in these directories.
-pub(super) fn open(dirs: &[PathBuf]) -> Result<Arc<Archive>, Failure> {
+pub(crate) fn open(dirs: &[PathBuf]) -> Result<Arc<Archive>, Failure> {
     let dirs = dirs.iter().map(|dir| archive_in(dir)).collect::<Result<Vec<_>, _>>()?;
     open_archive(&dirs)
 }
@@ -231,4 +231,4 @@ impl Reading {
 
 #[cfg(test)]
 #[path = "read_tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -17,7 +17,7 @@ use crate::report::cost::{self, CostDimension, Prices};
 use crate::report::{Dimension, rows};
 
 const CLUSTER: ClusterId = ClusterId(0xa1);
-const START: u64 = 20_000 * DAY_MS;
+pub(crate) const START: u64 = 20_000 * DAY_MS;
 
 fn has() -> Accelerators {
     Accelerators { kind: Name::literal("h100"), count: 8 }
@@ -113,7 +113,7 @@ fn rounds() -> Vec<ArchivedRound> {
 }
 
 /// Three segments, and a base behind the second.
-fn archive(dir: &Path) {
+pub(crate) fn archive(dir: &Path) {
     let archive = Archive::open(Arc::new(DirectoryStore::open(dir).unwrap()), None).unwrap();
     let mut state = State::default();
     let rounds = rounds();

@@ -1,0 +1,334 @@
+//! Logs that are made here, record by record, and what a replay of them comes to.
+
+use std::sync::Arc;
+
+use muster_decider::{Answer, BootstrapConfig, Command, Pass, Speculation, handle, schedule, tick};
+use muster_journal::{Decision, RankUpdate};
+use muster_planner::Budget;
+use muster_types::policy::{PolicyDraft, Quota, TenantPolicy};
+use muster_types::{
+    AcceleratorRequest, Accelerators, ClusterId, ExitStatus, HolderId, JobContract, JobDraft, JobId,
+    Leadership, LogIndex, Name, NodeDraft, NodeId, Parameters, ReplicaId, RequestId, Submission, TaskGroup,
+    WorkerRequest,
+};
+use proptest::prelude::*;
+
+use super::*;
+use muster_state::State;
+
+/// When the range begins.
+const BEGIN: u64 = 1_700_000_000_000;
+
+/// A job of a test: when it is submitted, for whom, on how many accelerators of which type, and for how long. In seconds.
+#[derive(Clone, Copy, Debug)]
+struct Job {
+    submit_s: u64,
+    tenant: &'static str,
+    kind: &'static str,
+    devices: u16,
+    run_s: u64,
+}
+
+fn job(submit_s: u64, tenant: &'static str, devices: u16, run_s: u64) -> Job {
+    Job { submit_s, tenant, kind: "h100", devices, run_s }
+}
+
+/// A cluster that writes a log: the scheduler, a replica that applies its rounds, and who looks at that.
+struct World {
+    speculation: Speculation,
+    applied: State,
+    recorder: Option<Recorder>,
+    /// Placed gangs that nobody has heard of yet.
+    placed: Vec<JobId>,
+    requests: u128,
+}
+
+impl World {
+    /// Hosts of eight accelerators each, named by their type.
+    fn new(kinds: &[&'static str], policy: PolicyDraft) -> World {
+        let founding = BootstrapConfig::new(ClusterId(1), Parameters::DEFAULT);
+        let leadership = Leadership { term: 1, replica: ReplicaId(1) };
+        let now = LogTime(BEGIN - 1_000);
+        let mut world = World {
+            speculation: Speculation::begin(State::default(), leadership, now, founding),
+            applied: State::default(),
+            recorder: None,
+            placed: Vec::new(),
+            requests: 0,
+        };
+        world.commit();
+        let (request, policy) = (world.request(), Box::new(policy.check().unwrap()));
+        world.ask(&Command::SetPolicy { request, policy, expected_version: None });
+        for (place, kind) in kinds.iter().copied().enumerate() {
+            let draft = NodeDraft {
+                name: Name::new(&format!("n{place}")).unwrap(),
+                region: Name::literal("eu"),
+                cluster: Name::literal("train"),
+                block: Name::literal("b1"),
+                rack: Name::literal("r1"),
+                address: format!("n{place}"),
+                accelerators: Some(Accelerators { kind: Name::literal(kind), count: 8 }),
+                cpu_milli: 64_000,
+                memory_bytes: 1 << 40,
+                labels: Default::default(),
+                taints: Default::default(),
+                pod: None,
+            };
+            let (spec, holder) = (draft.check().unwrap(), HolderId(place as u128 + 1));
+            world.ask(&Command::Register { spec, holder, other_session_is_over: true });
+        }
+        world
+    }
+
+    fn request(&mut self) -> RequestId {
+        self.requests += 1;
+        RequestId(self.requests)
+    }
+
+    fn ask(&mut self, command: &Command) -> Answer {
+        let answer = handle(&mut self.speculation, command).unwrap();
+        self.commit();
+        answer
+    }
+
+    fn commit(&mut self) {
+        let leadership = self.speculation.leadership();
+        let Some(round) = self.speculation.take_round() else { return };
+        for (place, decision) in round.decisions.iter().enumerate() {
+            if let Some(recorder) = &mut self.recorder {
+                recorder.before(&self.applied, decision);
+            }
+            let index = LogIndex(round.first_index.0 + place as u64);
+            let applied = self.applied.apply(leadership, index, round.log_time, decision);
+            assert_eq!(applied.rejection, None, "{decision:?}");
+            if let Some(recorder) = &mut self.recorder {
+                recorder.after(&self.applied, &applied);
+            }
+            self.placed.extend(match decision {
+                Decision::GangPlaced { job, .. } => Some(*job),
+                _ => None,
+            });
+        }
+        if let Some(recorder) = &mut self.recorder {
+            recorder.round_over(&self.applied);
+        }
+    }
+
+    fn submit(&mut self, job: &Job) -> JobId {
+        let accelerators = Accelerators { kind: Name::literal(job.kind), count: job.devices };
+        let request = WorkerRequest {
+            accelerators: Some(AcceleratorRequest::from(accelerators)),
+            cpu_milli: 1_000,
+            memory_bytes: 1 << 30,
+        };
+        let group = TaskGroup::new(Name::literal("main"), 1, vec!["train".to_owned()], request);
+        let draft = JobDraft {
+            expected_run_ms: Some(job.run_s * 1_000),
+            ..JobDraft::new(Name::literal("job"), Name::literal(job.tenant), vec![group])
+        };
+        let submission = Submission::new(draft.check().unwrap(), JobContract::default());
+        let (request, jobs) = (self.request(), Arc::from([submission]));
+        match self.ask(&Command::submit(request, jobs)) {
+            Answer::Submitted { jobs, .. } => jobs[0],
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn report(&mut self, job: JobId, update: &RankUpdate) {
+        let placement = self.applied.job(job).unwrap().placement.clone().unwrap();
+        let (slot, token) = (placement.slots[0], placement.token);
+        let (node, incarnation): (NodeId, u32) = (slot.node, slot.incarnation);
+        let updates = vec![(0, update.clone())];
+        self.ask(&Command::Report { node, incarnation, job, token, updates });
+    }
+
+    /// Lets these jobs, in the order of their submission, come and end, until a second of the range.
+    fn live(mut self, jobs: &[Job], end_s: u64) -> Recording {
+        let range = Range { from: LogTime(BEGIN), to: LogTime(BEGIN + end_s * 1_000) };
+        self.recorder = Some(Recorder::begin(&self.applied, range));
+        let mut run_s = std::collections::BTreeMap::new();
+        let mut ends: Vec<(u64, JobId)> = Vec::new();
+        let mut next = jobs.iter().peekable();
+        loop {
+            let end = ends.iter().map(|(at, _)| *at).min();
+            let submission = next.peek().map(|job| job.submit_s);
+            let Some(now_s) = end.into_iter().chain(submission).min().filter(|at| *at <= end_s) else {
+                break;
+            };
+            self.speculation.set_now(LogTime(BEGIN + now_s * 1_000));
+            let over: Vec<JobId> = ends.iter().filter(|(at, _)| *at <= now_s).map(|(_, job)| *job).collect();
+            ends.retain(|(at, _)| *at > now_s);
+            for job in over {
+                self.report(job, &RankUpdate::Exited(ExitStatus::Code(0)));
+            }
+            tick(&mut self.speculation);
+            self.commit();
+            while let Some(job) = next.next_if(|job| job.submit_s <= now_s) {
+                let id = self.submit(job);
+                run_s.insert(id, job.run_s);
+            }
+            while self.speculation.wants_schedule() {
+                let pass = schedule(&mut self.speculation, &mut Budget::new(100_000));
+                self.commit();
+                assert!(matches!(pass, Pass::Complete { .. }));
+                for job in std::mem::take(&mut self.placed) {
+                    ends.push((now_s + run_s[&job], job));
+                    self.report(job, &RankUpdate::Running);
+                }
+            }
+        }
+        let mut recorder = self.recorder.take().unwrap();
+        recorder.end_range(&self.applied);
+        recorder.finish(&self.applied).unwrap()
+    }
+}
+
+/// Nobody waits for a share, and nobody is preempted.
+fn plain() -> PolicyDraft {
+    PolicyDraft { preemption: crate::policy::still(), ..PolicyDraft::default() }
+}
+
+/// Two tenants, each with a quota of four accelerators of its type that cannot be exceeded.
+fn two_tenants() -> PolicyDraft {
+    let tenant = |kind: &'static str| TenantPolicy {
+        quotas: vec![Quota {
+            kind: Name::literal(kind),
+            region: None,
+            nominal_milli: 4_000,
+            borrowing_limit_milli: Some(0),
+            lending_limit_milli: Some(0),
+        }],
+        ..TenantPolicy::default()
+    };
+    let below = TenantPolicy { parent: Some(Name::literal("a")), ..TenantPolicy::default() };
+    let tenants = [
+        (Name::literal("a"), tenant("h100")),
+        (Name::literal("a-below"), below),
+        (Name::literal("b"), tenant("a100")),
+    ];
+    PolicyDraft { tenants: tenants.into(), ..plain() }
+}
+
+fn replay(recording: &Recording, change: &Change) -> Side {
+    recording.replay(change, &mut |_| {}).unwrap()
+}
+
+fn unchanged(recording: &Recording) -> Side {
+    replay(recording, &Change::default())
+}
+
+fn more(text: &str) -> Change {
+    Change { added: vec![text.parse().unwrap()], ..Change::default() }
+}
+
+fn quota(text: &str) -> Change {
+    Change { quotas: vec![text.parse().unwrap()], ..Change::default() }
+}
+
+#[test]
+fn an_unchanged_replay_is_the_record() {
+    // One host: the second waits for 90 s, the third is cut by the end of the range.
+    let jobs = [job(0, "a", 8, 100), job(10, "a", 8, 50), job(20, "a", 8, 1_000)];
+    let recording = World::new(&["h100"], plain()).live(&jobs, 600);
+    let record = &recording.record;
+    assert_eq!((record.submitted, record.started, record.finished, record.running), (3, 3, 2, 1));
+    assert_eq!((record.waits.p50_ms, record.waits.p99_ms), (90_000, 130_000));
+    assert_eq!(record.types.len(), 1);
+    assert_eq!((record.types[0].capacity_seconds, record.types[0].held_seconds), (4_800, 4_800));
+    let side = unchanged(&recording);
+    let difference = Difference::between(record, &side);
+    assert!(difference.is_none(), "{difference:?}");
+    assert_eq!((side.estimated_runs, side.refused, side.inputs_without_effect), (1, 0, 0));
+}
+
+#[test]
+fn a_host_more_ends_the_waiting() {
+    let jobs = [job(0, "a", 8, 100), job(10, "a", 8, 50), job(20, "b", 8, 60)];
+    let recording = World::new(&["h100"], plain()).live(&jobs, 110);
+    let side = replay(&recording, &more("8xh100@eu/train"));
+    assert_eq!((recording.record.finished, recording.record.waiting), (1, 1));
+    assert_eq!((side.finished, side.waiting, side.types[0].capacity_seconds), (2, 0, 2 * 880));
+}
+
+#[test]
+fn a_node_that_is_not_there_holds_nothing() {
+    let jobs = [job(0, "a", 8, 100), job(0, "a", 8, 100)];
+    let recording = World::new(&["h100", "h100"], plain()).live(&jobs, 300);
+    let side = replay(&recording, &Change { removed: vec![Name::literal("n1")], ..Change::default() });
+    assert_eq!((recording.record.waits.p99_ms, side.waits.p99_ms), (0, 100_000));
+    assert_eq!((side.finished, side.types[0].capacity_seconds), (2, 2_400));
+}
+
+#[test]
+fn a_change_that_names_what_is_not_there_is_refused() {
+    let recording = World::new(&["h100", "a100"], two_tenants()).live(&[job(0, "a", 1, 10)], 60);
+    let cases = [
+        (more("8xb200@eu/train"), "the fleet has no accelerator of type b200; it has a100, h100"),
+        (more("8xh100@us/train"), "the fleet has no cluster us/train; it has eu/train"),
+        (more("9xh100@eu/train"), "9 h100 cannot be added as whole hosts"),
+        (quota("c=+1"), "the policy names no tenant c; it names a, a-below, b"),
+        (quota("a/a100=+1"), "the change of the quota of tenant a fits 0 of its quotas: it has a/h100"),
+        (quota("a=-5"), "the quota of tenant a is 4: it cannot be changed by as much"),
+        (quota("a=99999999999"), "the policy with the changed quotas breaks a rule of policies"),
+        (
+            Change { removed: vec![Name::literal("n7")], ..Change::default() },
+            "there is no node n7 in the range; there are n0, n1",
+        ),
+    ];
+    for (change, expected) in cases {
+        let error = recording.check(&change).unwrap_err();
+        assert_eq!(error.sentence, expected);
+        assert!(!error.next.is_empty(), "{expected}");
+    }
+}
+
+#[test]
+fn a_quota_moves_its_tenant_and_those_below_it_alone() {
+    let mut jobs = Vec::new();
+    for turn in 0..6 {
+        jobs.push(job(turn, "a", 2, 100));
+        jobs.push(job(turn, "a-below", 2, 100));
+        jobs.push(Job { kind: "a100", ..job(turn, "b", 2, 100) });
+    }
+    let recording = World::new(&["h100", "a100"], two_tenants()).live(&jobs, 1_000);
+    let (before, after) = (unchanged(&recording), replay(&recording, &quota("a=+4")));
+    let difference = Difference::between(&before, &after);
+    let moved = |tenant: &str| {
+        let row = difference.by_tenant.iter().find(|row| row.tenant == tenant).unwrap();
+        row.waits != WaitDifference::default()
+    };
+    assert!(moved("a") || moved("a-below"), "{difference:?}");
+    assert!(!moved("b"), "{difference:?}");
+    assert!(difference.waits.p99_ms < 0, "{difference:?}");
+}
+
+/// Jobs of one size and run time, so that their order makes no difference.
+fn like_jobs() -> impl Strategy<Value = Vec<Job>> {
+    let submissions = proptest::collection::vec((0u64..2_000, any::<bool>()), 1..40);
+    submissions.prop_map(|mut submissions| {
+        submissions.sort_unstable();
+        let like = |(at, is_a)| job(at, if is_a { "a" } else { "b" }, 4, 120);
+        submissions.into_iter().map(like).collect()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn more_capacity_never_finishes_less(jobs in like_jobs(), end_s in 100u64..3_000) {
+        let recording = World::new(&["h100"], plain()).live(&jobs, end_s);
+        let (before, after) = (unchanged(&recording), replay(&recording, &more("8xh100@eu/train")));
+        prop_assert!(after.finished >= before.finished, "{before:?} {after:?}");
+    }
+
+    #[test]
+    fn the_same_recording_and_change_give_the_same_figures(jobs in like_jobs()) {
+        let recording = World::new(&["h100"], plain()).live(&jobs, 2_500);
+        let change = more("16xh100@eu/train");
+        prop_assert_eq!(replay(&recording, &change), replay(&recording, &change));
+        // Like jobs on like devices: who goes first makes no difference to how many start and end.
+        let (record, side) = (&recording.record, unchanged(&recording));
+        prop_assert_eq!((record.started, record.finished), (side.started, side.finished));
+    }
+}
