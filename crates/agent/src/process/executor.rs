@@ -8,10 +8,12 @@ use crate::chain::chain;
 use crate::clock::BootTime;
 use crate::contract::{self, NodeContext};
 use crate::executor::{
-    Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest, StopRequest,
+    Adopted, ExecInput, ExecOutput, ExecRequest, Executor, ExecutorError, ExecutorEvent, OutputChunk,
+    OutputRequest, StopRequest,
 };
 use crate::limits;
 use crate::offload::blocking;
+use crate::process::beside;
 use crate::process::cgroup::{self, Cgroup};
 use crate::process::ended_workers::{self, EndedWorkers};
 use crate::process::guards::{self, Guarded};
@@ -684,6 +686,21 @@ impl Executor for ProcessExecutor {
             return Err(ExecutorError::Unknown(request.key));
         }
         crate::process::follow::read(&task, &request, &sink).await.map_err(ExecutorError::Output)
+    }
+
+    async fn exec(
+        &self,
+        request: ExecRequest,
+        inputs: mpsc::Receiver<ExecInput>,
+        outputs: mpsc::Sender<ExecOutput>,
+    ) -> Result<(), String> {
+        let ExecRequest { key, command, environment } = request;
+        let task = self.task(key);
+        if !task.path().is_dir() {
+            return Err(format!("nothing is known of worker {key}"));
+        }
+        let request = beside::Request { command, environment };
+        beside::run(&self.shared.settings.guard_command, &task, request, inputs, &outputs).await
     }
 }
 

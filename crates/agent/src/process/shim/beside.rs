@@ -1,0 +1,394 @@
+//! A command that somebody runs next to a worker: in its namespaces, its control group, with its user and environment.
+//!
+//! The agent starts this process, which joins the worker, starts the command and tells the agent how it ended. They speak on a
+//! socket, which is the standard input of this process; its standard output and error are the command's. The command itself begins
+//! as one more process of this program, which ties itself to this one before it executes.
+//!
+//! **Invariant:** a command ends with its worker: it is in the worker's process namespace, which ends with its first process, or in
+//! its control group, which the shim empties before it records the worker's end. Where there is neither, no command is run.
+//! **Invariant:** a command has no more than its worker: a step that fails ends this process before the command begins.
+
+use super::{confine, namespaces::failed, stage};
+use crate::process::beside::{FRAME_HEAD_BYTES, Frame, Request};
+use crate::process::cgroup;
+use crate::process::isolation::Namespaces;
+use crate::process::processes;
+use crate::process::task::{Running, TaskDir, TaskSpec};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sched::{CloneFlags, setns};
+use nix::sys::prctl::set_dumpable;
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::{Pid, setsid};
+use rustix::process::{PidfdFlags, pidfd_open};
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+/// What the command of a process says that has not become its worker.
+const NOT_YET: &str = "the worker is still being started; try again";
+const ENDED: &str = "the worker has ended";
+
+/// Runs a command next to the worker of this directory. Returns the exit code of this process, which says nothing of the
+/// command's.
+pub(super) fn main(directory: &Path) -> i32 {
+    let Ok(socket) = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from) else { return 1 };
+    let outcome = prepare(directory, &socket).and_then(|prepared| Beside::start(socket_of(&socket)?, prepared));
+    match outcome.and_then(Beside::watch) {
+        Ok(()) => 0,
+        Err(why) => {
+            // An agent that has gone needs no reason.
+            let _ = (&socket).write_all(&Frame::Failed(crate::rules::detail(&why)).encode());
+            1
+        }
+    }
+}
+
+fn socket_of(socket: &UnixStream) -> Result<UnixStream, String> {
+    socket.try_clone().map_err(|error| format!("keep the agent's socket: {error}"))
+}
+
+/// What the command is started from; this process has become as its worker is.
+struct Prepared {
+    request: Request,
+    spec: TaskSpec,
+}
+
+fn prepare(directory: &Path, socket: &UnixStream) -> Result<Prepared, String> {
+    super::begin()?;
+    let request = read_request(socket)?;
+    let task = TaskDir::at(directory.to_owned());
+    let spec = task.spec().map_err(|e| e.to_string())?.ok_or(ENDED)?;
+    let running = task.running().map_err(|e| e.to_string())?.ok_or(NOT_YET)?;
+    join(&task, &spec, &running)?;
+    confine::confine_beside(&spec.isolation)?;
+    std::env::set_current_dir(&spec.working_directory)
+        .map_err(|e| format!("working directory {}: {e}", spec.working_directory.display()))?;
+    Ok(Prepared { request, spec })
+}
+
+fn read_request(mut socket: &UnixStream) -> Result<Request, String> {
+    let mut head = [0; FRAME_HEAD_BYTES];
+    let broken = |error: io::Error| format!("read which command to run: {error}");
+    socket.read_exact(&mut head).map_err(broken)?;
+    let length = Frame::length(head).map_err(|error| error.to_string())?;
+    let mut bytes = head.to_vec();
+    bytes.resize(FRAME_HEAD_BYTES + length, 0);
+    socket.read_exact(&mut bytes[FRAME_HEAD_BYTES..]).map_err(broken)?;
+    match Frame::decode(&bytes) {
+        Ok(Some((Frame::Request(request), _))) => Ok(request),
+        _ => Err("the first message is no request".to_owned()),
+    }
+}
+
+/// The worker's process as it stands below its shim.
+#[derive(Debug, PartialEq, Eq)]
+struct Lineage {
+    init: i32,
+    worker: i32,
+}
+
+/// Looks whether the worker runs and has become its program: only then it has given up what it was to give up.
+fn lineage(task: &TaskDir, running: &Running) -> Result<Lineage, String> {
+    // Whoever gets the lock finds no shim: process ids mean nothing then.
+    if task.exit().map_err(|e| e.to_string())?.is_some() || !matches!(task.try_lock(), Ok(None)) {
+        return Err(ENDED.to_owned());
+    }
+    let worker = running.worker_pid;
+    let init = processes::parent(worker).ok_or(ENDED)?;
+    if processes::parent(init) != Some(running.shim_pid) {
+        return Err(ENDED.to_owned());
+    }
+    let line = std::fs::read(format!("/proc/{worker}/cmdline")).map_err(|_| ENDED)?;
+    if line.is_empty() || is_stage(&line) { Err(NOT_YET.to_owned()) } else { Ok(Lineage { init, worker }) }
+}
+
+/// Whether a command line is that of a process which has not become its worker.
+fn is_stage(line: &[u8]) -> bool {
+    let words: Vec<&[u8]> = line.strip_suffix(&[0]).unwrap_or(line).split(|byte| *byte == 0).collect();
+    words.iter().rev().nth(4).is_some_and(|word| *word == super::STAGE.as_bytes())
+        && words.last().and_then(|word| std::str::from_utf8(word).ok()).and_then(Namespaces::of_word).is_some()
+}
+
+/// Joins the worker's control group and namespaces.
+fn join(task: &TaskDir, spec: &TaskSpec, running: &Running) -> Result<(), String> {
+    let namespaces = spec.isolation.namespaces;
+    let empties = running.cgroup.as_ref().is_some_and(|group| group.join("cgroup.kill").exists());
+    if namespaces == Namespaces::Host && !empties {
+        return Err("this node has neither process namespaces nor control groups for its workers, so nothing would end a \
+                    command together with its worker"
+            .to_owned());
+    }
+    let before = lineage(task, running)?;
+    let open = |pid: i32, kind: &str| {
+        let path = format!("/proc/{pid}/ns/{kind}");
+        File::open(&path).map_err(|error| format!("open {path}: {error}"))
+    };
+    let Lineage { init, worker } = before;
+    let opened = match namespaces {
+        Namespaces::Host => None,
+        Namespaces::Root | Namespaces::User => {
+            Some((open(init, "user")?, open(worker, "user")?, open(worker, "mnt")?, open(worker, "pid")?))
+        }
+    };
+    if let Some(group) = &running.cgroup {
+        cgroup::join(group).map_err(|e| format!("join control group {}: {e}", group.display()))?;
+    }
+    crate::process::priority::step_back();
+    // Looked at again behind both: what was opened and joined is this worker's, and its shim has not emptied the group since.
+    if lineage(task, running)? != before {
+        return Err(ENDED.to_owned());
+    }
+    let Some((outer, inner, mounts, pids)) = opened else { return Ok(()) };
+    if namespaces == Namespaces::User {
+        let inode = |file: &File| file.metadata().map(|metadata| metadata.ino()).map_err(|e| e.to_string());
+        if inode(&outer)? == inode(&inner)? {
+            return Err(NOT_YET.to_owned());
+        }
+        setns(&outer, CloneFlags::CLONE_NEWUSER).map_err(failed("join the worker's user namespace"))?;
+    }
+    setns(&mounts, CloneFlags::CLONE_NEWNS).map_err(failed("join the worker's mounts"))?;
+    setns(&pids, CloneFlags::CLONE_NEWPID).map_err(failed("join the worker's processes"))?;
+    if namespaces == Namespaces::User {
+        // The one in which it is the agent's user again and has no say over what was mounted.
+        setns(&inner, CloneFlags::CLONE_NEWUSER).map_err(failed("join the worker's user namespace"))?;
+    }
+    Ok(())
+}
+
+/// The command, from the side of its starter.
+struct Beside {
+    socket: UnixStream,
+    child: Child,
+    ended: OwnedFd,
+    stdin: Option<ChildStdin>,
+    /// What has come of the agent and is not taken apart yet.
+    heard: Vec<u8>,
+    /// What is on its way into the command, from a position on.
+    pending: (Vec<u8>, usize),
+    /// The agent has said that no more input follows.
+    is_last: bool,
+}
+
+impl Beside {
+    fn start(socket: UnixStream, prepared: Prepared) -> Result<Beside, String> {
+        let Prepared { request, spec } = prepared;
+        // A process of another namespace has no number here.
+        let parent = match spec.isolation.namespaces {
+            Namespaces::Host => std::process::id().to_string(),
+            Namespaces::Root | Namespaces::User => "0".to_owned(),
+        };
+        let mut command = Command::new("/proc/self/exe");
+        command.args(super::before_own_arguments()).arg(super::BECOME).arg(parent).args(&request.command);
+        command.env_clear().envs(&spec.environment).envs(&request.environment).stdin(Stdio::piped());
+        let mut child = command.spawn().map_err(|e| format!("start the command's process: {e}"))?;
+        // What is here is nothing for a debugger of the same user.
+        let _ = set_dumpable(false);
+        let mut begun = || {
+            let stdin = child.stdin.take().ok_or("a command without a pipe")?;
+            fcntl(&stdin, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(failed("prepare the command's input"))?;
+            let pid = rustix::process::Pid::from_child(&child);
+            let ended = pidfd_open(pid, PidfdFlags::empty()).map_err(|e| format!("watch the command: {e}"))?;
+            (&socket).write_all(&Frame::Started.encode()).map_err(|e| format!("speak to the agent: {e}"))?;
+            socket.set_nonblocking(true).map_err(|e| format!("listen to the agent: {e}"))?;
+            Ok::<_, String>((stdin, ended))
+        };
+        match begun() {
+            Ok((stdin, ended)) => Ok(Beside {
+                socket,
+                child,
+                ended,
+                stdin: Some(stdin),
+                heard: Vec::new(),
+                pending: (Vec::new(), 0),
+                is_last: false,
+            }),
+            Err(why) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(why)
+            }
+        }
+    }
+
+    /// Until the command has ended, or the agent has gone and the command is killed.
+    fn watch(mut self) -> Result<(), String> {
+        loop {
+            self.feed();
+            let waits = self.pending.1 < self.pending.0.len();
+            // Who takes no input is not sent more: the agent waits, and behind it the one who writes. Its end is seen all the same.
+            let wanted = if waits { PollFlags::empty() } else { PollFlags::POLLIN };
+            let (polled, ended, socket) = {
+                let mut fds =
+                    vec![PollFd::new(self.ended.as_fd(), PollFlags::POLLIN), PollFd::new(self.socket.as_fd(), wanted)];
+                if let Some(stdin) = self.stdin.as_ref().filter(|_| waits) {
+                    fds.push(PollFd::new(stdin.as_fd(), PollFlags::POLLOUT));
+                }
+                let polled = poll(&mut fds, PollTimeout::NONE);
+                let seen = |fd: &PollFd<'_>| fd.revents().unwrap_or(PollFlags::empty());
+                (polled, seen(&fds[0]), seen(&fds[1]))
+            };
+            match polled {
+                Ok(_) => {}
+                Err(Errno::EINTR) => continue,
+                Err(error) => return Err(self.kill(format!("wait for what happens: {error}"))),
+            }
+            let gone = socket.intersects(PollFlags::POLLHUP | PollFlags::POLLERR);
+            if ended.contains(PollFlags::POLLIN) {
+                return self.tell_end();
+            }
+            if gone || (!waits && !self.hear()?) {
+                return Err(self.kill("the agent has gone".to_owned()));
+            }
+        }
+    }
+
+    /// Kills the command and what it has started in its session; passes the reason on.
+    fn kill(&mut self, why: String) -> String {
+        self.signal(Signal::SIGKILL);
+        let _ = self.child.wait();
+        why
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.child.id().cast_signed());
+        // Not the leader of a group yet in its first moment.
+        if killpg(pid, signal).is_err() {
+            let _ = kill(pid, signal);
+        }
+    }
+
+    fn tell_end(&mut self) -> Result<(), String> {
+        let status = self.child.wait().map_err(|e| format!("wait for the command: {e}"))?;
+        let frame = match (status.code(), status.signal()) {
+            (Some(code), _) => Frame::Exited(code),
+            (None, Some(signal)) => Frame::Signaled(signal),
+            (None, None) => Frame::Failed(format!("the command ended in an unknown way: {status}")),
+        };
+        self.socket.set_nonblocking(false).map_err(|e| e.to_string())?;
+        self.socket.write_all(&frame.encode()).map_err(|e| e.to_string())
+    }
+
+    /// Takes what the agent says; false at its end.
+    fn hear(&mut self) -> Result<bool, String> {
+        let mut bytes = [0; 16 << 10];
+        match self.socket.read(&mut bytes) {
+            Ok(0) => return Ok(false),
+            Ok(read) => self.heard.extend_from_slice(&bytes[..read]),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(error) => return Err(self.kill(format!("listen to the agent: {error}"))),
+        }
+        Ok(true)
+    }
+
+    /// Takes apart what was heard, as far as the command takes its input.
+    fn feed(&mut self) {
+        loop {
+            let (bytes, at) = &mut self.pending;
+            if let (Some(stdin), true) = (&mut self.stdin, *at < bytes.len()) {
+                match stdin.write(&bytes[*at..]) {
+                    Ok(written) => *at += written,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    // It has closed its input; what is written there from now on goes nowhere.
+                    Err(_) => self.stdin = None,
+                }
+                continue;
+            }
+            self.pending = (Vec::new(), 0);
+            if self.is_last {
+                self.stdin = None;
+            }
+            match Frame::decode(&self.heard) {
+                Ok(Some((frame, length))) => {
+                    self.heard.drain(..length);
+                    self.take(frame);
+                }
+                Ok(None) => return,
+                // The agent is of this release; what is broken is not worth more than an end.
+                Err(_) => {
+                    self.heard.clear();
+                    self.signal(Signal::SIGKILL);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, frame: Frame) {
+        match frame {
+            Frame::Input(bytes) if self.stdin.is_some() => self.pending = (bytes, 0),
+            Frame::InputEnd => self.is_last = true,
+            Frame::Signal(number) => {
+                if let Ok(signal) = Signal::try_from(number) {
+                    self.signal(signal);
+                }
+            }
+            Frame::Input(_)
+            | Frame::Request(_)
+            | Frame::Started
+            | Frame::Exited(_)
+            | Frame::Signaled(_)
+            | Frame::Failed(_) => {}
+        }
+    }
+}
+
+/// Becomes the command; returns only when that is impossible. `parent` is who started this process, as this namespace numbers it.
+pub(super) fn become_command(parent: i32, command: &[OsString]) -> i32 {
+    let outcome = (|| {
+        stage::tie_to(parent)?;
+        // What it starts is signalled together with it.
+        setsid().map_err(failed("start a session"))?;
+        let (program, rest) = command.split_first().ok_or("the command is empty")?;
+        let error = Command::new(program).args(rest).exec();
+        Err::<std::convert::Infallible, String>(format!("execute {}: {error}", display(program)))
+    })();
+    match outcome {
+        Ok(never) => match never {},
+        Err(why) => {
+            super::complain(&why);
+            stage::NOT_EXECUTED
+        }
+    }
+}
+
+fn display(program: &OsStr) -> String {
+    crate::rules::detail(&program.to_string_lossy())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_has_not_become_its_worker_is_known_by_its_command_line() {
+        let line = |words: &[&str]| words.iter().flat_map(|word| [word.as_bytes(), b"\0"].concat()).collect::<Vec<u8>>();
+        assert!(is_stage(&line(&["muster-shim", "stage", "/t/job-1", "1", "0", "root"])));
+        assert!(is_stage(&line(&["muster", "shim", "stage", "/t/job-1", "7", "-17", "host"])));
+        for other in [&["sleep", "60"][..], &["stage"], &["a", "stage", "b", "c", "d", "e"], &[]] {
+            assert!(!is_stage(&line(other)), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn the_first_message_is_a_request_or_nothing_is_run() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let request = Request { command: vec!["true".into()], environment: [("A".into(), "b".into())].into() };
+        theirs.write_all(&Frame::Request(request.clone()).encode()).unwrap();
+        assert_eq!(read_request(&ours).unwrap(), request);
+        theirs.write_all(&Frame::InputEnd.encode()).unwrap();
+        assert!(read_request(&ours).is_err());
+        theirs.write_all(&[1, 0xff, 0xff, 0xff, 0xff]).unwrap();
+        assert!(read_request(&ours).unwrap_err().contains("long"));
+        drop(theirs);
+        assert!(read_request(&ours).is_err());
+    }
+}
