@@ -181,7 +181,7 @@ impl State {
                 require(row.phase == Phase::Running, GuardError::JobPhase)?;
                 require(placement.token == *token, GuardError::TokenNotCurrent)?;
                 let state = placement.ranks.get(*rank as usize);
-                require(state == Some(&RankState::Running), GuardError::RankState)
+                require(state == Some(&RankState::Running), GuardError::RankNotCurrent)
             }
             Decision::TokenRevoked { request, by, token } => self.check_token_revoked(*request, by, *token),
             Decision::SessionResumed { node, incarnation } => {

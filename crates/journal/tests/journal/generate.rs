@@ -458,6 +458,9 @@ fn tokens() -> impl Strategy<Value = Decision> {
             by,
             token
         }),
+        (asked(), any::<u64>(), token(), any::<u32>(), ".{0,60}").prop_map(|(by, job, token, rank, command)| {
+            Decision::ExecOpened { by, job: JobId(job), token, rank, command }
+        }),
     ]
 }
 
@@ -472,9 +475,6 @@ fn inputs() -> impl Strategy<Value = Decision> {
             Decision::JobsSubmitted { request, specs, estimates }
         }),
         (job(), token()).prop_map(|(job, token)| Decision::CheckpointCommitted { job, token }),
-        (asked(), job(), token(), any::<u32>(), ".{0,60}").prop_map(|(by, job, token, rank, command)| {
-            Decision::ExecOpened { by, job, token, rank, command }
-        }),
         (request(), policy())
             .prop_map(|(request, policy)| Decision::PolicySet { request, policy: Box::new(policy) }),
         (request(), prop::sample::select(AdmissionMode::ALL.to_vec()), option::of("[a-z*.]{1,9}")).prop_map(
