@@ -178,7 +178,7 @@ impl State {
             Decision::ExecOpened { by, job, token, rank, command } => {
                 let (row, placement) = self.placed(*job)?;
                 require(by.is_valid() && command.len() <= limits::EXEC_TEXT_BYTES_MAX, GuardError::Limit)?;
-                require(row.phase == Phase::Running, GuardError::JobPhase)?;
+                require(matches!(row.phase, Phase::Starting | Phase::Running), GuardError::JobPhase)?;
                 require(placement.token == *token, GuardError::TokenNotCurrent)?;
                 let state = placement.ranks.get(*rank as usize);
                 require(state == Some(&RankState::Running), GuardError::RankNotCurrent)

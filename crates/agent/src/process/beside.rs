@@ -18,6 +18,8 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::process::Command;
 use tokio::sync::mpsc;
 
+/// First argument of the process that runs a command next to a worker.
+pub(crate) const BESIDE: &str = "beside";
 /// The kind of a message and the length of what follows.
 pub(crate) const FRAME_HEAD_BYTES: usize = 5;
 
@@ -130,7 +132,7 @@ pub(crate) async fn run(
     ours.set_nonblocking(true).map_err(|e| format!("make a socket: {e}"))?;
     let (stdout, stderr) = {
         let mut command = Command::new(program);
-        command.args(before).arg(super::shim::BESIDE).arg(task.path()).kill_on_drop(true).env_clear();
+        command.args(before).arg(BESIDE).arg(task.path()).kill_on_drop(true).env_clear().current_dir("/");
         command.stdin(OwnedFd::from(theirs)).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|e| format!("start {program}: {e}"))?;
         let pipes = child.stdout.take().zip(child.stderr.take());

@@ -23,7 +23,7 @@ use muster_planner::Budget;
 use muster_state::State;
 use muster_types::health::{Finding, HealthAction, XidRule};
 use muster_types::policy::NotificationProgress;
-use muster_types::{DeviceSet, ExitStatus, JobId, LogIndex, LogTime, Name, NodeId, RefusalCode};
+use muster_types::{DeviceSet, ExitStatus, JobId, LogIndex, LogTime, Name, NodeId, RefusalCode, Requester};
 
 use crate::support::{self, BOOTSTRAP, commit, leadership, name, request};
 

@@ -54,7 +54,7 @@ impl Engine {
             Refusal::fields(vec![Violation::new("start.rank", text)])
         })?;
         match state {
-            RankState::Running if row.phase == Phase::Running => {}
+            RankState::Running if matches!(row.phase, Phase::Starting | Phase::Running) => {}
             RankState::Assigned => return Err(not_started(format!("rank {rank} of {job} is placed and has not started"))),
             RankState::Running | RankState::Exited(_) | RankState::Lost => {
                 let text = format!("rank {rank} of {job} does not run, or is being stopped");

@@ -28,6 +28,7 @@ pub(crate) use stage::try_out;
 
 use crate::clock::BootTime;
 use crate::limits;
+use crate::process::beside::BESIDE;
 use crate::process::cgroup::Cgroup;
 use crate::process::isolation::Namespaces;
 use crate::process::processes;
@@ -68,8 +69,6 @@ const ENTER: &str = "enter";
 const INIT: &str = "init";
 /// First argument of the worker's process before it becomes the worker.
 const STAGE: &str = "stage";
-/// First argument of the process that runs a command next to a worker.
-pub(crate) const BESIDE: &str = "beside";
 /// First argument of the command's process before it becomes the command.
 const BECOME: &str = "become";
 /// What the shim writes to its standard output once the worker is launched.
