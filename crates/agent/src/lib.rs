@@ -33,6 +33,7 @@ mod settings;
 pub mod slurm;
 mod subcommand;
 mod temporary;
+mod relays;
 mod uploads;
 mod wire;
 

@@ -84,6 +84,13 @@ pub enum Order {
         /// Which output.
         request: OutputRequest,
     },
+    /// Run a command next to a worker.
+    Exec {
+        /// For which relay.
+        relay_id: u64,
+        /// Which worker.
+        key: WorkerKey,
+    },
     /// Listen for a probe.
     ProbeListen(u64),
     /// Carry out a probe.
@@ -291,6 +298,17 @@ pub enum Action {
         /// Which output.
         request: OutputRequest,
         /// Why none is sent.
+        refused: Option<String>,
+    },
+    /// Run a command next to a worker, or say why it is not run.
+    Exec {
+        /// Its number among the uploads.
+        number: u64,
+        /// For which relay.
+        relay_id: u64,
+        /// Which worker.
+        key: WorkerKey,
+        /// Why none is run.
         refused: Option<String>,
     },
     /// Listen for a probe.
@@ -569,6 +587,7 @@ impl Node {
                 self.send_events(view);
             }
             Order::ReadLogs { read_id, request } => self.on_read_logs(read_id, request),
+            Order::Exec { relay_id, key } => self.on_exec(relay_id, key),
             Order::ProbeListen(probe) => self.actions.push(Action::ListenForProbe(probe)),
             Order::ProbeRun(probe, plan) => self.actions.push(Action::RunProbe(probe, plan)),
             Order::Verdict { job, token, fault } => self.on_verdict(job, token, fault),
@@ -981,6 +1000,22 @@ impl Node {
                 self.actions.push(Action::Acknowledge(key));
             }
         }
+    }
+
+    /// A command counts as an upload: both are connections that somebody else has asked for.
+    fn on_exec(&mut self, relay_id: u64, key: WorkerKey) {
+        let refused = match self.uploads.admit(key.job) {
+            UploadAdmission::Accepted => None,
+            UploadAdmission::Refused(reason) => Some(reason),
+            UploadAdmission::Dropped => {
+                tracing::warn!(relay_id, "too many requests for output and commands; one is dropped");
+                return;
+            }
+        };
+        let runs = self.workers.get(&key).is_some_and(|worker| !worker.has_ended());
+        let refused = refused.or_else(|| (!runs).then(|| format!("worker {key} does not run here")));
+        let number = self.uploads.begin(key.job);
+        self.actions.push(Action::Exec { number, relay_id, key, refused });
     }
 
     fn on_read_logs(&mut self, read_id: u64, request: OutputRequest) {
