@@ -47,7 +47,7 @@ pub(crate) async fn run<E: Executor>(relay: Relay, executor: Arc<E>) {
         return;
     }
     let mut client = NodeServiceClient::new(channel);
-    let requests = match client.relay_exec(ReceiverStream::new(stream)).await {
+    let mut requests = match client.relay_exec(ReceiverStream::new(stream)).await {
         Ok(answer) => answer.into_inner(),
         Err(status) => {
             tracing::info!(relay_id, %status, "a command is not wanted any more");
@@ -56,18 +56,22 @@ pub(crate) async fn run<E: Executor>(relay: Relay, executor: Arc<E>) {
     };
     let ended = match relay.refused {
         Some(reason) => Err(reason),
-        None => serve(relay.key, requests, &base, &messages, executor).await,
+        None => serve(relay.key, &mut requests, &base, &messages, executor).await,
     };
     if let Err(reason) = ended {
         let message = Some(relay_exec_request::Message::Refused(detail(&reason)));
         let _ = messages.send(agent::RelayExecRequest { message, ..base }).await;
     }
+    drop(messages);
+    // The connection ends when the last word has arrived, and not before.
+    let over = async { while let Ok(Some(_)) = requests.message().await {} };
+    let _ = tokio::time::timeout(limits::EXEC_REQUEST_MAX, over).await;
 }
 
 /// From the command's request to its end; the reason, where it could not be run or its end is not known.
 async fn serve<E: Executor>(
     key: WorkerKey,
-    mut requests: Streaming<agent::RelayExecResponse>,
+    requests: &mut Streaming<agent::RelayExecResponse>,
     base: &agent::RelayExecRequest,
     messages: &mpsc::Sender<agent::RelayExecRequest>,
     executor: Arc<E>,
@@ -89,9 +93,12 @@ async fn serve<E: Executor>(
                 // Whoever asked has gone: with this the command ends.
                 Ok(None) | Err(_) => return,
             };
-            if let (Some(to), Some(input)) = (&to_command, input)
-                && to.send(input).await.is_err()
-            {
+            let Some(input) = input else { continue };
+            let is_taken = match &to_command {
+                Some(to) => to.send(input).await.is_ok(),
+                None => true,
+            };
+            if !is_taken {
                 // It takes no more and is about to say how it ended.
                 to_command = None;
             }
