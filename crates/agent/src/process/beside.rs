@@ -198,10 +198,9 @@ async fn copy(
 ) {
     let mut bytes = vec![0; limits::LOG_CHUNK_BYTES];
     loop {
-        match from.read(&mut bytes).await {
-            Ok(0) | Err(_) => return,
-            Ok(read) if outputs.send(piece(bytes[..read].to_vec())).await.is_err() => return,
-            Ok(_) => {}
+        let Ok(read @ 1..) = from.read(&mut bytes).await else { return };
+        if outputs.send(piece(bytes[..read].to_vec())).await.is_err() {
+            return;
         }
     }
 }

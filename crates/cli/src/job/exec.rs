@@ -103,12 +103,12 @@ pub async fn run(global: &Global, console: &Console, args: ExecArgs) -> Result<E
 
 /// Sends what this command reads, or only that there is nothing.
 async fn feed(input: ExecInput, reads: bool) {
-    let mut pieces = if reads { Some(read_stdin()) } else { None };
-    while let Some(pieces) = &mut pieces {
-        match pieces.recv().await {
-            Some(piece) if input.send(piece).await => {}
-            Some(_) => return,
-            None => break,
+    if reads {
+        let mut pieces = read_stdin();
+        while let Some(piece) = pieces.recv().await {
+            if !input.send(piece).await {
+                return;
+            }
         }
     }
     input.end().await;
