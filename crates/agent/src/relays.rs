@@ -90,7 +90,7 @@ async fn serve<E: Executor>(
         loop {
             let input = match requests.message().await {
                 Ok(Some(request)) => message_of(request).and_then(input),
-                // Whoever asked has gone: with this the command ends.
+                // Nobody waits for the command any more: with this it ends.
                 Ok(None) | Err(_) => return,
             };
             let Some(input) = input else { continue };

@@ -1,5 +1,5 @@
 //! Commands that somebody runs next to a worker, from the agent's side: the messages to the process that joins the worker
-//! (`shim/beside.rs`), and the relay between it and whoever asked.
+//! (`shim/beside.rs`), and what goes between it and the caller.
 //!
 //! **Invariant:** whatever a command writes and however slowly that is taken, a few pieces are in memory; when nobody takes it any
 //! more, the command is ended.

@@ -97,7 +97,7 @@ struct Lineage {
 
 /// Looks whether the worker runs and has become its program: only then it has given up what it was to give up.
 fn lineage(task: &TaskDir, running: &Running) -> Result<Lineage, String> {
-    // Whoever gets the lock finds no shim: process ids mean nothing then.
+    // A lock that can be had is that of no shim: process ids mean nothing then.
     if task.exit().map_err(|e| e.to_string())?.is_some() || !matches!(task.try_lock(), Ok(None)) {
         return Err(ENDED.to_owned());
     }
