@@ -143,7 +143,9 @@ pub trait Executor: Send + Sync + 'static {
         drop((inputs, outputs));
         let key = request.key;
         async move {
-            Err(format!("worker {key} is not on a host of this agent but a job of another scheduler; use that one's means, such as srun --overlap"))
+            Err(format!(
+                "worker {key} is not on a host of this agent but a job of another scheduler; use that one's means, such as srun --overlap"
+            ))
         }
     }
 }

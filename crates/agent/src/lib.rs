@@ -27,13 +27,13 @@ mod node_loop;
 mod offload;
 pub mod probe;
 pub mod process;
+mod relays;
 pub mod rules;
 mod session;
 mod settings;
 pub mod slurm;
 mod subcommand;
 mod temporary;
-mod relays;
 mod uploads;
 mod wire;
 

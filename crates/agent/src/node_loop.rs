@@ -427,13 +427,7 @@ impl<E: Executor> NodeLoop<E> {
         Vec::new()
     }
 
-    fn exec(
-        &mut self,
-        number: u64,
-        relay_id: u64,
-        key: WorkerKey,
-        refused: Option<String>,
-    ) -> Vec<Action> {
+    fn exec(&mut self, number: u64, relay_id: u64, key: WorkerKey, refused: Option<String>) -> Vec<Action> {
         let Some(session) = &self.session else {
             return self.decide(|node, view| node.handle(node::Event::UploadEnded(number), view));
         };

@@ -117,7 +117,8 @@ impl Asked {
         let of_variables: usize = environment.iter().map(|(name, value)| name.len() + value.len()).sum();
         let bytes = of_variables + command.iter().map(String::len).sum::<usize>();
         if bytes > limits::EXEC_BYTES_MAX {
-            let text = format!("has {bytes} bytes with start.environment, of {} at most", limits::EXEC_BYTES_MAX);
+            let text =
+                format!("has {bytes} bytes with start.environment, of {} at most", limits::EXEC_BYTES_MAX);
             violations.push(Violation::new("start.command", text));
         }
         if command.iter().any(|word| word.contains('\0')) {
@@ -166,7 +167,8 @@ impl Execs {
         let Ok(first) = tokio::time::timeout(START_MAX, requests.message()).await else {
             return Err(Status::deadline_exceeded("the first message must come within 10 s, and be start"));
         };
-        let Some(v1::ExecWorkerRequest { message: Some(exec_worker_request::Message::Start(start)) }) = first?
+        let Some(v1::ExecWorkerRequest { message: Some(exec_worker_request::Message::Start(start)) }) =
+            first?
         else {
             return Err(invalid(vec![Violation::new("message", "the first message must be start")]));
         };
@@ -226,7 +228,8 @@ impl Execs {
             return Ok(None);
         };
         let place = self.of_nodes.enter((account, node), EXECS_OF_NODE_MAX).ok_or_else(|| {
-            let text = format!("{account} runs {EXECS_OF_NODE_MAX} commands on one node, as many at once as it may");
+            let text =
+                format!("{account} runs {EXECS_OF_NODE_MAX} commands on one node, as many at once as it may");
             Refusal::new(RefusalCode::Overloaded, text).with("account", account)
         })?;
         Ok(Some(place))
@@ -251,7 +254,8 @@ impl Execs {
             *own = Opened { since: now, count: 0 };
         }
         if own.count >= OPENED_MAX {
-            let text = format!("{account} has begun {OPENED_MAX} commands within a minute, as many as it may");
+            let text =
+                format!("{account} has begun {OPENED_MAX} commands within a minute, as many as it may");
             return Err(Refusal::new(RefusalCode::Overloaded, text).with("account", account));
         }
         own.count += 1;
@@ -328,7 +332,7 @@ async fn serve_caller(
                 inward = None;
                 moved = Instant::now();
                 if !sent {
-                    // It has ended, and says so on the other way.
+                    // It has ended, and its end comes on the other way.
                     to_node = None;
                 }
             }
@@ -369,7 +373,9 @@ fn answer(output: ExecOutput, token: FencingToken) -> v1::ExecWorkerResponse {
     use exec_worker_response::Message;
     let end = |end| Message::End(v1::ExecEnd { end: Some(end) });
     let message = match output {
-        ExecOutput::Started => Message::Started(v1::ExecStarted { token: Some(fencing_token_to_proto(token)) }),
+        ExecOutput::Started => {
+            Message::Started(v1::ExecStarted { token: Some(fencing_token_to_proto(token)) })
+        }
         ExecOutput::Stdout(bytes) => Message::Stdout(bytes.into()),
         ExecOutput::Stderr(bytes) => Message::Stderr(bytes.into()),
         ExecOutput::Exited(code) => end(exec_end::End::ExitCode(code)),
@@ -406,7 +412,8 @@ pub(crate) async fn relay(
         Route::Local => {
             let engine = router.engine().clone();
             let side = engine.exec_relay(first.relay_id, &first.node_name);
-            let side = side.ok_or_else(|| to_status(&broken("nobody waits for this command, or not from this node")))?;
+            let side = side
+                .ok_or_else(|| to_status(&broken("nobody waits for this command, or not from this node")))?;
             let (to_agent, answers) = mpsc::channel(PIECES_WAITING_MAX);
             let opened = (first.relay_id, first.node_name);
             tokio::spawn(async move {
@@ -445,10 +452,14 @@ async fn serve_node(
             let output = match requests.message().await {
                 Ok(Some(request)) => output_of(request, &opened),
                 Ok(None) => Some(Err(broken("the node's agent has ended the connection"))),
-                Err(status) => Some(Err(broken(&format!("the connection to the node's agent was lost: {}", status.message())))),
+                Err(status) => Some(Err(broken(&format!(
+                    "the connection to the node's agent was lost: {}",
+                    status.message()
+                )))),
             };
             let Some(output) = output else { continue };
-            let is_last = !matches!(output, Ok(ExecOutput::Started | ExecOutput::Stdout(_) | ExecOutput::Stderr(_)));
+            let is_last =
+                !matches!(output, Ok(ExecOutput::Started | ExecOutput::Stdout(_) | ExecOutput::Stderr(_)));
             if to_caller.send(output).await.is_err() || is_last {
                 return;
             }
@@ -504,9 +515,15 @@ fn output_of(
         Message::Started(_) => Ok(ExecOutput::Started),
         Message::Stdout(bytes) => Ok(ExecOutput::Stdout(Bytes::from(bytes))),
         Message::Stderr(bytes) => Ok(ExecOutput::Stderr(Bytes::from(bytes))),
-        Message::End(v1::ExecEnd { end: Some(exec_end::End::ExitCode(code)) }) => Ok(ExecOutput::Exited(code)),
-        Message::End(v1::ExecEnd { end: Some(exec_end::End::Signal(number)) }) => Ok(ExecOutput::Signaled(number)),
-        Message::End(v1::ExecEnd { end: None }) => Err(broken("the node's agent did not say how the command ended")),
+        Message::End(v1::ExecEnd { end: Some(exec_end::End::ExitCode(code)) }) => {
+            Ok(ExecOutput::Exited(code))
+        }
+        Message::End(v1::ExecEnd { end: Some(exec_end::End::Signal(number)) }) => {
+            Ok(ExecOutput::Signaled(number))
+        }
+        Message::End(v1::ExecEnd { end: None }) => {
+            Err(broken("the node's agent did not say how the command ended"))
+        }
     })
 }
 
@@ -537,7 +554,8 @@ mod tests {
             let environment = [(name.to_owned(), value.to_owned())].into();
             assert_eq!(fields(v1::ExecStart { environment, ..start(&["sh"]) }), ["start.environment"]);
         }
-        let environment = (0..=limits::EXEC_VARIABLES_MAX).map(|n| (format!("V{n}"), String::new())).collect();
+        let environment =
+            (0..=limits::EXEC_VARIABLES_MAX).map(|n| (format!("V{n}"), String::new())).collect();
         assert_eq!(fields(v1::ExecStart { environment, ..start(&["sh"]) }), ["start.environment"]);
         assert_eq!(fields(v1::ExecStart { job_id: "?".to_owned(), ..start(&["sh"]) }), ["start.job_id"]);
         assert!(Asked::of(start(&["sh", "-c", ""])).is_ok());
@@ -551,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn an_account_begins_so_many_commands_a_minute() {
+    fn an_account_begins_a_bounded_number_of_commands_a_minute() {
         let short = |text| ShortName::new(text).expect("a name");
         let of = |tenant| {
             let role = Role::TenantClient { tenant: short(tenant), user: short("ada") };
@@ -590,6 +608,9 @@ mod tests {
             assert!(of(relay_id, node, None).expect("it is told").is_err());
         }
         let refused = of(7, "h1", Some(relay_exec_request::Message::Refused("no".to_owned())));
-        assert_eq!(refused.expect("it is told").expect_err("it is refused").code, RefusalCode::ExecUnavailable);
+        assert_eq!(
+            refused.expect("it is told").expect_err("it is refused").code,
+            RefusalCode::ExecUnavailable
+        );
     }
 }

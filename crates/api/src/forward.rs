@@ -662,9 +662,7 @@ pub(crate) fn of_leader(status: Status) -> Status {
 }
 
 /// The messages of a stream up to its end or failure: the other side sees an end either way.
-pub(crate) fn without_end<T: Send + 'static>(
-    stream: Streaming<T>,
-) -> impl Stream<Item = T> + Send + 'static {
+pub(crate) fn without_end<T: Send + 'static>(stream: Streaming<T>) -> impl Stream<Item = T> + Send + 'static {
     stream
         .take_while(|message| std::future::ready(message.is_ok()))
         .filter_map(|message| std::future::ready(message.ok()))

@@ -83,7 +83,8 @@ impl Client {
         let first = v1::ExecWorkerRequest { message: Some(Message::Start(start)) };
         // The queue is empty.
         let _ = to_command.send(first).await;
-        let answers = jobs(link.channel.clone()).exec_worker(ReceiverStream::new(requests)).await?.into_inner();
+        let answers =
+            jobs(link.channel.clone()).exec_worker(ReceiverStream::new(requests)).await?.into_inner();
         Ok(Exec { link: link.clone(), to_command: Some(to_command), answers, bytes: 0 })
     }
 }

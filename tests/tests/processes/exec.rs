@@ -58,14 +58,16 @@ async fn is_possible(client: &Client, id: &str) -> bool {
             Err(error) => {
                 let text = format!("{error:?}");
                 assert!(text.contains("neither process namespaces nor control groups"), "{text}");
-                say("skipped: commands next to workers: there are neither process namespaces nor control groups");
+                say(
+                    "skipped: commands next to workers: there are neither process namespaces nor control groups",
+                );
                 return false;
             }
         }
     }
 }
 
-/// A job that waits for ever with a file of its own, and has begun to.
+/// A job that waits until it is cancelled, with a file in its directory, and has begun to.
 async fn waiting(client: &Client, name: &str, ready: &Path) -> String {
     let text = format!("echo mine > own; : > {}; while :; do sleep 0.1; done", ready.display());
     let id = submit(client, job(name, &["sh", "-c", &text])).await;
@@ -142,7 +144,8 @@ async fn a_command_runs_where_its_worker_does() {
 
     let shown = cluster.operated(&["exec", &id, "--", "echo", "by hand"]).await;
     assert_eq!(shown, "by hand\n");
-    let log = cluster.operated(&["log", "tail", "-n", "1000", "--decision", "exec_opened", "-o", "json"]).await;
+    let log =
+        cluster.operated(&["log", "tail", "-n", "1000", "--decision", "exec_opened", "-o", "json"]).await;
     assert!(log.contains("exec_opened") && log.contains("echo by hand"), "it is in the log: {log}");
     cluster.assert_digests_agree().await;
 }
@@ -169,7 +172,7 @@ async fn a_command_ends_with_its_worker_and_none_begins_without_one() {
         return;
     }
     let beats = cluster.scratch.path().join("beats");
-    // One that goes into the background with a session of its own, too.
+    // It goes into the background with another session.
     let text = format!("setsid sh -c 'while :; do date +%N > {}; sleep 0.05; done' & wait", beats.display());
     let mut exec = client.exec_worker(start(&id, &["sh", "-c", &text])).await.expect("the worker runs");
     assert!(matches!(exec.next().await, Ok(Some(Message::Started(_)))));
@@ -201,7 +204,9 @@ async fn a_command_ends_with_its_worker_and_none_begins_without_one() {
     let error = async {
         match client.exec_worker(start(&wide, &["true"])).await {
             Ok(exec) => rest(exec).await.2.is_none(),
-            Err(error) => error.refused().is_some_and(|refused| refused.code == Some(RefusalCode::ExecUnavailable)),
+            Err(error) => {
+                error.refused().is_some_and(|refused| refused.code == Some(RefusalCode::ExecUnavailable))
+            }
         }
     };
     assert!(tokio::time::timeout(PATIENCE, error).await.expect("it is told"), "nothing was run");

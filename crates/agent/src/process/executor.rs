@@ -13,9 +13,9 @@ use crate::executor::{
 };
 use crate::limits;
 use crate::offload::blocking;
-use crate::process::beside;
 use crate::process::cgroup::{self, Cgroup};
 use crate::process::ended_workers::{self, EndedWorkers};
+use crate::process::exec;
 use crate::process::guards::{self, Guarded};
 use crate::process::isolation::{Isolating, Isolation, Namespaces};
 use crate::process::notice;
@@ -699,8 +699,8 @@ impl Executor for ProcessExecutor {
         if !task.path().is_dir() {
             return Err(format!("nothing is known of worker {key}"));
         }
-        let request = beside::Request { command, environment };
-        beside::run(&self.shared.settings.guard_command, &task, request, inputs, &outputs).await
+        let request = exec::Request { command, environment };
+        exec::run(&self.shared.settings.guard_command, &task, request, inputs, &outputs).await
     }
 }
 

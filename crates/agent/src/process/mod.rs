@@ -1,9 +1,9 @@
 //! Workers as processes of this host: their directories, their shims, and what keeps them apart.
 
-mod beside;
 pub mod cgroup;
 pub mod devices;
 mod ended_workers;
+mod exec;
 mod executor;
 mod follow;
 mod guards;

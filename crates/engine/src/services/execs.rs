@@ -42,20 +42,23 @@ impl Engine {
         let not_started = |text: String| {
             Refusal::new(RefusalCode::WorkerNotStarted, text).with("job_id", job).with("rank", rank)
         };
-        let placement =
-            row.placement.as_ref().ok_or_else(|| not_started(format!("{job} is not placed")))?;
+        let placement = row.placement.as_ref().ok_or_else(|| not_started(format!("{job} is not placed")))?;
         if token.is_some_and(|token| token != placement.token) {
-            let text = format!("{job} runs under token {}, not under the one that is asked for", placement.token);
+            let text =
+                format!("{job} runs under token {}, not under the one that is asked for", placement.token);
             return Err(Refusal::new(RefusalCode::Fenced, text));
         }
-        let (slot, state) = placement.slots.get(rank as usize).zip(placement.ranks.get(rank as usize)).ok_or_else(|| {
-            let last = placement.slots.len().saturating_sub(1);
-            let text = format!("{job} has no rank {rank}; its ranks are 0 to {last}");
-            Refusal::fields(vec![Violation::new("start.rank", text)])
-        })?;
+        let (slot, state) =
+            placement.slots.get(rank as usize).zip(placement.ranks.get(rank as usize)).ok_or_else(|| {
+                let last = placement.slots.len().saturating_sub(1);
+                let text = format!("{job} has no rank {rank}; its ranks are 0 to {last}");
+                Refusal::fields(vec![Violation::new("start.rank", text)])
+            })?;
         match state {
             RankState::Running if matches!(row.phase, Phase::Starting | Phase::Running) => {}
-            RankState::Assigned => return Err(not_started(format!("rank {rank} of {job} is placed and has not started"))),
+            RankState::Assigned => {
+                return Err(not_started(format!("rank {rank} of {job} is placed and has not started")));
+            }
             RankState::Running | RankState::Exited(_) | RankState::Lost => {
                 let text = format!("rank {rank} of {job} does not run, or is being stopped");
                 return Err(Refusal::new(RefusalCode::Fenced, text));
@@ -74,7 +77,9 @@ impl Engine {
             _ => refusal,
         })?;
         if !self.inner.sessions.takes(node).has(Feature::Exec) {
-            return Err(unavailable(format!("the agent of {name} is of a release that runs no commands next to workers")));
+            return Err(unavailable(format!(
+                "the agent of {name} is of a release that runs no commands next to workers"
+            )));
         }
         // In the log before anything is run.
         self.execute(Command::OpenExec { by, job, token, rank, command }).await?;

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn relays_are_bounded_and_the_abandoned_make_room() {
+    fn relays_are_bounded_and_the_abandoned_are_forgotten() {
         let relay = ExecRelay::default();
         let open = || relay.open(node("h1"), FencingToken::default());
         let mut held: Vec<_> = (0..RELAYS_WAITING_MAX).map(|_| open().expect("capacity")).collect();

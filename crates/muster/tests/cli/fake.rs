@@ -505,7 +505,8 @@ impl JobService for Service {
         use v1::exec_worker_request::Message as Said;
         use v1::exec_worker_response::Message;
         let mut requests = request.into_inner();
-        let Some(v1::ExecWorkerRequest { message: Some(Said::Start(start)) }) = requests.message().await? else {
+        let Some(v1::ExecWorkerRequest { message: Some(Said::Start(start)) }) = requests.message().await?
+        else {
             return Err(Status::invalid_argument("the first message must be start"));
         };
         self.find(&start.job_id)?;

@@ -230,7 +230,7 @@ fn private_tmp(task: &TaskDir, spec: &TaskSpec) -> Result<(), String> {
 }
 
 /// Confines this process as its worker is, whose namespaces it has joined already.
-pub(super) fn confine_beside(isolation: &Isolation) -> Result<(), String> {
+pub(super) fn confine_joined(isolation: &Isolation) -> Result<(), String> {
     limit(isolation)?;
     become_user(isolation)?;
     if isolation.namespaces == Namespaces::User {

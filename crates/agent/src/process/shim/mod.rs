@@ -12,10 +12,10 @@
 //! **Invariant:** no worker runs past its lease's deadline and grace while its shim gets the processor;
 //! the worker dies with its shim; `exit` is written only when no descendant is left.
 
-mod beside;
 mod confine;
 mod disk;
 mod enter;
+mod exec;
 mod guard;
 mod init_report;
 mod namespaces;
@@ -28,8 +28,8 @@ pub(crate) use stage::try_out;
 
 use crate::clock::BootTime;
 use crate::limits;
-use crate::process::beside::BESIDE;
 use crate::process::cgroup::Cgroup;
+use crate::process::exec::EXEC;
 use crate::process::isolation::Namespaces;
 use crate::process::processes;
 use crate::process::runtime::hold;
@@ -103,10 +103,10 @@ pub fn guard_main(args: impl IntoIterator<Item = OsString>) -> i32 {
             let parent = parent.to_str().and_then(|pid| pid.parse().ok());
             return parent.map_or_else(usage, |parent| stage::main(parent, oom_score));
         }
-        [word, directory] if word == BESIDE => return beside::main(Path::new(directory)),
+        [word, directory] if word == EXEC => return exec::main(Path::new(directory)),
         [word, parent, command @ ..] if word == BECOME => {
             let parent = parent.to_str().and_then(|pid| pid.parse().ok());
-            return parent.map_or_else(usage, |parent| beside::become_command(parent, command));
+            return parent.map_or_else(usage, |parent| exec::become_command(parent, command));
         }
         [word] if word == SPEAKS => say(SPEECH).map_err(|error| error.to_string()),
         _ => return usage(),
@@ -265,7 +265,7 @@ fn name_after(task: &TaskDir) {
 
 /// What stands before the shim's own arguments on the command line of this process.
 fn before_own_arguments() -> Vec<OsString> {
-    let own = [WAIT, RUN, ENTER, INIT, STAGE, BESIDE, BECOME];
+    let own = [WAIT, RUN, ENTER, INIT, STAGE, EXEC, BECOME];
     std::env::args_os().skip(1).take_while(|word| !own.iter().any(|own| word == own)).collect()
 }
 

@@ -1,5 +1,5 @@
 //! Commands that somebody runs next to a worker, from the agent's side: the messages to the process that joins the worker
-//! (`shim/beside.rs`), and what goes between it and the caller.
+//! (`shim/exec.rs`), and what goes between it and the caller.
 //!
 //! **Invariant:** whatever a command writes and however slowly that is taken, a few pieces are in memory; when nobody takes it any
 //! more, the command is ended.
@@ -19,7 +19,7 @@ use tokio::process::Command;
 use tokio::sync::mpsc;
 
 /// First argument of the process that runs a command next to a worker.
-pub(crate) const BESIDE: &str = "beside";
+pub(crate) const EXEC: &str = "exec";
 /// The kind of a message and the length of what follows.
 pub(crate) const FRAME_HEAD_BYTES: usize = 5;
 
@@ -132,7 +132,7 @@ pub(crate) async fn run(
     ours.set_nonblocking(true).map_err(|e| format!("make a socket: {e}"))?;
     let (stdout, stderr) = {
         let mut command = Command::new(program);
-        command.args(before).arg(BESIDE).arg(task.path()).kill_on_drop(true).env_clear().current_dir("/");
+        command.args(before).arg(EXEC).arg(task.path()).kill_on_drop(true).env_clear().current_dir("/");
         command.stdin(OwnedFd::from(theirs)).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|e| format!("start {program}: {e}"))?;
         let pipes = child.stdout.take().zip(child.stderr.take());
@@ -140,15 +140,13 @@ pub(crate) async fn run(
         tokio::spawn(async move { child.wait().await });
         pipes.ok_or("a command without pipes")?
     };
-    let (mut said, mut tell) = UnixStream::from_std(ours).map_err(|e| format!("make a socket: {e}"))?.into_split();
+    let (mut said, mut tell) =
+        UnixStream::from_std(ours).map_err(|e| format!("make a socket: {e}"))?.into_split();
     let asked = tell.write_all(&Frame::Request(request).encode()).await;
     asked.map_err(|e| format!("say which command to run: {e}"))?;
     let feed = feed(inputs, tell);
     let copy = async {
-        tokio::join!(
-            copy(stdout, outputs, ExecOutput::Stdout),
-            copy(stderr, outputs, ExecOutput::Stderr)
-        )
+        tokio::join!(copy(stdout, outputs, ExecOutput::Stdout), copy(stderr, outputs, ExecOutput::Stderr))
     };
     tokio::pin!(feed, copy);
     let mut copied = false;

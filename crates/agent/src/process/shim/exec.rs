@@ -9,8 +9,8 @@
 //! **Invariant:** a command has no more than its worker: a step that fails ends this process before the command begins.
 
 use super::{confine, namespaces::failed, stage};
-use crate::process::beside::{FRAME_HEAD_BYTES, Frame, Request};
 use crate::process::cgroup;
+use crate::process::exec::{FRAME_HEAD_BYTES, Frame, Request};
 use crate::process::isolation::Namespaces;
 use crate::process::processes;
 use crate::process::task::{Running, TaskDir, TaskSpec};
@@ -40,8 +40,9 @@ const ENDED: &str = "the worker has ended";
 /// command's.
 pub(super) fn main(directory: &Path) -> i32 {
     let Ok(socket) = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from) else { return 1 };
-    let outcome = prepare(directory, &socket).and_then(|prepared| Beside::start(socket_of(&socket)?, prepared));
-    match outcome.and_then(Beside::watch) {
+    let outcome =
+        prepare(directory, &socket).and_then(|prepared| Joined::start(socket_of(&socket)?, prepared));
+    match outcome.and_then(Joined::watch) {
         Ok(()) => 0,
         Err(why) => {
             // An agent that has gone needs no reason.
@@ -68,7 +69,7 @@ fn prepare(directory: &Path, socket: &UnixStream) -> Result<Prepared, String> {
     let spec = task.spec().map_err(|e| e.to_string())?.ok_or(ENDED)?;
     let running = task.running().map_err(|e| e.to_string())?.ok_or(NOT_YET)?;
     join(&task, &spec, &running)?;
-    confine::confine_beside(&spec.isolation)?;
+    confine::confine_joined(&spec.isolation)?;
     std::env::set_current_dir(&spec.working_directory)
         .map_err(|e| format!("working directory {}: {e}", spec.working_directory.display()))?;
     Ok(Prepared { request, spec })
@@ -114,7 +115,11 @@ fn lineage(task: &TaskDir, running: &Running) -> Result<Lineage, String> {
 fn is_stage(line: &[u8]) -> bool {
     let words: Vec<&[u8]> = line.strip_suffix(&[0]).unwrap_or(line).split(|byte| *byte == 0).collect();
     words.iter().rev().nth(4).is_some_and(|word| *word == super::STAGE.as_bytes())
-        && words.last().and_then(|word| std::str::from_utf8(word).ok()).and_then(Namespaces::of_word).is_some()
+        && words
+            .last()
+            .and_then(|word| std::str::from_utf8(word).ok())
+            .and_then(Namespaces::of_word)
+            .is_some()
 }
 
 /// Joins the worker's control group and namespaces.
@@ -164,7 +169,7 @@ fn join(task: &TaskDir, spec: &TaskSpec, running: &Running) -> Result<(), String
 }
 
 /// The command, from the side of its starter.
-struct Beside {
+struct Joined {
     socket: UnixStream,
     child: Child,
     ended: OwnedFd,
@@ -177,8 +182,8 @@ struct Beside {
     is_last: bool,
 }
 
-impl Beside {
-    fn start(socket: UnixStream, prepared: Prepared) -> Result<Beside, String> {
+impl Joined {
+    fn start(socket: UnixStream, prepared: Prepared) -> Result<Joined, String> {
         let Prepared { request, spec } = prepared;
         // A process of another namespace has no number here.
         let parent = match spec.isolation.namespaces {
@@ -193,15 +198,17 @@ impl Beside {
         let _ = set_dumpable(false);
         let mut begun = || {
             let stdin = child.stdin.take().ok_or("a command without a pipe")?;
-            fcntl(&stdin, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(failed("prepare the command's input"))?;
+            fcntl(&stdin, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
+                .map_err(failed("prepare the command's input"))?;
             let pid = rustix::process::Pid::from_child(&child);
-            let ended = pidfd_open(pid, PidfdFlags::empty()).map_err(|e| format!("watch the command: {e}"))?;
+            let ended =
+                pidfd_open(pid, PidfdFlags::empty()).map_err(|e| format!("watch the command: {e}"))?;
             (&socket).write_all(&Frame::Started.encode()).map_err(|e| format!("speak to the agent: {e}"))?;
             socket.set_nonblocking(true).map_err(|e| format!("listen to the agent: {e}"))?;
             Ok::<_, String>((stdin, ended))
         };
         match begun() {
-            Ok((stdin, ended)) => Ok(Beside {
+            Ok((stdin, ended)) => Ok(Joined {
                 socket,
                 child,
                 ended,
@@ -226,8 +233,10 @@ impl Beside {
             // Who takes no input is not sent more: the agent waits, and behind it the one who writes. Its end is seen all the same.
             let wanted = if waits { PollFlags::empty() } else { PollFlags::POLLIN };
             let (polled, ended, socket) = {
-                let mut fds =
-                    vec![PollFd::new(self.ended.as_fd(), PollFlags::POLLIN), PollFd::new(self.socket.as_fd(), wanted)];
+                let mut fds = vec![
+                    PollFd::new(self.ended.as_fd(), PollFlags::POLLIN),
+                    PollFd::new(self.socket.as_fd(), wanted),
+                ];
                 if let Some(stdin) = self.stdin.as_ref().filter(|_| waits) {
                     fds.push(PollFd::new(stdin.as_fd(), PollFlags::POLLOUT));
                 }
@@ -370,7 +379,9 @@ mod tests {
 
     #[test]
     fn a_process_that_has_not_become_its_worker_is_known_by_its_command_line() {
-        let line = |words: &[&str]| words.iter().flat_map(|word| [word.as_bytes(), b"\0"].concat()).collect::<Vec<u8>>();
+        let line = |words: &[&str]| {
+            words.iter().flat_map(|word| [word.as_bytes(), b"\0"].concat()).collect::<Vec<u8>>()
+        };
         assert!(is_stage(&line(&["muster-shim", "stage", "/t/job-1", "1", "0", "root"])));
         assert!(is_stage(&line(&["muster", "shim", "stage", "/t/job-1", "7", "-17", "host"])));
         for other in [&["sleep", "60"][..], &["stage"], &["a", "stage", "b", "c", "d", "e"], &[]] {
@@ -381,7 +392,8 @@ mod tests {
     #[test]
     fn the_first_message_is_a_request_or_nothing_is_run() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let request = Request { command: vec!["true".into()], environment: [("A".into(), "b".into())].into() };
+        let request =
+            Request { command: vec!["true".into()], environment: [("A".into(), "b".into())].into() };
         theirs.write_all(&Frame::Request(request.clone()).encode()).unwrap();
         assert_eq!(read_request(&ours).unwrap(), request);
         theirs.write_all(&Frame::InputEnd.encode()).unwrap();
