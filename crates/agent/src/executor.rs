@@ -9,6 +9,7 @@
 
 pub use crate::rules::{Adopted, ExecutorEvent, Foreign, OutputRequest, StopRequest};
 use crate::rules::{OutputStream, Placement, WorkerKey};
+use muster_types::terminal::TerminalSize;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
@@ -37,6 +38,8 @@ pub struct ExecRequest {
     pub command: Vec<String>,
     /// Variables beyond those of the worker, or in their place.
     pub environment: BTreeMap<String, String>,
+    /// The terminal that it has; none for pipes.
+    pub terminal: Option<TerminalSize>,
 }
 
 /// What is said to such a command.
@@ -48,6 +51,8 @@ pub enum ExecInput {
     End,
     /// A signal, by its number.
     Signal(i32),
+    /// The size of its terminal from now on.
+    Resize(TerminalSize),
 }
 
 /// What becomes of it.

@@ -7,6 +7,7 @@ use crate::executor::{ExecInput, ExecOutput, ExecRequest, Executor};
 use crate::limits;
 use crate::rules::{WorkerKey, detail};
 use muster_client::Endpoints;
+use muster_types::terminal::TerminalSize;
 use muster_wire::agent::node_service_client::NodeServiceClient;
 use muster_wire::agent::relay_exec_request;
 use muster_wire::v1::{ExecEnd, ExecStarted, exec_end, exec_worker_request, exec_worker_response};
@@ -82,7 +83,8 @@ async fn serve<E: Executor>(
         return Err("the first message is no command".to_owned());
     };
     let environment = start.environment.into_iter().collect();
-    let request = ExecRequest { key, command: start.command, environment };
+    let terminal = start.terminal.and_then(size_of);
+    let request = ExecRequest { key, command: start.command, environment, terminal };
     let (to_command, inputs) = mpsc::channel(limits::EXEC_PIECES_QUEUED_MAX);
     let (outputs, mut from_command) = mpsc::channel(limits::EXEC_PIECES_QUEUED_MAX);
     let feed = async {
@@ -130,8 +132,13 @@ fn input(message: exec_worker_request::Message) -> Option<ExecInput> {
         Message::Input(bytes) => Some(ExecInput::Data(bytes)),
         Message::InputEnd(_) => Some(ExecInput::End),
         Message::Signal(number) => i32::try_from(number).ok().map(ExecInput::Signal),
+        Message::Resize(size) => size_of(size).map(ExecInput::Resize),
         Message::Start(_) => None,
     }
+}
+
+fn size_of(size: v1::ExecTerminal) -> Option<TerminalSize> {
+    TerminalSize::new(size.rows, size.columns)
 }
 
 fn response(output: ExecOutput) -> v1::ExecWorkerResponse {

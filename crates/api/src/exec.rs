@@ -11,6 +11,7 @@ use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use muster_engine::{CallerSide, Engine, ExecInput, ExecOutput, ExecRequest, NodeSide};
 use muster_types::{FencingToken, JobId, NodeId, Refusal, RefusalCode, Requester, Violation, limits};
+use muster_types::terminal::TerminalSize;
 use muster_wire::agent;
 use muster_wire::agent::node_service_client::NodeServiceClient;
 use muster_wire::agent::relay_exec_request;
@@ -94,7 +95,7 @@ struct Asked {
 
 impl Asked {
     fn of(start: v1::ExecStart) -> Result<Asked, Vec<Violation>> {
-        let v1::ExecStart { job_id: job, rank, token, command, environment } = start;
+        let v1::ExecStart { job_id: job, rank, token, command, environment, terminal } = start;
         let mut violations = Vec::new();
         let job = job_id("start.job_id", &job).map_err(|v| violations.push(v)).ok();
         let token = token
@@ -131,15 +132,22 @@ impl Asked {
             let text = "must have names without = and no NUL";
             violations.push(Violation::new("start.environment", text));
         }
-        match (job, token) {
-            (Some(job), Some(token)) if violations.is_empty() => {
+        let terminal =
+            terminal.map(|size| size_of("start.terminal", size)).transpose().map_err(|v| violations.push(v)).ok();
+        match (job, token, terminal) {
+            (Some(job), Some(token), Some(terminal)) if violations.is_empty() => {
                 let text = beginning(&command);
                 let environment = environment.into_iter().collect();
-                Ok(Asked { job, rank, token, start: ExecInput::Start { command, environment }, text })
+                Ok(Asked { job, rank, token, start: ExecInput::Start { command, environment, terminal }, text })
             }
             _ => Err(violations),
         }
     }
+}
+
+fn size_of(field: &str, size: v1::ExecTerminal) -> Result<TerminalSize, Violation> {
+    TerminalSize::new(size.rows, size.columns)
+        .ok_or_else(|| Violation::new(field, "must have 1 to 65535 rows and columns"))
 }
 
 /// What a command begins with, for people who read the log.
@@ -364,8 +372,11 @@ fn input(request: v1::ExecWorkerRequest) -> Result<ExecInput, Vec<Violation>> {
         Some(Message::Signal(number)) => {
             Err(vec![Violation::limit("signal", number.into(), 1, SIGNAL_MAX.into())])
         }
+        Some(Message::Resize(size)) => {
+            size_of("resize", size).map(ExecInput::Resize).map_err(|violation| vec![violation])
+        }
         Some(Message::Start(_)) => Err(vec![Violation::new("message", "a command is started once")]),
-        None => Err(vec![Violation::new("message", "must be one of start, input, input_end, signal")]),
+        None => Err(vec![Violation::new("message", "must be one of start, input, input_end, signal, resize")]),
     }
 }
 
@@ -477,13 +488,18 @@ async fn serve_node(
     }
 }
 
+fn terminal_of(size: TerminalSize) -> v1::ExecTerminal {
+    v1::ExecTerminal { rows: size.rows.into(), columns: size.columns.into() }
+}
+
 fn request_of(input: ExecInput) -> v1::ExecWorkerRequest {
     use exec_worker_request::Message;
     let message = match input {
-        ExecInput::Start { command, environment } => {
-            let environment = environment.into_iter().collect();
-            Message::Start(v1::ExecStart { command, environment, ..Default::default() })
+        ExecInput::Start { command, environment, terminal } => {
+            let (environment, terminal) = (environment.into_iter().collect(), terminal.map(terminal_of));
+            Message::Start(v1::ExecStart { command, environment, terminal, ..Default::default() })
         }
+        ExecInput::Resize(size) => Message::Resize(terminal_of(size)),
         ExecInput::Data(bytes) => Message::Input(bytes.into()),
         ExecInput::End => Message::InputEnd(v1::ExecInputEnd {}),
         ExecInput::Signal(number) => Message::Signal(number),
@@ -558,6 +574,8 @@ mod tests {
             (0..=limits::EXEC_VARIABLES_MAX).map(|n| (format!("V{n}"), String::new())).collect();
         assert_eq!(fields(v1::ExecStart { environment, ..start(&["sh"]) }), ["start.environment"]);
         assert_eq!(fields(v1::ExecStart { job_id: "?".to_owned(), ..start(&["sh"]) }), ["start.job_id"]);
+        let terminal = Some(v1::ExecTerminal { rows: 24, columns: 0 });
+        assert_eq!(fields(v1::ExecStart { terminal, ..start(&["sh"]) }), ["start.terminal"]);
         assert!(Asked::of(start(&["sh", "-c", ""])).is_ok());
     }
 
@@ -593,6 +611,9 @@ mod tests {
         for signal in [0, SIGNAL_MAX + 1, u32::MAX] {
             assert!(said(Some(Message::Signal(signal))).is_err());
         }
+        let size = |rows, columns| Some(Message::Resize(v1::ExecTerminal { rows, columns }));
+        assert!(said(size(0, 80)).is_err() && said(size(24, 65_536)).is_err());
+        assert_eq!(said(size(24, 80)), Ok(ExecInput::Resize(TerminalSize { rows: 24, columns: 80 })));
         assert_eq!(said(Some(Message::Signal(15))), Ok(ExecInput::Signal(15)));
         assert!(said(Some(Message::Start(start(&["sh"])))).is_err(), "once is enough");
     }

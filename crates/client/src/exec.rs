@@ -47,6 +47,11 @@ impl ExecInput {
         self.say(Message::Signal(number)).await
     }
 
+    /// Says how large the caller's terminal is from now on.
+    pub async fn resize(&self, terminal: v1::ExecTerminal) -> bool {
+        self.say(Message::Resize(terminal)).await
+    }
+
     async fn say(&self, message: Message) -> bool {
         self.0.send(v1::ExecWorkerRequest { message: Some(message) }).await.is_ok()
     }

@@ -8,6 +8,7 @@ use crate::executor::{ExecInput, ExecOutput};
 use crate::limits;
 use crate::process::task::TaskDir;
 use crate::rules::detail;
+use muster_types::terminal::TerminalSize;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -30,6 +31,8 @@ pub(crate) struct Request {
     pub(crate) command: Vec<String>,
     /// Variables beyond those of the worker, or in their place.
     pub(crate) environment: BTreeMap<String, String>,
+    /// The terminal that it has; none for pipes.
+    pub(crate) terminal: Option<TerminalSize>,
 }
 
 /// A message between the agent and the process that joins the worker.
@@ -51,6 +54,8 @@ pub(crate) enum Frame {
     Signaled(i32),
     /// It could not be started, or watched.
     Failed(String),
+    /// The size of its terminal from now on.
+    Resize(TerminalSize),
 }
 
 /// What is wrong with a message.
@@ -79,6 +84,7 @@ impl Frame {
             Frame::Exited(code) => (6, code.to_le_bytes().to_vec()),
             Frame::Signaled(number) => (7, number.to_le_bytes().to_vec()),
             Frame::Failed(text) => (8, text.clone().into_bytes()),
+            Frame::Resize(size) => (9, [size.rows.to_le_bytes(), size.columns.to_le_bytes()].concat()),
         };
         let mut bytes = vec![kind];
         bytes.extend_from_slice(&u32::try_from(content.len()).unwrap_or(u32::MAX).to_le_bytes());
@@ -109,6 +115,12 @@ impl Frame {
             6 => Frame::Exited(number()?),
             7 => Frame::Signaled(number()?),
             8 => Frame::Failed(String::from_utf8_lossy(content).into_owned()),
+            9 => {
+                let [a, b, c, d] = content.try_into().map_err(|_| FrameError::Broken(kind))?;
+                let (rows, columns) = (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]));
+                let size = TerminalSize::new(rows.into(), columns.into());
+                Frame::Resize(size.ok_or(FrameError::Broken(kind))?)
+            }
             _ => return Err(FrameError::Unknown(kind)),
         };
         Ok(Some((frame, FRAME_HEAD_BYTES + length)))
@@ -176,6 +188,7 @@ async fn feed(mut inputs: mpsc::Receiver<ExecInput>, mut tell: OwnedWriteHalf) {
         let frame = match inputs.recv().await {
             Some(ExecInput::Data(bytes)) => Frame::Input(bytes),
             Some(ExecInput::Signal(number)) => Frame::Signal(number),
+            Some(ExecInput::Resize(size)) => Frame::Resize(size),
             Some(ExecInput::End) | None => Frame::InputEnd,
         };
         let is_last = frame == Frame::InputEnd && inputs.is_closed();
@@ -235,7 +248,12 @@ mod tests {
     fn a_message_is_read_as_it_was_sent_and_not_before_it_is_whole() {
         let environment = [("A".to_owned(), "b\u{e9}".to_owned())].into();
         let frames = [
-            Frame::Request(Request { command: vec!["sh".to_owned(), String::new()], environment }),
+            Frame::Request(Request {
+                command: vec!["sh".to_owned(), String::new()],
+                environment,
+                terminal: TerminalSize::new(24, 80),
+            }),
+            Frame::Resize(TerminalSize { rows: 1, columns: 65_535 }),
             Frame::Input((0..=255).collect()),
             Frame::Input(Vec::new()),
             Frame::InputEnd,
@@ -261,7 +279,8 @@ mod tests {
         let mut bytes = vec![2];
         bytes.extend_from_slice(&u32::MAX.to_le_bytes());
         assert_eq!(Frame::decode(&bytes), Err(FrameError::TooLong(u32::MAX)));
-        assert_eq!(Frame::decode(&[9, 0, 0, 0, 0]), Err(FrameError::Unknown(9)));
+        assert_eq!(Frame::decode(&[10, 0, 0, 0, 0]), Err(FrameError::Unknown(10)));
+        assert_eq!(Frame::decode(&[9, 4, 0, 0, 0, 0, 0, 80, 0]), Err(FrameError::Broken(9)));
         assert_eq!(Frame::decode(&[4, 1, 0, 0, 0, 7]), Err(FrameError::Broken(4)));
     }
 }

@@ -694,12 +694,12 @@ impl Executor for ProcessExecutor {
         inputs: mpsc::Receiver<ExecInput>,
         outputs: mpsc::Sender<ExecOutput>,
     ) -> Result<(), String> {
-        let ExecRequest { key, command, environment } = request;
+        let ExecRequest { key, command, environment, terminal } = request;
         let task = self.task(key);
         if !task.path().is_dir() {
             return Err(format!("nothing is known of worker {key}"));
         }
-        let request = exec::Request { command, environment };
+        let request = exec::Request { command, environment, terminal };
         exec::run(&self.shared.settings.guard_command, &task, request, inputs, &outputs).await
     }
 }

@@ -370,6 +370,7 @@ fn jobs() -> Vec<Stored> {
         token,
         command: vec!["sh".to_owned(), "-c".to_owned(), "env".to_owned()],
         environment: [("LEVEL".to_owned(), "debug".to_owned())].into(),
+        terminal: Some(v1::ExecTerminal { rows: 24, columns: 80 }),
     };
     let exec = v1::ExecWorkerRequest { message: Some(v1::exec_worker_request::Message::Start(start)) };
     let (selector, validate_only) = (selector(), false);

@@ -3,6 +3,7 @@
 //! **Invariant:** the number of a relay cannot be guessed, is good once, and only for the node that it was made for.
 
 use bytes::Bytes;
+use muster_types::terminal::TerminalSize;
 use muster_types::{FencingToken, JobId, Name, Refusal, RefusalCode};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -41,6 +42,8 @@ pub enum ExecInput {
         command: Vec<String>,
         /// Variables beyond those of the worker, or in their place.
         environment: BTreeMap<String, String>,
+        /// The terminal that it has; none for pipes.
+        terminal: Option<TerminalSize>,
     },
     /// For its standard input.
     Data(Bytes),
@@ -48,6 +51,8 @@ pub enum ExecInput {
     End,
     /// A signal, by its number.
     Signal(u32),
+    /// The size of its terminal from now on.
+    Resize(TerminalSize),
 }
 
 /// What becomes of the command.

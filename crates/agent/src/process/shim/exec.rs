@@ -10,31 +10,43 @@
 
 use super::{confine, namespaces::failed, stage};
 use crate::process::cgroup;
+use crate::limits;
 use crate::process::exec::{FRAME_HEAD_BYTES, Frame, Request};
 use crate::process::isolation::Namespaces;
 use crate::process::processes;
 use crate::process::task::{Running, TaskDir, TaskSpec};
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use muster_types::terminal::TerminalSize;
+use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
+use nix::pty::{OpenptyResult, openpty};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::prctl::set_dumpable;
 use nix::sys::signal::{Signal, kill, killpg};
-use nix::unistd::{Pid, setsid};
-use rustix::process::{PidfdFlags, pidfd_open};
+use nix::unistd::{Pid, Uid, fchown, setsid};
+use rustix::process::{PidfdFlags, ioctl_tiocsctty, pidfd_open};
+use rustix::termios::{Winsize, tcsetwinsize};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Instant;
 
 /// What the command of a process says that has not become its worker.
 const NOT_YET: &str = "the worker is still being started; try again";
 const ENDED: &str = "the worker has ended";
+/// What a terminal takes for the end of its input at the beginning of a line.
+const END_OF_TRANSMISSION: u8 = 4;
+/// Between two looks whether the command of a terminal has ended.
+const TERMINAL_LOOK_MS: u8 = 50;
 
 /// Runs a command next to the worker of this directory. Returns the exit code of this process, which says nothing of the
 /// command's.
@@ -60,6 +72,7 @@ fn socket_of(socket: &UnixStream) -> Result<UnixStream, String> {
 struct Prepared {
     request: Request,
     spec: TaskSpec,
+    terminal: Option<Terminal>,
 }
 
 fn prepare(directory: &Path, socket: &UnixStream) -> Result<Prepared, String> {
@@ -68,11 +81,13 @@ fn prepare(directory: &Path, socket: &UnixStream) -> Result<Prepared, String> {
     let task = TaskDir::at(directory.to_owned());
     let spec = task.spec().map_err(|e| e.to_string())?.ok_or(ENDED)?;
     let running = task.running().map_err(|e| e.to_string())?.ok_or(NOT_YET)?;
+    // Of the host's file system for terminals, which the worker may not see, and before its control group asks about devices.
+    let terminal = request.terminal.map(|size| Terminal::open(size, spec.isolation.user)).transpose()?;
     join(&task, &spec, &running)?;
     confine::confine_joined(&spec.isolation)?;
     std::env::set_current_dir(&spec.working_directory)
         .map_err(|e| format!("working directory {}: {e}", spec.working_directory.display()))?;
-    Ok(Prepared { request, spec })
+    Ok(Prepared { request, spec, terminal })
 }
 
 fn read_request(mut socket: &UnixStream) -> Result<Request, String> {
@@ -173,7 +188,9 @@ struct Joined {
     socket: UnixStream,
     child: Child,
     ended: OwnedFd,
-    stdin: Option<ChildStdin>,
+    stdin: Option<File>,
+    /// Its terminal, where it has one, and who reads that.
+    terminal: Option<(OwnedFd, TerminalReader)>,
     /// What has come of the agent and is not taken apart yet.
     heard: Vec<u8>,
     /// What is on its way into the command, from a position on.
@@ -184,7 +201,7 @@ struct Joined {
 
 impl Joined {
     fn start(socket: UnixStream, prepared: Prepared) -> Result<Joined, String> {
-        let Prepared { request, spec } = prepared;
+        let Prepared { request, spec, terminal } = prepared;
         // A process of another namespace has no number here.
         let parent = match spec.isolation.namespaces {
             Namespaces::Host => std::process::id().to_string(),
@@ -193,26 +210,35 @@ impl Joined {
         let mut command = Command::new("/proc/self/exe");
         command.args(super::before_own_arguments()).arg(super::BECOME).arg(parent).args(&request.command);
         command.env_clear().envs(&spec.environment).envs(&request.environment).stdin(Stdio::piped());
+        let master = terminal.map(|terminal| terminal.give(&mut command)).transpose()?;
         let mut child = command.spawn().map_err(|e| format!("start the command's process: {e}"))?;
+        // With it the other side of the terminal is closed here.
+        drop(command);
         // What is here is nothing for a debugger of the same user.
         let _ = set_dumpable(false);
         let mut begun = || {
-            let stdin = child.stdin.take().ok_or("a command without a pipe")?;
+            let stdin = match (&master, child.stdin.take()) {
+                (Some(master), _) => File::from(dup(master)?),
+                (None, Some(pipe)) => File::from(OwnedFd::from(pipe)),
+                (None, None) => return Err("a command without a pipe".to_owned()),
+            };
             fcntl(&stdin, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
                 .map_err(failed("prepare the command's input"))?;
+            let reader = master.as_ref().map(|master| dup(master).map(TerminalReader::start)).transpose()?;
             let pid = rustix::process::Pid::from_child(&child);
             let ended =
                 pidfd_open(pid, PidfdFlags::empty()).map_err(|e| format!("watch the command: {e}"))?;
             (&socket).write_all(&Frame::Started.encode()).map_err(|e| format!("speak to the agent: {e}"))?;
             socket.set_nonblocking(true).map_err(|e| format!("listen to the agent: {e}"))?;
-            Ok::<_, String>((stdin, ended))
+            Ok::<_, String>((stdin, ended, reader))
         };
         match begun() {
-            Ok((stdin, ended)) => Ok(Joined {
+            Ok((stdin, ended, reader)) => Ok(Joined {
                 socket,
                 child,
                 ended,
                 stdin: Some(stdin),
+                terminal: master.zip(reader),
                 heard: Vec::new(),
                 pending: (Vec::new(), 0),
                 is_last: false,
@@ -281,6 +307,9 @@ impl Joined {
             (None, Some(signal)) => Frame::Signaled(signal),
             (None, None) => Frame::Failed(format!("the command ended in an unknown way: {status}")),
         };
+        if let Some((_, reader)) = self.terminal.take() {
+            reader.finish();
+        }
         self.socket.set_nonblocking(false).map_err(|e| e.to_string())?;
         self.socket.write_all(&frame.encode()).map_err(|e| e.to_string())
     }
@@ -312,7 +341,7 @@ impl Joined {
                 continue;
             }
             self.pending = (Vec::new(), 0);
-            if self.is_last {
+            if self.is_last && self.terminal.is_none() {
                 self.stdin = None;
             }
             match Frame::decode(&self.heard) {
@@ -334,7 +363,18 @@ impl Joined {
     fn take(&mut self, frame: Frame) {
         match frame {
             Frame::Input(bytes) if self.stdin.is_some() => self.pending = (bytes, 0),
+            // A terminal has no end: what stands for one is a character.
+            Frame::InputEnd if self.terminal.is_some() && !self.is_last => {
+                self.pending = (vec![END_OF_TRANSMISSION], 0);
+                self.is_last = true;
+            }
             Frame::InputEnd => self.is_last = true,
+            Frame::Resize(size) => {
+                if let Some((master, _)) = &self.terminal {
+                    // A terminal that nobody has open any more has no size.
+                    let _ = tcsetwinsize(master, winsize(size));
+                }
+            }
             Frame::Signal(number) => {
                 if let Ok(signal) = Signal::try_from(number) {
                     self.signal(signal);
@@ -350,12 +390,104 @@ impl Joined {
     }
 }
 
+/// A terminal for a command.
+struct Terminal {
+    master: OwnedFd,
+    slave: OwnedFd,
+}
+
+impl Terminal {
+    fn open(size: TerminalSize, user: Option<u32>) -> Result<Terminal, String> {
+        let OpenptyResult { master, slave } =
+            openpty(None, None).map_err(|error| format!("make a terminal: {error}"))?;
+        for end in [&master, &slave] {
+            fcntl(end, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).map_err(failed("make a terminal"))?;
+        }
+        tcsetwinsize(&master, winsize(size)).map_err(|error| format!("make a terminal: {error}"))?;
+        if let Some(user) = user {
+            fchown(&slave, Some(Uid::from_raw(user)), None).map_err(failed("give the command its terminal"))?;
+        }
+        Ok(Terminal { master, slave })
+    }
+
+    /// Makes it the three streams of a command; the side that stays here.
+    fn give(self, command: &mut Command) -> Result<OwnedFd, String> {
+        command.stdin(dup(&self.slave)?).stdout(dup(&self.slave)?).stderr(self.slave);
+        Ok(self.master)
+    }
+}
+
+fn dup(fd: &OwnedFd) -> Result<OwnedFd, String> {
+    fd.try_clone().map_err(|error| format!("keep a terminal: {error}"))
+}
+
+fn winsize(size: TerminalSize) -> Winsize {
+    Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 }
+}
+
+/// Hands on what a command writes to its terminal, to the standard output of this process.
+struct TerminalReader {
+    /// The command has ended: what is there by now is all.
+    is_over: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl TerminalReader {
+    fn start(master: OwnedFd) -> TerminalReader {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&is_over);
+        let thread = std::thread::spawn(move || copy_terminal(&File::from(master), &seen));
+        TerminalReader { is_over, thread }
+    }
+
+    /// Waits until all is handed on, or the agent has gone.
+    fn finish(self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        let _ = self.thread.join();
+    }
+}
+
+/// Until the last process has closed the terminal, nobody takes its output, or the command has ended and nothing is left.
+fn copy_terminal(mut master: &File, is_over: &AtomicBool) {
+    let mut bytes = [0; 16 << 10];
+    let mut last_of_all = None;
+    loop {
+        let ended = is_over.load(Ordering::Relaxed);
+        // What it left in the background may write for as long as the worker runs.
+        if ended && *last_of_all.get_or_insert_with(|| Instant::now() + limits::OUTPUT_DRAIN_MAX) <= Instant::now() {
+            return;
+        }
+        let mut fds = [PollFd::new(master.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, PollTimeout::from(TERMINAL_LOOK_MS)) {
+            Ok(0) if ended => return,
+            Ok(0) | Err(Errno::EINTR) => continue,
+            Ok(_) => {}
+            Err(_) => return,
+        }
+        match master.read(&mut bytes) {
+            Ok(0) => return,
+            Ok(read) => {
+                let mut out = io::stdout().lock();
+                if out.write_all(&bytes[..read]).and_then(|()| out.flush()).is_err() {
+                    return;
+                }
+            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            // Nobody has its other side open any more.
+            Err(_) => return,
+        }
+    }
+}
+
 /// Becomes the command; returns only when that is impossible. `parent` is who started this process, as this namespace numbers it.
 pub(super) fn become_command(parent: i32, command: &[OsString]) -> i32 {
     let outcome = (|| {
         stage::tie_to(parent)?;
         // What it starts is signalled together with it.
         setsid().map_err(failed("start a session"))?;
+        if io::stdin().is_terminal() {
+            ioctl_tiocsctty(io::stdin()).map_err(|e| format!("take the terminal: {e}"))?;
+        }
         let (program, rest) = command.split_first().ok_or("the command is empty")?;
         let error = Command::new(program).args(rest).exec();
         Err::<std::convert::Infallible, String>(format!("execute {}: {error}", display(program)))
@@ -393,7 +525,7 @@ mod tests {
     fn the_first_message_is_a_request_or_nothing_is_run() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let request =
-            Request { command: vec!["true".into()], environment: [("A".into(), "b".into())].into() };
+            Request { command: vec!["true".into()], environment: [("A".into(), "b".into())].into(), terminal: None };
         theirs.write_all(&Frame::Request(request.clone()).encode()).unwrap();
         assert_eq!(read_request(&ours).unwrap(), request);
         theirs.write_all(&Frame::InputEnd.encode()).unwrap();
