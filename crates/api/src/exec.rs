@@ -10,8 +10,8 @@ use bytes::Bytes;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use muster_engine::{CallerSide, Engine, ExecInput, ExecOutput, ExecRequest, NodeSide};
-use muster_types::{FencingToken, JobId, NodeId, Refusal, RefusalCode, Requester, Violation, limits};
 use muster_types::terminal::TerminalSize;
+use muster_types::{FencingToken, JobId, NodeId, Refusal, RefusalCode, Requester, Violation, limits};
 use muster_wire::agent;
 use muster_wire::agent::node_service_client::NodeServiceClient;
 use muster_wire::agent::relay_exec_request;
@@ -132,13 +132,22 @@ impl Asked {
             let text = "must have names without = and no NUL";
             violations.push(Violation::new("start.environment", text));
         }
-        let terminal =
-            terminal.map(|size| size_of("start.terminal", size)).transpose().map_err(|v| violations.push(v)).ok();
+        let terminal = terminal
+            .map(|size| size_of("start.terminal", size))
+            .transpose()
+            .map_err(|v| violations.push(v))
+            .ok();
         match (job, token, terminal) {
             (Some(job), Some(token), Some(terminal)) if violations.is_empty() => {
                 let text = beginning(&command);
                 let environment = environment.into_iter().collect();
-                Ok(Asked { job, rank, token, start: ExecInput::Start { command, environment, terminal }, text })
+                Ok(Asked {
+                    job,
+                    rank,
+                    token,
+                    start: ExecInput::Start { command, environment, terminal },
+                    text,
+                })
             }
             _ => Err(violations),
         }
@@ -376,7 +385,9 @@ fn input(request: v1::ExecWorkerRequest) -> Result<ExecInput, Vec<Violation>> {
             size_of("resize", size).map(ExecInput::Resize).map_err(|violation| vec![violation])
         }
         Some(Message::Start(_)) => Err(vec![Violation::new("message", "a command is started once")]),
-        None => Err(vec![Violation::new("message", "must be one of start, input, input_end, signal, resize")]),
+        None => {
+            Err(vec![Violation::new("message", "must be one of start, input, input_end, signal, resize")])
+        }
     }
 }
 

@@ -111,6 +111,22 @@ async fn a_command_runs_where_its_worker_does() {
     let exec = client.exec_worker(with_variable).await.expect("the worker runs");
     assert_eq!(rest(exec).await.0, "debug\n");
 
+    // A terminal has a size, which can change, and a command that is its session's.
+    let mut with_terminal =
+        start(&id, &["sh", "-c", "stty size; read line; stty size; tty -s && echo it is one"]);
+    with_terminal.terminal = Some(v1::ExecTerminal { rows: 31, columns: 97 });
+    let mut exec = client.exec_worker(with_terminal).await.expect("the worker runs");
+    let input = exec.take_input().expect("it was not taken");
+    assert!(input.resize(v1::ExecTerminal { rows: 12, columns: 34 }).await);
+    assert!(input.send(b"go on\n".to_vec()).await);
+    let (out, err, end) = rest(exec).await;
+    assert!(out.contains("12 34") && out.contains("it is one") && err.is_empty(), "{out:?} {err:?}");
+    assert_eq!(end, Some(End::ExitCode(0)));
+    let mut at_once = start(&id, &["stty", "size"]);
+    at_once.terminal = Some(v1::ExecTerminal { rows: 31, columns: 97 });
+    let exec = client.exec_worker(at_once).await.expect("the worker runs");
+    assert_eq!(rest(exec).await.0.trim(), "31 97");
+
     // Input goes in up to its end, more than any queue holds.
     let mut exec = client.exec_worker(start(&id, &["wc", "-c"])).await.expect("the worker runs");
     let input = exec.take_input().expect("it was not taken");

@@ -116,7 +116,7 @@ impl Frame {
             7 => Frame::Signaled(number()?),
             8 => Frame::Failed(String::from_utf8_lossy(content).into_owned()),
             9 => {
-                let [a, b, c, d] = content.try_into().map_err(|_| FrameError::Broken(kind))?;
+                let [a, b, c, d]: [u8; 4] = content.try_into().map_err(|_| FrameError::Broken(kind))?;
                 let (rows, columns) = (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]));
                 let size = TerminalSize::new(rows.into(), columns.into());
                 Frame::Resize(size.ok_or(FrameError::Broken(kind))?)

@@ -8,7 +8,10 @@ use muster_types::limits;
 use muster_wire::v1;
 use muster_wire::v1::exec_end::End;
 use muster_wire::v1::exec_worker_response::Message;
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use std::collections::HashMap;
 use std::io::Read;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::complete;
@@ -26,11 +29,13 @@ Examples:
   muster exec job-3f0 -- nvidia-smi              next to rank 0
   muster exec train --rank 3 -- py-spy dump --pid 2
   muster exec job-3f0 -i -- sh < look.sh         with the input of this command
+  muster exec job-3f0 -it -- bash                a shell, with this terminal
   muster exec job-3f0 --env LEVEL=debug -- env
 
 The command has what the worker has and no more: its processes, files, devices, limits, user and environment. It ends with the
-worker, and with this command; Ctrl-C sends it SIGINT, a second one leaves it, which ends it. What it leaves in the background
-ends with the worker. That it was run, by whom, is in the log of decisions.
+worker, and with this command; Ctrl-C sends it SIGINT, a second one leaves it, which ends it. With -t every key goes to the
+command, and both of its streams come to stdout. What it leaves in the background ends with the worker. That it was run, by
+whom, is in the log of decisions.
 
 The exit code is the command's; 128 and the signal's number when a signal ended it.")]
 pub struct ExecArgs {
@@ -43,6 +48,9 @@ pub struct ExecArgs {
     /// Pass on what this command reads; without it the command reads nothing
     #[arg(short = 'i', long)]
     stdin: bool,
+    /// Give the command a terminal, as this one; with -i
+    #[arg(short = 't', long = "tty", requires = "stdin")]
+    terminal: bool,
     /// A variable for the command, beyond those of the worker
     #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
     env: Vec<(String, String)>,
@@ -59,23 +67,40 @@ fn variable(text: &str) -> Result<(String, String), String> {
 }
 
 pub async fn run(global: &Global, console: &Console, args: ExecArgs) -> Result<Exit, Failure> {
+    let terminal = args.terminal.then(size_here).transpose()?;
     let client = global.client().await?;
+    let mut environment: HashMap<String, String> = args.env.into_iter().collect();
+    if terminal.is_some()
+        && let Ok(kind) = std::env::var("TERM")
+    {
+        environment.entry("TERM".to_owned()).or_insert(kind);
+    }
     let start = v1::ExecStart {
         job_id: find::resolve(&client, &args.id, Find::Newest).await?,
         rank: args.rank,
         token: None,
         command: args.command,
-        environment: args.env.into_iter().collect(),
+        environment,
+        terminal,
     };
     let mut exec = client.exec_worker(start).await?;
     let input = exec.take_input();
+    // Put back when this function ends, before anything is said of an error.
+    let _raw = if terminal.is_some() { Some(RawTerminal::enter()?) } else { None };
     if let Some(input) = input.clone() {
         tokio::spawn(feed(input, args.stdin));
     }
+    let mut resized = signal(SignalKind::window_change())?;
     let mut is_interrupted = false;
     loop {
         let next = tokio::select! {
             next = exec.next() => next?,
+            _ = resized.recv(), if terminal.is_some() => {
+                if let (Some(input), Ok(size)) = (input.clone(), size_here()) {
+                    tokio::spawn(async move { input.resize(size).await });
+                }
+                continue;
+            }
             pressed = tokio::signal::ctrl_c() => {
                 if pressed.is_err() || std::mem::replace(&mut is_interrupted, true) {
                     return Ok(Exit::Interrupted);
@@ -98,6 +123,39 @@ pub async fn run(global: &Global, console: &Console, args: ExecArgs) -> Result<E
                     .with_next("it ends by itself: nobody reads its output any more"));
             }
         }
+    }
+}
+
+/// The size of the terminal that this command reads from.
+fn size_here() -> Result<v1::ExecTerminal, Failure> {
+    let size = tcgetwinsize(std::io::stdin()).map_err(|_| {
+        Failure::usage("-t needs a terminal as standard input").with_next("without -t the command has pipes")
+    })?;
+    // Some terminals do not say how large they are.
+    let at_least = |number: u16| u32::from(number.max(1));
+    Ok(v1::ExecTerminal { rows: at_least(size.ws_row), columns: at_least(size.ws_col) })
+}
+
+/// The terminal hands on every key as it is, as long as this is there.
+struct RawTerminal {
+    before: Termios,
+}
+
+impl RawTerminal {
+    fn enter() -> Result<RawTerminal, Failure> {
+        let failed =
+            |error: rustix::io::Errno| Failure::new(Exit::Failed, format!("set the terminal: {error}"));
+        let before = tcgetattr(std::io::stdin()).map_err(failed)?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        tcsetattr(std::io::stdin(), OptionalActions::Now, &raw).map_err(failed)?;
+        Ok(RawTerminal { before })
+    }
+}
+
+impl Drop for RawTerminal {
+    fn drop(&mut self) {
+        let _ = tcsetattr(std::io::stdin(), OptionalActions::Drain, &self.before);
     }
 }
 

@@ -121,6 +121,7 @@ fn wrong_usage_is_2() {
         &["job", "wait", "job-1", "--for", "ever"],
         &["exec", "job-1"],
         &["exec", "job-1", "--env", "A", "--", "true"],
+        &["exec", "job-1", "-t", "--", "true"],
         &["run"],
         &["run", "--workers", "none", "--", "true"],
         &["run", "--env", "NOT_SET_HERE", "--", "true"],

@@ -9,17 +9,17 @@
 //! **Invariant:** a command has no more than its worker: a step that fails ends this process before the command begins.
 
 use super::{confine, namespaces::failed, stage};
-use crate::process::cgroup;
 use crate::limits;
+use crate::process::cgroup;
 use crate::process::exec::{FRAME_HEAD_BYTES, Frame, Request};
 use crate::process::isolation::Namespaces;
 use crate::process::processes;
 use crate::process::task::{Running, TaskDir, TaskSpec};
-use nix::errno::Errno;
 use muster_types::terminal::TerminalSize;
+use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
-use nix::pty::{OpenptyResult, openpty};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::pty::{OpenptyResult, openpty};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::prctl::set_dumpable;
 use nix::sys::signal::{Signal, kill, killpg};
@@ -405,7 +405,8 @@ impl Terminal {
         }
         tcsetwinsize(&master, winsize(size)).map_err(|error| format!("make a terminal: {error}"))?;
         if let Some(user) = user {
-            fchown(&slave, Some(Uid::from_raw(user)), None).map_err(failed("give the command its terminal"))?;
+            fchown(&slave, Some(Uid::from_raw(user)), None)
+                .map_err(failed("give the command its terminal"))?;
         }
         Ok(Terminal { master, slave })
     }
@@ -454,7 +455,9 @@ fn copy_terminal(mut master: &File, is_over: &AtomicBool) {
     loop {
         let ended = is_over.load(Ordering::Relaxed);
         // What it left in the background may write for as long as the worker runs.
-        if ended && *last_of_all.get_or_insert_with(|| Instant::now() + limits::OUTPUT_DRAIN_MAX) <= Instant::now() {
+        if ended
+            && *last_of_all.get_or_insert_with(|| Instant::now() + limits::OUTPUT_DRAIN_MAX) <= Instant::now()
+        {
             return;
         }
         let mut fds = [PollFd::new(master.as_fd(), PollFlags::POLLIN)];
@@ -524,8 +527,11 @@ mod tests {
     #[test]
     fn the_first_message_is_a_request_or_nothing_is_run() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let request =
-            Request { command: vec!["true".into()], environment: [("A".into(), "b".into())].into(), terminal: None };
+        let request = Request {
+            command: vec!["true".into()],
+            environment: [("A".into(), "b".into())].into(),
+            terminal: None,
+        };
         theirs.write_all(&Frame::Request(request.clone()).encode()).unwrap();
         assert_eq!(read_request(&ours).unwrap(), request);
         theirs.write_all(&Frame::InputEnd.encode()).unwrap();
