@@ -115,7 +115,8 @@ pub async fn run(global: &Global, console: &Console, args: ExecArgs) -> Result<E
         match next {
             Some(Message::Stdout(piece)) => console.bytes(&piece)?,
             Some(Message::Stderr(piece)) => console.error_bytes(&piece)?,
-            Some(Message::Started(_)) => {}
+            // From here on it is the command that is silent, and not the cluster.
+            Some(Message::Started(_)) => console.bytes(&[])?,
             Some(Message::End(end)) => return Ok(exit_of(end)),
             None => {
                 let text = "the connection ended before the command; whether it still runs is not known";
