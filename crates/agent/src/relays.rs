@@ -118,6 +118,8 @@ async fn serve<E: Executor>(
     tokio::select! {
         ended = work => ended,
         () = feed => Ok(()),
+        // As its end, where the command takes no input and what was said waits.
+        () = messages.closed() => Ok(()),
     }
 }
 

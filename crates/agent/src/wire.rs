@@ -330,7 +330,7 @@ pub(crate) fn order_of(message: agent::session_response::Message) -> Result<Opti
         Message::ReadLogs(read) => Order::ReadLogs { read_id: read.read_id, request: output_request(read)? },
         Message::Exec(exec) => {
             let key = WorkerKey { job: job(&exec.job_id)?, token: token(exec.token)?, rank: exec.rank };
-            Order::Exec { relay_id: exec.relay_id, key }
+            Order::Exec(exec.relay_id, key)
         }
         Message::PreflightOrder(order) => return preflight_order(order),
         Message::Registered(_) | Message::HeartbeatAck(_) | Message::HealthAck(_) | Message::Repair(_) => {

@@ -1,6 +1,7 @@
 //! A small cluster: it checks and remembers jobs, and plays every watched job to its end.
 
 pub mod arrays;
+mod exec;
 mod nodes;
 mod policies;
 
@@ -496,35 +497,11 @@ impl JobService for Service {
     }
 
     type ExecWorkerStream = Boxed<v1::ExecWorkerResponse>;
-
-    /// Plays a program that says what it was started with and then gives its input back.
     async fn exec_worker(
         &self,
         request: Request<tonic::Streaming<v1::ExecWorkerRequest>>,
     ) -> Result<Response<Self::ExecWorkerStream>, Status> {
-        use v1::exec_worker_request::Message as Said;
-        use v1::exec_worker_response::Message;
-        let mut requests = request.into_inner();
-        let Some(v1::ExecWorkerRequest { message: Some(Said::Start(start)) }) = requests.message().await?
-        else {
-            return Err(Status::invalid_argument("the first message must be start"));
-        };
-        self.find(&start.job_id)?;
-        let mut said = vec![
-            Message::Started(v1::ExecStarted::default()),
-            Message::Stdout(format!("rank {} {}\n", start.rank, start.command.join(" ")).into_bytes()),
-            Message::Stderr(b"careful\n".to_vec()),
-        ];
-        while let Some(request) = requests.message().await? {
-            match request.message {
-                Some(Said::Input(bytes)) => said.push(Message::Stdout(bytes)),
-                Some(Said::InputEnd(_)) => break,
-                _ => {}
-            }
-        }
-        said.push(Message::End(v1::ExecEnd { end: Some(v1::exec_end::End::ExitCode(7)) }));
-        let said = said.into_iter().map(|message| Ok(v1::ExecWorkerResponse { message: Some(message) }));
-        Ok(Response::new(Box::pin(futures::stream::iter(said))))
+        exec::play(|id| self.find(id), request.into_inner()).await
     }
 
     async fn read_logs(
