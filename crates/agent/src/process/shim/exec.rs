@@ -2,11 +2,12 @@
 //!
 //! The agent starts this process, which joins the worker, starts the command and tells the agent how it ended. They speak on a
 //! socket, which is the standard input of this process; its standard output and error are the command's. The command itself begins
-//! as one more process of this program, which ties itself to this one before it executes.
+//! as one more process of this program: that one ties itself to this one, joins the worker's mounts and gives up what the worker
+//! gave up, and then executes. It is there before it joins them, for an image may have nothing that this program needs to start.
 //!
 //! **Invariant:** a command ends with its worker: it is in the worker's process namespace, which ends with its first process, or in
 //! its control group, which the shim empties before it records the worker's end. Where there is neither, no command is run.
-//! **Invariant:** a command has no more than its worker: a step that fails ends this process before the command begins.
+//! **Invariant:** a command has no more than its worker: a step that fails ends its process before the command begins.
 
 use super::{confine, namespaces::failed, stage};
 use crate::limits;
@@ -33,7 +34,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,6 +44,8 @@ use std::time::Instant;
 /// What the command of a process says that has not become its worker.
 const NOT_YET: &str = "the worker is still being started; try again";
 const ENDED: &str = "the worker has ended";
+/// Words between that of a command's process and its command.
+const BECOME_WORDS: usize = 5;
 /// What a terminal takes for the end of its input at the beginning of a line.
 const END_OF_TRANSMISSION: u8 = 4;
 /// Between two looks whether the command of a terminal has ended.
@@ -68,11 +71,20 @@ fn socket_of(socket: &UnixStream) -> Result<UnixStream, String> {
     socket.try_clone().map_err(|error| format!("keep the agent's socket: {error}"))
 }
 
-/// What the command is started from; this process has become as its worker is.
+/// What the command is started from; what this process starts from here on is among the worker's processes.
 struct Prepared {
     request: Request,
     spec: TaskSpec,
+    place: Place,
     terminal: Option<Terminal>,
+}
+
+/// Where a command's process finds what it has to join. The namespaces are held open, so that their numbers stay theirs.
+struct Place {
+    directory: PathBuf,
+    worker: i32,
+    /// Of its mounts and its users; none where it has the host's.
+    namespaces: Option<(File, File)>,
 }
 
 fn prepare(directory: &Path, socket: &UnixStream) -> Result<Prepared, String> {
@@ -83,11 +95,9 @@ fn prepare(directory: &Path, socket: &UnixStream) -> Result<Prepared, String> {
     let running = task.running().map_err(|e| e.to_string())?.ok_or(NOT_YET)?;
     // Of the host's file system for terminals, which the worker may not see, and before its control group asks about devices.
     let terminal = request.terminal.map(|size| Terminal::open(size, spec.isolation.user)).transpose()?;
-    join(&task, &spec, &running)?;
-    confine::confine_joined(&spec.isolation)?;
-    std::env::set_current_dir(&spec.working_directory)
-        .map_err(|e| format!("working directory {}: {e}", spec.working_directory.display()))?;
-    Ok(Prepared { request, spec, terminal })
+    let (worker, namespaces) = join(&task, &spec, &running)?;
+    let place = Place { directory: directory.to_owned(), worker, namespaces };
+    Ok(Prepared { request, spec, place, terminal })
 }
 
 fn read_request(mut socket: &UnixStream) -> Result<Request, String> {
@@ -137,8 +147,21 @@ fn is_stage(line: &[u8]) -> bool {
             .is_some()
 }
 
-/// Joins the worker's control group and namespaces.
-fn join(task: &TaskDir, spec: &TaskSpec, running: &Running) -> Result<(), String> {
+fn open_namespace(pid: i32, kind: &str) -> Result<File, String> {
+    let path = format!("/proc/{pid}/ns/{kind}");
+    File::open(&path).map_err(|error| format!("open {path}: {error}"))
+}
+
+fn number_of(namespace: &File) -> Result<u64, String> {
+    namespace
+        .metadata()
+        .map(|metadata| metadata.ino())
+        .map_err(|error| format!("look at a namespace: {error}"))
+}
+
+/// Joins the worker's control group, and its processes with what this process starts. The worker, and its namespaces of mounts and
+/// users, where it has its own.
+fn join(task: &TaskDir, spec: &TaskSpec, running: &Running) -> Result<(i32, Option<(File, File)>), String> {
     let namespaces = spec.isolation.namespaces;
     let empties = running.cgroup.as_ref().is_some_and(|group| group.join("cgroup.kill").exists());
     if namespaces == Namespaces::Host && !empties {
@@ -147,15 +170,12 @@ fn join(task: &TaskDir, spec: &TaskSpec, running: &Running) -> Result<(), String
             .to_owned());
     }
     let before = lineage(task, running)?;
-    let open = |pid: i32, kind: &str| {
-        let path = format!("/proc/{pid}/ns/{kind}");
-        File::open(&path).map_err(|error| format!("open {path}: {error}"))
-    };
     let Lineage { init, worker } = before;
     let opened = match namespaces {
         Namespaces::Host => None,
         Namespaces::Root | Namespaces::User => {
-            Some((open(init, "user")?, open(worker, "user")?, open(worker, "mnt")?, open(worker, "pid")?))
+            let of_worker = |kind| open_namespace(worker, kind);
+            Some((open_namespace(init, "user")?, of_worker("user")?, of_worker("mnt")?, of_worker("pid")?))
         }
     };
     if let Some(group) = &running.cgroup {
@@ -166,21 +186,15 @@ fn join(task: &TaskDir, spec: &TaskSpec, running: &Running) -> Result<(), String
     if lineage(task, running)? != before {
         return Err(ENDED.to_owned());
     }
-    let Some((outer, inner, mounts, pids)) = opened else { return Ok(()) };
+    let Some((outer, inner, mounts, pids)) = opened else { return Ok((worker, None)) };
     if namespaces == Namespaces::User {
-        let inode = |file: &File| file.metadata().map(|metadata| metadata.ino()).map_err(|e| e.to_string());
-        if inode(&outer)? == inode(&inner)? {
+        if number_of(&outer)? == number_of(&inner)? {
             return Err(NOT_YET.to_owned());
         }
         setns(&outer, CloneFlags::CLONE_NEWUSER).map_err(failed("join the worker's user namespace"))?;
     }
-    setns(&mounts, CloneFlags::CLONE_NEWNS).map_err(failed("join the worker's mounts"))?;
     setns(&pids, CloneFlags::CLONE_NEWPID).map_err(failed("join the worker's processes"))?;
-    if namespaces == Namespaces::User {
-        // The one in which it is the agent's user again and has no say over what was mounted.
-        setns(&inner, CloneFlags::CLONE_NEWUSER).map_err(failed("join the worker's user namespace"))?;
-    }
-    Ok(())
+    Ok((worker, Some((mounts, inner))))
 }
 
 /// The command, from the side of its starter.
@@ -197,18 +211,25 @@ struct Joined {
     pending: (Vec<u8>, usize),
     /// The agent has said that no more input follows.
     is_last: bool,
+    _place: Place,
 }
 
 impl Joined {
     fn start(socket: UnixStream, prepared: Prepared) -> Result<Joined, String> {
-        let Prepared { request, spec, terminal } = prepared;
+        let Prepared { request, spec, place, terminal } = prepared;
         // A process of another namespace has no number here.
         let parent = match spec.isolation.namespaces {
             Namespaces::Host => std::process::id().to_string(),
             Namespaces::Root | Namespaces::User => "0".to_owned(),
         };
         let mut command = Command::new("/proc/self/exe");
-        command.args(super::before_own_arguments()).arg(super::BECOME).arg(parent).args(&request.command);
+        command.args(super::before_own_arguments()).arg(super::BECOME).arg(&place.directory).arg(parent);
+        let numbers = match &place.namespaces {
+            Some((mounts, users)) => [number_of(mounts)?, number_of(users)?],
+            None => [0, 0],
+        };
+        command.arg(place.worker.to_string()).args(numbers.map(|number| number.to_string()));
+        command.args(&request.command);
         command.env_clear().envs(&spec.environment).envs(&request.environment).stdin(Stdio::piped());
         let master = terminal.map(|terminal| terminal.give(&mut command)).transpose()?;
         let mut child = command.spawn().map_err(|e| format!("start the command's process: {e}"))?;
@@ -242,6 +263,7 @@ impl Joined {
                 heard: Vec::new(),
                 pending: (Vec::new(), 0),
                 is_last: false,
+                _place: place,
             }),
             Err(why) => {
                 let _ = child.kill();
@@ -482,10 +504,60 @@ fn copy_terminal(mut master: &File, is_over: &AtomicBool) {
     }
 }
 
-/// Becomes the command; returns only when that is impossible. `parent` is who started this process, as this namespace numbers it.
-pub(super) fn become_command(parent: i32, command: &[OsString]) -> i32 {
+/// What a command's process is told, before its command.
+struct Orders {
+    task: TaskDir,
+    /// Who started it, as this process's namespace numbers it.
+    parent: i32,
+    worker: i32,
+    /// Numbers of the namespaces of mounts and users.
+    numbers: [u64; 2],
+}
+
+impl Orders {
+    fn read([directory, parent, worker, mounts, users]: &[OsString; BECOME_WORDS]) -> Option<Orders> {
+        let number = |word: &OsString| word.to_str()?.parse::<u64>().ok();
+        let pid = |word: &OsString| word.to_str()?.parse::<i32>().ok();
+        Some(Orders {
+            task: TaskDir::at(PathBuf::from(directory)),
+            parent: pid(parent)?,
+            worker: pid(worker)?,
+            numbers: [number(mounts)?, number(users)?],
+        })
+    }
+
+    /// Joins the worker's mounts and gives up what the worker gave up. Ends in the worker's directory.
+    fn carry_out(&self) -> Result<(), String> {
+        let spec = self.task.spec().map_err(|e| e.to_string())?.ok_or(ENDED)?;
+        let namespaces = spec.isolation.namespaces;
+        if namespaces != Namespaces::Host {
+            let mounts = open_namespace(self.worker, "mnt")?;
+            let users = open_namespace(self.worker, "user")?;
+            // The one that was looked at: another process may have the worker's number by now.
+            if [number_of(&mounts)?, number_of(&users)?] != self.numbers {
+                return Err(ENDED.to_owned());
+            }
+            setns(&mounts, CloneFlags::CLONE_NEWNS).map_err(failed("join the worker's mounts"))?;
+            if namespaces == Namespaces::User {
+                // The one in which it is the agent's user again and has no say over what was mounted.
+                setns(&users, CloneFlags::CLONE_NEWUSER).map_err(failed("join the worker's users"))?;
+            }
+        }
+        confine::confine_joined(&spec.isolation)?;
+        std::env::set_current_dir(&spec.working_directory)
+            .map_err(|e| format!("working directory {}: {e}", spec.working_directory.display()))
+    }
+}
+
+/// Becomes the command; returns only when that is impossible. `words` are what [`Joined::start`] says, and the command.
+pub(super) fn become_command(words: &[OsString]) -> Option<i32> {
+    let (orders, command) = words.split_first_chunk::<BECOME_WORDS>()?;
+    let orders = Orders::read(orders)?;
     let outcome = (|| {
-        stage::tie_to(parent)?;
+        stage::tie_to(orders.parent)?;
+        orders.carry_out()?;
+        // A change of the user undoes it.
+        stage::tie_to(orders.parent)?;
         // What it starts is signalled together with it.
         setsid().map_err(failed("start a session"))?;
         if io::stdin().is_terminal() {
@@ -499,7 +571,7 @@ pub(super) fn become_command(parent: i32, command: &[OsString]) -> i32 {
         Ok(never) => match never {},
         Err(why) => {
             super::complain(&why);
-            stage::NOT_EXECUTED
+            Some(stage::NOT_EXECUTED)
         }
     }
 }

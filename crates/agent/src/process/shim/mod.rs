@@ -104,9 +104,8 @@ pub fn guard_main(args: impl IntoIterator<Item = OsString>) -> i32 {
             return parent.map_or_else(usage, |parent| stage::main(parent, oom_score));
         }
         [word, directory] if word == EXEC => return exec::main(Path::new(directory)),
-        [word, parent, command @ ..] if word == BECOME => {
-            let parent = parent.to_str().and_then(|pid| pid.parse().ok());
-            return parent.map_or_else(usage, |parent| exec::become_command(parent, command));
+        [word, words @ ..] if word == BECOME => {
+            return exec::become_command(words).unwrap_or_else(usage);
         }
         [word] if word == SPEAKS => say(SPEECH).map_err(|error| error.to_string()),
         _ => return usage(),
