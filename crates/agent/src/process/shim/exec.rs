@@ -27,6 +27,7 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::{Pid, Uid, fchown, setsid};
 use rustix::process::{PidfdFlags, ioctl_tiocsctty, pidfd_open};
 use rustix::termios::{Winsize, tcsetwinsize};
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
@@ -45,7 +46,7 @@ use std::time::Instant;
 const NOT_YET: &str = "the worker is still being started; try again";
 const ENDED: &str = "the worker has ended";
 /// Words between that of a command's process and its command.
-const BECOME_WORDS: usize = 5;
+const BECOME_WORDS: usize = 6;
 /// What a terminal takes for the end of its input at the beginning of a line.
 const END_OF_TRANSMISSION: u8 = 4;
 /// Between two looks whether the command of a terminal has ended.
@@ -229,8 +230,10 @@ impl Joined {
             None => [0, 0],
         };
         command.arg(place.worker.to_string()).args(numbers.map(|number| number.to_string()));
-        command.args(&request.command);
-        command.env_clear().envs(&spec.environment).envs(&request.environment).stdin(Stdio::piped());
+        command.arg(request.environment.len().to_string());
+        command.args(request.environment.iter().map(|(name, value)| format!("{name}={value}")));
+        // No variable of the caller or of the worker may reach that process before it is confined: a loader would obey it.
+        command.args(&request.command).env_clear().stdin(Stdio::piped());
         let master = terminal.map(|terminal| terminal.give(&mut command)).transpose()?;
         let mut child = command.spawn().map_err(|e| format!("start the command's process: {e}"))?;
         // With it the other side of the terminal is closed here.
@@ -512,10 +515,14 @@ struct Orders {
     worker: i32,
     /// Numbers of the namespaces of mounts and users.
     numbers: [u64; 2],
+    /// How many variables come before the command.
+    variables: usize,
 }
 
 impl Orders {
-    fn read([directory, parent, worker, mounts, users]: &[OsString; BECOME_WORDS]) -> Option<Orders> {
+    fn read(
+        [directory, parent, worker, mounts, users, variables]: &[OsString; BECOME_WORDS],
+    ) -> Option<Orders> {
         let number = |word: &OsString| word.to_str()?.parse::<u64>().ok();
         let pid = |word: &OsString| word.to_str()?.parse::<i32>().ok();
         Some(Orders {
@@ -523,11 +530,13 @@ impl Orders {
             parent: pid(parent)?,
             worker: pid(worker)?,
             numbers: [number(mounts)?, number(users)?],
+            variables: usize::try_from(number(variables)?).ok()?,
         })
     }
 
-    /// Joins the worker's mounts and gives up what the worker gave up. Ends in the worker's directory.
-    fn carry_out(&self) -> Result<(), String> {
+    /// Joins the worker's mounts and gives up what the worker gave up. Ends in the worker's directory, with its
+    /// environment.
+    fn carry_out(&self) -> Result<BTreeMap<String, String>, String> {
         let spec = self.task.spec().map_err(|e| e.to_string())?.ok_or(ENDED)?;
         let namespaces = spec.isolation.namespaces;
         if namespaces != Namespaces::Host {
@@ -545,7 +554,8 @@ impl Orders {
         }
         confine::confine_joined(&spec.isolation)?;
         std::env::set_current_dir(&spec.working_directory)
-            .map_err(|e| format!("working directory {}: {e}", spec.working_directory.display()))
+            .map_err(|e| format!("working directory {}: {e}", spec.working_directory.display()))?;
+        Ok(spec.environment)
     }
 }
 
@@ -553,9 +563,10 @@ impl Orders {
 pub(super) fn become_command(words: &[OsString]) -> Option<i32> {
     let (orders, command) = words.split_first_chunk::<BECOME_WORDS>()?;
     let orders = Orders::read(orders)?;
+    let (variables, command) = command.split_at_checked(orders.variables)?;
     let outcome = (|| {
         stage::tie_to(orders.parent)?;
-        orders.carry_out()?;
+        let environment = orders.carry_out()?;
         // A change of the user undoes it.
         stage::tie_to(orders.parent)?;
         // What it starts is signalled together with it.
@@ -564,7 +575,8 @@ pub(super) fn become_command(words: &[OsString]) -> Option<i32> {
             ioctl_tiocsctty(io::stdin()).map_err(|e| format!("take the terminal: {e}"))?;
         }
         let (program, rest) = command.split_first().ok_or("the command is empty")?;
-        let error = Command::new(program).args(rest).exec();
+        let more = variables.iter().filter_map(|variable| variable.to_str()?.split_once('='));
+        let error = Command::new(program).args(rest).env_clear().envs(&environment).envs(more).exec();
         Err::<std::convert::Infallible, String>(format!("execute {}: {error}", display(program)))
     })();
     match outcome {
@@ -594,6 +606,20 @@ mod tests {
         for other in [&["sleep", "60"][..], &["stage"], &["a", "stage", "b", "c", "d", "e"], &[]] {
             assert!(!is_stage(&line(other)), "{other:?}");
         }
+    }
+
+    #[test]
+    fn the_orders_of_a_command_are_whole_or_none() {
+        let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
+        let whole = words(&["/t/a", "0", "12", "34", "56", "1", "A=b=c", "sh"]);
+        let (orders, rest) = whole.split_first_chunk::<BECOME_WORDS>().unwrap();
+        let orders = Orders::read(orders).unwrap();
+        assert_eq!((orders.parent, orders.worker, orders.numbers, orders.variables), (0, 12, [34, 56], 1));
+        assert_eq!(rest, words(&["A=b=c", "sh"]));
+        for bad in [&["/t/a", "0", "12", "34", "56"][..], &["/t/a", "x", "1", "1", "1", "0", "sh"]] {
+            assert_eq!(become_command(&words(bad)), None, "{bad:?}");
+        }
+        assert_eq!(become_command(&words(&["/t/a", "0", "1", "1", "1", "9", "sh"])), None, "fewer variables");
     }
 
     #[test]
