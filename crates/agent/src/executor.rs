@@ -42,7 +42,7 @@ pub struct ExecRequest {
     pub terminal: Option<TerminalSize>,
 }
 
-/// What is said to such a command.
+/// What a caller tells such a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExecInput {
     /// For its standard input.

@@ -118,7 +118,7 @@ async fn serve<E: Executor>(
     tokio::select! {
         ended = work => ended,
         () = feed => Ok(()),
-        // As its end, where the command takes no input and what was said waits.
+        // As its end, where the command takes no input and what was sent waits.
         () = messages.closed() => Ok(()),
     }
 }

@@ -614,7 +614,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_on_the_way_is_bounded() {
+    fn what_a_caller_sends_is_bounded() {
         use exec_worker_request::Message;
         let said = |message| input(v1::ExecWorkerRequest { message });
         assert!(said(None).is_err());

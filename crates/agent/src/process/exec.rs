@@ -182,7 +182,7 @@ pub(crate) async fn run(
     Ok(())
 }
 
-/// Hands on what is said to the command; never ends, for the command may run on without any.
+/// Hands on what the caller tells the command; never ends, for the command may run on without any.
 async fn feed(mut inputs: mpsc::Receiver<ExecInput>, mut tell: OwnedWriteHalf) {
     loop {
         let frame = match inputs.recv().await {

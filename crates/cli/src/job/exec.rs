@@ -85,7 +85,7 @@ pub async fn run(global: &Global, console: &Console, args: ExecArgs) -> Result<E
     };
     let mut exec = client.exec_worker(start).await?;
     let input = exec.take_input();
-    // Put back when this function ends, before anything is said of an error.
+    // Put back when this function ends, before an error is printed.
     let _raw = if terminal.is_some() { Some(RawTerminal::enter()?) } else { None };
     if let Some(input) = input.clone() {
         tokio::spawn(feed(input, args.stdin));
