@@ -76,12 +76,12 @@ fn socket_of(socket: &UnixStream) -> Result<UnixStream, String> {
 struct Prepared {
     request: Request,
     spec: TaskSpec,
-    place: Place,
+    location: Location,
     terminal: Option<Terminal>,
 }
 
 /// Where a command's process finds what it has to join. The namespaces are held open, so that their numbers stay theirs.
-struct Place {
+struct Location {
     directory: PathBuf,
     worker: i32,
     /// Of its mounts and its users; none where it has the host's.
@@ -97,8 +97,8 @@ fn prepare(directory: &Path, socket: &UnixStream) -> Result<Prepared, String> {
     // Of the host's file system for terminals, which the worker may not see, and before its control group asks about devices.
     let terminal = request.terminal.map(|size| Terminal::open(size, spec.isolation.user)).transpose()?;
     let (worker, namespaces) = join(&task, &spec, &running)?;
-    let place = Place { directory: directory.to_owned(), worker, namespaces };
-    Ok(Prepared { request, spec, place, terminal })
+    let location = Location { directory: directory.to_owned(), worker, namespaces };
+    Ok(Prepared { request, spec, location, terminal })
 }
 
 fn read_request(mut socket: &UnixStream) -> Result<Request, String> {
@@ -212,24 +212,24 @@ struct Joined {
     pending: (Vec<u8>, usize),
     /// The agent has said that no more input follows.
     is_last: bool,
-    _place: Place,
+    _location: Location,
 }
 
 impl Joined {
     fn start(socket: UnixStream, prepared: Prepared) -> Result<Joined, String> {
-        let Prepared { request, spec, place, terminal } = prepared;
+        let Prepared { request, spec, location, terminal } = prepared;
         // A process of another namespace has no number here.
         let parent = match spec.isolation.namespaces {
             Namespaces::Host => std::process::id().to_string(),
             Namespaces::Root | Namespaces::User => "0".to_owned(),
         };
         let mut command = Command::new("/proc/self/exe");
-        command.args(super::before_own_arguments()).arg(super::BECOME).arg(&place.directory).arg(parent);
-        let numbers = match &place.namespaces {
+        command.args(super::before_own_arguments()).arg(super::BECOME).arg(&location.directory).arg(parent);
+        let numbers = match &location.namespaces {
             Some((mounts, users)) => [number_of(mounts)?, number_of(users)?],
             None => [0, 0],
         };
-        command.arg(place.worker.to_string()).args(numbers.map(|number| number.to_string()));
+        command.arg(location.worker.to_string()).args(numbers.map(|number| number.to_string()));
         command.arg(request.environment.len().to_string());
         command.args(request.environment.iter().map(|(name, value)| format!("{name}={value}")));
         // No variable of the caller or of the worker may reach that process before it is confined: a loader would obey it.
@@ -266,7 +266,7 @@ impl Joined {
                 heard: Vec::new(),
                 pending: (Vec::new(), 0),
                 is_last: false,
-                _place: place,
+                _location: location,
             }),
             Err(why) => {
                 let _ = child.kill();
