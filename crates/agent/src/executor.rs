@@ -9,6 +9,8 @@
 
 pub use crate::rules::{Adopted, ExecutorEvent, Foreign, OutputRequest, StopRequest};
 use crate::rules::{OutputStream, Placement, WorkerKey};
+use muster_types::terminal::TerminalSize;
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
@@ -25,6 +27,47 @@ pub struct OutputChunk {
     pub dropped_bytes: u64,
     /// Bytes of output, of both streams, from the worker's start to the end of `data`.
     pub position: u64,
+}
+
+/// A command to run next to a worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExecRequest {
+    /// Which worker.
+    pub key: WorkerKey,
+    /// Program and arguments.
+    pub command: Vec<String>,
+    /// Variables beyond those of the worker, or in their place.
+    pub environment: BTreeMap<String, String>,
+    /// The terminal that it has; none for pipes.
+    pub terminal: Option<TerminalSize>,
+}
+
+/// What a caller tells such a command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExecInput {
+    /// For its standard input.
+    Data(Vec<u8>),
+    /// No more input follows.
+    End,
+    /// A signal, by its number.
+    Signal(i32),
+    /// The size of its terminal from now on.
+    Resize(TerminalSize),
+}
+
+/// What becomes of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExecOutput {
+    /// Its process is there. Output can come before this.
+    Started,
+    /// Of its standard output; at most [`LOG_CHUNK_BYTES`](crate::limits::LOG_CHUNK_BYTES).
+    Stdout(Vec<u8>),
+    /// Of its standard error, as much.
+    Stderr(Vec<u8>),
+    /// It has ended with this code. The last of all.
+    Exited(i32),
+    /// This signal has ended it. The last of all.
+    Signaled(i32),
 }
 
 /// What an executor could not do.
@@ -90,4 +133,24 @@ pub trait Executor: Send + Sync + 'static {
         request: OutputRequest,
         sink: mpsc::Sender<OutputChunk>,
     ) -> impl Future<Output = Result<(), ExecutorError>> + Send;
+
+    /// Runs a command next to a worker, with what the worker has and no more, until it ends, the worker ends, or nobody takes
+    /// its output any more.
+    ///
+    /// # Errors
+    /// One sentence, when it cannot be run or its end is not known.
+    fn exec(
+        &self,
+        request: ExecRequest,
+        inputs: mpsc::Receiver<ExecInput>,
+        outputs: mpsc::Sender<ExecOutput>,
+    ) -> impl Future<Output = Result<(), String>> + Send {
+        drop((inputs, outputs));
+        let key = request.key;
+        async move {
+            Err(format!(
+                "worker {key} is not on a host of this agent but a job of another scheduler; use that one's means, such as srun --overlap"
+            ))
+        }
+    }
 }

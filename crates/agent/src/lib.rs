@@ -27,6 +27,7 @@ mod node_loop;
 mod offload;
 pub mod probe;
 pub mod process;
+mod relays;
 pub mod rules;
 mod session;
 mod settings;

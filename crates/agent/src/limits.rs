@@ -26,6 +26,13 @@ pub const LOG_CHUNKS_QUEUED_MAX: usize = 4;
 pub const LOG_UPLOADS_MAX: usize = 32;
 /// The most of these that are of one job.
 pub const LOG_UPLOADS_OF_ONE_MAX: usize = 16;
+/// Bytes of one message between the agent and the process of a command next to a worker: a command with its environment, as
+/// JSON, or a piece of input.
+pub const EXEC_FRAME_BYTES_MAX: usize = 1 << 20;
+/// Pieces of a command's input, and of its output, that wait.
+pub const EXEC_PIECES_QUEUED_MAX: usize = 4;
+/// How long a replica may take from a relay's opening to the command that it is for.
+pub const EXEC_REQUEST_MAX: Duration = Duration::from_secs(15);
 /// Jobs whose newest token is kept one by one; the oldest are folded into one floor.
 pub const FENCED_JOBS_MAX: usize = 16_384;
 /// Task directories of former holders (before a reboot) that are kept.

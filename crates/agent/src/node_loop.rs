@@ -15,7 +15,7 @@ use crate::probe::Prober;
 use crate::process::socket::WorkerReport;
 use crate::rules::node::{self, Action, Message, Node, Session, Stop, View};
 use crate::rules::{Adopted, ExecutorEvent, Foreign, OutputRequest, Ticket, WorkerEvent, WorkerState};
-use crate::{uploads, wire};
+use crate::{relays, uploads, wire};
 use muster_metrics::StartOutcome;
 use muster_types::{ExitStatus, Features, FencingToken, JobId, NodeSpec};
 use muster_wire::agent;
@@ -344,6 +344,9 @@ impl<E: Executor> NodeLoop<E> {
             Action::Upload { number, read_id, request, refused } => {
                 return self.upload(number, read_id, request, refused);
             }
+            Action::Exec { number, relay_id, key, refused } => {
+                return self.exec(number, relay_id, key, refused);
+            }
             Action::ListenForProbe(probe) => {
                 if let Some(session) = &self.session {
                     self.prober.listen(probe, session.outgoing.clone());
@@ -420,6 +423,23 @@ impl<E: Executor> NodeLoop<E> {
             refused,
         };
         let task = self.uploads.spawn(uploads::run(upload, Arc::clone(&self.executor)));
+        self.upload_numbers.insert(task.id(), number);
+        Vec::new()
+    }
+
+    fn exec(&mut self, number: u64, relay_id: u64, key: WorkerKey, refused: Option<String>) -> Vec<Action> {
+        let Some(session) = &self.session else {
+            return self.decide(|node, view| node.handle(node::Event::UploadEnded(number), view));
+        };
+        let relay = relays::Relay {
+            endpoint: session.endpoint.clone(),
+            endpoints: session.endpoints.clone(),
+            node_name: self.node.spec().name.to_string(),
+            relay_id,
+            key,
+            refused,
+        };
+        let task = self.uploads.spawn(relays::run(relay, Arc::clone(&self.executor)));
         self.upload_numbers.insert(task.id(), number);
         Vec::new()
     }

@@ -334,6 +334,10 @@ pub(crate) fn order_of(message: agent::session_response::Message) -> Result<Opti
             Order::EventAck(ack.sequence, (!ack.refused.is_empty()).then(|| detail(&ack.refused)))
         }
         Message::ReadLogs(read) => Order::ReadLogs { read_id: read.read_id, request: output_request(read)? },
+        Message::Exec(exec) => {
+            let key = WorkerKey { job: job(&exec.job_id)?, token: token(exec.token)?, rank: exec.rank };
+            Order::Exec(exec.relay_id, key)
+        }
         Message::PreflightOrder(order) => return preflight_order(order),
         Message::Registered(_) | Message::HeartbeatAck(_) | Message::HealthAck(_) | Message::Repair(_) => {
             return Ok(None);

@@ -125,6 +125,7 @@ pub(crate) const RULES: &[Rule] = &[
 
     rule("/muster.admin.v1beta1.ProbeService/ProbeNodes", Class::Call, OPERATORS),
 
+    rule("/muster.agent.v1beta1.NodeService/RelayExec", Class::Upload, AGENT),
     rule("/muster.agent.v1beta1.NodeService/Session", Class::Session, AGENT),
     rule("/muster.agent.v1beta1.NodeService/UploadLogs", Class::Upload, AGENT),
 
@@ -157,6 +158,7 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.v1beta1.JobService/CancelJobs", Class::Call, WRITERS),
     // A worker commits with what its agent has given it: an agent for jobs that it runs.
     rule("/muster.v1beta1.JobService/CommitCheckpoint", Class::Call, WRITERS.and(AGENT)),
+    rule("/muster.v1beta1.JobService/ExecWorker", Class::Stream, WRITERS),
     rule("/muster.v1beta1.JobService/ExplainJob", Class::Call, USERS),
     rule("/muster.v1beta1.JobService/GetArray", Class::Call, USERS),
     rule("/muster.v1beta1.JobService/GetJob", Class::Call, USERS),
@@ -337,6 +339,7 @@ mod tests {
                 "ServerReflectionInfo",
                 "GetServerInfo",
                 "CommitCheckpoint",
+                "RelayExec",
                 "Session",
                 "UploadLogs",
             ])
@@ -352,6 +355,7 @@ mod tests {
                 "CancelJob",
                 "CancelJobs",
                 "CommitCheckpoint",
+                "ExecWorker",
                 "HoldJobs",
                 "ReadLogs",
                 "ReleaseJobs",

@@ -171,6 +171,12 @@ async fn empty_session(channel: &Channel, name: &str) -> Status {
     answer.map(drop).expect_err("the description is empty")
 }
 
+fn command_next_to(job_id: &str) -> v1::ExecWorkerRequest {
+    let command = vec!["true".to_owned()];
+    let start = v1::ExecStart { job_id: job_id.to_owned(), command, ..Default::default() };
+    v1::ExecWorkerRequest { message: Some(v1::exec_worker_request::Message::Start(start)) }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_speaks_for_its_own_node_alone() {
     let world = World::start(ApiConfig::DEFAULT).await;
@@ -190,6 +196,15 @@ async fn an_agent_speaks_for_its_own_node_alone() {
     let status = upload("h2").await.expect_err("another's node");
     assert_eq!(refused(&status), Some(RefusalCode::PermissionDenied), "{status:?}");
     assert_eq!(upload("h1").await.expect_err("nobody reads").code(), Code::Cancelled);
+    let relay = |name: &str| {
+        let message = agent::RelayExecRequest { relay_id: 1, node_name: name.to_owned(), message: None };
+        let mut nodes = NodeServiceClient::new(channel.clone());
+        async move { guarded("an answer", nodes.relay_exec(tokio_stream::once(message))).await.map(drop) }
+    };
+    let status = relay("h2").await.expect_err("another's node");
+    assert_eq!(refused(&status), Some(RefusalCode::PermissionDenied), "{status:?}");
+    let status = relay("h1").await.expect_err("nobody asked");
+    assert_eq!(refused(&status), Some(RefusalCode::ExecUnavailable), "{status:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -440,6 +455,8 @@ async fn a_client_without_a_tenant_changes_nothing() {
         v1::CommitCheckpointRequest { job_id: job_id.clone(), token: Some(v1::FencingToken::default()) };
     assert_eq!(code(guarded("an answer", eve.cancel_job(cancel.clone())).await), denied);
     assert_eq!(code(guarded("an answer", eve.read_logs(read)).await), denied);
+    let exec = tokio_stream::once(command_next_to(&job_id));
+    assert_eq!(code(guarded("an answer", eve.exec_worker(exec)).await), denied);
     assert_eq!(code(guarded("an answer", eve.commit_checkpoint(commit)).await), denied);
     guarded("a list", eve.list_jobs(v1::ListJobsRequest::default())).await.expect("everybody may look");
     guarded("an answer", all.cancel_job(cancel)).await.expect("it is for all tenants");
@@ -503,6 +520,8 @@ async fn a_tenants_user_sees_all_jobs_and_ends_and_reads_only_its_own() {
     assert_eq!(code(guarded("an answer", ada.cancel_job(cancel(1))).await), denied);
     let read = v1::ReadLogsRequest { job_id: job_id.clone(), ..Default::default() };
     assert_eq!(code(guarded("an answer", ada.read_logs(read)).await), denied);
+    let exec = tokio_stream::once(command_next_to(&job_id));
+    assert_eq!(code(guarded("an answer", ada.exec_worker(exec)).await), denied);
     let mut bob = JobServiceClient::new(world.channel(of_tenant("speech", "bob")).await);
     guarded("an answer", bob.cancel_job(cancel(2))).await.expect("it is his tenant's");
 }

@@ -1,5 +1,6 @@
 //! Passing writes on to the leader.
 
+use futures::{Stream, StreamExt};
 use muster_engine::Engine;
 use muster_state::State;
 use muster_transport::{Expect, Principal, Role, Security};
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Request, Response, Status};
+use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::access::Class;
 use crate::config::ApiConfig;
@@ -648,6 +649,23 @@ fn is_transient_status(status: &Status) -> bool {
         Code::Unknown | Code::Internal | Code::Cancelled | Code::DeadlineExceeded => !is_refusal(status),
         _ => false,
     }
+}
+
+/// A status of a stream that the leader serves, for the caller: a connection that broke between here and there
+/// is not what the caller's own connection did, and reading goes on elsewhere.
+pub(crate) fn of_leader(status: Status) -> Status {
+    use std::error::Error as _;
+    if status.source().is_none() {
+        return status;
+    }
+    Status::unavailable(format!("the leader that was read from is gone: {}", status.message()))
+}
+
+/// The messages of a stream up to its end or failure: the other side sees an end either way.
+pub(crate) fn without_end<T: Send + 'static>(stream: Streaming<T>) -> impl Stream<Item = T> + Send + 'static {
+    stream
+        .take_while(|message| std::future::ready(message.is_ok()))
+        .filter_map(|message| std::future::ready(message.ok()))
 }
 
 pub(crate) fn not_leader(leader_endpoint: Option<String>) -> Refusal {

@@ -23,12 +23,13 @@ use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::job_service_server::JobService;
 use std::sync::Arc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
 use crate::arrays;
 use crate::controls;
+use crate::exec::{self, Execs};
 use crate::explanation;
-use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router};
+use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router, of_leader};
 use crate::job_filter::JobFilter;
 use crate::original::Onward;
 use crate::read::{bad_page, cluster, freshness, invalid, page_size, written};
@@ -67,6 +68,7 @@ pub(crate) struct Jobs {
     outputs: Pool,
     /// Of one node, by account: its agent sends only a limited number at a time.
     outputs_of_nodes: Tallies<(Account, NodeId)>,
+    execs: Execs,
 }
 
 impl Jobs {
@@ -79,6 +81,7 @@ impl Jobs {
             waiting_kib,
             outputs: Pool::new(OUTPUTS_MAX, OUTPUTS_EACH_MAX),
             outputs_of_nodes: Tallies::default(),
+            execs: Execs::default(),
         }
     }
 
@@ -584,6 +587,15 @@ impl JobService for Jobs {
         Ok(Response::new(held.boxed()))
     }
 
+    type ExecWorkerStream = exec::ToCaller;
+
+    async fn exec_worker(
+        &self,
+        request: Request<Streaming<v1::ExecWorkerRequest>>,
+    ) -> Result<Response<Self::ExecWorkerStream>, Status> {
+        self.execs.open(&self.router, request).await.map(Response::new)
+    }
+
     async fn cancel_jobs(
         &self,
         request: Request<v1::CancelJobsRequest>,
@@ -639,16 +651,6 @@ fn of_unlaunched(engine: &Engine, job: JobId, token: FencingToken, rank: u32, re
     }
     let text = format!("rank {rank} of {job} is placed and has not started");
     Refusal::new(RefusalCode::WorkerNotStarted, text).with("job_id", job).with("rank", rank)
-}
-
-/// A status of a stream that the leader serves, for the caller: a connection that broke between here and there
-/// is not what the caller's own connection did, and reading goes on elsewhere.
-fn of_leader(status: Status) -> Status {
-    use std::error::Error as _;
-    if status.source().is_none() {
-        return status;
-    }
-    Status::unavailable(format!("the leader that was read from is gone: {}", status.message()))
 }
 
 /// Which placement's output is meant.

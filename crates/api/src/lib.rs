@@ -33,6 +33,7 @@ mod controls_tests;
 mod decisions;
 mod drill_service;
 mod drills;
+mod exec;
 mod explanation;
 mod facts;
 mod features;

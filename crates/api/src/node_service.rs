@@ -25,7 +25,8 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::forward::{Caller, ONWARD_BYTES_MAX, Remote, Route, Router};
+use crate::exec;
+use crate::forward::{Caller, ONWARD_BYTES_MAX, Remote, Route, Router, without_end};
 use crate::guard::ours;
 use crate::original::Onward;
 use crate::read::invalid;
@@ -134,17 +135,19 @@ impl NodeService for Nodes {
         }
         Ok(Response::new(agent::UploadLogsResponse {}))
     }
+
+    type RelayExecStream = BoxStream<'static, Result<agent::RelayExecResponse, Status>>;
+
+    async fn relay_exec(
+        &self,
+        request: Request<Streaming<agent::RelayExecRequest>>,
+    ) -> Result<Response<Self::RelayExecStream>, Status> {
+        exec::relay(&self.router, request).await
+    }
 }
 
 fn onward_client(channel: Onward) -> NodeServiceClient<Onward> {
     NodeServiceClient::new(channel).max_decoding_message_size(ONWARD_BYTES_MAX)
-}
-
-/// The messages of a stream up to its end or failure: the other side sees an end either way.
-fn without_end<T: Send + 'static>(stream: Streaming<T>) -> impl Stream<Item = T> + Send + 'static {
-    stream
-        .take_while(|message| std::future::ready(message.is_ok()))
-        .filter_map(|message| std::future::ready(message.ok()))
 }
 
 /// An upload on its way to the leader, which sees only an end where the stream here failed; so the
@@ -453,6 +456,12 @@ fn response(view: &State, node: NodeId, message: Outbound) -> agent::SessionResp
             stream: read.stream,
             tail_bytes: read.tail_bytes,
             from_position: read.from_position,
+        }),
+        Outbound::Exec(order) => Message::Exec(agent::ExecOrder {
+            relay_id: order.relay_id,
+            job_id: order.job.to_string(),
+            token: Some(fencing_token_to_proto(order.token)),
+            rank: order.rank,
         }),
     };
     agent::SessionResponse { message: Some(message) }

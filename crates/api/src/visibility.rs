@@ -150,6 +150,9 @@ impl Visibility {
                 if !by.is_unknown() =>
             {
                 blank(content, &OPERATOR);
+            }
+            Decision::ExecOpened { job, .. } if !self.sees_job(view, *job) => {
+                blank(content, &["command"]);
                 true
             }
             // Which tokens others have is nobody else's business; of one that was revoked it is not known whose it was.

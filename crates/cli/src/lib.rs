@@ -106,6 +106,8 @@ pub enum ClientCommand {
     Job(job::JobCommand),
     /// Print the output of a worker: `muster job logs`
     Logs(job::logs::LogsArgs),
+    /// Run a command next to a worker that runs, with what the worker has
+    Exec(job::exec::ExecArgs),
     /// Cancel jobs: `muster job cancel`
     Cancel(job::controls::SelectArgs),
     /// Say why a job waits and when it will start: `muster job explain`
@@ -267,6 +269,7 @@ async fn dispatch(
         ClientCommand::Slo(command) => slo::run(console, command),
         ClientCommand::Ctl(command) => ctl::run(global, console, command),
         ClientCommand::Logs(args) => job::logs::run(global, console, args).await,
+        ClientCommand::Exec(args) => job::exec::run(global, console, args).await,
         ClientCommand::Cancel(args) => job::run(global, console, job::JobCommand::Cancel(args)).await,
         ClientCommand::Explain { id, read } => {
             job::run(global, console, job::JobCommand::Explain { id, read }).await
@@ -290,7 +293,6 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("get", "muster job list, muster node list, muster queue list; one of them: muster job show ID"),
     ("describe", "muster job show ID, muster node show NAME; why a job waits: muster explain ID"),
     ("show", "muster job show ID, muster node show NAME"),
-    ("exec", "muster job logs ID; a shell inside a worker is not supported: use the host's own access"),
     ("delete", "muster cancel ID"),
     ("kill", "muster cancel ID"),
     ("stop", "muster cancel ID"),

@@ -693,6 +693,7 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::CertificateRevoked { .. }
         | Decision::TokenCreated { .. }
         | Decision::TokenRevoked { .. }
+        | Decision::ExecOpened { .. }
         | Decision::SessionResumed { .. }
         | Decision::NotificationsDelivered { .. }
         | Decision::ArrayMembersFailed { .. }

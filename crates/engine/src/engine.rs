@@ -25,6 +25,7 @@ use crate::history::historical_states::HistoricalStates;
 use crate::history::records::History;
 use crate::refusals::{overloaded, stopping, storage_full};
 use crate::sessions::checkpoints::Checkpoints;
+use crate::sessions::execs::ExecRelay;
 use crate::sessions::liveness::Liveness;
 use crate::sessions::logs::{Attempt, LogChunk, LogRelay, LogRequest, UPLOAD_BEGINS_MAX};
 use crate::sessions::messages::Outbound;
@@ -133,6 +134,7 @@ pub(crate) struct Inner<G: Environment> {
     pub(crate) node_memory: Arc<Semaphore>,
     pub(crate) explainers: Arc<Semaphore>,
     logs: LogRelay,
+    pub(crate) execs: ExecRelay,
     pub(crate) probes: Probes,
     pub(crate) stragglers: Arc<StragglerDetector>,
     pub(crate) checkpoints: Checkpoints,
@@ -198,6 +200,7 @@ impl<G: Environment> Engine<G> {
                 node_memory: Arc::new(Semaphore::new(NODE_MEMORY_KIB as usize)),
                 explainers: Arc::new(Semaphore::new(EXPLANATIONS_MAX)),
                 logs: LogRelay::default(),
+                execs: ExecRelay::default(),
                 probes: Probes::default(),
                 stragglers,
                 checkpoints: Checkpoints::default(),

@@ -703,6 +703,19 @@ pub enum Decision {
         /// Which.
         token: TokenId,
     },
+    /// Input: somebody had a command run next to a worker. What became of the command is in no record.
+    ExecOpened {
+        /// Who asked.
+        by: Requester,
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+        /// Which worker.
+        rank: u32,
+        /// What the command begins with, as text for people.
+        command: String,
+    },
 }
 
 /// Names of the decisions that somebody asks for: those with a [`Decision::requester`].
@@ -827,6 +840,7 @@ impl Decision {
             Decision::NotificationsDelivered { .. } => "notifications_delivered",
             Decision::TokenCreated { .. } => "token_created",
             Decision::TokenRevoked { .. } => "token_revoked",
+            Decision::ExecOpened { .. } => "exec_opened",
         }
     }
 }

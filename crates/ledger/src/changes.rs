@@ -161,6 +161,7 @@ impl ChangeSet {
             | Decision::CertificateRevoked { .. }
             | Decision::TokenCreated { .. }
             | Decision::TokenRevoked { .. }
+            | Decision::ExecOpened { .. }
             | Decision::ClusterCreated { .. }
             | Decision::ClusterRecovered { .. }
             | Decision::LeaderStarted
@@ -232,6 +233,7 @@ impl ChangeSet {
             | Decision::CertificateRevoked { .. }
             | Decision::TokenCreated { .. }
             | Decision::TokenRevoked { .. }
+            | Decision::ExecOpened { .. }
             | Decision::SessionResumed { .. }
             | Decision::NotificationsDelivered { .. }
             | Decision::JobMetadataSet { .. } => {}

@@ -172,6 +172,8 @@ impl State {
             Decision::TokenCreated { request, token, grant, lifetime_ms, .. } => {
                 self.fold_token_created(*request, *token, grant, *lifetime_ms)
             }
+            // For people who read the log.
+            Decision::ExecOpened { .. } => Vec::new(),
             Decision::TokenRevoked { request, token, .. } => self.fold_token_revoked(*request, *token),
             // Who leads next asks the log for it.
             Decision::SessionResumed { .. } => Vec::new(),

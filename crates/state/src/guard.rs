@@ -178,6 +178,14 @@ impl State {
             Decision::TokenCreated { request, by, token, grant, lifetime_ms } => {
                 self.check_token_created((*request, by), *token, grant, *lifetime_ms)
             }
+            Decision::ExecOpened { by, job, token, rank, command } => {
+                let (row, placement) = self.placed(*job)?;
+                require(by.is_valid() && command.len() <= limits::EXEC_TEXT_BYTES_MAX, GuardError::Limit)?;
+                require(matches!(row.phase, Phase::Starting | Phase::Running), GuardError::JobPhase)?;
+                require(placement.token == *token, GuardError::TokenNotCurrent)?;
+                let state = placement.ranks.get(*rank as usize);
+                require(state == Some(&RankState::Running), GuardError::RankNotCurrent)
+            }
             Decision::TokenRevoked { request, by, token } => self.check_token_revoked(*request, by, *token),
             Decision::SessionResumed { node, incarnation } => {
                 let row = self.nodes.get(node).ok_or(GuardError::NodeUnknown)?;

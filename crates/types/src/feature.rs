@@ -16,11 +16,14 @@ pub enum Feature {
     Preflight,
     /// What others hold of the node.
     ForeignLoad,
+    /// Commands next to workers.
+    Exec,
 }
 
 impl Feature {
     /// Every one.
-    pub const ALL: [Feature; 4] = [Feature::Health, Feature::Notes, Feature::Preflight, Feature::ForeignLoad];
+    pub const ALL: [Feature; 5] =
+        [Feature::Health, Feature::Notes, Feature::Preflight, Feature::ForeignLoad, Feature::Exec];
 }
 
 /// A set of features.

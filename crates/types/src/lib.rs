@@ -40,6 +40,7 @@ pub mod read;
 pub mod reason;
 pub mod selector;
 pub mod stop;
+pub mod terminal;
 pub mod time;
 pub mod token;
 pub mod topology;

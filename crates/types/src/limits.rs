@@ -62,6 +62,12 @@ pub const LABEL_KEY_BYTES_MAX: usize = 63;
 pub const LABEL_VALUE_BYTES_MAX: usize = 63;
 /// Bytes of all annotations of one job, keys and values.
 pub const ANNOTATIONS_BYTES_MAX: usize = 8 << 10;
+/// Bytes of a command that is run next to a worker, with the variables that it brings.
+pub const EXEC_BYTES_MAX: usize = 64 << 10;
+/// Variables that it brings.
+pub const EXEC_VARIABLES_MAX: usize = 256;
+/// Bytes of the command that its record has: what it begins with.
+pub const EXEC_TEXT_BYTES_MAX: usize = 256;
 /// Bytes of the principal that submitted a job: the longest is a tenant's user with the id of a token.
 pub const CREATOR_BYTES_MAX: usize = 160;
 /// Jobs that one record holds, releases, requeues or cancels.

@@ -216,6 +216,8 @@ refusal_codes! {
     TokenNotFound = "MS-8007", "TOKEN_NOT_FOUND", ["token_id"];
     /// Another token has this name or id.
     TokenExists = "MS-8008", "TOKEN_EXISTS", ["token_id"];
+    /// A command could not be run next to a worker, or its end is not known.
+    ExecUnavailable = "MS-2009", "EXEC_UNAVAILABLE", ["node"];
 }
 
 impl fmt::Display for RefusalCode {

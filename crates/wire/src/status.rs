@@ -70,6 +70,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::JobFinished
         | RefusalCode::JobPhase
         | RefusalCode::JobHeld
+        | RefusalCode::ExecUnavailable
         | RefusalCode::NodeHeldByAnother
         | RefusalCode::NodeChanged
         | RefusalCode::NodeNotAdmitted
@@ -160,6 +161,7 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::JobPhase
         | RefusalCode::JobChanged
         | RefusalCode::JobHeld
+        | RefusalCode::ExecUnavailable
         | RefusalCode::NodeNotFound
         | RefusalCode::NodeHeldByAnother
         | RefusalCode::NodeChanged

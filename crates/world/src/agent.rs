@@ -254,6 +254,7 @@ fn order_of(message: Outbound, node: NodeId) -> Option<node::Order> {
         | Outbound::HealthAck { .. }
         | Outbound::Repair(_)
         | Outbound::ReadLogs(_)
+        | Outbound::Exec(_)
         | Outbound::Probe(_) => return None,
     })
 }
@@ -561,7 +562,7 @@ impl NodeLoop {
             }
             Action::Refuse { key, reason } => workers.refuse(key, reason),
             Action::Acknowledge(key) => workers.acknowledge(key),
-            Action::Upload { number, .. } => {
+            Action::Upload { number, .. } | Action::Exec { number, .. } => {
                 return self.decide(|node, view| node.handle(node::Event::UploadEnded(number), view));
             }
             Action::ListenForProbe(_) | Action::RunProbe(..) => {}

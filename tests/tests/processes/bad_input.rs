@@ -127,6 +127,18 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
     assert_refused(jobs.suspend_jobs(request).await, JobNotFound, "");
     let request = v1::ReadLogsRequest { job_id: nobody.clone(), ..Default::default() };
     assert_refused(jobs.read_logs(request).await.map(|_| Response::new(())), JobNotFound, "");
+    let exec = |message| tokio_stream::once(v1::ExecWorkerRequest { message });
+    let start = v1::ExecStart { job_id: nobody.clone(), command: vec!["true".into()], ..Default::default() };
+    let of_nobody = jobs.exec_worker(exec(Some(v1::exec_worker_request::Message::Start(start)))).await;
+    assert_refused(of_nobody.map(|_| Response::new(())), JobNotFound, "");
+    for (message, field) in [
+        (None, "message"),
+        (Some(v1::exec_worker_request::Message::Signal(9)), "message"),
+        (Some(v1::exec_worker_request::Message::Start(v1::ExecStart::default())), "start.job_id"),
+    ] {
+        let answer = jobs.exec_worker(exec(message)).await;
+        assert_refused(answer.map(|_| Response::new(())), InvalidField, field);
+    }
     let request = v1::ReadLogsRequest { job_id: nobody, stream: 17, ..Default::default() };
     assert_refused(jobs.read_logs(request).await.map(|_| Response::new(())), InvalidField, "stream");
 

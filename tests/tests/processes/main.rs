@@ -16,6 +16,7 @@ mod copied_state;
 mod drills;
 mod durability;
 mod example_job;
+mod exec;
 mod failover;
 mod frameworks;
 mod full_state;

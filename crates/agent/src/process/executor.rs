@@ -8,12 +8,14 @@ use crate::chain::chain;
 use crate::clock::BootTime;
 use crate::contract::{self, NodeContext};
 use crate::executor::{
-    Adopted, Executor, ExecutorError, ExecutorEvent, OutputChunk, OutputRequest, StopRequest,
+    Adopted, ExecInput, ExecOutput, ExecRequest, Executor, ExecutorError, ExecutorEvent, OutputChunk,
+    OutputRequest, StopRequest,
 };
 use crate::limits;
 use crate::offload::blocking;
 use crate::process::cgroup::{self, Cgroup};
 use crate::process::ended_workers::{self, EndedWorkers};
+use crate::process::exec;
 use crate::process::guards::{self, Guarded};
 use crate::process::isolation::{Isolating, Isolation, Namespaces};
 use crate::process::notice;
@@ -753,6 +755,21 @@ impl Executor for ProcessExecutor {
             return Err(ExecutorError::Unknown(request.key));
         }
         crate::process::follow::read(&task, &request, &sink).await.map_err(ExecutorError::Output)
+    }
+
+    async fn exec(
+        &self,
+        request: ExecRequest,
+        inputs: mpsc::Receiver<ExecInput>,
+        outputs: mpsc::Sender<ExecOutput>,
+    ) -> Result<(), String> {
+        let ExecRequest { key, command, environment, terminal } = request;
+        let task = self.task(key);
+        if !task.path().is_dir() {
+            return Err(format!("nothing is known of worker {key}"));
+        }
+        let request = exec::Request { command, environment, terminal };
+        exec::run(&self.shared.settings.guard_command, &task, request, inputs, &outputs).await
     }
 }
 

@@ -3,6 +3,7 @@
 pub mod cgroup;
 pub mod devices;
 mod ended_workers;
+mod exec;
 mod executor;
 mod follow;
 mod guards;

@@ -12,13 +12,14 @@
 //! current session after the last wait, with its devices free and more lease left than a stop takes.
 //! Orders of an earlier session are never acted on.
 
+mod connections;
 use super::boot_time::BootTime;
 use super::fences::{FenceTable, TokenOrder};
 use super::placement::Placement;
 use super::probe_plan::Plan;
 use super::starts::{Admission, Fit, Held, Wait, admit, epoch_for_start, room_for, withdraw};
 use super::term::LeaseTerm;
-use super::uploads::{UploadAdmission, Uploads};
+use super::uploads::Uploads;
 use super::worker::{
     Adopted, DEVICE_MILLI, DeviceLoad, ExecutorEvent, Foreign, OutputRequest, StopRequest, WorkerCounts,
     WorkerEvent, WorkerKey, WorkerState, detail,
@@ -84,6 +85,8 @@ pub enum Order {
         /// Which output.
         request: OutputRequest,
     },
+    /// Run a command next to this worker, over the relay of this number.
+    Exec(u64, WorkerKey),
     /// Listen for a probe.
     ProbeListen(u64),
     /// Carry out a probe.
@@ -291,6 +294,17 @@ pub enum Action {
         /// Which output.
         request: OutputRequest,
         /// Why none is sent.
+        refused: Option<String>,
+    },
+    /// Run a command next to a worker, or say why it is not run.
+    Exec {
+        /// Its number among the uploads.
+        number: u64,
+        /// For which relay.
+        relay_id: u64,
+        /// Which worker.
+        key: WorkerKey,
+        /// Why none is run.
         refused: Option<String>,
     },
     /// Listen for a probe.
@@ -569,6 +583,7 @@ impl Node {
                 self.send_events(view);
             }
             Order::ReadLogs { read_id, request } => self.on_read_logs(read_id, request),
+            Order::Exec(relay_id, key) => self.on_exec(relay_id, key),
             Order::ProbeListen(probe) => self.actions.push(Action::ListenForProbe(probe)),
             Order::ProbeRun(probe, plan) => self.actions.push(Action::RunProbe(probe, plan)),
             Order::Verdict { job, token, fault } => self.on_verdict(job, token, fault),
@@ -981,19 +996,5 @@ impl Node {
                 self.actions.push(Action::Acknowledge(key));
             }
         }
-    }
-
-    fn on_read_logs(&mut self, read_id: u64, request: OutputRequest) {
-        let job = request.key.job;
-        let refused = match self.uploads.admit(job) {
-            UploadAdmission::Accepted => None,
-            UploadAdmission::Refused(reason) => Some(reason),
-            UploadAdmission::Dropped => {
-                tracing::warn!(read_id, "too many requests for output; one is dropped");
-                return;
-            }
-        };
-        let number = self.uploads.begin(job);
-        self.actions.push(Action::Upload { number, read_id, request, refused });
     }
 }

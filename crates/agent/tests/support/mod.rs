@@ -140,6 +140,14 @@ struct Service(Arc<Shared>);
 #[tonic::async_trait]
 impl NodeService for Service {
     type SessionStream = Pin<Box<dyn Stream<Item = Result<agent::SessionResponse, Status>> + Send>>;
+    type RelayExecStream = Pin<Box<dyn Stream<Item = Result<agent::RelayExecResponse, Status>> + Send>>;
+
+    async fn relay_exec(
+        &self,
+        _request: tonic::Request<Streaming<agent::RelayExecRequest>>,
+    ) -> Result<tonic::Response<Self::RelayExecStream>, Status> {
+        Err(Status::unimplemented("no command is run here"))
+    }
 
     async fn session(
         &self,

@@ -373,6 +373,15 @@ fn jobs() -> Vec<Stored> {
         token,
         from_position: 9,
     };
+    let start = v1::ExecStart {
+        job_id: job_id(),
+        rank: 3,
+        token,
+        command: vec!["sh".to_owned(), "-c".to_owned(), "env".to_owned()],
+        environment: [("LEVEL".to_owned(), "debug".to_owned())].into(),
+        terminal: Some(v1::ExecTerminal { rows: 24, columns: 80 }),
+    };
+    let exec = v1::ExecWorkerRequest { message: Some(v1::exec_worker_request::Message::Start(start)) };
     let (selector, validate_only) = (selector(), false);
     let update = v1::UpdateJobRequest {
         request_id: request_id(),
@@ -424,6 +433,7 @@ fn jobs() -> Vec<Stored> {
             v1::CommitCheckpointRequest { job_id: job_id(), token },
         ),
         stored("read-logs", "JobService/ReadLogs", output),
+        stored("exec", "JobService/ExecWorker", exec),
         stored("update", "JobService/UpdateJob", update),
     ]);
     all

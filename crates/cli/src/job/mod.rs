@@ -4,6 +4,7 @@ pub mod age;
 pub mod array;
 pub mod attach;
 pub mod controls;
+pub mod exec;
 pub mod explanation;
 pub mod follow;
 pub mod list;

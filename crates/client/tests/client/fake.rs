@@ -349,6 +349,15 @@ impl JobService for Service {
         }
     }
 
+    type ExecWorkerStream = Boxed<v1::ExecWorkerResponse>;
+
+    async fn exec_worker(
+        &self,
+        _: Request<tonic::Streaming<v1::ExecWorkerRequest>>,
+    ) -> Result<Response<Self::ExecWorkerStream>, Status> {
+        Err(Status::unimplemented("no command is run here"))
+    }
+
     async fn read_logs(
         &self,
         request: Request<v1::ReadLogsRequest>,

@@ -249,6 +249,19 @@ pub enum Command {
         /// By receiver.
         progress: Vec<(Name, NotificationProgress)>,
     },
+    /// A command is run next to a worker.
+    OpenExec {
+        /// Who asks.
+        by: Requester,
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+        /// Which worker.
+        rank: u32,
+        /// What the command begins with; at most [`muster_types::limits::EXEC_TEXT_BYTES_MAX`] bytes.
+        command: String,
+    },
     /// Make a bearer token.
     CreateToken(Box<TokenOrder>),
     /// A bearer token is refused from now on.

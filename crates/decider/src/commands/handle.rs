@@ -87,6 +87,9 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
             node::report(speculation, *node, *incarnation, *job, *token, updates)
         }
         Command::NoteNotifications { progress } => Ok(notifications::note(speculation, progress)),
+        Command::OpenExec { by, job, token, rank, command } => {
+            jobs::open_exec(speculation, by, *job, *token, *rank, command)
+        }
         Command::CreateToken(order) => token::create(speculation, order),
         Command::RevokeToken { request, by, acts_for, token } => {
             token::revoke(speculation, *request, by, acts_for.as_ref(), *token)

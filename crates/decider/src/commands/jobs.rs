@@ -1,9 +1,10 @@
 //! What is reported of jobs that run.
 
+use alloc::borrow::ToOwned;
 use alloc::format;
 use muster_journal::Decision;
 use muster_state::Phase;
-use muster_types::{FencingToken, JobId, Refusal, RefusalCode};
+use muster_types::{FencingToken, JobId, Refusal, RefusalCode, Requester};
 
 use crate::commands::answer::Answer;
 use crate::speculation::Speculation;
@@ -21,6 +22,23 @@ pub(super) fn note_straggler(
         return Answer::Done { at: speculation.last_index() };
     }
     Answer::Done { at: speculation.push(decision) }
+}
+
+/// Notes that somebody has a command run next to a worker.
+pub(super) fn open_exec(
+    speculation: &mut Speculation,
+    by: &Requester,
+    job: JobId,
+    token: FencingToken,
+    rank: u32,
+    command: &str,
+) -> Result<Answer, Refusal> {
+    let decision = Decision::ExecOpened { by: by.clone(), job, token, rank, command: command.to_owned() };
+    if speculation.state().check(&decision).is_err() {
+        let text = format!("rank {rank} of {job} does not run under token {token}");
+        return Err(Refusal::new(RefusalCode::Fenced, text));
+    }
+    Ok(Answer::Done { at: speculation.push(decision) })
 }
 
 /// Late and repeated reports change nothing: the gang may be over, or another attempt be running.

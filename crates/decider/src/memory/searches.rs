@@ -115,6 +115,7 @@ impl Searches {
             | Decision::ArrayThrottleSet { .. }
             | Decision::TokenCreated { .. }
             | Decision::TokenRevoked { .. }
+            | Decision::ExecOpened { .. }
             | Decision::JobContractsSet { .. }
             | Decision::JobMetadataSet { .. }
             | Decision::GangPlaced { .. }

@@ -650,6 +650,9 @@ fn attempts(run: &mut Run) {
     let slow = Command::NoteStraggler { job, token, rank: 1, slow_milli: Some(1_700) };
     handle(&mut run.speculation, &slow).unwrap();
     handle(&mut run.speculation, &Command::CommitCheckpoint { job, token }).unwrap();
+    let by = Requester { name: "tenant/research/ada".into(), is_operator: false };
+    let open = Command::OpenExec { by, job, token, rank: 1, command: "nvidia-smi -q".into() };
+    handle(&mut run.speculation, &open).unwrap();
     run.end_round(1_000);
     let slot = placement.slots[1];
     let fault = RankUpdate::Exited(ExitStatus::NodeFault("XID 79: fallen off the bus".into()));

@@ -143,6 +143,14 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
     };
     let throttled =
         |n, array, throttle| Decision::ArrayThrottleSet { request: key(n), by: by(), array, throttle };
+    let opened = |job, token, rank, command: &str| Decision::ExecOpened {
+        by: by(),
+        job,
+        token,
+        rank,
+        command: command.to_owned(),
+    };
+    let long_command = "x".repeat(limits::EXEC_TEXT_BYTES_MAX + 1);
     let unknown_array = ArrayId(1);
     let of_arrays = vec![
         (E::Limit, submitted(key(99), vec![member])),
@@ -281,6 +289,12 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
             E::NodeNotCurrent,
             Decision::NodeLost { node: NodeId(0), incarnation: 2, cause: NodeLostCause::LeaseExpired },
         ),
+        (E::JobUnknown, opened(unknown, token, 0, "env")),
+        (E::JobPhase, opened(pending, token, 0, "env")),
+        (E::TokenNotCurrent, opened(starting, wrong_token, 0, "env")),
+        (E::RankNotCurrent, opened(starting, token, 0, "env")),
+        (E::RankNotCurrent, opened(starting, token, 9, "env")),
+        (E::Limit, opened(starting, token, 0, &long_command)),
         (E::TokenNotCurrent, report(wrong_token, vec![running(0)])),
         (E::Limit, report(token, vec![])),
         (E::RankNotCurrent, report(token, vec![running(2)])),

@@ -23,7 +23,7 @@ use muster_planner::Budget;
 use muster_state::State;
 use muster_types::health::{Finding, HealthAction, XidRule};
 use muster_types::policy::NotificationProgress;
-use muster_types::{DeviceSet, ExitStatus, JobId, LogIndex, LogTime, Name, NodeId, RefusalCode};
+use muster_types::{DeviceSet, ExitStatus, JobId, LogIndex, LogTime, Name, NodeId, RefusalCode, Requester};
 
 use crate::support::{self, BOOTSTRAP, commit, leadership, name, request};
 
@@ -260,6 +260,14 @@ impl World {
                 let token =
                     self.state().job(job).and_then(|row| row.placement.clone()).expect("a placed job").token;
                 self.carry_out(&Command::CommitCheckpoint { job, token })
+            }
+            "exec" => {
+                let job = self.job_id(rest[0]);
+                let token =
+                    self.state().job(job).and_then(|row| row.placement.clone()).expect("a placed job").token;
+                let by = Requester { name: "tenant/vision/ada".into(), is_operator: false };
+                let (rank, command) = (rest[1].parse().unwrap(), rest[2..].join(" "));
+                self.carry_out(&Command::OpenExec { by, job, token, rank, command })
             }
             "straggler" => {
                 let job = self.job_id(rest[0]);

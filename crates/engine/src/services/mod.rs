@@ -1,6 +1,7 @@
 //! What a replica does for its callers: each module adds methods to [`Engine`](crate::Engine).
 
 mod checkpoints;
+pub(crate) mod execs;
 mod explanations;
 mod historical_changes;
 mod historical_state;

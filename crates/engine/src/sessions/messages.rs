@@ -8,6 +8,7 @@ use muster_types::{
 use std::sync::Arc;
 
 use crate::apply::orders::Order;
+use crate::sessions::execs::ExecOrder;
 use crate::sessions::logs::LogRequest;
 
 /// One worker as its agent sees it.
@@ -146,6 +147,8 @@ pub enum Outbound {
     ReadLogs(LogRequest),
     /// Something to do for a probe of the network.
     Probe(ProbeOrder),
+    /// A command to run next to a worker.
+    Exec(ExecOrder),
 }
 
 /// What an agent says of a probe.

@@ -1,6 +1,7 @@
 //! What the leader keeps of nodes: their sessions and leases, and what agents report that is in no record.
 
 pub(crate) mod checkpoints;
+pub(crate) mod execs;
 pub(crate) mod liveness;
 pub(crate) mod logs;
 pub(crate) mod messages;

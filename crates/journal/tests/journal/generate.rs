@@ -468,6 +468,11 @@ fn tokens() -> impl Strategy<Value = Decision> {
             by,
             token
         }),
+        (asked(), any::<u64>(), token(), any::<u32>(), ".{0,60}").prop_map(
+            |(by, job, token, rank, command)| {
+                Decision::ExecOpened { by, job: JobId(job), token, rank, command }
+            }
+        ),
     ]
 }
 

@@ -1,6 +1,7 @@
 //! A small cluster: it checks and remembers jobs, and plays every watched job to its end.
 
 pub mod arrays;
+mod exec;
 mod nodes;
 mod policies;
 
@@ -493,6 +494,14 @@ impl JobService for Service {
     ) -> Result<Response<v1::CommitCheckpointResponse>, Status> {
         self.find(&request.into_inner().job_id)?;
         Ok(Response::new(v1::CommitCheckpointResponse { freshness: freshness() }))
+    }
+
+    type ExecWorkerStream = Boxed<v1::ExecWorkerResponse>;
+    async fn exec_worker(
+        &self,
+        request: Request<tonic::Streaming<v1::ExecWorkerRequest>>,
+    ) -> Result<Response<Self::ExecWorkerStream>, Status> {
+        exec::play(|id| self.find(id), request.into_inner()).await
     }
 
     async fn read_logs(

@@ -95,6 +95,7 @@ fn help_shows_commands_examples_and_exit_codes() {
         ["submit", "--help"].as_slice(),
         &["job", "list", "--help"],
         &["job", "logs", "--help"],
+        &["exec", "--help"],
         &["run", "--help"],
         &["job", "wait", "--help"],
         &["plan", "--help"],
@@ -118,6 +119,9 @@ fn wrong_usage_is_2() {
         &["job", "list", "--timeout", "soon"],
         &["job", "logs", "job-1", "--rank", "99999999"],
         &["job", "wait", "job-1", "--for", "ever"],
+        &["exec", "job-1"],
+        &["exec", "job-1", "--env", "A", "--", "true"],
+        &["exec", "job-1", "-t", "--", "true"],
         &["run"],
         &["run", "--workers", "none", "--", "true"],
         &["run", "--env", "NOT_SET_HERE", "--", "true"],
@@ -589,6 +593,25 @@ fn logs_are_written_as_they_are() {
         (asked.rank, asked.follow, asked.previous, asked.stream()),
         (2, true, true, muster_wire::v1::OutputStream::Stderr)
     );
+}
+
+#[test]
+fn a_command_next_to_a_worker_has_its_input_and_its_exit_code() {
+    let fake = Fake::start();
+    fake.add("job-1", "train", JobPhase::Running);
+    let args = ["exec", "train", "--rank", "2", "-i", "--", "sh", "-c", "cat"];
+    let mut child = command(&fake.endpoint, &args)
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"in\xff").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.stdout, b"rank 2 sh -c cat\nin\xff");
+    assert_eq!((output.stderr.as_slice(), output.status.code()), (&b"careful\n"[..], Some(7)));
+    let ran = muster(&fake, &["exec", "job-9", "--", "true"]);
+    assert_eq!(ran.code, 3, "{}", ran.err);
 }
 
 #[test]

@@ -15,6 +15,7 @@ pub fn features_from_proto(takes: &[i32]) -> Features {
             SessionFeature::Notes => Some(Feature::Notes),
             SessionFeature::Preflight => Some(Feature::Preflight),
             SessionFeature::ForeignLoad => Some(Feature::ForeignLoad),
+            SessionFeature::Exec => Some(Feature::Exec),
         })
         .collect()
 }
@@ -27,6 +28,7 @@ pub fn features_to_proto(features: Features) -> Vec<i32> {
         Feature::Notes => SessionFeature::Notes,
         Feature::Preflight => SessionFeature::Preflight,
         Feature::ForeignLoad => SessionFeature::ForeignLoad,
+        Feature::Exec => SessionFeature::Exec,
     };
     features.iter().map(|feature| number(feature) as i32).collect()
 }

@@ -284,6 +284,12 @@ async fn read(town: &Town, attacks: &mut Table, victim: &str) {
             attacks.note(Kind::Read, "rounds", refused(rounds.map(drop)));
             let output = v1::ReadLogsRequest { job_id: job_id.clone(), ..Default::default() };
             attacks.note(Kind::Read, "output", refused(jobs.read_logs(output).await.map(drop)));
+            let command = vec!["cat".to_owned(), "/proc/1/environ".to_owned()];
+            let start = v1::ExecStart { job_id: job_id.clone(), command, ..Default::default() };
+            let exec =
+                v1::ExecWorkerRequest { message: Some(v1::exec_worker_request::Message::Start(start)) };
+            let answer = jobs.exec_worker(tokio_stream::once(exec)).await.map(drop);
+            attacks.note(Kind::Read, "a command next to a worker", refused(answer));
             let mut admin = ClusterAdminServiceClient::new(channel);
             let backup = admin.create_backup(admin::CreateBackupRequest::default());
             attacks.note(Kind::Read, "a backup", refused(backup.await.map(drop)));
@@ -486,6 +492,9 @@ async fn speak_for_others(town: &Town, attacks: &mut Table, victim: &v1::Job) {
             let answer = nodes.upload_logs(tokio_stream::once(upload)).await;
             let codes = [tonic::Code::PermissionDenied, tonic::Code::NotFound];
             attacks.note(Kind::Forge, "output of another node", turned_away(answer, &codes));
+            let relay = agent::RelayExecRequest { relay_id: 1, node_name: "h3".to_owned(), message: None };
+            let answer = nodes.relay_exec(tokio_stream::once(relay)).await;
+            attacks.note(Kind::Forge, "a command of another node", turned_away(answer, &codes));
         }
         // With the key of the host itself: it stays what it is.
         let own = session(town.channel(at, Role::Agent(short("h1"))).await, evil("h1")).await;

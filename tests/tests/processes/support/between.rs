@@ -145,6 +145,15 @@ impl NodeService for Service {
         Ok(tonic::Response::new(Box::pin(ReceiverStream::new(stream))))
     }
 
+    type RelayExecStream = ReceiverStream<Result<agent::RelayExecResponse, Status>>;
+
+    async fn relay_exec(
+        &self,
+        _request: tonic::Request<Streaming<agent::RelayExecRequest>>,
+    ) -> Result<tonic::Response<Self::RelayExecStream>, Status> {
+        Err(Status::unimplemented("no command is run here"))
+    }
+
     async fn upload_logs(
         &self,
         _request: tonic::Request<Streaming<agent::UploadLogsRequest>>,

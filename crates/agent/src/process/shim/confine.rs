@@ -229,7 +229,28 @@ fn private_tmp(task: &TaskDir, spec: &TaskSpec) -> Result<(), String> {
     Ok(())
 }
 
+/// Confines this process as its worker is, whose namespaces it has joined already.
+pub(super) fn confine_joined(isolation: &Isolation) -> Result<(), String> {
+    limit(isolation)?;
+    become_user(isolation)?;
+    if isolation.namespaces == Namespaces::User {
+        set_no_new_privs().map_err(|error| format!("renounce new privileges: {error}"))?;
+    }
+    Ok(())
+}
+
 fn drop_privileges(isolation: &Isolation) -> Result<(), String> {
+    become_user(isolation)?;
+    if isolation.namespaces == Namespaces::User {
+        // Inside another user namespace it is the agent's user again, and has no say over what was mounted.
+        let (uid, gid) = (outside("uid_map")?, outside("gid_map")?);
+        enter_user_namespace(CloneFlags::empty(), (uid, 0), (gid, 0))?;
+        set_no_new_privs().map_err(|error| format!("renounce new privileges: {error}"))?;
+    }
+    Ok(())
+}
+
+fn become_user(isolation: &Isolation) -> Result<(), String> {
     let failed = |what: &'static str| move |error: Errno| format!("{what}: {error}");
     if let Some(uid) = isolation.user {
         for capability in CapabilitySet::all().iter() {
@@ -244,12 +265,6 @@ fn drop_privileges(isolation: &Isolation) -> Result<(), String> {
         setresgid(group, group, group).map_err(failed("become the worker's group"))?;
         // With the last user that is root go all capabilities.
         setresuid(user, user, user).map_err(failed("become the worker's user"))?;
-        set_no_new_privs().map_err(failed("renounce new privileges"))?;
-    }
-    if isolation.namespaces == Namespaces::User {
-        // Inside another user namespace it is the agent's user again, and has no say over what was mounted.
-        let (uid, gid) = (outside("uid_map")?, outside("gid_map")?);
-        enter_user_namespace(CloneFlags::empty(), (uid, 0), (gid, 0))?;
         set_no_new_privs().map_err(failed("renounce new privileges"))?;
     }
     Ok(())

@@ -15,6 +15,7 @@
 mod confine;
 mod disk;
 mod enter;
+mod exec;
 mod guard;
 mod init_report;
 mod namespaces;
@@ -28,6 +29,7 @@ pub(crate) use stage::try_out;
 use crate::clock::BootTime;
 use crate::limits;
 use crate::process::cgroup::Cgroup;
+use crate::process::exec::EXEC;
 use crate::process::isolation::Namespaces;
 use crate::process::processes;
 use crate::process::runtime::hold;
@@ -44,6 +46,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// First argument of a shim.
 pub(crate) const RUN: &str = "run";
@@ -53,7 +56,7 @@ pub(crate) const WAIT: &str = "wait";
 pub(crate) const SPEAKS: &str = "speaks";
 /// What agent and shim say to one another: rises with every change of it, so that an agent finds a program
 /// of another release out that is installed next to it.
-pub(crate) const SPEECH: &str = concat!(env!("CARGO_PKG_VERSION"), " 4");
+pub(crate) const SPEECH: &str = concat!(env!("CARGO_PKG_VERSION"), " 5");
 /// How the control groups of workers begin whose shims waited for them.
 pub(crate) const WAITING_GROUP: &str = "muster_ready_";
 /// How the name of a worker's own group begins.
@@ -66,11 +69,15 @@ const ENTER: &str = "enter";
 const INIT: &str = "init";
 /// First argument of the worker's process before it becomes the worker.
 const STAGE: &str = "stage";
+/// First argument of the command's process before it becomes the command.
+const BECOME: &str = "become";
 /// What the shim writes to its standard output once the worker is launched.
 pub(crate) const RUNNING_LINE: &str = "running";
 /// The kernel's OOM killer takes a shim last but for the unkillable: it holds no memory to speak of,
 /// and its death ends its worker.
 const SHIM_OOM_SCORE: &str = "-950";
+/// Between two looks whether a worker's control group is empty: what is left then has been killed, or is stuck in the kernel.
+const EMPTIED_LOOK: (Duration, Duration) = (Duration::from_millis(2), Duration::from_secs(1));
 /// Bytes of a path with its end.
 const PATH_BYTES_MAX: u64 = 4_096 + 1;
 
@@ -95,6 +102,10 @@ pub fn guard_main(args: impl IntoIterator<Item = OsString>) -> i32 {
         [word, _directory, parent, oom_score, _namespaces] if word == STAGE => {
             let parent = parent.to_str().and_then(|pid| pid.parse().ok());
             return parent.map_or_else(usage, |parent| stage::main(parent, oom_score));
+        }
+        [word, directory] if word == EXEC => return exec::main(Path::new(directory)),
+        [word, words @ ..] if word == BECOME => {
+            return exec::become_command(words).unwrap_or_else(usage);
         }
         [word] if word == SPEAKS => say(SPEECH).map_err(|error| error.to_string()),
         _ => return usage(),
@@ -253,7 +264,7 @@ fn name_after(task: &TaskDir) {
 
 /// What stands before the shim's own arguments on the command line of this process.
 fn before_own_arguments() -> Vec<OsString> {
-    let own = [WAIT, RUN, ENTER, INIT, STAGE];
+    let own = [WAIT, RUN, ENTER, INIT, STAGE, EXEC, BECOME];
     std::env::args_os().skip(1).take_while(|word| !own.iter().any(|own| word == own)).collect()
 }
 
@@ -370,6 +381,9 @@ fn worker_life(
         }
         Err(why) => failed(why),
     };
+    if let Some(group) = &cgroup {
+        empty(group);
+    }
     *output = copying.finish(limits::OUTPUT_DRAIN_MAX);
     drop((shared_memory, image));
     remove_cgroup(cgroup.as_ref());
@@ -420,6 +434,16 @@ fn keep_devices(spec: &TaskSpec, cgroup: Option<&Cgroup>, absent: Option<&str>) 
         return Err(format!("{what}: it has no control group: {}", absent.unwrap_or_default()));
     };
     group.allow_only(allowed).map_err(|error| format!("{what}: {error}"))
+}
+
+/// Ends the commands that were run next to the worker: they are no descendants of this process.
+fn empty(group: &Cgroup) {
+    let mut pause = EMPTIED_LOOK.0;
+    while !group.processes().is_empty() {
+        group.kill();
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(EMPTIED_LOOK.1);
+    }
 }
 
 fn remove_cgroup(cgroup: Option<&Cgroup>) {

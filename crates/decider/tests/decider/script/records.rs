@@ -99,6 +99,9 @@ impl World {
                 format!(" {token} {} {}{tenant} for {lifetime_ms}ms by {by}", grant.name, grant.role)
             }
             Decision::TokenRevoked { by, token, .. } => format!(" {token} by {by}"),
+            Decision::ExecOpened { by, job, rank, command, .. } => {
+                format!(" {} rank={rank} by {by}: {command}", self.label(*job))
+            }
             Decision::SessionResumed { node, incarnation } => {
                 format!(" {} incarnation={incarnation}", self.node_label(*node))
             }

@@ -1,0 +1,648 @@
+//! Commands next to workers: the stream of who asks on one side, the stream of the worker's agent on the other.
+//!
+//! Both end at the leader, which has the agent's session; other replicas pass them on. A caller that takes nothing makes the
+//! command wait, and one that goes ends it.
+//!
+//! **Invariant:** a few pieces are in memory of each relay, whatever the command writes and however slowly it is taken; a relay
+//! on which nothing moves for long is over.
+
+use bytes::Bytes;
+use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
+use muster_engine::{CallerSide, Engine, ExecInput, ExecOutput, ExecRequest, NodeSide};
+use muster_types::terminal::TerminalSize;
+use muster_types::{FencingToken, JobId, NodeId, Refusal, RefusalCode, Requester, Violation, limits};
+use muster_wire::agent;
+use muster_wire::agent::node_service_client::NodeServiceClient;
+use muster_wire::agent::relay_exec_request;
+use muster_wire::convert::{fencing_token_from_proto, fencing_token_to_proto, job_id};
+use muster_wire::status::to_status;
+use muster_wire::v1;
+use muster_wire::v1::job_service_client::JobServiceClient;
+use muster_wire::v1::{exec_end, exec_worker_request, exec_worker_response};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::forward::{Caller, ONWARD_BYTES_MAX, Remote, Route, Router, of_leader, without_end};
+use crate::guard::ours;
+use crate::read::invalid;
+use crate::shares::{Account, Pool, Tallies, Tally};
+
+/// Commands that run through one replica at a time.
+const EXECS_MAX: u64 = 512;
+/// Of one tenant, or of one certificate that is of no tenant.
+const EXECS_EACH_MAX: u64 = 32;
+/// On one node, for one account: its agent runs a limited number at a time.
+const EXECS_OF_NODE_MAX: u32 = 8;
+/// Commands that one account may begin within [`OPENED_WITHIN`]: each is a record of the log.
+const OPENED_MAX: u32 = 60;
+const OPENED_WITHIN: Duration = Duration::from_secs(60);
+/// Accounts whose commands are counted; beyond, those are forgotten whose time is over.
+const ACCOUNTS_MAX: usize = 1_024;
+/// Bytes of one piece of input or output.
+const PIECE_BYTES_MAX: usize = 64 << 10;
+/// Pieces that wait for who takes them, next to those that the engine keeps.
+const PIECES_WAITING_MAX: usize = 4;
+/// How long either side may take to say what it wants.
+const START_MAX: Duration = Duration::from_secs(10);
+/// How long nothing may move on a relay, either way.
+const IDLE_MAX: Duration = Duration::from_secs(60 * 60);
+/// The highest signal that has a name.
+const SIGNAL_MAX: u32 = 31;
+
+/// The answers to who asks.
+pub(crate) type ToCaller = BoxStream<'static, Result<v1::ExecWorkerResponse, Status>>;
+type ToNode = BoxStream<'static, Result<agent::RelayExecResponse, Status>>;
+
+/// Commands that run through this replica.
+#[derive(Clone)]
+pub(crate) struct Execs {
+    relays: Pool,
+    of_nodes: Tallies<(Account, NodeId)>,
+    opened: Arc<Mutex<HashMap<Account, Opened>>>,
+}
+
+/// What an account has begun, and since when that is counted.
+#[derive(Clone, Copy, Debug)]
+struct Opened {
+    since: Instant,
+    count: u32,
+}
+
+impl Default for Execs {
+    fn default() -> Execs {
+        let relays = Pool::new(EXECS_MAX, EXECS_EACH_MAX);
+        Execs { relays, of_nodes: Tallies::default(), opened: Arc::default() }
+    }
+}
+
+/// What is asked for, checked.
+#[derive(Debug, PartialEq, Eq)]
+struct Asked {
+    job: JobId,
+    rank: u32,
+    token: Option<FencingToken>,
+    start: ExecInput,
+    /// What the command begins with.
+    text: String,
+}
+
+impl Asked {
+    fn of(start: v1::ExecStart) -> Result<Asked, Vec<Violation>> {
+        let v1::ExecStart { job_id: job, rank, token, command, environment, terminal } = start;
+        let mut violations = Vec::new();
+        let job = job_id("start.job_id", &job).map_err(|v| violations.push(v)).ok();
+        let token = token
+            .as_ref()
+            .map(|token| fencing_token_from_proto("start.token", Some(token)))
+            .transpose()
+            .map_err(|v| violations.push(v))
+            .ok();
+        if command.first().is_none_or(String::is_empty) {
+            violations.push(Violation::new("start.command", "must name a program"));
+        }
+        if command.len() > limits::COMMAND_WORDS_MAX {
+            let (words, most) = (command.len() as u64, limits::COMMAND_WORDS_MAX as u64);
+            violations.push(Violation::limit("start.command", words, 1, most));
+        }
+        if environment.len() > limits::EXEC_VARIABLES_MAX {
+            let (count, most) = (environment.len() as u64, limits::EXEC_VARIABLES_MAX as u64);
+            violations.push(Violation::limit("start.environment", count, 0, most));
+        }
+        let of_variables: usize = environment.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let bytes = of_variables + command.iter().map(String::len).sum::<usize>();
+        if bytes > limits::EXEC_BYTES_MAX {
+            let text =
+                format!("has {bytes} bytes with start.environment, of {} at most", limits::EXEC_BYTES_MAX);
+            violations.push(Violation::new("start.command", text));
+        }
+        if command.iter().any(|word| word.contains('\0')) {
+            violations.push(Violation::new("start.command", "must have no NUL"));
+        }
+        let names = |(name, value): (&String, &String)| {
+            !name.is_empty() && !name.contains(['=', '\0']) && !value.contains('\0')
+        };
+        if !environment.iter().all(names) {
+            let text = "must have names without = and no NUL";
+            violations.push(Violation::new("start.environment", text));
+        }
+        let terminal = terminal
+            .map(|size| size_of("start.terminal", size))
+            .transpose()
+            .map_err(|v| violations.push(v))
+            .ok();
+        match (job, token, terminal) {
+            (Some(job), Some(token), Some(terminal)) if violations.is_empty() => {
+                let text = beginning(&command);
+                let environment = environment.into_iter().collect();
+                Ok(Asked {
+                    job,
+                    rank,
+                    token,
+                    start: ExecInput::Start { command, environment, terminal },
+                    text,
+                })
+            }
+            _ => Err(violations),
+        }
+    }
+}
+
+fn size_of(field: &str, size: v1::ExecTerminal) -> Result<TerminalSize, Violation> {
+    TerminalSize::new(size.rows, size.columns)
+        .ok_or_else(|| Violation::new(field, "must have 1 to 65535 rows and columns"))
+}
+
+/// What a command begins with, for people who read the log.
+fn beginning(command: &[String]) -> String {
+    let mut text = String::new();
+    for c in command.join(" ").chars().map(|c| if c.is_control() { ' ' } else { c }) {
+        if text.len() + c.len_utf8() > limits::EXEC_TEXT_BYTES_MAX {
+            break;
+        }
+        text.push(c);
+    }
+    text
+}
+
+impl Execs {
+    /// Opens a relay for a caller.
+    pub(crate) async fn open(
+        &self,
+        router: &Router,
+        request: Request<Streaming<v1::ExecWorkerRequest>>,
+    ) -> Result<ToCaller, Status> {
+        let caller = router.caller(&request);
+        let account = caller.account();
+        let mut requests = request.into_inner();
+        let Ok(first) = tokio::time::timeout(START_MAX, requests.message()).await else {
+            return Err(Status::deadline_exceeded("the first message must come within 10 s, and be start"));
+        };
+        let Some(v1::ExecWorkerRequest { message: Some(exec_worker_request::Message::Start(start)) }) =
+            first?
+        else {
+            return Err(invalid(vec![Violation::new("message", "the first message must be start")]));
+        };
+        let place = self.relays.enter(account, 1).ok_or_else(|| {
+            let text = format!("{account} runs as many commands at once as its share allows; end some");
+            to_status(&Refusal::new(RefusalCode::Overloaded, text).with("account", account))
+        })?;
+        let answers = match router.route(caller).await? {
+            Route::Remote(leader) => pass_on(router.clone(), leader, caller, start, requests).await?,
+            Route::Local => self.begin(router, caller, start, requests).await?,
+        };
+        // The place is taken until the command ends.
+        let held = answers.inspect(move |_| {
+            let _ = &place;
+        });
+        Ok(held.boxed())
+    }
+
+    async fn begin(
+        &self,
+        router: &Router,
+        caller: Caller,
+        start: v1::ExecStart,
+        requests: Streaming<v1::ExecWorkerRequest>,
+    ) -> Result<ToCaller, Status> {
+        let Asked { job, rank, token, start, text } = Asked::of(start).map_err(invalid)?;
+        let (engine, account) = (router.engine(), caller.account());
+        caller.check_job_there(&engine.view(), job).map_err(|refusal| to_status(&refusal))?;
+        let of_node = self.place_at_node(engine, account, (job, rank)).map_err(|r| to_status(&r))?;
+        self.count(account, Instant::now()).map_err(|refusal| to_status(&refusal))?;
+        let by = Requester { name: caller.creator(), is_operator: caller.is_operator() };
+        let side = engine.exec(ExecRequest { by, job, token, rank, command: text }).await;
+        let side = side.map_err(|refusal| to_status(&refusal))?;
+        // The first of all, so there is capacity.
+        if side.to_node.try_send(start).is_err() {
+            return Err(to_status(&broken("the node's agent did not answer")));
+        }
+        let (to_caller, answers) = mpsc::channel(PIECES_WAITING_MAX);
+        tokio::spawn(serve_caller(engine.clone(), side, requests, to_caller));
+        let held = ReceiverStream::new(answers).inspect(move |_| {
+            let _ = &of_node;
+        });
+        Ok(held.boxed())
+    }
+
+    fn place_at_node(
+        &self,
+        engine: &Engine,
+        account: Account,
+        (job, rank): (JobId, u32),
+    ) -> Result<Option<Tally<(Account, NodeId)>>, Refusal> {
+        let view = engine.view();
+        let placement = view.job(job).and_then(|row| row.placement.as_ref());
+        let slot = placement.and_then(|placement| placement.slots.get(rank as usize));
+        // What cannot be run is refused behind this.
+        let Some(node) = slot.map(|slot| slot.node).filter(|_| !account.is_unbounded()) else {
+            return Ok(None);
+        };
+        let place = self.of_nodes.enter((account, node), EXECS_OF_NODE_MAX).ok_or_else(|| {
+            let text =
+                format!("{account} runs {EXECS_OF_NODE_MAX} commands on one node, as many at once as it may");
+            Refusal::new(RefusalCode::Overloaded, text).with("account", account)
+        })?;
+        Ok(Some(place))
+    }
+
+    /// Counts one more command of an account, or refuses it.
+    fn count(&self, account: Account, now: Instant) -> Result<(), Refusal> {
+        if account.is_unbounded() {
+            return Ok(());
+        }
+        let mut opened = self.opened.lock();
+        let is_over = |one: &Opened| now.saturating_duration_since(one.since) >= OPENED_WITHIN;
+        if opened.len() >= ACCOUNTS_MAX {
+            opened.retain(|_, one| !is_over(one));
+        }
+        if opened.len() >= ACCOUNTS_MAX && !opened.contains_key(&account) {
+            let text = "commands of too many accounts are counted here; try again in a minute";
+            return Err(Refusal::new(RefusalCode::Overloaded, text));
+        }
+        let own = opened.entry(account).or_insert(Opened { since: now, count: 0 });
+        if is_over(own) {
+            *own = Opened { since: now, count: 0 };
+        }
+        if own.count >= OPENED_MAX {
+            let text =
+                format!("{account} has begun {OPENED_MAX} commands within a minute, as many as it may");
+            return Err(Refusal::new(RefusalCode::Overloaded, text).with("account", account));
+        }
+        own.count += 1;
+        Ok(())
+    }
+}
+
+fn broken(text: &str) -> Refusal {
+    Refusal::new(RefusalCode::ExecUnavailable, text)
+}
+
+/// Connects the caller's stream with one to the leader.
+async fn pass_on(
+    router: Router,
+    Remote { channel, leader }: Remote,
+    caller: Caller,
+    start: v1::ExecStart,
+    requests: Streaming<v1::ExecWorkerRequest>,
+) -> Result<ToCaller, Status> {
+    let first = v1::ExecWorkerRequest { message: Some(exec_worker_request::Message::Start(start)) };
+    let all = futures::stream::once(std::future::ready(first)).chain(without_end(requests));
+    let mut onward = Router::onward(all, caller);
+    onward.metadata_mut().remove("grpc-timeout");
+    let mut to_leader = JobServiceClient::new(channel).max_decoding_message_size(ONWARD_BYTES_MAX);
+    let answers = tokio::select! {
+        opened = to_leader.exec_worker(onward) => opened.map_err(of_leader)?.into_inner(),
+        () = router.superseded(leader) => {
+            return Err(to_status(&broken("another replica leads by now; whether the command began is not known")));
+        }
+    };
+    let superseded = async move { router.superseded(leader).await };
+    Ok(answers.map_err(of_leader).take_until(Box::pin(superseded)).boxed())
+}
+
+/// Carries what a caller says to the node, and what becomes of the command to the caller, until the command or the caller ends.
+async fn serve_caller(
+    engine: Engine,
+    side: CallerSide,
+    mut requests: Streaming<v1::ExecWorkerRequest>,
+    to_caller: mpsc::Sender<Result<v1::ExecWorkerResponse, Status>>,
+) {
+    let CallerSide { token, to_node, mut from_node } = side;
+    let mut to_node = Some(to_node);
+    let (mut inward, mut outward): (Option<ExecInput>, Option<Result<ExecOutput, Refusal>>) = (None, None);
+    let mut moved = Instant::now();
+    let status = loop {
+        tokio::select! {
+            () = to_caller.closed() => return,
+            () = engine.stopping() => break Some(Status::unavailable("this replica stops")),
+            () = tokio::time::sleep_until(moved + IDLE_MAX) => {
+                break Some(to_status(&broken("nothing was read or written for an hour, so the command is ended")));
+            }
+            output = from_node.recv(), if outward.is_none() => match output {
+                Some(output) => outward = Some(output),
+                None => break Some(to_status(&broken("the connection to the node's agent was lost"))),
+            },
+            permit = to_caller.reserve(), if outward.is_some() => {
+                let (Ok(permit), Some(output)) = (permit, outward.take()) else { return };
+                let is_last = !matches!(output, Ok(ExecOutput::Started | ExecOutput::Stdout(_) | ExecOutput::Stderr(_)));
+                permit.send(output.map(|output| answer(output, token)).map_err(|refusal| to_status(&refusal)));
+                if is_last {
+                    break None;
+                }
+                moved = Instant::now();
+            }
+            message = requests.message(), if inward.is_none() && to_node.is_some() => match message.map(|m| m.map(input)) {
+                Ok(Some(Ok(input))) => inward = Some(input),
+                Ok(Some(Err(violations))) => break Some(invalid(violations)),
+                // No more follows; the command may run on.
+                Ok(None) => to_node = None,
+                Err(status) => break Some(ours(status)),
+            },
+            sent = hand_on(&to_node, inward.clone()), if inward.is_some() => {
+                inward = None;
+                moved = Instant::now();
+                if !sent {
+                    // It has ended, and its end comes on the other way.
+                    to_node = None;
+                }
+            }
+        }
+    };
+    if let Some(status) = status {
+        // A caller that takes nothing may have no place for it.
+        let _ = to_caller.try_send(Err(status));
+    }
+}
+
+/// Hands a piece on once there is a place for it; false when nobody takes it.
+async fn hand_on(to_node: &Option<mpsc::Sender<ExecInput>>, piece: Option<ExecInput>) -> bool {
+    match (to_node, piece) {
+        (Some(to_node), Some(piece)) => to_node.send(piece).await.is_ok(),
+        _ => false,
+    }
+}
+
+fn input(request: v1::ExecWorkerRequest) -> Result<ExecInput, Vec<Violation>> {
+    use exec_worker_request::Message;
+    match request.message {
+        Some(Message::Input(bytes)) if bytes.len() > PIECE_BYTES_MAX => {
+            Err(vec![Violation::limit("input", bytes.len() as u64, 0, PIECE_BYTES_MAX as u64)])
+        }
+        Some(Message::Input(bytes)) => Ok(ExecInput::Data(Bytes::from(bytes))),
+        Some(Message::InputEnd(_)) => Ok(ExecInput::End),
+        Some(Message::Signal(number)) if (1..=SIGNAL_MAX).contains(&number) => Ok(ExecInput::Signal(number)),
+        Some(Message::Signal(number)) => {
+            Err(vec![Violation::limit("signal", number.into(), 1, SIGNAL_MAX.into())])
+        }
+        Some(Message::Resize(size)) => {
+            size_of("resize", size).map(ExecInput::Resize).map_err(|violation| vec![violation])
+        }
+        Some(Message::Start(_)) => Err(vec![Violation::new("message", "a command is started once")]),
+        None => {
+            Err(vec![Violation::new("message", "must be one of start, input, input_end, signal, resize")])
+        }
+    }
+}
+
+fn answer(output: ExecOutput, token: FencingToken) -> v1::ExecWorkerResponse {
+    use exec_worker_response::Message;
+    let end = |end| Message::End(v1::ExecEnd { end: Some(end) });
+    let message = match output {
+        ExecOutput::Started => {
+            Message::Started(v1::ExecStarted { token: Some(fencing_token_to_proto(token)) })
+        }
+        ExecOutput::Stdout(bytes) => Message::Stdout(bytes.into()),
+        ExecOutput::Stderr(bytes) => Message::Stderr(bytes.into()),
+        ExecOutput::Exited(code) => end(exec_end::End::ExitCode(code)),
+        ExecOutput::Signaled(number) => end(exec_end::End::Signal(number)),
+    };
+    v1::ExecWorkerResponse { message: Some(message) }
+}
+
+/// Opens the agent's side of a relay.
+pub(crate) async fn relay(
+    router: &Router,
+    request: Request<Streaming<agent::RelayExecRequest>>,
+) -> Result<Response<ToNode>, Status> {
+    let caller = router.caller(&request);
+    let mut requests = request.into_inner();
+    let Ok(first) = tokio::time::timeout(START_MAX, requests.message()).await else {
+        return Err(Status::deadline_exceeded("the first message must come within 10 s"));
+    };
+    let Some(first) = first? else {
+        return Err(invalid(vec![Violation::new("relay_id", "the first message must name the relay")]));
+    };
+    caller.speaks_for(&first.node_name)?;
+    match router.route(caller).await? {
+        Route::Remote(Remote { channel, leader }) => {
+            let all = futures::stream::once(std::future::ready(first)).chain(without_end(requests));
+            let mut onward = Router::onward(all, caller);
+            onward.metadata_mut().remove("grpc-timeout");
+            let mut to_leader = NodeServiceClient::new(channel).max_decoding_message_size(ONWARD_BYTES_MAX);
+            let answers = to_leader.relay_exec(onward).await?.into_inner();
+            let router = router.clone();
+            let superseded = async move { router.superseded(leader).await };
+            Ok(Response::new(answers.take_until(Box::pin(superseded)).boxed()))
+        }
+        Route::Local => {
+            let engine = router.engine().clone();
+            let side = engine.exec_relay(first.relay_id, &first.node_name);
+            let side = side
+                .ok_or_else(|| to_status(&broken("nobody waits for this command, or not from this node")))?;
+            let (to_agent, answers) = mpsc::channel(PIECES_WAITING_MAX);
+            let opened = (first.relay_id, first.node_name);
+            tokio::spawn(async move {
+                let ended = serve_node(engine, side, opened, requests, &to_agent).await;
+                // The agent may have gone or take nothing; then nobody is left to tell.
+                let _ = to_agent.try_send(Err(ended));
+            });
+            Ok(Response::new(ReceiverStream::new(answers).boxed()))
+        }
+    }
+}
+
+/// Carries what the caller says to the agent, and what becomes of the command to the caller. An end of one way is no end of the
+/// other: the caller may have no more input, and the agent ends its stream behind the last word.
+async fn serve_node(
+    engine: Engine,
+    side: NodeSide,
+    opened: (u64, String),
+    mut requests: Streaming<agent::RelayExecRequest>,
+    to_agent: &mpsc::Sender<Result<agent::RelayExecResponse, Status>>,
+) -> Status {
+    let NodeSide { mut from_caller, to_caller } = side;
+    let inputs = async {
+        while let Some(input) = from_caller.recv().await {
+            let response = agent::RelayExecResponse { request: Some(request_of(input)) };
+            if to_agent.send(Ok(response)).await.is_err() {
+                return;
+            }
+        }
+        let end = exec_worker_request::Message::InputEnd(v1::ExecInputEnd {});
+        let request = Some(v1::ExecWorkerRequest { message: Some(end) });
+        let _ = to_agent.send(Ok(agent::RelayExecResponse { request })).await;
+    };
+    let outputs = async {
+        loop {
+            let output = match requests.message().await {
+                Ok(Some(request)) => output_of(request, &opened),
+                Ok(None) => Some(Err(broken("the node's agent has ended the connection"))),
+                Err(status) => Some(Err(broken(&format!(
+                    "the connection to the node's agent was lost: {}",
+                    status.message()
+                )))),
+            };
+            let Some(output) = output else { continue };
+            let is_last =
+                !matches!(output, Ok(ExecOutput::Started | ExecOutput::Stdout(_) | ExecOutput::Stderr(_)));
+            if to_caller.send(output).await.is_err() || is_last {
+                return;
+            }
+        }
+    };
+    tokio::pin!(inputs, outputs);
+    let mut fed = false;
+    loop {
+        tokio::select! {
+            () = engine.stopping() => return Status::unavailable("this replica stops"),
+            () = to_caller.closed() => return Status::cancelled("nobody waits for this command any more"),
+            () = &mut outputs => return Status::cancelled("the command is over"),
+            () = &mut inputs, if !fed => fed = true,
+        }
+    }
+}
+
+fn terminal_of(size: TerminalSize) -> v1::ExecTerminal {
+    v1::ExecTerminal { rows: size.rows.into(), columns: size.columns.into() }
+}
+
+fn request_of(input: ExecInput) -> v1::ExecWorkerRequest {
+    use exec_worker_request::Message;
+    let message = match input {
+        ExecInput::Start { command, environment, terminal } => {
+            let (environment, terminal) = (environment.into_iter().collect(), terminal.map(terminal_of));
+            Message::Start(v1::ExecStart { command, environment, terminal, ..Default::default() })
+        }
+        ExecInput::Resize(size) => Message::Resize(terminal_of(size)),
+        ExecInput::Data(bytes) => Message::Input(bytes.into()),
+        ExecInput::End => Message::InputEnd(v1::ExecInputEnd {}),
+        ExecInput::Signal(number) => Message::Signal(number),
+    };
+    v1::ExecWorkerRequest { message: Some(message) }
+}
+
+/// What an agent's message says; none when it says nothing. `opened` is what its first one named.
+fn output_of(
+    request: agent::RelayExecRequest,
+    opened: &(u64, String),
+) -> Option<Result<ExecOutput, Refusal>> {
+    use exec_worker_response::Message;
+    use relay_exec_request::Message as OfNode;
+    if (request.relay_id, &request.node_name) != (opened.0, &opened.1) {
+        return Some(Err(broken("the node's agent named another relay on the way")));
+    }
+    let output = match request.message? {
+        OfNode::Refused(text) => {
+            let text: String = text.chars().take(limits::TEXT_BYTES_MAX / 4).collect();
+            return Some(Err(broken(&text).with("node", &request.node_name)));
+        }
+        OfNode::Output(output) => output.message?,
+    };
+    Some(match output {
+        Message::Stdout(bytes) | Message::Stderr(bytes) if bytes.len() > PIECE_BYTES_MAX => {
+            Err(broken("the node's agent sent a piece of output that is too long"))
+        }
+        Message::Started(_) => Ok(ExecOutput::Started),
+        Message::Stdout(bytes) => Ok(ExecOutput::Stdout(Bytes::from(bytes))),
+        Message::Stderr(bytes) => Ok(ExecOutput::Stderr(Bytes::from(bytes))),
+        Message::End(v1::ExecEnd { end: Some(exec_end::End::ExitCode(code)) }) => {
+            Ok(ExecOutput::Exited(code))
+        }
+        Message::End(v1::ExecEnd { end: Some(exec_end::End::Signal(number)) }) => {
+            Ok(ExecOutput::Signaled(number))
+        }
+        Message::End(v1::ExecEnd { end: None }) => {
+            Err(broken("the node's agent did not say how the command ended"))
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_transport::{PeerName, Principal, Role, ShortName};
+    use muster_types::ClusterId;
+
+    fn start(command: &[&str]) -> v1::ExecStart {
+        let command = command.iter().map(|word| (*word).to_owned()).collect();
+        v1::ExecStart { job_id: "job-1".to_owned(), command, ..Default::default() }
+    }
+
+    fn fields(start: v1::ExecStart) -> Vec<String> {
+        Asked::of(start).expect_err("it is refused").into_iter().map(|violation| violation.field).collect()
+    }
+
+    #[test]
+    fn what_cannot_be_run_is_refused_with_its_field() {
+        assert_eq!(fields(start(&[])), ["start.command"]);
+        assert_eq!(fields(start(&["", "x"])), ["start.command"]);
+        assert_eq!(fields(start(&["a\0b"])), ["start.command"]);
+        assert_eq!(fields(start(&["x"; limits::COMMAND_WORDS_MAX + 1])), ["start.command"]);
+        let long = "x".repeat(limits::EXEC_BYTES_MAX);
+        assert_eq!(fields(start(&["sh", &long])), ["start.command"]);
+        for (name, value) in [("", "x"), ("A=B", "x"), ("A", "x\0")] {
+            let environment = [(name.to_owned(), value.to_owned())].into();
+            assert_eq!(fields(v1::ExecStart { environment, ..start(&["sh"]) }), ["start.environment"]);
+        }
+        let environment =
+            (0..=limits::EXEC_VARIABLES_MAX).map(|n| (format!("V{n}"), String::new())).collect();
+        assert_eq!(fields(v1::ExecStart { environment, ..start(&["sh"]) }), ["start.environment"]);
+        assert_eq!(fields(v1::ExecStart { job_id: "?".to_owned(), ..start(&["sh"]) }), ["start.job_id"]);
+        let terminal = Some(v1::ExecTerminal { rows: 24, columns: 0 });
+        assert_eq!(fields(v1::ExecStart { terminal, ..start(&["sh"]) }), ["start.terminal"]);
+        assert!(Asked::of(start(&["sh", "-c", ""])).is_ok());
+    }
+
+    #[test]
+    fn a_record_has_the_beginning_of_a_command_in_one_line() {
+        assert_eq!(beginning(&["sh".into(), "-c".into(), "a\nb".into()]), "sh -c a b");
+        let long = beginning(&["\u{e9}".repeat(limits::EXEC_TEXT_BYTES_MAX)]);
+        assert!(long.len() <= limits::EXEC_TEXT_BYTES_MAX && long.len() > limits::EXEC_TEXT_BYTES_MAX - 2);
+    }
+
+    #[test]
+    fn an_account_begins_a_bounded_number_of_commands_a_minute() {
+        let short = |text| ShortName::new(text).expect("a name");
+        let of = |tenant| {
+            let role = Role::TenantClient { tenant: short(tenant), user: short("ada") };
+            Account::of(&Principal::Named(PeerName { cluster: ClusterId(1), role }))
+        };
+        let (execs, now) = (Execs::default(), Instant::now());
+        for _ in 0..OPENED_MAX {
+            execs.count(of("vision"), now).expect("within its share");
+        }
+        assert_eq!(execs.count(of("vision"), now).expect_err("one more").code, RefusalCode::Overloaded);
+        execs.count(of("speech"), now).expect("another tenant");
+        execs.count(of("vision"), now + OPENED_WITHIN).expect("a minute later");
+    }
+
+    #[test]
+    fn what_a_caller_sends_is_bounded() {
+        use exec_worker_request::Message;
+        let said = |message| input(v1::ExecWorkerRequest { message });
+        assert!(said(None).is_err());
+        assert!(said(Some(Message::Input(vec![0; PIECE_BYTES_MAX + 1]))).is_err());
+        for signal in [0, SIGNAL_MAX + 1, u32::MAX] {
+            assert!(said(Some(Message::Signal(signal))).is_err());
+        }
+        let size = |rows, columns| Some(Message::Resize(v1::ExecTerminal { rows, columns }));
+        assert!(said(size(0, 80)).is_err() && said(size(24, 65_536)).is_err());
+        assert_eq!(said(size(24, 80)), Ok(ExecInput::Resize(TerminalSize { rows: 24, columns: 80 })));
+        assert_eq!(said(Some(Message::Signal(15))), Ok(ExecInput::Signal(15)));
+        assert!(said(Some(Message::Start(start(&["sh"])))).is_err(), "once is enough");
+    }
+
+    #[test]
+    fn an_agent_keeps_to_the_relay_that_it_opened() {
+        let opened = (7, "h1".to_owned());
+        let of = |relay_id, node: &str, message| {
+            output_of(agent::RelayExecRequest { relay_id, node_name: node.to_owned(), message }, &opened)
+        };
+        assert!(of(7, "h1", None).is_none());
+        for (relay_id, node) in [(8, "h1"), (7, "h2")] {
+            assert!(of(relay_id, node, None).expect("it is told").is_err());
+        }
+        let refused = of(7, "h1", Some(relay_exec_request::Message::Refused("no".to_owned())));
+        assert_eq!(
+            refused.expect("it is told").expect_err("it is refused").code,
+            RefusalCode::ExecUnavailable
+        );
+    }
+}

@@ -1,0 +1,223 @@
+//! `muster exec`.
+
+use clap::Args;
+use clap_complete::engine::ArgValueCompleter;
+use muster_client::ExecInput;
+use muster_console::{Console, Exit, Failure, Global};
+use muster_types::limits;
+use muster_wire::v1;
+use muster_wire::v1::exec_end::End;
+use muster_wire::v1::exec_worker_response::Message;
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use std::collections::HashMap;
+use std::io::Read;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use crate::complete;
+use crate::find::{self, Find};
+
+/// Bytes of one piece of input.
+const PIECE_BYTES: usize = 32 << 10;
+/// SIGINT on Linux.
+const INTERRUPT: u32 = 2;
+
+/// Options of `muster exec`.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  muster exec job-3f0 -- nvidia-smi              next to rank 0
+  muster exec train --rank 3 -- py-spy dump --pid 2
+  muster exec job-3f0 -i -- sh < look.sh         with the input of this command
+  muster exec job-3f0 -it -- bash                a shell, with this terminal
+  muster exec job-3f0 --env LEVEL=debug -- env
+
+The command has what the worker has and no more: its processes, files, devices, limits, user and environment. It ends with the
+worker, and with this command; Ctrl-C sends it SIGINT, a second one leaves it, which ends it. With -t every key goes to the
+command, and both of its streams come to stdout. What it leaves in the background ends with the worker. That it was run, by
+whom, is in the log of decisions.
+
+The exit code is the command's; 128 and the signal's number when a signal ended it.")]
+pub struct ExecArgs {
+    /// The job's id, or its name
+    #[arg(add = ArgValueCompleter::new(complete::jobs))]
+    id: String,
+    /// Which worker
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..i64::from(limits::GANG_WORKERS_MAX)))]
+    rank: u32,
+    /// Pass on what this command reads; without it the command reads nothing
+    #[arg(short = 'i', long)]
+    stdin: bool,
+    /// Give the command a terminal, as this one; with -i
+    #[arg(short = 't', long = "tty", requires = "stdin")]
+    terminal: bool,
+    /// A variable for the command, beyond those of the worker
+    #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
+    env: Vec<(String, String)>,
+    /// The command
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+fn variable(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("must be NAME=VALUE".to_owned()),
+    }
+}
+
+pub async fn run(global: &Global, console: &Console, args: ExecArgs) -> Result<Exit, Failure> {
+    let terminal = args.terminal.then(size_here).transpose()?;
+    let client = global.client().await?;
+    let mut environment: HashMap<String, String> = args.env.into_iter().collect();
+    if terminal.is_some()
+        && let Ok(kind) = std::env::var("TERM")
+    {
+        environment.entry("TERM".to_owned()).or_insert(kind);
+    }
+    let start = v1::ExecStart {
+        job_id: find::resolve(&client, &args.id, Find::Newest).await?,
+        rank: args.rank,
+        token: None,
+        command: args.command,
+        environment,
+        terminal,
+    };
+    let mut exec = client.exec_worker(start).await?;
+    let input = exec.take_input();
+    // Put back when this function ends, before an error is printed.
+    let _raw = if terminal.is_some() { Some(RawTerminal::enter()?) } else { None };
+    if let Some(input) = input.clone() {
+        tokio::spawn(feed(input, args.stdin));
+    }
+    let mut resized = signal(SignalKind::window_change())?;
+    let mut is_interrupted = false;
+    loop {
+        let next = tokio::select! {
+            next = exec.next() => next?,
+            _ = resized.recv(), if terminal.is_some() => {
+                if let (Some(input), Ok(size)) = (input.clone(), size_here()) {
+                    tokio::spawn(async move { input.resize(size).await });
+                }
+                continue;
+            }
+            pressed = tokio::signal::ctrl_c() => {
+                if pressed.is_err() || std::mem::replace(&mut is_interrupted, true) {
+                    return Ok(Exit::Interrupted);
+                }
+                if let Some(input) = input.clone() {
+                    // In a task: input that the command does not take must not hold up its output.
+                    tokio::spawn(async move { input.signal(INTERRUPT).await });
+                }
+                continue;
+            }
+        };
+        match next {
+            Some(Message::Stdout(piece)) => console.bytes(&piece)?,
+            Some(Message::Stderr(piece)) => console.error_bytes(&piece)?,
+            // From here on it is the command that is silent, and not the cluster.
+            Some(Message::Started(_)) => console.bytes(&[])?,
+            Some(Message::End(end)) => return Ok(exit_of(end)),
+            None => {
+                let text = "the connection ended before the command; whether it still runs is not known";
+                return Err(Failure::new(Exit::Unavailable, text)
+                    .with_next("it ends by itself: nobody reads its output any more"));
+            }
+        }
+    }
+}
+
+/// The size of the terminal that this command reads from.
+fn size_here() -> Result<v1::ExecTerminal, Failure> {
+    let size = tcgetwinsize(std::io::stdin()).map_err(|_| {
+        Failure::usage("-t needs a terminal as standard input").with_next("without -t the command has pipes")
+    })?;
+    // Some terminals do not say how large they are.
+    let at_least = |number: u16| u32::from(number.max(1));
+    Ok(v1::ExecTerminal { rows: at_least(size.ws_row), columns: at_least(size.ws_col) })
+}
+
+/// The terminal hands on every key as it is, as long as this is there.
+struct RawTerminal {
+    before: Termios,
+}
+
+impl RawTerminal {
+    fn enter() -> Result<RawTerminal, Failure> {
+        let failed =
+            |error: rustix::io::Errno| Failure::new(Exit::Failed, format!("set the terminal: {error}"));
+        let before = tcgetattr(std::io::stdin()).map_err(failed)?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        tcsetattr(std::io::stdin(), OptionalActions::Now, &raw).map_err(failed)?;
+        Ok(RawTerminal { before })
+    }
+}
+
+impl Drop for RawTerminal {
+    fn drop(&mut self) {
+        let _ = tcsetattr(std::io::stdin(), OptionalActions::Drain, &self.before);
+    }
+}
+
+/// Sends what this command reads, or only that there is nothing.
+async fn feed(input: ExecInput, reads: bool) {
+    if reads {
+        let mut pieces = read_stdin();
+        while let Some(piece) = pieces.recv().await {
+            if !input.send(piece).await {
+                return;
+            }
+        }
+    }
+    input.end().await;
+}
+
+/// Standard input, from a thread that nobody waits for: a terminal that nobody types on must not keep this program.
+fn read_stdin() -> mpsc::Receiver<Vec<u8>> {
+    let (sender, pieces) = mpsc::channel(1);
+    std::thread::spawn(move || {
+        let mut bytes = vec![0; PIECE_BYTES];
+        let mut stdin = std::io::stdin().lock();
+        while let Ok(read) = stdin.read(&mut bytes) {
+            if read == 0 || sender.blocking_send(bytes[..read].to_vec()).is_err() {
+                return;
+            }
+        }
+    });
+    pieces
+}
+
+fn exit_of(end: v1::ExecEnd) -> Exit {
+    let code = match end.end {
+        Some(End::ExitCode(code)) => code,
+        Some(End::Signal(number)) => number.saturating_add(128),
+        None => 1,
+    };
+    match u8::try_from(code) {
+        Ok(0) => Exit::Ok,
+        Ok(code) => Exit::Job(code),
+        Err(_) => Exit::Failed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_is_an_exit_code_as_shells_have_it() {
+        let of = |end| exit_of(v1::ExecEnd { end });
+        assert_eq!(of(Some(End::ExitCode(0))), Exit::Ok);
+        assert_eq!(of(Some(End::ExitCode(7))), Exit::Job(7));
+        assert_eq!(of(Some(End::Signal(9))), Exit::Job(137));
+        assert_eq!(of(Some(End::ExitCode(-1))), Exit::Failed);
+        assert_eq!(of(None), Exit::Job(1));
+    }
+
+    #[test]
+    fn a_variable_has_a_name() {
+        assert_eq!(variable("A=b=c"), Ok(("A".to_owned(), "b=c".to_owned())));
+        assert!(variable("A").is_err() && variable("=b").is_err());
+    }
+}
