@@ -147,9 +147,11 @@ impl Visibility {
             | Decision::NodeAdmissionSet { by, .. }
             | Decision::NodeApprovalSet { by, .. }
             | Decision::CertificateRevoked { by, .. }
+            | Decision::NodeOverridesSet { by, .. }
                 if !by.is_unknown() =>
             {
                 blank(content, &OPERATOR);
+                true
             }
             Decision::ExecOpened { job, .. } if !self.sees_job(view, *job) => {
                 blank(content, &["command"]);

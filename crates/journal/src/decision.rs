@@ -719,7 +719,7 @@ pub enum Decision {
 }
 
 /// Names of the decisions that somebody asks for: those with a [`Decision::requester`].
-pub const REQUESTED_DECISIONS: [&str; 22] = [
+pub const REQUESTED_DECISIONS: [&str; 23] = [
     "jobs_submitted",
     "job_cancel_requested",
     "node_cordon_set",
@@ -742,6 +742,7 @@ pub const REQUESTED_DECISIONS: [&str; 22] = [
     "node_overrides_set",
     "token_created",
     "token_revoked",
+    "exec_opened",
 ];
 
 impl Decision {
@@ -780,7 +781,8 @@ impl Decision {
             | Decision::ArrayThrottleSet { by, .. }
             | Decision::NodeOverridesSet { by, .. }
             | Decision::TokenCreated { by, .. }
-            | Decision::TokenRevoked { by, .. } => Some(by),
+            | Decision::TokenRevoked { by, .. }
+            | Decision::ExecOpened { by, .. } => Some(by),
             _ => None,
         }
     }
