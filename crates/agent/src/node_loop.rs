@@ -14,7 +14,9 @@ use crate::monitoring::{NodeMonitor, end_cause};
 use crate::probe::Prober;
 use crate::process::socket::WorkerReport;
 use crate::rules::node::{self, Action, Message, Node, Session, Stop, View};
-use crate::rules::{Adopted, ExecutorEvent, Foreign, OutputRequest, Ticket, WorkerEvent, WorkerState};
+use crate::rules::{
+    Adopted, ExecutorEvent, Foreign, OutputRequest, Ticket, WorkerEvent, WorkerKey, WorkerState,
+};
 use crate::{relays, uploads, wire};
 use muster_metrics::StartOutcome;
 use muster_types::{ExitStatus, Features, FencingToken, JobId, NodeSpec};
