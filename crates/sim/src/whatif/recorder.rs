@@ -236,7 +236,7 @@ impl Recorder {
                 self.submitted.push(self.recording.inputs.len());
                 Some(Input::Submitted { first, count, parts: Vec::new() })
             }
-            Decision::ArraysSubmitted { request, parts } => {
+            Decision::ArraysSubmitted { request, parts, .. } => {
                 let Some((first, count)) = submitted_by(state, request.id) else { return };
                 self.newest = self.newest.max(JobId(first.0 + u64::from(count)));
                 Some(Input::Submitted { first, count, parts: parts.iter().map(submission).collect() })
@@ -261,14 +261,14 @@ impl Recorder {
                 named(node).map(|name| Input::Cordoned(name, *cordoned))
             }
             // Those without a request are the scheduler's own decisions.
-            Decision::NodeDrainSet { request: Some(_), node, drain } => {
+            Decision::NodeDrainSet { request: Some(_), node, drain, .. } => {
                 let begin = |deadline: Option<LogTime>| DrainOrder::Begin {
                     deadline_ms: deadline.map(|deadline| deadline.since_ms(now)),
                 };
                 let order = drain.as_ref().map_or(DrainOrder::End, |drain| begin(drain.deadline));
                 named(node).map(|name| Input::Drained(name, order))
             }
-            Decision::NodeQuarantineSet { request: Some(_), node, reason } => {
+            Decision::NodeQuarantineSet { request: Some(_), node, reason, .. } => {
                 named(node).map(|name| Input::Quarantined(name, reason.clone()))
             }
             Decision::ForeignLoadSet { node, load, .. } => {

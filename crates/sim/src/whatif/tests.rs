@@ -8,8 +8,8 @@ use muster_planner::Budget;
 use muster_types::policy::{PolicyDraft, Quota, TenantPolicy};
 use muster_types::{
     AcceleratorRequest, Accelerators, ClusterId, ExitStatus, HolderId, JobContract, JobDraft, JobId,
-    Leadership, LogIndex, Name, NodeDraft, NodeId, Parameters, ReplicaId, RequestId, Submission, TaskGroup,
-    WorkerRequest,
+    Leadership, LogIndex, Name, NodeDraft, NodeId, Parameters, ReplicaId, RequestId, Requester, Submission,
+    TaskGroup, WorkerRequest,
 };
 use proptest::prelude::*;
 
@@ -58,7 +58,8 @@ impl World {
         };
         world.commit();
         let (request, policy) = (world.request(), Box::new(policy.check().unwrap()));
-        world.ask(&Command::SetPolicy { request, policy, expected_version: None });
+        let by = Requester::default();
+        world.ask(&Command::SetPolicy { request, by, policy, expected_version: None });
         for (place, kind) in kinds.iter().copied().enumerate() {
             let draft = NodeDraft {
                 name: Name::new(&format!("n{place}")).unwrap(),
