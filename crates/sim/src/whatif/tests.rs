@@ -243,6 +243,25 @@ fn an_unchanged_replay_is_the_record() {
 }
 
 #[test]
+fn a_job_that_is_cancelled_before_it_starts_counts_with_its_wait() {
+    let mut world = World::new(&["h100"], plain());
+    let range = Range { from: LogTime(BEGIN), to: LogTime(BEGIN + 100_000) };
+    world.recorder = Some(Recorder::begin(&world.applied, range));
+    world.speculation.set_now(LogTime(BEGIN));
+    let id = world.submit(&job(0, "a", 8, 50));
+    world.speculation.set_now(LogTime(BEGIN + 40_000));
+    let request = world.request();
+    world.ask(&Command::cancel(request, id));
+    let mut recorder = world.recorder.take().unwrap();
+    recorder.end_range(&world.applied);
+    let recording = recorder.finish(&world.applied).unwrap();
+    let record = &recording.record;
+    assert_eq!((record.cancelled, record.waits.jobs, record.waits.p50_ms), (1, 1, 40_000));
+    let side = unchanged(&recording);
+    assert_eq!((side.started, side.waits.jobs, side.waits.p50_ms), (1, 1, 0), "the replay starts it at once");
+}
+
+#[test]
 fn a_host_more_ends_the_waiting() {
     let jobs = [job(0, "a", 8, 100), job(10, "a", 8, 50), job(20, "b", 8, 60)];
     let recording = World::new(&["h100"], plain()).live(&jobs, 110);
