@@ -84,7 +84,8 @@ impl CallRecorder {
         }
     }
 
-    /// What is told is made only where there is space for it in the queue, next to `kept_free` more.
+    /// What is told is made only where there is space for it in the queue, next to what is kept free for
+    /// others.
     fn tell(
         &self,
         peer: &PeerInfo,
@@ -93,8 +94,8 @@ impl CallRecorder {
         answer: impl FnOnce() -> (&'static str, String),
     ) {
         let Some((queue, dropped)) = &self.0 else { return };
-        let has_space = queue.capacity() > kept_free;
-        let Some(place) = has_space.then(|| queue.try_reserve().ok()).flatten() else {
+        let place = queue.try_reserve().ok().filter(|_| queue.capacity() >= kept_free);
+        let Some(place) = place else {
             dropped.fetch_add(1, Ordering::Relaxed);
             return;
         };
