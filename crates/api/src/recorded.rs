@@ -15,6 +15,8 @@ use tonic::{Code, Status};
 
 /// Calls that wait to be recorded.
 const WAITING_MAX: usize = 4_096;
+/// Of these, for calls that were accepted alone: a flood of denied ones must not hide what operators do.
+const FOR_ACCEPTED: usize = 256;
 /// Bytes of a sentence that is told.
 const REASON_BYTES_MAX: usize = 256;
 
@@ -49,6 +51,11 @@ pub struct RecordedCall {
     pub reason: String,
 }
 
+impl RecordedCall {
+    /// The code of a call that was accepted.
+    pub const ACCEPTED: &'static str = "OK";
+}
+
 /// Where calls are told that are to be recorded; by default nowhere. Clones share the queue.
 #[derive(Clone, Debug, Default)]
 pub struct CallRecorder(Option<(mpsc::Sender<RecordedCall>, Arc<AtomicU64>)>);
@@ -73,20 +80,22 @@ impl CallRecorder {
     pub(crate) fn note(&self, peer: &PeerInfo, caller: Principal, path: &'static str, status: &Status) {
         if let Some(code) = denied(status.code()) {
             let code = || Refused::from_status(status).code.map_or(code, |refusal| refusal.name());
-            self.tell(peer, caller, path, || (code(), cut(status.message())));
+            self.tell(peer, (caller, path), FOR_ACCEPTED, || (code(), cut(status.message())));
         }
     }
 
-    /// What is told is made only where there is place for it.
+    /// What is told is made only where there is space for it in the queue, next to what is kept free for
+    /// others.
     fn tell(
         &self,
         peer: &PeerInfo,
-        caller: Principal,
-        path: &'static str,
+        (caller, path): (Principal, &'static str),
+        kept_free: usize,
         answer: impl FnOnce() -> (&'static str, String),
     ) {
         let Some((queue, dropped)) = &self.0 else { return };
-        let Ok(place) = queue.try_reserve() else {
+        let place = queue.try_reserve().ok().filter(|_| queue.capacity() >= kept_free);
+        let Some(place) = place else {
             dropped.fetch_add(1, Ordering::Relaxed);
             return;
         };
@@ -111,7 +120,9 @@ impl CallRecorder {
         let is_refusal = headers.contains_key("grpc-status");
         match is_refusal.then(|| Status::from_header_map(headers)).flatten() {
             Some(status) => self.note(peer, caller, path, &status),
-            None if UNLOGGED.contains(&path) => self.tell(peer, caller, path, || ("OK", String::new())),
+            None if UNLOGGED.contains(&path) => {
+                self.tell(peer, (caller, path), 0, || (RecordedCall::ACCEPTED, String::new()));
+            }
             None => {}
         }
     }
@@ -217,7 +228,13 @@ mod tests {
         for _ in 0..WAITING_MAX + 10 {
             recorder.note(&peer(), Principal::Anonymous, PATH, &long);
         }
-        assert_eq!((calls.take_dropped(), calls.take_dropped()), (10, 0));
+        let dropped = FOR_ACCEPTED as u64 + 10;
+        assert_eq!((calls.take_dropped(), calls.take_dropped()), (dropped, 0));
+        // What an operator does is recorded all the same, as far as there is space kept free for it.
+        for _ in 0..=FOR_ACCEPTED {
+            recorder.note_answer(&peer(), Principal::Plaintext, UNLOGGED[0], &http::HeaderMap::new());
+        }
+        assert_eq!(calls.take_dropped(), 1);
         assert_eq!(calls.waiting().map(|call| call.reason.len()), Some(REASON_BYTES_MAX));
         CallRecorder::default().note(&peer(), Principal::Anonymous, PATH, &long);
     }

@@ -115,7 +115,7 @@ fn show(console: &Console, line: DeniedLine) -> Result<(), Failure> {
     }
 }
 
-/// Every line of a file that is not empty; of one that is too long, its beginning.
+/// Every line of a file that is not empty; one that is too long comes in pieces, of which none is a line of a replica.
 fn read(path: &Path, mut each: impl FnMut(&[u8]) -> Result<(), Failure>) -> Result<(), Failure> {
     let failed = |error: std::io::Error, exit: Exit| {
         let text = format!("{} cannot be read: {error}", path.display());

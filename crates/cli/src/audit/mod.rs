@@ -202,7 +202,7 @@ pub async fn run(global: &Global, console: &Console, args: AuditArgs) -> Result<
             item = reader.next() => item.map_err(|error| kept(error, &reader))?,
             interrupt = tokio::signal::ctrl_c() => {
                 interrupt?;
-                console.progress(&format!("go on with: muster audit --follow --from {}", reader.next_index()));
+                console.progress(&format!("go on with the same options and --from {}", reader.next_index()));
                 return Ok(Exit::Interrupted);
             }
         };

@@ -10,7 +10,8 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::SystemTime;
 
-/// Different calls that are told apart between two writes; the rest is counted together.
+/// Different calls that are told apart between two writes; the rest is counted together. Calls that were accepted have as
+/// many more, which denied ones cannot take: a flood of these hides nothing of what operators do.
 pub(super) const APART_MAX: usize = 1_024;
 
 /// What makes calls the same: who, which call, and what came of it.
@@ -35,7 +36,8 @@ pub(super) struct CallCounts {
 impl CallCounts {
     pub(super) fn add(&mut self, call: RecordedCall) {
         let RecordedCall { at, caller, address, call, code, reason } = call;
-        let is_full = self.rows.len() >= APART_MAX;
+        let rows_max = if code == RecordedCall::ACCEPTED { 2 * APART_MAX } else { APART_MAX };
+        let is_full = self.rows.len() >= rows_max;
         match self.rows.get_mut(&(caller, call, code)) {
             Some(row) => {
                 row.count += 1;
@@ -47,6 +49,12 @@ impl CallCounts {
                 self.rows.insert((caller, call, code), row);
             }
         }
+    }
+
+    /// How many calls there are.
+    pub(super) fn calls(&self) -> u64 {
+        let beyond = self.beyond.map_or(0, |(_, count)| count);
+        self.rows.values().map(|row| row.count).sum::<u64>() + beyond
     }
 
     /// The lines of what was recorded, in the order of time, and of what could not be; it is empty afterwards.
@@ -164,11 +172,28 @@ mod tests {
         }
         // One that is known is told apart all the same.
         counted.add(call("u0", "S/Cancel", "PERMISSION_DENIED", 2));
+        assert_eq!(counted.calls(), APART_MAX as u64 + 501);
         let told = lines(&mut counted, 7);
-        assert_eq!(told.len(), APART_MAX + 2);
+        assert_eq!((told.len(), counted.calls()), (APART_MAX + 2, 0));
         let total: u64 = told.iter().filter_map(|line| line["count"].as_u64()).sum();
         assert_eq!(total, (APART_MAX + 501 + 7) as u64, "nothing is lost without a number");
         assert_eq!(told[APART_MAX]["count"], 500);
         assert_eq!(told[APART_MAX + 1]["count"], 7);
+    }
+
+    #[test]
+    fn a_flood_of_denied_calls_does_not_hide_what_operators_do() {
+        let mut counted = CallCounts::default();
+        for user in 0..APART_MAX + 5 {
+            counted.add(call(&format!("u{user}"), "S/Cancel", "PERMISSION_DENIED", 1));
+        }
+        for user in 0..APART_MAX + 3 {
+            counted.add(call(&format!("ops{user}"), "S/RemoveReplica", RecordedCall::ACCEPTED, 2));
+        }
+        let told = lines(&mut counted, 0);
+        let accepted = told.iter().filter(|line| line["code"] == RecordedCall::ACCEPTED).count();
+        assert_eq!(accepted, APART_MAX);
+        assert_eq!(told.len(), 2 * APART_MAX + 1, "they are bounded as well");
+        assert_eq!(told[2 * APART_MAX]["count"], 8);
     }
 }

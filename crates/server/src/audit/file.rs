@@ -1,6 +1,7 @@
 //! Lines in files of bounded size.
 //!
-//! **Invariant:** what the files take together is at most their number times their size, and one line.
+//! **Invariant:** what the files take together is at most their number times their size, and one line. Where the number was
+//! lowered, files with higher numbers stay as they are: nobody asked for the end of what they have.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};

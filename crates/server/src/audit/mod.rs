@@ -48,10 +48,11 @@ pub(crate) async fn record(
             counted.add(call);
         }
         let unwritten = calls.take_dropped() + writer.lost;
+        let recorded = counted.calls() + unwritten;
         let lines = counted.take(replica, unwritten, SystemTime::now());
         if !lines.is_empty() {
             // Disks are slow, and calls are told meanwhile.
-            let written = tokio::task::spawn_blocking(move || writer.write(&lines, unwritten)).await;
+            let written = tokio::task::spawn_blocking(move || writer.write(&lines, recorded)).await;
             match written {
                 Ok(next) => writer = next,
                 Err(panic) => std::panic::resume_unwind(panic.into_panic()),
@@ -73,13 +74,13 @@ struct Writer {
 }
 
 impl Writer {
-    /// Appends lines, of which the last is about `unwritten` calls, if there were any.
-    fn write(mut self, lines: &[String], unwritten: u64) -> Writer {
+    /// Appends lines, which are about this number of calls.
+    fn write(mut self, lines: &[String], calls: u64) -> Writer {
         match self.try_write(lines) {
             Ok(()) => self.lost = 0,
             Err(error) => {
-                // How many of the lines are in the file is not known, so that they count as lines that are not.
-                self.lost = unwritten.saturating_add(lines.len() as u64);
+                // Which of the lines are in the file is not known, so that the calls of all of them count as missing.
+                self.lost = calls;
                 self.lines = None;
                 let (path, error) = (Path::display(&self.path), &error as &dyn std::error::Error);
                 tracing::error!(%path, error, "calls that were denied cannot be recorded");
@@ -109,9 +110,9 @@ mod tests {
         let config = AuditConfig::default();
         let writer = Writer { path: gone.join(FILE), config, lines: None, lost: 0 };
         let writer = writer.write(&["a".to_owned(), "b".to_owned()], 5);
-        assert_eq!(writer.lost, 7);
+        assert_eq!(writer.lost, 5, "calls are counted, and not lines");
         std::fs::create_dir(&gone).expect("it is made");
-        let writer = writer.write(&["c".to_owned()], 7);
+        let writer = writer.write(&["c".to_owned()], 6);
         assert_eq!(writer.lost, 0);
         assert_eq!(std::fs::read_to_string(gone.join(FILE)).expect("it is there"), "c\n");
     }

@@ -152,12 +152,8 @@ impl<'a> Engine<'a> {
         // Who may register was decided when the record was made.
         let request = self.driver.next_request();
         let admission = Box::<NodeAdmission>::default();
-        let open = Command::SetNodeAdmission {
-            request,
-            by: Requester::default(),
-            admission,
-            expected_version: None,
-        };
+        let by = Requester::default();
+        let open = Command::SetNodeAdmission { request, by, admission, expected_version: None };
         let _ = self.driver.ask(&open);
         if let Some(policy) = &plan.first_policy {
             self.set_policy(policy)?;
@@ -365,16 +361,12 @@ impl<'a> Engine<'a> {
             return true;
         }
         let Some((node, incarnation)) = self.node(name) else { return false };
-        let request = self.driver.next_request();
+        let (request, by) = (self.driver.next_request(), Requester::default());
         let command = match input {
-            Input::Cordoned(_, cordoned) => {
-                Command::SetCordon { request, by: Requester::default(), node, cordoned: *cordoned }
-            }
-            Input::Drained(_, order) => {
-                Command::SetDrain { request, by: Requester::default(), node, order: *order }
-            }
+            Input::Cordoned(_, cordoned) => Command::SetCordon { request, by, node, cordoned: *cordoned },
+            Input::Drained(_, order) => Command::SetDrain { request, by, node, order: *order },
             Input::Quarantined(_, reason) => {
-                Command::SetQuarantine { request, by: Requester::default(), node, reason: reason.clone() }
+                Command::SetQuarantine { request, by, node, reason: reason.clone() }
             }
             Input::Foreign(_, load) => Command::ReportForeignLoad { node, incarnation, load: *load },
             _ => return false,
@@ -387,8 +379,8 @@ impl<'a> Engine<'a> {
         let request = self.driver.next_request();
         let jobs = self.with_ids(first, parts);
         let answer = jobs.and_then(|jobs| {
-            let command =
-                Command::Submit { request, by: Requester::default(), jobs: jobs.into(), path: JobPath::List };
+            let by = Requester::default();
+            let command = Command::Submit { request, by, jobs: jobs.into(), path: JobPath::List };
             self.driver.ask(&command).ok()
         });
         let Some(Answer::Submitted { jobs, .. }) = answer else {
@@ -465,14 +457,9 @@ impl<'a> Engine<'a> {
 
     fn set_policy(&mut self, policy: &Policy) -> Result<(), WhatifError> {
         self.wakes.add(windows_of(policy).filter(|at| *at > self.now.0));
-        let request = self.driver.next_request();
+        let (request, by) = (self.driver.next_request(), Requester::default());
         let policy = Box::new(policy.clone());
-        let answer = self.driver.ask(&Command::SetPolicy {
-            request,
-            by: Requester::default(),
-            policy,
-            expected_version: None,
-        });
+        let answer = self.driver.ask(&Command::SetPolicy { request, by, policy, expected_version: None });
         answer.map(|_| ()).map_err(|refusal| WhatifError {
             sentence: format!("the policy is refused: {}", refusal.message),
             details: refusal.violations.iter().map(ToString::to_string).collect(),

@@ -10,8 +10,9 @@ use serde::Serialize;
 use crate::driver::{Happened, StopKind};
 use crate::whatif::Range;
 
-/// How long jobs waited from their submission to their first placement. A job that still waits when the range ends counts
-/// with its wait until then, so every job that was taken counts once on every side.
+/// How long jobs waited from their submission to their first placement. A job that ended before it was ever placed counts with
+/// its wait until then, and one that still waits when the range ends with its wait until the end: so a job that waits on one
+/// side counts there as it does on a side where it starts. Members of arrays that ended before they became jobs do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Waits {
@@ -172,6 +173,9 @@ impl Meter {
 
     fn finish(&mut self, state: &State, job: JobId) {
         let Some((row, spec)) = state.job(job).zip(state.spec(job)) else { return };
+        if row.attempt == 0 {
+            self.wait(&spec.tenant, spec.tier, self.now.since_ms(row.submitted_at), 1);
+        }
         let is_late = spec.deadline.is_some_and(|deadline| deadline <= self.now);
         match &row.phase {
             Phase::Finished(Outcome::Succeeded) => self.side.finished += 1,

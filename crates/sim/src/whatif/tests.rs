@@ -8,8 +8,8 @@ use muster_planner::Budget;
 use muster_types::policy::{PolicyDraft, Quota, TenantPolicy};
 use muster_types::{
     AcceleratorRequest, Accelerators, ClusterId, ExitStatus, HolderId, JobContract, JobDraft, JobId,
-    Leadership, LogIndex, Name, NodeDraft, NodeId, Parameters, ReplicaId, RequestId, Submission, TaskGroup,
-    WorkerRequest,
+    Leadership, LogIndex, Name, NodeDraft, NodeId, Parameters, ReplicaId, RequestId, Requester, Submission,
+    TaskGroup, WorkerRequest,
 };
 use proptest::prelude::*;
 
@@ -58,7 +58,8 @@ impl World {
         };
         world.commit();
         let (request, policy) = (world.request(), Box::new(policy.check().unwrap()));
-        world.ask(&Command::SetPolicy { request, policy, expected_version: None });
+        let by = Requester::default();
+        world.ask(&Command::SetPolicy { request, by, policy, expected_version: None });
         for (place, kind) in kinds.iter().copied().enumerate() {
             let draft = NodeDraft {
                 name: Name::new(&format!("n{place}")).unwrap(),
@@ -239,6 +240,25 @@ fn an_unchanged_replay_is_the_record() {
     let difference = Difference::between(record, &side);
     assert!(difference.is_none(), "{difference:?}");
     assert_eq!((side.estimated_runs, side.refused, side.inputs_without_effect), (1, 0, 0));
+}
+
+#[test]
+fn a_job_that_is_cancelled_before_it_starts_counts_with_its_wait() {
+    let mut world = World::new(&["h100"], plain());
+    let range = Range { from: LogTime(BEGIN), to: LogTime(BEGIN + 100_000) };
+    world.recorder = Some(Recorder::begin(&world.applied, range));
+    world.speculation.set_now(LogTime(BEGIN));
+    let id = world.submit(&job(0, "a", 8, 50));
+    world.speculation.set_now(LogTime(BEGIN + 40_000));
+    let request = world.request();
+    world.ask(&Command::cancel(request, id));
+    let mut recorder = world.recorder.take().unwrap();
+    recorder.end_range(&world.applied);
+    let recording = recorder.finish(&world.applied).unwrap();
+    let record = &recording.record;
+    assert_eq!((record.cancelled, record.waits.jobs, record.waits.p50_ms), (1, 1, 40_000));
+    let side = unchanged(&recording);
+    assert_eq!((side.started, side.waits.jobs, side.waits.p50_ms), (1, 1, 0), "the replay starts it at once");
 }
 
 #[test]

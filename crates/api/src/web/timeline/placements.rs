@@ -119,12 +119,14 @@ impl Placements {
         }
     }
 
-    /// All of them; what goes on is drawn up to `end`.
+    /// All of them that began by `end`; what goes on is drawn up to then. A state that is later than a range, because nothing
+    /// earlier is kept, has some that began behind it.
     pub(super) fn finish(mut self, end: LogTime) -> Vec<Held> {
         let open: Vec<JobId> = self.open.keys().copied().collect();
         for job in open {
             self.close(job, end, EndKind::Holds);
         }
+        self.over.retain(|held| held.start <= end);
         self.over
     }
 }
@@ -204,6 +206,7 @@ mod tests {
         assert_eq!(run(&[(10, placed(&[1]))]), [(1, 10, 1_000, EndKind::Holds)]);
         let won = [(10, placed(&[1])), (11, stop(StopCause::Deadline)), (12, finished(Outcome::Succeeded))];
         assert_eq!(run(&won), [(1, 10, 12, EndKind::Succeeded)]);
+        assert!(run(&[(1_001, placed(&[1]))]).is_empty(), "it began behind the end");
         assert!(run(&[(10, requeued)]).is_empty(), "of what was never placed nothing is known");
     }
 
