@@ -40,7 +40,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What the command of a process says that has not become its worker.
 const NOT_YET: &str = "the worker is still being started; try again";
@@ -53,6 +53,8 @@ const VARIABLE: &str = "command:";
 const END_OF_TRANSMISSION: u8 = 4;
 /// Between two looks whether the command of a terminal has ended.
 const TERMINAL_LOOK_MS: u8 = 50;
+/// Between two looks whether all of its output is handed on.
+const FINISHED_LOOK: Duration = Duration::from_millis(5);
 
 /// Runs a command next to the worker of this directory. Returns the exit code of this process, which says nothing of the
 /// command's.
@@ -330,7 +332,7 @@ impl Joined {
             (None, None) => Frame::Failed(format!("the command ended in an unknown way: {status}")),
         };
         if let Some((_, reader)) = self.terminal.take() {
-            reader.finish();
+            reader.finish(limits::OUTPUT_DRAIN_MAX);
         }
         self.socket.set_nonblocking(false).map_err(|e| e.to_string())?;
         self.socket.write_all(&frame.encode()).map_err(|e| e.to_string())
@@ -463,10 +465,14 @@ impl TerminalReader {
         TerminalReader { is_over, thread }
     }
 
-    /// Waits until all is handed on, or the agent has gone.
-    fn finish(self) {
+    /// Waits until all is handed on, the agent has gone, or for this time: a caller that takes nothing must not keep this process, for
+    /// which the worker's shim may wait. The thread ends with the process.
+    fn finish(self, wait_max: Duration) {
         self.is_over.store(true, Ordering::Relaxed);
-        let _ = self.thread.join();
+        let until = Instant::now() + wait_max;
+        while !self.thread.is_finished() && Instant::now() < until {
+            std::thread::sleep(FINISHED_LOOK);
+        }
     }
 }
 
@@ -667,6 +673,19 @@ mod tests {
         assert_eq!(parent_in(&status), Some(parent));
         assert_eq!(parent_in("Name:\tPPid: 3\nPPid:\t12\n"), Some(12));
         assert_eq!(parent_in("Name:\tx\n"), None);
+    }
+
+    #[test]
+    fn a_terminal_whose_output_nobody_takes_keeps_no_process() {
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || drop(held.recv()));
+        let reader = TerminalReader { is_over: Arc::default(), thread };
+        let before = Instant::now();
+        reader.finish(Duration::from_millis(30));
+        assert!(before.elapsed() >= Duration::from_millis(30));
+        drop(release);
+        let thread = std::thread::spawn(|| ());
+        TerminalReader { is_over: Arc::default(), thread }.finish(Duration::from_secs(3_600));
     }
 
     #[test]
