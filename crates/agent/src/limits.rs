@@ -26,6 +26,9 @@ pub const LOG_CHUNKS_QUEUED_MAX: usize = 4;
 pub const LOG_UPLOADS_MAX: usize = 32;
 /// The most of these that are of one job.
 pub const LOG_UPLOADS_OF_ONE_MAX: usize = 16;
+/// Commands next to workers at once, of [`LOG_UPLOADS_MAX`] connections: a shell that nobody types into keeps its connection, and
+/// outputs must stay readable meanwhile.
+pub const EXECS_MAX: usize = LOG_UPLOADS_MAX / 2;
 /// Bytes of one message between the agent and the process of a command next to a worker: a command with its environment, as
 /// JSON, or a piece of input.
 pub const EXEC_FRAME_BYTES_MAX: usize = 1 << 20;

@@ -8,10 +8,11 @@ use flate2::read::ZlibDecoder;
 use flate2::write::ZlibEncoder;
 use muster_files::{Existing, Lasting, Manner, WholeFile};
 use muster_types::BlobDigest;
+use nix::fcntl::OFlag;
 use sha2::{Digest as _, Sha256};
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -25,6 +26,8 @@ const OBJECTS: &str = "objects";
 const TOUCH_AFTER: Duration = Duration::from_secs(24 * 3_600);
 /// Bytes that are read and written at a time.
 const PIECE_BYTES: usize = 64 << 10;
+/// Bytes of a compressed object beyond its content and a quarter of that.
+const COMPRESSED_MORE_BYTES: u64 = 4_096;
 
 /// Why an object cannot be had or put.
 #[derive(Debug, thiserror::Error)]
@@ -124,7 +127,9 @@ pub(crate) fn get(
     bytes_max: u64,
     take: &mut dyn FnMut(&[u8]) -> Result<(), BlobError>,
 ) -> Result<u64, BlobError> {
-    let mut decoder = ZlibDecoder::new(store.open(digest)?);
+    // Content has little more bytes compressed, at worst. An object with many more could be read for hours and hold nothing.
+    let compressed_max = bytes_max.saturating_add(bytes_max / 4).saturating_add(COMPRESSED_MORE_BYTES);
+    let mut decoder = ZlibDecoder::new(store.open(digest)?.take(compressed_max));
     let mut hash = Sha256::new();
     let mut piece = vec![0; PIECE_BYTES];
     let mut bytes = 0u64;
@@ -199,6 +204,12 @@ fn failed(path: &Path, error: &io::Error) -> BlobError {
     BlobError::Unreachable(format!("{}: {error}", path.display()))
 }
 
+/// Opens what has a name itself, and nothing that a link there leads to: other users write to a store, and may put any there.
+fn open_itself(path: &Path, more: OFlag) -> io::Result<File> {
+    let flags = OFlag::O_NOFOLLOW | more;
+    OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)
+}
+
 /// A store in a directory that clients and nodes share, at whatever path each of them has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlobDirectory {
@@ -258,8 +269,11 @@ impl BlobDirectory {
     /// Makes a directory with the permissions of the store's.
     fn make(&self, directory: &Path) -> Result<(), BlobError> {
         let made = match fs::create_dir(directory) {
-            // A mask of this process would keep the other users out.
-            Ok(()) => fs::set_permissions(directory, Permissions::from_mode(self.mode()?)),
+            // A mask of this process would keep the other users out. One of them may have put a link in its place already.
+            Ok(()) => {
+                let permissions = Permissions::from_mode(self.mode()?);
+                open_itself(directory, OFlag::O_DIRECTORY).and_then(|made| made.set_permissions(permissions))
+            }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
             Err(error) => Err(error),
         };
@@ -276,8 +290,8 @@ impl BlobDirectory {
         let manner = Manner { mode, lasting: Lasting::PowerLoss, existing: Existing::Replaced };
         let mut file = WholeFile::begin(path, manner).map_err(|error| failed(path, &error))?;
         write(&mut file)?;
-        file.finish().map_err(|error| failed(path, &error))?;
-        fs::set_permissions(path, Permissions::from_mode(mode)).map_err(|error| failed(path, &error))
+        // Before it has its name, under which another user may put a link to some other file of this one.
+        file.set_mode(mode).and_then(|()| file.finish()).map_err(|error| failed(path, &error))
     }
 
     /// What it means that there is no such file.
@@ -293,16 +307,18 @@ impl BlobDirectory {
 impl BlobStore for BlobDirectory {
     fn has(&self, digest: &BlobDigest) -> Result<bool, BlobError> {
         let path = self.path_of(digest);
-        match fs::metadata(&path) {
-            Ok(found) => {
+        match fs::symlink_metadata(&path) {
+            Ok(found) if found.is_file() => {
                 let now = SystemTime::now();
                 let age = found.modified().ok().and_then(|last| now.duration_since(last).ok());
                 if age.is_some_and(|age| age > TOUCH_AFTER) {
                     // Only its owner may. Of another user's it is not known how long it is needed.
-                    let _ = File::open(&path).and_then(|file| file.set_modified(now));
+                    let _ = open_itself(&path, OFlag::O_NONBLOCK).and_then(|file| file.set_modified(now));
                 }
-                Ok(found.is_file())
+                Ok(true)
             }
+            // What is put takes its place.
+            Ok(_) => Ok(false),
             Err(error) if error.kind() == io::ErrorKind::NotFound => match self.absent(digest) {
                 BlobError::NotFound(_) => Ok(false),
                 other => Err(other),
@@ -325,9 +341,14 @@ impl BlobStore for BlobDirectory {
 
     fn open(&self, digest: &BlobDigest) -> Result<Box<dyn Read>, BlobError> {
         let path = self.path_of(digest);
-        match File::open(&path) {
-            Ok(file) => Ok(Box::new(file)),
+        // Opening a pipe would wait for who writes into it, and nobody may.
+        match open_itself(&path, OFlag::O_NONBLOCK) {
+            Ok(file) if file.metadata().is_ok_and(|found| found.is_file()) => Ok(Box::new(file)),
+            Ok(_) => Err(BlobError::Mismatch(*digest)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(self.absent(digest)),
+            Err(_) if fs::symlink_metadata(&path).is_ok_and(|found| !found.is_file()) => {
+                Err(BlobError::Mismatch(*digest))
+            }
             Err(error) => Err(failed(&path, &error)),
         }
     }
@@ -384,6 +405,48 @@ mod tests {
         assert!(!store.has(&digest).unwrap());
         let objects: Vec<_> = fs::read_dir(store.path_of(&digest).parent().unwrap()).unwrap().collect();
         assert!(objects.is_empty(), "{objects:?}");
+    }
+
+    #[test]
+    fn what_is_no_file_is_no_object_and_is_waited_for_by_nobody() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = BlobDirectory::open_or_make(directory.path().to_owned()).unwrap();
+        let digest = digest_of(b"content");
+        put(&store, &digest, &mut &b"content"[..]).unwrap();
+        let path = store.path_of(&digest);
+        let aside = directory.path().join("aside");
+        fs::rename(&path, &aside).unwrap();
+        // A link, even to the right content: it could lead to a device, whose opening does something.
+        std::os::unix::fs::symlink(&aside, &path).unwrap();
+        assert!(!store.has(&digest).unwrap());
+        assert!(matches!(fetched(&store, &digest, 100), Err(BlobError::Mismatch(_))));
+        fs::remove_file(&path).unwrap();
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert!(!store.has(&digest).unwrap());
+        assert!(matches!(fetched(&store, &digest, 100), Err(BlobError::Mismatch(_))));
+        // Sent once more, it is there again, for who may read the store.
+        put(&store, &digest, &mut &b"content"[..]).unwrap();
+        assert!(store.has(&digest).unwrap());
+        assert_eq!(fetched(&store, &digest, 100).unwrap(), b"content");
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&path), (mode(directory.path()) & 0o444) | 0o600);
+    }
+
+    #[test]
+    fn an_object_that_is_long_and_holds_nothing_is_not_read_to_its_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = BlobDirectory::open_or_make(directory.path().to_owned()).unwrap();
+        let digest = digest_of(b"x");
+        put(&store, &digest, &mut &b"x"[..]).unwrap();
+        let path = store.path_of(&digest);
+        let head: &[u8] = &[0x78, 0x01];
+        let block_of_nothing: &[u8] = &[0, 0, 0, 0xff, 0xff];
+        let last: &[u8] = &[1, 1, 0, 0xfe, 0xff, b'x', 0, 0x79, 0, 0x79];
+        let object = |blocks: usize| [head, block_of_nothing.repeat(blocks).as_slice(), last].concat();
+        fs::write(&path, object(10)).unwrap();
+        assert_eq!(fetched(&store, &digest, 100).unwrap(), b"x");
+        fs::write(&path, object(1_000)).unwrap();
+        assert!(matches!(fetched(&store, &digest, 100), Err(BlobError::Mismatch(_))));
     }
 
     #[test]

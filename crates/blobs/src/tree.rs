@@ -6,11 +6,15 @@
 //! **Invariant:** no path or link of a checked list leads out of its directory.
 
 use muster_types::BlobDigest;
-use serde::{Deserialize, Serialize};
+use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeSet;
+use std::fmt;
 
 /// Files, links and empty directories of one list.
 pub const FILES_MAX: usize = 100_000;
+/// Directories that the paths of one list are in. A list of long paths would make many more directories than it has entries.
+const DIRECTORIES_MAX: usize = 100_000;
 /// Bytes of all files together.
 pub const BYTES_MAX: u64 = 2 << 30;
 /// Bytes of a list itself.
@@ -33,6 +37,9 @@ pub enum TreeError {
     /// Too many entries.
     #[error("it has {0} entries, of at most {FILES_MAX}", FILES_MAX = FILES_MAX)]
     Files(usize),
+    /// Too many directories that follow from its paths.
+    #[error("its paths are in more than {DIRECTORIES_MAX} directories", DIRECTORIES_MAX = DIRECTORIES_MAX)]
+    Directories,
     /// Files that are too large together.
     #[error("its files have {bytes} bytes, of at most {max}")]
     Bytes {
@@ -52,8 +59,8 @@ pub enum TreeError {
 }
 
 /// One file, link or empty directory. Directories with something in them follow from the paths.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Entry {
     /// A regular file.
     File {
@@ -90,12 +97,74 @@ impl Entry {
     }
 }
 
+/// An entry as it is read. It has the fields of all kinds: an enum with a tag would be kept as a generic value before its kind is
+/// known, and such a value takes many times the memory of its text.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenEntry {
+    kind: Kind,
+    path: String,
+    size: Option<u64>,
+    digest: Option<BlobDigest>,
+    executable: Option<bool>,
+    target: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Kind {
+    File,
+    Link,
+    Directory,
+}
+
+impl<'de> Deserialize<'de> for Entry {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Entry, D::Error> {
+        let WrittenEntry { kind, path, size, digest, executable, target } = WrittenEntry::deserialize(from)?;
+        match (kind, size, digest, executable, target) {
+            (Kind::File, Some(size), Some(digest), Some(executable), None) => {
+                Ok(Entry::File { path, size, digest, executable })
+            }
+            (Kind::Link, None, None, None, Some(target)) => Ok(Entry::Link { path, target }),
+            (Kind::Directory, None, None, None, None) => Ok(Entry::Directory { path }),
+            _ => Err(D::Error::custom("an entry has other fields than those of its kind")),
+        }
+    }
+}
+
 /// A list as it is written.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
     version: u32,
+    #[serde(deserialize_with = "bounded")]
     entries: Vec<Entry>,
+}
+
+/// Reads entries, and no more of them than a list may have: its text may have many times as many.
+fn bounded<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Entry>, D::Error> {
+    struct Entries;
+
+    impl<'de> Visitor<'de> for Entries {
+        type Value = Vec<Entry>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "at most {FILES_MAX} entries")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<Entry>, A::Error> {
+            let mut entries = Vec::new();
+            while let Some(entry) = seq.next_element()? {
+                if entries.len() >= FILES_MAX {
+                    return Err(A::Error::invalid_length(entries.len() + 1, &self));
+                }
+                entries.push(entry);
+            }
+            Ok(entries)
+        }
+    }
+
+    from.deserialize_seq(Entries)
 }
 
 /// A checked list, in the order of its paths.
@@ -162,6 +231,7 @@ impl Tree {
         }
         let mut bytes = 0u64;
         let mut before: Option<&str> = None;
+        let mut directories = 0usize;
         // What nothing can be below.
         let mut leaves: BTreeSet<&str> = BTreeSet::new();
         for entry in &entries {
@@ -170,6 +240,12 @@ impl Tree {
             check_path(path).map_err(broken)?;
             if before.is_some_and(|before| before >= path) {
                 return Err(broken("must be behind the path before it, once"));
+            }
+            // Paths in one directory are next to each other, so one that the path before is not in is new.
+            directories +=
+                ancestors(path).filter(|above| !before.is_some_and(|before| is_in(before, above))).count();
+            if directories > DIRECTORIES_MAX {
+                return Err(TreeError::Directories);
             }
             before = Some(path);
             if ancestors(path).any(|above| leaves.contains(above)) {
@@ -198,6 +274,11 @@ impl Tree {
 /// The paths of the directories that a path is in, the highest first.
 pub(crate) fn ancestors(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('/').filter_map(move |(at, _)| path.get(..at))
+}
+
+/// Whether a path is below a directory.
+fn is_in(path: &str, directory: &str) -> bool {
+    path.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'))
 }
 
 /// The rule that a path of a list breaks.
@@ -318,6 +399,9 @@ mod tests {
             r#"{"version":2,"entries":[]}"#,
             r#"{"version":1,"entries":[{"kind":"device","path":"a"}]}"#,
             r#"{"version":1,"entries":[{"kind":"directory","path":"a","mode":4095}]}"#,
+            r#"{"version":1,"entries":[{"kind":"directory","path":"a","target":"b"}]}"#,
+            r#"{"version":1,"entries":[{"kind":"link","path":"a"}]}"#,
+            r#"{"version":1,"entries":[{"kind":"link","path":"a","target":"b","size":1}]}"#,
             r#"{"version":1,"entries":[{"kind":"file","path":"a","size":-1,"digest":"x","executable":true}]}"#,
             r#"{"version":1,"entries":[{"kind":"file","path":"a","size":1,"digest":"x","executable":true}]}"#,
         ] {
@@ -327,5 +411,33 @@ mod tests {
         assert!(matches!(Tree::new(large, BYTES_MAX), Err(TreeError::Bytes { .. })));
         let many = (0..=FILES_MAX).map(|n| Entry::Directory { path: format!("d{n}") }).collect();
         assert_eq!(Tree::new(many, 1), Err(TreeError::Files(FILES_MAX + 1)));
+    }
+
+    #[test]
+    fn a_list_of_more_entries_is_not_read_to_its_end() {
+        let text = |count: usize| {
+            let entries = vec![r#"{"kind":"directory","path":""}"#; count].join(",");
+            format!(r#"{{"version":1,"entries":[{entries}]}}"#)
+        };
+        let refused = Tree::decode(text(FILES_MAX + 1).as_bytes(), 1);
+        assert!(
+            matches!(&refused, Err(TreeError::Form(why)) if why.contains("at most 100000 entries")),
+            "{refused:?}"
+        );
+        assert!(matches!(Tree::decode(text(FILES_MAX).as_bytes(), 1), Err(TreeError::Path { .. })));
+    }
+
+    #[test]
+    fn directories_that_follow_from_paths_are_bounded() {
+        // Every path is in ten directories that no other path is in.
+        let deep = |count: usize| {
+            (0..count).map(|n| file(&format!("{n:05}/b/c/d/e/f/g/h/i/j/k"), 0)).collect::<Vec<_>>()
+        };
+        assert!(Tree::new(deep(DIRECTORIES_MAX / 10), 0).is_ok());
+        assert_eq!(Tree::new(deep(DIRECTORIES_MAX / 10 + 1), 0), Err(TreeError::Directories));
+        // Each directory counts once, also where other names stand between it and what is in it.
+        let mut shared: Vec<_> = (0..50_000).map(|n| file(&format!("a/b/{n:05}"), 0)).collect();
+        shared.extend([file("a-b", 0), file("a/b-c", 0), Entry::Directory { path: "a/b.d".to_owned() }]);
+        assert!(Tree::new(shared, 0).is_ok());
     }
 }

@@ -86,6 +86,15 @@ impl WholeFile {
         Ok(WholeFile { file, waiting, path: path.to_owned(), manner })
     }
 
+    /// Gives the file exactly these permissions, whatever the mask of this process left of them.
+    ///
+    /// # Errors
+    /// When the file system does not take them.
+    pub fn set_mode(&self, mode: u32) -> io::Result<()> {
+        let permissions = <fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(mode);
+        self.file.set_permissions(permissions)
+    }
+
     /// Gives the file its name. What it has to survive, it survives once this returns.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use crate::disk::disposal;
 use crate::offload::blocking;
 use crate::process::task::staging;
 use crate::rules::WorkerKey;
-use muster_blobs::{BYTES_MAX, BlobDirectory, BlobError, UnpackError, Unpacking, unpack};
+use muster_blobs::{BYTES_MAX, BlobDirectory, BlobError, TreeError, UnpackError, Unpacking, unpack};
 use muster_types::blob::{HAS_STORE, STORE_LABEL};
 use muster_types::config_value::{bytes, span_ms};
 use muster_types::{BlobDigest, Violation};
@@ -99,7 +99,7 @@ impl FilesError {
             UnpackError::Blob(BlobError::NotFound(_)) => FilesError::NOT_FOUND,
             UnpackError::Blob(BlobError::Mismatch(_)) => FilesError::DIGEST_MISMATCH,
             UnpackError::Blob(BlobError::TooLarge { .. })
-            | UnpackError::Tree(muster_blobs::TreeError::Bytes { .. } | muster_blobs::TreeError::Files(_)) => {
+            | UnpackError::Tree(TreeError::Bytes { .. } | TreeError::Files(_) | TreeError::Directories) => {
                 FilesError::TOO_LARGE
             }
             UnpackError::Blob(BlobError::Unreachable(_)) => FilesError::UNREACHABLE,

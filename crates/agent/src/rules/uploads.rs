@@ -1,8 +1,8 @@
-//! Which outputs of workers are sent at the same time.
+//! Which outputs of workers are sent at the same time, and which commands next to them have a connection.
 
 use crate::limits;
 use muster_types::JobId;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The decision about one more output.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub(crate) enum UploadAdmission {
 pub(crate) struct Uploads {
     number: u64,
     active: BTreeMap<u64, JobId>,
+    /// Those that are connections of commands.
+    commands: BTreeSet<u64>,
 }
 
 impl Uploads {
@@ -39,6 +41,24 @@ impl Uploads {
         }
     }
 
+    /// Whether another command next to a worker of a job is run.
+    pub(crate) fn admit_command(&self, job: JobId) -> UploadAdmission {
+        match self.admit(job) {
+            UploadAdmission::Accepted if self.commands.len() >= limits::EXECS_MAX => {
+                let most = limits::EXECS_MAX;
+                UploadAdmission::Refused(format!("this node already runs {most} commands next to workers"))
+            }
+            admission => admission,
+        }
+    }
+
+    /// A command of this job has a connection; the number of that.
+    pub(crate) fn begin_command(&mut self, job: JobId) -> u64 {
+        let number = self.begin(job);
+        self.commands.insert(number);
+        number
+    }
+
     /// An output of this job is being sent; the number of the upload.
     pub(crate) fn begin(&mut self, job: JobId) -> u64 {
         self.number += 1;
@@ -49,12 +69,30 @@ impl Uploads {
     /// The upload has ended, in whatever way.
     pub(crate) fn end(&mut self, number: u64) {
         self.active.remove(&number);
+        self.commands.remove(&number);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn commands_leave_places_for_outputs() {
+        let mut uploads = Uploads::default();
+        let job = |number: usize| JobId(1_024 * (1 + number as u64));
+        let numbers: Vec<u64> = (0..limits::EXECS_MAX)
+            .map(|number| {
+                assert_eq!(uploads.admit_command(job(number)), UploadAdmission::Accepted);
+                uploads.begin_command(job(number))
+            })
+            .collect();
+        let another = job(limits::EXECS_MAX);
+        assert!(matches!(uploads.admit_command(another), UploadAdmission::Refused(_)));
+        assert_eq!(uploads.admit(another), UploadAdmission::Accepted);
+        uploads.end(numbers[0]);
+        assert_eq!(uploads.admit_command(another), UploadAdmission::Accepted);
+    }
 
     #[test]
     fn readers_of_one_job_leave_places_for_others() {

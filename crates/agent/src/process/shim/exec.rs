@@ -22,7 +22,7 @@ use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::pty::{OpenptyResult, openpty};
 use nix::sched::{CloneFlags, setns};
-use nix::sys::prctl::set_dumpable;
+use nix::sys::prctl::{set_dumpable, set_pdeathsig};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::{Pid, Uid, fchown, setsid};
 use rustix::process::{PidfdFlags, ioctl_tiocsctty, pidfd_open};
@@ -30,7 +30,7 @@ use rustix::termios::{Winsize, tcsetwinsize};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, IsTerminal, Read, Write};
+use std::io::{self, IsTerminal, Read, Seek, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
@@ -40,17 +40,21 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What the command of a process says that has not become its worker.
 const NOT_YET: &str = "the worker is still being started; try again";
 const ENDED: &str = "the worker has ended";
 /// Words between that of a command's process and its command.
-const BECOME_WORDS: usize = 6;
+const BECOME_WORDS: usize = 5;
+/// What stands before the name of each variable of the caller until the command's process is confined.
+const VARIABLE: &str = "command:";
 /// What a terminal takes for the end of its input at the beginning of a line.
 const END_OF_TRANSMISSION: u8 = 4;
 /// Between two looks whether the command of a terminal has ended.
 const TERMINAL_LOOK_MS: u8 = 50;
+/// Between two looks whether all of its output is handed on.
+const FINISHED_LOOK: Duration = Duration::from_millis(5);
 
 /// Runs a command next to the worker of this directory. Returns the exit code of this process, which says nothing of the
 /// command's.
@@ -75,7 +79,6 @@ fn socket_of(socket: &UnixStream) -> Result<UnixStream, String> {
 /// What the command is started from; what this process starts from here on is among the worker's processes.
 struct Prepared {
     request: Request,
-    spec: TaskSpec,
     location: Location,
     terminal: Option<Terminal>,
 }
@@ -98,7 +101,7 @@ fn prepare(directory: &Path, socket: &UnixStream) -> Result<Prepared, String> {
     let terminal = request.terminal.map(|size| Terminal::open(size, spec.isolation.user)).transpose()?;
     let (worker, namespaces) = join(&task, &spec, &running)?;
     let location = Location { directory: directory.to_owned(), worker, namespaces };
-    Ok(Prepared { request, spec, location, terminal })
+    Ok(Prepared { request, location, terminal })
 }
 
 fn read_request(mut socket: &UnixStream) -> Result<Request, String> {
@@ -217,12 +220,8 @@ struct Joined {
 
 impl Joined {
     fn start(socket: UnixStream, prepared: Prepared) -> Result<Joined, String> {
-        let Prepared { request, spec, location, terminal } = prepared;
-        // A process of another namespace has no number here.
-        let parent = match spec.isolation.namespaces {
-            Namespaces::Host => std::process::id().to_string(),
-            Namespaces::Root | Namespaces::User => "0".to_owned(),
-        };
+        let Prepared { request, location, terminal } = prepared;
+        let parent = std::process::id().to_string();
         let mut command = Command::new("/proc/self/exe");
         command.args(super::before_own_arguments()).arg(super::BECOME).arg(&location.directory).arg(parent);
         let numbers = match &location.namespaces {
@@ -230,10 +229,10 @@ impl Joined {
             None => [0, 0],
         };
         command.arg(location.worker.to_string()).args(numbers.map(|number| number.to_string()));
-        command.arg(request.environment.len().to_string());
-        command.args(request.environment.iter().map(|(name, value)| format!("{name}={value}")));
-        // No variable of the caller or of the worker may reach that process before it is confined: a loader would obey it.
-        command.args(&request.command).env_clear().stdin(Stdio::piped());
+        // No variable of the caller or of the worker may reach that process under its own name before it is confined: a loader would
+        // obey it. Nor may one be among its words, which every user of the host can read.
+        let variables = request.environment.iter().map(|(name, value)| (format!("{VARIABLE}{name}"), value));
+        command.args(&request.command).env_clear().envs(variables).stdin(Stdio::piped());
         let master = terminal.map(|terminal| terminal.give(&mut command)).transpose()?;
         let mut child = command.spawn().map_err(|e| format!("start the command's process: {e}"))?;
         // With it the other side of the terminal is closed here.
@@ -333,7 +332,7 @@ impl Joined {
             (None, None) => Frame::Failed(format!("the command ended in an unknown way: {status}")),
         };
         if let Some((_, reader)) = self.terminal.take() {
-            reader.finish();
+            reader.finish(limits::OUTPUT_DRAIN_MAX);
         }
         self.socket.set_nonblocking(false).map_err(|e| e.to_string())?;
         self.socket.write_all(&frame.encode()).map_err(|e| e.to_string())
@@ -466,10 +465,14 @@ impl TerminalReader {
         TerminalReader { is_over, thread }
     }
 
-    /// Waits until all is handed on, or the agent has gone.
-    fn finish(self) {
+    /// Waits until all is handed on, the agent has gone, or for this time: a caller that takes nothing must not keep this process, for
+    /// which the worker's shim may wait. The thread ends with the process.
+    fn finish(self, wait_max: Duration) {
         self.is_over.store(true, Ordering::Relaxed);
-        let _ = self.thread.join();
+        let until = Instant::now() + wait_max;
+        while !self.thread.is_finished() && Instant::now() < until {
+            std::thread::sleep(FINISHED_LOOK);
+        }
     }
 }
 
@@ -510,19 +513,15 @@ fn copy_terminal(mut master: &File, is_over: &AtomicBool) {
 /// What a command's process is told, before its command.
 struct Orders {
     task: TaskDir,
-    /// Who started it, as this process's namespace numbers it.
+    /// Who started it, as the host numbers it.
     parent: i32,
     worker: i32,
     /// Numbers of the namespaces of mounts and users.
     numbers: [u64; 2],
-    /// How many variables come before the command.
-    variables: usize,
 }
 
 impl Orders {
-    fn read(
-        [directory, parent, worker, mounts, users, variables]: &[OsString; BECOME_WORDS],
-    ) -> Option<Orders> {
+    fn read([directory, parent, worker, mounts, users]: &[OsString; BECOME_WORDS]) -> Option<Orders> {
         let number = |word: &OsString| word.to_str()?.parse::<u64>().ok();
         let pid = |word: &OsString| word.to_str()?.parse::<i32>().ok();
         Some(Orders {
@@ -530,7 +529,6 @@ impl Orders {
             parent: pid(parent)?,
             worker: pid(worker)?,
             numbers: [number(mounts)?, number(users)?],
-            variables: usize::try_from(number(variables)?).ok()?,
         })
     }
 
@@ -563,19 +561,19 @@ impl Orders {
 pub(super) fn become_command(words: &[OsString]) -> Option<i32> {
     let (orders, command) = words.split_first_chunk::<BECOME_WORDS>()?;
     let orders = Orders::read(orders)?;
-    let (variables, command) = command.split_at_checked(orders.variables)?;
     let outcome = (|| {
-        stage::tie_to(orders.parent)?;
+        let starter = Starter::new(orders.parent)?;
+        starter.tie()?;
         let environment = orders.carry_out()?;
         // A change of the user undoes it.
-        stage::tie_to(orders.parent)?;
+        starter.tie()?;
         // What it starts is signalled together with it.
         setsid().map_err(failed("start a session"))?;
         if io::stdin().is_terminal() {
             ioctl_tiocsctty(io::stdin()).map_err(|e| format!("take the terminal: {e}"))?;
         }
         let (program, rest) = command.split_first().ok_or("the command is empty")?;
-        let more = variables.iter().filter_map(|variable| variable.to_str()?.split_once('='));
+        let more = variables_of(std::env::vars_os());
         let error = Command::new(program).args(rest).env_clear().envs(&environment).envs(more).exec();
         Err::<std::convert::Infallible, String>(format!("execute {}: {error}", display(program)))
     })();
@@ -586,6 +584,44 @@ pub(super) fn become_command(words: &[OsString]) -> Option<i32> {
             Some(stage::NOT_EXECUTED)
         }
     }
+}
+
+/// The caller's variables, under their own names.
+fn variables_of(all: impl Iterator<Item = (OsString, OsString)>) -> impl Iterator<Item = (String, OsString)> {
+    all.filter_map(|(name, value)| Some((name.to_str()?.strip_prefix(VARIABLE)?.to_owned(), value)))
+}
+
+/// Who started this process, with which it ends. Among the worker's processes `getppid` is 0, and stays 0 when that one has ended.
+struct Starter {
+    pid: i32,
+    /// Of this process, from the host's `/proc`: the worker's mounts have another.
+    status: File,
+}
+
+impl Starter {
+    fn new(pid: i32) -> Result<Starter, String> {
+        let opened = File::open("/proc/self/status");
+        let status = opened.map_err(|e| format!("look who started the command's process: {e}"))?;
+        Ok(Starter { pid, status })
+    }
+
+    fn tie(&self) -> Result<(), String> {
+        set_pdeathsig(Signal::SIGKILL).map_err(failed("tie the command to its starter"))?;
+        let mut text = String::new();
+        let mut status = &self.status;
+        let read = status.rewind().and_then(|()| status.read_to_string(&mut text));
+        read.map_err(|e| format!("look who started the command's process: {e}"))?;
+        if parent_in(&text) == Some(self.pid) {
+            Ok(())
+        } else {
+            Err("the process that started the command has ended".to_owned())
+        }
+    }
+}
+
+/// The parent, as a process's status has it.
+fn parent_in(status: &str) -> Option<i32> {
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
 
 fn display(program: &OsStr) -> String {
@@ -611,15 +647,45 @@ mod tests {
     #[test]
     fn the_orders_of_a_command_are_whole_or_none() {
         let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
-        let whole = words(&["/t/a", "0", "12", "34", "56", "1", "A=b=c", "sh"]);
+        let whole = words(&["/t/a", "7", "12", "34", "56", "sh"]);
         let (orders, rest) = whole.split_first_chunk::<BECOME_WORDS>().unwrap();
         let orders = Orders::read(orders).unwrap();
-        assert_eq!((orders.parent, orders.worker, orders.numbers, orders.variables), (0, 12, [34, 56], 1));
-        assert_eq!(rest, words(&["A=b=c", "sh"]));
-        for bad in [&["/t/a", "0", "12", "34", "56"][..], &["/t/a", "x", "1", "1", "1", "0", "sh"]] {
+        assert_eq!((orders.parent, orders.worker, orders.numbers), (7, 12, [34, 56]));
+        assert_eq!(rest, words(&["sh"]));
+        for bad in [&["/t/a", "0", "12", "34"][..], &["/t/a", "x", "1", "1", "1", "sh"]] {
             assert_eq!(become_command(&words(bad)), None, "{bad:?}");
         }
-        assert_eq!(become_command(&words(&["/t/a", "0", "1", "1", "1", "9", "sh"])), None, "fewer variables");
+    }
+
+    #[test]
+    fn variables_come_under_names_that_no_loader_knows() {
+        let all = [("command:LD_PRELOAD", "/x"), ("PATH", "/bin"), ("command:A", "b=c"), ("command", "d")];
+        let all = all.map(|(name, value)| (OsString::from(name), OsString::from(value)));
+        let of_caller: Vec<_> = variables_of(all.into_iter()).collect();
+        let expected = [("LD_PRELOAD", "/x"), ("A", "b=c")];
+        assert_eq!(of_caller, expected.map(|(name, value)| (name.to_owned(), OsString::from(value))));
+    }
+
+    #[test]
+    fn a_process_knows_who_started_it_and_that_another_did_not() {
+        let parent = nix::unistd::getppid().as_raw();
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        assert_eq!(parent_in(&status), Some(parent));
+        assert_eq!(parent_in("Name:\tPPid: 3\nPPid:\t12\n"), Some(12));
+        assert_eq!(parent_in("Name:\tx\n"), None);
+    }
+
+    #[test]
+    fn a_terminal_whose_output_nobody_takes_keeps_no_process() {
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || drop(held.recv()));
+        let reader = TerminalReader { is_over: Arc::default(), thread };
+        let before = Instant::now();
+        reader.finish(Duration::from_millis(30));
+        assert!(before.elapsed() >= Duration::from_millis(30));
+        drop(release);
+        let thread = std::thread::spawn(|| ());
+        TerminalReader { is_over: Arc::default(), thread }.finish(Duration::from_secs(3_600));
     }
 
     #[test]

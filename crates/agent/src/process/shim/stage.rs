@@ -218,7 +218,7 @@ pub(super) fn main(parent: i32, oom_score: &OsStr) -> i32 {
     NOT_EXECUTED
 }
 
-pub(super) fn tie_to(parent: i32) -> Result<(), String> {
+fn tie_to(parent: i32) -> Result<(), String> {
     set_pdeathsig(Signal::SIGKILL).map_err(|e| format!("tie the worker to its shim: {e}"))?;
     if getppid().as_raw() != parent {
         return Err("its shim died during the launch".to_owned());

@@ -8,7 +8,7 @@ use crate::rules::worker::WorkerKey;
 impl Node {
     /// A command counts as an upload: both are connections that somebody else has asked for.
     pub(super) fn on_exec(&mut self, relay_id: u64, key: WorkerKey) {
-        let refused = match self.uploads.admit(key.job) {
+        let refused = match self.uploads.admit_command(key.job) {
             UploadAdmission::Accepted => None,
             UploadAdmission::Refused(reason) => Some(reason),
             UploadAdmission::Dropped => {
@@ -18,7 +18,11 @@ impl Node {
         };
         let refused =
             refused.or_else(|| (!self.is_live(key)).then(|| format!("worker {key} does not run here")));
-        let number = self.uploads.begin(key.job);
+        // One that is refused runs nothing, and its connection is over once the reason is told.
+        let number = match refused {
+            None => self.uploads.begin_command(key.job),
+            Some(_) => self.uploads.begin(key.job),
+        };
         self.actions.push(Action::Exec { number, relay_id, key, refused });
     }
 
