@@ -175,11 +175,6 @@ impl Caller {
         self.principal.is_operator()
     }
 
-    /// What its certificate says that it is; none without one. Its token says the same of it.
-    pub(crate) fn role(&self) -> Option<Role> {
-        self.principal.role()
-    }
-
     /// For whom it is counted what the caller takes.
     pub(crate) fn account(&self) -> Account {
         Account::of(&self.principal)
