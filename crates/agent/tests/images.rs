@@ -49,10 +49,7 @@ impl Image {
             say("skipped: podman is not installed");
             return None;
         }
-        let is_static = |path: &&&str| {
-            let program = std::fs::read(path).unwrap_or_default();
-            !program.is_empty() && !program.windows(8).any(|bytes| bytes == b"ld-linux")
-        };
+        let is_static = |path: &&&str| is_static(&std::fs::read(path).unwrap_or_default());
         let Some(busybox) = ["/bin/busybox", "/usr/bin/busybox"].iter().find(is_static) else {
             say("skipped: there is no static busybox");
             return None;
@@ -270,4 +267,19 @@ async fn what_is_hidden_from_workers_no_image_shows() {
     leader.send(Response::Start(image.order(8, &[script], &[(Path::new("/var/tmp"), "/seen")])));
     assert_eq!(leader.exit_of(8, 0).await, Kind::Code(3), "{}", output(&host, 8, 0));
     assert!(!Path::new("/var/tmp/file").exists());
+}
+
+/// Whether a program of 64 bits names no loader: none of its program headers is `PT_INTERP`.
+fn is_static(program: &[u8]) -> bool {
+    const PT_INTERP: [u8; 4] = 3_u32.to_le_bytes();
+    let number = |at: usize, bytes: usize| -> Option<usize> {
+        let field = program.get(at..at + bytes)?;
+        Some(field.iter().rev().fold(0, |value, byte| value << 8 | usize::from(*byte)))
+    };
+    let headers = || Some((number(32, 8)?, number(54, 2)?, number(56, 2)?));
+    let Some((first, size, count)) = headers().filter(|_| program.starts_with(b"\x7fELF\x02")) else {
+        return false;
+    };
+    let kind = |place: usize| program.get(first + place * size..first + place * size + 4);
+    (0..count).all(|place| kind(place).is_some_and(|kind| kind != PT_INTERP.as_slice()))
 }

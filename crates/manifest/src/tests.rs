@@ -464,7 +464,11 @@ fn prices_have_dates_purchases_and_parts() {
         ("perKwh: 0.1", "perKwh: -0.1", "spec.prices[3].owned.perKwh: must be dollars"),
         ("watts: 1200", "watts: many", "spec.prices[3].owned.watts: must be"),
         ("startTime: 2027", "startTime: 2026", "spec.prices[2]: must be the only price"),
-        ("startTime: 2027-01-01", "endTime: 1970-01-01", "spec.prices[2].endTime: must be after the start"),
+        (
+            "startTime: 2027-01-01",
+            "endTime: 2026-01-01T00:00:00Z, startTime: 2027-01-01",
+            "spec.prices[2].endTime: must be after the start",
+        ),
     ] {
         let found = policy_problems(&text(&prices.replace(from, to)));
         assert!(found.iter().any(|problem| problem.contains(part)), "{part}: {found:?}");
@@ -559,7 +563,7 @@ fn unknown_fields_are_named_with_line_and_neighbour() {
         problems(&job("  comand: [run]\n")),
         ["line 5: comand: unknown field; did you mean command? (known here: tier, regions, groups, \
           runTimeLimit, stopGrace, workingDirectory, array, topology, \
-          nodeSelector, tolerations, preemptible, after, notBefore, deadline, expectedRun, datasets, launch, \
+          nodeSelector, nodes, tolerations, preemptible, after, notBefore, deadline, expectedRun, datasets, launch, \
           retry, checkpoint, notice, spareWorkers, preflight, workdir, parallel, workers, minWorkers, slice, command, environment, \
           accelerators, cpu, memory, container)"]
     );

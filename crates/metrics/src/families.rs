@@ -108,8 +108,8 @@ families! {
     ARCHIVE_FAILING = "muster_archive_failing" Gauge [] "1 while the archive cannot be opened or written";
     ARCHIVE_OFFLOAD_FAILING = "muster_archive_offload_failing" Gauge [] "1 while old segments of the archive cannot be moved away";
     ARCHIVE_DAMAGED = "muster_archive_damaged_objects" Gauge [] "Objects of the archive that are damaged or gone and not yet rebuilt";
-    NOTIFICATIONS = "muster_notifications" Counter ["result"] "Events for receivers of notifications by result: acknowledged, given_up; failed: attempts; skipped: records that could not be read any more; on the leader alone";
-    NOTIFICATION_LAG = "muster_notification_lag_records" Gauge [] "Records by which the receiver of notifications that is furthest behind is behind; on the leader alone, absent without a receiver";
+    NOTIFICATIONS = "muster_notifications" Counter ["result"] "Events for receivers of notifications by result (failed counts attempts, skipped records); on the leader alone";
+    NOTIFICATION_LAG = "muster_notification_lag_records" Gauge [] "Records that the receiver of notifications furthest behind lacks; on the leader alone, absent without receivers";
     CERTIFICATE_DAYS = "muster_certificate_days_left" Gauge [] "Days until the first certificate of this process runs out; absent without certificates";
     RESIDENT = "process_resident_memory_bytes" Gauge [] "Memory of the process that is in memory";
     CPU = "process_cpu_seconds" Counter [] "Processor time of the process";

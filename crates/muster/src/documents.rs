@@ -26,7 +26,9 @@ fn blocks(text: &str) -> Vec<(&str, &str)> {
 /// The words of a command line without comments, or none for what is no command of ours.
 fn words(line: &str) -> Option<Vec<String>> {
     let line = line.trim().trim_start_matches("$ ");
-    let command = line.split(" #").next().unwrap_or_default().trim();
+    let command = line.split(" #").next().unwrap_or_default();
+    // What the shell does with the output is no word of the command.
+    let command = command.split(" > ").next().unwrap_or_default().trim();
     let command = command.replace(['[', ']'], "");
     let mut words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
     (words.first().is_some_and(|first| first == "muster")).then(|| {

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::exchange::{DeliveryError, Sender};
+use crate::error::DeliveryError;
+use crate::exchange::Sender;
 use crate::message::{Message, message, tenant};
 use crate::rules::{pause, skip, wants};
 use crate::settings::NotifySettings;

@@ -1,7 +1,7 @@
 //! One request to a receiver: over HTTP/1.1, to an address that was checked, with everything bounded.
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, StatusCode, Uri, header};
+use http::{HeaderValue, Request, Uri, header};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
@@ -15,6 +15,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 use crate::address::is_public;
+use crate::error::DeliveryError;
 use crate::settings::NotifySettings;
 
 /// How long the connection alone may take, TLS included.
@@ -25,38 +26,6 @@ const ANSWER_BYTES_MAX: usize = 4 << 10;
 const HEAD_BYTES_MAX: usize = 16 << 10;
 /// A connection is not used for longer than this: the name may have another address by then.
 const CONNECTION_AGE_MAX: Duration = Duration::from_secs(60);
-
-/// Why an attempt failed. No text of it has an address or a key.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum DeliveryError {
-    /// A key or an address of the directory of secrets cannot be used.
-    #[error("{0}")]
-    Secret(String),
-    /// The configuration does not allow this address.
-    #[error("{0}")]
-    Refused(String),
-    /// The host has no address.
-    #[error("its host cannot be resolved: {0}")]
-    Unresolved(#[source] std::io::Error),
-    /// No connection came about.
-    #[error("connecting failed: {0}")]
-    Connect(#[source] std::io::Error),
-    /// The authorities of receivers' certificates are not there.
-    #[error("the authorities of certificates cannot be read: {0}")]
-    Authorities(String),
-    /// The exchange broke off, or was none of HTTP.
-    #[error("the exchange failed: {0}")]
-    Exchange(#[source] hyper::Error),
-    /// A request could not be made of it.
-    #[error("no request can be made: {0}")]
-    Request(#[source] http::Error),
-    /// It answered with something else than success.
-    #[error("it answered {}", .0.as_u16())]
-    Status(StatusCode),
-    /// It did not answer in time.
-    #[error("no answer within {} ms", .0.as_millis())]
-    TimedOut(Duration),
-}
 
 /// Where a request goes.
 struct Target {

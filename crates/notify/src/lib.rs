@@ -11,6 +11,7 @@
 
 mod address;
 mod courier;
+mod error;
 mod exchange;
 mod message;
 mod notifier;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use muster_types::Name;
 use muster_types::policy::{Receiver, url_fault};
 
-use crate::exchange::DeliveryError;
+use crate::error::DeliveryError;
 
 /// Bytes of a file with a key or an address.
 const SECRET_BYTES_MAX: u64 = 4_096;

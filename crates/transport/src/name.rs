@@ -232,8 +232,8 @@ pub struct TokenHolder {
 }
 
 impl TokenHolder {
-    /// The kind of certificate whose holder has the same tenant and sees the same. What it may call is a matter of its
-    /// own role alone.
+    /// The kind of certificate whose holder has the same tenant and sees the same. What it may call
+    /// depends on its role alone.
     fn as_certificate(&self) -> Role {
         let user = self.user;
         match (self.role, self.tenant) {

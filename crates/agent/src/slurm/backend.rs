@@ -304,28 +304,30 @@ impl Backend {
 
     /// Cancels batch jobs of ours that no share stands behind: their runners would be turned away.
     fn sweep(self: &Arc<Self>, view: &View) {
-        let strays: Vec<u32> = {
+        let strays: Vec<(String, u32)> = {
             let shares = locked(&self.shares);
             let unknown = view.jobs.iter().filter(|(name, _)| !shares.contains_key(*name));
-            unknown.flat_map(|(_, jobs)| jobs.iter().filter(|job| !job.is_over()).map(|job| job.id)).collect()
+            let running = unknown.flat_map(|(_, jobs)| jobs.iter().filter(|job| !job.is_over()));
+            running.map(|job| (job.name.clone(), job.id)).collect()
         };
-        for id in strays.into_iter().take(16) {
+        for (name, id) in strays.into_iter().take(16) {
             tracing::warn!(slurm_job = id, "a batch job of ours that nobody waits for is cancelled");
             let backend = Arc::clone(self);
             self.spawn(async move {
-                if let Err(error) = backend.cancel(id).await {
+                if let Err(error) = backend.cancel(&name, id).await {
                     tracing::warn!(slurm_job = id, %error, "it could not be cancelled; trying again");
                 }
             });
         }
     }
 
-    /// Cancels a batch job; one that is unknown or over is none to cancel.
+    /// Cancels the batch job of a share; one that is unknown or over is none to cancel. Both the id and the name have to be its
+    /// own: a controller that lost its state gives ids out a second time.
     ///
     /// # Errors
     /// When Slurm does not take it.
-    pub(super) async fn cancel(&self, id: u32) -> Result<(), CallError> {
-        self.cli.call("scancel", &["--quiet", &id.to_string()]).await.map(drop)
+    pub(super) async fn cancel(&self, name: &str, id: u32) -> Result<(), CallError> {
+        self.cli.call("scancel", &["--quiet", "--name", name, &id.to_string()]).await.map(drop)
     }
 
     /// The partition for a node: the first that was named, else the default, else any that is up.

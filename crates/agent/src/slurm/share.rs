@@ -246,9 +246,9 @@ impl Work {
         if !self.cancellation.begin(Instant::now(), CANCEL_WAIT) {
             return;
         }
-        let backend = Arc::clone(&self.share.backend);
+        let (backend, name) = (Arc::clone(&self.share.backend), self.share.name.clone());
         self.share.backend.spawn(async move {
-            let result = backend.cancel(id).await;
+            let result = backend.cancel(&name, id).await;
             // The share is gone only when the agent is.
             let _ = inbox.send(ToShare::Cancelled(result)).await;
             backend.poke();

@@ -173,7 +173,7 @@ async fn the_timeline_shows_placements_by_node_and_by_job() {
         ("/timeline?from=2999-01-01T00:00:00Z", "<code>from</code> must not lie in the future"),
         ("/timeline?from=1999-01-01T00:00:00Z", "<code>from</code> must be at most 31 days"),
         ("/timeline?to=%3Cscript%3E", "<code>to</code>"),
-        ("/timeline?job=job-zzz", "<code>job</code>"),
+        ("/timeline?job=node-1", "<code>job</code>"),
         ("/timeline?tenant=%22%3E%3Cscript%3E", "<code>tenant</code>"),
         ("/timeline?at=1", "<code>at</code>"),
     ] {

@@ -371,7 +371,7 @@ mod tests {
             "from=yesterday",
             "to=%3Cscript%3E",
             "by=user",
-            "job=job-zzz",
+            "job=node-1",
             "tenant=%3Cb%3E",
             &format!("node={}", "x".repeat(300)),
             &format!("page={}", "x".repeat(300)),

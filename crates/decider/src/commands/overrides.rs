@@ -46,10 +46,10 @@ pub fn check_overrides(
     let before = row.overrides.as_ref().map(|set| set.overrides.clone()).unwrap_or_default();
     let after = change.applied_to(&before);
     let mut violations = Vec::new();
-    let mut bound = |field: &str, what: &str, count: usize, max: usize| {
+    let mut bound = |field: &str, items: &str, count: usize, max: usize| {
         if count > max {
             let text =
-                format!("{} would have {count} {what} of operators; at most {max} may be set", row.spec.name);
+                format!("{} would have {count} {items} of operators; at most {max} may be set", row.spec.name);
             violations.push(Violation::new(field, text));
         }
     };

@@ -24,10 +24,10 @@ use crate::support::{
     accelerators, carried, check, group, holder, job_draft, node_draft, request, rows, submitted,
 };
 
-const SEEDS: u64 = 16;
+const SEEDS: u64 = 36;
 const STEPS: u64 = 900;
 /// Decisions that are tried here.
-const VARIANTS: usize = 38;
+const VARIANTS: usize = 39;
 
 #[test]
 fn whatever_is_accepted_keeps_every_invariant() {
@@ -125,6 +125,7 @@ fn variant(decision: &Decision) -> usize {
         "array_members_failed",
         "arrays_controlled",
         "node_overrides_set",
+        "array_throttle_set",
     ];
     names.iter().position(|n| *n == decision.name()).expect("a known variant")
 }
@@ -306,7 +307,7 @@ fn decision(random: &mut Random, state: &State) -> Decision {
             let token = placed.map_or(token, |placement| placement.token);
             let spares = state.spares(job).to_vec();
             let mut ranks: Vec<(u32, WorkerSlot)> = Vec::new();
-            for rank in 0..random.below(3) as u32 {
+            for rank in 0..1 + random.below(2) as u32 {
                 ranks.extend(random.pick(&spares).map(|slot| (rank, slot)));
             }
             Decision::SparesTaken { job, token, ranks }
@@ -383,6 +384,17 @@ fn of_arrays(random: &mut Random, state: &State, job: JobId, request: RequestKey
     let known: Vec<ArrayId> = state.arrays().iter().map(|(id, _)| *id).collect();
     let array = random.pick(&known).unwrap_or(ArrayId(job.0));
     let by = Requester { name: "x".repeat(random.below(170) as usize), is_operator: random.once_in(4) };
+    let waits = |array: &ArrayId| state.array(*array).is_some_and(|row| row.uncreated > 0);
+    let waiting: Vec<ArrayId> = known.iter().copied().filter(waits).collect();
+    // Those that are kept back although what they depend on is over.
+    let is_over =
+        |on: &Dependency| state.job(on.job).is_none_or(|row| matches!(row.phase, Phase::Finished(_)));
+    let is_kept = |array: &ArrayId| {
+        state
+            .array(*array)
+            .is_some_and(|row| !row.released && row.template.spec.dependencies.iter().all(is_over))
+    };
+    let kept: Vec<ArrayId> = waiting.iter().copied().filter(is_kept).collect();
     match random.below(6) {
         0 => {
             let Some(spec) = state.jobs().iter().next().and_then(|(id, _)| state.spec(*id)) else {
@@ -393,7 +405,7 @@ fn of_arrays(random: &mut Random, state: &State, job: JobId, request: RequestKey
             let scope = [DependencyScope::Job, DependencyScope::Array, DependencyScope::Member];
             let scope = scope[random.below(3) as usize];
             let on = Dependency { job, rule: DependencyRule::Finished, scope };
-            draft.dependencies = vec![on; usize::from(random.once_in(3))];
+            draft.dependencies = vec![on; usize::from(random.once_in(2))];
             let spec = Arc::new(draft.check().expect("a job"));
             let mut ranges = Vec::new();
             for n in 0..random.below(3) as u32 {
@@ -418,9 +430,15 @@ fn of_arrays(random: &mut Random, state: &State, job: JobId, request: RequestKey
                 parts: vec![part; random.below(3) as usize],
             }
         }
-        1 => Decision::ArrayMembersCreated { array, count: random.below(9) as u32 },
-        2 => Decision::ArrayReleased { array },
-        3 => Decision::ArrayMembersFailed { array, detail: "x".repeat(random.below(1_100) as usize) },
+        1 => {
+            let array = random.pick(&waiting).unwrap_or(array);
+            Decision::ArrayMembersCreated { array, count: random.below(9) as u32 }
+        }
+        2 => Decision::ArrayReleased { array: random.pick(&kept).unwrap_or(array) },
+        3 => {
+            let array = random.pick(&waiting).unwrap_or(array);
+            Decision::ArrayMembersFailed { array, detail: "x".repeat(random.below(1_100) as usize) }
+        }
         4 => {
             let throttle = random.once_in(4).then(|| random.below(4) as u32);
             Decision::ArrayThrottleSet { request, by, array, throttle }

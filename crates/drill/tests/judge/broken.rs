@@ -266,7 +266,16 @@ pub fn stalled(sample: &mut Sample) -> Option<()> {
         sample.history.operations.iter().filter(|operation| operation.completed_us < sample.run.fault_us);
     let shown = last.filter_map(Operation::log_index).max()?.0;
     sample.history.watch_events.retain(|event| event.watch != 1 || event.log_index < shown);
-    (seen > 0).then_some(())
+    // Where nothing was acknowledged behind what it still shows, or nobody goes on, it has stalled for nobody.
+    let left = sample.history.watch_events.iter().filter(|event| event.watch == 1);
+    let left = left.map(|event| event.log_index).max().unwrap_or(0);
+    let mut before = sample.history.operations.iter().filter(|operation| {
+        operation.completed_us < sample.run.fault_us
+            && matches!(operation.outcome, Outcome::Acknowledged { log_index, .. } if log_index > left)
+    });
+    let goes_on =
+        sample.history.operations.iter().any(|operation| operation.invoked_us > sample.run.fault_us);
+    (seen > 0 && goes_on && before.next().is_some()).then_some(())
 }
 
 /// The cluster is recovered at the end of the fault; something was acknowledged before that.

@@ -678,7 +678,9 @@ mod tests {
     #[test]
     fn a_terminal_whose_output_nobody_takes_keeps_no_process() {
         let (release, held) = std::sync::mpsc::channel::<()>();
-        let thread = std::thread::spawn(move || drop(held.recv()));
+        let thread = std::thread::spawn(move || {
+            let _ = held.recv();
+        });
         let reader = TerminalReader { is_over: Arc::default(), thread };
         let before = Instant::now();
         reader.finish(Duration::from_millis(30));

@@ -16,19 +16,31 @@ pub(super) async fn play(
         return Err(Status::invalid_argument("the first message must be start"));
     };
     find(&start.job_id)?;
-    let mut said = vec![
-        Message::Started(v1::ExecStarted::default()),
-        Message::Stdout(format!("rank {} {}\n", start.rank, start.command.join(" ")).into_bytes()),
-        Message::Stderr(b"careful\n".to_vec()),
-    ];
-    while let Some(request) = requests.message().await? {
-        match request.message {
-            Some(Said::Input(bytes)) => said.push(Message::Stdout(bytes)),
-            Some(Said::InputEnd(_)) => break,
-            _ => {}
+    let (answers, receiver) = tokio::sync::mpsc::channel(8);
+    tokio::spawn(async move {
+        let begun = [
+            Message::Started(v1::ExecStarted::default()),
+            Message::Stdout(format!("rank {} {}\n", start.rank, start.command.join(" ")).into_bytes()),
+            Message::Stderr(b"careful\n".to_vec()),
+        ];
+        for message in begun {
+            say(&answers, message).await;
         }
-    }
-    said.push(Message::End(v1::ExecEnd { end: Some(v1::exec_end::End::ExitCode(7)) }));
-    let said = said.into_iter().map(|message| Ok(v1::ExecWorkerResponse { message: Some(message) }));
-    Ok(Response::new(Box::pin(futures::stream::iter(said))))
+        while let Ok(Some(request)) = requests.message().await {
+            match request.message {
+                Some(Said::Input(bytes)) => say(&answers, Message::Stdout(bytes)).await,
+                Some(Said::InputEnd(_)) => break,
+                _ => {}
+            }
+        }
+        say(&answers, Message::End(v1::ExecEnd { end: Some(v1::exec_end::End::ExitCode(7)) })).await;
+    });
+    Ok(Response::new(Box::pin(tokio_stream::wrappers::ReceiverStream::new(receiver))))
+}
+
+type Answer = Result<v1::ExecWorkerResponse, Status>;
+
+/// A caller that has left is none that hears it.
+async fn say(answers: &tokio::sync::mpsc::Sender<Answer>, message: Message) {
+    let _ = answers.send(Ok(v1::ExecWorkerResponse { message: Some(message) })).await;
 }
