@@ -151,7 +151,7 @@ async fn own_and_foreign_jobs() {
         assert_eq!(job.redacted, is_redacted, "{role} {tenant:?}");
         // Cancelling it again changes nothing.
         let request_id = format!("00000000-0000-4000-b000-{number:012}");
-        let cancel = v1::CancelJobRequest { request_id, job_id: job_id.clone(), ..Default::default() };
+        let cancel = v1::CancelJobRequest { request_id, job_id: job_id.clone() };
         let answer = guarded("an answer", jobs.cancel_job(bearer(cancel, &secret))).await;
         let refused = code(answer).filter(|code| *code != RefusalCode::JobFinished);
         assert_eq!(refused, expected, "{role} {tenant:?}");

@@ -137,7 +137,7 @@ mod tests {
     }
 
     fn labels(pairs: &[(&'static str, &str)]) -> BTreeMap<Name, String> {
-        pairs.iter().map(|(key, value)| (Name::literal(*key), String::from(*value))).collect()
+        pairs.iter().map(|(key, value)| (Name::literal(key), String::from(*value))).collect()
     }
 
     #[test]

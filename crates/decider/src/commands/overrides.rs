@@ -48,8 +48,10 @@ pub fn check_overrides(
     let mut violations = Vec::new();
     let mut bound = |field: &str, items: &str, count: usize, max: usize| {
         if count > max {
-            let text =
-                format!("{} would have {count} {items} of operators; at most {max} may be set", row.spec.name);
+            let text = format!(
+                "{} would have {count} {items} of operators; at most {max} may be set",
+                row.spec.name
+            );
             violations.push(Violation::new(field, text));
         }
     };

@@ -305,7 +305,7 @@ proptest! {
             }
             if let Some(plan) = fleet.plan(&asking) {
                 let node = |slot: &muster_journal::WorkerSlot| fleet.state.node(slot.node).unwrap();
-                let refused = plan.workers.iter().find(|slot| !is_asked_for(&node(*slot).spec, &asked));
+                let refused = plan.workers.iter().find(|slot| !is_asked_for(&node(slot).spec, &asked));
                 prop_assert!(refused.is_none(), "{:?}: {:?}", asking, refused);
                 prop_assert_eq!(could_ever(&fleet.state, &asking), Ok(()), "it fits now, so it can");
                 let placed = fleet.start(&asking, 1_000, plan.workers.clone());

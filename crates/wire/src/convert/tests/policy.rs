@@ -104,9 +104,9 @@ prop_compose! {
 /// Prices of every form; which one follows from the amount.
 fn priced(kind: Name, region: Option<Name>, micro_dollars: u64) -> Price {
     let purchase = [None, Some(PurchaseKind::Spot), Some(PurchaseKind::Reserved)][micro_dollars as usize % 3];
-    let from = (micro_dollars % 2 == 0).then_some(LogTime(micro_dollars));
-    let until = (micro_dollars % 5 == 0).then_some(LogTime(micro_dollars + 1));
-    if micro_dollars % 7 > 0 {
+    let from = (micro_dollars.is_multiple_of(2)).then_some(LogTime(micro_dollars));
+    let until = (micro_dollars.is_multiple_of(5)).then_some(LogTime(micro_dollars + 1));
+    if !micro_dollars.is_multiple_of(7) {
         return Price { purchase, from, until, ..Price::new(kind, region, micro_dollars) };
     }
     let owned = OwnedCost {
