@@ -28,7 +28,8 @@ fn words(line: &str) -> Option<Vec<String>> {
     let line = line.trim().trim_start_matches("$ ");
     let command = line.split(" #").next().unwrap_or_default();
     // What the shell does with the output is no word of the command.
-    let command = command.split(" > ").next().unwrap_or_default().trim();
+    let command = command.split(" > ").next().unwrap_or_default();
+    let command = command.split(" | ").next().unwrap_or_default().trim();
     let command = command.replace(['[', ']'], "");
     let mut words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
     (words.first().is_some_and(|first| first == "muster")).then(|| {

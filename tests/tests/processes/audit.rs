@@ -77,7 +77,7 @@ impl Site {
 }
 
 fn files(cluster: &Cluster, authority: &Authority, role: Role) -> TlsFiles {
-    let out = cluster.scratch.path().join(role.to_string().replace('/', "-"));
+    let out = cluster.scratch.path().join(format!("certificate-{}", role.to_string().replace('/', "-")));
     if !out.exists() {
         authority.issue(role, 20, &out, false).unwrap();
     }

@@ -147,13 +147,15 @@ async fn a_controller_that_forgets_costs_a_placement_and_never_runs_one_twice() 
     for gang in [&gang, &running, &waiting] {
         assert_eq!(bench.subject.launches(gang.key(0)), 1);
     }
-    // Slurm sends SIGKILL to a runner that it does not know: what it leaves goes with the next on its node.
+    // Slurm sends SIGKILL to a runner that it does not know: what it leaves goes with the next on its node. It gives ids out a
+    // second time, and may end a new batch job for an old one that had its id: that costs a placement as well.
     for _ in 0..RUNNERS_UNTIL_CLEAN {
         if bench.subject.runners_left() == 0 {
             break;
         }
         let next = bench.start(&[Behaviour::Exit(0)]).await;
-        assert_eq!(bench.end_of(next.key(0)).await, ExitStatus::Code(0));
+        let end = bench.end_of(next.key(0)).await;
+        assert!(matches!(end, ExitStatus::Code(0) | ExitStatus::BackendLost(_)), "{end}");
     }
     bench.subject.assert_clean();
 }
