@@ -80,7 +80,7 @@ fn socket_of(socket: &UnixStream) -> Result<UnixStream, String> {
 struct Prepared {
     request: Request,
     location: Location,
-    terminal: Option<Terminal>,
+    terminal: Option<(Terminal, TerminalReader)>,
 }
 
 /// Where a command's process finds what it has to join. The namespaces are held open, so that their numbers stay theirs.
@@ -99,9 +99,10 @@ fn prepare(directory: &Path, socket: &UnixStream) -> Result<Prepared, String> {
     let running = task.running().map_err(|e| e.to_string())?.ok_or(NOT_YET)?;
     // Of the host's file system for terminals, which the worker may not see, and before its control group asks about devices.
     let terminal = request.terminal.map(|size| Terminal::open(size, spec.isolation.user)).transpose()?;
-    let (worker, namespaces) = join(&task, &spec, &running)?;
+    let master = terminal.as_ref().map(|terminal| dup(&terminal.master)).transpose()?;
+    let (worker, namespaces, reader) = join(&task, &spec, &running, master)?;
     let location = Location { directory: directory.to_owned(), worker, namespaces };
-    Ok(Prepared { request, location, terminal })
+    Ok(Prepared { request, location, terminal: terminal.zip(reader) })
 }
 
 fn read_request(mut socket: &UnixStream) -> Result<Request, String> {
@@ -164,8 +165,13 @@ fn number_of(namespace: &File) -> Result<u64, String> {
 }
 
 /// Joins the worker's control group, and its processes with what this process starts. The worker, and its namespaces of mounts and
-/// users, where it has its own.
-fn join(task: &TaskDir, spec: &TaskSpec, running: &Running) -> Result<(i32, Option<(File, File)>), String> {
+/// users, where it has its own; and who reads the command's terminal, where it has one.
+fn join(
+    task: &TaskDir,
+    spec: &TaskSpec,
+    running: &Running,
+    terminal: Option<OwnedFd>,
+) -> Result<(i32, Option<(File, File)>, Option<TerminalReader>), String> {
     let namespaces = spec.isolation.namespaces;
     let empties = running.cgroup.as_ref().is_some_and(|group| group.join("cgroup.kill").exists());
     if namespaces == Namespaces::Host && !empties {
@@ -190,15 +196,19 @@ fn join(task: &TaskDir, spec: &TaskSpec, running: &Running) -> Result<(i32, Opti
     if lineage(task, running)? != before {
         return Err(ENDED.to_owned());
     }
-    let Some((outer, inner, mounts, pids)) = opened else { return Ok((worker, None)) };
+    let Some((outer, inner, mounts, pids)) = opened else {
+        return Ok((worker, None, terminal.map(TerminalReader::start)));
+    };
     if namespaces == Namespaces::User {
         if number_of(&outer)? == number_of(&inner)? {
             return Err(NOT_YET.to_owned());
         }
         setns(&outer, CloneFlags::CLONE_NEWUSER).map_err(failed("join the worker's user namespace"))?;
     }
+    // A process with several threads joins no user namespace, and one whose children are of other processes starts no thread.
+    let reader = terminal.map(TerminalReader::start);
     setns(&pids, CloneFlags::CLONE_NEWPID).map_err(failed("join the worker's processes"))?;
-    Ok((worker, Some((mounts, inner))))
+    Ok((worker, Some((mounts, inner)), reader))
 }
 
 /// The command, from the side of its starter.
@@ -233,6 +243,7 @@ impl Joined {
         // obey it. Nor may one be among its words, which every user of the host can read.
         let variables = request.environment.iter().map(|(name, value)| (format!("{VARIABLE}{name}"), value));
         command.args(&request.command).env_clear().envs(variables).stdin(Stdio::piped());
+        let (terminal, reader) = terminal.unzip();
         let master = terminal.map(|terminal| terminal.give(&mut command)).transpose()?;
         let mut child = command.spawn().map_err(|e| format!("start the command's process: {e}"))?;
         // With it the other side of the terminal is closed here.
@@ -247,16 +258,15 @@ impl Joined {
             };
             fcntl(&stdin, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
                 .map_err(failed("prepare the command's input"))?;
-            let reader = master.as_ref().map(|master| dup(master).map(TerminalReader::start)).transpose()?;
             let pid = rustix::process::Pid::from_child(&child);
             let ended =
                 pidfd_open(pid, PidfdFlags::empty()).map_err(|e| format!("watch the command: {e}"))?;
             (&socket).write_all(&Frame::Started.encode()).map_err(|e| format!("speak to the agent: {e}"))?;
             socket.set_nonblocking(true).map_err(|e| format!("listen to the agent: {e}"))?;
-            Ok::<_, String>((stdin, ended, reader))
+            Ok::<_, String>((stdin, ended))
         };
         match begun() {
-            Ok((stdin, ended, reader)) => Ok(Joined {
+            Ok((stdin, ended)) => Ok(Joined {
                 socket,
                 child,
                 ended,
