@@ -87,9 +87,12 @@ struct Prepared {
 struct Location {
     directory: PathBuf,
     worker: i32,
-    /// Of its mounts and its users; none where it has the host's.
-    namespaces: Option<(File, File)>,
+    /// None where it has the host's.
+    namespaces: Option<NamespaceFiles>,
 }
+
+/// The namespaces of a worker's mounts and of its users.
+type NamespaceFiles = (File, File);
 
 fn prepare(directory: &Path, socket: &UnixStream) -> Result<Prepared, String> {
     super::begin()?;
@@ -171,7 +174,7 @@ fn join(
     spec: &TaskSpec,
     running: &Running,
     terminal: Option<OwnedFd>,
-) -> Result<(i32, Option<(File, File)>, Option<TerminalReader>), String> {
+) -> Result<(i32, Option<NamespaceFiles>, Option<TerminalReader>), String> {
     let namespaces = spec.isolation.namespaces;
     let empties = running.cgroup.as_ref().is_some_and(|group| group.join("cgroup.kill").exists());
     if namespaces == Namespaces::Host && !empties {
