@@ -78,12 +78,12 @@ impl Workdir {
         });
         let sent = sent.map_err(unpacked)?;
         let Progress { files, bytes, files_sent, bytes_sent, .. } = sent;
-        console.progress(&format!(
-            "{}: {files} files with {}; {files_sent} with {} were sent, the store had the others",
-            self.packed.digest(),
-            size(bytes),
-            size(bytes_sent),
-        ));
+        let which = match files_sent {
+            0 => "the store has all of them".to_owned(),
+            all if all == files => "all of them were sent".to_owned(),
+            some => format!("{some} with {} were sent, the store had the others", size(bytes_sent)),
+        };
+        console.progress(&format!("{}: {files} files with {}; {which}", self.packed.digest(), size(bytes)));
         Ok(())
     }
 }
