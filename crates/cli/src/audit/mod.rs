@@ -16,7 +16,7 @@ use muster_wire::v1;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::log::{kept, point_of_log};
+use crate::log::{each_record, kept, point_of_log};
 
 /// In the place of a name that the caller is not shown.
 const REDACTED: &str = "redacted";
@@ -196,25 +196,9 @@ pub async fn run(global: &Global, console: &Console, args: AuditArgs) -> Result<
     if matches!(console.format, Format::Table | Format::Wide) {
         console.line(HEADER)?;
     }
-    let mut reader = client.read_decisions(request);
-    loop {
-        let item = tokio::select! {
-            item = reader.next() => item.map_err(|error| kept(error, &reader))?,
-            interrupt = tokio::signal::ctrl_c() => {
-                interrupt?;
-                console.progress(&format!("go on with the same options and --from {}", reader.next_index()));
-                return Ok(Exit::Interrupted);
-            }
-        };
-        match item {
-            Some(LogItem::Record(record)) => show(console, &args, &record)?,
-            Some(_) => {}
-            None => return Ok(Exit::Ok),
-        }
-        if to_index > 0 && reader.next_index() > to_index {
-            return Ok(Exit::Ok);
-        }
-    }
+    let reader = client.read_decisions(request);
+    let again = |next| format!("go on with the same options and --from {next}");
+    each_record(console, reader, to_index, again, |record| show(console, &args, record)).await
 }
 
 fn show(console: &Console, args: &AuditArgs, record: &v1::LogRecord) -> Result<(), Failure> {

@@ -242,20 +242,36 @@ async fn tail(client: &Client, console: &Console, args: TailArgs) -> Result<Exit
     let decisions = args.decision;
     let request =
         v1::ReadDecisionsRequest { from_index, follow: args.follow, decisions, ..Default::default() };
-    let mut reader = client.read_decisions(request);
+    let reader = client.read_decisions(request);
+    let again = |next| format!("go on with: muster log tail -f --from {next}");
+    each_record(console, reader, 0, again, |record| print(console, record)).await
+}
+
+/// Shows the records of a reader up to `to_index`, or to its end where that is 0. An interrupt ends it with `again`, which says how to go
+/// on from the next index.
+pub async fn each_record(
+    console: &Console,
+    mut reader: LogReader,
+    to_index: u64,
+    again: impl Fn(u64) -> String,
+    mut show: impl FnMut(&v1::LogRecord) -> Result<(), Failure>,
+) -> Result<Exit, Failure> {
     loop {
         let item = tokio::select! {
             item = reader.next() => item.map_err(|error| kept(error, &reader))?,
             interrupt = tokio::signal::ctrl_c() => {
                 interrupt?;
-                console.progress(&format!("go on with: muster log tail -f --from {}", reader.next_index()));
+                console.progress(&again(reader.next_index()));
                 return Ok(Exit::Interrupted);
             }
         };
         match item {
-            Some(LogItem::Record(record)) => print(console, &record)?,
+            Some(LogItem::Record(record)) => show(&record)?,
             Some(_) => {}
             None => return Ok(Exit::Ok),
+        }
+        if to_index > 0 && reader.next_index() > to_index {
+            return Ok(Exit::Ok);
         }
     }
 }
