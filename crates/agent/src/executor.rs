@@ -32,7 +32,7 @@ pub struct OutputChunk {
 /// A command to run next to a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExecRequest {
-    /// Which worker.
+    /// The worker next to which it runs.
     pub key: WorkerKey,
     /// Program and arguments.
     pub command: Vec<String>,
@@ -55,7 +55,7 @@ pub enum ExecInput {
     Resize(TerminalSize),
 }
 
-/// What becomes of it.
+/// What such a command tells its caller: its output, and how it ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExecOutput {
     /// Its process is there. Output can come before this.

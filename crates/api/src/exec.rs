@@ -307,7 +307,7 @@ async fn pass_on(
     Ok(answers.map_err(of_leader).take_until(Box::pin(superseded)).boxed())
 }
 
-/// Carries what a caller says to the node, and what becomes of the command to the caller, until the command or the caller ends.
+/// Carries input from a caller to the node, and output and the end from the command to the caller, until either of them ends.
 async fn serve_caller(
     engine: Engine,
     side: CallerSide,
@@ -448,7 +448,7 @@ pub(crate) async fn relay(
     }
 }
 
-/// Carries what the caller says to the agent, and what becomes of the command to the caller. An end of one way is no end of the
+/// Carries input from the caller to the agent, and output and the end to the caller. An end of one way is no end of the
 /// other: the caller may have no more input, and the agent ends its stream behind the last word.
 async fn serve_node(
     engine: Engine,

@@ -709,9 +709,9 @@ pub enum Decision {
         by: Requester,
         /// Which job.
         job: JobId,
-        /// Which placement.
+        /// The placement that the worker is of.
         token: FencingToken,
-        /// Which worker.
+        /// The worker, by its rank in the gang.
         rank: u32,
         /// What the command begins with, as text for people.
         command: String,

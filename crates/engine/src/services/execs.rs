@@ -17,7 +17,7 @@ pub struct ExecRequest {
     pub job: JobId,
     /// Which placement; none for the current one.
     pub token: Option<FencingToken>,
-    /// Which worker.
+    /// The worker, by its rank in the gang.
     pub rank: u32,
     /// What the command begins with, for the record; at most [`muster_types::limits::EXEC_TEXT_BYTES_MAX`] bytes.
     pub command: String,

@@ -29,7 +29,7 @@ pub struct ExecOrder {
     pub job: JobId,
     /// Which placement.
     pub token: FencingToken,
-    /// Which worker.
+    /// The worker, by its rank in the gang.
     pub rank: u32,
 }
 

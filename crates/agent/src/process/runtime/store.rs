@@ -35,7 +35,7 @@ const PULL_AGAIN: Duration = Duration::from_secs(10);
 /// An image that a worker can have.
 #[derive(Debug)]
 pub(crate) struct Prepared {
-    /// Its directory.
+    /// The directory that it is unpacked in.
     pub(crate) directory: PathBuf,
     /// What it says of its programs.
     pub(crate) config: ImageConfig,
