@@ -81,6 +81,13 @@ impl Drilled {
         self.cluster.assert_digests_agree().await;
     }
 
+    /// How often replicas other than this one began to lead. A slow disk may give the leadership back at any moment, so who
+    /// leads after a drill says nothing about who led in it.
+    fn leaderships_of_others(&self, at: usize) -> usize {
+        let others = (0..3).filter(|other| *other != at);
+        others.map(|other| self.cluster.log_of(other).matches("leadership begins").count()).sum()
+    }
+
     async fn probes_waiting(&self) -> usize {
         let request = v1::ListJobsRequest {
             filter: Some(v1::JobFilter {
@@ -112,10 +119,11 @@ async fn a_silent_leader_is_replaced_and_heard_again() {
     let _heavy = heavy().await;
     let mut drilled = Drilled::start().await;
     let leader = drilled.cluster.leader().await;
+    let before = drilled.leaderships_of_others(leader);
     let file = drilled.scenario("leader-gone", "do: refuse-traffic, what: leader, for: 4s");
     let ran = drilled.cluster.operate(&drilled.words(&file)).await;
     assert_eq!(ran.code, Some(0), "{ran:#?}");
-    assert_ne!(drilled.cluster.leader().await, leader, "another leads");
+    assert!(drilled.leaderships_of_others(leader) > before, "another leads");
     drilled.as_before().await;
     assert_eq!(drilled.probes_waiting().await, 0);
     let log = drilled.cluster.log_of(leader);
@@ -197,10 +205,11 @@ async fn a_leader_hands_over() {
     let _heavy = heavy().await;
     let mut drilled = Drilled::start().await;
     let leader = drilled.cluster.leader().await;
+    let before = drilled.leaderships_of_others(leader);
     let file = drilled.scenario("transferred", "do: transfer-leadership");
     let ran = drilled.cluster.operate(&drilled.words(&file)).await;
     assert_eq!(ran.code, Some(0), "{ran:#?}");
-    assert_ne!(drilled.cluster.leader().await, leader, "another leads");
+    assert!(drilled.leaderships_of_others(leader) > before, "another leads");
     drilled.as_before().await;
 }
 
