@@ -147,7 +147,7 @@ pub enum ClientCommand {
     Log(log::LogCommand),
     /// Who did what, from the decision log; and which calls were denied, from the files of replicas
     Audit(audit::AuditArgs),
-    /// What the fleet was used for, what it was idle for, and what jobs waited for; needs no cluster
+    /// What the fleet was used for, what it was idle for, and what jobs waited for: of an archive, the cluster, or both
     #[command(subcommand, visible_alias = "reports")]
     Report(report::ReportCommand),
     /// The scheduler cluster itself
@@ -171,7 +171,7 @@ pub enum ClientCommand {
     /// Replay a trace under a virtual clock with this program's own scheduler; needs no cluster
     #[command(subcommand)]
     Sim(sim::SimCommand),
-    /// Replay a range of the log under another policy, fleet or quota, and compare; needs no cluster
+    /// Replay a range of the log under another policy, fleet or quota, and compare
     Whatif(whatif::WhatifArgs),
     /// Plan how a model is split over accelerators: sizes, memory, time, ranks; needs no cluster
     #[command(subcommand)]
@@ -263,9 +263,9 @@ async fn dispatch(
         ClientCommand::Token(command) => token::run(global, console, command).await,
         ClientCommand::Backup(command) => backup::run(program, global, console, command).await,
         ClientCommand::Sim(command) => sim::run(console, command),
-        ClientCommand::Whatif(args) => whatif::run(console, &args),
+        ClientCommand::Whatif(args) => whatif::run(global, console, &args).await,
         ClientCommand::Parallel(command) => parallel::run(global, console, command).await,
-        ClientCommand::Report(command) => report::run(console, &command),
+        ClientCommand::Report(command) => report::run(global, console, &command).await,
         ClientCommand::Slo(command) => slo::run(console, command),
         ClientCommand::Ctl(command) => ctl::run(global, console, command),
         ClientCommand::Logs(args) => job::logs::run(global, console, args).await,

@@ -70,7 +70,7 @@ pub struct JobTotals {
 
 /// A part of what is idle in a pool, and why jobs that wait do not have it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unplaced {
+pub struct UnplacedPart {
     /// Why.
     pub reason: UnplacedReason,
     /// Whom it is kept for where that is the reason, else whose job waits; none where nobody's does.
@@ -452,7 +452,7 @@ impl Ledger {
     /// What the planner says of the idle accelerators of a pool that waiting jobs could have, part by part. It holds from
     /// the last record on, until the idle part of the pool or the demand for it changes. What it says beyond what is idle is
     /// ignored; what it leaves out stays unexplained.
-    pub fn explain_idle(&mut self, kind: &Name, region: &Name, parts: &[Unplaced]) {
+    pub fn explain_idle(&mut self, kind: &Name, region: &Name, parts: &[UnplacedPart]) {
         let tenants = &mut self.tenants;
         let parts = parts.iter().map(|part| {
             let owner = part.owner.as_ref();

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use muster_decider::{JobExplanation, KeptReservations, explain_job, queue_front_counted};
-use muster_ledger::{Ledger, Unplaced, UnplacedPool, UnplacedReason};
+use muster_ledger::{Ledger, UnplacedPart, UnplacedPool, UnplacedReason};
 use muster_planner::{ClusterReport, NodeCounts, WaitReason};
 use muster_state::State;
 use muster_types::{JobSpec, LogTime, Name, PriorityTier};
@@ -23,10 +23,10 @@ const ALIKE_MAX: u64 = 10_000;
 
 /// What was said of the idle part of a type in a region.
 #[derive(Clone, Debug)]
-struct Said {
+struct Division {
     /// What was idle then, in thousandths.
     milli: u64,
-    parts: Vec<Unplaced>,
+    parts: Vec<UnplacedPart>,
 }
 
 /// Asks why jobs do not have what is idle, and tells a ledger.
@@ -36,7 +36,7 @@ pub struct IdleReasons {
     asked_at: Option<LogTime>,
     moments: u64,
     /// By type and region.
-    said: BTreeMap<(Name, Name), Said>,
+    said: BTreeMap<(Name, Name), Division>,
 }
 
 impl IdleReasons {
@@ -93,13 +93,13 @@ impl IdleReasons {
             let spec = state.spec(request.job)?;
             pools.iter().find(|pool| accepts(spec, pool))?;
             let why = explain_job(state, now, request.job, &KeptReservations::default())?;
-            Some(Asked { spec, alike: request.alike, why })
+            Some(Question { spec, alike: request.alike, why })
         });
-        let asked: Vec<Asked<'_>> = asked.collect();
+        let asked: Vec<Question<'_>> = asked.collect();
         for pool in pools {
             let parts = parts_of(state, pool, &asked, is_all);
             ledger.explain_idle(&pool.kind, &pool.region, &parts);
-            self.said.insert((pool.kind.clone(), pool.region.clone()), Said { milli: pool.milli, parts });
+            self.said.insert((pool.kind.clone(), pool.region.clone()), Division { milli: pool.milli, parts });
         }
     }
 
@@ -113,15 +113,15 @@ impl IdleReasons {
     }
 }
 
-impl Said {
+impl Division {
     /// The same parts of another amount. What rounding leaves goes to the last one where all of it had reasons.
-    fn of(&self, milli: u64) -> Vec<Unplaced> {
-        let scaled = |part: &Unplaced| {
+    fn of(&self, milli: u64) -> Vec<UnplacedPart> {
+        let scaled = |part: &UnplacedPart| {
             let scaled = u128::from(part.milli) * u128::from(milli) / u128::from(self.milli.max(1));
-            Unplaced { milli: u64::try_from(scaled).unwrap_or(u64::MAX), ..part.clone() }
+            UnplacedPart { milli: u64::try_from(scaled).unwrap_or(u64::MAX), ..part.clone() }
         };
-        let mut parts: Vec<Unplaced> = self.parts.iter().map(scaled).collect();
-        let sum = |parts: &[Unplaced]| parts.iter().map(|part| part.milli).sum::<u64>();
+        let mut parts: Vec<UnplacedPart> = self.parts.iter().map(scaled).collect();
+        let sum = |parts: &[UnplacedPart]| parts.iter().map(|part| part.milli).sum::<u64>();
         let rest = milli.saturating_sub(sum(&parts));
         if sum(&self.parts) == self.milli
             && let Some(last) = parts.last_mut()
@@ -133,7 +133,7 @@ impl Said {
 }
 
 /// A request that was asked about.
-struct Asked<'a> {
+struct Question<'a> {
     spec: &'a JobSpec,
     alike: u64,
     why: JobExplanation,
@@ -147,8 +147,8 @@ fn accepts(spec: &JobSpec, pool: &UnplacedPool) -> bool {
 
 /// What each request asks for has its reason, the first of them first; the rest is more than anybody asks for, or of requests
 /// that were not asked about.
-fn parts_of(state: &State, pool: &UnplacedPool, asked: &[Asked<'_>], is_all: bool) -> Vec<Unplaced> {
-    let mut parts: Vec<Unplaced> = Vec::new();
+fn parts_of(state: &State, pool: &UnplacedPool, asked: &[Question<'_>], is_all: bool) -> Vec<UnplacedPart> {
+    let mut parts: Vec<UnplacedPart> = Vec::new();
     let mut rest = pool.milli;
     for one in asked.iter().filter(|one| accepts(one.spec, pool)) {
         let Some(reason) = one.reason(pool) else { continue };
@@ -159,11 +159,11 @@ fn parts_of(state: &State, pool: &UnplacedPool, asked: &[Asked<'_>], is_all: boo
         match parts.iter_mut().find(|part| part.reason == reason && part.owner == owner) {
             _ if milli == 0 => {}
             Some(part) => part.milli += milli,
-            None => parts.push(Unplaced { reason, owner, milli }),
+            None => parts.push(UnplacedPart { reason, owner, milli }),
         }
     }
     if is_all && rest > 0 {
-        parts.push(Unplaced { reason: UnplacedReason::Surplus, owner: None, milli: rest });
+        parts.push(UnplacedPart { reason: UnplacedReason::Surplus, owner: None, milli: rest });
     }
     parts
 }
@@ -173,7 +173,7 @@ fn mismatched(nodes: &NodeCounts) -> bool {
     nodes.fit == 0 && nodes.wrong_labels + nodes.tainted + nodes.not_isolated + nodes.too_small > 0
 }
 
-impl Asked<'_> {
+impl Question<'_> {
     /// Why it does not have what is idle there; none for one that would not take it now.
     fn reason(&self, pool: &UnplacedPool) -> Option<UnplacedReason> {
         let is_there = |report: &&ClusterReport| {
@@ -219,19 +219,19 @@ impl Asked<'_> {
 mod tests {
     use super::*;
 
-    fn part(reason: UnplacedReason, milli: u64) -> Unplaced {
-        Unplaced { reason, owner: None, milli }
+    fn part(reason: UnplacedReason, milli: u64) -> UnplacedPart {
+        UnplacedPart { reason, owner: None, milli }
     }
 
     #[test]
     fn another_amount_is_divided_as_the_first_was() {
         let parts = vec![part(UnplacedReason::Quota, 1_000), part(UnplacedReason::Surplus, 2_000)];
-        let whole = Said { milli: 3_000, parts };
-        let amounts = |said: &Said, milli| said.of(milli).iter().map(|part| part.milli).collect::<Vec<_>>();
+        let whole = Division { milli: 3_000, parts };
+        let amounts = |said: &Division, milli| said.of(milli).iter().map(|part| part.milli).collect::<Vec<_>>();
         assert_eq!(amounts(&whole, 3_000), [1_000, 2_000]);
         assert_eq!(amounts(&whole, 8_000), [2_666, 5_334]);
         // What had no reason has none.
-        let half = Said { milli: 4_000, parts: vec![part(UnplacedReason::Quota, 2_000)] };
+        let half = Division { milli: 4_000, parts: vec![part(UnplacedReason::Quota, 2_000)] };
         assert_eq!(amounts(&half, 1_000), [500]);
         assert_eq!(amounts(&half, 0), [0]);
     }

@@ -1,6 +1,7 @@
 //! `muster log …`: the decision log, through any replica or from an archive at hand.
 
 mod archive;
+mod source;
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -17,6 +18,7 @@ use serde_json::Value;
 use tokio::task::JoinSet;
 
 pub use archive::{failure as archive_failure, moment as point_of_log, open as open_archive};
+pub use source::{LogSource, SourceArgs};
 
 /// Columns of a line when nobody says how many there are.
 const COLUMNS_DEFAULT: usize = 120;

@@ -1,26 +1,25 @@
 //! `muster report fairness`: its options and its forms.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use clap::Args;
-use muster_console::{Console, Document, Exit, Failure, Format, Grid};
+use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid};
 use muster_ledger::Detail;
 use muster_types::PastPoint;
 use serde::Serialize;
 
 use super::fairness::{Fairness, FairnessSum};
-use super::read::{Reading, open, read_in};
+use super::page::page;
+use super::read::{Reading, Watchers, read_in};
 use super::rows::{self, Unit};
 use super::{MissingView, ReportForm, text};
-use crate::log::point_of_log;
+use crate::log::{SourceArgs, point_of_log};
 
 /// Options of the report of fairness.
 #[derive(Args)]
 pub struct FairnessArgs {
-    /// An archive directory, or the data directory that it is in; repeat the option to read what was moved elsewhere too
-    #[arg(long, value_name = "DIR", required = true)]
-    archive: Vec<PathBuf>,
+    #[command(flatten)]
+    source: SourceArgs,
     /// Where the report begins: an RFC 3339 time or a log index [default: the first record]
     #[arg(long, value_name = "INDEX|TIME", value_parser = point_of_log)]
     from: Option<PastPoint>,
@@ -76,14 +75,14 @@ const COLUMNS: [&str; 11] = [
     "entitled_ms",
 ];
 
-pub(super) fn run(console: &Console, args: &FairnessArgs) -> Result<Exit, Failure> {
+pub(super) async fn run(global: &Global, console: &Console, args: &FairnessArgs) -> Result<Exit, Failure> {
     if args.form.is_some() && console.format != Format::Table {
-        return Err(Failure::usage("--form csv and -o ask for two forms of one report")
-            .with_next("leave out -o for CSV, or leave out --form for what -o names"));
+        return Err(super::two_forms());
     }
-    let archive = open(&args.archive)?;
+    let source = args.source.open(global, console).await?;
     let mut fairness = Fairness::default();
-    let reading = read_in(&archive, args.from, args.to, &Detail::default(), Some(&mut fairness))?;
+    let watchers = Watchers { fairness: Some(&mut fairness), ..Watchers::default() };
+    let reading = read_in(&source, args.from, args.to, &Detail::default(), watchers)?;
     let capacity = capacity(&reading);
     let of = |kind: &str| capacity.get(kind).copied().unwrap_or_default();
     match args.form {
@@ -93,6 +92,14 @@ pub(super) fn run(console: &Console, args: &FairnessArgs) -> Result<Exit, Failur
                 console.line(&row(tenant, kind, fair, of(kind)).cells().join(","))?;
             }
             super::notes(&reading).iter().for_each(|note| console.error(note));
+        }
+        Some(ReportForm::Html) => {
+            let header = COLUMNS.map(str::to_owned);
+            let rows = fairness
+                .sums()
+                .map(|(tenant, kind, fair)| row(tenant, kind, fair, of(kind)).cells().to_vec());
+            let rows: Vec<Vec<String>> = rows.collect();
+            console.line(&page("Fairness", &header, &rows, &super::notes(&reading)))?;
         }
         None if console.is_structured() => {
             let rows = fairness.sums().map(|(tenant, kind, fair)| row(tenant, kind, fair, of(kind)));

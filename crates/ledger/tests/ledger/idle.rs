@@ -1,7 +1,7 @@
 //! What accelerators that no job holds are idle for. Amounts are accelerator-seconds.
 
 use muster_decider::{Command, DrainOrder, RepairOrder};
-use muster_ledger::{Unplaced, UnplacedReason};
+use muster_ledger::{UnplacedPart, UnplacedReason};
 use muster_types::health::{Finding, HealthReport, Observation};
 use muster_types::{DeviceSet, ForeignLoad, NodeId, PriorityTier};
 
@@ -91,7 +91,7 @@ fn the_planner_may_say_why_as_long_as_nothing_changes() {
     let job = scene.job(1, 4);
     scene.commit();
     let owner = Some((name("research"), PriorityTier::Standard));
-    let part = |reason, milli| Unplaced { reason, owner: owner.clone(), milli };
+    let part = |reason, milli| UnplacedPart { reason, owner: owner.clone(), milli };
     let parts = [part(UnplacedReason::Quota, 1_000), part(UnplacedReason::Fragmentation, 2_000)];
     scene.ledger.explain_idle(&name("h100"), &name("eu"), &parts);
     let pools = scene.ledger.unplaced();
