@@ -1,6 +1,7 @@
 //! `muster log …`: the decision log, through any replica or from an archive at hand.
 
 mod archive;
+mod bisect;
 mod source;
 
 use std::fs::File;
@@ -48,6 +49,8 @@ Examples:
     Verify(VerifyArgs),
     /// Rebuild a state of the past from an archive directory and show its figures
     State(StateArgs),
+    /// Find the first record behind which a condition fails
+    Bisect(bisect::BisectArgs),
     /// Show what an archive directory takes on its disk, and what it would take uncompressed
     #[command(after_help = "\
 Examples:
@@ -183,6 +186,7 @@ pub async fn run(global: &Global, console: &Console, command: LogCommand) -> Res
         }
         LogCommand::Verify(VerifyArgs { archive }) => archive::verify(console, &archive),
         LogCommand::State(args) => archive::state(console, &args),
+        LogCommand::Bisect(args) => bisect::run(global, console, &args).await,
         LogCommand::Stats { archive } => archive::stats(console, &archive),
     }
 }
