@@ -21,6 +21,7 @@
 mod archive;
 pub mod backup;
 mod base;
+pub mod capsule;
 mod catalog;
 mod codec;
 mod error;
