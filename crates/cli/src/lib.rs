@@ -17,6 +17,7 @@ mod ctl;
 mod debug;
 mod find;
 mod foreign;
+mod incident;
 mod job;
 mod job_files;
 mod log;
@@ -156,6 +157,9 @@ pub enum ClientCommand {
     /// Collect what replicas say for those who look for a fault
     #[command(subcommand)]
     Debug(debug::DebugCommand),
+    /// What happened around a moment, in one file without anything private: capture, replay, explain
+    #[command(subcommand, visible_alias = "incidents")]
+    Incident(incident::IncidentCommand),
     /// Drills on this cluster: what there are, one under way, its report; each undoes itself
     #[command(subcommand, visible_alias = "drills")]
     Drill(muster_live_drill::DrillCommand),
@@ -258,6 +262,7 @@ async fn dispatch(
         ClientCommand::Log(command) => log::run(global, console, command).await,
         ClientCommand::Audit(args) => audit::run(global, console, args).await,
         ClientCommand::Cluster(command) => cluster::run(global, console, command).await,
+        ClientCommand::Incident(command) => incident::run(program, global, console, command).await,
         ClientCommand::Drill(command) => muster_live_drill::run(global, console, command).await,
         ClientCommand::Ca(command) => ca::run(global, console, command).await,
         ClientCommand::Token(command) => token::run(global, console, command).await,

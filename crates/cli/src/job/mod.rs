@@ -58,9 +58,10 @@ not read.")]
         read: ReadArgs,
     },
     /// Say why a job waits, what stands before it, what would help and when it will start
-    #[command(after_help = "\
+    #[command(visible_alias = "why", after_help = "\
 Examples:
   muster job explain job-3f0
+  muster job why job-3f0 --at 2026-11-22T08:30:00Z     why it waited then
   muster job explain job-3f0 -o json | jq .start
   muster job explain 'array-3f0[7]'      the member with the index 7
 
