@@ -57,7 +57,7 @@ struct Check {
 enum Condition {
     /// The job has come no further than this.
     Phase { job: JobId, stage: Stage },
-    /// So many accelerators are free on nodes that take work.
+    /// At least this many accelerators are free on nodes that take work.
     Free { kind: Name, region: Name, devices: u64 },
     /// Everything that holds of every state.
     Invariants,
