@@ -242,9 +242,12 @@ async fn dispatch(
     console: &Console,
     command: ClientCommand,
 ) -> Result<Exit, Failure> {
-    let is_plan = matches!(&command, ClientCommand::Parallel(parallel::ParallelCommand::Plan(_)));
-    if console.format == Format::Html && !is_plan {
-        return Err(Failure::usage("-o html is for muster parallel plan alone"));
+    let has_pages = matches!(
+        &command,
+        ClientCommand::Parallel(parallel::ParallelCommand::Plan(_)) | ClientCommand::Report(_)
+    );
+    if console.format == Format::Html && !has_pages {
+        return Err(Failure::usage("-o html is for muster parallel plan and muster report"));
     }
     match command {
         ClientCommand::Submit(args) => submit::run(global, console, args).await,

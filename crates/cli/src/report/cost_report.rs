@@ -94,6 +94,7 @@ pub(super) async fn run(global: &Global, console: &Console, args: &CostArgs) -> 
         Some(CostForm::Csv) => report.csv(console)?,
         Some(CostForm::Html) => console.line(&report.html())?,
         Some(CostForm::Focus) => report.focus(console)?,
+        None if console.format == Format::Html => console.line(&report.html())?,
         None if console.is_structured() => report.document(console)?,
         None => report.table(console)?,
     }

@@ -93,14 +93,8 @@ pub(super) async fn run(global: &Global, console: &Console, args: &FairnessArgs)
             }
             super::notes(&reading).iter().for_each(|note| console.error(note));
         }
-        Some(ReportForm::Html) => {
-            let header = COLUMNS.map(str::to_owned);
-            let rows = fairness
-                .sums()
-                .map(|(tenant, kind, fair)| row(tenant, kind, fair, of(kind)).cells().to_vec());
-            let rows: Vec<Vec<String>> = rows.collect();
-            console.line(&page("Fairness", &header, &rows, &super::notes(&reading)))?;
-        }
+        Some(ReportForm::Html) => html(console, &reading, &fairness, of)?,
+        None if console.format == Format::Html => html(console, &reading, &fairness, of)?,
         None if console.is_structured() => {
             let rows = fairness.sums().map(|(tenant, kind, fair)| row(tenant, kind, fair, of(kind)));
             let rows = rows.collect();
@@ -119,6 +113,19 @@ pub(super) async fn run(global: &Global, console: &Console, args: &FairnessArgs)
         None => table(console, &reading, &fairness, of)?,
     }
     Ok(Exit::Ok)
+}
+
+fn html(
+    console: &Console,
+    reading: &Reading,
+    fairness: &Fairness,
+    capacity: impl Fn(&str) -> u128,
+) -> Result<(), Failure> {
+    let header = COLUMNS.map(str::to_owned);
+    let rows = fairness.sums();
+    let rows = rows.map(|(tenant, kind, fair)| row(tenant, kind, fair, capacity(kind)).cells().to_vec());
+    let rows: Vec<Vec<String>> = rows.collect();
+    console.line(&page("Fairness", &header, &rows, &super::notes(reading)))
 }
 
 /// Thousandths of accelerators times milliseconds of each type that there were.

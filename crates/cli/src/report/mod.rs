@@ -241,6 +241,7 @@ fn show(console: &Console, kind: ReportKind, args: &ReportArgs, reading: Reading
     match args.form {
         Some(ReportForm::Csv) => report.csv(console)?,
         Some(ReportForm::Html) => console.line(&report.html())?,
+        None if console.format == Format::Html => console.line(&report.html())?,
         None if console.is_structured() => report.document(console)?,
         None => report.table(console)?,
     }
