@@ -15,7 +15,7 @@ use super::time;
 /// Digests that one check may have.
 const DIGESTS_MAX: usize = 1_024;
 const FORMS: &str = "expected `job-phase JOB pending|starting|running|stopping`, `free TYPE REGION >= N`, `invariants`, or \
-                     `digest INDEX DIGEST`, which may have more pairs";
+                     `digest INDEX DIGEST`, which may have more pairs; commas may stand for the spaces";
 
 /// Options of `muster log bisect`.
 #[derive(Args)]
@@ -103,7 +103,8 @@ impl Stage {
 }
 
 fn check(text: &str) -> Result<Check, String> {
-    let words: Vec<&str> = text.split_whitespace().collect();
+    let words = text.split(|c: char| c.is_whitespace() || c == ',').filter(|word| !word.is_empty());
+    let words: Vec<&str> = words.collect();
     let forms = || FORMS.to_owned();
     let name = |word: &str| Name::new(word).ok_or_else(forms);
     let condition = match words.as_slice() {
@@ -111,7 +112,7 @@ fn check(text: &str) -> Result<Check, String> {
             let job = job.parse::<JobId>().map_err(|_| forms())?;
             Condition::Phase { job, stage: Stage::parse(phase).ok_or_else(forms)? }
         }
-        ["free", kind, region, ">=", devices] => {
+        ["free", kind, region, ">=", devices] | ["free", kind, region, devices] => {
             let devices = devices.parse::<u64>().map_err(|_| forms())?;
             Condition::Free { kind: name(kind)?, region: name(region)?, devices }
         }
@@ -420,6 +421,7 @@ mod tests {
             assert!(check(text).is_err(), "{text}");
         }
         assert!(check("job-phase job-1 over").is_err());
+        assert_eq!(check("free,h100,eu,8").unwrap().condition, check("free h100 eu >= 8").unwrap().condition);
         assert_eq!(
             check("digest 2 b 1 a").unwrap().condition,
             Condition::Digests(vec![(LogIndex(1), 10), (LogIndex(2), 11),])
