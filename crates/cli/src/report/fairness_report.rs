@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use clap::Args;
 use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid};
 use muster_ledger::Detail;
+use muster_sim::turns::{TurnCheck, TurnCounts};
 use muster_types::PastPoint;
 use serde::Serialize;
 
@@ -26,7 +27,10 @@ pub struct FairnessArgs {
     /// Where the report ends; the end itself is not included [default: the last record]
     #[arg(long, value_name = "INDEX|TIME", value_parser = point_of_log)]
     to: Option<PastPoint>,
-    /// Print CSV instead of a table; it does not go with -o
+    /// Look at each placement of the span too: whether a request that fitted had its turn earlier
+    #[arg(long)]
+    verify: bool,
+    /// Print another form than a table; it does not go with -o
     #[arg(long, value_enum)]
     form: Option<ReportForm>,
 }
@@ -59,6 +63,68 @@ struct FairnessView {
     notes: Vec<String>,
     rows: Vec<FairRow>,
     unit: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    turns: Option<TurnsView>,
+}
+
+/// How placements stood to the pending queue.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct TurnsView {
+    first: u64,
+    behind_waiting: u64,
+    held_for: u64,
+    out_of_turn: u64,
+    not_asked: u64,
+    findings: Vec<FindingView>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct FindingView {
+    log_index: u64,
+    placed: String,
+    placed_tenant: String,
+    passed_over: String,
+    passed_over_tenant: String,
+}
+
+fn turns_of(turns: &TurnCheck) -> TurnsView {
+    let TurnCounts { first, behind_waiting, held_for, out_of_turn, not_asked } = *turns.counts();
+    let findings = turns.findings().iter().map(|finding| FindingView {
+        log_index: finding.log_index.0,
+        placed: finding.placed.0.to_string(),
+        placed_tenant: finding.placed.1.to_string(),
+        passed_over: finding.passed_over.0.to_string(),
+        passed_over_tenant: finding.passed_over.1.to_string(),
+    });
+    TurnsView { first, behind_waiting, held_for, out_of_turn, not_asked, findings: findings.collect() }
+}
+
+/// The same in sentences.
+fn lines_of(turns: &TurnCheck) -> Vec<String> {
+    let TurnsView { first, behind_waiting, held_for, out_of_turn, not_asked, findings } = turns_of(turns);
+    let mut lines = vec![format!(
+        "placements: {first} of the first request in the queue, {behind_waiting} behind requests that did not fit, {held_for} for \
+         which capacity had been kept, {out_of_turn} behind one that fitted, {not_asked} not looked at"
+    )];
+    lines.extend(findings.iter().map(|finding| {
+        format!(
+            "record {}: {} of {} was placed, and {} of {} had its turn before it and fitted",
+            finding.log_index,
+            finding.placed,
+            finding.placed_tenant,
+            finding.passed_over,
+            finding.passed_over_tenant
+        )
+    }));
+    if out_of_turn > 0 {
+        lines.push(
+            "reservations and where a pass went on are in no record: a leader may have had a reason"
+                .to_owned(),
+        );
+    }
+    lines
 }
 
 const COLUMNS: [&str; 11] = [
@@ -81,8 +147,10 @@ pub(super) async fn run(global: &Global, console: &Console, args: &FairnessArgs)
     }
     let source = args.source.open(global, console).await?;
     let mut fairness = Fairness::default();
-    let watchers = Watchers { fairness: Some(&mut fairness), ..Watchers::default() };
-    let reading = read_in(&source, args.from, args.to, &Detail::default(), watchers)?;
+    let mut turns = args.verify.then(TurnCheck::default);
+    let watchers = Watchers { fairness: Some(&mut fairness), turns: turns.as_mut(), ..Watchers::default() };
+    let mut reading = read_in(&source, args.from, args.to, &Detail::default(), watchers)?;
+    reading.notes.extend(turns.iter().flat_map(lines_of));
     let capacity = capacity(&reading);
     let of = |kind: &str| capacity.get(kind).copied().unwrap_or_default();
     match args.form {
@@ -107,6 +175,7 @@ pub(super) async fn run(global: &Global, console: &Console, args: &FairnessArgs)
                 notes: reading.notes.clone(),
                 rows,
                 unit: Unit::Accelerators.name(),
+                turns: turns.as_ref().map(turns_of),
             };
             console.object(&Document::new("FairnessReport", Some(reading.last.0), view))?;
         }

@@ -80,6 +80,7 @@ unpriced; it does not count as free. The lines add up to the total, to the milli
 Examples:
   muster report fairness --archive /var/lib/muster/replica-1
   muster report fairness --archive /var/lib/muster/replica-1 --from 2026-11-01T00:00:00Z --form csv
+  muster report fairness --verify --from 4711          with placements that went before a request that fitted
 
 A tenant counts with those below it. `ops/guide/ledger.md` states what each column is.")]
     Fairness(FairnessArgs),

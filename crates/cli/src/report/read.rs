@@ -8,6 +8,7 @@ use muster_console::{Exit, Failure};
 use muster_journal::Decision;
 use muster_ledger::{Detail, Ledger, LedgerError, View, Window};
 use muster_sim::idle::IdleReasons;
+use muster_sim::turns::TurnCheck;
 use muster_state::{Applied, State};
 use muster_types::{LogIndex, LogTime, PastPoint};
 
@@ -41,14 +42,24 @@ struct Charger<'a> {
     ledger: Ledger,
     fairness: Option<&'a mut Fairness>,
     reasons: Option<&'a mut IdleReasons>,
+    turns: Option<&'a mut TurnCheck>,
     error: Option<LedgerError>,
     /// The time of the first record.
     first: Option<LogTime>,
 }
 
+fn is_within(window: Window, time: LogTime) -> bool {
+    time >= window.from && window.until.is_none_or(|until| time < until)
+}
+
 impl Observer for Charger<'_> {
     fn before(&mut self, state: &State, decision: &Decision) {
         self.ledger.before(state, decision);
+        if is_within(self.ledger.window(), state.log_time())
+            && let Some(turns) = &mut self.turns
+        {
+            turns.before(state, decision);
+        }
     }
 
     fn after(&mut self, state: &State, applied: &Applied) {
@@ -59,16 +70,18 @@ impl Observer for Charger<'_> {
         if let Some(fairness) = &mut self.fairness {
             fairness.after(state, applied);
         }
+        if is_within(self.ledger.window(), state.log_time())
+            && let Some(turns) = &mut self.turns
+        {
+            turns.after(applied);
+        }
     }
 
     fn round_over(&mut self, state: &State) {
         if let Some(fairness) = &mut self.fairness {
             fairness.round_over(state);
         }
-        let window = self.ledger.window();
-        let is_within =
-            state.log_time() >= window.from && window.until.is_none_or(|until| state.log_time() < until);
-        if is_within
+        if is_within(self.ledger.window(), state.log_time())
             && self.error.is_none()
             && let Some(reasons) = &mut self.reasons
         {
@@ -115,6 +128,7 @@ pub(crate) fn open(dirs: &[PathBuf]) -> Result<LogSource, Failure> {
 pub(super) struct Watchers<'a> {
     pub(super) fairness: Option<&'a mut Fairness>,
     pub(super) reasons: Option<&'a mut IdleReasons>,
+    pub(super) turns: Option<&'a mut TurnCheck>,
 }
 
 /// What a log says of a span, with more kept apart.
@@ -182,7 +196,8 @@ impl Reading {
             if let Some(reasons) = &mut reasons {
                 reasons.begin();
             }
-            let mut charger = Charger { ledger, fairness, reasons, error: None, first: None };
+            let turns = watchers.turns.as_deref_mut();
+            let mut charger = Charger { ledger, fairness, reasons, turns, error: None, first: None };
             let is_founding = replay.state().log_index() == LogIndex::ZERO;
             let begins = replay.state().log_time();
             let ended = archive.follow(&mut replay, &mut charger);
