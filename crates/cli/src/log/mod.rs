@@ -18,7 +18,9 @@ use serde::Serialize;
 use serde_json::Value;
 use tokio::task::JoinSet;
 
-pub use archive::{failure as archive_failure, moment as point_of_log, open as open_archive};
+#[cfg(test)]
+pub use archive::open as open_archive;
+pub use archive::{failure as archive_failure, moment as point_of_log};
 pub use source::{LogSource, SourceArgs};
 
 /// Columns of a line when nobody says how many there are.
