@@ -66,8 +66,7 @@ struct CostView {
 
 pub(super) async fn run(global: &Global, console: &Console, args: &CostArgs) -> Result<Exit, Failure> {
     if args.form.is_some() && console.format != Format::Table {
-        return Err(Failure::usage("--form and -o ask for two forms of one report")
-            .with_next("leave out -o for the form, or leave out --form for what -o names"));
+        return Err(super::two_forms());
     }
     let by = super::distinct(&args.by);
     if args.form == Some(CostForm::Focus) && by.iter().any(|by| *by != CostDimension::Job) {
