@@ -227,7 +227,8 @@ mod tests {
     fn another_amount_is_divided_as_the_first_was() {
         let parts = vec![part(UnplacedReason::Quota, 1_000), part(UnplacedReason::Surplus, 2_000)];
         let whole = Division { milli: 3_000, parts };
-        let amounts = |said: &Division, milli| said.of(milli).iter().map(|part| part.milli).collect::<Vec<_>>();
+        let amounts =
+            |said: &Division, milli| said.of(milli).iter().map(|part| part.milli).collect::<Vec<_>>();
         assert_eq!(amounts(&whole, 3_000), [1_000, 2_000]);
         assert_eq!(amounts(&whole, 8_000), [2_666, 5_334]);
         // What had no reason has none.
