@@ -10,6 +10,7 @@
 mod fleet;
 mod gang;
 mod growth;
+mod ledger;
 mod memory;
 mod peers;
 mod pending_queue;
@@ -186,6 +187,7 @@ const BENCHES: &[Bench] = &[
     ("kueue-baseline", peers::kueue_baseline),
     ("kueue-large", peers::kueue_large),
     ("kai-scale", peers::kai_scale),
+    ("ledger", ledger::fold),
 ];
 
 /// The names that `--only` takes.

@@ -17,6 +17,7 @@ mod ctl;
 mod debug;
 mod find;
 mod foreign;
+mod incident;
 mod job;
 mod job_files;
 mod log;
@@ -147,7 +148,7 @@ pub enum ClientCommand {
     Log(log::LogCommand),
     /// Who did what, from the decision log; and which calls were denied, from the files of replicas
     Audit(audit::AuditArgs),
-    /// What the fleet was used for, what it was idle for, and what jobs waited for; needs no cluster
+    /// What the fleet was used for, what it was idle for, and what jobs waited for: of an archive, the cluster, or both
     #[command(subcommand, visible_alias = "reports")]
     Report(report::ReportCommand),
     /// The scheduler cluster itself
@@ -156,6 +157,9 @@ pub enum ClientCommand {
     /// Collect what replicas say for those who look for a fault
     #[command(subcommand)]
     Debug(debug::DebugCommand),
+    /// What happened around a moment, in one file without anything private: capture, replay, explain
+    #[command(subcommand, visible_alias = "incidents")]
+    Incident(incident::IncidentCommand),
     /// Drills on this cluster: what there are, one under way, its report; each undoes itself
     #[command(subcommand, visible_alias = "drills")]
     Drill(muster_live_drill::DrillCommand),
@@ -171,7 +175,7 @@ pub enum ClientCommand {
     /// Replay a trace under a virtual clock with this program's own scheduler; needs no cluster
     #[command(subcommand)]
     Sim(sim::SimCommand),
-    /// Replay a range of the log under another policy, fleet or quota, and compare; needs no cluster
+    /// Replay a range of the log under another policy, fleet or quota, and compare
     Whatif(whatif::WhatifArgs),
     /// Plan how a model is split over accelerators: sizes, memory, time, ranks; needs no cluster
     #[command(subcommand)]
@@ -238,9 +242,12 @@ async fn dispatch(
     console: &Console,
     command: ClientCommand,
 ) -> Result<Exit, Failure> {
-    let is_plan = matches!(&command, ClientCommand::Parallel(parallel::ParallelCommand::Plan(_)));
-    if console.format == Format::Html && !is_plan {
-        return Err(Failure::usage("-o html is for muster parallel plan alone"));
+    let has_pages = matches!(
+        &command,
+        ClientCommand::Parallel(parallel::ParallelCommand::Plan(_)) | ClientCommand::Report(_)
+    );
+    if console.format == Format::Html && !has_pages {
+        return Err(Failure::usage("-o html is for muster parallel plan and muster report"));
     }
     match command {
         ClientCommand::Submit(args) => submit::run(global, console, args).await,
@@ -258,14 +265,15 @@ async fn dispatch(
         ClientCommand::Log(command) => log::run(global, console, command).await,
         ClientCommand::Audit(args) => audit::run(global, console, args).await,
         ClientCommand::Cluster(command) => cluster::run(global, console, command).await,
+        ClientCommand::Incident(command) => incident::run(program, global, console, command).await,
         ClientCommand::Drill(command) => muster_live_drill::run(global, console, command).await,
         ClientCommand::Ca(command) => ca::run(global, console, command).await,
         ClientCommand::Token(command) => token::run(global, console, command).await,
         ClientCommand::Backup(command) => backup::run(program, global, console, command).await,
         ClientCommand::Sim(command) => sim::run(console, command),
-        ClientCommand::Whatif(args) => whatif::run(console, &args),
+        ClientCommand::Whatif(args) => whatif::run(global, console, &args).await,
         ClientCommand::Parallel(command) => parallel::run(global, console, command).await,
-        ClientCommand::Report(command) => report::run(console, &command),
+        ClientCommand::Report(command) => report::run(global, console, &command).await,
         ClientCommand::Slo(command) => slo::run(console, command),
         ClientCommand::Ctl(command) => ctl::run(global, console, command),
         ClientCommand::Logs(args) => job::logs::run(global, console, args).await,

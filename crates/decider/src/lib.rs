@@ -44,7 +44,7 @@ pub use answers::goodput::{CheckpointAdvice, checkpoint_advice};
 pub use answers::policy_warnings::{
     POLICY_WARNINGS_MAX, PolicyWarning, PolicyWarningCode, PolicyWarnings, policy_warnings,
 };
-pub use answers::queue_front::{FrontRequest, QueueFront, queue_front};
+pub use answers::queue_front::{FrontRequest, QueueFront, queue_front, queue_front_counted};
 pub use commands::answer::Answer;
 pub use commands::command::{Command, DrainOrder, RepairOrder, TokenOrder};
 pub use commands::controls::{

@@ -77,26 +77,37 @@ pub enum IdleCause {
     DemandUnplaced(Option<UnplacedReason>),
     /// Jobs wait that may use this type, and none of them may run in this region.
     DemandElsewhere,
-    /// No job that could start waits for this type.
+    /// Jobs wait that could start, and all of them ask for accelerators of other types.
+    DemandOtherType,
+    /// No job that could start waits for an accelerator.
     NoDemand,
 }
 
-/// Why jobs wait although accelerators of their type are idle: what the planner may add to the ledger. Where several
-/// hold, the first in the order of declaration is meant.
+/// Why jobs wait although accelerators of their type are idle: what the planner may add to the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum UnplacedReason {
     /// A quota or a limit of the tenant.
     Quota,
-    /// The job accepts the type, and not these nodes: labels, taints, shape of the slice.
-    TypeMismatch,
+    /// The job accepts the type, and not these nodes: labels, taints, isolation, size.
+    NodeMismatch,
     /// The data or the checkpoints of the job cannot be read there.
     Constraint,
     /// The topology rule of the gang.
     Topology,
     /// Enough is free, and not on the same nodes.
     Fragmentation,
-    /// The job waits behind others.
+    /// It is kept for gangs that go before the job. The owner is the tenant of the first of them.
     Priority,
+    /// The hosts have devices left, and too little CPU or memory with them.
+    HostResources,
+    /// Less is idle than the gang needs.
+    TooFew,
+    /// The policy keeps it: a window, or hosts that take the place of failed ones.
+    Kept,
+    /// It fits, and its turn has not come yet.
+    Turn,
+    /// More is idle than the waiting jobs ask for.
+    Surplus,
 }
 
 /// What a job spent time on before it ran.
@@ -121,14 +132,19 @@ pub enum WaitReason {
 }
 
 impl UnplacedReason {
-    /// All of them, in order of precedence.
-    pub const ALL: [UnplacedReason; 6] = [
+    /// All of them.
+    pub const ALL: [UnplacedReason; 11] = [
         UnplacedReason::Quota,
-        UnplacedReason::TypeMismatch,
+        UnplacedReason::NodeMismatch,
         UnplacedReason::Constraint,
         UnplacedReason::Topology,
         UnplacedReason::Fragmentation,
         UnplacedReason::Priority,
+        UnplacedReason::HostResources,
+        UnplacedReason::TooFew,
+        UnplacedReason::Kept,
+        UnplacedReason::Turn,
+        UnplacedReason::Surplus,
     ];
 
     /// The word that reports show.
@@ -136,11 +152,16 @@ impl UnplacedReason {
     pub fn as_str(self) -> &'static str {
         match self {
             UnplacedReason::Quota => "quota",
-            UnplacedReason::TypeMismatch => "type_mismatch",
+            UnplacedReason::NodeMismatch => "node_mismatch",
             UnplacedReason::Constraint => "constraint",
             UnplacedReason::Topology => "topology",
             UnplacedReason::Fragmentation => "fragmentation",
             UnplacedReason::Priority => "priority",
+            UnplacedReason::HostResources => "host_resources",
+            UnplacedReason::TooFew => "too_few",
+            UnplacedReason::Kept => "kept",
+            UnplacedReason::Turn => "turn",
+            UnplacedReason::Surplus => "surplus",
         }
     }
 }
@@ -182,6 +203,7 @@ impl IdleCause {
             IdleCause::DemandUnplaced(None) => "demand_unplaced",
             IdleCause::DemandUnplaced(Some(reason)) => reason.as_str(),
             IdleCause::DemandElsewhere => "demand_elsewhere",
+            IdleCause::DemandOtherType => "demand_other_type",
             IdleCause::NoDemand => "no_demand",
         }
     }

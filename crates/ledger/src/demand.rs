@@ -42,14 +42,27 @@ impl Shape {
     fn is_in(&self, region: &Name) -> bool {
         self.regions.is_empty() || self.regions.contains(region)
     }
+
+    /// What a job of this shape is to a type in a region while it waits.
+    pub(crate) fn demand(&self, kind: &Name, region: &Name) -> Demand {
+        let asks = self.kinds.as_ref().is_none_or(|kinds| !kinds.is_empty());
+        match (self.is_of(kind), self.is_in(region)) {
+            (true, true) => Demand::Here,
+            (true, false) => Demand::Elsewhere,
+            (false, _) if asks => Demand::OtherType,
+            (false, _) => Demand::None,
+        }
+    }
 }
 
-/// What waits for the accelerators of a pool.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What waits for the accelerators of a pool; of several jobs the greatest counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Demand {
     /// Nothing.
     #[default]
     None,
+    /// Jobs that accept other types only.
+    OtherType,
     /// Jobs that accept the type in other regions only.
     Elsewhere,
     /// Jobs that accept the type in the region.
@@ -112,30 +125,12 @@ impl Queue {
     /// What waits for a type in a region.
     pub(crate) fn demand(&self, kind: &Name, region: &Name) -> Demand {
         let mut found = Demand::None;
-        for shape in self.open.iter().filter(|shape| shape.is_of(kind)) {
-            if shape.is_in(region) {
-                return Demand::Here;
+        for shape in &self.open {
+            found = found.max(shape.demand(kind, region));
+            if found == Demand::Here {
+                break;
             }
-            found = Demand::Elsewhere;
         }
         found
-    }
-}
-
-impl Demand {
-    /// What it is once one more shape could start.
-    pub(crate) fn with(self, shape: &Shape, kind: &Name, region: &Name) -> Demand {
-        match (shape.is_of(kind), shape.is_in(region)) {
-            (true, true) => Demand::Here,
-            (true, false) if self == Demand::None => Demand::Elsewhere,
-            _ => self,
-        }
-    }
-}
-
-impl Shape {
-    /// Whether it may change what waits for a type.
-    pub(crate) fn concerns(&self, kind: &Name) -> bool {
-        self.is_of(kind)
     }
 }

@@ -68,6 +68,30 @@ pub struct JobTotals {
     pub used: BTreeMap<Activity, u128>,
 }
 
+/// A part of what is idle in a pool, and why jobs that wait do not have it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnplacedPart {
+    /// Why.
+    pub reason: UnplacedReason,
+    /// Whom it is kept for where that is the reason, else whose job waits; none where nobody's does.
+    pub owner: Option<(Name, PriorityTier)>,
+    /// The amount, in thousandths of accelerators.
+    pub milli: u64,
+}
+
+/// What is idle of a type in a region while jobs wait that accept it there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnplacedPool {
+    /// The type of accelerator.
+    pub kind: Name,
+    /// The region.
+    pub region: Name,
+    /// The amount, in thousandths of accelerators.
+    pub milli: u64,
+    /// Whether the planner has spoken of it since it changed.
+    pub is_explained: bool,
+}
+
 /// Every accelerator-millisecond of a log, charged to one activity and at most one owner.
 ///
 /// [`Ledger::before`] and [`Ledger::after`] surround the application of each record to a state. The ledger of a position of
@@ -411,11 +435,31 @@ impl Ledger {
         Some(self.totals_of(id, job))
     }
 
-    /// What the planner says of the idle accelerators of a pool that waiting jobs could have: thousandths by reason,
-    /// in order of precedence. It holds from the last record on, until the idle part of the pool or the demand for it
-    /// changes. What it says beyond what is idle is ignored; what it leaves out stays unexplained.
-    pub fn explain_idle(&mut self, kind: &Name, region: &Name, reasons: &[(UnplacedReason, u64)]) {
-        self.pools.explain((kind, region), reasons, self.time, &mut self.charges);
+    /// Idle accelerators that jobs which wait could have, by type and region.
+    #[must_use]
+    pub fn unplaced(&self) -> Vec<UnplacedPool> {
+        let pools = self.pools.unplaced().into_iter();
+        pools
+            .map(|((kind, region), (milli, is_explained))| UnplacedPool {
+                kind: kind.clone(),
+                region: region.clone(),
+                milli,
+                is_explained,
+            })
+            .collect()
+    }
+
+    /// What the planner says of the idle accelerators of a pool that waiting jobs could have, part by part. It holds from
+    /// the last record on, until the idle part of the pool or the demand for it changes. What it says beyond what is idle is
+    /// ignored; what it leaves out stays unexplained.
+    pub fn explain_idle(&mut self, kind: &Name, region: &Name, parts: &[UnplacedPart]) {
+        let tenants = &mut self.tenants;
+        let parts = parts.iter().map(|part| {
+            let owner = part.owner.as_ref();
+            (part.reason, owner.map(|(tenant, tier)| (tenants.number(tenant), *tier, None)), part.milli)
+        });
+        let parts: Vec<_> = parts.collect();
+        self.pools.explain((kind, region), &parts, self.time, &mut self.charges);
     }
 
     /// What the planner says of a job that waits for capacity. It holds from the last record on, until something changes

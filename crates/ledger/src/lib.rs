@@ -43,6 +43,6 @@ mod view;
 pub use activity::{Activity, IdleCause, LossCause, UnplacedReason, WaitReason};
 pub use calendar::{DAY_MS, DAYS_BETWEEN_RECORDS_MAX, Detail, Window};
 pub use catalog::Selection;
-pub use ledger::{JobTotals, Ledger, LedgerError};
+pub use ledger::{JobTotals, Ledger, LedgerError, UnplacedPart, UnplacedPool};
 pub use save::LoadError;
 pub use view::{CapacityRow, UsageRow, View, WaitRow};

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::activity::{Activity, IdleCause, UnplacedReason};
 use crate::catalog::Catalog;
-use crate::charges::Charges;
+use crate::charges::{Charges, Owner};
 use crate::demand::{Demand, Queue, Shape};
 use crate::nodes::Cell;
 
@@ -47,6 +47,9 @@ fn amount(entry: Option<&NodeEntry>, pool: u32, cell: Cell) -> u64 {
     found.map_or(0, |part| part.2)
 }
 
+/// Why jobs do not have an idle part of a pool: the reason, whose it is, and thousandths.
+pub(crate) type Part = (UnplacedReason, Owner, u64);
+
 /// All pools and their nodes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pools {
@@ -55,7 +58,7 @@ pub(crate) struct Pools {
     pub(crate) idle: BTreeMap<(u32, Cell), Rate>,
     pub(crate) capacity: BTreeMap<u32, Rate>,
     /// What the planner said of the open part of a pool, until that changes.
-    pub(crate) reasons: BTreeMap<u32, Vec<(UnplacedReason, u64)>>,
+    pub(crate) reasons: BTreeMap<u32, Vec<Part>>,
     /// By the number of the pool. Follows from what waits.
     demand: Vec<Demand>,
 }
@@ -156,11 +159,12 @@ impl Pools {
             Cell::Reserved(owner) => charge(owner, IdleCause::Reserved, milli),
             Cell::Open => match self.demand.get(pool as usize).copied().unwrap_or_default() {
                 Demand::None => charge(None, IdleCause::NoDemand, milli),
+                Demand::OtherType => charge(None, IdleCause::DemandOtherType, milli),
                 Demand::Elsewhere => charge(None, IdleCause::DemandElsewhere, milli),
                 Demand::Here => {
-                    for (reason, part) in self.reasons.get(&pool).into_iter().flatten() {
+                    for (reason, owner, part) in self.reasons.get(&pool).into_iter().flatten() {
                         let part = milli.min(*part);
-                        charge(None, IdleCause::DemandUnplaced(Some(*reason)), part);
+                        charge(*owner, IdleCause::DemandUnplaced(Some(*reason)), part);
                         milli -= part;
                     }
                     charge(None, IdleCause::DemandUnplaced(None), milli);
@@ -180,12 +184,13 @@ impl Pools {
     ) {
         for pool in 0..self.demand.len() {
             let Ok(number) = u32::try_from(pool) else { return };
-            let Some(name) = self.names.get(number).filter(|name| shape.concerns(&name.kind)) else {
-                continue;
-            };
+            let Some(name) = self.names.get(number) else { continue };
             let before = self.demand.get(pool).copied().unwrap_or_default();
+            let of_shape = shape.demand(&name.kind, &name.region);
+            // Others decide what a pool has that is more than this.
             let after = match is_new {
-                true => before.with(shape, &name.kind, &name.region),
+                true => before.max(of_shape),
+                false if of_shape < before => before,
                 false => queue.demand(&name.kind, &name.region),
             };
             if before != after {
@@ -203,27 +208,43 @@ impl Pools {
     pub(crate) fn explain(
         &mut self,
         (kind, region): (&Name, &Name),
-        reasons: &[(UnplacedReason, u64)],
+        parts: &[Part],
         now: LogTime,
         charges: &mut Charges,
     ) {
-        let mut rest = reasons.to_vec();
+        let mut rest = parts.to_vec();
         let named = (0u32..).zip(self.names.iter());
         let pools = named.filter(|(_, name)| name.kind == *kind && name.region == *region);
         for pool in pools.map(|(pool, _)| pool).collect::<Vec<_>>() {
             self.flush((pool, Cell::Open), now, charges);
             let mut open = self.idle.get(&(pool, Cell::Open)).map_or(0, |rate| rate.milli);
             let mut part = Vec::new();
-            for (reason, milli) in &mut rest {
+            for (reason, owner, milli) in &mut rest {
                 let taken = open.min(*milli);
                 open -= taken;
                 *milli -= taken;
                 if taken > 0 {
-                    part.push((*reason, taken));
+                    part.push((*reason, *owner, taken));
                 }
             }
             self.reasons.insert(pool, part);
         }
+    }
+
+    /// What is idle and could be had by jobs that wait, by type and region: thousandths, and whether all of that has reasons.
+    pub(crate) fn unplaced(&self) -> BTreeMap<(&Name, &Name), (u64, bool)> {
+        let mut found = BTreeMap::new();
+        for ((pool, cell), rate) in &self.idle {
+            let demand = self.demand.get(*pool as usize).copied().unwrap_or_default();
+            if *cell != Cell::Open || demand != Demand::Here {
+                continue;
+            }
+            let Some(name) = self.names.get(*pool) else { continue };
+            let entry = found.entry((&name.kind, &name.region)).or_insert((0u64, true));
+            entry.0 = entry.0.saturating_add(rate.milli);
+            entry.1 &= self.reasons.contains_key(pool);
+        }
+        found
     }
 
     /// Charges everything up to a time.

@@ -8,7 +8,6 @@ use muster_types::{ArrayId, JobId, LogIndex, LogTime, Name, NodeId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::activity::UnplacedReason;
 use crate::arrays::Array;
 use crate::calendar::{Detail, Window};
 use crate::catalog::Label;
@@ -17,10 +16,10 @@ use crate::demand::Queue;
 use crate::jobs::Job;
 use crate::ledger::{Ledger, is_eligible};
 use crate::nodes::Cell;
-use crate::pools::{NodeEntry, PoolName, Rate};
+use crate::pools::{NodeEntry, Part, PoolName, Rate};
 
 /// The layout of the bytes.
-const LAYOUT: u16 = 1;
+const LAYOUT: u16 = 2;
 
 /// Rows of one frame end at this many bytes.
 const BATCH_BYTES: usize = 256 << 10;
@@ -160,8 +159,10 @@ impl Ledger {
 
     fn load_head(&mut self, payload: &[u8]) -> Result<(), LoadError> {
         let head: Head = from_canonical(payload).ok_or(LoadError::Content("head"))?;
-        if head.layout > LAYOUT {
-            return Err(LoadError::Newer);
+        match head.layout {
+            LAYOUT => {}
+            layout if layout > LAYOUT => return Err(LoadError::Newer),
+            _ => return Err(LoadError::Content("layout: save it again with this release")),
         }
         (self.index, self.time) = (head.index, head.time);
         (self.charges.window, self.charges.detail) = (head.window, head.detail.sorted());
@@ -183,7 +184,7 @@ impl Ledger {
             CAPACITY => rows(bytes, "capacity", |(pool, rate): (u32, Rate)| {
                 self.pools.capacity.insert(pool, rate);
             }),
-            REASONS => rows(bytes, "reason", |(pool, row): (u32, Vec<(UnplacedReason, u64)>)| {
+            REASONS => rows(bytes, "reason", |(pool, row): (u32, Vec<Part>)| {
                 self.pools.reasons.insert(pool, row);
             }),
             USED => rows(bytes, "charge", |(key, sum): (ChargeKey, u128)| {

@@ -51,7 +51,7 @@ fn a_plan_has_layouts_memory_time_ranks_arguments_and_a_page() {
     assert!(code == 0 && out == page, "{err}");
     let (code, out, err) = parallel(directory.path(), "check -o html");
     assert!(
-        code == 2 && out.is_empty() && err.contains("-o html is for muster parallel plan alone"),
+        code == 2 && out.is_empty() && err.contains("-o html is for muster parallel plan and muster report"),
         "{err}"
     );
     assert!(page.contains("<svg") && !page.contains("<script"), "a picture, and nothing that runs");

@@ -4,7 +4,8 @@
 //! takes the rounds it makes, and answers for the nodes. [`pack`] fills a fleet without ever emptying it,
 //! [`queue`] replays submissions and run times and says how long everybody waited, [`generate`] makes
 //! traces where none were recorded, [`trace`] reads them, [`html`] draws a report. [`whatif`] replays the inputs of a log
-//! under a change.
+//! under a change. [`idle`] asks the planner why accelerators of a log were idle,
+//! and [`turns`] looks for placements out of turn.
 //!
 //! **Invariant:** no rule of scheduling is written here. Who goes where and when is `muster_decider`'s to
 //! say, for the same commands that a cluster would have had; this crate only says what users and nodes did.
@@ -16,6 +17,7 @@ mod comparison;
 mod driver;
 pub mod generate;
 pub mod html;
+pub mod idle;
 mod names;
 pub mod pack;
 mod policy;
@@ -26,6 +28,7 @@ mod summary;
 mod tally;
 mod tenants;
 pub mod trace;
+pub mod turns;
 mod wakes;
 pub mod whatif;
 

@@ -34,6 +34,7 @@ mod overrides;
 mod policy;
 mod queue;
 mod recovery;
+mod redact;
 mod restrict;
 mod rows;
 mod sequence;
@@ -64,6 +65,7 @@ pub use index::{LinePlace, Pool, PoolKey, QueueLoad, QueuePosition, Rack, RackKe
 pub use policy::{ExceededLimit, JobAboveLimit, MissingRight};
 pub use queue::{EligibleDemand, QueueRow, QuotaUse};
 pub use quota::Side;
+pub use redact::Redaction;
 pub use rows::{
     AdmissionRow, ArrayFacts, ArrayLoad, ArrayRow, ArrayTemplate, BURST_GAP_MS, BurstKey, BurstRow, Charge,
     ClusterMeta, ControlRow, EndRun, Failure, GangClass, HISTORY_ROWS_MAX, HealthPolicyRow, HistoryKey,

@@ -240,6 +240,12 @@ impl NodeSpec {
         NodeSpec(draft)
     }
 
+    /// The host without the address that others reach it by, for those who are not to know it.
+    #[must_use]
+    pub fn without_address(&self) -> NodeSpec {
+        NodeSpec(NodeDraft { address: String::from("redacted"), ..self.0.clone() })
+    }
+
     /// Whether it has no more labels and taints than an agent may say; one that operators have added to may have more.
     #[must_use]
     pub fn is_within_agent_bounds(&self) -> bool {

@@ -103,6 +103,8 @@ async fn everything_is_there_after_purges_and_restarts() {
     assert_eq!(ran.code, Some(0), "{ran:#?}");
     assert_eq!(ran.out.lines().count(), page.jobs.len());
 
+    reported(&cluster, late, (early, &early_digest)).await;
+
     // A copy of an archive says the same without a cluster.
     cluster.stop(0).await;
     let archive = cluster.replicas[0].data().join("archive");
@@ -118,6 +120,37 @@ async fn everything_is_there_after_purges_and_restarts() {
     );
     cluster.start_all();
     cluster.assert_digests_agree().await;
+}
+
+/// What a command answers as JSON, of the cluster of an endpoint.
+async fn answer(endpoint: &str, words: &[&str]) -> Value {
+    let ran = run_to_end(&[&["--endpoint", endpoint][..], words, &["-o", "json"][..]].concat(), "").await;
+    assert_eq!(ran.code, Some(0), "{ran:#?}");
+    serde_json::from_str(&ran.out).expect("it is JSON")
+}
+
+/// Reports, bisection and capsules read what is archived and what is not yet.
+async fn reported(cluster: &Cluster, late: u64, (early, early_digest): (u64, &str)) {
+    let endpoint = cluster.replicas[0].endpoint();
+    let usage = answer(&endpoint, &["report", "usage"]).await;
+    assert_eq!((usage["firstLogIndex"].as_u64(), &usage["total"]), (Some(1), &usage["capacity"]));
+    assert!(usage["lastLogIndex"].as_u64() >= Some(late), "{usage}");
+    let data = cluster.replicas[0].data();
+    let data = data.to_str().expect("the test's directory is text");
+    let idle = answer(&endpoint, &["report", "idle", "--archive", data, "--tail"]).await;
+    assert!(idle["lastLogIndex"].as_u64() >= Some(late), "{idle}");
+    let check = format!("digest {early} {early_digest}");
+    let whole = answer(&endpoint, &["log", "bisect", "--check", &check, "--archive", data]).await;
+    assert_eq!((whole["holdsAt"].as_u64(), whole["failsAt"].as_u64()), (Some(early), None));
+    let file = cluster.replicas[0].data().with_file_name("incident.capsule");
+    let file = file.to_str().expect("the test's directory is text");
+    let around = early.to_string();
+    let capture = ["incident", "capture", "--around", &around, "--margin", "1h", "--out", file];
+    let captured = answer(&endpoint, &capture).await;
+    let replayed = answer(&endpoint, &["incident", "replay", file]).await;
+    assert_eq!(captured["aroundLogIndex"].as_u64(), Some(early));
+    assert_eq!(replayed["digestAfter"], captured["digestAfter"]);
+    assert!(replayed["records"].as_array().is_some_and(|records| !records.is_empty()), "{replayed}");
 }
 
 /// The digest of the state at an index, as the status of a replica tells it.

@@ -4,6 +4,7 @@
     reason = "a panic here is the report; the lint knows test functions but not their helpers"
 )]
 
+mod capsule;
 mod compressed;
 mod damage;
 mod historical_state;

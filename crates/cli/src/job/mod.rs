@@ -58,13 +58,17 @@ not read.")]
         read: ReadArgs,
     },
     /// Say why a job waits, what stands before it, what would help and when it will start
-    #[command(after_help = "\
+    #[command(
+        visible_alias = "why",
+        after_help = "\
 Examples:
   muster job explain job-3f0
+  muster job why job-3f0 --at 2026-11-22T08:30:00Z     why it waited then
   muster job explain job-3f0 -o json | jq .start
   muster job explain 'array-3f0[7]'      the member with the index 7
 
-`muster plan FILE` says the same of a job that has not been submitted.")]
+`muster plan FILE` says the same of a job that has not been submitted."
+    )]
     Explain {
         /// Its id, or its name
         #[arg(add = ArgValueCompleter::new(complete::jobs))]

@@ -1,6 +1,8 @@
 //! `muster log …`: the decision log, through any replica or from an archive at hand.
 
 mod archive;
+mod bisect;
+mod source;
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -16,7 +18,10 @@ use serde::Serialize;
 use serde_json::Value;
 use tokio::task::JoinSet;
 
-pub use archive::{failure as archive_failure, moment as point_of_log, open as open_archive};
+#[cfg(test)]
+pub use archive::open as open_archive;
+pub use archive::{failure as archive_failure, moment as point_of_log};
+pub use source::{LogSource, SourceArgs};
 
 /// Columns of a line when nobody says how many there are.
 const COLUMNS_DEFAULT: usize = 120;
@@ -46,6 +51,8 @@ Examples:
     Verify(VerifyArgs),
     /// Rebuild a state of the past from an archive directory and show its figures
     State(StateArgs),
+    /// Find the first record behind which a condition fails
+    Bisect(bisect::BisectArgs),
     /// Show what an archive directory takes on its disk, and what it would take uncompressed
     #[command(after_help = "\
 Examples:
@@ -181,6 +188,7 @@ pub async fn run(global: &Global, console: &Console, command: LogCommand) -> Res
         }
         LogCommand::Verify(VerifyArgs { archive }) => archive::verify(console, &archive),
         LogCommand::State(args) => archive::state(console, &args),
+        LogCommand::Bisect(args) => bisect::run(global, console, &args).await,
         LogCommand::Stats { archive } => archive::stats(console, &archive),
     }
 }

@@ -1,26 +1,24 @@
 //! `muster report cost`: its options and its forms.
 
-use std::path::PathBuf;
-
 use clap::{Args, ValueEnum};
 use muster_archive::{Archive, ArchiveError};
-use muster_console::{Console, Document, Exit, Failure, Format, Grid};
+use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid};
 use muster_ledger::Detail;
 use muster_types::{LogIndex, PastPoint};
 use serde::Serialize;
 
 use super::cost::{self, Amount, CostDimension, CostRow, Prices, dollars};
-use super::read::{Reading, open, read_in};
+use super::page::page;
+use super::read::{Reading, Watchers, read_in};
 use super::rows::{self, Unit};
 use super::{MissingView, focus, text};
-use crate::log::{archive_failure, point_of_log};
+use crate::log::{SourceArgs, archive_failure, point_of_log};
 
 /// Options of the report of cost.
 #[derive(Args)]
 pub struct CostArgs {
-    /// An archive directory, or the data directory that it is in; repeat the option to read what was moved elsewhere too
-    #[arg(long, value_name = "DIR", required = true)]
-    archive: Vec<PathBuf>,
+    #[command(flatten)]
+    source: SourceArgs,
     /// What the lines are divided by: one or more of these, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', value_name = "DIMENSION")]
     by: Vec<CostDimension>,
@@ -66,10 +64,9 @@ struct CostView {
     unit: &'static str,
 }
 
-pub(super) fn run(console: &Console, args: &CostArgs) -> Result<Exit, Failure> {
+pub(super) async fn run(global: &Global, console: &Console, args: &CostArgs) -> Result<Exit, Failure> {
     if args.form.is_some() && console.format != Format::Table {
-        return Err(Failure::usage("--form and -o ask for two forms of one report")
-            .with_next("leave out -o for the form, or leave out --form for what -o names"));
+        return Err(super::two_forms());
     }
     let by = super::distinct(&args.by);
     if args.form == Some(CostForm::Focus) && by.iter().any(|by| *by != CostDimension::Job) {
@@ -78,11 +75,11 @@ pub(super) fn run(console: &Console, args: &CostArgs) -> Result<Exit, Failure> {
         )
         .with_next("leave out --by, or use --by job or --form csv"));
     }
-    let archive = open(&args.archive)?;
-    let prices = last_prices(&archive)?;
+    let source = args.source.open(global, console).await?;
+    let prices = last_prices(&source.archive)?;
     let jobs = by.contains(&CostDimension::Job);
     let detail = Detail { cuts: prices.boundaries().to_vec(), jobs };
-    let reading = read_in(&archive, args.from, args.to, &detail, None)?;
+    let reading = read_in(&source, args.from, args.to, &detail, Watchers::default())?;
     let rows = cost::rows(&reading.views, &prices, &by);
     let total = cost::total(rows.iter().map(|row| &row.amount));
     let capacity = rows::capacity(&reading.views);
@@ -96,6 +93,7 @@ pub(super) fn run(console: &Console, args: &CostArgs) -> Result<Exit, Failure> {
         Some(CostForm::Csv) => report.csv(console)?,
         Some(CostForm::Html) => console.line(&report.html())?,
         Some(CostForm::Focus) => report.focus(console)?,
+        None if console.format == Format::Html => console.line(&report.html())?,
         None if console.is_structured() => report.document(console)?,
         None => report.table(console)?,
     }
@@ -203,21 +201,11 @@ impl CostReport {
     }
 
     fn html(&self) -> String {
-        let cells = |tag: &str, cells: Vec<String>| {
-            let cells = cells.iter().map(|cell| format!("<{tag}>{}</{tag}>", escaped(cell)));
-            format!("<tr>{}</tr>\n", cells.collect::<String>())
-        };
-        let header = self.header().into_iter().map(str::to_owned).collect();
-        let rows: String = self.rows.iter().map(|row| cells("td", CostReport::cells(row))).collect();
-        let notes: String = self.notes().iter().map(|note| format!("<p>{}</p>\n", escaped(note))).collect();
-        format!(
-            "<!DOCTYPE html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\"><title>Cost of accelerators, {}</title></head>\n\
-             <body>\n<h1>Cost of accelerators</h1>\n<table>\n<thead>\n{}</thead>\n<tbody>\n{rows}</tbody>\n</table>\n\
-             <p>{}</p>\n{notes}</body>\n</html>",
-            escaped(&self.span()),
-            cells("th", header),
-            escaped(&self.total_line()),
-        )
+        let header: Vec<String> = self.header().into_iter().map(str::to_owned).collect();
+        let rows: Vec<Vec<String>> = self.rows.iter().map(CostReport::cells).collect();
+        let mut lines = vec![self.total_line()];
+        lines.extend(self.notes());
+        page("Cost of accelerators", &header, &rows, &lines)
     }
 
     fn document(&self, console: &Console) -> Result<(), Failure> {
@@ -250,9 +238,4 @@ impl CostReport {
         }
         Ok(())
     }
-}
-
-/// Text in a page.
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

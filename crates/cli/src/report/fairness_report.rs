@@ -1,33 +1,36 @@
 //! `muster report fairness`: its options and its forms.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use clap::Args;
-use muster_console::{Console, Document, Exit, Failure, Format, Grid};
+use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid};
 use muster_ledger::Detail;
+use muster_sim::turns::{TurnCheck, TurnCounts};
 use muster_types::PastPoint;
 use serde::Serialize;
 
 use super::fairness::{Fairness, FairnessSum};
-use super::read::{Reading, open, read_in};
+use super::page::page;
+use super::read::{Reading, Watchers, read_in};
 use super::rows::{self, Unit};
 use super::{MissingView, ReportForm, text};
-use crate::log::point_of_log;
+use crate::log::{SourceArgs, point_of_log};
 
 /// Options of the report of fairness.
 #[derive(Args)]
 pub struct FairnessArgs {
-    /// An archive directory, or the data directory that it is in; repeat the option to read what was moved elsewhere too
-    #[arg(long, value_name = "DIR", required = true)]
-    archive: Vec<PathBuf>,
+    #[command(flatten)]
+    source: SourceArgs,
     /// Where the report begins: an RFC 3339 time or a log index [default: the first record]
     #[arg(long, value_name = "INDEX|TIME", value_parser = point_of_log)]
     from: Option<PastPoint>,
     /// Where the report ends; the end itself is not included [default: the last record]
     #[arg(long, value_name = "INDEX|TIME", value_parser = point_of_log)]
     to: Option<PastPoint>,
-    /// Print CSV instead of a table; it does not go with -o
+    /// Look at each placement of the span too: whether a request that fitted had its turn earlier
+    #[arg(long)]
+    verify: bool,
+    /// Print another form than a table; it does not go with -o
     #[arg(long, value_enum)]
     form: Option<ReportForm>,
 }
@@ -60,6 +63,68 @@ struct FairnessView {
     notes: Vec<String>,
     rows: Vec<FairRow>,
     unit: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    turns: Option<TurnsView>,
+}
+
+/// How placements stood to the pending queue.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct TurnsView {
+    first: u64,
+    behind_waiting: u64,
+    held_for: u64,
+    out_of_turn: u64,
+    not_asked: u64,
+    findings: Vec<FindingView>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct FindingView {
+    log_index: u64,
+    placed: String,
+    placed_tenant: String,
+    passed_over: String,
+    passed_over_tenant: String,
+}
+
+fn turns_of(turns: &TurnCheck) -> TurnsView {
+    let TurnCounts { first, behind_waiting, held_for, out_of_turn, not_asked } = *turns.counts();
+    let findings = turns.findings().iter().map(|finding| FindingView {
+        log_index: finding.log_index.0,
+        placed: finding.placed.0.to_string(),
+        placed_tenant: finding.placed.1.to_string(),
+        passed_over: finding.passed_over.0.to_string(),
+        passed_over_tenant: finding.passed_over.1.to_string(),
+    });
+    TurnsView { first, behind_waiting, held_for, out_of_turn, not_asked, findings: findings.collect() }
+}
+
+/// The same in sentences.
+fn lines_of(turns: &TurnCheck) -> Vec<String> {
+    let TurnsView { first, behind_waiting, held_for, out_of_turn, not_asked, findings } = turns_of(turns);
+    let mut lines = vec![format!(
+        "placements: {first} of the first request in the queue, {behind_waiting} behind requests that did not fit, {held_for} for \
+         which capacity had been kept, {out_of_turn} behind one that fitted, {not_asked} not looked at"
+    )];
+    lines.extend(findings.iter().map(|finding| {
+        format!(
+            "record {}: {} of {} was placed, and {} of {} had its turn before it and fitted",
+            finding.log_index,
+            finding.placed,
+            finding.placed_tenant,
+            finding.passed_over,
+            finding.passed_over_tenant
+        )
+    }));
+    if out_of_turn > 0 {
+        lines.push(
+            "reservations and where a pass went on are in no record: a leader may have had a reason"
+                .to_owned(),
+        );
+    }
+    lines
 }
 
 const COLUMNS: [&str; 11] = [
@@ -76,14 +141,16 @@ const COLUMNS: [&str; 11] = [
     "entitled_ms",
 ];
 
-pub(super) fn run(console: &Console, args: &FairnessArgs) -> Result<Exit, Failure> {
+pub(super) async fn run(global: &Global, console: &Console, args: &FairnessArgs) -> Result<Exit, Failure> {
     if args.form.is_some() && console.format != Format::Table {
-        return Err(Failure::usage("--form csv and -o ask for two forms of one report")
-            .with_next("leave out -o for CSV, or leave out --form for what -o names"));
+        return Err(super::two_forms());
     }
-    let archive = open(&args.archive)?;
+    let source = args.source.open(global, console).await?;
     let mut fairness = Fairness::default();
-    let reading = read_in(&archive, args.from, args.to, &Detail::default(), Some(&mut fairness))?;
+    let mut turns = args.verify.then(TurnCheck::default);
+    let watchers = Watchers { fairness: Some(&mut fairness), turns: turns.as_mut(), ..Watchers::default() };
+    let mut reading = read_in(&source, args.from, args.to, &Detail::default(), watchers)?;
+    reading.notes.extend(turns.iter().flat_map(lines_of));
     let capacity = capacity(&reading);
     let of = |kind: &str| capacity.get(kind).copied().unwrap_or_default();
     match args.form {
@@ -94,6 +161,8 @@ pub(super) fn run(console: &Console, args: &FairnessArgs) -> Result<Exit, Failur
             }
             super::notes(&reading).iter().for_each(|note| console.error(note));
         }
+        Some(ReportForm::Html) => html(console, &reading, &fairness, of)?,
+        None if console.format == Format::Html => html(console, &reading, &fairness, of)?,
         None if console.is_structured() => {
             let rows = fairness.sums().map(|(tenant, kind, fair)| row(tenant, kind, fair, of(kind)));
             let rows = rows.collect();
@@ -106,12 +175,26 @@ pub(super) fn run(console: &Console, args: &FairnessArgs) -> Result<Exit, Failur
                 notes: reading.notes.clone(),
                 rows,
                 unit: Unit::Accelerators.name(),
+                turns: turns.as_ref().map(turns_of),
             };
             console.object(&Document::new("FairnessReport", Some(reading.last.0), view))?;
         }
         None => table(console, &reading, &fairness, of)?,
     }
     Ok(Exit::Ok)
+}
+
+fn html(
+    console: &Console,
+    reading: &Reading,
+    fairness: &Fairness,
+    capacity: impl Fn(&str) -> u128,
+) -> Result<(), Failure> {
+    let header = COLUMNS.map(str::to_owned);
+    let rows = fairness.sums();
+    let rows = rows.map(|(tenant, kind, fair)| row(tenant, kind, fair, capacity(kind)).cells().to_vec());
+    let rows: Vec<Vec<String>> = rows.collect();
+    console.line(&page("Fairness", &header, &rows, &super::notes(reading)))
 }
 
 /// Thousandths of accelerators times milliseconds of each type that there were.

@@ -1,6 +1,7 @@
-//! `muster report …`: what accelerators were used for and what jobs waited for, charged from an archive at hand.
+//! `muster report …`: what accelerators were used for and what jobs waited for, charged from a log: an archive at hand, the
+//! cluster, or both.
 //!
-//! **Invariant:** what is not in the archive is reported as missing, and nothing is charged for it.
+//! **Invariant:** what is not in the log is reported as missing, and nothing is charged for it.
 //! **Invariant:** the rows of a report of accelerators add up to capacity × time, which is printed.
 
 mod cost;
@@ -8,23 +9,25 @@ mod cost_report;
 mod fairness;
 mod fairness_report;
 mod focus;
+mod idle_report;
+mod page;
 mod read;
 mod rows;
 
-use std::path::PathBuf;
-
 use clap::{Args, Subcommand, ValueEnum};
-use muster_console::{Console, Document, Exit, Failure, Format, Grid};
+use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid};
+use muster_ledger::Detail;
 use muster_types::{LogTime, PastPoint};
 use serde::Serialize;
 
-use crate::log::point_of_log;
+use crate::log::{SourceArgs, point_of_log};
 use cost_report::CostArgs;
 use fairness_report::FairnessArgs;
+use idle_report::IdleArgs;
 #[cfg(test)]
 pub(crate) use read::tests as archives;
-use read::{Reading, read};
-pub(crate) use read::{open, time_of};
+pub(crate) use read::time_of;
+use read::{Reading, Watchers, read_in};
 use rows::{Goodput, Row, Unit};
 
 /// Commands about what the fleet was used for.
@@ -36,6 +39,7 @@ Examples:
   muster report usage --archive /var/lib/muster/replica-1
   muster report usage --archive /var/lib/muster/replica-1/archive --by tenant,type --from 2026-11-01T00:00:00Z
   muster report usage --archive archive --archive /mnt/history --form csv > usage.csv
+  muster report usage --by tenant                      the log of the cluster, whether or not it is archived
 
 The lines add up to capacity × time. Work of which the log does not say yet whether it was kept or lost is provisional.")]
     Usage(ReportArgs),
@@ -43,10 +47,15 @@ The lines add up to capacity × time. Work of which the log does not say yet whe
     #[command(after_help = "\
 Examples:
   muster report idle --archive /var/lib/muster/replica-1
-  muster report idle --archive /var/lib/muster/replica-1 --by type,region -o json
+  muster report idle --by cause,type,region,tenant
+  muster report idle --archive /var/lib/muster/replica-1 --tail --by type,region -o json
+  muster report idle --archive /var/lib/muster/replica-1 --sample 10s --form html > idle.html
 
-Where several causes hold at once, one of them is counted, by a fixed order; `ops/guide/ledger.md` states the order.")]
-    Idle(ReportArgs),
+Where several causes hold at once, one of them is counted, by a fixed order; `ops/guide/ledger.md` states the order. The log
+says most of them. Why jobs that wait do not have accelerators of their type is asked of the planner, at moments of the log
+that are apart as --sample says; between them the answer holds. The tenant is the one that waits, or that something is kept
+for.")]
+    Idle(IdleArgs),
     /// Time that jobs spent before they ran, by what they waited for
     #[command(after_help = "\
 Examples:
@@ -71,6 +80,7 @@ unpriced; it does not count as free. The lines add up to the total, to the milli
 Examples:
   muster report fairness --archive /var/lib/muster/replica-1
   muster report fairness --archive /var/lib/muster/replica-1 --from 2026-11-01T00:00:00Z --form csv
+  muster report fairness --verify --from 4711          with placements that went before a request that fitted
 
 A tenant counts with those below it. `ops/guide/ledger.md` states what each column is.")]
     Fairness(FairnessArgs),
@@ -79,6 +89,8 @@ A tenant counts with those below it. `ops/guide/ledger.md` states what each colu
 /// What a report can be divided by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Dimension {
+    /// What it is a report of, by which it is always divided: the use, the cause or the reason
+    Cause,
     /// The tenant of the job
     Tenant,
     /// The type of accelerator
@@ -94,6 +106,7 @@ pub enum Dimension {
 impl Dimension {
     fn title(self) -> &'static str {
         match self {
+            Dimension::Cause => "CAUSE",
             Dimension::Tenant => "TENANT",
             Dimension::Type => "TYPE",
             Dimension::Region => "REGION",
@@ -106,9 +119,8 @@ impl Dimension {
 /// Options of a report.
 #[derive(Args)]
 pub struct ReportArgs {
-    /// An archive directory, or the data directory that it is in; repeat the option to read what was moved elsewhere too
-    #[arg(long, value_name = "DIR", required = true)]
-    archive: Vec<PathBuf>,
+    #[command(flatten)]
+    source: SourceArgs,
     /// What the lines are divided by: one or more of these, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', value_name = "DIMENSION")]
     by: Vec<Dimension>,
@@ -118,7 +130,7 @@ pub struct ReportArgs {
     /// Where the report ends; the end itself is not included [default: the last record]
     #[arg(long, value_name = "INDEX|TIME", value_parser = point_of_log)]
     to: Option<PastPoint>,
-    /// Print CSV instead of a table; it does not go with -o
+    /// Print another form than a table; it does not go with -o
     #[arg(long, value_enum)]
     form: Option<ReportForm>,
 }
@@ -128,6 +140,14 @@ pub struct ReportArgs {
 pub enum ReportForm {
     /// A header and one line for each sum
     Csv,
+    /// A page with a table
+    Html,
+}
+
+/// Two forms were asked for.
+fn two_forms() -> Failure {
+    Failure::usage("--form and -o ask for two forms of one report")
+        .with_next("leave out -o for the form, or leave out --form for what -o names")
 }
 
 /// Which report.
@@ -179,20 +199,32 @@ struct MissingView {
     to: Option<String>,
 }
 
-pub fn run(console: &Console, command: &ReportCommand) -> Result<Exit, Failure> {
+pub async fn run(global: &Global, console: &Console, command: &ReportCommand) -> Result<Exit, Failure> {
     let (kind, args) = match command {
         ReportCommand::Usage(args) => (ReportKind::Usage, args),
-        ReportCommand::Idle(args) => (ReportKind::Idle, args),
+        ReportCommand::Idle(args) => return idle_report::run(global, console, args).await,
         ReportCommand::Waits(args) => (ReportKind::Waits, args),
-        ReportCommand::Cost(args) => return cost_report::run(console, args),
-        ReportCommand::Fairness(args) => return fairness_report::run(console, args),
+        ReportCommand::Cost(args) => return cost_report::run(global, console, args).await,
+        ReportCommand::Fairness(args) => return fairness_report::run(global, console, args).await,
     };
+    check_form(console, args)?;
+    let source = args.source.open(global, console).await?;
+    let reading = read_in(&source, args.from, args.to, &Detail::default(), Watchers::default())?;
+    show(console, kind, args, reading)
+}
+
+fn check_form(console: &Console, args: &ReportArgs) -> Result<(), Failure> {
     if args.form.is_some() && console.format != Format::Table {
-        return Err(Failure::usage("--form csv and -o ask for two forms of one report")
-            .with_next("leave out -o for CSV, or leave out --form for what -o names"));
+        return Err(two_forms());
     }
-    let by = distinct(&args.by);
-    let reading = read(&args.archive, args.from, args.to)?;
+    Ok(())
+}
+
+/// What was read, in the form that was asked for.
+fn show(console: &Console, kind: ReportKind, args: &ReportArgs, reading: Reading) -> Result<Exit, Failure> {
+    let mut by = distinct(&args.by);
+    // That is what the rows are anyway.
+    by.retain(|by| *by != Dimension::Cause);
     let rows = match kind {
         ReportKind::Usage => rows::usage(&reading.views, &by),
         ReportKind::Idle => rows::idle(&reading.views, &by),
@@ -209,6 +241,8 @@ pub fn run(console: &Console, command: &ReportCommand) -> Result<Exit, Failure> 
     let report = Report { kind, by, reading, rows, total, capacity, goodput };
     match args.form {
         Some(ReportForm::Csv) => report.csv(console)?,
+        Some(ReportForm::Html) => console.line(&report.html())?,
+        None if console.format == Format::Html => console.line(&report.html())?,
         None if console.is_structured() => report.document(console)?,
         None => report.table(console)?,
     }
@@ -304,31 +338,58 @@ impl Report {
         console.object(&Document::new(self.kind.name(), Some(self.reading.last.0), view))
     }
 
-    fn table(&self, console: &Console) -> Result<(), Failure> {
+    fn header(&self) -> Vec<&'static str> {
         let mut header: Vec<&'static str> = self.by.iter().map(|by| by.title()).collect();
-        header.extend([if self.kind == ReportKind::Waits { "REASON" } else { "USE" }, "HOURS", "PERCENT"]);
-        let mut grid = Grid::new(header);
-        for row in &self.rows {
-            let mut cells: Vec<String> = row.keys.iter().map(|(_, value)| value.clone()).collect();
-            let hours = self.unit().hours(row.amount);
-            cells.extend([row.state.clone(), hours, rows::percent(row.amount, self.total)]);
-            grid.row(cells);
-        }
-        console.table(&grid)?;
+        let state = match self.kind {
+            ReportKind::Usage => "USE",
+            ReportKind::Idle => "CAUSE",
+            ReportKind::Waits => "REASON",
+        };
+        header.extend([state, "HOURS", "PERCENT"]);
+        header
+    }
+
+    fn cells(&self, row: &Row) -> Vec<String> {
+        let mut cells: Vec<String> = row.keys.iter().map(|(_, value)| value.clone()).collect();
+        let hours = self.unit().hours(row.amount);
+        cells.extend([row.state.clone(), hours, rows::percent(row.amount, self.total)]);
+        cells
+    }
+
+    /// The lines below the rows.
+    fn lines(&self) -> Vec<String> {
         let (from, to) = (text(self.reading.from), text(self.reading.to));
         let span = format!("{} to {}", from.unwrap_or_default(), to.unwrap_or_default());
         let hours = self.unit().hours(self.total);
-        match self.capacity {
-            Some(_) => {
-                console.line(&format!("\ntotal {hours} accelerator-hours = capacity × time, {span}"))?
-            }
-            None => console.line(&format!("\ntotal {hours} job-hours, {span}"))?,
+        let mut lines = vec![match self.capacity {
+            Some(_) => format!("total {hours} accelerator-hours = capacity × time, {span}"),
+            None => format!("total {hours} job-hours, {span}"),
+        }];
+        lines.extend(self.goodput.iter().map(Goodput::line));
+        lines.extend(notes(&self.reading));
+        lines
+    }
+
+    fn html(&self) -> String {
+        let title = match self.kind {
+            ReportKind::Usage => "Use of accelerators",
+            ReportKind::Idle => "Idle accelerators",
+            ReportKind::Waits => "Waiting time of jobs",
+        };
+        let header: Vec<String> = self.header().into_iter().map(str::to_owned).collect();
+        let rows: Vec<Vec<String>> = self.rows.iter().map(|row| self.cells(row)).collect();
+        page::page(title, &header, &rows, &self.lines())
+    }
+
+    fn table(&self, console: &Console) -> Result<(), Failure> {
+        let mut grid = Grid::new(self.header());
+        for row in &self.rows {
+            grid.row(self.cells(row));
         }
-        if let Some(goodput) = &self.goodput {
-            console.line(&goodput.line())?;
-        }
-        for note in notes(&self.reading) {
-            console.line(&note)?;
+        console.table(&grid)?;
+        console.line("")?;
+        for line in self.lines() {
+            console.line(&line)?;
         }
         Ok(())
     }

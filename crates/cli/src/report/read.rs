@@ -1,17 +1,21 @@
 //! An archive through the ledger, from one end of a span to the other, with what is missing on the way.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+#[cfg(test)]
+use std::path::PathBuf;
 
 use muster_archive::{Archive, ArchiveError, Gap, Observer, Replay};
 use muster_console::{Exit, Failure};
 use muster_journal::Decision;
 use muster_ledger::{Detail, Ledger, LedgerError, View, Window};
+use muster_sim::idle::IdleReasons;
+use muster_sim::turns::TurnCheck;
 use muster_state::{Applied, State};
 use muster_types::{LogIndex, LogTime, PastPoint};
 
 use super::fairness::Fairness;
-use crate::log::{archive_failure, open_archive};
+#[cfg(test)]
+use crate::log::SourceArgs;
+use crate::log::{LogSource, archive_failure};
 
 /// Records that are missing, and the time for which nothing is known.
 pub(super) struct MissingSpan {
@@ -37,14 +41,25 @@ pub(super) struct Reading {
 struct Charger<'a> {
     ledger: Ledger,
     fairness: Option<&'a mut Fairness>,
+    reasons: Option<&'a mut IdleReasons>,
+    turns: Option<&'a mut TurnCheck>,
     error: Option<LedgerError>,
     /// The time of the first record.
     first: Option<LogTime>,
 }
 
+fn is_within(window: Window, time: LogTime) -> bool {
+    time >= window.from && window.until.is_none_or(|until| time < until)
+}
+
 impl Observer for Charger<'_> {
     fn before(&mut self, state: &State, decision: &Decision) {
         self.ledger.before(state, decision);
+        if is_within(self.ledger.window(), state.log_time())
+            && let Some(turns) = &mut self.turns
+        {
+            turns.before(state, decision);
+        }
     }
 
     fn after(&mut self, state: &State, applied: &Applied) {
@@ -55,29 +70,24 @@ impl Observer for Charger<'_> {
         if let Some(fairness) = &mut self.fairness {
             fairness.after(state, applied);
         }
+        if is_within(self.ledger.window(), state.log_time())
+            && let Some(turns) = &mut self.turns
+        {
+            turns.after(applied);
+        }
     }
 
     fn round_over(&mut self, state: &State) {
         if let Some(fairness) = &mut self.fairness {
             fairness.round_over(state);
         }
+        if is_within(self.ledger.window(), state.log_time())
+            && self.error.is_none()
+            && let Some(reasons) = &mut self.reasons
+        {
+            reasons.look(&mut self.ledger, state);
+        }
     }
-}
-
-/// A data directory has the archive in it.
-fn archive_in(dir: &Path) -> Result<PathBuf, Failure> {
-    if dir.is_file() {
-        let text = format!("{} is a file: a backup holds one state, and no time passes in it", dir.display());
-        return Err(
-            Failure::new(Exit::Usage, text).with_next("name an archive or the data directory of a replica")
-        );
-    }
-    let within = dir.join("archive");
-    Ok(if !dir.join("segments").exists() && within.join("segments").exists() {
-        within
-    } else {
-        dir.to_owned()
-    })
 }
 
 /// The log time of a point, and a note where the log does not reach it.
@@ -96,29 +106,40 @@ pub(crate) fn time_of(archive: &Archive, point: PastPoint) -> Result<LogTime, Fa
     }
 }
 
+/// The archive in these directories, with nothing kept apart.
+#[cfg(test)]
 pub(super) fn read(
     dirs: &[PathBuf],
     from: Option<PastPoint>,
     to: Option<PastPoint>,
 ) -> Result<Reading, Failure> {
-    let archive = open(dirs)?;
-    read_in(&archive, from, to, &Detail::default(), None)
+    let source = open(dirs)?;
+    read_in(&source, from, to, &Detail::default(), Watchers::default())
 }
 
 /// The archive in these directories.
-pub(crate) fn open(dirs: &[PathBuf]) -> Result<Arc<Archive>, Failure> {
-    let dirs = dirs.iter().map(|dir| archive_in(dir)).collect::<Result<Vec<_>, _>>()?;
-    open_archive(&dirs)
+#[cfg(test)]
+pub(crate) fn open(dirs: &[PathBuf]) -> Result<LogSource, Failure> {
+    SourceArgs { archive: dirs.to_vec(), tail: false }.open_at_hand()
 }
 
-/// The same of an archive that is open, with more kept apart, and counted for fairness too.
+/// Who looks at the state on its way, next to the ledger.
+#[derive(Default)]
+pub(super) struct Watchers<'a> {
+    pub(super) fairness: Option<&'a mut Fairness>,
+    pub(super) reasons: Option<&'a mut IdleReasons>,
+    pub(super) turns: Option<&'a mut TurnCheck>,
+}
+
+/// What a log says of a span, with more kept apart.
 pub(super) fn read_in(
-    archive: &Archive,
+    source: &LogSource,
     from: Option<PastPoint>,
     to: Option<PastPoint>,
     detail: &Detail,
-    fairness: Option<&mut Fairness>,
+    watchers: Watchers<'_>,
 ) -> Result<Reading, Failure> {
+    let archive = &source.archive;
     let summary = archive.summary();
     let from = from.map(|point| time_of(archive, point)).transpose()?;
     let to = to.map(|point| time_of(archive, point)).transpose()?;
@@ -132,9 +153,9 @@ pub(super) fn read_in(
         first: summary.first.unwrap_or_default(),
         last: summary.last.unwrap_or_default(),
         missing: Vec::new(),
-        notes: Vec::new(),
+        notes: source.notes.clone(),
     };
-    let begun = reading.charge(archive, (from, to), detail, fairness)?;
+    let begun = reading.charge(archive, (from, to), detail, watchers)?;
     reading.bound(begun, from, to);
     Ok(reading)
 }
@@ -146,7 +167,7 @@ impl Reading {
         archive: &Archive,
         (from, until): (Option<LogTime>, Option<LogTime>),
         detail: &Detail,
-        mut fairness: Option<&mut Fairness>,
+        mut watchers: Watchers<'_>,
     ) -> Result<Option<LogTime>, Failure> {
         let start = from.map_or(PastPoint::Index(LogIndex::ZERO), PastPoint::Time);
         let (mut begun, mut since) = (None, LogTime(0));
@@ -167,11 +188,16 @@ impl Reading {
             };
             let window = Window { from: from.unwrap_or_default(), until };
             let ledger = Ledger::begin_with(replay.state(), window, detail.clone());
-            let mut fairness = fairness.as_deref_mut();
+            let mut fairness = watchers.fairness.as_deref_mut();
             if let Some(fairness) = &mut fairness {
                 fairness.begin(replay.state(), window);
             }
-            let mut charger = Charger { ledger, fairness, error: None, first: None };
+            let mut reasons = watchers.reasons.as_deref_mut();
+            if let Some(reasons) = &mut reasons {
+                reasons.begin();
+            }
+            let turns = watchers.turns.as_deref_mut();
+            let mut charger = Charger { ledger, fairness, reasons, turns, error: None, first: None };
             let is_founding = replay.state().log_index() == LogIndex::ZERO;
             let begins = replay.state().log_time();
             let ended = archive.follow(&mut replay, &mut charger);

@@ -226,7 +226,7 @@ fn priced(prices: Vec<Price>) -> Prices {
 fn exact(dir: &Path, prices: &Prices, from: Option<PastPoint>, to: Option<PastPoint>) -> u128 {
     let archive = open(&[dir.to_owned()]).unwrap();
     let detail = Detail { cuts: prices.boundaries().to_vec(), jobs: true };
-    let reading = read_in(&archive, from, to, &detail, None).unwrap();
+    let reading = read_in(&archive, from, to, &detail, Watchers::default()).unwrap();
     let rows = cost::rows(&reading.views, prices, &[CostDimension::Job]);
     cost::total(rows.iter().map(|row| &row.amount)).exact
 }
@@ -254,7 +254,8 @@ fn tenants_are_told_what_they_got_and_asked_for() {
     archive(dir.path());
     let archive = open(&[dir.path().to_owned()]).unwrap();
     let mut fairness = Fairness::default();
-    read_in(&archive, None, None, &Detail::default(), Some(&mut fairness)).unwrap();
+    let watchers = Watchers { fairness: Some(&mut fairness), ..Watchers::default() };
+    read_in(&archive, None, None, &Detail::default(), watchers).unwrap();
     let sums: Vec<_> =
         fairness.sums().map(|(tenant, kind, fair)| (tenant.to_string(), kind.to_owned(), *fair)).collect();
     // A tenant that no policy names is below one that stands for all of them.

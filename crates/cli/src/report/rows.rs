@@ -70,6 +70,8 @@ struct Source<'a> {
 impl Source<'_> {
     fn key(&self, by: Dimension) -> String {
         match by {
+            // Rows are always divided by it.
+            Dimension::Cause => String::new(),
             Dimension::Tenant => self.tenant.unwrap_or("-").to_owned(),
             Dimension::Tier => self.tier.unwrap_or("-").to_owned(),
             Dimension::Type => self.kind.to_owned(),

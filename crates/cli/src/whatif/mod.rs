@@ -6,16 +6,15 @@
 mod display;
 mod reading;
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use muster_console::{Console, Exit, Failure};
+use muster_console::{Console, Exit, Failure, Global};
 use muster_sim::whatif::{AddedDevices, Change, Difference, QuotaChange, Side, WhatifError};
 use muster_types::{LogTime, Name, PastPoint};
 
-use crate::log::point_of_log;
-use crate::report::{open, time_of};
+use crate::log::{LogSource, SourceArgs, point_of_log};
+use crate::report::time_of;
 use crate::sim::policy_file;
 use reading::Reading;
 
@@ -31,6 +30,7 @@ Examples:
   muster whatif --archive archive --from 4711 --to 98000 --fleet -node-17 --fleet -node-18 --json
   muster whatif --archive archive --from 4711 --to 98000 --quota research=+128 --quota vision/h100@eu-west=64
   muster whatif --archive archive --from 4711 --to 98000      how well the replay meets the record, without a change
+  muster whatif --from 1 --to 900 --fleet +8xh100@eu/c1       the log of the cluster, whether or not it is archived
 
 The submissions, controls of jobs, changes of the policy, and what happened to nodes in the range go to the scheduler of this
 program, from the state at --from: once as they were, and once with the change. The difference is between these two
@@ -40,9 +40,8 @@ A policy file holds for the whole range, in place of the policies of the record.
 record, or in that file. Accelerators are added as hosts like those of the fleet. A node with - is not there in the range.
 Where the archive has a gap in the range, the range is refused. `ops/guide/ledger.md` states what each figure is.")]
 pub struct WhatifArgs {
-    /// An archive directory, or the data directory that it is in; repeat the option to read what was moved elsewhere too
-    #[arg(long, value_name = "DIR", required = true)]
-    archive: Vec<PathBuf>,
+    #[command(flatten)]
+    source: SourceArgs,
     /// Where the range begins: an RFC 3339 time or a log index
     #[arg(long, value_name = "INDEX|TIME", value_parser = point_of_log)]
     from: PastPoint,
@@ -120,8 +119,9 @@ struct Comparison {
     last: u64,
 }
 
-pub fn run(console: &Console, args: &WhatifArgs) -> Result<Exit, Failure> {
-    let comparison = compare(console, args)?;
+pub async fn run(global: &Global, console: &Console, args: &WhatifArgs) -> Result<Exit, Failure> {
+    let source = args.source.open(global, console).await?;
+    let comparison = compare(console, args, &source)?;
     display::show(console, args.json, &comparison)?;
     Ok(Exit::Ok)
 }
@@ -131,12 +131,12 @@ fn refused(error: WhatifError) -> Failure {
     Failure::usage(error.sentence).with_details(error.details).with_next(error.next)
 }
 
-fn compare(console: &Console, args: &WhatifArgs) -> Result<Comparison, Failure> {
-    let archive = open(&args.archive)?;
-    let (from, to) = (time_of(&archive, args.from)?, time_of(&archive, args.to)?);
+fn compare(console: &Console, args: &WhatifArgs, source: &LogSource) -> Result<Comparison, Failure> {
+    let archive = &source.archive;
+    let (from, to) = (time_of(archive, args.from)?, time_of(archive, args.to)?);
     let change = change_of(args, from)?;
     let mut progress = Progress { console, last: Instant::now() };
-    let reading = Reading::of(&archive, (from, to), &mut progress)?;
+    let reading = Reading::of(archive, (from, to), &mut progress)?;
     reading.recording.check(&change).map_err(refused)?;
     let none = Change::default();
     let mut replay = |change: &Change, what: &str| {
@@ -153,7 +153,7 @@ fn compare(console: &Console, args: &WhatifArgs) -> Result<Comparison, Failure> 
     Ok(Comparison {
         error: Difference::between(&record, &unchanged),
         difference: changed.as_ref().map(|changed| Difference::between(&unchanged, changed)),
-        caveats: caveats(&reading, &unchanged, changed.as_ref()),
+        caveats: [caveats(&reading, &unchanged, changed.as_ref()), source.notes.clone()].concat(),
         change: words,
         record,
         unchanged,

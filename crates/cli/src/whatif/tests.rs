@@ -1,4 +1,4 @@
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::Parser;
 use muster_console::Format;
@@ -20,7 +20,8 @@ fn whatif(dir: &Path, (from, to): (u64, u64), change: &[&str]) -> Result<Compari
     let mut words = vec!["whatif", "--archive", dir.as_str(), "--from", from.as_str(), "--to", to.as_str()];
     words.extend(change);
     let line = Line::try_parse_from(words).map_err(|error| Failure::usage(error.to_string()))?;
-    compare(&Console::new(Format::Table, true, true), &line.args)
+    let source = line.args.source.open_at_hand()?;
+    compare(&Console::new(Format::Table, true, true), &line.args, &source)
 }
 
 fn archived() -> tempfile::TempDir {

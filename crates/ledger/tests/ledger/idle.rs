@@ -1,7 +1,7 @@
 //! What accelerators that no job holds are idle for. Amounts are accelerator-seconds.
 
 use muster_decider::{Command, DrainOrder, RepairOrder};
-use muster_ledger::UnplacedReason;
+use muster_ledger::{UnplacedPart, UnplacedReason};
 use muster_types::health::{Finding, HealthReport, Observation};
 use muster_types::{DeviceSet, ForeignLoad, NodeId, PriorityTier};
 
@@ -41,14 +41,14 @@ fn fault(scene: &mut Scene, node: NodeId, device: u16) {
 }
 
 #[test]
-fn without_a_job_that_accepts_the_type_there_is_no_demand() {
+fn jobs_that_accept_other_types_only_are_told_apart() {
     let mut scene = Scene::new();
     scene.node("n1", 2);
     scene.host(node_draft("n2", "eu", "c1", Some(accelerators("a100", 1))));
     let mut other = job_draft("job", vec![group("main", 1, Some(accelerators("a100", 1)))]);
     other.tenant = name("other");
     scene.submit(other);
-    assert_eq!(scene.used(10), ["idle.demand_unplaced 10", "idle.no_demand 20"]);
+    assert_eq!(scene.used(10), ["idle.demand_unplaced 10", "idle.demand_other_type 20"]);
 }
 
 #[test]
@@ -90,8 +90,13 @@ fn the_planner_may_say_why_as_long_as_nothing_changes() {
     scene.at(10);
     let job = scene.job(1, 4);
     scene.commit();
-    let reasons = [(UnplacedReason::Quota, 1_000), (UnplacedReason::Fragmentation, 2_000)];
-    scene.ledger.explain_idle(&name("h100"), &name("eu"), &reasons);
+    let owner = Some((name("research"), PriorityTier::Standard));
+    let part = |reason, milli| UnplacedPart { reason, owner: owner.clone(), milli };
+    let parts = [part(UnplacedReason::Quota, 1_000), part(UnplacedReason::Fragmentation, 2_000)];
+    scene.ledger.explain_idle(&name("h100"), &name("eu"), &parts);
+    let pools = scene.ledger.unplaced();
+    assert_eq!(pools.len(), 1);
+    assert!(pools[0].milli == 4_000 && pools[0].is_explained, "{pools:?}");
     scene.ledger.explain_wait(job, UnplacedReason::Fragmentation);
     scene.at(20);
     // The idle part of the pool is another one from here on, and the planner has not spoken of that.
@@ -104,8 +109,8 @@ fn the_planner_may_say_why_as_long_as_nothing_changes() {
         [
             "idle.cordon 40",
             "idle.demand_unplaced 50",
-            "idle.quota 10",
-            "idle.fragmentation 20",
+            "research idle.quota 10",
+            "research idle.fragmentation 20",
             "idle.no_demand 40",
         ]
     );

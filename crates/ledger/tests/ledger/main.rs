@@ -1,7 +1,7 @@
 //! Tests of the ledger on histories that the scheduler itself makes.
 //!
 //! `activities`, `idle` and `waits` are written to be read as the specification of each state and cause. `conservation`
-//! drives random histories and holds the sums against capacity × time. `costs` measures, when asked.
+//! drives random histories and holds the sums against capacity × time.
 // A test may look at a clock; the crate it tests may not.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 // Helpers of tests may unwrap too: a panic there is the report.
@@ -9,7 +9,6 @@
 
 mod activities;
 mod conservation;
-mod costs;
 mod idle;
 mod saved;
 mod scene;

@@ -103,6 +103,9 @@ fn help_shows_commands_examples_and_exit_codes() {
         &["top", "--help"],
         &["open", "--help"],
         &["debug", "bundle", "--help"],
+        &["log", "bisect", "--help"],
+        &["incident", "capture", "--help"],
+        &["report", "idle", "--help"],
     ] {
         let ran = finish(command("", args));
         assert!(ran.code == 0 && ran.out.contains("Examples:"), "{args:?}\n{}", ran.out);
@@ -119,6 +122,10 @@ fn wrong_usage_is_2() {
         &["job", "list", "--timeout", "soon"],
         &["job", "logs", "job-1", "--rank", "99999999"],
         &["job", "wait", "job-1", "--for", "ever"],
+        &["log", "bisect", "--check", "soon"],
+        &["incident", "capture", "--out", "x"],
+        &["report", "idle", "--tail"],
+        &["report", "idle", "--sample", "1s", "--no-planner"],
         &["exec", "job-1"],
         &["exec", "job-1", "--env", "A", "--", "true"],
         &["exec", "job-1", "-t", "--", "true"],

@@ -1,0 +1,173 @@
+//! What it takes to charge a long log: ten million records that are made while they are read.
+
+use std::time::Duration;
+
+use muster_journal::{Decision, Estimate, Outcome, RankUpdate, RequestKey, WorkerSlot};
+use muster_ledger::{Ledger, Window};
+use muster_state::State;
+use muster_types::{
+    Accelerators, ClusterId, DeviceSet, ExitStatus, FencingToken, HolderId, JobDraft, JobId, Leadership,
+    LogIndex, LogTime, NodeDraft, NodeId, NodeSpec, Parameters, ReplicaId, RequestId, Requester,
+};
+use serde_json::json;
+
+use super::fleet::{Ask, draft, name};
+use super::{Bar, Figure};
+use crate::machine::{resident_bytes, thread_time};
+
+const RECORDS: u64 = 10_000_000;
+const NODES: u64 = 512;
+const TENANTS: u64 = 40;
+/// When the log begins: midnight of day 20,000.
+const START_MS: u64 = 20_000 * 86_400_000;
+/// Between two records.
+const STEP_MS: u64 = 100;
+/// Records between two looks at the memory.
+const LOOK_EVERY: u64 = 100_000;
+
+/// Jobs that start, save their work once and succeed, one after the other on each node.
+struct SyntheticLog {
+    index: u64,
+    token: Vec<FencingToken>,
+    job: Vec<Option<JobId>>,
+    drafts: Vec<JobDraft>,
+}
+
+fn node(number: u64) -> NodeSpec {
+    let draft = NodeDraft {
+        name: name(&format!("n{number}")),
+        region: name(["eu", "us", "asia"][(number % 3) as usize]),
+        cluster: name("c1"),
+        block: name("b1"),
+        rack: name("r1"),
+        address: format!("n{number}"),
+        accelerators: Some(Accelerators { kind: name("h100"), count: 8 }),
+        cpu_milli: 192_000,
+        memory_bytes: 1 << 40,
+        labels: Default::default(),
+        taints: Default::default(),
+        pod: None,
+    };
+    draft.check().expect("nodes here keep to the bounds")
+}
+
+impl SyntheticLog {
+    fn new() -> SyntheticLog {
+        let drafts = (0..TENANTS).map(|n| draft("job", &format!("tenant-{n}"), Ask::gang(1, 8)));
+        let nodes = NODES as usize;
+        let token = vec![FencingToken::default(); nodes];
+        SyntheticLog { index: 0, token, job: vec![None; nodes], drafts: drafts.collect() }
+    }
+
+    fn put(&mut self, decision: Decision, take: &mut impl FnMut(u64, &Decision)) -> u64 {
+        self.index += 1;
+        take(self.index, &decision);
+        self.index
+    }
+
+    /// The end of one job on a node, and the next one there.
+    fn turn(&mut self, number: u64, take: &mut impl FnMut(u64, &Decision)) {
+        let at = (number % NODES) as usize;
+        let (node, incarnation) = (NodeId(at as u32), 1);
+        let report = |job, token, update| Decision::WorkersReported {
+            node,
+            incarnation,
+            job,
+            token,
+            updates: vec![(0, update)],
+        };
+        if let Some(job) = self.job[at] {
+            let token = self.token[at];
+            self.put(Decision::CheckpointCommitted { job, token }, take);
+            self.put(report(job, token, RankUpdate::Exited(ExitStatus::Code(0))), take);
+            self.put(Decision::JobFinished { job, outcome: Outcome::Succeeded }, take);
+        }
+        let spec = self.drafts[(number % TENANTS) as usize].clone();
+        let spec = spec.check().expect("jobs here keep to the bounds");
+        let request = RequestKey { id: RequestId(u128::from(self.index) + 1), fingerprint: 0 };
+        let (specs, estimates) = (vec![spec.into()], vec![Estimate::default()]);
+        let by = Requester::default();
+        let index = self.put(Decision::JobsSubmitted { request, by, specs, estimates }, take);
+        let job = JobId::derive_in(1, LogIndex(index), 0);
+        let workers = vec![WorkerSlot { node, incarnation, devices: DeviceSet(0xff) }];
+        let index = self.put(Decision::GangPlaced { job, workers }, take);
+        let token = FencingToken { generation: 1, log_index: LogIndex(index) };
+        self.put(report(job, token, RankUpdate::Running), take);
+        (self.job[at], self.token[at]) = (Some(job), token);
+        if number.is_multiple_of(100) {
+            let before = LogTime(START_MS + self.index * STEP_MS - 600_000);
+            self.put(Decision::HistoryPruned { requests_before: before, jobs_before: before }, take);
+        }
+    }
+
+    fn all(mut self, mut take: impl FnMut(u64, &Decision)) {
+        let (cluster, generation, parameters) = (ClusterId(1), 1, Parameters::DEFAULT);
+        self.put(Decision::LeaderStarted, &mut take);
+        self.put(Decision::ClusterCreated { cluster, generation, parameters }, &mut take);
+        for number in 0..NODES {
+            let (spec, holder) = (node(number), HolderId(u128::from(number)));
+            self.put(Decision::NodeRegistered { spec, holder }, &mut take);
+        }
+        let mut number = 0;
+        while self.index < RECORDS {
+            self.turn(number, &mut take);
+            number += 1;
+        }
+    }
+}
+
+const LEADER: Leadership = Leadership { term: 1, replica: ReplicaId(1) };
+
+fn time(index: u64) -> LogTime {
+    LogTime(START_MS + index * STEP_MS)
+}
+
+/// The time that the state alone takes.
+fn state_alone() -> Duration {
+    let begun = thread_time();
+    let mut state = State::default();
+    SyntheticLog::new().all(|index, decision| {
+        state.apply(LEADER, LogIndex(index), time(index), decision);
+    });
+    assert!((state.rejected(), state.stale()) == (0, 0), "every record counts");
+    thread_time() - begun
+}
+
+/// Ten million records through the ledger: processor time beyond that of the state, and memory of both.
+pub(super) fn fold() -> Vec<Figure> {
+    let before = resident_bytes();
+    let alone = state_alone();
+    let begun = thread_time();
+    let mut state = State::default();
+    let mut ledger = Ledger::begin(&state, Window::default());
+    let (mut ended, mut peak) = (0, before);
+    SyntheticLog::new().all(|index, decision| {
+        let over = ledger.fold(&mut state, LEADER, LogIndex(index), time(index), decision);
+        ended += over.expect("records follow one another").len();
+        if index.is_multiple_of(LOOK_EVERY) {
+            peak = peak.max(resident_bytes());
+        }
+    });
+    let both = thread_time() - begun;
+    let view = ledger.view(ledger.log_time());
+    let used: u128 = view.usage.iter().map(|row| row.milli_ms).sum();
+    let capacity: u128 = view.capacity.iter().map(|row| row.milli_ms).sum();
+    assert!(used == capacity, "everything is charged once");
+    let detail = json!({
+        "records": state.log_index().0,
+        "jobs": ended,
+        "rows": view.usage.len(),
+        "saved_bytes": ledger.save().len(),
+        "state_alone_s": alone.as_secs_f64(),
+    });
+    let own = both.saturating_sub(alone).as_secs_f64();
+    let gib = peak.saturating_sub(before) as f64 / (1u64 << 30) as f64;
+    let what = |of: &str| format!("{RECORDS} records{of}");
+    vec![
+        Figure::new("ledger", what(" through the ledger, beyond the state"), own, "s")
+            .bar(Bar::AtMost(20.0))
+            .detail(detail),
+        Figure::new("ledger", what(" through state and ledger"), both.as_secs_f64(), "s"),
+        Figure::new("ledger", "memory of both, at most", gib, "GiB").bar(Bar::AtMost(1.0)),
+    ]
+}

@@ -1,0 +1,130 @@
+//! `muster report idle`: its options, and the planner that is asked on the way through the log.
+
+use clap::Args;
+use muster_console::{Console, Exit, Failure, Global};
+use muster_ledger::Detail;
+use muster_manifest::quantity;
+use muster_manifest::quantity::show_duration;
+use muster_sim::idle::IdleReasons;
+use muster_types::LogTime;
+
+use super::read::{Watchers, read_in, time_of};
+use super::{ReportArgs, ReportKind, check_form, show};
+use crate::log::LogSource;
+
+/// Moments that a span is divided into where nobody states how far they are apart.
+const MOMENTS: u64 = 1_000;
+/// The least time between two of them then.
+const INTERVAL_MS_MIN: u64 = 1_000;
+
+/// Options of the report of idle accelerators.
+#[derive(Args)]
+pub struct IdleArgs {
+    #[command(flatten)]
+    report: ReportArgs,
+    /// The least log time between two moments at which the planner is asked why jobs that wait do not have what is idle; 0s
+    /// for behind each round [default: a thousandth of the span, and at least a second]
+    #[arg(long, value_name = "DURATION", value_parser = sample)]
+    sample: Option<u64>,
+    /// Do not ask the planner: what the log does not say is `demand_unplaced`
+    #[arg(long, conflicts_with = "sample")]
+    no_planner: bool,
+}
+
+fn sample(text: &str) -> Result<u64, String> {
+    quantity::duration_ms(text).map_err(|error| error.to_string())
+}
+
+pub(super) async fn run(global: &Global, console: &Console, args: &IdleArgs) -> Result<Exit, Failure> {
+    let report = &args.report;
+    check_form(console, report)?;
+    let source = report.source.open(global, console).await?;
+    let interval_ms = match args.sample {
+        Some(interval_ms) => interval_ms,
+        None => (span_ms(&source, report)? / MOMENTS).max(INTERVAL_MS_MIN),
+    };
+    let mut reasons = (!args.no_planner).then(|| IdleReasons::every(interval_ms));
+    let watchers = Watchers { reasons: reasons.as_mut(), ..Watchers::default() };
+    let mut reading = read_in(&source, report.from, report.to, &Detail::default(), watchers)?;
+    reading.notes.extend(reasons.as_ref().map(note));
+    show(console, ReportKind::Idle, report, reading)
+}
+
+/// How long the span of a report is.
+fn span_ms(source: &LogSource, args: &ReportArgs) -> Result<u64, Failure> {
+    let (archive, summary) = (&source.archive, source.archive.summary());
+    let begin = match (args.from, summary.first) {
+        (Some(point), _) => time_of(archive, point)?,
+        (None, None) => summary.last_time,
+        // A record that cannot be read is reported by the report.
+        (None, Some(first)) => {
+            let record = archive.records(first, first).next().and_then(Result::ok);
+            record.map_or(summary.last_time, |record| record.log_time)
+        }
+    };
+    let end: LogTime = match args.to {
+        Some(point) => time_of(archive, point)?.min(summary.last_time),
+        None => summary.last_time,
+    };
+    Ok(end.since_ms(begin))
+}
+
+/// At which moments the planner was asked.
+fn note(reasons: &IdleReasons) -> String {
+    let apart = match reasons.interval_ms() {
+        0 => "each behind a round".to_owned(),
+        ms => format!("{} apart at least", show_duration(ms)),
+    };
+    match reasons.moments() {
+        0 => {
+            "the planner was not asked: no job waited for accelerators of its type that were idle".to_owned()
+        }
+        moments => format!(
+            "why jobs did not have idle accelerators of their type was asked of the planner at {moments} moments, {apart}; \
+             between them the answer holds"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_types::PastPoint;
+
+    use super::*;
+    use crate::log::SourceArgs;
+    use crate::report::archives::{START, archive};
+    use crate::report::rows;
+
+    #[test]
+    fn what_the_log_does_not_say_is_asked_of_the_planner_and_the_sum_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        archive(dir.path());
+        let source = SourceArgs { archive: vec![dir.path().to_owned()], tail: false }.open_at_hand().unwrap();
+        let mut reasons = IdleReasons::every(0);
+        let watchers = Watchers { reasons: Some(&mut reasons), ..Watchers::default() };
+        let reading = read_in(&source, None, None, &Detail::default(), watchers).unwrap();
+        let rows = rows::idle(&reading.views, &[]);
+        let shown: Vec<_> = rows.iter().map(|row| (row.state.as_str(), row.amount / 1_000_000)).collect();
+        // A job of eight fits on the one node while it waits.
+        assert_eq!(shown, [("idle.turn", 80), ("idle.no_demand", 880), ("in_use", 640)]);
+        assert!(
+            reasons.moments() > 0 && note(&reasons).contains("each behind a round"),
+            "{}",
+            note(&reasons)
+        );
+        assert!(note(&IdleReasons::every(5_000)).starts_with("the planner was not asked"));
+    }
+
+    #[test]
+    fn a_span_that_nobody_states_is_that_of_the_log() {
+        let dir = tempfile::tempdir().unwrap();
+        archive(dir.path());
+        let source = SourceArgs { archive: vec![dir.path().to_owned()], tail: false };
+        let at = |second: u64| Some(PastPoint::Time(LogTime(START + second * 1_000)));
+        let log = source.open_at_hand().unwrap();
+        let mut args = ReportArgs { source, by: Vec::new(), from: None, to: None, form: None };
+        assert_eq!(span_ms(&log, &args).unwrap(), 200_000);
+        (args.from, args.to) = (at(50), at(900));
+        assert_eq!(span_ms(&log, &args).unwrap(), 150_000);
+    }
+}

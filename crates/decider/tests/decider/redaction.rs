@@ -1,0 +1,114 @@
+//! What is left of histories without what people wrote goes the way of the whole ones.
+
+use muster_journal::{Decision, Estimate, RequestKey, canonical};
+use muster_state::{Redaction, State};
+use muster_types::{
+    ClusterId, JobId, JobMetadata, Leadership, LogIndex, LogTime, Parameters, RequestId, Requester,
+    SIZES_VARIABLE,
+};
+use std::sync::Arc;
+
+use crate::model::Model;
+use crate::random::Random;
+use crate::support::{group, job_draft, leadership};
+
+const CANARY: &str = "canary-8f1c";
+
+fn contains(bytes: &[u8], text: &str) -> bool {
+    bytes.windows(text.len()).any(|window| window == text.as_bytes())
+}
+
+#[test]
+fn redacted_histories_go_the_way_of_the_whole_ones() {
+    for seed in 0..10 {
+        let mut model = Model::new(seed);
+        for _ in 0..200 {
+            model.step();
+        }
+        model.commit_all();
+        let begin = Random::new(seed).below(model.log.len() as u64) as usize;
+        let redaction = Redaction::new(seed);
+        let mut whole = State::default();
+        for round in &model.log[..begin] {
+            whole.apply_round(round);
+        }
+        let mut redacted = redaction.state(&whole).unwrap();
+        redacted.verify().unwrap();
+        for round in &model.log[begin..] {
+            let leadership = Leadership { term: round.term, replica: round.replica };
+            for (ordinal, decision) in round.decisions.iter().enumerate() {
+                let index = LogIndex(round.first_index.0 + ordinal as u64);
+                let is_digest = matches!(decision, Decision::DigestRecorded { .. });
+                let change = if is_digest { None } else { redaction.decision(decision).unwrap() };
+                let is_kept = change.is_some();
+                let change =
+                    change.unwrap_or_else(|| Decision::DigestRecorded { digest: redacted.rows_digest() });
+                let expected = whole.apply(leadership, index, round.log_time, decision);
+                let found = redacted.apply(leadership, index, round.log_time, &change);
+                assert_eq!(found.log_index, expected.log_index, "seed {seed}, record {index}");
+                if is_kept {
+                    assert_eq!(found.rejection, expected.rejection, "seed {seed}: {decision:?}");
+                }
+            }
+        }
+        redacted.verify().unwrap();
+        for (id, row) in whole.jobs().iter() {
+            let other = redacted.job(*id).unwrap();
+            let phases = [&row.phase, &other.phase].map(std::mem::discriminant);
+            assert_eq!(phases[0], phases[1], "seed {seed}, job {id}");
+            assert_eq!((row.attempt, row.held, row.released), (other.attempt, other.held, other.released));
+        }
+        for (id, row) in whole.nodes().iter() {
+            assert_eq!(row.free, redacted.node(*id).unwrap().free, "seed {seed}, node {id}");
+        }
+    }
+}
+
+#[test]
+fn what_people_wrote_is_in_no_redacted_record_and_no_redacted_state() {
+    let mut draft = job_draft("job", vec![group("main", 1, None)]);
+    draft.groups[0].command = vec![CANARY.to_owned()];
+    draft.groups[0].environment = [("KEY".to_owned(), CANARY.to_owned())].into();
+    draft.groups[0].environment.insert(SIZES_VARIABLE.to_owned(), "1,2".to_owned());
+    draft.checkpoint_directory = Some(format!("/{CANARY}"));
+    draft.working_directory = Some(format!("/{CANARY}"));
+    let by = Requester { name: CANARY.to_owned(), is_operator: false };
+    let request = RequestKey { id: RequestId(1), fingerprint: 77 };
+    let submitted = Decision::JobsSubmitted {
+        request,
+        by: by.clone(),
+        specs: vec![draft.check().unwrap().into()],
+        estimates: vec![Estimate::default()],
+    };
+    let job = JobId::derive_in(1, LogIndex(3), 0);
+    let texts = || [(CANARY.to_owned(), CANARY.to_owned())].into();
+    let metadata = JobMetadata { labels: texts(), annotations: texts(), creator: CANARY.to_owned() };
+    let described = Decision::JobMetadataSet { runs: vec![(job, 1, Arc::new(metadata))] };
+    let redaction = Redaction::new(4);
+    let mut state = State::default();
+    let (cluster, parameters) = (ClusterId(1), Parameters::DEFAULT);
+    let created = Decision::ClusterCreated { cluster, generation: 1, parameters };
+    let log = [Decision::LeaderStarted, created, submitted, described];
+    for (index, decision) in log.into_iter().enumerate() {
+        let redacted = redaction.decision(&decision).unwrap().unwrap();
+        assert!(!contains(&canonical(&redacted), CANARY), "{redacted:?}");
+        let index = LogIndex(index as u64 + 1);
+        let applied = state.apply(leadership(1, 1), index, LogTime(1_000), &decision);
+        assert_eq!(applied.rejection, None, "{decision:?}");
+    }
+    let redacted = redaction.state(&state).unwrap();
+    for chunk in redacted.snapshot() {
+        assert!(!contains(&chunk, CANARY), "a chunk of the state has it");
+    }
+    // The scheduler reads these numbers, and nothing else of an environment.
+    let left = &redacted.spec(job).unwrap().groups[0].environment;
+    assert_eq!(left.iter().collect::<Vec<_>>(), [(&SIZES_VARIABLE.to_owned(), &"1,2".to_owned())]);
+    let opened = Decision::ExecOpened {
+        by,
+        job,
+        token: muster_types::FencingToken::default(),
+        rank: 0,
+        command: CANARY.to_owned(),
+    };
+    assert_eq!(redaction.decision(&opened), Ok(None));
+}

@@ -1,0 +1,448 @@
+//! States and records without what people and programs wrote into them: what may be passed on to those who look for a fault.
+//!
+//! What decides where a job goes stays: names of jobs, tenants, nodes and types, what jobs ask for, labels and taints of nodes,
+//! and what jobs ask of those. The policy stays too.
+//!
+//! **Invariant:** commands, values of environments, directories, images, digests of files, labels and annotations of jobs,
+//! sentences, addresses, secrets of tokens and names of people are in no state and no record that was redacted. Each text has to
+//! be named here to be taken out, so matches over decisions name every one.
+//! **Invariant:** a redacted record does to a redacted state what the record does to the state, but for these texts.
+
+use alloc::collections::BTreeMap;
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::sync::Arc;
+use alloc::vec;
+use muster_journal::{Decision, Outcome, RankUpdate, RequestKey, StopCause, SubmittedPart, hash};
+use muster_types::health::{Condition, NodeHealth, RepairPhase, RepairStep};
+use muster_types::{
+    BlobDigest, ExitStatus, FieldChange, JobContract, JobMetadata, JobSpec, Requester, SIZES_VARIABLE,
+};
+
+use crate::rows::{
+    ArrayRow, ArrayTemplate, ControlRow, DoorKey, HoldRow, JobRow, NodeOverridesRow, NodeRow, Phase,
+    Placement, RankState, RecoveryRow, RestrictionRow,
+};
+use crate::snapshot::RestoreError;
+use crate::state::State;
+use crate::table::{Derived, Table, TableBuilder};
+
+/// In the place of what was taken out.
+const WORD: &str = "redacted";
+const PATH: &str = "/redacted";
+const IMAGE: &str = "registry.invalid/redacted:1";
+
+/// Takes texts out of a state and of the records behind it, in the same way.
+#[derive(Clone, Copy, Debug)]
+pub struct Redaction {
+    salt: u64,
+}
+
+fn hide(text: &mut String) {
+    if !text.is_empty() {
+        *text = WORD.to_string();
+    }
+}
+
+/// The rows of a table, each as it is to be; none for one that goes.
+fn mapped<K: Ord + Clone, V: Clone, F: Derived<K, V>>(
+    table: &Table<K, V, F>,
+    mut change: impl FnMut(&K, &V) -> Result<Option<V>, RestoreError>,
+) -> Result<Table<K, V, F>, RestoreError> {
+    let mut rows = TableBuilder::default();
+    for (key, value) in table.iter() {
+        if let Some(value) = change(key, value)? {
+            rows.push(key.clone(), value);
+        }
+    }
+    Ok(rows.finish())
+}
+
+impl Redaction {
+    /// People get names that follow from theirs and from this number, which nobody else is to know.
+    #[must_use]
+    pub fn new(salt: u64) -> Redaction {
+        Redaction { salt }
+    }
+
+    /// A state without these texts. Its digest is another one.
+    ///
+    /// # Errors
+    /// When a row of it cannot be without them.
+    pub fn state(&self, state: &State) -> Result<State, RestoreError> {
+        let whole = state;
+        let mut state = whole.clone();
+        state.nodes = mapped(&whole.nodes, |_, row| Ok(Some(self.node(row))))?;
+        state.jobs = mapped(&whole.jobs, |_, row| Ok(Some(self.job(row))))?;
+        state.specs = mapped(&whole.specs, |_, spec| self.spec(spec).map(Some))?;
+        state.requests = mapped(&whole.requests, |_, row| {
+            let mut row = row.clone();
+            row.fingerprint = 0;
+            Ok(Some(row))
+        })?;
+        state.contracts = mapped(&whole.contracts, |_, contract| Ok(Some(self.contract(contract))))?;
+        state.recoveries = mapped(&whole.recoveries, |_, row| Ok(Some(self.recovery(row))))?;
+        state.restrictions = mapped(&whole.restrictions, |_, row| Ok(Some(self.restriction(row))))?;
+        state.doors = mapped(&whole.doors, |key, row| {
+            Ok((!matches!(key, DoorKey::Certificate(_))).then(|| row.clone()))
+        })?;
+        state.metadata = mapped(&whole.metadata, |_, metadata| Ok(self.metadata(metadata)))?;
+        state.controls = mapped(&whole.controls, |_, row| Ok(Some(self.control(row))))?;
+        state.arrays = mapped(&whole.arrays, |_, row| self.array(row).map(Some))?;
+        state.tokens = Table::default();
+        state.indexes = state.rebuilt_indexes();
+        state.verify_rows().map_err(|broken| RestoreError::Invariant(broken.0))?;
+        Ok(state)
+    }
+
+    fn user(&self, name: &mut String) {
+        if !name.is_empty() {
+            *name = format!("user-{:016x}", hash(&(self.salt, name.as_str())));
+        }
+    }
+
+    fn requester(&self, by: &mut Requester) {
+        self.user(&mut by.name);
+    }
+
+    fn request(request: &mut RequestKey) {
+        // It is a hash of everything that was asked.
+        request.fingerprint = 0;
+    }
+
+    fn spec(&self, spec: &JobSpec) -> Result<Arc<JobSpec>, RestoreError> {
+        let mut draft = spec.clone().into_draft();
+        for group in &mut draft.groups {
+            if !group.command.is_empty() {
+                group.command = vec![WORD.to_string()];
+            }
+            // The scheduler reads these numbers, and nothing else of an environment.
+            let is_sizes =
+                |sizes: &String| sizes.bytes().all(|b| b.is_ascii_digit() || matches!(b, b',' | b' '));
+            let sizes = group.environment.remove(SIZES_VARIABLE).filter(is_sizes);
+            group.environment = sizes.map(|sizes| (SIZES_VARIABLE.to_string(), sizes)).into_iter().collect();
+            if let Some(container) = &mut group.container {
+                container.image = IMAGE.to_string();
+                container.mounts.clear();
+            }
+        }
+        for directory in [&mut draft.checkpoint_directory, &mut draft.working_directory] {
+            if directory.is_some() {
+                *directory = Some(PATH.to_string());
+            }
+        }
+        draft.check().map(Arc::new).map_err(|_| RestoreError::Content("job spec, once it is redacted"))
+    }
+
+    fn contract(&self, contract: &JobContract) -> Arc<JobContract> {
+        let mut contract = contract.clone();
+        if !contract.notice.http_path.is_empty() {
+            contract.notice.http_path = PATH.to_string();
+        }
+        contract.workdir = contract.workdir.map(|_| BlobDigest::new([0; 32]));
+        Arc::new(contract)
+    }
+
+    /// None without anything that stays.
+    fn metadata(&self, metadata: &JobMetadata) -> Option<Arc<JobMetadata>> {
+        let mut creator = metadata.creator.clone();
+        self.user(&mut creator);
+        let metadata = JobMetadata { labels: BTreeMap::new(), annotations: BTreeMap::new(), creator };
+        (!metadata.is_default()).then(|| Arc::new(metadata))
+    }
+
+    fn exit(exit: &mut ExitStatus) {
+        match exit {
+            ExitStatus::LaunchFailed(text)
+            | ExitStatus::NodeFault(text)
+            | ExitStatus::BackendLost(text)
+            | ExitStatus::PreflightFailed(text) => hide(text),
+            ExitStatus::Code(_)
+            | ExitStatus::Signal(_)
+            | ExitStatus::LeaseExpired
+            | ExitStatus::Vanished
+            | ExitStatus::NotStarted
+            | ExitStatus::OutOfMemory => {}
+        }
+    }
+
+    fn outcome(outcome: &mut Outcome) {
+        match outcome {
+            Outcome::Failed { detail } => hide(detail),
+            Outcome::Succeeded | Outcome::Cancelled => {}
+        }
+    }
+
+    fn cause(cause: &mut StopCause) {
+        match cause {
+            StopCause::WorkerFailed { exit, .. } => Redaction::exit(exit),
+            StopCause::Fault { detail, .. } => hide(detail),
+            StopCause::Cancelled
+            | StopCause::Evicted { .. }
+            | StopCause::RunTimeLimit
+            | StopCause::Rearranged(_)
+            | StopCause::Deadline
+            | StopCause::Requested { .. } => {}
+        }
+    }
+
+    fn placement(placement: &Arc<Placement>) -> Arc<Placement> {
+        let mut placement = Placement::clone(placement);
+        for rank in &mut placement.ranks {
+            if let RankState::Exited(exit) = rank {
+                Redaction::exit(exit);
+            }
+        }
+        Arc::new(placement)
+    }
+
+    fn job(&self, row: &JobRow) -> JobRow {
+        let mut row = row.clone();
+        match &mut row.phase {
+            Phase::Stopping(cause) => Redaction::cause(cause),
+            Phase::Finished(outcome) => Redaction::outcome(outcome),
+            Phase::Pending | Phase::Starting | Phase::Running => {}
+        }
+        row.placement = row.placement.as_ref().map(Redaction::placement);
+        row.previous = row.previous.as_ref().map(Redaction::placement);
+        row
+    }
+
+    fn recovery(&self, row: &RecoveryRow) -> RecoveryRow {
+        let mut row = row.clone();
+        if let Some(last) = &mut row.last {
+            hide(&mut last.detail);
+        }
+        row
+    }
+
+    fn conditions<'a>(conditions: impl IntoIterator<Item = &'a mut Condition>) {
+        for condition in conditions {
+            hide(&mut condition.observation.detail);
+        }
+    }
+
+    fn health(health: &mut NodeHealth) {
+        Redaction::conditions(health.conditions.iter_mut().chain(&mut health.recent));
+    }
+
+    fn restriction(&self, row: &RestrictionRow) -> RestrictionRow {
+        let mut row = row.clone();
+        if let Some(quarantine) = &mut row.quarantine {
+            hide(&mut quarantine.reason);
+        }
+        if let Some(RepairPhase::Failed(text)) = row.repair.as_mut().map(|repair| &mut repair.phase) {
+            hide(text);
+        }
+        Redaction::health(&mut row.health);
+        row
+    }
+
+    fn node(&self, row: &NodeRow) -> NodeRow {
+        let mut row = row.clone();
+        row.spec = Arc::new(row.spec.without_address());
+        if let Some(overrides) = &row.overrides {
+            let mut overrides = NodeOverridesRow::clone(overrides);
+            self.requester(&mut overrides.by);
+            overrides.said = Arc::new(overrides.said.without_address());
+            row.overrides = Some(Arc::new(overrides));
+        }
+        row
+    }
+
+    fn hold(&self, hold: &mut HoldRow) {
+        self.requester(&mut hold.by);
+        if let Some(beneath) = &mut hold.beneath {
+            self.hold(beneath);
+        }
+    }
+
+    fn control(&self, row: &ControlRow) -> ControlRow {
+        let mut row = row.clone();
+        if let Some(hold) = &mut row.hold {
+            self.hold(hold);
+        }
+        for by in [&mut row.cancelled_by, &mut row.requeued_by].into_iter().flatten() {
+            self.requester(by);
+        }
+        if let Some(modified) = &mut row.modified {
+            self.requester(&mut modified.by);
+        }
+        row
+    }
+
+    fn array(&self, row: &ArrayRow) -> Result<ArrayRow, RestoreError> {
+        let mut row = row.clone();
+        let template = &row.template;
+        row.template = Arc::new(ArrayTemplate {
+            spec: self.spec(&template.spec)?,
+            contract: template.contract.as_ref().map(|contract| self.contract(contract)),
+            metadata: template.metadata.as_ref().and_then(|metadata| self.metadata(metadata)),
+            array: template.array.clone(),
+        });
+        if let Some(hold) = &mut row.hold {
+            self.hold(hold);
+        }
+        if let Some(by) = &mut row.cancelled_by {
+            self.requester(by);
+        }
+        row.detail = row.detail.map(|_| Arc::from(WORD));
+        Ok(row)
+    }
+
+    fn part(&self, part: &SubmittedPart) -> Result<SubmittedPart, RestoreError> {
+        Ok(SubmittedPart {
+            spec: self.spec(&part.spec)?,
+            contract: part.contract.as_ref().map(|contract| self.contract(contract)),
+            metadata: part.metadata.as_ref().and_then(|metadata| self.metadata(metadata)),
+            ..part.clone()
+        })
+    }
+
+    fn changes(changes: &mut [FieldChange]) {
+        for change in changes {
+            match change {
+                FieldChange::Labels(texts) | FieldChange::Annotations(texts) => texts.clear(),
+                FieldChange::Tier(_)
+                | FieldChange::RunTimeLimit(_)
+                | FieldChange::Deadline(_)
+                | FieldChange::NotBefore(_)
+                | FieldChange::Regions(_)
+                | FieldChange::NodeSelector(_)
+                | FieldChange::ExpectedRun(_)
+                | FieldChange::Nodes(_) => {}
+            }
+        }
+    }
+
+    /// A record without these texts; none for one that is about nothing else, such as a token.
+    ///
+    /// # Errors
+    /// When it cannot be without them.
+    pub fn decision(&self, decision: &Decision) -> Result<Option<Decision>, RestoreError> {
+        let mut decision = decision.clone();
+        self.asked(&mut decision);
+        match &mut decision {
+            Decision::TokenCreated { .. }
+            | Decision::TokenRevoked { .. }
+            | Decision::CertificateRevoked { .. }
+            | Decision::ExecOpened { .. } => return Ok(None),
+            Decision::JobsSubmitted { specs, .. } => {
+                for spec in specs {
+                    *spec = self.spec(spec)?;
+                }
+            }
+            Decision::ArraysSubmitted { parts, .. } => {
+                for part in parts {
+                    *part = self.part(part)?;
+                }
+            }
+            Decision::NodeRegistered { spec, .. } => *spec = spec.without_address(),
+            Decision::WorkersReported { updates, .. } => {
+                for (_, update) in updates {
+                    if let RankUpdate::Exited(exit) = update {
+                        Redaction::exit(exit);
+                    }
+                }
+            }
+            Decision::GangStopRequested { cause, .. } => Redaction::cause(cause),
+            Decision::JobFinished { outcome, .. } => Redaction::outcome(outcome),
+            Decision::JobContractsSet { contracts } => {
+                for (_, contract) in contracts {
+                    *contract = self.contract(contract);
+                }
+            }
+            Decision::JobMetadataSet { runs } => {
+                let kept = runs.iter().filter_map(|(job, count, metadata)| {
+                    self.metadata(metadata).map(|metadata| (*job, *count, metadata))
+                });
+                *runs = kept.collect();
+                if runs.is_empty() {
+                    return Ok(None);
+                }
+            }
+            Decision::JobModified { changes, .. } => Redaction::changes(changes),
+            Decision::AttemptFailed { detail, .. } | Decision::ArrayMembersFailed { detail, .. } => {
+                hide(detail)
+            }
+            Decision::NodeHealthChanged { health, events, .. } => {
+                Redaction::health(health);
+                Redaction::conditions(events);
+            }
+            Decision::NodeQuarantineSet { reason: Some(reason), .. } => hide(reason),
+            Decision::NodeRepairSet { step: RepairStep::Fail(text), .. } => hide(text),
+            Decision::ClusterCreated { .. }
+            | Decision::LeaderStarted
+            | Decision::JobCancelRequested { .. }
+            | Decision::NodeCordonSet { .. }
+            | Decision::NodeLost { .. }
+            | Decision::GangPlaced { .. }
+            | Decision::JobRequeued { .. }
+            | Decision::HistoryPruned { .. }
+            | Decision::DigestRecorded { .. }
+            | Decision::PolicySet { .. }
+            | Decision::Rearranged { .. }
+            | Decision::PromiseDropped { .. }
+            | Decision::JobReleased { .. }
+            | Decision::TurnsChanged { .. }
+            | Decision::CheckpointCommitted { .. }
+            | Decision::FormatRaised { .. }
+            | Decision::ClusterRecovered { .. }
+            | Decision::NodeForgotten { .. }
+            | Decision::SparesTaken { .. }
+            | Decision::StragglerNoted { .. }
+            | Decision::NodeDrainSet { .. }
+            | Decision::NodeQuarantineSet { reason: None, .. }
+            | Decision::NodeRepairSet { .. }
+            | Decision::HealthPolicySet { .. }
+            | Decision::ForeignLoadSet { .. }
+            | Decision::NodeAdmissionSet { .. }
+            | Decision::NodeApprovalSet { .. }
+            | Decision::SessionResumed { .. }
+            | Decision::JobHoldSet { .. }
+            | Decision::JobRequeueRequested { .. }
+            | Decision::ArrayMembersCreated { .. }
+            | Decision::ArrayReleased { .. }
+            | Decision::ArraysControlled { .. }
+            | Decision::ArrayThrottleSet { .. }
+            | Decision::NodeOverridesSet { .. }
+            | Decision::NotificationsDelivered { .. } => {}
+        }
+        Ok(Some(decision))
+    }
+
+    /// Who asked, and with which request.
+    fn asked(&self, decision: &mut Decision) {
+        match decision {
+            Decision::JobsSubmitted { request, by, .. }
+            | Decision::JobCancelRequested { request, by, .. }
+            | Decision::NodeCordonSet { request, by, .. }
+            | Decision::PolicySet { request, by, .. }
+            | Decision::HealthPolicySet { request, by, .. }
+            | Decision::NodeAdmissionSet { request, by, .. }
+            | Decision::CertificateRevoked { request, by, .. }
+            | Decision::JobHoldSet { request, by, .. }
+            | Decision::JobRequeueRequested { request, by, .. }
+            | Decision::JobModified { request, by, .. }
+            | Decision::ArraysSubmitted { request, by, .. }
+            | Decision::ArraysControlled { request, by, .. }
+            | Decision::ArrayThrottleSet { request, by, .. }
+            | Decision::NodeOverridesSet { request, by, .. }
+            | Decision::TokenCreated { request, by, .. }
+            | Decision::TokenRevoked { request, by, .. } => {
+                Redaction::request(request);
+                self.requester(by);
+            }
+            Decision::NodeForgotten { request, by, .. }
+            | Decision::NodeDrainSet { request, by, .. }
+            | Decision::NodeQuarantineSet { request, by, .. }
+            | Decision::NodeRepairSet { request, by, .. }
+            | Decision::NodeApprovalSet { request, by, .. } => {
+                request.iter_mut().for_each(Redaction::request);
+                self.requester(by);
+            }
+            Decision::FormatRaised { by, .. } | Decision::ExecOpened { by, .. } => self.requester(by),
+            _ => {}
+        }
+    }
+}
