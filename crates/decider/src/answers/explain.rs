@@ -413,7 +413,41 @@ fn known_reason(
         let text = format!("no region that it may use has a copy of {place}, which its checkpoints are in");
         return Some((WaitReason::CheckpointNotReadable, text));
     }
-    running_limit(state, job, spec).map(|text| (WaitReason::TenantLimit, text))
+    running_limit(state, job, spec)
+        .or_else(|| spent_budget(state, job, spec, now))
+        .map(|text| (WaitReason::TenantLimit, text))
+}
+
+/// Which budget of accelerator time keeps a job from being placed.
+fn spent_budget(state: &State, job: Option<JobId>, spec: &JobSpec, now: LogTime) -> Option<String> {
+    let of_user = || state.spent_user_budget(job?, now);
+    let spent = state.spent_budget(&spec.tenant, now).or_else(of_user)?;
+    let tenant = &spent.tenant;
+    let who = match spent.user.as_deref() {
+        None => format!("tenant {tenant}"),
+        Some("") => format!("user {ANONYMOUS} of tenant {tenant}"),
+        Some(user) => format!("user {user} of tenant {tenant}"),
+    };
+    let (limit, renews_at) = (spent.limit(), spent.renews_at);
+    let (hours, window) = (spent.budget.hours, Span(spent.budget.window_ms));
+    if spent.used_milli_ms < spent.budget.milli_ms() {
+        return Some(format!(
+            "as many users of tenant {tenant} have used accelerators in this window of {window} as are counted \
+             (`{limit}` in the policy); the next window begins at {renews_at}"
+        ));
+    }
+    let used = accelerator_hours(spent.used_milli_ms);
+    Some(format!(
+        "{who} has used {used} accelerator-hours and may use {hours} in {window} (`{limit}` in the policy); it is placed \
+         once the next window begins, at {renews_at}"
+    ))
+}
+
+/// Thousandths of an accelerator times milliseconds as hours, rounded down to hundredths.
+fn accelerator_hours(milli_ms: u128) -> String {
+    let hundredths = milli_ms / (3_600_000 * 10);
+    let (whole, rest) = (hundredths / 100, hundredths % 100);
+    if rest == 0 { whole.to_string() } else { format!("{whole}.{rest:02}") }
 }
 
 /// Which limit on jobs that are placed at a time keeps a job from being placed.
@@ -551,7 +585,10 @@ impl Ahead {
             position.requests_before += 1;
             let before = candidate.turn.job;
             let Some(row) = state.job(before) else { break };
-            let at_limit = |spec: &JobSpec| state.running_limit_reached(&spec.tenant).is_some();
+            let at_limit = |spec: &JobSpec| {
+                state.running_limit_reached(&spec.tenant).is_some()
+                    || state.spent_budget(&spec.tenant, now).is_some()
+            };
             let Some(spec) = planned_spec(state, before).filter(|spec| !at_limit(spec)) else {
                 line.waits(state, &candidate);
                 continue;
