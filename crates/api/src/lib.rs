@@ -55,6 +55,7 @@ mod policy_service;
 #[cfg(test)]
 mod protocol_tests;
 mod queue_service;
+mod quota_service;
 mod read;
 mod recorded;
 mod render;

@@ -55,7 +55,7 @@ pub fn quota_impact(state: &State, grant: &QuotaGrant) -> QuotaImpact {
     let region = grant.region.as_ref();
     let capacity_milli = state.registered_milli(&grant.kind, region);
     let mut used_milli: u64 = 0;
-    for ((_, kind, place), milli) in state.quota_usage().own() {
+    for ((_, kind, place), milli) in with.quota_usage().own() {
         if *kind == grant.kind && region.is_none_or(|region| region == place) {
             used_milli = used_milli.saturating_add(milli);
         }
