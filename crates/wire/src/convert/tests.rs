@@ -6,7 +6,7 @@ mod policy;
 use std::collections::{BTreeMap, HashMap};
 
 use muster_types::policy::{
-    BackfillPolicy, Dataset, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent,
+    AcceleratorBudget, BackfillPolicy, Dataset, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent,
     Order, OrderPolicy, OwnedCost, PlacementWeights, Policy, PolicyDraft, PreemptionPolicy, Price,
     PurchaseKind, Quota, Receiver, TenantLimits, TenantPolicy, TenantRights, Transfer, UserLimits, Window,
     WindowPurpose, WindowScope,
