@@ -56,6 +56,8 @@ mod policy_service;
 mod protocol_tests;
 mod queue_service;
 mod quota_service;
+#[cfg(test)]
+mod quota_tests;
 mod read;
 mod recorded;
 mod render;
