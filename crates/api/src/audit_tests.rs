@@ -195,11 +195,8 @@ async fn ask_of_quota(channel: Channel, ids: &mut Ids) {
         reason: "a deadline".to_owned(),
         ..Default::default()
     };
-    let request = v1::RequestQuotaRequest {
-        request_id: ids.next(),
-        grant: Some(grant.clone()),
-        ..Default::default()
-    };
+    let request =
+        v1::RequestQuotaRequest { request_id: ids.next(), grant: Some(grant.clone()), ..Default::default() };
     let asked = guarded("a request", quotas.request_quota(request)).await.expect("everybody may");
     let id = asked.into_inner().grant.expect("it is recorded").id;
     let answer =
