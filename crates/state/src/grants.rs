@@ -3,7 +3,7 @@
 //! **Invariant:** the grants in force can all be added to the policy in the order of their records: no tenant's quota is
 //! less than what those below it have together. Whatever would break that ends grants, the latest first to go.
 //!
-//! A grant ends when its row says so, and not by its time alone: the leader records that its time is over.
+//! Time alone ends no grant: the leader records that its time is over.
 
 use alloc::format;
 use alloc::string::String;
@@ -50,7 +50,7 @@ pub enum GrantObstacle {
 }
 
 /// Who granted or denied something, and why.
-struct Answered<'a> {
+struct GrantAnswer<'a> {
     by: &'a Requester,
     giver: Option<&'a Name>,
     reason: &'a str,
@@ -261,7 +261,7 @@ impl State {
     ) -> Vec<Effect> {
         self.fold_quota_requested(request, by, grant);
         let reason = &*grant.reason;
-        self.answer_grant(self.meta.log_index, QuotaGrantStatus::Granted, Answered { by, giver, reason });
+        self.answer_grant(self.meta.log_index, QuotaGrantStatus::Granted, GrantAnswer { by, giver, reason });
         self.apply_grants();
         vec![Effect::PolicyChanged]
     }
@@ -284,7 +284,7 @@ impl State {
             }
             (false, _) => QuotaGrantStatus::Denied,
         };
-        self.answer_grant(id, status, Answered { by, giver, reason });
+        self.answer_grant(id, status, GrantAnswer { by, giver, reason });
         if status == QuotaGrantStatus::Denied {
             self.index_grants();
             return Vec::new();
@@ -345,8 +345,8 @@ impl State {
         policy.with_grants(kept).unwrap_or_else(|_| policy.clone())
     }
 
-    fn answer_grant(&mut self, id: LogIndex, status: QuotaGrantStatus, answered: Answered<'_>) {
-        let Answered { by, giver, reason } = answered;
+    fn answer_grant(&mut self, id: LogIndex, status: QuotaGrantStatus, answer: GrantAnswer<'_>) {
+        let GrantAnswer { by, giver, reason } = answer;
         let answer = QuotaAnswer {
             by: by.name.clone(),
             giver: giver.cloned(),

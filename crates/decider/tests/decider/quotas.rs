@@ -346,7 +346,7 @@ fn requests_are_bounded_for_each_tenant() {
     }
     assert_eq!(code(world.grant("other", 1, HOUR_MS)), Some(RefusalCode::StateFull));
     assert_eq!(code(world.answer(other, true, None)), Some(RefusalCode::StateFull));
-    // Of those that are over so many are remembered.
+    // Of those that are over a number is remembered.
     world.pass_time(2 * HOUR_MS);
     assert_eq!(world.state.quota_grants().filter(|(_, row)| !row.status.is_over()).count(), 0);
     let of_other = world.state.quota_grants().filter(|(_, row)| row.grant.tenant == name("other")).count();

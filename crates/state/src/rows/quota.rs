@@ -1,4 +1,4 @@
-//! Requests for quota and grants of it, and what of their budgets tenants and their users have used, in one table.
+//! Requests for quota, grants of it, and accelerator time that tenants and their users have used, in one table.
 
 use alloc::string::String;
 use muster_types::policy::QuotaGrant;
