@@ -1,7 +1,7 @@
 //! Grants of quota: requests, what became of them, and the effective policy that follows from those in force.
 //!
-//! **Invariant:** the grants in force can all be added to the policy in the order of their records: no tenant's quota is
-//! less than what those below it have together. Whatever would break that ends grants, the latest first to go.
+//! **Invariant:** the grants in force can all be added to the policy: no tenant's quota is less than what those below it have
+//! together. Whatever would break that ends grants: of those on one level of the tree, the latest first.
 //!
 //! Time alone ends no grant: the leader records that its time is over.
 
@@ -108,10 +108,11 @@ impl State {
             return Some(GrantObstacle::Full { limit, held, most });
         }
         let policy = &self.policy.policy;
+        let in_force: Vec<&QuotaGrant> = self.grants_in_force().map(|(_, row)| &row.grant).collect();
         let mut granted = GrantedPolicy::of(policy);
-        for (_, row) in self.grants_in_force() {
+        for known in policy.in_order(in_force.iter().copied(), |known| *known) {
             // All of them can be added.
-            let _ = granted.add(&row.grant);
+            let _ = granted.add(known);
         }
         let source = granted.source(&grant.tenant, &grant.kind, grant.region.as_ref());
         if let Some(giver) = giver {
@@ -122,6 +123,13 @@ impl State {
         }
         if let Err(fault) = granted.add(grant) {
             return Some(GrantObstacle::Fault(fault));
+        }
+        // Those of tenants below come behind it, and may not fit any more.
+        let mut granted = GrantedPolicy::of(policy);
+        for known in policy.in_order(in_force.into_iter().chain([grant]), |known| *known) {
+            if let Err(fault) = granted.add(known) {
+                return Some(GrantObstacle::Fault(fault));
+            }
         }
         if granted.finish().is_err() {
             return Some(GrantObstacle::Fault(GrantFault::TooLarge));
@@ -483,7 +491,7 @@ fn grants_to_end<'a>(
 ) -> Vec<LogIndex> {
     let mut granted = GrantedPolicy::of(policy);
     let mut ended = Vec::new();
-    for (id, row) in in_force {
+    for (id, row) in policy.in_order(in_force, |(_, row)| &row.grant) {
         if !stays(&row.grant.tenant) || granted.add(&row.grant).is_err() {
             ended.push(id);
         }

@@ -153,7 +153,8 @@ impl fmt::Display for Milli {
     }
 }
 
-/// A policy to which grants are added one after the other.
+/// A policy to which grants are added one after the other: those of tenants above before those of tenants below, for what is granted
+/// above can be granted below. Whether all of them can be added depends on no other order.
 pub struct GrantedPolicy<'a> {
     policy: &'a Policy,
     /// Of each tenant, those directly below it.
@@ -284,7 +285,19 @@ impl<'a> GrantedPolicy<'a> {
 }
 
 impl Policy {
-    /// The effective policy: this one with these grants added, in this order.
+    /// Grants in the order in which they are added to this policy: those of the highest tenants first, and as they come otherwise.
+    #[must_use]
+    pub fn in_order<'g, T>(
+        &self,
+        grants: impl IntoIterator<Item = T>,
+        of: impl Fn(&T) -> &'g QuotaGrant,
+    ) -> Vec<T> {
+        let mut grants: Vec<T> = grants.into_iter().collect();
+        grants.sort_by_cached_key(|grant| self.ancestry(&of(grant).tenant).count());
+        grants
+    }
+
+    /// The effective policy: this one with these grants added.
     ///
     /// # Errors
     /// Why one of them cannot be added, in words.
@@ -293,7 +306,7 @@ impl Policy {
         grants: impl IntoIterator<Item = &'g QuotaGrant>,
     ) -> Result<Policy, String> {
         let mut granted = GrantedPolicy::of(self);
-        for grant in grants {
+        for grant in self.in_order(grants, |grant| *grant) {
             granted.add(grant).map_err(|fault| fault.to_string())?;
         }
         granted.finish().map_err(|found| found.first().map(ToString::to_string).unwrap_or_default())
@@ -375,6 +388,9 @@ mod tests {
         let with = policy().with_grants([&grant("group", 1)]).expect("it fits");
         assert_eq!((nominal(&with, "group"), nominal(&with, "c")), (Some(3), Some(2)));
         let with = policy().with_grants([&grant("group", 1), &grant("c", 1)]).expect("it fits");
+        assert_eq!((nominal(&with, "group"), nominal(&with, "c")), (Some(3), Some(3)));
+        // The tenant above goes first, however they come.
+        let with = policy().with_grants([&grant("c", 1), &grant("group", 1)]).expect("it fits");
         assert_eq!((nominal(&with, "group"), nominal(&with, "c")), (Some(3), Some(3)));
         assert!(policy().with_grants([&grant("group", 1), &grant("c", 2)]).is_err());
     }
