@@ -40,7 +40,12 @@ fn check_fields(state: &State, now: LogTime, grant: &QuotaGrant) -> Result<(), R
             format!("no node has accelerators of type {}{place}, and the policy names none", grant.kind);
         violations.push(Violation::new("type", text));
     }
-    if violations.is_empty() { Ok(()) } else { Err(Refusal::fields(violations)) }
+    if violations.is_empty() { Ok(()) } else { Err(fields(violations)) }
+}
+
+/// A refusal of fields of a grant, by their paths in the request.
+fn fields(violations: Vec<Violation>) -> Refusal {
+    Refusal::fields(violations.into_iter().map(|violation| violation.under("grant")).collect())
 }
 
 /// Who is bound to a tenant asks for it and for those below it.
@@ -82,7 +87,7 @@ fn refusal(grant: &QuotaGrant, giver: Option<&Name>, obstacle: GrantObstacle) ->
     match obstacle {
         GrantObstacle::Fault(GrantFault::TenantUnknown) => {
             let text = GrantFault::TenantUnknown.to_string();
-            Refusal::fields(vec![Violation::new("tenant", text)])
+            fields(vec![Violation::new("tenant", text)])
         }
         GrantObstacle::Fault(GrantFault::AboveSource(source)) => {
             let fault = GrantFault::AboveSource(source.clone());
@@ -92,10 +97,10 @@ fn refusal(grant: &QuotaGrant, giver: Option<&Name>, obstacle: GrantObstacle) ->
             unavailable(text, &source)
         }
         GrantObstacle::Fault(fault @ GrantFault::OtherRegions { .. }) => {
-            Refusal::fields(vec![Violation::new("region", fault.to_string())])
+            fields(vec![Violation::new("region", fault.to_string())])
         }
         GrantObstacle::Fault(fault @ GrantFault::TooLarge) => {
-            Refusal::fields(vec![Violation::new("amount_milli", fault.to_string())])
+            fields(vec![Violation::new("amount_milli", fault.to_string())])
         }
         GrantObstacle::NothingToGive => {
             let from = giver.unwrap_or(tenant).clone();

@@ -375,7 +375,7 @@ fn a_request_names_what_there_is() {
             let order = world.order(change.clone(), None);
             let refusal = world.ask(&command(order)).unwrap_err();
             let fields: Vec<&str> = refusal.violations.iter().map(|v| v.field.as_str()).collect();
-            assert_eq!(fields, [field], "{refusal}");
+            assert_eq!(fields, [format!("grant.{field}")], "{refusal}");
         }
     }
     let foreign = world.order(good.clone(), Some("speech"));
