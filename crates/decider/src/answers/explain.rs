@@ -12,7 +12,7 @@ use muster_journal::Estimate;
 use muster_planner::{Budget, Checkpoints, Holds, Plan, Verdict, WaitReason, plan};
 use muster_policy::{Line, estimate, headroom};
 use muster_state::quota::QuotaBlock;
-use muster_state::{DependencyState, Forecast, HoldRow, JobRow, Phase, QueuePosition, State};
+use muster_state::{DependencyState, Forecast, HoldRow, JobRow, Phase, QueuePosition, SpentBudget, State};
 use muster_types::metadata::ANONYMOUS;
 use muster_types::policy::NonPreemptible;
 use muster_types::{ArrayId, Dependency, JobId, JobSpec, LogIndex, LogTime, Name, Span};
@@ -343,11 +343,16 @@ fn start(
     if row.promise.is_some() || row.held || waits_for_jobs {
         return None;
     }
-    if is_next && row.released {
+    // Before its budget is renewed it does not start, whatever is free.
+    let spent = spent(state, job, spec, now);
+    if is_next && row.released && spent.is_none() {
         return Some(StartEstimate { q10: now, q50: now, q90: Some(now) });
     }
-    let at =
-        |pace: Pace| Ahead::of(state, now, kept, (job, spec, row), Some(pace)).start(state, job, spec, row);
+    let renewed = spent.map_or(LogTime(0), |spent| spent.renews_at);
+    let at = |pace: Pace| {
+        let start = Ahead::of(state, now, kept, (job, spec, row), Some(pace)).start(state, job, spec, row);
+        start.map(|start| start.max(renewed))
+    };
     let expected = at(Pace::Expected)?;
     Some(StartEstimate {
         q10: at(Pace::Early).unwrap_or(expected).min(expected),
@@ -418,10 +423,15 @@ fn known_reason(
         .map(|text| (WaitReason::TenantLimit, text))
 }
 
+/// The budget of accelerator time of a job's tenant or user, where it is used up.
+fn spent(state: &State, job: Option<JobId>, spec: &JobSpec, now: LogTime) -> Option<SpentBudget> {
+    let of_user = || state.spent_user_budget(job?, now);
+    state.spent_budget(&spec.tenant, now).or_else(of_user)
+}
+
 /// Which budget of accelerator time keeps a job from being placed.
 fn spent_budget(state: &State, job: Option<JobId>, spec: &JobSpec, now: LogTime) -> Option<String> {
-    let of_user = || state.spent_user_budget(job?, now);
-    let spent = state.spent_budget(&spec.tenant, now).or_else(of_user)?;
+    let spent = spent(state, job, spec, now)?;
     let tenant = &spent.tenant;
     let who = match spent.user.as_deref() {
         None => format!("tenant {tenant}"),
