@@ -39,7 +39,8 @@ pub use prices::{
     PUE_MILLI_MIN, Price, PriceTable, PurchaseKind,
 };
 pub use rules::{
-    AcceleratorBudget, JobLimits, NonPreemptible, Rights, TenantLimits, TenantRights, UNLISTED_TENANT, UserLimits,
+    AcceleratorBudget, JobLimits, NonPreemptible, Rights, TenantLimits, TenantRights, UNLISTED_TENANT,
+    UserLimits,
 };
 
 /// Tenants of one policy.

@@ -559,11 +559,17 @@ fn limits() -> v1::TenantLimits {
             pending_jobs: Some(100),
             unfinished_jobs: Some(200),
             running_jobs: Some(50),
-            accelerator_hours: Some(v1::AcceleratorBudget { most: Some(20), window: Some(duration(86_400_000)) }),
+            accelerator_hours: Some(v1::AcceleratorBudget {
+                most: Some(20),
+                window: Some(duration(86_400_000)),
+            }),
         }),
         job: Some(job),
         tiers: vec![v1::TierLimits { tier: v1::Tier::Free.into(), job: Some(job) }],
-        accelerator_hours: Some(v1::AcceleratorBudget { most: Some(100), window: Some(duration(604_800_000)) }),
+        accelerator_hours: Some(v1::AcceleratorBudget {
+            most: Some(100),
+            window: Some(duration(604_800_000)),
+        }),
     }
 }
 
@@ -690,8 +696,7 @@ fn others() -> Vec<Stored> {
         approve: true,
         reason: "agreed".to_owned(),
     };
-    let grants =
-        v1::ListQuotaGrantsRequest { read: read(), tenant: "lab".to_owned(), include_over: true };
+    let grants = v1::ListQuotaGrantsRequest { read: read(), tenant: "lab".to_owned(), include_over: true };
     let history = v1::ReadDecisionsRequest {
         from_index: 1,
         to_index: 2,

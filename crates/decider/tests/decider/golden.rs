@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use muster_decider::{
     BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder, OverridesOrder,
-    QuotaAnswerOrder, QuotaOrder, RepairOrder, Speculation, ThrottleOrder, TokenOrder, handle, schedule, settle_all, tick,
+    QuotaAnswerOrder, QuotaOrder, RepairOrder, Speculation, ThrottleOrder, TokenOrder, handle, schedule,
+    settle_all, tick,
 };
 use muster_journal::{Decision, FORMAT_MIN, RankUpdate, Round, StopCause, decode_round, encode_round};
 use muster_planner::Budget;

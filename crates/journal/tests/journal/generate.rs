@@ -13,9 +13,9 @@ use muster_types::health::{
 };
 use muster_types::job::ArrayMember;
 use muster_types::policy::{
-    AcceleratorBudget, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent, NotificationProgress,
-    OwnedCost, Policy, PolicyDraft, Price, PurchaseKind, QuotaGrant, Receiver, TenantLimits, TenantPolicy, TenantRights,
-    UserLimits,
+    AcceleratorBudget, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent,
+    NotificationProgress, OwnedCost, Policy, PolicyDraft, Price, PurchaseKind, QuotaGrant, Receiver,
+    TenantLimits, TenantPolicy, TenantRights, UserLimits,
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval, ArrayId,
@@ -488,8 +488,11 @@ fn quotas() -> impl Strategy<Value = Decision> {
         )
     };
     prop_oneof![
-        (request(), requester(), grant())
-            .prop_map(|(request, by, grant)| Decision::QuotaRequested { request, by, grant }),
+        (request(), requester(), grant()).prop_map(|(request, by, grant)| Decision::QuotaRequested {
+            request,
+            by,
+            grant
+        }),
         (request(), requester(), id(), prop::option::of(name()), any::<bool>(), ".{0,20}").prop_map(
             |(request, by, id, giver, approved, reason)| Decision::QuotaAnswered {
                 request,
@@ -500,9 +503,8 @@ fn quotas() -> impl Strategy<Value = Decision> {
                 reason
             }
         ),
-        (request(), requester(), prop::option::of(name()), grant()).prop_map(
-            |(request, by, giver, grant)| Decision::QuotaGranted { request, by, giver, grant }
-        ),
+        (request(), requester(), prop::option::of(name()), grant())
+            .prop_map(|(request, by, giver, grant)| Decision::QuotaGranted { request, by, giver, grant }),
         vec(id(), 0..4).prop_map(|ids| Decision::QuotaGrantsEnded { ids }),
     ]
 }

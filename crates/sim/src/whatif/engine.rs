@@ -8,7 +8,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use muster_decider::{
-    Answer, Command, ControlOrder, JobPath, JobSelection, ModifyOrder, QuotaAnswerOrder, QuotaOrder, ThrottleOrder,
+    Answer, Command, ControlOrder, JobPath, JobSelection, ModifyOrder, QuotaAnswerOrder, QuotaOrder,
+    ThrottleOrder,
 };
 use muster_journal::hash;
 use muster_state::{NodeStatus, Phase, State};

@@ -3,8 +3,8 @@
 use muster_decider::Command;
 use muster_types::PriorityTier;
 use muster_types::policy::{
-    AcceleratorBudget, Dataset, Guarantee, NonPreemptible, NotificationBody, NotificationEvent, Order, PolicyDraft, Price,
-    Quota, Receiver, TenantPolicy, Window, WindowPurpose, WindowScope,
+    AcceleratorBudget, Dataset, Guarantee, NonPreemptible, NotificationBody, NotificationEvent, Order,
+    PolicyDraft, Price, Quota, Receiver, TenantPolicy, Window, WindowPurpose, WindowScope,
 };
 
 use super::{World, duration_ms};
