@@ -305,8 +305,12 @@ impl Policy {
         &self,
         grants: impl IntoIterator<Item = &'g QuotaGrant>,
     ) -> Result<Policy, String> {
+        let grants = self.in_order(grants, |grant| *grant);
+        if grants.is_empty() {
+            return Ok(self.clone());
+        }
         let mut granted = GrantedPolicy::of(self);
-        for grant in self.in_order(grants, |grant| *grant) {
+        for grant in grants {
             granted.add(grant).map_err(|fault| fault.to_string())?;
         }
         granted.finish().map_err(|found| found.first().map(ToString::to_string).unwrap_or_default())
