@@ -26,9 +26,9 @@ async fn quota_is_asked_for_granted_and_over() {
     assert_eq!(guaranteed(&cluster, "vision").await, Some(48_000));
     let wanted = ["h100:4", "--region", "eu-north", "--until", "+1h", "--reason", "a review"];
     let shown =
-        told(&cluster, &[&["quota", "request", "vision"], &wanted[..], &["--dry-run"]].concat()).await;
+        told(&cluster, &[&["quota", "request", "vision"][..], &wanted, &["--dry-run"]].concat()).await;
     assert_eq!((&shown["status"], &shown["impact"]["jobs"]), (&Value::from(""), &Value::from(0)), "{shown}");
-    let asked = told(&cluster, &[&["quota", "request", "vision"], &wanted[..]].concat()).await;
+    let asked = told(&cluster, &[&["quota", "request", "vision"][..], &wanted].concat()).await;
     assert_eq!(asked["status"], "requested", "{asked}");
     let id = asked["id"].as_u64().expect("a number").to_string();
     assert_eq!(guaranteed(&cluster, "vision").await, Some(48_000), "nobody has answered");
