@@ -43,6 +43,8 @@ const USERS: Kinds = WRITERS.and(VIEWER).and(DRILL);
 const OPERATORS: Kinds = OPERATOR.and(ADMIN);
 /// Who makes and revokes tokens; a tenant's administrator those of that tenant.
 const GRANTERS: Kinds = TENANT_ADMIN.and(ADMIN);
+/// Who grants quota; a tenant's administrator to the tenants below that tenant.
+const QUOTA_GIVERS: Kinds = TENANT_ADMIN.and(OPERATOR).and(ADMIN);
 /// Everyone who is of this cluster.
 const MEMBERS: Kinds = USERS.and(AGENT).and(REPLICA);
 
@@ -180,6 +182,11 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.v1beta1.PolicyService/SetPolicy", Class::Call, ADMIN),
     rule("/muster.v1beta1.PolicyService/UpdatePolicy", Class::Call, ADMIN),
 
+    rule("/muster.v1beta1.QuotaService/AnswerQuota", Class::Call, QUOTA_GIVERS),
+    rule("/muster.v1beta1.QuotaService/GrantQuota", Class::Call, QUOTA_GIVERS),
+    rule("/muster.v1beta1.QuotaService/ListQuotaGrants", Class::Call, USERS),
+    rule("/muster.v1beta1.QuotaService/RequestQuota", Class::Call, WRITERS),
+
     rule("/muster.v1beta1.TenantService/ListTenants", Class::Call, USERS),
     rule("/muster.v1beta1.TenantService/WatchTenants", Class::Stream, USERS),
 ];
@@ -302,7 +309,8 @@ mod tests {
         let submitter = named(Role::TenantClient { tenant: short("vision"), user: short("ada") });
         assert_eq!(token(TokenRole::Submitter), submitter);
         let more = |role| token(role).difference(&submitter).copied().collect::<Vec<_>>();
-        assert_eq!(more(TokenRole::TenantAdmin), ["CreateToken", "ListTokens", "RevokeToken"]);
+        let of_admin = ["AnswerQuota", "CreateToken", "GrantQuota", "ListTokens", "RevokeToken"];
+        assert_eq!(more(TokenRole::TenantAdmin), of_admin);
         let operator = token(TokenRole::Operator);
         assert!(submitter.is_subset(&operator) && operator.contains("DrainNode"));
         for only_admins in
@@ -359,6 +367,7 @@ mod tests {
                 "HoldJobs",
                 "ReadLogs",
                 "ReleaseJobs",
+                "RequestQuota",
                 "RequeueJobs",
                 "SubmitJob",
                 "SubmitJobs",
@@ -374,6 +383,7 @@ mod tests {
             BTreeSet::from([
                 "AddReplica",
                 "AnnounceDrill",
+                "AnswerQuota",
                 "BeginNodeRepair",
                 "CancelNodeDrain",
                 "ChangeVoters",
@@ -386,6 +396,7 @@ mod tests {
                 "ForgetNode",
                 "GetDrill",
                 "GetNodeAdmission",
+                "GrantQuota",
                 "ListNotifications",
                 "ListPendingNodes",
                 "ListRevokedCertificates",

@@ -14,6 +14,7 @@ use muster_wire::v1::fleet_service_client::FleetServiceClient;
 use muster_wire::v1::history_service_client::HistoryServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::policy_service_client::PolicyServiceClient;
+use muster_wire::v1::quota_service_client::QuotaServiceClient;
 use muster_wire::v1::read_decisions_response::Event;
 use muster_wire::v1::set_node_approval_request::Approval;
 use muster_wire::{FieldMask, admin, v1};
@@ -181,6 +182,30 @@ async fn ask_of_cluster(channel: Channel, ids: &mut Ids) -> TokenSecret {
     kept
 }
 
+/// Quota of a type that the policy names by now: asked for, granted, and ended.
+async fn ask_of_quota(channel: Channel, ids: &mut Ids) {
+    let mut quotas = QuotaServiceClient::new(channel);
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("it is past 1970");
+    let now_ms = u64::try_from(now.as_millis()).expect("it is before the year 584542046");
+    let grant = v1::QuotaGrant {
+        tenant: "vision".to_owned(),
+        r#type: "h100".to_owned(),
+        amount_milli: 1_000,
+        end_time: Some(timestamp(now_ms + 3_600_000)),
+        reason: "a deadline".to_owned(),
+        ..Default::default()
+    };
+    let request =
+        v1::RequestQuotaRequest { request_id: ids.next(), grant: Some(grant.clone()), ..Default::default() };
+    let asked = guarded("a request", quotas.request_quota(request)).await.expect("everybody may");
+    let id = asked.into_inner().grant.expect("it is recorded").id;
+    let answer =
+        v1::AnswerQuotaRequest { request_id: ids.next(), id, approve: true, reason: "agreed".to_owned() };
+    guarded("an answer", quotas.answer_quota(answer)).await.expect("an operator may");
+    let give = v1::GrantQuotaRequest { request_id: ids.next(), grant: Some(grant), ..Default::default() };
+    guarded("a grant", quotas.grant_quota(give)).await.expect("an operator may");
+}
+
 /// Every record so far that somebody asked for.
 async fn records(world: &World, channel: Channel) -> Vec<(String, Value)> {
     world.engine.keep_history(HistorySettings::new(None));
@@ -220,6 +245,7 @@ async fn every_record_that_a_call_leads_to_names_its_caller() {
     let mut ids = Ids::default();
     ask_of_jobs(root.clone(), &mut ids).await;
     let secret = ask_of_cluster(root.clone(), &mut ids).await;
+    ask_of_quota(root.clone(), &mut ids).await;
     ask_of_nodes(root.clone(), &mut ids).await;
     // The holder of a token is told apart by its id.
     let mut uncordon =

@@ -55,6 +55,9 @@ mod policy_service;
 #[cfg(test)]
 mod protocol_tests;
 mod queue_service;
+mod quota_service;
+#[cfg(test)]
+mod quota_tests;
 mod read;
 mod recorded;
 mod render;

@@ -28,6 +28,9 @@ const OPERATOR: [&str; 1] = ["by"];
 /// Of a record about a token: which, whose, and who asked.
 const TOKEN: [&str; 3] = ["token", "grant", "by"];
 
+/// Of a record about quota: who asked or answered, and why.
+const QUOTA: [&str; 2] = ["by", "reason"];
+
 /// Whose jobs a caller is shown whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Visibility {
@@ -155,6 +158,18 @@ impl Visibility {
             }
             Decision::ExecOpened { job, .. } if !self.sees_job(view, *job) => {
                 blank(content, &["command"]);
+                true
+            }
+            Decision::QuotaRequested { grant, .. } | Decision::QuotaGranted { grant, .. }
+                if !self.sees(view, &grant.tenant) =>
+            {
+                blank(content, &QUOTA);
+                true
+            }
+            Decision::QuotaAnswered { id, .. }
+                if !view.quota_grant(*id).is_some_and(|row| self.sees(view, &row.grant.tenant)) =>
+            {
+                blank(content, &QUOTA);
                 true
             }
             // Which tokens others have is nobody else's business; of one that was revoked it is not known whose it was.

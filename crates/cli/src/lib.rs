@@ -29,6 +29,7 @@ mod parallel;
 mod policy;
 mod probe;
 mod queue;
+mod quota;
 mod reading;
 mod report;
 mod run;
@@ -137,6 +138,9 @@ pub enum ClientCommand {
     /// Look at queues: what each tenant has waiting, holds and may use
     #[command(subcommand, visible_alias = "queues")]
     Queue(queue::QueueCommand),
+    /// More quota for a tenant for some time: ask for it, approve or deny it, grant it, list what was granted
+    #[command(subcommand, visible_alias = "quotas")]
+    Quota(quota::QuotaCommand),
     /// Look at the policy, check and set it: tenants, quotas, order, preemption, prices, windows
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
@@ -260,6 +264,7 @@ async fn dispatch(
         ClientCommand::Node(command) => node::run(global, console, command).await,
         ClientCommand::Probe(args) => probe::run(global, console, args).await,
         ClientCommand::Queue(command) => queue::run(global, console, command).await,
+        ClientCommand::Quota(command) => quota::run(global, console, command).await,
         ClientCommand::Policy(command) => policy::run(global, console, command).await,
         ClientCommand::Notification(command) => notification::run(global, console, command).await,
         ClientCommand::Log(command) => log::run(global, console, command).await,

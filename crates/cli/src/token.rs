@@ -22,7 +22,7 @@ Examples:
   muster token create on-call --role operator --user ada --for 12h
 
 The roles: viewer looks; submitter submits, cancels and reads output for its tenant and those below it; tenant-admin makes and revokes
-tokens of these two roles for them as well; operator operates nodes and acts for every tenant; drill runs drills; admin does everything.
+tokens of these two roles for them as well, and grants quota to the tenants below; operator operates nodes and acts for every tenant; drill runs drills; admin does everything.
 A secret is made on this machine and shown once: the cluster has its hash alone. Run `umask 077` before you write it to a file: one that
 everybody can read is refused. Replicas take it where `tokens = true` is in their configuration. Its holder uses it with --ca and
 --token-file, MUSTER_TOKEN_FILE or MUSTER_TOKEN.")]

@@ -27,6 +27,7 @@ mod log;
 mod output;
 mod pages;
 mod planted;
+mod quotas;
 mod read;
 mod retry;
 mod submitter;

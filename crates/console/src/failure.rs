@@ -265,6 +265,14 @@ fn next_step(code: RefusalCode) -> &'static str {
         RefusalCode::TokenExists => {
             "choose another name, or revoke the token that has it: `muster token revoke NAME`"
         }
+        RefusalCode::QuotaRequestNotFound => {
+            "`muster quota list` lists the requests and grants that you may see"
+        }
+        RefusalCode::QuotaRequestAnswered => "`muster quota history` shows who answered it, and how",
+        RefusalCode::QuotaNotAvailable => {
+            "ask for less or for a shorter time, or have an operator grant more to the tenant above first; `muster quota list` shows \
+             what ends when"
+        }
         RefusalCode::MessageTooLarge => "send less at once",
         RefusalCode::WouldLoseQuorum => {
             "bring the silent replicas back first; --force makes the change all the same, and may stop the cluster"

@@ -45,8 +45,9 @@ pub use answers::policy_warnings::{
     POLICY_WARNINGS_MAX, PolicyWarning, PolicyWarningCode, PolicyWarnings, policy_warnings,
 };
 pub use answers::queue_front::{FrontRequest, QueueFront, queue_front, queue_front_counted};
+pub use answers::quota_impact::{DisplacedBorrower, QuotaImpact, quota_impact};
 pub use commands::answer::Answer;
-pub use commands::command::{Command, DrainOrder, RepairOrder, TokenOrder};
+pub use commands::command::{Command, DrainOrder, QuotaAnswerOrder, QuotaOrder, RepairOrder, TokenOrder};
 pub use commands::controls::{
     ControlOrder, JobSelection, check_acts_for, check_array_control, check_control,
 };
@@ -55,6 +56,7 @@ pub use commands::health::check_policy as check_health_policy;
 pub use commands::modify::{JobVersion, ModifyOrder, check_modify};
 pub use commands::overrides::{OverridesOrder, check_overrides};
 pub use commands::policy::{check_policy, updated_policy};
+pub use commands::quota::{check_quota_grant, check_quota_request};
 pub use commands::submit::{SUBMISSION_BYTES_MAX, check_submission, check_terms, with_default_limits};
 pub use commands::throttle::{ThrottleOrder, check_throttle};
 pub use future::KeptReservations;

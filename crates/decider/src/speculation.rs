@@ -455,7 +455,7 @@ impl Speculation {
     /// The pass to go on with, or a new one; changes from here on want another.
     pub(crate) fn take_pass(&mut self) -> UnfinishedPass {
         match self.pass.take() {
-            Some(pass) if pass.is_under(&self.state.policy().policy) => return pass,
+            Some(pass) if pass.is_under(self.state.effective_policy()) => return pass,
             // Another policy is another order: from the front.
             Some(pass) => (self.memory, self.kept_reservations) = pass.into_memory(),
             None => {}
@@ -676,6 +676,9 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::NodeLost { .. }
         | Decision::JobRequeued { .. }
         | Decision::PolicySet { .. }
+        | Decision::QuotaAnswered { .. }
+        | Decision::QuotaGranted { .. }
+        | Decision::QuotaGrantsEnded { .. }
         | Decision::PromiseDropped { .. }
         | Decision::JobReleased { .. }
         | Decision::JobHoldSet { .. }
@@ -694,6 +697,7 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::TokenCreated { .. }
         | Decision::TokenRevoked { .. }
         | Decision::ExecOpened { .. }
+        | Decision::QuotaRequested { .. }
         | Decision::SessionResumed { .. }
         | Decision::NotificationsDelivered { .. }
         | Decision::ArrayMembersFailed { .. }

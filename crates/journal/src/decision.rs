@@ -9,7 +9,7 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_types::health::{Condition, Drain, HealthPolicy, NodeHealth, RepairStep};
-use muster_types::policy::{NotificationProgress, Policy};
+use muster_types::policy::{NotificationProgress, Policy, QuotaGrant};
 use muster_types::{
     Approval, ArrayId, ArraySpec, CertificateSerial, ClusterId, Control, DeviceSet, ExitStatus, FailureClass,
     FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex,
@@ -716,10 +716,50 @@ pub enum Decision {
         /// What the command begins with, as text for people.
         command: String,
     },
+    /// Input: somebody asked for more quota for a tenant. The record's index is the number of the request.
+    QuotaRequested {
+        /// By which request.
+        request: RequestKey,
+        /// Who asked.
+        by: Requester,
+        /// What for.
+        grant: Box<QuotaGrant>,
+    },
+    /// Input: somebody answered a request for quota, or ended the grant that it has become.
+    QuotaAnswered {
+        /// By which request.
+        request: RequestKey,
+        /// Who asked.
+        by: Requester,
+        /// The record of the request for quota, or of the grant.
+        id: LogIndex,
+        /// The tenant whose administrator answers; none where one of the cluster's operators does.
+        giver: Option<Name>,
+        /// Whether it is granted from this record on.
+        approved: bool,
+        /// Why; one line.
+        reason: String,
+    },
+    /// Input: somebody granted quota that nobody had asked for here. The record's index is the number of the grant.
+    QuotaGranted {
+        /// By which request.
+        request: RequestKey,
+        /// Who asked.
+        by: Requester,
+        /// The tenant whose administrator grants it; none where one of the cluster's operators does.
+        giver: Option<Name>,
+        /// What.
+        grant: Box<QuotaGrant>,
+    },
+    /// Decision: the time of these grants of quota is over, or that for which their requests asked.
+    QuotaGrantsEnded {
+        /// Their records, in ascending order.
+        ids: Vec<LogIndex>,
+    },
 }
 
 /// Names of the decisions that somebody asks for: those with a [`Decision::requester`].
-pub const REQUESTED_DECISIONS: [&str; 23] = [
+pub const REQUESTED_DECISIONS: [&str; 26] = [
     "jobs_submitted",
     "job_cancel_requested",
     "node_cordon_set",
@@ -743,6 +783,9 @@ pub const REQUESTED_DECISIONS: [&str; 23] = [
     "token_created",
     "token_revoked",
     "exec_opened",
+    "quota_requested",
+    "quota_answered",
+    "quota_granted",
 ];
 
 impl Decision {
@@ -782,7 +825,10 @@ impl Decision {
             | Decision::NodeOverridesSet { by, .. }
             | Decision::TokenCreated { by, .. }
             | Decision::TokenRevoked { by, .. }
-            | Decision::ExecOpened { by, .. } => Some(by),
+            | Decision::ExecOpened { by, .. }
+            | Decision::QuotaRequested { by, .. }
+            | Decision::QuotaAnswered { by, .. }
+            | Decision::QuotaGranted { by, .. } => Some(by),
             _ => None,
         }
     }
@@ -843,6 +889,10 @@ impl Decision {
             Decision::TokenCreated { .. } => "token_created",
             Decision::TokenRevoked { .. } => "token_revoked",
             Decision::ExecOpened { .. } => "exec_opened",
+            Decision::QuotaRequested { .. } => "quota_requested",
+            Decision::QuotaAnswered { .. } => "quota_answered",
+            Decision::QuotaGranted { .. } => "quota_granted",
+            Decision::QuotaGrantsEnded { .. } => "quota_grants_ended",
         }
     }
 }

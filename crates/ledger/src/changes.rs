@@ -162,6 +162,10 @@ impl ChangeSet {
             | Decision::TokenCreated { .. }
             | Decision::TokenRevoked { .. }
             | Decision::ExecOpened { .. }
+            | Decision::QuotaRequested { .. }
+            | Decision::QuotaAnswered { .. }
+            | Decision::QuotaGranted { .. }
+            | Decision::QuotaGrantsEnded { .. }
             | Decision::ClusterCreated { .. }
             | Decision::ClusterRecovered { .. }
             | Decision::LeaderStarted
@@ -234,6 +238,10 @@ impl ChangeSet {
             | Decision::TokenCreated { .. }
             | Decision::TokenRevoked { .. }
             | Decision::ExecOpened { .. }
+            | Decision::QuotaRequested { .. }
+            | Decision::QuotaAnswered { .. }
+            | Decision::QuotaGranted { .. }
+            | Decision::QuotaGrantsEnded { .. }
             | Decision::SessionResumed { .. }
             | Decision::NotificationsDelivered { .. }
             | Decision::JobMetadataSet { .. } => {}

@@ -94,6 +94,8 @@ struct Walk {
 /// differs. The queue keeps its position between two calls, while the state goes on changing.
 #[derive(Clone, Debug)]
 pub struct Line {
+    /// When the walk began.
+    now: LogTime,
     fair_share: bool,
     stage: Stage,
     tournament: Tournament,
@@ -135,6 +137,7 @@ impl Line {
 
     fn new(state: &State, now: LogTime, depth: Option<u32>, left_off: Marks) -> Line {
         let mut line = Line {
+            now,
             fair_share: state.policy().policy.order.fair_share,
             stage: Stage::Begin,
             tournament: Tournament::new(now, state.capacity()),
@@ -236,7 +239,8 @@ impl Line {
             }
             return false;
         };
-        if state.is_user_at_limit(candidate.turn.job) {
+        let job = candidate.turn.job;
+        if state.is_user_at_limit(job) || state.spent_user_budget(job, self.now).is_some() {
             self.pass_over(state, candidate);
             return false;
         }
@@ -245,7 +249,8 @@ impl Line {
         self.is_deep_enough(state, candidate, leaf)
     }
 
-    /// The candidate's user has as many jobs placed as it may: those behind it that ask for the same do not wait for it.
+    /// The candidate's user has as many jobs placed as it may, or no accelerator time left: those behind it that ask for the same
+    /// do not wait for it.
     fn pass_over(&mut self, state: &State, candidate: &Candidate) {
         let alike = (candidate.tier, candidate.tenant.clone(), candidate.class);
         let last = ClassCursor { place: candidate.turn, job: candidate.turn.job };
@@ -293,7 +298,7 @@ impl Line {
         self.step_up(state, candidate);
     }
 
-    /// The candidate's tenant has as many jobs placed as it may: it has no other turn in this tier. Tenants in whose common
+    /// The candidate's tenant has as many jobs placed as it may, or no accelerator time left: it has no other turn in this tier. Tenants in whose common
     /// name it asks for capacity do not wait for it.
     pub fn at_limit(&mut self, state: &State, candidate: &Candidate) {
         // In strict order nobody passes it.

@@ -141,10 +141,14 @@ impl State {
 
     /// Counts everything that is charged against the policy in force.
     pub(crate) fn count_quotas(&self, indexes: &mut Indexes) {
-        let policy = &self.policy.policy;
-        indexes.quota = QuotaUsage::new(policy);
+        self.set_effective(indexes);
+        self.charge_all(indexes);
+    }
+
+    /// The same against an effective policy that is known.
+    pub(crate) fn charge_all(&self, indexes: &mut Indexes) {
+        indexes.quota = QuotaUsage::new(&indexes.effective);
         indexes.fixed_quota = indexes.quota.clone();
-        indexes.has_quotas = policy.tenants.values().any(|tenant| !tenant.quotas.is_empty());
         if !indexes.has_quotas {
             return;
         }

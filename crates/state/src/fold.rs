@@ -172,6 +172,14 @@ impl State {
             Decision::TokenCreated { request, token, grant, lifetime_ms, .. } => {
                 self.fold_token_created(*request, *token, grant, *lifetime_ms)
             }
+            Decision::QuotaRequested { request, by, grant } => self.fold_quota_requested(*request, by, grant),
+            Decision::QuotaAnswered { request, by, id, giver, approved, reason } => {
+                self.fold_quota_answered((*request, by), *id, giver.as_ref(), *approved, reason)
+            }
+            Decision::QuotaGranted { request, by, giver, grant } => {
+                self.fold_quota_granted(*request, by, giver.as_ref(), grant)
+            }
+            Decision::QuotaGrantsEnded { ids } => self.fold_quota_ended(ids),
             // For people who read the log.
             Decision::ExecOpened { .. } => Vec::new(),
             Decision::TokenRevoked { request, token, .. } => self.fold_token_revoked(*request, *token),
@@ -227,6 +235,8 @@ impl State {
                 (region.clone(), charge.clone())
             };
             self.change_charge(&spec, before.1.as_ref().map(owned), after.1.as_ref().map(owned));
+            let [before, after] = [&before.1, &after.1].map(|charged| charged.as_ref().map(|c| c.get().1));
+            self.count_budget(id, &spec.spec.tenant, before, after);
         }
     }
 
@@ -608,6 +618,7 @@ impl State {
         }
         self.prune_arrays(jobs_before, bound);
         self.sweep_tenants();
+        self.sweep_budgets();
         effects
     }
 

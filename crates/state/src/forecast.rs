@@ -18,6 +18,11 @@ impl Forecast {
         Forecast(state.clone())
     }
 
+    /// The copy, to be changed.
+    pub(crate) fn state_mut(&mut self) -> &mut State {
+        &mut self.0
+    }
+
     /// A gang that holds devices gives them back. Each gang at most once.
     pub fn end(&mut self, job: JobId) {
         let Some(row) = self.0.jobs.get(&job) else { return };

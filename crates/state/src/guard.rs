@@ -187,6 +187,16 @@ impl State {
                 require(state == Some(&RankState::Running), GuardError::RankNotCurrent)
             }
             Decision::TokenRevoked { request, by, token } => self.check_token_revoked(*request, by, *token),
+            Decision::QuotaRequested { request, by, grant } => {
+                self.check_quota_requested((*request, by), grant)
+            }
+            Decision::QuotaAnswered { request, by, id, giver, approved, reason } => {
+                self.check_quota_answered((*request, by), *id, giver.as_ref(), *approved, reason)
+            }
+            Decision::QuotaGranted { request, by, giver, grant } => {
+                self.check_quota_granted((*request, by), giver.as_ref(), grant)
+            }
+            Decision::QuotaGrantsEnded { ids } => self.check_quota_ended(ids),
             Decision::SessionResumed { node, incarnation } => {
                 let row = self.nodes.get(node).ok_or(GuardError::NodeUnknown)?;
                 let is_current = row.status == NodeStatus::Up && row.incarnation == *incarnation;

@@ -59,6 +59,14 @@ pub enum GuardError {
     NothingToDo,
     /// Another token has this id, or this name among those of the same tenant.
     TokenExists,
+    /// The policy does not list the tenant.
+    TenantUnlisted,
+    /// A grant of quota would promise more than there is to promise.
+    QuotaUnavailable,
+    /// No such request for quota or grant.
+    QuotaGrantUnknown,
+    /// The request for quota was answered, or the grant is over.
+    QuotaGrantOver,
 }
 
 pub(crate) fn require(condition: bool, error: GuardError) -> Result<(), GuardError> {

@@ -17,6 +17,7 @@ extern crate alloc;
 mod admission;
 mod apply;
 mod array;
+mod budget;
 mod charge;
 mod control;
 mod demand;
@@ -24,6 +25,7 @@ mod effect;
 mod fold;
 mod forecast;
 mod free;
+mod grants;
 mod guard;
 mod guard_error;
 mod history;
@@ -55,11 +57,13 @@ pub mod usage;
 
 pub use admission::NotAdmitted;
 pub use array::{DependencyState, JobEnd, WaitingMember};
+pub use budget::SpentBudget;
 pub use control::will_wait;
 pub use demand::{DEMAND_GROUP_DEVICES_MAX, DEMAND_SAMPLE, DEMAND_WINDOW, Demand, DemandSum, WorkerDemand};
 pub use effect::{Applied, Effect};
 pub use forecast::Forecast;
 pub use free::{DeviceShare, Free, FreeKey, Promised, Restricted};
+pub use grants::GrantObstacle;
 pub use guard_error::GuardError;
 pub use index::{LinePlace, Pool, PoolKey, QueueLoad, QueuePosition, Rack, RackKey, Shape, UserLoad, Work};
 pub use policy::{ExceededLimit, JobAboveLimit, MissingRight};
@@ -67,12 +71,13 @@ pub use queue::{EligibleDemand, QueueRow, QuotaUse};
 pub use quota::Side;
 pub use redact::Redaction;
 pub use rows::{
-    AdmissionRow, ArrayFacts, ArrayLoad, ArrayRow, ArrayTemplate, BURST_GAP_MS, BurstKey, BurstRow, Charge,
-    ClusterMeta, ControlRow, EndRun, Failure, GangClass, HISTORY_ROWS_MAX, HealthPolicyRow, HistoryKey,
-    HistoryLevel, HistoryRow, HoldRow, JobRow, JobTimes, MemberEnd, MemberEnds, ModificationRow, NodeFacts,
-    NodeOverridesRow, NodeRow, NodeStatus, OBSERVATION, OBSERVATIONS_KEPT, Phase, Placement, PolicyRow,
-    PromiseRow, RUN_BUCKETS, RankState, RecoveryRow, RequestAnswer, RequestRow, RestrictionRow, Saved,
-    Straggler, bucket_of, rows_of_array,
+    AdmissionRow, ArrayFacts, ArrayLoad, ArrayRow, ArrayTemplate, BURST_GAP_MS, BudgetRow, BurstKey,
+    BurstRow, Charge, ClusterMeta, ControlRow, EndRun, Failure, GangClass, HISTORY_ROWS_MAX, HealthPolicyRow,
+    HistoryKey, HistoryLevel, HistoryRow, HoldRow, JobRow, JobTimes, MemberEnd, MemberEnds, ModificationRow,
+    NodeFacts, NodeOverridesRow, NodeRow, NodeStatus, OBSERVATION, OBSERVATIONS_KEPT, Phase, Placement,
+    PolicyRow, PromiseRow, QuotaAnswer, QuotaGrantEnd, QuotaGrantRow, QuotaGrantStatus, RUN_BUCKETS,
+    RankState, RecoveryRow, RequestAnswer, RequestRow, RestrictionRow, Saved, Straggler, bucket_of,
+    rows_of_array,
 };
 pub use sequence::Sequence;
 pub use snapshot::{RestoreError, SnapshotChunks};

@@ -281,14 +281,17 @@ impl State {
     /// The version is the record's own index. What is in use counts against the new policy from now on.
     pub(crate) fn fold_policy(&mut self, request: RequestKey, policy: &Policy) -> Vec<Effect> {
         self.remember(request, RequestAnswer::PolicySet);
+        let before = Arc::clone(&self.policy.policy);
         self.policy.version = self.meta.log_index;
         self.policy.set_at = self.meta.log_time;
         self.policy.policy = Arc::new(policy.clone());
         self.keep_receivers();
+        self.keep_grants_under(&before);
         let mut indexes = self.indexes.clone();
         self.count_quotas(&mut indexes);
         self.indexes = indexes;
         self.rehome_usage();
+        self.recount_budgets();
         vec![Effect::PolicyChanged]
     }
 

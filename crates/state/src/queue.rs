@@ -14,7 +14,7 @@ use crate::usage::TenantUsage;
 /// A quota and its usage, in thousandths of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotaUse {
-    /// As the policy has it.
+    /// As the policy has it, with what is granted.
     pub quota: Quota,
     /// By the tenant and everyone below it.
     pub used_milli: u64,
@@ -76,7 +76,7 @@ impl State {
     /// for all that are there. The cost depends on those types and on tenants.
     #[must_use]
     pub fn eligible_demand(&self) -> EligibleDemand {
-        let policy = &self.policy.policy;
+        let policy = self.effective_policy();
         let mut demand = EligibleDemand::new();
         let mut kinds: BTreeSet<&Name> =
             self.indexes.pools.keys().filter_map(|key| key.kind.as_ref()).collect();
@@ -118,6 +118,7 @@ impl State {
     pub fn queue(&self, tenant: &Name) -> Option<QueueRow> {
         let load = self.indexes.loads.get(tenant).copied();
         let named = self.policy.policy.tenants.get(tenant);
+        let guaranteed = self.effective_policy().tenants.get(tenant);
         let usage = self.tenants.get(tenant).cloned();
         if load.is_none() && named.is_none() && usage.is_none() {
             return None;
@@ -131,7 +132,7 @@ impl State {
             parent: named.and_then(|tenant| tenant.parent.clone()),
             weight_milli: self.policy.policy.weight_milli(tenant),
             usage,
-            quotas: named.iter().flat_map(|tenant| &tenant.quotas).map(quota).collect(),
+            quotas: guaranteed.iter().flat_map(|tenant| &tenant.quotas).map(quota).collect(),
             at: self.meta.log_time,
         })
     }

@@ -21,8 +21,8 @@ use serde::{Deserialize, Serialize};
 use crate::demand::{DemandSums, WorkerDemand};
 use crate::rows::{
     ArrayFacts, ArrayRow, BurstRow, ControlRow, DoorKey, DoorRow, HealthPolicyRow, HistoryKey, HistoryRow,
-    JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow, PolicyRow, RecoveryRow, RequestRow, RestrictionRow,
-    SpecFacts,
+    JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow, PolicyRow, QuotaKey, QuotaRow, RecoveryRow, RequestRow,
+    RestrictionRow, SpecFacts,
 };
 use crate::state::{Meta, State};
 use crate::table::{Derived, Table, TableBuilder};
@@ -309,6 +309,7 @@ impl State {
         self.check_doors().map_err(RestoreError::Invariant)?;
         self.check_array_rows().map_err(RestoreError::Invariant)?;
         self.check_token_rows().map_err(RestoreError::Invariant)?;
+        self.check_quota_rows().map_err(RestoreError::Invariant)?;
         Ok(())
     }
 }

@@ -17,8 +17,8 @@ use crate::index::{Described, Indexes, LinePlace, Pool, PoolKey, QueuePosition};
 use crate::quota::QuotaUsage;
 use crate::rows::{
     ArrayFacts, ArrayRow, BurstRow, ClusterMeta, ControlRow, DoorKey, DoorRow, GangClass, HealthPolicyRow,
-    HistoryKey, HistoryRow, JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow, PolicyRow, RecoveryRow,
-    RequestRow, RestrictionRow, SpecFacts,
+    HistoryKey, HistoryRow, JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow, PolicyRow, QuotaKey, QuotaRow,
+    RecoveryRow, RequestRow, RestrictionRow, SpecFacts,
 };
 use crate::table::Table;
 use crate::tables::tables;

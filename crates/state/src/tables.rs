@@ -49,6 +49,8 @@ macro_rules! tables {
             notifications: Name => NotificationProgress, (); 23, "progress of a receiver";
             /// Bearer tokens.
             tokens: TokenId => Token, (); 24, "token";
+            /// Requests for quota, grants of it, and what was used of budgets.
+            quotas: QuotaKey => QuotaRow, (); 26, "row of quotas";
         }
     };
 }

@@ -41,6 +41,7 @@ impl State {
         self.verify_bursts()?;
         self.verify_arrays()?;
         self.verify_notifications()?;
+        self.verify_grants()?;
         self.demand.verify().map_err(BrokenInvariant)
     }
 
@@ -299,6 +300,9 @@ impl State {
             ("ends", ends(&fresh) == ends(ours)),
             ("history_by_time", fresh.history_by_time == ours.history_by_time),
             ("quota", fresh.quota == ours.quota),
+            ("effective", fresh.effective == ours.effective),
+            ("grant_ends", fresh.grant_ends == ours.grant_ends),
+            ("budget_users", fresh.budget_users == ours.budget_users),
             ("active", fresh.active == ours.active),
             ("finished", fresh.finished == ours.finished),
             ("run_limits", fresh.run_limits == ours.run_limits),
@@ -384,6 +388,9 @@ impl State {
         }
         for (id, row) in self.requests.iter() {
             fresh.requests_by_time.insert((row.log_time, *id));
+        }
+        for (key, _) in self.budget_rows() {
+            fresh.add_budget_user(key);
         }
         self.count_quotas(&mut fresh);
         fresh

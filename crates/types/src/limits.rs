@@ -179,5 +179,20 @@ pub const HEALTH_REBOOTS_MAX: u16 = 100;
 /// Longest time that a drain may leave to what runs: thirty days.
 pub const DRAIN_MS_MAX: u64 = 30 * 24 * 3_600 * 1_000;
 
+/// Requests for quota of one tenant that nobody has answered.
+pub const TENANT_QUOTA_REQUESTS_MAX: usize = 16;
+/// Grants of quota of one tenant that are in force.
+pub const TENANT_QUOTA_GRANTS_MAX: usize = 64;
+/// Grants of quota of all tenants that are in force.
+pub const QUOTA_GRANTS_MAX: usize = 1_024;
+/// Requests for quota of one tenant that were denied, and grants of it that have ended, which are remembered.
+pub const TENANT_QUOTA_HISTORY_MAX: usize = 64;
+/// Requests for quota and grants of all tenants together, of whatever kind.
+pub const QUOTA_ROWS_MAX: usize = 16_384;
+/// Grants of quota that end with one record of time alone; those that came out of them end as well.
+pub const QUOTA_GRANTS_ENDED_MAX: usize = 256;
+/// Users of one tenant whose accelerator time is counted in a window: jobs of others wait for the next one.
+pub const BUDGET_USERS_MAX: u32 = 4_096;
+
 const _: () = assert!(BATCH_JOBS_MAX < crate::ids::JobId::PER_RECORD as usize);
 const _: () = assert!(HOST_DEVICES_MAX as u32 <= u64::BITS);

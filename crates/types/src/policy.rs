@@ -18,6 +18,7 @@ use crate::name::Name;
 use crate::reason::Violation;
 use crate::time::LogTime;
 
+mod grants;
 mod isolation;
 mod named;
 mod notifications;
@@ -25,6 +26,7 @@ mod parts;
 mod prices;
 mod rules;
 
+pub use grants::{GrantFault, GrantedPolicy, QuotaGrant, QuotaSource, reason_violation};
 pub use isolation::Guarantee;
 pub use named::NamedPlaces;
 pub use notifications::{
@@ -36,7 +38,10 @@ pub use prices::{
     DEPRECIATION_MONTHS_MAX, DEVICE_WATTS_MAX, KWH_MICRO_DOLLARS_MAX, OwnedCost, PUE_MILLI_MAX,
     PUE_MILLI_MIN, Price, PriceTable, PurchaseKind,
 };
-pub use rules::{JobLimits, NonPreemptible, Rights, TenantLimits, TenantRights, UNLISTED_TENANT, UserLimits};
+pub use rules::{
+    AcceleratorBudget, JobLimits, NonPreemptible, Rights, TenantLimits, TenantRights, UNLISTED_TENANT,
+    UserLimits,
+};
 
 /// Tenants of one policy.
 pub const TENANTS_MAX: usize = 10_000;
@@ -873,6 +878,7 @@ impl TenantPolicy {
         check_bound(&weight, self.weight_milli.into(), 1, WEIGHT_MILLI_MAX.into(), found);
         check_count(&format!("{at}.quotas"), self.quotas.len(), TENANT_QUOTAS_MAX, found);
         self.limits.job.check(&format!("{at}.limits.job"), found);
+        self.limits.check_budgets(&format!("{at}.limits"), found);
         for (tier, limits) in &self.tier_limits {
             // By tier, because the order of the list that they were given in is not kept.
             let mut of_tier = Vec::new();

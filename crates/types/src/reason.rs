@@ -218,6 +218,12 @@ refusal_codes! {
     TokenExists = "MS-8008", "TOKEN_EXISTS", ["token_id"];
     /// A command could not be run next to a worker, or its end is not known.
     ExecUnavailable = "MS-2009", "EXEC_UNAVAILABLE", ["node"];
+    /// No such request for quota and no such grant that the caller may see or answer.
+    QuotaRequestNotFound = "MS-8021", "QUOTA_REQUEST_NOT_FOUND", ["quota_request_id"];
+    /// The request for quota was answered, or the grant has ended.
+    QuotaRequestAnswered = "MS-8022", "QUOTA_REQUEST_ANSWERED", ["quota_request_id", "status"];
+    /// A grant of quota would promise more than the tenant that it comes out of has left.
+    QuotaNotAvailable = "MS-8023", "QUOTA_NOT_AVAILABLE", ["tenant", "from", "nominal_milli", "given_milli", "asked_milli", "until_ms"];
 }
 
 impl fmt::Display for RefusalCode {

@@ -187,6 +187,12 @@ enums! {
     QuotaLimit {
         Nominal "nominal", Borrowing "borrowing", ParentCapacity "parent_capacity", LentReserve "lent_reserve",
     }
+    QuotaGrantStatus {
+        Requested "requested", Granted "granted", Denied "denied", Ended "ended", Lapsed "lapsed",
+    }
+    QuotaGrantEnd {
+        Expired "expired", Withdrawn "withdrawn", PolicySet "policy_set", SourceEnded "source_ended",
+    }
     NodeOperator {
         In "in", NotIn "not_in", Exists "exists", DoesNotExist "does_not_exist", Greater "greater", Less "less",
     }

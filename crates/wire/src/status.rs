@@ -86,6 +86,8 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::ProbeUnavailable
         | RefusalCode::DrillRunning
         | RefusalCode::DrillOver
+        | RefusalCode::QuotaRequestAnswered
+        | RefusalCode::QuotaNotAvailable
         // Nothing but its operators will make this replica answer.
         | RefusalCode::ArchiveUnavailable => Code::FailedPrecondition,
         // Repeating it once the change that runs is over, or with what is in force now, is right.
@@ -95,6 +97,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::OutputNotFound
         | RefusalCode::NodeNotFound
         | RefusalCode::TokenNotFound
+        | RefusalCode::QuotaRequestNotFound
         | RefusalCode::ReplicaUnknown => Code::NotFound,
         RefusalCode::FleetFull
         | RefusalCode::Overloaded
@@ -191,6 +194,9 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::Unauthenticated
         | RefusalCode::TokenNotFound
         | RefusalCode::TokenExists
+        | RefusalCode::QuotaRequestNotFound
+        | RefusalCode::QuotaRequestAnswered
+        | RefusalCode::QuotaNotAvailable
         | RefusalCode::MessageTooLarge => None,
     }
 }

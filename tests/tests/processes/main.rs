@@ -34,6 +34,7 @@ mod pages;
 mod parallel;
 mod planted;
 mod probe;
+mod quota;
 mod quickstart;
 mod reads;
 mod rebuild;

@@ -559,9 +559,17 @@ fn limits() -> v1::TenantLimits {
             pending_jobs: Some(100),
             unfinished_jobs: Some(200),
             running_jobs: Some(50),
+            accelerator_hours: Some(v1::AcceleratorBudget {
+                most: Some(20),
+                window: Some(duration(86_400_000)),
+            }),
         }),
         job: Some(job),
         tiers: vec![v1::TierLimits { tier: v1::Tier::Free.into(), job: Some(job) }],
+        accelerator_hours: Some(v1::AcceleratorBudget {
+            most: Some(100),
+            window: Some(duration(604_800_000)),
+        }),
     }
 }
 
@@ -667,6 +675,28 @@ fn others() -> Vec<Stored> {
     };
     let tenants = v1::ListTenantsRequest { page_size: 10, page_token: String::new(), read: read() };
     let watch = v1::WatchTenantsRequest { resume_token: String::new(), tenants: vec!["lab".to_owned()] };
+    let grant = v1::QuotaGrant {
+        tenant: "lab".to_owned(),
+        r#type: "h100".to_owned(),
+        region: "eu".to_owned(),
+        amount_milli: 8_000,
+        end_time: Some(timestamp(4_102_444_800_000)),
+        reason: "a deadline".to_owned(),
+        ..Default::default()
+    };
+    let ask = v1::RequestQuotaRequest {
+        request_id: String::new(),
+        grant: Some(grant.clone()),
+        validate_only: true,
+    };
+    let give = v1::GrantQuotaRequest { request_id: String::new(), grant: Some(grant), validate_only: true };
+    let answer = v1::AnswerQuotaRequest {
+        request_id: "00000000-0000-4000-8000-0000000000aa".to_owned(),
+        id: 7,
+        approve: true,
+        reason: "agreed".to_owned(),
+    };
+    let grants = v1::ListQuotaGrantsRequest { read: read(), tenant: "lab".to_owned(), include_over: true };
     let history = v1::ReadDecisionsRequest {
         from_index: 1,
         to_index: 2,
@@ -680,6 +710,10 @@ fn others() -> Vec<Stored> {
         stored("update-policy", "PolicyService/UpdatePolicy", update),
         stored("tenants", "TenantService/ListTenants", tenants),
         stored("watch-tenants", "TenantService/WatchTenants", watch),
+        stored("request-quota", "QuotaService/RequestQuota", ask),
+        stored("grant-quota", "QuotaService/GrantQuota", give),
+        stored("answer-quota", "QuotaService/AnswerQuota", answer),
+        stored("quota-grants", "QuotaService/ListQuotaGrants", grants),
         stored("read-decisions", "HistoryService/ReadDecisions", history),
         stored("status", "ClusterService/GetStatus", v1::GetStatusRequest { read: read() }),
         stored("server-info", "ClusterService/GetServerInfo", v1::GetServerInfoRequest {}),

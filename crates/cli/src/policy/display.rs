@@ -43,7 +43,7 @@ type Column = (&'static str, &'static str, &'static str);
 /// A table of a list: where that is in the file, what an entry must have to be a row, and its columns.
 type List = (&'static str, &'static str, &'static [Column]);
 
-const LISTS: [List; 11] = [
+const LISTS: [List; 13] = [
     (
         "spec.tenants",
         "{rights}",
@@ -83,6 +83,24 @@ const LISTS: [List; 11] = [
             ("DEVICES OF A JOB UP TO", "{limits.job.maxDevices}", ""),
             ("RUN TIME UP TO", "{limits.job.maxRunTime}", ""),
             ("RUN TIME BY DEFAULT", "{limits.job.defaultRunTime}", ""),
+        ],
+    ),
+    (
+        "spec.tenants",
+        "{limits.acceleratorHours}",
+        &[
+            ("TENANT", "{@}", ""),
+            ("ACCELERATOR-HOURS UP TO", "{limits.acceleratorHours.most}", ""),
+            ("IN EVERY", "{limits.acceleratorHours.window}", ""),
+        ],
+    ),
+    (
+        "spec.tenants",
+        "{limits.user.acceleratorHours}",
+        &[
+            ("TENANT", "{@}", ""),
+            ("ACCELERATOR-HOURS OF A USER UP TO", "{limits.user.acceleratorHours.most}", ""),
+            ("IN EVERY", "{limits.user.acceleratorHours.window}", ""),
         ],
     ),
     (

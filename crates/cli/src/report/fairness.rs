@@ -108,7 +108,7 @@ pub(super) struct Fairness {
     arrays: BTreeMap<ArrayId, Claim>,
     /// Sums of both by tenant and type, without those below a tenant.
     own: BTreeMap<Key, Balance>,
-    /// What quotas guarantee under the policy in force.
+    /// What quotas guarantee under the policy and the grants in force.
     nominal: BTreeMap<Key, u64>,
     /// By the tenant above and the type, those who share there.
     groups: BTreeMap<(Option<Name>, String), BTreeMap<Name, Balance>>,
@@ -128,7 +128,7 @@ impl Fairness {
         for claim in self.jobs.values().chain(self.arrays.values()) {
             count(&mut self.own, claim, u64::saturating_add);
         }
-        self.nominal = nominal(&state.policy().policy);
+        self.nominal = nominal(state.effective_policy());
         self.look(state);
     }
 
@@ -148,7 +148,7 @@ impl Fairness {
                     }
                 }
                 Effect::ArrayChanged(array) => self.array(state, *array),
-                Effect::PolicyChanged => self.nominal = nominal(&state.policy().policy),
+                Effect::PolicyChanged => self.nominal = nominal(state.effective_policy()),
                 Effect::ClusterChanged
                 | Effect::NodeChanged(_)
                 | Effect::NodeForgotten(_)

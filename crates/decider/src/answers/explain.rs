@@ -12,7 +12,7 @@ use muster_journal::Estimate;
 use muster_planner::{Budget, Checkpoints, Holds, Plan, Verdict, WaitReason, plan};
 use muster_policy::{Line, estimate, headroom};
 use muster_state::quota::QuotaBlock;
-use muster_state::{DependencyState, Forecast, HoldRow, JobRow, Phase, QueuePosition, State};
+use muster_state::{DependencyState, Forecast, HoldRow, JobRow, Phase, QueuePosition, SpentBudget, State};
 use muster_types::metadata::ANONYMOUS;
 use muster_types::policy::NonPreemptible;
 use muster_types::{ArrayId, Dependency, JobId, JobSpec, LogIndex, LogTime, Name, Span};
@@ -343,11 +343,16 @@ fn start(
     if row.promise.is_some() || row.held || waits_for_jobs {
         return None;
     }
-    if is_next && row.released {
+    // Before its budget is renewed it does not start, whatever is free.
+    let spent = spent(state, job, spec, now);
+    if is_next && row.released && spent.is_none() {
         return Some(StartEstimate { q10: now, q50: now, q90: Some(now) });
     }
-    let at =
-        |pace: Pace| Ahead::of(state, now, kept, (job, spec, row), Some(pace)).start(state, job, spec, row);
+    let renewed = spent.map_or(LogTime(0), |spent| spent.renews_at);
+    let at = |pace: Pace| {
+        let start = Ahead::of(state, now, kept, (job, spec, row), Some(pace)).start(state, job, spec, row);
+        start.map(|start| start.max(renewed))
+    };
     let expected = at(Pace::Expected)?;
     Some(StartEstimate {
         q10: at(Pace::Early).unwrap_or(expected).min(expected),
@@ -413,7 +418,46 @@ fn known_reason(
         let text = format!("no region that it may use has a copy of {place}, which its checkpoints are in");
         return Some((WaitReason::CheckpointNotReadable, text));
     }
-    running_limit(state, job, spec).map(|text| (WaitReason::TenantLimit, text))
+    running_limit(state, job, spec)
+        .or_else(|| spent_budget(state, job, spec, now))
+        .map(|text| (WaitReason::TenantLimit, text))
+}
+
+/// The budget of accelerator time of a job's tenant or user, where it is used up.
+fn spent(state: &State, job: Option<JobId>, spec: &JobSpec, now: LogTime) -> Option<SpentBudget> {
+    let of_user = || state.spent_user_budget(job?, now);
+    state.spent_budget(&spec.tenant, now).or_else(of_user)
+}
+
+/// Which budget of accelerator time keeps a job from being placed.
+fn spent_budget(state: &State, job: Option<JobId>, spec: &JobSpec, now: LogTime) -> Option<String> {
+    let spent = spent(state, job, spec, now)?;
+    let tenant = &spent.tenant;
+    let who = match spent.user.as_deref() {
+        None => format!("tenant {tenant}"),
+        Some("") => format!("user {ANONYMOUS} of tenant {tenant}"),
+        Some(user) => format!("user {user} of tenant {tenant}"),
+    };
+    let (limit, renews_at) = (spent.limit(), spent.renews_at);
+    let (hours, window) = (spent.budget.hours, Span(spent.budget.window_ms));
+    if spent.used_milli_ms < spent.budget.milli_ms() {
+        return Some(format!(
+            "as many users of tenant {tenant} have used accelerators in this window of {window} as are counted \
+             (`{limit}` in the policy); the next window begins at {renews_at}"
+        ));
+    }
+    let used = accelerator_hours(spent.used_milli_ms);
+    Some(format!(
+        "{who} has used {used} accelerator-hours and may use {hours} in {window} (`{limit}` in the policy); it is placed \
+         once the next window begins, at {renews_at}"
+    ))
+}
+
+/// Thousandths of an accelerator times milliseconds as hours, rounded down to hundredths.
+fn accelerator_hours(milli_ms: u128) -> String {
+    let hundredths = milli_ms / (3_600_000 * 10);
+    let (whole, rest) = (hundredths / 100, hundredths % 100);
+    if rest == 0 { whole.to_string() } else { format!("{whole}.{rest:02}") }
 }
 
 /// Which limit on jobs that are placed at a time keeps a job from being placed.
@@ -551,7 +595,10 @@ impl Ahead {
             position.requests_before += 1;
             let before = candidate.turn.job;
             let Some(row) = state.job(before) else { break };
-            let at_limit = |spec: &JobSpec| state.running_limit_reached(&spec.tenant).is_some();
+            let at_limit = |spec: &JobSpec| {
+                state.running_limit_reached(&spec.tenant).is_some()
+                    || state.spent_budget(&spec.tenant, now).is_some()
+            };
             let Some(spec) = planned_spec(state, before).filter(|spec| !at_limit(spec)) else {
                 line.waits(state, &candidate);
                 continue;

@@ -5,3 +5,4 @@ pub(crate) mod explain;
 pub(crate) mod goodput;
 pub(crate) mod policy_warnings;
 pub(crate) mod queue_front;
+pub(crate) mod quota_impact;

@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use muster_journal::RankUpdate;
 use muster_types::health::{HealthAction, HealthPolicy, HealthReport};
-use muster_types::policy::{NotificationProgress, Policy, PolicyUpdate};
+use muster_types::policy::{NotificationProgress, Policy, PolicyUpdate, QuotaGrant};
 use muster_types::{
     Approval, CertificateSerial, Control, DeviceSet, FencingToken, ForeignLoad, HolderId, JobId, LogIndex,
     Name, NodeAdmission, NodeId, NodeSpec, RequestId, Requester, Revocation, Submission, TokenGrant, TokenId,
@@ -275,6 +275,42 @@ pub enum Command {
         /// Which.
         token: TokenId,
     },
+    /// Ask for more quota for a tenant.
+    RequestQuota(Box<QuotaOrder>),
+    /// Approve or deny a request for quota, or end the grant that it has become.
+    AnswerQuota(Box<QuotaAnswerOrder>),
+    /// Grant quota to a tenant.
+    GrantQuota(Box<QuotaOrder>),
+}
+
+/// Quota that is asked for or to be granted.
+#[derive(Clone, Debug)]
+pub struct QuotaOrder {
+    /// The client's name for it.
+    pub request: RequestId,
+    /// Who asks.
+    pub by: Requester,
+    /// The tenant that the requester is bound to; none where it acts for the cluster's operators.
+    pub acts_for: Option<Name>,
+    /// What.
+    pub grant: QuotaGrant,
+}
+
+/// An answer to a request for quota.
+#[derive(Clone, Debug)]
+pub struct QuotaAnswerOrder {
+    /// The client's name for it.
+    pub request: RequestId,
+    /// Who asks.
+    pub by: Requester,
+    /// The tenant that the requester is bound to; none where it acts for the cluster's operators.
+    pub acts_for: Option<Name>,
+    /// The record that made the request for quota, or the grant.
+    pub id: LogIndex,
+    /// Whether it is granted. A grant in force that is not ends at once.
+    pub approved: bool,
+    /// Why; one line.
+    pub reason: String,
 }
 
 /// A bearer token that is to be made.

@@ -7,7 +7,7 @@ use crate::commands::answer::Answer;
 use crate::commands::command::Command;
 use crate::commands::{
     admission, cluster, controls, health, jobs, modify, network, node, notifications, overrides, policy,
-    restrictions, submit, throttle, token,
+    quota, restrictions, submit, throttle, token,
 };
 use crate::speculation::Speculation;
 
@@ -90,6 +90,9 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         Command::OpenExec { by, job, token, rank, command } => {
             jobs::open_exec(speculation, by, *job, *token, *rank, command)
         }
+        Command::RequestQuota(order) => quota::request(speculation, order),
+        Command::AnswerQuota(order) => quota::answer(speculation, order),
+        Command::GrantQuota(order) => quota::grant(speculation, order),
         Command::CreateToken(order) => token::create(speculation, order),
         Command::RevokeToken { request, by, acts_for, token } => {
             token::revoke(speculation, *request, by, acts_for.as_ref(), *token)

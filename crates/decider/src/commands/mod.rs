@@ -16,6 +16,7 @@ mod node;
 mod notifications;
 pub(crate) mod overrides;
 pub(crate) mod policy;
+pub(crate) mod quota;
 mod restrictions;
 pub(crate) mod submit;
 pub(crate) mod throttle;

@@ -204,7 +204,8 @@ impl Future {
     /// Gives up what is kept for gangs that may not start whatever is free: their tenant or their user has as many jobs
     /// placed as it may.
     pub(crate) fn give_up_at_limit(&mut self, state: &State, budget: &mut Budget) {
-        self.give_up(state, &|job| is_at_limit(state, job), budget);
+        let now = self.now;
+        self.give_up(state, &|job| is_at_limit(state, job, now), budget);
     }
 
     /// Gives up what is kept for all gangs of a tenant that has as many jobs placed as it may.
@@ -236,7 +237,7 @@ impl Future {
         for mut reservation in core::mem::take(&mut self.remembered) {
             let job = reservation.job;
             let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { continue };
-            if !row.is_in_line() || row.cancel_requested || is_at_limit(state, job) {
+            if !row.is_in_line() || row.cancel_requested || is_at_limit(state, job, self.now) {
                 continue;
             }
             // Nodes that do not suit the gang any more, by labels or taints that an operator has set since, are as good
@@ -574,7 +575,7 @@ impl Future {
         self.put_back();
         for job in owed {
             let waits = state.job(job).filter(|row| row.is_in_line() && !row.cancel_requested);
-            let waits = waits.filter(|_| !is_at_limit(state, job));
+            let waits = waits.filter(|_| !is_at_limit(state, job, self.now));
             if let (Some(row), Some(spec)) = (waits, planned_spec(state, job)) {
                 self.reserve_now(state, job, &spec, row, None, budget);
             }
@@ -782,10 +783,13 @@ impl Future {
     }
 }
 
-/// Whether a gang may not start whatever is free, because its tenant or its user has as many jobs placed as it may.
-fn is_at_limit(state: &State, job: JobId) -> bool {
+/// Whether a gang may not start whatever is free, because its tenant or its user has as many jobs placed as it may, or has used up
+/// its accelerator time.
+fn is_at_limit(state: &State, job: JobId, now: LogTime) -> bool {
     let tenant = state.spec(job).map(|spec| &spec.tenant);
-    tenant.is_some_and(|tenant| state.running_limit_reached(tenant).is_some()) || state.is_user_at_limit(job)
+    tenant.is_some_and(|tenant| state.running_limit_reached(tenant).is_some())
+        || state.is_user_at_limit(job)
+        || state.is_over_budget(job, now)
 }
 
 /// Gangs in a cluster with the times they are expected to end.

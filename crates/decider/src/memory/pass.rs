@@ -41,7 +41,7 @@ impl UnfinishedPass {
             tries: Tries::default(),
             wanted: WantedPools::default(),
             memory,
-            policy: Arc::clone(&state.policy().policy),
+            policy: Arc::clone(state.effective_policy()),
         }
     }
 

@@ -116,6 +116,7 @@ impl Searches {
             | Decision::TokenCreated { .. }
             | Decision::TokenRevoked { .. }
             | Decision::ExecOpened { .. }
+            | Decision::QuotaRequested { .. }
             | Decision::JobContractsSet { .. }
             | Decision::JobMetadataSet { .. }
             | Decision::GangPlaced { .. }

@@ -77,7 +77,7 @@ fn larger(
     let row = state.job(job)?;
     let spec = planned_spec(state, job)?;
     // Without a checkpoint it would begin again.
-    if row.cancel_requested || !resumes(state, job) {
+    if row.cancel_requested || !resumes(state, job) || state.is_over_budget(job, now) {
         return None;
     }
     let before = row.placement.as_ref().map_or(&[][..], |placement| &placement.slots[..]);

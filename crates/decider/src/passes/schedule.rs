@@ -67,7 +67,7 @@ enum Outcome {
     Waits,
     /// It does not fit within nominal now, and may yet fit by borrowing.
     MayBorrow,
-    /// Its tenant has as many jobs placed as it may: nothing is kept for it, and nothing kept free.
+    /// Its tenant has as many jobs placed as it may, or no accelerator time left: nothing is kept for it, and nothing kept free.
     AtLimit,
     OutOfBudget,
 }
@@ -125,9 +125,15 @@ fn offer(
     let row = state.job(job).expect("a pending job has a row").clone();
     // Where its checkpoints cannot be read it would begin again.
     let Some(spec) = planned_spec(state, job) else { return Outcome::Waits };
-    if state.running_limit_reached(&spec.tenant).is_some() {
+    let now = speculation.now();
+    if state.running_limit_reached(&spec.tenant).is_some() || state.spent_budget(&spec.tenant, now).is_some()
+    {
         pass.future().give_up_of(state, &spec.tenant, budget);
         return Outcome::AtLimit;
+    }
+    // Its time may have run out since the walk began.
+    if state.spent_user_budget(job, now).is_some() {
+        return Outcome::Waits;
     }
     pass.future().turn_of(state, job, candidate.within_nominal, budget);
     let quota = if candidate.within_nominal { QuotaPart::Nominal } else { QuotaPart::All };

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use muster_journal::{Decision, StopCause};
 use muster_state::Phase;
-use muster_types::{JobId, LogTime, Parameters, Requester, limits};
+use muster_types::{JobId, LogIndex, LogTime, Parameters, Requester, limits};
 
 use crate::memory::starts::Starts;
 use crate::passes::turns::renew_turns;
@@ -53,15 +53,16 @@ const fn step(name: &'static str, run: fn(&mut Speculation)) -> TickStep {
 }
 
 /// All steps of a tick, in their order: stops gangs that have run for their limit or to their deadline, are where a window
-/// is open to others, or on nodes that had to be empty by now, releases jobs whose time has come, and drops history
+/// is open to others, or on nodes that had to be empty by now, releases jobs whose time has come, ends grants of quota, and drops history
 /// and lost nodes that have been kept for their time. None needs those before it.
-pub const TICK_STEPS: [TickStep; 9] = [
+pub const TICK_STEPS: [TickStep; 10] = [
     step("run limits", stop_overdue),
     step("deadlines", deadlines::end_late),
     step("stuck gangs", stuck::advance),
     step("windows", windows::clear),
     step("drains and maintenance", drains::advance),
     step("starts", release),
+    step("grants of quota", end_grants),
     step("retention", prune),
     step("lost nodes", forget_nodes),
     step("turns", reconsider),
@@ -84,6 +85,17 @@ fn reconsider(speculation: &mut Speculation) {
     if waits && speculation.now().since_ms(speculation.last_pass()) >= RECONSIDER_MS {
         speculation.want_schedule();
     }
+}
+
+/// Grants of quota whose time is over, and requests for quota that nobody answered in the time that they asked for.
+fn end_grants(speculation: &mut Speculation) {
+    let due = speculation.state().due_grants(speculation.now());
+    let mut ids: Vec<LogIndex> = due.take(limits::QUOTA_GRANTS_ENDED_MAX).collect();
+    if ids.is_empty() {
+        return;
+    }
+    ids.sort_unstable();
+    speculation.push(Decision::QuotaGrantsEnded { ids });
 }
 
 /// Jobs that were not to start before now.

@@ -10,15 +10,16 @@ use std::sync::Arc;
 
 use muster_decider::{
     BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder, OverridesOrder,
-    RepairOrder, Speculation, ThrottleOrder, TokenOrder, handle, schedule, settle_all, tick,
+    QuotaAnswerOrder, QuotaOrder, RepairOrder, Speculation, ThrottleOrder, TokenOrder, handle, schedule,
+    settle_all, tick,
 };
 use muster_journal::{Decision, FORMAT_MIN, RankUpdate, Round, StopCause, decode_round, encode_round};
 use muster_planner::Budget;
 use muster_state::{Phase, RestoreError, State};
 use muster_types::health::{Finding, HealthReport, Observation};
 use muster_types::policy::{
-    NotificationBody, NotificationEvent, NotificationProgress, Order, PolicyDraft, Quota, Receiver,
-    TenantLimits, TenantPolicy,
+    NotificationBody, NotificationEvent, NotificationProgress, Order, PolicyDraft, Quota, QuotaGrant,
+    Receiver, TenantLimits, TenantPolicy,
 };
 use muster_types::{
     AdmissionMode, AdmissionRule, Approval, ArrayId, ArraySpec, CertificateSerial, CheckpointRules, Control,
@@ -90,7 +91,7 @@ fn every_released_format_replays_to_its_digests() {
         assert_eq!(state.rejected(), 1, "the log holds one refused record");
         assert_eq!(state.stale(), 2, "the log holds two records of an ended leadership");
         // The one that raises the format has its bytes below: what follows it is of another format.
-        assert_eq!(variants.len(), 50, "{variants:?}");
+        assert_eq!(variants.len(), 54, "{variants:?}");
         assert_eq!((state.format(), state.generation()), (format, 2));
         let phases: BTreeSet<&str> = state.jobs().iter().map(|(_, row)| phase(&row.phase)).collect();
         assert_eq!(phases.len(), 5, "the snapshot holds a job in every phase: {phases:?}");
@@ -367,6 +368,7 @@ fn admit(run: &mut Run) {
     }
     run.end_round(10);
     grant_tokens(run);
+    grant_quota(run);
 }
 
 /// Bearer tokens of two roles, one of them revoked.
@@ -395,6 +397,42 @@ fn grant_tokens(run: &mut Run) {
     let request = run.next_request();
     let revoke = Command::RevokeToken { request, by, acts_for: None, token: TokenId(7) };
     handle(&mut run.speculation, &revoke).unwrap();
+    run.end_round(10);
+}
+
+/// Requests for quota that are approved, denied and left, and a grant that ends.
+fn grant_quota(run: &mut Run) {
+    let by = Requester { name: "admin/ops".into(), is_operator: true };
+    let now = run.speculation.now();
+    let grant = |milli, ms| QuotaGrant {
+        tenant: name("research"),
+        kind: name("h100"),
+        region: None,
+        amount_milli: milli,
+        until: now.plus_ms(ms),
+        reason: "a deadline".into(),
+    };
+    let mut asked = Vec::new();
+    for milli in [1_000, 2_000, 500] {
+        let order = QuotaOrder {
+            request: run.next_request(),
+            by: by.clone(),
+            acts_for: None,
+            grant: grant(milli, 86_400_000),
+        };
+        let command = Command::RequestQuota(Box::new(order));
+        asked.push(handle(&mut run.speculation, &command).unwrap().at());
+    }
+    for (id, approved) in [(asked[0], true), (asked[1], false)] {
+        let (request, reason) = (run.next_request(), "as agreed".into());
+        let order = QuotaAnswerOrder { request, by: by.clone(), acts_for: None, id, approved, reason };
+        handle(&mut run.speculation, &Command::AnswerQuota(Box::new(order))).unwrap();
+    }
+    let request = run.next_request();
+    let order = QuotaOrder { request, by, acts_for: None, grant: grant(4_000, 5) };
+    handle(&mut run.speculation, &Command::GrantQuota(Box::new(order))).unwrap();
+    run.end_round(10);
+    tick(&mut run.speculation);
     run.end_round(10);
 }
 

@@ -249,7 +249,7 @@ fn submit_as(
 
 #[test]
 fn a_user_has_no_more_jobs_than_the_tenant_lets_each_have() {
-    let user = UserLimits { pending_jobs: Some(2), unfinished_jobs: Some(3), running_jobs: None };
+    let user = UserLimits { pending_jobs: Some(2), unfinished_jobs: Some(3), ..UserLimits::default() };
     let limits = TenantLimits { user, ..NONE };
     let (mut speculation, mut state) = cluster(BOOTSTRAP, &[("team", limits), ("other", NONE)]);
     let as_is = |_: &mut JobDraft| {};
@@ -414,7 +414,8 @@ fn jobs_of_one_batch_count_for_their_own_tenant_and_user_alone() {
 
 #[test]
 fn members_that_are_not_created_count_for_their_user() {
-    let user = UserLimits { pending_jobs: Some(5_000), unfinished_jobs: Some(6_000), running_jobs: None };
+    let user =
+        UserLimits { pending_jobs: Some(5_000), unfinished_jobs: Some(6_000), ..UserLimits::default() };
     let (mut speculation, mut state) = cluster(BOOTSTRAP, &[("team", TenantLimits { user, ..NONE })]);
     let mut array_of = |n: u128, size: u32| {
         let mut draft = JobDraft::clone(&job(&format!("a{n}"), 1, None));

@@ -23,6 +23,7 @@ mod model;
 mod named;
 mod network;
 mod passes;
+mod quotas;
 mod random;
 mod random_commands;
 mod reclaim;

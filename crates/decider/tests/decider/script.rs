@@ -7,6 +7,7 @@
 mod commands;
 mod controls;
 mod policies;
+mod quotas;
 mod records;
 mod shown;
 
@@ -301,6 +302,9 @@ impl World {
                 self.carry_out(&command)
             }
             "policy" => self.policy(rest),
+            "ask" | "grant" => self.quota(verb, rest),
+            "approve" | "deny" => self.answer_quota(verb, rest),
+            "impact" => self.impact(rest),
             "report" => {
                 let command = self.report(rest);
                 self.carry_out(&command)
@@ -322,6 +326,7 @@ impl World {
                 "nodes" => self.show_nodes(),
                 "recoveries" => self.show_recoveries(),
                 "spares" => self.show_spares(),
+                "grants" => self.show_grants(),
                 "advice" => self.show_advice(rest[1]),
                 "estimate" => self.show_estimate(rest[1]),
                 other => panic!("cannot show {other}"),

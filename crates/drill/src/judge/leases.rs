@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use muster_journal::{Decision, RankUpdate, StopCause, WorkerSlot};
-use muster_types::policy::{Policy, Quota};
+use muster_types::policy::{Policy, Quota, QuotaGrant};
 use muster_types::{DeviceSet, JobId, JobSpec, Name, NodeId, NodeSpec};
 
 use super::{Checked, Findings, Rule};
@@ -69,7 +69,12 @@ pub(super) struct Leases {
     /// How far positions in ids run ahead of those in the log.
     ahead: u64,
     gangs: BTreeMap<JobId, Gang>,
+    /// The policy in force, with what is granted.
     policy: Policy,
+    /// As it was set.
+    stated: Policy,
+    /// Requests for quota and grants, by their records, with whether they are in force.
+    grants: BTreeMap<u64, (QuotaGrant, bool)>,
     /// Of the record that is being applied.
     decision: Option<Decision>,
 }
@@ -90,6 +95,10 @@ impl Leases {
                 | Decision::NodeLost { .. }
                 | Decision::ClusterRecovered { .. }
                 | Decision::PolicySet { .. }
+                | Decision::QuotaRequested { .. }
+                | Decision::QuotaAnswered { .. }
+                | Decision::QuotaGranted { .. }
+                | Decision::QuotaGrantsEnded { .. }
                 | Decision::GangPlaced { .. }
                 | Decision::Rearranged { .. }
                 | Decision::PromiseDropped { .. }
@@ -279,6 +288,20 @@ impl Leases {
         own + below.sum::<u64>()
     }
 
+    /// Limits count from the nominal quota, and that grows by what is granted.
+    fn add_grants(&mut self) {
+        let mut draft = self.stated.clone().into_draft();
+        for (grant, _) in self.grants.values().filter(|(_, is_in_force)| *is_in_force) {
+            let Some(tenant) = draft.tenants.get_mut(&grant.tenant) else { continue };
+            let is_it = |quota: &&mut Quota| quota.kind == grant.kind && quota.region == grant.region;
+            if let Some(quota) = tenant.quotas.iter_mut().find(is_it) {
+                quota.nominal_milli = quota.nominal_milli.saturating_add(grant.amount_milli);
+            }
+        }
+        // What breaks a rule of policies has ended grants with it, which no record names.
+        self.policy = draft.check().unwrap_or_else(|_| self.stated.clone());
+    }
+
     fn take(&mut self, index: u64, decision: Decision) {
         match decision {
             Decision::JobsSubmitted { specs, .. } => {
@@ -314,7 +337,32 @@ impl Leases {
                 let nodes: Vec<NodeId> = self.hosts.keys().copied().collect();
                 nodes.into_iter().for_each(|node| self.end_session(node));
             }
-            Decision::PolicySet { policy, .. } => self.policy = *policy,
+            Decision::PolicySet { policy, .. } => {
+                let before = std::mem::replace(&mut self.stated, *policy);
+                let after = &self.stated;
+                self.grants.retain(|_, (grant, _)| {
+                    let tenant = &grant.tenant;
+                    after.tenants.contains_key(tenant) && before.ancestry(tenant).eq(after.ancestry(tenant))
+                });
+                self.add_grants();
+            }
+            Decision::QuotaRequested { grant, .. } => _ = self.grants.insert(index, (*grant, false)),
+            Decision::QuotaGranted { grant, .. } => {
+                self.grants.insert(index, (*grant, true));
+                self.add_grants();
+            }
+            Decision::QuotaAnswered { id, approved: true, .. } => {
+                self.grants.entry(id.0).and_modify(|(_, is_in_force)| *is_in_force = true);
+                self.add_grants();
+            }
+            Decision::QuotaAnswered { id, approved: false, .. } => {
+                self.grants.remove(&id.0);
+                self.add_grants();
+            }
+            Decision::QuotaGrantsEnded { ids } => {
+                ids.iter().for_each(|id| _ = self.grants.remove(&id.0));
+                self.add_grants();
+            }
             Decision::GangPlaced { job, workers } => self.place(job, workers),
             Decision::Rearranged { stops, promises } => {
                 for stop in stops {

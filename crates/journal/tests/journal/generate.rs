@@ -13,9 +13,9 @@ use muster_types::health::{
 };
 use muster_types::job::ArrayMember;
 use muster_types::policy::{
-    Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent, NotificationProgress,
-    OwnedCost, Policy, PolicyDraft, Price, PurchaseKind, Receiver, TenantLimits, TenantPolicy, TenantRights,
-    UserLimits,
+    AcceleratorBudget, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent,
+    NotificationProgress, OwnedCost, Policy, PolicyDraft, Price, PurchaseKind, QuotaGrant, Receiver,
+    TenantLimits, TenantPolicy, TenantRights, UserLimits,
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval, ArrayId,
@@ -476,6 +476,39 @@ fn tokens() -> impl Strategy<Value = Decision> {
     ]
 }
 
+/// What concerns quota for some time; each strategy here is one variant.
+fn quotas() -> impl Strategy<Value = Decision> {
+    let id = || any::<u64>().prop_map(LogIndex);
+    let grant = || {
+        (name(), name(), prop::option::of(name()), any::<u64>(), any::<u64>(), ".{0,20}").prop_map(
+            |(tenant, kind, region, amount_milli, until, reason)| {
+                let until = LogTime(until);
+                Box::new(QuotaGrant { tenant, kind, region, amount_milli, until, reason })
+            },
+        )
+    };
+    prop_oneof![
+        (request(), requester(), grant()).prop_map(|(request, by, grant)| Decision::QuotaRequested {
+            request,
+            by,
+            grant
+        }),
+        (request(), requester(), id(), prop::option::of(name()), any::<bool>(), ".{0,20}").prop_map(
+            |(request, by, id, giver, approved, reason)| Decision::QuotaAnswered {
+                request,
+                by,
+                id,
+                giver,
+                approved,
+                reason
+            }
+        ),
+        (request(), requester(), prop::option::of(name()), grant())
+            .prop_map(|(request, by, giver, grant)| Decision::QuotaGranted { request, by, giver, grant }),
+        vec(id(), 0..4).prop_map(|ids| Decision::QuotaGrantsEnded { ids }),
+    ]
+}
+
 /// Inputs; each strategy here is one variant.
 fn inputs() -> impl Strategy<Value = Decision> {
     let job = || any::<u64>().prop_map(JobId);
@@ -525,6 +558,7 @@ fn inputs() -> impl Strategy<Value = Decision> {
         controls(),
         arrays(),
         tokens(),
+        quotas(),
         (node(), any::<u128>()).prop_map(|(spec, h)| Decision::NodeRegistered { spec, holder: HolderId(h) }),
         (request(), requester(), node_id(), any::<bool>()).prop_map(|(request, by, node, cordoned)| {
             Decision::NodeCordonSet { request, by, node, cordoned }
@@ -770,8 +804,25 @@ fn policy() -> impl Strategy<Value = Policy> {
             (pending_jobs, unfinished_jobs, running_jobs, requests_per_minute, (waiting, all, placed)),
             job,
         )| {
-            let user = UserLimits { pending_jobs: waiting, unfinished_jobs: all, running_jobs: placed };
-            TenantLimits { pending_jobs, unfinished_jobs, running_jobs, requests_per_minute, user, job }
+            let budget = |hours: Option<u32>| {
+                let window_ms = 86_400_000;
+                hours.map(|hours| AcceleratorBudget { hours: hours.max(1), window_ms })
+            };
+            let user = UserLimits {
+                pending_jobs: waiting,
+                unfinished_jobs: all,
+                running_jobs: placed,
+                accelerator_hours: budget(all),
+            };
+            TenantLimits {
+                pending_jobs,
+                unfinished_jobs,
+                running_jobs,
+                requests_per_minute,
+                user,
+                job,
+                accelerator_hours: budget(running_jobs),
+            }
         },
     );
     let tier = prop::sample::select(PriorityTier::ALL.to_vec());

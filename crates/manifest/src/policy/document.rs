@@ -57,6 +57,7 @@ group! {
         user "user": Optional<UserLimits>,
         job "job": Optional<JobLimits>,
         tiers "tiers": Each<TierLimits>,
+        accelerator_hours "acceleratorHours": Optional<AcceleratorBudget>,
     }
 }
 
@@ -65,6 +66,14 @@ group! {
         pending_jobs "pendingJobs": Count,
         unfinished_jobs "unfinishedJobs": Count,
         running_jobs "runningJobs": Count,
+        accelerator_hours "acceleratorHours": Optional<AcceleratorBudget>,
+    }
+}
+
+group! {
+    AcceleratorBudget is AcceleratorBudget {
+        most "most": Count,
+        window "window": Span,
     }
 }
 
@@ -301,11 +310,12 @@ impl Group for Window {
 
 /// The name in a file of a field with this name in a message, and its unit.
 pub(super) fn name_in_file(field: &str) -> Option<(&'static str, &'static str)> {
-    const GROUPS: [&[(&str, &str, &str)]; 17] = [
+    const GROUPS: [&[(&str, &str, &str)]; 18] = [
         Tenant::FIELDS,
         Rights::FIELDS,
         Limits::FIELDS,
         UserLimits::FIELDS,
+        AcceleratorBudget::FIELDS,
         JobLimits::FIELDS,
         TierLimits::FIELDS,
         Quota::FIELDS,

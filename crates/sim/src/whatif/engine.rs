@@ -7,10 +7,13 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use muster_decider::{Answer, Command, ControlOrder, JobPath, JobSelection, ModifyOrder, ThrottleOrder};
+use muster_decider::{
+    Answer, Command, ControlOrder, JobPath, JobSelection, ModifyOrder, QuotaAnswerOrder, QuotaOrder,
+    ThrottleOrder,
+};
 use muster_journal::hash;
 use muster_state::{NodeStatus, Phase, State};
-use muster_types::policy::Policy;
+use muster_types::policy::{Policy, QuotaGrant};
 use muster_types::{
     ArrayId, Control, Dependency, HolderId, JobId, LogTime, Name, NamedDependency, NodeAdmission, NodeId,
     NodeSpec, Requester, Submission,
@@ -103,6 +106,7 @@ impl<'a> Engine<'a> {
         known.extend(base.not_before().map(|(at, _)| at.0));
         known.extend(base.arrays_not_before().map(|(at, _)| at.0));
         known.extend(base.deadlines().map(|(at, _)| at.0));
+        known.extend(base.grants_in_force().map(|(_, row)| row.grant.until.0));
         let mut engine = Engine {
             recording,
             plan,
@@ -339,6 +343,8 @@ impl<'a> Engine<'a> {
                 }
                 true
             }
+            Input::QuotaGranted(grant) => self.grant_quota(grant),
+            Input::QuotaWithdrawn(grant) => self.withdraw_quota(grant),
             Input::Registered { spec, .. } if self.plan.removed.contains(&spec.name) => true,
             Input::Registered { spec, holder } => self.register(spec, *holder).is_ok(),
             Input::Lost(name) => self.plan.removed.contains(name) || self.lose(name),
@@ -465,6 +471,25 @@ impl<'a> Engine<'a> {
             details: refusal.violations.iter().map(ToString::to_string).collect(),
             next: "correct the policy; `muster policy check FILE` checks one".to_owned(),
         })
+    }
+
+    /// Grants what was granted; whether the policy of the replay has it to grant.
+    fn grant_quota(&mut self, grant: &QuotaGrant) -> bool {
+        self.wakes.add(Some(grant.until.0).filter(|at| *at > self.now.0));
+        let (request, by) = (self.driver.next_request(), Requester::default());
+        let order = QuotaOrder { request, by, acts_for: None, grant: grant.clone() };
+        self.driver.ask(&Command::GrantQuota(Box::new(order))).is_ok()
+    }
+
+    /// Ends the same grant before its time; whether it is in force.
+    fn withdraw_quota(&mut self, grant: &QuotaGrant) -> bool {
+        let state = self.driver.state();
+        let found = state.grants_in_force().find(|(_, row)| row.grant == *grant).map(|(id, _)| id);
+        let Some(id) = found else { return false };
+        let (request, by) = (self.driver.next_request(), Requester::default());
+        let reason = String::from("as it was");
+        let order = QuotaAnswerOrder { request, by, acts_for: None, id, approved: false, reason };
+        self.driver.ask(&Command::AnswerQuota(Box::new(order))).is_ok()
     }
 
     fn register(&mut self, spec: &NodeSpec, holder: HolderId) -> Result<(), String> {

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use muster_decider::DrainOrder;
 use muster_journal::{Decision, Outcome, StopCause, SubmittedPart};
-use muster_state::{Applied, Phase, RequestAnswer, State};
-use muster_types::policy::Policy;
+use muster_state::{Applied, Phase, QuotaGrantStatus, RequestAnswer, State};
+use muster_types::policy::{Policy, QuotaGrant};
 use muster_types::{
-    ArrayId, Control, FieldChange, ForeignLoad, HolderId, JobId, LogTime, Name, NodeId, NodeSpec, RequestId,
-    Requester, Submission,
+    ArrayId, Control, FieldChange, ForeignLoad, HolderId, JobId, LogIndex, LogTime, Name, NodeId, NodeSpec,
+    RequestId, Requester, Submission,
 };
 
 use crate::driver::{Happened, happened_by};
@@ -41,6 +41,10 @@ pub(super) enum Input {
     Quarantined(Name, Option<String>),
     /// What others hold of a node.
     Foreign(Name, ForeignLoad),
+    /// A tenant was granted quota. That its time is over follows from the grant.
+    QuotaGranted(Box<QuotaGrant>),
+    /// A grant was ended before its time.
+    QuotaWithdrawn(Box<QuotaGrant>),
 }
 
 /// Looks at the records of a log as they are applied: first those of the range, then those behind it, which say how long the
@@ -274,6 +278,8 @@ impl Recorder {
             Decision::ForeignLoadSet { node, load, .. } => {
                 named(node).map(|name| Input::Foreign(name, *load))
             }
+            Decision::QuotaGranted { grant, .. } => Some(Input::QuotaGranted(grant.clone())),
+            Decision::QuotaAnswered { id, .. } => answered_of(state, *id),
             other => control_of(other),
         };
         match input {
@@ -338,6 +344,17 @@ fn submission(part: &SubmittedPart) -> Submission {
 fn submitted_by(state: &State, request: RequestId) -> Option<(JobId, u32)> {
     match state.request(request).map(|row| &row.answer) {
         Some(RequestAnswer::Submitted { first, jobs }) => Some((*first, *jobs)),
+        _ => None,
+    }
+}
+
+/// What an answer to a request for quota came to: a denied request changes nothing.
+fn answered_of(state: &State, id: LogIndex) -> Option<Input> {
+    let row = state.quota_grant(id)?;
+    let grant = Box::new(row.grant.clone());
+    match row.status {
+        QuotaGrantStatus::Granted => Some(Input::QuotaGranted(grant)),
+        QuotaGrantStatus::Ended { .. } => Some(Input::QuotaWithdrawn(grant)),
         _ => None,
     }
 }

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use muster_decider::{Answer, BootstrapConfig, Command, Pass, Speculation, handle, schedule, tick};
+use muster_decider::{
+    Answer, BootstrapConfig, Command, Pass, QuotaOrder, Speculation, handle, schedule, tick,
+};
 use muster_journal::{Decision, RankUpdate};
 use muster_planner::Budget;
-use muster_types::policy::{PolicyDraft, Quota, TenantPolicy};
+use muster_types::policy::{PolicyDraft, Quota, QuotaGrant, TenantPolicy};
 use muster_types::{
     AcceleratorRequest, Accelerators, ClusterId, ExitStatus, HolderId, JobContract, JobDraft, JobId,
     Leadership, LogIndex, Name, NodeDraft, NodeId, Parameters, ReplicaId, RequestId, Requester, Submission,
@@ -240,6 +242,29 @@ fn an_unchanged_replay_is_the_record() {
     let difference = Difference::between(record, &side);
     assert!(difference.is_none(), "{difference:?}");
     assert_eq!((side.estimated_runs, side.refused, side.inputs_without_effect), (1, 0, 0));
+}
+
+#[test]
+fn a_grant_of_quota_is_in_force_in_a_replay_for_as_long_as_it_was() {
+    let mut world = World::new(&["h100"], two_tenants());
+    let grant = QuotaGrant {
+        tenant: Name::literal("a"),
+        kind: Name::literal("h100"),
+        region: None,
+        amount_milli: 4_000,
+        until: LogTime(BEGIN + 300_000),
+        reason: "a deadline".to_owned(),
+    };
+    let (request, by) = (world.request(), Requester::default());
+    let order = QuotaOrder { request, by, acts_for: None, grant };
+    world.ask(&Command::GrantQuota(Box::new(order)));
+    // With its quota alone the tenant has four of the eight.
+    let recording = world.live(&[job(0, "a", 8, 100), job(400, "a", 8, 100)], 600);
+    let record = &recording.record;
+    assert_eq!((record.submitted, record.started, record.finished), (2, 1, 1));
+    let side = unchanged(&recording);
+    assert_eq!((side.submitted, side.started, side.finished), (2, 1, 1));
+    assert_eq!((side.refused, side.inputs_without_effect), (0, 0));
 }
 
 #[test]

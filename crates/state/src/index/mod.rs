@@ -8,10 +8,11 @@ mod pending_reasons;
 use alloc::sync::Arc;
 use core::cmp::Reverse;
 use core::ops::{Bound, Deref};
+use muster_types::policy::Policy;
 use muster_types::tpu::PodPosition;
 use muster_types::{
-    ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogTime, Name, NodeId, NodeSpec, PriorityTier,
-    QueueKey, RequestId,
+    ArrayId, Dependency, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeId, NodeSpec,
+    PriorityTier, QueueKey, RequestId,
 };
 
 use crate::free::FreeKey;
@@ -361,8 +362,14 @@ pub(crate) struct Indexes {
     pub(crate) quota: QuotaUsage,
     /// The same of gangs that policy must not stop.
     pub(crate) fixed_quota: QuotaUsage,
-    /// Whether the policy has any.
+    /// Whether the effective policy has any.
     pub(crate) has_quotas: bool,
+    /// The policy in force with the grants in force.
+    pub(crate) effective: Arc<Policy>,
+    /// Requests for quota and grants that are not over, by the time at which they are.
+    pub(crate) grant_ends: Set<(LogTime, LogIndex)>,
+    /// Users of a tenant whose accelerator time is counted for a budget; a tenant without any is not here.
+    pub(crate) budget_users: Map<Name, u32>,
 }
 
 impl Indexes {

@@ -5,6 +5,7 @@ mod array;
 mod class;
 mod control;
 mod history;
+mod quota;
 mod recovery;
 mod spec;
 mod submission_group;
@@ -36,6 +37,8 @@ pub use history::{
     bucket_of,
 };
 pub(crate) use history::{Lesson, add};
+pub use quota::{BudgetRow, QuotaAnswer, QuotaGrantEnd, QuotaGrantRow, QuotaGrantStatus};
+pub(crate) use quota::{QuotaKey, QuotaRow};
 pub use recovery::{Failure, RecoveryRow, Saved, Straggler};
 pub(crate) use spec::SpecFacts;
 pub(crate) use submission_group::BurstTurn;

@@ -4,10 +4,11 @@ use alloc::format;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
-use super::{POLICY_DURATION_MS_MAX, Policy};
+use super::{POLICY_DURATION_MS_MAX, Policy, USAGE_HALF_LIFE_MS_MIN};
 use crate::job::PriorityTier;
 use crate::name::Name;
 use crate::reason::Violation;
+use crate::time::LogTime;
 
 /// The tenant that every tenant is below which the policy does not name. A policy may list a tenant of this
 /// name, to give all of them together a weight, quotas and rights; otherwise it has the default weight, no
@@ -90,6 +91,48 @@ pub struct TenantLimits {
     pub user: UserLimits,
     /// What one job may ask for.
     pub job: JobLimits,
+    /// How long its jobs may be charged for accelerators in each window of time; its jobs wait once that is used.
+    pub accelerator_hours: Option<AcceleratorBudget>,
+}
+
+/// How much accelerator time may be used in each window of log time. Windows follow one another from the Unix epoch on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AcceleratorBudget {
+    /// Hours of one accelerator.
+    pub hours: u32,
+    /// The length of a window, in milliseconds.
+    pub window_ms: u64,
+}
+
+impl AcceleratorBudget {
+    /// In thousandths of an accelerator times milliseconds.
+    #[must_use]
+    pub fn milli_ms(self) -> u128 {
+        u128::from(self.hours) * 3_600_000 * 1_000
+    }
+
+    /// When the window begins in which a moment is.
+    #[must_use]
+    pub fn window_start(self, now: LogTime) -> LogTime {
+        LogTime(now.0 - now.0 % self.window_ms.max(1))
+    }
+
+    /// When the window behind that one begins.
+    #[must_use]
+    pub fn renews_at(self, now: LogTime) -> LogTime {
+        self.window_start(now).plus_ms(self.window_ms.max(1))
+    }
+
+    fn check(self, at: &str, found: &mut Vec<Violation>) {
+        if self.hours == 0 {
+            found.push(Violation::new(format!("{at}.most"), "must be at least 1 hour"));
+        }
+        let (min, max) = (USAGE_HALF_LIFE_MS_MIN, POLICY_DURATION_MS_MAX);
+        if !(min..=max).contains(&self.window_ms) {
+            found.push(Violation::span(&format!("{at}.window"), self.window_ms, min, max));
+        }
+    }
 }
 
 impl TenantLimits {
@@ -99,9 +142,26 @@ impl TenantLimits {
         unfinished_jobs: None,
         running_jobs: None,
         requests_per_minute: None,
-        user: UserLimits { pending_jobs: None, unfinished_jobs: None, running_jobs: None },
+        user: UserLimits {
+            pending_jobs: None,
+            unfinished_jobs: None,
+            running_jobs: None,
+            accelerator_hours: None,
+        },
         job: JobLimits { devices_max: None, run_time_max_ms: None, run_time_default_ms: None },
+        accelerator_hours: None,
     };
+
+    /// Every rule that its budgets break, by field.
+    pub(super) fn check_budgets(self, at: &str, found: &mut Vec<Violation>) {
+        let budgets = [
+            (format!("{at}.accelerator_hours"), self.accelerator_hours),
+            (format!("{at}.user.accelerator_hours"), self.user.accelerator_hours),
+        ];
+        for (at, budget) in budgets {
+            budget.inspect(|budget| budget.check(&at, found));
+        }
+    }
 }
 
 /// How many jobs of one tenant a user may have at a time. A user is who submitted the job, as its certificate says;
@@ -115,6 +175,9 @@ pub struct UserLimits {
     pub unfinished_jobs: Option<u32>,
     /// Jobs that are placed. One that would be more waits, whatever is free, and nobody waits behind it.
     pub running_jobs: Option<u32>,
+    /// How long its jobs may be charged for accelerators in each window of time; its jobs wait once that is used, and
+    /// nobody waits behind them.
+    pub accelerator_hours: Option<AcceleratorBudget>,
 }
 
 /// What one job of a tenant may ask for.
@@ -204,9 +267,25 @@ impl Policy {
                 pending_jobs: stated().find_map(|limits| limits.user.pending_jobs),
                 unfinished_jobs: stated().find_map(|limits| limits.user.unfinished_jobs),
                 running_jobs: self.user_running_jobs(tenant),
+                accelerator_hours: self.user_budget(tenant),
             },
             job: stated().fold(JobLimits::default(), |nearer, limits| nearer.or(limits.job)),
+            accelerator_hours: self.budget(tenant),
         }
+    }
+
+    /// How much accelerator time the jobs of a tenant may use in a window; none for no limit.
+    #[must_use]
+    pub fn budget(&self, tenant: &Name) -> Option<AcceleratorBudget> {
+        let mut stated = self.ancestry(tenant).filter_map(|name| self.tenants.get(name));
+        stated.find_map(|tenant| tenant.limits.accelerator_hours)
+    }
+
+    /// The same for each user of a tenant.
+    #[must_use]
+    pub fn user_budget(&self, tenant: &Name) -> Option<AcceleratorBudget> {
+        let mut stated = self.ancestry(tenant).filter_map(|name| self.tenants.get(name));
+        stated.find_map(|tenant| tenant.limits.user.accelerator_hours)
     }
 
     /// How many jobs of a tenant each of its users may have placed; none for no limit. It is asked for every job that has its

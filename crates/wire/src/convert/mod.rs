@@ -23,6 +23,7 @@ mod node;
 mod node_requirements;
 mod policy;
 mod probe;
+mod quota;
 mod read;
 mod token;
 mod value;
@@ -59,6 +60,7 @@ pub use probe::{
     PROBE_LINKS_MAX, probe_finding_to_proto, probe_link_to_proto, probe_links_from_proto,
     probe_ring_from_proto, probe_ring_to_proto,
 };
+pub use quota::quota_grant_from_proto;
 pub use read::{ReadAsked, UNSAID_OF_LISTS, read_from_proto};
 pub use token::{TokenRequest, token_from_proto, token_role_from_proto, token_role_to_proto, token_to_proto};
 pub(crate) use value::cut;

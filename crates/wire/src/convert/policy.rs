@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use muster_types::policy::{
-    self, BackfillPolicy, Dataset, Guarantee, JobLimits, NotificationBody, NotificationEvent, OrderPolicy,
-    OwnedCost, POLICY_PARTS_MAX, PlacementWeights, Policy, PolicyDraft, PolicyPart, PolicyUpdate,
-    PreemptionPolicy, Price, PurchaseKind, Quota, Receiver, TenantLimits, TenantPolicy, TenantRights,
-    Transfer, UserLimits, Window, WindowPurpose, WindowScope,
+    self, AcceleratorBudget, BackfillPolicy, Dataset, Guarantee, JobLimits, NotificationBody,
+    NotificationEvent, OrderPolicy, OwnedCost, POLICY_PARTS_MAX, PlacementWeights, Policy, PolicyDraft,
+    PolicyPart, PolicyUpdate, PreemptionPolicy, Price, PurchaseKind, Quota, Receiver, TenantLimits,
+    TenantPolicy, TenantRights, Transfer, UserLimits, Window, WindowPurpose, WindowScope,
 };
 use muster_types::{Name, PriorityTier, Violation, fleet::checked_name, limits};
 
@@ -221,13 +221,42 @@ fn tenants(
                     pending_jobs: user.pending_jobs,
                     unfinished_jobs: user.unfinished_jobs,
                     running_jobs: user.running_jobs,
+                    accelerator_hours: budget(
+                        &below(&at, "limits.user.accelerator_hours"),
+                        user.accelerator_hours,
+                        found,
+                    ),
                 }),
                 job: job_limits(&below(&at, "limits.job"), limits.job, found),
+                accelerator_hours: budget(
+                    &below(&at, "limits.accelerator_hours"),
+                    limits.accelerator_hours,
+                    found,
+                ),
             }),
         };
         tenants.insert(name, tenant);
     }
     tenants
+}
+
+fn budget(at: &str, message: Option<v1::AcceleratorBudget>, found: &mut Found) -> Option<AcceleratorBudget> {
+    let message = message?;
+    let window_ms = span(at, "window", message.window, found);
+    if message.most.is_none() {
+        found.push(Violation::new(
+            below(at, "most"),
+            "must be given: the hours of one accelerator in each window",
+        ));
+    }
+    if message.window.is_none() {
+        found.push(Violation::new(below(at, "window"), "must be given: the length of a window"));
+    }
+    Some(AcceleratorBudget { hours: message.most?, window_ms: window_ms? })
+}
+
+fn budget_to_proto(budget: AcceleratorBudget) -> v1::AcceleratorBudget {
+    v1::AcceleratorBudget { most: Some(budget.hours), window: Some(duration(budget.window_ms)) }
 }
 
 fn job_limits(at: &str, message: Option<v1::JobLimits>, found: &mut Found) -> JobLimits {
@@ -581,9 +610,11 @@ fn limits_to_proto(tenant: &TenantPolicy) -> Option<v1::TenantLimits> {
             pending_jobs: limits.user.pending_jobs,
             unfinished_jobs: limits.user.unfinished_jobs,
             running_jobs: limits.user.running_jobs,
+            accelerator_hours: limits.user.accelerator_hours.map(budget_to_proto),
         }),
         job: (limits.job != JobLimits::default()).then(|| job(&limits.job)),
         tiers: tenant.tier_limits.iter().map(of_tier).collect(),
+        accelerator_hours: limits.accelerator_hours.map(budget_to_proto),
     })
 }
 

@@ -6,10 +6,10 @@ mod policy;
 use std::collections::{BTreeMap, HashMap};
 
 use muster_types::policy::{
-    BackfillPolicy, Dataset, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent,
-    Order, OrderPolicy, OwnedCost, PlacementWeights, Policy, PolicyDraft, PreemptionPolicy, Price,
-    PurchaseKind, Quota, Receiver, TenantLimits, TenantPolicy, TenantRights, Transfer, UserLimits, Window,
-    WindowPurpose, WindowScope,
+    AcceleratorBudget, BackfillPolicy, Dataset, Guarantee, JobLimits, NonPreemptible, NotificationBody,
+    NotificationEvent, Order, OrderPolicy, OwnedCost, PlacementWeights, Policy, PolicyDraft,
+    PreemptionPolicy, Price, PurchaseKind, Quota, Receiver, TenantLimits, TenantPolicy, TenantRights,
+    Transfer, UserLimits, Window, WindowPurpose, WindowScope,
 };
 use muster_types::tpu::{Generation, PodPosition, SliceRequest, SliceShape, legal_shapes};
 use muster_types::{

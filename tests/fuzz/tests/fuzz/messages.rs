@@ -118,6 +118,22 @@ fn no_message_of_a_policy_makes_it_panic() {
 }
 
 #[test]
+fn no_message_about_quota_makes_it_panic() {
+    let seed = v1::QuotaGrant {
+        tenant: "vision".into(),
+        r#type: "h100".into(),
+        amount_milli: 8_000,
+        end_time: Some(muster_wire::time::timestamp(4_102_444_800_000)),
+        reason: "a deadline".into(),
+        ..Default::default()
+    };
+    muster_fuzz::run("wire-quota", &[seed.encode_to_vec()], nothing, |input| {
+        let Ok(message) = v1::QuotaGrant::decode(input) else { return false };
+        muster_wire::convert::quota_grant_from_proto("grant", Some(&message)).is_ok()
+    });
+}
+
+#[test]
 fn no_report_of_an_agent_makes_it_panic() {
     let exit = v1::ExitStatus { kind: Some(v1::exit_status::Kind::Code(3)) };
     let seed = agent::WorkerState {

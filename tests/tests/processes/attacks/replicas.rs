@@ -15,6 +15,7 @@ use muster_wire::v1::fleet_service_client::FleetServiceClient;
 use muster_wire::v1::history_service_client::HistoryServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::policy_service_client::PolicyServiceClient;
+use muster_wire::v1::quota_service_client::QuotaServiceClient;
 use muster_wire::{admin, agent, v1};
 use prost::Message;
 use std::path::{Path, PathBuf};
@@ -429,6 +430,11 @@ async fn delete(town: &Town, attacks: &mut Table, victim: &str) {
             note("a token", refused(admin.create_token(token).await));
             let token = admin::RevokeTokenRequest { request_id: request_id(), id: "0".repeat(16) };
             note("another's token", refused(admin.revoke_token(token).await));
+            let mut quotas = QuotaServiceClient::new(channel.clone());
+            let grant = v1::GrantQuotaRequest { request_id: request_id(), ..Default::default() };
+            note("others' quota", refused(quotas.grant_quota(grant).await));
+            let answer = v1::AnswerQuotaRequest { request_id: request_id(), id: 1, ..Default::default() };
+            note("an answer about quota", refused(quotas.answer_quota(answer).await));
             let policy = v1::SetPolicyRequest {
                 request_id: request_id(),
                 policy: Some(v1::Policy::default()),

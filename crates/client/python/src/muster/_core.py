@@ -43,7 +43,7 @@ from .types import (
     Until,
     WatchItem,
 )
-from .v1beta1 import cluster_pb2, common_pb2, fleet_pb2, job_pb2, policy_pb2, tenant_pb2
+from .v1beta1 import cluster_pb2, common_pb2, fleet_pb2, job_pb2, policy_pb2, quota_pb2, tenant_pb2
 
 Answer = TypeVar("Answer")
 Result = TypeVar("Result")
@@ -51,6 +51,7 @@ JobT = TypeVar("JobT", bound=JobView)
 
 _JOBS, _FLEET, _QUEUES = "/muster.v1beta1.JobService/", "/muster.v1beta1.FleetService/", "/muster.v1beta1.TenantService/"
 _CLUSTER, _POLICY = "/muster.v1beta1.ClusterService/", "/muster.v1beta1.PolicyService/"
+_QUOTA = "/muster.v1beta1.QuotaService/"
 # A watch and a list take as many ids; of more jobs, everything is watched and the others are left out here.
 WATCHED_IDS_MAX = 1_000
 _PAGE = 1_000
@@ -739,6 +740,38 @@ class Core(Generic[JobT]):
     def policy(self, read: Read | None, timeout: Seconds | None) -> Call[policy_pb2.GetPolicyResponse]:
         request = policy_pb2.GetPolicyRequest(read=self.reading(read))
         return self._get("get policy", _POLICY + "GetPolicy", request, policy_pb2.GetPolicyResponse, _all, timeout)
+
+    def quota_grants(
+        self, tenant: str, include_over: bool, read: Read | None, timeout: Seconds | None
+    ) -> Call[list[quota_pb2.QuotaGrant]]:
+        request = quota_pb2.ListQuotaGrantsRequest(tenant=tenant, include_over=include_over, read=self.reading(read))
+        path, answer = _QUOTA + "ListQuotaGrants", quota_pb2.ListQuotaGrantsResponse
+        return self._get("list quota grants", path, request, answer, lambda a: list(a.grants), timeout)
+
+    def ask_quota(
+        self,
+        verb: str,
+        grant: quota_pb2.QuotaGrant,
+        validate_only: bool,
+        request_id: str | None,
+        timeout: Seconds | None,
+    ) -> Call[quota_pb2.QuotaGrant]:
+        """``verb`` is that of the call, as in ``RequestQuota``."""
+        request_id = new_request_id(request_id)
+        message = getattr(quota_pb2, f"{verb}Request")
+        request = message(request_id=request_id, grant=grant, validate_only=validate_only)
+        parse = getattr(quota_pb2, f"{verb}Response").FromString
+        result = lambda answer: answer.grant  # noqa: E731
+        return Call(_words(verb), _QUOTA + verb, request, parse, result, request_id, timeout=timeout)
+
+    def answer_quota(
+        self, number: int, approve: bool, reason: str, request_id: str | None, timeout: Seconds | None
+    ) -> Call[quota_pb2.QuotaGrant]:
+        request_id = new_request_id(request_id)
+        request = quota_pb2.AnswerQuotaRequest(request_id=request_id, id=number, approve=approve, reason=reason)
+        parse = quota_pb2.AnswerQuotaResponse.FromString
+        result = lambda answer: answer.grant  # noqa: E731
+        return Call("answer quota", _QUOTA + "AnswerQuota", request, parse, result, request_id, timeout=timeout)
 
     def status(self, timeout: Seconds | None) -> Call[cluster_pb2.GetStatusResponse]:
         # Without what was seen: how far a replica lags is part of its answer.

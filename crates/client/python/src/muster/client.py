@@ -31,7 +31,7 @@ from .types import (
     Until,
     WatchItem,
 )
-from .v1beta1 import cluster_pb2, common_pb2, job_pb2, policy_pb2
+from .v1beta1 import cluster_pb2, common_pb2, job_pb2, policy_pb2, quota_pb2
 
 _Item = TypeVar("_Item")
 
@@ -298,6 +298,40 @@ class Client:
     def policy(self, *, read: Read | None = None, timeout: Seconds | None = None) -> policy_pb2.GetPolicyResponse:
         """The policy in force, as its message."""
         return self._run(self._core.policy(read, timeout))
+
+    def quota_grants(
+        self, tenant: str = "", *, include_over: bool = False, read: Read | None = None, timeout: Seconds | None = None
+    ) -> list[quota_pb2.QuotaGrant]:
+        """Requests for quota and grants in force; with ``include_over`` also those that are over."""
+        return self._run(self._core.quota_grants(tenant, include_over, read, timeout))
+
+    def request_quota(
+        self,
+        grant: quota_pb2.QuotaGrant,
+        *,
+        validate_only: bool = False,
+        request_id: str | None = None,
+        timeout: Seconds | None = None,
+    ) -> quota_pb2.QuotaGrant:
+        """Asks for more quota for a tenant; with ``validate_only`` shows what it would displace."""
+        return self._run(self._core.ask_quota("RequestQuota", grant, validate_only, request_id, timeout))
+
+    def grant_quota(
+        self,
+        grant: quota_pb2.QuotaGrant,
+        *,
+        validate_only: bool = False,
+        request_id: str | None = None,
+        timeout: Seconds | None = None,
+    ) -> quota_pb2.QuotaGrant:
+        """Grants quota to a tenant; with ``validate_only`` shows what it would displace."""
+        return self._run(self._core.ask_quota("GrantQuota", grant, validate_only, request_id, timeout))
+
+    def answer_quota(
+        self, number: int, *, approve: bool, reason: str, request_id: str | None = None, timeout: Seconds | None = None
+    ) -> quota_pb2.QuotaGrant:
+        """Approves or denies a request for quota; a grant in force that is denied ends at once."""
+        return self._run(self._core.answer_quota(number, approve, reason, request_id, timeout))
 
     def status(self, *, timeout: Seconds | None = None) -> cluster_pb2.GetStatusResponse:
         """How some replica stands."""

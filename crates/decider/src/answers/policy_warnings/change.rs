@@ -13,17 +13,19 @@ use crate::rules::windows::{is_open, may_stay};
 /// Adds what is to be said of the change.
 pub(super) fn look_at(look: &mut Look<'_>) {
     guarantees(look);
+    grants(look);
     windows(look);
     rights(look);
 }
 
 /// Tenants that would be guaranteed less than before and than they use.
 fn guarantees(look: &mut Look<'_>) {
-    let before = look.state.policy().policy.clone();
+    let before = look.state.effective_policy().clone();
+    let after = look.state.effective_under(look.policy);
     for (tenant, settings) in &before.tenants {
         for quota in &settings.quotas {
             let Quota { kind, region, nominal_milli: had, .. } = quota;
-            let new = look.policy.tenants.get(tenant);
+            let new = after.tenants.get(tenant);
             let stated = |q: &&Quota| q.kind == *kind && q.region == *region;
             let stated = new.and_then(|new| new.quotas.iter().find(stated));
             // One that states none has what those below it have.
@@ -46,6 +48,23 @@ fn guarantees(look: &mut Look<'_>) {
             );
             look.warn(PolicyWarningCode::GuaranteeBelowUse, look.field_of(tenant), text);
         }
+    }
+}
+
+/// Grants of quota that would end, because their tenant goes or is moved or because nothing is left for them.
+fn grants(look: &mut Look<'_>) {
+    let state = look.state;
+    for id in state.grants_ended_by(look.policy) {
+        let Some(row) = state.quota_grant(id) else { continue };
+        let (kind, region) = (&row.grant.kind, &row.grant.region);
+        let tenant = &row.grant.tenant;
+        let text = format!(
+            "grant {id} of {} devices of type {kind} in {} to tenant {tenant} until {} would end at once",
+            Devices(row.grant.amount_milli),
+            place(region.as_ref()),
+            row.grant.until
+        );
+        look.warn(PolicyWarningCode::GrantEnded, look.field_of(tenant), text);
     }
 }
 

@@ -43,6 +43,8 @@ pub enum PolicyWarningCode {
     WaitingWithoutRight,
     /// It guarantees a tenant less than before and than it uses.
     GuaranteeBelowUse,
+    /// It ends a grant of quota before its time.
+    GrantEnded,
     /// A window is open already where jobs run that it stops.
     WindowStopsJobs,
     /// Jobs run that say they must not be stopped, and their tenant loses the right to that.
@@ -86,6 +88,7 @@ impl PolicyWarningCode {
             PolicyWarningCode::GangAboveQuota => "GANG_ABOVE_QUOTA",
             PolicyWarningCode::WaitingWithoutRight => "WAITING_WITHOUT_RIGHT",
             PolicyWarningCode::GuaranteeBelowUse => "GUARANTEE_BELOW_USE",
+            PolicyWarningCode::GrantEnded => "GRANT_ENDED",
             PolicyWarningCode::WindowStopsJobs => "WINDOW_STOPS_JOBS",
             PolicyWarningCode::RunningWithoutRight => "RUNNING_WITHOUT_RIGHT",
             PolicyWarningCode::NominalAboveFleet => "NOMINAL_ABOVE_FLEET",

@@ -3,8 +3,8 @@
 use muster_decider::Command;
 use muster_types::PriorityTier;
 use muster_types::policy::{
-    Dataset, Guarantee, NonPreemptible, NotificationBody, NotificationEvent, Order, PolicyDraft, Price,
-    Quota, Receiver, TenantPolicy, Window, WindowPurpose, WindowScope,
+    AcceleratorBudget, Dataset, Guarantee, NonPreemptible, NotificationBody, NotificationEvent, Order,
+    PolicyDraft, Price, Quota, Receiver, TenantPolicy, Window, WindowPurpose, WindowScope,
 };
 
 use super::{World, duration_ms};
@@ -13,7 +13,7 @@ use crate::support::{self, name};
 impl World {
     /// `policy` and any of: `preemption=off`, `order=submission|predicted`, `fair-share=off`,
     /// `reservations=N`, `reserve-after=D`, `minimum-run=D`, `defragment-after=D`, `victims-max=N`, `price=KIND,N[,REGION]`,
-    /// `tenant=NAME,parent=P,weight=N,KIND=NOMINAL/BORROWING/LENDING,tier-max=T,non-preemptible=R,deadlines=on|off,pending-jobs=N`
+    /// `tenant=NAME,parent=P,weight=N,KIND=NOMINAL/BORROWING/LENDING,tier-max=T,non-preemptible=R,deadlines=on|off,pending-jobs=N,budget=HOURS:WINDOW`
     /// (a tenant of the first level that states no right has all of them), `backoff=D`, `stopping-deadline=D`,
     /// `starting-deadline=D`, `end-overrunners=on|off`, `isolation=devices,pid,tmp,user`, `receiver=NAME,[TENANT],EVENT…`,
     /// `maintenance=NODE,+FROM,+UNTIL`, `reserved=NODE,TENANT,+FROM,+UNTIL`. Settings that are left out take their defaults.
@@ -95,6 +95,8 @@ impl World {
                             "pending-jobs" => tenant.limits.pending_jobs = value.parse().ok(),
                             "running-jobs" => tenant.limits.running_jobs = value.parse().ok(),
                             "user-running-jobs" => tenant.limits.user.running_jobs = value.parse().ok(),
+                            "budget" => tenant.limits.accelerator_hours = Some(budget(value)),
+                            "user-budget" => tenant.limits.user.accelerator_hours = Some(budget(value)),
                             "deadlines" => tenant.rights.deadlines = Some(value == "on"),
                             kind => tenant.quotas.push(quota(kind, value)),
                         }
@@ -115,6 +117,12 @@ impl World {
             Err(violations) => violations.iter().map(|violation| format!("refused: {violation}\n")).collect(),
         }
     }
+}
+
+/// `HOURS:WINDOW`.
+fn budget(text: &str) -> AcceleratorBudget {
+    let (hours, window) = text.split_once(':').expect("HOURS:WINDOW");
+    AcceleratorBudget { hours: hours.parse().unwrap(), window_ms: duration_ms(window) }
 }
 
 /// `NOMINAL/BORROWING/LENDING` in devices; `-` or nothing for no limit.

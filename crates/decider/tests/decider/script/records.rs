@@ -102,6 +102,15 @@ impl World {
             Decision::ExecOpened { by, job, rank, command, .. } => {
                 format!(" {} rank={rank} by {by}: {command}", self.label(*job))
             }
+            Decision::QuotaRequested { by, grant, .. } | Decision::QuotaGranted { by, grant, .. } => {
+                let region = grant.region.as_ref().map(|region| format!("@{region}")).unwrap_or_default();
+                let (tenant, kind, milli) = (&grant.tenant, &grant.kind, grant.amount_milli);
+                format!(" {tenant} {kind}{region} +{milli} by {by}")
+            }
+            Decision::QuotaAnswered { by, id, approved, .. } => {
+                format!(" {id} {} by {by}", if *approved { "approved" } else { "denied" })
+            }
+            Decision::QuotaGrantsEnded { ids } => ids.iter().map(|id| format!(" {id}")).collect(),
             Decision::SessionResumed { node, incarnation } => {
                 format!(" {} incarnation={incarnation}", self.node_label(*node))
             }

@@ -40,12 +40,16 @@ fn tenants() -> impl Strategy<Value = BTreeMap<Name, TenantPolicy>> {
                     pending_jobs: (weight_milli % 17 == 0).then_some(0),
                     unfinished_jobs: (weight_milli % 5 == 0).then_some(weight_milli),
                     running_jobs: (weight_milli % 6 == 0).then_some(weight_milli),
+                    accelerator_hours: (weight_milli % 10 == 0)
+                        .then_some(AcceleratorBudget { hours: weight_milli, window_ms: 86_400_000 }),
                 },
                 job: JobLimits {
                     devices_max: (weight_milli % 4 == 0).then_some(weight_milli),
                     run_time_max_ms: (weight_milli % 6 == 0).then_some(u64::from(weight_milli)),
                     run_time_default_ms: (weight_milli % 9 == 0).then_some(1),
                 },
+                accelerator_hours: (weight_milli % 12 == 0)
+                    .then_some(AcceleratorBudget { hours: 1, window_ms: 60_000 }),
             };
             let of_tier = JobLimits { devices_max: Some(weight_milli), ..JobLimits::default() };
             let tier_limits = match weight_milli % 8 {

@@ -1,0 +1,227 @@
+//! Budgets of accelerator time: what a tenant and each of its users are charged for in a window of log time.
+//!
+//! Only those are counted for whom the policy states a budget. A count begins with zero when the budget is stated for the
+//! first time, and when the length of its windows changes.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::String;
+use alloc::vec::Vec;
+use muster_types::policy::AcceleratorBudget;
+use muster_types::token::user_of;
+use muster_types::{JobId, LogTime, Name, limits};
+
+use crate::index::Indexes;
+use crate::rows::{BudgetRow, Charge, QuotaKey, QuotaRow};
+use crate::state::State;
+
+/// A budget that is used up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpentBudget {
+    /// Whose.
+    pub tenant: Name,
+    /// Which of its users has it, where it is one of a user; empty for those that nobody knows.
+    pub user: Option<String>,
+    /// What may be used in a window.
+    pub budget: AcceleratorBudget,
+    /// What was, in thousandths of an accelerator times milliseconds. Less than the budget only where as many users of the
+    /// tenant were counted in this window as can be.
+    pub used_milli_ms: u128,
+    /// When the next window begins.
+    pub renews_at: LogTime,
+}
+
+impl SpentBudget {
+    /// Its name in a policy.
+    #[must_use]
+    pub fn limit(&self) -> &'static str {
+        if self.user.is_some() { "limits.user.acceleratorHours" } else { "limits.acceleratorHours" }
+    }
+}
+
+impl Charge {
+    fn accelerators_milli(&self) -> u64 {
+        self.devices_milli.iter().fold(0, |sum, (_, milli)| sum.saturating_add(*milli))
+    }
+}
+
+impl State {
+    /// What a tenant, or one of its users, has used at a moment in the window of that moment, in thousandths of an
+    /// accelerator times milliseconds; zero where no budget is stated.
+    #[must_use]
+    pub fn budget_used(&self, tenant: &Name, user: Option<&str>, now: LogTime) -> u128 {
+        let key = QuotaKey::Budget(tenant.clone(), user.map(|user| String::from(user_of(user))));
+        self.budget_row(&key).map_or(0, |row| row.used_at(now))
+    }
+
+    /// The budget of a tenant, where it is used up at a moment.
+    #[must_use]
+    pub fn spent_budget(&self, tenant: &Name, now: LogTime) -> Option<SpentBudget> {
+        let budget = self.policy.policy.budget(tenant)?;
+        let used_milli_ms = self.budget_used(tenant, None, now);
+        (used_milli_ms >= budget.milli_ms()).then(|| SpentBudget {
+            tenant: tenant.clone(),
+            user: None,
+            budget,
+            used_milli_ms,
+            renews_at: budget.renews_at(now),
+        })
+    }
+
+    /// The budget of a job's user, where it is used up at a moment.
+    #[must_use]
+    pub fn spent_user_budget(&self, job: JobId, now: LogTime) -> Option<SpentBudget> {
+        let tenant = &self.spec(job)?.tenant;
+        let budget = self.policy.policy.user_budget(tenant)?;
+        let user = user_of(self.creator(job));
+        let key = QuotaKey::Budget(tenant.clone(), Some(String::from(user)));
+        let row = self.budget_row(&key);
+        let used_milli_ms = row.map_or(0, |row| row.used_at(now));
+        let is_full =
+            || self.indexes.budget_users.get(tenant).is_some_and(|count| *count >= limits::BUDGET_USERS_MAX);
+        let is_spent = used_milli_ms >= budget.milli_ms() || (row.is_none() && is_full());
+        is_spent.then(|| SpentBudget {
+            tenant: tenant.clone(),
+            user: Some(String::from(user)),
+            budget,
+            used_milli_ms,
+            renews_at: budget.renews_at(now),
+        })
+    }
+
+    /// Whether a job waits, whatever is free, because a budget of its tenant or its user is used up.
+    #[must_use]
+    pub fn is_over_budget(&self, job: JobId, now: LogTime) -> bool {
+        let tenant = self.spec(job).map(|spec| &spec.tenant);
+        tenant.is_some_and(|tenant| self.spent_budget(tenant, now).is_some())
+            || self.spent_user_budget(job, now).is_some()
+    }
+
+    fn budget_row(&self, key: &QuotaKey) -> Option<&BudgetRow> {
+        match self.quotas.get(key)? {
+            QuotaRow::Budget(row) => Some(row),
+            QuotaRow::Grant(_) => None,
+        }
+    }
+
+    /// The budgets that a job of a tenant counts in.
+    fn budgets_of(
+        &self,
+        job: JobId,
+        tenant: &Name,
+    ) -> impl Iterator<Item = (QuotaKey, AcceleratorBudget)> + use<> {
+        let policy = &self.policy.policy;
+        let of_tenant = policy.budget(tenant).map(|budget| (QuotaKey::Budget(tenant.clone(), None), budget));
+        let of_user = policy.user_budget(tenant).map(|budget| {
+            let user = String::from(user_of(self.creator(job)));
+            (QuotaKey::Budget(tenant.clone(), Some(user)), budget)
+        });
+        of_tenant.into_iter().chain(of_user)
+    }
+
+    /// A job is charged for something else from now on.
+    pub(crate) fn count_budget(
+        &mut self,
+        job: JobId,
+        tenant: &Name,
+        before: Option<&Charge>,
+        after: Option<&Charge>,
+    ) {
+        let [less, more] = [before, after].map(|charge| charge.map_or(0, Charge::accelerators_milli));
+        if less == more {
+            return;
+        }
+        let now = self.meta.log_time;
+        for (key, budget) in self.budgets_of(job, tenant) {
+            let known = self.budget_row(&key).filter(|row| row.window_ms == budget.window_ms).cloned();
+            let mut row = known.unwrap_or_else(|| BudgetRow::new(budget.window_ms, now));
+            row.advance(now);
+            // One that began to be counted while the job was charged already has less.
+            row.running_milli = row.running_milli.saturating_sub(less).saturating_add(more);
+            self.set_budget(key, row);
+        }
+    }
+
+    fn set_budget(&mut self, key: QuotaKey, row: BudgetRow) {
+        if row.is_blank(row.as_of) {
+            if self.quotas.remove(&key) {
+                self.indexes.remove_budget_user(&key);
+            }
+            return;
+        }
+        if !self.quotas.contains(&key) {
+            self.indexes.add_budget_user(&key);
+        }
+        self.quotas.insert(key, QuotaRow::Budget(row));
+    }
+
+    /// Counts what is charged for the budgets that a new policy states. What was used in the window stays counted where
+    /// windows are as long as before.
+    pub(crate) fn recount_budgets(&mut self) {
+        let now = self.meta.log_time;
+        let mut rows: BTreeMap<QuotaKey, BudgetRow> = BTreeMap::new();
+        let old: Vec<(QuotaKey, BudgetRow)> =
+            self.budget_rows().map(|(key, row)| (key.clone(), row.clone())).collect();
+        for (key, mut row) in old {
+            let QuotaKey::Budget(tenant, user) = &key else { continue };
+            let policy = &self.policy.policy;
+            let budget = if user.is_some() { policy.user_budget(tenant) } else { policy.budget(tenant) };
+            let is_kept = budget.is_some_and(|budget| budget.window_ms == row.window_ms);
+            self.quotas.remove(&key);
+            self.indexes.remove_budget_user(&key);
+            if is_kept {
+                row.advance(now);
+                row.running_milli = 0;
+                rows.insert(key, row);
+            }
+        }
+        let holders: BTreeSet<JobId> = self.active().chain(self.promised()).collect();
+        for job in holders {
+            let (Some(row), Some(spec)) = (self.jobs.get(&job), self.specs.get(&job)) else { continue };
+            let Some((_, charge)) = row.charge() else { continue };
+            let milli = charge.accelerators_milli();
+            for (key, budget) in self.budgets_of(job, &spec.tenant) {
+                let row = rows.entry(key).or_insert_with(|| BudgetRow::new(budget.window_ms, now));
+                row.running_milli = row.running_milli.saturating_add(milli);
+            }
+        }
+        for (key, row) in rows {
+            self.set_budget(key, row);
+        }
+    }
+
+    /// Forgets what was used in windows that are over, of those that are charged for nothing.
+    pub(crate) fn sweep_budgets(&mut self) {
+        let now = self.meta.log_time;
+        let blank = self.budget_rows().filter(|(_, row)| row.is_blank(now)).map(|(key, _)| key.clone());
+        let blank: Vec<QuotaKey> = blank.take(limits::PRUNE_ROWS_MAX as usize).collect();
+        for key in blank {
+            self.quotas.remove(&key);
+            self.indexes.remove_budget_user(&key);
+        }
+    }
+
+    pub(crate) fn budget_rows(&self) -> impl Iterator<Item = (&QuotaKey, &BudgetRow)> {
+        self.quotas.iter().filter_map(|(key, row)| match row {
+            QuotaRow::Budget(row) => Some((key, row)),
+            QuotaRow::Grant(_) => None,
+        })
+    }
+}
+
+impl Indexes {
+    pub(crate) fn add_budget_user(&mut self, key: &QuotaKey) {
+        if let QuotaKey::Budget(tenant, Some(_)) = key {
+            let count = self.budget_users.get(tenant).copied().unwrap_or(0);
+            self.budget_users.insert(tenant.clone(), count + 1);
+        }
+    }
+
+    pub(crate) fn remove_budget_user(&mut self, key: &QuotaKey) {
+        if let QuotaKey::Budget(tenant, Some(_)) = key {
+            match self.budget_users.get(tenant).copied().unwrap_or(0) {
+                0 | 1 => _ = self.budget_users.remove(tenant),
+                count => self.budget_users.insert(tenant.clone(), count - 1),
+            }
+        }
+    }
+}
