@@ -682,6 +682,11 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::JobModified { .. }
         | Decision::TurnsChanged { .. }
         | Decision::ClusterRecovered { .. }
+        | Decision::BookingCreated { .. }
+        | Decision::BookingDeleted { .. }
+        | Decision::BookingOpened { .. }
+        | Decision::BookingEnded { .. }
+        | Decision::BookingMoved { .. }
         | Decision::JobFinished { .. } => true,
         Decision::ClusterCreated { .. }
         | Decision::LeaderStarted

@@ -14,7 +14,7 @@ use muster_types::{
     Approval, ArrayId, ArraySpec, CertificateSerial, ClusterId, Control, DeviceSet, ExitStatus, FailureClass,
     FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex,
     LogTime, Name, NodeAdmission, NodeId, NodeOverrides, NodeSpec, Parameters, QueueKey, ReplicaId,
-    RequestId, Requester, Revocation, TokenGrant, TokenId,
+    RequestId, Requester, Revocation, TokenGrant, TokenId, BookingEnd, BookingSpec,
 };
 use serde::{Deserialize, Serialize};
 
@@ -716,10 +716,51 @@ pub enum Decision {
         /// What the command begins with, as text for people.
         command: String,
     },
+    /// Input: somebody set nodes aside for a tenant. The leader has chosen them.
+    BookingCreated {
+        /// By which request.
+        request: RequestKey,
+        /// Who asked.
+        by: Requester,
+        /// What it is called.
+        name: Name,
+        /// What was booked.
+        spec: Box<BookingSpec>,
+        /// Names of the nodes, in ascending order.
+        nodes: Vec<Name>,
+    },
+    /// Input: somebody gave a booking up. Its nodes are open to everybody from this record on.
+    BookingDeleted {
+        /// By which request.
+        request: RequestKey,
+        /// Who asked.
+        by: Requester,
+        /// Which.
+        name: Name,
+    },
+    /// Decision: a window of a booking has begun.
+    BookingOpened {
+        /// Which.
+        name: Name,
+    },
+    /// Decision: a window of a booking is over, and behind its last one the booking; or its owner is gone.
+    BookingEnded {
+        /// Which.
+        name: Name,
+        /// Why.
+        cause: BookingEnd,
+    },
+    /// Decision: a booking has other nodes, because some of them are lost or out of service.
+    BookingMoved {
+        /// Which.
+        name: Name,
+        /// All of its nodes from now on, in ascending order.
+        nodes: Vec<Name>,
+    },
 }
 
 /// Names of the decisions that somebody asks for: those with a [`Decision::requester`].
-pub const REQUESTED_DECISIONS: [&str; 23] = [
+pub const REQUESTED_DECISIONS: [&str; 25] = [
     "jobs_submitted",
     "job_cancel_requested",
     "node_cordon_set",
@@ -743,6 +784,8 @@ pub const REQUESTED_DECISIONS: [&str; 23] = [
     "token_created",
     "token_revoked",
     "exec_opened",
+    "booking_created",
+    "booking_deleted",
 ];
 
 impl Decision {
@@ -782,7 +825,9 @@ impl Decision {
             | Decision::NodeOverridesSet { by, .. }
             | Decision::TokenCreated { by, .. }
             | Decision::TokenRevoked { by, .. }
-            | Decision::ExecOpened { by, .. } => Some(by),
+            | Decision::ExecOpened { by, .. }
+            | Decision::BookingCreated { by, .. }
+            | Decision::BookingDeleted { by, .. } => Some(by),
             _ => None,
         }
     }
@@ -843,6 +888,11 @@ impl Decision {
             Decision::TokenCreated { .. } => "token_created",
             Decision::TokenRevoked { .. } => "token_revoked",
             Decision::ExecOpened { .. } => "exec_opened",
+            Decision::BookingCreated { .. } => "booking_created",
+            Decision::BookingDeleted { .. } => "booking_deleted",
+            Decision::BookingOpened { .. } => "booking_opened",
+            Decision::BookingEnded { .. } => "booking_ended",
+            Decision::BookingMoved { .. } => "booking_moved",
         }
     }
 }

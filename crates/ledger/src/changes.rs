@@ -162,6 +162,11 @@ impl ChangeSet {
             | Decision::TokenCreated { .. }
             | Decision::TokenRevoked { .. }
             | Decision::ExecOpened { .. }
+            | Decision::BookingCreated { .. }
+            | Decision::BookingDeleted { .. }
+            | Decision::BookingOpened { .. }
+            | Decision::BookingEnded { .. }
+            | Decision::BookingMoved { .. }
             | Decision::ClusterCreated { .. }
             | Decision::ClusterRecovered { .. }
             | Decision::LeaderStarted
@@ -234,6 +239,11 @@ impl ChangeSet {
             | Decision::TokenCreated { .. }
             | Decision::TokenRevoked { .. }
             | Decision::ExecOpened { .. }
+            | Decision::BookingCreated { .. }
+            | Decision::BookingDeleted { .. }
+            | Decision::BookingOpened { .. }
+            | Decision::BookingEnded { .. }
+            | Decision::BookingMoved { .. }
             | Decision::SessionResumed { .. }
             | Decision::NotificationsDelivered { .. }
             | Decision::JobMetadataSet { .. } => {}

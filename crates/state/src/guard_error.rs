@@ -59,6 +59,12 @@ pub enum GuardError {
     NothingToDo,
     /// Another token has this id, or this name among those of the same tenant.
     TokenExists,
+    /// There is a booking of this name.
+    BookingExists,
+    /// Another booking has one of the nodes at the same time.
+    BookingOverlaps,
+    /// A booking keeps the job from a node, or the one that it names is not open.
+    Booked,
 }
 
 pub(crate) fn require(condition: bool, error: GuardError) -> Result<(), GuardError> {

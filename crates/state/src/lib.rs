@@ -48,6 +48,7 @@ mod token;
 pub mod tree;
 mod verify;
 
+pub mod booking;
 pub mod fit;
 pub mod quota;
 pub mod usage;

@@ -41,6 +41,7 @@ impl State {
         self.verify_bursts()?;
         self.verify_arrays()?;
         self.verify_notifications()?;
+        self.check_booking_rows().map_err(BrokenInvariant)?;
         self.demand.verify().map_err(BrokenInvariant)
     }
 

@@ -190,5 +190,6 @@ pub fn job_draft(groups: Vec<TaskGroup>) -> JobDraft {
         expected_run_ms: None,
         datasets: Vec::new(),
         nodes: None,
+        booking: None,
     }
 }

@@ -378,5 +378,7 @@ fn is_input(decision: &Decision) -> bool {
             | Decision::NodeOverridesSet { .. }
             | Decision::HealthPolicySet { .. }
             | Decision::StragglerNoted { .. }
+            | Decision::BookingCreated { .. }
+            | Decision::BookingDeleted { .. }
     )
 }
