@@ -11,10 +11,10 @@ use alloc::vec::Vec;
 use muster_types::health::{Condition, Drain, HealthPolicy, NodeHealth, RepairStep};
 use muster_types::policy::{NotificationProgress, Policy};
 use muster_types::{
-    Approval, ArrayId, ArraySpec, CertificateSerial, ClusterId, Control, DeviceSet, ExitStatus, FailureClass,
-    FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex,
-    LogTime, Name, NodeAdmission, NodeId, NodeOverrides, NodeSpec, Parameters, QueueKey, ReplicaId,
-    RequestId, Requester, Revocation, TokenGrant, TokenId, BookingEnd, BookingSpec,
+    Approval, ArrayId, ArraySpec, BookingEnd, BookingSpec, CertificateSerial, ClusterId, Control, DeviceSet,
+    ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobId,
+    JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeAdmission, NodeId, NodeOverrides, NodeSpec,
+    Parameters, QueueKey, ReplicaId, RequestId, Requester, Revocation, TokenGrant, TokenId,
 };
 use serde::{Deserialize, Serialize};
 

@@ -191,9 +191,10 @@ impl State {
                 self.check_booking_created((*request, by), name, spec, nodes)
             }
             Decision::BookingDeleted { request, by, name } => self.check_booking_deleted(*request, by, name),
-            Decision::BookingOpened { name } => {
-                require(self.bookings.get(name).is_some_and(|booking| !booking.is_open), GuardError::NothingToDo)
-            }
+            Decision::BookingOpened { name } => require(
+                self.bookings.get(name).is_some_and(|booking| !booking.is_open),
+                GuardError::NothingToDo,
+            ),
             Decision::BookingEnded { name, cause } => self.check_booking_ended(name, *cause),
             Decision::BookingMoved { name, nodes } => self.check_booking_moved(name, nodes),
             Decision::SessionResumed { node, incarnation } => {

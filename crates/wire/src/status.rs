@@ -71,6 +71,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::JobPhase
         | RefusalCode::JobHeld
         | RefusalCode::ExecUnavailable
+        | RefusalCode::BookingDoesNotFit
         | RefusalCode::NodeHeldByAnother
         | RefusalCode::NodeChanged
         | RefusalCode::NodeNotAdmitted
@@ -95,6 +96,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::OutputNotFound
         | RefusalCode::NodeNotFound
         | RefusalCode::TokenNotFound
+        | RefusalCode::BookingNotFound
         | RefusalCode::ReplicaUnknown => Code::NotFound,
         RefusalCode::FleetFull
         | RefusalCode::Overloaded
@@ -104,7 +106,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::MessageTooLarge => Code::ResourceExhausted,
         RefusalCode::PermissionDenied | RefusalCode::RightMissing => Code::PermissionDenied,
         RefusalCode::Unauthenticated => Code::Unauthenticated,
-        RefusalCode::TokenExists => Code::AlreadyExists,
+        RefusalCode::TokenExists | RefusalCode::BookingExists => Code::AlreadyExists,
         // The holder must begin again (register, fetch the current token), not repeat.
         RefusalCode::Fenced => Code::Aborted,
         // Repeating the same bytes, request id included, is right at once: what UNAVAILABLE says.
@@ -191,6 +193,9 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::Unauthenticated
         | RefusalCode::TokenNotFound
         | RefusalCode::TokenExists
+        | RefusalCode::BookingNotFound
+        | RefusalCode::BookingExists
+        | RefusalCode::BookingDoesNotFit
         | RefusalCode::MessageTooLarge => None,
     }
 }
