@@ -43,6 +43,8 @@ const USERS: Kinds = WRITERS.and(VIEWER).and(DRILL);
 const OPERATORS: Kinds = OPERATOR.and(ADMIN);
 /// Who makes and revokes tokens; a tenant's administrator those of that tenant.
 const GRANTERS: Kinds = TENANT_ADMIN.and(ADMIN);
+/// Who books nodes; a tenant's administrator for that tenant.
+const BOOKERS: Kinds = TENANT_ADMIN.and(OPERATORS);
 /// Everyone who is of this cluster.
 const MEMBERS: Kinds = USERS.and(AGENT).and(REPLICA);
 
@@ -128,6 +130,12 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.agent.v1beta1.NodeService/RelayExec", Class::Upload, AGENT),
     rule("/muster.agent.v1beta1.NodeService/Session", Class::Session, AGENT),
     rule("/muster.agent.v1beta1.NodeService/UploadLogs", Class::Upload, AGENT),
+
+    rule("/muster.v1beta1.BookingService/CreateBooking", Class::Call, BOOKERS),
+    rule("/muster.v1beta1.BookingService/DeleteBooking", Class::Call, BOOKERS),
+    rule("/muster.v1beta1.BookingService/GetBooking", Class::Call, USERS),
+    rule("/muster.v1beta1.BookingService/ListBookings", Class::Call, USERS),
+    rule("/muster.v1beta1.BookingService/PlanBooking", Class::Call, BOOKERS),
 
     rule("/muster.v1beta1.ClusterService/GetServerInfo", Class::Call, MEMBERS),
     rule("/muster.v1beta1.ClusterService/GetStatus", Class::Call, USERS.and(REPLICA)),
@@ -302,7 +310,8 @@ mod tests {
         let submitter = named(Role::TenantClient { tenant: short("vision"), user: short("ada") });
         assert_eq!(token(TokenRole::Submitter), submitter);
         let more = |role| token(role).difference(&submitter).copied().collect::<Vec<_>>();
-        assert_eq!(more(TokenRole::TenantAdmin), ["CreateToken", "ListTokens", "RevokeToken"]);
+        let of_admins = ["CreateBooking", "CreateToken", "DeleteBooking", "ListTokens", "PlanBooking", "RevokeToken"];
+        assert_eq!(more(TokenRole::TenantAdmin), of_admins);
         let operator = token(TokenRole::Operator);
         assert!(submitter.is_subset(&operator) && operator.contains("DrainNode"));
         for only_admins in
@@ -379,7 +388,9 @@ mod tests {
                 "ChangeVoters",
                 "CordonNode",
                 "CreateBackup",
+                "CreateBooking",
                 "CreateToken",
+                "DeleteBooking",
                 "DrainNode",
                 "EndDrill",
                 "FinishNodeRepair",
@@ -390,6 +401,7 @@ mod tests {
                 "ListPendingNodes",
                 "ListRevokedCertificates",
                 "ListTokens",
+                "PlanBooking",
                 "ProbeNodes",
                 "PromoteReplica",
                 "QuarantineNode",

@@ -146,32 +146,32 @@ impl BookingShape {
         match self {
             BookingShape::Nodes(nodes) => {
                 if nodes.is_empty() || nodes.len() as u64 > max {
-                    found.push(Violation::limit("nodes", nodes.len() as u64, 1, max));
+                    found.push(Violation::limit("shape.nodes", nodes.len() as u64, 1, max));
                 }
                 if !nodes.is_sorted_by(|a, b| a < b) {
-                    found.push(Violation::new("nodes", "must name each node once"));
+                    found.push(Violation::new("shape.nodes", "must name each node once"));
                 }
             }
             BookingShape::Chosen { amount, kind, labels, .. } => {
                 let (field, count, max) = match amount {
-                    BookingAmount::Hosts(count) => ("hosts", u64::from(*count), max),
+                    BookingAmount::Hosts(count) => ("shape.hosts", u64::from(*count), max),
                     BookingAmount::Devices(count) => {
-                        ("devices", u64::from(*count), max * u64::from(limits::HOST_DEVICES_MAX))
+                        ("shape.devices", u64::from(*count), max * u64::from(limits::HOST_DEVICES_MAX))
                     }
                 };
                 if count == 0 || count > max {
                     found.push(Violation::limit(field, count, 1, max));
                 }
                 if matches!(amount, BookingAmount::Devices(_)) && kind.is_none() {
-                    found.push(Violation::new("accelerator", "must be named where devices are counted"));
+                    found.push(Violation::new("shape.accelerator", "must be named where devices are counted"));
                 }
                 let max = limits::BOOKING_LABELS_MAX;
                 if labels.len() > max {
-                    found.push(Violation::limit("labels", labels.len() as u64, 0, max as u64));
+                    found.push(Violation::limit("shape.labels", labels.len() as u64, 0, max as u64));
                 }
                 if labels.values().any(|value| value.len() > limits::LABEL_BYTES_MAX) {
                     let text = format!("each value must be at most {} bytes", limits::LABEL_BYTES_MAX);
-                    found.push(Violation::new("labels", text));
+                    found.push(Violation::new("shape.labels", text));
                 }
             }
         }

@@ -8,7 +8,7 @@ use muster_types::policy::{
     Guarantee, NonPreemptible, NotificationBody, NotificationEvent, Order, PurchaseKind,
 };
 use muster_types::{
-    AdmissionMode, DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier, PullRule,
+    AdmissionMode, BookingClearing, DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier, PullRule,
     Violation,
 };
 
@@ -77,6 +77,11 @@ closed_sets! {
         PriorityTier::Standard = Standard "standard",
         PriorityTier::Production = Production "production",
         PriorityTier::Critical = Critical "critical",
+    }
+    BookingClearing as BookingClearing {
+        BookingClearing::Finish = Finish "finish",
+        BookingClearing::Stop = Stop "stop",
+        BookingClearing::Fill = Fill "fill",
     }
     Guarantee as Isolation {
         Guarantee::Devices = Devices "devices",

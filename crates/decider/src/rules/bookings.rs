@@ -242,7 +242,7 @@ fn check_fields(state: &State, now: LogTime, spec: &BookingSpec) -> Result<(), R
         let first_is_over = spec.times.next_at(now) != Some(0);
         if first_is_over {
             let text = format!("the first window would be over already; log time is {now}");
-            violations.push(Violation::new("start", text));
+            violations.push(Violation::new("start_time", text));
         }
         let last = now.plus_ms(limits::BOOKING_HORIZON_MS);
         if spec.times.end() > last {
@@ -255,7 +255,10 @@ fn check_fields(state: &State, now: LogTime, spec: &BookingSpec) -> Result<(), R
         let text = format!("the policy lists no tenant {}; add it with `muster policy set`", spec.tenant);
         violations.push(Violation::new("tenant", text));
     }
-    if violations.is_empty() { Ok(()) } else { Err(Refusal::fields(violations)) }
+    if violations.is_empty() {
+        return Ok(());
+    }
+    Err(Refusal::fields(violations.into_iter().map(|violation| violation.under("spec")).collect()))
 }
 
 /// Who is bound to a tenant books for it and those below it, and stops nobody else's work by that.
