@@ -72,7 +72,9 @@ fn create_command(caller: &Caller, message: &v1::CreateBookingRequest) -> Result
 fn delete_command(caller: &Caller, message: &v1::DeleteBookingRequest) -> Result<Command, Status> {
     let acts_for = caller.acts_for().map_err(|refusal| to_status(&refusal))?;
     match (request_id("request_id", &message.request_id), checked_name("name", &message.name)) {
-        (Ok(request), Ok(name)) => Ok(Command::DeleteBooking { request, by: requester(caller), acts_for, name }),
+        (Ok(request), Ok(name)) => {
+            Ok(Command::DeleteBooking { request, by: requester(caller), acts_for, name })
+        }
         (request, name) => Err(invalid(request.err().into_iter().chain(name.err()).collect())),
     }
 }
@@ -85,10 +87,8 @@ fn created(engine: &Engine, name: &str) -> Option<v1::Booking> {
 
 fn planned(engine: &Engine, view: &Reading, plan: &BookingPlan) -> v1::PlanBookingResponse {
     let overrunning = plan.overrunning.iter();
-    let overrunning = overrunning.map(|(job, end)| v1::OverrunningJob {
-        job_id: job.to_string(),
-        expected_end_time: log_time(*end),
-    });
+    let overrunning = overrunning
+        .map(|(job, end)| v1::OverrunningJob { job_id: job.to_string(), expected_end_time: log_time(*end) });
     v1::PlanBookingResponse {
         nodes: plan.nodes.iter().map(Name::to_string).collect(),
         overrunning: overrunning.collect(),

@@ -78,7 +78,8 @@ fn moved(state: &State, name: &Name) -> Option<Decision> {
     if usable == booking.nodes.len() && is_whole(state, booking) {
         return None;
     }
-    let choice = choose(state, name, &booking.spec, &booking.left(), (booking.nodes.as_slice(), booking.is_open));
+    let choice =
+        choose(state, name, &booking.spec, &booking.left(), (booking.nodes.as_slice(), booking.is_open));
     // What is out of service may come back: as long as nothing takes its place, it stays.
     let has_more = choice.is_whole || choice.nodes.len() > usable;
     let decision = Decision::BookingMoved { name: name.clone(), nodes: choice.nodes };

@@ -4,6 +4,7 @@
 //!
 //! Every command is one round, which also goes through its bytes to a second replica.
 
+mod bookings;
 mod commands;
 mod controls;
 mod policies;
@@ -301,6 +302,15 @@ impl World {
                 self.carry_out(&command)
             }
             "policy" => self.policy(rest),
+            "book" => {
+                let command = self.book(rest);
+                self.carry_out(&command)
+            }
+            "unbook" => {
+                let command = self.unbook(rest);
+                self.carry_out(&command)
+            }
+            "cost" => self.booking_cost(rest),
             "report" => {
                 let command = self.report(rest);
                 self.carry_out(&command)
@@ -320,6 +330,7 @@ impl World {
                 "jobs" => self.show_jobs(),
                 "array" => self.show_array(rest[1]),
                 "nodes" => self.show_nodes(),
+                "bookings" => self.show_bookings(),
                 "recoveries" => self.show_recoveries(),
                 "spares" => self.show_spares(),
                 "advice" => self.show_advice(rest[1]),

@@ -192,10 +192,8 @@ mod tests {
 
     #[test]
     fn what_is_booked_goes_there_and_back() {
-        let nodes = v1::BookingShape {
-            nodes: vec!["a".to_owned(), "b".to_owned()],
-            ..v1::BookingShape::default()
-        };
+        let nodes =
+            v1::BookingShape { nodes: vec!["a".to_owned(), "b".to_owned()], ..v1::BookingShape::default() };
         let hosts = v1::BookingShape { hosts: 2, ..v1::BookingShape::default() };
         for shape in [asked().shape, Some(nodes), Some(hosts)] {
             let message = v1::BookingSpec { shape, ..asked() };
@@ -214,7 +212,9 @@ mod tests {
             ("spec.jobs[0]", |spec| spec.jobs = vec!["No".to_owned()]),
             ("spec.shared", |spec| spec.shared = true),
             ("spec.shape", |spec| spec.shape = None),
-            ("spec.shape.accelerator", |spec| spec.shape.as_mut().expect("one").accelerator = "A B".to_owned()),
+            ("spec.shape.accelerator", |spec| {
+                spec.shape.as_mut().expect("one").accelerator = "A B".to_owned()
+            }),
             ("spec.shape.devices", |spec| spec.shape.as_mut().expect("one").devices = u32::MAX),
             ("spec.length", |spec| spec.length = None),
             ("spec.length", |spec| spec.length = Some(duration(1))),
