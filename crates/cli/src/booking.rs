@@ -74,10 +74,10 @@ pub struct CreateArgs {
     /// These nodes, whatever becomes of them; several with commas, or several times
     #[arg(long = "node", value_name = "NODE", value_delimiter = ',', conflicts_with_all = ["hosts", "devices", "kind", "region", "in_cluster", "labels"], required_unless_present_any = ["hosts", "devices"])]
     nodes: Vec<String>,
-    /// So many hosts that the leader chooses
+    /// This number of hosts, which the leader chooses
     #[arg(long, value_name = "COUNT", conflicts_with = "devices")]
     hosts: Option<u32>,
-    /// Hosts with exactly so many devices together
+    /// Hosts with exactly this number of devices together
     #[arg(long, value_name = "COUNT", requires = "kind")]
     devices: Option<u32>,
     /// The type of accelerator of the hosts

@@ -101,9 +101,9 @@ impl BookingTimes {
 /// How many hosts a booking keeps, all of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum BookingAmount {
-    /// So many hosts.
+    /// This number of hosts.
     Hosts(u32),
-    /// Hosts with so many devices together, and not one more.
+    /// Hosts with this number of devices together, and not one more.
     Devices(u32),
 }
 
@@ -415,7 +415,7 @@ mod tests {
         assert_eq!(nightly.meets(&once(0, 22 * HOUR_MS + 1)), Some(LogTime(22 * HOUR_MS)));
         let late = once(9 * DAY_MS + 23 * HOUR_MS, HOUR_MS);
         assert_eq!(nightly.meets(&late), Some(late.start));
-        assert_eq!(late.meets(&nightly), Some(late.start), "whoever is asked");
+        assert_eq!(late.meets(&nightly), Some(late.start), "both ways");
         assert_eq!(nightly.meets(&once(10 * DAY_MS, DAY_MS)), None, "there is no eleventh");
         let weekly = BookingTimes { every_days: 7, windows: 2, ..once(6 * HOUR_MS, HOUR_MS) };
         assert_eq!(nightly.meets(&weekly), None);
