@@ -42,6 +42,11 @@ fn shown(view: &Reading, visibility: Visibility, name: &Name, booking: &Booking)
     message
 }
 
+/// All bookings, by name, as they are shown.
+pub(crate) fn list(view: &Reading, visibility: Visibility) -> Vec<v1::Booking> {
+    view.bookings().map(|(name, booking)| shown(view, visibility, name, booking)).collect()
+}
+
 /// The name and what is to be booked, or every field that is wrong.
 fn asked(name: &str, spec: Option<v1::BookingSpec>) -> Result<(Name, BookingSpec), Vec<Violation>> {
     match (checked_name("name", name), booking_spec_from_proto(spec)) {
@@ -168,8 +173,7 @@ impl BookingService for Bookings {
         let view = self.router.fresh(account, (message.read.as_ref(), UNSAID_OF_LISTS), deadline).await?;
         let bytes = view.bookings().map(|(_, booking)| 1_024 + booking.nodes.len() * 64).sum();
         let make = move || {
-            let rows = view.bookings().map(|(name, booking)| shown(&view, visibility, name, booking));
-            let bookings = rows.collect();
+            let bookings = list(&view, visibility);
             Ok(v1::ListBookingsResponse { bookings, freshness: Some(freshness(&engine, &view)) })
         };
         self.router.page(account, bytes, make).await
