@@ -310,7 +310,8 @@ mod tests {
         let submitter = named(Role::TenantClient { tenant: short("vision"), user: short("ada") });
         assert_eq!(token(TokenRole::Submitter), submitter);
         let more = |role| token(role).difference(&submitter).copied().collect::<Vec<_>>();
-        let of_admins = ["CreateBooking", "CreateToken", "DeleteBooking", "ListTokens", "PlanBooking", "RevokeToken"];
+        let of_admins =
+            ["CreateBooking", "CreateToken", "DeleteBooking", "ListTokens", "PlanBooking", "RevokeToken"];
         assert_eq!(more(TokenRole::TenantAdmin), of_admins);
         let operator = token(TokenRole::Operator);
         assert!(submitter.is_subset(&operator) && operator.contains("DrainNode"));

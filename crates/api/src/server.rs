@@ -145,7 +145,9 @@ pub async fn serve(
             TenantServiceServer::new(Queues::new(router.clone(), watches)).max_decoding_message_size(small),
         )
         .add_service(PolicyServiceServer::new(Policies::new(router.clone())).max_decoding_message_size(limit))
-        .add_service(BookingServiceServer::new(Bookings::new(router.clone())).max_decoding_message_size(small))
+        .add_service(
+            BookingServiceServer::new(Bookings::new(router.clone())).max_decoding_message_size(small),
+        )
         .add_service(HistoryServiceServer::new(Logs::new(router.clone())).max_decoding_message_size(small))
         .add_service(
             ArchiveServiceServer::new(Archives::new(router.clone())).max_decoding_message_size(small),

@@ -163,7 +163,8 @@ impl BookingShape {
                     found.push(Violation::limit(field, count, 1, max));
                 }
                 if matches!(amount, BookingAmount::Devices(_)) && kind.is_none() {
-                    found.push(Violation::new("shape.accelerator", "must be named where devices are counted"));
+                    found
+                        .push(Violation::new("shape.accelerator", "must be named where devices are counted"));
                 }
                 let max = limits::BOOKING_LABELS_MAX;
                 if labels.len() > max {

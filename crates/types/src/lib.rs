@@ -53,7 +53,8 @@ pub use admission::{
 pub use array::{ARRAY_RULE, ArraySpec, IndexRange};
 pub use blob::BlobDigest;
 pub use booking::{
-    Booking, BookingAmount, BookingClearing, BookingEnd, BookingShape, BookingSpec, BookingTimes, BookingWindow,
+    Booking, BookingAmount, BookingClearing, BookingEnd, BookingShape, BookingSpec, BookingTimes,
+    BookingWindow,
 };
 pub use container::{Container, Mount, PullRule};
 pub use contract::{

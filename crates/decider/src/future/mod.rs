@@ -250,7 +250,8 @@ impl Future {
             }
             // Nor do nodes that somebody has booked since for the time when it was to start.
             let closures = closures(state, spec, self.now);
-            let closed = closures.iter().filter(|closure| closure.lasts_at(reservation.start.at.max(self.now)));
+            let closed =
+                closures.iter().filter(|closure| closure.lasts_at(reservation.start.at.max(self.now)));
             let closed: Vec<&Closure<'_>> = closed.collect();
             let is_booked = |node: &NodeId| {
                 let row = state.node(*node);

@@ -94,7 +94,8 @@ fn wishes() -> impl Strategy<Value = JobDraft> {
     let rule = (rule, scope);
     let dependencies = btree_map(any::<u64>(), rule, 0..3);
     let times = (option::of(0..1u64 << 40), option::of(1u64 << 41..1 << 42), option::of(1..1u64 << 30));
-    let places = (btree_map(name(), values, 0..3), names(), names(), node_requirements());
+    let booking = option::of(name());
+    let places = (btree_map(name(), values, 0..3), names(), names(), node_requirements(), booking);
     (topology, places, any::<bool>(), dependencies, times).prop_map(
         |(topology, places, preemptible, dependencies, times)| JobDraft {
             topology,
@@ -110,6 +111,7 @@ fn wishes() -> impl Strategy<Value = JobDraft> {
             expected_run_ms: times.2,
             datasets: places.2.into_iter().collect(),
             nodes: places.3,
+            booking: places.4,
             ..JobDraft::new(Name::literal("any"), Name::literal("any"), vec![])
         },
     )
