@@ -10,7 +10,7 @@ use muster_types::{DeviceAmount, DeviceSet, JobSpec, Level, LogTime, Name, NodeI
 
 use crate::score::{self, KEYS_MAX};
 use crate::sites::Site;
-use crate::terms::{Closed, Spare, Terms};
+use crate::terms::{ClosedPlace, Spare, Terms};
 use crate::{Budget, Spent};
 
 /// The part of a cluster that workers have to be in.
@@ -56,7 +56,7 @@ pub(crate) struct Attempt<'a, 'b> {
     /// When it is expected to end.
     end: LogTime,
     /// Windows of the cluster that are closed to it before its end, and nodes that bookings close to it now.
-    closed: Vec<Closed<'a>>,
+    closed: Vec<ClosedPlace<'a>>,
     touched: BTreeMap<NodeId, PlannedNode>,
     /// Hosts that nobody used before the plan took from them, by type and rack; counted where racks have spare hosts.
     opened: BTreeMap<RackOfKind<'a>, u32>,
@@ -552,9 +552,10 @@ pub(crate) fn closed_to<'a>(
     end: LogTime,
     region: &Name,
     cluster: &Name,
-) -> Vec<Closed<'a>> {
-    let windows = closed_windows(terms, end, region, cluster).map(Closed::Window);
-    let booked = terms.closures.iter().filter(|closure| closure.lasts_at(terms.now)).map(Closed::Booking);
+) -> Vec<ClosedPlace<'a>> {
+    let windows = closed_windows(terms, end, region, cluster).map(ClosedPlace::Window);
+    let booked =
+        terms.closures.iter().filter(|closure| closure.lasts_at(terms.now)).map(ClosedPlace::Booking);
     windows.chain(booked).collect()
 }
 

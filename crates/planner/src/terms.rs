@@ -96,19 +96,19 @@ impl Closure<'_> {
 
 /// Why nodes are closed to a gang that begins now.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Closed<'a> {
+pub(crate) enum ClosedPlace<'a> {
     /// It would meet this window of the policy before its end.
     Window(&'a Window),
     /// It must not begin there now.
     Booking(&'a Closure<'a>),
 }
 
-impl Closed<'_> {
+impl ClosedPlace<'_> {
     /// Whether a node is closed by it.
     pub(crate) fn covers(&self, node: &NodeDraft) -> bool {
         match self {
-            Closed::Window(window) => window.scope.covers(node),
-            Closed::Booking(closure) => closure.covers(node),
+            ClosedPlace::Window(window) => window.scope.covers(node),
+            ClosedPlace::Booking(closure) => closure.covers(node),
         }
     }
 }

@@ -8,7 +8,7 @@ use muster_state::{Phase, State};
 use muster_types::{BookingSpec, BookingWindow, JobId, LogTime, Name, NodeId, Refusal};
 
 use crate::future::{Future, KeptReservations};
-use crate::rules::bookings::{Prepared, prepare};
+use crate::rules::bookings::{CheckedBooking, prepare};
 
 /// Jobs of each kind that are listed.
 const LISTED_MAX: usize = 1_000;
@@ -47,7 +47,7 @@ pub fn plan_booking(
     asked: &BookingSpec,
     kept: &KeptReservations,
 ) -> Result<BookingPlan, Refusal> {
-    let Prepared { spec, nodes } = prepare(state, now, acts_for, name, asked)?;
+    let CheckedBooking { spec, nodes } = prepare(state, now, acts_for, name, asked)?;
     let first = spec.times.window(0).unwrap_or(BookingWindow { from: now, until: now });
     let ids: BTreeSet<NodeId> = nodes.iter().filter_map(|node| state.node_named(node)).collect();
     let policy = &state.policy().policy;

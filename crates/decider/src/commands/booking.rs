@@ -6,7 +6,7 @@ use muster_journal::{Decision, RequestKey, hash};
 use muster_types::{BookingSpec, Name, Refusal, RefusalCode, RequestId, Requester, Violation, limits};
 
 use crate::commands::answer::{Answer, repeated};
-use crate::rules::bookings::{Prepared, prepare};
+use crate::rules::bookings::{CheckedBooking, prepare};
 use crate::settle::retention::pruning_for_request;
 use crate::speculation::Speculation;
 
@@ -32,7 +32,7 @@ pub(super) fn create(speculation: &mut Speculation, order: &BookingOrder) -> Res
         return Ok(answer);
     }
     check_requester(by)?;
-    let Prepared { spec, nodes } =
+    let CheckedBooking { spec, nodes } =
         prepare(speculation.state(), speculation.now(), acts_for.as_ref(), name, spec)?;
     let decision = Decision::BookingCreated {
         request: key,

@@ -162,7 +162,7 @@ pub(crate) fn choose(
 }
 
 /// What one cluster has for a booking.
-struct Picked {
+struct ClusterOffer {
     nodes: Vec<Name>,
     is_whole: bool,
     /// Of its nodes, those that the booking has already.
@@ -172,13 +172,13 @@ struct Picked {
     others: usize,
 }
 
-fn pick(mut candidates: Vec<Candidate<'_>>, amount: BookingAmount) -> Picked {
+fn pick(mut candidates: Vec<Candidate<'_>>, amount: BookingAmount) -> ClusterOffer {
     candidates.sort_unstable_by_key(|one| (one.is_new, one.others, one.name));
     let (wanted, is_counted_in_devices) = match amount {
         BookingAmount::Hosts(hosts) => (u64::from(hosts), false),
         BookingAmount::Devices(devices) => (u64::from(devices), true),
     };
-    let mut picked = Picked { nodes: Vec::new(), is_whole: false, kept: 0, amount: 0, others: 0 };
+    let mut picked = ClusterOffer { nodes: Vec::new(), is_whole: false, kept: 0, amount: 0, others: 0 };
     for candidate in candidates {
         let more = if is_counted_in_devices { candidate.devices } else { 1 };
         let fits = more > 0 && picked.amount + more <= wanted;
@@ -197,7 +197,7 @@ fn pick(mut candidates: Vec<Candidate<'_>>, amount: BookingAmount) -> Picked {
 
 /// What somebody asks to book, with its nodes.
 #[derive(Clone, Debug)]
-pub(crate) struct Prepared {
+pub(crate) struct CheckedBooking {
     pub(crate) spec: BookingSpec,
     pub(crate) nodes: Vec<Name>,
 }
@@ -213,7 +213,7 @@ pub(crate) fn prepare(
     acts_for: Option<&Name>,
     name: &Name,
     asked: &BookingSpec,
-) -> Result<Prepared, Refusal> {
+) -> Result<CheckedBooking, Refusal> {
     let mut spec = asked.clone();
     if spec.times.start == LogTime(0) {
         spec.times.start = now;
@@ -233,7 +233,7 @@ pub(crate) fn prepare(
         return Err(does_not_fit(state, name, &spec, &choice));
     }
     check_quota(state, acts_for, &choice.nodes)?;
-    Ok(Prepared { spec, nodes: choice.nodes })
+    Ok(CheckedBooking { spec, nodes: choice.nodes })
 }
 
 fn check_fields(state: &State, now: LogTime, spec: &BookingSpec) -> Result<(), Refusal> {

@@ -9,7 +9,7 @@ use muster_types::{JobSpec, Level, LogTime, NodeId, WorkerRequest};
 use super::{Amount, CapacityTimeline, Reserved, Start, signed};
 use crate::Budget;
 use crate::slices::{SliceVerdict, find_slices};
-use crate::terms::{Closed, Hold, Lane, Terms};
+use crate::terms::{ClosedPlace, Hold, Lane, Terms};
 
 /// Times at which slices, or workers of several groups, are tried one after the other. Behind them only every
 /// second time at which each alone fits is tried, then every fourth and so on, and the last: the
@@ -50,7 +50,7 @@ pub(super) struct Question<'a> {
     wanted: Vec<u32>,
     run_ms: u64,
     now: LogTime,
-    closed: Vec<Closed<'a>>,
+    closed: Vec<ClosedPlace<'a>>,
     allowed: Option<Vec<bool>>,
     /// Quota that is limited, with the thousandths of devices that the gang takes of it.
     lanes: Vec<(&'a Lane, u64)>,
@@ -132,7 +132,7 @@ impl<'a> Question<'a> {
         let windows = policy.windows.iter();
         let windows = windows.filter(|window| window.until > self.now && terms.holds.is_closed(window));
         let booked = terms.closures.iter().filter(|closure| closure.until > self.now);
-        self.closed = windows.map(Closed::Window).chain(booked.map(Closed::Booking)).collect();
+        self.closed = windows.map(ClosedPlace::Window).chain(booked.map(ClosedPlace::Booking)).collect();
         let spares = if terms.holds.opens_spares() { None } else { Some(&policy.spare_hosts_per_rack) };
         for ((kind, rack), hosts) in &self.outlook.rack_hosts {
             let spare = spares.and_then(|spares| spares.get(&self.outlook.kinds[usize::from(*kind)]));
@@ -205,9 +205,9 @@ impl<'a> Question<'a> {
         }
         for (number, closed) in self.closed.iter().enumerate() {
             let (closes, opens) = match closed {
-                Closed::Window(window) => (meets(window.from), window.until),
+                ClosedPlace::Window(window) => (meets(window.from), window.until),
                 // It says of the moment of the start whether that is too late.
-                Closed::Booking(closure) => (closure.from, closure.until),
+                ClosedPlace::Booking(closure) => (closure.from, closure.until),
             };
             events.push((closes, Event::Closes(number)));
             if opens < LogTime(u64::MAX) {

@@ -31,7 +31,7 @@ use host::{Held, Host};
 
 use crate::fill::{Scope, closed_to, racks_of};
 use crate::sites::{self, Site};
-use crate::terms::{Closed, Terms};
+use crate::terms::{ClosedPlace, Terms};
 use crate::{Budget, Spent};
 
 /// Hosts after which no more are looked at for a gang that would fit on what was found.
@@ -205,7 +205,7 @@ struct Search<'a, 'b> {
     /// By group: what a worker needs of its host. For a slice that is all devices.
     needs: Vec<WorkerRequest>,
     end: LogTime,
-    closed: Vec<Closed<'a>>,
+    closed: Vec<ClosedPlace<'a>>,
     /// Least harm first.
     ways: Vec<Relief>,
 }
