@@ -52,7 +52,13 @@ impl BookingTimes {
     /// The number of the first window that is not over at a time; none when all are.
     #[must_use]
     pub fn next_at(&self, now: LogTime) -> Option<u16> {
-        (0..self.windows).find(|number| self.window(*number).is_some_and(|window| now < window.until))
+        let first = self.window(0)?;
+        if now < first.until {
+            return Some(0);
+        }
+        // Windows are the same time apart, so that those before it need not be looked at.
+        let behind = now.since_ms(first.until).checked_div(u64::from(self.every_days) * DAY_MS)?;
+        u16::try_from(behind.saturating_add(1)).ok().filter(|number| *number < self.windows)
     }
 
     /// The first moment after the last window.
@@ -406,6 +412,12 @@ mod tests {
             "the first moment after a window is not in it"
         );
         assert_eq!(times.next_at(times.end()), None);
+        for now in [0, 1_000, DAY_MS, DAY_MS + HOUR_MS, DAY_MS + HOUR_MS + 1_000, 2 * DAY_MS, u64::MAX] {
+            let one_by_one =
+                (0..3).find(|number| times.window(*number).is_some_and(|window| LogTime(now) < window.until));
+            assert_eq!(times.next_at(LogTime(now)), one_by_one, "{now}");
+        }
+        assert_eq!(once(5, 10).next_at(LogTime(15)), None);
         assert_eq!(times.to_string(), "1970-01-01T00:00:01Z for 1h, 3 times every 1 days");
     }
 
