@@ -13,7 +13,7 @@ async fn listed(cluster: &Cluster) -> Value {
 async fn a_booking_is_made_opens_and_outlives_its_leader() {
     let mut cluster = Cluster::start_with(3, 0, "").await;
     let path = cluster.scratch.path().join("policy.yaml");
-    let policy = "apiVersion: muster.dev/v1\nkind: Policy\nspec:\n  tenants:\n    - {name: vision}\n";
+    let policy = "apiVersion: muster.dev/v1\nkind: Policy\nspec:\n  tenants:\n    vision: {}\n";
     std::fs::write(&path, policy).expect("a file can be written");
     cluster.operated(&["policy", "set", path.to_str().expect("the path is text")]).await;
     let demo = ["booking", "create", "demo", "--tenant", "vision", "--node", "no-agent", "--for", "1h"];

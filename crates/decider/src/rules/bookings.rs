@@ -11,7 +11,7 @@ use muster_state::{Phase, State};
 use muster_types::token::user_of;
 use muster_types::{
     Booking, BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, JobId, JobSpec,
-    LogTime, Name, NodeDraft, Refusal, RefusalCode, Violation, limits,
+    LogTime, Name, Refusal, RefusalCode, Violation, limits,
 };
 
 /// Behind every time.
@@ -51,11 +51,6 @@ pub(crate) fn closures<'a>(state: &'a State, spec: &'a JobSpec, now: LogTime) ->
         found.push(own(window.until, NEVER, false));
     }
     found
-}
-
-/// Whether bookings close a node to a job now.
-pub(crate) fn is_closed(state: &State, spec: &JobSpec, node: &NodeDraft, now: LogTime) -> bool {
-    closures(state, spec, now).iter().any(|closure| closure.lasts_at(now) && closure.covers(node))
 }
 
 /// Why a job waits that names a booking which is not open to it.
