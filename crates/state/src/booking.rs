@@ -67,6 +67,12 @@ impl State {
         self.bookings().filter(|(_, booking)| booking.spec.tenant == *tenant).count()
     }
 
+    /// How many nodes all bookings may have together.
+    #[must_use]
+    pub fn booked_nodes_max(&self) -> usize {
+        self.bookings().map(|(_, booking)| booking.spec.shape.nodes_max()).sum()
+    }
+
     /// The first other booking that has one of these nodes during one of these windows.
     #[must_use]
     pub fn overlapping_booking(&self, own: &Name, times: &BookingTimes, nodes: &[Name]) -> Option<&Name> {
@@ -153,6 +159,8 @@ impl State {
         require(!self.bookings.contains(name), GuardError::BookingExists)?;
         require(self.bookings.len() < limits::BOOKINGS_MAX, GuardError::Limit)?;
         require(self.booking_count_of(&spec.tenant) < limits::TENANT_BOOKINGS_MAX, GuardError::Limit)?;
+        let booked = self.booked_nodes_max() + spec.shape.nodes_max();
+        require(booked <= limits::BOOKED_NODES_MAX, GuardError::Limit)?;
         require(!nodes.is_empty(), GuardError::DoesNotFit)?;
         self.check_booked_nodes(spec, nodes)?;
         self.check_suited(spec, nodes.iter())?;
@@ -245,7 +253,7 @@ impl State {
         for (name, booking) in self.bookings() {
             let is_sound = booking.spec.violations().is_empty()
                 && booking.window < booking.spec.times.windows
-                && booking.nodes.len() <= booking.spec.shape.nodes_max().min(limits::BOOKING_NODES_MAX)
+                && booking.nodes.len() <= booking.spec.shape.nodes_max()
                 && booking.nodes.is_sorted_by(|a, b| a < b);
             if !is_sound {
                 return Err(format!("booking {name} has a row that it may not have"));

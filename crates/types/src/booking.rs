@@ -134,16 +134,17 @@ pub enum BookingShape {
 }
 
 impl BookingShape {
-    /// The largest number of nodes that it can come to.
+    /// The largest number of nodes that it can come to; at most [`limits::BOOKING_NODES_MAX`].
     #[must_use]
     pub fn nodes_max(&self) -> usize {
-        match self {
+        let most = match self {
             BookingShape::Nodes(nodes) => nodes.len(),
             BookingShape::Chosen {
                 amount: BookingAmount::Hosts(count) | BookingAmount::Devices(count),
                 ..
             } => *count as usize,
-        }
+        };
+        most.min(limits::BOOKING_NODES_MAX)
     }
 
     fn violations(&self) -> Vec<Violation> {

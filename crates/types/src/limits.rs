@@ -100,6 +100,9 @@ pub const BOOKINGS_MAX: usize = 256;
 pub const TENANT_BOOKINGS_MAX: usize = 32;
 /// Nodes of one booking.
 pub const BOOKING_NODES_MAX: usize = 1_024;
+/// Nodes of all bookings that are not over together, each counted with the most that it may have: keeps a list of them far below
+/// a message.
+pub const BOOKED_NODES_MAX: usize = 16_384;
 /// Names of jobs of one booking.
 pub const BOOKING_JOBS_MAX: usize = 64;
 /// Labels that the nodes of a booking are chosen by.

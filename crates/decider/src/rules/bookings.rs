@@ -279,10 +279,12 @@ fn check_count(state: &State, spec: &BookingSpec) -> Result<(), Refusal> {
         (of_tenant, "tenant_bookings_max", limits::TENANT_BOOKINGS_MAX)
     } else if state.booking_count() >= limits::BOOKINGS_MAX {
         (state.booking_count(), "bookings_max", limits::BOOKINGS_MAX)
+    } else if state.booked_nodes_max() + spec.shape.nodes_max() > limits::BOOKED_NODES_MAX {
+        (state.booked_nodes_max(), "booked_nodes_max", limits::BOOKED_NODES_MAX)
     } else {
         return Ok(());
     };
-    let text = format!("there are as many bookings as there may be: {max} ({limit}); delete one");
+    let text = format!("bookings would be beyond {limit}, which is {max}; {held} are in use: delete one");
     let refusal = Refusal::new(RefusalCode::StateFull, text).with("limit", limit).with("held", held);
     Err(refusal.with("held_max", max).with("tenant", &spec.tenant))
 }
