@@ -259,7 +259,7 @@ fn check_fields(state: &State, now: LogTime, spec: &BookingSpec) -> Result<(), R
 /// Who is bound to a tenant books for it and those below it, and stops nobody else's work by that.
 fn check_reach(state: &State, acts_for: Option<&Name>, spec: &BookingSpec) -> Result<(), Refusal> {
     let Some(own) = acts_for else { return Ok(()) };
-    let denied = |text| Err(Refusal::new(RefusalCode::PermissionDenied, text).with("tenant", own));
+    let denied = |text: String| Err(Refusal::new(RefusalCode::PermissionDenied, text).with("tenant", own));
     if !state.policy().policy.ancestry(&spec.tenant).any(|above| above == own) {
         return denied(format!(
             "who acts for tenant {own} books for it and those below it, and for no others"
