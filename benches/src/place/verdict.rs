@@ -101,6 +101,7 @@ fn explained(fleet: &Fleet, how_full: &str) -> Vec<Figure> {
         run_ms: 3_600_000,
         room_milli: &|_| u64::MAX,
         holds: &holds,
+        closures: &[],
         policy: &state.policy().policy,
         elastic: false,
         lanes: &[],

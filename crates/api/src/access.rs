@@ -45,6 +45,8 @@ const OPERATORS: Kinds = OPERATOR.and(ADMIN);
 const GRANTERS: Kinds = TENANT_ADMIN.and(ADMIN);
 /// Who grants quota; a tenant's administrator to the tenants below that tenant.
 const QUOTA_GIVERS: Kinds = TENANT_ADMIN.and(OPERATOR).and(ADMIN);
+/// Who books nodes; a tenant's administrator for that tenant.
+const BOOKERS: Kinds = TENANT_ADMIN.and(OPERATORS);
 /// Everyone who is of this cluster.
 const MEMBERS: Kinds = USERS.and(AGENT).and(REPLICA);
 
@@ -130,6 +132,12 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.agent.v1beta1.NodeService/RelayExec", Class::Upload, AGENT),
     rule("/muster.agent.v1beta1.NodeService/Session", Class::Session, AGENT),
     rule("/muster.agent.v1beta1.NodeService/UploadLogs", Class::Upload, AGENT),
+
+    rule("/muster.v1beta1.BookingService/CreateBooking", Class::Call, BOOKERS),
+    rule("/muster.v1beta1.BookingService/DeleteBooking", Class::Call, BOOKERS),
+    rule("/muster.v1beta1.BookingService/GetBooking", Class::Call, USERS),
+    rule("/muster.v1beta1.BookingService/ListBookings", Class::Call, USERS),
+    rule("/muster.v1beta1.BookingService/PlanBooking", Class::Call, BOOKERS),
 
     rule("/muster.v1beta1.ClusterService/GetServerInfo", Class::Call, MEMBERS),
     rule("/muster.v1beta1.ClusterService/GetStatus", Class::Call, USERS.and(REPLICA)),
@@ -309,7 +317,16 @@ mod tests {
         let submitter = named(Role::TenantClient { tenant: short("vision"), user: short("ada") });
         assert_eq!(token(TokenRole::Submitter), submitter);
         let more = |role| token(role).difference(&submitter).copied().collect::<Vec<_>>();
-        let of_admin = ["AnswerQuota", "CreateToken", "GrantQuota", "ListTokens", "RevokeToken"];
+        let of_admin = [
+            "AnswerQuota",
+            "CreateBooking",
+            "CreateToken",
+            "DeleteBooking",
+            "GrantQuota",
+            "ListTokens",
+            "PlanBooking",
+            "RevokeToken",
+        ];
         assert_eq!(more(TokenRole::TenantAdmin), of_admin);
         let operator = token(TokenRole::Operator);
         assert!(submitter.is_subset(&operator) && operator.contains("DrainNode"));
@@ -389,7 +406,9 @@ mod tests {
                 "ChangeVoters",
                 "CordonNode",
                 "CreateBackup",
+                "CreateBooking",
                 "CreateToken",
+                "DeleteBooking",
                 "DrainNode",
                 "EndDrill",
                 "FinishNodeRepair",
@@ -401,6 +420,7 @@ mod tests {
                 "ListPendingNodes",
                 "ListRevokedCertificates",
                 "ListTokens",
+                "PlanBooking",
                 "ProbeNodes",
                 "PromoteReplica",
                 "QuarantineNode",

@@ -25,6 +25,9 @@ mod arrays_tests;
 mod assembly;
 #[cfg(test)]
 mod audit_tests;
+mod booking_service;
+#[cfg(test)]
+mod booking_tests;
 mod cluster_service;
 mod config;
 mod controls;

@@ -8,6 +8,7 @@ use muster_wire::admin::cluster_admin_service_server::ClusterAdminServiceServer;
 use muster_wire::admin::drill_service_server::DrillServiceServer;
 use muster_wire::admin::probe_service_server::ProbeServiceServer;
 use muster_wire::agent::node_service_server::NodeServiceServer;
+use muster_wire::v1::booking_service_server::BookingServiceServer;
 use muster_wire::v1::cluster_service_server::ClusterServiceServer;
 use muster_wire::v1::fleet_service_server::FleetServiceServer;
 use muster_wire::v1::history_service_server::HistoryServiceServer;
@@ -21,6 +22,7 @@ use tokio::net::TcpListener;
 use tonic::transport::Server;
 
 use crate::admin_service::Admin;
+use crate::booking_service::Bookings;
 use crate::cluster_service::Clusters;
 use crate::drill_service::DrillCalls;
 use crate::drills::Drills;
@@ -71,6 +73,7 @@ const PUBLIC_SERVICES: [&str; 13] = [
     "muster.v1beta1.PolicyService",
     "muster.v1beta1.TenantService",
     "muster.v1beta1.QuotaService",
+    "muster.v1beta1.BookingService",
     "muster.v1beta1.ClusterService",
     "muster.v1beta1.HistoryService",
     "muster.admin.v1beta1.ArchiveService",
@@ -146,6 +149,9 @@ pub async fn serve(
         )
         .add_service(PolicyServiceServer::new(Policies::new(router.clone())).max_decoding_message_size(limit))
         .add_service(QuotaServiceServer::new(Quotas::new(router.clone())).max_decoding_message_size(small))
+        .add_service(
+            BookingServiceServer::new(Bookings::new(router.clone())).max_decoding_message_size(small),
+        )
         .add_service(HistoryServiceServer::new(Logs::new(router.clone())).max_decoding_message_size(small))
         .add_service(
             ArchiveServiceServer::new(Archives::new(router.clone())).max_decoding_message_size(small),

@@ -30,6 +30,8 @@ const TOKEN: [&str; 3] = ["token", "grant", "by"];
 
 /// Of a record about quota: who asked or answered, and why.
 const QUOTA: [&str; 2] = ["by", "reason"];
+/// Of a record about a booking: who made it, for whom in its tenant, and why.
+const BOOKING: [&str; 4] = ["by", "jobs", "user", "reason"];
 
 /// Whose jobs a caller is shown whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -151,9 +153,15 @@ impl Visibility {
             | Decision::NodeApprovalSet { by, .. }
             | Decision::CertificateRevoked { by, .. }
             | Decision::NodeOverridesSet { by, .. }
+            | Decision::BookingDeleted { by, .. }
                 if !by.is_unknown() =>
             {
                 blank(content, &OPERATOR);
+                true
+            }
+            // What a booking keeps is for everybody to see; who made it, for whom and why, for its owner.
+            Decision::BookingCreated { spec, .. } if !self.sees(view, &spec.tenant) => {
+                blank(content, &BOOKING);
                 true
             }
             Decision::ExecOpened { job, .. } if !self.sees_job(view, *job) => {

@@ -9,6 +9,7 @@
 
 mod audit;
 mod backup;
+mod booking;
 mod ca;
 mod cluster;
 pub mod complete;
@@ -170,6 +171,9 @@ pub enum ClientCommand {
     /// The cluster's own certificates: make an authority, issue, rotate, look; needs no cluster
     #[command(subcommand)]
     Ca(ca::CaCommand),
+    /// Nodes that are set aside for a tenant over windows of time: book them, look, give them back
+    #[command(subcommand, visible_alias = "bookings")]
+    Booking(booking::BookingCommand),
     /// Bearer tokens of people and programs: make, list and revoke them
     #[command(subcommand, visible_alias = "tokens")]
     Token(token::TokenCommand),
@@ -273,6 +277,7 @@ async fn dispatch(
         ClientCommand::Incident(command) => incident::run(program, global, console, command).await,
         ClientCommand::Drill(command) => muster_live_drill::run(global, console, command).await,
         ClientCommand::Ca(command) => ca::run(global, console, command).await,
+        ClientCommand::Booking(command) => booking::run(global, console, command).await,
         ClientCommand::Token(command) => token::run(global, console, command).await,
         ClientCommand::Backup(command) => backup::run(program, global, console, command).await,
         ClientCommand::Sim(command) => sim::run(console, command),

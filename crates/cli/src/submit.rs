@@ -112,6 +112,9 @@ pub struct NodeArgs {
     /// Nodes that are avoided, in addition to the file's; repeat it or separate several by commas
     #[arg(long, value_name = "NODE", value_delimiter = ',')]
     pub exclude: Vec<String>,
+    /// The booking on whose nodes alone the jobs run, instead of the file's: `muster booking list`
+    #[arg(long, value_name = "NAME")]
+    pub booking: Option<String>,
 }
 
 impl NodeArgs {
@@ -121,6 +124,7 @@ impl NodeArgs {
             node_tests: self.node_tests.clone(),
             only: self.only.clone(),
             exclude: self.exclude.clone(),
+            booking: self.booking.clone(),
             ..overrides
         }
     }

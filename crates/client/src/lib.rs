@@ -12,6 +12,7 @@
 
 mod admin;
 mod admission;
+mod bookings;
 mod calls;
 mod channel;
 mod connection;

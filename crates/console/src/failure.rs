@@ -262,6 +262,13 @@ fn next_step(code: RefusalCode) -> &'static str {
             "check --token-file, MUSTER_TOKEN_FILE or MUSTER_TOKEN; a token may have expired or been revoked, so have another made"
         }
         RefusalCode::TokenNotFound => "`muster token list` lists the tokens that you may revoke",
+        RefusalCode::BookingNotFound => "`muster booking list` lists the bookings that there are",
+        RefusalCode::BookingExists => {
+            "choose another name, or delete the booking that has it: `muster booking delete NAME`"
+        }
+        RefusalCode::BookingDoesNotFit => {
+            "book fewer nodes, other times or another region; `muster booking list` shows who has which"
+        }
         RefusalCode::TokenExists => {
             "choose another name, or revoke the token that has it: `muster token revoke NAME`"
         }

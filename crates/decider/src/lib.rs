@@ -36,6 +36,7 @@ mod settle;
 mod speculation;
 mod ticks;
 
+pub use answers::bookings::{BookingPlan, plan_booking};
 pub use answers::borrowers::{Borrower, Hindrance};
 pub use answers::explain::{
     Blocker, JobExplanation, Position, QuotaReport, StartEstimate, explain_briefly, explain_job, explain_spec,
@@ -47,6 +48,7 @@ pub use answers::policy_warnings::{
 pub use answers::queue_front::{FrontRequest, QueueFront, queue_front, queue_front_counted};
 pub use answers::quota_impact::{DisplacedBorrower, QuotaImpact, quota_impact};
 pub use commands::answer::Answer;
+pub use commands::booking::BookingOrder;
 pub use commands::command::{Command, DrainOrder, QuotaAnswerOrder, QuotaOrder, RepairOrder, TokenOrder};
 pub use commands::controls::{
     ControlOrder, JobSelection, check_acts_for, check_array_control, check_control,

@@ -14,6 +14,7 @@ use muster_types::{
 };
 
 use crate::future::KeptReservations;
+use crate::memory::booking_looks::BookingLooks;
 use crate::memory::pass::UnfinishedPass;
 use crate::memory::requests::Requests;
 use crate::memory::rotation::PassMemory;
@@ -120,6 +121,8 @@ pub struct Speculation {
     valuation: RefCell<Valuation>,
     /// How far the hosts of open windows have been looked at.
     sweep: Sweep,
+    /// When bookings were last looked at.
+    booking_looks: BookingLooks,
     /// How far jobs whose time has come have been looked at.
     starts: Starts,
     unheard: Unheard,
@@ -173,6 +176,7 @@ impl Speculation {
             refresh: Refresh::of(&state, now.max(state.log_time())),
             valuation: RefCell::default(),
             sweep: Sweep::default(),
+            booking_looks: BookingLooks::default(),
             starts: Starts::default(),
             unheard: Unheard::default(),
             steady: None,
@@ -501,6 +505,15 @@ impl Speculation {
         self.sweep = sweep;
     }
 
+    /// When bookings were last looked at.
+    pub(crate) fn booking_looks(&self) -> BookingLooks {
+        self.booking_looks
+    }
+
+    pub(crate) fn set_booking_looks(&mut self, looks: BookingLooks) {
+        self.booking_looks = looks;
+    }
+
     /// How far jobs whose time has come have been looked at.
     pub(crate) fn starts(&self) -> Starts {
         self.starts
@@ -685,6 +698,11 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::JobModified { .. }
         | Decision::TurnsChanged { .. }
         | Decision::ClusterRecovered { .. }
+        | Decision::BookingCreated { .. }
+        | Decision::BookingDeleted { .. }
+        | Decision::BookingOpened { .. }
+        | Decision::BookingEnded { .. }
+        | Decision::BookingMoved { .. }
         | Decision::JobFinished { .. } => true,
         Decision::ClusterCreated { .. }
         | Decision::LeaderStarted

@@ -49,6 +49,7 @@ pub(crate) fn job(text: &str, workers: u32) -> JobSpec {
         expected_run_ms: None,
         datasets: Vec::new(),
         nodes: None,
+        booking: None,
     };
     draft.check().expect("it is a job")
 }

@@ -11,10 +11,10 @@ use alloc::vec::Vec;
 use muster_types::health::{Condition, Drain, HealthPolicy, NodeHealth, RepairStep};
 use muster_types::policy::{NotificationProgress, Policy, QuotaGrant};
 use muster_types::{
-    Approval, ArrayId, ArraySpec, CertificateSerial, ClusterId, Control, DeviceSet, ExitStatus, FailureClass,
-    FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex,
-    LogTime, Name, NodeAdmission, NodeId, NodeOverrides, NodeSpec, Parameters, QueueKey, ReplicaId,
-    RequestId, Requester, Revocation, TokenGrant, TokenId,
+    Approval, ArrayId, ArraySpec, BookingEnd, BookingSpec, CertificateSerial, ClusterId, Control, DeviceSet,
+    ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobId,
+    JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeAdmission, NodeId, NodeOverrides, NodeSpec,
+    Parameters, QueueKey, ReplicaId, RequestId, Requester, Revocation, TokenGrant, TokenId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -756,10 +756,51 @@ pub enum Decision {
         /// Their records, in ascending order.
         ids: Vec<LogIndex>,
     },
+    /// Input: somebody set nodes aside for a tenant. The leader has chosen them.
+    BookingCreated {
+        /// By which request.
+        request: RequestKey,
+        /// Who asked.
+        by: Requester,
+        /// What it is called.
+        name: Name,
+        /// What was booked.
+        spec: Box<BookingSpec>,
+        /// Names of the nodes, in ascending order.
+        nodes: Vec<Name>,
+    },
+    /// Input: somebody gave a booking up. Its nodes are open to everybody from this record on.
+    BookingDeleted {
+        /// By which request.
+        request: RequestKey,
+        /// Who asked.
+        by: Requester,
+        /// Which.
+        name: Name,
+    },
+    /// Decision: a window of a booking has begun.
+    BookingOpened {
+        /// Which.
+        name: Name,
+    },
+    /// Decision: a window of a booking is over, and behind its last one the booking; or its owner is gone.
+    BookingEnded {
+        /// Which.
+        name: Name,
+        /// Why.
+        cause: BookingEnd,
+    },
+    /// Decision: a booking has other nodes, because some of them are lost or out of service.
+    BookingMoved {
+        /// Which.
+        name: Name,
+        /// All of its nodes from now on, in ascending order.
+        nodes: Vec<Name>,
+    },
 }
 
 /// Names of the decisions that somebody asks for: those with a [`Decision::requester`].
-pub const REQUESTED_DECISIONS: [&str; 26] = [
+pub const REQUESTED_DECISIONS: [&str; 28] = [
     "jobs_submitted",
     "job_cancel_requested",
     "node_cordon_set",
@@ -786,6 +827,8 @@ pub const REQUESTED_DECISIONS: [&str; 26] = [
     "quota_requested",
     "quota_answered",
     "quota_granted",
+    "booking_created",
+    "booking_deleted",
 ];
 
 impl Decision {
@@ -828,7 +871,9 @@ impl Decision {
             | Decision::ExecOpened { by, .. }
             | Decision::QuotaRequested { by, .. }
             | Decision::QuotaAnswered { by, .. }
-            | Decision::QuotaGranted { by, .. } => Some(by),
+            | Decision::QuotaGranted { by, .. }
+            | Decision::BookingCreated { by, .. }
+            | Decision::BookingDeleted { by, .. } => Some(by),
             _ => None,
         }
     }
@@ -893,6 +938,11 @@ impl Decision {
             Decision::QuotaAnswered { .. } => "quota_answered",
             Decision::QuotaGranted { .. } => "quota_granted",
             Decision::QuotaGrantsEnded { .. } => "quota_grants_ended",
+            Decision::BookingCreated { .. } => "booking_created",
+            Decision::BookingDeleted { .. } => "booking_deleted",
+            Decision::BookingOpened { .. } => "booking_opened",
+            Decision::BookingEnded { .. } => "booking_ended",
+            Decision::BookingMoved { .. } => "booking_moved",
         }
     }
 }

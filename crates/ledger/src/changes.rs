@@ -166,6 +166,11 @@ impl ChangeSet {
             | Decision::QuotaAnswered { .. }
             | Decision::QuotaGranted { .. }
             | Decision::QuotaGrantsEnded { .. }
+            | Decision::BookingCreated { .. }
+            | Decision::BookingDeleted { .. }
+            | Decision::BookingOpened { .. }
+            | Decision::BookingEnded { .. }
+            | Decision::BookingMoved { .. }
             | Decision::ClusterCreated { .. }
             | Decision::ClusterRecovered { .. }
             | Decision::LeaderStarted
@@ -242,6 +247,11 @@ impl ChangeSet {
             | Decision::QuotaAnswered { .. }
             | Decision::QuotaGranted { .. }
             | Decision::QuotaGrantsEnded { .. }
+            | Decision::BookingCreated { .. }
+            | Decision::BookingDeleted { .. }
+            | Decision::BookingOpened { .. }
+            | Decision::BookingEnded { .. }
+            | Decision::BookingMoved { .. }
             | Decision::SessionResumed { .. }
             | Decision::NotificationsDelivered { .. }
             | Decision::JobMetadataSet { .. } => {}

@@ -155,6 +155,8 @@ pub struct Overrides {
     pub only: Vec<String>,
     /// Nodes that are excluded, in addition to the file's.
     pub exclude: Vec<String>,
+    /// The booking on whose nodes it runs; none for the file's.
+    pub booking: Option<String>,
 }
 
 /// Tests of labels of nodes, as one option says them.
@@ -261,6 +263,9 @@ impl Manifest {
         self.message.annotations.extend(annotations.iter().cloned());
         if !regions.is_empty() {
             self.message.spec_mut().regions.clone_from(regions);
+        }
+        if let Some(booking) = &overrides.booking {
+            self.message.spec_mut().booking.clone_from(booking);
         }
         self.apply_nodes(overrides);
     }

@@ -148,6 +148,7 @@ impl Reader<'_> {
             workdir: spec
                 .workdir
                 .map(|files| v1::Workdir { digest: self.text("spec.workdir.digest", files.digest) }),
+            booking: self.text("spec.booking", spec.booking),
         };
         let message = v1::Job { spec: Some(asked), ..message };
         (message, shorthand, parallel)

@@ -61,6 +61,7 @@ pub struct Spec {
     pub spare_workers: Option<Text>,
     pub preflight: Option<Text>,
     pub workdir: Option<Workdir>,
+    pub booking: Option<Text>,
     pub parallel: Option<Spanned<Parallel>>,
     // The only group, written without a list around it. Not `flatten`: that loses places and names.
     pub workers: Option<Text>,

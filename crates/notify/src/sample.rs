@@ -46,5 +46,6 @@ pub(crate) fn job(text: &str) -> JobDraft {
         expected_run_ms: None,
         datasets: Vec::new(),
         nodes: None,
+        booking: None,
     }
 }

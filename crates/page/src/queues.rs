@@ -34,6 +34,8 @@ pub struct Queues {
     pub tiers: Vec<TierQueue>,
     /// Pending jobs that are members of arrays and not created yet.
     pub uncreated: u64,
+    /// Bookings that are not over, by name.
+    pub bookings: Vec<v1::Booking>,
     /// Where the list of tenants goes on.
     pub pager: Pager,
 }
@@ -67,6 +69,7 @@ pub fn queues(frame: &Frame, shown: &Queues) -> String {
     let body = html! {
         (text::section("next", "Who is next", next))
         (text::section("quotas", "Quotas", quotas))
+        @if !shown.bookings.is_empty() { (text::section("bookings", "Bookings", bookings(&shown.bookings))) }
     };
     document(Some(frame), Some(Section::Queues), "Queues", body)
 }
@@ -150,6 +153,34 @@ fn row(depth: usize, tenant: &v1::TenantUsage) -> Markup {
     }
 }
 
+/// Which nodes are kept for whom, and when.
+fn bookings(bookings: &[v1::Booking]) -> Markup {
+    let columns = [
+        Text("Booking"),
+        Text("Tenant"),
+        Text("Window"),
+        Number("Windows left"),
+        Number("Nodes"),
+        Text("Reason"),
+    ];
+    let rows = html! {
+        @for booking in bookings {
+            tr {
+                th scope="row" { (booking.name) }
+                td { (booking.spec.as_ref().map_or("", |spec| spec.tenant.as_str())) }
+                td {
+                    (if booking.open { "open, " } else { "" })
+                    (text::moment_utc(booking.window_start_time)) " to " (text::moment_utc(booking.window_end_time))
+                }
+                td.number { (booking.windows_left) }
+                td.number { (booking.nodes.len()) }
+                td { (text::of_people(booking.spec.as_ref().map_or("", |spec| spec.reason.as_str()))) }
+            }
+        }
+    };
+    text::table("Bookings", html! { "Nodes that are kept for one tenant" }, &columns, rows)
+}
+
 /// Billionths as percent, with three decimals.
 fn share(billionths: u64) -> String {
     format!("{} %", muster_manifest::quantity::show_scaled(billionths / 10_000, 3))
@@ -199,6 +230,25 @@ mod tests {
         let rows: Vec<(usize, &str)> =
             ordered(&tenants).into_iter().map(|(depth, tenant)| (depth, tenant.tenant.as_str())).collect();
         assert_eq!(rows, [(0, "b"), (0, "c"), (0, "z"), (1, "a"), (2, "d")]);
+    }
+
+    #[test]
+    fn bookings_are_listed_and_texts_of_people_are_texts() {
+        let spec = v1::BookingSpec {
+            tenant: "vision".to_owned(),
+            reason: "<b>demo</b>".to_owned(),
+            ..Default::default()
+        };
+        let booking = v1::Booking {
+            name: "demo".to_owned(),
+            spec: Some(spec),
+            nodes: vec!["h1".to_owned(), "h2".to_owned()],
+            open: true,
+            ..Default::default()
+        };
+        let shown = bookings(&[booking]).into_string();
+        assert!(shown.contains("demo") && shown.contains("vision") && shown.contains("open, "), "{shown}");
+        assert!(!shown.contains("<b>"), "{shown}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use muster_types::{DeviceAmount, DeviceSet, JobSpec, Level, LogTime, Name, NodeI
 
 use crate::score::{self, KEYS_MAX};
 use crate::sites::Site;
-use crate::terms::{Spare, Terms};
+use crate::terms::{ClosedPlace, Spare, Terms};
 use crate::{Budget, Spent};
 
 /// The part of a cluster that workers have to be in.
@@ -55,8 +55,8 @@ pub(crate) struct Attempt<'a, 'b> {
     pub(crate) budget: &'b mut Budget,
     /// When it is expected to end.
     end: LogTime,
-    /// Windows of the cluster that are closed to it before its end.
-    windows: Vec<&'a Window>,
+    /// Windows of the cluster that are closed to it before its end, and nodes that bookings close to it now.
+    closed: Vec<ClosedPlace<'a>>,
     touched: BTreeMap<NodeId, PlannedNode>,
     /// Hosts that nobody used before the plan took from them, by type and rack; counted where racks have spare hosts.
     opened: BTreeMap<RackOfKind<'a>, u32>,
@@ -82,7 +82,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
             wanted: spec.groups.iter().map(|group| group.workers).collect(),
             budget,
             end,
-            windows: closed_windows(terms, end, site.region, site.cluster),
+            closed: closed_to(terms, end, site.region, site.cluster),
             touched: BTreeMap::new(),
             opened: BTreeMap::new(),
             picks: Vec::new(),
@@ -323,8 +323,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
 
     /// Whether anything of the gang may be on a node.
     pub(crate) fn is_open(&self, row: &NodeRow) -> bool {
-        fit::allows(&row.spec, self.spec, self.terms.policy)
-            && !self.windows.iter().any(|window| window.scope.covers(&row.spec))
+        fit::allows(&row.spec, self.spec, self.terms.policy) && !self.is_in_window(row)
     }
 
     /// Whether a node has the labels and the name that the job selects.
@@ -347,9 +346,9 @@ impl<'a, 'b> Attempt<'a, 'b> {
         !self.spec.needs_container_runtime() || muster_types::container::has_runtime(&row.spec)
     }
 
-    /// Whether a window is closed to the gang on a node before its end.
+    /// Whether a window is closed to the gang on a node before its end, or a booking keeps the node from it.
     pub(crate) fn is_in_window(&self, row: &NodeRow) -> bool {
-        self.windows.iter().any(|window| window.scope.covers(&row.spec))
+        self.closed.iter().any(|closed| closed.covers(&row.spec))
     }
 
     /// What the gang may have of a node; none when nothing is kept from it.
@@ -535,16 +534,29 @@ pub(crate) fn closed_windows<'a>(
     end: LogTime,
     region: &Name,
     cluster: &Name,
-) -> Vec<&'a Window> {
+) -> impl Iterator<Item = &'a Window> {
     let policy = terms.policy;
-    let meets = |window: &&Window| {
+    let meets = move |window: &&Window| {
         let scope = &window.scope;
         window.overlaps(terms.now, end)
             && terms.holds.is_closed(window)
             && scope.region.as_ref().is_none_or(|name| name == region)
             && scope.cluster.as_ref().is_none_or(|name| name == cluster)
     };
-    policy.windows.iter().filter(meets).collect()
+    policy.windows.iter().filter(meets)
+}
+
+/// The same, and what bookings close to a gang that begins now.
+pub(crate) fn closed_to<'a>(
+    terms: &Terms<'a>,
+    end: LogTime,
+    region: &Name,
+    cluster: &Name,
+) -> Vec<ClosedPlace<'a>> {
+    let windows = closed_windows(terms, end, region, cluster).map(ClosedPlace::Window);
+    let booked =
+        terms.closures.iter().filter(|closure| closure.lasts_at(terms.now)).map(ClosedPlace::Booking);
+    windows.chain(booked).collect()
 }
 
 /// Idle devices without which a node cannot hold this many workers; none when no node has as many.

@@ -7,7 +7,7 @@ use core::cell::RefCell;
 use core::fmt;
 use muster_state::PoolKey;
 use muster_types::policy::{Policy, Window, WindowPurpose};
-use muster_types::{DeviceAmount, DeviceSet, JobSpec, LogTime, Name, NodeId, WorkerRequest};
+use muster_types::{DeviceAmount, DeviceSet, JobSpec, LogTime, Name, NodeDraft, NodeId, WorkerRequest};
 
 use crate::valuation::Valuation;
 
@@ -25,6 +25,8 @@ pub struct Terms<'a> {
     pub lanes: &'a [Lane],
     /// What is kept of nodes for others.
     pub holds: &'a Holds,
+    /// Nodes that are closed to the gang for some time because they are booked, or because it has to be on booked ones.
+    pub closures: &'a [Closure<'a>],
     /// Weights, prices, data sets, spare hosts and windows.
     pub policy: &'a Policy,
     /// How much of the work of the gang's owner is in a cluster, by region and name, and how much there is of it in all:
@@ -60,6 +62,54 @@ impl Terms<'_> {
         let run_ms = u128::from(self.run_ms) * 1_000 / u128::from(throughput_milli.max(1));
         let run_ms = u64::try_from(run_ms).unwrap_or(u64::MAX);
         run_ms.min(spec.run_time_limit_ms.unwrap_or(u64::MAX))
+    }
+}
+
+/// Nodes on which a gang must not begin from one time up to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Closure<'a> {
+    /// The booking that brings it about.
+    pub booking: &'a Name,
+    /// From when on.
+    pub from: LogTime,
+    /// Up to when; [`LogTime`] of `u64::MAX` for good.
+    pub until: LogTime,
+    /// Names of nodes, in ascending order.
+    pub nodes: &'a [Name],
+    /// Whether it is all other nodes that are closed.
+    pub is_outside: bool,
+}
+
+impl Closure<'_> {
+    /// Whether a node is closed while this lasts.
+    #[must_use]
+    pub fn covers(&self, node: &NodeDraft) -> bool {
+        self.nodes.binary_search(&node.name).is_ok() != self.is_outside
+    }
+
+    /// Whether it lasts at a time.
+    #[must_use]
+    pub fn lasts_at(&self, now: LogTime) -> bool {
+        self.from <= now && now < self.until
+    }
+}
+
+/// Why nodes are closed to a gang that begins now.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ClosedPlace<'a> {
+    /// It would meet this window of the policy before its end.
+    Window(&'a Window),
+    /// It must not begin there now.
+    Booking(&'a Closure<'a>),
+}
+
+impl ClosedPlace<'_> {
+    /// Whether a node is closed by it.
+    pub(crate) fn covers(&self, node: &NodeDraft) -> bool {
+        match self {
+            ClosedPlace::Window(window) => window.scope.covers(node),
+            ClosedPlace::Booking(closure) => closure.covers(node),
+        }
     }
 }
 

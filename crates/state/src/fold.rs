@@ -183,6 +183,13 @@ impl State {
             // For people who read the log.
             Decision::ExecOpened { .. } => Vec::new(),
             Decision::TokenRevoked { request, token, .. } => self.fold_token_revoked(*request, *token),
+            Decision::BookingCreated { request, by, name, spec, nodes } => {
+                self.fold_booking_created(*request, by, name, spec, nodes)
+            }
+            Decision::BookingDeleted { request, name, .. } => self.fold_booking_deleted(*request, name),
+            Decision::BookingOpened { name } => self.fold_booking_opened(name),
+            Decision::BookingEnded { name, cause } => self.fold_booking_ended(name, *cause),
+            Decision::BookingMoved { name, nodes } => self.fold_booking_moved(name, nodes),
             // Who leads next asks the log for it.
             Decision::SessionResumed { .. } => Vec::new(),
             Decision::NotificationsDelivered { progress } => self.fold_notifications(progress),

@@ -197,6 +197,15 @@ impl State {
                 self.check_quota_granted((*request, by), giver.as_ref(), grant)
             }
             Decision::QuotaGrantsEnded { ids } => self.check_quota_ended(ids),
+            Decision::BookingCreated { request, by, name, spec, nodes } => {
+                self.check_booking_created((*request, by), name, spec, nodes)
+            Decision::BookingDeleted { request, by, name } => self.check_booking_deleted(*request, by, name),
+            Decision::BookingOpened { name } => require(
+                self.bookings.get(name).is_some_and(|booking| !booking.is_open),
+                GuardError::NothingToDo,
+            ),
+            Decision::BookingEnded { name, cause } => self.check_booking_ended(name, *cause),
+            Decision::BookingMoved { name, nodes } => self.check_booking_moved(name, nodes),
             Decision::SessionResumed { node, incarnation } => {
                 let row = self.nodes.get(node).ok_or(GuardError::NodeUnknown)?;
                 let is_current = row.status == NodeStatus::Up && row.incarnation == *incarnation;
@@ -311,6 +320,7 @@ impl State {
         self.check_gang(spec, gang)?;
         self.check_spares(job, spec, gang, spares)?;
         self.check_checkpoints(job, gang)?;
+        self.check_booked(spec, workers)?;
         let mut left: BTreeMap<NodeId, Free> = BTreeMap::new();
         match &row.promise {
             // It was charged when it was promised.
@@ -428,6 +438,7 @@ impl State {
             require(waits || stopped.contains(&promise.job), GuardError::JobPhase)?;
             self.check_gang(spec, &promise.workers)?;
             self.check_checkpoints(promise.job, &promise.workers)?;
+            self.check_booked(spec, &promise.workers)?;
             self.take_all(spec, &promise.workers, left, |node| node.offer().into_owned())?;
         }
         Ok(())

@@ -67,6 +67,12 @@ pub enum GuardError {
     QuotaGrantUnknown,
     /// The request for quota was answered, or the grant is over.
     QuotaGrantOver,
+    /// There is a booking of this name.
+    BookingExists,
+    /// Another booking has one of the nodes at the same time.
+    BookingOverlaps,
+    /// A booking keeps the job from a node, or the one that it names is not open.
+    Booked,
 }
 
 pub(crate) fn require(condition: bool, error: GuardError) -> Result<(), GuardError> {

@@ -51,6 +51,7 @@ mod token;
 pub mod tree;
 mod verify;
 
+pub mod booking;
 pub mod fit;
 pub mod quota;
 pub mod usage;

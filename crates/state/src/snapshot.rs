@@ -13,7 +13,8 @@ use muster_journal::frame::{FrameError, FrameReader, encode_frame};
 use muster_journal::{FORMAT_MAX, FORMAT_MIN, WorkerSlot, canonical, from_canonical};
 use muster_types::policy::NotificationProgress;
 use muster_types::{
-    ArrayId, JobContract, JobId, JobMetadata, JobSpec, LogTime, Name, NodeId, RequestId, Token, TokenId,
+    ArrayId, Booking, JobContract, JobId, JobMetadata, JobSpec, LogTime, Name, NodeId, RequestId, Token,
+    TokenId,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -310,6 +311,7 @@ impl State {
         self.check_array_rows().map_err(RestoreError::Invariant)?;
         self.check_token_rows().map_err(RestoreError::Invariant)?;
         self.check_quota_rows().map_err(RestoreError::Invariant)?;
+        self.check_booking_rows().map_err(RestoreError::Invariant)?;
         Ok(())
     }
 }

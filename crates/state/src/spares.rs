@@ -148,6 +148,7 @@ impl State {
         let (gang, rest) = next.split_at(count);
         self.check_gang(spec, gang)?;
         self.check_spares(job, spec, gang, rest)?;
+        self.check_booked(spec, &next)?;
         let mut left: BTreeMap<NodeId, Free> = BTreeMap::new();
         self.give_all(job, spec, placement, &mut left)?;
         for (node, free) in &mut left {

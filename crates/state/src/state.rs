@@ -7,7 +7,7 @@ use core::ops::{Bound, RangeInclusive};
 use muster_journal::{FORMAT_MIN, WorkerSlot};
 use muster_types::policy::NotificationProgress;
 use muster_types::{
-    ArrayId, JobContract, JobId, JobMetadata, JobSpec, Leadership, LogIndex, LogTime, Name, NodeId,
+    ArrayId, Booking, JobContract, JobId, JobMetadata, JobSpec, Leadership, LogIndex, LogTime, Name, NodeId,
     Parameters, PriorityTier, RequestId, Token, TokenId,
 };
 use serde::{Deserialize, Serialize};

@@ -49,6 +49,8 @@ macro_rules! tables {
             notifications: Name => NotificationProgress, (); 23, "progress of a receiver";
             /// Bearer tokens.
             tokens: TokenId => Token, (); 24, "token";
+            /// Bookings that are not over.
+            bookings: Name => Booking, (); 25, "booking";
             /// Requests for quota, grants of it, and what was used of budgets.
             quotas: QuotaKey => QuotaRow, (); 26, "row of quotas";
         }

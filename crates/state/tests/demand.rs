@@ -46,6 +46,7 @@ fn job(workers: u32, amount: Option<DeviceAmount>, cpu_milli: u64) -> JobSpec {
         expected_run_ms: None,
         datasets: Vec::new(),
         nodes: None,
+        booking: None,
     };
     draft.check().unwrap()
 }

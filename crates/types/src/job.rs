@@ -225,6 +225,8 @@ pub struct JobDraft {
     pub datasets: Vec<Name>,
     /// What else its nodes have to be; none for nothing else.
     pub nodes: Option<Box<NodeRequirements>>,
+    /// The booking whose nodes it runs on, while a window of it is open; none for nodes that nobody has booked.
+    pub booking: Option<Name>,
 }
 
 /// A checked job. There is no other way to make one.
@@ -375,6 +377,7 @@ impl JobDraft {
             expected_run_ms: None,
             datasets: Vec::new(),
             nodes: None,
+            booking: None,
         }
     }
 

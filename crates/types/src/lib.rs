@@ -14,6 +14,7 @@ extern crate alloc;
 pub mod admission;
 pub mod array;
 pub mod blob;
+pub mod booking;
 pub mod config_value;
 pub mod container;
 pub mod contract;
@@ -51,6 +52,10 @@ pub use admission::{
 };
 pub use array::{ARRAY_RULE, ArraySpec, IndexRange};
 pub use blob::BlobDigest;
+pub use booking::{
+    Booking, BookingAmount, BookingClearing, BookingEnd, BookingShape, BookingSpec, BookingTimes,
+    BookingWindow,
+};
 pub use container::{Container, Mount, PullRule};
 pub use contract::{
     CheckpointRules, FailureClass, JobContract, LaunchForm, NoticeRules, Preflight, RetryRules, Submission,

@@ -94,6 +94,31 @@ pub const TOKEN_LIFETIME_MS_MIN: u64 = 60_000;
 pub const TOKEN_LIFETIME_MS_MAX: u64 = 366 * 24 * 3_600 * 1_000;
 /// Lifetime of a token whose request says none: 30 days.
 pub const TOKEN_LIFETIME_MS_DEFAULT: u64 = 30 * 24 * 3_600 * 1_000;
+/// Bookings that are not over.
+pub const BOOKINGS_MAX: usize = 256;
+/// Bookings of one tenant that are not over.
+pub const TENANT_BOOKINGS_MAX: usize = 32;
+/// Nodes of one booking.
+pub const BOOKING_NODES_MAX: usize = 1_024;
+/// Nodes of all bookings that are not over together, each counted with the most that it may have: keeps a list of them far below
+/// a message.
+pub const BOOKED_NODES_MAX: usize = 16_384;
+/// Names of jobs of one booking.
+pub const BOOKING_JOBS_MAX: usize = 64;
+/// Labels that the nodes of a booking are chosen by.
+pub const BOOKING_LABELS_MAX: usize = 16;
+/// Windows of one booking.
+pub const BOOKING_WINDOWS_MAX: u16 = 366;
+/// Most days from one window of a booking to the next.
+pub const BOOKING_EVERY_DAYS_MAX: u16 = 28;
+/// Shortest window of a booking: a minute.
+pub const BOOKING_LENGTH_MS_MIN: u64 = 60_000;
+/// Longest window of a booking: thirty days.
+pub const BOOKING_LENGTH_MS_MAX: u64 = 30 * 24 * 3_600 * 1_000;
+/// Longest notice of a booking: thirty days.
+pub const BOOKING_NOTICE_MS_MAX: u64 = 30 * 24 * 3_600 * 1_000;
+/// How far ahead the last window of a booking ends at most: 366 days.
+pub const BOOKING_HORIZON_MS: u64 = 366 * 24 * 3_600 * 1_000;
 /// Taints that an agent says of its node, and tolerations of one job.
 pub const NODE_TAINTS_MAX: usize = 32;
 /// Taints that operators have set on one node, apart from those of its agent.

@@ -218,6 +218,12 @@ refusal_codes! {
     TokenExists = "MS-8008", "TOKEN_EXISTS", ["token_id"];
     /// A command could not be run next to a worker, or its end is not known.
     ExecUnavailable = "MS-2009", "EXEC_UNAVAILABLE", ["node"];
+    /// No such booking that the caller may change.
+    BookingNotFound = "MS-3008", "BOOKING_NOT_FOUND", ["booking"];
+    /// There is a booking of this name.
+    BookingExists = "MS-3009", "BOOKING_EXISTS", ["booking"];
+    /// There are not as many nodes for a booking that nobody has booked at the same time.
+    BookingDoesNotFit = "MS-3010", "BOOKING_DOES_NOT_FIT", ["booking", "found"];
     /// No such request for quota and no such grant that the caller may see or answer.
     QuotaRequestNotFound = "MS-8021", "QUOTA_REQUEST_NOT_FOUND", ["quota_request_id"];
     /// The request for quota was answered, or the grant has ended.

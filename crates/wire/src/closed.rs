@@ -8,8 +8,8 @@ use muster_types::policy::{
     Guarantee, NonPreemptible, NotificationBody, NotificationEvent, Order, PurchaseKind,
 };
 use muster_types::{
-    AdmissionMode, DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier, PullRule,
-    Violation,
+    AdmissionMode, BookingClearing, DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier,
+    PullRule, Violation,
 };
 
 use crate::v1;
@@ -77,6 +77,11 @@ closed_sets! {
         PriorityTier::Standard = Standard "standard",
         PriorityTier::Production = Production "production",
         PriorityTier::Critical = Critical "critical",
+    }
+    BookingClearing as BookingClearing {
+        BookingClearing::Finish = Finish "finish",
+        BookingClearing::Stop = Stop "stop",
+        BookingClearing::Fill = Fill "fill",
     }
     Guarantee as Isolation {
         Guarantee::Devices = Devices "devices",
@@ -347,6 +352,7 @@ mod tests {
         holds::<PurchaseKind>(|value| value.to_string());
         holds::<AdmissionMode>(|value| value.name().to_owned());
         holds::<DrainCause>(|value| value.name().to_owned());
+        holds::<BookingClearing>(|value| value.name().to_owned());
         holds::<HealthAction>(|value| value.name().to_owned());
         holds::<XidRule>(|value| value.name().to_owned());
         holds::<DependencyRule>(|value| value.word().to_owned());

@@ -71,6 +71,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::JobPhase
         | RefusalCode::JobHeld
         | RefusalCode::ExecUnavailable
+        | RefusalCode::BookingDoesNotFit
         | RefusalCode::NodeHeldByAnother
         | RefusalCode::NodeChanged
         | RefusalCode::NodeNotAdmitted
@@ -98,6 +99,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::NodeNotFound
         | RefusalCode::TokenNotFound
         | RefusalCode::QuotaRequestNotFound
+        | RefusalCode::BookingNotFound
         | RefusalCode::ReplicaUnknown => Code::NotFound,
         RefusalCode::FleetFull
         | RefusalCode::Overloaded
@@ -107,7 +109,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::MessageTooLarge => Code::ResourceExhausted,
         RefusalCode::PermissionDenied | RefusalCode::RightMissing => Code::PermissionDenied,
         RefusalCode::Unauthenticated => Code::Unauthenticated,
-        RefusalCode::TokenExists => Code::AlreadyExists,
+        RefusalCode::TokenExists | RefusalCode::BookingExists => Code::AlreadyExists,
         // The holder must begin again (register, fetch the current token), not repeat.
         RefusalCode::Fenced => Code::Aborted,
         // Repeating the same bytes, request id included, is right at once: what UNAVAILABLE says.
@@ -197,6 +199,9 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::QuotaRequestNotFound
         | RefusalCode::QuotaRequestAnswered
         | RefusalCode::QuotaNotAvailable
+        | RefusalCode::BookingNotFound
+        | RefusalCode::BookingExists
+        | RefusalCode::BookingDoesNotFit
         | RefusalCode::MessageTooLarge => None,
     }
 }

@@ -4,6 +4,7 @@ use muster_types::{ClusterId, LogIndex, RefusalCode};
 use muster_wire::admin::probe_service_client::ProbeServiceClient;
 use muster_wire::status::Refused;
 use muster_wire::token::{List, PageToken, ResumeToken, filter_digest};
+use muster_wire::v1::booking_service_client::BookingServiceClient;
 use muster_wire::v1::cluster_service_client::ClusterServiceClient;
 use muster_wire::v1::fleet_service_client::FleetServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
@@ -387,6 +388,20 @@ async fn wrong_fleet_calls(endpoint: &str) {
     assert_refused(fleet.set_node_labels(nobody).await, NodeNotFound, "");
     let request = v1::ForgetNodeRequest { request_id: "x".to_owned(), node: "h1".to_owned() };
     assert_refused(fleet.forget_node(request).await, InvalidField, "request_id");
+    let mut bookings =
+        BookingServiceClient::connect(endpoint.to_owned()).await.expect("a replica takes connections");
+    for wrong in ["", "A", "ü", "a\nb", &"a".repeat(100_000)] {
+        let request = v1::GetBookingRequest { name: wrong.to_owned(), read: None };
+        assert_refused(bookings.get_booking(request).await, InvalidField, "name");
+        let request =
+            v1::CreateBookingRequest { request_id: request_id(), name: wrong.to_owned(), spec: None };
+        assert_refused(bookings.create_booking(request).await, InvalidField, "name");
+    }
+    let shape = v1::BookingShape { hosts: u32::MAX, devices: u32::MAX, ..Default::default() };
+    let spec = v1::BookingSpec { tenant: "default".to_owned(), shape: Some(shape), ..Default::default() };
+    let request =
+        v1::CreateBookingRequest { request_id: request_id(), name: "b".to_owned(), spec: Some(spec) };
+    assert_refused(bookings.create_booking(request).await, InvalidField, "spec.shape");
     let mut probes =
         ProbeServiceClient::connect(endpoint.to_owned()).await.expect("a replica takes connections");
     let probe = |nodes: &[&str]| admin::ProbeNodesRequest {

@@ -8,6 +8,7 @@ mod attacks;
 mod audit;
 mod backups;
 mod bad_input;
+mod bookings;
 mod browser;
 mod clocks;
 mod closed_doors;

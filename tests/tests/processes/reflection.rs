@@ -63,6 +63,7 @@ async fn reflection_and_health() {
         "muster.admin.v1beta1.DrillService",
         "muster.admin.v1beta1.ProbeService",
         "muster.agent.v1beta1.NodeService",
+        "muster.v1beta1.BookingService",
         "muster.v1beta1.ClusterService",
         "muster.v1beta1.FleetService",
         "muster.v1beta1.JobService",

@@ -720,6 +720,49 @@ fn others() -> Vec<Stored> {
     ]
 }
 
+/// Calls about bookings.
+fn bookings() -> Vec<Stored> {
+    let shape = v1::BookingShape {
+        nodes: Vec::new(),
+        hosts: 0,
+        devices: 16,
+        accelerator: "h100".to_owned(),
+        region: "eu".to_owned(),
+        cluster: "c1".to_owned(),
+        labels: [("pool".to_owned(), "research".to_owned())].into(),
+    };
+    let spec = v1::BookingSpec {
+        tenant: "lab".to_owned(),
+        user: "tenant/lab/ada".to_owned(),
+        jobs: vec!["evaluate".to_owned()],
+        shared: false,
+        shape: Some(shape),
+        start_time: Some(timestamp(4_102_444_800_000)),
+        length: Some(duration(3_600_000)),
+        every_days: 7,
+        windows: 4,
+        notice: Some(duration(7_200_000)),
+        clearing: v1::BookingClearing::Fill.into(),
+        reason: "evaluation".to_owned(),
+    };
+    let name = || "demo".to_owned();
+    let create =
+        v1::CreateBookingRequest { request_id: request_id(), name: name(), spec: Some(spec.clone()) };
+    let plan = v1::PlanBookingRequest { name: name(), spec: Some(spec), read: read() };
+    let delete = v1::DeleteBookingRequest { request_id: request_id(), name: name() };
+    vec![
+        stored("create-booking", "BookingService/CreateBooking", create),
+        stored("plan-booking", "BookingService/PlanBooking", plan),
+        stored(
+            "get-booking",
+            "BookingService/GetBooking",
+            v1::GetBookingRequest { name: name(), read: read() },
+        ),
+        stored("list-bookings", "BookingService/ListBookings", v1::ListBookingsRequest { read: read() }),
+        stored("delete-booking", "BookingService/DeleteBooking", delete),
+    ]
+}
+
 fn directory() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/requests/v1beta1"))
 }
@@ -759,7 +802,7 @@ fn write(all: &[Stored], lines: &[String]) {
 
 #[tokio::test]
 async fn requests_of_earlier_clients_mean_what_they_meant_and_are_taken() {
-    let all: Vec<Stored> = jobs().into_iter().chain(fleet()).chain(others()).collect();
+    let all: Vec<Stored> = jobs().into_iter().chain(fleet()).chain(others()).chain(bookings()).collect();
     let is_writing = std::env::var_os(WRITE).is_some();
     let served = TestServer::start().await;
     let (_send, _session) = served.agent().await;
@@ -792,7 +835,7 @@ async fn requests_of_earlier_clients_mean_what_they_meant_and_are_taken() {
 
 #[test]
 fn every_call_of_the_public_package_has_a_stored_request() {
-    let all: Vec<Stored> = jobs().into_iter().chain(fleet()).chain(others()).collect();
+    let all: Vec<Stored> = jobs().into_iter().chain(fleet()).chain(others()).chain(bookings()).collect();
     let stored: BTreeSet<String> = all.iter().map(|request| request.call.to_owned()).collect();
     let names: BTreeSet<&str> = all.iter().map(|request| request.name).collect();
     assert_eq!(names.len(), all.len(), "two have one name");

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 
 use super::time_travel::PageRequest;
 use super::{Problem, Reader, Scene, Web, events};
+use crate::booking_service;
 use crate::cluster_service;
 use crate::queue_service;
 use crate::render::{self, Detail};
@@ -160,6 +161,7 @@ pub(super) async fn queues(
             next: front(scene, FRONT_SHOWN),
             tiers: tiers(&scene.state),
             uncreated: scene.state.uncreated_count(),
+            bookings: booking_service::list(&scene.state, scene.visibility()),
             pager: Pager { path: "/queues", parameters: Vec::new(), page, next: listed.next_page_token },
         };
         Ok(muster_page::queues(&scene.frame(), &shown))

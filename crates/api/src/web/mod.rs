@@ -54,7 +54,8 @@ const HTML_TYPE: &str = "text/html; charset=utf-8";
 const STEP_MS: u64 = 3_600_000;
 
 /// A reader of the pages needs the permission for all of these: each page shows some of what they say.
-const CALLS: [&str; 11] = [
+const CALLS: [&str; 12] = [
+    "/muster.v1beta1.BookingService/ListBookings",
     "/muster.v1beta1.ClusterService/GetStatus",
     "/muster.v1beta1.FleetService/GetNode",
     "/muster.v1beta1.FleetService/ListNodes",

@@ -49,6 +49,7 @@ pub fn job(text: &str) -> JobSpec {
         expected_run_ms: None,
         datasets: Vec::new(),
         nodes: None,
+        booking: None,
     };
     draft.check().unwrap()
 }

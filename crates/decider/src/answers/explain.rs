@@ -19,6 +19,7 @@ use muster_types::{ArrayId, Dependency, JobId, JobSpec, LogIndex, LogTime, Name,
 
 use crate::answers::borrowers::{Borrower, borrowers, clause};
 use crate::future::{Future, KeptReservations, Pace};
+use crate::rules::bookings::why_it_waits;
 use crate::rules::planned::{narrowed, planned_spec};
 use crate::rules::terms::with_terms;
 
@@ -411,6 +412,9 @@ fn known_reason(
             return Some((WaitReason::RetryBackoff, waits));
         }
         return Some((WaitReason::NotBefore, format!("it is not to start before {time}")));
+    }
+    if let Some(text) = why_it_waits(state, spec) {
+        return Some((WaitReason::Booked, text));
     }
     if let Some(place) = place
         && narrowed(state, spec, place).is_none()

@@ -1,5 +1,6 @@
 //! Answers for users and operators, from a state that nobody changes. Nothing here decides.
 
+pub(crate) mod bookings;
 pub(crate) mod borrowers;
 pub(crate) mod explain;
 pub(crate) mod goodput;

@@ -12,6 +12,7 @@ use muster_types::{
     Name, NodeAdmission, NodeId, NodeSpec, RequestId, Requester, Revocation, Submission, TokenGrant, TokenId,
 };
 
+use crate::commands::booking::BookingOrder;
 use crate::commands::controls::{ControlOrder, JobSelection};
 use crate::commands::modify::ModifyOrder;
 use crate::commands::overrides::OverridesOrder;
@@ -281,6 +282,19 @@ pub enum Command {
     AnswerQuota(Box<QuotaAnswerOrder>),
     /// Grant quota to a tenant.
     GrantQuota(Box<QuotaOrder>),
+    /// Set nodes aside for a tenant.
+    CreateBooking(Box<BookingOrder>),
+    /// Give a booking up.
+    DeleteBooking {
+        /// The client's name for it.
+        request: RequestId,
+        /// Who asks.
+        by: Requester,
+        /// The tenant that the requester is bound to; none where it acts for the cluster's operators.
+        acts_for: Option<Name>,
+        /// Which.
+        name: Name,
+    },
 }
 
 /// Quota that is asked for or to be granted.

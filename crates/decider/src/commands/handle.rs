@@ -6,8 +6,8 @@ use muster_types::{Refusal, RefusalCode};
 use crate::commands::answer::Answer;
 use crate::commands::command::Command;
 use crate::commands::{
-    admission, cluster, controls, health, jobs, modify, network, node, notifications, overrides, policy,
-    quota, restrictions, submit, throttle, token,
+    admission, booking, cluster, controls, health, jobs, modify, network, node, notifications, overrides,
+    policy, quota, restrictions, submit, throttle, token,
 };
 use crate::speculation::Speculation;
 
@@ -96,6 +96,10 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         Command::CreateToken(order) => token::create(speculation, order),
         Command::RevokeToken { request, by, acts_for, token } => {
             token::revoke(speculation, *request, by, acts_for.as_ref(), *token)
+        }
+        Command::CreateBooking(order) => booking::create(speculation, order),
+        Command::DeleteBooking { request, by, acts_for, name } => {
+            booking::delete(speculation, (*request, by), acts_for.as_ref(), name)
         }
     }
 }

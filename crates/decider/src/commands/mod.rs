@@ -2,6 +2,7 @@
 
 mod admission;
 pub(crate) mod answer;
+pub(crate) mod booking;
 mod cluster;
 pub(crate) mod command;
 pub(crate) mod controls;

@@ -19,6 +19,7 @@ use muster_types::{
 use crate::commands::answer::{Answer, VIOLATIONS_MAX, repeated};
 use crate::commands::metadata::{check_metadata, metadata_name, set_metadata};
 use crate::commands::named::{check_named, with_ids};
+use crate::rules::bookings::why_not_named;
 use crate::rules::deadline;
 use crate::rules::requested::JobPath;
 use crate::rules::share::{check_members_share, check_share, rows_of};
@@ -83,7 +84,22 @@ pub fn check_terms(state: &State, specs: &[Submission], path: JobPath, now: LogT
     check_contracts(state, specs, path)?;
     check_datasets(state, specs, path)?;
     check_metadata(specs, path)?;
+    check_bookings(state, specs, path)?;
     deadline::check(specs, path, now)
+}
+
+/// Bookings that jobs name are there, and for them.
+fn check_bookings(state: &State, specs: &[Submission], path: JobPath) -> Result<(), Refusal> {
+    let mut found = Vec::new();
+    for (place, job) in specs.iter().enumerate().filter(|(_, job)| job.spec.booking.is_some()) {
+        if found.len() >= VIOLATIONS_MAX {
+            break;
+        }
+        let creator = job.metadata.as_ref().map_or("", |metadata| metadata.creator.as_str());
+        let why = why_not_named(state, &job.spec, creator);
+        found.extend(why.map(|text| Violation::new(format!("{}.spec.booking", path.at(place)), text)));
+    }
+    if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
 }
 
 /// Arrays are valid, and all jobs together are not too many.

@@ -16,12 +16,13 @@ pub(crate) use lent::LaterCapacity;
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
-use muster_planner::{Budget, CapacityTimeline, Hold, Holds, Plan, Start, Terms};
+use muster_planner::{Budget, CapacityTimeline, Closure, Hold, Holds, Plan, Start, Terms};
 use muster_policy::{expected_end, headroom, overdue_since};
 use muster_state::quota::QuotaUsage;
 use muster_state::{Forecast, GangClass, JobRow, State, fit};
 use muster_types::{AcceleratorRequest, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, PriorityTier};
 
+use crate::rules::bookings::closures;
 use crate::rules::planned::planned_spec;
 use crate::rules::terms::with_terms;
 use crate::rules::windows::is_owner;
@@ -246,6 +247,18 @@ impl Future {
             let suits =
                 |node: &NodeId| state.node(*node).is_some_and(|row| fit::allows(&row.spec, spec, policy));
             if !reservation.start.nodes.iter().all(|(node, _)| suits(node)) {
+                continue;
+            }
+            // Nor do nodes that somebody has booked since for the time when it was to start.
+            let closures = closures(state, spec, self.now);
+            let closed =
+                closures.iter().filter(|closure| closure.lasts_at(reservation.start.at.max(self.now)));
+            let closed: Vec<&Closure<'_>> = closed.collect();
+            let is_booked = |node: &NodeId| {
+                let row = state.node(*node);
+                row.is_some_and(|row| closed.iter().any(|closure| closure.covers(&row.spec)))
+            };
+            if !closed.is_empty() && reservation.start.nodes.iter().any(|(node, _)| is_booked(node)) {
                 continue;
             }
             let place = reservation.place.clone();

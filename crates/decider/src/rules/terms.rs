@@ -5,6 +5,8 @@ use muster_planner::{Holds, Terms};
 use muster_state::{JobRow, PoolKey, State};
 use muster_types::{JobSpec, LogTime, Name};
 
+use crate::rules::bookings::closures;
+
 /// How much of what its quota allows a gang is offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QuotaPart {
@@ -68,12 +70,14 @@ pub(crate) fn with_terms_of<T>(
             (here.cpu_milli, everywhere.cpu_milli)
         }
     };
+    let closures = closures(state, spec, now);
     plan(&Terms {
         now,
         run_ms: row.estimate.run_high_ms,
         room_milli: &room_milli,
         lanes: &[],
         holds,
+        closures: &closures,
         policy: &state.policy().policy,
         own_work: &own_work,
         elastic: spec.is_elastic(),

@@ -9,6 +9,7 @@ use muster_state::{DependencyState, Free, JobRow, Phase, Placement, PromiseRow, 
 use muster_types::{ArrayId, JobId, LogTime, NodeId};
 
 use crate::round::ROUND_BYTES_SOFT;
+use crate::rules::bookings;
 use crate::rules::deadline::{self, finished_late};
 use crate::rules::windows;
 use crate::settle::array::{broken, fill_arrays, leave_dependents_of_jobs, settle_array};
@@ -179,6 +180,8 @@ fn after_waiting(state: &State, job: JobId, now: LogTime) -> Option<Decision> {
 fn after_promise(state: &State, job: JobId, promise: &PromiseRow, now: LogTime) -> Option<Decision> {
     let spec = state.spec(job)?;
     let policy = &state.policy().policy;
+    let mut closures = bookings::closures(state, spec, now);
+    closures.retain(|closure| closure.lasts_at(now));
     let mut left: BTreeMap<NodeId, Free> = BTreeMap::new();
     let mut is_free = true;
     for (rank, slot) in promise.slots.iter().enumerate() {
@@ -189,6 +192,8 @@ fn after_promise(state: &State, job: JobId, promise: &PromiseRow, now: LogTime) 
         // Or require isolation of workers that the node lacks; or an operator may have set other labels or taints.
         let is_usable = is_usable && fit::allows(&node.spec, spec, policy);
         let is_usable = is_usable && !windows::is_closed(policy, &spec.tenant, &node.spec, now);
+        let is_booked = closures.iter().any(|closure| closure.covers(&node.spec));
+        let is_usable = is_usable && !is_booked;
         if !node.is_placeable() || node.incarnation != slot.incarnation || !is_usable {
             return Some(Decision::PromiseDropped { job });
         }

@@ -1,5 +1,6 @@
 //! What time alone brings about.
 
+mod bookings;
 mod deadlines;
 mod drains;
 mod stuck;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use muster_decider::{
-    BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder, OverridesOrder,
+    BookingOrder, BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder, OverridesOrder,
     QuotaAnswerOrder, QuotaOrder, RepairOrder, Speculation, ThrottleOrder, TokenOrder, handle, schedule,
     settle_all, tick,
 };
@@ -22,11 +22,12 @@ use muster_types::policy::{
     Receiver, TenantLimits, TenantPolicy,
 };
 use muster_types::{
-    AdmissionMode, AdmissionRule, Approval, ArrayId, ArraySpec, CertificateSerial, CheckpointRules, Control,
-    Dependency, DependencyRule, DependencyScope, DeviceSet, ExitStatus, FailureClass, FieldChange,
-    JobContract, JobId, JobMetadata, LabelTest, LaunchForm, LogIndex, LogTime, NodeAdmission, NodeBounds,
-    NodeExpression, NodeId, NodeOverridesChange, NodeRequirements, NodeSpec, NoticeRules, Preflight,
-    PriorityTier, Requester, RetryRules, Revocation, Submission, TokenGrant, TokenId, TokenRole,
+    AdmissionMode, AdmissionRule, Approval, ArrayId, ArraySpec, BookingAmount, BookingClearing, BookingEnd,
+    BookingShape, BookingSpec, BookingTimes, CertificateSerial, CheckpointRules, Control, Dependency,
+    DependencyRule, DependencyScope, DeviceSet, ExitStatus, FailureClass, FieldChange, JobContract, JobId,
+    JobMetadata, LabelTest, LaunchForm, LogIndex, LogTime, NodeAdmission, NodeBounds, NodeExpression, NodeId,
+    NodeOverridesChange, NodeRequirements, NodeSpec, NoticeRules, Preflight, PriorityTier, Requester,
+    RetryRules, Revocation, Submission, TokenGrant, TokenId, TokenRole,
 };
 
 use crate::support::{
@@ -91,7 +92,7 @@ fn every_released_format_replays_to_its_digests() {
         assert_eq!(state.rejected(), 1, "the log holds one refused record");
         assert_eq!(state.stale(), 2, "the log holds two records of an ended leadership");
         // The one that raises the format has its bytes below: what follows it is of another format.
-        assert_eq!(variants.len(), 54, "{variants:?}");
+        assert_eq!(variants.len(), 59, "{variants:?}");
         assert_eq!((state.format(), state.generation()), (format, 2));
         let phases: BTreeSet<&str> = state.jobs().iter().map(|(_, row)| phase(&row.phase)).collect();
         assert_eq!(phases.len(), 5, "the snapshot holds a job in every phase: {phases:?}");
@@ -369,6 +370,56 @@ fn admit(run: &mut Run) {
     run.end_round(10);
     grant_tokens(run);
     grant_quota(run);
+    book(run);
+}
+
+/// A booking whose nodes the leader chose, and chose again, with its first window over; and one of a node, which is deleted.
+fn book(run: &mut Run) {
+    let mut policy = (*run.speculation.state().policy().policy).clone().into_draft();
+    policy.tenants.insert(name("lab"), TenantPolicy::default());
+    run.set_policy(policy);
+    for (text, holder) in [("book-a", 60), ("book-b", 61)] {
+        run.register(node_spec(text, "eu", "booked", Some(accelerators("b200", 8))), holder);
+    }
+    let chosen = BookingShape::Chosen {
+        amount: BookingAmount::Devices(8),
+        kind: Some(name("b200")),
+        region: Some(name("eu")),
+        cluster: None,
+        labels: Default::default(),
+    };
+    let start = run.speculation.now().plus_ms(60_000);
+    let nightly = BookingTimes { start, length_ms: 60_000, every_days: 1, windows: 2 };
+    let once = BookingTimes { every_days: 0, windows: 1, ..nightly };
+    let by = Requester { name: "admin/ops".into(), is_operator: true };
+    for (text, shape, times) in
+        [("nightly", chosen, nightly), ("named", BookingShape::Nodes(vec![name("book-b")]), once)]
+    {
+        let spec = BookingSpec {
+            tenant: name("lab"),
+            user: (text == "nightly").then(|| "tenant/lab/ada".to_owned()),
+            jobs: vec![name("evaluate")],
+            is_shared: false,
+            shape,
+            times,
+            notice_ms: 30_000,
+            clearing: if text == "nightly" { BookingClearing::Stop } else { BookingClearing::Finish },
+            reason: "evaluation".to_owned(),
+        };
+        let request = run.next_request();
+        let order = BookingOrder { request, by: by.clone(), acts_for: None, name: name(text), spec };
+        handle(&mut run.speculation, &Command::CreateBooking(Box::new(order))).unwrap();
+    }
+    let request = run.next_request();
+    let delete = Command::DeleteBooking { request, by, acts_for: None, name: name("named") };
+    handle(&mut run.speculation, &delete).unwrap();
+    run.end_round(60_000);
+    run.speculation.push(Decision::BookingOpened { name: name("nightly") });
+    run.speculation.push(Decision::BookingMoved { name: name("nightly"), nodes: vec![name("book-b")] });
+    run.end_round(60_000);
+    let cause = BookingEnd::WindowOver;
+    run.speculation.push(Decision::BookingEnded { name: name("nightly"), cause });
+    run.end_round(10);
 }
 
 /// Bearer tokens of two roles, one of them revoked.

@@ -10,6 +10,7 @@
 
 mod array_attacks;
 mod arrays;
+mod bookings;
 mod bounds;
 mod demand;
 mod fairness;

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use muster_decider::{
-    BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder, OverridesOrder,
-    RepairOrder, Speculation, handle, schedule, settle_all, tick,
+    BookingOrder, BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder,
+    OverridesOrder, RepairOrder, Speculation, handle, schedule, settle_all, tick,
 };
 use muster_journal::{FORMAT_MAX, FORMAT_MIN, RankUpdate, Round};
 use muster_planner::Budget;
@@ -14,10 +14,11 @@ use muster_state::{Phase, State};
 use muster_types::health::{Finding, HealthReport, Observation, RepairEnd};
 use muster_types::policy::{Order, PolicyDraft, Quota, TenantPolicy, Window, WindowPurpose, WindowScope};
 use muster_types::{
-    AcceleratorChoice, ArrayId, ArraySpec, Control, Dependency, DependencyRule, DependencyScope,
-    DeviceAmount, DeviceSet, ExitStatus, FailureClass, FieldChange, JobContract, JobDraft, JobId,
-    JobMetadata, JobSpec, Level, LogTime, NodeId, NodeOverridesChange, NodeRequirements, NodeSpec,
-    PriorityTier, RequestId, Requester, Spread, Submission, TaskGroup,
+    AcceleratorChoice, ArrayId, ArraySpec, BookingAmount, BookingClearing, BookingShape, BookingSpec,
+    BookingTimes, Control, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus,
+    FailureClass, FieldChange, JobContract, JobDraft, JobId, JobMetadata, JobSpec, Level, LogTime, Name,
+    NodeId, NodeOverridesChange, NodeRequirements, NodeSpec, PriorityTier, RequestId, Requester, Spread,
+    Submission, TaskGroup,
 };
 
 use crate::random::Random;
@@ -92,6 +93,7 @@ impl Model {
             87..96 => self.commit_some(),
             96 if self.random.once_in(6) => self.recover(),
             96 => self.change_leader(),
+            97 if self.random.once_in(3) => self.book(),
             97 => self.set_policy(),
             98 => self.checkpoint(),
             _ if self.random.once_in(3) => self.forget(),
@@ -281,6 +283,53 @@ impl Model {
     }
 
     /// Quotas, limits and rules at random; times are short so that all of them come about.
+    /// Books hosts or devices for a tenant that the policy lists, or gives a booking up.
+    fn book(&mut self) {
+        let (request, by) = (self.request(), Requester::default());
+        let name = name(["book-a", "book-b", "book-c"][self.random.below(3) as usize]);
+        let state = self.speculation.state();
+        if state.booking(&name).is_some() {
+            let delete = Command::DeleteBooking { request, by, acts_for: None, name };
+            let _ = handle(&mut self.speculation, &delete);
+            return;
+        }
+        let tenants: Vec<Name> = state.policy().policy.tenants.keys().cloned().collect();
+        let Some(tenant) = tenants.get(self.random.below(tenants.len().max(1) as u64) as usize) else {
+            return;
+        };
+        let amount = match self.random.below(2) {
+            0 => BookingAmount::Hosts(1 + self.random.below(3) as u32),
+            _ => BookingAmount::Devices(8 * (1 + self.random.below(2) as u32)),
+        };
+        let shape = BookingShape::Chosen {
+            amount,
+            kind: Some(Name::literal("h100")),
+            region: None,
+            cluster: None,
+            labels: Default::default(),
+        };
+        let windows = 1 + self.random.below(3) as u16;
+        let spec = BookingSpec {
+            tenant: tenant.clone(),
+            user: None,
+            jobs: Vec::new(),
+            is_shared: self.random.once_in(2),
+            shape,
+            times: BookingTimes {
+                start: self.now.plus_ms(self.random.below(60_000)),
+                length_ms: 60_000 + self.random.below(3_600_000),
+                every_days: u16::from(windows > 1),
+                windows,
+            },
+            notice_ms: self.random.below(60_000),
+            clearing: BookingClearing::ALL[self.random.below(3) as usize],
+            reason: String::new(),
+        };
+        let order = BookingOrder { request, by, acts_for: None, name, spec };
+        // There may be too few hosts.
+        let _ = handle(&mut self.speculation, &Command::CreateBooking(Box::new(order)));
+    }
+
     fn set_policy(&mut self) {
         let mut draft = PolicyDraft::default();
         draft.preemption.minimum_run_ms = self.random.below(3_000);

@@ -4,6 +4,7 @@
 //!
 //! Every command is one round, which also goes through its bytes to a second replica.
 
+mod bookings;
 mod commands;
 mod controls;
 mod policies;
@@ -305,6 +306,15 @@ impl World {
             "ask" | "grant" => self.quota(verb, rest),
             "approve" | "deny" => self.answer_quota(verb, rest),
             "impact" => self.impact(rest),
+            "book" => {
+                let command = self.book(rest);
+                self.carry_out(&command)
+            }
+            "unbook" => {
+                let command = self.unbook(rest);
+                self.carry_out(&command)
+            }
+            "cost" => self.booking_cost(rest),
             "report" => {
                 let command = self.report(rest);
                 self.carry_out(&command)
@@ -324,6 +334,7 @@ impl World {
                 "jobs" => self.show_jobs(),
                 "array" => self.show_array(rest[1]),
                 "nodes" => self.show_nodes(),
+                "bookings" => self.show_bookings(),
                 "recoveries" => self.show_recoveries(),
                 "spares" => self.show_spares(),
                 "grants" => self.show_grants(),

@@ -3,10 +3,10 @@
 //! **Invariant:** what holds now says nothing of a state of the past.
 
 use muster_consensus::TokioEnv;
-use muster_decider::{JobExplanation, JobPath, KeptReservations};
+use muster_decider::{BookingPlan, JobExplanation, JobPath, KeptReservations};
 use muster_planner::WaitReason;
 use muster_state::State;
-use muster_types::{JobId, LogTime, Refusal, Submission};
+use muster_types::{BookingSpec, JobId, LogTime, Name, Refusal, Submission};
 use std::sync::Arc;
 
 use crate::background::in_background;
@@ -69,6 +69,24 @@ impl Engine {
             muster_decider::explain_spec(view, now, &job.spec, place, &kept)
         };
         self.explaining(view, explain).await
+    }
+
+    /// What a booking would come to if it were made now, by the state of `view`. `acts_for` is the tenant that the requester is
+    /// bound to; none where it acts for the cluster's operators.
+    ///
+    /// # Errors
+    /// What making it would be refused for; or when the replica stops.
+    pub async fn plan_booking(
+        &self,
+        view: &Reading,
+        (acts_for, name): (Option<Name>, Name),
+        spec: BookingSpec,
+    ) -> Result<BookingPlan, Refusal> {
+        let kept = self.kept_at(view);
+        let plan = move |view: &State, now| {
+            muster_decider::plan_booking(view, now, (acts_for.as_ref(), &name), &spec, &kept)
+        };
+        self.explaining(view, plan).await?
     }
 
     /// What is kept for others, as far as this replica knows.

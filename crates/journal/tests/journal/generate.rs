@@ -19,7 +19,8 @@ use muster_types::policy::{
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval, ArrayId,
-    ArraySpec, BlobDigest, CertificateSerial, CheckpointRules, ClusterId, Container, Control, Dependency,
+    ArraySpec, BlobDigest, BookingAmount, BookingClearing, BookingEnd, BookingShape, BookingSpec,
+    BookingTimes, CertificateSerial, CheckpointRules, ClusterId, Container, Control, Dependency,
     DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken,
     FieldChange, ForeignLoad, HolderId, IndexRange, JobContract, JobDraft, JobId, JobMetadata, JobSpec,
     LabelTest, LaunchForm, Level, LogIndex, LogTime, Mount, Name, NodeAdmission, NodeBounds, NodeDraft,
@@ -93,7 +94,8 @@ fn wishes() -> impl Strategy<Value = JobDraft> {
     let rule = (rule, scope);
     let dependencies = btree_map(any::<u64>(), rule, 0..3);
     let times = (option::of(0..1u64 << 40), option::of(1u64 << 41..1 << 42), option::of(1..1u64 << 30));
-    let places = (btree_map(name(), values, 0..3), names(), names(), node_requirements());
+    let booking = option::of(name());
+    let places = (btree_map(name(), values, 0..3), names(), names(), node_requirements(), booking);
     (topology, places, any::<bool>(), dependencies, times).prop_map(
         |(topology, places, preemptible, dependencies, times)| JobDraft {
             topology,
@@ -109,6 +111,7 @@ fn wishes() -> impl Strategy<Value = JobDraft> {
             expected_run_ms: times.2,
             datasets: places.2.into_iter().collect(),
             nodes: places.3,
+            booking: places.4,
             ..JobDraft::new(Name::literal("any"), Name::literal("any"), vec![])
         },
     )
@@ -440,6 +443,60 @@ fn receivers() -> impl Strategy<Value = Vec<Receiver>> {
     })
 }
 
+/// What concerns bookings; each strategy here is one variant.
+fn bookings() -> impl Strategy<Value = Decision> {
+    let asked =
+        || ("[a-z/]{0,9}", any::<bool>()).prop_map(|(name, is_operator)| Requester { name, is_operator });
+    let names = || vec(name(), 0..4);
+    let amount = prop_oneof![
+        any::<u32>().prop_map(BookingAmount::Hosts),
+        any::<u32>().prop_map(BookingAmount::Devices)
+    ];
+    let labels = btree_map(name(), "[ -~é]{0,8}", 0..3);
+    let place = (option::of(name()), option::of(name()), option::of(name()));
+    let chosen = (amount, place, labels).prop_map(|(amount, (kind, region, cluster), labels)| {
+        BookingShape::Chosen { amount, kind, region, cluster, labels }
+    });
+    let shape = prop_oneof![names().prop_map(BookingShape::Nodes), chosen];
+    let times = (any::<u64>(), any::<u64>(), any::<u16>(), any::<u16>()).prop_map(
+        |(start, length_ms, every_days, windows)| BookingTimes {
+            start: LogTime(start),
+            length_ms,
+            every_days,
+            windows,
+        },
+    );
+    let whose = (name(), option::of("[a-z/]{1,9}"), names(), any::<bool>());
+    let clearing = prop::sample::select(BookingClearing::ALL.to_vec());
+    let spec = (whose, shape, times, any::<u64>(), clearing, "[ -~]{0,20}").prop_map(
+        |((tenant, user, jobs, is_shared), shape, times, notice_ms, clearing, reason)| BookingSpec {
+            tenant,
+            user,
+            jobs,
+            is_shared,
+            shape,
+            times,
+            notice_ms,
+            clearing,
+            reason,
+        },
+    );
+    let cause = prop::sample::select(vec![BookingEnd::WindowOver, BookingEnd::OwnerGone]);
+    prop_oneof![
+        (request(), asked(), name(), spec, names()).prop_map(|(request, by, name, spec, nodes)| {
+            Decision::BookingCreated { request, by, name, spec: Box::new(spec), nodes }
+        }),
+        (request(), asked(), name()).prop_map(|(request, by, name)| Decision::BookingDeleted {
+            request,
+            by,
+            name
+        }),
+        name().prop_map(|name| Decision::BookingOpened { name }),
+        (name(), cause).prop_map(|(name, cause)| Decision::BookingEnded { name, cause }),
+        (name(), names()).prop_map(|(name, nodes)| Decision::BookingMoved { name, nodes }),
+    ]
+}
+
 /// What concerns tokens; each strategy here is one variant.
 fn tokens() -> impl Strategy<Value = Decision> {
     let asked =
@@ -559,6 +616,7 @@ fn inputs() -> impl Strategy<Value = Decision> {
         arrays(),
         tokens(),
         quotas(),
+        bookings(),
         (node(), any::<u128>()).prop_map(|(spec, h)| Decision::NodeRegistered { spec, holder: HolderId(h) }),
         (request(), requester(), node_id(), any::<bool>()).prop_map(|(request, by, node, cordoned)| {
             Decision::NodeCordonSet { request, by, node, cordoned }

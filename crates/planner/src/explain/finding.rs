@@ -41,6 +41,8 @@ pub enum WaitReason {
     BehindOtherGangs,
     /// It would not be over before a window of maintenance or of a reservation.
     Window,
+    /// It would fit on nodes that are booked for others, or the booking that it names is not open.
+    Booked,
     /// It would fit on hosts that policy keeps free in each rack, to take the place of failed ones.
     SpareHosts,
     /// It waits for another job.
@@ -63,7 +65,7 @@ pub enum WaitReason {
 
 impl WaitReason {
     /// Every reason.
-    pub const ALL: [WaitReason; 22] = [
+    pub const ALL: [WaitReason; 23] = [
         WaitReason::NoClusterAllowed,
         WaitReason::NodesNotJoined,
         WaitReason::NoClusterLargeEnough,
@@ -77,6 +79,7 @@ impl WaitReason {
         WaitReason::QuotaExceeded,
         WaitReason::BehindOtherGangs,
         WaitReason::Window,
+        WaitReason::Booked,
         WaitReason::SpareHosts,
         WaitReason::Dependency,
         WaitReason::Held,
@@ -105,6 +108,7 @@ impl WaitReason {
             WaitReason::QuotaExceeded => "QUOTA_EXCEEDED",
             WaitReason::BehindOtherGangs => "RESERVED_FOR_OTHERS",
             WaitReason::Window => "MAINTENANCE_WINDOW",
+            WaitReason::Booked => "BOOKED",
             WaitReason::SpareHosts => "SPARE_HOSTS",
             WaitReason::Dependency => "WAITING_FOR_DEPENDENCY",
             WaitReason::Held => "HELD",
@@ -141,6 +145,7 @@ pub(super) enum Finding {
     BehindOtherGangs { place: (Name, Name), reserved_devices: u64 },
     CheckpointNotReadable { data_set: Name },
     Window { place: (Name, Name), nodes: u32, open: Option<(Name, LogTime)> },
+    Booked { place: (Name, Name), nodes: u32, booking: Name, until: Option<LogTime> },
     SpareHosts { place: (Name, Name), hosts: u64 },
     InLine,
 }
@@ -200,6 +205,7 @@ impl Finding {
             Finding::QuotaExceeded { .. } => WaitReason::QuotaExceeded,
             Finding::BehindOtherGangs { .. } => WaitReason::BehindOtherGangs,
             Finding::Window { .. } => WaitReason::Window,
+            Finding::Booked { .. } => WaitReason::Booked,
             Finding::SpareHosts { .. } => WaitReason::SpareHosts,
             Finding::InLine => WaitReason::InLine,
         }
@@ -291,6 +297,16 @@ impl fmt::Display for Finding {
                     ),
                 }
             }
+            Finding::Booked { place: (region, cluster), nodes, booking, until: Some(until) } => write!(
+                f,
+                "it would fit in {region}/{cluster}, but booking {booking} keeps nodes there from it until {until}, and \
+                 bookings keep {nodes} {} there from it",
+                if *nodes == 1 { "node" } else { "nodes" }
+            ),
+            Finding::Booked { place: (region, cluster), booking, until: None, .. } => write!(
+                f,
+                "it would fit in {region}/{cluster}, but it names booking {booking}, and the nodes of that do not hold it now"
+            ),
             Finding::SpareHosts { place: (region, cluster), hosts } => write!(
                 f,
                 "it would fit in {region}/{cluster}, but only with hosts that policy keeps free in their racks to take the place of failed ones ({hosts} of them)"

@@ -52,6 +52,10 @@ impl Variations<'_> {
         self.plan(self.spec, &Terms { holds, ..*self.terms })
     }
 
+    fn without_bookings(&self) -> Option<Plan> {
+        self.plan(self.spec, &Terms { closures: &[], ..*self.terms })
+    }
+
     fn without_quota(&self) -> Option<Plan> {
         self.plan(self.spec, &Terms { room_milli: &|_| u64::MAX, ..*self.terms })
     }
@@ -105,9 +109,19 @@ impl Variations<'_> {
             // One that is open now; of several the one that is open longest.
             let at = self.terms.now;
             let open = closed_windows(self.terms, at.plus_ms(1), &plan.region, &plan.cluster);
-            let open = open.into_iter().max_by_key(|window| window.until);
+            let open = open.max_by_key(|window| window.until);
             let open = open.map(|window| (window.name.clone(), window.until));
             return Finding::Window { place: (plan.region, plan.cluster), nodes, open };
+        }
+        if let Some(plan) = self.without_bookings() {
+            let nodes = report_of(&plan).nodes.in_window;
+            // Of several the one that keeps its nodes longest: the one that the job names, if it names one.
+            let closed = self.terms.closures.iter().filter(|closure| closure.lasts_at(self.terms.now));
+            if let Some(closure) = closed.max_by_key(|closure| closure.until) {
+                let booking = closure.booking.clone();
+                let until = Some(closure.until).filter(|_| !closure.is_outside);
+                return Finding::Booked { place: (plan.region, plan.cluster), nodes, booking, until };
+            }
         }
         if let Some(plan) = self.with_holds(&self.terms.holds.with_spare_hosts()) {
             return Finding::SpareHosts {

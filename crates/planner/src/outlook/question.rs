@@ -3,14 +3,13 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use muster_state::fit;
-use muster_types::policy::Window;
 use muster_types::tpu::{Generation, PodPosition, SliceRequest};
 use muster_types::{JobSpec, Level, LogTime, NodeId, WorkerRequest};
 
 use super::{Amount, CapacityTimeline, Reserved, Start, signed};
 use crate::Budget;
 use crate::slices::{SliceVerdict, find_slices};
-use crate::terms::{Hold, Lane, Terms};
+use crate::terms::{ClosedPlace, Hold, Lane, Terms};
 
 /// Times at which slices, or workers of several groups, are tried one after the other. Behind them only every
 /// second time at which each alone fits is tried, then every fourth and so on, and the last: the
@@ -30,9 +29,9 @@ enum Event {
     Returns(usize),
     /// The reservation is taken.
     Takes(usize),
-    /// A gang that starts now would meet the window.
+    /// A gang that starts now would meet the window, or must not begin on what is booked.
     Closes(usize),
-    /// The window is over.
+    /// The window is over, or what is booked is open to it.
     Opens(usize),
     /// The quota that may be used is another.
     Quota,
@@ -51,7 +50,7 @@ pub(super) struct Question<'a> {
     wanted: Vec<u32>,
     run_ms: u64,
     now: LogTime,
-    windows: Vec<&'a Window>,
+    closed: Vec<ClosedPlace<'a>>,
     allowed: Option<Vec<bool>>,
     /// Quota that is limited, with the thousandths of devices that the gang takes of it.
     lanes: Vec<(&'a Lane, u64)>,
@@ -94,7 +93,7 @@ impl<'a> Question<'a> {
             spec,
             run_ms: terms.run_on(spec, slowest.unwrap_or(1_000)).max(1),
             now: terms.now,
-            windows: Vec::new(),
+            closed: Vec::new(),
             allowed: None,
             lanes: Vec::new(),
             in_use_max: BTreeMap::new(),
@@ -130,8 +129,10 @@ impl<'a> Question<'a> {
     /// With the windows it may meet and the nodes it may be on.
     fn with_places(mut self, terms: &Terms<'a>) -> Question<'a> {
         let policy = terms.policy;
-        let closed = |window: &&Window| window.until > self.now && terms.holds.is_closed(window);
-        self.windows = policy.windows.iter().filter(closed).collect();
+        let windows = policy.windows.iter();
+        let windows = windows.filter(|window| window.until > self.now && terms.holds.is_closed(window));
+        let booked = terms.closures.iter().filter(|closure| closure.until > self.now);
+        self.closed = windows.map(ClosedPlace::Window).chain(booked.map(ClosedPlace::Booking)).collect();
         let spares = if terms.holds.opens_spares() { None } else { Some(&policy.spare_hosts_per_rack) };
         for ((kind, rack), hosts) in &self.outlook.rack_hosts {
             let spare = spares.and_then(|spares| spares.get(&self.outlook.kinds[usize::from(*kind)]));
@@ -202,9 +203,16 @@ impl<'a> Question<'a> {
                 events.push((until, Event::Returns(number)));
             }
         }
-        for (number, window) in self.windows.iter().enumerate() {
-            events.push((meets(window.from), Event::Closes(number)));
-            events.push((window.until, Event::Opens(number)));
+        for (number, closed) in self.closed.iter().enumerate() {
+            let (closes, opens) = match closed {
+                ClosedPlace::Window(window) => (meets(window.from), window.until),
+                // It says of the moment of the start whether that is too late.
+                ClosedPlace::Booking(closure) => (closure.from, closure.until),
+            };
+            events.push((closes, Event::Closes(number)));
+            if opens < LogTime(u64::MAX) {
+                events.push((opens, Event::Opens(number)));
+            }
         }
         let steps = self.lanes.iter().flat_map(|(lane, _)| &lane.steps);
         events.extend(steps.map(|(at, _)| (*at, Event::Quota)));
@@ -240,9 +248,9 @@ impl<'a> Question<'a> {
                 });
             }
             Event::Closes(number) | Event::Opens(number) => {
-                let (window, closes) = (self.windows[number], matches!(event, Event::Closes(_)));
+                let (closed, closes) = (self.closed[number], matches!(event, Event::Closes(_)));
                 for place in 0..self.outlook.nodes.len() {
-                    if window.scope.covers(&self.outlook.nodes[place].spec) {
+                    if closed.covers(&self.outlook.nodes[place].spec) {
                         capacity.changes(place, |node| {
                             node.closed =
                                 if closes { node.closed + 1 } else { node.closed.saturating_sub(1) };

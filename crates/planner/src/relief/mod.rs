@@ -23,16 +23,15 @@ use alloc::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use alloc::vec::Vec;
 use core::cmp::{Ordering, Reverse};
 use muster_state::{FreeKey, PoolKey, RackKey, State, fit};
-use muster_types::policy::Window;
 use muster_types::{DeviceSet, JobId, JobSpec, Level, LogTime, Name, NodeId, WorkerRequest};
 
 pub use harm::{HARM_RANKS, PreemptionCost};
 use harm::{PerWorker, order};
 use host::{Held, Host};
 
-use crate::fill::{Scope, closed_windows, racks_of};
+use crate::fill::{Scope, closed_to, racks_of};
 use crate::sites::{self, Site};
-use crate::terms::Terms;
+use crate::terms::{ClosedPlace, Terms};
 use crate::{Budget, Spent};
 
 /// Hosts after which no more are looked at for a gang that would fit on what was found.
@@ -118,7 +117,7 @@ pub fn relief(
         hosts: BTreeMap::new(),
         needs: question.spec.groups.iter().map(|group| group.request.clone()).collect(),
         end: LogTime(0),
-        windows: Vec::new(),
+        closed: Vec::new(),
         ways: Vec::new(),
     };
     let mut is_spent = false;
@@ -206,7 +205,7 @@ struct Search<'a, 'b> {
     /// By group: what a worker needs of its host. For a slice that is all devices.
     needs: Vec<WorkerRequest>,
     end: LogTime,
-    windows: Vec<&'a Window>,
+    closed: Vec<ClosedPlace<'a>>,
     /// Least harm first.
     ways: Vec<Relief>,
 }
@@ -231,7 +230,7 @@ impl<'a> Search<'a, '_> {
         }
         self.hosts.clear();
         self.end = terms.end(spec, site.slowest_milli);
-        self.windows = closed_windows(terms, self.end, site.region, site.cluster);
+        self.closed = closed_to(terms, self.end, site.region, site.cluster);
         if needs_one_host(spec) {
             return self.on_one_host(site);
         }
@@ -596,7 +595,7 @@ impl<'a> Search<'a, '_> {
         let row = question.state.node(node).expect("an indexed node has a row");
         let is_open = row.is_placeable()
             && fit::allows(&row.spec, question.spec, &question.state.policy().policy)
-            && !self.windows.iter().any(|window| window.scope.covers(&row.spec));
+            && !self.closed.iter().any(|closed| closed.covers(&row.spec));
         if !is_open {
             self.hosts.insert(node, None);
             return Ok(false);

@@ -129,6 +129,7 @@ impl Fleet {
             room_milli: &|_| u64::MAX,
             lanes: &[],
             holds,
+            closures: &[],
             policy: &self.state.policy().policy,
             own_work: &|_, _| (0, 0),
             elastic: spec.is_elastic(),
@@ -190,5 +191,6 @@ pub fn job_draft(groups: Vec<TaskGroup>) -> JobDraft {
         expected_run_ms: None,
         datasets: Vec::new(),
         nodes: None,
+        booking: None,
     }
 }

@@ -7,7 +7,7 @@ use muster_journal::{Decision, Outcome, StopCause, SubmittedPart};
 use muster_state::{Applied, Phase, QuotaGrantStatus, RequestAnswer, State};
 use muster_types::policy::{Policy, QuotaGrant};
 use muster_types::{
-    ArrayId, Control, FieldChange, ForeignLoad, HolderId, JobId, LogIndex, LogTime, Name, NodeId, NodeSpec,
+    ArrayId, Control, FieldChange, ForeignLoad, HolderId, JobId, JobSpec, LogIndex, LogTime, Name, NodeId, NodeSpec,
     RequestId, Requester, Submission,
 };
 
@@ -170,7 +170,7 @@ impl Recorder {
             let spec = state.spec(job)?;
             let contract = state.agreed(job).map(|contract| (**contract).clone()).unwrap_or_default();
             let metadata = state.carried(job).cloned();
-            Some(Submission { metadata, ..Submission::new((**spec).clone(), contract) })
+            Some(Submission { metadata, ..Submission::new(unbooked(spec), contract) })
         };
         for place in std::mem::take(&mut self.submitted) {
             if let Some((_, Input::Submitted { first, count, parts })) = self.recording.inputs.get_mut(place)
@@ -336,8 +336,18 @@ fn submission(part: &SubmittedPart) -> Submission {
     Submission {
         metadata: part.metadata.clone(),
         array: part.array.clone(),
-        ..Submission::new((*part.spec).clone(), contract)
+        ..Submission::new(unbooked(&part.spec), contract)
     }
+}
+
+/// A job without its booking: bookings are not repeated, so it would name one that is not there.
+fn unbooked(spec: &JobSpec) -> JobSpec {
+    if spec.booking.is_none() {
+        return spec.clone();
+    }
+    let mut draft = spec.clone().into_draft();
+    draft.booking = None;
+    draft.check().unwrap_or_else(|_| spec.clone())
 }
 
 /// The jobs that a request made: the first id, and how many.
@@ -395,5 +405,7 @@ fn is_input(decision: &Decision) -> bool {
             | Decision::NodeOverridesSet { .. }
             | Decision::HealthPolicySet { .. }
             | Decision::StragglerNoted { .. }
+            | Decision::BookingCreated { .. }
+            | Decision::BookingDeleted { .. }
     )
 }

@@ -32,7 +32,9 @@ impl GangClass {
         let place = (&spec.regions, &spec.node_selector, &spec.tolerations, &spec.datasets);
         // A job that ends in time may use capacity that is kept for others.
         let times = (spec.expected_run_ms.map(bucket_of), spec.run_time_limit_ms.map(bucket_of));
-        hash(&(groups, place, &spec.nodes, &spec.topology, times))
+        let request = hash(&(groups, place, &spec.nodes, &spec.topology, times));
+        // It has other nodes than its like, and its own answer.
+        spec.booking.as_ref().map_or(request, |booking| hash(&(request, booking)))
     }
 }
 

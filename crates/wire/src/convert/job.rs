@@ -142,6 +142,7 @@ pub fn job_spec_to_proto(spec: &JobSpec, contract: Option<&JobContract>) -> v1::
         expected_run: spec.expected_run_ms.map(duration),
         datasets: spec.datasets.iter().map(Name::to_string).collect(),
         nodes: spec.nodes.as_deref().map(node_requirements_to_proto),
+        booking: spec.booking.as_ref().map(Name::to_string).unwrap_or_default(),
         retry: (retry != v1::RetryPolicy::default()).then_some(retry),
         checkpoint: (checkpoint != v1::CheckpointPolicy::default()).then_some(checkpoint),
         ..said
@@ -316,6 +317,10 @@ pub(super) fn draft(
         expected_run_ms: span(at, "expected_run", message.expected_run, found),
         datasets,
         nodes: node_requirements(at, message.nodes, found),
+        booking: match message.booking.as_str() {
+            "" => None,
+            text => found.take(name_below(at, "booking", text)),
+        },
     }
 }
 

@@ -11,6 +11,7 @@
 
 mod admission;
 mod array;
+mod booking;
 mod change;
 mod container;
 mod contract;
@@ -38,6 +39,7 @@ pub use admission::{
     node_bounds_to_proto, revocation_from_proto, revocation_to_proto,
 };
 pub use array::array_to_proto;
+pub use booking::{booking_spec_from_proto, booking_spec_to_proto, booking_to_proto};
 pub use change::{changes_from_proto, throttle_from_proto};
 pub use container::{container_to_proto, launched_container};
 pub use contract::{notice_to_proto, workdir_from_proto, workdir_to_proto};

@@ -43,7 +43,16 @@ from .types import (
     Until,
     WatchItem,
 )
-from .v1beta1 import cluster_pb2, common_pb2, fleet_pb2, job_pb2, policy_pb2, quota_pb2, tenant_pb2
+from .v1beta1 import (
+    booking_pb2,
+    cluster_pb2,
+    common_pb2,
+    fleet_pb2,
+    job_pb2,
+    policy_pb2,
+    quota_pb2,
+    tenant_pb2,
+)
 
 Answer = TypeVar("Answer")
 Result = TypeVar("Result")
@@ -52,6 +61,7 @@ JobT = TypeVar("JobT", bound=JobView)
 _JOBS, _FLEET, _QUEUES = "/muster.v1beta1.JobService/", "/muster.v1beta1.FleetService/", "/muster.v1beta1.TenantService/"
 _CLUSTER, _POLICY = "/muster.v1beta1.ClusterService/", "/muster.v1beta1.PolicyService/"
 _QUOTA = "/muster.v1beta1.QuotaService/"
+_BOOKINGS = "/muster.v1beta1.BookingService/"
 # A watch and a list take as many ids; of more jobs, everything is watched and the others are left out here.
 WATCHED_IDS_MAX = 1_000
 _PAGE = 1_000
@@ -772,6 +782,42 @@ class Core(Generic[JobT]):
         parse = quota_pb2.AnswerQuotaResponse.FromString
         result = lambda answer: answer.grant  # noqa: E731
         return Call("answer quota", _QUOTA + "AnswerQuota", request, parse, result, request_id, timeout=timeout)
+
+    def create_booking(
+        self, name: str, spec: booking_pb2.BookingSpec, request_id: str | None, timeout: Seconds | None
+    ) -> Call[booking_pb2.Booking]:
+        request_id = new_request_id(request_id)
+        request = booking_pb2.CreateBookingRequest(request_id=request_id, name=name, spec=spec)
+        parse = booking_pb2.CreateBookingResponse.FromString
+        result = lambda answer: answer.booking  # noqa: E731
+        path = _BOOKINGS + "CreateBooking"
+        return Call("create booking", path, request, parse, result, request_id, timeout=timeout)
+
+    def plan_booking(
+        self, name: str, spec: booking_pb2.BookingSpec, timeout: Seconds | None
+    ) -> Call[booking_pb2.PlanBookingResponse]:
+        request = booking_pb2.PlanBookingRequest(name=name, spec=spec, read=self.reading(None))
+        answer = booking_pb2.PlanBookingResponse
+        return self._get("plan booking", _BOOKINGS + "PlanBooking", request, answer, _all, timeout)
+
+    def booking(self, name: str, read: Read | None, timeout: Seconds | None) -> Call[booking_pb2.Booking]:
+        request = booking_pb2.GetBookingRequest(name=name, read=self.reading(read))
+        answer = booking_pb2.GetBookingResponse
+        return self._get("get booking", _BOOKINGS + "GetBooking", request, answer, lambda a: a.booking, timeout)
+
+    def bookings(self, read: Read | None, timeout: Seconds | None) -> Call[list[booking_pb2.Booking]]:
+        request = booking_pb2.ListBookingsRequest(read=self.reading(read))
+        answer = booking_pb2.ListBookingsResponse
+        path = _BOOKINGS + "ListBookings"
+        return self._get("list bookings", path, request, answer, lambda a: list(a.bookings), timeout)
+
+    def delete_booking(self, name: str, request_id: str | None, timeout: Seconds | None) -> Call[None]:
+        request_id = new_request_id(request_id)
+        request = booking_pb2.DeleteBookingRequest(request_id=request_id, name=name)
+        parse = booking_pb2.DeleteBookingResponse.FromString
+        result = lambda answer: None  # noqa: E731
+        path = _BOOKINGS + "DeleteBooking"
+        return Call("delete booking", path, request, parse, result, request_id, timeout=timeout)
 
     def status(self, timeout: Seconds | None) -> Call[cluster_pb2.GetStatusResponse]:
         # Without what was seen: how far a replica lags is part of its answer.

@@ -50,7 +50,7 @@ _SPEC = (
     *("workingDirectory", "array", "topology", "nodeSelector", "nodes", "tolerations", "preemptible", "after"),
     "notBefore",
     *("deadline", "expectedRun", "datasets", "launch", "retry", "checkpoint", "notice", "spareWorkers", "preflight"),
-    *("workdir", "parallel", *_GROUP),
+    *("workdir", "booking", "parallel", *_GROUP),
 )
 _Value = TypeVar("_Value")
 
@@ -135,6 +135,7 @@ class Reader:
             launch=self.word(at.get("launch"), "spec.launch", LAUNCH_FORMS),
             spare_workers=self.value(at, "spec.spareWorkers", quantity.count) or 0,
             preflight=self.word(at.get("preflight"), "spec.preflight", PREFLIGHTS),
+            booking=self.text(at.get("booking"), "spec.booking"),
         )
         if array is not None:
             size, indices, throttle = array

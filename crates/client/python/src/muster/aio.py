@@ -31,7 +31,7 @@ from .types import (
     Until,
     WatchItem,
 )
-from .v1beta1 import cluster_pb2, common_pb2, job_pb2, policy_pb2, quota_pb2
+from .v1beta1 import booking_pb2, cluster_pb2, common_pb2, job_pb2, policy_pb2, quota_pb2
 
 _Item = TypeVar("_Item")
 
@@ -345,6 +345,39 @@ class Client:
     ) -> quota_pb2.QuotaGrant:
         """Approves or denies a request for quota; a grant in force that is denied ends at once."""
         return await self._run(self._core.answer_quota(number, approve, reason, request_id, timeout))
+
+    async def create_booking(
+        self,
+        name: str,
+        spec: booking_pb2.BookingSpec,
+        *,
+        request_id: str | None = None,
+        timeout: Seconds | None = None,
+    ) -> booking_pb2.Booking:
+        """Sets nodes aside for a tenant; the answer says which."""
+        return await self._run(self._core.create_booking(name, spec, request_id, timeout))
+
+    async def plan_booking(
+        self, name: str, spec: booking_pb2.BookingSpec, *, timeout: Seconds | None = None
+    ) -> booking_pb2.PlanBookingResponse:
+        """Which nodes a booking would get, and what it would cost others; nothing is changed."""
+        return await self._run(self._core.plan_booking(name, spec, timeout))
+
+    async def booking(
+        self, name: str, *, read: Read | None = None, timeout: Seconds | None = None
+    ) -> booking_pb2.Booking:
+        """One booking."""
+        return await self._run(self._core.booking(name, read, timeout))
+
+    async def bookings(
+        self, *, read: Read | None = None, timeout: Seconds | None = None
+    ) -> list[booking_pb2.Booking]:
+        """All bookings that are not over, by name."""
+        return await self._run(self._core.bookings(read, timeout))
+
+    async def delete_booking(self, name: str, *, request_id: str | None = None, timeout: Seconds | None = None) -> None:
+        """Gives a booking up: its nodes are open to everybody again."""
+        await self._run(self._core.delete_booking(name, request_id, timeout))
 
     async def status(self, *, timeout: Seconds | None = None) -> cluster_pb2.GetStatusResponse:
         """How some replica stands."""

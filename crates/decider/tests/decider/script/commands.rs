@@ -71,6 +71,7 @@ impl World {
             draft.failure_retries_max = retries.parse().unwrap();
         }
         draft.nodes = Self::asked_nodes(words);
+        draft.booking = self.number(words, "booking=").map(name);
         draft.run_time_limit_ms = self.number(words, "limit=").map(duration_ms);
         if let Some(tenant) = self.number(words, "tenant=") {
             draft.tenant = name(tenant);

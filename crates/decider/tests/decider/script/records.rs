@@ -111,6 +111,15 @@ impl World {
                 format!(" {id} {} by {by}", if *approved { "approved" } else { "denied" })
             }
             Decision::QuotaGrantsEnded { ids } => ids.iter().map(|id| format!(" {id}")).collect(),
+            Decision::BookingCreated { by, name, spec, nodes, .. } => {
+                let nodes: Vec<&str> = nodes.iter().map(|node| node.as_str()).collect();
+                format!(" {name} for {} on {} by {by}", spec.tenant, nodes.join(" "))
+            Decision::BookingDeleted { by, name, .. } => format!(" {name} by {by}"),
+            Decision::BookingOpened { name } => format!(" {name}"),
+            Decision::BookingEnded { name, cause } => format!(" {name}: {cause}"),
+            Decision::BookingMoved { name, nodes } => {
+                let nodes: Vec<&str> = nodes.iter().map(|node| node.as_str()).collect();
+                format!(" {name} to {}", nodes.join(" "))
             Decision::SessionResumed { node, incarnation } => {
                 format!(" {} incarnation={incarnation}", self.node_label(*node))
             }

@@ -154,6 +154,7 @@ prop_compose! {
         expected_run_ms in option::of(1..=limits::RUN_TIME_LIMIT_MS_MAX),
         datasets in btree_set(name(), 0..4),
         nodes in option::of(node_requirements()),
+        booking in option::of(name()),
         elastic: bool,
     ) -> JobSpec {
         let mut groups = groups;
@@ -169,7 +170,7 @@ prop_compose! {
             checkpoint_directory, working_directory, array: None, topology, node_selector, tolerations,
             preemptible, dependencies, not_before: times.0.map(LogTime), deadline: times.1.map(LogTime),
             expected_run_ms, datasets: datasets.into_iter().collect(),
-            nodes: nodes.filter(|nodes| !nodes.is_empty()).map(Box::new),
+            nodes: nodes.filter(|nodes| !nodes.is_empty()).map(Box::new), booking,
         }.check().unwrap()
     }
 }

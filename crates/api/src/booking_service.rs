@@ -1,0 +1,200 @@
+//! `muster.v1beta1.BookingService`.
+
+use muster_decider::{BookingOrder, BookingPlan, Command};
+use muster_engine::{Engine, Reading};
+use muster_types::fleet::checked_name;
+use muster_types::{Booking, BookingSpec, Consistency, Name, Refusal, RefusalCode, Violation};
+use muster_wire::convert::{UNSAID_OF_LISTS, booking_spec_from_proto, booking_to_proto, request_id};
+use muster_wire::status::to_status;
+use muster_wire::time::log_time;
+use muster_wire::v1;
+use muster_wire::v1::booking_service_client::BookingServiceClient;
+use muster_wire::v1::booking_service_server::BookingService;
+use tonic::{Request, Response, Status};
+
+use crate::controls::requester;
+use crate::forward::{Caller, Router};
+use crate::read::{freshness, invalid, written};
+use crate::visibility::Visibility;
+
+pub(crate) struct Bookings {
+    router: Router,
+}
+
+impl Bookings {
+    pub(crate) fn new(router: Router) -> Bookings {
+        Bookings { router }
+    }
+}
+
+/// A booking as it is shown: of another tenant's it is not said who made it, for which user and jobs, and why.
+fn shown(view: &Reading, visibility: Visibility, name: &Name, booking: &Booking) -> v1::Booking {
+    let mut message = booking_to_proto(name, booking);
+    if visibility.sees(view, &booking.spec.tenant) {
+        return message;
+    }
+    message.creator.clear();
+    if let Some(spec) = &mut message.spec {
+        spec.user.clear();
+        spec.jobs.clear();
+        spec.reason.clear();
+    }
+    message
+}
+
+/// All bookings, by name, as they are shown.
+pub(crate) fn list(view: &Reading, visibility: Visibility) -> Vec<v1::Booking> {
+    view.bookings().map(|(name, booking)| shown(view, visibility, name, booking)).collect()
+}
+
+/// The name and what is to be booked, or every field that is wrong.
+fn asked(name: &str, spec: Option<v1::BookingSpec>) -> Result<(Name, BookingSpec), Vec<Violation>> {
+    match (checked_name("name", name), booking_spec_from_proto(spec)) {
+        (Ok(name), Ok(spec)) => Ok((name, spec)),
+        (name, spec) => {
+            let mut violations: Vec<Violation> = name.err().into_iter().collect();
+            violations.extend(spec.err().unwrap_or_default());
+            Err(violations)
+        }
+    }
+}
+
+fn create_command(caller: &Caller, message: &v1::CreateBookingRequest) -> Result<Command, Status> {
+    let acts_for = caller.acts_for().map_err(|refusal| to_status(&refusal))?;
+    match (request_id("request_id", &message.request_id), asked(&message.name, message.spec.clone())) {
+        (Ok(request), Ok((name, spec))) => {
+            let order = BookingOrder { request, by: requester(caller), acts_for, name, spec };
+            Ok(Command::CreateBooking(Box::new(order)))
+        }
+        (request, asked) => {
+            let mut violations: Vec<Violation> = request.err().into_iter().collect();
+            violations.extend(asked.err().unwrap_or_default());
+            Err(invalid(violations))
+        }
+    }
+}
+
+fn delete_command(caller: &Caller, message: &v1::DeleteBookingRequest) -> Result<Command, Status> {
+    let acts_for = caller.acts_for().map_err(|refusal| to_status(&refusal))?;
+    match (request_id("request_id", &message.request_id), checked_name("name", &message.name)) {
+        (Ok(request), Ok(name)) => {
+            Ok(Command::DeleteBooking { request, by: requester(caller), acts_for, name })
+        }
+        (request, name) => Err(invalid(request.err().into_iter().chain(name.err()).collect())),
+    }
+}
+
+/// The booking that a message asked for, as the state has it now.
+fn created(engine: &Engine, name: &str) -> Option<v1::Booking> {
+    let name = Name::new(name)?;
+    engine.view().booking(&name).map(|booking| booking_to_proto(&name, booking))
+}
+
+fn planned(engine: &Engine, view: &Reading, plan: &BookingPlan) -> v1::PlanBookingResponse {
+    let overrunning = plan.overrunning.iter();
+    let overrunning = overrunning
+        .map(|(job, end)| v1::OverrunningJob { job_id: job.to_string(), expected_end_time: log_time(*end) });
+    v1::PlanBookingResponse {
+        nodes: plan.nodes.iter().map(Name::to_string).collect(),
+        overrunning: overrunning.collect(),
+        displaced_job_ids: plan.displaced.iter().map(ToString::to_string).collect(),
+        truncated: plan.is_cut,
+        knows_reservations: plan.knows_reservations,
+        freshness: Some(freshness(engine, view)),
+    }
+}
+
+#[tonic::async_trait]
+impl BookingService for Bookings {
+    async fn create_booking(
+        &self,
+        request: Request<v1::CreateBookingRequest>,
+    ) -> Result<Response<v1::CreateBookingResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let command = create_command(&caller, &message)?;
+        let engine = self.router.engine();
+        let local = || async {
+            let answer = engine.execute(command.clone()).await?;
+            let booking = created(engine, &message.name);
+            Ok(v1::CreateBookingResponse { booking, freshness: written(engine, answer.at()) })
+        };
+        let onward = |channel| {
+            let request = Router::onward(message.clone(), caller);
+            async move { Ok(BookingServiceClient::new(channel).create_booking(request).await?.into_inner()) }
+        };
+        self.router.write(caller, local, onward).await.map(Response::new)
+    }
+
+    async fn plan_booking(
+        &self,
+        request: Request<v1::PlanBookingRequest>,
+    ) -> Result<Response<v1::PlanBookingResponse>, Status> {
+        let (deadline, caller) = (self.router.read_deadline(&request), self.router.caller(&request));
+        let account = caller.account();
+        let message = request.into_inner();
+        let acts_for = caller.acts_for().map_err(|refusal| to_status(&refusal))?;
+        let (name, spec) = asked(&message.name, message.spec).map_err(invalid)?;
+        let engine = self.router.engine();
+        let view =
+            self.router.fresh(account, (message.read.as_ref(), Consistency::Linearizable), deadline).await?;
+        let _turn = self.router.costly(account).await.map_err(|refusal| to_status(&refusal))?;
+        let plan = engine.plan_booking(&view, (acts_for, name), spec).await;
+        let plan = plan.map_err(|refusal| to_status(&refusal))?;
+        Ok(Response::new(planned(engine, &view, &plan)))
+    }
+
+    async fn get_booking(
+        &self,
+        request: Request<v1::GetBookingRequest>,
+    ) -> Result<Response<v1::GetBookingResponse>, Status> {
+        let (deadline, caller) = (self.router.read_deadline(&request), self.router.caller(&request));
+        let message = request.into_inner();
+        let name = checked_name("name", &message.name).map_err(|violation| invalid(vec![violation]))?;
+        let engine = self.router.engine();
+        let asked = (message.read.as_ref(), Consistency::Linearizable);
+        let view = self.router.fresh(caller.account(), asked, deadline).await?;
+        let booking = view.booking(&name).map(|booking| shown(&view, caller.visibility(), &name, booking));
+        if booking.is_none() {
+            let refusal = Refusal::new(RefusalCode::BookingNotFound, format!("there is no booking {name}"));
+            return Err(to_status(&refusal.with("booking", &name)));
+        }
+        Ok(Response::new(v1::GetBookingResponse { booking, freshness: Some(freshness(engine, &view)) }))
+    }
+
+    async fn list_bookings(
+        &self,
+        request: Request<v1::ListBookingsRequest>,
+    ) -> Result<Response<v1::ListBookingsResponse>, Status> {
+        let (deadline, caller) = (self.router.read_deadline(&request), self.router.caller(&request));
+        let (account, visibility) = (caller.account(), caller.visibility());
+        let message = request.into_inner();
+        let engine = self.router.engine().clone();
+        let view = self.router.fresh(account, (message.read.as_ref(), UNSAID_OF_LISTS), deadline).await?;
+        let bytes = view.bookings().map(|(_, booking)| 1_024 + booking.nodes.len() * 64).sum();
+        let make = move || {
+            let bookings = list(&view, visibility);
+            Ok(v1::ListBookingsResponse { bookings, freshness: Some(freshness(&engine, &view)) })
+        };
+        self.router.page(account, bytes, make).await
+    }
+
+    async fn delete_booking(
+        &self,
+        request: Request<v1::DeleteBookingRequest>,
+    ) -> Result<Response<v1::DeleteBookingResponse>, Status> {
+        let caller = self.router.caller(&request);
+        let message = request.into_inner();
+        let command = delete_command(&caller, &message)?;
+        let engine = self.router.engine();
+        let local = || async {
+            let answer = engine.execute(command.clone()).await?;
+            Ok(v1::DeleteBookingResponse { freshness: written(engine, answer.at()) })
+        };
+        let onward = |channel| {
+            let request = Router::onward(message.clone(), caller);
+            async move { Ok(BookingServiceClient::new(channel).delete_booking(request).await?.into_inner()) }
+        };
+        self.router.write(caller, local, onward).await.map(Response::new)
+    }
+}

@@ -1,0 +1,441 @@
+//! `muster booking create|list|show|delete`: nodes that are set aside for a tenant over windows of time.
+
+use clap::{Args, Subcommand};
+use muster_client::Client;
+use muster_console::{Console, Document, Exit, Failure, Format, Global, Grid, Items, moment, span};
+use muster_manifest::quantity;
+use muster_types::BookingClearing;
+use muster_wire::closed::{number, of_word, word};
+use muster_wire::time::{duration, timestamp};
+use muster_wire::v1;
+use serde::Serialize;
+
+use crate::job_files::now_ms;
+
+/// Commands about bookings.
+#[derive(Subcommand)]
+pub enum BookingCommand {
+    /// Set nodes aside for a tenant, or say with --dry-run what that would cost others
+    #[command(after_help = "\
+Examples:
+  muster booking create demo --tenant research --devices 16 --type h100 --start 2027-03-01T09:00:00+01:00 --for 4h --dry-run
+  muster booking create demo --tenant research --devices 16 --type h100 --start 2027-03-01T09:00:00+01:00 --for 4h --notice 2h
+  muster booking create nightly --tenant vision --hosts 2 --type h100 --start 2027-03-01T22:00:00Z --for 6h --every 1d --times 30
+  muster booking create lab --tenant vision --node h1,h2 --for 8h --others stop --shared --reason 'repair of the model'
+
+Nodes are whole hosts of one cluster; the leader chooses them, and chooses again when one is lost. A job uses them during a window if it
+names the booking (booking: NAME in its file), or with --shared if it is of the tenant. A start has an offset from UTC, and windows repeat
+after whole days of 24 hours: summer time moves none. During --notice nothing is placed there whose run-time limit passes the start.
+--others says what becomes of what is still there then: finish lets it run to its end, stop and fill stop it with its grace, and fill lets
+jobs without a limit begin there until the start. Who acts for a tenant books within its nominal quota and lets others finish.")]
+    Create(Box<CreateArgs>),
+    /// List the bookings that are not over
+    #[command(after_help = "\
+Examples:
+  muster booking list
+  muster booking list -o json | jq -r '.items[] | select(.open).name'")]
+    List,
+    /// Show one booking: its owner, its windows and its nodes
+    #[command(after_help = "\
+Examples:
+  muster booking show demo
+  muster booking show demo -o json | jq -r '.nodes[]'")]
+    Show {
+        /// Its name
+        name: String,
+    },
+    /// Give a booking up: its nodes are open to everybody again, and what runs there goes on
+    #[command(after_help = "\
+Examples:
+  muster booking delete demo")]
+    Delete {
+        /// Its name
+        name: String,
+    },
+}
+
+/// What to book.
+#[derive(Args)]
+pub struct CreateArgs {
+    /// What to call it: jobs name it so
+    name: String,
+    /// Whose jobs may use the nodes: this tenant's, and those of the tenants below it
+    #[arg(long, value_name = "TENANT")]
+    tenant: String,
+    /// The user whose jobs alone may name it, as `muster job show` names creators
+    #[arg(long = "for-user", value_name = "USER")]
+    user: Option<String>,
+    /// A name of jobs that alone may name it; several with commas, or several times
+    #[arg(long = "job", value_name = "NAME", value_delimiter = ',')]
+    jobs: Vec<String>,
+    /// Let every job of the tenant use the nodes, also one that does not name the booking
+    #[arg(long, conflicts_with_all = ["user", "jobs"])]
+    shared: bool,
+    /// These nodes, whatever becomes of them; several with commas, or several times
+    #[arg(long = "node", value_name = "NODE", value_delimiter = ',', conflicts_with_all = ["hosts", "devices", "kind", "region", "in_cluster", "labels"], required_unless_present_any = ["hosts", "devices"])]
+    nodes: Vec<String>,
+    /// This number of hosts, which the leader chooses
+    #[arg(long, value_name = "COUNT", conflicts_with = "devices")]
+    hosts: Option<u32>,
+    /// Hosts with exactly this number of devices together
+    #[arg(long, value_name = "COUNT", requires = "kind")]
+    devices: Option<u32>,
+    /// The type of accelerator of the hosts
+    #[arg(long = "type", value_name = "TYPE")]
+    kind: Option<String>,
+    /// The region of the hosts
+    #[arg(long, value_name = "REGION")]
+    region: Option<String>,
+    /// The cluster of the hosts
+    #[arg(long = "in-cluster", value_name = "CLUSTER")]
+    in_cluster: Option<String>,
+    /// A label that each host has; several with commas, or several times
+    #[arg(long = "label", value_name = "KEY=VALUE", value_delimiter = ',', value_parser = label)]
+    labels: Vec<(String, String)>,
+    /// The first moment: a time with an offset from UTC, or +2h for two hours from now [default: now]
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    start: Option<u64>,
+    /// How long each window is, from 1m to 30d
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration_ms)]
+    length_ms: u64,
+    /// From the start of one window to that of the next: whole days, up to 28d; with --times
+    #[arg(long, value_name = "DAYS", value_parser = days, requires = "times")]
+    every: Option<u32>,
+    /// How many windows there are, up to 366; with --every
+    #[arg(long, value_name = "COUNT", requires = "every")]
+    times: Option<u32>,
+    /// How long ahead of each window the nodes are cleared, up to 30d
+    #[arg(long, value_name = "DURATION", value_parser = duration_ms)]
+    notice: Option<u64>,
+    /// What becomes of others' work on the nodes: finish, stop or fill
+    #[arg(long, value_name = "HOW", default_value = "finish", value_parser = others)]
+    others: BookingClearing,
+    /// Why, for people
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    reason: String,
+    /// Say what it would cost others, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+fn time(text: &str) -> Result<u64, String> {
+    quantity::time_ms(text, now_ms()).map_err(|error| error.to_string())
+}
+
+fn duration_ms(text: &str) -> Result<u64, String> {
+    quantity::duration_ms(text).map_err(|error| error.to_string())
+}
+
+fn days(text: &str) -> Result<u32, String> {
+    let ms = duration_ms(text)?;
+    let is_whole = ms > 0 && ms % muster_types::booking::DAY_MS == 0;
+    let count = u32::try_from(ms / muster_types::booking::DAY_MS).ok().filter(|_| is_whole);
+    count.ok_or_else(|| "must be whole days, such as 1d or 7d".to_owned())
+}
+
+fn others(text: &str) -> Result<BookingClearing, String> {
+    of_word(text).ok_or_else(|| "must be finish, stop or fill".to_owned())
+}
+
+fn label(text: &str) -> Result<(String, String), String> {
+    let pair = text.split_once('=').filter(|(key, _)| !key.is_empty());
+    let (key, value) = pair.ok_or_else(|| "must be KEY=VALUE".to_owned())?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+impl CreateArgs {
+    fn spec(&self) -> v1::BookingSpec {
+        let shape = v1::BookingShape {
+            nodes: self.nodes.clone(),
+            hosts: self.hosts.unwrap_or_default(),
+            devices: self.devices.unwrap_or_default(),
+            accelerator: self.kind.clone().unwrap_or_default(),
+            region: self.region.clone().unwrap_or_default(),
+            cluster: self.in_cluster.clone().unwrap_or_default(),
+            labels: self.labels.iter().cloned().collect(),
+        };
+        v1::BookingSpec {
+            tenant: self.tenant.clone(),
+            user: self.user.clone().unwrap_or_default(),
+            jobs: self.jobs.clone(),
+            shared: self.shared,
+            shape: Some(shape),
+            start_time: self.start.map(timestamp),
+            length: Some(duration(self.length_ms)),
+            every_days: self.every.unwrap_or_default(),
+            windows: self.times.unwrap_or_default(),
+            notice: self.notice.map(duration),
+            clearing: number(self.others),
+            reason: self.reason.clone(),
+        }
+    }
+}
+
+/// Carries out a command about bookings.
+pub async fn run(global: &Global, console: &Console, command: BookingCommand) -> Result<Exit, Failure> {
+    let client = global.client().await?;
+    match command {
+        BookingCommand::Create(args) if args.dry_run => plan(&client, console, &args).await?,
+        BookingCommand::Create(args) => create(&client, console, &args).await?,
+        BookingCommand::List => list(&client, console).await?,
+        BookingCommand::Show { name } => show(&client, console, name).await?,
+        BookingCommand::Delete { name } => delete(&client, console, name).await?,
+    }
+    Ok(Exit::Ok)
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct BookingView {
+    name: String,
+    tenant: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    user: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    jobs: Vec<String>,
+    shared: bool,
+    open: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    window_start: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    window_end: Option<String>,
+    windows_left: u32,
+    every_days: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    notice: Option<String>,
+    others: &'static str,
+    nodes: Vec<String>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    creator: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    reason: String,
+}
+
+impl From<v1::Booking> for BookingView {
+    fn from(booking: v1::Booking) -> BookingView {
+        let spec = booking.spec.unwrap_or_default();
+        BookingView {
+            name: booking.name,
+            tenant: spec.tenant,
+            user: spec.user,
+            jobs: spec.jobs,
+            shared: spec.shared,
+            open: booking.open,
+            window_start: moment(booking.window_start_time),
+            window_end: moment(booking.window_end_time),
+            windows_left: booking.windows_left,
+            every_days: spec.every_days,
+            notice: span(spec.notice),
+            others: word::<BookingClearing>(spec.clearing),
+            nodes: booking.nodes,
+            creator: booking.creator,
+            reason: spec.reason,
+        }
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Overrunning {
+    job_id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expected_end: Option<String>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PlanView {
+    nodes: Vec<String>,
+    others: &'static str,
+    overrunning: Vec<Overrunning>,
+    displaced_job_ids: Vec<String>,
+    truncated: bool,
+    knows_reservations: bool,
+}
+
+async fn plan(client: &Client, console: &Console, args: &CreateArgs) -> Result<(), Failure> {
+    let request =
+        v1::PlanBookingRequest { name: args.name.clone(), spec: Some(args.spec()), ..Default::default() };
+    let answer = client.plan_booking(request).await?;
+    let overrunning = answer
+        .overrunning
+        .into_iter()
+        .map(|job| Overrunning { job_id: job.job_id, expected_end: moment(job.expected_end_time) });
+    let view = PlanView {
+        nodes: answer.nodes,
+        others: word::<BookingClearing>(number(args.others)),
+        overrunning: overrunning.collect(),
+        displaced_job_ids: answer.displaced_job_ids,
+        truncated: answer.truncated,
+        knows_reservations: answer.knows_reservations,
+    };
+    if console.is_structured() {
+        return console.object(&Document::new("BookingPlan", answer.freshness, view));
+    }
+    for line in plan_lines(&view) {
+        console.line(&line)?;
+    }
+    Ok(())
+}
+
+fn plan_lines(view: &PlanView) -> Vec<String> {
+    let mut lines = vec![format!("nodes: {}", view.nodes.join(" "))];
+    let fate =
+        if view.others == "finish" { "would run into the window" } else { "would be stopped at the start" };
+    if view.overrunning.is_empty() {
+        lines.push("no job of others is expected to run there at the start".to_owned());
+    }
+    for job in &view.overrunning {
+        let end = job.expected_end.as_deref().unwrap_or("unknown");
+        lines.push(format!("{} {fate}: it is expected to end at {end}", job.job_id));
+    }
+    for job in &view.displaced_job_ids {
+        lines.push(format!("{job} would lose the place that is kept for it"));
+    }
+    if view.truncated {
+        lines.push("there are more".to_owned());
+    }
+    if !view.knows_reservations {
+        lines.push(
+            "which reservations there are is known to the leader alone, after a pass over the queue"
+                .to_owned(),
+        );
+    }
+    lines
+}
+
+async fn create(client: &Client, console: &Console, args: &CreateArgs) -> Result<(), Failure> {
+    let request = v1::CreateBookingRequest {
+        request_id: String::new(),
+        name: args.name.clone(),
+        spec: Some(args.spec()),
+    };
+    let answer = client.create_booking(request).await?;
+    let Some(booking) = answer.booking else {
+        console.progress(&format!("booking {} was made, and is over", args.name));
+        return Ok(());
+    };
+    let view = BookingView::from(booking);
+    if console.is_structured() {
+        return console.object(&Document::new("Booking", answer.freshness, view));
+    }
+    let from = view.window_start.as_deref().unwrap_or("unknown");
+    console.progress(&format!("booking {} keeps {} from {from}", view.name, view.nodes.join(", ")));
+    Ok(())
+}
+
+async fn list(client: &Client, console: &Console) -> Result<(), Failure> {
+    let answer = client.list_bookings(v1::ListBookingsRequest::default()).await?;
+    let items: Vec<BookingView> = answer.bookings.into_iter().map(BookingView::from).collect();
+    match console.format {
+        Format::Json | Format::Yaml => {
+            console.object(&Document::new("BookingList", answer.freshness, Items { items }))
+        }
+        Format::Name => {
+            let lines: String = items.iter().map(|booking| format!("{}\n", booking.name)).collect();
+            console.bytes(lines.as_bytes())
+        }
+        Format::Table | Format::Wide | Format::Html => {
+            let header = vec!["NAME", "TENANT", "STATE", "FROM", "UNTIL", "LEFT", "NODES", "OTHERS"];
+            let mut grid = Grid::new(header);
+            for booking in items {
+                grid.row(vec![
+                    booking.name,
+                    booking.tenant,
+                    (if booking.open { "open" } else { "ahead" }).to_owned(),
+                    booking.window_start.unwrap_or_default(),
+                    booking.window_end.unwrap_or_default(),
+                    booking.windows_left.to_string(),
+                    booking.nodes.len().to_string(),
+                    booking.others.to_owned(),
+                ]);
+            }
+            console.table(&grid)
+        }
+    }
+}
+
+async fn show(client: &Client, console: &Console, name: String) -> Result<(), Failure> {
+    let answer = client.get_booking(v1::GetBookingRequest { name, ..Default::default() }).await?;
+    let view = BookingView::from(answer.booking.unwrap_or_default());
+    if console.is_structured() {
+        return console.object(&Document::new("Booking", answer.freshness, view));
+    }
+    for (field, text) in shown(&view) {
+        console.line(&format!("{field:<9} {text}"))?;
+    }
+    Ok(())
+}
+
+fn shown(view: &BookingView) -> Vec<(&'static str, String)> {
+    let window = [&view.window_start, &view.window_end];
+    let [from, until] = window.map(|moment| moment.clone().unwrap_or_default());
+    let state = if view.open { "open" } else { "ahead" };
+    let again = match view.every_days {
+        0 => String::new(),
+        days => format!(", {} left, every {days}d", view.windows_left),
+    };
+    let whose = match (view.shared, view.jobs.is_empty(), view.user.is_empty()) {
+        (true, ..) => "every job of the tenant".to_owned(),
+        (_, true, true) => "jobs of the tenant that name it".to_owned(),
+        (_, false, _) => format!("jobs that name it, of these names: {}", view.jobs.join(", ")),
+        (_, true, false) => format!("jobs of {} that name it", view.user),
+    };
+    let mut pairs = vec![
+        ("name", view.name.clone()),
+        ("tenant", view.tenant.clone()),
+        ("open to", whose),
+        ("window", format!("{from} to {until} ({state}{again})")),
+        ("others", view.others.to_owned()),
+        ("nodes", view.nodes.join(" ")),
+    ];
+    pairs.extend(view.notice.clone().map(|notice| ("notice", notice)));
+    let texts = [("made by", &view.creator), ("reason", &view.reason)];
+    pairs.extend(
+        texts.into_iter().filter(|(_, text)| !text.is_empty()).map(|(name, text)| (name, text.clone())),
+    );
+    pairs
+}
+
+async fn delete(client: &Client, console: &Console, name: String) -> Result<(), Failure> {
+    let request = v1::DeleteBookingRequest { request_id: String::new(), name: name.clone() };
+    client.delete_booking(request).await?;
+    console.progress(&format!("booking {name} is deleted; its nodes are open to everybody"));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn days_are_whole() {
+        assert_eq!(days("7d"), Ok(7));
+        for wrong in ["", "0d", "36h", "1h", "7"] {
+            assert!(days(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_booking_costs_is_said_by_what_it_does_to_others() {
+        let job = Overrunning { job_id: "job-1".to_owned(), expected_end: None };
+        let mut view = PlanView {
+            nodes: vec!["h1".to_owned(), "h2".to_owned()],
+            others: "finish",
+            overrunning: vec![job],
+            displaced_job_ids: vec!["job-2".to_owned()],
+            truncated: false,
+            knows_reservations: true,
+        };
+        assert_eq!(
+            plan_lines(&view),
+            [
+                "nodes: h1 h2",
+                "job-1 would run into the window: it is expected to end at unknown",
+                "job-2 would lose the place that is kept for it",
+            ]
+        );
+        view.others = "stop";
+        assert!(plan_lines(&view)[1].starts_with("job-1 would be stopped at the start"));
+    }
+}

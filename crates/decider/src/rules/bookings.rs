@@ -1,0 +1,362 @@
+//! What bookings mean for gangs, and which nodes a booking gets.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::cmp::Reverse;
+use muster_planner::Closure;
+use muster_state::booking::{devices_of, suits};
+use muster_state::{Phase, State};
+use muster_types::token::user_of;
+use muster_types::{
+    Booking, BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, JobId, JobSpec,
+    LogTime, Name, Refusal, RefusalCode, Violation, limits,
+};
+
+/// Behind every time.
+const NEVER: LogTime = LogTime(u64::MAX);
+
+/// Nodes that bookings close to a job, and when. The guard of a placement looks at less: only at bookings that are open.
+pub(crate) fn closures<'a>(state: &'a State, spec: &'a JobSpec, now: LogTime) -> Vec<Closure<'a>> {
+    let mut found = Vec::new();
+    if state.booking_count() == 0 && spec.booking.is_none() {
+        return found;
+    }
+    let policy = &state.policy().policy;
+    let soon = now.plus_ms(1);
+    for (name, booking) in state.bookings() {
+        let window = booking.current();
+        if booking.spec.admits(policy, name, spec) {
+            continue;
+        }
+        let (from, until) = match booking.is_open {
+            // Until its end is recorded, and not by the clock alone.
+            true => (LogTime(0), window.until.max(soon)),
+            false => (booking.spec.closed_from(window, spec.run_time_limit_ms), window.until),
+        };
+        found.push(Closure { booking: name, from, until, nodes: &booking.nodes, is_outside: false });
+    }
+    let Some(name) = &spec.booking else { return found };
+    let named = state.booking(name).filter(|booking| booking.spec.may_be_named_by(policy, spec));
+    let nodes = named.map_or(&[][..], |booking| booking.nodes.as_slice());
+    let own = |from, until, is_outside| Closure { booking: name, from, until, nodes, is_outside };
+    found.push(own(LogTime(0), NEVER, true));
+    if let Some(booking) = named {
+        let window = booking.current();
+        if !booking.is_open {
+            // Its jobs begin once it is recorded that the window has begun.
+            found.push(own(LogTime(0), window.from.max(soon), false));
+        }
+        found.push(own(window.until, NEVER, false));
+    }
+    found
+}
+
+/// Why a job waits that names a booking which is not open to it.
+pub(crate) fn why_it_waits(state: &State, spec: &JobSpec) -> Option<String> {
+    let name = spec.booking.as_ref()?;
+    let Some(booking) = state.booking(name) else {
+        return Some(format!(
+            "it names booking {name}, which is over or was deleted; cancel it, or book again under that name"
+        ));
+    };
+    if !booking.spec.may_be_named_by(&state.policy().policy, spec) {
+        return Some(format!(
+            "it names booking {name}, which is for other jobs of tenant {} or for another tenant",
+            booking.spec.tenant
+        ));
+    }
+    let from = booking.current().from;
+    (!booking.is_open).then(|| format!("it names booking {name}, whose next window begins at {from}"))
+}
+
+/// Why a job may not be submitted that names a booking, by who submits it.
+pub(crate) fn why_not_named(state: &State, spec: &JobSpec, creator: &str) -> Option<String> {
+    let name = spec.booking.as_ref()?;
+    let Some(booking) = state.booking(name) else {
+        return Some(format!("there is no booking {name}; `muster booking list` lists those that there are"));
+    };
+    let owner = &booking.spec.tenant;
+    if !booking.spec.may_be_named_by(&state.policy().policy, spec) {
+        return Some(match booking.spec.jobs.is_empty() {
+            true => format!("booking {name} is for jobs of tenant {owner} and of those below it"),
+            false => format!("booking {name} is for jobs of tenant {owner} that have one of the names in it"),
+        });
+    }
+    let is_user = booking.spec.user.as_ref().is_none_or(|user| user_of(creator) == user);
+    (!is_user).then(|| format!("booking {name} is for one user of tenant {owner}"))
+}
+
+/// Whether a gang has to go from a booking's nodes while a window of it is open.
+pub(crate) fn must_go(state: &State, name: &Name, booking: &Booking, job: JobId) -> bool {
+    let (Some(row), Some(spec)) = (state.job(job), state.spec(job)) else { return false };
+    matches!(row.phase, Phase::Starting | Phase::Running)
+        && booking.spec.clearing.stops_others()
+        && !booking.spec.admits(&state.policy().policy, name, spec)
+}
+
+/// The nodes that a booking gets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Choice {
+    /// Their names, in ascending order.
+    pub(crate) nodes: Vec<Name>,
+    /// Whether they are all that was asked for.
+    pub(crate) is_whole: bool,
+}
+
+/// A node that a booking may have.
+struct Candidate<'a> {
+    /// Whether the booking has it not yet.
+    is_new: bool,
+    /// Gangs of others there.
+    others: usize,
+    name: &'a Name,
+    devices: u64,
+}
+
+/// Chooses nodes in one cluster that no other booking has during these windows: those that the booking has already, then
+/// those with the fewest gangs of others. With `stays` it stays in the cluster where it has most nodes, even if they are fewer
+/// than it asks for.
+pub(crate) fn choose(
+    state: &State,
+    own: &Name,
+    spec: &BookingSpec,
+    times: &BookingTimes,
+    (kept, stays): (&[Name], bool),
+) -> Choice {
+    let amount = match &spec.shape {
+        BookingShape::Nodes(nodes) => return Choice { nodes: nodes.clone(), is_whole: true },
+        BookingShape::Chosen { amount, .. } => *amount,
+    };
+    let others = state.bookings().filter(|(name, other)| *name != own && other.left().meets(times).is_some());
+    let taken: BTreeSet<&Name> = others.flat_map(|(_, other)| &other.nodes).collect();
+    let policy = &state.policy().policy;
+    let is_foreign = |job: &JobId| state.spec(*job).is_some_and(|job| !spec.admits(policy, own, job));
+    let mut clusters: BTreeMap<(&Name, &Name), Vec<Candidate<'_>>> = BTreeMap::new();
+    for (name, id) in state.nodes_by_name() {
+        let Some(row) = state.node(id) else { continue };
+        if !row.is_placeable() || taken.contains(name) || !suits(&spec.shape, &row.spec) {
+            continue;
+        }
+        let candidate = Candidate {
+            is_new: kept.binary_search(name).is_err(),
+            others: state.gangs_on(id).filter(&is_foreign).count(),
+            name,
+            devices: devices_of(&row.spec),
+        };
+        clusters.entry((&row.spec.region, &row.spec.cluster)).or_default().push(candidate);
+    }
+    let picked = clusters.into_values().map(|candidates| pick(candidates, amount));
+    let best = picked.min_by_key(|picked| {
+        let lacks = (!picked.is_whole, Reverse(picked.kept));
+        let rank = if stays { (false, lacks.1, lacks.0) } else { (lacks.0, lacks.1, false) };
+        (rank, Reverse(picked.amount), picked.others)
+    });
+    best.map_or_else(Choice::default, |picked| Choice { nodes: picked.nodes, is_whole: picked.is_whole })
+}
+
+/// What one cluster has for a booking.
+struct ClusterOffer {
+    nodes: Vec<Name>,
+    is_whole: bool,
+    /// Of its nodes, those that the booking has already.
+    kept: usize,
+    /// Hosts or devices, as the booking counts.
+    amount: u64,
+    others: usize,
+}
+
+fn pick(mut candidates: Vec<Candidate<'_>>, amount: BookingAmount) -> ClusterOffer {
+    candidates.sort_unstable_by_key(|one| (one.is_new, one.others, one.name));
+    let (wanted, is_counted_in_devices) = match amount {
+        BookingAmount::Hosts(hosts) => (u64::from(hosts), false),
+        BookingAmount::Devices(devices) => (u64::from(devices), true),
+    };
+    let mut picked = ClusterOffer { nodes: Vec::new(), is_whole: false, kept: 0, amount: 0, others: 0 };
+    for candidate in candidates {
+        let more = if is_counted_in_devices { candidate.devices } else { 1 };
+        let fits = more > 0 && picked.amount + more <= wanted;
+        if !fits || picked.nodes.len() == limits::BOOKING_NODES_MAX {
+            continue;
+        }
+        picked.amount += more;
+        picked.kept += usize::from(!candidate.is_new);
+        picked.others += candidate.others;
+        picked.nodes.push(candidate.name.clone());
+    }
+    picked.nodes.sort_unstable();
+    picked.is_whole = picked.amount == wanted;
+    picked
+}
+
+/// What somebody asks to book, with its nodes.
+#[derive(Clone, Debug)]
+pub(crate) struct CheckedBooking {
+    pub(crate) spec: BookingSpec,
+    pub(crate) nodes: Vec<Name>,
+}
+
+/// Checks what somebody asks to book, and chooses its nodes. A start of 0 is now. `acts_for` is the tenant that the requester is
+/// bound to; none where it acts for the cluster's operators.
+///
+/// # Errors
+/// The refusal.
+pub(crate) fn prepare(
+    state: &State,
+    now: LogTime,
+    acts_for: Option<&Name>,
+    name: &Name,
+    asked: &BookingSpec,
+) -> Result<CheckedBooking, Refusal> {
+    let mut spec = asked.clone();
+    if spec.times.start == LogTime(0) {
+        spec.times.start = now;
+    }
+    check_fields(state, now, &spec)?;
+    check_reach(state, acts_for, &spec)?;
+    if state.booking(name).is_some() {
+        let text = format!("there is a booking {name} already; delete it, or choose another name");
+        return Err(Refusal::new(RefusalCode::BookingExists, text).with("booking", name));
+    }
+    check_count(state, &spec)?;
+    let choice = choose(state, name, &spec, &spec.times, (&[][..], false));
+    if let BookingShape::Nodes(nodes) = &spec.shape {
+        check_named_nodes(state, name, &spec, nodes)?;
+    }
+    if !choice.is_whole {
+        return Err(does_not_fit(state, name, &spec, &choice));
+    }
+    check_quota(state, acts_for, &choice.nodes)?;
+    Ok(CheckedBooking { spec, nodes: choice.nodes })
+}
+
+fn check_fields(state: &State, now: LogTime, spec: &BookingSpec) -> Result<(), Refusal> {
+    let mut violations = spec.violations();
+    if violations.is_empty() {
+        let first_is_over = spec.times.next_at(now) != Some(0);
+        if first_is_over {
+            let text = format!("the first window would be over already; log time is {now}");
+            violations.push(Violation::new("start_time", text));
+        }
+        let last = now.plus_ms(limits::BOOKING_HORIZON_MS);
+        if spec.times.end() > last {
+            let text =
+                format!("the last window must be over by {last}, would be over at {}", spec.times.end());
+            violations.push(Violation::new("windows", text));
+        }
+    }
+    if !state.policy().policy.tenants.contains_key(&spec.tenant) {
+        let text = format!("the policy lists no tenant {}; add it with `muster policy set`", spec.tenant);
+        violations.push(Violation::new("tenant", text));
+    }
+    if violations.is_empty() {
+        return Ok(());
+    }
+    Err(Refusal::fields(violations.into_iter().map(|violation| violation.under("spec")).collect()))
+}
+
+/// Who is bound to a tenant books for it and those below it, and stops nobody else's work by that.
+fn check_reach(state: &State, acts_for: Option<&Name>, spec: &BookingSpec) -> Result<(), Refusal> {
+    let Some(own) = acts_for else { return Ok(()) };
+    let denied = |text: String| Err(Refusal::new(RefusalCode::PermissionDenied, text).with("tenant", own));
+    if !state.policy().policy.ancestry(&spec.tenant).any(|above| above == own) {
+        return denied(format!(
+            "who acts for tenant {own} books for it and those below it, and for no others"
+        ));
+    }
+    if spec.clearing != BookingClearing::Finish {
+        return denied(format!(
+            "who acts for tenant {own} stops no work of others: others have to be left to finish"
+        ));
+    }
+    Ok(())
+}
+
+fn check_count(state: &State, spec: &BookingSpec) -> Result<(), Refusal> {
+    let of_tenant = state.booking_count_of(&spec.tenant);
+    let (held, limit, max) = if of_tenant >= limits::TENANT_BOOKINGS_MAX {
+        (of_tenant, "tenant_bookings_max", limits::TENANT_BOOKINGS_MAX)
+    } else if state.booking_count() >= limits::BOOKINGS_MAX {
+        (state.booking_count(), "bookings_max", limits::BOOKINGS_MAX)
+    } else if state.booked_nodes_max() + spec.shape.nodes_max() > limits::BOOKED_NODES_MAX {
+        (state.booked_nodes_max(), "booked_nodes_max", limits::BOOKED_NODES_MAX)
+    } else {
+        return Ok(());
+    };
+    let text = format!("bookings would be beyond {limit}, which is {max}; {held} are in use: delete one");
+    let refusal = Refusal::new(RefusalCode::StateFull, text).with("limit", limit).with("held", held);
+    Err(refusal.with("held_max", max).with("tenant", &spec.tenant))
+}
+
+fn check_named_nodes(state: &State, own: &Name, spec: &BookingSpec, nodes: &[Name]) -> Result<(), Refusal> {
+    if let Some(unknown) = nodes.iter().find(|node| state.node_named(node).is_none()) {
+        let text = format!("there is no node {unknown}");
+        return Err(Refusal::new(RefusalCode::NodeNotFound, text).with("node", unknown));
+    }
+    let Some(other) = state.overlapping_booking(own, &spec.times, nodes) else { return Ok(()) };
+    let text = format!("booking {other} has some of these nodes at the same time");
+    Err(Refusal::new(RefusalCode::BookingDoesNotFit, text).with("booking", other))
+}
+
+/// Names the booking that is in the way, if there is one.
+fn does_not_fit(state: &State, own: &Name, spec: &BookingSpec, choice: &Choice) -> Refusal {
+    let wanted = match &spec.shape {
+        BookingShape::Chosen { amount: BookingAmount::Devices(devices), .. } => {
+            format!("{devices} devices on whole hosts")
+        }
+        shape => format!("{} hosts", shape.nodes_max()),
+    };
+    let node_of = |node: &Name| state.node_named(node).and_then(|id| state.node(id));
+    let suiting =
+        |node: &Name| node_of(node).is_some_and(|row| row.is_placeable() && suits(&spec.shape, &row.spec));
+    let in_the_way = state.bookings().find(|(name, other)| {
+        *name != own && other.left().meets(&spec.times).is_some() && other.nodes.iter().any(&suiting)
+    });
+    let found = choice.nodes.len();
+    let also =
+        in_the_way.map(|(other, _)| format!("; booking {other} has some that would do")).unwrap_or_default();
+    let text = format!(
+        "no cluster has {wanted} in service that nobody has booked then; one has {found} hosts{also}"
+    );
+    let refusal = Refusal::new(RefusalCode::BookingDoesNotFit, text).with("found", found);
+    match in_the_way {
+        Some((other, _)) => refusal.with("booking", other),
+        None => refusal,
+    }
+}
+
+/// All that a tenant and those below it have booked is within its nominal quota, whenever the windows are.
+fn check_quota(state: &State, acts_for: Option<&Name>, nodes: &[Name]) -> Result<(), Refusal> {
+    let Some(own) = acts_for else { return Ok(()) };
+    let policy = &state.policy().policy;
+    let is_below = |booking: &Booking| policy.ancestry(&booking.spec.tenant).any(|above| above == own);
+    let before =
+        state.bookings().filter(|(_, booking)| is_below(booking)).flat_map(|(_, booking)| &booking.nodes);
+    let mut booked: BTreeMap<(&Name, &Name), u64> = BTreeMap::new();
+    let named: BTreeSet<&Name> = nodes.iter().collect();
+    for node in before.chain(nodes) {
+        let Some(row) = state.node_named(node).and_then(|id| state.node(id)) else { continue };
+        if let Some(has) = &row.spec.accelerators {
+            *booked.entry((&has.kind, &row.spec.region)).or_default() += u64::from(has.count) * 1_000;
+        } else if named.contains(node) {
+            let text = format!(
+                "who acts for tenant {own} books hosts with accelerators alone: others are under no quota"
+            );
+            return Err(Refusal::new(RefusalCode::PermissionDenied, text).with("tenant", own));
+        }
+    }
+    for ((kind, region), milli) in booked {
+        let nominal = state.quota_usage().nominal_milli(own, kind, region);
+        if milli > nominal {
+            let text = format!(
+                "tenant {own} would have {} devices of type {kind} in {region} booked, and has a nominal quota of {}; an \
+                 operator may book more",
+                milli / 1_000,
+                nominal / 1_000
+            );
+            return Err(Refusal::new(RefusalCode::PermissionDenied, text).with("tenant", own));
+        }
+    }
+    Ok(())
+}

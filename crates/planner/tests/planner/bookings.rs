@@ -1,0 +1,85 @@
+//! Nodes that bookings close to a gang for some time.
+
+use crate::support::*;
+use muster_planner::{
+    Budget, CapacityTimeline, Closure, Holds, Plan, Terms, Verdict, WaitReason, explain, plan,
+};
+use muster_types::{JobSpec, LogTime, Name, NodeId};
+
+const HOUR_MS: u64 = 3_600_000;
+const NEVER: LogTime = LogTime(u64::MAX);
+
+/// Three hosts, and a gang of one worker.
+fn fleet() -> (Fleet, Vec<NodeId>, JobSpec) {
+    let mut fleet = Fleet::new();
+    let nodes = ["n1", "n2", "n3"].map(|node| fleet.add_node(node_draft(node)));
+    (fleet, nodes.to_vec(), job_draft(vec![group("main", 1, None)]).check().unwrap())
+}
+
+fn planned(fleet: &Fleet, spec: &JobSpec, closures: &[Closure<'_>]) -> Option<Plan> {
+    let holds = Holds::new();
+    let terms = Terms { closures, ..fleet.terms(&holds, spec) };
+    match plan(&fleet.state, spec, &terms, &mut Budget::new(1_000_000)) {
+        Verdict::Fits(plan) => Some(plan),
+        Verdict::Waits | Verdict::OutOfBudget => None,
+    }
+}
+
+fn starts(fleet: &Fleet, spec: &JobSpec, closures: &[Closure<'_>]) -> Option<LogTime> {
+    let holds = Holds::new();
+    let terms = Terms { closures, ..fleet.terms(&holds, spec) };
+    let timeline = CapacityTimeline::new(&fleet.state, &name("eu"), &name("c1"), []);
+    timeline.earliest(spec, &terms, &mut Budget::new(1_000_000)).map(|start| start.at)
+}
+
+#[test]
+fn a_gang_goes_where_nothing_is_closed_to_it_when_it_begins() {
+    let (fleet, nodes, spec) = fleet();
+    let (booking, all) = (name("demo"), ["n1", "n2", "n3"].map(name));
+    let closed = |nodes, from, until| Closure { booking: &booking, from, until, nodes, is_outside: false };
+    let now = fleet.time;
+    let on = |closures: &[Closure<'_>]| {
+        planned(&fleet, &spec, closures)
+            .map(|plan| plan.workers.iter().map(|worker| worker.node).collect::<Vec<_>>())
+    };
+    assert_eq!(on(&[closed(&all[..2], now, now.plus_ms(1))]), Some(vec![nodes[2]]));
+    assert_eq!(on(&[closed(&all, now, now.plus_ms(1))]), None);
+    assert!(on(&[closed(&all, now.plus_ms(1), NEVER)]).is_some(), "it is not closed yet");
+    let outside = Closure { is_outside: true, ..closed(&all[1..2], now, NEVER) };
+    assert_eq!(on(&[outside]), Some(vec![nodes[1]]), "all others are closed");
+    assert_eq!(on(&[outside, closed(&all[1..2], now, NEVER)]), None);
+}
+
+#[test]
+fn the_first_start_is_when_nodes_are_open_to_a_gang() {
+    let (fleet, _, spec) = fleet();
+    let (booking, all) = (name("demo"), ["n1", "n2", "n3"].map(name));
+    let closed = |from, until| Closure { booking: &booking, from, until, nodes: &all, is_outside: false };
+    let hour = |hours: u64| fleet.time.plus_ms(hours * HOUR_MS);
+    assert_eq!(starts(&fleet, &spec, &[]), Some(hour(0)));
+    assert_eq!(starts(&fleet, &spec, &[closed(hour(0), hour(3))]), Some(hour(3)));
+    assert_eq!(starts(&fleet, &spec, &[closed(hour(1), hour(3))]), Some(hour(0)));
+    assert_eq!(starts(&fleet, &spec, &[closed(hour(0), NEVER)]), None);
+    // The window of the booking that it names: not before, and not behind.
+    let window = [closed(hour(0), hour(2)), closed(hour(4), NEVER)];
+    assert_eq!(starts(&fleet, &spec, &window), Some(hour(2)));
+}
+
+#[test]
+fn an_explanation_names_the_booking_with_its_end() {
+    let (fleet, _, spec) = fleet();
+    let (booking, all) = (name("demo"), ["n1", "n2", "n3"].map(name));
+    let until = fleet.time.plus_ms(HOUR_MS);
+    let sentence = |nodes: &[Name], is_outside: bool| {
+        let closures = [Closure { booking: &booking, from: LogTime(0), until, nodes, is_outside }];
+        let holds = Holds::new();
+        let terms = Terms { closures: &closures, ..fleet.terms(&holds, &spec) };
+        let explanation = explain(&fleet.state, &spec, &terms, None);
+        assert_eq!(explanation.reason, WaitReason::Booked, "{}", explanation.sentence);
+        explanation.sentence
+    };
+    let others = sentence(&all, false);
+    assert!(others.contains(&format!("booking demo keeps nodes there from it until {until}")), "{others}");
+    let own = sentence(&[], true);
+    assert!(own.contains("it names booking demo"), "{own}");
+}

@@ -1,0 +1,267 @@
+//! Bookings: which there are, what they keep from whom, and guard and fold of their records.
+//!
+//! Whether a window is open is in the row, set by a record: the guard of a placement looks at the row and never at a time.
+//! So what a leader plans by the times of a booking is never refused for a moment in between.
+
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use muster_journal::{RequestKey, WorkerSlot};
+use muster_types::{
+    Booking, BookingAmount, BookingEnd, BookingShape, BookingSpec, BookingTimes, JobSpec, Name, NodeSpec,
+    Requester, limits,
+};
+
+use crate::effect::Effect;
+use crate::guard_error::{GuardError, require};
+use crate::rows::RequestAnswer;
+use crate::state::State;
+
+type Check = Result<(), GuardError>;
+
+/// Whether a node is of the kind and in the place that a booking asks for. What is chosen goes by this alone.
+#[must_use]
+pub fn suits(shape: &BookingShape, node: &NodeSpec) -> bool {
+    match shape {
+        BookingShape::Nodes(nodes) => nodes.binary_search(&node.name).is_ok(),
+        BookingShape::Chosen { amount, kind, region, cluster, labels } => {
+            let within = |part: &Option<Name>, own: &Name| part.as_ref().is_none_or(|name| name == own);
+            let own_kind = node.accelerators.as_ref().map(|has| &has.kind);
+            let has_devices = matches!(amount, BookingAmount::Hosts(_)) || own_kind.is_some();
+            kind.as_ref().is_none_or(|kind| own_kind == Some(kind))
+                && has_devices
+                && within(region, &node.region)
+                && within(cluster, &node.cluster)
+                && labels.iter().all(|(label, value)| node.labels.get(label) == Some(value))
+        }
+    }
+}
+
+/// Devices of a node.
+#[must_use]
+pub fn devices_of(node: &NodeSpec) -> u64 {
+    node.accelerators.as_ref().map_or(0, |has| u64::from(has.count))
+}
+
+impl State {
+    /// A booking.
+    #[must_use]
+    pub fn booking(&self, name: &Name) -> Option<&Booking> {
+        self.bookings.get(name)
+    }
+
+    /// All bookings that are not over, by name.
+    pub fn bookings(&self) -> impl Iterator<Item = (&Name, &Booking)> {
+        self.bookings.iter()
+    }
+
+    /// How many bookings there are.
+    #[must_use]
+    pub fn booking_count(&self) -> usize {
+        self.bookings.len()
+    }
+
+    /// How many bookings a tenant owns.
+    #[must_use]
+    pub fn booking_count_of(&self, tenant: &Name) -> usize {
+        self.bookings().filter(|(_, booking)| booking.spec.tenant == *tenant).count()
+    }
+
+    /// How many nodes all bookings may have together.
+    #[must_use]
+    pub fn booked_nodes_max(&self) -> usize {
+        self.bookings().map(|(_, booking)| booking.spec.shape.nodes_max()).sum()
+    }
+
+    /// The first other booking that has one of these nodes during one of these windows.
+    #[must_use]
+    pub fn overlapping_booking(&self, own: &Name, times: &BookingTimes, nodes: &[Name]) -> Option<&Name> {
+        let meets = |booking: &Booking| {
+            booking.left().meets(times).is_some() && nodes.iter().any(|node| booking.has_node(node))
+        };
+        self.bookings().find(|(name, booking)| *name != own && meets(booking)).map(|(name, _)| name)
+    }
+
+    /// The open booking that keeps a job from a node.
+    #[must_use]
+    pub fn booked_against(&self, spec: &JobSpec, node: &Name) -> Option<(&Name, &Booking)> {
+        let policy = &self.policy.policy;
+        let mut open = self.bookings().filter(|(_, booking)| booking.is_open && booking.has_node(node));
+        open.find(|(name, booking)| !booking.spec.admits(policy, name, spec))
+    }
+
+    /// A job is on nodes that no open booking keeps from it, and if it names a booking, on the nodes of that alone.
+    pub(crate) fn check_booked(&self, spec: &JobSpec, slots: &[WorkerSlot]) -> Check {
+        if self.bookings.is_empty() && spec.booking.is_none() {
+            return Ok(());
+        }
+        let policy = &self.policy.policy;
+        let named = match &spec.booking {
+            None => None,
+            Some(name) => {
+                let booking = self.bookings.get(name).ok_or(GuardError::Booked)?;
+                require(booking.is_open && booking.spec.may_be_named_by(policy, spec), GuardError::Booked)?;
+                Some(booking)
+            }
+        };
+        let closed: Vec<&Booking> = self
+            .bookings()
+            .filter(|(name, booking)| booking.is_open && !booking.spec.admits(policy, name, spec))
+            .map(|(_, booking)| booking)
+            .collect();
+        if closed.is_empty() && named.is_none() {
+            return Ok(());
+        }
+        for slot in slots {
+            let node = &self.nodes.get(&slot.node).ok_or(GuardError::NodeUnknown)?.spec.name;
+            require(named.is_none_or(|booking| booking.has_node(node)), GuardError::Booked)?;
+            require(!closed.iter().any(|booking| booking.has_node(node)), GuardError::Booked)?;
+        }
+        Ok(())
+    }
+
+    /// Nodes that a booking may have: each known, in order, and together no more than was asked for.
+    fn check_booked_nodes(&self, spec: &BookingSpec, nodes: &[Name]) -> Check {
+        require(nodes.len() <= limits::BOOKING_NODES_MAX, GuardError::Limit)?;
+        require(nodes.is_sorted_by(|a, b| a < b), GuardError::Limit)?;
+        let mut devices = 0;
+        for name in nodes {
+            let id = self.node_named(name).ok_or(GuardError::NodeUnknown)?;
+            devices += devices_of(&self.nodes.get(&id).ok_or(GuardError::NodeUnknown)?.spec);
+        }
+        let is_within = match &spec.shape {
+            BookingShape::Nodes(named) => nodes == named.as_slice(),
+            BookingShape::Chosen { amount: BookingAmount::Hosts(most), .. } => nodes.len() <= *most as usize,
+            BookingShape::Chosen { amount: BookingAmount::Devices(most), .. } => devices <= u64::from(*most),
+        };
+        require(is_within, GuardError::DoesNotFit)
+    }
+
+    /// Nodes that are new to a booking are what it asks for.
+    fn check_suited<'a>(&self, spec: &BookingSpec, nodes: impl Iterator<Item = &'a Name>) -> Check {
+        for name in nodes {
+            let id = self.node_named(name).ok_or(GuardError::NodeUnknown)?;
+            let row = self.nodes.get(&id).ok_or(GuardError::NodeUnknown)?;
+            require(suits(&spec.shape, &row.spec), GuardError::DoesNotFit)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn check_booking_created(
+        &self,
+        (request, by): (RequestKey, &Requester),
+        name: &Name,
+        spec: &BookingSpec,
+        nodes: &[Name],
+    ) -> Check {
+        require(!self.requests.contains(&request.id), GuardError::RequestRepeated)?;
+        require(by.is_valid() && spec.violations().is_empty(), GuardError::Limit)?;
+        require(!self.bookings.contains(name), GuardError::BookingExists)?;
+        require(self.bookings.len() < limits::BOOKINGS_MAX, GuardError::Limit)?;
+        require(self.booking_count_of(&spec.tenant) < limits::TENANT_BOOKINGS_MAX, GuardError::Limit)?;
+        let booked = self.booked_nodes_max() + spec.shape.nodes_max();
+        require(booked <= limits::BOOKED_NODES_MAX, GuardError::Limit)?;
+        require(!nodes.is_empty(), GuardError::DoesNotFit)?;
+        self.check_booked_nodes(spec, nodes)?;
+        self.check_suited(spec, nodes.iter())?;
+        require(self.overlapping_booking(name, &spec.times, nodes).is_none(), GuardError::BookingOverlaps)
+    }
+
+    pub(crate) fn check_booking_deleted(&self, request: RequestKey, by: &Requester, name: &Name) -> Check {
+        require(!self.requests.contains(&request.id), GuardError::RequestRepeated)?;
+        require(by.is_valid(), GuardError::Limit)?;
+        require(self.bookings.contains(name), GuardError::NothingToDo)
+    }
+
+    /// When a window is over is the leader's to say; that the owner is gone the policy has to bear out.
+    pub(crate) fn check_booking_ended(&self, name: &Name, cause: BookingEnd) -> Check {
+        let booking = self.bookings.get(name).ok_or(GuardError::NothingToDo)?;
+        let is_listed = self.policy.policy.tenants.contains_key(&booking.spec.tenant);
+        require(cause != BookingEnd::OwnerGone || !is_listed, GuardError::NothingToDo)
+    }
+
+    pub(crate) fn check_booking_moved(&self, name: &Name, nodes: &[Name]) -> Check {
+        let booking = self.bookings.get(name).ok_or(GuardError::NothingToDo)?;
+        require(booking.nodes != nodes, GuardError::NothingToDo)?;
+        require(matches!(booking.spec.shape, BookingShape::Chosen { .. }), GuardError::NothingToDo)?;
+        self.check_booked_nodes(&booking.spec, nodes)?;
+        self.check_suited(&booking.spec, nodes.iter().filter(|node| !booking.has_node(node)))?;
+        require(self.overlapping_booking(name, &booking.left(), nodes).is_none(), GuardError::BookingOverlaps)
+    }
+
+    pub(crate) fn fold_booking_created(
+        &mut self,
+        request: RequestKey,
+        by: &Requester,
+        name: &Name,
+        spec: &BookingSpec,
+        nodes: &[Name],
+    ) -> Vec<Effect> {
+        self.remember(request, RequestAnswer::Done);
+        let booking = Booking {
+            spec: spec.clone(),
+            nodes: nodes.to_vec(),
+            window: 0,
+            is_open: false,
+            by: by.clone(),
+            created: self.meta.log_time,
+        };
+        self.bookings.insert(name.clone(), booking);
+        Vec::new()
+    }
+
+    pub(crate) fn fold_booking_deleted(&mut self, request: RequestKey, name: &Name) -> Vec<Effect> {
+        self.remember(request, RequestAnswer::Done);
+        self.bookings.remove(name);
+        Vec::new()
+    }
+
+    pub(crate) fn fold_booking_opened(&mut self, name: &Name) -> Vec<Effect> {
+        self.bookings.change(name, |booking, _| booking.is_open = true);
+        Vec::new()
+    }
+
+    /// The window that comes next by the time of the record is the present one then; where there is none, or no owner, the
+    /// booking goes.
+    pub(crate) fn fold_booking_ended(&mut self, name: &Name, cause: BookingEnd) -> Vec<Effect> {
+        let now = self.meta.log_time;
+        let next = self.bookings.get(name).and_then(|booking| {
+            // A window that its leader ended before its time is over all the same.
+            let behind = booking.window.saturating_add(1);
+            let next = booking.spec.times.next_at(now)?.max(behind);
+            booking.spec.times.window(next).map(|_| next)
+        });
+        match next {
+            Some(next) if cause == BookingEnd::WindowOver => {
+                self.bookings.change(name, |booking, _| {
+                    booking.window = next;
+                    booking.is_open = false;
+                });
+            }
+            _ => _ = self.bookings.remove(name),
+        }
+        Vec::new()
+    }
+
+    pub(crate) fn fold_booking_moved(&mut self, name: &Name, nodes: &[Name]) -> Vec<Effect> {
+        self.bookings.change(name, |booking, _| booking.nodes = nodes.to_vec());
+        Vec::new()
+    }
+
+    /// Whether every row keeps its rules, and no two have a node at the same time.
+    pub(crate) fn check_booking_rows(&self) -> Result<(), String> {
+        for (name, booking) in self.bookings() {
+            let is_sound = booking.spec.violations().is_empty()
+                && booking.window < booking.spec.times.windows
+                && booking.nodes.len() <= booking.spec.shape.nodes_max()
+                && booking.nodes.is_sorted_by(|a, b| a < b);
+            if !is_sound {
+                return Err(format!("booking {name} has a row that it may not have"));
+            }
+            if let Some(other) = self.overlapping_booking(name, &booking.left(), &booking.nodes) {
+                return Err(format!("bookings {name} and {other} have a node at the same time"));
+            }
+        }
+        Ok(())
+    }
+}

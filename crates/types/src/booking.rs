@@ -1,0 +1,520 @@
+//! Bookings: nodes that are set aside for the work of one tenant over windows of time.
+
+use alloc::collections::BTreeMap;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+use serde::{Deserialize, Serialize};
+
+use crate::control::Requester;
+use crate::job::JobSpec;
+use crate::limits;
+use crate::name::Name;
+use crate::policy::Policy;
+use crate::reason::Violation;
+use crate::time::{LogTime, Span};
+
+/// Milliseconds of a day. A booking repeats after whole days of this length: summer time moves none of its windows.
+pub const DAY_MS: u64 = 86_400_000;
+
+/// One window of a booking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct BookingWindow {
+    /// Its first moment.
+    pub from: LogTime,
+    /// The first moment after it.
+    pub until: LogTime,
+}
+
+/// When a booking's windows are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct BookingTimes {
+    /// The first moment of the first window.
+    pub start: LogTime,
+    /// How long each window is, in milliseconds.
+    pub length_ms: u64,
+    /// Days from the start of one window to that of the next; 0 for a single window.
+    pub every_days: u16,
+    /// How many windows there are.
+    pub windows: u16,
+}
+
+impl BookingTimes {
+    /// A window by its number, from 0; none behind the last.
+    #[must_use]
+    pub fn window(&self, number: u16) -> Option<BookingWindow> {
+        let apart_ms = u64::from(self.every_days) * DAY_MS;
+        let from = self.start.plus_ms(apart_ms.saturating_mul(u64::from(number)));
+        (number < self.windows).then(|| BookingWindow { from, until: from.plus_ms(self.length_ms) })
+    }
+
+    /// The number of the first window that is not over at a time; none when all are.
+    #[must_use]
+    pub fn next_at(&self, now: LogTime) -> Option<u16> {
+        let first = self.window(0)?;
+        if now < first.until {
+            return Some(0);
+        }
+        // Windows are the same time apart, so that those before it need not be looked at.
+        let behind = now.since_ms(first.until).checked_div(u64::from(self.every_days) * DAY_MS)?;
+        u16::try_from(behind.saturating_add(1)).ok().filter(|number| *number < self.windows)
+    }
+
+    /// The first moment after the last window.
+    #[must_use]
+    pub fn end(&self) -> LogTime {
+        self.window(self.windows.saturating_sub(1)).map_or(self.start, |window| window.until)
+    }
+
+    /// The first moment at which a window of each is open.
+    #[must_use]
+    pub fn meets(&self, other: &BookingTimes) -> Option<LogTime> {
+        (0..self.windows).filter_map(|number| self.window(number)).find_map(|own| {
+            let number = other.next_at(own.from)?;
+            let theirs = other.window(number)?;
+            (theirs.from < own.until).then(|| own.from.max(theirs.from))
+        })
+    }
+
+    /// Every rule that it breaks.
+    #[must_use]
+    pub fn violations(&self) -> Vec<Violation> {
+        let mut found = Vec::new();
+        let (min, max) = (limits::BOOKING_LENGTH_MS_MIN, limits::BOOKING_LENGTH_MS_MAX);
+        if !(min..=max).contains(&self.length_ms) {
+            found.push(Violation::span("length", self.length_ms, min, max));
+        }
+        let max = limits::BOOKING_WINDOWS_MAX;
+        if self.windows == 0 || self.windows > max {
+            found.push(Violation::limit("windows", u64::from(self.windows), 1, u64::from(max)));
+        }
+        let max = limits::BOOKING_EVERY_DAYS_MAX;
+        if self.every_days > max {
+            found.push(Violation::limit("every_days", u64::from(self.every_days), 0, u64::from(max)));
+        }
+        if (self.every_days == 0) != (self.windows == 1) {
+            let text = "must be stated together with more than one window, and be 0 for a single one";
+            found.push(Violation::new("every_days", text));
+        } else if self.every_days > 0 && self.length_ms > u64::from(self.every_days) * DAY_MS {
+            let text = format!("must be at most the {} days from one window to the next", self.every_days);
+            found.push(Violation::new("length", text));
+        }
+        found
+    }
+}
+
+/// How many hosts a booking keeps, all of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum BookingAmount {
+    /// This number of hosts.
+    Hosts(u32),
+    /// Hosts with this number of devices together, and not one more.
+    Devices(u32),
+}
+
+/// Which nodes a booking keeps.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum BookingShape {
+    /// These, whatever becomes of them.
+    Nodes(Vec<Name>),
+    /// Some that the leader chooses, and chooses again when one is lost.
+    Chosen {
+        /// How many.
+        amount: BookingAmount,
+        /// Their type of accelerator; none for any, and for hosts without any.
+        kind: Option<Name>,
+        /// Their region; none for any.
+        region: Option<Name>,
+        /// Their cluster; none for any. All are in one cluster in each case.
+        cluster: Option<Name>,
+        /// Labels that each has.
+        labels: BTreeMap<Name, String>,
+    },
+}
+
+impl BookingShape {
+    /// The largest number of nodes that it can come to; at most [`limits::BOOKING_NODES_MAX`].
+    #[must_use]
+    pub fn nodes_max(&self) -> usize {
+        let most = match self {
+            BookingShape::Nodes(nodes) => nodes.len(),
+            BookingShape::Chosen {
+                amount: BookingAmount::Hosts(count) | BookingAmount::Devices(count),
+                ..
+            } => *count as usize,
+        };
+        most.min(limits::BOOKING_NODES_MAX)
+    }
+
+    fn violations(&self) -> Vec<Violation> {
+        let max = limits::BOOKING_NODES_MAX as u64;
+        let mut found = Vec::new();
+        match self {
+            BookingShape::Nodes(nodes) => {
+                if nodes.is_empty() || nodes.len() as u64 > max {
+                    found.push(Violation::limit("shape.nodes", nodes.len() as u64, 1, max));
+                }
+                if !nodes.is_sorted_by(|a, b| a < b) {
+                    found.push(Violation::new("shape.nodes", "must name each node once"));
+                }
+            }
+            BookingShape::Chosen { amount, kind, labels, .. } => {
+                let (field, count, max) = match amount {
+                    BookingAmount::Hosts(count) => ("shape.hosts", u64::from(*count), max),
+                    BookingAmount::Devices(count) => {
+                        ("shape.devices", u64::from(*count), max * u64::from(limits::HOST_DEVICES_MAX))
+                    }
+                };
+                if count == 0 || count > max {
+                    found.push(Violation::limit(field, count, 1, max));
+                }
+                if matches!(amount, BookingAmount::Devices(_)) && kind.is_none() {
+                    found
+                        .push(Violation::new("shape.accelerator", "must be named where devices are counted"));
+                }
+                let max = limits::BOOKING_LABELS_MAX;
+                if labels.len() > max {
+                    found.push(Violation::limit("shape.labels", labels.len() as u64, 0, max as u64));
+                }
+                if labels.values().any(|value| value.len() > limits::LABEL_BYTES_MAX) {
+                    let text = format!("each value must be at most {} bytes", limits::LABEL_BYTES_MAX);
+                    found.push(Violation::new("shape.labels", text));
+                }
+            }
+        }
+        found
+    }
+}
+
+/// What becomes of others' work on a booking's nodes. In every case nothing of others is placed there during a window, and
+/// ahead of one, for as long as the notice says, nothing whose run-time limit passes its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum BookingClearing {
+    /// What still runs there when a window begins runs to its end. During the notice, jobs without a limit are not placed there.
+    #[default]
+    Finish,
+    /// What still runs there when a window begins is stopped with its grace. During the notice, jobs without a limit are not
+    /// placed there.
+    Stop,
+    /// The same, and jobs without a limit are placed there until a window begins.
+    Fill,
+}
+
+impl BookingClearing {
+    /// Every value.
+    pub const ALL: [BookingClearing; 3] =
+        [BookingClearing::Finish, BookingClearing::Stop, BookingClearing::Fill];
+
+    /// As people write it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            BookingClearing::Finish => "finish",
+            BookingClearing::Stop => "stop",
+            BookingClearing::Fill => "fill",
+        }
+    }
+
+    /// The value that a person named.
+    #[must_use]
+    pub fn from_name(text: &str) -> Option<BookingClearing> {
+        BookingClearing::ALL.into_iter().find(|value| value.name() == text)
+    }
+
+    /// Whether others' work is stopped when a window begins.
+    #[must_use]
+    pub fn stops_others(self) -> bool {
+        self != BookingClearing::Finish
+    }
+}
+
+/// What somebody books.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct BookingSpec {
+    /// The owner: jobs of this tenant and of those below it may use the nodes.
+    pub tenant: Name,
+    /// The user whose jobs alone may name it, as the creator of jobs says, without a token; none for every user of the tenant.
+    /// Looked at when a job is submitted.
+    pub user: Option<String>,
+    /// Names of the jobs that alone may name it; empty for every job of the owner.
+    pub jobs: Vec<Name>,
+    /// Whether every job of the owner may use the nodes during a window, also one that does not name the booking.
+    pub is_shared: bool,
+    /// Which nodes.
+    pub shape: BookingShape,
+    /// When.
+    pub times: BookingTimes,
+    /// How long ahead of each window the nodes are cleared, in milliseconds.
+    pub notice_ms: u64,
+    /// What becomes of others' work.
+    pub clearing: BookingClearing,
+    /// Why, for people.
+    pub reason: String,
+}
+
+impl BookingSpec {
+    /// Every rule that it breaks.
+    #[must_use]
+    pub fn violations(&self) -> Vec<Violation> {
+        let mut found = self.shape.violations();
+        found.extend(self.times.violations());
+        let max = limits::BOOKING_NOTICE_MS_MAX;
+        if self.notice_ms > max {
+            found.push(Violation::span("notice", self.notice_ms, 0, max));
+        }
+        let max = limits::BOOKING_JOBS_MAX;
+        if self.jobs.len() > max {
+            found.push(Violation::limit("jobs", self.jobs.len() as u64, 0, max as u64));
+        }
+        if self.is_shared && (self.user.is_some() || !self.jobs.is_empty()) {
+            let text =
+                "must be left out where a user or jobs are named: every job of the owner may use it then";
+            found.push(Violation::new("shared", text));
+        }
+        let is_user = |user: &String| {
+            !user.is_empty()
+                && user.len() <= limits::CREATOR_BYTES_MAX
+                && user.bytes().all(|byte| byte.is_ascii_graphic())
+        };
+        if !self.user.as_ref().is_none_or(is_user) {
+            let text = format!("must be 1 to {} bytes of printable ASCII", limits::CREATOR_BYTES_MAX);
+            found.push(Violation::new("user", text));
+        }
+        if self.reason.len() > limits::DETAIL_BYTES_MAX || self.reason.chars().any(char::is_control) {
+            let text =
+                format!("must be at most {} bytes without control characters", limits::DETAIL_BYTES_MAX);
+            found.push(Violation::new("reason", text));
+        }
+        found
+    }
+
+    /// Whether a job may name it, as far as the job itself says: whose it is, and what it is called.
+    #[must_use]
+    pub fn may_be_named_by(&self, policy: &Policy, spec: &JobSpec) -> bool {
+        let is_owned = policy.ancestry(&spec.tenant).any(|above| *above == self.tenant);
+        is_owned && (self.jobs.is_empty() || self.jobs.contains(&spec.name))
+    }
+
+    /// Whether a job may use the nodes during a window.
+    #[must_use]
+    pub fn admits(&self, policy: &Policy, name: &Name, spec: &JobSpec) -> bool {
+        let is_asked = self.is_shared || spec.booking.as_ref() == Some(name);
+        is_asked && self.may_be_named_by(policy, spec)
+    }
+
+    /// From when on nothing of a job that it does not admit is placed on its nodes ahead of a window.
+    #[must_use]
+    pub fn closed_from(&self, window: BookingWindow, run_time_limit_ms: Option<u64>) -> LogTime {
+        let ahead_ms = match run_time_limit_ms {
+            // It is over in time where it begins this long before.
+            Some(limit_ms) => limit_ms.min(self.notice_ms),
+            None if self.clearing == BookingClearing::Fill => 0,
+            None => self.notice_ms,
+        };
+        window.from.minus_ms(ahead_ms)
+    }
+}
+
+/// A booking as the state has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Booking {
+    /// What was booked.
+    pub spec: BookingSpec,
+    /// Names of its nodes, in ascending order. Fewer than were asked for where some are lost and no others are free.
+    pub nodes: Vec<Name>,
+    /// The window that is open, or the next one, by its number from 0.
+    pub window: u16,
+    /// Whether that window is open.
+    pub is_open: bool,
+    /// Who made it.
+    pub by: Requester,
+    /// When, by log time.
+    pub created: LogTime,
+}
+
+impl Booking {
+    /// The window that is open, or the next one.
+    #[must_use]
+    pub fn current(&self) -> BookingWindow {
+        let known = self.spec.times.window(self.window);
+        known.unwrap_or(BookingWindow { from: self.spec.times.end(), until: self.spec.times.end() })
+    }
+
+    /// Whether a node is among its nodes.
+    #[must_use]
+    pub fn has_node(&self, node: &Name) -> bool {
+        self.nodes.binary_search(node).is_ok()
+    }
+
+    /// Its windows that are not over: the present one, and those behind it.
+    #[must_use]
+    pub fn left(&self) -> BookingTimes {
+        let windows = self.spec.times.windows.saturating_sub(self.window);
+        BookingTimes { start: self.current().from, windows, ..self.spec.times }
+    }
+}
+
+/// Why a booking's window, or the whole booking, is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum BookingEnd {
+    /// The window is over. Behind the last one the booking is over as well.
+    WindowOver,
+    /// The policy lists its owner no more.
+    OwnerGone,
+}
+
+impl fmt::Display for BookingEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            BookingEnd::WindowOver => "its window is over",
+            BookingEnd::OwnerGone => "the policy lists its owner no more",
+        })
+    }
+}
+
+impl fmt::Display for BookingTimes {
+    /// As in `2026-11-28T09:00:00Z for 2h, 5 times every 1 days`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} for {}", self.start, Span(self.length_ms))?;
+        if self.windows > 1 {
+            write!(f, ", {} times every {} days", self.windows, self.every_days)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+    use alloc::vec;
+
+    const HOUR_MS: u64 = 3_600_000;
+
+    fn once(start: u64, length_ms: u64) -> BookingTimes {
+        BookingTimes { start: LogTime(start), length_ms, every_days: 0, windows: 1 }
+    }
+
+    fn daily(start: u64, length_ms: u64, windows: u16) -> BookingTimes {
+        BookingTimes { every_days: 1, windows, ..once(start, length_ms) }
+    }
+
+    #[test]
+    fn windows_repeat_after_whole_days_and_end_with_the_last() {
+        let times = daily(1_000, HOUR_MS, 3);
+        assert_eq!(times.window(2).map(|window| window.from), Some(LogTime(1_000 + 2 * DAY_MS)));
+        assert_eq!(times.window(3), None);
+        assert_eq!(times.end(), LogTime(1_000 + 2 * DAY_MS + HOUR_MS));
+        assert_eq!(times.next_at(LogTime(0)), Some(0));
+        assert_eq!(
+            times.next_at(LogTime(1_000 + HOUR_MS)),
+            Some(1),
+            "the first moment after a window is not in it"
+        );
+        assert_eq!(times.next_at(times.end()), None);
+        for now in [0, 1_000, DAY_MS, DAY_MS + HOUR_MS, DAY_MS + HOUR_MS + 1_000, 2 * DAY_MS, u64::MAX] {
+            let one_by_one =
+                (0..3).find(|number| times.window(*number).is_some_and(|window| LogTime(now) < window.until));
+            assert_eq!(times.next_at(LogTime(now)), one_by_one, "{now}");
+        }
+        assert_eq!(once(5, 10).next_at(LogTime(15)), None);
+        assert_eq!(times.to_string(), "1970-01-01T00:00:01Z for 1h, 3 times every 1 days");
+    }
+
+    #[test]
+    fn two_meet_where_a_window_of_each_is_open() {
+        let nightly = daily(22 * HOUR_MS, 2 * HOUR_MS, 10);
+        assert_eq!(nightly.meets(&once(0, 22 * HOUR_MS)), None, "one ends where the other begins");
+        assert_eq!(nightly.meets(&once(0, 22 * HOUR_MS + 1)), Some(LogTime(22 * HOUR_MS)));
+        let late = once(9 * DAY_MS + 23 * HOUR_MS, HOUR_MS);
+        assert_eq!(nightly.meets(&late), Some(late.start));
+        assert_eq!(late.meets(&nightly), Some(late.start), "both ways");
+        assert_eq!(nightly.meets(&once(10 * DAY_MS, DAY_MS)), None, "there is no eleventh");
+        let weekly = BookingTimes { every_days: 7, windows: 2, ..once(6 * HOUR_MS, HOUR_MS) };
+        assert_eq!(nightly.meets(&weekly), None);
+    }
+
+    #[test]
+    fn times_have_bounds() {
+        let good = daily(0, HOUR_MS, 5);
+        assert_eq!(good.violations(), vec![]);
+        assert_eq!(once(0, HOUR_MS).violations(), vec![]);
+        for bad in [
+            once(0, 0),
+            once(0, limits::BOOKING_LENGTH_MS_MAX + 1),
+            daily(0, HOUR_MS, 0),
+            daily(0, HOUR_MS, 1),
+            daily(0, HOUR_MS, limits::BOOKING_WINDOWS_MAX + 1),
+            daily(0, DAY_MS + 1, 2),
+            BookingTimes { windows: 2, ..once(0, HOUR_MS) },
+            BookingTimes { every_days: limits::BOOKING_EVERY_DAYS_MAX + 1, ..good },
+        ] {
+            assert!(!bad.violations().is_empty(), "{bad:?}");
+        }
+    }
+
+    fn booked(clearing: BookingClearing) -> BookingSpec {
+        let name = |text: &str| Name::new(text).expect("a name");
+        BookingSpec {
+            tenant: name("vision"),
+            user: None,
+            jobs: vec![],
+            is_shared: false,
+            shape: BookingShape::Nodes(vec![name("n1")]),
+            times: once(10 * HOUR_MS, HOUR_MS),
+            notice_ms: 2 * HOUR_MS,
+            clearing,
+            reason: "a demonstration".to_string(),
+        }
+    }
+
+    #[test]
+    fn the_notice_keeps_out_what_would_not_be_over_in_time() {
+        let window = BookingWindow { from: LogTime(10 * HOUR_MS), until: LogTime(11 * HOUR_MS) };
+        for (clearing, limit, hours) in [
+            (BookingClearing::Stop, None, 8),
+            (BookingClearing::Finish, None, 8),
+            (BookingClearing::Fill, None, 10),
+            (BookingClearing::Fill, Some(HOUR_MS), 9),
+            (BookingClearing::Stop, Some(HOUR_MS), 9),
+            (BookingClearing::Stop, Some(5 * HOUR_MS), 8),
+        ] {
+            let from = booked(clearing).closed_from(window, limit);
+            assert_eq!(from, LogTime(hours * HOUR_MS), "{clearing:?} {limit:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_booked_has_bounds() {
+        let name = |text: &str| Name::new(text).expect("a name");
+        let good = booked(BookingClearing::Stop);
+        assert_eq!(good.violations(), vec![]);
+        let chosen = |amount, kind| BookingShape::Chosen {
+            amount,
+            kind,
+            region: None,
+            cluster: None,
+            labels: BTreeMap::new(),
+        };
+        let shape = |shape| BookingSpec { shape, ..good.clone() };
+        for bad in [
+            shape(BookingShape::Nodes(vec![])),
+            shape(BookingShape::Nodes(vec![name("b"), name("a")])),
+            shape(BookingShape::Nodes(vec![name("a"), name("a")])),
+            shape(chosen(BookingAmount::Hosts(0), None)),
+            shape(chosen(BookingAmount::Devices(8), None)),
+            shape(chosen(BookingAmount::Hosts(limits::BOOKING_NODES_MAX as u32 + 1), None)),
+            BookingSpec { notice_ms: limits::BOOKING_NOTICE_MS_MAX + 1, ..good.clone() },
+            BookingSpec { is_shared: true, jobs: vec![name("a")], ..good.clone() },
+            BookingSpec { user: Some("".to_string()), ..good.clone() },
+            BookingSpec { reason: "a\nb".to_string(), ..good.clone() },
+        ] {
+            assert!(!bad.violations().is_empty(), "{bad:?}");
+        }
+        assert_eq!(shape(chosen(BookingAmount::Devices(8), Some(name("h100")))).violations(), vec![]);
+        for clearing in BookingClearing::ALL {
+            assert_eq!(BookingClearing::from_name(clearing.name()), Some(clearing));
+        }
+    }
+}

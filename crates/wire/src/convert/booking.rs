@@ -1,0 +1,235 @@
+//! Bookings: what somebody asks for, and what there is.
+
+use muster_types::fleet::checked_name;
+use muster_types::{
+    Booking, BookingAmount, BookingShape, BookingSpec, BookingTimes, LogTime, Name, Violation, limits,
+};
+
+use super::{Found, below, bound, moment, one_of, span};
+use crate::closed::number;
+use crate::time::{duration, log_time, timestamp};
+use crate::v1;
+
+/// Reads what is to be booked. A start that is left out is 0, which stands for now.
+///
+/// # Errors
+/// Lists every field that breaks a rule.
+pub fn booking_spec_from_proto(message: Option<v1::BookingSpec>) -> Result<BookingSpec, Vec<Violation>> {
+    let mut found = Found::default();
+    let Some(message) = message else {
+        return Err(vec![Violation::new("spec", "must be given")]);
+    };
+    let tenant = found.take(checked_name("spec.tenant", &message.tenant));
+    let jobs = names("spec.jobs", message.jobs, limits::BOOKING_JOBS_MAX, &mut found);
+    let shape = shape(message.shape, &mut found);
+    let start = moment("spec", "start_time", message.start_time, &mut found);
+    let length = span("spec", "length", message.length, &mut found);
+    let notice_ms = span("spec", "notice", message.notice, &mut found);
+    let clearing = one_of("spec", "clearing", message.clearing, &mut found);
+    let times = BookingTimes {
+        start: start.unwrap_or(LogTime(0)),
+        length_ms: length.unwrap_or(0),
+        every_days: u16::try_from(message.every_days).unwrap_or(u16::MAX),
+        windows: u16::try_from(message.windows.max(1)).unwrap_or(u16::MAX),
+    };
+    if let (Some(tenant), Some(shape), true) = (tenant, shape, found.is_empty()) {
+        let spec = BookingSpec {
+            tenant,
+            user: Some(message.user).filter(|user| !user.is_empty()),
+            jobs,
+            is_shared: message.shared,
+            shape,
+            times,
+            notice_ms: notice_ms.unwrap_or(0),
+            clearing,
+            reason: message.reason,
+        };
+        let violations = spec.violations();
+        if violations.is_empty() {
+            return Ok(spec);
+        }
+        found.extend(violations.into_iter().map(|violation| violation.under("spec")).collect());
+    }
+    Err(found.into_violations())
+}
+
+fn shape(message: Option<v1::BookingShape>, found: &mut Found) -> Option<BookingShape> {
+    let at = |field: &str| below("spec.shape", field);
+    let message = message.unwrap_or_default();
+    let given = [!message.nodes.is_empty(), message.hosts > 0, message.devices > 0];
+    if given.into_iter().filter(|is_given| *is_given).count() != 1 {
+        let text = "must have exactly one of `nodes`, `hosts` and `devices`";
+        found.push(Violation::new("spec.shape", text));
+        return None;
+    }
+    let mut name = |field: &str, text: &str| match text {
+        "" => None,
+        text => found.take(checked_name(&at(field), text)),
+    };
+    let kind = name("accelerator", &message.accelerator);
+    let region = name("region", &message.region);
+    let cluster = name("cluster", &message.cluster);
+    if !message.nodes.is_empty() {
+        let is_plain = kind.is_none() && region.is_none() && cluster.is_none() && message.labels.is_empty();
+        if !is_plain {
+            let text = "must be given alone: the other fields are about nodes that are chosen";
+            found.push(Violation::new(at("nodes"), text));
+        }
+        let mut nodes = names(&at("nodes"), message.nodes, limits::BOOKING_NODES_MAX, found);
+        nodes.sort_unstable();
+        return Some(BookingShape::Nodes(nodes));
+    }
+    let max = limits::BOOKING_LABELS_MAX;
+    if message.labels.len() > max {
+        found.push(Violation::limit(&at("labels"), message.labels.len() as u64, 0, max as u64));
+        return None;
+    }
+    let labels = message.labels.into_iter();
+    let labels = labels.map(|(key, value)| checked_name(&at("labels"), &key).map(|key| (key, value)));
+    let labels = labels.filter_map(|result| found.take(result)).collect();
+    let amount = match message.hosts {
+        0 => BookingAmount::Devices(message.devices),
+        hosts => BookingAmount::Hosts(hosts),
+    };
+    Some(BookingShape::Chosen { amount, kind, region, cluster, labels })
+}
+
+fn names(field: &str, mut texts: Vec<String>, max: usize, found: &mut Found) -> Vec<Name> {
+    bound(field, &mut texts, max, found);
+    let checked = texts.iter().enumerate().map(|(i, text)| checked_name(&format!("{field}[{i}]"), text));
+    checked.filter_map(|result| found.take(result)).collect()
+}
+
+/// What is booked, as a message.
+#[must_use]
+pub fn booking_spec_to_proto(spec: &BookingSpec) -> v1::BookingSpec {
+    let times = spec.times;
+    v1::BookingSpec {
+        tenant: spec.tenant.to_string(),
+        user: spec.user.clone().unwrap_or_default(),
+        jobs: spec.jobs.iter().map(Name::to_string).collect(),
+        shared: spec.is_shared,
+        shape: Some(shape_to_proto(&spec.shape)),
+        start_time: Some(times.start).filter(|start| start.0 > 0).map(|start| timestamp(start.0)),
+        length: Some(duration(times.length_ms)),
+        every_days: times.every_days.into(),
+        windows: times.windows.into(),
+        notice: Some(spec.notice_ms).filter(|ms| *ms > 0).map(duration),
+        clearing: number(spec.clearing),
+        reason: spec.reason.clone(),
+    }
+}
+
+fn shape_to_proto(shape: &BookingShape) -> v1::BookingShape {
+    let text = |name: &Option<Name>| name.as_ref().map(Name::to_string).unwrap_or_default();
+    match shape {
+        BookingShape::Nodes(nodes) => v1::BookingShape {
+            nodes: nodes.iter().map(Name::to_string).collect(),
+            ..v1::BookingShape::default()
+        },
+        BookingShape::Chosen { amount, kind, region, cluster, labels } => {
+            let (hosts, devices) = match amount {
+                BookingAmount::Hosts(hosts) => (*hosts, 0),
+                BookingAmount::Devices(devices) => (0, *devices),
+            };
+            v1::BookingShape {
+                nodes: Vec::new(),
+                hosts,
+                devices,
+                accelerator: text(kind),
+                region: text(region),
+                cluster: text(cluster),
+                labels: labels.iter().map(|(key, value)| (key.to_string(), value.clone())).collect(),
+            }
+        }
+    }
+}
+
+/// A booking, as a message.
+#[must_use]
+pub fn booking_to_proto(name: &Name, booking: &Booking) -> v1::Booking {
+    let window = booking.current();
+    v1::Booking {
+        name: name.to_string(),
+        spec: Some(booking_spec_to_proto(&booking.spec)),
+        nodes: booking.nodes.iter().map(Name::to_string).collect(),
+        open: booking.is_open,
+        window_start_time: log_time(window.from),
+        window_end_time: log_time(window.until),
+        windows_left: booking.left().windows.into(),
+        creator: booking.by.name.clone(),
+        create_time: log_time(booking.created),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_types::BookingClearing;
+
+    fn asked() -> v1::BookingSpec {
+        v1::BookingSpec {
+            tenant: "vision".to_owned(),
+            user: "tenant/vision/ada".to_owned(),
+            jobs: vec!["train".to_owned()],
+            shared: false,
+            shape: Some(v1::BookingShape {
+                devices: 16,
+                accelerator: "h100".to_owned(),
+                region: "eu".to_owned(),
+                labels: [("pool".to_owned(), "a".to_owned())].into(),
+                ..v1::BookingShape::default()
+            }),
+            start_time: Some(timestamp(86_400_000)),
+            length: Some(duration(7_200_000)),
+            every_days: 7,
+            windows: 4,
+            notice: Some(duration(3_600_000)),
+            clearing: v1::BookingClearing::Stop.into(),
+            reason: "weekly evaluation".to_owned(),
+        }
+    }
+
+    #[test]
+    fn what_is_booked_goes_there_and_back() {
+        let nodes =
+            v1::BookingShape { nodes: vec!["a".to_owned(), "b".to_owned()], ..v1::BookingShape::default() };
+        let hosts = v1::BookingShape { hosts: 2, ..v1::BookingShape::default() };
+        for shape in [asked().shape, Some(nodes), Some(hosts)] {
+            let message = v1::BookingSpec { shape, ..asked() };
+            let read = booking_spec_from_proto(Some(message.clone())).expect("it is whole");
+            assert_eq!(booking_spec_to_proto(&read), message);
+        }
+        let read = booking_spec_from_proto(Some(asked())).expect("it is whole");
+        assert_eq!((read.clearing, read.times.windows), (BookingClearing::Stop, 4));
+    }
+
+    #[test]
+    fn every_wrong_field_is_named() {
+        type Change = fn(&mut v1::BookingSpec);
+        let cases: [(&str, Change); 12] = [
+            ("spec.tenant", |spec| spec.tenant.clear()),
+            ("spec.jobs[0]", |spec| spec.jobs = vec!["No".to_owned()]),
+            ("spec.shared", |spec| spec.shared = true),
+            ("spec.shape", |spec| spec.shape = None),
+            ("spec.shape.accelerator", |spec| {
+                spec.shape.as_mut().expect("one").accelerator = "A B".to_owned()
+            }),
+            ("spec.shape.devices", |spec| spec.shape.as_mut().expect("one").devices = u32::MAX),
+            ("spec.length", |spec| spec.length = None),
+            ("spec.length", |spec| spec.length = Some(duration(1))),
+            ("spec.windows", |spec| spec.windows = 70_000),
+            ("spec.every_days", |spec| spec.every_days = 0),
+            ("spec.clearing", |spec| spec.clearing = 99),
+            ("spec.reason", |spec| spec.reason = "x".repeat(513)),
+        ];
+        for (field, change) in cases {
+            let mut message = asked();
+            change(&mut message);
+            let violations = booking_spec_from_proto(Some(message)).expect_err(field);
+            let fields: Vec<&str> = violations.iter().map(|violation| violation.field.as_str()).collect();
+            assert_eq!(fields, [field]);
+        }
+        assert!(booking_spec_from_proto(None).is_err());
+    }
+}
