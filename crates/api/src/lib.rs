@@ -57,6 +57,7 @@ mod protocol_tests;
 mod queue_service;
 mod read;
 mod recorded;
+mod regions;
 mod render;
 mod rendered;
 #[cfg(test)]
@@ -73,6 +74,7 @@ mod token_tests;
 mod tokens;
 mod turns;
 mod unwritten;
+mod verbs;
 mod visibility;
 mod warnings;
 mod watcher;

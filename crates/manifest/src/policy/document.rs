@@ -1,12 +1,12 @@
 //! What a policy file holds: every field of the messages, once.
 
-use muster_types::{PriorityTier, policy};
+use muster_types::{PriorityTier, TokenRole, policy};
 use muster_wire::v1;
 use muster_wire::v1::window::Purpose;
 use serde::Deserialize;
 
 use super::form::{
-    Bytes, Count, Dollars, Each, Filled, Flag, Form, Group, Milli, Moment, Named, NamedCounts, Names,
+    Bytes, Count, Dollars, Each, Filled, FilledNamed, FilledNames, Flag, Form, Group, Milli, Moment, Named, NamedCounts, Names,
     Nominal, Optional, Plain, SmallMilli, Span, Weight, Word, Words, group,
 };
 use crate::reader::Reader;
@@ -27,6 +27,7 @@ group! {
         windows "windows": Each<Window>,
         isolation "isolation": Optional<Isolation>,
         notifications "notifications": Filled<NotificationReceiver>,
+        roles "roles": FilledNamed<OwnRole>,
     }
 }
 
@@ -225,6 +226,14 @@ group! {
         tenant "tenant": Plain,
         events "events": Words<policy::NotificationEvent>,
         body "body": Word<policy::NotificationBody>,
+    }
+}
+
+group! {
+    OwnRole is OwnRole {
+        base "base": Word<TokenRole>,
+        verbs "verbs": Words<policy::Verb>,
+        regions "regions": FilledNames,
     }
 }
 

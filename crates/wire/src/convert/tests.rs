@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use muster_types::policy::{
     BackfillPolicy, Dataset, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent,
-    Order, OrderPolicy, OwnedCost, PlacementWeights, Policy, PolicyDraft, PreemptionPolicy, Price,
-    PurchaseKind, Quota, Receiver, TenantLimits, TenantPolicy, TenantRights, Transfer, UserLimits, Window,
+    Order, OrderPolicy, OwnRole, OwnedCost, PlacementWeights, Policy, PolicyDraft, PreemptionPolicy, Price,
+    PurchaseKind, Quota, Receiver, TenantLimits, TenantPolicy, TenantRights, Transfer, UserLimits, Verb, Window,
     WindowPurpose, WindowScope,
 };
 use muster_types::tpu::{Generation, PodPosition, SliceRequest, SliceShape, legal_shapes};
@@ -17,7 +17,7 @@ use muster_types::{
     DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken,
     HolderId, JobContract, JobDraft, JobId, JobSpec, LabelTest, LaunchForm, Level, LogIndex, LogTime, Mount,
     Name, NodeDraft, NodeExpression, NodeRequirements, NodeSpec, NoticeRules, Preflight, PriorityTier,
-    PullRule, RequestId, RetryRules, Spread, Submission, TaskGroup, TopologyRule, Violation, WorkerRequest,
+    PullRule, RequestId, RetryRules, Spread, Submission, TaskGroup, TokenRole, TopologyRule, Violation, WorkerRequest,
     limits,
 };
 use proptest::collection::{btree_map, btree_set, hash_map, vec};
