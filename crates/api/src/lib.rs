@@ -41,6 +41,7 @@ mod fleet_service;
 mod forward;
 mod guard;
 mod headers;
+mod identity;
 mod job_filter;
 mod job_service;
 #[cfg(test)]

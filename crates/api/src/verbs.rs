@@ -1,6 +1,30 @@
-//! Which verb of a policy's roles each call has. What is not here, no such role may.
+//! Roles of the policy: which verb each call has, and what such a role lets its holder do. What has no verb, no such role may.
 
-use muster_types::policy::Verb;
+use muster_state::State;
+use muster_transport::Principal;
+use muster_types::Name;
+use muster_types::policy::{OwnRole, Verb};
+
+/// The role of the policy that a caller has; `None` where it has all of a built-in one, and `Some(None)` for one that the policy does
+/// not define any more.
+pub(crate) fn own_role<'a>(view: &'a State, principal: &Principal) -> Option<Option<&'a OwnRole>> {
+    let Principal::Token(holder) = principal else { return None };
+    let own = holder.own_role?;
+    let name = Name::new(own.as_str());
+    Some(name.and_then(|name| view.policy().policy.own_role(&name, holder.role)))
+}
+
+/// Whether a caller may operate what stands in a region.
+pub(crate) fn is_for_region(view: &State, principal: &Principal, region: &str) -> bool {
+    own_role(view, principal).is_none_or(|role| role.is_some_and(|role| role.is_for_region(region)))
+}
+
+/// Whether a caller's role has a call, as far as verbs say.
+pub(crate) fn has_call(view: &State, principal: &Principal, path: &str) -> bool {
+    let has =
+        |role: Option<&OwnRole>| role.is_some_and(|role| is_in(path, |verb| role.verbs.contains(&verb)));
+    own_role(view, principal).is_none_or(has)
+}
 
 /// Calls that every role may make: who it is, versions and health.
 fn is_for_all(path: &str) -> bool {
@@ -8,7 +32,7 @@ fn is_for_all(path: &str) -> bool {
 }
 
 /// The verb of a call; none where no role of a policy may make it.
-pub(crate) fn verb_of(path: &str) -> Option<Verb> {
+fn verb_of(path: &str) -> Option<Verb> {
     let call = path.strip_prefix("/muster.")?;
     Some(match call {
         "admin.v1beta1.ArchiveService/GetArchiveStatus"
@@ -58,8 +82,8 @@ pub(crate) fn verb_of(path: &str) -> Option<Verb> {
     })
 }
 
-/// Whether a role with these verbs has a call, as far as verbs say.
-pub(crate) fn is_in(path: &str, has: impl Fn(Verb) -> bool) -> bool {
+/// Whether a role with these verbs has a call.
+fn is_in(path: &str, has: impl Fn(Verb) -> bool) -> bool {
     is_for_all(path) || verb_of(path).is_some_and(has)
 }
 
@@ -67,7 +91,7 @@ pub(crate) fn is_in(path: &str, has: impl Fn(Verb) -> bool) -> bool {
 mod tests {
     use super::*;
     use crate::access::RULES;
-    use muster_transport::{Principal, ShortName, TokenHolder};
+    use muster_transport::{ShortName, TokenHolder};
     use muster_types::{ClusterId, TokenId, TokenRole};
 
     fn holder(role: TokenRole) -> Principal {

@@ -406,8 +406,7 @@ mod tests {
         for role in TokenRole::ALL {
             for tenant in [None, Some(short("vision"))] {
                 let (own_role, issuer) = (None, None);
-                let holder =
-                    TokenHolder { cluster, id: TokenId(7), role, tenant, user, own_role, issuer };
+                let holder = TokenHolder { cluster, id: TokenId(7), role, tenant, user, own_role, issuer };
                 let principal = Principal::Token(holder);
                 let text = principal.passed_on().expect("it has a name");
                 assert_eq!(Principal::parse_passed_on(&text, cluster), Some(principal), "{text}");

@@ -242,8 +242,14 @@ mod tests {
             assert_eq!(TokenRole::from_name(role.name()), Some(role));
             for tenant in [None, Some(name("vision"))] {
                 let is_right = role.needs_tenant().is_none_or(|needed| needed == tenant.is_some());
-                let grant =
-                    TokenGrant { name: name("ci"), user: name("ada"), role, tenant, secret_sha256: [0; 32], own_role: None };
+                let grant = TokenGrant {
+                    name: name("ci"),
+                    user: name("ada"),
+                    role,
+                    tenant,
+                    secret_sha256: [0; 32],
+                    own_role: None,
+                };
                 assert_eq!(grant.violations().is_empty(), is_right, "{grant:?}");
             }
         }

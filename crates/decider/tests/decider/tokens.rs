@@ -331,10 +331,8 @@ fn a_token_has_a_role_of_the_policy_for_as_long_as_the_policy_defines_it() {
     let made = own(4, TokenRole::Submitter, Some("vision"), "ci");
     create(&mut speculation, made).unwrap();
     // Who administers the tenant may grant a part of what it may grant, and of nothing else.
-    let boss = TokenOrder {
-        acts_for: Some(name("vision")),
-        ..own(5, TokenRole::Submitter, Some("video"), "ci")
-    };
+    let boss =
+        TokenOrder { acts_for: Some(name("vision")), ..own(5, TokenRole::Submitter, Some("video"), "ci") };
     create(&mut speculation, boss).unwrap();
     set_roles(
         &mut speculation,

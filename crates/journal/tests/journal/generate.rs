@@ -13,8 +13,8 @@ use muster_types::health::{
 };
 use muster_types::job::ArrayMember;
 use muster_types::policy::{
-    Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent, NotificationProgress,
-    OwnRole, OwnedCost, Policy, PolicyDraft, Price, PurchaseKind, Receiver, TenantLimits, TenantPolicy, TenantRights,
+    Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent, NotificationProgress, OwnRole,
+    OwnedCost, Policy, PolicyDraft, Price, PurchaseKind, Receiver, TenantLimits, TenantPolicy, TenantRights,
     UserLimits, Verb,
 };
 use muster_types::{

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, HashMap};
 use muster_types::policy::{
     BackfillPolicy, Dataset, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent,
     Order, OrderPolicy, OwnRole, OwnedCost, PlacementWeights, Policy, PolicyDraft, PreemptionPolicy, Price,
-    PurchaseKind, Quota, Receiver, TenantLimits, TenantPolicy, TenantRights, Transfer, UserLimits, Verb, Window,
-    WindowPurpose, WindowScope,
+    PurchaseKind, Quota, Receiver, TenantLimits, TenantPolicy, TenantRights, Transfer, UserLimits, Verb,
+    Window, WindowPurpose, WindowScope,
 };
 use muster_types::tpu::{Generation, PodPosition, SliceRequest, SliceShape, legal_shapes};
 use muster_types::{
@@ -17,8 +17,8 @@ use muster_types::{
     DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken,
     HolderId, JobContract, JobDraft, JobId, JobSpec, LabelTest, LaunchForm, Level, LogIndex, LogTime, Mount,
     Name, NodeDraft, NodeExpression, NodeRequirements, NodeSpec, NoticeRules, Preflight, PriorityTier,
-    PullRule, RequestId, RetryRules, Spread, Submission, TaskGroup, TokenRole, TopologyRule, Violation, WorkerRequest,
-    limits,
+    PullRule, RequestId, RetryRules, Spread, Submission, TaskGroup, TokenRole, TopologyRule, Violation,
+    WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, btree_set, hash_map, vec};
 use proptest::option;
