@@ -3,6 +3,7 @@
 //! **Invariant:** a call never waits for an issuer. What was verified once is not verified again while the key that signed it is
 //! published and the token has not expired; how many are remembered is bounded.
 
+use muster_transport::JWT_BYTES_MAX;
 use muster_types::Name;
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
@@ -12,7 +13,7 @@ use std::time::Instant;
 use tokio::sync::Notify;
 
 use crate::error::SignInRefusal;
-use crate::jwt::{JWT_BYTES_MAX, Unverified, Verified};
+use crate::jwt::{Unverified, Verified};
 use crate::keys::{Algorithm, Keys};
 use crate::settings::IssuerSettings;
 

@@ -1,6 +1,7 @@
 //! Tokens: their form, the checks that they have to pass, and their order. Nothing of a token is believed before its signature is
 //! verified, but the name of the issuer and of the key to verify it with.
 
+use muster_transport::JWT_BYTES_MAX;
 use muster_types::Name;
 use serde_json::{Map, Value};
 
@@ -10,8 +11,12 @@ use crate::json::{JsonFault, object};
 use crate::keys::{Algorithm, KEY_ID_BYTES_MAX, Keys};
 use crate::settings::{IssuerSettings, Rule};
 
-/// Bytes of a token.
-pub const JWT_BYTES_MAX: usize = 8 << 10;
+/// When a token says that it expires, in seconds since the Unix epoch: for a client that wants to replace it in time. Nothing is verified.
+#[must_use]
+pub fn unverified_expiry_s(token: &str) -> Option<u64> {
+    let unverified = Unverified::parse(token).ok()?;
+    unverified.time("exp", SignInRefusal::Lifetime).ok().flatten().map(|ms| ms / 1_000)
+}
 
 /// A token whose form is right, and of which nothing has been verified.
 pub(crate) struct Unverified<'a> {

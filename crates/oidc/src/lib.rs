@@ -25,15 +25,8 @@ mod tests;
 pub use device::{DeviceCode, Login, Provider, Tokens};
 pub use error::{LoginError, SignInRefusal};
 pub use issuers::{Issuers, SignIn};
-pub use jwt::JWT_BYTES_MAX;
+pub use jwt::unverified_expiry_s;
 pub use keys::{Algorithm, KEY_SET_BYTES_MAX};
 pub use muster_fetch::FetchRules;
+pub use muster_transport::{JWT_BYTES_MAX, is_jwt};
 pub use settings::{ISSUERS_MAX, IssuerSettings, KeySource, RULES_MAX, Rule};
-
-/// Whether a text has the form of a signed token: three parts of the alphabet, with dots between them.
-#[must_use]
-pub fn is_jwt(text: &str) -> bool {
-    let is_digit = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
-    let parts: Vec<&str> = text.split('.').take(4).collect();
-    parts.len() == 3 && parts.iter().all(|part| !part.is_empty() && part.bytes().all(is_digit))
-}

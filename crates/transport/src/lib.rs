@@ -44,4 +44,4 @@ pub use pinned::{
 pub use public::PublicTls;
 pub use security::{Security, Tls};
 pub use server::{AcceptLimits, Incoming, PeerConnection, PeerInfo};
-pub use token::{TOKEN_TEXT_BYTES, TokenError, TokenSecret};
+pub use token::{Bearer, JWT_BYTES_MAX, TOKEN_TEXT_BYTES, TokenError, TokenSecret, is_jwt};
