@@ -62,6 +62,8 @@ mod regions;
 mod render;
 mod rendered;
 #[cfg(test)]
+mod role_tests;
+#[cfg(test)]
 mod sample;
 mod server;
 mod shared;

@@ -83,7 +83,7 @@ fn verb_of(path: &str) -> Option<Verb> {
 }
 
 /// Whether a role with these verbs has a call.
-fn is_in(path: &str, has: impl Fn(Verb) -> bool) -> bool {
+pub(crate) fn is_in(path: &str, has: impl Fn(Verb) -> bool) -> bool {
     is_for_all(path) || verb_of(path).is_some_and(has)
 }
 

@@ -1,6 +1,7 @@
 //! `muster token create|list|revoke`: bearer tokens of people and programs.
 
 use clap::{Args, Subcommand};
+use muster_client::Client;
 use muster_console::{Console, Document, Exit, Failure, Global, Grid, moment};
 use muster_manifest::quantity;
 use muster_transport::{TokenError, TokenSecret};
