@@ -8,10 +8,8 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpListener;
 
-use crate::test_issuer::{TestIssuer, encoded, unsigned};
+use crate::test_issuer::{TestIssuer, encoded, serve, unsigned};
 use crate::{
     Algorithm, FetchRules, IssuerSettings, Issuers, JWT_BYTES_MAX, KeySource, Login, LoginError, Rule,
     SignIn, SignInRefusal, is_jwt,
@@ -310,47 +308,6 @@ fn signatures_of_the_other_algorithms() {
     assert_eq!(judged, Err(SignInRefusal::KeyUnknown));
 }
 
-/// Answers every request by its path, on connections of one request each; gives its address, and what it was asked.
-async fn server(
-    answer: impl Fn(&str, &str) -> (u16, String) + Send + Sync + 'static,
-) -> (String, tokio::sync::mpsc::UnboundedReceiver<String>) {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
-    let url = format!("http://{}", listener.local_addr().expect("bound"));
-    let (asked, requests) = tokio::sync::mpsc::unbounded_channel();
-    let answer = Arc::new(answer);
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
-            let (asked, answer) = (asked.clone(), Arc::clone(&answer));
-            tokio::spawn(async move {
-                let mut text = String::new();
-                let mut buffer = vec![0; 16 << 10];
-                // The head of a request, and the whole of its body.
-                loop {
-                    let Ok(read @ 1..) = stream.read(&mut buffer).await else { return };
-                    text.push_str(&String::from_utf8_lossy(&buffer[..read]));
-                    let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
-                    let length = head.lines().find_map(|line| {
-                        line.to_ascii_lowercase().strip_prefix("content-length: ")?.trim().parse().ok()
-                    });
-                    if body.len() >= length.unwrap_or(0_usize) {
-                        break;
-                    }
-                }
-                let (head, body) = text.split_once("\r\n\r\n").expect("it was read");
-                let path = head.split(' ').nth(1).unwrap_or_default();
-                let (status, content) = answer(path, body);
-                let _ = asked.send(format!("{path} {body}"));
-                let length = content.len();
-                let text = format!(
-                    "HTTP/1.1 {status} X\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{content}"
-                );
-                let _ = stream.write_all(text.as_bytes()).await;
-            });
-        }
-    });
-    (url, requests)
-}
-
 async fn eventually(what: &str, is_so: impl Fn() -> bool) {
     let so = async {
         while !is_so() {
@@ -392,7 +349,7 @@ async fn keys_are_found_by_the_description_of_the_issuer_and_not_asked_for_witho
     let key = Arc::new(TestIssuer::new("k1"));
     let own = Arc::new(std::sync::OnceLock::<String>::new());
     let (served, said) = (Arc::clone(&key), Arc::clone(&own));
-    let (url, mut requests) = server(move |path, _| {
+    let (url, mut requests) = serve(move |path, _| {
         let url = said.get().cloned().unwrap_or_default();
         match path {
             "/.well-known/openid-configuration" => {
@@ -426,7 +383,7 @@ async fn keys_are_found_by_the_description_of_the_issuer_and_not_asked_for_witho
 #[tokio::test]
 async fn an_issuer_that_is_another_or_on_an_address_that_is_not_allowed_gives_no_keys() {
     let (url, mut requests) =
-        server(|_, _| (200, json!({ "issuer": "https://other.example", "jwks_uri": "x" }).to_string())).await;
+        serve(|_, _| (200, json!({ "issuer": "https://other.example", "jwks_uri": "x" }).to_string())).await;
     let own = IssuerSettings { url: url.clone(), ..settings() };
     let rules = FetchRules { allowed_hosts: BTreeSet::new(), ..own.fetch.clone() };
     let inner = IssuerSettings { fetch: rules, ..own.clone() };
@@ -445,7 +402,7 @@ async fn a_person_signs_in_with_a_code() {
     let own = Arc::new(std::sync::OnceLock::<String>::new());
     let polls = Arc::new(std::sync::atomic::AtomicU32::new(0));
     let (said, counted) = (Arc::clone(&own), Arc::clone(&polls));
-    let (url, _requests) = server(move |path, body| {
+    let (url, _requests) = serve(move |path, body| {
         let url = said.get().cloned().unwrap_or_default();
         let refused = |code: &str| (400, json!({ "error": code }).to_string());
         match path {
