@@ -251,8 +251,8 @@ fn code(answer: &Result<(), Status>) -> Option<RefusalCode> {
 
 /// By the table and the verbs, and not by what the call is about.
 fn is_denied_by_role(answer: &Result<(), Status>) -> bool {
-    let says_so = answer.as_ref().is_err_and(|status| status.message().contains(" may not call "));
-    says_so && code(answer) == Some(RefusalCode::PermissionDenied)
+    let is_named = answer.as_ref().is_err_and(|status| status.message().contains(" may not call "));
+    is_named && code(answer) == Some(RefusalCode::PermissionDenied)
 }
 
 fn next_id() -> String {

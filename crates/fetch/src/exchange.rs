@@ -41,7 +41,7 @@ pub struct FetchRules {
 pub struct Ask<'a> {
     /// GET without a body, else POST.
     pub url: &'a str,
-    /// Headers beside those of every request.
+    /// Headers in addition to those of every request.
     pub headers: &'a [(&'static str, String)],
     /// The kind of the body and the body; none for GET.
     pub body: Option<(&'static str, Vec<u8>)>,

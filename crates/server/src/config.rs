@@ -107,7 +107,7 @@ struct File {
     /// Whether clients may show a bearer token in the place of a certificate.
     #[serde(default)]
     tokens: bool,
-    /// Whose tokens are taken beside those of the cluster.
+    /// Whose tokens are taken in addition to those of the cluster.
     #[serde(default)]
     oidc: Vec<IssuerFile>,
     #[serde(default)]
