@@ -102,9 +102,9 @@ async fn set_roles(
     request: u32,
     roles: &[(&str, TokenRole, &[Verb], &[&str])],
 ) -> Result<(), Status> {
-    let role = |(text, base, verbs, regions): &(&str, TokenRole, &[Verb], &[&str])| {
+    let role = |(text, part_of, verbs, regions): &(&str, TokenRole, &[Verb], &[&str])| {
         let role = v1::OwnRole {
-            base: number(*base),
+            part_of: number(*part_of),
             verbs: verbs.iter().map(|verb| number(*verb)).collect(),
             regions: regions.iter().map(|region| (*region).to_owned()).collect(),
         };

@@ -101,7 +101,7 @@ fn signed_in(view: &State, known: &SignIn) -> Result<TokenHolder, SignInRefusal>
         Some(role) => (role, None),
         None => {
             let own = policy.roles.get(&known.role).ok_or(SignInRefusal::Role)?;
-            (own.base, Some(&known.role))
+            (own.part_of, Some(&known.role))
         }
     };
     if role.needs_tenant().is_some_and(|needs| needs != known.tenant.is_some()) {

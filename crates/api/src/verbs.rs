@@ -108,12 +108,12 @@ mod tests {
 
     /// No call is forgotten: it has a verb, every role has it, or it is listed here as one that no role of a policy has.
     #[test]
-    fn every_call_of_a_base_role_has_a_verb_or_is_withheld() {
+    fn every_call_of_a_built_in_role_has_a_verb_or_is_withheld() {
         let withheld = ["CreateToken", "ListTokens", "RevokeToken"];
         for rule in RULES {
             let name = rule.path.rsplit('/').next().expect("a path");
-            let bases = TokenRole::ALL.into_iter().filter(|role| *role != TokenRole::Admin);
-            let is_of_some = bases.into_iter().any(|role| rule.kinds.include(&holder(role)));
+            let wholes = TokenRole::ALL.into_iter().filter(|role| *role != TokenRole::Admin);
+            let is_of_some = wholes.into_iter().any(|role| rule.kinds.include(&holder(role)));
             let is_classified = is_in(rule.path, |_| true);
             assert_eq!(is_classified, is_of_some && !withheld.contains(&name), "{}", rule.path);
         }

@@ -80,9 +80,9 @@ async fn roles(client: &Client, role: &Name) -> Result<(TokenRole, Option<Name>)
         return Ok((built_in, None));
     }
     let policy = client.get_policy(v1::GetPolicyRequest::default()).await?.policy.unwrap_or_default();
-    let base = policy.roles.get(role.as_str()).map(|own| own.base);
-    match base.and_then(|base| value_from_proto::<TokenRole>("base", base).ok().flatten()) {
-        Some(base) => Ok((base, Some(role.clone()))),
+    let part_of = policy.roles.get(role.as_str()).map(|own| own.part_of);
+    match part_of.and_then(|number| value_from_proto::<TokenRole>("part_of", number).ok().flatten()) {
+        Some(whole) => Ok((whole, Some(role.clone()))),
         None => {
             let mut names: Vec<&str> = TokenRole::ALL.into_iter().map(TokenRole::name).collect();
             names.extend(policy.roles.keys().map(String::as_str));
@@ -181,7 +181,7 @@ async fn create(global: &Global, console: &Console, args: CreateArgs) -> Result<
         let secret = secret.reveal().to_owned();
         return console.object(&Document::new("Token", None::<u64>, CreatedView { token, secret }));
     }
-    let expires = token.expires.unwrap_or_else(|| "unknown".to_owned());
+    let expires = token.expires.clone().unwrap_or_else(|| "unknown".to_owned());
     console.progress(&format!(
         "token {} ({}, {}) is accepted until {expires}; this is the only time that its secret is shown",
         token.name,
@@ -204,8 +204,8 @@ async fn list(global: &Global, console: &Console) -> Result<(), Failure> {
     }
     let mut grid = Grid::new(vec!["NAME", "ROLE", "TENANT", "USER", "EXPIRES", "ID"]);
     for row in items {
-        let tenant = if row.tenant.is_empty() { "-".to_owned() } else { row.tenant };
         let role = row.shown_role().to_owned();
+        let tenant = if row.tenant.is_empty() { "-".to_owned() } else { row.tenant };
         grid.row(vec![row.name, role, tenant, row.user, row.expires.unwrap_or_default(), row.id]);
     }
     console.table(&grid)

@@ -524,8 +524,8 @@ impl Policy {
     /// The role of this name that the policy defines, while it is a part of this built-in role. What was granted as a part of
     /// another one is not granted any more.
     #[must_use]
-    pub fn own_role(&self, name: &Name, base: TokenRole) -> Option<&OwnRole> {
-        self.roles.get(name).filter(|role| role.base == base)
+    pub fn own_role(&self, name: &Name, part_of: TokenRole) -> Option<&OwnRole> {
+        self.roles.get(name).filter(|role| role.part_of == part_of)
     }
 
     /// Millionths of a dollar for one device and one hour at a time, as placement and preemption compare it: the price that

@@ -103,7 +103,7 @@ closed_sets! {
         NotificationBody::Generic = Generic "generic",
         NotificationBody::Slack = Slack "slack",
     }
-    TokenRole as BaseRole {
+    TokenRole as BuiltInRole {
         TokenRole::Viewer = Viewer "viewer",
         TokenRole::Submitter = Submitter "submitter",
         TokenRole::TenantAdmin = TenantAdmin "tenant-admin",

@@ -150,7 +150,7 @@ const LISTS: [List; 12] = [
         "",
         &[
             ("ROLE", "{@}", ""),
-            ("PART OF", "{base}", ""),
+            ("PART OF", "{partOf}", ""),
             ("VERBS", "{verbs}", ""),
             ("REGIONS", "{regions}", "all"),
         ],

@@ -299,9 +299,9 @@ fn set_roles(
     let mut draft = PolicyDraft::clone(&speculation.state().policy().policy);
     draft.roles = roles
         .iter()
-        .map(|(text, base, verbs)| {
+        .map(|(text, part_of, verbs)| {
             let verbs = verbs.iter().copied().collect();
-            (name(text), OwnRole { base: *base, verbs, regions: BTreeSet::new() })
+            (name(text), OwnRole { part_of: *part_of, verbs, regions: BTreeSet::new() })
         })
         .collect();
     let command = Command::SetPolicy {

@@ -443,11 +443,11 @@ fn receivers() -> impl Strategy<Value = Vec<Receiver>> {
 /// Parts of the operator's role, which has all but the verbs of drills.
 fn own_roles() -> impl Strategy<Value = BTreeMap<Name, OwnRole>> {
     let verb = prop::sample::select(Verb::ALL.to_vec()).prop_map(|verb| {
-        let base = if verb.is_of(TokenRole::Operator) { TokenRole::Operator } else { TokenRole::Drill };
-        (base, verb)
+        let part_of = if verb.is_of(TokenRole::Operator) { TokenRole::Operator } else { TokenRole::Drill };
+        (part_of, verb)
     });
     let role = (verb, prop::collection::btree_set(name(), 0..3))
-        .prop_map(|((base, verb), regions)| OwnRole { base, verbs: [verb].into(), regions });
+        .prop_map(|((part_of, verb), regions)| OwnRole { part_of, verbs: [verb].into(), regions });
     let name = "own-[a-z]{1,6}".prop_map(|text| Name::new(&text).expect("a name"));
     btree_map(name, role, 0..3)
 }

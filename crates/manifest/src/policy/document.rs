@@ -231,7 +231,7 @@ group! {
 
 group! {
     OwnRole is OwnRole {
-        base "base": Word<TokenRole>,
+        part_of "partOf": Word<TokenRole>,
         verbs "verbs": Words<policy::Verb>,
         regions "regions": FilledNames,
     }
@@ -310,7 +310,7 @@ impl Group for Window {
 
 /// The name in a file of a field with this name in a message, and its unit.
 pub(super) fn name_in_file(field: &str) -> Option<(&'static str, &'static str)> {
-    const GROUPS: [&[(&str, &str, &str)]; 17] = [
+    const GROUPS: [&[(&str, &str, &str)]; 18] = [
         Tenant::FIELDS,
         Rights::FIELDS,
         Limits::FIELDS,
@@ -326,6 +326,7 @@ pub(super) fn name_in_file(field: &str) -> Option<(&'static str, &'static str)> 
         OwnedCost::FIELDS,
         Dataset::FIELDS,
         Transfer::FIELDS,
+        OwnRole::FIELDS,
         Scope::FIELDS,
         Window::FIELDS,
     ];

@@ -144,7 +144,7 @@ impl fmt::Display for Verb {
 #[serde(deny_unknown_fields)]
 pub struct OwnRole {
     /// The built-in role that it is a part of; not admin, which could change the policy, and with it its own role.
-    pub base: TokenRole,
+    pub part_of: TokenRole,
     /// What it may do; at least one.
     pub verbs: BTreeSet<Verb>,
     /// Regions that it operates and drills in; empty for all. Jobs are not restricted.
@@ -166,16 +166,16 @@ pub(super) fn check_roles(roles: &BTreeMap<Name, OwnRole>, found: &mut Vec<Viola
             let text = "must not have the name of a built-in role";
             found.push(Violation::new(format!("roles.{name}"), text));
         }
-        if role.base == TokenRole::Admin {
+        if role.part_of == TokenRole::Admin {
             let text = "must not be admin: who may change the policy could give itself more";
-            found.push(Violation::new(format!("roles.{name}.base"), text));
+            found.push(Violation::new(format!("roles.{name}.part_of"), text));
             continue;
         }
         let (verbs, regions) = (role.verbs.len() as u64, role.regions.len() as u64);
         check_bound(&format!("roles.{name}.verbs"), verbs, 1, Verb::ALL.len() as u64, found);
         check_bound(&format!("roles.{name}.regions"), regions, 0, ROLE_REGIONS_MAX as u64, found);
-        if let Some(beyond) = role.verbs.iter().find(|verb| !verb.is_of(role.base)) {
-            let text = format!("must be verbs that the role {} has, got {beyond}", role.base);
+        if let Some(beyond) = role.verbs.iter().find(|verb| !verb.is_of(role.part_of)) {
+            let text = format!("must be verbs that the role {} has, got {beyond}", role.part_of);
             found.push(Violation::new(format!("roles.{name}.verbs"), text));
         }
     }
@@ -186,8 +186,8 @@ mod tests {
     use super::*;
     use crate::policy::PolicyDraft;
 
-    fn role(base: TokenRole, verbs: &[Verb]) -> OwnRole {
-        OwnRole { base, verbs: verbs.iter().copied().collect(), regions: BTreeSet::new() }
+    fn role(part_of: TokenRole, verbs: &[Verb]) -> OwnRole {
+        OwnRole { part_of, verbs: verbs.iter().copied().collect(), regions: BTreeSet::new() }
     }
 
     fn fields(name: &str, role: OwnRole) -> Vec<alloc::string::String> {
@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(fields("ci", role(TokenRole::Submitter, &[])), ["roles.ci.verbs"]);
         assert_eq!(fields("ci", role(TokenRole::Submitter, &[Verb::Drain])), ["roles.ci.verbs"]);
         assert_eq!(fields("ci", role(TokenRole::Viewer, &[Verb::Submit])), ["roles.ci.verbs"]);
-        assert_eq!(fields("ci", role(TokenRole::Admin, &[Verb::Read])), ["roles.ci.base"]);
+        assert_eq!(fields("ci", role(TokenRole::Admin, &[Verb::Read])), ["roles.ci.part_of"]);
         assert_eq!(fields("viewer", role(TokenRole::Viewer, &[Verb::Read])), ["roles.viewer"]);
     }
 

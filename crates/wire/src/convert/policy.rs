@@ -128,7 +128,7 @@ fn roles(at: &str, messages: HashMap<String, v1::OwnRole>, found: &mut Found) ->
     for (name, message) in named(at, messages, policy::OWN_ROLES_MAX, found) {
         let Some(name) = found.take(checked_name(at, &name)) else { continue };
         let at = format!("{at}.{name}");
-        let base = found.take(given_from_proto::<TokenRole>(&below(&at, "base"), message.base));
+        let part_of = found.take(given_from_proto::<TokenRole>(&below(&at, "part_of"), message.part_of));
         let field = below(&at, "verbs");
         let mut numbers = message.verbs;
         bound(&field, &mut numbers, Verb::ALL.len(), found);
@@ -142,8 +142,8 @@ fn roles(at: &str, messages: HashMap<String, v1::OwnRole>, found: &mut Found) ->
         let regions: BTreeSet<Name> = names(&field, &texts, found).into_iter().collect();
         let is_read = verbs.len() == numbers.len() && regions.len() == texts.len();
         // What was wrong has been said; what is left of such a role would say something else.
-        let Some(base) = base.filter(|_| is_read || found.is_empty()) else { continue };
-        roles.insert(name, OwnRole { base, verbs, regions });
+        let Some(part_of) = part_of.filter(|_| is_read || found.is_empty()) else { continue };
+        roles.insert(name, OwnRole { part_of, verbs, regions });
     }
     roles
 }
@@ -562,7 +562,7 @@ pub fn policy_to_proto(policy: &PolicyDraft) -> v1::Policy {
 
 fn role_to_proto(role: &OwnRole) -> v1::OwnRole {
     v1::OwnRole {
-        base: number(role.base),
+        part_of: number(role.part_of),
         verbs: role.verbs.iter().map(|verb| number(*verb)).collect(),
         regions: role.regions.iter().map(Name::to_string).collect(),
     }

@@ -150,9 +150,9 @@ prop_compose! {
         // Of the two built-in roles that have every verb together, the one that has this.
         let role = |(name, (verb, regions)): (String, (usize, BTreeSet<Name>))| {
             let verb = Verb::ALL[verb];
-            let bases = [TokenRole::Operator, TokenRole::Drill];
-            let base = bases.into_iter().find(|base| verb.is_of(*base)).unwrap();
-            (Name::new(&name).unwrap(), OwnRole { base, verbs: [verb].into(), regions })
+            let wholes = [TokenRole::Operator, TokenRole::Drill];
+            let part_of = wholes.into_iter().find(|part_of| verb.is_of(*part_of)).unwrap();
+            (Name::new(&name).unwrap(), OwnRole { part_of, verbs: [verb].into(), regions })
         };
         let mut windows = windows;
         for (index, window) in windows.iter_mut().enumerate() {
