@@ -470,6 +470,59 @@ async fn a_sign_in_is_refused_with_its_reason_and_ends_with_its_grant() {
     assert_eq!(reason(call(&channel, PATH, &token, ()).await), "TOKEN_ROLE");
 }
 
+/// Drills and the leadership are of the region of a replica, which is `eu` here.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn drills_are_for_the_regions_of_a_role() {
+    const VERBS: &[Verb] = &[Verb::Drill, Verb::Leadership];
+    let (world, _key) = world().await;
+    let own = ("here", TokenRole::Drill, VERBS, &["eu"][..]);
+    let other = ("elsewhere", TokenRole::Drill, VERBS, &["us"][..]);
+    set_roles(&world, 3, &[own, other]).await.expect("they break no rule");
+    let channel = anonymous(&world).await;
+    for (number, role, is_denied) in [(1, "here", false), (2, "elsewhere", true)] {
+        let secret = made(&world, number, TokenRole::Drill, None, Some(role)).await;
+        let denied = Some(RefusalCode::PermissionDenied);
+        let end = "/muster.admin.v1beta1.DrillService/EndDrill";
+        let answer = call(&channel, end, secret.reveal(), admin::EndDrillRequest::default()).await;
+        assert_eq!(code(&answer) == denied, is_denied, "{role}: {answer:?}");
+        let transfer = "/muster.admin.v1beta1.ClusterAdminService/TransferLeadership";
+        let message = admin::TransferLeadershipRequest { target_replica_id: 1, ..Default::default() };
+        let answer = call(&channel, transfer, secret.reveal(), message).await;
+        assert_eq!(code(&answer) == denied, is_denied, "{role}: {answer:?}");
+        // To which replica, the leader would choose.
+        let message = admin::TransferLeadershipRequest::default();
+        let answer = call(&channel, transfer, secret.reveal(), message).await;
+        assert_eq!(code(&answer), denied, "{role}: {answer:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_is_told_who_it_is() {
+    use muster_wire::v1::cluster_service_client::ClusterServiceClient;
+    let (world, key) = world().await;
+    let secret = made(&world, 1, TokenRole::Operator, None, Some("eu-operator")).await;
+    let mut clusters = ClusterServiceClient::new(anonymous(&world).await);
+    let mut ask = async |bearer: &str| {
+        let mut request = Request::new(v1::GetServerInfoRequest {});
+        let text = format!("Bearer {bearer}");
+        request.metadata_mut().insert("authorization", text.parse().expect("it is ASCII"));
+        let answer = guarded("an answer", clusters.get_server_info(request)).await.expect("everybody may");
+        answer.into_inner().caller.expect("it is somebody")
+    };
+    let own = ask(secret.reveal()).await;
+    assert_eq!((own.kind.as_str(), own.own_role.as_str()), ("token:operator", "eu-operator"));
+    assert_eq!((own.token_id, own.regions), (secret.id().to_string(), vec!["eu".to_owned()]));
+    assert_eq!(own.verbs.len(), EU.len());
+    assert!(own.expire_time.is_some() && own.issuer.is_empty());
+    let issued = ask(&issued(&key, "vision")).await;
+    assert_eq!(issued.name, "tenant/vision/ada+oidc/corp");
+    assert_eq!(
+        (issued.tenant.as_str(), issued.user.as_str(), issued.issuer.as_str()),
+        ("vision", "ada", "corp")
+    );
+    assert!(issued.own_role.is_empty() && issued.token_id.is_empty());
+}
+
 /// A role that is in use stays, and a watch ends when its role lacks the call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_ends_when_its_role_lacks_the_verb() {

@@ -1,5 +1,6 @@
 //! Tokens that are accepted, and every reason for which one is not.
 
+use proptest::prelude::*;
 use ring::rand::SystemRandom;
 use ring::signature::{
     ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _, RSA_PKCS1_SHA256, RsaKeyPair,
@@ -451,4 +452,35 @@ async fn a_person_signs_in_with_a_code() {
     assert_eq!((again.access_token.as_str(), again.expires_in_s), ("a2", Some(60)));
     let gone = login.refresh(&provider.token_url, "r0").await;
     assert!(matches!(gone, Err(LoginError::Refused { ref code }) if code == "invalid_grant"), "{gone:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// No text is taken for a token that the issuer did not sign, and none panics.
+    #[test]
+    fn a_token_that_was_changed_anywhere_is_refused(place in 0..10_000_usize, byte in any::<u8>()) {
+        let world = World::new();
+        let good = world.key.sign(&claims());
+        let mut bytes = good.clone().into_bytes();
+        let place = place % bytes.len();
+        bytes[place] = byte;
+        let changed = String::from_utf8_lossy(&bytes).into_owned();
+        prop_assume!(changed != good);
+        prop_assert!(world.issuers.judge(&changed, NOW_MS).is_err(), "{changed}");
+    }
+
+    #[test]
+    fn no_text_is_a_token_and_none_panics(
+        text: String,
+        header in "\\{\"alg\":\"(EdDSA|none|RS256)\",\"kid\":\"k1\"[,}:a-z\"]{0,9}",
+        body in "[\\[\\]{}\",:a-z0-9.e-]{0,40}",
+    ) {
+        let world = World::new();
+        prop_assert!(world.issuers.judge(&text, NOW_MS).is_err());
+        let signed = world.key.sign_text(&header, &body);
+        prop_assert!(world.issuers.judge(&signed, NOW_MS).is_err());
+        let _ = crate::unverified_expiry_s(&signed);
+        let _ = crate::keys::Keys::parse(body.as_bytes());
+    }
 }
