@@ -164,6 +164,7 @@ impl Keys {
     }
 
     /// How many there are.
+    #[cfg(test)]
     pub(crate) fn count(&self) -> usize {
         self.0.len()
     }
