@@ -121,7 +121,7 @@ impl Login {
     pub async fn begin(&mut self, provider: &Provider, scope: &str) -> Result<DeviceCode, LoginError> {
         let url = provider.device_url.as_deref().ok_or(LoginError::NoDeviceFlow)?;
         let client_id = self.client_id.clone();
-        let answer = self.post(url, &[("client_id", &client_id), ("scope", scope)]).await?;
+        let answer = self.post(url, &[("client_id", client_id.as_str()), ("scope", scope)]).await?;
         if let Some(code) = error_of(&answer) {
             return Err(LoginError::Refused { code });
         }
