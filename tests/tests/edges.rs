@@ -57,8 +57,8 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("openraft", &["muster-store", "muster-consensus", "muster-world"]),
     ("sled", &["muster-store"]),
     ("bincode", &["muster-journal"]),
-    ("hyper", &["muster-notify"]),
-    ("ring", &["muster-notify"]),
+    ("hyper", &["muster-fetch"]),
+    ("ring", &["muster-notify", "muster-oidc"]),
 ];
 
 const FILE_LINES_MAX: usize = 1000;

@@ -300,7 +300,15 @@ mod tests {
     fn holder(role: TokenRole, tenant: Option<&str>) -> Principal {
         let short = |text| ShortName::new(text).expect("a name");
         let (tenant, user) = (tenant.map(short), short("ada"));
-        Principal::Token(TokenHolder { cluster: ClusterId(1), id: TokenId(7), role, tenant, user })
+        Principal::Token(TokenHolder {
+            cluster: ClusterId(1),
+            id: TokenId(7),
+            role,
+            tenant,
+            user,
+            own_role: None,
+            issuer: None,
+        })
     }
 
     /// Each role of a token may what a certificate may, or something in between.

@@ -1,5 +1,6 @@
 //! The door, through a real listener with certificates.
 
+use muster_oidc::Issuers;
 use muster_transport::{Authority, Expect, Principal, Role, Security, ShortName, Tls, TlsFiles};
 use muster_types::{RefusalCode, ReplicaId};
 use muster_wire::agent::node_service_client::NodeServiceClient;
@@ -37,6 +38,11 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) async fn start(config: ApiConfig) -> World {
+        World::start_with(config, Issuers::new(Vec::new())).await
+    }
+
+    /// The same with tokens of these issuers.
+    async fn start_with(config: ApiConfig, issuers: Issuers) -> World {
         let directory = tempfile::tempdir().expect("a directory");
         let authority =
             Authority::init(&directory.path().join("authority"), CLUSTER, 10).expect("it is made");
@@ -47,7 +53,8 @@ impl World {
         let (recorded, task) = (tokio::sync::Mutex::new(recorded), tokio::spawn(async {}));
         let mut world = World { directory, authority, engine, address, recorded, task };
         let security = world.security(Role::Replica(ReplicaId(1)));
-        let shared = Shared::new(world.engine.clone(), config, security).recording(recorder);
+        let shared =
+            Shared::new(world.engine.clone(), config, security).recording(recorder).signing_in(issuers);
         let metrics = muster_metrics::ReplicaMetrics::default();
         let serving = serve(shared, metrics, listener, std::future::pending());
         world.task = tokio::spawn(async move { drop(serving.await) });
@@ -310,11 +317,16 @@ async fn what_is_too_large_is_refused_in_our_words() {
 }
 
 pub(crate) fn host(name: &str) -> muster_types::NodeSpec {
-    let name_of = |text| muster_types::Name::new(text).expect("a name");
+    host_in(name, "eu")
+}
+
+/// The same in a region.
+pub(crate) fn host_in(name: &str, region: &str) -> muster_types::NodeSpec {
+    let name_of = |text: &str| muster_types::Name::new(text).expect("a name");
     let draft = muster_types::NodeDraft {
         name: name_of(name),
-        region: name_of("eu"),
-        cluster: name_of("eu-1"),
+        region: name_of(region),
+        cluster: name_of(&format!("{region}-1")),
         block: name_of("b"),
         rack: name_of("k"),
         address: "10.0.0.1".to_owned(),
@@ -362,8 +374,13 @@ impl World {
 
     /// The same with other bounds.
     pub(crate) async fn with_tenants_under(config: ApiConfig) -> World {
+        World::with_tenants_signing_in(config, Issuers::new(Vec::new())).await
+    }
+
+    /// The same with tokens of these issuers.
+    pub(crate) async fn with_tenants_signing_in(config: ApiConfig, issuers: Issuers) -> World {
         use muster_wire::v1::policy_service_client::PolicyServiceClient;
-        let world = World::start(config).await;
+        let world = World::start_with(config, issuers).await;
         let root = world.channel(Role::Admin(short("root"))).await;
         let tenants = [("vision", ""), ("video", "vision"), ("speech", "")].map(|(name, parent)| {
             let parent = parent.to_owned();

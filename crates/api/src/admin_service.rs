@@ -17,7 +17,7 @@ use tonic::{Request, Response, Status};
 
 use crate::admission;
 use crate::controls::requester;
-use crate::forward::Router;
+use crate::forward::{Caller, Router};
 use crate::notifications;
 use crate::read::{invalid, written};
 use crate::token_calls;
@@ -44,6 +44,14 @@ impl Admin {
     pub(crate) fn new(router: Router) -> Admin {
         Admin { router, backups: Arc::new(Semaphore::new(BACKUPS_MAX)) }
     }
+}
+
+/// A role for some regions moves the leadership to a replica that it names, in one of them.
+fn check_transfer(caller: &Caller, engine: &Engine, to: Option<ReplicaId>) -> Result<(), Refusal> {
+    let members = engine.consensus().status().members;
+    let target = to.and_then(|to| members.into_iter().find(|member| member.replica == to));
+    let region = target.map(|member| member.node.region).unwrap_or_default();
+    caller.check_region(&engine.view(), &region)
 }
 
 fn id_of(field: &str, id: u64) -> Result<ReplicaId, Status> {
@@ -299,6 +307,7 @@ impl ClusterAdminService for Admin {
         let (to, away_from) = (optional(message.target_replica_id), optional(message.from_replica_id));
         let engine = self.router.engine();
         let local = || async {
+            check_transfer(&caller, engine, to)?;
             let leader = engine.transfer_leadership(to, away_from).await?;
             Ok(admin::TransferLeadershipResponse { leader_id: leader.0 })
         };

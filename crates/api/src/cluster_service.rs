@@ -11,6 +11,7 @@ use tonic::{Request, Response, Status};
 use crate::drills::{Drills, Held};
 use crate::features::FEATURES;
 use crate::forward::Router;
+use crate::identity;
 use crate::read::freshness;
 use crate::warnings::{ClusterSnapshot, warnings};
 
@@ -42,7 +43,7 @@ impl ClusterService for Clusters {
 
     async fn get_server_info(
         &self,
-        _request: Request<v1::GetServerInfoRequest>,
+        request: Request<v1::GetServerInfoRequest>,
     ) -> Result<Response<v1::GetServerInfoResponse>, Status> {
         let engine = self.router.engine();
         Ok(Response::new(v1::GetServerInfoResponse {
@@ -57,6 +58,7 @@ impl ClusterService for Clusters {
             features: FEATURES.map(str::to_owned).to_vec(),
             generation: engine.view().generation(),
             record_format: engine.view().format().into(),
+            caller: Some(identity::caller(&engine.view(), &self.router.caller(&request).principal())),
         }))
     }
 }

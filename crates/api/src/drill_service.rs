@@ -36,6 +36,19 @@ impl DrillCalls {
     }
 
     /// # Errors
+    /// When the caller's role is not for the region of this replica, or for another region of the drill.
+    fn check_regions<T>(&self, request: &Request<T>, others: &[Name]) -> Result<(), Status> {
+        let caller = self.router.caller(request);
+        let engine = self.router.engine();
+        let view = engine.view();
+        let own = &engine.info().region;
+        let mut regions = std::iter::once(own).chain(others);
+        regions
+            .try_for_each(|region| caller.check_region(&view, region))
+            .map_err(|refusal| to_status(&refusal))
+    }
+
+    /// # Errors
     /// When the voters that are left would be no majority.
     fn check_quorum(&self, silent: &BTreeSet<ReplicaId>) -> Result<(), Refusal> {
         let status = self.router.engine().consensus().status();
@@ -170,6 +183,7 @@ impl DrillService for DrillCalls {
         request: Request<admin::AnnounceDrillRequest>,
     ) -> Result<Response<admin::AnnounceDrillResponse>, Status> {
         let said = announcement(request.get_ref(), principal(&request))?;
+        self.check_regions(&request, &said.cordoned_regions)?;
         if self.drills.refusal_max().is_zero() {
             let text = "this replica takes part in no drill: limits.drill_refusal_max_ms is 0";
             return Err(to_status(&Refusal::new(RefusalCode::PermissionDenied, text)));
@@ -182,6 +196,7 @@ impl DrillService for DrillCalls {
         &self,
         request: Request<admin::RefuseTrafficRequest>,
     ) -> Result<Response<admin::RefuseTrafficResponse>, Status> {
+        self.check_regions(&request, &[])?;
         let message = request.get_ref();
         let mut violations = Vec::new();
         let mut wrong = |violation| violations.push(violation);
@@ -206,6 +221,7 @@ impl DrillService for DrillCalls {
         &self,
         request: Request<admin::EndDrillRequest>,
     ) -> Result<Response<admin::EndDrillResponse>, Status> {
+        self.check_regions(&request, &[])?;
         let text = &request.get_ref().drill_id;
         let id = if text.is_empty() { Ok(None) } else { named("drill_id", text).map(Some) };
         let id = id.map_err(|violation| invalid(vec![violation]))?;

@@ -164,7 +164,10 @@ macro_rules! change_node {
         let by = requester(&caller);
         let engine = $fleet.router.engine();
         let local = || async {
-            let node = find(&engine.view(), &message.node)?;
+            let view = engine.view();
+            let node = find(&view, &message.node)?;
+            caller.check_node(&view, node)?;
+            drop(view);
             let answer = engine.execute(command(id, by.clone(), node)).await?;
             let view = engine.view();
             let node = view.node(node).map(|row| render::node(&view, node, row));
@@ -301,12 +304,18 @@ impl FleetService for Fleet {
             let Some(request) = id else {
                 let view = engine.reading();
                 let node = find(&view, &message.node)?;
+                caller.check_node(&view, node)?;
                 let overrides = check_overrides(&view, node, &change)?;
                 let would_be = |row: &NodeRow| row.overridden(&overrides, &by, view.log_time());
                 let node = view.node(node).map(|row| render::node(&view, node, &would_be(row)));
                 return Ok(v1::SetNodeLabelsResponse { node, freshness: Some(freshness(engine, &view)) });
             };
-            let node = find(&engine.view(), &message.node)?;
+            let node = {
+                let view = engine.view();
+                let node = find(&view, &message.node)?;
+                caller.check_node(&view, node)?;
+                node
+            };
             let order = OverridesOrder { request, by: by.clone(), node, change: change.clone() };
             let answer = engine.execute(Command::SetNodeOverrides(Box::new(order))).await?;
             let view = engine.view();
@@ -357,7 +366,12 @@ impl FleetService for Fleet {
         };
         let engine = self.router.engine();
         let local = || async {
-            let node = find_to_forget(&engine.view(), &message.node, id)?;
+            let node = {
+                let view = engine.view();
+                let node = find_to_forget(&view, &message.node, id)?;
+                caller.check_node(&view, node)?;
+                node
+            };
             let answer =
                 engine.execute(Command::ForgetNode { request: id, by: requester(&caller), node }).await?;
             Ok(v1::ForgetNodeResponse { node_id: node.to_string(), freshness: written(engine, answer.at()) })

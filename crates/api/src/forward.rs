@@ -170,6 +170,11 @@ impl Caller {
         Err(Refusal::new(RefusalCode::PermissionDenied, text).with("principal", self.principal))
     }
 
+    /// Who it is.
+    pub(crate) fn principal(&self) -> Principal {
+        self.principal
+    }
+
     /// Whether it may act for the operators of the cluster.
     pub(crate) fn is_operator(&self) -> bool {
         self.principal.is_operator()

@@ -229,6 +229,17 @@ impl Guard {
             }
             return Err(status);
         }
+        if !self.tokens.has_call(&principal, rule.path) {
+            let call = rule.path.trim_start_matches('/');
+            let text = format!(
+                "{principal} may not call {call}: its role, which the policy defines, lacks the verb"
+            );
+            let status = denied(principal, text);
+            if let Some(peer) = request.extensions().get::<PeerInfo>() {
+                self.note_denied(peer, principal, rule.path, &status);
+            }
+            return Err(status);
+        }
         features::check(request.headers())?;
         let permit = self.enter(principal, rule)?;
         request.extensions_mut().insert(Admitted { principal, class: rule.class });
@@ -422,6 +433,7 @@ where
         // The replica that passed it on records it, and knows from where it came.
         let peer = request.extensions().get::<PeerInfo>().copied();
         let peer = peer.filter(|peer| !matches!(peer.principal.role(), Some(Role::Replica(_))));
+        let is_passed_on = peer.is_none();
         let original = self.guard.original(&request, permit.class);
         let request = self.guard.assembled(request, taken.clone(), original.clone());
         let answered = self.inner.call(request);
@@ -450,14 +462,16 @@ where
                     }
                 }
                 Class::Stream => {
-                    let cut = Box::pin(until_cut(traffic, tokens, permit.principal));
+                    let cut =
+                        Box::pin(until_cut(traffic, tokens, (permit.principal, permit.path), is_passed_on));
                     Ok(response.map(|inner| {
                         let inner = Body::new(Metered::new(inner, ledger, account, memory));
                         Body::new(Held { inner: Some(inner), cut, _permit: permit })
                     }))
                 }
                 Class::Session | Class::Upload => {
-                    let cut = Box::pin(until_cut(traffic, tokens, permit.principal));
+                    let cut =
+                        Box::pin(until_cut(traffic, tokens, (permit.principal, permit.path), is_passed_on));
                     Ok(response.map(|inner| Body::new(Held { inner: Some(inner), cut, _permit: permit })))
                 }
             }
@@ -466,10 +480,15 @@ where
 }
 
 /// Waits until an answer that goes on has to end, and says why: the replica is made silent, or its caller's token is refused.
-async fn until_cut(traffic: PartOf, tokens: Tokens, principal: Principal) -> Status {
+async fn until_cut(
+    traffic: PartOf,
+    tokens: Tokens,
+    (principal, path): (Principal, &'static str),
+    is_passed_on: bool,
+) -> Status {
     tokio::select! {
         () = traffic.until_refused() => silent(Duration::ZERO),
-        refused = tokens.until_refused(principal) => refused,
+        refused = tokens.until_refused(principal, path, is_passed_on) => refused,
     }
 }
 

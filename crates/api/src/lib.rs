@@ -44,6 +44,7 @@ mod fleet_service;
 mod forward;
 mod guard;
 mod headers;
+mod identity;
 mod job_filter;
 mod job_service;
 #[cfg(test)]
@@ -63,8 +64,11 @@ mod quota_service;
 mod quota_tests;
 mod read;
 mod recorded;
+mod regions;
 mod render;
 mod rendered;
+#[cfg(test)]
+mod role_tests;
 #[cfg(test)]
 mod sample;
 mod server;
@@ -79,6 +83,7 @@ mod token_tests;
 mod tokens;
 mod turns;
 mod unwritten;
+mod verbs;
 mod visibility;
 mod warnings;
 mod watcher;

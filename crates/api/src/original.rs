@@ -227,7 +227,7 @@ mod tests {
         let engine = sample::leader().await;
         let traffic = engine.consensus().traffic().clone();
         let (leader, mut told) = leader().await;
-        let tokens = crate::tokens::Tokens::new(engine.clone(), false);
+        let tokens = crate::tokens::Tokens::new(engine.clone(), false, muster_oidc::Issuers::new(Vec::new()));
         let router = Router::new(engine, ApiConfig::DEFAULT, Security::Plaintext);
         let layer = GuardLayer::new(
             CallLimits::DEFAULT,

@@ -94,14 +94,14 @@ pub async fn serve(
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), ServeError> {
-    let Shared { router, unwritten, recorder } = shared;
+    let Shared { router, unwritten, recorder, issuers } = shared;
     let (engine, config, security) = (router.engine().clone(), router.config(), router.security().clone());
     let incoming = if config.tokens {
         security.accept_with_tokens(listener, config.accept)
     } else {
         security.accept(listener, config.accept)
     };
-    let tokens = Tokens::new(engine.clone(), config.tokens);
+    let tokens = Tokens::new(engine.clone(), config.tokens, issuers);
     crate::measure::begin(&metrics);
     let watches = Watches::new();
     let revocations = tokio::spawn(follow_revocations(engine.clone(), security.clone()));

@@ -1,6 +1,7 @@
 //! What the listener for clients and the one for the pages share, so that nobody has twice as much by asking at both.
 
 use muster_engine::Engine;
+use muster_oidc::Issuers;
 use muster_transport::Security;
 
 use crate::config::ApiConfig;
@@ -14,6 +15,7 @@ pub struct Shared {
     pub(crate) router: Router,
     pub(crate) unwritten: Ledger,
     pub(crate) recorder: CallRecorder,
+    pub(crate) issuers: Issuers,
 }
 
 impl Shared {
@@ -21,12 +23,19 @@ impl Shared {
     #[must_use]
     pub fn new(engine: Engine, config: ApiConfig, security: Security) -> Shared {
         let router = Router::new(engine, config, security);
-        Shared { router, unwritten: Ledger::default(), recorder: CallRecorder::default() }
+        let issuers = Issuers::new(Vec::new());
+        Shared { router, unwritten: Ledger::default(), recorder: CallRecorder::default(), issuers }
     }
 
     /// The same with calls recorded there.
     #[must_use]
     pub fn recording(self, recorder: CallRecorder) -> Shared {
         Shared { recorder, ..self }
+    }
+
+    /// The same with tokens of these issuers taken, where tokens are.
+    #[must_use]
+    pub fn signing_in(self, issuers: Issuers) -> Shared {
+        Shared { issuers, ..self }
     }
 }

@@ -17,6 +17,10 @@ const RESERVE_PART: u64 = 16;
 
 /// For whom something is counted: a tenant, however many certificates its users have, or the holder of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "it is copied with every call, and nothing is allocated for that"
+)]
 pub(crate) enum Account {
     Tenant(ShortName),
     Holder(Principal),

@@ -30,6 +30,7 @@ async fn made(world: &World, number: u128, role: TokenRole, tenant: Option<&str>
         role,
         tenant: tenant.map(name),
         secret_sha256: secret.sha256(),
+        own_role: None,
     };
     let order = TokenOrder {
         request: RequestId(1_000 + number),
@@ -98,6 +99,8 @@ async fn every_call_by_every_role() {
             role,
             tenant: tenant.map(short),
             user: short("ada"),
+            own_role: None,
+            issuer: None,
         };
         let principal = Principal::Token(holder);
         for rule in RULES {
@@ -211,7 +214,9 @@ async fn the_leader_looks_at_tokens_that_are_passed_on() {
     let secret = made(&world, 1, TokenRole::Submitter, Some("vision")).await;
     let passed_on = |role: TokenRole, id: TokenId| {
         let (tenant, user) = (Some(short("vision")), short("ada"));
-        let principal = Principal::Token(TokenHolder { cluster: CLUSTER, id, role, tenant, user });
+        let (own_role, issuer) = (None, None);
+        let principal =
+            Principal::Token(TokenHolder { cluster: CLUSTER, id, role, tenant, user, own_role, issuer });
         let said = principal.passed_on().expect("it has a name");
         let mut onward = Request::new(());
         onward.metadata_mut().insert("muster-principal", said.parse().expect("it is ASCII"));

@@ -1,12 +1,14 @@
-//! Bearer tokens: whether a call that shows one is accepted.
+//! Bearer tokens: whether a call that shows one is accepted. A token is one of the cluster's own making, or of an issuer that the
+//! configuration lists.
 //!
-//! **Invariant:** every token that is not accepted gets the same answer: nobody learns which tokens exist. No secret is
-//! logged, kept or passed on.
+//! **Invariant:** every token of the cluster's making that is not accepted gets the same answer: nobody learns which tokens exist.
+//! One of an issuer gets the reason, which its holder could find out from it. No token is logged, kept or passed on.
 
 use muster_engine::Engine;
+use muster_oidc::{Issuers, SignIn, SignInRefusal, is_jwt};
 use muster_state::State;
 use muster_transport::{PeerInfo, Principal, Role, ShortName, TokenHolder, TokenSecret};
-use muster_types::{Name, Refusal, RefusalCode, Token, TokenId};
+use muster_types::{Name, Refusal, RefusalCode, Token, TokenId, TokenRole};
 use muster_wire::status::to_status;
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
@@ -16,6 +18,7 @@ use tonic::Status;
 use tonic::codegen::http;
 
 use crate::shares::Account;
+use crate::verbs;
 
 /// How often an answer that goes on looks whether its token is still accepted.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -33,23 +36,41 @@ fn unauthenticated(text: &str) -> Status {
     to_status(&Refusal::new(RefusalCode::Unauthenticated, text))
 }
 
+/// What a caller is told whose sign-in is not accepted.
+fn not_signed_in(refusal: SignInRefusal) -> Status {
+    let text = format!("the token is not accepted: {}", refusal.text());
+    to_status(&Refusal::new(RefusalCode::Unauthenticated, text).with("reason", refusal.name()))
+}
+
+/// A token as a call shows it.
+enum Presented {
+    /// Of the cluster's making.
+    Secret(TokenSecret),
+    /// Of the form that those of issuers have.
+    Issued(String),
+}
+
 /// The token in the metadata of a request; it is taken out, so that it goes no further.
 ///
 /// # Errors
 /// When there is more than one, or it is something else.
-fn presented(headers: &mut http::HeaderMap) -> Result<Option<TokenSecret>, Status> {
+fn presented(headers: &mut http::HeaderMap, has_issuers: bool) -> Result<Option<Presented>, Status> {
     let http::header::Entry::Occupied(entry) = headers.entry(http::header::AUTHORIZATION) else {
         return Ok(None);
     };
     let (_, mut values) = entry.remove_entry_mult();
     let (first, second) = (values.next(), values.next());
     // Names of schemes are compared without regard to case, as HTTP has it.
-    let secret = first.as_ref().filter(|_| second.is_none()).and_then(|value| {
-        let (scheme, secret) = value.to_str().ok()?.split_once(' ')?;
-        scheme.eq_ignore_ascii_case("bearer").then_some(secret)
+    let text = first.as_ref().filter(|_| second.is_none()).and_then(|value| {
+        let (scheme, text) = value.to_str().ok()?.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then_some(text)
     });
-    let secret = secret.and_then(|secret| TokenSecret::parse(secret).ok());
-    secret.map(Some).ok_or_else(not_accepted)
+    let token = text.and_then(|text| match TokenSecret::parse(text) {
+        Ok(secret) => Some(Presented::Secret(secret)),
+        Err(_) if has_issuers && is_jwt(text) => Some(Presented::Issued(text.to_owned())),
+        Err(_) => None,
+    });
+    token.map(Some).ok_or_else(not_accepted)
 }
 
 /// The holder of a token that the state has, as a caller.
@@ -65,7 +86,53 @@ fn holder(view: &State, id: TokenId, token: &Token) -> Option<TokenHolder> {
         role: token.grant.role,
         tenant,
         user: short(&token.grant.user)?,
+        own_role: match &token.grant.own_role {
+            Some(own) => Some(short(own)?),
+            None => None,
+        },
+        issuer: None,
     })
+}
+
+/// Who has signed in, as a caller: what the configuration says of them goes for as long as the policy has the role and the tenant.
+fn signed_in(view: &State, known: &SignIn) -> Result<TokenHolder, SignInRefusal> {
+    let policy = &view.policy().policy;
+    let (role, own_role) = match TokenRole::from_name(&known.role) {
+        Some(role) => (role, None),
+        None => {
+            let own = policy.roles.get(&known.role).ok_or(SignInRefusal::Role)?;
+            (own.part_of, Some(&known.role))
+        }
+    };
+    if role.needs_tenant().is_some_and(|needs| needs != known.tenant.is_some()) {
+        return Err(SignInRefusal::Role);
+    }
+    if known.tenant.as_ref().is_some_and(|tenant| !policy.tenants.contains_key(tenant)) {
+        return Err(SignInRefusal::Tenant);
+    }
+    let short = |name: &Name, wrong| ShortName::new(name.as_str()).ok_or(wrong);
+    Ok(TokenHolder {
+        cluster: view.cluster().ok_or(SignInRefusal::KeysUnavailable)?.cluster,
+        id: TokenId(known.id),
+        role,
+        tenant: known.tenant.as_ref().map(|tenant| short(tenant, SignInRefusal::Tenant)).transpose()?,
+        user: short(&known.user, SignInRefusal::User)?,
+        own_role: own_role.map(|own| short(own, SignInRefusal::Role)).transpose()?,
+        issuer: Some(short(&known.issuer, SignInRefusal::Issuer)?),
+    })
+}
+
+/// Whether the policy still has the role and the tenant of who has signed in.
+fn is_granted(view: &State, known: &TokenHolder) -> bool {
+    let policy = &view.policy().policy;
+    let name = |short: ShortName| Name::new(short.as_str());
+    let has_role = known
+        .own_role
+        .is_none_or(|own| name(own).is_some_and(|own| policy.own_role(&own, known.role).is_some()));
+    let has_tenant = known
+        .tenant
+        .is_none_or(|tenant| name(tenant).is_some_and(|tenant| policy.tenants.contains_key(&tenant)));
+    has_role && has_tenant
 }
 
 /// Denied calls that were logged, and how many for each account.
@@ -92,6 +159,7 @@ impl Denials {
 struct Inner {
     engine: Engine,
     is_enabled: bool,
+    issuers: Issuers,
     denials: Mutex<Denials>,
 }
 
@@ -100,8 +168,8 @@ struct Inner {
 pub(crate) struct Tokens(Arc<Inner>);
 
 impl Tokens {
-    pub(crate) fn new(engine: Engine, is_enabled: bool) -> Tokens {
-        Tokens(Arc::new(Inner { engine, is_enabled, denials: Mutex::default() }))
+    pub(crate) fn new(engine: Engine, is_enabled: bool, issuers: Issuers) -> Tokens {
+        Tokens(Arc::new(Inner { engine, is_enabled, issuers, denials: Mutex::default() }))
     }
 
     /// Who calls, where it shows a token or no certificate; `None` where its certificate says it. A token decides where a
@@ -114,8 +182,7 @@ impl Tokens {
         headers: &mut http::HeaderMap,
         peer: PeerInfo,
     ) -> Result<Option<Principal>, Status> {
-        let secret = presented(headers)?;
-        let Some(secret) = secret else {
+        let Some(token) = presented(headers, !self.0.issuers.is_empty())? else {
             return match peer.principal {
                 Principal::Anonymous => Err(unauthenticated("show a certificate or a token")),
                 _ => Ok(None),
@@ -139,7 +206,18 @@ impl Tokens {
                 "this replica takes no tokens: `tokens = true` is not in its configuration",
             ));
         }
-        self.accept(&secret).map(|holder| Some(Principal::Token(holder))).ok_or_else(not_accepted)
+        let holder = match token {
+            Presented::Secret(secret) => self.accept(&secret).ok_or_else(not_accepted)?,
+            Presented::Issued(token) => self.sign_in(&token).map_err(not_signed_in)?,
+        };
+        Ok(Some(Principal::Token(holder)))
+    }
+
+    fn sign_in(&self, token: &str) -> Result<TokenHolder, SignInRefusal> {
+        let engine = &self.0.engine;
+        let view = engine.view();
+        let known = self.0.issuers.judge(token, engine.now(&view).0)?;
+        signed_in(&view, &known)
     }
 
     fn accept(&self, secret: &TokenSecret) -> Option<TokenHolder> {
@@ -156,6 +234,9 @@ impl Tokens {
     fn is_accepted(&self, known: TokenHolder) -> bool {
         let engine = &self.0.engine;
         let view = engine.view();
+        if known.issuer.is_some() {
+            return is_granted(&view, &known);
+        }
         let token = view.live_token(known.id, engine.now(&view));
         token.and_then(|token| holder(&view, known.id, token)) == Some(known)
     }
@@ -172,13 +253,45 @@ impl Tokens {
         if is_current && !self.is_accepted(known) { Err(not_accepted()) } else { Ok(principal) }
     }
 
-    /// Waits until a caller's token is refused; for ever where it shows none.
-    pub(crate) async fn until_refused(self, principal: Principal) -> Status {
+    /// Whether a caller's role has a call, where it is one that the policy defines.
+    pub(crate) fn has_call(&self, principal: &Principal, path: &str) -> bool {
+        match principal {
+            Principal::Token(holder) if holder.own_role.is_some() => {
+                verbs::has_call(&self.0.engine.view(), principal, path)
+            }
+            _ => true,
+        }
+    }
+
+    /// Waits until a caller's token is refused, or its role lacks the call; for ever where it shows none. The token of a sign-in is
+    /// known only to the replica that it was shown to: that one looks at its end and its key.
+    pub(crate) async fn until_refused(
+        self,
+        principal: Principal,
+        path: &'static str,
+        is_passed_on: bool,
+    ) -> Status {
         let Principal::Token(holder) = principal else { return std::future::pending().await };
+        let issuers = &self.0.issuers;
+        let signed = match holder.issuer.filter(|_| !is_passed_on) {
+            Some(issuer) => match issuers.key_of(holder.id.0) {
+                Some((key, expires_ms)) => Some((issuer, key, expires_ms)),
+                None => return not_signed_in(SignInRefusal::KeyUnknown),
+            },
+            None => None,
+        };
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
-            if !self.is_accepted(holder) {
+            if !self.is_accepted(holder) || !self.has_call(&principal, path) {
                 return not_accepted();
+            }
+            let Some((issuer, key, expires_ms)) = &signed else { continue };
+            let engine = &self.0.engine;
+            if engine.now(&engine.view()).0 >= *expires_ms {
+                return not_signed_in(SignInRefusal::Expired);
+            }
+            if !issuers.is_accepted(issuer.as_str(), key) {
+                return not_signed_in(SignInRefusal::KeyUnknown);
             }
         }
     }
@@ -217,7 +330,8 @@ mod tests {
         let holder = |tenant, id| {
             let (cluster, role) = (muster_types::ClusterId(1), muster_types::TokenRole::Submitter);
             let (id, tenant) = (TokenId(id), Some(short(tenant)));
-            Principal::Token(TokenHolder { cluster, id, role, tenant, user: short("ada") })
+            let (own_role, issuer) = (None, None);
+            Principal::Token(TokenHolder { cluster, id, role, tenant, user: short("ada"), own_role, issuer })
         };
         let mut denials = Denials::default();
         let logged = (0..10_000).filter(|id| denials.enter(holder("loud", *id), "/a")).count();
@@ -231,11 +345,11 @@ mod tests {
     fn one_token_of_the_right_form_is_taken_out() {
         let secret = TokenSecret::generate().expect("there is randomness");
         let text = secret.reveal();
-        assert!(presented(&mut headers(&[])).expect("nothing is wrong").is_none());
+        assert!(presented(&mut headers(&[]), false).expect("nothing is wrong").is_none());
         for good in [format!("Bearer {text}"), format!("bearer {text}")] {
             let mut headers = headers(&[&good]);
-            let taken = presented(&mut headers).expect("it is accepted").expect("it is there");
-            assert_eq!(taken.reveal(), text);
+            let taken = presented(&mut headers, true).expect("it is accepted").expect("it is there");
+            assert!(matches!(taken, Presented::Secret(secret) if secret.reveal() == text));
             assert!(headers.is_empty(), "it goes no further");
         }
         let good = format!("Bearer {text}");
@@ -255,9 +369,18 @@ mod tests {
             &["Bearer "],
             &[""],
         ] {
-            let status = presented(&mut headers(wrong)).expect_err("it is no token");
-            assert_eq!(status.code(), tonic::Code::Unauthenticated, "{wrong:?}");
-            assert!(!status.message().contains(text), "no answer repeats a secret");
+            for has_issuers in [false, true] {
+                let Err(status) = presented(&mut headers(wrong), has_issuers) else {
+                    panic!("it is no token: {wrong:?}")
+                };
+                assert_eq!(status.code(), tonic::Code::Unauthenticated, "{wrong:?}");
+                assert!(!status.message().contains(text), "no answer repeats a secret");
+            }
         }
+        // One of an issuer is looked at where there are issuers.
+        let issued = ["Bearer aa.bb.cc"];
+        assert!(presented(&mut headers(&issued), false).is_err());
+        let taken = presented(&mut headers(&issued), true).expect("it is of the form");
+        assert!(matches!(taken, Some(Presented::Issued(token)) if token == "aa.bb.cc"));
     }
 }

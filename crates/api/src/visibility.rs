@@ -363,6 +363,7 @@ mod tests {
             role: muster_types::TokenRole::Submitter,
             tenant: Some(name("speech")),
             secret_sha256: [7; 32],
+            own_role: None,
         };
         let (token, by) = (muster_types::TokenId(1), muster_types::Requester::default());
         let made = Decision::TokenCreated { request, by, token, grant: Box::new(grant), lifetime_ms: 60_000 };

@@ -22,6 +22,7 @@ mod incident;
 mod job;
 mod job_files;
 mod log;
+mod login;
 mod man;
 mod node;
 mod notification;
@@ -80,7 +81,7 @@ $XDG_CONFIG_HOME/muster/config.toml (~/.config/muster/config.toml), else a runni
 
 With what: --ca, --cert and --key, else MUSTER_CA, MUSTER_CERT and MUSTER_KEY, else `[tls]` with `ca`, `cert` and
 `key` in the same file; without them the cluster is spoken to in plaintext. Or with --ca and a bearer token: --token-file,
-else MUSTER_TOKEN_FILE, else MUSTER_TOKEN, which has the token itself.
+else MUSTER_TOKEN_FILE, else MUSTER_TOKEN, which has the token itself, else what `muster login` has kept for these replicas.
 
 Where the web pages are, for `open` and `debug bundle`: --web, else MUSTER_WEB, else `web = [\"host:port\", …]` in the same file,
 else those of a running `muster dev`.
@@ -177,6 +178,16 @@ pub enum ClientCommand {
     /// Bearer tokens of people and programs: make, list and revoke them
     #[command(subcommand, visible_alias = "tokens")]
     Token(token::TokenCommand),
+    /// Sign in at an issuer that the replicas know, with a code for a browser
+    Login(login::LoginArgs),
+    /// Forget the sign-in of this user
+    #[command(
+        after_help = "Examples:\n  muster logout\n\nThe file with the token is removed. The issuer is not told: end the session there as well, if it has to end."
+    )]
+    Logout,
+    /// Say who the replica takes the caller for, and what that role may
+    #[command(after_help = "Examples:\n  muster whoami\n  muster whoami -o json | jq -r .tenant")]
+    Whoami,
     /// Save the state of the cluster into one file, check such a file, begin a cluster from it
     #[command(subcommand)]
     Backup(backup::BackupCommand),
@@ -279,6 +290,9 @@ async fn dispatch(
         ClientCommand::Ca(command) => ca::run(global, console, command).await,
         ClientCommand::Booking(command) => booking::run(global, console, command).await,
         ClientCommand::Token(command) => token::run(global, console, command).await,
+        ClientCommand::Login(args) => login::run(global, console, args).await,
+        ClientCommand::Logout => login::end(console),
+        ClientCommand::Whoami => login::whoami(global, console).await,
         ClientCommand::Backup(command) => backup::run(program, global, console, command).await,
         ClientCommand::Sim(command) => sim::run(console, command),
         ClientCommand::Whatif(args) => whatif::run(global, console, &args).await,

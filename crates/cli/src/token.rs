@@ -1,13 +1,15 @@
 //! `muster token create|list|revoke`: bearer tokens of people and programs.
 
 use clap::{Args, Subcommand};
+use muster_client::Client;
 use muster_console::{Console, Document, Exit, Failure, Global, Grid, moment};
 use muster_manifest::quantity;
 use muster_transport::{TokenError, TokenSecret};
-use muster_types::{TokenId, TokenRole};
-use muster_wire::admin;
+use muster_types::{Name, TokenId, TokenRole};
+use muster_wire::closed::value_from_proto;
 use muster_wire::convert::{token_role_from_proto, token_role_to_proto};
 use muster_wire::time::duration;
+use muster_wire::{admin, v1};
 use serde::Serialize;
 
 /// Commands about bearer tokens.
@@ -20,6 +22,7 @@ Examples:
   muster token create ada-laptop --role submitter --tenant research --user ada
   muster token create dashboard --role viewer --for 366d
   muster token create on-call --role operator --user ada --for 12h
+  muster token create eu-on-call --role eu-operator --user ada --for 12h     a role that the policy defines
 
 The roles: viewer looks; submitter submits, cancels and reads output for its tenant and those below it; tenant-admin makes and revokes
 tokens of these two roles for them as well, and grants quota to the tenants below; operator operates nodes and acts for every tenant; drill runs drills; admin does everything.
@@ -53,9 +56,9 @@ Examples:
 pub struct CreateArgs {
     /// What to call it: one of the tenant's tokens, or of those without a tenant
     name: String,
-    /// What its holder may do
+    /// What its holder may do: a built-in role, or one that the policy defines
     #[arg(long, value_parser = role, value_name = "ROLE")]
-    role: TokenRole,
+    role: Name,
     /// The tenant that it acts for, with those below it; for viewer, submitter and tenant-admin
     #[arg(long, value_name = "TENANT")]
     tenant: Option<String>,
@@ -67,11 +70,25 @@ pub struct CreateArgs {
     lifetime_ms: u64,
 }
 
-fn role(text: &str) -> Result<TokenRole, String> {
-    TokenRole::from_name(text).ok_or_else(|| {
-        let names: Vec<&str> = TokenRole::ALL.into_iter().map(TokenRole::name).collect();
-        format!("must be one of {}", names.join(", "))
-    })
+fn role(text: &str) -> Result<Name, String> {
+    Name::new(text).ok_or_else(|| format!("must be {}", muster_types::name::NAME_RULE))
+}
+
+/// The built-in role of this name; else the one that the role of the policy is a part of, and that role.
+async fn roles(client: &Client, role: &Name) -> Result<(TokenRole, Option<Name>), Failure> {
+    if let Some(built_in) = TokenRole::from_name(role) {
+        return Ok((built_in, None));
+    }
+    let policy = client.get_policy(v1::GetPolicyRequest::default()).await?.policy.unwrap_or_default();
+    let part_of = policy.roles.get(role.as_str()).map(|own| own.part_of);
+    match part_of.and_then(|number| value_from_proto::<TokenRole>("part_of", number).ok().flatten()) {
+        Some(whole) => Ok((whole, Some(role.clone()))),
+        None => {
+            let mut names: Vec<&str> = TokenRole::ALL.into_iter().map(TokenRole::name).collect();
+            names.extend(policy.roles.keys().map(String::as_str));
+            Err(Failure::usage(format!("there is no role {role}; it must be one of {}", names.join(", "))))
+        }
+    }
 }
 
 fn lifetime(text: &str) -> Result<u64, String> {
@@ -96,6 +113,9 @@ struct TokenView {
     name: String,
     user: String,
     role: String,
+    /// The role of the policy, which is a part of `role`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    own_role: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     tenant: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -112,10 +132,18 @@ impl TokenView {
             user: token.user,
             role: token_role_from_proto(token.role)
                 .map_or_else(|| "unknown".to_owned(), |role| role.to_string()),
+            own_role: token.own_role,
             tenant: token.tenant,
             created: moment(token.create_time),
             expires: moment(token.expire_time),
         }
+    }
+}
+
+impl TokenView {
+    /// The role that says most.
+    fn shown_role(&self) -> &str {
+        if self.own_role.is_empty() { &self.role } else { &self.own_role }
     }
 }
 
@@ -130,11 +158,14 @@ struct CreatedView {
 async fn create(global: &Global, console: &Console, args: CreateArgs) -> Result<(), Failure> {
     let secret =
         TokenSecret::generate().map_err(|error: TokenError| Failure::new(Exit::Failed, error.to_string()))?;
+    let client = global.client().await?;
+    let (role, own_role) = roles(&client, &args.role).await?;
     let asked = admin::Token {
         id: secret.id().to_string(),
         user: args.user.unwrap_or_else(|| args.name.clone()),
         name: args.name,
-        role: token_role_to_proto(args.role).into(),
+        role: token_role_to_proto(role).into(),
+        own_role: own_role.map(|own| own.to_string()).unwrap_or_default(),
         tenant: args.tenant.unwrap_or_default(),
         ..Default::default()
     };
@@ -144,16 +175,18 @@ async fn create(global: &Global, console: &Console, args: CreateArgs) -> Result<
         lifetime: Some(duration(args.lifetime_ms)),
         secret_sha256: secret.sha256().to_vec(),
     };
-    let made = global.client().await?.create_token(request).await?.token.unwrap_or(asked);
+    let made = client.create_token(request).await?.token.unwrap_or(asked);
     let token = TokenView::of(made);
     if console.is_structured() {
         let secret = secret.reveal().to_owned();
         return console.object(&Document::new("Token", None::<u64>, CreatedView { token, secret }));
     }
-    let expires = token.expires.unwrap_or_else(|| "unknown".to_owned());
+    let expires = token.expires.clone().unwrap_or_else(|| "unknown".to_owned());
     console.progress(&format!(
         "token {} ({}, {}) is accepted until {expires}; this is the only time that its secret is shown",
-        token.name, token.id, token.role
+        token.name,
+        token.id,
+        token.shown_role()
     ));
     console.line(secret.reveal())
 }
@@ -171,8 +204,9 @@ async fn list(global: &Global, console: &Console) -> Result<(), Failure> {
     }
     let mut grid = Grid::new(vec!["NAME", "ROLE", "TENANT", "USER", "EXPIRES", "ID"]);
     for row in items {
+        let role = row.shown_role().to_owned();
         let tenant = if row.tenant.is_empty() { "-".to_owned() } else { row.tenant };
-        grid.row(vec![row.name, row.role, tenant, row.user, row.expires.unwrap_or_default(), row.id]);
+        grid.row(vec![row.name, role, tenant, row.user, row.expires.unwrap_or_default(), row.id]);
     }
     console.table(&grid)
 }

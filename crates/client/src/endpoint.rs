@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use muster_transport::{AddressError, Expect, Security, TokenSecret};
+use muster_transport::{AddressError, Bearer, Expect, Security, TokenSecret};
 use tonic::codegen::http::HeaderValue;
 use tonic::transport::{Endpoint, Uri};
 
@@ -130,9 +130,15 @@ impl Endpoints {
     /// Shows a token with each call from now on. Over plaintext it goes to this machine alone; a connection elsewhere is refused.
     #[must_use]
     pub fn with_token(self, secret: &TokenSecret) -> Endpoints {
-        // The form of a secret has only characters that a header may have.
+        self.with_bearer(&Bearer::from(secret))
+    }
+
+    /// The same for a token of an issuer.
+    #[must_use]
+    pub fn with_bearer(self, bearer: &Bearer) -> Endpoints {
+        // Both forms have only characters that a header may have.
         let authorization =
-            HeaderValue::from_str(&format!("Bearer {}", secret.reveal())).ok().map(|mut value| {
+            HeaderValue::from_str(&format!("Bearer {}", bearer.reveal())).ok().map(|mut value| {
                 value.set_sensitive(true);
                 value
             });

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use muster_client::Endpoints;
-use muster_transport::{Security, Tls, TlsFiles, TokenSecret};
+use muster_transport::{Bearer, Security, Tls, TlsFiles};
 use serde::Deserialize;
 
 use super::failure::Failure;
@@ -38,20 +38,18 @@ enum Credentials {
 }
 
 /// The token of a file, or of the environment where no file is named; none where neither has one.
-pub fn token(file: Option<&Path>) -> Result<Option<TokenSecret>, Failure> {
+pub fn token(file: Option<&Path>) -> Result<Option<Bearer>, Failure> {
     let wrong = |error: muster_transport::TokenError| {
         let cause = std::error::Error::source(&error).map(ToString::to_string);
         Failure::usage(error.to_string()).with_details(cause)
     };
     if let Some(file) = file {
-        return TokenSecret::read(file).map(Some).map_err(wrong);
+        return Bearer::read(file).map(Some).map_err(wrong);
     }
     match std::env::var_os("MUSTER_TOKEN").filter(|text| !text.is_empty()) {
         Some(text) => {
             let text = text.to_str().unwrap_or_default().trim();
-            TokenSecret::parse(text)
-                .map(Some)
-                .map_err(|error| Failure::usage(format!("MUSTER_TOKEN: {error}")))
+            Bearer::parse(text).map(Some).map_err(|error| Failure::usage(format!("MUSTER_TOKEN: {error}")))
         }
         None => Ok(None),
     }
@@ -61,11 +59,11 @@ pub fn token(file: Option<&Path>) -> Result<Option<TokenSecret>, Failure> {
 pub fn endpoints(
     given: &[String],
     files: GivenFiles<'_>,
-    token: Option<&TokenSecret>,
+    token: Option<&Bearer>,
 ) -> Result<Endpoints, Failure> {
     let found = found(given, files, token.is_some())?;
     Ok(match token {
-        Some(token) => found.with_token(token),
+        Some(token) => found.with_bearer(token),
         None => found,
     })
 }
@@ -113,6 +111,31 @@ fn given_files(files: GivenFiles<'_>, has_token: bool) -> Result<Option<Credenti
             Err(Failure::usage(text))
         }
     }
+}
+
+/// The replicas that are meant: of the command line or the environment, else of the configuration file; none where neither names one.
+pub fn named(given: &[String]) -> Result<Vec<String>, Failure> {
+    let texts = |texts: &[String]| -> Vec<String> {
+        let trimmed = texts.iter().flat_map(|text| text.split(',')).map(str::trim);
+        trimmed.filter(|text| !text.is_empty()).map(str::to_owned).collect()
+    };
+    let given = texts(given);
+    if !given.is_empty() {
+        return Ok(given);
+    }
+    path().map_or(Ok(Vec::new()), |path| read(&path).map(|file| texts(&file.endpoints)))
+}
+
+/// The authorities of the cluster in the configuration file.
+pub fn authority() -> Result<Option<PathBuf>, Failure> {
+    let Some(path) = path() else { return Ok(None) };
+    Ok(read(&path)?.tls.map(|files| files.ca))
+}
+
+/// The replicas of a cluster that a token of an issuer is for.
+pub fn signed_in(endpoints: &[String], ca: &Path, bearer: &Bearer) -> Result<Endpoints, Failure> {
+    let security = security(Some(Credentials::Authority(ca.to_path_buf())))?;
+    Ok(parse(endpoints, "the endpoints of the sign-in", security)?.with_bearer(bearer))
 }
 
 /// The web pages of replicas: of the command line or the environment, else of the configuration file, else of the running
@@ -199,7 +222,7 @@ fn parse(texts: &[String], place: &str, security: Security) -> Result<Endpoints,
 }
 
 /// `$XDG_CONFIG_HOME/muster/config.toml`, or below `~/.config`.
-fn path() -> Option<PathBuf> {
+pub(crate) fn path() -> Option<PathBuf> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     let base = absolute("XDG_CONFIG_HOME").or_else(|| Some(absolute("HOME")?.join(".config")))?;
     Some(base.join("muster").join("config.toml"))

@@ -8,6 +8,7 @@ mod console;
 mod document;
 mod failure;
 pub mod local;
+pub mod login;
 mod options;
 
 pub use console::{Console, Format, Grid, one_line};

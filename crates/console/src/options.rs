@@ -11,6 +11,7 @@ use super::config;
 use super::console::{Console, Format};
 use super::failure::Failure;
 use super::local;
+use super::login;
 
 /// Apart from the options of a command itself; commands that run a part of the cluster show them too.
 const HEADING: &str = "Client options";
@@ -30,7 +31,8 @@ pub struct Global {
     /// Private key of it (PEM)
     #[arg(long, global = true, help_heading = HEADING, env = "MUSTER_KEY", value_name = "FILE")]
     pub key: Option<PathBuf>,
-    /// File with a bearer token, in the place of --cert and --key; without it MUSTER_TOKEN, which has the token itself
+    /// File with a bearer token, in the place of --cert and --key; without it MUSTER_TOKEN, which has the token itself, or what
+    /// `muster login` has kept
     #[arg(long, global = true, help_heading = HEADING, env = "MUSTER_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// How to print the answer
@@ -100,11 +102,22 @@ impl Global {
         }
     }
 
+    /// The replicas, with what the caller shows them: a token or a certificate that is named, else what `muster login` has kept for
+    /// these replicas, else what the configuration file says.
+    async fn endpoints(&self) -> Result<Endpoints, Failure> {
+        let token = config::token(self.token_file.as_deref())?;
+        let is_named = token.is_some() || self.cert.is_some() || self.key.is_some();
+        let kept = if is_named { None } else { login::kept_for(&self.endpoint)? };
+        if let Some((login, endpoints)) = kept {
+            let ca = self.ca.clone().unwrap_or_else(|| login.ca.clone());
+            return config::signed_in(&endpoints, &ca, &login.bearer().await?);
+        }
+        config::endpoints(&self.endpoint, (&self.ca, &self.cert, &self.key), token.as_ref())
+    }
+
     /// A connected client.
     pub async fn client(&self) -> Result<Client, Failure> {
-        let token = config::token(self.token_file.as_deref())?;
-        let files = (&self.ca, &self.cert, &self.key);
-        let endpoints = config::endpoints(&self.endpoint, files, token.as_ref())?;
+        let endpoints = self.endpoints().await?;
         let mut options = Options::STANDARD;
         if let Some(timeout) = self.timeout {
             options.deadline = timeout;

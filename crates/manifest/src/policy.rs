@@ -120,6 +120,9 @@ impl PolicyFile {
         if let Some(name) = under("datasets").filter(|name| policy.datasets.contains_key(*name)) {
             return Some(format!("spec.datasets.{name}"));
         }
+        if let Some(name) = under("roles").filter(|name| policy.roles.contains_key(*name)) {
+            return Some(format!("spec.roles.{name}"));
+        }
         let name = under("spare_hosts_per_rack")?;
         policy.spare_hosts_per_rack.contains_key(name).then(|| format!("spec.spareHostsPerRack.{name}"))
     }

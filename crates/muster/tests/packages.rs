@@ -123,6 +123,8 @@ fn the_packaged_server_configuration_is_read_as_it_is_and_with_every_key() {
         "[limits]",
         "[notifications]",
         "[audit]",
+        "[[oidc]]",
+        "[[oidc.rules]]",
     ];
     assert_complete(&all, &tables, &[], |text| server(text).map(|_| ()));
 }

@@ -64,7 +64,7 @@ impl Courier {
         receiver: Receiver,
         progress: NotificationProgress,
     ) -> Courier {
-        let sender = Sender::new(Arc::clone(&settings), tls);
+        let sender = Sender::new(&settings, tls);
         let delivery = Delivery { progress, ..Delivery::default() };
         Courier { engine, settings, archive, receiver, sender, delivery, failing_since: None }
     }

@@ -9,7 +9,6 @@
 //! **Invariant:** a request goes to the address that was checked, and nowhere else.
 #![deny(missing_docs)]
 
-mod address;
 mod courier;
 mod error;
 mod exchange;

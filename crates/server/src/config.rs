@@ -2,6 +2,7 @@
 
 mod audit;
 mod notifications;
+mod oidc;
 
 pub use audit::AuditConfig;
 
@@ -11,6 +12,7 @@ use muster_archive::Bounds;
 use muster_consensus::{LeaderPolicy, ReplicaNode, SnapshotPolicy, Timing};
 use muster_engine::Retention;
 use muster_notify::NotifySettings;
+use muster_oidc::IssuerSettings;
 use muster_transport::{Scheme, TlsFiles};
 use muster_types::config_value::{bytes, bytes_per_second, span_ms};
 use muster_types::former_key::WrittenKeys;
@@ -24,6 +26,7 @@ use std::time::Duration;
 
 use audit::{AuditFile, audit};
 use notifications::{NotificationsFile, notifications};
+use oidc::{IssuerFile, issuers};
 
 /// Replicas of one cluster: three or five, and spare ones for a change of membership.
 const MEMBERS_MAX: usize = 9;
@@ -104,6 +107,9 @@ struct File {
     /// Whether clients may show a bearer token in the place of a certificate.
     #[serde(default)]
     tokens: bool,
+    /// Whose tokens are taken in addition to those of the cluster.
+    #[serde(default)]
+    oidc: Vec<IssuerFile>,
     #[serde(default)]
     limits: LimitsFile,
     #[serde(default)]
@@ -315,6 +321,8 @@ pub struct ServerConfig {
     pub notifications: NotifySettings,
     /// Calls that are recorded outside of the log.
     pub audit: AuditConfig,
+    /// Issuers whose tokens are taken, where tokens are.
+    pub issuers: Vec<IssuerSettings>,
 }
 
 impl ServerConfig {
@@ -399,6 +407,7 @@ impl ServerConfig {
         let upgrade = Upgrade { format_max: file.upgrade.format_max, raise_automatically: file.upgrade.auto };
         let notifications = notifications(file.notifications, &refuse)?;
         let audit = audit(&file.audit, &refuse)?;
+        let issuers = issuers(file.oidc, &refuse)?;
         Ok(ServerConfig {
             cluster_id,
             replica_id,
@@ -419,6 +428,7 @@ impl ServerConfig {
             upgrade,
             notifications,
             audit,
+            issuers,
         })
     }
 }

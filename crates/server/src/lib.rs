@@ -367,7 +367,17 @@ pub async fn run(args: ServerArgs, version: &str, shutdown: CancellationToken) -
     tokio::spawn(muster_notify::run(engine.clone(), config.notifications.clone()));
     let stop_serving = CancellationToken::new();
     let (recorder, recorded) = muster_api::CallRecorder::queue();
-    let shared = muster_api::Shared::new(engine.clone(), config.api, security.clone()).recording(recorder);
+    let issuers = muster_oidc::Issuers::new(config.issuers.clone());
+    if !issuers.is_empty() {
+        if !config.api.tokens {
+            tracing::warn!("`[[oidc]]` of the configuration has no effect without `tokens = true`");
+        }
+        // Ends with the runtime.
+        tokio::spawn(issuers.clone().keep_fresh());
+    }
+    let shared = muster_api::Shared::new(engine.clone(), config.api, security.clone())
+        .recording(recorder)
+        .signing_in(issuers);
     let recording = {
         let (engine, place) = (engine.clone(), (config.data_dir.clone(), config.replica_id));
         let stopping = async move { engine.stopping().await };

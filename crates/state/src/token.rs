@@ -23,14 +23,22 @@ impl State {
         self.tokens.get(&id)
     }
 
-    /// A token that is accepted at a time, and whose tenant the policy still lists. What log time has passed has expired,
+    /// A token that is accepted at a time, and whose tenant and role the policy still lists. What log time has passed has expired,
     /// whatever the time that is given.
     #[must_use]
     pub fn live_token(&self, id: TokenId, now: LogTime) -> Option<&Token> {
         let now = now.max(self.meta.log_time);
         let token = self.tokens.get(&id).filter(|token| token.is_live(now))?;
         let is_listed = |tenant: &Name| self.policy.policy.tenants.contains_key(tenant);
-        token.grant.tenant.as_ref().is_none_or(is_listed).then_some(token)
+        let is_whole = token.grant.tenant.as_ref().is_none_or(is_listed) && self.knows_role(&token.grant);
+        is_whole.then_some(token)
+    }
+
+    /// Whether the policy defines the role of a token, where it has one of the policy's, as a part of the same built-in role.
+    #[must_use]
+    pub fn knows_role(&self, grant: &TokenGrant) -> bool {
+        let policy = &self.policy.policy;
+        grant.own_role.as_ref().is_none_or(|own| policy.own_role(own, grant.role).is_some())
     }
 
     /// All tokens by id, also those that have expired a short time ago.

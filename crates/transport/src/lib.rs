@@ -36,7 +36,7 @@ pub use client::Connector;
 pub use error::{AuthorityError, TlsError};
 pub use files::TlsFiles;
 pub use host::{Host, HostError, PermittedHosts};
-pub use name::{Expect, NameError, PeerName, Principal, Role, ShortName, TokenHolder};
+pub use name::{Expect, ISSUER_NAME_BYTES_MAX, NameError, PeerName, Principal, Role, ShortName, TokenHolder};
 pub use pinned::{
     FRAME_BYTES_MAX, Greeted, PINNED_NAME_BYTES_MAX, PinnedError, PinnedReader, PinnedWriter, SharedIdentity,
     dial, greet,
@@ -44,4 +44,4 @@ pub use pinned::{
 pub use public::PublicTls;
 pub use security::{Security, Tls};
 pub use server::{AcceptLimits, Incoming, PeerConnection, PeerInfo};
-pub use token::{TOKEN_TEXT_BYTES, TokenError, TokenSecret};
+pub use token::{Bearer, JWT_BYTES_MAX, TOKEN_TEXT_BYTES, TokenError, TokenSecret, is_jwt};

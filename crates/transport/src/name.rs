@@ -213,8 +213,10 @@ fn cluster_of(text: &str) -> Result<ClusterId, NameError> {
     text.parse().map_err(|_| NameError::Cluster)
 }
 
-/// Bytes of the longest name of a token's holder: longer than a [`PeerName`] by the token's id and role.
-const HOLDER_TEXT_BYTES_MAX: usize = 256;
+/// Bytes of the longest name of a token's holder: longer than a [`PeerName`] by the token's id and role, and by its issuer.
+const HOLDER_TEXT_BYTES_MAX: usize = 384;
+/// Bytes of the longest name of an issuer: with it and the longest names of a tenant and a user, who submitted can be recorded.
+pub const ISSUER_NAME_BYTES_MAX: usize = 16;
 
 /// The holder of a bearer token that was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -229,6 +231,11 @@ pub struct TokenHolder {
     pub tenant: Option<ShortName>,
     /// Who holds it.
     pub user: ShortName,
+    /// The role of the policy that it has, a part of `role`; none for all of `role`.
+    pub own_role: Option<ShortName>,
+    /// Who issued it, as the configuration of replicas names that; none for a token of the cluster's own making. Then `id` tells
+    /// its tokens apart, and is that of no token in the state.
+    pub issuer: Option<ShortName>,
 }
 
 impl TokenHolder {
@@ -249,7 +256,14 @@ impl TokenHolder {
 
 impl fmt::Display for TokenHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "spiffe://{}/token/{}/{}/", self.cluster, self.id, self.role)?;
+        match &self.issuer {
+            Some(issuer) => write!(f, "spiffe://{}/oidc/{issuer}/{}/", self.cluster, self.id)?,
+            None => write!(f, "spiffe://{}/token/{}/", self.cluster, self.id)?,
+        }
+        match &self.own_role {
+            Some(own) => write!(f, "{}+{own}/", self.role)?,
+            None => write!(f, "{}/", self.role)?,
+        }
         match &self.tenant {
             Some(tenant) => write!(f, "{tenant}/{}", self.user),
             None => write!(f, "-/{}", self.user),
@@ -267,14 +281,26 @@ impl FromStr for TokenHolder {
         }
         let rest = text.strip_prefix("spiffe://").ok_or(NameError::Form)?;
         let parts: Vec<&str> = rest.split('/').collect();
-        let [cluster, "token", id, role, tenant, user] = parts[..] else { return Err(NameError::Form) };
         let short = |text: &str| ShortName::new(text).ok_or(NameError::Which);
+        let (cluster, issuer, [id, role, tenant, user]) = match parts[..] {
+            [cluster, "token", id, role, tenant, user] => (cluster, None, [id, role, tenant, user]),
+            [cluster, "oidc", issuer, id, role, tenant, user] if issuer.len() <= ISSUER_NAME_BYTES_MAX => {
+                (cluster, Some(short(issuer)?), [id, role, tenant, user])
+            }
+            _ => return Err(NameError::Form),
+        };
+        let (role, own_role) = match role.split_once('+') {
+            Some((role, own)) => (role, Some(short(own)?)),
+            None => (role, None),
+        };
         Ok(TokenHolder {
             cluster: cluster_of(cluster)?,
             id: id.parse().map_err(|_| NameError::Which)?,
             role: TokenRole::from_name(role).ok_or(NameError::Kind)?,
             tenant: if tenant == "-" { None } else { Some(short(tenant)?) },
             user: short(user)?,
+            own_role,
+            issuer,
         })
     }
 }
@@ -339,7 +365,10 @@ impl fmt::Display for Principal {
             Principal::Plaintext => f.write_str("plaintext"),
             Principal::Named(name) => fmt::Display::fmt(&name.role, f),
             Principal::Anonymous => f.write_str("a caller without a certificate"),
-            Principal::Token(holder) => write!(f, "{}+token/{}", holder.as_certificate(), holder.id),
+            Principal::Token(holder) => match &holder.issuer {
+                Some(issuer) => write!(f, "{}+oidc/{issuer}", holder.as_certificate()),
+                None => write!(f, "{}+token/{}", holder.as_certificate(), holder.id),
+            },
         }
     }
 }
@@ -376,7 +405,8 @@ mod tests {
         let user = short("ada");
         for role in TokenRole::ALL {
             for tenant in [None, Some(short("vision"))] {
-                let holder = TokenHolder { cluster, id: TokenId(7), role, tenant, user };
+                let (own_role, issuer) = (None, None);
+                let holder = TokenHolder { cluster, id: TokenId(7), role, tenant, user, own_role, issuer };
                 let principal = Principal::Token(holder);
                 let text = principal.passed_on().expect("it has a name");
                 assert_eq!(Principal::parse_passed_on(&text, cluster), Some(principal), "{text}");
@@ -384,6 +414,16 @@ mod tests {
                 assert!(text.parse::<PeerName>().is_err(), "no certificate says that: {text}");
                 let shown = principal.to_string();
                 assert!(shown.ends_with("/ada+token/0000000000000007"), "{shown}");
+                let issued = TokenHolder {
+                    own_role: Some(short("on-call.eu")),
+                    issuer: Some(short("corp")),
+                    ..holder
+                };
+                let issued = Principal::Token(issued);
+                let text = issued.passed_on().expect("it has a name");
+                assert_eq!(Principal::parse_passed_on(&text, cluster), Some(issued), "{text}");
+                assert!(text.parse::<PeerName>().is_err(), "no certificate says that: {text}");
+                assert!(issued.to_string().ends_with("/ada+oidc/corp"), "{issued}");
                 assert_eq!(principal.is_operator(), matches!(role, TokenRole::Operator | TokenRole::Admin));
             }
         }
@@ -397,6 +437,13 @@ mod tests {
             "token/0000000000000007/root/-/ada",
             "token/0000000000000007/viewer//ada",
             "token/0000000000000007/viewer/-/ada/x",
+            "token/0000000000000007/viewer+/-/ada",
+            "token/0000000000000007/+ci/-/ada",
+            "token/0000000000000007/viewer+a+b/-/ada",
+            "oidc/0000000000000007/viewer/-/ada",
+            "oidc/corp/7/viewer/-/ada",
+            "oidc//0000000000000007/viewer/-/ada",
+            "oidc/a-name-of-17-byte/0000000000000007/viewer/-/ada",
             &format!("token/0000000000000007/viewer/-/{long}"),
         ] {
             let text = format!("spiffe://{CLUSTER}/{end}");

@@ -1,6 +1,7 @@
-//! Secrets of bearer tokens: made by the client that asks for one, shown once, and compared by their hashes.
+//! Secrets of bearer tokens: made by the client that asks for one, shown once, and compared by their hashes. And tokens of issuers, as a
+//! client shows them.
 //!
-//! **Invariant:** nothing prints a secret but [`TokenSecret::reveal`]; a comparison takes as long for a wrong secret as for
+//! **Invariant:** nothing prints a secret but [`TokenSecret::reveal`] and [`Bearer::reveal`]; a comparison takes as long for a wrong secret as for
 //! the right one.
 
 use muster_types::TokenId;
@@ -17,14 +18,19 @@ const SECRET_BYTES: usize = 32;
 const PREFIX: &str = "muster_";
 /// Bytes of a whole secret: prefix, 16 digits of the id, `_`, and two digits for each random byte.
 pub const TOKEN_TEXT_BYTES: usize = PREFIX.len() + 16 + 1 + 2 * SECRET_BYTES;
-/// Bytes of a file with a secret: the secret and some white space.
-const FILE_BYTES_MAX: u64 = 4 << 10;
+/// Bytes of a token of an issuer.
+pub const JWT_BYTES_MAX: usize = 8 << 10;
+/// Bytes of a file with a token: the token and some white space.
+const FILE_BYTES_MAX: u64 = 16 << 10;
 
 /// Why a text or a file is no secret of a token. It never repeats the text.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
     /// Not of the form.
-    #[error("a token is `muster_`, 16 hexadecimal digits, `_`, and {} hexadecimal digits", 2 * SECRET_BYTES)]
+    #[error(
+        "a token is `muster_`, 16 hexadecimal digits, `_`, and {} hexadecimal digits, or a signed token of an issuer",
+        2 * SECRET_BYTES
+    )]
     Form,
     /// The file could not be read.
     #[error("reading the token file {}", .path.display())]
@@ -98,17 +104,7 @@ impl TokenSecret {
     /// # Errors
     /// Names the file and what is wrong with it.
     pub fn read(path: &Path) -> Result<TokenSecret, TokenError> {
-        use std::os::unix::fs::MetadataExt as _;
-        let failed = |source| TokenError::Read { path: path.to_path_buf(), source };
-        let metadata = std::fs::metadata(path).map_err(failed)?;
-        let mode = metadata.mode() & 0o777;
-        // A pipe, as of a shell's `<(…)`, has no readers but its own.
-        if metadata.is_file() && mode & 0o007 != 0 {
-            return Err(TokenError::OpenFile { path: path.to_path_buf(), mode });
-        }
-        let bytes = muster_files::read_bounded(path, FILE_BYTES_MAX).map_err(failed)?;
-        let text = std::str::from_utf8(&bytes).map_err(|_| TokenError::Form)?;
-        TokenSecret::parse(text.trim())
+        TokenSecret::parse(read_closed(path)?.trim())
     }
 
     /// Which token it is of.
@@ -136,9 +132,93 @@ impl TokenSecret {
     }
 }
 
+/// Reads a file that is not open to everybody.
+fn read_closed(path: &Path) -> Result<String, TokenError> {
+    use std::os::unix::fs::MetadataExt as _;
+    let failed = |source| TokenError::Read { path: path.to_path_buf(), source };
+    let metadata = std::fs::metadata(path).map_err(failed)?;
+    let mode = metadata.mode() & 0o777;
+    // A pipe, as of a shell's `<(…)`, has no readers but its own.
+    if metadata.is_file() && mode & 0o007 != 0 {
+        return Err(TokenError::OpenFile { path: path.to_path_buf(), mode });
+    }
+    let bytes = muster_files::read_bounded(path, FILE_BYTES_MAX).map_err(failed)?;
+    String::from_utf8(bytes).map_err(|_| TokenError::Form)
+}
+
+/// Whether a text has the form of a signed token of an issuer: three parts of digits of base64url, with dots between them. How long
+/// it is does not matter.
+#[must_use]
+pub fn is_jwt(text: &str) -> bool {
+    let is_digit = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    let mut parts = text.split('.');
+    let is_part =
+        |part: Option<&str>| part.is_some_and(|part| !part.is_empty() && part.bytes().all(is_digit));
+    is_part(parts.next()) && is_part(parts.next()) && is_part(parts.next()) && parts.next().is_none()
+}
+
+/// What a client shows with each call: the secret of a token of the cluster's making, or a token of an issuer. Clones share it.
+#[derive(Clone)]
+pub struct Bearer(Arc<str>);
+
+impl fmt::Debug for Bearer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Bearer")
+    }
+}
+
+impl From<&TokenSecret> for Bearer {
+    fn from(secret: &TokenSecret) -> Bearer {
+        Bearer(Arc::clone(&secret.text))
+    }
+}
+
+impl Bearer {
+    /// Reads one of the two, with nothing before or behind it.
+    ///
+    /// # Errors
+    /// When it is neither.
+    pub fn parse(text: &str) -> Result<Bearer, TokenError> {
+        match TokenSecret::parse(text) {
+            Ok(secret) => Ok(Bearer::from(&secret)),
+            Err(_) if text.len() <= JWT_BYTES_MAX && is_jwt(text) => Ok(Bearer(text.into())),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads the one in a file, with white space around it. The file must not be open to everybody.
+    ///
+    /// # Errors
+    /// Names the file and what is wrong with it.
+    pub fn read(path: &Path) -> Result<Bearer, TokenError> {
+        Bearer::parse(read_closed(path)?.trim())
+    }
+
+    /// The token itself, to be sent.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_client_shows_a_secret_or_a_token_of_an_issuer() {
+        let secret = TokenSecret::generate().unwrap();
+        for good in [secret.reveal(), "eyJhbGciOiJFZERTQSJ9.e30.c2ln", "a.b.c"] {
+            let bearer = Bearer::parse(good).unwrap();
+            assert_eq!(bearer.reveal(), good);
+            assert!(!format!("{bearer:?}").contains(good), "nothing prints it");
+        }
+        let long = format!("{}.b.c", "a".repeat(JWT_BYTES_MAX));
+        assert!(is_jwt(&long));
+        for wrong in ["", "..", "a.b", "a.b.c.d", "a..c", "a.b.c=", " a.b.c", "muster_0", &long] {
+            assert!(Bearer::parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
 
     #[test]
     fn a_secret_goes_there_and_back() {
@@ -185,7 +265,7 @@ mod tests {
         assert!(matches!(TokenSecret::read(&path), Err(TokenError::OpenFile { .. })));
         set(0o600);
         assert_eq!(TokenSecret::read(&path).unwrap().reveal(), secret.reveal());
-        for wrong in [&b""[..], b"\xff", b"muster_", &[b'a'; 1 << 13]] {
+        for wrong in [&b""[..], b"\xff", b"muster_", &[b'a'; 1 << 15]] {
             std::fs::write(&path, wrong).unwrap();
             let error = TokenSecret::read(&path).expect_err("it is no secret");
             assert!(matches!(error, TokenError::Form | TokenError::Read { .. }), "{error}");

@@ -17,6 +17,7 @@ use crate::limits;
 use crate::name::Name;
 use crate::reason::Violation;
 use crate::time::LogTime;
+use crate::token::TokenRole;
 
 mod grants;
 mod isolation;
@@ -24,6 +25,7 @@ mod named;
 mod notifications;
 mod parts;
 mod prices;
+mod roles;
 mod rules;
 
 pub use grants::{GrantFault, GrantedPolicy, QuotaGrant, QuotaSource, reason_violation};
@@ -38,6 +40,7 @@ pub use prices::{
     DEPRECIATION_MONTHS_MAX, DEVICE_WATTS_MAX, KWH_MICRO_DOLLARS_MAX, OwnedCost, PUE_MILLI_MAX,
     PUE_MILLI_MIN, Price, PriceTable, PurchaseKind,
 };
+pub use roles::{OWN_ROLES_MAX, OwnRole, ROLE_REGIONS_MAX, Verb};
 pub use rules::{
     AcceleratorBudget, JobLimits, NonPreemptible, Rights, TenantLimits, TenantRights, UNLISTED_TENANT,
     UserLimits,
@@ -466,6 +469,8 @@ pub struct PolicyDraft {
     pub required_isolation: BTreeSet<Guarantee>,
     /// Who is told of what happens to jobs and nodes.
     pub notifications: Vec<Receiver>,
+    /// Roles next to the built-in ones, for tokens and sign-ins to name.
+    pub roles: BTreeMap<Name, OwnRole>,
 }
 
 /// What it takes to have a job's data in a region.
@@ -521,6 +526,13 @@ impl<'de> Deserialize<'de> for Policy {
 }
 
 impl Policy {
+    /// The role of this name that the policy defines, while it is a part of this built-in role. What was granted as a part of
+    /// another one is not granted any more.
+    #[must_use]
+    pub fn own_role(&self, name: &Name, part_of: TokenRole) -> Option<&OwnRole> {
+        self.roles.get(name).filter(|role| role.part_of == part_of)
+    }
+
     /// Millionths of a dollar for one device and one hour at a time, as placement and preemption compare it: the price that
     /// is for no purchase, of the region or of every region; without it the lowest of those for a purchase. None when the
     /// policy states none that is in force then.
@@ -635,6 +647,7 @@ impl PolicyDraft {
         self.check_spares(&mut found);
         self.check_windows(&mut found);
         self.check_notifications(&mut found);
+        roles::check_roles(&self.roles, &mut found);
         if !found.is_empty() {
             return Err(found);
         }

@@ -187,7 +187,7 @@ refusal_codes! {
     /// The node that has the output of this worker does not answer.
     LogsUnavailable = "MS-2003", "LOGS_UNAVAILABLE", ["node"];
     /// The caller's certificate does not permit this call.
-    PermissionDenied = "MS-8001", "PERMISSION_DENIED", ["principal", "tenant"];
+    PermissionDenied = "MS-8001", "PERMISSION_DENIED", ["principal", "tenant", "region"];
     /// The policy does not give the tenant a right that the job needs.
     RightMissing = "MS-8003", "RIGHT_MISSING", ["job_index", "tenant", "right"];
     /// The tenant has as many jobs as the policy lets it have.
@@ -211,7 +211,7 @@ refusal_codes! {
     /// The drill does not run any more.
     DrillOver = "MS-7102", "DRILL_OVER", ["drill_id"];
     /// The call came with no certificate and no token, or with a token that is not accepted.
-    Unauthenticated = "MS-8006", "UNAUTHENTICATED", [];
+    Unauthenticated = "MS-8006", "UNAUTHENTICATED", ["reason"];
     /// No such token that the caller may revoke.
     TokenNotFound = "MS-8007", "TOKEN_NOT_FOUND", ["token_id"];
     /// Another token has this name or id.

@@ -15,11 +15,12 @@ use crate::time::LogTime;
 /// What stands between a principal and the id of the token that spoke for it, in the name of who submitted or asked.
 const BY_TOKEN: &str = "+token/";
 
-/// The name of who submitted or asked, without the token that it used: limits of one user count what all tokens of that
-/// user and its certificate did together.
+/// The name of who submitted or asked, without the token or the issuer that spoke for it: limits of one user count what all
+/// tokens of that user, its sign-ins and its certificate did together.
 #[must_use]
 pub fn user_of(creator: &str) -> &str {
-    creator.split_once(BY_TOKEN).map_or(creator, |(user, _)| user)
+    // No name has this sign.
+    creator.split_once('+').map_or(creator, |(user, _)| user)
 }
 
 /// Whether it is this token that spoke for who submitted or asked.
@@ -143,6 +144,8 @@ pub struct TokenGrant {
     pub tenant: Option<Name>,
     /// SHA-256 of the whole secret.
     pub secret_sha256: [u8; 32],
+    /// The role of the policy that it has, which is a part of `role`; none for all of `role`.
+    pub own_role: Option<Name>,
 }
 
 impl TokenGrant {
@@ -162,6 +165,9 @@ impl TokenGrant {
                 ));
             }
             _ => {}
+        }
+        if self.own_role.is_some() && self.role == TokenRole::Admin {
+            found.push(Violation::new("own_role", "must be left out for the role admin"));
         }
         found
     }
@@ -236,8 +242,14 @@ mod tests {
             assert_eq!(TokenRole::from_name(role.name()), Some(role));
             for tenant in [None, Some(name("vision"))] {
                 let is_right = role.needs_tenant().is_none_or(|needed| needed == tenant.is_some());
-                let grant =
-                    TokenGrant { name: name("ci"), user: name("ada"), role, tenant, secret_sha256: [0; 32] };
+                let grant = TokenGrant {
+                    name: name("ci"),
+                    user: name("ada"),
+                    role,
+                    tenant,
+                    secret_sha256: [0; 32],
+                    own_role: None,
+                };
                 assert_eq!(grant.violations().is_empty(), is_right, "{grant:?}");
             }
         }
@@ -256,6 +268,7 @@ mod tests {
     fn a_user_is_counted_without_its_tokens() {
         assert_eq!(user_of("tenant/vision/ada"), "tenant/vision/ada");
         assert_eq!(user_of(&format!("tenant/vision/ada+token/{}", TokenId(7))), "tenant/vision/ada");
+        assert_eq!(user_of("tenant/vision/ada+oidc/corp"), "tenant/vision/ada");
         assert_eq!(user_of(""), "");
     }
 }

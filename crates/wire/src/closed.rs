@@ -5,11 +5,10 @@
 
 use muster_types::health::{DrainCause, HealthAction, XidRule};
 use muster_types::policy::{
-    Guarantee, NonPreemptible, NotificationBody, NotificationEvent, Order, PurchaseKind,
+    Guarantee, NonPreemptible, NotificationBody, NotificationEvent, Order, PurchaseKind, Verb,
 };
 use muster_types::{
-    AdmissionMode, BookingClearing, DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier,
-    PullRule, Violation,
+    AdmissionMode, BookingClearing, DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier, PullRule, Violation, TokenRole,
 };
 
 use crate::v1;
@@ -107,6 +106,34 @@ closed_sets! {
     NotificationBody as NotificationBody {
         NotificationBody::Generic = Generic "generic",
         NotificationBody::Slack = Slack "slack",
+    }
+    TokenRole as BuiltInRole {
+        TokenRole::Viewer = Viewer "viewer",
+        TokenRole::Submitter = Submitter "submitter",
+        TokenRole::TenantAdmin = TenantAdmin "tenant-admin",
+        TokenRole::Operator = Operator "operator",
+        TokenRole::Drill = Drill "drill",
+        TokenRole::Admin = Admin "admin",
+    }
+    Verb as Verb {
+        Verb::Read = Read "read",
+        Verb::Submit = Submit "submit",
+        Verb::Cancel = Cancel "cancel",
+        Verb::Control = Control "control",
+        Verb::Checkpoint = Checkpoint "checkpoint",
+        Verb::Output = Output "output",
+        Verb::Exec = Exec "exec",
+        Verb::Cordon = Cordon "cordon",
+        Verb::Drain = Drain "drain",
+        Verb::Repair = Repair "repair",
+        Verb::Quarantine = Quarantine "quarantine",
+        Verb::Label = Label "label",
+        Verb::Forget = Forget "forget",
+        Verb::Admission = Admission "admission",
+        Verb::Probe = Probe "probe",
+        Verb::Drill = Drill "drill",
+        Verb::Leadership = Leadership "leadership",
+        Verb::Archive = Archive "archive",
     }
     LaunchForm as LaunchForm {
         LaunchForm::Environment = Environment "environment",
@@ -348,6 +375,8 @@ mod tests {
         holds::<Preflight>(|value| value.to_string());
         holds::<FailureClass>(|value| value.to_string());
         holds::<Level>(|value| value.to_string());
+        holds::<TokenRole>(|value| value.to_string());
+        holds::<Verb>(|value| value.to_string());
         holds::<NonPreemptible>(|value| value.as_str().to_owned());
         holds::<PurchaseKind>(|value| value.to_string());
         holds::<AdmissionMode>(|value| value.name().to_owned());

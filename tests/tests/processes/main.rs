@@ -45,6 +45,7 @@ mod runbooks;
 mod server_refusals;
 mod shares;
 mod shell;
+mod sign_ins;
 mod slurm;
 mod support;
 mod tls;

@@ -22,13 +22,18 @@ fn short(text: &str) -> ShortName {
 }
 
 /// A cluster that takes tokens, with `vision` (`video` below it) and `speech`.
-struct Site {
-    cluster: Cluster,
-    ca: PathBuf,
+pub(crate) struct Site {
+    pub(crate) cluster: Cluster,
+    pub(crate) ca: PathBuf,
 }
 
 impl Site {
     async fn start() -> Site {
+        Site::start_with("").await
+    }
+
+    /// The same with more lines at the end of each configuration.
+    pub(crate) async fn start_with(more: &str) -> Site {
         let mut cluster = Cluster::lay_out(3);
         let scratch = cluster.scratch.path().to_path_buf();
         let authority = Authority::init(&scratch.join("authority"), cluster.id, 20).unwrap();
@@ -41,7 +46,8 @@ impl Site {
             let own = files(Role::Replica(ReplicaId(cluster.replicas[at].id)));
             let tls = format!("\n[tls]\nca = {:?}\ncert = {:?}\nkey = {:?}\n", own.ca, own.cert, own.key);
             let config = cluster.config_of(at).replace("http://", "https://");
-            std::fs::write(cluster.replicas[at].config(), format!("tokens = true\n{config}{tls}")).unwrap();
+            std::fs::write(cluster.replicas[at].config(), format!("tokens = true\n{config}{tls}{more}"))
+                .unwrap();
         }
         let root = files(Role::Admin(short("root")));
         let ca = root.ca.clone();
@@ -56,7 +62,7 @@ impl Site {
         Site { cluster, ca }
     }
 
-    fn security(&self) -> Security {
+    pub(crate) fn security(&self) -> Security {
         Security::Tls(Tls::load_authority(self.ca.clone()).unwrap())
     }
 
@@ -119,11 +125,11 @@ async fn made(by: &Client, name: &str, role: &str, tenant: &str) -> TokenSecret 
     secret
 }
 
-fn code<T>(answer: Result<T, CallError>) -> Option<RefusalCode> {
+pub(crate) fn code<T>(answer: Result<T, CallError>) -> Option<RefusalCode> {
     answer.err().and_then(|error| error.refused().and_then(|refused| refused.code))
 }
 
-fn submission(name: &str, tenant: &str) -> v1::SubmitJobRequest {
+pub(crate) fn submission(name: &str, tenant: &str) -> v1::SubmitJobRequest {
     let job = v1::Job { tenant: tenant.to_owned(), ..job(name, &["/bin/true"]) };
     v1::SubmitJobRequest { job: Some(job), validate_only: true, ..Default::default() }
 }

@@ -39,6 +39,7 @@ impl ProbeService for Probes {
         let local = || async {
             let view = engine.view();
             let nodes = message.nodes.iter().map(|text| find(&view, text)).collect::<Result<Vec<_>, _>>()?;
+            nodes.iter().try_for_each(|node| caller.check_node(&view, *node))?;
             if nodes.iter().collect::<BTreeSet<_>>().len() < count {
                 return Err(Refusal::fields(vec![Violation::new("nodes", "names a node twice")]));
             }

@@ -640,6 +640,7 @@ fn policy() -> v1::Policy {
             events: vec![v1::NotificationEvent::JobFailed.into()],
             body: v1::NotificationBody::Generic.into(),
         }],
+        roles: Default::default(),
     }
 }
 

@@ -8,7 +8,7 @@ use muster_console::{Console, Document, Exit, Failure, Format, one_line};
 use muster_types::PastPoint;
 use serde::{Deserialize, Serialize};
 
-use super::{AuditArgs, TOKEN, is_named};
+use super::{AuditArgs, TOKEN, is_named, issuer_less};
 
 /// Bytes of a line that are read; a replica writes far shorter ones.
 const LINE_BYTES_MAX: u64 = 64 << 10;
@@ -42,6 +42,7 @@ struct DeniedLine {
 impl DeniedLine {
     fn is_of(&self, who: &str) -> bool {
         let name = self.caller.split_once(TOKEN).map_or(self.caller.as_str(), |(name, _)| name);
+        let name = issuer_less(name);
         self.caller == who || is_named(name, who)
     }
 

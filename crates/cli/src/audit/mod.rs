@@ -22,6 +22,8 @@ use crate::log::{each_record, kept, point_of_log};
 const REDACTED: &str = "redacted";
 /// Between the name of the holder of a token and the token's id.
 const TOKEN: &str = "+token/";
+/// Between the name of who has signed in and the issuer.
+const ISSUER: &str = "+oidc/";
 
 /// Options of `muster audit`.
 #[derive(Args)]
@@ -68,10 +70,13 @@ pub struct AuditArgs {
 struct AuditView {
     time: Option<String>,
     who: String,
-    /// certificate, token, none or redacted.
+    /// certificate, token, sign-in, none or redacted.
     credential: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     token: Option<String>,
+    /// Who issued the token of a sign-in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    issuer: Option<String>,
     operator: bool,
     what: String,
     object: String,
@@ -93,8 +98,10 @@ impl AuditView {
         if name.is_empty() && request_id.is_none() {
             return None;
         }
+        let issuer = name.split_once(ISSUER).map(|(_, issuer)| issuer.to_owned());
         let (who, credential, token) = match name.split_once(TOKEN) {
             Some((who, id)) => (who.to_owned(), "token", Some(id.to_owned())),
+            None if issuer.is_some() => (issuer_less(&name).to_owned(), "sign-in", None),
             None if name == REDACTED => (name, "redacted", None),
             None if name.is_empty() => ("anonymous".to_owned(), "none", None),
             None => (name, "certificate", None),
@@ -104,6 +111,7 @@ impl AuditView {
             who,
             credential,
             token,
+            issuer,
             operator,
             what: record.decision.clone(),
             object: object(&content),
@@ -113,7 +121,8 @@ impl AuditView {
     }
 
     fn is_of(&self, who: &str) -> bool {
-        let whole = self.token.as_ref().map(|id| format!("{}{TOKEN}{id}", self.who));
+        let by_issuer = || self.issuer.as_ref().map(|issuer| format!("{}{ISSUER}{issuer}", self.who));
+        let whole = self.token.as_ref().map(|id| format!("{}{TOKEN}{id}", self.who)).or_else(by_issuer);
         is_named(&self.who, who) || whole.is_some_and(|whole| whole == who)
     }
 
@@ -125,7 +134,10 @@ impl AuditView {
     fn line(&self, log_index: u64) -> String {
         let credential = match &self.token {
             Some(id) => format!("token {id}"),
-            None => self.credential.to_owned(),
+            None => match &self.issuer {
+                Some(issuer) => format!("{} {issuer}", self.credential),
+                None => self.credential.to_owned(),
+            },
         };
         let (time, request) = (self.time.as_deref().unwrap_or("-"), self.request_id.as_deref());
         let text = format!(
@@ -137,6 +149,11 @@ impl AuditView {
         );
         one_line(text.trim_end())
     }
+}
+
+/// A name without the issuer that spoke for it.
+fn issuer_less(name: &str) -> &str {
+    name.split_once(ISSUER).map_or(name, |(who, _)| who)
 }
 
 /// Whether a name as it is shown is this one, or ends with this user.
@@ -305,6 +322,11 @@ mod tests {
         assert_eq!((shown.who.as_str(), shown.credential), ("tenant/vision/ada", "token"));
         assert_eq!(shown.token.as_deref(), Some("00c0ffee"));
         assert!(shown.line(7).contains("token 00c0ffee"));
+
+        let shown = view(&cordon("tenant/vision/ada+oidc/corp")).expect("somebody asked");
+        assert_eq!((shown.who.as_str(), shown.credential), ("tenant/vision/ada", "sign-in"));
+        assert!(shown.is_of("ada") && shown.is_of("tenant/vision/ada+oidc/corp"));
+        assert!(shown.line(7).contains("sign-in corp"));
     }
 
     #[test]

@@ -43,7 +43,7 @@ type Column = (&'static str, &'static str, &'static str);
 /// A table of a list: where that is in the file, what an entry must have to be a row, and its columns.
 type List = (&'static str, &'static str, &'static [Column]);
 
-const LISTS: [List; 13] = [
+const LISTS: [List; 14] = [
     (
         "spec.tenants",
         "{rights}",
@@ -161,6 +161,16 @@ const LISTS: [List; 13] = [
             ("EVENTS", "{events}", ""),
             ("BODY", "{body}", ""),
             ("URL", "{url}", "in a file"),
+        ],
+    ),
+    (
+        "spec.roles",
+        "",
+        &[
+            ("ROLE", "{@}", ""),
+            ("PART OF", "{partOf}", ""),
+            ("VERBS", "{verbs}", ""),
+            ("REGIONS", "{regions}", "all"),
         ],
     ),
 ];

@@ -121,7 +121,11 @@ def test_a_token_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.delenv("MUSTER_CA")
     with pytest.raises(muster.ConfigurationError, match="over TLS only"):
         muster.Client("a:1")
-    for wrong in ("muster-", token[:-1], token + "0", token.upper(), "Bearer " + token):
+    issued = "eyJhbGciOiJFZERTQSJ9.e30.c2ln"
+    monkeypatch.setenv("MUSTER_TOKEN", issued)
+    assert token_from_environment() == issued, "a signed token of an issuer"
+    long = "a" * 8_192 + ".b.c"
+    for wrong in ("muster-", token[:-1], token + "0", token.upper(), "Bearer " + token, "a.b", issued + "=", long):
         monkeypatch.setenv("MUSTER_TOKEN", wrong)
         with pytest.raises(muster.ConfigurationError, match="MUSTER_TOKEN has no token") as told:
             token_from_environment()

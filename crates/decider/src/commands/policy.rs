@@ -103,7 +103,30 @@ pub fn check_policy(
         let text = format!("must be at most {SUBMISSION_BYTES_MAX} bytes, got {bytes}");
         return Err(Refusal::fields(alloc::vec![Violation::new("policy", text)]));
     }
-    check_version(state, expected_version)
+    check_version(state, expected_version)?;
+    check_roles_in_use(state, policy)
+}
+
+/// A role that tokens have stays, and stays a part of the same built-in role: what they may would change behind their makers.
+/// Which sign-ins name it, the configurations of replicas say; those are refused without it.
+fn check_roles_in_use(state: &State, policy: &Policy) -> Result<(), Refusal> {
+    if state.policy().policy.roles == policy.roles {
+        return Ok(());
+    }
+    let (now, mut found) = (state.log_time(), Vec::new());
+    for (id, token) in state.tokens().filter(|(_, token)| token.is_live(now)) {
+        let grant = &token.grant;
+        // One that was refused before as well is in nobody's way.
+        let Some(own) = grant.own_role.as_ref().filter(|_| state.knows_role(grant)) else { continue };
+        if policy.own_role(own, grant.role).is_none() && found.len() < VIOLATIONS_MAX {
+            let text = format!(
+                "token {} ({id}) has this role as a part of {}: revoke it first with `muster token revoke`",
+                grant.name, grant.role
+            );
+            found.push(Violation::new(format!("policy.roles.{own}"), text));
+        }
+    }
+    if found.is_empty() { Ok(()) } else { Err(Refusal::fields(found)) }
 }
 
 fn check_version(state: &State, expected_version: Option<LogIndex>) -> Result<(), Refusal> {

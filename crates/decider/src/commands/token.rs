@@ -38,6 +38,21 @@ fn check_tenant(state: &State, grant: &TokenGrant) -> Result<(), Refusal> {
     }
 }
 
+/// The role is one that the policy defines, as a part of the built-in one that the grant names. What a tenant's administrator may
+/// grant follows from the built-in one: a part of it is never more.
+fn check_role(state: &State, grant: &TokenGrant) -> Result<(), Refusal> {
+    match &grant.own_role {
+        Some(own) if !state.knows_role(grant) => {
+            let text = format!(
+                "the policy defines no role {own} that is a part of {}; see `roles` of `muster policy show`",
+                grant.role
+            );
+            Err(Refusal::fields(alloc::vec![Violation::new("own_role", text)]))
+        }
+        _ => Ok(()),
+    }
+}
+
 pub(super) fn create(speculation: &mut Speculation, order: &TokenOrder) -> Result<Answer, Refusal> {
     let TokenOrder { request, by, token, grant, lifetime_ms, .. } = order;
     let key = RequestKey { id: *request, fingerprint: hash(&("create token", token, grant, lifetime_ms)) };
@@ -52,6 +67,7 @@ pub(super) fn create(speculation: &mut Speculation, order: &TokenOrder) -> Resul
     let state = speculation.state();
     check_reach(state, order)?;
     check_tenant(state, grant)?;
+    check_role(state, grant)?;
     let decision = Decision::TokenCreated {
         request: key,
         by: by.clone(),

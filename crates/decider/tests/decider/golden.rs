@@ -434,6 +434,7 @@ fn grant_tokens(run: &mut Run) {
             role,
             tenant: None,
             secret_sha256: std::array::from_fn(|at| at as u8),
+            own_role: None,
         };
         let order = TokenOrder {
             request,

@@ -3,10 +3,12 @@
 use muster_decider::{Answer, BootstrapConfig, Command, Speculation, TokenOrder, handle};
 use muster_journal::{Decision, RequestKey};
 use muster_state::{GuardError, State};
-use muster_types::policy::{PolicyDraft, TenantPolicy};
+use muster_types::policy::{OwnRole, PolicyDraft, TenantPolicy, Verb};
 use muster_types::{
     LogTime, Parameters, Refusal, RefusalCode, Requester, TokenGrant, TokenId, TokenRole, limits,
 };
+
+use std::collections::BTreeSet;
 
 use crate::support::{BOOTSTRAP, commit, founded_as, name, request};
 
@@ -44,6 +46,7 @@ fn order(n: u64, role: TokenRole, tenant: Option<&str>) -> TokenOrder {
         role,
         tenant: tenant.map(name),
         secret_sha256: [7; 32],
+        own_role: None,
     };
     TokenOrder {
         request: request(u128::from(n)),
@@ -285,4 +288,74 @@ fn the_guard_refuses_what_breaks_a_rule() {
     ] {
         assert_eq!(state.check(&decision), Err(expected), "{decision:?}");
     }
+}
+
+/// Puts the policy of `cluster` in force once more, with these roles.
+fn set_roles(
+    speculation: &mut Speculation,
+    n: u128,
+    roles: &[(&str, TokenRole, &[Verb])],
+) -> Result<Answer, Refusal> {
+    let mut draft = PolicyDraft::clone(&speculation.state().policy().policy);
+    draft.roles = roles
+        .iter()
+        .map(|(text, part_of, verbs)| {
+            let verbs = verbs.iter().copied().collect();
+            (name(text), OwnRole { part_of: *part_of, verbs, regions: BTreeSet::new() })
+        })
+        .collect();
+    let command = Command::SetPolicy {
+        request: request(n),
+        by: Requester::default(),
+        policy: Box::new(draft.check().unwrap()),
+        expected_version: None,
+    };
+    handle(speculation, &command)
+}
+
+#[test]
+fn a_token_has_a_role_of_the_policy_for_as_long_as_the_policy_defines_it() {
+    let (mut speculation, mut state) = cluster();
+    let own = |n, role, tenant, text: &str| {
+        let mut order = order(n, role, tenant);
+        order.grant.own_role = Some(name(text));
+        order
+    };
+    let field = Some(RefusalCode::InvalidField);
+    let submits: &[Verb] = &[Verb::Read, Verb::Submit];
+    // Nobody has defined it, it is a part of another role, or it is no role of the policy.
+    assert_eq!(code(create(&mut speculation, own(1, TokenRole::Viewer, None, "ci"))), field);
+    set_roles(&mut speculation, 100, &[("ci", TokenRole::Submitter, submits)]).unwrap();
+    assert_eq!(code(create(&mut speculation, own(2, TokenRole::Viewer, None, "ci"))), field);
+    assert_eq!(code(create(&mut speculation, own(3, TokenRole::Admin, None, "ci"))), field);
+    let made = own(4, TokenRole::Submitter, Some("vision"), "ci");
+    create(&mut speculation, made).unwrap();
+    // Who administers the tenant may grant a part of what it may grant, and of nothing else.
+    let boss =
+        TokenOrder { acts_for: Some(name("vision")), ..own(5, TokenRole::Submitter, Some("video"), "ci") };
+    create(&mut speculation, boss).unwrap();
+    set_roles(
+        &mut speculation,
+        101,
+        &[("ci", TokenRole::Submitter, submits), ("on-call", TokenRole::Operator, &[Verb::Cordon])],
+    )
+    .unwrap();
+    let beyond =
+        TokenOrder { acts_for: Some(name("vision")), ..own(6, TokenRole::Operator, None, "on-call") };
+    assert_eq!(code(create(&mut speculation, beyond)), Some(RefusalCode::PermissionDenied));
+    commit(&mut speculation, &mut state);
+    let before = state.rows_digest();
+
+    // In use: it is neither removed nor made a part of another role, and nothing changes.
+    assert_eq!(code(set_roles(&mut speculation, 102, &[])), field);
+    assert_eq!(code(set_roles(&mut speculation, 103, &[("ci", TokenRole::Operator, submits)])), field);
+    commit(&mut speculation, &mut state);
+    assert_eq!(state.rows_digest(), before);
+    assert!(state.live_token(TokenId(4), LogTime(0)).is_some());
+    // What it may can change, and it can go when no token has it.
+    set_roles(&mut speculation, 104, &[("ci", TokenRole::Submitter, &[Verb::Read])]).unwrap();
+    for (n, token) in [(105, 4), (106, 5)] {
+        revoke(&mut speculation, n, None, token).unwrap();
+    }
+    set_roles(&mut speculation, 107, &[]).unwrap();
 }

@@ -13,9 +13,7 @@ use muster_types::health::{
 };
 use muster_types::job::ArrayMember;
 use muster_types::policy::{
-    AcceleratorBudget, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent,
-    NotificationProgress, OwnedCost, Policy, PolicyDraft, Price, PurchaseKind, QuotaGrant, Receiver,
-    TenantLimits, TenantPolicy, TenantRights, UserLimits,
+    AcceleratorBudget, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent, NotificationProgress, OwnedCost, Policy, PolicyDraft, Price, PurchaseKind, QuotaGrant, Receiver, TenantLimits, TenantPolicy, TenantRights, UserLimits, OwnRole, Verb,
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval, ArrayId,
@@ -497,6 +495,18 @@ fn bookings() -> impl Strategy<Value = Decision> {
     ]
 }
 
+/// Parts of the operator's role, which has all but the verbs of drills.
+fn own_roles() -> impl Strategy<Value = BTreeMap<Name, OwnRole>> {
+    let verb = prop::sample::select(Verb::ALL.to_vec()).prop_map(|verb| {
+        let part_of = if verb.is_of(TokenRole::Operator) { TokenRole::Operator } else { TokenRole::Drill };
+        (part_of, verb)
+    });
+    let role = (verb, prop::collection::btree_set(name(), 0..3))
+        .prop_map(|((part_of, verb), regions)| OwnRole { part_of, verbs: [verb].into(), regions });
+    let name = "own-[a-z]{1,6}".prop_map(|text| Name::new(&text).expect("a name"));
+    btree_map(name, role, 0..3)
+}
+
 /// What concerns tokens; each strategy here is one variant.
 fn tokens() -> impl Strategy<Value = Decision> {
     let asked =
@@ -507,7 +517,8 @@ fn tokens() -> impl Strategy<Value = Decision> {
         |(text, role, has_tenant, secret_sha256)| {
             let name = Name::new(&text).expect("a name");
             let tenant = has_tenant.then(|| name.clone());
-            TokenGrant { user: name.clone(), name, role, tenant, secret_sha256 }
+            let own_role = secret_sha256[0].is_multiple_of(2).then(|| name.clone());
+            TokenGrant { user: name.clone(), name, role, tenant, secret_sha256, own_role }
         },
     );
     prop_oneof![
@@ -889,12 +900,20 @@ fn policy() -> impl Strategy<Value = Policy> {
             TenantPolicy { rights, limits, tier_limits, ..TenantPolicy::default() }
         });
     let isolation = prop::collection::btree_set(prop::sample::select(Guarantee::ALL.to_vec()), 0..4);
-    (btree_map(name(), tenant, 0..4), isolation, prices(), any::<bool>(), 0..60_000_u64, receivers())
-        .prop_map(|(tenants, required_isolation, prices, end_overrunners, backoff_ms, notifications)| {
-            let mut draft =
-                PolicyDraft { tenants, required_isolation, prices, notifications, ..PolicyDraft::default() };
+    let rest = (any::<bool>(), 0..60_000_u64, receivers(), own_roles());
+    (btree_map(name(), tenant, 0..4), isolation, prices(), rest).prop_map(
+        |(tenants, required_isolation, prices, (end_overrunners, backoff_ms, notifications, roles))| {
+            let mut draft = PolicyDraft {
+                tenants,
+                required_isolation,
+                prices,
+                notifications,
+                roles,
+                ..PolicyDraft::default()
+            };
             draft.backfill.end_overrunners = end_overrunners;
             draft.preemption.backoff_ms = backoff_ms;
             draft.check().expect("it breaks no rule")
-        })
+        },
+    )
 }

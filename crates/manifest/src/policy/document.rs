@@ -1,13 +1,13 @@
 //! What a policy file holds: every field of the messages, once.
 
-use muster_types::{PriorityTier, policy};
+use muster_types::{PriorityTier, TokenRole, policy};
 use muster_wire::v1;
 use muster_wire::v1::window::Purpose;
 use serde::Deserialize;
 
 use super::form::{
-    Bytes, Count, Dollars, Each, Filled, Flag, Form, Group, Milli, Moment, Named, NamedCounts, Names,
-    Nominal, Optional, Plain, SmallMilli, Span, Weight, Word, Words, group,
+    Bytes, Count, Dollars, Each, Filled, FilledNamed, FilledNames, Flag, Form, Group, Milli, Moment, Named,
+    NamedCounts, Names, Nominal, Optional, Plain, SmallMilli, Span, Weight, Word, Words, group,
 };
 use crate::reader::Reader;
 use crate::shape::Text;
@@ -27,6 +27,7 @@ group! {
         windows "windows": Each<Window>,
         isolation "isolation": Optional<Isolation>,
         notifications "notifications": Filled<NotificationReceiver>,
+        roles "roles": FilledNamed<OwnRole>,
     }
 }
 
@@ -238,6 +239,14 @@ group! {
 }
 
 group! {
+    OwnRole is OwnRole {
+        part_of "partOf": Word<TokenRole>,
+        verbs "verbs": Words<policy::Verb>,
+        regions "regions": FilledNames,
+    }
+}
+
+group! {
     Scope is WindowScope {
         region "region": Plain,
         cluster "cluster": Plain,
@@ -327,6 +336,7 @@ pub(super) fn name_in_file(field: &str) -> Option<(&'static str, &'static str)> 
         OwnedCost::FIELDS,
         Dataset::FIELDS,
         Transfer::FIELDS,
+        OwnRole::FIELDS,
         Scope::FIELDS,
         Window::FIELDS,
     ];

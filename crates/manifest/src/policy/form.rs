@@ -155,6 +155,11 @@ forms! {
         |reader, at, given| reader.list(at, given.unwrap_or_default()),
         |sent| Some(value(sent.clone()));
 
+    /// Names that are not shown where there are none.
+    FilledNames: Option<Vec<Text>> => Vec<String>, "",
+        |reader, at, given| Names::read(reader, at, given),
+        |sent| if sent.is_empty() { None } else { Names::show(sent) };
+
     /// A word of a closed set.
     Word<T: ClosedSet>: Option<Text> => i32, "",
         |reader, at, given| reader.closed::<T>(at, given),
@@ -205,6 +210,11 @@ forms! {
             let shown = sent.iter().map(|(name, sent)| (name.clone(), Content::Fields(G::show(sent))));
             Some(Content::Named(shown.collect()))
         };
+
+    /// The same, not shown where there are none.
+    FilledNamed<G: Group>: Option<BTreeMap<String, Option<G>>> => HashMap<String, G::Message>, "",
+        |reader, at, given| Named::<G>::read(reader, at, given),
+        |sent| if sent.is_empty() { None } else { Named::<G>::show(sent) };
 
     /// Counts with names of the user's own.
     NamedCounts: Option<BTreeMap<String, Text>> => HashMap<String, u32>, "",

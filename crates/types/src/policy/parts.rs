@@ -49,13 +49,17 @@ pub enum PolicyPart {
     Isolation,
     /// All receivers of notifications.
     Notifications,
+    /// All roles next to the built-in ones.
+    Roles,
+    /// One of them: set, or removed where the update does not have it.
+    OwnRole(Name),
 }
 
 const NAME_RULE: &str =
     "a name is 1 to 63 of a-z, 0-9, -, _ and ., and begins and ends with a letter or digit";
 
 /// Parts that are not entries of a map.
-const WHOLE: [PolicyPart; 12] = [
+const WHOLE: [PolicyPart; 13] = [
     PolicyPart::Tenants,
     PolicyPart::Order,
     PolicyPart::Backfill,
@@ -68,6 +72,7 @@ const WHOLE: [PolicyPart; 12] = [
     PolicyPart::Windows,
     PolicyPart::Isolation,
     PolicyPart::Notifications,
+    PolicyPart::Roles,
 ];
 
 impl PolicyPart {
@@ -84,6 +89,7 @@ impl PolicyPart {
             "tenants" => PolicyPart::Tenant,
             "datasets" => PolicyPart::Dataset,
             "spare_hosts_per_rack" => PolicyPart::SpareHostsOf,
+            "roles" => PolicyPart::OwnRole,
             _ => return Err(unknown(path)),
         };
         Name::new(name).map(of).ok_or_else(|| format!("`{path}` does not name an entry: {NAME_RULE}"))
@@ -105,6 +111,7 @@ impl PolicyPart {
             PolicyPart::Windows => "windows",
             PolicyPart::Isolation => "isolation",
             PolicyPart::Notifications => "notifications",
+            PolicyPart::Roles | PolicyPart::OwnRole(_) => "roles",
         }
     }
 
@@ -112,9 +119,10 @@ impl PolicyPart {
     #[must_use]
     pub fn entry(&self) -> Option<&Name> {
         match self {
-            PolicyPart::Tenant(name) | PolicyPart::Dataset(name) | PolicyPart::SpareHostsOf(name) => {
-                Some(name)
-            }
+            PolicyPart::Tenant(name)
+            | PolicyPart::Dataset(name)
+            | PolicyPart::SpareHostsOf(name)
+            | PolicyPart::OwnRole(name) => Some(name),
             _ => None,
         }
     }
@@ -142,6 +150,8 @@ impl PolicyPart {
             PolicyPart::Windows => into.windows.clone_from(&from.windows),
             PolicyPart::Isolation => into.required_isolation.clone_from(&from.required_isolation),
             PolicyPart::Notifications => into.notifications.clone_from(&from.notifications),
+            PolicyPart::Roles => into.roles.clone_from(&from.roles),
+            PolicyPart::OwnRole(name) => return self.copy_entry(name, &from.roles, &mut into.roles),
         }
         Ok(())
     }
@@ -176,7 +186,8 @@ impl fmt::Display for PolicyPart {
 fn unknown(path: &str) -> String {
     format!(
         "`{path}` is no part of a policy: use tenants, tenants.NAME, order, backfill, preemption, weights, prices, datasets, \
-         datasets.NAME, transfers, spare_hosts_per_rack, spare_hosts_per_rack.TYPE, windows, isolation or notifications"
+         datasets.NAME, transfers, spare_hosts_per_rack, spare_hosts_per_rack.TYPE, windows, isolation, \
+         notifications, roles or roles.NAME"
     )
 }
 

@@ -7,12 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use muster_types::policy::{
-    self, AcceleratorBudget, BackfillPolicy, Dataset, Guarantee, JobLimits, NotificationBody,
-    NotificationEvent, OrderPolicy, OwnedCost, POLICY_PARTS_MAX, PlacementWeights, Policy, PolicyDraft,
-    PolicyPart, PolicyUpdate, PreemptionPolicy, Price, PurchaseKind, Quota, Receiver, TenantLimits,
-    TenantPolicy, TenantRights, Transfer, UserLimits, Window, WindowPurpose, WindowScope,
+    self, AcceleratorBudget, BackfillPolicy, Dataset, Guarantee, JobLimits, NotificationBody, NotificationEvent, OrderPolicy, OwnedCost, POLICY_PARTS_MAX, PlacementWeights, Policy, PolicyDraft, PolicyPart, PolicyUpdate, PreemptionPolicy, Price, PurchaseKind, Quota, Receiver, TenantLimits, TenantPolicy, TenantRights, Transfer, UserLimits, Window, WindowPurpose, WindowScope, OwnRole, Verb,
 };
-use muster_types::{Name, PriorityTier, Violation, fleet::checked_name, limits};
+use muster_types::{Name, PriorityTier, TokenRole, Violation, fleet::checked_name, limits};
 
 use super::{Found, below, bound, moment, span};
 use crate::closed::{given_from_proto, number, number_or_zero, value_from_proto};
@@ -92,10 +89,12 @@ fn only(policy: v1::Policy, parts: &[PolicyPart]) -> v1::Policy {
         windows: if has("windows") { policy.windows } else { Vec::new() },
         isolation: policy.isolation.filter(|_| has("isolation")),
         notifications: if has("notifications") { policy.notifications } else { Vec::new() },
+        roles: policy.roles,
     };
     kept.tenants.retain(|name, _| has_entry("tenants", name));
     kept.datasets.retain(|name, _| has_entry("datasets", name));
     kept.spare_hosts_per_rack.retain(|name, _| has_entry("spare_hosts_per_rack", name));
+    kept.roles.retain(|name, _| has_entry("roles", name));
     kept
 }
 
@@ -117,7 +116,33 @@ fn draft(at: &str, message: v1::Policy, found: &mut Found) -> PolicyDraft {
             found,
         ),
         notifications: receivers(&below(at, "notifications"), message.notifications, found),
+        roles: roles(&below(at, "roles"), message.roles, found),
     }
+}
+
+fn roles(at: &str, messages: HashMap<String, v1::OwnRole>, found: &mut Found) -> BTreeMap<Name, OwnRole> {
+    let mut roles = BTreeMap::new();
+    for (name, message) in named(at, messages, policy::OWN_ROLES_MAX, found) {
+        let Some(name) = found.take(checked_name(at, &name)) else { continue };
+        let at = format!("{at}.{name}");
+        let part_of = found.take(given_from_proto::<TokenRole>(&below(&at, "part_of"), message.part_of));
+        let field = below(&at, "verbs");
+        let mut numbers = message.verbs;
+        bound(&field, &mut numbers, Verb::ALL.len(), found);
+        let mut verbs = BTreeSet::new();
+        for (index, number) in numbers.iter().enumerate() {
+            verbs.extend(found.take(given_from_proto::<Verb>(&format!("{field}[{index}]"), *number)));
+        }
+        let field = below(&at, "regions");
+        let mut texts = message.regions;
+        bound(&field, &mut texts, policy::ROLE_REGIONS_MAX, found);
+        let regions: BTreeSet<Name> = names(&field, &texts, found).into_iter().collect();
+        let is_read = verbs.len() == numbers.len() && regions.len() == texts.len();
+        // What was wrong has been said; what is left of such a role would say something else.
+        let Some(part_of) = part_of.filter(|_| is_read || found.is_empty()) else { continue };
+        roles.insert(name, OwnRole { part_of, verbs, regions });
+    }
+    roles
 }
 
 fn isolation(at: &str, message: v1::IsolationPolicy, found: &mut Found) -> BTreeSet<Guarantee> {
@@ -557,6 +582,15 @@ pub fn policy_to_proto(policy: &PolicyDraft) -> v1::Policy {
             require: policy.required_isolation.iter().map(|guarantee| number(*guarantee)).collect(),
         }),
         notifications: policy.notifications.iter().map(receiver_to_proto).collect(),
+        roles: policy.roles.iter().map(|(name, role)| (name.to_string(), role_to_proto(role))).collect(),
+    }
+}
+
+fn role_to_proto(role: &OwnRole) -> v1::OwnRole {
+    v1::OwnRole {
+        part_of: number(role.part_of),
+        verbs: role.verbs.iter().map(|verb| number(*verb)).collect(),
+        regions: role.regions.iter().map(Name::to_string).collect(),
     }
 }
 

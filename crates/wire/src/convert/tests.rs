@@ -6,10 +6,7 @@ mod policy;
 use std::collections::{BTreeMap, HashMap};
 
 use muster_types::policy::{
-    AcceleratorBudget, BackfillPolicy, Dataset, Guarantee, JobLimits, NonPreemptible, NotificationBody,
-    NotificationEvent, Order, OrderPolicy, OwnedCost, PlacementWeights, Policy, PolicyDraft,
-    PreemptionPolicy, Price, PurchaseKind, Quota, Receiver, TenantLimits, TenantPolicy, TenantRights,
-    Transfer, UserLimits, Window, WindowPurpose, WindowScope,
+    AcceleratorBudget, BackfillPolicy, Dataset, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent, Order, OrderPolicy, OwnedCost, PlacementWeights, Policy, PolicyDraft, PreemptionPolicy, Price, PurchaseKind, Quota, Receiver, TenantLimits, TenantPolicy, TenantRights, Transfer, UserLimits, Window, WindowPurpose, WindowScope, OwnRole, Verb,
 };
 use muster_types::tpu::{Generation, PodPosition, SliceRequest, SliceShape, legal_shapes};
 use muster_types::{
@@ -17,8 +14,8 @@ use muster_types::{
     DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken,
     HolderId, JobContract, JobDraft, JobId, JobSpec, LabelTest, LaunchForm, Level, LogIndex, LogTime, Mount,
     Name, NodeDraft, NodeExpression, NodeRequirements, NodeSpec, NoticeRules, Preflight, PriorityTier,
-    PullRule, RequestId, RetryRules, Spread, Submission, TaskGroup, TopologyRule, Violation, WorkerRequest,
-    limits,
+    PullRule, RequestId, RetryRules, Spread, Submission, TaskGroup, TokenRole, TopologyRule, Violation,
+    WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, btree_set, hash_map, vec};
 use proptest::option;

@@ -54,6 +54,10 @@ pub fn token_from_proto(message: &admin::CreateTokenRequest) -> Result<TokenRequ
         "" => None,
         text => found.take(checked_name(&at("tenant"), text)),
     };
+    let own_role = match token.own_role.as_str() {
+        "" => None,
+        text => found.take(checked_name(&at("own_role"), text)),
+    };
     let unknown = || Violation::new(at("role"), "must be one of the roles of tokens");
     let role = found.take(token_role_from_proto(token.role).ok_or_else(unknown));
     let lifetime = message.lifetime.map_or(Ok(limits::TOKEN_LIFETIME_MS_DEFAULT), |lifetime| {
@@ -65,7 +69,7 @@ pub fn token_from_proto(message: &admin::CreateTokenRequest) -> Result<TokenRequ
     let secret = found.take(secret.map_err(|_| Violation::new("secret_sha256", "must be 32 bytes")));
     let made = match (id, name, user, role, secret, lifetime_ms) {
         (Some(id), Some(name), Some(user), Some(role), Some(secret_sha256), Some(lifetime_ms)) => {
-            let grant = TokenGrant { name, user, role, tenant, secret_sha256 };
+            let grant = TokenGrant { name, user, role, tenant, secret_sha256, own_role };
             Some(TokenRequest { id, grant, lifetime_ms })
         }
         _ => None,
@@ -94,6 +98,7 @@ pub fn token_to_proto(id: TokenId, token: &Token) -> admin::Token {
         tenant: grant.tenant.as_ref().map(ToString::to_string).unwrap_or_default(),
         create_time: log_time(token.created),
         expire_time: log_time(token.expires),
+        own_role: grant.own_role.as_ref().map(ToString::to_string).unwrap_or_default(),
     }
 }
 
@@ -130,7 +135,7 @@ mod tests {
     #[test]
     fn every_wrong_field_is_named() {
         type Change = fn(&mut admin::CreateTokenRequest, &mut admin::Token);
-        let cases: [(&str, Change); 9] = [
+        let cases: [(&str, Change); 10] = [
             ("token.id", |_, token| token.id = "7".to_owned()),
             ("token.name", |_, token| token.name = "No".to_owned()),
             ("token.user", |_, token| token.user.clear()),
@@ -138,6 +143,7 @@ mod tests {
             ("token.role", |_, token| token.role = 99),
             ("token.tenant", |_, token| token.tenant.clear()),
             ("token.tenant", |_, token| token.tenant = "a b".to_owned()),
+            ("token.own_role", |_, token| token.own_role = "a b".to_owned()),
             ("lifetime", |request, _| request.lifetime = Some(crate::time::duration(1))),
             ("secret_sha256", |request, _| request.secret_sha256.push(0)),
         ];

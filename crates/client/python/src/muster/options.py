@@ -218,16 +218,22 @@ def tls_from_environment(has_token: bool = False) -> Tls | None:
 
 # `muster_`, the id, and the random digits, as `muster token create` prints it.
 _TOKEN = re.compile("muster_[0-9a-f]{16}_[0-9a-f]{64}")
+# A signed token of an issuer: three parts of digits of base64url.
+_ISSUED = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+_ISSUED_BYTES_MAX = 8192
 
 
 def checked_token(text: str, where: str) -> str:
-    """The secret of a token, without the white space around it.
+    """The secret of a token, or a token of an issuer, without the white space around it.
 
     Raises ConfigurationError, which never repeats the text, when it is none.
     """
     text = text.strip()
-    if _TOKEN.fullmatch(text) is None:
-        raise ConfigurationError(f"{where} has no token: it is muster_, 16 hexadecimal digits, _, and 64 hexadecimal digits")
+    is_issued = len(text) <= _ISSUED_BYTES_MAX and _ISSUED.fullmatch(text) is not None
+    if _TOKEN.fullmatch(text) is None and not is_issued:
+        raise ConfigurationError(
+            f"{where} has no token: it is muster_, 16 hexadecimal digits, _, and 64 hexadecimal digits, or a signed token of an issuer"
+        )
     return text
 
 
@@ -238,7 +244,7 @@ def token_from_environment() -> str | None:
         try:
             mode = os.stat(path).st_mode
             with open(path, encoding="ascii", errors="replace") as file:
-                text = file.read(4096)
+                text = file.read(2 * _ISSUED_BYTES_MAX)
         except OSError as error:
             raise ConfigurationError(f"{path} cannot be read: {error}") from error
         if stat.S_ISREG(mode) and mode & 0o007:

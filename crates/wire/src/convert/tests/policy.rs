@@ -135,6 +135,7 @@ prop_compose! {
         windows in vec(window(), 0..4),
         required_isolation in btree_set(proptest::sample::select(Guarantee::ALL.to_vec()), 0..4),
         receivers in btree_map(name(), (option::of(name()), 0..7usize, any::<bool>()), 0..4),
+        roles in btree_map("own-[a-z]{1,8}", (0..18usize, btree_set(name(), 0..4)), 0..4),
     ) -> Policy {
         let price = |((kind, region), micro_dollars_per_device_hour)| {
             priced(kind, region, micro_dollars_per_device_hour)
@@ -150,6 +151,13 @@ prop_compose! {
             events: [NotificationEvent::ALL[event]].into(),
             body: if is_slack { NotificationBody::Slack } else { NotificationBody::Generic },
         };
+        // Of the two built-in roles that have every verb together, the one that has this.
+        let role = |(name, (verb, regions)): (String, (usize, BTreeSet<Name>))| {
+            let verb = Verb::ALL[verb];
+            let wholes = [TokenRole::Operator, TokenRole::Drill];
+            let part_of = wholes.into_iter().find(|part_of| verb.is_of(*part_of)).unwrap();
+            (Name::new(&name).unwrap(), OwnRole { part_of, verbs: [verb].into(), regions })
+        };
         let mut windows = windows;
         for (index, window) in windows.iter_mut().enumerate() {
             window.name = Name::new(&format!("w{index}")).unwrap();
@@ -157,6 +165,7 @@ prop_compose! {
         PolicyDraft {
             tenants, spare_hosts_per_rack, windows, required_isolation,
             notifications: receivers.into_iter().map(receiver).collect(),
+            roles: roles.into_iter().map(role).collect(),
             prices: prices.into_iter().map(price).collect(),
             datasets: datasets.into_iter()
                 .map(|(name, (bytes, regions))| (name, Dataset { bytes, regions })).collect(),

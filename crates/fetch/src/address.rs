@@ -1,10 +1,11 @@
-//! Addresses that a receiver may not have: a policy must not make a replica speak to its own network.
+//! Addresses that a server may not have: what a policy or an issuer names must not make a process speak to its own network.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Whether an address is one of the public internet. Those of this machine, of private networks, of links and groups, and
 /// what only stands for one of them are not.
-pub(crate) fn is_public(address: IpAddr) -> bool {
+#[must_use]
+pub fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
         IpAddr::V6(address) => is_public_v6(address),

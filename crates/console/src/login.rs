@@ -1,0 +1,306 @@
+//! What `muster login` keeps: the token of an issuer, next to the configuration file, for the replicas that it was got for.
+//!
+//! **Invariant:** the file is readable by its owner alone, and one that others can read is refused; nothing prints a token.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use muster_files::Manner;
+use muster_oidc::{Login, LoginError, Tokens, unverified_expiry_s};
+use muster_transport::Bearer;
+use serde::{Deserialize, Serialize};
+
+use super::config;
+use super::failure::{Exit, Failure};
+use super::local;
+
+/// The file, next to that of the configuration.
+const FILE: &str = "login.json";
+/// Tokens of issuers have some KiB.
+const FILE_BYTES_MAX: u64 = 256 << 10;
+/// A token that ends sooner than this is replaced before it is used.
+const REFRESH_BEFORE_S: u64 = 60;
+
+/// Where a person has signed in, and for which replicas.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Site {
+    /// The replicas, as they were named.
+    pub endpoints: Vec<String>,
+    /// The authorities of the cluster.
+    pub ca: PathBuf,
+    /// The issuer.
+    pub issuer: String,
+    /// The client that the issuer knows.
+    pub client_id: String,
+    /// Authorities of the issuer's certificate; none for those of the system.
+    pub issuer_ca: Option<PathBuf>,
+    /// Whether the token for services is shown, and not that for the client.
+    pub uses_access_token: bool,
+    /// Where the issuer gives tokens.
+    pub token_url: String,
+}
+
+/// A sign-in as it is kept.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct StoredLogin {
+    #[serde(flatten)]
+    site: Site,
+    token: String,
+    refresh_token: Option<String>,
+    /// In seconds since the Unix epoch; none where nobody says it.
+    expires_s: Option<u64>,
+}
+
+impl std::ops::Deref for StoredLogin {
+    type Target = Site;
+
+    fn deref(&self) -> &Site {
+        &self.site
+    }
+}
+
+/// Why signing in failed, as a command ends with it.
+#[must_use]
+pub fn failed(error: &LoginError) -> Failure {
+    let exit = match error {
+        LoginError::Fetch(_) => Exit::Unavailable,
+        LoginError::Refused { .. } => Exit::Denied,
+        LoginError::TimedOut => Exit::Timeout,
+        LoginError::Answer(_) | LoginError::NoDeviceFlow => Exit::Failed,
+    };
+    Failure::of_error(exit, error)
+}
+
+fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+fn path() -> Option<PathBuf> {
+    config::path().map(|path| path.with_file_name(FILE))
+}
+
+impl StoredLogin {
+    /// What an issuer gave for some replicas.
+    ///
+    /// # Errors
+    /// When it has no token that replicas take.
+    pub fn new(site: Site, tokens: Tokens) -> Result<StoredLogin, Failure> {
+        let refresh_token = tokens.refresh_token.clone();
+        let mut login = StoredLogin { site, token: String::new(), refresh_token, expires_s: None };
+        login.take(tokens)?;
+        Ok(login)
+    }
+
+    fn take(&mut self, tokens: Tokens) -> Result<(), Failure> {
+        let token = if self.site.uses_access_token { Some(tokens.access_token) } else { tokens.id_token };
+        let Some(token) = token else {
+            let text = "the issuer gave no id_token";
+            return Err(Failure::new(Exit::Failed, text).with_next(
+                "ask for the scope openid with --scope, or show its access token with --access-token",
+            ));
+        };
+        Bearer::parse(&token).map_err(|_| {
+            let text = "the issuer gave a token that is not signed, or longer than 8 KiB";
+            Failure::new(Exit::Failed, text)
+                .with_next("replicas take signed tokens (JWT) alone; see ops/guide/sign-in.md")
+        })?;
+        let said = unverified_expiry_s(&token);
+        self.expires_s = said.or_else(|| tokens.expires_in_s.map(|s| now_s().saturating_add(s)));
+        self.token = token;
+        // An issuer that gives no new one leaves the present one good.
+        if tokens.refresh_token.is_some() {
+            self.refresh_token = tokens.refresh_token;
+        }
+        Ok(())
+    }
+
+    /// Until when its token is good, in seconds since the Unix epoch; none where nobody says it.
+    #[must_use]
+    pub fn expires_s(&self) -> Option<u64> {
+        self.expires_s
+    }
+
+    /// Whether it can be replaced without a person.
+    #[must_use]
+    pub fn can_refresh(&self) -> bool {
+        self.refresh_token.is_some()
+    }
+
+    /// The token to show. One that is about to end is replaced first, where the issuer gave the means.
+    ///
+    /// # Errors
+    /// When the issuer refuses, or cannot be asked while the present token has ended.
+    pub async fn bearer(mut self) -> Result<Bearer, Failure> {
+        let left_s = self.expires_s.map(|end| end.saturating_sub(now_s()));
+        if left_s.is_some_and(|left| left < REFRESH_BEFORE_S) {
+            match self.refresh().await {
+                Ok(()) => {}
+                // The present token is good for a few seconds more.
+                Err(_) if left_s.is_some_and(|left| left > 0) => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+        Bearer::parse(&self.token).map_err(|error| Failure::usage(format!("{FILE}: {error}")))
+    }
+
+    async fn refresh(&mut self) -> Result<(), Failure> {
+        let next = "sign in once more with `muster login`";
+        let Some(refresh_token) = self.refresh_token.clone() else {
+            return Err(Failure::new(Exit::Denied, "the sign-in has ended").with_next(next));
+        };
+        let site = &self.site;
+        let mut login = Login::new(&site.issuer, &site.client_id, site.issuer_ca.as_deref()).await;
+        let tokens = login.refresh(&site.token_url, &refresh_token).await;
+        self.take(tokens.map_err(|error| failed(&error).with_next(next))?)?;
+        self.keep().map(|_| ())
+    }
+
+    /// Writes it next to the configuration file, for its owner alone; gives its place.
+    ///
+    /// # Errors
+    /// When there is no such place, or it cannot be written.
+    pub fn keep(&self) -> Result<PathBuf, Failure> {
+        let Some(path) = path() else {
+            return Err(Failure::usage(
+                "neither XDG_CONFIG_HOME nor HOME names a directory to keep the sign-in in",
+            ));
+        };
+        let wrong =
+            |error: std::io::Error| Failure::new(Exit::Failed, format!("{}: {error}", path.display()));
+        if let Some(directory) = path.parent() {
+            std::fs::create_dir_all(directory).map_err(wrong)?;
+        }
+        let text = serde_json::to_vec_pretty(self)
+            .map_err(|error| Failure::new(Exit::Failed, format!("{}: {error}", path.display())))?;
+        muster_files::write_whole(&path, &text, Manner::PRIVATE).map_err(wrong)?;
+        Ok(path)
+    }
+}
+
+/// The sign-in that is kept; none where there is none.
+///
+/// # Errors
+/// When its file can be read by others, or is damaged.
+pub fn kept() -> Result<Option<StoredLogin>, Failure> {
+    path().map_or(Ok(None), |path| read(&path))
+}
+
+fn read(path: &Path) -> Result<Option<StoredLogin>, Failure> {
+    let wrong = |why: String| Failure::usage(format!("{}: {why}", path.display()));
+    let metadata = match std::fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(wrong(error.to_string())),
+    };
+    let mode = metadata.mode() & 0o777;
+    if mode & 0o077 != 0 {
+        let text = format!("others than its owner can read it (mode {mode:o})");
+        return Err(wrong(text).with_next("run `muster logout`, and sign in once more"));
+    }
+    let bytes = muster_files::read_bounded(path, FILE_BYTES_MAX).map_err(|error| wrong(error.to_string()))?;
+    // The text of the error would show a part of the file.
+    serde_json::from_slice(&bytes).map(Some).map_err(|_| {
+        wrong("it is no sign-in of this program".to_owned())
+            .with_next("run `muster logout`, and sign in once more")
+    })
+}
+
+/// Removes the sign-in that is kept; whether there was one.
+///
+/// # Errors
+/// When it cannot be removed.
+pub fn forget() -> Result<bool, Failure> {
+    let Some(path) = path() else { return Ok(false) };
+    match std::fs::remove_file(&path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(Failure::new(Exit::Failed, format!("{}: {error}", path.display()))),
+    }
+}
+
+/// The sign-in for the replicas that are meant, and these. Where nothing names a replica and no `muster dev` runs, it says itself which they
+/// are. A token goes to no other replicas than those that it was got for.
+///
+/// # Errors
+/// When its file can be read by others, or is damaged.
+pub fn kept_for(given: &[String]) -> Result<Option<(StoredLogin, Vec<String>)>, Failure> {
+    let Some(path) = path().filter(|path| path.exists()) else { return Ok(None) };
+    let named = config::named(given)?;
+    if named.is_empty() && local::running().is_some() {
+        return Ok(None);
+    }
+    let Some(login) = read(&path)? else { return Ok(None) };
+    Ok(chosen(&login, named).map(|endpoints| (login, endpoints)))
+}
+
+fn chosen(login: &StoredLogin, named: Vec<String>) -> Option<Vec<String>> {
+    if named.is_empty() {
+        return Some(login.endpoints.clone());
+    }
+    named.iter().all(|endpoint| login.endpoints.contains(endpoint)).then_some(named)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    fn site(uses_access_token: bool) -> Site {
+        Site {
+            endpoints: vec!["a:1".to_owned(), "b:1".to_owned()],
+            ca: PathBuf::from("/ca.crt"),
+            issuer: "https://login.example".to_owned(),
+            client_id: "muster".to_owned(),
+            issuer_ca: None,
+            uses_access_token,
+            token_url: "https://login.example/token".to_owned(),
+        }
+    }
+
+    fn tokens(id_token: Option<&str>, access_token: &str) -> Tokens {
+        Tokens {
+            id_token: id_token.map(str::to_owned),
+            access_token: access_token.to_owned(),
+            refresh_token: Some("r1".to_owned()),
+            expires_in_s: Some(600),
+        }
+    }
+
+    #[tokio::test]
+    async fn the_token_that_is_asked_for_is_kept() {
+        let login = StoredLogin::new(site(false), tokens(Some("a.b.c"), "opaque")).unwrap();
+        assert!(login.can_refresh() && login.expires_s().is_some_and(|end| end > now_s()));
+        assert_eq!(login.bearer().await.unwrap().reveal(), "a.b.c");
+        let login = StoredLogin::new(site(true), tokens(None, "d.e.f")).unwrap();
+        assert_eq!(login.bearer().await.unwrap().reveal(), "d.e.f");
+        assert!(StoredLogin::new(site(false), tokens(None, "d.e.f")).is_err());
+        assert!(StoredLogin::new(site(true), tokens(None, "opaque")).is_err());
+    }
+
+    #[test]
+    fn a_token_goes_to_the_replicas_that_it_was_got_for() {
+        let login = StoredLogin::new(site(false), tokens(Some("a.b.c"), "opaque")).unwrap();
+        let named = |texts: &[&str]| chosen(&login, texts.iter().map(|text| (*text).to_owned()).collect());
+        assert_eq!(named(&[]).unwrap(), ["a:1", "b:1"]);
+        assert_eq!(named(&["b:1"]).unwrap(), ["b:1"]);
+        assert_eq!(named(&["b:1", "c:1"]), None);
+    }
+
+    #[test]
+    fn a_file_that_others_can_read_or_that_is_damaged_is_refused_without_being_shown() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(FILE);
+        assert!(read(&path).unwrap().is_none());
+        let login = StoredLogin::new(site(false), tokens(Some("a.b.hunter2"), "opaque")).unwrap();
+        let text = serde_json::to_vec(&login).unwrap();
+        muster_files::write_whole(&path, &text, Manner::PRIVATE).unwrap();
+        assert_eq!(read(&path).unwrap().unwrap().issuer, "https://login.example");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+        assert!(read(&path).is_err());
+        std::fs::write(&path, b"{\"token\":\"hunter2\"").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let Err(failure) = read(&path) else { panic!("it is damaged") };
+        assert!(!format!("{failure:?}").contains("hunter2"));
+    }
+}
