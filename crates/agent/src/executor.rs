@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
+use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
 
 /// A piece of output.
@@ -152,5 +153,31 @@ pub trait Executor: Send + Sync + 'static {
                 "worker {key} is not on a host of this agent but a job of another scheduler; use that one's means, such as srun --overlap"
             ))
         }
+    }
+
+    /// Looks whether processes of this worker listen on a port.
+    ///
+    /// # Errors
+    /// One sentence with the ports on which they do.
+    fn listens(&self, key: WorkerKey, port: u16) -> impl Future<Output = Result<(), String>> + Send {
+        let text = format!(
+            "worker {key} is not on a host of this agent but a job of another scheduler; port {port} is reached with ssh -L to its host"
+        );
+        async move { Err(text) }
+    }
+
+    /// A connection to a port on which processes of this worker listen, and to no other process.
+    ///
+    /// # Errors
+    /// One sentence, as [`Executor::listens`], or why none was made.
+    fn connect(&self, key: WorkerKey, port: u16) -> impl Future<Output = Result<TcpStream, String>> + Send {
+        let text = format!("nothing connects to port {port} of worker {key}");
+        async move { Err(text) }
+    }
+
+    /// Waits until this worker has ended.
+    fn ended(&self, key: WorkerKey) -> impl Future<Output = ()> + Send {
+        let _ = key;
+        std::future::pending()
     }
 }

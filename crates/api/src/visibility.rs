@@ -157,6 +157,10 @@ impl Visibility {
                 blank(content, &["command"]);
                 true
             }
+            Decision::PortForwardOpened { job, .. } if !self.sees_job(view, *job) => {
+                blank(content, &["port"]);
+                true
+            }
             // Which tokens others have is nobody else's business; of one that was revoked it is not known whose it was.
             Decision::TokenCreated { grant, .. }
                 if !grant.tenant.as_ref().is_some_and(|tenant| self.sees(view, tenant)) =>

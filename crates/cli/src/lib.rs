@@ -108,6 +108,8 @@ pub enum ClientCommand {
     Logs(job::logs::LogsArgs),
     /// Run a command next to a worker that runs, with what the worker has
     Exec(job::exec::ExecArgs),
+    /// Reach a port of a worker from this machine: TensorBoard, a notebook, a dashboard
+    PortForward(job::port_forward::PortForwardArgs),
     /// Cancel jobs: `muster job cancel`
     Cancel(job::controls::SelectArgs),
     /// Say why a job waits and when it will start: `muster job explain`
@@ -270,6 +272,7 @@ async fn dispatch(
         ClientCommand::Ctl(command) => ctl::run(global, console, command),
         ClientCommand::Logs(args) => job::logs::run(global, console, args).await,
         ClientCommand::Exec(args) => job::exec::run(global, console, args).await,
+        ClientCommand::PortForward(args) => job::port_forward::run(global, console, args).await,
         ClientCommand::Cancel(args) => job::run(global, console, job::JobCommand::Cancel(args)).await,
         ClientCommand::Explain { id, read } => {
             job::run(global, console, job::JobCommand::Explain { id, read }).await

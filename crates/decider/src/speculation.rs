@@ -694,6 +694,7 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::TokenCreated { .. }
         | Decision::TokenRevoked { .. }
         | Decision::ExecOpened { .. }
+        | Decision::PortForwardOpened { .. }
         | Decision::SessionResumed { .. }
         | Decision::NotificationsDelivered { .. }
         | Decision::ArrayMembersFailed { .. }

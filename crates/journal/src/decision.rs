@@ -716,10 +716,23 @@ pub enum Decision {
         /// What the command begins with, as text for people.
         command: String,
     },
+    /// Input: somebody connects to a port of a worker. Which connections followed is in no record.
+    PortForwardOpened {
+        /// Who asked.
+        by: Requester,
+        /// Which job.
+        job: JobId,
+        /// The placement that the worker is of.
+        token: FencingToken,
+        /// The worker, by its rank in the gang.
+        rank: u32,
+        /// The port; never 0.
+        port: u16,
+    },
 }
 
 /// Names of the decisions that somebody asks for: those with a [`Decision::requester`].
-pub const REQUESTED_DECISIONS: [&str; 23] = [
+pub const REQUESTED_DECISIONS: [&str; 24] = [
     "jobs_submitted",
     "job_cancel_requested",
     "node_cordon_set",
@@ -743,6 +756,7 @@ pub const REQUESTED_DECISIONS: [&str; 23] = [
     "token_created",
     "token_revoked",
     "exec_opened",
+    "port_forward_opened",
 ];
 
 impl Decision {
@@ -782,7 +796,8 @@ impl Decision {
             | Decision::NodeOverridesSet { by, .. }
             | Decision::TokenCreated { by, .. }
             | Decision::TokenRevoked { by, .. }
-            | Decision::ExecOpened { by, .. } => Some(by),
+            | Decision::ExecOpened { by, .. }
+            | Decision::PortForwardOpened { by, .. } => Some(by),
             _ => None,
         }
     }
@@ -843,6 +858,7 @@ impl Decision {
             Decision::TokenCreated { .. } => "token_created",
             Decision::TokenRevoked { .. } => "token_revoked",
             Decision::ExecOpened { .. } => "exec_opened",
+            Decision::PortForwardOpened { .. } => "port_forward_opened",
         }
     }
 }

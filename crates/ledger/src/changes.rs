@@ -162,6 +162,7 @@ impl ChangeSet {
             | Decision::TokenCreated { .. }
             | Decision::TokenRevoked { .. }
             | Decision::ExecOpened { .. }
+            | Decision::PortForwardOpened { .. }
             | Decision::ClusterCreated { .. }
             | Decision::ClusterRecovered { .. }
             | Decision::LeaderStarted
@@ -234,6 +235,7 @@ impl ChangeSet {
             | Decision::TokenCreated { .. }
             | Decision::TokenRevoked { .. }
             | Decision::ExecOpened { .. }
+            | Decision::PortForwardOpened { .. }
             | Decision::SessionResumed { .. }
             | Decision::NotificationsDelivered { .. }
             | Decision::JobMetadataSet { .. } => {}

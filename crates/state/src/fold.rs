@@ -173,7 +173,7 @@ impl State {
                 self.fold_token_created(*request, *token, grant, *lifetime_ms)
             }
             // For people who read the log.
-            Decision::ExecOpened { .. } => Vec::new(),
+            Decision::ExecOpened { .. } | Decision::PortForwardOpened { .. } => Vec::new(),
             Decision::TokenRevoked { request, token, .. } => self.fold_token_revoked(*request, *token),
             // Who leads next asks the log for it.
             Decision::SessionResumed { .. } => Vec::new(),

@@ -19,6 +19,7 @@ use crate::process::exec;
 use crate::process::guards::{self, Guarded};
 use crate::process::isolation::{Isolating, Isolation, Namespaces};
 use crate::process::notice;
+use crate::process::ports;
 use crate::process::prewarm_pool::{self, Pool, Shim, Waiting, next_line};
 use crate::process::processes::{self, MARK_VARIABLE};
 use crate::process::runtime::{Images, Prepared};
@@ -47,6 +48,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, BufReader};
+use tokio::net::TcpStream;
 use tokio::net::unix::pipe;
 use tokio::sync::{Notify, mpsc};
 
@@ -770,6 +772,27 @@ impl Executor for ProcessExecutor {
         }
         let request = exec::Request { command, environment, terminal };
         exec::run(&self.shared.settings.guard_command, &task, request, inputs, &outputs).await
+    }
+
+    async fn listens(&self, key: WorkerKey, port: u16) -> Result<(), String> {
+        let task = self.task(key);
+        blocking(move || ports::look(&task, port)).await
+    }
+
+    async fn connect(&self, key: WorkerKey, port: u16) -> Result<TcpStream, String> {
+        let task = self.task(key);
+        let stream = blocking(move || ports::connect(&task, port)).await?;
+        stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)).map_err(|e| e.to_string())
+    }
+
+    async fn ended(&self, key: WorkerKey) {
+        loop {
+            let task = self.task(key);
+            if blocking(move || ports::has_ended(&task)).await {
+                return;
+            }
+            tokio::time::sleep(limits::PORT_WORKER_LOOK).await;
+        }
     }
 }
 

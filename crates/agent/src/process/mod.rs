@@ -10,6 +10,7 @@ mod guards;
 pub mod isolation;
 mod memory;
 pub mod notice;
+mod ports;
 mod prewarm_pool;
 pub(crate) mod priority;
 pub mod processes;

@@ -9,6 +9,7 @@ pub mod explanation;
 pub mod follow;
 pub mod list;
 pub mod logs;
+pub mod port_forward;
 pub mod resubmit;
 pub mod wait;
 

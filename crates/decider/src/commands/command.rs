@@ -262,6 +262,19 @@ pub enum Command {
         /// What the command begins with; at most [`muster_types::limits::EXEC_TEXT_BYTES_MAX`] bytes.
         command: String,
     },
+    /// Somebody connects to a port of a worker.
+    OpenPortForward {
+        /// Who asks.
+        by: Requester,
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+        /// Which worker.
+        rank: u32,
+        /// The port; 0 is refused.
+        port: u16,
+    },
     /// Make a bearer token.
     CreateToken(Box<TokenOrder>),
     /// A bearer token is refused from now on.

@@ -90,6 +90,9 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         Command::OpenExec { by, job, token, rank, command } => {
             jobs::open_exec(speculation, by, *job, *token, *rank, command)
         }
+        Command::OpenPortForward { by, job, token, rank, port } => {
+            jobs::open_port_forward(speculation, by, *job, *token, *rank, *port)
+        }
         Command::CreateToken(order) => token::create(speculation, order),
         Command::RevokeToken { request, by, acts_for, token } => {
             token::revoke(speculation, *request, by, acts_for.as_ref(), *token)

@@ -41,6 +41,23 @@ pub(super) fn open_exec(
     Ok(Answer::Done { at: speculation.push(decision) })
 }
 
+/// Notes that somebody connects to a port of a worker.
+pub(super) fn open_port_forward(
+    speculation: &mut Speculation,
+    by: &Requester,
+    job: JobId,
+    token: FencingToken,
+    rank: u32,
+    port: u16,
+) -> Result<Answer, Refusal> {
+    let decision = Decision::PortForwardOpened { by: by.clone(), job, token, rank, port };
+    if speculation.state().check(&decision).is_err() {
+        let text = format!("rank {rank} of {job} does not run under token {token}");
+        return Err(Refusal::new(RefusalCode::Fenced, text));
+    }
+    Ok(Answer::Done { at: speculation.push(decision) })
+}
+
 /// Late and repeated reports change nothing: the gang may be over, or another attempt be running.
 pub(super) fn commit_checkpoint(
     speculation: &mut Speculation,

@@ -116,6 +116,7 @@ impl Searches {
             | Decision::TokenCreated { .. }
             | Decision::TokenRevoked { .. }
             | Decision::ExecOpened { .. }
+            | Decision::PortForwardOpened { .. }
             | Decision::JobContractsSet { .. }
             | Decision::JobMetadataSet { .. }
             | Decision::GangPlaced { .. }

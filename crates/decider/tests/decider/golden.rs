@@ -653,6 +653,9 @@ fn attempts(run: &mut Run) {
     let by = Requester { name: "tenant/research/ada".into(), is_operator: false };
     let open = Command::OpenExec { by, job, token, rank: 1, command: "nvidia-smi -q".into() };
     handle(&mut run.speculation, &open).unwrap();
+    let by = Requester { name: "tenant/research/ada".into(), is_operator: false };
+    let open = Command::OpenPortForward { by, job, token, rank: 0, port: 6_006 };
+    handle(&mut run.speculation, &open).unwrap();
     run.end_round(1_000);
     let slot = placement.slots[1];
     let fault = RankUpdate::Exited(ExitStatus::NodeFault("XID 79: fallen off the bus".into()));

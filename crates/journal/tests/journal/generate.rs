@@ -473,6 +473,11 @@ fn tokens() -> impl Strategy<Value = Decision> {
                 Decision::ExecOpened { by, job: JobId(job), token, rank, command }
             }
         ),
+        (asked(), any::<u64>(), token(), any::<u32>(), any::<u16>()).prop_map(
+            |(by, job, token, rank, port)| {
+                Decision::PortForwardOpened { by, job: JobId(job), token, rank, port }
+            }
+        ),
     ]
 }
 

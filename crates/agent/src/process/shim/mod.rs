@@ -24,6 +24,7 @@ mod root;
 mod stage;
 
 pub(crate) use confine::remove_unused_shared_memory;
+pub(crate) use exec::{ENDED, Lineage, NOT_YET, lineage};
 pub(crate) use stage::try_out;
 
 use crate::clock::BootTime;

@@ -102,6 +102,9 @@ impl World {
             Decision::ExecOpened { by, job, rank, command, .. } => {
                 format!(" {} rank={rank} by {by}: {command}", self.label(*job))
             }
+            Decision::PortForwardOpened { by, job, rank, port, .. } => {
+                format!(" {} rank={rank} port={port} by {by}", self.label(*job))
+            }
             Decision::SessionResumed { node, incarnation } => {
                 format!(" {} incarnation={incarnation}", self.node_label(*node))
             }
