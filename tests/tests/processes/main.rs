@@ -33,6 +33,7 @@ mod notifications;
 mod pages;
 mod parallel;
 mod planted;
+mod ports;
 mod probe;
 mod quickstart;
 mod reads;

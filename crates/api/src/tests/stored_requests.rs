@@ -382,6 +382,8 @@ fn jobs() -> Vec<Stored> {
         terminal: Some(v1::ExecTerminal { rows: 24, columns: 80 }),
     };
     let exec = v1::ExecWorkerRequest { message: Some(v1::exec_worker_request::Message::Start(start)) };
+    let start = v1::ForwardPortStart { job_id: job_id(), rank: 3, token, port: 6_006 };
+    let forward = v1::ForwardPortRequest { message: Some(v1::forward_port_request::Message::Start(start)) };
     let (selector, validate_only) = (selector(), false);
     let update = v1::UpdateJobRequest {
         request_id: request_id(),
@@ -434,6 +436,7 @@ fn jobs() -> Vec<Stored> {
         ),
         stored("read-logs", "JobService/ReadLogs", output),
         stored("exec", "JobService/ExecWorker", exec),
+        stored("forward-port", "JobService/ForwardPort", forward),
         stored("update", "JobService/UpdateJob", update),
     ]);
     all
