@@ -695,6 +695,7 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::TokenRevoked { .. }
         | Decision::ExecOpened { .. }
         | Decision::PortForwardOpened { .. }
+        | Decision::ArtifactsKept { .. }
         | Decision::SessionResumed { .. }
         | Decision::NotificationsDelivered { .. }
         | Decision::ArrayMembersFailed { .. }

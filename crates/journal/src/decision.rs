@@ -11,8 +11,8 @@ use alloc::vec::Vec;
 use muster_types::health::{Condition, Drain, HealthPolicy, NodeHealth, RepairStep};
 use muster_types::policy::{NotificationProgress, Policy};
 use muster_types::{
-    Approval, ArrayId, ArraySpec, CertificateSerial, ClusterId, Control, DeviceSet, ExitStatus, FailureClass,
-    FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex,
+    Approval, ArrayId, ArraySpec, Artifacts, CertificateSerial, ClusterId, Control, DeviceSet, ExitStatus,
+    FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex,
     LogTime, Name, NodeAdmission, NodeId, NodeOverrides, NodeSpec, Parameters, QueueKey, ReplicaId,
     RequestId, Requester, Revocation, TokenGrant, TokenId,
 };
@@ -729,6 +729,17 @@ pub enum Decision {
         /// The port; never 0.
         port: u16,
     },
+    /// The agent of a worker that has ended says which of its files it has kept, and why not all.
+    ArtifactsKept {
+        /// Which job.
+        job: JobId,
+        /// The placement that the worker was of.
+        token: FencingToken,
+        /// The worker, by its rank in the gang.
+        rank: u32,
+        /// What became of its files.
+        artifacts: Artifacts,
+    },
 }
 
 /// Names of the decisions that somebody asks for: those with a [`Decision::requester`].
@@ -859,6 +870,7 @@ impl Decision {
             Decision::TokenRevoked { .. } => "token_revoked",
             Decision::ExecOpened { .. } => "exec_opened",
             Decision::PortForwardOpened { .. } => "port_forward_opened",
+            Decision::ArtifactsKept { .. } => "artifacts_kept",
         }
     }
 }

@@ -163,6 +163,7 @@ impl ChangeSet {
             | Decision::TokenRevoked { .. }
             | Decision::ExecOpened { .. }
             | Decision::PortForwardOpened { .. }
+            | Decision::ArtifactsKept { .. }
             | Decision::ClusterCreated { .. }
             | Decision::ClusterRecovered { .. }
             | Decision::LeaderStarted
@@ -236,6 +237,7 @@ impl ChangeSet {
             | Decision::TokenRevoked { .. }
             | Decision::ExecOpened { .. }
             | Decision::PortForwardOpened { .. }
+            | Decision::ArtifactsKept { .. }
             | Decision::SessionResumed { .. }
             | Decision::NotificationsDelivered { .. }
             | Decision::JobMetadataSet { .. } => {}

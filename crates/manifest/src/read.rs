@@ -148,6 +148,12 @@ impl Reader<'_> {
             workdir: spec
                 .workdir
                 .map(|files| v1::Workdir { digest: self.text("spec.workdir.digest", files.digest) }),
+            artifacts: spec.artifacts.map(|rules| v1::ArtifactRules {
+                paths: self.list("spec.artifacts.paths", rules.paths.unwrap_or_default()),
+                required: self
+                    .value("spec.artifacts.required", rules.required, quantity::flag)
+                    .unwrap_or_default(),
+            }),
         };
         let message = v1::Job { spec: Some(asked), ..message };
         (message, shorthand, parallel)

@@ -61,6 +61,7 @@ pub struct Spec {
     pub spare_workers: Option<Text>,
     pub preflight: Option<Text>,
     pub workdir: Option<Workdir>,
+    pub artifacts: Option<Artifacts>,
     pub parallel: Option<Spanned<Parallel>>,
     // The only group, written without a list around it. Not `flatten`: that loses places and names.
     pub workers: Option<Text>,
@@ -120,6 +121,13 @@ pub struct Group {
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Workdir {
     pub digest: Option<Text>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Artifacts {
+    pub paths: Option<Vec<Text>>,
+    pub required: Option<Text>,
 }
 
 #[derive(Default, Deserialize)]

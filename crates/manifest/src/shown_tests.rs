@@ -164,9 +164,11 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
     let preflight = 0..4i32;
     let notice = prop::option::of((1..65_536u32, prop_oneof![Just(String::new()), Just("/stop".to_owned())]));
     let files = prop::option::of(Just(v1::Workdir { digest: format!("sha256:{}", "a1".repeat(32)) }));
-    prop::option::of((launch, retry, checkpoint, notice, preflight, 0..3u32, files)).prop_map(|said| {
-        said.map(|(launch, retry, checkpoint, notice, preflight, spare_workers, workdir)| v1::JobSpec {
+    let artifacts = prop::option::of((prop::collection::vec("[a-z*]{1,5}(/[a-z?]{1,3})?", 1..4), any::<bool>()));
+    prop::option::of((launch, retry, checkpoint, notice, preflight, 0..3u32, files, artifacts)).prop_map(|said| {
+        said.map(|(launch, retry, checkpoint, notice, preflight, spare_workers, workdir, artifacts)| v1::JobSpec {
             workdir,
+            artifacts: artifacts.map(|(paths, required)| v1::ArtifactRules { paths, required }),
             launch,
             retry: Some(v1::RetryPolicy {
                 max_failures: 0,

@@ -137,6 +137,9 @@ impl State {
             Decision::StragglerNoted { job, rank, slow_milli, .. } => {
                 self.fold_straggler(*job, *rank, *slow_milli)
             }
+            Decision::ArtifactsKept { job, token, rank, artifacts } => {
+                self.fold_artifacts(*job, *token, *rank, *artifacts)
+            }
             Decision::NodeHealthChanged { node, health, .. } => {
                 self.change_restriction(*node, |row, _| row.health = (**health).clone())
             }

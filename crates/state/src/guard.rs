@@ -146,6 +146,9 @@ impl State {
             Decision::StragglerNoted { job, token, rank, slow_milli } => {
                 self.check_straggler(*job, *token, *rank, *slow_milli)
             }
+            Decision::ArtifactsKept { job, token, rank, artifacts } => {
+                self.check_artifacts(*job, *token, *rank, artifacts)
+            }
             Decision::NodeHealthChanged { node, health, events, .. } => {
                 self.check_health(*node, health, events)
             }

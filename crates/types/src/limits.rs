@@ -68,6 +68,14 @@ pub const EXEC_BYTES_MAX: usize = 64 << 10;
 pub const EXEC_VARIABLES_MAX: usize = 256;
 /// Bytes of the command that its record has: what it begins with.
 pub const EXEC_TEXT_BYTES_MAX: usize = 256;
+/// Paths of the files of its workers that one job wants back.
+pub const ARTIFACT_PATHS_MAX: usize = 32;
+/// Bytes of one of them.
+pub const ARTIFACT_PATH_BYTES_MAX: usize = 256;
+/// Names in one of them.
+pub const ARTIFACT_PATH_NAMES_MAX: usize = 16;
+/// Workers of a job that wants files back: what became of them is kept for each.
+pub const ARTIFACT_WORKERS_MAX: u32 = 1_024;
 /// Bytes of the principal that submitted a job: the longest is a tenant's user with the id of a token.
 pub const CREATOR_BYTES_MAX: usize = 160;
 /// Jobs that one record holds, releases, requeues or cancels.

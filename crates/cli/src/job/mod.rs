@@ -298,6 +298,9 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
     if let Some(files) = &spec.workdir {
         say("workdir", files.digest.clone());
     }
+    if let Some(rules) = &spec.artifacts {
+        say("artifacts", rules.paths.join(", "));
+    }
     for group in &spec.groups {
         let image = group.container().map(|container| format!(" in {}", container.image));
         let image = image.unwrap_or_default();

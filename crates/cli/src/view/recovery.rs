@@ -27,6 +27,33 @@ pub struct AttemptHistory {
     pub avoided: Vec<Avoided>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stragglers: Vec<Straggler>,
+    /// What became of the files of workers that have ended.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub artifacts: Vec<Artifacts>,
+}
+
+/// What became of the artifacts of one worker.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Artifacts {
+    pub rank: u32,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub digest: String,
+    pub files: u32,
+    pub bytes: u64,
+    /// Links, devices and files of other users.
+    pub left_out: u32,
+    /// Why not all were kept, and by which path of the job that was seen.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub fault: String,
+    pub fault_path: u32,
+}
+
+impl From<v1::WorkerArtifacts> for Artifacts {
+    fn from(kept: v1::WorkerArtifacts) -> Artifacts {
+        let v1::WorkerArtifacts { rank, token: _, digest, files, bytes, left_out, fault, fault_path } = kept;
+        Artifacts { rank, digest, files, bytes, left_out, fault, fault_path }
+    }
 }
 
 /// How an attempt came to its end before its work was done.
@@ -111,6 +138,7 @@ impl From<v1::AttemptHistory> for AttemptHistory {
             retry_time: moment(message.retry_time),
             avoided: message.avoided.into_iter().map(avoided).collect(),
             stragglers: message.stragglers.into_iter().map(straggler).collect(),
+            artifacts: message.artifacts.into_iter().map(Artifacts::from).collect(),
         }
     }
 }

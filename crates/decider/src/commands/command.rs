@@ -8,7 +8,7 @@ use muster_journal::RankUpdate;
 use muster_types::health::{HealthAction, HealthPolicy, HealthReport};
 use muster_types::policy::{NotificationProgress, Policy, PolicyUpdate};
 use muster_types::{
-    Approval, CertificateSerial, Control, DeviceSet, FencingToken, ForeignLoad, HolderId, JobId, LogIndex,
+    Approval, Artifacts, CertificateSerial, Control, DeviceSet, FencingToken, ForeignLoad, HolderId, JobId, LogIndex,
     Name, NodeAdmission, NodeId, NodeSpec, RequestId, Requester, Revocation, Submission, TokenGrant, TokenId,
 };
 
@@ -274,6 +274,17 @@ pub enum Command {
         rank: u32,
         /// The port; 0 is refused.
         port: u16,
+    },
+    /// The agent of a worker that has ended says what became of its files. What comes too late is dropped.
+    KeepArtifacts {
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+        /// Which worker.
+        rank: u32,
+        /// What it kept.
+        artifacts: Artifacts,
     },
     /// Make a bearer token.
     CreateToken(Box<TokenOrder>),

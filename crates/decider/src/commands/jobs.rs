@@ -4,7 +4,7 @@ use alloc::borrow::ToOwned;
 use alloc::format;
 use muster_journal::Decision;
 use muster_state::Phase;
-use muster_types::{FencingToken, JobId, Refusal, RefusalCode, Requester};
+use muster_types::{Artifacts, FencingToken, JobId, Refusal, RefusalCode, Requester};
 
 use crate::commands::answer::Answer;
 use crate::speculation::Speculation;
@@ -56,6 +56,21 @@ pub(super) fn open_port_forward(
         return Err(Refusal::new(RefusalCode::Fenced, text));
     }
     Ok(Answer::Done { at: speculation.push(decision) })
+}
+
+/// Notes what became of the files of a worker. It is said again until it is acknowledged, so what is known is no new record.
+pub(super) fn keep_artifacts(
+    speculation: &mut Speculation,
+    job: JobId,
+    token: FencingToken,
+    rank: u32,
+    artifacts: Artifacts,
+) -> Answer {
+    let decision = Decision::ArtifactsKept { job, token, rank, artifacts };
+    if speculation.state().check(&decision).is_err() {
+        return Answer::Done { at: speculation.last_index() };
+    }
+    Answer::Done { at: speculation.push(decision) }
 }
 
 /// Late and repeated reports change nothing: the gang may be over, or another attempt be running.

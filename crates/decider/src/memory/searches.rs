@@ -117,6 +117,7 @@ impl Searches {
             | Decision::TokenRevoked { .. }
             | Decision::ExecOpened { .. }
             | Decision::PortForwardOpened { .. }
+            | Decision::ArtifactsKept { .. }
             | Decision::JobContractsSet { .. }
             | Decision::JobMetadataSet { .. }
             | Decision::GangPlaced { .. }

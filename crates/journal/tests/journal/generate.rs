@@ -19,7 +19,7 @@ use muster_types::policy::{
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval, ArrayId,
-    ArraySpec, BlobDigest, CertificateSerial, CheckpointRules, ClusterId, Container, Control, Dependency,
+    ArraySpec, ArtifactFault, ArtifactRules, Artifacts, BlobDigest, CertificateSerial, CheckpointRules, ClusterId, Container, Control, Dependency,
     DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken,
     FieldChange, ForeignLoad, HolderId, IndexRange, JobContract, JobDraft, JobId, JobMetadata, JobSpec,
     LabelTest, LaunchForm, Level, LogIndex, LogTime, Mount, Name, NodeAdmission, NodeBounds, NodeDraft,
@@ -228,13 +228,22 @@ fn metadata() -> impl Strategy<Value = Arc<JobMetadata>> {
         .prop_map(|(labels, annotations, creator)| Arc::new(JobMetadata { labels, annotations, creator }))
 }
 
+fn artifacts() -> impl Strategy<Value = Artifacts> {
+    let fault = option::of((prop::sample::select(ArtifactFault::ALL.to_vec()), any::<u32>()));
+    let counts = (any::<u32>(), any::<u64>(), any::<u32>());
+    (option::of(any::<[u8; 32]>()), counts, fault).prop_map(|(digest, (files, bytes, left_out), fault)| {
+        Artifacts { digest: digest.map(BlobDigest::new), files, bytes, left_out, fault }
+    })
+}
+
 fn contract() -> impl Strategy<Value = Arc<JobContract>> {
     let retry = (btree_map(class(), any::<u32>(), 0..4), any::<[Option<u64>; 3]>());
     let checkpoint = (option::of(name()), any::<[Option<u64>; 3]>());
     let notice = (option::of(any::<u16>()), "[ -~]{0,20}");
     let workdir = option::of(any::<[u8; 32]>());
-    let forms =
-        (prop::sample::select(LaunchForm::ALL), prop::sample::select(Preflight::ALL), any::<u32>(), workdir);
+    let artifacts = option::of((vec("[a-z*/]{1,9}", 1..4), any::<bool>()));
+    let (launch, preflight) = (prop::sample::select(LaunchForm::ALL), prop::sample::select(Preflight::ALL));
+    let forms = (launch, preflight, any::<u32>(), workdir, artifacts);
     (retry, checkpoint, notice, forms).prop_map(|(retry, checkpoint, notice, forms)| {
         Arc::new(JobContract {
             launch: forms.0,
@@ -254,6 +263,7 @@ fn contract() -> impl Strategy<Value = Arc<JobContract>> {
             spares: forms.2,
             preflight: forms.1,
             workdir: forms.3.map(BlobDigest::new),
+            artifacts: forms.4.map(|(paths, required)| ArtifactRules { paths, required }),
         })
     })
 }
@@ -478,6 +488,9 @@ fn tokens() -> impl Strategy<Value = Decision> {
                 Decision::PortForwardOpened { by, job: JobId(job), token, rank, port }
             }
         ),
+        (any::<u64>(), token(), any::<u32>(), artifacts()).prop_map(|(job, token, rank, artifacts)| {
+            Decision::ArtifactsKept { job: JobId(job), token, rank, artifacts }
+        }),
     ]
 }
 

@@ -50,7 +50,7 @@ _SPEC = (
     *("workingDirectory", "array", "topology", "nodeSelector", "nodes", "tolerations", "preemptible", "after"),
     "notBefore",
     *("deadline", "expectedRun", "datasets", "launch", "retry", "checkpoint", "notice", "spareWorkers", "preflight"),
-    *("workdir", "parallel", *_GROUP),
+    *("workdir", "artifacts", "parallel", *_GROUP),
 )
 _Value = TypeVar("_Value")
 
@@ -389,6 +389,11 @@ class Reader:
             spec.workdir.SetInParent()
             files = self.fields(at["workdir"], "spec.workdir", ("digest",))
             spec.workdir.digest = self.text(files.get("digest"), "spec.workdir.digest")
+        if "artifacts" in at:
+            spec.artifacts.SetInParent()
+            rules = self.fields(at["artifacts"], "spec.artifacts", ("paths", "required"))
+            spec.artifacts.paths.extend(self.texts(rules.get("paths"), "spec.artifacts.paths"))
+            spec.artifacts.required = bool(self.value(rules, "spec.artifacts.required", quantity.flag))
 
     @staticmethod
     def span(target: Duration, ms: int) -> None:

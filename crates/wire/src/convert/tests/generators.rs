@@ -23,6 +23,17 @@ pub(super) fn accelerator_request() -> impl Strategy<Value = AcceleratorRequest>
     })
 }
 
+pub(super) fn artifacts() -> impl Strategy<Value = muster_types::Artifacts> {
+    use muster_types::{ArtifactFault, Artifacts, BlobDigest};
+    let fault = (proptest::sample::select(ArtifactFault::ALL.to_vec()), any::<u32>());
+    let counts = (any::<u32>(), any::<u64>(), any::<u32>());
+    (option::of(any::<[u8; 32]>()), counts, option::of(fault)).prop_map(
+        |(digest, (files, bytes, left_out), fault)| {
+            Artifacts { digest: digest.map(BlobDigest::new), files, bytes, left_out, fault }
+        },
+    )
+}
+
 pub(super) fn level() -> impl Strategy<Value = Level> {
     proptest::sample::select(Level::ALL.to_vec())
 }
@@ -344,6 +355,7 @@ prop_compose! {
         spares in 0u32..9,
         preflight in proptest::sample::select(Preflight::ALL.to_vec()),
         workdir in option::of(any::<[u8; 32]>()),
+        artifacts in option::of((vec("[a-z*?]{1,9}(/[a-z]{1,3})?", 1..4), any::<bool>())),
     ) -> JobContract {
         let (backoff_ms, backoff_max_ms, avoid_ms) = waits;
         let (step_ms, save_ms, interval_ms) = times;
@@ -356,6 +368,8 @@ prop_compose! {
             spares,
             preflight,
             workdir: workdir.map(muster_types::BlobDigest::new),
+            artifacts: artifacts
+                .map(|(paths, required)| muster_types::ArtifactRules { paths, required }),
         }
     }
 }
