@@ -8,11 +8,12 @@ use crate::chain::chain;
 use crate::clock::BootTime;
 use crate::contract::{self, NodeContext};
 use crate::executor::{
-    Adopted, ExecInput, ExecOutput, ExecRequest, Executor, ExecutorError, ExecutorEvent, OutputChunk,
-    OutputRequest, StopRequest,
+    Adopted, ExecInput, ExecOutput, ExecRequest, Executor, ExecutorError, ExecutorEvent, KeptArtifacts,
+    OutputChunk, OutputRequest, StopRequest,
 };
 use crate::limits;
 use crate::offload::blocking;
+use crate::process::artifacts;
 use crate::process::cgroup::{self, Cgroup};
 use crate::process::ended_workers::{self, EndedWorkers};
 use crate::process::exec;
@@ -116,6 +117,7 @@ struct Shared {
     ended: EndedWorkers,
     /// When the grace of a worker that was told to stop is over.
     stop_by: Mutex<BTreeMap<WorkerKey, BootTime>>,
+    kept: KeptArtifacts,
 }
 
 impl ProcessExecutor {
@@ -150,6 +152,7 @@ impl ProcessExecutor {
                     waiting: Mutex::default(),
                     stopped_waiting: Notify::new(),
                     stop_by: Mutex::default(),
+                    kept: KeptArtifacts::default(),
                 }),
             },
             told,
@@ -252,6 +255,7 @@ impl ProcessExecutor {
             cpu_max_milli: settings.isolating.cpu_max_milli(worker.cpu_milli),
             temporary,
             disk_bytes_max: settings.isolating.disk_bytes_max(),
+            artifacts: placement.artifacts.clone(),
             notice: placement.notice.as_ref().and_then(|to| {
                 let local_rank = contract::local_rank(placement, &settings.node, worker.rank);
                 let port = contract::notice_port(to.port, local_rank)?;
@@ -573,6 +577,12 @@ impl ProcessExecutor {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(Duration::from_secs(2));
         };
+        let files = self.shared.settings.files.as_deref();
+        let stop_by = || self.stop_by().get(&key).copied();
+        let (status, kept) = artifacts::keep(task, files, status, stop_by).await;
+        if let Some(kept) = kept {
+            self.shared.kept.put(key, kept);
+        }
         self.tell(ExecutorEvent::Ended(key, status)).await;
     }
 
@@ -597,12 +607,20 @@ impl ProcessExecutor {
             None
         });
         let none = (DeviceSet::EMPTY, DEVICE_MILLI, 0);
+        let (exit, kept) = artifacts::recorded(&task, spec.as_ref(), exit.map(|exit| exit.status));
+        if let Some(kept) = kept {
+            self.shared.kept.put(key, kept);
+        }
         let (devices, device_milli, epoch) = spec.map_or(none, |s| (s.devices, s.device_milli, s.epoch));
-        Ok(Some(Adopted { key, devices, device_milli, exit: exit.map(|e| e.status), epoch }))
+        Ok(Some(Adopted { key, devices, device_milli, exit, epoch }))
     }
 }
 
 impl Executor for ProcessExecutor {
+    fn kept_artifacts(&self) -> KeptArtifacts {
+        self.shared.kept.clone()
+    }
+
     async fn start(&self, placement: Arc<Placement>, epoch: u64) {
         let files = Arc::new(GangFiles {
             rank_map: contract::rank_map_json(&placement),
@@ -742,6 +760,7 @@ impl Executor for ProcessExecutor {
         if let Err(error) = blocking(move || acked.write_acked()).await {
             tracing::warn!(worker = %key, %error, "an acknowledgement is not durable; the end is told again");
         }
+        self.shared.kept.forget(key);
         self.shared.ended.keep(&task);
         self.shared.pool.release(key);
         self.make_ready();

@@ -1,5 +1,6 @@
 //! Workers as processes of this host: their directories, their shims, and what keeps them apart.
 
+mod artifacts;
 pub mod cgroup;
 pub mod devices;
 mod ended_workers;

@@ -31,7 +31,7 @@ use crate::disk::durable::{DurableError, read_record, write_record_of_boot as wr
 use crate::process::isolation::Isolation;
 use crate::process::transcript::OutputTally;
 use crate::rules::{HttpNotice, WorkerKey};
-use muster_types::{DeviceSet, ExitStatus, FencingToken, HolderId, JobId};
+use muster_types::{ArtifactRules, DeviceSet, ExitStatus, FencingToken, HolderId, JobId};
 use nix::sys::stat::Mode;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -99,6 +99,9 @@ pub struct TaskSpec {
     /// The image whose root directory it has; none for that of the host.
     #[serde(default)]
     pub image: Option<ImageRoot>,
+    /// Its files that are kept when it has ended; none for no files.
+    #[serde(default)]
+    pub artifacts: Option<ArtifactRules>,
 }
 
 /// The root directory of an image.
