@@ -315,7 +315,8 @@ impl<E: Executor> NodeLoop<E> {
             Action::Send(message) => return self.send(message),
             Action::SendIfTaken(message) => {
                 if let Some(session) = &self.session {
-                    let _ = session.outgoing.try_send(wire::request(message, &self.executor.kept_artifacts()));
+                    let _ =
+                        session.outgoing.try_send(wire::request(message, &self.executor.kept_artifacts()));
                 }
             }
             Action::Answer((ticket, outcome)) => {

@@ -10,11 +10,11 @@
 use crate::clock::BootTime;
 use crate::disk::lease::{Lease, Renewal};
 use crate::disk::state_dir::{StateDir, StateDirError};
+use crate::executor::KeptArtifacts;
 use crate::health::{FromLeader, Line};
 use crate::limits;
 use crate::monitoring::NodeMonitor;
 use crate::node_loop::{Event, SessionHandle};
-use crate::executor::KeptArtifacts;
 use crate::rules::{Beats, WorkerState};
 use crate::wire::{grace, order_of, state_message};
 use muster_client::Endpoints;

@@ -30,6 +30,8 @@ use tokio::time::Instant;
 const AT_ONCE: usize = 4;
 /// Artifacts of one worker.
 const ARTIFACT_FILES_MAX: usize = 10_000;
+/// How long a store that cannot be reached is tried for artifacts.
+const ARTIFACTS_RETRIES_MAX: Duration = Duration::from_secs(30);
 /// The longest and shortest time for the files of one worker.
 const FETCH_MS: (u64, u64) = (1_000, 24 * 3_600_000);
 /// Between attempts at a store that cannot be reached: from, to.
@@ -205,6 +207,8 @@ impl WorkFiles {
     ) -> Artifacts {
         let (bytes_max, time) = self.artifacts;
         let until = Instant::now() + time.min(time_max);
+        // The worker's devices wait for this.
+        let tried_until = until.min(Instant::now() + ARTIFACTS_RETRIES_MAX);
         let out_of_time = Artifacts { fault: Some((ArtifactFault::OutOfTime, 0)), ..Artifacts::default() };
         let Ok(Ok(_turn)) = tokio::time::timeout_at(until, self.turns.acquire()).await else {
             return out_of_time;
@@ -234,7 +238,7 @@ impl WorkFiles {
                 return out_of_time;
             };
             let is_unreached = kept.fault.is_some_and(|(fault, _)| fault == ArtifactFault::StoreUnreachable);
-            if !is_unreached || Instant::now() + pause >= until {
+            if !is_unreached || Instant::now() + pause >= tried_until {
                 return kept;
             }
             tracing::warn!(worker = %key, "the files of a worker are put into the store again");

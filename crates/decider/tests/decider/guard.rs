@@ -150,6 +150,8 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
         rank,
         command: command.to_owned(),
     };
+    let artifacts = muster_types::Artifacts::default();
+    let kept = |job, token, rank| Decision::ArtifactsKept { job, token, rank, artifacts };
     let forwarded =
         |job, token, rank, port| Decision::PortForwardOpened { by: by(), job, token, rank, port };
     let long_command = "x".repeat(limits::EXEC_TEXT_BYTES_MAX + 1);
@@ -302,6 +304,11 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
         (E::TokenNotCurrent, forwarded(starting, wrong_token, 0, 6_006)),
         (E::RankNotCurrent, forwarded(starting, token, 9, 6_006)),
         (E::Limit, forwarded(starting, token, 0, 0)),
+        (E::JobUnknown, kept(unknown, token, 0)),
+        (E::JobPhase, kept(pending, token, 0)),
+        (E::TokenNotCurrent, kept(starting, wrong_token, 0)),
+        (E::RankNotCurrent, kept(starting, token, 9)),
+        (E::NothingToDo, kept(starting, token, 0)),
         (E::TokenNotCurrent, report(wrong_token, vec![running(0)])),
         (E::Limit, report(token, vec![])),
         (E::RankNotCurrent, report(token, vec![running(2)])),
