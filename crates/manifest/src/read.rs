@@ -245,6 +245,12 @@ impl Reader<'_> {
             image: self.text(&path("image"), container.image),
             pull: self.closed::<PullRule>(&path("pull"), container.pull),
             mounts,
+            shared_memory_bytes: self.above_zero(
+                &path("sharedMemory"),
+                container.shared_memory,
+                quantity::memory_bytes,
+                "leave it out for that of the gang",
+            ),
             ..Default::default()
         }
     }

@@ -136,6 +136,7 @@ pub struct Container {
     pub image: Option<Text>,
     pub pull: Option<Text>,
     pub mounts: Option<Vec<Mount>>,
+    pub shared_memory: Option<Text>,
 }
 
 #[derive(Default, Deserialize)]

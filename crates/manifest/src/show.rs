@@ -326,6 +326,8 @@ fn image(container: &v1::ContainerRuntime) -> Fields {
     };
     let mounts: Vec<Content> = container.mounts.iter().map(mount).collect();
     shown.put("mounts", Some(Content::List(mounts)).filter(|_| !container.mounts.is_empty()));
+    let shared = Some(container.shared_memory_bytes).filter(|bytes| *bytes > 0);
+    shown.say("sharedMemory", shared.map(show_bytes));
     shown
 }
 

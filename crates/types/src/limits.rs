@@ -34,6 +34,8 @@ pub const COMMAND_WORDS_MAX: usize = 256;
 pub const TEXT_BYTES_MAX: usize = 4_096;
 /// Bytes of a reference to an image.
 pub const IMAGE_BYTES_MAX: usize = 512;
+/// Bytes of a /dev/shm that a worker with an image has for itself, at least: 1 MiB.
+pub const SHARED_MEMORY_BYTES_MIN: u64 = 1 << 20;
 /// What the workers of one task group see of their hosts in addition to their image.
 pub const CONTAINER_MOUNTS_MAX: usize = 32;
 /// Environment variables of one task group.

@@ -305,7 +305,8 @@ impl ProcessExecutor {
         {
             mounts.push(RootMount { by_agent: false, ..own(path, false) });
         }
-        Ok(ImageRoot { image: image.directory.clone(), mounts })
+        let shared_memory_bytes = worker.container.as_ref().map_or(0, |asked| asked.shared_memory_bytes);
+        Ok(ImageRoot { image: image.directory.clone(), mounts, shared_memory_bytes })
     }
 
     /// Has a worker's image prepared, where it has one. None where the worker has met its end meanwhile.

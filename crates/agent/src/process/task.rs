@@ -111,6 +111,9 @@ pub struct ImageRoot {
     pub image: PathBuf,
     /// What is seen of the host, in no order.
     pub mounts: Vec<RootMount>,
+    /// Bytes of its /dev/shm, which it has for itself; 0 for that of its gang.
+    #[serde(default)]
+    pub shared_memory_bytes: u64,
 }
 
 /// A file or directory of the host that is seen in an image.

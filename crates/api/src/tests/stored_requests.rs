@@ -252,6 +252,7 @@ fn submissions() -> Vec<Stored> {
             target: "/mnt".to_owned(),
             read_only: true,
         }],
+        shared_memory_bytes: 64 << 20,
         ..Default::default()
     };
     let container = v1::ContainerRuntime {

@@ -135,10 +135,12 @@ fn group(n: usize) -> impl Strategy<Value = TaskGroup> {
 
 fn container() -> impl Strategy<Value = Container> {
     let pull = prop_oneof![Just(PullRule::Missing), Just(PullRule::Always), Just(PullRule::Never)];
-    ("[a-z]{1,5}/[a-z]{1,5}", pull, any::<bool>()).prop_map(|(name, pull, read_only)| Container {
+    let told = ("[a-z]{1,5}/[a-z]{1,5}", pull, any::<bool>(), any::<u64>());
+    told.prop_map(|(name, pull, read_only, shared_memory_bytes)| Container {
         image: format!("localhost/{name}:1"),
         pull,
         mounts: vec![Mount { source: "/data".to_owned(), target: "/mnt".to_owned(), read_only }],
+        shared_memory_bytes,
     })
 }
 

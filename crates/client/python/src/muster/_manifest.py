@@ -199,7 +199,7 @@ class Reader:
         if "container" not in at:
             return {"process": job_pb2.ProcessRuntime(command=command)}
         path = f"{path}.container"
-        image = self.fields(at["container"], path, ("image", "pull", "mounts"))
+        image = self.fields(at["container"], path, ("image", "pull", "mounts", "sharedMemory"))
         mounts = []
         for place, node in self.items(image.get("mounts"), f"{path}.mounts"):
             mount = self.fields(node, place, ("source", "target", "readOnly"))
@@ -215,6 +215,9 @@ class Reader:
             command=command,
             pull=self.word(image.get("pull"), f"{path}.pull", PULL_RULES),
             mounts=mounts,
+            shared_memory_bytes=self.positive(
+                image, f"{path}.sharedMemory", quantity.memory_bytes, "for that of the gang"
+            ),
         )
         return {"container": container}
 

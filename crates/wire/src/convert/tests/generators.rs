@@ -95,8 +95,11 @@ pub(super) fn group() -> impl Strategy<Value = TaskGroup> {
 
 fn container() -> impl Strategy<Value = Container> {
     let pull = proptest::sample::select(PullRule::ALL.to_vec());
-    ("[a-z]{1,5}\\.[a-z]{1,5}/[a-z0-9]{1,9}:[a-z0-9]{1,5}", pull, vec(("/[a-c]{1,3}", any::<bool>()), 0..4))
-        .prop_map(|(image, pull, mounts)| Container {
+    let mounts = vec(("/[a-c]{1,3}", any::<bool>()), 0..4);
+    let shared = prop_oneof![Just(0u64), Just(limits::SHARED_MEMORY_BYTES_MIN)];
+    ("[a-z]{1,5}\\.[a-z]{1,5}/[a-z0-9]{1,9}:[a-z0-9]{1,5}", pull, mounts, shared)
+        .prop_map(|(image, pull, mounts, shared_memory_bytes)| Container {
+            shared_memory_bytes,
             image,
             pull,
             mounts: mounts
