@@ -12,8 +12,8 @@ use muster_types::health::{Condition, Drain, HealthPolicy, NodeHealth, RepairSte
 use muster_types::policy::{NotificationProgress, Policy};
 use muster_types::{
     Approval, ArrayId, ArraySpec, Artifacts, CertificateSerial, ClusterId, Control, DeviceSet, ExitStatus,
-    FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex,
-    LogTime, Name, NodeAdmission, NodeId, NodeOverrides, NodeSpec, Parameters, QueueKey, ReplicaId,
+    FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobId, JobMetadata, JobSpec,
+    LogIndex, LogTime, Name, NodeAdmission, NodeId, NodeOverrides, NodeSpec, Parameters, QueueKey, ReplicaId,
     RequestId, Requester, Revocation, TokenGrant, TokenId,
 };
 use serde::{Deserialize, Serialize};

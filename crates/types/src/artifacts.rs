@@ -161,19 +161,29 @@ mod tests {
             assert_eq!(check_path(good), Ok(()), "{good}");
         }
         let (long, deep) = ("n".repeat(257), ["d"; 17].join("/"));
-        for bad in ["", "/", "/etc/passwd", "..", "a/../b", "./a", "a//b", "a/", "**/a", "a\nb", &*long, &*deep] {
+        for bad in
+            ["", "/", "/etc/passwd", "..", "a/../b", "./a", "a//b", "a/", "**/a", "a\nb", &*long, &*deep]
+        {
             assert!(check_path(bad).is_err(), "{bad}");
         }
     }
 
     #[test]
     fn a_star_stands_for_any_characters_of_one_name() {
-        for (pattern, name) in
-            [("*", ""), ("*", "a"), ("*.csv", ".csv"), ("a*b*c", "axxbyyc"), ("a*b", "abab"), ("??", "éa"), ("a", "a")]
-        {
+        for (pattern, name) in [
+            ("*", ""),
+            ("*", "a"),
+            ("*.csv", ".csv"),
+            ("a*b*c", "axxbyyc"),
+            ("a*b", "abab"),
+            ("??", "éa"),
+            ("a", "a"),
+        ] {
             assert!(matches_name(pattern, name), "{pattern} {name}");
         }
-        for (pattern, name) in [("", "a"), ("a", ""), ("?", ""), ("*.csv", "csv"), ("a*b", "ac"), ("a?", "abc")] {
+        for (pattern, name) in
+            [("", "a"), ("a", ""), ("?", ""), ("*.csv", "csv"), ("a*b", "ac"), ("a?", "abc")]
+        {
             assert!(!matches_name(pattern, name), "{pattern} {name}");
         }
     }

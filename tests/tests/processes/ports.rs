@@ -42,7 +42,8 @@ async fn refusal(client: &Client, start: v1::ForwardPortStart) -> (Option<Refusa
 /// What comes back of what is sent over one connection, up to the ends of both.
 async fn echoed(connections: &Connections, sent: &[u8]) -> Vec<u8> {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let mut program = TcpStream::connect(listener.local_addr().expect("it has one")).await.expect("it listens");
+    let mut program =
+        TcpStream::connect(listener.local_addr().expect("it has one")).await.expect("it listens");
     let (accepted, _) = listener.accept().await.expect("it was just opened");
     let connection = connections.open().await.expect("there is a place");
     let carried = tokio::spawn(connection.carry(accepted));
@@ -68,10 +69,9 @@ async fn a_port_of_a_worker_is_reached_and_nothing_else_of_its_host() {
     let said = cluster.scratch.path().join("port");
     let id = submit(&client, job("echo", &["python3", "-c", ECHO, &said.display().to_string()])).await;
     wait_for_job(&client, &id, |job| job.phase() == JobPhase::Running).await;
-    let port: u16 = eventually("the worker listens", || async {
-        std::fs::read_to_string(&said).ok()?.parse().ok()
-    })
-    .await;
+    let port: u16 =
+        eventually("the worker listens", || async { std::fs::read_to_string(&said).ok()?.parse().ok() })
+            .await;
 
     let mut forward = client.forward_port(start(&id, port)).await.expect("the worker listens");
     // More than what may wait on the way, over one connection and another.
@@ -89,12 +89,19 @@ async fn a_port_of_a_worker_is_reached_and_nothing_else_of_its_host() {
     let foreign = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let foreign_port = foreign.local_addr().expect("it has one").port();
     let (code, text) = refusal(&client, start(&id, foreign_port)).await;
-    assert!(code == Some(RefusalCode::ExecUnavailable) && text.contains(&format!("listen on {port}")), "{text}");
+    assert!(
+        code == Some(RefusalCode::ExecUnavailable) && text.contains(&format!("listen on {port}")),
+        "{text}"
+    );
     assert_eq!(refusal(&client, start(&id, 0)).await.0, Some(RefusalCode::InvalidField));
     assert_eq!(refusal(&client, start("job-1", port)).await.0, Some(RefusalCode::JobNotFound));
-    let log = cluster.operated(&["log", "tail", "-n", "1000", "--decision", "port_forward_opened", "-o", "json"]);
+    let log =
+        cluster.operated(&["log", "tail", "-n", "1000", "--decision", "port_forward_opened", "-o", "json"]);
     let log = log.await;
-    assert!(log.contains("port_forward_opened") && log.contains(&port.to_string()), "it is in the log: {log}");
+    assert!(
+        log.contains("port_forward_opened") && log.contains(&port.to_string()),
+        "it is in the log: {log}"
+    );
 
     cluster.operated(&["cancel", &id]).await;
     let ended = tokio::time::timeout(PATIENCE, forward.serve()).await.expect("it ends with the worker");

@@ -8,8 +8,9 @@ use muster_journal::RankUpdate;
 use muster_types::health::{HealthAction, HealthPolicy, HealthReport};
 use muster_types::policy::{NotificationProgress, Policy, PolicyUpdate};
 use muster_types::{
-    Approval, Artifacts, CertificateSerial, Control, DeviceSet, FencingToken, ForeignLoad, HolderId, JobId, LogIndex,
-    Name, NodeAdmission, NodeId, NodeSpec, RequestId, Requester, Revocation, Submission, TokenGrant, TokenId,
+    Approval, Artifacts, CertificateSerial, Control, DeviceSet, FencingToken, ForeignLoad, HolderId, JobId,
+    LogIndex, Name, NodeAdmission, NodeId, NodeSpec, RequestId, Requester, Revocation, Submission,
+    TokenGrant, TokenId,
 };
 
 use crate::commands::controls::{ControlOrder, JobSelection};

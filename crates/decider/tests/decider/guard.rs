@@ -152,8 +152,7 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
     };
     let artifacts = muster_types::Artifacts::default();
     let kept = |job, token, rank| Decision::ArtifactsKept { job, token, rank, artifacts };
-    let forwarded =
-        |job, token, rank, port| Decision::PortForwardOpened { by: by(), job, token, rank, port };
+    let forwarded = |job, token, rank, port| Decision::PortForwardOpened { by: by(), job, token, rank, port };
     let long_command = "x".repeat(limits::EXEC_TEXT_BYTES_MAX + 1);
     let unknown_array = ArrayId(1);
     let of_arrays = vec![

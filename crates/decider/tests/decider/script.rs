@@ -286,7 +286,8 @@ impl World {
                 let token =
                     self.state().job(job).and_then(|row| row.placement.clone()).expect("a placed job").token;
                 let number = |at: usize| rest[at].parse::<u32>().unwrap();
-                let fault = rest.get(4).map(|word| (ArtifactFault::of_word(word).expect("a fault"), number(5)));
+                let fault =
+                    rest.get(4).map(|word| (ArtifactFault::of_word(word).expect("a fault"), number(5)));
                 let (files, bytes) = (number(2), number(3).into());
                 let artifacts = Artifacts { digest: None, files, bytes, left_out: 0, fault };
                 self.carry_out(&Command::KeepArtifacts { job, token, rank: number(1), artifacts })

@@ -432,7 +432,13 @@ pub fn square(
             let expected = slot.node == node && *state == RankState::Running;
             if expected && !held.contains(&(job, placement.token, rank)) {
                 let exit = Some(ExitStatus::Vanished);
-                reports.push(WorkerReport { job, token: placement.token, rank: Some(rank), exit, artifacts: None });
+                reports.push(WorkerReport {
+                    job,
+                    token: placement.token,
+                    rank: Some(rank),
+                    exit,
+                    artifacts: None,
+                });
             }
         }
     }

@@ -3,7 +3,8 @@
 use muster_types::health::{HealthReport, Repair};
 use muster_types::probe::{Link, Ring};
 use muster_types::{
-    Artifacts, ExitStatus, Features, FencingToken, ForeignLoad, HolderId, JobId, NodeId, NodeSpec, Parameters, Refusal,
+    Artifacts, ExitStatus, Features, FencingToken, ForeignLoad, HolderId, JobId, NodeId, NodeSpec,
+    Parameters, Refusal,
 };
 use std::sync::Arc;
 

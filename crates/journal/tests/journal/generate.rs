@@ -19,13 +19,14 @@ use muster_types::policy::{
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval, ArrayId,
-    ArraySpec, ArtifactFault, ArtifactRules, Artifacts, BlobDigest, CertificateSerial, CheckpointRules, ClusterId, Container, Control, Dependency,
-    DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken,
-    FieldChange, ForeignLoad, HolderId, IndexRange, JobContract, JobDraft, JobId, JobMetadata, JobSpec,
-    LabelTest, LaunchForm, Level, LogIndex, LogTime, Mount, Name, NodeAdmission, NodeBounds, NodeDraft,
-    NodeExpression, NodeId, NodeOverrides, NodeRequirements, NodeSpec, NoticeRules, Parameters, Preflight,
-    PriorityTier, PullRule, QueueKey, ReplicaId, RequestId, Requester, RetryRules, Revocation, Spread,
-    TaskGroup, TokenGrant, TokenId, TokenRole, TopologyRule, WorkerRequest, limits,
+    ArraySpec, ArtifactFault, ArtifactRules, Artifacts, BlobDigest, CertificateSerial, CheckpointRules,
+    ClusterId, Container, Control, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet,
+    ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, IndexRange, JobContract,
+    JobDraft, JobId, JobMetadata, JobSpec, LabelTest, LaunchForm, Level, LogIndex, LogTime, Mount, Name,
+    NodeAdmission, NodeBounds, NodeDraft, NodeExpression, NodeId, NodeOverrides, NodeRequirements, NodeSpec,
+    NoticeRules, Parameters, Preflight, PriorityTier, PullRule, QueueKey, ReplicaId, RequestId, Requester,
+    RetryRules, Revocation, Spread, TaskGroup, TokenGrant, TokenId, TokenRole, TopologyRule, WorkerRequest,
+    limits,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use muster_types::tpu::PodPosition;
 use muster_types::{
-    ArtifactFault, Artifacts, BlobDigest, ExitStatus, FencingToken, ForeignLoad, JobId, LogTime, Name, NodeDraft, NodeOverrides,
-    NodeOverridesChange, NodeSpec, Requester, Violation, fleet::checked_name, limits,
+    ArtifactFault, Artifacts, BlobDigest, ExitStatus, FencingToken, ForeignLoad, JobId, LogTime, Name,
+    NodeDraft, NodeOverrides, NodeOverridesChange, NodeSpec, Requester, Violation, fleet::checked_name,
+    limits,
 };
 
 use super::id::job_id;

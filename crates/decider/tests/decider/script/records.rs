@@ -105,7 +105,11 @@ impl World {
             Decision::ArtifactsKept { job, rank, artifacts, .. } => {
                 let fault = artifacts.fault.map(|(fault, path)| format!(" {fault} at path {path}"));
                 let (files, bytes) = (artifacts.files, artifacts.bytes);
-                format!(" {} rank={rank}: {files} files {bytes} bytes{}", self.label(*job), fault.unwrap_or_default())
+                format!(
+                    " {} rank={rank}: {files} files {bytes} bytes{}",
+                    self.label(*job),
+                    fault.unwrap_or_default()
+                )
             }
             Decision::PortForwardOpened { by, job, rank, port, .. } => {
                 format!(" {} rank={rank} port={port} by {by}", self.label(*job))

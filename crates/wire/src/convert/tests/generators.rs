@@ -28,8 +28,12 @@ pub(super) fn artifacts() -> impl Strategy<Value = muster_types::Artifacts> {
     let fault = (proptest::sample::select(ArtifactFault::ALL.to_vec()), any::<u32>());
     let counts = (any::<u32>(), any::<u64>(), any::<u32>());
     (option::of(any::<[u8; 32]>()), counts, option::of(fault)).prop_map(
-        |(digest, (files, bytes, left_out), fault)| {
-            Artifacts { digest: digest.map(BlobDigest::new), files, bytes, left_out, fault }
+        |(digest, (files, bytes, left_out), fault)| Artifacts {
+            digest: digest.map(BlobDigest::new),
+            files,
+            bytes,
+            left_out,
+            fault,
         },
     )
 }
@@ -97,8 +101,8 @@ fn container() -> impl Strategy<Value = Container> {
     let pull = proptest::sample::select(PullRule::ALL.to_vec());
     let mounts = vec(("/[a-c]{1,3}", any::<bool>()), 0..4);
     let shared = prop_oneof![Just(0u64), Just(limits::SHARED_MEMORY_BYTES_MIN)];
-    ("[a-z]{1,5}\\.[a-z]{1,5}/[a-z0-9]{1,9}:[a-z0-9]{1,5}", pull, mounts, shared)
-        .prop_map(|(image, pull, mounts, shared_memory_bytes)| Container {
+    ("[a-z]{1,5}\\.[a-z]{1,5}/[a-z0-9]{1,9}:[a-z0-9]{1,5}", pull, mounts, shared).prop_map(
+        |(image, pull, mounts, shared_memory_bytes)| Container {
             shared_memory_bytes,
             image,
             pull,
@@ -107,7 +111,8 @@ fn container() -> impl Strategy<Value = Container> {
                 .enumerate()
                 .map(|(n, (source, read_only))| Mount { source, target: format!("/m{n}"), read_only })
                 .collect(),
-        })
+        },
+    )
 }
 
 /// Names of nodes that have no letter in common, so that none is named twice.
