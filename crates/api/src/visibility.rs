@@ -124,8 +124,6 @@ impl Visibility {
             }
             Decision::JobContractsSet { contracts } => {
                 let shown = content.get_mut("contracts").and_then(Value::as_array_mut).into_iter().flatten();
-                let names_files =
-                    |contract: &JobContract| contract.workdir.is_some() || contract.artifacts.is_some();
                 let hidden = shown
                     .zip(contracts)
                     .filter(|(_, (job, contract))| names_files(contract) && !self.sees_job(view, *job));
@@ -211,6 +209,11 @@ fn blank(content: &mut Value, names: &[&str]) {
 
 fn word() -> String {
     REDACTED.to_owned()
+}
+
+/// Whether a job says which files it brings, or which of its workers come back.
+fn names_files(contract: &JobContract) -> bool {
+    contract.workdir.is_some() || contract.artifacts.is_some()
 }
 
 fn hide(text: &mut String) {

@@ -234,8 +234,8 @@ impl Collector<'_> {
             return Ok(());
         };
         let (size, executable) = (seen.len(), seen.mode() & 0o111 != 0);
-        let room = self.asked.bytes_max.saturating_sub(self.bytes);
-        if size > room || self.entries.len() >= self.asked.files_max {
+        let free = self.asked.bytes_max.saturating_sub(self.bytes);
+        if size > free || self.entries.len() >= self.asked.files_max {
             return Err(Stop(ArtifactFault::TooLarge));
         }
         let given_up = self.asked.is_given_up;
@@ -290,7 +290,7 @@ impl Collector<'_> {
                         self.note(ArtifactFault::StoreUnreachable);
                     }
                 }
-                // Of so many files in so many directories, or with such names.
+                // Of too many files in too many directories, or with such names.
                 Err(_) => self.note(ArtifactFault::TooLarge),
             }
         }

@@ -100,7 +100,7 @@ async fn list(client: &Client, console: &Console, id: &str) -> Result<Exit, Fail
     let all = kept_of(&job);
     match console.format {
         Format::Json | Format::Yaml => {
-            let items = all.into_iter().map(Artifacts::from).collect();
+            let items: Vec<Artifacts> = all.into_iter().map(Artifacts::from).collect();
             console.object(&Document::new("ArtifactsList", freshness, Items { items }))?;
         }
         Format::Name => {

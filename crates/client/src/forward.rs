@@ -81,7 +81,7 @@ struct State {
 /// Why a connection is over before both of its directions have ended.
 #[derive(Clone)]
 enum Closed {
-    /// The peer said so.
+    /// The peer has closed it.
     ByPeer(String),
     /// The peer broke the bound of what waits.
     Broken,
@@ -201,11 +201,11 @@ impl Flow {
     }
 
     /// How much may be sent, once it is something.
-    async fn room(&self) -> usize {
+    async fn free(&self) -> usize {
         loop {
-            let room = WINDOW_BYTES.saturating_sub(self.state.lock().sent);
-            if room > 0 {
-                return room;
+            let free = WINDOW_BYTES.saturating_sub(self.state.lock().sent);
+            if free > 0 {
+                return free;
             }
             self.credit.notified().await;
         }
@@ -268,8 +268,8 @@ impl Connection {
     async fn send_all(&self, mut reader: OwnedReadHalf) -> io::Result<()> {
         let mut buffer = vec![0; PIECE_BYTES];
         loop {
-            let room = self.flow.room().await.min(PIECE_BYTES);
-            let read = reader.read(&mut buffer[..room]).await?;
+            let free = self.flow.free().await.min(PIECE_BYTES);
+            let read = reader.read(&mut buffer[..free]).await?;
             if read == 0 {
                 return self.tell(Content::End(v1::ForwardedEnd {})).await;
             }

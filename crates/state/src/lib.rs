@@ -69,8 +69,8 @@ pub use rows::{
     ClusterMeta, ControlRow, EndRun, Failure, GangClass, HISTORY_ROWS_MAX, HealthPolicyRow, HistoryKey,
     HistoryLevel, HistoryRow, HoldRow, JobRow, JobTimes, MemberEnd, MemberEnds, ModificationRow, NodeFacts,
     NodeOverridesRow, NodeRow, NodeStatus, OBSERVATION, OBSERVATIONS_KEPT, Phase, Placement, PolicyRow,
-    PromiseRow, RUN_BUCKETS, RankState, RecoveryRow, RequestAnswer, RequestRow, RestrictionRow, Saved,
-    Straggler, bucket_of, rows_of_array,
+    PromiseRow, RUN_BUCKETS, RankArtifacts, RankState, RecoveryRow, RequestAnswer, RequestRow,
+    RestrictionRow, Saved, Straggler, bucket_of, rows_of_array,
 };
 pub use sequence::Sequence;
 pub use snapshot::{RestoreError, SnapshotChunks};

@@ -297,7 +297,7 @@ mod tests {
         let chosen = |port| choose(&listeners, &own, port).map(|(_, target)| target.to_string());
         assert_eq!(chosen(6_006), Ok("127.0.0.1:6006".to_owned()));
         assert_eq!(chosen(8_888), Ok("[::1]:8888".to_owned()));
-        assert_eq!(chosen(8_265), Ok("10.0.0.7:8265".to_owned()), "the address of its own socket");
+        assert_eq!(chosen(8_265), Ok("10.0.0.7:8265".to_owned()), "the address of the worker's socket");
         let refused = chosen(22).unwrap_err();
         assert!(refused.contains("port 22; they listen on 6006, 8265, 8888"), "{refused}");
         // Two sockets that share a port: the kernel would choose.

@@ -58,7 +58,7 @@ pub(super) fn open_port_forward(
     Ok(Answer::Done { at: speculation.push(decision) })
 }
 
-/// Notes what became of the files of a worker. It is said again until it is acknowledged, so what is known is no new record.
+/// Notes what became of the files of a worker. It comes again until it is acknowledged, so what is known is no new record.
 pub(super) fn keep_artifacts(
     speculation: &mut Speculation,
     job: JobId,

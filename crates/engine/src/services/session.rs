@@ -503,7 +503,9 @@ impl<G: Environment> Reporter<G> {
             let (job, token) = (worker.job, worker.token);
             is_here(job, token, rank).then_some(Command::KeepArtifacts { job, token, rank, artifacts })
         });
-        futures::future::try_join_all(said.map(|command| self.engine.execute_for_node(command))).await?;
+        let said: Vec<Command> = said.collect();
+        let results = said.into_iter().map(|command| self.engine.execute_for_node(command));
+        futures::future::try_join_all(results).await?;
         Ok(())
     }
 

@@ -80,7 +80,7 @@ pub enum ForwardedContent {
     End,
     /// It is over in both directions, for this reason.
     Closed(String),
-    /// So many bytes of data have left the receiver's memory.
+    /// This number of bytes of data has left the receiver's memory.
     Taken(u32),
 }
 

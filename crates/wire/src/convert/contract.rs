@@ -35,7 +35,7 @@ pub(super) fn contract(at: &str, message: &mut v1::JobSpec, found: &mut Found) -
     JobContract { launch, retry, checkpoint, notice, spares, preflight, workdir, artifacts }
 }
 
-/// Which files of its workers a job wants back. What is wrong with it is said by its check.
+/// Which files of its workers a job wants back. Its check finds what is wrong with it.
 #[must_use]
 pub fn artifacts_from_proto(message: v1::ArtifactRules) -> ArtifactRules {
     let v1::ArtifactRules { paths, required } = message;
