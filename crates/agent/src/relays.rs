@@ -83,7 +83,8 @@ async fn serve<E: Executor>(
 ) -> Result<(), String> {
     let first = tokio::time::timeout(limits::EXEC_REQUEST_MAX, requests.message()).await;
     let first = first.map_err(|_| "no command came")?.map_err(|status| status.to_string())?;
-    if let Some(forward_port_request::Message::Start(start)) = first.as_ref().and_then(forward_of) {
+    let forward = first.as_ref().and_then(|first| first.forward.as_ref()?.message.as_ref());
+    if let Some(forward_port_request::Message::Start(start)) = forward {
         let port = u16::try_from(start.port).map_err(|_| "a port that is none")?;
         return connect_all((key, port), requests, base, messages, executor).await;
     }
@@ -159,7 +160,7 @@ async fn connect_all<E: Executor>(
     let take = async {
         loop {
             let piece = match requests.message().await {
-                Ok(Some(response)) => match forward_of(&response) {
+                Ok(Some(response)) => match response.forward.and_then(|forward| forward.message) {
                     Some(forward_port_request::Message::Piece(piece)) => piece,
                     Some(forward_port_request::Message::Start(_)) | None => return Ok(()),
                 },
@@ -214,10 +215,6 @@ async fn connect<E: Executor>(
         }
         Err(reason) => connection.close(&detail(&reason)).await,
     }
-}
-
-fn forward_of(response: &agent::RelayExecResponse) -> Option<forward_port_request::Message> {
-    response.forward.as_ref()?.message.clone()
 }
 
 fn message_of(response: agent::RelayExecResponse) -> Option<exec_worker_request::Message> {

@@ -5,6 +5,7 @@
 //!
 //! **Invariant:** nothing that a store returns is used before its digest was checked.
 //! **Invariant:** nothing is written outside of the directory that is unpacked into, whatever the list says.
+//! **Invariant:** nothing outside of the directory of a worker is collected, whatever its links lead to.
 
 mod collect;
 mod ignore;
