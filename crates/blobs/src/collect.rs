@@ -6,7 +6,7 @@
 //! **Invariant:** nothing outside of the directory is read, whatever is in it; nothing is read without a bound.
 
 use crate::store::{BlobError, BlobStore, digest_of, digest_of_all, put};
-use crate::tree::{DEPTH_MAX, Entry, Tree};
+use crate::tree::{DEPTH_MAX, Entry, PATH_BYTES_MAX, Tree};
 use muster_types::artifacts::matches_name;
 use muster_types::{ArtifactFault, Artifacts};
 use nix::errno::Errno;
@@ -128,7 +128,7 @@ impl Collector<'_> {
         match self.open(directory, name)? {
             Found::Nothing => Ok(0),
             Found::Directory(below) if rest.is_empty() => {
-                self.below(&below, &path, 1)?;
+                self.below(&below, &path)?;
                 Ok(1)
             }
             Found::Directory(below) => self.walk(&below, &path, rest),
@@ -146,15 +146,15 @@ impl Collector<'_> {
     }
 
     /// Takes everything below a directory.
-    fn below(&mut self, directory: &OwnedFd, path: &str, depth: usize) -> Result<(), Stop> {
-        if depth >= DEPTH_MAX {
+    fn below(&mut self, directory: &OwnedFd, path: &str) -> Result<(), Stop> {
+        if path.split('/').count() >= DEPTH_MAX {
             self.note(ArtifactFault::TooLarge);
             return Ok(());
         }
         for name in self.names_of(directory)? {
             let path = format!("{path}/{name}");
             match self.open(directory, &name)? {
-                Found::Directory(below) => self.below(&below, &path, depth + 1)?,
+                Found::Directory(below) => self.below(&below, &path)?,
                 Found::File(file) => self.take(file, path)?,
                 Found::Other => self.left_out = self.left_out.saturating_add(1),
                 Found::Nothing => {}
@@ -227,6 +227,11 @@ impl Collector<'_> {
     /// Puts one file into the store.
     fn take(&mut self, mut file: File, path: String) -> Result<(), Stop> {
         if self.entries.contains_key(&path) {
+            return Ok(());
+        }
+        // A list with such a path would be none.
+        if path.len() > PATH_BYTES_MAX {
+            self.note(ArtifactFault::TooLarge);
             return Ok(());
         }
         let Ok(seen) = file.metadata() else {

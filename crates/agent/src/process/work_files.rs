@@ -197,7 +197,7 @@ impl WorkFiles {
     }
 
     /// Puts the files of a worker that has ended into the store: those of the user `owner` at these paths below a directory, for
-    /// at most this long. A store that cannot be reached is tried again until the time is over.
+    /// at most this long. A store that cannot be reached is tried again for a while.
     pub(crate) async fn keep(
         &self,
         key: WorkerKey,
