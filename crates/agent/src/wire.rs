@@ -135,6 +135,7 @@ pub(crate) fn placement(order: agent::StartOrder) -> Result<Placement, OrderErro
         working_directory: order.working_directory,
         workdir,
         artifacts,
+        artifacts_bytes_max: order.artifacts_bytes_max,
         array,
         region: order.region,
         cluster: order.cluster,

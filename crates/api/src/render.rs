@@ -584,6 +584,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
         gang_secret: gang_secret(order),
         workdir: contract.workdir.map(muster_wire::convert::workdir_to_proto),
         artifacts: contract.artifacts.as_ref().map(muster_wire::convert::artifacts_to_proto),
+        artifacts_bytes_max: view.policy().policy.job_limits(&spec.tenant, spec.tier).artifacts_bytes_max,
     }
 }
 

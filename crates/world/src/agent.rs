@@ -222,6 +222,7 @@ fn placement_of(order: &StartOrder, node: NodeId) -> Placement {
         working_directory: String::new(),
         workdir: None,
         artifacts: None,
+        artifacts_bytes_max: None,
         array: spec.array,
         region: placement.region.to_string(),
         cluster: placement.cluster.to_string(),

@@ -41,6 +41,7 @@ fn placement(rank_map: Vec<RankPlace>, workers: Vec<Launch>) -> Placement {
         working_directory: String::new(),
         workdir: None,
         artifacts: None,
+        artifacts_bytes_max: None,
         array: None,
         region: "eu-west".into(),
         cluster: "eu-west-a".into(),

@@ -113,7 +113,7 @@ async fn collect(task: &TaskDir, spec: &TaskSpec, files: &WorkFiles, grace: Dura
     let root = if spec.image.is_some() { task.work() } else { spec.working_directory.clone() };
     let owner = spec.isolation.user.unwrap_or_else(|| nix::unistd::geteuid().as_raw());
     let paths = spec.artifacts.as_ref().map(|rules| rules.paths.clone()).unwrap_or_default();
-    files.keep(spec.key, (root, paths), owner, grace).await
+    files.keep(spec.key, (root, paths), owner, (spec.artifacts_bytes_max, grace)).await
 }
 
 fn tell(key: WorkerKey, kept: &Artifacts) {

@@ -256,6 +256,7 @@ impl ProcessExecutor {
             temporary,
             disk_bytes_max: settings.isolating.disk_bytes_max(),
             artifacts: placement.artifacts.clone(),
+            artifacts_bytes_max: placement.artifacts_bytes_max,
             notice: placement.notice.as_ref().and_then(|to| {
                 let local_rank = contract::local_rank(placement, &settings.node, worker.rank);
                 let port = contract::notice_port(to.port, local_rank)?;

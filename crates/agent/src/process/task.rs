@@ -102,6 +102,9 @@ pub struct TaskSpec {
     /// Its files that are kept when it has ended; none for no files.
     #[serde(default)]
     pub artifacts: Option<ArtifactRules>,
+    /// Most bytes of these; none for as many as the agent keeps.
+    #[serde(default)]
+    pub artifacts_bytes_max: Option<u64>,
 }
 
 /// The root directory of an image.

@@ -196,16 +196,17 @@ impl WorkFiles {
         })
     }
 
-    /// Puts the files of a worker that has ended into the store: those of the user `owner` at these paths below a directory, for
-    /// at most this long. A store that cannot be reached is tried again for a while.
+    /// Puts the files of a worker that has ended into the store: those of the user `owner` at these paths below a directory, of
+    /// at most this many bytes and for at most this long. A store that cannot be reached is tried again for a while.
     pub(crate) async fn keep(
         &self,
         key: WorkerKey,
         (root, paths): (PathBuf, Vec<String>),
         owner: u32,
-        time_max: Duration,
+        (bytes_max, time_max): (Option<u64>, Duration),
     ) -> Artifacts {
-        let (bytes_max, time) = self.artifacts;
+        let (own_max, time) = self.artifacts;
+        let bytes_max = bytes_max.map_or(own_max, |max| max.min(own_max));
         let until = Instant::now() + time.min(time_max);
         // The worker's devices wait for this.
         let tried_until = until.min(Instant::now() + ARTIFACTS_RETRIES_MAX);

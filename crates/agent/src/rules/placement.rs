@@ -98,6 +98,9 @@ pub struct Placement {
     /// Files of workers that are kept when these have ended; none for no files.
     #[serde(default)]
     pub artifacts: Option<ArtifactRules>,
+    /// Most bytes of these, of each worker, by the policy; none for as many as this agent keeps.
+    #[serde(default)]
+    pub artifacts_bytes_max: Option<u64>,
     /// For a job of an array.
     pub array: Option<ArrayMember>,
     /// Where the gang runs.

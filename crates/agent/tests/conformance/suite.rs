@@ -126,6 +126,7 @@ impl<'a, S: Subject> Bench<'a, S> {
             working_directory: String::new(),
             workdir: None,
             artifacts: None,
+            artifacts_bytes_max: None,
             array: None,
             preflight: false,
             form: LaunchForm::default(),

@@ -553,6 +553,7 @@ fn limits() -> v1::TenantLimits {
         max_devices: Some(64),
         max_run_time: Some(duration(86_400_000)),
         default_run_time: Some(duration(3_600_000)),
+        max_artifact_bytes: Some(4 << 30),
     };
     v1::TenantLimits {
         pending_jobs: Some(1_000),

@@ -779,7 +779,8 @@ fn policy() -> impl Strategy<Value = Policy> {
     });
     let limit = || option::of(1..1_000_u32);
     let job_limits = || {
-        (limit(), limit(), limit()).prop_map(|(devices_max, max, default)| JobLimits {
+        (limit(), limit(), limit(), limit()).prop_map(|(devices_max, max, default, bytes)| JobLimits {
+            artifacts_bytes_max: bytes.map(u64::from),
             devices_max,
             run_time_max_ms: max.map(u64::from),
             run_time_default_ms: default.map(|ms| u64::from(ms.min(max.unwrap_or(ms)))),

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::form::{
     Bytes, Count, Dollars, Each, Filled, Flag, Form, Group, Milli, Moment, Named, NamedCounts, Names,
-    Nominal, Optional, Plain, SmallMilli, Span, Weight, Word, Words, group,
+    Nominal, Optional, OptionalBytes, Plain, SmallMilli, Span, Weight, Word, Words, group,
 };
 use crate::reader::Reader;
 use crate::shape::Text;
@@ -73,6 +73,7 @@ group! {
         max_devices "maxDevices": Count,
         max_run_time "maxRunTime": Span,
         default_run_time "defaultRunTime": Span,
+        max_artifact_bytes "maxArtifacts": OptionalBytes,
     }
 }
 
