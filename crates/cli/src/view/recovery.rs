@@ -9,6 +9,9 @@ use muster_wire::v1;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
+/// Ranks whose artifacts were not all kept that a person is told of; `muster artifacts list` has the others.
+const FAULTS_SHOWN_MAX: usize = 8;
+
 /// Content of `AttemptHistory`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -186,6 +189,10 @@ pub fn lines(history: &AttemptHistory) -> Vec<(&'static str, String)> {
         let (whole, tenths) = (slow.slow_milli / 1_000, slow.slow_milli % 1_000 / 100);
         let text = format!("rank {} on {}: {whole}.{tenths} times as long for a step", slow.rank, slow.node);
         lines.push(("straggler", text));
+    }
+    for kept in history.artifacts.iter().filter(|kept| !kept.fault.is_empty()).take(FAULTS_SHOWN_MAX) {
+        let Artifacts { rank, fault, fault_path, .. } = kept;
+        lines.push(("not kept", format!("rank {rank}: {fault} at path {fault_path} of its artifacts")));
     }
     lines
 }
