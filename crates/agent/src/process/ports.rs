@@ -24,6 +24,8 @@ const OPEN_FILES_MAX: usize = 1 << 20;
 const SOCKETS_MAX: usize = 1 << 20;
 /// Control groups of a worker that are looked at.
 const GROUPS_MAX: usize = 4_096;
+/// Ways to one port that are tried.
+const CANDIDATES_MAX: usize = 4;
 /// Ports that a refusal names.
 const NAMED_MAX: usize = 16;
 /// What the kernel calls a socket that listens.
@@ -38,13 +40,15 @@ struct Listener {
     inode: u64,
 }
 
+/// A socket of the worker, and where it is reached.
+type Candidate = (Listener, SocketAddr);
+
 /// What can be connected to.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 struct Found {
     lineage: Lineage,
-    listener: Listener,
-    /// Where it is reached.
-    target: SocketAddr,
+    /// At least one.
+    candidates: Vec<Candidate>,
 }
 
 /// Looks whether processes of a worker listen on a port.
@@ -61,13 +65,23 @@ pub(crate) fn look(task: &TaskDir, port: u16) -> Result<(), String> {
 /// As [`look`], or why no connection was made.
 pub(crate) fn connect(task: &TaskDir, port: u16) -> Result<TcpStream, String> {
     let found = find(task, port)?;
-    let stream = connect_in(found.lineage.worker, found.target)?;
-    // The one that was looked at: another process may have taken its port, or the worker's number, meanwhile.
-    if find(task, port)? == found {
-        Ok(stream)
-    } else {
-        Err("the port was just taken over; try again".to_owned())
+    let mut failure = ENDED.to_owned();
+    for candidate in &found.candidates {
+        let stream = match connect_in(found.lineage.worker, candidate.1) {
+            Ok(stream) => stream,
+            Err(error) => {
+                failure = error;
+                continue;
+            }
+        };
+        // The one that was looked at: another process may have taken its port, or the worker's number, meanwhile.
+        let again = find(task, port)?;
+        if again.lineage == found.lineage && again.candidates.contains(candidate) {
+            return Ok(stream);
+        }
+        return Err("the port was just taken over; try again".to_owned());
     }
+    Err(failure)
 }
 
 /// Whether nothing of the worker runs any more.
@@ -83,27 +97,29 @@ fn find(task: &TaskDir, port: u16) -> Result<Found, String> {
     let lineage = lineage(task, &running)?;
     let sockets = sockets_of(&members(&lineage, running.cgroup.as_deref()))?;
     let listeners = listeners(lineage.worker)?;
-    let (listener, target) = choose(&listeners, &sockets, port)?;
-    Ok(Found { lineage, listener, target })
+    let candidates = choose(&listeners, &sockets, port)?;
+    Ok(Found { lineage, candidates })
 }
 
-/// The worker's socket at a port, and where it is reached.
-fn choose(
-    listeners: &[Listener],
-    sockets: &BTreeSet<u64>,
-    port: u16,
-) -> Result<(Listener, SocketAddr), String> {
+/// The worker's sockets at a port, and where they are reached; at least one.
+fn choose(listeners: &[Listener], sockets: &BTreeSet<u64>, port: u16) -> Result<Vec<Candidate>, String> {
     let is_own = |listener: &Listener| sockets.contains(&listener.inode);
+    let mut candidates: Vec<Candidate> = Vec::new();
     let mut taken = false;
     for listener in listeners.iter().filter(|listener| listener.port == port && is_own(listener)) {
-        let target = reached_at(listener.address);
-        let takes =
-            |other: &Listener| other.port == port && (other.address == target || is_any(other.address));
-        if listeners.iter().any(|other| takes(other) && !is_own(other)) {
-            taken = true;
-            continue;
+        for target in reached_at(listener.address) {
+            let takes = |other: &Listener| {
+                other.port == port && (other.address == target || other.address.is_unspecified())
+            };
+            if listeners.iter().any(|other| takes(other) && !is_own(other)) {
+                taken = true;
+            } else if candidates.len() < CANDIDATES_MAX {
+                candidates.push((*listener, SocketAddr::new(target, port)));
+            }
         }
-        return Ok((*listener, SocketAddr::new(target, port)));
+    }
+    if !candidates.is_empty() {
+        return Ok(candidates);
     }
     if taken {
         return Err(format!("a process that is not the worker's listens on port {port} as well"));
@@ -118,16 +134,14 @@ fn choose(
     Err(format!("no process of the worker listens on port {port}; they listen {which}"))
 }
 
-fn is_any(address: IpAddr) -> bool {
-    address.is_unspecified()
-}
-
 /// Where a socket that listens at an address is reached from its host.
-fn reached_at(address: IpAddr) -> IpAddr {
+fn reached_at(address: IpAddr) -> Vec<IpAddr> {
+    let (four, six) = (IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST));
     match address {
-        IpAddr::V4(address) if address.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(address) if address.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        other => other,
+        IpAddr::V4(address) if address.is_unspecified() => vec![four],
+        // It takes the other kind as well, unless its program has refused that. A host may have no address of the one kind.
+        IpAddr::V6(address) if address.is_unspecified() => vec![six, four],
+        other => vec![other],
     }
 }
 
@@ -294,9 +308,14 @@ mod tests {
             listener("127.0.0.1", 8_265, others),
             listener("127.0.0.1", 22, others),
         ];
-        let chosen = |port| choose(&listeners, &own, port).map(|(_, target)| target.to_string());
+        let chosen = |port| {
+            let candidates = choose(&listeners, &own, port)?;
+            Ok::<_, String>(
+                candidates.iter().map(|(_, target)| target.to_string()).collect::<Vec<_>>().join(" "),
+            )
+        };
         assert_eq!(chosen(6_006), Ok("127.0.0.1:6006".to_owned()));
-        assert_eq!(chosen(8_888), Ok("[::1]:8888".to_owned()));
+        assert_eq!(chosen(8_888), Ok("[::1]:8888 127.0.0.1:8888".to_owned()));
         assert_eq!(chosen(8_265), Ok("10.0.0.7:8265".to_owned()), "the address of the worker's socket");
         let refused = chosen(22).unwrap_err();
         assert!(refused.contains("port 22; they listen on 6006, 8265, 8888"), "{refused}");
@@ -313,7 +332,8 @@ mod tests {
         let own = std::process::id().cast_signed();
         let sockets = sockets_of(&[own].into()).unwrap();
         let all = listeners(own).unwrap();
-        let (_, target) = choose(&all, &sockets, port).unwrap();
+        let candidates = choose(&all, &sockets, port).unwrap();
+        let (_, target) = candidates[0];
         assert_eq!(target, socket.local_addr().unwrap());
         assert!(connect_in(own, target).is_ok());
         assert!(choose(&all, &BTreeSet::new(), port).is_err(), "nobody's");
