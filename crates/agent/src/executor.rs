@@ -9,11 +9,14 @@
 
 pub use crate::rules::{Adopted, ExecutorEvent, Foreign, OutputRequest, StopRequest};
 use crate::rules::{OutputStream, Placement, WorkerKey};
+use muster_types::Artifacts;
 use muster_types::terminal::TerminalSize;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
+use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
 
 /// A piece of output.
@@ -70,6 +73,26 @@ pub enum ExecOutput {
     Signaled(i32),
 }
 
+/// What became of the artifacts of workers that have ended, until their ends are acknowledged.
+#[derive(Clone, Debug, Default)]
+pub struct KeptArtifacts(Arc<Mutex<BTreeMap<WorkerKey, Artifacts>>>);
+
+impl KeptArtifacts {
+    /// What became of those of this worker; none where its job wants none.
+    #[must_use]
+    pub fn of(&self, key: WorkerKey) -> Option<Artifacts> {
+        self.0.lock().get(&key).copied()
+    }
+
+    pub(crate) fn put(&self, key: WorkerKey, artifacts: Artifacts) {
+        self.0.lock().insert(key, artifacts);
+    }
+
+    pub(crate) fn forget(&self, key: WorkerKey) {
+        self.0.lock().remove(&key);
+    }
+}
+
 /// What an executor could not do.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecutorError {
@@ -99,6 +122,11 @@ pub trait Executor: Send + Sync + 'static {
     /// What others hold of the node, as it changes; none where it is Muster's alone.
     fn foreign(&self) -> Option<watch::Receiver<Foreign>> {
         None
+    }
+
+    /// What became of the artifacts of its workers; always the same one, which is told of an end before that is.
+    fn kept_artifacts(&self) -> KeptArtifacts {
+        KeptArtifacts::default()
     }
 
     /// Records that this worker will not be launched, and tells it as an end.
@@ -152,5 +180,31 @@ pub trait Executor: Send + Sync + 'static {
                 "worker {key} is not on a host of this agent but a job of another scheduler; use that one's means, such as srun --overlap"
             ))
         }
+    }
+
+    /// Looks whether processes of this worker listen on a port.
+    ///
+    /// # Errors
+    /// One sentence with the ports on which they do.
+    fn listens(&self, key: WorkerKey, port: u16) -> impl Future<Output = Result<(), String>> + Send {
+        let text = format!(
+            "worker {key} is not on a host of this agent but a job of another scheduler; port {port} is reached with ssh -L to its host"
+        );
+        async move { Err(text) }
+    }
+
+    /// A connection to a port on which processes of this worker listen, and to no other process.
+    ///
+    /// # Errors
+    /// One sentence, as [`Executor::listens`], or why none was made.
+    fn connect(&self, key: WorkerKey, port: u16) -> impl Future<Output = Result<TcpStream, String>> + Send {
+        let text = format!("nothing connects to port {port} of worker {key}");
+        async move { Err(text) }
+    }
+
+    /// Waits until this worker has ended.
+    fn ended(&self, key: WorkerKey) -> impl Future<Output = ()> + Send {
+        let _ = key;
+        std::future::pending()
     }
 }

@@ -155,6 +155,7 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
 
     let (events, incoming) = mpsc::channel(limits::ORDERS_QUEUED_MAX);
     let watched = monitor.node(&spec);
+    let kept = executor.kept_artifacts();
     let node = node_loop::NodeLoop::new(
         Arc::new(executor),
         fences,
@@ -178,7 +179,8 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     let (of_health, to_health) = mpsc::channel(limits::HEALTH_QUEUED_MAX);
     let health = health.run(Arc::clone(&state), &config.boot_id_path, watched.clone(), lines, to_health);
     let speaking = session::HealthLink { line, of_health };
-    let sessions = session::Sessions { endpoints, state, spec, lease, events, speaking, monitor: watched };
+    let sessions =
+        session::Sessions { endpoints, state, spec, lease, events, speaking, monitor: watched, kept };
     tokio::select! {
         () = keep_fresh(security) => {}
         () = node.run(incoming, told) => {}

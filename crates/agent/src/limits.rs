@@ -36,6 +36,16 @@ pub const EXEC_FRAME_BYTES_MAX: usize = 1 << 20;
 pub const EXEC_PIECES_QUEUED_MAX: usize = 4;
 /// How long a replica may take from a relay's opening to the command that it is for.
 pub const EXEC_REQUEST_MAX: Duration = Duration::from_secs(15);
+/// Connections to ports of workers that one caller has made at the same time: each is a look at the worker's processes.
+pub const PORT_CONNECTS_MAX: usize = 4;
+/// How long a worker's port may take to accept a connection.
+pub const PORT_CONNECT_MAX: Duration = Duration::from_secs(5);
+/// Between two looks whether a worker has ended that somebody is connected to.
+pub const PORT_WORKER_LOOK: Duration = Duration::from_secs(1);
+/// How much longer than its time an attempt to keep artifacts is waited for, to hear what it kept.
+pub const ARTIFACTS_END_MAX: Duration = Duration::from_secs(2);
+/// Between two looks whether a worker whose artifacts are being kept was told to stop.
+pub const ARTIFACTS_LOOK: Duration = Duration::from_millis(200);
 /// Jobs whose newest token is kept one by one; the oldest are folded into one floor.
 pub const FENCED_JOBS_MAX: usize = 16_384;
 /// Task directories of former holders (before a reboot) that are kept.

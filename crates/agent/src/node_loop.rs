@@ -315,7 +315,8 @@ impl<E: Executor> NodeLoop<E> {
             Action::Send(message) => return self.send(message),
             Action::SendIfTaken(message) => {
                 if let Some(session) = &self.session {
-                    let _ = session.outgoing.try_send(wire::request(message));
+                    let _ =
+                        session.outgoing.try_send(wire::request(message, &self.executor.kept_artifacts()));
                 }
             }
             Action::Answer((ticket, outcome)) => {
@@ -361,7 +362,7 @@ impl<E: Executor> NodeLoop<E> {
 
     fn send(&mut self, message: Message) -> Vec<Action> {
         let Some(session) = &self.session else { return Vec::new() };
-        match session.outgoing.try_send(wire::request(message)) {
+        match session.outgoing.try_send(wire::request(message, &self.executor.kept_artifacts())) {
             Ok(()) => return Vec::new(),
             Err(mpsc::error::TrySendError::Closed(_)) => {}
             Err(mpsc::error::TrySendError::Full(_)) => {

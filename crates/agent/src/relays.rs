@@ -1,4 +1,5 @@
-//! Commands next to workers, between who asks for one and the executor: a separate connection, which this agent opens.
+//! Commands next to workers and connections to their ports, between who asks for one and the executor: a separate connection,
+//! which this agent opens.
 //!
 //! **Invariant:** what a command reads and writes never shares a stream or a queue with heartbeats; the end of the connection is
 //! the end of the command.
@@ -7,13 +8,16 @@ use crate::executor::{ExecInput, ExecOutput, ExecRequest, Executor};
 use crate::limits;
 use crate::rules::{WorkerKey, detail};
 use muster_client::Endpoints;
+use muster_client::forward::{Arrival, Connection, Connections};
 use muster_types::terminal::TerminalSize;
 use muster_wire::agent::node_service_client::NodeServiceClient;
 use muster_wire::agent::relay_exec_request;
 use muster_wire::v1::{ExecEnd, ExecStarted, exec_end, exec_worker_request, exec_worker_response};
+use muster_wire::v1::{forward_port_request, forward_port_response};
 use muster_wire::{agent, v1};
 use std::sync::Arc;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
@@ -79,6 +83,11 @@ async fn serve<E: Executor>(
 ) -> Result<(), String> {
     let first = tokio::time::timeout(limits::EXEC_REQUEST_MAX, requests.message()).await;
     let first = first.map_err(|_| "no command came")?.map_err(|status| status.to_string())?;
+    let forward = first.as_ref().and_then(|first| first.forward.as_ref()?.message.as_ref());
+    if let Some(forward_port_request::Message::Start(start)) = forward {
+        let port = u16::try_from(start.port).map_err(|_| "a port that is none")?;
+        return connect_all((key, port), requests, base, messages, executor).await;
+    }
     let Some(exec_worker_request::Message::Start(start)) = first.and_then(message_of) else {
         return Err("the first message is no command".to_owned());
     };
@@ -120,6 +129,91 @@ async fn serve<E: Executor>(
         () = feed => Ok(()),
         // As its end, where the command takes no input and what was sent waits.
         () = messages.closed() => Ok(()),
+    }
+}
+
+/// Makes the connections to a port that the caller opens, until it has gone or the worker has ended.
+async fn connect_all<E: Executor>(
+    (key, port): (WorkerKey, u16),
+    requests: &mut Streaming<agent::RelayExecResponse>,
+    base: &agent::RelayExecRequest,
+    messages: &mpsc::Sender<agent::RelayExecRequest>,
+    executor: Arc<E>,
+) -> Result<(), String> {
+    executor.listens(key, port).await?;
+    let told = |message| {
+        let forwarded = v1::ForwardPortResponse { message: Some(message) };
+        agent::RelayExecRequest {
+            message: Some(relay_exec_request::Message::Forwarded(forwarded)),
+            ..base.clone()
+        }
+    };
+    let started = forward_port_response::Message::Started(v1::ForwardPortStarted { token: None });
+    if messages.send(told(started)).await.is_err() {
+        return Ok(());
+    }
+    let (to_caller, mut pieces) = mpsc::channel(limits::EXEC_PIECES_QUEUED_MAX);
+    let connections = Connections::of_agent(to_caller);
+    let connecting = Arc::new(Semaphore::new(limits::PORT_CONNECTS_MAX));
+    // They end with this function.
+    let mut tasks = JoinSet::new();
+    let take = async {
+        loop {
+            let piece = match requests.message().await {
+                Ok(Some(response)) => match response.forward.and_then(|forward| forward.message) {
+                    Some(forward_port_request::Message::Piece(piece)) => piece,
+                    Some(forward_port_request::Message::Start(_)) | None => return Ok(()),
+                },
+                // The caller has gone.
+                Ok(None) | Err(_) => return Ok(()),
+            };
+            match connections.take(piece) {
+                Arrival::Done => {}
+                Arrival::Opened(connection) => {
+                    while tasks.try_join_next().is_some() {}
+                    let (executor, connecting) = (Arc::clone(&executor), Arc::clone(&connecting));
+                    tasks.spawn(connect(connection, (key, port), executor, connecting));
+                }
+                Arrival::Refused(why) => return Err(why),
+            }
+        }
+    };
+    let hand_on = async {
+        while let Some(piece) = pieces.recv().await {
+            if messages.send(told(forward_port_response::Message::Piece(piece))).await.is_err() {
+                return;
+            }
+        }
+    };
+    let over = async {
+        executor.ended(key).await;
+        // The kernel has closed its side; what it wrote before that may still be on its way.
+        tokio::time::sleep(limits::OUTPUT_DRAIN_MAX).await;
+    };
+    tokio::select! {
+        ended = take => ended,
+        () = hand_on => Ok(()),
+        () = over => Err("the worker has ended, and the connections with it".to_owned()),
+        () = messages.closed() => Ok(()),
+    }
+}
+
+/// Makes one connection, and carries what goes over it.
+async fn connect<E: Executor>(
+    connection: Connection,
+    (key, port): (WorkerKey, u16),
+    executor: Arc<E>,
+    connecting: Arc<Semaphore>,
+) {
+    let permit = connecting.acquire().await;
+    let made = executor.connect(key, port).await;
+    drop(permit);
+    match made {
+        Ok(stream) => {
+            // The caller is told by the connection why it ended.
+            let _ = connection.carry(stream).await;
+        }
+        Err(reason) => connection.close(&detail(&reason)).await,
     }
 }
 

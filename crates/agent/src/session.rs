@@ -10,6 +10,7 @@
 use crate::clock::BootTime;
 use crate::disk::lease::{Lease, Renewal};
 use crate::disk::state_dir::{StateDir, StateDirError};
+use crate::executor::KeptArtifacts;
 use crate::health::{FromLeader, Line};
 use crate::limits;
 use crate::monitoring::NodeMonitor;
@@ -82,6 +83,8 @@ pub(crate) struct Sessions {
     pub(crate) events: mpsc::Sender<Event>,
     pub(crate) speaking: HealthLink,
     pub(crate) monitor: NodeMonitor,
+    /// What became of the artifacts of workers that have ended.
+    pub(crate) kept: KeptArtifacts,
 }
 
 /// How sessions and the health of the host know of one another.
@@ -219,7 +222,7 @@ impl Sessions {
         agent::Register {
             node: Some(convert::node_spec_to_proto(&self.spec)),
             holder_id: convert::holder_id_to_text(self.state.holder()),
-            workers: workers.into_iter().map(state_message).collect(),
+            workers: workers.into_iter().map(|state| state_message(state, &self.kept)).collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             takes: convert::features_to_proto(Features::all()),
         }

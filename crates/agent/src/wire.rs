@@ -3,6 +3,7 @@
 //! **Invariant:** nothing here trusts a length, a number or a name; an order that breaks a rule
 //! becomes an [`OrderError`] that names the field.
 
+use crate::executor::KeptArtifacts;
 use crate::limits;
 use crate::rules::node::{Message, Order};
 use crate::rules::{
@@ -110,6 +111,14 @@ pub(crate) fn placement(order: agent::StartOrder) -> Result<Placement, OrderErro
     if workdir.is_some() && !order.working_directory.is_empty() {
         return Err(broken("workdir", "must not be given with working_directory"));
     }
+    let artifacts = order.artifacts.map(convert::artifacts_from_proto);
+    if let Some(rules) = &artifacts {
+        let mut found = Vec::new();
+        rules.check(&mut found);
+        if let Some(violation) = found.first() {
+            return Err(violated("artifacts", violation));
+        }
+    }
     let place = order.array_index.zip(order.array_ordinal).zip(order.array_size);
     let array = place.map(|((index, ordinal), size)| ArrayMember { index, ordinal, size });
     Ok(Placement {
@@ -125,6 +134,8 @@ pub(crate) fn placement(order: agent::StartOrder) -> Result<Placement, OrderErro
         checkpoint_directory: order.checkpoint_directory,
         working_directory: order.working_directory,
         workdir,
+        artifacts,
+        artifacts_bytes_max: order.artifacts_bytes_max,
         array,
         region: order.region,
         cluster: order.cluster,
@@ -250,7 +261,7 @@ fn short(field: &'static str, text: &str, bytes_max: usize) -> Result<(), OrderE
 
 /// A worker's state as the protocol has it.
 #[must_use]
-pub(crate) fn state_message(state: WorkerState) -> agent::WorkerState {
+pub(crate) fn state_message(state: WorkerState, kept: &KeptArtifacts) -> agent::WorkerState {
     use agent::worker_state::Subject;
     let WorkerState { key, exit } = state;
     let subject = match key.rank {
@@ -261,12 +272,13 @@ pub(crate) fn state_message(state: WorkerState) -> agent::WorkerState {
         job_id: key.job.to_string(),
         token: Some(convert::fencing_token_to_proto(key.token)),
         subject: Some(subject),
+        artifacts: exit.as_ref().and_then(|_| kept.of(key)).as_ref().map(convert::kept_to_proto),
         exit: exit.as_ref().map(convert::exit_status_to_proto),
     }
 }
 
-/// A message of the node as the protocol has it.
-pub(crate) fn request(message: Message) -> agent::SessionRequest {
+/// A message of the node as the protocol has it. `kept` says what became of the artifacts of workers that have ended.
+pub(crate) fn request(message: Message, kept: &KeptArtifacts) -> agent::SessionRequest {
     use agent::session_request::Message as Request;
     let message = match message {
         Message::ConfirmStart { job, token } => {
@@ -275,7 +287,7 @@ pub(crate) fn request(message: Message) -> agent::SessionRequest {
         }
         Message::Report { sequence, workers } => Request::Report(agent::Report {
             sequence,
-            workers: workers.into_iter().map(state_message).collect(),
+            workers: workers.into_iter().map(|state| state_message(state, kept)).collect(),
         }),
         Message::WorkerEvent(event) => Request::Note(event_message(event)),
         Message::PreflightWaiting { job, token } => {

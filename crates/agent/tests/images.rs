@@ -163,6 +163,15 @@ async fn a_gang_in_an_image_finds_the_image_and_dies_with_its_shims() {
     order.workers[0].command.clear();
     leader.send(Response::Start(order));
     assert_eq!(leader.exit_of(8, 0).await, Kind::Code(5));
+    // Memory that it shares with nobody has the asked size.
+    let script = "echo x > /dev/shm/own && while read -r what at kind how rest; do \
+                  [ $at = /dev/shm ] && echo $kind $how; done < /proc/mounts; exit 3";
+    let mut order = image.order(9, &[script], &[]);
+    order.workers[0].container.as_mut().expect("an image").shared_memory_bytes = 1 << 20;
+    leader.send(Response::Start(order));
+    assert_eq!(leader.exit_of(9, 0).await, Kind::Code(3), "{}", output(&host, 9, 0));
+    let text = output(&host, 9, 0);
+    assert!(text.contains("size=1024k"), "{text}");
 
     // One that shares nothing with its shim, and one below.
     let shared = host.file("shared");

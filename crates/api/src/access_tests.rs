@@ -184,6 +184,11 @@ fn command_next_to(job_id: &str) -> v1::ExecWorkerRequest {
     v1::ExecWorkerRequest { message: Some(v1::exec_worker_request::Message::Start(start)) }
 }
 
+fn port_of(job_id: &str) -> v1::ForwardPortRequest {
+    let start = v1::ForwardPortStart { job_id: job_id.to_owned(), port: 6_006, ..Default::default() };
+    v1::ForwardPortRequest { message: Some(v1::forward_port_request::Message::Start(start)) }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_speaks_for_its_own_node_alone() {
     let world = World::start(ApiConfig::DEFAULT).await;
@@ -474,6 +479,8 @@ async fn a_client_without_a_tenant_changes_nothing() {
     assert_eq!(code(guarded("an answer", eve.read_logs(read)).await), denied);
     let exec = tokio_stream::once(command_next_to(&job_id));
     assert_eq!(code(guarded("an answer", eve.exec_worker(exec)).await), denied);
+    let forward = tokio_stream::once(port_of(&job_id));
+    assert_eq!(code(guarded("an answer", eve.forward_port(forward)).await), denied);
     assert_eq!(code(guarded("an answer", eve.commit_checkpoint(commit)).await), denied);
     guarded("a list", eve.list_jobs(v1::ListJobsRequest::default())).await.expect("everybody may look");
     guarded("an answer", all.cancel_job(cancel)).await.expect("it is for all tenants");
@@ -539,6 +546,8 @@ async fn a_tenants_user_sees_all_jobs_and_ends_and_reads_only_its_own() {
     assert_eq!(code(guarded("an answer", ada.read_logs(read)).await), denied);
     let exec = tokio_stream::once(command_next_to(&job_id));
     assert_eq!(code(guarded("an answer", ada.exec_worker(exec)).await), denied);
+    let forward = tokio_stream::once(port_of(&job_id));
+    assert_eq!(code(guarded("an answer", ada.forward_port(forward)).await), denied);
     let mut bob = JobServiceClient::new(world.channel(of_tenant("speech", "bob")).await);
     guarded("an answer", bob.cancel_job(cancel(2))).await.expect("it is his tenant's");
 }

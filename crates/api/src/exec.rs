@@ -1,4 +1,5 @@
-//! Commands next to workers: the stream of who asks on one side, the stream of the worker's agent on the other.
+//! Commands next to workers, and connections to their ports: the stream of who asks on one side, the stream of the worker's agent
+//! on the other.
 //!
 //! Both end at the leader, which has the agent's session; other replicas pass them on. A caller that takes nothing makes the
 //! command wait, and one that goes ends it.
@@ -9,7 +10,7 @@
 use bytes::Bytes;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
-use muster_engine::{CallerSide, Engine, ExecInput, ExecOutput, ExecRequest, NodeSide};
+use muster_engine::{CallerSide, Engine, ExecInput, ExecOutput, ExecPurpose, ExecRequest, NodeSide};
 use muster_types::terminal::TerminalSize;
 use muster_types::{FencingToken, JobId, NodeId, Refusal, RefusalCode, Requester, Violation, limits};
 use muster_wire::agent;
@@ -20,6 +21,7 @@ use muster_wire::status::to_status;
 use muster_wire::v1;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::{exec_end, exec_worker_request, exec_worker_response};
+use muster_wire::v1::{forward_port_request, forward_port_response};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -31,10 +33,11 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::forward::{Caller, ONWARD_BYTES_MAX, Remote, Route, Router, of_leader, without_end};
 use crate::guard::ours;
+use crate::pieces::{piece_from_proto, piece_to_proto};
 use crate::read::invalid;
-use crate::shares::{Account, Pool, Tallies, Tally};
+use crate::shares::{Account, Pool, PoolPermit, Tallies, Tally};
 
-/// Commands that run through one replica at a time.
+/// Commands that run through one replica at a time, with those who connect to ports.
 const EXECS_MAX: u64 = 512;
 /// Of one tenant, or of one certificate that is of no tenant.
 const EXECS_EACH_MAX: u64 = 32;
@@ -50,11 +53,44 @@ const PIECE_BYTES_MAX: usize = 64 << 10;
 /// Pieces that wait for who takes them, next to those that the engine keeps.
 const PIECES_WAITING_MAX: usize = 4;
 /// How long either side may take to say what it wants.
-const START_MAX: Duration = Duration::from_secs(10);
+pub(crate) const START_MAX: Duration = Duration::from_secs(10);
 /// How long nothing may move on a relay, either way.
 const IDLE_MAX: Duration = Duration::from_secs(60 * 60);
 /// The highest signal that has a name.
 const SIGNAL_MAX: u32 = 31;
+
+/// What goes over the stream of who asks: a command, or connections to a port.
+pub(crate) trait Kind: 'static {
+    /// What the caller says.
+    type Request: Send + 'static;
+    /// What it is told.
+    type Response: Send + 'static;
+    /// Whether it goes on when the caller says no more.
+    const OUTLIVES_REQUESTS: bool;
+
+    /// What a later message than the first says.
+    fn input(request: Self::Request) -> Result<ExecInput, Vec<Violation>>;
+
+    /// What the caller is told; none for what is of another kind.
+    fn answer(output: ExecOutput, token: FencingToken) -> Option<Self::Response>;
+}
+
+/// A command.
+struct OfCommand;
+
+impl Kind for OfCommand {
+    type Request = v1::ExecWorkerRequest;
+    type Response = v1::ExecWorkerResponse;
+    const OUTLIVES_REQUESTS: bool = true;
+
+    fn input(request: v1::ExecWorkerRequest) -> Result<ExecInput, Vec<Violation>> {
+        input(request)
+    }
+
+    fn answer(output: ExecOutput, token: FencingToken) -> Option<v1::ExecWorkerResponse> {
+        answer(output, token)
+    }
+}
 
 /// The answers to who asks.
 pub(crate) type ToCaller = BoxStream<'static, Result<v1::ExecWorkerResponse, Status>>;
@@ -80,6 +116,15 @@ impl Default for Execs {
         let relays = Pool::new(EXECS_MAX, EXECS_EACH_MAX);
         Execs { relays, of_nodes: Tallies::default(), opened: Arc::default() }
     }
+}
+
+/// The worker that is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Worker {
+    pub(crate) job: JobId,
+    /// Which placement; none for the current one.
+    pub(crate) token: Option<FencingToken>,
+    pub(crate) rank: u32,
 }
 
 /// What is asked for, checked.
@@ -189,10 +234,7 @@ impl Execs {
         else {
             return Err(invalid(vec![Violation::new("message", "the first message must be start")]));
         };
-        let place = self.relays.enter(account, 1).ok_or_else(|| {
-            let text = format!("{account} runs as many commands at once as its share allows; end some");
-            to_status(&Refusal::new(RefusalCode::Overloaded, text).with("account", account))
-        })?;
+        let place = self.place(account)?;
         let answers = match router.route(caller).await? {
             Route::Remote(leader) => pass_on(router.clone(), leader, caller, start, requests).await?,
             Route::Local => self.begin(router, caller, start, requests).await?,
@@ -204,6 +246,16 @@ impl Execs {
         Ok(held.boxed())
     }
 
+    /// A place among the relays of this replica.
+    pub(crate) fn place(&self, account: Account) -> Result<PoolPermit, Status> {
+        self.relays.enter(account, 1).ok_or_else(|| {
+            let text = format!(
+                "{account} runs as many commands, or connects to as many ports, at once as its share allows; end some"
+            );
+            to_status(&Refusal::new(RefusalCode::Overloaded, text).with("account", account))
+        })
+    }
+
     async fn begin(
         &self,
         router: &Router,
@@ -212,19 +264,34 @@ impl Execs {
         requests: Streaming<v1::ExecWorkerRequest>,
     ) -> Result<ToCaller, Status> {
         let Asked { job, rank, token, start, text } = Asked::of(start).map_err(invalid)?;
+        let worker = Worker { job, token, rank };
+        self.begin_here::<OfCommand>(router, caller, worker, (ExecPurpose::Command(text), start), requests)
+            .await
+    }
+
+    /// Opens a relay on this replica, which leads. `purpose` is what is recorded, and what the agent is told first.
+    pub(crate) async fn begin_here<K: Kind>(
+        &self,
+        router: &Router,
+        caller: Caller,
+        worker: Worker,
+        (purpose, start): (ExecPurpose, ExecInput),
+        requests: Streaming<K::Request>,
+    ) -> Result<BoxStream<'static, Result<K::Response, Status>>, Status> {
+        let Worker { job, token, rank } = worker;
         let (engine, account) = (router.engine(), caller.account());
         caller.check_job_there(&engine.view(), job).map_err(|refusal| to_status(&refusal))?;
         let of_node = self.place_at_node(engine, account, (job, rank)).map_err(|r| to_status(&r))?;
         self.count(account, Instant::now()).map_err(|refusal| to_status(&refusal))?;
         let by = Requester { name: caller.creator(), is_operator: caller.is_operator() };
-        let side = engine.exec(ExecRequest { by, job, token, rank, command: text }).await;
+        let side = engine.exec(ExecRequest { by, job, token, rank, purpose }).await;
         let side = side.map_err(|refusal| to_status(&refusal))?;
         // The first of all, so there is capacity.
         if side.to_node.try_send(start).is_err() {
             return Err(to_status(&broken("the node's agent did not answer")));
         }
         let (to_caller, answers) = mpsc::channel(PIECES_WAITING_MAX);
-        tokio::spawn(serve_caller(engine.clone(), side, requests, to_caller));
+        tokio::spawn(serve_caller::<K>(engine.clone(), side, requests, to_caller));
         let held = ReceiverStream::new(answers).inspect(move |_| {
             let _ = &of_node;
         });
@@ -280,7 +347,7 @@ impl Execs {
     }
 }
 
-fn broken(text: &str) -> Refusal {
+pub(crate) fn broken(text: &str) -> Refusal {
     Refusal::new(RefusalCode::ExecUnavailable, text)
 }
 
@@ -308,11 +375,11 @@ async fn pass_on(
 }
 
 /// Carries input from a caller to the node, and output and the end from the command to the caller, until either of them ends.
-async fn serve_caller(
+async fn serve_caller<K: Kind>(
     engine: Engine,
     side: CallerSide,
-    mut requests: Streaming<v1::ExecWorkerRequest>,
-    to_caller: mpsc::Sender<Result<v1::ExecWorkerResponse, Status>>,
+    mut requests: Streaming<K::Request>,
+    to_caller: mpsc::Sender<Result<K::Response, Status>>,
 ) {
     let CallerSide { token, to_node, mut from_node } = side;
     let mut to_node = Some(to_node);
@@ -323,7 +390,7 @@ async fn serve_caller(
             () = to_caller.closed() => return,
             () = engine.stopping() => break Some(Status::unavailable("this replica stops")),
             () = tokio::time::sleep_until(moved + IDLE_MAX) => {
-                break Some(to_status(&broken("nothing was read or written for an hour, so the command is ended")));
+                break Some(to_status(&broken("nothing was read or written for an hour, so it is ended")));
             }
             output = from_node.recv(), if outward.is_none() => match output {
                 Some(output) => outward = Some(output),
@@ -331,18 +398,22 @@ async fn serve_caller(
             },
             permit = to_caller.reserve(), if outward.is_some() => {
                 let (Ok(permit), Some(output)) = (permit, outward.take()) else { return };
-                let is_last = !matches!(output, Ok(ExecOutput::Started | ExecOutput::Stdout(_) | ExecOutput::Stderr(_)));
-                permit.send(output.map(|output| answer(output, token)).map_err(|refusal| to_status(&refusal)));
+                let goes_on = goes_on(&output);
+                let strange = || broken("the node's agent answered something else than was asked for");
+                let answer = output.and_then(|output| K::answer(output, token).ok_or_else(strange));
+                let is_last = !goes_on || answer.is_err();
+                permit.send(answer.map_err(|refusal| to_status(&refusal)));
                 if is_last {
                     break None;
                 }
                 moved = Instant::now();
             }
-            message = requests.message(), if inward.is_none() && to_node.is_some() => match message.map(|m| m.map(input)) {
+            message = requests.message(), if inward.is_none() && to_node.is_some() => match message.map(|m| m.map(K::input)) {
                 Ok(Some(Ok(input))) => inward = Some(input),
                 Ok(Some(Err(violations))) => break Some(invalid(violations)),
-                // No more follows; the command may run on.
-                Ok(None) => to_node = None,
+                // No more follows; a command may run on.
+                Ok(None) if K::OUTLIVES_REQUESTS => to_node = None,
+                Ok(None) => return,
                 Err(status) => break Some(ours(status)),
             },
             sent = hand_on(&to_node, inward.clone()), if inward.is_some() => {
@@ -359,6 +430,12 @@ async fn serve_caller(
         // A caller that takes nothing may have no place for it.
         let _ = to_caller.try_send(Err(status));
     }
+}
+
+/// Whether something can follow.
+fn goes_on(output: &Result<ExecOutput, Refusal>) -> bool {
+    use ExecOutput::{Piece, Started, Stderr, Stdout};
+    matches!(output, Ok(Started | Stdout(_) | Stderr(_) | Piece(_)))
 }
 
 /// Hands a piece on once there is a place for it; false when nobody takes it.
@@ -391,7 +468,7 @@ fn input(request: v1::ExecWorkerRequest) -> Result<ExecInput, Vec<Violation>> {
     }
 }
 
-fn answer(output: ExecOutput, token: FencingToken) -> v1::ExecWorkerResponse {
+fn answer(output: ExecOutput, token: FencingToken) -> Option<v1::ExecWorkerResponse> {
     use exec_worker_response::Message;
     let end = |end| Message::End(v1::ExecEnd { end: Some(end) });
     let message = match output {
@@ -402,8 +479,9 @@ fn answer(output: ExecOutput, token: FencingToken) -> v1::ExecWorkerResponse {
         ExecOutput::Stderr(bytes) => Message::Stderr(bytes.into()),
         ExecOutput::Exited(code) => end(exec_end::End::ExitCode(code)),
         ExecOutput::Signaled(number) => end(exec_end::End::Signal(number)),
+        ExecOutput::Piece(_) => return None,
     };
-    v1::ExecWorkerResponse { message: Some(message) }
+    Some(v1::ExecWorkerResponse { message: Some(message) })
 }
 
 /// Opens the agent's side of a relay.
@@ -460,14 +538,13 @@ async fn serve_node(
     let NodeSide { mut from_caller, to_caller } = side;
     let inputs = async {
         while let Some(input) = from_caller.recv().await {
-            let response = agent::RelayExecResponse { request: Some(request_of(input)) };
-            if to_agent.send(Ok(response)).await.is_err() {
+            if to_agent.send(Ok(response_of(input))).await.is_err() {
                 return;
             }
         }
         let end = exec_worker_request::Message::InputEnd(v1::ExecInputEnd {});
         let request = Some(v1::ExecWorkerRequest { message: Some(end) });
-        let _ = to_agent.send(Ok(agent::RelayExecResponse { request })).await;
+        let _ = to_agent.send(Ok(agent::RelayExecResponse { request, forward: None })).await;
     };
     let outputs = async {
         loop {
@@ -480,8 +557,7 @@ async fn serve_node(
                 )))),
             };
             let Some(output) = output else { continue };
-            let is_last =
-                !matches!(output, Ok(ExecOutput::Started | ExecOutput::Stdout(_) | ExecOutput::Stderr(_)));
+            let is_last = !goes_on(&output);
             if to_caller.send(output).await.is_err() || is_last {
                 return;
             }
@@ -503,9 +579,20 @@ fn terminal_of(size: TerminalSize) -> v1::ExecTerminal {
     v1::ExecTerminal { rows: size.rows.into(), columns: size.columns.into() }
 }
 
-fn request_of(input: ExecInput) -> v1::ExecWorkerRequest {
+fn response_of(input: ExecInput) -> agent::RelayExecResponse {
     use exec_worker_request::Message;
+    let forward = |message| {
+        let forward = Some(v1::ForwardPortRequest { message: Some(message) });
+        agent::RelayExecResponse { request: None, forward }
+    };
     let message = match input {
+        ExecInput::Port(port) => {
+            let start = v1::ForwardPortStart { port: port.into(), ..Default::default() };
+            return forward(forward_port_request::Message::Start(start));
+        }
+        ExecInput::Piece(piece) => {
+            return forward(forward_port_request::Message::Piece(piece_to_proto(piece)));
+        }
         ExecInput::Start { command, environment, terminal } => {
             let (environment, terminal) = (environment.into_iter().collect(), terminal.map(terminal_of));
             Message::Start(v1::ExecStart { command, environment, terminal, ..Default::default() })
@@ -515,7 +602,8 @@ fn request_of(input: ExecInput) -> v1::ExecWorkerRequest {
         ExecInput::End => Message::InputEnd(v1::ExecInputEnd {}),
         ExecInput::Signal(number) => Message::Signal(number),
     };
-    v1::ExecWorkerRequest { message: Some(message) }
+    let request = Some(v1::ExecWorkerRequest { message: Some(message) });
+    agent::RelayExecResponse { request, forward: None }
 }
 
 /// What an agent's message says; none when it says nothing. `opened` is what its first one named.
@@ -534,6 +622,14 @@ fn output_of(
             return Some(Err(broken(&text).with("node", &request.node_name)));
         }
         OfNode::Output(output) => output.message?,
+        OfNode::Forwarded(forwarded) => {
+            return Some(match forwarded.message? {
+                forward_port_response::Message::Started(_) => Ok(ExecOutput::Started),
+                forward_port_response::Message::Piece(piece) => piece_from_proto(piece)
+                    .map(ExecOutput::Piece)
+                    .map_err(|_| broken("the node's agent sent a piece of a connection that is none")),
+            });
+        }
     };
     Some(match output {
         Message::Stdout(bytes) | Message::Stderr(bytes) if bytes.len() > PIECE_BYTES_MAX => {

@@ -16,8 +16,8 @@ use crate::headers::REQUIRED_FEATURES;
 /// What this release knows: for each, its name and the calls and fields that need it. `job-controls`: the calls that take a
 /// `JobSelector`, with `after_job_id`. `job-limits`: `TenantLimits.user`, `.job` and `.tiers`. `policy-parts`: `UpdatePolicy`.
 /// `job-nodes`: `JobSpec.nodes`. `job-workdir`: `JobSpec.workdir`. `accelerator-budgets`: `accelerator_hours` of limits.
-/// `quota-grants`: `QuotaService`.
-pub(crate) const FEATURES: [&str; 7] = [
+/// `quota-grants`: `QuotaService`. `job-artifacts`: `JobSpec.artifacts`.
+pub(crate) const FEATURES: [&str; 8] = [
     "job-controls",
     "job-limits",
     "policy-parts",
@@ -25,6 +25,7 @@ pub(crate) const FEATURES: [&str; 7] = [
     "job-workdir",
     "accelerator-budgets",
     "quota-grants",
+    "job-artifacts",
 ];
 
 /// Bytes of all names that a request may have.

@@ -168,11 +168,12 @@ pub(crate) type Leads = Arc<dyn Fn() -> bool + Send + Sync>;
 const DRILL_CALLS: &str = "/muster.admin.v1beta1.DrillService/";
 
 /// Calls in which the caller sends one message after the other, as long as it likes.
-const CLIENT_STREAMS: [&str; 7] = [
+const CLIENT_STREAMS: [&str; 8] = [
     "/muster.v1beta1.JobService/SubmitStream",
     "/muster.agent.v1beta1.NodeService/Session",
     "/muster.agent.v1beta1.NodeService/UploadLogs",
     "/muster.v1beta1.JobService/ExecWorker",
+    "/muster.v1beta1.JobService/ForwardPort",
     "/muster.agent.v1beta1.NodeService/RelayExec",
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",

@@ -32,6 +32,7 @@ use crate::explanation;
 use crate::forward::{Caller, ONWARD_BYTES_MAX, Route, Router, of_leader};
 use crate::job_filter::JobFilter;
 use crate::original::Onward;
+use crate::port_forward;
 use crate::read::{bad_page, cluster, freshness, invalid, page_size, written};
 use crate::render::{self, Detail};
 use crate::shares::{Account, Pool, PoolPermit, Tallies, Tally};
@@ -594,6 +595,15 @@ impl JobService for Jobs {
         request: Request<Streaming<v1::ExecWorkerRequest>>,
     ) -> Result<Response<Self::ExecWorkerStream>, Status> {
         self.execs.open(&self.router, request).await.map(Response::new)
+    }
+
+    type ForwardPortStream = port_forward::ToCaller;
+
+    async fn forward_port(
+        &self,
+        request: Request<Streaming<v1::ForwardPortRequest>>,
+    ) -> Result<Response<Self::ForwardPortStream>, Status> {
+        port_forward::open(&self.execs, &self.router, request).await.map(Response::new)
     }
 
     async fn cancel_jobs(

@@ -55,7 +55,9 @@ mod node_service;
 mod notifications;
 mod original;
 mod pages;
+mod pieces;
 mod policy_service;
+mod port_forward;
 #[cfg(test)]
 mod protocol_tests;
 mod queue_service;

@@ -231,7 +231,13 @@ fn worker_reports(at: &str, messages: &[agent::WorkerState]) -> Result<Vec<Worke
     let mut reports = Vec::with_capacity(messages.len());
     for (place, message) in messages.iter().enumerate() {
         match worker_report_from_proto(&format!("{at}[{place}]"), message) {
-            Ok(r) => reports.push(WorkerReport { job: r.job, token: r.token, rank: r.rank, exit: r.exit }),
+            Ok(r) => reports.push(WorkerReport {
+                job: r.job,
+                token: r.token,
+                rank: r.rank,
+                exit: r.exit,
+                artifacts: r.artifacts,
+            }),
             Err(violations) => found.extend(violations),
         }
         if found.len() >= limits::BATCH_JOBS_MAX {

@@ -4,8 +4,8 @@ use muster_engine::StartOrder;
 use muster_journal::{Outcome, RearrangeCause, StopCause, WorkerSlot};
 use muster_state::usage::Capacity;
 use muster_state::{
-    Failure, JobRow, NodeRow, NodeStatus, Phase, Placement, PromiseRow, QueueRow, QuotaUse, RankState,
-    RestrictionRow, State, Straggler,
+    Failure, JobRow, NodeRow, NodeStatus, Phase, Placement, PromiseRow, QueueRow, QuotaUse, RankArtifacts,
+    RankState, RestrictionRow, State, Straggler,
 };
 use muster_types::job::ArrayMember;
 use muster_types::metadata::ANONYMOUS;
@@ -181,7 +181,22 @@ pub(crate) fn attempt_history(view: &State, job: JobId, detail: Detail) -> Optio
         retry_time: row.wait_until.and_then(log_time),
         avoided: if full { row.avoided.iter().map(avoided).collect() } else { Vec::new() },
         stragglers: if full { row.stragglers.iter().map(straggler).collect() } else { Vec::new() },
+        artifacts: if full { row.artifacts.iter().map(artifacts).collect() } else { Vec::new() },
     })
+}
+
+fn artifacts((rank, known): (&u32, &RankArtifacts)) -> v1::WorkerArtifacts {
+    let RankArtifacts { token, artifacts } = known;
+    v1::WorkerArtifacts {
+        rank: *rank,
+        token: Some(fencing_token_to_proto(*token)),
+        digest: artifacts.digest.map(|digest| digest.to_string()).unwrap_or_default(),
+        files: artifacts.files,
+        bytes: artifacts.bytes,
+        left_out: artifacts.left_out,
+        fault: artifacts.fault.map(|(fault, _)| fault.word().to_owned()).unwrap_or_default(),
+        fault_path: artifacts.fault.map_or(0, |(_, path)| path),
+    }
 }
 
 fn failure(view: &State, failure: &Failure) -> v1::Failure {
@@ -568,6 +583,8 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
         world_size_min: spec.worker_count_min(),
         gang_secret: gang_secret(order),
         workdir: contract.workdir.map(muster_wire::convert::workdir_to_proto),
+        artifacts: contract.artifacts.as_ref().map(muster_wire::convert::artifacts_to_proto),
+        artifacts_bytes_max: view.policy().policy.job_limits(&spec.tenant, spec.tier).artifacts_bytes_max,
     }
 }
 

@@ -423,6 +423,7 @@ async fn only_the_current_placement_commits_a_checkpoint() {
         token: Some(token),
         subject: Some(agent::worker_state::Subject::Rank(0)),
         exit: None,
+        artifacts: None,
     };
     let report = agent::Report { sequence: 1, workers: vec![worker] };
     let message = Some(session_request::Message::Report(report));

@@ -10,7 +10,7 @@
 use muster_journal::Decision;
 use muster_state::State;
 use muster_transport::{Principal, Role, ShortName};
-use muster_types::{JobId, Name};
+use muster_types::{JobContract, JobId, Name};
 use muster_wire::{process, v1};
 use serde_json::Value;
 
@@ -18,8 +18,15 @@ use serde_json::Value;
 pub(crate) const REDACTED: &str = "redacted";
 
 /// Of a job's spec, in a record: what its workers are started with, and where they read and write.
-const PRIVATE: [&str; 6] =
-    ["command", "environment", "checkpoint_directory", "working_directory", "container", "workdir"];
+const PRIVATE: [&str; 7] = [
+    "command",
+    "environment",
+    "checkpoint_directory",
+    "working_directory",
+    "container",
+    "workdir",
+    "artifacts",
+];
 /// Of any record about a job: how its workers failed, which may name the program or a path.
 const SAID: [&str; 2] = ["detail", "launch_failed"];
 
@@ -124,8 +131,8 @@ impl Visibility {
                 let shown = content.get_mut("contracts").and_then(Value::as_array_mut).into_iter().flatten();
                 let hidden = shown
                     .zip(contracts)
-                    .filter(|(_, (job, contract))| contract.workdir.is_some() && !self.sees_job(view, *job));
-                hidden.map(|(content, _)| blank(content, &["workdir"])).count() > 0
+                    .filter(|(_, (job, contract))| names_files(contract) && !self.sees_job(view, *job));
+                hidden.map(|(content, _)| blank(content, &["workdir", "paths"])).count() > 0
             }
             Decision::JobModified { job, .. } if !self.sees_job(view, *job) => {
                 blank(content, &["annotations"]);
@@ -178,6 +185,12 @@ impl Visibility {
                 if !view.quota_grant(*id).is_some_and(|row| self.sees(view, &row.grant.tenant)) =>
             {
                 blank(content, &QUOTA);
+            Decision::ArtifactsKept { job, .. } if !self.sees_job(view, *job) => {
+                blank(content, &["digest"]);
+                true
+            }
+            Decision::PortForwardOpened { job, .. } if !self.sees_job(view, *job) => {
+                blank(content, &["port"]);
                 true
             }
             // Which tokens others have is nobody else's business; of one that was revoked it is not known whose it was.
@@ -217,6 +230,11 @@ fn blank(content: &mut Value, names: &[&str]) {
 
 fn word() -> String {
     REDACTED.to_owned()
+}
+
+/// Whether a job says which files it brings, or which of its workers come back.
+fn names_files(contract: &JobContract) -> bool {
+    contract.workdir.is_some() || contract.artifacts.is_some()
 }
 
 fn hide(text: &mut String) {
@@ -268,9 +286,14 @@ fn redact_spec(spec: &mut v1::JobSpec) {
     if let Some(files) = &mut spec.workdir {
         hide(&mut files.digest);
     }
+    if let Some(artifacts) = &mut spec.artifacts {
+        artifacts.paths.iter_mut().for_each(hide);
+    }
 }
 
 fn redacted_history(mut history: v1::AttemptHistory) -> v1::AttemptHistory {
+    // As for the files that a job brings.
+    history.artifacts.iter_mut().for_each(|kept| hide(&mut kept.digest));
     if let Some(last) = &mut history.last_failure {
         hide(&mut last.message);
     }

@@ -5,13 +5,16 @@
 //!
 //! **Invariant:** nothing that a store returns is used before its digest was checked.
 //! **Invariant:** nothing is written outside of the directory that is unpacked into, whatever the list says.
+//! **Invariant:** nothing outside of the directory of a worker is collected, whatever its links lead to.
 
+mod collect;
 mod ignore;
 mod pack;
 mod store;
 mod tree;
 mod unpack;
 
+pub use collect::{Collecting, collect};
 pub use pack::{PackError, Packed, Progress, pack};
 pub use store::{BlobDirectory, BlobError, BlobStore};
 pub use tree::{BYTES_MAX, Entry, FILES_MAX, Tree, TreeError};

@@ -20,7 +20,7 @@ pub const BYTES_MAX: u64 = 2 << 30;
 /// Bytes of a list itself.
 pub(crate) const LIST_BYTES_MAX: u64 = 64 << 20;
 /// Bytes of a path or of the target of a link.
-const PATH_BYTES_MAX: usize = 1_024;
+pub(crate) const PATH_BYTES_MAX: usize = 1_024;
 /// Bytes of one name in a path.
 const NAME_BYTES_MAX: usize = 255;
 /// Names in a path.

@@ -7,6 +7,7 @@
 //! **Invariant:** no command decides anything about a job: it asks, shows, and checks what the server
 //! would check anyway.
 
+mod artifacts;
 mod audit;
 mod backup;
 mod booking;
@@ -112,6 +113,11 @@ pub enum ClientCommand {
     Logs(job::logs::LogsArgs),
     /// Run a command next to a worker that runs, with what the worker has
     Exec(job::exec::ExecArgs),
+    /// Reach a port of a worker from this machine: TensorBoard, a notebook, a dashboard
+    PortForward(job::port_forward::PortForwardArgs),
+    /// Files that workers have left: list them, fetch them
+    #[command(subcommand)]
+    Artifacts(artifacts::ArtifactsCommand),
     /// Cancel jobs: `muster job cancel`
     Cancel(job::controls::SelectArgs),
     /// Say why a job waits and when it will start: `muster job explain`
@@ -302,6 +308,8 @@ async fn dispatch(
         ClientCommand::Ctl(command) => ctl::run(global, console, command),
         ClientCommand::Logs(args) => job::logs::run(global, console, args).await,
         ClientCommand::Exec(args) => job::exec::run(global, console, args).await,
+        ClientCommand::PortForward(args) => job::port_forward::run(global, console, args).await,
+        ClientCommand::Artifacts(command) => artifacts::run(global, console, command).await,
         ClientCommand::Cancel(args) => job::run(global, console, job::JobCommand::Cancel(args)).await,
         ClientCommand::Explain { id, read } => {
             job::run(global, console, job::JobCommand::Explain { id, read }).await

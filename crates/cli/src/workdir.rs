@@ -33,6 +33,9 @@ pub struct Workdir {
 impl WorkdirArgs {
     /// Lists the files and has the jobs name them; nothing is sent yet. None where no directory is given.
     pub fn apply(&self, global: &Global, manifests: &mut [Manifest]) -> Result<Option<Workdir>, Failure> {
+        for manifest in manifests.iter_mut().filter(|job| job.message.spec().artifacts.is_some()) {
+            select_store(manifest.message.spec_mut());
+        }
         let Some(directory) = &self.workdir else { return Ok(None) };
         let has = |of: fn(&v1::JobSpec) -> bool| manifests.iter().any(|job| of(job.message.spec()));
         if has(|spec| !spec.working_directory.is_empty()) {
@@ -47,9 +50,7 @@ impl WorkdirArgs {
         for manifest in manifests {
             let spec = manifest.message.spec_mut();
             spec.workdir = Some(v1::Workdir { digest: packed.digest().to_string() });
-            // Other nodes could not have the files.
-            let label = spec.node_selector.entry(STORE_LABEL.to_owned());
-            label.or_insert_with(|| v1::LabelValues { values: vec![HAS_STORE.to_owned()] });
+            select_store(spec);
         }
         let store = match &self.store {
             Some(store) => Some(store.clone()),
@@ -57,6 +58,12 @@ impl WorkdirArgs {
         };
         Ok(Some(Workdir { packed, store }))
     }
+}
+
+/// Other nodes could not have the files, or keep any.
+fn select_store(spec: &mut v1::JobSpec) {
+    let label = spec.node_selector.entry(STORE_LABEL.to_owned());
+    label.or_insert_with(|| v1::LabelValues { values: vec![HAS_STORE.to_owned()] });
 }
 
 impl Workdir {
@@ -92,7 +99,7 @@ fn so_far(progress: &Progress) -> String {
     format!("the store has {} of {}", size(progress.bytes_done), size(progress.bytes))
 }
 
-fn size(bytes: u64) -> String {
+pub fn size(bytes: u64) -> String {
     match bytes {
         0..0x400 => format!("{bytes} bytes"),
         0x400..0x10_0000 => format!("{} KiB", bytes >> 10),
@@ -153,6 +160,9 @@ mod tests {
         assert_eq!(spec.node_selector[STORE_LABEL].values, [HAS_STORE]);
         let none = WorkdirArgs { workdir: None, store: None }.apply(&global(), &mut jobs);
         assert!(none.is_ok_and(|none| none.is_none()));
+        let mut jobs = manifests(", artifacts: {paths: [out]}");
+        assert!(WorkdirArgs { workdir: None, store: None }.apply(&global(), &mut jobs).is_ok());
+        assert_eq!(jobs[0].message.spec().node_selector[STORE_LABEL].values, [HAS_STORE]);
         for taken in
             [", workingDirectory: /work", &format!(", workdir: {{digest: \"{}\"}}", workdir.packed.digest())]
         {

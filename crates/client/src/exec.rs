@@ -120,7 +120,7 @@ impl Exec {
 }
 
 /// Whether the replica refused before it recorded anything.
-fn says_that_nothing_was_done(error: &AttemptError) -> bool {
+pub(crate) fn says_that_nothing_was_done(error: &AttemptError) -> bool {
     let AttemptError::Answer { refused, .. } = error else { return false };
     matches!(
         refused.code,

@@ -137,6 +137,13 @@ impl JobSpec {
         self.with(|spec| spec.workdir = Some(v1::Workdir { digest: digest.into() }))
     }
 
+    /// Files of the workers that come back when these end, by paths relative to where they start: `muster artifacts get`.
+    #[must_use]
+    pub fn artifacts<P: Into<String>>(self, paths: impl IntoIterator<Item = P>) -> JobSpec {
+        let paths = paths.into_iter().map(Into::into).collect();
+        self.with(|spec| spec.artifacts = Some(v1::ArtifactRules { paths, required: false }))
+    }
+
     /// A label that its nodes must have, with one of these values.
     pub fn node_label(
         self,

@@ -309,7 +309,7 @@ fn next_step(code: RefusalCode) -> &'static str {
             "only the current attempt and the one before have output; `muster job show ID` lists the attempts"
         }
         RefusalCode::ExecUnavailable => {
-            "`muster job show ID` shows whether the worker runs, and where; look whether the command has begun before you run it again"
+            "`muster job show ID` shows whether the worker runs, and where; look whether a command has begun before you run it again"
         }
         RefusalCode::LogsUnavailable => {
             "try again when the worker's node is back; `muster node list` shows which nodes are up"

@@ -716,6 +716,8 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::TokenRevoked { .. }
         | Decision::ExecOpened { .. }
         | Decision::QuotaRequested { .. }
+        | Decision::PortForwardOpened { .. }
+        | Decision::ArtifactsKept { .. }
         | Decision::SessionResumed { .. }
         | Decision::NotificationsDelivered { .. }
         | Decision::ArrayMembersFailed { .. }

@@ -657,7 +657,11 @@ fn exit_bytes(exit: &ExitStatus) -> usize {
 #[must_use]
 pub fn submission_kib(jobs: &[Submission]) -> u64 {
     let texts = |job: &Submission| job.metadata.as_ref().map_or(0, |metadata| metadata.text_bytes());
-    let bytes: usize = jobs.iter().map(|job| spec_bytes(&job.spec) + texts(job)).sum();
+    let paths = |job: &Submission| -> usize {
+        let rules = job.contract.artifacts.iter();
+        rules.flat_map(|rules| &rules.paths).map(|path| path.len() + 24).sum()
+    };
+    let bytes: usize = jobs.iter().map(|job| spec_bytes(&job.spec) + texts(job) + paths(job)).sum();
     (bytes >> 10) as u64
 }
 

@@ -50,12 +50,14 @@ pub use muster_consensus::{
     ChangeOptions, Changed, Member, PeerReport, ReplicaNode, ReplicaStatus, Role, Space, StateMark,
     StorageHealth, Traffic, TrafficScope,
 };
-pub use services::execs::ExecRequest;
+pub use services::execs::{ExecPurpose, ExecRequest};
 pub use services::probe::{PROBE_NODES_MAX, ProbeResult};
 pub use services::reads::{Reading, staleness_ms};
 pub use services::session::Session;
 pub use services::watching::Subscription;
-pub use sessions::execs::{CallerSide, ExecInput, ExecOrder, ExecOutput, NodeSide};
+pub use sessions::execs::{
+    CallerSide, ExecInput, ExecOrder, ExecOutput, ForwardedContent, ForwardedPiece, NodeSide,
+};
 pub use sessions::liveness::Liveness;
 pub use sessions::logs::{Attempt, LogChunk, LogRequest};
 pub use sessions::messages::{Inbound, Opening, Outbound, ProbeOrder, ProbeReport, WorkerReport};

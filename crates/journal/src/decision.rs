@@ -11,10 +11,7 @@ use alloc::vec::Vec;
 use muster_types::health::{Condition, Drain, HealthPolicy, NodeHealth, RepairStep};
 use muster_types::policy::{NotificationProgress, Policy, QuotaGrant};
 use muster_types::{
-    Approval, ArrayId, ArraySpec, BookingEnd, BookingSpec, CertificateSerial, ClusterId, Control, DeviceSet,
-    ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobId,
-    JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeAdmission, NodeId, NodeOverrides, NodeSpec,
-    Parameters, QueueKey, ReplicaId, RequestId, Requester, Revocation, TokenGrant, TokenId,
+    Approval, ArrayId, ArraySpec, BookingEnd, BookingSpec, CertificateSerial, ClusterId, Control, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeAdmission, NodeId, NodeOverrides, NodeSpec, Parameters, QueueKey, ReplicaId, RequestId, Requester, Revocation, TokenGrant, TokenId, Artifacts,
 };
 use serde::{Deserialize, Serialize};
 
@@ -797,10 +794,34 @@ pub enum Decision {
         /// All of its nodes from now on, in ascending order.
         nodes: Vec<Name>,
     },
+    /// Input: somebody connects to a port of a worker. Which connections followed is in no record.
+    PortForwardOpened {
+        /// Who asked.
+        by: Requester,
+        /// Which job.
+        job: JobId,
+        /// The placement that the worker is of.
+        token: FencingToken,
+        /// The worker, by its rank in the gang.
+        rank: u32,
+        /// The port; never 0.
+        port: u16,
+    },
+    /// The agent of a worker that has ended says which of its files it has kept, and why not all.
+    ArtifactsKept {
+        /// Which job.
+        job: JobId,
+        /// The placement that the worker was of.
+        token: FencingToken,
+        /// The worker, by its rank in the gang.
+        rank: u32,
+        /// What became of its files.
+        artifacts: Artifacts,
+    },
 }
 
 /// Names of the decisions that somebody asks for: those with a [`Decision::requester`].
-pub const REQUESTED_DECISIONS: [&str; 28] = [
+pub const REQUESTED_DECISIONS: [&str; 29] = [
     "jobs_submitted",
     "job_cancel_requested",
     "node_cordon_set",
@@ -829,6 +850,7 @@ pub const REQUESTED_DECISIONS: [&str; 28] = [
     "quota_granted",
     "booking_created",
     "booking_deleted",
+    "port_forward_opened",
 ];
 
 impl Decision {
@@ -873,7 +895,8 @@ impl Decision {
             | Decision::QuotaAnswered { by, .. }
             | Decision::QuotaGranted { by, .. }
             | Decision::BookingCreated { by, .. }
-            | Decision::BookingDeleted { by, .. } => Some(by),
+            | Decision::BookingDeleted { by, .. }
+            | Decision::PortForwardOpened { by, .. } => Some(by),
             _ => None,
         }
     }
@@ -943,6 +966,8 @@ impl Decision {
             Decision::BookingOpened { .. } => "booking_opened",
             Decision::BookingEnded { .. } => "booking_ended",
             Decision::BookingMoved { .. } => "booking_moved",
+            Decision::PortForwardOpened { .. } => "port_forward_opened",
+            Decision::ArtifactsKept { .. } => "artifacts_kept",
         }
     }
 }

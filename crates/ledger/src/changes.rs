@@ -171,6 +171,8 @@ impl ChangeSet {
             | Decision::BookingOpened { .. }
             | Decision::BookingEnded { .. }
             | Decision::BookingMoved { .. }
+            | Decision::PortForwardOpened { .. }
+            | Decision::ArtifactsKept { .. }
             | Decision::ClusterCreated { .. }
             | Decision::ClusterRecovered { .. }
             | Decision::LeaderStarted
@@ -252,6 +254,8 @@ impl ChangeSet {
             | Decision::BookingOpened { .. }
             | Decision::BookingEnded { .. }
             | Decision::BookingMoved { .. }
+            | Decision::PortForwardOpened { .. }
+            | Decision::ArtifactsKept { .. }
             | Decision::SessionResumed { .. }
             | Decision::NotificationsDelivered { .. }
             | Decision::JobMetadataSet { .. } => {}

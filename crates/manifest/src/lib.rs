@@ -367,6 +367,7 @@ impl Manifest {
             (".resources.", "."),
             (".process.", "."),
             (".container.command", ".command"),
+            (".container.shared_memory_bytes", ".container.sharedMemory"),
         ] {
             known = known.replace(name, renamed);
         }

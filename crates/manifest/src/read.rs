@@ -149,6 +149,12 @@ impl Reader<'_> {
                 .workdir
                 .map(|files| v1::Workdir { digest: self.text("spec.workdir.digest", files.digest) }),
             booking: self.text("spec.booking", spec.booking),
+            artifacts: spec.artifacts.map(|rules| v1::ArtifactRules {
+                paths: self.list("spec.artifacts.paths", rules.paths.unwrap_or_default()),
+                required: self
+                    .value("spec.artifacts.required", rules.required, quantity::flag)
+                    .unwrap_or_default(),
+            }),
         };
         let message = v1::Job { spec: Some(asked), ..message };
         (message, shorthand, parallel)
@@ -240,6 +246,12 @@ impl Reader<'_> {
             image: self.text(&path("image"), container.image),
             pull: self.closed::<PullRule>(&path("pull"), container.pull),
             mounts,
+            shared_memory_bytes: self.above_zero(
+                &path("sharedMemory"),
+                container.shared_memory,
+                quantity::memory_bytes,
+                "leave it out for that of the gang",
+            ),
             ..Default::default()
         }
     }

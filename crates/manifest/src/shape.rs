@@ -62,6 +62,7 @@ pub struct Spec {
     pub preflight: Option<Text>,
     pub workdir: Option<Workdir>,
     pub booking: Option<Text>,
+    pub artifacts: Option<Artifacts>,
     pub parallel: Option<Spanned<Parallel>>,
     // The only group, written without a list around it. Not `flatten`: that loses places and names.
     pub workers: Option<Text>,
@@ -125,10 +126,18 @@ pub struct Workdir {
 
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Artifacts {
+    pub paths: Option<Vec<Text>>,
+    pub required: Option<Text>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Container {
     pub image: Option<Text>,
     pub pull: Option<Text>,
     pub mounts: Option<Vec<Mount>>,
+    pub shared_memory: Option<Text>,
 }
 
 #[derive(Default, Deserialize)]

@@ -161,6 +161,14 @@ fn described(spec: &v1::JobSpec, is_short: bool) -> Fields {
         // Also where nothing is in it: without it the workers had no files.
         shown.put("workdir", Some(Content::Fields(workdir)));
     }
+    if let Some(rules) = &spec.artifacts {
+        let mut artifacts = Fields::default();
+        artifacts.say("paths", rules.paths.clone());
+        if rules.required {
+            artifacts.say("required", true);
+        }
+        shown.put("artifacts", Some(Content::Fields(artifacts)));
+    }
     if let Some(array) = &spec.array {
         let is_count = array.indices.is_empty() && array.throttle.is_none();
         shown.say("array", if is_count { json!(array.size) } else { json!(show_array(array)) });
@@ -319,6 +327,8 @@ fn image(container: &v1::ContainerRuntime) -> Fields {
     };
     let mounts: Vec<Content> = container.mounts.iter().map(mount).collect();
     shown.put("mounts", Some(Content::List(mounts)).filter(|_| !container.mounts.is_empty()));
+    let shared = Some(container.shared_memory_bytes).filter(|bytes| *bytes > 0);
+    shown.say("sharedMemory", shared.map(show_bytes));
     shown
 }
 

@@ -74,11 +74,12 @@ fn variable() -> impl Strategy<Value = v1::env_var::Source> {
 
 fn container() -> impl Strategy<Value = v1::ContainerRuntime> {
     let mount = ("/[a-cé]{1,8}", "/[a-c]{1,8}", any::<bool>());
-    ("[a-z]{1,5}[.][a-z]{1,5}/[a-z]{1,5}:[0-9]", 0..4i32, vec(mount, 0..3)).prop_map(
-        |(image, pull, mounts)| {
+    let image = "[a-z]{1,5}[.][a-z]{1,5}/[a-z]{1,5}:[0-9]";
+    (image, 0..4i32, vec(mount, 0..3), 0..1_000_000_000u64).prop_map(
+        |(image, pull, mounts, shared_memory_bytes)| {
             let mount = |(source, target, read_only)| v1::ContainerMount { source, target, read_only };
             let mounts = mounts.into_iter().map(mount).collect();
-            v1::ContainerRuntime { image, pull, mounts, ..Default::default() }
+            v1::ContainerRuntime { image, pull, mounts, shared_memory_bytes, ..Default::default() }
         },
     )
 }
@@ -164,31 +165,38 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
     let preflight = 0..4i32;
     let notice = prop::option::of((1..65_536u32, prop_oneof![Just(String::new()), Just("/stop".to_owned())]));
     let files = prop::option::of(Just(v1::Workdir { digest: format!("sha256:{}", "a1".repeat(32)) }));
-    prop::option::of((launch, retry, checkpoint, notice, preflight, 0..3u32, files)).prop_map(|said| {
-        said.map(|(launch, retry, checkpoint, notice, preflight, spare_workers, workdir)| v1::JobSpec {
-            workdir,
-            launch,
-            retry: Some(v1::RetryPolicy {
-                max_failures: 0,
-                limits: vec![v1::RetryLimit { failure_class: retry.0.into(), retries: retry.1 }],
-                backoff: retry.2.map(duration),
-                max_backoff: retry.3.map(duration),
-                avoid: retry.4.map(duration),
-            }),
-            checkpoint: Some(v1::CheckpointPolicy {
-                directory: String::new(),
-                dataset: checkpoint.0,
-                step: above_zero(checkpoint.1),
-                save: above_zero(checkpoint.2),
-                interval: above_zero(checkpoint.3),
-            }),
-            notice: notice.map(|(http_port, http_path)| v1::NoticeRules { http_port, http_path }),
-            spare_workers,
-            preflight,
-            ..v1::JobSpec::default()
-        })
-        .unwrap_or_default()
-    })
+    let artifacts =
+        prop::option::of((prop::collection::vec("[a-z*]{1,5}(/[a-z?]{1,3})?", 1..4), any::<bool>()));
+    prop::option::of((launch, retry, checkpoint, notice, preflight, 0..3u32, files, artifacts)).prop_map(
+        |said| {
+            said.map(|(launch, retry, checkpoint, notice, preflight, spare_workers, workdir, artifacts)| {
+                v1::JobSpec {
+                    workdir,
+                    artifacts: artifacts.map(|(paths, required)| v1::ArtifactRules { paths, required }),
+                    launch,
+                    retry: Some(v1::RetryPolicy {
+                        max_failures: 0,
+                        limits: vec![v1::RetryLimit { failure_class: retry.0.into(), retries: retry.1 }],
+                        backoff: retry.2.map(duration),
+                        max_backoff: retry.3.map(duration),
+                        avoid: retry.4.map(duration),
+                    }),
+                    checkpoint: Some(v1::CheckpointPolicy {
+                        directory: String::new(),
+                        dataset: checkpoint.0,
+                        step: above_zero(checkpoint.1),
+                        save: above_zero(checkpoint.2),
+                        interval: above_zero(checkpoint.3),
+                    }),
+                    notice: notice.map(|(http_port, http_path)| v1::NoticeRules { http_port, http_path }),
+                    spare_workers,
+                    preflight,
+                    ..v1::JobSpec::default()
+                }
+            })
+            .unwrap_or_default()
+        },
+    )
 }
 
 /// Of which some break a rule: a name in both lists, or a number that is none.

@@ -564,7 +564,7 @@ fn unknown_fields_are_named_with_line_and_neighbour() {
         ["line 5: comand: unknown field; did you mean command? (known here: tier, regions, groups, \
           runTimeLimit, stopGrace, workingDirectory, array, topology, \
           nodeSelector, nodes, tolerations, preemptible, after, notBefore, deadline, expectedRun, datasets, launch, \
-          retry, checkpoint, notice, spareWorkers, preflight, workdir, booking, parallel, workers, minWorkers, slice, command, environment, \
+          retry, checkpoint, notice, spareWorkers, preflight, workdir, booking, artifacts, parallel, workers, minWorkers, slice, command, environment, \
           accelerators, cpu, memory, container)"]
     );
     assert!(
@@ -599,13 +599,14 @@ fn every_mistake_is_listed_with_its_line() {
 #[test]
 fn an_image_is_read_and_its_mistakes_have_their_lines() {
     let manifest = one(&job(
-        "  container:\n    image: localhost/train:1\n    pull: always\n    mounts:\n    - {source: /data, target: /mnt, readOnly: true}\n",
+        "  container:\n    image: localhost/train:1\n    pull: always\n    sharedMemory: 64Mi\n    mounts:\n    - {source: /data, target: /mnt, readOnly: true}\n",
     ));
     manifest.check().unwrap();
     let expected = v1::ContainerRuntime {
         image: "localhost/train:1".into(),
         pull: v1::PullRule::Always.into(),
         mounts: vec![v1::ContainerMount { source: "/data".into(), target: "/mnt".into(), read_only: true }],
+        shared_memory_bytes: 64 << 20,
         ..Default::default()
     };
     assert_eq!(manifest.message.spec().groups[0].container(), Some(&expected));

@@ -383,6 +383,16 @@ fn attempts(status: &v1::JobStatus) -> Markup {
                     }
                 }
             }
+            @if !history.artifacts.is_empty() {
+                dt { "Files kept" }
+                dd {
+                    @for kept in history.artifacts.iter().take(ROWS_MAX) {
+                        "rank " (kept.rank) ": " (kept.files) " files"
+                        @if !kept.fault.is_empty() { ", not all: " (text::of_people(&kept.fault)) }
+                        "; "
+                    }
+                }
+            }
             @if let Some(saved) = &status.last_checkpoint {
                 dt { "Work saved" } dd { (text::moment_utc(saved.time)) ", attempt " (saved.attempt) }
             }

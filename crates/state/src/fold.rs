@@ -137,6 +137,9 @@ impl State {
             Decision::StragglerNoted { job, rank, slow_milli, .. } => {
                 self.fold_straggler(*job, *rank, *slow_milli)
             }
+            Decision::ArtifactsKept { job, token, rank, artifacts } => {
+                self.fold_artifacts(*job, *token, *rank, *artifacts)
+            }
             Decision::NodeHealthChanged { node, health, .. } => {
                 self.change_restriction(*node, |row, _| row.health = (**health).clone())
             }
@@ -181,7 +184,7 @@ impl State {
             }
             Decision::QuotaGrantsEnded { ids } => self.fold_quota_ended(ids),
             // For people who read the log.
-            Decision::ExecOpened { .. } => Vec::new(),
+            Decision::ExecOpened { .. } | Decision::PortForwardOpened { .. } => Vec::new(),
             Decision::TokenRevoked { request, token, .. } => self.fold_token_revoked(*request, *token),
             Decision::BookingCreated { request, by, name, spec, nodes } => {
                 self.fold_booking_created(*request, by, name, spec, nodes)

@@ -146,6 +146,9 @@ impl State {
             Decision::StragglerNoted { job, token, rank, slow_milli } => {
                 self.check_straggler(*job, *token, *rank, *slow_milli)
             }
+            Decision::ArtifactsKept { job, token, rank, artifacts } => {
+                self.check_artifacts(*job, *token, *rank, artifacts)
+            }
             Decision::NodeHealthChanged { node, health, events, .. } => {
                 self.check_health(*node, health, events)
             }
@@ -179,12 +182,11 @@ impl State {
                 self.check_token_created((*request, by), *token, grant, *lifetime_ms)
             }
             Decision::ExecOpened { by, job, token, rank, command } => {
-                let (row, placement) = self.placed(*job)?;
-                require(by.is_valid() && command.len() <= limits::EXEC_TEXT_BYTES_MAX, GuardError::Limit)?;
-                require(matches!(row.phase, Phase::Starting | Phase::Running), GuardError::JobPhase)?;
-                require(placement.token == *token, GuardError::TokenNotCurrent)?;
-                let state = placement.ranks.get(*rank as usize);
-                require(state == Some(&RankState::Running), GuardError::RankNotCurrent)
+                let is_bounded = by.is_valid() && command.len() <= limits::EXEC_TEXT_BYTES_MAX;
+                self.check_next_to_worker(*job, *token, *rank, is_bounded)
+            }
+            Decision::PortForwardOpened { by, job, token, rank, port } => {
+                self.check_next_to_worker(*job, *token, *rank, by.is_valid() && *port != 0)
             }
             Decision::TokenRevoked { request, by, token } => self.check_token_revoked(*request, by, *token),
             Decision::QuotaRequested { request, by, grant } => {
@@ -199,6 +201,7 @@ impl State {
             Decision::QuotaGrantsEnded { ids } => self.check_quota_ended(ids),
             Decision::BookingCreated { request, by, name, spec, nodes } => {
                 self.check_booking_created((*request, by), name, spec, nodes)
+            }
             Decision::BookingDeleted { request, by, name } => self.check_booking_deleted(*request, by, name),
             Decision::BookingOpened { name } => require(
                 self.bookings.get(name).is_some_and(|booking| !booking.is_open),
@@ -216,6 +219,16 @@ impl State {
                 require(policy.violations().is_empty(), GuardError::Limit)
             }
         }
+    }
+
+    /// What somebody asks for next to a worker is within bounds, and that worker runs.
+    fn check_next_to_worker(&self, job: JobId, token: FencingToken, rank: u32, is_bounded: bool) -> Check {
+        let (row, placement) = self.placed(job)?;
+        require(is_bounded, GuardError::Limit)?;
+        require(matches!(row.phase, Phase::Starting | Phase::Running), GuardError::JobPhase)?;
+        require(placement.token == token, GuardError::TokenNotCurrent)?;
+        let state = placement.ranks.get(rank as usize);
+        require(state == Some(&RankState::Running), GuardError::RankNotCurrent)
     }
 
     /// What a job waits for is over, and has succeeded where that was asked. What is gone from the state

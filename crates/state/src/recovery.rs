@@ -4,11 +4,11 @@ use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use muster_journal::{Decision, WorkerSlot};
-use muster_types::{FencingToken, JobContract, JobId, LogTime, Name, NodeId, limits};
+use muster_types::{Artifacts, FencingToken, JobContract, JobId, LogTime, Name, NodeId, limits};
 
 use crate::effect::Effect;
 use crate::guard_error::{GuardError, require};
-use crate::rows::{Failure, Phase, RecoveryRow, Saved, Straggler};
+use crate::rows::{Failure, Phase, RankArtifacts, RecoveryRow, Saved, Straggler};
 use crate::state::State;
 
 impl State {
@@ -192,6 +192,41 @@ impl State {
             }
             None => _ = row.stragglers.remove(&rank),
         }
+        self.recoveries.insert(job, row);
+        self.change_job(job, |_| {});
+        vec![Effect::JobChanged(job)]
+    }
+
+    pub(crate) fn check_artifacts(
+        &self,
+        job: JobId,
+        token: FencingToken,
+        rank: u32,
+        artifacts: &Artifacts,
+    ) -> Result<(), GuardError> {
+        let row = self.jobs.get(&job).ok_or(GuardError::JobUnknown)?;
+        let placement = row.placement.as_deref().ok_or(GuardError::JobPhase)?;
+        require(placement.token == token, GuardError::TokenNotCurrent)?;
+        let state = placement.ranks.get(rank as usize);
+        require(state.is_some_and(|state| !state.is_over()), GuardError::RankNotCurrent)?;
+        let rules = self.agreed(job).and_then(|contract| contract.artifacts.as_ref());
+        let rules = rules.ok_or(GuardError::NothingToDo)?;
+        let is_named = artifacts.fault.is_none_or(|(_, path)| (path as usize) < rules.paths.len());
+        require(is_named && rank < limits::ARTIFACT_WORKERS_MAX, GuardError::Limit)?;
+        let known = self.recoveries.get(&job).and_then(|row| row.artifacts.get(&rank));
+        let is_known = known.is_some_and(|known| known.token == token && known.artifacts == *artifacts);
+        require(!is_known, GuardError::NothingToDo)
+    }
+
+    pub(crate) fn fold_artifacts(
+        &mut self,
+        job: JobId,
+        token: FencingToken,
+        rank: u32,
+        artifacts: Artifacts,
+    ) -> Vec<Effect> {
+        let mut row = self.recoveries.get(&job).cloned().unwrap_or_default();
+        row.artifacts.insert(rank, RankArtifacts { token, artifacts });
         self.recoveries.insert(job, row);
         self.change_job(job, |_| {});
         vec![Effect::JobChanged(job)]

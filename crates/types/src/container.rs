@@ -79,19 +79,26 @@ pub struct Container {
     pub pull: PullRule,
     /// What the workers see of the host.
     pub mounts: Vec<Mount>,
+    /// Bytes of a /dev/shm that each worker has for itself; 0 for that of its gang on the host.
+    pub shared_memory_bytes: u64,
 }
 
 impl Container {
     /// With this image, pulled where it is missing, and nothing of the host.
     #[must_use]
     pub fn new(image: String) -> Container {
-        Container { image, pull: PullRule::default(), mounts: Vec::new() }
+        Container { image, pull: PullRule::default(), mounts: Vec::new(), shared_memory_bytes: 0 }
     }
 
     /// Appends every rule that it breaks. `at` is its path.
     pub fn check(&self, at: &str, found: &mut Vec<Violation>) {
         if !is_reference(&self.image) {
             found.push(Violation::new(format!("{at}.image"), REFERENCE_RULE));
+        }
+        let (least, most) = (limits::SHARED_MEMORY_BYTES_MIN, limits::MEMORY_BYTES_MAX);
+        if self.shared_memory_bytes != 0 && !(least..=most).contains(&self.shared_memory_bytes) {
+            let field = format!("{at}.shared_memory_bytes");
+            found.push(Violation::size(&field, self.shared_memory_bytes, least, most));
         }
         if self.mounts.len() > limits::CONTAINER_MOUNTS_MAX {
             let (count, max) = (self.mounts.len() as u64, limits::CONTAINER_MOUNTS_MAX as u64);
@@ -241,6 +248,20 @@ mod tests {
         let mut found = Vec::new();
         container.check("container", &mut found);
         found.into_iter().map(|violation| violation.field).collect()
+    }
+
+    #[test]
+    fn a_size_of_shared_memory_is_none_or_at_least_a_mebibyte() {
+        let of = |shared_memory_bytes| Container {
+            shared_memory_bytes,
+            ..Container::new("localhost/train:1".to_string())
+        };
+        for good in [0, 1 << 20, limits::MEMORY_BYTES_MAX] {
+            assert_eq!(faults(&of(good)), Vec::<String>::new(), "{good}");
+        }
+        for bad in [1, (1 << 20) - 1, limits::MEMORY_BYTES_MAX + 1, u64::MAX] {
+            assert_eq!(faults(&of(bad)), ["container.shared_memory_bytes"], "{bad}");
+        }
     }
 
     fn mount(source: &str, target: &str) -> Mount {

@@ -11,6 +11,7 @@ use core::ops::Deref;
 use serde::{Deserialize, Serialize};
 
 use crate::array::ArraySpec;
+use crate::artifacts::ArtifactRules;
 use crate::blob::BlobDigest;
 use crate::job::{JobSpec, NamedDependency};
 use crate::limits;
@@ -299,6 +300,8 @@ pub struct JobContract {
     pub preflight: Preflight,
     /// The list of the files that each worker finds in its own directory, where it then starts; none for no files.
     pub workdir: Option<BlobDigest>,
+    /// Files of its workers that it wants back; none for no files.
+    pub artifacts: Option<ArtifactRules>,
 }
 
 impl JobContract {
@@ -325,6 +328,16 @@ impl JobContract {
         if self.workdir.is_some() && spec.working_directory.is_some() {
             let text = "must not be given with a working directory: the workers start where its files are";
             found.push(Violation::new("workdir", text));
+        }
+        if let Some(artifacts) = &self.artifacts {
+            artifacts.check(&mut found);
+            if spec.worker_count() > limits::ARTIFACT_WORKERS_MAX {
+                let text = format!(
+                    "must not be given in a job of more than {} workers",
+                    limits::ARTIFACT_WORKERS_MAX
+                );
+                found.push(Violation::new("artifacts", text));
+            }
         }
         // They start through a program of the host, which an image does not have.
         if spec.needs_container_runtime() && matches!(self.launch, LaunchForm::Mpi | LaunchForm::Ray) {

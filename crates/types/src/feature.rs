@@ -18,12 +18,20 @@ pub enum Feature {
     ForeignLoad,
     /// Commands next to workers.
     Exec,
+    /// Connections to ports of workers.
+    PortForward,
 }
 
 impl Feature {
     /// Every one.
-    pub const ALL: [Feature; 5] =
-        [Feature::Health, Feature::Notes, Feature::Preflight, Feature::ForeignLoad, Feature::Exec];
+    pub const ALL: [Feature; 6] = [
+        Feature::Health,
+        Feature::Notes,
+        Feature::Preflight,
+        Feature::ForeignLoad,
+        Feature::Exec,
+        Feature::PortForward,
+    ];
 }
 
 /// A set of features.

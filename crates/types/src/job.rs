@@ -622,6 +622,12 @@ impl TaskGroup {
         self.request.check(at, found);
         if let Some(container) = &self.container {
             container.check(&format!("{at}.container"), found);
+            let (shared, memory) = (container.shared_memory_bytes, self.request.memory_bytes);
+            if memory != 0 && shared > memory {
+                let text =
+                    format!("must be at most the memory of the worker, {memory} bytes: it counts as that");
+                found.push(Violation::new(format!("{at}.container.shared_memory_bytes"), text));
+            }
         }
     }
 

@@ -13,6 +13,7 @@ extern crate alloc;
 
 pub mod admission;
 pub mod array;
+pub mod artifacts;
 pub mod blob;
 pub mod booking;
 pub mod config_value;
@@ -51,6 +52,7 @@ pub use admission::{
     AdmissionMode, AdmissionRule, Approval, CertificateSerial, NodeAdmission, NodeBounds, Revocation,
 };
 pub use array::{ARRAY_RULE, ArraySpec, IndexRange};
+pub use artifacts::{ArtifactFault, ArtifactRules, Artifacts};
 pub use blob::BlobDigest;
 pub use booking::{
     Booking, BookingAmount, BookingClearing, BookingEnd, BookingShape, BookingSpec, BookingTimes,

@@ -34,6 +34,8 @@ pub const COMMAND_WORDS_MAX: usize = 256;
 pub const TEXT_BYTES_MAX: usize = 4_096;
 /// Bytes of a reference to an image.
 pub const IMAGE_BYTES_MAX: usize = 512;
+/// Bytes of a /dev/shm that a worker with an image has for itself, at least: 1 MiB.
+pub const SHARED_MEMORY_BYTES_MIN: u64 = 1 << 20;
 /// What the workers of one task group see of their hosts in addition to their image.
 pub const CONTAINER_MOUNTS_MAX: usize = 32;
 /// Environment variables of one task group.
@@ -68,6 +70,14 @@ pub const EXEC_BYTES_MAX: usize = 64 << 10;
 pub const EXEC_VARIABLES_MAX: usize = 256;
 /// Bytes of the command that its record has: what it begins with.
 pub const EXEC_TEXT_BYTES_MAX: usize = 256;
+/// Paths of the files of its workers that one job wants back.
+pub const ARTIFACT_PATHS_MAX: usize = 32;
+/// Bytes of one of them.
+pub const ARTIFACT_PATH_BYTES_MAX: usize = 256;
+/// Names in one of them.
+pub const ARTIFACT_PATH_NAMES_MAX: usize = 16;
+/// Workers of a job that wants files back: what became of them is kept for each.
+pub const ARTIFACT_WORKERS_MAX: u32 = 1_024;
 /// Bytes of the principal that submitted a job: the longest is a tenant's user with the id of a token.
 pub const CREATOR_BYTES_MAX: usize = 160;
 /// Jobs that one record holds, releases, requeues or cancels.

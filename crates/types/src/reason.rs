@@ -216,7 +216,7 @@ refusal_codes! {
     TokenNotFound = "MS-8007", "TOKEN_NOT_FOUND", ["token_id"];
     /// Another token has this name or id.
     TokenExists = "MS-8008", "TOKEN_EXISTS", ["token_id"];
-    /// A command could not be run next to a worker, or its end is not known.
+    /// A command could not be run next to a worker, or its end is not known; or a port of a worker is not reached.
     ExecUnavailable = "MS-2009", "EXEC_UNAVAILABLE", ["node"];
     /// No such booking that the caller may change.
     BookingNotFound = "MS-3008", "BOOKING_NOT_FOUND", ["booking"];

@@ -153,7 +153,7 @@ struct SessionHandle {
 /// A worker's state, as the leader is told.
 fn report_of(WorkerState { key, exit }: WorkerState) -> WorkerReport {
     let rank = (key.rank != WHOLE_PLACEMENT).then_some(key.rank);
-    WorkerReport { job: key.job, token: key.token, rank, exit }
+    WorkerReport { job: key.job, token: key.token, rank, exit, artifacts: None }
 }
 
 /// A message of the node, as the engine has it.
@@ -221,6 +221,8 @@ fn placement_of(order: &StartOrder, node: NodeId) -> Placement {
         checkpoint_directory: String::new(),
         working_directory: String::new(),
         workdir: None,
+        artifacts: None,
+        artifacts_bytes_max: None,
         array: spec.array,
         region: placement.region.to_string(),
         cluster: placement.cluster.to_string(),

@@ -140,6 +140,24 @@ async fn wrong_calls(jobs: &mut Jobs, cluster: ClusterId, used: &v1::SubmitJobRe
         let answer = jobs.exec_worker(exec(message)).await;
         assert_refused(answer.map(|_| Response::new(())), InvalidField, field);
     }
+    let forward = |message| tokio_stream::once(v1::ForwardPortRequest { message });
+    let start = |job_id: &str, port| {
+        let start = v1::ForwardPortStart { job_id: job_id.to_owned(), port, ..Default::default() };
+        Some(v1::forward_port_request::Message::Start(start))
+    };
+    let of_nobody = jobs.forward_port(forward(start(&nobody, 6_006))).await;
+    assert_refused(of_nobody.map(|_| Response::new(())), JobNotFound, "");
+    let piece = v1::forward_port_request::Message::Piece(v1::ForwardedPiece::default());
+    for (message, field) in [
+        (None, "message"),
+        (Some(piece), "message"),
+        (start("", 6_006), "start.job_id"),
+        (start(&nobody, 0), "start.port"),
+        (start(&nobody, 65_536), "start.port"),
+    ] {
+        let answer = jobs.forward_port(forward(message)).await;
+        assert_refused(answer.map(|_| Response::new(())), InvalidField, field);
+    }
     let request = v1::ReadLogsRequest { job_id: nobody, stream: 17, ..Default::default() };
     assert_refused(jobs.read_logs(request).await.map(|_| Response::new(())), InvalidField, "stream");
 

@@ -4,6 +4,7 @@
 //! Tests that need the machine's whole attention take [`support::heavy`] and run one after another; the
 //! others run concurrently. Every test of a cluster ends with `assert_digests_agree`.
 
+mod artifacts;
 mod attacks;
 mod audit;
 mod backups;
@@ -34,6 +35,7 @@ mod notifications;
 mod pages;
 mod parallel;
 mod planted;
+mod ports;
 mod probe;
 mod quota;
 mod quickstart;

@@ -8,17 +8,19 @@ use crate::chain::chain;
 use crate::clock::BootTime;
 use crate::contract::{self, NodeContext};
 use crate::executor::{
-    Adopted, ExecInput, ExecOutput, ExecRequest, Executor, ExecutorError, ExecutorEvent, OutputChunk,
-    OutputRequest, StopRequest,
+    Adopted, ExecInput, ExecOutput, ExecRequest, Executor, ExecutorError, ExecutorEvent, KeptArtifacts,
+    OutputChunk, OutputRequest, StopRequest,
 };
 use crate::limits;
 use crate::offload::blocking;
+use crate::process::artifacts;
 use crate::process::cgroup::{self, Cgroup};
 use crate::process::ended_workers::{self, EndedWorkers};
 use crate::process::exec;
 use crate::process::guards::{self, Guarded};
 use crate::process::isolation::{Isolating, Isolation, Namespaces};
 use crate::process::notice;
+use crate::process::ports;
 use crate::process::prewarm_pool::{self, Pool, Shim, Waiting, next_line};
 use crate::process::processes::{self, MARK_VARIABLE};
 use crate::process::runtime::{Images, Prepared};
@@ -47,6 +49,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, BufReader};
+use tokio::net::TcpStream;
 use tokio::net::unix::pipe;
 use tokio::sync::{Notify, mpsc};
 
@@ -114,6 +117,7 @@ struct Shared {
     ended: EndedWorkers,
     /// When the grace of a worker that was told to stop is over.
     stop_by: Mutex<BTreeMap<WorkerKey, BootTime>>,
+    kept: KeptArtifacts,
 }
 
 impl ProcessExecutor {
@@ -148,6 +152,7 @@ impl ProcessExecutor {
                     waiting: Mutex::default(),
                     stopped_waiting: Notify::new(),
                     stop_by: Mutex::default(),
+                    kept: KeptArtifacts::default(),
                 }),
             },
             told,
@@ -250,6 +255,8 @@ impl ProcessExecutor {
             cpu_max_milli: settings.isolating.cpu_max_milli(worker.cpu_milli),
             temporary,
             disk_bytes_max: settings.isolating.disk_bytes_max(),
+            artifacts: placement.artifacts.clone(),
+            artifacts_bytes_max: placement.artifacts_bytes_max,
             notice: placement.notice.as_ref().and_then(|to| {
                 let local_rank = contract::local_rank(placement, &settings.node, worker.rank);
                 let port = contract::notice_port(to.port, local_rank)?;
@@ -299,7 +306,8 @@ impl ProcessExecutor {
         {
             mounts.push(RootMount { by_agent: false, ..own(path, false) });
         }
-        Ok(ImageRoot { image: image.directory.clone(), mounts })
+        let shared_memory_bytes = worker.container.as_ref().map_or(0, |asked| asked.shared_memory_bytes);
+        Ok(ImageRoot { image: image.directory.clone(), mounts, shared_memory_bytes })
     }
 
     /// Has a worker's image prepared, where it has one. None where the worker has met its end meanwhile.
@@ -571,6 +579,12 @@ impl ProcessExecutor {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(Duration::from_secs(2));
         };
+        let files = self.shared.settings.files.as_deref();
+        let stop_by = || self.stop_by().get(&key).copied();
+        let (status, kept) = artifacts::keep(task, files, status, stop_by).await;
+        if let Some(kept) = kept {
+            self.shared.kept.put(key, kept);
+        }
         self.tell(ExecutorEvent::Ended(key, status)).await;
     }
 
@@ -595,12 +609,20 @@ impl ProcessExecutor {
             None
         });
         let none = (DeviceSet::EMPTY, DEVICE_MILLI, 0);
+        let (exit, kept) = artifacts::recorded(&task, spec.as_ref(), exit.map(|exit| exit.status));
+        if let Some(kept) = kept {
+            self.shared.kept.put(key, kept);
+        }
         let (devices, device_milli, epoch) = spec.map_or(none, |s| (s.devices, s.device_milli, s.epoch));
-        Ok(Some(Adopted { key, devices, device_milli, exit: exit.map(|e| e.status), epoch }))
+        Ok(Some(Adopted { key, devices, device_milli, exit, epoch }))
     }
 }
 
 impl Executor for ProcessExecutor {
+    fn kept_artifacts(&self) -> KeptArtifacts {
+        self.shared.kept.clone()
+    }
+
     async fn start(&self, placement: Arc<Placement>, epoch: u64) {
         let files = Arc::new(GangFiles {
             rank_map: contract::rank_map_json(&placement),
@@ -740,6 +762,7 @@ impl Executor for ProcessExecutor {
         if let Err(error) = blocking(move || acked.write_acked()).await {
             tracing::warn!(worker = %key, %error, "an acknowledgement is not durable; the end is told again");
         }
+        self.shared.kept.forget(key);
         self.shared.ended.keep(&task);
         self.shared.pool.release(key);
         self.make_ready();
@@ -770,6 +793,27 @@ impl Executor for ProcessExecutor {
         }
         let request = exec::Request { command, environment, terminal };
         exec::run(&self.shared.settings.guard_command, &task, request, inputs, &outputs).await
+    }
+
+    async fn listens(&self, key: WorkerKey, port: u16) -> Result<(), String> {
+        let task = self.task(key);
+        blocking(move || ports::look(&task, port)).await
+    }
+
+    async fn connect(&self, key: WorkerKey, port: u16) -> Result<TcpStream, String> {
+        let task = self.task(key);
+        let stream = blocking(move || ports::connect(&task, port)).await?;
+        stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)).map_err(|e| e.to_string())
+    }
+
+    async fn ended(&self, key: WorkerKey) {
+        loop {
+            let task = self.task(key);
+            if blocking(move || ports::has_ended(&task)).await {
+                return;
+            }
+            tokio::time::sleep(limits::PORT_WORKER_LOOK).await;
+        }
     }
 }
 

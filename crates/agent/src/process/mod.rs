@@ -1,5 +1,6 @@
 //! Workers as processes of this host: their directories, their shims, and what keeps them apart.
 
+mod artifacts;
 pub mod cgroup;
 pub mod devices;
 mod ended_workers;
@@ -10,6 +11,7 @@ mod guards;
 pub mod isolation;
 mod memory;
 pub mod notice;
+mod ports;
 mod prewarm_pool;
 pub(crate) mod priority;
 pub mod processes;

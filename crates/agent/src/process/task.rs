@@ -31,7 +31,7 @@ use crate::disk::durable::{DurableError, read_record, write_record_of_boot as wr
 use crate::process::isolation::Isolation;
 use crate::process::transcript::OutputTally;
 use crate::rules::{HttpNotice, WorkerKey};
-use muster_types::{DeviceSet, ExitStatus, FencingToken, HolderId, JobId};
+use muster_types::{ArtifactRules, DeviceSet, ExitStatus, FencingToken, HolderId, JobId};
 use nix::sys::stat::Mode;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -99,6 +99,12 @@ pub struct TaskSpec {
     /// The image whose root directory it has; none for that of the host.
     #[serde(default)]
     pub image: Option<ImageRoot>,
+    /// Its files that are kept when it has ended; none for no files.
+    #[serde(default)]
+    pub artifacts: Option<ArtifactRules>,
+    /// Most bytes of these; none for as many as the agent keeps.
+    #[serde(default)]
+    pub artifacts_bytes_max: Option<u64>,
 }
 
 /// The root directory of an image.
@@ -108,6 +114,9 @@ pub struct ImageRoot {
     pub image: PathBuf,
     /// What is seen of the host, in no order.
     pub mounts: Vec<RootMount>,
+    /// Bytes of its /dev/shm, which it has for itself; 0 for that of its gang.
+    #[serde(default)]
+    pub shared_memory_bytes: u64,
 }
 
 /// A file or directory of the host that is seen in an image.

@@ -7,13 +7,16 @@
 
 use crate::chain::chain;
 use crate::disk::disposal;
+use crate::limits;
 use crate::offload::blocking;
 use crate::process::task::staging;
 use crate::rules::WorkerKey;
-use muster_blobs::{BYTES_MAX, BlobDirectory, BlobError, TreeError, UnpackError, Unpacking, unpack};
+use muster_blobs::{
+    BYTES_MAX, BlobDirectory, BlobError, Collecting, TreeError, UnpackError, Unpacking, collect, unpack,
+};
 use muster_types::blob::{HAS_STORE, STORE_LABEL};
 use muster_types::config_value::{bytes, span_ms};
-use muster_types::{BlobDigest, Violation};
+use muster_types::{ArtifactFault, Artifacts, BlobDigest, Violation};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -25,6 +28,10 @@ use tokio::time::Instant;
 
 /// Workers whose files are unpacked at the same time.
 const AT_ONCE: usize = 4;
+/// Artifacts of one worker.
+const ARTIFACT_FILES_MAX: usize = 10_000;
+/// How long a store that cannot be reached is tried for artifacts.
+const ARTIFACTS_RETRIES_MAX: Duration = Duration::from_secs(30);
 /// The longest and shortest time for the files of one worker.
 const FETCH_MS: (u64, u64) = (1_000, 24 * 3_600_000);
 /// Between attempts at a store that cannot be reached: from, to.
@@ -42,11 +49,23 @@ pub struct FilesConfig {
     /// Milliseconds that the files of one worker may take, attempts after failures included.
     #[serde(rename = "fetch_timeout", with = "span_ms")]
     pub fetch_timeout_ms: u64,
+    /// Bytes of the files that are kept of one worker when it has ended.
+    #[serde(rename = "artifacts_size_max", with = "bytes")]
+    pub artifacts_bytes_max: u64,
+    /// Milliseconds that keeping them may take. The worker's end is not told before that.
+    #[serde(rename = "artifacts_timeout", with = "span_ms")]
+    pub artifacts_timeout_ms: u64,
 }
 
 impl Default for FilesConfig {
     fn default() -> FilesConfig {
-        FilesConfig { store: None, bytes_max: BYTES_MAX, fetch_timeout_ms: 10 * 60_000 }
+        FilesConfig {
+            store: None,
+            bytes_max: BYTES_MAX,
+            fetch_timeout_ms: 10 * 60_000,
+            artifacts_bytes_max: BYTES_MAX,
+            artifacts_timeout_ms: 5 * 60_000,
+        }
     }
 }
 
@@ -61,6 +80,10 @@ impl FilesConfig {
         if !(min..=max).contains(&self.fetch_timeout_ms) {
             let violation = Violation::span("files.fetch_timeout", self.fetch_timeout_ms, min, max);
             return Some(("files.fetch_timeout", violation.description));
+        }
+        if !(min..=max).contains(&self.artifacts_timeout_ms) {
+            let violation = Violation::span("files.artifacts_timeout", self.artifacts_timeout_ms, min, max);
+            return Some(("files.artifacts_timeout", violation.description));
         }
         None
     }
@@ -156,6 +179,8 @@ pub struct WorkFiles {
     bytes_max: u64,
     time: Duration,
     turns: Semaphore,
+    /// Bytes of the artifacts of one worker, and the time for them.
+    artifacts: (u64, Duration),
 }
 
 impl WorkFiles {
@@ -167,7 +192,60 @@ impl WorkFiles {
             bytes_max: config.bytes_max,
             time: Duration::from_millis(config.fetch_timeout_ms),
             turns: Semaphore::new(AT_ONCE),
+            artifacts: (config.artifacts_bytes_max, Duration::from_millis(config.artifacts_timeout_ms)),
         })
+    }
+
+    /// Puts the files of a worker that has ended into the store: those of the user `owner` at these paths below a directory, of
+    /// at most this many bytes and for at most this long. A store that cannot be reached is tried again for a while.
+    pub(crate) async fn keep(
+        &self,
+        key: WorkerKey,
+        (root, paths): (PathBuf, Vec<String>),
+        owner: u32,
+        (bytes_max, time_max): (Option<u64>, Duration),
+    ) -> Artifacts {
+        let (own_max, time) = self.artifacts;
+        let bytes_max = bytes_max.map_or(own_max, |max| max.min(own_max));
+        let until = Instant::now() + time.min(time_max);
+        // The worker's devices wait for this.
+        let tried_until = until.min(Instant::now() + ARTIFACTS_RETRIES_MAX);
+        let out_of_time = Artifacts { fault: Some((ArtifactFault::OutOfTime, 0)), ..Artifacts::default() };
+        let Ok(Ok(_turn)) = tokio::time::timeout_at(until, self.turns.acquire()).await else {
+            return out_of_time;
+        };
+        let paths: Arc<[String]> = paths.into();
+        let mut pause = PAUSE.0;
+        loop {
+            let given_up = Arc::new(AtomicBool::new(false));
+            // Also when the caller does not wait for this any more.
+            let _give_up = GiveUp(Arc::clone(&given_up));
+            let (store, root, paths) = (self.store.clone(), root.clone(), Arc::clone(&paths));
+            let attempt = blocking(move || {
+                let is_given_up = || given_up.load(Ordering::Relaxed) || Instant::now() >= until;
+                let (owner, files_max) = (Some(owner), ARTIFACT_FILES_MAX);
+                let asked = Collecting {
+                    root: &root,
+                    paths: &paths,
+                    owner,
+                    files_max,
+                    bytes_max,
+                    is_given_up: &is_given_up,
+                };
+                collect(&store, &asked)
+            });
+            // What was kept by then is told, so the attempt has a moment to end by itself.
+            let Ok(kept) = tokio::time::timeout_at(until + limits::ARTIFACTS_END_MAX, attempt).await else {
+                return out_of_time;
+            };
+            let is_unreached = kept.fault.is_some_and(|(fault, _)| fault == ArtifactFault::StoreUnreachable);
+            if !is_unreached || Instant::now() + pause >= tried_until {
+                return kept;
+            }
+            tracing::warn!(worker = %key, "the files of a worker are put into the store again");
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSE.1);
+        }
     }
 
     /// Unpacks the files of a worker next to the directories of workers, in `tasks`. `owner` is the user that the worker is;

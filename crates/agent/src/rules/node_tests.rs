@@ -65,6 +65,8 @@ fn placement(job: JobId, token: FencingToken, devices: &[DeviceSet], preflight: 
         checkpoint_directory: String::new(),
         working_directory: String::new(),
         workdir: None,
+        artifacts: None,
+        artifacts_bytes_max: None,
         array: None,
         region: "eu".to_owned(),
         cluster: "eu-1".to_owned(),

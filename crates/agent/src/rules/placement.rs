@@ -3,7 +3,7 @@
 use super::worker::WorkerKey;
 use muster_types::job::ArrayMember;
 use muster_types::tpu::SliceShape;
-use muster_types::{BlobDigest, Container, DeviceSet, FencingToken, JobId, LaunchForm};
+use muster_types::{ArtifactRules, BlobDigest, Container, DeviceSet, FencingToken, JobId, LaunchForm};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -95,6 +95,12 @@ pub struct Placement {
     /// Files that each worker finds in its own directory; none for no files. Then it starts there.
     #[serde(default)]
     pub workdir: Option<BlobDigest>,
+    /// Files of workers that are kept when these have ended; none for no files.
+    #[serde(default)]
+    pub artifacts: Option<ArtifactRules>,
+    /// Most bytes of these, of each worker, by the policy; none for as many as this agent keeps.
+    #[serde(default)]
+    pub artifacts_bytes_max: Option<u64>,
     /// For a job of an array.
     pub array: Option<ArrayMember>,
     /// Where the gang runs.

@@ -278,7 +278,8 @@ impl Nodes {
         // Nobody here watches another host's health.
         let speaking = HealthLink { line: watch::Sender::new(None), of_health: mpsc::channel(1).0 };
         let endpoints = self.endpoints.clone();
-        let sessions = Sessions { endpoints, state, spec: spec.clone(), lease, events, speaking, monitor };
+        let (spec, kept) = (spec.clone(), executor.kept_artifacts());
+        let sessions = Sessions { endpoints, state, spec, lease, events, speaking, monitor, kept };
         let work = async move {
             tokio::select! {
                 () = node.run(incoming, told) => {}

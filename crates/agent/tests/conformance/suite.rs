@@ -125,6 +125,8 @@ impl<'a, S: Subject> Bench<'a, S> {
             checkpoint_directory: String::new(),
             working_directory: String::new(),
             workdir: None,
+            artifacts: None,
+            artifacts_bytes_max: None,
             array: None,
             preflight: false,
             form: LaunchForm::default(),

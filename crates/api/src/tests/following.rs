@@ -187,6 +187,7 @@ fn largest_job(labels: HashMap<String, String>) -> v1::Job {
         retry_time: time,
         avoided: Vec::new(),
         stragglers: Vec::new(),
+        artifacts: Vec::new(),
     };
     let status = v1::JobStatus {
         phase: v1::JobPhase::Cancelled.into(),

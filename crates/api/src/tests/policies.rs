@@ -208,6 +208,7 @@ async fn a_plan_and_a_submission_say_the_same_of_a_job_above_the_limits() {
         max_devices: None,
         max_run_time: Some(duration(2 * hour)),
         default_run_time: Some(duration(hour)),
+        max_artifact_bytes: None,
     };
     let limits = v1::TenantLimits { job: Some(job), ..Default::default() };
     let set = v1::SetPolicyRequest {
@@ -243,6 +244,7 @@ async fn limits_of_tiers_are_named_once_and_hold_together() {
             max_devices: None,
             max_run_time: Some(duration(max)),
             default_run_time: Some(duration(default)),
+            max_artifact_bytes: None,
         }),
     };
     let critical = |max, default| of_tier(v1::Tier::Critical, max, default);

@@ -252,6 +252,7 @@ fn submissions() -> Vec<Stored> {
             target: "/mnt".to_owned(),
             read_only: true,
         }],
+        shared_memory_bytes: 64 << 20,
         ..Default::default()
     };
     let container = v1::ContainerRuntime {
@@ -382,6 +383,8 @@ fn jobs() -> Vec<Stored> {
         terminal: Some(v1::ExecTerminal { rows: 24, columns: 80 }),
     };
     let exec = v1::ExecWorkerRequest { message: Some(v1::exec_worker_request::Message::Start(start)) };
+    let start = v1::ForwardPortStart { job_id: job_id(), rank: 3, token, port: 6_006 };
+    let forward = v1::ForwardPortRequest { message: Some(v1::forward_port_request::Message::Start(start)) };
     let (selector, validate_only) = (selector(), false);
     let update = v1::UpdateJobRequest {
         request_id: request_id(),
@@ -434,6 +437,7 @@ fn jobs() -> Vec<Stored> {
         ),
         stored("read-logs", "JobService/ReadLogs", output),
         stored("exec", "JobService/ExecWorker", exec),
+        stored("forward-port", "JobService/ForwardPort", forward),
         stored("update", "JobService/UpdateJob", update),
     ]);
     all
@@ -549,6 +553,7 @@ fn limits() -> v1::TenantLimits {
         max_devices: Some(64),
         max_run_time: Some(duration(86_400_000)),
         default_run_time: Some(duration(3_600_000)),
+        max_artifact_bytes: Some(4 << 30),
     };
     v1::TenantLimits {
         pending_jobs: Some(1_000),

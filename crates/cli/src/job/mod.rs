@@ -9,6 +9,7 @@ pub mod explanation;
 pub mod follow;
 pub mod list;
 pub mod logs;
+pub mod port_forward;
 pub mod resubmit;
 pub mod wait;
 
@@ -303,6 +304,9 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
     }
     if !spec.booking.is_empty() {
         say("booking", spec.booking.clone());
+    }
+    if let Some(rules) = &spec.artifacts {
+        say("artifacts", rules.paths.join(", "));
     }
     for group in &spec.groups {
         let image = group.container().map(|container| format!(" in {}", container.image));

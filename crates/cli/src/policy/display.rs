@@ -83,6 +83,7 @@ const LISTS: [List; 14] = [
             ("DEVICES OF A JOB UP TO", "{limits.job.maxDevices}", ""),
             ("RUN TIME UP TO", "{limits.job.maxRunTime}", ""),
             ("RUN TIME BY DEFAULT", "{limits.job.defaultRunTime}", ""),
+            ("ARTIFACTS OF A WORKER UP TO", "{limits.job.maxArtifacts}", ""),
         ],
     ),
     (

@@ -9,6 +9,9 @@ use muster_wire::v1;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
+/// Ranks whose artifacts were not all kept that a person is told of; `muster artifacts list` has the others.
+const FAULTS_SHOWN_MAX: usize = 8;
+
 /// Content of `AttemptHistory`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -27,6 +30,33 @@ pub struct AttemptHistory {
     pub avoided: Vec<Avoided>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stragglers: Vec<Straggler>,
+    /// What became of the files of workers that have ended.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub artifacts: Vec<Artifacts>,
+}
+
+/// What became of the artifacts of one worker.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Artifacts {
+    pub rank: u32,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub digest: String,
+    pub files: u32,
+    pub bytes: u64,
+    /// Links, devices and files of other users.
+    pub left_out: u32,
+    /// Why not all were kept, and by which path of the job that was seen.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub fault: String,
+    pub fault_path: u32,
+}
+
+impl From<v1::WorkerArtifacts> for Artifacts {
+    fn from(kept: v1::WorkerArtifacts) -> Artifacts {
+        let v1::WorkerArtifacts { rank, token: _, digest, files, bytes, left_out, fault, fault_path } = kept;
+        Artifacts { rank, digest, files, bytes, left_out, fault, fault_path }
+    }
 }
 
 /// How an attempt came to its end before its work was done.
@@ -111,6 +141,7 @@ impl From<v1::AttemptHistory> for AttemptHistory {
             retry_time: moment(message.retry_time),
             avoided: message.avoided.into_iter().map(avoided).collect(),
             stragglers: message.stragglers.into_iter().map(straggler).collect(),
+            artifacts: message.artifacts.into_iter().map(Artifacts::from).collect(),
         }
     }
 }
@@ -158,6 +189,10 @@ pub fn lines(history: &AttemptHistory) -> Vec<(&'static str, String)> {
         let (whole, tenths) = (slow.slow_milli / 1_000, slow.slow_milli % 1_000 / 100);
         let text = format!("rank {} on {}: {whole}.{tenths} times as long for a step", slow.rank, slow.node);
         lines.push(("straggler", text));
+    }
+    for kept in history.artifacts.iter().filter(|kept| !kept.fault.is_empty()).take(FAULTS_SHOWN_MAX) {
+        let Artifacts { rank, fault, fault_path, .. } = kept;
+        lines.push(("not kept", format!("rank {rank}: {fault} at path {fault_path} of its artifacts")));
     }
     lines
 }

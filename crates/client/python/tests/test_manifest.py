@@ -119,6 +119,8 @@ RIGHT = [
     "spareWorkers: 2",
     "preflight: off",
     'workdir: {digest: "sha256:' + "a1" * 32 + '"}',
+    'artifacts: {paths: ["out/*.csv", model.pt], required: true}',
+    "artifacts: {paths: [a]}",
     "expectedRun: 90m\n  retry: {maxFailures: 0}",
     "workers: 8\n  minWorkers: 2",
 ]

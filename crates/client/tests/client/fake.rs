@@ -358,6 +358,15 @@ impl JobService for Service {
         Err(Status::unimplemented("no command is run here"))
     }
 
+    type ForwardPortStream = Boxed<v1::ForwardPortResponse>;
+
+    async fn forward_port(
+        &self,
+        _: Request<tonic::Streaming<v1::ForwardPortRequest>>,
+    ) -> Result<Response<Self::ForwardPortStream>, Status> {
+        Err(Status::unimplemented("no port is reached here"))
+    }
+
     async fn read_logs(
         &self,
         request: Request<v1::ReadLogsRequest>,

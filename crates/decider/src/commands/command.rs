@@ -8,8 +8,9 @@ use muster_journal::RankUpdate;
 use muster_types::health::{HealthAction, HealthPolicy, HealthReport};
 use muster_types::policy::{NotificationProgress, Policy, PolicyUpdate, QuotaGrant};
 use muster_types::{
-    Approval, CertificateSerial, Control, DeviceSet, FencingToken, ForeignLoad, HolderId, JobId, LogIndex,
-    Name, NodeAdmission, NodeId, NodeSpec, RequestId, Requester, Revocation, Submission, TokenGrant, TokenId,
+    Approval, Artifacts, CertificateSerial, Control, DeviceSet, FencingToken, ForeignLoad, HolderId, JobId,
+    LogIndex, Name, NodeAdmission, NodeId, NodeSpec, RequestId, Requester, Revocation, Submission,
+    TokenGrant, TokenId,
 };
 
 use crate::commands::booking::BookingOrder;
@@ -262,6 +263,30 @@ pub enum Command {
         rank: u32,
         /// What the command begins with; at most [`muster_types::limits::EXEC_TEXT_BYTES_MAX`] bytes.
         command: String,
+    },
+    /// Somebody connects to a port of a worker.
+    OpenPortForward {
+        /// Who asks.
+        by: Requester,
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+        /// Which worker.
+        rank: u32,
+        /// The port; 0 is refused.
+        port: u16,
+    },
+    /// The agent of a worker that has ended says what became of its files. What comes too late is dropped.
+    KeepArtifacts {
+        /// Which job.
+        job: JobId,
+        /// Which placement.
+        token: FencingToken,
+        /// Which worker.
+        rank: u32,
+        /// What it kept.
+        artifacts: Artifacts,
     },
     /// Make a bearer token.
     CreateToken(Box<TokenOrder>),

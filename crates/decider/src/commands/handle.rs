@@ -93,6 +93,12 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         Command::RequestQuota(order) => quota::request(speculation, order),
         Command::AnswerQuota(order) => quota::answer(speculation, order),
         Command::GrantQuota(order) => quota::grant(speculation, order),
+        Command::OpenPortForward { by, job, token, rank, port } => {
+            jobs::open_port_forward(speculation, by, *job, *token, *rank, *port)
+        }
+        Command::KeepArtifacts { job, token, rank, artifacts } => {
+            Ok(jobs::keep_artifacts(speculation, *job, *token, *rank, *artifacts))
+        }
         Command::CreateToken(order) => token::create(speculation, order),
         Command::RevokeToken { request, by, acts_for, token } => {
             token::revoke(speculation, *request, by, acts_for.as_ref(), *token)

@@ -4,7 +4,7 @@ use alloc::borrow::ToOwned;
 use alloc::format;
 use muster_journal::Decision;
 use muster_state::Phase;
-use muster_types::{FencingToken, JobId, Refusal, RefusalCode, Requester};
+use muster_types::{Artifacts, FencingToken, JobId, Refusal, RefusalCode, Requester};
 
 use crate::commands::answer::Answer;
 use crate::speculation::Speculation;
@@ -39,6 +39,38 @@ pub(super) fn open_exec(
         return Err(Refusal::new(RefusalCode::Fenced, text));
     }
     Ok(Answer::Done { at: speculation.push(decision) })
+}
+
+/// Notes that somebody connects to a port of a worker.
+pub(super) fn open_port_forward(
+    speculation: &mut Speculation,
+    by: &Requester,
+    job: JobId,
+    token: FencingToken,
+    rank: u32,
+    port: u16,
+) -> Result<Answer, Refusal> {
+    let decision = Decision::PortForwardOpened { by: by.clone(), job, token, rank, port };
+    if speculation.state().check(&decision).is_err() {
+        let text = format!("rank {rank} of {job} does not run under token {token}");
+        return Err(Refusal::new(RefusalCode::Fenced, text));
+    }
+    Ok(Answer::Done { at: speculation.push(decision) })
+}
+
+/// Notes what became of the files of a worker. It comes again until it is acknowledged, so what is known is no new record.
+pub(super) fn keep_artifacts(
+    speculation: &mut Speculation,
+    job: JobId,
+    token: FencingToken,
+    rank: u32,
+    artifacts: Artifacts,
+) -> Answer {
+    let decision = Decision::ArtifactsKept { job, token, rank, artifacts };
+    if speculation.state().check(&decision).is_err() {
+        return Answer::Done { at: speculation.last_index() };
+    }
+    Answer::Done { at: speculation.push(decision) }
 }
 
 /// Late and repeated reports change nothing: the gang may be over, or another attempt be running.

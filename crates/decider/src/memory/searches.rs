@@ -117,6 +117,8 @@ impl Searches {
             | Decision::TokenRevoked { .. }
             | Decision::ExecOpened { .. }
             | Decision::QuotaRequested { .. }
+            | Decision::PortForwardOpened { .. }
+            | Decision::ArtifactsKept { .. }
             | Decision::JobContractsSet { .. }
             | Decision::JobMetadataSet { .. }
             | Decision::GangPlaced { .. }

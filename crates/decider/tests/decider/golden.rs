@@ -725,6 +725,7 @@ fn attempts(run: &mut Run) {
         spares: 1,
         preflight: Preflight::On,
         workdir: Some(muster_types::BlobDigest::new([7; 32])),
+        artifacts: Some(muster_types::ArtifactRules { paths: vec!["out/*.csv".into()], required: false }),
     };
     let request = run.next_request();
     let jobs = [Submission::new(draft.check().unwrap(), contract)].into();
@@ -743,6 +744,17 @@ fn attempts(run: &mut Run) {
     let by = Requester { name: "tenant/research/ada".into(), is_operator: false };
     let open = Command::OpenExec { by, job, token, rank: 1, command: "nvidia-smi -q".into() };
     handle(&mut run.speculation, &open).unwrap();
+    let by = Requester { name: "tenant/research/ada".into(), is_operator: false };
+    let open = Command::OpenPortForward { by, job, token, rank: 0, port: 6_006 };
+    handle(&mut run.speculation, &open).unwrap();
+    let artifacts = muster_types::Artifacts {
+        digest: Some(muster_types::BlobDigest::new([9; 32])),
+        files: 2,
+        bytes: 4_096,
+        left_out: 1,
+        fault: Some((muster_types::ArtifactFault::TooLarge, 0)),
+    };
+    handle(&mut run.speculation, &Command::KeepArtifacts { job, token, rank: 1, artifacts }).unwrap();
     run.end_round(1_000);
     let slot = placement.slots[1];
     let fault = RankUpdate::Exited(ExitStatus::NodeFault("XID 79: fallen off the bus".into()));

@@ -150,6 +150,9 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
         rank,
         command: command.to_owned(),
     };
+    let artifacts = muster_types::Artifacts::default();
+    let kept = |job, token, rank| Decision::ArtifactsKept { job, token, rank, artifacts };
+    let forwarded = |job, token, rank, port| Decision::PortForwardOpened { by: by(), job, token, rank, port };
     let long_command = "x".repeat(limits::EXEC_TEXT_BYTES_MAX + 1);
     let unknown_array = ArrayId(1);
     let of_arrays = vec![
@@ -295,6 +298,16 @@ fn refusals(scene: &Scene) -> Vec<(GuardError, Decision)> {
         (E::RankNotCurrent, opened(starting, token, 0, "env")),
         (E::RankNotCurrent, opened(starting, token, 9, "env")),
         (E::Limit, opened(starting, token, 0, &long_command)),
+        (E::JobUnknown, forwarded(unknown, token, 0, 6_006)),
+        (E::JobPhase, forwarded(pending, token, 0, 6_006)),
+        (E::TokenNotCurrent, forwarded(starting, wrong_token, 0, 6_006)),
+        (E::RankNotCurrent, forwarded(starting, token, 9, 6_006)),
+        (E::Limit, forwarded(starting, token, 0, 0)),
+        (E::JobUnknown, kept(unknown, token, 0)),
+        (E::JobPhase, kept(pending, token, 0)),
+        (E::TokenNotCurrent, kept(starting, wrong_token, 0)),
+        (E::RankNotCurrent, kept(starting, token, 9)),
+        (E::NothingToDo, kept(starting, token, 0)),
         (E::TokenNotCurrent, report(wrong_token, vec![running(0)])),
         (E::Limit, report(token, vec![])),
         (E::RankNotCurrent, report(token, vec![running(2)])),

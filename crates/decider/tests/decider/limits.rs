@@ -289,6 +289,7 @@ fn one_job_asks_for_no_more_than_its_tenant_and_tier_may() {
         devices_max: Some(4),
         run_time_max_ms: Some(10 * HOUR_MS),
         run_time_default_ms: Some(2 * HOUR_MS),
+        artifacts_bytes_max: None,
     };
     let (mut speculation, _) =
         cluster(BOOTSTRAP, &[("team", TenantLimits { job: of_every_job, ..NONE }), ("other", NONE)]);

@@ -25,7 +25,10 @@ use muster_planner::Budget;
 use muster_state::State;
 use muster_types::health::{Finding, HealthAction, XidRule};
 use muster_types::policy::NotificationProgress;
-use muster_types::{DeviceSet, ExitStatus, JobId, LogIndex, LogTime, Name, NodeId, RefusalCode, Requester};
+use muster_types::{
+    ArtifactFault, Artifacts, DeviceSet, ExitStatus, JobId, LogIndex, LogTime, Name, NodeId, RefusalCode,
+    Requester,
+};
 
 use crate::support::{self, BOOTSTRAP, commit, leadership, name, request};
 
@@ -270,6 +273,26 @@ impl World {
                 let by = Requester { name: "tenant/vision/ada".into(), is_operator: false };
                 let (rank, command) = (rest[1].parse().unwrap(), rest[2..].join(" "));
                 self.carry_out(&Command::OpenExec { by, job, token, rank, command })
+            }
+            "port-forward" => {
+                let job = self.job_id(rest[0]);
+                let token =
+                    self.state().job(job).and_then(|row| row.placement.clone()).expect("a placed job").token;
+                let by = Requester { name: "tenant/vision/ada".into(), is_operator: false };
+                let (rank, port) = (rest[1].parse().unwrap(), rest[2].parse().unwrap());
+                self.carry_out(&Command::OpenPortForward { by, job, token, rank, port })
+            }
+            "artifacts" => {
+                // JOB RANK FILES BYTES, and a fault with the number of its path.
+                let job = self.job_id(rest[0]);
+                let token =
+                    self.state().job(job).and_then(|row| row.placement.clone()).expect("a placed job").token;
+                let number = |at: usize| rest[at].parse::<u32>().unwrap();
+                let fault =
+                    rest.get(4).map(|word| (ArtifactFault::of_word(word).expect("a fault"), number(5)));
+                let (files, bytes) = (number(2), number(3).into());
+                let artifacts = Artifacts { digest: None, files, bytes, left_out: 0, fault };
+                self.carry_out(&Command::KeepArtifacts { job, token, rank: number(1), artifacts })
             }
             "straggler" => {
                 let job = self.job_id(rest[0]);

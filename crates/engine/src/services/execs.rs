@@ -1,4 +1,4 @@
-//! Commands next to workers: what is checked and recorded before a node is asked to run one.
+//! Commands next to workers and connections to their ports: what is checked and recorded before a node is asked for one.
 
 use muster_decider::Command;
 use muster_state::{Phase, RankState};
@@ -19,18 +19,28 @@ pub struct ExecRequest {
     pub token: Option<FencingToken>,
     /// The worker, by its rank in the gang.
     pub rank: u32,
-    /// What the command begins with, for the record; at most [`muster_types::limits::EXEC_TEXT_BYTES_MAX`] bytes.
-    pub command: String,
+    /// What for.
+    pub purpose: ExecPurpose,
+}
+
+/// What somebody wants next to a worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExecPurpose {
+    /// To run a command. What that begins with, for the record; at most [`muster_types::limits::EXEC_TEXT_BYTES_MAX`] bytes.
+    Command(String),
+    /// To connect to this port of the worker; never 0.
+    Port(u16),
 }
 
 impl Engine {
-    /// Records that a command is run next to a worker, and asks the worker's agent to open a relay for it. This replica must
-    /// lead: sessions are here. The command itself is the first that the caller sends.
+    /// Records that a command is run next to a worker, or that somebody connects to a port of it, and asks the worker's agent to
+    /// open a relay for it. This replica must lead: sessions are here. The command or the port is the first that the caller
+    /// sends.
     ///
     /// # Errors
-    /// When no such worker runs, or its node has no session or cannot run commands.
+    /// When no such worker runs, or its node has no session or cannot do this.
     pub async fn exec(&self, request: ExecRequest) -> Result<CallerSide, Refusal> {
-        let ExecRequest { by, job, token, rank, command } = request;
+        let ExecRequest { by, job, token, rank, purpose } = request;
         let view = self.view();
         let row = view.job(job).ok_or_else(|| {
             Refusal::new(RefusalCode::JobNotFound, format!("there is no job {job}")).with("job_id", job)
@@ -76,13 +86,19 @@ impl Engine {
             }
             _ => refusal,
         })?;
-        if !self.inner.sessions.takes(node).has(Feature::Exec) {
-            return Err(unavailable(format!(
-                "the agent of {name} is of a release that runs no commands next to workers"
-            )));
+        let (feature, lacking) = match &purpose {
+            ExecPurpose::Command(_) => (Feature::Exec, "runs no commands next to workers"),
+            ExecPurpose::Port(_) => (Feature::PortForward, "connects nobody to ports of workers"),
+        };
+        if !self.inner.sessions.takes(node).has(feature) {
+            return Err(unavailable(format!("the agent of {name} is of a release that {lacking}")));
         }
         // In the log before anything is run.
-        self.execute(Command::OpenExec { by, job, token, rank, command }).await?;
+        let record = match purpose {
+            ExecPurpose::Command(command) => Command::OpenExec { by, job, token, rank, command },
+            ExecPurpose::Port(port) => Command::OpenPortForward { by, job, token, rank, port },
+        };
+        self.execute(record).await?;
         let (relay_id, side) = self.inner.execs.open(name.clone(), token)?;
         if outbound.try_send(Outbound::Exec(ExecOrder { relay_id, job, token, rank })).is_err() {
             self.inner.execs.give_up(relay_id, "the node's session takes no order at present");

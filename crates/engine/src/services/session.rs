@@ -432,7 +432,13 @@ pub fn square(
             let expected = slot.node == node && *state == RankState::Running;
             if expected && !held.contains(&(job, placement.token, rank)) {
                 let exit = Some(ExitStatus::Vanished);
-                reports.push(WorkerReport { job, token: placement.token, rank: Some(rank), exit });
+                reports.push(WorkerReport {
+                    job,
+                    token: placement.token,
+                    rank: Some(rank),
+                    exit,
+                    artifacts: None,
+                });
             }
         }
     }
@@ -484,7 +490,27 @@ impl<G: Environment> Reporter<G> {
         Ok(())
     }
 
+    /// Logs what became of the artifacts of workers of this node, before their ends: then the workers are still there.
+    async fn keep_artifacts(&self, workers: &[WorkerReport]) -> Result<(), Refusal> {
+        let view = self.engine.view();
+        let is_here = |job: JobId, token: FencingToken, rank: u32| {
+            let placement = view.job(job).and_then(|row| row.placement.as_ref()).filter(|p| p.token == token);
+            let slot = placement.and_then(|placement| placement.slots.get(rank as usize));
+            slot.is_some_and(|slot| slot.node == self.node && slot.incarnation == self.incarnation)
+        };
+        let said = workers.iter().filter_map(|worker| {
+            let (rank, artifacts) = worker.rank.zip(worker.artifacts)?;
+            let (job, token) = (worker.job, worker.token);
+            is_here(job, token, rank).then_some(Command::KeepArtifacts { job, token, rank, artifacts })
+        });
+        let said: Vec<Command> = said.collect();
+        let results = said.into_iter().map(|command| self.engine.execute_for_node(command));
+        futures::future::try_join_all(results).await?;
+        Ok(())
+    }
+
     async fn carry_out(&self, workers: Vec<WorkerReport>) -> Result<(), Refusal> {
+        self.keep_artifacts(&workers).await?;
         let mut by_gang: BTreeMap<(JobId, FencingToken), Vec<(u32, RankUpdate)>> = BTreeMap::new();
         for worker in workers {
             let updates = by_gang.entry((worker.job, worker.token)).or_default();

@@ -1,4 +1,5 @@
-//! Commands next to workers, between the caller that asked here and the agent that runs one: the agent opens a relay by its number.
+//! Commands next to workers and connections to their ports, between the caller that asked here and the agent: the agent opens a
+//! relay by its number.
 //!
 //! **Invariant:** the number of a relay cannot be guessed, is good once, and only for the node that it was made for.
 
@@ -20,7 +21,7 @@ const RELAYS_WAITING_MAX: usize = 256;
 /// How long an agent may take from the order to the relay.
 pub(crate) const RELAY_BEGINS_MAX: Duration = Duration::from_secs(15);
 
-/// An agent is to run a command next to a worker.
+/// An agent is to run a command next to a worker, or to connect to a port of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExecOrder {
     /// Names the relay.
@@ -53,13 +54,43 @@ pub enum ExecInput {
     Signal(u32),
     /// The size of its terminal from now on.
     Resize(TerminalSize),
+    /// Which port of the worker is connected to; the first of all, in place of `Start`.
+    Port(u16),
+    /// Of a connection to that port.
+    Piece(ForwardedPiece),
 }
 
-/// What becomes of the command.
+/// A piece of one connection to a port of a worker, in either direction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForwardedPiece {
+    /// Which connection, by the number that the caller gave it.
+    pub connection: u32,
+    /// What it says.
+    pub content: ForwardedContent,
+}
+
+/// What a piece of a connection says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ForwardedContent {
+    /// The caller opens it.
+    Open,
+    /// Data, at least one byte.
+    Data(Bytes),
+    /// No more data follows.
+    End,
+    /// It is over in both directions, for this reason.
+    Closed(String),
+    /// This number of bytes of data has left the receiver's memory.
+    Taken(u32),
+}
+
+/// What becomes of the command, or of the connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExecOutput {
-    /// Its process is there.
+    /// Its process is there, or the worker listens on the port.
     Started,
+    /// Of a connection to a port.
+    Piece(ForwardedPiece),
     /// Of its standard output.
     Stdout(Bytes),
     /// Of its standard error.

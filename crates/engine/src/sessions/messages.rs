@@ -3,7 +3,8 @@
 use muster_types::health::{HealthReport, Repair};
 use muster_types::probe::{Link, Ring};
 use muster_types::{
-    ExitStatus, Features, FencingToken, ForeignLoad, HolderId, JobId, NodeId, NodeSpec, Parameters, Refusal,
+    Artifacts, ExitStatus, Features, FencingToken, ForeignLoad, HolderId, JobId, NodeId, NodeSpec,
+    Parameters, Refusal,
 };
 use std::sync::Arc;
 
@@ -22,6 +23,8 @@ pub struct WorkerReport {
     pub rank: Option<u32>,
     /// How it ended; none while it runs.
     pub exit: Option<ExitStatus>,
+    /// What became of its artifacts; none where its job wants none.
+    pub artifacts: Option<Artifacts>,
 }
 
 /// What an agent opens a session with.

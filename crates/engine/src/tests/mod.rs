@@ -148,7 +148,7 @@ pub(crate) fn token_of(view: &State, job: JobId) -> FencingToken {
 }
 
 pub(crate) fn running(job: JobId, token: FencingToken, rank: u32) -> WorkerReport {
-    WorkerReport { job, token, rank: Some(rank), exit: None }
+    WorkerReport { job, token, rank: Some(rank), exit: None, artifacts: None }
 }
 
 pub(crate) fn code<T>(result: Result<T, Refusal>) -> Option<RefusalCode> {

@@ -135,7 +135,8 @@ async fn a_gang_is_started_confirmed_and_reported() {
     .await;
     assert_eq!((stop.job, stop.token), (id, token));
     // "Nothing of it is here, and none will start" ends every rank of the node.
-    let none_here = WorkerReport { job: id, token, rank: None, exit: Some(ExitStatus::Vanished) };
+    let none_here =
+        WorkerReport { job: id, token, rank: None, exit: Some(ExitStatus::Vanished), artifacts: None };
     say(&session, Inbound::Report { sequence: 2, workers: vec![none_here] }).await;
     let over = |view: &State| view.job(id).is_some_and(|row| matches!(row.phase, Phase::Finished(_)));
     until(&engine, "the cancelled job is over", over).await;
@@ -399,7 +400,8 @@ async fn a_stop_says_why() {
         };
         guarded("a reason to stop", engine.execute(command)).await.expect("it is taken");
         assert_eq!(told(&mut session, "a stop", reason).await, Some(wanted));
-        let none_here = WorkerReport { job: id, token, rank: None, exit: Some(ExitStatus::Vanished) };
+        let none_here =
+            WorkerReport { job: id, token, rank: None, exit: Some(ExitStatus::Vanished), artifacts: None };
         say(&session, Inbound::Report { sequence: request as u64, workers: vec![none_here] }).await;
         until(&engine, "it has stopped", |view| {
             view.job(id).is_some_and(|row| !matches!(row.phase, Phase::Stopping(_)))

@@ -171,7 +171,13 @@ async fn a_gang_starts_behind_the_check_and_not_on_a_node_that_others_find_at_fa
         let cancel = Command::cancel(RequestId(10 + request), id);
         guarded("a cancel", engine.execute(cancel)).await.expect("it is taken");
         for (session, sequence) in sessions.iter().zip(1..) {
-            let none_here = WorkerReport { job: id, token, rank: None, exit: Some(ExitStatus::Vanished) };
+            let none_here = WorkerReport {
+                job: id,
+                token,
+                rank: None,
+                exit: Some(ExitStatus::Vanished),
+                artifacts: None,
+            };
             say(session, Inbound::Report { sequence, workers: vec![none_here] }).await;
         }
         let over = |view: &State| view.job(id).is_some_and(|row| matches!(row.phase, Phase::Finished(_)));

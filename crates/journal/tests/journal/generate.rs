@@ -17,14 +17,7 @@ use muster_types::policy::{
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval, ArrayId,
-    ArraySpec, BlobDigest, BookingAmount, BookingClearing, BookingEnd, BookingShape, BookingSpec,
-    BookingTimes, CertificateSerial, CheckpointRules, ClusterId, Container, Control, Dependency,
-    DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken,
-    FieldChange, ForeignLoad, HolderId, IndexRange, JobContract, JobDraft, JobId, JobMetadata, JobSpec,
-    LabelTest, LaunchForm, Level, LogIndex, LogTime, Mount, Name, NodeAdmission, NodeBounds, NodeDraft,
-    NodeExpression, NodeId, NodeOverrides, NodeRequirements, NodeSpec, NoticeRules, Parameters, Preflight,
-    PriorityTier, PullRule, QueueKey, ReplicaId, RequestId, Requester, RetryRules, Revocation, Spread,
-    TaskGroup, TokenGrant, TokenId, TokenRole, TopologyRule, WorkerRequest, limits,
+    ArraySpec, BlobDigest, BookingAmount, BookingClearing, BookingEnd, BookingShape, BookingSpec, BookingTimes, CertificateSerial, CheckpointRules, ClusterId, Container, Control, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, IndexRange, JobContract, JobDraft, JobId, JobMetadata, JobSpec, LabelTest, LaunchForm, Level, LogIndex, LogTime, Mount, Name, NodeAdmission, NodeBounds, NodeDraft, NodeExpression, NodeId, NodeOverrides, NodeRequirements, NodeSpec, NoticeRules, Parameters, Preflight, PriorityTier, PullRule, QueueKey, ReplicaId, RequestId, Requester, RetryRules, Revocation, Spread, TaskGroup, TokenGrant, TokenId, TokenRole, TopologyRule, WorkerRequest, limits, ArtifactFault, ArtifactRules, Artifacts,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -136,10 +129,12 @@ fn group(n: usize) -> impl Strategy<Value = TaskGroup> {
 
 fn container() -> impl Strategy<Value = Container> {
     let pull = prop_oneof![Just(PullRule::Missing), Just(PullRule::Always), Just(PullRule::Never)];
-    ("[a-z]{1,5}/[a-z]{1,5}", pull, any::<bool>()).prop_map(|(name, pull, read_only)| Container {
+    let told = ("[a-z]{1,5}/[a-z]{1,5}", pull, any::<bool>(), any::<u64>());
+    told.prop_map(|(name, pull, read_only, shared_memory_bytes)| Container {
         image: format!("localhost/{name}:1"),
         pull,
         mounts: vec![Mount { source: "/data".to_owned(), target: "/mnt".to_owned(), read_only }],
+        shared_memory_bytes,
     })
 }
 
@@ -229,13 +224,22 @@ fn metadata() -> impl Strategy<Value = Arc<JobMetadata>> {
         .prop_map(|(labels, annotations, creator)| Arc::new(JobMetadata { labels, annotations, creator }))
 }
 
+fn artifacts() -> impl Strategy<Value = Artifacts> {
+    let fault = option::of((prop::sample::select(ArtifactFault::ALL.to_vec()), any::<u32>()));
+    let counts = (any::<u32>(), any::<u64>(), any::<u32>());
+    (option::of(any::<[u8; 32]>()), counts, fault).prop_map(|(digest, (files, bytes, left_out), fault)| {
+        Artifacts { digest: digest.map(BlobDigest::new), files, bytes, left_out, fault }
+    })
+}
+
 fn contract() -> impl Strategy<Value = Arc<JobContract>> {
     let retry = (btree_map(class(), any::<u32>(), 0..4), any::<[Option<u64>; 3]>());
     let checkpoint = (option::of(name()), any::<[Option<u64>; 3]>());
     let notice = (option::of(any::<u16>()), "[ -~]{0,20}");
     let workdir = option::of(any::<[u8; 32]>());
-    let forms =
-        (prop::sample::select(LaunchForm::ALL), prop::sample::select(Preflight::ALL), any::<u32>(), workdir);
+    let artifacts = option::of((vec("[a-z*/]{1,9}", 1..4), any::<bool>()));
+    let (launch, preflight) = (prop::sample::select(LaunchForm::ALL), prop::sample::select(Preflight::ALL));
+    let forms = (launch, preflight, any::<u32>(), workdir, artifacts);
     (retry, checkpoint, notice, forms).prop_map(|(retry, checkpoint, notice, forms)| {
         Arc::new(JobContract {
             launch: forms.0,
@@ -255,6 +259,7 @@ fn contract() -> impl Strategy<Value = Arc<JobContract>> {
             spares: forms.2,
             preflight: forms.1,
             workdir: forms.3.map(BlobDigest::new),
+            artifacts: forms.4.map(|(paths, required)| ArtifactRules { paths, required }),
         })
     })
 }
@@ -541,6 +546,14 @@ fn tokens() -> impl Strategy<Value = Decision> {
                 Decision::ExecOpened { by, job: JobId(job), token, rank, command }
             }
         ),
+        (asked(), any::<u64>(), token(), any::<u32>(), any::<u16>()).prop_map(
+            |(by, job, token, rank, port)| {
+                Decision::PortForwardOpened { by, job: JobId(job), token, rank, port }
+            }
+        ),
+        (any::<u64>(), token(), any::<u32>(), artifacts()).prop_map(|(job, token, rank, artifacts)| {
+            Decision::ArtifactsKept { job: JobId(job), token, rank, artifacts }
+        }),
     ]
 }
 
@@ -861,7 +874,8 @@ fn policy() -> impl Strategy<Value = Policy> {
     });
     let limit = || option::of(1..1_000_u32);
     let job_limits = || {
-        (limit(), limit(), limit()).prop_map(|(devices_max, max, default)| JobLimits {
+        (limit(), limit(), limit(), limit()).prop_map(|(devices_max, max, default, bytes)| JobLimits {
+            artifacts_bytes_max: bytes.map(u64::from),
             devices_max,
             run_time_max_ms: max.map(u64::from),
             run_time_default_ms: default.map(|ms| u64::from(ms.min(max.unwrap_or(ms)))),

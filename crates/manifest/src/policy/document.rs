@@ -6,8 +6,7 @@ use muster_wire::v1::window::Purpose;
 use serde::Deserialize;
 
 use super::form::{
-    Bytes, Count, Dollars, Each, Filled, FilledNamed, FilledNames, Flag, Form, Group, Milli, Moment, Named,
-    NamedCounts, Names, Nominal, Optional, Plain, SmallMilli, Span, Weight, Word, Words, group,
+    Bytes, Count, Dollars, Each, Filled, FilledNamed, FilledNames, Flag, Form, Group, Milli, Moment, Named, NamedCounts, Names, Nominal, Optional, Plain, SmallMilli, Span, Weight, Word, Words, group, OptionalBytes,
 };
 use crate::reader::Reader;
 use crate::shape::Text;
@@ -83,6 +82,7 @@ group! {
         max_devices "maxDevices": Count,
         max_run_time "maxRunTime": Span,
         default_run_time "defaultRunTime": Span,
+        max_artifact_bytes "maxArtifacts": OptionalBytes,
     }
 }
 

@@ -137,6 +137,10 @@ forms! {
         |reader, at, given| reader.value(at, given, quantity::memory_bytes).unwrap_or_default(),
         |sent| Some(value(show_bytes(*sent)));
 
+    OptionalBytes: Option<Text> => Option<u64>, " (in bytes)",
+        |reader, at, given| reader.value(at, given, quantity::memory_bytes),
+        |sent| sent.map(|bytes| value(show_bytes(bytes)));
+
     Span: Option<Text> => Option<Duration>, "",
         |reader, at, given| reader.span(at, given),
         |sent| span(*sent).map(value);

@@ -2,8 +2,10 @@
 
 pub mod arrays;
 mod exec;
+mod jobs;
 mod nodes;
 mod policies;
+mod port_forward;
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -11,6 +13,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use admin::probe_service_server::{ProbeService, ProbeServiceServer};
+use jobs::{job, jobs_of};
 use muster_types::{Refusal, RefusalCode};
 use muster_wire::shared::Shared;
 use muster_wire::status::to_status;
@@ -26,11 +29,6 @@ use v1::job_service_server::{JobService, JobServiceServer};
 use v1::policy_service_server::PolicyServiceServer;
 use v1::tenant_service_server::{TenantService, TenantServiceServer};
 use v1::watch_jobs_response::Event;
-
-/// How many jobs a submission comes to.
-fn jobs_of(submissions: &[muster_types::Submission]) -> usize {
-    submissions.iter().map(|submission| submission.job_count() as usize).sum()
-}
 
 #[derive(Default)]
 pub struct Book {
@@ -113,25 +111,6 @@ impl Drop for Fake {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
-    }
-}
-
-fn job(id: &str, name: &str, phase: JobPhase) -> v1::Job {
-    v1::Job {
-        id: id.into(),
-        name: name.into(),
-        tenant: "default".into(),
-        status: Some(v1::JobStatus {
-            tier: v1::Tier::Standard.into(),
-            phase: phase.into(),
-            worker_count: 4,
-            device_count: 8,
-            attempt: 1,
-            changed_at_index: 12,
-            create_time: Some(timestamp(1_700_000_000_000)),
-            ..Default::default()
-        }),
-        ..Default::default()
     }
 }
 
@@ -502,6 +481,14 @@ impl JobService for Service {
         request: Request<tonic::Streaming<v1::ExecWorkerRequest>>,
     ) -> Result<Response<Self::ExecWorkerStream>, Status> {
         exec::play(|id| self.find(id), request.into_inner()).await
+    }
+
+    type ForwardPortStream = Boxed<v1::ForwardPortResponse>;
+    async fn forward_port(
+        &self,
+        request: Request<tonic::Streaming<v1::ForwardPortRequest>>,
+    ) -> Result<Response<Self::ForwardPortStream>, Status> {
+        port_forward::play(|id| self.find(id), request.into_inner()).await
     }
 
     async fn read_logs(

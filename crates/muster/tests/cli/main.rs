@@ -11,6 +11,7 @@ mod labels;
 mod nodes;
 mod policies;
 mod policy_files;
+mod ports;
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -96,6 +97,7 @@ fn help_shows_commands_examples_and_exit_codes() {
         &["job", "list", "--help"],
         &["job", "logs", "--help"],
         &["exec", "--help"],
+        &["port-forward", "--help"],
         &["run", "--help"],
         &["job", "wait", "--help"],
         &["plan", "--help"],
@@ -129,6 +131,10 @@ fn wrong_usage_is_2() {
         &["exec", "job-1"],
         &["exec", "job-1", "--env", "A", "--", "true"],
         &["exec", "job-1", "-t", "--", "true"],
+        &["port-forward", "job-1"],
+        &["port-forward", "job-1", "0"],
+        &["port-forward", "job-1", "6006:x"],
+        &["port-forward", "job-1", "6006", "--address", "here"],
         &["run"],
         &["run", "--workers", "none", "--", "true"],
         &["run", "--env", "NOT_SET_HERE", "--", "true"],

@@ -39,7 +39,7 @@ pub use history::{
 pub(crate) use history::{Lesson, add};
 pub use quota::{BudgetRow, QuotaAnswer, QuotaGrantEnd, QuotaGrantRow, QuotaGrantStatus};
 pub(crate) use quota::{QuotaKey, QuotaRow};
-pub use recovery::{Failure, RecoveryRow, Saved, Straggler};
+pub use recovery::{Failure, RankArtifacts, RecoveryRow, Saved, Straggler};
 pub(crate) use spec::SpecFacts;
 pub(crate) use submission_group::BurstTurn;
 pub use submission_group::{BURST_GAP_MS, BurstKey, BurstRow};

@@ -2,7 +2,7 @@
 
 use alloc::collections::BTreeMap;
 use alloc::string::String;
-use muster_types::{FailureClass, FencingToken, LogTime, NodeId, limits};
+use muster_types::{Artifacts, FailureClass, FencingToken, LogTime, NodeId, limits};
 use serde::{Deserialize, Serialize};
 
 /// How an attempt came to its end before its work was done.
@@ -50,6 +50,17 @@ pub struct RecoveryRow {
     pub saved: Option<Saved>,
     /// Ranks of the present placement that take much longer than their gang; at most [`limits::STRAGGLERS_MAX`].
     pub stragglers: BTreeMap<u32, Straggler>,
+    /// What became of the files of workers that have ended, by rank; at most [`limits::ARTIFACT_WORKERS_MAX`].
+    pub artifacts: BTreeMap<u32, RankArtifacts>,
+}
+
+/// What became of the files of the worker that had a rank last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankArtifacts {
+    /// The placement that it was of.
+    pub token: FencingToken,
+    /// What was kept.
+    pub artifacts: Artifacts,
 }
 
 /// A rank that takes much longer for its steps than its gang.

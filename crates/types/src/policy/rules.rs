@@ -148,7 +148,12 @@ impl TenantLimits {
             running_jobs: None,
             accelerator_hours: None,
         },
-        job: JobLimits { devices_max: None, run_time_max_ms: None, run_time_default_ms: None },
+        job: JobLimits {
+            devices_max: None,
+            run_time_max_ms: None,
+            run_time_default_ms: None,
+            artifacts_bytes_max: None,
+        },
         accelerator_hours: None,
     };
 
@@ -190,6 +195,8 @@ pub struct JobLimits {
     pub run_time_max_ms: Option<u64>,
     /// The run time limit of a job that names none, in milliseconds; where this is absent, the longest.
     pub run_time_default_ms: Option<u64>,
+    /// Most bytes of the files that are kept of one of its workers; no more than its agent keeps. With 0 none are.
+    pub artifacts_bytes_max: Option<u64>,
 }
 
 impl JobLimits {
@@ -200,6 +207,7 @@ impl JobLimits {
             devices_max: self.devices_max.or(above.devices_max),
             run_time_max_ms: self.run_time_max_ms.or(above.run_time_max_ms),
             run_time_default_ms: self.run_time_default_ms.or(above.run_time_default_ms),
+            artifacts_bytes_max: self.artifacts_bytes_max.or(above.artifacts_bytes_max),
         }
     }
 

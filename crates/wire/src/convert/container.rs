@@ -8,7 +8,7 @@ use crate::v1;
 
 /// The image that a message names; its command is read elsewhere.
 pub(super) fn container_from_proto(at: &str, message: v1::ContainerRuntime, found: &mut Found) -> Container {
-    let v1::ContainerRuntime { image, command: _, user, pull, mut mounts } = message;
+    let v1::ContainerRuntime { image, command: _, user, pull, mut mounts, shared_memory_bytes } = message;
     if !user.is_empty() {
         let rule = "must be empty: a worker runs as its tenant's user of the host";
         found.push(Violation::new(below(at, "user"), rule));
@@ -23,6 +23,7 @@ pub(super) fn container_from_proto(at: &str, message: v1::ContainerRuntime, foun
         image,
         pull: one_of(at, "pull", pull, found),
         mounts: mounts.into_iter().map(mount).collect(),
+        shared_memory_bytes,
     }
 }
 
@@ -55,5 +56,6 @@ pub fn container_to_proto(container: &Container) -> v1::ContainerRuntime {
         user: String::new(),
         pull: number(container.pull),
         mounts: container.mounts.iter().map(mount).collect(),
+        shared_memory_bytes: container.shared_memory_bytes,
     }
 }

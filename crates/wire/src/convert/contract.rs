@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use muster_types::{
-    BlobDigest, CheckpointRules, FailureClass, JobContract, NoticeRules, RetryRules, Violation,
-    fleet::checked_name,
+    ArtifactRules, BlobDigest, CheckpointRules, FailureClass, JobContract, NoticeRules, RetryRules,
+    Violation, fleet::checked_name,
 };
 
 use super::{Found, below, bound, one_of, span};
@@ -26,7 +26,26 @@ pub(super) fn contract(at: &str, message: &mut v1::JobSpec, found: &mut Found) -
     let notice = rules.map(|rules| notice(&field("notice"), rules, found)).unwrap_or_default();
     let asked = message.workdir.take();
     let workdir = asked.and_then(|asked| found.take(workdir_from_proto(&field("workdir"), &asked)));
-    JobContract { launch, retry, checkpoint, notice, spares: message.spare_workers, preflight, workdir }
+    let artifacts = message.artifacts.take().map(|mut asked| {
+        let at = below(&field("artifacts"), "paths");
+        bound(&at, &mut asked.paths, muster_types::limits::ARTIFACT_PATHS_MAX, found);
+        artifacts_from_proto(asked)
+    });
+    let spares = message.spare_workers;
+    JobContract { launch, retry, checkpoint, notice, spares, preflight, workdir, artifacts }
+}
+
+/// Which files of its workers a job wants back. Its check finds what is wrong with it.
+#[must_use]
+pub fn artifacts_from_proto(message: v1::ArtifactRules) -> ArtifactRules {
+    let v1::ArtifactRules { paths, required } = message;
+    ArtifactRules { paths, required }
+}
+
+/// The same as a message.
+#[must_use]
+pub fn artifacts_to_proto(rules: &ArtifactRules) -> v1::ArtifactRules {
+    v1::ArtifactRules { paths: rules.paths.clone(), required: rules.required }
 }
 
 /// The files that a message names.
@@ -91,7 +110,7 @@ pub(super) fn contract_to_proto(contract: &JobContract) -> v1::JobSpec {
     if contract.is_default() {
         return v1::JobSpec::default();
     }
-    let JobContract { launch, retry, checkpoint, notice, spares, preflight, workdir } = contract;
+    let JobContract { launch, retry, checkpoint, notice, spares, preflight, workdir, artifacts } = contract;
     let limits = retry
         .limits
         .iter()
@@ -118,6 +137,7 @@ pub(super) fn contract_to_proto(contract: &JobContract) -> v1::JobSpec {
         spare_workers: *spares,
         preflight: number(*preflight),
         workdir: workdir.map(workdir_to_proto),
+        artifacts: artifacts.as_ref().map(artifacts_to_proto),
         ..v1::JobSpec::default()
     }
 }

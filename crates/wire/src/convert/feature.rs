@@ -16,6 +16,7 @@ pub fn features_from_proto(takes: &[i32]) -> Features {
             SessionFeature::Preflight => Some(Feature::Preflight),
             SessionFeature::ForeignLoad => Some(Feature::ForeignLoad),
             SessionFeature::Exec => Some(Feature::Exec),
+            SessionFeature::PortForward => Some(Feature::PortForward),
         })
         .collect()
 }
@@ -29,6 +30,7 @@ pub fn features_to_proto(features: Features) -> Vec<i32> {
         Feature::Preflight => SessionFeature::Preflight,
         Feature::ForeignLoad => SessionFeature::ForeignLoad,
         Feature::Exec => SessionFeature::Exec,
+        Feature::PortForward => SessionFeature::PortForward,
     };
     features.iter().map(|feature| number(feature) as i32).collect()
 }

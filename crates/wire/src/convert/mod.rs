@@ -42,7 +42,9 @@ pub use array::array_to_proto;
 pub use booking::{booking_spec_from_proto, booking_spec_to_proto, booking_to_proto};
 pub use change::{changes_from_proto, throttle_from_proto};
 pub use container::{container_to_proto, launched_container};
-pub use contract::{notice_to_proto, workdir_from_proto, workdir_to_proto};
+pub use contract::{
+    artifacts_from_proto, artifacts_to_proto, notice_to_proto, workdir_from_proto, workdir_to_proto,
+};
 pub use demand::{accelerator_request_from_proto, accelerator_request_to_proto};
 pub use feature::{features_from_proto, features_to_proto};
 pub use health::{
@@ -52,9 +54,9 @@ pub use health::{
 pub use id::{array_id, holder_id_from_text, holder_id_to_text, job_id, node_id, request_id, request_id_of};
 pub use job::{job_spec_to_proto, jobs_from_proto, submission_to_proto, submissions_from_proto};
 pub use node::{
-    WorkerReport, foreign_load_from_proto, foreign_load_to_proto, node_overrides_change_from_proto,
-    node_overrides_to_proto, node_spec_from_proto, node_spec_to_proto, worker_report_from_proto,
-    worker_report_to_proto,
+    WorkerReport, foreign_load_from_proto, foreign_load_to_proto, kept_to_proto,
+    node_overrides_change_from_proto, node_overrides_to_proto, node_spec_from_proto, node_spec_to_proto,
+    worker_report_from_proto, worker_report_to_proto,
 };
 pub use node_requirements::node_expression_to_proto;
 pub use policy::{policy_from_proto, policy_to_proto, policy_update_from_proto};

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use muster_types::tpu::PodPosition;
 use muster_types::{
-    ExitStatus, FencingToken, ForeignLoad, JobId, LogTime, Name, NodeDraft, NodeOverrides,
-    NodeOverridesChange, NodeSpec, Requester, Violation, fleet::checked_name, limits,
+    ArtifactFault, Artifacts, BlobDigest, ExitStatus, FencingToken, ForeignLoad, JobId, LogTime, Name,
+    NodeDraft, NodeOverrides, NodeOverridesChange, NodeSpec, Requester, Violation, fleet::checked_name,
+    limits,
 };
 
 use super::id::job_id;
@@ -200,6 +201,8 @@ pub struct WorkerReport {
     pub rank: Option<u32>,
     /// None while it runs or is about to.
     pub exit: Option<ExitStatus>,
+    /// What became of its artifacts; none where its job wants none.
+    pub artifacts: Option<Artifacts>,
 }
 
 /// One worker. `at` is the path of the message.
@@ -232,8 +235,12 @@ pub fn worker_report_from_proto(
         }
     };
     let exit = message.exit.as_ref().and_then(|e| found.take(exit_status_from_proto(&below(at, "exit"), e)));
+    let kept = message.artifacts.as_ref();
+    let artifacts = kept.and_then(|kept| found.take(kept_from_proto(&below(at, "artifacts"), kept)));
     match (job, token) {
-        (Some(job), Some(token)) if found.is_empty() => Ok(WorkerReport { job, token, rank, exit }),
+        (Some(job), Some(token)) if found.is_empty() => {
+            Ok(WorkerReport { job, token, rank, exit, artifacts })
+        }
         _ => Err(found.into_violations()),
     }
 }
@@ -246,6 +253,36 @@ pub fn worker_report_to_proto(report: &WorkerReport) -> agent::WorkerState {
         token: Some(fencing_token_to_proto(report.token)),
         subject: Some(report.rank.map_or(Subject::WholePlacement(agent::WholePlacement {}), Subject::Rank)),
         exit: report.exit.as_ref().map(exit_status_to_proto),
+        artifacts: report.artifacts.as_ref().map(kept_to_proto),
+    }
+}
+
+/// What became of the artifacts of a worker. A fault of another release is taken for one of reading.
+fn kept_from_proto(at: &str, message: &agent::KeptArtifacts) -> Result<Artifacts, Violation> {
+    let digest = Some(message.digest.as_str()).filter(|digest| !digest.is_empty());
+    let digest = digest.map(BlobDigest::parse).transpose();
+    let digest = digest.map_err(|rule| Violation::new(below(at, "digest"), rule))?;
+    let fault = (!message.fault.is_empty())
+        .then(|| ArtifactFault::of_word(&message.fault).unwrap_or(ArtifactFault::Unreadable));
+    Ok(Artifacts {
+        digest,
+        files: message.files,
+        bytes: message.bytes,
+        left_out: message.left_out,
+        fault: fault.map(|fault| (fault, message.fault_path)),
+    })
+}
+
+/// What became of the artifacts of a worker, as a message.
+#[must_use]
+pub fn kept_to_proto(artifacts: &Artifacts) -> agent::KeptArtifacts {
+    agent::KeptArtifacts {
+        digest: artifacts.digest.map(|digest| digest.to_string()).unwrap_or_default(),
+        files: artifacts.files,
+        bytes: artifacts.bytes,
+        left_out: artifacts.left_out,
+        fault: artifacts.fault.map(|(fault, _)| fault.word().to_owned()).unwrap_or_default(),
+        fault_path: artifacts.fault.map_or(0, |(_, path)| path),
     }
 }
 

@@ -290,6 +290,7 @@ fn job_limits(at: &str, message: Option<v1::JobLimits>, found: &mut Found) -> Jo
         devices_max: message.max_devices,
         run_time_max_ms: span(at, "max_run_time", message.max_run_time, found),
         run_time_default_ms: span(at, "default_run_time", message.default_run_time, found),
+        artifacts_bytes_max: message.max_artifact_bytes,
     }
 }
 
@@ -630,6 +631,7 @@ fn limits_to_proto(tenant: &TenantPolicy) -> Option<v1::TenantLimits> {
         max_devices: job.devices_max,
         max_run_time: job.run_time_max_ms.map(duration),
         default_run_time: job.run_time_default_ms.map(duration),
+        max_artifact_bytes: job.artifacts_bytes_max,
     };
     let of_tier = |(tier, limits): (&PriorityTier, &JobLimits)| v1::TierLimits {
         tier: number(*tier),

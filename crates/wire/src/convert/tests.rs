@@ -392,6 +392,7 @@ proptest! {
         bits: u64,
         accelerators in accelerators(),
         request in accelerator_request(),
+        artifacts in option::of(artifacts()),
     ) {
         prop_assert_eq!(exit_status_from_proto("exit", &exit_status_to_proto(&exit)), Ok(exit.clone()));
         let token = FencingToken { generation, log_index: LogIndex(index) };
@@ -402,7 +403,8 @@ proptest! {
         prop_assert_eq!(accelerators_from_proto("accelerators", &message), Ok(accelerators));
         let message = accelerator_request_to_proto(&request);
         prop_assert_eq!(accelerator_request_from_proto("accelerators", &message), Ok(request));
-        let report = WorkerReport { job: JobId(index), token, rank: (generation % 7 > 0).then_some(generation % 100), exit: Some(exit) };
+        let rank = (generation % 7 > 0).then_some(generation % 100);
+        let report = WorkerReport { job: JobId(index), token, rank, exit: Some(exit), artifacts };
         prop_assert_eq!(worker_report_from_proto("w", &worker_report_to_proto(&report)), Ok(report));
     }
 

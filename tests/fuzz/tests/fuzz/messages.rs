@@ -141,6 +141,11 @@ fn no_report_of_an_agent_makes_it_panic() {
         token: Some(v1::FencingToken { generation: 1, log_index: 40 }),
         subject: Some(agent::worker_state::Subject::Rank(3)),
         exit: Some(exit),
+        artifacts: Some(agent::KeptArtifacts {
+            digest: format!("sha256:{}", "5a".repeat(32)),
+            fault: "TOO_LARGE".into(),
+            ..Default::default()
+        }),
     };
     muster_fuzz::run("wire-report", &[seed.encode_to_vec()], nothing, |input| {
         let Ok(message) = agent::WorkerState::decode(input) else { return false };

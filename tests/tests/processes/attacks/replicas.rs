@@ -291,6 +291,11 @@ async fn read(town: &Town, attacks: &mut Table, victim: &str) {
                 v1::ExecWorkerRequest { message: Some(v1::exec_worker_request::Message::Start(start)) };
             let answer = jobs.exec_worker(tokio_stream::once(exec)).await.map(drop);
             attacks.note(Kind::Read, "a command next to a worker", refused(answer));
+            let start = v1::ForwardPortStart { job_id: job_id.clone(), port: 6_006, ..Default::default() };
+            let message = Some(v1::forward_port_request::Message::Start(start));
+            let forward = tokio_stream::once(v1::ForwardPortRequest { message });
+            let answer = jobs.forward_port(forward).await.map(drop);
+            attacks.note(Kind::Read, "a port of a worker", refused(answer));
             let mut admin = ClusterAdminServiceClient::new(channel);
             let backup = admin.create_backup(admin::CreateBackupRequest::default());
             attacks.note(Kind::Read, "a backup", refused(backup.await.map(drop)));

@@ -43,8 +43,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// What the command of a process says that has not become its worker.
-const NOT_YET: &str = "the worker is still being started; try again";
-const ENDED: &str = "the worker has ended";
+pub(crate) const NOT_YET: &str = "the worker is still being started; try again";
+pub(crate) const ENDED: &str = "the worker has ended";
 /// Words between that of a command's process and its command.
 const BECOME_WORDS: usize = 5;
 /// What stands before the name of each variable of the caller until the command's process is confined.
@@ -124,13 +124,15 @@ fn read_request(mut socket: &UnixStream) -> Result<Request, String> {
 
 /// The worker's process as it stands below its shim.
 #[derive(Debug, PartialEq, Eq)]
-struct Lineage {
-    init: i32,
-    worker: i32,
+pub(crate) struct Lineage {
+    /// Below the shim; the first of the worker's processes where these are apart from the host's.
+    pub(crate) init: i32,
+    /// Below that.
+    pub(crate) worker: i32,
 }
 
 /// Looks whether the worker runs and has become its program: only then it has given up what it was to give up.
-fn lineage(task: &TaskDir, running: &Running) -> Result<Lineage, String> {
+pub(crate) fn lineage(task: &TaskDir, running: &Running) -> Result<Lineage, String> {
     // A lock that can be had is that of no shim: process ids mean nothing then.
     if task.exit().map_err(|e| e.to_string())?.is_some() || !matches!(task.try_lock(), Ok(None)) {
         return Err(ENDED.to_owned());

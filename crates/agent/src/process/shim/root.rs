@@ -83,7 +83,18 @@ pub(super) fn enter(task: &TaskDir, spec: &TaskSpec, image: &ImageRoot) -> Resul
         let target = piece.target.clone();
         attach(piece).map_err(|error| format!("mount {} in the image: {error}", target.display()))?;
     }
-    Ok(())
+    mount_shared_memory(image.shared_memory_bytes)
+}
+
+/// Over that of the gang, which came with `/dev`. Its pages count as memory of who writes them, as that of the worker's control group.
+fn mount_shared_memory(bytes: u64) -> Result<(), String> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let options = format!("size={bytes},mode=1777");
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    mount(Some("tmpfs"), SHARED_MEMORY, Some("tmpfs"), flags, Some(options.as_str()))
+        .map_err(failed("mount /dev/shm of the asked size"))
 }
 
 /// The image with the worker's own layer over it.

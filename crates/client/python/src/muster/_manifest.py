@@ -50,7 +50,7 @@ _SPEC = (
     *("workingDirectory", "array", "topology", "nodeSelector", "nodes", "tolerations", "preemptible", "after"),
     "notBefore",
     *("deadline", "expectedRun", "datasets", "launch", "retry", "checkpoint", "notice", "spareWorkers", "preflight"),
-    *("workdir", "booking", "parallel", *_GROUP),
+    *("workdir", "artifacts", "booking", "parallel", *_GROUP),
 )
 _Value = TypeVar("_Value")
 
@@ -200,7 +200,7 @@ class Reader:
         if "container" not in at:
             return {"process": job_pb2.ProcessRuntime(command=command)}
         path = f"{path}.container"
-        image = self.fields(at["container"], path, ("image", "pull", "mounts"))
+        image = self.fields(at["container"], path, ("image", "pull", "mounts", "sharedMemory"))
         mounts = []
         for place, node in self.items(image.get("mounts"), f"{path}.mounts"):
             mount = self.fields(node, place, ("source", "target", "readOnly"))
@@ -216,6 +216,9 @@ class Reader:
             command=command,
             pull=self.word(image.get("pull"), f"{path}.pull", PULL_RULES),
             mounts=mounts,
+            shared_memory_bytes=self.positive(
+                image, f"{path}.sharedMemory", quantity.memory_bytes, "for that of the gang"
+            ),
         )
         return {"container": container}
 
@@ -390,6 +393,11 @@ class Reader:
             spec.workdir.SetInParent()
             files = self.fields(at["workdir"], "spec.workdir", ("digest",))
             spec.workdir.digest = self.text(files.get("digest"), "spec.workdir.digest")
+        if "artifacts" in at:
+            spec.artifacts.SetInParent()
+            rules = self.fields(at["artifacts"], "spec.artifacts", ("paths", "required"))
+            spec.artifacts.paths.extend(self.texts(rules.get("paths"), "spec.artifacts.paths"))
+            spec.artifacts.required = bool(self.value(rules, "spec.artifacts.required", quantity.flag))
 
     @staticmethod
     def span(target: Duration, ms: int) -> None:

@@ -291,7 +291,7 @@ impl World {
     }
 
     /// What jobs ask of the system that runs them: `on=CLASS:N`, `backoff=D`, `backoff-max=D`, `avoid=D`, `place=NAME`,
-    /// `save=D`, `interval=D`, `spares=N`.
+    /// `save=D`, `interval=D`, `spares=N`, `artifacts=PATH,PATH`.
     pub(super) fn contract(&self, words: &[&str]) -> JobContract {
         let mut contract = JobContract::default();
         for limit in words.iter().filter_map(|word| word.strip_prefix("on=")) {
@@ -306,6 +306,11 @@ impl World {
         contract.checkpoint.save_ms = self.number(words, "save=").map(duration_ms);
         contract.checkpoint.interval_ms = self.number(words, "interval=").map(duration_ms);
         contract.spares = self.number(words, "spares=").map_or(0, |text| text.parse().unwrap());
+        let paths = words.iter().find_map(|word| word.strip_prefix("artifacts="));
+        contract.artifacts = paths.map(|paths| muster_types::ArtifactRules {
+            paths: paths.split(',').map(str::to_owned).collect(),
+            required: false,
+        });
         contract
     }
 

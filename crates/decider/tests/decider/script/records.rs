@@ -114,12 +114,26 @@ impl World {
             Decision::BookingCreated { by, name, spec, nodes, .. } => {
                 let nodes: Vec<&str> = nodes.iter().map(|node| node.as_str()).collect();
                 format!(" {name} for {} on {} by {by}", spec.tenant, nodes.join(" "))
+            }
             Decision::BookingDeleted { by, name, .. } => format!(" {name} by {by}"),
             Decision::BookingOpened { name } => format!(" {name}"),
             Decision::BookingEnded { name, cause } => format!(" {name}: {cause}"),
             Decision::BookingMoved { name, nodes } => {
                 let nodes: Vec<&str> = nodes.iter().map(|node| node.as_str()).collect();
                 format!(" {name} to {}", nodes.join(" "))
+            }
+            Decision::ArtifactsKept { job, rank, artifacts, .. } => {
+                let fault = artifacts.fault.map(|(fault, path)| format!(" {fault} at path {path}"));
+                let (files, bytes) = (artifacts.files, artifacts.bytes);
+                format!(
+                    " {} rank={rank}: {files} files {bytes} bytes{}",
+                    self.label(*job),
+                    fault.unwrap_or_default()
+                )
+            }
+            Decision::PortForwardOpened { by, job, rank, port, .. } => {
+                format!(" {} rank={rank} port={port} by {by}", self.label(*job))
+            }
             Decision::SessionResumed { node, incarnation } => {
                 format!(" {} incarnation={incarnation}", self.node_label(*node))
             }

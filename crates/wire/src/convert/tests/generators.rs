@@ -23,6 +23,21 @@ pub(super) fn accelerator_request() -> impl Strategy<Value = AcceleratorRequest>
     })
 }
 
+pub(super) fn artifacts() -> impl Strategy<Value = muster_types::Artifacts> {
+    use muster_types::{ArtifactFault, Artifacts, BlobDigest};
+    let fault = (proptest::sample::select(ArtifactFault::ALL.to_vec()), any::<u32>());
+    let counts = (any::<u32>(), any::<u64>(), any::<u32>());
+    (option::of(any::<[u8; 32]>()), counts, option::of(fault)).prop_map(
+        |(digest, (files, bytes, left_out), fault)| Artifacts {
+            digest: digest.map(BlobDigest::new),
+            files,
+            bytes,
+            left_out,
+            fault,
+        },
+    )
+}
+
 pub(super) fn level() -> impl Strategy<Value = Level> {
     proptest::sample::select(Level::ALL.to_vec())
 }
@@ -84,8 +99,11 @@ pub(super) fn group() -> impl Strategy<Value = TaskGroup> {
 
 fn container() -> impl Strategy<Value = Container> {
     let pull = proptest::sample::select(PullRule::ALL.to_vec());
-    ("[a-z]{1,5}\\.[a-z]{1,5}/[a-z0-9]{1,9}:[a-z0-9]{1,5}", pull, vec(("/[a-c]{1,3}", any::<bool>()), 0..4))
-        .prop_map(|(image, pull, mounts)| Container {
+    let mounts = vec(("/[a-c]{1,3}", any::<bool>()), 0..4);
+    let shared = prop_oneof![Just(0u64), Just(limits::SHARED_MEMORY_BYTES_MIN)];
+    ("[a-z]{1,5}\\.[a-z]{1,5}/[a-z0-9]{1,9}:[a-z0-9]{1,5}", pull, mounts, shared).prop_map(
+        |(image, pull, mounts, shared_memory_bytes)| Container {
+            shared_memory_bytes,
             image,
             pull,
             mounts: mounts
@@ -93,7 +111,8 @@ fn container() -> impl Strategy<Value = Container> {
                 .enumerate()
                 .map(|(n, (source, read_only))| Mount { source, target: format!("/m{n}"), read_only })
                 .collect(),
-        })
+        },
+    )
 }
 
 /// Names of nodes that have no letter in common, so that none is named twice.
@@ -345,6 +364,7 @@ prop_compose! {
         spares in 0u32..9,
         preflight in proptest::sample::select(Preflight::ALL.to_vec()),
         workdir in option::of(any::<[u8; 32]>()),
+        artifacts in option::of((vec("[a-z*?]{1,9}(/[a-z]{1,3})?", 1..4), any::<bool>())),
     ) -> JobContract {
         let (backoff_ms, backoff_max_ms, avoid_ms) = waits;
         let (step_ms, save_ms, interval_ms) = times;
@@ -357,6 +377,8 @@ prop_compose! {
             spares,
             preflight,
             workdir: workdir.map(muster_types::BlobDigest::new),
+            artifacts: artifacts
+                .map(|(paths, required)| muster_types::ArtifactRules { paths, required }),
         }
     }
 }
