@@ -8,7 +8,8 @@ use muster_types::policy::{
     Guarantee, NonPreemptible, NotificationBody, NotificationEvent, Order, PurchaseKind, Verb,
 };
 use muster_types::{
-    AdmissionMode, BookingClearing, DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier, PullRule, Violation, TokenRole,
+    AdmissionMode, BookingClearing, DependencyRule, FailureClass, LaunchForm, Level, Preflight, PriorityTier,
+    PullRule, TokenRole, Violation,
 };
 
 use crate::v1;

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use muster_decider::{
-    BookingOrder, BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder, OverridesOrder,
-    QuotaAnswerOrder, QuotaOrder, RepairOrder, Speculation, ThrottleOrder, TokenOrder, handle, schedule,
-    settle_all, tick,
+    BookingOrder, BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder,
+    OverridesOrder, QuotaAnswerOrder, QuotaOrder, RepairOrder, Speculation, ThrottleOrder, TokenOrder,
+    handle, schedule, settle_all, tick,
 };
 use muster_journal::{Decision, FORMAT_MIN, RankUpdate, Round, StopCause, decode_round, encode_round};
 use muster_planner::Budget;

@@ -13,11 +13,20 @@ use muster_types::health::{
 };
 use muster_types::job::ArrayMember;
 use muster_types::policy::{
-    AcceleratorBudget, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent, NotificationProgress, OwnedCost, Policy, PolicyDraft, Price, PurchaseKind, QuotaGrant, Receiver, TenantLimits, TenantPolicy, TenantRights, UserLimits, OwnRole, Verb,
+    AcceleratorBudget, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent,
+    NotificationProgress, OwnRole, OwnedCost, Policy, PolicyDraft, Price, PurchaseKind, QuotaGrant, Receiver,
+    TenantLimits, TenantPolicy, TenantRights, UserLimits, Verb,
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval, ArrayId,
-    ArraySpec, BlobDigest, BookingAmount, BookingClearing, BookingEnd, BookingShape, BookingSpec, BookingTimes, CertificateSerial, CheckpointRules, ClusterId, Container, Control, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, IndexRange, JobContract, JobDraft, JobId, JobMetadata, JobSpec, LabelTest, LaunchForm, Level, LogIndex, LogTime, Mount, Name, NodeAdmission, NodeBounds, NodeDraft, NodeExpression, NodeId, NodeOverrides, NodeRequirements, NodeSpec, NoticeRules, Parameters, Preflight, PriorityTier, PullRule, QueueKey, ReplicaId, RequestId, Requester, RetryRules, Revocation, Spread, TaskGroup, TokenGrant, TokenId, TokenRole, TopologyRule, WorkerRequest, limits, ArtifactFault, ArtifactRules, Artifacts,
+    ArraySpec, ArtifactFault, ArtifactRules, Artifacts, BlobDigest, BookingAmount, BookingClearing,
+    BookingEnd, BookingShape, BookingSpec, BookingTimes, CertificateSerial, CheckpointRules, ClusterId,
+    Container, Control, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus,
+    FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, IndexRange, JobContract, JobDraft, JobId,
+    JobMetadata, JobSpec, LabelTest, LaunchForm, Level, LogIndex, LogTime, Mount, Name, NodeAdmission,
+    NodeBounds, NodeDraft, NodeExpression, NodeId, NodeOverrides, NodeRequirements, NodeSpec, NoticeRules,
+    Parameters, Preflight, PriorityTier, PullRule, QueueKey, ReplicaId, RequestId, Requester, RetryRules,
+    Revocation, Spread, TaskGroup, TokenGrant, TokenId, TokenRole, TopologyRule, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;

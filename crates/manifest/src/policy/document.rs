@@ -6,7 +6,9 @@ use muster_wire::v1::window::Purpose;
 use serde::Deserialize;
 
 use super::form::{
-    Bytes, Count, Dollars, Each, Filled, FilledNamed, FilledNames, Flag, Form, Group, Milli, Moment, Named, NamedCounts, Names, Nominal, Optional, Plain, SmallMilli, Span, Weight, Word, Words, group, OptionalBytes,
+    Bytes, Count, Dollars, Each, Filled, FilledNamed, FilledNames, Flag, Form, Group, Milli, Moment, Named,
+    NamedCounts, Names, Nominal, Optional, OptionalBytes, Plain, SmallMilli, Span, Weight, Word, Words,
+    group,
 };
 use crate::reader::Reader;
 use crate::shape::Text;

@@ -7,7 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use muster_types::policy::{
-    self, AcceleratorBudget, BackfillPolicy, Dataset, Guarantee, JobLimits, NotificationBody, NotificationEvent, OrderPolicy, OwnedCost, POLICY_PARTS_MAX, PlacementWeights, Policy, PolicyDraft, PolicyPart, PolicyUpdate, PreemptionPolicy, Price, PurchaseKind, Quota, Receiver, TenantLimits, TenantPolicy, TenantRights, Transfer, UserLimits, Window, WindowPurpose, WindowScope, OwnRole, Verb,
+    self, AcceleratorBudget, BackfillPolicy, Dataset, Guarantee, JobLimits, NotificationBody,
+    NotificationEvent, OrderPolicy, OwnRole, OwnedCost, POLICY_PARTS_MAX, PlacementWeights, Policy,
+    PolicyDraft, PolicyPart, PolicyUpdate, PreemptionPolicy, Price, PurchaseKind, Quota, Receiver,
+    TenantLimits, TenantPolicy, TenantRights, Transfer, UserLimits, Verb, Window, WindowPurpose, WindowScope,
 };
 use muster_types::{Name, PriorityTier, TokenRole, Violation, fleet::checked_name, limits};
 

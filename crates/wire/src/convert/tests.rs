@@ -6,7 +6,10 @@ mod policy;
 use std::collections::{BTreeMap, HashMap};
 
 use muster_types::policy::{
-    AcceleratorBudget, BackfillPolicy, Dataset, Guarantee, JobLimits, NonPreemptible, NotificationBody, NotificationEvent, Order, OrderPolicy, OwnedCost, PlacementWeights, Policy, PolicyDraft, PreemptionPolicy, Price, PurchaseKind, Quota, Receiver, TenantLimits, TenantPolicy, TenantRights, Transfer, UserLimits, Window, WindowPurpose, WindowScope, OwnRole, Verb,
+    AcceleratorBudget, BackfillPolicy, Dataset, Guarantee, JobLimits, NonPreemptible, NotificationBody,
+    NotificationEvent, Order, OrderPolicy, OwnRole, OwnedCost, PlacementWeights, Policy, PolicyDraft,
+    PreemptionPolicy, Price, PurchaseKind, Quota, Receiver, TenantLimits, TenantPolicy, TenantRights,
+    Transfer, UserLimits, Verb, Window, WindowPurpose, WindowScope,
 };
 use muster_types::tpu::{Generation, PodPosition, SliceRequest, SliceShape, legal_shapes};
 use muster_types::{
