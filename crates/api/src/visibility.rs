@@ -185,6 +185,8 @@ impl Visibility {
                 if !view.quota_grant(*id).is_some_and(|row| self.sees(view, &row.grant.tenant)) =>
             {
                 blank(content, &QUOTA);
+                true
+            }
             Decision::ArtifactsKept { job, .. } if !self.sees_job(view, *job) => {
                 blank(content, &["digest"]);
                 true
