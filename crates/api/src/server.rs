@@ -67,7 +67,7 @@ impl std::error::Error for ServeError {
     }
 }
 
-const PUBLIC_SERVICES: [&str; 13] = [
+const PUBLIC_SERVICES: [&str; 14] = [
     "muster.v1beta1.JobService",
     "muster.v1beta1.FleetService",
     "muster.v1beta1.PolicyService",

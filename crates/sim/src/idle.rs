@@ -189,7 +189,7 @@ impl Question<'_> {
             WaitReason::QuotaExceeded | WaitReason::TenantLimit => UnplacedReason::Quota,
             WaitReason::CheckpointNotReadable => UnplacedReason::Constraint,
             WaitReason::BehindOtherGangs => UnplacedReason::Priority,
-            WaitReason::Window | WaitReason::SpareHosts => UnplacedReason::Kept,
+            WaitReason::Window | WaitReason::Booked | WaitReason::SpareHosts => UnplacedReason::Kept,
             WaitReason::InLine | WaitReason::MakingRoom => UnplacedReason::Turn,
             WaitReason::Held | WaitReason::NotBefore | WaitReason::Dependency | WaitReason::RetryBackoff => {
                 return None;

@@ -15,13 +15,15 @@ use alloc::sync::Arc;
 use alloc::vec;
 use muster_journal::{Decision, Outcome, RankUpdate, RequestKey, StopCause, SubmittedPart, hash};
 use muster_types::health::{Condition, NodeHealth, RepairPhase, RepairStep};
+use muster_types::token::user_of;
 use muster_types::{
-    BlobDigest, ExitStatus, FieldChange, JobContract, JobMetadata, JobSpec, Requester, SIZES_VARIABLE,
+    Artifacts, BlobDigest, BookingSpec, ExitStatus, FieldChange, JobContract, JobMetadata, JobSpec, Requester,
+    SIZES_VARIABLE,
 };
 
 use crate::rows::{
     ArrayRow, ArrayTemplate, ControlRow, DoorKey, HoldRow, JobRow, NodeOverridesRow, NodeRow, Phase,
-    Placement, RankState, RecoveryRow, RestrictionRow,
+    Placement, QuotaKey, QuotaRow, RankState, RecoveryRow, RestrictionRow,
 };
 use crate::snapshot::RestoreError;
 use crate::state::State;
@@ -89,16 +91,57 @@ impl Redaction {
         state.metadata = mapped(&whole.metadata, |_, metadata| Ok(self.metadata(metadata)))?;
         state.controls = mapped(&whole.controls, |_, row| Ok(Some(self.control(row))))?;
         state.arrays = mapped(&whole.arrays, |_, row| self.array(row).map(Some))?;
+        state.bookings = mapped(&whole.bookings, |_, booking| {
+            let mut booking = booking.clone();
+            self.booking(&mut booking.spec);
+            self.requester(&mut booking.by);
+            Ok(Some(booking))
+        })?;
+        state.quotas = self.quotas(&whole.quotas);
         state.tokens = Table::default();
         state.indexes = state.rebuilt_indexes();
         state.verify_rows().map_err(|broken| RestoreError::Invariant(broken.0))?;
         Ok(state)
     }
 
+    /// What a person did with a certificate and with a token stays what one person did: limits count it together.
     fn user(&self, name: &mut String) {
         if !name.is_empty() {
-            *name = format!("user-{:016x}", hash(&(self.salt, name.as_str())));
+            *name = format!("user-{:016x}", hash(&(self.salt, user_of(name))));
         }
+    }
+
+    fn booking(&self, spec: &mut BookingSpec) {
+        spec.user.iter_mut().for_each(|user| self.user(user));
+        hide(&mut spec.reason);
+    }
+
+    /// Budgets are of users, whose names are in the keys.
+    fn quotas<F: Derived<QuotaKey, QuotaRow>>(
+        &self,
+        quotas: &Table<QuotaKey, QuotaRow, F>,
+    ) -> Table<QuotaKey, QuotaRow, F> {
+        let mut redacted = BTreeMap::new();
+        for (key, row) in quotas.iter() {
+            let (mut key, mut row) = (key.clone(), row.clone());
+            if let QuotaKey::Budget(_, Some(user)) = &mut key {
+                self.user(user);
+            }
+            if let QuotaRow::Grant(row) = &mut row {
+                self.user(&mut row.by);
+                hide(&mut row.grant.reason);
+                if let Some(answer) = &mut row.answer {
+                    self.user(&mut answer.by);
+                    hide(&mut answer.reason);
+                }
+            }
+            redacted.insert(key, row);
+        }
+        let mut rows = TableBuilder::default();
+        for (key, row) in redacted {
+            rows.push(key, row);
+        }
+        rows.finish()
     }
 
     fn requester(&self, by: &mut Requester) {
@@ -140,6 +183,9 @@ impl Redaction {
             contract.notice.http_path = PATH.to_string();
         }
         contract.workdir = contract.workdir.map(|_| BlobDigest::new([0; 32]));
+        if let Some(rules) = &mut contract.artifacts {
+            rules.paths.iter_mut().for_each(hide);
+        }
         Arc::new(contract)
     }
 
@@ -213,7 +259,14 @@ impl Redaction {
         if let Some(last) = &mut row.last {
             hide(&mut last.detail);
         }
+        for of_rank in row.artifacts.values_mut() {
+            Redaction::artifacts(&mut of_rank.artifacts);
+        }
         row
+    }
+
+    fn artifacts(artifacts: &mut Artifacts) {
+        artifacts.digest = artifacts.digest.map(|_| BlobDigest::new([0; 32]));
     }
 
     fn conditions<'a>(conditions: impl IntoIterator<Item = &'a mut Condition>) {
@@ -326,7 +379,8 @@ impl Redaction {
             Decision::TokenCreated { .. }
             | Decision::TokenRevoked { .. }
             | Decision::CertificateRevoked { .. }
-            | Decision::ExecOpened { .. } => return Ok(None),
+            | Decision::ExecOpened { .. }
+            | Decision::PortForwardOpened { .. } => return Ok(None),
             Decision::JobsSubmitted { specs, .. } => {
                 for spec in specs {
                     *spec = self.spec(spec)?;
@@ -365,6 +419,12 @@ impl Redaction {
             Decision::AttemptFailed { detail, .. } | Decision::ArrayMembersFailed { detail, .. } => {
                 hide(detail)
             }
+            Decision::QuotaRequested { grant, .. } | Decision::QuotaGranted { grant, .. } => {
+                hide(&mut grant.reason);
+            }
+            Decision::QuotaAnswered { reason, .. } => hide(reason),
+            Decision::BookingCreated { spec, .. } => self.booking(spec),
+            Decision::ArtifactsKept { artifacts, .. } => Redaction::artifacts(artifacts),
             Decision::NodeHealthChanged { health, events, .. } => {
                 Redaction::health(health);
                 Redaction::conditions(events);
@@ -406,6 +466,11 @@ impl Redaction {
             | Decision::ArraysControlled { .. }
             | Decision::ArrayThrottleSet { .. }
             | Decision::NodeOverridesSet { .. }
+            | Decision::QuotaGrantsEnded { .. }
+            | Decision::BookingDeleted { .. }
+            | Decision::BookingOpened { .. }
+            | Decision::BookingEnded { .. }
+            | Decision::BookingMoved { .. }
             | Decision::NotificationsDelivered { .. } => {}
         }
         Ok(Some(decision))
@@ -429,7 +494,12 @@ impl Redaction {
             | Decision::ArrayThrottleSet { request, by, .. }
             | Decision::NodeOverridesSet { request, by, .. }
             | Decision::TokenCreated { request, by, .. }
-            | Decision::TokenRevoked { request, by, .. } => {
+            | Decision::TokenRevoked { request, by, .. }
+            | Decision::QuotaRequested { request, by, .. }
+            | Decision::QuotaAnswered { request, by, .. }
+            | Decision::QuotaGranted { request, by, .. }
+            | Decision::BookingCreated { request, by, .. }
+            | Decision::BookingDeleted { request, by, .. } => {
                 Redaction::request(request);
                 self.requester(by);
             }
@@ -441,7 +511,9 @@ impl Redaction {
                 request.iter_mut().for_each(Redaction::request);
                 self.requester(by);
             }
-            Decision::FormatRaised { by, .. } | Decision::ExecOpened { by, .. } => self.requester(by),
+            Decision::FormatRaised { by, .. }
+            | Decision::ExecOpened { by, .. }
+            | Decision::PortForwardOpened { by, .. } => self.requester(by),
             _ => {}
         }
     }

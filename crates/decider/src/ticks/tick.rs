@@ -55,7 +55,7 @@ const fn step(name: &'static str, run: fn(&mut Speculation)) -> TickStep {
 /// All steps of a tick, in their order: stops gangs that have run for their limit or to their deadline, are where a window
 /// or a booking is open to others, or on nodes that had to be empty by now, opens and ends bookings, releases jobs whose time has come, ends grants of quota, and drops history
 /// and lost nodes that have been kept for their time. None needs those before it.
-pub const TICK_STEPS: [TickStep; 10] = [
+pub const TICK_STEPS: [TickStep; 11] = [
     step("run limits", stop_overdue),
     step("deadlines", deadlines::end_late),
     step("stuck gangs", stuck::advance),

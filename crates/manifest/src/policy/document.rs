@@ -321,7 +321,7 @@ impl Group for Window {
 
 /// The name in a file of a field with this name in a message, and its unit.
 pub(super) fn name_in_file(field: &str) -> Option<(&'static str, &'static str)> {
-    const GROUPS: [&[(&str, &str, &str)]; 18] = [
+    const GROUPS: [&[(&str, &str, &str)]; 19] = [
         Tenant::FIELDS,
         Rights::FIELDS,
         Limits::FIELDS,
