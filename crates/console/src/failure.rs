@@ -265,6 +265,13 @@ fn next_step(code: RefusalCode) -> &'static str {
         RefusalCode::TokenExists => {
             "choose another name, or revoke the token that has it: `muster token revoke NAME`"
         }
+        RefusalCode::ScheduleNotFound => "`muster schedule list` lists the schedules of your tenant",
+        RefusalCode::ScheduleExists => {
+            "choose another name, or change the one that there is: `muster schedule update NAME`"
+        }
+        RefusalCode::ScheduleBusy => {
+            "wait until the job is over, cancel it, or let runs overlap: `muster schedule update NAME --overlap allow`"
+        }
         RefusalCode::MessageTooLarge => "send less at once",
         RefusalCode::WouldLoseQuorum => {
             "bring the silent replicas back first; --force makes the change all the same, and may stop the cluster"

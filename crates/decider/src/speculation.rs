@@ -694,6 +694,11 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::TokenCreated { .. }
         | Decision::TokenRevoked { .. }
         | Decision::ExecOpened { .. }
+        | Decision::ScheduleSet { .. }
+        | Decision::ScheduleDeleted { .. }
+        | Decision::ScheduleSuspensionSet { .. }
+        | Decision::SchedulePlanned { .. }
+        | Decision::ScheduleRan { .. }
         | Decision::SessionResumed { .. }
         | Decision::NotificationsDelivered { .. }
         | Decision::ArrayMembersFailed { .. }

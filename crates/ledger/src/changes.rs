@@ -162,6 +162,11 @@ impl ChangeSet {
             | Decision::TokenCreated { .. }
             | Decision::TokenRevoked { .. }
             | Decision::ExecOpened { .. }
+            | Decision::ScheduleSet { .. }
+            | Decision::ScheduleDeleted { .. }
+            | Decision::ScheduleSuspensionSet { .. }
+            | Decision::SchedulePlanned { .. }
+            | Decision::ScheduleRan { .. }
             | Decision::ClusterCreated { .. }
             | Decision::ClusterRecovered { .. }
             | Decision::LeaderStarted
@@ -234,6 +239,11 @@ impl ChangeSet {
             | Decision::TokenCreated { .. }
             | Decision::TokenRevoked { .. }
             | Decision::ExecOpened { .. }
+            | Decision::ScheduleSet { .. }
+            | Decision::ScheduleDeleted { .. }
+            | Decision::ScheduleSuspensionSet { .. }
+            | Decision::SchedulePlanned { .. }
+            | Decision::ScheduleRan { .. }
             | Decision::SessionResumed { .. }
             | Decision::NotificationsDelivered { .. }
             | Decision::JobMetadataSet { .. } => {}

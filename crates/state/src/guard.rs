@@ -187,6 +187,19 @@ impl State {
                 require(state == Some(&RankState::Running), GuardError::RankNotCurrent)
             }
             Decision::TokenRevoked { request, by, token } => self.check_token_revoked(*request, by, *token),
+            Decision::ScheduleSet { request, by, acts_for: _, schedule, is_new } => {
+                self.check_schedule_set((*request, by), schedule, *is_new)
+            }
+            Decision::ScheduleDeleted { request, by, schedule } => {
+                self.check_schedule_deleted(*request, by, schedule)
+            }
+            Decision::ScheduleSuspensionSet { request, by, schedule, reason } => {
+                self.check_schedule_suspension(*request, by, schedule, reason.as_ref())
+            }
+            Decision::SchedulePlanned { schedule, next: _ } => self.check_schedule_planned(schedule),
+            Decision::ScheduleRan { schedule, due, next, run } => {
+                self.check_schedule_ran(schedule, *due, *next, run)
+            }
             Decision::SessionResumed { node, incarnation } => {
                 let row = self.nodes.get(node).ok_or(GuardError::NodeUnknown)?;
                 let is_current = row.status == NodeStatus::Up && row.incarnation == *incarnation;

@@ -59,6 +59,12 @@ pub enum GuardError {
     NothingToDo,
     /// Another token has this id, or this name among those of the same tenant.
     TokenExists,
+    /// The tenant has a schedule of this name.
+    ScheduleExists,
+    /// No such schedule.
+    ScheduleUnknown,
+    /// The schedule waits for another moment, or for none.
+    ScheduleNotDue,
 }
 
 pub(crate) fn require(condition: bool, error: GuardError) -> Result<(), GuardError> {

@@ -36,6 +36,7 @@ mod queue;
 mod recovery;
 mod restrict;
 mod rows;
+mod schedules;
 mod sequence;
 mod snapshot;
 mod spares;
@@ -70,8 +71,9 @@ pub use rows::{
     HistoryLevel, HistoryRow, HoldRow, JobRow, JobTimes, MemberEnd, MemberEnds, ModificationRow, NodeFacts,
     NodeOverridesRow, NodeRow, NodeStatus, OBSERVATION, OBSERVATIONS_KEPT, Phase, Placement, PolicyRow,
     PromiseRow, RUN_BUCKETS, RankState, RecoveryRow, RequestAnswer, RequestRow, RestrictionRow, Saved,
-    Straggler, bucket_of, rows_of_array,
+    ScheduleRow, ScheduleRunRow, ScheduleSuspension, Straggler, bucket_of, rows_of_array,
 };
+pub use schedules::schedule_bytes;
 pub use sequence::Sequence;
 pub use snapshot::{RestoreError, SnapshotChunks};
 pub use standing::{GangStanding, NominalCover, PreemptionReason};

@@ -13,7 +13,8 @@ use muster_journal::frame::{FrameError, FrameReader, encode_frame};
 use muster_journal::{FORMAT_MAX, FORMAT_MIN, WorkerSlot, canonical, from_canonical};
 use muster_types::policy::NotificationProgress;
 use muster_types::{
-    ArrayId, JobContract, JobId, JobMetadata, JobSpec, LogTime, Name, NodeId, RequestId, Token, TokenId,
+    ArrayId, JobContract, JobId, JobMetadata, JobSpec, LogTime, Name, NodeId, RequestId, ScheduleKey, Token,
+    TokenId,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -22,7 +23,7 @@ use crate::demand::{DemandSums, WorkerDemand};
 use crate::rows::{
     ArrayFacts, ArrayRow, BurstRow, ControlRow, DoorKey, DoorRow, HealthPolicyRow, HistoryKey, HistoryRow,
     JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow, PolicyRow, RecoveryRow, RequestRow, RestrictionRow,
-    SpecFacts,
+    ScheduleRow, SpecFacts,
 };
 use crate::state::{Meta, State};
 use crate::table::{Derived, Table, TableBuilder};
@@ -309,6 +310,7 @@ impl State {
         self.check_doors().map_err(RestoreError::Invariant)?;
         self.check_array_rows().map_err(RestoreError::Invariant)?;
         self.check_token_rows().map_err(RestoreError::Invariant)?;
+        self.check_schedule_rows().map_err(RestoreError::Invariant)?;
         Ok(())
     }
 }

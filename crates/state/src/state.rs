@@ -8,7 +8,7 @@ use muster_journal::{FORMAT_MIN, WorkerSlot};
 use muster_types::policy::NotificationProgress;
 use muster_types::{
     ArrayId, JobContract, JobId, JobMetadata, JobSpec, Leadership, LogIndex, LogTime, Name, NodeId,
-    Parameters, PriorityTier, RequestId, Token, TokenId,
+    Parameters, PriorityTier, RequestId, ScheduleKey, Token, TokenId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,7 @@ use crate::quota::QuotaUsage;
 use crate::rows::{
     ArrayFacts, ArrayRow, BurstRow, ClusterMeta, ControlRow, DoorKey, DoorRow, GangClass, HealthPolicyRow,
     HistoryKey, HistoryRow, JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow, PolicyRow, RecoveryRow,
-    RequestRow, RestrictionRow, SpecFacts,
+    RequestRow, RestrictionRow, ScheduleRow, SpecFacts,
 };
 use crate::table::Table;
 use crate::tables::tables;

@@ -49,6 +49,8 @@ macro_rules! tables {
             notifications: Name => NotificationProgress, (); 23, "progress of a receiver";
             /// Bearer tokens.
             tokens: TokenId => Token, (); 24, "token";
+            /// Schedules.
+            schedules: ScheduleKey => ScheduleRow, (); 27, "schedule";
         }
     };
 }

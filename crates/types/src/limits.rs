@@ -94,6 +94,26 @@ pub const TOKEN_LIFETIME_MS_MIN: u64 = 60_000;
 pub const TOKEN_LIFETIME_MS_MAX: u64 = 366 * 24 * 3_600 * 1_000;
 /// Lifetime of a token whose request says none: 30 days.
 pub const TOKEN_LIFETIME_MS_DEFAULT: u64 = 30 * 24 * 3_600 * 1_000;
+/// Schedules of the cluster.
+pub const SCHEDULES_MAX: usize = 4_096;
+/// Schedules of one tenant.
+pub const TENANT_SCHEDULES_MAX: usize = 100;
+/// Bytes of a schedule, its job and the labels and annotations of that included.
+pub const SCHEDULE_BYTES_MAX: usize = 64 << 10;
+/// Bytes of a cron expression.
+pub const CRON_BYTES_MAX: usize = 256;
+/// Bytes of the name of a time zone.
+pub const ZONE_BYTES_MAX: usize = 64;
+/// Shortest and longest time after its moment in which a run of a schedule may be made: a second, a week.
+pub const STARTING_DEADLINE_MS: (u64, u64) = (1_000, 7 * 24 * 3_600 * 1_000);
+/// The same where a request says none: ten minutes.
+pub const STARTING_DEADLINE_MS_DEFAULT: u64 = 600_000;
+/// Most runs that a schedule lists.
+pub const SCHEDULE_RUNS_MAX: u16 = 50;
+/// Runs that a schedule lists where a request says none.
+pub const SCHEDULE_RUNS_DEFAULT: u16 = 10;
+/// Jobs of one schedule that are not over; beyond, its runs are left out.
+pub const SCHEDULE_JOBS_MAX: usize = 32;
 /// Taints that an agent says of its node, and tolerations of one job.
 pub const NODE_TAINTS_MAX: usize = 32;
 /// Taints that operators have set on one node, apart from those of its agent.

@@ -7,7 +7,7 @@ use crate::commands::answer::Answer;
 use crate::commands::command::Command;
 use crate::commands::{
     admission, cluster, controls, health, jobs, modify, network, node, notifications, overrides, policy,
-    restrictions, submit, throttle, token,
+    restrictions, schedules, submit, throttle, token,
 };
 use crate::speculation::Speculation;
 
@@ -93,6 +93,14 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         Command::CreateToken(order) => token::create(speculation, order),
         Command::RevokeToken { request, by, acts_for, token } => {
             token::revoke(speculation, *request, by, acts_for.as_ref(), *token)
+        }
+        Command::SetSchedule(order) => schedules::set(speculation, order),
+        Command::ControlSchedule(order) => schedules::control(speculation, order),
+        Command::PlanSchedule { schedule, set_index, next } => {
+            Ok(schedules::plan(speculation, schedule, *set_index, *next))
+        }
+        Command::FireSchedule { schedule, set_index, due, next } => {
+            Ok(schedules::fire(speculation, schedule, *set_index, (*due, *next)))
         }
     }
 }

@@ -17,6 +17,7 @@ mod notifications;
 pub(crate) mod overrides;
 pub(crate) mod policy;
 mod restrictions;
+pub(crate) mod schedules;
 pub(crate) mod submit;
 pub(crate) mod throttle;
 mod token;

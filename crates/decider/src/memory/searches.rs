@@ -116,6 +116,11 @@ impl Searches {
             | Decision::TokenCreated { .. }
             | Decision::TokenRevoked { .. }
             | Decision::ExecOpened { .. }
+            | Decision::ScheduleSet { .. }
+            | Decision::ScheduleDeleted { .. }
+            | Decision::ScheduleSuspensionSet { .. }
+            | Decision::SchedulePlanned { .. }
+            | Decision::ScheduleRan { .. }
             | Decision::JobContractsSet { .. }
             | Decision::JobMetadataSet { .. }
             | Decision::GangPlaced { .. }

@@ -26,6 +26,7 @@ mod passes;
 mod random;
 mod random_commands;
 mod reclaim;
+mod schedules;
 mod script;
 mod snapshot;
 mod support;

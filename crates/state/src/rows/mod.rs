@@ -6,6 +6,7 @@ mod class;
 mod control;
 mod history;
 mod recovery;
+mod schedule;
 mod spec;
 mod submission_group;
 
@@ -37,6 +38,7 @@ pub use history::{
 };
 pub(crate) use history::{Lesson, add};
 pub use recovery::{Failure, RecoveryRow, Saved, Straggler};
+pub use schedule::{ScheduleRow, ScheduleRunRow, ScheduleSuspension};
 pub(crate) use spec::SpecFacts;
 pub(crate) use submission_group::BurstTurn;
 pub use submission_group::{BURST_GAP_MS, BurstKey, BurstRow};
