@@ -180,6 +180,16 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/muster.v1beta1.PolicyService/SetPolicy", Class::Call, ADMIN),
     rule("/muster.v1beta1.PolicyService/UpdatePolicy", Class::Call, ADMIN),
 
+    // They have commands and environments in them: whoever acts for no tenant is shown none.
+    rule("/muster.v1beta1.ScheduleService/CreateSchedule", Class::Call, WRITERS),
+    rule("/muster.v1beta1.ScheduleService/DeleteSchedule", Class::Call, WRITERS),
+    rule("/muster.v1beta1.ScheduleService/GetSchedule", Class::Call, WRITERS),
+    rule("/muster.v1beta1.ScheduleService/ListSchedules", Class::Call, WRITERS),
+    rule("/muster.v1beta1.ScheduleService/ResumeSchedule", Class::Call, WRITERS),
+    rule("/muster.v1beta1.ScheduleService/RunSchedule", Class::Call, WRITERS),
+    rule("/muster.v1beta1.ScheduleService/SuspendSchedule", Class::Call, WRITERS),
+    rule("/muster.v1beta1.ScheduleService/UpdateSchedule", Class::Call, WRITERS),
+
     rule("/muster.v1beta1.TenantService/ListTenants", Class::Call, USERS),
     rule("/muster.v1beta1.TenantService/WatchTenants", Class::Stream, USERS),
 ];
@@ -355,16 +365,24 @@ mod tests {
                 "CancelJob",
                 "CancelJobs",
                 "CommitCheckpoint",
+                "CreateSchedule",
+                "DeleteSchedule",
                 "ExecWorker",
+                "GetSchedule",
                 "HoldJobs",
+                "ListSchedules",
                 "ReadLogs",
                 "ReleaseJobs",
                 "RequeueJobs",
+                "ResumeSchedule",
+                "RunSchedule",
                 "SubmitJob",
                 "SubmitJobs",
                 "SubmitStream",
                 "SuspendJobs",
+                "SuspendSchedule",
                 "UpdateJob",
+                "UpdateSchedule",
             ])
         );
         let admin = may(Role::Admin(short("ada")));

@@ -61,6 +61,7 @@ mod render;
 mod rendered;
 #[cfg(test)]
 mod sample;
+mod schedule_service;
 mod server;
 mod shared;
 mod shares;

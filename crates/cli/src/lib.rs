@@ -31,6 +31,7 @@ mod queue;
 mod reading;
 mod report;
 mod run;
+mod schedule;
 mod sim;
 mod slo;
 mod submit;
@@ -162,6 +163,9 @@ pub enum ClientCommand {
     /// The cluster's own certificates: make an authority, issue, rotate, look; needs no cluster
     #[command(subcommand)]
     Ca(ca::CaCommand),
+    /// Jobs that are submitted again and again: make, look at, suspend and run schedules
+    #[command(subcommand, visible_alias = "schedules")]
+    Schedule(schedule::ScheduleCommand),
     /// Bearer tokens of people and programs: make, list and revoke them
     #[command(subcommand, visible_alias = "tokens")]
     Token(token::TokenCommand),
@@ -260,6 +264,7 @@ async fn dispatch(
         ClientCommand::Cluster(command) => cluster::run(global, console, command).await,
         ClientCommand::Drill(command) => muster_live_drill::run(global, console, command).await,
         ClientCommand::Ca(command) => ca::run(global, console, command).await,
+        ClientCommand::Schedule(command) => schedule::run(global, console, command).await,
         ClientCommand::Token(command) => token::run(global, console, command).await,
         ClientCommand::Backup(command) => backup::run(program, global, console, command).await,
         ClientCommand::Sim(command) => sim::run(console, command),

@@ -513,7 +513,7 @@ impl Client {
 }
 
 /// A request that says how long it may be held up, if that is bounded.
-fn within<T>(limit: Option<Duration>, message: T) -> Request<T> {
+pub(crate) fn within<T>(limit: Option<Duration>, message: T) -> Request<T> {
     let mut request = Request::new(message);
     if let Some(limit) = limit {
         request.set_timeout(limit);

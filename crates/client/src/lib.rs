@@ -29,6 +29,7 @@ mod pages;
 mod planted;
 mod read;
 mod retry;
+mod schedules;
 mod submitter;
 mod tokens;
 mod watch;

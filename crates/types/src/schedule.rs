@@ -173,7 +173,7 @@ impl Schedule {
         }
         if self.template.spec.tenant != self.key.tenant {
             let text = format!("must be {}, the schedule's tenant", self.key.tenant);
-            found.push(Violation::new("job.spec.tenant", text));
+            found.push(Violation::new("job.tenant", text));
         }
         found
     }

@@ -24,6 +24,7 @@ mod node_requirements;
 mod policy;
 mod probe;
 mod read;
+mod schedule;
 mod token;
 mod value;
 
@@ -60,6 +61,10 @@ pub use probe::{
     probe_ring_from_proto, probe_ring_to_proto,
 };
 pub use read::{ReadAsked, UNSAID_OF_LISTS, read_from_proto};
+pub use schedule::{
+    overlap_rule_from_proto, overlap_rule_to_proto, schedule_from_proto, schedule_key_from_proto,
+    schedule_to_proto,
+};
 pub use token::{TokenRequest, token_from_proto, token_role_from_proto, token_role_to_proto, token_to_proto};
 pub(crate) use value::cut;
 pub use value::{
