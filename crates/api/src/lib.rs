@@ -62,6 +62,8 @@ mod rendered;
 #[cfg(test)]
 mod sample;
 mod schedule_service;
+#[cfg(test)]
+mod schedule_tests;
 mod server;
 mod shared;
 mod shares;
