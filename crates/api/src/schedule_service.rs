@@ -5,7 +5,7 @@
 use muster_decider::{Answer, Command, ScheduleAction, ScheduleControl, ScheduleOrder};
 use muster_engine::Engine;
 use muster_engine::calendar::is_zone;
-use muster_state::{ScheduleRow, State};
+use muster_state::{ScheduleRow, State, schedule_bytes};
 use muster_types::{
     Name, NextRun, Refusal, RefusalCode, RequestId, ScheduleKey, ScheduleRun, Violation, limits,
 };
@@ -68,6 +68,12 @@ fn set_order(
     if let Some(schedule) = schedule.as_ref().filter(|schedule| !is_zone(&schedule.zone)) {
         let text = format!("there is no time zone {:?}; name one like Europe/Berlin or UTC", schedule.zone);
         violations.push(Violation::new("schedule.time_zone", text));
+    }
+    // Before it waits for the leader's decision.
+    let bytes = schedule.as_ref().map_or(0, schedule_bytes);
+    if bytes > limits::SCHEDULE_BYTES_MAX {
+        let text = format!("must be at most {} bytes, got {bytes}", limits::SCHEDULE_BYTES_MAX);
+        violations.push(Violation::new("schedule", text));
     }
     match (request, schedule) {
         (Some(request), Some(schedule)) if violations.is_empty() => {
