@@ -51,9 +51,11 @@ Examples:
     },
     /// Show a schedule: when it is due, why it is suspended, and its newest runs
     Show {
-        #[command(flatten)]
-        #[allow(missing_docs, reason = "a flattened field has no help text")]
-        which: WhichArgs,
+        /// Its name
+        name: String,
+        /// Whose it is; without it, the tenant of the certificate
+        #[arg(long, value_name = "TENANT")]
+        tenant: Option<String>,
         #[command(flatten)]
         #[allow(missing_docs, reason = "a flattened field has no help text")]
         read: ReadArgs,
@@ -178,7 +180,7 @@ pub async fn run(global: &Global, console: &Console, command: ScheduleCommand) -
         ScheduleCommand::Create(args) => create(global, console, args).await?,
         ScheduleCommand::Update(args) => update(global, console, args).await?,
         ScheduleCommand::List { tenant, read } => list(global, console, tenant, &read).await?,
-        ScheduleCommand::Show { which, read } => show(global, console, which, &read).await?,
+        ScheduleCommand::Show { name, tenant, read } => show(global, console, (name, tenant), &read).await?,
         ScheduleCommand::Suspend { which, reason } => suspend(global, console, which, reason).await?,
         ScheduleCommand::Resume(which) => {
             let (client, tenant, request_id) = asked(global, &which).await?;
@@ -413,10 +415,15 @@ async fn list(
     console.table(&grid)
 }
 
-async fn show(global: &Global, console: &Console, which: WhichArgs, read: &ReadArgs) -> Result<(), Failure> {
+async fn show(
+    global: &Global,
+    console: &Console,
+    (name, tenant): (String, Option<String>),
+    read: &ReadArgs,
+) -> Result<(), Failure> {
     let client = read.client(global).await?;
-    let tenant = tenant_of(&client, which.tenant.as_deref());
-    let request = v1::GetScheduleRequest { tenant, name: which.name, read: None };
+    let tenant = tenant_of(&client, tenant.as_deref());
+    let request = v1::GetScheduleRequest { tenant, name, read: None };
     let answer = client.get_schedule(request).await?;
     let view = ScheduleView::of(answer.schedule.unwrap_or_default());
     if console.is_structured() {
