@@ -520,6 +520,7 @@ mod tests {
             ("workers", "disk_size_max", "200G"),
             ("workers.rlimits", "core_size", "1Mi"),
             ("workers.rlimits", "locked_memory", "64GiB"),
+            ("workers.rlimits_max", "stack_size", "1Gi"),
             ("health", "hang", "1m30s"),
         ] {
             assert_eq!(said_of(table, key, &value.into()), Ok(()), "{table}.{key}");

@@ -15,9 +15,9 @@ use crate::headers::REQUIRED_FEATURES;
 
 /// What this release knows: for each, its name and the calls and fields that need it. `job-controls`: the calls that take a
 /// `JobSelector`, with `after_job_id`. `job-limits`: `TenantLimits.user`, `.job` and `.tiers`. `policy-parts`: `UpdatePolicy`.
-/// `job-nodes`: `JobSpec.nodes`. `job-workdir`: `JobSpec.workdir`.
-pub(crate) const FEATURES: [&str; 5] =
-    ["job-controls", "job-limits", "policy-parts", "job-nodes", "job-workdir"];
+/// `job-nodes`: `JobSpec.nodes`. `job-workdir`: `JobSpec.workdir`. `job-ulimits`: `JobSpec.ulimits`.
+pub(crate) const FEATURES: [&str; 6] =
+    ["job-controls", "job-limits", "policy-parts", "job-nodes", "job-workdir", "job-ulimits"];
 
 /// Bytes of all names that a request may have.
 const NAMES_BYTES_MAX: usize = 1_024;

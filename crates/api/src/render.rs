@@ -568,6 +568,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
         world_size_min: spec.worker_count_min(),
         gang_secret: gang_secret(order),
         workdir: contract.workdir.map(muster_wire::convert::workdir_to_proto),
+        ulimits: muster_wire::convert::ulimits_to_proto(&contract.ulimits),
     }
 }
 

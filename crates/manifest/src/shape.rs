@@ -61,6 +61,7 @@ pub struct Spec {
     pub spare_workers: Option<Text>,
     pub preflight: Option<Text>,
     pub workdir: Option<Workdir>,
+    pub ulimits: Option<Ulimits>,
     pub parallel: Option<Spanned<Parallel>>,
     // The only group, written without a list around it. Not `flatten`: that loses places and names.
     pub workers: Option<Text>,
@@ -120,6 +121,15 @@ pub struct Group {
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Workdir {
     pub digest: Option<Text>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Ulimits {
+    pub open_files: Option<Text>,
+    pub core_size: Option<Text>,
+    pub locked_memory: Option<Text>,
+    pub stack_size: Option<Text>,
 }
 
 #[derive(Default, Deserialize)]

@@ -56,6 +56,7 @@ pub use blob::BlobDigest;
 pub use container::{Container, Mount, PullRule};
 pub use contract::{
     CheckpointRules, FailureClass, JobContract, LaunchForm, NoticeRules, Preflight, RetryRules, Submission,
+    Ulimits,
 };
 pub use control::{Control, FieldChange, Requester};
 pub use cron::CronExpression;

@@ -164,6 +164,14 @@ pub const NODE_FAULTS_KEPT: usize = 32;
 pub const NOTICE_PATH_BYTES_MAX: usize = 256;
 /// Spares of one gang.
 pub const SPARES_MAX: u32 = 64;
+/// Fewest open files that a job may leave each of its processes: a shell with less cannot do much.
+pub const ULIMIT_OPEN_FILES_MIN: u64 = 64;
+/// The most that it may ask for; the kernel has a bound of its own.
+pub const ULIMIT_OPEN_FILES_MAX: u64 = 1 << 30;
+/// The smallest stack that a job may ask for.
+pub const ULIMIT_STACK_BYTES_MIN: u64 = 64 << 10;
+/// Bytes that a job may ask for as the limit of one process.
+pub const ULIMIT_BYTES_MAX: u64 = 1 << 50;
 /// Nodes that one job keeps away from at a time.
 pub const AVOIDED_NODES_MAX: usize = 16;
 /// Bytes of an error text that an agent reports.

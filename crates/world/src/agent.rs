@@ -221,6 +221,7 @@ fn placement_of(order: &StartOrder, node: NodeId) -> Placement {
         checkpoint_directory: String::new(),
         working_directory: String::new(),
         workdir: None,
+        ulimits: muster_types::Ulimits::default(),
         array: spec.array,
         region: placement.region.to_string(),
         cluster: placement.cluster.to_string(),

@@ -40,6 +40,7 @@ fn placement(rank_map: Vec<RankPlace>, workers: Vec<Launch>) -> Placement {
         checkpoint_directory: "/ckpt/job-500".into(),
         working_directory: String::new(),
         workdir: None,
+        ulimits: muster_types::Ulimits::default(),
         array: None,
         region: "eu-west".into(),
         cluster: "eu-west-a".into(),

@@ -65,6 +65,7 @@ fn placement(job: JobId, token: FencingToken, devices: &[DeviceSet], preflight: 
         checkpoint_directory: String::new(),
         working_directory: String::new(),
         workdir: None,
+        ulimits: muster_types::Ulimits::default(),
         array: None,
         region: "eu".to_owned(),
         cluster: "eu-1".to_owned(),

@@ -3,7 +3,7 @@
 use super::worker::WorkerKey;
 use muster_types::job::ArrayMember;
 use muster_types::tpu::SliceShape;
-use muster_types::{BlobDigest, Container, DeviceSet, FencingToken, JobId, LaunchForm};
+use muster_types::{BlobDigest, Container, DeviceSet, FencingToken, JobId, LaunchForm, Ulimits};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -95,6 +95,9 @@ pub struct Placement {
     /// Files that each worker finds in its own directory; none for no files. Then it starts there.
     #[serde(default)]
     pub workdir: Option<BlobDigest>,
+    /// What the job asks to have its processes bounded by.
+    #[serde(default)]
+    pub ulimits: Ulimits,
     /// For a job of an array.
     pub array: Option<ArrayMember>,
     /// Where the gang runs.

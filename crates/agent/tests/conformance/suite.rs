@@ -125,6 +125,7 @@ impl<'a, S: Subject> Bench<'a, S> {
             checkpoint_directory: String::new(),
             working_directory: String::new(),
             workdir: None,
+            ulimits: muster_types::Ulimits::default(),
             array: None,
             preflight: false,
             form: LaunchForm::default(),

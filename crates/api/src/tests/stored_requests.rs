@@ -318,6 +318,15 @@ fn submissions() -> Vec<Stored> {
             ),
         ),
         submission(
+            "submit-ulimits",
+            submit(
+                &id(16),
+                changed(|spec| {
+                    spec.ulimits = Some(v1::Ulimits { open_files: Some(4_096), ..Default::default() });
+                }),
+            ),
+        ),
+        submission(
             "submit-dataset",
             submit(&id(11), changed(|spec| spec.datasets = vec!["corpus".to_owned()])),
         ),

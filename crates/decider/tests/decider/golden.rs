@@ -672,6 +672,7 @@ fn attempts(run: &mut Run) {
         spares: 1,
         preflight: Preflight::On,
         workdir: Some(muster_types::BlobDigest::new([7; 32])),
+        ulimits: muster_types::Ulimits { open_files: Some(4_096), core_bytes: Some(0), ..Default::default() },
     };
     let request = run.next_request();
     let jobs = [Submission::new(draft.check().unwrap(), contract)].into();

@@ -26,7 +26,7 @@ use muster_types::{
     NodeExpression, NodeId, NodeOverrides, NodeRequirements, NodeSpec, NoticeRules, OverlapRule, Parameters,
     Preflight, PriorityTier, PullRule, QueueKey, ReplicaId, RequestId, Requester, RetryRules, Revocation,
     Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate, Spread, TaskGroup, TokenGrant, TokenId, TokenRole,
-    TopologyRule, WorkerRequest, limits,
+    TopologyRule, Ulimits, WorkerRequest, limits,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -234,8 +234,14 @@ fn contract() -> impl Strategy<Value = Arc<JobContract>> {
     let checkpoint = (option::of(name()), any::<[Option<u64>; 3]>());
     let notice = (option::of(any::<u16>()), "[ -~]{0,20}");
     let workdir = option::of(any::<[u8; 32]>());
-    let forms =
-        (prop::sample::select(LaunchForm::ALL), prop::sample::select(Preflight::ALL), any::<u32>(), workdir);
+    let ulimits = any::<[Option<u64>; 4]>();
+    let forms = (
+        prop::sample::select(LaunchForm::ALL),
+        prop::sample::select(Preflight::ALL),
+        any::<u32>(),
+        workdir,
+        ulimits,
+    );
     (retry, checkpoint, notice, forms).prop_map(|(retry, checkpoint, notice, forms)| {
         Arc::new(JobContract {
             launch: forms.0,
@@ -255,6 +261,12 @@ fn contract() -> impl Strategy<Value = Arc<JobContract>> {
             spares: forms.2,
             preflight: forms.1,
             workdir: forms.3.map(BlobDigest::new),
+            ulimits: Ulimits {
+                open_files: forms.4[0],
+                core_bytes: forms.4[1],
+                locked_bytes: forms.4[2],
+                stack_bytes: forms.4[3],
+            },
         })
     })
 }

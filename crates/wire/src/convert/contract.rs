@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use muster_types::{
-    BlobDigest, CheckpointRules, FailureClass, JobContract, NoticeRules, RetryRules, Violation,
+    BlobDigest, CheckpointRules, FailureClass, JobContract, NoticeRules, RetryRules, Ulimits, Violation,
     fleet::checked_name,
 };
 
@@ -26,7 +26,31 @@ pub(super) fn contract(at: &str, message: &mut v1::JobSpec, found: &mut Found) -
     let notice = rules.map(|rules| notice(&field("notice"), rules, found)).unwrap_or_default();
     let asked = message.workdir.take();
     let workdir = asked.and_then(|asked| found.take(workdir_from_proto(&field("workdir"), &asked)));
-    JobContract { launch, retry, checkpoint, notice, spares: message.spare_workers, preflight, workdir }
+    let ulimits = message.ulimits.take().map(ulimits_from_proto).unwrap_or_default();
+    JobContract {
+        launch,
+        retry,
+        checkpoint,
+        notice,
+        spares: message.spare_workers,
+        preflight,
+        workdir,
+        ulimits,
+    }
+}
+
+/// The limits that a message has, not checked.
+#[must_use]
+pub fn ulimits_from_proto(message: v1::Ulimits) -> Ulimits {
+    let v1::Ulimits { open_files, core_bytes, locked_bytes, stack_bytes } = message;
+    Ulimits { open_files, core_bytes, locked_bytes, stack_bytes }
+}
+
+/// The same as a message; none when they say nothing.
+#[must_use]
+pub fn ulimits_to_proto(ulimits: &Ulimits) -> Option<v1::Ulimits> {
+    let Ulimits { open_files, core_bytes, locked_bytes, stack_bytes } = *ulimits;
+    (!ulimits.is_default()).then_some(v1::Ulimits { open_files, core_bytes, locked_bytes, stack_bytes })
 }
 
 /// The files that a message names.
@@ -91,7 +115,7 @@ pub(super) fn contract_to_proto(contract: &JobContract) -> v1::JobSpec {
     if contract.is_default() {
         return v1::JobSpec::default();
     }
-    let JobContract { launch, retry, checkpoint, notice, spares, preflight, workdir } = contract;
+    let JobContract { launch, retry, checkpoint, notice, spares, preflight, workdir, ulimits } = contract;
     let limits = retry
         .limits
         .iter()
@@ -118,6 +142,7 @@ pub(super) fn contract_to_proto(contract: &JobContract) -> v1::JobSpec {
         spare_workers: *spares,
         preflight: number(*preflight),
         workdir: workdir.map(workdir_to_proto),
+        ulimits: ulimits_to_proto(ulimits),
         ..v1::JobSpec::default()
     }
 }

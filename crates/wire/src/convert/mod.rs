@@ -40,7 +40,9 @@ pub use admission::{
 pub use array::array_to_proto;
 pub use change::{changes_from_proto, throttle_from_proto};
 pub use container::{container_to_proto, launched_container};
-pub use contract::{notice_to_proto, workdir_from_proto, workdir_to_proto};
+pub use contract::{
+    notice_to_proto, ulimits_from_proto, ulimits_to_proto, workdir_from_proto, workdir_to_proto,
+};
 pub use demand::{accelerator_request_from_proto, accelerator_request_to_proto};
 pub use feature::{features_from_proto, features_to_proto};
 pub use health::{

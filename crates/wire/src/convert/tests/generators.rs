@@ -344,7 +344,10 @@ prop_compose! {
         spares in 0u32..9,
         preflight in proptest::sample::select(Preflight::ALL.to_vec()),
         workdir in option::of(any::<[u8; 32]>()),
+        open_files in option::of(64u64..1 << 20),
+        sizes in proptest::array::uniform3(option::of(1u64 << 16..1 << 40)),
     ) -> JobContract {
+        let [core_bytes, locked_bytes, stack_bytes] = sizes;
         let (backoff_ms, backoff_max_ms, avoid_ms) = waits;
         let (step_ms, save_ms, interval_ms) = times;
         let notice = http.map(|(port, http_path)| NoticeRules { http_port: Some(port), http_path });
@@ -356,6 +359,7 @@ prop_compose! {
             spares,
             preflight,
             workdir: workdir.map(muster_types::BlobDigest::new),
+            ulimits: muster_types::Ulimits { open_files, core_bytes, locked_bytes, stack_bytes },
         }
     }
 }
