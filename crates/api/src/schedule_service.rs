@@ -25,7 +25,7 @@ use crate::job_service::check_features;
 use crate::read::{freshness, invalid, written};
 
 /// About what a schedule takes in a list, without its job and its runs.
-const ROW_BYTES: usize = 1 << 10;
+pub(crate) const ROW_BYTES: usize = 1 << 10;
 
 pub(crate) struct Schedules {
     router: Router,
@@ -144,6 +144,13 @@ fn summary(view: &State, row: &ScheduleRow) -> v1::Schedule {
 fn is_shown(view: &State, own: Option<&Name>, tenant: &Name) -> bool {
     let policy = &view.policy().policy;
     own.is_none_or(|own| policy.ancestry(tenant).any(|above| above == own))
+}
+
+/// The first schedules, by tenant and name, of those that are shown to a caller: without their jobs and runs.
+pub(crate) fn of_caller(view: &State, caller: &Caller, count: usize) -> Vec<v1::Schedule> {
+    let Ok(own) = caller.acts_for() else { return Vec::new() };
+    let shown = view.schedules().filter(|(key, _)| is_shown(view, own.as_ref(), &key.tenant));
+    shown.take(count).map(|(_, row)| summary(view, row)).collect()
 }
 
 fn list(
