@@ -83,8 +83,14 @@ pub fn queues(frame: &Frame, shown: &Queues) -> String {
 
 /// What makes jobs again and again, and when next.
 fn schedules(shown: &Queues) -> Markup {
-    let columns =
-        [Text("Schedule"), Text("Tenant"), Text("When"), Text("Next"), Text("Jobs not over"), Text("Owner")];
+    let columns = [
+        Text("Schedule"),
+        Text("Tenant"),
+        Text("When"),
+        Text("Next (UTC)"),
+        Text("Jobs not over"),
+        Text("Owner"),
+    ];
     let rows = html! {
         @for schedule in &shown.schedules {
             tr {
