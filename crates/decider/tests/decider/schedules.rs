@@ -111,7 +111,9 @@ fn runs(speculation: &Speculation) -> Vec<ScheduleRun> {
     row(speculation).runs.iter().map(|run| run.run.clone()).collect()
 }
 
-fn pass_minutes(speculation: &mut Speculation, minutes: u64) {
+/// The round ends, and the next one is that much later.
+fn pass_minutes((speculation, state): (&mut Speculation, &mut State), minutes: u64) {
+    commit(speculation, state);
     speculation.set_now(speculation.now().plus_ms(minutes * MINUTE_MS));
 }
 
@@ -129,19 +131,19 @@ fn a_moment_makes_a_job_of_its_owner_with_the_name_of_the_schedule() {
     assert_eq!(code(set(&mut speculation, again)), Some(RefusalCode::ScheduleExists));
     carry_out(&mut speculation);
     assert!(matches!(row(&speculation).next, NextRun::At(_)) && runs(&speculation).is_empty());
-    pass_minutes(&mut speculation, 1);
+    pass_minutes((&mut speculation, &mut state), 1);
     carry_out(&mut speculation);
     let [ScheduleRun::Submitted(made)] = runs(&speculation)[..] else { panic!("{:?}", runs(&speculation)) };
     let metadata = speculation.state().carried(made).unwrap();
     assert_eq!(metadata.creator(), "tenant/research/ada");
     assert_eq!(metadata.labels.get("schedule").map(String::as_str), Some("nightly"));
     // The job waits: no other may be made next to it.
-    pass_minutes(&mut speculation, 1);
+    pass_minutes((&mut speculation, &mut state), 1);
     carry_out(&mut speculation);
     assert!(matches!(&runs(&speculation)[1], ScheduleRun::Skipped(why) if why.contains("is not over")));
     assert_eq!(code(control(&mut speculation, 3, ScheduleAction::Run)), Some(RefusalCode::ScheduleBusy));
     handle(&mut speculation, &Command::cancel(request(4), made)).unwrap();
-    pass_minutes(&mut speculation, 1);
+    pass_minutes((&mut speculation, &mut state), 1);
     carry_out(&mut speculation);
     assert!(matches!(runs(&speculation)[2], ScheduleRun::Submitted(_)));
     commit(&mut speculation, &mut state);
@@ -150,16 +152,16 @@ fn a_moment_makes_a_job_of_its_owner_with_the_name_of_the_schedule() {
 
 #[test]
 fn of_several_that_were_missed_the_last_is_made_if_it_is_not_too_late() {
-    let (mut speculation, _) = cluster();
+    let (mut speculation, mut state) = cluster();
     set(&mut speculation, order(1, "nightly", OverlapRule::Allow)).unwrap();
     carry_out(&mut speculation);
-    pass_minutes(&mut speculation, 500);
+    pass_minutes((&mut speculation, &mut state), 500);
     carry_out(&mut speculation);
     carry_out(&mut speculation);
     assert_eq!(row(&speculation).submitted, 1);
     // A leader that finds an earlier moment: three minutes ago, where two may be.
     let NextRun::At(next) = row(&speculation).next else { panic!("it has a next moment") };
-    pass_minutes(&mut speculation, 4);
+    pass_minutes((&mut speculation, &mut state), 4);
     let (schedule, set_index) = (key("nightly"), row(&speculation).set_index);
     let now = speculation.now();
     let fire = Command::FireSchedule { schedule, set_index, due: next, next: Some(now.plus_ms(1)) };
@@ -175,7 +177,7 @@ fn one_that_replaces_waits_for_those_that_it_ends() {
     set(&mut speculation, order(1, "nightly", OverlapRule::Replace)).unwrap();
     carry_out(&mut speculation);
     for _ in 0..3 {
-        pass_minutes(&mut speculation, 1);
+        pass_minutes((&mut speculation, &mut state), 1);
         carry_out(&mut speculation);
         commit(&mut speculation, &mut state);
         assert_eq!(state.unfinished_of(row(&speculation)).len(), 1, "those before were cancelled");
@@ -185,13 +187,13 @@ fn one_that_replaces_waits_for_those_that_it_ends() {
 
 #[test]
 fn a_suspended_one_makes_no_jobs_and_goes_on_from_its_next_moment() {
-    let (mut speculation, _) = cluster();
+    let (mut speculation, mut state) = cluster();
     set(&mut speculation, order(1, "nightly", OverlapRule::Allow)).unwrap();
     carry_out(&mut speculation);
     let suspend = ScheduleAction::Suspend { reason: "the data set moves".into() };
     control(&mut speculation, 2, suspend).unwrap();
     for _ in 0..3 {
-        pass_minutes(&mut speculation, 1);
+        pass_minutes((&mut speculation, &mut state), 1);
         carry_out(&mut speculation);
     }
     assert_eq!(row(&speculation).submitted, 0);
@@ -202,7 +204,7 @@ fn a_suspended_one_makes_no_jobs_and_goes_on_from_its_next_moment() {
     control(&mut speculation, 4, ScheduleAction::Resume).unwrap();
     carry_out(&mut speculation);
     assert_eq!(row(&speculation).submitted, 1, "what was missed meanwhile is not made");
-    pass_minutes(&mut speculation, 1);
+    pass_minutes((&mut speculation, &mut state), 1);
     carry_out(&mut speculation);
     assert_eq!(row(&speculation).submitted, 2);
     control(&mut speculation, 5, ScheduleAction::Delete).unwrap();
@@ -215,7 +217,7 @@ fn a_suspended_one_makes_no_jobs_and_goes_on_from_its_next_moment() {
 
 #[test]
 fn rights_are_looked_at_when_a_moment_comes() {
-    let (mut speculation, _) = cluster();
+    let (mut speculation, mut state) = cluster();
     let create = TokenOrder {
         request: request(50),
         by: Requester::default(),
@@ -236,7 +238,7 @@ fn rights_are_looked_at_when_a_moment_comes() {
     set(&mut speculation, by_token).unwrap();
     set(&mut speculation, order(2, "hourly", OverlapRule::Allow)).unwrap();
     carry_out(&mut speculation);
-    pass_minutes(&mut speculation, 1);
+    pass_minutes((&mut speculation, &mut state), 1);
     carry_out(&mut speculation);
     assert_eq!(row(&speculation).submitted, 1);
     let revoke = Command::RevokeToken {
@@ -246,7 +248,7 @@ fn rights_are_looked_at_when_a_moment_comes() {
         token: TokenId(7),
     };
     handle(&mut speculation, &revoke).unwrap();
-    pass_minutes(&mut speculation, 1);
+    pass_minutes((&mut speculation, &mut state), 1);
     carry_out(&mut speculation);
     let reason = |speculation: &Speculation, text: &str| {
         let row = speculation.state().schedule(&key(text)).unwrap();
@@ -255,7 +257,7 @@ fn rights_are_looked_at_when_a_moment_comes() {
     assert!(reason(&speculation, "nightly").contains("revoked"));
     assert_eq!(reason(&speculation, "hourly"), "");
     set_policy(&mut speculation, 52, &["speech"]);
-    pass_minutes(&mut speculation, 1);
+    pass_minutes((&mut speculation, &mut state), 1);
     carry_out(&mut speculation);
     assert!(reason(&speculation, "hourly").contains("does not list tenant research"));
 }
@@ -400,10 +402,10 @@ fn each_moment_has_at_most_one_job_whatever_leaders_do_and_the_same_inputs_give_
 
 #[test]
 fn a_moment_of_a_schedule_that_was_set_again_is_nothing() {
-    let (mut speculation, _) = cluster();
+    let (mut speculation, mut state) = cluster();
     set(&mut speculation, order(1, "nightly", OverlapRule::Allow)).unwrap();
     carry_out(&mut speculation);
-    pass_minutes(&mut speculation, 1);
+    pass_minutes((&mut speculation, &mut state), 1);
     let before: Vec<Command> = due(speculation.state(), speculation.now());
     let index: LogIndex = row(&speculation).set_index;
     let changed = ScheduleOrder { is_new: false, ..order(2, "nightly", OverlapRule::Forbid) };

@@ -88,6 +88,12 @@ mod tests {
         speculation
     }
 
+    /// The round ends, and the next one is at this time.
+    fn pass_to(speculation: &mut Speculation, now: LogTime) {
+        drop(speculation.take_round());
+        speculation.set_now(now);
+    }
+
     fn carry_out(speculation: &mut Speculation) -> (usize, LogTime) {
         let (commands, look) = due(speculation.state(), speculation.now());
         for command in &commands {
@@ -107,15 +113,15 @@ mod tests {
     #[test]
     fn a_moment_is_found_and_then_waited_for() {
         let mut speculation = cluster(&["nightly".to_owned()], "UTC");
-        speculation.set_now(LogTime(HOUR_MS - 5_000));
+        pass_to(&mut speculation, LogTime(HOUR_MS - 5_000));
         assert_eq!(carry_out(&mut speculation), (1, LogTime(HOUR_MS)), "at the moment itself");
         assert_eq!(carry_out(&mut speculation), (0, LogTime(HOUR_MS)));
-        speculation.set_now(LogTime(HOUR_MS));
+        pass_to(&mut speculation, LogTime(HOUR_MS));
         assert_eq!(carry_out(&mut speculation), (1, LogTime(HOUR_MS + LOOK_MS)));
         let row = speculation.state().schedules().next().expect("it is there").1;
         assert_eq!((row.submitted, row.next), (1, NextRun::At(LogTime(2 * HOUR_MS))));
         // Hours later the last of those that were missed is asked for.
-        speculation.set_now(LogTime(9 * HOUR_MS + 1));
+        pass_to(&mut speculation, LogTime(9 * HOUR_MS + 1));
         let (commands, _) = due(speculation.state(), speculation.now());
         let [Command::FireSchedule { due, next, .. }] = commands.as_slice() else { panic!("{commands:?}") };
         assert_eq!((*due, *next), (LogTime(9 * HOUR_MS), Some(LogTime(10 * HOUR_MS))));
