@@ -6,6 +6,7 @@ use crate::discovery;
 use crate::former_keys::FORMER_KEYS;
 use crate::health::{HealthConfig, Inventory};
 use crate::limits;
+use crate::process::host_commands::HostCommandConfig;
 use crate::process::isolation::WorkersConfig;
 use crate::process::runtime::ImagesConfig;
 use crate::process::work_files::FilesConfig;
@@ -77,6 +78,12 @@ pub struct AgentConfig {
     /// Files of jobs, which clients send.
     #[serde(default)]
     pub files: FilesConfig,
+    /// What is run on this host before each worker.
+    #[serde(default)]
+    pub prolog: HostCommandConfig,
+    /// What is run on this host after each worker.
+    #[serde(default)]
+    pub epilog: HostCommandConfig,
     /// The agent's certificate, its key, and the cluster's authorities; without them it speaks plaintext.
     #[serde(default)]
     pub tls: Option<muster_transport::TlsFiles>,
@@ -244,6 +251,11 @@ impl AgentConfig {
         }
         if let Some((key, rule)) = self.files.violation() {
             return Err(broken(key, rule));
+        }
+        for (table, command) in [("prolog", &self.prolog), ("epilog", &self.epilog)] {
+            if let Some((key, rule)) = command.violation(table) {
+                return Err(broken(&key, rule));
+            }
         }
         if !self.state_dir.is_absolute() {
             return Err(broken("state_dir", "must be an absolute path"));
@@ -477,6 +489,8 @@ mod tests {
         assert_eq!(key(|v| v["node"]["taints"] = serde_json::json!(["a", "a"])), "node.taints[1]");
         assert_eq!(key(|v| v["pass_environment"] = serde_json::json!(["A=B"])), "pass_environment");
         assert_eq!(key(|v| v["logs"] = serde_json::json!({"worker_size_max": 1})), "logs.worker_size_max");
+        assert_eq!(key(|v| v["prolog"] = serde_json::json!({"command": ["true"]})), "prolog.command");
+        assert_eq!(key(|v| v["epilog"] = serde_json::json!({"timeout": "1d"})), "epilog.timeout");
         let unknown = serde_json::from_value::<AgentConfig>(serde_json::json!({"stat_dir": "/x"}));
         assert!(unknown.is_err());
     }
@@ -506,6 +520,7 @@ mod tests {
             ("workers", "disk_size_max", "200G"),
             ("workers.rlimits", "core_size", "1Mi"),
             ("workers.rlimits", "locked_memory", "64GiB"),
+            ("workers.rlimits_max", "stack_size", "1Gi"),
             ("health", "hang", "1m30s"),
         ] {
             assert_eq!(said_of(table, key, &value.into()), Ok(()), "{table}.{key}");

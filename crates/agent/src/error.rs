@@ -37,6 +37,9 @@ pub enum AgentError {
     /// The directory of images cannot be used.
     #[error("configuration key images.directory")]
     Images(#[source] std::io::Error),
+    /// The directory of owed epilogs cannot be used.
+    #[error("open the directory of owed epilogs, below state_dir")]
+    Epilogs(#[source] std::io::Error),
     /// The state directory is in use or unusable.
     #[error("open the state directory")]
     State(#[from] StateDirError),

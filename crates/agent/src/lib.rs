@@ -118,6 +118,7 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
         Some(podman) => Some(Arc::new(open_images(&config, &state, podman).await?)),
         None => None,
     };
+    let host_commands = open_host_commands(&config, &state, &spec)?;
     let runtime = config.runtime_dir.clone().or_else(state_dir::usual_runtime);
     let lease_path = state.lease_on_memory(runtime.as_deref());
     let (executor, told) = ProcessExecutor::new(ProcessSettings {
@@ -140,6 +141,7 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
         shown: vec![state.root().to_owned()],
         images,
         files: process::work_files::WorkFiles::of(&config.files).map(Arc::new),
+        host_commands: host_commands.clone(),
     });
     let adopted = executor.adopt().await.map_err(AgentError::Adopt)?;
     let epoch_floor = adopted.iter().map(|found| found.epoch).max().unwrap_or(0);
@@ -177,7 +179,9 @@ pub async fn run(mut config: AgentConfig, shutdown: impl Future<Output = ()>) ->
     let node = node.probing_at(config.probe_listen);
     let (line, lines) = watch::channel(None);
     let (of_health, to_health) = mpsc::channel(limits::HEALTH_QUEUED_MAX);
-    let health = health.run(Arc::clone(&state), &config.boot_id_path, watched.clone(), lines, to_health);
+    let of_commands = move || host_commands.as_ref().and_then(|commands| commands.finding());
+    let boot = config.boot_id_path.as_path();
+    let health = health.run(Arc::clone(&state), boot, watched.clone(), lines, to_health, of_commands);
     let speaking = session::HealthLink { line, of_health };
     let sessions =
         session::Sessions { endpoints, state, spec, lease, events, speaking, monitor: watched, kept };
@@ -223,6 +227,23 @@ async fn open_images(
     opened.await.map_err(AgentError::Images)
 }
 
+/// What the operator has run around workers.
+fn open_host_commands(
+    config: &AgentConfig,
+    state: &StateDir,
+    spec: &NodeSpec,
+) -> Result<Option<Arc<process::host_commands::HostCommands>>, AgentError> {
+    let opened = process::host_commands::HostCommands::open(
+        &config.prolog,
+        &config.epilog,
+        state.epilogs(),
+        spec.name.to_string(),
+        config.base_environment(),
+        state.holder(),
+    );
+    opened.map(|commands| commands.map(Arc::new)).map_err(AgentError::Epilogs)
+}
+
 /// What guards workers: the small program where it is one of this release, else this one.
 async fn guard_command(config: &AgentConfig) -> Vec<String> {
     let Some(program) = &config.shim_program else { return config.shim_command.clone() };
@@ -253,6 +274,12 @@ async fn run_slurm(
     if config.node.is_some() {
         let rule = "an agent is for a host or for a cluster: not together with node".to_owned();
         return Err(ConfigError { key: "slurm".to_owned(), rule }.into());
+    }
+    for (key, command) in [("prolog", &config.prolog), ("epilog", &config.epilog)] {
+        if command.is_set() {
+            let rule = "is for the agent of a host: Slurm has its own".to_owned();
+            return Err(ConfigError { key: key.to_owned(), rule }.into());
+        }
     }
     if let Some(violation) = slurm.violation(&config.shim_command) {
         return Err(violation.into());

@@ -119,6 +119,12 @@ pub(crate) fn placement(order: agent::StartOrder) -> Result<Placement, OrderErro
             return Err(violated("artifacts", violation));
         }
     }
+    let ulimits = order.ulimits.map(convert::ulimits_from_proto).unwrap_or_default();
+    let mut broken_rules = Vec::new();
+    ulimits.check(&mut broken_rules);
+    if let Some(violation) = broken_rules.first() {
+        return Err(violated("ulimits", violation));
+    }
     let place = order.array_index.zip(order.array_ordinal).zip(order.array_size);
     let array = place.map(|((index, ordinal), size)| ArrayMember { index, ordinal, size });
     Ok(Placement {
@@ -136,6 +142,7 @@ pub(crate) fn placement(order: agent::StartOrder) -> Result<Placement, OrderErro
         workdir,
         artifacts,
         artifacts_bytes_max: order.artifacts_bytes_max,
+        ulimits,
         array,
         region: order.region,
         cluster: order.cluster,
@@ -527,6 +534,8 @@ pub(crate) mod tests {
             o.working_directory = "/work".into();
         };
         assert_eq!(refused(twice), "workdir");
+        let few = v1::Ulimits { open_files: Some(3), ..Default::default() };
+        assert_eq!(refused(|o| o.ulimits = Some(few)), "ulimits");
         assert_eq!(refused(|o| o.rendezvous_port = 0), "rendezvous_port");
         let bad = |k: &str| BTreeMap::from([(k.to_owned(), String::new())]).into_iter().collect();
         assert_eq!(refused(|o| o.workers[0].environment = bad("A=B")), "workers.environment");

@@ -227,6 +227,39 @@ async fn a_worker_opens_its_own_devices_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_job_has_the_limits_that_it_asks_for_and_no_more_than_its_host_allows() {
+    let mut leader = Leader::start(Manner::patient()).await;
+    let workers = serde_json::json!({
+        "isolation": "auto", "rlimits": {"open_files": 300}, "rlimits_max": {"open_files": 400},
+    });
+    let host = host(&leader, workers).await;
+    let _agent = host.agent();
+    leader.registered().await;
+    let script = "echo limits $(ulimit -n) $(ulimit -Hn) $(ulimit -s) $(ulimit -c); exit 3";
+    let limits =
+        |open_files, stack_bytes| muster_wire::v1::Ulimits { open_files, stack_bytes, ..Default::default() };
+    let cases = [
+        (7, None, "limits 300 300 "),
+        (8, Some(limits(Some(200), Some(4 << 20))), "limits 200 200 4096 0\n"),
+        (9, Some(limits(Some(400), None)), "limits 400 400 "),
+    ];
+    for (token, ulimits, said) in cases {
+        let mut order = start(JOB, token, &[script], &[]);
+        order.ulimits = ulimits;
+        leader.send(Response::Start(order));
+        assert_eq!(leader.exit_of(token, 0).await, Kind::Code(3));
+        let bytes = std::fs::read(host.task(JOB, token, 0).join("output")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        assert!(text.contains(said), "{said}: {text}");
+    }
+    let mut order = start(JOB, 10, &["true"], &[]);
+    order.ulimits = Some(limits(Some(401), None));
+    leader.send(Response::Start(order));
+    let Kind::LaunchFailed(why) = leader.exit_of(10, 0).await else { panic!("it was launched") };
+    assert!(why.contains("ulimits.open_files") && why.contains("rlimits_max"), "{why}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_agent_without_root_has_namespaces_of_its_user() {
     if !is_root() || !has_namespaces() {
         return;

@@ -16,6 +16,7 @@ use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::policy_service_client::PolicyServiceClient;
 use muster_wire::v1::quota_service_client::QuotaServiceClient;
 use muster_wire::v1::read_decisions_response::Event;
+use muster_wire::v1::schedule_service_client::ScheduleServiceClient;
 use muster_wire::v1::set_node_approval_request::Approval;
 use muster_wire::{FieldMask, admin, v1};
 use serde_json::Value;
@@ -101,6 +102,36 @@ async fn ask_of_jobs(channel: Channel, ids: &mut Ids) {
     }
     let cancel = v1::CancelJobRequest { request_id: ids.next(), job_id };
     guarded("the end", jobs.cancel_job(cancel)).await.expect("an operator may");
+}
+
+/// What is asked of schedules.
+async fn ask_of_schedules(channel: Channel, ids: &mut Ids) {
+    let mut schedules = ScheduleServiceClient::new(channel);
+    let (tenant, name) = ("vision".to_owned(), "nightly".to_owned());
+    let schedule = v1::Schedule {
+        tenant: tenant.clone(),
+        name: name.clone(),
+        cron: "0 6 1 1 *".to_owned(),
+        time_zone: "Europe/Berlin".to_owned(),
+        job: submission("vision", 3).job,
+        ..Default::default()
+    };
+    let create = v1::CreateScheduleRequest { request_id: ids.next(), schedule: Some(schedule) };
+    let made = guarded("a schedule", schedules.create_schedule(create)).await.expect("an operator may");
+    assert_eq!(made.into_inner().schedule.expect("it is there").owner, "admin/root");
+    let suspend = v1::SuspendScheduleRequest {
+        request_id: ids.next(),
+        tenant: tenant.clone(),
+        name: name.clone(),
+        reason: "the data moves".to_owned(),
+    };
+    guarded("a suspension", schedules.suspend_schedule(suspend)).await.expect("an operator may");
+    let read = v1::GetScheduleRequest { tenant: tenant.clone(), name: name.clone(), read: None };
+    let shown = guarded("a schedule", schedules.get_schedule(read)).await.expect("an operator may");
+    let shown = shown.into_inner().schedule.expect("it is there");
+    assert_eq!(shown.suspension.expect("it is suspended").reason, "the data moves");
+    let delete = v1::DeleteScheduleRequest { request_id: ids.next(), tenant, name };
+    guarded("the end", schedules.delete_schedule(delete)).await.expect("an operator may");
 }
 
 /// What is asked of nodes.
@@ -251,6 +282,7 @@ async fn every_record_that_a_call_leads_to_names_its_caller() {
     world.engine.execute(lost).await.expect("its session is over");
     let mut ids = Ids::default();
     ask_of_jobs(root.clone(), &mut ids).await;
+    ask_of_schedules(root.clone(), &mut ids).await;
     let secret = ask_of_cluster(root.clone(), &mut ids).await;
     ask_of_quota(root.clone(), &mut ids).await;
     ask_of_nodes(root.clone(), &mut ids).await;

@@ -17,7 +17,8 @@ use crate::headers::REQUIRED_FEATURES;
 /// `JobSelector`, with `after_job_id`. `job-limits`: `TenantLimits.user`, `.job` and `.tiers`. `policy-parts`: `UpdatePolicy`.
 /// `job-nodes`: `JobSpec.nodes`. `job-workdir`: `JobSpec.workdir`. `accelerator-budgets`: `accelerator_hours` of limits.
 /// `quota-grants`: `QuotaService`. `job-artifacts`: `JobSpec.artifacts`.
-pub(crate) const FEATURES: [&str; 8] = [
+/// `job-ulimits`: `JobSpec.ulimits`.
+pub(crate) const FEATURES: [&str; 9] = [
     "job-controls",
     "job-limits",
     "policy-parts",
@@ -26,6 +27,7 @@ pub(crate) const FEATURES: [&str; 8] = [
     "accelerator-budgets",
     "quota-grants",
     "job-artifacts",
+    "job-ulimits",
 ];
 
 /// Bytes of all names that a request may have.

@@ -73,6 +73,9 @@ mod rendered;
 mod role_tests;
 #[cfg(test)]
 mod sample;
+mod schedule_service;
+#[cfg(test)]
+mod schedule_tests;
 mod server;
 mod shared;
 mod shares;

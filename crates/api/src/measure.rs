@@ -26,7 +26,7 @@ const TIMED: [&str; 3] =
     ["muster.v1beta1.JobService/SubmitJob", "muster.v1beta1.JobService/SubmitJobs", STREAMED_SUBMISSION];
 /// The limits that a `STATE_FULL` names. Those of the whole cluster concern everybody, those of a share one tenant, and those
 /// of approvals, revocations and tokens an operator.
-const STATE_LIMITS: [&str; 8] = [
+const STATE_LIMITS: [&str; 10] = [
     "jobs_held_max",
     "requests_held_max",
     "jobs_held_share",
@@ -35,6 +35,8 @@ const STATE_LIMITS: [&str; 8] = [
     "revocations_max",
     "tokens_max",
     "tenant_tokens_max",
+    "schedules_max",
+    "tenant_schedules_max",
 ];
 
 /// The name of a method, of a path.

@@ -585,6 +585,7 @@ pub(crate) fn start_order(order: &StartOrder, node: NodeId) -> agent::StartOrder
         workdir: contract.workdir.map(muster_wire::convert::workdir_to_proto),
         artifacts: contract.artifacts.as_ref().map(muster_wire::convert::artifacts_to_proto),
         artifacts_bytes_max: view.policy().policy.job_limits(&spec.tenant, spec.tier).artifacts_bytes_max,
+        ulimits: muster_wire::convert::ulimits_to_proto(&contract.ulimits),
     }
 }
 

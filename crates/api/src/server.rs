@@ -15,6 +15,7 @@ use muster_wire::v1::history_service_server::HistoryServiceServer;
 use muster_wire::v1::job_service_server::JobServiceServer;
 use muster_wire::v1::policy_service_server::PolicyServiceServer;
 use muster_wire::v1::quota_service_server::QuotaServiceServer;
+use muster_wire::v1::schedule_service_server::ScheduleServiceServer;
 use muster_wire::v1::tenant_service_server::TenantServiceServer;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +37,7 @@ use crate::node_service::Nodes;
 use crate::policy_service::Policies;
 use crate::queue_service::Queues;
 use crate::quota_service::Quotas;
+use crate::schedule_service::Schedules;
 use crate::shared::Shared;
 use crate::tokens::Tokens;
 use crate::watcher::Watches;
@@ -67,10 +69,11 @@ impl std::error::Error for ServeError {
     }
 }
 
-const PUBLIC_SERVICES: [&str; 14] = [
+const PUBLIC_SERVICES: [&str; 15] = [
     "muster.v1beta1.JobService",
     "muster.v1beta1.FleetService",
     "muster.v1beta1.PolicyService",
+    "muster.v1beta1.ScheduleService",
     "muster.v1beta1.TenantService",
     "muster.v1beta1.QuotaService",
     "muster.v1beta1.BookingService",
@@ -146,6 +149,9 @@ pub async fn serve(
         )
         .add_service(
             TenantServiceServer::new(Queues::new(router.clone(), watches)).max_decoding_message_size(small),
+        )
+        .add_service(
+            ScheduleServiceServer::new(Schedules::new(router.clone())).max_decoding_message_size(limit),
         )
         .add_service(PolicyServiceServer::new(Policies::new(router.clone())).max_decoding_message_size(limit))
         .add_service(QuotaServiceServer::new(Quotas::new(router.clone())).max_decoding_message_size(small))

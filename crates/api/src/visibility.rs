@@ -34,6 +34,8 @@ const SAID: [&str; 2] = ["detail", "launch_failed"];
 const OPERATOR: [&str; 1] = ["by"];
 /// Of a record about a token: which, whose, and who asked.
 const TOKEN: [&str; 3] = ["token", "grant", "by"];
+/// Of a record about a schedule: its job, its owner, and what became of a moment.
+const SCHEDULE: [&str; 4] = ["template", "by", "reason", "run"];
 
 /// Of a record about quota: who asked or answered, and why.
 const QUOTA: [&str; 2] = ["by", "reason"];
@@ -204,6 +206,19 @@ impl Visibility {
             }
             Decision::TokenRevoked { .. } => {
                 blank(content, &TOKEN);
+                true
+            }
+            // What a schedule runs, why it does not, and for whom.
+            Decision::ScheduleSet { schedule, .. } if !self.sees(view, &schedule.key.tenant) => {
+                blank(content, &SCHEDULE);
+                true
+            }
+            Decision::ScheduleDeleted { schedule, .. }
+            | Decision::ScheduleSuspensionSet { schedule, .. }
+            | Decision::ScheduleRan { schedule, .. }
+                if !self.sees(view, &schedule.tenant) =>
+            {
+                blank(content, &SCHEDULE);
                 true
             }
             _ => false,

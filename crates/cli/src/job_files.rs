@@ -121,11 +121,19 @@ pub fn read(file: &str) -> Result<Vec<u8>, Failure> {
     Ok(bytes)
 }
 
-/// A job that names no tenant is of the one that the user's certificate acts for. A token does not say which that is.
+/// The tenant that the user's certificate acts for. A token does not say which that is.
+pub fn own_tenant(client: &Client) -> Option<String> {
+    let Security::Tls(tls) = client.endpoints().security() else { return None };
+    match tls.name().map(|name| name.role) {
+        Some(Role::TenantClient { tenant, .. }) => Some(tenant.to_string()),
+        _ => None,
+    }
+}
+
+/// A job that names no tenant is of the one that the user's certificate acts for.
 pub fn name_own_tenant(client: &Client, manifests: &mut [Manifest]) {
-    let Security::Tls(tls) = client.endpoints().security() else { return };
-    let Some(Role::TenantClient { tenant, .. }) = tls.name().map(|name| name.role) else { return };
+    let Some(tenant) = own_tenant(client) else { return };
     for manifest in manifests.iter_mut().filter(|manifest| manifest.message.tenant.is_empty()) {
-        manifest.message.tenant = tenant.to_string();
+        manifest.message.tenant.clone_from(&tenant);
     }
 }

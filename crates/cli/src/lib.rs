@@ -36,6 +36,7 @@ mod quota;
 mod reading;
 mod report;
 mod run;
+mod schedule;
 mod sim;
 mod slo;
 mod submit;
@@ -181,6 +182,9 @@ pub enum ClientCommand {
     /// Nodes that are set aside for a tenant over windows of time: book them, look, give them back
     #[command(subcommand, visible_alias = "bookings")]
     Booking(booking::BookingCommand),
+    /// Jobs that are submitted again and again: make, look at, suspend and run schedules
+    #[command(subcommand, visible_alias = "schedules")]
+    Schedule(schedule::ScheduleCommand),
     /// Bearer tokens of people and programs: make, list and revoke them
     #[command(subcommand, visible_alias = "tokens")]
     Token(token::TokenCommand),
@@ -295,6 +299,7 @@ async fn dispatch(
         ClientCommand::Drill(command) => muster_live_drill::run(global, console, command).await,
         ClientCommand::Ca(command) => ca::run(global, console, command).await,
         ClientCommand::Booking(command) => booking::run(global, console, command).await,
+        ClientCommand::Schedule(command) => schedule::run(global, console, command).await,
         ClientCommand::Token(command) => token::run(global, console, command).await,
         ClientCommand::Login(args) => login::run(global, console, args).await,
         ClientCommand::Logout => login::end(console),

@@ -131,6 +131,11 @@ impl JobSpec {
         self.with(|spec| spec.working_directory = directory.into())
     }
 
+    /// What the kernel bounds of each process of its workers; what is none is as the hosts have it.
+    pub fn ulimits(self, ulimits: v1::Ulimits) -> JobSpec {
+        self.with(|spec| spec.ulimits = Some(ulimits))
+    }
+
     /// The files of a directory that `muster submit --workdir` has sent, by their digest: each worker starts in its own copy.
     /// Nodes that can have them have the label `files.store` with the value `yes`.
     pub fn workdir(self, digest: impl Into<String>) -> JobSpec {
@@ -474,6 +479,7 @@ mod tests {
             .notice(9_000, "/stop")
             .launch(LaunchForm::Torchrun)
             .preflight(Preflight::On)
+            .ulimits(v1::Ulimits { open_files: Some(4_096), ..Default::default() })
             .spare_workers(1);
         let job = v1::Job::from(spec);
         assert_eq!((job.name.as_str(), job.tenant.as_str()), ("train", "vision"));
@@ -497,6 +503,7 @@ mod tests {
         assert_eq!(spec.deadline, Some(timestamp(9_000)));
         assert_eq!(spec.node_selector["zone"].values, ["a", "b"]);
         assert_eq!((spec.preemptible, spec.spare_workers), (Some(false), 1));
+        assert_eq!(spec.ulimits.as_ref().and_then(|ulimits| ulimits.open_files), Some(4_096));
     }
 
     #[test]

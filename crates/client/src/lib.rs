@@ -32,6 +32,7 @@ mod planted;
 mod quotas;
 mod read;
 mod retry;
+mod schedules;
 mod submitter;
 mod tokens;
 mod watch;

@@ -280,6 +280,13 @@ fn next_step(code: RefusalCode) -> &'static str {
             "ask for less or for a shorter time, or have an operator grant more to the tenant above first; `muster quota list` shows \
              what ends when"
         }
+        RefusalCode::ScheduleNotFound => "`muster schedule list` lists the schedules of your tenant",
+        RefusalCode::ScheduleExists => {
+            "choose another name, or change the one that there is: `muster schedule update NAME`"
+        }
+        RefusalCode::ScheduleBusy => {
+            "wait until the job is over, cancel it, or let runs overlap: `muster schedule update NAME --overlap allow`"
+        }
         RefusalCode::MessageTooLarge => "send less at once",
         RefusalCode::WouldLoseQuorum => {
             "bring the silent replicas back first; --force makes the change all the same, and may stop the cluster"

@@ -59,6 +59,7 @@ pub use commands::modify::{JobVersion, ModifyOrder, check_modify};
 pub use commands::overrides::{OverridesOrder, check_overrides};
 pub use commands::policy::{check_policy, updated_policy};
 pub use commands::quota::{check_quota_grant, check_quota_request};
+pub use commands::schedules::{ScheduleAction, ScheduleControl, ScheduleOrder, check_schedule};
 pub use commands::submit::{SUBMISSION_BYTES_MAX, check_submission, check_terms, with_default_limits};
 pub use commands::throttle::{ThrottleOrder, check_throttle};
 pub use future::KeptReservations;

@@ -718,6 +718,11 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::QuotaRequested { .. }
         | Decision::PortForwardOpened { .. }
         | Decision::ArtifactsKept { .. }
+        | Decision::ScheduleSet { .. }
+        | Decision::ScheduleDeleted { .. }
+        | Decision::ScheduleSuspensionSet { .. }
+        | Decision::SchedulePlanned { .. }
+        | Decision::ScheduleRan { .. }
         | Decision::SessionResumed { .. }
         | Decision::NotificationsDelivered { .. }
         | Decision::ArrayMembersFailed { .. }

@@ -616,9 +616,14 @@ fn not_placed(row: &JobRow, job: JobId, rank: u32, attempt: Attempt) -> Refusal 
 
 /// About what a waiting command takes in memory, in KiB.
 fn memory_kib(command: &Command) -> u32 {
-    let Command::Submit { jobs, .. } = command else { return 1 };
+    let kib = match command {
+        Command::Submit { jobs, .. } => submission_kib(jobs),
+        // The largest that there may be.
+        Command::SetSchedule(_) => (muster_types::limits::SCHEDULE_BYTES_MAX >> 10) as u64,
+        _ => return 1,
+    };
     // Whatever its size, one that is alone may wait; the decider refuses what is too large.
-    u32::try_from(submission_kib(jobs)).unwrap_or(CLIENT_MEMORY_KIB).clamp(1, CLIENT_MEMORY_KIB)
+    u32::try_from(kib).unwrap_or(CLIENT_MEMORY_KIB).clamp(1, CLIENT_MEMORY_KIB)
 }
 
 /// About what a node's word takes in memory while it waits for the decision loop, in KiB.

@@ -19,6 +19,7 @@
 
 mod apply;
 mod background;
+pub mod calendar;
 mod clock;
 mod decide;
 mod engine;

@@ -11,10 +11,7 @@ use alloc::vec::Vec;
 use muster_types::health::{Condition, Drain, HealthPolicy, NodeHealth, RepairStep};
 use muster_types::policy::{NotificationProgress, Policy, QuotaGrant};
 use muster_types::{
-    Approval, ArrayId, ArraySpec, Artifacts, BookingEnd, BookingSpec, CertificateSerial, ClusterId, Control,
-    DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, JobContract,
-    JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeAdmission, NodeId, NodeOverrides, NodeSpec,
-    Parameters, QueueKey, ReplicaId, RequestId, Requester, Revocation, TokenGrant, TokenId,
+    Approval, ArrayId, ArraySpec, Artifacts, BookingEnd, BookingSpec, CertificateSerial, ClusterId, Control, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeAdmission, NodeId, NodeOverrides, NodeSpec, Parameters, QueueKey, ReplicaId, RequestId, Requester, Revocation, TokenGrant, TokenId, Schedule, ScheduleKey, ScheduleRun,
 };
 use serde::{Deserialize, Serialize};
 
@@ -821,10 +818,61 @@ pub enum Decision {
         /// What became of its files.
         artifacts: Artifacts,
     },
+    /// Input: somebody made a schedule, or changed one. Who did is its owner from now on. Its next moment is not known yet.
+    ScheduleSet {
+        /// By which request.
+        request: RequestKey,
+        /// Who asked.
+        by: Requester,
+        /// The tenant that the one who asked acts for, and for those below it; none acts for all.
+        acts_for: Option<Name>,
+        /// All of it.
+        schedule: Box<Schedule>,
+        /// Whether there was none of this name.
+        is_new: bool,
+    },
+    /// Input: somebody deleted a schedule. The jobs that it made are what they were.
+    ScheduleDeleted {
+        /// By which request.
+        request: RequestKey,
+        /// Who asked.
+        by: Requester,
+        /// Which.
+        schedule: ScheduleKey,
+    },
+    /// A schedule makes no jobs, or makes some again.
+    ScheduleSuspensionSet {
+        /// By which request; none when it was decided here.
+        request: Option<RequestKey>,
+        /// Who asked; nobody when it was decided here.
+        by: Requester,
+        /// Which.
+        schedule: ScheduleKey,
+        /// Why; none ends it, and the next moment is not known then.
+        reason: Option<String>,
+    },
+    /// Decision: the next moment of a schedule, by the leader that knows its zone.
+    SchedulePlanned {
+        /// Which.
+        schedule: ScheduleKey,
+        /// When.
+        next: LogTime,
+    },
+    /// Decision: what became of a moment of a schedule. Behind the job that was submitted, if one was.
+    ScheduleRan {
+        /// Which.
+        schedule: ScheduleKey,
+        /// The moment; none for a run that somebody asked for, which changes no moment.
+        due: Option<LogTime>,
+        /// The next one; none where it is not known, and for a run that somebody asked for.
+        next: Option<LogTime>,
+        /// What became of it.
+        run: ScheduleRun,
+    },
 }
 
 /// Names of the decisions that somebody asks for: those with a [`Decision::requester`].
-pub const REQUESTED_DECISIONS: [&str; 29] = [
+pub const REQUESTED_DECISIONS: [&str; 32] = [
     "jobs_submitted",
     "job_cancel_requested",
     "node_cordon_set",
@@ -854,6 +902,9 @@ pub const REQUESTED_DECISIONS: [&str; 29] = [
     "booking_created",
     "booking_deleted",
     "port_forward_opened",
+    "schedule_set",
+    "schedule_deleted",
+    "schedule_suspension_set",
 ];
 
 impl Decision {
@@ -899,7 +950,10 @@ impl Decision {
             | Decision::QuotaGranted { by, .. }
             | Decision::BookingCreated { by, .. }
             | Decision::BookingDeleted { by, .. }
-            | Decision::PortForwardOpened { by, .. } => Some(by),
+            | Decision::PortForwardOpened { by, .. }
+            | Decision::ScheduleSet { by, .. }
+            | Decision::ScheduleDeleted { by, .. }
+            | Decision::ScheduleSuspensionSet { by, .. } => Some(by),
             _ => None,
         }
     }
@@ -971,6 +1025,11 @@ impl Decision {
             Decision::BookingMoved { .. } => "booking_moved",
             Decision::PortForwardOpened { .. } => "port_forward_opened",
             Decision::ArtifactsKept { .. } => "artifacts_kept",
+            Decision::ScheduleSet { .. } => "schedule_set",
+            Decision::ScheduleDeleted { .. } => "schedule_deleted",
+            Decision::ScheduleSuspensionSet { .. } => "schedule_suspension_set",
+            Decision::SchedulePlanned { .. } => "schedule_planned",
+            Decision::ScheduleRan { .. } => "schedule_ran",
         }
     }
 }

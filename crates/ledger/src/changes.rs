@@ -173,6 +173,11 @@ impl ChangeSet {
             | Decision::BookingMoved { .. }
             | Decision::PortForwardOpened { .. }
             | Decision::ArtifactsKept { .. }
+            | Decision::ScheduleSet { .. }
+            | Decision::ScheduleDeleted { .. }
+            | Decision::ScheduleSuspensionSet { .. }
+            | Decision::SchedulePlanned { .. }
+            | Decision::ScheduleRan { .. }
             | Decision::ClusterCreated { .. }
             | Decision::ClusterRecovered { .. }
             | Decision::LeaderStarted
@@ -256,6 +261,11 @@ impl ChangeSet {
             | Decision::BookingMoved { .. }
             | Decision::PortForwardOpened { .. }
             | Decision::ArtifactsKept { .. }
+            | Decision::ScheduleSet { .. }
+            | Decision::ScheduleDeleted { .. }
+            | Decision::ScheduleSuspensionSet { .. }
+            | Decision::SchedulePlanned { .. }
+            | Decision::ScheduleRan { .. }
             | Decision::SessionResumed { .. }
             | Decision::NotificationsDelivered { .. }
             | Decision::JobMetadataSet { .. } => {}

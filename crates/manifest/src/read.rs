@@ -12,7 +12,7 @@ use super::quantity;
 use super::reader::{API_VERSION, Reader, structure, with_rules};
 use super::shape::{
     AcceleratorFields, Accelerators, After, AfterFields, Command, Container, Document, Group, Metadata,
-    NodeExpression, Nodes, Slice, Spec, Text, Topology, Values,
+    NodeExpression, Nodes, Slice, Spec, Text, Topology, Ulimits, Values,
 };
 use super::{Form, Manifest, ManifestError};
 
@@ -155,9 +155,25 @@ impl Reader<'_> {
                     .value("spec.artifacts.required", rules.required, quantity::flag)
                     .unwrap_or_default(),
             }),
+            ulimits: spec.ulimits.map(|asked| self.ulimits(asked)),
         };
         let message = v1::Job { spec: Some(asked), ..message };
         (message, shorthand, parallel)
+    }
+
+    fn ulimits(&mut self, asked: Ulimits) -> v1::Ulimits {
+        v1::Ulimits {
+            open_files: self
+                .value("spec.ulimits.openFiles", asked.open_files, quantity::count)
+                .map(u64::from),
+            core_bytes: self.value("spec.ulimits.coreSize", asked.core_size, quantity::memory_bytes),
+            locked_bytes: self.value(
+                "spec.ulimits.lockedMemory",
+                asked.locked_memory,
+                quantity::memory_bytes,
+            ),
+            stack_bytes: self.value("spec.ulimits.stackSize", asked.stack_size, quantity::memory_bytes),
+        }
     }
 
     fn no_shorthand_beside_groups(&mut self, only: &Group) {

@@ -63,6 +63,7 @@ pub struct Spec {
     pub workdir: Option<Workdir>,
     pub booking: Option<Text>,
     pub artifacts: Option<Artifacts>,
+    pub ulimits: Option<Ulimits>,
     pub parallel: Option<Spanned<Parallel>>,
     // The only group, written without a list around it. Not `flatten`: that loses places and names.
     pub workers: Option<Text>,
@@ -129,6 +130,15 @@ pub struct Workdir {
 pub struct Artifacts {
     pub paths: Option<Vec<Text>>,
     pub required: Option<Text>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Ulimits {
+    pub open_files: Option<Text>,
+    pub core_size: Option<Text>,
+    pub locked_memory: Option<Text>,
+    pub stack_size: Option<Text>,
 }
 
 #[derive(Default, Deserialize)]

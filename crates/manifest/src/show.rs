@@ -169,6 +169,7 @@ fn described(spec: &v1::JobSpec, is_short: bool) -> Fields {
         }
         shown.put("artifacts", Some(Content::Fields(artifacts)));
     }
+    shown.say_fields("ulimits", spec.ulimits.as_ref().map(ulimits).unwrap_or_default());
     if let Some(array) = &spec.array {
         let is_count = array.indices.is_empty() && array.throttle.is_none();
         shown.say("array", if is_count { json!(array.size) } else { json!(show_array(array)) });
@@ -235,6 +236,15 @@ fn say_rules(spec: &v1::JobSpec, shown: &mut Fields) {
         notice.say("httpPath", rules.http_path.as_str());
         shown.say_fields("notice", notice);
     }
+}
+
+fn ulimits(asked: &v1::Ulimits) -> Fields {
+    let mut shown = Fields::default();
+    shown.say("openFiles", asked.open_files);
+    shown.say("coreSize", asked.core_bytes.map(show_bytes));
+    shown.say("lockedMemory", asked.locked_bytes.map(show_bytes));
+    shown.say("stackSize", asked.stack_bytes.map(show_bytes));
+    shown
 }
 
 fn nodes(asked: &v1::NodeRequirements) -> Fields {

@@ -167,12 +167,24 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
     let files = prop::option::of(Just(v1::Workdir { digest: format!("sha256:{}", "a1".repeat(32)) }));
     let artifacts =
         prop::option::of((prop::collection::vec("[a-z*]{1,5}(/[a-z?]{1,3})?", 1..4), any::<bool>()));
-    prop::option::of((launch, retry, checkpoint, notice, preflight, 0..3u32, files, artifacts)).prop_map(
+    let ulimits = prop::option::of((
+        prop::option::of(64..9_000u64),
+        prop::option::of(0..1u64 << 40),
+        prop::option::of(0..1u64 << 40),
+        1u64 << 16..1 << 40,
+    ));
+    prop::option::of((launch, retry, checkpoint, notice, preflight, 0..3u32, (files, artifacts, ulimits))).prop_map(
         |said| {
-            said.map(|(launch, retry, checkpoint, notice, preflight, spare_workers, workdir, artifacts)| {
+            said.map(|(launch, retry, checkpoint, notice, preflight, spare_workers, (workdir, artifacts, ulimits))| {
                 v1::JobSpec {
                     workdir,
                     artifacts: artifacts.map(|(paths, required)| v1::ArtifactRules { paths, required }),
+                    ulimits: ulimits.map(|(open_files, core_bytes, locked_bytes, stack)| v1::Ulimits {
+                        open_files,
+                        core_bytes,
+                        locked_bytes,
+                        stack_bytes: Some(stack),
+                    }),
                     launch,
                     retry: Some(v1::RetryPolicy {
                         max_failures: 0,

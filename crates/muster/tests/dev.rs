@@ -165,6 +165,34 @@ async fn a_program_of_this_directory_runs_without_any_configuration() {
     .unwrap();
     let submitted = terminal.run(&["submit", "job.yaml", "--wait"]).await;
     assert_eq!(submitted.code, Some(0), "{submitted:?}");
+    // A schedule makes jobs of the same file, here because it is asked to.
+    let made = [
+        "schedule",
+        "create",
+        "nightly",
+        "-f",
+        "job.yaml",
+        "--cron",
+        "0 6 29 2 *",
+        "--zone",
+        "Europe/Berlin",
+    ];
+    let made = terminal.run(&made).await;
+    assert_eq!(made.code, Some(0), "{made:?}");
+    assert!(made.err.contains("schedule nightly"), "{made:?}");
+    let of_schedule = terminal.run(&["schedule", "run", "nightly"]).await;
+    assert_eq!(of_schedule.code, Some(0), "{of_schedule:?}");
+    let ended = terminal.run(&["job", "wait", of_schedule.out.trim()]).await;
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let shown = terminal.run(&["schedule", "show", "nightly", "-o", "json"]).await;
+    let shown: serde_json::Value = serde_json::from_str(&shown.out).unwrap();
+    let schedule = shown.to_string();
+    assert!(schedule.contains(of_schedule.out.trim()) && schedule.contains("Europe/Berlin"), "{schedule}");
+    let listed = terminal.run(&["schedule", "list"]).await;
+    let row = listed.out.lines().find(|line| line.contains("nightly")).unwrap_or_default();
+    assert!(row.contains("0 6 29 2 *") && row.contains("-02-29T05:00:00"), "{listed:?}");
+    let deleted = terminal.run(&["schedule", "delete", "nightly"]).await;
+    assert_eq!(deleted.code, Some(0), "{deleted:?}");
     // The list states why a job waits.
     let whole = ["--workers", "2", "--accelerators", "h100:8", "--", "sleep", "600"];
     for name in ["first", "second"] {

@@ -142,7 +142,18 @@ fn the_packaged_agent_configuration_is_read_as_it_is_and_with_every_key() {
             && config.workers.uid_range.is_some()
             && config.health.maintenance_file.is_some()
     );
-    let tables = ["", "[tls]", "[node]", "[node.pod]", "[workers]", "[images]", "[logs]", "[health]"];
+    let tables = [
+        "",
+        "[tls]",
+        "[node]",
+        "[node.pod]",
+        "[workers]",
+        "[images]",
+        "[prolog]",
+        "[epilog]",
+        "[logs]",
+        "[health]",
+    ];
     assert_complete(&all, &tables, &["slurm"], |text| agent(text).map(|_| ()));
 }
 

@@ -14,6 +14,9 @@ use crate::text::Column::{Number, Text};
 /// Tenants below tenants that are followed: more levels than a policy may have.
 const DEPTH_MAX: usize = 16;
 
+/// Jobs of one schedule that are linked.
+const JOBS_OF_SCHEDULE_MAX: usize = 5;
+
 /// Tenants with pending jobs of one tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TierQueue {
@@ -38,6 +41,10 @@ pub struct Queues {
     pub bookings: Vec<v1::Booking>,
     /// Where the list of tenants goes on.
     pub pager: Pager,
+    /// Schedules of the tenants that the reader acts for.
+    pub schedules: Vec<v1::Schedule>,
+    /// Whether there are more of them.
+    pub leaves_schedules_out: bool,
 }
 
 /// The page.
@@ -70,8 +77,47 @@ pub fn queues(frame: &Frame, shown: &Queues) -> String {
         (text::section("next", "Who is next", next))
         (text::section("quotas", "Quotas", quotas))
         @if !shown.bookings.is_empty() { (text::section("bookings", "Bookings", bookings(&shown.bookings))) }
+        @if !shown.schedules.is_empty() {
+            (text::section("schedules", "Schedules", schedules(shown)))
+        }
     };
     document(Some(frame), Some(Section::Queues), "Queues", body)
+}
+
+/// What makes jobs again and again, and when next.
+fn schedules(shown: &Queues) -> Markup {
+    let columns = [
+        Text("Schedule"),
+        Text("Tenant"),
+        Text("When"),
+        Text("Next (UTC)"),
+        Text("Jobs not over"),
+        Text("Owner"),
+    ];
+    let rows = html! {
+        @for schedule in &shown.schedules {
+            tr {
+                th scope="row" { (schedule.name) }
+                td { a href={ "/jobs?tenant=" (encoded(&schedule.tenant)) } { (schedule.tenant) } }
+                td { code { (schedule.cron) } " in " (schedule.time_zone) }
+                td.message {
+                    @if let Some(suspension) = &schedule.suspension {
+                        "suspended since " (text::moment_utc(suspension.since)) ": " (text::of_people(&suspension.reason))
+                    } @else {
+                        (text::moment(schedule.next_run_at))
+                    }
+                }
+                td { @for job in schedule.unfinished_job_ids.iter().take(JOBS_OF_SCHEDULE_MAX) { (text::job_link(job, job)) " " } }
+                td { (schedule.owner) }
+            }
+        }
+    };
+    html! {
+        (text::table("Schedules", html! { "Schedules of the tenants that you act for" }, &columns, rows))
+        @if shown.leaves_schedules_out {
+            p.note { "There are more: " code { "muster schedule list" } " has all of them." }
+        }
+    }
 }
 
 /// The pattern of what is borrowed, for all bars of the page.
@@ -221,6 +267,29 @@ mod tests {
 
     fn tenant(name: &str, parent: &str) -> v1::TenantUsage {
         v1::TenantUsage { tenant: name.to_owned(), parent: parent.to_owned(), ..Default::default() }
+    }
+
+    #[test]
+    fn schedules_say_when_they_are_due_or_why_they_are_not() {
+        let due = v1::Schedule {
+            name: "nightly".into(),
+            tenant: "a".into(),
+            cron: "0 6 * * 1-5".into(),
+            time_zone: "Europe/Berlin".into(),
+            next_run_at: Some(muster_wire::time::timestamp(1_800_000_000_000)),
+            unfinished_job_ids: (1..9).map(|number| format!("job-{number}")).collect(),
+            ..Default::default()
+        };
+        let reason = "<b>the owner is gone</b>".to_owned();
+        let suspension = v1::ScheduleSuspension { reason, ..Default::default() };
+        let suspended = v1::Schedule { suspension: Some(suspension), next_run_at: None, ..due.clone() };
+        let shown =
+            Queues { schedules: vec![due, suspended], leaves_schedules_out: true, ..Default::default() };
+        let page = schedules(&shown).into_string();
+        assert!(page.contains("<code>0 6 * * 1-5</code> in Europe/Berlin"), "{page}");
+        assert!(page.contains("job-5") && !page.contains("job-6"), "{page}");
+        assert!(page.contains("&lt;b&gt;the owner is gone") && !page.contains("<b>"), "{page}");
+        assert!(page.contains("muster schedule list"), "{page}");
     }
 
     #[test]

@@ -193,6 +193,19 @@ impl State {
             Decision::BookingOpened { name } => self.fold_booking_opened(name),
             Decision::BookingEnded { name, cause } => self.fold_booking_ended(name, *cause),
             Decision::BookingMoved { name, nodes } => self.fold_booking_moved(name, nodes),
+            Decision::ScheduleSet { request, by, acts_for, schedule, is_new: _ } => {
+                self.fold_schedule_set((*request, by), acts_for.as_ref(), schedule)
+            }
+            Decision::ScheduleDeleted { request, schedule, by: _ } => {
+                self.fold_schedule_deleted(*request, schedule)
+            }
+            Decision::ScheduleSuspensionSet { request, by, schedule, reason } => {
+                self.fold_schedule_suspension(*request, by, schedule, reason.as_ref())
+            }
+            Decision::SchedulePlanned { schedule, next } => self.fold_schedule_planned(schedule, *next),
+            Decision::ScheduleRan { schedule, due, next, run } => {
+                self.fold_schedule_ran(schedule, *due, *next, run)
+            }
             // Who leads next asks the log for it.
             Decision::SessionResumed { .. } => Vec::new(),
             Decision::NotificationsDelivered { progress } => self.fold_notifications(progress),

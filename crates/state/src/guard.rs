@@ -209,6 +209,19 @@ impl State {
             ),
             Decision::BookingEnded { name, cause } => self.check_booking_ended(name, *cause),
             Decision::BookingMoved { name, nodes } => self.check_booking_moved(name, nodes),
+            Decision::ScheduleSet { request, by, acts_for: _, schedule, is_new } => {
+                self.check_schedule_set((*request, by), schedule, *is_new)
+            }
+            Decision::ScheduleDeleted { request, by, schedule } => {
+                self.check_schedule_deleted(*request, by, schedule)
+            }
+            Decision::ScheduleSuspensionSet { request, by, schedule, reason } => {
+                self.check_schedule_suspension(*request, by, schedule, reason.as_ref())
+            }
+            Decision::SchedulePlanned { schedule, next: _ } => self.check_schedule_planned(schedule),
+            Decision::ScheduleRan { schedule, due, next, run } => {
+                self.check_schedule_ran(schedule, *due, *next, run)
+            }
             Decision::SessionResumed { node, incarnation } => {
                 let row = self.nodes.get(node).ok_or(GuardError::NodeUnknown)?;
                 let is_current = row.status == NodeStatus::Up && row.incarnation == *incarnation;

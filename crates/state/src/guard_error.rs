@@ -73,6 +73,12 @@ pub enum GuardError {
     BookingOverlaps,
     /// A booking keeps the job from a node, or the one that it names is not open.
     Booked,
+    /// The tenant has a schedule of this name.
+    ScheduleExists,
+    /// No such schedule.
+    ScheduleUnknown,
+    /// The schedule waits for another moment, or for none.
+    ScheduleNotDue,
 }
 
 pub(crate) fn require(condition: bool, error: GuardError) -> Result<(), GuardError> {

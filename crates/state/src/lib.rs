@@ -39,6 +39,7 @@ mod recovery;
 mod redact;
 mod restrict;
 mod rows;
+mod schedules;
 mod sequence;
 mod snapshot;
 mod spares;
@@ -72,14 +73,9 @@ pub use queue::{EligibleDemand, QueueRow, QuotaUse};
 pub use quota::Side;
 pub use redact::Redaction;
 pub use rows::{
-    AdmissionRow, ArrayFacts, ArrayLoad, ArrayRow, ArrayTemplate, BURST_GAP_MS, BudgetRow, BurstKey,
-    BurstRow, Charge, ClusterMeta, ControlRow, EndRun, Failure, GangClass, HISTORY_ROWS_MAX, HealthPolicyRow,
-    HistoryKey, HistoryLevel, HistoryRow, HoldRow, JobRow, JobTimes, MemberEnd, MemberEnds, ModificationRow,
-    NodeFacts, NodeOverridesRow, NodeRow, NodeStatus, OBSERVATION, OBSERVATIONS_KEPT, Phase, Placement,
-    PolicyRow, PromiseRow, QuotaAnswer, QuotaGrantEnd, QuotaGrantRow, QuotaGrantStatus, RUN_BUCKETS,
-    RankArtifacts, RankState, RecoveryRow, RequestAnswer, RequestRow, RestrictionRow, Saved, Straggler,
-    bucket_of, rows_of_array,
+    AdmissionRow, ArrayFacts, ArrayLoad, ArrayRow, ArrayTemplate, BURST_GAP_MS, BudgetRow, BurstKey, BurstRow, Charge, ClusterMeta, ControlRow, EndRun, Failure, GangClass, HISTORY_ROWS_MAX, HealthPolicyRow, HistoryKey, HistoryLevel, HistoryRow, HoldRow, JobRow, JobTimes, MemberEnd, MemberEnds, ModificationRow, NodeFacts, NodeOverridesRow, NodeRow, NodeStatus, OBSERVATION, OBSERVATIONS_KEPT, Phase, Placement, PolicyRow, PromiseRow, QuotaAnswer, QuotaGrantEnd, QuotaGrantRow, QuotaGrantStatus, RUN_BUCKETS, RankArtifacts, RankState, RecoveryRow, RequestAnswer, RequestRow, RestrictionRow, Saved, Straggler, bucket_of, rows_of_array, ScheduleRow, ScheduleRunRow, ScheduleSuspension,
 };
+pub use schedules::schedule_bytes;
 pub use sequence::Sequence;
 pub use snapshot::{RestoreError, SnapshotChunks};
 pub use standing::{GangStanding, NominalCover, PreemptionReason};

@@ -13,7 +13,7 @@ use muster_journal::frame::{FrameError, FrameReader, encode_frame};
 use muster_journal::{FORMAT_MAX, FORMAT_MIN, WorkerSlot, canonical, from_canonical};
 use muster_types::policy::NotificationProgress;
 use muster_types::{
-    ArrayId, Booking, JobContract, JobId, JobMetadata, JobSpec, LogTime, Name, NodeId, RequestId, Token,
+    ArrayId, Booking, JobContract, JobId, JobMetadata, JobSpec, LogTime, Name, NodeId, RequestId, Token, ScheduleKey,
     TokenId,
 };
 use serde::de::DeserializeOwned;
@@ -22,8 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::demand::{DemandSums, WorkerDemand};
 use crate::rows::{
     ArrayFacts, ArrayRow, BurstRow, ControlRow, DoorKey, DoorRow, HealthPolicyRow, HistoryKey, HistoryRow,
-    JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow, PolicyRow, QuotaKey, QuotaRow, RecoveryRow, RequestRow,
-    RestrictionRow, SpecFacts,
+    JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow, PolicyRow, QuotaKey, QuotaRow, RecoveryRow, RequestRow, RestrictionRow, SpecFacts, ScheduleRow,
 };
 use crate::state::{Meta, State};
 use crate::table::{Derived, Table, TableBuilder};
@@ -312,6 +311,7 @@ impl State {
         self.check_token_rows().map_err(RestoreError::Invariant)?;
         self.check_quota_rows().map_err(RestoreError::Invariant)?;
         self.check_booking_rows().map_err(RestoreError::Invariant)?;
+        self.check_schedule_rows().map_err(RestoreError::Invariant)?;
         Ok(())
     }
 }

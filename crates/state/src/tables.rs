@@ -53,6 +53,8 @@ macro_rules! tables {
             bookings: Name => Booking, (); 25, "booking";
             /// Requests for quota, grants of it, and what was used of budgets.
             quotas: QuotaKey => QuotaRow, (); 26, "row of quotas";
+            /// Schedules.
+            schedules: ScheduleKey => ScheduleRow, (); 27, "schedule";
         }
     };
 }

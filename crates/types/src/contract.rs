@@ -282,6 +282,47 @@ impl NoticeRules {
     }
 }
 
+/// What the kernel bounds of each process of a job's workers (`setrlimit`(2)), both as the soft and as the hard limit. What a job does
+/// not say is as the configuration of the host has it. A host starts no worker that asks for more than its configuration lets it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Ulimits {
+    /// Open files of one process.
+    pub open_files: Option<u64>,
+    /// Bytes of one core file; 0 for none.
+    pub core_bytes: Option<u64>,
+    /// Bytes that cannot be swapped out.
+    pub locked_bytes: Option<u64>,
+    /// Bytes of the stack of its first thread, and of others unless their makers say.
+    pub stack_bytes: Option<u64>,
+}
+
+impl Ulimits {
+    /// Whether they say nothing.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        *self == Ulimits::default()
+    }
+
+    /// Every rule that they break, by fields of the contract.
+    pub fn check(&self, found: &mut Vec<Violation>) {
+        let max = limits::ULIMIT_BYTES_MAX;
+        let (fewest, most) = (limits::ULIMIT_OPEN_FILES_MIN, limits::ULIMIT_OPEN_FILES_MAX);
+        if let Some(files) = self.open_files.filter(|files| !(fewest..=most).contains(files)) {
+            found.push(Violation::limit("ulimits.open_files", files, fewest, most));
+        }
+        let sizes = [
+            ("ulimits.core_bytes", self.core_bytes, 0),
+            ("ulimits.locked_bytes", self.locked_bytes, 0),
+            ("ulimits.stack_bytes", self.stack_bytes, limits::ULIMIT_STACK_BYTES_MIN),
+        ];
+        for (field, bytes, min) in sizes {
+            if let Some(bytes) = bytes.filter(|bytes| !(min..=max).contains(bytes)) {
+                found.push(Violation::size(field, bytes, min, max));
+            }
+        }
+    }
+}
+
 /// What a job asks of its host. The default says nothing, and nothing is logged for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobContract {
@@ -302,6 +343,8 @@ pub struct JobContract {
     pub workdir: Option<BlobDigest>,
     /// Files of its workers that it wants back; none for no files.
     pub artifacts: Option<ArtifactRules>,
+    /// What the kernel bounds of each of its processes.
+    pub ulimits: Ulimits,
 }
 
 impl JobContract {
@@ -318,6 +361,7 @@ impl JobContract {
         self.retry.check(&mut found);
         self.checkpoint.check(&mut found);
         self.notice.check(&mut found);
+        self.ulimits.check(&mut found);
         if self.spares > limits::SPARES_MAX {
             found.push(Violation::limit("spares", self.spares.into(), 0, limits::SPARES_MAX.into()));
         }

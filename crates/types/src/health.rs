@@ -97,11 +97,13 @@ pub enum Finding {
     /// Its links to other hosts are much slower than theirs. Never reported by an agent about its own host,
     /// but by a check of several.
     Network,
+    /// The prolog or the epilog that its operator has run around workers fails again and again.
+    HostCommand,
 }
 
 impl Finding {
     /// Every one but the XIDs, which are told apart by their codes, and the recovery actions.
-    pub const KINDS: [Finding; 8] = [
+    pub const KINDS: [Finding; 9] = [
         Finding::EccUncorrectable,
         Finding::RowRemapPending,
         Finding::RowRemapFailed,
@@ -110,6 +112,7 @@ impl Finding {
         Finding::DeviceLost,
         Finding::MonitorHung,
         Finding::Network,
+        Finding::HostCommand,
     ];
 }
 
@@ -126,6 +129,7 @@ impl fmt::Display for Finding {
             Finding::DeviceLost => f.write_str("device-lost"),
             Finding::MonitorHung => f.write_str("monitor-hung"),
             Finding::Network => f.write_str("network"),
+            Finding::HostCommand => f.write_str("host-command"),
         }
     }
 }
@@ -407,6 +411,7 @@ impl Default for HealthPolicy {
             (Finding::DeviceLost, HealthAction::RebootNode),
             (Finding::MonitorHung, HealthAction::Cordon),
             (Finding::Network, HealthAction::Cordon),
+            (Finding::HostCommand, HealthAction::Cordon),
         ]);
         HealthPolicy {
             xids,

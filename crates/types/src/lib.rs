@@ -20,6 +20,7 @@ pub mod config_value;
 pub mod container;
 pub mod contract;
 pub mod control;
+pub mod cron;
 pub mod cycle;
 pub mod demand;
 pub mod feature;
@@ -40,6 +41,7 @@ pub mod quantity;
 pub mod queue;
 pub mod read;
 pub mod reason;
+pub mod schedule;
 pub mod selector;
 pub mod stop;
 pub mod terminal;
@@ -61,8 +63,10 @@ pub use booking::{
 pub use container::{Container, Mount, PullRule};
 pub use contract::{
     CheckpointRules, FailureClass, JobContract, LaunchForm, NoticeRules, Preflight, RetryRules, Submission,
+    Ulimits,
 };
 pub use control::{Control, FieldChange, Requester};
+pub use cron::CronExpression;
 pub use demand::{AcceleratorChoice, AcceleratorRequest, DeviceAmount};
 pub use feature::{Feature, Features};
 pub use fleet::{Accelerators, DeviceSet, ForeignLoad, HolderId, NodeDraft, NodeSpec};
@@ -79,6 +83,7 @@ pub use node_requirements::{LabelTest, NodeExpression, NodeRequirements};
 pub use queue::QueueKey;
 pub use read::{Consistency, PastPoint, ReadFrom};
 pub use reason::{Refusal, RefusalCode, Violation};
+pub use schedule::{NextRun, OverlapRule, Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate};
 pub use selector::{LabelSelector, SelectorError};
 pub use stop::StopReason;
 pub use time::{LogTime, Span};

@@ -129,6 +129,26 @@ pub const BOOKING_LENGTH_MS_MAX: u64 = 30 * 24 * 3_600 * 1_000;
 pub const BOOKING_NOTICE_MS_MAX: u64 = 30 * 24 * 3_600 * 1_000;
 /// How far ahead the last window of a booking ends at most: 366 days.
 pub const BOOKING_HORIZON_MS: u64 = 366 * 24 * 3_600 * 1_000;
+/// Schedules of the cluster.
+pub const SCHEDULES_MAX: usize = 4_096;
+/// Schedules of one tenant.
+pub const TENANT_SCHEDULES_MAX: usize = 100;
+/// Bytes of a schedule, its job and the labels and annotations of that included.
+pub const SCHEDULE_BYTES_MAX: usize = 64 << 10;
+/// Bytes of a cron expression.
+pub const CRON_BYTES_MAX: usize = 256;
+/// Bytes of the name of a time zone.
+pub const ZONE_BYTES_MAX: usize = 64;
+/// Shortest and longest time after its moment in which a run of a schedule may be made: a second, a week.
+pub const STARTING_DEADLINE_MS: (u64, u64) = (1_000, 7 * 24 * 3_600 * 1_000);
+/// The same where a request says none: ten minutes.
+pub const STARTING_DEADLINE_MS_DEFAULT: u64 = 600_000;
+/// Most runs that a schedule lists.
+pub const SCHEDULE_RUNS_MAX: u16 = 50;
+/// Runs that a schedule lists where a request says none.
+pub const SCHEDULE_RUNS_DEFAULT: u16 = 10;
+/// Jobs of one schedule that are not over; beyond, its runs are left out.
+pub const SCHEDULE_JOBS_MAX: usize = 32;
 /// Taints that an agent says of its node, and tolerations of one job.
 pub const NODE_TAINTS_MAX: usize = 32;
 /// Taints that operators have set on one node, apart from those of its agent.
@@ -179,6 +199,14 @@ pub const NODE_FAULTS_KEPT: usize = 32;
 pub const NOTICE_PATH_BYTES_MAX: usize = 256;
 /// Spares of one gang.
 pub const SPARES_MAX: u32 = 64;
+/// Fewest open files that a job may leave each of its processes: a shell with less cannot do much.
+pub const ULIMIT_OPEN_FILES_MIN: u64 = 64;
+/// The most that it may ask for; the kernel has a bound of its own.
+pub const ULIMIT_OPEN_FILES_MAX: u64 = 1 << 30;
+/// The smallest stack that a job may ask for.
+pub const ULIMIT_STACK_BYTES_MIN: u64 = 64 << 10;
+/// Bytes that a job may ask for as the limit of one process.
+pub const ULIMIT_BYTES_MAX: u64 = 1 << 50;
 /// Nodes that one job keeps away from at a time.
 pub const AVOIDED_NODES_MAX: usize = 16;
 /// Bytes of an error text that an agent reports.

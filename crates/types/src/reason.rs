@@ -218,6 +218,12 @@ refusal_codes! {
     TokenExists = "MS-8008", "TOKEN_EXISTS", ["token_id"];
     /// A command could not be run next to a worker, or its end is not known; or a port of a worker is not reached.
     ExecUnavailable = "MS-2009", "EXEC_UNAVAILABLE", ["node"];
+    /// No such schedule.
+    ScheduleNotFound = "MS-2010", "SCHEDULE_NOT_FOUND", ["schedule"];
+    /// Another schedule of the tenant has this name.
+    ScheduleExists = "MS-2011", "SCHEDULE_EXISTS", ["schedule"];
+    /// An earlier job of the schedule is not over, and the schedule lets none overlap.
+    ScheduleBusy = "MS-2012", "SCHEDULE_BUSY", ["schedule", "job_id"];
     /// No such booking that the caller may change.
     BookingNotFound = "MS-3008", "BOOKING_NOT_FOUND", ["booking"];
     /// There is a booking of this name.

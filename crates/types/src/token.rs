@@ -23,11 +23,16 @@ pub fn user_of(creator: &str) -> &str {
     creator.split_once('+').map_or(creator, |(user, _)| user)
 }
 
+/// The token that spoke for who submitted or asked; none where it was none.
+#[must_use]
+pub fn token_of(creator: &str) -> Option<TokenId> {
+    creator.split_once(BY_TOKEN).and_then(|(_, text)| text.parse::<TokenId>().ok())
+}
+
 /// Whether it is this token that spoke for who submitted or asked.
 #[must_use]
 pub fn is_by_token(creator: &str, id: TokenId) -> bool {
-    let token = creator.split_once(BY_TOKEN).and_then(|(_, text)| text.parse::<TokenId>().ok());
-    token == Some(id)
+    token_of(creator) == Some(id)
 }
 
 /// Names a token. It is public: it says which row of the state a secret is compared with.

@@ -70,6 +70,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::JobFinished
         | RefusalCode::JobPhase
         | RefusalCode::JobHeld
+        | RefusalCode::ScheduleBusy
         | RefusalCode::ExecUnavailable
         | RefusalCode::BookingDoesNotFit
         | RefusalCode::NodeHeldByAnother
@@ -95,6 +96,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         RefusalCode::MembershipBusy | RefusalCode::PolicyChanged | RefusalCode::JobChanged => Code::Aborted,
         RefusalCode::Internal => Code::Internal,
         RefusalCode::JobNotFound
+        | RefusalCode::ScheduleNotFound
         | RefusalCode::OutputNotFound
         | RefusalCode::NodeNotFound
         | RefusalCode::TokenNotFound
@@ -109,7 +111,7 @@ pub fn grpc_code(code: RefusalCode) -> Code {
         | RefusalCode::MessageTooLarge => Code::ResourceExhausted,
         RefusalCode::PermissionDenied | RefusalCode::RightMissing => Code::PermissionDenied,
         RefusalCode::Unauthenticated => Code::Unauthenticated,
-        RefusalCode::TokenExists | RefusalCode::BookingExists => Code::AlreadyExists,
+        RefusalCode::TokenExists | RefusalCode::BookingExists | RefusalCode::ScheduleExists => Code::AlreadyExists,
         // The holder must begin again (register, fetch the current token), not repeat.
         RefusalCode::Fenced => Code::Aborted,
         // Repeating the same bytes, request id included, is right at once: what UNAVAILABLE says.
@@ -166,6 +168,9 @@ pub fn retry_after(code: RefusalCode) -> Option<Duration> {
         | RefusalCode::JobPhase
         | RefusalCode::JobChanged
         | RefusalCode::JobHeld
+        | RefusalCode::ScheduleNotFound
+        | RefusalCode::ScheduleExists
+        | RefusalCode::ScheduleBusy
         | RefusalCode::ExecUnavailable
         | RefusalCode::NodeNotFound
         | RefusalCode::NodeHeldByAnother

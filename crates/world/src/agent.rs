@@ -223,6 +223,7 @@ fn placement_of(order: &StartOrder, node: NodeId) -> Placement {
         workdir: None,
         artifacts: None,
         artifacts_bytes_max: None,
+        ulimits: muster_types::Ulimits::default(),
         array: spec.array,
         region: placement.region.to_string(),
         cluster: placement.cluster.to_string(),

@@ -3,11 +3,13 @@
 use muster_types::{ClusterId, LogIndex, RefusalCode};
 use muster_wire::admin::probe_service_client::ProbeServiceClient;
 use muster_wire::status::Refused;
+use muster_wire::time::duration;
 use muster_wire::token::{List, PageToken, ResumeToken, filter_digest};
 use muster_wire::v1::booking_service_client::BookingServiceClient;
 use muster_wire::v1::cluster_service_client::ClusterServiceClient;
 use muster_wire::v1::fleet_service_client::FleetServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
+use muster_wire::v1::schedule_service_client::ScheduleServiceClient;
 use muster_wire::{admin, agent, v1};
 use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -375,6 +377,42 @@ async fn ahead_of_the_log(endpoint: &str) {
     assert_refused(status, LogIndexNotReached, "");
 }
 
+async fn wrong_schedule_calls(endpoint: &str) {
+    use RefusalCode::{InvalidField, ScheduleNotFound};
+    let connected = ScheduleServiceClient::connect(endpoint.to_owned()).await;
+    let mut schedules = connected.expect("a replica takes connections");
+    let good = || v1::Schedule {
+        name: "nightly".to_owned(),
+        cron: "0 6 * * 1-5".to_owned(),
+        job: Some(job("fine", &["true"])),
+        ..Default::default()
+    };
+    let create = |schedule| v1::CreateScheduleRequest { request_id: request_id(), schedule };
+    assert_refused(schedules.create_schedule(create(None)).await, InvalidField, "schedule");
+    let huge = "*,".repeat(100_000);
+    for cron in ["", "* * * *", "61 * * * *", "0 0 31 2 *", "ü", "\0", huge.as_str()] {
+        let wrong = v1::Schedule { cron: cron.to_owned(), ..good() };
+        assert_refused(schedules.create_schedule(create(Some(wrong))).await, InvalidField, "schedule.cron");
+    }
+    for zone in ["Nowhere", "../../etc/passwd", "Europe/Berlin ", "ü"] {
+        let wrong = v1::Schedule { time_zone: zone.to_owned(), ..good() };
+        let answer = schedules.create_schedule(create(Some(wrong))).await;
+        assert_refused(answer, InvalidField, "schedule.time_zone");
+    }
+    let late = v1::Schedule { starting_deadline: Some(duration(700_000_000)), ..good() };
+    let answer = schedules.create_schedule(create(Some(late))).await;
+    assert_refused(answer, InvalidField, "schedule.starting_deadline");
+    let update = v1::UpdateScheduleRequest { request_id: request_id(), schedule: Some(good()) };
+    assert_refused(schedules.update_schedule(update).await, ScheduleNotFound, "");
+    let (tenant, name) = (String::new(), "nobody".to_owned());
+    let run = v1::RunScheduleRequest { request_id: request_id(), tenant: tenant.clone(), name: name.clone() };
+    assert_refused(schedules.run_schedule(run.clone()).await, ScheduleNotFound, "");
+    let wrong = v1::RunScheduleRequest { request_id: "x".to_owned(), ..run };
+    assert_refused(schedules.run_schedule(wrong).await, InvalidField, "request_id");
+    let get = v1::GetScheduleRequest { tenant, name: "Ü".to_owned(), read: None };
+    assert_refused(schedules.get_schedule(get).await, InvalidField, "name");
+}
+
 async fn wrong_fleet_calls(endpoint: &str) {
     use RefusalCode::{InvalidField, NodeHeldByAnother, NodeNotFound, PageTokenInvalid};
     let mut fleet =
@@ -562,6 +600,7 @@ async fn bad_input() {
         let mut jobs = Jobs::connect(endpoint.clone()).await.unwrap();
         wrong_calls(&mut jobs, cluster.id, &used).await;
         wrong_fleet_calls(&endpoint).await;
+        wrong_schedule_calls(&endpoint).await;
         oversized(&mut jobs).await;
         ahead_of_the_log(&endpoint).await;
     }

@@ -69,6 +69,7 @@ async fn reflection_and_health() {
         "muster.v1beta1.JobService",
         "muster.v1beta1.HistoryService",
         "muster.v1beta1.PolicyService",
+        "muster.v1beta1.ScheduleService",
         "muster.v1beta1.TenantService",
         "muster.v1beta1.QuotaService",
     ]

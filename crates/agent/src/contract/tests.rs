@@ -42,6 +42,7 @@ fn placement(rank_map: Vec<RankPlace>, workers: Vec<Launch>) -> Placement {
         workdir: None,
         artifacts: None,
         artifacts_bytes_max: None,
+        ulimits: muster_types::Ulimits::default(),
         array: None,
         region: "eu-west".into(),
         cluster: "eu-west-a".into(),

@@ -168,6 +168,12 @@ impl StateDir {
         self.root.join("tasks")
     }
 
+    /// The directory of the epilogs that are owed, where there are any.
+    #[must_use]
+    pub fn epilogs(&self) -> PathBuf {
+        self.root.join("epilogs")
+    }
+
     /// The directory of what another scheduler was asked for, where one is.
     #[must_use]
     pub fn shares(&self) -> PathBuf {

@@ -109,6 +109,14 @@ impl Collector {
         self.findings.truncate(limits::HEALTH_CONDITIONS_MAX);
     }
 
+    /// This is wrong as well. It comes first, so that no number of others displaces it.
+    pub(crate) fn found(&mut self, finding: Option<Observation>) {
+        if let Some(finding) = finding {
+            self.findings.insert(0, finding);
+            self.findings.truncate(limits::HEALTH_CONDITIONS_MAX);
+        }
+    }
+
     /// What is wrong now by device; where nothing is known of the host's devices, all of them are in doubt.
     pub(crate) fn conditions(&self) -> DeviceConditions {
         let mut conditions = DeviceConditions::default();
@@ -125,7 +133,8 @@ impl Collector {
                 | Finding::Slowdown
                 | Finding::Fabric
                 | Finding::MonitorHung
-                | Finding::Network => &mut conditions.degraded,
+                | Finding::Network
+                | Finding::HostCommand => &mut conditions.degraded,
             };
             *of = of.union(devices);
         }
@@ -254,6 +263,11 @@ mod tests {
         assert_eq!(collector.conditions().degraded, DeviceSet(u64::MAX));
         collector.findings(Vec::new());
         assert_eq!(collector.conditions(), DeviceConditions::default());
+        collector.findings(vec![found(Finding::Slowdown, 0); limits::HEALTH_CONDITIONS_MAX]);
+        collector.found(Some(Observation::of(Finding::HostCommand, None)));
+        collector.found(None);
+        assert_eq!(collector.findings.len(), limits::HEALTH_CONDITIONS_MAX);
+        assert_eq!(collector.findings[0].finding, Finding::HostCommand);
     }
 
     #[test]

@@ -19,6 +19,7 @@ use crate::monitoring::NodeMonitor;
 use collect::Collector;
 use monitor::Monitor;
 use muster_types::config_value::span_ms;
+use muster_types::health::Observation;
 use muster_types::{LogTime, Violation};
 use muster_wire::agent;
 use repair::Repairs;
@@ -152,7 +153,7 @@ impl Health {
         self.monitor.inventory()
     }
 
-    /// Reports and repairs, for ever.
+    /// Reports and repairs, for ever. `others` is what other parts of the agent have found about this host.
     pub(crate) async fn run(
         self,
         state: Arc<StateDir>,
@@ -160,6 +161,7 @@ impl Health {
         node: NodeMonitor,
         mut line: watch::Receiver<Option<Line>>,
         mut incoming: mpsc::Receiver<FromLeader>,
+        others: impl Fn() -> Option<Observation>,
     ) {
         let boot = boot_number(boot_id_path);
         let mut collector = Collector::new(boot);
@@ -193,6 +195,7 @@ impl Health {
                 _ = interval.tick() => {}
             }
             self.monitor.take(&mut collector);
+            collector.found(others());
             node.devices_are(collector.conditions());
             collector.maintenance(self.config.maintenance_file.as_deref().and_then(maintenance::read));
             let Some(line) = line.borrow_and_update().clone() else { continue };

@@ -18,6 +18,7 @@ use crate::process::cgroup::{self, Cgroup};
 use crate::process::ended_workers::{self, EndedWorkers};
 use crate::process::exec;
 use crate::process::guards::{self, Guarded};
+use crate::process::host_commands::{HostCommands, NotReady, WorkerRecord};
 use crate::process::isolation::{Isolating, Isolation, Namespaces};
 use crate::process::notice;
 use crate::process::ports;
@@ -94,6 +95,8 @@ pub struct ProcessSettings {
     pub images: Option<Arc<Images>>,
     /// Where files of jobs are; none where the host has no such store.
     pub files: Option<Arc<WorkFiles>>,
+    /// What is run before and after each worker; none for nothing.
+    pub host_commands: Option<Arc<HostCommands>>,
 }
 
 /// Runs workers as processes.
@@ -351,9 +354,47 @@ impl ProcessExecutor {
         if !self.is_wanted(placement, worker) {
             return;
         }
+        let record = WorkerRecord {
+            key: spec.key,
+            job_name: placement.job_name.clone(),
+            tenant: placement.tenant.clone(),
+            attempt: placement.attempt,
+            devices: spec.devices,
+            user: spec.isolation.user,
+            directory: self.task(spec.key).path().to_owned(),
+        };
         match staged {
-            Ok(staged) => self.start_one(spec, files, staged).await,
+            Ok(staged) => self.start_one(spec, files, staged, &record).await,
             Err(reason) => self.refuse(spec.key, reason).await,
+        }
+    }
+
+    /// Has the host made ready for a worker whose directory is made; its end, where it is not launched then.
+    async fn end_before_launch(&self, record: &WorkerRecord) -> Option<ExitStatus> {
+        let commands = self.shared.settings.host_commands.as_ref()?;
+        match commands.before(record, self.told_to_stop(record.key)).await {
+            Ok(()) => None,
+            Err(NotReady::Stopped) => Some(ExitStatus::NotStarted),
+            Err(NotReady::Failed(why)) => Some(ExitStatus::NodeFault(detail(&why))),
+        }
+    }
+
+    /// Ends when a worker that has a directory was told to stop.
+    async fn told_to_stop(&self, key: WorkerKey) {
+        loop {
+            // Listens before it looks: no stop is missed between the two.
+            let told = self.shared.stopped_waiting.notified();
+            if self.stop_by().contains_key(&key) {
+                return;
+            }
+            told.await;
+        }
+    }
+
+    /// Nothing of a worker is left, and its end is on record.
+    fn begin_epilog(&self, key: WorkerKey) {
+        if let Some(commands) = &self.shared.settings.host_commands {
+            commands.worker_ended(key);
         }
     }
 
@@ -430,7 +471,13 @@ impl ProcessExecutor {
     }
 
     /// `staged` is what is in its own directory when it starts; none for nothing.
-    async fn start_one(&self, spec: TaskSpec, files: Arc<GangFiles>, staged: Option<Staged>) {
+    async fn start_one(
+        &self,
+        spec: TaskSpec,
+        files: Arc<GangFiles>,
+        staged: Option<Staged>,
+        record: &WorkerRecord,
+    ) {
         let key = spec.key;
         let beginning = || self.shared.beginning.lock();
         if !beginning().insert(key) {
@@ -452,19 +499,11 @@ impl ProcessExecutor {
             };
             put(&blank)?;
             let task = blank.fill(&tasks, &spec, &files)?;
-            // One that has died has launched nothing: another takes its place.
-            let shim = match prewarm_pool::order(order, &task) {
-                Ok(()) => Some(shim),
-                Err(error) => {
-                    tracing::warn!(worker = %key, %error, "the waiting shim has ended");
-                    None
-                }
-            };
-            Ok(Some((task, shim)))
+            Ok(Some((task, Some((shim, order)))))
         })
         .await;
         beginning().remove(&key);
-        let (task, shim) = match created {
+        let (task, waiting) = match created {
             Ok(Some(created)) => created,
             Ok(None) => return,
             Err(error) => {
@@ -473,12 +512,28 @@ impl ProcessExecutor {
                 return self.refuse(key, format!("make the worker's directory: {error}")).await;
             }
         };
+        if let Some(end) = self.end_before_launch(record).await {
+            // A shim that waits goes with its standard input.
+            drop(waiting);
+            return self.conclude(key, &task, Some(end)).await;
+        }
+        // One that has died has launched nothing: another takes its place.
+        let shim = waiting.and_then(|(shim, order)| match prewarm_pool::order(order, &task) {
+            Ok(()) => Some(shim),
+            Err(error) => {
+                tracing::warn!(worker = %key, %error, "the waiting shim has ended");
+                None
+            }
+        });
         match self.run_shim(&task, shim).await {
             Ok(()) => {
                 self.tell(ExecutorEvent::Running(key)).await;
                 self.watch(key, task);
             }
-            Err(reason) => self.conclude(key, &task, Some(reason)).await,
+            Err(reason) => {
+                let end = ExitStatus::LaunchFailed(detail(&reason));
+                self.conclude(key, &task, Some(end)).await;
+            }
         }
     }
 
@@ -536,7 +591,6 @@ impl ProcessExecutor {
                 () = guarding => {}
             }
             executor.conclude(key, &task, None).await;
-            executor.stop_by().remove(&key);
         });
     }
 
@@ -560,14 +614,14 @@ impl ProcessExecutor {
     }
 
     /// No shim is there (any more): finds out how the worker ended, ends what is left of it, and records
-    /// the end. `reason` is why a launch failed.
-    async fn conclude(&self, key: WorkerKey, task: &TaskDir, reason: Option<String>) {
+    /// the end. `unlaunched` is the end of one that was not launched.
+    async fn conclude(&self, key: WorkerKey, task: &TaskDir, unlaunched: Option<ExitStatus>) {
         let holder = self.shared.settings.holder;
         let mut pause = Duration::from_millis(20);
         let status = loop {
-            let (task, reason) = (task.clone(), reason.clone());
+            let (task, unlaunched) = (task.clone(), unlaunched.clone());
             let is_overdue = self.stop_by().contains_key(&key);
-            match blocking(move || conclude_once(key, &task, holder, reason, is_overdue)).await {
+            match blocking(move || conclude_once(key, &task, holder, unlaunched, is_overdue)).await {
                 Ok(Some(exit)) => break self.count_output(exit),
                 // Something of it is still there, for example stuck in a driver: its devices are not free.
                 Ok(None) => {}
@@ -585,6 +639,9 @@ impl ProcessExecutor {
         if let Some(kept) = kept {
             self.shared.kept.put(key, kept);
         }
+        self.stop_by().remove(&key);
+        // Before anybody learns that the devices are free.
+        self.begin_epilog(key);
         self.tell(ExecutorEvent::Ended(key, status)).await;
     }
 
@@ -692,6 +749,7 @@ impl Executor for ProcessExecutor {
         }
         let by = BootTime::now().after(request.grace);
         self.stop_by().entry(key).and_modify(|before| *before = (*before).min(by)).or_insert(by);
+        self.shared.stopped_waiting.notify_waiters();
         self.give_notice(key, task.clone(), request).await;
         let told = task.tell_to_stop(request.grace);
         // For a shim that does not listen yet. No stop waits for a disk: where this one hangs, the agent says it
@@ -709,6 +767,7 @@ impl Executor for ProcessExecutor {
         let mut found = Vec::new();
         let (tasks, parent) = (self.shared.settings.tasks.clone(), self.shared.cgroup_parent.clone());
         let holder = self.shared.settings.holder;
+        let commands = self.shared.settings.host_commands.clone();
         let listed = blocking(move || {
             let of_holder = holder_mark(holder);
             let ended = unlisted::end(&tasks, |mark| mark.ends_with(&of_holder))?;
@@ -730,14 +789,23 @@ impl Executor for ProcessExecutor {
                     name.starts_with(shim::WAITING_GROUP) || own.is_some_and(|key| !is_listed(&key))
                 });
             }
-            Ok(listed)
+            let owed = commands.map_or_else(|| Ok(Vec::new()), |commands| commands.take_over())?;
+            Ok((listed, owed))
         });
-        for key in listed.await.map_err(ExecutorError::List)? {
+        let (listed, owed) = listed.await.map_err(ExecutorError::List)?;
+        // Those without a directory ended before a reboot.
+        for key in owed.into_iter().filter(|key| listed.binary_search(key).is_err()) {
+            self.begin_epilog(key);
+        }
+        for key in listed {
             let executor = self.clone();
             let adopted = blocking(move || executor.adopt_one(key)).await;
             let adopted = match adopted {
                 Ok(Some(adopted)) => adopted,
-                Ok(None) => continue,
+                Ok(None) => {
+                    self.begin_epilog(key);
+                    continue;
+                }
                 // A damaged exit record: what is left is stopped, and the end told as vanished.
                 Err(error) => {
                     tracing::error!(worker = %key, error = chain(&error), "no valid record");
@@ -747,6 +815,8 @@ impl Executor for ProcessExecutor {
             };
             if adopted.exit.is_none() {
                 self.watch(key, self.task(key));
+            } else {
+                self.begin_epilog(key);
             }
             self.shared.pool.hold(key, adopted.devices.iter().count());
             found.push(adopted);
@@ -879,7 +949,7 @@ fn conclude_once(
     key: WorkerKey,
     task: &TaskDir,
     holder: HolderId,
-    reason: Option<String>,
+    unlaunched: Option<ExitStatus>,
     is_overdue: bool,
 ) -> Result<Option<Exit>, TaskError> {
     let _lock: File = match task.try_lock() {
@@ -910,8 +980,8 @@ fn conclude_once(
         // An empty group that stays behind costs a directory.
         let _ = group.remove();
     }
-    let status = match reason {
-        Some(reason) if running.is_none() => ExitStatus::LaunchFailed(detail(&reason)),
+    let status = match unlaunched {
+        Some(status) if running.is_none() => status,
         // Nobody ends a shim but the agent, for a reason, and a worker that can: without a separate namespace. That is
         // the worker's failure, which counts against its retries, not a loss of the node.
         None if running.is_some() && !is_overdue && could_kill_its_guard(task) => {

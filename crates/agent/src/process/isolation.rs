@@ -10,8 +10,10 @@
 
 use crate::process::devices::{CharacterDevices, DeviceFiles};
 use crate::rules::Placement;
-use muster_types::DeviceSet;
 use muster_types::config_value::bytes;
+use muster_types::limits::ULIMIT_STACK_BYTES_MIN;
+use muster_types::quantity::ByteCount;
+use muster_types::{DeviceSet, Ulimits};
 use nix::unistd::geteuid;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -104,11 +106,68 @@ pub struct Rlimits {
     /// Bytes that cannot be swapped out; no bound when not said: InfiniBand needs them, and a worker's memory has its own.
     #[serde(rename = "locked_memory", with = "bytes", skip_serializing_if = "Option::is_none")]
     pub locked_bytes: Option<u64>,
+    /// Bytes of the stack; as the agent's own when not said.
+    #[serde(rename = "stack_size", with = "bytes", skip_serializing_if = "Option::is_none")]
+    pub stack_bytes: Option<u64>,
 }
 
 impl Default for Rlimits {
     fn default() -> Rlimits {
-        Rlimits { open_files: 1 << 20, processes: 65_536, core_bytes: 0, locked_bytes: None }
+        Rlimits {
+            open_files: 1 << 20,
+            processes: 65_536,
+            core_bytes: 0,
+            locked_bytes: None,
+            stack_bytes: None,
+        }
+    }
+}
+
+/// The most that a job may ask for in place of [`Rlimits`]. What is not said is no more than those are, and without a bound where
+/// they have none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RlimitsMax {
+    /// Open files of one process.
+    pub open_files: Option<u64>,
+    /// Bytes of one core file.
+    #[serde(rename = "core_size", with = "bytes", skip_serializing_if = "Option::is_none")]
+    pub core_bytes: Option<u64>,
+    /// Bytes that cannot be swapped out.
+    #[serde(rename = "locked_memory", with = "bytes", skip_serializing_if = "Option::is_none")]
+    pub locked_bytes: Option<u64>,
+    /// Bytes of the stack.
+    #[serde(rename = "stack_size", with = "bytes", skip_serializing_if = "Option::is_none")]
+    pub stack_bytes: Option<u64>,
+}
+
+impl Rlimits {
+    /// What a job gets that asks for other limits.
+    ///
+    /// # Errors
+    /// The first that is above what this host's configuration lets it have.
+    fn asked(self, ulimits: &Ulimits, most: &RlimitsMax) -> Result<Rlimits, String> {
+        let bound = |name: &str, asked: Option<u64>, most: Option<u64>| match (asked, most) {
+            (Some(asked), Some(most)) if asked > most => Err(format!(
+                "the job asks for {name} of {asked}, and workers.rlimits and workers.rlimits_max of this host allow {most}"
+            )),
+            _ => Ok(asked),
+        };
+        let files = most.open_files.unwrap_or(self.open_files).max(self.open_files);
+        let core = most.core_bytes.unwrap_or(self.core_bytes).max(self.core_bytes);
+        let open_files = bound("ulimits.open_files", ulimits.open_files, Some(files))?;
+        let core_bytes = bound("ulimits.core_bytes", ulimits.core_bytes, Some(core))?;
+        let locked = most.locked_bytes.or(self.locked_bytes);
+        let locked_bytes = bound("ulimits.locked_bytes", ulimits.locked_bytes, locked)?;
+        let stack = most.stack_bytes.or(self.stack_bytes);
+        let stack_bytes = bound("ulimits.stack_bytes", ulimits.stack_bytes, stack)?;
+        Ok(Rlimits {
+            open_files: open_files.unwrap_or(self.open_files),
+            processes: self.processes,
+            core_bytes: core_bytes.unwrap_or(self.core_bytes),
+            locked_bytes: locked_bytes.or(self.locked_bytes),
+            stack_bytes: stack_bytes.or(self.stack_bytes),
+        })
     }
 }
 
@@ -143,6 +202,8 @@ pub struct WorkersConfig {
     pub container_sockets: bool,
     /// What the kernel bounds of each process of a worker.
     pub rlimits: Rlimits,
+    /// The most that a job may ask for in their place.
+    pub rlimits_max: RlimitsMax,
     /// What a promise of processor time means.
     pub cpu: CpuLimit,
     /// Bytes of the disk that the files of one worker may take: in the directory that it starts in, and in `/tmp`, `/var/tmp` and
@@ -231,6 +292,10 @@ impl WorkersConfig {
         if self.rlimits.open_files < OPEN_FILES_MIN || self.rlimits.processes < PROCESSES_MIN {
             let rule =
                 format!("must leave {OPEN_FILES_MIN} open files and {PROCESSES_MIN} processes at least");
+            return Some(("workers.rlimits", rule));
+        }
+        if self.rlimits.stack_bytes.is_some_and(|bytes| bytes < ULIMIT_STACK_BYTES_MIN) {
+            let rule = format!("must leave {} of stack at least", ByteCount(ULIMIT_STACK_BYTES_MIN));
             return Some(("workers.rlimits", rule));
         }
         if self.isolation == IsolationMode::Off && self.private_tmp == Some(true) {
@@ -414,7 +479,7 @@ impl Isolating {
     /// How the workers of a placement are isolated.
     ///
     /// # Errors
-    /// When its tenant's user is another tenant's too.
+    /// When its tenant's user is another tenant's too, or its job asks for more than the host allows.
     pub fn of(&self, placement: &Placement, shown: &[PathBuf]) -> Result<Isolation, String> {
         let user = self.config.uid_of(&placement.tenant);
         if let Some(uid) = user {
@@ -435,7 +500,7 @@ impl Isolating {
             hidden: Vec::new(),
             closed_sockets: self.closed_sockets(),
             allowed: None,
-            rlimits: self.config.rlimits,
+            rlimits: self.config.rlimits.asked(&placement.ulimits, &self.config.rlimits_max)?,
         })
     }
 
@@ -513,11 +578,37 @@ mod tests {
         assert_eq!(key(usual), None);
         assert_eq!(key(Rlimits { open_files: 3, ..usual }), Some("workers.rlimits"));
         assert_eq!(key(Rlimits { processes: 1, ..usual }), Some("workers.rlimits"));
+        assert_eq!(key(Rlimits { stack_bytes: Some(9), ..usual }), Some("workers.rlimits"));
         let wanted = |name: &str| WorkersConfig { wanted: vec![name.to_owned()], ..WorkersConfig::default() };
         assert_eq!(wanted("devices").violation(), None);
         assert_eq!(wanted("isolation.user").violation().map(|(key, _)| key), Some("workers.wanted"));
         let config = WorkersConfig { devices: vec!["dev/fuse".into()], ..WorkersConfig::default() };
         assert_eq!(config.violation().map(|(key, _)| key), Some("workers.devices"));
+    }
+
+    #[test]
+    fn a_job_gets_the_limits_that_it_asks_for_up_to_those_of_the_host() {
+        let usual = Rlimits { open_files: 1_000, ..Rlimits::default() };
+        let most =
+            RlimitsMax { open_files: Some(5_000), locked_bytes: Some(1 << 20), ..RlimitsMax::default() };
+        let asked = |ulimits: Ulimits| usual.asked(&ulimits, &most);
+        assert_eq!(asked(Ulimits::default()), Ok(usual));
+        let fewer = Ulimits { open_files: Some(100), stack_bytes: Some(1 << 26), ..Ulimits::default() };
+        assert_eq!(asked(fewer), Ok(Rlimits { open_files: 100, stack_bytes: Some(1 << 26), ..usual }));
+        assert_eq!(
+            asked(Ulimits { open_files: Some(5_000), ..Ulimits::default() }),
+            Ok(Rlimits { open_files: 5_000, ..usual })
+        );
+        for (ulimits, name) in [
+            (Ulimits { open_files: Some(5_001), ..Ulimits::default() }, "ulimits.open_files"),
+            (Ulimits { core_bytes: Some(1), ..Ulimits::default() }, "ulimits.core_bytes"),
+            (Ulimits { locked_bytes: Some((1 << 20) + 1), ..Ulimits::default() }, "ulimits.locked_bytes"),
+        ] {
+            assert!(asked(ulimits).unwrap_err().contains(name), "{name}");
+        }
+        // A maximum below what every worker gets takes nothing away.
+        let less = RlimitsMax { open_files: Some(10), ..RlimitsMax::default() };
+        assert!(usual.asked(&Ulimits { open_files: Some(1_000), ..Ulimits::default() }, &less).is_ok());
     }
 
     #[test]

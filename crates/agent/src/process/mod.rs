@@ -8,6 +8,7 @@ mod exec;
 mod executor;
 mod follow;
 mod guards;
+pub mod host_commands;
 pub mod isolation;
 mod memory;
 pub mod notice;

@@ -31,6 +31,14 @@ pub(super) fn step_back() {
     let _ = setpriority_process(None, niceness_of_worker(shim));
 }
 
+/// The same for a process that this one has just started: a command of this host is nicer than its agent.
+pub(super) fn step_back_for(pid: i32) {
+    let own = getpriority_process(None).unwrap_or(0);
+    if let Some(pid) = Pid::from_raw(pid) {
+        let _ = setpriority_process(Some(pid), niceness_of_worker(own));
+    }
+}
+
 fn niceness_of_worker(shim: i32) -> i32 {
     if shim < 0 { 0 } else { shim.saturating_add(STEP).min(NICEST) }
 }

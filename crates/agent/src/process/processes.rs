@@ -153,7 +153,13 @@ pub fn left_behind(session: Option<i32>, mark: &str) -> BTreeSet<Process> {
 /// Living processes with a worker's mark in their environment of which something is wanted, with that.
 #[must_use]
 pub fn marked<T>(wanted: impl Fn(&str) -> Option<T>) -> BTreeMap<Process, T> {
-    let prefix = format!("{MARK_VARIABLE}=");
+    marked_by(MARK_VARIABLE, wanted)
+}
+
+/// The same with marks in another variable.
+#[must_use]
+pub(crate) fn marked_by<T>(variable: &str, wanted: impl Fn(&str) -> Option<T>) -> BTreeMap<Process, T> {
+    let prefix = format!("{variable}=");
     let found = |pid: i32| {
         let environment = environment(pid);
         let mut marks =

@@ -462,7 +462,8 @@ pub(crate) fn staging(tasks: &Path, key: WorkerKey) -> PathBuf {
     tasks.join(format!("{UNFINISHED}files_{}", name_of(key)))
 }
 
-fn name_of(key: WorkerKey) -> String {
+/// How what belongs to a worker is called.
+pub(crate) fn name_of(key: WorkerKey) -> String {
     format!("{}_{}_{}", key.job, key.token, key.rank)
 }
 

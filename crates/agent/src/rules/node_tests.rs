@@ -67,6 +67,7 @@ fn placement(job: JobId, token: FencingToken, devices: &[DeviceSet], preflight: 
         workdir: None,
         artifacts: None,
         artifacts_bytes_max: None,
+        ulimits: muster_types::Ulimits::default(),
         array: None,
         region: "eu".to_owned(),
         cluster: "eu-1".to_owned(),

@@ -3,7 +3,9 @@
 use super::worker::WorkerKey;
 use muster_types::job::ArrayMember;
 use muster_types::tpu::SliceShape;
-use muster_types::{ArtifactRules, BlobDigest, Container, DeviceSet, FencingToken, JobId, LaunchForm};
+use muster_types::{
+    ArtifactRules, BlobDigest, Container, DeviceSet, FencingToken, JobId, LaunchForm, Ulimits,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -101,6 +103,9 @@ pub struct Placement {
     /// Most bytes of these, of each worker, by the policy; none for as many as this agent keeps.
     #[serde(default)]
     pub artifacts_bytes_max: Option<u64>,
+    /// What the job asks to have its processes bounded by.
+    #[serde(default)]
+    pub ulimits: Ulimits,
     /// For a job of an array.
     pub array: Option<ArrayMember>,
     /// Where the gang runs.

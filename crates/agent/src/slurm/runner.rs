@@ -339,6 +339,8 @@ impl Running {
             images: None,
             // Nor a store of files.
             files: None,
+            // Slurm has its own.
+            host_commands: None,
         });
         let (say, words) = mpsc::channel(4);
         let alive = placement.ranks().collect();

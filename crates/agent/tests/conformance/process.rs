@@ -133,6 +133,7 @@ impl Subject for Processes {
             shown: Vec::new(),
             images: None,
             files: None,
+            host_commands: None,
         })
     }
 

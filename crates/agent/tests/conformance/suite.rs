@@ -127,6 +127,7 @@ impl<'a, S: Subject> Bench<'a, S> {
             workdir: None,
             artifacts: None,
             artifacts_bytes_max: None,
+            ulimits: muster_types::Ulimits::default(),
             array: None,
             preflight: false,
             form: LaunchForm::default(),

@@ -432,6 +432,9 @@ pub struct Host {
     pub accelerators: serde_json::Value,
     /// Where its devices are.
     pub host_root: PathBuf,
+    /// What it runs before and after each worker.
+    pub prolog: serde_json::Value,
+    pub epilog: serde_json::Value,
 }
 
 impl Host {
@@ -447,6 +450,8 @@ impl Host {
             health: serde_json::json!({"nvml": "off", "kernel_log": "off"}),
             accelerators: serde_json::json!({"type": "h100", "count": 4}),
             host_root: PathBuf::from("/"),
+            prolog: serde_json::json!({}),
+            epilog: serde_json::json!({}),
         }
     }
 
@@ -478,6 +483,8 @@ impl Host {
             "workers": self.workers,
             "host_root": self.host_root,
             "health": self.health,
+            "prolog": self.prolog,
+            "epilog": self.epilog,
             "node": {
                 "name": "host-a", "region": "r", "cluster": "c", "address": "127.0.0.1",
                 "accelerators": self.accelerators, "cpu": 4, "memory": "4Gi",

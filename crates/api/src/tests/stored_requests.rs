@@ -319,6 +319,15 @@ fn submissions() -> Vec<Stored> {
             ),
         ),
         submission(
+            "submit-ulimits",
+            submit(
+                &id(16),
+                changed(|spec| {
+                    spec.ulimits = Some(v1::Ulimits { open_files: Some(4_096), ..Default::default() });
+                }),
+            ),
+        ),
+        submission(
             "submit-dataset",
             submit(&id(11), changed(|spec| spec.datasets = vec!["corpus".to_owned()])),
         ),
@@ -663,6 +672,46 @@ fn preemption() -> v1::PreemptionPolicy {
     }
 }
 
+/// Calls about schedules; the only one that exists is made here.
+fn schedules() -> Vec<Stored> {
+    let text = str::to_owned;
+    let which = || (id(81), text("lab"), text("none"));
+    let schedule = v1::Schedule {
+        tenant: text("lab"),
+        name: text("nightly"),
+        cron: text("30 6 1 1 *"),
+        time_zone: text("Europe/Berlin"),
+        job: Some(v1::Job { tenant: text("lab"), ..least_job() }),
+        overlap: v1::OverlapRule::Replace.into(),
+        starting_deadline: Some(duration(60_000)),
+        runs_max: 5,
+        ..Default::default()
+    };
+    let create = v1::CreateScheduleRequest { request_id: id(80), schedule: Some(schedule.clone()) };
+    let other = v1::Schedule { name: text("none"), ..schedule };
+    let update = v1::UpdateScheduleRequest { request_id: id(82), schedule: Some(other) };
+    let (request_id, tenant, name) = which();
+    let suspend = v1::SuspendScheduleRequest { request_id, tenant, name, reason: text("why") };
+    let (request_id, tenant, name) = which();
+    let resume = v1::ResumeScheduleRequest { request_id, tenant, name };
+    let (request_id, tenant, name) = which();
+    let run = v1::RunScheduleRequest { request_id, tenant, name };
+    let (request_id, tenant, name) = which();
+    let delete = v1::DeleteScheduleRequest { request_id, tenant, name };
+    let get = v1::GetScheduleRequest { tenant: text("lab"), name: text("none"), read: read() };
+    let list = v1::ListSchedulesRequest { tenant: text("lab"), read: read() };
+    vec![
+        stored("create-schedule", "ScheduleService/CreateSchedule", create),
+        stored("update-schedule", "ScheduleService/UpdateSchedule", update),
+        stored("suspend-schedule", "ScheduleService/SuspendSchedule", suspend),
+        stored("resume-schedule", "ScheduleService/ResumeSchedule", resume),
+        stored("run-schedule", "ScheduleService/RunSchedule", run),
+        stored("delete-schedule", "ScheduleService/DeleteSchedule", delete),
+        stored("get-schedule", "ScheduleService/GetSchedule", get),
+        stored("list-schedules", "ScheduleService/ListSchedules", list),
+    ]
+}
+
 /// Calls of the other services; those that set something only check it.
 fn others() -> Vec<Stored> {
     let set = v1::SetPolicyRequest {
@@ -806,9 +855,14 @@ fn write(all: &[Stored], lines: &[String]) {
     std::fs::write(directory().join("index.txt"), index).expect("the index can be written");
 }
 
+fn every_request() -> Vec<Stored> {
+    let of_jobs = jobs().into_iter().chain(schedules());
+    of_jobs.chain(fleet()).chain(others()).chain(bookings()).collect()
+}
+
 #[tokio::test]
 async fn requests_of_earlier_clients_mean_what_they_meant_and_are_taken() {
-    let all: Vec<Stored> = jobs().into_iter().chain(fleet()).chain(others()).chain(bookings()).collect();
+    let all = every_request();
     let is_writing = std::env::var_os(WRITE).is_some();
     let served = TestServer::start().await;
     let (_send, _session) = served.agent().await;
@@ -841,7 +895,7 @@ async fn requests_of_earlier_clients_mean_what_they_meant_and_are_taken() {
 
 #[test]
 fn every_call_of_the_public_package_has_a_stored_request() {
-    let all: Vec<Stored> = jobs().into_iter().chain(fleet()).chain(others()).chain(bookings()).collect();
+    let all = every_request();
     let stored: BTreeSet<String> = all.iter().map(|request| request.call.to_owned()).collect();
     let names: BTreeSet<&str> = all.iter().map(|request| request.name).collect();
     assert_eq!(names.len(), all.len(), "two have one name");

@@ -450,6 +450,19 @@ async fn a_page_shows_what_the_calls_show_to_the_same_certificate() {
     let channel = guarded_site.world.channel(vision).await;
     let taken = guarded("a submission", JobServiceClient::new(channel).submit_job(request)).await;
     let id = taken.expect("it is taken").into_inner().job_ids.remove(0);
+    let schedule = v1::Schedule {
+        tenant: "vision".to_owned(),
+        name: "nightly".to_owned(),
+        cron: "0 6 * * 1-5".to_owned(),
+        time_zone: "Europe/Berlin".to_owned(),
+        job: access_tests::submission("vision", 2).job,
+        ..Default::default()
+    };
+    let request_id = "00000000-0000-4000-e000-000000000001".to_owned();
+    let request = v1::CreateScheduleRequest { request_id, schedule: Some(schedule) };
+    let channel = guarded_site.world.channel(vision).await;
+    let mut schedules = v1::schedule_service_client::ScheduleServiceClient::new(channel);
+    guarded("a schedule", schedules.create_schedule(request)).await.expect("it is made");
     let path = format!("/jobs/{id}");
     for (role, secrets) in [
         (vision, 3),
@@ -463,6 +476,8 @@ async fn a_page_shows_what_the_calls_show_to_the_same_certificate() {
         assert_eq!(page.matches("hunter2").count(), secrets, "{role}: {page}");
         assert_eq!(page.contains("<code>redacted</code>"), secrets == 0, "{role}");
         assert!(!page.contains("<script>alert"), "{role}");
+        let (status, page) = guarded_site.get(role, "/queues").await;
+        assert_eq!((status, page.contains("nightly")), (200, secrets > 0), "{role}: {page}");
         for path in ["/", "/jobs", "/events"] {
             let (status, page) = guarded_site.get(role, path).await;
             assert_eq!((status, page.contains("hunter2")), (200, false), "{role} {path}");

@@ -17,6 +17,7 @@ use crate::booking_service;
 use crate::cluster_service;
 use crate::queue_service;
 use crate::render::{self, Detail};
+use crate::schedule_service;
 
 /// Rows of the first page.
 const NEXT_SHOWN: usize = 8;
@@ -34,6 +35,7 @@ const TENANTS_COUNTED_MAX: usize = 10_000;
 /// Rows of the queues' page.
 const TENANTS_SHOWN: usize = 500;
 const FRONT_SHOWN: usize = 20;
+const SCHEDULES_SHOWN: usize = 100;
 
 /// The front of the pending queue, with the reasons why its first requests wait.
 fn front(scene: &Scene, count: usize) -> QueueShown {
@@ -156,6 +158,10 @@ pub(super) async fn queues(
     let make = move |scene: &Scene| {
         let listing = v1::ListTenantsRequest { page_token: page.clone(), ..Default::default() };
         let listed = queue_service::list(scene.engine(), &scene.state, &listing, TENANTS_SHOWN)?;
+        let reader = scene.reader.caller();
+        let mut schedules = schedule_service::of_caller(&scene.state, &reader, SCHEDULES_SHOWN + 1);
+        let leaves_schedules_out = schedules.len() > SCHEDULES_SHOWN;
+        schedules.truncate(SCHEDULES_SHOWN);
         let shown = Queues {
             tenants: listed.tenants,
             next: front(scene, FRONT_SHOWN),
@@ -163,10 +169,13 @@ pub(super) async fn queues(
             uncreated: scene.state.uncreated_count(),
             bookings: booking_service::list(&scene.state, scene.visibility()),
             pager: Pager { path: "/queues", parameters: Vec::new(), page, next: listed.next_page_token },
+            schedules,
+            leaves_schedules_out,
         };
         Ok(muster_page::queues(&scene.frame(), &shown))
     };
-    web.read(asked, TENANTS_SHOWN * queue_service::ROW_BYTES, make).await
+    let bytes = TENANTS_SHOWN * queue_service::ROW_BYTES + SCHEDULES_SHOWN * schedule_service::ROW_BYTES;
+    web.read(asked, bytes, make).await
 }
 
 /// Tenants with jobs in the pending queue, by tier, the highest first.

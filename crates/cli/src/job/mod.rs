@@ -308,6 +308,15 @@ fn describe(console: &Console, job: &view::Job, spec: &v1::JobSpec) -> Result<()
     if let Some(rules) = &spec.artifacts {
         say("artifacts", rules.paths.join(", "));
     }
+    if let Some(asked) = &spec.ulimits {
+        let files = asked.open_files.map(|count| format!("{count} open files"));
+        let sizes =
+            [("core", asked.core_bytes), ("locked memory", asked.locked_bytes), ("stack", asked.stack_bytes)];
+        let sizes = sizes.into_iter().filter_map(|(what, bytes)| {
+            bytes.map(|bytes| format!("{what} {}", muster_manifest::quantity::show_bytes(bytes)))
+        });
+        say("ulimits", files.into_iter().chain(sizes).collect::<Vec<_>>().join(", "));
+    }
     for group in &spec.groups {
         let image = group.container().map(|container| format!(" in {}", container.image));
         let image = image.unwrap_or_default();

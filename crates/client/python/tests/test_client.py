@@ -27,7 +27,7 @@ from muster._core import Logs, Seen, Waiting, Watch
 from muster._judge import Verdict, judge
 from muster._time import duration, timestamp
 from muster.options import Endpoints, Options, tls_from_environment, token_from_environment
-from muster.v1beta1 import common_pb2, fleet_pb2, job_pb2
+from muster.v1beta1 import common_pb2, fleet_pb2, job_pb2, schedule_pb2
 
 
 RETRIES = Path(__file__).resolve().parents[4] / "proto" / "retries.txt"
@@ -229,6 +229,21 @@ def test_what_is_asked_of_jobs_says_of_which() -> None:
     assert change.result(change.answer(answered.SerializeToString())).id == "array-1"
     with pytest.raises(muster.ConfigurationError):
         client._core.control("hold", muster.JobSelector(phases=["idle"]), True, None, None)  # type: ignore[list-item]
+
+
+def test_schedules_are_made_and_controlled_by_their_messages() -> None:
+    client = muster.Client("replica:7401")
+    schedule = schedule_pb2.Schedule(name="nightly", cron="0 6 * * 1-5", time_zone="Europe/Berlin")
+    for is_new, kind in ((True, schedule_pb2.CreateScheduleRequest), (False, schedule_pb2.UpdateScheduleRequest)):
+        call = client._core.set_schedule(schedule, is_new, None, None)
+        assert isinstance(call.request, kind) and call.request.schedule == schedule and call.request.request_id
+    for change, reason in (("Suspend", "why"), ("Resume", ""), ("Delete", "")):
+        changed = client._core.change_schedule(change, "nightly", "research", reason, None, None)
+        assert changed.path.endswith(f"/{change}Schedule")
+        assert getattr(changed.request, "reason", "") == reason
+    run = client._core.run_schedule("nightly", "research", None, None)
+    answer = schedule_pb2.RunScheduleResponse(job_id="job-1")
+    assert run.result(run.answer(answer.SerializeToString())) == "job-1"
 
 
 ERRORS = [

@@ -69,6 +69,8 @@ WRONG = [
     "retry: {backoff: 5}",
     "checkpoint: {step: 0}",
     "notice: {httpPort: 70000000000}",
+    "ulimits: {nofile: 9}",
+    "ulimits: {coreSize: unlimited}",
     "cpu: 1\n  cpu: 2",
     "groups: [{command: [x]}]",
     "cpu: [1]",
@@ -121,6 +123,8 @@ RIGHT = [
     'workdir: {digest: "sha256:' + "a1" * 32 + '"}',
     'artifacts: {paths: ["out/*.csv", model.pt], required: true}',
     "artifacts: {paths: [a]}",
+    "ulimits: {openFiles: 65536, coreSize: 0, lockedMemory: 8Gi, stackSize: 64Mi}",
+    "ulimits: {}",
     "expectedRun: 90m\n  retry: {maxFailures: 0}",
     "workers: 8\n  minWorkers: 2",
 ]
@@ -215,6 +219,7 @@ def world(draw: random.Random) -> dict[str, Any]:
         "retry": {"maxFailures": draw.randrange(5), "limits": {"application": draw.randrange(4)}, "backoff": "2s"},
         "checkpoint": {"directory": "/shared/x", "step": "1s", "save": "2s", "interval": "1m"},
         "notice": {"httpPort": draw.randrange(1, 65536)},
+        "ulimits": {"openFiles": draw.randrange(64, 9000), "stackSize": "64Mi"},
         "preflight": draw.choice(["on", "off", "default"]),
     }
     spec = {name: value for name, value in fields.items() if draw.random() < 0.4}

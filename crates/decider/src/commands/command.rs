@@ -8,15 +8,14 @@ use muster_journal::RankUpdate;
 use muster_types::health::{HealthAction, HealthPolicy, HealthReport};
 use muster_types::policy::{NotificationProgress, Policy, PolicyUpdate, QuotaGrant};
 use muster_types::{
-    Approval, Artifacts, CertificateSerial, Control, DeviceSet, FencingToken, ForeignLoad, HolderId, JobId,
-    LogIndex, Name, NodeAdmission, NodeId, NodeSpec, RequestId, Requester, Revocation, Submission,
-    TokenGrant, TokenId,
+    Approval, Artifacts, CertificateSerial, Control, DeviceSet, FencingToken, ForeignLoad, HolderId, JobId, LogIndex, Name, NodeAdmission, NodeId, NodeSpec, RequestId, Requester, Revocation, Submission, TokenGrant, TokenId, LogTime, ScheduleKey,
 };
 
 use crate::commands::booking::BookingOrder;
 use crate::commands::controls::{ControlOrder, JobSelection};
 use crate::commands::modify::ModifyOrder;
 use crate::commands::overrides::OverridesOrder;
+use crate::commands::schedules::{ScheduleControl, ScheduleOrder};
 use crate::commands::throttle::ThrottleOrder;
 use crate::rules::requested::JobPath;
 
@@ -319,6 +318,30 @@ pub enum Command {
         acts_for: Option<Name>,
         /// Which.
         name: Name,
+    },
+    /// Make a schedule, or change one.
+    SetSchedule(Box<ScheduleOrder>),
+    /// Something is asked of a schedule.
+    ControlSchedule(Box<ScheduleControl>),
+    /// The next moment of a schedule was found.
+    PlanSchedule {
+        /// Which.
+        schedule: ScheduleKey,
+        /// The record that set it: of another one it is another moment.
+        set_index: LogIndex,
+        /// When; none where there is none.
+        next: Option<LogTime>,
+    },
+    /// A moment of a schedule has come.
+    FireSchedule {
+        /// Which.
+        schedule: ScheduleKey,
+        /// The record that set it.
+        set_index: LogIndex,
+        /// The moment: the last of those that have come and have no record.
+        due: LogTime,
+        /// The first one after now; none where it is not known.
+        next: Option<LogTime>,
     },
 }
 

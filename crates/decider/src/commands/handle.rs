@@ -6,8 +6,7 @@ use muster_types::{Refusal, RefusalCode};
 use crate::commands::answer::Answer;
 use crate::commands::command::Command;
 use crate::commands::{
-    admission, booking, cluster, controls, health, jobs, modify, network, node, notifications, overrides,
-    policy, quota, restrictions, submit, throttle, token,
+    admission, booking, cluster, controls, health, jobs, modify, network, node, notifications, overrides, policy, quota, restrictions, submit, throttle, token, schedules,
 };
 use crate::speculation::Speculation;
 
@@ -106,6 +105,14 @@ pub fn handle(speculation: &mut Speculation, command: &Command) -> Result<Answer
         Command::CreateBooking(order) => booking::create(speculation, order),
         Command::DeleteBooking { request, by, acts_for, name } => {
             booking::delete(speculation, (*request, by), acts_for.as_ref(), name)
+        }
+        Command::SetSchedule(order) => schedules::set(speculation, order),
+        Command::ControlSchedule(order) => schedules::control(speculation, order),
+        Command::PlanSchedule { schedule, set_index, next } => {
+            Ok(schedules::plan(speculation, schedule, *set_index, *next))
+        }
+        Command::FireSchedule { schedule, set_index, due, next } => {
+            Ok(schedules::fire(speculation, schedule, *set_index, (*due, *next)))
         }
     }
 }

@@ -19,6 +19,7 @@ pub(crate) mod overrides;
 pub(crate) mod policy;
 pub(crate) mod quota;
 mod restrictions;
+pub(crate) mod schedules;
 pub(crate) mod submit;
 pub(crate) mod throttle;
 mod token;

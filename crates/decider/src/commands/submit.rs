@@ -431,6 +431,16 @@ pub(super) fn submit(
 ) -> Result<Answer, Refusal> {
     let specs: Vec<&JobSpec> = submitted.iter().map(|job| &job.spec).collect();
     let key = RequestKey { id: request, fingerprint: hash(&request_bytes(submitted, &specs)?) };
+    submit_as(speculation, (key, by), submitted, path)
+}
+
+/// The same for a request whose fingerprint is known.
+pub(super) fn submit_as(
+    speculation: &mut Speculation,
+    (key, by): (RequestKey, &Requester),
+    submitted: &[Submission],
+    path: JobPath,
+) -> Result<Answer, Refusal> {
     if let Some(answer) = repeated(speculation, key)? {
         return Ok(answer);
     }

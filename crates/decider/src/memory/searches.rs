@@ -119,6 +119,11 @@ impl Searches {
             | Decision::QuotaRequested { .. }
             | Decision::PortForwardOpened { .. }
             | Decision::ArtifactsKept { .. }
+            | Decision::ScheduleSet { .. }
+            | Decision::ScheduleDeleted { .. }
+            | Decision::ScheduleSuspensionSet { .. }
+            | Decision::SchedulePlanned { .. }
+            | Decision::ScheduleRan { .. }
             | Decision::JobContractsSet { .. }
             | Decision::JobMetadataSet { .. }
             | Decision::GangPlaced { .. }

@@ -9,8 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use muster_decider::{
-    BookingOrder, BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder,
-    OverridesOrder, QuotaAnswerOrder, QuotaOrder, RepairOrder, Speculation, ThrottleOrder, TokenOrder,
+    BookingOrder, BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder, OverridesOrder, QuotaAnswerOrder, QuotaOrder, RepairOrder, Speculation, ThrottleOrder, TokenOrder, ScheduleAction, ScheduleControl, ScheduleOrder,
     handle, schedule, settle_all, tick,
 };
 use muster_journal::{Decision, FORMAT_MIN, RankUpdate, Round, StopCause, decode_round, encode_round};
@@ -22,12 +21,7 @@ use muster_types::policy::{
     Receiver, TenantLimits, TenantPolicy,
 };
 use muster_types::{
-    AdmissionMode, AdmissionRule, Approval, ArrayId, ArraySpec, BookingAmount, BookingClearing, BookingEnd,
-    BookingShape, BookingSpec, BookingTimes, CertificateSerial, CheckpointRules, Control, Dependency,
-    DependencyRule, DependencyScope, DeviceSet, ExitStatus, FailureClass, FieldChange, JobContract, JobId,
-    JobMetadata, LabelTest, LaunchForm, LogIndex, LogTime, NodeAdmission, NodeBounds, NodeExpression, NodeId,
-    NodeOverridesChange, NodeRequirements, NodeSpec, NoticeRules, Preflight, PriorityTier, Requester,
-    RetryRules, Revocation, Submission, TokenGrant, TokenId, TokenRole,
+    AdmissionMode, AdmissionRule, Approval, ArrayId, ArraySpec, BookingAmount, BookingClearing, BookingEnd, BookingShape, BookingSpec, BookingTimes, CertificateSerial, CheckpointRules, Control, Dependency, DependencyRule, DependencyScope, DeviceSet, ExitStatus, FailureClass, FieldChange, JobContract, JobId, JobMetadata, LabelTest, LaunchForm, LogIndex, LogTime, NodeAdmission, NodeBounds, NodeExpression, NodeId, NodeOverridesChange, NodeRequirements, NodeSpec, NoticeRules, Preflight, PriorityTier, Requester, RetryRules, Revocation, Submission, TokenGrant, TokenId, TokenRole, OverlapRule, Schedule, ScheduleKey, ScheduleTemplate,
 };
 
 use crate::support::{
@@ -92,7 +86,7 @@ fn every_released_format_replays_to_its_digests() {
         assert_eq!(state.rejected(), 1, "the log holds one refused record");
         assert_eq!(state.stale(), 2, "the log holds two records of an ended leadership");
         // The one that raises the format has its bytes below: what follows it is of another format.
-        assert_eq!(variants.len(), 59, "{variants:?}");
+        assert_eq!(variants.len(), 66, "{variants:?}");
         assert_eq!((state.format(), state.generation()), (format, 2));
         let phases: BTreeSet<&str> = state.jobs().iter().map(|(_, row)| phase(&row.phase)).collect();
         assert_eq!(phases.len(), 5, "the snapshot holds a job in every phase: {phases:?}");
@@ -450,6 +444,41 @@ fn grant_tokens(run: &mut Run) {
     let revoke = Command::RevokeToken { request, by, acts_for: None, token: TokenId(7) };
     handle(&mut run.speculation, &revoke).unwrap();
     run.end_round(10);
+    keep_schedules(run);
+}
+
+/// Schedules: one that makes a job and is suspended, and one that is deleted.
+fn keep_schedules(run: &mut Run) {
+    let by = Requester { name: "admin/ops".into(), is_operator: true };
+    let key = |text: &str| ScheduleKey { tenant: name("research"), name: name(text) };
+    for text in ["nightly", "weekly"] {
+        let schedule = Schedule {
+            key: key(text),
+            cron: "0 6 * * 1-5".parse().unwrap(),
+            zone: "Europe/Berlin".into(),
+            template: ScheduleTemplate::of(job(text, 1, None).into()).unwrap(),
+            overlap: OverlapRule::Forbid,
+            starting_deadline_ms: 600_000,
+            runs_max: 10,
+        };
+        let request = run.next_request();
+        let order = ScheduleOrder { request, by: by.clone(), acts_for: None, schedule, is_new: true };
+        handle(&mut run.speculation, &Command::SetSchedule(Box::new(order))).unwrap();
+    }
+    let set_index = run.speculation.state().schedule(&key("nightly")).unwrap().set_index;
+    let (schedule, due) = (key("nightly"), run.speculation.now());
+    let plan = Command::PlanSchedule { schedule: schedule.clone(), set_index, next: Some(due) };
+    let fire = Command::FireSchedule { schedule, set_index, due, next: Some(due.plus_ms(1_000_000_000)) };
+    for command in [plan, fire] {
+        handle(&mut run.speculation, &command).unwrap();
+    }
+    let suspend = ScheduleAction::Suspend { reason: "until the data set is whole".into() };
+    for (text, action) in [("nightly", suspend), ("weekly", ScheduleAction::Delete)] {
+        let (request, schedule) = (run.next_request(), key(text));
+        let order = ScheduleControl { request, by: by.clone(), acts_for: None, schedule, action };
+        handle(&mut run.speculation, &Command::ControlSchedule(Box::new(order))).unwrap();
+    }
+    run.end_round(10);
 }
 
 /// Requests for quota that are approved, denied and left, and a grant that ends.
@@ -726,6 +755,7 @@ fn attempts(run: &mut Run) {
         preflight: Preflight::On,
         workdir: Some(muster_types::BlobDigest::new([7; 32])),
         artifacts: Some(muster_types::ArtifactRules { paths: vec!["out/*.csv".into()], required: false }),
+        ulimits: muster_types::Ulimits { open_files: Some(4_096), core_bytes: Some(0), ..Default::default() },
     };
     let request = run.next_request();
     let jobs = [Submission::new(draft.check().unwrap(), contract)].into();

@@ -29,6 +29,7 @@ mod random;
 mod random_commands;
 mod reclaim;
 mod redaction;
+mod schedules;
 mod script;
 mod snapshot;
 mod support;

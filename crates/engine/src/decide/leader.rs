@@ -26,6 +26,7 @@ use crate::apply::pending_replies::Reply;
 use crate::apply::replicated::Shared;
 use crate::clock::{self, LogClock, instant};
 use crate::decide::containment::{Attempt, Faults, Handled, LeftOut};
+use crate::decide::schedules;
 use crate::sessions::liveness::Liveness;
 use crate::sessions::registry::Sessions;
 use crate::sessions::stragglers::StragglerDetector;
@@ -192,6 +193,7 @@ impl<G: Environment> DecisionLoop<G> {
             interrupted: false,
             housekeeping: instant::<G>(),
             released: LogTime(0),
+            schedules_at: LogTime(0),
             recover_at: None,
             attempt: Attempt::new(self.contain_faults),
             left_out: LeftOut::default(),
@@ -242,6 +244,8 @@ struct Term<'a, G: Environment> {
     housekeeping: Instant,
     /// Jobs whose time to start had come by then were looked at.
     released: LogTime,
+    /// When to look at schedules again.
+    schedules_at: LogTime,
     /// When every lease of the generation before has run out; none while there is nothing to recover.
     recover_at: Option<Instant>,
     /// The round being made.
@@ -372,6 +376,7 @@ impl<G: Environment> Term<'_, G> {
         }
         self.recover();
         self.take_expired();
+        self.run_schedules();
         self.keep_house();
         self.plan();
         self.speculation.push_digest_if_due();
@@ -403,6 +408,24 @@ impl<G: Environment> Term<'_, G> {
         let goes_on = did_something || self.speculation.has_more_due();
         let pause = if goes_on { HOUSEKEEPING_PAUSE } else { HOUSEKEEPING_INTERVAL };
         self.housekeeping = now + pause;
+    }
+
+    /// Carries out schedules whose moments have come, and finds the next moments of those that were set.
+    fn run_schedules(&mut self) {
+        let now = self.speculation.now();
+        if self.schedules_at > now || self.speculation.is_recovering() {
+            return;
+        }
+        let (commands, look) = schedules::due(self.speculation.state(), now);
+        self.schedules_at = look;
+        for command in commands {
+            if self.speculation.round_bytes() >= ROUND_BYTES_SOFT {
+                // The others with the next round.
+                self.schedules_at = now;
+                return;
+            }
+            self.carry_out(command, oneshot::channel().0);
+        }
     }
 
     /// A pass over the queue, where something has changed for those who wait.
@@ -478,6 +501,9 @@ impl<G: Environment> Term<'_, G> {
     fn take(&mut self, intake: Intake) {
         self.read_clock();
         let Intake { command, reply, .. } = intake;
+        if matches!(command, Command::SetSchedule(_) | Command::ControlSchedule(_)) {
+            self.schedules_at = LogTime(0);
+        }
         if let Ok(Answer::Registered { node, incarnation, .. }) = *self.carry_out(command, reply) {
             self.outer.liveness.registered(instant::<G>(), node, incarnation);
         }
@@ -577,6 +603,10 @@ impl<G: Environment> Term<'_, G> {
         }
         if let Some(at) = self.left_out.next(now) {
             wake = wake.min(at);
+        }
+        if self.schedules_at < LogTime(u64::MAX) && !self.speculation.is_recovering() {
+            let wait_ms = self.schedules_at.since_ms(self.speculation.now());
+            wake = wake.min(now + Duration::from_millis(wait_ms));
         }
         if let Some(due) = self.next_due() {
             wake = wake.min(now + Duration::from_millis(due.since_ms(self.speculation.now())));

@@ -2,3 +2,4 @@
 
 pub(crate) mod containment;
 pub(crate) mod leader;
+mod schedules;

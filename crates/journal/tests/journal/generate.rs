@@ -19,14 +19,7 @@ use muster_types::policy::{
 };
 use muster_types::{
     AcceleratorChoice, AcceleratorRequest, Accelerators, AdmissionMode, AdmissionRule, Approval, ArrayId,
-    ArraySpec, ArtifactFault, ArtifactRules, Artifacts, BlobDigest, BookingAmount, BookingClearing,
-    BookingEnd, BookingShape, BookingSpec, BookingTimes, CertificateSerial, CheckpointRules, ClusterId,
-    Container, Control, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus,
-    FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, IndexRange, JobContract, JobDraft, JobId,
-    JobMetadata, JobSpec, LabelTest, LaunchForm, Level, LogIndex, LogTime, Mount, Name, NodeAdmission,
-    NodeBounds, NodeDraft, NodeExpression, NodeId, NodeOverrides, NodeRequirements, NodeSpec, NoticeRules,
-    Parameters, Preflight, PriorityTier, PullRule, QueueKey, ReplicaId, RequestId, Requester, RetryRules,
-    Revocation, Spread, TaskGroup, TokenGrant, TokenId, TokenRole, TopologyRule, WorkerRequest, limits,
+    ArraySpec, ArtifactFault, ArtifactRules, Artifacts, BlobDigest, BookingAmount, BookingClearing, BookingEnd, BookingShape, BookingSpec, BookingTimes, CertificateSerial, CheckpointRules, ClusterId, Container, Control, Dependency, DependencyRule, DependencyScope, DeviceAmount, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, IndexRange, JobContract, JobDraft, JobId, JobMetadata, JobSpec, LabelTest, LaunchForm, Level, LogIndex, LogTime, Mount, Name, NodeAdmission, NodeBounds, NodeDraft, NodeExpression, NodeId, NodeOverrides, NodeRequirements, NodeSpec, NoticeRules, Parameters, Preflight, PriorityTier, PullRule, QueueKey, ReplicaId, RequestId, Requester, RetryRules, Revocation, Spread, TaskGroup, TokenGrant, TokenId, TokenRole, TopologyRule, WorkerRequest, limits, OverlapRule, Schedule, ScheduleKey, ScheduleRun, ScheduleTemplate, Ulimits,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -248,7 +241,8 @@ fn contract() -> impl Strategy<Value = Arc<JobContract>> {
     let workdir = option::of(any::<[u8; 32]>());
     let artifacts = option::of((vec("[a-z*/]{1,9}", 1..4), any::<bool>()));
     let (launch, preflight) = (prop::sample::select(LaunchForm::ALL), prop::sample::select(Preflight::ALL));
-    let forms = (launch, preflight, any::<u32>(), workdir, artifacts);
+    let ulimits = any::<[Option<u64>; 4]>();
+    let forms = (launch, preflight, any::<u32>(), workdir, artifacts, ulimits);
     (retry, checkpoint, notice, forms).prop_map(|(retry, checkpoint, notice, forms)| {
         Arc::new(JobContract {
             launch: forms.0,
@@ -269,6 +263,12 @@ fn contract() -> impl Strategy<Value = Arc<JobContract>> {
             preflight: forms.1,
             workdir: forms.3.map(BlobDigest::new),
             artifacts: forms.4.map(|(paths, required)| ArtifactRules { paths, required }),
+            ulimits: Ulimits {
+                open_files: forms.5[0],
+                core_bytes: forms.5[1],
+                locked_bytes: forms.5[2],
+                stack_bytes: forms.5[3],
+            },
         })
     })
 }
@@ -599,6 +599,60 @@ fn quotas() -> impl Strategy<Value = Decision> {
     ]
 }
 
+/// What concerns schedules; each strategy here is one variant.
+fn schedules() -> impl Strategy<Value = Decision> {
+    let key = || (name(), name()).prop_map(|(tenant, name)| ScheduleKey { tenant, name });
+    let time = || any::<u64>().prop_map(LogTime);
+    let run = prop_oneof![
+        any::<u64>().prop_map(|job| ScheduleRun::Submitted(JobId(job))),
+        "[ -~é]{0,20}".prop_map(ScheduleRun::Skipped),
+    ];
+    let cron = prop::sample::select(vec!["* * * * *", "0 6 * * 1-5", "*/15 0 29 feb *"]);
+    let overlap = prop::sample::select(OverlapRule::ALL.to_vec());
+    let schedule = (key(), cron, spec(), overlap, any::<u64>(), any::<u16>()).prop_map(
+        |(key, cron, spec, overlap, starting_deadline_ms, runs_max)| Schedule {
+            key,
+            cron: cron.parse().expect("an expression"),
+            zone: "Europe/Berlin".to_owned(),
+            template: ScheduleTemplate {
+                spec: spec.into(),
+                contract: JobContract::default().into(),
+                metadata: JobMetadata { creator: "ada".to_owned(), ..JobMetadata::default() },
+            },
+            overlap,
+            starting_deadline_ms,
+            runs_max,
+        },
+    );
+    prop_oneof![
+        (request(), requester(), option::of(name()), schedule, any::<bool>()).prop_map(
+            |(request, by, acts_for, schedule, is_new)| Decision::ScheduleSet {
+                request,
+                by,
+                acts_for,
+                schedule: Box::new(schedule),
+                is_new,
+            }
+        ),
+        (request(), requester(), key()).prop_map(|(request, by, schedule)| Decision::ScheduleDeleted {
+            request,
+            by,
+            schedule
+        }),
+        (option::of(request()), requester(), key(), option::of("[ -~]{0,20}")).prop_map(
+            |(request, by, schedule, reason)| Decision::ScheduleSuspensionSet {
+                request,
+                by,
+                schedule,
+                reason
+            }
+        ),
+        (key(), time()).prop_map(|(schedule, next)| Decision::SchedulePlanned { schedule, next }),
+        (key(), option::of(time()), option::of(time()), run)
+            .prop_map(|(schedule, due, next, run)| Decision::ScheduleRan { schedule, due, next, run }),
+    ]
+}
+
 /// Inputs; each strategy here is one variant.
 fn inputs() -> impl Strategy<Value = Decision> {
     let job = || any::<u64>().prop_map(JobId);
@@ -650,6 +704,7 @@ fn inputs() -> impl Strategy<Value = Decision> {
         tokens(),
         quotas(),
         bookings(),
+        schedules(),
         (node(), any::<u128>()).prop_map(|(spec, h)| Decision::NodeRegistered { spec, holder: HolderId(h) }),
         (request(), requester(), node_id(), any::<bool>()).prop_map(|(request, by, node, cordoned)| {
             Decision::NodeCordonSet { request, by, node, cordoned }

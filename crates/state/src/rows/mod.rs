@@ -7,6 +7,7 @@ mod control;
 mod history;
 mod quota;
 mod recovery;
+mod schedule;
 mod spec;
 mod submission_group;
 
@@ -40,6 +41,7 @@ pub(crate) use history::{Lesson, add};
 pub use quota::{BudgetRow, QuotaAnswer, QuotaGrantEnd, QuotaGrantRow, QuotaGrantStatus};
 pub(crate) use quota::{QuotaKey, QuotaRow};
 pub use recovery::{Failure, RankArtifacts, RecoveryRow, Saved, Straggler};
+pub use schedule::{ScheduleRow, ScheduleRunRow, ScheduleSuspension};
 pub(crate) use spec::SpecFacts;
 pub(crate) use submission_group::BurstTurn;
 pub use submission_group::{BURST_GAP_MS, BurstKey, BurstRow};

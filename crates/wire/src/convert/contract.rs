@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use muster_types::{
-    ArtifactRules, BlobDigest, CheckpointRules, FailureClass, JobContract, NoticeRules, RetryRules,
-    Violation, fleet::checked_name,
+    ArtifactRules, BlobDigest, CheckpointRules, FailureClass, JobContract, NoticeRules, RetryRules, Violation, fleet::checked_name, Ulimits,
 };
 
 use super::{Found, below, bound, one_of, span};
@@ -31,8 +30,23 @@ pub(super) fn contract(at: &str, message: &mut v1::JobSpec, found: &mut Found) -
         bound(&at, &mut asked.paths, muster_types::limits::ARTIFACT_PATHS_MAX, found);
         artifacts_from_proto(asked)
     });
+    let ulimits = message.ulimits.take().map(ulimits_from_proto).unwrap_or_default();
     let spares = message.spare_workers;
-    JobContract { launch, retry, checkpoint, notice, spares, preflight, workdir, artifacts }
+    JobContract { launch, retry, checkpoint, notice, spares, preflight, workdir, artifacts, ulimits }
+}
+
+/// The limits that a message has, not checked.
+#[must_use]
+pub fn ulimits_from_proto(message: v1::Ulimits) -> Ulimits {
+    let v1::Ulimits { open_files, core_bytes, locked_bytes, stack_bytes } = message;
+    Ulimits { open_files, core_bytes, locked_bytes, stack_bytes }
+}
+
+/// The same as a message; none when they say nothing.
+#[must_use]
+pub fn ulimits_to_proto(ulimits: &Ulimits) -> Option<v1::Ulimits> {
+    let Ulimits { open_files, core_bytes, locked_bytes, stack_bytes } = *ulimits;
+    (!ulimits.is_default()).then_some(v1::Ulimits { open_files, core_bytes, locked_bytes, stack_bytes })
 }
 
 /// Which files of its workers a job wants back. Its check finds what is wrong with it.
@@ -110,7 +124,7 @@ pub(super) fn contract_to_proto(contract: &JobContract) -> v1::JobSpec {
     if contract.is_default() {
         return v1::JobSpec::default();
     }
-    let JobContract { launch, retry, checkpoint, notice, spares, preflight, workdir, artifacts } = contract;
+    let JobContract { launch, retry, checkpoint, notice, spares, preflight, workdir, artifacts, ulimits } = contract;
     let limits = retry
         .limits
         .iter()
@@ -138,6 +152,7 @@ pub(super) fn contract_to_proto(contract: &JobContract) -> v1::JobSpec {
         preflight: number(*preflight),
         workdir: workdir.map(workdir_to_proto),
         artifacts: artifacts.as_ref().map(artifacts_to_proto),
+        ulimits: ulimits_to_proto(ulimits),
         ..v1::JobSpec::default()
     }
 }

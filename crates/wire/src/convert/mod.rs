@@ -26,6 +26,7 @@ mod policy;
 mod probe;
 mod quota;
 mod read;
+mod schedule;
 mod token;
 mod value;
 
@@ -43,7 +44,7 @@ pub use booking::{booking_spec_from_proto, booking_spec_to_proto, booking_to_pro
 pub use change::{changes_from_proto, throttle_from_proto};
 pub use container::{container_to_proto, launched_container};
 pub use contract::{
-    artifacts_from_proto, artifacts_to_proto, notice_to_proto, workdir_from_proto, workdir_to_proto,
+    artifacts_from_proto, artifacts_to_proto, notice_to_proto, workdir_from_proto, workdir_to_proto, ulimits_from_proto, ulimits_to_proto,
 };
 pub use demand::{accelerator_request_from_proto, accelerator_request_to_proto};
 pub use feature::{features_from_proto, features_to_proto};
@@ -66,6 +67,10 @@ pub use probe::{
 };
 pub use quota::quota_grant_from_proto;
 pub use read::{ReadAsked, UNSAID_OF_LISTS, read_from_proto};
+pub use schedule::{
+    overlap_rule_from_proto, overlap_rule_to_proto, schedule_from_proto, schedule_key_from_proto,
+    schedule_to_proto,
+};
 pub use token::{TokenRequest, token_from_proto, token_role_from_proto, token_role_to_proto, token_to_proto};
 pub(crate) use value::cut;
 pub use value::{

@@ -783,6 +783,7 @@ async fn whatever_they_try_fails_and_the_victims_work_goes_on() {
     exhaust(&town, &mut attacks, &own).await;
     tenants::read_all(&town, &mut attacks, &bob, &victim).await;
     tenants::replay(&town, &mut attacks, &bob, &victim).await;
+    tenants::reach_schedules(&town, &mut attacks).await;
     tenants::oversize(&town, &mut attacks).await;
     secrets(&town, &mut attacks, &eve).await;
     // It has noticed nothing of all that.

@@ -9,6 +9,7 @@ use muster_wire::v1::fleet_service_client::FleetServiceClient;
 use muster_wire::v1::history_service_client::HistoryServiceClient;
 use muster_wire::v1::job_service_client::JobServiceClient;
 use muster_wire::v1::policy_service_client::PolicyServiceClient;
+use muster_wire::v1::schedule_service_client::ScheduleServiceClient;
 use muster_wire::v1::tenant_service_client::TenantServiceClient;
 use prost::Message;
 use tonic::metadata::MetadataValue;
@@ -105,6 +106,60 @@ fn past_or_silent(answer: Result<impl Message, tonic::Status>, of: &str) -> Outc
         }
         other => silent(other, of),
     }
+}
+
+/// Schedules of another tenant: they have its commands in them.
+pub(super) async fn reach_schedules(town: &Town, attacks: &mut Table) {
+    let mut bob = ScheduleServiceClient::new(town.channel(0, of_tenant("speech", "bob")).await);
+    let schedule = v1::Schedule {
+        tenant: "speech".to_owned(),
+        name: "nightly".to_owned(),
+        cron: "0 6 1 1 *".to_owned(),
+        job: Some(endless("nightly", "speech", SECRET)),
+        ..Default::default()
+    };
+    let create = v1::CreateScheduleRequest { request_id: request_id(), schedule: Some(schedule.clone()) };
+    bob.create_schedule(create).await.expect("it is theirs");
+    let which = || ("speech".to_owned(), "nightly".to_owned());
+    // As if there were none.
+    let hidden = |code: Option<Code>| match code {
+        Some(code @ (Code::NotFound | Code::PermissionDenied)) => Ok(format!("{code:?}")),
+        other => Err(format!("{other:?}")),
+    };
+    for at in 0..3 {
+        for role in [of_tenant("vision", "eve"), Role::Client(short("spy"))] {
+            let mut eve = ScheduleServiceClient::new(town.channel(at, role).await);
+            let (tenant, name) = which();
+            let get = eve.get_schedule(v1::GetScheduleRequest { tenant, name, read: None }).await;
+            attacks.note(Kind::Read, "another tenant's schedule", hidden(get.err().map(|e| e.code())));
+            let list = eve.list_schedules(v1::ListSchedulesRequest::default()).await;
+            let list = match list {
+                Ok(list) if !list.get_ref().schedules.is_empty() => Err(format!("{list:?}")),
+                Ok(_) => Ok("left out".to_owned()),
+                Err(status) => hidden(Some(status.code())),
+            };
+            attacks.note(Kind::Read, "a list of schedules", list);
+            let (tenant, name) = which();
+            let run = v1::RunScheduleRequest { request_id: request_id(), tenant, name };
+            let ran = eve.run_schedule(run).await;
+            attacks.note(Kind::Forge, "a run of another's schedule", hidden(ran.err().map(|e| e.code())));
+            let update =
+                v1::UpdateScheduleRequest { request_id: request_id(), schedule: Some(schedule.clone()) };
+            let changed = eve.update_schedule(update).await;
+            attacks.note(
+                Kind::Forge,
+                "a change of another's schedule",
+                hidden(changed.err().map(|e| e.code())),
+            );
+            let (tenant, name) = which();
+            let delete = v1::DeleteScheduleRequest { request_id: request_id(), tenant, name };
+            let gone = eve.delete_schedule(delete).await;
+            attacks.note(Kind::Delete, "another tenant's schedule", hidden(gone.err().map(|e| e.code())));
+        }
+    }
+    let (tenant, name) = which();
+    let delete = v1::DeleteScheduleRequest { request_id: request_id(), tenant, name };
+    bob.delete_schedule(delete).await.expect("it is still there, and theirs");
 }
 
 /// What is not about jobs: nothing of it may say what is private to one.

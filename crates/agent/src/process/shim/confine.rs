@@ -180,6 +180,9 @@ fn limit(isolation: &Isolation) -> Result<(), String> {
     set("open files", Resource::RLIMIT_NOFILE, wanted.open_files)?;
     set("core files", Resource::RLIMIT_CORE, wanted.core_bytes)?;
     set("locked memory", Resource::RLIMIT_MEMLOCK, wanted.locked_bytes.unwrap_or(RLIM_INFINITY))?;
+    if let Some(bytes) = wanted.stack_bytes {
+        set("the stack", Resource::RLIMIT_STACK, bytes)?;
+    }
     if isolation.user.is_some() {
         set("processes", Resource::RLIMIT_NPROC, wanted.processes)?;
     }

@@ -51,6 +51,7 @@ from .v1beta1 import (
     job_pb2,
     policy_pb2,
     quota_pb2,
+    schedule_pb2,
     tenant_pb2,
 )
 
@@ -62,6 +63,7 @@ _JOBS, _FLEET, _QUEUES = "/muster.v1beta1.JobService/", "/muster.v1beta1.FleetSe
 _CLUSTER, _POLICY = "/muster.v1beta1.ClusterService/", "/muster.v1beta1.PolicyService/"
 _QUOTA = "/muster.v1beta1.QuotaService/"
 _BOOKINGS = "/muster.v1beta1.BookingService/"
+_SCHEDULES = "/muster.v1beta1.ScheduleService/"
 # A watch and a list take as many ids; of more jobs, everything is watched and the others are left out here.
 WATCHED_IDS_MAX = 1_000
 _PAGE = 1_000
@@ -818,6 +820,52 @@ class Core(Generic[JobT]):
         result = lambda answer: None  # noqa: E731
         path = _BOOKINGS + "DeleteBooking"
         return Call("delete booking", path, request, parse, result, request_id, timeout=timeout)
+    # Schedules.
+
+    def set_schedule(
+        self, schedule: schedule_pb2.Schedule, is_new: bool, request_id: str | None, timeout: Seconds | None
+    ) -> Call[schedule_pb2.Schedule]:
+        request_id = new_request_id(request_id)
+        name = "CreateSchedule" if is_new else "UpdateSchedule"
+        request = getattr(schedule_pb2, f"{name}Request")(request_id=request_id, schedule=schedule)
+        parse = getattr(schedule_pb2, f"{name}Response").FromString
+        operation = "create schedule" if is_new else "update schedule"
+        result = lambda answer: answer.schedule  # noqa: E731
+        return Call(operation, _SCHEDULES + name, request, parse, result, request_id, timeout=timeout)
+
+    def change_schedule(
+        self, change: str, name: str, tenant: str, reason: str, request_id: str | None, timeout: Seconds | None
+    ) -> Call[None]:
+        request_id = new_request_id(request_id)
+        said = {"reason": reason} if change == "Suspend" else {}
+        kind = getattr(schedule_pb2, f"{change}ScheduleRequest")
+        request = kind(request_id=request_id, tenant=tenant, name=name, **said)
+        parse = getattr(schedule_pb2, f"{change}ScheduleResponse").FromString
+        operation, path = f"{change.lower()} schedule", f"{_SCHEDULES}{change}Schedule"
+        return Call(operation, path, request, parse, _nothing, request_id, timeout=timeout)
+
+    def run_schedule(self, name: str, tenant: str, request_id: str | None, timeout: Seconds | None) -> Call[str]:
+        request_id = new_request_id(request_id)
+        request = schedule_pb2.RunScheduleRequest(request_id=request_id, tenant=tenant, name=name)
+        parse = schedule_pb2.RunScheduleResponse.FromString
+        result = lambda answer: answer.job_id  # noqa: E731
+        return Call("run schedule", _SCHEDULES + "RunSchedule", request, parse, result, request_id, timeout=timeout)
+
+    def schedule(
+        self, name: str, tenant: str, read: Read | None, timeout: Seconds | None
+    ) -> Call[schedule_pb2.Schedule]:
+        request = schedule_pb2.GetScheduleRequest(tenant=tenant, name=name, read=self.reading(read))
+        result = lambda answer: answer.schedule  # noqa: E731
+        path, answer = _SCHEDULES + "GetSchedule", schedule_pb2.GetScheduleResponse
+        return self._get("get schedule", path, request, answer, result, timeout)
+
+    def schedules(
+        self, tenant: str, read: Read | None, timeout: Seconds | None
+    ) -> Call[list[schedule_pb2.Schedule]]:
+        request = schedule_pb2.ListSchedulesRequest(tenant=tenant, read=self.reading(read))
+        result = lambda answer: list(answer.schedules)  # noqa: E731
+        path, answer = _SCHEDULES + "ListSchedules", schedule_pb2.ListSchedulesResponse
+        return self._get("list schedules", path, request, answer, result, timeout)
 
     def status(self, timeout: Seconds | None) -> Call[cluster_pb2.GetStatusResponse]:
         # Without what was seen: how far a replica lags is part of its answer.

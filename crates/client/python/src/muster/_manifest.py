@@ -50,7 +50,7 @@ _SPEC = (
     *("workingDirectory", "array", "topology", "nodeSelector", "nodes", "tolerations", "preemptible", "after"),
     "notBefore",
     *("deadline", "expectedRun", "datasets", "launch", "retry", "checkpoint", "notice", "spareWorkers", "preflight"),
-    *("workdir", "artifacts", "booking", "parallel", *_GROUP),
+    *("workdir", "artifacts", "booking", "ulimits", "parallel", *_GROUP),
 )
 _Value = TypeVar("_Value")
 
@@ -398,6 +398,18 @@ class Reader:
             rules = self.fields(at["artifacts"], "spec.artifacts", ("paths", "required"))
             spec.artifacts.paths.extend(self.texts(rules.get("paths"), "spec.artifacts.paths"))
             spec.artifacts.required = bool(self.value(rules, "spec.artifacts.required", quantity.flag))
+        if "ulimits" in at:
+            spec.ulimits.SetInParent()
+            path = "spec.ulimits"
+            asked = self.fields(at["ulimits"], path, ("openFiles", "coreSize", "lockedMemory", "stackSize"))
+            files = self.value(asked, f"{path}.openFiles", quantity.count)
+            if files is not None:
+                spec.ulimits.open_files = files
+            sizes = (("coreSize", "core_bytes"), ("lockedMemory", "locked_bytes"), ("stackSize", "stack_bytes"))
+            for field, target in sizes:
+                size = self.value(asked, f"{path}.{field}", quantity.memory_bytes)
+                if size is not None:
+                    setattr(spec.ulimits, target, size)
 
     @staticmethod
     def span(target: Duration, ms: int) -> None:

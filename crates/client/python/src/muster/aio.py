@@ -31,7 +31,7 @@ from .types import (
     Until,
     WatchItem,
 )
-from .v1beta1 import booking_pb2, cluster_pb2, common_pb2, job_pb2, policy_pb2, quota_pb2
+from .v1beta1 import booking_pb2, cluster_pb2, common_pb2, job_pb2, policy_pb2, quota_pb2, schedule_pb2
 
 _Item = TypeVar("_Item")
 
@@ -378,6 +378,60 @@ class Client:
     async def delete_booking(self, name: str, *, request_id: str | None = None, timeout: Seconds | None = None) -> None:
         """Gives a booking up: its nodes are open to everybody again."""
         await self._run(self._core.delete_booking(name, request_id, timeout))
+
+    async def create_schedule(
+        self, schedule: schedule_pb2.Schedule, *, request_id: str | None = None, timeout: Seconds | None = None
+    ) -> schedule_pb2.Schedule:
+        """Has a job submitted again and again; ``schedule.job`` is that of ``JobSpec.to_message``."""
+        return await self._run(self._core.set_schedule(schedule, True, request_id, timeout))
+
+    async def update_schedule(
+        self, schedule: schedule_pb2.Schedule, *, request_id: str | None = None, timeout: Seconds | None = None
+    ) -> schedule_pb2.Schedule:
+        """Changes a schedule, all of it; who does is its owner from then on."""
+        return await self._run(self._core.set_schedule(schedule, False, request_id, timeout))
+
+    async def schedule(
+        self, name: str, *, tenant: str = "", read: Read | None = None, timeout: Seconds | None = None
+    ) -> schedule_pb2.Schedule:
+        """One schedule, with its newest runs."""
+        return await self._run(self._core.schedule(name, tenant, read, timeout))
+
+    async def schedules(
+        self, *, tenant: str = "", read: Read | None = None, timeout: Seconds | None = None
+    ) -> list[schedule_pb2.Schedule]:
+        """The schedules of the tenants that the caller acts for, without their jobs and runs."""
+        return await self._run(self._core.schedules(tenant, read, timeout))
+
+    async def run_schedule(
+        self, name: str, *, tenant: str = "", request_id: str | None = None, timeout: Seconds | None = None
+    ) -> str:
+        """Makes one job of a schedule now; its id."""
+        return await self._run(self._core.run_schedule(name, tenant, request_id, timeout))
+
+    async def suspend_schedule(
+        self,
+        name: str,
+        *,
+        tenant: str = "",
+        reason: str = "",
+        request_id: str | None = None,
+        timeout: Seconds | None = None,
+    ) -> None:
+        """Has a schedule make no jobs until it is resumed."""
+        await self._run(self._core.change_schedule("Suspend", name, tenant, reason, request_id, timeout))
+
+    async def resume_schedule(
+        self, name: str, *, tenant: str = "", request_id: str | None = None, timeout: Seconds | None = None
+    ) -> None:
+        """Has a suspended schedule make jobs again, from its next moment on."""
+        await self._run(self._core.change_schedule("Resume", name, tenant, "", request_id, timeout))
+
+    async def delete_schedule(
+        self, name: str, *, tenant: str = "", request_id: str | None = None, timeout: Seconds | None = None
+    ) -> None:
+        """Deletes a schedule; its jobs stay."""
+        await self._run(self._core.change_schedule("Delete", name, tenant, "", request_id, timeout))
 
     async def status(self, *, timeout: Seconds | None = None) -> cluster_pb2.GetStatusResponse:
         """How some replica stands."""

@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 
 use muster_journal::{Decision, Outcome, RankUpdate, RearrangeCause, StopCause, SubmittedPart, WorkerSlot};
-use muster_types::Name;
 use muster_types::health::Observation;
 use muster_types::policy::NotificationProgress;
+use muster_types::{Name, ScheduleRun};
 
 use super::World;
 
@@ -133,6 +133,22 @@ impl World {
             }
             Decision::PortForwardOpened { by, job, rank, port, .. } => {
                 format!(" {} rank={rank} port={port} by {by}", self.label(*job))
+            }
+            Decision::ScheduleSet { by, schedule, is_new, .. } => {
+                let how = if *is_new { "new" } else { "changed" };
+                format!(" {} {how} [{}] {} by {by}", schedule.key, schedule.cron, schedule.zone)
+            }
+            Decision::ScheduleDeleted { by, schedule, .. } => format!(" {schedule} by {by}"),
+            Decision::ScheduleSuspensionSet { by, schedule, reason, .. } => {
+                format!(" {schedule} {} by {by}", reason.as_deref().unwrap_or("resumed"))
+            }
+            Decision::SchedulePlanned { schedule, next } => format!(" {schedule} at {next}"),
+            Decision::ScheduleRan { schedule, due, run, .. } => {
+                let due = due.map_or("asked for".to_owned(), |due| due.to_string());
+                match run {
+                    ScheduleRun::Submitted(job) => format!(" {schedule} {due}: {}", self.label(*job)),
+                    ScheduleRun::Skipped(why) => format!(" {schedule} {due}: {why}"),
+                }
             }
             Decision::SessionResumed { node, incarnation } => {
                 format!(" {} incarnation={incarnation}", self.node_label(*node))

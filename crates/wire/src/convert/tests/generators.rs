@@ -365,7 +365,10 @@ prop_compose! {
         preflight in proptest::sample::select(Preflight::ALL.to_vec()),
         workdir in option::of(any::<[u8; 32]>()),
         artifacts in option::of((vec("[a-z*?]{1,9}(/[a-z]{1,3})?", 1..4), any::<bool>())),
+        open_files in option::of(64u64..1 << 20),
+        sizes in proptest::array::uniform3(option::of(1u64 << 16..1 << 40)),
     ) -> JobContract {
+        let [core_bytes, locked_bytes, stack_bytes] = sizes;
         let (backoff_ms, backoff_max_ms, avoid_ms) = waits;
         let (step_ms, save_ms, interval_ms) = times;
         let notice = http.map(|(port, http_path)| NoticeRules { http_port: Some(port), http_path });
@@ -379,6 +382,7 @@ prop_compose! {
             workdir: workdir.map(muster_types::BlobDigest::new),
             artifacts: artifacts
                 .map(|(paths, required)| muster_types::ArtifactRules { paths, required }),
+            ulimits: muster_types::Ulimits { open_files, core_bytes, locked_bytes, stack_bytes },
         }
     }
 }

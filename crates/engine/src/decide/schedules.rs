@@ -1,0 +1,147 @@
+//! Schedules whose moments have come, and those whose next moment is not known: what the leader asks of the decider about them.
+
+use muster_decider::Command;
+use muster_state::State;
+use muster_types::{LogTime, NextRun};
+
+use crate::calendar::Calendar;
+
+/// Schedules that one round looks after: finding moments takes a fraction of a millisecond each.
+const PER_ROUND: usize = 64;
+/// The longest time between two looks while there are schedules: a command that was undone is given again then.
+const LOOK_MS: u64 = 10_000;
+
+/// The commands that are due at a log time, and when to look again; never, where there is no schedule.
+pub(super) fn due(state: &State, now: LogTime) -> (Vec<Command>, LogTime) {
+    if state.schedule_count() == 0 {
+        return (Vec::new(), LogTime(u64::MAX));
+    }
+    let mut look = now.plus_ms(LOOK_MS);
+    let mut commands = Vec::new();
+    for (key, row) in state.schedules().filter(|(_, row)| row.suspension.is_none()) {
+        let first = match row.next {
+            NextRun::At(time) if time > now => {
+                look = look.min(time);
+                continue;
+            }
+            NextRun::At(time) => Some(time),
+            NextRun::Unknown => None,
+        };
+        if commands.len() >= PER_ROUND {
+            return (commands, now);
+        }
+        let calendar = Calendar::new(&row.schedule.cron, &row.schedule.zone);
+        let next = calendar.as_ref().and_then(|calendar| calendar.after(now));
+        look = look.min(next.unwrap_or(look));
+        let (schedule, set_index) = (key.clone(), row.set_index);
+        commands.push(match first {
+            None => Command::PlanSchedule { schedule, set_index, next },
+            Some(first) => {
+                // Of several that were missed the last.
+                let last = calendar.and_then(|calendar| calendar.last_within(first, now));
+                Command::FireSchedule { schedule, set_index, due: last.unwrap_or(first), next }
+            }
+        });
+    }
+    (commands, look)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::{host, job, name};
+    use muster_decider::{BootstrapConfig, ScheduleOrder, Speculation, handle};
+    use muster_types::{
+        ClusterId, HolderId, Leadership, OverlapRule, Parameters, ReplicaId, RequestId, Requester, Schedule,
+        ScheduleKey, ScheduleTemplate,
+    };
+
+    const HOUR_MS: u64 = 3_600_000;
+
+    /// A cluster with schedules of these names, which are due every hour.
+    fn cluster(names: &[String], zone: &str) -> Speculation {
+        let leadership = Leadership { term: 1, replica: ReplicaId(1) };
+        let founding = BootstrapConfig::new(ClusterId(1), Parameters::DEFAULT);
+        let mut speculation = Speculation::begin(State::default(), leadership, LogTime(1), founding);
+        let register =
+            Command::Register { spec: host("h1"), holder: HolderId(1), other_session_is_over: false };
+        handle(&mut speculation, &register).expect("a host comes");
+        for (number, text) in names.iter().enumerate() {
+            let schedule = Schedule {
+                key: ScheduleKey { tenant: name("lab"), name: name(text) },
+                cron: "0 * * * *".parse().expect("an expression"),
+                zone: zone.to_owned(),
+                template: ScheduleTemplate::of(job(text, 1).into()).expect("a job"),
+                overlap: OverlapRule::Allow,
+                starting_deadline_ms: 60_000,
+                runs_max: 5,
+            };
+            let order = ScheduleOrder {
+                request: RequestId(number as u128),
+                by: Requester { name: "admin/ops".to_owned(), is_operator: true },
+                acts_for: None,
+                schedule,
+                is_new: true,
+            };
+            handle(&mut speculation, &Command::SetSchedule(Box::new(order))).expect("it is taken");
+        }
+        speculation
+    }
+
+    /// The round ends, and the next one is at this time.
+    fn pass_to(speculation: &mut Speculation, now: LogTime) {
+        drop(speculation.take_round());
+        speculation.set_now(now);
+    }
+
+    fn carry_out(speculation: &mut Speculation) -> (usize, LogTime) {
+        let (commands, look) = due(speculation.state(), speculation.now());
+        for command in &commands {
+            handle(speculation, command).expect("it is carried out");
+        }
+        (commands.len(), look)
+    }
+
+    #[test]
+    fn nothing_is_looked_at_where_there_is_no_schedule() {
+        let speculation = cluster(&[], "UTC");
+        let (commands, look) = due(speculation.state(), speculation.now());
+        assert!(commands.is_empty());
+        assert_eq!(look, LogTime(u64::MAX));
+    }
+
+    #[test]
+    fn a_moment_is_found_and_then_waited_for() {
+        let mut speculation = cluster(&["nightly".to_owned()], "UTC");
+        pass_to(&mut speculation, LogTime(HOUR_MS - 5_000));
+        assert_eq!(carry_out(&mut speculation), (1, LogTime(HOUR_MS)), "at the moment itself");
+        assert_eq!(carry_out(&mut speculation), (0, LogTime(HOUR_MS)));
+        pass_to(&mut speculation, LogTime(HOUR_MS));
+        assert_eq!(carry_out(&mut speculation), (1, LogTime(HOUR_MS + LOOK_MS)));
+        let row = speculation.state().schedules().next().expect("it is there").1;
+        assert_eq!((row.submitted, row.next), (1, NextRun::At(LogTime(2 * HOUR_MS))));
+        // Hours later the last of those that were missed is asked for.
+        pass_to(&mut speculation, LogTime(9 * HOUR_MS + 1));
+        let (commands, _) = due(speculation.state(), speculation.now());
+        let [Command::FireSchedule { due, next, .. }] = commands.as_slice() else { panic!("{commands:?}") };
+        assert_eq!((*due, *next), (LogTime(9 * HOUR_MS), Some(LogTime(10 * HOUR_MS))));
+    }
+
+    #[test]
+    fn a_zone_that_is_not_known_suspends() {
+        let mut speculation = cluster(&["nightly".to_owned()], "Europe/Nowhere");
+        assert_eq!(carry_out(&mut speculation).0, 1);
+        let row = speculation.state().schedules().next().expect("it is there").1;
+        assert!(row.suspension.as_ref().is_some_and(|suspension| suspension.reason.contains("zone")));
+        assert_eq!(carry_out(&mut speculation).0, 0);
+    }
+
+    #[test]
+    fn one_round_looks_after_so_many_and_the_next_after_the_others() {
+        let names: Vec<String> = (0..PER_ROUND + 3).map(|number| format!("s{number}")).collect();
+        let mut speculation = cluster(&names, "Europe/Berlin");
+        assert_eq!(carry_out(&mut speculation), (PER_ROUND, speculation.now()));
+        assert_eq!(carry_out(&mut speculation).0, 3);
+        assert_eq!(carry_out(&mut speculation).0, 0);
+    }
+}
