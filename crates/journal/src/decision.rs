@@ -11,7 +11,11 @@ use alloc::vec::Vec;
 use muster_types::health::{Condition, Drain, HealthPolicy, NodeHealth, RepairStep};
 use muster_types::policy::{NotificationProgress, Policy, QuotaGrant};
 use muster_types::{
-    Approval, ArrayId, ArraySpec, Artifacts, BookingEnd, BookingSpec, CertificateSerial, ClusterId, Control, DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, JobContract, JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeAdmission, NodeId, NodeOverrides, NodeSpec, Parameters, QueueKey, ReplicaId, RequestId, Requester, Revocation, TokenGrant, TokenId, Schedule, ScheduleKey, ScheduleRun,
+    Approval, ArrayId, ArraySpec, Artifacts, BookingEnd, BookingSpec, CertificateSerial, ClusterId, Control,
+    DeviceSet, ExitStatus, FailureClass, FencingToken, FieldChange, ForeignLoad, HolderId, JobContract,
+    JobId, JobMetadata, JobSpec, LogIndex, LogTime, Name, NodeAdmission, NodeId, NodeOverrides, NodeSpec,
+    Parameters, QueueKey, ReplicaId, RequestId, Requester, Revocation, Schedule, ScheduleKey, ScheduleRun,
+    TokenGrant, TokenId,
 };
 use serde::{Deserialize, Serialize};
 

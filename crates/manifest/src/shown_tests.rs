@@ -173,42 +173,51 @@ fn rules() -> impl Strategy<Value = v1::JobSpec> {
         prop::option::of(0..1u64 << 40),
         1u64 << 16..1 << 40,
     ));
-    prop::option::of((launch, retry, checkpoint, notice, preflight, 0..3u32, (files, artifacts, ulimits))).prop_map(
-        |said| {
-            said.map(|(launch, retry, checkpoint, notice, preflight, spare_workers, (workdir, artifacts, ulimits))| {
-                v1::JobSpec {
-                    workdir,
-                    artifacts: artifacts.map(|(paths, required)| v1::ArtifactRules { paths, required }),
-                    ulimits: ulimits.map(|(open_files, core_bytes, locked_bytes, stack)| v1::Ulimits {
-                        open_files,
-                        core_bytes,
-                        locked_bytes,
-                        stack_bytes: Some(stack),
-                    }),
+    prop::option::of((launch, retry, checkpoint, notice, preflight, 0..3u32, (files, artifacts, ulimits)))
+        .prop_map(|said| {
+            said.map(
+                |(
                     launch,
-                    retry: Some(v1::RetryPolicy {
-                        max_failures: 0,
-                        limits: vec![v1::RetryLimit { failure_class: retry.0.into(), retries: retry.1 }],
-                        backoff: retry.2.map(duration),
-                        max_backoff: retry.3.map(duration),
-                        avoid: retry.4.map(duration),
-                    }),
-                    checkpoint: Some(v1::CheckpointPolicy {
-                        directory: String::new(),
-                        dataset: checkpoint.0,
-                        step: above_zero(checkpoint.1),
-                        save: above_zero(checkpoint.2),
-                        interval: above_zero(checkpoint.3),
-                    }),
-                    notice: notice.map(|(http_port, http_path)| v1::NoticeRules { http_port, http_path }),
-                    spare_workers,
+                    retry,
+                    checkpoint,
+                    notice,
                     preflight,
-                    ..v1::JobSpec::default()
-                }
-            })
+                    spare_workers,
+                    (workdir, artifacts, ulimits),
+                )| {
+                    v1::JobSpec {
+                        workdir,
+                        artifacts: artifacts.map(|(paths, required)| v1::ArtifactRules { paths, required }),
+                        ulimits: ulimits.map(|(open_files, core_bytes, locked_bytes, stack)| v1::Ulimits {
+                            open_files,
+                            core_bytes,
+                            locked_bytes,
+                            stack_bytes: Some(stack),
+                        }),
+                        launch,
+                        retry: Some(v1::RetryPolicy {
+                            max_failures: 0,
+                            limits: vec![v1::RetryLimit { failure_class: retry.0.into(), retries: retry.1 }],
+                            backoff: retry.2.map(duration),
+                            max_backoff: retry.3.map(duration),
+                            avoid: retry.4.map(duration),
+                        }),
+                        checkpoint: Some(v1::CheckpointPolicy {
+                            directory: String::new(),
+                            dataset: checkpoint.0,
+                            step: above_zero(checkpoint.1),
+                            save: above_zero(checkpoint.2),
+                            interval: above_zero(checkpoint.3),
+                        }),
+                        notice: notice.map(|(http_port, http_path)| v1::NoticeRules { http_port, http_path }),
+                        spare_workers,
+                        preflight,
+                        ..v1::JobSpec::default()
+                    }
+                },
+            )
             .unwrap_or_default()
-        },
-    )
+        })
 }
 
 /// Of which some break a rule: a name in both lists, or a number that is none.

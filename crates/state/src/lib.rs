@@ -73,7 +73,13 @@ pub use queue::{EligibleDemand, QueueRow, QuotaUse};
 pub use quota::Side;
 pub use redact::Redaction;
 pub use rows::{
-    AdmissionRow, ArrayFacts, ArrayLoad, ArrayRow, ArrayTemplate, BURST_GAP_MS, BudgetRow, BurstKey, BurstRow, Charge, ClusterMeta, ControlRow, EndRun, Failure, GangClass, HISTORY_ROWS_MAX, HealthPolicyRow, HistoryKey, HistoryLevel, HistoryRow, HoldRow, JobRow, JobTimes, MemberEnd, MemberEnds, ModificationRow, NodeFacts, NodeOverridesRow, NodeRow, NodeStatus, OBSERVATION, OBSERVATIONS_KEPT, Phase, Placement, PolicyRow, PromiseRow, QuotaAnswer, QuotaGrantEnd, QuotaGrantRow, QuotaGrantStatus, RUN_BUCKETS, RankArtifacts, RankState, RecoveryRow, RequestAnswer, RequestRow, RestrictionRow, Saved, Straggler, bucket_of, rows_of_array, ScheduleRow, ScheduleRunRow, ScheduleSuspension,
+    AdmissionRow, ArrayFacts, ArrayLoad, ArrayRow, ArrayTemplate, BURST_GAP_MS, BudgetRow, BurstKey,
+    BurstRow, Charge, ClusterMeta, ControlRow, EndRun, Failure, GangClass, HISTORY_ROWS_MAX, HealthPolicyRow,
+    HistoryKey, HistoryLevel, HistoryRow, HoldRow, JobRow, JobTimes, MemberEnd, MemberEnds, ModificationRow,
+    NodeFacts, NodeOverridesRow, NodeRow, NodeStatus, OBSERVATION, OBSERVATIONS_KEPT, Phase, Placement,
+    PolicyRow, PromiseRow, QuotaAnswer, QuotaGrantEnd, QuotaGrantRow, QuotaGrantStatus, RUN_BUCKETS,
+    RankArtifacts, RankState, RecoveryRow, RequestAnswer, RequestRow, RestrictionRow, Saved, ScheduleRow,
+    ScheduleRunRow, ScheduleSuspension, Straggler, bucket_of, rows_of_array,
 };
 pub use schedules::schedule_bytes;
 pub use sequence::Sequence;

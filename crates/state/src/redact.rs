@@ -17,8 +17,8 @@ use muster_journal::{Decision, Outcome, RankUpdate, RequestKey, StopCause, Submi
 use muster_types::health::{Condition, NodeHealth, RepairPhase, RepairStep};
 use muster_types::token::user_of;
 use muster_types::{
-    Artifacts, BlobDigest, BookingSpec, ExitStatus, FieldChange, JobContract, JobMetadata, JobSpec, Requester,
-    SIZES_VARIABLE,
+    Artifacts, BlobDigest, BookingSpec, ExitStatus, FieldChange, JobContract, JobMetadata, JobSpec,
+    Requester, SIZES_VARIABLE,
 };
 
 use crate::rows::{

@@ -13,8 +13,8 @@ use muster_journal::frame::{FrameError, FrameReader, encode_frame};
 use muster_journal::{FORMAT_MAX, FORMAT_MIN, WorkerSlot, canonical, from_canonical};
 use muster_types::policy::NotificationProgress;
 use muster_types::{
-    ArrayId, Booking, JobContract, JobId, JobMetadata, JobSpec, LogTime, Name, NodeId, RequestId, Token, ScheduleKey,
-    TokenId,
+    ArrayId, Booking, JobContract, JobId, JobMetadata, JobSpec, LogTime, Name, NodeId, RequestId,
+    ScheduleKey, Token, TokenId,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -22,7 +22,8 @@ use serde::{Deserialize, Serialize};
 use crate::demand::{DemandSums, WorkerDemand};
 use crate::rows::{
     ArrayFacts, ArrayRow, BurstRow, ControlRow, DoorKey, DoorRow, HealthPolicyRow, HistoryKey, HistoryRow,
-    JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow, PolicyRow, QuotaKey, QuotaRow, RecoveryRow, RequestRow, RestrictionRow, SpecFacts, ScheduleRow,
+    JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow, PolicyRow, QuotaKey, QuotaRow, RecoveryRow, RequestRow,
+    RestrictionRow, ScheduleRow, SpecFacts,
 };
 use crate::state::{Meta, State};
 use crate::table::{Derived, Table, TableBuilder};

@@ -7,7 +7,8 @@ use core::ops::{Bound, RangeInclusive};
 use muster_journal::{FORMAT_MIN, WorkerSlot};
 use muster_types::policy::NotificationProgress;
 use muster_types::{
-    ArrayId, Booking, JobContract, JobId, JobMetadata, JobSpec, Leadership, LogIndex, LogTime, Name, NodeId, Parameters, PriorityTier, RequestId, Token, TokenId, ScheduleKey,
+    ArrayId, Booking, JobContract, JobId, JobMetadata, JobSpec, Leadership, LogIndex, LogTime, Name, NodeId,
+    Parameters, PriorityTier, RequestId, ScheduleKey, Token, TokenId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +17,8 @@ use crate::index::{Described, Indexes, LinePlace, Pool, PoolKey, QueuePosition};
 use crate::quota::QuotaUsage;
 use crate::rows::{
     ArrayFacts, ArrayRow, BurstRow, ClusterMeta, ControlRow, DoorKey, DoorRow, GangClass, HealthPolicyRow,
-    HistoryKey, HistoryRow, JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow, PolicyRow, QuotaKey, QuotaRow, RecoveryRow, RequestRow, RestrictionRow, SpecFacts, ScheduleRow,
+    HistoryKey, HistoryRow, JobRow, JobTimes, MemberEnds, NodeFacts, NodeRow, PolicyRow, QuotaKey, QuotaRow,
+    RecoveryRow, RequestRow, RestrictionRow, ScheduleRow, SpecFacts,
 };
 use crate::table::Table;
 use crate::tables::tables;

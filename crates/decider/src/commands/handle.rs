@@ -6,7 +6,8 @@ use muster_types::{Refusal, RefusalCode};
 use crate::commands::answer::Answer;
 use crate::commands::command::Command;
 use crate::commands::{
-    admission, booking, cluster, controls, health, jobs, modify, network, node, notifications, overrides, policy, quota, restrictions, submit, throttle, token, schedules,
+    admission, booking, cluster, controls, health, jobs, modify, network, node, notifications, overrides,
+    policy, quota, restrictions, schedules, submit, throttle, token,
 };
 use crate::speculation::Speculation;
 

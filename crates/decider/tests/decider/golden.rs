@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use muster_decider::{
-    BookingOrder, BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder, OverridesOrder, QuotaAnswerOrder, QuotaOrder, RepairOrder, Speculation, ThrottleOrder, TokenOrder, ScheduleAction, ScheduleControl, ScheduleOrder,
-    handle, schedule, settle_all, tick,
+    BookingOrder, BootstrapConfig, Command, ControlOrder, DrainOrder, JobSelection, ModifyOrder,
+    OverridesOrder, QuotaAnswerOrder, QuotaOrder, RepairOrder, ScheduleAction, ScheduleControl,
+    ScheduleOrder, Speculation, ThrottleOrder, TokenOrder, handle, schedule, settle_all, tick,
 };
 use muster_journal::{Decision, FORMAT_MIN, RankUpdate, Round, StopCause, decode_round, encode_round};
 use muster_planner::Budget;
@@ -21,7 +22,13 @@ use muster_types::policy::{
     Receiver, TenantLimits, TenantPolicy,
 };
 use muster_types::{
-    AdmissionMode, AdmissionRule, Approval, ArrayId, ArraySpec, BookingAmount, BookingClearing, BookingEnd, BookingShape, BookingSpec, BookingTimes, CertificateSerial, CheckpointRules, Control, Dependency, DependencyRule, DependencyScope, DeviceSet, ExitStatus, FailureClass, FieldChange, JobContract, JobId, JobMetadata, LabelTest, LaunchForm, LogIndex, LogTime, NodeAdmission, NodeBounds, NodeExpression, NodeId, NodeOverridesChange, NodeRequirements, NodeSpec, NoticeRules, Preflight, PriorityTier, Requester, RetryRules, Revocation, Submission, TokenGrant, TokenId, TokenRole, OverlapRule, Schedule, ScheduleKey, ScheduleTemplate,
+    AdmissionMode, AdmissionRule, Approval, ArrayId, ArraySpec, BookingAmount, BookingClearing, BookingEnd,
+    BookingShape, BookingSpec, BookingTimes, CertificateSerial, CheckpointRules, Control, Dependency,
+    DependencyRule, DependencyScope, DeviceSet, ExitStatus, FailureClass, FieldChange, JobContract, JobId,
+    JobMetadata, LabelTest, LaunchForm, LogIndex, LogTime, NodeAdmission, NodeBounds, NodeExpression, NodeId,
+    NodeOverridesChange, NodeRequirements, NodeSpec, NoticeRules, OverlapRule, Preflight, PriorityTier,
+    Requester, RetryRules, Revocation, Schedule, ScheduleKey, ScheduleTemplate, Submission, TokenGrant,
+    TokenId, TokenRole,
 };
 
 use crate::support::{

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use muster_types::{
-    ArtifactRules, BlobDigest, CheckpointRules, FailureClass, JobContract, NoticeRules, RetryRules, Violation, fleet::checked_name, Ulimits,
+    ArtifactRules, BlobDigest, CheckpointRules, FailureClass, JobContract, NoticeRules, RetryRules, Ulimits,
+    Violation, fleet::checked_name,
 };
 
 use super::{Found, below, bound, one_of, span};
@@ -124,7 +125,8 @@ pub(super) fn contract_to_proto(contract: &JobContract) -> v1::JobSpec {
     if contract.is_default() {
         return v1::JobSpec::default();
     }
-    let JobContract { launch, retry, checkpoint, notice, spares, preflight, workdir, artifacts, ulimits } = contract;
+    let JobContract { launch, retry, checkpoint, notice, spares, preflight, workdir, artifacts, ulimits } =
+        contract;
     let limits = retry
         .limits
         .iter()
