@@ -18,12 +18,12 @@ use muster_types::health::{Condition, NodeHealth, RepairPhase, RepairStep};
 use muster_types::token::user_of;
 use muster_types::{
     Artifacts, BlobDigest, BookingSpec, ExitStatus, FieldChange, JobContract, JobMetadata, JobSpec,
-    Requester, SIZES_VARIABLE,
+    Requester, SIZES_VARIABLE, Schedule, ScheduleRun, ScheduleTemplate,
 };
 
 use crate::rows::{
     ArrayRow, ArrayTemplate, ControlRow, DoorKey, HoldRow, JobRow, NodeOverridesRow, NodeRow, Phase,
-    Placement, QuotaKey, QuotaRow, RankState, RecoveryRow, RestrictionRow,
+    Placement, QuotaKey, QuotaRow, RankState, RecoveryRow, RestrictionRow, ScheduleRow,
 };
 use crate::snapshot::RestoreError;
 use crate::state::State;
@@ -98,6 +98,7 @@ impl Redaction {
             Ok(Some(booking))
         })?;
         state.quotas = self.quotas(&whole.quotas);
+        state.schedules = mapped(&whole.schedules, |_, row| self.schedule_row(row).map(Some))?;
         state.tokens = Table::default();
         state.indexes = state.rebuilt_indexes();
         state.verify_rows().map_err(|broken| RestoreError::Invariant(broken.0))?;
@@ -114,6 +115,33 @@ impl Redaction {
     fn booking(&self, spec: &mut BookingSpec) {
         spec.user.iter_mut().for_each(|user| self.user(user));
         hide(&mut spec.reason);
+    }
+
+    fn schedule(&self, schedule: &Schedule) -> Result<Schedule, RestoreError> {
+        let ScheduleTemplate { spec, contract, metadata } = &schedule.template;
+        let metadata = self.metadata(metadata).map(Arc::unwrap_or_clone).unwrap_or_default();
+        let template =
+            ScheduleTemplate { spec: self.spec(spec)?, contract: self.contract(contract), metadata };
+        Ok(Schedule { template, ..schedule.clone() })
+    }
+
+    fn schedule_row(&self, row: &ScheduleRow) -> Result<ScheduleRow, RestoreError> {
+        let mut row = row.clone();
+        row.schedule = Arc::new(self.schedule(&row.schedule)?);
+        self.requester(&mut row.by);
+        if let Some(suspension) = &mut row.suspension {
+            self.requester(&mut suspension.by);
+            hide(&mut suspension.reason);
+        }
+        row.runs.iter_mut().for_each(|run| Redaction::run(&mut run.run));
+        Ok(row)
+    }
+
+    fn run(run: &mut ScheduleRun) {
+        match run {
+            ScheduleRun::Skipped(why) => hide(why),
+            ScheduleRun::Submitted(_) => {}
+        }
     }
 
     /// Budgets are of users, whose names are in the keys.
@@ -422,7 +450,10 @@ impl Redaction {
             Decision::QuotaRequested { grant, .. } | Decision::QuotaGranted { grant, .. } => {
                 hide(&mut grant.reason);
             }
-            Decision::QuotaAnswered { reason, .. } => hide(reason),
+            Decision::QuotaAnswered { reason, .. }
+            | Decision::ScheduleSuspensionSet { reason: Some(reason), .. } => hide(reason),
+            Decision::ScheduleSet { schedule, .. } => **schedule = self.schedule(schedule)?,
+            Decision::ScheduleRan { run, .. } => Redaction::run(run),
             Decision::BookingCreated { spec, .. } => self.booking(spec),
             Decision::ArtifactsKept { artifacts, .. } => Redaction::artifacts(artifacts),
             Decision::NodeHealthChanged { health, events, .. } => {
@@ -471,6 +502,9 @@ impl Redaction {
             | Decision::BookingOpened { .. }
             | Decision::BookingEnded { .. }
             | Decision::BookingMoved { .. }
+            | Decision::ScheduleDeleted { .. }
+            | Decision::ScheduleSuspensionSet { reason: None, .. }
+            | Decision::SchedulePlanned { .. }
             | Decision::NotificationsDelivered { .. } => {}
         }
         Ok(Some(decision))
@@ -499,7 +533,9 @@ impl Redaction {
             | Decision::QuotaAnswered { request, by, .. }
             | Decision::QuotaGranted { request, by, .. }
             | Decision::BookingCreated { request, by, .. }
-            | Decision::BookingDeleted { request, by, .. } => {
+            | Decision::BookingDeleted { request, by, .. }
+            | Decision::ScheduleSet { request, by, .. }
+            | Decision::ScheduleDeleted { request, by, .. } => {
                 Redaction::request(request);
                 self.requester(by);
             }
@@ -507,7 +543,8 @@ impl Redaction {
             | Decision::NodeDrainSet { request, by, .. }
             | Decision::NodeQuarantineSet { request, by, .. }
             | Decision::NodeRepairSet { request, by, .. }
-            | Decision::NodeApprovalSet { request, by, .. } => {
+            | Decision::NodeApprovalSet { request, by, .. }
+            | Decision::ScheduleSuspensionSet { request, by, .. } => {
                 request.iter_mut().for_each(Redaction::request);
                 self.requester(by);
             }
