@@ -341,7 +341,7 @@ async fn every_role_and_jobs_that_are_its_own_of_others_and_not_there() {
     for caller in callers(&world, &key).await {
         for which in 0..WHICH.len() {
             let job_id = || objects.jobs[which].clone();
-            let selector = || {
+            let of_job = || {
                 let filter = Some(v1::JobFilter { job_ids: vec![job_id()], ..Default::default() });
                 Some(v1::JobSelector { filter, ..Default::default() })
             };
@@ -355,7 +355,7 @@ async fn every_role_and_jobs_that_are_its_own_of_others_and_not_there() {
             }
             macro_rules! select {
                 ($($method:literal $request:ident,)*) => {$(
-                    let (request_id, selector) = (next_id(), selector());
+                    let (request_id, selector) = (next_id(), of_job());
                     let message = v1::$request { request_id, selector, validate_only: true };
                     ask!($method, message, is_foreign_denied);
                 )*};

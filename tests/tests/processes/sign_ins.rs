@@ -103,7 +103,7 @@ async fn a_person_signs_in_and_every_replica_knows_them() {
     let _heavy = heavy().await;
     let issuer = issuer().await;
     let url = issuer.lock().url.clone();
-    let site = Site::start_with(&settings(&url)).await;
+    let mut site = Site::start_with(&settings(&url)).await;
     from_the_command_line(&site, &url).await;
 
     // Through every replica; one that follows passes the call on.

@@ -802,9 +802,9 @@ fn bookings() -> Vec<Stored> {
     };
     let name = || "demo".to_owned();
     let create =
-        v1::CreateBookingRequest { request_id: request_id(), name: name(), spec: Some(spec.clone()) };
+        v1::CreateBookingRequest { request_id: ID.to_owned(), name: name(), spec: Some(spec.clone()) };
     let plan = v1::PlanBookingRequest { name: name(), spec: Some(spec), read: read() };
-    let delete = v1::DeleteBookingRequest { request_id: request_id(), name: name() };
+    let delete = v1::DeleteBookingRequest { request_id: ID.to_owned(), name: name() };
     vec![
         stored("create-booking", "BookingService/CreateBooking", create),
         stored("plan-booking", "BookingService/PlanBooking", plan),

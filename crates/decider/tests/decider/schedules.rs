@@ -229,6 +229,7 @@ fn rights_are_looked_at_when_a_moment_comes() {
             role: TokenRole::Submitter,
             tenant: Some(name(TENANT)),
             secret_sha256: [7; 32],
+            own_role: None,
         },
         lifetime_ms: 24 * 3_600_000,
     };

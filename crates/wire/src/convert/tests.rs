@@ -246,6 +246,7 @@ fn what_is_wrong_with_an_image_is_named() {
         user: "root".into(),
         pull: 17,
         mounts: vec![mount("/a/../b", "/a"), mount("/a", "/dev/x"), mount("/a", "/a/b")],
+        ..Default::default()
     };
     let mut found: Vec<String> =
         with(v1::LaunchForm::Unspecified, wrong).unwrap_err().into_iter().map(|v| v.field).collect();

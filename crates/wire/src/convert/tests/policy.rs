@@ -1,5 +1,7 @@
 //! Policies: what goes in comes out, and what is wrong is named.
 
+use std::collections::BTreeSet;
+
 use super::generators::name;
 use super::*;
 
