@@ -171,6 +171,9 @@ async fn made(
     secret
 }
 
+/// A built-in role, the tenant, the own role with its verbs.
+type Kind = (TokenRole, Option<&'static str>, Option<&'static str>, Option<&'static [Verb]>);
+
 async fn callers(world: &World, key: &TestIssuer) -> Vec<Caller> {
     let holder = |id: u64, role, tenant: Option<&str>, own: Option<&str>, issuer: Option<&str>| {
         Principal::Token(TokenHolder {
@@ -183,7 +186,7 @@ async fn callers(world: &World, key: &TestIssuer) -> Vec<Caller> {
             issuer: issuer.map(short),
         })
     };
-    let mut kinds: Vec<(TokenRole, Option<&str>, Option<&str>, Option<&'static [Verb]>)> = TokenRole::ALL
+    let mut kinds: Vec<Kind> = TokenRole::ALL
         .into_iter()
         .map(|role| (role, (role.needs_tenant() != Some(false)).then_some("vision"), None, None))
         .collect();
@@ -200,12 +203,12 @@ async fn callers(world: &World, key: &TestIssuer) -> Vec<Caller> {
             is_regional: own == Some("eu-operator"),
         });
     }
-    let groups: [(&str, TokenRole, Option<&str>, Option<&str>, Option<&'static [Verb]>); 3] = [
-        ("vision", TokenRole::Submitter, Some("vision"), None, None),
-        ("builds", TokenRole::Submitter, Some("vision"), Some("ci"), Some(CI)),
-        ("on-call", TokenRole::Operator, None, Some("eu-operator"), Some(EU)),
+    let groups: [(&str, Kind); 3] = [
+        ("vision", (TokenRole::Submitter, Some("vision"), None, None)),
+        ("builds", (TokenRole::Submitter, Some("vision"), Some("ci"), Some(CI))),
+        ("on-call", (TokenRole::Operator, None, Some("eu-operator"), Some(EU))),
     ];
-    for (group, role, tenant, own, verbs) in groups {
+    for (group, (role, tenant, own, verbs)) in groups {
         callers.push(Caller {
             label: format!("group {group}"),
             bearer: issued(key, group),

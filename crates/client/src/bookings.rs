@@ -73,10 +73,7 @@ impl Client {
         let read = self.wanted_read(request.read);
         request.read = Some(read);
         let limit = self.confirmed_within(&read);
-        let send = |channel| {
-            let request = request.clone();
-            async move { bookings(channel).list_bookings(within(limit, request)).await }
-        };
+        let send = |channel| async move { bookings(channel).list_bookings(within(limit, request)).await };
         let answer: v1::ListBookingsResponse = self.retry(repeatable("list bookings"), send).await?;
         self.observe(answer.freshness.as_ref());
         Ok(answer)

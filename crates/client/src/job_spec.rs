@@ -143,7 +143,6 @@ impl JobSpec {
     }
 
     /// Files of the workers that come back when these end, by paths relative to where they start: `muster artifacts get`.
-    #[must_use]
     pub fn artifacts<P: Into<String>>(self, paths: impl IntoIterator<Item = P>) -> JobSpec {
         let paths = paths.into_iter().map(Into::into).collect();
         self.with(|spec| spec.artifacts = Some(v1::ArtifactRules { paths, required: false }))
