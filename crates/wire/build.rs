@@ -15,6 +15,10 @@ fn protos(directory: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
     Ok(())
 }
 
+fn configure() -> tonic_prost_build::Builder {
+    tonic_prost_build::configure().codec_path("crate::codec::SmallBuffers")
+}
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let root = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR")?).join("../../proto");
     let mut files = Vec::new();
@@ -28,10 +32,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
     // The public package by itself: what the others have of it they name as `crate::v1`.
-    tonic_prost_build::configure().build_server(false).compile_fds(descriptors.clone())?;
+    configure().build_server(false).compile_fds(descriptors.clone())?;
     let apart = out.join("apart");
     std::fs::create_dir_all(&apart)?;
-    tonic_prost_build::configure()
+    configure()
         .build_server(false)
         .out_dir(apart)
         .bytes(".muster.raft.v1")
@@ -40,7 +44,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Servers are generated separately: there, a message that many watchers receive is encoded once.
     let servers = out.join("servers");
     std::fs::create_dir_all(&servers)?;
-    let mut builder = tonic_prost_build::configure()
+    let mut builder = configure()
         .build_client(false)
         .out_dir(servers)
         .extern_path(".muster.v1beta1", "crate::v1")

@@ -7,6 +7,7 @@ pub use prost_types::FieldMask;
 
 pub mod address;
 pub mod closed;
+pub mod codec;
 pub mod convert;
 pub mod node_state;
 mod shape;
