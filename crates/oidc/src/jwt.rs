@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::base64url::decode;
 use crate::error::SignInRefusal;
 use crate::json::{JsonFault, object};
-use crate::keys::{Algorithm, KEY_ID_BYTES_MAX, Keys};
+use crate::keys::{Algorithm, KEY_ID_BYTES_MAX, Keys, SigningKey};
 use crate::settings::{IssuerSettings, Rule};
 
 /// When a token says that it expires, in seconds since the Unix epoch: for a client that wants to replace it in time. Nothing is verified.
@@ -34,7 +34,7 @@ pub(crate) struct Verified {
     /// Times in milliseconds since the Unix epoch, as the token says them.
     pub(crate) expires_ms: u64,
     pub(crate) begins_ms: u64,
-    pub(crate) key: (String, Algorithm),
+    pub(crate) key: SigningKey,
 }
 
 fn fault(fault: JsonFault) -> SignInRefusal {
@@ -105,7 +105,7 @@ impl<'a> Unverified<'a> {
             |rule: &&Rule| rule.group.as_ref().is_none_or(|group| groups.contains(&group.as_str()));
         let rule = settings.rules.iter().find(is_for_it).ok_or(SignInRefusal::NoRule)?.clone();
         let begins_ms = not_before_ms.max(issued_ms);
-        Ok(Verified { user, rule, expires_ms, begins_ms, key: (id.to_owned(), algorithm) })
+        Ok(Verified { user, rule, expires_ms, begins_ms, key })
     }
 
     fn is_for(&self, audience: &str) -> bool {

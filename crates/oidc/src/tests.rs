@@ -258,6 +258,21 @@ fn a_key_that_is_withdrawn_ends_what_was_accepted_before() {
 }
 
 #[test]
+fn a_key_that_takes_the_name_of_another_ends_what_that_one_signed() {
+    let world = World::new();
+    let token = world.key.sign(&claims());
+    let signed_in = world.issuers.judge(&token, NOW_MS).expect("it is accepted");
+    let (key, _) = world.issuers.key_of(signed_in.id).expect("it is remembered");
+    let successor = TestIssuer::new("k1");
+    world.issuers.set_keys(0, &successor.key_set());
+    assert_eq!(world.issuers.judge(&token, NOW_MS), Err(SignInRefusal::KeyUnknown), "it was remembered");
+    assert!(!world.issuers.is_accepted("corp", &key));
+    world.issuers.judge(&successor.sign(&claims()), NOW_MS).expect("the successor signs");
+    world.issuers.set_keys(0, &world.key.key_set());
+    assert_eq!(world.issuers.judge(&token, NOW_MS), Ok(signed_in), "the first is published again");
+}
+
+#[test]
 fn without_keys_nothing_is_accepted_and_old_keys_serve_for_a_while() {
     let key = TestIssuer::new("k1");
     let never = Issuers::new(vec![settings()]);
