@@ -99,13 +99,27 @@ impl<'a> Unverified<'a> {
         let issued_ms = self.time("iat", SignInRefusal::NotYetValid)?.unwrap_or_default();
         let user = self.claims.get(&settings.user_claim).and_then(Value::as_str);
         let user = user.and_then(|user| user.strip_suffix(settings.user_suffix.as_str()));
-        let user = user.and_then(Name::new).ok_or(SignInRefusal::User)?;
+        let user = user
+            .filter(|_| self.is_confirmed(&settings.user_claim))
+            .and_then(Name::new)
+            .ok_or(SignInRefusal::User)?;
         let groups = self.groups(&settings.groups_claim);
         let is_for_it =
             |rule: &&Rule| rule.group.as_ref().is_none_or(|group| groups.contains(&group.as_str()));
         let rule = settings.rules.iter().find(is_for_it).ok_or(SignInRefusal::NoRule)?.clone();
         let begins_ms = not_before_ms.max(issued_ms);
         Ok(Verified { user, rule, expires_ms, begins_ms, key })
+    }
+
+    /// Whether a claim is the holder's by more than the holder's own word: at many issuers people write any address into their
+    /// account, and the issuer says next to it whether it is theirs.
+    fn is_confirmed(&self, claim: &str) -> bool {
+        match self.claims.get("email_verified").filter(|_| claim == "email") {
+            None => true,
+            // Some issuers write it as text.
+            Some(Value::String(text)) => text == "true",
+            Some(said) => *said == Value::Bool(true),
+        }
     }
 
     fn is_for(&self, audience: &str) -> bool {

@@ -258,6 +258,22 @@ fn a_key_that_is_withdrawn_ends_what_was_accepted_before() {
 }
 
 #[test]
+fn an_email_is_a_name_only_where_the_issuer_does_not_deny_that_it_is_the_holders() {
+    let world = World::new();
+    for said in [json!(false), json!("false"), json!("yes"), json!(1), json!({})] {
+        let judged = world.judge(&with(json!({ "email_verified": said })));
+        assert_eq!(judged.err(), Some(SignInRefusal::User), "{said}");
+    }
+    for said in [Value::Null, json!(true), json!("true")] {
+        world.judge(&with(json!({ "email_verified": said }))).expect("it is accepted");
+    }
+    // It says nothing about other claims.
+    let by_subject =
+        IssuerSettings { user_claim: "sub".to_owned(), user_suffix: String::new(), ..settings() };
+    World::under(by_subject).judge(&with(json!({ "email_verified": false }))).expect("it is accepted");
+}
+
+#[test]
 fn a_key_that_takes_the_name_of_another_ends_what_that_one_signed() {
     let world = World::new();
     let token = world.key.sign(&claims());
