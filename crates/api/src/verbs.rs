@@ -141,6 +141,24 @@ mod tests {
         }
     }
 
+    #[test]
+    fn what_causes_jobs_has_the_verb_of_jobs_and_what_gives_away_capacity_has_none() {
+        for (call, verb) in [
+            ("ScheduleService/CreateSchedule", Some(Verb::Submit)),
+            ("ScheduleService/UpdateSchedule", Some(Verb::Submit)),
+            ("ScheduleService/RunSchedule", Some(Verb::Submit)),
+            ("ScheduleService/ResumeSchedule", Some(Verb::Control)),
+            ("ScheduleService/GetSchedule", Some(Verb::Read)),
+            ("JobService/ForwardPort", Some(Verb::Exec)),
+            ("QuotaService/GrantQuota", None),
+            ("QuotaService/AnswerQuota", None),
+            ("BookingService/CreateBooking", None),
+            ("BookingService/DeleteBooking", None),
+        ] {
+            assert_eq!(verb_of(&format!("/muster.v1beta1.{call}")), verb, "{call}");
+        }
+    }
+
     /// What the policy checks of verbs and built-in roles is what the permission table says.
     #[test]
     fn a_verb_is_of_a_built_in_role_where_the_role_has_a_call_of_it() {
