@@ -48,15 +48,22 @@ struct Known {
 pub(crate) struct Issuer {
     pub(crate) settings: IssuerSettings,
     known: Mutex<Known>,
-    /// A token names a key that is not there.
+    /// A token names a key that is not there, or no keys are.
     pub(crate) wanted: Notify,
 }
 
 impl Issuer {
     fn keys(&self) -> Result<Arc<Keys>, SignInRefusal> {
-        let known = self.known.lock();
-        let is_recent = known.read.is_some_and(|read| read.elapsed() < self.settings.keys_kept);
-        known.keys.clone().filter(|_| is_recent).ok_or(SignInRefusal::KeysUnavailable)
+        let usable = {
+            let known = self.known.lock();
+            let is_recent = known.read.is_some_and(|read| read.elapsed() < self.settings.keys_kept);
+            known.keys.clone().filter(|_| is_recent)
+        };
+        if usable.is_none() {
+            // The issuer may be back: somebody waits for it, so it is asked before the pause after a failure is over.
+            self.wanted.notify_one();
+        }
+        usable.ok_or(SignInRefusal::KeysUnavailable)
     }
 
     /// Puts the keys in use that were read now.

@@ -299,6 +299,16 @@ fn without_keys_nothing_is_accepted_and_old_keys_serve_for_a_while() {
     assert!(Issuers::new(Vec::new()).is_empty());
 }
 
+#[tokio::test]
+async fn a_token_that_finds_no_keys_has_them_read_again_soon() {
+    let issuers = Issuers::new(vec![settings()]);
+    let token = TestIssuer::new("k1").sign(&claims());
+    assert_eq!(issuers.judge(&token, NOW_MS), Err(SignInRefusal::KeysUnavailable));
+    let issuer = issuers.all().next().expect("there is one");
+    let wanted = tokio::time::timeout(Duration::from_secs(1), issuer.wanted.notified());
+    assert!(wanted.await.is_ok(), "who reads the keys is told");
+}
+
 #[test]
 fn what_is_remembered_is_bounded() {
     let world = World::new();
