@@ -187,6 +187,15 @@ fn what_is_not_signed_by_a_key_of_the_issuer_is_refused() {
     assert_eq!(judge(&format!("{other}.{signature}")), Some(Signature), "of another token");
     let forged = TestIssuer::new("k1");
     assert_eq!(judge(&forged.sign(&claims())), Some(Signature), "another key of the same name");
+    // A key that a token brings with it is nobody's, and what it names is not asked.
+    for id in ["k1", "../k1", "https://evil.example/keys#k1"] {
+        let brought = json!({
+            "alg": "EdDSA", "kid": id, "jwk": forged.key(), "jku": "https://evil.example/keys",
+            "x5u": "https://evil.example/certificate", "x5c": ["AA"],
+        });
+        let expected = if id == "k1" { Signature } else { KeyUnknown };
+        assert_eq!(judge(&forged.sign_text(&brought.to_string(), &text)), Some(expected), "{id}");
+    }
     let unknown = TestIssuer::new("k2");
     assert_eq!(judge(&unknown.sign(&claims())), Some(KeyUnknown));
     let nameless = world.key.sign_text(&json!({ "alg": "EdDSA" }).to_string(), &text);
