@@ -77,6 +77,10 @@ impl<'a> Unverified<'a> {
         }) {
             return Err(SignInRefusal::Malformed);
         }
+        // A notice of an event (RFC 8417), as of the end of a session, is signed with the same key and for the same audience.
+        if self.claims.contains_key("events") {
+            return Err(SignInRefusal::Malformed);
+        }
         let algorithm = self.header.get("alg").and_then(Value::as_str).and_then(Algorithm::from_name);
         let algorithm = algorithm.filter(|algorithm| settings.algorithms.contains(algorithm));
         let algorithm = algorithm.ok_or(SignInRefusal::Algorithm)?;

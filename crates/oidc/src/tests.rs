@@ -232,6 +232,11 @@ fn what_is_no_token_is_refused() {
     assert_eq!(judge(&world.key.sign_text(header, &inner)), Some(RepeatedClaim));
     let header = r#"{"alg":"EdDSA","alg":"none","kid":"k1"}"#;
     assert_eq!(judge(&world.key.sign_text(header, &text)), Some(RepeatedClaim));
+    // A notice that a session has ended is no sign-in.
+    let notice = with(
+        json!({ "events": { "http://schemas.openid.net/event/backchannel-logout": {} }, "exp": NOW_S + 60 }),
+    );
+    assert_eq!(judge(&world.key.sign(&notice)), Some(Malformed));
     for header in [
         r#"{"alg":"EdDSA","kid":"k1","crit":["b64"],"b64":false}"#,
         r#"{"alg":"EdDSA","kid":"k1","typ":"logout+jwt"}"#,
