@@ -190,10 +190,11 @@ struct Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         let mut open = self.open.lock();
-        if let Some(counts) = open.get_mut(&self.principal) {
+        let counted = self.principal.as_counted();
+        if let Some(counts) = open.get_mut(&counted) {
             counts[slot(self.class)] -= 1;
             if *counts == [0; CLASSES] {
-                open.remove(&self.principal);
+                open.remove(&counted);
             }
         }
     }
@@ -329,7 +330,7 @@ impl Guard {
         let (class, path) = (rule.class, rule.path);
         let max = self.limits.of(&principal, class);
         let mut open = self.open.lock();
-        let count = &mut open.entry(principal).or_insert([0; CLASSES])[slot(class)];
+        let count = &mut open.entry(principal.as_counted()).or_insert([0; CLASSES])[slot(class)];
         if *count >= max {
             let what = match class {
                 Class::Call => "calls",

@@ -30,7 +30,7 @@ impl Account {
     pub(crate) fn of(principal: &Principal) -> Account {
         match principal.role() {
             Some(Role::TenantClient { tenant, .. }) => Account::Tenant(tenant),
-            _ => Account::Holder(*principal),
+            _ => Account::Holder(principal.as_counted()),
         }
     }
 
@@ -179,7 +179,7 @@ impl<K: Copy + Eq + Hash> Tallies<K> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use muster_transport::PeerName;
+    use muster_transport::{PeerName, TokenHolder};
     use muster_types::ClusterId;
 
     fn short(name: &str) -> ShortName {
@@ -239,6 +239,13 @@ mod tests {
             Account::of(&named(Role::Client(short("ada")))),
             Account::of(&named(Role::Client(short("eve"))))
         );
+        let signed_in = |id| {
+            let (cluster, role) = (muster_types::ClusterId(1), muster_types::TokenRole::Operator);
+            let (id, user, issuer) = (muster_types::TokenId(id), short("ada"), Some(short("corp")));
+            let (tenant, own_role) = (None, None);
+            Principal::Token(TokenHolder { cluster, id, role, tenant, user, own_role, issuer })
+        };
+        assert_eq!(Account::of(&signed_in(1)), Account::of(&signed_in(2)), "an issuer gives many");
         let pool = Pool::new(1_000, 3);
         let held = [(); 3].map(|()| pool.enter(Account::of(&named(user("ada"))), 1).expect("three fit"));
         assert!(pool.enter(Account::of(&named(user("eve"))), 1).is_none());

@@ -145,7 +145,7 @@ struct Denials {
 impl Denials {
     /// Whether a call is to be logged; it counts as logged from then on.
     fn enter(&mut self, principal: Principal, path: &'static str) -> bool {
-        let account = Account::of(&principal);
+        let (account, principal) = (Account::of(&principal), principal.as_counted());
         let of_account = self.of_account.get(&account).copied().unwrap_or_default();
         let is_full = self.logged.len() >= DENIALS_LOGGED_MAX || of_account >= DENIALS_OF_ACCOUNT_MAX;
         if is_full || !self.logged.insert((principal, path)) {
@@ -339,6 +339,12 @@ mod tests {
         assert!(denials.enter(holder("quiet", 1), "/a"));
         assert!(!denials.enter(holder("quiet", 1), "/a"), "once");
         assert!(denials.enter(Principal::Anonymous, "/a"));
+        let signed_in = |id| {
+            let Principal::Token(known) = holder("issued", id) else { panic!("it is a token") };
+            Principal::Token(TokenHolder { issuer: Some(short("corp")), ..known })
+        };
+        assert!(denials.enter(signed_in(1), "/a"));
+        assert!(!denials.enter(signed_in(2), "/a"), "another token of the same person");
     }
 
     #[test]

@@ -37,6 +37,8 @@ fn verb_of(path: &str) -> Option<Verb> {
     Some(match call {
         "admin.v1beta1.ArchiveService/GetArchiveStatus"
         | "admin.v1beta1.DrillService/GetDrill"
+        | "v1beta1.BookingService/GetBooking"
+        | "v1beta1.BookingService/ListBookings"
         | "v1beta1.ClusterService/GetStatus"
         | "v1beta1.FleetService/GetHealthPolicy"
         | "v1beta1.FleetService/GetNode"
@@ -51,20 +53,31 @@ fn verb_of(path: &str) -> Option<Verb> {
         | "v1beta1.JobService/PlanJob"
         | "v1beta1.JobService/WatchJobs"
         | "v1beta1.PolicyService/GetPolicy"
+        | "v1beta1.QuotaService/ListQuotaGrants"
+        | "v1beta1.ScheduleService/GetSchedule"
+        | "v1beta1.ScheduleService/ListSchedules"
         | "v1beta1.TenantService/ListTenants"
         | "v1beta1.TenantService/WatchTenants" => Verb::Read,
         "v1beta1.JobService/SubmitJob"
         | "v1beta1.JobService/SubmitJobs"
-        | "v1beta1.JobService/SubmitStream" => Verb::Submit,
-        "v1beta1.JobService/CancelJob" | "v1beta1.JobService/CancelJobs" => Verb::Cancel,
+        | "v1beta1.JobService/SubmitStream"
+        | "v1beta1.QuotaService/RequestQuota"
+        | "v1beta1.ScheduleService/CreateSchedule"
+        | "v1beta1.ScheduleService/RunSchedule"
+        | "v1beta1.ScheduleService/UpdateSchedule" => Verb::Submit,
+        "v1beta1.JobService/CancelJob"
+        | "v1beta1.JobService/CancelJobs"
+        | "v1beta1.ScheduleService/DeleteSchedule" => Verb::Cancel,
         "v1beta1.JobService/HoldJobs"
         | "v1beta1.JobService/ReleaseJobs"
         | "v1beta1.JobService/RequeueJobs"
         | "v1beta1.JobService/SuspendJobs"
-        | "v1beta1.JobService/UpdateJob" => Verb::Control,
+        | "v1beta1.JobService/UpdateJob"
+        | "v1beta1.ScheduleService/ResumeSchedule"
+        | "v1beta1.ScheduleService/SuspendSchedule" => Verb::Control,
         "v1beta1.JobService/CommitCheckpoint" => Verb::Checkpoint,
         "v1beta1.JobService/ReadLogs" => Verb::Output,
-        "v1beta1.JobService/ExecWorker" => Verb::Exec,
+        "v1beta1.JobService/ExecWorker" | "v1beta1.JobService/ForwardPort" => Verb::Exec,
         "v1beta1.FleetService/CordonNode" | "v1beta1.FleetService/UncordonNode" => Verb::Cordon,
         "v1beta1.FleetService/DrainNode" | "v1beta1.FleetService/CancelNodeDrain" => Verb::Drain,
         "v1beta1.FleetService/BeginNodeRepair" | "v1beta1.FleetService/FinishNodeRepair" => Verb::Repair,
@@ -109,13 +122,40 @@ mod tests {
     /// No call is forgotten: it has a verb, every role has it, or it is listed here as one that no role of a policy has.
     #[test]
     fn every_call_of_a_built_in_role_has_a_verb_or_is_withheld() {
-        let withheld = ["CreateToken", "ListTokens", "RevokeToken"];
+        let withheld = [
+            "AnswerQuota",
+            "CreateBooking",
+            "CreateToken",
+            "DeleteBooking",
+            "GrantQuota",
+            "ListTokens",
+            "PlanBooking",
+            "RevokeToken",
+        ];
         for rule in RULES {
             let name = rule.path.rsplit('/').next().expect("a path");
             let wholes = TokenRole::ALL.into_iter().filter(|role| *role != TokenRole::Admin);
             let is_of_some = wholes.into_iter().any(|role| rule.kinds.include(&holder(role)));
             let is_classified = is_in(rule.path, |_| true);
             assert_eq!(is_classified, is_of_some && !withheld.contains(&name), "{}", rule.path);
+        }
+    }
+
+    #[test]
+    fn what_causes_jobs_has_the_verb_of_jobs_and_what_gives_away_capacity_has_none() {
+        for (call, verb) in [
+            ("ScheduleService/CreateSchedule", Some(Verb::Submit)),
+            ("ScheduleService/UpdateSchedule", Some(Verb::Submit)),
+            ("ScheduleService/RunSchedule", Some(Verb::Submit)),
+            ("ScheduleService/ResumeSchedule", Some(Verb::Control)),
+            ("ScheduleService/GetSchedule", Some(Verb::Read)),
+            ("JobService/ForwardPort", Some(Verb::Exec)),
+            ("QuotaService/GrantQuota", None),
+            ("QuotaService/AnswerQuota", None),
+            ("BookingService/CreateBooking", None),
+            ("BookingService/DeleteBooking", None),
+        ] {
+            assert_eq!(verb_of(&format!("/muster.v1beta1.{call}")), verb, "{call}");
         }
     }
 

@@ -19,6 +19,8 @@ use super::local;
 const FILE: &str = "login.json";
 /// Tokens of issuers have some KiB.
 const FILE_BYTES_MAX: u64 = 256 << 10;
+/// Authorities of a cluster are a few.
+const AUTHORITIES_BYTES_MAX: u64 = 1 << 20;
 /// A token that ends sooner than this is replaced before it is used.
 const REFRESH_BEFORE_S: u64 = 60;
 
@@ -220,18 +222,36 @@ pub fn forget() -> Result<bool, Failure> {
 }
 
 /// The sign-in for the replicas that are meant, and these. Where nothing names a replica and no `muster dev` runs, it says itself which they
-/// are. A token goes to no other replicas than those that it was got for.
+/// are. A token goes to no other replicas than those that it was got for, and not to those of another cluster at the same address: `ca`
+/// are the authorities of the command line or the environment.
 ///
 /// # Errors
-/// When its file can be read by others, or is damaged.
-pub fn kept_for(given: &[String]) -> Result<Option<(StoredLogin, Vec<String>)>, Failure> {
+/// When its file can be read by others, or is damaged, and when other authorities are named than it was got with.
+pub fn kept_for(given: &[String], ca: Option<&Path>) -> Result<Option<(StoredLogin, Vec<String>)>, Failure> {
     let Some(path) = path().filter(|path| path.exists()) else { return Ok(None) };
     let named = config::named(given)?;
     if named.is_empty() && local::running().is_some() {
         return Ok(None);
     }
     let Some(login) = read(&path)? else { return Ok(None) };
-    Ok(chosen(&login, named).map(|endpoints| (login, endpoints)))
+    let Some(endpoints) = chosen(&login, named) else { return Ok(None) };
+    if let Some(other) = ca.filter(|ca| !are_same_authorities(ca, &login.ca)) {
+        let text = format!(
+            "the sign-in was got with the authorities {}, and {} has others",
+            login.ca.display(),
+            other.display()
+        );
+        return Err(Failure::usage(text)
+            .with_next("leave --ca and MUSTER_CA out, or sign in once more with `muster login`"));
+    }
+    Ok(Some((login, endpoints)))
+}
+
+/// Whether a file of authorities is the one that was kept, or has the same content.
+fn are_same_authorities(given: &Path, known: &Path) -> bool {
+    let content = |path: &Path| muster_files::read_bounded(path, AUTHORITIES_BYTES_MAX).ok();
+    std::path::absolute(given).is_ok_and(|given| given == known)
+        || content(given).is_some_and(|given| content(known) == Some(given))
 }
 
 fn chosen(login: &StoredLogin, named: Vec<String>) -> Option<Vec<String>> {
@@ -285,6 +305,22 @@ mod tests {
         assert_eq!(named(&[]).unwrap(), ["a:1", "b:1"]);
         assert_eq!(named(&["b:1"]).unwrap(), ["b:1"]);
         assert_eq!(named(&["b:1", "c:1"]), None);
+    }
+
+    #[test]
+    fn a_token_goes_to_no_cluster_of_other_authorities() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = |name: &str, content: &str| {
+            let path = directory.path().join(name);
+            std::fs::write(&path, content).unwrap();
+            path
+        };
+        let (known, copy, other) = (file("ca.crt", "one"), file("copy.crt", "one"), file("other.crt", "two"));
+        assert!(are_same_authorities(&known, &known) && are_same_authorities(&copy, &known));
+        assert!(!are_same_authorities(&other, &known));
+        let absent = directory.path().join("absent.crt");
+        assert!(!are_same_authorities(&absent, &known) && !are_same_authorities(&known, &absent));
+        assert!(!are_same_authorities(&absent, &directory.path().join("none.crt")));
     }
 
     #[test]

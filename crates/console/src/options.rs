@@ -107,7 +107,7 @@ impl Global {
     async fn endpoints(&self) -> Result<Endpoints, Failure> {
         let token = config::token(self.token_file.as_deref())?;
         let is_named = token.is_some() || self.cert.is_some() || self.key.is_some();
-        let kept = if is_named { None } else { login::kept_for(&self.endpoint)? };
+        let kept = if is_named { None } else { login::kept_for(&self.endpoint, self.ca.as_deref())? };
         if let Some((login, endpoints)) = kept {
             let ca = self.ca.clone().unwrap_or_else(|| login.ca.clone());
             return config::signed_in(&endpoints, &ca, &login.bearer().await?);

@@ -29,7 +29,7 @@ pub enum SignInRefusal {
     NotYetValid,
     /// Without an end, or with one that is too far away.
     Lifetime,
-    /// The claim with the user's name is missing, or is no name.
+    /// The claim with the user's name is missing, is no name, or is an email that the issuer has not verified.
     User,
     /// No rule is for one of its groups.
     NoRule,
@@ -106,7 +106,9 @@ impl SignInRefusal {
             SignInRefusal::Expired => "it has expired; sign in once more with `muster login`",
             SignInRefusal::NotYetValid => "it is not valid yet; check the clocks",
             SignInRefusal::Lifetime => "it has no end, or one that is further away than the replica allows",
-            SignInRefusal::User => "it does not say the user's name, or that is no name here",
+            SignInRefusal::User => {
+                "it has no name of the user, one that is no name here, or an email that nobody has verified"
+            }
             SignInRefusal::NoRule => "no rule of the replica is for one of its groups; ask an operator",
             SignInRefusal::Role => {
                 "the rule for it names a role that the policy does not define; ask an operator"

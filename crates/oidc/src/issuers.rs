@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use crate::error::SignInRefusal;
 use crate::jwt::{Unverified, Verified};
-use crate::keys::{Algorithm, Keys};
+use crate::keys::{Keys, SigningKey};
 use crate::settings::IssuerSettings;
 
 /// Verified tokens that are remembered.
@@ -48,15 +48,22 @@ struct Known {
 pub(crate) struct Issuer {
     pub(crate) settings: IssuerSettings,
     known: Mutex<Known>,
-    /// A token names a key that is not there.
+    /// A token names a key that is not there, or no keys are.
     pub(crate) wanted: Notify,
 }
 
 impl Issuer {
     fn keys(&self) -> Result<Arc<Keys>, SignInRefusal> {
-        let known = self.known.lock();
-        let is_recent = known.read.is_some_and(|read| read.elapsed() < self.settings.keys_kept);
-        known.keys.clone().filter(|_| is_recent).ok_or(SignInRefusal::KeysUnavailable)
+        let usable = {
+            let known = self.known.lock();
+            let is_recent = known.read.is_some_and(|read| read.elapsed() < self.settings.keys_kept);
+            known.keys.clone().filter(|_| is_recent)
+        };
+        if usable.is_none() {
+            // The issuer may be back: somebody waits for it, so it is asked before the pause after a failure is over.
+            self.wanted.notify_one();
+        }
+        usable.ok_or(SignInRefusal::KeysUnavailable)
     }
 
     /// Puts the keys in use that were read now.
@@ -121,7 +128,7 @@ impl Issuers {
         };
         let issuer = self.0.issuers.get(place).ok_or(SignInRefusal::Issuer)?;
         let settings = &issuer.settings;
-        if issuer.keys()?.get(&verified.key.0, verified.key.1).is_none() {
+        if !issuer.keys()?.has(&verified.key) {
             return Err(self.missing(issuer));
         }
         verified.check_time(settings, now_ms)?;
@@ -186,14 +193,14 @@ impl Issuers {
     /// Whether a token that was accepted as this one still is: it has not expired, and its key is published. `issuer` and `key` are
     /// those of [`Issuers::key_of`].
     #[must_use]
-    pub fn is_accepted(&self, issuer: &str, key: &(String, Algorithm)) -> bool {
+    pub fn is_accepted(&self, issuer: &str, key: &SigningKey) -> bool {
         let issuer = self.0.issuers.iter().find(|known| known.settings.name.as_str() == issuer);
-        issuer.is_some_and(|issuer| issuer.keys().is_ok_and(|keys| keys.get(&key.0, key.1).is_some()))
+        issuer.is_some_and(|issuer| issuer.keys().is_ok_and(|keys| keys.has(key)))
     }
 
     /// The key that signed a token which was accepted a moment ago, and until when it is accepted, in milliseconds.
     #[must_use]
-    pub fn key_of(&self, id: u64) -> Option<((String, Algorithm), u64)> {
+    pub fn key_of(&self, id: u64) -> Option<(SigningKey, u64)> {
         let known = self.remembered(id)?;
         let skew = self.0.issuers.get(known.issuer)?.settings.clock_skew;
         let skew_ms = u64::try_from(skew.as_millis()).unwrap_or(u64::MAX);

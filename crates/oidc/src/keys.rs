@@ -6,6 +6,7 @@ use ring::signature::{
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use crate::base64url::decode;
 use crate::json::{JsonFault, object};
@@ -75,7 +76,7 @@ impl PublicKey {
     }
 
     /// Whether the signature of a message is by this key.
-    pub(crate) fn verifies(&self, message: &[u8], signature: &[u8]) -> bool {
+    fn verifies(&self, message: &[u8], signature: &[u8]) -> bool {
         let verified = match self {
             PublicKey::Rsa { modulus, exponent } => {
                 let key = RsaPublicKeyComponents { n: modulus.as_slice(), e: exponent.as_slice() };
@@ -116,6 +117,21 @@ impl PublicKey {
     }
 }
 
+/// A key that an issuer publishes, with its name. An issuer that gives a name to another key has withdrawn the first: both the name and
+/// the key itself are compared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SigningKey {
+    name: (String, Algorithm),
+    public: Arc<PublicKey>,
+}
+
+impl SigningKey {
+    /// Whether the signature of a message is by this key.
+    pub(crate) fn verifies(&self, message: &[u8], signature: &[u8]) -> bool {
+        self.public.verifies(message, signature)
+    }
+}
+
 fn without_zeros(bytes: Vec<u8>) -> Vec<u8> {
     let zeros = bytes.iter().take_while(|byte| **byte == 0).count();
     bytes.into_iter().skip(zeros).collect()
@@ -136,7 +152,7 @@ pub(crate) enum KeySetError {
 
 /// The keys of an issuer by their names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Keys(BTreeMap<(String, Algorithm), PublicKey>);
+pub(crate) struct Keys(BTreeMap<(String, Algorithm), Arc<PublicKey>>);
 
 impl Keys {
     /// Reads a key set. Keys that verify no token here are passed over; a set without any means that all were withdrawn.
@@ -151,7 +167,7 @@ impl Keys {
             let id = key.get("kid").and_then(Value::as_str);
             let Some(id) = id.filter(|id| !id.is_empty() && id.len() <= KEY_ID_BYTES_MAX) else { continue };
             let Some(read) = PublicKey::of(key) else { continue };
-            if keys.insert((id.to_owned(), read.algorithm()), read).is_some() {
+            if keys.insert((id.to_owned(), read.algorithm()), Arc::new(read)).is_some() {
                 return Err(KeySetError::Repeated);
             }
         }
@@ -159,8 +175,15 @@ impl Keys {
     }
 
     /// The key of this name for this algorithm.
-    pub(crate) fn get(&self, id: &str, algorithm: Algorithm) -> Option<&PublicKey> {
-        self.0.get(&(id.to_owned(), algorithm))
+    pub(crate) fn get(&self, id: &str, algorithm: Algorithm) -> Option<SigningKey> {
+        let name = (id.to_owned(), algorithm);
+        let public = Arc::clone(self.0.get(&name)?);
+        Some(SigningKey { name, public })
+    }
+
+    /// Whether this very key is still published under its name.
+    pub(crate) fn has(&self, key: &SigningKey) -> bool {
+        self.0.get(&key.name).is_some_and(|public| *public == key.public)
     }
 
     /// How many there are.

@@ -26,7 +26,7 @@ pub use device::{DeviceCode, Login, Provider, Tokens};
 pub use error::{LoginError, SignInRefusal};
 pub use issuers::{Issuers, SignIn};
 pub use jwt::unverified_expiry_s;
-pub use keys::{Algorithm, KEY_SET_BYTES_MAX};
+pub use keys::{Algorithm, KEY_SET_BYTES_MAX, SigningKey};
 pub use muster_fetch::FetchRules;
 pub use muster_transport::{JWT_BYTES_MAX, is_jwt};
 pub use settings::{ISSUERS_MAX, IssuerSettings, KeySource, RULES_MAX, Rule};

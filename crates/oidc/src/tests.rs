@@ -187,6 +187,15 @@ fn what_is_not_signed_by_a_key_of_the_issuer_is_refused() {
     assert_eq!(judge(&format!("{other}.{signature}")), Some(Signature), "of another token");
     let forged = TestIssuer::new("k1");
     assert_eq!(judge(&forged.sign(&claims())), Some(Signature), "another key of the same name");
+    // A key that a token brings with it is nobody's, and what it names is not asked.
+    for id in ["k1", "../k1", "https://evil.example/keys#k1"] {
+        let brought = json!({
+            "alg": "EdDSA", "kid": id, "jwk": forged.key(), "jku": "https://evil.example/keys",
+            "x5u": "https://evil.example/certificate", "x5c": ["AA"],
+        });
+        let expected = if id == "k1" { Signature } else { KeyUnknown };
+        assert_eq!(judge(&forged.sign_text(&brought.to_string(), &text)), Some(expected), "{id}");
+    }
     let unknown = TestIssuer::new("k2");
     assert_eq!(judge(&unknown.sign(&claims())), Some(KeyUnknown));
     let nameless = world.key.sign_text(&json!({ "alg": "EdDSA" }).to_string(), &text);
@@ -223,6 +232,11 @@ fn what_is_no_token_is_refused() {
     assert_eq!(judge(&world.key.sign_text(header, &inner)), Some(RepeatedClaim));
     let header = r#"{"alg":"EdDSA","alg":"none","kid":"k1"}"#;
     assert_eq!(judge(&world.key.sign_text(header, &text)), Some(RepeatedClaim));
+    // A notice that a session has ended is no sign-in.
+    let notice = with(
+        json!({ "events": { "http://schemas.openid.net/event/backchannel-logout": {} }, "exp": NOW_S + 60 }),
+    );
+    assert_eq!(judge(&world.key.sign(&notice)), Some(Malformed));
     for header in [
         r#"{"alg":"EdDSA","kid":"k1","crit":["b64"],"b64":false}"#,
         r#"{"alg":"EdDSA","kid":"k1","typ":"logout+jwt"}"#,
@@ -258,6 +272,37 @@ fn a_key_that_is_withdrawn_ends_what_was_accepted_before() {
 }
 
 #[test]
+fn an_email_is_a_name_only_where_the_issuer_does_not_deny_that_it_is_the_holders() {
+    let world = World::new();
+    for said in [json!(false), json!("false"), json!("yes"), json!(1), json!({})] {
+        let judged = world.judge(&with(json!({ "email_verified": said })));
+        assert_eq!(judged.err(), Some(SignInRefusal::User), "{said}");
+    }
+    for said in [Value::Null, json!(true), json!("true")] {
+        world.judge(&with(json!({ "email_verified": said }))).expect("it is accepted");
+    }
+    // It says nothing about other claims.
+    let by_subject =
+        IssuerSettings { user_claim: "sub".to_owned(), user_suffix: String::new(), ..settings() };
+    World::under(by_subject).judge(&with(json!({ "email_verified": false }))).expect("it is accepted");
+}
+
+#[test]
+fn a_key_that_takes_the_name_of_another_ends_what_that_one_signed() {
+    let world = World::new();
+    let token = world.key.sign(&claims());
+    let signed_in = world.issuers.judge(&token, NOW_MS).expect("it is accepted");
+    let (key, _) = world.issuers.key_of(signed_in.id).expect("it is remembered");
+    let successor = TestIssuer::new("k1");
+    world.issuers.set_keys(0, &successor.key_set());
+    assert_eq!(world.issuers.judge(&token, NOW_MS), Err(SignInRefusal::KeyUnknown), "it was remembered");
+    assert!(!world.issuers.is_accepted("corp", &key));
+    world.issuers.judge(&successor.sign(&claims()), NOW_MS).expect("the successor signs");
+    world.issuers.set_keys(0, &world.key.key_set());
+    assert_eq!(world.issuers.judge(&token, NOW_MS), Ok(signed_in), "the first is published again");
+}
+
+#[test]
 fn without_keys_nothing_is_accepted_and_old_keys_serve_for_a_while() {
     let key = TestIssuer::new("k1");
     let never = Issuers::new(vec![settings()]);
@@ -266,6 +311,16 @@ fn without_keys_nothing_is_accepted_and_old_keys_serve_for_a_while() {
     brief.set_keys(0, &key.key_set());
     assert_eq!(brief.judge(&key.sign(&claims()), NOW_MS), Err(SignInRefusal::KeysUnavailable));
     assert!(Issuers::new(Vec::new()).is_empty());
+}
+
+#[tokio::test]
+async fn a_token_that_finds_no_keys_has_them_read_again_soon() {
+    let issuers = Issuers::new(vec![settings()]);
+    let token = TestIssuer::new("k1").sign(&claims());
+    assert_eq!(issuers.judge(&token, NOW_MS), Err(SignInRefusal::KeysUnavailable));
+    let issuer = issuers.all().next().expect("there is one");
+    let wanted = tokio::time::timeout(Duration::from_secs(1), issuer.wanted.notified());
+    assert!(wanted.await.is_ok(), "who reads the keys is told");
 }
 
 #[test]

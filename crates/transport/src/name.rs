@@ -329,6 +329,18 @@ impl Principal {
         }
     }
 
+    /// Who it is where something is counted for each caller: an issuer gives one person as many tokens as are asked for, so all of
+    /// them count together. A token of the cluster's making counts apart: there are few.
+    #[must_use]
+    pub fn as_counted(&self) -> Principal {
+        match *self {
+            Principal::Token(holder) if holder.issuer.is_some() => {
+                Principal::Token(TokenHolder { id: TokenId(0), ..holder })
+            }
+            other => other,
+        }
+    }
+
     /// Whether it may act for the operators of the cluster.
     #[must_use]
     pub fn is_operator(&self) -> bool {
@@ -452,6 +464,24 @@ mod tests {
         for nameless in [Principal::Plaintext, Principal::Anonymous] {
             assert_eq!((nameless.passed_on(), nameless.role()), (None, None));
         }
+    }
+
+    #[test]
+    fn tokens_of_an_issuer_count_together_and_those_of_the_cluster_apart() {
+        let cluster: ClusterId = CLUSTER.parse().expect("an id");
+        let short = |text: &str| ShortName::new(text).expect("a name");
+        let counted = |id: u64, user: &str, issuer: Option<&str>| {
+            let (role, tenant, own_role) = (TokenRole::Viewer, None, None);
+            let (id, user, issuer) = (TokenId(id), short(user), issuer.map(short));
+            let holder = TokenHolder { cluster, id, role, tenant, user, own_role, issuer };
+            Principal::Token(holder).as_counted()
+        };
+        assert_eq!(counted(1, "ada", Some("corp")), counted(2, "ada", Some("corp")));
+        assert_ne!(counted(1, "ada", Some("corp")), counted(1, "eve", Some("corp")));
+        assert_ne!(counted(1, "ada", Some("corp")), counted(1, "ada", Some("dex")));
+        assert_ne!(counted(1, "ada", None), counted(2, "ada", None));
+        let named = Principal::Named(PeerName { cluster, role: Role::Client(short("ada")) });
+        assert_eq!(named.as_counted(), named);
     }
 
     #[test]

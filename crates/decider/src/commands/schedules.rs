@@ -12,6 +12,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use muster_journal::{Decision, RequestKey, hash};
 use muster_state::{GuardError, ScheduleRow, State, schedule_bytes};
+use muster_types::policy::Verb;
 use muster_types::token::token_of;
 use muster_types::{
     Control, Dependency, DependencyRule, JobId, LogIndex, LogTime, Name, NextRun, OverlapRule, Refusal,
@@ -378,8 +379,13 @@ fn lost_right(state: &State, row: &ScheduleRow, now: LogTime) -> Option<String> 
         return Some(format!("{}, its owner, does not act for tenant {tenant} any more", row.by));
     }
     let token = token_of(&row.by.name)?;
-    let is_live = state.live_token(token, now).is_some();
-    (!is_live).then(|| format!("token {token} of its owner has expired or was revoked"))
+    let Some(known) = state.live_token(token, now) else {
+        return Some(format!("token {token} of its owner has expired or was revoked"));
+    };
+    let own = known.grant.own_role.as_ref()?;
+    let role = state.policy().policy.own_role(own, known.grant.role);
+    let submits = role.is_some_and(|role| role.verbs.contains(&Verb::Submit));
+    (!submits).then(|| format!("role {own} of its owner lacks the verb submit"))
 }
 
 fn reason_of(refusal: &Refusal) -> String {

@@ -36,6 +36,7 @@ pub(super) struct CallCounts {
 impl CallCounts {
     pub(super) fn add(&mut self, call: RecordedCall) {
         let RecordedCall { at, caller, address, call, code, reason } = call;
+        let caller = caller.as_counted();
         let rows_max = if code == RecordedCall::ACCEPTED { 2 * APART_MAX } else { APART_MAX };
         let is_full = self.rows.len() >= rows_max;
         match self.rows.get_mut(&(caller, call, code)) {

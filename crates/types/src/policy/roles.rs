@@ -19,19 +19,19 @@ pub const ROLE_REGIONS_MAX: usize = 16;
 /// Calls that a role may have or lack, as one. The permission table of `api` says which call has which verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Verb {
-    /// Look at jobs, nodes, queues, policy and the log.
+    /// Look at jobs, schedules, nodes, queues, quota, bookings, policy and the log.
     Read,
-    /// Submit jobs.
+    /// Submit jobs, set and run schedules, and ask for quota.
     Submit,
-    /// Cancel jobs.
+    /// Cancel jobs, and delete schedules.
     Cancel,
-    /// Hold, release, requeue, suspend and change jobs.
+    /// Hold, release, requeue, suspend and change jobs; suspend and resume schedules.
     Control,
     /// Commit checkpoints.
     Checkpoint,
     /// Read output of workers.
     Output,
-    /// Run commands next to workers.
+    /// Run commands next to workers, and connect to their ports.
     Exec,
     /// Take nodes out of placement, and back.
     Cordon,
