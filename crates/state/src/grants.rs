@@ -5,6 +5,7 @@
 //!
 //! Time alone ends no grant: the leader records that its time is over.
 
+use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -65,7 +66,8 @@ impl State {
 
     /// Requests for quota and grants, also those that are over, by the record that made each.
     pub fn quota_grants(&self) -> impl Iterator<Item = (LogIndex, &QuotaGrantRow)> {
-        self.quotas.iter().filter_map(|(key, row)| match (key, row) {
+        // Their keys come before those of budgets, which can be very many.
+        self.quotas.iter().map_while(|(key, row)| match (key, row) {
             (QuotaKey::Grant(id), QuotaRow::Grant(row)) => Some((*id, row)),
             _ => None,
         })
@@ -294,10 +296,12 @@ impl State {
         };
         self.answer_grant(id, status, GrantAnswer { by, giver, reason });
         if status == QuotaGrantStatus::Denied {
+            self.forget_grants();
             self.index_grants();
             return Vec::new();
         }
         self.keep_grants(QuotaGrantEnd::SourceEnded, |_| true);
+        self.forget_grants();
         self.apply_grants();
         vec![Effect::PolicyChanged]
     }
@@ -307,6 +311,7 @@ impl State {
             self.end_grant(*id, QuotaGrantEnd::Expired);
         }
         self.keep_grants(QuotaGrantEnd::SourceEnded, |_| true);
+        self.forget_grants();
         self.apply_grants();
         vec![Effect::PolicyChanged]
     }
@@ -324,6 +329,7 @@ impl State {
         for id in lapsed {
             self.end_grant(id, QuotaGrantEnd::PolicySet);
         }
+        self.forget_grants();
     }
 
     /// Ends grants that cannot be added to the policy any more, and those of tenants that do not stay where they are.
@@ -377,29 +383,34 @@ impl State {
         });
     }
 
-    /// Changes a row, and forgets the oldest of those that are over of its tenant, and of all, where there are too many.
     fn change_grant(&mut self, id: LogIndex, change: impl FnOnce(&mut QuotaGrantRow)) {
-        let changed = self.quotas.change(&QuotaKey::Grant(id), |row, ()| match row {
-            QuotaRow::Grant(row) => {
-                change(row);
-                Some((row.grant.tenant.clone(), row.status.is_over()))
-            }
-            QuotaRow::Budget(_) => None,
+        self.quotas.change(&QuotaKey::Grant(id), |row, ()| match row {
+            QuotaRow::Grant(row) => change(row),
+            QuotaRow::Budget(_) => {}
         });
-        let Some((tenant, true)) = changed.flatten() else { return };
-        let over = self.quota_grants().filter(|(_, row)| row.status.is_over());
-        let (mut of_all, mut of_tenant) = (Vec::new(), Vec::new());
-        for (id, row) in over {
-            of_all.push(id);
-            if row.grant.tenant == tenant {
-                of_tenant.push(id);
+    }
+
+    /// Forgets the oldest of those that are over of each tenant, and of all, where there are too many. One record can end a
+    /// thousand, so this is done once, when all of them have.
+    fn forget_grants(&mut self) {
+        let mut over: Vec<(LogIndex, &Name)> = Vec::new();
+        for (id, row) in self.quota_grants() {
+            if row.status.is_over() {
+                over.push((id, &row.grant.tenant));
             }
         }
-        let excess_of_tenant = of_tenant.len().saturating_sub(limits::TENANT_QUOTA_HISTORY_MAX);
-        let excess_of_all = of_all.len().saturating_sub(limits::QUOTA_ROWS_MAX);
-        let oldest =
-            of_tenant.into_iter().take(excess_of_tenant).chain(of_all.into_iter().take(excess_of_all));
-        for id in oldest {
+        let mut of_tenants: BTreeMap<&Name, usize> = BTreeMap::new();
+        let (mut kept, mut forgotten) = (0usize, Vec::new());
+        for (id, tenant) in over.into_iter().rev() {
+            let of_tenant = of_tenants.entry(tenant).or_default();
+            if *of_tenant >= limits::TENANT_QUOTA_HISTORY_MAX || kept >= limits::QUOTA_ROWS_MAX {
+                forgotten.push(id);
+                continue;
+            }
+            *of_tenant += 1;
+            kept += 1;
+        }
+        for id in forgotten {
             self.quotas.remove(&QuotaKey::Grant(id));
         }
     }
