@@ -13,6 +13,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use muster_journal::RequestKey;
 use muster_types::policy::{GrantFault, GrantedPolicy, Policy, QuotaGrant, QuotaSource, reason_violation};
+use muster_types::token::user_of;
 use muster_types::{LogIndex, LogTime, Name, Requester, limits};
 
 use crate::effect::Effect;
@@ -102,8 +103,10 @@ impl State {
     #[must_use]
     pub fn grant_obstacle(&self, grant: &QuotaGrant, giver: Option<&Name>) -> Option<GrantObstacle> {
         let (all, of_tenant) = self.grant_counts(&grant.tenant);
+        let given = giver.map_or(0, |giver| self.grants_given(giver));
         let bounds = [
             ("tenant_quota_grants_max", of_tenant, limits::TENANT_QUOTA_GRANTS_MAX),
+            ("quota_grants_given_max", given, limits::QUOTA_GRANTS_GIVEN_MAX),
             ("quota_grants_max", all, limits::QUOTA_GRANTS_MAX),
         ];
         if let Some((limit, held, most)) = bounds.into_iter().find(|(_, held, most)| held >= most) {
@@ -160,6 +163,24 @@ impl State {
         })
     }
 
+    /// Grants in force that administrators of tenants below the same tenant of the first level have made.
+    fn grants_given(&self, giver: &Name) -> usize {
+        let policy = &self.policy.policy;
+        let topmost = |tenant| policy.ancestry(tenant).last();
+        let own = topmost(giver);
+        let givers = self.grants_in_force().filter_map(|(_, row)| row.answer.as_ref()?.giver.as_ref());
+        givers.filter(|giver| topmost(*giver) == own).count()
+    }
+
+    /// Requests for quota of one user that nobody has answered.
+    #[must_use]
+    pub fn open_quota_requests_of_user(&self, by: &str) -> usize {
+        let is_open = |row: &QuotaGrantRow| {
+            row.status == QuotaGrantStatus::Requested && user_of(&row.by) == user_of(by)
+        };
+        self.quota_grants().filter(|(_, row)| is_open(row)).count()
+    }
+
     /// Requests of a tenant that nobody has answered.
     #[must_use]
     pub fn open_quota_requests(&self, tenant: &Name) -> usize {
@@ -198,6 +219,10 @@ impl State {
         grant: &QuotaGrant,
     ) -> Result<(), GuardError> {
         self.check_grant((request, by), grant)?;
+        // One user can ask for many tenants, and all users together leave room for grants.
+        require(self.live_quota_rows() < limits::QUOTA_REQUESTS_MAX, GuardError::Limit)?;
+        let of_user = self.open_quota_requests_of_user(&by.name);
+        require(of_user < limits::USER_QUOTA_REQUESTS_MAX, GuardError::Limit)?;
         let open = self.open_quota_requests(&grant.tenant);
         require(open < limits::TENANT_QUOTA_REQUESTS_MAX, GuardError::Limit)
     }
@@ -526,5 +551,49 @@ impl Forecast {
             state.charge_all(&mut indexes);
         }
         state.indexes = indexes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn administrators_below_one_tenant_leave_room_for_operators() {
+        let name = |text: &str| Name::new(text).expect("a name");
+        let grant = |number: usize| QuotaGrant {
+            tenant: name(&format!("team{}", number % 100)),
+            kind: name("h100"),
+            region: None,
+            amount_milli: 1,
+            until: LogTime(1_000),
+            reason: String::from("a deadline"),
+        };
+        let answer = QuotaAnswer {
+            by: String::from("tenant/lab/ada"),
+            giver: Some(name("lab")),
+            at: LogTime(1),
+            reason: String::from("a deadline"),
+        };
+        let mut state = State::default();
+        let limit_of = |state: &State, giver: Option<&Name>| match state.grant_obstacle(&grant(0), giver) {
+            Some(GrantObstacle::Full { limit, .. }) => Some(limit),
+            _ => None,
+        };
+        for number in 0..limits::QUOTA_GRANTS_GIVEN_MAX {
+            assert_eq!(limit_of(&state, Some(&name("lab"))), None, "{number}");
+            let row = QuotaGrantRow {
+                grant: grant(number),
+                by: String::from("tenant/lab/ada"),
+                made_at: LogTime(1),
+                status: QuotaGrantStatus::Granted,
+                answer: Some(answer.clone()),
+            };
+            state.quotas.insert(QuotaKey::Grant(LogIndex(number as u64)), QuotaRow::Grant(row));
+        }
+        // The policy lists neither of the two, so that both stand below the tenant of all that it does not list.
+        assert_eq!(limit_of(&state, Some(&name("lab"))), Some("quota_grants_given_max"));
+        assert_eq!(limit_of(&state, Some(&name("video"))), Some("quota_grants_given_max"));
+        assert_eq!(limit_of(&state, None), None);
     }
 }

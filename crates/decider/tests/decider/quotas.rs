@@ -354,6 +354,32 @@ fn requests_are_bounded_for_each_tenant() {
     assert_eq!(world.guaranteed("other"), Some(4));
 }
 
+/// Who may ask for many tenants leaves room for the requests of others.
+#[test]
+fn one_user_does_not_take_the_rows_of_all_requests() {
+    let mut with_teams = draft();
+    for team in 0..10 {
+        let row = TenantPolicy { parent: Some(name("lab")), ..TenantPolicy::default() };
+        with_teams.tenants.insert(name(&format!("team{team}")), row);
+    }
+    let mut world = World::new(with_teams, 1);
+    for number in 0..limits::USER_QUOTA_REQUESTS_MAX {
+        world.request_for(&format!("team{}", number % 10), 1, HOUR_MS).unwrap();
+    }
+    let refusal = world.request_for("guest", 1, HOUR_MS).unwrap_err();
+    assert_eq!(refusal.code, RefusalCode::StateFull);
+    assert!(refusal.to_string().contains("64"), "{refusal}");
+    // Another token of the same user is the same user.
+    for (by, expected) in
+        [("tenant/lab/ada+token/0000000000000007", Some(RefusalCode::StateFull)), ("tenant/guest/eve", None)]
+    {
+        let grant = world.grant_of("guest", 1, HOUR_MS);
+        let mut order = world.order(grant, None);
+        order.by.name = by.to_owned();
+        assert_eq!(code(world.ask(&Command::RequestQuota(order))), expected, "{by}");
+    }
+}
+
 #[test]
 fn a_request_names_what_there_is() {
     let mut world = World::new(draft(), 1);
