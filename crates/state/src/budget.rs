@@ -8,7 +8,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use muster_types::policy::AcceleratorBudget;
 use muster_types::token::user_of;
-use muster_types::{JobId, LogTime, Name, limits};
+use muster_types::{JobId, LogIndex, LogTime, Name, limits};
 
 use crate::index::Indexes;
 use crate::rows::{BudgetRow, Charge, QuotaKey, QuotaRow};
@@ -142,16 +142,18 @@ impl State {
     }
 
     fn set_budget(&mut self, key: QuotaKey, row: BudgetRow) {
+        self.drop_budget(&key);
         if row.is_blank(row.as_of) {
-            if self.quotas.remove(&key) {
-                self.indexes.remove_budget_user(&key);
-            }
             return;
         }
-        if !self.quotas.contains(&key) {
-            self.indexes.add_budget_user(&key);
-        }
+        self.indexes.add_budget(&key, &row);
         self.quotas.insert(key, QuotaRow::Budget(row));
+    }
+
+    fn drop_budget(&mut self, key: &QuotaKey) {
+        let Some(row) = self.budget_row(key).cloned() else { return };
+        self.indexes.remove_budget(key, &row);
+        self.quotas.remove(key);
     }
 
     /// Counts what is charged for the budgets that a new policy states. What was used in the window stays counted where
@@ -166,8 +168,7 @@ impl State {
             let policy = &self.policy.policy;
             let budget = if user.is_some() { policy.user_budget(tenant) } else { policy.budget(tenant) };
             let is_kept = budget.is_some_and(|budget| budget.window_ms == row.window_ms);
-            self.quotas.remove(&key);
-            self.indexes.remove_budget_user(&key);
+            self.drop_budget(&key);
             if is_kept {
                 row.advance(now);
                 row.running_milli = 0;
@@ -191,17 +192,27 @@ impl State {
 
     /// Forgets what was used in windows that are over, of those that are charged for nothing.
     pub(crate) fn sweep_budgets(&mut self) {
-        let now = self.meta.log_time;
-        let blank = self.budget_rows().filter(|(_, row)| row.is_blank(now)).map(|(key, _)| key.clone());
-        let blank: Vec<QuotaKey> = blank.take(limits::PRUNE_ROWS_MAX as usize).collect();
-        for key in blank {
-            self.quotas.remove(&key);
-            self.indexes.remove_budget_user(&key);
+        let over = self.budgets_over(self.meta.log_time).take(limits::PRUNE_ROWS_MAX as usize);
+        let over: Vec<QuotaKey> = over.cloned().collect();
+        for key in over {
+            self.drop_budget(&key);
         }
     }
 
+    /// Whether something is remembered that was used in windows that are over at a moment. Until it is forgotten its users are
+    /// among those of a tenant that are counted.
+    #[must_use]
+    pub fn has_budgets_over(&self, now: LogTime) -> bool {
+        self.budgets_over(now).next().is_some()
+    }
+
+    fn budgets_over(&self, now: LogTime) -> impl Iterator<Item = &QuotaKey> {
+        self.indexes.budget_ends.iter().take_while(move |(at, _)| *at <= now).map(|(_, key)| key)
+    }
+
     pub(crate) fn budget_rows(&self) -> impl Iterator<Item = (&QuotaKey, &BudgetRow)> {
-        self.quotas.iter().filter_map(|(key, row)| match row {
+        // They come behind all requests and grants.
+        self.quotas.range(QuotaKey::Grant(LogIndex(u64::MAX))..).filter_map(|(key, row)| match row {
             QuotaRow::Budget(row) => Some((key, row)),
             QuotaRow::Grant(_) => None,
         })
@@ -209,14 +220,16 @@ impl State {
 }
 
 impl Indexes {
-    pub(crate) fn add_budget_user(&mut self, key: &QuotaKey) {
+    pub(crate) fn add_budget(&mut self, key: &QuotaKey, row: &BudgetRow) {
+        row.over_at().inspect(|at| self.budget_ends.insert((*at, key.clone())));
         if let QuotaKey::Budget(tenant, Some(_)) = key {
             let count = self.budget_users.get(tenant).copied().unwrap_or(0);
             self.budget_users.insert(tenant.clone(), count + 1);
         }
     }
 
-    pub(crate) fn remove_budget_user(&mut self, key: &QuotaKey) {
+    fn remove_budget(&mut self, key: &QuotaKey, row: &BudgetRow) {
+        row.over_at().inspect(|at| _ = self.budget_ends.remove(&(*at, key.clone())));
         if let QuotaKey::Budget(tenant, Some(_)) = key {
             match self.budget_users.get(tenant).copied().unwrap_or(0) {
                 0 | 1 => _ = self.budget_users.remove(tenant),
