@@ -322,7 +322,6 @@ impl State {
         self.answer_grant(id, status, GrantAnswer { by, giver, reason });
         if status == QuotaGrantStatus::Denied {
             self.forget_grants();
-            self.index_grants();
             return Vec::new();
         }
         self.keep_grants(QuotaGrantEnd::SourceEnded, |_| true);
@@ -332,8 +331,16 @@ impl State {
     }
 
     pub(crate) fn fold_quota_ended(&mut self, ids: &[LogIndex]) -> Vec<Effect> {
+        let is_granted =
+            |id: &LogIndex| self.quota_grant(*id).is_some_and(|row| row.status == QuotaGrantStatus::Granted);
+        // Requests that nobody answered leave what is guaranteed as it is.
+        let is_changed = ids.iter().any(is_granted);
         for id in ids {
             self.end_grant(*id, QuotaGrantEnd::Expired);
+        }
+        if !is_changed {
+            self.forget_grants();
+            return Vec::new();
         }
         self.keep_grants(QuotaGrantEnd::SourceEnded, |_| true);
         self.forget_grants();
@@ -409,10 +416,16 @@ impl State {
     }
 
     fn change_grant(&mut self, id: LogIndex, change: impl FnOnce(&mut QuotaGrantRow)) {
-        self.quotas.change(&QuotaKey::Grant(id), |row, ()| match row {
-            QuotaRow::Grant(row) => change(row),
-            QuotaRow::Budget(_) => {}
+        let over = self.quotas.change(&QuotaKey::Grant(id), |row, ()| match row {
+            QuotaRow::Grant(row) => {
+                change(row);
+                row.status.is_over().then_some(row.grant.until)
+            }
+            QuotaRow::Budget(_) => None,
         });
+        if let Some(until) = over.flatten() {
+            self.indexes.grant_ends.remove(&(until, id));
+        }
     }
 
     /// Forgets the oldest of those that are over of each tenant, and of all, where there are too many. One record can end a
@@ -451,12 +464,6 @@ impl State {
         } else {
             self.count_quotas(&mut indexes);
         }
-        self.indexes = indexes;
-    }
-
-    fn index_grants(&mut self) {
-        let mut indexes = core::mem::take(&mut self.indexes);
-        self.set_grant_ends(&mut indexes);
         self.indexes = indexes;
     }
 

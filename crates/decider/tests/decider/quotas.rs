@@ -1,6 +1,7 @@
 //! Quota for some time, and budgets of accelerator time: what holds in every world.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use muster_decider::{
     Answer, Command, QuotaAnswerOrder, QuotaOrder, Speculation, handle, quota_impact, schedule, tick,
@@ -331,6 +332,45 @@ fn a_budget_is_exceeded_by_nothing_but_what_ran_when_it_was_used_up() {
             }
         }
     }
+}
+
+/// Users of a window that is over are not among those that are counted, of whom there may be only so many.
+#[test]
+fn what_was_used_is_forgotten_once_its_window_is_over() {
+    let budget = AcceleratorBudget { hours: 4, window_ms: 6 * HOUR_MS };
+    let mut with_budget = draft();
+    let limits = TenantLimits { accelerator_hours: Some(budget), ..TenantLimits::NONE };
+    with_budget.tenants.get_mut(&name("guest")).unwrap().limits = limits;
+    let (mut world, guest) = (World::new(with_budget, 1), name("guest"));
+    let job = world.submit("guest", 1, true);
+    world.schedule();
+    world.pass_time(60_000);
+    world.report(job, &RankUpdate::Exited(ExitStatus::Code(0)));
+    let now = world.speculation.now();
+    assert_eq!(world.state.budget_used(&guest, None, now), 60_000 * 1_000);
+    let over = budget.renews_at(now);
+    assert!(!world.state.has_budgets_over(LogTime(over.0 - 1)) && world.state.has_budgets_over(over));
+    world.pass_time(6 * HOUR_MS);
+    assert!(!world.state.has_budgets_over(world.speculation.now()), "the leader's tick forgets it");
+}
+
+/// Anybody may ask for a moment and ask again: what is guaranteed is worked out, and the pending queue begun anew, for grants alone.
+#[test]
+fn requests_that_lapse_or_are_denied_change_no_guarantee() {
+    let mut world = World::new(draft(), 1);
+    world.grant("speech", 1, 100 * HOUR_MS).unwrap();
+    let before = Arc::clone(world.state.effective_policy());
+    let denied = world.request_for("vision", 1, HOUR_MS).unwrap();
+    let lapsed = world.request_for("vision", 1, HOUR_MS).unwrap();
+    world.answer(denied, false, None).unwrap();
+    assert_eq!(world.state.live_quota_rows(), 2);
+    world.pass_time(2 * HOUR_MS);
+    assert!(matches!(world.state.quota_grant(lapsed).unwrap().status, QuotaGrantStatus::Lapsed { .. }));
+    assert_eq!(world.state.live_quota_rows(), 1);
+    assert!(Arc::ptr_eq(&before, world.state.effective_policy()));
+    world.pass_time(100 * HOUR_MS);
+    assert!(!Arc::ptr_eq(&before, world.state.effective_policy()));
+    assert_eq!(world.guaranteed("speech"), Some(2));
 }
 
 #[test]
