@@ -1,5 +1,7 @@
 //! Budgets of accelerator time: what a tenant and each of its users are charged for in a window of log time.
 //!
+//! Tenants that the policy does not name are counted together, so that another name gains nothing.
+//!
 //! Only those are counted for whom the policy states a budget. A count begins with zero when the budget is stated for the
 //! first time, and when the length of its windows changes.
 
@@ -17,7 +19,7 @@ use crate::state::State;
 /// A budget that is used up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpentBudget {
-    /// Whose.
+    /// Whose; of tenants that the policy does not name the one that they are below.
     pub tenant: Name,
     /// Which of its users has it, where it is one of a user; empty for those that nobody knows.
     pub user: Option<String>,
@@ -49,8 +51,15 @@ impl State {
     /// accelerator times milliseconds; zero where no budget is stated.
     #[must_use]
     pub fn budget_used(&self, tenant: &Name, user: Option<&str>, now: LogTime) -> u128 {
-        let key = QuotaKey::Budget(tenant.clone(), user.map(|user| String::from(user_of(user))));
+        let holder = self.budget_holder(tenant).clone();
+        let key = QuotaKey::Budget(holder, user.map(|user| String::from(user_of(user))));
         self.budget_row(&key).map_or(0, |row| row.used_at(now))
+    }
+
+    /// Who a tenant's use is counted for: itself, or all tenants together that the policy does not name.
+    fn budget_holder<'a>(&'a self, tenant: &'a Name) -> &'a Name {
+        let policy = &self.policy.policy;
+        if policy.tenants.contains_key(tenant) { tenant } else { policy.unlisted() }
     }
 
     /// The budget of a tenant, where it is used up at a moment.
@@ -59,7 +68,7 @@ impl State {
         let budget = self.policy.policy.budget(tenant)?;
         let used_milli_ms = self.budget_used(tenant, None, now);
         (used_milli_ms >= budget.milli_ms()).then(|| SpentBudget {
-            tenant: tenant.clone(),
+            tenant: self.budget_holder(tenant).clone(),
             user: None,
             budget,
             used_milli_ms,
@@ -72,6 +81,7 @@ impl State {
     pub fn spent_user_budget(&self, job: JobId, now: LogTime) -> Option<SpentBudget> {
         let tenant = &self.spec(job)?.tenant;
         let budget = self.policy.policy.user_budget(tenant)?;
+        let tenant = self.budget_holder(tenant);
         let user = user_of(self.creator(job));
         let key = QuotaKey::Budget(tenant.clone(), Some(String::from(user)));
         let row = self.budget_row(&key);
@@ -110,10 +120,11 @@ impl State {
         tenant: &Name,
     ) -> impl Iterator<Item = (QuotaKey, AcceleratorBudget)> + use<> {
         let policy = &self.policy.policy;
-        let of_tenant = policy.budget(tenant).map(|budget| (QuotaKey::Budget(tenant.clone(), None), budget));
+        let holder = self.budget_holder(tenant);
+        let of_tenant = policy.budget(tenant).map(|budget| (QuotaKey::Budget(holder.clone(), None), budget));
         let of_user = policy.user_budget(tenant).map(|budget| {
             let user = String::from(user_of(self.creator(job)));
-            (QuotaKey::Budget(tenant.clone(), Some(user)), budget)
+            (QuotaKey::Budget(holder.clone(), Some(user)), budget)
         });
         of_tenant.into_iter().chain(of_user)
     }
@@ -167,7 +178,8 @@ impl State {
             let QuotaKey::Budget(tenant, user) = &key else { continue };
             let policy = &self.policy.policy;
             let budget = if user.is_some() { policy.user_budget(tenant) } else { policy.budget(tenant) };
-            let is_kept = budget.is_some_and(|budget| budget.window_ms == row.window_ms);
+            let is_kept = self.budget_holder(tenant) == tenant
+                && budget.is_some_and(|budget| budget.window_ms == row.window_ms);
             self.drop_budget(&key);
             if is_kept {
                 row.advance(now);

@@ -10,7 +10,7 @@ use muster_journal::{Decision, RankUpdate, RequestKey};
 use muster_planner::Budget;
 use muster_state::{GuardError, QuotaGrantStatus, State};
 use muster_types::policy::{
-    AcceleratorBudget, Policy, PolicyDraft, Quota, QuotaGrant, TenantLimits, TenantPolicy,
+    AcceleratorBudget, Policy, PolicyDraft, Quota, QuotaGrant, TenantLimits, TenantPolicy, UNLISTED_TENANT,
 };
 use muster_types::{
     ExitStatus, JobDraft, JobId, LogIndex, LogTime, Name, Refusal, RefusalCode, Requester, Submission, limits,
@@ -352,6 +352,38 @@ fn what_was_used_is_forgotten_once_its_window_is_over() {
     assert!(!world.state.has_budgets_over(LogTime(over.0 - 1)) && world.state.has_budgets_over(over));
     world.pass_time(6 * HOUR_MS);
     assert!(!world.state.has_budgets_over(world.speculation.now()), "the leader's tick forgets it");
+}
+
+/// Whoever may submit for any tenant gets no budget for each name that it makes up.
+#[test]
+fn tenants_that_the_policy_does_not_name_have_one_budget_together() {
+    let budget = AcceleratorBudget { hours: 1, window_ms: 24 * HOUR_MS };
+    let mut with_budget = draft();
+    let limits = TenantLimits { accelerator_hours: Some(budget), ..TenantLimits::NONE };
+    let unlisted = with_budget.tenants.entry(Name::literal(UNLISTED_TENANT)).or_default();
+    unlisted.limits = limits;
+    let mut world = World::new(with_budget, 1);
+    let first = world.submit("made-up-1", 4, true);
+    world.schedule();
+    assert!(world.state.job(first).unwrap().placement.is_some());
+    world.pass_time(HOUR_MS / 4);
+    let now = world.speculation.now();
+    let spent = world.state.spent_budget(&name("made-up-2"), now).expect("it is used up");
+    assert_eq!((spent.tenant.as_str(), spent.used_milli_ms), (UNLISTED_TENANT, budget.milli_ms()));
+    let second = world.submit("made-up-2", 1, true);
+    let listed = world.submit("other", 1, true);
+    world.schedule();
+    assert!(world.state.job(second).unwrap().placement.is_none());
+    assert!(world.state.job(listed).unwrap().placement.is_some());
+    // A policy that names the first leaves what was used with all others, and counts what runs from now on for it.
+    let mut named = draft();
+    for tenant in ["made-up-1", UNLISTED_TENANT] {
+        named.tenants.entry(name(tenant)).or_default().limits = limits;
+    }
+    world.set_policy(named);
+    let now = world.speculation.now();
+    assert_eq!(world.state.budget_used(&name("made-up-2"), None, now), budget.milli_ms());
+    assert_eq!(world.state.budget_used(&name("made-up-1"), None, now), 0);
 }
 
 /// Anybody may ask for a moment and ask again: what is guaranteed is worked out, and the pending queue begun anew, for grants alone.
