@@ -396,8 +396,11 @@ fn requests_that_lapse_or_are_denied_change_no_guarantee() {
     let lapsed = world.request_for("vision", 1, HOUR_MS).unwrap();
     world.answer(denied, false, None).unwrap();
     assert_eq!(world.state.live_quota_rows(), 2);
+    world.schedule();
+    assert!(!world.speculation.wants_schedule());
     world.pass_time(2 * HOUR_MS);
     assert!(matches!(world.state.quota_grant(lapsed).unwrap().status, QuotaGrantStatus::Lapsed { .. }));
+    assert!(!world.speculation.wants_schedule());
     assert_eq!(world.state.live_quota_rows(), 1);
     assert!(Arc::ptr_eq(&before, world.state.effective_policy()));
     world.pass_time(100 * HOUR_MS);
