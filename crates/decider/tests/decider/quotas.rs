@@ -354,7 +354,7 @@ fn what_was_used_is_forgotten_once_its_window_is_over() {
     assert!(!world.state.has_budgets_over(world.speculation.now()), "the leader's tick forgets it");
 }
 
-/// Whoever may submit for any tenant gets no budget for each name that it makes up.
+/// Who acts for all tenants has no budget for each name that it makes up.
 #[test]
 fn tenants_that_the_policy_does_not_name_have_one_budget_together() {
     let budget = AcceleratorBudget { hours: 1, window_ms: 24 * HOUR_MS };
@@ -386,7 +386,7 @@ fn tenants_that_the_policy_does_not_name_have_one_budget_together() {
     assert_eq!(world.state.budget_used(&name("made-up-1"), None, now), 0);
 }
 
-/// Anybody may ask for a moment and ask again: what is guaranteed is worked out, and the pending queue begun anew, for grants alone.
+/// Anybody may ask for a moment and ask again: only grants have what is guaranteed worked out, and the pending queue begun again.
 #[test]
 fn requests_that_lapse_or_are_denied_change_no_guarantee() {
     let mut world = World::new(draft(), 1);
