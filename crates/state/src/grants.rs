@@ -219,7 +219,7 @@ impl State {
         grant: &QuotaGrant,
     ) -> Result<(), GuardError> {
         self.check_grant((request, by), grant)?;
-        // One user can ask for many tenants, and all users together leave room for grants.
+        // One user can ask for many tenants, and all users together leave places for grants.
         require(self.live_quota_rows() < limits::QUOTA_REQUESTS_MAX, GuardError::Limit)?;
         let of_user = self.open_quota_requests_of_user(&by.name);
         require(of_user < limits::USER_QUOTA_REQUESTS_MAX, GuardError::Limit)?;
@@ -566,7 +566,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn administrators_below_one_tenant_leave_room_for_operators() {
+    fn administrators_below_one_tenant_leave_grants_to_operators() {
         let name = |text: &str| Name::new(text).expect("a name");
         let grant = |number: usize| QuotaGrant {
             tenant: name(&format!("team{}", number % 100)),

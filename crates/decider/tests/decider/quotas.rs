@@ -334,7 +334,7 @@ fn a_budget_is_exceeded_by_nothing_but_what_ran_when_it_was_used_up() {
     }
 }
 
-/// Users of a window that is over are not among those that are counted, of whom there may be only so many.
+/// Users of a window that is over are not among those that are counted, of whom there may be 4,096.
 #[test]
 fn what_was_used_is_forgotten_once_its_window_is_over() {
     let budget = AcceleratorBudget { hours: 4, window_ms: 6 * HOUR_MS };
@@ -429,7 +429,7 @@ fn requests_are_bounded_for_each_tenant() {
     assert_eq!(world.guaranteed("other"), Some(4));
 }
 
-/// Who may ask for many tenants leaves room for the requests of others.
+/// Who may ask for many tenants leaves places for the requests of others.
 #[test]
 fn one_user_does_not_take_the_rows_of_all_requests() {
     let mut with_teams = draft();
