@@ -6,7 +6,7 @@ use muster_decider::{
 use muster_engine::{Engine, Reading};
 use muster_state::{QuotaGrantEnd, QuotaGrantRow, QuotaGrantStatus, State};
 use muster_types::policy::QuotaGrant;
-use muster_types::{LogIndex, Name};
+use muster_types::{LogIndex, LogTime, Name, Refusal, RefusalCode};
 use muster_wire::convert::{UNSAID_OF_LISTS, quota_grant_from_proto, request_id, request_id_of};
 use muster_wire::status::to_status;
 use muster_wire::time::{log_time, timestamp};
@@ -51,10 +51,8 @@ impl QuotaService for Quotas {
         let engine = self.router.engine();
         let local = || async {
             if message.validate_only {
-                let view = engine.reading();
-                check_quota_request(&view, engine.now(&view), &order)?;
-                let grant = Some(previewed(&view, &order.grant));
-                return Ok(v1::RequestQuotaResponse { grant, freshness: Some(freshness(engine, &view)) });
+                let (grant, freshness) = preview(&self.router, caller, &order, check_quota_request).await?;
+                return Ok(v1::RequestQuotaResponse { grant: Some(grant), freshness: Some(freshness) });
             }
             let at = engine.execute(Command::RequestQuota(Box::new(order.clone()))).await?.at();
             let grant = recorded(engine, at);
@@ -107,10 +105,8 @@ impl QuotaService for Quotas {
         let engine = self.router.engine();
         let local = || async {
             if message.validate_only {
-                let view = engine.reading();
-                check_quota_grant(&view, engine.now(&view), &order)?;
-                let grant = Some(previewed(&view, &order.grant));
-                return Ok(v1::GrantQuotaResponse { grant, freshness: Some(freshness(engine, &view)) });
+                let (grant, freshness) = preview(&self.router, caller, &order, check_quota_grant).await?;
+                return Ok(v1::GrantQuotaResponse { grant: Some(grant), freshness: Some(freshness) });
             }
             let at = engine.execute(Command::GrantQuota(Box::new(order.clone()))).await?.at();
             let grant = recorded(engine, at);
@@ -153,6 +149,31 @@ fn order(
             Err(invalid(violations))
         }
     }
+}
+
+/// What keeps a request or a grant from being made.
+type Check = fn(&State, LogTime, &QuotaOrder) -> Result<(), Refusal>;
+
+/// What would be asked for or granted, in its caller's turn and on a thread for such work: it walks over jobs and works out what
+/// everybody would be guaranteed, and every user may ask for it.
+async fn preview(
+    router: &Router,
+    caller: Caller,
+    order: &QuotaOrder,
+    check: Check,
+) -> Result<(v1::QuotaGrant, v1::Freshness), Refusal> {
+    let turn = router.costly(caller.account()).await?;
+    let engine = router.engine();
+    let (view, order) = (engine.reading(), order.clone());
+    let (now, fresh) = (engine.now(&view), freshness(engine, &view));
+    let made = muster_engine::in_background(move || {
+        let grant = check(&view, now, &order).map(|()| previewed(&view, &order.grant));
+        // The turn ends with the work, and not with the caller's patience.
+        drop(turn);
+        grant
+    });
+    let failed = |_| Refusal::new(RefusalCode::Internal, "what it would displace could not be looked at");
+    Ok((made.await.map_err(failed)??, fresh))
 }
 
 /// A request or grant as the state has it now.

@@ -18,7 +18,7 @@ use crate::memory::booking_looks::BookingLooks;
 use crate::memory::pass::UnfinishedPass;
 use crate::memory::requests::Requests;
 use crate::memory::rotation::PassMemory;
-use crate::memory::searches::Searches;
+use crate::memory::searches::{Searches, have_lapsed};
 use crate::memory::starts::Starts;
 use crate::memory::sweep::Sweep;
 use crate::round::{EncodedRound, sealed};
@@ -309,7 +309,7 @@ impl Speculation {
             decision.name(),
             applied.rejection
         );
-        self.wants_schedule |= changes_capacity_or_demand(&decision);
+        self.wants_schedule |= changes_capacity_or_demand(&self.state, &decision);
         self.searches.note(&self.state, &decision);
         self.note_turns(index, &decision);
         self.note_arrays(&decision);
@@ -666,8 +666,9 @@ impl Speculation {
     }
 }
 
-fn changes_capacity_or_demand(decision: &Decision) -> bool {
+fn changes_capacity_or_demand(state: &State, decision: &Decision) -> bool {
     match decision {
+        Decision::QuotaGrantsEnded { ids } => !have_lapsed(state, ids),
         // What has started changes nothing for those who wait.
         Decision::WorkersReported { updates, .. } => {
             updates.iter().any(|(_, update)| matches!(update, RankUpdate::Exited(_)))
@@ -691,7 +692,6 @@ fn changes_capacity_or_demand(decision: &Decision) -> bool {
         | Decision::PolicySet { .. }
         | Decision::QuotaAnswered { .. }
         | Decision::QuotaGranted { .. }
-        | Decision::QuotaGrantsEnded { .. }
         | Decision::PromiseDropped { .. }
         | Decision::JobReleased { .. }
         | Decision::JobHoldSet { .. }

@@ -252,11 +252,15 @@ impl Line {
     /// The candidate's user has as many jobs placed as it may, or no accelerator time left: those behind it that ask for the same
     /// do not wait for it.
     fn pass_over(&mut self, state: &State, candidate: &Candidate) {
+        self.note_passed(candidate);
+        self.step_over(state, candidate);
+    }
+
+    fn note_passed(&mut self, candidate: &Candidate) {
         let alike = (candidate.tier, candidate.tenant.clone(), candidate.class);
         let last = ClassCursor { place: candidate.turn, job: candidate.turn.job };
         self.passed.entry(alike).or_insert(last);
         self.steps += STEPS_OF_USER;
-        self.step_over(state, candidate);
     }
 
     /// Where others of a class were passed over, the next of it joins the pending queue behind the candidate.
@@ -287,6 +291,12 @@ impl Line {
     pub fn placed(&mut self, state: &State, candidate: &Candidate) {
         let leaf = self.leaf_of(state, &candidate.tenant);
         self.tournament.served(state, &leaf);
+        self.step_up(state, candidate);
+    }
+
+    /// The candidate's user has no accelerator time left by now: those of other users that ask for the same do not wait for it.
+    pub fn user_at_limit(&mut self, state: &State, candidate: &Candidate) {
+        self.note_passed(candidate);
         self.step_up(state, candidate);
     }
 

@@ -1,5 +1,7 @@
 //! Budgets of accelerator time: what a tenant and each of its users are charged for in a window of log time.
 //!
+//! Tenants that the policy does not name are counted together, so that another name gains nothing.
+//!
 //! Only those are counted for whom the policy states a budget. A count begins with zero when the budget is stated for the
 //! first time, and when the length of its windows changes.
 
@@ -8,7 +10,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use muster_types::policy::AcceleratorBudget;
 use muster_types::token::user_of;
-use muster_types::{JobId, LogTime, Name, limits};
+use muster_types::{JobId, LogIndex, LogTime, Name, limits};
 
 use crate::index::Indexes;
 use crate::rows::{BudgetRow, Charge, QuotaKey, QuotaRow};
@@ -17,7 +19,7 @@ use crate::state::State;
 /// A budget that is used up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpentBudget {
-    /// Whose.
+    /// Whose; of tenants that the policy does not name the one that they are below.
     pub tenant: Name,
     /// Which of its users has it, where it is one of a user; empty for those that nobody knows.
     pub user: Option<String>,
@@ -49,8 +51,15 @@ impl State {
     /// accelerator times milliseconds; zero where no budget is stated.
     #[must_use]
     pub fn budget_used(&self, tenant: &Name, user: Option<&str>, now: LogTime) -> u128 {
-        let key = QuotaKey::Budget(tenant.clone(), user.map(|user| String::from(user_of(user))));
+        let holder = self.budget_holder(tenant).clone();
+        let key = QuotaKey::Budget(holder, user.map(|user| String::from(user_of(user))));
         self.budget_row(&key).map_or(0, |row| row.used_at(now))
+    }
+
+    /// Who a tenant's use is counted for: itself, or all tenants together that the policy does not name.
+    fn budget_holder<'a>(&'a self, tenant: &'a Name) -> &'a Name {
+        let policy = &self.policy.policy;
+        if policy.tenants.contains_key(tenant) { tenant } else { policy.unlisted() }
     }
 
     /// The budget of a tenant, where it is used up at a moment.
@@ -59,7 +68,7 @@ impl State {
         let budget = self.policy.policy.budget(tenant)?;
         let used_milli_ms = self.budget_used(tenant, None, now);
         (used_milli_ms >= budget.milli_ms()).then(|| SpentBudget {
-            tenant: tenant.clone(),
+            tenant: self.budget_holder(tenant).clone(),
             user: None,
             budget,
             used_milli_ms,
@@ -72,6 +81,7 @@ impl State {
     pub fn spent_user_budget(&self, job: JobId, now: LogTime) -> Option<SpentBudget> {
         let tenant = &self.spec(job)?.tenant;
         let budget = self.policy.policy.user_budget(tenant)?;
+        let tenant = self.budget_holder(tenant);
         let user = user_of(self.creator(job));
         let key = QuotaKey::Budget(tenant.clone(), Some(String::from(user)));
         let row = self.budget_row(&key);
@@ -110,10 +120,11 @@ impl State {
         tenant: &Name,
     ) -> impl Iterator<Item = (QuotaKey, AcceleratorBudget)> + use<> {
         let policy = &self.policy.policy;
-        let of_tenant = policy.budget(tenant).map(|budget| (QuotaKey::Budget(tenant.clone(), None), budget));
+        let holder = self.budget_holder(tenant);
+        let of_tenant = policy.budget(tenant).map(|budget| (QuotaKey::Budget(holder.clone(), None), budget));
         let of_user = policy.user_budget(tenant).map(|budget| {
             let user = String::from(user_of(self.creator(job)));
-            (QuotaKey::Budget(tenant.clone(), Some(user)), budget)
+            (QuotaKey::Budget(holder.clone(), Some(user)), budget)
         });
         of_tenant.into_iter().chain(of_user)
     }
@@ -142,16 +153,18 @@ impl State {
     }
 
     fn set_budget(&mut self, key: QuotaKey, row: BudgetRow) {
+        self.drop_budget(&key);
         if row.is_blank(row.as_of) {
-            if self.quotas.remove(&key) {
-                self.indexes.remove_budget_user(&key);
-            }
             return;
         }
-        if !self.quotas.contains(&key) {
-            self.indexes.add_budget_user(&key);
-        }
+        self.indexes.add_budget(&key, &row);
         self.quotas.insert(key, QuotaRow::Budget(row));
+    }
+
+    fn drop_budget(&mut self, key: &QuotaKey) {
+        let Some(row) = self.budget_row(key).cloned() else { return };
+        self.indexes.remove_budget(key, &row);
+        self.quotas.remove(key);
     }
 
     /// Counts what is charged for the budgets that a new policy states. What was used in the window stays counted where
@@ -165,9 +178,9 @@ impl State {
             let QuotaKey::Budget(tenant, user) = &key else { continue };
             let policy = &self.policy.policy;
             let budget = if user.is_some() { policy.user_budget(tenant) } else { policy.budget(tenant) };
-            let is_kept = budget.is_some_and(|budget| budget.window_ms == row.window_ms);
-            self.quotas.remove(&key);
-            self.indexes.remove_budget_user(&key);
+            let is_kept = self.budget_holder(tenant) == tenant
+                && budget.is_some_and(|budget| budget.window_ms == row.window_ms);
+            self.drop_budget(&key);
             if is_kept {
                 row.advance(now);
                 row.running_milli = 0;
@@ -191,17 +204,27 @@ impl State {
 
     /// Forgets what was used in windows that are over, of those that are charged for nothing.
     pub(crate) fn sweep_budgets(&mut self) {
-        let now = self.meta.log_time;
-        let blank = self.budget_rows().filter(|(_, row)| row.is_blank(now)).map(|(key, _)| key.clone());
-        let blank: Vec<QuotaKey> = blank.take(limits::PRUNE_ROWS_MAX as usize).collect();
-        for key in blank {
-            self.quotas.remove(&key);
-            self.indexes.remove_budget_user(&key);
+        let over = self.budgets_over(self.meta.log_time).take(limits::PRUNE_ROWS_MAX as usize);
+        let over: Vec<QuotaKey> = over.cloned().collect();
+        for key in over {
+            self.drop_budget(&key);
         }
     }
 
+    /// Whether something is remembered that was used in windows that are over at a moment. Until it is forgotten its users are
+    /// among those of a tenant that are counted.
+    #[must_use]
+    pub fn has_budgets_over(&self, now: LogTime) -> bool {
+        self.budgets_over(now).next().is_some()
+    }
+
+    fn budgets_over(&self, now: LogTime) -> impl Iterator<Item = &QuotaKey> {
+        self.indexes.budget_ends.iter().take_while(move |(at, _)| *at <= now).map(|(_, key)| key)
+    }
+
     pub(crate) fn budget_rows(&self) -> impl Iterator<Item = (&QuotaKey, &BudgetRow)> {
-        self.quotas.iter().filter_map(|(key, row)| match row {
+        // They come behind all requests and grants.
+        self.quotas.range(QuotaKey::Grant(LogIndex(u64::MAX))..).filter_map(|(key, row)| match row {
             QuotaRow::Budget(row) => Some((key, row)),
             QuotaRow::Grant(_) => None,
         })
@@ -209,14 +232,16 @@ impl State {
 }
 
 impl Indexes {
-    pub(crate) fn add_budget_user(&mut self, key: &QuotaKey) {
+    pub(crate) fn add_budget(&mut self, key: &QuotaKey, row: &BudgetRow) {
+        row.over_at().inspect(|at| self.budget_ends.insert((*at, key.clone())));
         if let QuotaKey::Budget(tenant, Some(_)) = key {
             let count = self.budget_users.get(tenant).copied().unwrap_or(0);
             self.budget_users.insert(tenant.clone(), count + 1);
         }
     }
 
-    pub(crate) fn remove_budget_user(&mut self, key: &QuotaKey) {
+    fn remove_budget(&mut self, key: &QuotaKey, row: &BudgetRow) {
+        row.over_at().inspect(|at| _ = self.budget_ends.remove(&(*at, key.clone())));
         if let QuotaKey::Budget(tenant, Some(_)) = key {
             match self.budget_users.get(tenant).copied().unwrap_or(0) {
                 0 | 1 => _ = self.budget_users.remove(tenant),

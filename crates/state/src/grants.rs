@@ -5,6 +5,7 @@
 //!
 //! Time alone ends no grant: the leader records that its time is over.
 
+use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -12,6 +13,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use muster_journal::RequestKey;
 use muster_types::policy::{GrantFault, GrantedPolicy, Policy, QuotaGrant, QuotaSource, reason_violation};
+use muster_types::token::user_of;
 use muster_types::{LogIndex, LogTime, Name, Requester, limits};
 
 use crate::effect::Effect;
@@ -65,7 +67,8 @@ impl State {
 
     /// Requests for quota and grants, also those that are over, by the record that made each.
     pub fn quota_grants(&self) -> impl Iterator<Item = (LogIndex, &QuotaGrantRow)> {
-        self.quotas.iter().filter_map(|(key, row)| match (key, row) {
+        // Their keys come before those of budgets, which can be very many.
+        self.quotas.iter().map_while(|(key, row)| match (key, row) {
             (QuotaKey::Grant(id), QuotaRow::Grant(row)) => Some((*id, row)),
             _ => None,
         })
@@ -100,8 +103,10 @@ impl State {
     #[must_use]
     pub fn grant_obstacle(&self, grant: &QuotaGrant, giver: Option<&Name>) -> Option<GrantObstacle> {
         let (all, of_tenant) = self.grant_counts(&grant.tenant);
+        let given = giver.map_or(0, |giver| self.grants_given(giver));
         let bounds = [
             ("tenant_quota_grants_max", of_tenant, limits::TENANT_QUOTA_GRANTS_MAX),
+            ("quota_grants_given_max", given, limits::QUOTA_GRANTS_GIVEN_MAX),
             ("quota_grants_max", all, limits::QUOTA_GRANTS_MAX),
         ];
         if let Some((limit, held, most)) = bounds.into_iter().find(|(_, held, most)| held >= most) {
@@ -158,6 +163,24 @@ impl State {
         })
     }
 
+    /// Grants in force that administrators of tenants below the same tenant of the first level have made.
+    fn grants_given(&self, giver: &Name) -> usize {
+        let policy = &self.policy.policy;
+        let topmost = |tenant| policy.ancestry(tenant).last();
+        let own = topmost(giver);
+        let givers = self.grants_in_force().filter_map(|(_, row)| row.answer.as_ref()?.giver.as_ref());
+        givers.filter(|giver| topmost(*giver) == own).count()
+    }
+
+    /// Requests for quota of one user that nobody has answered.
+    #[must_use]
+    pub fn open_quota_requests_of_user(&self, by: &str) -> usize {
+        let is_open = |row: &QuotaGrantRow| {
+            row.status == QuotaGrantStatus::Requested && user_of(&row.by) == user_of(by)
+        };
+        self.quota_grants().filter(|(_, row)| is_open(row)).count()
+    }
+
     /// Requests of a tenant that nobody has answered.
     #[must_use]
     pub fn open_quota_requests(&self, tenant: &Name) -> usize {
@@ -196,6 +219,10 @@ impl State {
         grant: &QuotaGrant,
     ) -> Result<(), GuardError> {
         self.check_grant((request, by), grant)?;
+        // One user can ask for many tenants, and all users together leave places for grants.
+        require(self.live_quota_rows() < limits::QUOTA_REQUESTS_MAX, GuardError::Limit)?;
+        let of_user = self.open_quota_requests_of_user(&by.name);
+        require(of_user < limits::USER_QUOTA_REQUESTS_MAX, GuardError::Limit)?;
         let open = self.open_quota_requests(&grant.tenant);
         require(open < limits::TENANT_QUOTA_REQUESTS_MAX, GuardError::Limit)
     }
@@ -294,19 +321,29 @@ impl State {
         };
         self.answer_grant(id, status, GrantAnswer { by, giver, reason });
         if status == QuotaGrantStatus::Denied {
-            self.index_grants();
+            self.forget_grants();
             return Vec::new();
         }
         self.keep_grants(QuotaGrantEnd::SourceEnded, |_| true);
+        self.forget_grants();
         self.apply_grants();
         vec![Effect::PolicyChanged]
     }
 
     pub(crate) fn fold_quota_ended(&mut self, ids: &[LogIndex]) -> Vec<Effect> {
+        let is_granted =
+            |id: &LogIndex| self.quota_grant(*id).is_some_and(|row| row.status == QuotaGrantStatus::Granted);
+        // Requests that nobody answered leave what is guaranteed as it is.
+        let is_changed = ids.iter().any(is_granted);
         for id in ids {
             self.end_grant(*id, QuotaGrantEnd::Expired);
         }
+        if !is_changed {
+            self.forget_grants();
+            return Vec::new();
+        }
         self.keep_grants(QuotaGrantEnd::SourceEnded, |_| true);
+        self.forget_grants();
         self.apply_grants();
         vec![Effect::PolicyChanged]
     }
@@ -324,6 +361,7 @@ impl State {
         for id in lapsed {
             self.end_grant(id, QuotaGrantEnd::PolicySet);
         }
+        self.forget_grants();
     }
 
     /// Ends grants that cannot be added to the policy any more, and those of tenants that do not stay where they are.
@@ -377,29 +415,40 @@ impl State {
         });
     }
 
-    /// Changes a row, and forgets the oldest of those that are over of its tenant, and of all, where there are too many.
     fn change_grant(&mut self, id: LogIndex, change: impl FnOnce(&mut QuotaGrantRow)) {
-        let changed = self.quotas.change(&QuotaKey::Grant(id), |row, ()| match row {
+        let over = self.quotas.change(&QuotaKey::Grant(id), |row, ()| match row {
             QuotaRow::Grant(row) => {
                 change(row);
-                Some((row.grant.tenant.clone(), row.status.is_over()))
+                row.status.is_over().then_some(row.grant.until)
             }
             QuotaRow::Budget(_) => None,
         });
-        let Some((tenant, true)) = changed.flatten() else { return };
-        let over = self.quota_grants().filter(|(_, row)| row.status.is_over());
-        let (mut of_all, mut of_tenant) = (Vec::new(), Vec::new());
-        for (id, row) in over {
-            of_all.push(id);
-            if row.grant.tenant == tenant {
-                of_tenant.push(id);
+        if let Some(until) = over.flatten() {
+            self.indexes.grant_ends.remove(&(until, id));
+        }
+    }
+
+    /// Forgets the oldest of those that are over of each tenant, and of all, where there are too many. One record can end a
+    /// thousand, so this is done once, when all of them have.
+    fn forget_grants(&mut self) {
+        let mut over: Vec<(LogIndex, &Name)> = Vec::new();
+        for (id, row) in self.quota_grants() {
+            if row.status.is_over() {
+                over.push((id, &row.grant.tenant));
             }
         }
-        let excess_of_tenant = of_tenant.len().saturating_sub(limits::TENANT_QUOTA_HISTORY_MAX);
-        let excess_of_all = of_all.len().saturating_sub(limits::QUOTA_ROWS_MAX);
-        let oldest =
-            of_tenant.into_iter().take(excess_of_tenant).chain(of_all.into_iter().take(excess_of_all));
-        for id in oldest {
+        let mut of_tenants: BTreeMap<&Name, usize> = BTreeMap::new();
+        let (mut kept, mut forgotten) = (0usize, Vec::new());
+        for (id, tenant) in over.into_iter().rev() {
+            let of_tenant = of_tenants.entry(tenant).or_default();
+            if *of_tenant >= limits::TENANT_QUOTA_HISTORY_MAX || kept >= limits::QUOTA_ROWS_MAX {
+                forgotten.push(id);
+                continue;
+            }
+            *of_tenant += 1;
+            kept += 1;
+        }
+        for id in forgotten {
             self.quotas.remove(&QuotaKey::Grant(id));
         }
     }
@@ -415,12 +464,6 @@ impl State {
         } else {
             self.count_quotas(&mut indexes);
         }
-        self.indexes = indexes;
-    }
-
-    fn index_grants(&mut self) {
-        let mut indexes = core::mem::take(&mut self.indexes);
-        self.set_grant_ends(&mut indexes);
         self.indexes = indexes;
     }
 
@@ -515,5 +558,49 @@ impl Forecast {
             state.charge_all(&mut indexes);
         }
         state.indexes = indexes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn administrators_below_one_tenant_leave_grants_to_operators() {
+        let name = |text: &str| Name::new(text).expect("a name");
+        let grant = |number: usize| QuotaGrant {
+            tenant: name(&format!("team{}", number % 100)),
+            kind: name("h100"),
+            region: None,
+            amount_milli: 1,
+            until: LogTime(1_000),
+            reason: String::from("a deadline"),
+        };
+        let answer = QuotaAnswer {
+            by: String::from("tenant/lab/ada"),
+            giver: Some(name("lab")),
+            at: LogTime(1),
+            reason: String::from("a deadline"),
+        };
+        let mut state = State::default();
+        let limit_of = |state: &State, giver: Option<&Name>| match state.grant_obstacle(&grant(0), giver) {
+            Some(GrantObstacle::Full { limit, .. }) => Some(limit),
+            _ => None,
+        };
+        for number in 0..limits::QUOTA_GRANTS_GIVEN_MAX {
+            assert_eq!(limit_of(&state, Some(&name("lab"))), None, "{number}");
+            let row = QuotaGrantRow {
+                grant: grant(number),
+                by: String::from("tenant/lab/ada"),
+                made_at: LogTime(1),
+                status: QuotaGrantStatus::Granted,
+                answer: Some(answer.clone()),
+            };
+            state.quotas.insert(QuotaKey::Grant(LogIndex(number as u64)), QuotaRow::Grant(row));
+        }
+        // The policy lists neither of the two, so that both stand below the tenant of all that it does not list.
+        assert_eq!(limit_of(&state, Some(&name("lab"))), Some("quota_grants_given_max"));
+        assert_eq!(limit_of(&state, Some(&name("video"))), Some("quota_grants_given_max"));
+        assert_eq!(limit_of(&state, None), None);
     }
 }

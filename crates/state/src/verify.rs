@@ -304,6 +304,7 @@ impl State {
             ("effective", fresh.effective == ours.effective),
             ("grant_ends", fresh.grant_ends == ours.grant_ends),
             ("budget_users", fresh.budget_users == ours.budget_users),
+            ("budget_ends", fresh.budget_ends == ours.budget_ends),
             ("active", fresh.active == ours.active),
             ("finished", fresh.finished == ours.finished),
             ("run_limits", fresh.run_limits == ours.run_limits),
@@ -390,8 +391,8 @@ impl State {
         for (id, row) in self.requests.iter() {
             fresh.requests_by_time.insert((row.log_time, *id));
         }
-        for (key, _) in self.budget_rows() {
-            fresh.add_budget_user(key);
+        for (key, row) in self.budget_rows() {
+            fresh.add_budget(key, row);
         }
         self.count_quotas(&mut fresh);
         fresh

@@ -246,12 +246,19 @@ pub const DRAIN_MS_MAX: u64 = 30 * 24 * 3_600 * 1_000;
 pub const TENANT_QUOTA_REQUESTS_MAX: usize = 16;
 /// Grants of quota of one tenant that are in force.
 pub const TENANT_QUOTA_GRANTS_MAX: usize = 64;
+/// Requests for quota of one user, for whichever tenants, that nobody has answered.
+pub const USER_QUOTA_REQUESTS_MAX: usize = 64;
 /// Grants of quota of all tenants that are in force.
 pub const QUOTA_GRANTS_MAX: usize = 1_024;
+/// Those of them that administrators of one tenant of the first level, and of tenants below it, have made: operators can always
+/// make more.
+pub const QUOTA_GRANTS_GIVEN_MAX: usize = QUOTA_GRANTS_MAX / 2;
 /// Requests for quota of one tenant that were denied, and grants of it that have ended, which are remembered.
 pub const TENANT_QUOTA_HISTORY_MAX: usize = 64;
 /// Requests for quota and grants of all tenants together, of whatever kind.
 pub const QUOTA_ROWS_MAX: usize = 16_384;
+/// Requests and grants that are not over, from which on no other request is taken: the rest is for grants.
+pub const QUOTA_REQUESTS_MAX: usize = QUOTA_ROWS_MAX - QUOTA_GRANTS_MAX;
 /// Grants of quota that end with one record of time alone; those that came out of them end as well.
 pub const QUOTA_GRANTS_ENDED_MAX: usize = 256;
 /// Users of one tenant whose accelerator time is counted in a window: jobs of others wait for the next one.

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use muster_journal::{Decision, RequestKey, hash};
 use muster_state::{GrantObstacle, GuardError, QuotaGrantStatus, State};
 use muster_types::policy::{GrantFault, QuotaGrant, QuotaSource, reason_violation};
-use muster_types::{LogIndex, LogTime, Name, Refusal, RefusalCode, Violation, limits};
+use muster_types::{LogIndex, LogTime, Name, Refusal, RefusalCode, Requester, Violation, limits};
 
 use crate::commands::answer::{Answer, repeated};
 use crate::commands::command::{QuotaAnswerOrder, QuotaOrder};
@@ -130,16 +130,22 @@ fn full(text: String, (limit, held, most): (&'static str, usize, usize), tenant:
 }
 
 /// The refusal of a record that is not an obstacle of its grant.
-fn broken(state: &State, tenant: &Name, error: GuardError) -> Refusal {
+fn broken(state: &State, (by, tenant): (&Requester, &Name), error: GuardError) -> Refusal {
     match error {
         GuardError::Limit => {
-            let open = state.open_quota_requests(tenant);
-            let (limit, held, most) = if open >= limits::TENANT_QUOTA_REQUESTS_MAX {
-                ("tenant_quota_requests_max", open, limits::TENANT_QUOTA_REQUESTS_MAX)
-            } else {
-                ("quota_rows_max", state.live_quota_rows(), limits::QUOTA_ROWS_MAX)
-            };
-            let text = format!("there are as many open requests for quota as there may be: {most}");
+            let of_tenant = state.open_quota_requests(tenant);
+            let of_user = state.open_quota_requests_of_user(&by.name);
+            let all = ("quota_requests_max", state.live_quota_rows(), limits::QUOTA_REQUESTS_MAX);
+            let (limit, held, most) = [
+                ("tenant_quota_requests_max", of_tenant, limits::TENANT_QUOTA_REQUESTS_MAX),
+                ("user_quota_requests_max", of_user, limits::USER_QUOTA_REQUESTS_MAX),
+            ]
+            .into_iter()
+            .find(|(_, held, most)| held >= most)
+            .unwrap_or(all);
+            let text = format!(
+                "there are as many open requests for quota as there may be: {most}; deny or approve one first"
+            );
             full(text, (limit, held, most), tenant)
         }
         other => Refusal::new(RefusalCode::Internal, format!("the record was refused: {other:?}")),
@@ -173,10 +179,10 @@ pub fn check_quota_grant(state: &State, now: LogTime, order: &QuotaOrder) -> Res
 fn push(
     speculation: &mut Speculation,
     decision: Decision,
-    (acts_for, tenant): (Option<&Name>, &Name),
+    (by, acts_for, tenant): (&Requester, Option<&Name>, &Name),
 ) -> Result<Answer, Refusal> {
     let state = speculation.state();
-    state.check(&decision).map_err(|error| broken(state, tenant, error))?;
+    state.check(&decision).map_err(|error| broken(state, (by, tenant), error))?;
     let pruning = pruning_for_request(speculation, acts_for.is_some(), 0)?;
     if let Some(own) = acts_for {
         speculation.count_request([own])?;
@@ -193,7 +199,7 @@ pub(super) fn request(speculation: &mut Speculation, order: &QuotaOrder) -> Resu
     }
     check_quota_request(speculation.state(), speculation.now(), order)?;
     let decision = Decision::QuotaRequested { request: key, by: by.clone(), grant: Box::new(grant.clone()) };
-    push(speculation, decision, (acts_for.as_ref(), &grant.tenant))
+    push(speculation, decision, (by, acts_for.as_ref(), &grant.tenant))
 }
 
 pub(super) fn grant(speculation: &mut Speculation, order: &QuotaOrder) -> Result<Answer, Refusal> {
@@ -209,7 +215,7 @@ pub(super) fn grant(speculation: &mut Speculation, order: &QuotaOrder) -> Result
         giver: acts_for.clone(),
         grant: Box::new(grant.clone()),
     };
-    push(speculation, decision, (acts_for.as_ref(), &grant.tenant))
+    push(speculation, decision, (by, acts_for.as_ref(), &grant.tenant))
 }
 
 /// Of requests of other tenants nobody is told whether they exist.
@@ -261,5 +267,5 @@ pub(super) fn answer(speculation: &mut Speculation, order: &QuotaAnswerOrder) ->
         approved: *approved,
         reason: reason.clone(),
     };
-    push(speculation, decision, (giver, &tenant))
+    push(speculation, decision, (by, giver, &tenant))
 }

@@ -16,8 +16,8 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use muster_journal::{Decision, RankUpdate};
 use muster_planner::needs_one_host;
 use muster_policy::asker;
-use muster_state::{GangClass, State};
-use muster_types::{JobSpec, LogTime, Name, NodeId, PriorityTier};
+use muster_state::{GangClass, QuotaGrantStatus, State};
+use muster_types::{JobSpec, LogIndex, LogTime, Name, NodeId, PriorityTier};
 
 /// After this time a search covers all hosts again: some gangs may be stopped only because time has passed.
 const SEARCH_AGAIN_MS: u64 = 10_000;
@@ -58,6 +58,14 @@ struct InVain {
     at: LogTime,
     /// In which round that was.
     round: u64,
+}
+
+/// Whether all of these were requests for quota that nobody answered: nobody has more or less now. Anybody may make them.
+pub(crate) fn have_lapsed(state: &State, ids: &[LogIndex]) -> bool {
+    let has_lapsed = |id: &LogIndex| {
+        state.quota_grant(*id).is_some_and(|row| matches!(row.status, QuotaGrantStatus::Lapsed { .. }))
+    };
+    ids.iter().all(has_lapsed)
 }
 
 /// See the module.
@@ -105,6 +113,7 @@ impl Searches {
                     self.change_all();
                 }
             }
+            Decision::QuotaGrantsEnded { ids } if have_lapsed(state, ids) => {}
             // These free no capacity, and a gang that was placed may not be stopped at once.
             Decision::JobsSubmitted { .. }
             | Decision::ArraysSubmitted { .. }

@@ -69,6 +69,8 @@ enum Outcome {
     MayBorrow,
     /// Its tenant has as many jobs placed as it may, or no accelerator time left: nothing is kept for it, and nothing kept free.
     AtLimit,
+    /// Its user has no accelerator time left: the same, and jobs of other users do not wait for it.
+    UserAtLimit,
     OutOfBudget,
 }
 
@@ -105,6 +107,7 @@ fn walk(speculation: &mut Speculation, pass: &mut UnfinishedPass, budget: &mut B
             }
             Outcome::MayBorrow => pass.line().borrows(speculation.state(), &candidate),
             Outcome::AtLimit => pass.line().at_limit(speculation.state(), &candidate),
+            Outcome::UserAtLimit => pass.line().user_at_limit(speculation.state(), &candidate),
             Outcome::Waits | Outcome::OutOfBudget => {
                 pass.waits(speculation.state(), &candidate);
             }
@@ -133,7 +136,7 @@ fn offer(
     }
     // Its time may have run out since the walk began.
     if state.spent_user_budget(job, now).is_some() {
-        return Outcome::Waits;
+        return Outcome::UserAtLimit;
     }
     pass.future().turn_of(state, job, candidate.within_nominal, budget);
     let quota = if candidate.within_nominal { QuotaPart::Nominal } else { QuotaPart::All };

@@ -8,6 +8,7 @@ use core::cmp::Reverse;
 use muster_planner::Closure;
 use muster_state::booking::{devices_of, suits};
 use muster_state::{Phase, State};
+use muster_types::policy::QuotaGrant;
 use muster_types::token::user_of;
 use muster_types::{
     Booking, BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, JobId, JobSpec,
@@ -326,6 +327,23 @@ fn does_not_fit(state: &State, own: &Name, spec: &BookingSpec, choice: &Choice) 
     }
 }
 
+/// Thousandths of devices of a tenant's nominal quota that are granted for some time: the booking may be for later.
+fn granted_milli(state: &State, own: &Name, kind: &Name, region: &Name) -> u64 {
+    let policy = &state.policy().policy;
+    let is_it = |grant: &&QuotaGrant| {
+        grant.kind == *kind && grant.region.as_ref().is_none_or(|granted| granted == region)
+    };
+    let in_force = || state.grants_in_force().map(|(_, row)| &row.grant).filter(is_it);
+    let of_own: u64 = in_force().filter(|grant| grant.tenant == *own).map(|grant| grant.amount_milli).sum();
+    let quotas = policy.tenants.get(own).map_or(&[][..], |tenant| &tenant.quotas[..]);
+    if of_own > 0 || quotas.iter().any(|quota| quota.kind == *kind) {
+        return of_own;
+    }
+    // A tenant that states none has what those below it have.
+    let is_below = |grant: &&QuotaGrant| policy.ancestry(&grant.tenant).any(|above| above == own);
+    in_force().filter(is_below).map(|grant| grant.amount_milli).sum()
+}
+
 /// All that a tenant and those below it have booked is within its nominal quota, whenever the windows are.
 fn check_quota(state: &State, acts_for: Option<&Name>, nodes: &[Name]) -> Result<(), Refusal> {
     let Some(own) = acts_for else { return Ok(()) };
@@ -348,10 +366,11 @@ fn check_quota(state: &State, acts_for: Option<&Name>, nodes: &[Name]) -> Result
     }
     for ((kind, region), milli) in booked {
         let nominal = state.quota_usage().nominal_milli(own, kind, region);
+        let nominal = nominal.saturating_sub(granted_milli(state, own, kind, region));
         if milli > nominal {
             let text = format!(
-                "tenant {own} would have {} devices of type {kind} in {region} booked, and has a nominal quota of {}; an \
-                 operator may book more",
+                "tenant {own} would have {} devices of type {kind} in {region} booked, and has a nominal quota of {} \
+                 without what is granted for some time; an operator may book more",
                 milli / 1_000,
                 nominal / 1_000
             );

@@ -164,7 +164,8 @@ fn forget_nodes(speculation: &mut Speculation) {
     }
 }
 
-/// Drops what has been kept for long enough, and what there is no space for any more, oldest first.
+/// Drops what has been kept for long enough, and what there is no space for any more, oldest first; and what was used of budgets
+/// in windows that are over.
 fn prune(speculation: &mut Speculation) {
     // Jobs that wait for one that is over see how it ended before that is forgotten.
     if !settle_left_over(speculation) {
@@ -199,7 +200,8 @@ fn prune(speculation: &mut Speculation) {
         let old_request = state.requests_by_time().next().is_some_and(|(at, _)| at < requests_before);
         let old_job = state.finished().next().is_some_and(|(at, _)| at < jobs_before);
         let old_array = state.finished_arrays().next().is_some_and(|(at, _)| at < jobs_before);
-        if !old_request && !old_job && !old_array {
+        let old_budget = state.has_budgets_over(now);
+        if !old_request && !old_job && !old_array && !old_budget {
             return;
         }
         speculation.push(Decision::HistoryPruned { requests_before, jobs_before });

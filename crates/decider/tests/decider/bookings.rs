@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use muster_decider::{Answer, BookingOrder, Command, Speculation, handle, schedule, tick};
+use muster_decider::{Answer, BookingOrder, Command, QuotaOrder, Speculation, handle, schedule, tick};
 use muster_journal::{Decision, RankUpdate, RequestKey, Round};
 use muster_planner::Budget;
 use muster_state::{GuardError, Phase, State};
-use muster_types::policy::{PolicyDraft, Quota, TenantPolicy};
+use muster_types::policy::{PolicyDraft, Quota, QuotaGrant, TenantPolicy};
 use muster_types::{
     BookingAmount, BookingClearing, BookingEnd, BookingShape, BookingSpec, BookingTimes, ExitStatus, JobId,
     LogTime, Name, NodeId, Refusal, RefusalCode, Requester, Submission, limits,
@@ -211,6 +211,30 @@ fn a_tenant_books_within_its_quota_and_stops_nobody() {
     assert_eq!(code(handle(&mut speculation, &delete(21, "video", "b6"))), unknown, "it is above");
     assert_eq!(code(handle(&mut speculation, &delete(22, "vision", "b5"))), None);
     assert_eq!(code(handle(&mut speculation, &delete(23, "vision", "b5"))), unknown);
+}
+
+/// A grant is over before long, and a booking may be for any day of a year.
+#[test]
+fn a_tenant_books_nothing_on_what_it_is_granted_for_some_time() {
+    let (mut speculation, _) = fleet();
+    let grant = QuotaGrant {
+        tenant: name("vision"),
+        kind: name("h100"),
+        region: None,
+        amount_milli: 16_000,
+        until: speculation.now().plus_ms(HOUR_MS),
+        reason: "a deadline".to_owned(),
+    };
+    let granted = QuotaOrder { request: request(50), by: Requester::default(), acts_for: None, grant };
+    handle(&mut speculation, &Command::GrantQuota(Box::new(granted))).expect("it is granted");
+    let mut three = BookingOrder { acts_for: Some(name("vision")), ..order(&speculation, 1) };
+    three.spec.shape = hosts(3);
+    let refusal = create(&mut speculation, three).expect_err("it has two");
+    assert_eq!(refusal.code, RefusalCode::PermissionDenied);
+    assert!(refusal.to_string().contains("a nominal quota of 16 without what is granted"), "{refusal}");
+    let mut two = BookingOrder { acts_for: Some(name("vision")), ..order(&speculation, 2) };
+    two.spec.shape = hosts(2);
+    create(&mut speculation, two).expect("it is its own");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Quota for some time, and budgets of accelerator time: what holds in every world.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use muster_decider::{
     Answer, Command, QuotaAnswerOrder, QuotaOrder, Speculation, handle, quota_impact, schedule, tick,
@@ -9,7 +10,7 @@ use muster_journal::{Decision, RankUpdate, RequestKey};
 use muster_planner::Budget;
 use muster_state::{GuardError, QuotaGrantStatus, State};
 use muster_types::policy::{
-    AcceleratorBudget, Policy, PolicyDraft, Quota, QuotaGrant, TenantLimits, TenantPolicy,
+    AcceleratorBudget, Policy, PolicyDraft, Quota, QuotaGrant, TenantLimits, TenantPolicy, UNLISTED_TENANT,
 };
 use muster_types::{
     ExitStatus, JobDraft, JobId, LogIndex, LogTime, Name, Refusal, RefusalCode, Requester, Submission, limits,
@@ -333,6 +334,80 @@ fn a_budget_is_exceeded_by_nothing_but_what_ran_when_it_was_used_up() {
     }
 }
 
+/// Users of a window that is over are not among those that are counted, of whom there may be 4,096.
+#[test]
+fn what_was_used_is_forgotten_once_its_window_is_over() {
+    let budget = AcceleratorBudget { hours: 4, window_ms: 6 * HOUR_MS };
+    let mut with_budget = draft();
+    let limits = TenantLimits { accelerator_hours: Some(budget), ..TenantLimits::NONE };
+    with_budget.tenants.get_mut(&name("guest")).unwrap().limits = limits;
+    let (mut world, guest) = (World::new(with_budget, 1), name("guest"));
+    let job = world.submit("guest", 1, true);
+    world.schedule();
+    world.pass_time(60_000);
+    world.report(job, &RankUpdate::Exited(ExitStatus::Code(0)));
+    let now = world.speculation.now();
+    assert_eq!(world.state.budget_used(&guest, None, now), 60_000 * 1_000);
+    let over = budget.renews_at(now);
+    assert!(!world.state.has_budgets_over(LogTime(over.0 - 1)) && world.state.has_budgets_over(over));
+    world.pass_time(6 * HOUR_MS);
+    assert!(!world.state.has_budgets_over(world.speculation.now()), "the leader's tick forgets it");
+}
+
+/// Who acts for all tenants has no budget for each name that it makes up.
+#[test]
+fn tenants_that_the_policy_does_not_name_have_one_budget_together() {
+    let budget = AcceleratorBudget { hours: 1, window_ms: 24 * HOUR_MS };
+    let mut with_budget = draft();
+    let limits = TenantLimits { accelerator_hours: Some(budget), ..TenantLimits::NONE };
+    let unlisted = with_budget.tenants.entry(Name::literal(UNLISTED_TENANT)).or_default();
+    unlisted.limits = limits;
+    let mut world = World::new(with_budget, 1);
+    let first = world.submit("made-up-1", 4, true);
+    world.schedule();
+    assert!(world.state.job(first).unwrap().placement.is_some());
+    world.pass_time(HOUR_MS / 4);
+    let now = world.speculation.now();
+    let spent = world.state.spent_budget(&name("made-up-2"), now).expect("it is used up");
+    assert_eq!((spent.tenant.as_str(), spent.used_milli_ms), (UNLISTED_TENANT, budget.milli_ms()));
+    let second = world.submit("made-up-2", 1, true);
+    let listed = world.submit("other", 1, true);
+    world.schedule();
+    assert!(world.state.job(second).unwrap().placement.is_none());
+    assert!(world.state.job(listed).unwrap().placement.is_some());
+    // A policy that names the first leaves what was used with all others, and counts what runs from now on for it.
+    let mut named = draft();
+    for tenant in ["made-up-1", UNLISTED_TENANT] {
+        named.tenants.entry(name(tenant)).or_default().limits = limits;
+    }
+    world.set_policy(named);
+    let now = world.speculation.now();
+    assert_eq!(world.state.budget_used(&name("made-up-2"), None, now), budget.milli_ms());
+    assert_eq!(world.state.budget_used(&name("made-up-1"), None, now), 0);
+}
+
+/// Anybody may ask for a moment and ask again: only grants have what is guaranteed worked out, and the pending queue begun again.
+#[test]
+fn requests_that_lapse_or_are_denied_change_no_guarantee() {
+    let mut world = World::new(draft(), 1);
+    world.grant("speech", 1, 100 * HOUR_MS).unwrap();
+    let before = Arc::clone(world.state.effective_policy());
+    let denied = world.request_for("vision", 1, HOUR_MS).unwrap();
+    let lapsed = world.request_for("vision", 1, HOUR_MS).unwrap();
+    world.answer(denied, false, None).unwrap();
+    assert_eq!(world.state.live_quota_rows(), 2);
+    world.schedule();
+    assert!(!world.speculation.wants_schedule());
+    world.pass_time(2 * HOUR_MS);
+    assert!(matches!(world.state.quota_grant(lapsed).unwrap().status, QuotaGrantStatus::Lapsed { .. }));
+    assert!(!world.speculation.wants_schedule());
+    assert_eq!(world.state.live_quota_rows(), 1);
+    assert!(Arc::ptr_eq(&before, world.state.effective_policy()));
+    world.pass_time(100 * HOUR_MS);
+    assert!(!Arc::ptr_eq(&before, world.state.effective_policy()));
+    assert_eq!(world.guaranteed("speech"), Some(2));
+}
+
 #[test]
 fn requests_are_bounded_for_each_tenant() {
     let mut world = World::new(draft(), 1);
@@ -352,6 +427,32 @@ fn requests_are_bounded_for_each_tenant() {
     let of_other = world.state.quota_grants().filter(|(_, row)| row.grant.tenant == name("other")).count();
     assert_eq!(of_other, limits::TENANT_QUOTA_HISTORY_MAX);
     assert_eq!(world.guaranteed("other"), Some(4));
+}
+
+/// Who may ask for many tenants leaves places for the requests of others.
+#[test]
+fn one_user_does_not_take_the_rows_of_all_requests() {
+    let mut with_teams = draft();
+    for team in 0..10 {
+        let row = TenantPolicy { parent: Some(name("lab")), ..TenantPolicy::default() };
+        with_teams.tenants.insert(name(&format!("team{team}")), row);
+    }
+    let mut world = World::new(with_teams, 1);
+    for number in 0..limits::USER_QUOTA_REQUESTS_MAX {
+        world.request_for(&format!("team{}", number % 10), 1, HOUR_MS).unwrap();
+    }
+    let refusal = world.request_for("guest", 1, HOUR_MS).unwrap_err();
+    assert_eq!(refusal.code, RefusalCode::StateFull);
+    assert!(refusal.to_string().contains("64"), "{refusal}");
+    // Another token of the same user is the same user.
+    for (by, expected) in
+        [("tenant/lab/ada+token/0000000000000007", Some(RefusalCode::StateFull)), ("tenant/guest/eve", None)]
+    {
+        let grant = world.grant_of("guest", 1, HOUR_MS);
+        let mut order = world.order(grant, None);
+        order.by.name = by.to_owned();
+        assert_eq!(code(world.ask(&Command::RequestQuota(order))), expected, "{by}");
+    }
 }
 
 #[test]

@@ -238,3 +238,27 @@ fn a_walk_that_steps_over_many_requests_ends_after_its_steps() {
     let first = line.take_within(&world.state, 1_000).expect("it borrows");
     assert!(!first.within_nominal && !line.is_cut());
 }
+
+#[test]
+fn behind_one_whose_user_is_at_its_limit_others_who_ask_for_the_same_have_their_turns() {
+    let mut world = World::new(1, draft(&[(None, 1)]));
+    let specs = (0..3).map(|n| spec("t0", &format!("j{n}"), 1).check().unwrap());
+    let jobs = world.submit(specs.collect());
+    let behind_first = |at_limit: bool| {
+        let mut line = Line::form(&world.state, world.now);
+        let first = line.take_next(&world.state).expect("somebody is first");
+        assert_eq!(first.turn.job, jobs[0]);
+        match at_limit {
+            true => line.user_at_limit(&world.state, &first),
+            false => line.waits(&world.state, &first),
+        }
+        let mut behind = Vec::new();
+        while let Some(next) = line.take_next(&world.state) {
+            behind.push(next.turn.job);
+            line.user_at_limit(&world.state, &next);
+        }
+        behind
+    };
+    assert_eq!(behind_first(true), jobs[1..]);
+    assert!(behind_first(false).is_empty());
+}

@@ -19,7 +19,7 @@ use crate::free::FreeKey;
 use crate::quota::QuotaUsage;
 use crate::rows::{
     ArrayLoad, BurstKey, BurstTurn, GangClass, HistoryKey, JobRow, NodeRow, NodeStatus, Phase, PromiseRow,
-    RestrictionRow, SpecFacts, holds_devices,
+    QuotaKey, RestrictionRow, SpecFacts, holds_devices,
 };
 use crate::tree::{Map, Set};
 
@@ -370,6 +370,8 @@ pub(crate) struct Indexes {
     pub(crate) grant_ends: Set<(LogTime, LogIndex)>,
     /// Users of a tenant whose accelerator time is counted for a budget; a tenant without any is not here.
     pub(crate) budget_users: Map<Name, u32>,
+    /// Budgets that are charged for nothing, by the end of the window in which they were.
+    pub(crate) budget_ends: Set<(LogTime, QuotaKey)>,
 }
 
 impl Indexes {

@@ -157,6 +157,14 @@ impl BudgetRow {
         self.as_of = now.max(self.as_of);
     }
 
+    /// When the window ends up to which it is counted and nothing of it counts any more; none while something is charged.
+    #[must_use]
+    pub(crate) fn over_at(&self) -> Option<LogTime> {
+        let window_ms = self.window_ms.max(1);
+        let window_start = LogTime(self.as_of.0 - self.as_of.0 % window_ms);
+        (self.running_milli == 0).then(|| window_start.plus_ms(window_ms))
+    }
+
     /// Whether nothing is charged, and nothing was in the window of a moment.
     #[must_use]
     pub fn is_blank(&self, now: LogTime) -> bool {
@@ -194,6 +202,17 @@ mod tests {
             once.advance(LogTime(until));
             assert_eq!(often, once, "{until}");
         }
+    }
+
+    #[test]
+    fn what_was_used_is_over_with_its_window() {
+        let mut row = BudgetRow::new(1_000, LogTime(10_200));
+        row.running_milli = 3;
+        assert_eq!(row.over_at(), None);
+        row.advance(LogTime(10_999));
+        row.running_milli = 0;
+        assert_eq!(row.over_at(), Some(LogTime(11_000)));
+        assert!(!row.is_blank(LogTime(10_999)) && row.is_blank(LogTime(11_000)));
     }
 
     #[test]

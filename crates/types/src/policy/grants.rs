@@ -153,28 +153,27 @@ impl fmt::Display for Milli {
     }
 }
 
+/// Of each tenant, what those below it are guaranteed together of one type, by region: of each branch what the topmost tenant
+/// states that states a quota of the region. A region is there once somebody below states a quota of it.
+type BelowSums = BTreeMap<Name, BTreeMap<Option<Name>, u64>>;
+
 /// A policy to which grants are added one after the other: those of tenants above before those of tenants below, for what is granted
 /// above can be granted below. Whether all of them can be added depends on no other order.
 pub struct GrantedPolicy<'a> {
     policy: &'a Policy,
-    /// Of each tenant, those directly below it.
-    children: BTreeMap<&'a Name, Vec<&'a Name>>,
     draft: PolicyDraft,
     quotas: usize,
+    /// By type that was asked about, counted once and then kept: a policy can have ten thousand tenants below one, and a
+    /// thousand grants.
+    below: BTreeMap<Name, BelowSums>,
 }
 
 impl<'a> GrantedPolicy<'a> {
     /// The policy without a grant.
     #[must_use]
     pub fn of(policy: &'a Policy) -> GrantedPolicy<'a> {
-        let mut children: BTreeMap<&Name, Vec<&Name>> = BTreeMap::new();
-        for (name, tenant) in &policy.tenants {
-            if let Some(parent) = &tenant.parent {
-                children.entry(parent).or_default().push(name);
-            }
-        }
         let quotas = policy.tenants.values().map(|tenant| tenant.quotas.len()).sum();
-        GrantedPolicy { policy, children, draft: policy.draft.clone(), quotas }
+        GrantedPolicy { policy, draft: policy.draft.clone(), quotas, below: BTreeMap::new() }
     }
 
     /// Adds a grant; where it cannot be added, nothing changes.
@@ -195,7 +194,10 @@ impl<'a> GrantedPolicy<'a> {
             return Err(GrantFault::AboveSource(source));
         }
         let stated = self.nominal(&grant.tenant, kind, region);
-        let before = stated.unwrap_or_else(|| self.promised_below(&grant.tenant, kind, region));
+        let before = match stated {
+            Some(milli) => milli,
+            None => self.promised_below(&grant.tenant, kind, region),
+        };
         let nominal_milli = before.saturating_add(grant.amount_milli);
         let is_known = |quota: &Quota| quota.kind == *kind && quota.region.as_ref() == region;
         let Some(tenant) = self.draft.tenants.get_mut(&grant.tenant) else {
@@ -219,15 +221,17 @@ impl<'a> GrantedPolicy<'a> {
                 });
             }
         }
+        let mut below = self.below.remove(kind).unwrap_or_default();
+        self.count_above(&mut below, &grant.tenant, (kind, region), grant.amount_milli);
+        self.below.insert(kind.clone(), below);
         Ok(())
     }
 
     /// What a grant to a tenant comes out of; none where no tenant above it states a quota of this type and region.
     #[must_use]
-    pub fn source(&self, tenant: &Name, kind: &Name, region: Option<&Name>) -> Option<QuotaSource> {
-        let above = self.policy.ancestry(tenant).skip(1);
+    pub fn source(&mut self, tenant: &Name, kind: &Name, region: Option<&Name>) -> Option<QuotaSource> {
         let stated = |name: &Name| self.nominal(name, kind, region).map(|nominal| (name.clone(), nominal));
-        let (tenant, nominal_milli) = above.into_iter().find_map(stated)?;
+        let (tenant, nominal_milli) = self.policy.ancestry(tenant).skip(1).find_map(stated)?;
         let given_milli = self.promised_below(&tenant, kind, region);
         Some(QuotaSource { tenant, nominal_milli, given_milli })
     }
@@ -248,20 +252,46 @@ impl<'a> GrantedPolicy<'a> {
     }
 
     /// What the tenants below one are guaranteed together: of each branch what the topmost tenant states that states one.
-    fn promised_below(&self, tenant: &Name, kind: &Name, region: Option<&Name>) -> u64 {
-        let mut sum: u64 = 0;
-        let mut open: Vec<&Name> = self.children.get(tenant).cloned().unwrap_or_default();
-        while let Some(next) = open.pop() {
-            match self.nominal(next, kind, region) {
-                Some(milli) => sum = sum.saturating_add(milli),
-                None => open.extend(self.children.get(next).into_iter().flatten().copied()),
+    fn promised_below(&mut self, tenant: &Name, kind: &Name, region: Option<&Name>) -> u64 {
+        self.count_below(kind);
+        let sums = self.below.get(kind).and_then(|below| below.get(tenant));
+        sums.and_then(|sums| sums.get(&region.cloned()).copied()).unwrap_or(0)
+    }
+
+    /// Adds up the quotas of a type, where that was not done yet.
+    fn count_below(&mut self, kind: &Name) {
+        if self.below.contains_key(kind) {
+            return;
+        }
+        let mut below = BelowSums::new();
+        for (name, tenant) in &self.draft.tenants {
+            for quota in tenant.quotas.iter().filter(|quota| quota.kind == *kind) {
+                self.count_above(&mut below, name, (kind, quota.region.as_ref()), quota.nominal_milli);
             }
         }
-        sum
+        self.below.insert(kind.clone(), below);
+    }
+
+    /// Counts a part of a tenant's quota for those above it, up to the nearest that states one itself.
+    fn count_above(
+        &self,
+        below: &mut BelowSums,
+        tenant: &Name,
+        (kind, region): (&Name, Option<&Name>),
+        milli: u64,
+    ) {
+        for above in self.policy.ancestry(tenant).skip(1) {
+            let sum = below.entry(above.clone()).or_default().entry(region.cloned()).or_default();
+            *sum = sum.saturating_add(milli);
+            if self.nominal(above, kind, region).is_some() {
+                return;
+            }
+        }
     }
 
     /// A region that quotas of the type are for, where those that concern a tenant are for other regions alone.
-    fn other_regions(&self, tenant: &Name, kind: &Name, region: Option<&Name>) -> Option<Option<Name>> {
+    fn other_regions(&mut self, tenant: &Name, kind: &Name, region: Option<&Name>) -> Option<Option<Name>> {
+        self.count_below(kind);
         let of = |name: &Name| -> Vec<Option<Name>> {
             let quotas = self.draft.tenants.get(name).map_or(&[][..], |tenant| &tenant.quotas[..]);
             quotas.iter().filter(|quota| quota.kind == *kind).map(|quota| quota.region.clone()).collect()
@@ -271,11 +301,8 @@ impl<'a> GrantedPolicy<'a> {
             for above in self.policy.ancestry(tenant).skip(1) {
                 stated.extend(of(above));
             }
-            let mut open: Vec<&Name> = self.children.get(tenant).cloned().unwrap_or_default();
-            while let Some(next) = open.pop() {
-                stated.extend(of(next));
-                open.extend(self.children.get(next).into_iter().flatten().copied());
-            }
+            let below = self.below.get(kind).and_then(|below| below.get(tenant));
+            stated.extend(below.into_iter().flat_map(|sums| sums.keys().cloned()));
         }
         if stated.iter().any(|has| has.as_ref() == region) {
             return None;
@@ -409,6 +436,35 @@ mod tests {
         assert_eq!(granted.add(&large), Ok(()));
         assert_eq!(granted.add(&grant("alone", 1)), Err(GrantFault::TooLarge));
         assert_eq!(granted.add(&grant("nobody", 1)), Err(GrantFault::TenantUnknown));
+    }
+
+    /// Sums are kept up to date: none is counted again for each of many grants below one tenant of many.
+    #[test]
+    fn many_grants_below_one_tenant_of_many_come_out_of_it() {
+        let mut draft = PolicyDraft::default();
+        draft.tenants.insert(name("lab"), tenant(None, vec![quota("h100", None, 3_000)]));
+        draft.tenants.insert(name("group"), tenant(Some("lab"), vec![]));
+        for number in 0..5_000 {
+            let (parent, devices) = if number % 2 == 0 { ("lab", 0) } else { ("group", 1) };
+            let quotas = if devices == 0 { vec![] } else { vec![quota("h100", None, devices)] };
+            draft.tenants.insert(name(&format!("t{number}")), tenant(Some(parent), quotas));
+        }
+        let policy = draft.check().expect("a policy");
+        let mut granted = GrantedPolicy::of(&policy);
+        let left = |granted: &mut GrantedPolicy<'_>, of: &str| {
+            granted.source(&name(of), &name("h100"), None).map(|source| source.left_milli() / 1_000)
+        };
+        assert_eq!(left(&mut granted, "t0"), Some(500));
+        for number in 0..400 {
+            assert_eq!(granted.add(&grant(&format!("t{number}"), 1)), Ok(()), "{number}");
+        }
+        assert_eq!(left(&mut granted, "t0"), Some(100));
+        assert_eq!(granted.add(&grant("group", 100)), Ok(()));
+        assert_eq!((left(&mut granted, "t0"), left(&mut granted, "t1")), (Some(0), Some(100)));
+        assert_eq!(granted.add(&grant("t1", 100)), Ok(()));
+        assert_eq!(left(&mut granted, "t1"), Some(0));
+        let with = granted.finish().expect("it breaks no rule");
+        assert_eq!((nominal(&with, "group"), nominal(&with, "t1")), (Some(2_800), Some(102)));
     }
 
     #[test]

@@ -91,7 +91,8 @@ pub struct TenantLimits {
     pub user: UserLimits,
     /// What one job may ask for.
     pub job: JobLimits,
-    /// How long its jobs may be charged for accelerators in each window of time; its jobs wait once that is used.
+    /// How long its jobs may be charged for accelerators in each window of time; its jobs wait once that is used. Tenants that
+    /// the policy does not name are counted together.
     pub accelerator_hours: Option<AcceleratorBudget>,
 }
 
