@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use core::cmp::Reverse;
 use muster_planner::Closure;
 use muster_state::booking::{devices_of, suits};
-use muster_state::{Phase, State};
+use muster_state::{Phase, Side, State};
 use muster_types::token::user_of;
 use muster_types::{
     Booking, BookingAmount, BookingClearing, BookingShape, BookingSpec, BookingTimes, JobId, JobSpec,
@@ -326,37 +326,55 @@ fn does_not_fit(state: &State, own: &Name, spec: &BookingSpec, choice: &Choice) 
     }
 }
 
-/// All that a tenant and those below it have booked is within its nominal quota, whenever the windows are.
+/// All that a tenant and those below it have booked is within its nominal quota, whenever the windows are; and so it is of each
+/// tenant above it, whose quota they share. A quota for all regions is for all of them together.
 fn check_quota(state: &State, acts_for: Option<&Name>, nodes: &[Name]) -> Result<(), Refusal> {
     let Some(own) = acts_for else { return Ok(()) };
-    let policy = &state.policy().policy;
-    let is_below = |booking: &Booking| policy.ancestry(&booking.spec.tenant).any(|above| above == own);
-    let before =
-        state.bookings().filter(|(_, booking)| is_below(booking)).flat_map(|(_, booking)| &booking.nodes);
-    let mut booked: BTreeMap<(&Name, &Name), u64> = BTreeMap::new();
-    let named: BTreeSet<&Name> = nodes.iter().collect();
-    for node in before.chain(nodes) {
-        let Some(row) = state.node_named(node).and_then(|id| state.node(id)) else { continue };
-        if let Some(has) = &row.spec.accelerators {
-            *booked.entry((&has.kind, &row.spec.region)).or_default() += u64::from(has.count) * 1_000;
-        } else if named.contains(node) {
-            let text = format!(
-                "who acts for tenant {own} books hosts with accelerators alone: others are under no quota"
-            );
-            return Err(Refusal::new(RefusalCode::PermissionDenied, text).with("tenant", own));
-        }
+    let denied = |text: String| Err(Refusal::new(RefusalCode::PermissionDenied, text).with("tenant", own));
+    let row_of = |node: &Name| state.node_named(node).and_then(|id| state.node(id));
+    if nodes.iter().any(|node| row_of(node).is_some_and(|row| row.spec.accelerators.is_none())) {
+        return denied(format!(
+            "who acts for tenant {own} books hosts with accelerators alone: others are under no quota"
+        ));
     }
-    for ((kind, region), milli) in booked {
-        let nominal = state.quota_usage().nominal_milli(own, kind, region);
-        if milli > nominal {
-            let text = format!(
-                "tenant {own} would have {} devices of type {kind} in {region} booked, and has a nominal quota of {}; an \
+    let usage = state.quota_usage();
+    for above in state.policy().policy.ancestry(own) {
+        for ((kind, region), milli) in booked_milli(state, above, nodes) {
+            let nominal = match region {
+                Some(region) if above == own => Some(usage.nominal_milli(own, kind, region)),
+                _ => usage.nominal_of(&Side::Subtree(above.clone()), kind, region),
+            };
+            let Some(nominal) = nominal.filter(|nominal| milli > *nominal) else { continue };
+            let place = region.map_or("all regions", Name::as_str);
+            return denied(format!(
+                "tenant {above} would have {} devices of type {kind} in {place} booked, and has a nominal quota of {}; an \
                  operator may book more",
                 milli / 1_000,
                 nominal / 1_000
-            );
-            return Err(Refusal::new(RefusalCode::PermissionDenied, text).with("tenant", own));
+            ));
         }
     }
     Ok(())
+}
+
+/// Thousandths of devices that a tenant and those below it would have booked with these nodes, by type in each region and in
+/// all. A node that several bookings have counts for each.
+fn booked_milli<'a>(
+    state: &'a State,
+    tenant: &Name,
+    nodes: &'a [Name],
+) -> BTreeMap<(&'a Name, Option<&'a Name>), u64> {
+    let policy = &state.policy().policy;
+    let is_below = |booking: &Booking| policy.ancestry(&booking.spec.tenant).any(|above| above == tenant);
+    let before =
+        state.bookings().filter(|(_, booking)| is_below(booking)).flat_map(|(_, booking)| &booking.nodes);
+    let mut booked: BTreeMap<(&Name, Option<&Name>), u64> = BTreeMap::new();
+    for node in before.chain(nodes) {
+        let Some(row) = state.node_named(node).and_then(|id| state.node(id)) else { continue };
+        let Some(has) = &row.spec.accelerators else { continue };
+        for region in [Some(&row.spec.region), None] {
+            *booked.entry((&has.kind, region)).or_default() += u64::from(has.count) * 1_000;
+        }
+    }
+    booked
 }

@@ -213,6 +213,77 @@ fn a_tenant_books_within_its_quota_and_stops_nobody() {
     assert_eq!(code(handle(&mut speculation, &delete(23, "vision", "b5"))), unknown);
 }
 
+/// A policy of these tenants, each with its parent and its quota of devices in all regions.
+fn set_quotas(speculation: &mut Speculation, tenants: &[(&str, Option<&str>, u64)]) {
+    let mut draft = PolicyDraft::default();
+    for (tenant, parent, devices) in tenants {
+        let quota = Quota {
+            kind: name("h100"),
+            region: None,
+            nominal_milli: devices * 1_000,
+            borrowing_limit_milli: None,
+            lending_limit_milli: None,
+        };
+        let parent = parent.map(name);
+        draft
+            .tenants
+            .insert(name(tenant), TenantPolicy { parent, quotas: vec![quota], ..TenantPolicy::default() });
+    }
+    let command = Command::SetPolicy {
+        request: request(1 << 102),
+        by: Requester::default(),
+        policy: Box::new(with_all_rights(draft).check().expect("a policy")),
+        expected_version: None,
+    };
+    handle(speculation, &command).expect("it is taken");
+}
+
+#[test]
+fn a_quota_for_all_regions_is_for_all_of_them_together() {
+    let (mut speculation, _) = fleet();
+    for text in ["m1", "m2"] {
+        let spec = node_spec(text, "us", "c2", Some(accelerators("h100", 8)));
+        let command = Command::Register { spec, holder: holder(1), other_session_is_over: true };
+        handle(&mut speculation, &command).expect("it is taken");
+    }
+    let own = |n: u128, region: &str, count: u32| {
+        let mut order = BookingOrder { acts_for: Some(name("vision")), ..order(&speculation, n) };
+        order.spec.shape = match hosts(count) {
+            BookingShape::Chosen { amount, kind, cluster, labels, .. } => {
+                BookingShape::Chosen { amount, kind, region: Some(name(region)), cluster, labels }
+            }
+            nodes => nodes,
+        };
+        order
+    };
+    let orders = [own(1, "eu", 2), own(2, "us", 1)];
+    let [first, second] = orders;
+    create(&mut speculation, first).expect("its quota is 16 devices");
+    assert_eq!(code(create(&mut speculation, second)), Some(RefusalCode::PermissionDenied));
+}
+
+#[test]
+fn tenants_below_one_share_what_it_may_book() {
+    let (mut speculation, _) = fleet();
+    set_quotas(
+        &mut speculation,
+        &[("vision", None, 16), ("video", Some("vision"), 16), ("speech", None, 16)],
+    );
+    let own = |n: u128, acts_for: &str, tenant: &str| {
+        let mut order = BookingOrder { acts_for: Some(name(acts_for)), ..order(&speculation, n) };
+        order.spec.tenant = name(tenant);
+        order
+    };
+    // An operator booked for the tenant above; what those below it book is part of the same quota.
+    let mut first = own(1, "vision", "vision");
+    first.acts_for = None;
+    first.spec.shape = hosts(2);
+    let (second, third) = (own(2, "video", "video"), own(3, "speech", "speech"));
+    create(&mut speculation, first).expect("operators book for everybody");
+    assert_eq!(code(create(&mut speculation, second)), Some(RefusalCode::PermissionDenied));
+    create(&mut speculation, third).expect("another tenant's quota is another");
+}
+
 #[test]
 fn there_are_so_many_and_no_more() {
     let (mut speculation, _) = fleet();
